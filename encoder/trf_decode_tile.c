@@ -1,0 +1,89 @@
+/* The parts of decoding a tile that touch few of its weights, the same for every decoder. */
+#include "trf_decode_tile.h"
+
+#include <string.h>
+
+/* bytes: the slab's first byte. */
+static trf_slab_parts trf_slab_parts_of(const trf_blob_view *view, const trf_tile_shape *shape, uint32_t slab,
+                                        const uint8_t *bytes, uint32_t num_exceptions) {
+    trf_slab_layout layout = trf_slab_layout_of(shape, slab, view->num_planes, view->plane_width);
+    trf_slab_parts parts = {.shape = layout.shape, .row = slab * TRF_SLAB_ROWS, .num_exceptions = num_exceptions};
+    for (uint32_t i = 0; i < view->num_planes; i++)
+        parts.planes[i] = bytes + layout.planes[i];
+    parts.start_states = (const uint16_t *)(bytes + layout.states);
+    parts.pair_words = bytes + layout.pair_words;
+    parts.words = (const uint16_t *)(bytes + layout.words);
+    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
+        parts.num_words += parts.pair_words[pair];
+    parts.exception_low = parts.words + parts.num_words;
+    parts.exception_high = (const uint8_t *)(parts.exception_low + num_exceptions);
+    return parts;
+}
+
+/* FORMAT.md section 8. */
+static void trf_patch_exceptions(const trf_blob_view *view, const trf_slab_parts *slab, uint16_t *elements,
+                                 size_t stride) {
+    const trf_float_fields fields = view->fields;
+    const uint32_t exponent_mask = fields.max_exponent << fields.mantissa_bits;
+    for (uint32_t e = 0; e < slab->num_exceptions; e++) {
+        uint32_t low = slab->exception_low[e], value = trf_exception_value(low, slab->exception_high[e]);
+        uint32_t i = (low & 0x1FFF) / TRF_LANES, lane = low % TRF_LANES;
+        size_t row = slab->row + trf_lane_row(slab->shape, lane, i);
+        uint16_t *element = &elements[row * stride + trf_lane_col(slab->shape, lane, i)];
+        if (trf_codec_is_float(view->header.codec))
+            *element = (uint16_t)((*element & ~exponent_mask) | value << fields.mantissa_bits);
+        else
+            *element = (uint16_t)trf_exception_code(value);
+    }
+}
+
+/* Copies one row of stored elements. @return the byte behind them. */
+static const uint8_t *trf_copy_stored(const trf_blob_view *view, const uint8_t *bytes, uint32_t count,
+                                      uint16_t *elements) {
+    if (view->header.stored_bytes == 2) {
+        memcpy(elements, bytes, 2 * (size_t)count);
+        return bytes + 2 * (size_t)count;
+    }
+    if (trf_codec_is_float(view->header.codec))
+        for (uint32_t i = 0; i < count; i++)
+            elements[i] = bytes[i];
+    else
+        for (uint32_t i = 0; i < count; i++)
+            elements[i] = (uint16_t)(int8_t)bytes[i];
+    return bytes + count;
+}
+
+/* bytes: behind the last slab. A stored tile is all sliver. */
+static void trf_copy_slivers(const trf_blob_view *view, const trf_tile_shape *shape, const uint8_t *bytes,
+                             uint16_t *elements, size_t stride) {
+    if (shape->coded_cols < shape->cols)
+        for (uint32_t row = 0; row < shape->coded_rows; row++)
+            bytes = trf_copy_stored(view, bytes, shape->cols - shape->coded_cols,
+                                    elements + row * stride + shape->coded_cols);
+    for (uint32_t row = shape->coded_rows; row < shape->rows; row++)
+        bytes = trf_copy_stored(view, bytes, shape->cols, elements + row * stride);
+}
+
+trf_status trf_decode_tile_with(trf_decode_slabs_fn *decode_slabs, const trf_blob_view *view,
+                                const trf_decode_table *table, uint64_t tile, const uint8_t *tile_bytes,
+                                uint16_t *elements, size_t stride, trf_error *err) {
+    const trf_tile_meta *meta = &view->tiles[tile];
+    trf_tile_work work = {view, table, trf_tile_shape_of(&view->header, tile, meta->kind), meta->predictor_mode};
+    const trf_slab_entry *entries = (const trf_slab_entry *)tile_bytes;
+    trf_slab_parts slabs[TRF_SLABS_PER_TILE];
+    uint32_t num_slabs = work.shape.slabs, at = trf_slab_table_bytes(num_slabs);
+    for (uint32_t s = 0; s < num_slabs; s++) {
+        slabs[s] = trf_slab_parts_of(view, &work.shape, s, tile_bytes + at, entries[s].exceptions);
+        at = entries[s].end_units * (uint32_t)TRF_ALIGNMENT;
+    }
+    if (num_slabs) {
+        uint32_t bad = decode_slabs(&work, slabs, num_slabs, elements, stride);
+        if (bad < num_slabs)
+            return trf_fail(err, TRF_ERR_STREAM, meta->data_offset,
+                            "tile %llu slab %u: a stream does not end where it must", (unsigned long long)tile, bad);
+    }
+    for (uint32_t s = 0; s < num_slabs; s++)
+        trf_patch_exceptions(view, &slabs[s], elements, stride);
+    trf_copy_slivers(view, &work.shape, tile_bytes + at, elements, stride);
+    return TRF_OK;
+}

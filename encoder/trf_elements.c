@@ -1,0 +1,41 @@
+#include "trf_elements.h"
+
+#include "trf_convert.h"
+
+static void round_to_bf16(const float *values, size_t n, uint16_t *elements, trf_energy *energy) {
+    double weights = 0, error = 0;
+    for (size_t i = 0; i < n; i++) {
+        elements[i] = trf_f32_to_bf16(values[i]);
+        uint32_t magnitude = trf_f32_bits(values[i]) & 0x7FFFFFFFu;
+        if (magnitude < 0x7F800000u && (elements[i] & 0x7FFFu) < 0x7F80u) { /* finite, and still so when rounded */
+            double difference = (double)values[i] - (double)trf_bf16_to_f32(elements[i]);
+            weights += (double)values[i] * (double)values[i];
+            error += difference * difference;
+        }
+    }
+    energy->weights += weights;
+    energy->error += error;
+}
+
+trf_status trf_read_elements(const trf_element_source *from, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
+                             void *scratch, uint16_t *elements, trf_energy *energy, trf_error *err) {
+    const trf_source *source = from->source;
+    size_t n = (size_t)rows * cols;
+    int as_it_stands = from->codec != TRF_CODEC_INT && trf_dtype_bytes(source->dtype) == 2;
+    trf_status status = source->read(source->context, row, rows, col, cols, as_it_stands ? elements : scratch, err);
+    if (status != TRF_OK || as_it_stands)
+        return status;
+    if (from->quantizer) {
+        trf_quantizer_codes(from->quantizer, row, rows, col, cols, scratch, (int16_t *)elements, &energy->weights,
+                            &energy->error);
+    } else if (source->dtype == TRF_DTYPE_F32) {
+        round_to_bf16(scratch, n, elements, energy);
+    } else if (source->dtype == TRF_DTYPE_I8) {
+        for (size_t i = 0; i < n; i++)
+            elements[i] = (uint16_t)((const int8_t *)scratch)[i];
+    } else {
+        for (size_t i = 0; i < n; i++)
+            elements[i] = ((const uint8_t *)scratch)[i];
+    }
+    return TRF_OK;
+}

@@ -1,0 +1,25 @@
+/* Reading a layer's weights as the elements of a codec: FORMAT.md section 1. */
+#ifndef TRF_ELEMENTS_H
+#define TRF_ELEMENTS_H
+
+#include "trf_encode.h"
+#include "trf_quantize.h"
+
+/* quantizer: with its step set, for the int codec on float weights; else NULL. */
+typedef struct trf_element_source {
+    const trf_source *source;
+    trf_codec codec;
+    const trf_quantizer *quantizer;
+} trf_element_source;
+
+/* Squared sums of the weights and of what the codec changed about them. */
+typedef struct trf_energy {
+    double weights, error;
+} trf_energy;
+
+/* Reads the block of rows x cols weights from (row, col) into elements, row-major [rows][cols]. scratch: rows * cols * bytes of the
+ * source's dtype. Adds to *energy where the codec is lossy. */
+trf_status trf_read_elements(const trf_element_source *from, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
+                             void *scratch, uint16_t *elements, trf_energy *energy, trf_error *err);
+
+#endif

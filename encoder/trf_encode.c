@@ -1,0 +1,331 @@
+/* Encoding a layer: options checked, sample analyzed, step searched, tiles written, head written last. */
+#include "trf_encode.h"
+
+#include "trf_analyze.h"
+#include "trf_tile_writer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_PROBABILITY_BITS = 10, MAX_TRIALS = 8, MAX_FULL_PASSES = 3, TRIAL_WEIGHTS = 1 << 22 };
+
+/* Of the bits asked for: what ends the search, and what a finished blob may be off before it is encoded again. */
+static const double kTrialTolerance = 0.001, kFinalTolerance = 0.006;
+
+typedef struct encoding {
+    const trf_source *source;
+    const trf_encode_options *options;
+    const trf_sink *sink;
+    const trf_progress *progress;
+    trf_quantizer *quantizer;
+    trf_element_source from;
+    trf_plan plan;
+    trf_tile_meta *metas;
+    uint64_t num_tiles;
+    double entropy_bits;
+} encoding;
+
+static trf_status choose_codec(const trf_source *source, const trf_encode_options *options, trf_codec *codec,
+                               trf_error *err) {
+    static const trf_codec kLossless[] = {
+        [TRF_DTYPE_F32] = TRF_CODEC_AUTO,       [TRF_DTYPE_F16] = TRF_CODEC_FP16,
+        [TRF_DTYPE_BF16] = TRF_CODEC_BF16,      [TRF_DTYPE_F8_E4M3] = TRF_CODEC_E4M3,
+        [TRF_DTYPE_F8_E5M2] = TRF_CODEC_E5M2,   [TRF_DTYPE_I8] = TRF_CODEC_INT,
+    };
+    int fits;
+    if (source->dtype < TRF_DTYPE_F32 || source->dtype > TRF_DTYPE_I8)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "dtype %d is none that a layer can have", source->dtype);
+    *codec = options->codec == TRF_CODEC_AUTO ? kLossless[source->dtype] : options->codec;
+    switch (*codec) {
+    case TRF_CODEC_AUTO:
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s has no lossless codec: choose bf16 or int",
+                        trf_dtype_name(source->dtype));
+    case TRF_CODEC_BF16: fits = source->dtype == TRF_DTYPE_BF16 || source->dtype == TRF_DTYPE_F32; break;
+    case TRF_CODEC_INT: fits = source->dtype != TRF_DTYPE_F8_E4M3 && source->dtype != TRF_DTYPE_F8_E5M2; break;
+    default: fits = *codec == kLossless[source->dtype]; break;
+    }
+    if (!fits)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "codec %s does not take %s weights",
+                        trf_codec_name(*codec), trf_dtype_name(source->dtype));
+    return TRF_OK;
+}
+
+static trf_status check_options(const trf_source *source, const trf_encode_options *options, trf_error *err) {
+    if (source->rows < 1 || source->cols < 1 || source->rows > INT32_MAX || source->cols > INT32_MAX)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer of %u x %u weights: both must be 1 ... 2^31-1",
+                        source->rows, source->cols);
+    if (options->bits != 0 && !(options->bits >= 2 && options->bits <= 8))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%g bits a weight: must be 2 ... 8", options->bits);
+    if (options->favor != TRF_FAVOR_SPEED && options->favor != TRF_FAVOR_SIZE)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "favor is %d", options->favor);
+    uint32_t p = options->probability_bits;
+    if (p && (p < TRF_MIN_PROBABILITY_BITS || p > TRF_MAX_PROBABILITY_BITS))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "probability_bits is %u: must be %d ... %d", p,
+                        TRF_MIN_PROBABILITY_BITS, TRF_MAX_PROBABILITY_BITS);
+    return TRF_OK;
+}
+
+/* The parts of the header that options and source alone decide. */
+static void start_plan(encoding *e, trf_codec codec) {
+    trf_header *h = &e->plan.header;
+    trf_extension *x = &e->plan.extension;
+    h->codec = (uint8_t)codec;
+    h->source_dtype = (uint8_t)e->source->dtype;
+    h->class_bits = e->options->favor == TRF_FAVOR_SIZE ? 4 : 2;
+    h->rows = e->source->rows;
+    h->cols = e->source->cols;
+    h->probability_bits =
+        (uint8_t)(e->options->probability_bits ? e->options->probability_bits : DEFAULT_PROBABILITY_BITS);
+    h->state_bits = h->probability_bits;
+    int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
+    int bytes = codec == TRF_CODEC_INT && (!e->quantizer || e->options->bits == 0);
+    h->stored_bytes = fp8 || bytes ? 1 : 2;
+    if (e->quantizer) {
+        x->granularity = (uint8_t)trf_quantizer_granularity(e->quantizer);
+        x->scale_dtype = (uint8_t)trf_quantizer_scale_dtype(e->quantizer);
+        x->group_size = trf_quantizer_group_size(e->quantizer);
+    }
+}
+
+static void free_plan_tables(trf_plan *plan) {
+    free(plan->row_offsets);
+    free(plan->col_offsets);
+    plan->row_offsets = plan->col_offsets = NULL;
+}
+
+/* Analyzes the layer as the quantizer now stands. */
+static trf_status analyze(encoding *e, int allow_predictor, trf_error *err) {
+    trf_sample sample;
+    trf_status status = trf_sample_read(&sample, &e->from, err);
+    if (status != TRF_OK)
+        return status;
+    free_plan_tables(&e->plan);
+    status = trf_analyze(&e->plan, &sample, &e->from, allow_predictor, &e->entropy_bits, err);
+    trf_sample_free(&sample);
+    return status;
+}
+
+/* Section offsets of the head; *head_bytes is where tile data begins. */
+static void place_sections(encoding *e, uint64_t *head_bytes) {
+    trf_extension *x = &e->plan.extension;
+    uint64_t end = TRF_TILES_OFFSET + e->num_tiles * sizeof(trf_tile_meta), scale_bytes = 0;
+    x->frequency_offset = TRF_FREQUENCY_OFFSET;
+    x->tiles_offset = TRF_TILES_OFFSET;
+    if (e->quantizer) {
+        trf_quantizer_table(e->quantizer, &scale_bytes);
+        x->scale_exponent = trf_quantizer_scale_exponent(e->quantizer);
+    }
+    uint64_t sizes[3] = {scale_bytes, e->plan.row_offsets ? e->plan.header.rows : 0,
+                         e->plan.col_offsets ? e->plan.header.cols : 0};
+    uint64_t *fields[3][2] = {{&x->scales_offset, &x->scales_bytes},
+                              {&x->row_offsets_offset, &x->row_offsets_bytes},
+                              {&x->col_offsets_offset, &x->col_offsets_bytes}};
+    for (int i = 0; i < 3; i++) {
+        *fields[i][0] = sizes[i] ? trf_align(end) : 0;
+        *fields[i][1] = sizes[i];
+        if (sizes[i])
+            end = trf_align(end) + sizes[i];
+    }
+    *head_bytes = x->data_offset = trf_align(end);
+}
+
+static trf_status write_head(encoding *e, const trf_tile_pass *pass, uint64_t head_bytes, trf_error *err) {
+    trf_header *h = &e->plan.header;
+    trf_extension *x = &e->plan.extension;
+    uint8_t *head = calloc(1, head_bytes);
+    if (!head)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a head of %llu bytes",
+                        (unsigned long long)head_bytes);
+    h->blob_bytes = head_bytes + pass->data_bytes;
+    x->exception_count = pass->exceptions;
+    memcpy(head, h, sizeof *h);
+    memcpy(head + TRF_EXTENSION_OFFSET, x, sizeof *x);
+    memcpy(head + TRF_FREQUENCY_OFFSET, e->plan.model.frequency, TRF_FREQUENCY_BYTES);
+    memcpy(head + TRF_TILES_OFFSET, e->metas, e->num_tiles * sizeof *e->metas);
+    uint64_t scale_bytes;
+    if (e->quantizer)
+        memcpy(head + x->scales_offset, trf_quantizer_table(e->quantizer, &scale_bytes), x->scales_bytes);
+    if (e->plan.row_offsets)
+        memcpy(head + x->row_offsets_offset, e->plan.row_offsets, h->rows);
+    if (e->plan.col_offsets)
+        memcpy(head + x->col_offsets_offset, e->plan.col_offsets, h->cols);
+    uint64_t checksum = trf_head_checksum(head, head_bytes);
+    memcpy(head + offsetof(trf_header, head_checksum), &checksum, sizeof checksum);
+    trf_status status = e->sink->write(e->sink->context, 0, head, head_bytes, err);
+    free(head);
+    return status;
+}
+
+static trf_tile_pass make_pass(encoding *e) {
+    return (trf_tile_pass){.plan = &e->plan,
+                           .from = &e->from,
+                           .threads = e->options->threads,
+                           .chunk_stride = 1};
+}
+
+static double blob_bits(const encoding *e, uint64_t bytes) {
+    return 8.0 * (double)bytes / ((double)e->source->rows * e->source->cols);
+}
+
+/* ---- rate control ---- */
+
+/* Step at which the model (order-0 entropy of classes plus `overhead`) comes to the bits asked for. The cost falls as the step grows. */
+static double solve_step(const encoding *e, double overhead) {
+    double low = log(trf_quantizer_min_step(e->quantizer)), high = log(trf_quantizer_max_step(e->quantizer));
+    for (int i = 0; i < 40; i++) {
+        double counts[TRF_CODE_COUNTS], middle = (low + high) / 2;
+        trf_classes classes;
+        trf_quantizer_estimate(e->quantizer, exp(middle), counts);
+        trf_choose_int_classes(&classes, counts, e->plan.header.class_bits);
+        if (classes.bits + overhead > e->options->bits)
+            low = middle;
+        else
+            high = middle;
+    }
+    return exp((low + high) / 2);
+}
+
+/* Bits a weight that a step really gives, from encoding a spread of chunks. */
+static trf_status try_step(encoding *e, double step, double *bits, trf_error *err) {
+    trf_quantizer_set_step(e->quantizer, step);
+    trf_status status = analyze(e, 0, err);
+    if (status != TRF_OK)
+        return status;
+    uint64_t head_bytes, chunks = trf_tile_chunks(&e->plan.header), weights = (uint64_t)e->source->rows * e->source->cols;
+    place_sections(e, &head_bytes);
+    trf_tile_pass pass = make_pass(e);
+    uint64_t stride = weights / TRIAL_WEIGHTS;
+    pass.chunk_stride = (uint32_t)(stride < 1 ? 1 : stride > chunks / 2 ? (chunks + 1) / 2 : stride);
+    status = trf_tile_pass_run(&pass, head_bytes, err);
+    if (status == TRF_OK)
+        *bits = 8.0 * (double)pass.data_bytes / (double)pass.weights + blob_bits(e, head_bytes);
+    return status;
+}
+
+/* Searches the step; leaves the quantizer and the plan set to the best one found. correction: bits by which trials were found to
+ * fall short of finished blobs. */
+static trf_status search_step(encoding *e, double correction, trf_error *err) {
+    static const double kFirstGuess = 0.13; /* lanes' ends, states and metadata, mostly */
+    const double target = e->options->bits - correction;
+    double step = solve_step(e, kFirstGuess + correction), low = 0, high = INFINITY, best_step = step, best_off = INFINITY, bits;
+    double min_step = trf_quantizer_min_step(e->quantizer), max_step = trf_quantizer_max_step(e->quantizer), tried = 0;
+    for (int i = 0; i < MAX_TRIALS; i++) {
+        tried = step;
+        trf_status status = try_step(e, step, &bits, err);
+        if (status != TRF_OK)
+            return status;
+        if (fabs(bits - target) < best_off)
+            best_off = fabs(bits - target), best_step = step;
+        if (best_off < kTrialTolerance * target)
+            break;
+        if (bits > target)
+            low = step;
+        else
+            high = step;
+        /* A bit is a factor of two in the step; where that leaves the bracket, halve it. */
+        step *= exp2(bits - target);
+        if (step <= low || step >= high)
+            step = isfinite(high) && low > 0 ? sqrt(low * high) : step;
+        step = step < min_step ? min_step : step > max_step ? max_step : step;
+        if (step == tried)
+            break;
+    }
+    return best_step == tried ? TRF_OK : try_step(e, best_step, &bits, err);
+}
+
+/* ---- the whole ---- */
+
+static trf_status write_layer(encoding *e, trf_tile_pass *pass, uint64_t *blob_bytes, trf_error *err) {
+    uint64_t head_bytes;
+    place_sections(e, &head_bytes);
+    *pass = make_pass(e);
+    pass->sink = e->sink;
+    pass->progress = e->progress;
+    pass->verify = e->options->verify;
+    pass->metas = e->metas;
+    trf_status status = trf_tile_pass_run(pass, head_bytes, err);
+    /* Where no tile was worth coding, nothing uses the offsets; the head must not promise them. */
+    if (status == TRF_OK && pass->predictor_modes != e->plan.header.predictor_modes) {
+        e->plan.header.predictor_modes = 0;
+        e->plan.extension.exponent_offset = 0;
+        status = analyze(e, 0, err);
+        return status == TRF_OK ? write_layer(e, pass, blob_bytes, err) : status;
+    }
+    if (status == TRF_OK)
+        status = write_head(e, pass, head_bytes, err);
+    *blob_bytes = head_bytes + pass->data_bytes;
+    return status;
+}
+
+static trf_status encode_to_rate(encoding *e, trf_tile_pass *pass, uint64_t *blob_bytes, trf_error *err) {
+    double correction = 0;
+    for (int i = 0; i < MAX_FULL_PASSES; i++) {
+        trf_status status = search_step(e, correction, err);
+        if (status == TRF_OK)
+            status = write_layer(e, pass, blob_bytes, err);
+        double off = status == TRF_OK ? blob_bits(e, *blob_bytes) - e->options->bits : 0;
+        if (status != TRF_OK || fabs(off) <= kFinalTolerance * e->options->bits)
+            return status;
+        correction += off;
+    }
+    return TRF_OK;
+}
+
+static trf_status encode(encoding *e, trf_tile_pass *pass, uint64_t *blob_bytes, trf_error *err) {
+    if (e->quantizer && e->options->bits != 0)
+        return encode_to_rate(e, pass, blob_bytes, err);
+    if (e->quantizer)
+        trf_quantizer_set_step(e->quantizer, trf_quantizer_int8_step(e->quantizer));
+    trf_status status = analyze(e, 1, err);
+    return status == TRF_OK ? write_layer(e, pass, blob_bytes, err) : status;
+}
+
+static void fill_report(const encoding *e, const trf_tile_pass *pass, uint64_t blob_bytes, trf_layer_report *report) {
+    report->weights = (uint64_t)e->source->rows * e->source->cols;
+    report->source_bytes = report->weights * trf_dtype_bytes(e->source->dtype);
+    report->blob_bytes = blob_bytes;
+    report->exceptions = pass->exceptions;
+    report->entropy_bits = e->entropy_bits;
+    report->relative_rms_error = pass->energy.weights > 0 ? sqrt(pass->energy.error / pass->energy.weights) : 0;
+    report->predictor_modes = pass->predictor_modes;
+}
+
+trf_status trf_encode_stream(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
+                             const trf_progress *progress, uint64_t *blob_bytes, trf_layer_report *report,
+                             trf_error *err) {
+    trf_codec codec = TRF_CODEC_AUTO;
+    trf_status status = check_options(source, options, err);
+    if (status == TRF_OK)
+        status = choose_codec(source, options, &codec, err);
+    if (status != TRF_OK)
+        return status;
+    encoding *e = calloc(1, sizeof *e);
+    if (!e)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to encode a layer");
+    e->source = source;
+    e->options = options;
+    e->sink = sink;
+    e->progress = progress;
+    e->num_tiles = (uint64_t)((source->rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE) *
+                   ((source->cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE);
+    e->metas = malloc(e->num_tiles * sizeof *e->metas);
+    if (!e->metas)
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for the metadata of %llu tiles",
+                          (unsigned long long)e->num_tiles);
+    if (status == TRF_OK && codec == TRF_CODEC_INT && source->dtype != TRF_DTYPE_I8)
+        status = trf_quantizer_create(source, options, &e->quantizer, err);
+    trf_tile_pass pass;
+    if (status == TRF_OK) {
+        e->from = (trf_element_source){source, codec, e->quantizer};
+        start_plan(e, codec);
+        status = encode(e, &pass, blob_bytes, err);
+    }
+    if (status == TRF_OK && report)
+        fill_report(e, &pass, *blob_bytes, report);
+    free_plan_tables(&e->plan);
+    trf_quantizer_free(e->quantizer);
+    free(e->metas);
+    free(e);
+    return status;
+}

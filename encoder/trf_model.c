@@ -1,0 +1,284 @@
+#include "trf_model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+double trf_entropy(const uint64_t *counts, size_t n) {
+    double total = 0, bits = 0;
+    for (size_t i = 0; i < n; i++)
+        total += (double)counts[i];
+    for (size_t i = 0; i < n; i++)
+        if (counts[i])
+            bits -= (double)counts[i] / total * log2((double)counts[i] / total);
+    return bits;
+}
+
+int trf_class_of(const trf_classes *classes, int32_t value) {
+    for (int k = 0; k < 1 << classes->class_bits; k++)
+        if (value >= classes->class_value[k] && value < classes->class_value[k] + (1 << classes->shift))
+            return k;
+    return -1;
+}
+
+/* ---- classes of exponents ---- */
+
+typedef struct group_count {
+    uint64_t count;
+    int32_t index;
+} group_count;
+
+/* More weights first; among equals the larger exponents, which outliers need. */
+static int by_count(const void *a, const void *b) {
+    const group_count *x = a, *y = b;
+    if (x->count != y->count)
+        return x->count < y->count ? 1 : -1;
+    return y->index - x->index;
+}
+
+static int by_index(const void *a, const void *b) {
+    return ((const group_count *)a)->index - ((const group_count *)b)->index;
+}
+
+/* Classes that no weight needs take the groups next to the largest one in use, so that the list is a range. */
+static void fill_unused(group_count *groups, uint32_t num_groups, uint32_t num_classes) {
+    uint32_t used = 0;
+    while (used < num_classes && groups[used].count)
+        used++;
+    if (used == 0 || used == num_classes)
+        return;
+    uint8_t taken[256] = {0};
+    int32_t top = 0;
+    for (uint32_t i = 0; i < used; i++) {
+        taken[groups[i].index] = 1;
+        top = groups[i].index > top ? groups[i].index : top;
+    }
+    for (int32_t reach = 1; used < num_classes && reach < (int32_t)num_groups; reach++)
+        for (int side = 0; side < 2 && used < num_classes; side++) {
+            int32_t index = side == 0 ? top - reach : top + reach;
+            if (index >= 0 && index < (int32_t)num_groups && !taken[index]) {
+                taken[index] = 1;
+                groups[used].index = index;
+                groups[used++].count = 0;
+            }
+        }
+}
+
+void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded, uint32_t max_exponent,
+                              uint32_t class_bits, uint32_t raw_bits) {
+    memset(classes, 0, sizeof *classes);
+    classes->class_bits = class_bits;
+    classes->shift = class_bits == 2 ? 2 : 0;
+    uint32_t num_groups = (max_exponent + 1) >> classes->shift, num_classes = 1u << class_bits;
+    group_count groups[256];
+    uint64_t total = excluded;
+    for (uint32_t g = 0; g < num_groups; g++) {
+        groups[g] = (group_count){0, (int32_t)g};
+        for (uint32_t v = g << classes->shift; v < (g + 1) << classes->shift; v++)
+            groups[g].count += counts[v];
+        total += groups[g].count;
+    }
+    qsort(groups, num_groups, sizeof groups[0], by_count);
+    fill_unused(groups, num_groups, num_classes);
+    qsort(groups, num_classes, sizeof groups[0], by_index);
+
+    uint64_t inside[16], covered = 0;
+    classes->contiguous = 1;
+    for (uint32_t k = 0; k < num_classes; k++) {
+        classes->class_value[k] = (int16_t)(groups[k].index << classes->shift);
+        inside[k] = groups[k].count;
+        covered += inside[k];
+        if (inside[k] > inside[classes->likeliest])
+            classes->likeliest = k;
+        if (k && groups[k].index != groups[k - 1].index + 1)
+            classes->contiguous = 0;
+    }
+    /* Exceptions are coded as the likeliest class, too. */
+    inside[classes->likeliest] += total - covered;
+    double share = total ? (double)(total - covered) / (double)total : 0;
+    classes->bits = raw_bits + trf_entropy(inside, num_classes) + share * TRF_EXCEPTION_BITS;
+}
+
+/* ---- classes of codes ---- */
+
+static double entropy_term(double p) { return p > 0 ? -p * log2(p) : 0; }
+
+/* Sum of prefix-summed counts over codes low ... high-1, clipped to the codes that there are. */
+static double count_between(const double *prefix, int32_t low, int32_t high) {
+    int32_t a = low + TRF_MAX_CODE, b = high + TRF_MAX_CODE;
+    a = a < 0 ? 0 : a > TRF_CODE_COUNTS ? TRF_CODE_COUNTS : a;
+    b = b < 0 ? 0 : b > TRF_CODE_COUNTS ? TRF_CODE_COUNTS : b;
+    return prefix[b] - prefix[a];
+}
+
+static double int_class_bits(const double *prefix, double total, int32_t origin, uint32_t class_bits, uint32_t raw_bits,
+                             uint32_t *likeliest) {
+    double share[16], best = -1, covered = 0, bits = raw_bits;
+    uint32_t count = 1u << class_bits;
+    for (uint32_t k = 0; k < count; k++) {
+        int32_t low = origin + (int32_t)(k << raw_bits);
+        share[k] = count_between(prefix, low, low + (1 << raw_bits)) / total;
+        covered += share[k];
+        if (share[k] > best)
+            best = share[k], *likeliest = k;
+    }
+    double outside = covered < 1 ? 1 - covered : 0;
+    share[*likeliest] += outside;
+    for (uint32_t k = 0; k < count; k++)
+        bits += entropy_term(share[k]);
+    return bits + outside * TRF_EXCEPTION_BITS;
+}
+
+void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_COUNTS], uint32_t class_bits) {
+    static const double kHopeless = 1e9;
+    double prefix[TRF_CODE_COUNTS + 1];
+    prefix[0] = 0;
+    int32_t lowest = 0, highest = 0, any = 0;
+    for (int32_t i = 0; i < TRF_CODE_COUNTS; i++) {
+        prefix[i + 1] = prefix[i] + counts[i];
+        if (counts[i] > 0) {
+            lowest = any ? lowest : i - TRF_MAX_CODE;
+            highest = i - TRF_MAX_CODE;
+            any = 1;
+        }
+    }
+    double total = prefix[TRF_CODE_COUNTS] > 0 ? prefix[TRF_CODE_COUNTS] : 1;
+    memset(classes, 0, sizeof *classes);
+    classes->class_bits = class_bits;
+    classes->contiguous = 1;
+    classes->bits = kHopeless;
+    int32_t best_origin = 0;
+    for (uint32_t r = 0; r <= TRF_MAX_INT_RAW_BITS && r < classes->bits; r++) {
+        int32_t window = 1 << (class_bits + r), stride = r >= 4 ? 1 << (r - 3) : 1;
+        int32_t from = lowest - window + 1, to = highest;
+        /* Only windows around the middle can win where they are wide enough to hold everything twice. */
+        if (window > 4 * (highest - lowest + 1))
+            break;
+        for (int32_t origin = from < -1024 ? -1024 : from; origin <= to; origin += stride) {
+            if (origin + window - (1 << r) > 1023)
+                break;
+            uint32_t likeliest;
+            double bits = int_class_bits(prefix, total, origin, class_bits, r, &likeliest);
+            if (bits < classes->bits) {
+                classes->bits = bits;
+                classes->shift = r;
+                classes->likeliest = likeliest;
+                best_origin = origin;
+            }
+        }
+    }
+    if (classes->bits == kHopeless) { /* one code, or none: any window around it */
+        classes->shift = 0;
+        best_origin = lowest + (1 << class_bits) > 1023 ? 1023 - (1 << class_bits) : lowest;
+        classes->bits = int_class_bits(prefix, total, best_origin, class_bits, 0, &classes->likeliest);
+    }
+    for (int32_t k = 0; k < 1 << class_bits; k++)
+        classes->class_value[k] = (int16_t)(best_origin + (k << classes->shift));
+}
+
+/* ---- frequencies ---- */
+
+/* Classes in which two symbols differ: the exceptions that coding one for the other makes. */
+static uint32_t differing_weights(uint32_t a, uint32_t b, uint32_t class_bits) {
+    uint32_t mask = (1u << class_bits) - 1, count = 0;
+    for (uint32_t at = 0; at < 8; at += class_bits)
+        count += ((a >> at) & mask) != ((b >> at) & mask);
+    return count;
+}
+
+/* Slots in proportion to counts, at least one for each symbol that has any, corrected one by one where it costs least. */
+static int scale_to_slots(const double counts[TRF_ALPHABET], double total, uint32_t slots, uint16_t frequency[TRF_ALPHABET]) {
+    uint32_t sum = 0, used = 0;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
+        double share = counts[s] / total * slots;
+        uint32_t f = counts[s] > 0 ? (share < 1 ? 1 : (uint32_t)(share + 0.5)) : 0;
+        frequency[s] = (uint16_t)(f > slots - 1 ? slots - 1 : f);
+        sum += frequency[s];
+        used += counts[s] > 0;
+    }
+    if (used < 2 || used > slots)
+        return 0;
+    while (sum != slots) {
+        int best = -1;
+        double best_cost = INFINITY;
+        for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
+            double f = frequency[s], cost;
+            if (counts[s] <= 0 || (sum > slots ? f <= 1 : f >= slots - 1))
+                continue;
+            cost = sum > slots ? counts[s] * log2(f / (f - 1)) : -counts[s] * log2((f + 1) / f);
+            if (cost < best_cost)
+                best_cost = cost, best = (int)s;
+        }
+        if (best < 0)
+            return 0;
+        frequency[best] = (uint16_t)(frequency[best] + (sum > slots ? -1 : 1));
+        sum += sum > slots ? -1u : 1u;
+    }
+    return 1;
+}
+
+/* One candidate: symbols rarer than `threshold` slots get none. @return 0 if that leaves no valid table. */
+static int try_threshold(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], double total, double threshold,
+                         uint32_t class_bits) {
+    uint32_t slots = 1u << model->probability_bits, weights = 8 / class_bits;
+    double kept[TRF_ALPHABET], exceptions = 0, bits = 0;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        kept[s] = (double)counts[s] < threshold * total / slots ? 0 : (double)counts[s];
+    double moved[TRF_ALPHABET] = {0};
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
+        model->replacement[s] = (uint8_t)s;
+        if (kept[s] > 0)
+            continue;
+        int best = -1;
+        uint32_t best_distance = 9;
+        for (uint32_t to = 0; to < TRF_ALPHABET; to++) {
+            uint32_t distance = differing_weights(s, to, class_bits);
+            if (kept[to] > 0 && (distance < best_distance || (distance == best_distance && kept[to] > kept[best])))
+                best_distance = distance, best = (int)to;
+        }
+        if (best < 0)
+            return 0;
+        model->replacement[s] = (uint8_t)best;
+        moved[best] += (double)counts[s];
+        exceptions += (double)counts[s] * best_distance;
+    }
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        kept[s] += moved[s];
+    if (!scale_to_slots(kept, total, slots, model->frequency))
+        return 0;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        if (kept[s] > 0)
+            bits += kept[s] * (model->probability_bits - log2(model->frequency[s]));
+    model->bits = (bits + exceptions * TRF_EXCEPTION_BITS) / (total * weights);
+    return 1;
+}
+
+void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
+                   uint32_t probability_bits) {
+    static const double kThresholds[] = {0, 0.08, 0.15, 0.25, 0.4, 0.6, 1.0};
+    uint64_t padded[TRF_ALPHABET];
+    uint32_t used = 0;
+    double total = 0;
+    memcpy(padded, counts, sizeof padded);
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        used += padded[s] > 0;
+    for (uint32_t s = 0; used < 2; s++) /* dummies: a table needs two symbols */
+        if (!padded[s])
+            padded[s] = 1, used++;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        total += (double)padded[s];
+
+    trf_symbol_model candidate;
+    memset(model, 0, sizeof *model);
+    model->bits = INFINITY;
+    candidate = *model;
+    candidate.probability_bits = probability_bits;
+    for (size_t i = 0; i < sizeof kThresholds / sizeof kThresholds[0]; i++)
+        if (try_threshold(&candidate, padded, total, kThresholds[i], class_bits) && candidate.bits < model->bits)
+            *model = candidate;
+    uint32_t start = 0;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
+        model->start[s] = (uint16_t)start;
+        start += model->frequency[s];
+    }
+}

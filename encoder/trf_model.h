@@ -1,0 +1,53 @@
+/* The statistical model of a layer: which classes there are, and how often each symbol occurs. */
+#ifndef TRF_MODEL_H
+#define TRF_MODEL_H
+
+#include "trf_lane.h"
+#include "trf_split.h"
+
+enum {
+    TRF_EXCEPTION_BITS = 24,
+    TRF_CODE_COUNTS = 2 * TRF_MAX_CODE + 1, /* counts of codes, index code + TRF_MAX_CODE */
+};
+
+/* The classes of a layer. A coded value v (a float's coded exponent C, or an int's code) belongs to the class k with
+ * class_value[k] <= v < class_value[k] + 2^shift. */
+typedef struct trf_classes {
+    uint32_t class_bits;
+    uint32_t shift;           /* float pairs 0, float quads 2, int: raw bits */
+    int16_t class_value[16];  /* ascending; zero from 2^class_bits on */
+    int contiguous;           /* each class begins where the one before ends */
+    uint32_t likeliest;       /* the class that stands in for values that have none */
+    double bits;              /* expected bits a weight: order-0 entropy of the classes, raw bits, exceptions */
+} trf_classes;
+
+/* Picks the 2^class_bits classes that most weights fall into.
+ * counts[C], C = 0 ... max_exponent: weights with that coded exponent. excluded: weights that no class may hold (they are exceptions).
+ * raw_bits: of the codec, for `bits`. Classes lie in lowest ... highest. */
+void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded, uint32_t max_exponent,
+                              uint32_t class_bits, uint32_t raw_bits);
+
+/* Picks raw bits and origin of an int layer. counts: index code + TRF_MAX_CODE. */
+void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_COUNTS], uint32_t class_bits);
+
+/* The class of a coded value, or -1. */
+int trf_class_of(const trf_classes *classes, int32_t value);
+
+/* The frequency table of a layer and what becomes of symbols that have no slot. */
+typedef struct trf_symbol_model {
+    uint32_t probability_bits;
+    uint16_t frequency[TRF_ALPHABET];
+    uint16_t start[TRF_ALPHABET];
+    uint8_t replacement[TRF_ALPHABET]; /* s itself where frequency[s] > 0, else the symbol that is coded instead */
+    double bits;                       /* expected bits a weight, raw bits left out, exceptions of replaced symbols included */
+} trf_symbol_model;
+
+/* Scales counts to slots. Symbols for which a slot costs more than their exceptions get none; at least two symbols have one,
+ * so that no frequency reaches 2^p. */
+void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
+                   uint32_t probability_bits);
+
+/* Shannon entropy of counts, in bits; 0 if they are all zero. */
+double trf_entropy(const uint64_t *counts, size_t n);
+
+#endif

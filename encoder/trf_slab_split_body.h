@@ -1,0 +1,178 @@
+/* The loops behind trf_split_slab_fn, in plain C that compilers vectorize. This file is compiled once for each instruction set, by
+ * the files that define TRF_SPLIT_SLAB (the function's name) and include it. */
+#include "trf_slab_split.h"
+
+#include <string.h>
+
+/* Row of a register: 64 weights, 32 lanes of two. */
+enum { REGISTER_ROW = 2 * TRF_LANES };
+
+/* Coded exponents and raw bits of one codec. Inlined with constant codec, class_bits and flags. */
+static inline __attribute__((always_inline)) void split_floats(const trf_split_rule *rule, trf_slab_work *work, uint32_t n,
+                                                               uint32_t codec, uint32_t class_bits, int offsets,
+                                                               int predicted) {
+    const trf_float_fields fields = trf_fields_of(codec);
+    const uint16_t emax = (uint16_t)fields.max_exponent, d = (uint16_t)rule->exponent_offset;
+    const uint16_t *restrict element = work->element, *restrict offset = work->offset;
+    uint16_t *restrict coded = work->coded, *restrict raw = work->raw;
+    const uint16_t low2_mask = class_bits == 2 ? 3 : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t v = element[i], e = (uint16_t)((v >> fields.mantissa_bits) & emax);
+        uint16_t c = (uint16_t)(e - (offsets ? d : 0) - (predicted ? offset[i] : 0));
+        int ordinary = ((uint16_t)(e - 1) < emax - 1) & ((uint16_t)(c - 1) < emax - 1);
+        coded[i] = !offsets || ordinary ? c : 0xFFFF;
+        raw[i] = (uint16_t)trf_float_raw(codec, class_bits, v, c & low2_mask);
+    }
+}
+
+static inline __attribute__((always_inline)) void split_codec(const trf_split_rule *rule, trf_slab_work *work, uint32_t n,
+                                                              uint32_t codec, uint32_t class_bits) {
+    if (rule->predicted)
+        split_floats(rule, work, n, codec, class_bits, 1, 1);
+    else if (rule->offsets)
+        split_floats(rule, work, n, codec, class_bits, 1, 0);
+    else
+        split_floats(rule, work, n, codec, class_bits, 0, 0);
+}
+
+static void split_codes(const trf_split_rule *rule, trf_slab_work *work, uint32_t n) {
+    const uint16_t origin = (uint16_t)rule->classes.class_value[0], mask = (uint16_t)((1u << rule->raw_bits) - 1);
+    const uint16_t *restrict element = work->element;
+    uint16_t *restrict coded = work->coded, *restrict raw = work->raw;
+    for (uint32_t i = 0; i < n; i++) {
+        coded[i] = element[i];
+        raw[i] = (uint16_t)((element[i] - origin) & mask);
+    }
+}
+
+static void split_elements(const trf_split_rule *rule, trf_slab_work *work, uint32_t n) {
+    switch (rule->codec * 8 + rule->class_bits) {
+    case TRF_CODEC_BF16 * 8 + 2: split_codec(rule, work, n, TRF_CODEC_BF16, 2); break;
+    case TRF_CODEC_BF16 * 8 + 4: split_codec(rule, work, n, TRF_CODEC_BF16, 4); break;
+    case TRF_CODEC_FP16 * 8 + 2: split_codec(rule, work, n, TRF_CODEC_FP16, 2); break;
+    case TRF_CODEC_FP16 * 8 + 4: split_codec(rule, work, n, TRF_CODEC_FP16, 4); break;
+    case TRF_CODEC_E4M3 * 8 + 2: split_codec(rule, work, n, TRF_CODEC_E4M3, 2); break;
+    case TRF_CODEC_E4M3 * 8 + 4: split_codec(rule, work, n, TRF_CODEC_E4M3, 4); break;
+    case TRF_CODEC_E5M2 * 8 + 2: split_codec(rule, work, n, TRF_CODEC_E5M2, 2); break;
+    case TRF_CODEC_E5M2 * 8 + 4: split_codec(rule, work, n, TRF_CODEC_E5M2, 4); break;
+    default: split_codes(rule, work, n); break;
+    }
+}
+
+/* Notes the weights of one row of registers that have no class; rare. */
+static void note_row(const trf_split_rule *rule, trf_slab_work *work, uint32_t row, const uint8_t *outside) {
+    for (uint32_t k = 0; k < REGISTER_ROW; k++)
+        if (outside[k]) {
+            work->class_[row * REGISTER_ROW + k] = (uint8_t)rule->classes.likeliest;
+            trf_note_exception(work, trf_exception_position(2 * row + k % 2, k / 2));
+        }
+}
+
+static void classify(const trf_split_rule *rule, trf_slab_work *work, uint32_t rows) {
+    const uint16_t base = (uint16_t)rule->classes.class_value[0];
+    const uint16_t limit = (uint16_t)(1u << (rule->class_bits + rule->classes.shift)), shift = (uint16_t)rule->classes.shift;
+    for (uint32_t row = 0; row < rows; row++) {
+        const uint16_t *restrict coded = work->coded + row * REGISTER_ROW;
+        uint8_t *restrict class_ = work->class_ + row * REGISTER_ROW;
+        uint8_t outside[REGISTER_ROW], any = 0;
+        if (rule->classes.contiguous) {
+            for (uint32_t k = 0; k < REGISTER_ROW; k++) {
+                uint16_t at = (uint16_t)(coded[k] - base);
+                class_[k] = (uint8_t)(at >> shift);
+                outside[k] = at >= limit;
+            }
+        } else {
+            for (uint32_t k = 0; k < REGISTER_ROW; k++) {
+                class_[k] = coded[k] > 255 ? 0xFF : rule->class_of[coded[k]];
+                outside[k] = class_[k] == 0xFF;
+            }
+        }
+        for (uint32_t k = 0; k < REGISTER_ROW; k++)
+            any |= outside[k];
+        if (any)
+            note_row(rule, work, row, outside);
+    }
+}
+
+/* Joins the classes of two registers (quads) or of one (pairs) into symbols. */
+static void join_symbols(const trf_split_rule *rule, trf_slab_work *work, uint32_t rows) {
+    const uint8_t *restrict class_ = work->class_;
+    uint8_t *restrict symbol = work->symbol;
+    if (rule->class_bits == 4) {
+        for (uint32_t i = 0; i < rows * TRF_LANES; i++)
+            symbol[i] = (uint8_t)(class_[2 * i] | class_[2 * i + 1] << 4);
+        return;
+    }
+    for (uint32_t s = 0; s < rows / 2; s++) {
+        const uint8_t *a = class_ + 2 * s * REGISTER_ROW, *b = a + REGISTER_ROW;
+        for (uint32_t l = 0; l < TRF_LANES; l++)
+            symbol[s * TRF_LANES + l] =
+                (uint8_t)(a[2 * l] | a[2 * l + 1] << 2 | b[2 * l] << 4 | b[2 * l + 1] << 6);
+    }
+}
+
+/* Up to four plane words of every lane, [word][lane], to where they stand. */
+static void put_words(uint32_t words[4][TRF_LANES], uint32_t count, uint8_t *out) {
+    uint32_t buffer[4 * TRF_LANES];
+    if (count == 4) {
+        for (uint32_t l = 0; l < TRF_LANES; l++)
+            for (uint32_t z = 0; z < 4; z++)
+                buffer[4 * l + z] = words[z][l];
+    } else {
+        for (uint32_t l = 0; l < TRF_LANES; l++)
+            for (uint32_t z = 0; z < count; z++)
+                buffer[count * l + z] = words[z][l];
+    }
+    memcpy(out, buffer, 4 * TRF_LANES * count);
+}
+
+/* One plane of constant width; low_bit: its lowest bit within R. */
+static inline __attribute__((always_inline)) void put_plane(const trf_slab_work *work, uint32_t registers, uint32_t width,
+                                                            uint32_t low_bit, int move_signs, uint8_t *out) {
+    const uint32_t mask = ((1u << width) - 1) * 0x10001u, in_word = 16 / width;
+    uint32_t words[4][TRF_LANES], lane_words = (registers + in_word - 1) / in_word;
+    for (uint32_t z = 0; z < lane_words; z++) {
+        uint32_t *restrict word = words[z % 4];
+        memset(word, 0, sizeof words[0]);
+        for (uint32_t k = 0; k < in_word && z * in_word + k < registers; k++) {
+            uint32_t row[TRF_LANES];
+            memcpy(row, work->raw + (z * in_word + k) * REGISTER_ROW, sizeof row);
+            for (uint32_t l = 0; l < TRF_LANES; l++) {
+                uint32_t bits = (row[l] >> low_bit) & mask;
+                if (move_signs) { /* to bits 15 and 31; the second register is then rotated left by 8 */
+                    bits = (bits & 0x007F007Fu) | (bits & 0x00800080u) << 8;
+                    word[l] |= k ? bits << 8 | bits >> 24 : bits;
+                } else {
+                    word[l] |= bits << (width * k);
+                }
+            }
+        }
+        if (z % 4 == 3 || z + 1 == lane_words)
+            put_words(words, z % 4 + 1, out + 512 * (z / 4));
+    }
+}
+
+void TRF_SPLIT_SLAB(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_work *work, uint8_t *planes) {
+    uint32_t weights = trf_lane_weights(shape), registers = weights / 2, low_bit = 0;
+    work->exceptions = 0;
+    memset(work->exception_mask, 0, sizeof work->exception_mask);
+    split_elements(rule, work, registers * REGISTER_ROW);
+    classify(rule, work, registers);
+    join_symbols(rule, work, registers);
+    for (uint32_t p = 0; p < rule->num_planes; p++) {
+        uint32_t width = rule->plane_width[p];
+        switch (width) {
+        case 8:
+            if (trf_codec_is_float(rule->codec))
+                put_plane(work, registers, 8, low_bit, 1, planes);
+            else
+                put_plane(work, registers, 8, low_bit, 0, planes);
+            break;
+        case 4: put_plane(work, registers, 4, low_bit, 0, planes); break;
+        case 2: put_plane(work, registers, 2, low_bit, 0, planes); break;
+        default: put_plane(work, registers, 1, low_bit, 0, planes); break;
+        }
+        low_bit += width;
+        planes += trf_plane_bytes(weights, width);
+    }
+}

@@ -1,0 +1,48 @@
+/* Encoding one tile under a finished plan. */
+#ifndef TRF_TILE_ENCODE_H
+#define TRF_TILE_ENCODE_H
+
+#include "trf_rans.h"
+#include "trf_slab_split.h"
+#include "trf_validate.h"
+
+/* All that the tiles of a layer share. Read-only while tiles are encoded. */
+typedef struct trf_plan {
+    trf_header header;        /* final but for blob_bytes and head_checksum */
+    trf_extension extension;  /* final but for exception_count */
+    trf_symbol_model model;
+    trf_encode_symbol symbols[TRF_ALPHABET];
+    uint8_t missing[TRF_ALPHABET]; /* 1 for a symbol that has a replacement */
+    trf_split_rule rule;
+    trf_split_slab_fn *split;
+    int8_t *row_offsets; /* [rows] or NULL; owned by the plan's maker */
+    int8_t *col_offsets; /* [cols] or NULL */
+} trf_plan;
+
+/* Fills what follows from classes and model: rule, symbols, header and extension fields. Set before: header.codec, rows, cols,
+ * class_bits, probability_bits, state_bits, source_dtype, stored_bytes, predictor_modes; extension.exponent_offset. */
+void trf_plan_finish(trf_plan *plan, const trf_classes *classes);
+
+/* Puts the weights of a 16-row block (or two) into lane order: FORMAT.md section 6. rows: the slab's first weight. */
+void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes);
+
+/* Enough for any tile. */
+enum { TRF_MAX_TILE_BYTES = 8 * (TRF_SLAB_WEIGHTS * 5 + 8192 + 128) };
+
+/* Scratch of one worker. */
+typedef struct trf_tile_scratch {
+    trf_slab_work work;
+    trf_coded_lanes lanes;
+    uint16_t offsets[TRF_SLAB_WEIGHTS];
+} trf_tile_scratch;
+
+/* Row plus column offset of every weight of a slab into scratch->work.offset, in lane order. shape: row and col are read. */
+void trf_gather_offsets(const trf_plan *plan, const trf_tile_shape *shape, uint32_t slab, trf_slab_shape slab_shape,
+                        trf_tile_scratch *scratch);
+
+/* Encodes tile `tile` from its elements (row-major, `stride` elements from row to row) into out (TRF_MAX_TILE_BYTES, 16-byte aligned).
+ * Fills *meta except for data_offset. Coded or stored, whichever is smaller. */
+void trf_encode_tile(const trf_plan *plan, uint64_t tile, const uint16_t *elements, size_t stride,
+                     trf_tile_scratch *scratch, uint8_t *out, trf_tile_meta *meta);
+
+#endif

@@ -1,0 +1,214 @@
+/* Workers take chunks in ascending order, encode them side by side, and commit them one after another: so a tile's place, and the blob,
+ * do not depend on the number of threads. */
+#include "trf_tile_writer.h"
+
+#include "trf_decode.h"
+#include "trf_threads.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHUNK_TILES = 16, CHUNK_COLS = CHUNK_TILES * TRF_TILE_SIZE };
+
+/* One worker's buffers. */
+typedef struct worker {
+    trf_tile_scratch *scratch;
+    void *source;       /* [256][CHUNK_COLS] of the source's dtype */
+    uint16_t *elements; /* [256][CHUNK_COLS] */
+    uint16_t *decoded;  /* [256][256] */
+    uint8_t *tile;      /* TRF_MAX_TILE_BYTES */
+    uint8_t *out;       /* the chunk's tiles */
+    size_t capacity;
+} worker;
+
+typedef struct pass_state {
+    trf_tile_pass *pass;
+    worker *workers;
+    trf_decode_table *table;
+    uint32_t chunks_across;
+    uint64_t next_offset;
+    pthread_mutex_t lock;
+    pthread_cond_t turn;
+    uint64_t committed; /* chunks */
+    int failed;
+} pass_state;
+
+uint64_t trf_tile_chunks(const trf_header *header) {
+    return (uint64_t)header->num_tiles_row * ((header->num_tiles_col + CHUNK_TILES - 1) / CHUNK_TILES);
+}
+
+static void free_worker(worker *w) {
+    free(w->scratch);
+    free(w->source);
+    free(w->elements);
+    free(w->decoded);
+    free(w->tile);
+    free(w->out);
+}
+
+static trf_status make_worker(worker *w, const trf_tile_pass *pass, trf_error *err) {
+    uint32_t cols = pass->plan->header.cols < CHUNK_COLS ? pass->plan->header.cols : CHUNK_COLS;
+    size_t weights = (size_t)TRF_TILE_SIZE * cols;
+    w->capacity = weights * 2;
+    w->scratch = aligned_alloc(64, sizeof *w->scratch);
+    w->source = malloc(weights * trf_dtype_bytes(pass->from->source->dtype));
+    w->elements = malloc(weights * sizeof *w->elements);
+    w->decoded = malloc(TRF_TILE_SIZE * TRF_TILE_SIZE * sizeof *w->decoded);
+    w->tile = aligned_alloc(64, TRF_MAX_TILE_BYTES);
+    w->out = malloc(w->capacity);
+    if (!w->scratch || !w->source || !w->elements || !w->decoded || !w->tile || !w->out)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for an encoder's buffers");
+    return TRF_OK;
+}
+
+/* Decodes what was encoded, through the validator and the decoder that readers use, and compares. */
+static trf_status verify_tile(const pass_state *state, worker *w, uint64_t tile, const uint16_t *elements, size_t stride, trf_error *err) {
+    const trf_plan *plan = state->pass->plan;
+    trf_blob_view view = {
+        .header = plan->header,
+        .extension = plan->extension,
+        .frequency = plan->model.frequency,
+        .tiles = state->pass->metas,
+        .row_offsets = plan->row_offsets,
+        .col_offsets = plan->col_offsets,
+        .fields = trf_fields_of(plan->header.codec),
+    };
+    view.num_planes = trf_plane_widths(plan->header.raw_bits, view.plane_width);
+    trf_status status = trf_blob_check_tile(&view, tile, w->tile, err);
+    if (status == TRF_OK)
+        status = trf_decode_tile_best()(&view, state->table, tile, w->tile, w->decoded, TRF_TILE_SIZE, err);
+    if (status != TRF_OK)
+        return trf_fail_in(err, TRF_ERR_MISMATCH, "the encoder's own check of a tile failed");
+    trf_tile_shape shape = trf_tile_shape_of(&plan->header, tile, view.tiles[tile].kind);
+    for (uint32_t r = 0; r < shape.rows; r++) {
+        const uint16_t *want = elements + r * stride, *got = w->decoded + r * TRF_TILE_SIZE;
+        if (memcmp(want, got, shape.cols * sizeof *want) == 0)
+            continue;
+        uint32_t c = 0;
+        while (want[c] == got[c])
+            c++;
+        return trf_fail(err, TRF_ERR_MISMATCH, TRF_NO_OFFSET,
+                        "the encoder's own check failed: row %u, column %u is 0x%04X and decodes to 0x%04X",
+                        shape.row + r, shape.col + c, want[c], got[c]);
+    }
+    return TRF_OK;
+}
+
+/* Encodes the tiles of a chunk into w->out. */
+static trf_status encode_chunk(const pass_state *state, worker *w, uint64_t first_tile, uint32_t tiles, uint32_t cols,
+                               trf_tile_meta *metas, size_t *bytes, trf_error *err) {
+    const trf_tile_pass *pass = state->pass;
+    *bytes = 0;
+    for (uint32_t t = 0; t < tiles; t++) {
+        const uint16_t *elements = w->elements + t * TRF_TILE_SIZE;
+        trf_encode_tile(pass->plan, first_tile + t, elements, cols, w->scratch, w->tile, &metas[t]);
+        if (pass->verify) {
+            trf_status status = verify_tile(state, w, first_tile + t, elements, cols, err);
+            if (status != TRF_OK)
+                return status;
+        }
+        if (*bytes + metas[t].data_size > w->capacity) {
+            size_t capacity = 2 * (w->capacity + metas[t].data_size);
+            uint8_t *grown = realloc(w->out, capacity);
+            if (!grown)
+                return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for an encoder's buffers");
+            w->out = grown;
+            w->capacity = capacity;
+        }
+        memcpy(w->out + *bytes, w->tile, metas[t].data_size);
+        *bytes += metas[t].data_size;
+    }
+    return TRF_OK;
+}
+
+/* In its turn: gives the chunk's tiles their places and writes them. */
+static trf_status commit_chunk(pass_state *state, const worker *w, uint32_t tiles, size_t bytes,
+                               uint64_t weights, trf_tile_meta *metas, const trf_energy *energy, trf_error *err) {
+    trf_tile_pass *pass = state->pass;
+    trf_status status = TRF_OK;
+    if (pass->sink)
+        status = pass->sink->write(pass->sink->context, state->next_offset, w->out, bytes, err);
+    for (uint32_t t = 0; t < tiles; t++) {
+        metas[t].data_offset = state->next_offset;
+        state->next_offset += metas[t].data_size;
+        pass->exceptions += metas[t].exception_count;
+        pass->predictor_modes |= metas[t].predictor_mode;
+    }
+    pass->data_bytes += bytes;
+    pass->weights += weights;
+    pass->energy.weights += energy->weights;
+    pass->energy.error += energy->error;
+    if (status == TRF_OK && pass->progress &&
+        pass->progress->tick(pass->progress->context, pass->weights,
+                             (uint64_t)pass->plan->header.rows * pass->plan->header.cols))
+        status = trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "cancelled");
+    return status;
+}
+
+static trf_status run_chunk(void *context, uint64_t index, int worker_index, trf_error *err) {
+    pass_state *state = context;
+    const trf_header *h = &state->pass->plan->header;
+    worker *w = &state->workers[worker_index];
+    uint64_t chunk = index * state->pass->chunk_stride;
+    uint32_t row = (uint32_t)(chunk / state->chunks_across) * TRF_TILE_SIZE;
+    uint32_t col = (uint32_t)(chunk % state->chunks_across) * CHUNK_COLS;
+    uint32_t rows = h->rows - row < TRF_TILE_SIZE ? h->rows - row : TRF_TILE_SIZE;
+    uint32_t cols = h->cols - col < CHUNK_COLS ? h->cols - col : CHUNK_COLS;
+    uint32_t tiles = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
+    uint64_t first_tile = (uint64_t)(row / TRF_TILE_SIZE) * h->num_tiles_col + col / TRF_TILE_SIZE;
+    trf_tile_meta local[CHUNK_TILES], *metas = state->pass->metas ? state->pass->metas + first_tile : local;
+    trf_energy energy = {0, 0};
+    size_t bytes = 0;
+    trf_status status = TRF_OK;
+    if (!w->scratch)
+        status = make_worker(w, state->pass, err);
+    if (status == TRF_OK)
+        status = trf_read_elements(state->pass->from, row, rows, col, cols, w->source, w->elements, &energy, err);
+    if (status == TRF_OK)
+        status = encode_chunk(state, w, first_tile, tiles, cols, metas, &bytes, err);
+
+    pthread_mutex_lock(&state->lock);
+    while (state->committed != index && !state->failed)
+        pthread_cond_wait(&state->turn, &state->lock);
+    /* After another chunk's failure this one has nothing left to do; a lower one's is what the caller will see. */
+    if (status == TRF_OK && !state->failed)
+        status = commit_chunk(state, w, tiles, bytes, (uint64_t)rows * cols, metas, &energy, err);
+    state->failed |= status != TRF_OK;
+    state->committed++;
+    pthread_cond_broadcast(&state->turn);
+    pthread_mutex_unlock(&state->lock);
+    return status;
+}
+
+trf_status trf_tile_pass_run(trf_tile_pass *pass, uint64_t data_offset, trf_error *err) {
+    const trf_header *h = &pass->plan->header;
+    uint64_t chunks = trf_tile_chunks(h), count = (chunks + pass->chunk_stride - 1) / pass->chunk_stride;
+    int threads = trf_thread_count(pass->threads);
+    if ((uint64_t)threads > count)
+        threads = (int)count;
+    pass_state state = {.pass = pass, .next_offset = data_offset};
+    state.chunks_across = (h->num_tiles_col + CHUNK_TILES - 1) / CHUNK_TILES;
+    pass->data_bytes = pass->weights = pass->exceptions = 0;
+    pass->predictor_modes = 0;
+    pass->energy = (trf_energy){0, 0};
+    state.workers = calloc((size_t)threads, sizeof *state.workers);
+    state.table = malloc(sizeof *state.table);
+    trf_status status;
+    pthread_mutex_init(&state.lock, NULL);
+    pthread_cond_init(&state.turn, NULL);
+    if (!state.workers || !state.table) {
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for an encoder's buffers");
+    } else {
+        trf_blob_view view = {.header = *h, .frequency = pass->plan->model.frequency};
+        trf_decode_table_init(state.table, &view);
+        status = trf_parallel_for(threads, count, run_chunk, &state, err);
+    }
+    for (int i = 0; state.workers && i < threads; i++)
+        free_worker(&state.workers[i]);
+    free(state.workers);
+    free(state.table);
+    pthread_mutex_destroy(&state.lock);
+    pthread_cond_destroy(&state.turn);
+    return status;
+}

@@ -1,0 +1,44 @@
+#include "trf_error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const kNames[TRF_STATUS_COUNT] = {
+    "TRF_OK",           "TRF_ERR_ARGUMENT", "TRF_ERR_MEMORY",      "TRF_ERR_IO",       "TRF_ERR_EXISTS",
+    "TRF_ERR_NOT_FOUND", "TRF_ERR_TRUNCATED", "TRF_ERR_MAGIC",     "TRF_ERR_VERSION",  "TRF_ERR_HEADER",
+    "TRF_ERR_TABLE",    "TRF_ERR_TILE",     "TRF_ERR_CHECKSUM",    "TRF_ERR_STREAM",   "TRF_ERR_FORMAT",
+    "TRF_ERR_UNSUPPORTED", "TRF_ERR_MISMATCH", "TRF_ERR_SHAPE",    "TRF_ERR_DEVICE",   "TRF_ERR_CUDA",
+    "TRF_ERR_CANCELLED",
+};
+
+const char *trf_status_name(trf_status status) {
+    return (unsigned)status < TRF_STATUS_COUNT ? kNames[status] : "TRF_ERR_?";
+}
+
+trf_status trf_fail(trf_error *err, trf_status status, uint64_t offset, const char *format, ...) {
+    if (err) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(err->message, sizeof err->message, format, args);
+        va_end(args);
+        err->status = status;
+        err->offset = offset;
+        err->cuda = 0;
+    }
+    return status;
+}
+
+trf_status trf_fail_in(trf_error *err, trf_status status, const char *format, ...) {
+    if (!err)
+        return status;
+    char inner[sizeof err->message];
+    memcpy(inner, err->message, sizeof inner);
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(err->message, sizeof err->message, format, args);
+    va_end(args);
+    if (length >= 0 && (size_t)length + 3 < sizeof err->message)
+        snprintf(err->message + length, sizeof err->message - (size_t)length, ": %s", inner);
+    err->status = status;
+    return status;
+}

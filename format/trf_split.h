@@ -1,0 +1,83 @@
+/* Elements and their two halves, class and raw bits: FORMAT.md sections 1 and 5, for C and CUDA.
+ *
+ * An element travels as a uint16_t: the bit pattern of a float, or a signed code in two's complement. */
+#ifndef TRF_SPLIT_H
+#define TRF_SPLIT_H
+
+#include "transfuse.h"
+#include "trf_blob.h"
+
+/* The field widths of a float codec's element; all zero for the int codec. */
+typedef struct trf_float_fields {
+    uint32_t mantissa_bits;
+    uint32_t max_exponent; /* Emax, also the mask of the exponent field */
+    uint32_t sign_bit;     /* position of the sign */
+} trf_float_fields;
+
+TRF_HD trf_float_fields trf_fields_of(uint32_t codec) {
+    trf_float_fields fields = {0, 0, 0};
+    if (codec == TRF_CODEC_BF16) {
+        fields.mantissa_bits = 7, fields.max_exponent = 255, fields.sign_bit = 15;
+    } else if (codec == TRF_CODEC_FP16) {
+        fields.mantissa_bits = 10, fields.max_exponent = 31, fields.sign_bit = 15;
+    } else if (codec == TRF_CODEC_E4M3) {
+        fields.mantissa_bits = 3, fields.max_exponent = 15, fields.sign_bit = 7;
+    } else if (codec == TRF_CODEC_E5M2) {
+        fields.mantissa_bits = 2, fields.max_exponent = 31, fields.sign_bit = 7;
+    }
+    return fields;
+}
+
+/* Exponent field E of an element of a float codec. */
+TRF_HD uint32_t trf_element_exponent(trf_float_fields fields, uint32_t element) {
+    return (element >> fields.mantissa_bits) & fields.max_exponent;
+}
+
+/* Raw bits R of a float element; low2 is e, the coded exponent's two low bits with quads, 0 with pairs. */
+TRF_HD uint32_t trf_float_raw(uint32_t codec, uint32_t class_bits, uint32_t element, uint32_t low2) {
+    trf_float_fields fields = trf_fields_of(codec);
+    uint32_t sign = (element >> fields.sign_bit) & 1, mantissa = element & ((1u << fields.mantissa_bits) - 1);
+    switch (codec) {
+    case TRF_CODEC_BF16: return low2 << 8 | sign << 7 | mantissa;
+    case TRF_CODEC_FP16: return low2 << 11 | (mantissa >> 7) << 8 | sign << 7 | (mantissa & 127);
+    case TRF_CODEC_E4M3: return low2 << 4 | sign << 3 | mantissa;
+    default: return class_bits == 2 ? sign << 4 | low2 << 2 | mantissa : sign << 2 | mantissa;
+    }
+}
+
+/* The two low exponent bits e of raw bits R; quads only. */
+TRF_HD uint32_t trf_raw_low2(uint32_t codec, uint32_t raw) {
+    switch (codec) {
+    case TRF_CODEC_BF16: return raw >> 8 & 3;
+    case TRF_CODEC_FP16: return raw >> 11 & 3;
+    case TRF_CODEC_E4M3: return raw >> 4 & 3;
+    default: return raw >> 2 & 3;
+    }
+}
+
+/* The float element of raw bits R and true exponent field E. */
+TRF_HD uint32_t trf_float_element(uint32_t codec, uint32_t class_bits, uint32_t raw, uint32_t exponent) {
+    switch (codec) {
+    case TRF_CODEC_BF16: return (raw >> 7 & 1) << 15 | exponent << 7 | (raw & 127);
+    case TRF_CODEC_FP16: return (raw >> 7 & 1) << 15 | exponent << 10 | (raw >> 8 & 7) << 7 | (raw & 127);
+    case TRF_CODEC_E4M3: return (raw >> 3 & 1) << 7 | exponent << 3 | (raw & 7);
+    default: return (raw >> (class_bits == 2 ? 4 : 2) & 1) << 7 | exponent << 2 | (raw & 3);
+    }
+}
+
+/* Raw bits a weight that a float codec has with these class bits; 0 for the int codec, whose header says. */
+TRF_HD uint32_t trf_float_raw_bits(uint32_t codec, uint32_t class_bits) {
+    uint32_t low2 = class_bits == 2 ? 2 : 0;
+    switch (codec) {
+    case TRF_CODEC_BF16: return 8 + low2;
+    case TRF_CODEC_FP16: return 11 + low2;
+    case TRF_CODEC_E4M3: return 4 + low2;
+    case TRF_CODEC_E5M2: return 3 + low2;
+    default: return 0;
+    }
+}
+
+/* Whether planes of 8 bits keep their signs at trf_plane_sign_bit. */
+TRF_HD int trf_codec_is_float(uint32_t codec) { return codec != TRF_CODEC_INT; }
+
+#endif

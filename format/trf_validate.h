@@ -1,0 +1,93 @@
+/* The one validator of layer blobs: every reader opens a blob here before it uses a byte of it. */
+#ifndef TRF_VALIDATE_H
+#define TRF_VALIDATE_H
+
+#include "trf_error.h"
+#include "trf_lane.h"
+#include "trf_split.h"
+
+/* A blob's head, checked. Pointers lead into the head that was passed in, which must outlive the view. */
+typedef struct trf_blob_view {
+    trf_header header;
+    trf_extension extension;
+    uint64_t num_tiles;
+    const uint8_t *head;
+    const uint16_t *frequency;    /* [256] */
+    const trf_tile_meta *tiles;   /* [num_tiles] */
+    const void *scales;           /* F32 or F16, or NULL */
+    uint64_t num_scales;
+    const int8_t *row_offsets;    /* [rows] or NULL */
+    const int8_t *col_offsets;    /* [cols] or NULL */
+    uint32_t scale_cols;          /* scales in a row of the scale table: 1, or ceil(cols / group_size) */
+    uint32_t num_planes;
+    uint32_t plane_width[TRF_MAX_PLANES]; /* widest first; they add up to raw_bits */
+    trf_float_fields fields;
+} trf_blob_view;
+
+/* The rectangle that a tile covers and how it is cut. */
+typedef struct trf_tile_shape {
+    uint32_t row, col;               /* of the tile's first weight in the layer */
+    uint32_t rows, cols;             /* h, w */
+    uint32_t coded_rows, coded_cols; /* H, V; 0, 0 for a stored tile */
+    uint32_t slabs;
+} trf_tile_shape;
+
+/* Where one slab's parts lie, as byte offsets from the slab's first byte. */
+typedef struct trf_slab_layout {
+    trf_slab_shape shape;
+    uint32_t planes[TRF_MAX_PLANES];
+    uint32_t states;
+    uint32_t pair_words;
+    uint32_t words; /* the sum of pair_words is in num_words of the caller's making */
+} trf_slab_layout;
+
+/* Size of the head (data_offset) that the first 320 bytes promise, so that a streaming reader knows how much to read.
+ * Checks what those bytes can show. blob_bytes: what the container holds. */
+trf_status trf_blob_head_bytes(const void *first_320_bytes, uint64_t available_bytes, uint64_t blob_bytes,
+                               uint64_t *head_bytes, trf_error *err);
+
+/* Opens a blob from its head (16-byte aligned, head_bytes = data_offset or more of the blob's first bytes). blob_bytes: size
+ * of the whole blob. Checks all of FORMAT.md section 9 that the head shows, head_checksum included.
+ * Errors: TRF_ERR_TRUNCATED, _MAGIC, _VERSION, _HEADER, _TABLE, _TILE, _CHECKSUM; _ARGUMENT if misaligned. err->offset counts from
+ * the blob's first byte. */
+trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_bytes, trf_blob_view *view,
+                         trf_error *err);
+
+/* Checks one tile's data: checksum, slab table, sizes, start states, exceptions, padding. tile_bytes: data_size bytes,
+ * 16-byte aligned. Errors: TRF_ERR_CHECKSUM, _TILE, _STREAM (start state 0); offsets from the blob's first byte. Thread-safe. */
+trf_status trf_blob_check_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *tile_bytes, trf_error *err);
+
+/* trf_blob_open and every tile; blob: the whole blob, 16-byte aligned. */
+trf_status trf_blob_validate(const void *blob, uint64_t blob_bytes, trf_blob_view *view, trf_error *err);
+
+/* Checksum of a tile's data, bound to its index. */
+uint64_t trf_tile_checksum(const void *tile_bytes, uint64_t size, uint64_t tile);
+
+/* head_checksum of a head whose header.head_checksum is ignored. */
+uint64_t trf_head_checksum(const void *head, uint64_t head_bytes);
+
+/* Cuts raw_bits into planes, widest first. @return their number. */
+uint32_t trf_plane_widths(uint32_t raw_bits, uint32_t width[TRF_MAX_PLANES]);
+
+/* tile < num_tiles. kind as in the tile's metadata. */
+trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t kind);
+
+/* slab < shape.slabs of a coded tile. */
+trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, uint32_t num_planes,
+                                   const uint32_t *plane_width);
+
+/* Bytes of the slab table at the head of a coded tile, padded. */
+TRF_HD uint32_t trf_slab_table_bytes(uint32_t slabs) { return (uint32_t)trf_align(4ull * slabs); }
+
+/* Index of the scale of weight (row, col) in the scale table. */
+static inline uint64_t trf_scale_index(const trf_blob_view *view, uint64_t row, uint64_t col) {
+    switch (view->extension.granularity) {
+    case TRF_GRANULARITY_CHANNEL: return row;
+    case TRF_GRANULARITY_GROUP: return row * view->scale_cols + col / view->extension.group_size;
+    case TRF_GRANULARITY_BLOCK:
+        return row / view->extension.group_size * view->scale_cols + col / view->extension.group_size;
+    default: return 0;
+    }
+}
+
+#endif

@@ -1,0 +1,272 @@
+/* transfuse: entropy-coded weights of large language models, decoded where they are used.
+ *
+ * The one public header. C11, usable from C++ and through FFI.
+ * Conventions: sizes are bytes unless the name says otherwise; matrices are row-major; strings are UTF-8 and
+ * NUL-terminated; every function that can fail returns a trf_status and fills the caller-owned trf_error, which may
+ * be NULL. The library never prints, never exits, and never keeps a pointer to memory that the caller passed in
+ * beyond the call, unless a declaration says so. */
+#ifndef TRANSFUSE_H
+#define TRANSFUSE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(TRF_BUILD_SHARED)
+#define TRF_API __attribute__((visibility("default")))
+#else
+#define TRF_API
+#endif
+
+/* Values are append-only; 0 is success. trf_status_name gives the string of each. */
+typedef enum trf_status {
+    TRF_OK = 0,
+    TRF_ERR_ARGUMENT = 1,    /* a parameter of the call is out of its documented range */
+    TRF_ERR_MEMORY = 2,      /* an allocation failed */
+    TRF_ERR_IO = 3,          /* the operating system refused to open, read, write, sync or rename */
+    TRF_ERR_EXISTS = 4,      /* the output exists and overwriting was not asked for */
+    TRF_ERR_NOT_FOUND = 5,   /* no such file or tensor */
+    TRF_ERR_TRUNCATED = 6,   /* the data ends before what its header promises */
+    TRF_ERR_MAGIC = 7,       /* not a layer blob */
+    TRF_ERR_VERSION = 8,     /* a format version that this build does not read */
+    TRF_ERR_HEADER = 9,      /* a header or extension field is out of range or contradicts another */
+    TRF_ERR_TABLE = 10,      /* the frequency table is not one */
+    TRF_ERR_TILE = 11,       /* a tile's metadata or its slab table is out of range */
+    TRF_ERR_CHECKSUM = 12,   /* stored and computed checksum differ */
+    TRF_ERR_STREAM = 13,     /* a lane's rANS stream does not end where it must */
+    TRF_ERR_FORMAT = 14,     /* a checkpoint or array file (safetensors, index, npy) is malformed */
+    TRF_ERR_UNSUPPORTED = 15,/* valid, but nothing that this build can do */
+    TRF_ERR_MISMATCH = 16,   /* decoded weights differ from the ones they are compared with */
+    TRF_ERR_SHAPE = 17,      /* shapes do not fit each other */
+    TRF_ERR_DEVICE = 18,     /* no such device */
+    TRF_ERR_CUDA = 19,       /* a CUDA call failed; trf_error.cuda holds its code */
+    TRF_ERR_CANCELLED = 20,  /* the caller's progress callback asked to stop */
+    TRF_STATUS_COUNT = 21
+} trf_status;
+
+/* Where offset does not apply it is TRF_NO_OFFSET. */
+#define TRF_NO_OFFSET UINT64_MAX
+typedef struct trf_error {
+    trf_status status;
+    int32_t cuda;        /* cudaError_t of a TRF_ERR_CUDA, else 0 */
+    uint64_t offset;     /* byte offset in the file or blob at fault */
+    char message[1024];  /* one line: file, tensor, offset, what was expected and what was found */
+} trf_error;
+
+/* @return the constant's name, such as "TRF_ERR_TABLE"; "TRF_ERR_?" for a value that is none. Never NULL. */
+TRF_API const char *trf_status_name(trf_status status);
+
+/* ---- what a weight matrix is made of ---- */
+
+/* Values are those of the format's header fields. */
+typedef enum trf_dtype {
+    TRF_DTYPE_NONE = 0,
+    TRF_DTYPE_F32 = 1,
+    TRF_DTYPE_F16 = 2,
+    TRF_DTYPE_BF16 = 3,
+    TRF_DTYPE_F8_E4M3 = 4,
+    TRF_DTYPE_F8_E5M2 = 5,
+    TRF_DTYPE_I8 = 6
+} trf_dtype;
+
+typedef enum trf_codec {
+    TRF_CODEC_AUTO = 0, /* options only: the lossless codec of the source's dtype (none for F32) */
+    TRF_CODEC_BF16 = 1,
+    TRF_CODEC_FP16 = 2,
+    TRF_CODEC_E4M3 = 3,
+    TRF_CODEC_E5M2 = 4,
+    TRF_CODEC_INT = 5
+} trf_codec;
+
+typedef enum trf_granularity {
+    TRF_GRANULARITY_NONE = 0, /* no scales: the codes are the weights */
+    TRF_GRANULARITY_TENSOR = 1,
+    TRF_GRANULARITY_CHANNEL = 2, /* a scale for each output row */
+    TRF_GRANULARITY_GROUP = 3,   /* for each group_size weights along K */
+    TRF_GRANULARITY_BLOCK = 4    /* for each group_size x group_size block */
+} trf_granularity;
+
+typedef enum trf_favor {
+    TRF_FAVOR_SPEED = 0, /* quads: four weights a decode step */
+    TRF_FAVOR_SIZE = 1   /* pairs: two */
+} trf_favor;
+
+/* @return bytes of one element of a dtype; 0 for a value that is none. */
+TRF_API size_t trf_dtype_bytes(trf_dtype dtype);
+
+/* @return the safetensors name of a dtype, such as "BF16"; "?" for a value that is none. */
+TRF_API const char *trf_dtype_name(trf_dtype dtype);
+
+/* @return "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int", "auto" or "?". */
+TRF_API const char *trf_codec_name(trf_codec codec);
+
+/* ---- one layer in memory ---- */
+
+/* How to encode. trf_encode_options_init sets the defaults (lossless, favouring speed). */
+typedef struct trf_encode_options {
+    trf_codec codec;             /* AUTO: lossless for the dtype; F32 needs BF16 (rounds to nearest even) or INT */
+    trf_favor favor;
+    double bits;                 /* int codec on float weights: bits a weight of the whole blob, 2..8; 0 = absmax INT8 */
+    trf_granularity granularity; /* int codec on float weights; NONE = channel */
+    uint32_t group_size;         /* of GROUP and BLOCK: a multiple of 16, 16..2^20 */
+    int threads;                 /* 0 = one for each core that the process may run on */
+    int verify;                  /* decode and compare each tile before it is handed out; default 1 */
+    uint32_t probability_bits;   /* 9..12; 0 = the encoder's choice */
+} trf_encode_options;
+
+TRF_API void trf_encode_options_init(trf_encode_options *options);
+
+/* What an encoding came to. */
+typedef struct trf_layer_report {
+    uint64_t weights;
+    uint64_t source_bytes;
+    uint64_t blob_bytes;
+    uint64_t exceptions;
+    double entropy_bits;  /* bits a weight: order-0 entropy of the classes' source (exponents or codes) + raw bits */
+    double relative_rms_error; /* sqrt(sum (w - w')^2 / sum w^2); 0 for lossless codecs */
+    uint32_t predictor_modes;
+} trf_layer_report;
+
+/* Encodes a matrix in memory. weights: host, row-major [rows][cols] of `dtype`. On success *blob (malloc'd; release
+ * with trf_free) and *blob_bytes are set; on failure neither is. report may be NULL.
+ * The bytes do not depend on options->threads. Thread-safe.
+ * Errors: TRF_ERR_ARGUMENT (bad option, dtype that the codec does not take, no rows or columns), TRF_ERR_MEMORY,
+ * TRF_ERR_MISMATCH (the encoder's own check failed). */
+TRF_API trf_status trf_encode_layer(const void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols,
+                                    const trf_encode_options *options, void **blob, uint64_t *blob_bytes,
+                                    trf_layer_report *report, trf_error *err);
+
+TRF_API void trf_free(void *memory);
+
+/* What a blob says of itself. */
+typedef struct trf_layer_info {
+    uint32_t rows, cols;
+    trf_dtype dtype; /* of the source, and of what decoding gives back */
+    trf_codec codec;
+    uint32_t class_bits, raw_bits, probability_bits, state_bits;
+    trf_granularity granularity;
+    uint32_t group_size;
+    uint32_t predictor_modes;
+    uint64_t blob_bytes, tiles, stored_tiles, exceptions;
+} trf_layer_info;
+
+/* A compressed layer on the host. */
+typedef struct trf_layer trf_layer;
+
+/* Wraps a blob in memory; the memory stays the caller's and must outlive the layer, 16-byte aligned. Validates all of it.
+ * Errors: those of a malformed blob (TRF_ERR_TRUNCATED..TRF_ERR_CHECKSUM), TRF_ERR_MEMORY. */
+TRF_API trf_status trf_layer_from_memory(const void *blob, uint64_t blob_bytes, trf_layer **layer, trf_error *err);
+
+/* Maps a .trf file read-only and validates it. */
+TRF_API trf_status trf_layer_open(const char *path, trf_layer **layer, trf_error *err);
+
+TRF_API void trf_layer_free(trf_layer *layer); /* NULL is allowed */
+TRF_API void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info);
+
+/* Decodes the whole layer. weights: host, row-major [rows][cols] of the layer's dtype, weights_bytes large.
+ * Lossless codecs give the source's bits; the int codec on floats the dequantized weights, rounded once.
+ * threads: 0 = all cores. Thread-safe on one layer. Errors: TRF_ERR_SHAPE (size), TRF_ERR_STREAM, TRF_ERR_MEMORY. */
+TRF_API trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint64_t weights_bytes, int threads,
+                                    trf_error *err);
+
+/* y[m][rows] = x[m][cols] . W^T on the CPU, decoding tile by tile; the matrix is never held whole.
+ * x, y: host, F32, row-major. Results do not depend on threads. Errors: as trf_layer_decode; TRF_ERR_ARGUMENT if m < 1. */
+TRF_API trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
+                                        trf_error *err);
+
+/* ---- checkpoints: a .safetensors file, a model.safetensors.index.json, or a directory that holds either ---- */
+
+/* Called from one thread at a time, now and then; nonzero asks to stop (TRF_ERR_CANCELLED, nothing is left behind).
+ * tensor: the one at work. done and total count bytes of the source checkpoint. */
+typedef int (*trf_progress_fn)(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes);
+
+typedef struct trf_checkpoint_options {
+    trf_encode_options encode;   /* compress only; encode.threads serves the others too */
+    const char *const *include;  /* compress: globs of tensor names to compress; NULL-terminated or NULL = the default choice */
+    const char *const *exclude;  /* compress: globs of tensor names to leave as they are; NULL-terminated or NULL */
+    int overwrite;               /* replace an existing output, atomically */
+    trf_progress_fn progress;    /* or NULL */
+    void *progress_context;
+} trf_checkpoint_options;
+
+TRF_API void trf_checkpoint_options_init(trf_checkpoint_options *options);
+
+/* Totals of a run over a checkpoint. */
+typedef struct trf_checkpoint_report {
+    uint64_t tensors, compressed_tensors;
+    uint64_t source_bytes;            /* of all tensors, uncompressed */
+    uint64_t output_bytes;            /* of all tensors as the compressed checkpoint holds them */
+    uint64_t compressed_source_bytes; /* of the tensors that are compressed, uncompressed ... */
+    uint64_t compressed_bytes;        /* ... and compressed */
+    uint64_t compressed_weights;
+    uint64_t rounded_tensors;         /* F32 tensors that --codec bf16 rounded */
+    double relative_rms_error;        /* over all compressed weights; 0 if every codec was lossless */
+    uint64_t peak_buffer_bytes;       /* largest sum of the library's own buffers, as far as it counts them */
+} trf_checkpoint_report;
+
+/* Compresses the checkpoint at in_path to out_path (same kind: file to file, directory to directory; an index stands for its directory). 2-D
+ * weights and 3-D expert stacks become blobs; embeddings, tensors tied to them, F32 tensors and all else are copied unless
+ * `include` asks for them. Other files of a directory are copied. Every tile is decoded and compared before
+ * anything appears under out_path; on failure nothing does.
+ * Errors: TRF_ERR_NOT_FOUND, _EXISTS, _IO, _FORMAT, _ARGUMENT (dtype and codec do not fit for a tensor that `include` names), _MEMORY, _CANCELLED, _MISMATCH. */
+TRF_API trf_status trf_compress_checkpoint(const char *in_path, const char *out_path,
+                                           const trf_checkpoint_options *options, trf_checkpoint_report *report,
+                                           trf_error *err);
+
+/* The inverse: the source's tensors, names and metadata; for lossless codecs bit for bit, and the file byte for byte
+ * where its layout was canonical. A .trf file becomes a safetensors file of one tensor named "weight". */
+TRF_API trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path,
+                                             const trf_checkpoint_options *options, trf_checkpoint_report *report,
+                                             trf_error *err);
+
+/* Checks every blob of a compressed checkpoint or .trf file and decodes every tile; with against_path (may be NULL) also compares
+ * every tensor with the source checkpoint: bit for bit, and for the int codec on floats reports the error.
+ * Errors: those of blobs; TRF_ERR_MISMATCH naming tensor, row and column; TRF_ERR_NOT_FOUND for a tensor that is missing. */
+TRF_API trf_status trf_verify_checkpoint(const char *path, const char *against_path,
+                                         const trf_checkpoint_options *options, trf_checkpoint_report *report,
+                                         trf_error *err);
+
+/* A checkpoint opened for listing; compressed or not, or a .trf file (one tensor, "weight"). */
+typedef struct trf_checkpoint trf_checkpoint;
+
+typedef struct trf_tensor_info {
+    const char *name;        /* the source's name, without _trf; owned by the checkpoint */
+    const char *file;        /* path of the file that holds it; owned by the checkpoint */
+    const char *dtype;       /* the source's safetensors dtype string; owned by the checkpoint */
+    const uint64_t *shape;   /* the source's; owned by the checkpoint */
+    uint32_t num_dims;
+    int compressed;
+    uint64_t source_bytes;   /* uncompressed */
+    uint64_t bytes;          /* in this checkpoint */
+    uint64_t file_offset;    /* of its first byte in `file` */
+    uint64_t blobs;          /* 0 if not compressed; 1, or the number of experts */
+    trf_layer_info layer;    /* of the first blob; exceptions, tiles, stored_tiles and blob_bytes summed over all */
+} trf_tensor_info;
+
+TRF_API trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, trf_error *err);
+TRF_API void trf_checkpoint_close(trf_checkpoint *checkpoint); /* NULL is allowed */
+TRF_API uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint);
+
+/* index < num_tensors, in order of the files. Errors: TRF_ERR_ARGUMENT; those of a malformed blob's head. */
+TRF_API trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf_tensor_info *info,
+                                         trf_error *err);
+
+/* Writes one compressed tensor's blob as a .trf file, after validating it. tensor: the source's name, with or without _trf; an expert of a
+ * 3-D stack is "name[3]". */
+TRF_API trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
+                                     trf_error *err);
+
+/* ---- arrays in .npy files (F32 and F16 in, F32 out; C order, 1-D or 2-D) ---- */
+
+/* Reads an array as F32. *values is malloc'd (release with trf_free). A 1-D array of n values is 1 x n. Errors: TRF_ERR_FORMAT, _IO, _NOT_FOUND, _MEMORY. */
+TRF_API trf_status trf_read_npy(const char *path, float **values, uint64_t *rows, uint64_t *cols, trf_error *err);
+TRF_API trf_status trf_write_npy(const char *path, const float *values, uint64_t rows, uint64_t cols, int overwrite,
+                                 trf_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,282 @@
+#include "trf_blob_reader.h"
+
+#include "trf_decode.h"
+#include "trf_threads.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TRF_RUN_TILES = 64,      /* tiles read and decoded at once: 8 MiB of 16-bit weights ... */
+    TRF_RUN_MOST_TILES = 256, /* ... or more, so that many threads have something to do */
+    TRF_TILE_WEIGHTS = TRF_TILE_SIZE * TRF_TILE_SIZE,
+    TRF_HEAD_START = TRF_EXTENSION_OFFSET + sizeof(trf_extension),
+    /* A tile's slabs end within 2^16 units of 16 bytes, and its slivers are less than 31 lines of 256 elements. */
+    TRF_MOST_TILE_BYTES = (1 << 20) + (1 << 14),
+    TRF_CACHE_LINE = 64,
+};
+
+/* Tiles that are read and decoded together: whole strips, or a part of one where strips are wide. */
+typedef struct trf_tile_run {
+    const trf_blob_view *view;
+    const trf_decode_table *table;
+    uint64_t first; /* tile */
+    uint64_t tiles;
+    uint64_t data_offset; /* of the first tile in the blob */
+    trf_block block;
+    uint8_t *data;      /* the tiles' bytes */
+    uint8_t *values;    /* the block's */
+    uint16_t *elements; /* [workers][TRF_TILE_WEIGHTS] */
+    size_t data_capacity, values_capacity;
+    size_t value_bytes;
+} trf_tile_run;
+
+/* @return aligned memory, released with free; NULL without memory. */
+static void *trf_alloc_aligned(uint64_t bytes) {
+    uint64_t rounded = (bytes + TRF_CACHE_LINE) & ~(uint64_t)(TRF_CACHE_LINE - 1);
+    return rounded > bytes && rounded <= SIZE_MAX ? aligned_alloc(TRF_CACHE_LINE, (size_t)rounded) : NULL;
+}
+
+/* Turns an offset in the blob into one in the file. */
+static trf_status trf_place_failure(const trf_blob_reader *reader, trf_status status, trf_error *err) {
+    if (!err)
+        return status;
+    if (err->offset != TRF_NO_OFFSET)
+        err->offset += reader->offset;
+    return trf_fail_in(err, status, "blob at byte %" PRIu64, reader->offset);
+}
+
+trf_status trf_blob_reader_open(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_reader *reader,
+                                trf_error *err) {
+    *reader = (trf_blob_reader){.file = file, .offset = offset, .bytes = bytes};
+    uint64_t start[TRF_HEAD_START / sizeof(uint64_t)] = {0};
+    uint64_t available = bytes < sizeof start ? bytes : sizeof start;
+    trf_status status = trf_file_read(file, offset, start, available, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_blob_head_bytes(start, available, bytes, &reader->head_bytes, err);
+    if (status != TRF_OK)
+        return trf_place_failure(reader, status, err);
+    if (!(reader->head = trf_alloc_aligned(reader->head_bytes)))
+        return trf_fail_memory(err, reader->head_bytes);
+    status = trf_file_read(file, offset, reader->head, reader->head_bytes, err);
+    if (status == TRF_OK) {
+        status = trf_blob_open(reader->head, reader->head_bytes, bytes, &reader->view, err);
+        if (status != TRF_OK)
+            trf_place_failure(reader, status, err);
+    }
+    if (status != TRF_OK)
+        trf_blob_reader_close(reader);
+    return status;
+}
+
+void trf_blob_reader_close(trf_blob_reader *reader) {
+    free(reader->head);
+    reader->head = NULL;
+}
+
+/* Lays out the run that begins with tile `first`. */
+static void trf_plan_run(trf_tile_run *run, uint64_t first, uint64_t most_tiles) {
+    const trf_header *header = &run->view->header;
+    uint64_t tile_cols = header->num_tiles_col, tile_row = first / tile_cols, tile_col = first % tile_cols;
+    uint64_t tiles = tile_cols - tile_col, strips = 1;
+    if (tile_col == 0 && tile_cols <= most_tiles) {
+        strips = most_tiles / tile_cols;
+        if (strips > header->num_tiles_row - tile_row)
+            strips = header->num_tiles_row - tile_row;
+        tiles = strips * tile_cols;
+    } else if (tiles > most_tiles) {
+        tiles = most_tiles;
+    }
+    uint64_t rows_end = (tile_row + strips) * TRF_TILE_SIZE;
+    uint64_t cols_end = (strips > 1 ? tile_cols : tile_col + tiles) * TRF_TILE_SIZE;
+    run->first = first;
+    run->tiles = tiles;
+    run->block.row = (uint32_t)(tile_row * TRF_TILE_SIZE);
+    run->block.col = (uint32_t)(tile_col * TRF_TILE_SIZE);
+    run->block.rows = (uint32_t)(rows_end < header->rows ? rows_end : header->rows) - run->block.row;
+    run->block.cols = (uint32_t)(cols_end < header->cols ? cols_end : header->cols) - run->block.col;
+}
+
+static trf_status trf_grow_buffer(uint8_t **buffer, size_t *capacity, uint64_t bytes, trf_error *err) {
+    if (bytes <= *capacity)
+        return TRF_OK;
+    free(*buffer);
+    *capacity = 0;
+    if (!(*buffer = trf_alloc_aligned(bytes)))
+        return trf_fail_memory(err, bytes);
+    *capacity = (size_t)bytes;
+    return TRF_OK;
+}
+
+/* Reads the run's tiles, which lie in order without gaps. */
+static trf_status trf_read_run(const trf_blob_reader *reader, trf_tile_run *run, trf_error *err) {
+    uint64_t bytes = 0;
+    for (uint64_t t = run->first; t < run->first + run->tiles; t++) {
+        uint32_t size = run->view->tiles[t].data_size;
+        if (size > TRF_MOST_TILE_BYTES) {
+            trf_fail(err, TRF_ERR_TILE, run->view->tiles[t].data_offset,
+                     "tile %" PRIu64 ": %" PRIu32 " bytes, more than a tile can have", t, size);
+            return trf_place_failure(reader, TRF_ERR_TILE, err);
+        }
+        bytes += size;
+    }
+    run->data_offset = run->view->tiles[run->first].data_offset;
+    trf_status status = trf_grow_buffer(&run->data, &run->data_capacity, bytes, err);
+    uint64_t values_bytes = (uint64_t)run->block.rows * run->block.cols * run->value_bytes;
+    if (status == TRF_OK)
+        status = trf_grow_buffer(&run->values, &run->values_capacity, values_bytes, err);
+    if (status == TRF_OK)
+        status = trf_file_read(reader->file, reader->offset + run->data_offset, run->data, bytes, err);
+    return status;
+}
+
+static trf_status trf_decode_run_tile(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_tile_run *run = context;
+    uint64_t tile = run->first + index;
+    const trf_tile_meta *meta = &run->view->tiles[tile];
+    const uint8_t *bytes = run->data + (meta->data_offset - run->data_offset);
+    uint16_t *elements = run->elements + (size_t)worker * TRF_TILE_WEIGHTS;
+    trf_status status = trf_blob_check_tile(run->view, tile, bytes, err);
+    if (status == TRF_OK)
+        status = trf_decode_tile_best()(run->view, run->table, tile, bytes, elements, TRF_TILE_SIZE, err);
+    if (status != TRF_OK)
+        return status;
+    trf_tile_shape shape = trf_tile_shape_of(&run->view->header, tile, meta->kind);
+    size_t place = (size_t)(shape.row - run->block.row) * run->block.cols + (shape.col - run->block.col);
+    trf_elements_to_dtype(run->view, tile, elements, TRF_TILE_SIZE, run->values + place * run->value_bytes,
+                          run->block.cols);
+    return TRF_OK;
+}
+
+trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, trf_block_fn *fn, void *context,
+                                  uint64_t *buffer_bytes, trf_error *err) {
+    int workers = trf_thread_count(threads);
+    uint64_t most_tiles = 2 * (uint64_t)workers;
+    most_tiles = most_tiles < TRF_RUN_TILES ? TRF_RUN_TILES : most_tiles;
+    most_tiles = most_tiles > TRF_RUN_MOST_TILES ? TRF_RUN_MOST_TILES : most_tiles;
+    if ((uint64_t)workers > reader->view.num_tiles)
+        workers = (int)reader->view.num_tiles;
+
+    trf_status status = TRF_OK;
+    trf_decode_table *table = malloc(sizeof *table);
+    uint64_t elements_bytes = (uint64_t)workers * TRF_TILE_WEIGHTS * sizeof(uint16_t);
+    trf_tile_run run = {.view = &reader->view, .table = table};
+    run.elements = trf_alloc_aligned(elements_bytes);
+    run.value_bytes = trf_dtype_bytes((trf_dtype)reader->view.header.source_dtype);
+    if (!table || !run.elements) {
+        status = trf_fail_memory(err, elements_bytes + sizeof *table);
+        goto done;
+    }
+    trf_decode_table_init(table, &reader->view);
+    for (uint64_t tile = 0; tile < reader->view.num_tiles; tile += run.tiles) {
+        trf_plan_run(&run, tile, most_tiles);
+        if ((status = trf_read_run(reader, &run, err)) != TRF_OK)
+            goto done;
+        status = trf_parallel_for(workers, run.tiles, trf_decode_run_tile, &run, err);
+        if (status != TRF_OK) {
+            trf_place_failure(reader, status, err);
+            goto done;
+        }
+        run.block.values = run.values;
+        if (fn && (status = fn(context, &run.block, err)) != TRF_OK)
+            goto done;
+    }
+done:
+    if (buffer_bytes)
+        *buffer_bytes = reader->head_bytes + elements_bytes + sizeof *table + run.data_capacity + run.values_capacity;
+    free(table);
+    free(run.elements);
+    free(run.data);
+    free(run.values);
+    return status;
+}
+
+void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info) {
+    const trf_header *header = &view->header;
+    *info = (trf_layer_info){
+        .rows = header->rows,
+        .cols = header->cols,
+        .dtype = (trf_dtype)header->source_dtype,
+        .codec = (trf_codec)header->codec,
+        .class_bits = header->class_bits,
+        .raw_bits = header->raw_bits,
+        .probability_bits = header->probability_bits,
+        .state_bits = header->state_bits,
+        .granularity = (trf_granularity)view->extension.granularity,
+        .group_size = view->extension.group_size,
+        .predictor_modes = header->predictor_modes,
+        .blob_bytes = header->blob_bytes,
+        .tiles = view->num_tiles,
+        .exceptions = view->extension.exception_count,
+    };
+    for (uint64_t t = 0; t < view->num_tiles; t++)
+        info->stored_tiles += view->tiles[t].kind == TRF_TILE_STORED;
+}
+
+/* Checks the offsets of a stack's index: blobs back to back, aligned, each with room for a head. */
+static trf_status trf_check_stack(const trf_blob_list *list, uint64_t offset, trf_error *err) {
+    if (list->offsets[0] != trf_stack_index_bytes(list->count))
+        return trf_fail(err, TRF_ERR_HEADER, offset + 16, "stack index: the first blob is not right behind the index");
+    for (uint64_t x = 0; x < list->count; x++) {
+        uint64_t begin = list->offsets[x], end = list->offsets[x + 1];
+        if (begin % TRF_ALIGNMENT || end <= begin || end > list->offsets[list->count])
+            return trf_fail(err, TRF_ERR_HEADER, offset + 16 + 8 * x,
+                            "stack index: blob %" PRIu64 " of %" PRIu64 " is said to span bytes %" PRIu64 " to %" PRIu64,
+                            x, list->count, begin, end);
+    }
+    return TRF_OK;
+}
+
+trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_list *list,
+                              trf_error *err) {
+    uint32_t start[4] = {0};
+    *list = (trf_blob_list){.count = 1};
+    if (bytes < sizeof start)
+        return trf_fail(err, TRF_ERR_TRUNCATED, offset, "%" PRIu64 " bytes at byte %" PRIu64 " are too few for a blob",
+                        bytes, offset);
+    trf_status status = trf_file_read(file, offset, start, sizeof start, err);
+    if (status != TRF_OK)
+        return status;
+    if (start[0] != TRF_MAGIC && start[0] != TRF_STACK_MAGIC)
+        return trf_fail(err, TRF_ERR_MAGIC, offset, "no blob at byte %" PRIu64 ": magic 0x%08" PRIx32, offset, start[0]);
+    if (start[0] == TRF_STACK_MAGIC) {
+        list->is_stack = 1;
+        list->count = start[1];
+        if (start[1] == 0 || start[1] > INT32_MAX || start[2] || start[3])
+            return trf_fail(err, TRF_ERR_HEADER, offset, "stack index at byte %" PRIu64 ": %" PRIu32
+                            " blobs, or reserved bytes that are not zero", offset, start[1]);
+        if (trf_stack_index_bytes(list->count) > bytes)
+            return trf_fail(err, TRF_ERR_TRUNCATED, offset + bytes, "stack index at byte %" PRIu64 " needs %" PRIu64
+                            " bytes, and there are %" PRIu64, offset, trf_stack_index_bytes(list->count), bytes);
+    }
+    if (!(list->offsets = calloc(list->count + 1, sizeof *list->offsets)))
+        return trf_fail_memory(err, (list->count + 1) * sizeof *list->offsets);
+    list->offsets[list->count] = bytes;
+    if (list->is_stack) {
+        status = trf_file_read(file, offset + sizeof start, list->offsets, list->count * sizeof *list->offsets, err);
+        if (status == TRF_OK)
+            status = trf_check_stack(list, offset, err);
+        uint64_t end = 16 + 8 * list->count, padding = 0;
+        if (status == TRF_OK)
+            status = trf_file_read(file, offset + end, &padding, trf_stack_index_bytes(list->count) - end, err);
+        if (status == TRF_OK && padding)
+            status = trf_fail(err, TRF_ERR_HEADER, offset + end, "stack index: padding that is not zero");
+    }
+    if (status != TRF_OK)
+        trf_blob_list_free(list);
+    return status;
+}
+
+void trf_blob_list_free(trf_blob_list *list) {
+    free(list->offsets);
+    list->offsets = NULL;
+}
+
+void trf_stack_index_write(const uint64_t *offsets, uint64_t count, void *index) {
+    uint32_t start[4] = {TRF_STACK_MAGIC, (uint32_t)count, 0, 0};
+    memset(index, 0, trf_stack_index_bytes(count));
+    memcpy(index, start, sizeof start);
+    memcpy((uint8_t *)index + sizeof start, offsets, count * sizeof *offsets);
+}

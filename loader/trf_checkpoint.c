@@ -1,0 +1,204 @@
+/* Opening a checkpoint and listing what is in it. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* realpath */
+#endif
+#include "trf_checkpoint.h"
+
+#include "trf_output.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+trf_status trf_leave(trf_status status, trf_error *err) {
+    if (status != TRF_OK && err)
+        for (char *c = err->message; *c; c++)
+            if ((unsigned char)*c < ' ' || *c == 0x7F)
+                *c = '?';
+    return status;
+}
+
+uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < checkpoint->num_shards; i++)
+        bytes += trf_shard_source(&checkpoint->shards[i])->data_bytes;
+    return bytes;
+}
+
+int trf_checkpoint_owns(const trf_checkpoint *checkpoint, const char *name) {
+    for (size_t i = 0; i < checkpoint->num_shards; i++)
+        if (strcmp(checkpoint->shards[i].name, name) == 0)
+            return 1;
+    for (size_t i = 0; i < checkpoint->num_indexes; i++)
+        if (strcmp(checkpoint->indexes[i].name, name) == 0)
+            return 1;
+    return 0;
+}
+
+/* @return whether a path is a symbolic link to another shard of the same directory, which then stands for both. */
+static int trf_is_alias(const char *directory, const char *path) {
+    struct stat info;
+    if (lstat(path, &info) != 0 || !S_ISLNK(info.st_mode))
+        return 0;
+    char *target = realpath(path, NULL), *folder = realpath(directory, NULL), *parent = target ? trf_path_parent(target) : NULL;
+    int alias = parent && folder && strcmp(parent, folder) == 0 && trf_name_is_shard(target);
+    free(target);
+    free(folder);
+    free(parent);
+    return alias;
+}
+
+static trf_status trf_checkpoint_add(trf_checkpoint *checkpoint, const char *name, trf_error *err) {
+    struct stat info;
+    int is_index = trf_name_is_index(name);
+    if (!is_index && !trf_name_is_shard(name))
+        return TRF_OK;
+    char *path = trf_path_join(checkpoint->root, name);
+    if (!path)
+        return trf_fail_memory(err, strlen(name));
+    trf_status status = TRF_OK;
+    if (stat(path, &info) != 0)
+        status = trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot examine");
+    else if (S_ISDIR(info.st_mode) || (!is_index && trf_is_alias(checkpoint->root, path)))
+        ; /* copied with the other entries */
+    else if (is_index && (status = trf_index_open(path, &checkpoint->indexes[checkpoint->num_indexes], err)) == TRF_OK)
+        checkpoint->num_indexes++;
+    else if (!is_index && (status = trf_shard_open(path, &checkpoint->shards[checkpoint->num_shards], err)) == TRF_OK)
+        checkpoint->num_shards++;
+    free(path);
+    return status;
+}
+
+static trf_status trf_checkpoint_open_directory(trf_checkpoint *checkpoint, trf_error *err) {
+    trf_directory directory;
+    trf_status status = trf_directory_list(checkpoint->root, &directory, err);
+    if (status != TRF_OK)
+        return status;
+    checkpoint->shards = calloc(directory.count + 1, sizeof *checkpoint->shards);
+    checkpoint->indexes = calloc(directory.count + 1, sizeof *checkpoint->indexes);
+    if (!checkpoint->shards || !checkpoint->indexes)
+        status = trf_fail_memory(err, directory.count * sizeof *checkpoint->shards);
+    for (size_t i = 0; i < directory.count && status == TRF_OK; i++)
+        status = trf_checkpoint_add(checkpoint, directory.names[i], err);
+    trf_directory_free(&directory);
+    for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
+        status = trf_index_check(&checkpoint->indexes[i], checkpoint->shards, checkpoint->num_shards, err);
+    if (status == TRF_OK && checkpoint->num_shards == 0)
+        status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: this directory holds no .safetensors file",
+                          checkpoint->root);
+    return status;
+}
+
+static trf_status trf_checkpoint_open_file(trf_checkpoint *checkpoint, trf_error *err) {
+    if (!(checkpoint->shards = calloc(1, sizeof *checkpoint->shards)))
+        return trf_fail_memory(err, sizeof *checkpoint->shards);
+    trf_status status = trf_shard_open(checkpoint->root, checkpoint->shards, err);
+    checkpoint->num_shards = status == TRF_OK;
+    return status;
+}
+
+trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, trf_error *err) {
+    struct stat info;
+    *checkpoint = NULL;
+    if (stat(path, &info) != 0)
+        return trf_leave(trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open"), err);
+    trf_checkpoint *opened = calloc(1, sizeof *opened);
+    if (!opened)
+        return trf_fail_memory(err, sizeof *opened);
+    int is_index = !S_ISDIR(info.st_mode) && trf_name_is_index(path);
+    opened->is_directory = S_ISDIR(info.st_mode) || is_index;
+    opened->root = is_index ? trf_path_parent(path) : strdup(path);
+    trf_status status;
+    if (!opened->root)
+        status = trf_fail_memory(err, strlen(path));
+    else
+        status = opened->is_directory ? trf_checkpoint_open_directory(opened, err) : trf_checkpoint_open_file(opened, err);
+    if (status != TRF_OK) {
+        trf_checkpoint_close(opened);
+        return trf_leave(status, err);
+    }
+    *checkpoint = opened;
+    return TRF_OK;
+}
+
+void trf_checkpoint_close(trf_checkpoint *checkpoint) {
+    if (!checkpoint)
+        return;
+    for (size_t i = 0; i < checkpoint->num_shards; i++)
+        trf_shard_free(&checkpoint->shards[i]);
+    for (size_t i = 0; i < checkpoint->num_indexes; i++)
+        trf_index_free(&checkpoint->indexes[i]);
+    free(checkpoint->shards);
+    free(checkpoint->indexes);
+    free(checkpoint->root);
+    free(checkpoint);
+}
+
+uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint) {
+    uint64_t count = 0;
+    for (size_t i = 0; i < checkpoint->num_shards; i++)
+        count += checkpoint->shards[i].num_tensors;
+    return count;
+}
+
+/* Opens every blob of a tensor and sums what they say. */
+static trf_status trf_describe_blobs(const trf_shard *shard, const trf_shard_tensor *tensor, trf_layer_info *info,
+                                     trf_error *err) {
+    trf_file file;
+    uint64_t file_bytes;
+    trf_blob_list list;
+    trf_status status = trf_file_open(shard->path, &file, &file_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    if ((status = trf_blob_list_read(&file, tensor->file_offset, tensor->bytes, &list, err)) != TRF_OK)
+        goto done;
+    for (uint64_t x = 0; x < list.count && status == TRF_OK; x++) {
+        trf_blob_reader reader;
+        trf_layer_info part;
+        if ((status = trf_shard_open_blob(&file, tensor, &list, x, &reader, err)) != TRF_OK)
+            break;
+        trf_blob_describe(&reader.view, &part);
+        trf_blob_reader_close(&reader);
+        if (x == 0) {
+            *info = part;
+            continue;
+        }
+        info->blob_bytes += part.blob_bytes, info->tiles += part.tiles;
+        info->stored_tiles += part.stored_tiles, info->exceptions += part.exceptions;
+    }
+    trf_blob_list_free(&list);
+done:
+    trf_file_close(&file);
+    if (status != TRF_OK)
+        trf_fail_in(err, status, "%s: tensor '%s'", shard->path, tensor->source->name);
+    return status;
+}
+
+trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf_tensor_info *info, trf_error *err) {
+    size_t s = 0;
+    uint64_t i = index;
+    while (s < checkpoint->num_shards && i >= checkpoint->shards[s].num_tensors)
+        i -= checkpoint->shards[s++].num_tensors;
+    if (s == checkpoint->num_shards)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tensor %" PRIu64 " of %" PRIu64, index,
+                        trf_checkpoint_num_tensors(checkpoint));
+    const trf_shard *shard = &checkpoint->shards[s];
+    const trf_shard_tensor *tensor = &shard->tensors[i];
+    *info = (trf_tensor_info){
+        .name = tensor->source->name,
+        .file = shard->path,
+        .dtype = tensor->source->dtype,
+        .shape = tensor->source->shape,
+        .num_dims = tensor->source->num_dims,
+        .compressed = tensor->blobs > 0,
+        .source_bytes = trf_tensor_bytes(tensor->source),
+        .bytes = tensor->bytes,
+        .file_offset = tensor->file_offset,
+        .blobs = tensor->blobs,
+    };
+    if (!tensor->blobs)
+        return TRF_OK;
+    return trf_leave(trf_describe_blobs(shard, tensor, &info->layer, err), err);
+}

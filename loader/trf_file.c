@@ -1,0 +1,212 @@
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* scandir, strdup */
+#endif
+#include "trf_file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A system call that moves data may be asked for no more than SSIZE_MAX. */
+enum { TRF_MAX_TRANSFER = 1 << 30 };
+
+trf_status trf_fail_errno(trf_error *err, const char *path, uint64_t offset, const char *what) {
+    int code = errno;
+    trf_status status = code == ENOENT || code == ENOTDIR ? TRF_ERR_NOT_FOUND : TRF_ERR_IO;
+    if (offset == TRF_NO_OFFSET)
+        return trf_fail(err, status, offset, "%s: %s: %s", path, what, strerror(code));
+    return trf_fail(err, status, offset, "%s: %s at byte %" PRIu64 ": %s", path, what, offset, strerror(code));
+}
+
+trf_status trf_fail_memory(trf_error *err, uint64_t bytes) {
+    return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %" PRIu64 " bytes", bytes);
+}
+
+trf_status trf_file_open(const char *path, trf_file *file, uint64_t *size, trf_error *err) {
+    struct stat info;
+    /* O_NONBLOCK: opening a FIFO that nobody writes to must not hang. */
+    *file = (trf_file){open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), path};
+    if (file->fd < 0)
+        return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open");
+    if (fstat(file->fd, &info) != 0) {
+        trf_status status = trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot examine");
+        trf_file_close(file);
+        return status;
+    }
+    if (!S_ISREG(info.st_mode)) {
+        trf_file_close(file);
+        return trf_fail(err, TRF_ERR_IO, TRF_NO_OFFSET, "%s: not a regular file", path);
+    }
+    *size = (uint64_t)info.st_size;
+    return TRF_OK;
+}
+
+trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err) {
+    *file = (trf_file){open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode), path};
+    if (file->fd >= 0)
+        return TRF_OK;
+    trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot create");
+    if (err)
+        err->status = TRF_ERR_IO; /* a missing folder of an output is not a missing input */
+    return TRF_ERR_IO;
+}
+
+void trf_file_close(trf_file *file) {
+    if (file->fd >= 0)
+        close(file->fd);
+    file->fd = -1;
+}
+
+trf_status trf_file_sync(const trf_file *file, trf_error *err) {
+    while (fsync(file->fd) != 0)
+        if (errno != EINTR)
+            return trf_fail_errno(err, file->path, TRF_NO_OFFSET, "cannot sync");
+    return TRF_OK;
+}
+
+trf_status trf_file_read(const trf_file *file, uint64_t offset, void *dst, uint64_t size, trf_error *err) {
+    uint8_t *at = dst;
+    while (size) {
+        size_t part = size < TRF_MAX_TRANSFER ? (size_t)size : TRF_MAX_TRANSFER;
+        ssize_t got = offset <= INT64_MAX ? pread(file->fd, at, part, (off_t)offset) : 0;
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return trf_fail_errno(err, file->path, offset, "cannot read");
+        if (got == 0)
+            return trf_fail(err, TRF_ERR_TRUNCATED, offset,
+                            "%s: ends at byte %" PRIu64 ", where %" PRIu64 " more bytes were expected", file->path,
+                            offset, size);
+        at += got, offset += (uint64_t)got, size -= (uint64_t)got;
+    }
+    return TRF_OK;
+}
+
+trf_status trf_file_write(const trf_file *file, uint64_t offset, const void *src, uint64_t size, trf_error *err) {
+    const uint8_t *at = src;
+    while (size) {
+        size_t part = size < TRF_MAX_TRANSFER ? (size_t)size : TRF_MAX_TRANSFER;
+        ssize_t put = pwrite(file->fd, at, part, (off_t)offset);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return trf_fail_errno(err, file->path, offset, "cannot write");
+        if (put == 0)
+            return trf_fail(err, TRF_ERR_IO, offset, "%s: cannot write at byte %" PRIu64, file->path, offset);
+        at += put, offset += (uint64_t)put, size -= (uint64_t)put;
+    }
+    return TRF_OK;
+}
+
+trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err) {
+    while (ftruncate(file->fd, (off_t)size) != 0)
+        if (errno != EINTR)
+            return trf_fail_errno(err, file->path, TRF_NO_OFFSET, "cannot set the size");
+    return TRF_OK;
+}
+
+trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size_t *bytes, trf_error *err) {
+    trf_file file;
+    uint64_t size;
+    char *buffer = NULL;
+    trf_status status = trf_file_open(path, &file, &size, err);
+    if (status != TRF_OK)
+        return status;
+    if (size > max_bytes) {
+        status = trf_fail(err, TRF_ERR_FORMAT, max_bytes,
+                          "%s: %" PRIu64 " bytes, of which at most %" PRIu64 " were expected", path, size, max_bytes);
+        goto done;
+    }
+    if (!(buffer = malloc((size_t)size + 1))) {
+        status = trf_fail_memory(err, size + 1);
+        goto done;
+    }
+    if ((status = trf_file_read(&file, 0, buffer, size, err)) != TRF_OK)
+        goto done;
+    buffer[size] = 0;
+    *text = buffer, *bytes = (size_t)size;
+    buffer = NULL;
+done:
+    free(buffer);
+    trf_file_close(&file);
+    return status;
+}
+
+trf_status trf_directory_sync(const char *path, trf_error *err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open");
+    trf_status status = TRF_OK;
+    /* Some file systems cannot sync a directory, and say so with EINVAL. */
+    if (fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP)
+        status = trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot sync");
+    close(fd);
+    return status;
+}
+
+static int trf_is_entry(const struct dirent *entry) {
+    return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+}
+
+/* Not alphasort: its order depends on the locale. */
+static int trf_compare_entries(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+trf_status trf_directory_list(const char *path, trf_directory *directory, trf_error *err) {
+    *directory = (trf_directory){0};
+    struct dirent **entries = NULL;
+    int count = scandir(path, &entries, trf_is_entry, trf_compare_entries);
+    if (count < 0)
+        return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot list");
+    trf_status status = TRF_OK;
+    directory->names = calloc((size_t)count + 1, sizeof *directory->names);
+    for (int i = 0; i < count; i++) {
+        if (directory->names && (directory->names[directory->count] = strdup(entries[i]->d_name)))
+            directory->count++;
+        else
+            status = TRF_ERR_MEMORY;
+        free(entries[i]);
+    }
+    free(entries);
+    if (status == TRF_OK && directory->names)
+        return TRF_OK;
+    trf_directory_free(directory);
+    return trf_fail_memory(err, (uint64_t)count * sizeof(char *));
+}
+
+void trf_directory_free(trf_directory *directory) {
+    for (size_t i = 0; i < directory->count; i++)
+        free(directory->names[i]);
+    free(directory->names);
+    *directory = (trf_directory){0};
+}
+
+char *trf_path_join(const char *directory, const char *name) {
+    size_t length = strlen(directory), slash = length && directory[length - 1] != '/';
+    char *path = malloc(length + slash + strlen(name) + 1);
+    if (path)
+        sprintf(path, "%s%s%s", directory, slash ? "/" : "", name);
+    return path;
+}
+
+char *trf_path_parent(const char *path) {
+    size_t length = (size_t)(trf_path_name(path) - path);
+    if (length == 0)
+        return strdup(".");
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    return strndup(path, length);
+}
+
+const char *trf_path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}

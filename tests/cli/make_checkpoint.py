@@ -1,0 +1,121 @@
+"""Makes the checkpoints of the command line tests, with numpy alone. The same arguments give the same bytes.
+
+Usage: make_checkpoint.py KIND PATH
+  mixed     a file with a tensor of every type that has a codec, an embedding, experts, biases, odd shapes and names
+  sharded   a folder with an index, two shards, a config and a subfolder
+  large     a file with one BF16 matrix of 128 MiB
+  float     a file with F32 matrices
+  hostile   a file whose tensor name holds terminal escape sequences
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def bf16(values):
+    return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def fp8(values, mantissa_bits):
+    """F16 cut to eight bits: E5M2 exactly, and a plausible spread of E4M3 codes (never its NaN)."""
+    high = np.asarray(values, np.float16).view(np.uint16)
+    if mantissa_bits == 2:
+        return (high >> 8).astype(np.uint8)
+    magnitude = np.minimum((high & 0x7FFF) >> 7, 0x7E)
+    return (high >> 8 & 0x80 | magnitude).astype(np.uint8)
+
+
+def normal(rng, *shape):
+    return 0.02 * rng.standard_normal(shape, dtype=np.float32)
+
+
+def mixed():
+    rng = np.random.default_rng(1)
+    special = bf16(normal(rng, 300, 500))
+    special.flat[::997] = [0x7F80, 0xFF80, 0x7FC1, 0x0000, 0x8000, 0x0001, 0x8001] * 21 + [0xFFFF] * 4
+    return {
+        "model.embed_tokens.weight": ("BF16", bf16(normal(rng, 128, 64))),
+        "layers.0.q_proj.weight": ("BF16", special),
+        "layers.0.k_proj.weight": ("F16", normal(rng, 257, 96).astype(np.float16)),
+        "layers.0.v_proj.weight": ("F8_E4M3", fp8(normal(rng, 256, 272), 3)),
+        "layers.0.o_proj.weight": ("F8_E5M2", fp8(normal(rng, 100, 300), 2)),
+        "layers.0.codes.weight": ("I8", np.clip(np.rint(30 * rng.standard_normal((192, 320))), -127, 127).astype(np.int8)),
+        "layers.0.experts.up_proj": ("BF16", bf16(normal(rng, 3, 96, 160))),
+        "layers.0.norm.weight": ("BF16", bf16(1 + normal(rng, 64))),
+        "layers.0.float.weight": ("F32", normal(rng, 64, 96)),
+        "layers.0.thin.weight": ("BF16", bf16(normal(rng, 1, 7))),
+        'odd "name" \\ é.weight': ("BF16", bf16(normal(rng, 65, 99))),
+        "empty": ("BF16", np.empty((0, 16), np.uint16)),
+        "scalar": ("I64", np.array(7, np.int64)),
+        "mask": ("BOOL", np.array([True, False, True])),
+    }
+
+
+def floats():
+    rng = np.random.default_rng(2)
+    row_sigma = np.exp(0.5 * rng.standard_normal((512, 1), dtype=np.float32))
+    return {
+        "a.weight": ("F32", row_sigma * normal(rng, 512, 1024)),
+        "b.weight": ("F32", normal(rng, 640, 768)),
+        "a.bias": ("F32", normal(rng, 512)),
+    }
+
+
+def large():
+    rng = np.random.default_rng(3)
+    words = bf16(normal(rng, 1024, 8192))
+    return {"big.weight": ("BF16", np.tile(words, (8, 1)))}
+
+
+def hostile():
+    return {"a\x1b[2Jb\rc.weight": ("BF16", bf16(normal(np.random.default_rng(4), 32, 32)))}
+
+
+def write(path, tensors, metadata={"format": "pt"}):
+    # The canonical layout: by falling alignment, then by name; no gaps; a header padded with spaces.
+    sizes = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2}
+    names = sorted(tensors, key=lambda name: (-sizes.get(tensors[name][0], 1), name))
+    header, offset = {"__metadata__": metadata} if metadata else {}, 0
+    for name in names:
+        dtype, array = tensors[name]
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            file.write(tensors[name][1].tobytes())
+
+
+def write_sharded(folder):
+    tensors = mixed()
+    names = sorted(tensors)
+    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    folder.mkdir(parents=True)
+    for file, members in shards.items():
+        write(folder / file, {name: tensors[name] for name in members})
+    index = {
+        "metadata": {"total_size": sum(array.nbytes for _, array in tensors.values())},
+        "weight_map": {name: file for file, members in shards.items() for name in members},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text('{"model_type": "test"}\n')
+    (folder / "extra").mkdir()
+    (folder / "extra" / "notes.txt").write_text("kept as it is\n")
+
+
+def main():
+    kind, path = sys.argv[1], Path(sys.argv[2])
+    if kind == "sharded":
+        write_sharded(path)
+    else:
+        write(path, {"mixed": mixed, "large": large, "float": floats, "hostile": hostile}[kind]())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+#!/bin/sh
+# Outputs: never over something that exists without -f, never half made, nowhere that cannot be written.
+. "$(dirname "$0")/common.sh"
+need_numpy
+
+"$TRF_PYTHON" "$here/make_checkpoint.py" mixed mixed.safetensors || exit 1
+"$TRF_PYTHON" "$here/make_checkpoint.py" sharded sharded || exit 1
+"$TRF_PYTHON" -c 'import numpy as np; np.save("x.npy", np.ones((1, 96), np.float32))'
+expect 0 compress mixed.safetensors -o packed.safetensors
+expect 0 extract packed.safetensors layers.0.k_proj.weight -o layer.trf
+inputs="layer.trf mixed.safetensors packed.safetensors sharded x.npy"
+
+# ---- what exists stays ----
+echo precious >keep
+for command in 'compress mixed.safetensors -o keep' 'decompress packed.safetensors -o keep' \
+    'extract packed.safetensors layers.0.k_proj.weight -o keep' 'matmul layer.trf x.npy -o keep' \
+    'bench --layers 16x16 --runs 1 --json keep' 'bench --layers 16x16 --runs 1 --csv keep'; do
+    # shellcheck disable=SC2086
+    expect 1 $command
+    expect_error keep TRF_ERR_EXISTS
+    [ "$(cat keep)" = precious ] || fail "$command overwrote a file"
+done
+mkdir folder && echo precious >folder/keep
+expect 1 compress sharded -o folder
+expect_error folder TRF_ERR_EXISTS
+# Not even -f replaces a folder that holds no checkpoint.
+expect 1 compress sharded -o folder -f
+[ "$(cat folder/keep)" = precious ] || fail "a folder was replaced"
+# shellcheck disable=SC2086
+expect_only folder keep $inputs
+rm -r folder
+
+# ---- -f replaces ----
+for command in 'compress mixed.safetensors -o keep' 'decompress packed.safetensors -o keep' \
+    'extract packed.safetensors layers.0.k_proj.weight -o keep' 'matmul layer.trf x.npy -o keep' \
+    'bench --layers 16x16 --batch 1 --codec bf16 --runs 1 --json keep' \
+    'bench --layers 16x16 --batch 1 --codec bf16 --runs 1 --csv keep'; do
+    echo precious >keep
+    # shellcheck disable=SC2086
+    expect 0 $command -f
+    [ "$(cat keep | tr -d '\0')" != precious ] || fail "$command -f did not replace the file"
+done
+rm keep
+
+# ---- places that cannot be written ----
+for place in nowhere/out mixed.safetensors/out; do
+    for command in 'compress mixed.safetensors' 'decompress packed.safetensors' \
+        'extract packed.safetensors layers.0.k_proj.weight' 'matmul layer.trf x.npy'; do
+        # shellcheck disable=SC2086
+        expect 1 $command -o $place
+        expect_error $place
+    done
+    expect 1 bench --layers 16x16 --runs 1 --json $place
+    expect_error $place TRF_ERR_IO
+    [ ! -s out ] || fail "bench measured before it looked at where its results go"
+done
+if [ "$(id -u)" -ne 0 ]; then
+    mkdir sealed && chmod a-w sealed
+    expect 1 compress mixed.safetensors -o sealed/out
+    expect_error sealed/out TRF_ERR_IO
+    rmdir sealed
+fi
+
+# ---- inputs that are not there, or are something else ----
+echo 'not a checkpoint' >text
+mkdir hollow
+for input in absent text hollow; do
+    for command in "compress $input -o no" "decompress $input -o no" "verify $input" "info $input" \
+        "extract $input t -o no"; do
+        # shellcheck disable=SC2086
+        expect 1 $command
+        expect_error $input
+    done
+done
+expect 1 verify packed.safetensors --against absent
+expect_error absent TRF_ERR_NOT_FOUND
+# The input itself is no place for the output.
+expect 1 compress mixed.safetensors -o mixed.safetensors -f
+expect 1 compress sharded -o sharded/inside
+rm -r text hollow
+# shellcheck disable=SC2086
+expect_only $inputs

@@ -1,0 +1,95 @@
+#!/bin/sh
+# Command lines that cannot be run: exit status 2, and a message that says what is wrong; help; missing devices.
+. "$(dirname "$0")/common.sh"
+
+# Usage: wrong WORD ARGUMENT...   A usage error whose message has WORD in it.
+wrong() {
+    word=$1
+    shift
+    expect 2 "$@"
+    [ ! -s out ] || fail "transfuse $*: something on standard output"
+    head -n 1 err | grep -qF -- "$word" || {
+        cat err
+        fail "transfuse $*: the message lacks '$word'"
+    }
+}
+
+wrong usage
+wrong nonsense nonsense
+wrong --nonsense --nonsense
+wrong IN compress
+wrong IN compress ''
+wrong '-o OUT' compress in
+wrong value compress in -o
+wrong --output compress in -o ''
+wrong extra compress in -o out extra
+wrong -x compress in -o out -x
+wrong --nonsense compress in -o out --nonsense
+wrong 'no value' compress in -o out --int8=8
+wrong --codec compress in -o out --codec int4
+wrong --codec compress in -o out --codec ''
+wrong --favor compress in -o out --favor memory
+wrong --include compress in -o out --include ''
+wrong exclude compress in -o out --int8 --bits 4
+wrong --int8 compress in -o out --int8 --codec bf16
+wrong --bits compress in -o out --bits 4 --codec auto
+wrong --granularity compress in -o out --granularity channel
+for bits in '' 1.99 8.01 nan inf 4x 4,5 ' 4' -4; do
+    wrong --bits compress in -o out --bits "$bits"
+done
+for granularity in '' row group group: group:0 group:8 group:24 group:-16 group:1048592 block block:17 channel:16; do
+    wrong --granularity compress in -o out --int8 --granularity "$granularity"
+done
+for threads in '' -1 1025 1.5 two 99999999999999999999; do
+    wrong --threads compress in -o out -T "$threads"
+done
+wrong IN decompress
+wrong '-o OUT' decompress in
+wrong --codec decompress in -o out --codec auto
+wrong IN verify
+wrong --against verify in --against ''
+wrong -o verify in -o out
+wrong IN info
+wrong other info in other
+wrong TENSOR extract in -o out
+wrong X.npy matmul layer -o out
+wrong --device matmul layer x -o out --device tpu
+wrong --path matmul layer x -o out --path slow
+for layers in '' 4 4x 4x0 x4 4x4x4 4x4, ,4x4 4x-4 4x2147483648; do
+    wrong --layers bench --layers "$layers"
+done
+for batch in '' 0 1, -1 1,,2 a; do
+    wrong --batch bench --batch "$batch"
+done
+wrong --codec bench --codec bf16,int9
+wrong --sigma bench --sigma 0
+wrong --bits bench --bits 4,9
+wrong --runs bench --runs 0
+wrong --distribution bench --distribution cauchy
+wrong --granularity bench --codec bf16 --granularity channel
+wrong operand bench operand
+
+expect 0 --version
+grep -q '^transfuse [0-9]*\.[0-9]*\.[0-9]*$' out || fail "--version"
+expect 0 --help
+for command in compress decompress verify info extract matmul bench; do
+    grep -q "^  $command " out || fail "--help does not name $command"
+done
+for command in compress decompress verify info extract matmul bench; do
+    expect 0 $command --help
+    grep -q "^usage: transfuse $command" out || fail "$command --help"
+    awk 'length > 120 { exit 1 }' out || fail "$command --help has long lines"
+    [ ! -s err ] || fail "$command --help: something on standard error"
+done
+
+# The device is looked at before any file; there is no falling back to the CPU.
+expect 3 matmul layer x -o out.npy --device cuda
+expect_error TRF_ERR_DEVICE cuda
+expect 3 bench --layers 64x64 --device cuda
+expect_error TRF_ERR_DEVICE cuda
+
+if [ -w /dev/full ]; then
+    "$TRANSFUSE" --help >/dev/full 2>err && fail "standard output that cannot be written goes unnoticed"
+    expect_error 'standard output'
+fi
+[ -z "$(find . -mindepth 1 ! -name out ! -name err)" ] || fail "files were left"

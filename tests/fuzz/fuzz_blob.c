@@ -1,0 +1,58 @@
+/* Any bytes as a layer blob: the validator and, where it accepts them, every decoder. The checksums are put right first, as
+ * a fuzzer would never find them; what lies behind them is what wants testing. */
+#include "trf_decode.h"
+
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* Recomputes the checksums of all tiles that lie inside the blob, then the head's. */
+static void mend_checksums(uint8_t *blob, size_t size) {
+    uint64_t head_bytes;
+    if (trf_blob_head_bytes(blob, size, size, &head_bytes, NULL) != TRF_OK || head_bytes > size)
+        return;
+    trf_header *header = (trf_header *)blob;
+    uint64_t tiles = (uint64_t)header->num_tiles_row * header->num_tiles_col;
+    trf_tile_meta *metas = (trf_tile_meta *)(blob + TRF_TILES_OFFSET);
+    for (uint64_t t = 0; t < tiles; t++)
+        if (metas[t].data_offset <= size && metas[t].data_size <= size - metas[t].data_offset)
+            metas[t].checksum = trf_tile_checksum(blob + metas[t].data_offset, metas[t].data_size, t);
+    header->head_checksum = trf_head_checksum(blob, head_bytes);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    void *blob;
+    trf_blob_view view;
+    trf_error err;
+    if (posix_memalign(&blob, 16, size ? size : 1))
+        return 0;
+    memcpy(blob, data, size);
+    mend_checksums(blob, size);
+    if (trf_blob_open(blob, size, size, &view, &err) == TRF_OK) {
+        static trf_decode_table table;
+        uint16_t *elements = malloc(2 * TRF_TILE_SIZE * TRF_TILE_SIZE), *again = malloc(2 * TRF_TILE_SIZE * TRF_TILE_SIZE);
+        float *values = malloc(4 * TRF_TILE_SIZE * TRF_TILE_SIZE);
+        trf_decode_table_init(&table, &view);
+        for (uint64_t t = 0; elements && again && values && t < view.num_tiles; t++) {
+            const uint8_t *tile = (const uint8_t *)blob + view.tiles[t].data_offset;
+            trf_tile_shape shape = trf_tile_shape_of(&view.header, t, view.tiles[t].kind);
+            if (trf_blob_check_tile(&view, t, tile, &err) != TRF_OK)
+                continue;
+            trf_status status = trf_decode_tile_ref(&view, &table, t, tile, elements, TRF_TILE_SIZE, &err);
+            if (status != trf_decode_tile_best()(&view, &table, t, tile, again, TRF_TILE_SIZE, &err))
+                abort();
+            if (status != TRF_OK)
+                continue;
+            for (uint32_t r = 0; r < shape.rows; r++)
+                if (memcmp(elements + r * TRF_TILE_SIZE, again + r * TRF_TILE_SIZE, 2 * shape.cols))
+                    abort();
+            trf_elements_to_dtype(&view, t, elements, TRF_TILE_SIZE, values, TRF_TILE_SIZE);
+            trf_elements_to_f32(&view, t, elements, TRF_TILE_SIZE, values, TRF_TILE_SIZE, 0);
+        }
+        free(elements);
+        free(again);
+        free(values);
+    }
+    free(blob);
+    return 0;
+}

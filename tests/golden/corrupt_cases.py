@@ -1,0 +1,511 @@
+"""Blobs that a reader has to reject, each with exactly one fault and the status that this fault has.
+
+Where the fault lies behind a checksum, the checksums are made right again, so that the check that is meant fires.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import trf_reference as ref
+import xxhash
+from trf_reference_encoder import Options, encode, seal, seal_head
+
+Case = tuple[str, bytes, str, str]
+
+TRUNCATED, MAGIC, VERSION, HEADER = "TRF_ERR_TRUNCATED", "TRF_ERR_MAGIC", "TRF_ERR_VERSION", "TRF_ERR_HEADER"
+TABLE, TILE, CHECKSUM, STREAM = "TRF_ERR_TABLE", "TRF_ERR_TILE", "TRF_ERR_CHECKSUM", "TRF_ERR_STREAM"
+
+#: struct format and byte offset of the fields, extension fields included
+FIELDS = {
+    "magic": ("I", 0), "version": ("H", 4), "codec": ("B", 6), "source_dtype": ("B", 7), "class_bits": ("B", 8),
+    "raw_bits": ("B", 9), "tile_size": ("H", 10), "rows": ("I", 12), "cols": ("I", 16), "num_tiles_row": ("I", 20),
+    "num_tiles_col": ("I", 24), "probability_bits": ("B", 28), "state_bits": ("B", 29), "slab_rows": ("B", 30),
+    "streams_per_lane": ("B", 31), "slab_cols": ("H", 32), "stored_bytes": ("B", 34), "predictor_modes": ("B", 35),
+    "extension_offset": ("I", 36), "extension_bytes": ("I", 40), "flags": ("I", 44), "blob_bytes": ("Q", 48),
+    "head_checksum": ("Q", 56), "exponent_offset": ("i", 96), "granularity": ("B", 100), "scale_dtype": ("B", 101),
+    "reserved": ("H", 102), "group_size": ("I", 104), "scale_exponent": ("i", 108), "frequency_offset": ("Q", 112),
+    "tiles_offset": ("Q", 120), "scales_offset": ("Q", 128), "scales_bytes": ("Q", 136),
+    "row_offsets_offset": ("Q", 144), "row_offsets_bytes": ("Q", 152), "col_offsets_offset": ("Q", 160),
+    "col_offsets_bytes": ("Q", 168), "data_offset": ("Q", 176), "exception_count": ("Q", 184),
+    **{f"class_value[{k}]": ("h", 64 + 2 * k) for k in range(16)},
+    **{f"extension byte {k}": ("B", 64 + k) for k in range(128, 256)},
+}  # fmt: skip
+TILE_FIELDS = {
+    "data_offset": ("Q", 0), "data_size": ("I", 8), "predictor_mode": ("B", 12), "kind": ("B", 13),
+    "reserved (14)": ("H", 14), "exception_count": ("I", 16), "reserved (20)": ("I", 20), "checksum": ("Q", 24),
+}  # fmt: skip
+
+
+def get(blob: bytes, field: str) -> int:
+    return struct.unpack_from("<" + FIELDS[field][0], blob, FIELDS[field][1])[0]
+
+
+def put(blob: bytearray, field: str, value: int) -> None:
+    struct.pack_into("<" + FIELDS[field][0], blob, FIELDS[field][1], value)
+
+
+def get_tile(blob: bytes, t: int, field: str) -> int:
+    code, at = TILE_FIELDS[field]
+    return struct.unpack_from("<" + code, blob, 832 + 32 * t + at)[0]
+
+
+def put_tile(blob: bytearray, t: int, field: str, value: int) -> None:
+    code, at = TILE_FIELDS[field]
+    struct.pack_into("<" + code, blob, 832 + 32 * t + at, value)
+
+
+class Places:
+    """Where the parts of one slab are, in bytes of the blob."""
+
+    def __init__(self, blob: bytes, t: int, s: int) -> None:
+        h = ref.read_head(blob)
+        tile = h.tiles[t]
+        slab_count = ref.ceil_div(tile.coded_rows, 32)
+        self.tile, self.table = tile.data_offset, tile.data_offset + 4 * s
+        self.table_end = tile.data_offset + 4 * slab_count
+        ends = struct.unpack_from(f"<{2 * slab_count}H", blob, self.tile)[::2]
+        self.start = self.tile + (16 * ends[s - 1] if s else ref.align16(4 * slab_count))
+        self.end = self.tile + 16 * ends[s]
+        self.slivers = self.tile + 16 * ends[-1]
+        blocks = min(2, tile.coded_rows // 16 - 2 * s)
+        self.n = 8 * blocks * tile.coded_cols // 16
+        self.state = self.start + 128 * sum(ref.plane_words(self.n, w) for w in ref.plane_widths(h.raw_bits))
+        self.pairs = self.state + 64
+        self.words = self.pairs + 16
+        self.low = self.words + 2 * sum(blob[self.pairs : self.words])
+        self.exceptions = struct.unpack_from("<HH", blob, self.table)[1]
+        self.high = self.low + 2 * self.exceptions
+        self.contents_end = self.high + self.exceptions
+
+
+def values(seed: int, rows: int, cols: int) -> np.ndarray:
+    """Small numbers with a lean towards 0."""
+    x = (np.arange(rows * cols, dtype=np.uint64) + np.uint64(seed)) * np.uint64(2654435761) >> np.uint64(7)
+    return ((x & np.uint64(3)) * (x >> np.uint64(5) & np.uint64(3))).astype(np.int64).reshape(rows, cols)
+
+
+def bases() -> dict[str, bytes]:
+    """The legal blobs that get a fault."""
+    signs = values(5, 53, 41) % 2 << 7
+    force = np.zeros((53, 41), bool)
+    force[:48:9, :32:7] = True
+    e4m3 = signs | 2 + values(1, 53, 41) << 3 | values(2, 53, 41) % 8
+    e5m2 = 18 + values(3, 17, 273) << 2 | values(4, 17, 273) & 3
+    grouped = {"granularity": ref.GROUP, "group_size": 16}
+    codes = values(6, 17, 17) - 4
+    return {
+        "tiny": encode(np.full((1, 1), 0x3F80), Options(ref.BF16, ref.BF16_DTYPE)),
+        "slabs": encode(e4m3, Options(ref.E4M3, ref.F8_E4M3, force=force)),
+        "quads": encode(e4m3[:16, :16], Options(ref.E4M3, ref.F8_E4M3, class_bits=2)),
+        "offsets": encode(
+            e5m2,
+            Options(
+                ref.E5M2, ref.F8_E5M2, row_offsets=values(7, 1, 17)[0] - 1, col_offsets=values(8, 1, 273)[0] - 2,
+                modes=lambda t: 3, exponent_offset=1,
+            ),
+        ),
+        "stored": encode(e5m2[:1, :257], Options(ref.E5M2, ref.F8_E5M2)),
+        "group": encode(
+            codes,
+            Options(ref.INT, ref.F16, class_value=[-8], raw_bits=1, scales=np.full((17, 2), 0.5), **grouped),
+        ),
+        "channel": encode(
+            codes[:3],
+            Options(ref.INT, ref.F32, class_value=[-8], raw_bits=1, granularity=ref.CHANNEL, scales=np.ones(3)),
+        ),
+        # Its plane of width 1 has 8 weights in a word of 32 bits.
+        "i8": encode(codes, Options(ref.INT, ref.I8, class_value=[-8], raw_bits=1, stored_bytes=1)),
+    }  # fmt: skip
+
+
+def slug(text: str) -> str:
+    kept = "".join(c if c.isalnum() or c == "-" else "_" for c in text)
+    return "_".join(part for part in kept.split("_") if part)
+
+
+def changed(base: bytes, change: Callable[[bytearray], None], sealed: bool = True) -> bytes:
+    blob = bytearray(base)
+    change(blob)
+    return bytes(seal(blob) if sealed else blob)
+
+
+def truncated_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    blob = base["group"]
+    data_offset, scales_offset = get(blob, "data_offset"), get(blob, "scales_offset")
+    for name, size in (
+        ("empty", 0), ("one_byte", 1), ("inside_header", 63), ("after_header", 64), ("inside_extension", 319),
+        ("after_extension", 320), ("inside_table", 700), ("after_table", 832), ("inside_tile_metadata", 850),
+        ("after_tile_metadata", scales_offset), ("inside_scales", scales_offset + 20), ("before_data", data_offset),
+        ("inside_tile", data_offset + 100), ("by_16_bytes", len(blob) - 16), ("by_one_byte", len(blob) - 1),
+    ):  # fmt: skip
+        yield f"truncated_{name}", blob[:size], TRUNCATED, f"the first {size} of {len(blob)} bytes"
+
+
+def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    # base, field, value, status
+    table = [
+        ("tiny", "magic", 0, MAGIC), ("tiny", "magic", 0x58414E53, MAGIC),
+        ("tiny", "version", 0, VERSION), ("tiny", "version", 2, VERSION),
+        ("tiny", "codec", 0, HEADER), ("tiny", "codec", 6, HEADER), ("tiny", "codec", ref.FP16, HEADER),
+        ("tiny", "source_dtype", 0, HEADER), ("tiny", "source_dtype", 7, HEADER),
+        ("tiny", "source_dtype", ref.F16, HEADER), ("tiny", "source_dtype", ref.I8, HEADER),
+        ("i8", "source_dtype", ref.F32, HEADER), ("i8", "source_dtype", ref.F8_E4M3, HEADER),
+        ("channel", "source_dtype", ref.I8, HEADER), ("channel", "source_dtype", ref.F8_E5M2, HEADER),
+        ("tiny", "class_bits", 0, HEADER), ("tiny", "class_bits", 3, HEADER), ("tiny", "class_bits", 8, HEADER),
+        ("tiny", "raw_bits", 7, HEADER), ("tiny", "raw_bits", 10, HEADER), ("i8", "raw_bits", 9, HEADER),
+        ("tiny", "tile_size", 128, HEADER), ("tiny", "rows", 0, HEADER), ("tiny", "cols", 0, HEADER),
+        ("tiny", "rows", 1 << 31, HEADER), ("tiny", "cols", 0xFFFFFFFF, HEADER), ("tiny", "rows", 257, HEADER),
+        ("tiny", "num_tiles_row", 0, HEADER), ("tiny", "num_tiles_row", 2, HEADER),
+        ("tiny", "num_tiles_col", 0, HEADER), ("tiny", "num_tiles_col", 0xFFFFFFFF, HEADER),
+        ("tiny", "probability_bits", 8, HEADER), ("tiny", "probability_bits", 13, HEADER),
+        ("tiny", "state_bits", 11, HEADER), ("tiny", "state_bits", 17, HEADER), ("tiny", "slab_rows", 16, HEADER),
+        ("tiny", "streams_per_lane", 2, HEADER), ("tiny", "slab_cols", 128, HEADER),
+        ("tiny", "stored_bytes", 1, HEADER), ("i8", "stored_bytes", 3, HEADER), ("i8", "stored_bytes", 0, HEADER),
+        ("tiny", "predictor_modes", 4, HEADER), ("tiny", "predictor_modes", 1, HEADER),
+        ("i8", "predictor_modes", 2, HEADER),
+        ("tiny", "extension_offset", 80, HEADER), ("tiny", "extension_bytes", 240, HEADER),
+        ("tiny", "flags", 1, HEADER), ("tiny", "flags", 1 << 31, HEADER),
+        ("tiny", "blob_bytes", len(base["tiny"]) - 8, HEADER), ("tiny", "blob_bytes", 0, HEADER),
+        ("tiny", "blob_bytes", len(base["tiny"]) + 16, TRUNCATED),
+        ("tiny", "blob_bytes", 1 << 63, TRUNCATED),
+        ("tiny", "head_checksum", get(base["tiny"], "head_checksum") ^ 1, CHECKSUM),
+        ("tiny", "class_value[0]", -1, HEADER), ("tiny", "class_value[15]", 256, HEADER),
+        ("tiny", "class_value[3]", get(base["tiny"], "class_value[2]"), HEADER),
+        ("quads", "class_value[4]", 12, HEADER), ("quads", "class_value[15]", -4, HEADER),
+        ("quads", "class_value[0]", get(base["quads"], "class_value[0]") + 1, HEADER),
+        ("quads", "class_value[0]", 16, HEADER), ("slabs", "class_value[1]", 16, HEADER),
+        ("i8", "class_value[1]", 0, HEADER), ("i8", "class_value[15]", 1023, HEADER),
+        ("tiny", "exponent_offset", 255, HEADER), ("tiny", "exponent_offset", -255, HEADER),
+        ("i8", "exponent_offset", 1, HEADER),
+        ("tiny", "granularity", 1, HEADER), ("channel", "granularity", 5, HEADER),
+        ("channel", "granularity", 0, HEADER), ("group", "granularity", 4, HEADER),
+        ("channel", "scale_dtype", 2, HEADER), ("group", "scale_dtype", 1, HEADER), ("tiny", "scale_dtype", 1, HEADER),
+        ("group", "scale_dtype", 3, HEADER), ("tiny", "reserved", 1, HEADER), ("tiny", "group_size", 16, HEADER),
+        ("channel", "group_size", 32, HEADER), ("group", "group_size", 0, HEADER),
+        ("group", "group_size", 24, HEADER), ("group", "group_size", (1 << 20) + 16, HEADER),
+        ("group", "scale_exponent", 127, HEADER), ("group", "scale_exponent", -127, HEADER),
+        ("channel", "scale_exponent", 1, HEADER), ("tiny", "scale_exponent", -1, HEADER),
+        ("tiny", "extension byte 128", 1, HEADER), ("tiny", "extension byte 255", 128, HEADER),
+    ]  # fmt: skip
+    for name, field, value, status in table:
+        before = get(base[name], field)
+
+        def change(blob: bytearray, field: str = field, value: int = value) -> None:
+            put(blob, field, value)
+            if field != "head_checksum":
+                seal_head(blob, get(base[name], "data_offset"))
+
+        label = slug(f"{field} wrong" if field == "head_checksum" else f"{field} {value}")
+        yield f"{name}_{label}", changed(base[name], change, False), status, f"{field} {value}, was {before}"
+
+    def shift_progression(blob: bytearray) -> None:
+        for k in range(16):
+            put(blob, f"class_value[{k}]", 1010 + 2 * k)
+
+    yield "i8_class_values_beyond_1023", changed(base["i8"], shift_progression), HEADER, "class_value 1010…1040"
+
+    blob = bytearray(base["stored"][:-16])
+    put(blob, "blob_bytes", len(blob))
+    yield "stored_last_tile_behind_blob", bytes(seal(blob)), TILE, "file and blob_bytes are 16 bytes shorter"
+    blob = bytearray(base["tiny"] + bytes(16))
+    put(blob, "blob_bytes", len(blob))
+    yield "tiny_gap_behind_last_tile", bytes(seal(blob)), TILE, "the last 16 bytes belong to no tile"
+
+
+def section_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    table = [
+        ("tiny", "frequency_offset", 336), ("tiny", "tiles_offset", 848), ("tiny", "tiles_offset", 320),
+        ("tiny", "data_offset", get(base["tiny"], "data_offset") + 16),
+        ("tiny", "data_offset", get(base["tiny"], "data_offset") - 16),
+        ("tiny", "data_offset", get(base["tiny"], "data_offset") + 8), ("tiny", "data_offset", 1 << 63),
+        ("group", "scales_offset", get(base["group"], "scales_offset") + 16),
+        ("group", "scales_offset", 832), ("group", "scales_offset", 0),
+        ("group", "scales_bytes", get(base["group"], "scales_bytes") - 2), ("group", "scales_bytes", 0),
+        ("tiny", "scales_offset", 864), ("tiny", "scales_bytes", 16),
+        ("offsets", "row_offsets_offset", get(base["offsets"], "col_offsets_offset")),
+        ("offsets", "row_offsets_offset", 0), ("offsets", "row_offsets_bytes", 16),
+        ("offsets", "col_offsets_offset", get(base["offsets"], "row_offsets_offset")),
+        ("offsets", "col_offsets_bytes", 272), ("offsets", "col_offsets_bytes", (1 << 64) - 1),
+        ("tiny", "row_offsets_bytes", 1), ("tiny", "col_offsets_offset", 864),
+    ]  # fmt: skip
+    for name, field, value in table:
+
+        def change(blob: bytearray, field: str = field, value: int = value) -> None:
+            put(blob, field, value)
+            seal_head(blob, get(base[name], "data_offset"))
+
+        what = f"{field} {value}, was {get(base[name], field)}"
+        yield f"{name}_section_{slug(f'{field} {value}')}", changed(base[name], change, False), HEADER, what
+
+    def swap_sections(blob: bytearray) -> None:
+        for suffix in ("offset", "bytes"):
+            row, col = get(blob, f"row_offsets_{suffix}"), get(blob, f"col_offsets_{suffix}")
+            put(blob, f"row_offsets_{suffix}", col)
+            put(blob, f"col_offsets_{suffix}", row)
+
+    yield "offsets_sections_swapped", changed(base["offsets"], swap_sections), HEADER, "column before row offsets"
+
+    for name, field in (("offsets", "row_offsets"), ("offsets", "col_offsets"), ("group", "scales")):
+        at = get(base[name], f"{field}_offset") + get(base[name], f"{field}_bytes")
+        assert at % 16
+        blob = changed(base[name], lambda b, at=at: b.__setitem__(at, 1))
+        yield f"{name}_padding_behind_{field}", blob, HEADER, f"byte {at} between two sections is 1"
+
+
+def table_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    def frequencies(change: Callable[[np.ndarray], None]) -> bytes:
+        def apply(blob: bytearray) -> None:
+            table = np.frombuffer(bytes(blob[320:832]), "<u2").copy()
+            change(table)
+            blob[320:832] = table.tobytes()
+
+        return changed(base["quads"], apply)
+
+    def add(table: np.ndarray, amount: int) -> None:
+        table[np.argmax(table)] += amount
+
+    yield "table_sum_too_large", frequencies(lambda t: add(t, 1)), TABLE, "sum 2^p + 1"
+    yield "table_sum_too_small", frequencies(lambda t: t.__setitem__(np.argmax(t), t.max() - 1)), TABLE, "sum 2^p − 1"
+    yield "table_zero", frequencies(lambda t: t.fill(0)), TABLE, "all zero"
+
+    def single(table: np.ndarray) -> None:
+        table.fill(0)
+        table[0] = 4096
+
+    yield "table_one_symbol", frequencies(single), TABLE, "one symbol of 2^p"
+
+    def wrapped(table: np.ndarray) -> None:
+        table.fill(272)
+
+    yield "table_sum_wraps_16_bits", frequencies(wrapped), TABLE, "every entry in range, sum 2^p + 2^16"
+
+
+def scale_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    for name, code, entries in (
+        ("group", "<H", {"zero": 0, "minus_zero": 0x8000, "negative": 0xB800, "inf": 0x7C00, "nan": 0x7E01}),
+        ("channel", "<I", {"zero": 0, "negative": 0xBF800000, "inf": 0x7F800000, "nan": 0x7FC00000}),
+    ):
+        size = struct.calcsize(code)
+        for k, (label, value) in enumerate(entries.items()):
+            count = get(base[name], "scales_bytes") // size
+            at = get(base[name], "scales_offset") + size * (k % count)
+            blob = changed(base[name], lambda b, c=code, a=at, v=value: struct.pack_into(c, b, a, v))
+            yield f"{name}_scale_{label}", blob, HEADER, f"scale {k % count} is {label}"
+
+
+def tile_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    o, two = base["offsets"], base["stored"]
+    # base, tile, field, value
+    table = [
+        ("offsets", 0, "data_offset", get_tile(o, 0, "data_offset") + 16),
+        ("offsets", 0, "data_offset", get_tile(o, 0, "data_offset") - 16),
+        ("offsets", 1, "data_offset", get_tile(o, 1, "data_offset") - 16),
+        ("offsets", 1, "data_offset", get_tile(o, 1, "data_offset") + 8),
+        ("offsets", 1, "data_offset", get_tile(o, 0, "data_offset")),
+        ("offsets", 1, "data_offset", (1 << 64) - 16),
+        ("offsets", 0, "data_size", get_tile(o, 0, "data_size") + 16),
+        ("offsets", 0, "data_size", get_tile(o, 0, "data_size") - 8),
+        ("offsets", 0, "data_size", 0), ("offsets", 1, "data_size", 0xFFFFFFF0),
+        ("offsets", 0, "predictor_mode", 4), ("offsets", 0, "predictor_mode", 128),
+        ("slabs", 0, "predictor_mode", 1), ("i8", 0, "predictor_mode", 1), ("stored", 0, "predictor_mode", 2),
+        ("offsets", 0, "kind", 2), ("offsets", 0, "kind", 255), ("offsets", 0, "kind", 1), ("stored", 1, "kind", 0),
+        ("tiny", 0, "kind", 0), ("offsets", 1, "reserved (14)", 1), ("offsets", 1, "reserved (20)", 1 << 31),
+    ]  # fmt: skip
+    for name, t, field, value in table:
+        blob = changed(base[name], lambda b, t=t, f=field, v=value: put_tile(b, t, f, v))
+        before = get_tile(base[name], t, field)
+        yield f"{name}_tile{t}_{slug(f'{field} {value}')}", blob, TILE, f"tile {t}: {field} {value}, was {before}"
+
+    def swap(blob: bytearray) -> None:
+        blob[832:864], blob[864:896] = blob[864:896], blob[832:864]
+
+    yield "stored_tiles_swapped", changed(two, swap), TILE, "metadata of the two tiles exchanged"
+
+    def count(blob: bytearray, t: int, amount: int) -> None:
+        put_tile(blob, t, "exception_count", get_tile(blob, t, "exception_count") + amount)
+        put(blob, "exception_count", get(blob, "exception_count") + amount)
+
+    yield "slabs_tile_exception_count", changed(base["slabs"], lambda b: count(b, 0, 1)), TILE, "one too many"
+    yield "stored_tile_exception_count", changed(two, lambda b: count(b, 1, 1)), TILE, "exceptions in a stored tile"
+
+    def total(blob: bytearray) -> None:
+        put(blob, "exception_count", get(blob, "exception_count") + 1)
+
+    yield "slabs_blob_exception_count", changed(base["slabs"], total), TILE, "not the sum over the tiles"
+
+
+def checksum_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    for name, field in (("group", "scales"), ("offsets", "row_offsets"), ("offsets", "col_offsets")):
+        at = get(base[name], f"{field}_offset")
+        blob = changed(base[name], lambda b, at=at: b.__setitem__(at, b[at] ^ 1), False)
+        yield f"{name}_head_bit_at_{at}", blob, CHECKSUM, "one bit of a section"
+    for at, what in ((330, "the frequency table"), (833, "a tile's data_offset"), (856, "a tile's checksum")):
+        blob = changed(base["slabs"], lambda b, at=at: b.__setitem__(at, b[at] ^ 64), False)
+        yield f"slabs_head_bit_at_{at}", blob, CHECKSUM, f"one bit of {what}"
+    data = get(base["offsets"], "data_offset")
+    second = get_tile(base["offsets"], 1, "data_offset")
+    for at in (data, second - 1, second, len(base["offsets"]) - 1):
+        blob = changed(base["offsets"], lambda b, at=at: b.__setitem__(at, b[at] ^ 128), False)
+        yield f"offsets_tile_bit_at_{at}", blob, CHECKSUM, "one bit of tile data"
+
+    def wrong_seed(blob: bytearray) -> None:
+        offset, size = get_tile(blob, 1, "data_offset"), get_tile(blob, 1, "data_size")
+        put_tile(blob, 1, "checksum", xxhash.xxh3_64_intdigest(bytes(blob[offset : offset + size]), 0))
+        seal_head(blob, get(blob, "data_offset"))
+
+    yield "offsets_tile_checksum_seed_0", changed(base["offsets"], wrong_seed, False), CHECKSUM, "tile 1 with seed 0"
+
+
+def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    slabs = base["slabs"]
+    first, second = Places(slabs, 0, 0), Places(slabs, 0, 1)
+
+    def put16(at: int, value: int) -> bytes:
+        return changed(slabs, lambda b: struct.pack_into("<H", b, at, value))
+
+    def put8(name: str, at: int, value: int) -> bytes:
+        return changed(base[name], lambda b: b.__setitem__(at, value))
+
+    end0, end1 = (struct.unpack_from("<H", slabs, p.table)[0] for p in (first, second))
+    yield "slab_ends_equal", put16(second.table, end0), TILE, "slab 1 ends where slab 0 ends"
+    yield "slab_ends_descending", put16(first.table, end1 + 1), TILE, "slab 0 ends behind slab 1"
+    yield "slab_end_zero", put16(first.table, 0), TILE, "slab 0 ends before the slab table"
+    yield "slab_end_in_table", put16(first.table, 1), TILE, "slab 0 is empty"
+    yield "slab_end_behind_tile", put16(second.table, 0xFFFF), TILE, "slab 1 ends behind the tile"
+    yield "slab_too_small_for_planes", put16(first.table, 2), TILE, "slab 0 has 16 bytes"
+    yield "slab_one_unit_too_small", put16(first.table, end0 - 1), TILE, "slab 0 is 16 bytes too short"
+    yield "slab_one_unit_too_large", put16(second.table, end1 + 1), TILE, "slab 1 takes 16 bytes of the slivers"
+    yield "slab_exceptions_too_many", put16(first.table + 2, first.exceptions + 16), TILE, "contents are too long"
+    yield "slab_exceptions_all", put16(first.table + 2, 0xFFFF), TILE, "65535 exceptions"
+    yield "slab_table_padding", put8("slabs", first.table_end, 1), TILE, "a byte behind the slab table"
+    yield "slab_pair_words_too_many", put8("slabs", first.pairs, slabs[first.pairs] + 8), TILE, "8 words too many"
+    yield "slab_pair_words_too_few", put8("slabs", first.pairs + 15, 0), TILE, "none in place of some"
+
+    padded = next(p for p in (first, second) if p.contents_end < p.end)
+    yield "slab_padding", put8("slabs", padded.end - 1, 255), TILE, "last byte of a slab"
+    yield "sliver_padding", put8("slabs", len(slabs) - 1, 1), TILE, "last byte of the tile"
+    yield "stored_tile_padding", put8("tiny", len(base["tiny"]) - 1, 1), TILE, "last byte of the tile"
+    i8 = Places(base["i8"], 0, 0)
+    yield "plane_unused_bit", put8("i8", i8.start + 3, 128), TILE, "bit 31 of a plane's word that has 8 weights"
+
+    def drop_slivers(blob: bytearray) -> None:
+        at = first.slivers
+        put_tile(blob, 0, "data_size", at - first.tile)
+        put(blob, "blob_bytes", at)
+        del blob[at:]
+
+    def more_slivers(blob: bytearray) -> None:
+        put_tile(blob, 0, "data_size", len(blob) + 16 - first.tile)
+        put(blob, "blob_bytes", len(blob) + 16)
+        blob += bytes(16)
+
+    yield "slivers_missing", changed(slabs, drop_slivers), TILE, "the tile ends with its last slab"
+    yield "slivers_too_long", changed(slabs, more_slivers), TILE, "16 zero bytes more"
+    stored = base["tiny"]
+
+    def longer_stored(blob: bytearray) -> None:
+        put_tile(blob, 0, "data_size", get_tile(blob, 0, "data_size") + 16)
+        put(blob, "blob_bytes", len(blob) + 16)
+        blob += bytes(16)
+
+    yield "stored_tile_too_long", changed(stored, longer_stored), TILE, "16 zero bytes more"
+
+
+def exception_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    slabs = base["slabs"]
+    first, second = Places(slabs, 0, 0), Places(slabs, 0, 1)
+
+    def low(p: Places, e: int) -> int:
+        return struct.unpack_from("<H", slabs, p.low + 2 * e)[0]
+
+    def put16(at: int, value: int) -> bytes:
+        return changed(slabs, lambda b: struct.pack_into("<H", b, at, value))
+
+    last = first.exceptions - 1
+    yield "exceptions_equal", put16(first.low + 2, low(first, 0)), TILE, "a position twice"
+    yield "exceptions_descending", put16(first.low, low(first, last)), TILE, "the first position behind the second"
+    yield "exception_behind_slab", put16(first.low + 2 * last, 32 * first.n), TILE, "index n"
+    yield "exception_far_behind_slab", put16(first.low + 2 * last, 0x1FFF), TILE, "the last position there is"
+    at = second.low + 2 * (second.exceptions - 1)
+    yield "exception_behind_short_slab", put16(at, 32 * second.n), TILE, "index n in the slab of 16 rows"
+    blob = changed(slabs, lambda b: b.__setitem__(first.high, 16))
+    yield "exception_exponent_16", blob, TILE, "exponent 16 in e4m3"
+    yield "exception_exponent_high_bits", put16(first.low, low(first, 0) | 1 << 13), TILE, "exponent 256 and more"
+
+
+def stream_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    slabs = base["slabs"]
+    for s in (0, 1):
+        p = Places(slabs, 0, s)
+        for lane in (0, 31):
+            blob = changed(slabs, lambda b, p=p, k=lane: struct.pack_into("<H", b, p.state + 2 * k, 0))
+            yield f"start_state_0_slab{s}_lane{lane}", blob, STREAM, "start state 0"
+        for lane in (5, 16):
+            at = p.state + 2 * lane
+            blob = changed(slabs, lambda b, at=at: b.__setitem__(at, b[at] ^ 1))
+            yield f"start_state_wrong_slab{s}_lane{lane}", blob, STREAM, "one bit of a start state"
+
+    first = Places(slabs, 0, 0)
+    for label, at in (("first", first.words), ("last", first.low - 2)):
+        blob = changed(slabs, lambda b, at=at: b.__setitem__(at, b[at] ^ 1))
+        yield f"stream_{label}_word", blob, STREAM, "one bit of a word"
+    counts = slabs[first.pairs : first.words]
+
+    def move_word(blob: bytearray) -> None:
+        blob[first.pairs] += 1
+        blob[first.pairs + 1] -= 1
+
+    yield "stream_word_of_other_pair", changed(slabs, move_word), STREAM, "pair 0 gets a word of pair 1"
+    k = next(k for k in range(15) if counts[k] != counts[k + 1])
+
+    def swap_counts(blob: bytearray) -> None:
+        blob[first.pairs + k], blob[first.pairs + k + 1] = counts[k + 1], counts[k]
+
+    yield "stream_pair_counts_swapped", changed(slabs, swap_counts), STREAM, f"counts of pairs {k} and {k + 1}"
+
+    def swap_frequencies(blob: bytearray) -> None:
+        table = np.frombuffer(bytes(blob[320:832]), "<u2").copy()
+        a, b = np.argsort(table, kind="stable")[[-1, -4]]
+        table[[a, b]] = table[[b, a]]
+        blob[320:832] = table.tobytes()
+
+    yield "stream_other_table", changed(slabs, swap_frequencies), STREAM, "frequencies of two symbols exchanged"
+    yield "stream_other_state_bits", changed(slabs, lambda b: put(b, "state_bits", 15)), STREAM, "L 15 in place of 16"
+    yield "stream_word_left", word_left(slabs), STREAM, "all states end right, but a pair has a word more than it takes"
+
+
+def word_left(base: bytes) -> bytes:
+    """Puts a word between those of a pair's two lanes, which neither takes."""
+    for s in (0, 1):
+        p = Places(base, 0, s)
+        if p.end - p.contents_end < 2:
+            continue
+        for pair in range(16):
+            start = p.words + 2 * sum(base[p.pairs : p.pairs + pair])
+            for k in range(base[p.pairs + pair] + 1):
+
+                def insert(blob: bytearray, at: int = start + 2 * k, pair: int = pair, p: Places = p) -> None:
+                    blob[p.pairs + pair] += 1
+                    blob[at : p.end] = b"\xab\xcd" + blob[at : p.end - 2]
+
+                blob = changed(base, insert)
+                try:
+                    ref.read_blob(blob)
+                except ref.FormatError as error:
+                    if "words" in str(error):
+                        return blob
+    raise AssertionError("no slab has room for one word more")
+
+
+def all_cases() -> Iterator[Case]:
+    base = bases()
+    for blob in base.values():
+        ref.read_blob(blob)
+    for cases in (
+        truncated_cases, header_cases, section_cases, table_cases, scale_cases, tile_cases, checksum_cases,
+        slab_cases, exception_cases, stream_cases,
+    ):  # fmt: skip
+        yield from cases(base)

@@ -1,0 +1,4 @@
+#include <string.h>
+#include <transfuse.h>
+
+int main(void) { return strcmp(trf_status_name(TRF_OK), "TRF_OK") != 0; }

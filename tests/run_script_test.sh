@@ -1,0 +1,28 @@
+#!/bin/sh
+# Runs one .sh or .py test of the suite. ctest calls it with TRF_SOURCE_DIR set. The Python is chosen here rather than
+# by CMake so that a .venv made after configuring is used.
+set -u
+script=$1
+
+TRF_PYTHON=$TRF_SOURCE_DIR/.venv/bin/python
+have_venv=yes
+if [ ! -x "$TRF_PYTHON" ]; then
+    TRF_PYTHON=python3
+    have_venv=no
+fi
+export TRF_PYTHON
+
+case $script in
+*.sh)
+    exec sh "$script"
+    ;;
+*)
+    if [ $have_venv = no ]; then
+        echo "skipped ${script##*/}: there is no .venv with numpy and pytest; 'sh test.sh' makes it"
+        exit 77
+    fi
+    # No caches: the source tree stays as it is.
+    export PYTHONDONTWRITEBYTECODE=1
+    exec "$TRF_PYTHON" -m pytest -q -p no:cacheprovider "$script"
+    ;;
+esac

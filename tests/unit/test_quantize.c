@@ -1,0 +1,577 @@
+/* The quantizer of the integer codec against plain computations in long double, and against theory. TRF_TEST_THREADS */
+#include "trf_convert.h"
+#include "trf_quantize.h"
+
+#include <check.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- layers to quantize ---- */
+
+typedef struct layer {
+    trf_source source;
+    uint8_t *values;
+    int fails; /* reading ends in TRF_ERR_IO */
+} layer;
+
+static trf_status read_layer(void *context, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols, void *dst,
+                             trf_error *err) {
+    const layer *l = context;
+    size_t bytes = trf_dtype_bytes(l->source.dtype);
+    if (l->fails)
+        return trf_fail(err, TRF_ERR_IO, 7, "no such luck");
+    ck_assert_uint_le((uint64_t)row + rows, l->source.rows);
+    ck_assert_uint_le((uint64_t)col + cols, l->source.cols);
+    for (uint32_t r = 0; r < rows; r++)
+        memcpy((uint8_t *)dst + (size_t)r * cols * bytes,
+               l->values + ((size_t)(row + r) * l->source.cols + col) * bytes, cols * bytes);
+    return TRF_OK;
+}
+
+static void layer_init(layer *l, trf_dtype dtype, uint32_t rows, uint32_t cols) {
+    l->source = (trf_source){.dtype = dtype, .rows = rows, .cols = cols, .context = l, .read = read_layer};
+    l->values = calloc((size_t)rows * cols, trf_dtype_bytes(dtype));
+    l->fails = 0;
+    ck_assert_ptr_nonnull(l->values);
+}
+
+static void layer_set(layer *l, uint64_t i, double value) {
+    if (l->source.dtype == TRF_DTYPE_F32)
+        ((float *)l->values)[i] = (float)value;
+    else
+        ((uint16_t *)l->values)[i] = l->source.dtype == TRF_DTYPE_F16 ? trf_f64_to_f16(value) : trf_f64_to_bf16(value);
+}
+
+static double layer_get(const layer *l, uint64_t i) {
+    if (l->source.dtype == TRF_DTYPE_F32)
+        return ((const float *)l->values)[i];
+    uint16_t bits = ((const uint16_t *)l->values)[i];
+    return l->source.dtype == TRF_DTYPE_F16 ? trf_f16_to_f32(bits) : trf_bf16_to_f32(bits);
+}
+
+static uint64_t layer_size(const layer *l) { return (uint64_t)l->source.rows * l->source.cols; }
+
+static double random_unit(uint64_t *state) {
+    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+    uint64_t x = (*state ^ *state >> 29) * 0xD6E8FEB86659FD93ull;
+    return ((double)(x >> 11) + 0.5) * 0x1p-53;
+}
+
+static double random_normal(uint64_t *state) {
+    double radius = sqrt(-2 * log(random_unit(state)));
+    return radius * cos(6.283185307179586 * random_unit(state));
+}
+
+/* Rows of different sizes, some weights far out, zeros here and there. */
+static void layer_fill(layer *l, uint64_t seed) {
+    for (uint64_t i = 0; i < layer_size(l); i++) {
+        double w = 0.02 * random_normal(&seed) * (1 + (double)(i / l->source.cols % 7));
+        layer_set(l, i, i % 97 == 0 ? 0 : i % 1009 == 0 ? 12 * w : w);
+    }
+}
+
+static trf_quantizer *quantizer_of(const layer *l, double bits, trf_granularity granularity, uint32_t group_size,
+                                   int threads) {
+    trf_encode_options options = {.bits = bits, .granularity = granularity, .group_size = group_size, .threads = threads};
+    trf_quantizer *q = NULL;
+    trf_error err;
+    trf_status status = trf_quantizer_create(&l->source, &options, &q, &err);
+    ck_assert_msg(status == TRF_OK, "%s", status == TRF_OK ? "" : err.message);
+    ck_assert_ptr_nonnull(q);
+    return q;
+}
+
+/* ---- the rules of FORMAT.md, said again ---- */
+
+static uint64_t units_across(const trf_quantizer *q, const layer *l) {
+    uint32_t g = trf_quantizer_group_size(q);
+    return g ? (l->source.cols + g - 1) / g : 1;
+}
+
+static uint64_t num_units(const trf_quantizer *q, const layer *l) {
+    uint32_t g = trf_quantizer_group_size(q);
+    switch (trf_quantizer_granularity(q)) {
+    case TRF_GRANULARITY_CHANNEL: return l->source.rows;
+    case TRF_GRANULARITY_GROUP: return l->source.rows * units_across(q, l);
+    case TRF_GRANULARITY_BLOCK: return (l->source.rows + (uint64_t)g - 1) / g * units_across(q, l);
+    default: return 1;
+    }
+}
+
+static uint64_t unit_of(const trf_quantizer *q, const layer *l, uint64_t i) {
+    uint64_t row = i / l->source.cols, col = i % l->source.cols, g = trf_quantizer_group_size(q);
+    switch (trf_quantizer_granularity(q)) {
+    case TRF_GRANULARITY_CHANNEL: return row;
+    case TRF_GRANULARITY_GROUP: return row * units_across(q, l) + col / g;
+    case TRF_GRANULARITY_BLOCK: return row / g * units_across(q, l) + col / g;
+    default: return 0;
+    }
+}
+
+static float scale_of(const trf_quantizer *q, uint64_t unit) {
+    uint64_t bytes;
+    const void *table = trf_quantizer_table(q, &bytes);
+    if (trf_quantizer_scale_dtype(q) == TRF_SCALE_F32) {
+        ck_assert_int_eq(trf_quantizer_scale_exponent(q), 0);
+        ck_assert_uint_lt(unit, bytes / 4);
+        return ((const float *)table)[unit];
+    }
+    ck_assert_uint_lt(unit, bytes / 2);
+    ck_assert_int_le(abs(trf_quantizer_scale_exponent(q)), 126);
+    return trf_f16_to_f32(((const uint16_t *)table)[unit]) * (float)ldexp(1, trf_quantizer_scale_exponent(q));
+}
+
+static double dequantized(const layer *l, int code, float scale) {
+    double exact = code * (double)scale;
+    switch (l->source.dtype) {
+    case TRF_DTYPE_F16: return trf_f16_to_f32(trf_f64_to_f16(exact));
+    case TRF_DTYPE_BF16: return trf_bf16_to_f32(trf_f64_to_bf16(exact));
+    default: return trf_f64_to_f32(exact);
+    }
+}
+
+/* Sets the step, quantizes the whole layer and checks every code and both energies. @return codes, malloc'd. */
+static int16_t *check_codes(trf_quantizer *q, const layer *l, double step, int max_code, double *relative_error) {
+    int16_t *codes = malloc(layer_size(l) * sizeof *codes);
+    double energy = 1, error_energy = 2, expected = 1, expected_error = 2;
+    trf_quantizer_set_step(q, step);
+    trf_quantizer_codes(q, 0, l->source.rows, 0, l->source.cols, l->values, codes, &energy, &error_energy);
+    for (uint64_t i = 0; i < layer_size(l); i++) {
+        double w = layer_get(l, i);
+        float scale = scale_of(q, unit_of(q, l, i));
+        ck_assert(isfinite(scale) && scale >= FLT_MIN);
+        double code = (double)rintl((long double)w / (long double)scale);
+        ck_assert_msg(codes[i] == code, "weight %llu, %a: %d, not %g", (unsigned long long)i, w, codes[i], code);
+        ck_assert_int_le(abs(codes[i]), max_code);
+        ck_assert(fabs(w - codes[i] * (double)scale) <= 0.5 * scale);
+        double error = w - dequantized(l, codes[i], scale);
+        expected += w * w;
+        expected_error += error * error;
+    }
+    ck_assert(fabs(energy - expected) <= 1e-12 * expected);
+    ck_assert(fabs(error_energy - expected_error) <= 1e-3 * (expected_error - 2) + 1e-12);
+    if (relative_error)
+        *relative_error = sqrt((error_energy - 2) / (energy - 1));
+    return codes;
+}
+
+static double entropy(const double *counts) {
+    double total = 0, bits = 0;
+    for (int i = 0; i < TRF_NUM_CODES; i++)
+        total += counts[i];
+    for (int i = 0; i < TRF_NUM_CODES; i++)
+        bits -= counts[i] > 0 ? counts[i] * log2(counts[i] / total) : 0;
+    return bits / total;
+}
+
+static void count_codes(const int16_t *codes, uint64_t n, double counts[TRF_NUM_CODES]) {
+    memset(counts, 0, TRF_NUM_CODES * sizeof *counts);
+    for (uint64_t i = 0; i < n; i++)
+        counts[codes[i] + TRF_MAX_CODE]++;
+}
+
+/* ---- tests ---- */
+
+typedef struct unit_choice {
+    trf_granularity granularity;
+    uint32_t group_size;
+} unit_choice;
+
+static const unit_choice choices[] = {
+    {TRF_GRANULARITY_TENSOR, 0},  {TRF_GRANULARITY_CHANNEL, 0}, {TRF_GRANULARITY_GROUP, 16},
+    {TRF_GRANULARITY_GROUP, 128}, {TRF_GRANULARITY_GROUP, 48},  {TRF_GRANULARITY_GROUP, 1 << 20},
+    {TRF_GRANULARITY_BLOCK, 16},  {TRF_GRANULARITY_BLOCK, 80},  {TRF_GRANULARITY_BLOCK, 1 << 20},
+};
+enum { NUM_CHOICES = sizeof choices / sizeof *choices };
+static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_F16, TRF_DTYPE_BF16};
+
+START_TEST(codes_are_exact) {
+    const unit_choice *choice = &choices[_i % NUM_CHOICES];
+    static const uint32_t shapes[][2] = {{1, 1}, {3, 17}, {131, 301}, {70, 2065}, {37, 16}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        layer l;
+        layer_init(&l, dtypes[_i / NUM_CHOICES], shapes[s][0], shapes[s][1]);
+        layer_fill(&l, 5 + s);
+        layer_set(&l, 0, -0.04);
+        trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->group_size, 2);
+        static const double steps[] = {0.003, 0.02, 0.3, 1, 2.5};
+        for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+            free(check_codes(q, &l, steps[i], TRF_MAX_CODE, NULL));
+        trf_quantizer_free(q);
+
+        q = quantizer_of(&l, 0, choice->granularity, choice->group_size, 1);
+        int16_t *codes = check_codes(q, &l, trf_quantizer_int8_step(q), 127, NULL);
+        if (layer_size(&l) == 1)
+            ck_assert_int_eq(codes[0], -127);
+        free(codes);
+        trf_quantizer_free(q);
+        free(l.values);
+    }
+}
+END_TEST
+
+START_TEST(ties_go_to_even) {
+    layer l;
+    layer_init(&l, TRF_DTYPE_F32, 2, 254);
+    for (int i = 0; i < 254; i++) {
+        layer_set(&l, (uint64_t)i, i == 0 ? 127 : i / 2 - 63.5);
+        layer_set(&l, 254 + (uint64_t)i, (i == 0 ? 127 : i - 126.5) * 0x1.4p-9); /* scales whose inverse is no binary fraction */
+    }
+    trf_quantizer *q = quantizer_of(&l, 0, TRF_GRANULARITY_CHANNEL, 0, 1);
+    int16_t *codes = check_codes(q, &l, trf_quantizer_int8_step(q), 127, NULL);
+    ck_assert(scale_of(q, 0) == 1);
+    ck_assert(scale_of(q, 1) == 0x1.4p-9f);
+    for (int i = 1; i < 254; i++)
+        ck_assert_int_eq(codes[254 + i] & 1, 0);
+    ck_assert_int_eq(codes[254 + 126], 0); /* -0.5 */
+    ck_assert_int_eq(codes[254 + 127], 0);
+    ck_assert_int_eq(codes[254 + 128], 2);
+    free(codes);
+    trf_quantizer_free(q);
+    free(l.values);
+}
+END_TEST
+
+START_TEST(blocks_give_the_codes_of_the_whole) {
+    layer l;
+    layer_init(&l, TRF_DTYPE_BF16, 150, 2300);
+    layer_fill(&l, 3);
+    trf_quantizer *q = quantizer_of(&l, 5, choices[_i].granularity, choices[_i].group_size, 1);
+    int16_t *codes = check_codes(q, &l, 0.1, TRF_MAX_CODE, NULL), *block = malloc(256 * 256 * sizeof *block);
+    uint16_t *values = malloc(256 * 256 * sizeof *values);
+    for (uint32_t row = 0; row < 150; row += 64) {
+        for (uint32_t col = 0; col < 2300; col += 256) {
+            uint32_t rows = 150 - row < 64 ? 150 - row : 64, cols = 2300 - col < 256 ? 2300 - col : 256;
+            double energy = 0, error_energy = 0;
+            read_layer(&l, row, rows, col, cols, values, NULL);
+            trf_quantizer_codes(q, row, rows, col, cols, values, block, &energy, &error_energy);
+            for (uint32_t r = 0; r < rows; r++)
+                ck_assert_mem_eq(block + r * cols, codes + (uint64_t)(row + r) * 2300 + col, cols * sizeof *codes);
+        }
+    }
+    free(codes);
+    free(block);
+    free(values);
+    trf_quantizer_free(q);
+    free(l.values);
+}
+END_TEST
+
+/* Sizes for which strips hold several bands, parts of one, and parts of one row. */
+START_TEST(threads_change_nothing) {
+    static const uint32_t shapes[][2] = {{700, 1500}, {40, 40000}, {20, 300000}};
+    const unit_choice *choice = &choices[_i];
+    for (int s = 0; s < 3; s++) {
+        layer l;
+        layer_init(&l, TRF_DTYPE_F16, shapes[s][0], shapes[s][1]);
+        for (uint64_t i = 0; i < layer_size(&l); i++)
+            layer_set(&l, i, (double)(i * 2654435761u % 1999) * 1e-4 - 0.1);
+        double first[TRF_NUM_CODES], counts[TRF_NUM_CODES];
+        void *table = NULL;
+        for (int threads = 1; threads <= 8; threads += threads < 4 ? 1 : 4) {
+            trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->group_size, threads);
+            trf_quantizer_estimate(q, 0.07, counts);
+            trf_quantizer_set_step(q, 0.07);
+            uint64_t bytes;
+            const void *scales = trf_quantizer_table(q, &bytes);
+            ck_assert_uint_eq(bytes, num_units(q, &l) * (trf_quantizer_group_size(q) ? 2 : 4));
+            if (threads == 1) {
+                table = malloc(bytes);
+                memcpy(table, scales, bytes);
+                memcpy(first, counts, sizeof first);
+                double n = (double)layer_size(&l), squares = 0;
+                for (uint64_t i = 0; i < layer_size(&l); i++)
+                    squares += layer_get(&l, i) * layer_get(&l, i);
+                if (bytes <= 4)
+                    ck_assert(fabs(scale_of(q, 0) / (0.07 * sqrt(squares / n)) - 1) < 0x1p-10);
+            }
+            ck_assert_mem_eq(table, scales, bytes);
+            ck_assert_mem_eq(first, counts, sizeof first);
+            trf_quantizer_free(q);
+        }
+        free(table);
+        free(l.values);
+    }
+}
+END_TEST
+
+START_TEST(estimates_match_codes) {
+    layer l;
+    layer_init(&l, dtypes[_i / 3], 1500, 1400); /* 2.1 million weights, twice the sample */
+    layer_fill(&l, 11);
+    const unit_choice choice = choices[_i % 3 + (_i % 3 == 2)];
+    trf_quantizer *q = quantizer_of(&l, 4, choice.granularity, choice.group_size, 2);
+    int16_t *codes = malloc(layer_size(&l) * sizeof *codes);
+    static const double steps[] = {0.02, 0.1, 0.33, 1, 2, 3.9};
+    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+        double counts[TRF_NUM_CODES], estimate[TRF_NUM_CODES], energy = 0, error_energy = 0, total = 0;
+        if (steps[s] < trf_quantizer_min_step(q))
+            continue;
+        trf_quantizer_set_step(q, steps[s]);
+        trf_quantizer_codes(q, 0, 1500, 0, 1400, l.values, codes, &energy, &error_energy);
+        count_codes(codes, layer_size(&l), counts);
+        trf_quantizer_estimate(q, steps[s], estimate);
+        for (int i = 0; i < TRF_NUM_CODES; i++) {
+            ck_assert(estimate[i] >= 0);
+            total += estimate[i];
+        }
+        ck_assert(fabs(total / (double)layer_size(&l) - 1) < 1e-9);
+        double actual = entropy(counts), estimated = entropy(estimate);
+        ck_assert_msg(fabs(estimated - actual) <= 0.005 * actual, "step %g: %g bits estimated, %g are", steps[s],
+                      estimated, actual);
+    }
+    free(codes);
+    trf_quantizer_free(q);
+    free(l.values);
+}
+END_TEST
+
+START_TEST(int8_estimate_is_complete) {
+    layer l;
+    layer_init(&l, TRF_DTYPE_BF16, 64, 512);
+    layer_fill(&l, 12);
+    trf_quantizer *q = quantizer_of(&l, 0, TRF_GRANULARITY_CHANNEL, 0, 1);
+    double counts[TRF_NUM_CODES], estimate[TRF_NUM_CODES];
+    int16_t *codes = check_codes(q, &l, trf_quantizer_int8_step(q), 127, NULL);
+    count_codes(codes, layer_size(&l), counts);
+    trf_quantizer_estimate(q, trf_quantizer_int8_step(q), estimate);
+    ck_assert(counts[TRF_MAX_CODE + 127] + counts[TRF_MAX_CODE - 127] >= 64);
+    ck_assert(fabs(entropy(estimate) - entropy(counts)) <= 0.005 * entropy(counts));
+    for (int code = 128; code <= TRF_MAX_CODE; code++)
+        ck_assert(estimate[TRF_MAX_CODE + code] == 0 && estimate[TRF_MAX_CODE - code] == 0);
+    free(codes);
+    trf_quantizer_free(q);
+    free(l.values);
+}
+END_TEST
+
+/* Gaussian weights: with a step well below sigma, D = step^2 / 12 and H = log2(sqrt(2 pi e) sigma / step). */
+START_TEST(gaussian_error_is_what_theory_says) {
+    layer l;
+    layer_init(&l, TRF_DTYPE_F32, 1024, 1024);
+    uint64_t seed = 1;
+    for (uint64_t i = 0; i < layer_size(&l); i++)
+        layer_set(&l, i, 0.02 * random_normal(&seed));
+    trf_quantizer *q = quantizer_of(&l, 4, choices[_i].granularity, choices[_i].group_size, 2);
+    for (double bits = 3; bits <= 8; bits++) {
+        double step = sqrt(2 * 3.141592653589793 * 2.718281828459045) * exp2(-bits), counts[TRF_NUM_CODES], error;
+        int16_t *codes = check_codes(q, &l, step, TRF_MAX_CODE, &error);
+        count_codes(codes, layer_size(&l), counts);
+        ck_assert_msg(fabs(entropy(counts) - bits) < (choices[_i].group_size == 16 ? 0.04 : 0.01), "%g for %g bits",
+                      entropy(counts), bits);
+        ck_assert_msg(fabs(error / (step / sqrt(12)) - 1) < 0.01, "error %g, not %g", error, step / sqrt(12));
+        free(codes);
+    }
+    trf_quantizer_free(q);
+    free(l.values);
+}
+END_TEST
+
+START_TEST(range_of_steps_reaches_all_codes_and_none) {
+    layer l;
+    layer_init(&l, TRF_DTYPE_F32, 64, 256);
+    layer_fill(&l, 4);
+    layer_set(&l, 777, 40); /* an outlier of some 700 root mean squares */
+    trf_quantizer *q = quantizer_of(&l, 4, choices[_i].granularity, choices[_i].group_size, 1);
+    double low = trf_quantizer_min_step(q), high = trf_quantizer_max_step(q);
+    ck_assert(low > 0 && high > low && isfinite(high));
+    int16_t *codes = check_codes(q, &l, low, TRF_MAX_CODE, NULL);
+    if (choices[_i].granularity == TRF_GRANULARITY_TENSOR)
+        ck_assert_int_eq(codes[777], TRF_MAX_CODE);
+    else
+        ck_assert_int_ge(abs(codes[777]), TRF_MAX_CODE - 1);
+    free(codes);
+    codes = check_codes(q, &l, high, 0, NULL);
+    free(codes);
+    free(check_codes(q, &l, low * 0.01, TRF_MAX_CODE, NULL)); /* enlarges every scale */
+    trf_quantizer_free(q);
+    free(l.values);
+}
+END_TEST
+
+START_TEST(zeros_are_codable) {
+    layer l;
+    layer_init(&l, TRF_DTYPE_BF16, 33, 70);
+    for (int filled = 0; filled < 2; filled++) {
+        for (int k = 0; k < NUM_CHOICES; k++) {
+            for (int bits = 0; bits <= 4; bits += 4) {
+                trf_quantizer *q = quantizer_of(&l, bits, choices[k].granularity, choices[k].group_size, 1);
+                ck_assert(trf_quantizer_min_step(q) > 0 && trf_quantizer_max_step(q) > trf_quantizer_min_step(q));
+                double counts[TRF_NUM_CODES];
+                trf_quantizer_estimate(q, 0.1, counts);
+                ck_assert(counts[TRF_MAX_CODE] >= 33 * 70 - filled - 1e-6);
+                int16_t *codes = check_codes(q, &l, bits ? 0.1 : trf_quantizer_int8_step(q), TRF_MAX_CODE, NULL);
+                ck_assert_int_eq(codes[0], 0);
+                free(codes);
+                trf_quantizer_free(q);
+            }
+        }
+        layer_set(&l, 0, -0.0);
+        layer_set(&l, 100, 3);
+    }
+    free(l.values);
+}
+END_TEST
+
+/* Weights from 2^-149 to 2^127, alone and side by side. */
+START_TEST(extreme_magnitudes_are_coded) {
+    static const double sizes[] = {1e-45, 1e-40, 1e-38, 1e-30, 1e30, 3e38, 1};
+    for (int s = 0; s < 8; s++) {
+        layer l;
+        layer_init(&l, _i % 2 ? TRF_DTYPE_BF16 : TRF_DTYPE_F32, 64, 96);
+        uint64_t seed = 8;
+        for (uint64_t i = 0; i < layer_size(&l); i++)
+            layer_set(&l, i, (random_unit(&seed) * 2 - 1) * sizes[s < 7 ? (uint64_t)s : i / 160 % 7]);
+        const unit_choice *choice = &choices[_i / 2];
+        trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->group_size, 1);
+        double error;
+        free(check_codes(q, &l, 0.01, TRF_MAX_CODE, NULL));
+        free(check_codes(q, &l, 0.2, TRF_MAX_CODE, &error));
+        if (s > 2 && s < 7)
+            ck_assert_msg(error > 0.05 && error < 0.07, "size %g: error %g", sizes[s], error);
+        trf_quantizer_free(q);
+        q = quantizer_of(&l, 0, choice->granularity, choice->group_size, 1);
+        free(check_codes(q, &l, trf_quantizer_int8_step(q), 127, NULL));
+        trf_quantizer_free(q);
+        free(l.values);
+    }
+}
+END_TEST
+
+/* The largest numbers of a dtype must not come back as infinities. */
+START_TEST(dequantized_weights_are_finite) {
+    static const double largest[] = {FLT_MAX, 65504, 0x1.FEp127};
+    layer l;
+    layer_init(&l, dtypes[_i % 3], 48, 64);
+    uint64_t seed = 2;
+    for (uint64_t i = 0; i < layer_size(&l); i++)
+        layer_set(&l, i, i % 3 ? largest[_i % 3] * (2 * random_unit(&seed) - 1) : i % 2 ? largest[_i % 3] : -largest[_i % 3]);
+    int16_t *codes = malloc(layer_size(&l) * sizeof *codes);
+    for (int bits = 0; bits <= 4; bits += 4) {
+        trf_quantizer *q = quantizer_of(&l, bits, choices[_i / 3].granularity, choices[_i / 3].group_size, 1);
+        for (double step = 0.003; step < 3; step *= 1.7) {
+            double energy = 0, error_energy = 0;
+            trf_quantizer_set_step(q, bits ? step : trf_quantizer_int8_step(q));
+            trf_quantizer_codes(q, 0, 48, 0, 64, l.values, codes, &energy, &error_energy);
+            for (uint64_t i = 0; i < layer_size(&l); i++) {
+                float scale = scale_of(q, unit_of(q, &l, i));
+                ck_assert(isfinite(dequantized(&l, codes[i], scale)));
+                ck_assert(fabs(layer_get(&l, i) - codes[i] * (double)scale) <= (bits ? 1 : 0.5001) * (double)scale);
+            }
+            ck_assert(isfinite(error_energy));
+        }
+        trf_quantizer_free(q);
+    }
+    free(codes);
+    free(l.values);
+}
+END_TEST
+
+/* Groups from 1 down to 2^-40 of the largest: scales keep 11 bits down to 2^-28 (2^-14 and more are what matters). */
+START_TEST(f16_scales_are_precise) {
+    layer l;
+    layer_init(&l, TRF_DTYPE_F32, 41, 64);
+    for (int top = -100; top <= 120; top += 20) {
+        for (uint64_t i = 0; i < layer_size(&l); i++)
+            layer_set(&l, i, ldexp((i % 3 ? 1.2345 : -1.7) + 1e-3 * (double)(i % 50), top - (int)(i / 64)));
+        trf_quantizer *q = quantizer_of(&l, 0, TRF_GRANULARITY_GROUP, 64, 1);
+        trf_quantizer_set_step(q, trf_quantizer_int8_step(q));
+        uint64_t bytes;
+        const uint16_t *table = trf_quantizer_table(q, &bytes);
+        ck_assert_uint_eq(bytes, 82);
+        for (int row = 0; row < 41; row++) {
+            double absmax = 0;
+            for (int i = 0; i < 64; i++)
+                absmax = fmax(absmax, fabs(layer_get(&l, (uint64_t)(row * 64 + i))));
+            ck_assert_uint_ge(table[row], 0x400); /* a normal number */
+            ck_assert_uint_lt(table[row], 0x7C00);
+            if (row <= 28 && absmax / 127 >= FLT_MIN)
+                ck_assert_msg(fabs(scale_of(q, (uint64_t)row) / (absmax / 127) - 1) <= 0x1p-11, "2^%d, row %d", top, row);
+        }
+        trf_quantizer_free(q);
+    }
+    free(l.values);
+}
+END_TEST
+
+START_TEST(weights_that_are_not_finite_are_named) {
+    static const double bad[] = {NAN, INFINITY, -INFINITY};
+    static const char *const names[] = {"is NaN", "is Inf", "is -Inf"};
+    for (int k = 0; k < NUM_CHOICES; k++) {
+        layer l;
+        layer_init(&l, dtypes[_i % 3], 500, 1030);
+        layer_set(&l, 499 * 1030 + 3, NAN);
+        layer_set(&l, 300 * 1030 + 1029, bad[_i / 3]);
+        trf_encode_options options = {.bits = 4, .granularity = choices[k].granularity, .group_size = choices[k].group_size};
+        for (options.threads = 1; options.threads <= 4; options.threads++) {
+            trf_quantizer *q = (trf_quantizer *)&l;
+            trf_error err;
+            ck_assert_int_eq(trf_quantizer_create(&l.source, &options, &q, &err), TRF_ERR_ARGUMENT);
+            ck_assert_ptr_null(q);
+            ck_assert_msg(strstr(err.message, "row 300, column 1029") && strstr(err.message, names[_i / 3]), "%s",
+                          err.message);
+        }
+        free(l.values);
+    }
+}
+END_TEST
+
+START_TEST(arguments_are_checked) {
+    layer l;
+    layer_init(&l, TRF_DTYPE_F32, 4, 4);
+    static const trf_encode_options bad[] = {
+        {.bits = 1.9},
+        {.bits = 8.1},
+        {.bits = NAN},
+        {.bits = -1},
+        {.granularity = (trf_granularity)5},
+        {.granularity = TRF_GRANULARITY_GROUP},
+        {.granularity = TRF_GRANULARITY_GROUP, .group_size = 24},
+        {.granularity = TRF_GRANULARITY_BLOCK, .group_size = (1 << 20) + 16},
+    };
+    trf_encode_options good = {.bits = 8};
+    trf_quantizer *q;
+    trf_error err;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ck_assert_int_eq(trf_quantizer_create(&l.source, &bad[i], &q, &err), TRF_ERR_ARGUMENT);
+    l.source.dtype = TRF_DTYPE_I8;
+    ck_assert_int_eq(trf_quantizer_create(&l.source, &good, &q, NULL), TRF_ERR_ARGUMENT);
+    l.source.dtype = TRF_DTYPE_F32;
+    l.source.rows = 0;
+    ck_assert_int_eq(trf_quantizer_create(&l.source, &good, &q, &err), TRF_ERR_ARGUMENT);
+    l.source.rows = 4;
+    l.fails = 1;
+    ck_assert_int_eq(trf_quantizer_create(&l.source, &good, &q, &err), TRF_ERR_IO);
+    ck_assert_uint_eq(err.offset, 7);
+    ck_assert_ptr_null(q);
+    trf_quantizer_free(NULL);
+    free(l.values);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("quantize");
+    TCase *tests = tcase_create("quantize");
+    tcase_set_timeout(tests, 240);
+    tcase_add_loop_test(tests, codes_are_exact, 0, 3 * NUM_CHOICES);
+    tcase_add_test(tests, ties_go_to_even);
+    tcase_add_loop_test(tests, blocks_give_the_codes_of_the_whole, 0, NUM_CHOICES);
+    tcase_add_loop_test(tests, threads_change_nothing, 0, NUM_CHOICES);
+    tcase_add_loop_test(tests, estimates_match_codes, 0, 9);
+    tcase_add_test(tests, int8_estimate_is_complete);
+    tcase_add_loop_test(tests, gaussian_error_is_what_theory_says, 0, 4);
+    tcase_add_loop_test(tests, range_of_steps_reaches_all_codes_and_none, 0, NUM_CHOICES);
+    tcase_add_test(tests, zeros_are_codable);
+    tcase_add_loop_test(tests, extreme_magnitudes_are_coded, 0, 2 * NUM_CHOICES);
+    tcase_add_loop_test(tests, dequantized_weights_are_finite, 0, 3 * NUM_CHOICES);
+    tcase_add_test(tests, f16_scales_are_precise);
+    tcase_add_loop_test(tests, weights_that_are_not_finite_are_named, 0, 9);
+    tcase_add_test(tests, arguments_are_checked);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,77 @@
+#include "bench.h"
+
+#include "cli_float.h"
+
+#include <math.h>
+#include <string.h>
+
+static const double kFreedom = 5;
+
+/* splitmix64. @return uniform in [-1, 1). */
+static double draw_uniform(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    z ^= z >> 31;
+    return (double)(int64_t)z * 0x1p-63;
+}
+
+/* Marsaglia's polar method for the normal distribution (two values from a point of the unit disc), Bailey's for
+ * Student-t (one value). R. W. Bailey, Mathematics of Computation 62 (1994). */
+void bench_draw(float *weights, uint64_t n, int student_t) {
+    uint64_t state = 1, i = 0;
+    while (i < n) {
+        double u = draw_uniform(&state), v = draw_uniform(&state), w = u * u + v * v;
+        if (w >= 1 || w == 0)
+            continue;
+        if (student_t) {
+            weights[i++] = (float)(u * sqrt(kFreedom * (pow(w, -2 / kFreedom) - 1) / w));
+        } else {
+            double scale = sqrt(-2 * log(w) / w);
+            weights[i++] = (float)(u * scale);
+            if (i < n)
+                weights[i++] = (float)(v * scale);
+        }
+    }
+}
+
+static float largest_magnitude(const float *weights, uint64_t n) {
+    float largest = 0;
+    for (uint64_t i = 0; i < n; i++)
+        largest = fmaxf(largest, fabsf(weights[i]));
+    return largest;
+}
+
+static void make_int8(const float *weights, cli_shape shape, int8_t *target) {
+    for (uint32_t row = 0; row < shape.rows; row++) {
+        const float *in = weights + (uint64_t)row * shape.cols;
+        int8_t *out = target + (uint64_t)row * shape.cols;
+        float largest = largest_magnitude(in, shape.cols), scale = largest > 0 ? 127 / largest : 0;
+        for (uint32_t k = 0; k < shape.cols; k++)
+            out[k] = (int8_t)rintf(in[k] * scale);
+    }
+}
+
+void bench_make_source(const float *weights, cli_shape shape, double sigma, trf_dtype dtype, void *target) {
+    uint64_t n = (uint64_t)shape.rows * shape.cols;
+    if (dtype == TRF_DTYPE_I8) {
+        make_int8(weights, shape, target);
+        return;
+    }
+    float scale = (float)sigma;
+    if (dtype == TRF_DTYPE_F8_E4M3 || dtype == TRF_DTYPE_F8_E5M2) {
+        float largest = largest_magnitude(weights, n);
+        scale = largest > 0 ? cli_dtype_max(dtype) / largest : 1;
+    }
+    size_t bytes = trf_dtype_bytes(dtype);
+    for (uint64_t i = 0; i < n; i++) {
+        float weight = weights[i] * scale;
+        uint32_t code = bytes < 4 ? cli_float_to_code(weight, dtype) : 0;
+        if (bytes == 4)
+            ((float *)target)[i] = weight;
+        else if (bytes == 2)
+            ((uint16_t *)target)[i] = (uint16_t)code;
+        else
+            ((uint8_t *)target)[i] = (uint8_t)code;
+    }
+}

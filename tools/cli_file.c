@@ -1,0 +1,95 @@
+#include "cli_file.h"
+
+#include "cli_report.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static cli_exit fail_exists(const char *path) {
+    return cli_fail(TRF_ERR_EXISTS, "%s: exists already; -f replaces it", path);
+}
+
+static cli_exit fail_io(const char *path) { return cli_fail(TRF_ERR_IO, "%s: %s", path, strerror(errno)); }
+
+/* -f replaces files, not folders, and not devices such as /dev/null. */
+static cli_exit check_place(const char *path, int force) {
+    struct stat status;
+    if (lstat(path, &status) != 0)
+        return CLI_OK;
+    if (!force)
+        return fail_exists(path);
+    if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode))
+        return cli_fail(TRF_ERR_IO, "%s: not a regular file", path);
+    return CLI_OK;
+}
+
+cli_exit cli_file_begin(cli_file *file, const char *path, int force) {
+    *file = (cli_file){.path = path, .force = force};
+    cli_exit place = check_place(path, force);
+    if (place != CLI_OK)
+        return place;
+
+    size_t bytes = strlen(path) + sizeof ".XXXXXX";
+    file->temporary = malloc(bytes);
+    if (!file->temporary)
+        return cli_fail(TRF_ERR_MEMORY, "out of memory");
+    snprintf(file->temporary, bytes, "%s.XXXXXX", path);
+    int descriptor = mkstemp(file->temporary);
+    if (descriptor >= 0)
+        file->stream = fdopen(descriptor, "w");
+    if (!file->stream) {
+        cli_exit status = fail_io(path);
+        if (descriptor >= 0) {
+            close(descriptor);
+            unlink(file->temporary);
+        }
+        free(file->temporary);
+        return status;
+    }
+    mode_t mask = umask(0);
+    umask(mask);
+    fchmod(descriptor, 0666 & ~mask);
+    return CLI_OK;
+}
+
+/* Without force, link rather than rename: it fails if the name was taken meanwhile. @return 0 or -1 with errno. */
+static int publish(const cli_file *file) {
+    if (!file->force) {
+        if (link(file->temporary, file->path) == 0)
+            return unlink(file->temporary);
+        if (errno == EEXIST)
+            return -1;
+        /* A file system without hard links. */
+    }
+    return rename(file->temporary, file->path);
+}
+
+cli_exit cli_file_commit(cli_file *file) {
+    int failed = ferror(file->stream) || fflush(file->stream) || fsync(fileno(file->stream));
+    failed |= fclose(file->stream) != 0;
+    file->stream = NULL;
+    cli_exit status = CLI_OK;
+    if (failed || publish(file)) {
+        status = errno == EEXIST && !file->force ? fail_exists(file->path) : fail_io(file->path);
+        unlink(file->temporary);
+    }
+    free(file->temporary);
+    return status;
+}
+
+void cli_file_abandon(cli_file *file) {
+    fclose(file->stream);
+    unlink(file->temporary);
+    free(file->temporary);
+}
+
+cli_exit cli_file_check(const char *path, int force) {
+    cli_file file;
+    cli_exit status = cli_file_begin(&file, path, force);
+    if (status == CLI_OK)
+        cli_file_abandon(&file);
+    return status;
+}

@@ -1,0 +1,323 @@
+#include "cli_options.h"
+
+#include "cli_values.h"
+
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+cli_exit cli_usage_error(const char *command, const char *format, ...) {
+    fprintf(stderr, "transfuse %s: ", command);
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fprintf(stderr, "\nTry 'transfuse %s --help'.\n", command);
+    return CLI_USAGE;
+}
+
+/* ---- one setter an option; each returns 0, or -1 for a value that does not fit ---- */
+
+static int set_path_string(const char **place, const char *value) {
+    *place = value;
+    return value[0] ? 0 : -1;
+}
+
+static int set_output(cli_options *o, const char *value) { return set_path_string(&o->output, value); }
+static int set_against(cli_options *o, const char *value) { return set_path_string(&o->against, value); }
+static int set_json_file(cli_options *o, const char *value) { return set_path_string(&o->json_file, value); }
+static int set_csv_file(cli_options *o, const char *value) { return set_path_string(&o->csv_file, value); }
+
+static int set_force(cli_options *o, const char *value) {
+    (void)value;
+    o->force = 1;
+    return 0;
+}
+
+static int set_json(cli_options *o, const char *value) {
+    (void)value;
+    o->json = 1;
+    return 0;
+}
+
+static int set_int8(cli_options *o, const char *value) {
+    (void)value;
+    o->int8 = 1;
+    return 0;
+}
+
+static int set_threads(cli_options *o, const char *value) {
+    uint64_t threads;
+    if (cli_parse_uint(value, 0, 1024, &threads))
+        return -1;
+    o->threads = (int)threads;
+    return 0;
+}
+
+static int set_runs(cli_options *o, const char *value) {
+    uint64_t runs;
+    if (cli_parse_uint(value, 1, CLI_MAX_RUNS, &runs))
+        return -1;
+    o->runs = (int)runs;
+    return 0;
+}
+
+static int set_codec(cli_options *o, const char *value) {
+    static const char *const names[] = {"auto", "bf16", "fp16", "fp8", "int", NULL};
+    static const trf_codec codecs[] = {TRF_CODEC_AUTO, TRF_CODEC_BF16, TRF_CODEC_FP16, TRF_CODEC_E4M3, TRF_CODEC_INT};
+    int i = cli_parse_name(value, names);
+    if (i < 0)
+        return -1;
+    o->codec = codecs[i];
+    o->has_codec = 1;
+    return 0;
+}
+
+static int set_bits(cli_options *o, const char *value) { return cli_parse_real(value, 2, 8, &o->bits); }
+
+static int set_granularity(cli_options *o, const char *value) {
+    return cli_parse_granularity(value, &o->granularity, &o->group_size);
+}
+
+static int set_favor(cli_options *o, const char *value) {
+    static const char *const names[] = {"speed", "size", NULL};
+    int i = cli_parse_name(value, names);
+    if (i < 0)
+        return -1;
+    o->favor = i ? TRF_FAVOR_SIZE : TRF_FAVOR_SPEED;
+    o->has_favor = 1;
+    return 0;
+}
+
+static int append_string(const char ***list, const char *value) {
+    size_t count = 0;
+    while (*list && (*list)[count])
+        count++;
+    const char **grown = realloc(*list, (count + 2) * sizeof *grown);
+    if (!grown)
+        return -1;
+    grown[count] = value;
+    grown[count + 1] = NULL;
+    *list = grown;
+    return value[0] ? 0 : -1;
+}
+
+static int set_include(cli_options *o, const char *value) { return append_string(&o->include, value); }
+static int set_exclude(cli_options *o, const char *value) { return append_string(&o->exclude, value); }
+
+static int set_device(cli_options *o, const char *value) {
+    static const char *const names[] = {"cpu", "cuda", NULL};
+    int i = cli_parse_name(value, names);
+    o->device = i ? CLI_DEVICE_CUDA : CLI_DEVICE_CPU;
+    return i < 0 ? -1 : 0;
+}
+
+static int set_path(cli_options *o, const char *value) {
+    static const char *const names[] = {"fused", "two-step", NULL};
+    int i = cli_parse_name(value, names);
+    o->path = i ? CLI_PATH_TWO_STEP : CLI_PATH_FUSED;
+    return i < 0 ? -1 : 0;
+}
+
+static int set_distribution(cli_options *o, const char *value) {
+    static const char *const names[] = {"normal", "student-t", NULL};
+    o->student_t = cli_parse_name(value, names);
+    return o->student_t < 0 ? -1 : 0;
+}
+
+static int take_layer(void *context, const char *item) {
+    cli_options *o = context;
+    return o->num_layers == CLI_MAX_LIST || cli_parse_shape(item, &o->layers[o->num_layers++]) ? -1 : 0;
+}
+
+static int set_layers(cli_options *o, const char *value) {
+    o->num_layers = 0;
+    return cli_parse_list(value, take_layer, o);
+}
+
+static int take_batch(void *context, const char *item) {
+    cli_options *o = context;
+    uint64_t batch;
+    if (o->num_batches == CLI_MAX_LIST || cli_parse_uint(item, 1, 1 << 20, &batch))
+        return -1;
+    o->batches[o->num_batches++] = (uint32_t)batch;
+    return 0;
+}
+
+static int set_batch(cli_options *o, const char *value) {
+    o->num_batches = 0;
+    return cli_parse_list(value, take_batch, o);
+}
+
+static int take_bench_codec(void *context, const char *item) {
+    static const char *const names[] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8",
+                                        "bits", "fp8",  "int",      "auto",     NULL};
+    static const unsigned masks[] = {1 << CLI_BENCH_BF16,
+                                     1 << CLI_BENCH_FP16,
+                                     1 << CLI_BENCH_E4M3,
+                                     1 << CLI_BENCH_E5M2,
+                                     1 << CLI_BENCH_INT8,
+                                     1 << CLI_BENCH_BITS,
+                                     1 << CLI_BENCH_E4M3 | 1 << CLI_BENCH_E5M2,
+                                     1 << CLI_BENCH_INT8 | 1 << CLI_BENCH_BITS,
+                                     (1 << CLI_BENCH_COUNT) - 1};
+    cli_options *o = context;
+    int i = cli_parse_name(item, names);
+    if (i < 0)
+        return -1;
+    o->bench_codecs |= masks[i];
+    return 0;
+}
+
+static int set_bench_codecs(cli_options *o, const char *value) {
+    o->bench_codecs = 0;
+    return cli_parse_list(value, take_bench_codec, o);
+}
+
+static int take_bench_bits(void *context, const char *item) {
+    cli_reals *list = context;
+    return list->count == CLI_MAX_LIST || cli_parse_real(item, 2, 8, &list->values[list->count++]) ? -1 : 0;
+}
+
+static int set_bench_bits(cli_options *o, const char *value) {
+    o->bench_bits.count = 0;
+    return cli_parse_list(value, take_bench_bits, &o->bench_bits);
+}
+
+static int take_sigma(void *context, const char *item) {
+    cli_reals *list = context;
+    return list->count == CLI_MAX_LIST || cli_parse_real(item, 1e-6, 1e3, &list->values[list->count++]) ? -1 : 0;
+}
+
+static int set_sigma(cli_options *o, const char *value) {
+    o->sigmas.count = 0;
+    return cli_parse_list(value, take_sigma, &o->sigmas);
+}
+
+/* ---- the table ---- */
+
+typedef struct option_entry {
+    const char *long_name;
+    const char *expects; /* NULL: takes no value */
+    int (*set)(cli_options *options, const char *value);
+    char letter; /* 0: has none */
+} option_entry;
+
+static const option_entry kOptions[] = {
+    [CLI_OPT_OUTPUT] = {"output", "a path", set_output, 'o'},
+    [CLI_OPT_FORCE] = {"force", NULL, set_force, 'f'},
+    [CLI_OPT_THREADS] = {"threads", "a whole number from 0 to 1024 (0: one for each core)", set_threads, 'T'},
+    [CLI_OPT_CODEC] = {"codec", "auto, bf16, fp16, fp8 or int", set_codec, 0},
+    [CLI_OPT_INT8] = {"int8", NULL, set_int8, 0},
+    [CLI_OPT_BITS] = {"bits", "a number from 2 to 8", set_bits, 0},
+    [CLI_OPT_GRANULARITY] = {"granularity",
+                             "tensor, channel, group:G or block:B (G, B: multiples of 16 from 16 to 1048576)",
+                             set_granularity, 0},
+    [CLI_OPT_FAVOR] = {"favor", "speed or size", set_favor, 0},
+    [CLI_OPT_INCLUDE] = {"include", "a pattern of tensor names", set_include, 0},
+    [CLI_OPT_EXCLUDE] = {"exclude", "a pattern of tensor names", set_exclude, 0},
+    [CLI_OPT_AGAINST] = {"against", "a path", set_against, 0},
+    [CLI_OPT_JSON] = {"json", NULL, set_json, 0},
+    [CLI_OPT_DEVICE] = {"device", "cpu or cuda", set_device, 0},
+    [CLI_OPT_PATH] = {"path", "fused or two-step", set_path, 0},
+    [CLI_OPT_LAYERS] = {"layers", "at most 64 sizes such as 4096x4096,2048x5632 (rows x columns)", set_layers, 0},
+    [CLI_OPT_BATCH] = {"batch", "at most 64 whole numbers from 1 to 1048576, such as 1,8", set_batch, 0},
+    [CLI_OPT_BENCH_CODECS] = {"codec", "a list of auto, bf16, fp16, fp8, fp8_e4m3, fp8_e5m2, int, int8 and bits",
+                              set_bench_codecs, 0},
+    [CLI_OPT_BENCH_BITS] = {"bits", "at most 64 numbers from 2 to 8, such as 4.25,5.7", set_bench_bits, 0},
+    [CLI_OPT_DISTRIBUTION] = {"distribution", "normal or student-t", set_distribution, 0},
+    [CLI_OPT_SIGMA] = {"sigma", "at most 64 numbers from 1e-6 to 1e3, such as 0.02,0.025", set_sigma, 0},
+    [CLI_OPT_RUNS] = {"runs", "a whole number from 1 to 1000", set_runs, 0},
+    [CLI_OPT_JSON_FILE] = {"json", "a path", set_json_file, 0},
+    [CLI_OPT_CSV_FILE] = {"csv", "a path", set_csv_file, 0},
+};
+enum {
+    kNumOptions = sizeof kOptions / sizeof kOptions[0],
+    kHelp = kNumOptions
+};
+
+/* getopt's two descriptions of what the command takes. Long options return the option's id. */
+static void describe_options(const cli_command *command, struct option *long_options, char *letters) {
+    *letters++ = ':'; /* missing values are told from unknown options, and getopt prints nothing itself */
+    *letters++ = 'h';
+    *long_options++ = (struct option){"help", no_argument, NULL, kHelp};
+    for (const cli_option_id *id = command->options; *id; id++) {
+        const option_entry *entry = &kOptions[*id];
+        int kind = entry->expects ? required_argument : no_argument;
+        *long_options++ = (struct option){entry->long_name, kind, NULL, (int)*id};
+        if (entry->letter) {
+            *letters++ = entry->letter;
+            if (entry->expects)
+                *letters++ = ':';
+        }
+    }
+    *letters = 0;
+    *long_options = (struct option){NULL, 0, NULL, 0};
+}
+
+/* @return the entry that getopt's code stands for, or NULL. */
+static const option_entry *find_option(const cli_command *command, int code) {
+    for (const cli_option_id *id = command->options; *id; id++) {
+        if (code == (int)*id || (kOptions[*id].letter && code == kOptions[*id].letter))
+            return &kOptions[*id];
+    }
+    return NULL;
+}
+
+static cli_exit take_operands(const cli_command *command, int count, char **values, cli_options *options) {
+    int wanted = 0;
+    while (wanted < CLI_MAX_OPERANDS && command->operands[wanted])
+        wanted++;
+    if (count < wanted)
+        return cli_usage_error(command->name, "%s is missing", command->operands[count]);
+    if (count > wanted)
+        return cli_usage_error(command->name, "unexpected argument '%s'", values[wanted]);
+    for (int i = 0; i < wanted; i++) {
+        if (!values[i][0])
+            return cli_usage_error(command->name, "%s is empty", command->operands[i]);
+        options->operands[i] = values[i];
+    }
+    if (command->needs_output && !options->output)
+        return cli_usage_error(command->name, "-o OUT is missing");
+    return CLI_OK;
+}
+
+cli_exit cli_options_parse(const cli_command *command, int argc, char **argv, cli_options *options, int *help) {
+    struct option long_options[kNumOptions + 2];
+    char letters[3 * kNumOptions];
+    describe_options(command, long_options, letters);
+    memset(options, 0, sizeof *options);
+    *help = 0;
+
+    int code;
+    optind = 1;
+    while ((code = getopt_long(argc, argv, letters, long_options, NULL)) != -1) {
+        const char *word = argv[optind - 1];
+        if (code == kHelp || code == 'h') {
+            *help = 1;
+            return CLI_OK;
+        }
+        if (code == ':')
+            return cli_usage_error(command->name, "%s: the value is missing", word);
+        if (code == '?') {
+            if (find_option(command, optopt) || optopt == kHelp)
+                return cli_usage_error(command->name, "%s: the option takes no value", word);
+            if (optopt)
+                return cli_usage_error(command->name, "unknown option '-%c'", optopt);
+            return cli_usage_error(command->name, "unknown or ambiguous option '%s'", word);
+        }
+        const option_entry *entry = find_option(command, code);
+        if (entry->set(options, optarg)) {
+            return cli_usage_error(command->name, "--%s: expected %s, not '%s'", entry->long_name, entry->expects,
+                                   optarg);
+        }
+    }
+    return take_operands(command, argc - optind, argv + optind, options);
+}
+
+void cli_options_free(cli_options *options) {
+    free(options->include);
+    free(options->exclude);
+}

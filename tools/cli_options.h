@@ -1,0 +1,126 @@
+/* The command line: which options there are, and their checked values. One table serves every command; a command lists
+ * the ones that it takes. */
+#ifndef CLI_OPTIONS_H
+#define CLI_OPTIONS_H
+
+#include "transfuse.h"
+
+typedef enum cli_exit {
+    CLI_OK = 0,
+    CLI_FAILED = 1,
+    CLI_USAGE = 2,
+    CLI_NO_DEVICE = 3
+} cli_exit;
+
+typedef enum cli_device {
+    CLI_DEVICE_CPU,
+    CLI_DEVICE_CUDA
+} cli_device;
+
+typedef enum cli_path {
+    CLI_PATH_FUSED,
+    CLI_PATH_TWO_STEP
+} cli_path;
+
+/* What `bench` measures; a set of them is a mask of 1 << value. */
+typedef enum cli_bench_codec {
+    CLI_BENCH_BF16,
+    CLI_BENCH_FP16,
+    CLI_BENCH_E4M3,
+    CLI_BENCH_E5M2,
+    CLI_BENCH_INT8,
+    CLI_BENCH_BITS,
+    CLI_BENCH_COUNT
+} cli_bench_codec;
+
+/* 0 ends a command's list of them. */
+typedef enum cli_option_id {
+    CLI_OPT_OUTPUT = 1,
+    CLI_OPT_FORCE,
+    CLI_OPT_THREADS,
+    CLI_OPT_CODEC,
+    CLI_OPT_INT8,
+    CLI_OPT_BITS,
+    CLI_OPT_GRANULARITY,
+    CLI_OPT_FAVOR,
+    CLI_OPT_INCLUDE,
+    CLI_OPT_EXCLUDE,
+    CLI_OPT_AGAINST,
+    CLI_OPT_JSON,
+    CLI_OPT_DEVICE,
+    CLI_OPT_PATH,
+    CLI_OPT_LAYERS,
+    CLI_OPT_BATCH,
+    CLI_OPT_BENCH_CODECS,
+    CLI_OPT_BENCH_BITS,
+    CLI_OPT_DISTRIBUTION,
+    CLI_OPT_SIGMA,
+    CLI_OPT_RUNS,
+    CLI_OPT_JSON_FILE,
+    CLI_OPT_CSV_FILE
+} cli_option_id;
+
+enum {
+    CLI_MAX_OPERANDS = 2,
+    CLI_MAX_LIST = 64,
+    CLI_MAX_RUNS = 1000
+};
+
+typedef struct cli_shape {
+    uint32_t rows, cols;
+} cli_shape;
+
+typedef struct cli_reals {
+    double values[CLI_MAX_LIST];
+    int count;
+} cli_reals;
+
+typedef struct cli_options {
+    const char *operands[CLI_MAX_OPERANDS];
+    const char *output; /* NULL: not given; so for all pointers here */
+    int force;
+    int threads; /* 0: all cores */
+
+    trf_codec codec; /* E4M3 stands for both kinds of FP8 */
+    int has_codec, int8;
+    double bits; /* 0: not given */
+    trf_granularity granularity;
+    uint32_t group_size;
+    trf_favor favor;
+    int has_favor;
+    const char **include, **exclude; /* NULL-terminated */
+
+    const char *against;
+    int json;
+    cli_device device;
+    cli_path path;
+
+    cli_shape layers[CLI_MAX_LIST];
+    uint32_t batches[CLI_MAX_LIST];
+    int num_layers, num_batches;
+    unsigned bench_codecs;
+    cli_reals bench_bits, sigmas;
+    int student_t;
+    int runs; /* 0: not given */
+    const char *json_file, *csv_file;
+} cli_options;
+
+typedef struct cli_command {
+    const char *name, *summary, *help;
+    const char *operands[CLI_MAX_OPERANDS]; /* their names, all of them required */
+    const cli_option_id *options;
+    int needs_output;
+    int (*run)(const cli_options *options); /* @return a cli_exit */
+} cli_command;
+
+extern const cli_command cmd_compress, cmd_decompress, cmd_verify, cmd_info, cmd_extract, cmd_matmul, cmd_bench;
+
+/* Parses what follows the command's name; argv[0] is that name. On CLI_OK, *help tells whether --help was asked for
+ * (options are then incomplete). Otherwise a message is on stderr. Release with cli_options_free in every case. */
+cli_exit cli_options_parse(const cli_command *command, int argc, char **argv, cli_options *options, int *help);
+void cli_options_free(cli_options *options);
+
+/* Prints "transfuse COMMAND: message" and where to find help, on stderr. @return CLI_USAGE. */
+__attribute__((format(printf, 2, 3))) cli_exit cli_usage_error(const char *command, const char *format, ...);
+
+#endif

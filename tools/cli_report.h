@@ -1,0 +1,54 @@
+/* What commands tell the user: errors, progress, sizes. */
+#ifndef CLI_REPORT_H
+#define CLI_REPORT_H
+
+#include "cli_options.h"
+
+#include <stdio.h>
+
+/* Copies text with control characters replaced by '?': names come from files that anyone may have made, and a terminal
+ * obeys escape sequences. Cuts to fit. @return buffer. */
+const char *cli_printable(const char *text, char *buffer, size_t buffer_bytes);
+
+/* Prints "transfuse: message [TRF_ERR_X]" on stderr. @return the exit status for it. */
+cli_exit cli_report_error(const trf_error *err);
+
+/* The same for a failure that the command finds itself. */
+__attribute__((format(printf, 2, 3))) cli_exit cli_fail(trf_status status, const char *format, ...);
+
+/* "1.50 GB" (powers of 1000). buffer: at least 16 bytes. @return buffer. */
+const char *cli_size(uint64_t bytes, char *buffer);
+
+/* @return a / b; 0 if b is. */
+double cli_ratio(uint64_t a, uint64_t b);
+
+/* Seconds of a clock that only goes forward. */
+double cli_now(void);
+
+/* @return CLI_OK for the CPU; else the message is printed and the exit status returned: never a silent fallback. */
+cli_exit cli_check_device(cli_device device);
+
+/* ---- long runs: a line on the terminal, and signals that stop the run through the library ---- */
+
+typedef struct cli_progress {
+    const char *verb;
+    double start, shown; /* seconds */
+    int terminal, columns;
+} cli_progress;
+
+/* From here on SIGINT, SIGTERM and SIGHUP make cli_progress_step ask to stop, so that the library takes its temporaries
+ * away. One at a time in a process. */
+void cli_progress_start(cli_progress *progress, const char *verb);
+
+/* A trf_progress_fn; context: the cli_progress. */
+int cli_progress_step(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes);
+
+/* Wipes the line. @return seconds since the start. */
+double cli_progress_end(cli_progress *progress);
+
+/* ---- short writes that cannot be stopped half way: signals wait until cli_signals_allow ---- */
+
+void cli_signals_hold(void);
+void cli_signals_allow(void);
+
+#endif

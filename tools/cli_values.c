@@ -1,0 +1,81 @@
+#include "cli_values.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int cli_parse_uint(const char *text, uint64_t min, uint64_t max, uint64_t *value) {
+    if (!isdigit((unsigned char)text[0]))
+        return -1;
+    char *end;
+    errno = 0;
+    *value = strtoull(text, &end, 10);
+    return errno || *end || *value < min || *value > max ? -1 : 0;
+}
+
+int cli_parse_real(const char *text, double min, double max, double *value) {
+    if (isspace((unsigned char)text[0]))
+        return -1;
+    char *end;
+    *value = strtod(text, &end);
+    return end == text || *end || !(*value >= min && *value <= max) ? -1 : 0;
+}
+
+int cli_parse_name(const char *text, const char *const *names) {
+    for (int i = 0; names[i]; i++) {
+        if (strcmp(text, names[i]) == 0)
+            return i;
+    }
+    return -1;
+}
+
+int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32_t *group_size) {
+    uint64_t size = 0;
+    if (strcmp(text, "tensor") == 0) {
+        *granularity = TRF_GRANULARITY_TENSOR;
+    } else if (strcmp(text, "channel") == 0) {
+        *granularity = TRF_GRANULARITY_CHANNEL;
+    } else if (strncmp(text, "group:", 6) == 0 || strncmp(text, "block:", 6) == 0) {
+        *granularity = text[0] == 'g' ? TRF_GRANULARITY_GROUP : TRF_GRANULARITY_BLOCK;
+        if (cli_parse_uint(text + 6, 16, 1 << 20, &size) || size % 16)
+            return -1;
+    } else {
+        return -1;
+    }
+    *group_size = (uint32_t)size;
+    return 0;
+}
+
+int cli_parse_shape(const char *text, cli_shape *shape) {
+    char rows_text[64];
+    const char *x = strchr(text, 'x');
+    if (!x || (size_t)(x - text) >= sizeof rows_text)
+        return -1;
+    memcpy(rows_text, text, (size_t)(x - text));
+    rows_text[x - text] = 0;
+
+    uint64_t rows, cols;
+    if (cli_parse_uint(rows_text, 1, INT32_MAX, &rows) || cli_parse_uint(x + 1, 1, INT32_MAX, &cols))
+        return -1;
+    shape->rows = (uint32_t)rows;
+    shape->cols = (uint32_t)cols;
+    return 0;
+}
+
+int cli_parse_list(const char *text, int (*take)(void *context, const char *item), void *context) {
+    for (;;) {
+        char item[64];
+        size_t length = strcspn(text, ",");
+        if (length == 0 || length >= sizeof item)
+            return -1;
+        memcpy(item, text, length);
+        item[length] = 0;
+        if (take(context, item))
+            return -1;
+        if (!text[length])
+            return 0;
+        text += length + 1;
+    }
+}

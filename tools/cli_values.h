@@ -1,0 +1,25 @@
+/* Parsers of option values. Each returns 0, or -1 for text that is no such value (the output is then unspecified). */
+#ifndef CLI_VALUES_H
+#define CLI_VALUES_H
+
+#include "cli_options.h"
+
+/* Decimal digits only. */
+int cli_parse_uint(const char *text, uint64_t min, uint64_t max, uint64_t *value);
+
+/* Finite, within [min, max]. */
+int cli_parse_real(const char *text, double min, double max, double *value);
+
+/* @return the index of text among the NULL-terminated names, or -1. */
+int cli_parse_name(const char *text, const char *const *names);
+
+/* "tensor", "channel", "group:G" or "block:B". */
+int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32_t *group_size);
+
+/* "4096x4096". */
+int cli_parse_shape(const char *text, cli_shape *shape);
+
+/* Calls take(context, item) for each part of a comma list; no part may be empty, nor be longer than 63 bytes. */
+int cli_parse_list(const char *text, int (*take)(void *context, const char *item), void *context);
+
+#endif

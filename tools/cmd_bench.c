@@ -1,0 +1,270 @@
+/* transfuse bench */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "bench.h"
+#include "cli_file.h"
+#include "cli_report.h"
+
+#include <lz4.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <zstd.h>
+
+static const cli_option_id kOptions[] = {
+    CLI_OPT_DEVICE,     CLI_OPT_LAYERS,       CLI_OPT_BATCH,   CLI_OPT_BENCH_CODECS, CLI_OPT_FAVOR,
+    CLI_OPT_BENCH_BITS, CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,   CLI_OPT_RUNS,         CLI_OPT_GRANULARITY,
+    CLI_OPT_JSON_FILE,  CLI_OPT_CSV_FILE,     CLI_OPT_THREADS, CLI_OPT_FORCE,        0};
+
+static const char *const kCodecNames[CLI_BENCH_COUNT] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bits"};
+static const trf_dtype kSources[CLI_BENCH_COUNT] = {TRF_DTYPE_BF16,    TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3,
+                                                    TRF_DTYPE_F8_E5M2, TRF_DTYPE_F32, TRF_DTYPE_F32};
+static const char *const kCompressors[] = {"lz4", "zstd"};
+
+/* ---- what to measure, and on what machine ---- */
+
+static void set_defaults(cli_options *plan) {
+    if (!plan->num_layers) {
+        plan->layers[plan->num_layers++] = (cli_shape){4096, 4096};
+        plan->layers[plan->num_layers++] = (cli_shape){2048, 5632};
+    }
+    if (!plan->num_batches) {
+        plan->batches[plan->num_batches++] = 1;
+        plan->batches[plan->num_batches++] = 8;
+    }
+    if (!plan->bench_codecs)
+        plan->bench_codecs = plan->bench_bits.count ? 0 : (1 << CLI_BENCH_COUNT) - 1;
+    if (plan->bench_bits.count)
+        plan->bench_codecs |= 1 << CLI_BENCH_BITS;
+    else
+        plan->bench_bits.values[plan->bench_bits.count++] = 4.25;
+    if (!plan->sigmas.count)
+        plan->sigmas.values[plan->sigmas.count++] = 0.02;
+    if (!plan->runs)
+        plan->runs = 5;
+}
+
+static void read_cpu_name(char *name, size_t name_bytes) {
+    struct utsname machine;
+    snprintf(name, name_bytes, "%s", uname(&machine) == 0 ? machine.machine : "unknown CPU");
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    char line[256];
+    while (file && fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) == 0 && colon) {
+            line[strcspn(line, "\n")] = 0;
+            cli_printable(colon + 1 + strspn(colon + 1, " "), name, name_bytes);
+            break;
+        }
+    }
+    if (file)
+        fclose(file);
+}
+
+static int count_cores(void) {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+static void describe_environment(const cli_options *plan, bench_environment *e) {
+    time_t now = time(NULL);
+    struct tm utc;
+    read_cpu_name(e->cpu, sizeof e->cpu);
+    strftime(e->date, sizeof e->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    e->version = TRF_VERSION;
+    e->lz4_version = LZ4_versionString();
+    e->zstd_version = ZSTD_versionString();
+    e->distribution = plan->student_t ? "student-t" : "normal";
+    e->threads = plan->threads ? plan->threads : count_cores();
+    e->runs = plan->runs;
+}
+
+/* ---- measuring ---- */
+
+/* Weights of one layer. */
+typedef struct bench_layer {
+    cli_shape shape;
+    uint64_t weights;
+    float *drawn;           /* of scale 1 */
+    void *source;           /* room for F32 */
+    trf_dtype source_dtype; /* what source holds now, NONE for nothing ... */
+    double source_sigma;    /* ... and of which scale */
+} bench_layer;
+
+static const void *get_source(bench_layer *layer, double sigma, trf_dtype dtype) {
+    if (layer->source_dtype != dtype || layer->source_sigma != sigma)
+        bench_make_source(layer->drawn, layer->shape, sigma, dtype, layer->source);
+    layer->source_dtype = dtype;
+    layer->source_sigma = sigma;
+    return layer->source;
+}
+
+/* @return the list with one more element, all zeros, or NULL after a message. */
+static void *grow(void *list, size_t count, size_t element_bytes) {
+    char *grown = realloc(list, (count + 1) * element_bytes);
+    if (grown)
+        memset(grown + element_bytes * count, 0, element_bytes);
+    else
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
+    return grown;
+}
+
+static int run_codec(bench_log *log, bench_layer *layer, const bench_subject *subject,
+                     const trf_encode_options *encode) {
+    const void *source = get_source(layer, subject->sigma, subject->source);
+    bench_result *results = grow(log->results, log->num_results, sizeof *results);
+    if (!results)
+        return -1;
+    log->results = results;
+    bench_result *result = &results[log->num_results++];
+    result->subject = *subject;
+    if (bench_measure_codec(log->plan, log->environment.runs, source, encode, result))
+        return -1;
+    bench_print_result(log, result);
+    return 0;
+}
+
+static int run_baselines(bench_log *log, bench_layer *layer, const bench_subject *subject, trf_dtype input) {
+    const void *source = get_source(layer, subject->sigma, input);
+    for (size_t i = 0; i < sizeof kCompressors / sizeof kCompressors[0]; i++) {
+        bench_baseline *baselines = grow(log->baselines, log->num_baselines, sizeof *baselines);
+        if (!baselines)
+            return -1;
+        log->baselines = baselines;
+        bench_baseline *baseline = &baselines[log->num_baselines++];
+        baseline->subject = *subject;
+        baseline->input = input;
+        baseline->weights = layer->weights;
+        baseline->source_bytes = layer->weights * trf_dtype_bytes(input);
+        if (bench_measure_baseline(kCompressors[i], log->environment.runs, source, baseline))
+            return -1;
+        bench_print_baseline(baseline);
+    }
+    return 0;
+}
+
+/* bits: of CLI_BENCH_BITS, else 0. */
+static int run_subject(bench_log *log, bench_layer *layer, double sigma, cli_bench_codec codec, double bits) {
+    const cli_options *plan = log->plan;
+    bench_subject subject = {.shape = layer->shape, .sigma = sigma, .source = kSources[codec]};
+    trf_encode_options encode;
+    trf_encode_options_init(&encode);
+    encode.threads = plan->threads;
+    snprintf(subject.codec, sizeof subject.codec, "%s", kCodecNames[codec]);
+    if (codec == CLI_BENCH_BITS)
+        snprintf(subject.codec, sizeof subject.codec, "bits:%g", bits);
+    if (codec == CLI_BENCH_BITS || codec == CLI_BENCH_INT8) {
+        encode.codec = TRF_CODEC_INT;
+        encode.bits = bits;
+        encode.granularity = plan->granularity;
+        encode.group_size = plan->group_size;
+    }
+    for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
+        encode.favor = favor;
+        if ((!plan->has_favor || plan->favor == favor) && run_codec(log, layer, &subject, &encode))
+            return -1;
+    }
+    if (codec == CLI_BENCH_BITS)
+        return 0; /* there are no such weights without the coder */
+    return run_baselines(log, layer, &subject, codec == CLI_BENCH_INT8 ? TRF_DTYPE_I8 : subject.source);
+}
+
+static int run_layer(bench_log *log, cli_shape shape) {
+    const cli_options *plan = log->plan;
+    bench_layer layer = {.shape = shape, .weights = (uint64_t)shape.rows * shape.cols};
+    layer.drawn = malloc(layer.weights * sizeof *layer.drawn);
+    layer.source = malloc(layer.weights * sizeof(float));
+    int failed = !layer.drawn || !layer.source;
+    if (failed)
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory for %u x %u weights", shape.rows, shape.cols);
+    else
+        bench_draw(layer.drawn, layer.weights, plan->student_t);
+    for (int s = 0; !failed && s < plan->sigmas.count; s++) {
+        for (int codec = 0; !failed && codec < CLI_BENCH_COUNT; codec++) {
+            int repeats = codec == CLI_BENCH_BITS ? plan->bench_bits.count : 1;
+            for (int i = 0; !failed && (plan->bench_codecs & 1u << codec) && i < repeats; i++)
+                failed = run_subject(log, &layer, plan->sigmas.values[s], (cli_bench_codec)codec,
+                                     codec == CLI_BENCH_BITS ? plan->bench_bits.values[i] : 0);
+        }
+    }
+    free(layer.drawn);
+    free(layer.source);
+    return failed ? -1 : 0;
+}
+
+/* ---- the command ---- */
+
+static cli_exit write_file(const bench_log *log, const char *path, int (*write)(const bench_log *log, FILE *file)) {
+    if (!path)
+        return CLI_OK;
+    cli_file file;
+    cli_signals_hold();
+    cli_exit status = cli_file_begin(&file, path, log->plan->force);
+    if (status == CLI_OK && write(log, file.stream)) {
+        cli_file_abandon(&file);
+        status = cli_fail(TRF_ERR_IO, "%s: the results could not be written", path);
+    } else if (status == CLI_OK) {
+        status = cli_file_commit(&file);
+    }
+    cli_signals_allow();
+    return status;
+}
+
+static void free_log(bench_log *log) {
+    for (size_t i = 0; i < log->num_results; i++)
+        bench_result_free(&log->results[i]);
+    for (size_t i = 0; i < log->num_baselines; i++)
+        bench_baseline_free(&log->baselines[i]);
+    free(log->results);
+    free(log->baselines);
+}
+
+static int run(const cli_options *options) {
+    cli_options plan = *options;
+    set_defaults(&plan);
+    unsigned integer_codecs = 1u << CLI_BENCH_INT8 | 1u << CLI_BENCH_BITS;
+    if (plan.granularity != TRF_GRANULARITY_NONE && !(plan.bench_codecs & integer_codecs))
+        return cli_usage_error("bench", "--granularity goes with the codecs int8 and bits only");
+    cli_exit status = cli_check_device(plan.device);
+    if (status == CLI_OK && plan.json_file)
+        status = cli_file_check(plan.json_file, plan.force);
+    if (status == CLI_OK && plan.csv_file)
+        status = cli_file_check(plan.csv_file, plan.force);
+    if (status != CLI_OK)
+        return status;
+
+    bench_log log = {.plan = &plan};
+    describe_environment(&plan, &log.environment);
+    bench_print_heading(&log);
+    for (int i = 0; status == CLI_OK && i < plan.num_layers; i++)
+        status = run_layer(&log, plan.layers[i]) ? CLI_FAILED : CLI_OK;
+    if (status == CLI_OK)
+        status = write_file(&log, plan.json_file, bench_write_json);
+    if (status == CLI_OK)
+        status = write_file(&log, plan.csv_file, bench_write_csv);
+    free_log(&log);
+    return status;
+}
+
+const cli_command cmd_bench = {
+    .name = "bench",
+    .summary = "measure sizes and rates on synthetic weights",
+    .help = "usage: transfuse bench [OPTIONS]\n"
+            "Lists are separated by commas. Defaults in brackets.\n\n"
+            "  --device cpu|cuda             [cpu]\n"
+            "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
+            "  --batch M,...                 rows of x in the products [1,8]\n"
+            "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"
+            "  --bits B,...                  sizes for the codec bits, 2 to 8 [4.25]\n"
+            "  --granularity G               of int8 and bits: tensor, channel, group:SIZE, block:SIZE [channel]\n"
+            "  --favor speed|size            [both]\n"
+            "  --distribution normal|student-t   Student-t has 5 degrees of freedom [normal]\n"
+            "  --sigma S,...                 scale of the weights [0.02]\n"
+            "  --runs N                      timed runs of each measurement, after one that is not timed [5]\n"
+            "  -T, --threads N               0: one for each core [0]\n"
+            "  --json FILE, --csv FILE       write every figure, run by run\n"
+            "  -f, --force                   replace these files if they exist\n",
+    .options = kOptions,
+    .run = run,
+};

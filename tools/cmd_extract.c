@@ -1,0 +1,27 @@
+/* transfuse extract */
+#include "cli_report.h"
+
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT, CLI_OPT_FORCE, 0};
+
+static int run(const cli_options *options) {
+    trf_error err = {0};
+    cli_signals_hold();
+    trf_status failed =
+        trf_extract_layer(options->operands[0], options->operands[1], options->output, options->force, &err);
+    cli_signals_allow();
+    return failed ? cli_report_error(&err) : CLI_OK;
+}
+
+const cli_command cmd_extract = {
+    .name = "extract",
+    .summary = "write one compressed layer as a .trf file",
+    .help = "usage: transfuse extract IN TENSOR -o OUT.trf [OPTIONS]\n"
+            "IN: a compressed checkpoint. TENSOR: a name that 'transfuse info IN' lists; NAME[3] is expert 3 of a "
+            "stack.\n\n"
+            "  -o, --output OUT      where to write\n"
+            "  -f, --force           replace OUT if it exists\n",
+    .operands = {"IN", "TENSOR"},
+    .options = kOptions,
+    .needs_output = 1,
+    .run = run,
+};

@@ -1,0 +1,117 @@
+/* transfuse matmul */
+#include "cli_float.h"
+#include "cli_report.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,  CLI_OPT_DEVICE, CLI_OPT_PATH,
+                                         CLI_OPT_THREADS, CLI_OPT_FORCE,  0};
+
+/* y = x . W^T with W decoded to memory first: what the fused product is compared with. */
+static trf_status multiply_two_step(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
+                                    trf_error *err) {
+    trf_layer_info info;
+    trf_layer_get_info(layer, &info);
+    uint64_t row_bytes = info.cols * trf_dtype_bytes(info.dtype), bytes = info.rows * row_bytes;
+    unsigned char *weights = malloc(bytes);
+    float *row = malloc(info.cols * sizeof *row);
+    trf_status status = TRF_ERR_MEMORY;
+    snprintf(err->message, sizeof err->message, "out of memory for the decoded layer");
+    if (weights && row)
+        status = trf_layer_decode(layer, weights, bytes, threads, err);
+    for (uint32_t n = 0; status == TRF_OK && n < info.rows; n++) {
+        if (cli_widen(weights + n * row_bytes, info.dtype, info.cols, row)) {
+            status = TRF_ERR_MEMORY;
+            break;
+        }
+        for (uint32_t i = 0; i < m; i++) {
+            const float *x_row = x + (uint64_t)i * info.cols;
+            double sum = 0;
+            for (uint32_t k = 0; k < info.cols; k++)
+                sum += (double)x_row[k] * row[k];
+            y[(uint64_t)i * info.rows + n] = (float)sum;
+        }
+    }
+    err->status = status;
+    free(row);
+    free(weights);
+    return status;
+}
+
+static cli_exit multiply(const cli_options *options, const trf_layer *layer, const float *x, uint64_t m) {
+    trf_layer_info info;
+    trf_layer_get_info(layer, &info);
+    float *y = m <= SIZE_MAX / sizeof *y / info.rows ? malloc(m * info.rows * sizeof *y) : NULL;
+    if (!y)
+        return cli_fail(TRF_ERR_MEMORY, "out of memory for %llu x %u results", (unsigned long long)m, info.rows);
+
+    trf_error err = {0};
+    trf_status failed;
+    double start = cli_now();
+    if (options->path == CLI_PATH_TWO_STEP)
+        failed = multiply_two_step(layer, x, (uint32_t)m, y, options->threads, &err);
+    else
+        failed = trf_layer_matmul_cpu(layer, x, (uint32_t)m, y, options->threads, &err);
+    double seconds = cli_now() - start;
+    if (!failed) {
+        cli_signals_hold();
+        failed = trf_write_npy(options->output, y, m, info.rows, options->force, &err);
+        cli_signals_allow();
+    }
+    free(y);
+    if (failed)
+        return cli_report_error(&err);
+    printf("%s: %llu x %u, from X %llu x %u and %s weights %u x %u, %.3f s\n", options->output, (unsigned long long)m,
+           info.rows, (unsigned long long)m, info.cols, trf_codec_name(info.codec), info.rows, info.cols, seconds);
+    return CLI_OK;
+}
+
+static int run(const cli_options *options) {
+    cli_exit status = cli_check_device(options->device);
+    if (status != CLI_OK)
+        return status;
+    struct stat place;
+    if (!options->force && lstat(options->output, &place) == 0)
+        return cli_fail(TRF_ERR_EXISTS, "%s: exists already; -f replaces it", options->output);
+
+    const char *layer_path = options->operands[0], *x_path = options->operands[1];
+    trf_error err = {0};
+    trf_layer *layer = NULL;
+    float *x = NULL;
+    uint64_t m, cols;
+    if (trf_layer_open(layer_path, &layer, &err))
+        return cli_report_error(&err);
+    trf_layer_info info;
+    trf_layer_get_info(layer, &info);
+    if (trf_read_npy(x_path, &x, &m, &cols, &err)) {
+        status = cli_report_error(&err);
+    } else if (cols != info.cols) {
+        status = cli_fail(TRF_ERR_SHAPE, "%s: %llu columns, but the layer %s has %u", x_path, (unsigned long long)cols,
+                          layer_path, info.cols);
+    } else if (m < 1 || m > INT32_MAX) {
+        status =
+            cli_fail(TRF_ERR_SHAPE, "%s: %llu rows; 1 to 2147483647 can be multiplied", x_path, (unsigned long long)m);
+    } else {
+        status = multiply(options, layer, x, m);
+    }
+    trf_free(x);
+    trf_layer_free(layer);
+    return status;
+}
+
+const cli_command cmd_matmul = {
+    .name = "matmul",
+    .summary = "multiply an array by a compressed layer",
+    .help = "usage: transfuse matmul LAYER.trf X.npy -o Y.npy [OPTIONS]\n"
+            "Y = X . W^T, without ever holding W whole. X: F32 or F16, a row for each input; Y: F32.\n\n"
+            "  -o, --output OUT          where to write\n"
+            "  --device cpu|cuda         default: cpu\n"
+            "  --path fused|two-step     decode while multiplying (default), or decode to memory first\n"
+            "  -T, --threads N           threads; 0 (default): one for each core\n"
+            "  -f, --force               replace OUT if it exists\n",
+    .operands = {"LAYER.trf", "X.npy"},
+    .options = kOptions,
+    .needs_output = 1,
+    .run = run,
+};
