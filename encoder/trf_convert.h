@@ -28,7 +28,8 @@ static inline float trf_f16_to_f32(uint16_t f16) {
     uint32_t rebias = magnitude >= 0x7C00u ? 224u << 23 : 112u << 23; /* 15 to 127; Inf and NaN: 31 to 255 */
     uint32_t normal = (magnitude << 13) + rebias;
     uint32_t denormal = trf_f32_bits((float)(int32_t)magnitude * 0x1p-24f);
-    return trf_f32_from_bits(sign | (magnitude < 0x400u ? denormal : normal));
+    uint32_t mask = -(uint32_t)(magnitude < 0x400u); /* gcc does not vectorize a choice between the two */
+    return trf_f32_from_bits(sign | (denormal & mask) | (normal & ~mask));
 }
 
 /* E4M3 has no infinities; S.1111.111 is its NaN (the type that safetensors calls F8_E4M3). */

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 enum {
-    SEGMENT = 16,           /* weights that are sampled together; divides every group size, so they share a unit */
-    MAX_SEGMENTS = 1 << 16, /* in the sample */
+    SEGMENT = 16,            /* weights that are sampled together; divides every group size, so they share a unit */
+    MAX_SEGMENTS = 1 << 16,  /* in the sample */
     STRIP_WEIGHTS = 1 << 18, /* that a worker reads at a time */
 };
 
@@ -23,7 +23,7 @@ typedef struct measurement {
     trf_quantizer *quantizer;
     const trf_source *source;
     uint32_t strip_rows, strip_cols; /* that are read at a time; all columns unless strip_rows is 1 */
-    uint64_t strips_per_band; /* a band is unit_rows rows; 1 if strips hold whole bands */
+    uint64_t strips_per_band;        /* a band is unit_rows rows; 1 if strips hold whole bands */
     uint64_t num_strips;
     unit_sum *sums;  /* [workers][units_per_row], or [num_strips][units_per_row] if a band takes several strips */
     uint8_t *values; /* [workers][strip_rows][strip_cols] of the source's dtype */
@@ -70,7 +70,10 @@ static trf_status measure_row(const trf_quantizer *q, uint32_t row, uint32_t col
                 i++;
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                             "the weight at row %u, column %u is %s; the int codec takes finite weights only", row,
-                            col + c + i, isnan(chunk[i]) ? "NaN" : chunk[i] > 0 ? "Inf" : "-Inf");
+                            col + c + i,
+                            isnan(chunk[i]) ? "NaN"
+                            : chunk[i] > 0  ? "Inf"
+                                            : "-Inf");
         }
     }
     return TRF_OK;
@@ -242,7 +245,8 @@ static trf_status measure(trf_quantizer *q, const trf_source *source, int thread
     m.sample = malloc(sizeof(float) * MAX_SEGMENTS * SEGMENT);
     trf_status status;
     if (!m.sums || !m.values || !m.sample) {
-        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to measure a layer of %u x %u", q->rows, q->cols);
+        status =
+            trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to measure a layer of %u x %u", q->rows, q->cols);
     } else {
         status = trf_parallel_for((int)workers, m.num_strips, measure_strip, &m, err);
     }
@@ -312,8 +316,8 @@ trf_status trf_quantizer_create(const trf_source *source, const trf_encode_optio
     for (int sign = 0; sign < 2; sign++)
         q->tail[sign] = calloc(TRF_HISTOGRAM_BINS + 1, sizeof *q->tail[sign]);
     if (!q->absmax || !q->magnitude || !q->table || !q->tail[0] || !q->tail[1]) {
-        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu scales",
-                          (unsigned long long)q->num_units);
+        status =
+            trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu scales", (unsigned long long)q->num_units);
         goto fail;
     }
     status = measure(q, source, options->threads, err);

@@ -52,8 +52,8 @@ static double exact_scale(const trf_quantizer *q, uint64_t unit, double step) {
     return scale < min_scale ? min_scale : scale > max_scale ? max_scale : scale;
 }
 
-/* The power of two to take out of F16 scales: puts the range of exponents in the middle of F16's -14 ... 15, and where it is too
- * wide for that, the largest at the top. */
+/* The power of two to take out of F16 scales: puts the range of exponents in the middle of F16's -14 ... 15, and where
+ * it is too wide for that, the largest at the top. */
 static int32_t choose_exponent(const trf_quantizer *q, double step) {
     double least = max_scale, most = min_scale;
     for (uint64_t u = 0; u < q->num_units; u++) {
@@ -78,7 +78,8 @@ static double round_scale(const trf_quantizer *q, double scale) {
     return trf_f16_to_f32(trf_f64_to_f16(value < 0x1p-14 ? 0x1p-14 : value)) * q->table_factor;
 }
 
-/* Lowers a rounded scale whose largest code would dequantize to infinity; which takes an absmax at the very end of the dtype. */
+/* Lowers a rounded scale whose largest code would dequantize to infinity, as an absmax at the very end of the dtype
+ * can make it. */
 static double lower_scale(const trf_quantizer *q, double absmax, double scale) {
     double code = rint(absmax / scale);
     if (code < 1 || code * scale <= q->dtype_max)
@@ -129,9 +130,11 @@ static double scale_at(const trf_quantizer *q, uint32_t row, uint32_t col) {
     return trf_f16_to_f32(((const uint16_t *)q->table)[unit]) * q->table_factor;
 }
 
-/* Codes of one unit's weights, and what they dequantize to, rounded to F32. The quotient is taken in binary64, where it cannot be
- * rounded onto or across a tie: a quotient of 24-bit numbers below 2^10 that is no tie is at least 2^-36 of itself away from one. */
-static void quantize_run(const float *w, uint32_t count, double scale, double limit, int16_t *codes, float *dequantized) {
+/* Codes of one unit's weights, and what they dequantize to, rounded to F32. The quotient is taken in binary64, where
+ * it cannot be rounded onto or across a tie: a quotient of 24-bit numbers below 2^10 that is no tie is at least 2^-36
+ * of itself away from one. */
+static void quantize_run(const float *w, uint32_t count, double scale, double limit, int16_t *codes,
+                         float *dequantized) {
     const double to_integer = 0x1.8p52; /* adding it leaves no fraction bits: rounds to nearest even */
     for (uint32_t i = 0; i < count; i++) {
         double quotient = w[i] / scale;
@@ -143,8 +146,8 @@ static void quantize_run(const float *w, uint32_t count, double scale, double li
     }
 }
 
-/* Rounds F32 values that no rounding takes to infinity to the dtype. That this is their second rounding changes one value in
- * thousands by an ulp: good enough for sums of errors. */
+/* Rounds F32 values that no rounding takes to infinity to the dtype. That this is their second rounding changes one
+ * value in thousands by an ulp: good enough for sums of errors. */
 static void round_to_dtype(trf_dtype dtype, float *values, uint32_t count) {
     if (dtype == TRF_DTYPE_BF16) {
         for (uint32_t i = 0; i < count; i++) {
@@ -154,14 +157,16 @@ static void round_to_dtype(trf_dtype dtype, float *values, uint32_t count) {
     } else if (dtype == TRF_DTYPE_F16) {
         for (uint32_t i = 0; i < count; i++) {
             uint32_t bits = trf_f32_bits(values[i]);
-            float normal = trf_f32_from_bits((bits + 0xFFFu + (bits >> 13 & 1)) & 0xFFFFE000u);
-            float denormal = values[i] + 0.75f - 0.75f; /* an ulp of 0.75 is F16's least denormal */
-            values[i] = (bits & 0x7FFFFFFFu) < 113u << 23 ? denormal : normal;
+            uint32_t normal = (bits + 0xFFFu + (bits >> 13 & 1)) & 0xFFFFE000u;
+            uint32_t denormal = trf_f32_bits(values[i] + 0.75f - 0.75f);    /* an ulp of 0.75 is F16's least denormal */
+            uint32_t mask = -(uint32_t)((bits & 0x7FFFFFFFu) < 113u << 23); /* with ?: gcc does not vectorize */
+            values[i] = trf_f32_from_bits((denormal & mask) | (normal & ~mask));
         }
     }
 }
 
-static void add_energies(const float *w, const float *dequantized, uint32_t count, double *energy, double *error_energy) {
+static void add_energies(const float *w, const float *dequantized, uint32_t count, double *energy,
+                         double *error_energy) {
     uint32_t i = 0;
     for (; i + TRF_QUANTIZE_LANES <= count; i += TRF_QUANTIZE_LANES) {
         for (int j = 0; j < TRF_QUANTIZE_LANES; j++) {

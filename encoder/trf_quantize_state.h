@@ -28,10 +28,10 @@ struct trf_quantizer {
     float *absmax, *magnitude; /* [num_units] */
     void *table;               /* [num_units] */
     int32_t scale_exponent;
-    double table_factor; /* 2^scale_exponent */
+    double table_factor;       /* 2^scale_exponent */
     double min_peak, max_peak; /* of absmax / magnitude over the units that are not all zeros */
     double sampled_weights;
-    uint32_t *tail[2]; /* [TRF_HISTOGRAM_BINS + 1]: sampled weights, positive and negative, in this bin or a higher one */
+    uint32_t *tail[2]; /* positive, negative; [TRF_HISTOGRAM_BINS + 1]: sampled weights in this bin or a higher one */
 };
 
 static inline void trf_widen(trf_dtype dtype, const void *values, uint64_t first, uint32_t count, float *out) {

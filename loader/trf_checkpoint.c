@@ -143,6 +143,18 @@ uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint) {
     return count;
 }
 
+void trf_count_tensor(trf_run *run, const trf_shard_tensor *tensor) {
+    trf_checkpoint_report *report = &run->report;
+    report->output_bytes += tensor->bytes;
+    if (!tensor->blobs)
+        return;
+    uint64_t bytes = trf_tensor_bytes(tensor->source);
+    report->compressed_tensors++;
+    report->compressed_source_bytes += bytes;
+    report->compressed_bytes += tensor->bytes;
+    report->compressed_weights += bytes / trf_dtype_bytes(trf_dtype_of_name(tensor->source->dtype));
+}
+
 /* Opens every blob of a tensor and sums what they say. */
 static trf_status trf_describe_blobs(const trf_shard *shard, const trf_shard_tensor *tensor, trf_layer_info *info,
                                      trf_error *err) {

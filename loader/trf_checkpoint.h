@@ -20,6 +20,9 @@ uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint);
 /* @return whether a name in the directory is one of the shards or indexes. */
 int trf_checkpoint_owns(const trf_checkpoint *checkpoint, const char *name);
 
+/* Adds a tensor, as it is stored, to the report's totals. */
+void trf_count_tensor(trf_run *run, const trf_shard_tensor *tensor);
+
 /* The way out of every public function: makes the message one line, whatever names it quotes. @return status. */
 trf_status trf_leave(trf_status status, trf_error *err);
 
@@ -29,8 +32,8 @@ typedef trf_status trf_convert_fn(void *context, const trf_shard *shard, const t
 trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_run *run, const char *out_path,
                                   trf_convert_fn *convert, void *context, trf_error *err);
 
-/* Copies one entry of a directory and all below it. root: the checkpoint's directory; symbolic links that lead to something in it are made
- * anew, others are followed. Errors: TRF_ERR_IO, _UNSUPPORTED (not a file, directory or link), _MEMORY. */
+/* Copies one entry of a directory and all below it. root: the checkpoint's directory; relative symbolic links that lead to
+ * something in it, and ones that lead nowhere, are made anew; others are followed. Errors: TRF_ERR_IO, _UNSUPPORTED (not a file, directory or link), _MEMORY. */
 trf_status trf_tree_copy(trf_run *run, const char *root, const char *in_path, const char *out_path, trf_error *err);
 
 #endif

@@ -106,7 +106,8 @@ static trf_status trf_pack_matrix(trf_packer *packer, const trf_tensor *tensor, 
     trf_progress progress = {&ticks, trf_tick_matrix};
     trf_layer_report layer = {0};
     trf_status status = trf_encode_stream(&source, &options, &sink, &progress, blob_bytes, &layer, err);
-    if (status == TRF_OK && layer.relative_rms_error > 0)
+    int lossless = dtype == TRF_DTYPE_I8 || (dtype != TRF_DTYPE_F32 && options.codec != TRF_CODEC_INT);
+    if (status == TRF_OK && !lossless)
         status = trf_add_energies(packer, &matrix, matrix_bytes, dtype, &layer, err);
     if (status == TRF_OK)
         status = trf_run_advance(packer->run, tensor->name, matrix_bytes, err);

@@ -52,18 +52,6 @@ static trf_status trf_unpack_blobs(trf_run *run, const trf_file *in, const trf_s
     return status;
 }
 
-static void trf_count_unpacked(trf_run *run, const trf_shard_tensor *tensor) {
-    trf_checkpoint_report *report = &run->report;
-    report->output_bytes += tensor->bytes;
-    if (!tensor->blobs)
-        return;
-    report->compressed_tensors++;
-    report->compressed_source_bytes += trf_tensor_bytes(tensor->source);
-    report->compressed_bytes += tensor->bytes;
-    report->compressed_weights +=
-        trf_tensor_bytes(tensor->source) / trf_dtype_bytes(trf_dtype_of_name(tensor->source->dtype));
-}
-
 static trf_status trf_unpack_shard(trf_run *run, const trf_shard *shard, const trf_file *in, const trf_file *out,
                                    trf_error *err) {
     const trf_safetensors *source = trf_shard_source(shard);
@@ -81,7 +69,7 @@ static trf_status trf_unpack_shard(trf_run *run, const trf_shard *shard, const t
         if (status != TRF_OK)
             return trf_fail_in(err, status, "%s: tensor '%s' at byte %" PRIu64, shard->path, tensor->source->name,
                                tensor->file_offset);
-        trf_count_unpacked(run, tensor);
+        trf_count_tensor(run, tensor);
     }
     return status;
 }

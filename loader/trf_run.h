@@ -10,7 +10,7 @@ typedef struct trf_run {
     uint64_t done_bytes, total_bytes; /* of the source checkpoint */
     uint64_t held_bytes;              /* buffers in use */
     uint8_t *buffer;                  /* TRF_COPY_BYTES, for copying */
-    /* Sums over the tensors that are not lossless, of squares of errors and of weights. */
+    /* Sums over the tensors whose codec is not lossless, of squares of errors and of weights: report.relative_rms_error is about these. */
     double error_energy, weight_energy;
 } trf_run;
 

@@ -54,16 +54,18 @@ static trf_status trf_copy_directory(trf_run *run, const char *root, const char 
     return status == TRF_OK ? trf_directory_sync(out_path, err) : status;
 }
 
-/* @return whether a relative link leads to something under root, by way of whatever. Absolute ones would lead back to the
- * source directory from the copy. */
+/* @return whether a link is to be made anew: one that leads nowhere, and a relative one that leads to something under root (an absolute
+ * one would lead from the copy back to the source directory). */
 static int trf_link_stays(const char *root, const char *path, const char *text) {
+    struct stat info;
+    if (stat(path, &info) != 0 && errno == ENOENT)
+        return 1;
     char *target = realpath(path, NULL), *folder = realpath(root, NULL);
     size_t length = folder ? strlen(folder) : 0;
     int stays = text[0] != '/' && target && folder && strncmp(target, folder, length) == 0 && target[length] == '/';
-    int dangling = !target && errno == ENOENT; /* to be carried over as it is */
     free(target);
     free(folder);
-    return stays || dangling;
+    return stays;
 }
 
 static trf_status trf_copy_link(const char *root, const char *in_path, const char *out_path, int *copied, trf_error *err) {

@@ -2,6 +2,8 @@
 
 #include "trf_convert.h"
 
+#include <math.h>
+
 enum { TRF_WIDEN_COUNT = 4096 };
 
 void trf_weights_to_f32(trf_dtype dtype, const void *values, size_t count, float *out) {
@@ -46,7 +48,7 @@ trf_status trf_weights_energy(const trf_file *file, uint64_t offset, uint64_t by
             size_t count = part / width - i < TRF_WIDEN_COUNT ? part / width - i : TRF_WIDEN_COUNT;
             trf_weights_to_f32(dtype, buffer + i * width, count, wide);
             for (size_t k = 0; k < count; k++)
-                *energy += (double)wide[k] * wide[k];
+                *energy += isfinite(wide[k]) ? (double)wide[k] * wide[k] : 0;
         }
         offset += part, bytes -= part;
     }

@@ -38,7 +38,7 @@ for command in 'compress mixed.safetensors -o keep' 'decompress packed.safetenso
     echo precious >keep
     # shellcheck disable=SC2086
     expect 0 $command -f
-    [ "$(cat keep | tr -d '\0')" != precious ] || fail "$command -f did not replace the file"
+    [ "$(tr -d '\0' <keep)" != precious ] || fail "$command -f did not replace the file"
 done
 rm keep
 

@@ -55,10 +55,10 @@ wrong TENSOR extract in -o out
 wrong X.npy matmul layer -o out
 wrong --device matmul layer x -o out --device tpu
 wrong --path matmul layer x -o out --path slow
-for layers in '' 4 4x 4x0 x4 4x4x4 4x4, ,4x4 4x-4 4x2147483648; do
+for layers in '' 4 4x 4x0 x4 4x4x4 '4x4,' ',4x4' 4x-4 4x2147483648; do
     wrong --layers bench --layers "$layers"
 done
-for batch in '' 0 1, -1 1,,2 a; do
+for batch in '' 0 '1,' -1 '1,,2' a; do
     wrong --batch bench --batch "$batch"
 done
 wrong --codec bench --codec bf16,int9

@@ -11,10 +11,13 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from trf_reference import DTYPE_NAMES, MAGIC, FormatError, align16, check, read_blob, source_bytes
+from trf_reference import DTYPE_NAMES, MAGIC, align16, check, read_blob, source_bytes
 
 INDEX_MAGIC = 0x58414E53
 SUFFIX = "_trf"
+FORMAT_KEY, HEADER_KEY = "transfuse_format", "transfuse_source_header"
+#: of files, as opposed to blobs
+FORMAT = "TRF_ERR_FORMAT"
 
 
 @dataclass
@@ -56,6 +59,7 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
 
 
 def decode_blob(blob: bytes) -> Tensor:
+    """A 2-D tensor."""
     header, elements = read_blob(blob)
     return Tensor(DTYPE_NAMES[header.source_dtype], list(elements.shape), source_bytes(header, elements))
 
@@ -63,58 +67,81 @@ def decode_blob(blob: bytes) -> Tensor:
 def decode_stack(data: bytes) -> Tensor:
     """A 3-D tensor: blobs behind an index."""
     _, count, reserved = struct.unpack_from("<IIQ", data)
-    check(reserved == 0, "TRF_ERR_HEADER", "reserved field of the index")
-    check(len(data) >= 16 + 8 * count, "TRF_ERR_TRUNCATED", "index of a 3-D tensor")
-    offsets = [*struct.unpack_from(f"<{count}Q", data, 16), len(data)]
+    check(reserved == 0, FORMAT, "reserved field of the index")
+    check(1 <= count < 2**31, FORMAT, f"an index of {count} blobs")
     end = align16(16 + 8 * count)
-    check(offsets[0] == end and not any(data[16 + 8 * count : end]), "TRF_ERR_HEADER", "padding of the index")
+    check(len(data) >= end, FORMAT, "the index is longer than the tensor")
+    check(not any(data[16 + 8 * count : end]), FORMAT, "padding of the index is not zero")
+    offsets = [*struct.unpack_from(f"<{count}Q", data, 16), len(data)]
+    check(offsets[0] == end, FORMAT, "blob 0 does not begin behind the index")
+    check(offsets == sorted(offsets), FORMAT, "offsets of the index do not ascend")
     # Each blob must fill its place: read_blob rejects one that is longer or shorter than the bytes it gets.
     slices = [decode_blob(data[a:b]) for a, b in zip(offsets, offsets[1:])]
     first = slices[0]
-    if any(s.shape != first.shape or s.dtype != first.dtype for s in slices):
-        raise FormatError("TRF_ERR_HEADER", "the blobs of a 3-D tensor differ in shape or dtype")
+    alike = all((s.shape, s.dtype) == (first.shape, first.dtype) for s in slices)
+    check(alike, FORMAT, "the blobs of a 3-D tensor differ in shape or dtype")
     return Tensor(first.dtype, [count, *first.shape], b"".join(s.data for s in slices))
 
 
 def is_compressed(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor holds blobs: by suffix and magic."""
-    if not name.endswith(SUFFIX) or tensor.dtype != "U8" or len(tensor.data) < 16:
+    """Whether a tensor of a file without a kept header holds blobs."""
+    if not name.endswith(SUFFIX) or tensor.dtype != "U8" or len(tensor.shape) != 1 or len(tensor.data) < 16:
         return False
     return struct.unpack_from("<I", tensor.data)[0] in (MAGIC, INDEX_MAGIC)
 
 
 def decode_tensor(tensor: Tensor) -> Tensor:
-    if struct.unpack_from("<I", tensor.data)[0] == MAGIC:
-        return decode_blob(tensor.data)
-    return decode_stack(tensor.data)
+    check(tensor.dtype == "U8" and len(tensor.shape) == 1, FORMAT, "blobs are not in a U8 tensor of one dimension")
+    check(len(tensor.data) >= 16, FORMAT, "no room for a blob")
+    if struct.unpack_from("<I", tensor.data)[0] == INDEX_MAGIC:
+        return decode_stack(tensor.data)
+    return decode_blob(tensor.data)
+
+
+def kept_header(metadata: dict[str, str]) -> dict[str, dict[str, object]] | None:
+    """The tensors of the source's header, if the file keeps it."""
+    if FORMAT_KEY not in metadata:
+        return None
+    check(metadata[FORMAT_KEY] == "1", "TRF_ERR_VERSION", f"{FORMAT_KEY} {metadata[FORMAT_KEY]}")
+    if HEADER_KEY not in metadata:
+        return None
+    header = json.loads(metadata[HEADER_KEY])
+    header.pop("__metadata__", None)
+    return header
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The source's tensors by name."""
     metadata, tensors = read_plain(path)
-    known = metadata.get("transfuse_format", "1")
-    check(known == "1", "TRF_ERR_VERSION", f"transfuse_format {known}")
+    kept = kept_header(metadata)
+    if kept is None:
+        return {
+            name.removesuffix(SUFFIX) if is_compressed(name, tensor) else name: (
+                decode_tensor(tensor) if is_compressed(name, tensor) else tensor
+            )
+            for name, tensor in tensors.items()
+        }
     result = {}
-    for name, tensor in tensors.items():
-        if is_compressed(name, tensor):
-            result[name.removesuffix(SUFFIX)] = decode_tensor(tensor)
+    for name, entry in kept.items():
+        if name in tensors:
+            result[name] = tensors.pop(name)
         else:
-            result[name] = tensor
+            check(name + SUFFIX in tensors, FORMAT, f"neither {name} nor {name}{SUFFIX}")
+            result[name] = decode_tensor(tensors.pop(name + SUFFIX))
+        found = (result[name].dtype, result[name].shape)
+        check(found == (entry["dtype"], entry["shape"]), FORMAT, f"{name} is {found}, not as the kept header says")
+    check(not tensors, FORMAT, f"tensors that the kept header does not name: {list(tensors)}")
     return result
 
 
 def rebuild_source(path: Path) -> bytes:
     """The source file, from the header that the writer kept."""
     metadata, _ = read_plain(path)
-    text = metadata["transfuse_source_header"].encode()
-    header = json.loads(text)
-    header.pop("__metadata__", None)
-    data = bytearray(max((entry["data_offsets"][1] for entry in header.values()), default=0))
-    tensors = read_safetensors(path)
-    for name, entry in header.items():
-        tensor = tensors[name]
-        check((tensor.dtype, tensor.shape) == (entry["dtype"], entry["shape"]), "TRF_ERR_HEADER", name)
-        begin, end = entry["data_offsets"]
-        check(end - begin == len(tensor.data), "TRF_ERR_HEADER", name)
+    text = metadata[HEADER_KEY].encode()
+    kept = kept_header(metadata)
+    data = bytearray(max((entry["data_offsets"][1] for entry in kept.values()), default=0))
+    for name, tensor in read_safetensors(path).items():
+        begin, end = kept[name]["data_offsets"]
+        check(end - begin == len(tensor.data), FORMAT, f"data_offsets of {name}")
         data[begin:end] = tensor.data
     return struct.pack("<Q", len(text)) + text + bytes(data)

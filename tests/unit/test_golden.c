@@ -5,6 +5,7 @@
 #include <check.h>
 #include <jansson.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -1,0 +1,316 @@
+/* The AVX-512 decoder. A slab takes two passes: rANS, 16 lanes a register, which leaves symbols; then assembly, 64 weights at
+ * a time (trf_decode_simd.h), which never leaves the order in which planes lie in the slab until one permutation before
+ * the store makes rows of it.
+ *
+ * The first pass takes two thirds of the time, most of it in gathers (18 cycles for 16 lanes on Zen 4, 43 of latency): one a
+ * step for the decode table, and one in two steps for words, of which 32 bits hold two. */
+#include "trf_decode_simd.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+/* Bits of a where mask is set, else of b. */
+#define SELECT(mask, a, b) _mm512_ternarylogic_epi32(mask, a, b, 0xCA)
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- first pass: symbols ---- */
+
+typedef struct stream_constants {
+    const int *slots;
+    __m512i slot_mask, lower_bound, twelve_bits;
+    __m128i probability_bits;
+} stream_constants;
+
+/* Sixteen lanes: 0 to 15, which take words upwards, or 16 to 31, downwards. */
+typedef struct lane_streams {
+    __m512i x;       /* states */
+    __m512i at;      /* of each lane's next word */
+    __m512i stride;  /* 1 or -1 */
+    __m512i buffer;  /* two words, the next one on top */
+    __m512i symbols; /* the last four */
+} lane_streams;
+
+INLINE void fetch_words(lane_streams *lanes, const uint16_t *words, int downwards) {
+    if (downwards)
+        lanes->buffer = _mm512_i32gather_epi32(lanes->at, words - 1, 2);
+    else
+        lanes->buffer = _mm512_rol_epi32(_mm512_i32gather_epi32(lanes->at, words, 2), 16);
+}
+
+INLINE void renormalize(const stream_constants *k, lane_streams *lanes) {
+    __mmask16 needs = _mm512_cmplt_epu32_mask(lanes->x, k->lower_bound);
+    lanes->x = _mm512_mask_shldi_epi32(lanes->x, needs, lanes->x, lanes->buffer, 16);
+    lanes->buffer = _mm512_mask_slli_epi32(lanes->buffer, needs, lanes->buffer, 16);
+    lanes->at = _mm512_mask_add_epi32(lanes->at, needs, lanes->at, lanes->stride);
+}
+
+INLINE void step(const stream_constants *k, lane_streams *lanes) {
+    __m512i entry = _mm512_i32gather_epi32(_mm512_and_si512(lanes->x, k->slot_mask), k->slots, 4);
+    __m512i frequency = _mm512_and_si512(entry, k->twelve_bits);
+    __m512i bias = _mm512_and_si512(_mm512_srli_epi32(entry, 12), k->twelve_bits);
+    lanes->symbols = _mm512_shldi_epi32(lanes->symbols, entry, 8);
+    lanes->x = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srl_epi32(lanes->x, k->probability_bits)), bias);
+    renormalize(k, lanes);
+}
+
+/* Two steps of all 32 lanes, for which one fetch is enough. */
+INLINE void step_twice(const stream_constants *k, lane_streams lanes[2], const uint16_t *words) {
+    fetch_words(&lanes[0], words, 0);
+    fetch_words(&lanes[1], words, 1);
+    for (int i = 0; i < 2; i++) {
+        step(k, &lanes[0]);
+        step(k, &lanes[1]);
+    }
+}
+
+INLINE void store_symbols(uint32_t *to, const lane_streams lanes[2]) {
+    _mm512_store_si512(to, lanes[0].symbols);
+    _mm512_store_si512(to + 16, lanes[1].symbols);
+}
+
+/* @return whether the slab's streams end where they must. */
+static int decode_symbols(const trf_tile_work *work, const trf_slab_parts *slab, trf_simd_scratch *scratch) {
+    const trf_header *header = &work->view->header;
+    const stream_constants k = {(const int *)work->table->slots,
+                                _mm512_set1_epi32((1 << header->probability_bits) - 1),
+                                _mm512_set1_epi32(1 << header->state_bits), _mm512_set1_epi32(0xFFF),
+                                _mm_cvtsi32_si128(header->probability_bits)};
+    const uint32_t steps = trf_lane_weights(slab->shape) * header->class_bits / 8;
+    const uint16_t *words = scratch->words;
+    uint32_t first[TRF_LANES];
+    trf_simd_place_words(slab, scratch, first);
+    lane_streams lanes[2];
+    for (int i = 0; i < 2; i++) {
+        const void *states = slab->start_states + 16 * i;
+        lanes[i].x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(states));
+        lanes[i].at = _mm512_loadu_si512(first + 16 * i);
+        lanes[i].stride = _mm512_set1_epi32(i ? -1 : 1);
+        lanes[i].symbols = _mm512_setzero_si512();
+        fetch_words(&lanes[i], words, i);
+        renormalize(&k, &lanes[i]);
+    }
+    for (uint32_t group = 0; group < steps / 4; group++) {
+        step_twice(&k, lanes, words);
+        step_twice(&k, lanes, words);
+        store_symbols(scratch->symbols[group], lanes);
+    }
+    if (steps % 4) { /* two more: quads, in a slab of 16 rows and an odd number of column steps */
+        step_twice(&k, lanes, words);
+        for (int i = 0; i < 2; i++)
+            lanes[i].symbols = _mm512_slli_epi32(lanes[i].symbols, 16);
+        store_symbols(scratch->symbols[steps / 4], lanes);
+    }
+    __mmask16 bad = _mm512_cmpneq_epi32_mask(lanes[0].x, k.lower_bound) |
+                    _mm512_cmpneq_epi32_mask(lanes[1].x, k.lower_bound) |
+                    /* A pair's two lanes have met. */
+                    _mm512_cmpneq_epi32_mask(lanes[0].at, _mm512_sub_epi32(lanes[1].at, lanes[1].stride));
+    return bad == 0;
+}
+
+/* ---- second pass: elements ---- */
+
+/* A field of a narrow plane: its place in a chunk's quadwords, and in the byte. */
+typedef struct field_constants {
+    __m512i offsets, mask; /* of chunks whose word is the first of its quadword */
+    uint32_t plane, width;
+} field_constants;
+
+typedef struct assembly_constants {
+    __m512i class_offsets;
+    __m512i low, high;     /* by class, repeated for the bits above it */
+    __m512i origin;
+    __m512i first, second; /* from two chunks' register pairs to rows */
+    field_constants field[TRF_MAX_FIELDS], last;
+} assembly_constants;
+
+/* A field's bytes for one chunk. */
+typedef struct field_chunk {
+    const uint8_t *group;
+    __m512i quadword, offsets, mask;
+} field_chunk;
+
+INLINE __m512i broadcast_16(const void *bytes) { return _mm512_broadcast_i32x4(_mm_loadu_si128(bytes)); }
+
+static field_constants make_field(const trf_assembly_field *field) {
+    uint8_t offsets[16];
+    for (uint32_t b = 0; b < 16; b++) {
+        uint32_t i = trf_byte_weight(b);
+        uint32_t bit = 32 * trf_plane_word(i, field->width) + trf_plane_bit(i, field->width);
+        offsets[b] = (bit - field->shift) & 63;
+    }
+    return (field_constants){broadcast_16(offsets), _mm512_set1_epi8((char)field->mask), field->plane, field->width};
+}
+
+static void make_constants(const trf_assembly *assembly, assembly_constants *k) {
+    const uint32_t c = assembly->class_bits;
+    uint8_t offsets[16], low[64], high[64];
+    memset(k, 0, sizeof *k);
+    for (uint32_t b = 0; b < 16; b++) {
+        uint32_t i = trf_byte_weight(b), symbol = i * c / 8 % 4;
+        offsets[b] = (uint8_t)(8 * (3 - symbol) + i * c % 8);
+    }
+    for (uint32_t i = 0; i < 64; i++) {
+        low[i] = assembly->low[i & ((1u << c) - 1)];
+        high[i] = assembly->high[i & ((1u << c) - 1)];
+    }
+    k->class_offsets = broadcast_16(offsets);
+    k->low = _mm512_loadu_si512(low);
+    k->high = _mm512_loadu_si512(high);
+    k->origin = _mm512_set1_epi16((short)assembly->origin);
+    for (uint32_t i = 0; i < assembly->num_fields; i++)
+        k->field[i] = make_field(&assembly->field[i]);
+    if (assembly->has_last)
+        k->last = make_field(&assembly->last);
+}
+
+/* Dword 4c + z of a chunk is lane c's register pair z / 2, columns 8 (z % 2) on. With two blocks z / 2 is the
+ * block; with one, the chunk is 32 columns of a row. */
+static void make_permutations(uint32_t blocks, assembly_constants *k) {
+    uint32_t first[16], second[16];
+    for (uint32_t i = 0; i < 16; i++) {
+        uint32_t c = i % 4, piece = i / 4; /* of 8 columns */
+        first[i] = blocks == 2 ? 16 * (piece / 2) + 4 * c + piece % 2 : 4 * c + piece;
+        second[i] = first[i] + (blocks == 2 ? 2 : 16);
+    }
+    k->first = _mm512_loadu_si512(first);
+    k->second = _mm512_loadu_si512(second);
+}
+
+INLINE field_chunk begin_field(const trf_simd_slab *place, const field_constants *field, uint32_t chunk) {
+    uint32_t word = trf_chunk_word(chunk, field->width);
+    uint32_t bit = 32 * (word % 2) + trf_chunk_bit(chunk, field->width);
+    __m512i even = _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0);
+    return (field_chunk){place->planes[field->plane] + TRF_GROUP_BYTES * (word / 4),
+                         _mm512_add_epi64(even, _mm512_set1_epi64(word / 2 % 2)),
+                         _mm512_add_epi8(field->offsets, _mm512_set1_epi8((char)bit)), field->mask};
+}
+
+/* Puts the field in place in `bytes`. */
+INLINE __m512i insert_field(const field_chunk *field, uint32_t unit, __m512i bytes) {
+    __m512i words = _mm512_permutexvar_epi64(field->quadword, _mm512_loadu_si512(field->group + 64 * unit));
+    return SELECT(field->mask, _mm512_multishift_epi64_epi8(field->offsets, words), bytes);
+}
+
+/* All that a chunk's eight units share. */
+typedef struct chunk_sources {
+    const uint32_t *symbols[2]; /* of the first and the second eight weights of each lane */
+    const uint8_t *wide;        /* the chunk's group of an 8-bit plane */
+    __m512i col_offset;
+    field_chunk field[TRF_MAX_FIELDS], last;
+} chunk_sources;
+
+INLINE chunk_sources begin_chunk(const assembly_constants *k, const trf_simd_slab *place,
+                                 const trf_simd_scratch *scratch, uint32_t chunk, uint32_t class_bits,
+                                 trf_assembly_out out, uint32_t num_fields) {
+    chunk_sources from;
+    from.symbols[0] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk];
+    from.symbols[1] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk + 1];
+    from.wide = out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE ? place->planes[0] + TRF_GROUP_BYTES * chunk : NULL;
+    from.col_offset = _mm512_load_si512(scratch->offsets.col[chunk]);
+    for (uint32_t i = 0; i < num_fields; i++)
+        from.field[i] = begin_field(place, &k->field[i], chunk);
+    if (out == TRF_OUT_BYTE)
+        from.last = begin_field(place, &k->last, chunk);
+    return from;
+}
+
+/* Register pairs 0 and 1 of one unit of a chunk: elements q = 0, 1 and q = 2, 3 of each word. */
+INLINE void assemble(const assembly_constants *k, const chunk_sources *from, uint32_t unit, __m512i row_offset,
+                     trf_assembly_out out, uint32_t num_fields, __m512i pair[2]) {
+    const __m512i spread = _mm512_set_epi32(19, 19, 3, 3, 18, 18, 2, 2, 17, 17, 1, 1, 16, 16, 0, 0);
+    __m512i symbols[2];
+    for (int i = 0; i < 2; i++)
+        symbols[i] = _mm512_castsi128_si512(_mm_load_si128((const __m128i *)(from->symbols[i] + 4 * unit)));
+    __m512i classes = _mm512_multishift_epi64_epi8(k->class_offsets,
+                                                   _mm512_permutex2var_epi32(symbols[0], spread, symbols[1]));
+    __m512i bytes = _mm512_permutexvar_epi8(classes, k->low);
+    for (uint32_t i = 0; i < num_fields; i++)
+        bytes = insert_field(&from->field[i], unit, bytes);
+    if (out == TRF_OUT_UNDER_PLANE) {
+        const __m512i mask = _mm512_set1_epi32((int)0x807F807Fu);
+        __m512i wide = _mm512_loadu_si512(from->wide + 64 * unit);
+        bytes = _mm512_add_epi8(bytes, _mm512_add_epi8(row_offset, from->col_offset));
+        pair[0] = SELECT(mask, wide, _mm512_slli_epi32(bytes, 7));
+        pair[1] = SELECT(mask, _mm512_ror_epi32(wide, 8), _mm512_srli_epi32(bytes, 1));
+        return;
+    }
+    const __m512i low_byte = _mm512_set1_epi16(0xFF);
+    if (out == TRF_OUT_BYTE) {
+        bytes = _mm512_add_epi8(bytes, _mm512_add_epi8(row_offset, from->col_offset));
+        bytes = insert_field(&from->last, unit, bytes);
+        pair[0] = _mm512_and_si512(bytes, low_byte);
+        pair[1] = _mm512_srli_epi16(bytes, 8);
+        return;
+    }
+    if (out == TRF_OUT_WIDE_CODE)
+        bytes = _mm512_loadu_si512(from->wide + 64 * unit);
+    __m512i high = _mm512_permutexvar_epi8(classes, k->high);
+    pair[0] = _mm512_add_epi16(SELECT(low_byte, bytes, _mm512_slli_epi16(high, 8)), k->origin);
+    pair[1] = _mm512_add_epi16(SELECT(low_byte, _mm512_srli_epi16(bytes, 8), high), k->origin);
+}
+
+/* Second pass over a slab, two chunks at a time so that each store is 64 bytes of a row. */
+INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *place, const trf_simd_scratch *scratch,
+                          uint32_t class_bits, trf_assembly_out out, uint32_t num_fields) {
+    const size_t stride = place->stride, second = place->blocks == 2 ? 16 * stride : 32;
+    const uint32_t columns = place->blocks == 2 ? 16 : 32; /* of a chunk */
+    for (uint32_t chunk = 0; chunk < place->chunks; chunk += 2) {
+        const chunk_sources from[2] = {begin_chunk(k, place, scratch, chunk, class_bits, out, num_fields),
+                                       begin_chunk(k, place, scratch, chunk + 1, class_bits, out, num_fields)};
+        uint16_t *row = place->elements + chunk * columns;
+        for (uint32_t unit = 0; unit < TRF_UNITS; unit++, row += stride) {
+            __m512i row_offset = broadcast_16(scratch->offsets.row[unit]), a[2], b[2];
+            assemble(k, &from[0], unit, row_offset, out, num_fields, a);
+            assemble(k, &from[1], unit, row_offset, out, num_fields, b);
+            for (int i = 0; i < 2; i++) {
+                uint16_t *to = row + 8 * (size_t)i * stride;
+                _mm512_storeu_si512(to, _mm512_permutex2var_epi32(a[i], k->first, b[i]));
+                _mm512_storeu_si512(to + second, _mm512_permutex2var_epi32(a[i], k->second, b[i]));
+            }
+        }
+    }
+}
+
+/* One instance of the loop for each pair of constants that a codec needs. */
+static void assemble_by_plan(const trf_assembly *assembly, const assembly_constants *k, const trf_simd_slab *place,
+                             const trf_simd_scratch *scratch) {
+    const uint32_t c = assembly->class_bits;
+    switch (assembly->out * 4 + assembly->num_fields) {
+    case TRF_OUT_UNDER_PLANE * 4 + 0: assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 0); break;
+    case TRF_OUT_UNDER_PLANE * 4 + 1: assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 1); break;
+    case TRF_OUT_UNDER_PLANE * 4 + 2: assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 2); break;
+    case TRF_OUT_BYTE * 4 + 1: assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 1); break;
+    case TRF_OUT_BYTE * 4 + 2: assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 2); break;
+    case TRF_OUT_CODE * 4 + 0: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 0); break;
+    case TRF_OUT_CODE * 4 + 1: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 1); break;
+    case TRF_OUT_CODE * 4 + 2: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 2); break;
+    case TRF_OUT_CODE * 4 + 3: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 3); break;
+    default: assemble_slab(k, place, scratch, c, TRF_OUT_WIDE_CODE, 0); break;
+    }
+}
+
+static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *slabs, uint32_t num_slabs,
+                             uint16_t *elements, size_t stride) {
+    trf_simd_scratch scratch;
+    trf_assembly assembly;
+    assembly_constants constants;
+    trf_assembly_init(&assembly, work);
+    make_constants(&assembly, &constants);
+    for (uint32_t s = 0; s < num_slabs; s++) {
+        const trf_slab_parts *slab = &slabs[s], *previous = s ? slab - 1 : NULL;
+        if (!decode_symbols(work, slab, &scratch))
+            return s;
+        if (!previous || previous->shape.blocks != slab->shape.blocks)
+            make_permutations(slab->shape.blocks, &constants);
+        trf_assembly_place_offsets(&assembly, slab, previous, &scratch.offsets);
+        trf_simd_slab place = trf_simd_slab_begin(work->view, slab, &scratch, elements, stride);
+        assemble_by_plan(&assembly, &constants, &place, &scratch);
+        trf_simd_slab_finish(&place, slab, elements, stride);
+    }
+    return num_slabs;
+}
+
+trf_status trf_decode_tile_avx512(const trf_blob_view *view, const trf_decode_table *table, uint64_t tile,
+                                  const uint8_t *tile_bytes, uint16_t *elements, size_t stride, trf_error *err) {
+    return trf_decode_tile_with(decode_slabs, view, table, tile, tile_bytes, elements, stride, err);
+}

@@ -1,0 +1,19 @@
+/* What stands behind trf_layer (transfuse.h), for the files that work on it. */
+#ifndef TRF_LAYER_H
+#define TRF_LAYER_H
+
+#include "trf_decode.h"
+
+struct trf_layer {
+    trf_blob_view view;
+    trf_decode_table table;
+    const uint8_t *blob;
+    void *mapping; /* of a file, or NULL: the memory is the caller's */
+    size_t mapping_bytes;
+};
+
+static inline const uint8_t *trf_layer_tile(const trf_layer *layer, uint64_t tile) {
+    return layer->blob + layer->view.tiles[tile].data_offset;
+}
+
+#endif

@@ -1,0 +1,113 @@
+/* y = x . W^T on the CPU, one row of tiles after the other. */
+#define TRF_DOT_ROWS trf_dot_rows_portable
+#define TRF_DOT_LANES 4
+#define TRF_DOT_BATCH 2
+#include "trf_matmul_body.h"
+
+#include "trf_layer.h"
+#include "trf_threads.h"
+
+#include <stdlib.h>
+
+enum { BATCH = 32 /* rows of x at a time */ };
+
+/* What a worker needs. */
+typedef struct trf_matmul_scratch {
+    _Alignas(64) float w[TRF_TILE_SIZE * TRF_TILE_SIZE];
+    _Alignas(64) float x[BATCH * TRF_TILE_SIZE];
+    _Alignas(64) float sums[BATCH * TRF_TILE_SIZE];
+    _Alignas(64) uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE];
+} trf_matmul_scratch;
+
+typedef struct trf_matmul_work {
+    const trf_layer *layer;
+    const float *x;
+    uint32_t m;
+    float *y;
+    trf_decode_tile_fn *decode;
+    trf_dot_rows_fn *dot_rows;
+    trf_matmul_scratch *scratch; /* [workers] */
+} trf_matmul_work;
+
+static trf_dot_rows_fn *trf_dot_rows_best(void) {
+#ifdef TRF_HAVE_X86_SIMD
+    trf_decode_tile_fn *decode = trf_decode_tile_best(); /* which has looked at CPU and environment */
+    if (decode == trf_decode_tile_avx512)
+        return trf_dot_rows_avx512;
+    if (decode == trf_decode_tile_avx2)
+        return trf_dot_rows_avx2;
+#endif
+    return trf_dot_rows_portable;
+}
+
+/* Copies columns of x under a tile, padded with zeros. */
+static void trf_take_batch(const trf_matmul_work *work, const trf_tile_shape *shape, uint32_t first, uint32_t count,
+                           float *to) {
+    for (uint32_t i = 0; i < count; i++, to += TRF_TILE_SIZE) {
+        memcpy(to, work->x + (size_t)(first + i) * work->layer->view.header.cols + shape->col, shape->cols * sizeof *to);
+        memset(to + shape->cols, 0, (TRF_TILE_SIZE - shape->cols) * sizeof *to);
+    }
+}
+
+/* Adds one tile's part of the products to y. Codes with scales are summed group by group, and the sums scaled. */
+static void trf_multiply_tile(const trf_matmul_work *work, const trf_tile_shape *shape, trf_matmul_scratch *scratch) {
+    const trf_blob_view *view = &work->layer->view;
+    for (uint32_t first = 0; first < work->m; first += BATCH) {
+        uint32_t count = work->m - first < BATCH ? work->m - first : BATCH;
+        trf_take_batch(work, shape, first, count, scratch->x);
+        for (uint32_t col = 0, end; col < shape->cols; col = end) {
+            end = trf_scale_end(view, shape, col);
+            uint32_t padded = (end - col + TRF_DOT_COLS - 1) / TRF_DOT_COLS * TRF_DOT_COLS;
+            work->dot_rows(scratch->w + col, TRF_TILE_SIZE, shape->rows, scratch->x + col, TRF_TILE_SIZE, count, padded,
+                           scratch->sums, TRF_TILE_SIZE);
+            for (uint32_t r = 0; r < shape->rows; r++) {
+                float scale = view->num_scales
+                                  ? trf_scale_value(view, trf_scale_index(view, shape->row + r, shape->col + col))
+                                  : 1;
+                for (uint32_t i = 0; i < count; i++)
+                    work->y[(size_t)(first + i) * view->header.rows + shape->row + r] +=
+                        scale * scratch->sums[i * TRF_TILE_SIZE + r];
+            }
+        }
+    }
+}
+
+/* Parallel over rows of tiles, each of which owns its columns of y. */
+static trf_status trf_multiply_tile_row(void *context, uint64_t tile_row, int worker, trf_error *err) {
+    const trf_matmul_work *work = context;
+    const trf_blob_view *view = &work->layer->view;
+    trf_matmul_scratch *scratch = &work->scratch[worker];
+    for (uint32_t j = 0; j < view->header.num_tiles_col; j++) {
+        uint64_t tile = tile_row * view->header.num_tiles_col + j;
+        trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].kind);
+        if (j == 0)
+            for (uint32_t i = 0; i < work->m; i++)
+                memset(work->y + (size_t)i * view->header.rows + shape.row, 0, shape.rows * sizeof *work->y);
+        if (shape.cols % TRF_DOT_COLS) /* zeros behind the last column */
+            memset(scratch->w, 0, sizeof scratch->w);
+        trf_status status = work->decode(view, &work->layer->table, tile, trf_layer_tile(work->layer, tile),
+                                         scratch->elements, TRF_TILE_SIZE, err);
+        if (status != TRF_OK)
+            return status;
+        trf_elements_to_f32(view, tile, scratch->elements, TRF_TILE_SIZE, scratch->w, TRF_TILE_SIZE, 1);
+        trf_multiply_tile(work, &shape, scratch);
+    }
+    return TRF_OK;
+}
+
+trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
+                                trf_error *err) {
+    if (m < 1)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs one row of x at least");
+    const uint32_t tile_rows = layer->view.header.num_tiles_row;
+    uint32_t workers = (uint32_t)trf_thread_count(threads);
+    if (workers > tile_rows)
+        workers = tile_rows;
+    trf_matmul_work work = {layer, x, m, y, trf_decode_tile_best(), trf_dot_rows_best(), NULL};
+    work.scratch = aligned_alloc(_Alignof(trf_matmul_scratch), workers * sizeof *work.scratch);
+    if (!work.scratch)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate buffers for %u workers", workers);
+    trf_status status = trf_parallel_for((int)workers, tile_rows, trf_multiply_tile_row, &work, err);
+    free(work.scratch);
+    return status;
+}

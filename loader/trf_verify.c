@@ -1,0 +1,301 @@
+/* Verifying a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is one. */
+#include "trf_checkpoint.h"
+#include "trf_convert.h"
+#include "trf_weights.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TRF_COMPARE_COUNT = 4096 };
+
+/* How decoded weights have to agree with the source's. */
+typedef enum trf_agreement {
+    TRF_AGREE_BITS,    /* lossless codecs */
+    TRF_AGREE_ROUNDED, /* F32 weights through the bf16 codec: the source's, rounded to nearest even */
+    TRF_AGREE_NEAR     /* int codec on floats: the error is measured */
+} trf_agreement;
+
+/* One matrix being verified. */
+typedef struct trf_comparison {
+    trf_run *run;
+    const char *tensor;
+    const trf_file *against; /* NULL: nothing to compare with */
+    uint64_t offset;         /* of the source's matrix in `against` */
+    uint64_t matrix;         /* its number within a stack */
+    uint64_t cols;
+    trf_dtype dtype;
+    size_t value_bytes;
+    trf_agreement agreement;
+    uint8_t *source; /* one block of the source's weights */
+    uint64_t capacity;
+} trf_comparison;
+
+static trf_status trf_mismatch(const trf_comparison *comparison, uint64_t row, uint64_t col, trf_error *err) {
+    uint64_t offset = comparison->offset + (row * comparison->cols + col) * comparison->value_bytes;
+    return trf_fail(err, TRF_ERR_MISMATCH, offset,
+                    "matrix %" PRIu64 ", row %" PRIu64 ", column %" PRIu64 " differs from byte %" PRIu64 " of %s",
+                    comparison->matrix, row, col, offset, comparison->against->path);
+}
+
+static trf_status trf_read_source_block(trf_comparison *comparison, const trf_block *block, trf_error *err) {
+    uint64_t row_bytes = (uint64_t)block->cols * comparison->value_bytes, bytes = row_bytes * block->rows;
+    if (bytes > comparison->capacity) {
+        free(comparison->source);
+        comparison->capacity = 0;
+        if (!(comparison->source = malloc(bytes)))
+            return trf_fail_memory(err, bytes);
+        comparison->capacity = bytes;
+    }
+    uint64_t stride = comparison->cols * comparison->value_bytes;
+    uint64_t place = comparison->offset + block->row * stride + block->col * comparison->value_bytes;
+    if (row_bytes == stride)
+        return trf_file_read(comparison->against, place, comparison->source, bytes, err);
+    trf_status status = TRF_OK;
+    for (uint32_t r = 0; r < block->rows && status == TRF_OK; r++)
+        status = trf_file_read(comparison->against, place + r * stride, comparison->source + r * row_bytes, row_bytes, err);
+    return status;
+}
+
+static int trf_agrees(const trf_comparison *comparison, const uint8_t *source, const uint8_t *decoded) {
+    if (comparison->agreement == TRF_AGREE_BITS)
+        return memcmp(source, decoded, comparison->value_bytes) == 0;
+    float weight, got;
+    memcpy(&weight, source, sizeof weight);
+    memcpy(&got, decoded, sizeof got);
+    if (isnan(weight))
+        return isnan(got);
+    return trf_f32_bits(trf_bf16_to_f32(trf_f32_to_bf16(weight))) == trf_f32_bits(got);
+}
+
+/* Adds the block to the sums of squares. */
+static void trf_measure_block(trf_comparison *comparison, const uint8_t *decoded, uint64_t count) {
+    float weights[TRF_COMPARE_COUNT], got[TRF_COMPARE_COUNT];
+    double error_energy = 0, weight_energy = 0;
+    for (uint64_t i = 0; i < count; i += TRF_COMPARE_COUNT) {
+        size_t part = count - i < TRF_COMPARE_COUNT ? (size_t)(count - i) : TRF_COMPARE_COUNT;
+        trf_weights_to_f32(comparison->dtype, comparison->source + i * comparison->value_bytes, part, weights);
+        trf_weights_to_f32(comparison->dtype, decoded + i * comparison->value_bytes, part, got);
+        for (size_t k = 0; k < part; k++) {
+            if (!isfinite(weights[k]) || !isfinite(got[k]))
+                continue;
+            double error = (double)weights[k] - got[k];
+            error_energy += error * error;
+            weight_energy += (double)weights[k] * weights[k];
+        }
+    }
+    comparison->run->error_energy += error_energy;
+    comparison->run->weight_energy += weight_energy;
+}
+
+static trf_status trf_compare_block(void *context, const trf_block *block, trf_error *err) {
+    trf_comparison *comparison = context;
+    uint64_t count = (uint64_t)block->rows * block->cols, bytes = count * comparison->value_bytes;
+    if (comparison->against) {
+        trf_status status = trf_read_source_block(comparison, block, err);
+        if (status != TRF_OK)
+            return status;
+        int same = memcmp(comparison->source, block->values, bytes) == 0;
+        if (!same && comparison->agreement != TRF_AGREE_NEAR)
+            for (uint64_t i = 0; i < count; i++)
+                if (!trf_agrees(comparison, comparison->source + i * comparison->value_bytes,
+                                block->values + i * comparison->value_bytes))
+                    return trf_mismatch(comparison, block->row + i / block->cols, block->col + i % block->cols, err);
+        if (comparison->agreement != TRF_AGREE_BITS)
+            trf_measure_block(comparison, block->values, count);
+    }
+    return trf_run_advance(comparison->run, comparison->tensor, bytes, err);
+}
+
+static trf_agreement trf_agreement_of(const trf_header *header) {
+    if (header->codec == TRF_CODEC_INT && header->source_dtype != TRF_DTYPE_I8)
+        return TRF_AGREE_NEAR;
+    return header->source_dtype == TRF_DTYPE_F32 ? TRF_AGREE_ROUNDED : TRF_AGREE_BITS;
+}
+
+/* against: the source's file, or NULL; offset: of the tensor in it. */
+static trf_status trf_verify_blobs(trf_run *run, const trf_file *file, const trf_shard_tensor *tensor,
+                                   const trf_file *against, uint64_t offset, trf_error *err) {
+    trf_blob_list list;
+    trf_comparison comparison = {.run = run, .tensor = tensor->source->name, .against = against, .offset = offset};
+    int rounded = 0;
+    trf_status status = trf_blob_list_read(file, tensor->file_offset, tensor->bytes, &list, err);
+    if (status != TRF_OK)
+        return status;
+    for (uint64_t x = 0; x < list.count && status == TRF_OK; x++) {
+        trf_blob_reader reader;
+        uint64_t buffers = 0;
+        if ((status = trf_shard_open_blob(file, tensor, &list, x, &reader, err)) != TRF_OK)
+            break;
+        const trf_header *header = &reader.view.header;
+        comparison.matrix = x;
+        comparison.cols = header->cols;
+        comparison.dtype = (trf_dtype)header->source_dtype;
+        comparison.value_bytes = trf_dtype_bytes(comparison.dtype);
+        comparison.agreement = trf_agreement_of(header);
+        rounded |= comparison.agreement == TRF_AGREE_ROUNDED;
+        status = trf_blob_reader_decode(&reader, run->options.encode.threads, trf_compare_block, &comparison, &buffers, err);
+        buffers += comparison.capacity;
+        trf_run_hold(run, buffers);
+        trf_run_release(run, buffers);
+        comparison.offset += (uint64_t)header->rows * header->cols * comparison.value_bytes;
+        trf_blob_reader_close(&reader);
+    }
+    free(comparison.source);
+    trf_blob_list_free(&list);
+    run->report.rounded_tensors += rounded;
+    return status;
+}
+
+/* Compares a tensor that was not compressed. */
+static trf_status trf_compare_plain(trf_run *run, const trf_file *file, const trf_shard_tensor *tensor,
+                                    const trf_file *against, uint64_t offset, trf_error *err) {
+    uint8_t *ours = run->buffer, *theirs = run->buffer + TRF_COPY_BYTES / 2;
+    for (uint64_t done = 0; done < tensor->bytes;) {
+        uint64_t part = tensor->bytes - done < TRF_COPY_BYTES / 2 ? tensor->bytes - done : TRF_COPY_BYTES / 2;
+        trf_status status = trf_file_read(file, tensor->file_offset + done, ours, part, err);
+        if (status == TRF_OK)
+            status = trf_file_read(against, offset + done, theirs, part, err);
+        if (status != TRF_OK)
+            return status;
+        if (memcmp(ours, theirs, part) != 0) {
+            uint64_t i = 0, cols = tensor->source->num_dims ? tensor->source->shape[tensor->source->num_dims - 1] : 1;
+            while (ours[i] == theirs[i])
+                i++;
+            uint32_t bits = trf_dtype_bits_of_name(tensor->source->dtype);
+            uint64_t element = (done + i) * 8 / (bits ? bits : 8);
+            return trf_fail(err, TRF_ERR_MISMATCH, offset + done + i,
+                            "row %" PRIu64 ", column %" PRIu64 " differs from byte %" PRIu64 " of %s", element / cols,
+                            element % cols, offset + done + i, against->path);
+        }
+        if ((status = trf_run_advance(run, tensor->source->name, part, err)) != TRF_OK)
+            return status;
+        done += part;
+    }
+    return TRF_OK;
+}
+
+/* Finds the source of a tensor: in the shard of the same name, else in any. A .trf file does not know its tensor's name: a lone
+ * tensor will do. */
+static const trf_shard *trf_find_source(const trf_checkpoint *against, const trf_shard *shard, const char *name,
+                                        const trf_shard_tensor **found) {
+    const trf_shard *fallback = NULL;
+    for (size_t i = 0; i < against->num_shards; i++) {
+        const trf_shard_tensor *tensor = trf_shard_find(&against->shards[i], name);
+        int namesake = strcmp(against->shards[i].name, shard->name) == 0;
+        if (tensor && (!fallback || namesake)) {
+            *found = tensor;
+            fallback = &against->shards[i];
+        }
+        if (tensor && namesake)
+            break;
+    }
+    if (!fallback && shard->is_layer && trf_checkpoint_num_tensors(against) == 1) {
+        *found = against->shards[0].tensors;
+        fallback = &against->shards[0];
+    }
+    return fallback;
+}
+
+static trf_status trf_check_counterpart(const trf_shard_tensor *tensor, const trf_shard_tensor *other, trf_error *err) {
+    const trf_tensor *a = tensor->source, *b = other->source;
+    if (strcmp(a->dtype, b->dtype) == 0 && a->num_dims == b->num_dims &&
+        memcmp(a->shape, b->shape, a->num_dims * sizeof *a->shape) == 0 && trf_tensor_bytes(a) == trf_tensor_bytes(b))
+        return TRF_OK;
+    return trf_fail(err, TRF_ERR_MISMATCH, TRF_NO_OFFSET, "dtype or shape differ from the source's");
+}
+
+static trf_status trf_verify_tensor(trf_run *run, const trf_file *file, const trf_shard *shard,
+                                    const trf_shard_tensor *tensor, const trf_checkpoint *against, trf_error *err) {
+    trf_file source = {.fd = -1};
+    const trf_shard_tensor *other = NULL;
+    uint64_t source_bytes;
+    trf_status status = TRF_OK;
+    if (against) {
+        const trf_shard *from = trf_find_source(against, shard, tensor->source->name, &other);
+        if (!from)
+            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "is not in %s", against->root);
+        if ((status = trf_check_counterpart(tensor, other, err)) == TRF_OK)
+            status = trf_file_open(from->path, &source, &source_bytes, err);
+        if (status != TRF_OK)
+            return status;
+    }
+    if (tensor->blobs)
+        status = trf_verify_blobs(run, file, tensor, against ? &source : NULL, other ? other->file_offset : 0, err);
+    else if (against)
+        status = trf_compare_plain(run, file, tensor, &source, other->file_offset, err);
+    else
+        status = trf_run_advance(run, tensor->source->name, tensor->bytes, err);
+    trf_file_close(&source);
+    return status;
+}
+
+static trf_status trf_verify_shard(trf_run *run, const trf_shard *shard, const trf_checkpoint *against, trf_error *err) {
+    trf_file file;
+    uint64_t file_bytes;
+    trf_status status = trf_file_open(shard->path, &file, &file_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    for (size_t i = 0; i < shard->num_tensors && status == TRF_OK; i++) {
+        status = trf_verify_tensor(run, &file, shard, &shard->tensors[i], against, err);
+        if (status != TRF_OK)
+            trf_fail_in(err, status, "%s: tensor '%s' at byte %" PRIu64, shard->path, shard->tensors[i].source->name,
+                        shard->tensors[i].file_offset);
+        else
+            trf_count_tensor(run, &shard->tensors[i]);
+    }
+    trf_file_close(&file);
+    return status;
+}
+
+/* Whether the source holds a tensor that the checkpoint lacks. */
+static trf_status trf_check_missing(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_error *err) {
+    int is_layer = checkpoint->shards[0].is_layer; /* one tensor of many, by nature */
+    for (size_t i = 0; i < against->num_shards && !is_layer; i++)
+        for (size_t t = 0; t < against->shards[i].num_tensors; t++) {
+            const trf_shard_tensor *found;
+            const char *name = against->shards[i].tensors[t].source->name;
+            if (!trf_find_source(checkpoint, &against->shards[i], name, &found))
+                return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: tensor '%s' of %s is missing", checkpoint->root,
+                                name, against->shards[i].path);
+        }
+    return TRF_OK;
+}
+
+static trf_status trf_open_against(const char *path, trf_checkpoint **against, trf_error *err) {
+    trf_status status = trf_checkpoint_open(path, against, err);
+    if (status != TRF_OK)
+        return status;
+    for (size_t i = 0; i < (*against)->num_shards; i++)
+        if ((*against)->shards[i].compressed)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: is compressed itself; the comparison needs the source",
+                            (*against)->shards[i].path);
+    return TRF_OK;
+}
+
+trf_status trf_verify_checkpoint(const char *path, const char *against_path, const trf_checkpoint_options *options,
+                                 trf_checkpoint_report *report, trf_error *err) {
+    trf_checkpoint *checkpoint = NULL, *against = NULL;
+    trf_run run;
+    trf_status status = trf_run_begin(&run, options, err);
+    if (status == TRF_OK)
+        status = trf_checkpoint_open(path, &checkpoint, err);
+    if (status == TRF_OK && against_path)
+        status = trf_open_against(against_path, &against, err);
+    if (status == TRF_OK && against)
+        status = trf_check_missing(checkpoint, against, err);
+    if (status != TRF_OK)
+        goto done;
+    run.total_bytes = run.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
+    run.report.tensors = trf_checkpoint_num_tensors(checkpoint);
+    for (size_t i = 0; i < checkpoint->num_shards && status == TRF_OK; i++)
+        status = trf_verify_shard(&run, &checkpoint->shards[i], against, err);
+    if (status == TRF_OK)
+        trf_run_report(&run, report);
+done:
+    trf_checkpoint_close(checkpoint);
+    trf_checkpoint_close(against);
+    trf_run_end(&run);
+    return trf_leave(status, err);
+}

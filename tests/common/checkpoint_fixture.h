@@ -1,0 +1,42 @@
+/* Made-up checkpoints in a temporary folder. Everything here ends the test on failure. */
+#ifndef CHECKPOINT_FIXTURE_H
+#define CHECKPOINT_FIXTURE_H
+
+#include "transfuse.h"
+
+/* A folder that fixture_end removes. For unchecked Check fixtures, so that it goes away even when a test fails. */
+void fixture_begin(void);
+void fixture_end(void);
+
+/* A path in the folder. Good for the next 16 calls. */
+const char *fixture_path(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+void fixture_write(const char *path, const void *bytes, size_t size);
+void *fixture_read(const char *path, size_t *size); /* malloc'd, a NUL behind it */
+void fixture_make_directory(const char *path);
+int fixture_exists(const char *path);
+int fixture_count_entries(const char *path);
+
+/* Fails unless two files, or two folders with all below them, are the same. Links are compared as links. */
+void fixture_check_same(const char *a, const char *b);
+
+/* A tensor of normally distributed weights of a dtype that a codec takes, and bytes of no meaning for all others. */
+typedef struct fixture_tensor {
+    const char *name, *dtype;
+    uint64_t shape[4];
+    uint32_t num_dims;
+    uint64_t bytes; /* 0: from dtype and shape */
+} fixture_tensor;
+
+/* Writes a safetensors file, laid out as the tensors are listed. metadata: JSON text, or NULL. pad_to: of the header's size, with spaces.
+ * Equal seeds give equal bytes. */
+void fixture_write_safetensors(const char *path, const char *metadata, const fixture_tensor *tensors, size_t count,
+                               uint32_t pad_to, uint64_t seed);
+
+/* Writes a file with this header and this many zeros behind it. */
+void fixture_write_header(const char *path, const char *header, uint64_t data_bytes);
+
+/* Fails with the error's message unless status is the one expected. */
+void fixture_check_status(trf_status status, trf_status expected, const trf_error *err);
+
+#endif

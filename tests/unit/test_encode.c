@@ -1,0 +1,352 @@
+/* The encoder: what it chooses, what it costs, that its bytes depend on nothing but weights and options, and how it fails.
+ * TRF_TEST_THREADS */
+#include "trf_convert.h"
+#include "trf_encode.h"
+#include "trf_validate.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t random_state;
+static double uniform(void) { /* xorshift64, in (0, 1) */
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return ((double)(random_state >> 11) + 0.5) * 0x1p-53;
+}
+static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
+
+static uint16_t *gaussian_bf16(size_t n, double sigma) {
+    uint16_t *weights = malloc(n * sizeof *weights);
+    random_state = 0x9E3779B97F4A7C15u;
+    for (size_t i = 0; i < n; i++)
+        weights[i] = trf_f32_to_bf16((float)(sigma * normal()));
+    return weights;
+}
+
+typedef struct encoded {
+    void *blob;
+    uint64_t bytes;
+    trf_layer_report report;
+    trf_blob_view view;
+} encoded;
+
+/* Encodes, validates, decodes; lossless codecs must give the source back. */
+static encoded encode(const void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols, const trf_encode_options *options) {
+    encoded e;
+    trf_error err = {0};
+    ck_assert_msg(trf_encode_layer(weights, dtype, rows, cols, options, &e.blob, &e.bytes, &e.report, &err) == TRF_OK, "%s",
+                  err.message);
+    ck_assert_msg(trf_blob_validate(e.blob, e.bytes, &e.view, &err) == TRF_OK, "%s", err.message);
+    ck_assert_uint_eq(e.report.blob_bytes, e.bytes);
+    ck_assert_uint_eq(e.report.exceptions, e.view.extension.exception_count);
+    trf_layer *layer;
+    ck_assert_int_eq(trf_layer_from_memory(e.blob, e.bytes, &layer, &err), TRF_OK);
+    size_t size = (size_t)rows * cols * trf_dtype_bytes(dtype);
+    void *back = malloc(size);
+    ck_assert_msg(trf_layer_decode(layer, back, size, 2, &err) == TRF_OK, "%s", err.message);
+    if (dtype != TRF_DTYPE_F32 && (options->codec != TRF_CODEC_INT || dtype == TRF_DTYPE_I8))
+        ck_assert_mem_eq(back, weights, size);
+    trf_layer_free(layer);
+    free(back);
+    return e;
+}
+
+static double bits_of(const encoded *e) {
+    return 8.0 * (double)e->bytes / ((double)e->view.header.rows * e->view.header.cols);
+}
+
+static trf_encode_options default_options(trf_favor favor) {
+    trf_encode_options options;
+    trf_encode_options_init(&options);
+    options.favor = favor;
+    return options;
+}
+
+/* Over one octave of sigma the exponents' distribution goes through everything it can be. Limits: the issue's, for 8192 x 8192;
+ * a layer of 1024 x 2048 pays the head's 832 bytes with fewer weights. */
+START_TEST(gaussian_bits) {
+    double sigma = 0.01 * exp2(_i / 8.0);
+    size_t rows = 1024, cols = 2048;
+    uint16_t *weights = gaussian_bf16(rows * cols, sigma);
+    trf_encode_options options = default_options(TRF_FAVOR_SIZE);
+    encoded size = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
+    ck_assert_double_lt(bits_of(&size), 10.75);
+    ck_assert_double_lt(bits_of(&size), size.report.entropy_bits + 0.16);
+    options.favor = TRF_FAVOR_SPEED;
+    encoded speed = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
+    ck_assert_double_lt(bits_of(&speed), 10.95);
+    ck_assert_uint_eq(speed.view.header.class_bits, 2);
+    free(size.blob);
+    free(speed.blob);
+    free(weights);
+}
+END_TEST
+
+START_TEST(bytes_do_not_depend_on_threads) {
+    size_t rows = 1100, cols = 5000;
+    uint16_t *weights = gaussian_bf16(rows * cols, 0.02);
+    float *floats = malloc(rows * cols * sizeof *floats);
+    for (size_t i = 0; i < rows * cols; i++)
+        floats[i] = trf_bf16_to_f32(weights[i]);
+    for (int lossy = 0; lossy < 2; lossy++) {
+        trf_encode_options options = default_options(TRF_FAVOR_SPEED);
+        options.codec = lossy ? TRF_CODEC_INT : TRF_CODEC_AUTO;
+        options.bits = lossy ? 4.25 : 0;
+        options.threads = 1;
+        const void *source = lossy ? (const void *)floats : weights;
+        trf_dtype dtype = lossy ? TRF_DTYPE_F32 : TRF_DTYPE_BF16;
+        encoded one = encode(source, dtype, rows, cols, &options);
+        for (int threads = 2; threads <= 7; threads += 5) {
+            options.threads = threads;
+            encoded many = encode(source, dtype, rows, cols, &options);
+            ck_assert_uint_eq(one.bytes, many.bytes);
+            ck_assert_mem_eq(one.blob, many.blob, one.bytes);
+            ck_assert(one.report.relative_rms_error == many.report.relative_rms_error);
+            free(many.blob);
+        }
+        free(one.blob);
+    }
+    free(floats);
+    free(weights);
+}
+END_TEST
+
+/* Rows and columns of very different magnitude: the predictor must be chosen, and must pay. */
+START_TEST(predictor_modes_are_chosen) {
+    size_t rows = 768, cols = 1024;
+    uint16_t *weights = malloc(rows * cols * sizeof *weights);
+    random_state = 7;
+    int *row_scale = malloc(rows * sizeof *row_scale), *col_scale = malloc(cols * sizeof *col_scale);
+    for (size_t r = 0; r < rows; r++)
+        row_scale[r] = (int)(uniform() * 12);
+    for (size_t c = 0; c < cols; c++)
+        col_scale[c] = (int)(uniform() * 12);
+    for (size_t i = 0; i < rows * cols; i++)
+        weights[i] = trf_f32_to_bf16((float)ldexp(normal() * 0.02, (_i & 1 ? row_scale[i / cols] : 0) -
+                                                                       (_i & 2 ? col_scale[i % cols] : 0)));
+    for (int favor = 0; favor < 2; favor++) {
+        trf_encode_options options = default_options((trf_favor)favor);
+        encoded e = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
+        ck_assert_int_eq(e.view.header.predictor_modes, _i);
+        ck_assert_double_lt(bits_of(&e), 11.05);
+        if (_i)
+            ck_assert_double_gt(e.report.entropy_bits, 11.5); /* what it would cost without */
+        free(e.blob);
+    }
+    free(row_scale);
+    free(col_scale);
+    free(weights);
+}
+END_TEST
+
+/* Zeros are an exponent like any other: pruned layers must not pay for them in exceptions. */
+START_TEST(pruned_layers) {
+    size_t n = 1024 * 1024;
+    uint16_t *weights = gaussian_bf16(n, 0.02);
+    random_state = 3;
+    for (size_t i = 0; i < n; i++)
+        if (uniform() < 0.5)
+            weights[i] = 0;
+    for (int favor = 0; favor < 2; favor++) {
+        trf_encode_options options = default_options((trf_favor)favor);
+        encoded e = encode(weights, TRF_DTYPE_BF16, 1024, 1024, &options);
+        ck_assert_double_lt((double)e.report.exceptions / (double)n, 0.01);
+        /* Quads spend 10 raw bits on a zero, too, and one of their four groups on nothing else. */
+        ck_assert_double_lt(bits_of(&e), e.report.entropy_bits + (favor == TRF_FAVOR_SIZE ? 0.16 : 1.4));
+        free(e.blob);
+    }
+    free(weights);
+}
+END_TEST
+
+START_TEST(constant_layers) {
+    static const uint16_t kValues[] = {0, 0x8000, 0x3F80, 0x7F80, 0x7FC1, 1};
+    size_t rows = 300, cols = 530;
+    uint16_t *weights = malloc(rows * cols * sizeof *weights);
+    for (size_t i = 0; i < rows * cols; i++)
+        weights[i] = kValues[_i];
+    for (int favor = 0; favor < 2; favor++) {
+        trf_encode_options options = default_options((trf_favor)favor);
+        encoded e = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
+        ck_assert_double_lt(bits_of(&e), 11.4); /* slivers are stored */
+        ck_assert_uint_eq(e.report.exceptions, 0);
+        free(e.blob);
+    }
+    free(weights);
+}
+END_TEST
+
+/* Random bits do not shrink: every tile is stored, and the head is all that it costs. */
+START_TEST(noise_is_stored) {
+    size_t rows = 512, cols = 700;
+    uint16_t *weights = malloc(rows * cols * sizeof *weights);
+    random_state = 11;
+    for (size_t i = 0; i < rows * cols; i++)
+        weights[i] = (uint16_t)(uniform() * 65536);
+    trf_encode_options options = default_options(TRF_FAVOR_SIZE);
+    encoded e = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
+    for (uint64_t t = 0; t < e.view.num_tiles; t++)
+        ck_assert_int_eq(e.view.tiles[t].kind, TRF_TILE_STORED);
+    ck_assert_uint_le(e.bytes, rows * cols * 2 + 1200);
+    ck_assert_int_eq(e.view.header.predictor_modes, 0);
+    free(e.blob);
+    free(weights);
+}
+END_TEST
+
+/* ---- the integer codec ---- */
+
+START_TEST(rate_control_hits_its_bits) {
+    static const double kBits[] = {2, 2.5, 3.3, 4.25, 5.7, 8};
+    static const trf_granularity kGranularity[] = {TRF_GRANULARITY_TENSOR, TRF_GRANULARITY_CHANNEL, TRF_GRANULARITY_GROUP,
+                                                   TRF_GRANULARITY_BLOCK};
+    size_t rows = 1024, cols = 1040;
+    random_state = 5;
+    float *weights = malloc(rows * cols * sizeof *weights);
+    for (size_t i = 0; i < rows * cols; i++)
+        weights[i] = (float)(0.02 * normal());
+    for (size_t b = 0; b < sizeof kBits / sizeof kBits[0]; b++)
+        for (int favor = 0; favor < 2; favor++) {
+            trf_encode_options options = default_options((trf_favor)favor);
+            options.codec = TRF_CODEC_INT;
+            options.bits = kBits[b];
+            options.granularity = kGranularity[_i];
+            options.group_size = _i >= 2 ? 128 : 0;
+            encoded e = encode(weights, TRF_DTYPE_F32, rows, cols, &options);
+            ck_assert_double_lt(fabs(bits_of(&e) - kBits[b]), 0.01 * kBits[b]);
+            if (kBits[b] == 4.25 && options.granularity <= TRF_GRANULARITY_CHANNEL)
+                ck_assert_double_lt(e.report.relative_rms_error, favor == TRF_FAVOR_SIZE ? 0.080 : 0.090);
+            free(e.blob);
+        }
+    free(weights);
+}
+END_TEST
+
+START_TEST(int4_codes_cost_their_entropy) {
+    size_t n = 512 * 512;
+    int8_t *codes = malloc(n);
+    random_state = 13;
+    for (size_t i = 0; i < n; i++) {
+        double code = rint(normal() * 2);
+        codes[i] = (int8_t)(code < -8 ? -8 : code > 7 ? 7 : code);
+    }
+    for (int favor = 0; favor < 2; favor++) {
+        trf_encode_options options = default_options((trf_favor)favor);
+        encoded e = encode(codes, TRF_DTYPE_I8, 512, 512, &options);
+        ck_assert_double_lt(bits_of(&e), e.report.entropy_bits + (favor == TRF_FAVOR_SIZE ? 0.2 : 0.45));
+        free(e.blob);
+    }
+    free(codes);
+}
+END_TEST
+
+/* ---- failures ---- */
+
+static uint16_t four_weights[4];
+
+static void reject(trf_dtype dtype, uint32_t rows, uint32_t cols, trf_encode_options options) {
+    void *blob = NULL;
+    uint64_t bytes = 77;
+    trf_error err = {0};
+    ck_assert_int_eq(trf_encode_layer(four_weights, dtype, rows, cols, &options, &blob, &bytes, NULL, &err),
+                     TRF_ERR_ARGUMENT);
+    ck_assert(err.message[0] && err.status == TRF_ERR_ARGUMENT && blob == NULL && bytes == 77);
+}
+
+START_TEST(bad_arguments) {
+    trf_encode_options good = default_options(TRF_FAVOR_SPEED), options = good;
+    reject(TRF_DTYPE_BF16, 0, 2, good);
+    reject(TRF_DTYPE_BF16, 2, 0, good);
+    reject(TRF_DTYPE_F32, 1, 2, good); /* no lossless codec */
+    reject((trf_dtype)77, 2, 2, good);
+    options.codec = TRF_CODEC_FP16;
+    reject(TRF_DTYPE_BF16, 2, 2, options);
+    options.codec = TRF_CODEC_INT;
+    options.bits = 1.9;
+    reject(TRF_DTYPE_BF16, 2, 2, options);
+    options.bits = NAN;
+    reject(TRF_DTYPE_BF16, 2, 2, options);
+    options.bits = 0;
+    options.granularity = TRF_GRANULARITY_GROUP;
+    options.group_size = 24;
+    reject(TRF_DTYPE_BF16, 2, 2, options);
+    options = good;
+    options.probability_bits = 8;
+    reject(TRF_DTYPE_BF16, 2, 2, options);
+    options = good;
+    options.favor = (trf_favor)5;
+    reject(TRF_DTYPE_BF16, 2, 2, options);
+    options = good;
+    options.codec = TRF_CODEC_INT;
+    four_weights[3] = 0x7FC0; /* NaN has no code */
+    reject(TRF_DTYPE_BF16, 2, 2, options);
+    void *blob;
+    uint64_t bytes;
+    ck_assert_int_eq(trf_encode_layer(NULL, TRF_DTYPE_BF16, 2, 2, &good, &blob, &bytes, NULL, NULL), TRF_ERR_ARGUMENT);
+}
+END_TEST
+
+typedef struct fault {
+    int reads_left, writes_left, ticks_left;
+} fault;
+
+static trf_status read_fault(void *context, uint32_t row, uint32_t num_rows, uint32_t col, uint32_t num_cols, void *dst,
+                             trf_error *err) {
+    fault *f = context;
+    (void)row, (void)col;
+    if (__atomic_fetch_sub(&f->reads_left, 1, __ATOMIC_RELAXED) <= 0)
+        return trf_fail(err, TRF_ERR_IO, 123, "read fault");
+    memset(dst, 0x3C, (size_t)num_rows * num_cols * 2);
+    return TRF_OK;
+}
+static trf_status write_fault(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err) {
+    fault *f = context;
+    (void)bytes, (void)size;
+    return --f->writes_left < 0 ? trf_fail(err, TRF_ERR_IO, offset, "write fault") : TRF_OK;
+}
+static int tick_fault(void *context, uint64_t done, uint64_t total) {
+    ck_assert_uint_le(done, total);
+    return --((fault *)context)->ticks_left < 0;
+}
+
+START_TEST(failures_of_source_sink_and_caller_stop_it) {
+    for (int kind = 0; kind < 3; kind++)
+        for (int after = 0; after < 5; after++) {
+            fault f = {kind == 0 ? after : 1000, kind == 1 ? after : 1000, kind == 2 ? after : 1000};
+            trf_source source = {TRF_DTYPE_BF16, 2000, 9000, &f, read_fault};
+            trf_sink sink = {&f, write_fault};
+            trf_progress progress = {&f, tick_fault};
+            trf_encode_options options = default_options(TRF_FAVOR_SPEED);
+            options.threads = 4;
+            uint64_t bytes;
+            trf_error err = {0};
+            trf_status status = trf_encode_stream(&source, &options, &sink, &progress, &bytes, NULL, &err);
+            ck_assert_int_eq(status, kind == 2 ? TRF_ERR_CANCELLED : TRF_ERR_IO);
+            ck_assert_int_eq(err.status, status);
+        }
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("encode");
+    TCase *tests = tcase_create("encode");
+    tcase_add_loop_test(tests, gaussian_bits, 0, 8);
+    tcase_add_test(tests, bytes_do_not_depend_on_threads);
+    tcase_add_loop_test(tests, predictor_modes_are_chosen, 0, 4);
+    tcase_add_test(tests, pruned_layers);
+    tcase_add_loop_test(tests, constant_layers, 0, 6);
+    tcase_add_test(tests, noise_is_stored);
+    tcase_add_loop_test(tests, rate_control_hits_its_bits, 0, 4);
+    tcase_add_test(tests, int4_codes_cost_their_entropy);
+    tcase_add_test(tests, bad_arguments);
+    tcase_add_test(tests, failures_of_source_sink_and_caller_stop_it);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
