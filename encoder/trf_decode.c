@@ -3,6 +3,7 @@
 
 #include "trf_convert.h"
 #include "trf_decode_tile.h"
+#include "trf_scale.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -42,57 +43,44 @@ const char *trf_decode_tile_best_name(void) { return trf_choose_decoder().name; 
 
 /* ---- values ---- */
 
-/* The scale of an entry of the scale table, in F32: FORMAT.md section 3. */
-static float trf_scale_value(const trf_blob_view *view, uint64_t index) {
-    if (view->extension.scale_dtype == TRF_SCALE_F32)
-        return ((const float *)view->scales)[index];
-    return ldexpf(trf_f16_to_f32(((const uint16_t *)view->scales)[index]), view->extension.scale_exponent);
+/* code * scale, rounded once. A product in F32 is rounded already; rounding that again errs only where it lies halfway between
+ * two results, or near the ends of F16's range. A loop over a run of codes notes whether it met such a product, which it seldom does,
+ * and then the run is done again with exact products. (Without branches, compilers vectorize the first loop.) */
+static void trf_scale_to_bf16(float scale, const uint16_t *codes, uint32_t count, uint16_t *values) {
+    uint32_t unsure = !isfinite(scale);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits = trf_f32_bits((float)(int16_t)codes[i] * scale);
+        unsure |= (bits & 0xFFFF) == 0x8000;
+        values[i] = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+    }
+    for (uint32_t i = 0; unsure && i < count; i++)
+        values[i] = trf_f64_to_bf16((double)(int16_t)codes[i] * (double)scale);
 }
 
-/* First column of the tile, from `col` on, that has another scale than column col has; at most cols. */
-static uint32_t trf_scale_end(const trf_blob_view *view, const trf_tile_shape *shape, uint32_t col) {
-    uint32_t granularity = view->extension.granularity, group = view->extension.group_size;
-    if (granularity != TRF_GRANULARITY_GROUP && granularity != TRF_GRANULARITY_BLOCK)
-        return shape->cols;
-    uint32_t left = group - (shape->col + col) % group;
-    return left < shape->cols - col ? col + left : shape->cols;
-}
-
-/* code * scale rounded once. Its product in F32 is rounded already, but rounding that again only errs where it
- * lies halfway between two results, so only then (and near the ends of F16's range) is the exact product needed. */
-static inline uint16_t trf_scale_to_bf16(int32_t code, float scale) {
-    float product = (float)code * scale;
-    if (__builtin_expect((trf_f32_bits(product) & 0xFFFF) == 0x8000, 0))
-        return trf_f64_to_bf16((double)code * (double)scale);
-    return trf_f32_to_bf16(product);
-}
-
-static inline uint16_t trf_scale_to_f16(int32_t code, float scale) {
-    uint32_t bits = trf_f32_bits((float)code * scale), magnitude = bits & 0x7FFFFFFF;
-    if (__builtin_expect(magnitude - (113u << 23) >= 29u << 23 || (bits & 0x1FFF) == 0x1000, 0))
-        return trf_f64_to_f16((double)code * (double)scale);
-    return (uint16_t)(bits >> 16 & 0x8000) | (uint16_t)((magnitude - (112u << 23) + 0xFFF + (bits >> 13 & 1)) >> 13);
+static void trf_scale_to_f16(float scale, const uint16_t *codes, uint32_t count, uint16_t *values) {
+    const uint32_t smallest = 113u << 23, too_large = 142u << 23; /* 2^-14 and 2^15: normal, and nowhere near infinity */
+    uint32_t unsure = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits = trf_f32_bits((float)(int16_t)codes[i] * scale), magnitude = bits & 0x7FFFFFFF;
+        uint32_t rounded = (magnitude - (112u << 23) + 0xFFF + (bits >> 13 & 1)) >> 13;
+        uint32_t nonzero = -(uint32_t)(magnitude != 0);
+        unsure |= nonzero & ((uint32_t)(magnitude - smallest >= too_large - smallest) | ((bits & 0x1FFF) == 0x1000));
+        values[i] = (uint16_t)((bits >> 16 & 0x8000) | (rounded & nonzero));
+    }
+    for (uint32_t i = 0; unsure && i < count; i++)
+        values[i] = trf_f64_to_f16((double)(int16_t)codes[i] * (double)scale);
 }
 
 /* Dequantizes `count` codes of one row that share a scale. */
 static void trf_scale_codes(trf_dtype dtype, float scale, const uint16_t *codes, uint32_t count, void *values,
                             size_t at) {
-    float *f32 = (float *)values + at;
-    uint16_t *half = (uint16_t *)values + at;
-    switch (dtype) {
-    case TRF_DTYPE_BF16:
+    if (dtype == TRF_DTYPE_BF16)
+        trf_scale_to_bf16(scale, codes, count, (uint16_t *)values + at);
+    else if (dtype == TRF_DTYPE_F16)
+        trf_scale_to_f16(scale, codes, count, (uint16_t *)values + at);
+    else
         for (uint32_t i = 0; i < count; i++)
-            half[i] = trf_scale_to_bf16((int16_t)codes[i], scale);
-        break;
-    case TRF_DTYPE_F16:
-        for (uint32_t i = 0; i < count; i++)
-            half[i] = trf_scale_to_f16((int16_t)codes[i], scale);
-        break;
-    default:
-        for (uint32_t i = 0; i < count; i++)
-            f32[i] = (float)(int16_t)codes[i] * scale;
-        break;
-    }
+            ((float *)values)[at + i] = (float)(int16_t)codes[i] * scale;
 }
 
 static void trf_scale_tile(const trf_blob_view *view, trf_dtype dtype, const trf_tile_shape *shape,

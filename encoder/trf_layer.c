@@ -26,7 +26,7 @@ trf_status trf_layer_from_memory(const void *blob, uint64_t blob_bytes, trf_laye
     return TRF_OK;
 }
 
-/* Maps a whole regular file. *bytes = 0 and *mapping = NULL for an empty one. */
+/* Maps a whole regular file; an empty one leaves *mapping and *bytes as they are. */
 static trf_status trf_map_file(const char *path, void **mapping, size_t *bytes, trf_error *err) {
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -34,8 +34,6 @@ static trf_status trf_map_file(const char *path, void **mapping, size_t *bytes, 
         return trf_fail(err, errno == ENOENT || errno == ENOTDIR ? TRF_ERR_NOT_FOUND : TRF_ERR_IO, TRF_NO_OFFSET,
                         "%s: cannot open: %s", path, strerror(errno));
     trf_status status = TRF_OK;
-    *mapping = NULL;
-    *bytes = 0;
     if (fstat(fd, &info) != 0)
         status = trf_fail(err, TRF_ERR_IO, TRF_NO_OFFSET, "%s: cannot stat: %s", path, strerror(errno));
     else if (!S_ISREG(info.st_mode))
@@ -51,8 +49,8 @@ static trf_status trf_map_file(const char *path, void **mapping, size_t *bytes, 
 }
 
 trf_status trf_layer_open(const char *path, trf_layer **layer, trf_error *err) {
-    void *mapping;
-    size_t bytes;
+    void *mapping = NULL;
+    size_t bytes = 0;
     trf_status status = trf_map_file(path, &mapping, &bytes, err);
     if (status != TRF_OK)
         return status;

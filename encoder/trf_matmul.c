@@ -4,7 +4,9 @@
 #define TRF_DOT_BATCH 2
 #include "trf_matmul_body.h"
 
+#include "trf_decode_tile.h"
 #include "trf_layer.h"
+#include "trf_scale.h"
 #include "trf_threads.h"
 
 #include <stdlib.h>
@@ -52,6 +54,9 @@ static void trf_take_batch(const trf_matmul_work *work, const trf_tile_shape *sh
 /* Adds one tile's part of the products to y. Codes with scales are summed group by group, and the sums scaled. */
 static void trf_multiply_tile(const trf_matmul_work *work, const trf_tile_shape *shape, trf_matmul_scratch *scratch) {
     const trf_blob_view *view = &work->layer->view;
+    float scales[TRF_TILE_SIZE];
+    for (uint32_t r = 0; r < TRF_TILE_SIZE; r++)
+        scales[r] = 1;
     for (uint32_t first = 0; first < work->m; first += BATCH) {
         uint32_t count = work->m - first < BATCH ? work->m - first : BATCH;
         trf_take_batch(work, shape, first, count, scratch->x);
@@ -60,13 +65,13 @@ static void trf_multiply_tile(const trf_matmul_work *work, const trf_tile_shape 
             uint32_t padded = (end - col + TRF_DOT_COLS - 1) / TRF_DOT_COLS * TRF_DOT_COLS;
             work->dot_rows(scratch->w + col, TRF_TILE_SIZE, shape->rows, scratch->x + col, TRF_TILE_SIZE, count, padded,
                            scratch->sums, TRF_TILE_SIZE);
-            for (uint32_t r = 0; r < shape->rows; r++) {
-                float scale = view->num_scales
-                                  ? trf_scale_value(view, trf_scale_index(view, shape->row + r, shape->col + col))
-                                  : 1;
-                for (uint32_t i = 0; i < count; i++)
-                    work->y[(size_t)(first + i) * view->header.rows + shape->row + r] +=
-                        scale * scratch->sums[i * TRF_TILE_SIZE + r];
+            for (uint32_t r = 0; view->num_scales && r < shape->rows; r++)
+                scales[r] = trf_scale_value(view, trf_scale_index(view, shape->row + r, shape->col + col));
+            for (uint32_t i = 0; i < count; i++) {
+                float *y = work->y + (size_t)(first + i) * view->header.rows + shape->row;
+                const float *sums = scratch->sums + i * TRF_TILE_SIZE;
+                for (uint32_t r = 0; r < shape->rows; r++)
+                    y[r] += scales[r] * sums[r];
             }
         }
     }

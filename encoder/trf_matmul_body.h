@@ -29,7 +29,9 @@ static inline __attribute__((always_inline)) void dot_block(const float *w, size
                                                             size_t x_stride, uint32_t cols, float *sums,
                                                             size_t sums_stride, const int rows, const int batch) {
     trf_vector sum[ROWS_AT_A_TIME][TRF_DOT_BATCH];
-    memset(sum, 0, sizeof sum);
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < batch; i++)
+            sum[r][i] = (trf_vector){0};
     for (uint32_t k = 0; k < cols; k += TRF_DOT_LANES) {
         trf_vector from_x[TRF_DOT_BATCH];
         for (int i = 0; i < batch; i++)

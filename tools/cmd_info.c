@@ -99,10 +99,18 @@ static cli_exit print_json(const char *path, const trf_tensor_info *tensors, con
     return failed ? cli_fail(TRF_ERR_IO, "standard output: the listing could not be written") : CLI_OK;
 }
 
+/* @return columns that a UTF-8 text takes on a terminal, near enough: its characters. */
+static size_t count_characters(const char *text) {
+    size_t count = 0;
+    for (; *text; text++)
+        count += ((unsigned char)*text & 0xC0) != 0x80;
+    return count;
+}
+
 static int name_width(const trf_tensor_info *tensors, uint64_t count) {
     size_t widest = 6;
     for (uint64_t i = 0; i < count; i++) {
-        size_t length = strlen(tensors[i].name);
+        size_t length = count_characters(tensors[i].name);
         widest = length > widest ? length : widest;
     }
     return widest < 80 ? (int)widest : 80;
@@ -110,9 +118,11 @@ static int name_width(const trf_tensor_info *tensors, uint64_t count) {
 
 static void print_row(const trf_tensor_info *tensor, int width) {
     char name[1024], dtype[32], shape[96], source[16], size[16];
-    printf("%-*s  %-8s %14s  %9s  %9s", width, cli_printable(tensor->name, name, sizeof name),
-           cli_printable(tensor->dtype, dtype, sizeof dtype), shape_text(tensor, shape, sizeof shape),
-           cli_size(tensor->source_bytes, source), cli_size(tensor->bytes, size));
+    cli_printable(tensor->name, name, sizeof name);
+    width += (int)(strlen(name) - count_characters(name)); /* printf counts bytes */
+    printf("%-*s  %-8s %14s  %9s  %9s", width, name, cli_printable(tensor->dtype, dtype, sizeof dtype),
+           shape_text(tensor, shape, sizeof shape), cli_size(tensor->source_bytes, source),
+           cli_size(tensor->bytes, size));
     const trf_layer_info *layer = &tensor->layer;
     if (tensor->compressed) {
         printf("  %7.3f  %-8s %5u %5u %5u %10" PRIu64, 8 * cli_ratio(tensor->bytes, count_weights(tensor)),

@@ -39,7 +39,7 @@ expect() {
 
 # Usage: expect_error WORD...   The last command's message must be one line from transfuse with each of these in it.
 expect_error() {
-    grep -q '^transfuse: .*\[TRF_ERR_[A-Z]*\]$' err || {
+    grep -q '^transfuse: .*\[TRF_ERR_[A-Z_]*\]$' err || {
         cat err
         fail "no error message with a status"
     }

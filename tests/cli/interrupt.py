@@ -44,9 +44,9 @@ def interrupt(command, number):
 def main():
     binary = sys.argv[1]
     for arguments in (
-        ["compress", "large.safetensors", "-o", "out"],
-        ["compress", "large.safetensors", "-o", "out", "--bits", "4.25"],
-        ["decompress", "packed.safetensors", "-o", "out"],
+        ["compress", "large.safetensors", "-o", "result"],
+        ["compress", "large.safetensors", "-o", "result", "--bits", "4.25"],
+        ["decompress", "packed.safetensors", "-o", "result"],
         ["verify", "packed.safetensors"],
     ):
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -34,8 +34,6 @@ bad() {
 for at in 0 5 20 40 70 200 580 600 700 $((bytes / 2)) $((bytes - 40)); do
     corrupt packed.safetensors bad.safetensors flip $((offset + at))
     bad bad.safetensors bad.safetensors layers.0.k_proj.weight
-    # The offset that the message gives lies in the tensor.
-    sed -n 's/.*[^0-9x]\([0-9][0-9]*\).*/\1/p' err >numbers
     corrupt layer.trf bad.trf flip $at
     bad bad.trf bad.trf
     expect 1 matmul bad.trf bad.trf -o no
@@ -69,9 +67,6 @@ for size in 0 1 63 64 575 576 $((bytes / 2)) -1; do
 done
 
 # A checkpoint whose own header is wrong.
-corrupt mixed.safetensors bad.safetensors swap '"dtype":"F32"' '"dtype":"F99"'
-expect 1 compress bad.safetensors -o no
-expect_error bad.safetensors layers.0.float.weight
 corrupt mixed.safetensors bad.safetensors swap '"shape":[257,96]' '"shape":[257,97]'
 expect 1 compress bad.safetensors -o no
 expect_error bad.safetensors layers.0.k_proj.weight TRF_ERR_FORMAT

@@ -44,9 +44,13 @@ expect 0 compress mixed.safetensors -o four.safetensors -T 4
 same one.safetensors four.safetensors
 expect 0 decompress one.safetensors -o unpacked.safetensors -T 3 -f
 same mixed.safetensors unpacked.safetensors
-expect 0 compress mixed.safetensors -o one.safetensors -T 1 --bits 4.5 --favor size -f
-expect 0 compress mixed.safetensors -o four.safetensors -T 4 --bits 4.5 --favor size -f
+expect 0 compress mixed.safetensors -o one.safetensors -T 1 --bits 4.5 --favor size --exclude '*q_proj*' -f
+expect 0 compress mixed.safetensors -o four.safetensors -T 4 --bits 4.5 --favor size --exclude '*q_proj*' -f
 same one.safetensors four.safetensors
+
+# Weights that no step can quantize.
+expect 1 compress mixed.safetensors -o no.safetensors --bits 4.5
+expect_error mixed.safetensors layers.0.q_proj.weight
 
 # ---- which tensors ----
 expect 0 compress mixed.safetensors -o packed.safetensors --include '*q_proj*' --include '*embed*' -f

@@ -229,6 +229,64 @@ def test_blobs_in_a_safetensors_file(tmp_path: Path) -> None:
         assert xxhash.xxh3_64_hexdigest(found[name].data) == GOLDEN_INDEX[name]["xxh3"]
 
 
+def container_faults() -> dict[str, tuple[str, dict[str, Tensor], dict[str, str]]]:
+    """Malformed compressed files: status, tensors and metadata by name."""
+    blobs = [encode(make_golden.weights(ref.FP16, k, 20, 30), make_golden.float_options(ref.FP16)) for k in (0, 1)]
+    other = encode(make_golden.weights(ref.FP16, 2, 20, 31), make_golden.float_options(ref.FP16))
+
+    def u8(data: bytes) -> Tensor:
+        return Tensor("U8", [len(data)], data)
+
+    def stack(parts: list[bytes], count: int, reserved: int = 0, first: int = 0, pad: bytes = bytes(8)) -> Tensor:
+        head = struct.pack("<IIQ", INDEX_MAGIC, count, reserved)
+        offset = ref.align16(len(head) + 8 * len(parts)) + first
+        for part in parts:
+            head += struct.pack("<Q", offset)
+            offset += len(part)
+        return u8(head + pad[: -len(head) % 16] + b"".join(parts))
+
+    known = {"transfuse_format": "1"}
+    entry = {"dtype": "F16", "shape": [20, 30], "data_offsets": [0, 1200]}
+
+    def kept(header: dict[str, object] | str) -> dict[str, str]:
+        return known | {"transfuse_source_header": header if isinstance(header, str) else json.dumps(header)}
+
+    one, plain = {"e_trf": u8(blobs[0])}, Tensor("F16", [1], bytes(2))
+    return {
+        "index_reserved": ("TRF_ERR_HEADER", {"e_trf": stack(blobs, 2, reserved=1)}, known),
+        "index_empty": ("TRF_ERR_HEADER", {"e_trf": stack([], 0)}, known),
+        "index_too_long": ("TRF_ERR_TRUNCATED", {"e_trf": stack(blobs, 100000)}, known),
+        "index_padding": ("TRF_ERR_HEADER", {"e_trf": stack([*blobs, blobs[0]], 3, pad=bytes(7) + b"1")}, known),
+        "index_first_offset": ("TRF_ERR_HEADER", {"e_trf": stack(blobs, 2, first=16)}, known),
+        "index_shapes_differ": ("TRF_ERR_HEADER", {"e_trf": stack([blobs[0], other], 2)}, known),
+        "index_gap": ("TRF_ERR_HEADER", {"e_trf": stack([blobs[0] + bytes(16), blobs[1]], 2)}, known),
+        "format_2": ("TRF_ERR_VERSION", one, {"transfuse_format": "2"}),
+        "name_twice": ("TRF_ERR_FORMAT", one | {"e": plain}, known),
+        "kept_shape": ("TRF_ERR_FORMAT", one, kept({"e": entry | {"shape": [30, 20]}})),
+        "kept_dtype": ("TRF_ERR_FORMAT", one, kept({"e": entry | {"dtype": "BF16"}})),
+        "kept_offsets": ("TRF_ERR_FORMAT", one, kept({"e": entry | {"data_offsets": [0, 1202]}})),
+        "kept_tensor_missing": ("TRF_ERR_FORMAT", one, kept({"e": entry, "f": entry | {"data_offsets": [1200, 2400]}})),
+        "kept_lacks_tensor": ("TRF_ERR_FORMAT", one | {"f": plain}, kept({"e": entry})),
+        "kept_is_no_json": ("TRF_ERR_FORMAT", one, kept("{")),
+        "blob_in_two_dimensions": (
+            "TRF_ERR_FORMAT",
+            {"e_trf": Tensor("U8", [1, len(other)], other)},
+            kept({"e": entry}),
+        ),
+        "blob_without_magic": ("TRF_ERR_MAGIC", {"e_trf": u8(b"xxxx" + blobs[0][4:])}, kept({"e": entry})),
+    }
+
+
+@pytest.mark.parametrize("name", container_faults())
+def test_malformed_safetensors_file(name: str, tmp_path: Path) -> None:
+    status, tensors, metadata = container_faults()[name]
+    path = tmp_path / "packed.safetensors"
+    write_safetensors(path, tensors, metadata)
+    with pytest.raises(ref.FormatError) as raised:
+        read_safetensors(path)
+    assert raised.value.status == status
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # With the command
 # ---------------------------------------------------------------------------------------------------------------
@@ -360,6 +418,15 @@ def test_golden_files_by_the_command() -> None:
         if result.returncode != 0:
             problems.append(f"{name}: {result.stderr.strip()}")
     assert problems == []
+
+
+@needs_command
+def test_malformed_safetensors_files_by_the_command(tmp_path: Path) -> None:
+    for name, (status, tensors, metadata) in container_faults().items():
+        path = tmp_path / f"{name}.safetensors"
+        write_safetensors(path, tensors, metadata)
+        result = transfuse("verify", path)
+        assert result.returncode == 1 and status in result.stderr, f"{name}: {result.stderr}"
 
 
 @needs_command

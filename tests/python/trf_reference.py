@@ -305,16 +305,16 @@ def read_head(blob: bytes) -> Header:
     hashed = blob[:56] + bytes(8) + blob[64 : h.data_offset]
     check(xxhash.xxh3_64_intdigest(hashed) == h.head_checksum, "TRF_ERR_CHECKSUM", "head_checksum")
 
+    h.frequencies = np.frombuffer(blob, "<u2", 256, TABLE_OFFSET).astype(np.int64)
+    slots = 1 << h.probability_bits
+    check(int(h.frequencies.max()) < slots, "TRF_ERR_TABLE", "a frequency of 2^p or more")
+    check(int(h.frequencies.sum()) == slots, "TRF_ERR_TABLE", f"frequencies sum to {h.frequencies.sum()}")
+
     # Zero bytes between the sections.
     for name, offset, size in section_layout(h):
         if offset:
             check(not any(blob[end:offset]), "TRF_ERR_HEADER", f"padding before {name} is not zero")
             end = offset + size
-
-    h.frequencies = np.frombuffer(blob, "<u2", 256, TABLE_OFFSET).astype(np.int64)
-    slots = 1 << h.probability_bits
-    check(int(h.frequencies.max()) < slots, "TRF_ERR_TABLE", "a frequency of 2^p or more")
-    check(int(h.frequencies.sum()) == slots, "TRF_ERR_TABLE", f"frequencies sum to {h.frequencies.sum()}")
 
     if h.scales_bytes:
         dtype = "<f4" if h.scale_dtype == SCALE_F32 else "<f2"

@@ -11,13 +11,15 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from trf_reference import DTYPE_NAMES, MAGIC, align16, check, read_blob, source_bytes
+from trf_reference import DTYPE_NAMES, MAGIC, FormatError, align16, check, read_blob, source_bytes
 
 INDEX_MAGIC = 0x58414E53
 SUFFIX = "_trf"
 FORMAT_KEY, HEADER_KEY = "transfuse_format", "transfuse_source_header"
 #: of files, as opposed to blobs
 FORMAT = "TRF_ERR_FORMAT"
+#: of the index of a 3-D tensor
+HEADER = "TRF_ERR_HEADER"
 
 
 @dataclass
@@ -67,19 +69,19 @@ def decode_blob(blob: bytes) -> Tensor:
 def decode_stack(data: bytes) -> Tensor:
     """A 3-D tensor: blobs behind an index."""
     _, count, reserved = struct.unpack_from("<IIQ", data)
-    check(reserved == 0, FORMAT, "reserved field of the index")
-    check(1 <= count < 2**31, FORMAT, f"an index of {count} blobs")
+    check(reserved == 0, HEADER, "reserved field of the index")
+    check(1 <= count < 2**31, HEADER, f"an index of {count} blobs")
     end = align16(16 + 8 * count)
-    check(len(data) >= end, FORMAT, "the index is longer than the tensor")
-    check(not any(data[16 + 8 * count : end]), FORMAT, "padding of the index is not zero")
+    check(len(data) >= end, "TRF_ERR_TRUNCATED", "the index is longer than the tensor")
+    check(not any(data[16 + 8 * count : end]), HEADER, "padding of the index is not zero")
     offsets = [*struct.unpack_from(f"<{count}Q", data, 16), len(data)]
-    check(offsets[0] == end, FORMAT, "blob 0 does not begin behind the index")
-    check(offsets == sorted(offsets), FORMAT, "offsets of the index do not ascend")
+    check(offsets[0] == end, HEADER, "blob 0 does not begin behind the index")
+    check(offsets == sorted(offsets), HEADER, "offsets of the index do not ascend")
     # Each blob must fill its place: read_blob rejects one that is longer or shorter than the bytes it gets.
     slices = [decode_blob(data[a:b]) for a, b in zip(offsets, offsets[1:])]
     first = slices[0]
     alike = all((s.shape, s.dtype) == (first.shape, first.dtype) for s in slices)
-    check(alike, FORMAT, "the blobs of a 3-D tensor differ in shape or dtype")
+    check(alike, HEADER, "the blobs of a 3-D tensor differ in shape or dtype")
     return Tensor(first.dtype, [count, *first.shape], b"".join(s.data for s in slices))
 
 
@@ -105,7 +107,10 @@ def kept_header(metadata: dict[str, str]) -> dict[str, dict[str, object]] | None
     check(metadata[FORMAT_KEY] == "1", "TRF_ERR_VERSION", f"{FORMAT_KEY} {metadata[FORMAT_KEY]}")
     if HEADER_KEY not in metadata:
         return None
-    header = json.loads(metadata[HEADER_KEY])
+    try:
+        header = json.loads(metadata[HEADER_KEY])
+    except json.JSONDecodeError as error:
+        raise FormatError(FORMAT, f"the kept header: {error}") from error
     header.pop("__metadata__", None)
     return header
 
@@ -114,14 +119,14 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The source's tensors by name."""
     metadata, tensors = read_plain(path)
     kept = kept_header(metadata)
+    result: dict[str, Tensor] = {}
     if kept is None:
-        return {
-            name.removesuffix(SUFFIX) if is_compressed(name, tensor) else name: (
-                decode_tensor(tensor) if is_compressed(name, tensor) else tensor
-            )
-            for name, tensor in tensors.items()
-        }
-    result = {}
+        for name, tensor in tensors.items():
+            packed = is_compressed(name, tensor)
+            source_name = name.removesuffix(SUFFIX) if packed else name
+            check(source_name not in result, FORMAT, f"{source_name} twice")
+            result[source_name] = decode_tensor(tensor) if packed else tensor
+        return result
     for name, entry in kept.items():
         if name in tensors:
             result[name] = tensors.pop(name)
@@ -130,6 +135,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             result[name] = decode_tensor(tensors.pop(name + SUFFIX))
         found = (result[name].dtype, result[name].shape)
         check(found == (entry["dtype"], entry["shape"]), FORMAT, f"{name} is {found}, not as the kept header says")
+        begin, end = entry["data_offsets"]
+        check(end - begin == len(result[name].data), FORMAT, f"data_offsets of {name} in the kept header")
     check(not tensors, FORMAT, f"tensors that the kept header does not name: {list(tensors)}")
     return result
 
@@ -142,6 +149,5 @@ def rebuild_source(path: Path) -> bytes:
     data = bytearray(max((entry["data_offsets"][1] for entry in kept.values()), default=0))
     for name, tensor in read_safetensors(path).items():
         begin, end = kept[name]["data_offsets"]
-        check(end - begin == len(tensor.data), FORMAT, f"data_offsets of {name}")
         data[begin:end] = tensor.data
     return struct.pack("<Q", len(text)) + text + bytes(data)

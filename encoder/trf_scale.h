@@ -1,0 +1,26 @@
+/* Scales of the int codec: FORMAT.md section 3. */
+#ifndef TRF_SCALE_H
+#define TRF_SCALE_H
+
+#include "trf_convert.h"
+#include "trf_validate.h"
+
+#include <math.h>
+
+/* The scale of an entry of the scale table, in F32. */
+static inline float trf_scale_value(const trf_blob_view *view, uint64_t index) {
+    if (view->extension.scale_dtype == TRF_SCALE_F32)
+        return ((const float *)view->scales)[index];
+    return ldexpf(trf_f16_to_f32(((const uint16_t *)view->scales)[index]), view->extension.scale_exponent);
+}
+
+/* First column of the tile, from `col` on, that has another scale than column col has; at most shape->cols. */
+static inline uint32_t trf_scale_end(const trf_blob_view *view, const trf_tile_shape *shape, uint32_t col) {
+    uint32_t granularity = view->extension.granularity, group = view->extension.group_size;
+    if (granularity != TRF_GRANULARITY_GROUP && granularity != TRF_GRANULARITY_BLOCK)
+        return shape->cols;
+    uint32_t left = group - (shape->col + col) % group;
+    return left < shape->cols - col ? col + left : shape->cols;
+}
+
+#endif
