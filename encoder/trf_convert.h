@@ -51,7 +51,8 @@ static inline uint32_t trf_f64_round_magnitude(uint64_t magnitude, int mantissa_
         return max_exponent << mantissa_bits | 1u << (mantissa_bits - 1) |
                (uint32_t)((magnitude & fraction) >> (52 - mantissa_bits));
     int exponent = (int)(magnitude >> 52) - 1023, lowest = 1 - bias;
-    if (exponent < lowest - mantissa_bits - 1) /* below half of the smallest denormal; binary64 denormals are here too */
+    if (exponent <
+        lowest - mantissa_bits - 1) /* below half of the smallest denormal; binary64 denormals are here too */
         return 0;
     if (exponent > bias)
         return max_exponent << mantissa_bits;

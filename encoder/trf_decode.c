@@ -58,7 +58,8 @@ static void trf_scale_to_bf16(float scale, const uint16_t *codes, uint32_t count
 }
 
 static void trf_scale_to_f16(float scale, const uint16_t *codes, uint32_t count, uint16_t *values) {
-    const uint32_t smallest = 113u << 23, too_large = 142u << 23; /* 2^-14 and 2^15: normal, and nowhere near infinity */
+    const uint32_t smallest = 113u << 23,
+                   too_large = 142u << 23; /* 2^-14 and 2^15: normal, and nowhere near infinity */
     uint32_t unsure = 0;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t bits = trf_f32_bits((float)(int16_t)codes[i] * scale), magnitude = bits & 0x7FFFFFFF;

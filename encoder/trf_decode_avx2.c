@@ -16,7 +16,9 @@ INLINE __m256i select_bits(__m256i mask, __m256i a, __m256i b) {
 
 /* ---- first pass: symbols ---- */
 
-enum { REGISTERS = 4 }; /* of eight lanes; the first two take words upwards, the others downwards */
+enum {
+    REGISTERS = 4
+}; /* of eight lanes; the first two take words upwards, the others downwards */
 
 typedef struct stream_constants {
     const int *slots;
@@ -80,8 +82,7 @@ INLINE int streams_end_well(const stream_constants *k, const lane_streams lanes[
 /* @return whether the slab's streams end where they must. */
 static int decode_symbols(const trf_tile_work *work, const trf_slab_parts *slab, trf_simd_scratch *scratch) {
     const trf_header *header = &work->view->header;
-    const stream_constants k = {(const int *)work->table->slots,
-                                _mm256_set1_epi32((1 << header->probability_bits) - 1),
+    const stream_constants k = {(const int *)work->table->slots, _mm256_set1_epi32((1 << header->probability_bits) - 1),
                                 _mm256_set1_epi32((1 << header->state_bits) - 1), _mm256_set1_epi32(0xFFF),
                                 _mm_cvtsi32_si128(header->probability_bits)};
     const uint32_t steps = trf_lane_weights(slab->shape) * header->class_bits / 8;
@@ -115,9 +116,9 @@ static int decode_symbols(const trf_tile_work *work, const trf_slab_parts *slab,
 
 /* How to find a field of each byte's weight among the 16 bytes of its lane. */
 typedef struct field_constants {
-    __m256i shuffle;         /* the byte that has it, for chunks that begin with a group */
-    __m256i lower, upper;    /* which bits of that byte: of its lower, or of its upper half */
-    __m256i place;           /* from these four bits to the field in its place */
+    __m256i shuffle;      /* the byte that has it, for chunks that begin with a group */
+    __m256i lower, upper; /* which bits of that byte: of its lower, or of its upper half */
+    __m256i place;        /* from these four bits to the field in its place */
     uint32_t plane, width;
 } field_constants;
 
@@ -141,7 +142,8 @@ INLINE __m256i broadcast_16(const void *bytes) { return _mm256_broadcastsi128_si
 
 /* Sixteen bytes of each of four lanes. */
 INLINE unit_bytes load_unit(const uint8_t *bytes) {
-    __m256i front = _mm256_loadu_si256((const __m256i *)bytes), back = _mm256_loadu_si256((const __m256i *)(bytes + 32));
+    __m256i front = _mm256_loadu_si256((const __m256i *)bytes),
+            back = _mm256_loadu_si256((const __m256i *)(bytes + 32));
     return (unit_bytes){_mm256_permute2x128_si256(front, back, 0x20), _mm256_permute2x128_si256(front, back, 0x31)};
 }
 
@@ -162,8 +164,8 @@ static field_constants make_field(uint32_t plane, uint32_t width, const uint32_t
         upper[b] = bits[b] % 8 < 4 ? 0 : (uint8_t)mask;
         place[b] = value[field_value(b, width) & ((1u << width) - 1)];
     }
-    return (field_constants){broadcast_16(shuffle), broadcast_16(lower), broadcast_16(upper), broadcast_16(place),
-                             plane, width};
+    return (field_constants){
+        broadcast_16(shuffle), broadcast_16(lower), broadcast_16(upper), broadcast_16(place), plane, width};
 }
 
 static field_constants make_plane_field(const trf_assembly_field *field) {
@@ -229,8 +231,8 @@ INLINE chunk_sources begin_chunk(const assembly_constants *k, const trf_simd_sla
     chunk_sources from;
     from.symbols[0] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk];
     from.symbols[1] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk + 1];
-    from.wide = out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE ? place->planes[0] + TRF_GROUP_BYTES * chunk
-                                                                       : NULL;
+    from.wide =
+        out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE ? place->planes[0] + TRF_GROUP_BYTES * chunk : NULL;
     from.col_offset = load_unit(scratch->offsets.col[chunk]);
     for (uint32_t i = 0; i < num_fields; i++)
         from.field[i] = begin_field(place, &k->field[i], chunk);
@@ -246,8 +248,8 @@ INLINE void make_pairs(const assembly_constants *k, trf_assembly_out out, __m256
     const __m256i low_byte = _mm256_set1_epi16(0xFF);
     if (out == TRF_OUT_UNDER_PLANE) {
         const __m256i mask = _mm256_set1_epi32((int)0x807F807Fu);
-        const __m256i rotate = _mm256_broadcastsi128_si256(
-            _mm_set_epi8(12, 15, 14, 13, 8, 11, 10, 9, 4, 7, 6, 5, 0, 3, 2, 1));
+        const __m256i rotate =
+            _mm256_broadcastsi128_si256(_mm_set_epi8(12, 15, 14, 13, 8, 11, 10, 9, 4, 7, 6, 5, 0, 3, 2, 1));
         pair[0] = select_bits(mask, wide, _mm256_slli_epi32(bytes, 7));
         pair[1] = select_bits(mask, _mm256_shuffle_epi8(wide, rotate), _mm256_srli_epi32(bytes, 1));
     } else if (out == TRF_OUT_BYTE) {
@@ -290,7 +292,8 @@ INLINE void assemble(const assembly_constants *k, const chunk_sources *from, uin
     make_pairs(k, out, classes_b, b, wide.b, last.b, pairs_b);
     for (int i = 0; i < 2; i++) {
         uint16_t *to = row + 8 * (size_t)i * stride;
-        __m256i low = _mm256_unpacklo_epi32(pairs_a[i], pairs_b[i]), high = _mm256_unpackhi_epi32(pairs_a[i], pairs_b[i]);
+        __m256i low = _mm256_unpacklo_epi32(pairs_a[i], pairs_b[i]),
+                high = _mm256_unpackhi_epi32(pairs_a[i], pairs_b[i]);
         _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(low, 0xD8));
         _mm256_storeu_si256((__m256i *)(to + second), _mm256_permute4x64_epi64(high, 0xD8));
     }
@@ -313,16 +316,36 @@ static void assemble_by_plan(const trf_assembly *assembly, const assembly_consta
                              const trf_simd_scratch *scratch) {
     const uint32_t c = assembly->class_bits;
     switch (assembly->out * 4 + assembly->num_fields) {
-    case TRF_OUT_UNDER_PLANE * 4 + 0: assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 0); break;
-    case TRF_OUT_UNDER_PLANE * 4 + 1: assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 1); break;
-    case TRF_OUT_UNDER_PLANE * 4 + 2: assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 2); break;
-    case TRF_OUT_BYTE * 4 + 1: assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 1); break;
-    case TRF_OUT_BYTE * 4 + 2: assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 2); break;
-    case TRF_OUT_CODE * 4 + 0: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 0); break;
-    case TRF_OUT_CODE * 4 + 1: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 1); break;
-    case TRF_OUT_CODE * 4 + 2: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 2); break;
-    case TRF_OUT_CODE * 4 + 3: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 3); break;
-    default: assemble_slab(k, place, scratch, c, TRF_OUT_WIDE_CODE, 0); break;
+    case TRF_OUT_UNDER_PLANE * 4 + 0:
+        assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 0);
+        break;
+    case TRF_OUT_UNDER_PLANE * 4 + 1:
+        assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 1);
+        break;
+    case TRF_OUT_UNDER_PLANE * 4 + 2:
+        assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 2);
+        break;
+    case TRF_OUT_BYTE * 4 + 1:
+        assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 1);
+        break;
+    case TRF_OUT_BYTE * 4 + 2:
+        assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 2);
+        break;
+    case TRF_OUT_CODE * 4 + 0:
+        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 0);
+        break;
+    case TRF_OUT_CODE * 4 + 1:
+        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 1);
+        break;
+    case TRF_OUT_CODE * 4 + 2:
+        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 2);
+        break;
+    case TRF_OUT_CODE * 4 + 3:
+        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 3);
+        break;
+    default:
+        assemble_slab(k, place, scratch, c, TRF_OUT_WIDE_CODE, 0);
+        break;
     }
 }
 

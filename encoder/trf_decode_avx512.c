@@ -53,13 +53,32 @@ INLINE void step(const stream_constants *k, lane_streams *lanes) {
     renormalize(k, lanes);
 }
 
-/* Two steps of all 32 lanes, for which one fetch is enough. */
-INLINE void step_twice(const stream_constants *k, lane_streams lanes[2], const uint16_t *words) {
-    fetch_words(&lanes[0], words, 0);
-    fetch_words(&lanes[1], words, 1);
+/* Two steps of all lanes of `count` slabs, for which one fetch is enough. */
+INLINE void step_twice(const stream_constants *k, lane_streams lanes[][2], trf_simd_scratch *const *scratch,
+                       const int count) {
+    for (int s = 0; s < count; s++) {
+        fetch_words(&lanes[s][0], scratch[s]->words, 0);
+        fetch_words(&lanes[s][1], scratch[s]->words, 1);
+    }
+    for (int i = 0; i < 2; i++)
+        for (int s = 0; s < count; s++) {
+            step(k, &lanes[s][0]);
+            step(k, &lanes[s][1]);
+        }
+}
+
+INLINE void begin_streams(const stream_constants *k, const trf_slab_parts *slab, trf_simd_scratch *scratch,
+                          lane_streams lanes[2]) {
+    uint32_t first[TRF_LANES];
+    trf_simd_place_words(slab, scratch, first);
     for (int i = 0; i < 2; i++) {
-        step(k, &lanes[0]);
-        step(k, &lanes[1]);
+        const void *states = slab->start_states + 16 * i;
+        lanes[i].x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(states));
+        lanes[i].at = _mm512_loadu_si512(first + 16 * i);
+        lanes[i].stride = _mm512_set1_epi32(i ? -1 : 1);
+        lanes[i].symbols = _mm512_setzero_si512();
+        fetch_words(&lanes[i], scratch->words, i);
+        renormalize(k, &lanes[i]);
     }
 }
 
@@ -69,42 +88,43 @@ INLINE void store_symbols(uint32_t *to, const lane_streams lanes[2]) {
 }
 
 /* @return whether the slab's streams end where they must. */
-static int decode_symbols(const trf_tile_work *work, const trf_slab_parts *slab, trf_simd_scratch *scratch) {
-    const trf_header *header = &work->view->header;
-    const stream_constants k = {(const int *)work->table->slots,
-                                _mm512_set1_epi32((1 << header->probability_bits) - 1),
-                                _mm512_set1_epi32(1 << header->state_bits), _mm512_set1_epi32(0xFFF),
-                                _mm_cvtsi32_si128(header->probability_bits)};
-    const uint32_t steps = trf_lane_weights(slab->shape) * header->class_bits / 8;
-    const uint16_t *words = scratch->words;
-    uint32_t first[TRF_LANES];
-    trf_simd_place_words(slab, scratch, first);
-    lane_streams lanes[2];
-    for (int i = 0; i < 2; i++) {
-        const void *states = slab->start_states + 16 * i;
-        lanes[i].x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(states));
-        lanes[i].at = _mm512_loadu_si512(first + 16 * i);
-        lanes[i].stride = _mm512_set1_epi32(i ? -1 : 1);
-        lanes[i].symbols = _mm512_setzero_si512();
-        fetch_words(&lanes[i], words, i);
-        renormalize(&k, &lanes[i]);
-    }
-    for (uint32_t group = 0; group < steps / 4; group++) {
-        step_twice(&k, lanes, words);
-        step_twice(&k, lanes, words);
-        store_symbols(scratch->symbols[group], lanes);
-    }
-    if (steps % 4) { /* two more: quads, in a slab of 16 rows and an odd number of column steps */
-        step_twice(&k, lanes, words);
-        for (int i = 0; i < 2; i++)
-            lanes[i].symbols = _mm512_slli_epi32(lanes[i].symbols, 16);
-        store_symbols(scratch->symbols[steps / 4], lanes);
-    }
-    __mmask16 bad = _mm512_cmpneq_epi32_mask(lanes[0].x, k.lower_bound) |
-                    _mm512_cmpneq_epi32_mask(lanes[1].x, k.lower_bound) |
+INLINE int streams_end_well(const stream_constants *k, const lane_streams lanes[2]) {
+    __mmask16 bad = _mm512_cmpneq_epi32_mask(lanes[0].x, k->lower_bound) |
+                    _mm512_cmpneq_epi32_mask(lanes[1].x, k->lower_bound) |
                     /* A pair's two lanes have met. */
                     _mm512_cmpneq_epi32_mask(lanes[0].at, _mm512_sub_epi32(lanes[1].at, lanes[1].stride));
     return bad == 0;
+}
+
+/* Decodes `count` (1 or 2, a constant) slabs of the same shape. @return the number of the first bad one, or count. */
+INLINE uint32_t decode_symbols(const trf_tile_work *work, const trf_slab_parts *slabs, trf_simd_scratch *const *scratch,
+                               const int count) {
+    const trf_header *header = &work->view->header;
+    const stream_constants k = {(const int *)work->table->slots, _mm512_set1_epi32((1 << header->probability_bits) - 1),
+                                _mm512_set1_epi32(1 << header->state_bits), _mm512_set1_epi32(0xFFF),
+                                _mm_cvtsi32_si128(header->probability_bits)};
+    const uint32_t steps = trf_lane_weights(slabs->shape) * header->class_bits / 8;
+    lane_streams lanes[2][2];
+    for (int s = 0; s < count; s++)
+        begin_streams(&k, &slabs[s], scratch[s], lanes[s]);
+    for (uint32_t group = 0; group < steps / 4; group++) {
+        step_twice(&k, lanes, scratch, count);
+        step_twice(&k, lanes, scratch, count);
+        for (int s = 0; s < count; s++)
+            store_symbols(scratch[s]->symbols[group], lanes[s]);
+    }
+    if (steps % 4) { /* two more: quads, in a slab of 16 rows and an odd number of column steps */
+        step_twice(&k, lanes, scratch, count);
+        for (int s = 0; s < count; s++) {
+            for (int i = 0; i < 2; i++)
+                lanes[s][i].symbols = _mm512_slli_epi32(lanes[s][i].symbols, 16);
+            store_symbols(scratch[s]->symbols[steps / 4], lanes[s]);
+        }
+    }
+    int good = 0;
+    while (good < count && streams_end_well(&k, lanes[good]))
+        good++;
+    return (uint32_t)good;
 }
 
 /* ---- second pass: elements ---- */
@@ -117,7 +137,7 @@ typedef struct field_constants {
 
 typedef struct assembly_constants {
     __m512i class_offsets;
-    __m512i low, high;     /* by class, repeated for the bits above it */
+    __m512i low, high; /* by class, repeated for the bits above it */
     __m512i origin;
     __m512i first, second; /* from two chunks' register pairs to rows */
     field_constants field[TRF_MAX_FIELDS], last;
@@ -205,7 +225,8 @@ INLINE chunk_sources begin_chunk(const assembly_constants *k, const trf_simd_sla
     chunk_sources from;
     from.symbols[0] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk];
     from.symbols[1] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk + 1];
-    from.wide = out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE ? place->planes[0] + TRF_GROUP_BYTES * chunk : NULL;
+    from.wide =
+        out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE ? place->planes[0] + TRF_GROUP_BYTES * chunk : NULL;
     from.col_offset = _mm512_load_si512(scratch->offsets.col[chunk]);
     for (uint32_t i = 0; i < num_fields; i++)
         from.field[i] = begin_field(place, &k->field[i], chunk);
@@ -221,8 +242,8 @@ INLINE void assemble(const assembly_constants *k, const chunk_sources *from, uin
     __m512i symbols[2];
     for (int i = 0; i < 2; i++)
         symbols[i] = _mm512_castsi128_si512(_mm_load_si128((const __m128i *)(from->symbols[i] + 4 * unit)));
-    __m512i classes = _mm512_multishift_epi64_epi8(k->class_offsets,
-                                                   _mm512_permutex2var_epi32(symbols[0], spread, symbols[1]));
+    __m512i classes =
+        _mm512_multishift_epi64_epi8(k->class_offsets, _mm512_permutex2var_epi32(symbols[0], spread, symbols[1]));
     __m512i bytes = _mm512_permutexvar_epi8(classes, k->low);
     for (uint32_t i = 0; i < num_fields; i++)
         bytes = insert_field(&from->field[i], unit, bytes);
@@ -276,36 +297,63 @@ static void assemble_by_plan(const trf_assembly *assembly, const assembly_consta
                              const trf_simd_scratch *scratch) {
     const uint32_t c = assembly->class_bits;
     switch (assembly->out * 4 + assembly->num_fields) {
-    case TRF_OUT_UNDER_PLANE * 4 + 0: assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 0); break;
-    case TRF_OUT_UNDER_PLANE * 4 + 1: assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 1); break;
-    case TRF_OUT_UNDER_PLANE * 4 + 2: assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 2); break;
-    case TRF_OUT_BYTE * 4 + 1: assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 1); break;
-    case TRF_OUT_BYTE * 4 + 2: assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 2); break;
-    case TRF_OUT_CODE * 4 + 0: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 0); break;
-    case TRF_OUT_CODE * 4 + 1: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 1); break;
-    case TRF_OUT_CODE * 4 + 2: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 2); break;
-    case TRF_OUT_CODE * 4 + 3: assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 3); break;
-    default: assemble_slab(k, place, scratch, c, TRF_OUT_WIDE_CODE, 0); break;
+    case TRF_OUT_UNDER_PLANE * 4 + 0:
+        assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 0);
+        break;
+    case TRF_OUT_UNDER_PLANE * 4 + 1:
+        assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 1);
+        break;
+    case TRF_OUT_UNDER_PLANE * 4 + 2:
+        assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 2);
+        break;
+    case TRF_OUT_BYTE * 4 + 1:
+        assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 1);
+        break;
+    case TRF_OUT_BYTE * 4 + 2:
+        assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 2);
+        break;
+    case TRF_OUT_CODE * 4 + 0:
+        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 0);
+        break;
+    case TRF_OUT_CODE * 4 + 1:
+        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 1);
+        break;
+    case TRF_OUT_CODE * 4 + 2:
+        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 2);
+        break;
+    case TRF_OUT_CODE * 4 + 3:
+        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 3);
+        break;
+    default:
+        assemble_slab(k, place, scratch, c, TRF_OUT_WIDE_CODE, 0);
+        break;
     }
 }
 
 static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
-    trf_simd_scratch scratch;
+    trf_simd_scratch memory[2], *const scratch[2] = {&memory[0], &memory[1]};
+    const trf_slab_parts *placed[2] = {NULL, NULL};
     trf_assembly assembly;
     assembly_constants constants;
     trf_assembly_init(&assembly, work);
     make_constants(&assembly, &constants);
-    for (uint32_t s = 0; s < num_slabs; s++) {
-        const trf_slab_parts *slab = &slabs[s], *previous = s ? slab - 1 : NULL;
-        if (!decode_symbols(work, slab, &scratch))
-            return s;
-        if (!previous || previous->shape.blocks != slab->shape.blocks)
-            make_permutations(slab->shape.blocks, &constants);
-        trf_assembly_place_offsets(&assembly, slab, previous, &scratch.offsets);
-        trf_simd_slab place = trf_simd_slab_begin(work->view, slab, &scratch, elements, stride);
-        assemble_by_plan(&assembly, &constants, &place, &scratch);
-        trf_simd_slab_finish(&place, slab, elements, stride);
+    for (uint32_t s = 0, count; s < num_slabs; s += count) {
+        /* Two at a time, so that one's gathers hide the other's latency. */
+        count = s + 1 < num_slabs && slabs[s].shape.blocks == slabs[s + 1].shape.blocks ? 2 : 1;
+        uint32_t good =
+            count == 2 ? decode_symbols(work, slabs + s, scratch, 2) : decode_symbols(work, slabs + s, scratch, 1);
+        if (good < count)
+            return s + good;
+        make_permutations(slabs[s].shape.blocks, &constants);
+        for (uint32_t i = 0; i < count; i++) {
+            const trf_slab_parts *slab = &slabs[s + i];
+            trf_assembly_place_offsets(&assembly, slab, placed[i], &scratch[i]->offsets);
+            placed[i] = slab;
+            trf_simd_slab place = trf_simd_slab_begin(work->view, slab, scratch[i], elements, stride);
+            assemble_by_plan(&assembly, &constants, &place, scratch[i]);
+            trf_simd_slab_finish(&place, slab, elements, stride);
+        }
     }
     return num_slabs;
 }

@@ -6,9 +6,9 @@
 
 /* A lane's place in the slab's words. */
 typedef struct trf_lane_stream {
-    uint32_t x;      /* state */
-    int32_t at;      /* index of the next word */
-    int32_t stride;  /* 1 or -1 */
+    uint32_t x;     /* state */
+    int32_t at;     /* index of the next word */
+    int32_t stride; /* 1 or -1 */
     uint32_t taken;
 } trf_lane_stream;
 

@@ -41,7 +41,7 @@ typedef struct trf_assembly {
     uint32_t class_bits;
     uint32_t num_fields; /* 0 to 3, before the offsets are added */
     trf_assembly_field field[TRF_MAX_FIELDS];
-    int has_last;        /* 1 for fp8: its sign */
+    int has_last; /* 1 for fp8: its sign */
     trf_assembly_field last;
     uint8_t low[16], high[16]; /* by class */
     uint16_t origin;           /* added to codes */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_PROBABILITY_BITS = 10, MAX_TRIALS = 8, MAX_FULL_PASSES = 3, TRIAL_WEIGHTS = 1 << 22 };
+enum { DEFAULT_PROBABILITY_BITS = 9, MAX_TRIALS = 8, MAX_FULL_PASSES = 3, TRIAL_WEIGHTS = 1 << 22 };
 
 /* Of the bits asked for: what ends the search, and what a finished blob may be off before it is encoded again. */
 static const double kTrialTolerance = 0.001, kFinalTolerance = 0.006;

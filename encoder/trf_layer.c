@@ -109,8 +109,8 @@ static trf_status trf_decode_one(void *context, uint64_t tile, int worker, trf_e
     const trf_layer *layer = work->layer;
     const size_t cols = layer->view.header.cols;
     trf_tile_shape shape = trf_tile_shape_of(&layer->view.header, tile, layer->view.tiles[tile].kind);
-    uint8_t *to = work->weights +
-                  (shape.row * cols + shape.col) * trf_dtype_bytes((trf_dtype)layer->view.header.source_dtype);
+    uint8_t *to =
+        work->weights + (shape.row * cols + shape.col) * trf_dtype_bytes((trf_dtype)layer->view.header.source_dtype);
     const uint8_t *tile_bytes = trf_layer_tile(layer, tile);
     if (!work->elements)
         return work->decode(&layer->view, &layer->table, tile, tile_bytes, (uint16_t *)to, cols, err);

@@ -11,7 +11,9 @@
 
 #include <stdlib.h>
 
-enum { BATCH = 32 /* rows of x at a time */ };
+enum {
+    BATCH = 32 /* rows of x at a time */
+};
 
 /* What a worker needs. */
 typedef struct trf_matmul_scratch {
@@ -46,7 +48,8 @@ static trf_dot_rows_fn *trf_dot_rows_best(void) {
 static void trf_take_batch(const trf_matmul_work *work, const trf_tile_shape *shape, uint32_t first, uint32_t count,
                            float *to) {
     for (uint32_t i = 0; i < count; i++, to += TRF_TILE_SIZE) {
-        memcpy(to, work->x + (size_t)(first + i) * work->layer->view.header.cols + shape->col, shape->cols * sizeof *to);
+        memcpy(to, work->x + (size_t)(first + i) * work->layer->view.header.cols + shape->col,
+               shape->cols * sizeof *to);
         memset(to + shape->cols, 0, (TRF_TILE_SIZE - shape->cols) * sizeof *to);
     }
 }

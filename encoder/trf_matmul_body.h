@@ -7,7 +7,9 @@
 
 typedef float trf_vector __attribute__((vector_size(4 * TRF_DOT_LANES)));
 
-enum { ROWS_AT_A_TIME = 4 };
+enum {
+    ROWS_AT_A_TIME = 4
+};
 
 static inline __attribute__((always_inline)) trf_vector load(const float *from) {
     trf_vector vector;
@@ -47,8 +49,8 @@ static inline __attribute__((always_inline)) void dot_block(const float *w, size
             sums[(size_t)i * sums_stride + (size_t)r] = add_lanes(sum[r][i]);
 }
 
-static inline __attribute__((always_inline)) void dot_rows(const float *w, size_t w_stride, uint32_t rows, const float *x,
-                                                           size_t x_stride, uint32_t cols, float *sums,
+static inline __attribute__((always_inline)) void dot_rows(const float *w, size_t w_stride, uint32_t rows,
+                                                           const float *x, size_t x_stride, uint32_t cols, float *sums,
                                                            size_t sums_stride, const int batch) {
     uint32_t r = 0;
     for (; r + ROWS_AT_A_TIME <= rows; r += ROWS_AT_A_TIME)

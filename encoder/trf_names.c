@@ -5,37 +5,55 @@
 
 size_t trf_dtype_bytes(trf_dtype dtype) {
     switch (dtype) {
-    case TRF_DTYPE_F32: return 4;
+    case TRF_DTYPE_F32:
+        return 4;
     case TRF_DTYPE_F16:
-    case TRF_DTYPE_BF16: return 2;
+    case TRF_DTYPE_BF16:
+        return 2;
     case TRF_DTYPE_F8_E4M3:
     case TRF_DTYPE_F8_E5M2:
-    case TRF_DTYPE_I8: return 1;
-    default: return 0;
+    case TRF_DTYPE_I8:
+        return 1;
+    default:
+        return 0;
     }
 }
 
 const char *trf_dtype_name(trf_dtype dtype) {
     switch (dtype) {
-    case TRF_DTYPE_F32: return "F32";
-    case TRF_DTYPE_F16: return "F16";
-    case TRF_DTYPE_BF16: return "BF16";
-    case TRF_DTYPE_F8_E4M3: return "F8_E4M3";
-    case TRF_DTYPE_F8_E5M2: return "F8_E5M2";
-    case TRF_DTYPE_I8: return "I8";
-    default: return "?";
+    case TRF_DTYPE_F32:
+        return "F32";
+    case TRF_DTYPE_F16:
+        return "F16";
+    case TRF_DTYPE_BF16:
+        return "BF16";
+    case TRF_DTYPE_F8_E4M3:
+        return "F8_E4M3";
+    case TRF_DTYPE_F8_E5M2:
+        return "F8_E5M2";
+    case TRF_DTYPE_I8:
+        return "I8";
+    default:
+        return "?";
     }
 }
 
 const char *trf_codec_name(trf_codec codec) {
     switch (codec) {
-    case TRF_CODEC_AUTO: return "auto";
-    case TRF_CODEC_BF16: return "bf16";
-    case TRF_CODEC_FP16: return "fp16";
-    case TRF_CODEC_E4M3: return "fp8_e4m3";
-    case TRF_CODEC_E5M2: return "fp8_e5m2";
-    case TRF_CODEC_INT: return "int";
-    default: return "?";
+    case TRF_CODEC_AUTO:
+        return "auto";
+    case TRF_CODEC_BF16:
+        return "bf16";
+    case TRF_CODEC_FP16:
+        return "fp16";
+    case TRF_CODEC_E4M3:
+        return "fp8_e4m3";
+    case TRF_CODEC_E5M2:
+        return "fp8_e5m2";
+    case TRF_CODEC_INT:
+        return "int";
+    default:
+        return "?";
     }
 }
 

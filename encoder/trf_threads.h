@@ -4,7 +4,9 @@
 
 #include "trf_error.h"
 
-enum { TRF_MAX_THREADS = 1024 };
+enum {
+    TRF_MAX_THREADS = 1024
+};
 
 /* @return how many workers a request stands for, 1 to TRF_MAX_THREADS: requested itself if positive, else one for each
  * core in the process's affinity mask. */

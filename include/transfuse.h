@@ -203,7 +203,7 @@ typedef struct trf_checkpoint_report {
     uint64_t compressed_bytes;        /* ... and compressed */
     uint64_t compressed_weights;
     uint64_t rounded_tensors;         /* F32 tensors that --codec bf16 rounded */
-    double relative_rms_error;        /* over all compressed weights; 0 if every codec was lossless */
+    double relative_rms_error;        /* over the weights that a lossy codec took; 0 if every codec was lossless */
     uint64_t peak_buffer_bytes;       /* largest sum of the library's own buffers, as far as it counts them */
 } trf_checkpoint_report;
 

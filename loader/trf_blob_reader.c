@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    TRF_RUN_TILES = 64,      /* tiles read and decoded at once: 8 MiB of 16-bit weights ... */
+    TRF_RUN_TILES = 64,       /* tiles read and decoded at once: 8 MiB of 16-bit weights ... */
     TRF_RUN_MOST_TILES = 256, /* ... or more, so that many threads have something to do */
     TRF_TILE_WEIGHTS = TRF_TILE_SIZE * TRF_TILE_SIZE,
     TRF_HEAD_START = TRF_EXTENSION_OFFSET + sizeof(trf_extension),
@@ -223,7 +223,8 @@ static trf_status trf_check_stack(const trf_blob_list *list, uint64_t offset, tr
         uint64_t begin = list->offsets[x], end = list->offsets[x + 1];
         if (begin % TRF_ALIGNMENT || end <= begin || end > list->offsets[list->count])
             return trf_fail(err, TRF_ERR_HEADER, offset + 16 + 8 * x,
-                            "stack index: blob %" PRIu64 " of %" PRIu64 " is said to span bytes %" PRIu64 " to %" PRIu64,
+                            "stack index: blob %" PRIu64 " of %" PRIu64 " is said to span bytes %" PRIu64
+                            " to %" PRIu64,
                             x, list->count, begin, end);
     }
     return TRF_OK;
@@ -240,16 +241,19 @@ trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t by
     if (status != TRF_OK)
         return status;
     if (start[0] != TRF_MAGIC && start[0] != TRF_STACK_MAGIC)
-        return trf_fail(err, TRF_ERR_MAGIC, offset, "no blob at byte %" PRIu64 ": magic 0x%08" PRIx32, offset, start[0]);
+        return trf_fail(err, TRF_ERR_MAGIC, offset, "no blob at byte %" PRIu64 ": magic 0x%08" PRIx32, offset,
+                        start[0]);
     if (start[0] == TRF_STACK_MAGIC) {
         list->is_stack = 1;
         list->count = start[1];
         if (start[1] == 0 || start[1] > INT32_MAX || start[2] || start[3])
-            return trf_fail(err, TRF_ERR_HEADER, offset, "stack index at byte %" PRIu64 ": %" PRIu32
-                            " blobs, or reserved bytes that are not zero", offset, start[1]);
+            return trf_fail(err, TRF_ERR_HEADER, offset,
+                            "stack index at byte %" PRIu64 ": %" PRIu32 " blobs, or reserved bytes that are not zero",
+                            offset, start[1]);
         if (trf_stack_index_bytes(list->count) > bytes)
-            return trf_fail(err, TRF_ERR_TRUNCATED, offset + bytes, "stack index at byte %" PRIu64 " needs %" PRIu64
-                            " bytes, and there are %" PRIu64, offset, trf_stack_index_bytes(list->count), bytes);
+            return trf_fail(err, TRF_ERR_TRUNCATED, offset + bytes,
+                            "stack index at byte %" PRIu64 " needs %" PRIu64 " bytes, and there are %" PRIu64, offset,
+                            trf_stack_index_bytes(list->count), bytes);
     }
     if (!(list->offsets = calloc(list->count + 1, sizeof *list->offsets)))
         return trf_fail_memory(err, (list->count + 1) * sizeof *list->offsets);

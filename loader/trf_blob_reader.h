@@ -1,4 +1,5 @@
-/* Reading blobs where they lie in a file: the head at once, tiles in runs, so that memory does not grow with the layer. */
+/* Reading blobs where they lie in a file: the head at once, tiles in runs, so that memory does not grow with the layer.
+ */
 #ifndef TRF_BLOB_READER_H
 #define TRF_BLOB_READER_H
 
@@ -15,7 +16,8 @@ typedef struct trf_blob_reader {
     trf_blob_view view;
 } trf_blob_reader;
 
-/* Opens the blob in `bytes` bytes at `offset`; file must outlive the reader. Release with trf_blob_reader_close on success only.
+/* Opens the blob in `bytes` bytes at `offset`; file must outlive the reader. Release with trf_blob_reader_close on
+ * success only.
  * Errors: those of a malformed head, with offsets in the file; TRF_ERR_IO, TRF_ERR_MEMORY. */
 trf_status trf_blob_reader_open(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_reader *reader,
                                 trf_error *err);
@@ -29,8 +31,9 @@ typedef struct trf_block {
 
 typedef trf_status trf_block_fn(void *context, const trf_block *block, trf_error *err);
 
-/* Checks and decodes every tile, and hands the weights to fn: from left to right, then downwards, each weight once; one call at a time.
- * With fn NULL the tiles are only checked and decoded. threads: as trf_thread_count takes it. *buffer_bytes, if not NULL: what it allocated.
+/* Checks and decodes every tile, and hands the weights to fn: from left to right, then downwards, each weight once; one
+ * call at a time. With fn NULL the tiles are only checked and decoded. threads: as trf_thread_count takes it.
+ * *buffer_bytes, if not NULL: what it allocated.
  * Errors: those of tiles, with offsets in the file; whatever fn returns; TRF_ERR_IO, TRF_ERR_MEMORY. */
 trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, trf_block_fn *fn, void *context,
                                   uint64_t *buffer_bytes, trf_error *err);
@@ -47,7 +50,8 @@ typedef struct trf_blob_list {
 
 /* Reads and checks the index if there is one. Release with trf_blob_list_free on success only.
  * Errors: TRF_ERR_MAGIC (neither blob nor stack), TRF_ERR_HEADER, TRF_ERR_TRUNCATED, TRF_ERR_IO, TRF_ERR_MEMORY. */
-trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_list *list, trf_error *err);
+trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_list *list,
+                              trf_error *err);
 void trf_blob_list_free(trf_blob_list *list);
 
 /* Bytes of the index in front of `count` blobs. count is at most 2^31 - 1. */

@@ -42,7 +42,8 @@ static int trf_is_alias(const char *directory, const char *path) {
     struct stat info;
     if (lstat(path, &info) != 0 || !S_ISLNK(info.st_mode))
         return 0;
-    char *target = realpath(path, NULL), *folder = realpath(directory, NULL), *parent = target ? trf_path_parent(target) : NULL;
+    char *target = realpath(path, NULL), *folder = realpath(directory, NULL),
+         *parent = target ? trf_path_parent(target) : NULL;
     int alias = parent && folder && strcmp(parent, folder) == 0 && trf_name_is_shard(target);
     free(target);
     free(folder);
@@ -114,7 +115,8 @@ trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, tr
     if (!opened->root)
         status = trf_fail_memory(err, strlen(path));
     else
-        status = opened->is_directory ? trf_checkpoint_open_directory(opened, err) : trf_checkpoint_open_file(opened, err);
+        status =
+            opened->is_directory ? trf_checkpoint_open_directory(opened, err) : trf_checkpoint_open_file(opened, err);
     if (status != TRF_OK) {
         trf_checkpoint_close(opened);
         return trf_leave(status, err);

@@ -1,4 +1,5 @@
-/* A checkpoint as all commands see it: its files opened and checked against each other, before any of them is worked on. */
+/* A checkpoint as all commands see it: its files opened and checked against each other, before any of them is worked
+ * on. */
 #ifndef TRF_CHECKPOINT_H
 #define TRF_CHECKPOINT_H
 
@@ -6,7 +7,7 @@
 #include "trf_run.h"
 
 struct trf_checkpoint {
-    char *root;       /* the file, or the directory */
+    char *root; /* the file, or the directory */
     int is_directory;
     trf_shard *shards; /* a file: one; a directory: its *.safetensors, in the order of their names */
     size_t num_shards;
@@ -26,14 +27,15 @@ void trf_count_tensor(trf_run *run, const trf_shard_tensor *tensor);
 /* The way out of every public function: makes the message one line, whatever names it quotes. @return status. */
 trf_status trf_leave(trf_status status, trf_error *err);
 
-/* Builds an output from a checkpoint: each shard through `convert`, indexes rewritten, other files copied; all of it published at once or
- * not at all. Errors: those of convert; TRF_ERR_EXISTS, _ARGUMENT, _IO, _MEMORY. */
+/* Builds an output from a checkpoint: each shard through `convert`, indexes rewritten, other files copied; all of it
+ * published at once or not at all. Errors: those of convert; TRF_ERR_EXISTS, _ARGUMENT, _IO, _MEMORY. */
 typedef trf_status trf_convert_fn(void *context, const trf_shard *shard, const trf_file *out, trf_error *err);
 trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_run *run, const char *out_path,
                                   trf_convert_fn *convert, void *context, trf_error *err);
 
-/* Copies one entry of a directory and all below it. root: the checkpoint's directory; relative symbolic links that lead to
- * something in it, and ones that lead nowhere, are made anew; others are followed. Errors: TRF_ERR_IO, _UNSUPPORTED (not a file, directory or link), _MEMORY. */
+/* Copies one entry of a directory and all below it. root: the checkpoint's directory; relative symbolic links that lead
+ * to something in it, and ones that lead nowhere, are made anew; others are followed. Errors: TRF_ERR_IO, _UNSUPPORTED
+ * (not a file, directory or link), _MEMORY. */
 trf_status trf_tree_copy(trf_run *run, const char *root, const char *in_path, const char *out_path, trf_error *err);
 
 #endif

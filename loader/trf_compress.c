@@ -1,12 +1,11 @@
 /* Compressing a checkpoint: tensor by tensor, from the source file into the output, where a blob's size is known only
- * once it is written. So blobs come first, each where the last one that was worth keeping ended; then the other tensors;
- * and the header, for which room was left, last. */
+ * once it is written. So blobs come first, each where the last one that was worth keeping ended; then the other
+ * tensors; and the header, for which room was left, last. */
 #include "trf_encode.h"
 #include "trf_output.h"
 #include "trf_select.h"
 #include "trf_weights.h"
 
-#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,8 +181,8 @@ static trf_status trf_pack_others(trf_packer *packer, trf_error *err) {
             uint64_t bytes = trf_tensor_bytes(packed->source);
             /* Those that were encoded in vain have been counted as done. */
             const char *counted = packed->choice == TRF_CHOICE_KEEP ? packed->source->name : NULL;
-            trf_status status = trf_run_copy(packer->run, counted, &packer->in, in_data + packed->source->begin, packer->out,
-                                             packer->data_offset + packer->end, bytes, err);
+            trf_status status = trf_run_copy(packer->run, counted, &packer->in, in_data + packed->source->begin,
+                                             packer->out, packer->data_offset + packer->end, bytes, err);
             if (status != TRF_OK)
                 return status;
             packed->begin = packer->end;
@@ -313,7 +312,8 @@ static trf_status trf_compress_shard(void *context, const trf_shard *shard, cons
     if (status != TRF_OK)
         return status;
     packer.tensors = calloc(shard->num_tensors + 1, sizeof *packer.tensors);
-    status = packer.tensors ? trf_pack_shard(&packer, err) : trf_fail_memory(err, shard->num_tensors * sizeof *packer.tensors);
+    status = packer.tensors ? trf_pack_shard(&packer, err)
+                            : trf_fail_memory(err, shard->num_tensors * sizeof *packer.tensors);
     free(packer.tensors);
     trf_file_close(&packer.in);
     return status;
@@ -321,8 +321,8 @@ static trf_status trf_compress_shard(void *context, const trf_shard *shard, cons
 
 /* ---- before anything is written ---- */
 
-static trf_status trf_check_collision(const trf_checkpoint *checkpoint, const trf_shard *shard, const trf_tensor *tensor,
-                                      trf_error *err) {
+static trf_status trf_check_collision(const trf_checkpoint *checkpoint, const trf_shard *shard,
+                                      const trf_tensor *tensor, trf_error *err) {
     char *name = trf_blob_name(tensor->name);
     if (!name)
         return trf_fail_memory(err, strlen(tensor->name));
@@ -338,8 +338,8 @@ static trf_status trf_check_collision(const trf_checkpoint *checkpoint, const tr
                     tensor->name, tensor->name);
 }
 
-static trf_status trf_check_shard(const trf_checkpoint *checkpoint, const trf_shard *shard, const trf_choice_rules *rules,
-                                  trf_error *err) {
+static trf_status trf_check_shard(const trf_checkpoint *checkpoint, const trf_shard *shard,
+                                  const trf_choice_rules *rules, trf_error *err) {
     if (shard->compressed)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: is compressed already", shard->path);
     if (trf_safetensors_metadata(&shard->own, TRF_METADATA_HEADER))
@@ -358,19 +358,21 @@ static trf_status trf_check_shard(const trf_checkpoint *checkpoint, const trf_sh
 }
 
 /* A name in `include` that is no tensor's is a mistake; better to hear of it now. */
-static trf_status trf_check_include(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options, trf_error *err) {
+static trf_status trf_check_include(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
+                                    trf_error *err) {
     for (size_t p = 0; options->include && options->include[p]; p++) {
         int found = !trf_pattern_is_name(options->include[p]);
         for (size_t i = 0; i < checkpoint->num_shards && !found; i++)
             found = trf_shard_find(&checkpoint->shards[i], options->include[p]) != NULL;
         if (!found)
-            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s' to include", checkpoint->root,
-                            options->include[p]);
+            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s' to include",
+                            checkpoint->root, options->include[p]);
     }
     return TRF_OK;
 }
 
-static trf_status trf_check_compressible(const trf_checkpoint *checkpoint, const trf_choice_rules *rules, trf_error *err) {
+static trf_status trf_check_compressible(const trf_checkpoint *checkpoint, const trf_choice_rules *rules,
+                                         trf_error *err) {
     trf_status status = trf_check_include(checkpoint, rules->options, err);
     for (size_t i = 0; i < checkpoint->num_shards && status == TRF_OK; i++)
         status = trf_check_shard(checkpoint, &checkpoint->shards[i], rules, err);

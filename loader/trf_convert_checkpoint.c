@@ -91,7 +91,8 @@ static trf_status trf_convert_directory(trf_conversion *work, trf_error *err) {
 static trf_status trf_check_out_name(const trf_checkpoint *checkpoint, const char *out_path, trf_error *err) {
     if (checkpoint->is_directory && (trf_name_is_index(out_path) || trf_name_is_shard(out_path)))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "%s: the input is a directory, so the output has to be one; this is the name of a file", out_path);
+                        "%s: the input is a directory, so the output has to be one; this is the name of a file",
+                        out_path);
     return TRF_OK;
 }
 

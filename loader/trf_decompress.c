@@ -28,8 +28,8 @@ static trf_status trf_write_block(void *context, const trf_block *block, trf_err
     return status == TRF_OK ? trf_run_advance(target->run, target->tensor, row_bytes * block->rows, err) : status;
 }
 
-static trf_status trf_unpack_blobs(trf_run *run, const trf_file *in, const trf_shard_tensor *tensor, const trf_file *out,
-                                   uint64_t out_offset, trf_error *err) {
+static trf_status trf_unpack_blobs(trf_run *run, const trf_file *in, const trf_shard_tensor *tensor,
+                                   const trf_file *out, uint64_t out_offset, trf_error *err) {
     trf_blob_list list;
     trf_status status = trf_blob_list_read(in, tensor->file_offset, tensor->bytes, &list, err);
     if (status != TRF_OK)

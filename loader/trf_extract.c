@@ -62,8 +62,8 @@ done:
     return status;
 }
 
-static trf_status trf_extract_from(const trf_shard *shard, const trf_shard_tensor *tensor, int has_matrix, uint64_t matrix,
-                                   const char *out_path, int overwrite, trf_error *err) {
+static trf_status trf_extract_from(const trf_shard *shard, const trf_shard_tensor *tensor, int has_matrix,
+                                   uint64_t matrix, const char *out_path, int overwrite, trf_error *err) {
     trf_file file;
     uint64_t file_bytes;
     trf_blob_list list;
@@ -73,8 +73,9 @@ static trf_status trf_extract_from(const trf_shard *shard, const trf_shard_tenso
     if ((status = trf_blob_list_read(&file, tensor->file_offset, tensor->bytes, &list, err)) != TRF_OK)
         goto done;
     if (list.is_stack && !has_matrix)
-        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "is a stack of %" PRIu64 " matrices; ask for one, as '%s[0]'",
-                          list.count, tensor->source->name);
+        status =
+            trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                     "is a stack of %" PRIu64 " matrices; ask for one, as '%s[0]'", list.count, tensor->source->name);
     else if (has_matrix && (!list.is_stack || matrix >= list.count))
         status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "there is no matrix %" PRIu64 " in it", matrix);
     else
@@ -85,7 +86,8 @@ done:
     return status;
 }
 
-trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite, trf_error *err) {
+trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
+                             trf_error *err) {
     trf_checkpoint *checkpoint;
     const trf_shard_tensor *found = NULL;
     uint64_t matrix = 0;
@@ -100,7 +102,8 @@ trf_status trf_extract_layer(const char *in_path, const char *tensor, const char
     if (!shard)
         status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s'", in_path, tensor);
     else if (!found->blobs)
-        status = trf_fail(err, TRF_ERR_ARGUMENT, found->file_offset, "%s: tensor '%s' is not compressed", shard->path, tensor);
+        status = trf_fail(err, TRF_ERR_ARGUMENT, found->file_offset, "%s: tensor '%s' is not compressed", shard->path,
+                          tensor);
     else if ((status = trf_output_check_apart(shard->path, out_path, err)) == TRF_OK) {
         status = trf_extract_from(shard, found, stem > 0, matrix, out_path, overwrite, err);
         if (status != TRF_OK)

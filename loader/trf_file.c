@@ -15,7 +15,9 @@
 #include <unistd.h>
 
 /* A system call that moves data may be asked for no more than SSIZE_MAX. */
-enum { TRF_MAX_TRANSFER = 1 << 30 };
+enum {
+    TRF_MAX_TRANSFER = 1 << 30
+};
 
 trf_status trf_fail_errno(trf_error *err, const char *path, uint64_t offset, const char *what) {
     int code = errno;

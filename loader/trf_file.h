@@ -4,7 +4,8 @@
 
 #include "trf_error.h"
 
-/* An open file and what messages call it: an output's final name, although it still has a temporary one. path is not owned. */
+/* An open file and what messages call it: an output's final name, although it still has a temporary one. path is not
+ * owned. */
 typedef struct trf_file {
     int fd;
     const char *path;
@@ -27,7 +28,8 @@ trf_status trf_file_read(const trf_file *file, uint64_t offset, void *dst, uint6
 trf_status trf_file_write(const trf_file *file, uint64_t offset, const void *src, uint64_t size, trf_error *err);
 trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err);
 
-/* Reads a whole file of at most max_bytes. *text is malloc'd and has a NUL behind its *bytes bytes. Errors: also TRF_ERR_FORMAT if it is larger. */
+/* Reads a whole file of at most max_bytes. *text is malloc'd and has a NUL behind its *bytes bytes. Errors: also
+ * TRF_ERR_FORMAT if it is larger. */
 trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size_t *bytes, trf_error *err);
 
 /* Makes the entries of a directory durable. */

@@ -13,8 +13,8 @@ static trf_status trf_index_parse(const char *path, const char *text, size_t byt
     if (!index->root && json_error_code(&fault) == json_error_out_of_memory)
         return trf_fail_memory(err, bytes);
     if (!index->root)
-        return trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d", path, fault.text,
-                        fault.position);
+        return trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d", path,
+                        fault.text, fault.position);
     index->weight_map = json_object_get(index->root, "weight_map");
     if (!json_is_object(index->weight_map))
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: weight_map is missing or not an object", path);
@@ -25,7 +25,8 @@ static trf_status trf_index_parse(const char *path, const char *text, size_t byt
         const char *file = json_string_value(shard);
         if (!file || !*file || strchr(file, '/'))
             return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET,
-                            "%s: weight_map: what stands for tensor '%s' is not the name of a file beside the index", path, name);
+                            "%s: weight_map: what stands for tensor '%s' is not the name of a file beside the index",
+                            path, name);
     }
     return TRF_OK;
 }
@@ -68,14 +69,16 @@ static trf_status trf_index_check_shard(const trf_index *index, const trf_shard 
             return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: tensor '%s' of shard %s is not in weight_map",
                             index->path, name, shard->name);
         if (strcmp(mapped, shard->name) != 0)
-            return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: tensor '%s' is in shard %s, but weight_map says %s",
-                            index->path, name, shard->name, mapped);
+            return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET,
+                            "%s: tensor '%s' is in shard %s, but weight_map says %s", index->path, name, shard->name,
+                            mapped);
     }
     return TRF_OK;
 }
 
 /* @return malloc'd marks of the shards that the index names; NULL on failure. */
-static uint8_t *trf_index_find_shards(const trf_index *index, const trf_shard *shards, size_t num_shards, trf_error *err) {
+static uint8_t *trf_index_find_shards(const trf_index *index, const trf_shard *shards, size_t num_shards,
+                                      trf_error *err) {
     uint8_t *named = calloc(num_shards + 1, 1);
     if (!named) {
         trf_fail_memory(err, num_shards);
@@ -89,12 +92,14 @@ static uint8_t *trf_index_find_shards(const trf_index *index, const trf_shard *s
         if (last >= num_shards || strcmp(shards[last].name, shard) != 0)
             last = trf_shard_number(shards, num_shards, shard);
         if (last == num_shards) {
-            trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: tensor '%s': there is no shard %s", index->path, name, shard);
+            trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: tensor '%s': there is no shard %s", index->path, name,
+                     shard);
             free(named);
             return NULL;
         }
         if (!trf_safetensors_find(&shards[last].own, name)) {
-            trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: tensor '%s' is not in shard %s", index->path, name, shard);
+            trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: tensor '%s' is not in shard %s", index->path, name,
+                     shard);
             free(named);
             return NULL;
         }
@@ -119,7 +124,8 @@ trf_status trf_index_check(const trf_index *index, const trf_shard *shards, size
     return status;
 }
 
-/* The name under which shard `out` stores what shard `in` stores as `name`. @return malloc'd; NULL without memory or tensor. */
+/* The name under which shard `out` stores what shard `in` stores as `name`. @return malloc'd; NULL without memory or
+ * tensor. */
 static char *trf_converted_name(const trf_shard *in, const trf_shard *out, const char *name) {
     const trf_shard_tensor *tensor = trf_shard_find(in, name);
     size_t length = strlen(name), suffix = strlen(TRF_BLOB_SUFFIX);
@@ -164,8 +170,8 @@ static json_t *trf_convert_map(const trf_index *index, const trf_shard *in, cons
 }
 
 /* The index with its map converted. kept: this index's text, to be kept within; or NULL. */
-static trf_status trf_index_rewrite(const trf_index *index, const trf_shard *in, const trf_shard *out, size_t num_shards,
-                                    const json_t *kept, char **text, size_t *bytes, trf_error *err) {
+static trf_status trf_index_rewrite(const trf_index *index, const trf_shard *in, const trf_shard *out,
+                                    size_t num_shards, const json_t *kept, char **text, size_t *bytes, trf_error *err) {
     uint64_t total_bytes;
     json_t *map = trf_convert_map(index, in, out, num_shards, &total_bytes), *root = json_copy(index->root);
     json_t *metadata = json_object_get(index->root, "metadata");
@@ -195,7 +201,8 @@ static trf_status trf_index_restore(const trf_index *index, const json_t *kept, 
         status = trf_index_check(&former, out, num_shards, err);
     json_decref(former.root);
     if (status != TRF_OK)
-        return trf_fail_in(err, status == TRF_ERR_MEMORY ? status : TRF_ERR_FORMAT, "the kept source index does not fit");
+        return trf_fail_in(err, status == TRF_ERR_MEMORY ? status : TRF_ERR_FORMAT,
+                           "the kept source index does not fit");
     if (!(*text = malloc(length + 1)))
         return trf_fail_memory(err, length + 1);
     memcpy(*text, content, length + 1);
@@ -224,7 +231,8 @@ trf_status trf_index_convert(const trf_index *index, const trf_shard *in, const 
         return TRF_OK;
     }
     json_t *own = json_stringn(source, source_bytes);
-    status = own ? trf_index_rewrite(index, in, out, num_shards, own, text, bytes, err) : trf_fail_memory(err, source_bytes);
+    status =
+        own ? trf_index_rewrite(index, in, out, num_shards, own, text, bytes, err) : trf_fail_memory(err, source_bytes);
     json_decref(own);
     free(source);
     return status;

@@ -22,8 +22,8 @@ void trf_index_free(trf_index *index);
  * Errors: TRF_ERR_NOT_FOUND (no such shard), TRF_ERR_FORMAT. */
 trf_status trf_index_check(const trf_index *index, const trf_shard *shards, size_t num_shards, trf_error *err);
 
-/* The text of the index that goes with `out`, the shards that the ones of `in` became (same names, same order). Compressing keeps the text of
- * this index in it; decompressing gives that text back. *text is malloc'd.
+/* The text of the index that goes with `out`, the shards that the ones of `in` became (same names, same order).
+ * Compressing keeps the text of this index in it; decompressing gives that text back. *text is malloc'd.
  * Errors: TRF_ERR_FORMAT (a kept index that does not fit), _IO, _MEMORY. */
 trf_status trf_index_convert(const trf_index *index, const trf_shard *in, const trf_shard *out, size_t num_shards,
                              char **text, size_t *bytes, trf_error *err);

@@ -1,4 +1,5 @@
-/* Arrays in .npy files, the format that numpy.save writes: a magic, a version, a header that is a Python dict, the values. */
+/* Arrays in .npy files, the format that numpy.save writes: a magic, a version, a header that is a Python dict, the
+ * values. */
 #include "trf_checkpoint.h"
 #include "trf_convert.h"
 #include "trf_output.h"
@@ -41,8 +42,8 @@ static trf_status trf_npy_read_text(const trf_file *file, uint64_t file_bytes, t
     if (memcmp(start, kMagic, sizeof kMagic) != 0)
         return trf_bad_npy(err, file->path, 0, "not a .npy file: its magic is missing");
     if (start[6] < 1 || start[6] > 3)
-        return trf_fail(err, TRF_ERR_FORMAT, 6, "%s: .npy version %u.%u, and this build reads 1 to 3", file->path, start[6],
-                        start[7]);
+        return trf_fail(err, TRF_ERR_FORMAT, 6, "%s: .npy version %u.%u, and this build reads 1 to 3", file->path,
+                        start[6], start[7]);
     uint32_t length_bytes = start[6] == 1 ? 2 : 4;
     memcpy(&text_bytes, start + TRF_NPY_MAGIC_BYTES, length_bytes);
     header->data_offset = TRF_NPY_MAGIC_BYTES + length_bytes + (uint64_t)text_bytes;
@@ -103,33 +104,39 @@ static trf_status trf_npy_parse(const char *path, trf_npy_header *header, trf_er
     else if (length == 3 && memcmp(descr + 1, "<f2", 3) == 0)
         header->dtype = TRF_DTYPE_F16;
     else
-        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: values of type '%.*s', where '<f4' or '<f2' was expected",
-                        path, (int)(length < 32 ? length : 32), descr + 1);
+        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET,
+                        "%s: values of type '%.*s', where '<f4' or '<f2' was expected", path,
+                        (int)(length < 32 ? length : 32), descr + 1);
     if (!order || strncmp(order, "False", 5) != 0)
-        return trf_bad_npy(err, path, TRF_NO_OFFSET, "the array is not in C order (numpy.ascontiguousarray makes it so)");
+        return trf_bad_npy(err, path, TRF_NO_OFFSET,
+                           "the array is not in C order (numpy.ascontiguousarray makes it so)");
     return trf_npy_parse_shape(path, trf_npy_value(header->text, "shape"), header, err);
 }
 
-static trf_status trf_npy_check_size(const char *path, uint64_t file_bytes, const trf_npy_header *header, trf_error *err) {
+static trf_status trf_npy_check_size(const char *path, uint64_t file_bytes, const trf_npy_header *header,
+                                     trf_error *err) {
     uint64_t bytes, count;
     if (__builtin_mul_overflow(header->rows, header->cols, &count) ||
         __builtin_mul_overflow(count, trf_dtype_bytes(header->dtype), &bytes) || count > SIZE_MAX / sizeof(float) - 1)
         return trf_bad_npy(err, path, TRF_NO_OFFSET, "the size of the array overflows");
     if (bytes != file_bytes - header->data_offset)
         return trf_fail(err, TRF_ERR_FORMAT, header->data_offset,
-                        "%s: %" PRIu64 " x %" PRIu64 " values take %" PRIu64 " bytes, and %" PRIu64 " follow the header", path,
-                        header->rows, header->cols, bytes, file_bytes - header->data_offset);
+                        "%s: %" PRIu64 " x %" PRIu64 " values take %" PRIu64 " bytes, and %" PRIu64
+                        " follow the header",
+                        path, header->rows, header->cols, bytes, file_bytes - header->data_offset);
     return TRF_OK;
 }
 
-static trf_status trf_npy_read_values(const trf_file *file, const trf_npy_header *header, float *values, trf_error *err) {
+static trf_status trf_npy_read_values(const trf_file *file, const trf_npy_header *header, float *values,
+                                      trf_error *err) {
     uint64_t count = header->rows * header->cols;
     if (header->dtype == TRF_DTYPE_F32)
         return trf_file_read(file, header->data_offset, values, count * sizeof *values, err);
     uint16_t halves[TRF_NPY_CHUNK];
     for (uint64_t i = 0; i < count; i += TRF_NPY_CHUNK) {
         uint64_t part = count - i < TRF_NPY_CHUNK ? count - i : TRF_NPY_CHUNK;
-        trf_status status = trf_file_read(file, header->data_offset + i * sizeof *halves, halves, part * sizeof *halves, err);
+        trf_status status =
+            trf_file_read(file, header->data_offset + i * sizeof *halves, halves, part * sizeof *halves, err);
         if (status != TRF_OK)
             return status;
         for (uint64_t k = 0; k < part; k++)
@@ -176,11 +183,13 @@ trf_status trf_write_npy(const char *path, const float *values, uint64_t rows, u
     uint64_t bytes;
     trf_output output = {.file = {.fd = -1}};
     if (__builtin_mul_overflow(rows, cols, &bytes) || __builtin_mul_overflow(bytes, sizeof *values, &bytes))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%" PRIu64 " x %" PRIu64 " values: the size overflows", rows, cols);
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%" PRIu64 " x %" PRIu64 " values: the size overflows",
+                        rows, cols);
     memcpy(header, kMagic, sizeof kMagic);
     header[6] = 1, header[7] = 0;
     char *text = header + TRF_NPY_MAGIC_BYTES + 2;
-    int length = sprintf(text, "{'descr': '<f4', 'fortran_order': False, 'shape': (%" PRIu64 ", %" PRIu64 "), }", rows, cols);
+    int length =
+        sprintf(text, "{'descr': '<f4', 'fortran_order': False, 'shape': (%" PRIu64 ", %" PRIu64 "), }", rows, cols);
     size_t used = TRF_NPY_MAGIC_BYTES + 2 + (size_t)length;
     size_t total = (used + 1 + TRF_NPY_ALIGNMENT - 1) / TRF_NPY_ALIGNMENT * TRF_NPY_ALIGNMENT;
     memset(header + used, ' ', total - used);

@@ -14,7 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TRF_TEMPORARY_TRIES = 100, TRF_WALK_DESCRIPTORS = 16 };
+enum {
+    TRF_TEMPORARY_TRIES = 100,
+    TRF_WALK_DESCRIPTORS = 16
+};
 
 static int trf_name_ends(const char *name, const char *suffix) {
     size_t length = strlen(name), tail = strlen(suffix);
@@ -29,7 +32,9 @@ static int trf_remove_entry(const char *path, const struct stat *info, int kind,
     return remove(path);
 }
 
-static void trf_remove_tree(const char *path) { nftw(path, trf_remove_entry, TRF_WALK_DESCRIPTORS, FTW_DEPTH | FTW_PHYS); }
+static void trf_remove_tree(const char *path) {
+    nftw(path, trf_remove_entry, TRF_WALK_DESCRIPTORS, FTW_DEPTH | FTW_PHYS);
+}
 
 /* The final path without slashes at its end, so that a temporary name can be made by appending to it. */
 static trf_status trf_output_set_path(trf_output *output, const char *path, trf_error *err) {
@@ -92,14 +97,16 @@ static trf_status trf_output_check_existing(const trf_output *output, trf_error 
 static char *trf_output_temporary_name(const trf_output *output, const char *kind, unsigned attempt) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    unsigned long long seed = (unsigned long long)now.tv_nsec * 1000003u + (unsigned long long)getpid() * 7919u + attempt;
+    unsigned long long seed =
+        (unsigned long long)now.tv_nsec * 1000003u + (unsigned long long)getpid() * 7919u + attempt;
     char *name = malloc(strlen(output->path) + strlen(kind) + 16);
     if (name)
         sprintf(name, "%s.%s-%08llx", output->path, kind, seed & 0xFFFFFFFFu);
     return name;
 }
 
-static trf_status trf_output_begin(trf_output *output, const char *path, int is_directory, int overwrite, trf_error *err) {
+static trf_status trf_output_begin(trf_output *output, const char *path, int is_directory, int overwrite,
+                                   trf_error *err) {
     *output = (trf_output){.file = {.fd = -1}, .is_directory = is_directory, .overwrite = overwrite};
     trf_status status = trf_output_set_path(output, path, err);
     if (status == TRF_OK)
@@ -111,8 +118,8 @@ static trf_status trf_output_begin(trf_output *output, const char *path, int is_
         if (!name)
             return trf_fail_memory(err, strlen(output->path));
         int fd = -1;
-        int made = is_directory ? mkdir(name, 0777) == 0
-                                : (fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) >= 0;
+        int made =
+            is_directory ? mkdir(name, 0777) == 0 : (fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) >= 0;
         if (made) {
             output->temporary = name;
             output->file = (trf_file){fd, output->path};
@@ -207,8 +214,8 @@ static trf_status trf_output_rename(trf_output *output, trf_error *err) {
 }
 
 trf_status trf_output_publish(trf_output *output, trf_error *err) {
-    trf_status status = output->is_directory ? trf_directory_sync(output->temporary, err)
-                                             : trf_file_sync(&output->file, err);
+    trf_status status =
+        output->is_directory ? trf_directory_sync(output->temporary, err) : trf_file_sync(&output->file, err);
     if (status != TRF_OK)
         return status;
     trf_file_close(&output->file);

@@ -12,8 +12,8 @@ typedef struct trf_output {
     int overwrite;
 } trf_output;
 
-/* Begins an output. An existing file or symbolic link is replaced with `overwrite`, an existing directory if besides it is empty or holds
- * a checkpoint (a mistyped path must not cost somebody a folder), anything else never.
+/* Begins an output. An existing file or symbolic link is replaced with `overwrite`, an existing directory if besides it
+ * is empty or holds a checkpoint (a mistyped path must not cost somebody a folder), anything else never.
  * Call trf_output_end in every case. Errors: TRF_ERR_EXISTS, _IO, _ARGUMENT (empty path), _MEMORY. */
 trf_status trf_output_begin_file(trf_output *output, const char *path, int overwrite, trf_error *err);
 trf_status trf_output_begin_directory(trf_output *output, const char *path, int overwrite, trf_error *err);
@@ -26,7 +26,8 @@ trf_status trf_output_publish(trf_output *output, trf_error *err);
 /* Removes what was not published and releases the rest. */
 void trf_output_end(trf_output *output);
 
-/* Refuses an output that is the input, lies inside it or holds it. in_path exists. Errors: TRF_ERR_ARGUMENT, _MEMORY. */
+/* Refuses an output that is the input, lies inside it or holds it. in_path exists. Errors: TRF_ERR_ARGUMENT, _MEMORY.
+ */
 trf_status trf_output_check_apart(const char *in_path, const char *out_path, trf_error *err);
 
 /* @return whether a file of this name is part of a checkpoint: *.safetensors or *.safetensors.index.json. */

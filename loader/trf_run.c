@@ -40,8 +40,8 @@ int trf_run_tick(trf_run *run, const char *tensor, uint64_t bytes) {
     if (!run->options.progress)
         return 0;
     uint64_t done = run->done_bytes + bytes;
-    return run->options.progress(run->options.progress_context, tensor, done < run->total_bytes ? done : run->total_bytes,
-                                 run->total_bytes);
+    return run->options.progress(run->options.progress_context, tensor,
+                                 done < run->total_bytes ? done : run->total_bytes, run->total_bytes);
 }
 
 trf_status trf_run_advance(trf_run *run, const char *tensor, uint64_t bytes, trf_error *err) {

@@ -10,11 +10,14 @@ typedef struct trf_run {
     uint64_t done_bytes, total_bytes; /* of the source checkpoint */
     uint64_t held_bytes;              /* buffers in use */
     uint8_t *buffer;                  /* TRF_COPY_BYTES, for copying */
-    /* Sums over the tensors whose codec is not lossless, of squares of errors and of weights: report.relative_rms_error is about these. */
+    /* Sums over the tensors whose codec is not lossless, of squares of errors and of weights: report.relative_rms_error
+     * is about these. */
     double error_energy, weight_energy;
 } trf_run;
 
-enum { TRF_COPY_BYTES = 4 << 20 };
+enum {
+    TRF_COPY_BYTES = 4 << 20
+};
 
 /* options may be NULL. Call trf_run_end in every case. Errors: TRF_ERR_MEMORY. */
 trf_status trf_run_begin(trf_run *run, const trf_checkpoint_options *options, trf_error *err);
@@ -34,7 +37,8 @@ trf_status trf_run_cancelled(const char *tensor, trf_error *err);
 void trf_run_hold(trf_run *run, uint64_t bytes);
 void trf_run_release(trf_run *run, uint64_t bytes);
 
-/* Copies bytes from file to file. tensor: told to the caller as done; NULL: not told. Errors: TRF_ERR_IO, _TRUNCATED, _CANCELLED. */
+/* Copies bytes from file to file. tensor: told to the caller as done; NULL: not told. Errors: TRF_ERR_IO, _TRUNCATED,
+ * _CANCELLED. */
 trf_status trf_run_copy(trf_run *run, const char *tensor, const trf_file *in, uint64_t in_offset, const trf_file *out,
                         uint64_t out_offset, uint64_t bytes, trf_error *err);
 

@@ -17,26 +17,13 @@ typedef struct trf_dtype_entry {
 } trf_dtype_entry;
 
 static const trf_dtype_entry kDtypes[] = {
-    {"BOOL", 8, TRF_DTYPE_NONE},
-    {"F4", 4, TRF_DTYPE_NONE},
-    {"F6_E2M3", 6, TRF_DTYPE_NONE},
-    {"F6_E3M2", 6, TRF_DTYPE_NONE},
-    {"U8", 8, TRF_DTYPE_NONE},
-    {"I8", 8, TRF_DTYPE_I8},
-    {"F8_E5M2", 8, TRF_DTYPE_F8_E5M2},
-    {"F8_E4M3", 8, TRF_DTYPE_F8_E4M3},
-    {"F8_E8M0", 8, TRF_DTYPE_NONE},
-    {"I16", 16, TRF_DTYPE_NONE},
-    {"U16", 16, TRF_DTYPE_NONE},
-    {"F16", 16, TRF_DTYPE_F16},
-    {"BF16", 16, TRF_DTYPE_BF16},
-    {"I32", 32, TRF_DTYPE_NONE},
-    {"U32", 32, TRF_DTYPE_NONE},
-    {"F32", 32, TRF_DTYPE_F32},
-    {"C64", 64, TRF_DTYPE_NONE},
-    {"F64", 64, TRF_DTYPE_NONE},
-    {"I64", 64, TRF_DTYPE_NONE},
-    {"U64", 64, TRF_DTYPE_NONE},
+    {"BOOL", 8, TRF_DTYPE_NONE},       {"F4", 4, TRF_DTYPE_NONE},         {"F6_E2M3", 6, TRF_DTYPE_NONE},
+    {"F6_E3M2", 6, TRF_DTYPE_NONE},    {"U8", 8, TRF_DTYPE_NONE},         {"I8", 8, TRF_DTYPE_I8},
+    {"F8_E5M2", 8, TRF_DTYPE_F8_E5M2}, {"F8_E4M3", 8, TRF_DTYPE_F8_E4M3}, {"F8_E8M0", 8, TRF_DTYPE_NONE},
+    {"I16", 16, TRF_DTYPE_NONE},       {"U16", 16, TRF_DTYPE_NONE},       {"F16", 16, TRF_DTYPE_F16},
+    {"BF16", 16, TRF_DTYPE_BF16},      {"I32", 32, TRF_DTYPE_NONE},       {"U32", 32, TRF_DTYPE_NONE},
+    {"F32", 32, TRF_DTYPE_F32},        {"C64", 64, TRF_DTYPE_NONE},       {"F64", 64, TRF_DTYPE_NONE},
+    {"I64", 64, TRF_DTYPE_NONE},       {"U64", 64, TRF_DTYPE_NONE},
 };
 
 static const trf_dtype_entry *trf_find_dtype(const char *name) {
@@ -131,8 +118,8 @@ static trf_status trf_parse_metadata(const json_t *value, trf_safetensors *heade
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "__metadata__ is not an object");
     const char *key;
     json_t *item;
-    json_object_foreach((json_t *)value, key, item) if (!json_is_string(item))
-        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "__metadata__: '%s' is not a string", key);
+    json_object_foreach((json_t *)value, key, item) if (!json_is_string(item)) return trf_fail(
+        err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "__metadata__: '%s' is not a string", key);
     header->metadata = json_incref((json_t *)value);
     return TRF_OK;
 }
@@ -159,11 +146,10 @@ static trf_status trf_order_tensors(trf_parsed_tensor *parsed, trf_safetensors *
     for (size_t i = 0; i < header->num_tensors; i++) {
         const trf_tensor *tensor = &header->tensors[i];
         if (tensor->begin != covered)
-            return trf_fail(err, TRF_ERR_FORMAT, base + tensor->begin,
-                            "tensor '%s' begins at byte %" PRIu64 " of the data, %s byte %" PRIu64
-                            ", where the one before it ends",
-                            tensor->name, tensor->begin, tensor->begin < covered ? "overlapping" : "leaving a hole from",
-                            covered);
+            return trf_fail(
+                err, TRF_ERR_FORMAT, base + tensor->begin,
+                "tensor '%s' begins at byte %" PRIu64 " of the data, %s byte %" PRIu64 ", where the one before it ends",
+                tensor->name, tensor->begin, tensor->begin < covered ? "overlapping" : "leaving a hole from", covered);
         covered = tensor->end;
         if (header->data_bytes != UINT64_MAX && covered > header->data_bytes)
             return trf_fail(err, TRF_ERR_TRUNCATED, base + header->data_bytes,
@@ -248,8 +234,8 @@ static int trf_is_lfs_pointer(const uint8_t *first, uint64_t size) {
 trf_status trf_safetensors_read(const trf_file *file, uint64_t file_bytes, trf_safetensors *header, trf_error *err) {
     uint64_t text_bytes;
     if (file_bytes < sizeof text_bytes)
-        return trf_fail(err, TRF_ERR_TRUNCATED, file_bytes,
-                        "%" PRIu64 " bytes are too few for a safetensors file", file_bytes);
+        return trf_fail(err, TRF_ERR_TRUNCATED, file_bytes, "%" PRIu64 " bytes are too few for a safetensors file",
+                        file_bytes);
     trf_status status = trf_file_read(file, 0, &text_bytes, sizeof text_bytes, err);
     if (status != TRF_OK)
         return status;

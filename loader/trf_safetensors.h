@@ -23,19 +23,20 @@ typedef struct trf_safetensors {
     char *text; /* the header, byte for byte, and a NUL */
     size_t text_bytes;
     uint64_t data_bytes;
-    json_t *metadata; /* "__metadata__", an object of strings; or NULL */
+    json_t *metadata;    /* "__metadata__", an object of strings; or NULL */
     trf_tensor *tensors; /* in the order of their data */
     size_t num_tensors;
     trf_tensor **by_name; /* the same, in the order of strcmp */
 } trf_safetensors;
 
-/* Parses a header. text: malloc'd, text_bytes long; taken over on success and on failure. data_bytes: what follows it in
- * the file, or UINT64_MAX where there is no file to compare with. Release with trf_safetensors_free on success only.
+/* Parses a header. text: malloc'd, text_bytes long; taken over on success and on failure. data_bytes: what follows it
+ * in the file, or UINT64_MAX where there is no file to compare with. Release with trf_safetensors_free on success only.
  * Errors: TRF_ERR_FORMAT (offsets count from the file's first byte), TRF_ERR_MEMORY. */
 trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_bytes, trf_safetensors *header,
                                  trf_error *err);
 
-/* Reads and parses a file's header; file_bytes: its size. Errors: also TRF_ERR_TRUNCATED, TRF_ERR_IO. Messages do not name the file. */
+/* Reads and parses a file's header; file_bytes: its size. Errors: also TRF_ERR_TRUNCATED, TRF_ERR_IO. Messages do not
+ * name the file. */
 trf_status trf_safetensors_read(const trf_file *file, uint64_t file_bytes, trf_safetensors *header, trf_error *err);
 
 void trf_safetensors_free(trf_safetensors *header);
@@ -47,7 +48,9 @@ const trf_tensor *trf_safetensors_find(const trf_safetensors *header, const char
 const char *trf_safetensors_metadata(const trf_safetensors *header, const char *key);
 
 /* First byte of the data in the file. */
-static inline uint64_t trf_safetensors_data_offset(const trf_safetensors *header) { return 8 + (uint64_t)header->text_bytes; }
+static inline uint64_t trf_safetensors_data_offset(const trf_safetensors *header) {
+    return 8 + (uint64_t)header->text_bytes;
+}
 
 static inline uint64_t trf_tensor_bytes(const trf_tensor *tensor) { return tensor->end - tensor->begin; }
 
@@ -81,8 +84,8 @@ void trf_header_add(trf_text *text, const char *name, const char *suffix, const 
 /* Ends a header and pads it with spaces until 8 + size is a multiple of `alignment`. */
 void trf_header_end(trf_text *text, uint32_t alignment);
 
-/* Largest size that trf_header_add can add for this tensor, whatever its offsets, as itself or as `name``suffix` of U8. @return 0
- * without memory. */
+/* Largest size that trf_header_add can add for this tensor, whatever its offsets, as itself or as `name``suffix` of U8.
+ * @return 0 without memory. */
 size_t trf_header_entry_bound(const trf_tensor *tensor, const char *suffix);
 
 #endif

@@ -54,7 +54,9 @@ static void trf_text_append_number(trf_text *text, const char *before, uint64_t 
     trf_text_append(text, digits, (size_t)size);
 }
 
-static void trf_text_append_string(trf_text *text, const char *string) { trf_text_append(text, string, strlen(string)); }
+static void trf_text_append_string(trf_text *text, const char *string) {
+    trf_text_append(text, string, strlen(string));
+}
 
 void trf_header_begin(trf_text *text, const json_t *metadata) {
     trf_text_append_string(text, "{");

@@ -13,15 +13,15 @@ enum {
 /* Last parts of names, without ".weight": of tables that are looked up by row (a blob would have to be decoded for
  * that), and of the side tables of quantized checkpoints, which other code reads. */
 static const char *const kKeptParts[] = {
-    "embed_tokens*", "embed_positions*", "embed_in",  "wte",       "wpe", "emb", "embed", "shared", "*embedding",
-    "*embeddings",   "*pos_embed",       "*_embed",   "*_scale",   "*_scale_inv", "*_scales", "scale",  "scales",
-    "*_zero_point",
+    "embed_tokens*", "embed_positions*", "embed_in",   "wte",         "wpe",        "emb",
+    "embed",         "shared",           "*embedding", "*embeddings", "*pos_embed", "*_embed",
+    "*_scale",       "*_scale_inv",      "*_scales",   "scale",       "scales",     "*_zero_point",
 };
 
 /* Tensors that share the input embedding's memory where the config ties them. */
 static const char *const kTiedNames[] = {
-    "lm_head.weight", "*.lm_head.weight", "embed_out.weight", "*.embed_out.weight", "output.weight",
-    "cls.predictions.decoder.weight",
+    "lm_head.weight",     "*.lm_head.weight", "embed_out.weight",
+    "*.embed_out.weight", "output.weight",    "cls.predictions.decoder.weight",
 };
 
 int trf_pattern_is_name(const char *pattern) { return strpbrk(pattern, "*?[\\") == NULL; }
@@ -58,14 +58,19 @@ int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf
     options->codec = (size_t)dtype < sizeof lossless / sizeof lossless[0] ? lossless[dtype] : TRF_CODEC_AUTO;
     int taken = options->codec != TRF_CODEC_AUTO;
     switch (asked->codec) {
-    case TRF_CODEC_AUTO: break;
+    case TRF_CODEC_AUTO:
+        break;
     case TRF_CODEC_E4M3: /* either one stands for both */
-    case TRF_CODEC_E5M2: taken = dtype == TRF_DTYPE_F8_E4M3 || dtype == TRF_DTYPE_F8_E5M2; break;
+    case TRF_CODEC_E5M2:
+        taken = dtype == TRF_DTYPE_F8_E4M3 || dtype == TRF_DTYPE_F8_E5M2;
+        break;
     case TRF_CODEC_BF16:
         taken = dtype == TRF_DTYPE_BF16 || dtype == TRF_DTYPE_F32;
         options->codec = TRF_CODEC_BF16;
         break;
-    case TRF_CODEC_FP16: taken = dtype == TRF_DTYPE_F16; break;
+    case TRF_CODEC_FP16:
+        taken = dtype == TRF_DTYPE_F16;
+        break;
     default:
         taken = dtype == TRF_DTYPE_I8 || dtype == TRF_DTYPE_F32 || dtype == TRF_DTYPE_F16 || dtype == TRF_DTYPE_BF16;
         options->codec = TRF_CODEC_INT;
@@ -115,8 +120,8 @@ trf_status trf_choose(const trf_choice_rules *rules, const trf_tensor *tensor, t
         if (trf_pattern_is_name(include[i]) && strcmp(include[i], tensor->name) == 0) {
             if (obstacle)
                 return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                                "tensor '%s' (%s) is to be compressed with codec %s, but %s", tensor->name, tensor->dtype,
-                                trf_codec_name(rules->options->encode.codec), obstacle);
+                                "tensor '%s' (%s) is to be compressed with codec %s, but %s", tensor->name,
+                                tensor->dtype, trf_codec_name(rules->options->encode.codec), obstacle);
             *choice = TRF_CHOICE_ALWAYS;
             return TRF_OK;
         }

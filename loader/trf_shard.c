@@ -26,24 +26,27 @@ static uint64_t trf_own_offset(const trf_shard *shard, const trf_tensor *tensor)
 static trf_status trf_read_stored_shape(const trf_file *file, uint64_t offset, uint64_t bytes, trf_stored_shape *stored,
                                         trf_error *err) {
     trf_blob_list list;
-    trf_header header;
+    trf_header header = {0};
     trf_status status = trf_blob_list_read(file, offset, bytes, &list, err);
     if (status != TRF_OK)
         return status;
     uint64_t at = offset + list.offsets[0], room = list.offsets[1] - list.offsets[0];
     *stored = (trf_stored_shape){.blobs = list.is_stack ? list.count : 1};
     if (room < sizeof header)
-        status = trf_fail(err, TRF_ERR_TRUNCATED, at, "%" PRIu64 " bytes at byte %" PRIu64 " are too few for a blob", room, at);
+        status = trf_fail(err, TRF_ERR_TRUNCATED, at, "%" PRIu64 " bytes at byte %" PRIu64 " are too few for a blob",
+                          room, at);
     else
         status = trf_file_read(file, at, &header, sizeof header, err);
     if (status == TRF_OK && header.magic != TRF_MAGIC)
         status = trf_fail(err, TRF_ERR_MAGIC, at, "no blob at byte %" PRIu64 ": magic 0x%08" PRIx32, at, header.magic);
     if (status == TRF_OK && header.version != TRF_FORMAT_VERSION)
-        status = trf_fail(err, TRF_ERR_VERSION, at + 4, "blob at byte %" PRIu64 ": format version %u, and this build reads %d",
-                          at, header.version, TRF_FORMAT_VERSION);
+        status = trf_fail(err, TRF_ERR_VERSION, at + 4,
+                          "blob at byte %" PRIu64 ": format version %u, and this build reads %d", at, header.version,
+                          TRF_FORMAT_VERSION);
     if (status == TRF_OK && (!trf_dtype_bytes((trf_dtype)header.source_dtype) || !header.rows || !header.cols))
-        status = trf_fail(err, TRF_ERR_HEADER, at, "blob at byte %" PRIu64 ": dtype %u, %" PRIu32 " rows, %" PRIu32 " columns",
-                          at, header.source_dtype, header.rows, header.cols);
+        status = trf_fail(err, TRF_ERR_HEADER, at,
+                          "blob at byte %" PRIu64 ": dtype %u, %" PRIu32 " rows, %" PRIu32 " columns", at,
+                          header.source_dtype, header.rows, header.cols);
     if (status == TRF_OK) {
         stored->dtype = (trf_dtype)header.source_dtype;
         if (list.is_stack)
@@ -56,8 +59,8 @@ static trf_status trf_read_stored_shape(const trf_file *file, uint64_t offset, u
 }
 
 /* @return whether a tensor of the file is stored as blobs, going by suffix, type and magic. */
-static trf_status trf_is_blob_tensor(const trf_file *file, const trf_shard *shard, const trf_tensor *tensor, int *is_blob,
-                                     trf_error *err) {
+static trf_status trf_is_blob_tensor(const trf_file *file, const trf_shard *shard, const trf_tensor *tensor,
+                                     int *is_blob, trf_error *err) {
     size_t length = strlen(tensor->name), suffix = strlen(TRF_BLOB_SUFFIX);
     uint32_t magic = 0;
     *is_blob = 0;
@@ -82,8 +85,8 @@ static trf_status trf_read_former_shape(const trf_file *file, const trf_shard *s
 }
 
 /* Adds a tensor to a header that is being made up, behind those that end at *end. */
-static trf_status trf_add_former(trf_text *text, const char *name, const trf_tensor *own, const trf_stored_shape *stored,
-                                 uint64_t *end, trf_error *err) {
+static trf_status trf_add_former(trf_text *text, const char *name, const trf_tensor *own,
+                                 const trf_stored_shape *stored, uint64_t *end, trf_error *err) {
     uint64_t begin = *end, bytes = own ? trf_tensor_bytes(own) : 0;
     if (stored->blobs) {
         bytes = trf_dtype_bytes(stored->dtype);
@@ -105,7 +108,8 @@ static trf_status trf_add_formers_of_width(const trf_shard *shard, const trf_sto
                                            trf_text *text, uint64_t *end, trf_error *err) {
     for (size_t i = 0; i < shard->own.num_tensors; i++) {
         const trf_tensor *own = &shard->own.tensors[i];
-        uint32_t width = stored[i].blobs ? 8 * (uint32_t)trf_dtype_bytes(stored[i].dtype) : trf_dtype_bits_of_name(own->dtype);
+        uint32_t width =
+            stored[i].blobs ? 8 * (uint32_t)trf_dtype_bytes(stored[i].dtype) : trf_dtype_bits_of_name(own->dtype);
         if ((width < 8 ? 0 : width) != bits)
             continue;
         size_t length = strlen(own->name) - (stored[i].blobs ? strlen(TRF_BLOB_SUFFIX) : 0);
@@ -245,8 +249,8 @@ static trf_status trf_map_tensors(const trf_file *file, trf_shard *shard, trf_er
 static trf_status trf_detect_compressed(const trf_file *file, trf_shard *shard, trf_error *err) {
     const char *format = trf_safetensors_metadata(&shard->own, TRF_METADATA_FORMAT);
     if (format && strcmp(format, "1") != 0)
-        return trf_fail(err, TRF_ERR_VERSION, TRF_NO_OFFSET, "__metadata__ has " TRF_METADATA_FORMAT " '%s', and this build reads '1'",
-                        format);
+        return trf_fail(err, TRF_ERR_VERSION, TRF_NO_OFFSET,
+                        "__metadata__ has " TRF_METADATA_FORMAT " '%s', and this build reads '1'", format);
     shard->compressed = format != NULL;
     for (size_t i = 0; i < shard->own.num_tensors && !shard->compressed; i++) {
         trf_status status = trf_is_blob_tensor(file, shard, &shard->own.tensors[i], &shard->compressed, err);
@@ -309,8 +313,8 @@ const trf_shard_tensor *trf_shard_find(const trf_shard *shard, const char *name)
     return found ? &shard->tensors[found - source->tensors] : NULL;
 }
 
-trf_status trf_shard_open_blob(const trf_file *file, const trf_shard_tensor *tensor, const trf_blob_list *list, uint64_t x,
-                               trf_blob_reader *reader, trf_error *err) {
+trf_status trf_shard_open_blob(const trf_file *file, const trf_shard_tensor *tensor, const trf_blob_list *list,
+                               uint64_t x, trf_blob_reader *reader, trf_error *err) {
     const trf_tensor *source = tensor->source;
     uint64_t offset = tensor->file_offset + list->offsets[x];
     trf_status status = trf_blob_reader_open(file, offset, list->offsets[x + 1] - list->offsets[x], reader, err);
@@ -322,6 +326,7 @@ trf_status trf_shard_open_blob(const trf_file *file, const trf_shard_tensor *ten
         header->cols == source->shape[dims - 1] && header->source_dtype == trf_dtype_of_name(source->dtype))
         return TRF_OK;
     trf_blob_reader_close(reader);
-    return trf_fail(err, TRF_ERR_HEADER, offset, "blob %" PRIu64 " of %" PRIu64 " at byte %" PRIu64
-                    ": dtype or shape differ from the tensor's", x, list->count, offset);
+    return trf_fail(err, TRF_ERR_HEADER, offset,
+                    "blob %" PRIu64 " of %" PRIu64 " at byte %" PRIu64 ": dtype or shape differ from the tensor's", x,
+                    list->count, offset);
 }

@@ -10,7 +10,7 @@
 #define TRF_METADATA_HEADER "transfuse_source_header"
 
 typedef struct trf_shard_tensor {
-    const trf_tensor *source; /* as the source has it */
+    const trf_tensor *source;    /* as the source has it */
     uint64_t file_offset, bytes; /* where it is stored */
     uint64_t blobs;              /* 0: as it was; else their number */
 } trf_shard_tensor;
@@ -19,16 +19,17 @@ typedef struct trf_shard {
     char *path;
     char *name; /* of the file alone */
     uint64_t file_bytes;
-    int is_layer;       /* a .trf file */
-    int compressed;     /* holds blobs, or says that it may */
-    trf_safetensors own;    /* the file's header; empty for a .trf file */
-    trf_safetensors former; /* of a compressed file: the header that decompressing gives back */
+    int is_layer;              /* a .trf file */
+    int compressed;            /* holds blobs, or says that it may */
+    trf_safetensors own;       /* the file's header; empty for a .trf file */
+    trf_safetensors former;    /* of a compressed file: the header that decompressing gives back */
     trf_shard_tensor *tensors; /* in the source's order */
     size_t num_tensors;
 } trf_shard;
 
 /* Opens, parses and closes a file. path: copied. Release with trf_shard_free on success only.
- * Errors: TRF_ERR_NOT_FOUND, _IO, _TRUNCATED, _FORMAT, _VERSION, _MEMORY, and those of blobs' headers. Messages name the file. */
+ * Errors: TRF_ERR_NOT_FOUND, _IO, _TRUNCATED, _FORMAT, _VERSION, _MEMORY, and those of blobs' headers. Messages name
+ * the file. */
 trf_status trf_shard_open(const char *path, trf_shard *shard, trf_error *err);
 void trf_shard_free(trf_shard *shard);
 
@@ -40,10 +41,11 @@ static inline const trf_safetensors *trf_shard_source(const trf_shard *shard) {
 /* @return the tensor of that source name, or NULL. */
 const trf_shard_tensor *trf_shard_find(const trf_shard *shard, const char *name);
 
-/* Opens blob x of a tensor, which has to have the tensor's dtype and the shape of its last two dimensions. list: the tensor's.
+/* Opens blob x of a tensor, which has to have the tensor's dtype and the shape of its last two dimensions. list: the
+ * tensor's.
  * Errors: as trf_blob_reader_open; TRF_ERR_HEADER. */
-trf_status trf_shard_open_blob(const trf_file *file, const trf_shard_tensor *tensor, const trf_blob_list *list, uint64_t x,
-                               trf_blob_reader *reader, trf_error *err);
+trf_status trf_shard_open_blob(const trf_file *file, const trf_shard_tensor *tensor, const trf_blob_list *list,
+                               uint64_t x, trf_blob_reader *reader, trf_error *err);
 
 /* @return malloc'd name + "_trf", or NULL without memory. */
 char *trf_blob_name(const char *name);

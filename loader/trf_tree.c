@@ -12,12 +12,15 @@
 #include <unistd.h>
 
 /* A link that is followed may lead to a folder that holds it. */
-enum { TRF_MOST_LEVELS = 64 };
+enum {
+    TRF_MOST_LEVELS = 64
+};
 
 static trf_status trf_copy_entry(trf_run *run, const char *root, const char *in_path, const char *out_path, int level,
                                  trf_error *err);
 
-static trf_status trf_copy_file(trf_run *run, const char *in_path, const char *out_path, unsigned mode, trf_error *err) {
+static trf_status trf_copy_file(trf_run *run, const char *in_path, const char *out_path, unsigned mode,
+                                trf_error *err) {
     trf_file in, out = {.fd = -1};
     uint64_t bytes;
     trf_status status = trf_file_open(in_path, &in, &bytes, err);
@@ -34,11 +37,12 @@ static trf_status trf_copy_file(trf_run *run, const char *in_path, const char *o
     return status;
 }
 
-static trf_status trf_copy_directory(trf_run *run, const char *root, const char *in_path, const char *out_path, int level,
-                                     trf_error *err) {
+static trf_status trf_copy_directory(trf_run *run, const char *root, const char *in_path, const char *out_path,
+                                     int level, trf_error *err) {
     trf_directory directory;
     if (level == TRF_MOST_LEVELS)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: more than %d folders deep", in_path, TRF_MOST_LEVELS);
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: more than %d folders deep", in_path,
+                        TRF_MOST_LEVELS);
     trf_status status = trf_directory_list(in_path, &directory, err);
     if (status != TRF_OK)
         return status;
@@ -54,28 +58,46 @@ static trf_status trf_copy_directory(trf_run *run, const char *root, const char 
     return status == TRF_OK ? trf_directory_sync(out_path, err) : status;
 }
 
-/* @return whether a link is to be made anew: one that leads nowhere, and a relative one that leads to something under root (an absolute
- * one would lead from the copy back to the source directory). */
-static int trf_link_stays(const char *root, const char *path, const char *text) {
-    struct stat info;
-    if (stat(path, &info) != 0 && errno == ENOENT)
-        return 1;
-    char *target = realpath(path, NULL), *folder = realpath(root, NULL);
-    size_t length = folder ? strlen(folder) : 0;
-    int stays = text[0] != '/' && target && folder && strncmp(target, folder, length) == 0 && target[length] == '/';
-    free(target);
-    free(folder);
-    return stays;
+/* What is to become of a symbolic link. */
+typedef enum trf_link_kind {
+    TRF_LINK_REMAKE, /* it leads nowhere, or is relative and leads to something under root */
+    TRF_LINK_FOLLOW, /* it leads out of the directory, or would lead back to it from the copy */
+    TRF_LINK_LOOP    /* it leads to root or a folder around it, so that following it would not end */
+} trf_link_kind;
+
+static int trf_path_is_under(const char *path, const char *folder) {
+    size_t length = strlen(folder);
+    return strncmp(path, folder, length) == 0 && (path[length] == '/' || strcmp(folder, "/") == 0);
 }
 
-static trf_status trf_copy_link(const char *root, const char *in_path, const char *out_path, int *copied, trf_error *err) {
+static trf_link_kind trf_classify_link(const char *root, const char *path, const char *text) {
+    struct stat info;
+    if (stat(path, &info) != 0 && errno == ENOENT)
+        return TRF_LINK_REMAKE;
+    char *target = realpath(path, NULL), *folder = realpath(root, NULL);
+    trf_link_kind kind = TRF_LINK_FOLLOW;
+    if (target && folder && (strcmp(target, folder) == 0 || trf_path_is_under(folder, target)))
+        kind = TRF_LINK_LOOP;
+    else if (target && folder && text[0] != '/' && trf_path_is_under(target, folder))
+        kind = TRF_LINK_REMAKE;
+    free(target);
+    free(folder);
+    return kind;
+}
+
+static trf_status trf_copy_link(const char *root, const char *in_path, const char *out_path, int *copied,
+                                trf_error *err) {
     char text[PATH_MAX];
     ssize_t length = readlink(in_path, text, sizeof text - 1);
     *copied = 0;
     if (length < 0)
         return trf_fail_errno(err, in_path, TRF_NO_OFFSET, "cannot read the link");
     text[length] = 0;
-    if (!trf_link_stays(root, in_path, text))
+    trf_link_kind kind = trf_classify_link(root, in_path, text);
+    if (kind == TRF_LINK_LOOP)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "%s: links to a folder that it lies in; it cannot be carried over", in_path);
+    if (kind == TRF_LINK_FOLLOW)
         return TRF_OK;
     if (symlink(text, out_path) != 0)
         return trf_fail_errno(err, out_path, TRF_NO_OFFSET, "cannot create");
@@ -100,8 +122,8 @@ static trf_status trf_copy_entry(trf_run *run, const char *root, const char *in_
         return trf_copy_directory(run, root, in_path, out_path, level, err);
     if (S_ISREG(info.st_mode))
         return trf_copy_file(run, in_path, out_path, info.st_mode & 0777, err);
-    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: neither a file nor a directory; it cannot be carried over",
-                    in_path);
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                    "%s: neither a file nor a directory; it cannot be carried over", in_path);
 }
 
 trf_status trf_tree_copy(trf_run *run, const char *root, const char *in_path, const char *out_path, trf_error *err) {

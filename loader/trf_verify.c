@@ -1,4 +1,5 @@
-/* Verifying a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is one. */
+/* Verifying a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is
+ * one. */
 #include "trf_checkpoint.h"
 #include "trf_convert.h"
 #include "trf_weights.h"
@@ -8,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRF_COMPARE_COUNT = 4096 };
+enum {
+    TRF_COMPARE_COUNT = 4096
+};
 
 /* How decoded weights have to agree with the source's. */
 typedef enum trf_agreement {
@@ -54,7 +57,8 @@ static trf_status trf_read_source_block(trf_comparison *comparison, const trf_bl
         return trf_file_read(comparison->against, place, comparison->source, bytes, err);
     trf_status status = TRF_OK;
     for (uint32_t r = 0; r < block->rows && status == TRF_OK; r++)
-        status = trf_file_read(comparison->against, place + r * stride, comparison->source + r * row_bytes, row_bytes, err);
+        status =
+            trf_file_read(comparison->against, place + r * stride, comparison->source + r * row_bytes, row_bytes, err);
     return status;
 }
 
@@ -135,7 +139,8 @@ static trf_status trf_verify_blobs(trf_run *run, const trf_file *file, const trf
         comparison.value_bytes = trf_dtype_bytes(comparison.dtype);
         comparison.agreement = trf_agreement_of(header);
         rounded |= comparison.agreement == TRF_AGREE_ROUNDED;
-        status = trf_blob_reader_decode(&reader, run->options.encode.threads, trf_compare_block, &comparison, &buffers, err);
+        status =
+            trf_blob_reader_decode(&reader, run->options.encode.threads, trf_compare_block, &comparison, &buffers, err);
         buffers += comparison.capacity;
         trf_run_hold(run, buffers);
         trf_run_release(run, buffers);
@@ -176,8 +181,8 @@ static trf_status trf_compare_plain(trf_run *run, const trf_file *file, const tr
     return TRF_OK;
 }
 
-/* Finds the source of a tensor: in the shard of the same name, else in any. A .trf file does not know its tensor's name: a lone
- * tensor will do. */
+/* Finds the source of a tensor: in the shard of the same name, else in any. A .trf file does not know its tensor's
+ * name: a lone tensor will do. */
 static const trf_shard *trf_find_source(const trf_checkpoint *against, const trf_shard *shard, const char *name,
                                         const trf_shard_tensor **found) {
     const trf_shard *fallback = NULL;
@@ -231,7 +236,8 @@ static trf_status trf_verify_tensor(trf_run *run, const trf_file *file, const tr
     return status;
 }
 
-static trf_status trf_verify_shard(trf_run *run, const trf_shard *shard, const trf_checkpoint *against, trf_error *err) {
+static trf_status trf_verify_shard(trf_run *run, const trf_shard *shard, const trf_checkpoint *against,
+                                   trf_error *err) {
     trf_file file;
     uint64_t file_bytes;
     trf_status status = trf_file_open(shard->path, &file, &file_bytes, err);
@@ -257,8 +263,8 @@ static trf_status trf_check_missing(const trf_checkpoint *checkpoint, const trf_
             const trf_shard_tensor *found;
             const char *name = against->shards[i].tensors[t].source->name;
             if (!trf_find_source(checkpoint, &against->shards[i], name, &found))
-                return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: tensor '%s' of %s is missing", checkpoint->root,
-                                name, against->shards[i].path);
+                return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: tensor '%s' of %s is missing",
+                                checkpoint->root, name, against->shards[i].path);
         }
     return TRF_OK;
 }
@@ -269,8 +275,8 @@ static trf_status trf_open_against(const char *path, trf_checkpoint **against, t
         return status;
     for (size_t i = 0; i < (*against)->num_shards; i++)
         if ((*against)->shards[i].compressed)
-            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: is compressed itself; the comparison needs the source",
-                            (*against)->shards[i].path);
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                            "%s: is compressed itself; the comparison needs the source", (*against)->shards[i].path);
     return TRF_OK;
 }
 

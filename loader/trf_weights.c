@@ -4,13 +4,17 @@
 
 #include <math.h>
 
-enum { TRF_WIDEN_COUNT = 4096 };
+enum {
+    TRF_WIDEN_COUNT = 4096
+};
 
 void trf_weights_to_f32(trf_dtype dtype, const void *values, size_t count, float *out) {
     const uint8_t *bytes = values;
     const uint16_t *halves = values;
     switch (dtype) {
-    case TRF_DTYPE_F32: memcpy(out, values, count * sizeof *out); break;
+    case TRF_DTYPE_F32:
+        memcpy(out, values, count * sizeof *out);
+        break;
     case TRF_DTYPE_F16:
         for (size_t i = 0; i < count; i++)
             out[i] = trf_f16_to_f32(halves[i]);

@@ -52,8 +52,9 @@ static void print_summary(const cli_options *options, const trf_checkpoint_repor
     else if (r->compressed_tensors && !r->rounded_tensors)
         printf("  lossless        every tile was decoded and compared\n");
     if (!r->compressed_tensors) {
-        printf("  Nothing was compressed: no tensor was chosen, or none shrinks. Embeddings need --include, F32 tensors\n"
-               "  --codec bf16, --int8 or --bits.\n");
+        printf(
+            "  Nothing was compressed: no tensor was chosen, or none shrinks. Embeddings need --include, F32 tensors\n"
+            "  --codec bf16, --int8 or --bits.\n");
     }
 }
 

@@ -31,15 +31,18 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
 void fixture_end(void) { nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
 
 const char *fixture_path(const char *format, ...) {
-    static char paths[16][1024];
-    static unsigned next;
-    char *path = paths[next++ % 16];
-    int length = snprintf(path, sizeof paths[0], "%s/", folder);
+    static char *paths[4096]; /* kept, so that nobody has to free them */
+    static unsigned count;
+    char path[1024];
+    int length = snprintf(path, sizeof path, "%s/", folder);
     va_list args;
     va_start(args, format);
-    vsnprintf(path + length, sizeof paths[0] - (size_t)length, format, args);
+    vsnprintf(path + length, sizeof path - (size_t)length, format, args);
     va_end(args);
-    return path;
+    ck_assert_uint_lt(count, sizeof paths / sizeof paths[0]);
+    paths[count] = strdup(path);
+    ck_assert_ptr_nonnull(paths[count]);
+    return paths[count++];
 }
 
 void fixture_write(const char *path, const void *bytes, size_t size) {
@@ -139,15 +142,27 @@ static void fill_weights(trf_dtype dtype, void *bytes, uint64_t count, uint64_t 
     for (uint64_t i = 0; i < count; i++) {
         float weight = (float)(0.02 * next_normal(state));
         switch (dtype) {
-        case TRF_DTYPE_F32: ((float *)bytes)[i] = weight; break;
-        case TRF_DTYPE_BF16: ((uint16_t *)bytes)[i] = trf_f32_to_bf16(weight); break;
-        case TRF_DTYPE_F16: ((uint16_t *)bytes)[i] = trf_f32_to_f16(weight); break;
-        case TRF_DTYPE_F8_E5M2: ((uint8_t *)bytes)[i] = (uint8_t)(trf_f32_to_f16(weight) >> 8); break;
-        case TRF_DTYPE_F8_E4M3: /* the exponent's distribution is what matters */
-            ((uint8_t *)bytes)[i] = (uint8_t)((trf_f32_to_f16(weight) >> 8 & 0x80) | ((trf_f32_to_f16(weight) >> 7) & 0x7F));
+        case TRF_DTYPE_F32:
+            ((float *)bytes)[i] = weight;
             break;
-        case TRF_DTYPE_I8: ((int8_t *)bytes)[i] = (int8_t)lrint(1000.0 * (double)weight); break;
-        default: ((uint8_t *)bytes)[i] = (uint8_t)next_random(state);
+        case TRF_DTYPE_BF16:
+            ((uint16_t *)bytes)[i] = trf_f32_to_bf16(weight);
+            break;
+        case TRF_DTYPE_F16:
+            ((uint16_t *)bytes)[i] = trf_f32_to_f16(weight);
+            break;
+        case TRF_DTYPE_F8_E5M2:
+            ((uint8_t *)bytes)[i] = (uint8_t)(trf_f32_to_f16(weight) >> 8);
+            break;
+        case TRF_DTYPE_F8_E4M3: /* the exponent's distribution is what matters */
+            ((uint8_t *)bytes)[i] =
+                (uint8_t)((trf_f32_to_f16(weight) >> 8 & 0x80) | ((trf_f32_to_f16(weight) >> 7) & 0x7F));
+            break;
+        case TRF_DTYPE_I8:
+            ((int8_t *)bytes)[i] = (int8_t)lrint(1000.0 * (double)weight);
+            break;
+        default:
+            ((uint8_t *)bytes)[i] = (uint8_t)next_random(state);
         }
     }
 }
@@ -213,7 +228,8 @@ void fixture_write_header(const char *path, const char *header, uint64_t data_by
 }
 
 void fixture_check_status(trf_status status, trf_status expected, const trf_error *err) {
-    ck_assert_msg(status == expected, "%s, not %s: %s", trf_status_name(status), trf_status_name(expected), err->message);
+    ck_assert_msg(status == expected, "%s, not %s: %s", trf_status_name(status), trf_status_name(expected),
+                  err->message);
     if (expected == TRF_OK)
         return;
     ck_assert_int_eq(err->status, expected);

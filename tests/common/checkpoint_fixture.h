@@ -8,7 +8,7 @@
 void fixture_begin(void);
 void fixture_end(void);
 
-/* A path in the folder. Good for the next 16 calls. */
+/* A path in the folder; stays good for the whole test. */
 const char *fixture_path(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 void fixture_write(const char *path, const void *bytes, size_t size);
@@ -28,8 +28,8 @@ typedef struct fixture_tensor {
     uint64_t bytes; /* 0: from dtype and shape */
 } fixture_tensor;
 
-/* Writes a safetensors file, laid out as the tensors are listed. metadata: JSON text, or NULL. pad_to: of the header's size, with spaces.
- * Equal seeds give equal bytes. */
+/* Writes a safetensors file, laid out as the tensors are listed. metadata: JSON text, or NULL. pad_to: of the header's
+ * size, with spaces. Equal seeds give equal bytes. */
 void fixture_write_safetensors(const char *path, const char *metadata, const fixture_tensor *tensors, size_t count,
                                uint32_t pad_to, uint64_t seed);
 

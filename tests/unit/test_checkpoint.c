@@ -23,7 +23,10 @@ static const fixture_tensor kTensors[] = {
     {"i8\xc3\xa9\n.weight", "I8", {100, 256}, 2, 0},
     {"long", "I64", {2}, 1, 0},
 };
-enum { NUM_TENSORS = sizeof kTensors / sizeof kTensors[0], NUM_COMPRESSED = 6 };
+enum {
+    NUM_TENSORS = sizeof kTensors / sizeof kTensors[0],
+    NUM_COMPRESSED = 6
+};
 
 static trf_error err;
 
@@ -153,8 +156,9 @@ END_TEST
 
 /* A directory with two shards, an index, and other things. */
 static const char *make_directory(const char *name, int with_index) {
-    static const fixture_tensor kSecond[] = {
-        {"b.weight", "BF16", {256, 256}, 2, 0}, {"lm_head.weight", "BF16", {512, 64}, 2, 0}, {"b.bias", "F32", {7}, 1, 0}};
+    static const fixture_tensor kSecond[] = {{"b.weight", "BF16", {256, 256}, 2, 0},
+                                             {"lm_head.weight", "BF16", {512, 64}, 2, 0},
+                                             {"b.bias", "F32", {7}, 1, 0}};
     static const fixture_tensor kThird[] = {{"norm.weight", "BF16", {64}, 1, 0}};
     static const char config[] = "{\"tie_word_embeddings\": true}";
     const char *directory = fixture_path("%s", name);
@@ -178,7 +182,8 @@ static const char *make_directory(const char *name, int with_index) {
     for (size_t i = 0; i < 3; i++)
         json_object_set_new(map, kSecond[i].name, json_string("m-2.safetensors"));
     json_object_set_new(map, kThird[0].name, json_string("m-3.safetensors"));
-    json_t *index = json_pack("{s:{s:i,s:f},s:o,s:[]}", "metadata", "total_size", 1, "kept", 0.5, "weight_map", map, "more");
+    json_t *index =
+        json_pack("{s:{s:i,s:f},s:o,s:[]}", "metadata", "total_size", 1, "kept", 0.5, "weight_map", map, "more");
     /* With a layout that no library gives back. */
     char *text = json_dumps(index, JSON_INDENT(7));
     fixture_write(fixture_path("%s/model.safetensors.index.json", name), text, strlen(text));
@@ -198,7 +203,8 @@ START_TEST(directory_comes_back_whole) {
     fixture_check_same(in, back);
     ck_assert_uint_eq(report.tensors, NUM_TENSORS + 4);
     ck_assert_uint_eq(report.compressed_tensors, NUM_COMPRESSED + 1); /* lm_head is tied */
-    fixture_check_same(fixture_path("%s/m-3.safetensors", _i ? "dir-index" : "dir"), fixture_path("dir-packed%d/m-3.safetensors", _i));
+    fixture_check_same(fixture_path("%s/m-3.safetensors", _i ? "dir-index" : "dir"),
+                       fixture_path("dir-packed%d/m-3.safetensors", _i));
     fixture_check_same(fixture_path("%s/sub", _i ? "dir-index" : "dir"), fixture_path("dir-packed%d/sub", _i));
     if (!_i)
         return;
@@ -224,8 +230,8 @@ START_TEST(links_out_of_the_directory_are_followed) { /* as in the cache of the 
     ck_assert_int_eq(symlink("../blobs/123", fixture_path("snapshot/model.safetensors")), 0);
     ck_assert_int_eq(symlink("../blobs/456", fixture_path("snapshot/config.json")), 0);
     trf_checkpoint_options options = make_options();
-    trf_checkpoint_report report =
-        go_there_and_back(fixture_path("snapshot"), fixture_path("snapshot.packed"), fixture_path("snapshot.back"), &options);
+    trf_checkpoint_report report = go_there_and_back(fixture_path("snapshot"), fixture_path("snapshot.packed"),
+                                                     fixture_path("snapshot.back"), &options);
     ck_assert_uint_eq(report.compressed_tensors, 1);
     fixture_check_same(fixture_path("blobs/123"), fixture_path("snapshot.back/model.safetensors"));
     fixture_check_same(fixture_path("blobs/456"), fixture_path("snapshot.back/config.json"));
@@ -234,7 +240,8 @@ END_TEST
 
 START_TEST(file_without_anything_to_compress_is_copied) {
     static const fixture_tensor kPlain[] = {{"a", "F32", {3, 3}, 2, 0}, {"norm.weight", "BF16", {64}, 1, 0}};
-    const char *in = fixture_path("plain.safetensors"), *packed = fixture_path("plain.packed"), *back = fixture_path("plain.back");
+    const char *in = fixture_path("plain.safetensors"), *packed = fixture_path("plain.packed"),
+               *back = fixture_path("plain.back");
     fixture_write_safetensors(in, NULL, kPlain, 2, 8, 10);
     trf_checkpoint_options options = make_options();
     trf_checkpoint_report report = go_there_and_back(in, packed, back, &options);

@@ -74,7 +74,7 @@ START_TEST(gaussian_bits) {
     trf_encode_options options = default_options(TRF_FAVOR_SIZE);
     encoded size = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
     ck_assert_double_lt(bits_of(&size), 10.75);
-    ck_assert_double_lt(bits_of(&size), size.report.entropy_bits + 0.16);
+    ck_assert_double_lt(bits_of(&size), size.report.entropy_bits + 0.18);
     options.favor = TRF_FAVOR_SPEED;
     encoded speed = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
     ck_assert_double_lt(bits_of(&speed), 10.95);
@@ -155,7 +155,7 @@ START_TEST(pruned_layers) {
         encoded e = encode(weights, TRF_DTYPE_BF16, 1024, 1024, &options);
         ck_assert_double_lt((double)e.report.exceptions / (double)n, 0.01);
         /* Quads spend 10 raw bits on a zero, too, and one of their four groups on nothing else. */
-        ck_assert_double_lt(bits_of(&e), e.report.entropy_bits + (favor == TRF_FAVOR_SIZE ? 0.16 : 1.4));
+        ck_assert_double_lt(bits_of(&e), e.report.entropy_bits + (favor == TRF_FAVOR_SIZE ? 0.25 : 1.5));
         free(e.blob);
     }
     free(weights);

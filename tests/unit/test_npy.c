@@ -83,8 +83,10 @@ static const npy_case kCases[] = {
     {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, x), }\n", 24, TRF_ERR_FORMAT, 0, 0},
     {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, -3), }\n", 24, TRF_ERR_FORMAT, 0, 0},
     {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3", 24, TRF_ERR_FORMAT, 0, 0},
-    {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296), }\n", 0, TRF_ERR_FORMAT, 0, 0},
-    {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999, 1), }\n", 0, TRF_ERR_FORMAT, 0, 0},
+    {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296), }\n", 0, TRF_ERR_FORMAT, 0,
+     0},
+    {"\1\0", "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999, 1), }\n", 0, TRF_ERR_FORMAT, 0,
+     0},
     {"\1\0", "", 0, TRF_ERR_FORMAT, 0, 0},
 };
 
@@ -132,7 +134,8 @@ START_TEST(files_that_are_none) {
     uint64_t rows, cols;
     trf_error err = {0};
     const char *path = fixture_path("short.npy");
-    fixture_check_status(trf_read_npy(fixture_path("missing.npy"), &values, &rows, &cols, &err), TRF_ERR_NOT_FOUND, &err);
+    fixture_check_status(trf_read_npy(fixture_path("missing.npy"), &values, &rows, &cols, &err), TRF_ERR_NOT_FOUND,
+                         &err);
     fixture_check_status(trf_read_npy(fixture_path("."), &values, &rows, &cols, &err), TRF_ERR_IO, &err);
     for (size_t size = 0; size < 12; size++) {
         fixture_write(path, "\x93NUMPY\2\0\xff\0\0\0", size);

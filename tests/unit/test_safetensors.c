@@ -1,4 +1,5 @@
-/* Headers of safetensors files: which ones are taken, the exact status of those that are not, and ones of our own making. */
+/* Headers of safetensors files: which ones are taken, the exact status of those that are not, and ones of our own
+ * making. */
 #include "common/checkpoint_fixture.h"
 #include "trf_safetensors.h"
 
@@ -13,7 +14,7 @@ typedef struct header_case {
     uint64_t offset; /* of the failure; 0: not looked at */
 } header_case;
 
-#define ENTRY(dtype, shape, begin, end) \
+#define ENTRY(dtype, shape, begin, end)                                                                                \
     "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
 static const header_case kCases[] = {
@@ -34,7 +35,8 @@ static const header_case kCases[] = {
     {"{\"a\":" ENTRY("C64", "[2]", 0, 16) "}", 16, TRF_OK, 0},
     {"{\"a\":" ENTRY("NEVER_HEARD", "[2,2]", 0, 5) "}", 5, TRF_OK, 0},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"more\":{}}}", 1, TRF_OK, 0},
-    {"{\"a\":" ENTRY("U8", "[0]", 0, 0) ",\"b\":" ENTRY("U8", "[2]", 0, 2) ",\"c\":" ENTRY("U8", "[0]", 2, 2) "}", 2, TRF_OK, 0},
+    {"{\"a\":" ENTRY("U8", "[0]", 0, 0) ",\"b\":" ENTRY("U8", "[2]", 0, 2) ",\"c\":" ENTRY("U8", "[0]", 2, 2) "}", 2,
+     TRF_OK, 0},
 
     /* not JSON, or other JSON */
     {"", 0, TRF_ERR_FORMAT, 0},

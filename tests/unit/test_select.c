@@ -1,4 +1,5 @@
-/* Which tensors are compressed: the default choice, what --include, --exclude and an explicit codec change, and the codec of each. */
+/* Which tensors are compressed: the default choice, what --include, --exclude and an explicit codec change, and the
+ * codec of each. */
 #include "common/checkpoint_fixture.h"
 #include "trf_select.h"
 
@@ -161,7 +162,8 @@ START_TEST(eight_bit_integers_are_not_quantized) {
     asked.granularity = TRF_GRANULARITY_GROUP;
     asked.group_size = 128;
     ck_assert(trf_encode_options_for(&asked, TRF_DTYPE_I8, &options));
-    ck_assert(options.codec == TRF_CODEC_INT && options.bits == 0 && options.granularity == 0 && options.group_size == 0);
+    ck_assert(options.codec == TRF_CODEC_INT && options.bits == 0 && options.granularity == 0 &&
+              options.group_size == 0);
     ck_assert(trf_encode_options_for(&asked, TRF_DTYPE_BF16, &options));
     ck_assert(options.codec == TRF_CODEC_INT && options.bits == 4 && options.group_size == 128);
     ck_assert(!trf_encode_options_for(&asked, TRF_DTYPE_NONE, &options));

@@ -1,0 +1,377 @@
+#include "test_tile.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes of a tile as they grow. */
+typedef struct byte_buffer {
+    uint8_t *bytes;
+    size_t size;
+} byte_buffer;
+
+enum {
+    MAX_TILE_BYTES = 1 << 20
+};
+
+static void put(byte_buffer *to, const void *bytes, size_t size) {
+    if (to->size + size > MAX_TILE_BYTES)
+        ck_abort_msg("a tile is larger than the tests expect");
+    memcpy(to->bytes + to->size, bytes, size);
+    to->size += size;
+}
+
+static void put_padding(byte_buffer *to) {
+    while (to->size % TRF_ALIGNMENT)
+        to->bytes[to->size++] = 0;
+}
+
+/* ---- choices ---- */
+
+static uint32_t random_extent(test_rng *rng) {
+    switch (test_below(rng, 4)) {
+    case 0:
+        return 256;
+    case 1:
+        return 16 * (1 + test_below(rng, 16));
+    default:
+        return 1 + test_below(rng, 256);
+    }
+}
+
+test_tile_choice test_tile_choose(test_rng *rng, uint32_t codec, uint32_t class_bits) {
+    static const double kRates[] = {0, 0.002, 0.05, 1};
+    test_tile_choice choice = {.codec = codec, .class_bits = class_bits};
+    choice.rows = random_extent(rng);
+    choice.cols = random_extent(rng);
+    choice.raw_bits = test_below(rng, TRF_MAX_INT_RAW_BITS + 1);
+    choice.probability_bits = 9 + test_below(rng, 4);
+    choice.state_bits = choice.probability_bits + test_below(rng, 17 - choice.probability_bits);
+    choice.symbols = test_below(rng, 2) ? 256 : 2 + test_below(rng, 254);
+    choice.exception_rate = kRates[test_below(rng, 4)];
+    if (codec != TRF_CODEC_INT && test_below(rng, 2)) {
+        choice.predictor_mode = test_below(rng, 4);
+        if (test_below(rng, 2))
+            choice.exponent_offset = (int32_t)test_below(rng, 509) - 254;
+    }
+    choice.stored = choice.rows < 16 || choice.cols < 16 || test_below(rng, 20) == 0;
+    if (choice.stored)
+        choice.predictor_mode = 0;
+    return choice;
+}
+
+/* Frequencies that sum to 2^p, at least one for each of `symbols` random symbols; skewed. */
+static void make_frequencies(test_rng *rng, const test_tile_choice *choice, uint16_t frequency[TRF_ALPHABET]) {
+    uint32_t order[TRF_ALPHABET], slots = 1u << choice->probability_bits, left = slots - choice->symbols;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        order[s] = s;
+    for (uint32_t i = 0; i < choice->symbols; i++) {
+        uint32_t j = i + test_below(rng, TRF_ALPHABET - i), s = order[j];
+        order[j] = order[i];
+        order[i] = s;
+        frequency[s] = 1;
+    }
+    while (left) {
+        uint16_t *f = &frequency[order[test_below(rng, 1 + test_below(rng, choice->symbols))]];
+        uint32_t more = 1 + test_below(rng, left < 64 ? left : 64);
+        if (*f + more >= slots)
+            continue;
+        *f = (uint16_t)(*f + more);
+        left -= more;
+    }
+}
+
+static void make_class_values(test_rng *rng, const test_tile_choice *choice, trf_blob_view *view) {
+    const uint32_t classes = 1u << choice->class_bits, emax = view->fields.max_exponent;
+    int16_t *value = view->extension.class_value;
+    if (choice->codec == TRF_CODEC_INT) {
+        uint32_t span = (classes - 1) << choice->raw_bits;
+        int32_t origin = (int32_t)test_below(rng, 2048 - (span < 2048 ? span : 2047)) - 1024;
+        for (uint32_t k = 0; k < classes; k++)
+            value[k] = (int16_t)(origin + (int32_t)(k << choice->raw_bits));
+        return;
+    }
+    const uint32_t unit = choice->class_bits == 2 ? 4 : 1;
+    for (uint32_t k = 0; k < classes; k++) {
+        int taken;
+        do {
+            value[k] = (int16_t)(test_below(rng, (emax + 1) / unit) * unit);
+            taken = 0;
+            for (uint32_t j = 0; j < k; j++)
+                taken |= value[j] == value[k];
+        } while (taken);
+    }
+}
+
+/* ---- elements ---- */
+
+static int32_t offset_at(const test_tile *tile, uint32_t row, uint32_t col) {
+    int32_t offset = tile->view.extension.exponent_offset;
+    offset += tile->meta.predictor_mode & TRF_PREDICT_ROW ? tile->row_offsets[row] : 0;
+    return offset + (tile->meta.predictor_mode & TRF_PREDICT_COL ? tile->col_offsets[col] : 0);
+}
+
+/* An element that has a class, unless it is to be an exception. */
+static uint16_t random_element(test_rng *rng, const test_tile *tile, const test_tile_choice *choice, uint32_t row,
+                               uint32_t col) {
+    const trf_blob_view *view = &tile->view;
+    const int any = test_uniform(rng) < choice->exception_rate;
+    int32_t value = view->extension.class_value[test_below(rng, 1u << choice->class_bits)];
+    if (choice->codec == TRF_CODEC_INT) {
+        int32_t limit = view->header.stored_bytes == 1 ? 127 : TRF_MAX_CODE;
+        int32_t code = value + (int32_t)test_below(rng, 1u << choice->raw_bits);
+        if (any || code < -limit || code > limit)
+            code = (int32_t)test_below(rng, 2 * (uint32_t)limit + 1) - limit;
+        return (uint16_t)code;
+    }
+    const trf_float_fields fields = view->fields;
+    uint32_t exponent = (uint32_t)value + (choice->class_bits == 2 ? test_below(rng, 4) : 0);
+    exponent = any ? test_below(rng, fields.max_exponent + 1)
+                   : (exponent + (uint32_t)offset_at(tile, row, col)) & fields.max_exponent;
+    return (uint16_t)(test_below(rng, 2) << fields.sign_bit | exponent << fields.mantissa_bits |
+                      test_below(rng, 1u << fields.mantissa_bits));
+}
+
+/* The class of an element, or -1; its raw bits, which an exception has too. */
+static int32_t split(test_rng *rng, const test_tile *tile, uint32_t element, uint32_t row, uint32_t col,
+                     uint32_t *raw) {
+    const trf_blob_view *view = &tile->view;
+    const uint32_t codec = view->header.codec, class_bits = view->header.class_bits;
+    const int16_t *value = view->extension.class_value;
+    if (codec == TRF_CODEC_INT) {
+        int32_t above = (int16_t)element - value[0];
+        *raw = (uint32_t)above & ((1u << view->header.raw_bits) - 1);
+        return above >= 0 && above >> view->header.raw_bits < 1 << class_bits ? above >> view->header.raw_bits : -1;
+    }
+    const uint32_t emax = view->fields.max_exponent, exponent = trf_element_exponent(view->fields, element);
+    const int32_t coded = (int32_t)exponent - offset_at(tile, row, col);
+    const int offsets = view->extension.exponent_offset != 0 || tile->meta.predictor_mode != 0;
+    int legal = coded >= 0 && coded <= (int32_t)emax;
+    if (offsets)
+        legal = exponent > 0 && exponent < emax && coded > 0 && coded < (int32_t)emax;
+    uint32_t low2 = class_bits == 4 ? 0 : legal ? (uint32_t)coded & 3 : test_below(rng, 4);
+    *raw = trf_float_raw(codec, class_bits, element, low2);
+    for (int32_t k = 0; legal && k < 1 << class_bits; k++)
+        if (value[k] == coded - (int32_t)low2)
+            return k;
+    return -1;
+}
+
+/* ---- a slab ---- */
+
+typedef struct slab_content {
+    trf_slab_shape shape;
+    uint8_t symbols[TRF_LANES][TRF_LANE_WEIGHTS];
+    uint32_t raw[TRF_LANES][TRF_LANE_WEIGHTS];
+    int32_t exception[TRF_LANE_WEIGHTS * TRF_LANES]; /* by position: its value, or -1 */
+} slab_content;
+
+static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t slab, slab_content *content) {
+    const trf_blob_view *view = &tile->view;
+    const uint32_t c = view->header.class_bits, n = trf_lane_weights(content->shape);
+    for (uint32_t lane = 0; lane < TRF_LANES; lane++)
+        for (uint32_t j = 0; j < n * c / 8; j++) {
+            int32_t class_[4], value[4];
+            uint32_t symbol = 0;
+            for (uint32_t q = 0; q < 8 / c; q++) {
+                uint32_t i = 8 / c * j + q;
+                uint32_t row = TRF_SLAB_ROWS * slab + trf_lane_row(content->shape, lane, i);
+                uint32_t col = trf_lane_col(content->shape, lane, i);
+                uint32_t element = tile->elements[row * view->header.cols + col];
+                class_[q] = split(rng, tile, element, row, col, &content->raw[lane][i]);
+                value[q] = trf_codec_is_float(view->header.codec) ? (int32_t)trf_element_exponent(view->fields, element)
+                                                                  : (int32_t)(element & 0x7FF);
+                symbol |= (class_[q] < 0 ? test_below(rng, 1u << c) : (uint32_t)class_[q]) << (c * q);
+            }
+            while (tile->frequency[symbol] == 0)
+                symbol = test_below(rng, TRF_ALPHABET);
+            content->symbols[lane][j] = (uint8_t)symbol;
+            for (uint32_t q = 0; q < 8 / c; q++)
+                content->exception[trf_exception_position(8 / c * j + q, lane)] =
+                    class_[q] == (int32_t)(symbol >> (c * q) & ((1u << c) - 1)) ? -1 : value[q];
+        }
+}
+
+static void put_planes(const test_tile *tile, const slab_content *content, byte_buffer *to) {
+    const trf_blob_view *view = &tile->view;
+    const uint32_t n = trf_lane_weights(content->shape);
+    for (uint32_t plane = 0, shift = 0; plane < view->num_planes; plane++) {
+        uint32_t width = view->plane_width[plane], lane_words = (n * width + 31) / 32;
+        uint8_t bytes[4 * TRF_LANES * TRF_LANE_WEIGHTS / 4];
+        for (uint32_t lane = 0; lane < TRF_LANES; lane++)
+            for (uint32_t z = 0; z < lane_words; z++) {
+                uint32_t word = 0;
+                for (uint32_t i = 32 / width * z; i < 32 / width * (z + 1) && i < n; i++) {
+                    uint32_t field = content->raw[lane][i] >> shift & ((1u << width) - 1);
+                    uint32_t sign = 0;
+                    if (width == 8 && trf_codec_is_float(view->header.codec)) {
+                        static const uint32_t kSignBit[4] = {15, 31, 23, 7};
+                        sign = (field >> 7) << kSignBit[i % 4];
+                        field &= 0x7F;
+                    }
+                    word |= field << (width * ((i / 2) % (16 / width)) + 16 * (i % 2)) | sign;
+                }
+                size_t at = z / 4 < lane_words / 4 ? 512 * (z / 4) + 16 * lane + 4 * (z % 4)
+                                                   : 512 * (z / 4) + 4 * (lane_words % 4) * lane + 4 * (z % 4);
+                memcpy(bytes + at, &word, sizeof word);
+            }
+        put(to, bytes, 128 * lane_words);
+        shift += width;
+    }
+}
+
+/* Encodes a lane's symbols backwards. words: in the order of decoding. @return their number. */
+static uint32_t encode_lane(const test_tile *tile, const uint8_t *symbols, uint32_t count, uint16_t *start_state,
+                            uint16_t words[TRF_LANE_WEIGHTS]) {
+    const uint32_t p = tile->view.header.probability_bits, L = tile->view.header.state_bits;
+    uint32_t start[TRF_ALPHABET + 1] = {0}, emitted = 0;
+    uint16_t backwards[TRF_LANE_WEIGHTS];
+    uint64_t x = 1u << L;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        start[s + 1] = start[s] + tile->frequency[s];
+    for (uint32_t j = count; j-- > 0;) {
+        uint64_t f = tile->frequency[symbols[j]];
+        while (x >= f << (L + 16 - p)) {
+            backwards[emitted++] = (uint16_t)x;
+            x >>= 16;
+        }
+        x = (x / f << p) + start[symbols[j]] + x % f;
+    }
+    if (x >> 16) {
+        backwards[emitted++] = (uint16_t)x;
+        x >>= 16;
+    }
+    *start_state = (uint16_t)x;
+    for (uint32_t i = 0; i < emitted; i++)
+        words[i] = backwards[emitted - 1 - i];
+    return emitted;
+}
+
+static void put_streams(const test_tile *tile, const slab_content *content, uint32_t unused_words, byte_buffer *to) {
+    const uint32_t count = trf_lane_weights(content->shape) * tile->view.header.class_bits / 8;
+    uint16_t start_state[TRF_LANES], words[TRF_LANES][TRF_LANE_WEIGHTS], last_words[TRF_LANE_WEIGHTS];
+    uint32_t taken[TRF_LANES];
+    for (uint32_t lane = 0; lane < TRF_LANES; lane++)
+        taken[lane] = encode_lane(tile, content->symbols[lane], count, &start_state[lane], words[lane]);
+    for (uint32_t i = 0; i < unused_words; i++)
+        words[0][taken[0]++] = 0xBAD;
+    put(to, start_state, sizeof start_state);
+    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++) {
+        uint32_t both = taken[pair] + taken[pair + TRF_LANE_PAIRS];
+        if (both > 255)
+            ck_abort_msg("a pair of %u words", both);
+        put(to, &both, 1);
+    }
+    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++) {
+        uint32_t down = taken[pair + TRF_LANE_PAIRS];
+        for (uint32_t i = 0; i < down; i++)
+            last_words[i] = words[pair + TRF_LANE_PAIRS][down - 1 - i];
+        put(to, words[pair], 2 * taken[pair]);
+        put(to, last_words, 2 * down);
+    }
+}
+
+/* @return the number of exceptions. */
+static uint32_t put_exceptions(const slab_content *content, byte_buffer *to) {
+    const uint32_t positions = TRF_LANES * trf_lane_weights(content->shape);
+    uint32_t count = 0;
+    for (uint32_t at = 0; at < positions; at++)
+        if (content->exception[at] >= 0) {
+            uint16_t low = (uint16_t)(at | (uint32_t)content->exception[at] >> 8 << 13);
+            put(to, &low, sizeof low);
+            count++;
+        }
+    for (uint32_t at = 0; at < positions; at++)
+        if (content->exception[at] >= 0)
+            put(to, &(uint8_t){(uint8_t)content->exception[at]}, 1);
+    return count;
+}
+
+/* ---- the tile ---- */
+
+static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shape, uint32_t unused_words,
+                      byte_buffer *to) {
+    slab_content *content = malloc(sizeof *content);
+    ck_assert_ptr_nonnull(content);
+    to->size = trf_slab_table_bytes(shape->slabs);
+    memset(to->bytes, 0, to->size);
+    for (uint32_t slab = 0; slab < shape->slabs; slab++) {
+        content->shape.blocks = shape->coded_rows - TRF_SLAB_ROWS * slab >= TRF_SLAB_ROWS ? 2 : 1;
+        content->shape.steps = shape->coded_cols / 16;
+        fill_slab(rng, tile, slab, content);
+        put_planes(tile, content, to);
+        put_streams(tile, content, unused_words, to);
+        uint32_t exceptions = put_exceptions(content, to);
+        put_padding(to);
+        ((trf_slab_entry *)to->bytes)[slab] = (trf_slab_entry){(uint16_t)(to->size / 16), (uint16_t)exceptions};
+        tile->meta.exception_count += exceptions;
+    }
+    free(content);
+}
+
+static void put_slivers(const test_tile *tile, const trf_tile_shape *shape, byte_buffer *to) {
+    for (uint32_t row = 0; row < shape->rows; row++)
+        for (uint32_t col = row < shape->coded_rows ? shape->coded_cols : 0; col < shape->cols; col++)
+            put(to, &tile->elements[row * shape->cols + col], tile->view.header.stored_bytes);
+    put_padding(to);
+}
+
+static void begin_view(test_rng *rng, const test_tile_choice *choice, test_tile *tile) {
+    trf_header *header = &tile->view.header;
+    header->codec = (uint8_t)choice->codec;
+    header->class_bits = (uint8_t)choice->class_bits;
+    header->raw_bits =
+        (uint8_t)(choice->codec == TRF_CODEC_INT ? choice->raw_bits
+                                                 : trf_float_raw_bits(choice->codec, choice->class_bits));
+    header->rows = choice->rows;
+    header->cols = choice->cols;
+    header->num_tiles_row = header->num_tiles_col = 1;
+    header->probability_bits = (uint8_t)choice->probability_bits;
+    header->state_bits = (uint8_t)choice->state_bits;
+    header->stored_bytes = choice->codec == TRF_CODEC_INT    ? (uint8_t)(1 + test_below(rng, 2))
+                           : choice->codec <= TRF_CODEC_FP16 ? 2
+                                                             : 1;
+    tile->view.extension.exponent_offset = choice->exponent_offset;
+    tile->view.num_tiles = 1;
+    tile->view.frequency = tile->frequency;
+    tile->view.tiles = &tile->meta;
+    tile->view.row_offsets = tile->row_offsets;
+    tile->view.col_offsets = tile->col_offsets;
+    tile->view.fields = trf_fields_of(choice->codec);
+    tile->view.num_planes = trf_plane_widths(header->raw_bits, tile->view.plane_width);
+    make_class_values(rng, choice, &tile->view);
+    make_frequencies(rng, choice, tile->frequency);
+    for (uint32_t i = 0; i < TRF_TILE_SIZE; i++) {
+        tile->row_offsets[i] = (int8_t)test_below(rng, 256);
+        tile->col_offsets[i] = (int8_t)test_below(rng, 256);
+    }
+    tile->meta.kind = choice->stored ? TRF_TILE_STORED : TRF_TILE_CODED;
+    tile->meta.predictor_mode = (uint8_t)choice->predictor_mode;
+}
+
+test_tile *test_tile_make(test_rng *rng, const test_tile_choice *choice) {
+    test_tile *tile = calloc(1, sizeof *tile);
+    byte_buffer buffer = {malloc(MAX_TILE_BYTES), 0};
+    ck_assert(tile && buffer.bytes);
+    begin_view(rng, choice, tile);
+    for (uint32_t row = 0; row < choice->rows; row++)
+        for (uint32_t col = 0; col < choice->cols; col++)
+            tile->elements[row * choice->cols + col] = random_element(rng, tile, choice, row, col);
+    trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.kind);
+    if (!choice->stored)
+        put_slabs(rng, tile, &shape, choice->unused_words, &buffer);
+    put_slivers(tile, &shape, &buffer);
+    tile->meta.data_size = (uint32_t)buffer.size;
+    ck_assert_int_eq(posix_memalign((void **)&tile->bytes, 16, buffer.size), 0);
+    memcpy(tile->bytes, buffer.bytes, buffer.size);
+    free(buffer.bytes);
+    test_tile_seal(tile);
+    return tile;
+}
+
+void test_tile_seal(test_tile *tile) { tile->meta.checksum = trf_tile_checksum(tile->bytes, tile->meta.data_size, 0); }
+
+void test_tile_free(test_tile *tile) {
+    free(tile->bytes);
+    free(tile);
+}

@@ -1,0 +1,40 @@
+/* A slow encoder of single tiles, written from FORMAT.md for tests alone: it reaches every corner of the format, also
+ * those that the real encoder has no reason to choose, and knows which elements must come out. */
+#ifndef TEST_TILE_H
+#define TEST_TILE_H
+
+#include "test_weights.h"
+#include "trf_validate.h"
+
+typedef struct test_tile {
+    trf_blob_view view; /* of a layer that is this one tile; not a whole blob */
+    trf_tile_meta meta;
+    uint16_t frequency[TRF_ALPHABET];
+    int8_t row_offsets[TRF_TILE_SIZE], col_offsets[TRF_TILE_SIZE];
+    uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE]; /* rows x cols, what decoding must give */
+    uint8_t *bytes;                                   /* meta.data_size, allocated to exactly that size */
+} test_tile;
+
+/* What test_tile_make is told; everything else is random. */
+typedef struct test_tile_choice {
+    uint32_t codec, class_bits, rows, cols;
+    uint32_t raw_bits; /* of the int codec */
+    uint32_t probability_bits, state_bits, predictor_mode;
+    int32_t exponent_offset;
+    uint32_t symbols;      /* that have a slot, 2 to 256 */
+    double exception_rate; /* of weights with a random exponent or code; missing symbols make more */
+    int stored;
+    uint32_t unused_words; /* in the middle of each slab's first pair: a tile that must be rejected */
+} test_tile_choice;
+
+/* A choice at random; the shape too, with all sorts of edges. */
+test_tile_choice test_tile_choose(test_rng *rng, uint32_t codec, uint32_t class_bits);
+
+/* malloc'd; release with test_tile_free. */
+test_tile *test_tile_make(test_rng *rng, const test_tile_choice *choice);
+void test_tile_free(test_tile *tile);
+
+/* Makes meta.checksum right again after a change of bytes. */
+void test_tile_seal(test_tile *tile);
+
+#endif

@@ -1,0 +1,374 @@
+/* The tile decoders: each against the elements that a slow encoder of the tests' own began with, on random tiles of every
+ * codec; and all of them on corrupt streams, where they must agree on the verdict and stay inside the tile. */
+#include "common/test_tile.h"
+#include "trf_convert.h"
+#include "trf_decode_tile.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct decoder {
+    const char *name;
+    trf_decode_tile_fn *decode;
+} decoder;
+
+static decoder decoders[3];
+static uint32_t num_decoders;
+
+/* Those that this CPU runs. */
+static void find_decoders(void) {
+    decoders[0] = (decoder){"scalar", trf_decode_tile_ref};
+    num_decoders = 1;
+#ifdef TRF_HAVE_X86_SIMD
+    trf_decode_tile_fn *best = trf_decode_tile_best();
+    if (best != trf_decode_tile_ref)
+        decoders[num_decoders++] = (decoder){"avx2", trf_decode_tile_avx2};
+    if (best == trf_decode_tile_avx512)
+        decoders[num_decoders++] = (decoder){"avx512", trf_decode_tile_avx512};
+#endif
+}
+
+enum {
+    GUARD = 7,
+    CANARY = 0x5A5A
+};
+
+/* Where a tile is decoded to: rows with a canary behind each, exactly as large as that. */
+typedef struct target {
+    uint16_t *elements;
+    uint32_t rows, cols;
+    size_t stride;
+} target;
+
+static target make_target(const test_tile *tile) {
+    target to = {.rows = tile->view.header.rows, .cols = tile->view.header.cols};
+    to.stride = to.cols + GUARD;
+    to.elements = malloc(to.rows * to.stride * sizeof *to.elements);
+    ck_assert_ptr_nonnull(to.elements);
+    for (size_t i = 0; i < to.rows * to.stride; i++)
+        to.elements[i] = CANARY;
+    return to;
+}
+
+static void check_canaries(const target *to, const char *what) {
+    for (uint32_t row = 0; row < to->rows; row++)
+        for (uint32_t i = 0; i < GUARD; i++)
+            if (to->elements[row * to->stride + to->cols + i] != CANARY)
+                ck_abort_msg("%s: wrote behind row %u", what, row);
+}
+
+static void check_elements(const target *to, const uint16_t *due, size_t due_stride, const char *what) {
+    for (uint32_t row = 0; row < to->rows; row++)
+        for (uint32_t col = 0; col < to->cols; col++) {
+            uint32_t found = to->elements[row * to->stride + col], expected = due[row * due_stride + col];
+            if (found != expected) /* Check notes every assertion in a file, which is too slow for each element */
+                ck_abort_msg("%s: row %u column %u is %04x, not %04x", what, row, col, found, expected);
+        }
+}
+
+static void describe(const test_tile_choice *choice, const char *decoder_name, char text[256]) {
+    snprintf(text, 256, "%s codec %u c %u r %u %ux%u p %u L %u mode %u offset %d symbols %u rate %g stored %d",
+             decoder_name, choice->codec, choice->class_bits, choice->raw_bits, choice->rows, choice->cols,
+             choice->probability_bits, choice->state_bits, choice->predictor_mode, choice->exponent_offset,
+             choice->symbols, choice->exception_rate, choice->stored);
+}
+
+static void check_choice(test_rng *rng, const test_tile_choice *choice) {
+    static trf_decode_table table;
+    test_tile *tile = test_tile_make(rng, choice);
+    trf_error err;
+    ck_assert_msg(trf_blob_check_tile(&tile->view, 0, tile->bytes, &err) == TRF_OK, "%s", err.message);
+    trf_decode_table_init(&table, &tile->view);
+    for (uint32_t d = 0; d < num_decoders; d++) {
+        char what[256];
+        describe(choice, decoders[d].name, what);
+        target to = make_target(tile);
+        trf_status status = decoders[d].decode(&tile->view, &table, 0, tile->bytes, to.elements, to.stride, &err);
+        ck_assert_msg(status == TRF_OK, "%s: %s", what, err.message);
+        check_elements(&to, tile->elements, choice->cols, what);
+        check_canaries(&to, what);
+        free(to.elements);
+    }
+    test_tile_free(tile);
+}
+
+static const uint32_t kClassBits[2] = {2, 4};
+
+START_TEST(random_tiles) {
+    uint32_t codec = (uint32_t)_i / 2 + 1, class_bits = kClassBits[_i % 2];
+    test_rng rng = {1000 + (uint64_t)_i};
+    for (int round = 0; round < 120; round++) {
+        test_tile_choice choice = test_tile_choose(&rng, codec, class_bits);
+        check_choice(&rng, &choice);
+    }
+}
+END_TEST
+
+/* Every number of row blocks and of column steps, with and without slivers. */
+START_TEST(every_shape) {
+    test_rng rng = {2000 + (uint64_t)_i};
+    for (uint32_t rows = 16; rows <= 64; rows += 16)
+        for (uint32_t cols = 16; cols <= 256; cols += 16) {
+            test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
+            choice.rows = rows + test_below(&rng, 2) * test_below(&rng, 16);
+            choice.cols = cols - test_below(&rng, 2) * (cols > 16 ? test_below(&rng, 15) : 0);
+            choice.stored = 0;
+            check_choice(&rng, &choice);
+        }
+}
+END_TEST
+
+/* All plane sets of the int codec. */
+START_TEST(every_int_width) {
+    test_rng rng = {3000 + (uint64_t)_i};
+    for (uint32_t k = 0; k < 2; k++)
+        for (int round = 0; round < 4; round++) {
+            test_tile_choice choice = test_tile_choose(&rng, TRF_CODEC_INT, kClassBits[k]);
+            choice.raw_bits = (uint32_t)_i;
+            choice.stored = 0;
+            choice.rows += 16 * (choice.rows < 16);
+            choice.cols += 16 * (choice.cols < 16);
+            check_choice(&rng, &choice);
+        }
+}
+END_TEST
+
+/* ---- corrupt streams ---- */
+
+/* Changes something that only decoding can find out: words, start states, the split of words between pairs. */
+static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape) {
+    uint32_t slab = test_below(rng, shape->slabs);
+    const trf_slab_entry *entries = (const trf_slab_entry *)tile->bytes;
+    uint32_t begin = slab ? entries[slab - 1].end_units * 16u : trf_slab_table_bytes(shape->slabs);
+    trf_slab_layout layout = trf_slab_layout_of(shape, slab, tile->view.num_planes, tile->view.plane_width);
+    uint8_t *base = tile->bytes + begin;
+    uint32_t words = 0, pair = test_below(rng, 16), other = test_below(rng, 16);
+    for (uint32_t i = 0; i < 16; i++)
+        words += base[layout.pair_words + i];
+    switch (test_below(rng, 4)) {
+    case 0: /* a state */
+        base[layout.states + test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
+        break;
+    case 1: /* many states: long streams that run over */
+        for (uint32_t i = 0; i < 64; i++)
+            base[layout.states + i] = (uint8_t)(1 + test_below(rng, 255));
+        break;
+    case 2: /* words from one pair to another, the first one and the last one too */
+        while (base[layout.pair_words + pair] && base[layout.pair_words + other] < 255 && test_below(rng, 8)) {
+            base[layout.pair_words + pair]--;
+            base[layout.pair_words + other]++;
+        }
+        break;
+    default:
+        if (words)
+            base[layout.words + test_below(rng, 2 * words)] ^= (uint8_t)(1u << test_below(rng, 8));
+        break;
+    }
+    test_tile_seal(tile);
+}
+
+static void check_corrupt_tile(test_rng *rng, const test_tile_choice *choice, uint32_t *rejected) {
+    static trf_decode_table table;
+    test_tile *tile = test_tile_make(rng, choice);
+    trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.kind);
+    trf_decode_table_init(&table, &tile->view);
+    for (int round = 0; round < 6; round++) {
+        trf_error err;
+        corrupt(rng, tile, &shape);
+        if (trf_blob_check_tile(&tile->view, 0, tile->bytes, NULL) != TRF_OK)
+            break; /* a start state of 0 */
+        target first = make_target(tile);
+        trf_status due = trf_decode_tile_ref(&tile->view, &table, 0, tile->bytes, first.elements, first.stride, NULL);
+        ck_assert(due == TRF_OK || due == TRF_ERR_STREAM);
+        *rejected += due == TRF_ERR_STREAM;
+        for (uint32_t d = 0; d < num_decoders; d++) {
+            char what[256];
+            describe(choice, decoders[d].name, what);
+            target to = make_target(tile);
+            trf_status status = decoders[d].decode(&tile->view, &table, 0, tile->bytes, to.elements, to.stride, &err);
+            ck_assert_msg(status == due, "%s: %d, not %d", what, status, due);
+            if (status == TRF_OK)
+                check_elements(&to, first.elements, first.stride, what);
+            else
+                ck_assert_uint_eq(err.offset, tile->meta.data_offset);
+            check_canaries(&to, what);
+            free(to.elements);
+        }
+        free(first.elements);
+    }
+    test_tile_free(tile);
+}
+
+START_TEST(corrupt_streams) {
+    uint32_t rejected = 0;
+    test_rng rng = {4000 + (uint64_t)_i};
+    for (int round = 0; round < 60; round++) {
+        test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
+        if (!choice.stored)
+            check_corrupt_tile(&rng, &choice, &rejected);
+    }
+    ck_assert_uint_gt(rejected, 40);
+}
+END_TEST
+
+/* Streams that are good but for words that nobody takes. */
+START_TEST(unused_words) {
+    static trf_decode_table table;
+    test_rng rng = {6000 + (uint64_t)_i};
+    for (uint32_t unused = 1; unused < 4; unused++) {
+        test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
+        choice.rows = choice.cols = 64;
+        choice.stored = 0;
+        choice.unused_words = unused;
+        test_tile *tile = test_tile_make(&rng, &choice);
+        ck_assert_int_eq(trf_blob_check_tile(&tile->view, 0, tile->bytes, NULL), TRF_OK);
+        trf_decode_table_init(&table, &tile->view);
+        for (uint32_t d = 0; d < num_decoders; d++) {
+            target to = make_target(tile);
+            trf_status status =
+                decoders[d].decode(&tile->view, &table, 0, tile->bytes, to.elements, to.stride, NULL);
+            ck_assert_msg(status == TRF_ERR_STREAM, "%s: %s", decoders[d].name, trf_status_name(status));
+            free(to.elements);
+        }
+        test_tile_free(tile);
+    }
+}
+END_TEST
+
+/* ---- values ---- */
+
+/* A layer of one stored tile: each codec's elements as values of its dtype and as F32. */
+START_TEST(values_of_dtypes) {
+    static const struct {
+        trf_codec codec;
+        trf_dtype dtype;
+    } kPairs[] = {{TRF_CODEC_BF16, TRF_DTYPE_BF16},    {TRF_CODEC_BF16, TRF_DTYPE_F32},
+                  {TRF_CODEC_FP16, TRF_DTYPE_F16},     {TRF_CODEC_E4M3, TRF_DTYPE_F8_E4M3},
+                  {TRF_CODEC_E5M2, TRF_DTYPE_F8_E5M2}, {TRF_CODEC_INT, TRF_DTYPE_I8}};
+    enum {
+        ROWS = 5,
+        COLS = 37
+    };
+    trf_tile_meta meta = {.kind = TRF_TILE_STORED};
+    trf_blob_view view = {.header = {.codec = kPairs[_i].codec,
+                                     .source_dtype = kPairs[_i].dtype,
+                                     .rows = ROWS,
+                                     .cols = COLS,
+                                     .num_tiles_row = 1,
+                                     .num_tiles_col = 1},
+                          .num_tiles = 1,
+                          .tiles = &meta};
+    const size_t bytes = trf_dtype_bytes(kPairs[_i].dtype);
+    uint16_t elements[ROWS * 64];
+    float values[ROWS * COLS], f32[ROWS * COLS];
+    for (int i = 0; i < ROWS * 64; i++)
+        elements[i] = bytes == 1 ? (uint16_t)(kPairs[_i].codec == TRF_CODEC_INT ? (int8_t)(i * 7) : i * 7 & 0xFF)
+                                 : (uint16_t)(i * 997);
+    trf_elements_to_dtype(&view, 0, elements, 64, values, COLS);
+    trf_elements_to_f32(&view, 0, elements, 64, f32, COLS, 0);
+    for (int row = 0; row < ROWS; row++)
+        for (int col = 0; col < COLS; col++) {
+            uint16_t element = elements[row * 64 + col];
+            int at = row * COLS + col;
+            float due = kPairs[_i].codec == TRF_CODEC_BF16   ? trf_bf16_to_f32(element)
+                        : kPairs[_i].codec == TRF_CODEC_FP16 ? trf_f16_to_f32(element)
+                        : kPairs[_i].codec == TRF_CODEC_E4M3 ? trf_e4m3_to_f32((uint8_t)element)
+                        : kPairs[_i].codec == TRF_CODEC_E5M2 ? trf_e5m2_to_f32((uint8_t)element)
+                                                             : (float)(int16_t)element;
+            ck_assert_uint_eq(trf_f32_bits(f32[at]), trf_f32_bits(due));
+            if (bytes == 4)
+                ck_assert_uint_eq(trf_f32_bits(values[at]), (uint32_t)element << 16);
+            else if (bytes == 2)
+                ck_assert_uint_eq(((uint16_t *)values)[at], element);
+            else
+                ck_assert_uint_eq(((uint8_t *)values)[at], element & 0xFF);
+        }
+}
+END_TEST
+
+/* Dequantized weights are code * scale rounded once, for scales that make ties, denormals and overflow. */
+START_TEST(scaled_codes) {
+    static const float kScales[] = {
+        1,        0.75f,      1.5f,      0x1.01p-3f,  0x1.81p-7f,      0x1.fffffep-1f, 0x1.234567p-20f,
+        0x1p-24f, 0x1.5p-26f, 0x1p-133f, 0x1.8p-140f, 0x1.fffffep127f, 0x1.fp6f,       0x1.002p5f};
+    static const trf_dtype kTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16, TRF_DTYPE_F32};
+    enum {
+        COLS = 256
+    };
+    trf_tile_meta meta = {.kind = TRF_TILE_STORED};
+    test_rng rng = {5};
+    for (int round = 0; round < 1200; round++) {
+        float scale =
+            round < (int)(sizeof kScales / sizeof *kScales) ? kScales[round] : (float)exp(20 * test_normal(&rng));
+        trf_blob_view view = {.header = {.codec = TRF_CODEC_INT,
+                                         .source_dtype = kTypes[_i],
+                                         .rows = 1,
+                                         .cols = COLS,
+                                         .num_tiles_row = 1,
+                                         .num_tiles_col = 1},
+                              .extension = {.granularity = TRF_GRANULARITY_TENSOR, .scale_dtype = TRF_SCALE_F32},
+                              .num_tiles = 1,
+                              .tiles = &meta,
+                              .scales = &scale,
+                              .num_scales = 1,
+                              .scale_cols = 1};
+        uint16_t codes[COLS];
+        float values[COLS], f32[COLS], plain[COLS];
+        for (int i = 0; i < COLS; i++)
+            codes[i] = (uint16_t)((int)test_below(&rng, 2 * TRF_MAX_CODE + 1) - TRF_MAX_CODE);
+        trf_elements_to_dtype(&view, 0, codes, COLS, values, COLS);
+        trf_elements_to_f32(&view, 0, codes, COLS, f32, COLS, 0);
+        trf_elements_to_f32(&view, 0, codes, COLS, plain, COLS, 1);
+        for (int i = 0; i < COLS; i++) {
+            double exact = (double)(int16_t)codes[i] * (double)scale;
+            uint32_t due = trf_f32_bits((float)exact), found = trf_f32_bits(values[i]);
+            int good = trf_f32_bits(f32[i]) == due && plain[i] == (float)(int16_t)codes[i];
+            if (kTypes[_i] != TRF_DTYPE_F32) {
+                due = kTypes[_i] == TRF_DTYPE_BF16 ? trf_f64_to_bf16(exact) : trf_f64_to_f16(exact);
+                found = ((uint16_t *)values)[i];
+            }
+            if (!good || found != due)
+                ck_abort_msg("%d * %a is %08x, not %08x", (int16_t)codes[i], (double)scale, found, due);
+        }
+    }
+}
+END_TEST
+
+START_TEST(choice_of_decoder) {
+    const char *best = trf_decode_tile_best_name();
+    ck_assert_int_eq(setenv("TRF_SIMD", "scalar", 1), 0);
+    ck_assert_str_eq(trf_decode_tile_best_name(), "scalar");
+    ck_assert(trf_decode_tile_best() == trf_decode_tile_ref);
+    ck_assert_int_eq(setenv("TRF_SIMD", "avx2", 1), 0);
+    ck_assert_str_eq(trf_decode_tile_best_name(), num_decoders > 1 ? "avx2" : "scalar");
+    ck_assert_int_eq(setenv("TRF_SIMD", "avx512", 1), 0);
+    ck_assert_str_eq(trf_decode_tile_best_name(), best);
+    unsetenv("TRF_SIMD");
+}
+END_TEST
+
+int main(void) {
+    unsetenv("TRF_SIMD");
+    find_decoders();
+    Suite *suite = suite_create("decode");
+    TCase *tiles = tcase_create("tiles"), *values = tcase_create("values");
+    tcase_set_timeout(tiles, 240);
+    tcase_add_loop_test(tiles, random_tiles, 0, 10);
+    tcase_add_loop_test(tiles, every_shape, 0, 10);
+    tcase_add_loop_test(tiles, every_int_width, 0, TRF_MAX_INT_RAW_BITS + 1);
+    tcase_add_loop_test(tiles, corrupt_streams, 0, 10);
+    tcase_add_loop_test(tiles, unused_words, 0, 10);
+    tcase_add_loop_test(values, values_of_dtypes, 0, 6);
+    tcase_add_loop_test(values, scaled_codes, 0, 3);
+    tcase_add_test(values, choice_of_decoder);
+    suite_add_tcase(suite, tiles);
+    suite_add_tcase(suite, values);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

@@ -1,0 +1,83 @@
+/* The parallel loop: every index once, workers apart, and the same failure in every run. TRF_TEST_THREADS */
+#include "trf_threads.h"
+
+#include <check.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum {
+    COUNT = 1000,
+    WORKERS = 8
+};
+
+typedef struct visits {
+    atomic_int of_index[COUNT];
+    atomic_int busy[WORKERS];
+    uint64_t fails_from, fails_every; /* which indices fail; every 0: none */
+} visits;
+
+static trf_status visit(void *context, uint64_t index, int worker, trf_error *err) {
+    visits *seen = context;
+    if (worker < 0 || worker >= WORKERS || atomic_fetch_add(&seen->busy[worker], 1) != 0)
+        return trf_fail(err, TRF_ERR_ARGUMENT, 0, "worker %d is busy", worker);
+    atomic_fetch_add(&seen->of_index[index], 1);
+    atomic_fetch_sub(&seen->busy[worker], 1);
+    if (seen->fails_every && index >= seen->fails_from && index % seen->fails_every == 0)
+        return trf_fail(err, TRF_ERR_STREAM, index, "index %d", (int)index);
+    return TRF_OK;
+}
+
+START_TEST(visits_every_index_once) {
+    for (int threads = 1; threads <= WORKERS; threads++)
+        for (uint64_t count = 0; count <= COUNT; count += 1 + count * 4) {
+            visits seen;
+            memset(&seen, 0, sizeof seen);
+            ck_assert_int_eq(trf_parallel_for(threads, count, visit, &seen, NULL), TRF_OK);
+            for (uint64_t i = 0; i < COUNT; i++)
+                if (atomic_load(&seen.of_index[i]) != (i < count))
+                    ck_abort_msg("index %d of %d", (int)i, (int)count);
+        }
+}
+END_TEST
+
+START_TEST(returns_the_lowest_failure) {
+    for (int threads = 1; threads <= WORKERS; threads++)
+        for (uint64_t from = 1; from < COUNT; from += 37) {
+            visits seen;
+            trf_error err;
+            memset(&seen, 0, sizeof seen);
+            seen.fails_from = from;
+            seen.fails_every = 3;
+            uint64_t lowest = (from + 2) / 3 * 3;
+            ck_assert_int_eq(trf_parallel_for(threads, COUNT, visit, &seen, &err),
+                             lowest < COUNT ? TRF_ERR_STREAM : TRF_OK);
+            if (lowest < COUNT) {
+                ck_assert_uint_eq(err.offset, lowest);
+                ck_assert_int_eq(err.status, TRF_ERR_STREAM);
+            }
+        }
+}
+END_TEST
+
+START_TEST(counts_threads) {
+    ck_assert_int_ge(trf_thread_count(0), 1);
+    ck_assert_int_eq(trf_thread_count(0), trf_thread_count(-1));
+    ck_assert_int_eq(trf_thread_count(3), 3);
+    ck_assert_int_eq(trf_thread_count(1 << 30), TRF_MAX_THREADS);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("threads");
+    TCase *tcase = tcase_create("parallel_for");
+    tcase_set_timeout(tcase, 240);
+    tcase_add_test(tcase, visits_every_index_once);
+    tcase_add_test(tcase, returns_the_lowest_failure);
+    tcase_add_test(tcase, counts_threads);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
