@@ -43,8 +43,8 @@ static inline float trf_e4m3_to_f32(uint8_t e4m3) {
 /* E5M2 is the upper byte of an IEEE half. */
 static inline float trf_e5m2_to_f32(uint8_t e5m2) { return trf_f16_to_f32((uint16_t)(e5m2 << 8)); }
 
-/* Rounds to an IEEE format of mantissa_bits (below 32), exponent bias `bias` and all-ones exponent max_exponent; without the
- * sign. Overflow gives infinity, as rounding to nearest does. */
+/* Rounds to an IEEE format of mantissa_bits (below 32), exponent bias `bias` and all-ones exponent max_exponent;
+ * without the sign. Overflow gives infinity, as rounding to nearest does. */
 static inline uint32_t trf_f64_round_magnitude(uint64_t magnitude, int mantissa_bits, int bias, uint32_t max_exponent) {
     const uint64_t infinity = 0x7FFull << 52, fraction = (1ull << 52) - 1;
     if (magnitude > infinity)

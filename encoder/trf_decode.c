@@ -43,9 +43,10 @@ const char *trf_decode_tile_best_name(void) { return trf_choose_decoder().name; 
 
 /* ---- values ---- */
 
-/* code * scale, rounded once. A product in F32 is rounded already; rounding that again errs only where it lies halfway between
- * two results, or near the ends of F16's range. A loop over a run of codes notes whether it met such a product, which it seldom does,
- * and then the run is done again with exact products. (Without branches, compilers vectorize the first loop.) */
+/* code * scale, rounded once. A product in F32 is rounded already; rounding that again errs only where it lies
+ * halfway between two results, or near the ends of F16's range. A loop over a run of codes notes whether it met such
+ * a product, which it seldom does, and then the run is done again with exact products. (Without branches, compilers
+ * vectorize the first loop.) */
 static void trf_scale_to_bf16(float scale, const uint16_t *codes, uint32_t count, uint16_t *values) {
     uint32_t unsure = !isfinite(scale);
     for (uint32_t i = 0; i < count; i++) {

@@ -1,7 +1,8 @@
 /* The AVX2 decoder: the same two passes as the AVX-512 one, 8 lanes a register in the first, 32 weights in the second.
  *
- * AVX2 has no shifts of single bytes; fields are isolated by masks where they lie and brought into place by a look-up of
- * 16 bytes. A unit's four lanes are kept as registers a (lanes 0 and 2) and b (1 and 3), which interleave into rows. */
+ * AVX2 has no shifts of single bytes; fields are isolated by masks where they lie and brought into place by a
+ * look-up of 16 bytes. A unit's four lanes are kept as registers a (lanes 0 and 2) and b (1 and 3), which interleave
+ * into rows. */
 #include "trf_decode_simd.h"
 
 #include <immintrin.h>
@@ -241,8 +242,8 @@ INLINE chunk_sources begin_chunk(const assembly_constants *k, const trf_simd_sla
     return from;
 }
 
-/* Register pairs 0 and 1 of two lanes: elements q = 0, 1 and q = 2, 3 of each word. wide: their 8-bit plane, if they have one; last:
- * the field that goes on top of an fp8 byte. */
+/* Register pairs 0 and 1 of two lanes: elements q = 0, 1 and q = 2, 3 of each word. wide: their 8-bit plane, if they
+ * have one; last: the field that goes on top of an fp8 byte. */
 INLINE void make_pairs(const assembly_constants *k, trf_assembly_out out, __m256i classes, __m256i bytes, __m256i wide,
                        __m256i last, __m256i pair[2]) {
     const __m256i low_byte = _mm256_set1_epi16(0xFF);

@@ -1,9 +1,9 @@
-/* The AVX-512 decoder. A slab takes two passes: rANS, 16 lanes a register, which leaves symbols; then assembly, 64 weights at
- * a time (trf_decode_simd.h), which never leaves the order in which planes lie in the slab until one permutation before
- * the store makes rows of it.
+/* The AVX-512 decoder. A slab takes two passes: rANS, 16 lanes a register, which leaves symbols; then assembly, 64
+ * weights at a time (trf_decode_simd.h), which never leaves the order in which planes lie in the slab until one
+ * permutation before the store makes rows of it.
  *
- * The first pass takes two thirds of the time, most of it in gathers (18 cycles for 16 lanes on Zen 4, 43 of latency): one a
- * step for the decode table, and one in two steps for words, of which 32 bits hold two. */
+ * The first pass takes two thirds of the time, most of it in gathers (18 cycles for 16 lanes on Zen 4, 43 of
+ * latency): one a step for the decode table, and one in two steps for words, of which 32 bits hold two. */
 #include "trf_decode_simd.h"
 
 #include <immintrin.h>

@@ -12,7 +12,8 @@ static void trf_set_last(trf_assembly *assembly, uint32_t plane, uint32_t width,
     assembly->last = (trf_assembly_field){plane, width, shift, 0x80};
 }
 
-/* FORMAT.md section 5's table; plane numbers count from the widest. @return how far the exponent is shifted in the byte. */
+/* FORMAT.md section 5's table; plane numbers count from the widest. @return how far the exponent is shifted in the
+ * byte. */
 static uint32_t trf_plan_float(trf_assembly *assembly, uint32_t codec) {
     const int quads = assembly->class_bits == 2;
     switch (codec) {

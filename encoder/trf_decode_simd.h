@@ -1,13 +1,13 @@
 /* The plan that both SIMD decoders follow to put elements together, and what they share in plain C.
  *
  * Their unit of work is a *chunk*: 16 consecutive weights of each of the four lanes 4u ... 4u+3 (unit u, 0 to 7), which
- * make up rows u and u+8 of 16-column pieces. Plane by plane a lane's share of a chunk lies within 16 bytes, so four lanes fill a 64-byte
- * register in the order (lane 4u + c, word z of four, weight q of a word's four). Within a word the weights' bytes are kept
- * in the order q = 0, 2, 1, 3, which is that of 8-bit planes and lets one shift put two of them in place in a
- * register pair (q = 0, 1 in one, 2, 3 in the other).
+ * make up rows u and u+8 of 16-column pieces. Plane by plane a lane's share of a chunk lies within 16 bytes, so four
+ * lanes fill a 64-byte register in the order (lane 4u + c, word z of four, weight q of a word's four). Within a word
+ * the weights' bytes are kept in the order q = 0, 2, 1, 3, which is that of 8-bit planes and lets one shift put two of
+ * them in place in a register pair (q = 0, 1 in one, 2, 3 in the other).
  *
- * One byte is built for each weight: a look-up by class, the fields of the planes narrower than 8 bits put in place by
- * masks, the offsets added, and a last field put above that. What the byte means depends on `out`. */
+ * One byte is built for each weight: a look-up by class, the fields of the planes narrower than 8 bits put in place
+ * by masks, the offsets added, and a last field put above that. What the byte means depends on `out`. */
 #ifndef TRF_DECODE_SIMD_H
 #define TRF_DECODE_SIMD_H
 

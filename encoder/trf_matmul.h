@@ -9,8 +9,8 @@ enum {
     TRF_DOT_COLS = 16 /* cols are a multiple of it */
 };
 
-/* sums[i * sums_stride + r] = sum over k < cols of w[r * w_stride + k] * x[i * x_stride + k], for r < rows and i < m, in F32. The
- * order of additions depends on cols alone. */
+/* sums[i * sums_stride + r] = sum over k < cols of w[r * w_stride + k] * x[i * x_stride + k], for r < rows and i <
+ * m, in F32. The order of additions depends on cols alone. */
 typedef void trf_dot_rows_fn(const float *w, size_t w_stride, uint32_t rows, const float *x, size_t x_stride,
                              uint32_t m, uint32_t cols, float *sums, size_t sums_stride);
 

@@ -16,10 +16,10 @@ int trf_thread_count(int requested);
  * scratch memory. err is never NULL; to be filled on failure. */
 typedef trf_status trf_parallel_fn(void *context, uint64_t index, int worker, trf_error *err);
 
-/* Calls fn for every index 0 ... count - 1. Indices are handed out one at a time in ascending order; the caller's thread
- * is worker 0, and if the system refuses further threads, fewer do the work. threads: as trf_thread_count takes it.
- * After a failure no higher index is handed out. Since all lower ones have been by then and are finished, the failure that is returned
- * (that of the lowest index which failed) is the same in every run. err may be NULL. */
+/* Calls fn for every index 0 ... count - 1. Indices are handed out one at a time in ascending order; the caller's
+ * thread is worker 0, and if the system refuses further threads, fewer do the work. threads: as trf_thread_count
+ * takes it. After a failure no higher index is handed out. Since all lower ones have been by then and are finished,
+ * the failure that is returned (that of the lowest index which failed) is the same in every run. err may be NULL. */
 trf_status trf_parallel_for(int threads, uint64_t count, trf_parallel_fn *fn, void *context, trf_error *err);
 
 #endif

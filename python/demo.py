@@ -109,15 +109,16 @@ def choose_layer(info):
     """The largest compressed float matrix that is no embedding (nothing multiplies by those)."""
     matrices = [
         t for t in info["tensors"]
-        if len(t["shape"]) == 2 and t["dtype"] in ("BF16", "F16") and t.get("codec") in ("bf16", "fp16", "int")
+        if len(t["shape"]) == 2 and t["dtype"] in ("BF16", "F16", "F32") and t.get("codec") in ("bf16", "fp16", "int")
         and np.prod(t["shape"]) <= MAX_LAYER_WEIGHTS
     ]
     matrices.sort(key=lambda t: ("embed" in t["name"], -np.prod(t["shape"]), t["name"]))
     return matrices[0]["name"] if matrices else None
 
 
-def multiply(transfuse, packed, name, stem, weights, source_weights):
-    """@return relative errors of the command's product: against `weights`, what it holds, and against the source's."""
+def multiply(transfuse, packed, name, stem, weights, source_weights, rounding):
+    """rounding: how far `weights` may be, relatively, from what the layer multiplies by.
+    @return relative errors of the command's product: against `weights`, what it holds, and against the source's."""
     layer, x_path, y_path = f"{stem}-layer.trf", f"{stem}-X.npy", f"{stem}-Y.npy"
     # Sixteenths up to 8 are exact in every type that x may be rounded to.
     x = np.clip(np.rint(np.random.default_rng(1).normal(0, 16, (8, weights.shape[1]))), -128, 128) / 16
@@ -125,7 +126,7 @@ def multiply(transfuse, packed, name, stem, weights, source_weights):
     transfuse("extract", packed, name, "-o", layer)
     _, seconds = transfuse("matmul", layer, x_path, "-o", y_path)
     y = np.load(y_path)
-    limit = 1e-5
+    limit = 1e-5 + rounding
     if y.dtype.itemsize == 2:
         limit = 0.005
         y = y if y.dtype.kind == "f" else y.view(ml_dtypes.bfloat16)
@@ -154,8 +155,10 @@ def take_through(transfuse, checkpoint, source, work, title, options):
     product = product_of_source = matmul_time = "-"
     name = choose_layer(info)
     if name:
+        # Integer codes are multiplied as they are and scaled in F32; the decompressed ones were rounded to the source's type.
+        rounding = {"BF16": 2**-8, "F16": 2**-11, "F32": 0}[copy[name].dtype] if options else 0
         error, source_error, seconds = multiply(
-            transfuse, packed, name, work / title, copy[name].matrix(), source[name].matrix())
+            transfuse, packed, name, work / title, copy[name].matrix(), source[name].matrix(), rounding)
         product, product_of_source, matmul_time = f"{error:.1e}", f"{source_error:.1e}", f"{seconds:.2f} s"
     del copy
     shutil.rmtree(unpacked) if unpacked.is_dir() else unpacked.unlink()

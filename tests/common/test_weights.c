@@ -1,3 +1,4 @@
+/* Random numbers and weights. */
 #include "test_weights.h"
 
 #include "trf_convert.h"

@@ -28,7 +28,8 @@ void test_put_weight(void *weights, trf_dtype dtype, size_t index, double value)
 void test_fill_normal(test_rng *rng, void *weights, trf_dtype dtype, size_t count, double sigma);
 void test_fill_student(test_rng *rng, void *weights, trf_dtype dtype, size_t count, double freedom, double sigma);
 
-/* Every bit pattern of the dtype in turn (F32: spread over all exponents), with zeros, denormals, infinities and NaNs. */
+/* Every bit pattern of the dtype in turn (F32: spread over all exponents), with zeros, denormals, infinities and
+ * NaNs. */
 void test_fill_patterns(void *weights, trf_dtype dtype, size_t count);
 
 #endif

@@ -1,5 +1,5 @@
-/* The tile decoders: each against the elements that a slow encoder of the tests' own began with, on random tiles of every
- * codec; and all of them on corrupt streams, where they must agree on the verdict and stay inside the tile. */
+/* The tile decoders: each against the elements that a slow encoder of the tests' own began with, on random tiles of
+ * every codec; and all of them on corrupt streams, where they must agree on the verdict and stay inside the tile. */
 #include "common/test_tile.h"
 #include "trf_convert.h"
 #include "trf_decode_tile.h"
@@ -228,8 +228,7 @@ START_TEST(unused_words) {
         trf_decode_table_init(&table, &tile->view);
         for (uint32_t d = 0; d < num_decoders; d++) {
             target to = make_target(tile);
-            trf_status status =
-                decoders[d].decode(&tile->view, &table, 0, tile->bytes, to.elements, to.stride, NULL);
+            trf_status status = decoders[d].decode(&tile->view, &table, 0, tile->bytes, to.elements, to.stride, NULL);
             ck_assert_msg(status == TRF_ERR_STREAM, "%s: %s", decoders[d].name, trf_status_name(status));
             free(to.elements);
         }
