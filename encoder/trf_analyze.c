@@ -19,11 +19,6 @@ typedef struct candidate {
     double bits;
 } candidate;
 
-typedef struct offsets {
-    int8_t *row; /* of the sample's rows [16 * num_units] */
-    int8_t *col; /* [unit_cols] */
-} offsets;
-
 static void count_exponents(const trf_plan *plan, const trf_sample *sample, const int8_t *row, const int8_t *col,
                             exponent_counts *counts) {
     const trf_float_fields fields = trf_fields_of(plan->header.codec);
@@ -92,15 +87,29 @@ static void try_mode(candidate *best, const trf_plan *plan, const exponent_count
 
 /* ---- predictors: the mean exponent of a row or column, rounded, less that of the layer ---- */
 
-/* Adds the exponents of ordinary weights in a row and counts them. */
-static void add_row(trf_float_fields fields, const uint16_t *element, uint32_t n, const int8_t *col, uint64_t *sum,
-                    uint64_t *count) {
-    for (uint32_t c = 0; c < n; c++) {
-        uint32_t e = trf_element_exponent(fields, element[c]);
-        if (e != 0 && e != fields.max_exponent) {
-            *sum += e + 128u - (uint32_t)(col ? col[c] : 0);
-            (*count)++;
+/* Exponents of the ordinary weights of one row, and their number. */
+typedef struct row_sum {
+    uint64_t sum, count;
+} row_sum;
+
+/* Adds n weights to a row's sum; col: the columns' offsets, to be taken out, or NULL. Exponents count from -128, so that the sum stays
+ * positive. */
+static void add_row(trf_float_fields fields, const uint16_t *element, uint32_t n, const int8_t *col, row_sum *row) {
+    enum { PIECE = 1 << 16 }; /* what 32-bit sums hold */
+    for (uint32_t from = 0; from < n; from += PIECE) {
+        uint32_t end = n - from < PIECE ? n : from + PIECE, sum = 0, count = 0;
+        for (uint32_t c = from; c < end; c++) {
+            uint32_t e = trf_element_exponent(fields, element[c]);
+            uint32_t ordinary = (e != 0) & (e != fields.max_exponent);
+            sum += ordinary * (e + 128u);
+            count += ordinary;
         }
+        for (uint32_t c = from; col && c < end; c++) {
+            uint32_t e = trf_element_exponent(fields, element[c]);
+            sum -= e != 0 && e != fields.max_exponent ? (uint32_t)col[c] : 0;
+        }
+        row->sum += sum;
+        row->count += count;
     }
 }
 
@@ -109,23 +118,22 @@ static int8_t rounded_offset(uint64_t sum, uint64_t count, double mean) {
     return (int8_t)(offset > 127 ? 127 : offset < -127 ? -127 : offset);
 }
 
-/* The layer's mean over the sample: what offsets are relative to. In add_row's scale, where col offsets are taken out. */
-static double sample_mean(const trf_plan *plan, const trf_sample *sample, const int8_t *col) {
-    uint64_t sum = 0, count = 0;
-    for (uint32_t r = 0; r < TRF_BLOCK_ROWS * sample->num_units; r++)
-        add_row(trf_fields_of(plan->header.codec), sample->element + (size_t)r * sample->unit_cols, sample->unit_cols, col,
-                &sum, &count);
-    return count ? (double)sum / (double)count : 0;
-}
-
-/* @return whether any offset is not 0. */
-static int sample_row_offsets(const trf_plan *plan, const trf_sample *sample, const int8_t *col, double mean, int8_t *row) {
+/* Offsets of the sample's rows, relative to their common mean, in *mean. @return whether any is not 0. */
+static int sample_row_offsets(const trf_plan *plan, const trf_sample *sample, const int8_t *col, row_sum *sums,
+                              int8_t *row, double *mean) {
+    size_t rows = (size_t)TRF_BLOCK_ROWS * sample->num_units;
+    row_sum all = {0, 0};
     int any = 0;
-    for (uint32_t r = 0; r < TRF_BLOCK_ROWS * sample->num_units; r++) {
-        uint64_t sum = 0, count = 0;
-        add_row(trf_fields_of(plan->header.codec), sample->element + (size_t)r * sample->unit_cols, sample->unit_cols, col,
-                &sum, &count);
-        row[r] = rounded_offset(sum, count, mean);
+    for (size_t r = 0; r < rows; r++) {
+        sums[r] = (row_sum){0, 0};
+        add_row(trf_fields_of(plan->header.codec), sample->element + r * sample->unit_cols, sample->unit_cols, col,
+                &sums[r]);
+        all.sum += sums[r].sum;
+        all.count += sums[r].count;
+    }
+    *mean = all.count ? (double)all.sum / (double)all.count : 0;
+    for (size_t r = 0; r < rows; r++) {
+        row[r] = rounded_offset(sums[r].sum, sums[r].count, *mean);
         any |= row[r] != 0;
     }
     return any;
@@ -156,31 +164,29 @@ static int sample_col_offsets(const trf_plan *plan, const trf_sample *sample, do
 static trf_status all_row_offsets(trf_plan *plan, const trf_element_source *from, double mean, trf_error *err) {
     enum { PIECE = 256, PIECES = 8, STRIP = 256 };
     const trf_source *source = from->source;
-    uint64_t *sum = calloc(STRIP, sizeof *sum), *count = calloc(STRIP, sizeof *count);
+    row_sum *sums = calloc(STRIP, sizeof *sums);
     uint16_t *element = malloc(STRIP * PIECE * sizeof *element);
     void *scratch = malloc(STRIP * PIECE * sizeof(float));
     trf_energy ignored = {0, 0};
     trf_status status = TRF_OK;
-    if (!sum || !count || !element || !scratch)
+    if (!sums || !element || !scratch)
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for row offsets");
     uint32_t pieces = source->cols / PIECE < PIECES ? (source->cols + PIECE - 1) / PIECE : PIECES;
     for (uint64_t row = 0; row < source->rows && status == TRF_OK; row += STRIP) {
         uint32_t rows = source->rows - row < STRIP ? (uint32_t)(source->rows - row) : STRIP;
-        memset(sum, 0, STRIP * sizeof *sum);
-        memset(count, 0, STRIP * sizeof *count);
+        memset(sums, 0, STRIP * sizeof *sums);
         for (uint32_t p = 0; p < pieces && status == TRF_OK; p++) {
             uint32_t col = (uint32_t)((uint64_t)p * source->cols / pieces), left = source->cols - col;
             uint32_t cols = left < PIECE ? left : PIECE;
             status = trf_read_elements(from, (uint32_t)row, rows, col, cols, scratch, element, &ignored, err);
             for (uint32_t r = 0; r < rows && status == TRF_OK; r++)
                 add_row(trf_fields_of(plan->header.codec), element + r * cols, cols,
-                        plan->col_offsets ? plan->col_offsets + col : NULL, &sum[r], &count[r]);
+                        plan->col_offsets ? plan->col_offsets + col : NULL, &sums[r]);
         }
         for (uint32_t r = 0; r < rows && status == TRF_OK; r++)
-            plan->row_offsets[row + r] = rounded_offset(sum[r], count[r], mean);
+            plan->row_offsets[row + r] = rounded_offset(sums[r].sum, sums[r].count, mean);
     }
-    free(sum);
-    free(count);
+    free(sums);
     free(element);
     free(scratch);
     return status;
@@ -188,13 +194,13 @@ static trf_status all_row_offsets(trf_plan *plan, const trf_element_source *from
 
 /* Puts the offsets of the chosen modes into the plan. Columns of a sliver have offset 0; they are stored. */
 static trf_status keep_offsets(trf_plan *plan, const trf_sample *sample, const trf_element_source *from,
-                               const offsets *found, double mean, trf_error *err) {
+                               const int8_t *sample_cols, double mean, trf_error *err) {
     uint32_t modes = plan->header.predictor_modes;
     if (modes & TRF_PREDICT_COL) {
         plan->col_offsets = calloc(plan->header.cols, 1);
         if (!plan->col_offsets)
             return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for column offsets");
-        memcpy(plan->col_offsets, found->col, sample->unit_cols);
+        memcpy(plan->col_offsets, sample_cols, sample->unit_cols);
     }
     if (modes & TRF_PREDICT_ROW) {
         plan->row_offsets = calloc(plan->header.rows, 1);
@@ -205,24 +211,55 @@ static trf_status keep_offsets(trf_plan *plan, const trf_sample *sample, const t
     return TRF_OK;
 }
 
-/* Tries all modes on the sample. found: row and col big enough for it; on return the offsets that the chosen mode uses. */
-static void choose_float(candidate *best, const trf_plan *plan, const trf_sample *sample, offsets *found, uint32_t *sums,
-                         exponent_counts *counts, double *mean) {
-    double row_cost = 8.0 / plan->header.cols, col_cost = 8.0 / plan->header.rows, base_mean;
-    uint32_t *col_counts = sums + sample->unit_cols;
-    base_mean = *mean = sample_mean(plan, sample, NULL);
-    if (sample_row_offsets(plan, sample, NULL, base_mean, found->row)) {
-        count_exponents(plan, sample, found->row, NULL, counts);
-        try_mode(best, plan, counts, TRF_PREDICT_ROW, row_cost);
-    }
-    if (!sample->full_width || !sample_col_offsets(plan, sample, base_mean, found->col, sums, col_counts))
+/* Scratch of a sample's size. */
+typedef struct workspace {
+    exponent_counts counts;
+    int8_t *row, *col;                /* offsets found: of the sample's rows, of its columns */
+    row_sum *row_sums;                /* of the sample's rows */
+    uint32_t *col_sums, *col_counts;  /* [unit_cols] */
+} workspace;
+
+static void free_workspace(workspace *w) {
+    if (!w)
         return;
-    count_exponents(plan, sample, NULL, found->col, counts);
-    try_mode(best, plan, counts, TRF_PREDICT_COL, col_cost);
-    double mean_without_cols = sample_mean(plan, sample, found->col);
-    if (sample_row_offsets(plan, sample, found->col, mean_without_cols, found->row)) {
-        count_exponents(plan, sample, found->row, found->col, counts);
-        try_mode(best, plan, counts, TRF_PREDICT_ROW | TRF_PREDICT_COL, row_cost + col_cost);
+    free(w->row);
+    free(w->col);
+    free(w->row_sums);
+    free(w->col_sums);
+    free(w->col_counts);
+    free(w);
+}
+
+static workspace *make_workspace(const trf_sample *sample) {
+    size_t rows = (size_t)TRF_BLOCK_ROWS * sample->num_units + 1, cols = (size_t)sample->unit_cols + 1;
+    workspace *w = calloc(1, sizeof *w);
+    if (!w)
+        return NULL;
+    w->row = malloc(rows);
+    w->col = malloc(cols);
+    w->row_sums = malloc(rows * sizeof *w->row_sums);
+    w->col_sums = malloc(cols * sizeof *w->col_sums);
+    w->col_counts = malloc(cols * sizeof *w->col_counts);
+    if (w->row && w->col && w->row_sums && w->col_sums && w->col_counts)
+        return w;
+    free_workspace(w);
+    return NULL;
+}
+
+/* Tries the modes with offsets on the sample; *mean is what the row offsets of the best one are relative to. */
+static void try_predictors(candidate *best, const trf_plan *plan, const trf_sample *sample, workspace *w, double *mean) {
+    double row_cost = 8.0 / plan->header.cols, col_cost = 8.0 / plan->header.rows, mean_without_cols;
+    if (sample_row_offsets(plan, sample, NULL, w->row_sums, w->row, mean)) {
+        count_exponents(plan, sample, w->row, NULL, &w->counts);
+        try_mode(best, plan, &w->counts, TRF_PREDICT_ROW, row_cost);
+    }
+    if (!sample->full_width || !sample_col_offsets(plan, sample, *mean, w->col, w->col_sums, w->col_counts))
+        return;
+    count_exponents(plan, sample, NULL, w->col, &w->counts);
+    try_mode(best, plan, &w->counts, TRF_PREDICT_COL, col_cost);
+    if (sample_row_offsets(plan, sample, w->col, w->row_sums, w->row, &mean_without_cols)) {
+        count_exponents(plan, sample, w->row, w->col, &w->counts);
+        try_mode(best, plan, &w->counts, TRF_PREDICT_ROW | TRF_PREDICT_COL, row_cost + col_cost);
     }
     if (best->modes == (TRF_PREDICT_ROW | TRF_PREDICT_COL))
         *mean = mean_without_cols;
@@ -231,37 +268,28 @@ static void choose_float(candidate *best, const trf_plan *plan, const trf_sample
 static trf_status analyze_floats(trf_plan *plan, const trf_sample *sample, const trf_element_source *from,
                                  int allow_predictor, trf_classes *classes, double *entropy_bits, trf_error *err) {
     const trf_float_fields fields = trf_fields_of(plan->header.codec);
-    size_t rows = (size_t)TRF_BLOCK_ROWS * sample->num_units;
-    exponent_counts *counts = malloc(sizeof *counts);
-    offsets found = {malloc(rows + 1), malloc(sample->unit_cols + 1)};
-    uint32_t *sums = malloc((2 * (size_t)sample->unit_cols + 1) * sizeof *sums);
-    trf_status status = TRF_OK;
-    if (!counts || !found.row || !found.col || !sums) {
-        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to analyze a layer");
-        goto done;
-    }
+    workspace *w = make_workspace(sample);
+    if (!w)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to analyze a layer");
+    uint64_t *zero = &w->counts.shifted[CENTRE], *top = &w->counts.shifted[CENTRE + fields.max_exponent];
     candidate best = {.bits = INFINITY};
     double mean = 0;
-    count_exponents(plan, sample, NULL, NULL, counts);
-    counts->shifted[CENTRE] = counts->special[0];
-    counts->shifted[CENTRE + fields.max_exponent] = counts->special[1];
-    *entropy_bits = trf_entropy(counts->shifted, 2 * CENTRE) + fields.mantissa_bits + 1;
-    counts->shifted[CENTRE] = counts->shifted[CENTRE + fields.max_exponent] = 0;
+    count_exponents(plan, sample, NULL, NULL, &w->counts);
+    *zero = w->counts.special[0];
+    *top = w->counts.special[1];
+    *entropy_bits = trf_entropy(w->counts.shifted, 2 * CENTRE) + fields.mantissa_bits + 1;
+    *zero = *top = 0;
     if (allow_predictor)
-        try_mode(&best, plan, counts, 0, 0);
+        try_mode(&best, plan, &w->counts, 0, 0);
     else
-        try_candidate(&best, plan, counts, 0, 0, 0);
+        try_candidate(&best, plan, &w->counts, 0, 0, 0);
     if (allow_predictor && sample->num_units)
-        choose_float(&best, plan, sample, &found, sums, counts, &mean);
+        try_predictors(&best, plan, sample, w, &mean);
     *classes = best.classes;
     plan->header.predictor_modes = (uint8_t)best.modes;
     plan->extension.exponent_offset = best.exponent_offset;
-    status = keep_offsets(plan, sample, from, &found, mean, err);
-done:
-    free(counts);
-    free(found.row);
-    free(found.col);
-    free(sums);
+    trf_status status = keep_offsets(plan, sample, from, w->col, mean, err);
+    free_workspace(w);
     return status;
 }
 

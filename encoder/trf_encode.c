@@ -288,6 +288,7 @@ static void fill_report(const encoding *e, const trf_tile_pass *pass, uint64_t b
     report->exceptions = pass->exceptions;
     report->entropy_bits = e->entropy_bits;
     report->relative_rms_error = pass->energy.weights > 0 ? sqrt(pass->energy.error / pass->energy.weights) : 0;
+    report->weight_energy = pass->energy.weights;
     report->predictor_modes = pass->predictor_modes;
 }
 

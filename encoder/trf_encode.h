@@ -13,10 +13,12 @@ typedef struct trf_source {
     void *context;
     trf_status (*read)(void *context, uint32_t row, uint32_t num_rows, uint32_t col, uint32_t num_cols, void *dst,
                        trf_error *err);
+    const void *weights; /* the whole matrix where it is in memory, host, row-major [rows][cols], aligned for dtype; or NULL.
+                          * Spares the encoder a copy; read must work all the same. */
 } trf_source;
 
-/* Where the blob goes. write puts size bytes at `offset` from the blob's first byte; called from one thread at a time. Tile data comes
- * first, in ascending order and without gaps, the head last. */
+/* Where the blob goes. write puts size bytes at `offset` from the blob's first byte; it may be called from several threads at once, for
+ * ranges that do not overlap. Tile data comes first, the head last. */
 typedef struct trf_sink {
     void *context;
     trf_status (*write)(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err);

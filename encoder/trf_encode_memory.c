@@ -1,4 +1,5 @@
 /* trf_encode_layer: the streaming encoder between two pieces of memory. */
+#include "trf_blob.h"
 #include "trf_encode.h"
 
 #include <stdlib.h>
@@ -21,6 +22,7 @@ static trf_status read_block(void *context, uint32_t row, uint32_t num_rows, uin
     return TRF_OK;
 }
 
+/* Room for the largest blob that there can be, so that no write has to move it. What is not written is never backed by memory. */
 typedef struct memory_sink {
     uint8_t *bytes;
     uint64_t capacity;
@@ -28,17 +30,18 @@ typedef struct memory_sink {
 
 static trf_status write_bytes(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err) {
     memory_sink *to = context;
-    if (offset + size > to->capacity) {
-        uint64_t capacity = offset + size + (offset + size) / 4;
-        uint8_t *grown = realloc(to->bytes, capacity);
-        if (!grown)
-            return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a blob of %llu bytes",
-                            (unsigned long long)capacity);
-        to->bytes = grown;
-        to->capacity = capacity;
-    }
+    if (offset > to->capacity || size > to->capacity - offset)
+        return trf_fail(err, TRF_ERR_MEMORY, offset, "a blob of more than %llu bytes", (unsigned long long)to->capacity);
     memcpy(to->bytes + offset, bytes, size);
     return TRF_OK;
+}
+
+/* Every tile stored, every table there is; rows, cols < 2^31. */
+static uint64_t largest_blob(uint64_t rows, uint64_t cols) {
+    uint64_t tiles = ((rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE) * ((cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE);
+    uint64_t scales = rows * ((cols + 15) / 16) * 2 + rows * 4, offsets = rows + cols;
+    return TRF_TILES_OFFSET + tiles * (sizeof(trf_tile_meta) + TRF_ALIGNMENT) + scales + offsets + 4 * TRF_ALIGNMENT +
+           2 * rows * cols;
 }
 
 trf_status trf_encode_layer(const void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols,
@@ -47,12 +50,17 @@ trf_status trf_encode_layer(const void *weights, trf_dtype dtype, uint32_t rows,
     if (!weights || !options || !blob || !blob_bytes)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a required argument is NULL");
     memory_source from = {weights, cols, trf_dtype_bytes(dtype)};
-    /* Room for a lossless 16-bit layer at once; what is not used is given back. */
     memory_sink to = {NULL, 0};
-    uint64_t guess = (uint64_t)rows * cols * 3 / 2;
-    to.bytes = malloc(guess);
-    to.capacity = to.bytes ? guess : 0;
-    trf_source source = {dtype, rows, cols, &from, read_block};
+    if (rows <= INT32_MAX && cols <= INT32_MAX) {
+        to.capacity = largest_blob(rows, cols);
+        to.bytes = malloc(to.capacity);
+        if (!to.bytes)
+            return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a blob of up to %llu bytes",
+                            (unsigned long long)to.capacity);
+    }
+    trf_source source = {dtype, rows, cols, &from, read_block, NULL};
+    if ((uintptr_t)weights % 4 == 0) /* enough for every dtype */
+        source.weights = weights;
     trf_sink sink = {&to, write_bytes};
     uint64_t size;
     trf_status status = trf_encode_stream(&source, options, &sink, NULL, &size, report, err);

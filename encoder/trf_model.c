@@ -232,8 +232,10 @@ static int try_threshold(trf_symbol_model *model, const uint64_t counts[TRF_ALPH
         int best = -1;
         uint32_t best_distance = 9;
         for (uint32_t to = 0; to < TRF_ALPHABET; to++) {
+            if (kept[to] <= 0)
+                continue;
             uint32_t distance = differing_weights(s, to, class_bits);
-            if (kept[to] > 0 && (distance < best_distance || (distance == best_distance && kept[to] > kept[best])))
+            if (distance < best_distance || (distance == best_distance && kept[to] > kept[best]))
                 best_distance = distance, best = (int)to;
         }
         if (best < 0)

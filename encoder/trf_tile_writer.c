@@ -1,5 +1,5 @@
-/* Workers take chunks in ascending order, encode them side by side, and commit them one after another: so a tile's place, and the blob,
- * do not depend on the number of threads. */
+/* Workers take chunks in ascending order, encode them side by side, take their places in the blob one after another, and write side by
+ * side: so a tile's place, and the blob, do not depend on the number of threads. */
 #include "trf_tile_writer.h"
 
 #include "trf_decode.h"
@@ -14,8 +14,8 @@ enum { CHUNK_TILES = 16, CHUNK_COLS = CHUNK_TILES * TRF_TILE_SIZE };
 /* One worker's buffers. */
 typedef struct worker {
     trf_tile_scratch *scratch;
-    void *source;       /* [256][CHUNK_COLS] of the source's dtype */
-    uint16_t *elements; /* [256][CHUNK_COLS] */
+    void *source;       /* [256][CHUNK_COLS] of the source's dtype; NULL if elements are as they stand */
+    uint16_t *elements; /* [256][CHUNK_COLS]; NULL if they stand in memory */
     uint16_t *decoded;  /* [256][256] */
     uint8_t *tile;      /* TRF_MAX_TILE_BYTES */
     uint8_t *out;       /* the chunk's tiles */
@@ -26,7 +26,6 @@ typedef struct pass_state {
     trf_tile_pass *pass;
     worker *workers;
     trf_decode_table *table;
-    uint32_t chunks_across;
     uint64_t next_offset;
     pthread_mutex_t lock;
     pthread_cond_t turn;
@@ -34,9 +33,9 @@ typedef struct pass_state {
     int failed;
 } pass_state;
 
-uint64_t trf_tile_chunks(const trf_header *header) {
-    return (uint64_t)header->num_tiles_row * ((header->num_tiles_col + CHUNK_TILES - 1) / CHUNK_TILES);
-}
+static uint32_t chunks_across(const trf_header *header) { return (header->num_tiles_col + CHUNK_TILES - 1) / CHUNK_TILES; }
+
+uint64_t trf_tile_chunks(const trf_header *header) { return (uint64_t)header->num_tiles_row * chunks_across(header); }
 
 static void free_worker(worker *w) {
     free(w->scratch);
@@ -47,17 +46,22 @@ static void free_worker(worker *w) {
     free(w->out);
 }
 
+static int elements_in_memory(const trf_element_source *from) {
+    return from->source->weights && trf_elements_as_they_stand(from);
+}
+
 static trf_status make_worker(worker *w, const trf_tile_pass *pass, trf_error *err) {
     uint32_t cols = pass->plan->header.cols < CHUNK_COLS ? pass->plan->header.cols : CHUNK_COLS;
     size_t weights = (size_t)TRF_TILE_SIZE * cols;
     w->capacity = weights * 2;
     w->scratch = aligned_alloc(64, sizeof *w->scratch);
-    w->source = malloc(weights * trf_dtype_bytes(pass->from->source->dtype));
-    w->elements = malloc(weights * sizeof *w->elements);
+    int copied = !elements_in_memory(pass->from), converted = !trf_elements_as_they_stand(pass->from);
+    w->source = converted ? malloc(weights * trf_dtype_bytes(pass->from->source->dtype)) : NULL;
+    w->elements = copied ? malloc(weights * sizeof *w->elements) : NULL;
     w->decoded = malloc(TRF_TILE_SIZE * TRF_TILE_SIZE * sizeof *w->decoded);
     w->tile = aligned_alloc(64, TRF_MAX_TILE_BYTES);
     w->out = malloc(w->capacity);
-    if (!w->scratch || !w->source || !w->elements || !w->decoded || !w->tile || !w->out)
+    if (!w->scratch || (converted && !w->source) || (copied && !w->elements) || !w->decoded || !w->tile || !w->out)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for an encoder's buffers");
     return TRF_OK;
 }
@@ -96,15 +100,16 @@ static trf_status verify_tile(const pass_state *state, worker *w, uint64_t tile,
 }
 
 /* Encodes the tiles of a chunk into w->out. */
-static trf_status encode_chunk(const pass_state *state, worker *w, uint64_t first_tile, uint32_t tiles, uint32_t cols,
-                               trf_tile_meta *metas, size_t *bytes, trf_error *err) {
+static trf_status encode_chunk(const pass_state *state, worker *w, uint64_t first_tile, uint32_t tiles,
+                               const uint16_t *chunk, size_t stride, trf_tile_meta *metas, size_t *bytes,
+                               trf_error *err) {
     const trf_tile_pass *pass = state->pass;
     *bytes = 0;
     for (uint32_t t = 0; t < tiles; t++) {
-        const uint16_t *elements = w->elements + t * TRF_TILE_SIZE;
-        trf_encode_tile(pass->plan, first_tile + t, elements, cols, w->scratch, w->tile, &metas[t]);
+        const uint16_t *elements = chunk + t * TRF_TILE_SIZE;
+        trf_encode_tile(pass->plan, first_tile + t, elements, stride, w->scratch, w->tile, &metas[t]);
         if (pass->verify) {
-            trf_status status = verify_tile(state, w, first_tile + t, elements, cols, err);
+            trf_status status = verify_tile(state, w, first_tile + t, elements, stride, err);
             if (status != TRF_OK)
                 return status;
         }
@@ -122,13 +127,11 @@ static trf_status encode_chunk(const pass_state *state, worker *w, uint64_t firs
     return TRF_OK;
 }
 
-/* In its turn: gives the chunk's tiles their places and writes them. */
-static trf_status commit_chunk(pass_state *state, const worker *w, uint32_t tiles, size_t bytes,
-                               uint64_t weights, trf_tile_meta *metas, const trf_energy *energy, trf_error *err) {
+/* In its turn: gives the chunk's tiles their places and adds them up. @return where the chunk goes, in *offset. */
+static trf_status commit_chunk(pass_state *state, uint32_t tiles, size_t bytes, uint64_t weights, trf_tile_meta *metas,
+                               const trf_energy *energy, uint64_t *offset, trf_error *err) {
     trf_tile_pass *pass = state->pass;
-    trf_status status = TRF_OK;
-    if (pass->sink)
-        status = pass->sink->write(pass->sink->context, state->next_offset, w->out, bytes, err);
+    *offset = state->next_offset;
     for (uint32_t t = 0; t < tiles; t++) {
         metas[t].data_offset = state->next_offset;
         state->next_offset += metas[t].data_size;
@@ -139,11 +142,10 @@ static trf_status commit_chunk(pass_state *state, const worker *w, uint32_t tile
     pass->weights += weights;
     pass->energy.weights += energy->weights;
     pass->energy.error += energy->error;
-    if (status == TRF_OK && pass->progress &&
-        pass->progress->tick(pass->progress->context, pass->weights,
-                             (uint64_t)pass->plan->header.rows * pass->plan->header.cols))
-        status = trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "cancelled");
-    return status;
+    if (pass->progress && pass->progress->tick(pass->progress->context, pass->weights,
+                                               (uint64_t)pass->plan->header.rows * pass->plan->header.cols))
+        return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "cancelled");
+    return TRF_OK;
 }
 
 static trf_status run_chunk(void *context, uint64_t index, int worker_index, trf_error *err) {
@@ -151,33 +153,48 @@ static trf_status run_chunk(void *context, uint64_t index, int worker_index, trf
     const trf_header *h = &state->pass->plan->header;
     worker *w = &state->workers[worker_index];
     uint64_t chunk = index * state->pass->chunk_stride;
-    uint32_t row = (uint32_t)(chunk / state->chunks_across) * TRF_TILE_SIZE;
-    uint32_t col = (uint32_t)(chunk % state->chunks_across) * CHUNK_COLS;
+    /* A row of tiles is cut into chunks of nearly equal size: a worker with a small one would only wait for its turn. */
+    uint64_t across = chunks_across(h), place = chunk % across;
+    uint32_t tile_col = (uint32_t)(place * h->num_tiles_col / across);
+    uint32_t tiles = (uint32_t)((place + 1) * h->num_tiles_col / across) - tile_col, col = tile_col * TRF_TILE_SIZE;
+    uint32_t row = (uint32_t)(chunk / across) * TRF_TILE_SIZE;
     uint32_t rows = h->rows - row < TRF_TILE_SIZE ? h->rows - row : TRF_TILE_SIZE;
-    uint32_t cols = h->cols - col < CHUNK_COLS ? h->cols - col : CHUNK_COLS;
-    uint32_t tiles = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
-    uint64_t first_tile = (uint64_t)(row / TRF_TILE_SIZE) * h->num_tiles_col + col / TRF_TILE_SIZE;
+    uint32_t cols = h->cols - col < tiles * TRF_TILE_SIZE ? h->cols - col : tiles * TRF_TILE_SIZE;
+    uint64_t first_tile = (uint64_t)(row / TRF_TILE_SIZE) * h->num_tiles_col + tile_col;
     trf_tile_meta local[CHUNK_TILES], *metas = state->pass->metas ? state->pass->metas + first_tile : local;
     trf_energy energy = {0, 0};
     size_t bytes = 0;
     trf_status status = TRF_OK;
     if (!w->scratch)
         status = make_worker(w, state->pass, err);
+    const trf_element_source *from = state->pass->from;
+    const uint16_t *chunk_elements = w->elements;
+    size_t stride = cols;
+    if (elements_in_memory(from)) {
+        stride = h->cols;
+        chunk_elements = (const uint16_t *)from->source->weights + row * stride + col;
+    } else if (status == TRF_OK) {
+        status = trf_read_elements(from, row, rows, col, cols, w->source, w->elements, &energy, err);
+    }
     if (status == TRF_OK)
-        status = trf_read_elements(state->pass->from, row, rows, col, cols, w->source, w->elements, &energy, err);
-    if (status == TRF_OK)
-        status = encode_chunk(state, w, first_tile, tiles, cols, metas, &bytes, err);
+        status = encode_chunk(state, w, first_tile, tiles, chunk_elements, stride, metas, &bytes, err);
 
+    uint64_t offset = 0;
     pthread_mutex_lock(&state->lock);
     while (state->committed != index && !state->failed)
         pthread_cond_wait(&state->turn, &state->lock);
     /* After another chunk's failure this one has nothing left to do; a lower one's is what the caller will see. */
-    if (status == TRF_OK && !state->failed)
-        status = commit_chunk(state, w, tiles, bytes, (uint64_t)rows * cols, metas, &energy, err);
+    int go_on = status == TRF_OK && !state->failed;
+    if (go_on)
+        status = commit_chunk(state, tiles, bytes, (uint64_t)rows * cols, metas, &energy, &offset, err);
     state->failed |= status != TRF_OK;
     state->committed++;
     pthread_cond_broadcast(&state->turn);
     pthread_mutex_unlock(&state->lock);
+    if (go_on && status == TRF_OK && state->pass->sink) {
+        const trf_sink *sink = state->pass->sink;
+        status = sink->write(sink->context, offset, w->out, bytes, err);
+    }
     return status;
 }
 
@@ -188,7 +205,6 @@ trf_status trf_tile_pass_run(trf_tile_pass *pass, uint64_t data_offset, trf_erro
     if ((uint64_t)threads > count)
         threads = (int)count;
     pass_state state = {.pass = pass, .next_offset = data_offset};
-    state.chunks_across = (h->num_tiles_col + CHUNK_TILES - 1) / CHUNK_TILES;
     pass->data_bytes = pass->weights = pass->exceptions = 0;
     pass->predictor_modes = 0;
     pass->energy = (trf_energy){0, 0};

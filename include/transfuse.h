@@ -127,6 +127,7 @@ typedef struct trf_layer_report {
     uint64_t exceptions;
     double entropy_bits;  /* bits a weight: order-0 entropy of the classes' source (exponents or codes) + raw bits */
     double relative_rms_error; /* sqrt(sum (w - w')^2 / sum w^2); 0 for lossless codecs */
+    double weight_energy;      /* sum w^2 of a lossy codec's source; 0 for lossless codecs */
     uint32_t predictor_modes;
 } trf_layer_report;
 

@@ -4,7 +4,6 @@
 #include "trf_encode.h"
 #include "trf_output.h"
 #include "trf_select.h"
-#include "trf_weights.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -73,20 +72,6 @@ static int trf_tick_matrix(void *context, uint64_t done_weights, uint64_t total_
     return trf_run_tick(progress->run, progress->tensor, done_weights * progress->weight_bytes);
 }
 
-/* Adds what a matrix came to to the sums behind the report's error. */
-static trf_status trf_add_energies(trf_packer *packer, const trf_matrix_source *matrix, uint64_t bytes, trf_dtype dtype,
-                                   const trf_layer_report *layer, trf_error *err) {
-    double energy;
-    trf_run *run = packer->run;
-    trf_status status =
-        trf_weights_energy(&packer->in, matrix->offset, bytes, dtype, run->buffer, TRF_COPY_BYTES, &energy, err);
-    if (status == TRF_OK) {
-        run->weight_energy += energy;
-        run->error_energy += energy * layer->relative_rms_error * layer->relative_rms_error;
-    }
-    return status;
-}
-
 /* Encodes matrix x of a tensor to byte `place` of the output. */
 static trf_status trf_pack_matrix(trf_packer *packer, const trf_tensor *tensor, uint64_t x, uint64_t place,
                                   uint64_t *blob_bytes, trf_error *err) {
@@ -100,14 +85,13 @@ static trf_status trf_pack_matrix(trf_packer *packer, const trf_tensor *tensor, 
     trf_matrix_sink place_in_file = {packer->out, place};
     trf_matrix_progress ticks = {packer->run, tensor->name, weight_bytes};
 
-    trf_source source = {dtype, (uint32_t)rows, (uint32_t)cols, &matrix, trf_read_matrix};
+    trf_source source = {dtype, (uint32_t)rows, (uint32_t)cols, &matrix, trf_read_matrix, NULL};
     trf_sink sink = {&place_in_file, trf_write_blob};
     trf_progress progress = {&ticks, trf_tick_matrix};
     trf_layer_report layer = {0};
     trf_status status = trf_encode_stream(&source, &options, &sink, &progress, blob_bytes, &layer, err);
-    int lossless = dtype == TRF_DTYPE_I8 || (dtype != TRF_DTYPE_F32 && options.codec != TRF_CODEC_INT);
-    if (status == TRF_OK && !lossless)
-        status = trf_add_energies(packer, &matrix, matrix_bytes, dtype, &layer, err);
+    packer->run->weight_energy += layer.weight_energy;
+    packer->run->error_energy += layer.weight_energy * layer.relative_rms_error * layer.relative_rms_error;
     if (status == TRF_OK)
         status = trf_run_advance(packer->run, tensor->name, matrix_bytes, err);
     return status;

@@ -2,11 +2,7 @@
 
 #include "trf_convert.h"
 
-#include <math.h>
-
-enum {
-    TRF_WIDEN_COUNT = 4096
-};
+#include <string.h>
 
 void trf_weights_to_f32(trf_dtype dtype, const void *values, size_t count, float *out) {
     const uint8_t *bytes = values;
@@ -35,26 +31,4 @@ void trf_weights_to_f32(trf_dtype dtype, const void *values, size_t count, float
         for (size_t i = 0; i < count; i++)
             out[i] = (int8_t)bytes[i];
     }
-}
-
-trf_status trf_weights_energy(const trf_file *file, uint64_t offset, uint64_t bytes, trf_dtype dtype, uint8_t *buffer,
-                              size_t buffer_bytes, double *energy, trf_error *err) {
-    float wide[TRF_WIDEN_COUNT];
-    size_t width = trf_dtype_bytes(dtype);
-    buffer_bytes -= buffer_bytes % width;
-    *energy = 0;
-    while (bytes) {
-        size_t part = bytes < buffer_bytes ? (size_t)bytes : buffer_bytes;
-        trf_status status = trf_file_read(file, offset, buffer, part, err);
-        if (status != TRF_OK)
-            return status;
-        for (size_t i = 0; i < part / width; i += TRF_WIDEN_COUNT) {
-            size_t count = part / width - i < TRF_WIDEN_COUNT ? part / width - i : TRF_WIDEN_COUNT;
-            trf_weights_to_f32(dtype, buffer + i * width, count, wide);
-            for (size_t k = 0; k < count; k++)
-                *energy += isfinite(wide[k]) ? (double)wide[k] * wide[k] : 0;
-        }
-        offset += part, bytes -= part;
-    }
-    return TRF_OK;
 }

@@ -305,7 +305,7 @@ static trf_status read_fault(void *context, uint32_t row, uint32_t num_rows, uin
 static trf_status write_fault(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err) {
     fault *f = context;
     (void)bytes, (void)size;
-    return --f->writes_left < 0 ? trf_fail(err, TRF_ERR_IO, offset, "write fault") : TRF_OK;
+    return __atomic_sub_fetch(&f->writes_left, 1, __ATOMIC_RELAXED) < 0 ? trf_fail(err, TRF_ERR_IO, offset, "write fault") : TRF_OK;
 }
 static int tick_fault(void *context, uint64_t done, uint64_t total) {
     ck_assert_uint_le(done, total);
@@ -316,7 +316,7 @@ START_TEST(failures_of_source_sink_and_caller_stop_it) {
     for (int kind = 0; kind < 3; kind++)
         for (int after = 0; after < 5; after++) {
             fault f = {kind == 0 ? after : 1000, kind == 1 ? after : 1000, kind == 2 ? after : 1000};
-            trf_source source = {TRF_DTYPE_BF16, 2000, 9000, &f, read_fault};
+            trf_source source = {TRF_DTYPE_BF16, 2000, 9000, &f, read_fault, NULL};
             trf_sink sink = {&f, write_fault};
             trf_progress progress = {&f, tick_fault};
             trf_encode_options options = default_options(TRF_FAVOR_SPEED);
