@@ -77,12 +77,15 @@ static void try_candidate(candidate *best, const trf_plan *plan, const exponent_
         *best = next;
 }
 
-/* Layer offsets worth trying: with quads they move the grid of the groups of four exponents. */
+/* Layer offsets worth trying: with quads they move the grid of the groups of four exponents. Up or down by as much is the same grid,
+ * but not the same weights are pushed out of the exponents' range. */
 static void try_mode(candidate *best, const trf_plan *plan, const exponent_counts *counts, uint32_t modes,
                      double side_bits) {
-    int32_t span = plan->header.class_bits == 2 && trf_fields_of(plan->header.codec).max_exponent > 15 ? 4 : 1;
-    for (int32_t d = 0; d < span; d++)
+    try_candidate(best, plan, counts, modes, 0, side_bits);
+    for (int32_t d = 1; d < 4 && plan->header.class_bits == 2; d++) {
         try_candidate(best, plan, counts, modes, d, side_bits);
+        try_candidate(best, plan, counts, modes, -d, side_bits);
+    }
 }
 
 /* ---- predictors: the mean exponent of a row or column, rounded, less that of the layer ---- */
