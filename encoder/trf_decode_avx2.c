@@ -312,43 +312,7 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *plac
     }
 }
 
-/* One instance of the loop for each pair of constants that a codec needs. */
-static void assemble_by_plan(const trf_assembly *assembly, const assembly_constants *k, const trf_simd_slab *place,
-                             const trf_simd_scratch *scratch) {
-    const uint32_t c = assembly->class_bits;
-    switch (assembly->out * 4 + assembly->num_fields) {
-    case TRF_OUT_UNDER_PLANE * 4 + 0:
-        assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 0);
-        break;
-    case TRF_OUT_UNDER_PLANE * 4 + 1:
-        assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 1);
-        break;
-    case TRF_OUT_UNDER_PLANE * 4 + 2:
-        assemble_slab(k, place, scratch, c, TRF_OUT_UNDER_PLANE, 2);
-        break;
-    case TRF_OUT_BYTE * 4 + 1:
-        assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 1);
-        break;
-    case TRF_OUT_BYTE * 4 + 2:
-        assemble_slab(k, place, scratch, c, TRF_OUT_BYTE, 2);
-        break;
-    case TRF_OUT_CODE * 4 + 0:
-        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 0);
-        break;
-    case TRF_OUT_CODE * 4 + 1:
-        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 1);
-        break;
-    case TRF_OUT_CODE * 4 + 2:
-        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 2);
-        break;
-    case TRF_OUT_CODE * 4 + 3:
-        assemble_slab(k, place, scratch, c, TRF_OUT_CODE, 3);
-        break;
-    default:
-        assemble_slab(k, place, scratch, c, TRF_OUT_WIDE_CODE, 0);
-        break;
-    }
-}
+#include "trf_decode_plan_body.h"
 
 static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {

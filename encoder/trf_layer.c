@@ -73,8 +73,8 @@ void trf_layer_free(trf_layer *layer) {
     free(layer);
 }
 
-void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info) {
-    const trf_header *header = &layer->view.header;
+void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info) {
+    const trf_header *header = &view->header;
     *info = (trf_layer_info){
         .rows = header->rows,
         .cols = header->cols,
@@ -84,16 +84,18 @@ void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info) {
         .raw_bits = header->raw_bits,
         .probability_bits = header->probability_bits,
         .state_bits = header->state_bits,
-        .granularity = (trf_granularity)layer->view.extension.granularity,
-        .group_size = layer->view.extension.group_size,
+        .granularity = (trf_granularity)view->extension.granularity,
+        .group_size = view->extension.group_size,
         .predictor_modes = header->predictor_modes,
         .blob_bytes = header->blob_bytes,
-        .tiles = layer->view.num_tiles,
-        .exceptions = layer->view.extension.exception_count,
+        .tiles = view->num_tiles,
+        .exceptions = view->extension.exception_count,
     };
-    for (uint64_t t = 0; t < layer->view.num_tiles; t++)
-        info->stored_tiles += layer->view.tiles[t].kind == TRF_TILE_STORED;
+    for (uint64_t t = 0; t < view->num_tiles; t++)
+        info->stored_tiles += view->tiles[t].kind == TRF_TILE_STORED;
 }
+
+void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info) { trf_blob_describe(&layer->view, info); }
 
 /* ---- decoding ---- */
 

@@ -12,6 +12,9 @@ struct trf_layer {
     size_t mapping_bytes;
 };
 
+/* What an opened blob says of itself. */
+void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info);
+
 static inline const uint8_t *trf_layer_tile(const trf_layer *layer, uint64_t tile) {
     return layer->blob + layer->view.tiles[tile].data_offset;
 }

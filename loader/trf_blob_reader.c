@@ -193,28 +193,6 @@ done:
     return status;
 }
 
-void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info) {
-    const trf_header *header = &view->header;
-    *info = (trf_layer_info){
-        .rows = header->rows,
-        .cols = header->cols,
-        .dtype = (trf_dtype)header->source_dtype,
-        .codec = (trf_codec)header->codec,
-        .class_bits = header->class_bits,
-        .raw_bits = header->raw_bits,
-        .probability_bits = header->probability_bits,
-        .state_bits = header->state_bits,
-        .granularity = (trf_granularity)view->extension.granularity,
-        .group_size = view->extension.group_size,
-        .predictor_modes = header->predictor_modes,
-        .blob_bytes = header->blob_bytes,
-        .tiles = view->num_tiles,
-        .exceptions = view->extension.exception_count,
-    };
-    for (uint64_t t = 0; t < view->num_tiles; t++)
-        info->stored_tiles += view->tiles[t].kind == TRF_TILE_STORED;
-}
-
 /* Checks the offsets of a stack's index: blobs back to back, aligned, each with room for a head. */
 static trf_status trf_check_stack(const trf_blob_list *list, uint64_t offset, trf_error *err) {
     if (list->offsets[0] != trf_stack_index_bytes(list->count))

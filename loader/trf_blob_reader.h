@@ -38,9 +38,6 @@ typedef trf_status trf_block_fn(void *context, const trf_block *block, trf_error
 trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, trf_block_fn *fn, void *context,
                                   uint64_t *buffer_bytes, trf_error *err);
 
-/* What a blob says of itself, as the public interface tells it. */
-void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info);
-
 /* Where the blobs of a stored tensor lie: one, or behind the index of a stack (FORMAT.md section 10). */
 typedef struct trf_blob_list {
     uint64_t count;

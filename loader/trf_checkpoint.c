@@ -4,6 +4,7 @@
 #endif
 #include "trf_checkpoint.h"
 
+#include "trf_layer.h"
 #include "trf_output.h"
 
 #include <errno.h>

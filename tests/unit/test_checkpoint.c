@@ -1,6 +1,7 @@
 /* Checkpoints there and back: files, directories, indexes, stacks of experts; listing, verifying, extracting.
  * TRF_TEST_THREADS: tiles are decoded in parallel. */
 #include "common/checkpoint_fixture.h"
+#include "common/run_suite.h"
 #include "trf_shard.h"
 
 #include <check.h>
@@ -358,9 +359,5 @@ int main(void) {
     tcase_add_test(tests, output_does_not_depend_on_threads);
     tcase_add_test(tests, layers_are_extracted);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -1,6 +1,7 @@
 /* What goes wrong with checkpoints: each failure has its status, and none leaves anything behind. */
 #define _GNU_SOURCE /* memmem */
 #include "common/checkpoint_fixture.h"
+#include "common/run_suite.h"
 #include "trf_blob.h"
 #include "trf_safetensors.h"
 
@@ -524,9 +525,5 @@ int main(void) {
     tcase_add_test(tests, header_need_not_be_kept);
     tcase_add_test(tests, what_cannot_be_carried_over);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -1,8 +1,9 @@
 /* The tile decoders: each against the elements that a slow encoder of the tests' own began with, on random tiles of
  * every codec; and all of them on corrupt streams, where they must agree on the verdict and stay inside the tile. */
+#include "common/decoders.h"
+#include "common/run_suite.h"
 #include "common/test_tile.h"
 #include "trf_convert.h"
-#include "trf_decode_tile.h"
 
 #include <check.h>
 #include <math.h>
@@ -10,26 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct decoder {
-    const char *name;
-    trf_decode_tile_fn *decode;
-} decoder;
-
 static decoder decoders[3];
 static uint32_t num_decoders;
-
-/* Those that this CPU runs. */
-static void find_decoders(void) {
-    decoders[0] = (decoder){"scalar", trf_decode_tile_ref};
-    num_decoders = 1;
-#ifdef TRF_HAVE_X86_SIMD
-    trf_decode_tile_fn *best = trf_decode_tile_best();
-    if (best != trf_decode_tile_ref)
-        decoders[num_decoders++] = (decoder){"avx2", trf_decode_tile_avx2};
-    if (best == trf_decode_tile_avx512)
-        decoders[num_decoders++] = (decoder){"avx512", trf_decode_tile_avx512};
-#endif
-}
 
 enum {
     GUARD = 7,
@@ -351,7 +334,7 @@ END_TEST
 
 int main(void) {
     unsetenv("TRF_SIMD");
-    find_decoders();
+    num_decoders = find_decoders(decoders);
     Suite *suite = suite_create("decode");
     TCase *tiles = tcase_create("tiles"), *values = tcase_create("values");
     tcase_set_timeout(tiles, 240);
@@ -365,9 +348,5 @@ int main(void) {
     tcase_add_test(values, choice_of_decoder);
     suite_add_tcase(suite, tiles);
     suite_add_tcase(suite, values);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -1,5 +1,6 @@
 /* The encoder: what it chooses, what it costs, that its bytes depend on nothing but weights and options, and how it fails.
  * TRF_TEST_THREADS */
+#include "common/run_suite.h"
 #include "trf_convert.h"
 #include "trf_encode.h"
 #include "trf_validate.h"
@@ -344,9 +345,5 @@ int main(void) {
     tcase_add_test(tests, bad_arguments);
     tcase_add_test(tests, failures_of_source_sink_and_caller_stop_it);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

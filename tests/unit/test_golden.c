@@ -1,6 +1,7 @@
 /* Golden files: blobs that every build must decode to the recorded bytes, and corrupt ones with the exact status that each
  * must give. They were written by an encoder of their own (tests/python), so this also checks that two implementations agree. */
-#include "trf_decode.h"
+#include "common/decoders.h"
+#include "common/run_suite.h"
 
 #include <check.h>
 #include <jansson.h>
@@ -9,6 +10,9 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+
+static decoder decoders[3];
+static uint32_t num_decoders;
 
 /* The whole file, 16-byte aligned and of exactly its size, so that the address sanitizer sees any step beyond. */
 static uint8_t *read_file(const char *path, size_t *size) {
@@ -72,10 +76,12 @@ START_TEST(golden_files_decode) {
         ck_assert_msg(trf_blob_validate(blob, size, &view, &err) == TRF_OK, "%s: %s", name, err.message);
         size_t weights = (size_t)view.header.rows * view.header.cols;
         uint16_t *elements = malloc(weights * 2), *again = malloc(weights * 2);
-        ck_assert_msg(decode_all(&view, blob, trf_decode_tile_ref, elements, &err) == TRF_OK, "%s: %s", name, err.message);
-        ck_assert_msg(decode_all(&view, blob, trf_decode_tile_best(), again, &err) == TRF_OK, "%s: %s", name, err.message);
-        ck_assert_msg(memcmp(elements, again, weights * 2) == 0, "%s: reference and %s decoder differ", name,
-                      trf_decode_tile_best_name());
+        for (uint32_t d = 0; d < num_decoders; d++) {
+            ck_assert_msg(decode_all(&view, blob, decoders[d].decode, d ? again : elements, &err) == TRF_OK, "%s: %s: %s", name,
+                          decoders[d].name, err.message);
+            ck_assert_msg(d == 0 || memcmp(elements, again, weights * 2) == 0, "%s: reference and %s decoder differ", name,
+                          decoders[d].name);
+        }
         trf_layer *layer;
         ck_assert_int_eq(trf_layer_open(path, &layer, &err), TRF_OK);
         size_t bytes = weights * trf_dtype_bytes((trf_dtype)view.header.source_dtype);
@@ -101,14 +107,13 @@ START_TEST(corrupt_files_give_their_status) {
         size_t size;
         uint8_t *blob = read_file(path, &size);
         const char *expected = json_string_value(json_object_get(entry, "status"));
-        trf_decode_tile_fn *decoders[] = {trf_decode_tile_ref, trf_decode_tile_best()};
-        for (int i = 0; i < 2; i++) {
+        for (uint32_t d = 0; d < num_decoders; d++) {
             trf_error err = {0};
             trf_blob_view view;
             trf_status status = trf_blob_validate(blob, size, &view, &err);
             if (status == TRF_OK) { /* only decoding can tell */
                 uint16_t *elements = malloc((size_t)view.header.rows * view.header.cols * 2);
-                status = decode_all(&view, blob, decoders[i], elements, &err);
+                status = decode_all(&view, blob, decoders[d].decode, elements, &err);
                 free(elements);
             }
             ck_assert_msg(strcmp(trf_status_name(status), expected) == 0, "%s: %s, not %s (%s)", name,
@@ -122,14 +127,11 @@ START_TEST(corrupt_files_give_their_status) {
 END_TEST
 
 int main(void) {
+    num_decoders = find_decoders(decoders);
     Suite *suite = suite_create("golden");
     TCase *tests = tcase_create("files");
     tcase_add_test(tests, golden_files_decode);
     tcase_add_test(tests, corrupt_files_give_their_status);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -1,5 +1,6 @@
 /* The CPU product against one in double precision, for every codec and scale layout; and that neither it nor decoding
  * depends on the number of threads. TRF_TEST_THREADS */
+#include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_convert.h"
 #include "trf_decode.h"
@@ -208,9 +209,5 @@ int main(void) {
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, CASES);
     tcase_add_test(tcase, refusals);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

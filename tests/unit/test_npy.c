@@ -1,5 +1,6 @@
 /* .npy files: written ones read back, other writers' headers, and the status of malformed ones. */
 #include "common/checkpoint_fixture.h"
+#include "common/run_suite.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -157,9 +158,5 @@ int main(void) {
     tcase_add_test(tests, halves_are_widened);
     tcase_add_test(tests, files_that_are_none);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

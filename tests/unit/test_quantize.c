@@ -1,4 +1,5 @@
 /* The quantizer of the integer codec against plain computations in long double, and against theory. TRF_TEST_THREADS */
+#include "common/run_suite.h"
 #include "quantize_layer.h"
 
 typedef struct unit_choice {
@@ -407,9 +408,5 @@ int main(void) {
     tcase_add_loop_test(tests, weights_that_are_not_finite_are_named, 0, 9);
     tcase_add_test(tests, arguments_are_checked);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -1,6 +1,7 @@
 /* Headers of safetensors files: which ones are taken, the exact status of those that are not, and ones of our own
  * making. */
 #include "common/checkpoint_fixture.h"
+#include "common/run_suite.h"
 #include "trf_safetensors.h"
 
 #include <check.h>
@@ -206,9 +207,5 @@ int main(void) {
     tcase_add_test(tests, written_headers_can_be_read);
     tcase_add_test(tests, entries_stay_within_their_bound);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

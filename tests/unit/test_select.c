@@ -1,6 +1,7 @@
 /* Which tensors are compressed: the default choice, what --include, --exclude and an explicit codec change, and the
  * codec of each. */
 #include "common/checkpoint_fixture.h"
+#include "common/run_suite.h"
 #include "trf_select.h"
 
 #include <check.h>
@@ -178,9 +179,5 @@ int main(void) {
     tcase_add_loop_test(tests, globs_choose, 0, sizeof kGlobs / sizeof kGlobs[0]);
     tcase_add_test(tests, eight_bit_integers_are_not_quantized);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

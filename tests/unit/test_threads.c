@@ -1,4 +1,5 @@
 /* The parallel loop: every index once, workers apart, and the same failure in every run. TRF_TEST_THREADS */
+#include "common/run_suite.h"
 #include "trf_threads.h"
 
 #include <check.h>
@@ -75,9 +76,5 @@ int main(void) {
     tcase_add_test(tcase, returns_the_lowest_failure);
     tcase_add_test(tcase, counts_threads);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }
