@@ -5,7 +5,9 @@
 #include <string.h>
 
 /* Exponents less their offsets, -CENTRE ... CENTRE - 1, and the weights that an offset excludes (zeros, denormals, Inf, NaN). */
-enum { CENTRE = 1024 };
+enum {
+    CENTRE = 1024
+};
 typedef struct exponent_counts {
     uint64_t shifted[2 * CENTRE];
     uint64_t special[2]; /* exponent field 0, and Emax */
@@ -51,8 +53,8 @@ static void count_exponents(const trf_plan *plan, const trf_sample *sample, cons
         }
 }
 
-static void try_candidate(candidate *best, const trf_plan *plan, const exponent_counts *counts, uint32_t modes, int32_t d,
-                          double side_bits) {
+static void try_candidate(candidate *best, const trf_plan *plan, const exponent_counts *counts, uint32_t modes,
+                          int32_t d, double side_bits) {
     const uint32_t emax = trf_fields_of(plan->header.codec).max_exponent, class_bits = plan->header.class_bits;
     uint64_t coded[256] = {0}, excluded = 0;
     int offset = modes || d;
@@ -98,7 +100,9 @@ typedef struct row_sum {
 /* Adds n weights to a row's sum; col: the columns' offsets, to be taken out, or NULL. Exponents count from -128, so that the sum stays
  * positive. */
 static void add_row(trf_float_fields fields, const uint16_t *element, uint32_t n, const int8_t *col, row_sum *row) {
-    enum { PIECE = 1 << 16 }; /* what 32-bit sums hold */
+    enum {
+        PIECE = 1 << 16
+    }; /* what 32-bit sums hold */
     for (uint32_t from = 0; from < n; from += PIECE) {
         uint32_t end = n - from < PIECE ? n : from + PIECE, sum = 0, count = 0;
         for (uint32_t c = from; c < end; c++) {
@@ -165,7 +169,11 @@ static int sample_col_offsets(const trf_plan *plan, const trf_sample *sample, do
 
 /* Offsets of all rows, from up to ROW_COLS columns spread over each. */
 static trf_status all_row_offsets(trf_plan *plan, const trf_element_source *from, double mean, trf_error *err) {
-    enum { PIECE = 256, PIECES = 8, STRIP = 256 };
+    enum {
+        PIECE = 256,
+        PIECES = 8,
+        STRIP = 256
+    };
     const trf_source *source = from->source;
     row_sum *sums = calloc(STRIP, sizeof *sums);
     uint16_t *element = malloc(STRIP * PIECE * sizeof *element);
@@ -217,9 +225,9 @@ static trf_status keep_offsets(trf_plan *plan, const trf_sample *sample, const t
 /* Scratch of a sample's size. */
 typedef struct workspace {
     exponent_counts counts;
-    int8_t *row, *col;                /* offsets found: of the sample's rows, of its columns */
-    row_sum *row_sums;                /* of the sample's rows */
-    uint32_t *col_sums, *col_counts;  /* [unit_cols] */
+    int8_t *row, *col;               /* offsets found: of the sample's rows, of its columns */
+    row_sum *row_sums;               /* of the sample's rows */
+    uint32_t *col_sums, *col_counts; /* [unit_cols] */
 } workspace;
 
 static void free_workspace(workspace *w) {
@@ -250,7 +258,8 @@ static workspace *make_workspace(const trf_sample *sample) {
 }
 
 /* Tries the modes with offsets on the sample; *mean is what the row offsets of the best one are relative to. */
-static void try_predictors(candidate *best, const trf_plan *plan, const trf_sample *sample, workspace *w, double *mean) {
+static void try_predictors(candidate *best, const trf_plan *plan, const trf_sample *sample, workspace *w,
+                           double *mean) {
     double row_cost = 8.0 / plan->header.cols, col_cost = 8.0 / plan->header.rows, mean_without_cols;
     if (sample_row_offsets(plan, sample, NULL, w->row_sums, w->row, mean)) {
         count_exponents(plan, sample, w->row, NULL, &w->counts);
@@ -316,8 +325,8 @@ static void count_symbols(const trf_plan *plan, const trf_sample *sample, trf_ti
         for (uint32_t col = 0; col < sample->unit_cols; col += TRF_SLAB_COLS) {
             uint32_t left = sample->unit_cols - col;
             trf_slab_shape shape = {1, (left < TRF_SLAB_COLS ? left : TRF_SLAB_COLS) / TRF_BLOCK_ROWS};
-            trf_gather_lanes(sample->element + (size_t)u * TRF_BLOCK_ROWS * sample->unit_cols + col, sample->unit_cols, shape,
-                             scratch->work.element);
+            trf_gather_lanes(sample->element + (size_t)u * TRF_BLOCK_ROWS * sample->unit_cols + col, sample->unit_cols,
+                             shape, scratch->work.element);
             if (plan->rule.predicted) {
                 trf_tile_shape at = {.row = sample->row[u], .col = sample->col[u] + col};
                 trf_gather_offsets(plan, &at, 0, shape, scratch);

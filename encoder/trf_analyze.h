@@ -8,10 +8,10 @@
 /* A sample of blocks of 16 rows, spread evenly over the layer; all of a small layer. */
 typedef struct trf_sample {
     uint32_t num_units;
-    uint32_t unit_cols;      /* a multiple of 16, the same for all units; 0 if the layer has no whole 16x16 block */
-    uint32_t *row, *col;     /* of each unit's first weight */
-    uint16_t *element;       /* [num_units][16][unit_cols] */
-    int full_width;          /* every unit spans all columns but a sliver */
+    uint32_t unit_cols;  /* a multiple of 16, the same for all units; 0 if the layer has no whole 16x16 block */
+    uint32_t *row, *col; /* of each unit's first weight */
+    uint16_t *element;   /* [num_units][16][unit_cols] */
+    int full_width;      /* every unit spans all columns but a sliver */
 } trf_sample;
 
 /* Reads the sample. The int codec on floats: the quantizer's step must be set. Errors: TRF_ERR_MEMORY, the source's. */

@@ -8,7 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_PROBABILITY_BITS = 9, MAX_TRIALS = 8, MAX_FULL_PASSES = 3, TRIAL_WEIGHTS = 1 << 22 };
+enum {
+    DEFAULT_PROBABILITY_BITS = 9,
+    MAX_TRIALS = 8,
+    MAX_FULL_PASSES = 3,
+    TRIAL_WEIGHTS = 1 << 22
+};
 
 /* Of the bits asked for: what ends the search, and what a finished blob may be off before it is encoded again. */
 static const double kTrialTolerance = 0.001, kFinalTolerance = 0.006;
@@ -29,9 +34,8 @@ typedef struct encoding {
 static trf_status choose_codec(const trf_source *source, const trf_encode_options *options, trf_codec *codec,
                                trf_error *err) {
     static const trf_codec kLossless[] = {
-        [TRF_DTYPE_F32] = TRF_CODEC_AUTO,       [TRF_DTYPE_F16] = TRF_CODEC_FP16,
-        [TRF_DTYPE_BF16] = TRF_CODEC_BF16,      [TRF_DTYPE_F8_E4M3] = TRF_CODEC_E4M3,
-        [TRF_DTYPE_F8_E5M2] = TRF_CODEC_E5M2,   [TRF_DTYPE_I8] = TRF_CODEC_INT,
+        [TRF_DTYPE_F32] = TRF_CODEC_AUTO,     [TRF_DTYPE_F16] = TRF_CODEC_FP16,     [TRF_DTYPE_BF16] = TRF_CODEC_BF16,
+        [TRF_DTYPE_F8_E4M3] = TRF_CODEC_E4M3, [TRF_DTYPE_F8_E5M2] = TRF_CODEC_E5M2, [TRF_DTYPE_I8] = TRF_CODEC_INT,
     };
     int fits;
     if (source->dtype < TRF_DTYPE_F32 || source->dtype > TRF_DTYPE_I8)
@@ -41,9 +45,15 @@ static trf_status choose_codec(const trf_source *source, const trf_encode_option
     case TRF_CODEC_AUTO:
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s has no lossless codec: choose bf16 or int",
                         trf_dtype_name(source->dtype));
-    case TRF_CODEC_BF16: fits = source->dtype == TRF_DTYPE_BF16 || source->dtype == TRF_DTYPE_F32; break;
-    case TRF_CODEC_INT: fits = source->dtype != TRF_DTYPE_F8_E4M3 && source->dtype != TRF_DTYPE_F8_E5M2; break;
-    default: fits = *codec == kLossless[source->dtype]; break;
+    case TRF_CODEC_BF16:
+        fits = source->dtype == TRF_DTYPE_BF16 || source->dtype == TRF_DTYPE_F32;
+        break;
+    case TRF_CODEC_INT:
+        fits = source->dtype != TRF_DTYPE_F8_E4M3 && source->dtype != TRF_DTYPE_F8_E5M2;
+        break;
+    default:
+        fits = *codec == kLossless[source->dtype];
+        break;
     }
     if (!fits)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "codec %s does not take %s weights",
@@ -158,10 +168,7 @@ static trf_status write_head(encoding *e, const trf_tile_pass *pass, uint64_t he
 }
 
 static trf_tile_pass make_pass(encoding *e) {
-    return (trf_tile_pass){.plan = &e->plan,
-                           .from = &e->from,
-                           .threads = e->options->threads,
-                           .chunk_stride = 1};
+    return (trf_tile_pass){.plan = &e->plan, .from = &e->from, .threads = e->options->threads, .chunk_stride = 1};
 }
 
 static double blob_bits(const encoding *e, uint64_t bytes) {
@@ -192,7 +199,8 @@ static trf_status try_step(encoding *e, double step, double *bits, trf_error *er
     trf_status status = analyze(e, 0, err);
     if (status != TRF_OK)
         return status;
-    uint64_t head_bytes, chunks = trf_tile_chunks(&e->plan.header), weights = (uint64_t)e->source->rows * e->source->cols;
+    uint64_t head_bytes, chunks = trf_tile_chunks(&e->plan.header),
+                         weights = (uint64_t)e->source->rows * e->source->cols;
     place_sections(e, &head_bytes);
     trf_tile_pass pass = make_pass(e);
     uint64_t stride = weights / TRIAL_WEIGHTS;
@@ -208,7 +216,8 @@ static trf_status try_step(encoding *e, double step, double *bits, trf_error *er
 static trf_status search_step(encoding *e, double correction, trf_error *err) {
     static const double kFirstGuess = 0.13; /* lanes' ends, states and metadata, mostly */
     const double target = e->options->bits - correction;
-    double step = solve_step(e, kFirstGuess + correction), low = 0, high = INFINITY, best_step = step, best_off = INFINITY, bits;
+    double step = solve_step(e, kFirstGuess + correction), low = 0, high = INFINITY, best_step = step,
+           best_off = INFINITY, bits;
     double min_step = trf_quantizer_min_step(e->quantizer), max_step = trf_quantizer_max_step(e->quantizer), tried = 0;
     for (int i = 0; i < MAX_TRIALS; i++) {
         tried = step;

@@ -31,7 +31,8 @@ typedef struct memory_sink {
 static trf_status write_bytes(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err) {
     memory_sink *to = context;
     if (offset > to->capacity || size > to->capacity - offset)
-        return trf_fail(err, TRF_ERR_MEMORY, offset, "a blob of more than %llu bytes", (unsigned long long)to->capacity);
+        return trf_fail(err, TRF_ERR_MEMORY, offset, "a blob of more than %llu bytes",
+                        (unsigned long long)to->capacity);
     memcpy(to->bytes + offset, bytes, size);
     return TRF_OK;
 }

@@ -64,8 +64,8 @@ static void fill_unused(group_count *groups, uint32_t num_groups, uint32_t num_c
         }
 }
 
-void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded, uint32_t max_exponent,
-                              uint32_t class_bits, uint32_t raw_bits) {
+void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
+                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits) {
     memset(classes, 0, sizeof *classes);
     classes->class_bits = class_bits;
     classes->shift = class_bits == 2 ? 2 : 0;
@@ -187,7 +187,8 @@ static uint32_t differing_weights(uint32_t a, uint32_t b, uint32_t class_bits) {
 }
 
 /* Slots in proportion to counts, at least one for each symbol that has any, corrected one by one where it costs least. */
-static int scale_to_slots(const double counts[TRF_ALPHABET], double total, uint32_t slots, uint16_t frequency[TRF_ALPHABET]) {
+static int scale_to_slots(const double counts[TRF_ALPHABET], double total, uint32_t slots,
+                          uint16_t frequency[TRF_ALPHABET]) {
     uint32_t sum = 0, used = 0;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
         double share = counts[s] / total * slots;

@@ -14,18 +14,18 @@ enum {
  * class_value[k] <= v < class_value[k] + 2^shift. */
 typedef struct trf_classes {
     uint32_t class_bits;
-    uint32_t shift;           /* float pairs 0, float quads 2, int: raw bits */
-    int16_t class_value[16];  /* ascending; zero from 2^class_bits on */
-    int contiguous;           /* each class begins where the one before ends */
-    uint32_t likeliest;       /* the class that stands in for values that have none */
-    double bits;              /* expected bits a weight: order-0 entropy of the classes, raw bits, exceptions */
+    uint32_t shift;          /* float pairs 0, float quads 2, int: raw bits */
+    int16_t class_value[16]; /* ascending; zero from 2^class_bits on */
+    int contiguous;          /* each class begins where the one before ends */
+    uint32_t likeliest;      /* the class that stands in for values that have none */
+    double bits;             /* expected bits a weight: order-0 entropy of the classes, raw bits, exceptions */
 } trf_classes;
 
 /* Picks the 2^class_bits classes that most weights fall into.
  * counts[C], C = 0 ... max_exponent: weights with that coded exponent. excluded: weights that no class may hold (they are exceptions).
  * raw_bits: of the codec, for `bits`. Classes lie in lowest ... highest. */
-void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded, uint32_t max_exponent,
-                              uint32_t class_bits, uint32_t raw_bits);
+void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
+                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits);
 
 /* Picks raw bits and origin of an int layer. counts: index code + TRF_MAX_CODE. */
 void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_COUNTS], uint32_t class_bits);
@@ -39,7 +39,7 @@ typedef struct trf_symbol_model {
     uint16_t frequency[TRF_ALPHABET];
     uint16_t start[TRF_ALPHABET];
     uint8_t replacement[TRF_ALPHABET]; /* s itself where frequency[s] > 0, else the symbol that is coded instead */
-    double bits;                       /* expected bits a weight, raw bits left out, exceptions of replaced symbols included */
+    double bits; /* expected bits a weight, raw bits left out, exceptions of replaced symbols included */
 } trf_symbol_model;
 
 /* Scales counts to slots. Symbols for which a slot costs more than their exceptions get none; at least two symbols have one,

@@ -9,7 +9,9 @@
 #include "trf_blob.h"
 #include "trf_encode.h"
 
-enum { TRF_NUM_CODES = 2 * TRF_MAX_CODE + 1 };
+enum {
+    TRF_NUM_CODES = 2 * TRF_MAX_CODE + 1
+};
 
 typedef struct trf_quantizer trf_quantizer;
 

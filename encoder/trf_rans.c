@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-void trf_encode_symbols_init(trf_encode_symbol symbols[TRF_ALPHABET], const trf_symbol_model *model, uint32_t state_bits) {
+void trf_encode_symbols_init(trf_encode_symbol symbols[TRF_ALPHABET], const trf_symbol_model *model,
+                             uint32_t state_bits) {
     uint32_t slots = 1u << model->probability_bits;
     memset(symbols, 0, TRF_ALPHABET * sizeof *symbols);
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
@@ -17,15 +18,15 @@ void trf_encode_symbols_init(trf_encode_symbol symbols[TRF_ALPHABET], const trf_
 }
 
 /* One step backwards. Writes the low word always and counts it only if it is needed: no branch to mispredict. */
-#define ENCODE_STEP(x, at, direction, step_symbol)                                        \
-    do {                                                                                  \
-        const trf_encode_symbol *e_ = &symbols[step_symbol];                              \
-        uint32_t full_ = (x) >= e_->limit;                                                \
-        *(at) = (uint16_t)(x);                                                            \
-        (at) += (direction)*(int32_t)full_;                                               \
-        (x) >>= 16 * full_;                                                               \
-        uint32_t q_ = (uint32_t)(((unsigned __int128)(x)*e_->reciprocal) >> 64);          \
-        (x) += e_->bias + q_ * e_->complement;                                            \
+#define ENCODE_STEP(x, at, direction, step_symbol)                                                                     \
+    do {                                                                                                               \
+        const trf_encode_symbol *e_ = &symbols[step_symbol];                                                           \
+        uint32_t full_ = (x) >= e_->limit;                                                                             \
+        *(at) = (uint16_t)(x);                                                                                         \
+        (at) += (direction) * (int32_t)full_;                                                                          \
+        (x) >>= 16 * full_;                                                                                            \
+        uint32_t q_ = (uint32_t)(((unsigned __int128)(x)*e_->reciprocal) >> 64);                                       \
+        (x) += e_->bias + q_ * e_->complement;                                                                         \
     } while (0)
 
 /* A last renormalization brings the state into the 16 bits that are stored. */

@@ -14,9 +14,13 @@ typedef struct trf_encode_symbol {
 } trf_encode_symbol;
 
 /* Symbols without a slot get a limit of 0, which none with a slot has. */
-void trf_encode_symbols_init(trf_encode_symbol symbols[TRF_ALPHABET], const trf_symbol_model *model, uint32_t state_bits);
+void trf_encode_symbols_init(trf_encode_symbol symbols[TRF_ALPHABET], const trf_symbol_model *model,
+                             uint32_t state_bits);
 
-enum { TRF_MAX_LANE_SYMBOLS = TRF_LANE_WEIGHTS / 2, TRF_MAX_LANE_WORDS = TRF_MAX_LANE_SYMBOLS + 1 };
+enum {
+    TRF_MAX_LANE_SYMBOLS = TRF_LANE_WEIGHTS / 2,
+    TRF_MAX_LANE_WORDS = TRF_MAX_LANE_SYMBOLS + 1
+};
 
 /* The coded lanes of a slab. Lane l < 16 has its words at the end of its row, in the order of decoding; lane l >= 16 at the start,
  * in the reverse order: as they stand in the blob. */

@@ -5,7 +5,8 @@
 #include <string.h>
 
 enum {
-    SAMPLE_WEIGHTS = 1 << 19, /* a table of 107 symbols (pairs, Gaussian) then costs 0.0003 bit a weight more than the true one */
+    SAMPLE_WEIGHTS =
+        1 << 19, /* a table of 107 symbols (pairs, Gaussian) then costs 0.0003 bit a weight more than the true one */
     MIN_UNITS = 4,
     MAX_UNIT_COLS = 1 << 18,
 };

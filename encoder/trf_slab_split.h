@@ -4,7 +4,9 @@
 
 #include "trf_model.h"
 
-enum { TRF_SLAB_WEIGHTS = TRF_SLAB_ROWS * TRF_SLAB_COLS };
+enum {
+    TRF_SLAB_WEIGHTS = TRF_SLAB_ROWS * TRF_SLAB_COLS
+};
 
 /* What a layer's splitting depends on. */
 typedef struct trf_split_rule {
@@ -13,15 +15,16 @@ typedef struct trf_split_rule {
     trf_classes classes;
     uint8_t class_of[256]; /* of a coded exponent, 0xFF for none; used where the classes are not contiguous */
     int32_t exponent_offset;
-    int offsets;           /* exponent_offset != 0, or a predictor mode is on: zeros and the like are exceptions */
-    int predicted;         /* a predictor mode is on: work->offset counts */
+    int offsets;   /* exponent_offset != 0, or a predictor mode is on: zeros and the like are exceptions */
+    int predicted; /* a predictor mode is on: work->offset counts */
 } trf_split_rule;
 
 /* A slab in lane order: weight i of lane l at [(i / 2) * 64 + 2 * l + i % 2]. */
 typedef struct trf_slab_work {
     _Alignas(64) uint16_t element[TRF_SLAB_WEIGHTS];
-    _Alignas(64) uint16_t offset[TRF_SLAB_WEIGHTS]; /* row plus column offset of each weight; read only with rule->predicted */
-    _Alignas(64) uint16_t coded[TRF_SLAB_WEIGHTS];  /* C or code; 0xFFFF: no class may hold it */
+    _Alignas(64)
+        uint16_t offset[TRF_SLAB_WEIGHTS]; /* row plus column offset of each weight; read only with rule->predicted */
+    _Alignas(64) uint16_t coded[TRF_SLAB_WEIGHTS]; /* C or code; 0xFFFF: no class may hold it */
     _Alignas(64) uint16_t raw[TRF_SLAB_WEIGHTS];
     _Alignas(64) uint8_t class_[TRF_SLAB_WEIGHTS];
     _Alignas(64) uint8_t symbol[TRF_SLAB_WEIGHTS / 2]; /* [symbol][lane] */

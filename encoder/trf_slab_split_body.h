@@ -5,12 +5,14 @@
 #include <string.h>
 
 /* Row of a register: 64 weights, 32 lanes of two. */
-enum { REGISTER_ROW = 2 * TRF_LANES };
+enum {
+    REGISTER_ROW = 2 * TRF_LANES
+};
 
 /* Coded exponents and raw bits of one codec. Inlined with constant codec, class_bits and flags. */
-static inline __attribute__((always_inline)) void split_floats(const trf_split_rule *rule, trf_slab_work *work, uint32_t n,
-                                                               uint32_t codec, uint32_t class_bits, int offsets,
-                                                               int predicted) {
+static inline __attribute__((always_inline)) void split_floats(const trf_split_rule *rule, trf_slab_work *work,
+                                                               uint32_t n, uint32_t codec, uint32_t class_bits,
+                                                               int offsets, int predicted) {
     const trf_float_fields fields = trf_fields_of(codec);
     const uint16_t emax = (uint16_t)fields.max_exponent, d = (uint16_t)rule->exponent_offset;
     const uint16_t *restrict element = work->element, *restrict offset = work->offset;
@@ -25,8 +27,8 @@ static inline __attribute__((always_inline)) void split_floats(const trf_split_r
     }
 }
 
-static inline __attribute__((always_inline)) void split_codec(const trf_split_rule *rule, trf_slab_work *work, uint32_t n,
-                                                              uint32_t codec, uint32_t class_bits) {
+static inline __attribute__((always_inline)) void split_codec(const trf_split_rule *rule, trf_slab_work *work,
+                                                              uint32_t n, uint32_t codec, uint32_t class_bits) {
     if (rule->predicted)
         split_floats(rule, work, n, codec, class_bits, 1, 1);
     else if (rule->offsets)
@@ -47,15 +49,33 @@ static void split_codes(const trf_split_rule *rule, trf_slab_work *work, uint32_
 
 static void split_elements(const trf_split_rule *rule, trf_slab_work *work, uint32_t n) {
     switch (rule->codec * 8 + rule->class_bits) {
-    case TRF_CODEC_BF16 * 8 + 2: split_codec(rule, work, n, TRF_CODEC_BF16, 2); break;
-    case TRF_CODEC_BF16 * 8 + 4: split_codec(rule, work, n, TRF_CODEC_BF16, 4); break;
-    case TRF_CODEC_FP16 * 8 + 2: split_codec(rule, work, n, TRF_CODEC_FP16, 2); break;
-    case TRF_CODEC_FP16 * 8 + 4: split_codec(rule, work, n, TRF_CODEC_FP16, 4); break;
-    case TRF_CODEC_E4M3 * 8 + 2: split_codec(rule, work, n, TRF_CODEC_E4M3, 2); break;
-    case TRF_CODEC_E4M3 * 8 + 4: split_codec(rule, work, n, TRF_CODEC_E4M3, 4); break;
-    case TRF_CODEC_E5M2 * 8 + 2: split_codec(rule, work, n, TRF_CODEC_E5M2, 2); break;
-    case TRF_CODEC_E5M2 * 8 + 4: split_codec(rule, work, n, TRF_CODEC_E5M2, 4); break;
-    default: split_codes(rule, work, n); break;
+    case TRF_CODEC_BF16 * 8 + 2:
+        split_codec(rule, work, n, TRF_CODEC_BF16, 2);
+        break;
+    case TRF_CODEC_BF16 * 8 + 4:
+        split_codec(rule, work, n, TRF_CODEC_BF16, 4);
+        break;
+    case TRF_CODEC_FP16 * 8 + 2:
+        split_codec(rule, work, n, TRF_CODEC_FP16, 2);
+        break;
+    case TRF_CODEC_FP16 * 8 + 4:
+        split_codec(rule, work, n, TRF_CODEC_FP16, 4);
+        break;
+    case TRF_CODEC_E4M3 * 8 + 2:
+        split_codec(rule, work, n, TRF_CODEC_E4M3, 2);
+        break;
+    case TRF_CODEC_E4M3 * 8 + 4:
+        split_codec(rule, work, n, TRF_CODEC_E4M3, 4);
+        break;
+    case TRF_CODEC_E5M2 * 8 + 2:
+        split_codec(rule, work, n, TRF_CODEC_E5M2, 2);
+        break;
+    case TRF_CODEC_E5M2 * 8 + 4:
+        split_codec(rule, work, n, TRF_CODEC_E5M2, 4);
+        break;
+    default:
+        split_codes(rule, work, n);
+        break;
     }
 }
 
@@ -70,7 +90,8 @@ static void note_row(const trf_split_rule *rule, trf_slab_work *work, uint32_t r
 
 static void classify(const trf_split_rule *rule, trf_slab_work *work, uint32_t rows) {
     const uint16_t base = (uint16_t)rule->classes.class_value[0];
-    const uint16_t limit = (uint16_t)(1u << (rule->class_bits + rule->classes.shift)), shift = (uint16_t)rule->classes.shift;
+    const uint16_t limit = (uint16_t)(1u << (rule->class_bits + rule->classes.shift)),
+                   shift = (uint16_t)rule->classes.shift;
     for (uint32_t row = 0; row < rows; row++) {
         const uint16_t *restrict coded = work->coded + row * REGISTER_ROW;
         uint8_t *restrict class_ = work->class_ + row * REGISTER_ROW;
@@ -106,8 +127,7 @@ static void join_symbols(const trf_split_rule *rule, trf_slab_work *work, uint32
     for (uint32_t s = 0; s < rows / 2; s++) {
         const uint8_t *a = class_ + 2 * s * REGISTER_ROW, *b = a + REGISTER_ROW;
         for (uint32_t l = 0; l < TRF_LANES; l++)
-            symbol[s * TRF_LANES + l] =
-                (uint8_t)(a[2 * l] | a[2 * l + 1] << 2 | b[2 * l] << 4 | b[2 * l + 1] << 6);
+            symbol[s * TRF_LANES + l] = (uint8_t)(a[2 * l] | a[2 * l + 1] << 2 | b[2 * l] << 4 | b[2 * l + 1] << 6);
     }
 }
 
@@ -127,8 +147,9 @@ static void put_words(uint32_t words[4][TRF_LANES], uint32_t count, uint8_t *out
 }
 
 /* One plane of constant width; low_bit: its lowest bit within R. */
-static inline __attribute__((always_inline)) void put_plane(const trf_slab_work *work, uint32_t registers, uint32_t width,
-                                                            uint32_t low_bit, int move_signs, uint8_t *out) {
+static inline __attribute__((always_inline)) void put_plane(const trf_slab_work *work, uint32_t registers,
+                                                            uint32_t width, uint32_t low_bit, int move_signs,
+                                                            uint8_t *out) {
     const uint32_t mask = ((1u << width) - 1) * 0x10001u, in_word = 16 / width;
     uint32_t words[4][TRF_LANES], lane_words = (registers + in_word - 1) / in_word;
     for (uint32_t z = 0; z < lane_words; z++) {
@@ -168,9 +189,15 @@ void TRF_SPLIT_SLAB(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_w
             else
                 put_plane(work, registers, 8, low_bit, 0, planes);
             break;
-        case 4: put_plane(work, registers, 4, low_bit, 0, planes); break;
-        case 2: put_plane(work, registers, 2, low_bit, 0, planes); break;
-        default: put_plane(work, registers, 1, low_bit, 0, planes); break;
+        case 4:
+            put_plane(work, registers, 4, low_bit, 0, planes);
+            break;
+        case 2:
+            put_plane(work, registers, 2, low_bit, 0, planes);
+            break;
+        default:
+            put_plane(work, registers, 1, low_bit, 0, planes);
+            break;
         }
         low_bit += width;
         planes += trf_plane_bytes(weights, width);

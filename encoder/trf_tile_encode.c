@@ -51,7 +51,7 @@ void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape,
 }
 
 void trf_gather_offsets(const trf_plan *plan, const trf_tile_shape *shape, uint32_t slab, trf_slab_shape slab_shape,
-                           trf_tile_scratch *scratch) {
+                        trf_tile_scratch *scratch) {
     uint32_t rows = 16 * slab_shape.blocks, cols = 16 * slab_shape.steps;
     uint32_t first_row = shape->row + slab * TRF_SLAB_ROWS;
     for (uint32_t r = 0; r < rows; r++) {
@@ -94,9 +94,11 @@ static uint32_t put_exceptions(const trf_plan *plan, const trf_slab_work *work, 
     uint8_t *high = out + 2 * work->exceptions;
     for (uint32_t word = 0; word < TRF_SLAB_WEIGHTS / 64; word++)
         for (uint64_t bits = work->exception_mask[word]; bits; bits &= bits - 1) {
-            uint32_t position = 64 * word + (uint32_t)__builtin_ctzll(bits), i = position / TRF_LANES, lane = position % TRF_LANES;
+            uint32_t position = 64 * word + (uint32_t)__builtin_ctzll(bits), i = position / TRF_LANES,
+                     lane = position % TRF_LANES;
             uint32_t element = work->element[i / 2 * 64 + 2 * lane + i % 2];
-            uint32_t value = plan->header.codec == TRF_CODEC_INT ? element & 0x7FF : trf_element_exponent(fields, element);
+            uint32_t value =
+                plan->header.codec == TRF_CODEC_INT ? element & 0x7FF : trf_element_exponent(fields, element);
             uint16_t low = (uint16_t)(position | (value >> 8) << 13);
             memcpy(out, &low, 2);
             out += 2;

@@ -8,8 +8,8 @@
 
 /* All that the tiles of a layer share. Read-only while tiles are encoded. */
 typedef struct trf_plan {
-    trf_header header;        /* final but for blob_bytes and head_checksum */
-    trf_extension extension;  /* final but for exception_count */
+    trf_header header;       /* final but for blob_bytes and head_checksum */
+    trf_extension extension; /* final but for exception_count */
     trf_symbol_model model;
     trf_encode_symbol symbols[TRF_ALPHABET];
     uint8_t missing[TRF_ALPHABET]; /* 1 for a symbol that has a replacement */
@@ -27,7 +27,9 @@ void trf_plan_finish(trf_plan *plan, const trf_classes *classes);
 void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes);
 
 /* Enough for any tile. */
-enum { TRF_MAX_TILE_BYTES = 8 * (TRF_SLAB_WEIGHTS * 5 + 8192 + 128) };
+enum {
+    TRF_MAX_TILE_BYTES = 8 * (TRF_SLAB_WEIGHTS * 5 + 8192 + 128)
+};
 
 /* Scratch of one worker. */
 typedef struct trf_tile_scratch {

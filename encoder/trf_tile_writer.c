@@ -9,7 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK_TILES = 16, CHUNK_COLS = CHUNK_TILES * TRF_TILE_SIZE };
+enum {
+    CHUNK_TILES = 16,
+    CHUNK_COLS = CHUNK_TILES * TRF_TILE_SIZE
+};
 
 /* One worker's buffers. */
 typedef struct worker {
@@ -33,7 +36,9 @@ typedef struct pass_state {
     int failed;
 } pass_state;
 
-static uint32_t chunks_across(const trf_header *header) { return (header->num_tiles_col + CHUNK_TILES - 1) / CHUNK_TILES; }
+static uint32_t chunks_across(const trf_header *header) {
+    return (header->num_tiles_col + CHUNK_TILES - 1) / CHUNK_TILES;
+}
 
 uint64_t trf_tile_chunks(const trf_header *header) { return (uint64_t)header->num_tiles_row * chunks_across(header); }
 
@@ -67,7 +72,8 @@ static trf_status make_worker(worker *w, const trf_tile_pass *pass, trf_error *e
 }
 
 /* Decodes what was encoded, through the validator and the decoder that readers use, and compares. */
-static trf_status verify_tile(const pass_state *state, worker *w, uint64_t tile, const uint16_t *elements, size_t stride, trf_error *err) {
+static trf_status verify_tile(const pass_state *state, worker *w, uint64_t tile, const uint16_t *elements,
+                              size_t stride, trf_error *err) {
     const trf_plan *plan = state->pass->plan;
     trf_blob_view view = {
         .header = plan->header,

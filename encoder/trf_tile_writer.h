@@ -11,12 +11,12 @@ typedef struct trf_tile_pass {
     const trf_sink *sink;         /* NULL: only count bytes */
     const trf_progress *progress; /* or NULL */
     int threads;
-    int verify;                   /* decode each tile and compare; needs metas */
-    uint32_t chunk_stride;        /* encode each chunk_stride-th chunk of tiles only; 1 = all */
+    int verify;            /* decode each tile and compare; needs metas */
+    uint32_t chunk_stride; /* encode each chunk_stride-th chunk of tiles only; 1 = all */
     /* results */
-    trf_tile_meta *metas;         /* [num_tiles], the caller's, filled; or NULL */
+    trf_tile_meta *metas; /* [num_tiles], the caller's, filled; or NULL */
     uint64_t data_bytes, weights, exceptions;
-    uint32_t predictor_modes;     /* that tiles really use */
+    uint32_t predictor_modes; /* that tiles really use */
     trf_energy energy;
 } trf_tile_pass;
 

@@ -42,11 +42,21 @@ enum {
     TRF_MAX_SCALE_GROUP = 1 << 20,
 };
 
-typedef enum trf_tile_kind { TRF_TILE_CODED = 0, TRF_TILE_STORED = 1 } trf_tile_kind;
+typedef enum trf_tile_kind {
+    TRF_TILE_CODED = 0,
+    TRF_TILE_STORED = 1
+} trf_tile_kind;
 
-enum { TRF_PREDICT_ROW = 1, TRF_PREDICT_COL = 2 };
+enum {
+    TRF_PREDICT_ROW = 1,
+    TRF_PREDICT_COL = 2
+};
 
-typedef enum trf_scale_dtype { TRF_SCALE_NONE = 0, TRF_SCALE_F32 = 1, TRF_SCALE_F16 = 2 } trf_scale_dtype;
+typedef enum trf_scale_dtype {
+    TRF_SCALE_NONE = 0,
+    TRF_SCALE_F32 = 1,
+    TRF_SCALE_F16 = 2
+} trf_scale_dtype;
 
 typedef struct trf_header {
     uint32_t magic;

@@ -38,30 +38,42 @@ TRF_HD uint32_t trf_float_raw(uint32_t codec, uint32_t class_bits, uint32_t elem
     trf_float_fields fields = trf_fields_of(codec);
     uint32_t sign = (element >> fields.sign_bit) & 1, mantissa = element & ((1u << fields.mantissa_bits) - 1);
     switch (codec) {
-    case TRF_CODEC_BF16: return low2 << 8 | sign << 7 | mantissa;
-    case TRF_CODEC_FP16: return low2 << 11 | (mantissa >> 7) << 8 | sign << 7 | (mantissa & 127);
-    case TRF_CODEC_E4M3: return low2 << 4 | sign << 3 | mantissa;
-    default: return class_bits == 2 ? sign << 4 | low2 << 2 | mantissa : sign << 2 | mantissa;
+    case TRF_CODEC_BF16:
+        return low2 << 8 | sign << 7 | mantissa;
+    case TRF_CODEC_FP16:
+        return low2 << 11 | (mantissa >> 7) << 8 | sign << 7 | (mantissa & 127);
+    case TRF_CODEC_E4M3:
+        return low2 << 4 | sign << 3 | mantissa;
+    default:
+        return class_bits == 2 ? sign << 4 | low2 << 2 | mantissa : sign << 2 | mantissa;
     }
 }
 
 /* The two low exponent bits e of raw bits R; quads only. */
 TRF_HD uint32_t trf_raw_low2(uint32_t codec, uint32_t raw) {
     switch (codec) {
-    case TRF_CODEC_BF16: return raw >> 8 & 3;
-    case TRF_CODEC_FP16: return raw >> 11 & 3;
-    case TRF_CODEC_E4M3: return raw >> 4 & 3;
-    default: return raw >> 2 & 3;
+    case TRF_CODEC_BF16:
+        return raw >> 8 & 3;
+    case TRF_CODEC_FP16:
+        return raw >> 11 & 3;
+    case TRF_CODEC_E4M3:
+        return raw >> 4 & 3;
+    default:
+        return raw >> 2 & 3;
     }
 }
 
 /* The float element of raw bits R and true exponent field E. */
 TRF_HD uint32_t trf_float_element(uint32_t codec, uint32_t class_bits, uint32_t raw, uint32_t exponent) {
     switch (codec) {
-    case TRF_CODEC_BF16: return (raw >> 7 & 1) << 15 | exponent << 7 | (raw & 127);
-    case TRF_CODEC_FP16: return (raw >> 7 & 1) << 15 | exponent << 10 | (raw >> 8 & 7) << 7 | (raw & 127);
-    case TRF_CODEC_E4M3: return (raw >> 3 & 1) << 7 | exponent << 3 | (raw & 7);
-    default: return (raw >> (class_bits == 2 ? 4 : 2) & 1) << 7 | exponent << 2 | (raw & 3);
+    case TRF_CODEC_BF16:
+        return (raw >> 7 & 1) << 15 | exponent << 7 | (raw & 127);
+    case TRF_CODEC_FP16:
+        return (raw >> 7 & 1) << 15 | exponent << 10 | (raw >> 8 & 7) << 7 | (raw & 127);
+    case TRF_CODEC_E4M3:
+        return (raw >> 3 & 1) << 7 | exponent << 3 | (raw & 7);
+    default:
+        return (raw >> (class_bits == 2 ? 4 : 2) & 1) << 7 | exponent << 2 | (raw & 3);
     }
 }
 
@@ -69,11 +81,16 @@ TRF_HD uint32_t trf_float_element(uint32_t codec, uint32_t class_bits, uint32_t 
 TRF_HD uint32_t trf_float_raw_bits(uint32_t codec, uint32_t class_bits) {
     uint32_t low2 = class_bits == 2 ? 2 : 0;
     switch (codec) {
-    case TRF_CODEC_BF16: return 8 + low2;
-    case TRF_CODEC_FP16: return 11 + low2;
-    case TRF_CODEC_E4M3: return 4 + low2;
-    case TRF_CODEC_E5M2: return 3 + low2;
-    default: return 0;
+    case TRF_CODEC_BF16:
+        return 8 + low2;
+    case TRF_CODEC_FP16:
+        return 11 + low2;
+    case TRF_CODEC_E4M3:
+        return 4 + low2;
+    case TRF_CODEC_E5M2:
+        return 3 + low2;
+    default:
+        return 0;
     }
 }
 

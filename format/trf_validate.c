@@ -8,11 +8,11 @@
 #include <math.h>
 #include <string.h>
 
-#define TRY(call)                 \
-    do {                          \
-        trf_status try_ = (call); \
-        if (try_ != TRF_OK)       \
-            return try_;          \
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        trf_status try_ = (call);                                                                                      \
+        if (try_ != TRF_OK)                                                                                            \
+            return try_;                                                                                               \
     } while (0)
 
 uint64_t trf_tile_checksum(const void *tile_bytes, uint64_t size, uint64_t tile) {
@@ -71,23 +71,28 @@ trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, ui
 
 /* ---- the head ---- */
 
-#define HEADER_FAIL(field, ...) \
+#define HEADER_FAIL(field, ...)                                                                                        \
     trf_fail(err, TRF_ERR_HEADER, offsetof(trf_header, field), "header field " #field " " __VA_ARGS__)
-#define EXTENSION_FAIL(field, ...)                                                        \
-    trf_fail(err, TRF_ERR_HEADER, TRF_EXTENSION_OFFSET + offsetof(trf_extension, field), \
+#define EXTENSION_FAIL(field, ...)                                                                                     \
+    trf_fail(err, TRF_ERR_HEADER, TRF_EXTENSION_OFFSET + offsetof(trf_extension, field),                               \
              "extension field " #field " " __VA_ARGS__)
 
 static int codec_takes(uint32_t dtype, uint32_t codec, uint32_t granularity) {
     switch (codec) {
-    case TRF_CODEC_BF16: return dtype == TRF_DTYPE_BF16 || dtype == TRF_DTYPE_F32;
-    case TRF_CODEC_FP16: return dtype == TRF_DTYPE_F16;
-    case TRF_CODEC_E4M3: return dtype == TRF_DTYPE_F8_E4M3;
-    case TRF_CODEC_E5M2: return dtype == TRF_DTYPE_F8_E5M2;
+    case TRF_CODEC_BF16:
+        return dtype == TRF_DTYPE_BF16 || dtype == TRF_DTYPE_F32;
+    case TRF_CODEC_FP16:
+        return dtype == TRF_DTYPE_F16;
+    case TRF_CODEC_E4M3:
+        return dtype == TRF_DTYPE_F8_E4M3;
+    case TRF_CODEC_E5M2:
+        return dtype == TRF_DTYPE_F8_E5M2;
     case TRF_CODEC_INT:
         return granularity == TRF_GRANULARITY_NONE
                    ? dtype == TRF_DTYPE_I8
                    : dtype == TRF_DTYPE_F32 || dtype == TRF_DTYPE_F16 || dtype == TRF_DTYPE_BF16;
-    default: return 0;
+    default:
+        return 0;
     }
 }
 
@@ -205,11 +210,18 @@ static uint64_t count_scales(const trf_header *h, const trf_extension *x, uint32
     uint64_t g = x->group_size ? x->group_size : 1, across = (h->cols + g - 1) / g;
     *scale_cols = 1;
     switch (x->granularity) {
-    case TRF_GRANULARITY_TENSOR: return 1;
-    case TRF_GRANULARITY_CHANNEL: return h->rows;
-    case TRF_GRANULARITY_GROUP: *scale_cols = (uint32_t)across; return h->rows * across;
-    case TRF_GRANULARITY_BLOCK: *scale_cols = (uint32_t)across; return (h->rows + g - 1) / g * across;
-    default: return 0;
+    case TRF_GRANULARITY_TENSOR:
+        return 1;
+    case TRF_GRANULARITY_CHANNEL:
+        return h->rows;
+    case TRF_GRANULARITY_GROUP:
+        *scale_cols = (uint32_t)across;
+        return h->rows * across;
+    case TRF_GRANULARITY_BLOCK:
+        *scale_cols = (uint32_t)across;
+        return (h->rows + g - 1) / g * across;
+    default:
+        return 0;
     }
 }
 
@@ -223,9 +235,8 @@ static trf_status check_sections(const trf_header *h, const trf_extension *x, ui
         return EXTENSION_FAIL(tiles_offset, "is %llu, not %d", (unsigned long long)x->tiles_offset, TRF_TILES_OFFSET);
     uint32_t scale_cols;
     uint64_t scales = count_scales(h, x, &scale_cols);
-    TRY(check_section("scales", x->scales_offset, x->scales_bytes,
-                      scales * (x->scale_dtype == TRF_SCALE_F32 ? 4 : 2), offsetof(trf_extension, scales_offset), &end,
-                      err));
+    TRY(check_section("scales", x->scales_offset, x->scales_bytes, scales * (x->scale_dtype == TRF_SCALE_F32 ? 4 : 2),
+                      offsetof(trf_extension, scales_offset), &end, err));
     TRY(check_section("row_offsets", x->row_offsets_offset, x->row_offsets_bytes,
                       h->predictor_modes & TRF_PREDICT_ROW ? h->rows : 0, offsetof(trf_extension, row_offsets_offset),
                       &end, err));

@@ -12,13 +12,13 @@ typedef struct trf_blob_view {
     trf_extension extension;
     uint64_t num_tiles;
     const uint8_t *head;
-    const uint16_t *frequency;    /* [256] */
-    const trf_tile_meta *tiles;   /* [num_tiles] */
-    const void *scales;           /* F32 or F16, or NULL */
+    const uint16_t *frequency;  /* [256] */
+    const trf_tile_meta *tiles; /* [num_tiles] */
+    const void *scales;         /* F32 or F16, or NULL */
     uint64_t num_scales;
-    const int8_t *row_offsets;    /* [rows] or NULL */
-    const int8_t *col_offsets;    /* [cols] or NULL */
-    uint32_t scale_cols;          /* scales in a row of the scale table: 1, or ceil(cols / group_size) */
+    const int8_t *row_offsets; /* [rows] or NULL */
+    const int8_t *col_offsets; /* [cols] or NULL */
+    uint32_t scale_cols;       /* scales in a row of the scale table: 1, or ceil(cols / group_size) */
     uint32_t num_planes;
     uint32_t plane_width[TRF_MAX_PLANES]; /* widest first; they add up to raw_bits */
     trf_float_fields fields;
@@ -82,11 +82,14 @@ TRF_HD uint32_t trf_slab_table_bytes(uint32_t slabs) { return (uint32_t)trf_alig
 /* Index of the scale of weight (row, col) in the scale table. */
 static inline uint64_t trf_scale_index(const trf_blob_view *view, uint64_t row, uint64_t col) {
     switch (view->extension.granularity) {
-    case TRF_GRANULARITY_CHANNEL: return row;
-    case TRF_GRANULARITY_GROUP: return row * view->scale_cols + col / view->extension.group_size;
+    case TRF_GRANULARITY_CHANNEL:
+        return row;
+    case TRF_GRANULARITY_GROUP:
+        return row * view->scale_cols + col / view->extension.group_size;
     case TRF_GRANULARITY_BLOCK:
         return row / view->extension.group_size * view->scale_cols + col / view->extension.group_size;
-    default: return 0;
+    default:
+        return 0;
     }
 }
 

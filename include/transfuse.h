@@ -24,26 +24,26 @@ extern "C" {
 /* Values are append-only; 0 is success. trf_status_name gives the string of each. */
 typedef enum trf_status {
     TRF_OK = 0,
-    TRF_ERR_ARGUMENT = 1,    /* a parameter of the call is out of its documented range */
-    TRF_ERR_MEMORY = 2,      /* an allocation failed */
-    TRF_ERR_IO = 3,          /* the operating system refused to open, read, write, sync or rename */
-    TRF_ERR_EXISTS = 4,      /* the output exists and overwriting was not asked for */
-    TRF_ERR_NOT_FOUND = 5,   /* no such file or tensor */
-    TRF_ERR_TRUNCATED = 6,   /* the data ends before what its header promises */
-    TRF_ERR_MAGIC = 7,       /* not a layer blob */
-    TRF_ERR_VERSION = 8,     /* a format version that this build does not read */
-    TRF_ERR_HEADER = 9,      /* a header or extension field is out of range or contradicts another */
-    TRF_ERR_TABLE = 10,      /* the frequency table is not one */
-    TRF_ERR_TILE = 11,       /* a tile's metadata or its slab table is out of range */
-    TRF_ERR_CHECKSUM = 12,   /* stored and computed checksum differ */
-    TRF_ERR_STREAM = 13,     /* a lane's rANS stream does not end where it must */
-    TRF_ERR_FORMAT = 14,     /* a checkpoint or array file (safetensors, index, npy) is malformed */
-    TRF_ERR_UNSUPPORTED = 15,/* valid, but nothing that this build can do */
-    TRF_ERR_MISMATCH = 16,   /* decoded weights differ from the ones they are compared with */
-    TRF_ERR_SHAPE = 17,      /* shapes do not fit each other */
-    TRF_ERR_DEVICE = 18,     /* no such device */
-    TRF_ERR_CUDA = 19,       /* a CUDA call failed; trf_error.cuda holds its code */
-    TRF_ERR_CANCELLED = 20,  /* the caller's progress callback asked to stop */
+    TRF_ERR_ARGUMENT = 1,     /* a parameter of the call is out of its documented range */
+    TRF_ERR_MEMORY = 2,       /* an allocation failed */
+    TRF_ERR_IO = 3,           /* the operating system refused to open, read, write, sync or rename */
+    TRF_ERR_EXISTS = 4,       /* the output exists and overwriting was not asked for */
+    TRF_ERR_NOT_FOUND = 5,    /* no such file or tensor */
+    TRF_ERR_TRUNCATED = 6,    /* the data ends before what its header promises */
+    TRF_ERR_MAGIC = 7,        /* not a layer blob */
+    TRF_ERR_VERSION = 8,      /* a format version that this build does not read */
+    TRF_ERR_HEADER = 9,       /* a header or extension field is out of range or contradicts another */
+    TRF_ERR_TABLE = 10,       /* the frequency table is not one */
+    TRF_ERR_TILE = 11,        /* a tile's metadata or its slab table is out of range */
+    TRF_ERR_CHECKSUM = 12,    /* stored and computed checksum differ */
+    TRF_ERR_STREAM = 13,      /* a lane's rANS stream does not end where it must */
+    TRF_ERR_FORMAT = 14,      /* a checkpoint or array file (safetensors, index, npy) is malformed */
+    TRF_ERR_UNSUPPORTED = 15, /* valid, but nothing that this build can do */
+    TRF_ERR_MISMATCH = 16,    /* decoded weights differ from the ones they are compared with */
+    TRF_ERR_SHAPE = 17,       /* shapes do not fit each other */
+    TRF_ERR_DEVICE = 18,      /* no such device */
+    TRF_ERR_CUDA = 19,        /* a CUDA call failed; trf_error.cuda holds its code */
+    TRF_ERR_CANCELLED = 20,   /* the caller's progress callback asked to stop */
     TRF_STATUS_COUNT = 21
 } trf_status;
 
@@ -51,9 +51,9 @@ typedef enum trf_status {
 #define TRF_NO_OFFSET UINT64_MAX
 typedef struct trf_error {
     trf_status status;
-    int32_t cuda;        /* cudaError_t of a TRF_ERR_CUDA, else 0 */
-    uint64_t offset;     /* byte offset in the file or blob at fault */
-    char message[1024];  /* one line: file, tensor, offset, what was expected and what was found */
+    int32_t cuda;       /* cudaError_t of a TRF_ERR_CUDA, else 0 */
+    uint64_t offset;    /* byte offset in the file or blob at fault */
+    char message[1024]; /* one line: file, tensor, offset, what was expected and what was found */
 } trf_error;
 
 /* @return the constant's name, such as "TRF_ERR_TABLE"; "TRF_ERR_?" for a value that is none. Never NULL. */
@@ -107,9 +107,9 @@ TRF_API const char *trf_codec_name(trf_codec codec);
 
 /* How to encode. trf_encode_options_init sets the defaults (lossless, favouring speed). */
 typedef struct trf_encode_options {
-    trf_codec codec;             /* AUTO: lossless for the dtype; F32 needs BF16 (rounds to nearest even) or INT */
+    trf_codec codec; /* AUTO: lossless for the dtype; F32 needs BF16 (rounds to nearest even) or INT */
     trf_favor favor;
-    double bits;                 /* int codec on float weights: bits a weight of the whole blob, 2..8; 0 = absmax INT8 */
+    double bits; /* int codec on float weights: bits a weight of the whole blob, 2..8; 0 = absmax INT8 */
     trf_granularity granularity; /* int codec on float weights; NONE = channel */
     uint32_t group_size;         /* of GROUP and BLOCK: a multiple of 16, 16..2^20 */
     int threads;                 /* 0 = one for each core that the process may run on */
@@ -125,7 +125,7 @@ typedef struct trf_layer_report {
     uint64_t source_bytes;
     uint64_t blob_bytes;
     uint64_t exceptions;
-    double entropy_bits;  /* bits a weight: order-0 entropy of the classes' source (exponents or codes) + raw bits */
+    double entropy_bits; /* bits a weight: order-0 entropy of the classes' source (exponents or codes) + raw bits */
     double relative_rms_error; /* sqrt(sum (w - w')^2 / sum w^2); 0 for lossless codecs */
     double weight_energy;      /* sum w^2 of a lossy codec's source; 0 for lossless codecs */
     uint32_t predictor_modes;
@@ -185,11 +185,12 @@ TRF_API trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, 
 typedef int (*trf_progress_fn)(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes);
 
 typedef struct trf_checkpoint_options {
-    trf_encode_options encode;   /* compress only; encode.threads serves the others too */
-    const char *const *include;  /* compress: globs of tensor names to compress; NULL-terminated or NULL = the default choice */
-    const char *const *exclude;  /* compress: globs of tensor names to leave as they are; NULL-terminated or NULL */
-    int overwrite;               /* replace an existing output, atomically */
-    trf_progress_fn progress;    /* or NULL */
+    trf_encode_options encode; /* compress only; encode.threads serves the others too */
+    const char *const
+        *include; /* compress: globs of tensor names to compress; NULL-terminated or NULL = the default choice */
+    const char *const *exclude; /* compress: globs of tensor names to leave as they are; NULL-terminated or NULL */
+    int overwrite;              /* replace an existing output, atomically */
+    trf_progress_fn progress;   /* or NULL */
     void *progress_context;
 } trf_checkpoint_options;
 
@@ -203,9 +204,9 @@ typedef struct trf_checkpoint_report {
     uint64_t compressed_source_bytes; /* of the tensors that are compressed, uncompressed ... */
     uint64_t compressed_bytes;        /* ... and compressed */
     uint64_t compressed_weights;
-    uint64_t rounded_tensors;         /* F32 tensors that --codec bf16 rounded */
-    double relative_rms_error;        /* over the weights that a lossy codec took; 0 if every codec was lossless */
-    uint64_t peak_buffer_bytes;       /* largest sum of the library's own buffers, as far as it counts them */
+    uint64_t rounded_tensors;   /* F32 tensors that --codec bf16 rounded */
+    double relative_rms_error;  /* over the weights that a lossy codec took; 0 if every codec was lossless */
+    uint64_t peak_buffer_bytes; /* largest sum of the library's own buffers, as far as it counts them */
 } trf_checkpoint_report;
 
 /* Compresses the checkpoint at in_path to out_path (same kind: file to file, directory to directory; an index stands for its directory). 2-D
@@ -234,17 +235,17 @@ TRF_API trf_status trf_verify_checkpoint(const char *path, const char *against_p
 typedef struct trf_checkpoint trf_checkpoint;
 
 typedef struct trf_tensor_info {
-    const char *name;        /* the source's name, without _trf; owned by the checkpoint */
-    const char *file;        /* path of the file that holds it; owned by the checkpoint */
-    const char *dtype;       /* the source's safetensors dtype string; owned by the checkpoint */
-    const uint64_t *shape;   /* the source's; owned by the checkpoint */
+    const char *name;      /* the source's name, without _trf; owned by the checkpoint */
+    const char *file;      /* path of the file that holds it; owned by the checkpoint */
+    const char *dtype;     /* the source's safetensors dtype string; owned by the checkpoint */
+    const uint64_t *shape; /* the source's; owned by the checkpoint */
     uint32_t num_dims;
     int compressed;
-    uint64_t source_bytes;   /* uncompressed */
-    uint64_t bytes;          /* in this checkpoint */
-    uint64_t file_offset;    /* of its first byte in `file` */
-    uint64_t blobs;          /* 0 if not compressed; 1, or the number of experts */
-    trf_layer_info layer;    /* of the first blob; exceptions, tiles, stored_tiles and blob_bytes summed over all */
+    uint64_t source_bytes; /* uncompressed */
+    uint64_t bytes;        /* in this checkpoint */
+    uint64_t file_offset;  /* of its first byte in `file` */
+    uint64_t blobs;        /* 0 if not compressed; 1, or the number of experts */
+    trf_layer_info layer;  /* of the first blob; exceptions, tiles, stored_tiles and blob_bytes summed over all */
 } trf_tensor_info;
 
 TRF_API trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, trf_error *err);

@@ -267,8 +267,12 @@ static trf_status trf_shard_parse(const trf_file *file, trf_shard *shard, trf_er
         status = trf_file_read(file, 0, &magic, sizeof magic, err);
     if (status != TRF_OK)
         return status;
-    /* As a safetensors file's first bytes this would be a header far above the limit. */
-    shard->is_layer = shard->compressed = magic == TRF_MAGIC;
+    /* As a safetensors file's first bytes the magic would be a header far above the limit. A .trf file without it is a broken blob. */
+    size_t length = strlen(shard->path);
+    int named_trf = length > 4 && strcmp(shard->path + length - 4, ".trf") == 0;
+    shard->is_layer = shard->compressed = magic == TRF_MAGIC || named_trf;
+    if (named_trf && magic == TRF_STACK_MAGIC)
+        return trf_fail(err, TRF_ERR_MAGIC, 0, "a stack of blobs; a .trf file holds one");
     if (!shard->is_layer) {
         if ((status = trf_safetensors_read(file, shard->file_bytes, &shard->own, err)) != TRF_OK)
             return status;

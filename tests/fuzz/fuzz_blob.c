@@ -33,7 +33,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         static trf_decode_table table;
         decoder decoders[3];
         uint32_t num_decoders = find_decoders(decoders);
-        uint16_t *elements = malloc(2 * TRF_TILE_SIZE * TRF_TILE_SIZE), *again = malloc(2 * TRF_TILE_SIZE * TRF_TILE_SIZE);
+        uint16_t *elements = malloc(2 * TRF_TILE_SIZE * TRF_TILE_SIZE),
+                 *again = malloc(2 * TRF_TILE_SIZE * TRF_TILE_SIZE);
         float *values = malloc(4 * TRF_TILE_SIZE * TRF_TILE_SIZE);
         trf_decode_table_init(&table, &view);
         for (uint64_t t = 0; elements && again && values && t < view.num_tiles; t++) {

@@ -103,20 +103,28 @@ static inline uint64_t units_across(const trf_quantizer *q, const layer *l) {
 static inline uint64_t num_units(const trf_quantizer *q, const layer *l) {
     uint32_t g = trf_quantizer_group_size(q);
     switch (trf_quantizer_granularity(q)) {
-    case TRF_GRANULARITY_CHANNEL: return l->source.rows;
-    case TRF_GRANULARITY_GROUP: return l->source.rows * units_across(q, l);
-    case TRF_GRANULARITY_BLOCK: return (l->source.rows + (uint64_t)g - 1) / g * units_across(q, l);
-    default: return 1;
+    case TRF_GRANULARITY_CHANNEL:
+        return l->source.rows;
+    case TRF_GRANULARITY_GROUP:
+        return l->source.rows * units_across(q, l);
+    case TRF_GRANULARITY_BLOCK:
+        return (l->source.rows + (uint64_t)g - 1) / g * units_across(q, l);
+    default:
+        return 1;
     }
 }
 
 static inline uint64_t unit_of(const trf_quantizer *q, const layer *l, uint64_t i) {
     uint64_t row = i / l->source.cols, col = i % l->source.cols, g = trf_quantizer_group_size(q);
     switch (trf_quantizer_granularity(q)) {
-    case TRF_GRANULARITY_CHANNEL: return row;
-    case TRF_GRANULARITY_GROUP: return row * units_across(q, l) + col / g;
-    case TRF_GRANULARITY_BLOCK: return row / g * units_across(q, l) + col / g;
-    default: return 0;
+    case TRF_GRANULARITY_CHANNEL:
+        return row;
+    case TRF_GRANULARITY_GROUP:
+        return row * units_across(q, l) + col / g;
+    case TRF_GRANULARITY_BLOCK:
+        return row / g * units_across(q, l) + col / g;
+    default:
+        return 0;
     }
 }
 
@@ -134,9 +142,12 @@ static inline float scale_of(const trf_quantizer *q, uint64_t unit) {
 static inline double dequantized(const layer *l, int code, float scale) {
     double exact = code * (double)scale;
     switch (l->source.dtype) {
-    case TRF_DTYPE_F16: return trf_f16_to_f32(trf_f64_to_f16(exact));
-    case TRF_DTYPE_BF16: return trf_bf16_to_f32(trf_f64_to_bf16(exact));
-    default: return trf_f64_to_f32(exact);
+    case TRF_DTYPE_F16:
+        return trf_f16_to_f32(trf_f64_to_f16(exact));
+    case TRF_DTYPE_BF16:
+        return trf_bf16_to_f32(trf_f64_to_bf16(exact));
+    default:
+        return trf_f64_to_f32(exact);
     }
 }
 

@@ -35,11 +35,12 @@ typedef struct encoded {
 } encoded;
 
 /* Encodes, validates, decodes; lossless codecs must give the source back. */
-static encoded encode(const void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols, const trf_encode_options *options) {
+static encoded encode(const void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols,
+                      const trf_encode_options *options) {
     encoded e;
     trf_error err = {0};
-    ck_assert_msg(trf_encode_layer(weights, dtype, rows, cols, options, &e.blob, &e.bytes, &e.report, &err) == TRF_OK, "%s",
-                  err.message);
+    ck_assert_msg(trf_encode_layer(weights, dtype, rows, cols, options, &e.blob, &e.bytes, &e.report, &err) == TRF_OK,
+                  "%s", err.message);
     ck_assert_msg(trf_blob_validate(e.blob, e.bytes, &e.view, &err) == TRF_OK, "%s", err.message);
     ck_assert_uint_eq(e.report.blob_bytes, e.bytes);
     ck_assert_uint_eq(e.report.exceptions, e.view.extension.exception_count);
@@ -126,8 +127,8 @@ START_TEST(predictor_modes_are_chosen) {
     for (size_t c = 0; c < cols; c++)
         col_scale[c] = (int)(uniform() * 12);
     for (size_t i = 0; i < rows * cols; i++)
-        weights[i] = trf_f32_to_bf16((float)ldexp(normal() * 0.02, (_i & 1 ? row_scale[i / cols] : 0) -
-                                                                       (_i & 2 ? col_scale[i % cols] : 0)));
+        weights[i] = trf_f32_to_bf16(
+            (float)ldexp(normal() * 0.02, (_i & 1 ? row_scale[i / cols] : 0) - (_i & 2 ? col_scale[i % cols] : 0)));
     for (int favor = 0; favor < 2; favor++) {
         trf_encode_options options = default_options((trf_favor)favor);
         encoded e = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
@@ -202,8 +203,8 @@ END_TEST
 
 START_TEST(rate_control_hits_its_bits) {
     static const double kBits[] = {2, 2.5, 3.3, 4.25, 5.7, 8};
-    static const trf_granularity kGranularity[] = {TRF_GRANULARITY_TENSOR, TRF_GRANULARITY_CHANNEL, TRF_GRANULARITY_GROUP,
-                                                   TRF_GRANULARITY_BLOCK};
+    static const trf_granularity kGranularity[] = {TRF_GRANULARITY_TENSOR, TRF_GRANULARITY_CHANNEL,
+                                                   TRF_GRANULARITY_GROUP, TRF_GRANULARITY_BLOCK};
     size_t rows = 1024, cols = 1040;
     random_state = 5;
     float *weights = malloc(rows * cols * sizeof *weights);
@@ -306,7 +307,9 @@ static trf_status read_fault(void *context, uint32_t row, uint32_t num_rows, uin
 static trf_status write_fault(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err) {
     fault *f = context;
     (void)bytes, (void)size;
-    return __atomic_sub_fetch(&f->writes_left, 1, __ATOMIC_RELAXED) < 0 ? trf_fail(err, TRF_ERR_IO, offset, "write fault") : TRF_OK;
+    return __atomic_sub_fetch(&f->writes_left, 1, __ATOMIC_RELAXED) < 0
+               ? trf_fail(err, TRF_ERR_IO, offset, "write fault")
+               : TRF_OK;
 }
 static int tick_fault(void *context, uint64_t done, uint64_t total) {
     ck_assert_uint_le(done, total);

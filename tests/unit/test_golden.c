@@ -58,9 +58,10 @@ static void check_hash(const char *name, json_t *entry, const char *size_key, co
                        size_t size) {
     char hash[17];
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)XXH3_64bits(bytes, size));
-    ck_assert_msg((json_int_t)size == json_integer_value(json_object_get(entry, size_key)), "%s: %zu bytes", name, size);
-    ck_assert_msg(strcmp(hash, json_string_value(json_object_get(entry, hash_key))) == 0, "%s: %s is %s", name, hash_key,
-                  hash);
+    ck_assert_msg((json_int_t)size == json_integer_value(json_object_get(entry, size_key)), "%s: %zu bytes", name,
+                  size);
+    ck_assert_msg(strcmp(hash, json_string_value(json_object_get(entry, hash_key))) == 0, "%s: %s is %s", name,
+                  hash_key, hash);
 }
 
 START_TEST(golden_files_decode) {
@@ -77,10 +78,10 @@ START_TEST(golden_files_decode) {
         size_t weights = (size_t)view.header.rows * view.header.cols;
         uint16_t *elements = malloc(weights * 2), *again = malloc(weights * 2);
         for (uint32_t d = 0; d < num_decoders; d++) {
-            ck_assert_msg(decode_all(&view, blob, decoders[d].decode, d ? again : elements, &err) == TRF_OK, "%s: %s: %s", name,
-                          decoders[d].name, err.message);
-            ck_assert_msg(d == 0 || memcmp(elements, again, weights * 2) == 0, "%s: reference and %s decoder differ", name,
-                          decoders[d].name);
+            ck_assert_msg(decode_all(&view, blob, decoders[d].decode, d ? again : elements, &err) == TRF_OK,
+                          "%s: %s: %s", name, decoders[d].name, err.message);
+            ck_assert_msg(d == 0 || memcmp(elements, again, weights * 2) == 0, "%s: reference and %s decoder differ",
+                          name, decoders[d].name);
         }
         trf_layer *layer;
         ck_assert_int_eq(trf_layer_open(path, &layer, &err), TRF_OK);

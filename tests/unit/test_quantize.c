@@ -12,7 +12,9 @@ static const unit_choice choices[] = {
     {TRF_GRANULARITY_GROUP, 128}, {TRF_GRANULARITY_GROUP, 48},  {TRF_GRANULARITY_GROUP, 1 << 20},
     {TRF_GRANULARITY_BLOCK, 16},  {TRF_GRANULARITY_BLOCK, 80},  {TRF_GRANULARITY_BLOCK, 1 << 20},
 };
-enum { NUM_CHOICES = sizeof choices / sizeof *choices };
+enum {
+    NUM_CHOICES = sizeof choices / sizeof *choices
+};
 static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_F16, TRF_DTYPE_BF16};
 
 START_TEST(codes_are_exact) {
