@@ -1,6 +1,7 @@
 /* The encoder: what it chooses, what it costs, that its bytes depend on nothing but weights and options, and how it fails.
  * TRF_TEST_THREADS */
 #include "common/run_suite.h"
+#include "common/test_weights.h"
 #include "trf_convert.h"
 #include "trf_encode.h"
 #include "trf_validate.h"
@@ -10,18 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t random_state;
-static double uniform(void) { /* xorshift64, in (0, 1) */
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return ((double)(random_state >> 11) + 0.5) * 0x1p-53;
-}
-static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
+static test_rng rng;
+static double uniform(void) { return test_uniform(&rng); }
+static double normal(void) { return test_normal(&rng); }
 
 static uint16_t *gaussian_bf16(size_t n, double sigma) {
     uint16_t *weights = malloc(n * sizeof *weights);
-    random_state = 0x9E3779B97F4A7C15u;
+    rng.state = 0x9E3779B97F4A7C15u;
     for (size_t i = 0; i < n; i++)
         weights[i] = trf_f32_to_bf16((float)(sigma * normal()));
     return weights;
@@ -66,6 +62,44 @@ static trf_encode_options default_options(trf_favor favor) {
     options.favor = favor;
     return options;
 }
+
+/* Shapes of all kinds, weights of all kinds, every option: what comes out is what went in, bit for bit. encode() compares. */
+START_TEST(everything_comes_back) {
+    static const trf_dtype kDtypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3, TRF_DTYPE_F8_E5M2,
+                                        TRF_DTYPE_I8};
+    static const uint32_t kEdges[] = {1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 272, 511, 513};
+    const trf_dtype dtype = kDtypes[_i];
+    rng.state = 1000u + (uint64_t)_i;
+    for (int round = 0; round < 60; round++) {
+        uint32_t shape[2];
+        for (int k = 0; k < 2; k++)
+            shape[k] =
+                round % 3 ? 1 + test_below(&rng, 600) : kEdges[test_below(&rng, sizeof kEdges / sizeof kEdges[0])];
+        size_t n = (size_t)shape[0] * shape[1];
+        uint8_t *weights = malloc(n * trf_dtype_bytes(dtype)), *patterns = malloc(n * trf_dtype_bytes(dtype));
+        test_fill_patterns(patterns, dtype, n);
+        double sigma = dtype == TRF_DTYPE_I8 ? exp2(6 * uniform()) : exp2(-10 + 12 * uniform());
+        if (round % 4 == 0)
+            memcpy(weights, patterns, n * trf_dtype_bytes(dtype));
+        else if (round % 4 == 1)
+            test_fill_student(&rng, weights, dtype, n, 3, sigma);
+        else
+            test_fill_normal(&rng, weights, dtype, n, sigma);
+        for (size_t i = 0; i < n && round % 4 == 3; i++) /* a hundredth of anything */
+            if (test_below(&rng, 100) == 0)
+                memcpy(weights + i * trf_dtype_bytes(dtype), patterns + i * trf_dtype_bytes(dtype),
+                       trf_dtype_bytes(dtype));
+        trf_encode_options options = default_options((trf_favor)test_below(&rng, 2));
+        options.probability_bits = test_below(&rng, 5) ? 8 + test_below(&rng, 4) + 1 : 0;
+        options.verify = (int)test_below(&rng, 2);
+        encoded e = encode(weights, dtype, shape[0], shape[1], &options);
+        ck_assert_uint_le(e.bytes, n * trf_dtype_bytes(dtype) + e.view.extension.data_offset + 16 * e.view.num_tiles);
+        free(e.blob);
+        free(weights);
+        free(patterns);
+    }
+}
+END_TEST
 
 /* Over one octave of sigma the exponents' distribution goes through everything it can be. Limits: the issue's, for 8192 x 8192;
  * a layer of 1024 x 2048 pays the head's 832 bytes with fewer weights. */
@@ -120,7 +154,7 @@ END_TEST
 START_TEST(predictor_modes_are_chosen) {
     size_t rows = 768, cols = 1024;
     uint16_t *weights = malloc(rows * cols * sizeof *weights);
-    random_state = 7;
+    rng.state = 7;
     int *row_scale = malloc(rows * sizeof *row_scale), *col_scale = malloc(cols * sizeof *col_scale);
     for (size_t r = 0; r < rows; r++)
         row_scale[r] = (int)(uniform() * 12);
@@ -148,7 +182,7 @@ END_TEST
 START_TEST(pruned_layers) {
     size_t n = 1024 * 1024;
     uint16_t *weights = gaussian_bf16(n, 0.02);
-    random_state = 3;
+    rng.state = 3;
     for (size_t i = 0; i < n; i++)
         if (uniform() < 0.5)
             weights[i] = 0;
@@ -185,7 +219,7 @@ END_TEST
 START_TEST(noise_is_stored) {
     size_t rows = 512, cols = 700;
     uint16_t *weights = malloc(rows * cols * sizeof *weights);
-    random_state = 11;
+    rng.state = 11;
     for (size_t i = 0; i < rows * cols; i++)
         weights[i] = (uint16_t)(uniform() * 65536);
     trf_encode_options options = default_options(TRF_FAVOR_SIZE);
@@ -206,7 +240,7 @@ START_TEST(rate_control_hits_its_bits) {
     static const trf_granularity kGranularity[] = {TRF_GRANULARITY_TENSOR, TRF_GRANULARITY_CHANNEL,
                                                    TRF_GRANULARITY_GROUP, TRF_GRANULARITY_BLOCK};
     size_t rows = 1024, cols = 1040;
-    random_state = 5;
+    rng.state = 5;
     float *weights = malloc(rows * cols * sizeof *weights);
     for (size_t i = 0; i < rows * cols; i++)
         weights[i] = (float)(0.02 * normal());
@@ -230,7 +264,7 @@ END_TEST
 START_TEST(int4_codes_cost_their_entropy) {
     size_t n = 512 * 512;
     int8_t *codes = malloc(n);
-    random_state = 13;
+    rng.state = 13;
     for (size_t i = 0; i < n; i++) {
         double code = rint(normal() * 2);
         codes[i] = (int8_t)(code < -8 ? -8 : code > 7 ? 7 : code);
@@ -337,6 +371,7 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("encode");
     TCase *tests = tcase_create("encode");
+    tcase_add_loop_test(tests, everything_comes_back, 0, 5);
     tcase_add_loop_test(tests, gaussian_bits, 0, 8);
     tcase_add_test(tests, bytes_do_not_depend_on_threads);
     tcase_add_loop_test(tests, predictor_modes_are_chosen, 0, 4);
