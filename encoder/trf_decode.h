@@ -34,7 +34,8 @@ const char *trf_decode_tile_best_name(void); /* "avx512", "avx2" or "scalar" */
 void trf_elements_to_dtype(const trf_blob_view *view, uint64_t tile, const uint16_t *elements, size_t stride,
                            void *values, size_t value_stride);
 
-/* The same as F32 values; for the int codec with scales the codes themselves when `unscaled` is set (the matmul scales sums). */
+/* The same as F32 values: floats widened, code times scale rounded once to F32 whatever the source's dtype; or, for the
+ * int codec with scales where `unscaled` is set, the codes themselves (the matmul scales sums). */
 void trf_elements_to_f32(const trf_blob_view *view, uint64_t tile, const uint16_t *elements, size_t stride,
                          float *values, size_t value_stride, int unscaled);
 

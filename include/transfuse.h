@@ -185,7 +185,9 @@ TRF_API trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, 
 typedef int (*trf_progress_fn)(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes);
 
 typedef struct trf_checkpoint_options {
-    trf_encode_options encode; /* compress only; encode.threads serves the others too */
+    /* compress only; encode.threads serves the others too. The codecs E4M3 and E5M2 each stand for both: every FP8 tensor
+     * takes its own. */
+    trf_encode_options encode;
     const char *const
         *include; /* compress: globs of tensor names to compress; NULL-terminated or NULL = the default choice */
     const char *const *exclude; /* compress: globs of tensor names to leave as they are; NULL-terminated or NULL */
