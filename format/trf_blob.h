@@ -20,7 +20,7 @@
 enum {
     TRF_MAGIC = 0x52414E53,
     TRF_STACK_MAGIC = 0x58414E53, /* index in front of a 3-D tensor's blobs */
-    TRF_FORMAT_VERSION = 1,
+    TRF_FORMAT_VERSION = 2,
     TRF_TILE_SIZE = 256, /* rows and columns */
     TRF_SLAB_ROWS = 32,
     TRF_SLAB_COLS = 256,
@@ -28,6 +28,7 @@ enum {
     TRF_BLOCK_ROWS = 16, /* rows of an mma A fragment; also its columns */
     TRF_LANES = 32,
     TRF_LANE_PAIRS = 16,
+    TRF_CHUNK_WEIGHTS = 64, /* of a lane: the raw bits of 64 weights a lane stand together */
     TRF_LANE_WEIGHTS = TRF_SLAB_ROWS * TRF_SLAB_COLS / TRF_LANES, /* at most, 256 */
     TRF_ALPHABET = 256,
     TRF_MIN_PROBABILITY_BITS = 9,

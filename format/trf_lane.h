@@ -1,6 +1,6 @@
 /* One lane of a slab: where its weights lie, where its bits lie, and its rANS decode step.
  *
- * This header is the one definition of FORMAT.md sections 6 and 7 for C and for CUDA: what the CPU tests, sanitizers
+ * This header is the one definition of FORMAT.md sections 6 to 8 for C and for CUDA: what the CPU tests, sanitizers
  * and fuzzers run here is what the kernels run. Nothing here bounds an index; each caller does. */
 #ifndef TRF_LANE_H
 #define TRF_LANE_H
@@ -22,37 +22,50 @@ TRF_HD uint32_t trf_lane_row(trf_slab_shape shape, uint32_t lane, uint32_t i) {
     return 16 * block + lane / 4 + 8 * ((i / 2) % 2);
 }
 
-/* Column of weight i of a lane, from the tile's first column. */
+/* Column of weight i of a lane, from the tile's first column. Column steps go in pairs of 32 columns, in which each lane owns a
+ * run of 8 neighbouring ones, four for each step: 16 bytes of a row of x or W. A last step without a partner has runs of 4. */
 TRF_HD uint32_t trf_lane_col(trf_slab_shape shape, uint32_t lane, uint32_t i) {
-    uint32_t step = i / (8 * shape.blocks);
-    return 16 * step + 2 * (lane % 4) + i % 2 + 8 * ((i / 4) % 2);
+    uint32_t step = i / (8 * shape.blocks), pair = step / 2;
+    uint32_t run = 2 * pair + 1 < shape.steps ? 8 : 4;
+    return 32 * pair + run * (lane % 4) + 4 * (step % 2) + 2 * ((i / 4) % 2) + i % 2;
 }
 
-/* ---- raw-bit planes: 32-bit words, grouped so that a lane reads 16 bytes at a time ---- */
+/* ---- raw bits: chunks of 64 weights a lane; in each the planes, widest first, of 32-bit words, grouped so that a lane
+ * reads 16 bytes at a time ---- */
 
-/* 32-bit words of one lane in a plane of `width` bits a weight. */
+/* Weights of a lane in chunk c of a slab in which it has `weights`: 64, or fewer in the last chunk. */
+TRF_HD uint32_t trf_chunk_weights(uint32_t weights, uint32_t c) {
+    uint32_t left = weights - TRF_CHUNK_WEIGHTS * c;
+    return left < TRF_CHUNK_WEIGHTS ? left : (uint32_t)TRF_CHUNK_WEIGHTS;
+}
+
+/* Where chunk c begins, from the slab's first byte. All chunks before it are full ones. */
+TRF_HD uint32_t trf_chunk_offset(uint32_t raw_bits, uint32_t c) { return c * (TRF_CHUNK_WEIGHTS * 4) * raw_bits; }
+
+/* 32-bit words of one lane in a chunk's plane of `width` bits a weight; weights: of a lane in the chunk. */
 TRF_HD uint32_t trf_plane_lane_words(uint32_t weights, uint32_t width) { return (weights * width + 31) / 32; }
 
 TRF_HD uint32_t trf_plane_bytes(uint32_t weights, uint32_t width) {
     return 4 * TRF_LANES * trf_plane_lane_words(weights, width);
 }
 
-/* Byte offset in a plane of word z of a lane, lane_words words a lane. */
+/* Byte offset in a chunk's plane of word z of a lane, lane_words words a lane. */
 TRF_HD uint32_t trf_plane_word_offset(uint32_t lane_words, uint32_t lane, uint32_t z) {
     uint32_t group = z / 4, groups = lane_words / 4;
     uint32_t stride = group < groups ? 16 : 4 * (lane_words % 4);
     return 512 * group + stride * lane + 4 * (z % 4);
 }
 
-/* Word and lowest bit of weight i in a plane. */
+/* Word and lowest bit, in a chunk's plane, of the lane's weight i of that chunk. A word holds 8 / width groups of four
+ * weights; byte by byte it has the fields of the weights 0, 2, 1, 3 of each group. */
 TRF_HD uint32_t trf_plane_word(uint32_t i, uint32_t width) { return i * width / 32; }
-TRF_HD uint32_t trf_plane_bit(uint32_t i, uint32_t width) { return width * ((i / 2) % (16 / width)) + 16 * (i % 2); }
-
-/* Bit of weight i's sign in an 8-bit plane of a float codec: 15, 31, 23, 7 for i%4 = 0, 1, 2, 3. */
-TRF_HD uint32_t trf_plane_sign_bit(uint32_t i) {
-    uint32_t at = (i % 4) * 8;
-    return (0x07171F0Fu >> at) & 31;
+TRF_HD uint32_t trf_plane_bit(uint32_t i, uint32_t width) {
+    return width * ((i / 4) % (8 / width)) + 8 * ((i / 2) % 2) + 16 * (i % 2);
 }
+
+/* The weight in whose raw bits weight i's sign stands (float codecs): that of the next byte, so that one rotation
+ * of the word brings sign and magnitude together. */
+TRF_HD uint32_t trf_sign_slot(uint32_t i) { return (i & ~3u) | (0x1Eu >> (2 * (i % 4)) & 3); }
 
 /* ---- the rANS step ---- */
 
@@ -81,14 +94,19 @@ TRF_HD int32_t trf_lane_first_word(uint32_t lane, uint32_t pair_begin, uint32_t 
 }
 TRF_HD int32_t trf_lane_word_stride(uint32_t lane) { return lane < TRF_LANE_PAIRS ? 1 : -1; }
 
-/* ---- exceptions ---- */
+/* ---- exceptions: position [31:19], zero [18:16], element [15:0] ---- */
 
 TRF_HD uint32_t trf_exception_position(uint32_t i, uint32_t lane) { return 32 * i + lane; }
+TRF_HD uint32_t trf_exception_make(uint32_t position, uint32_t element) { return position << 19 | element; }
 
-/* 11-bit value of an exception; low is exception_low[e], high exception_high[e]. */
-TRF_HD uint32_t trf_exception_value(uint32_t low, uint32_t high) { return high | (low >> 13) << 8; }
+TRF_HD uint32_t trf_exception_at(uint32_t exception) { return exception >> 19; }
+TRF_HD uint32_t trf_exception_element(uint32_t exception) { return exception & 0xFFFF; }
 
-/* The value of an int codec's exception as a signed code. */
-TRF_HD int32_t trf_exception_code(uint32_t value) { return (int32_t)(value ^ 1024u) - 1024; }
+/* ---- the part of a slab behind its raw bits: start_state[32], pair_words[16], exceptions, words ---- */
+
+enum {
+    TRF_STATES_BYTES = 2 * TRF_LANES,
+    TRF_STREAM_HEAD_BYTES = TRF_STATES_BYTES + TRF_LANE_PAIRS, /* then the exceptions */
+};
 
 #endif

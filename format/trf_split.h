@@ -34,7 +34,7 @@ TRF_HD uint32_t trf_element_exponent(trf_float_fields fields, uint32_t element) 
 }
 
 /* Raw bits R of a float element; low2 is e, the coded exponent's two low bits with quads, 0 with pairs. */
-TRF_HD uint32_t trf_float_raw(uint32_t codec, uint32_t class_bits, uint32_t element, uint32_t low2) {
+TRF_HD uint32_t trf_float_raw(uint32_t codec, uint32_t element, uint32_t low2) {
     trf_float_fields fields = trf_fields_of(codec);
     uint32_t sign = (element >> fields.sign_bit) & 1, mantissa = element & ((1u << fields.mantissa_bits) - 1);
     switch (codec) {
@@ -43,9 +43,9 @@ TRF_HD uint32_t trf_float_raw(uint32_t codec, uint32_t class_bits, uint32_t elem
     case TRF_CODEC_FP16:
         return low2 << 11 | (mantissa >> 7) << 8 | sign << 7 | (mantissa & 127);
     case TRF_CODEC_E4M3:
-        return low2 << 4 | sign << 3 | mantissa;
+        return low2 << 4 | mantissa << 1 | sign;
     default:
-        return class_bits == 2 ? sign << 4 | low2 << 2 | mantissa : sign << 2 | mantissa;
+        return low2 << 3 | mantissa << 1 | sign;
     }
 }
 
@@ -59,21 +59,21 @@ TRF_HD uint32_t trf_raw_low2(uint32_t codec, uint32_t raw) {
     case TRF_CODEC_E4M3:
         return raw >> 4 & 3;
     default:
-        return raw >> 2 & 3;
+        return raw >> 3 & 3;
     }
 }
 
 /* The float element of raw bits R and true exponent field E. */
-TRF_HD uint32_t trf_float_element(uint32_t codec, uint32_t class_bits, uint32_t raw, uint32_t exponent) {
+TRF_HD uint32_t trf_float_element(uint32_t codec, uint32_t raw, uint32_t exponent) {
     switch (codec) {
     case TRF_CODEC_BF16:
         return (raw >> 7 & 1) << 15 | exponent << 7 | (raw & 127);
     case TRF_CODEC_FP16:
         return (raw >> 7 & 1) << 15 | exponent << 10 | (raw >> 8 & 7) << 7 | (raw & 127);
     case TRF_CODEC_E4M3:
-        return (raw >> 3 & 1) << 7 | exponent << 3 | (raw & 7);
+        return (raw & 1) << 7 | exponent << 3 | (raw >> 1 & 7);
     default:
-        return (raw >> (class_bits == 2 ? 4 : 2) & 1) << 7 | exponent << 2 | (raw & 3);
+        return (raw & 1) << 7 | exponent << 2 | (raw >> 1 & 3);
     }
 }
 
@@ -94,7 +94,9 @@ TRF_HD uint32_t trf_float_raw_bits(uint32_t codec, uint32_t class_bits) {
     }
 }
 
-/* Whether planes of 8 bits keep their signs at trf_plane_sign_bit. */
+/* The sign's bit within R; the float codecs' signs stand in the raw bits of trf_sign_slot's weight. */
+TRF_HD uint32_t trf_raw_sign_bit(uint32_t codec) { return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 ? 7 : 0; }
+
 TRF_HD int trf_codec_is_float(uint32_t codec) { return codec != TRF_CODEC_INT; }
 
 #endif
