@@ -263,6 +263,92 @@ TRF_API trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t in
 TRF_API trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
                                      trf_error *err);
 
+/* ---- on a GPU (CUDA). Without device code in the build, or without a driver, trf_context_create returns TRF_ERR_DEVICE ---- */
+
+/* cudaStream_t. */
+typedef struct CUstream_st *trf_stream;
+
+/* One device. Holds what layers share: limits of the device, a cuBLASLt handle. Thread-safe after creation. */
+typedef struct trf_context trf_context;
+
+/* device: CUDA ordinal. Errors: TRF_ERR_DEVICE (no such device, no driver, or compute capability below 8.0), TRF_ERR_CUDA,
+ * TRF_ERR_MEMORY. */
+TRF_API trf_status trf_context_create(int device, trf_context **context, trf_error *err);
+TRF_API void trf_context_destroy(trf_context *context); /* NULL is allowed; after the context's layers */
+TRF_API const char *trf_context_device_name(const trf_context *context); /* such as "NVIDIA H200"; the context's */
+
+/* A compressed layer in device memory. */
+typedef struct trf_device_layer trf_device_layer;
+
+/* Copies a layer, which trf_layer_from_memory or trf_layer_open has validated, to the device; `layer` is not needed afterwards. Synchronous.
+ * Device memory: the blob, and 8 bytes a slab (0.1 % of it). Errors: TRF_ERR_CUDA, TRF_ERR_MEMORY (host or device). */
+TRF_API trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer, trf_device_layer **device_layer,
+                                           trf_error *err);
+/* Waits for the device. NULL is allowed. */
+TRF_API void trf_device_layer_destroy(trf_device_layer *device_layer);
+TRF_API void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_layer_info *info);
+TRF_API uint64_t trf_device_layer_bytes(const trf_device_layer *device_layer); /* of device memory */
+
+/* What trf_device_layer_decode writes for each weight. */
+typedef enum trf_decode_as {
+    TRF_DECODE_SOURCE = 0,   /* the source's dtype, as trf_layer_decode */
+    TRF_DECODE_ELEMENTS = 1, /* 16 bits: the bit pattern of a float codec's element, or the signed code */
+    TRF_DECODE_BF16 = 2,     /* the value rounded once to BF16; exact for bf16 and fp8, and for codes within +-256 without scales */
+    TRF_DECODE_F16 = 3       /* the value rounded once to F16; exact for fp16 and fp8, and for codes without scales */
+} trf_decode_as;
+
+/* Decodes the whole layer on the device. weights: device, row-major [rows][cols], 16-byte aligned, weights_bytes large.
+ * Ordered on `stream`; returns before it is done; capturable in a CUDA graph. Corrupt tiles (which validation cannot see) become NaN, or
+ * zero codes; see trf_device_layer_check. Thread-safe. Errors: TRF_ERR_ARGUMENT (kind; alignment), TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of
+ * the other 16-bit float codec), TRF_ERR_CUDA. */
+TRF_API trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
+                                           uint64_t weights_bytes, trf_stream stream, trf_error *err);
+
+/* How y = x . W^T is computed. */
+typedef enum trf_path {
+    TRF_PATH_AUTO = 0,    /* FUSED where it takes the layer, else TWO_STEP */
+    TRF_PATH_FUSED = 1,   /* decoded inside the product */
+    TRF_PATH_TWO_STEP = 2 /* decoded to the workspace, then multiplied by cuBLASLt */
+} trf_path;
+
+enum {
+    TRF_FUSED_MAX_M = 64
+};
+
+/* A product of one layer and a batch size, prepared. Plain data: copy it freely; it belongs to the layer it was made for. */
+typedef struct trf_linear_plan {
+    uint32_t m;
+    trf_dtype x_dtype, y_dtype;
+    trf_path path;            /* FUSED or TWO_STEP: the one that runs */
+    const char *reason;       /* why not FUSED: a static string; NULL if FUSED */
+    uint64_t workspace_bytes; /* that trf_linear needs, in device memory */
+    uint32_t choice[8];       /* of the launch; opaque */
+} trf_linear_plan;
+
+/* m: rows of x, at least 1. x_dtype: BF16 for the bf16 codec, F16 for fp16, either for fp8 and int. y_dtype: BF16, F16 or F32.
+ * Does not touch the device. Errors: TRF_ERR_ARGUMENT (m; types that do not go together), TRF_ERR_UNSUPPORTED (path FUSED was asked for and does not take the layer,
+ * the message says why; or neither path does). */
+TRF_API trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m, trf_dtype x_dtype,
+                                        trf_dtype y_dtype, trf_path path, trf_linear_plan *plan, trf_error *err);
+
+/* Makes device memory a workspace, once after its allocation; trf_linear leaves it ready for the next call. workspace: device, 256-byte aligned.
+ * Ordered on `stream`. Errors: TRF_ERR_ARGUMENT (alignment), TRF_ERR_CUDA. */
+TRF_API trf_status trf_workspace_init(void *workspace, uint64_t workspace_bytes, trf_stream stream, trf_error *err);
+
+/* y[m][rows] = x[m][cols] . W^T, accumulated in F32 and rounded once to y's dtype. x, y: device, row-major, of the plan's types, aligned to their elements, not
+ * overlapping. workspace: of plan->workspace_bytes or more, made by trf_workspace_init, in use by one call at a time (calls on one
+ * stream may share it); may be NULL if the plan needs none.
+ * The same bits on every run. int codes with scales: sum over scale groups of scale * sum of code * x on the FUSED path; on TWO_STEP the weights
+ * are rounded to x's dtype first. An offset that brings a finite y beyond F32's range in between gives an infinity.
+ * Ordered on `stream`; does not allocate, synchronize or read back; capturable in a CUDA graph. Thread-safe for distinct workspaces.
+ * A corrupt tile makes its rows of y NaN; see trf_device_layer_check. Errors: TRF_ERR_ARGUMENT (NULL, alignment, a plan of another layer), TRF_ERR_CUDA. */
+TRF_API trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
+                              void *workspace, trf_stream stream, trf_error *err);
+
+/* Waits for the device, and says whether any call since creation met a corrupt tile. Errors: TRF_ERR_STREAM (message: tile; offset: its place in the blob),
+ * TRF_ERR_CUDA. The state stays. */
+TRF_API trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err);
+
 /* ---- arrays in .npy files (F32 and F16 in, F32 out; C order, 1-D or 2-D) ---- */
 
 /* Reads an array as F32. *values is malloc'd (release with trf_free). A 1-D array of n values is 1 x n. Errors: TRF_ERR_FORMAT, _IO, _NOT_FOUND, _MEMORY. */

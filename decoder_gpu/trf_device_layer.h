@@ -1,0 +1,61 @@
+/* A layer in device memory, as the kernels see it. Made by loader/trf_device.c; plain C and CUDA. */
+#ifndef TRF_DEVICE_LAYER_H
+#define TRF_DEVICE_LAYER_H
+
+#include "transfuse.h"
+#include "trf_blob.h"
+#include "trf_validate.h"
+
+/* Where the slab at rows 32*band of tile column j lies: entry [band * num_tiles_col + j]. */
+typedef struct trf_device_slab {
+    uint32_t offset_units; /* of 16 bytes, from the blob's first byte */
+    uint16_t size_units;   /* 0: these rows of the tile have no slab (a stored tile, or a sliver's rows alone) */
+    uint16_t exceptions;
+} trf_device_slab;
+
+/* What a kernel's first threads set when a tile turns out corrupt; the first one stays. */
+typedef struct trf_device_fault {
+    uint32_t set;
+    uint32_t tile_low, tile_high;
+} trf_device_fault;
+
+/* Passed to kernels by value. Pointers are device pointers, into the blob where a blob holds it. */
+typedef struct trf_device_view {
+    const uint8_t *blob;
+    uint64_t blob_bytes;
+    const trf_device_slab *slabs; /* [num_bands][num_tiles_col] */
+    const uint32_t *slots;        /* [2^p], trf_slot_entry */
+    const trf_tile_meta *tiles;   /* [num_tiles_row * num_tiles_col] */
+    const void *scales;           /* F32 or F16, or NULL */
+    const int8_t *row_offsets;    /* [rows] or NULL */
+    const int8_t *col_offsets;    /* [cols] or NULL */
+    trf_device_fault *fault;
+    uint32_t rows, cols, num_tiles_row, num_tiles_col;
+    uint32_t num_bands; /* ceil(rows / 32) */
+    uint32_t codec, source_dtype, class_bits, raw_bits, probability_bits, state_bits, stored_bytes;
+    uint32_t granularity, scale_dtype, group_size, scale_cols;
+    int32_t scale_exponent, exponent_offset;
+    uint32_t num_planes, plane_width[TRF_MAX_PLANES];
+    int16_t class_value[16];
+} trf_device_view;
+
+/* Facts about the whole layer that decide which kernels take it; found on the host while it is uploaded. */
+typedef struct trf_device_facts {
+    uint64_t irregular_weights;    /* in stored tiles, slivers, and slabs that are not 32 rows of whole chunks */
+    uint64_t slabs;                /* coded ones */
+    uint32_t max_stream_bytes;     /* of a slab behind its raw bits */
+    uint32_t predictor_modes;      /* union over tiles */
+    uint32_t max_abs_code;         /* bound for coded, exceptional and stored codes of the int codec */
+    int exceptions_fit_fragments;  /* every exception times 2^-offsets is exact in the fragment's type */
+} trf_device_facts;
+
+struct trf_device_layer {
+    trf_context *context;
+    trf_device_view view;
+    trf_device_facts facts;
+    trf_layer_info info;
+    void *memory; /* the one device allocation */
+    uint64_t memory_bytes;
+};
+
+#endif

@@ -1,0 +1,43 @@
+/* The fused product's launchers, and the choice among its kernels. C and CUDA; launchers return a cudaError_t as an int and only enqueue
+ * work on `stream`. */
+#ifndef TRF_FUSED_H
+#define TRF_FUSED_H
+
+#include "trf_decode_launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a choice needs to know of a device. */
+typedef struct trf_device_limits {
+    int multiprocessors;
+    int shared_bytes; /* that a block may opt in to */
+    int capability;   /* 80, 86, 89, 90 ... */
+} trf_device_limits;
+
+/* Whether the fused kernels take this layer and batch. @return NULL, or why not: a static string. */
+const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
+                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
+
+/* Fills plan->choice and plan->workspace_bytes; m, types and path are set. Only for what trf_fused_refuses takes. */
+void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
+                      trf_linear_plan *plan);
+
+/* As trf_linear, arguments checked. */
+int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
+                     const void *x, void *y, void *workspace, trf_stream stream);
+
+/* The edges' part of the product: partial[m][rows] = x . W^T over the weights that are not in regular slabs, scales and offsets applied; all m x rows values are
+ * written, zeros where there are no edges. x: device, rows of x_stride elements. partial: device, F32. The order of additions is fixed. */
+int trf_launch_linear_edges(const trf_device_view *view, uint32_t m, trf_dtype x_dtype, const void *x,
+                            uint64_t x_stride, float *partial, trf_stream stream);
+
+/* Copies x[m][cols] of 16-bit values to padded[m][stride], stride a multiple of 8; what lies behind the columns becomes 0. */
+int trf_launch_pad_x(const void *x, uint32_t m, uint32_t cols, void *padded, uint64_t stride, trf_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
