@@ -79,15 +79,13 @@ static void try_candidate(candidate *best, const trf_plan *plan, const exponent_
         *best = next;
 }
 
-/* Layer offsets worth trying: with quads they move the grid of the groups of four exponents. Up or down by as much is the same grid,
- * but not the same weights are pushed out of the exponents' range. */
+/* Layer offsets worth trying: with quads they move the grid of the groups of four exponents. Never up: a matrix product takes C in place
+ * of E and patches exceptions scaled by 2^-D, which keeps denormals exact where it does not shrink them. */
 static void try_mode(candidate *best, const trf_plan *plan, const exponent_counts *counts, uint32_t modes,
                      double side_bits) {
-    try_candidate(best, plan, counts, modes, 0, side_bits);
-    for (int32_t d = 1; d < 4 && plan->header.class_bits == 2; d++) {
+    const int32_t lowest = plan->header.class_bits == 2 ? -3 : 0;
+    for (int32_t d = 0; d >= lowest; d--)
         try_candidate(best, plan, counts, modes, d, side_bits);
-        try_candidate(best, plan, counts, modes, -d, side_bits);
-    }
 }
 
 /* ---- predictors: the mean exponent of a row or column, rounded, less that of the layer ---- */
@@ -318,7 +316,7 @@ static void analyze_codes(const trf_plan *plan, const trf_sample *sample, trf_cl
 }
 
 /* Symbols of the sample, as the encoder itself forms them. */
-static void count_symbols(const trf_plan *plan, const trf_sample *sample, trf_tile_scratch *scratch, uint8_t *planes,
+static void count_symbols(const trf_plan *plan, const trf_sample *sample, trf_tile_scratch *scratch, uint8_t *chunks,
                           uint64_t counts[TRF_ALPHABET]) {
     uint32_t per_lane = 8 / plan->header.class_bits;
     for (uint32_t u = 0; u < sample->num_units; u++)
@@ -331,7 +329,7 @@ static void count_symbols(const trf_plan *plan, const trf_sample *sample, trf_ti
                 trf_tile_shape at = {.row = sample->row[u], .col = sample->col[u] + col};
                 trf_gather_offsets(plan, &at, 0, shape, scratch);
             }
-            plan->split(&plan->rule, shape, &scratch->work, planes);
+            plan->split(&plan->rule, shape, &scratch->work, chunks);
             uint32_t symbols = trf_lane_weights(shape) / per_lane * TRF_LANES;
             uint32_t table[2][TRF_ALPHABET] = {{0}};
             for (uint32_t i = 0; i < symbols; i += 2) {
@@ -354,18 +352,18 @@ trf_status trf_analyze(trf_plan *plan, const trf_sample *sample, const trf_eleme
             return status;
     }
     trf_tile_scratch *scratch = aligned_alloc(64, sizeof *scratch);
-    uint8_t *planes = malloc(TRF_MAX_TILE_BYTES);
+    uint8_t *chunks = malloc(TRF_MAX_TILE_BYTES);
     uint64_t counts[TRF_ALPHABET] = {0};
     trf_status status = TRF_OK;
-    if (!scratch || !planes) {
+    if (!scratch || !chunks) {
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to analyze a layer");
     } else {
         trf_plan_finish(plan, &classes);
-        count_symbols(plan, sample, scratch, planes, counts);
+        count_symbols(plan, sample, scratch, chunks, counts);
         trf_normalize(&plan->model, counts, plan->header.class_bits, plan->header.probability_bits);
         trf_plan_finish(plan, &classes);
     }
     free(scratch);
-    free(planes);
+    free(chunks);
     return status;
 }

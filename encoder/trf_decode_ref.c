@@ -40,20 +40,28 @@ static trf_lane_stream decode_classes(const trf_tile_work *work, const trf_slab_
     return stream;
 }
 
-/* Raw bits R of weight i of a lane. */
-static uint32_t read_raw(const trf_blob_view *view, const trf_slab_parts *slab, uint32_t lane, uint32_t i) {
+/* The raw bits that stand in weight i's place. */
+static uint32_t read_planes(const trf_blob_view *view, const trf_slab_parts *slab, uint32_t lane, uint32_t i) {
+    const uint32_t chunk = i / TRF_CHUNK_WEIGHTS, weights = trf_chunk_weights(trf_lane_weights(slab->shape), chunk);
+    const uint8_t *plane = slab->raw + trf_chunk_offset(view->header.raw_bits, chunk);
     uint32_t raw = 0, shift = 0;
-    for (uint32_t plane = 0; plane < view->num_planes; plane++) {
-        uint32_t width = view->plane_width[plane], word;
-        uint32_t lane_words = trf_plane_lane_words(trf_lane_weights(slab->shape), width);
-        memcpy(&word, slab->planes[plane] + trf_plane_word_offset(lane_words, lane, trf_plane_word(i, width)), 4);
-        uint32_t field = word >> trf_plane_bit(i, width) & ((1u << width) - 1);
-        if (width == 8 && trf_codec_is_float(view->header.codec))
-            field = (field & 0x7F) | (word >> trf_plane_sign_bit(i) & 1) << 7;
-        raw |= field << shift;
+    i %= TRF_CHUNK_WEIGHTS;
+    for (uint32_t p = 0; p < view->num_planes; p++) {
+        uint32_t width = view->plane_width[p], lane_words = trf_plane_lane_words(weights, width), word;
+        memcpy(&word, plane + trf_plane_word_offset(lane_words, lane, trf_plane_word(i, width)), 4);
+        raw |= (word >> trf_plane_bit(i, width) & ((1u << width) - 1)) << shift;
         shift += width;
+        plane += trf_plane_bytes(weights, width);
     }
     return raw;
+}
+
+/* Raw bits R of weight i of a lane. */
+static uint32_t read_raw(const trf_blob_view *view, const trf_slab_parts *slab, uint32_t lane, uint32_t i) {
+    uint32_t raw = read_planes(view, slab, lane, i), sign = 1u << trf_raw_sign_bit(view->header.codec);
+    if (!trf_codec_is_float(view->header.codec))
+        return raw;
+    return (raw & ~sign) | (read_planes(view, slab, lane, trf_sign_slot(i)) & sign);
 }
 
 /* The element of a class and raw bits at (row, col) of the tile: FORMAT.md section 5. */
@@ -69,7 +77,7 @@ static uint16_t join(const trf_tile_work *work, uint32_t class_, uint32_t raw, u
         exponent += view->row_offsets[work->shape.row + row];
     if (work->predictor_mode & TRF_PREDICT_COL)
         exponent += view->col_offsets[work->shape.col + col];
-    return (uint16_t)trf_float_element(codec, class_bits, raw, (uint32_t)exponent & view->fields.max_exponent);
+    return (uint16_t)trf_float_element(codec, raw, (uint32_t)exponent & view->fields.max_exponent);
 }
 
 /* @return whether the slab's streams end where they must. */

@@ -6,34 +6,30 @@
 /* bytes: the slab's first byte. */
 static trf_slab_parts trf_slab_parts_of(const trf_blob_view *view, const trf_tile_shape *shape, uint32_t slab,
                                         const uint8_t *bytes, uint32_t num_exceptions) {
-    trf_slab_layout layout = trf_slab_layout_of(shape, slab, view->num_planes, view->plane_width);
-    trf_slab_parts parts = {.shape = layout.shape, .row = slab * TRF_SLAB_ROWS, .num_exceptions = num_exceptions};
-    for (uint32_t i = 0; i < view->num_planes; i++)
-        parts.planes[i] = bytes + layout.planes[i];
-    parts.start_states = (const uint16_t *)(bytes + layout.states);
-    parts.pair_words = bytes + layout.pair_words;
-    parts.words = (const uint16_t *)(bytes + layout.words);
+    trf_slab_layout layout = trf_slab_layout_of(shape, slab, view->header.raw_bits);
+    trf_slab_parts parts = {
+        .shape = layout.shape,
+        .row = slab * TRF_SLAB_ROWS,
+        .raw = bytes,
+        .start_states = (const uint16_t *)(bytes + layout.states),
+        .pair_words = bytes + layout.pair_words,
+        .exceptions = (const uint32_t *)(bytes + layout.exceptions),
+        .num_exceptions = num_exceptions,
+    };
+    parts.words = (const uint16_t *)(parts.exceptions + num_exceptions);
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
         parts.num_words += parts.pair_words[pair];
-    parts.exception_low = parts.words + parts.num_words;
-    parts.exception_high = (const uint8_t *)(parts.exception_low + num_exceptions);
     return parts;
 }
 
 /* FORMAT.md section 8. */
-static void trf_patch_exceptions(const trf_blob_view *view, const trf_slab_parts *slab, uint16_t *elements,
-                                 size_t stride) {
-    const trf_float_fields fields = view->fields;
-    const uint32_t exponent_mask = fields.max_exponent << fields.mantissa_bits;
+static void trf_write_exceptions(const trf_slab_parts *slab, uint16_t *elements, size_t stride) {
     for (uint32_t e = 0; e < slab->num_exceptions; e++) {
-        uint32_t low = slab->exception_low[e], value = trf_exception_value(low, slab->exception_high[e]);
-        uint32_t i = (low & 0x1FFF) / TRF_LANES, lane = low % TRF_LANES;
+        uint32_t position = trf_exception_at(slab->exceptions[e]);
+        uint32_t i = position / TRF_LANES, lane = position % TRF_LANES;
         size_t row = slab->row + trf_lane_row(slab->shape, lane, i);
-        uint16_t *element = &elements[row * stride + trf_lane_col(slab->shape, lane, i)];
-        if (trf_codec_is_float(view->header.codec))
-            *element = (uint16_t)((*element & ~exponent_mask) | value << fields.mantissa_bits);
-        else
-            *element = (uint16_t)trf_exception_code(value);
+        elements[row * stride + trf_lane_col(slab->shape, lane, i)] =
+            (uint16_t)trf_exception_element(slab->exceptions[e]);
     }
 }
 
@@ -83,7 +79,7 @@ trf_status trf_decode_tile_with(trf_decode_slabs_fn *decode_slabs, const trf_blo
                             "tile %llu slab %u: a stream does not end where it must", (unsigned long long)tile, bad);
     }
     for (uint32_t s = 0; s < num_slabs; s++)
-        trf_patch_exceptions(view, &slabs[s], elements, stride);
+        trf_write_exceptions(&slabs[s], elements, stride);
     trf_copy_slivers(view, &work.shape, tile_bytes + at, elements, stride);
     return TRF_OK;
 }

@@ -1,4 +1,4 @@
-/* What all tile decoders share: finding a slab's parts, patching exceptions, copying slivers. A decoder proper turns
+/* What all tile decoders share: finding a slab's parts, writing exceptions, copying slivers. A decoder proper turns
  * slabs into elements; trf_decode_tile_with does the rest around it. */
 #ifndef TRF_DECODE_TILE_H
 #define TRF_DECODE_TILE_H
@@ -8,15 +8,14 @@
 /* One slab of a checked tile. Pointers lead into the tile's bytes. */
 typedef struct trf_slab_parts {
     trf_slab_shape shape;
-    uint32_t row; /* of its first weight, from the tile's first row */
-    const uint8_t *planes[TRF_MAX_PLANES];
+    uint32_t row;                 /* of its first weight, from the tile's first row */
+    const uint8_t *raw;           /* chunks of planes */
     const uint16_t *start_states; /* [32] */
     const uint8_t *pair_words;    /* [16] */
-    const uint16_t *words;        /* [num_words], the sum of pair_words */
-    uint32_t num_words;
-    const uint16_t *exception_low;
-    const uint8_t *exception_high;
+    const uint32_t *exceptions;   /* [num_exceptions] */
     uint32_t num_exceptions;
+    const uint16_t *words; /* [num_words], the sum of pair_words */
+    uint32_t num_words;
 } trf_slab_parts;
 
 /* A tile at work. */
@@ -27,7 +26,7 @@ typedef struct trf_tile_work {
     uint32_t predictor_mode;
 } trf_tile_work;
 
-/* Decodes the coded region's elements, exceptions not yet applied. elements, stride: as trf_decode_tile_fn.
+/* Decodes the coded region's elements, exceptions not yet written. elements, stride: as trf_decode_tile_fn.
  *
  * A corrupt stream may ask for words that its pair, or its slab, does not have. What is read then is up to the
  * decoder (but nothing outside the tile's bytes), and so are the elements. It does not influence the verdict: a slab

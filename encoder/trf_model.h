@@ -6,7 +6,7 @@
 #include "trf_split.h"
 
 enum {
-    TRF_EXCEPTION_BITS = 24,
+    TRF_EXCEPTION_BITS = 32,
     TRF_CODE_COUNTS = 2 * TRF_MAX_CODE + 1, /* counts of codes, index code + TRF_MAX_CODE */
 };
 

@@ -1,4 +1,4 @@
-/* Splitting a slab's elements into symbols, raw-bit planes and exceptions: the part of encoding that touches every weight. */
+/* Splitting a slab's elements into symbols, planes of raw bits and exceptions: the part of encoding that touches every weight. */
 #ifndef TRF_SLAB_SPLIT_H
 #define TRF_SLAB_SPLIT_H
 
@@ -32,9 +32,9 @@ typedef struct trf_slab_work {
     uint64_t exception_mask[TRF_SLAB_WEIGHTS / 64]; /* bit 32 * i + lane */
 } trf_slab_work;
 
-/* From work->element (and offset) to coded, raw, class_, symbol and the exceptions for want of a class; and, into planes, the
- * slab's planes as they stand in the blob. */
-typedef void trf_split_slab_fn(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_work *work, uint8_t *planes);
+/* From work->element (and offset) to coded, raw, class_, symbol and the exceptions for want of a class; and, into chunks, the
+ * slab's raw bits as they stand in the blob. */
+typedef void trf_split_slab_fn(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_work *work, uint8_t *chunks);
 
 trf_split_slab_fn trf_split_slab_portable;
 #ifdef TRF_HAVE_X86_SIMD

@@ -23,7 +23,7 @@ static inline __attribute__((always_inline)) void split_floats(const trf_split_r
         uint16_t c = (uint16_t)(e - (offsets ? d : 0) - (predicted ? offset[i] : 0));
         int ordinary = ((uint16_t)(e - 1) < emax - 1) & ((uint16_t)(c - 1) < emax - 1);
         coded[i] = !offsets || ordinary ? c : 0xFFFF;
-        raw[i] = (uint16_t)trf_float_raw(codec, class_bits, v, c & low2_mask);
+        raw[i] = (uint16_t)trf_float_raw(codec, v, c & low2_mask);
     }
 }
 
@@ -146,10 +146,10 @@ static void put_words(uint32_t words[4][TRF_LANES], uint32_t count, uint8_t *out
     memcpy(out, buffer, 4 * TRF_LANES * count);
 }
 
-/* One plane of constant width; low_bit: its lowest bit within R. */
-static inline __attribute__((always_inline)) void put_plane(const trf_slab_work *work, uint32_t registers,
-                                                            uint32_t width, uint32_t low_bit, int move_signs,
-                                                            uint8_t *out) {
+/* One plane of constant width of a chunk. raw: of the chunk's first register; low_bit: the plane's lowest bit within R; signs: which
+ * bits of a word are signs, to be moved on by a byte. */
+static inline __attribute__((always_inline)) void put_plane(const uint16_t *raw, uint32_t registers, uint32_t width,
+                                                            uint32_t low_bit, uint32_t signs, uint8_t *out) {
     const uint32_t mask = ((1u << width) - 1) * 0x10001u, in_word = 16 / width;
     uint32_t words[4][TRF_LANES], lane_words = (registers + in_word - 1) / in_word;
     for (uint32_t z = 0; z < lane_words; z++) {
@@ -157,49 +157,56 @@ static inline __attribute__((always_inline)) void put_plane(const trf_slab_work 
         memset(word, 0, sizeof words[0]);
         for (uint32_t k = 0; k < in_word && z * in_word + k < registers; k++) {
             uint32_t row[TRF_LANES];
-            memcpy(row, work->raw + (z * in_word + k) * REGISTER_ROW, sizeof row);
-            for (uint32_t l = 0; l < TRF_LANES; l++) {
-                uint32_t bits = (row[l] >> low_bit) & mask;
-                if (move_signs) { /* to bits 15 and 31; the second register is then rotated left by 8 */
-                    bits = (bits & 0x007F007Fu) | (bits & 0x00800080u) << 8;
-                    word[l] |= k ? bits << 8 | bits >> 24 : bits;
-                } else {
-                    word[l] |= bits << (width * k);
-                }
-            }
+            memcpy(row, raw + (z * in_word + k) * REGISTER_ROW, sizeof row);
+            for (uint32_t l = 0; l < TRF_LANES; l++)
+                word[l] |= ((row[l] >> low_bit) & mask) << (width * (k / 2) + 8 * (k % 2));
+        }
+        for (uint32_t l = 0; l < TRF_LANES && signs; l++) {
+            uint32_t moved = word[l] & signs;
+            word[l] = (word[l] & ~signs) | moved << 8 | moved >> 24;
         }
         if (z % 4 == 3 || z + 1 == lane_words)
             put_words(words, z % 4 + 1, out + 512 * (z / 4));
     }
 }
 
-void TRF_SPLIT_SLAB(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_work *work, uint8_t *planes) {
-    uint32_t weights = trf_lane_weights(shape), registers = weights / 2, low_bit = 0;
+/* All planes of a chunk. @return the byte behind them. */
+static uint8_t *put_chunk(const trf_split_rule *rule, const uint16_t *raw, uint32_t weights, uint8_t *out) {
+    const uint32_t registers = weights / 2;
+    uint32_t low_bit = 0;
+    for (uint32_t p = 0; p < rule->num_planes; p++) {
+        const uint32_t width = rule->plane_width[p];
+        const int signs = p == 0 && trf_codec_is_float(rule->codec); /* they are among the lowest bits of R */
+        switch (width) {
+        case 8:
+            if (signs)
+                put_plane(raw, registers, 8, low_bit, 0x80808080u, out);
+            else
+                put_plane(raw, registers, 8, low_bit, 0, out);
+            break;
+        case 4:
+            put_plane(raw, registers, 4, low_bit, signs ? 0x11111111u : 0, out);
+            break;
+        case 2:
+            put_plane(raw, registers, 2, low_bit, signs ? 0x55555555u : 0, out);
+            break;
+        default:
+            put_plane(raw, registers, 1, low_bit, 0, out);
+            break;
+        }
+        low_bit += width;
+        out += trf_plane_bytes(weights, width);
+    }
+    return out;
+}
+
+void TRF_SPLIT_SLAB(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_work *work, uint8_t *chunks) {
+    const uint32_t weights = trf_lane_weights(shape), registers = weights / 2;
     work->exceptions = 0;
     memset(work->exception_mask, 0, sizeof work->exception_mask);
     split_elements(rule, work, registers * REGISTER_ROW);
     classify(rule, work, registers);
     join_symbols(rule, work, registers);
-    for (uint32_t p = 0; p < rule->num_planes; p++) {
-        uint32_t width = rule->plane_width[p];
-        switch (width) {
-        case 8:
-            if (trf_codec_is_float(rule->codec))
-                put_plane(work, registers, 8, low_bit, 1, planes);
-            else
-                put_plane(work, registers, 8, low_bit, 0, planes);
-            break;
-        case 4:
-            put_plane(work, registers, 4, low_bit, 0, planes);
-            break;
-        case 2:
-            put_plane(work, registers, 2, low_bit, 0, planes);
-            break;
-        default:
-            put_plane(work, registers, 1, low_bit, 0, planes);
-            break;
-        }
-        low_bit += width;
-        planes += trf_plane_bytes(weights, width);
-    }
+    for (uint32_t i = 0; i < weights; i += TRF_CHUNK_WEIGHTS)
+        chunks = put_chunk(rule, work->raw + i * TRF_LANES, trf_chunk_weights(weights, i / TRF_CHUNK_WEIGHTS), chunks);
 }

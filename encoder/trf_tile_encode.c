@@ -35,18 +35,32 @@ void trf_plan_finish(trf_plan *plan, const trf_classes *classes) {
     plan->split = trf_split_slab_best();
 }
 
-/* A 16x16 block is 16 rows of eight 32-bit registers: the first four go to lanes 4(row % 8) ..., register 0 (or 1 in the lower half of
- * the block), the others to the same lanes' register 2 (or 3). So it moves in pieces of 16 bytes. */
+/* One block of `steps` column steps, 1 or 2: of each row, lane 4(row % 8) + c has 2 * steps neighbouring 32-bit registers, numbers 0 and 2
+ * (or 1 and 3 in the lower half of the block) of each step. to: fragment of the first step; other: from there to the second. */
+static inline __attribute__((always_inline)) void gather_block(const uint16_t *from, size_t stride, uint32_t steps,
+                                                               uint16_t *to, size_t other) {
+    for (uint32_t row = 0; row < TRF_BLOCK_ROWS; row++, from += stride) {
+        uint32_t run[4][4], registers[4][4];
+        uint16_t *half = to + (row / 8) * 2 * TRF_LANES + 8 * (row % 8);
+        memcpy(run, from, 32 * steps);
+        for (uint32_t k = 0; k < 2 * steps; k++)
+            for (uint32_t c = 0; c < 4; c++)
+                registers[k][c] = (&run[0][0])[2 * steps * c + k];
+        for (uint32_t k = 0; k < 2 * steps; k++)
+            memcpy(half + k / 2 * other + k % 2 * 4 * TRF_LANES, registers[k], sizeof registers[k]);
+    }
+}
+
 void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes) {
-    for (uint32_t step = 0; step < shape.steps; step++)
+    const size_t fragment = 8 * TRF_LANES, step_size = shape.blocks * fragment;
+    for (uint32_t step = 0; step < shape.steps; step += 2)
         for (uint32_t block = 0; block < shape.blocks; block++) {
-            uint16_t *fragment = lanes + (step * shape.blocks + block) * 4 * 2 * TRF_LANES;
-            const uint16_t *from = rows + 16 * block * stride + 16 * step;
-            for (uint32_t row = 0; row < 16; row++, from += stride) {
-                uint16_t *to = fragment + (row / 8) * 2 * TRF_LANES + 8 * (row % 8);
-                memcpy(to, from, 16);
-                memcpy(to + 4 * TRF_LANES, from + 8, 16);
-            }
+            const uint16_t *from = rows + TRF_BLOCK_ROWS * (block * stride + step);
+            uint16_t *to = lanes + step * step_size + block * fragment;
+            if (step + 1 < shape.steps)
+                gather_block(from, stride, 2, to, step_size);
+            else
+                gather_block(from, stride, 1, to, step_size);
         }
 }
 
@@ -88,29 +102,21 @@ static void replace_symbols(const trf_plan *plan, uint32_t weights, trf_slab_wor
     }
 }
 
-/* The exceptions' true values, in ascending order of position. @return bytes written. */
-static uint32_t put_exceptions(const trf_plan *plan, const trf_slab_work *work, uint8_t *out) {
-    const trf_float_fields fields = trf_fields_of(plan->header.codec);
-    uint8_t *high = out + 2 * work->exceptions;
+/* The exceptions in ascending order of position. out: 4-byte aligned. @return the byte behind them. */
+static uint8_t *put_exceptions(const trf_slab_work *work, uint8_t *out) {
+    uint32_t *exception = (uint32_t *)out;
     for (uint32_t word = 0; word < TRF_SLAB_WEIGHTS / 64; word++)
         for (uint64_t bits = work->exception_mask[word]; bits; bits &= bits - 1) {
             uint32_t position = 64 * word + (uint32_t)__builtin_ctzll(bits), i = position / TRF_LANES,
                      lane = position % TRF_LANES;
-            uint32_t element = work->element[i / 2 * 64 + 2 * lane + i % 2];
-            uint32_t value =
-                plan->header.codec == TRF_CODEC_INT ? element & 0x7FF : trf_element_exponent(fields, element);
-            uint16_t low = (uint16_t)(position | (value >> 8) << 13);
-            memcpy(out, &low, 2);
-            out += 2;
-            *high++ = (uint8_t)value;
+            *exception++ = trf_exception_make(position, work->element[i / 2 * 64 + 2 * lane + i % 2]);
         }
-    return 3 * work->exceptions;
+    return (uint8_t *)exception;
 }
 
-/* The lanes' words, pair by pair. @return bytes written. */
-static uint32_t put_lanes(const trf_coded_lanes *lanes, const trf_slab_layout *layout, uint8_t *slab) {
+/* The lanes' states and, to out, their words, pair by pair. @return the byte behind them. */
+static uint8_t *put_lanes(const trf_coded_lanes *lanes, const trf_slab_layout *layout, uint8_t *slab, uint8_t *out) {
     memcpy(slab + layout->states, lanes->start_state, sizeof lanes->start_state);
-    uint8_t *out = slab + layout->words;
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++) {
         uint32_t up = lanes->count[pair], down = lanes->count[pair + TRF_LANE_PAIRS];
         slab[layout->pair_words + pair] = (uint8_t)(up + down);
@@ -119,7 +125,7 @@ static uint32_t put_lanes(const trf_coded_lanes *lanes, const trf_slab_layout *l
         memcpy(out, lanes->words[pair + TRF_LANE_PAIRS], 2 * down);
         out += 2 * down;
     }
-    return (uint32_t)(out - slab) - layout->words;
+    return out;
 }
 
 static uint32_t pad_to_alignment(uint8_t *out, uint32_t used) {
@@ -131,7 +137,7 @@ static uint32_t pad_to_alignment(uint8_t *out, uint32_t used) {
 /* @return the slab's bytes. */
 static uint32_t encode_slab(const trf_plan *plan, const trf_tile_shape *shape, uint32_t slab, const uint16_t *elements,
                             size_t stride, trf_tile_scratch *scratch, uint8_t *out) {
-    trf_slab_layout layout = trf_slab_layout_of(shape, slab, plan->rule.num_planes, plan->rule.plane_width);
+    trf_slab_layout layout = trf_slab_layout_of(shape, slab, plan->rule.raw_bits);
     trf_slab_work *work = &scratch->work;
     uint32_t weights = trf_lane_weights(layout.shape);
     trf_gather_lanes(elements + (size_t)slab * TRF_SLAB_ROWS * stride, stride, layout.shape, work->element);
@@ -141,10 +147,8 @@ static uint32_t encode_slab(const trf_plan *plan, const trf_tile_shape *shape, u
     replace_symbols(plan, weights, work);
     trf_encode_lanes(plan->symbols, work->symbol, weights * plan->header.class_bits / 8, plan->header.state_bits,
                      &scratch->lanes);
-    uint32_t used = layout.words;
-    used += put_lanes(&scratch->lanes, &layout, out);
-    used += put_exceptions(plan, work, out + used);
-    return pad_to_alignment(out, used);
+    uint8_t *end = put_lanes(&scratch->lanes, &layout, out, put_exceptions(work, out + layout.exceptions));
+    return pad_to_alignment(out, (uint32_t)(end - out));
 }
 
 /* A row-major rectangle of elements, uncoded. @return bytes written. */

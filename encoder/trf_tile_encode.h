@@ -28,7 +28,7 @@ void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape,
 
 /* Enough for any tile. */
 enum {
-    TRF_MAX_TILE_BYTES = 8 * (TRF_SLAB_WEIGHTS * 5 + 8192 + 128)
+    TRF_MAX_TILE_BYTES = 8 * (TRF_SLAB_WEIGHTS * 6 + 8192 + 128)
 };
 
 /* Scratch of one worker. */

@@ -51,21 +51,17 @@ trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32
     return shape;
 }
 
-trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, uint32_t num_planes,
-                                   const uint32_t *plane_width) {
+trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits) {
     trf_slab_layout layout;
     uint32_t left = tile->coded_rows - slab * TRF_SLAB_ROWS;
     layout.shape.blocks = left >= TRF_SLAB_ROWS ? 2 : 1;
     layout.shape.steps = tile->coded_cols / TRF_BLOCK_ROWS;
-    uint32_t weights = trf_lane_weights(layout.shape), at = 0;
-    for (uint32_t i = 0; i < TRF_MAX_PLANES; i++) {
-        layout.planes[i] = at;
-        if (i < num_planes)
-            at += trf_plane_bytes(weights, plane_width[i]);
-    }
-    layout.states = at;
-    layout.pair_words = at + 2 * TRF_LANES;
-    layout.words = layout.pair_words + TRF_LANE_PAIRS;
+    uint32_t weights = trf_lane_weights(layout.shape), width[TRF_MAX_PLANES];
+    layout.states = trf_chunk_offset(raw_bits, weights / TRF_CHUNK_WEIGHTS);
+    for (uint32_t i = trf_plane_widths(raw_bits, width); i-- > 0;)
+        layout.states += trf_plane_bytes(weights % TRF_CHUNK_WEIGHTS, width[i]);
+    layout.pair_words = layout.states + TRF_STATES_BYTES;
+    layout.exceptions = layout.states + TRF_STREAM_HEAD_BYTES;
     return layout;
 }
 
@@ -399,19 +395,42 @@ trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_by
 
 /* ---- tiles ---- */
 
-/* In planes that a lane's weights do not fill, the bits above them in each lane's last word. */
+/* In the last chunk's planes that a lane's weights do not fill, the bits above them in each lane's last word. */
 static trf_status check_unused_bits(const trf_blob_view *view, const trf_slab_layout *layout, const uint8_t *slab,
                                     uint64_t at, trf_error *err) {
-    uint32_t weights = trf_lane_weights(layout->shape);
+    uint32_t all = trf_lane_weights(layout->shape), weights = all % TRF_CHUNK_WEIGHTS;
+    uint32_t plane = trf_chunk_offset(view->header.raw_bits, all / TRF_CHUNK_WEIGHTS);
     for (uint32_t p = 0; p < view->num_planes; p++) {
         uint32_t width = view->plane_width[p], words = trf_plane_lane_words(weights, width);
-        uint32_t registers = weights / 2 % (16 / width), used = ((1u << (width * registers)) - 1) * 0x10001u;
-        for (uint32_t lane = 0; registers && lane < TRF_LANES; lane++) {
-            uint32_t word, offset = layout->planes[p] + trf_plane_word_offset(words, lane, words - 1);
+        uint32_t groups = weights / 4 % (8 / width), used = ((1u << (width * groups)) - 1) * 0x01010101u;
+        for (uint32_t lane = 0; groups && lane < TRF_LANES; lane++) {
+            uint32_t word, offset = plane + trf_plane_word_offset(words, lane, words - 1);
             memcpy(&word, slab + offset, sizeof word);
             if (word & ~used)
                 return TILE_FAIL(at + offset, "a plane's unused bits are not 0 (lane %u)", lane);
         }
+        plane += trf_plane_bytes(weights, width);
+    }
+    return TRF_OK;
+}
+
+/* Whether an exception's element is one of the codec's (its upper bits are checked as part of its entry). */
+static int is_element(const trf_blob_view *view, uint32_t element) {
+    if (!trf_codec_is_float(view->header.codec))
+        return (int16_t)element >= -1024 && (int16_t)element <= 1023;
+    return element >> view->fields.sign_bit <= 1;
+}
+
+/* exceptions: `count` of them, on `weights` weights a lane. offset: theirs in the blob. */
+static trf_status check_exceptions(const trf_blob_view *view, const uint32_t *exceptions, uint32_t count,
+                                   uint32_t weights, uint64_t offset, trf_error *err) {
+    int64_t last = -1;
+    for (uint32_t e = 0; e < count; e++) {
+        uint32_t position = trf_exception_at(exceptions[e]), element = trf_exception_element(exceptions[e]);
+        if (position <= last || position / TRF_LANES >= weights || !is_element(view, element) ||
+            exceptions[e] != trf_exception_make(position, element))
+            return TILE_FAIL(offset + 4 * e, "exception %u is 0x%08X", e, exceptions[e]);
+        last = position;
     }
     return TRF_OK;
 }
@@ -420,15 +439,15 @@ static trf_status check_unused_bits(const trf_blob_view *view, const trf_slab_la
 static trf_status check_slab(const trf_blob_view *view, const trf_tile_shape *shape, uint64_t tile, uint32_t slab,
                              const uint8_t *bytes, uint32_t begin, uint32_t end, uint32_t exceptions, trf_error *err) {
     uint64_t at = view->tiles[tile].data_offset + begin;
-    trf_slab_layout layout = trf_slab_layout_of(shape, slab, view->num_planes, view->plane_width);
-    if (end - begin < layout.words)
+    trf_slab_layout layout = trf_slab_layout_of(shape, slab, view->header.raw_bits);
+    if (end - begin < layout.exceptions)
         return TILE_FAIL(at, "tile %llu slab %u: %u bytes cannot hold its planes and states", (unsigned long long)tile,
                          slab, end - begin);
     const uint8_t *base = bytes + begin;
     uint32_t words = 0;
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
         words += base[layout.pair_words + pair];
-    uint32_t low = layout.words + 2 * words, high = low + 2 * exceptions, used = high + exceptions;
+    uint32_t used = layout.exceptions + 4 * exceptions + 2 * words;
     if (end - begin != trf_align(used))
         return TILE_FAIL(at, "tile %llu slab %u: %u bytes for %u words and %u exceptions", (unsigned long long)tile,
                          slab, end - begin, words, exceptions);
@@ -436,19 +455,8 @@ static trf_status check_slab(const trf_blob_view *view, const trf_tile_shape *sh
         if (base[i])
             return TILE_FAIL(at + i, "tile %llu slab %u: padding is not 0", (unsigned long long)tile, slab);
     TRY(check_unused_bits(view, &layout, base, at, err));
-    uint32_t weights = trf_lane_weights(layout.shape);
-    int32_t last = -1;
-    for (uint32_t e = 0; e < exceptions; e++) {
-        uint16_t entry;
-        memcpy(&entry, base + low + 2 * e, sizeof entry);
-        int32_t position = entry & 0x1FFF;
-        uint32_t value = trf_exception_value(entry, base[high + e]);
-        if (position <= last || (uint32_t)position / TRF_LANES >= weights ||
-            (trf_codec_is_float(view->header.codec) && value > view->fields.max_exponent))
-            return TILE_FAIL(at + low + 2 * e, "tile %llu slab %u: exception %u at %d with value %u",
-                             (unsigned long long)tile, slab, e, position, value);
-        last = position;
-    }
+    TRY(check_exceptions(view, (const uint32_t *)(base + layout.exceptions), exceptions, trf_lane_weights(layout.shape),
+                         at + layout.exceptions, err));
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)
         if (!(base[layout.states + 2 * lane] | base[layout.states + 2 * lane + 1]))
             return trf_fail(err, TRF_ERR_STREAM, at + layout.states + 2 * lane,

@@ -34,11 +34,10 @@ typedef struct trf_tile_shape {
 
 /* Where one slab's parts lie, as byte offsets from the slab's first byte. */
 typedef struct trf_slab_layout {
-    trf_slab_shape shape;
-    uint32_t planes[TRF_MAX_PLANES];
+    trf_slab_shape shape; /* its raw bits come first, chunk c at trf_chunk_offset */
     uint32_t states;
     uint32_t pair_words;
-    uint32_t words; /* the sum of pair_words is in num_words of the caller's making */
+    uint32_t exceptions; /* 4-byte aligned; the words follow them */
 } trf_slab_layout;
 
 /* Size of the head (data_offset) that the first 320 bytes promise, so that a streaming reader knows how much to read.
@@ -73,8 +72,7 @@ uint32_t trf_plane_widths(uint32_t raw_bits, uint32_t width[TRF_MAX_PLANES]);
 trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t kind);
 
 /* slab < shape.slabs of a coded tile. */
-trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, uint32_t num_planes,
-                                   const uint32_t *plane_width);
+trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits);
 
 /* Bytes of the slab table at the head of a coded tile, padded. */
 TRF_HD uint32_t trf_slab_table_bytes(uint32_t slabs) { return (uint32_t)trf_align(4ull * slabs); }

@@ -151,7 +151,7 @@ static int32_t split(test_rng *rng, const test_tile *tile, uint32_t element, uin
     if (offsets)
         legal = exponent > 0 && exponent < emax && coded > 0 && coded < (int32_t)emax;
     uint32_t low2 = class_bits == 4 ? 0 : legal ? (uint32_t)coded & 3 : test_below(rng, 4);
-    *raw = trf_float_raw(codec, class_bits, element, low2);
+    *raw = trf_float_raw(codec, element, low2);
     for (int32_t k = 0; legal && k < 1 << class_bits; k++)
         if (value[k] == coded - (int32_t)low2)
             return k;
@@ -164,7 +164,7 @@ typedef struct slab_content {
     trf_slab_shape shape;
     uint8_t symbols[TRF_LANES][TRF_LANE_WEIGHTS];
     uint32_t raw[TRF_LANES][TRF_LANE_WEIGHTS];
-    int32_t exception[TRF_LANE_WEIGHTS * TRF_LANES]; /* by position: its value, or -1 */
+    int32_t exception[TRF_LANE_WEIGHTS * TRF_LANES]; /* by position: its element, or -1 */
 } slab_content;
 
 static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t slab, slab_content *content) {
@@ -172,7 +172,7 @@ static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t slab, slab_
     const uint32_t c = view->header.class_bits, n = trf_lane_weights(content->shape);
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)
         for (uint32_t j = 0; j < n * c / 8; j++) {
-            int32_t class_[4], value[4];
+            int32_t class_[4], due[4];
             uint32_t symbol = 0;
             for (uint32_t q = 0; q < 8 / c; q++) {
                 uint32_t i = 8 / c * j + q;
@@ -180,8 +180,7 @@ static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t slab, slab_
                 uint32_t col = trf_lane_col(content->shape, lane, i);
                 uint32_t element = tile->elements[row * view->header.cols + col];
                 class_[q] = split(rng, tile, element, row, col, &content->raw[lane][i]);
-                value[q] = trf_codec_is_float(view->header.codec) ? (int32_t)trf_element_exponent(view->fields, element)
-                                                                  : (int32_t)(element & 0x7FF);
+                due[q] = (int32_t)element;
                 symbol |= (class_[q] < 0 ? test_below(rng, 1u << c) : (uint32_t)class_[q]) << (c * q);
             }
             while (tile->frequency[symbol] == 0)
@@ -189,36 +188,45 @@ static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t slab, slab_
             content->symbols[lane][j] = (uint8_t)symbol;
             for (uint32_t q = 0; q < 8 / c; q++)
                 content->exception[trf_exception_position(8 / c * j + q, lane)] =
-                    class_[q] == (int32_t)(symbol >> (c * q) & ((1u << c) - 1)) ? -1 : value[q];
+                    class_[q] == (int32_t)(symbol >> (c * q) & ((1u << c) - 1)) ? -1 : due[q];
         }
 }
 
-static void put_planes(const test_tile *tile, const slab_content *content, byte_buffer *to) {
+/* What is stored in the place of weight i: its raw bits, but another weight's sign. */
+static uint32_t stored_raw(const test_tile *tile, const slab_content *content, uint32_t lane, uint32_t i) {
+    static const uint32_t kSignOf[4] = {3, 2, 0, 1}; /* whose sign stands in the place of weight i % 4 */
+    const uint32_t codec = tile->view.header.codec, raw = content->raw[lane][i];
+    if (codec == TRF_CODEC_INT)
+        return raw;
+    const uint32_t sign = codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 ? 0x80 : 1;
+    return (raw & ~sign) | (content->raw[lane][i / 4 * 4 + kSignOf[i % 4]] & sign);
+}
+
+/* One plane of the m weights from `first` on. */
+static void put_plane(const test_tile *tile, const slab_content *content, uint32_t first, uint32_t m, uint32_t width,
+                      uint32_t shift, byte_buffer *to) {
+    const uint32_t lane_words = (m * width + 31) / 32;
+    uint8_t bytes[4 * TRF_LANES * TRF_CHUNK_WEIGHTS / 4];
+    for (uint32_t lane = 0; lane < TRF_LANES; lane++)
+        for (uint32_t z = 0; z < lane_words; z++) {
+            uint32_t word = 0;
+            for (uint32_t i = 32 / width * z; i < 32 / width * (z + 1) && i < m; i++) {
+                uint32_t field = stored_raw(tile, content, lane, first + i) >> shift & ((1u << width) - 1);
+                word |= field << (width * (i / 4 % (8 / width)) + 8 * (i / 2 % 2) + 16 * (i % 2));
+            }
+            size_t at = z / 4 < lane_words / 4 ? 512 * (z / 4) + 16 * lane + 4 * (z % 4)
+                                               : 512 * (z / 4) + 4 * (lane_words % 4) * lane + 4 * (z % 4);
+            memcpy(bytes + at, &word, sizeof word);
+        }
+    put(to, bytes, 128 * lane_words);
+}
+
+static void put_chunks(const test_tile *tile, const slab_content *content, byte_buffer *to) {
     const trf_blob_view *view = &tile->view;
     const uint32_t n = trf_lane_weights(content->shape);
-    for (uint32_t plane = 0, shift = 0; plane < view->num_planes; plane++) {
-        uint32_t width = view->plane_width[plane], lane_words = (n * width + 31) / 32;
-        uint8_t bytes[4 * TRF_LANES * TRF_LANE_WEIGHTS / 4];
-        for (uint32_t lane = 0; lane < TRF_LANES; lane++)
-            for (uint32_t z = 0; z < lane_words; z++) {
-                uint32_t word = 0;
-                for (uint32_t i = 32 / width * z; i < 32 / width * (z + 1) && i < n; i++) {
-                    uint32_t field = content->raw[lane][i] >> shift & ((1u << width) - 1);
-                    uint32_t sign = 0;
-                    if (width == 8 && trf_codec_is_float(view->header.codec)) {
-                        static const uint32_t kSignBit[4] = {15, 31, 23, 7};
-                        sign = (field >> 7) << kSignBit[i % 4];
-                        field &= 0x7F;
-                    }
-                    word |= field << (width * ((i / 2) % (16 / width)) + 16 * (i % 2)) | sign;
-                }
-                size_t at = z / 4 < lane_words / 4 ? 512 * (z / 4) + 16 * lane + 4 * (z % 4)
-                                                   : 512 * (z / 4) + 4 * (lane_words % 4) * lane + 4 * (z % 4);
-                memcpy(bytes + at, &word, sizeof word);
-            }
-        put(to, bytes, 128 * lane_words);
-        shift += width;
-    }
+    for (uint32_t first = 0; first < n; first += 64)
+        for (uint32_t plane = 0, shift = 0; plane < view->num_planes; shift += view->plane_width[plane++])
+            put_plane(tile, content, first, n - first < 64 ? n - first : 64, view->plane_width[plane], shift, to);
 }
 
 /* Encodes a lane's symbols backwards. words: in the order of decoding. @return their number. */
@@ -248,7 +256,22 @@ static uint32_t encode_lane(const test_tile *tile, const uint8_t *symbols, uint3
     return emitted;
 }
 
-static void put_streams(const test_tile *tile, const slab_content *content, uint32_t unused_words, byte_buffer *to) {
+/* @return the number of exceptions. */
+static uint32_t put_exceptions(const slab_content *content, byte_buffer *to) {
+    const uint32_t positions = TRF_LANES * trf_lane_weights(content->shape);
+    uint32_t count = 0;
+    for (uint32_t at = 0; at < positions; at++)
+        if (content->exception[at] >= 0) {
+            uint32_t entry = at << 19 | (uint32_t)content->exception[at];
+            put(to, &entry, sizeof entry);
+            count++;
+        }
+    return count;
+}
+
+/* States, counts, exceptions, words. @return the number of exceptions. */
+static uint32_t put_streams(const test_tile *tile, const slab_content *content, uint32_t unused_words,
+                            byte_buffer *to) {
     const uint32_t count = trf_lane_weights(content->shape) * tile->view.header.class_bits / 8;
     uint16_t start_state[TRF_LANES], words[TRF_LANES][TRF_LANE_WEIGHTS], last_words[TRF_LANE_WEIGHTS];
     uint32_t taken[TRF_LANES];
@@ -263,6 +286,7 @@ static void put_streams(const test_tile *tile, const slab_content *content, uint
             ck_abort_msg("a pair of %u words", both);
         put(to, &both, 1);
     }
+    uint32_t exceptions = put_exceptions(content, to);
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++) {
         uint32_t down = taken[pair + TRF_LANE_PAIRS];
         for (uint32_t i = 0; i < down; i++)
@@ -270,22 +294,7 @@ static void put_streams(const test_tile *tile, const slab_content *content, uint
         put(to, words[pair], 2 * taken[pair]);
         put(to, last_words, 2 * down);
     }
-}
-
-/* @return the number of exceptions. */
-static uint32_t put_exceptions(const slab_content *content, byte_buffer *to) {
-    const uint32_t positions = TRF_LANES * trf_lane_weights(content->shape);
-    uint32_t count = 0;
-    for (uint32_t at = 0; at < positions; at++)
-        if (content->exception[at] >= 0) {
-            uint16_t low = (uint16_t)(at | (uint32_t)content->exception[at] >> 8 << 13);
-            put(to, &low, sizeof low);
-            count++;
-        }
-    for (uint32_t at = 0; at < positions; at++)
-        if (content->exception[at] >= 0)
-            put(to, &(uint8_t){(uint8_t)content->exception[at]}, 1);
-    return count;
+    return exceptions;
 }
 
 /* ---- the tile ---- */
@@ -300,9 +309,8 @@ static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shap
         content->shape.blocks = shape->coded_rows - TRF_SLAB_ROWS * slab >= TRF_SLAB_ROWS ? 2 : 1;
         content->shape.steps = shape->coded_cols / 16;
         fill_slab(rng, tile, slab, content);
-        put_planes(tile, content, to);
-        put_streams(tile, content, unused_words, to);
-        uint32_t exceptions = put_exceptions(content, to);
+        put_chunks(tile, content, to);
+        uint32_t exceptions = put_streams(tile, content, unused_words, to);
         put_padding(to);
         ((trf_slab_entry *)to->bytes)[slab] = (trf_slab_entry){(uint16_t)(to->size / 16), (uint16_t)exceptions};
         tile->meta.exception_count += exceptions;

@@ -126,7 +126,7 @@ static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape)
     uint32_t slab = test_below(rng, shape->slabs);
     const trf_slab_entry *entries = (const trf_slab_entry *)tile->bytes;
     uint32_t begin = slab ? entries[slab - 1].end_units * 16u : trf_slab_table_bytes(shape->slabs);
-    trf_slab_layout layout = trf_slab_layout_of(shape, slab, tile->view.num_planes, tile->view.plane_width);
+    trf_slab_layout layout = trf_slab_layout_of(shape, slab, tile->view.header.raw_bits);
     uint8_t *base = tile->bytes + begin;
     uint32_t words = 0, pair = test_below(rng, 16), other = test_below(rng, 16);
     for (uint32_t i = 0; i < 16; i++)
@@ -147,7 +147,8 @@ static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape)
         break;
     default:
         if (words)
-            base[layout.words + test_below(rng, 2 * words)] ^= (uint8_t)(1u << test_below(rng, 8));
+            base[layout.exceptions + 4 * entries[slab].exceptions + test_below(rng, 2 * words)] ^=
+                (uint8_t)(1u << test_below(rng, 8));
         break;
     }
     test_tile_seal(tile);
