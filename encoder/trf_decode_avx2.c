@@ -1,8 +1,7 @@
 /* The AVX2 decoder: the same two passes as the AVX-512 one, 8 lanes a register in the first, 32 weights in the second.
  *
- * AVX2 has no shifts of single bytes; fields are isolated by masks where they lie and brought into place by a
- * look-up of 16 bytes. A unit's four lanes are kept as registers a (lanes 0 and 2) and b (1 and 3), which interleave
- * into rows. */
+ * AVX2 has no shifts of single bytes; classes are isolated by masks where they lie, and a look-up of 16 bytes takes
+ * them from there. A unit's four lanes are two registers' work. */
 #include "trf_decode_simd.h"
 
 #include <immintrin.h>
@@ -115,137 +114,143 @@ static int decode_symbols(const trf_tile_work *work, const trf_slab_parts *slab,
 
 /* ---- second pass: elements ---- */
 
-/* How to find a field of each byte's weight among the 16 bytes of its lane. */
+enum {
+    HALVES = 2 * TRF_UNITS
+}; /* of two lanes, the work of a register */
+
+/* A field of a narrow plane: the word of each weight within a lane's 16 bytes, how far down the field is in its byte
+ * and how far up it belongs. */
 typedef struct field_constants {
-    __m256i shuffle;      /* the byte that has it, for chunks that begin with a group */
-    __m256i lower, upper; /* which bits of that byte: of its lower, or of its upper half */
-    __m256i place;        /* from these four bits to the field in its place */
-    uint32_t plane, width;
+    __m256i words; /* which bytes; of strips that begin with a group */
+    __m256i down;  /* a count for each word; of strips that begin at bit 0 */
+    __m128i up;    /* 0 for the first field */
+    __m256i mask;  /* the field in its place */
+    uint32_t offset, width;
 } field_constants;
 
 typedef struct assembly_constants {
-    field_constants classes; /* place: low */
-    __m256i high, origin;
-    field_constants field[TRF_MAX_FIELDS], last;
+    __m256i class_bytes;              /* which byte of the lanes' symbols has the class */
+    __m256i class_lower, class_upper; /* which bits of it: of its lower, or of its upper half */
+    __m256i low, high;                /* by these four bits */
+    __m256i origin;
+    field_constants field[TRF_MAX_FIELDS];
 } assembly_constants;
 
-typedef struct field_chunk {
-    const field_constants *constants;
+/* A field's bytes for one strip. */
+typedef struct field_strip {
     const uint8_t *group;
-    __m256i shuffle;
-} field_chunk;
-
-typedef struct unit_bytes {
-    __m256i a, b;
-} unit_bytes;
+    size_t lane_bytes;
+    __m256i words, down, mask;
+    __m128i up;
+} field_strip;
 
 INLINE __m256i broadcast_16(const void *bytes) { return _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes)); }
+INLINE __m256i load_32(const void *bytes) { return _mm256_loadu_si256(bytes); }
 
-/* Sixteen bytes of each of four lanes. */
-INLINE unit_bytes load_unit(const uint8_t *bytes) {
-    __m256i front = _mm256_loadu_si256((const __m256i *)bytes),
-            back = _mm256_loadu_si256((const __m256i *)(bytes + 32));
-    return (unit_bytes){_mm256_permute2x128_si256(front, back, 0x20), _mm256_permute2x128_si256(front, back, 0x31)};
+static field_constants make_field(const trf_assembly_field *field) {
+    const uint32_t width = field->width, mask = ((1u << width) - 1) << field->shift;
+    uint8_t words[16];
+    uint32_t down[8];
+    for (uint32_t b = 0; b < 16; b++)
+        words[b] = (uint8_t)(4 * trf_plane_word(b / 4 * 4, width) + b % 4);
+    for (uint32_t z = 0; z < 8; z++)
+        down[z] = trf_plane_bit(z % 4 * 4, width);
+    return (field_constants){broadcast_16(words),          load_32(down), _mm_cvtsi32_si128((int)field->shift),
+                             _mm256_set1_epi8((char)mask), field->offset, width};
 }
 
-/* What a field is worth whose bits stand alone in four bits; width: its own. */
-static uint32_t field_value(uint32_t nibble, uint32_t width) {
-    if (width == 1)
-        return nibble != 0;
-    return width == 2 && !(nibble & 3) ? nibble >> 2 : nibble;
-}
-
-/* bits: where each byte's field lies among the lane's 128 bits; value: by the field's value, in its place. */
-static field_constants make_field(uint32_t plane, uint32_t width, const uint32_t bits[16], const uint8_t value[16]) {
-    uint8_t shuffle[16], lower[16], upper[16], place[16];
-    for (uint32_t b = 0; b < 16; b++) {
-        uint32_t mask = ((1u << width) - 1) << bits[b] % 4;
-        shuffle[b] = (uint8_t)(bits[b] / 8);
-        lower[b] = bits[b] % 8 < 4 ? (uint8_t)mask : 0;
-        upper[b] = bits[b] % 8 < 4 ? 0 : (uint8_t)mask;
-        place[b] = value[field_value(b, width) & ((1u << width) - 1)];
+/* Class bits stand alone in four bits, in their lower or upper half with quads: a look-up takes both. */
+static void make_class_constants(const trf_assembly *assembly, assembly_constants *k) {
+    const uint32_t c = assembly->class_bits;
+    uint8_t bytes[32], lower[32], upper[32], low[16], high[16];
+    for (uint32_t b = 0; b < 32; b++) { /* two lanes, of each two groups of four symbols, or one with quads */
+        uint32_t i = trf_byte_weight(b % 16), bit = i * c % 8, mask = ((1u << c) - 1) << bit % 4;
+        bytes[b] = (uint8_t)(b / 16 * (c == 2 ? 4 : 8) + 4 * (i * c / 32) + 3 - i * c / 8 % 4);
+        lower[b] = bit < 4 ? (uint8_t)mask : 0;
+        upper[b] = bit < 4 ? 0 : (uint8_t)mask;
     }
-    return (field_constants){
-        broadcast_16(shuffle), broadcast_16(lower), broadcast_16(upper), broadcast_16(place), plane, width};
-}
-
-static field_constants make_plane_field(const trf_assembly_field *field) {
-    uint32_t bits[16];
-    uint8_t value[16];
     for (uint32_t b = 0; b < 16; b++) {
-        uint32_t i = trf_byte_weight(b);
-        bits[b] = 32 * trf_plane_word(i, field->width) + trf_plane_bit(i, field->width);
-        value[b] = (uint8_t)(b << field->shift & field->mask);
+        uint32_t class_ = c == 2 ? (b & 3) | b >> 2 : b;
+        low[b] = assembly->low[class_];
+        high[b] = assembly->high[class_];
     }
-    return make_field(field->plane, field->width, bits, value);
+    k->class_bytes = load_32(bytes);
+    k->class_lower = load_32(lower);
+    k->class_upper = load_32(upper);
+    k->low = broadcast_16(low);
+    k->high = broadcast_16(high);
 }
 
 static void make_constants(const trf_assembly *assembly, assembly_constants *k) {
-    const uint32_t c = assembly->class_bits;
-    uint32_t bits[16];
     memset(k, 0, sizeof *k);
-    for (uint32_t b = 0; b < 16; b++) { /* of two groups of four symbols */
-        uint32_t i = trf_byte_weight(b);
-        bits[b] = 32 * (i / 8) + 8 * (3 - i * c / 8 % 4) + i * c % 8;
-    }
-    k->classes = make_field(0, c, bits, assembly->low);
-    k->high = make_field(0, c, bits, assembly->high).place;
+    make_class_constants(assembly, k);
     k->origin = _mm256_set1_epi16((short)assembly->origin);
     for (uint32_t i = 0; i < assembly->num_fields; i++)
-        k->field[i] = make_plane_field(&assembly->field[i]);
-    if (assembly->has_last)
-        k->last = make_plane_field(&assembly->last);
+        k->field[i] = make_field(&assembly->field[i]);
 }
 
-/* The four bits that contain each byte's field. */
-INLINE __m256i isolate(const field_constants *field, __m256i shuffle, __m256i lanes) {
-    __m256i bytes = _mm256_shuffle_epi8(lanes, shuffle);
-    return _mm256_or_si256(_mm256_and_si256(bytes, field->lower),
-                           _mm256_and_si256(_mm256_srli_epi16(bytes, 4), field->upper));
+/* chunk: the strip's; strip: its number there. */
+INLINE field_strip begin_field(const field_constants *field, const uint8_t *chunk, uint32_t strip) {
+    uint32_t word = trf_strip_word(strip, field->width), bit = trf_strip_bit(strip, field->width);
+    return (field_strip){chunk + field->offset + TRF_GROUP_BYTES * (word / 4),
+                         trf_lane_bytes(field->width),
+                         _mm256_add_epi8(field->words, _mm256_set1_epi8((char)(4 * (word % 4)))),
+                         _mm256_add_epi32(field->down, _mm256_set1_epi32((int)bit)),
+                         field->mask,
+                         field->up};
 }
 
-INLINE field_chunk begin_field(const trf_simd_slab *place, const field_constants *field, uint32_t chunk) {
-    uint32_t word = trf_chunk_word(chunk, field->width);
-    uint32_t byte = 4 * (word % 4) + trf_chunk_bit(chunk, field->width) / 8;
-    return (field_chunk){field, place->planes[field->plane] + TRF_GROUP_BYTES * (word / 4),
-                         _mm256_add_epi8(field->shuffle, _mm256_set1_epi8((char)byte))};
+/* The field of the weights of two lanes, in its place. moved: whether its shift is not 0. */
+INLINE __m256i read_field(const field_strip *field, uint32_t half, int moved) {
+    const uint8_t *lanes = field->group + field->lane_bytes * 2 * half;
+    __m256i words = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)lanes)),
+                                            _mm_loadu_si128((const __m128i *)(lanes + field->lane_bytes)), 1);
+    words = _mm256_srlv_epi32(_mm256_shuffle_epi8(words, field->words), field->down);
+    return _mm256_and_si256(moved ? _mm256_sll_epi32(words, field->up) : words, field->mask);
 }
 
-INLINE unit_bytes read_field(const field_chunk *from, uint32_t unit) {
-    const field_constants *field = from->constants;
-    unit_bytes lanes = load_unit(from->group + 64 * unit);
-    return (unit_bytes){_mm256_shuffle_epi8(field->place, isolate(field, from->shuffle, lanes.a)),
-                        _mm256_shuffle_epi8(field->place, isolate(field, from->shuffle, lanes.b))};
-}
-
-/* All that a chunk's eight units share. */
-typedef struct chunk_sources {
+/* All that a strip's halves share. */
+typedef struct strip_sources {
     const uint32_t *symbols[2]; /* of the first and the second eight weights of each lane */
-    const uint8_t *wide;        /* the chunk's group of an 8-bit plane */
-    unit_bytes col_offset;
-    field_chunk field[TRF_MAX_FIELDS], last;
-} chunk_sources;
+    const uint8_t *wide;        /* the strip's group of an 8-bit plane */
+    const uint8_t *col_offset;
+    field_strip field[TRF_MAX_FIELDS];
+} strip_sources;
 
-INLINE chunk_sources begin_chunk(const assembly_constants *k, const trf_simd_slab *place,
-                                 const trf_simd_scratch *scratch, uint32_t chunk, uint32_t class_bits,
-                                 trf_assembly_out out, uint32_t num_fields) {
-    chunk_sources from;
-    from.symbols[0] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk];
-    from.symbols[1] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk + 1];
-    from.wide =
-        out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE ? place->planes[0] + TRF_GROUP_BYTES * chunk : NULL;
-    from.col_offset = load_unit(scratch->offsets.col[chunk]);
+INLINE strip_sources begin_strip(const assembly_constants *k, const trf_simd_slab *place,
+                                 const trf_simd_scratch *scratch, uint32_t strip, uint32_t class_bits,
+                                 uint32_t num_fields) {
+    const uint8_t *chunk = trf_strip_chunk(place, strip);
+    strip_sources from;
+    from.symbols[0] = scratch->symbols[class_bits == 2 ? strip : 2 * strip];
+    from.symbols[1] = scratch->symbols[class_bits == 2 ? strip : 2 * strip + 1];
+    from.wide = chunk + TRF_GROUP_BYTES * (strip % TRF_CHUNK_STRIPS);
+    from.col_offset = scratch->offsets.col[strip];
     for (uint32_t i = 0; i < num_fields; i++)
-        from.field[i] = begin_field(place, &k->field[i], chunk);
-    if (out == TRF_OUT_BYTE)
-        from.last = begin_field(place, &k->last, chunk);
+        from.field[i] = begin_field(&k->field[i], chunk, strip % TRF_CHUNK_STRIPS);
     return from;
 }
 
-/* Register pairs 0 and 1 of two lanes: elements q = 0, 1 and q = 2, 3 of each word. wide: their 8-bit plane, if they
- * have one; last: the field that goes on top of an fp8 byte. */
-INLINE void make_pairs(const assembly_constants *k, trf_assembly_out out, __m256i classes, __m256i bytes, __m256i wide,
-                       __m256i last, __m256i pair[2]) {
+/* The four bits that contain each weight's class. */
+INLINE __m256i read_classes(const assembly_constants *k, const strip_sources *from, uint32_t half,
+                            uint32_t class_bits) {
+    __m128i symbols = _mm_loadl_epi64((const __m128i *)(from->symbols[0] + 2 * half));
+    if (class_bits == 4)
+        symbols = _mm_unpacklo_epi32(symbols, _mm_loadl_epi64((const __m128i *)(from->symbols[1] + 2 * half)));
+    __m256i bytes = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(symbols), k->class_bytes);
+    return _mm256_or_si256(_mm256_and_si256(bytes, k->class_lower),
+                           _mm256_and_si256(_mm256_srli_epi16(bytes, 4), k->class_upper));
+}
+
+/* Register pairs 0 and 1 of two lanes of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
+INLINE void assemble(const assembly_constants *k, const strip_sources *from, uint32_t half, __m256i row_offset,
+                     uint32_t class_bits, trf_assembly_out out, uint32_t num_fields, __m256i pair[2]) {
+    __m256i classes = read_classes(k, from, half, class_bits), bytes = _mm256_shuffle_epi8(k->low, classes);
+    for (uint32_t i = 0; i < num_fields; i++)
+        bytes = _mm256_or_si256(bytes, read_field(&from->field[i], half, i > 0));
+    if (out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_BYTE)
+        bytes = _mm256_add_epi8(bytes, _mm256_add_epi8(row_offset, load_32(from->col_offset + 32 * (half % 2))));
+    __m256i wide = out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE ? load_32(from->wide + 32 * half) : bytes;
     const __m256i low_byte = _mm256_set1_epi16(0xFF);
     if (out == TRF_OUT_UNDER_PLANE) {
         const __m256i mask = _mm256_set1_epi32((int)0x807F807Fu);
@@ -254,61 +259,40 @@ INLINE void make_pairs(const assembly_constants *k, trf_assembly_out out, __m256
         pair[0] = select_bits(mask, wide, _mm256_slli_epi32(bytes, 7));
         pair[1] = select_bits(mask, _mm256_shuffle_epi8(wide, rotate), _mm256_srli_epi32(bytes, 1));
     } else if (out == TRF_OUT_BYTE) {
-        bytes = _mm256_or_si256(_mm256_and_si256(bytes, _mm256_set1_epi8(0x7F)), last);
+        bytes = _mm256_or_si256(_mm256_srli_epi32(bytes, 1), _mm256_slli_epi32(bytes, 31));
         pair[0] = _mm256_and_si256(bytes, low_byte);
         pair[1] = _mm256_srli_epi16(bytes, 8);
     } else {
-        __m256i low = out == TRF_OUT_WIDE_CODE ? wide : bytes, high = _mm256_shuffle_epi8(k->high, classes);
-        pair[0] = _mm256_add_epi16(select_bits(low_byte, low, _mm256_slli_epi16(high, 8)), k->origin);
-        pair[1] = _mm256_add_epi16(select_bits(low_byte, _mm256_srli_epi16(low, 8), high), k->origin);
+        __m256i high = _mm256_shuffle_epi8(k->high, classes);
+        pair[0] = _mm256_add_epi16(select_bits(low_byte, wide, _mm256_slli_epi16(high, 8)), k->origin);
+        pair[1] = _mm256_add_epi16(select_bits(low_byte, _mm256_srli_epi16(wide, 8), high), k->origin);
     }
 }
 
-/* One unit of a chunk: four pieces of 16 columns. second: elements from a row's first piece to its lanes' second. */
-INLINE void assemble(const assembly_constants *k, const chunk_sources *from, uint32_t unit, __m256i row_offset,
-                     trf_assembly_out out, uint32_t num_fields, uint16_t *row, size_t stride, size_t second) {
-    __m128i early = _mm_load_si128((const __m128i *)(from->symbols[0] + 4 * unit));
-    __m128i late = _mm_load_si128((const __m128i *)(from->symbols[1] + 4 * unit));
-    __m256i symbols = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi32(early, late)),
-                                              _mm_unpackhi_epi32(early, late), 1);
-    __m256i classes_a = isolate(&k->classes, k->classes.shuffle, symbols);
-    __m256i classes_b = isolate(&k->classes, k->classes.shuffle, _mm256_srli_si256(symbols, 8));
-    __m256i a = _mm256_shuffle_epi8(k->classes.place, classes_a), b = _mm256_shuffle_epi8(k->classes.place, classes_b);
-    for (uint32_t i = 0; i < num_fields; i++) {
-        unit_bytes field = read_field(&from->field[i], unit);
-        a = _mm256_or_si256(a, field.a);
-        b = _mm256_or_si256(b, field.b);
-    }
-    unit_bytes wide = {a, b}, last = {a, b};
-    if (out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE)
-        wide = load_unit(from->wide + 64 * unit);
-    if (out == TRF_OUT_BYTE)
-        last = read_field(&from->last, unit);
-    if (out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_BYTE) {
-        a = _mm256_add_epi8(a, _mm256_add_epi8(row_offset, from->col_offset.a));
-        b = _mm256_add_epi8(b, _mm256_add_epi8(row_offset, from->col_offset.b));
-    }
-    __m256i pairs_a[2], pairs_b[2];
-    make_pairs(k, out, classes_a, a, wide.a, last.a, pairs_a);
-    make_pairs(k, out, classes_b, b, wide.b, last.b, pairs_b);
-    for (int i = 0; i < 2; i++) {
-        uint16_t *to = row + 8 * (size_t)i * stride;
-        __m256i low = _mm256_unpacklo_epi32(pairs_a[i], pairs_b[i]),
-                high = _mm256_unpackhi_epi32(pairs_a[i], pairs_b[i]);
-        _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(low, 0xD8));
-        _mm256_storeu_si256((__m256i *)(to + second), _mm256_permute4x64_epi64(high, 0xD8));
-    }
-}
-
+/* Second pass over a slab, two strips at a time: 16 columns of four rows, or 32 of two. */
 INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *place, const trf_simd_scratch *scratch,
                           uint32_t class_bits, trf_assembly_out out, uint32_t num_fields) {
-    const size_t stride = place->stride, second = place->blocks == 2 ? 16 * stride : 16;
-    const uint32_t columns = place->blocks == 2 ? 16 : 32; /* of a chunk */
-    for (uint32_t chunk = 0; chunk < place->chunks; chunk++) {
-        const chunk_sources from = begin_chunk(k, place, scratch, chunk, class_bits, out, num_fields);
-        uint16_t *row = place->elements + chunk * columns;
-        for (uint32_t unit = 0; unit < TRF_UNITS; unit++, row += stride)
-            assemble(k, &from, unit, broadcast_16(scratch->offsets.row[unit]), out, num_fields, row, stride, second);
+    const size_t stride = place->stride;
+    const int two_blocks = place->blocks == 2;
+    for (uint32_t strip = 0; strip < place->strips; strip += 2) {
+        const strip_sources from[2] = {begin_strip(k, place, scratch, strip, class_bits, num_fields),
+                                       begin_strip(k, place, scratch, strip + 1, class_bits, num_fields)};
+        uint16_t *columns = place->elements + strip * (two_blocks ? 16 : 32);
+        for (uint32_t half = 0; half < HALVES; half++) {
+            __m256i row_offset = broadcast_16(scratch->offsets.row[half / 2]), a[2], b[2];
+            assemble(k, &from[0], half, row_offset, class_bits, out, num_fields, a);
+            assemble(k, &from[1], half, row_offset, class_bits, out, num_fields, b);
+            for (uint32_t i = 0; i < 2; i++) {
+                uint16_t *to = columns + (half / 2 + 8 * i) * stride + 16 * (half % 2);
+                if (two_blocks) {
+                    _mm256_storeu_si256((__m256i *)to, _mm256_unpacklo_epi64(a[i], b[i]));
+                    _mm256_storeu_si256((__m256i *)(to + 16 * stride), _mm256_unpackhi_epi64(a[i], b[i]));
+                } else {
+                    _mm256_storeu_si256((__m256i *)to, a[i]);
+                    _mm256_storeu_si256((__m256i *)(to + 32), b[i]);
+                }
+            }
+        }
     }
 }
 

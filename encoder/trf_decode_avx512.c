@@ -1,6 +1,6 @@
 /* The AVX-512 decoder. A slab takes two passes: rANS, 16 lanes a register, which leaves symbols; then assembly, 64
- * weights at a time (trf_decode_simd.h), which never leaves the order in which planes lie in the slab until one
- * permutation before the store makes rows of it.
+ * weights at a time (trf_decode_simd.h), which never leaves the order in which planes lie in the slab: but for one
+ * interleaving where there are two blocks, it is that of rows.
  *
  * The first pass takes two thirds of the time, most of it in gathers (18 cycles for 16 lanes on Zen 4, 43 of
  * latency): one a step for the decode table, and one in two steps for words, of which 32 bits hold two. */
@@ -129,36 +129,39 @@ INLINE uint32_t decode_symbols(const trf_tile_work *work, const trf_slab_parts *
 
 /* ---- second pass: elements ---- */
 
-/* A field of a narrow plane: its place in a chunk's quadwords, and in the byte. */
+/* A field of a narrow plane: its place in a strip's quadwords, and in the byte. */
 typedef struct field_constants {
-    __m512i offsets, mask; /* of chunks whose word is the first of its quadword */
-    uint32_t plane, width;
+    __m512i quadwords;     /* one for each half lane; of strips whose word is in a lane's first */
+    __m512i offsets, mask; /* of strips whose word is the first of its quadword */
+    uint32_t offset, width;
 } field_constants;
 
 typedef struct assembly_constants {
     __m512i class_offsets;
     __m512i low, high; /* by class, repeated for the bits above it */
     __m512i origin;
-    __m512i first, second; /* from two chunks' register pairs to rows */
-    field_constants field[TRF_MAX_FIELDS], last;
+    field_constants field[TRF_MAX_FIELDS];
 } assembly_constants;
 
-/* A field's bytes for one chunk. */
-typedef struct field_chunk {
+/* A field's bytes for one strip. */
+typedef struct field_strip {
     const uint8_t *group;
-    __m512i quadword, offsets, mask;
-} field_chunk;
+    size_t unit_bytes;
+    __m512i quadwords, offsets, mask;
+} field_strip;
 
 INLINE __m512i broadcast_16(const void *bytes) { return _mm512_broadcast_i32x4(_mm_loadu_si128(bytes)); }
 
 static field_constants make_field(const trf_assembly_field *field) {
+    const __m512i halves = _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0);
+    const uint32_t width = field->width, mask = ((1u << width) - 1) << field->shift;
     uint8_t offsets[16];
     for (uint32_t b = 0; b < 16; b++) {
         uint32_t i = trf_byte_weight(b);
-        uint32_t bit = 32 * trf_plane_word(i, field->width) + trf_plane_bit(i, field->width);
-        offsets[b] = (bit - field->shift) & 63;
+        offsets[b] = (32 * trf_plane_word(i, width) + trf_plane_bit(i, width) - field->shift) & 63;
     }
-    return (field_constants){broadcast_16(offsets), _mm512_set1_epi8((char)field->mask), field->plane, field->width};
+    return (field_constants){width == 1 ? _mm512_srli_epi64(halves, 1) : halves, broadcast_16(offsets),
+                             _mm512_set1_epi8((char)mask), field->offset, width};
 }
 
 static void make_constants(const trf_assembly *assembly, assembly_constants *k) {
@@ -179,64 +182,48 @@ static void make_constants(const trf_assembly *assembly, assembly_constants *k) 
     k->origin = _mm512_set1_epi16((short)assembly->origin);
     for (uint32_t i = 0; i < assembly->num_fields; i++)
         k->field[i] = make_field(&assembly->field[i]);
-    if (assembly->has_last)
-        k->last = make_field(&assembly->last);
 }
 
-/* Dword 4c + z of a chunk is lane c's register pair z / 2, columns 8 (z % 2) on. With two blocks z / 2 is the
- * block; with one, the chunk is 32 columns of a row. */
-static void make_permutations(uint32_t blocks, assembly_constants *k) {
-    uint32_t first[16], second[16];
-    for (uint32_t i = 0; i < 16; i++) {
-        uint32_t c = i % 4, piece = i / 4; /* of 8 columns */
-        first[i] = blocks == 2 ? 16 * (piece / 2) + 4 * c + piece % 2 : 4 * c + piece;
-        second[i] = first[i] + (blocks == 2 ? 2 : 16);
-    }
-    k->first = _mm512_loadu_si512(first);
-    k->second = _mm512_loadu_si512(second);
-}
-
-INLINE field_chunk begin_field(const trf_simd_slab *place, const field_constants *field, uint32_t chunk) {
-    uint32_t word = trf_chunk_word(chunk, field->width);
-    uint32_t bit = 32 * (word % 2) + trf_chunk_bit(chunk, field->width);
-    __m512i even = _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0);
-    return (field_chunk){place->planes[field->plane] + TRF_GROUP_BYTES * (word / 4),
-                         _mm512_add_epi64(even, _mm512_set1_epi64(word / 2 % 2)),
+/* chunk: the strip's; strip: its number there. */
+INLINE field_strip begin_field(const field_constants *field, const uint8_t *chunk, uint32_t strip) {
+    uint32_t word = trf_strip_word(strip, field->width);
+    uint32_t bit = 32 * (word % 2) + trf_strip_bit(strip, field->width);
+    return (field_strip){chunk + field->offset + TRF_GROUP_BYTES * (word / 4), 4 * trf_lane_bytes(field->width),
+                         _mm512_add_epi64(field->quadwords, _mm512_set1_epi64(word / 2 % 2)),
                          _mm512_add_epi8(field->offsets, _mm512_set1_epi8((char)bit)), field->mask};
 }
 
 /* Puts the field in place in `bytes`. */
-INLINE __m512i insert_field(const field_chunk *field, uint32_t unit, __m512i bytes) {
-    __m512i words = _mm512_permutexvar_epi64(field->quadword, _mm512_loadu_si512(field->group + 64 * unit));
+INLINE __m512i insert_field(const field_strip *field, uint32_t unit, __m512i bytes) {
+    __m512i words =
+        _mm512_permutexvar_epi64(field->quadwords, _mm512_loadu_si512(field->group + field->unit_bytes * unit));
     return SELECT(field->mask, _mm512_multishift_epi64_epi8(field->offsets, words), bytes);
 }
 
-/* All that a chunk's eight units share. */
-typedef struct chunk_sources {
+/* All that a strip's eight units share. */
+typedef struct strip_sources {
     const uint32_t *symbols[2]; /* of the first and the second eight weights of each lane */
-    const uint8_t *wide;        /* the chunk's group of an 8-bit plane */
+    const uint8_t *wide;        /* the strip's group of an 8-bit plane */
     __m512i col_offset;
-    field_chunk field[TRF_MAX_FIELDS], last;
-} chunk_sources;
+    field_strip field[TRF_MAX_FIELDS];
+} strip_sources;
 
-INLINE chunk_sources begin_chunk(const assembly_constants *k, const trf_simd_slab *place,
-                                 const trf_simd_scratch *scratch, uint32_t chunk, uint32_t class_bits,
-                                 trf_assembly_out out, uint32_t num_fields) {
-    chunk_sources from;
-    from.symbols[0] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk];
-    from.symbols[1] = scratch->symbols[class_bits == 2 ? chunk : 2 * chunk + 1];
-    from.wide =
-        out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE ? place->planes[0] + TRF_GROUP_BYTES * chunk : NULL;
-    from.col_offset = _mm512_load_si512(scratch->offsets.col[chunk]);
+INLINE strip_sources begin_strip(const assembly_constants *k, const trf_simd_slab *place,
+                                 const trf_simd_scratch *scratch, uint32_t strip, uint32_t class_bits,
+                                 uint32_t num_fields) {
+    const uint8_t *chunk = trf_strip_chunk(place, strip);
+    strip_sources from;
+    from.symbols[0] = scratch->symbols[class_bits == 2 ? strip : 2 * strip];
+    from.symbols[1] = scratch->symbols[class_bits == 2 ? strip : 2 * strip + 1];
+    from.wide = chunk + TRF_GROUP_BYTES * (strip % TRF_CHUNK_STRIPS);
+    from.col_offset = _mm512_load_si512(scratch->offsets.col[strip]);
     for (uint32_t i = 0; i < num_fields; i++)
-        from.field[i] = begin_field(place, &k->field[i], chunk);
-    if (out == TRF_OUT_BYTE)
-        from.last = begin_field(place, &k->last, chunk);
+        from.field[i] = begin_field(&k->field[i], chunk, strip % TRF_CHUNK_STRIPS);
     return from;
 }
 
-/* Register pairs 0 and 1 of one unit of a chunk: elements q = 0, 1 and q = 2, 3 of each word. */
-INLINE void assemble(const assembly_constants *k, const chunk_sources *from, uint32_t unit, __m512i row_offset,
+/* Register pairs 0 and 1 of one unit of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
+INLINE void assemble(const assembly_constants *k, const strip_sources *from, uint32_t unit, __m512i row_offset,
                      trf_assembly_out out, uint32_t num_fields, __m512i pair[2]) {
     const __m512i spread = _mm512_set_epi32(19, 19, 3, 3, 18, 18, 2, 2, 17, 17, 1, 1, 16, 16, 0, 0);
     __m512i symbols[2];
@@ -257,8 +244,7 @@ INLINE void assemble(const assembly_constants *k, const chunk_sources *from, uin
     }
     const __m512i low_byte = _mm512_set1_epi16(0xFF);
     if (out == TRF_OUT_BYTE) {
-        bytes = _mm512_add_epi8(bytes, _mm512_add_epi8(row_offset, from->col_offset));
-        bytes = insert_field(&from->last, unit, bytes);
+        bytes = _mm512_ror_epi32(_mm512_add_epi8(bytes, _mm512_add_epi8(row_offset, from->col_offset)), 1);
         pair[0] = _mm512_and_si512(bytes, low_byte);
         pair[1] = _mm512_srli_epi16(bytes, 8);
         return;
@@ -270,23 +256,28 @@ INLINE void assemble(const assembly_constants *k, const chunk_sources *from, uin
     pair[1] = _mm512_add_epi16(SELECT(low_byte, _mm512_srli_epi16(bytes, 8), high), k->origin);
 }
 
-/* Second pass over a slab, two chunks at a time so that each store is 64 bytes of a row. */
+/* Second pass over a slab, two strips at a time so that each store is 64 bytes of a row. */
 INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *place, const trf_simd_scratch *scratch,
                           uint32_t class_bits, trf_assembly_out out, uint32_t num_fields) {
-    const size_t stride = place->stride, second = place->blocks == 2 ? 16 * stride : 32;
-    const uint32_t columns = place->blocks == 2 ? 16 : 32; /* of a chunk */
-    for (uint32_t chunk = 0; chunk < place->chunks; chunk += 2) {
-        const chunk_sources from[2] = {begin_chunk(k, place, scratch, chunk, class_bits, out, num_fields),
-                                       begin_chunk(k, place, scratch, chunk + 1, class_bits, out, num_fields)};
-        uint16_t *row = place->elements + chunk * columns;
+    const size_t stride = place->stride;
+    const int two_blocks = place->blocks == 2;
+    for (uint32_t strip = 0; strip < place->strips; strip += 2) {
+        const strip_sources from[2] = {begin_strip(k, place, scratch, strip, class_bits, num_fields),
+                                       begin_strip(k, place, scratch, strip + 1, class_bits, num_fields)};
+        uint16_t *row = place->elements + strip * (two_blocks ? 16 : 32);
         for (uint32_t unit = 0; unit < TRF_UNITS; unit++, row += stride) {
             __m512i row_offset = broadcast_16(scratch->offsets.row[unit]), a[2], b[2];
             assemble(k, &from[0], unit, row_offset, out, num_fields, a);
             assemble(k, &from[1], unit, row_offset, out, num_fields, b);
             for (int i = 0; i < 2; i++) {
                 uint16_t *to = row + 8 * (size_t)i * stride;
-                _mm512_storeu_si512(to, _mm512_permutex2var_epi32(a[i], k->first, b[i]));
-                _mm512_storeu_si512(to + second, _mm512_permutex2var_epi32(a[i], k->second, b[i]));
+                if (two_blocks) {
+                    _mm512_storeu_si512(to, _mm512_unpacklo_epi64(a[i], b[i]));
+                    _mm512_storeu_si512(to + 16 * stride, _mm512_unpackhi_epi64(a[i], b[i]));
+                } else {
+                    _mm512_storeu_si512(to, a[i]);
+                    _mm512_storeu_si512(to + 32, b[i]);
+                }
             }
         }
     }
@@ -309,7 +300,6 @@ static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *sl
             count == 2 ? decode_symbols(work, slabs + s, scratch, 2) : decode_symbols(work, slabs + s, scratch, 1);
         if (good < count)
             return s + good;
-        make_permutations(slabs[s].shape.blocks, &constants);
         for (uint32_t i = 0; i < count; i++) {
             const trf_slab_parts *slab = &slabs[s + i];
             trf_assembly_place_offsets(&assembly, slab, placed[i], &scratch[i]->offsets);
