@@ -43,9 +43,12 @@ typedef struct bench_environment {
     int threads, runs;
 } bench_environment;
 
+typedef struct bench_cuda bench_cuda; /* bench_cuda.h */
+
 typedef struct bench_log {
     bench_environment environment;
     const cli_options *plan;
+    bench_cuda *cuda; /* NULL: measured on the CPU */
     bench_result *results;
     bench_baseline *baselines;
     size_t num_results, num_baselines;

@@ -118,6 +118,7 @@ static int set_path(cli_options *o, const char *value) {
     static const char *const names[] = {"fused", "two-step", NULL};
     int i = cli_parse_name(value, names);
     o->path = i ? CLI_PATH_TWO_STEP : CLI_PATH_FUSED;
+    o->has_path = 1;
     return i < 0 ? -1 : 0;
 }
 

@@ -94,6 +94,7 @@ typedef struct cli_options {
     int json;
     cli_device device;
     cli_path path;
+    int has_path;
 
     cli_shape layers[CLI_MAX_LIST];
     uint32_t batches[CLI_MAX_LIST];

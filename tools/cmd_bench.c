@@ -1,6 +1,6 @@
 /* transfuse bench */
 #define _GNU_SOURCE /* sched_getaffinity */
-#include "bench.h"
+#include "bench_cuda.h"
 #include "cli_file.h"
 #include "cli_report.h"
 
@@ -42,7 +42,7 @@ static void set_defaults(cli_options *plan) {
     if (!plan->sigmas.count)
         plan->sigmas.values[plan->sigmas.count++] = 0.02;
     if (!plan->runs)
-        plan->runs = 5;
+        plan->runs = plan->device == CLI_DEVICE_CUDA ? 20 : 5;
 }
 
 static void read_cpu_name(char *name, size_t name_bytes) {
@@ -160,6 +160,10 @@ static int run_subject(bench_log *log, bench_layer *layer, double sigma, cli_ben
         encode.granularity = plan->granularity;
         encode.group_size = plan->group_size;
     }
+#ifdef TRF_HAVE_CUDA
+    if (log->cuda)
+        return bench_cuda_measure(log->cuda, &subject, get_source(layer, sigma, subject.source), &encode);
+#endif
     for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
         encode.favor = favor;
         if ((!plan->has_favor || plan->favor == favor) && run_codec(log, layer, &subject, &encode))
@@ -212,6 +216,9 @@ static cli_exit write_file(const bench_log *log, const char *path, int (*write)(
 }
 
 static void free_log(bench_log *log) {
+#ifdef TRF_HAVE_CUDA
+    bench_cuda_end(log->cuda);
+#endif
     for (size_t i = 0; i < log->num_results; i++)
         bench_result_free(&log->results[i]);
     for (size_t i = 0; i < log->num_baselines; i++)
@@ -220,51 +227,86 @@ static void free_log(bench_log *log) {
     free(log->baselines);
 }
 
+/* Measures everything that the plan asks for. */
+static cli_exit run_plan(bench_log *log, trf_context *context) {
+    const cli_options *plan = log->plan;
+    if (!context)
+        bench_print_heading(log);
+#ifdef TRF_HAVE_CUDA
+    if (context && bench_cuda_begin(log, context))
+        return CLI_FAILED;
+#endif
+    for (int i = 0; i < plan->num_layers; i++) {
+        if (run_layer(log, plan->layers[i]))
+            return CLI_FAILED;
+    }
+    return CLI_OK;
+}
+
+static cli_exit write_files(const bench_log *log) {
+    int (*json)(const bench_log *, FILE *) = bench_write_json, (*csv)(const bench_log *, FILE *) = bench_write_csv;
+#ifdef TRF_HAVE_CUDA
+    if (log->cuda) {
+        json = bench_cuda_write_json;
+        csv = bench_cuda_write_csv;
+    }
+#endif
+    cli_exit status = write_file(log, log->plan->json_file, json);
+    return status == CLI_OK ? write_file(log, log->plan->csv_file, csv) : status;
+}
+
 static int run(const cli_options *options) {
     cli_options plan = *options;
     set_defaults(&plan);
     unsigned integer_codecs = 1u << CLI_BENCH_INT8 | 1u << CLI_BENCH_BITS;
     if (plan.granularity != TRF_GRANULARITY_NONE && !(plan.bench_codecs & integer_codecs))
         return cli_usage_error("bench", "--granularity goes with the codecs int8 and bits only");
-    cli_exit status = cli_check_device(plan.device);
+    trf_context *context;
+    cli_exit status = cli_open_device(plan.device, &context);
     if (status == CLI_OK && plan.json_file)
         status = cli_file_check(plan.json_file, plan.force);
     if (status == CLI_OK && plan.csv_file)
         status = cli_file_check(plan.csv_file, plan.force);
-    if (status != CLI_OK)
-        return status;
 
     bench_log log = {.plan = &plan};
     describe_environment(&plan, &log.environment);
-    bench_print_heading(&log);
-    for (int i = 0; status == CLI_OK && i < plan.num_layers; i++)
-        status = run_layer(&log, plan.layers[i]) ? CLI_FAILED : CLI_OK;
-    if (status == CLI_OK)
-        status = write_file(&log, plan.json_file, bench_write_json);
-    if (status == CLI_OK)
-        status = write_file(&log, plan.csv_file, bench_write_csv);
+    if (status == CLI_OK) {
+        status = run_plan(&log, context);
+        if (status == CLI_OK || log.cuda) { /* time on a device is dear: what was measured is kept */
+            cli_exit written = write_files(&log);
+            status = status == CLI_OK ? written : status;
+        }
+    }
+#ifdef TRF_HAVE_CUDA
+    if (status == CLI_OK && log.cuda)
+        status = bench_cuda_verdict(log.cuda);
+#endif
     free_log(&log);
+    cli_close_device(context);
     return status;
 }
 
 const cli_command cmd_bench = {
     .name = "bench",
     .summary = "measure sizes and rates on synthetic weights",
-    .help = "usage: transfuse bench [OPTIONS]\n"
-            "Lists are separated by commas. Defaults in brackets.\n\n"
-            "  --device cpu|cuda             [cpu]\n"
-            "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
-            "  --batch M,...                 rows of x in the products [1,8]\n"
-            "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"
-            "  --bits B,...                  sizes for the codec bits, 2 to 8 [4.25]\n"
-            "  --granularity G               of int8 and bits: tensor, channel, group:SIZE, block:SIZE [channel]\n"
-            "  --favor speed|size            [both]\n"
-            "  --distribution normal|student-t   Student-t has 5 degrees of freedom [normal]\n"
-            "  --sigma S,...                 scale of the weights [0.02]\n"
-            "  --runs N                      timed runs of each measurement, after one that is not timed [5]\n"
-            "  -T, --threads N               0: one for each core [0]\n"
-            "  --json FILE, --csv FILE       write every figure, run by run\n"
-            "  -f, --force                   replace these files if they exist\n",
+    .help =
+        "usage: transfuse bench [OPTIONS]\n"
+        "Lists are separated by commas. Defaults in brackets. On a GPU: fused and two-step products, decoding,\n"
+        "cuBLASLt on the plain weights, a plain 8-bit product and a device copy, in turns, with cold caches;\n"
+        "TRF_COMMIT of the environment goes into the files.\n\n"
+        "  --device cpu|cuda             [cpu]\n"
+        "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
+        "  --batch M,...                 rows of x in the products [1,8]\n"
+        "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"
+        "  --bits B,...                  sizes for the codec bits, 2 to 8 [4.25]\n"
+        "  --granularity G               of int8 and bits: tensor, channel, group:SIZE, block:SIZE [channel]\n"
+        "  --favor speed|size            [both]\n"
+        "  --distribution normal|student-t   Student-t has 5 degrees of freedom [normal]\n"
+        "  --sigma S,...                 scale of the weights [0.02]\n"
+        "  --runs N                      timed runs of each measurement, after one that is not timed [5; cuda: 20]\n"
+        "  -T, --threads N               0: one for each core [0]\n"
+        "  --json FILE, --csv FILE       write every figure, run by run\n"
+        "  -f, --force                   replace these files if they exist\n",
     .options = kOptions,
     .run = run,
 };

@@ -1,6 +1,7 @@
 /* transfuse matmul */
 #include "cli_float.h"
 #include "cli_report.h"
+#include "matmul_cuda.h"
 
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -39,13 +40,8 @@ static trf_status multiply_two_step(const trf_layer *layer, const float *x, uint
     return status;
 }
 
-static cli_exit multiply(const cli_options *options, const trf_layer *layer, const float *x, uint64_t m) {
-    trf_layer_info info;
-    trf_layer_get_info(layer, &info);
-    float *y = m <= SIZE_MAX / sizeof *y / info.rows ? malloc(m * info.rows * sizeof *y) : NULL;
-    if (!y)
-        return cli_fail(TRF_ERR_MEMORY, "out of memory for %llu x %u results", (unsigned long long)m, info.rows);
-
+static cli_exit multiply_on_cpu(const cli_options *options, const trf_layer *layer, const float *x, uint64_t m,
+                                float *y, double *seconds) {
     trf_error err = {0};
     trf_status failed;
     double start = cli_now();
@@ -53,24 +49,59 @@ static cli_exit multiply(const cli_options *options, const trf_layer *layer, con
         failed = multiply_two_step(layer, x, (uint32_t)m, y, options->threads, &err);
     else
         failed = trf_layer_matmul_cpu(layer, x, (uint32_t)m, y, options->threads, &err);
-    double seconds = cli_now() - start;
-    if (!failed) {
-        cli_signals_hold();
-        failed = trf_write_npy(options->output, y, m, info.rows, options->force, &err);
-        cli_signals_allow();
-    }
-    free(y);
-    if (failed)
-        return cli_report_error(&err);
-    printf("%s: %llu x %u, from X %llu x %u and %s weights %u x %u, %.3f s\n", options->output, (unsigned long long)m,
-           info.rows, (unsigned long long)m, info.cols, trf_codec_name(info.codec), info.rows, info.cols, seconds);
-    return CLI_OK;
+    *seconds = cli_now() - start;
+    return failed ? cli_report_error(&err) : CLI_OK;
 }
 
-static int run(const cli_options *options) {
-    cli_exit status = cli_check_device(options->device);
-    if (status != CLI_OK)
-        return status;
+/* how: what to say of the path that was taken. */
+static cli_exit multiply_on_cuda(const cli_options *options, trf_context *context, const trf_layer *layer,
+                                 const float *x, uint64_t m, float *y, double *seconds, char how[512]) {
+#ifdef TRF_HAVE_CUDA
+    matmul_cuda_report report = {0};
+    cli_exit status = matmul_on_device(options, context, layer, x, m, y, &report);
+    *seconds = report.seconds;
+    snprintf(how, 512, ", %s on %s%s%s%s", report.path == TRF_PATH_FUSED ? "fused" : "two-step", report.device,
+             report.reason ? " (not fused: " : "", report.reason ? report.reason : "", report.reason ? ")" : "");
+    return status;
+#else
+    (void)options, (void)context, (void)layer, (void)x, (void)m, (void)y, (void)seconds, (void)how;
+    return cli_fail(TRF_ERR_DEVICE, "--device cuda: this command was built without CUDA");
+#endif
+}
+
+static cli_exit write_product(const cli_options *options, const float *y, uint64_t m, uint32_t rows) {
+    trf_error err = {0};
+    cli_signals_hold();
+    trf_status failed = trf_write_npy(options->output, y, m, rows, options->force, &err);
+    cli_signals_allow();
+    return failed ? cli_report_error(&err) : CLI_OK;
+}
+
+/* context: NULL for the CPU. */
+static cli_exit multiply(const cli_options *options, trf_context *context, const trf_layer *layer, const float *x,
+                         uint64_t m) {
+    trf_layer_info info;
+    trf_layer_get_info(layer, &info);
+    float *y = m <= SIZE_MAX / sizeof *y / info.rows ? malloc(m * info.rows * sizeof *y) : NULL;
+    if (!y)
+        return cli_fail(TRF_ERR_MEMORY, "out of memory for %llu x %u results", (unsigned long long)m, info.rows);
+
+    char how[512] = "";
+    double seconds = 0;
+    cli_exit status = context ? multiply_on_cuda(options, context, layer, x, m, y, &seconds, how)
+                              : multiply_on_cpu(options, layer, x, m, y, &seconds);
+    if (status == CLI_OK)
+        status = write_product(options, y, m, info.rows);
+    free(y);
+    if (status == CLI_OK)
+        printf("%s: %llu x %u, from X %llu x %u and %s weights %u x %u, %.3f s%s\n", options->output,
+               (unsigned long long)m, info.rows, (unsigned long long)m, info.cols, trf_codec_name(info.codec),
+               info.rows, info.cols, seconds, how);
+    return status;
+}
+
+static cli_exit run_on(const cli_options *options, trf_context *context) {
+    cli_exit status;
     struct stat place;
     if (!options->force && lstat(options->output, &place) == 0)
         return cli_fail(TRF_ERR_EXISTS, "%s: exists already; -f replaces it", options->output);
@@ -93,10 +124,19 @@ static int run(const cli_options *options) {
         status =
             cli_fail(TRF_ERR_SHAPE, "%s: %llu rows; 1 to 2147483647 can be multiplied", x_path, (unsigned long long)m);
     } else {
-        status = multiply(options, layer, x, m);
+        status = multiply(options, context, layer, x, m);
     }
     trf_free(x);
     trf_layer_free(layer);
+    return status;
+}
+
+static int run(const cli_options *options) {
+    trf_context *context;
+    cli_exit status = cli_open_device(options->device, &context);
+    if (status == CLI_OK)
+        status = run_on(options, context);
+    cli_close_device(context);
     return status;
 }
 
@@ -104,10 +144,14 @@ const cli_command cmd_matmul = {
     .name = "matmul",
     .summary = "multiply an array by a compressed layer",
     .help = "usage: transfuse matmul LAYER.trf X.npy -o Y.npy [OPTIONS]\n"
-            "Y = X . W^T, without ever holding W whole. X: F32 or F16, a row for each input; Y: F32.\n\n"
+            "Y = X . W^T, without ever holding W whole. X: F32 or F16, a row for each input; Y: F32. On a GPU, X is "
+            "rounded to BF16\n"
+            "for bf16 weights and to F16 for all others.\n\n"
             "  -o, --output OUT          where to write\n"
             "  --device cpu|cuda         default: cpu\n"
-            "  --path fused|two-step     decode while multiplying (default), or decode to memory first\n"
+            "  --path fused|two-step     decode while multiplying (default; on a GPU where it takes the layer), or "
+            "decode to\n"
+            "                            memory first\n"
             "  -T, --threads N           threads; 0 (default): one for each core\n"
             "  -f, --force               replace OUT if it exists\n",
     .operands = {"LAYER.trf", "X.npy"},

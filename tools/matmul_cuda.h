@@ -1,0 +1,20 @@
+/* transfuse matmul --device cuda */
+#ifndef MATMUL_CUDA_H
+#define MATMUL_CUDA_H
+
+#include "cli_options.h"
+
+/* What matmul_on_device did. */
+typedef struct matmul_cuda_report {
+    trf_path path;      /* FUSED or TWO_STEP */
+    const char *reason; /* why not FUSED; NULL if FUSED, or if it was not asked for */
+    char device[128];
+    double seconds; /* copies of x and y, and the products; not the upload of the layer */
+} matmul_cuda_report;
+
+/* y[m][rows] = x[m][cols] . W^T on the device of `context`; x, y: host. x is rounded to the type that the layer's codec
+ * multiplies; a finite value that would become infinite is an error. Errors are printed. */
+cli_exit matmul_on_device(const cli_options *options, trf_context *context, const trf_layer *layer, const float *x,
+                          uint64_t m, float *y, matmul_cuda_report *report);
+
+#endif
