@@ -5,13 +5,11 @@
 #include "trf_convert.h"
 #include "trf_validate.h"
 
-#include <math.h>
-
 /* The scale of an entry of the scale table, in F32. */
 static inline float trf_scale_value(const trf_blob_view *view, uint64_t index) {
     if (view->extension.scale_dtype == TRF_SCALE_F32)
         return ((const float *)view->scales)[index];
-    return ldexpf(trf_f16_to_f32(((const uint16_t *)view->scales)[index]), view->extension.scale_exponent);
+    return trf_f16_scale(((const uint16_t *)view->scales)[index], view->extension.scale_exponent);
 }
 
 /* First column of the tile, from `col` on, that has another scale than column col has; at most shape->cols. */

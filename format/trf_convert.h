@@ -1,29 +1,30 @@
-/* Conversions between the number formats of weights, in portable C: exact when widening, one rounding to nearest even
+/* Conversions between the number formats of weights, in portable C and CUDA: exact when widening, one rounding to nearest even
  * when narrowing. 16- and 8-bit floats travel as their bit patterns.
  *
  * NaNs stay NaNs: widening keeps the payload; narrowing keeps its top bits and sets the quiet bit. */
 #ifndef TRF_CONVERT_H
 #define TRF_CONVERT_H
 
-#include <stdint.h>
+#include "trf_blob.h"
+
 #include <string.h>
 
-static inline uint32_t trf_f32_bits(float value) {
+TRF_HD uint32_t trf_f32_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float trf_f32_from_bits(uint32_t bits) {
+TRF_HD float trf_f32_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static inline float trf_bf16_to_f32(uint16_t bf16) { return trf_f32_from_bits((uint32_t)bf16 << 16); }
+TRF_HD float trf_bf16_to_f32(uint16_t bf16) { return trf_f32_from_bits((uint32_t)bf16 << 16); }
 
 /* Branchless, so that loops over it vectorize. */
-static inline float trf_f16_to_f32(uint16_t f16) {
+TRF_HD float trf_f16_to_f32(uint16_t f16) {
     uint32_t magnitude = f16 & 0x7FFFu, sign = (uint32_t)(f16 & 0x8000u) << 16;
     uint32_t rebias = magnitude >= 0x7C00u ? 224u << 23 : 112u << 23; /* 15 to 127; Inf and NaN: 31 to 255 */
     uint32_t normal = (magnitude << 13) + rebias;
@@ -33,7 +34,7 @@ static inline float trf_f16_to_f32(uint16_t f16) {
 }
 
 /* E4M3 has no infinities; S.1111.111 is its NaN (the type that safetensors calls F8_E4M3). */
-static inline float trf_e4m3_to_f32(uint8_t e4m3) {
+TRF_HD float trf_e4m3_to_f32(uint8_t e4m3) {
     uint32_t magnitude = e4m3 & 0x7Fu, sign = (uint32_t)(e4m3 & 0x80u) << 24;
     uint32_t normal = magnitude == 0x7Fu ? 0x7FC00000u : (magnitude << 20) + (120u << 23);
     uint32_t denormal = trf_f32_bits((float)(int32_t)magnitude * 0x1p-9f);
@@ -41,11 +42,11 @@ static inline float trf_e4m3_to_f32(uint8_t e4m3) {
 }
 
 /* E5M2 is the upper byte of an IEEE half. */
-static inline float trf_e5m2_to_f32(uint8_t e5m2) { return trf_f16_to_f32((uint16_t)(e5m2 << 8)); }
+TRF_HD float trf_e5m2_to_f32(uint8_t e5m2) { return trf_f16_to_f32((uint16_t)(e5m2 << 8)); }
 
 /* Rounds to an IEEE format of mantissa_bits (below 32), exponent bias `bias` and all-ones exponent max_exponent;
  * without the sign. Overflow gives infinity, as rounding to nearest does. */
-static inline uint32_t trf_f64_round_magnitude(uint64_t magnitude, int mantissa_bits, int bias, uint32_t max_exponent) {
+TRF_HD uint32_t trf_f64_round_magnitude(uint64_t magnitude, int mantissa_bits, int bias, uint32_t max_exponent) {
     const uint64_t infinity = 0x7FFull << 52, fraction = (1ull << 52) - 1;
     if (magnitude > infinity)
         return max_exponent << mantissa_bits | 1u << (mantissa_bits - 1) |
@@ -65,30 +66,35 @@ static inline uint32_t trf_f64_round_magnitude(uint64_t magnitude, int mantissa_
     return (exponent_field << mantissa_bits) + (uint32_t)kept;
 }
 
-static inline uint64_t trf_f64_bits(double value) {
+TRF_HD uint64_t trf_f64_bits(double value) {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline uint16_t trf_f64_to_f16(double value) {
+TRF_HD uint16_t trf_f64_to_f16(double value) {
     uint64_t bits = trf_f64_bits(value);
     return (uint16_t)((bits >> 63) << 15 | trf_f64_round_magnitude(bits & (UINT64_MAX >> 1), 10, 15, 31));
 }
 
-static inline uint16_t trf_f64_to_bf16(double value) {
+TRF_HD uint16_t trf_f64_to_bf16(double value) {
     uint64_t bits = trf_f64_bits(value);
     return (uint16_t)((bits >> 63) << 15 | trf_f64_round_magnitude(bits & (UINT64_MAX >> 1), 7, 127, 255));
 }
 
-static inline float trf_f64_to_f32(double value) { return (float)value; }
+TRF_HD float trf_f64_to_f32(double value) { return (float)value; }
 
-static inline uint16_t trf_f32_to_f16(float value) { return trf_f64_to_f16((double)value); }
+TRF_HD uint16_t trf_f32_to_f16(float value) { return trf_f64_to_f16((double)value); }
 
-static inline uint16_t trf_f32_to_bf16(float value) {
+TRF_HD uint16_t trf_f32_to_bf16(float value) {
     uint32_t bits = trf_f32_bits(value);
     uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16;
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : rounded);
+}
+
+/* An F16 scale of the int codec times 2^exponent (-126 to 126), rounded once: FORMAT.md section 3. */
+TRF_HD float trf_f16_scale(uint16_t f16, int32_t exponent) {
+    return trf_f16_to_f32(f16) * trf_f32_from_bits((uint32_t)(exponent + 127) << 23);
 }
 
 #endif

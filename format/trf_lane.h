@@ -49,6 +49,14 @@ TRF_HD uint32_t trf_plane_bytes(uint32_t weights, uint32_t width) {
     return 4 * TRF_LANES * trf_plane_lane_words(weights, width);
 }
 
+/* Bytes of all raw bits of a slab, its chunks' planes; weights: of a lane in the slab. */
+TRF_HD uint32_t trf_raw_bytes(uint32_t raw_bits, uint32_t weights) {
+    uint32_t bytes = trf_chunk_offset(raw_bits, weights / TRF_CHUNK_WEIGHTS);
+    for (uint32_t width = 8; width > 0; width /= 2)
+        bytes += raw_bits & width ? trf_plane_bytes(weights % TRF_CHUNK_WEIGHTS, width) : 0;
+    return bytes;
+}
+
 /* Byte offset in a chunk's plane of word z of a lane, lane_words words a lane. */
 TRF_HD uint32_t trf_plane_word_offset(uint32_t lane_words, uint32_t lane, uint32_t z) {
     uint32_t group = z / 4, groups = lane_words / 4;
@@ -85,7 +93,7 @@ TRF_HD uint32_t trf_state_advance(uint32_t x, uint32_t entry, uint32_t probabili
 
 /* Renormalize: needed when x < 2^L, then one 16-bit word is enough. */
 TRF_HD int trf_state_needs_word(uint32_t x, uint32_t state_bits) { return x < (1u << state_bits); }
-TRF_HD uint32_t trf_state_renormalize(uint32_t x, uint32_t word) { return x << 16 | word; }
+TRF_HD uint32_t trf_state_renormalize(uint32_t x, uint32_t word) { return x * 65536 + word; }
 
 /* First word of a lane within its slab's words, and the stride from word to word: lane l < 16 walks its pair upwards,
  * lane l + 16 downwards. pair_begin, pair_words: of pair lane % 16. */

@@ -39,30 +39,12 @@ uint32_t trf_plane_widths(uint32_t raw_bits, uint32_t width[TRF_MAX_PLANES]) {
 }
 
 trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t kind) {
-    trf_tile_shape shape;
-    shape.row = (uint32_t)(tile / header->num_tiles_col) * TRF_TILE_SIZE;
-    shape.col = (uint32_t)(tile % header->num_tiles_col) * TRF_TILE_SIZE;
-    shape.rows = header->rows - shape.row < TRF_TILE_SIZE ? header->rows - shape.row : TRF_TILE_SIZE;
-    shape.cols = header->cols - shape.col < TRF_TILE_SIZE ? header->cols - shape.col : TRF_TILE_SIZE;
-    int coded = kind == TRF_TILE_CODED;
-    shape.coded_rows = coded ? shape.rows / TRF_BLOCK_ROWS * TRF_BLOCK_ROWS : 0;
-    shape.coded_cols = coded ? shape.cols / TRF_BLOCK_ROWS * TRF_BLOCK_ROWS : 0;
-    shape.slabs = (shape.coded_rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
-    return shape;
+    return trf_tile_shape_at(header->rows, header->cols, (uint32_t)(tile / header->num_tiles_col),
+                             (uint32_t)(tile % header->num_tiles_col), kind);
 }
 
 trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits) {
-    trf_slab_layout layout;
-    uint32_t left = tile->coded_rows - slab * TRF_SLAB_ROWS;
-    layout.shape.blocks = left >= TRF_SLAB_ROWS ? 2 : 1;
-    layout.shape.steps = tile->coded_cols / TRF_BLOCK_ROWS;
-    uint32_t weights = trf_lane_weights(layout.shape), width[TRF_MAX_PLANES];
-    layout.states = trf_chunk_offset(raw_bits, weights / TRF_CHUNK_WEIGHTS);
-    for (uint32_t i = trf_plane_widths(raw_bits, width); i-- > 0;)
-        layout.states += trf_plane_bytes(weights % TRF_CHUNK_WEIGHTS, width[i]);
-    layout.pair_words = layout.states + TRF_STATES_BYTES;
-    layout.exceptions = layout.states + TRF_STREAM_HEAD_BYTES;
-    return layout;
+    return trf_slab_layout_at(trf_slab_shape_at(tile, slab * TRF_SLAB_ROWS), raw_bits);
 }
 
 /* ---- the head ---- */

@@ -68,8 +68,39 @@ uint64_t trf_head_checksum(const void *head, uint64_t head_bytes);
 /* Cuts raw_bits into planes, widest first. @return their number. */
 uint32_t trf_plane_widths(uint32_t raw_bits, uint32_t width[TRF_MAX_PLANES]);
 
-/* tile < num_tiles. kind as in the tile's metadata. */
+/* The tile at (tile_row, tile_col) of a layer of rows x cols weights, inside it. kind as in the tile's metadata. */
+TRF_HD trf_tile_shape trf_tile_shape_at(uint32_t rows, uint32_t cols, uint32_t tile_row, uint32_t tile_col,
+                                        uint32_t kind) {
+    trf_tile_shape shape;
+    shape.row = tile_row * TRF_TILE_SIZE;
+    shape.col = tile_col * TRF_TILE_SIZE;
+    shape.rows = rows - shape.row < TRF_TILE_SIZE ? rows - shape.row : (uint32_t)TRF_TILE_SIZE;
+    shape.cols = cols - shape.col < TRF_TILE_SIZE ? cols - shape.col : (uint32_t)TRF_TILE_SIZE;
+    shape.coded_rows = kind == TRF_TILE_CODED ? shape.rows / TRF_BLOCK_ROWS * TRF_BLOCK_ROWS : 0;
+    shape.coded_cols = kind == TRF_TILE_CODED ? shape.cols / TRF_BLOCK_ROWS * TRF_BLOCK_ROWS : 0;
+    shape.slabs = (shape.coded_rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
+    return shape;
+}
+
+/* tile < num_tiles. */
 trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t kind);
+
+/* Shape of the coded region's slab in which the tile's row `row` lies; row < coded_rows. */
+TRF_HD trf_slab_shape trf_slab_shape_at(const trf_tile_shape *tile, uint32_t row) {
+    trf_slab_shape shape;
+    shape.blocks = tile->coded_rows - row / TRF_SLAB_ROWS * TRF_SLAB_ROWS >= TRF_SLAB_ROWS ? 2 : 1;
+    shape.steps = tile->coded_cols / TRF_BLOCK_ROWS;
+    return shape;
+}
+
+TRF_HD trf_slab_layout trf_slab_layout_at(trf_slab_shape shape, uint32_t raw_bits) {
+    trf_slab_layout layout;
+    layout.shape = shape;
+    layout.states = trf_raw_bytes(raw_bits, trf_lane_weights(shape));
+    layout.pair_words = layout.states + TRF_STATES_BYTES;
+    layout.exceptions = layout.states + TRF_STREAM_HEAD_BYTES;
+    return layout;
+}
 
 /* slab < shape.slabs of a coded tile. */
 trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits);
@@ -78,17 +109,21 @@ trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, ui
 TRF_HD uint32_t trf_slab_table_bytes(uint32_t slabs) { return (uint32_t)trf_align(4ull * slabs); }
 
 /* Index of the scale of weight (row, col) in the scale table. */
-static inline uint64_t trf_scale_index(const trf_blob_view *view, uint64_t row, uint64_t col) {
-    switch (view->extension.granularity) {
+TRF_HD uint64_t trf_scale_place(uint32_t granularity, uint32_t group_size, uint32_t scale_cols, uint64_t row,
+                                uint64_t col) {
+    switch (granularity) {
     case TRF_GRANULARITY_CHANNEL:
         return row;
     case TRF_GRANULARITY_GROUP:
-        return row * view->scale_cols + col / view->extension.group_size;
+        return row * scale_cols + col / group_size;
     case TRF_GRANULARITY_BLOCK:
-        return row / view->extension.group_size * view->scale_cols + col / view->extension.group_size;
+        return row / group_size * scale_cols + col / group_size;
     default:
         return 0;
     }
+}
+static inline uint64_t trf_scale_index(const trf_blob_view *view, uint64_t row, uint64_t col) {
+    return trf_scale_place(view->extension.granularity, view->extension.group_size, view->scale_cols, row, col);
 }
 
 #endif
