@@ -51,6 +51,7 @@ typedef struct trf_device_facts {
 
 struct trf_device_layer {
     trf_context *context;
+    int device; /* CUDA ordinal: the context's */
     trf_device_view view;
     trf_device_facts facts;
     trf_layer_info info;

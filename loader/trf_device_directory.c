@@ -1,0 +1,152 @@
+#include "trf_device_directory.h"
+
+#include "trf_convert.h"
+#include "trf_decode_launch.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A coded tile at work. */
+typedef struct trf_directory_tile {
+    const trf_layer *layer;
+    const trf_tile_meta *meta;
+    trf_tile_shape shape;
+    const uint8_t *bytes;
+} trf_directory_tile;
+
+uint64_t trf_count_device_slabs(const trf_header *header) {
+    return ((uint64_t)header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * header->num_tiles_col;
+}
+
+/* ---- exceptions as matrix fragments hold them ---- */
+
+/* Whether a float element times 2^exponent is exact in the 16-bit type that its codec's fragments have: its own, F16 for FP8. All
+ * values and products are exact in binary64. */
+static int trf_fits_fragment(uint32_t codec, uint32_t element, int exponent) {
+    double value;
+    switch (codec) {
+    case TRF_CODEC_BF16:
+        value = (double)trf_bf16_to_f32((uint16_t)element);
+        break;
+    case TRF_CODEC_FP16:
+        value = (double)trf_f16_to_f32((uint16_t)element);
+        break;
+    case TRF_CODEC_E4M3:
+        value = (double)trf_e4m3_to_f32((uint8_t)element);
+        break;
+    default:
+        value = (double)trf_e5m2_to_f32((uint8_t)element);
+        break;
+    }
+    if (!isfinite(value))
+        return 1;
+    double scaled = ldexp(value, exponent);
+    return scaled == (double)(codec == TRF_CODEC_BF16 ? trf_bf16_to_f32(trf_f64_to_bf16(scaled))
+                                                      : trf_f16_to_f32(trf_f64_to_f16(scaled)));
+}
+
+/* Exponent offset of the weight in (row, col) of a tile: D and what the tile's predictor mode adds. */
+static int trf_offset_at(const trf_directory_tile *tile, uint32_t row, uint32_t col) {
+    const trf_blob_view *view = &tile->layer->view;
+    int offset = view->extension.exponent_offset;
+    if (tile->meta->predictor_mode & TRF_PREDICT_ROW)
+        offset += view->row_offsets[tile->shape.row + row];
+    if (tile->meta->predictor_mode & TRF_PREDICT_COL)
+        offset += view->col_offsets[tile->shape.col + col];
+    return offset;
+}
+
+static void trf_note_code(trf_device_facts *facts, int32_t code) {
+    uint32_t magnitude = (uint32_t)abs(code);
+    if (magnitude > facts->max_abs_code)
+        facts->max_abs_code = magnitude;
+}
+
+static void trf_note_exceptions(const trf_directory_tile *tile, uint32_t slab, trf_slab_shape shape,
+                                const uint8_t *exceptions, uint32_t count, trf_device_facts *facts) {
+    const uint32_t codec = tile->layer->view.header.codec;
+    const int has_offsets = tile->layer->view.extension.exponent_offset || tile->meta->predictor_mode;
+    if (trf_codec_is_float(codec) && (!has_offsets || !facts->exceptions_fit_fragments))
+        return;
+    for (uint32_t k = 0; k < count; k++) {
+        uint32_t exception;
+        memcpy(&exception, exceptions + 4 * k, sizeof exception);
+        const uint32_t element = trf_exception_element(exception), at = trf_exception_at(exception);
+        if (!trf_codec_is_float(codec)) {
+            trf_note_code(facts, (int16_t)element);
+            continue;
+        }
+        const uint32_t row = TRF_SLAB_ROWS * slab + trf_lane_row(shape, at % TRF_LANES, at / TRF_LANES);
+        const uint32_t col = trf_lane_col(shape, at % TRF_LANES, at / TRF_LANES);
+        if (!trf_fits_fragment(codec, element, -trf_offset_at(tile, row, col)))
+            facts->exceptions_fit_fragments = 0;
+    }
+}
+
+/* ---- the directory ---- */
+
+/* Fills the entries of a coded tile's slabs; slabs: its first one, `stride` from one to the next below. @return where its slivers begin, from
+ * its first byte. */
+static uint32_t trf_describe_slabs(const trf_directory_tile *tile, trf_device_slab *slabs, uint64_t stride,
+                                   trf_device_facts *facts) {
+    const trf_slab_entry *table = (const trf_slab_entry *)tile->bytes;
+    uint32_t begin = trf_slab_table_bytes(tile->shape.slabs);
+    for (uint32_t s = 0; s < tile->shape.slabs; s++) {
+        const trf_slab_layout layout = trf_slab_layout_of(&tile->shape, s, tile->layer->view.header.raw_bits);
+        const uint32_t end = table[s].end_units * (uint32_t)TRF_ALIGNMENT, stream_bytes = end - begin - layout.states;
+        slabs[s * stride] = (trf_device_slab){
+            .offset_units = (uint32_t)((tile->meta->data_offset + begin) / TRF_ALIGNMENT),
+            .size_units = (uint16_t)((end - begin) / TRF_ALIGNMENT),
+            .exceptions = table[s].exceptions,
+        };
+        facts->slabs++;
+        if (stream_bytes > facts->max_stream_bytes)
+            facts->max_stream_bytes = stream_bytes;
+        if (trf_slab_is_regular(layout.shape.blocks, layout.shape.steps))
+            facts->irregular_weights -= (uint64_t)TRF_LANES * trf_lane_weights(layout.shape);
+        trf_note_exceptions(tile, s, layout.shape, tile->bytes + begin + layout.exceptions, table[s].exceptions, facts);
+        begin = end;
+    }
+    return begin;
+}
+
+/* Codes that stand uncoded in a tile of the int codec. */
+static void trf_note_stored_codes(const trf_directory_tile *tile, uint32_t begin, trf_device_facts *facts) {
+    const uint32_t bytes = tile->layer->view.header.stored_bytes, weights = tile->shape.rows * tile->shape.cols,
+                   stored = weights - tile->shape.coded_rows * tile->shape.coded_cols;
+    for (uint32_t i = 0; i < stored; i++) {
+        int16_t code;
+        if (bytes == 1)
+            code = (int8_t)tile->bytes[begin + i];
+        else
+            memcpy(&code, tile->bytes + begin + 2 * i, sizeof code);
+        trf_note_code(facts, code);
+    }
+}
+
+void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf_device_facts *facts) {
+    const trf_blob_view *view = &layer->view;
+    const trf_header *header = &view->header;
+    const int is_int = !trf_codec_is_float(header->codec);
+    memset(slabs, 0, trf_count_device_slabs(header) * sizeof *slabs);
+    *facts = (trf_device_facts){
+        .irregular_weights = (uint64_t)header->rows * header->cols, /* regular slabs take theirs away */
+        .predictor_modes = header->predictor_modes,
+        .exceptions_fit_fragments = 1,
+    };
+    if (is_int) {
+        trf_note_code(facts, view->extension.class_value[0]);
+        trf_note_code(facts, view->extension.class_value[(1 << header->class_bits) - 1] + (1 << header->raw_bits) - 1);
+    }
+    for (uint64_t t = 0; t < view->num_tiles; t++) {
+        const trf_tile_meta *meta = &view->tiles[t];
+        const trf_directory_tile tile = {layer, meta, trf_tile_shape_of(header, t, meta->kind),
+                                         trf_layer_tile(layer, t)};
+        const uint64_t first =
+            (uint64_t)tile.shape.row / TRF_SLAB_ROWS * header->num_tiles_col + tile.shape.col / TRF_TILE_SIZE;
+        uint32_t slivers = trf_describe_slabs(&tile, slabs + first, header->num_tiles_col, facts);
+        if (is_int)
+            trf_note_stored_codes(&tile, slivers, facts);
+    }
+}

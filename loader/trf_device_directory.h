@@ -1,0 +1,17 @@
+/* What the host finds out about a layer while it goes to a device. No CUDA in here. */
+#ifndef TRF_DEVICE_DIRECTORY_H
+#define TRF_DEVICE_DIRECTORY_H
+
+#include "trf_device_layer.h"
+#include "trf_layer.h"
+
+/* Largest blob whose slabs a trf_device_slab can place. */
+#define TRF_DEVICE_MAX_BLOB_BYTES ((uint64_t)TRF_ALIGNMENT << 32)
+
+/* Entries of a layer's slab directory: bands of 32 rows times tile columns. */
+uint64_t trf_count_device_slabs(const trf_header *header);
+
+/* Fills slabs[trf_count_device_slabs] and *facts. layer: validated, of at most TRF_DEVICE_MAX_BLOB_BYTES. */
+void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf_device_facts *facts);
+
+#endif
