@@ -43,32 +43,28 @@ void trf_assembly_init(trf_assembly *assembly, const trf_tile_work *work) {
         assembly->low[k] = (uint8_t)((uint32_t)view->extension.class_value[k] << shift);
     /* Emax + 1 divides 256 >> shift, so bytes wrap around as exponents do. */
     const int32_t layer = view->extension.exponent_offset;
-    assembly->has_offsets = layer != 0 || work->predictor_mode != 0;
-    if (!assembly->has_offsets)
-        return;
-    const int by_row = work->predictor_mode & TRF_PREDICT_ROW, by_col = work->predictor_mode & TRF_PREDICT_COL;
-    for (uint32_t i = 0; i < work->shape.coded_rows; i++)
-        assembly->row_offset[i] =
-            (uint8_t)((uint32_t)(layer + (by_row ? view->row_offsets[work->shape.row + i] : 0)) << shift);
-    for (uint32_t i = 0; i < work->shape.coded_cols; i++)
-        assembly->col_offset[i] = (uint8_t)((uint32_t)(by_col ? view->col_offsets[work->shape.col + i] : 0) << shift);
+    assembly->by_row = work->predictor_mode & TRF_PREDICT_ROW;
+    assembly->by_col = work->predictor_mode & TRF_PREDICT_COL;
+    assembly->layer_offset = (uint8_t)((uint32_t)layer << shift);
+    for (uint32_t i = 0; assembly->by_row && i < work->shape.coded_rows; i++)
+        assembly->row_offset[i] = (uint8_t)((uint32_t)(layer + view->row_offsets[work->shape.row + i]) << shift);
+    for (uint32_t i = 0; assembly->by_col && i < work->shape.coded_cols; i++)
+        assembly->col_offset[i] = (uint8_t)((uint32_t)view->col_offsets[work->shape.col + i] << shift);
 }
 
 void trf_assembly_place_offsets(const trf_assembly *assembly, const trf_slab_parts *slab,
                                 const trf_slab_parts *previous, trf_assembly_offsets *offsets) {
-    if (!assembly->has_offsets) {
-        if (!previous)
-            memset(offsets, 0, sizeof *offsets);
-        return;
+    if (!previous) {
+        memset(offsets->row, assembly->layer_offset, sizeof offsets->row);
+        memset(offsets->col, 0, sizeof offsets->col);
     }
-    for (uint32_t unit = 0; unit < TRF_UNITS; unit++)
+    for (uint32_t unit = 0; assembly->by_row && unit < TRF_UNITS; unit++)
         for (uint32_t b = 0; b < 16; b++)
             offsets->row[unit][b] =
                 assembly->row_offset[slab->row + trf_lane_row(slab->shape, 4 * unit, trf_byte_weight(b))];
-    if (previous && previous->shape.blocks == slab->shape.blocks)
+    if (!assembly->by_col || (previous && previous->shape.blocks == slab->shape.blocks))
         return;
     const uint32_t weights = trf_lane_weights(slab->shape);
-    memset(offsets->col, 0, sizeof offsets->col);
     for (uint32_t i = 0; i < weights; i += TRF_STRIP_WEIGHTS)
         for (uint32_t b = 0; b < 64; b++) {
             uint32_t weight = i + trf_byte_weight(b % 16);

@@ -44,15 +44,16 @@ typedef struct trf_assembly_field {
 typedef struct trf_assembly {
     trf_assembly_out out;
     uint32_t class_bits;
-    uint32_t num_fields;                      /* 0 to 3 */
-    trf_assembly_field field[TRF_MAX_FIELDS]; /* the first one's shift is 0 */
-    uint8_t low[16], high[16];                /* by class */
-    uint16_t origin;                          /* added to codes */
-    int has_offsets;
-    uint8_t row_offset[TRF_TILE_SIZE], col_offset[TRF_TILE_SIZE]; /* exponent_offset in the rows', shifted into place */
+    uint32_t num_fields;                                          /* 0 to 3 */
+    trf_assembly_field field[TRF_MAX_FIELDS];                     /* the first one's shift is 0 */
+    uint8_t low[16], high[16];                                    /* by class */
+    uint16_t origin;                                              /* added to codes */
+    int by_row, by_col;                                           /* whether there are offsets of rows, of columns */
+    uint8_t layer_offset;                                         /* shifted into place, as these are: */
+    uint8_t row_offset[TRF_TILE_SIZE], col_offset[TRF_TILE_SIZE]; /* the layer's is in the rows' */
 } trf_assembly;
 
-/* Offsets of a slab's weights in byte order; zeros where none are in effect. */
+/* Offsets of a slab's weights in byte order. */
 typedef struct trf_assembly_offsets {
     _Alignas(64) uint8_t row[TRF_UNITS][16];      /* the same for all four lanes */
     _Alignas(64) uint8_t col[TRF_MAX_STRIPS][64]; /* the same for all units */
