@@ -72,13 +72,12 @@ class Places:
         self.slivers = self.tile + 16 * ends[-1]
         blocks = min(2, tile.coded_rows // 16 - 2 * s)
         self.n = 8 * blocks * tile.coded_cols // 16
-        self.state = self.start + 128 * sum(ref.plane_words(self.n, w) for w in ref.plane_widths(h.raw_bits))
+        self.state = self.start + ref.raw_bytes(self.n, h.raw_bits)
         self.pairs = self.state + 64
-        self.words = self.pairs + 16
-        self.low = self.words + 2 * sum(blob[self.pairs : self.words])
+        self.list = self.pairs + 16
         self.exceptions = struct.unpack_from("<HH", blob, self.table)[1]
-        self.high = self.low + 2 * self.exceptions
-        self.contents_end = self.high + self.exceptions
+        self.words = self.list + 4 * self.exceptions
+        self.contents_end = self.words + 2 * sum(blob[self.pairs : self.list])
 
 
 def values(seed: int, rows: int, cols: int) -> np.ndarray:
@@ -118,12 +117,25 @@ def bases() -> dict[str, bytes]:
         ),
         # Its plane of width 1 has 8 weights in a word of 32 bits.
         "i8": encode(codes, Options(ref.INT, ref.I8, class_value=[-8], raw_bits=1, stored_bytes=1)),
+        # Its exceptions are codes, of whose 16 bits not all are allowed.
+        "codes": encode(
+            values(9, 16, 48) * 7 - 30,
+            Options(ref.INT, ref.F32, class_value=[-16], raw_bits=1, granularity=ref.TENSOR, scales=np.ones(1)),
+        ),
+        # 80 weights a lane: a chunk of 64 and one of 16, whose planes of widths 2 and 1 are not full words.
+        "chunks": encode(18 + values(10, 32, 80) << 2 | values(11, 32, 80) & 3, Options(ref.E5M2, ref.F8_E5M2)),
     }  # fmt: skip
 
 
 def slug(text: str) -> str:
     kept = "".join(c if c.isalnum() or c == "-" else "_" for c in text)
     return "_".join(part for part in kept.split("_") if part)
+
+
+def set_bit(blob: bytearray, at: int, bit: int) -> None:
+    """Sets a bit, zero until then, of the word at `at`."""
+    assert not blob[at + bit // 8] >> bit % 8 & 1
+    blob[at + bit // 8] |= 1 << bit % 8
 
 
 def changed(base: bytes, change: Callable[[bytearray], None], sealed: bool = True) -> bytes:
@@ -148,7 +160,9 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
     # base, field, value, status
     table = [
         ("tiny", "magic", 0, MAGIC), ("tiny", "magic", 0x58414E53, MAGIC),
-        ("tiny", "version", 0, VERSION), ("tiny", "version", 2, VERSION),
+        # A stored tile has been the same since version 1: "tiny" with that version is a right blob of it.
+        ("tiny", "version", 0, VERSION), ("tiny", "version", 1, VERSION), ("tiny", "version", 3, VERSION),
+        ("slabs", "version", 1, VERSION),
         ("tiny", "codec", 0, HEADER), ("tiny", "codec", 6, HEADER), ("tiny", "codec", ref.FP16, HEADER),
         ("tiny", "source_dtype", 0, HEADER), ("tiny", "source_dtype", 7, HEADER),
         ("tiny", "source_dtype", ref.F16, HEADER), ("tiny", "source_dtype", ref.I8, HEADER),
@@ -389,7 +403,19 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
     yield "sliver_padding", put8("slabs", len(slabs) - 1, 1), TILE, "last byte of the tile"
     yield "stored_tile_padding", put8("tiny", len(base["tiny"]) - 1, 1), TILE, "last byte of the tile"
     i8 = Places(base["i8"], 0, 0)
-    yield "plane_unused_bit", put8("i8", i8.start + 3, 128), TILE, "bit 31 of a plane's word that has 8 weights"
+    # Two groups of four weights fill the bits 0 and 1 of each byte.
+    for bit in (2, 15, 31):
+        blob = changed(base["i8"], lambda b, bit=bit: set_bit(b, i8.start, bit))
+        yield f"plane_unused_bit_{bit}", blob, TILE, f"bit {bit} of a plane's word that has 8 weights"
+    chunks = Places(base["chunks"], 0, 0)
+    assert (chunks.n, chunks.state - chunks.start) == (80, 256 * 3 + 128 * 2)
+    second_chunk = chunks.start + 256 * 3
+    blob = changed(base["chunks"], lambda b: set_bit(b, second_chunk + 128 + 4 * 31, 4))
+    yield "chunk_unused_bit", blob, TILE, "bit 4 of the last lane's word of width 1 in the second chunk, of 16 weights"
+    middle = Places(base["codes"], 0, 0)
+    assert middle.n == 24
+    blob = changed(base["codes"], lambda b: set_bit(b, middle.start + 4 * 7, 30))
+    yield "plane_unused_bit_of_24_weights", blob, TILE, "bit 30 of lane 7's word of width 1"
 
     def drop_slivers(blob: bytearray) -> None:
         at = first.slivers
@@ -415,25 +441,40 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
 
 
 def exception_cases(base: dict[str, bytes]) -> Iterator[Case]:
-    slabs = base["slabs"]
-    first, second = Places(slabs, 0, 0), Places(slabs, 0, 1)
+    places = {"first": ("slabs", 0), "second": ("slabs", 1), "codes": ("codes", 0)}
+    at = {label: Places(base[name], 0, s) for label, (name, s) in places.items()}
 
-    def low(p: Places, e: int) -> int:
-        return struct.unpack_from("<H", slabs, p.low + 2 * e)[0]
+    def record(label: str, e: int) -> int:
+        """Exception e of a slab, from the last one backwards if e < 0."""
+        return struct.unpack_from("<I", base[places[label][0]], at[label].list + 4 * (e % at[label].exceptions))[0]
 
-    def put16(at: int, value: int) -> bytes:
-        return changed(slabs, lambda b: struct.pack_into("<H", b, at, value))
+    def put32(label: str, e: int, value: int) -> bytes:
+        place = at[label].list + 4 * (e % at[label].exceptions)
+        return changed(base[places[label][0]], lambda b: struct.pack_into("<I", b, place, value))
 
-    last = first.exceptions - 1
-    yield "exceptions_equal", put16(first.low + 2, low(first, 0)), TILE, "a position twice"
-    yield "exceptions_descending", put16(first.low, low(first, last)), TILE, "the first position behind the second"
-    yield "exception_behind_slab", put16(first.low + 2 * last, 32 * first.n), TILE, "index n"
-    yield "exception_far_behind_slab", put16(first.low + 2 * last, 0x1FFF), TILE, "the last position there is"
-    at = second.low + 2 * (second.exceptions - 1)
-    yield "exception_behind_short_slab", put16(at, 32 * second.n), TILE, "index n in the slab of 16 rows"
-    blob = changed(slabs, lambda b: b.__setitem__(first.high, 16))
-    yield "exception_exponent_16", blob, TILE, "exponent 16 in e4m3"
-    yield "exception_exponent_high_bits", put16(first.low, low(first, 0) | 1 << 13), TILE, "exponent 256 and more"
+    def moved(label: str, e: int, position: int) -> bytes:
+        return put32(label, e, position << 19 | record(label, e) & 0xFFFF)
+
+    def of(label: str, e: int, element: int) -> bytes:
+        return put32(label, e, record(label, e) & ~0xFFFF | element & 0xFFFF)
+
+    def position(label: str, e: int) -> int:
+        return record(label, e) >> 19
+
+    yield "exceptions_equal", moved("first", 1, position("first", 0)), TILE, "a position twice"
+    yield "exceptions_descending", moved("first", 0, position("first", -1)), TILE, "the first position is the last"
+    yield "exceptions_descend_at_the_end", moved("codes", -1, position("codes", 0)), TILE, "the last is the first"
+    yield "exception_behind_slab", moved("first", -1, 32 * at["first"].n), TILE, "index n"
+    yield "exception_far_behind_slab", moved("first", -1, 0x1FFF), TILE, "the last position there is"
+    yield "exception_behind_short_slab", moved("second", -1, 32 * at["second"].n), TILE, "index n, 16 rows"
+    for bit in (16, 17, 18):
+        label = "codes" if bit == 17 else "second"
+        blob = put32(label, 0, record(label, 0) | 1 << bit)
+        yield f"exception_bit_{bit}", blob, TILE, f"bit {bit} of an exception"
+    yield "exception_element_256", of("first", 0, 256), TILE, "element 256 in e4m3"
+    yield "exception_element_high_bit", of("second", -1, 0x8000 | record("second", -1) & 255), TILE, "bit 15 in e4m3"
+    for label, code in (("1024", 1024), ("32767", 32767), ("minus_1025", -1025), ("minus_32768", -32768)):
+        yield f"exception_code_{label}", of("codes", code % 3, code), TILE, f"code {code}"
 
 
 def stream_cases(base: dict[str, bytes]) -> Iterator[Case]:
@@ -449,10 +490,10 @@ def stream_cases(base: dict[str, bytes]) -> Iterator[Case]:
             yield f"start_state_wrong_slab{s}_lane{lane}", blob, STREAM, "one bit of a start state"
 
     first = Places(slabs, 0, 0)
-    for label, at in (("first", first.words), ("last", first.low - 2)):
+    for label, at in (("first", first.words), ("last", first.contents_end - 2)):
         blob = changed(slabs, lambda b, at=at: b.__setitem__(at, b[at] ^ 1))
         yield f"stream_{label}_word", blob, STREAM, "one bit of a word"
-    counts = slabs[first.pairs : first.words]
+    counts = slabs[first.pairs : first.list]
 
     def move_word(blob: bytearray) -> None:
         blob[first.pairs] += 1

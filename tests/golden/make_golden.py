@@ -109,6 +109,30 @@ def shape_cases() -> Iterator[Case]:
     )
 
 
+def step_cases() -> Iterator[Case]:
+    """Every codec with pairs and quads on one column step, which has no partner, and on slabs of full chunks."""
+    for k, (name, codec) in enumerate(FLOATS.items()):
+        for c, word in ((4, "pairs"), (2, "quads")):
+            options = float_options(codec, class_bits=c, probability_bits=10, state_bits=13)
+            yield f"{name}_{word}_one_step", weights(codec, 110 + 2 * k + c // 4, 48, 19), options
+    options = float_options(ref.BF16, class_bits=2)
+    yield "bf16_quads_full_chunks", weights(ref.BF16, 120, 48, 256), options
+    yield "fp16_quads_full_chunks", weights(ref.FP16, 121, 48, 256), float_options(ref.FP16, class_bits=2)
+    # Codes beyond the classes at both ends, the extreme ones among them.
+    for seed, (name, c, r, first, cols) in enumerate(
+        (("pairs_r7_one_step", 4, 7, -1024, 16), ("quads_r3_one_step", 2, 3, -16, 31), ("pairs_r3_T5", 4, 3, -64, 80),
+         ("quads_r7_T11", 2, 7, -256, 176), ("quads_r8_T16", 2, 8, -512, 256))
+    ):  # fmt: skip
+        elements = codes(122 + seed, 48, cols, 1023)
+        elements[::3, ::5] = np.where(below(130 + seed, 2, 16, -(-cols // 5)) == 1, 1023, -1023)
+        elements[1, 1] = -1024  # no encoder's code, but in the range of exceptions
+        options = Options(
+            ref.INT, ref.F32, class_bits=c, raw_bits=r, class_value=[first], exception_class=c - 1,
+            granularity=ref.CHANNEL, scales=np.float32(1.0) + np.arange(48, dtype=np.float32),
+        )  # fmt: skip
+        yield f"int_{name}", elements, options
+
+
 def pattern_cases() -> Iterator[Case]:
     for name in ("e4m3", "e5m2"):
         for c in (4, 2):
@@ -156,10 +180,37 @@ def predictor_cases() -> Iterator[Case]:
     )
 
 
+def special_values(codec: int) -> np.ndarray:
+    """Both zeros, denormals, the ends of the normal numbers, infinities and NaNs of either sign."""
+    m, e_max = ref.MANTISSA_BITS[codec], ref.EXPONENT_MAX[codec]
+    full = (1 << m) - 1
+    special = e_max << m
+    ends = [0, 1, full, 1 << m, 2 << m | 1, special - 1, special, special | 1, special | 1 << (m - 1), special | full]
+    return np.array([sign | value for sign in (0, (e_max + 1) << m) for value in ends])
+
+
+def kind_cases() -> Iterator[Case]:
+    """Every kind of exception under offsets of either direction, on an odd number of column steps."""
+    steps = iter((3, 5, 7, 9, 11, 13, 15, 3))
+    for k, (name, codec) in enumerate(FLOATS.items()):
+        for c, word in ((4, "pairs"), (2, "quads")):
+            cols, seed = 16 * next(steps), 230 + 8 * k + c
+            picked = special_values(codec)[below(seed + 1, 20, 48, cols)]
+            elements = np.where(below(seed + 2, 11, 48, cols) == 0, picked, weights(codec, seed, 48, cols))
+            options = float_options(codec, class_bits=c, exponent_offset=2 if c == 4 else -2, probability_bits=11)
+            options.exception_class = 3
+            options.exception_raw = (1 << ref.RAW_BITS[codec, c]) - 2
+            if k % 2 == c // 4:
+                options.row_offsets = below(seed + 3, 5, 48) - 2
+                options.col_offsets = below(seed + 4, 3, cols) - 1
+                options.modes = lambda t: 3
+            yield f"{name}_{word}_exceptions_T{cols // 16}", elements, options
+
+
 def exception_cases() -> Iterator[Case]:
     everywhere = np.ones((32, 256), bool)
     elements = weights(ref.E4M3, 300, 32, 256)
-    yield "e4m3_all_exceptions", elements, float_options(ref.E4M3, force=everywhere, exception_class=9)
+    yield "e4m3_all_exceptions", elements, float_options(ref.E4M3, force=everywhere, exception_class=9, exception_raw=6)
     elements = codes(301, 48, 64, 1023)
     yield (
         "int_all_exceptions",
@@ -241,7 +292,8 @@ def int_cases() -> Iterator[Case]:
 
 def all_cases() -> Iterator[Case]:
     for cases in (
-        plain_cases, shape_cases, pattern_cases, predictor_cases, exception_cases, stream_cases, int_cases,
+        plain_cases, shape_cases, step_cases, pattern_cases, predictor_cases, kind_cases, exception_cases,
+        stream_cases, int_cases,
     ):  # fmt: skip
         yield from cases()
 

@@ -126,21 +126,74 @@ def test_dequantized_weights_are_rounded_once(dtype: int) -> None:
             assert Fraction(value) == wanted
 
 
-def test_section_6_fills_a_slab_once() -> None:
-    for blocks in (1, 2):
-        for steps in (1, 2, 16):
-            rows, cols = ref.weight_places(8 * blocks * steps, blocks)
-            assert len(set((rows * 256 + cols).reshape(-1).tolist())) == 16 * blocks * 16 * steps
-            assert (rows.max(), cols.max()) == (16 * blocks - 1, 16 * steps - 1)
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 15, 16])
+def test_section_6_fills_a_slab_once(steps: int, blocks: int) -> None:
+    rows, cols = ref.weight_places(8 * blocks * steps, blocks)
+    assert len(set((rows * 256 + cols).reshape(-1).tolist())) == 16 * blocks * 16 * steps
+    assert (rows.max(), cols.max()) == (16 * blocks - 1, 16 * steps - 1)
+    for step in range(steps):
+        paired = step ^ 1 < steps
+        run = 8 if paired else 4
+        for lane in range(32):
+            weights = np.arange(8 * blocks * step, 8 * blocks * (step + 1))
+            if paired:
+                weights = np.concatenate([weights, weights + 8 * blocks * (1 if step % 2 == 0 else -1)])
+            # The same neighbouring columns in every row: one piece of x.
+            own = np.unique(cols[lane, weights])
+            assert own.tolist() == list(range(own[0], own[0] + run)) and own[0] % run == 0
+            assert np.unique(rows[lane, weights] % 16).tolist() == [lane // 4, lane // 4 + 8]
 
 
 @pytest.mark.parametrize("width", [8, 4, 2, 1])
 def test_section_7_fills_a_plane_once(width: int) -> None:
-    for split in (False, True)[: 1 + (width == 8)]:
-        assert sorted(ref.plane_bit_masks(width, split).reshape(-1).tolist()) == list(range(32))
-    for z_count in (1, 3, 4, 5, 64):
+    places = ref.plane_bit_places(width)
+    assert sorted(places.reshape(-1).tolist()) == list(range(32))
+    assert (places[:4, 0] // 8).tolist() == [0, 2, 1, 3]
+    for z_count in (1, 2, 3, 4, 5, 8, 14, 16):
         offsets = ref.plane_word_offsets(z_count)
         assert sorted(offsets.reshape(-1).tolist()) == list(range(0, 128 * z_count, 4))
+
+
+@pytest.mark.parametrize("raw_bits", [3, 4, 5, 6, 8, 10, 11, 13])
+def test_section_7_chunks(raw_bits: int) -> None:
+    assert ref.raw_bytes(256, raw_bits) == 4 * 256 * raw_bits
+    assert ref.chunk_weights(8) == [8] and ref.chunk_weights(144) == [64, 64, 16]
+    # 8 weights: a byte of each bit of R, in whole words for every plane.
+    assert ref.raw_bytes(8, raw_bits) == 128 * sum(max(1, width // 4) for width in (8, 4, 2, 1) if raw_bits & width)
+
+
+def first_word(codec: int, class_bits: int, fours: list[int]) -> int:
+    """The first word of the raw bits of lane 0 whose first four weights are `fours`."""
+    elements = np.full((16, 16), 1 << ref.MANTISSA_BITS[codec])
+    rows, cols = ref.weight_places(8, 1)
+    elements[rows[0, :4], cols[0, :4]] = fours
+    blob = encode(elements, make_golden.float_options(codec, class_bits=class_bits))
+    header, decoded = ref.read_blob(blob)
+    assert np.array_equal(decoded, elements)
+    return struct.unpack_from("<I", blob, header.data_offset + 16)[0]
+
+
+@pytest.mark.parametrize("class_bits", [4, 2])
+def test_section_7_bf16_pairs_by_mask_and_rotation(class_bits: int) -> None:
+    """What the text says of planes of 8: two weights are in place, the other two a rotation right by 8 away."""
+    rng = np.random.default_rng(class_bits)
+    for _ in range(50):
+        fours = (rng.integers(0, 2, 4) << 15 | 1 << 7 | rng.integers(0, 128, 4)).tolist()
+        word = first_word(ref.BF16, class_bits, fours)
+        turned = word >> 8 | word << 24 & 0xFFFFFFFF
+        found = [x & 0x807F for pair in (word, turned) for x in (pair, pair >> 16)]
+        assert found == [four & 0x807F for four in fours]
+
+
+def test_section_7_fp8_bytes_by_rotation() -> None:
+    """Of E4M3 pairs: M in the nibbles of the bytes 0, 2, 1, 3, and all four signs on top of them a rotation later."""
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        fours = (rng.integers(0, 2, 4) << 7 | 1 << 3 | rng.integers(0, 8, 4)).tolist()
+        word = first_word(ref.E4M3, 4, fours)
+        turned = (word >> 1 | word << 31 & 0xFFFFFFFF).to_bytes(4, "little")
+        assert [turned[k] & 0x87 for k in (0, 2, 1, 3)] == [four & 0x87 for four in fours]
 
 
 @pytest.mark.parametrize("name", GOLDEN_INDEX)

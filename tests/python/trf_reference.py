@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 MAGIC = 0x52414E53
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 64
 EXTENSION_BYTES = 256
 TABLE_OFFSET = 320
@@ -26,6 +26,7 @@ TILES_OFFSET = 832
 TILE_SIZE = 256
 SLAB_ROWS = 32
 LANES = 32
+CHUNK_WEIGHTS = 64
 
 BF16, FP16, E4M3, E5M2, INT = 1, 2, 3, 4, 5
 CODEC_NAMES = {BF16: "bf16", FP16: "fp16", E4M3: "fp8 e4m3", E5M2: "fp8 e5m2", INT: "int"}
@@ -39,6 +40,10 @@ RAW_BITS = {
     (E4M3, 4): 4, (E4M3, 2): 6,
     (E5M2, 4): 3, (E5M2, 2): 5,
 }  # fmt: skip
+#: place of the sign in R (section 5)
+SIGN_BIT = {BF16: 7, FP16: 7, E4M3: 0, E5M2: 0}
+#: the weight of the same four in whose place a weight's sign is stored (section 7)
+SIGN_STORED_AT = [2, 3, 1, 0]
 
 F32, F16, BF16_DTYPE, F8_E4M3, F8_E5M2, I8 = 1, 2, 3, 4, 5, 6
 DTYPE_NAMES = {F32: "F32", F16: "F16", BF16_DTYPE: "BF16", F8_E4M3: "F8_E4M3", F8_E5M2: "F8_E5M2", I8: "I8"}
@@ -380,17 +385,30 @@ def plane_widths(raw_bits: int) -> list[int]:
     return [width for width in (8, 4, 2, 1) if raw_bits & width]
 
 
-def plane_words(n: int, width: int) -> int:
-    """Z: 32-bit words of one lane in a plane."""
-    return ceil_div(n * width, 32)
+def plane_words(m: int, width: int) -> int:
+    """Z: 32-bit words of one lane in a plane of `m` weights."""
+    return ceil_div(m * width, 32)
+
+
+def chunk_weights(n: int) -> list[int]:
+    """m of every chunk of a slab with n weights a lane."""
+    return [min(CHUNK_WEIGHTS, n - first) for first in range(0, n, CHUNK_WEIGHTS)]
+
+
+def raw_bytes(n: int, raw_bits: int) -> int:
+    """Size of all chunks of a slab."""
+    return sum(128 * plane_words(m, width) for m in chunk_weights(n) for width in plane_widths(raw_bits))
 
 
 def weight_places(n: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
     """Row and column of weight i of lane l inside a slab: two arrays [lane][i] (section 6)."""
     lane = np.arange(LANES)[:, None]
     i = np.arange(n)[None, :]
+    steps = n // (8 * blocks)
     step, block, a, half = i // (8 * blocks), i // 8 % blocks, i // 2 % 4, i % 2
-    return 16 * block + lane // 4 + 8 * (a % 2), 16 * step + 2 * (lane % 4) + half + 8 * (a // 2)
+    run = np.where(2 * (step // 2) + 1 < steps, 8, 4)
+    row = 16 * block + lane // 4 + 8 * (a % 2)
+    return row, 32 * (step // 2) + run * (lane % 4) + 4 * (step % 2) + 2 * (a // 2) + half
 
 
 def plane_word_offsets(z_count: int) -> np.ndarray:
@@ -402,14 +420,10 @@ def plane_word_offsets(z_count: int) -> np.ndarray:
     return np.where(z // 4 < z_count // 4, whole, rest)
 
 
-def plane_bit_masks(width: int, split_sign: bool) -> np.ndarray:
+def plane_bit_places(width: int) -> np.ndarray:
     """Bit position in its word of bit b of weight i, for one word's worth of weights: array [i][b]."""
     i = np.arange(32 // width)[:, None]
-    bit = np.arange(width)[None, :]
-    places = width * (i // 2 % (16 // width)) + 16 * (i % 2) + bit
-    if split_sign:
-        places[:, 7] = [15, 31, 23, 7]
-    return places
+    return width * (i // 4 % (8 // width)) + 8 * (i // 2 % 2) + 16 * (i % 2) + np.arange(width)[None, :]
 
 
 @dataclass
@@ -425,18 +439,35 @@ class Slab:
     words: np.ndarray
     exception_index: np.ndarray
     exception_lane: np.ndarray
-    exception_value: np.ndarray
+    exception_element: np.ndarray
 
 
-def read_plane(data: bytes, width: int, n: int, split_sign: bool, where: str) -> np.ndarray:
-    """The `width` bits of every weight: array [lane][n]."""
-    z_count = plane_words(n, width)
+def read_plane(data: bytes, width: int, m: int, where: str) -> np.ndarray:
+    """The `width` bits of every weight of a chunk: array [lane][m]."""
+    z_count = plane_words(m, width)
     words = np.frombuffer(data, "<u4", LANES * z_count)[plane_word_offsets(z_count) // 4].astype(np.int64)
-    places = plane_bit_masks(width, split_sign)
-    bits = words[:, :, None, None] >> places[None, None] & 1
+    bits = words[:, :, None, None] >> plane_bit_places(width)[None, None] & 1
     fields = (bits << np.arange(width)).sum(axis=3).reshape(LANES, -1)
-    check(not fields[:, n:].any(), "TRF_ERR_TILE", f"{where}: unused bits of the plane of width {width}")
-    return fields[:, :n]
+    check(not fields[:, m:].any(), "TRF_ERR_TILE", f"{where}: unused bits of the plane of width {width}")
+    return fields[:, :m]
+
+
+def read_raw(h: Header, data: bytes, n: int, where: str) -> np.ndarray:
+    """R of every weight out of the chunks: array [lane][n]."""
+    chunks, position = [], 0
+    for k, m in enumerate(chunk_weights(n)):
+        raw, shift = np.zeros((LANES, m), np.int64), 0
+        for width in plane_widths(h.raw_bits):
+            raw |= read_plane(data[position:], width, m, f"{where} chunk {k}") << shift
+            shift += width
+            position += 128 * plane_words(m, width)
+        chunks.append(raw)
+    raw = np.concatenate(chunks, axis=1)
+    if h.is_int:
+        return raw
+    mask = 1 << SIGN_BIT[h.codec]
+    signs = (raw & mask).reshape(LANES, -1, 4)[:, :, SIGN_STORED_AT]
+    return raw & ~mask | signs.reshape(LANES, -1)
 
 
 def read_slab(h: Header, data: bytes, tile: Tile, s: int, exceptions: int) -> Slab:
@@ -448,39 +479,31 @@ def read_slab(h: Header, data: bytes, tile: Tile, s: int, exceptions: int) -> Sl
 
     blocks = min(2, (tile.coded_rows - SLAB_ROWS * s) // 16)
     n = 8 * blocks * (tile.coded_cols // 16)
-    widths = plane_widths(h.raw_bits)
-    position = 128 * sum(plane_words(n, width) for width in widths)
+    position = raw_bytes(n, h.raw_bits)
     require(len(data) >= position + 2 * LANES + 16, f"{len(data)} bytes are too few")
     start_state = np.frombuffer(data, "<u2", LANES, position)
     position += 2 * LANES
     pair_words = np.frombuffer(data, "u1", 16, position).astype(np.int64)
     position += 16
     word_count = int(pair_words.sum())
-    end = position + 2 * word_count + 3 * exceptions
+    end = position + 4 * exceptions + 2 * word_count
     require(len(data) == align16(end), f"{len(data)} bytes, the contents take {align16(end)}")
     require(not any(data[end:]), "padding is not zero")
-    words = np.frombuffer(data, "<u2", word_count, position)
-    position += 2 * word_count
-    low = np.frombuffer(data, "<u2", exceptions, position).astype(np.int64)
-    high = np.frombuffer(data, "u1", exceptions, position + 2 * exceptions).astype(np.int64)
+    records = np.frombuffer(data, "<u4", exceptions, position).astype(np.int64)
+    words = np.frombuffer(data, "<u2", word_count, position + 4 * exceptions)
+    raw = read_raw(h, data, n, where)
 
-    raw, shift, position = np.zeros((LANES, n), np.int64), 0, 0
-    for width in widths:
-        split_sign = width == 8 and not h.is_int
-        raw |= read_plane(data[position:], width, n, split_sign, where) << shift
-        shift += width
-        position += 128 * plane_words(n, width)
-
-    places = low & 0x1FFF
-    value = high + 256 * (low >> 13)
+    places, element = records >> 19, records & 0xFFFF
     require(bool(np.all(np.diff(places) > 0)), "exceptions do not ascend")
     require(bool(np.all(places // 32 < n)), "an exception behind the last weight")
+    require(not (records >> 16 & 7).any(), "bits 18:16 of an exception are not zero")
     if h.is_int:
-        value = np.where(value >= 1024, value - 2048, value)
+        element = np.where(element >= 1 << 15, element - (1 << 16), element)
+        require(bool(np.all((element >= -1024) & (element <= 1023))), "the code of an exception is too large")
     else:
-        require(bool(np.all(value <= EXPONENT_MAX[h.codec])), "the exponent of an exception is too large")
+        require(bool(np.all(element < 256 ** ELEMENT_BYTES[h.codec])), "the element of an exception is too large")
     check(bool(np.all(start_state != 0)), "TRF_ERR_STREAM", f"{where}: a start state of 0")
-    return Slab(SLAB_ROWS * s, blocks, n, raw, start_state, pair_words, words, places // 32, places % 32, value)
+    return Slab(SLAB_ROWS * s, blocks, n, raw, start_state, pair_words, words, places // 32, places % 32, element)
 
 
 def decode_symbols(h: Header, slabs: list[Slab], where: str) -> list[np.ndarray]:
@@ -538,15 +561,11 @@ def symbols_to_classes(symbols: np.ndarray, class_bits: int) -> np.ndarray:
 
 def split_raw(h: Header, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sign, the two low bits of C (0 for pairs) and mantissa out of R."""
-    quads = h.class_bits == 2
-    if h.codec == FP16:
-        sign, mantissa, e = raw >> 7 & 1, (raw >> 8 & 7) << 7 | raw & 0x7F, raw >> 11
-    elif h.codec == E5M2 and quads:
-        sign, mantissa, e = raw >> 4, raw & 3, raw >> 2 & 3
-    else:
-        m = MANTISSA_BITS[h.codec]
-        sign, mantissa, e = raw >> m & 1, raw & ((1 << m) - 1), raw >> (m + 1)
-    return sign, e if quads else np.zeros_like(raw), mantissa
+    m = MANTISSA_BITS[h.codec]
+    e = raw >> (m + 1) if h.class_bits == 2 else np.zeros_like(raw)
+    below, above = raw & ((1 << SIGN_BIT[h.codec]) - 1), raw >> (SIGN_BIT[h.codec] + 1)
+    mantissa = (above << SIGN_BIT[h.codec] | below) & ((1 << m) - 1)
+    return raw >> SIGN_BIT[h.codec] & 1, e, mantissa
 
 
 def decode_coded_region(h: Header, tile: Tile, slabs: list[Slab]) -> np.ndarray:
@@ -560,25 +579,23 @@ def decode_coded_region(h: Header, tile: Tile, slabs: list[Slab]) -> np.ndarray:
         classes[rows, cols] = symbols_to_classes(symbols, h.class_bits)
         raw[rows, cols] = slab.raw
         at = (slab.exception_lane, slab.exception_index)
-        exceptions.append((rows[at], cols[at], slab.exception_value))
+        exceptions.append((rows[at], cols[at], slab.exception_element))
 
-    value = np.array(h.class_value)[classes]
+    elements = np.array(h.class_value)[classes]
     if h.is_int:
-        value += raw
+        elements += raw
     else:
         sign, e, mantissa = split_raw(h, raw)
-        value = value + e + h.exponent_offset
+        exponent = elements + e + h.exponent_offset
         if tile.predictor_mode & ROW_OFFSETS:
-            value += h.row_offsets[tile.row : tile.row + shape[0], None]
+            exponent += h.row_offsets[tile.row : tile.row + shape[0], None]
         if tile.predictor_mode & COL_OFFSETS:
-            value += h.col_offsets[None, tile.col : tile.col + shape[1]]
-        value %= EXPONENT_MAX[h.codec] + 1
+            exponent += h.col_offsets[None, tile.col : tile.col + shape[1]]
+        exponent %= EXPONENT_MAX[h.codec] + 1
+        elements = sign << (8 * ELEMENT_BYTES[h.codec] - 1) | exponent << MANTISSA_BITS[h.codec] | mantissa
     for rows, cols, values in exceptions:
-        value[rows, cols] = values
-    if h.is_int:
-        return value
-    m = MANTISSA_BITS[h.codec]
-    return sign << (8 * ELEMENT_BYTES[h.codec] - 1) | value << m | mantissa
+        elements[rows, cols] = values
+    return elements
 
 
 def decode_tile(h: Header, blob: bytes, tile: Tile) -> np.ndarray:

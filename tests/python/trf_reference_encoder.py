@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import trf_reference as ref
 import xxhash
-from trf_reference import COL_OFFSETS, E5M2, FP16, ROW_OFFSETS, align16, ceil_div
+from trf_reference import COL_OFFSETS, ROW_OFFSETS, align16, ceil_div
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Options:
     group_size: int = 0
     scales: np.ndarray | None = None
     scale_exponent: int = 0
-    #: class that an exception is coded with, and its raw bits for int; by default class 0 and zero
+    #: class and raw bits that an exception is coded with
     exception_class: int = 0
     exception_raw: int = 0
 
@@ -57,8 +57,8 @@ class Coded:
     tile: int
     classes: np.ndarray
     raw: np.ndarray
-    #: true exponent field or code, and where it goes into the list of exceptions
-    value: np.ndarray
+    #: the elements, and which of them go into the list of exceptions
+    elements: np.ndarray
     exception: np.ndarray
     symbols: list[np.ndarray] = field(default_factory=list)
 
@@ -111,10 +111,13 @@ class Encoder:
             return c, np.ones(c.shape, bool)
         return c, (exponent >= 1) & (exponent < e_max) & (c >= 1) & (c < e_max)
 
-    def fields(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sign, exponent field and mantissa of the coded region."""
+    def region(self, t: int) -> np.ndarray:
+        """Elements of the coded region."""
         row, col, height, width = self.place(t)
-        v = self.elements[row : row + height // 16 * 16, col : col + width // 16 * 16]
+        return self.elements[row : row + height // 16 * 16, col : col + width // 16 * 16]
+
+    def fields(self, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sign, exponent field and mantissa of elements."""
         m = ref.MANTISSA_BITS[self.o.codec]
         return v >> (8 * self.stored_bytes - 1), v >> m & ref.EXPONENT_MAX[self.o.codec], v & ((1 << m) - 1)
 
@@ -130,21 +133,20 @@ class Encoder:
         histogram = np.zeros(e_max // unit + 1, np.int64)
         for t in range(self.tiles_row * self.tiles_col):
             if not self.is_stored(t):
-                c, allowed = self.coded_exponents(t, self.fields(t)[1])
+                c, allowed = self.coded_exponents(t, self.fields(self.region(t))[1])
                 np.add.at(histogram, c[allowed] // unit, 1)
         return [int(k) * unit for k in np.argsort(-histogram, kind="stable")[:count]]
 
     def split(self, t: int, class_value: list[int]) -> Coded:
         """Classes and raw bits of the coded region of tile t."""
-        row, col, height, width = self.place(t)
+        region = self.region(t)
         if self.is_int:
-            code = self.elements[row : row + height // 16 * 16, col : col + width // 16 * 16]
-            k = (code - class_value[0]) >> self.raw_bits
+            k = (region - class_value[0]) >> self.raw_bits
             exception = (k < 0) | (k >= len(class_value))
-            raw = (code - class_value[0]) & ((1 << self.raw_bits) - 1)
-            coded = Coded(t, np.where(exception, 0, k), raw, code, exception)
+            raw = (region - class_value[0]) & ((1 << self.raw_bits) - 1)
+            coded = Coded(t, k, raw, region, exception)
         else:
-            sign, exponent, mantissa = self.fields(t)
+            sign, exponent, mantissa = self.fields(region)
             c, allowed = self.coded_exponents(t, exponent)
             quads = self.o.class_bits == 2
             class_of = np.full(ref.EXPONENT_MAX[self.o.codec] + 1, -1)
@@ -152,30 +154,23 @@ class Encoder:
             key = np.where(allowed, c, 0)
             classes = class_of[key & ~3] if quads else class_of[key]
             exception = ~allowed | (classes < 0)
-            coded = Coded(t, classes, self.join_raw(sign, key & 3, mantissa), exponent, exception)
+            coded = Coded(t, classes, self.join_raw(sign, key & 3, mantissa), region, exception)
         if self.o.force is not None:
-            region = coded.exception.shape
-            coded.exception |= self.o.force[row : row + region[0], col : col + region[1]]
+            row, col, _, _ = self.place(t)
+            coded.exception |= self.o.force[row : row + region.shape[0], col : col + region.shape[1]]
         self.neutralize(coded, coded.exception)
         return coded
 
     def neutralize(self, coded: Coded, where: np.ndarray) -> None:
-        """Codes weights that are exceptions with a class of the caller's choice."""
+        """Codes weights that are exceptions with a class and raw bits of the caller's choice."""
         coded.classes = np.where(where, self.o.exception_class, coded.classes)
-        if self.is_int:
-            coded.raw = np.where(where, self.o.exception_raw, coded.raw)
+        coded.raw = np.where(where, self.o.exception_raw, coded.raw)
 
     def join_raw(self, sign: np.ndarray, e: np.ndarray, mantissa: np.ndarray) -> np.ndarray:
         """R of the float codecs."""
-        quads = self.o.class_bits == 2
-        if self.o.codec == FP16:
-            low, width = mantissa >> 7 << 8 | sign << 7 | mantissa & 0x7F, 11
-        elif self.o.codec == E5M2 and quads:
-            return sign << 4 | e << 2 | mantissa
-        else:
-            m = ref.MANTISSA_BITS[self.o.codec]
-            low, width = sign << m | mantissa, m + 1
-        return e << width | low if quads else low
+        place, m = ref.SIGN_BIT[self.o.codec], ref.MANTISSA_BITS[self.o.codec]
+        low = mantissa >> place << (place + 1) | sign << place | mantissa & ((1 << place) - 1)
+        return e << (m + 1) | low if self.o.class_bits == 2 else low
 
     # -- sections 6 and 7 ---------------------------------------------------------------------------------------
 
@@ -242,38 +237,48 @@ class Encoder:
         return x, words[::-1]
 
     def plane_bytes(self, raw: np.ndarray, width: int) -> bytes:
-        """One plane; `raw` [lane][i] holds its bits."""
-        n = raw.shape[1]
-        z_count = ref.plane_words(n, width)
+        """One plane of a chunk; `raw` [lane][i] holds its bits."""
+        m = raw.shape[1]
+        z_count = ref.plane_words(m, width)
         per_word = 32 // width
         padded = np.zeros((32, z_count * per_word), np.int64)
-        padded[:, :n] = raw
-        places = ref.plane_bit_masks(width, width == 8 and not self.is_int)
+        padded[:, :m] = raw
         bits = padded.reshape(32, z_count, per_word, 1) >> np.arange(width) & 1
-        words = (bits << places).sum(axis=(2, 3))
+        words = (bits << ref.plane_bit_places(width)).sum(axis=(2, 3))
         out = np.zeros(32 * z_count, "<u4")
         out[ref.plane_word_offsets(z_count) // 4] = words
         return out.tobytes()
 
+    def chunk_bytes(self, raw: np.ndarray) -> bytes:
+        """All chunks of a slab; `raw` [lane][i] is R."""
+        if not self.is_int:
+            mask = 1 << ref.SIGN_BIT[self.o.codec]
+            signs, moved = (raw & mask).reshape(32, -1, 4), np.zeros((32, raw.shape[1] // 4, 4), np.int64)
+            moved[:, :, ref.SIGN_STORED_AT] = signs
+            raw = raw & ~mask | moved.reshape(raw.shape)
+        out = b""
+        for first in range(0, raw.shape[1], ref.CHUNK_WEIGHTS):
+            chunk, shift = raw[:, first : first + ref.CHUNK_WEIGHTS], 0
+            for width in ref.plane_widths(self.raw_bits):
+                out += self.plane_bytes(chunk >> shift & ((1 << width) - 1), width)
+                shift += width
+        return out
+
     def slab_bytes(self, coded: Coded, s: int, frequencies: np.ndarray) -> tuple[bytes, int]:
         """One slab and its number of exceptions."""
-        raw = self.slab_weights(coded, s, coded.raw)
-        out, shift = b"", 0
-        for width in ref.plane_widths(self.raw_bits):
-            out += self.plane_bytes(raw >> shift & ((1 << width) - 1), width)
-            shift += width
+        out = self.chunk_bytes(self.slab_weights(coded, s, coded.raw))
         start = (np.cumsum(frequencies) - frequencies).tolist()
         lanes = [self.encode_lane(row, frequencies.tolist(), start) for row in coded.symbols[s].tolist()]
         out += struct.pack("<32H", *(state for state, _ in lanes))
         pairs = [lanes[k][1] + lanes[k + 16][1][::-1] for k in range(16)]
         out += bytes(len(words) for words in pairs)
+        # By index, then lane: the order of the positions.
+        index_lane = np.argwhere(self.slab_weights(coded, s, coded.exception).T)
+        elements = self.slab_weights(coded, s, coded.elements).T[tuple(index_lane.T)] & 0xFFFF
+        out += (index_lane @ np.array([32, 1]) << 19 | elements).astype("<u4").tobytes()
         for words in pairs:
             out += struct.pack(f"<{len(words)}H", *words)
-        index_lane = np.argwhere(self.slab_weights(coded, s, coded.exception).T)
-        values = self.slab_weights(coded, s, coded.value).T[tuple(index_lane.T)] & 0x7FF
-        positions = index_lane @ np.array([32, 1])
-        out += (positions | values >> 8 << 13).astype("<u2").tobytes() + (values & 0xFF).astype("u1").tobytes()
-        return out + bytes(-len(out) % 16), len(values)
+        return out + bytes(-len(out) % 16), len(elements)
 
     # -- section 4 ----------------------------------------------------------------------------------------------
 
