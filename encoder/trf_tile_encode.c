@@ -35,32 +35,30 @@ void trf_plan_finish(trf_plan *plan, const trf_classes *classes) {
     plan->split = trf_split_slab_best();
 }
 
-/* One block of `steps` column steps, 1 or 2: of each row, lane 4(row % 8) + c has 2 * steps neighbouring 32-bit registers, numbers 0 and 2
- * (or 1 and 3 in the lower half of the block) of each step. to: fragment of the first step; other: from there to the second. */
-static inline __attribute__((always_inline)) void gather_block(const uint16_t *from, size_t stride, uint32_t steps,
-                                                               uint16_t *to, size_t other) {
-    for (uint32_t row = 0; row < TRF_BLOCK_ROWS; row++, from += stride) {
-        uint32_t run[4][4], registers[4][4];
-        uint16_t *half = to + (row / 8) * 2 * TRF_LANES + 8 * (row % 8);
-        memcpy(run, from, 32 * steps);
+/* Eight rows of one or two column steps, `steps` a constant. Row r of them has 2 * steps 32-bit registers of each of the lanes 4r ... 4r+3,
+ * one lane after the other. to: where the first one's registers go, one every 4 * TRF_LANES; step_size: from one step to the next. */
+static inline __attribute__((always_inline)) void gather_rows(const uint16_t *from, size_t stride, uint32_t steps,
+                                                              uint16_t *to, size_t step_size) {
+    uint32_t runs[4 * TRF_LANES], registers[4][TRF_LANES];
+    for (uint32_t row = 0; row < 8; row++)
+        memcpy(runs + 8 * steps * row, from + row * stride, 32 * steps);
+    for (uint32_t lane = 0; lane < TRF_LANES; lane++)
         for (uint32_t k = 0; k < 2 * steps; k++)
-            for (uint32_t c = 0; c < 4; c++)
-                registers[k][c] = (&run[0][0])[2 * steps * c + k];
-        for (uint32_t k = 0; k < 2 * steps; k++)
-            memcpy(half + k / 2 * other + k % 2 * 4 * TRF_LANES, registers[k], sizeof registers[k]);
-    }
+            registers[k][lane] = runs[2 * steps * lane + k];
+    for (uint32_t k = 0; k < 2 * steps; k++)
+        memcpy(to + k / 2 * step_size + k % 2 * 4 * TRF_LANES, registers[k], sizeof registers[k]);
 }
 
 void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes) {
     const size_t fragment = 8 * TRF_LANES, step_size = shape.blocks * fragment;
-    for (uint32_t step = 0; step < shape.steps; step += 2)
-        for (uint32_t block = 0; block < shape.blocks; block++) {
-            const uint16_t *from = rows + TRF_BLOCK_ROWS * (block * stride + step);
-            uint16_t *to = lanes + step * step_size + block * fragment;
+    for (uint32_t half = 0; half < 2 * shape.blocks; half++) /* of a block of 16 rows */
+        for (uint32_t step = 0; step < shape.steps; step += 2) {
+            const uint16_t *from = rows + 8 * half * stride + TRF_BLOCK_ROWS * step;
+            uint16_t *to = lanes + step * step_size + half / 2 * fragment + half % 2 * 2 * TRF_LANES;
             if (step + 1 < shape.steps)
-                gather_block(from, stride, 2, to, step_size);
+                gather_rows(from, stride, 2, to, step_size);
             else
-                gather_block(from, stride, 1, to, step_size);
+                gather_rows(from, stride, 1, to, step_size);
         }
 }
 
