@@ -1,0 +1,60 @@
+/* The workspace: counters (not ours) | dense weights [rows][cols] of x's type | F32 sums [m][rows], if y's type is not one that cuBLASLt
+ * writes for x's | cuBLASLt's own. Each part begins at a multiple of 256 bytes. */
+#include "trf_two_step.h"
+
+#include "trf_cuda_call.h"
+
+typedef struct trf_two_step_layout {
+    trf_gemm_shape shape;
+    uint64_t weights_bytes, sums, gemm; /* offsets but for the first; sums = gemm if there are none */
+} trf_two_step_layout;
+
+static uint64_t trf_align_part(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
+
+/* Sizes were bounded when the plan was made. */
+static trf_two_step_layout trf_lay_out(const trf_device_layer *layer, const trf_linear_plan *plan) {
+    const uint64_t rows = layer->view.rows, cols = layer->view.cols;
+    const int rounds = plan->y_dtype != plan->x_dtype && plan->y_dtype != TRF_DTYPE_F32;
+    trf_two_step_layout layout;
+    layout.shape = (trf_gemm_shape){plan->m, layer->view.rows, layer->view.cols, plan->x_dtype,
+                                    rounds ? TRF_DTYPE_F32 : plan->y_dtype};
+    layout.weights_bytes = 2 * rows * cols;
+    layout.sums = TRF_WORKSPACE_COUNTER_BYTES + trf_align_part(layout.weights_bytes);
+    layout.gemm = layout.sums + (rounds ? trf_align_part(4 * plan->m * rows) : 0);
+    return layout;
+}
+
+trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *plan, trf_error *err) {
+    const uint64_t limit = 1ull << 48;
+    if (plan->m > INT32_MAX || (uint64_t)plan->m * layer->view.rows > limit ||
+        (uint64_t)layer->view.rows * layer->view.cols > limit)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "a product of %ux%u weights and %u rows of x is too large", layer->view.rows, layer->view.cols,
+                        plan->m);
+    trf_two_step_layout layout = trf_lay_out(layer, plan);
+    uint64_t gemm_bytes;
+    trf_status status = trf_gemm_workspace(layer->context->gemm, &layout.shape, &gemm_bytes, err);
+    if (status == TRF_OK)
+        plan->workspace_bytes = layout.gemm + gemm_bytes;
+    return status;
+}
+
+trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
+                            void *workspace, trf_stream stream, trf_error *err) {
+    const trf_two_step_layout layout = trf_lay_out(layer, plan);
+    if (plan->workspace_bytes < layout.gemm)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to another layer");
+    uint8_t *const base = workspace, *const weights = base + TRF_WORKSPACE_COUNTER_BYTES;
+    void *const sums = base + layout.sums;
+    const int rounds = layout.sums != layout.gemm;
+    const trf_decode_as as = plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
+    trf_status status =
+        trf_check_cuda(trf_launch_decode(&layer->view, &layer->facts, as, weights, stream), "decoding a layer", err);
+    if (status == TRF_OK)
+        status = trf_gemm_run(layer->context->gemm, &layout.shape, weights, x, rounds ? sums : y, base + layout.gemm,
+                              plan->workspace_bytes - layout.gemm, stream, err);
+    if (status == TRF_OK && rounds)
+        status = trf_check_cuda(trf_launch_round(sums, (uint64_t)plan->m * layer->view.rows, plan->y_dtype, y, stream),
+                                "rounding y", err);
+    return status;
+}
