@@ -45,13 +45,16 @@ typedef struct trf_device_facts {
     uint64_t slabs;                /* coded ones */
     uint32_t max_stream_bytes;     /* of a slab behind its raw bits */
     uint32_t predictor_modes;      /* union over tiles */
+    int mixed_modes;               /* coded tiles differ in their mode */
+    uint32_t max_abs_offset;       /* bound of exponents' |D + row offset + column offset| */
     uint32_t max_abs_code;         /* bound for coded, exceptional and stored codes of the int codec */
     int exceptions_fit_fragments;  /* every exception times 2^-offsets is exact in the fragment's type */
 } trf_device_facts;
 
 struct trf_device_layer {
     trf_context *context;
-    int device; /* CUDA ordinal: the context's */
+    int device;      /* CUDA ordinal: the context's */
+    uint32_t serial; /* of this layer among all that the process made; plans name it */
     trf_device_view view;
     trf_device_facts facts;
     trf_layer_info info;

@@ -9,6 +9,13 @@
 extern "C" {
 #endif
 
+enum {
+    /* The first bytes of every workspace: counters of the fused kernels and nothing else, 0 between calls. So plans of both paths, and of
+     * any layers, can share a workspace. */
+    TRF_WORKSPACE_COUNTER_BYTES = 1 << 20,
+    TRF_PLAN_LAYER = 7 /* the word of a plan's choice that is trf_linear_plan_init's: the layer's serial number */
+};
+
 /* What a choice needs to know of a device. */
 typedef struct trf_device_limits {
     int multiprocessors;
@@ -20,7 +27,7 @@ typedef struct trf_device_limits {
 const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
 
-/* Fills plan->choice and plan->workspace_bytes; m, types and path are set. Only for what trf_fused_refuses takes. */
+/* Fills plan->choice, except for word TRF_PLAN_LAYER, and plan->workspace_bytes; m, types and path are set. Only for what trf_fused_refuses takes. */
 void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                       trf_linear_plan *plan);
 

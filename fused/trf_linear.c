@@ -3,7 +3,6 @@
 #include "trf_two_step.h"
 
 #include <cuda_runtime_api.h>
-#include <string.h>
 
 enum {
     WORKSPACE_ALIGNMENT = 256
@@ -47,6 +46,7 @@ trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m
             return trf_fail_in(err, status, "the fused path does not take this product (%s), the two-step path neither",
                                made.reason);
     }
+    made.choice[TRF_PLAN_LAYER] = device_layer->serial;
     *plan = made;
     return TRF_OK;
 }
@@ -62,25 +62,11 @@ trf_status trf_workspace_init(void *workspace, uint64_t workspace_bytes, trf_str
     return trf_check_cuda(cudaMemsetAsync(workspace, 0, counters, stream), "preparing a workspace", err);
 }
 
-/* A plan of another layer, or one that was written over, must not lead a kernel astray. Plans are cheap: compare with a new one. */
-static int trf_plan_fits(const trf_device_layer *layer, const trf_linear_plan *plan) {
-    if (trf_check_types(&layer->info, plan->m, plan->x_dtype, plan->y_dtype, NULL) != TRF_OK)
-        return 0;
-    if (plan->path == TRF_PATH_TWO_STEP)
-        return 1; /* trf_two_step_run looks at the sizes */
-    const trf_device_limits *limits = &layer->context->limits;
-    if (plan->path != TRF_PATH_FUSED || trf_fused_refuses(&layer->view, &layer->facts, limits, plan->m, plan->x_dtype))
-        return 0;
-    trf_linear_plan due = {.m = plan->m, .x_dtype = plan->x_dtype, .y_dtype = plan->y_dtype, .path = TRF_PATH_FUSED};
-    trf_fused_choose(&layer->view, &layer->facts, limits, &due);
-    return due.workspace_bytes == plan->workspace_bytes && memcmp(due.choice, plan->choice, sizeof due.choice) == 0;
-}
-
 static trf_status trf_check_call(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x,
                                  const void *y, const void *workspace, trf_error *err) {
     if (!layer || !plan || !x || !y)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a layer, a plan, x and y");
-    if (!trf_plan_fits(layer, plan))
+    if (plan->choice[TRF_PLAN_LAYER] != layer->serial)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to another layer");
     if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x and y must be aligned to their elements");

@@ -42,8 +42,6 @@ trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *pla
 trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
                             void *workspace, trf_stream stream, trf_error *err) {
     const trf_two_step_layout layout = trf_lay_out(layer, plan);
-    if (plan->workspace_bytes < layout.gemm)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to another layer");
     uint8_t *const base = workspace, *const weights = base + TRF_WORKSPACE_COUNTER_BYTES;
     void *const sums = base + layout.sums;
     const int rounds = layout.sums != layout.gemm;

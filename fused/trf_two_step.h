@@ -4,16 +4,10 @@
 
 #include "trf_context.h"
 
-enum {
-    /* The first bytes of every workspace: counters of the fused kernels and nothing else, 0 between calls. So plans of both paths and of
-     * any layers can share a workspace. */
-    TRF_WORKSPACE_COUNTER_BYTES = 1 << 20
-};
-
 /* Sets plan->workspace_bytes; m and types are set and fit the layer. Errors: TRF_ERR_UNSUPPORTED, TRF_ERR_CUDA. */
 trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *plan, trf_error *err);
 
-/* As trf_linear, arguments checked except that the plan is this layer's. */
+/* As trf_linear, arguments checked. */
 trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
                             void *workspace, trf_stream stream, trf_error *err);
 

@@ -6,6 +6,7 @@
 #include "trf_device_directory.h"
 
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,9 +195,11 @@ trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer,
     trf_device_layer *made = calloc(1, sizeof *made);
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
+    static atomic_uint layers;
     trf_device_scope scope;
     made->context = context;
     made->device = context->device;
+    made->serial = atomic_fetch_add(&layers, 1) + 1; /* a plan of zeros is no layer's */
     trf_blob_describe(&layer->view, &made->info);
     trf_status status = trf_enter_device(made->device, &scope, err);
     if (status == TRF_OK) {

@@ -57,6 +57,38 @@ static int trf_offset_at(const trf_directory_tile *tile, uint32_t row, uint32_t 
     return offset;
 }
 
+/* Smallest and largest of `count` offsets; 0, 0 without any. */
+typedef struct trf_offset_range {
+    int lowest, highest;
+} trf_offset_range;
+
+static trf_offset_range trf_range_of(const int8_t *offsets, uint32_t count) {
+    trf_offset_range range = {0, 0};
+    for (uint32_t i = 0; i < count; i++) {
+        if (i == 0 || offsets[i] < range.lowest)
+            range.lowest = offsets[i];
+        if (i == 0 || offsets[i] > range.highest)
+            range.highest = offsets[i];
+    }
+    return range;
+}
+
+/* Every row of the coded region meets every column, so the extremes add up. */
+static void trf_note_offsets(const trf_directory_tile *tile, trf_device_facts *facts) {
+    const trf_blob_view *view = &tile->layer->view;
+    const int by_row = tile->meta->predictor_mode & TRF_PREDICT_ROW,
+              by_col = tile->meta->predictor_mode & TRF_PREDICT_COL;
+    const trf_offset_range rows = trf_range_of(by_row ? view->row_offsets + tile->shape.row : NULL,
+                                               by_row ? tile->shape.coded_rows : 0),
+                           cols = trf_range_of(by_col ? view->col_offsets + tile->shape.col : NULL,
+                                               by_col ? tile->shape.coded_cols : 0);
+    const int extremes[] = {view->extension.exponent_offset + rows.lowest + cols.lowest,
+                            view->extension.exponent_offset + rows.highest + cols.highest};
+    for (int i = 0; i < 2; i++)
+        if ((uint32_t)abs(extremes[i]) > facts->max_abs_offset)
+            facts->max_abs_offset = (uint32_t)abs(extremes[i]);
+}
+
 static void trf_note_code(trf_device_facts *facts, int32_t code) {
     uint32_t magnitude = (uint32_t)abs(code);
     if (magnitude > facts->max_abs_code)
@@ -139,12 +171,18 @@ void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf
         trf_note_code(facts, view->extension.class_value[0]);
         trf_note_code(facts, view->extension.class_value[(1 << header->class_bits) - 1] + (1 << header->raw_bits) - 1);
     }
+    int mode = -1; /* of the coded tiles so far */
     for (uint64_t t = 0; t < view->num_tiles; t++) {
         const trf_tile_meta *meta = &view->tiles[t];
         const trf_directory_tile tile = {layer, meta, trf_tile_shape_of(header, t, meta->kind),
                                          trf_layer_tile(layer, t)};
         const uint64_t first =
             (uint64_t)tile.shape.row / TRF_SLAB_ROWS * header->num_tiles_col + tile.shape.col / TRF_TILE_SIZE;
+        if (meta->kind == TRF_TILE_CODED) {
+            facts->mixed_modes |= mode >= 0 && mode != meta->predictor_mode;
+            mode = meta->predictor_mode;
+            trf_note_offsets(&tile, facts);
+        }
         uint32_t slivers = trf_describe_slabs(&tile, slabs + first, header->num_tiles_col, facts);
         if (is_int)
             trf_note_stored_codes(&tile, slivers, facts);
