@@ -1,6 +1,6 @@
-# Finds CUDA, which is optional, and adds the device code to the library. Sets TRF_HAVE_CUDA.
+# Finds CUDA, which is optional, and adds the device code to the library. Sets TRF_HAVE_DEVICE_CODE.
 
-set(TRF_HAVE_CUDA OFF)
+set(TRF_HAVE_DEVICE_CODE OFF)
 if(NOT TRF_CUDA MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "TRF_CUDA is '${TRF_CUDA}'; it must be AUTO, ON or OFF")
 elseif(NOT TRF_CUDA STREQUAL "OFF")
@@ -19,12 +19,12 @@ elseif(NOT TRF_CUDA STREQUAL "OFF")
             enable_language(CUDA)
             set(CMAKE_CUDA_STANDARD 17)
             set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-            set(TRF_HAVE_CUDA ON)
+            set(TRF_HAVE_DEVICE_CODE ON)
         endif()
     endif()
 endif()
 
-if(TRF_HAVE_CUDA)
+if(TRF_HAVE_DEVICE_CODE)
     message(STATUS "transfuse: CUDA ${CUDAToolkit_VERSION}, device code for ${CMAKE_CUDA_ARCHITECTURES}")
 elseif(TRF_CUDA STREQUAL "ON")
     message(FATAL_ERROR "TRF_CUDA is ON, but no working CUDA 12.0 or newer was found")
@@ -34,29 +34,41 @@ else()
     message(STATUS "transfuse: TRF_CUDA is OFF; building without device code")
 endif()
 
+# Leaves in a folder's .c files those that this build takes: host code over the CUDA runtime, which is decoder_gpu/, fused/ and
+# trf_device.c, or trf_no_device.c in its place.
+function(trf_choose_device_sources list_name folder)
+    set(sources ${${list_name}})
+    if(TRF_HAVE_DEVICE_CODE)
+        list(FILTER sources EXCLUDE REGEX "/trf_no_device\\.c$")
+    elseif(folder MATCHES "^(decoder_gpu|fused)$")
+        set(sources)
+    else()
+        list(FILTER sources EXCLUDE REGEX "/trf_device\\.c$")
+    endif()
+    set(${list_name} ${sources} PARENT_SCOPE)
+endfunction()
+
 # Adds a folder's .cu files to target as an object library, so that users still link one library only.
 function(trf_add_device_folder target folder)
     file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cu")
     if(NOT sources)
-        add_library(transfuse_${folder} INTERFACE)
         return()
     endif()
     add_library(transfuse_${folder} OBJECT ${sources})
     target_include_directories(transfuse_${folder} PRIVATE include format decoder_gpu fused loader)
     target_link_libraries(transfuse_${folder} PRIVATE CUDA::cudart_static)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:transfuse_${folder}>)
-    set(TRF_HAVE_DEVICE_CODE ON PARENT_SCOPE)
 endfunction()
 
-macro(trf_add_device_code target)
-    set(TRF_HAVE_DEVICE_CODE OFF)
-    if(TRF_HAVE_CUDA)
-        trf_add_device_folder(${target} decoder_gpu)
-        trf_add_device_folder(${target} fused)
+function(trf_add_device_code target)
+    if(NOT TRF_HAVE_DEVICE_CODE)
+        return()
     endif()
-    if(TRF_HAVE_DEVICE_CODE)
-        target_compile_definitions(${target} PRIVATE TRF_HAVE_CUDA=1)
-        # The C++ library by name: a C program that links a static transfuse does not bring it along.
-        target_link_libraries(${target} PRIVATE CUDA::cudart_static stdc++)
-    endif()
-endmacro()
+    trf_add_device_folder(${target} decoder_gpu)
+    trf_add_device_folder(${target} fused)
+    # cuBLASLt is opened at run time (fused/trf_gemm.c): by its name, and where the toolkit has it.
+    target_compile_definitions(${target} PRIVATE
+        TRF_HAVE_CUDA=1 "TRF_CUDA_LIBRARY_DIR=\"${CUDAToolkit_LIBRARY_DIR}\"")
+    # The C++ library by name: a C program that links a static transfuse does not bring it along.
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static stdc++ ${CMAKE_DL_LIBS})
+endfunction()
