@@ -18,7 +18,7 @@ typedef struct candidate {
     uint32_t modes;
     int32_t exponent_offset;
     trf_classes classes;
-    double bits;
+    double cost;
 } candidate;
 
 static void count_exponents(const trf_plan *plan, const trf_sample *sample, const int8_t *row, const int8_t *col,
@@ -73,9 +73,9 @@ static void try_candidate(candidate *best, const trf_plan *plan, const exponent_
     }
     candidate next = {modes, d, {0}, 0};
     trf_choose_float_classes(&next.classes, coded, excluded, emax, class_bits,
-                             trf_float_raw_bits(plan->header.codec, class_bits));
-    next.bits = next.classes.bits + side_bits;
-    if (next.bits < best->bits)
+                             trf_float_raw_bits(plan->header.codec, class_bits), plan->exception_weight);
+    next.cost = next.classes.cost + side_bits;
+    if (next.cost < best->cost)
         *best = next;
 }
 
@@ -282,7 +282,7 @@ static trf_status analyze_floats(trf_plan *plan, const trf_sample *sample, const
     if (!w)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to analyze a layer");
     uint64_t *zero = &w->counts.shifted[CENTRE], *top = &w->counts.shifted[CENTRE + fields.max_exponent];
-    candidate best = {.bits = INFINITY};
+    candidate best = {.cost = INFINITY};
     double mean = 0;
     count_exponents(plan, sample, NULL, NULL, &w->counts);
     *zero = w->counts.special[0];
@@ -312,7 +312,7 @@ static void analyze_codes(const trf_plan *plan, const trf_sample *sample, trf_cl
     for (int i = 0; i < TRF_CODE_COUNTS; i++)
         as_double[i] = (double)counts[i];
     *entropy_bits = trf_entropy(counts, TRF_CODE_COUNTS);
-    trf_choose_int_classes(classes, as_double, plan->header.class_bits);
+    trf_choose_int_classes(classes, as_double, plan->header.class_bits, plan->exception_weight);
 }
 
 /* Symbols of the sample, as the encoder itself forms them. */
@@ -360,7 +360,8 @@ trf_status trf_analyze(trf_plan *plan, const trf_sample *sample, const trf_eleme
     } else {
         trf_plan_finish(plan, &classes);
         count_symbols(plan, sample, scratch, chunks, counts);
-        trf_normalize(&plan->model, counts, plan->header.class_bits, plan->header.probability_bits);
+        trf_normalize(&plan->model, counts, plan->header.class_bits, plan->header.probability_bits,
+                      plan->exception_weight);
         trf_plan_finish(plan, &classes);
     }
     free(scratch);

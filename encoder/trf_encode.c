@@ -83,6 +83,7 @@ static void start_plan(encoding *e, trf_codec codec) {
     h->codec = (uint8_t)codec;
     h->source_dtype = (uint8_t)e->source->dtype;
     h->class_bits = e->options->favor == TRF_FAVOR_SIZE ? 4 : 2;
+    e->plan.exception_weight = e->options->favor == TRF_FAVOR_SIZE ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_SPEED_WEIGHT;
     h->rows = e->source->rows;
     h->cols = e->source->cols;
     h->probability_bits =
@@ -184,7 +185,7 @@ static double solve_step(const encoding *e, double overhead) {
         double counts[TRF_CODE_COUNTS], middle = (low + high) / 2;
         trf_classes classes;
         trf_quantizer_estimate(e->quantizer, exp(middle), counts);
-        trf_choose_int_classes(&classes, counts, e->plan.header.class_bits);
+        trf_choose_int_classes(&classes, counts, e->plan.header.class_bits, e->plan.exception_weight);
         if (classes.bits + overhead > e->options->bits)
             low = middle;
         else

@@ -64,8 +64,14 @@ static void fill_unused(group_count *groups, uint32_t num_groups, uint32_t num_c
         }
 }
 
+/* coded: bits a weight without the exceptions; share: of those. */
+static void set_bits(trf_classes *classes, double coded, double share, double exception_weight) {
+    classes->bits = coded + share * TRF_EXCEPTION_BITS;
+    classes->cost = coded + share * exception_weight;
+}
+
 void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
-                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits) {
+                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits, double exception_weight) {
     memset(classes, 0, sizeof *classes);
     classes->class_bits = class_bits;
     classes->shift = class_bits == 2 ? 2 : 0;
@@ -96,7 +102,7 @@ void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], 
     /* Exceptions are coded as the likeliest class, too. */
     inside[classes->likeliest] += total - covered;
     double share = total ? (double)(total - covered) / (double)total : 0;
-    classes->bits = raw_bits + trf_entropy(inside, num_classes) + share * TRF_EXCEPTION_BITS;
+    set_bits(classes, raw_bits + trf_entropy(inside, num_classes), share, exception_weight);
 }
 
 /* ---- classes of codes ---- */
@@ -111,25 +117,28 @@ static double count_between(const double *prefix, int32_t low, int32_t high) {
     return prefix[b] - prefix[a];
 }
 
-static double int_class_bits(const double *prefix, double total, int32_t origin, uint32_t class_bits, uint32_t raw_bits,
-                             uint32_t *likeliest) {
-    double share[16], best = -1, covered = 0, bits = raw_bits;
-    uint32_t count = 1u << class_bits;
+/* What a window of codes costs: sets shift, likeliest, bits and cost. */
+static void try_window(trf_classes *classes, const double *prefix, double total, int32_t origin, uint32_t raw_bits,
+                       double exception_weight) {
+    double share[16], best = -1, covered = 0, coded = raw_bits;
+    uint32_t count = 1u << classes->class_bits;
+    classes->shift = raw_bits;
     for (uint32_t k = 0; k < count; k++) {
         int32_t low = origin + (int32_t)(k << raw_bits);
         share[k] = count_between(prefix, low, low + (1 << raw_bits)) / total;
         covered += share[k];
         if (share[k] > best)
-            best = share[k], *likeliest = k;
+            best = share[k], classes->likeliest = k;
     }
     double outside = covered < 1 ? 1 - covered : 0;
-    share[*likeliest] += outside;
+    share[classes->likeliest] += outside;
     for (uint32_t k = 0; k < count; k++)
-        bits += entropy_term(share[k]);
-    return bits + outside * TRF_EXCEPTION_BITS;
+        coded += entropy_term(share[k]);
+    set_bits(classes, coded, outside, exception_weight);
 }
 
-void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_COUNTS], uint32_t class_bits) {
+void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_COUNTS], uint32_t class_bits,
+                            double exception_weight) {
     static const double kHopeless = 1e9;
     double prefix[TRF_CODE_COUNTS + 1];
     prefix[0] = 0;
@@ -146,9 +155,10 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_C
     memset(classes, 0, sizeof *classes);
     classes->class_bits = class_bits;
     classes->contiguous = 1;
-    classes->bits = kHopeless;
+    classes->cost = kHopeless;
+    trf_classes next = *classes;
     int32_t best_origin = 0;
-    for (uint32_t r = 0; r <= TRF_MAX_INT_RAW_BITS && r < classes->bits; r++) {
+    for (uint32_t r = 0; r <= TRF_MAX_INT_RAW_BITS && r < classes->cost; r++) {
         int32_t window = 1 << (class_bits + r), stride = r >= 4 ? 1 << (r - 3) : 1;
         int32_t from = lowest - window + 1, to = highest;
         /* Only windows around the middle can win where they are wide enough to hold everything twice. */
@@ -157,20 +167,16 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_C
         for (int32_t origin = from < -1024 ? -1024 : from; origin <= to; origin += stride) {
             if (origin + window - (1 << r) > 1023)
                 break;
-            uint32_t likeliest;
-            double bits = int_class_bits(prefix, total, origin, class_bits, r, &likeliest);
-            if (bits < classes->bits) {
-                classes->bits = bits;
-                classes->shift = r;
-                classes->likeliest = likeliest;
+            try_window(&next, prefix, total, origin, r, exception_weight);
+            if (next.cost < classes->cost) {
+                *classes = next;
                 best_origin = origin;
             }
         }
     }
-    if (classes->bits == kHopeless) { /* one code, or none: any window around it */
-        classes->shift = 0;
+    if (classes->cost == kHopeless) { /* one code, or none: any window around it */
         best_origin = lowest + (1 << class_bits) > 1023 ? 1023 - (1 << class_bits) : lowest;
-        classes->bits = int_class_bits(prefix, total, best_origin, class_bits, 0, &classes->likeliest);
+        try_window(classes, prefix, total, best_origin, 0, exception_weight);
     }
     for (int32_t k = 0; k < 1 << class_bits; k++)
         classes->class_value[k] = (int16_t)(best_origin + (k << classes->shift));
@@ -220,7 +226,7 @@ static int scale_to_slots(const double counts[TRF_ALPHABET], double total, uint3
 
 /* One candidate: symbols rarer than `threshold` slots get none. @return 0 if that leaves no valid table. */
 static int try_threshold(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], double total, double threshold,
-                         uint32_t class_bits) {
+                         uint32_t class_bits, double exception_weight) {
     uint32_t slots = 1u << model->probability_bits, weights = 8 / class_bits;
     double kept[TRF_ALPHABET], exceptions = 0, bits = 0;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
@@ -252,13 +258,14 @@ static int try_threshold(trf_symbol_model *model, const uint64_t counts[TRF_ALPH
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         if (kept[s] > 0)
             bits += kept[s] * (model->probability_bits - log2(model->frequency[s]));
-    model->bits = (bits + exceptions * TRF_EXCEPTION_BITS) / (total * weights);
+    model->cost = (bits + exceptions * exception_weight) / (total * weights);
     return 1;
 }
 
 void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
-                   uint32_t probability_bits) {
-    static const double kThresholds[] = {0, 0.08, 0.15, 0.25, 0.4, 0.6, 1.0};
+                   uint32_t probability_bits, double exception_weight) {
+    static const double kThresholds[] = {0,    0.005, 0.01, 0.02, 0.03, 0.045, 0.06,
+                                         0.08, 0.11,  0.15, 0.25, 0.4,  0.6,   1.0};
     uint64_t padded[TRF_ALPHABET];
     uint32_t used = 0;
     double total = 0;
@@ -273,11 +280,12 @@ void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET],
 
     trf_symbol_model candidate;
     memset(model, 0, sizeof *model);
-    model->bits = INFINITY;
+    model->cost = INFINITY;
     candidate = *model;
     candidate.probability_bits = probability_bits;
     for (size_t i = 0; i < sizeof kThresholds / sizeof kThresholds[0]; i++)
-        if (try_threshold(&candidate, padded, total, kThresholds[i], class_bits) && candidate.bits < model->bits)
+        if (try_threshold(&candidate, padded, total, kThresholds[i], class_bits, exception_weight) &&
+            candidate.cost < model->cost)
             *model = candidate;
     uint32_t start = 0;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {

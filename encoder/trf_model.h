@@ -6,7 +6,10 @@
 #include "trf_split.h"
 
 enum {
-    TRF_EXCEPTION_BITS = 32,
+    TRF_EXCEPTION_BITS = 32, /* in the blob, and in the choices of TRF_FAVOR_SIZE */
+    /* Bits that TRF_FAVOR_SPEED would rather spend than one exception, whose patching takes a kernel time. Of 32, 64, 96 and 128 on
+     * N(0, sigma) the one with the fewest exceptions, 0.04 to 0.08 %, for at most 0.03 bit a weight more than 32. */
+    TRF_EXCEPTION_SPEED_WEIGHT = 128,
     TRF_CODE_COUNTS = 2 * TRF_MAX_CODE + 1, /* counts of codes, index code + TRF_MAX_CODE */
 };
 
@@ -19,16 +22,18 @@ typedef struct trf_classes {
     int contiguous;          /* each class begins where the one before ends */
     uint32_t likeliest;      /* the class that stands in for values that have none */
     double bits;             /* expected bits a weight: order-0 entropy of the classes, raw bits, exceptions */
+    double cost;             /* the same with exceptions at what they weigh: what was minimized */
 } trf_classes;
 
 /* Picks the 2^class_bits classes that most weights fall into.
  * counts[C], C = 0 ... max_exponent: weights with that coded exponent. excluded: weights that no class may hold (they are exceptions).
- * raw_bits: of the codec, for `bits`. Classes lie in lowest ... highest. */
+ * raw_bits: of the codec, for `bits`. exception_weight: of an exception in `cost`, in bits. */
 void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
-                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits);
+                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits, double exception_weight);
 
 /* Picks raw bits and origin of an int layer. counts: index code + TRF_MAX_CODE. */
-void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_COUNTS], uint32_t class_bits);
+void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_COUNTS], uint32_t class_bits,
+                            double exception_weight);
 
 /* The class of a coded value, or -1. */
 int trf_class_of(const trf_classes *classes, int32_t value);
@@ -39,13 +44,13 @@ typedef struct trf_symbol_model {
     uint16_t frequency[TRF_ALPHABET];
     uint16_t start[TRF_ALPHABET];
     uint8_t replacement[TRF_ALPHABET]; /* s itself where frequency[s] > 0, else the symbol that is coded instead */
-    double bits; /* expected bits a weight, raw bits left out, exceptions of replaced symbols included */
+    double cost; /* expected bits a weight, raw bits left out, exceptions of replaced symbols at what they weigh */
 } trf_symbol_model;
 
-/* Scales counts to slots. Symbols for which a slot costs more than their exceptions get none; at least two symbols have one,
+/* Scales counts to slots. Symbols for which a slot costs more than their exceptions weigh get none; at least two symbols have one,
  * so that no frequency reaches 2^p. */
 void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
-                   uint32_t probability_bits);
+                   uint32_t probability_bits, double exception_weight);
 
 /* Shannon entropy of counts, in bits; 0 if they are all zero. */
 double trf_entropy(const uint64_t *counts, size_t n);

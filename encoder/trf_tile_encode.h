@@ -10,6 +10,7 @@
 typedef struct trf_plan {
     trf_header header;       /* final but for blob_bytes and head_checksum */
     trf_extension extension; /* final but for exception_count */
+    double exception_weight; /* of an exception in the choices of classes and model, in bits */
     trf_symbol_model model;
     trf_encode_symbol symbols[TRF_ALPHABET];
     uint8_t missing[TRF_ALPHABET]; /* 1 for a symbol that has a replacement */
