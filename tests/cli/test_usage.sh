@@ -82,7 +82,9 @@ for command in compress decompress verify info extract matmul bench; do
     [ ! -s err ] || fail "$command --help: something on standard error"
 done
 
-# The device is looked at before any file; there is no falling back to the CPU.
+# The device is looked at before any file; there is no falling back to the CPU. Where there is one, it is hidden.
+CUDA_VISIBLE_DEVICES=
+export CUDA_VISIBLE_DEVICES
 expect 3 matmul layer x -o out.npy --device cuda
 expect_error TRF_ERR_DEVICE cuda
 expect 3 bench --layers 64x64 --device cuda

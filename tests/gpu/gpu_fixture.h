@@ -1,0 +1,56 @@
+/* What the GPU tests share: the device, memory with guards, and a main that skips by name where there is no device.
+ * Everything here ends the test on failure. */
+#ifndef GPU_FIXTURE_H
+#define GPU_FIXTURE_H
+
+#include "transfuse.h"
+
+#include <check.h>
+#include <cuda_runtime_api.h>
+
+/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
+#define EXPECT(condition)                                                                                              \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            ck_abort_msg("%s", #condition);                                                                            \
+    } while (0)
+
+#define CUDA(call) gpu_check_cuda(call, #call)
+void gpu_check_cuda(cudaError_t error, const char *call);
+
+/* Fails with the error's message unless status is the one expected. what: the case at hand. */
+void gpu_check(trf_status status, trf_status expected, const trf_error *err, const char *what);
+
+/* The device's. Made by gpu_main. */
+extern trf_context *gpu_context;
+
+/* Whether TRF_GPU_QUICK asks for less. */
+int gpu_quick(void);
+
+/* One test, which runs once for each of 0 ... loops - 1 (in Check's _i). */
+typedef struct gpu_test {
+    const TTest *test;
+    int loops;
+} gpu_test;
+
+/* Runs the tests in this process (a CUDA context does not survive a fork). Without a device it names each of them as
+ * skipped. @return main's exit status. */
+int gpu_main(const char *suite, const gpu_test *tests, size_t count);
+
+/* Device memory behind which a guard lies, unless TRF_GPU_QUICK is set: then compute-sanitizer is to see steps beyond.
+ */
+typedef struct gpu_memory {
+    void *at;
+    uint64_t bytes, guard_bytes;
+} gpu_memory;
+
+gpu_memory gpu_memory_make(uint64_t bytes); /* filled with 0xFF */
+gpu_memory gpu_memory_copy_of(const void *host, uint64_t bytes);
+void gpu_memory_poison(const gpu_memory *memory);
+void gpu_memory_read(const gpu_memory *memory, void *host); /* after all work of the device; checks the guard */
+void gpu_memory_free(gpu_memory *memory);
+
+/* Host memory. */
+void *gpu_malloc(size_t bytes);
+
+#endif

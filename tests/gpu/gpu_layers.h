@@ -1,0 +1,71 @@
+/* Layers for the GPU tests: of every codec and scale layout, on the host and on the device, and what the CPU says that
+ * they hold. */
+#ifndef GPU_LAYERS_H
+#define GPU_LAYERS_H
+
+#include "common/test_weights.h"
+#include "gpu_fixture.h"
+#include "trf_validate.h"
+
+/* What to encode. */
+typedef struct gpu_choice {
+    const char *name;
+    trf_dtype dtype;
+    trf_codec codec;
+    trf_granularity granularity;
+    uint32_t group_size;
+    double bits;
+} gpu_choice;
+
+enum {
+    GPU_CHOICES = 18,
+    GPU_FLOAT_CHOICES = 5 /* the first ones */
+};
+extern const gpu_choice kGpuChoices[GPU_CHOICES];
+
+typedef struct gpu_shape {
+    uint32_t rows, cols;
+} gpu_shape;
+
+typedef enum gpu_fill {
+    GPU_FILL_NORMAL,
+    GPU_FILL_FINITE,    /* normal, and one in 50 any finite bit pattern */
+    GPU_FILL_NONFINITE, /* normal, and one in 5,000 infinite or not a number (float sources) */
+    GPU_FILL_PATTERNS   /* every bit pattern: exceptions everywhere */
+} gpu_fill;
+
+typedef struct gpu_layer {
+    char name[160]; /* for messages */
+    void *blob;
+    uint64_t blob_bytes;
+    trf_layer *host;
+    trf_device_layer *device;
+    trf_layer_info info;
+    trf_blob_view view; /* of blob */
+    uint16_t *elements; /* [rows][cols], as the CPU decodes them */
+} gpu_layer;
+
+/* Weights of a choice's dtype; malloc'd. */
+void *gpu_make_weights(test_rng *rng, const gpu_choice *choice, gpu_shape shape, gpu_fill fill);
+
+/* Encodes such weights and uploads them. */
+gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, gpu_shape shape, gpu_fill fill);
+
+/* Takes a blob, 16-byte aligned and malloc'd. */
+gpu_layer gpu_layer_of_blob(const char *name, void *blob, uint64_t blob_bytes);
+
+/* The golden file `name`. */
+gpu_layer gpu_layer_of_golden(const char *name);
+void gpu_layer_free(gpu_layer *layer);
+
+/* The scale of a weight, 1 without scales. */
+float gpu_layer_scale(const gpu_layer *layer, uint32_t row, uint32_t col);
+
+/* The weight's value, scaled but not rounded. */
+double gpu_layer_weight(const gpu_layer *layer, uint32_t row, uint32_t col);
+
+/* 16- and 32-bit floats. */
+double gpu_to_double(const void *values, trf_dtype dtype, size_t index);
+double gpu_round(double value, trf_dtype dtype);
+
+#endif

@@ -1,0 +1,192 @@
+#include "gpu_products.h"
+
+#include "trf_convert.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- inputs ---- */
+
+static gpu_input upload_input(uint32_t m, uint32_t cols, double *values) {
+    const size_t count = (size_t)m * cols;
+    gpu_input input = {.m = m, .cols = cols, .values = values};
+    uint16_t *bits = gpu_malloc(count * 2);
+    for (size_t i = 0; i < count; i++)
+        bits[i] = trf_f64_to_bf16(values[i]);
+    input.bf16 = gpu_memory_copy_of(bits, count * 2);
+    for (size_t i = 0; i < count; i++)
+        bits[i] = trf_f64_to_f16(values[i]);
+    input.f16 = gpu_memory_copy_of(bits, count * 2);
+    free(bits);
+    return input;
+}
+
+gpu_input gpu_input_normal(test_rng *rng, uint32_t m, uint32_t cols) {
+    const size_t count = (size_t)m * cols;
+    double *values = gpu_malloc(count * sizeof *values);
+    for (size_t i = 0; i < count; i++) {
+        double value = gpu_round(test_normal(rng), TRF_DTYPE_BF16);
+        values[i] = fabs(value) < 0x1p-14 ? 0x1p-14 : value; /* F16 has all of BF16's bits down to there */
+    }
+    return upload_input(m, cols, values);
+}
+
+gpu_input gpu_input_one_hot(uint32_t m, uint32_t cols, uint32_t first) {
+    double *values = gpu_malloc((size_t)m * cols * sizeof *values);
+    for (size_t i = 0; i < (size_t)m * cols; i++)
+        values[i] = i % cols == first + i / cols;
+    return upload_input(m, cols, values);
+}
+
+void gpu_input_free(gpu_input *input) {
+    gpu_memory_free(&input->bf16);
+    gpu_memory_free(&input->f16);
+    free(input->values);
+}
+
+const void *gpu_input_on_device(const gpu_input *input, trf_dtype dtype) {
+    return dtype == TRF_DTYPE_BF16 ? input->bf16.at : input->f16.at;
+}
+
+/* ---- calls ---- */
+
+int gpu_takes(const gpu_layer *layer, trf_dtype x_dtype) {
+    return !(layer->info.codec == TRF_CODEC_BF16 && x_dtype == TRF_DTYPE_F16) &&
+           !(layer->info.codec == TRF_CODEC_FP16 && x_dtype == TRF_DTYPE_BF16);
+}
+
+trf_status gpu_product_make(gpu_product *product, const gpu_layer *layer, uint32_t m, trf_dtype x_dtype,
+                            trf_dtype y_dtype, trf_path path) {
+    static const char *const paths[] = {"auto", "fused", "two-step"};
+    trf_error err = {0};
+    memset(product, 0, sizeof *product);
+    product->layer = layer;
+    snprintf(product->name, sizeof product->name, "%s: %s, m %u, x %s, y %s", layer->name, paths[path], m,
+             trf_dtype_name(x_dtype), trf_dtype_name(y_dtype));
+    trf_status status = trf_linear_plan_init(layer->device, m, x_dtype, y_dtype, path, &product->plan, &err);
+    if (status == TRF_ERR_UNSUPPORTED && path == TRF_PATH_FUSED)
+        return status;
+    gpu_check(status, TRF_OK, &err, product->name);
+    const trf_linear_plan *plan = &product->plan;
+    if (plan->m != m || plan->x_dtype != x_dtype || plan->y_dtype != y_dtype ||
+        (path == TRF_PATH_AUTO ? plan->path != TRF_PATH_FUSED && plan->path != TRF_PATH_TWO_STEP : plan->path != path))
+        ck_abort_msg("%s: the plan is for something else", product->name);
+    if ((plan->path == TRF_PATH_FUSED) != !plan->reason)
+        ck_abort_msg("%s: path %d, reason %s", product->name, (int)plan->path, plan->reason ? plan->reason : "none");
+    product->y = gpu_memory_make((uint64_t)m * layer->info.rows * trf_dtype_bytes(y_dtype));
+    product->workspace = gpu_memory_make(plan->workspace_bytes);
+    gpu_check(trf_workspace_init(product->workspace.at, plan->workspace_bytes, NULL, &err), TRF_OK, &err,
+              product->name);
+    CUDA(cudaDeviceSynchronize());
+    return TRF_OK;
+}
+
+void gpu_product_free(gpu_product *product) {
+    gpu_memory_free(&product->y);
+    gpu_memory_free(&product->workspace);
+}
+
+void gpu_product_queue(const gpu_product *product, const gpu_input *input, trf_stream stream) {
+    trf_error err = {0};
+    gpu_check(trf_linear(product->layer->device, &product->plan, gpu_input_on_device(input, product->plan.x_dtype),
+                         product->y.at, product->plan.workspace_bytes ? product->workspace.at : NULL, stream, &err),
+              TRF_OK, &err, product->name);
+}
+
+/* The workspace's guard, read without its contents. */
+static void check_workspace_guard(const gpu_product *product) {
+    gpu_memory tail = {(char *)product->workspace.at + product->workspace.bytes, 0, product->workspace.guard_bytes};
+    char nothing;
+    gpu_memory_read(&tail, &nothing);
+}
+
+void gpu_product_run(gpu_product *product, const gpu_input *input, void *y) {
+    gpu_memory_poison(&product->y);
+    gpu_product_queue(product, input, NULL);
+    gpu_memory_read(&product->y, y);
+    check_workspace_guard(product);
+}
+
+/* ---- the product in F64 ---- */
+
+static uint32_t *choose_rows(test_rng *rng, uint32_t rows, uint32_t max_rows, uint32_t *count) {
+    *count = rows < max_rows ? rows : max_rows;
+    uint32_t *list = gpu_malloc(*count * sizeof *list);
+    for (uint32_t i = 0; i < *count; i++)
+        list[i] = rows <= max_rows        ? i
+                  : i < max_rows / 4      ? i
+                  : i >= max_rows * 3 / 4 ? rows - (max_rows - i)
+                                          : test_below(rng, rows);
+    return list;
+}
+
+gpu_reference gpu_reference_make(test_rng *rng, const gpu_layer *layer, const gpu_input *input, trf_dtype weights_as,
+                                 uint32_t max_rows) {
+    const uint32_t m = input->m, cols = input->cols;
+    gpu_reference r = {.m = m};
+    r.rows = choose_rows(rng, layer->info.rows, max_rows, &r.num_rows);
+    r.sums = gpu_malloc((size_t)r.num_rows * m * sizeof *r.sums);
+    r.magnitudes = gpu_malloc((size_t)r.num_rows * m * sizeof *r.magnitudes);
+    memset(r.sums, 0, (size_t)r.num_rows * m * sizeof *r.sums);
+    memset(r.magnitudes, 0, (size_t)r.num_rows * m * sizeof *r.magnitudes);
+    double *x = gpu_malloc((size_t)m * cols * sizeof *x); /* transposed: compilers vectorize over m */
+    for (size_t i = 0; i < (size_t)m * cols; i++)
+        x[i % cols * m + i / cols] = input->values[i];
+    for (uint32_t n = 0; n < r.num_rows; n++) {
+        double *sums = r.sums + (size_t)n * m, *magnitudes = r.magnitudes + (size_t)n * m;
+        for (uint32_t k = 0; k < cols; k++) {
+            double w = gpu_layer_weight(layer, r.rows[n], k), magnitude;
+            w = weights_as == TRF_DTYPE_NONE ? w : gpu_round(w, weights_as);
+            magnitude = fabs(w);
+            const double *x_k = x + (size_t)k * m;
+            for (uint32_t i = 0; i < m; i++) {
+                sums[i] += w * x_k[i];
+                magnitudes[i] += magnitude * fabs(x_k[i]);
+            }
+        }
+    }
+    free(x);
+    return r;
+}
+
+void gpu_reference_free(gpu_reference *reference) {
+    free(reference->rows);
+    free(reference->sums);
+    free(reference->magnitudes);
+}
+
+/* What F32 accumulation and the rounding of y may be wrong by. magnitude: S = sum |w x|.
+ *
+ * Every w x is exact in F32 (11 by 11 bits at most). A sum in any order rounds at most K times, each time by no more
+ * than 2u of the partial sum, u = 2^-24; tensor cores truncate, hence 2. For x of random sign a partial sum is of the
+ * size of S/sqrt(K), times 1.25 for normal x and w. If all roundings had one sign, they would come to
+ * 2u K 1.25 S/sqrt(K) = 2.5 u sqrt(K) S, so 4 u sqrt(K) S is allowed for them; for short sums, one more rounding by a
+ * scale and the sum of partial sums, 8 u S. A weight that is missing or wrong shows if it is of average size, S/K, while
+ * K < 2^14. */
+static double bound_of(double sum, double magnitude, uint32_t cols, trf_dtype y_dtype) {
+    double bound = 0x1p-24 * (8 + 4 * sqrt(cols)) * magnitude;
+    double y = fabs(sum) + bound;
+    if (y_dtype == TRF_DTYPE_BF16)
+        return bound + 0x1p-8 * y;
+    if (y_dtype == TRF_DTYPE_F16)
+        return bound + 0x1p-11 * y + 0x1p-25;
+    return bound;
+}
+
+void gpu_check_product(const gpu_product *product, const gpu_reference *reference, const void *y) {
+    const uint32_t rows = product->layer->info.rows, cols = product->layer->info.cols;
+    for (uint32_t n = 0; n < reference->num_rows; n++)
+        for (uint32_t i = 0; i < product->plan.m; i++) {
+            double sum = reference->sums[(size_t)n * reference->m + i];
+            double magnitude = reference->magnitudes[(size_t)n * reference->m + i];
+            double found = gpu_to_double(y, product->plan.y_dtype, (size_t)i * rows + reference->rows[n]);
+            int good = isnan(sum)   ? isnan(found)
+                       : isinf(sum) ? found == sum
+                                    : fabs(found - sum) <= bound_of(sum, magnitude, cols, product->plan.y_dtype);
+            if (!good)
+                ck_abort_msg("%s: y[%u][%u] = %g, not %g; off by %g of the bound", product->name, i, reference->rows[n],
+                             found, sum, fabs(found - sum) / bound_of(sum, magnitude, cols, product->plan.y_dtype));
+        }
+}

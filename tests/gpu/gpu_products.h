@@ -1,0 +1,61 @@
+/* Products for the GPU tests: inputs, calls with guarded memory, and the product in F64 that they are compared with. */
+#ifndef GPU_PRODUCTS_H
+#define GPU_PRODUCTS_H
+
+#include "gpu_layers.h"
+
+/* x[m][cols] of values that BF16 and F16 both hold, so that one product in F64 serves both. */
+typedef struct gpu_input {
+    uint32_t m, cols;
+    double *values;
+    gpu_memory bf16, f16;
+} gpu_input;
+
+gpu_input gpu_input_normal(test_rng *rng, uint32_t m, uint32_t cols);
+
+/* Row i is 1 in column first + i (if there is one) and 0 elsewhere. */
+gpu_input gpu_input_one_hot(uint32_t m, uint32_t cols, uint32_t first);
+void gpu_input_free(gpu_input *input);
+const void *gpu_input_on_device(const gpu_input *input, trf_dtype dtype);
+
+/* A prepared product with memory of its own. */
+typedef struct gpu_product {
+    const gpu_layer *layer;
+    trf_linear_plan plan;
+    gpu_memory y, workspace;
+    char name[256];
+} gpu_product;
+
+/* m, types and path as trf_linear_plan_init. @return TRF_OK, or TRF_ERR_UNSUPPORTED with nothing to free if path is
+ * FUSED; all else ends the test. */
+trf_status gpu_product_make(gpu_product *product, const gpu_layer *layer, uint32_t m, trf_dtype x_dtype,
+                            trf_dtype y_dtype, trf_path path);
+void gpu_product_free(gpu_product *product);
+
+/* Computes to poisoned memory and reads y, an array of plan.y_dtype. */
+void gpu_product_run(gpu_product *product, const gpu_input *input, void *y);
+
+/* Only queues the call. */
+void gpu_product_queue(const gpu_product *product, const gpu_input *input, trf_stream stream);
+
+/* @return whether the codec multiplies x of this type. */
+int gpu_takes(const gpu_layer *layer, trf_dtype x_dtype);
+
+/* ---- the product in F64, of some rows of the layer ---- */
+
+typedef struct gpu_reference {
+    uint32_t m, num_rows;
+    uint32_t *rows;
+    double *sums, *magnitudes; /* [num_rows][m]: sum of w x, and of |w x| */
+} gpu_reference;
+
+/* weights_as: the type that weights are rounded to before (TWO_STEP), or NONE. All rows if there are no more than
+ * max_rows, else a random choice with the first and last ones. */
+gpu_reference gpu_reference_make(test_rng *rng, const gpu_layer *layer, const gpu_input *input, trf_dtype weights_as,
+                                 uint32_t max_rows);
+void gpu_reference_free(gpu_reference *reference);
+
+/* Every y of these rows near its F64 value; NaN and infinite where that is. */
+void gpu_check_product(const gpu_product *product, const gpu_reference *reference, const void *y);
+
+#endif

@@ -1,0 +1,356 @@
+/* What the device API refuses, and what it makes of corrupt streams, which validation cannot see. */
+#include "gpu_products.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- corrupt streams ---- */
+
+/* A layer whose checksums are right, and one slab of which does not decode. */
+typedef struct corrupt_layer {
+    gpu_layer layer;
+    uint64_t tile;
+    trf_tile_shape shape;
+    uint32_t first_row, rows; /* of the slab, in the layer */
+} corrupt_layer;
+
+static void seal(uint8_t *blob, uint64_t tile) {
+    trf_header header;
+    trf_extension extension;
+    trf_tile_meta meta;
+    memcpy(&header, blob, sizeof header);
+    memcpy(&extension, blob + TRF_EXTENSION_OFFSET, sizeof extension);
+    uint8_t *at = blob + TRF_TILES_OFFSET + tile * sizeof meta;
+    memcpy(&meta, at, sizeof meta);
+    meta.checksum = trf_tile_checksum(blob + meta.data_offset, meta.data_size, tile);
+    memcpy(at, &meta, sizeof meta);
+    header.head_checksum = trf_head_checksum(blob, extension.data_offset);
+    memcpy(blob, &header, sizeof header);
+}
+
+/* Flips one bit somewhere in the tile. @return the slab in which it lies if only decoding can tell, else -1 with the
+ * bit as it was. */
+static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_blob_view *view, uint64_t tile,
+                   void *decoded, uint64_t decoded_bytes) {
+    const trf_tile_meta *meta = &view->tiles[tile];
+    const uint32_t slabs = trf_tile_shape_of(&view->header, tile, meta->kind).slabs;
+    const trf_slab_entry *entries = (const trf_slab_entry *)(blob + meta->data_offset);
+    uint32_t begin = trf_slab_table_bytes(slabs), end = 16u * entries[slabs - 1].end_units;
+    uint32_t at = begin + test_below(rng, end - begin), bit = 1u << test_below(rng, 8);
+    blob[meta->data_offset + at] ^= (uint8_t)bit;
+    seal(blob, tile);
+    trf_layer *layer = NULL;
+    trf_status status = trf_layer_from_memory(blob, blob_bytes, &layer, NULL);
+    if (status == TRF_OK)
+        status = trf_layer_decode(layer, decoded, decoded_bytes, 1, NULL);
+    else
+        status = TRF_ERR_TILE; /* seen by validation, whatever it was */
+    trf_layer_free(layer);
+    if (status == TRF_ERR_STREAM)
+        for (uint32_t s = 0; s < slabs; s++)
+            if (at < 16u * entries[s].end_units)
+                return (int)s;
+    blob[meta->data_offset + at] ^= (uint8_t)bit;
+    seal(blob, tile);
+    return -1;
+}
+
+/* intact: stays as it is. */
+static corrupt_layer corrupt(test_rng *rng, const gpu_layer *intact, uint64_t tile) {
+    corrupt_layer c = {.tile = tile};
+    const uint64_t decoded_bytes =
+        (uint64_t)intact->info.rows * intact->info.cols * trf_dtype_bytes(intact->info.dtype);
+    void *decoded = gpu_malloc(decoded_bytes), *blob;
+    int slab = -1;
+    EXPECT(posix_memalign(&blob, 16, intact->blob_bytes) == 0);
+    memcpy(blob, intact->blob, intact->blob_bytes);
+    for (int i = 0; i < 200 && slab < 0; i++)
+        slab = try_bit(rng, blob, intact->blob_bytes, &intact->view, tile, decoded, decoded_bytes);
+    if (slab < 0)
+        ck_abort_msg("%s: no bit of tile %llu breaks a stream", intact->name, (unsigned long long)tile);
+    free(decoded);
+    c.shape = trf_tile_shape_of(&intact->view.header, tile, TRF_TILE_CODED);
+    c.first_row = c.shape.row + TRF_SLAB_ROWS * (uint32_t)slab;
+    uint32_t left = c.shape.row + c.shape.coded_rows - c.first_row;
+    c.rows = left < TRF_SLAB_ROWS ? left : TRF_SLAB_ROWS;
+    c.layer = gpu_layer_of_blob(intact->name, blob, intact->blob_bytes);
+    return c;
+}
+
+static void check_fault(const corrupt_layer *c) {
+    char tile[32];
+    snprintf(tile, sizeof tile, "%llu", (unsigned long long)c->tile);
+    for (int i = 0; i < 2; i++) { /* the state stays */
+        trf_error err = {0};
+        gpu_check(trf_device_layer_check(c->layer.device, &err), TRF_ERR_STREAM, &err, c->layer.name);
+        if (!strstr(err.message, tile) || err.offset != c->layer.view.tiles[c->tile].data_offset)
+            ck_abort_msg("%s: the message does not name tile %s, or offset %llu its place: %s", c->layer.name, tile,
+                         (unsigned long long)err.offset, err.message);
+    }
+}
+
+/* y of rows outside of the corrupt tile is that of the intact layer; of its slab NaN; of other slabs of the tile either.
+ */
+static void check_y(const corrupt_layer *c, const gpu_product *product, const float *y, const float *intact) {
+    const uint32_t rows = c->layer.info.rows;
+    for (uint32_t i = 0; i < product->plan.m; i++)
+        for (uint32_t r = 0; r < rows; r++) {
+            float found = y[(size_t)i * rows + r], expected = intact[(size_t)i * rows + r];
+            int in_tile = r >= c->shape.row && r < c->shape.row + c->shape.rows;
+            int in_slab = r >= c->first_row && r < c->first_row + c->rows;
+            int good = in_slab ? isnan(found) : found == expected || (in_tile && isnan(found));
+            if (!good)
+                ck_abort_msg("%s: corrupt tile %llu, rows %u to %u: y[%u][%u] = %g, was %g", product->name,
+                             (unsigned long long)c->tile, c->first_row, c->first_row + c->rows - 1, i, r, (double)found,
+                             (double)expected);
+        }
+}
+
+static void check_products(test_rng *rng, const gpu_layer *intact, const corrupt_layer *c, trf_path path) {
+    static const uint32_t batches[] = {1, 9, 64};
+    const uint32_t rows = intact->info.rows;
+    const trf_dtype x_dtype = gpu_takes(intact, TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    gpu_input input = gpu_input_normal(rng, 64, intact->info.cols);
+    float *expected = gpu_malloc((size_t)64 * rows * sizeof *expected),
+          *found = gpu_malloc((size_t)64 * rows * sizeof *found);
+    for (int b = 0; b < 3; b++) {
+        gpu_product good, bad;
+        if (gpu_product_make(&good, intact, batches[b], x_dtype, TRF_DTYPE_F32, path) != TRF_OK ||
+            gpu_product_make(&bad, &c->layer, batches[b], x_dtype, TRF_DTYPE_F32, path) != TRF_OK)
+            continue;
+        gpu_product_run(&good, &input, expected);
+        gpu_product_run(&bad, &input, found);
+        check_y(c, &bad, found, expected);
+        check_fault(c);
+        gpu_product_run(&good, &input, found); /* the device is none the worse for it */
+        ck_assert_mem_eq(found, expected, good.y.bytes);
+        gpu_product_free(&good);
+        gpu_product_free(&bad);
+    }
+    free(expected);
+    free(found);
+    gpu_input_free(&input);
+}
+
+/* The weights of the slab are NaN, or zeros where the type has none; outside of the tile nothing changes. */
+static void check_decoding(const gpu_layer *intact, const corrupt_layer *c) {
+    const uint32_t rows = intact->info.rows, cols = intact->info.cols;
+    gpu_memory memory = gpu_memory_make((uint64_t)rows * cols * 2);
+    uint16_t *expected = gpu_malloc(memory.bytes), *found = gpu_malloc(memory.bytes);
+    const trf_decode_as as = intact->info.codec == TRF_CODEC_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
+    const trf_dtype dtype = as == TRF_DECODE_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    trf_error err = {0};
+    for (int i = 0; i < 2; i++) {
+        gpu_check(
+            trf_device_layer_decode(i ? c->layer.device : intact->device, as, memory.at, memory.bytes, NULL, &err),
+            TRF_OK, &err, intact->name);
+        gpu_memory_read(&memory, i ? found : expected);
+    }
+    for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t k = 0; k < cols; k++) {
+            size_t at = (size_t)r * cols + k;
+            double value = gpu_to_double(found, dtype, at);
+            int in_tile = r >= c->shape.row && r < c->shape.row + c->shape.rows && k >= c->shape.col &&
+                          k < c->shape.col + c->shape.cols;
+            int in_slab =
+                in_tile && r >= c->first_row && r < c->first_row + c->rows && k < c->shape.col + c->shape.coded_cols;
+            int replaced = isnan(value) || (intact->info.codec == TRF_CODEC_INT && value == 0);
+            if (in_slab ? !replaced : found[at] != expected[at] && !(in_tile && replaced))
+                ck_abort_msg("%s: corrupt tile %llu: weight %u, %u is %g", intact->name, (unsigned long long)c->tile, r,
+                             k, value);
+        }
+    check_fault(c);
+    free(expected);
+    free(found);
+    gpu_memory_free(&memory);
+}
+
+/* loop: choices bf16, fp16, e4m3, e5m2, i8, int channel; favors; and a tile inside or at the edge. */
+START_TEST(corrupt_streams) {
+    static const int choices[] = {0, 1, 2, 3, 5, 7};
+    static const gpu_shape shape = {560, 1000}; /* the last tile has slabs of 32 and 16 rows, and slivers */
+    const gpu_choice *choice = &kGpuChoices[choices[_i / 4]];
+    test_rng rng = {100 + (uint64_t)_i};
+    trf_error err = {0};
+    gpu_layer intact = gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), shape, GPU_FILL_NORMAL);
+    const uint64_t tile = _i & 2 ? intact.view.num_tiles - 1 : test_below(&rng, 8);
+    for (int action = 0; action < 3; action++) { /* each on a layer that no other has touched */
+        if (intact.view.tiles[tile].kind == TRF_TILE_STORED)
+            break;
+        corrupt_layer c = corrupt(&rng, &intact, tile);
+        gpu_check(trf_device_layer_check(c.layer.device, &err), TRF_OK, &err, c.layer.name);
+        if (action == 0)
+            check_products(&rng, &intact, &c, TRF_PATH_FUSED);
+        else if (action == 1)
+            check_products(&rng, &intact, &c, TRF_PATH_TWO_STEP);
+        else
+            check_decoding(&intact, &c);
+        gpu_layer_free(&c.layer);
+    }
+    gpu_check(trf_device_layer_check(intact.device, &err), TRF_OK, &err, intact.name);
+    gpu_layer_free(&intact);
+}
+END_TEST
+
+/* ---- refusals ---- */
+
+static gpu_layer make_layer(int choice) {
+    static const gpu_shape shape = {128, 256};
+    test_rng rng = {200};
+    return gpu_layer_make(&rng, &kGpuChoices[choice], TRF_FAVOR_SPEED, shape, GPU_FILL_NORMAL);
+}
+
+START_TEST(contexts_and_layers) {
+    trf_context *context;
+    trf_error err = {0};
+    gpu_check(trf_context_create(-1, &context, &err), TRF_ERR_DEVICE, &err, "device -1");
+    gpu_check(trf_context_create(1000, &context, &err), TRF_ERR_DEVICE, &err, "device 1000");
+    ck_assert_int_eq(trf_context_create(1000, &context, NULL), TRF_ERR_DEVICE);
+    ck_assert(trf_context_device_name(gpu_context)[0] != 0);
+    trf_context_destroy(NULL);
+    trf_device_layer_destroy(NULL);
+    gpu_check(trf_context_create(0, &context, &err), TRF_OK, &err, "a second context");
+    trf_context_destroy(context);
+
+    gpu_layer layer = make_layer(0);
+    trf_layer_info info;
+    trf_device_layer_get_info(layer.device, &info);
+    ck_assert(info.rows == layer.info.rows && info.cols == layer.info.cols && info.codec == layer.info.codec);
+    ck_assert(info.dtype == layer.info.dtype && info.blob_bytes == layer.blob_bytes);
+    ck_assert_uint_ge(trf_device_layer_bytes(layer.device), layer.blob_bytes);
+    ck_assert_uint_le(trf_device_layer_bytes(layer.device), layer.blob_bytes + layer.blob_bytes / 50 + 65536);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+START_TEST(decoding) {
+    gpu_layer layers[] = {make_layer(0), make_layer(1)};
+    const uint64_t bytes = 128 * 256 * 2;
+    gpu_memory memory = gpu_memory_make(bytes + 64);
+    char *at = memory.at;
+    trf_error err = {0};
+    const struct {
+        int layer;
+        trf_decode_as as;
+        char *weights;
+        uint64_t bytes;
+        trf_status expected;
+        const char *what;
+    } cases[] = {
+        {0, TRF_DECODE_SOURCE, at, bytes - 2, TRF_ERR_SHAPE, "one weight too few"},
+        {0, TRF_DECODE_SOURCE, at, bytes + 2, TRF_ERR_SHAPE, "one weight too many"},
+        {0, TRF_DECODE_SOURCE, at, 0, TRF_ERR_SHAPE, "no memory"},
+        {0, TRF_DECODE_SOURCE, at + 8, bytes, TRF_ERR_ARGUMENT, "8-byte alignment"},
+        {0, TRF_DECODE_SOURCE, at + 2, bytes, TRF_ERR_ARGUMENT, "2-byte alignment"},
+        {0, (trf_decode_as)4, at, bytes, TRF_ERR_ARGUMENT, "kind 4"},
+        {0, TRF_DECODE_F16, at, bytes, TRF_ERR_UNSUPPORTED, "F16 of bf16"},
+        {1, TRF_DECODE_BF16, at, bytes, TRF_ERR_UNSUPPORTED, "BF16 of fp16"},
+        {0, TRF_DECODE_SOURCE, NULL, bytes, TRF_ERR_ARGUMENT, "NULL"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        trf_status status = trf_device_layer_decode(layers[cases[i].layer].device, cases[i].as, cases[i].weights,
+                                                    cases[i].bytes, NULL, &err);
+        gpu_check(status, cases[i].expected, &err, cases[i].what);
+    }
+    uint8_t *found = gpu_malloc(memory.bytes);
+    gpu_memory_read(&memory, found);
+    for (uint64_t i = 0; i < memory.bytes; i++)
+        EXPECT(found[i] == 0xFF); /* nothing was written */
+    free(found);
+    gpu_memory_free(&memory);
+    for (int i = 0; i < 2; i++)
+        gpu_layer_free(&layers[i]);
+}
+END_TEST
+
+START_TEST(plans) {
+    enum {
+        BF16 = TRF_DTYPE_BF16,
+        F16 = TRF_DTYPE_F16,
+        F32 = TRF_DTYPE_F32
+    };
+    gpu_layer layers[] = {make_layer(0), make_layer(1), make_layer(2), make_layer(5)};
+    static const struct {
+        int layer;
+        uint32_t m;
+        int x, y, path;
+        trf_status expected;
+        const char *what;
+    } cases[] = {
+        {0, 0, BF16, F32, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "m 0"},
+        {0, 1, F16, F32, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "F16 by bf16"},
+        {1, 1, BF16, F32, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "BF16 by fp16"},
+        {0, 1, F32, F32, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "F32 by bf16"},
+        {2, 1, TRF_DTYPE_F8_E4M3, F32, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "F8 by e4m3"},
+        {0, 1, BF16, TRF_DTYPE_I8, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "y of I8"},
+        {0, 1, BF16, TRF_DTYPE_NONE, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "y of nothing"},
+        {0, 1, BF16, F32, 3, TRF_ERR_ARGUMENT, "path 3"},
+        {0, TRF_FUSED_MAX_M + 1, BF16, F32, TRF_PATH_FUSED, TRF_ERR_UNSUPPORTED, "m 65, fused"},
+        {2, 1, BF16, F32, TRF_PATH_AUTO, TRF_OK, "BF16 by e4m3"},
+        {2, 1, F16, F32, TRF_PATH_AUTO, TRF_OK, "F16 by e4m3"},
+        {3, 1, BF16, F16, TRF_PATH_AUTO, TRF_OK, "BF16 by i8"},
+        {3, 1, F16, BF16, TRF_PATH_AUTO, TRF_OK, "F16 by i8"},
+    };
+    trf_error err = {0};
+    trf_linear_plan plan;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        trf_status status = trf_linear_plan_init(layers[cases[i].layer].device, cases[i].m, (trf_dtype)cases[i].x,
+                                                 (trf_dtype)cases[i].y, (trf_path)cases[i].path, &plan, &err);
+        gpu_check(status, cases[i].expected, &err, cases[i].what);
+    }
+    gpu_check(trf_linear_plan_init(layers[0].device, TRF_FUSED_MAX_M + 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO,
+                                   &plan, &err),
+              TRF_OK, &err, "m 65");
+    ck_assert_int_eq(plan.path, TRF_PATH_TWO_STEP);
+    ck_assert_ptr_nonnull(plan.reason);
+    for (int i = 0; i < 4; i++)
+        gpu_layer_free(&layers[i]);
+}
+END_TEST
+
+START_TEST(products) {
+    gpu_layer layer = make_layer(0);
+    test_rng rng = {300};
+    static const gpu_shape other_shape = {256, 512};
+    gpu_layer other = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SIZE, other_shape, GPU_FILL_NORMAL);
+    gpu_input input = gpu_input_normal(&rng, 2, 512); /* enough for both layers */
+    for (trf_path path = TRF_PATH_FUSED; path <= TRF_PATH_TWO_STEP; path++) {
+        gpu_product product;
+        trf_error err = {0};
+        EXPECT(gpu_product_make(&product, &layer, 2, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path) == TRF_OK);
+        const trf_linear_plan *plan = &product.plan;
+        char *x = input.bf16.at, *y = product.y.at, *workspace = product.workspace.at;
+        gpu_check(trf_linear(layer.device, plan, NULL, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "no x");
+        gpu_check(trf_linear(layer.device, plan, x, NULL, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "no y");
+        gpu_check(trf_linear(layer.device, plan, x + 1, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "odd x");
+        gpu_check(trf_linear(layer.device, plan, x, y + 1, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "odd y");
+        gpu_check(trf_linear(other.device, plan, x, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err,
+                  "a plan of another layer");
+        if (plan->workspace_bytes) {
+            gpu_check(trf_linear(layer.device, plan, x, y, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err, "no workspace");
+            gpu_check(trf_linear(layer.device, plan, x, y, workspace + 16, NULL, &err), TRF_ERR_ARGUMENT, &err,
+                      "a workspace that is not aligned");
+            gpu_check(trf_workspace_init(workspace + 16, 256, NULL, &err), TRF_ERR_ARGUMENT, &err,
+                      "making a workspace that is not aligned");
+        }
+        uint8_t *found = gpu_malloc(product.y.bytes);
+        gpu_memory_read(&product.y, found);
+        for (uint64_t i = 0; i < product.y.bytes; i++)
+            EXPECT(found[i] == 0xFF); /* nothing was computed */
+        ck_assert_int_eq(trf_linear(layer.device, plan, NULL, y, workspace, NULL, NULL), TRF_ERR_ARGUMENT);
+        free(found);
+        gpu_product_free(&product);
+    }
+    gpu_input_free(&input);
+    gpu_layer_free(&layer);
+    gpu_layer_free(&other);
+}
+END_TEST
+
+int main(void) {
+    const gpu_test tests[] = {
+        {corrupt_streams, 24}, {contexts_and_layers, 1}, {decoding, 1}, {plans, 1}, {products, 1}};
+    return gpu_main("errors", tests, sizeof tests / sizeof tests[0]);
+}

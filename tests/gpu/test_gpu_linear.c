@@ -1,0 +1,381 @@
+/* Products on the device: both paths against F64, for every codec, scale layout, batch and type; the bits of single
+ * weights; the same bits on every run; graphs. */
+#include "gpu_products.h"
+
+#include "trf_convert.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint32_t kBatches[] = {1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 48, 64, 100};
+static const uint32_t kQuickBatches[] = {1, 8, 17, 64};
+enum {
+    BATCHES = sizeof kBatches / sizeof kBatches[0],
+    QUICK_BATCHES = sizeof kQuickBatches / sizeof kQuickBatches[0],
+    MOST_ROWS = 80 /* of a layer that are computed in F64 */
+};
+static const trf_dtype kXTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
+static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
+
+/* ---- against F64 ---- */
+
+/* All batches of one layer on one path, with one type of x. @return how many of them the path took. */
+static int check_batches(const gpu_layer *layer, const gpu_input *input, const gpu_reference *reference,
+                         trf_dtype x_dtype, trf_path path) {
+    static unsigned turn;
+    const uint32_t *batches = gpu_quick() ? kQuickBatches : kBatches;
+    const int count = gpu_quick() ? QUICK_BATCHES : BATCHES;
+    int taken = 0;
+    float *y = gpu_malloc((size_t)input->m * layer->info.rows * sizeof *y);
+    for (int b = 0; b < count && batches[b] <= input->m; b++) {
+        if (path == TRF_PATH_FUSED && batches[b] > TRF_FUSED_MAX_M)
+            continue;
+        gpu_product product;
+        trf_dtype y_dtype = kYTypes[turn++ % 3];
+        if (gpu_product_make(&product, layer, batches[b], x_dtype, y_dtype, path) != TRF_OK)
+            continue;
+        gpu_product_run(&product, input, y);
+        gpu_check_product(&product, reference, y);
+        gpu_product_free(&product);
+        taken++;
+    }
+    free(y);
+    return taken;
+}
+
+static void two_step(const gpu_layer *layer, const gpu_input *input, const gpu_reference *reference,
+                     trf_dtype x_dtype) {
+    if (!check_batches(layer, input, reference, x_dtype, TRF_PATH_TWO_STEP))
+        ck_abort_msg("%s: no two-step product", layer->name);
+}
+
+/* Both paths, both types of x. @return how many fused products there were. */
+static int check_layer(test_rng *rng, const gpu_layer *layer) {
+    trf_error err = {0};
+    gpu_input input = gpu_input_normal(rng, gpu_quick() ? 64 : 100, layer->info.cols);
+    gpu_reference exact = gpu_reference_make(rng, layer, &input, TRF_DTYPE_NONE, MOST_ROWS);
+    int fused = 0;
+    for (int t = 0; t < 2; t++) {
+        if (!gpu_takes(layer, kXTypes[t]))
+            continue;
+        fused += check_batches(layer, &input, &exact, kXTypes[t], TRF_PATH_FUSED);
+        if (!layer->view.num_scales) { /* these weights are exact in either type */
+            two_step(layer, &input, &exact, kXTypes[t]);
+            continue;
+        }
+        gpu_reference rounded = gpu_reference_make(rng, layer, &input, kXTypes[t], MOST_ROWS);
+        two_step(layer, &input, &rounded, kXTypes[t]);
+        gpu_reference_free(&rounded);
+    }
+    gpu_reference_free(&exact);
+    gpu_input_free(&input);
+    gpu_check(trf_device_layer_check(layer->device, &err), TRF_OK, &err, layer->name);
+    return fused;
+}
+
+static const gpu_shape kShapes[] = {{300, 515},  {33, 65},     {512, 2880}, {1, 1},    {15, 300},
+                                    {16, 16},    {32, 64},     {256, 256},  {64, 512}, {17, 8192},
+                                    {96, 16384}, {1000, 1030}, {288, 832},  {1, 4096}};
+enum {
+    SHAPES = sizeof kShapes / sizeof kShapes[0],
+    QUICK_SHAPES = 3 /* the first ones */
+};
+
+START_TEST(near_f64) {
+    const gpu_choice *choice = &kGpuChoices[_i];
+    const int shapes = gpu_quick() ? QUICK_SHAPES : SHAPES;
+    test_rng rng = {5000 + (uint64_t)_i};
+    int fused = 0, layers = 0;
+    for (int s = 0; s < shapes; s++)
+        for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
+            if (gpu_quick() && (int)favor != s % 2)
+                continue;
+            gpu_layer layer = gpu_layer_make(&rng, choice, favor, kShapes[s], GPU_FILL_NORMAL);
+            fused += check_layer(&rng, &layer) > 0;
+            layers++;
+            gpu_layer_free(&layer);
+        }
+    printf("%s: the fused path took %d of %d layers\n", choice->name, fused, layers);
+}
+END_TEST
+
+/* A layer of the size that matters, and the fused path must not refuse it. */
+START_TEST(large_layers) {
+    static const gpu_shape shape = {2048, 5632}, small = {512, 768};
+    const gpu_choice *choice = &kGpuChoices[_i / 2];
+    test_rng rng = {6000 + (uint64_t)_i};
+    gpu_layer layer = gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), gpu_quick() ? small : shape, GPU_FILL_NORMAL);
+    int fused = check_layer(&rng, &layer);
+    if (!fused)
+        ck_abort_msg("%s: no fused product", layer.name);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+/* Infinite weights and NaNs reach their rows of y, and no others. */
+START_TEST(nonfinite_weights) {
+    static const gpu_shape shapes[] = {{300, 515}, {512, 768}};
+    test_rng rng = {7000 + (uint64_t)_i};
+    gpu_layer layer =
+        gpu_layer_make(&rng, &kGpuChoices[_i / 4], (trf_favor)(_i / 2 % 2), shapes[_i % 2], GPU_FILL_NONFINITE);
+    check_layer(&rng, &layer);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+/* ---- single weights ---- */
+
+/* y of a row of x that has one 1 is the weight: bit for bit for float codecs (but for the sign of zero), rounded once
+ * for scaled codes. */
+static void check_one_hot(const gpu_layer *layer, const uint8_t *finite_rows, trf_dtype x_dtype, trf_path path) {
+    const uint32_t rows = layer->info.rows, cols = layer->info.cols;
+    float *y = gpu_malloc((size_t)TRF_FUSED_MAX_M * rows * sizeof *y);
+    for (uint32_t first = 0; first < cols; first += (gpu_quick() ? 5 : 1) * TRF_FUSED_MAX_M) {
+        uint32_t m = cols - first < TRF_FUSED_MAX_M ? cols - first : TRF_FUSED_MAX_M;
+        gpu_product product;
+        if (gpu_product_make(&product, layer, m, x_dtype, TRF_DTYPE_F32, path) != TRF_OK)
+            break;
+        gpu_input input = gpu_input_one_hot(m, cols, first);
+        gpu_product_run(&product, &input, y);
+        for (uint32_t i = 0; i < m; i++)
+            for (uint32_t r = 0; r < rows; r++) {
+                double weight = gpu_layer_weight(layer, r, first + i);
+                float expected = (float)(path == TRF_PATH_TWO_STEP ? gpu_round(weight, x_dtype) : weight),
+                      found = y[i * (size_t)rows + r];
+                if (finite_rows[r] && found != expected)
+                    ck_abort_msg("%s: row %u, column %u: %a, not %a", product.name, r, first + i, (double)found,
+                                 (double)expected);
+            }
+        gpu_input_free(&input);
+        gpu_product_free(&product);
+    }
+    free(y);
+}
+
+START_TEST(one_hot_gives_the_weight) {
+    static const gpu_shape shapes[] = {{300, 515}, {96, 1088}};
+    test_rng rng = {8000 + (uint64_t)_i};
+    gpu_layer layer =
+        gpu_layer_make(&rng, &kGpuChoices[_i / 2], (trf_favor)(_i % 2), shapes[_i / 2 % 2], GPU_FILL_FINITE);
+    uint8_t *finite_rows = gpu_malloc(layer.info.rows);
+    for (uint32_t r = 0; r < layer.info.rows; r++) {
+        finite_rows[r] = 1;
+        for (uint32_t k = 0; k < layer.info.cols; k++)
+            finite_rows[r] &= isfinite(gpu_layer_weight(&layer, r, k)) != 0;
+    }
+    for (int t = 0; t < 2; t++)
+        if (gpu_takes(&layer, kXTypes[t])) {
+            check_one_hot(&layer, finite_rows, kXTypes[t], TRF_PATH_FUSED);
+            check_one_hot(&layer, finite_rows, kXTypes[t], TRF_PATH_TWO_STEP);
+        }
+    free(finite_rows);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+/* x and y need no more alignment than their elements have. */
+START_TEST(odd_addresses) {
+    static const gpu_shape shape = {288, 777};
+    const uint32_t m = 5;
+    test_rng rng = {9000};
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, shape, GPU_FILL_NORMAL);
+    gpu_input input = gpu_input_normal(&rng, m, shape.cols);
+    const uint64_t x_bytes = (uint64_t)m * shape.cols * 2, y_bytes = (uint64_t)m * shape.rows * 2;
+    uint16_t *expected = gpu_malloc(y_bytes), *found = gpu_malloc(y_bytes + 2);
+    for (trf_path path = TRF_PATH_FUSED; path <= TRF_PATH_TWO_STEP; path++) {
+        gpu_product product;
+        if (gpu_product_make(&product, &layer, m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path) != TRF_OK)
+            continue;
+        gpu_product_run(&product, &input, expected);
+        gpu_memory x = gpu_memory_make(x_bytes + 2), y = gpu_memory_make(y_bytes + 2);
+        CUDA(cudaMemcpy((char *)x.at + 2, input.bf16.at, x_bytes, cudaMemcpyDeviceToDevice));
+        trf_error err = {0};
+        gpu_check(trf_linear(layer.device, &product.plan, (char *)x.at + 2, (char *)y.at + 2, product.workspace.at,
+                             NULL, &err),
+                  TRF_OK, &err, product.name);
+        gpu_memory_read(&y, found);
+        ck_assert_mem_eq(found + 1, expected, y_bytes);
+        ck_assert_uint_eq(found[0], 0xFFFF);
+        gpu_memory_free(&x);
+        gpu_memory_free(&y);
+        gpu_product_free(&product);
+    }
+    free(expected);
+    free(found);
+    gpu_input_free(&input);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+/* ---- the same bits ---- */
+
+/* Work for another stream: a copy, and a product of its own. */
+typedef struct disturbance {
+    cudaStream_t stream;
+    gpu_memory from, to;
+    gpu_product product;
+} disturbance;
+
+static void disturb(const disturbance *d, const gpu_input *input) {
+    CUDA(cudaMemcpyAsync(d->to.at, d->from.at, d->from.bytes, cudaMemcpyDeviceToDevice, d->stream));
+    gpu_product_queue(&d->product, input, d->stream);
+}
+
+/* loop: layer, path, and whether another stream is busy. */
+START_TEST(same_bits_on_every_run) {
+    static const gpu_shape shapes[] = {{1000, 1030}, {2048, 4096}};
+    const trf_path path = _i & 1 ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED;
+    const int busy = _i >> 1 & 1, runs = gpu_quick() ? 20 : 1000;
+    const gpu_shape shape = shapes[_i >> 2 & 1];
+    const uint32_t m = _i >> 2 & 1 ? 1 : 17;
+    test_rng rng = {9100 + (uint64_t)_i};
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i >> 2 & 1 ? 0 : 9], TRF_FAVOR_SPEED, shape, GPU_FILL_NORMAL);
+    gpu_input input = gpu_input_normal(&rng, m, shape.cols);
+    const trf_dtype x_dtype = gpu_takes(&layer, TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    const size_t y_bytes = (size_t)m * shape.rows * sizeof(float);
+    float *first = gpu_malloc(y_bytes), *again = gpu_malloc(y_bytes);
+    disturbance other = {.from = gpu_memory_make(32 << 20), .to = gpu_memory_make(32 << 20)};
+    gpu_product product;
+    CUDA(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
+    gpu_product_make(&other.product, &layer, m, x_dtype, TRF_DTYPE_F32, TRF_PATH_AUTO);
+    if (gpu_product_make(&product, &layer, m, x_dtype, TRF_DTYPE_F32, path) == TRF_OK) {
+        gpu_product_run(&product, &input, first);
+        for (int i = 0; i < runs; i++) {
+            gpu_memory_poison(&product.y);
+            if (busy)
+                disturb(&other, &input);
+            gpu_product_queue(&product, &input, NULL);
+            if (busy)
+                disturb(&other, &input);
+            gpu_memory_read(&product.y, again);
+            if (memcmp(first, again, y_bytes) != 0)
+                ck_abort_msg("%s: run %d gives other bits", product.name, i);
+        }
+        gpu_product_free(&product);
+    }
+    gpu_product_free(&other.product);
+    CUDA(cudaStreamDestroy(other.stream));
+    gpu_memory_free(&other.from);
+    gpu_memory_free(&other.to);
+    free(first);
+    free(again);
+    gpu_input_free(&input);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+/* Calls on one stream share a workspace, whatever their plans. */
+START_TEST(shared_workspace) {
+    enum {
+        LAYERS = 4,
+        PLANS = LAYERS * 4
+    };
+    static const gpu_shape shapes[LAYERS] = {{512, 768}, {1000, 1030}, {33, 65}, {256, 2048}};
+    static const uint32_t batches[2] = {1, 17};
+    test_rng rng = {9200};
+    gpu_layer layers[LAYERS];
+    gpu_input inputs[LAYERS];
+    gpu_product products[PLANS];
+    float *alone[PLANS] = {0}, *shared = gpu_malloc(17 * 1000 * sizeof(float));
+    uint64_t workspace_bytes = 0;
+    trf_error err = {0};
+    for (int i = 0; i < PLANS; i++) {
+        int l = i / 4;
+        if (i % 4 == 0) {
+            layers[l] = gpu_layer_make(&rng, &kGpuChoices[l * 4], (trf_favor)(l % 2), shapes[l], GPU_FILL_NORMAL);
+            inputs[l] = gpu_input_normal(&rng, 17, shapes[l].cols);
+        }
+        trf_dtype x_dtype = gpu_takes(&layers[l], TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+        gpu_product_make(&products[i], &layers[l], batches[i & 1], x_dtype, TRF_DTYPE_F32,
+                         i & 2 ? TRF_PATH_TWO_STEP : TRF_PATH_AUTO);
+        alone[i] = gpu_malloc(products[i].y.bytes);
+        gpu_product_run(&products[i], &inputs[l], alone[i]);
+        if (products[i].plan.workspace_bytes > workspace_bytes)
+            workspace_bytes = products[i].plan.workspace_bytes;
+    }
+    gpu_memory workspace = gpu_memory_make(workspace_bytes);
+    gpu_check(trf_workspace_init(workspace.at, workspace_bytes, NULL, &err), TRF_OK, &err, "workspace");
+    for (int round = 0; round < 3; round++)
+        for (int n = 0; n < PLANS; n++) {
+            int i = (n * 7 + round) % PLANS;
+            gpu_product product = products[i];
+            product.workspace = workspace;
+            gpu_product_run(&product, &inputs[i / 4], shared);
+            if (memcmp(shared, alone[i], product.y.bytes) != 0)
+                ck_abort_msg("%s: a workspace that others used changes y", product.name);
+        }
+    gpu_memory_free(&workspace);
+    for (int i = 0; i < PLANS; i++) {
+        gpu_product_free(&products[i]);
+        free(alone[i]);
+    }
+    for (int l = 0; l < LAYERS; l++) {
+        gpu_input_free(&inputs[l]);
+        gpu_layer_free(&layers[l]);
+    }
+    free(shared);
+}
+END_TEST
+
+/* A product and a decoding, captured and replayed. */
+START_TEST(graphs) {
+    static const gpu_shape shape = {1000, 1030};
+    const trf_path path = _i & 1 ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED;
+    const uint32_t m = _i & 2 ? 33 : 1;
+    test_rng rng = {9300 + (uint64_t)_i};
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, shape, GPU_FILL_NORMAL);
+    gpu_input input = gpu_input_normal(&rng, m, shape.cols);
+    gpu_memory weights = gpu_memory_make((uint64_t)shape.rows * shape.cols * 2);
+    uint16_t *decoded = gpu_malloc(weights.bytes);
+    gpu_product product;
+    if (gpu_product_make(&product, &layer, m, TRF_DTYPE_BF16, TRF_DTYPE_F32, path) == TRF_OK) {
+        float *direct = gpu_malloc(product.y.bytes), *replayed = gpu_malloc(product.y.bytes);
+        cudaStream_t stream;
+        cudaGraph_t graph;
+        cudaGraphExec_t executable;
+        trf_error err = {0};
+        gpu_product_run(&product, &input, direct);
+        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        gpu_product_queue(&product, &input, stream);
+        gpu_check(trf_device_layer_decode(layer.device, TRF_DECODE_SOURCE, weights.at, weights.bytes, stream, &err),
+                  TRF_OK, &err, layer.name);
+        gpu_product_queue(&product, &input, stream);
+        CUDA(cudaStreamEndCapture(stream, &graph));
+        CUDA(cudaGraphInstantiate(&executable, graph, 0));
+        for (int i = 0; i < 5; i++) {
+            gpu_memory_poison(&product.y);
+            gpu_memory_poison(&weights);
+            CUDA(cudaGraphLaunch(executable, stream));
+            gpu_memory_read(&product.y, replayed);
+            gpu_memory_read(&weights, decoded);
+            ck_assert_mem_eq(replayed, direct, product.y.bytes);
+            ck_assert_mem_eq(decoded, layer.elements, weights.bytes);
+        }
+        CUDA(cudaGraphExecDestroy(executable));
+        CUDA(cudaGraphDestroy(graph));
+        CUDA(cudaStreamDestroy(stream));
+        gpu_product_free(&product);
+        free(direct);
+        free(replayed);
+    }
+    gpu_memory_free(&weights);
+    free(decoded);
+    gpu_input_free(&input);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+int main(void) {
+    const gpu_test tests[] = {{near_f64, GPU_CHOICES},
+                              {large_layers, 2 * 9}, /* floats, i8, and codes scaled by tensor or row */
+                              {nonfinite_weights, 4 * GPU_FLOAT_CHOICES},
+                              {one_hot_gives_the_weight, 2 * GPU_CHOICES},
+                              {odd_addresses, 1},
+                              {same_bits_on_every_run, 8},
+                              {shared_workspace, 1},
+                              {graphs, 4}};
+    return gpu_main("linear", tests, sizeof tests / sizeof tests[0]);
+}
