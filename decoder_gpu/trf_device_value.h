@@ -1,0 +1,116 @@
+/* From elements to values, one weight at a time: what a decoder on the device writes, and what an edge is worth in F32. C and CUDA. */
+#ifndef TRF_DEVICE_VALUE_H
+#define TRF_DEVICE_VALUE_H
+
+#include "trf_convert.h"
+#include "trf_device_layer.h"
+
+/* The value of a float codec's element, or of a code without its scale; exact. */
+TRF_HD float trf_element_to_f32(uint32_t codec, uint32_t element) {
+    switch (codec) {
+    case TRF_CODEC_BF16:
+        return trf_bf16_to_f32((uint16_t)element);
+    case TRF_CODEC_FP16:
+        return trf_f16_to_f32((uint16_t)element);
+    case TRF_CODEC_E4M3:
+        return trf_e4m3_to_f32((uint8_t)element);
+    case TRF_CODEC_E5M2:
+        return trf_e5m2_to_f32((uint8_t)element);
+    default:
+        return (float)(int16_t)(uint16_t)element;
+    }
+}
+
+/* The scale of weight (row, col) of the layer; 1 where there are no scales. */
+TRF_HD float trf_device_scale(const trf_device_view *view, uint32_t row, uint32_t col) {
+    if (view->scale_dtype == TRF_SCALE_NONE)
+        return 1.0f;
+    uint64_t at = trf_scale_place(view->granularity, view->group_size, view->scale_cols, row, col);
+    if (view->scale_dtype == TRF_SCALE_F32)
+        return ((const float *)view->scales)[at];
+    return trf_f16_scale(((const uint16_t *)view->scales)[at], view->scale_exponent);
+}
+
+/* Bytes of what trf_device_value gives. */
+TRF_HD uint32_t trf_device_value_bytes(const trf_device_view *view, trf_decode_as as) {
+    if (as != TRF_DECODE_SOURCE)
+        return 2;
+    switch (view->source_dtype) {
+    case TRF_DTYPE_F32:
+        return 4;
+    case TRF_DTYPE_F16:
+    case TRF_DTYPE_BF16:
+        return 2;
+    default:
+        return 1;
+    }
+}
+
+/* The dtype of what a decoding writes; NONE if it is elements or codes as they stand. */
+TRF_HD uint32_t trf_device_value_dtype(const trf_device_view *view, trf_decode_as as) {
+    switch (as) {
+    case TRF_DECODE_BF16:
+        return TRF_DTYPE_BF16;
+    case TRF_DECODE_F16:
+        return TRF_DTYPE_F16;
+    case TRF_DECODE_SOURCE: /* a bit pattern, unless it is a product or a wider type */
+        return view->scale_dtype != TRF_SCALE_NONE || view->source_dtype == TRF_DTYPE_F32 ? view->source_dtype
+                                                                                          : (uint32_t)TRF_DTYPE_NONE;
+    default:
+        return TRF_DTYPE_NONE;
+    }
+}
+
+/* The bits of weight (row, col) of the layer as a decoding writes them, in the lower trf_device_value_bytes bytes. Code times scale is exact
+ * in binary64, and rounded once. */
+TRF_HD uint32_t trf_device_value(const trf_device_view *view, trf_decode_as as, uint32_t element, uint32_t row,
+                                 uint32_t col) {
+    const uint32_t dtype = trf_device_value_dtype(view, as);
+    if (dtype == TRF_DTYPE_NONE)
+        return element;
+    if (view->scale_dtype != TRF_SCALE_NONE) {
+        if (element == 0) /* +0 whatever the scale, which may be infinite */
+            return 0;
+        double value = (double)(int16_t)(uint16_t)element * (double)trf_device_scale(view, row, col);
+        return dtype == TRF_DTYPE_F32    ? trf_f32_bits(trf_f64_to_f32(value))
+               : dtype == TRF_DTYPE_BF16 ? trf_f64_to_bf16(value)
+                                         : trf_f64_to_f16(value);
+    }
+    if ((dtype == TRF_DTYPE_BF16 && view->codec == TRF_CODEC_BF16) ||
+        (dtype == TRF_DTYPE_F16 && view->codec == TRF_CODEC_FP16))
+        return element;
+    float value = trf_element_to_f32(view->codec, element);
+    return dtype == TRF_DTYPE_F32    ? trf_f32_bits(value)
+           : dtype == TRF_DTYPE_BF16 ? trf_f32_to_bf16(value)
+                                     : trf_f32_to_f16(value);
+}
+
+/* What stands for each weight of a corrupt tile: a NaN, or code 0. */
+TRF_HD uint32_t trf_device_corrupt_value(const trf_device_view *view, trf_decode_as as) {
+    switch (trf_device_value_dtype(view, as)) {
+    case TRF_DTYPE_F32:
+        return 0x7FC00000u;
+    case TRF_DTYPE_BF16:
+        return 0x7FC0;
+    case TRF_DTYPE_F16:
+        return 0x7E00;
+    default: /* elements */
+        return view->codec == TRF_CODEC_BF16   ? 0x7FC0
+               : view->codec == TRF_CODEC_FP16 ? 0x7E00
+               : view->codec == TRF_CODEC_E4M3 ? 0x7F
+               : view->codec == TRF_CODEC_E5M2 ? 0x7E
+                                               : 0;
+    }
+}
+
+/* Stores the lower trf_device_value_bytes bytes of `bits` as weight `at`. */
+TRF_HD void trf_device_value_store(void *weights, uint32_t bytes, uint64_t at, uint32_t bits) {
+    if (bytes == 4)
+        ((uint32_t *)weights)[at] = bits;
+    else if (bytes == 2)
+        ((uint16_t *)weights)[at] = (uint16_t)bits;
+    else
+        ((uint8_t *)weights)[at] = (uint8_t)bits;
+}
+
+#endif

@@ -1,0 +1,47 @@
+/* Edges by a warp: trf_edges.h with the lanes at work together. All lanes of the warp call each function. */
+#ifndef TRF_EDGE_WARP_CUH
+#define TRF_EDGE_WARP_CUH
+
+#include "trf_edges.h"
+
+static constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+
+static __device__ __forceinline__ void trf_prefetch_l2(const void *at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+/* As trf_edge_open. The slab's bytes are on their way to the L2 cache when it returns: a lane reads them a few at a time. */
+static __device__ __forceinline__ bool trf_warp_edge_open(trf_edge &edge, const trf_device_view &view, uint32_t band,
+                                                          uint32_t tile_col, uint32_t part, uint32_t lane) {
+    if (!trf_edge_open(&edge, &view, band, tile_col, part, lane))
+        return false;
+    if (part == TRF_EDGE_SLAB && edge.intact)
+        for (uint32_t at = 128 * lane; at < edge.slab.words + 2 * edge.slab.num_words; at += 128 * TRF_LANES)
+            trf_prefetch_l2(edge.slab.bytes + at);
+    return true;
+}
+
+/* Stages a piece of an edge in shared memory, exceptions included. to: [TRF_PIECE_ELEMENTS], the warp's own. */
+static __device__ __forceinline__ void trf_warp_edge_stage(trf_edge &edge, const trf_device_view &view,
+                                                           const int16_t *class_value, uint32_t piece, uint32_t lane,
+                                                           uint16_t *to) {
+    __syncwarp(); /* the piece before has been read */
+    trf_edge_stage(&view, class_value, &edge, piece, lane, to);
+    __syncwarp();
+    trf_edge_stage_exceptions(&edge, piece, lane, to);
+    __syncwarp();
+}
+
+/* Whether the edge, all of whose pieces are staged, is what was encoded; if not, records its tile as the fault. */
+static __device__ __forceinline__ bool trf_warp_edge_verdict(const trf_edge &edge, const trf_device_view &view,
+                                                             uint32_t lane) {
+    const uint32_t partner_taken = __shfl_xor_sync(kAllLanes, edge.reader.taken, TRF_LANE_PAIRS);
+    const bool good = __all_sync(kAllLanes, trf_edge_verdict(&view, &edge, lane, partner_taken));
+    if (!good && lane == 0 && atomicCAS(&view.fault->set, 0u, 1u) == 0) {
+        view.fault->tile_low = (uint32_t)edge.index;
+        view.fault->tile_high = (uint32_t)(edge.index >> 32);
+    }
+    return good;
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* The edges of a layer: slabs that are not regular, slivers, stored tiles (trf_decode_launch.h). Which rectangles they are, and how a warp gets
+ * their elements piece by piece. C and CUDA; as in trf_slab_decode.h, a loop over 32 lanes computes what a warp does.
+ *
+ * A band is 32 rows of the layer. Where a band crosses a tile it has up to three edges, the parts below. A piece is what a warp stages at a
+ * time: 32 columns of 32 rows, or 64 of 16. */
+#ifndef TRF_EDGES_H
+#define TRF_EDGES_H
+
+#include "trf_decode_launch.h"
+#include "trf_slab_decode.h"
+
+enum {
+    TRF_EDGE_SLAB = 0,  /* the coded region, unless it is a regular slab */
+    TRF_EDGE_RIGHT = 1, /* the sliver beside it */
+    TRF_EDGE_BELOW = 2, /* rows of the sliver below it, or of a stored tile */
+    TRF_EDGE_PARTS = 3,
+
+    TRF_PIECE_WEIGHTS = 32, /* of a lane */
+    TRF_PIECE_PADDING =
+        2, /* elements behind each staged row: rows lie an odd number of words apart, each in another bank */
+    TRF_PIECE_ELEMENTS = 32 * (32 + TRF_PIECE_PADDING), /* room for a staged piece */
+};
+TRF_STATIC_ASSERT(TRF_PIECE_ELEMENTS >= 16 * (64 + TRF_PIECE_PADDING), "room for both kinds of pieces");
+
+/* Rows of the band row0 to row1 - 1, columns of the tile col0 to col1 - 1. Empty if either is. */
+typedef struct trf_edge_region {
+    uint32_t row0, row1, col0, col1;
+} trf_edge_region;
+
+/* band_row: the band's first row, from the tile's; below tile->rows. */
+TRF_HD trf_edge_region trf_edge_region_of(const trf_tile_shape *tile, uint32_t band_row, uint32_t part) {
+    const uint32_t left = tile->rows - band_row, rows = left < TRF_SLAB_ROWS ? left : (uint32_t)TRF_SLAB_ROWS;
+    const uint32_t coded_left = tile->coded_rows > band_row ? tile->coded_rows - band_row : 0;
+    const uint32_t coded = coded_left < TRF_SLAB_ROWS ? coded_left : (uint32_t)TRF_SLAB_ROWS;
+    trf_edge_region region = {0, 0, 0, 0};
+    if (part == TRF_EDGE_SLAB) {
+        if (trf_slab_is_regular(coded / TRF_BLOCK_ROWS, tile->coded_cols / TRF_BLOCK_ROWS))
+            return region;
+        region.row1 = coded;
+        region.col1 = tile->coded_cols;
+    } else if (part == TRF_EDGE_RIGHT) {
+        region.row1 = coded;
+        region.col0 = tile->coded_cols;
+        region.col1 = tile->cols;
+    } else {
+        region.row0 = coded;
+        region.row1 = rows;
+        region.col1 = tile->cols;
+    }
+    return region;
+}
+
+TRF_HD int trf_edge_region_is_empty(const trf_edge_region *region) {
+    return region->row0 == region->row1 || region->col0 == region->col1;
+}
+
+/* An edge at work, and one lane's place in it. All but `reader` is the same in all lanes. */
+typedef struct trf_edge {
+    trf_tile_shape tile;
+    trf_edge_region region;
+    uint64_t index;  /* of the tile */
+    uint64_t stored; /* of slivers and stored tiles: byte offset of the first stored element in the blob */
+    uint32_t part;
+    uint32_t band_row; /* of the band's first row, from the tile's */
+    uint32_t predictor_mode;
+    int intact; /* of slabs: the parts fit in */
+    trf_slab_reader slab;
+    trf_lane_reader reader;
+} trf_edge;
+
+TRF_HD const trf_device_slab *trf_slab_at_band(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
+    return view->slabs + (uint64_t)band * view->num_tiles_col + tile_col;
+}
+
+/* The tile that a band crosses in a column of tiles. */
+TRF_HD trf_tile_shape trf_tile_at_band(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
+    const uint32_t tile_row = band / TRF_SLABS_PER_TILE;
+    const uint32_t kind = trf_slab_at_band(view, band, tile_col)->size_units
+                              ? (uint32_t)TRF_TILE_CODED
+                              : view->tiles[(uint64_t)tile_row * view->num_tiles_col + tile_col].kind;
+    return trf_tile_shape_at(view->rows, view->cols, tile_row, tile_col, kind);
+}
+
+/* Whether a band has edges in a column of tiles. */
+TRF_HD int trf_band_has_edges(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
+    const trf_tile_shape tile = trf_tile_at_band(view, band, tile_col);
+    int found = 0;
+    for (uint32_t part = 0; part < TRF_EDGE_PARTS; part++) {
+        trf_edge_region region = trf_edge_region_of(&tile, band % TRF_SLABS_PER_TILE * TRF_SLAB_ROWS, part);
+        found |= !trf_edge_region_is_empty(&region);
+    }
+    return found;
+}
+
+/* Where a tile's stored elements begin in the blob: behind its last slab, or with the tile. */
+TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_shape *tile, uint64_t index) {
+    if (tile->slabs == 0)
+        return view->tiles[index].data_offset;
+    const uint32_t last_band = (tile->row + tile->coded_rows - 1) / TRF_SLAB_ROWS;
+    const trf_device_slab *slab = trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE);
+    return ((uint64_t)slab->offset_units + slab->size_units) * TRF_ALIGNMENT;
+}
+
+/* @return 0 if there is no such edge. lane: for the stream. */
+TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t band, uint32_t tile_col, uint32_t part,
+                         uint32_t lane) {
+    edge->tile = trf_tile_at_band(view, band, tile_col);
+    edge->part = part;
+    edge->band_row = band % TRF_SLABS_PER_TILE * TRF_SLAB_ROWS;
+    edge->index = (uint64_t)(band / TRF_SLABS_PER_TILE) * view->num_tiles_col + tile_col;
+    edge->region = trf_edge_region_of(&edge->tile, edge->band_row, part);
+    if (trf_edge_region_is_empty(&edge->region))
+        return 0;
+    if (part != TRF_EDGE_SLAB) {
+        edge->stored = trf_stored_offset(view, &edge->tile, edge->index);
+        return 1;
+    }
+    const trf_device_slab slab = *trf_slab_at_band(view, band, tile_col);
+    const uint64_t offset = (uint64_t)slab.offset_units * TRF_ALIGNMENT;
+    const uint32_t bytes = slab.size_units * (uint32_t)TRF_ALIGNMENT;
+    edge->predictor_mode = view->tiles[edge->index].predictor_mode;
+    edge->intact =
+        offset + bytes <= view->blob_bytes &&
+        trf_slab_reader_open(&edge->slab, view->blob + offset, bytes, trf_slab_shape_at(&edge->tile, edge->band_row),
+                             view->raw_bits, slab.exceptions);
+    if (edge->intact)
+        edge->reader = trf_lane_reader_open(&edge->slab, lane, view->state_bits);
+    return 1;
+}
+
+/* ---- pieces ---- */
+
+/* A piece of an edge. Once staged, the element of row r of the band and column c of the tile stands at [r * pitch + c - col]. */
+typedef struct trf_edge_piece {
+    uint32_t row0, row1; /* of the band */
+    uint32_t col, cols;  /* of the tile, a multiple of 16; 0 columns: no piece */
+    uint32_t width;      /* 64 for slabs of 16 rows, else 32: the columns of a full piece */
+    uint32_t pitch;
+} trf_edge_piece;
+
+TRF_HD uint32_t trf_edge_width(const trf_edge *edge) {
+    return edge->part == TRF_EDGE_SLAB && edge->region.row1 == TRF_BLOCK_ROWS ? 64 : 32;
+}
+
+TRF_HD uint32_t trf_edge_pieces(const trf_edge *edge) {
+    const uint32_t width = trf_edge_width(edge);
+    return (edge->region.col1 - edge->region.col0 + width - 1) / width;
+}
+
+/* piece: below trf_edge_pieces. */
+TRF_HD trf_edge_piece trf_edge_piece_at(const trf_edge *edge, uint32_t piece) {
+    trf_edge_piece at;
+    at.row0 = edge->region.row0;
+    at.row1 = edge->region.row1;
+    at.width = trf_edge_width(edge);
+    at.pitch = at.width + TRF_PIECE_PADDING;
+    at.col = edge->region.col0 + piece * at.width;
+    at.cols = edge->region.col1 - at.col < at.width ? edge->region.col1 - at.col : at.width;
+    return at;
+}
+
+/* The element of a sliver or a stored tile at (row, col) of the tile; 0 if it were outside the blob. */
+TRF_HD uint32_t trf_stored_element(const trf_device_view *view, const trf_edge *edge, uint32_t row, uint32_t col) {
+    const trf_tile_shape *tile = &edge->tile;
+    const uint32_t beside = tile->cols - tile->coded_cols; /* elements of a row beside the coded region */
+    uint32_t index = row < tile->coded_rows ? row * beside + col - tile->coded_cols
+                                            : tile->coded_rows * beside + (row - tile->coded_rows) * tile->cols + col;
+    uint64_t at = edge->stored + (uint64_t)index * view->stored_bytes;
+    if (at + view->stored_bytes > view->blob_bytes)
+        return 0;
+    if (view->stored_bytes == 2)
+        return *(const uint16_t *)(view->blob + at);
+    return trf_codec_is_float(view->codec) ? view->blob[at] : (uint16_t)(int8_t)view->blob[at];
+}
+
+/* A lane's part of staging a piece; pieces of a slab in their order, each once. to: [TRF_PIECE_ELEMENTS], shared by the lanes. class_value:
+ * as trf_lane_decode. */
+TRF_HD void trf_edge_stage(const trf_device_view *view, const int16_t *class_value, trf_edge *edge, uint32_t piece,
+                           uint32_t lane, uint16_t *to) {
+    const trf_edge_piece at = trf_edge_piece_at(edge, piece);
+    if (edge->part != TRF_EDGE_SLAB) {
+        for (uint32_t row = at.row0; row < at.row1 && lane < at.cols; row++)
+            to[row * at.pitch + lane] = (uint16_t)trf_stored_element(view, edge, edge->band_row + row, at.col + lane);
+    } else if (edge->intact) {
+        const uint32_t first = TRF_PIECE_WEIGHTS * piece, left = edge->slab.weights - first;
+        trf_slab_origin origin;
+        origin.row = edge->tile.row + edge->band_row;
+        origin.col = edge->tile.col;
+        origin.predictor_mode = edge->predictor_mode;
+        trf_lane_decode(view, class_value, &edge->slab, &edge->reader, lane, origin, first,
+                        left < TRF_PIECE_WEIGHTS ? left : (uint32_t)TRF_PIECE_WEIGHTS, to, at.pitch, at.col);
+    }
+}
+
+/* A lane's part of writing a slab's exceptions over a staged piece, once all lanes have staged it. */
+TRF_HD void trf_edge_stage_exceptions(const trf_edge *edge, uint32_t piece, uint32_t lane, uint16_t *to) {
+    if (edge->part != TRF_EDGE_SLAB || !edge->intact || edge->slab.num_exceptions == 0)
+        return;
+    const trf_edge_piece at = trf_edge_piece_at(edge, piece);
+    const uint32_t first = TRF_PIECE_WEIGHTS * piece, left = edge->slab.weights - first;
+    const uint32_t count = left < TRF_PIECE_WEIGHTS ? left : (uint32_t)TRF_PIECE_WEIGHTS;
+    const uint32_t end = trf_slab_exceptions_below(&edge->slab, first + count);
+    for (uint32_t e = trf_slab_exceptions_below(&edge->slab, first) + lane; e < end; e += TRF_LANES)
+        trf_slab_write_exception(&edge->slab, e, first, count, to, at.pitch, at.col);
+}
+
+/* A lane's verdict on an edge whose pieces are all staged. partner_taken: reader.taken of lane ^ 16. */
+TRF_HD int trf_edge_verdict(const trf_device_view *view, const trf_edge *edge, uint32_t lane, uint32_t partner_taken) {
+    return edge->part != TRF_EDGE_SLAB ||
+           (edge->intact && trf_lane_reader_verdict(&edge->reader, &edge->slab, lane, partner_taken, view->state_bits));
+}
+
+#endif

@@ -1,0 +1,177 @@
+/* The edges' part of a product: partial[m][rows] = x . W^T over the weights outside regular slabs; and the copy of x that regular slabs want.
+ *
+ * A block takes a band of 32 rows. Round by round, each of its warps stages one piece (1024 weights) of its own edges in shared memory; warp w
+ * owns the columns of tiles w, w + kWarps, ... Then the pieces are multiplied: a lane holds one row of a piece, or half a row of a piece of 64
+ * columns, in registers as F32. With m >= kWarps each warp goes through all pieces for its own rows of x; with fewer rows of x the pieces are shared
+ * out as well, and partial sums are added at the end, slice by slice. Which warp adds what, and in which order, depends on the layer and on m
+ * alone, so the same input gives the same bits.
+ *
+ * Scales are applied to sums over 8 columns, which always lie in one group of scales. A corrupt slab makes its band's rows NaN.
+ *
+ * Shared memory: kWarps * (2176 + 24 + 128) + 32 bytes: 9.3 KB with 4 warps, 37.3 KB with 16. Limit: latency, of the longest chain of states in a
+ * band and of one block's way through it; so a layer whose last band has edges in every column of tiles gets 16 warps. */
+#include "trf_edge_product.h"
+#include "trf_edge_warp.cuh"
+#include "trf_fused.h"
+
+namespace {
+
+constexpr uint32_t kPadThreads = 256;
+
+/* x as the kernel reads it. */
+struct x_rows {
+    const uint16_t *at;
+    uint64_t stride;
+    bool aligned; /* 16-byte loads are possible */
+};
+
+/* A warp's way through its edges. */
+struct edge_walk {
+    trf_edge edge;
+    uint32_t col, part;     /* to open next */
+    uint32_t piece, pieces; /* of `edge` */
+    bool corrupt;
+};
+
+/* Stages the warp's next piece. @return its place, with no columns if there is none left. col is then the layer's. */
+template <uint32_t kWarps>
+__device__ trf_edge_piece stage_next(edge_walk &walk, const trf_device_view &view, const int16_t *class_value,
+                                     uint32_t band, uint32_t lane, uint16_t *staged) {
+    while (walk.piece == walk.pieces) {
+        if (walk.col >= view.num_tiles_col)
+            return trf_edge_piece{};
+        const bool found = trf_warp_edge_open(walk.edge, view, band, walk.col, walk.part, lane);
+        walk.piece = 0;
+        walk.pieces = found ? trf_edge_pieces(&walk.edge) : 0;
+        if (++walk.part == TRF_EDGE_PARTS) {
+            walk.part = 0;
+            walk.col += kWarps;
+        }
+    }
+    trf_warp_edge_stage(walk.edge, view, class_value, walk.piece, lane, staged);
+    trf_edge_piece piece = trf_edge_piece_at(&walk.edge, walk.piece);
+    piece.col += walk.edge.tile.col;
+    if (++walk.piece == walk.pieces)
+        walk.corrupt |= !trf_warp_edge_verdict(walk.edge, view, lane);
+    return piece;
+}
+
+/* ---- the product ---- */
+
+/* Adds a staged piece's products to sum[k], for the lane's row and rows first + step * k of x. */
+template <bool kBf16, uint32_t kPerWarp>
+__device__ __forceinline__ void
+add_piece(float (&sum)[kPerWarp], const trf_device_view &view, const trf_edge_piece &piece, uint32_t band,
+          uint32_t lane, const uint16_t *staged, const x_rows &x, uint32_t m, uint32_t first, uint32_t step) {
+    trf_edge_weights w;
+    trf_edge_weights_load(&w, &view, &piece, band * TRF_SLAB_ROWS, 0, lane, staged);
+#pragma unroll
+    for (uint32_t k = 0; k < kPerWarp; k++) {
+        const uint32_t index = first + step * k;
+        if (index >= m)
+            break;
+        float product = trf_edge_weights_multiply(&w, x.at + index * x.stride, kBf16, x.aligned);
+        if (trf_edge_piece_has_halves(&piece)) {
+            const float other = __shfl_down_sync(kAllLanes, product, TRF_BLOCK_ROWS);
+            product = lane < TRF_BLOCK_ROWS ? product + other : 0.0f;
+        }
+        sum[k] += product;
+    }
+}
+
+/* Whether the band has edges at all. All threads of the block call it. */
+__device__ bool find_edges(const trf_device_view &view, uint32_t band) {
+    int found = 0;
+    for (uint32_t j = threadIdx.x; j < view.num_tiles_col; j += blockDim.x)
+        found |= trf_band_has_edges(&view, band, j);
+    return __syncthreads_or(found);
+}
+
+template <bool kBf16, uint32_t kWarps>
+__global__ void __launch_bounds__(kWarps *TRF_LANES)
+    linear_edges(const __grid_constant__ trf_device_view view, const __grid_constant__ x_rows x, uint32_t m,
+                 uint32_t step, float *partial) {
+    constexpr uint32_t kPerWarp = TRF_FUSED_MAX_M / kWarps;
+    __shared__ alignas(4) uint16_t staged[kWarps][TRF_PIECE_ELEMENTS];
+    __shared__ trf_edge_piece pieces[kWarps];
+    __shared__ float slice_sum[kWarps][TRF_LANES];
+    __shared__ int16_t class_value[16];
+    const uint32_t band = blockIdx.x, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const uint32_t first = warp % step, slice = warp / step, slices = kWarps / step; /* of x's rows; of the pieces */
+    if (threadIdx.x < 16)
+        class_value[threadIdx.x] = view.class_value[threadIdx.x];
+
+    float sum[kPerWarp] = {}; /* of row `lane` of the band, for rows first + step * k of x */
+    bool corrupt = false;
+    if (find_edges(view, band)) { /* also orders class_value */
+        edge_walk walk = {};
+        walk.col = warp;
+        while (true) {
+            const trf_edge_piece staged_now = stage_next<kWarps>(walk, view, class_value, band, lane, staged[warp]);
+            if (lane == 0)
+                pieces[warp] = staged_now;
+            if (!__syncthreads_or(staged_now.cols != 0))
+                break;
+            for (uint32_t p = slice; p < kWarps; p += slices)
+                if (pieces[p].cols)
+                    add_piece<kBf16>(sum, view, pieces[p], band, lane, staged[p], x, m, first, step);
+            __syncthreads(); /* before pieces are staged over */
+        }
+        corrupt = __syncthreads_or(walk.corrupt);
+    }
+
+    slice_sum[warp][lane] = sum[0];
+    __syncthreads();
+    for (uint32_t s = 1; s < slices && slice == 0; s++) /* then kPerWarp rows of x are not needed, one is enough */
+        sum[0] += slice_sum[first + step * s][lane];
+    const uint32_t row = band * TRF_SLAB_ROWS + lane;
+#pragma unroll
+    for (uint32_t k = 0; k < kPerWarp; k++) {
+        const uint32_t index = first + step * k;
+        if (slice == 0 && index < m && row < view.rows)
+            partial[(uint64_t)index * view.rows + row] = corrupt ? __int_as_float(0x7FC00000) : sum[k];
+    }
+}
+
+template <uint32_t kWarps>
+void launch(const trf_device_view *view, const x_rows &x, uint32_t m, bool bf16, float *partial, trf_stream stream) {
+    uint32_t step = 1; /* rows of x at a time, a power of two up to kWarps */
+    while (step < m && step < kWarps)
+        step *= 2;
+    if (bf16)
+        linear_edges<true, kWarps><<<view->num_bands, kWarps * TRF_LANES, 0, stream>>>(*view, x, m, step, partial);
+    else
+        linear_edges<false, kWarps><<<view->num_bands, kWarps * TRF_LANES, 0, stream>>>(*view, x, m, step, partial);
+}
+
+__global__ void __launch_bounds__(kPadThreads)
+    pad_x(const uint16_t *x, uint32_t m, uint32_t cols, uint16_t *padded, uint64_t stride) {
+    const uint64_t col = (uint64_t)blockIdx.x * kPadThreads + threadIdx.x;
+    if (col < stride)
+        for (uint32_t row = blockIdx.y; row < m; row += gridDim.y)
+            padded[row * stride + col] = col < cols ? x[(uint64_t)row * cols + col] : 0;
+}
+
+} // namespace
+
+int trf_launch_linear_edges(const trf_device_view *view, uint32_t m, trf_dtype x_dtype, const void *x,
+                            uint64_t x_stride, float *partial, trf_stream stream) {
+    if (m < 1 || m > TRF_FUSED_MAX_M || (x_dtype != TRF_DTYPE_BF16 && x_dtype != TRF_DTYPE_F16))
+        return cudaErrorInvalidValue;
+    x_rows rows;
+    rows.at = static_cast<const uint16_t *>(x);
+    rows.stride = x_stride;
+    rows.aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0 && x_stride % TRF_EDGE_RUN == 0;
+    if (view->rows % TRF_SLAB_ROWS)
+        launch<16>(view, rows, m, x_dtype == TRF_DTYPE_BF16, partial, stream);
+    else
+        launch<4>(view, rows, m, x_dtype == TRF_DTYPE_BF16, partial, stream);
+    return cudaGetLastError();
+}
+
+int trf_launch_pad_x(const void *x, uint32_t m, uint32_t cols, void *padded, uint64_t stride, trf_stream stream) {
+    const uint32_t blocks = (uint32_t)((stride + kPadThreads - 1) / kPadThreads);
+    pad_x<<<dim3(blocks, m < 65535 ? m : 65535), kPadThreads, 0, stream>>>(static_cast<const uint16_t *>(x), m, cols,
+                                                                           static_cast<uint16_t *>(padded), stride);
+    return cudaGetLastError();
+}
