@@ -250,17 +250,18 @@ static trf_status trf_start_problem(const trf_gemm *gemm, const trf_gemm_shape *
 
 trf_status trf_gemm_workspace(trf_gemm *gemm, const trf_gemm_shape *shape, uint64_t *workspace_bytes, trf_error *err) {
     trf_gemm_problem problem;
-    uint64_t largest = 0;
+    trf_gemm_choice aligned = {.key = {*shape, 1}}, unaligned = {.key = {*shape, 0}};
     trf_status status = trf_start_problem(gemm, shape, &problem, err);
-    for (uint32_t aligned = 0; status == TRF_OK && aligned < 2; aligned++) {
-        trf_gemm_choice choice = {.key = {*shape, aligned}};
-        status = trf_choose_algorithm(gemm, &problem, &choice, err);
-        if (choice.workspace_bytes > largest)
-            largest = choice.workspace_bytes;
-    }
     if (status == TRF_OK)
-        *workspace_bytes = largest;
-    return status;
+        status = trf_choose_algorithm(gemm, &problem, &aligned, err);
+    if (status != TRF_OK)
+        return status;
+    /* If there is none for this one, a call with such an x or y says so. */
+    if (trf_choose_algorithm(gemm, &problem, &unaligned, NULL) != TRF_OK)
+        unaligned.workspace_bytes = 0;
+    *workspace_bytes =
+        aligned.workspace_bytes > unaligned.workspace_bytes ? aligned.workspace_bytes : unaligned.workspace_bytes;
+    return TRF_OK;
 }
 
 trf_status trf_gemm_run(trf_gemm *gemm, const trf_gemm_shape *shape, const void *w, const void *x, void *y,
