@@ -184,109 +184,120 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_C
 
 /* ---- frequencies ---- */
 
-/* Classes in which two symbols differ: the exceptions that coding one for the other makes. */
-static uint32_t differing_weights(uint32_t a, uint32_t b, uint32_t class_bits) {
-    uint32_t mask = (1u << class_bits) - 1, count = 0;
-    for (uint32_t at = 0; at < 8; at += class_bits)
-        count += ((a >> at) & mask) != ((b >> at) & mask);
-    return count;
+/* Classes that are not 0, of each symbol. Of two symbols' exclusive or: the exceptions that coding one for the other makes. */
+static void count_classes(uint8_t classes_in[TRF_ALPHABET], uint32_t class_bits) {
+    uint32_t mask = (1u << class_bits) - 1;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
+        classes_in[s] = 0;
+        for (uint32_t at = 0; at < 8; at += class_bits)
+            classes_in[s] = (uint8_t)(classes_in[s] + ((s >> at & mask) != 0));
+    }
 }
 
-/* Slots in proportion to counts, at least one for each symbol that has any, corrected one by one where it costs least. */
-static int scale_to_slots(const double counts[TRF_ALPHABET], double total, uint32_t slots,
-                          uint16_t frequency[TRF_ALPHABET]) {
-    uint32_t sum = 0, used = 0;
+/* Bits that slot f + 1 saves a symbol that has f; infinite for its first one. */
+static double slot_value(double count, uint32_t f) { return f ? count * log2((f + 1.0) / f) : INFINITY; }
+
+/* Slots in proportion to counts, at least one for each symbol that has any (2 to `slots` of them), corrected one by one where it costs
+ * least. */
+static void scale_to_slots(const double counts[TRF_ALPHABET], double total, uint32_t slots,
+                           uint16_t frequency[TRF_ALPHABET]) {
+    uint32_t sum = 0;
+    double cost[TRF_ALPHABET]; /* of a correction */
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
         double share = counts[s] / total * slots;
         uint32_t f = counts[s] > 0 ? (share < 1 ? 1 : (uint32_t)(share + 0.5)) : 0;
         frequency[s] = (uint16_t)(f > slots - 1 ? slots - 1 : f);
         sum += frequency[s];
-        used += counts[s] > 0;
     }
-    if (used < 2 || used > slots)
-        return 0;
-    while (sum != slots) {
-        int best = -1;
-        double best_cost = INFINITY;
-        for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
-            double f = frequency[s], cost;
-            if (counts[s] <= 0 || (sum > slots ? f <= 1 : f >= slots - 1))
-                continue;
-            cost = sum > slots ? counts[s] * log2(f / (f - 1)) : -counts[s] * log2((f + 1) / f);
-            if (cost < best_cost)
-                best_cost = cost, best = (int)s;
-        }
-        if (best < 0)
-            return 0;
-        frequency[best] = (uint16_t)(frequency[best] + (sum > slots ? -1 : 1));
-        sum += sum > slots ? -1u : 1u;
+    const int down = sum > slots;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        cost[s] = !frequency[s] ? INFINITY
+                  : down        ? slot_value(counts[s], frequency[s] - 1u)
+                                : -slot_value(counts[s], frequency[s]);
+    for (; sum != slots; sum += down ? -1u : 1u) {
+        uint32_t best = 0;
+        for (uint32_t s = 1; s < TRF_ALPHABET; s++)
+            best = cost[s] < cost[best] ? s : best;
+        uint32_t f = frequency[best] = (uint16_t)(frequency[best] + (down ? -1 : 1));
+        cost[best] = down ? slot_value(counts[best], f - 1) : -slot_value(counts[best], f);
     }
-    return 1;
 }
 
-/* One candidate: symbols rarer than `threshold` slots get none. @return 0 if that leaves no valid table. */
-static int try_threshold(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], double total, double threshold,
-                         uint32_t class_bits, double exception_weight) {
-    uint32_t slots = 1u << model->probability_bits, weights = 8 / class_bits;
-    double kept[TRF_ALPHABET], exceptions = 0, bits = 0;
-    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        kept[s] = (double)counts[s] < threshold * total / slots ? 0 : (double)counts[s];
-    double moved[TRF_ALPHABET] = {0};
-    for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
-        model->replacement[s] = (uint8_t)s;
-        if (kept[s] > 0)
-            continue;
-        int best = -1;
-        uint32_t best_distance = 9;
-        for (uint32_t to = 0; to < TRF_ALPHABET; to++) {
-            if (kept[to] <= 0)
-                continue;
-            uint32_t distance = differing_weights(s, to, class_bits);
-            if (distance < best_distance || (distance == best_distance && kept[to] > kept[best]))
-                best_distance = distance, best = (int)to;
+/* A layer's symbols for trf_normalize. */
+typedef struct symbol_counts {
+    group_count sorted[TRF_ALPHABET]; /* most frequent first */
+    double total;
+    uint32_t used;
+    uint8_t classes_in[TRF_ALPHABET];
+    double exception_weight;
+} symbol_counts;
+
+/* One candidate: only the `kept` most frequent symbols have slots, 2 at least. */
+static void try_symbols(trf_symbol_model *model, const symbol_counts *counts, uint32_t kept) {
+    uint32_t slots = 1u << model->probability_bits, weights = counts->classes_in[TRF_ALPHABET - 1];
+    double coded[TRF_ALPHABET] = {0}, exceptions = 0, bits = 0;
+    for (uint32_t i = 0; i < TRF_ALPHABET; i++) {
+        const uint32_t s = (uint32_t)counts->sorted[i].index;
+        uint32_t best = s, best_distance = i < kept ? 0 : 9;
+        for (uint32_t k = 0; k < kept && best_distance > 1; k++) { /* the nearest one; of those the most frequent */
+            const uint32_t to = (uint32_t)counts->sorted[k].index, distance = counts->classes_in[s ^ to];
+            if (distance < best_distance)
+                best_distance = distance, best = to;
         }
-        if (best < 0)
-            return 0;
         model->replacement[s] = (uint8_t)best;
-        moved[best] += (double)counts[s];
-        exceptions += (double)counts[s] * best_distance;
+        coded[best] += (double)counts->sorted[i].count;
+        exceptions += (double)counts->sorted[i].count * best_distance;
     }
+    scale_to_slots(coded, counts->total, slots, model->frequency);
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        kept[s] += moved[s];
-    if (!scale_to_slots(kept, total, slots, model->frequency))
-        return 0;
+        if (coded[s] > 0)
+            bits += coded[s] * (model->probability_bits - log2(model->frequency[s]));
+    model->cost = (bits + exceptions * counts->exception_weight) / (counts->total * weights);
+}
+
+static int symbols_by_count(const void *a, const void *b) {
+    const group_count *x = a, *y = b;
+    if (x->count != y->count)
+        return x->count < y->count ? 1 : -1;
+    return x->index - y->index;
+}
+
+static void sort_symbols(symbol_counts *sorted, const uint64_t counts[TRF_ALPHABET]) {
+    sorted->total = 0;
+    sorted->used = 0;
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
+        sorted->sorted[s] = (group_count){counts[s], (int32_t)s};
+        sorted->used += counts[s] > 0;
+    }
+    qsort(sorted->sorted, TRF_ALPHABET, sizeof sorted->sorted[0], symbols_by_count);
+    for (; sorted->used < 2; sorted->used++) /* dummies: a table needs two symbols */
+        sorted->sorted[sorted->used].count = 1;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        if (kept[s] > 0)
-            bits += kept[s] * (model->probability_bits - log2(model->frequency[s]));
-    model->cost = (bits + exceptions * exception_weight) / (total * weights);
-    return 1;
+        sorted->total += (double)sorted->sorted[s].count;
 }
 
 void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
                    uint32_t probability_bits, double exception_weight) {
+    /* Symbols rarer than so many slots get none. */
     static const double kThresholds[] = {0,    0.005, 0.01, 0.02, 0.03, 0.045, 0.06,
                                          0.08, 0.11,  0.15, 0.25, 0.4,  0.6,   1.0};
-    uint64_t padded[TRF_ALPHABET];
-    uint32_t used = 0;
-    double total = 0;
-    memcpy(padded, counts, sizeof padded);
-    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        used += padded[s] > 0;
-    for (uint32_t s = 0; used < 2; s++) /* dummies: a table needs two symbols */
-        if (!padded[s])
-            padded[s] = 1, used++;
-    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        total += (double)padded[s];
-
-    trf_symbol_model candidate;
+    symbol_counts sorted = {.exception_weight = exception_weight};
+    count_classes(sorted.classes_in, class_bits);
+    sort_symbols(&sorted, counts);
+    trf_symbol_model candidate = {.probability_bits = probability_bits};
     memset(model, 0, sizeof *model);
     model->cost = INFINITY;
-    candidate = *model;
-    candidate.probability_bits = probability_bits;
-    for (size_t i = 0; i < sizeof kThresholds / sizeof kThresholds[0]; i++)
-        if (try_threshold(&candidate, padded, total, kThresholds[i], class_bits, exception_weight) &&
-            candidate.cost < model->cost)
+    for (size_t i = 0, kept = sorted.used; i < sizeof kThresholds / sizeof kThresholds[0]; i++) {
+        const double rare = kThresholds[i] * sorted.total / (1u << probability_bits);
+        const size_t before = kept;
+        while (kept > 2 && (double)sorted.sorted[kept - 1].count < rare)
+            kept--;
+        if (i && kept == before)
+            continue;
+        try_symbols(&candidate, &sorted, (uint32_t)kept);
+        if (candidate.cost < model->cost)
             *model = candidate;
+    }
     uint32_t start = 0;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
         model->start[s] = (uint16_t)start;

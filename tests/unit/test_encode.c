@@ -40,6 +40,9 @@ static encoded encode(const void *weights, trf_dtype dtype, uint32_t rows, uint3
     ck_assert_msg(trf_blob_validate(e.blob, e.bytes, &e.view, &err) == TRF_OK, "%s", err.message);
     ck_assert_uint_eq(e.report.blob_bytes, e.bytes);
     ck_assert_uint_eq(e.report.exceptions, e.view.extension.exception_count);
+    /* Matrix products scale exceptions by 2^-D, which must not make denormals smaller. */
+    ck_assert_int_le(e.view.extension.exponent_offset, 0);
+    ck_assert_int_ge(e.view.extension.exponent_offset, -3);
     trf_layer *layer;
     ck_assert_int_eq(trf_layer_from_memory(e.blob, e.bytes, &layer, &err), TRF_OK);
     size_t size = (size_t)rows * cols * trf_dtype_bytes(dtype);
@@ -114,6 +117,7 @@ START_TEST(gaussian_bits) {
     options.favor = TRF_FAVOR_SPEED;
     encoded speed = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
     ck_assert_double_lt(bits_of(&speed), 10.95);
+    ck_assert_double_lt((double)speed.report.exceptions / ((double)rows * cols), 0.001);
     ck_assert_uint_eq(speed.view.header.class_bits, 2);
     free(size.blob);
     free(speed.blob);
@@ -272,7 +276,7 @@ START_TEST(int4_codes_cost_their_entropy) {
     for (int favor = 0; favor < 2; favor++) {
         trf_encode_options options = default_options((trf_favor)favor);
         encoded e = encode(codes, TRF_DTYPE_I8, 512, 512, &options);
-        ck_assert_double_lt(bits_of(&e), e.report.entropy_bits + (favor == TRF_FAVOR_SIZE ? 0.2 : 0.45));
+        ck_assert_double_lt(bits_of(&e), e.report.entropy_bits + (favor == TRF_FAVOR_SIZE ? 0.21 : 0.45));
         free(e.blob);
     }
     free(codes);
