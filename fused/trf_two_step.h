@@ -11,11 +11,15 @@ trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *pla
 trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
                             void *workspace, trf_stream stream, trf_error *err);
 
-/* Rounds count F32 values to BF16 or F16, to nearest even. Both in device memory; only enqueues. @return a cudaError_t. */
 #ifdef __cplusplus
-extern "C"
+extern "C" {
 #endif
-    int
-    trf_launch_round(const float *values, uint64_t count, trf_dtype dtype, void *rounded, trf_stream stream);
+
+/* Rounds count F32 values to BF16 or F16, to nearest even. Both in device memory; only enqueues. @return a cudaError_t. */
+int trf_launch_round(const float *values, uint64_t count, trf_dtype dtype, void *rounded, trf_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
