@@ -1,0 +1,77 @@
+#include "host_view.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The entries of one tile's slabs. */
+static void list_slabs(host_view *host, const trf_blob_view *from, uint64_t tile) {
+    const trf_tile_meta *meta = &from->tiles[tile];
+    const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->kind);
+    const trf_slab_entry *entries = (const trf_slab_entry *)(host->view.blob + meta->data_offset);
+    const uint32_t first = (uint32_t)(meta->data_offset / TRF_ALIGNMENT);
+    uint32_t begin = trf_slab_table_bytes(shape.slabs) / TRF_ALIGNMENT;
+    for (uint32_t s = 0; s < shape.slabs; s++) {
+        const uint64_t band = shape.row / TRF_SLAB_ROWS + s;
+        trf_device_slab *slab = &host->slabs[band * from->header.num_tiles_col + shape.col / TRF_TILE_SIZE];
+        slab->offset_units = first + begin;
+        slab->size_units = (uint16_t)(entries[s].end_units - begin);
+        slab->exceptions = entries[s].exceptions;
+        begin = entries[s].end_units;
+    }
+}
+
+static void copy_fields(trf_device_view *view, const trf_blob_view *from) {
+    const trf_header *header = &from->header;
+    const trf_extension *extension = &from->extension;
+    view->tiles = from->tiles;
+    view->scales = from->scales;
+    view->row_offsets = from->row_offsets;
+    view->col_offsets = from->col_offsets;
+    view->rows = header->rows;
+    view->cols = header->cols;
+    view->num_tiles_row = header->num_tiles_row;
+    view->num_tiles_col = header->num_tiles_col;
+    view->num_bands = (header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
+    view->codec = header->codec;
+    view->source_dtype = header->source_dtype;
+    view->class_bits = header->class_bits;
+    view->raw_bits = header->raw_bits;
+    view->probability_bits = header->probability_bits;
+    view->state_bits = header->state_bits;
+    view->stored_bytes = header->stored_bytes;
+    view->granularity = extension->granularity;
+    view->scale_dtype = extension->scale_dtype;
+    view->group_size = extension->group_size;
+    view->scale_cols = from->scale_cols;
+    view->scale_exponent = extension->scale_exponent;
+    view->exponent_offset = extension->exponent_offset;
+    view->num_planes = from->num_planes;
+    memcpy(view->plane_width, from->plane_width, sizeof view->plane_width);
+    memcpy(view->class_value, extension->class_value, sizeof view->class_value);
+}
+
+host_view *host_view_make(const trf_blob_view *from, const uint8_t *blob, uint64_t blob_bytes) {
+    host_view *host = calloc(1, sizeof *host);
+    ck_assert_ptr_nonnull(host);
+    copy_fields(&host->view, from);
+    host->slabs = calloc((size_t)host->view.num_bands * host->view.num_tiles_col, sizeof *host->slabs);
+    ck_assert_ptr_nonnull(host->slabs);
+    host->view.blob = blob;
+    host->view.blob_bytes = blob_bytes;
+    host->view.slabs = host->slabs;
+    host->view.slots = host->slots;
+    host->view.fault = &host->fault;
+    for (uint32_t s = 0, slot = 0; s < TRF_ALPHABET; s++)
+        for (uint32_t bias = 0; bias < from->frequency[s]; bias++)
+            host->slots[slot++] = trf_slot_entry(from->frequency[s], bias, s);
+    for (uint64_t t = 0; t < from->num_tiles; t++)
+        if (from->tiles[t].kind == TRF_TILE_CODED)
+            list_slabs(host, from, t);
+    return host;
+}
+
+void host_view_free(host_view *host) {
+    free(host->slabs);
+    free(host);
+}
