@@ -1,14 +1,13 @@
-#include "bench.h"
+#include "bench_output.h"
 
-#include "cli_json.h"
 #include "cli_report.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-static const char *favor_name(trf_favor favor) { return favor == TRF_FAVOR_SIZE ? "size" : "speed"; }
+const char *bench_favor_name(trf_favor favor) { return favor == TRF_FAVOR_SIZE ? "size" : "speed"; }
 
-static double bits_per_weight(uint64_t bytes, uint64_t weights) { return 8 * cli_ratio(bytes, weights); }
+double bench_bits_per_weight(uint64_t bytes, uint64_t weights) { return 8 * cli_ratio(bytes, weights); }
 
 /* ---- the table ---- */
 
@@ -25,7 +24,7 @@ static const char *rate_text(uint64_t weights, const bench_times *times, char *b
     return buffer;
 }
 
-static const char *shape_text(cli_shape shape, char *buffer, size_t buffer_bytes) {
+const char *bench_shape_text(cli_shape shape, char *buffer, size_t buffer_bytes) {
     snprintf(buffer, buffer_bytes, "%" PRIu32 "x%" PRIu32, shape.rows, shape.cols);
     return buffer;
 }
@@ -48,12 +47,12 @@ void bench_print_heading(const bench_log *log) {
 void bench_print_result(const bench_log *log, const bench_result *r) {
     char shape[32], encode[64], checked[64], decode[64], error[16] = "-";
     uint64_t weights = r->report.weights;
-    double bits = bits_per_weight(r->report.blob_bytes, weights);
+    double bits = bench_bits_per_weight(r->report.blob_bytes, weights);
     if (r->report.relative_rms_error > 0)
         snprintf(error, sizeof error, "%.5f", r->report.relative_rms_error);
     printf("%-13s %-9g %-10s %-6s %7.3f %8.3f %+7.3f %9s %18s %18s %18s",
-           shape_text(r->subject.shape, shape, sizeof shape), r->subject.sigma, r->subject.codec, favor_name(r->favor),
-           bits, r->report.entropy_bits, bits - r->report.entropy_bits, error,
+           bench_shape_text(r->subject.shape, shape, sizeof shape), r->subject.sigma, r->subject.codec,
+           bench_favor_name(r->favor), bits, r->report.entropy_bits, bits - r->report.entropy_bits, error,
            rate_text(weights, &r->encode, encode, sizeof encode),
            rate_text(weights, &r->encode_verified, checked, sizeof checked),
            rate_text(weights, &r->decode, decode, sizeof decode));
@@ -66,8 +65,8 @@ void bench_print_result(const bench_log *log, const bench_result *r) {
 void bench_print_baseline(const bench_baseline *b) {
     char shape[32], compress[64], decompress[64];
     printf("%-13s %-9g %-10s %-6s %7.3f %8s %7s %9s %18s %18s %18s\n",
-           shape_text(b->subject.shape, shape, sizeof shape), b->subject.sigma, b->subject.codec, b->compressor,
-           bits_per_weight(b->bytes, b->weights), "-", "-", "-",
+           bench_shape_text(b->subject.shape, shape, sizeof shape), b->subject.sigma, b->subject.codec, b->compressor,
+           bench_bits_per_weight(b->bytes, b->weights), "-", "-", "-",
            rate_text(b->weights, &b->compress, compress, sizeof compress), "-",
            rate_text(b->weights, &b->decompress, decompress, sizeof decompress));
     fflush(stdout);
@@ -75,7 +74,7 @@ void bench_print_baseline(const bench_baseline *b) {
 
 /* ---- JSON ---- */
 
-static json_t *times_json(const bench_times *times) {
+json_t *bench_times_json(const bench_times *times) {
     json_t *list = json_array();
     for (int i = 0; i < times->count; i++)
         json_array_append_new(list, json_real(times->seconds[i]));
@@ -84,7 +83,7 @@ static json_t *times_json(const bench_times *times) {
 
 static json_t *integer(uint64_t value) { return json_integer((json_int_t)value); }
 
-static json_t *subject_json(const bench_subject *subject) {
+json_t *bench_subject_json(const bench_subject *subject) {
     json_t *object = json_object();
     json_object_set_new(object, "rows", integer(subject->shape.rows));
     json_object_set_new(object, "cols", integer(subject->shape.cols));
@@ -95,26 +94,27 @@ static json_t *subject_json(const bench_subject *subject) {
 }
 
 static json_t *result_json(const bench_log *log, const bench_result *r) {
-    json_t *object = subject_json(&r->subject);
-    json_object_set_new(object, "favor", json_string(favor_name(r->favor)));
+    json_t *object = bench_subject_json(&r->subject);
+    json_object_set_new(object, "favor", json_string(bench_favor_name(r->favor)));
     json_object_set_new(object, "weights", integer(r->report.weights));
     json_object_set_new(object, "source_bytes", integer(r->report.source_bytes));
     json_object_set_new(object, "bytes", integer(r->report.blob_bytes));
-    json_object_set_new(object, "bits_per_weight", json_real(bits_per_weight(r->report.blob_bytes, r->report.weights)));
+    json_object_set_new(object, "bits_per_weight",
+                        json_real(bench_bits_per_weight(r->report.blob_bytes, r->report.weights)));
     json_object_set_new(object, "entropy_bits", json_real(r->report.entropy_bits));
     json_object_set_new(object, "relative_rms_error", json_real(r->report.relative_rms_error));
     json_object_set_new(object, "exceptions", integer(r->report.exceptions));
     json_object_set_new(object, "predictor_modes", integer(r->report.predictor_modes));
     json_object_set_new(object, "class_bits", integer(r->info.class_bits));
     json_object_set_new(object, "probability_bits", integer(r->info.probability_bits));
-    json_object_set_new(object, "encode_seconds", times_json(&r->encode));
-    json_object_set_new(object, "encode_verified_seconds", times_json(&r->encode_verified));
-    json_object_set_new(object, "decode_seconds", times_json(&r->decode));
+    json_object_set_new(object, "encode_seconds", bench_times_json(&r->encode));
+    json_object_set_new(object, "encode_verified_seconds", bench_times_json(&r->encode_verified));
+    json_object_set_new(object, "decode_seconds", bench_times_json(&r->decode));
     json_t *products = json_array();
     for (int i = 0; i < log->plan->num_batches; i++) {
         json_t *product = json_object();
         json_object_set_new(product, "batch", integer(log->plan->batches[i]));
-        json_object_set_new(product, "seconds", times_json(&r->matmul[i]));
+        json_object_set_new(product, "seconds", bench_times_json(&r->matmul[i]));
         json_array_append_new(products, product);
     }
     json_object_set_new(object, "matmul", products);
@@ -122,15 +122,15 @@ static json_t *result_json(const bench_log *log, const bench_result *r) {
 }
 
 static json_t *baseline_json(const bench_baseline *b) {
-    json_t *object = subject_json(&b->subject);
+    json_t *object = bench_subject_json(&b->subject);
     json_object_set_new(object, "compressor", json_string(b->compressor));
     json_object_set_new(object, "input", json_string(trf_dtype_name(b->input)));
     json_object_set_new(object, "weights", integer(b->weights));
     json_object_set_new(object, "source_bytes", integer(b->source_bytes));
     json_object_set_new(object, "bytes", integer(b->bytes));
-    json_object_set_new(object, "bits_per_weight", json_real(bits_per_weight(b->bytes, b->weights)));
-    json_object_set_new(object, "compress_seconds", times_json(&b->compress));
-    json_object_set_new(object, "decompress_seconds", times_json(&b->decompress));
+    json_object_set_new(object, "bits_per_weight", json_real(bench_bits_per_weight(b->bytes, b->weights)));
+    json_object_set_new(object, "compress_seconds", bench_times_json(&b->compress));
+    json_object_set_new(object, "decompress_seconds", bench_times_json(&b->decompress));
     return object;
 }
 
@@ -166,7 +166,7 @@ typedef struct csv_row {
     const char *compressor; /* "transfuse-speed", "transfuse-size", "lz4", "zstd" */
 } csv_row;
 
-static void write_text(FILE *file, const char *text) {
+void bench_write_text(FILE *file, const char *text) {
     fputc('"', file);
     for (; *text; text++) {
         if (*text == '"')
@@ -178,7 +178,7 @@ static void write_text(FILE *file, const char *text) {
 
 static void write_value(const csv_row *row, const char *measure, uint32_t batch, int run, double value) {
     const bench_environment *e = row->environment;
-    write_text(row->file, e->cpu);
+    bench_write_text(row->file, e->cpu);
     fprintf(row->file, ",%s,%s,%d,%s,%" PRIu32 ",%" PRIu32 ",%.9g,%s,%s,%s,%s,%" PRIu32 ",%d,%.9g\n", e->date,
             e->version, e->threads, e->distribution, row->subject->shape.rows, row->subject->shape.cols,
             row->subject->sigma, row->subject->codec, trf_dtype_name(row->subject->source), row->compressor, measure,
@@ -193,7 +193,7 @@ static void write_times(const csv_row *row, const char *measure, uint32_t batch,
 static void write_result_rows(const bench_log *log, const bench_result *r, FILE *file) {
     csv_row row = {file, &log->environment, &r->subject,
                    r->favor == TRF_FAVOR_SIZE ? "transfuse-size" : "transfuse-speed"};
-    write_value(&row, "bits_per_weight", 0, 0, bits_per_weight(r->report.blob_bytes, r->report.weights));
+    write_value(&row, "bits_per_weight", 0, 0, bench_bits_per_weight(r->report.blob_bytes, r->report.weights));
     write_value(&row, "entropy_bits", 0, 0, r->report.entropy_bits);
     write_value(&row, "relative_rms_error", 0, 0, r->report.relative_rms_error);
     write_value(&row, "exceptions", 0, 0, (double)r->report.exceptions);
@@ -212,7 +212,7 @@ int bench_write_csv(const bench_log *log, FILE *file) {
     for (size_t i = 0; i < log->num_baselines; i++) {
         const bench_baseline *b = &log->baselines[i];
         csv_row row = {file, &log->environment, &b->subject, b->compressor};
-        write_value(&row, "bits_per_weight", 0, 0, bits_per_weight(b->bytes, b->weights));
+        write_value(&row, "bits_per_weight", 0, 0, bench_bits_per_weight(b->bytes, b->weights));
         write_times(&row, "encode_seconds", 0, &b->compress);
         write_times(&row, "decode_seconds", 0, &b->decompress);
     }

@@ -65,25 +65,11 @@ double cli_now(void) {
 }
 
 cli_exit cli_open_device(cli_device device, trf_context **context) {
-    *context = NULL;
-    if (device == CLI_DEVICE_CPU)
-        return CLI_OK;
-#ifdef TRF_HAVE_CUDA
     trf_error err = {0};
-    if (trf_context_create(0, context, &err) == TRF_OK)
+    *context = NULL;
+    if (device == CLI_DEVICE_CPU || trf_context_create(0, context, &err) == TRF_OK)
         return CLI_OK;
     return cli_fail(err.status, "--device cuda: %s", err.message);
-#else
-    return cli_fail(TRF_ERR_DEVICE, "--device cuda: this build of transfuse has no CUDA support");
-#endif
-}
-
-void cli_close_device(trf_context *context) {
-#ifdef TRF_HAVE_CUDA
-    trf_context_destroy(context);
-#else
-    (void)context;
-#endif
 }
 
 static void request_stop(int number) {

@@ -25,10 +25,9 @@ double cli_ratio(uint64_t a, uint64_t b);
 /* Seconds of a clock that only goes forward. */
 double cli_now(void);
 
-/* Opens the device that --device names: *context is NULL for the CPU, else the first CUDA device's. Close it in any
- * case. @return CLI_OK, or the exit status after a message: never a silent fallback. */
+/* Opens the device that --device names: *context is NULL for the CPU and after a failure, else the first CUDA device's.
+ * @return CLI_OK, or the exit status after a message: never a silent fallback. */
 cli_exit cli_open_device(cli_device device, trf_context **context);
-void cli_close_device(trf_context *context);
 
 /* ---- long runs: a line on the terminal, and signals that stop the run through the library ---- */
 

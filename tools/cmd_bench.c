@@ -282,7 +282,7 @@ static int run(const cli_options *options) {
         status = bench_cuda_verdict(log.cuda);
 #endif
     free_log(&log);
-    cli_close_device(context);
+    trf_context_destroy(context);
     return status;
 }
 

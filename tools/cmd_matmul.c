@@ -136,7 +136,7 @@ static int run(const cli_options *options) {
     cli_exit status = cli_open_device(options->device, &context);
     if (status == CLI_OK)
         status = run_on(options, context);
-    cli_close_device(context);
+    trf_context_destroy(context);
     return status;
 }
 

@@ -1,0 +1,28 @@
+/* The cases of a stand: what each of them queues, its errors, and its timer. */
+#ifndef BENCH_CUDA_CASE_H
+#define BENCH_CUDA_CASE_H
+
+#include "bench_cuda_stand.h"
+
+typedef struct bench_cuda_case {
+    bench_cuda_stand *stand;
+    bench_cuda_figure *figure; /* the result's */
+    int packed;                /* index of the compressed layer, or -1 */
+    trf_linear_plan *plans;    /* one for each of its copies */
+    bench_cublaslt_product *product;
+    int candidate; /* of product */
+    bench_cuda_timer timer;
+} bench_cuda_case;
+
+/* All: @return 0, or -1 after a message. */
+
+/* Prepares a case but for its timer, and measures its errors. Where it cannot run, figure->reason says why. c: all zero
+ * but stand, packed and figure, which has kind, favor and batch. Release with bench_cuda_case_free in either case. */
+int bench_cuda_case_make(bench_cuda_case *c);
+void bench_cuda_case_free(bench_cuda_case *c);
+
+/* Makes the timer, unless there is a reason against it. After all cases are made: the workspace, whose address goes into
+ * graphs, has its size only then. */
+int bench_cuda_case_capture(bench_cuda_case *c);
+
+#endif

@@ -1,0 +1,34 @@
+/* The product that 8-bit weights have without entropy coding: what a fused product of coded ones is compared with. */
+#ifndef BENCH_CUDA_KERNELS_H
+#define BENCH_CUDA_KERNELS_H
+
+#include "transfuse.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    BENCH_RAW8_MAX_M = 64,
+    BENCH_RAW8_COLS = 16 /* divides cols */
+};
+
+typedef struct bench_raw8 {
+    trf_dtype dtype; /* of the codes: I8, F8_E4M3 or F8_E5M2 */
+    uint32_t rows, cols, m;
+    const float *scales; /* device, [rows], or NULL */
+    const void *x;       /* device, F16 [m][cols], 16-byte aligned */
+    void *y;             /* device, [m][rows], F32 or F16 */
+    int y_is_f32;
+} bench_raw8;
+
+/* y = x . (scale * codes)^T, accumulated in F32. codes: device, [rows][cols], 16-byte aligned. Only queues work. */
+cudaError_t bench_raw8_launch(const bench_raw8 *product, const void *codes, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

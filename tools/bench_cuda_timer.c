@@ -1,0 +1,75 @@
+#include "bench_cuda_timer.h"
+
+#include "cli_cuda.h"
+#include "cli_report.h"
+
+#include <stdlib.h>
+
+int bench_cuda_timer_make(bench_cuda_timer *timer, bench_cuda_queue_fn *queue, void *context, uint32_t calls,
+                          cudaStream_t stream) {
+    cudaGraph_t graph = NULL;
+    int failed = 0;
+    timer->calls = calls;
+    if (cli_cuda_check(cudaEventCreate(&timer->begin), "bench: an event") ||
+        cli_cuda_check(cudaEventCreate(&timer->end), "bench: an event") ||
+        cli_cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "bench: capturing a graph"))
+        return -1;
+    for (uint32_t call = 0; !failed && call < calls; call++)
+        failed = queue(context, call, stream);
+    cudaError_t ended = cudaStreamEndCapture(stream, &graph); /* also after a failure */
+    if (!failed)
+        failed = cli_cuda_check(ended, "bench: capturing a graph") ||
+                 cli_cuda_check(cudaGraphInstantiate(&timer->graph, graph, 0), "bench: a graph");
+    if (graph)
+        cudaGraphDestroy(graph);
+    return failed ? -1 : 0;
+}
+
+void bench_cuda_timer_free(bench_cuda_timer *timer) {
+    if (timer->graph)
+        cudaGraphExecDestroy(timer->graph);
+    if (timer->begin)
+        cudaEventDestroy(timer->begin);
+    if (timer->end)
+        cudaEventDestroy(timer->end);
+    *timer = (bench_cuda_timer){0};
+}
+
+static int launch(const bench_cuda_timer *timer, cudaStream_t stream) {
+    return cli_cuda_check(cudaEventRecord(timer->begin, stream), "bench: an event") ||
+           cli_cuda_check(cudaGraphLaunch(timer->graph, stream), "bench: launching a graph") ||
+           cli_cuda_check(cudaEventRecord(timer->end, stream), "bench: an event");
+}
+
+/* One turn of each; the device is not left idle between them. */
+static int run_round(bench_cuda_timer *const *timers, bench_times *const *times, size_t count, int timed,
+                     cudaStream_t stream) {
+    for (size_t i = 0; i < count; i++)
+        if (launch(timers[i], stream))
+            return -1;
+    if (cli_cuda_check(cudaStreamSynchronize(stream), "bench: running a graph"))
+        return -1;
+    for (size_t i = 0; timed && i < count; i++) {
+        float milliseconds = 0;
+        if (cli_cuda_check(cudaEventElapsedTime(&milliseconds, timers[i]->begin, timers[i]->end), "bench: a time"))
+            return -1;
+        times[i]->seconds[times[i]->count++] = 1e-3 * (double)milliseconds / timers[i]->calls;
+    }
+    return 0;
+}
+
+int bench_cuda_time(bench_cuda_timer *const *timers, bench_times *const *times, size_t count, int rounds,
+                    cudaStream_t stream) {
+    for (size_t i = 0; i < count; i++) {
+        times[i]->count = 0;
+        times[i]->seconds = calloc((size_t)rounds, sizeof *times[i]->seconds);
+        if (!times[i]->seconds) {
+            cli_fail(TRF_ERR_MEMORY, "bench: out of memory for times");
+            return -1;
+        }
+    }
+    for (int round = -1; round < rounds; round++)
+        if (run_round(timers, times, count, round >= 0, stream))
+            return -1;
+    return 0;
+}
