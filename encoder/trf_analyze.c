@@ -79,13 +79,14 @@ static void try_candidate(candidate *best, const trf_plan *plan, const exponent_
         *best = next;
 }
 
-/* Layer offsets worth trying: with quads they move the grid of the groups of four exponents. Never up: a matrix product takes C in place
- * of E and patches exceptions scaled by 2^-D, which keeps denormals exact where it does not shrink them. */
+/* Layer offsets worth trying: with quads they move the grid of the groups of four exponents, for which four in a row are enough. A matrix
+ * product takes C in place of E and scales exceptions by 2^-D, which must be exact. D <= 0 keeps denormals so. FP8 it has widened to F16,
+ * with room below but not above, and weights scaled to the type's range lie close to its top, where D < 0 would push them out. */
 static void try_mode(candidate *best, const trf_plan *plan, const exponent_counts *counts, uint32_t modes,
                      double side_bits) {
-    const int32_t lowest = plan->header.class_bits == 2 ? -3 : 0;
-    for (int32_t d = 0; d >= lowest; d--)
-        try_candidate(best, plan, counts, modes, d, side_bits);
+    const int fp8 = plan->header.codec == TRF_CODEC_E4M3 || plan->header.codec == TRF_CODEC_E5M2;
+    for (int32_t shift = 0; shift < (plan->header.class_bits == 2 ? 4 : 1); shift++)
+        try_candidate(best, plan, counts, modes, fp8 ? shift : -shift, side_bits);
 }
 
 /* ---- predictors: the mean exponent of a row or column, rounded, less that of the layer ---- */
