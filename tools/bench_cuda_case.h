@@ -21,8 +21,8 @@ typedef struct bench_cuda_case {
 int bench_cuda_case_make(bench_cuda_case *c);
 void bench_cuda_case_free(bench_cuda_case *c);
 
-/* Makes the timer, unless there is a reason against it. After all cases are made: the workspace, whose address goes into
- * graphs, has its size only then. */
+/* Makes the timer, unless there is a reason against it. Only after all cases are made: graphs hold the address of the
+ * workspace, which grows until then. */
 int bench_cuda_case_capture(bench_cuda_case *c);
 
 #endif

@@ -10,6 +10,9 @@ int bench_cuda_timer_make(bench_cuda_timer *timer, bench_cuda_queue_fn *queue, v
     cudaGraph_t graph = NULL;
     int failed = 0;
     timer->calls = calls;
+    /* A call outside of the graph: what CUDA loads at a kernel's first call cannot be captured. */
+    if (queue(context, 0, stream) || cli_cuda_check(cudaStreamSynchronize(stream), "bench: a first call"))
+        return -1;
     if (cli_cuda_check(cudaEventCreate(&timer->begin), "bench: an event") ||
         cli_cuda_check(cudaEventCreate(&timer->end), "bench: an event") ||
         cli_cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "bench: capturing a graph"))

@@ -243,6 +243,17 @@ static cli_exit run_plan(bench_log *log, trf_context *context) {
     return CLI_OK;
 }
 
+static int has_device_results(const bench_log *log) {
+    size_t count = 0;
+#ifdef TRF_HAVE_CUDA
+    if (log->cuda)
+        bench_cuda_results(log->cuda, &count);
+#else
+    (void)log;
+#endif
+    return count > 0;
+}
+
 static cli_exit write_files(const bench_log *log) {
     int (*json)(const bench_log *, FILE *) = bench_write_json, (*csv)(const bench_log *, FILE *) = bench_write_csv;
 #ifdef TRF_HAVE_CUDA
@@ -272,10 +283,9 @@ static int run(const cli_options *options) {
     describe_environment(&plan, &log.environment);
     if (status == CLI_OK) {
         status = run_plan(&log, context);
-        if (status == CLI_OK || log.cuda) { /* time on a device is dear: what was measured is kept */
-            cli_exit written = write_files(&log);
-            status = status == CLI_OK ? written : status;
-        }
+        /* Time on a device is dear: what was measured before a failure is kept. */
+        cli_exit written = status == CLI_OK || has_device_results(&log) ? write_files(&log) : CLI_OK;
+        status = status == CLI_OK ? written : status;
     }
 #ifdef TRF_HAVE_CUDA
     if (status == CLI_OK && log.cuda)

@@ -1,0 +1,244 @@
+/* transfuse bench --device cuda: layer by layer and codec by codec, everything that is measured, in turns. */
+#include "bench_cuda.h"
+
+#include "bench_cuda_case.h"
+#include "cli_cuda.h"
+#include "cli_report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct bench_cuda {
+    const bench_log *log;
+    trf_context *context;
+    bench_cublaslt *lt;
+    cudaStream_t stream;
+    bench_cuda_environment environment;
+    bench_cuda_result *results;
+    size_t num_results;
+};
+
+const bench_cuda_environment *bench_cuda_environment_of(const bench_cuda *cuda) { return &cuda->environment; }
+
+const bench_cuda_result *bench_cuda_results(const bench_cuda *cuda, size_t *count) {
+    *count = cuda->num_results;
+    return cuda->results;
+}
+
+/* ---- the session ---- */
+
+/* The driver's own version; CUDA only tells that of the API. */
+static void read_driver(char *driver, size_t driver_bytes) {
+    char line[256];
+    FILE *file = fopen("/proc/driver/nvidia/version", "r");
+    snprintf(driver, driver_bytes, "unknown");
+    if (file && fgets(line, sizeof line, file)) {
+        const char *at = strstr(line, "Kernel Module");
+        at = at ? at + strcspn(at, "0123456789") : line; /* "NVRM version: ... Kernel Module ...  580.65.06  Release" */
+        char version[64];
+        snprintf(version, sizeof version, "%.*s", (int)strcspn(at, " \t\n"), at);
+        cli_printable(version, driver, driver_bytes);
+    }
+    if (file)
+        fclose(file);
+}
+
+static int describe_device(bench_cuda *cuda) {
+    bench_cuda_environment *e = &cuda->environment;
+    int device = 0, major = 0, minor = 0, l2_bytes = 0;
+    const char *commit = getenv("TRF_COMMIT");
+    cli_printable(trf_context_device_name(cuda->context), e->gpu, sizeof e->gpu);
+    cli_printable(commit ? commit : "", e->commit, sizeof e->commit);
+    read_driver(e->driver, sizeof e->driver);
+    if (cli_cuda_check(cudaGetDevice(&device), "bench: the device") ||
+        cli_cuda_check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device), "bench: the device") ||
+        cli_cuda_check(cudaDeviceGetAttribute(&e->multiprocessors, cudaDevAttrMultiProcessorCount, device),
+                       "bench: the device") ||
+        cli_cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+                       "bench: the device") ||
+        cli_cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+                       "bench: the device") ||
+        cli_cuda_check(cudaDriverGetVersion(&e->driver_cuda), "bench: the driver") ||
+        cli_cuda_check(cudaRuntimeGetVersion(&e->runtime_cuda), "bench: the runtime"))
+        return -1;
+    e->l2_bytes = (uint64_t)l2_bytes;
+    e->capability = 10 * major + minor;
+    e->cublaslt = bench_cublaslt_version(cuda->lt);
+    return 0;
+}
+
+int bench_cuda_begin(bench_log *log, trf_context *context) {
+    bench_cuda *cuda = calloc(1, sizeof *cuda);
+    if (!cuda) {
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
+        return -1;
+    }
+    log->cuda = cuda;
+    cuda->log = log;
+    cuda->context = context;
+    if (cli_cuda_check(cudaStreamCreate(&cuda->stream), "bench: a stream"))
+        return -1;
+    cuda->lt = bench_cublaslt_open();
+    if (!cuda->lt || describe_device(cuda))
+        return -1;
+    bench_cuda_print_heading(log);
+    return 0;
+}
+
+void bench_cuda_end(bench_cuda *cuda) {
+    if (!cuda)
+        return;
+    for (size_t i = 0; i < cuda->num_results; i++) {
+        for (size_t k = 0; k < cuda->results[i].num_figures; k++)
+            free(cuda->results[i].figures[k].times.seconds);
+        free(cuda->results[i].figures);
+    }
+    free(cuda->results);
+    bench_cublaslt_close(cuda->lt);
+    if (cuda->stream)
+        cudaStreamDestroy(cuda->stream);
+    free(cuda);
+}
+
+cli_exit bench_cuda_verdict(const bench_cuda *cuda) {
+    for (size_t i = 0; i < cuda->num_results; i++)
+        for (int b = 0; b < cuda->results[i].num_blobs; b++) {
+            const bench_cuda_blob *blob = &cuda->results[i].blobs[b];
+            const bench_subject *subject = &cuda->results[i].subject;
+            if (blob->wrong_weights)
+                return cli_fail(TRF_ERR_MISMATCH, "bench: %s, %u x %u: the device decodes %llu weights wrongly",
+                                subject->codec, subject->shape.rows, subject->shape.cols,
+                                (unsigned long long)blob->wrong_weights);
+        }
+    return CLI_OK;
+}
+
+/* ---- one layer and codec ---- */
+
+static void add_figure(bench_cuda_result *result, bench_cuda_kind kind, int favor, uint32_t batch) {
+    result->figures[result->num_figures++] = (bench_cuda_figure){.kind = kind, .favor = favor, .batch = batch};
+}
+
+/* All figures that there will be, in the order in which they take turns. */
+static int list_figures(const cli_options *plan, bench_cuda_result *result) {
+    size_t most = 1 + (size_t)result->num_blobs + (size_t)plan->num_batches * (2 + 2 * (size_t)result->num_blobs);
+    result->figures = calloc(most, sizeof *result->figures);
+    if (!result->figures) {
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
+        return -1;
+    }
+    add_figure(result, BENCH_CUDA_COPY, -1, 0);
+    for (int b = 0; b < result->num_blobs; b++)
+        add_figure(result, BENCH_CUDA_DECODE, (int)result->blobs[b].favor, 0);
+    for (int i = 0; i < plan->num_batches; i++) {
+        add_figure(result, BENCH_CUDA_CUBLASLT, -1, plan->batches[i]);
+        add_figure(result, BENCH_CUDA_RAW8, -1, plan->batches[i]);
+        for (int b = 0; b < result->num_blobs; b++) {
+            add_figure(result, BENCH_CUDA_FUSED, (int)result->blobs[b].favor, plan->batches[i]);
+            add_figure(result, BENCH_CUDA_TWO_STEP, (int)result->blobs[b].favor, plan->batches[i]);
+        }
+    }
+    return 0;
+}
+
+static int index_of_blob(const bench_cuda_result *result, int favor) {
+    for (int b = 0; b < result->num_blobs; b++)
+        if ((int)result->blobs[b].favor == favor)
+            return b;
+    return -1;
+}
+
+/* Times all cases that have a timer. */
+static int time_cases(bench_cuda_case *cases, size_t count, int rounds, cudaStream_t stream) {
+    bench_cuda_timer **timers = calloc(count, sizeof *timers);
+    bench_times **times = calloc(count, sizeof *times);
+    size_t ready = 0;
+    int failed = !timers || !times;
+    if (failed)
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
+    for (size_t i = 0; !failed && i < count; i++)
+        if (cases[i].timer.graph) {
+            timers[ready] = &cases[i].timer;
+            times[ready++] = &cases[i].figure->times;
+        }
+    if (!failed)
+        failed =
+            cli_cuda_check(cudaDeviceSynchronize(), "bench") || bench_cuda_time(timers, times, ready, rounds, stream);
+    free(timers);
+    free(times);
+    return failed ? -1 : 0;
+}
+
+static int measure_cases(bench_cuda_stand *stand, bench_cuda_result *result, int rounds) {
+    bench_cuda_case *cases = calloc(result->num_figures, sizeof *cases);
+    int failed = !cases;
+    if (failed)
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
+    for (size_t i = 0; !failed && i < result->num_figures; i++) {
+        bench_cuda_figure *figure = &result->figures[i];
+        cases[i] = (bench_cuda_case){.stand = stand, .figure = figure, .packed = index_of_blob(result, figure->favor)};
+        failed = bench_cuda_case_make(&cases[i]);
+    }
+    for (size_t i = 0; !failed && i < result->num_figures; i++)
+        failed = bench_cuda_case_capture(&cases[i]);
+    if (!failed)
+        failed = time_cases(cases, result->num_figures, rounds, stand->stream);
+    for (size_t i = 0; cases && i < result->num_figures; i++)
+        bench_cuda_case_free(&cases[i]);
+    free(cases);
+    return failed ? -1 : 0;
+}
+
+/* Every favor that the plan asks for. */
+static int pack(bench_cuda_stand *stand, const void *source, trf_encode_options encode, bench_cuda_result *result) {
+    const cli_options *plan = stand->plan;
+    for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
+        encode.favor = favor;
+        if (plan->has_favor && plan->favor != favor)
+            continue;
+        if (bench_cuda_add_packed(stand, source, &encode, &result->blobs[result->num_blobs++]))
+            return -1;
+    }
+    return 0;
+}
+
+/* A corrupt stream would have been timed for nothing. */
+static int check_faults(const bench_cuda_stand *stand) {
+    for (int p = 0; p < stand->num_packed; p++)
+        for (uint32_t i = 0; i < stand->packed[p].num_copies; i++) {
+            trf_error err = {0};
+            if (trf_device_layer_check(stand->packed[p].copies[i], &err)) {
+                cli_report_error(&err);
+                return -1;
+            }
+        }
+    return 0;
+}
+
+int bench_cuda_measure(bench_cuda *cuda, const bench_subject *subject, const void *source,
+                       const trf_encode_options *encode) {
+    bench_cuda_result *results = realloc(cuda->results, (cuda->num_results + 1) * sizeof *results);
+    if (!results) {
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
+        return -1;
+    }
+    cuda->results = results;
+    bench_cuda_result *result = &results[cuda->num_results];
+    *result = (bench_cuda_result){.subject = *subject};
+    bench_cuda_stand stand = {
+        .context = cuda->context,
+        .lt = cuda->lt,
+        .plan = cuda->log->plan,
+        .stream = cuda->stream,
+        .l2_bytes = cuda->environment.l2_bytes,
+        .subject = *subject,
+    };
+    cuda->num_results++;
+    int failed = bench_cuda_stand_open(&stand) || pack(&stand, source, *encode, result) ||
+                 bench_cuda_add_plain(&stand, source, encode) || list_figures(stand.plan, result) ||
+                 measure_cases(&stand, result, cuda->log->environment.runs) || check_faults(&stand);
+    bench_cuda_stand_close(&stand);
+    if (!failed)
+        bench_cuda_print_result(result);
+    return failed ? -1 : 0;
+}
