@@ -1,0 +1,168 @@
+/* From class look-ups and raw-bit words to matrix fragments: how four weights of a lane (a *group*) are put together.
+ *
+ * A 32-bit word X holds one byte for each weight of a group, in the order 0, 2, 1, 3 in which planes hold their fields. The decode
+ * table supplies X's class bits, the narrow planes the bits below them by one rotation and one lop3 each:
+ *   bf16     the exponent                        rotated left by 7, so that bytes 0 and 2 lie on a register's exponents
+ *   fp16     exponent[4:0] mantissa[9:7]         likewise, on bits 14:7
+ *   fp8      the byte rotated left by 1          a rotation right by 1 brings each sign (stored one byte on) home
+ *   int      class index << r | R
+ * In bf16 and fp16 the 8-bit plane has the other 8 bits of each weight: the group's first register (weights 0, 1) takes them from under
+ * kOwn, the second from its complement, rotated by 8. */
+#ifndef TRF_FORMER_CUH
+#define TRF_FORMER_CUH
+
+#include "trf_device_layer.h"
+#include "trf_ptx.cuh"
+
+static constexpr uint32_t kOwn = 0x807F807F; /* sign and mantissa[6:0] of a register's two weights */
+
+/* Codec, class bits and raw bits at compile time; raw bits of int come at run time (kRaw = 0 here). */
+template <int kCodec_, int kClassBits_> struct trf_form {
+    static constexpr int kCodec = kCodec_, kClassBits = kClassBits_;
+    static constexpr bool kWide = kCodec == TRF_CODEC_BF16 || kCodec == TRF_CODEC_FP16; /* has an 8-bit plane */
+    static constexpr bool kFp8 = kCodec == TRF_CODEC_E4M3 || kCodec == TRF_CODEC_E5M2;
+    static constexpr bool kInt = kCodec == TRF_CODEC_INT;
+    static constexpr int kLow2 = kClassBits == 2 ? 2 : 0;
+    static constexpr int kRaw = kCodec == TRF_CODEC_BF16   ? 8 + kLow2
+                                : kCodec == TRF_CODEC_FP16 ? 11 + kLow2
+                                : kCodec == TRF_CODEC_E4M3 ? 4 + kLow2
+                                : kCodec == TRF_CODEC_E5M2 ? 3 + kLow2
+                                                           : 0;
+    static constexpr int kSymbols = kClassBits == 2 ? 1 : 2; /* of a group */
+    static constexpr int kTurn = kWide ? 7 : 0;              /* X is kept rotated left by this */
+    static __host__ __device__ constexpr bool has(int width) { return (kRaw & width) != 0; }
+    /* Lowest bit, within X's byte, of the narrow plane of a width. */
+    static __host__ __device__ constexpr int base(int width) {
+        return width == 4 ? 0 : width == 2 ? (has(4) ? 4 : 0) : (has(4) ? 4 : 0) + (has(2) ? 2 : 0);
+    }
+    static __host__ __device__ constexpr uint32_t mask(int width) {
+        uint32_t m = (uint32_t)(((1 << width) - 1) << base(width)) * 0x01010101u;
+        return kTurn ? m << kTurn | m >> (32 - kTurn) : m;
+    }
+};
+
+/* What the int codec's raw bits are, at run time. */
+struct trf_int_planes {
+    uint32_t raw_bits;
+    uint32_t mask2, mask1;
+    int base2, base1;
+};
+
+static __device__ __forceinline__ trf_int_planes trf_int_planes_of(uint32_t raw_bits) {
+    trf_int_planes p;
+    p.raw_bits = raw_bits;
+    p.base2 = raw_bits & 4;
+    p.base1 = raw_bits & 6;
+    p.mask2 = 0x03030303u << p.base2;
+    p.mask1 = 0x01010101u << p.base1;
+    return p;
+}
+
+/* Byte offset of a plane among a chunk's narrow ones: wider ones come first. */
+static __device__ __forceinline__ constexpr uint32_t trf_narrow_at(uint32_t raw_bits, uint32_t width) {
+    return (raw_bits & 7 & ~(2 * width - 1)) * (4 * TRF_CHUNK_WEIGHTS);
+}
+
+/* A lane's narrow words of one chunk, as far as the form has them. */
+struct trf_narrow {
+    uint4 four[2]; /* of two steps each */
+    uint4 two;
+    uint2 one;
+};
+
+/* at: this lane's place in the chunk's narrow planes, 16 * lane from their first byte. */
+template <class Form>
+static __device__ __forceinline__ void trf_load_narrow(trf_narrow &n, const uint8_t *at, uint32_t lane,
+                                                       const trf_int_planes &planes) {
+    const uint32_t raw = Form::kInt ? planes.raw_bits : (uint32_t)Form::kRaw;
+    if (Form::kInt ? (raw & 4) != 0 : Form::has(4)) {
+        n.four[0] = trf_stream128(at);
+        n.four[1] = trf_stream128(at + 512);
+    }
+    if (Form::kInt ? (raw & 2) != 0 : Form::has(2))
+        n.two = trf_stream128(at + trf_narrow_at(raw, 2));
+    if (Form::kInt ? (raw & 1) != 0 : Form::has(1))
+        n.one = trf_stream64(at + trf_narrow_at(raw, 1) - 8 * lane);
+}
+
+/* The int codec's words to their place in X, once a chunk, so that all other rotations are by constants. */
+static __device__ __forceinline__ void trf_place_narrow(trf_narrow &n, const trf_int_planes &planes) {
+    n.two.x = __funnelshift_l(n.two.x, n.two.x, planes.base2);
+    n.two.y = __funnelshift_l(n.two.y, n.two.y, planes.base2);
+    n.two.z = __funnelshift_l(n.two.z, n.two.z, planes.base2);
+    n.two.w = __funnelshift_l(n.two.w, n.two.w, planes.base2);
+    n.one.x = __funnelshift_l(n.one.x, n.one.x, planes.base1);
+    n.one.y = __funnelshift_l(n.one.y, n.one.y, planes.base1);
+}
+
+/* The narrow planes' part of X for group g (0 to 3) of step k. */
+template <class Form>
+static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow &n, int k, int g, uint32_t x,
+                                                           const trf_int_planes &planes) {
+    const int pick4 = 2 * (k % 2) + g / 2;
+    const uint4 four = n.four[k / 2];
+    const uint32_t word4 = pick4 == 0 ? four.x : pick4 == 1 ? four.y : pick4 == 2 ? four.z : four.w;
+    const uint32_t word2 = k == 0 ? n.two.x : k == 1 ? n.two.y : k == 2 ? n.two.z : n.two.w;
+    const uint32_t word1 = k < 2 ? n.one.x : n.one.y;
+    const int down4 = 4 * (g % 2), down2 = 2 * g, down1 = 4 * (k % 2) + g;
+    if (Form::kInt) {
+        x = trf_and_or(trf_rotate_left(word4, 32 - down4), 0x0F0F0F0Fu, x);
+        x = trf_and_or(trf_rotate_left(word2, 32 - down2), planes.mask2, x);
+        return trf_and_or(trf_rotate_left(word1, 32 - down1), planes.mask1, x);
+    }
+    if (Form::has(4))
+        x = trf_and_or(trf_rotate_left(word4, 32 + Form::kTurn + Form::base(4) - down4), Form::mask(4), x);
+    if (Form::has(2))
+        x = trf_and_or(trf_rotate_left(word2, 32 + Form::kTurn + Form::base(2) - down2), Form::mask(2), x);
+    if (Form::has(1))
+        x = trf_and_or(trf_rotate_left(word1, 32 + Form::kTurn + Form::base(1) - down1), Form::mask(1), x);
+    return x;
+}
+
+/* The table's contribution to X of one symbol. Quads: all four weights; pairs: weights 0 and 1 (bytes 0 and 2). */
+template <class Form>
+static __device__ __forceinline__ uint32_t trf_class_bits_of(const trf_device_view &view, uint32_t symbol) {
+    uint32_t x = 0;
+#pragma unroll
+    for (int q = 0; q < 8 / Form::kClassBits; q++) {
+        const uint32_t index = symbol >> (Form::kClassBits * q) & ((1 << Form::kClassBits) - 1);
+        const uint32_t value = (uint32_t)(uint16_t)view.class_value[index];
+        uint32_t byte = value;                /* bf16 */
+        if (Form::kCodec == TRF_CODEC_FP16 || Form::kCodec == TRF_CODEC_E5M2)
+            byte = value << 3;
+        else if (Form::kCodec == TRF_CODEC_E4M3)
+            byte = value << 4;
+        else if (Form::kInt)
+            byte = index << view.raw_bits;
+        x |= (byte & 0xFF) << (8 * ((0x3120 >> (4 * q)) & 3));
+    }
+    return Form::kTurn ? __funnelshift_l(x, x, Form::kTurn) : x;
+}
+
+/* The two registers of a group. x0, x1: what the table gave for its symbols (quads: x0 alone); wide: the word of the 8-bit plane.
+ * bf16, fp16: elements with coded exponents. fp8, int: X in byte order, one register, in out[0]. */
+template <class Form>
+static __device__ __forceinline__ void trf_form_group(uint32_t *out, uint32_t x0, uint32_t x1, uint32_t wide,
+                                                      const trf_narrow &n, int k, int g, const trf_int_planes &planes) {
+    if (Form::kWide && Form::kClassBits == 2) {
+        const uint32_t x = trf_narrow_bits<Form>(n, k, g, x0, planes);
+        const uint32_t second = trf_select(kOwn, x, wide);
+        out[0] = trf_select(kOwn, wide, x);
+        out[1] = __byte_perm(second, second, 0x0321);
+    } else if (Form::kWide) {
+        const uint32_t turned = __byte_perm(wide, wide, 0x0321);
+        uint32_t low = 0, low_turned = 0;
+        if (Form::kRaw > 8) {
+            low = trf_narrow_bits<Form>(n, k, g, 0, planes);
+            low_turned = __byte_perm(low, low, 0x0321);
+        }
+        out[0] = trf_select(kOwn, wide, x0 | low);
+        out[1] = trf_select(kOwn, turned, x1 | low_turned);
+    } else {
+        const uint32_t classes = Form::kClassBits == 2 ? x0 : x0 | x1 << 8;
+        const uint32_t x = trf_narrow_bits<Form>(n, k, g, classes, planes);
+        out[0] = Form::kFp8 ? trf_rotate_left(x, 31) : x;
+    }
+}
+
+#endif

@@ -1,0 +1,153 @@
+/* The PTX that the kernels use, each piece under a name. Shared-memory addresses are 32-bit (shared window). */
+#ifndef TRF_PTX_CUH
+#define TRF_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define TRF_DEPENDENT_LAUNCH 1
+#else
+#define TRF_DEPENDENT_LAUNCH 0
+#endif
+
+static __device__ __forceinline__ uint32_t trf_shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* ---- shared memory ---- */
+
+static __device__ __forceinline__ uint32_t trf_lds16(uint32_t at) {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t trf_lds32(uint32_t at) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+
+static __device__ __forceinline__ uint2 trf_lds64(uint32_t at) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+}
+
+static __device__ __forceinline__ uint4 trf_lds128(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+    return v;
+}
+
+static __device__ __forceinline__ void trf_sts128(uint32_t at, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
+}
+
+/* ---- global to shared ---- */
+
+static __device__ __forceinline__ void trf_copy16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void trf_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int kPending> static __device__ __forceinline__ void trf_copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/* ---- dependent launches: a kernel may start before the one in front of it is done, up to trf_wait_for_predecessor ---- */
+
+static __device__ __forceinline__ void trf_allow_successor() {
+#if TRF_DEPENDENT_LAUNCH
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void trf_wait_for_predecessor() {
+#if TRF_DEPENDENT_LAUNCH
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* ---- global memory that is read once and never written: past L1 ---- */
+
+static __device__ __forceinline__ uint4 trf_stream128(const void *from) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+    return v;
+}
+
+static __device__ __forceinline__ uint2 trf_stream64(const void *from) {
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+    return v;
+}
+
+/* Asks for the 128 bytes around an address to be brought to L2. */
+static __device__ __forceinline__ void trf_prefetch(const void *from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+/* ---- bits ---- */
+
+/* mask ? a : b, bit by bit. */
+static __device__ __forceinline__ uint32_t trf_select(uint32_t mask, uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
+    return d;
+}
+
+/* (a & mask) | b. */
+static __device__ __forceinline__ uint32_t trf_and_or(uint32_t a, uint32_t mask, uint32_t b) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(b));
+    return d;
+}
+
+static __device__ __forceinline__ uint32_t trf_rotate_left(uint32_t a, int n) {
+    return (n & 31) ? __funnelshift_l(a, a, n & 31) : a;
+}
+
+/* ---- tensor core ---- */
+
+struct trf_bf16_type {};
+struct trf_f16_type {};
+
+/* d[4] += A[4] * (b0, b1): m16n8k16, F32 accumulators. */
+static __device__ __forceinline__ void trf_mma(trf_bf16_type, float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ void trf_mma(trf_f16_type, float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* ---- number formats ---- */
+
+/* Two F16 to two BF16; exact for FP8 values and for integers within +-256. */
+static __device__ __forceinline__ uint32_t trf_f16x2_to_bf16x2(uint32_t v) {
+    float2 f = __half22float2(*reinterpret_cast<const __half2 *>(&v));
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(f.y), "f"(f.x));
+    return d;
+}
+
+/* Two FP8 values in the low 16 bits to two F16; exact, specials included. */
+template <bool kE5M2> static __device__ __forceinline__ uint32_t trf_fp8x2_to_f16x2(uint32_t v) {
+    __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(v & 0xFFFF), kE5M2 ? __NV_E5M2 : __NV_E4M3);
+    return (uint32_t)h.x | (uint32_t)h.y << 16;
+}
+
+#endif

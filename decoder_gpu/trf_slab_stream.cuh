@@ -1,0 +1,486 @@
+/* A warp's way through a sequence of slabs: staging, the lanes' rANS streams, exceptions, the verdict.
+ *
+ * Each warp works alone, on one slab or on two side by side (rows 64u and 64u + 32: they share x). A lane reads its raw bits straight into registers, one
+ * step ahead, from L2, where a prefetch has brought them a chunk of four steps before. The streams of a slab (start states, pair_words, exceptions, words) go to shared memory by cp.async while the slab
+ * before it is decoded: a lane walks its words from either end of a pair's run, so all of them must be there. */
+#ifndef TRF_SLAB_STREAM_CUH
+#define TRF_SLAB_STREAM_CUH
+
+#include "trf_former.cuh"
+#include "trf_lane.h"
+
+static constexpr uint32_t kStepBytes = 512;  /* of the 8-bit plane, one step of 16 columns */
+static constexpr uint32_t kGuardBytes = 544; /* in front of and behind all buffers: as far as a corrupt stream can lead a lane */
+
+/* Shared memory of one block, in bytes from the start of its dynamic part. */
+struct trf_shared_plan {
+    uint32_t table_log;    /* bytes of the table at 0, uint2[2^p][copies]: 1 << table_log */
+    uint32_t pair_masks;   /* uint4[32] */
+    uint32_t warps;        /* of warp 0; warp_bytes from warp to warp */
+    uint32_t warp_bytes;   /* [slabs][2] streams, or a unit's sums at the end of a run if that is more */
+    uint32_t stream_bytes; /* of one buffer */
+    uint32_t total;
+};
+
+static constexpr uint32_t kTableLog = 16; /* 64 KiB, 16 copies with p = 9; fewer cost 16-19 % of the time */
+
+/* slabs: that a warp walks side by side. sum_bytes: that a warp leaves at the end. */
+__host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t max_stream_bytes, uint32_t warps, uint32_t slabs,
+                                                              uint32_t table_log, uint32_t sum_bytes) {
+    trf_shared_plan plan;
+    plan.table_log = table_log;
+    plan.pair_masks = 1u << table_log;
+    plan.warps = plan.pair_masks + 32 * 16 + kGuardBytes;
+    plan.stream_bytes = (max_stream_bytes + 15) / 16 * 16;
+    plan.warp_bytes = 2 * slabs * plan.stream_bytes;
+    if (plan.warp_bytes < sum_bytes)
+        plan.warp_bytes = sum_bytes;
+    plan.total = plan.warps + warps * plan.warp_bytes + kGuardBytes;
+    return plan;
+}
+
+/* ---- the decode table: entry s, copy c at table + s * 8 * copies + 8 * c ----
+ * y: class bits of X. x: kP = 0: frequency [15:0], slot - start [31:16]; kP = 9: frequency [7:0], slot - start [15:8].
+ * Lanes read different copies, so that they meet in banks as little as the space allows. At least two copies. */
+template <class Form, int kP>
+static __device__ __forceinline__ void trf_build_table(const trf_device_view &view, uint32_t table,
+                                                       uint32_t table_log) {
+    const uint32_t p = view.probability_bits, copies = 1u << (table_log - 3 - p);
+    for (uint32_t slot = threadIdx.x; slot < 1u << p; slot += blockDim.x) {
+        const uint32_t entry = __ldg(view.slots + slot);
+        const uint32_t y = trf_class_bits_of<Form>(view, trf_entry_symbol(entry));
+        const uint32_t x = (entry & 0xFFF) | (entry >> 12 & 0xFFF) << (kP ? 8 : 16);
+        for (uint32_t c = 0; c < copies / 2; c++) /* turned by lane, so that a warp's stores fall on all banks */
+            trf_sts128(table + slot * 8 * copies + 16 * ((c + threadIdx.x) % (copies / 2)), make_uint4(x, y, x, y));
+    }
+}
+
+/* Lane l's mask, 16 bytes of 0 or 1, picks the pairs whose words lie below its own first word. */
+static __device__ __forceinline__ void trf_build_pair_masks(uint32_t masks) {
+    if (threadIdx.x < TRF_LANES) {
+        const uint32_t lane = threadIdx.x, below = lane % TRF_LANE_PAIRS + lane / TRF_LANE_PAIRS;
+        uint32_t m[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int n = (int)below - 4 * i;
+            m[i] = n >= 4 ? 0x01010101u : n <= 0 ? 0 : 0x01010101u & ((1u << (8 * n)) - 1);
+        }
+        trf_sts128(masks + 16 * lane, make_uint4(m[0], m[1], m[2], m[3]));
+    }
+}
+
+/* ---- one lane's stream ---- */
+
+/* With kP = 9 (p = L = 9, frequencies up to 255) a state carries the mark 2^25 above its 25 bits: x >> 9 then has a 1 above the quotient's 16
+ * bits, and one dot product of two is frequency * quotient + bias * 1. It takes the place of two instructions of the integer pipe, which is the
+ * one that binds. */
+static constexpr uint32_t kMark = 1u << 25;
+
+struct trf_lane_stream {
+    uint32_t x;      /* rANS state, plus kMark if kP */
+    uint32_t next;   /* the word behind the ones taken, fetched ahead: its latency stays off the chain of states */
+    uint32_t at;     /* shared address of the word after that */
+    int32_t stride;  /* 2 or -2 */
+};
+
+/* What the steps need and never changes. kP: p and L at compile time, and kTableLog; or 0. */
+template <int kP> struct trf_lane_rule {
+    const uint8_t *table; /* shared memory */
+    uint32_t p, low;      /* probability bits; 2^L */
+    uint32_t slot_shift;  /* slot -> byte offset in the table: 3 + log2(copies) */
+    uint32_t slot_mask, copy; /* (x << slot_shift & slot_mask) | copy is the entry's byte offset */
+};
+
+template <int kP>
+static __device__ __forceinline__ trf_lane_rule<kP> trf_lane_rule_of(const trf_device_view &view, const uint8_t *table,
+                                                                     uint32_t table_log, uint32_t lane) {
+    trf_lane_rule<kP> rule;
+    rule.table = table;
+    rule.p = kP ? kP : view.probability_bits;
+    rule.low = 1u << (kP ? kP : view.state_bits);
+    rule.slot_shift = (kP ? kTableLog : table_log) - rule.p;
+    rule.slot_mask = ((1u << rule.p) - 1) << rule.slot_shift;
+    rule.copy = 8 * (lane & ((1u << (rule.slot_shift - 3)) - 1));
+    return rule;
+}
+
+template <int kP>
+static __device__ __forceinline__ void trf_lane_renormalize(trf_lane_stream &s, const trf_lane_rule<kP> &rule) {
+    if (s.x < rule.low + (kP ? kMark : 0)) {
+        s.x = trf_state_renormalize(s.x, s.next) + (kP ? kMark : 0); /* the old mark leaves through the top */
+        s.next = trf_lds16(s.at);
+        s.at += s.stride;
+    }
+}
+
+/* @return the entry's class bits. */
+template <int kP>
+static __device__ __forceinline__ uint32_t trf_lane_step(trf_lane_stream &s, const trf_lane_rule<kP> &rule) {
+    const uint32_t at = trf_and_or(s.x << rule.slot_shift, rule.slot_mask, rule.copy);
+    const uint2 entry = *reinterpret_cast<const uint2 *>(rule.table + at);
+    if (kP)
+        s.x = __dp2a_lo(s.x >> kP, entry.x, kMark);
+    else
+        s.x = (entry.x & 0xFFFF) * (s.x >> rule.p) + (entry.x >> 16);
+    trf_lane_renormalize(s, rule);
+    return entry.y;
+}
+
+/* stream: shared address of a slab's streams, bytes of them. Counts that lead further begin at their end; from there a lane cannot get
+ * farther than kGuardBytes. */
+template <int kP>
+static __device__ __forceinline__ void trf_lane_begin(trf_lane_stream &s, const trf_lane_rule<kP> &rule,
+                                                      uint32_t stream, uint32_t bytes, uint32_t exceptions,
+                                                      uint32_t masks, uint32_t lane) {
+    const uint4 counts = trf_lds128(stream + TRF_STATES_BYTES), mask = trf_lds128(masks + 16 * lane);
+    uint32_t below = __dp4a(counts.x, mask.x, 0u);
+    below = __dp4a(counts.y, mask.y, below);
+    below = __dp4a(counts.z, mask.z, below);
+    below = __dp4a(counts.w, mask.w, below);
+    s.x = trf_lds16(stream + 2 * lane) + (kP ? kMark : 0);
+    s.at = stream + min(TRF_STREAM_HEAD_BYTES + 4 * exceptions + 2 * below, bytes) - (lane < TRF_LANE_PAIRS ? 0 : 2);
+    s.stride = lane < TRF_LANE_PAIRS ? 2 : -2;
+    s.next = trf_lds16(s.at);
+    s.at += s.stride;
+    trf_lane_renormalize(s, rule);
+}
+
+/* Whether the lane's stream ends where it must: state 2^L, and pairs meet. All lanes call it. */
+template <int kP>
+static __device__ __forceinline__ bool trf_lane_good(const trf_lane_stream &s, const trf_lane_rule<kP> &rule) {
+    const uint32_t behind = s.at - s.stride; /* the first word not taken, seen from this lane */
+    const uint32_t partner = __shfl_xor_sync(0xFFFFFFFFu, behind, TRF_LANE_PAIRS);
+    return s.x == rule.low + (kP ? kMark : 0) && (s.stride > 0 ? behind == partner + 2 : partner == behind + 2);
+}
+
+/* ---- exceptions: a cursor that all lanes share ---- */
+
+struct trf_exceptions {
+    uint32_t next; /* the record, or ~0 behind the last one */
+    uint32_t at, end; /* shared addresses */
+};
+
+static __device__ __forceinline__ void trf_exceptions_begin(trf_exceptions &e, uint32_t stream, uint32_t count) {
+    e.at = stream + TRF_STREAM_HEAD_BYTES;
+    e.end = e.at + 4 * count;
+    e.next = count ? trf_lds32(e.at) : 0xFFFFFFFFu;
+}
+
+static __device__ __forceinline__ void trf_exceptions_advance(trf_exceptions &e) {
+    e.at += 4;
+    e.next = e.at < e.end ? trf_lds32(e.at) : 0xFFFFFFFFu;
+}
+
+/* Records of step k (0 to 15) are those below this. */
+static __device__ __forceinline__ uint32_t trf_exceptions_limit(uint32_t k) { return k << 28 | 0x0FFFFFFFu; }
+
+/* Puts the upper half of value into a step's fragments reg[8] if the record is this lane's. All lanes take the same case. */
+static __device__ __forceinline__ void trf_patch(uint32_t *reg, uint32_t record, uint32_t value, uint32_t lane) {
+    const bool mine = ((record ^ lane << 19) & (TRF_LANES - 1) << 19) == 0;
+    const uint32_t pick = !mine ? 0x3210 : record & 1u << 24 ? 0x7610 : 0x3276;
+    switch (record >> 25 & 7) {
+    case 0:
+        reg[0] = __byte_perm(reg[0], value, pick);
+        break;
+    case 1:
+        reg[1] = __byte_perm(reg[1], value, pick);
+        break;
+    case 2:
+        reg[2] = __byte_perm(reg[2], value, pick);
+        break;
+    case 3:
+        reg[3] = __byte_perm(reg[3], value, pick);
+        break;
+    case 4:
+        reg[4] = __byte_perm(reg[4], value, pick);
+        break;
+    case 5:
+        reg[5] = __byte_perm(reg[5], value, pick);
+        break;
+    case 6:
+        reg[6] = __byte_perm(reg[6], value, pick);
+        break;
+    default:
+        reg[7] = __byte_perm(reg[7], value, pick);
+        break;
+    }
+}
+
+/* ---- which slabs ---- */
+
+/* A run of slabs in the order of the directory: columns of tiles within a band, then the next band. */
+struct trf_walk {
+    uint32_t band, col; /* of the slab at hand */
+    uint32_t left;      /* slabs from here on, it included */
+};
+
+/* Columns of tiles whose slabs are regular. The last one may be too narrow. */
+__host__ __device__ inline uint32_t trf_regular_tile_cols(const trf_device_view &view) {
+    const uint32_t last = view.cols - (view.num_tiles_col - 1) * TRF_TILE_SIZE;
+    const uint32_t steps = last / TRF_BLOCK_ROWS;
+    return steps > 0 && steps % 4 == 0 ? view.num_tiles_col : view.num_tiles_col - 1;
+}
+
+static __device__ __forceinline__ void trf_walk_on(trf_walk &walk, uint32_t regular_cols) {
+    walk.left--;
+    if (++walk.col == regular_cols) {
+        walk.col = 0;
+        walk.band++;
+    }
+}
+
+/* Chunks of a regular slab in a column of tiles: 4, or fewer in the last one. */
+static __device__ __forceinline__ uint32_t trf_slab_chunks(const trf_device_view &view, uint32_t col) {
+    const uint32_t width = view.cols - col * TRF_TILE_SIZE;
+    return width >= TRF_TILE_SIZE ? 4 : width / 64;
+}
+
+/* A slab as the kernels hold it: x = offset_units, y = size_units | exceptions << 16; y = 0: there is none. */
+static __device__ __forceinline__ uint2 trf_slab_at(const trf_device_view &view, const trf_walk &walk, uint32_t band) {
+    if (!walk.left || band * TRF_SLAB_ROWS + TRF_SLAB_ROWS > view.rows)
+        return make_uint2(0, 0);
+    return __ldg(reinterpret_cast<const uint2 *>(view.slabs) + (uint64_t)band * view.num_tiles_col + walk.col);
+}
+
+/* Bytes of a slab's streams, or 0 if the entry makes no sense (or there is no slab). */
+static __device__ __forceinline__ uint32_t trf_stream_bytes_of(const trf_device_view &view, uint2 slab,
+                                                               uint32_t raw_part, uint32_t limit) {
+    const uint32_t units = slab.y & 0xFFFF, all = (uint32_t)(view.blob_bytes / TRF_ALIGNMENT);
+    const uint32_t bytes = units * TRF_ALIGNMENT - raw_part; /* wraps if too small, and is above the limit then */
+    const bool good = slab.x < all && units <= all - slab.x && bytes <= limit &&
+                      bytes >= TRF_STREAM_HEAD_BYTES + 4 * (slab.y >> 16);
+    return good ? bytes : 0;
+}
+
+/* ---- staging: a chunk or a slab ahead of the decoding, through the same walk ---- */
+
+template <int kSlabs> struct trf_stager {
+    trf_walk walk;                 /* of the slabs to enter next; band: counted in kSlabs */
+    uint2 slab[kSlabs];            /* their entries, loaded ahead */
+    const uint8_t *source[kSlabs]; /* of the chunk that comes next; plus 16 * lane */
+    uint32_t chunks_left;          /* of these slabs, from that chunk on */
+    uint32_t buffer;               /* 0 or 1: where the streams of the slabs to enter next go */
+    uint32_t bytes[kSlabs];        /* streams of the slabs entered last; 0: there were none left */
+    uint32_t exceptions[kSlabs];
+    trf_walk entered;
+    uint32_t streams;              /* shared address, this warp's: [kSlabs][2] */
+};
+
+/* Moves on to the next slabs that are there, and starts the copy of their streams. */
+template <class Form, int kSlabs>
+static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, const trf_device_view &view,
+                                                      const trf_shared_plan &plan, uint32_t regular_cols,
+                                                      uint32_t lane) {
+    const uint32_t chunk_bytes = (Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw) * (4 * TRF_CHUNK_WEIGHTS);
+    st.bytes[0] = 0;
+#pragma unroll 1
+    while (st.walk.left && !st.bytes[0]) {
+        const uint32_t chunks = trf_slab_chunks(view, st.walk.col), raw_part = chunks * chunk_bytes;
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++) {
+            st.bytes[s] = trf_stream_bytes_of(view, st.slab[s], raw_part, plan.stream_bytes);
+            if (s && !st.bytes[s]) { /* an odd last band: its neighbour once more, unused */
+                st.slab[s] = st.slab[0];
+                st.bytes[s] = st.bytes[0];
+            }
+        }
+        if (st.bytes[0]) {
+            st.entered = st.walk;
+            st.chunks_left = chunks;
+#pragma unroll
+            for (int s = 0; s < kSlabs; s++) {
+                st.source[s] = view.blob + (uint64_t)st.slab[s].x * TRF_ALIGNMENT + 16 * lane;
+                st.exceptions[s] = st.slab[s].y >> 16;
+                const uint32_t to = st.streams + (2 * s + st.buffer) * plan.stream_bytes + 16 * lane;
+                const uint8_t *from = st.source[s] + raw_part;
+#pragma unroll 1
+                for (uint32_t i = 0; i + 16 * lane < st.bytes[s]; i += 16 * TRF_LANES)
+                    trf_copy16(to + i, from + i);
+            }
+            trf_copy_commit();
+            st.buffer ^= 1;
+        }
+        trf_walk_on(st.walk, regular_cols);
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++)
+            st.slab[s] = trf_slab_at(view, st.walk, kSlabs * st.walk.band + s);
+    }
+}
+
+/* Moves on to the next chunk. Behind the last one of all it stays: that chunk is loaded again, unused. */
+template <class Form, int kSlabs>
+static __device__ __forceinline__ void trf_enter_chunk(trf_stager<kSlabs> &st, const trf_device_view &view,
+                                                       const trf_shared_plan &plan, uint32_t regular_cols,
+                                                       uint32_t lane) {
+    const uint32_t chunk_bytes = (Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw) * (4 * TRF_CHUNK_WEIGHTS);
+    if (--st.chunks_left) {
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++)
+            st.source[s] += chunk_bytes;
+    } else {
+        trf_enter_slab<Form>(st, view, plan, regular_cols, lane);
+    }
+}
+
+/* Asks for the raw bits of the next chunk. */
+template <class Form, int kSlabs>
+static __device__ __forceinline__ void trf_prefetch_chunk(const trf_stager<kSlabs> &st, const trf_device_view &view,
+                                                          uint32_t lane) {
+    const uint32_t chunk_bytes = (Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw) * (4 * TRF_CHUNK_WEIGHTS);
+    if (128 * lane < chunk_bytes)
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++)
+            trf_prefetch(st.source[s] + 112 * lane);
+}
+
+/* A lane's raw bits that are on their way: of the step to come, and of its chunk if that is the chunk's first. */
+struct trf_raw {
+    uint4 wide;
+    trf_narrow narrow;
+};
+
+/* source: of the step's chunk. */
+template <class Form>
+static __device__ __forceinline__ void trf_load_step(trf_raw &raw, const uint8_t *source, int k, uint32_t lane,
+                                                     const trf_int_planes &planes) {
+    if (Form::kWide)
+        raw.wide = trf_stream128(source + k * kStepBytes);
+    if (k == 0)
+        trf_load_narrow<Form>(raw.narrow, source + (Form::kWide ? 4 * kStepBytes : 0), lane, planes);
+}
+
+/* Begins a walk: the first slab's streams, and its first step. streams: the warp's, a shared address. */
+template <class Form, int kSlabs>
+static __device__ __forceinline__ void trf_start(trf_stager<kSlabs> &st, trf_raw *raw, const trf_device_view &view,
+                                                 const trf_shared_plan &plan, const trf_int_planes &planes,
+                                                 const trf_walk &walk, uint32_t regular_cols, uint32_t streams,
+                                                 uint32_t lane) {
+    st.walk = walk;
+    st.streams = streams;
+    st.buffer = 0;
+#pragma unroll
+    for (int s = 0; s < kSlabs; s++)
+        st.slab[s] = trf_slab_at(view, walk, kSlabs * walk.band + s);
+    trf_enter_slab<Form>(st, view, plan, regular_cols, lane);
+    if (st.bytes[0])
+        trf_prefetch_chunk<Form>(st, view, lane);
+#pragma unroll
+    for (int s = 0; s < kSlabs; s++) {
+        raw[s] = {};
+        if (st.bytes[0])
+            trf_load_step<Form>(raw[s], st.source[s], 0, lane, planes);
+    }
+}
+
+/* Records the first corrupt tile. One lane calls it. */
+static __device__ __forceinline__ void trf_report_fault(const trf_device_view &view, uint32_t band, uint32_t col) {
+    const uint64_t tile = (uint64_t)(band / TRF_SLABS_PER_TILE) * view.num_tiles_col + col;
+    if (atomicCAS(&view.fault->set, 0u, 1u) == 0) {
+        view.fault->tile_low = (uint32_t)tile;
+        view.fault->tile_high = (uint32_t)(tile >> 32);
+    }
+}
+
+/* ---- the walk ----
+ * For the slabs of a warp's walk that are there, in order (those of stored tiles are left out):
+ *   sink.begin_slab(walk)
+ *   sink.begin_pair(half)                     before each two steps; half: 0 or 1, of a chunk
+ *   sink.finish_step(reg)                     reg[8]: fragments as trf_form_group leaves them (fp8, int: the four X in reg[0, 2, 4, 6])
+ *   sink.patch(s, reg, record, walk)          for each exception of the step in slab s
+ *   sink.step(reg, walk, k)                   reg[kSlabs][8]; k: 0 to 15
+ *   sink.end_slab(walk, good)
+ * walk.band counts kSlabs bands as one. */
+template <class Form, int kSlabs, int kP, class Sink>
+static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &view, const trf_shared_plan &plan,
+                                                      const trf_int_planes &planes, trf_stager<kSlabs> &st,
+                                                      trf_raw *raw, const trf_lane_rule<kP> &rule, uint32_t masks,
+                                                      uint32_t regular_cols, uint32_t lane, Sink &sink) {
+    uint32_t buffer = 0;
+#pragma unroll 1
+    while (st.bytes[0]) {
+        const trf_walk walk = st.entered;
+        uint32_t chunks = st.chunks_left;
+        trf_lane_stream stream[kSlabs];
+        trf_exceptions exceptions[kSlabs];
+        sink.begin_slab(walk);
+        trf_copy_wait<0>();
+        __syncwarp();
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++) {
+            const uint32_t at = st.streams + (2 * s + buffer) * plan.stream_bytes;
+            trf_lane_begin(stream[s], rule, at, st.bytes[s], st.exceptions[s], masks, lane);
+            trf_exceptions_begin(exceptions[s], at, st.exceptions[s]);
+        }
+        buffer ^= 1;
+        uint32_t limit = trf_exceptions_limit(0), k0 = 0;
+#pragma unroll 1
+        do {
+            trf_narrow narrow[kSlabs];
+            const uint8_t *source[kSlabs];
+#pragma unroll
+            for (int s = 0; s < kSlabs; s++) {
+                source[s] = st.source[s];
+                narrow[s] = raw[s].narrow;
+                if (Form::kInt)
+                    trf_place_narrow(narrow[s], planes);
+            }
+            trf_enter_chunk<Form>(st, view, plan, regular_cols, lane);
+            trf_prefetch_chunk<Form>(st, view, lane);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                if (k % 2 == 0)
+                    sink.begin_pair(k / 2);
+                uint4 wide[kSlabs] = {};
+#pragma unroll
+                for (int s = 0; s < kSlabs; s++) {
+                    wide[s] = raw[s].wide;
+                    trf_load_step<Form>(raw[s], k < 3 ? source[s] : st.source[s], (k + 1) % 4, lane, planes);
+                }
+                uint32_t reg[kSlabs][8];
+#pragma unroll
+                for (int g = 0; g < 4; g++) {
+                    uint32_t x[kSlabs][2] = {};
+#pragma unroll
+                    for (int i = 0; i < Form::kSymbols; i++)
+#pragma unroll
+                        for (int s = 0; s < kSlabs; s++)
+                            x[s][i] = trf_lane_step(stream[s], rule);
+#pragma unroll
+                    for (int s = 0; s < kSlabs; s++) {
+                        const uint32_t word = g == 0   ? wide[s].x
+                                              : g == 1 ? wide[s].y
+                                              : g == 2 ? wide[s].z
+                                                       : wide[s].w;
+                        trf_form_group<Form>(reg[s] + 2 * g, x[s][0], x[s][1], word, narrow[s], k, g, planes);
+                    }
+                }
+#pragma unroll
+                for (int s = 0; s < kSlabs; s++)
+                    sink.finish_step(reg[s]);
+                if ((kSlabs == 2 ? min(exceptions[0].next, exceptions[kSlabs - 1].next) : exceptions[0].next) < limit) {
+#pragma unroll
+                    for (int s = 0; s < kSlabs; s++)
+#pragma unroll 1
+                        while (exceptions[s].next < limit) {
+                            sink.patch(s, reg[s], exceptions[s].next, walk);
+                            trf_exceptions_advance(exceptions[s]);
+                        }
+                }
+                limit += 1u << 28;
+                sink.step(reg, walk, k0 + k);
+            }
+            k0 += 4;
+        } while (--chunks);
+        bool good = true;
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++)
+            good &= trf_lane_good(stream[s], rule);
+        good = __all_sync(0xFFFFFFFFu, good);
+        if (!good && lane == 0)
+            trf_report_fault(view, kSlabs * walk.band, walk.col);
+        sink.end_slab(walk, good);
+    }
+    trf_copy_wait<0>();
+}
+
+#endif
