@@ -120,7 +120,8 @@ static void add_figure(bench_cuda_result *result, bench_cuda_kind kind, int favo
 }
 
 /* All figures that there will be, in the order in which they take turns. */
-static int list_figures(const cli_options *plan, bench_cuda_result *result) {
+static int list_figures(const bench_cuda_stand *stand, bench_cuda_result *result) {
+    const cli_options *plan = stand->plan;
     size_t most = 1 + (size_t)result->num_blobs + (size_t)plan->num_batches * (2 + 2 * (size_t)result->num_blobs);
     result->figures = calloc(most, sizeof *result->figures);
     if (!result->figures) {
@@ -132,7 +133,8 @@ static int list_figures(const cli_options *plan, bench_cuda_result *result) {
         add_figure(result, BENCH_CUDA_DECODE, (int)result->blobs[b].favor, 0);
     for (int i = 0; i < plan->num_batches; i++) {
         add_figure(result, BENCH_CUDA_CUBLASLT, -1, plan->batches[i]);
-        add_figure(result, BENCH_CUDA_RAW8, -1, plan->batches[i]);
+        if (stand->codes.count)
+            add_figure(result, BENCH_CUDA_RAW8, -1, plan->batches[i]);
         for (int b = 0; b < result->num_blobs; b++) {
             add_figure(result, BENCH_CUDA_FUSED, (int)result->blobs[b].favor, plan->batches[i]);
             add_figure(result, BENCH_CUDA_TWO_STEP, (int)result->blobs[b].favor, plan->batches[i]);
@@ -235,7 +237,7 @@ int bench_cuda_measure(bench_cuda *cuda, const bench_subject *subject, const voi
     };
     cuda->num_results++;
     int failed = bench_cuda_stand_open(&stand) || pack(&stand, source, *encode, result) ||
-                 bench_cuda_add_plain(&stand, source, encode) || list_figures(stand.plan, result) ||
+                 bench_cuda_add_plain(&stand, source, encode) || list_figures(&stand, result) ||
                  measure_cases(&stand, result, cuda->log->environment.runs) || check_faults(&stand);
     bench_cuda_stand_close(&stand);
     if (!failed)

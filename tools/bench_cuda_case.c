@@ -170,12 +170,9 @@ static int prepare_cublaslt(bench_cuda_case *c) {
 }
 
 static int prepare_raw8(bench_cuda_case *c) {
-    if (!c->stand->codes.count)
-        c->figure->reason = "no plain 8-bit codes with a scale a row, or columns that are no multiple of 16";
-    else if (c->figure->batch > BENCH_RAW8_MAX_M)
-        c->figure->reason = "more than 64 rows of x";
-    else
+    if (c->figure->batch <= BENCH_RAW8_MAX_M)
         return check_raw8(c) ? -1 : 0;
+    c->figure->reason = "more than 64 rows of x";
     return 0;
 }
 
@@ -199,7 +196,7 @@ static void describe(const bench_cuda_case *c) {
     }
     f->has_error = f->kind != BENCH_CUDA_DECODE && f->kind != BENCH_CUDA_COPY;
     /* Whole passes over the copies. */
-    uint32_t passes = f->copies ? (BENCH_CUDA_MIN_CALLS + f->copies - 1) / f->copies : 0;
+    uint32_t passes = (BENCH_CUDA_MIN_CALLS + f->copies - 1) / f->copies;
     f->calls = f->kind == BENCH_CUDA_COPY ? 1 : passes * f->copies;
 }
 

@@ -1,0 +1,55 @@
+#!/bin/sh
+# bench --device cuda: a small run of everything, its table, and both of its files.
+. "$(dirname "$0")/common.sh"
+need_numpy
+
+TRF_COMMIT=0123abc
+export TRF_COMMIT
+"$TRANSFUSE" bench --device cuda --layers 96x160,300x64 --batch 1,9,70 --runs 3 --codec auto --bits 4.25 \
+    --json bench.json --csv bench.csv >out 2>err
+status=$?
+if [ $status -eq 3 ]; then
+    expect_error TRF_ERR_DEVICE cuda
+    echo "skipped: bench --device cuda: $(cat err)"
+    exit 77
+fi
+[ $status -eq 0 ] || fail "bench --device cuda: $(cat out err)"
+for word in bf16 fp16 fp8_e4m3 fp8_e5m2 int8 bits:4.25 fused two-step decode cublaslt raw8 copy 96x160 300x64 0123abc; do
+    grep -qF "$word" out || fail "the table lacks $word"
+done
+"$TRF_PYTHON" - <<'PYTHON' || fail "the files of bench"
+import csv, json
+with open("bench.json", encoding="utf-8") as file:
+    bench = json.load(file)
+assert bench["device"] == "cuda" and bench["gpu"] and bench["driver"] and bench["cublaslt_version"] > 0
+assert bench["commit"] == "0123abc" and bench["runs"] == 3
+assert len(bench["results"]) == 2 * 6
+times = 0
+for r in bench["results"]:
+    assert [b["favor"] for b in r["blobs"]] == ["speed", "size"]
+    assert all(b["wrong_weights"] == 0 for b in r["blobs"]), r
+    found = {(m["what"], m["favor"], m["batch"]) for m in r["measurements"]}
+    wanted = {("copy", None, 0)} | {("decode", favor, 0) for favor in ("speed", "size")}
+    for batch in 1, 9, 70:
+        wanted |= {("cublaslt", None, batch)}
+        wanted |= {(what, favor, batch) for what in ("fused", "two-step") for favor in ("speed", "size")}
+        if r["codec"] in ("fp8_e4m3", "fp8_e5m2", "int8"):
+            wanted |= {("raw8", None, batch)}
+    assert found == wanted, found ^ wanted
+    for m in r["measurements"]:
+        if "reason" in m:
+            assert m["what"] == "fused" or (m["what"], m["batch"]) == ("raw8", 70), m
+            continue
+        times += 1
+        assert len(m["seconds"]) == 3 and min(m["seconds"]) > 0 and m["calls"] >= 1 and m["copies"] >= 1, m
+        if m["batch"]:
+            # Weights rounded to F16 in the products that need them dense; y of 16 bits.
+            assert m["error_f32"] < (5e-4 if r["codec"] in ("int8", "bits:4.25") else 1e-5), (r["codec"], m)
+            assert m["error"] is not None and m["error"] < 5e-3, (r["codec"], m)
+with open("bench.csv", newline="", encoding="utf-8") as file:
+    rows = list(csv.DictReader(file))
+assert all(None not in row and None not in row.values() for row in rows)
+assert sum(row["measure"] == "seconds" for row in rows) == 3 * times
+PYTHON
+# Why a product is not fused is told.
+grep -q ' 70 fused .*(' out || fail "no reason for 70 rows"
