@@ -41,14 +41,15 @@ typedef struct trf_device_view {
 
 /* Facts about the whole layer that decide which kernels take it; found on the host while it is uploaded. */
 typedef struct trf_device_facts {
-    uint64_t irregular_weights;    /* in stored tiles, slivers, and slabs that are not 32 rows of whole chunks */
-    uint64_t slabs;                /* coded ones */
-    uint32_t max_stream_bytes;     /* of a slab behind its raw bits */
-    uint32_t predictor_modes;      /* union over tiles */
-    int mixed_modes;               /* coded tiles differ in their mode */
-    uint32_t max_abs_offset;       /* bound of exponents' |D + row offset + column offset| */
-    uint32_t max_abs_code;         /* bound for coded, exceptional and stored codes of the int codec */
-    int exceptions_fit_fragments;  /* every exception times 2^-offsets is exact in the fragment's type */
+    uint64_t irregular_weights;   /* in stored tiles, slivers, and slabs that are not 32 rows of whole chunks */
+    uint64_t slabs;               /* coded ones */
+    uint32_t max_stream_bytes;    /* of a slab behind its raw bits */
+    uint32_t max_frequency;       /* of a symbol */
+    uint32_t predictor_modes;     /* union over tiles */
+    int mixed_modes;              /* coded tiles differ in their mode */
+    uint32_t max_abs_offset;      /* bound of exponents' |D + row offset + column offset| */
+    uint32_t max_abs_code;        /* bound for coded, exceptional and stored codes of the int codec */
+    int exceptions_fit_fragments; /* every exception times 2^-offsets is exact in the fragment's type */
 } trf_device_facts;
 
 struct trf_device_layer {

@@ -167,6 +167,9 @@ void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf
         .predictor_modes = header->predictor_modes,
         .exceptions_fit_fragments = 1,
     };
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        if (view->frequency[s] > facts->max_frequency)
+            facts->max_frequency = view->frequency[s];
     if (is_int) {
         trf_note_code(facts, view->extension.class_value[0]);
         trf_note_code(facts, view->extension.class_value[(1 << header->class_bits) - 1] + (1 << header->raw_bits) - 1);

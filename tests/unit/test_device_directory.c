@@ -124,6 +124,10 @@ static void check_layer(const char *path) {
     ck_assert_uint_eq(facts.irregular_weights, c.facts.irregular_weights);
     ck_assert_uint_eq(facts.slabs, c.facts.slabs);
     ck_assert_uint_eq(facts.max_stream_bytes, c.facts.max_stream_bytes);
+    for (uint32_t slot = 0; slot < 1u << header->probability_bits; slot++)
+        if ((layer->table.slots[slot] & 0xFFF) > c.facts.max_frequency)
+            c.facts.max_frequency = layer->table.slots[slot] & 0xFFF;
+    ck_assert_uint_eq(facts.max_frequency, c.facts.max_frequency);
     ck_assert_uint_eq(facts.predictor_modes, header->predictor_modes);
     ck_assert_int_eq(facts.mixed_modes, c.modes[0] + c.modes[1] + c.modes[2] + c.modes[3] > 1);
     ck_assert_uint_eq(facts.max_abs_offset, c.facts.max_abs_offset);
