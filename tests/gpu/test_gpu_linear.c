@@ -132,7 +132,9 @@ END_TEST
 static void check_one_hot(const gpu_layer *layer, const uint8_t *finite_rows, trf_dtype x_dtype, trf_path path) {
     const uint32_t rows = layer->info.rows, cols = layer->info.cols;
     float *y = gpu_malloc((size_t)TRF_FUSED_MAX_M * rows * sizeof *y);
-    for (uint32_t first = 0; first < cols; first += (gpu_quick() ? 5 : 1) * TRF_FUSED_MAX_M) {
+    const uint32_t last = (cols - 1) / TRF_FUSED_MAX_M * TRF_FUSED_MAX_M; /* chunk */
+    const uint32_t step = gpu_quick() && last > 0 ? last : TRF_FUSED_MAX_M;
+    for (uint32_t first = 0; first < cols; first += step) {
         uint32_t m = cols - first < TRF_FUSED_MAX_M ? cols - first : TRF_FUSED_MAX_M;
         gpu_product product;
         if (gpu_product_make(&product, layer, m, x_dtype, TRF_DTYPE_F32, path) != TRF_OK)
