@@ -1,4 +1,4 @@
-/* Every edge weight of a layer, written to memory.
+/* Every edge weight of a layer, written to memory; or, by the same slow and general way, every weight of its regular slabs.
  *
  * A block takes a band of 32 rows and, with its fellows in y, the band's columns of tiles; a warp takes a column of tiles at a time, and stages
  * its edges in shared memory in pieces of 1024 weights, from which rows are written coalesced. Where a tile has no edges, which is nearly
@@ -36,8 +36,10 @@ __device__ void write_corrupt(const trf_device_view &view, trf_decode_as as, con
         }
 }
 
+/* Parts first to end - 1 of all bands. */
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
-    decode_edges(const __grid_constant__ trf_device_view view, trf_decode_as as, void *weights) {
+    decode_parts(const __grid_constant__ trf_device_view view, trf_decode_as as, void *weights, uint32_t first,
+                 uint32_t end) {
     __shared__ uint16_t staged[kWarps][TRF_PIECE_ELEMENTS];
     __shared__ int16_t class_value[16];
     const uint32_t band = blockIdx.x, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
@@ -46,10 +48,10 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     __syncthreads();
 
     for (uint32_t j = blockIdx.y * kWarps + warp; j < view.num_tiles_col; j += kWarps * gridDim.y) {
-        if (!trf_band_has_edges(&view, band, j))
+        if (!trf_band_has_parts(&view, band, j, first, end))
             continue;
 #pragma unroll 1
-        for (uint32_t part = 0; part < TRF_EDGE_PARTS; part++) {
+        for (uint32_t part = first; part < end; part++) {
             trf_edge edge = {};
             if (!trf_warp_edge_open(edge, view, band, j, part, lane))
                 continue;
@@ -67,12 +69,21 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     }
 }
 
+int launch(const trf_device_view *view, trf_decode_as as, void *weights, uint32_t first, uint32_t end,
+           trf_stream stream) {
+    const uint32_t groups = (view->num_tiles_col + kWarps - 1) / kWarps;
+    const uint32_t wanted = (kEnoughBlocks + view->num_bands - 1) / view->num_bands;
+    decode_parts<<<dim3(view->num_bands, groups < wanted ? groups : wanted), kWarps * TRF_LANES, 0, stream>>>(
+        *view, as, weights, first, end);
+    return cudaGetLastError();
+}
+
 } // namespace
 
 int trf_launch_decode_edges(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream) {
-    const uint32_t groups = (view->num_tiles_col + kWarps - 1) / kWarps;
-    const uint32_t wanted = (kEnoughBlocks + view->num_bands - 1) / view->num_bands;
-    decode_edges<<<dim3(view->num_bands, groups < wanted ? groups : wanted), kWarps * TRF_LANES, 0, stream>>>(*view, as,
-                                                                                                              weights);
-    return cudaGetLastError();
+    return launch(view, as, weights, 0, TRF_EDGE_PARTS, stream);
+}
+
+int trf_launch_decode_slabs_general(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream) {
+    return launch(view, as, weights, TRF_EDGE_REGULAR, TRF_EDGE_REGULAR + 1, stream);
 }

@@ -5,7 +5,7 @@
 
 int trf_launch_decode(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
                       trf_stream stream) {
-    int error = facts->slabs ? trf_launch_decode_slabs(view, as, weights, stream) : 0;
+    int error = facts->slabs ? trf_launch_decode_slabs(view, facts, as, weights, stream) : 0;
     if (!error && facts->irregular_weights)
         error = trf_launch_decode_edges(view, as, weights, stream);
     return error;

@@ -18,7 +18,11 @@ int trf_launch_decode(const trf_device_view *view, const trf_device_facts *facts
                       trf_stream stream);
 
 /* Every weight of the regular slabs, and nothing else. */
-int trf_launch_decode_slabs(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream);
+int trf_launch_decode_slabs(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
+                            trf_stream stream);
+
+/* The same for every valid layer, slowly: what trf_launch_decode_slabs resorts to. */
+int trf_launch_decode_slabs_general(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream);
 
 /* Every weight of the edges, and nothing else. */
 int trf_launch_decode_edges(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream);

@@ -15,7 +15,7 @@ static __device__ __forceinline__ bool trf_warp_edge_open(trf_edge &edge, const 
                                                           uint32_t tile_col, uint32_t part, uint32_t lane) {
     if (!trf_edge_open(&edge, &view, band, tile_col, part, lane))
         return false;
-    if (part == TRF_EDGE_SLAB && edge.intact)
+    if (trf_edge_is_slab(part) && edge.intact)
         for (uint32_t at = 128 * lane; at < edge.slab.words + 2 * edge.slab.num_words; at += 128 * TRF_LANES)
             trf_prefetch_l2(edge.slab.bytes + at);
     return true;

@@ -14,6 +14,7 @@ enum {
     TRF_EDGE_RIGHT = 1, /* the sliver beside it */
     TRF_EDGE_BELOW = 2, /* rows of the sliver below it, or of a stored tile */
     TRF_EDGE_PARTS = 3,
+    TRF_EDGE_REGULAR = 3, /* no edge, but decoded like one where the kernel for regular slabs does not take the layer */
 
     TRF_PIECE_WEIGHTS = 32, /* of a lane */
     TRF_PIECE_PADDING =
@@ -21,6 +22,9 @@ enum {
     TRF_PIECE_ELEMENTS = 32 * (32 + TRF_PIECE_PADDING), /* room for a staged piece */
 };
 TRF_STATIC_ASSERT(TRF_PIECE_ELEMENTS >= 16 * (64 + TRF_PIECE_PADDING), "room for both kinds of pieces");
+
+/* Whether a part is a slab, and not stored elements. */
+TRF_HD int trf_edge_is_slab(uint32_t part) { return part == TRF_EDGE_SLAB || part == TRF_EDGE_REGULAR; }
 
 /* Rows of the band row0 to row1 - 1, columns of the tile col0 to col1 - 1. Empty if either is. */
 typedef struct trf_edge_region {
@@ -33,8 +37,9 @@ TRF_HD trf_edge_region trf_edge_region_of(const trf_tile_shape *tile, uint32_t b
     const uint32_t coded_left = tile->coded_rows > band_row ? tile->coded_rows - band_row : 0;
     const uint32_t coded = coded_left < TRF_SLAB_ROWS ? coded_left : (uint32_t)TRF_SLAB_ROWS;
     trf_edge_region region = {0, 0, 0, 0};
-    if (part == TRF_EDGE_SLAB) {
-        if (trf_slab_is_regular(coded / TRF_BLOCK_ROWS, tile->coded_cols / TRF_BLOCK_ROWS))
+    if (trf_edge_is_slab(part)) {
+        const int regular = trf_slab_is_regular(coded / TRF_BLOCK_ROWS, tile->coded_cols / TRF_BLOCK_ROWS);
+        if (regular != (part == TRF_EDGE_REGULAR))
             return region;
         region.row1 = coded;
         region.col1 = tile->coded_cols;
@@ -81,15 +86,20 @@ TRF_HD trf_tile_shape trf_tile_at_band(const trf_device_view *view, uint32_t ban
     return trf_tile_shape_at(view->rows, view->cols, tile_row, tile_col, kind);
 }
 
-/* Whether a band has edges in a column of tiles. */
-TRF_HD int trf_band_has_edges(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
+/* Whether a band has any of the parts first to end - 1 in a column of tiles. */
+TRF_HD int trf_band_has_parts(const trf_device_view *view, uint32_t band, uint32_t tile_col, uint32_t first,
+                              uint32_t end) {
     const trf_tile_shape tile = trf_tile_at_band(view, band, tile_col);
     int found = 0;
-    for (uint32_t part = 0; part < TRF_EDGE_PARTS; part++) {
+    for (uint32_t part = first; part < end; part++) {
         trf_edge_region region = trf_edge_region_of(&tile, band % TRF_SLABS_PER_TILE * TRF_SLAB_ROWS, part);
         found |= !trf_edge_region_is_empty(&region);
     }
     return found;
+}
+
+TRF_HD int trf_band_has_edges(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
+    return trf_band_has_parts(view, band, tile_col, 0, TRF_EDGE_PARTS);
 }
 
 /* Where a tile's stored elements begin in the blob: behind its last slab, or with the tile. */
@@ -111,7 +121,7 @@ TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t b
     edge->region = trf_edge_region_of(&edge->tile, edge->band_row, part);
     if (trf_edge_region_is_empty(&edge->region))
         return 0;
-    if (part != TRF_EDGE_SLAB) {
+    if (!trf_edge_is_slab(part)) {
         edge->stored = trf_stored_offset(view, &edge->tile, edge->index);
         return 1;
     }
@@ -139,7 +149,7 @@ typedef struct trf_edge_piece {
 } trf_edge_piece;
 
 TRF_HD uint32_t trf_edge_width(const trf_edge *edge) {
-    return edge->part == TRF_EDGE_SLAB && edge->region.row1 == TRF_BLOCK_ROWS ? 64 : 32;
+    return trf_edge_is_slab(edge->part) && edge->region.row1 == TRF_BLOCK_ROWS ? 64 : 32;
 }
 
 TRF_HD uint32_t trf_edge_pieces(const trf_edge *edge) {
@@ -178,7 +188,7 @@ TRF_HD uint32_t trf_stored_element(const trf_device_view *view, const trf_edge *
 TRF_HD void trf_edge_stage(const trf_device_view *view, const int16_t *class_value, trf_edge *edge, uint32_t piece,
                            uint32_t lane, uint16_t *to) {
     const trf_edge_piece at = trf_edge_piece_at(edge, piece);
-    if (edge->part != TRF_EDGE_SLAB) {
+    if (!trf_edge_is_slab(edge->part)) {
         for (uint32_t row = at.row0; row < at.row1 && lane < at.cols; row++)
             to[row * at.pitch + lane] = (uint16_t)trf_stored_element(view, edge, edge->band_row + row, at.col + lane);
     } else if (edge->intact) {
@@ -194,7 +204,7 @@ TRF_HD void trf_edge_stage(const trf_device_view *view, const int16_t *class_val
 
 /* A lane's part of writing a slab's exceptions over a staged piece, once all lanes have staged it. */
 TRF_HD void trf_edge_stage_exceptions(const trf_edge *edge, uint32_t piece, uint32_t lane, uint16_t *to) {
-    if (edge->part != TRF_EDGE_SLAB || !edge->intact || edge->slab.num_exceptions == 0)
+    if (!trf_edge_is_slab(edge->part) || !edge->intact || edge->slab.num_exceptions == 0)
         return;
     const trf_edge_piece at = trf_edge_piece_at(edge, piece);
     const uint32_t first = TRF_PIECE_WEIGHTS * piece, left = edge->slab.weights - first;
@@ -206,7 +216,7 @@ TRF_HD void trf_edge_stage_exceptions(const trf_edge *edge, uint32_t piece, uint
 
 /* A lane's verdict on an edge whose pieces are all staged. partner_taken: reader.taken of lane ^ 16. */
 TRF_HD int trf_edge_verdict(const trf_device_view *view, const trf_edge *edge, uint32_t lane, uint32_t partner_taken) {
-    return edge->part != TRF_EDGE_SLAB ||
+    return !trf_edge_is_slab(edge->part) ||
            (edge->intact && trf_lane_reader_verdict(&edge->reader, &edge->slab, lane, partner_taken, view->state_bits));
 }
 

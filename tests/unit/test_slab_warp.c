@@ -119,15 +119,15 @@ static int decode_slabs(const host_view *host, const test_tile *tile, uint16_t *
 
 /* ---- single tiles ---- */
 
-/* All edges of a layer into elements; seen as take_piece. @return whether all are good. */
-static int decode_edges(const trf_device_view *view, uint16_t *elements, uint8_t *seen) {
+/* Parts first to end - 1 of a layer into elements; seen as take_piece. @return whether all are good. */
+static int decode_parts(const trf_device_view *view, uint32_t first, uint32_t end, uint16_t *elements, uint8_t *seen) {
     int good = 1;
     warp w;
     warp_init(&w, view);
     for (uint32_t band = 0; band < view->num_bands; band++)
         for (uint32_t j = 0; j < view->num_tiles_col; j++) {
             int found = 0;
-            for (uint32_t part = 0; part < TRF_EDGE_PARTS; part++) {
+            for (uint32_t part = first; part < end; part++) {
                 if (!open_edge(&w, band, j, part))
                     continue;
                 found = 1;
@@ -138,10 +138,14 @@ static int decode_edges(const trf_device_view *view, uint16_t *elements, uint8_t
                 }
                 good &= verdict(&w);
             }
-            EXPECT(found == trf_band_has_edges(view, band, j));
+            EXPECT(found == trf_band_has_parts(view, band, j, first, end));
         }
     free(w.staged);
     return good;
+}
+
+static int decode_edges(const trf_device_view *view, uint16_t *elements, uint8_t *seen) {
+    return decode_parts(view, 0, TRF_EDGE_PARTS, elements, seen);
 }
 
 static int in_regular_slab(const trf_tile_shape *tile, uint32_t row, uint32_t col) {
@@ -172,6 +176,9 @@ static void check_tile(test_rng *rng, const test_tile_choice *choice) {
                              choice->predictor_mode, choice->stored, row, col, by_slabs[at], by_edges[at],
                              tile->elements[at]);
         }
+    EXPECT(decode_parts(&host->view, TRF_EDGE_REGULAR, TRF_EDGE_REGULAR + 1, by_edges, seen));
+    for (size_t at = 0; at < weights; at++)
+        EXPECT(seen[at] == 1 && by_edges[at] == tile->elements[at]);
     free(by_slabs);
     free(by_edges);
     free(seen);
