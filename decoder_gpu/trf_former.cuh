@@ -63,36 +63,52 @@ static __device__ __forceinline__ constexpr uint32_t trf_narrow_at(uint32_t raw_
     return (raw_bits & 7 & ~(2 * width - 1)) * (4 * TRF_CHUNK_WEIGHTS);
 }
 
-/* A lane's narrow words of one chunk, as far as the form has them. */
+/* Bytes of a chunk's narrow planes. */
+template <class Form> static __host__ __device__ constexpr uint32_t trf_narrow_bytes(uint32_t raw_bits) {
+    return (Form::kInt ? raw_bits : Form::kRaw & 7) * (4 * TRF_CHUNK_WEIGHTS);
+}
+
+/* A lane's narrow words, as far as the form has them. */
 struct trf_narrow {
-    uint4 four[2]; /* of two steps each */
-    uint4 two;
+    uint4 four; /* of two steps */
+    uint4 two;  /* of a chunk */
     uint2 one;
 };
 
-/* at: this lane's place in the chunk's narrow planes, 16 * lane from their first byte. */
+/* Starts the copy of a lane's own narrow words of a chunk. Both places: of the narrow planes' first byte, plus 16 * lane. */
 template <class Form>
-static __device__ __forceinline__ void trf_load_narrow(trf_narrow &n, const uint8_t *at, uint32_t lane,
-                                                       const trf_int_planes &planes) {
+static __device__ __forceinline__ void trf_stage_narrow(uint32_t to, const uint8_t *from, uint32_t lane,
+                                                        const trf_int_planes &planes) {
     const uint32_t raw = Form::kInt ? planes.raw_bits : (uint32_t)Form::kRaw;
     if (Form::kInt ? (raw & 4) != 0 : Form::has(4)) {
-        n.four[0] = trf_stream128(at);
-        n.four[1] = trf_stream128(at + 512);
+        trf_copy16(to, from);
+        trf_copy16(to + 512, from + 512);
     }
     if (Form::kInt ? (raw & 2) != 0 : Form::has(2))
-        n.two = trf_stream128(at + trf_narrow_at(raw, 2));
+        trf_copy16(to + trf_narrow_at(raw, 2), from + trf_narrow_at(raw, 2));
     if (Form::kInt ? (raw & 1) != 0 : Form::has(1))
-        n.one = trf_stream64(at + trf_narrow_at(raw, 1) - 8 * lane);
+        trf_copy8(to + trf_narrow_at(raw, 1) - 8 * lane, from + trf_narrow_at(raw, 1) - 8 * lane);
 }
 
-/* The int codec's words to their place in X, once a chunk, so that all other rotations are by constants. */
-static __device__ __forceinline__ void trf_place_narrow(trf_narrow &n, const trf_int_planes &planes) {
-    n.two.x = __funnelshift_l(n.two.x, n.two.x, planes.base2);
-    n.two.y = __funnelshift_l(n.two.y, n.two.y, planes.base2);
-    n.two.z = __funnelshift_l(n.two.z, n.two.z, planes.base2);
-    n.two.w = __funnelshift_l(n.two.w, n.two.w, planes.base2);
-    n.one.x = __funnelshift_l(n.one.x, n.one.x, planes.base1);
-    n.one.y = __funnelshift_l(n.one.y, n.one.y, planes.base1);
+/* The narrow words needed from step k (0 to 3) of a chunk on; called for every k. at: as above, a shared address. */
+template <class Form>
+static __device__ __forceinline__ void trf_load_narrow(trf_narrow &n, uint32_t at, uint32_t lane, int k,
+                                                       const trf_int_planes &planes) {
+    const uint32_t raw = Form::kInt ? planes.raw_bits : (uint32_t)Form::kRaw;
+    if (k % 2 == 0 && (Form::kInt ? (raw & 4) != 0 : Form::has(4)))
+        n.four = trf_lds128(at + 512 * (k / 2));
+    if (k == 0 && (Form::kInt ? (raw & 2) != 0 : Form::has(2)))
+        n.two = trf_lds128(at + trf_narrow_at(raw, 2));
+    if (k == 0 && (Form::kInt ? (raw & 1) != 0 : Form::has(1)))
+        n.one = trf_lds64(at + trf_narrow_at(raw, 1) - 8 * lane);
+    if (Form::kInt && k == 0) { /* to their place in X once, so that all other rotations are by constants */
+        n.two.x = __funnelshift_l(n.two.x, n.two.x, planes.base2);
+        n.two.y = __funnelshift_l(n.two.y, n.two.y, planes.base2);
+        n.two.z = __funnelshift_l(n.two.z, n.two.z, planes.base2);
+        n.two.w = __funnelshift_l(n.two.w, n.two.w, planes.base2);
+        n.one.x = __funnelshift_l(n.one.x, n.one.x, planes.base1);
+        n.one.y = __funnelshift_l(n.one.y, n.one.y, planes.base1);
+    }
 }
 
 /* The narrow planes' part of X for group g (0 to 3) of step k. */
@@ -100,8 +116,7 @@ template <class Form>
 static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow &n, int k, int g, uint32_t x,
                                                            const trf_int_planes &planes) {
     const int pick4 = 2 * (k % 2) + g / 2;
-    const uint4 four = n.four[k / 2];
-    const uint32_t word4 = pick4 == 0 ? four.x : pick4 == 1 ? four.y : pick4 == 2 ? four.z : four.w;
+    const uint32_t word4 = pick4 == 0 ? n.four.x : pick4 == 1 ? n.four.y : pick4 == 2 ? n.four.z : n.four.w;
     const uint32_t word2 = k == 0 ? n.two.x : k == 1 ? n.two.y : k == 2 ? n.two.z : n.two.w;
     const uint32_t word1 = k < 2 ? n.one.x : n.one.y;
     const int down4 = 4 * (g % 2), down2 = 2 * g, down1 = 4 * (k % 2) + g;

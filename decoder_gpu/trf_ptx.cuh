@@ -44,13 +44,18 @@ static __device__ __forceinline__ uint4 trf_lds128(uint32_t at) {
 }
 
 static __device__ __forceinline__ void trf_sts128(uint32_t at, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 /* ---- global to shared ---- */
 
 static __device__ __forceinline__ void trf_copy16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void trf_copy8(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
 static __device__ __forceinline__ void trf_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -73,25 +78,10 @@ static __device__ __forceinline__ void trf_wait_for_predecessor() {
 #endif
 }
 
-/* ---- global memory that is read once and never written: past L1 ---- */
-
-static __device__ __forceinline__ uint4 trf_stream128(const void *from) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
+/* The same value, computed here and not again where it is used. */
+static __device__ __forceinline__ uint32_t trf_keep(uint32_t v) {
+    asm volatile("" : "+r"(v));
     return v;
-}
-
-static __device__ __forceinline__ uint2 trf_stream64(const void *from) {
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
-    return v;
-}
-
-/* Asks for the 128 bytes around an address to be brought to L2. */
-static __device__ __forceinline__ void trf_prefetch(const void *from) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 /* ---- bits ---- */

@@ -1,14 +1,16 @@
 /* A warp's way through a sequence of slabs: staging, the lanes' rANS streams, exceptions, the verdict.
  *
- * Each warp works alone, on one slab or on two side by side (rows 64u and 64u + 32: they share x). A lane reads its raw bits straight into registers, one
- * step ahead, from L2, where a prefetch has brought them a chunk of four steps before. The streams of a slab (start states, pair_words, exceptions, words) go to shared memory by cp.async while the slab
- * before it is decoded: a lane walks its words from either end of a pair's run, so all of them must be there. */
+ * Each warp works alone, on one slab or on two side by side (rows 64u and 64u + 32: two chains of states hide each other's latency, and share x). For each slab it
+ * has a ring of four steps of the 8-bit plane, two buffers for a chunk's narrow planes, and two for streams (start states, pair_words, exceptions, words of a
+ * whole slab: a lane walks its words from either end of a pair's run, so all of them must be there). Copies are cp.async of 16 bytes: three steps, a
+ * chunk and a slab ahead. In the planes each lane copies what it reads itself, so that waiting for its own copies is enough. */
 #ifndef TRF_SLAB_STREAM_CUH
 #define TRF_SLAB_STREAM_CUH
 
 #include "trf_former.cuh"
 #include "trf_lane.h"
 
+static constexpr int kRing = 4;              /* steps; equal to the unrolling, so that slots are constants */
 static constexpr uint32_t kStepBytes = 512;  /* of the 8-bit plane, one step of 16 columns */
 static constexpr uint32_t kGuardBytes = 544; /* in front of and behind all buffers: as far as a corrupt stream can lead a lane */
 
@@ -17,7 +19,10 @@ struct trf_shared_plan {
     uint32_t table_log;    /* bytes of the table at 0, uint2[2^p][copies]: 1 << table_log */
     uint32_t pair_masks;   /* uint4[32] */
     uint32_t warps;        /* of warp 0; warp_bytes from warp to warp */
-    uint32_t warp_bytes;   /* [slabs][2] streams, or a unit's sums at the end of a run if that is more */
+    uint32_t warp_bytes;   /* a slab's buffers for each slab, or a unit's sums at the end of a run if that is more */
+    uint32_t slab_bytes;   /* ring, two narrow buffers, two streams */
+    uint32_t narrow_bytes; /* of one buffer */
+    uint32_t streams;      /* from the slab's first byte */
     uint32_t stream_bytes; /* of one buffer */
     uint32_t total;
 };
@@ -25,14 +30,18 @@ struct trf_shared_plan {
 static constexpr uint32_t kTableLog = 16; /* 64 KiB, 16 copies with p = 9; fewer cost 16-19 % of the time */
 
 /* slabs: that a warp walks side by side. sum_bytes: that a warp leaves at the end. */
-__host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t max_stream_bytes, uint32_t warps, uint32_t slabs,
-                                                              uint32_t table_log, uint32_t sum_bytes) {
+__host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t raw_bits, uint32_t max_stream_bytes,
+                                                              uint32_t warps, uint32_t slabs, uint32_t table_log,
+                                                              uint32_t sum_bytes) {
     trf_shared_plan plan;
     plan.table_log = table_log;
     plan.pair_masks = 1u << table_log;
     plan.warps = plan.pair_masks + 32 * 16 + kGuardBytes;
+    plan.narrow_bytes = (raw_bits & 7) * (4 * TRF_CHUNK_WEIGHTS);
+    plan.streams = (raw_bits & 8 ? kRing * kStepBytes : 0) + 2 * plan.narrow_bytes;
     plan.stream_bytes = (max_stream_bytes + 15) / 16 * 16;
-    plan.warp_bytes = 2 * slabs * plan.stream_bytes;
+    plan.slab_bytes = plan.streams + 2 * plan.stream_bytes;
+    plan.warp_bytes = slabs * plan.slab_bytes;
     if (plan.warp_bytes < sum_bytes)
         plan.warp_bytes = sum_bytes;
     plan.total = plan.warps + warps * plan.warp_bytes + kGuardBytes;
@@ -156,7 +165,7 @@ static __device__ __forceinline__ bool trf_lane_good(const trf_lane_stream &s, c
 /* ---- exceptions: a cursor that all lanes share ---- */
 
 struct trf_exceptions {
-    uint32_t next; /* the record, or ~0 behind the last one */
+    uint32_t next;    /* the record, or ~0 behind the last one */
     uint32_t at, end; /* shared addresses */
 };
 
@@ -174,10 +183,10 @@ static __device__ __forceinline__ void trf_exceptions_advance(trf_exceptions &e)
 /* Records of step k (0 to 15) are those below this. */
 static __device__ __forceinline__ uint32_t trf_exceptions_limit(uint32_t k) { return k << 28 | 0x0FFFFFFFu; }
 
-/* Puts the upper half of value into a step's fragments reg[8] if the record is this lane's. All lanes take the same case. */
+/* Puts the lower half of value into a step's fragments reg[8] if the record is this lane's. All lanes take the same case. */
 static __device__ __forceinline__ void trf_patch(uint32_t *reg, uint32_t record, uint32_t value, uint32_t lane) {
     const bool mine = ((record ^ lane << 19) & (TRF_LANES - 1) << 19) == 0;
-    const uint32_t pick = !mine ? 0x3210 : record & 1u << 24 ? 0x7610 : 0x3276;
+    const uint32_t pick = !mine ? 0x3210 : record & 1u << 24 ? 0x5410 : 0x3254;
     switch (record >> 25 & 7) {
     case 0:
         reg[0] = __byte_perm(reg[0], value, pick);
@@ -263,7 +272,8 @@ template <int kSlabs> struct trf_stager {
     uint32_t bytes[kSlabs];        /* streams of the slabs entered last; 0: there were none left */
     uint32_t exceptions[kSlabs];
     trf_walk entered;
-    uint32_t streams;              /* shared address, this warp's: [kSlabs][2] */
+    uint32_t narrow;               /* 0 or narrow_bytes: where the next chunk's narrow planes go */
+    uint32_t place[kSlabs];        /* shared address of the slab's buffers, plus 16 * lane */
 };
 
 /* Moves on to the next slabs that are there, and starts the copy of their streams. */
@@ -291,13 +301,12 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
             for (int s = 0; s < kSlabs; s++) {
                 st.source[s] = view.blob + (uint64_t)st.slab[s].x * TRF_ALIGNMENT + 16 * lane;
                 st.exceptions[s] = st.slab[s].y >> 16;
-                const uint32_t to = st.streams + (2 * s + st.buffer) * plan.stream_bytes + 16 * lane;
+                const uint32_t to = st.place[s] + plan.streams + st.buffer * plan.stream_bytes;
                 const uint8_t *from = st.source[s] + raw_part;
 #pragma unroll 1
                 for (uint32_t i = 0; i + 16 * lane < st.bytes[s]; i += 16 * TRF_LANES)
                     trf_copy16(to + i, from + i);
             }
-            trf_copy_commit();
             st.buffer ^= 1;
         }
         trf_walk_on(st.walk, regular_cols);
@@ -322,54 +331,42 @@ static __device__ __forceinline__ void trf_enter_chunk(trf_stager<kSlabs> &st, c
     }
 }
 
-/* Asks for the raw bits of the next chunk. */
+/* Starts the copy of step k of the chunk that st.source points to; with step 0, of its narrow planes. */
 template <class Form, int kSlabs>
-static __device__ __forceinline__ void trf_prefetch_chunk(const trf_stager<kSlabs> &st, const trf_device_view &view,
-                                                          uint32_t lane) {
-    const uint32_t chunk_bytes = (Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw) * (4 * TRF_CHUNK_WEIGHTS);
-    if (128 * lane < chunk_bytes)
-#pragma unroll
-        for (int s = 0; s < kSlabs; s++)
-            trf_prefetch(st.source[s] + 112 * lane);
-}
-
-/* A lane's raw bits that are on their way: of the step to come, and of its chunk if that is the chunk's first. */
-struct trf_raw {
-    uint4 wide;
-    trf_narrow narrow;
-};
-
-/* source: of the step's chunk. */
-template <class Form>
-static __device__ __forceinline__ void trf_load_step(trf_raw &raw, const uint8_t *source, int k, uint32_t lane,
-                                                     const trf_int_planes &planes) {
-    if (Form::kWide)
-        raw.wide = trf_stream128(source + k * kStepBytes);
-    if (k == 0)
-        trf_load_narrow<Form>(raw.narrow, source + (Form::kWide ? 4 * kStepBytes : 0), lane, planes);
-}
-
-/* Begins a walk: the first slab's streams, and its first step. streams: the warp's, a shared address. */
-template <class Form, int kSlabs>
-static __device__ __forceinline__ void trf_start(trf_stager<kSlabs> &st, trf_raw *raw, const trf_device_view &view,
-                                                 const trf_shared_plan &plan, const trf_int_planes &planes,
-                                                 const trf_walk &walk, uint32_t regular_cols, uint32_t streams,
-                                                 uint32_t lane) {
-    st.walk = walk;
-    st.streams = streams;
-    st.buffer = 0;
-#pragma unroll
-    for (int s = 0; s < kSlabs; s++)
-        st.slab[s] = trf_slab_at(view, walk, kSlabs * walk.band + s);
-    trf_enter_slab<Form>(st, view, plan, regular_cols, lane);
-    if (st.bytes[0])
-        trf_prefetch_chunk<Form>(st, view, lane);
+static __device__ __forceinline__ void trf_stage_step(trf_stager<kSlabs> &st, int k, uint32_t lane,
+                                                      const trf_int_planes &planes) {
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
-        raw[s] = {};
-        if (st.bytes[0])
-            trf_load_step<Form>(raw[s], st.source[s], 0, lane, planes);
+        if (Form::kWide)
+            trf_copy16(st.place[s] + k * kStepBytes, st.source[s] + k * kStepBytes);
+        if (k == 0)
+            trf_stage_narrow<Form>(st.place[s] + (Form::kWide ? kRing * kStepBytes : 0) + st.narrow,
+                                   st.source[s] + (Form::kWide ? 4 * kStepBytes : 0), lane, planes);
     }
+    if (k == 0)
+        st.narrow ^= trf_narrow_bytes<Form>(planes.raw_bits);
+    trf_copy_commit();
+}
+
+/* Begins a walk: the first slab's streams, and its first steps. memory: the warp's, a shared address. */
+template <class Form, int kSlabs>
+static __device__ __forceinline__ void trf_start(trf_stager<kSlabs> &st, const trf_device_view &view,
+                                                 const trf_shared_plan &plan, const trf_int_planes &planes,
+                                                 const trf_walk &walk, uint32_t regular_cols, uint32_t memory,
+                                                 uint32_t lane) {
+    st.walk = walk;
+    st.buffer = st.narrow = 0;
+#pragma unroll
+    for (int s = 0; s < kSlabs; s++) {
+        st.place[s] = trf_keep(memory + s * plan.slab_bytes + 16 * lane);
+        st.slab[s] = trf_slab_at(view, walk, kSlabs * walk.band + s);
+    }
+    trf_enter_slab<Form>(st, view, plan, regular_cols, lane);
+    if (!st.bytes[0])
+        return;
+#pragma unroll
+    for (int k = 0; k < (Form::kWide ? kRing - 1 : 1); k++)
+        trf_stage_step<Form>(st, k, lane, planes);
 }
 
 /* Records the first corrupt tile. One lane calls it. */
@@ -386,16 +383,18 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
  *   sink.begin_slab(walk)
  *   sink.begin_pair(half)                     before each two steps; half: 0 or 1, of a chunk
  *   sink.finish_step(reg)                     reg[8]: fragments as trf_form_group leaves them (fp8, int: the four X in reg[0, 2, 4, 6])
- *   sink.patch(s, reg, record, walk)          for each exception of the step in slab s
- *   sink.step(reg, walk, k)                   reg[kSlabs][8]; k: 0 to 15
+ *   sink.exception_value(s, record, walk)     for each exception of the step in slab s: the 16 bits that take its place
+ *   sink.step(reg, walk, k)                   reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)
  * walk.band counts kSlabs bands as one. */
 template <class Form, int kSlabs, int kP, class Sink>
 static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &view, const trf_shared_plan &plan,
                                                       const trf_int_planes &planes, trf_stager<kSlabs> &st,
-                                                      trf_raw *raw, const trf_lane_rule<kP> &rule, uint32_t masks,
+                                                      const trf_lane_rule<kP> &rule, uint32_t masks,
                                                       uint32_t regular_cols, uint32_t lane, Sink &sink) {
-    uint32_t buffer = 0;
+    constexpr uint32_t kRingBytes = Form::kWide ? kRing * kStepBytes : 0;
+    const uint32_t memory = trf_keep(st.place[0] - 16 * lane);
+    uint32_t buffer = 0, narrow_at = 0;
 #pragma unroll 1
     while (st.bytes[0]) {
         const trf_walk walk = st.entered;
@@ -403,11 +402,11 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
         trf_lane_stream stream[kSlabs];
         trf_exceptions exceptions[kSlabs];
         sink.begin_slab(walk);
-        trf_copy_wait<0>();
+        trf_copy_wait<Form::kWide ? kRing - 2 : 0>();
         __syncwarp();
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
-            const uint32_t at = st.streams + (2 * s + buffer) * plan.stream_bytes;
+            const uint32_t at = memory + s * plan.slab_bytes + plan.streams + buffer * plan.stream_bytes;
             trf_lane_begin(stream[s], rule, at, st.bytes[s], st.exceptions[s], masks, lane);
             trf_exceptions_begin(exceptions[s], at, st.exceptions[s]);
         }
@@ -415,27 +414,26 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
         uint32_t limit = trf_exceptions_limit(0), k0 = 0;
 #pragma unroll 1
         do {
-            trf_narrow narrow[kSlabs];
-            const uint8_t *source[kSlabs];
-#pragma unroll
-            for (int s = 0; s < kSlabs; s++) {
-                source[s] = st.source[s];
-                narrow[s] = raw[s].narrow;
-                if (Form::kInt)
-                    trf_place_narrow(narrow[s], planes);
-            }
-            trf_enter_chunk<Form>(st, view, plan, regular_cols, lane);
-            trf_prefetch_chunk<Form>(st, view, lane);
+            trf_narrow narrow[kSlabs] = {};
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 if (k % 2 == 0)
                     sink.begin_pair(k / 2);
+                if (Form::kWide || k == 0)
+                    trf_copy_wait<Form::kWide ? kRing - 2 : 0>();
                 uint4 wide[kSlabs] = {};
 #pragma unroll
                 for (int s = 0; s < kSlabs; s++) {
-                    wide[s] = raw[s].wide;
-                    trf_load_step<Form>(raw[s], k < 3 ? source[s] : st.source[s], (k + 1) % 4, lane, planes);
+                    if (Form::kWide)
+                        wide[s] = trf_lds128(st.place[s] + k * kStepBytes);
+                    trf_load_narrow<Form>(narrow[s], st.place[s] + kRingBytes + narrow_at, lane, k, planes);
                 }
+                if (k == 1)
+                    trf_enter_chunk<Form>(st, view, plan, regular_cols, lane);
+                if (Form::kWide)
+                    trf_stage_step<Form>(st, (k + kRing - 1) % kRing, lane, planes);
+                else if (k == 1)
+                    trf_stage_step<Form>(st, 0, lane, planes);
                 uint32_t reg[kSlabs][8];
 #pragma unroll
                 for (int g = 0; g < 4; g++) {
@@ -462,7 +460,8 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                     for (int s = 0; s < kSlabs; s++)
 #pragma unroll 1
                         while (exceptions[s].next < limit) {
-                            sink.patch(s, reg[s], exceptions[s].next, walk);
+                            const uint32_t record = exceptions[s].next;
+                            trf_patch(reg[s], record, sink.exception_value(s, record, walk), lane);
                             trf_exceptions_advance(exceptions[s]);
                         }
                 }
@@ -470,6 +469,7 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                 sink.step(reg, walk, k0 + k);
             }
             k0 += 4;
+            narrow_at ^= trf_narrow_bytes<Form>(planes.raw_bits);
         } while (--chunks);
         bool good = true;
 #pragma unroll

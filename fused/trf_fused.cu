@@ -2,20 +2,19 @@
 #include "trf_fused.h"
 #include "trf_fused_variants.cuh"
 
-#include <atomic>
+#include <math.h>
 
-/* plan->choice */
+/* plan->choice; word TRF_PLAN_LAYER is not ours. */
 enum {
     CHOICE_TILES,
     CHOICE_GEOMETRY,
     CHOICE_TABLE_LOG,
     CHOICE_BLOCKS,
     CHOICE_SPLITS,
-    CHOICE_BANDS,
-    CHOICE_STRIDE /* of padded x, or 0 */
+    CHOICE_UNITS,
+    CHOICES
 };
-
-static constexpr uint64_t kCounterBytes = 1 << 20; /* trf_workspace_init zeroes these */
+static_assert((int)CHOICES <= (int)TRF_PLAN_LAYER, "the layer's word is free");
 
 static uint64_t align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -25,32 +24,43 @@ static bool is_scaled(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
 }
 
-static trf_shared_plan shared_plan(const trf_device_view *view, const trf_device_facts *facts, int tiles, int geometry,
-                                   uint32_t table_log) {
-    return trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, (uint32_t)trf_fused_warps(tiles, geometry),
-                              table_log);
+static trf_shared_plan shared_plan(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, int tiles,
+                                   int geometry, uint32_t table_log) {
+    const uint32_t slabs = (uint32_t)trf_fused_slabs(geometry);
+    const uint32_t sum_bytes = trf_fused_splits_warps(tiles) ? 4 * m * slabs * TRF_SLAB_ROWS : 0;
+    return trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, (uint32_t)trf_fused_warps(tiles, geometry), slabs,
+                              table_log, sum_bytes);
 }
 
-/* The first geometry that fits, best first. @return whether there is one. */
-static bool find_geometry(const trf_device_view *view, const trf_device_facts *facts, int shared_bytes, int tiles,
-                          uint32_t *geometry, uint32_t *table_log) {
+static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, int tiles, uint32_t geometry) {
+    const bool nine = view->probability_bits == 9 && view->state_bits == 9 && facts->max_frequency <= 255 &&
+                      !(facts->predictor_modes & TRF_PREDICT_ROW);
+    switch (geometry) {
+    case TRF_GEOMETRY_NINE_TWO:
+        return nine && tiles == 1 && view->class_bits == 2 &&
+               (view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16);
+    case TRF_GEOMETRY_NINE:
+        return nine;
+    default:
+        return true;
+    }
+}
+
+/* The largest table that leaves room for the rest. @return its size's logarithm, or 0 if there is none. */
+static uint32_t find_table(const trf_device_view *view, const trf_device_facts *facts, int shared_bytes, uint32_t m,
+                           int tiles, uint32_t geometry) {
     constexpr int kStaticBytes = 1024; /* at most, of static shared memory */
-    const bool nine = view->probability_bits == 9 && view->state_bits == 9;
-    for (uint32_t g = nine ? TRF_GEOMETRY_NINE : TRF_GEOMETRY_ANY; g < TRF_GEOMETRIES; g++)
-        for (uint32_t log = kTableLog; log >= view->probability_bits + 4 && (g == TRF_GEOMETRY_FEW || log == kTableLog); log--)
-            if ((int)shared_plan(view, facts, tiles, (int)g, log).total + kStaticBytes <= shared_bytes) {
-                *geometry = g;
-                *table_log = log;
-                return true;
-            }
-    return false;
+    const uint32_t smallest = geometry == TRF_GEOMETRY_FEW ? view->probability_bits + 4 : kTableLog;
+    for (uint32_t log = kTableLog; geometry_takes(view, facts, tiles, geometry) && log >= smallest; log--)
+        if ((int)shared_plan(view, facts, m, tiles, (int)geometry, log).total + kStaticBytes <= shared_bytes)
+            return log;
+    return 0;
 }
 
 static int tiles_of(uint32_t m) { return m <= 8 ? 1 : m <= 16 ? 2 : m <= 32 ? 4 : 8; }
 
 const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
-    uint32_t geometry, table_log;
     if (m > TRF_FUSED_MAX_M)
         return "the batch is larger than 64";
     if (facts->predictor_modes & TRF_PREDICT_COL)
@@ -69,67 +79,98 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
         if (is_scaled(view) && view->group_size % 32)
             return "its scale groups are not multiples of 32";
     }
-    if (!find_geometry(view, facts, limits->shared_bytes, tiles_of(m), &geometry, &table_log))
-        return "its streams do not fit this device's shared memory";
-    return NULL;
+    if ((uint64_t)((view->rows + 31) / 32) * view->num_tiles_col > UINT32_MAX || (uint64_t)view->cols * m > UINT32_MAX / 2)
+        return "the layer or the batch is too large";
+    for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++)
+        if (find_table(view, facts, limits->shared_bytes, m, tiles_of(m), geometry))
+            return NULL;
+    return "its streams do not fit this device's shared memory";
 }
 
 /* ---- the cut ---- */
 
-/* Estimated microseconds for `splits` items a band or group; from measurements on an H200, in docs/performance.md. */
-static double estimate(uint32_t rows_of_items, uint32_t regular_cols, uint32_t splits, uint32_t multiprocessors,
-                       uint32_t slabs_side_by_side, uint32_t slabs_in_flight) {
-    const double kSlab = 0.33, kSlabAlone = 0.21, kSlabLatency = 2.4, kExchange = 1.2;
-    const uint64_t items = (uint64_t)rows_of_items * splits;
-    const uint32_t blocks = items < multiprocessors ? (uint32_t)items : multiprocessors;
-    const uint64_t most = (items + blocks - 1) / blocks * ((regular_cols + splits - 1) / splits) * slabs_side_by_side;
-    const double all = (double)rows_of_items * regular_cols * slabs_side_by_side / multiprocessors;
-    const double rounds = (double)((most + slabs_in_flight - 1) / slabs_in_flight);
-    double cost = all * kSlab;
-    if (cost < 0.3 * all * kSlab + 0.7 * (double)most * kSlab)
-        cost = 0.3 * all * kSlab + 0.7 * (double)most * kSlab;
-    if (blocks < multiprocessors && cost > (double)most * kSlabAlone && all * kSlab < (double)most * kSlabAlone)
-        cost = (double)most * kSlabAlone;
-    if (cost < rounds * kSlabLatency)
-        cost = rounds * kSlabLatency;
-    return cost + (splits > 1 ? kExchange : 0);
+/* Estimated microseconds of a product whose units are cut into `splits` items each, from measurements on an H200 (docs/performance.md). */
+struct cut {
+    uint32_t units, cols, splits; /* units: of what one block takes at a time, a unit or a group of them */
+    uint32_t slabs;               /* that one column of an item has */
+    uint32_t in_flight;           /* slabs that a block decodes at once */
+    double slab_us;               /* of a busy multiprocessor's time */
+    uint64_t sum_bytes;           /* of an item */
+};
+
+static double estimate(const cut &c, uint32_t multiprocessors) {
+    const double kRound = 6.0, kExchange = 2.3, kSumBytesPerMicrosecond = 150e3;
+    const uint64_t items = (uint64_t)c.units * c.splits;
+    const uint64_t blocks = items < multiprocessors ? items : multiprocessors;
+    const uint64_t most = (items + blocks - 1) / blocks * ((c.cols + c.splits - 1) / c.splits) * c.slabs;
+    const uint64_t rounds = (most + c.in_flight - 1) / c.in_flight;
+    double busy = (double)most * c.slab_us, waiting = (double)rounds * kRound;
+    double cost = busy > waiting ? busy : waiting;
+    return cost + (c.splits > 1 ? kExchange + (double)(c.splits * c.sum_bytes) / kSumBytesPerMicrosecond : 0);
+}
+
+/* Where everything lies in the workspace. */
+struct workspace_layout {
+    uint64_t run_sums, block_sums, edges, padded_x, bytes;
+};
+
+static workspace_layout layout_of(const trf_device_view *view, const trf_device_facts *facts,
+                                  const trf_linear_plan *plan) {
+    const uint32_t *choice = plan->choice;
+    const int tiles = (int)choice[CHOICE_TILES], geometry = (int)choice[CHOICE_GEOMETRY];
+    const uint64_t warps = (uint64_t)trf_fused_warps(tiles, geometry), blocks = choice[CHOICE_BLOCKS];
+    const uint64_t sum_bytes = 4ull * plan->m * TRF_SLAB_ROWS * (uint64_t)trf_fused_slabs(geometry);
+    const bool splits_warps = trf_fused_splits_warps(tiles);
+    const uint64_t groups = splits_warps ? choice[CHOICE_UNITS] : (choice[CHOICE_UNITS] + warps - 1) / warps;
+    workspace_layout at;
+    at.run_sums = TRF_WORKSPACE_COUNTER_BYTES;
+    at.block_sums = at.run_sums + align_256(splits_warps ? blocks * warps * sum_bytes : 0);
+    at.edges = at.block_sums + align_256(choice[CHOICE_SPLITS] == 1 ? 0
+                                         : splits_warps             ? blocks * 2 * sum_bytes
+                                                        : groups * choice[CHOICE_SPLITS] * warps * sum_bytes);
+    at.padded_x = at.edges + align_256(facts->irregular_weights ? 4ull * plan->m * view->rows : 0);
+    at.bytes = at.padded_x + align_256(2ull * plan->m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
+    return at;
 }
 
 void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                       trf_linear_plan *plan) {
+    const uint32_t cols = trf_regular_tile_cols(*view), bands = cols ? view->rows / TRF_SLAB_ROWS : 0;
+    const uint32_t multiprocessors = (uint32_t)limits->multiprocessors;
     const int tiles = tiles_of(plan->m);
     uint32_t *choice = plan->choice;
-    choice[CHOICE_TILES] = (uint32_t)tiles;
-    find_geometry(view, facts, limits->shared_bytes, tiles, &choice[CHOICE_GEOMETRY], &choice[CHOICE_TABLE_LOG]);
-    const uint32_t warps = (uint32_t)trf_fused_warps(tiles, (int)choice[CHOICE_GEOMETRY]);
-    const uint32_t cols = trf_regular_tile_cols(*view), bands = cols ? view->rows / kBandRows : 0;
-    const uint32_t side = tiles == 1 ? 1 : warps, groups = (bands + side - 1) / side;
-    const uint32_t multiprocessors = (uint32_t)limits->multiprocessors;
-    uint32_t splits = 1;
-    if (bands) {
-        double best = estimate(groups, cols, 1, multiprocessors, side, warps);
-        for (uint32_t s = 2; s <= cols && s <= 64 && groups <= kCounterBytes / 4; s++) {
-            const double cost = estimate(groups, cols, s, multiprocessors, side, warps);
-            if (cost < best) {
-                best = cost;
-                splits = s;
-            }
+    double best = HUGE_VAL;
+    for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++) {
+        const uint32_t table_log = find_table(view, facts, limits->shared_bytes, plan->m, tiles, geometry);
+        if (!table_log)
+            continue;
+        const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry), units = (bands + slabs - 1) / slabs,
+                       warps = (uint32_t)trf_fused_warps(tiles, (int)geometry);
+        const bool splits_warps = trf_fused_splits_warps(tiles);
+        cut c = {units, cols, 1, slabs, warps * slabs, slabs == 2 ? 0.375 : 0.40, 4ull * plan->m * TRF_SLAB_ROWS * slabs};
+        if (!splits_warps) {
+            c.units = (units + warps - 1) / warps;
+            c.slabs = warps;
+            c.sum_bytes *= warps;
         }
+        for (c.splits = 1; c.splits == 1 || (c.splits <= cols && c.splits <= 32 && c.units <= TRF_WORKSPACE_COUNTER_BYTES / 4);
+             c.splits++) {
+            const double cost = units ? estimate(c, multiprocessors) : 0;
+            if (cost >= best)
+                continue;
+            const uint64_t items = (uint64_t)c.units * c.splits;
+            best = cost;
+            choice[CHOICE_GEOMETRY] = geometry;
+            choice[CHOICE_TABLE_LOG] = table_log;
+            choice[CHOICE_SPLITS] = c.splits;
+            choice[CHOICE_UNITS] = units;
+            choice[CHOICE_BLOCKS] = items < multiprocessors ? (items ? (uint32_t)items : 1) : multiprocessors;
+        }
+        if (geometry == TRF_GEOMETRY_NINE || geometry == TRF_GEOMETRY_ANY)
+            break; /* the ones behind it are slower */
     }
-    const uint64_t items = (uint64_t)groups * splits;
-    choice[CHOICE_BANDS] = bands;
-    choice[CHOICE_SPLITS] = splits;
-    choice[CHOICE_BLOCKS] = items < multiprocessors ? (items ? (uint32_t)items : 1) : multiprocessors;
-    const bool aligned = view->cols % 8 == 0;
-    choice[CHOICE_STRIDE] = aligned ? 0 : (view->cols + 7) / 8 * 8;
-
-    const uint64_t band_bytes = 4ull * plan->m * kBandRows;
-    uint64_t bytes = kCounterBytes;
-    bytes += align_256(tiles == 1 ? choice[CHOICE_BLOCKS] * warps * band_bytes : 0);
-    bytes += align_256(splits == 1 ? 0 : tiles == 1 ? choice[CHOICE_BLOCKS] * 2 * band_bytes : items * warps * band_bytes);
-    bytes += align_256(facts->irregular_weights ? 4ull * plan->m * view->rows : 0);
-    bytes += align_256(2ull * plan->m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
-    plan->workspace_bytes = bytes;
+    choice[CHOICE_TILES] = (uint32_t)tiles;
+    plan->workspace_bytes = layout_of(view, facts, plan).bytes;
 }
 
 /* ---- the launch ---- */
@@ -177,42 +218,36 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, u
 int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
                      const void *x, void *y, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
-    const int tiles = (int)choice[CHOICE_TILES];
-    const uint32_t warps = (uint32_t)trf_fused_warps(tiles, (int)choice[CHOICE_GEOMETRY]);
-    const uint64_t band_bytes = 4ull * plan->m * kBandRows;
-    uint8_t *free_bytes = (uint8_t *)workspace + kCounterBytes;
-    auto take = [&](uint64_t bytes) {
-        uint8_t *taken = free_bytes;
-        free_bytes += align_256(bytes);
-        return taken;
-    };
+    const int tiles = (int)choice[CHOICE_TILES], geometry = (int)choice[CHOICE_GEOMETRY];
+    const uint32_t warps = (uint32_t)trf_fused_warps(tiles, geometry), units = choice[CHOICE_UNITS];
+    const workspace_layout at = layout_of(view, facts, plan);
+    uint8_t *const base = (uint8_t *)workspace;
     trf_fused_args args = {};
     args.view = *view;
-    args.shared = shared_plan(view, facts, tiles, (int)choice[CHOICE_GEOMETRY], choice[CHOICE_TABLE_LOG]);
+    args.shared = shared_plan(view, facts, plan->m, tiles, geometry, choice[CHOICE_TABLE_LOG]);
     args.x = x;
     args.x_stride = view->cols;
     args.y = y;
     args.m = plan->m;
     args.y_dtype = plan->y_dtype;
-    args.bands = choice[CHOICE_BANDS];
+    args.units = units;
+    args.whole_rows = units ? view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS : 0;
     args.regular_cols = trf_regular_tile_cols(*view);
     args.splits = choice[CHOICE_SPLITS];
-    args.items = (tiles == 1 ? args.bands : (args.bands + warps - 1) / warps) * args.splits;
+    args.items = (trf_fused_splits_warps(tiles) ? units : (units + warps - 1) / warps) * args.splits;
     args.use_row_offsets = (facts->predictor_modes & TRF_PREDICT_ROW) != 0;
     args.counters = (uint32_t *)workspace;
-    args.run_sums = (float *)take(tiles == 1 ? choice[CHOICE_BLOCKS] * warps * band_bytes : 0);
-    args.block_sums = (float *)take(args.splits == 1 ? 0
-                                    : tiles == 1     ? choice[CHOICE_BLOCKS] * 2 * band_bytes
-                                                     : args.items * warps * band_bytes);
-    float *edges = (float *)take(facts->irregular_weights ? 4ull * plan->m * view->rows : 0);
-    if (choice[CHOICE_STRIDE] || (uintptr_t)x % 16) {
+    args.run_sums = (float *)(base + at.run_sums);
+    args.block_sums = (float *)(base + at.block_sums);
+    if (view->cols % 8 || (uintptr_t)x % 16) {
         args.x_stride = (view->cols + 7) / 8 * 8;
-        args.x = take(2ull * plan->m * args.x_stride);
-        int status = trf_launch_pad_x(x, plan->m, view->cols, (void *)args.x, args.x_stride, stream);
+        args.x = base + at.padded_x;
+        int status = trf_launch_pad_x(x, plan->m, view->cols, base + at.padded_x, args.x_stride, stream);
         if (status)
             return status;
     }
     if (facts->irregular_weights) {
+        float *edges = (float *)(base + at.edges);
         int status = trf_launch_linear_edges(view, plan->m, plan->x_dtype, args.x, args.x_stride, edges, stream);
         if (status)
             return status;

@@ -1,9 +1,9 @@
-/* y = x . W^T from the blob: the kernels for batches up to 8, and for up to 64.
+/* y = x . W^T from the blob: the kernels for batches up to 16, and for up to 64.
  *
  * Both run one persistent block a multiprocessor, whose warps decode slabs of 32 rows x 256 columns straight into the A fragments of
  * mma.m16n8k16; x is the B operand. Rows of y in bands of 32; an *item* is a band's (or a group of bands') range of tile columns.
  *
- * trf_fused_small (m <= 8): a block's slabs, band by band, are cut into equal runs, one a warp: the warps of a block share bands and
+ * trf_fused_small (m <= 16): a block's slabs, band by band, are cut into equal runs, one a warp: the warps of a block share bands and
  * split K. A run's sums go to shared memory at its end (into the warp's own ring), or to the workspace when the run goes on into another
  * band; bands that lie within one run go to y at once. Then the block adds up runs in their order, and blocks that share a band leave
  * their sums in the workspace, where the last one to arrive adds them in the order of blocks.
@@ -186,20 +186,16 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
         return __uint_as_float((uint32_t)(127 - trf_row_exponent(a, min(row, a.view.rows - 1))) << 23);
     }
 
-    /* Puts an exception's value, without its row's offset, into the fragments; exact, or the layer would not be here. */
-    __device__ __forceinline__ void patch(uint32_t s, uint32_t *reg, uint32_t record, const trf_walk &walk) const {
-        uint32_t value; /* in the upper half */
-        if (Form::kInt) {
-            value = trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)record))) << 16;
-        } else if (Form::kCodec == TRF_CODEC_BF16) {
-            value = __float_as_uint(__uint_as_float(record << 16) * row_down(s, record, walk));
-        } else {
-            const uint32_t half =
-                Form::kFp8 ? trf_fp8x2_to_f16x2<Form::kCodec == TRF_CODEC_E5M2>(record & 0xFF) & 0xFFFF : record;
-            const float scaled = __half2float(__ushort_as_half((uint16_t)half)) * row_down(s, record, walk);
-            value = trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled))) << 16;
-        }
-        trf_patch(reg, record, value, lane);
+    /* An exception's value, without its row's offset, in the fragment's type; exact, or the layer would not be here. */
+    __device__ __forceinline__ uint32_t exception_value(uint32_t s, uint32_t record, const trf_walk &walk) const {
+        if (Form::kInt)
+            return trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)record)));
+        if (Form::kCodec == TRF_CODEC_BF16)
+            return __float_as_uint(__uint_as_float(record << 16) * row_down(s, record, walk)) >> 16;
+        const uint32_t half =
+            Form::kFp8 ? trf_fp8x2_to_f16x2<Form::kCodec == TRF_CODEC_E5M2>(record & 0xFF) & 0xFFFF : record;
+        const float scaled = __half2float(__ushort_as_half((uint16_t)half)) * row_down(s, record, walk);
+        return trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled)));
     }
 
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
@@ -293,7 +289,7 @@ static __device__ __forceinline__ void trf_prologue(const trf_fused_args &a, uin
     trf_build_pair_masks(shared + a.shared.pair_masks);
 }
 
-/* ---- batches up to 8 ---- */
+/* ---- batches up to 16 ---- */
 
 /* A run: slabs [begin, end) of the layer's order, unit by unit. */
 struct trf_run {
@@ -364,42 +360,47 @@ static __device__ __forceinline__ float trf_add_runs(const trf_fused_args &a, co
     return sum;
 }
 
-/* Blocks that share a unit: the last to arrive adds. All threads call it; this block's sums are in the workspace. */
+/* Blocks that share a unit: the last to arrive adds. All threads call it, for the block's first and last unit at once; its own sums are in the
+ * workspace. shared_units[i]: whether unit[i] is shared. */
 template <uint32_t kRows>
-static __device__ __forceinline__ void trf_finish_shared_unit(const trf_fused_args &a, uint32_t unit,
-                                                              uint32_t *arrived) {
-    const uint32_t first = trf_block_of_item(a, unit * a.splits),
-                   last = trf_block_of_item(a, unit * a.splits + a.splits - 1), places = a.m * kRows;
+static __device__ __forceinline__ void trf_finish_shared_units(const trf_fused_args &a, const uint32_t *unit,
+                                                               const bool *is_shared, uint32_t *arrived) {
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0)
-        *arrived = atomicAdd(a.counters + unit, 1u);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (threadIdx.x == 32 * i && is_shared[i])
+            arrived[i] = atomicAdd(a.counters + unit[i], 1u);
     __syncthreads();
-    const bool is_last = *arrived == last - first;
-    __syncthreads();
-    if (!is_last)
-        return;
     __threadfence();
-    for (uint32_t place = threadIdx.x; place < places; place += blockDim.x) {
-        float sum = 0;
-        for (uint32_t b = first; b <= last; b++) {
-            /* A block's slot 0 is for its first unit, 1 for its last. */
-            const uint32_t slot = trf_first_item(a, b) / a.splits == unit ? 0 : 1;
-            sum += __ldcg(a.block_sums + ((uint64_t)b * 2 + slot) * places + place);
+    const uint32_t places = a.m * kRows;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t first = trf_block_of_item(a, unit[i] * a.splits),
+                       last = trf_block_of_item(a, unit[i] * a.splits + a.splits - 1);
+        if (!is_shared[i] || arrived[i] != last - first)
+            continue;
+        for (uint32_t place = threadIdx.x; place < places; place += blockDim.x) {
+            float sum = 0;
+            for (uint32_t b = first; b <= last; b++) {
+                /* A block's slot 0 is for its first unit, 1 for its last. */
+                const uint32_t slot = trf_first_item(a, b) / a.splits == unit[i] ? 0 : 1;
+                sum += __ldcg(a.block_sums + ((uint64_t)b * 2 + slot) * places + place);
+            }
+            trf_finish<kRows>(a, unit[i], place, sum);
         }
-        trf_finish<kRows>(a, unit, place, sum);
+        if (threadIdx.x == 0)
+            a.counters[unit[i]] = 0;
     }
-    if (threadIdx.x == 0)
-        a.counters[unit] = 0;
 }
 
-template <class Form, class Type, int kP, int kSlabs, bool kScaled, int kWarps>
+template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_small(const __grid_constant__ trf_fused_args a) {
-    using Product = trf_product<Form, Type, kSlabs, 1, kScaled, kP == 0>;
+    using Product = trf_product<Form, Type, kSlabs, kTiles, kScaled, kP == 0>;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
-    __shared__ uint32_t arrived;
+    __shared__ uint32_t arrived[2];
     const uint32_t shared = trf_shared_address(shared_memory);
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = max(a.regular_cols, 1u);
+    const uint32_t warp = threadIdx.x / 32, lane = trf_keep(threadIdx.x % 32), cols = max(a.regular_cols, 1u);
     trf_allow_successor();
 
     const trf_run block = {trf_item_begin(a, trf_first_item(a, blockIdx.x)),
@@ -410,15 +411,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_small(const __grid_c
         const trf_walk walk = {run.begin / cols, run.begin % cols, run.end - run.begin};
         const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
         trf_stager<kSlabs> stager;
-        trf_raw raw[kSlabs];
-        trf_start<Form>(stager, raw, a.view, a.shared, planes, walk, a.regular_cols, shared + memory, lane);
+        trf_start<Form>(stager, a.view, a.shared, planes, walk, a.regular_cols, shared + memory, lane);
         trf_prologue<Form, kP>(a, shared);
         __syncthreads();
         trf_wait_for_predecessor();
 
         trf_run_sink<Product> sink(a, lane, run, walk.band, (float *)(shared_memory + memory),
                                    a.run_sums + ((uint64_t)blockIdx.x * kWarps + warp) * a.m * Product::kRows);
-        trf_walk_slabs<Form>(a.view, a.shared, planes, stager, raw,
+        trf_walk_slabs<Form>(a.view, a.shared, planes, stager,
                              trf_lane_rule_of<kP>(a.view, shared_memory, a.shared.table_log, lane),
                              shared + a.shared.pair_masks, a.regular_cols, lane, sink);
         if (run.begin < run.end)
@@ -444,10 +444,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_small(const __grid_c
         else
             a.block_sums[((uint64_t)blockIdx.x * 2 + (unit == unit_begin ? 0 : 1)) * places + place] = sum;
     }
-    if (units && !trf_has_unit(block, unit_begin, a.regular_cols))
-        trf_finish_shared_unit<Product::kRows>(a, unit_begin, &arrived);
-    if (units > 1 && !trf_has_unit(block, unit_end - 1, a.regular_cols))
-        trf_finish_shared_unit<Product::kRows>(a, unit_end - 1, &arrived);
+    const uint32_t ends[2] = {unit_begin, unit_end - 1};
+    const bool is_shared[2] = {units && !trf_has_unit(block, ends[0], a.regular_cols),
+                               units > 1 && !trf_has_unit(block, ends[1], a.regular_cols)};
+    if (is_shared[0] || is_shared[1])
+        trf_finish_shared_units<Product::kRows>(a, ends, is_shared, arrived);
     trf_store_tail_rows(a);
 }
 
@@ -486,7 +487,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_large(const __grid_c
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint32_t arrived;
     const uint32_t shared = trf_shared_address(shared_memory);
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t warp = threadIdx.x / 32, lane = trf_keep(threadIdx.x % 32);
     trf_allow_successor();
     trf_prologue<Form, kP>(a, shared);
     __syncthreads();
@@ -501,10 +502,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_large(const __grid_c
         const uint32_t col = a.regular_cols * part / a.splits, col_end = a.regular_cols * (part + 1) / a.splits;
         const trf_walk walk = {unit, col, unit < a.units ? col_end - col : 0};
         trf_stager<1> stager;
-        trf_raw raw[1];
-        trf_start<Form>(stager, raw, a.view, a.shared, planes, walk, a.regular_cols, memory, lane);
+        trf_start<Form>(stager, a.view, a.shared, planes, walk, a.regular_cols, memory, lane);
         Product product(a, lane);
-        trf_walk_slabs<Form>(a.view, a.shared, planes, stager, raw, rule, shared + a.shared.pair_masks, a.regular_cols, lane,
+        trf_walk_slabs<Form>(a.view, a.shared, planes, stager, rule, shared + a.shared.pair_masks, a.regular_cols, lane,
                              product);
         if (walk.left && a.splits == 1)
             product.each([&](uint32_t n, uint32_t row, float v) {
