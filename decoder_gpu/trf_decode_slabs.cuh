@@ -1,0 +1,263 @@
+/* Every weight of a layer's regular slabs, written to memory.
+ *
+ * One persistent block a multiprocessor. The slabs, band by band, are cut into equal runs, one a warp; a warp decodes its run as the fused kernels
+ * do (trf_walk_slabs), but stores the fragments: in each pair of column steps a lane has 8 neighbouring columns of four rows, which are 16 bytes of
+ * each for 16-bit weights, and four lanes fill two sectors.
+ *
+ * Shared memory: trf_shared_plan. Registers: at most 128 a thread with 16 warps. What limits it: docs/performance.md. */
+#ifndef TRF_DECODE_SLABS_CUH
+#define TRF_DECODE_SLABS_CUH
+
+#include "trf_slab_stream.cuh"
+#include "trf_store.h"
+
+static constexpr uint32_t kMostStoreWarps = 16;
+
+/* By value to every kernel of the family. */
+struct trf_store_args {
+    trf_device_view view;
+    trf_shared_plan shared;
+    void *weights;         /* [rows][cols] */
+    uint32_t regular_cols; /* tile columns that are regular, at least 1 */
+    uint32_t slabs;        /* entries of whole bands in them */
+    trf_decode_as as;
+    trf_store_kind kind;
+    uint32_t aligned; /* whether a lane's 8 columns may be stored together */
+};
+
+/* ---- stores: a lane's columns of one row ---- */
+
+static __device__ __forceinline__ void trf_put(uint8_t *to, uint4 v) { *reinterpret_cast<uint4 *>(to) = v; }
+static __device__ __forceinline__ void trf_put(uint8_t *to, uint2 v) { *reinterpret_cast<uint2 *>(to) = v; }
+
+/* One by one, from a word that holds 4 / kBytes of them. */
+template <int kBytes> static __device__ __forceinline__ void trf_put_word(uint8_t *to, uint32_t word) {
+    if (kBytes == 4) {
+        *reinterpret_cast<uint32_t *>(to) = word;
+    } else if (kBytes == 2) {
+        reinterpret_cast<uint16_t *>(to)[0] = (uint16_t)word;
+        reinterpret_cast<uint16_t *>(to)[1] = (uint16_t)(word >> 16);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            to[i] = (uint8_t)(word >> 8 * i);
+    }
+}
+
+template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8_t *to, uint4 v) {
+    trf_put_word<kBytes>(to, v.x);
+    trf_put_word<kBytes>(to + 4, v.y);
+    trf_put_word<kBytes>(to + 8, v.z);
+    trf_put_word<kBytes>(to + 12, v.w);
+}
+
+template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8_t *to, uint2 v) {
+    trf_put_word<kBytes>(to, v.x);
+    trf_put_word<kBytes>(to + 4, v.y);
+}
+
+/* ---- the sink of a walk ---- */
+
+/* kBytes: of a weight, as stored. */
+template <class Form, int kBytes> struct trf_store_sink {
+    static constexpr uint32_t kCodec = Form::kCodec;
+    static constexpr bool kScales = Form::kInt && kBytes != 1;
+    const trf_store_args &a;
+    uint32_t lane;
+    uint64_t row_bytes;
+    uint8_t *to;                          /* lane's first row and column of the pair at hand */
+    uint32_t col;                         /* that column, in the layer */
+    bool odd;                             /* second step of a pair */
+    bool has_offsets, has_col_offsets;    /* of the slab at hand */
+    uint32_t row_offsets[TRF_STORE_ROWS]; /* D and the row's, as trf_exponent_offsets */
+    uint2 col_offsets;                    /* of the lane's 8 columns */
+    uint32_t kept[2 * TRF_STORE_ROWS];    /* what the pair's first step gave: kBytes words a row, none with 4 */
+    uint32_t row;                         /* lane's first, in the layer */
+    uint32_t scale_end;                   /* first column beyond the scales at hand */
+    float scale[TRF_STORE_ROWS];
+
+    __device__ __forceinline__ trf_store_sink(const trf_store_args &args, uint32_t lane_)
+        : a(args), lane(lane_), row_bytes((uint64_t)args.view.cols * kBytes), kept(), scale() {}
+
+    /* ---- what stands beside the weights ---- */
+
+    __device__ __forceinline__ void load_row_offsets(const trf_walk &walk) {
+        uint32_t mode = 0;
+        if (a.view.row_offsets || a.view.col_offsets)
+            mode = __ldg(&a.view.tiles[(uint64_t)(walk.band / TRF_SLABS_PER_TILE) * a.view.num_tiles_col + walk.col]
+                              .predictor_mode);
+        has_offsets = mode || a.view.exponent_offset;
+        has_col_offsets = mode & TRF_PREDICT_COL;
+#pragma unroll
+        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+            const int32_t by_row = mode & TRF_PREDICT_ROW ? __ldg(a.view.row_offsets + row + 8 * r) : 0;
+            const int32_t offset = a.view.exponent_offset + by_row;
+            row_offsets[r] = trf_exponent_offsets(kCodec, offset, offset);
+        }
+    }
+
+    /* All eight columns of a lane are in one group. */
+    __device__ __forceinline__ void load_scales() {
+#pragma unroll
+        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
+            scale[r] = trf_device_scale(&a.view, row + 8 * r, col);
+        scale_end = a.view.group_size ? (col / a.view.group_size + 1) * a.view.group_size : 0xFFFFFFFFu;
+    }
+
+    /* ---- what the walk calls ---- */
+
+    __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
+        row = walk.band * TRF_SLAB_ROWS + trf_store_row(lane, 0);
+        col = walk.col * TRF_TILE_SIZE + trf_store_col(lane, 0);
+        to = (uint8_t *)a.weights + row * row_bytes + (uint64_t)col * kBytes;
+        scale_end = col;
+        if (!Form::kInt)
+            load_row_offsets(walk);
+    }
+
+    __device__ __forceinline__ void begin_pair(int) {
+        odd = false;
+        if (!Form::kInt && has_col_offsets)
+            col_offsets = __ldg(reinterpret_cast<const uint2 *>(a.view.col_offsets + col));
+        if (kScales && col >= scale_end)
+            load_scales();
+    }
+
+    __device__ __forceinline__ void finish_step(uint32_t *reg) {
+        trf_step_elements(kCodec, a.view.class_value[0], reg);
+        if (!Form::kInt && has_offsets) {
+            if (has_col_offsets)
+                trf_step_offsets(kCodec, row_offsets, 1, odd ? col_offsets.y : col_offsets.x, reg);
+            else
+                trf_step_offsets(kCodec, row_offsets, 0, 0, reg);
+        }
+    }
+
+    /* The element as it is listed. */
+    __device__ __forceinline__ uint32_t exception_value(uint32_t, uint32_t record, const trf_walk &) const {
+        return trf_exception_element(record);
+    }
+
+    /* The words of the lane's four rows, at `at` bytes from its place in each. */
+    template <class Words> __device__ __forceinline__ void put_rows(const Words *words, uint32_t at) const {
+        if (a.aligned) {
+#pragma unroll
+            for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
+                trf_put(to + 8 * r * row_bytes + at, words[r]);
+        } else {
+#pragma unroll
+            for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
+                trf_put_words<kBytes>(to + 8 * r * row_bytes + at, words[r]);
+        }
+    }
+
+    /* reg: the elements of a step. */
+    __device__ __forceinline__ void step_of_1(const uint32_t *reg) {
+        uint2 words[TRF_STORE_ROWS];
+#pragma unroll
+        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+            const uint32_t word = trf_store_four_bytes(reg[trf_row_register(r, 0)], reg[trf_row_register(r, 1)]);
+            words[r] = make_uint2(kept[r], word);
+            kept[r] = word;
+        }
+        if (odd)
+            put_rows(words, 0);
+    }
+
+    __device__ __forceinline__ void step_of_2(const uint32_t *reg) {
+        uint4 words[TRF_STORE_ROWS];
+#pragma unroll
+        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+            const uint32_t first = trf_store_pair(kCodec, a.kind, reg[trf_row_register(r, 0)], scale[r]),
+                           second = trf_store_pair(kCodec, a.kind, reg[trf_row_register(r, 1)], scale[r]);
+            words[r] = make_uint4(kept[2 * r], kept[2 * r + 1], first, second);
+            kept[2 * r] = first;
+            kept[2 * r + 1] = second;
+        }
+        if (odd)
+            put_rows(words, 0);
+    }
+
+    __device__ __forceinline__ void step_of_4(const uint32_t *reg) {
+        uint4 words[TRF_STORE_ROWS];
+#pragma unroll
+        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+            const uint32_t first = reg[trf_row_register(r, 0)], second = reg[trf_row_register(r, 1)];
+            words[r] = make_uint4(
+                trf_store_f32(kCodec, first, 0, scale[r]), trf_store_f32(kCodec, first, 1, scale[r]),
+                trf_store_f32(kCodec, second, 0, scale[r]), trf_store_f32(kCodec, second, 1, scale[r]));
+        }
+        put_rows(words, odd ? 16 : 0);
+    }
+
+    __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &, uint32_t) {
+        if (kBytes == 1)
+            step_of_1(reg[0]);
+        else if (kBytes == 2)
+            step_of_2(reg[0]);
+        else
+            step_of_4(reg[0]);
+        if (odd) {
+            to += TRF_PAIR_COLS * kBytes;
+            col += TRF_PAIR_COLS;
+        }
+        odd = !odd;
+    }
+
+    /* NaNs, or codes 0, over a slab that did not end as it must. */
+    __device__ __forceinline__ void end_slab(const trf_walk &walk, bool good) const {
+        if (good)
+            return;
+        __syncwarp(); /* behind the stores of all lanes */
+        const uint32_t bits = trf_device_corrupt_value(&a.view, a.as), width = 64 * trf_slab_chunks(a.view, walk.col);
+#pragma unroll 1
+        for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
+#pragma unroll 1
+            for (uint32_t c = lane; c < width; c += TRF_LANES)
+                trf_device_value_store(a.weights, kBytes,
+                                       ((uint64_t)walk.band * TRF_SLAB_ROWS + r) * a.view.cols +
+                                           walk.col * TRF_TILE_SIZE + c,
+                                       bits);
+    }
+};
+
+/* ---- the kernel ---- */
+
+template <class Form, int kBytes, int kP>
+__global__ void __launch_bounds__(kMostStoreWarps *TRF_LANES, 1)
+    trf_decode_slabs(const __grid_constant__ trf_store_args a) {
+    extern __shared__ __align__(1024) uint8_t shared_memory[];
+    const uint32_t shared = trf_shared_address(shared_memory);
+    const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const uint64_t run = (uint64_t)blockIdx.x * warps + warp, runs = (uint64_t)gridDim.x * warps;
+    const uint32_t begin = (uint32_t)(a.slabs * run / runs), end = (uint32_t)(a.slabs * (run + 1) / runs);
+    const trf_walk walk = {begin / a.regular_cols, begin % a.regular_cols, end - begin};
+    const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
+    const uint32_t memory = shared + a.shared.warps + warp * a.shared.warp_bytes;
+
+    trf_stager<1> stager;
+    trf_start<Form>(stager, a.view, a.shared, planes, walk, a.regular_cols, memory, lane);
+    trf_build_table<Form, kP>(a.view, shared, a.shared.table_log);
+    trf_build_pair_masks(shared + a.shared.pair_masks);
+    __syncthreads();
+
+    trf_store_sink<Form, kBytes> sink(a, lane);
+    trf_walk_slabs<Form>(a.view, a.shared, planes, stager,
+                         trf_lane_rule_of<kP>(a.view, shared_memory, a.shared.table_log, lane),
+                         shared + a.shared.pair_masks, a.regular_cols, lane, sink);
+}
+
+typedef void (*trf_store_kernel)(trf_store_args);
+
+/* nine: p = L = 9, and no frequency above 255. */
+template <class Form, int kBytes> static trf_store_kernel trf_pick_store(bool nine) {
+    return nine ? trf_decode_slabs<Form, kBytes, 9> : trf_decode_slabs<Form, kBytes, 0>;
+}
+
+/* The kernel for a kind's bytes a weight; one function for each .cu of the family. */
+trf_store_kernel trf_store_bf16(uint32_t class_bits, uint32_t bytes, bool nine); /* 2 or 4 bytes */
+trf_store_kernel trf_store_fp16(uint32_t class_bits, bool nine);                 /* 2 */
+trf_store_kernel trf_store_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool nine); /* 1 or 2 */
+trf_store_kernel trf_store_int(uint32_t class_bits, uint32_t bytes, bool nine);                 /* 1, 2 or 4 */
+
+#endif
