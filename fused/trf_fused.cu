@@ -24,12 +24,15 @@ static bool is_scaled(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
 }
 
+static int warps_of(const trf_device_view *view, int tiles, uint32_t geometry) {
+    return trf_fused_warps((int)view->class_bits, tiles, (int)geometry);
+}
+
 static trf_shared_plan shared_plan(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, int tiles,
-                                   int geometry, uint32_t table_log) {
-    const uint32_t slabs = (uint32_t)trf_fused_slabs(geometry);
-    const uint32_t sum_bytes = trf_fused_splits_warps(tiles) ? 4 * m * slabs * TRF_SLAB_ROWS : 0;
-    return trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, (uint32_t)trf_fused_warps(tiles, geometry), slabs,
-                              table_log, sum_bytes);
+                                   uint32_t geometry, uint32_t table_log) {
+    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry);
+    return trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, (uint32_t)warps_of(view, tiles, geometry), slabs,
+                              table_log, 4 * m * slabs * TRF_SLAB_ROWS);
 }
 
 static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, int tiles, uint32_t geometry) {
@@ -37,8 +40,7 @@ static bool geometry_takes(const trf_device_view *view, const trf_device_facts *
                       !(facts->predictor_modes & TRF_PREDICT_ROW);
     switch (geometry) {
     case TRF_GEOMETRY_NINE_TWO:
-        return nine && tiles == 1 && view->class_bits == 2 &&
-               (view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16);
+        return nine && tiles == 1 && view->class_bits == 2 && !is_scaled(view);
     case TRF_GEOMETRY_NINE:
         return nine;
     default:
@@ -52,7 +54,7 @@ static uint32_t find_table(const trf_device_view *view, const trf_device_facts *
     constexpr int kStaticBytes = 1024; /* at most, of static shared memory */
     const uint32_t smallest = geometry == TRF_GEOMETRY_FEW ? view->probability_bits + 4 : kTableLog;
     for (uint32_t log = kTableLog; geometry_takes(view, facts, tiles, geometry) && log >= smallest; log--)
-        if ((int)shared_plan(view, facts, m, tiles, (int)geometry, log).total + kStaticBytes <= shared_bytes)
+        if ((int)shared_plan(view, facts, m, tiles, geometry, log).total + kStaticBytes <= shared_bytes)
             return log;
     return 0;
 }
@@ -91,22 +93,22 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
 
 /* Estimated microseconds of a product whose units are cut into `splits` items each, from measurements on an H200 (docs/performance.md). */
 struct cut {
-    uint32_t units, cols, splits; /* units: of what one block takes at a time, a unit or a group of them */
-    uint32_t slabs;               /* that one column of an item has */
-    uint32_t in_flight;           /* slabs that a block decodes at once */
-    double slab_us;               /* of a busy multiprocessor's time */
-    uint64_t sum_bytes;           /* of an item */
+    uint32_t units, cols, splits;
+    uint32_t slabs;     /* side by side */
+    uint32_t in_flight; /* that a block decodes at once */
+    double slab_us;     /* of a busy multiprocessor's time */
+    uint64_t sum_bytes; /* of a unit */
 };
 
 static double estimate(const cut &c, uint32_t multiprocessors) {
-    const double kRound = 6.0, kExchange = 2.3, kSumBytesPerMicrosecond = 150e3;
+    const double kRound = 6.0, kExchange = 4.0, kSumBytesPerMicrosecond = 150e3;
     const uint64_t items = (uint64_t)c.units * c.splits;
     const uint64_t blocks = items < multiprocessors ? items : multiprocessors;
     const uint64_t most = (items + blocks - 1) / blocks * ((c.cols + c.splits - 1) / c.splits) * c.slabs;
     const uint64_t rounds = (most + c.in_flight - 1) / c.in_flight;
-    double busy = (double)most * c.slab_us, waiting = (double)rounds * kRound;
-    double cost = busy > waiting ? busy : waiting;
-    return cost + (c.splits > 1 ? kExchange + (double)(c.splits * c.sum_bytes) / kSumBytesPerMicrosecond : 0);
+    const double busy = (double)most * c.slab_us, waiting = (double)rounds * kRound;
+    const double exchange = kExchange + (double)(c.splits * c.sum_bytes) / kSumBytesPerMicrosecond;
+    return (busy > waiting ? busy : waiting) + (c.splits > 1 ? exchange : 0);
 }
 
 /* Where everything lies in the workspace. */
@@ -117,17 +119,13 @@ struct workspace_layout {
 static workspace_layout layout_of(const trf_device_view *view, const trf_device_facts *facts,
                                   const trf_linear_plan *plan) {
     const uint32_t *choice = plan->choice;
-    const int tiles = (int)choice[CHOICE_TILES], geometry = (int)choice[CHOICE_GEOMETRY];
-    const uint64_t warps = (uint64_t)trf_fused_warps(tiles, geometry), blocks = choice[CHOICE_BLOCKS];
-    const uint64_t sum_bytes = 4ull * plan->m * TRF_SLAB_ROWS * (uint64_t)trf_fused_slabs(geometry);
-    const bool splits_warps = trf_fused_splits_warps(tiles);
-    const uint64_t groups = splits_warps ? choice[CHOICE_UNITS] : (choice[CHOICE_UNITS] + warps - 1) / warps;
+    const uint64_t warps = (uint64_t)warps_of(view, (int)choice[CHOICE_TILES], choice[CHOICE_GEOMETRY]);
+    const uint64_t blocks = choice[CHOICE_BLOCKS],
+                   sum_bytes = 4ull * plan->m * TRF_SLAB_ROWS * (uint64_t)trf_fused_slabs((int)choice[CHOICE_GEOMETRY]);
     workspace_layout at;
     at.run_sums = TRF_WORKSPACE_COUNTER_BYTES;
-    at.block_sums = at.run_sums + align_256(splits_warps ? blocks * warps * sum_bytes : 0);
-    at.edges = at.block_sums + align_256(choice[CHOICE_SPLITS] == 1 ? 0
-                                         : splits_warps             ? blocks * 2 * sum_bytes
-                                                        : groups * choice[CHOICE_SPLITS] * warps * sum_bytes);
+    at.block_sums = at.run_sums + align_256(blocks * warps * sum_bytes);
+    at.edges = at.block_sums + align_256(choice[CHOICE_SPLITS] == 1 ? 0 : blocks * 2 * sum_bytes);
     at.padded_x = at.edges + align_256(facts->irregular_weights ? 4ull * plan->m * view->rows : 0);
     at.bytes = at.padded_x + align_256(2ull * plan->m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
     return at;
@@ -145,20 +143,13 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
         if (!table_log)
             continue;
         const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry), units = (bands + slabs - 1) / slabs,
-                       warps = (uint32_t)trf_fused_warps(tiles, (int)geometry);
-        const bool splits_warps = trf_fused_splits_warps(tiles);
+                       warps = (uint32_t)warps_of(view, tiles, geometry);
         cut c = {units, cols, 1, slabs, warps * slabs, slabs == 2 ? 0.375 : 0.40, 4ull * plan->m * TRF_SLAB_ROWS * slabs};
-        if (!splits_warps) {
-            c.units = (units + warps - 1) / warps;
-            c.slabs = warps;
-            c.sum_bytes *= warps;
-        }
-        for (c.splits = 1; c.splits == 1 || (c.splits <= cols && c.splits <= 32 && c.units <= TRF_WORKSPACE_COUNTER_BYTES / 4);
-             c.splits++) {
+        for (; c.splits == 1 || (c.splits <= cols && c.splits <= 32 && units <= TRF_WORKSPACE_COUNTER_BYTES / 4); c.splits++) {
             const double cost = units ? estimate(c, multiprocessors) : 0;
             if (cost >= best)
                 continue;
-            const uint64_t items = (uint64_t)c.units * c.splits;
+            const uint64_t items = (uint64_t)units * c.splits;
             best = cost;
             choice[CHOICE_GEOMETRY] = geometry;
             choice[CHOICE_TABLE_LOG] = table_log;
@@ -218,8 +209,9 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, u
 int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
                      const void *x, void *y, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
-    const int tiles = (int)choice[CHOICE_TILES], geometry = (int)choice[CHOICE_GEOMETRY];
-    const uint32_t warps = (uint32_t)trf_fused_warps(tiles, geometry), units = choice[CHOICE_UNITS];
+    const int tiles = (int)choice[CHOICE_TILES];
+    const uint32_t geometry = choice[CHOICE_GEOMETRY], units = choice[CHOICE_UNITS],
+                   warps = (uint32_t)warps_of(view, tiles, geometry);
     const workspace_layout at = layout_of(view, facts, plan);
     uint8_t *const base = (uint8_t *)workspace;
     trf_fused_args args = {};
@@ -234,7 +226,7 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
     args.whole_rows = units ? view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS : 0;
     args.regular_cols = trf_regular_tile_cols(*view);
     args.splits = choice[CHOICE_SPLITS];
-    args.items = (trf_fused_splits_warps(tiles) ? units : (units + warps - 1) / warps) * args.splits;
+    args.items = units * args.splits;
     args.use_row_offsets = (facts->predictor_modes & TRF_PREDICT_ROW) != 0;
     args.counters = (uint32_t *)workspace;
     args.run_sums = (float *)(base + at.run_sums);

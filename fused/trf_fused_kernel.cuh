@@ -1,25 +1,22 @@
-/* y = x . W^T from the blob: the kernels for batches up to 16, and for up to 64.
+/* y = x . W^T from the blob, for batches up to 64.
  *
- * Both run one persistent block a multiprocessor, whose warps decode slabs of 32 rows x 256 columns straight into the A fragments of
- * mma.m16n8k16; x is the B operand. Rows of y in bands of 32; an *item* is a band's (or a group of bands') range of tile columns.
+ * One persistent block a multiprocessor, whose warps decode slabs of 32 rows x 256 columns straight into the A fragments of mma.m16n8k16; x is the B
+ * operand. A *unit* is the one or two bands of 32 rows that a warp walks side by side; an *item* is a range of a unit's tile columns.
  *
- * trf_fused_small (m <= 16): a block's slabs, band by band, are cut into equal runs, one a warp: the warps of a block share bands and
- * split K. A run's sums go to shared memory at its end (into the warp's own ring), or to the workspace when the run goes on into another
- * band; bands that lie within one run go to y at once. Then the block adds up runs in their order, and blocks that share a band leave
- * their sums in the workspace, where the last one to arrive adds them in the order of blocks.
- *
- * trf_fused_large (m <= 8 * kTiles): a group of bands, one a warp, that walk the same columns at the same time, so that x comes
- * from L1; items of one group are added in order by the last to arrive.
+ * A block has whole items. Its slabs, unit by unit, are cut into equal runs, one a warp: the warps share units and split K. A run's sums go to
+ * shared memory at its end (into the warp's own buffers), or to the workspace when the run goes on into another unit; units that lie within one run go
+ * to y at once. Then the block adds up runs in their order, and blocks that share a unit leave their sums in the workspace, where the last one to
+ * arrive adds them in the order of blocks.
  *
  * No sum depends on timing: who adds does, in which order does not.
  *
- * Shared memory: trf_shared_plan. Registers: 128 a thread with 16 warps. What limits it: docs/performance.md. */
+ * Shared memory: trf_shared_plan. Registers: 96 to 128 a thread with 20 or 16 warps. What limits it: docs/performance.md. */
 #ifndef TRF_FUSED_KERNEL_CUH
 #define TRF_FUSED_KERNEL_CUH
 
 #include "trf_slab_stream.cuh"
 
-/* By value to every fused kernel. A *unit* is the one or two bands of 32 rows that a warp walks side by side. */
+/* By value to every fused kernel. */
 struct trf_fused_args {
     trf_device_view view;
     trf_shared_plan shared;
@@ -28,13 +25,13 @@ struct trf_fused_args {
     uint32_t m, y_dtype;
     void *y;               /* [m][rows] */
     const float *edges;    /* [m][rows], or NULL */
-    uint32_t *counters;    /* one a unit or group, 0 between launches */
-    float *run_sums;       /* small: [blocks][warps][m][unit rows] */
-    float *block_sums;     /* small: [blocks][2][m][unit rows]; large: [items][warps][m][unit rows] */
+    uint32_t *counters;    /* one a unit, 0 between launches */
+    float *run_sums;       /* [blocks][warps][m][unit rows] */
+    float *block_sums;     /* [blocks][2][m][unit rows] */
     uint32_t whole_rows;   /* in whole bands: a multiple of 32 */
     uint32_t units;
     uint32_t regular_cols; /* tile columns that are regular */
-    uint32_t splits;       /* items of a unit or group along K */
+    uint32_t splits;       /* items of a unit along K */
     uint32_t items;
     uint32_t use_row_offsets;
 };
@@ -289,7 +286,7 @@ static __device__ __forceinline__ void trf_prologue(const trf_fused_args &a, uin
     trf_build_pair_masks(shared + a.shared.pair_masks);
 }
 
-/* ---- batches up to 16 ---- */
+/* ---- runs ---- */
 
 /* A run: slabs [begin, end) of the layer's order, unit by unit. */
 struct trf_run {
@@ -395,7 +392,7 @@ static __device__ __forceinline__ void trf_finish_shared_units(const trf_fused_a
 }
 
 template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_small(const __grid_constant__ trf_fused_args a) {
+__global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_linear(const __grid_constant__ trf_fused_args a) {
     using Product = trf_product<Form, Type, kSlabs, kTiles, kScaled, kP == 0>;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint32_t arrived[2];
@@ -449,72 +446,6 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_small(const __grid_c
                                units > 1 && !trf_has_unit(block, ends[1], a.regular_cols)};
     if (is_shared[0] || is_shared[1])
         trf_finish_shared_units<Product::kRows>(a, ends, is_shared, arrived);
-    trf_store_tail_rows(a);
-}
-
-/* ---- batches up to 64 ---- */
-
-/* A group's items: the last to arrive adds them up. All threads call it. */
-template <int kWarps>
-static __device__ __forceinline__ void trf_finish_group(const trf_fused_args &a, uint32_t group, uint32_t *arrived) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *arrived = atomicAdd(a.counters + group, 1u);
-    __syncthreads();
-    const bool last = *arrived == a.splits - 1;
-    __syncthreads();
-    if (!last)
-        return;
-    __threadfence();
-    const uint32_t places = a.m * TRF_SLAB_ROWS;
-    for (uint32_t i = threadIdx.x; i < kWarps * places; i += blockDim.x) {
-        const uint32_t unit = group * kWarps + i / places;
-        if (unit >= a.units)
-            continue;
-        float sum = 0;
-        for (uint32_t s = 0; s < a.splits; s++)
-            sum += __ldcg(a.block_sums + ((uint64_t)(group * a.splits + s) * kWarps) * places + i);
-        trf_finish<TRF_SLAB_ROWS>(a, unit, i % places, sum);
-    }
-    if (threadIdx.x == 0)
-        a.counters[group] = 0;
-}
-
-template <class Form, class Type, int kP, int kTiles, bool kScaled, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_large(const __grid_constant__ trf_fused_args a) {
-    using Product = trf_product<Form, Type, 1, kTiles, kScaled, kP == 0>;
-    extern __shared__ __align__(1024) uint8_t shared_memory[];
-    __shared__ uint32_t arrived;
-    const uint32_t shared = trf_shared_address(shared_memory);
-    const uint32_t warp = threadIdx.x / 32, lane = trf_keep(threadIdx.x % 32);
-    trf_allow_successor();
-    trf_prologue<Form, kP>(a, shared);
-    __syncthreads();
-    trf_wait_for_predecessor();
-
-    const uint32_t item_end = trf_first_item(a, blockIdx.x + 1);
-    const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
-    const trf_lane_rule<kP> rule = trf_lane_rule_of<kP>(a.view, shared_memory, a.shared.table_log, lane);
-    const uint32_t memory = shared + a.shared.warps + warp * a.shared.warp_bytes;
-    for (uint32_t item = trf_first_item(a, blockIdx.x); item < item_end; item++) {
-        const uint32_t group = item / a.splits, part = item % a.splits, unit = group * kWarps + warp;
-        const uint32_t col = a.regular_cols * part / a.splits, col_end = a.regular_cols * (part + 1) / a.splits;
-        const trf_walk walk = {unit, col, unit < a.units ? col_end - col : 0};
-        trf_stager<1> stager;
-        trf_start<Form>(stager, a.view, a.shared, planes, walk, a.regular_cols, memory, lane);
-        Product product(a, lane);
-        trf_walk_slabs<Form>(a.view, a.shared, planes, stager, rule, shared + a.shared.pair_masks, a.regular_cols, lane,
-                             product);
-        if (walk.left && a.splits == 1)
-            product.each([&](uint32_t n, uint32_t row, float v) {
-                trf_finish<Product::kRows>(a, unit, n * Product::kRows + row, v);
-            });
-        if (walk.left && a.splits > 1)
-            product.save(a.block_sums + ((uint64_t)item * kWarps + warp) * a.m * Product::kRows);
-        if (a.splits > 1)
-            trf_finish_group<kWarps>(a, group, &arrived);
-    }
     trf_store_tail_rows(a);
 }
 

@@ -15,48 +15,50 @@ typedef void (*trf_fused_kernel)(trf_fused_args);
 
 /* Best first; which ones a layer can have depends on its p, L and frequencies, and on shared memory. */
 enum trf_fused_geometry {
-    TRF_GEOMETRY_NINE_TWO, /* p = L = 9, frequencies to 255, 16 warps of two slabs; quads of bf16 and fp16, batches to 8 */
-    TRF_GEOMETRY_NINE,     /* p = L = 9, frequencies to 255, 16 warps */
-    TRF_GEOMETRY_ANY,      /* any p and L, 16 warps */
+    TRF_GEOMETRY_NINE_TWO, /* p = L = 9, frequencies to 255, two slabs a warp; quads without group scales, batches to 8 */
+    TRF_GEOMETRY_NINE,     /* p = L = 9, frequencies to 255 */
+    TRF_GEOMETRY_ANY,      /* any p and L */
     TRF_GEOMETRY_FEW,      /* any p and L, 8 warps: for long streams and little shared memory */
     TRF_GEOMETRIES
 };
 
-/* tiles: 1, 2, 4 or 8 groups of 8 batch rows. Accumulators for 64 columns leave registers for 8 warps. */
-static inline int trf_fused_warps(int tiles, int geometry) {
-    return geometry == TRF_GEOMETRY_FEW || tiles == 8 ? 8 : 16;
+/* Warps of a block: what the accumulators of 8 * tiles columns leave registers for. Pairs have the longer chains of states, and want more. */
+static constexpr int trf_fused_warps(int class_bits, int tiles, int geometry) {
+    if (geometry == TRF_GEOMETRY_FEW || tiles == 8)
+        return 8;
+    if (tiles == 4)
+        return 12;
+    return geometry == TRF_GEOMETRY_NINE && class_bits == 4 && tiles == 1 ? 20 : 16;
 }
 
 static inline int trf_fused_slabs(int geometry) { return geometry == TRF_GEOMETRY_NINE_TWO ? 2 : 1; }
 
-/* Whether warps of a block split K (and share units), or have a unit each. */
-static inline bool trf_fused_splits_warps(int tiles) { return tiles <= 2; }
-
-template <class Form, class Type, bool kScaled, int kP, int kWarps> static trf_fused_kernel trf_pick_tiles(int tiles) {
+template <class Form, class Type, bool kScaled, int kGeometry> static trf_fused_kernel trf_pick_tiles(int tiles) {
+    constexpr int kP = kGeometry == TRF_GEOMETRY_NINE ? 9 : 0, kClassBits = Form::kClassBits;
     switch (tiles) {
     case 1:
-        return trf_fused_small<Form, Type, kP, 1, 1, kScaled, kWarps>;
+        return trf_fused_linear<Form, Type, kP, 1, 1, kScaled, trf_fused_warps(kClassBits, 1, kGeometry)>;
     case 2:
-        return trf_fused_small<Form, Type, kP, 1, 2, kScaled, kWarps>;
+        return trf_fused_linear<Form, Type, kP, 1, 2, kScaled, trf_fused_warps(kClassBits, 2, kGeometry)>;
     case 4:
-        return trf_fused_large<Form, Type, kP, 4, kScaled, kWarps>;
+        return trf_fused_linear<Form, Type, kP, 1, 4, kScaled, trf_fused_warps(kClassBits, 4, kGeometry)>;
     default:
-        return trf_fused_large<Form, Type, kP, 8, kScaled, 8>;
+        return trf_fused_linear<Form, Type, kP, 1, 8, kScaled, trf_fused_warps(kClassBits, 8, kGeometry)>;
     }
 }
 
 template <class Form, class Type, bool kScaled> static trf_fused_kernel trf_pick(int tiles, int geometry) {
     switch (geometry) {
     case TRF_GEOMETRY_NINE_TWO:
-        if constexpr (Form::kWide && Form::kClassBits == 2)
-            return trf_fused_small<Form, Type, 9, 2, 1, kScaled, 16>;
+        if constexpr (Form::kClassBits == 2 && !kScaled)
+            return trf_fused_linear<Form, Type, 9, 2, 1, false, trf_fused_warps(2, 1, TRF_GEOMETRY_NINE_TWO)>;
         return nullptr;
     case TRF_GEOMETRY_NINE:
-        return trf_pick_tiles<Form, Type, kScaled, 9, 16>(tiles);
+        return trf_pick_tiles<Form, Type, kScaled, TRF_GEOMETRY_NINE>(tiles);
     case TRF_GEOMETRY_ANY:
-        return trf_pick_tiles<Form, Type, kScaled, 0, 16>(tiles);
+        return trf_pick_tiles<Form, Type, kScaled, TRF_GEOMETRY_ANY>(tiles);
     default:
-        return trf_pick_tiles<Form, Type, kScaled, 0, 8>(tiles);
+        return trf_pick_tiles<Form, Type, kScaled, TRF_GEOMETRY_FEW>(tiles);
     }
 }
 
