@@ -268,11 +268,12 @@ TRF_API trf_status trf_extract_layer(const char *in_path, const char *tensor, co
 /* cudaStream_t. */
 typedef struct CUstream_st *trf_stream;
 
-/* One device. Holds what layers share: limits of the device, a cuBLASLt handle. Thread-safe after creation. */
+/* One device. Holds what layers share: limits of the device, a cuBLASLt handle if that library is found (it is opened here; only the
+ * two-step path needs it). Thread-safe after creation. */
 typedef struct trf_context trf_context;
 
-/* device: CUDA ordinal. Errors: TRF_ERR_DEVICE (no such device, no driver, or compute capability below 8.0), TRF_ERR_CUDA,
- * TRF_ERR_MEMORY. */
+/* device: CUDA ordinal. Errors: TRF_ERR_DEVICE (no device code in the build, no such device, no driver, or compute capability below 8.0),
+ * TRF_ERR_CUDA, TRF_ERR_MEMORY. */
 TRF_API trf_status trf_context_create(int device, trf_context **context, trf_error *err);
 TRF_API void trf_context_destroy(trf_context *context); /* NULL is allowed; after the context's layers */
 TRF_API const char *trf_context_device_name(const trf_context *context); /* such as "NVIDIA H200"; the context's */
@@ -281,7 +282,8 @@ TRF_API const char *trf_context_device_name(const trf_context *context); /* such
 typedef struct trf_device_layer trf_device_layer;
 
 /* Copies a layer, which trf_layer_from_memory or trf_layer_open has validated, to the device; `layer` is not needed afterwards. Synchronous.
- * Device memory: the blob, and 8 bytes a slab (0.1 % of it). Errors: TRF_ERR_CUDA, TRF_ERR_MEMORY (host or device). */
+ * Device memory: the blob, 8 bytes for each 32 x 256 weights (0.1 % of a bf16 blob), and a table of at most 16 KiB. The context must outlive the layer.
+ * Errors: TRF_ERR_ARGUMENT (NULL), TRF_ERR_UNSUPPORTED (a blob of more than 64 GiB), TRF_ERR_CUDA, TRF_ERR_MEMORY (host or device). */
 TRF_API trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer, trf_device_layer **device_layer,
                                            trf_error *err);
 /* Waits for the device. NULL is allowed. */
@@ -298,21 +300,23 @@ typedef enum trf_decode_as {
 } trf_decode_as;
 
 /* Decodes the whole layer on the device. weights: device, row-major [rows][cols], 16-byte aligned, weights_bytes large.
- * Ordered on `stream`; returns before it is done; capturable in a CUDA graph. Corrupt tiles (which validation cannot see) become NaN, or
- * zero codes; see trf_device_layer_check. Thread-safe. Errors: TRF_ERR_ARGUMENT (kind; alignment), TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of
+ * Ordered on `stream`; returns before it is done; capturable in a CUDA graph. Corrupt slabs (which validation cannot see: 32 rows of
+ * a tile) become NaN, or zero where integers are written; see trf_device_layer_check. Thread-safe. Errors: TRF_ERR_ARGUMENT (kind; alignment), TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of
  * the other 16-bit float codec), TRF_ERR_CUDA. */
 TRF_API trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);
 
 /* How y = x . W^T is computed. */
 typedef enum trf_path {
-    TRF_PATH_AUTO = 0,    /* FUSED where it takes the layer, else TWO_STEP */
-    TRF_PATH_FUSED = 1,   /* decoded inside the product */
+    TRF_PATH_AUTO = 0,    /* FUSED where it takes the layer and the batch, else TWO_STEP */
+    TRF_PATH_FUSED = 1,   /* decoded inside the product. Batches of 1 to TRF_FUSED_MAX_M; not for layers with column offsets, with row offsets in some tiles
+                           * only, with offsets beyond 126 or exceptions that they would make inexact; int: codes of at most 8 bits, exact in
+                           * x's type, groups of scales in multiples of 32 columns; streams that fit in shared memory */
     TRF_PATH_TWO_STEP = 2 /* decoded to the workspace, then multiplied by cuBLASLt */
 } trf_path;
 
 enum {
-    TRF_FUSED_MAX_M = 64
+    TRF_FUSED_MAX_M = 64 /* rows of x */
 };
 
 /* A product of one layer and a batch size, prepared. Plain data: copy it freely; it belongs to the layer it was made for. */
@@ -327,21 +331,25 @@ typedef struct trf_linear_plan {
 
 /* m: rows of x, at least 1. x_dtype: BF16 for the bf16 codec, F16 for fp16, either for fp8 and int. y_dtype: BF16, F16 or F32.
  * Does not touch the device. Errors: TRF_ERR_ARGUMENT (m; types that do not go together), TRF_ERR_UNSUPPORTED (path FUSED was asked for and does not take the layer,
- * the message says why; or neither path does). */
+ * the message says why; or neither path does, TWO_STEP for lack of cuBLASLt, of an algorithm of it, or by size), TRF_ERR_CUDA, TRF_ERR_MEMORY (cuBLASLt). */
 TRF_API trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m, trf_dtype x_dtype,
                                         trf_dtype y_dtype, trf_path path, trf_linear_plan *plan, trf_error *err);
 
-/* Makes device memory a workspace, once after its allocation; trf_linear leaves it ready for the next call. workspace: device, 256-byte aligned.
+/* Makes device memory a workspace, once after its allocation; trf_linear leaves it ready for the next call, of any plan that needs no more bytes.
+ * workspace: device, 256-byte aligned.
  * Ordered on `stream`. Errors: TRF_ERR_ARGUMENT (alignment), TRF_ERR_CUDA. */
 TRF_API trf_status trf_workspace_init(void *workspace, uint64_t workspace_bytes, trf_stream stream, trf_error *err);
 
 /* y[m][rows] = x[m][cols] . W^T, accumulated in F32 and rounded once to y's dtype. x, y: device, row-major, of the plan's types, aligned to their elements, not
  * overlapping. workspace: of plan->workspace_bytes or more, made by trf_workspace_init, in use by one call at a time (calls on one
  * stream may share it); may be NULL if the plan needs none.
- * The same bits on every run. int codes with scales: sum over scale groups of scale * sum of code * x on the FUSED path; on TWO_STEP the weights
- * are rounded to x's dtype first. An offset that brings a finite y beyond F32's range in between gives an infinity.
+ * The same bits on every run of a plan with one alignment of x and y (TWO_STEP may take another algorithm where they are not aligned to 16 bytes; FUSED does not).
+ * int codes with scales: sum over scale groups of scale * sum of code * x on the FUSED path; on TWO_STEP the weights are rounded to x's dtype first.
+ * On FUSED, exponent offsets are put back by scaling sums: one that brings a finite y beyond F32's range in between gives an infinity.
  * Ordered on `stream`; does not allocate, synchronize or read back; capturable in a CUDA graph. Thread-safe for distinct workspaces.
- * A corrupt tile makes its rows of y NaN; see trf_device_layer_check. Errors: TRF_ERR_ARGUMENT (NULL, alignment, a plan of another layer), TRF_ERR_CUDA. */
+ * A corrupt slab makes its rows of y NaN, on FUSED possibly those of its neighbour in the tile as well; see trf_device_layer_check. Errors: TRF_ERR_ARGUMENT
+ * (NULL, alignment, a plan of another layer), TRF_ERR_CUDA; on TWO_STEP TRF_ERR_UNSUPPORTED (no algorithm for x or y that are not aligned to 16
+ * bytes), TRF_ERR_MEMORY (cuBLASLt). */
 TRF_API trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
                               void *workspace, trf_stream stream, trf_error *err);
 
