@@ -78,12 +78,6 @@ static __device__ __forceinline__ void trf_wait_for_predecessor() {
 #endif
 }
 
-/* The same value, computed here and not again where it is used. */
-static __device__ __forceinline__ uint32_t trf_keep(uint32_t v) {
-    asm volatile("" : "+r"(v));
-    return v;
-}
-
 /* ---- bits ---- */
 
 /* mask ? a : b, bit by bit. */

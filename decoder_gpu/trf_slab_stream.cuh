@@ -273,7 +273,7 @@ template <int kSlabs> struct trf_stager {
     uint32_t exceptions[kSlabs];
     trf_walk entered;
     uint32_t narrow;               /* 0 or narrow_bytes: where the next chunk's narrow planes go */
-    uint32_t place[kSlabs];        /* shared address of the slab's buffers, plus 16 * lane */
+    uint32_t place;                /* shared address of the warp's buffers, plus 16 * lane */
 };
 
 /* Moves on to the next slabs that are there, and starts the copy of their streams. */
@@ -301,7 +301,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
             for (int s = 0; s < kSlabs; s++) {
                 st.source[s] = view.blob + (uint64_t)st.slab[s].x * TRF_ALIGNMENT + 16 * lane;
                 st.exceptions[s] = st.slab[s].y >> 16;
-                const uint32_t to = st.place[s] + plan.streams + st.buffer * plan.stream_bytes;
+                const uint32_t to = st.place + s * plan.slab_bytes + plan.streams + st.buffer * plan.stream_bytes;
                 const uint8_t *from = st.source[s] + raw_part;
 #pragma unroll 1
                 for (uint32_t i = 0; i + 16 * lane < st.bytes[s]; i += 16 * TRF_LANES)
@@ -333,14 +333,15 @@ static __device__ __forceinline__ void trf_enter_chunk(trf_stager<kSlabs> &st, c
 
 /* Starts the copy of step k of the chunk that st.source points to; with step 0, of its narrow planes. */
 template <class Form, int kSlabs>
-static __device__ __forceinline__ void trf_stage_step(trf_stager<kSlabs> &st, int k, uint32_t lane,
-                                                      const trf_int_planes &planes) {
+static __device__ __forceinline__ void trf_stage_step(trf_stager<kSlabs> &st, const trf_shared_plan &plan, int k,
+                                                      uint32_t lane, const trf_int_planes &planes) {
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
+        const uint32_t place = st.place + s * plan.slab_bytes;
         if (Form::kWide)
-            trf_copy16(st.place[s] + k * kStepBytes, st.source[s] + k * kStepBytes);
+            trf_copy16(place + k * kStepBytes, st.source[s] + k * kStepBytes);
         if (k == 0)
-            trf_stage_narrow<Form>(st.place[s] + (Form::kWide ? kRing * kStepBytes : 0) + st.narrow,
+            trf_stage_narrow<Form>(place + (Form::kWide ? kRing * kStepBytes : 0) + st.narrow,
                                    st.source[s] + (Form::kWide ? 4 * kStepBytes : 0), lane, planes);
     }
     if (k == 0)
@@ -356,9 +357,9 @@ static __device__ __forceinline__ void trf_start(trf_stager<kSlabs> &st, const t
                                                  uint32_t lane) {
     st.walk = walk;
     st.buffer = st.narrow = 0;
+    st.place = memory + 16 * lane;
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
-        st.place[s] = trf_keep(memory + s * plan.slab_bytes + 16 * lane);
         st.slab[s] = trf_slab_at(view, walk, kSlabs * walk.band + s);
     }
     trf_enter_slab<Form>(st, view, plan, regular_cols, lane);
@@ -366,7 +367,7 @@ static __device__ __forceinline__ void trf_start(trf_stager<kSlabs> &st, const t
         return;
 #pragma unroll
     for (int k = 0; k < (Form::kWide ? kRing - 1 : 1); k++)
-        trf_stage_step<Form>(st, k, lane, planes);
+        trf_stage_step<Form>(st, plan, k, lane, planes);
 }
 
 /* Records the first corrupt tile. One lane calls it. */
@@ -393,7 +394,6 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                                                       const trf_lane_rule<kP> &rule, uint32_t masks,
                                                       uint32_t regular_cols, uint32_t lane, Sink &sink) {
     constexpr uint32_t kRingBytes = Form::kWide ? kRing * kStepBytes : 0;
-    const uint32_t memory = trf_keep(st.place[0] - 16 * lane);
     uint32_t buffer = 0, narrow_at = 0;
 #pragma unroll 1
     while (st.bytes[0]) {
@@ -406,7 +406,7 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
         __syncwarp();
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
-            const uint32_t at = memory + s * plan.slab_bytes + plan.streams + buffer * plan.stream_bytes;
+            const uint32_t at = st.place - 16 * lane + s * plan.slab_bytes + plan.streams + buffer * plan.stream_bytes;
             trf_lane_begin(stream[s], rule, at, st.bytes[s], st.exceptions[s], masks, lane);
             trf_exceptions_begin(exceptions[s], at, st.exceptions[s]);
         }
@@ -424,16 +424,17 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                 uint4 wide[kSlabs] = {};
 #pragma unroll
                 for (int s = 0; s < kSlabs; s++) {
+                    const uint32_t place = st.place + s * plan.slab_bytes;
                     if (Form::kWide)
-                        wide[s] = trf_lds128(st.place[s] + k * kStepBytes);
-                    trf_load_narrow<Form>(narrow[s], st.place[s] + kRingBytes + narrow_at, lane, k, planes);
+                        wide[s] = trf_lds128(place + k * kStepBytes);
+                    trf_load_narrow<Form>(narrow[s], place + kRingBytes + narrow_at, lane, k, planes);
                 }
                 if (k == 1)
                     trf_enter_chunk<Form>(st, view, plan, regular_cols, lane);
                 if (Form::kWide)
-                    trf_stage_step<Form>(st, (k + kRing - 1) % kRing, lane, planes);
+                    trf_stage_step<Form>(st, plan, (k + kRing - 1) % kRing, lane, planes);
                 else if (k == 1)
-                    trf_stage_step<Form>(st, 0, lane, planes);
+                    trf_stage_step<Form>(st, plan, 0, lane, planes);
                 uint32_t reg[kSlabs][8];
 #pragma unroll
                 for (int g = 0; g < 4; g++) {

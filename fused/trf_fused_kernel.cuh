@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_linear(const __grid_
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint32_t arrived[2];
     const uint32_t shared = trf_shared_address(shared_memory);
-    const uint32_t warp = threadIdx.x / 32, lane = trf_keep(threadIdx.x % 32), cols = max(a.regular_cols, 1u);
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = max(a.regular_cols, 1u);
     trf_allow_successor();
 
     const trf_run block = {trf_item_begin(a, trf_first_item(a, blockIdx.x)),

@@ -65,7 +65,7 @@ static int queue_case(void *context, uint32_t call, cudaStream_t stream) {
         return queue_raw8(c, call, stand->x_dtype, stream);
     default:
         return cli_cuda_check(
-            cudaMemcpyAsync(stand->copy_to, stand->copy_from, kBenchCopyBytes, cudaMemcpyDeviceToDevice, stream),
+            bench_copy_launch(stand->copy_to, stand->copy_from, kBenchCopyBytes, stream),
             "bench: copying");
     }
 }

@@ -166,3 +166,26 @@ cudaError_t bench_raw8_launch(const bench_raw8 *product, const void *codes, cuda
     }
     return cudaGetLastError();
 }
+
+/* ---- a copy, as fast as device memory allows ---- */
+
+static __global__ void copy_kernel(uint4 *to, const uint4 *from, uint64_t count) {
+    constexpr int kUnroll = 4;
+    const uint64_t stride = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += kUnroll * stride) {
+        uint4 v[kUnroll];
+#pragma unroll
+        for (int u = 0; u < kUnroll; u++)
+            if (i + u * stride < count)
+                v[u] = __ldcs(from + i + u * stride);
+#pragma unroll
+        for (int u = 0; u < kUnroll; u++)
+            if (i + u * stride < count)
+                __stcs(to + i + u * stride, v[u]);
+    }
+}
+
+cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaStream_t stream) {
+    copy_kernel<<<2112, 512, 0, stream>>>((uint4 *)to, (const uint4 *)from, bytes / 16);
+    return cudaGetLastError();
+}

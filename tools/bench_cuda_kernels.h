@@ -27,6 +27,9 @@ typedef struct bench_raw8 {
 /* y = x . (scale * codes)^T, accumulated in F32. codes: device, [rows][cols], 16-byte aligned. Only queues work. */
 cudaError_t bench_raw8_launch(const bench_raw8 *product, const void *codes, cudaStream_t stream);
 
+/* Copies bytes, a multiple of 16, from one place in device memory to another, both 16-byte aligned. Only queues work. */
+cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif
