@@ -185,14 +185,19 @@ static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_linear_
 static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, uint32_t blocks, uint32_t threads,
                           cudaStream_t stream) {
     cudaFuncAttributes attributes;
+    int device = 0, most = 0;
     cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+    if (status == cudaSuccess)
+        status = cudaGetDevice(&device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status == cudaSuccess)
+        most -= (int)attributes.sharedSizeBytes;
+    /* Always all that there is, so that threads with different needs do not take it from each other. */
+    if (status == cudaSuccess && attributes.maxDynamicSharedSizeBytes != most)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
     if (status != cudaSuccess)
         return status;
-    if ((uint32_t)attributes.maxDynamicSharedSizeBytes < args.shared.total) {
-        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)args.shared.total);
-        if (status != cudaSuccess)
-            return status;
-    }
     cudaLaunchAttribute early;
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;

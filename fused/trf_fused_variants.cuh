@@ -15,10 +15,10 @@ typedef void (*trf_fused_kernel)(trf_fused_args);
 
 /* Best first; which ones a layer can have depends on its p, L and frequencies, and on shared memory. */
 enum trf_fused_geometry {
-    TRF_GEOMETRY_NINE_TWO, /* p = L = 9, frequencies to 255, two slabs a warp; quads without group scales, batches to 8 */
-    TRF_GEOMETRY_NINE,     /* p = L = 9, frequencies to 255 */
-    TRF_GEOMETRY_ANY,      /* any p and L */
-    TRF_GEOMETRY_FEW,      /* any p and L, 8 warps: for long streams and little shared memory */
+    TRF_GEOMETRY_NINE_TWO, /* as NINE, and two slabs a warp: quads without group scales, batches to 8 */
+    TRF_GEOMETRY_NINE,     /* p = L = 9, frequencies to 255, no row offsets */
+    TRF_GEOMETRY_ANY,      /* all layers */
+    TRF_GEOMETRY_FEW,      /* all layers, 8 warps: for long streams and little shared memory */
     TRF_GEOMETRIES
 };
 

@@ -33,8 +33,10 @@ static void read_driver(char *driver, size_t driver_bytes) {
     FILE *file = fopen("/proc/driver/nvidia/version", "r");
     snprintf(driver, driver_bytes, "unknown");
     if (file && fgets(line, sizeof line, file)) {
-        const char *at = strstr(line, "Kernel Module");
-        at = at ? at + strcspn(at, "0123456789") : line; /* "NVRM version: ... Kernel Module ...  580.65.06  Release" */
+        /* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release ...": the first word of digits and points */
+        const char *at = line;
+        while (*at && (strspn(at, "0123456789.") == 0 || !strchr(" \t\n", at[strspn(at, "0123456789.")])))
+            at += strcspn(at, " \t\n"), at += strspn(at, " \t\n");
         char version[64];
         snprintf(version, sizeof version, "%.*s", (int)strcspn(at, " \t\n"), at);
         cli_printable(version, driver, driver_bytes);
