@@ -8,10 +8,19 @@
 
 /* Where the slab at rows 32*band of tile column j lies: entry [band * num_tiles_col + j]. */
 typedef struct trf_device_slab {
-    uint32_t offset_units; /* of 16 bytes, from the blob's first byte */
-    uint16_t size_units;   /* 0: these rows of the tile have no slab (a stored tile, or a sliver's rows alone) */
-    uint16_t exceptions;
+    uint32_t raw_units;    /* of 128 bytes, from the blob's first byte: where its raw bits begin */
+    uint16_t stream_units; /* of 16 bytes, from the raw bits' first byte: where its streams begin */
+    /* Of 16 bytes, of its streams; 0: these rows of the tile have no slab (a stored tile, or a sliver's rows alone). */
+    uint16_t size_units;
 } trf_device_slab;
+TRF_STATIC_ASSERT(sizeof(trf_device_slab) == 8, "kernels load a slab's entry as 8 bytes");
+TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES / TRF_ALIGNMENT <= UINT16_MAX, "streams are in reach of their slab's raw bits");
+
+/* Where its two parts begin in the blob. */
+TRF_HD uint64_t trf_device_slab_raw(trf_device_slab slab) { return (uint64_t)slab.raw_units * TRF_TILE_ALIGNMENT; }
+TRF_HD uint64_t trf_device_slab_streams(trf_device_slab slab) {
+    return trf_device_slab_raw(slab) + (uint32_t)slab.stream_units * TRF_ALIGNMENT;
+}
 
 /* What a kernel's first threads set when a tile turns out corrupt; the first one stays. */
 typedef struct trf_device_fault {
@@ -43,7 +52,7 @@ typedef struct trf_device_view {
 typedef struct trf_device_facts {
     uint64_t irregular_weights;   /* in stored tiles, slivers, and slabs that are not 32 rows of whole chunks */
     uint64_t slabs;               /* coded ones */
-    uint32_t max_stream_bytes;    /* of a slab behind its raw bits */
+    uint32_t max_stream_bytes;    /* of a slab's streams */
     uint32_t max_frequency;       /* of a symbol */
     uint32_t predictor_modes;     /* union over tiles */
     int mixed_modes;              /* coded tiles differ in their mode */

@@ -10,14 +10,21 @@ static __device__ __forceinline__ void trf_prefetch_l2(const void *at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
+/* A warp's part for each lane of `bytes` bytes. */
+static __device__ __forceinline__ void trf_warp_prefetch_l2(const uint8_t *from, uint32_t bytes, uint32_t lane) {
+    for (uint32_t at = 128 * lane; at < bytes; at += 128 * TRF_LANES)
+        trf_prefetch_l2(from + at);
+}
+
 /* As trf_edge_open. The slab's bytes are on their way to the L2 cache when it returns: a lane reads them a few at a time. */
 static __device__ __forceinline__ bool trf_warp_edge_open(trf_edge &edge, const trf_device_view &view, uint32_t band,
                                                           uint32_t tile_col, uint32_t part, uint32_t lane) {
     if (!trf_edge_open(&edge, &view, band, tile_col, part, lane))
         return false;
-    if (trf_edge_is_slab(part) && edge.intact)
-        for (uint32_t at = 128 * lane; at < edge.slab.words + 2 * edge.slab.num_words; at += 128 * TRF_LANES)
-            trf_prefetch_l2(edge.slab.bytes + at);
+    if (trf_edge_is_slab(part) && edge.intact) {
+        trf_warp_prefetch_l2(edge.slab.streams, edge.slab.words + 2 * edge.slab.num_words, lane);
+        trf_warp_prefetch_l2(edge.slab.raw, trf_raw_bytes(view.raw_bits, edge.slab.weights), lane);
+    }
     return true;
 }
 

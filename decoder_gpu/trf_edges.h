@@ -68,7 +68,7 @@ typedef struct trf_edge {
     uint32_t part;
     uint32_t band_row; /* of the band's first row, from the tile's */
     uint32_t predictor_mode;
-    int intact; /* of slabs: the parts fit in */
+    int intact; /* of slabs: both parts lie inside the blob, and the streams hold what they say */
     trf_slab_reader slab;
     trf_lane_reader reader;
 } trf_edge;
@@ -102,13 +102,13 @@ TRF_HD int trf_band_has_edges(const trf_device_view *view, uint32_t band, uint32
     return trf_band_has_parts(view, band, tile_col, 0, TRF_EDGE_PARTS);
 }
 
-/* Where a tile's stored elements begin in the blob: behind its last slab, or with the tile. */
+/* Where a tile's stored elements begin in the blob: behind its last slab's streams, or with the tile. */
 TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_shape *tile, uint64_t index) {
     if (tile->slabs == 0)
         return view->tiles[index].data_offset;
     const uint32_t last_band = (tile->row + tile->coded_rows - 1) / TRF_SLAB_ROWS;
-    const trf_device_slab *slab = trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE);
-    return ((uint64_t)slab->offset_units + slab->size_units) * TRF_ALIGNMENT;
+    const trf_device_slab slab = *trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE);
+    return trf_device_slab_streams(slab) + (uint32_t)slab.size_units * TRF_ALIGNMENT;
 }
 
 /* @return 0 if there is no such edge. lane: for the stream. */
@@ -126,13 +126,13 @@ TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t b
         return 1;
     }
     const trf_device_slab slab = *trf_slab_at_band(view, band, tile_col);
-    const uint64_t offset = (uint64_t)slab.offset_units * TRF_ALIGNMENT;
+    const trf_slab_shape shape = trf_slab_shape_at(&edge->tile, edge->band_row);
+    const uint64_t raw = trf_device_slab_raw(slab), streams = trf_device_slab_streams(slab);
     const uint32_t bytes = slab.size_units * (uint32_t)TRF_ALIGNMENT;
     edge->predictor_mode = view->tiles[edge->index].predictor_mode;
-    edge->intact =
-        offset + bytes <= view->blob_bytes &&
-        trf_slab_reader_open(&edge->slab, view->blob + offset, bytes, trf_slab_shape_at(&edge->tile, edge->band_row),
-                             view->raw_bits, slab.exceptions);
+    edge->intact = raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) <= streams &&
+                   streams + bytes <= view->blob_bytes &&
+                   trf_slab_reader_open(&edge->slab, view->blob + raw, view->blob + streams, bytes, shape);
     if (edge->intact)
         edge->reader = trf_lane_reader_open(&edge->slab, lane, view->state_bits);
     return 1;

@@ -1,36 +1,41 @@
 /* One lane's way through one slab in memory: stream, raw bits, elements, verdict. Plain and general: any shape, any codec, C and CUDA.
  *
  * A warp runs these functions with a lane each; a loop over 32 lanes on the CPU computes the same. The layer and the slab table are trusted as
- * far as validation went, the slab's bytes are not: nothing here reads outside the slab, whatever stands in it. */
+ * far as validation went, the slab's bytes are not: nothing here reads outside its raw bits and its streams, whatever stands in them. */
 #ifndef TRF_SLAB_DECODE_H
 #define TRF_SLAB_DECODE_H
 
 #include "trf_device_layer.h"
 
-/* One slab in memory: where its parts lie, as byte offsets. All of them lie inside the slab if trf_slab_reader_open returned 1. */
+/* One slab in memory. All that is in its streams lies inside them if trf_slab_reader_open returned 1. */
 typedef struct trf_slab_reader {
-    const uint8_t *bytes; /* 16-byte aligned */
-    trf_slab_layout layout;
+    const uint8_t *raw;     /* trf_raw_bytes of them, 16-byte aligned */
+    const uint8_t *streams; /* 16-byte aligned */
+    trf_slab_shape shape;
     uint32_t weights; /* of a lane */
     uint32_t num_exceptions;
-    uint32_t words;     /* byte offset */
+    uint32_t words;     /* byte offset in the streams */
     uint32_t num_words; /* that the pairs own together */
 } trf_slab_reader;
 
-/* bytes: device or host memory of size_bytes, 16-byte aligned. @return 1, or 0 if its parts do not fit in: nothing else may be called then. */
-TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *bytes, uint32_t size_bytes, trf_slab_shape shape,
-                                uint32_t raw_bits, uint32_t num_exceptions) {
-    slab->bytes = bytes;
-    slab->layout = trf_slab_layout_at(shape, raw_bits);
+/* raw, streams: device or host memory, the latter of stream_bytes. @return 1, or 0 if the streams do not hold what they say: nothing else
+ * may be called then. */
+TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *raw, const uint8_t *streams,
+                                uint32_t stream_bytes, trf_slab_shape shape) {
+    slab->raw = raw;
+    slab->streams = streams;
+    slab->shape = shape;
     slab->weights = trf_lane_weights(shape);
-    slab->num_exceptions = num_exceptions;
-    slab->words = slab->layout.exceptions + 4 * num_exceptions;
+    slab->num_exceptions = 0;
+    slab->words = TRF_STREAM_HEAD_BYTES;
     slab->num_words = 0;
-    if (size_bytes < slab->words)
+    if (stream_bytes < TRF_STREAM_HEAD_BYTES)
         return 0;
+    slab->num_exceptions = trf_stream_exceptions(streams);
+    slab->words += 4 * slab->num_exceptions;
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        slab->num_words += bytes[slab->layout.pair_words + pair];
-    return size_bytes - slab->words >= 2 * slab->num_words;
+        slab->num_words += streams[TRF_STATES_BYTES + pair];
+    return stream_bytes >= slab->words + 2 * slab->num_words;
 }
 
 /* ---- the stream ---- */
@@ -46,19 +51,19 @@ typedef struct trf_lane_reader {
 TRF_HD void trf_lane_reader_renormalize(trf_lane_reader *reader, const trf_slab_reader *slab, uint32_t state_bits) {
     if (!trf_state_needs_word(reader->x, state_bits))
         return;
-    const uint16_t *words = (const uint16_t *)(slab->bytes + slab->words);
+    const uint16_t *words = (const uint16_t *)(slab->streams + slab->words);
     reader->x = trf_state_renormalize(reader->x, (uint32_t)reader->at < slab->num_words ? words[reader->at] : 0);
     reader->at += reader->stride;
     reader->taken++;
 }
 
 TRF_HD trf_lane_reader trf_lane_reader_open(const trf_slab_reader *slab, uint32_t lane, uint32_t state_bits) {
-    const uint8_t *pair_words = slab->bytes + slab->layout.pair_words;
+    const uint8_t *pair_words = slab->streams + TRF_STATES_BYTES;
     uint32_t begin = 0;
     for (uint32_t pair = 0; pair < lane % TRF_LANE_PAIRS; pair++)
         begin += pair_words[pair];
     trf_lane_reader reader;
-    reader.x = ((const uint16_t *)(slab->bytes + slab->layout.states))[lane];
+    reader.x = ((const uint16_t *)slab->streams)[lane];
     reader.at = trf_lane_first_word(lane, begin, pair_words[lane % TRF_LANE_PAIRS]);
     reader.stride = trf_lane_word_stride(lane);
     reader.taken = 0;
@@ -89,7 +94,7 @@ TRF_HD uint32_t trf_lane_next_classes(trf_lane_reader *reader, const trf_slab_re
 TRF_HD int trf_lane_reader_verdict(const trf_lane_reader *reader, const trf_slab_reader *slab, uint32_t lane,
                                    uint32_t partner_taken, uint32_t state_bits) {
     return reader->x == 1u << state_bits &&
-           reader->taken + partner_taken == slab->bytes[slab->layout.pair_words + lane % TRF_LANE_PAIRS];
+           reader->taken + partner_taken == slab->streams[TRF_STATES_BYTES + lane % TRF_LANE_PAIRS];
 }
 
 /* ---- raw bits ---- */
@@ -98,7 +103,7 @@ TRF_HD int trf_lane_reader_verdict(const trf_lane_reader *reader, const trf_slab
 TRF_HD void trf_lane_raw_bits(const trf_slab_reader *slab, uint32_t codec, uint32_t raw_bits, uint32_t lane, uint32_t i,
                               uint32_t raw[4]) {
     const uint32_t chunk = i / TRF_CHUNK_WEIGHTS, weights = trf_chunk_weights(slab->weights, chunk);
-    const uint8_t *plane = slab->bytes + trf_chunk_offset(raw_bits, chunk);
+    const uint8_t *plane = slab->raw + trf_chunk_offset(raw_bits, chunk);
     uint32_t sign = trf_codec_is_float(codec) ? 1u << trf_raw_sign_bit(codec) : 0; /* in the first plane */
     uint32_t shift = 0;
     i %= TRF_CHUNK_WEIGHTS;
@@ -159,8 +164,8 @@ TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_va
                                                          view->state_bits);
         trf_lane_raw_bits(slab, codec, view->raw_bits, lane, i, raw);
         for (uint32_t k = 0; k < 4; k++) {
-            uint32_t row = trf_lane_row(slab->layout.shape, lane, i + k);
-            uint32_t col = trf_lane_col(slab->layout.shape, lane, i + k);
+            uint32_t row = trf_lane_row(slab->shape, lane, i + k);
+            uint32_t col = trf_lane_col(slab->shape, lane, i + k);
             int32_t value = class_value[classes >> (class_bits * k) & ((1u << class_bits) - 1)];
             int32_t offset = trf_offset_at(view, origin.predictor_mode, origin.row + row, origin.col + col);
             to[row * pitch + col - first_col] = (uint16_t)trf_join_element(codec, class_bits, value, raw[k], offset);
@@ -171,7 +176,7 @@ TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_va
 /* ---- exceptions ---- */
 
 TRF_HD uint32_t trf_slab_exception(const trf_slab_reader *slab, uint32_t e) {
-    return ((const uint32_t *)(slab->bytes + slab->layout.exceptions))[e];
+    return ((const uint32_t *)(slab->streams + TRF_STREAM_HEAD_BYTES))[e];
 }
 
 /* Index of the slab's first exception whose weight's index is `first` or more, or their number: those of weights first to end - 1 lie between the
@@ -195,7 +200,7 @@ TRF_HD void trf_slab_write_exception(const trf_slab_reader *slab, uint32_t e, ui
     const uint32_t i = position / TRF_LANES, lane = position % TRF_LANES;
     if (i - first >= count)
         return;
-    to[trf_lane_row(slab->layout.shape, lane, i) * pitch + trf_lane_col(slab->layout.shape, lane, i) - first_col] =
+    to[trf_lane_row(slab->shape, lane, i) * pitch + trf_lane_col(slab->shape, lane, i) - first_col] =
         (uint16_t)trf_exception_element(exception);
 }
 

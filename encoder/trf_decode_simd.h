@@ -33,7 +33,8 @@ enum {
     TRF_WORD_GUARD = 136,                     /* words; more than a lane can ask for, first word included */
     TRF_MAX_SLAB_WORDS = TRF_LANE_PAIRS * 255,
     TRF_MAX_CHUNK_BYTES = TRF_MAX_RAW_BITS * 4 * TRF_CHUNK_WEIGHTS,
-    TRF_OVERREAD = 32, /* bytes behind a chunk that decoders may read: the states, where it does not stand in scratch */
+    /* Bytes behind a chunk that decoders may read: where it does not stand in scratch, more raw bits or slab table and states. */
+    TRF_OVERREAD = 32,
 };
 
 /* A field of a plane narrower than 8 bits: its value << shift goes into the byte. offset: of the plane in a full chunk. */

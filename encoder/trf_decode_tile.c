@@ -3,20 +3,19 @@
 
 #include <string.h>
 
-/* bytes: the slab's first byte. */
-static trf_slab_parts trf_slab_parts_of(const trf_blob_view *view, const trf_tile_shape *shape, uint32_t slab,
-                                        const uint8_t *bytes, uint32_t num_exceptions) {
-    trf_slab_layout layout = trf_slab_layout_of(shape, slab, view->header.raw_bits);
+/* place: the slab's in the tile. */
+static trf_slab_parts trf_slab_parts_of(const trf_slab_place *place, uint32_t slab, const uint8_t *tile_bytes) {
+    const uint8_t *stream = tile_bytes + place->streams;
     trf_slab_parts parts = {
-        .shape = layout.shape,
+        .shape = place->shape,
         .row = slab * TRF_SLAB_ROWS,
-        .raw = bytes,
-        .start_states = (const uint16_t *)(bytes + layout.states),
-        .pair_words = bytes + layout.pair_words,
-        .exceptions = (const uint32_t *)(bytes + layout.exceptions),
-        .num_exceptions = num_exceptions,
+        .raw = tile_bytes + place->raw,
+        .start_states = (const uint16_t *)stream,
+        .pair_words = stream + TRF_STATES_BYTES,
+        .exceptions = (const uint32_t *)(stream + TRF_STREAM_HEAD_BYTES),
+        .num_exceptions = trf_stream_exceptions(stream),
     };
-    parts.words = (const uint16_t *)(parts.exceptions + num_exceptions);
+    parts.words = (const uint16_t *)(parts.exceptions + parts.num_exceptions);
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
         parts.num_words += parts.pair_words[pair];
     return parts;
@@ -49,7 +48,7 @@ static const uint8_t *trf_copy_stored(const trf_blob_view *view, const uint8_t *
     return bytes + count;
 }
 
-/* bytes: behind the last slab. A stored tile is all sliver. */
+/* bytes: behind the last slab's streams. A stored tile is all sliver. */
 static void trf_copy_slivers(const trf_blob_view *view, const trf_tile_shape *shape, const uint8_t *bytes,
                              uint16_t *elements, size_t stride) {
     if (shape->coded_cols < shape->cols)
@@ -65,12 +64,12 @@ trf_status trf_decode_tile_with(trf_decode_slabs_fn *decode_slabs, const trf_blo
                                 uint16_t *elements, size_t stride, trf_error *err) {
     const trf_tile_meta *meta = &view->tiles[tile];
     trf_tile_work work = {view, table, trf_tile_shape_of(&view->header, tile, meta->kind), meta->predictor_mode};
-    const trf_slab_entry *entries = (const trf_slab_entry *)tile_bytes;
     trf_slab_parts slabs[TRF_SLABS_PER_TILE];
-    uint32_t num_slabs = work.shape.slabs, at = trf_slab_table_bytes(num_slabs);
+    uint32_t num_slabs = work.shape.slabs, slivers = 0;
     for (uint32_t s = 0; s < num_slabs; s++) {
-        slabs[s] = trf_slab_parts_of(view, &work.shape, s, tile_bytes + at, entries[s].exceptions);
-        at = entries[s].end_units * (uint32_t)TRF_ALIGNMENT;
+        const trf_slab_place place = trf_slab_place_of(&work.shape, tile_bytes, s, view->header.raw_bits);
+        slabs[s] = trf_slab_parts_of(&place, s, tile_bytes);
+        slivers = place.end;
     }
     if (num_slabs) {
         uint32_t bad = decode_slabs(&work, slabs, num_slabs, elements, stride);
@@ -80,6 +79,6 @@ trf_status trf_decode_tile_with(trf_decode_slabs_fn *decode_slabs, const trf_blo
     }
     for (uint32_t s = 0; s < num_slabs; s++)
         trf_write_exceptions(&slabs[s], elements, stride);
-    trf_copy_slivers(view, &work.shape, tile_bytes + at, elements, stride);
+    trf_copy_slivers(view, &work.shape, tile_bytes + slivers, elements, stride);
     return TRF_OK;
 }

@@ -138,7 +138,7 @@ static void place_sections(encoding *e, uint64_t *head_bytes) {
         if (sizes[i])
             end = trf_align(end) + sizes[i];
     }
-    *head_bytes = x->data_offset = trf_align(end);
+    *head_bytes = x->data_offset = trf_tile_align(end);
 }
 
 static trf_status write_head(encoding *e, const trf_tile_pass *pass, uint64_t head_bytes, trf_error *err) {

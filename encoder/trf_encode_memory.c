@@ -41,8 +41,8 @@ static trf_status write_bytes(void *context, uint64_t offset, const void *bytes,
 static uint64_t largest_blob(uint64_t rows, uint64_t cols) {
     uint64_t tiles = ((rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE) * ((cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE);
     uint64_t scales = rows * ((cols + 15) / 16) * 2 + rows * 4, offsets = rows + cols;
-    return TRF_TILES_OFFSET + tiles * (sizeof(trf_tile_meta) + TRF_ALIGNMENT) + scales + offsets + 4 * TRF_ALIGNMENT +
-           2 * rows * cols;
+    return TRF_TILES_OFFSET + tiles * (sizeof(trf_tile_meta) + TRF_TILE_ALIGNMENT) + scales + offsets +
+           3 * TRF_ALIGNMENT + TRF_TILE_ALIGNMENT + 2 * rows * cols;
 }
 
 trf_status trf_encode_layer(const void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols,

@@ -112,12 +112,14 @@ static uint8_t *put_exceptions(const trf_slab_work *work, uint8_t *out) {
     return (uint8_t *)exception;
 }
 
-/* The lanes' states and, to out, their words, pair by pair. @return the byte behind them. */
-static uint8_t *put_lanes(const trf_coded_lanes *lanes, const trf_slab_layout *layout, uint8_t *slab, uint8_t *out) {
-    memcpy(slab + layout->states, lanes->start_state, sizeof lanes->start_state);
+/* The streams' head, and to out the lanes' words, pair by pair. @return the byte behind them. */
+static uint8_t *put_lanes(const trf_coded_lanes *lanes, uint32_t exceptions, uint8_t *stream, uint8_t *out) {
+    const uint16_t count[2] = {(uint16_t)exceptions, 0};
+    memcpy(stream, lanes->start_state, sizeof lanes->start_state);
+    memcpy(stream + TRF_STREAM_EXCEPTIONS, count, sizeof count);
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++) {
         uint32_t up = lanes->count[pair], down = lanes->count[pair + TRF_LANE_PAIRS];
-        slab[layout->pair_words + pair] = (uint8_t)(up + down);
+        stream[TRF_STATES_BYTES + pair] = (uint8_t)(up + down);
         memcpy(out, lanes->words[pair] + TRF_MAX_LANE_WORDS - up, 2 * up);
         out += 2 * up;
         memcpy(out, lanes->words[pair + TRF_LANE_PAIRS], 2 * down);
@@ -126,27 +128,44 @@ static uint8_t *put_lanes(const trf_coded_lanes *lanes, const trf_slab_layout *l
     return out;
 }
 
-static uint32_t pad_to_alignment(uint8_t *out, uint32_t used) {
-    uint32_t end = (uint32_t)trf_align(used);
+/* Zeros from byte `used` to byte `end`. @return end. */
+static uint32_t pad(uint8_t *out, uint32_t used, uint64_t end) {
     memset(out + used, 0, end - used);
-    return end;
+    return (uint32_t)end;
 }
 
-/* @return the slab's bytes. */
+/* Encodes a slab: its raw bits to raw, its streams to stream. @return the streams' bytes. */
 static uint32_t encode_slab(const trf_plan *plan, const trf_tile_shape *shape, uint32_t slab, const uint16_t *elements,
-                            size_t stride, trf_tile_scratch *scratch, uint8_t *out) {
-    trf_slab_layout layout = trf_slab_layout_of(shape, slab, plan->rule.raw_bits);
+                            size_t stride, trf_tile_scratch *scratch, uint8_t *raw, uint8_t *stream) {
+    const trf_slab_shape slab_shape = trf_slab_shape_at(shape, slab * TRF_SLAB_ROWS);
     trf_slab_work *work = &scratch->work;
-    uint32_t weights = trf_lane_weights(layout.shape);
-    trf_gather_lanes(elements + (size_t)slab * TRF_SLAB_ROWS * stride, stride, layout.shape, work->element);
+    uint32_t weights = trf_lane_weights(slab_shape);
+    trf_gather_lanes(elements + (size_t)slab * TRF_SLAB_ROWS * stride, stride, slab_shape, work->element);
     if (plan->rule.predicted)
-        trf_gather_offsets(plan, shape, slab, layout.shape, scratch);
-    plan->split(&plan->rule, layout.shape, work, out);
+        trf_gather_offsets(plan, shape, slab, slab_shape, scratch);
+    plan->split(&plan->rule, slab_shape, work, raw);
     replace_symbols(plan, weights, work);
     trf_encode_lanes(plan->symbols, work->symbol, weights * plan->header.class_bits / 8, plan->header.state_bits,
                      &scratch->lanes);
-    uint8_t *end = put_lanes(&scratch->lanes, &layout, out, put_exceptions(work, out + layout.exceptions));
-    return pad_to_alignment(out, (uint32_t)(end - out));
+    uint8_t *words = put_exceptions(work, stream + TRF_STREAM_HEAD_BYTES);
+    uint32_t used = (uint32_t)(put_lanes(&scratch->lanes, work->exceptions, stream, words) - stream);
+    return pad(stream, used, trf_align(used));
+}
+
+/* Encodes a tile's slabs; how long the raw bits are is known beforehand, so that both parts are written where they belong.
+ * @return where the last streams end. */
+static uint32_t encode_slabs(const trf_plan *plan, const trf_tile_shape *shape, const uint16_t *elements, size_t stride,
+                             trf_tile_scratch *scratch, uint8_t *out, uint32_t *exceptions) {
+    const trf_tile_layout layout = trf_tile_layout_of(shape, plan->rule.raw_bits);
+    uint16_t *ends = (uint16_t *)(out + layout.table);
+    uint32_t at = pad(out, layout.table + 2 * shape->slabs, layout.streams);
+    *exceptions = 0;
+    for (uint32_t slab = 0; slab < shape->slabs; slab++) {
+        at += encode_slab(plan, shape, slab, elements, stride, scratch, out + slab * layout.slab_raw_bytes, out + at);
+        ends[slab] = (uint16_t)((at - layout.streams) / TRF_ALIGNMENT);
+        *exceptions += scratch->work.exceptions;
+    }
+    return at;
 }
 
 /* A row-major rectangle of elements, uncoded. @return bytes written. */
@@ -169,25 +188,18 @@ static uint32_t put_slivers(const trf_tile_shape *shape, const uint16_t *element
                        stored_bytes, out + used);
     used += put_stored(elements + shape->coded_rows * stride, stride, shape->rows - shape->coded_rows, shape->cols,
                        stored_bytes, out + used);
-    return pad_to_alignment(out, used);
+    return pad(out, used, trf_tile_align(used));
 }
 
 void trf_encode_tile(const trf_plan *plan, uint64_t tile, const uint16_t *elements, size_t stride,
                      trf_tile_scratch *scratch, uint8_t *out, trf_tile_meta *meta) {
     const uint32_t stored_bytes = plan->header.stored_bytes;
     trf_tile_shape shape = trf_tile_shape_of(&plan->header, tile, TRF_TILE_CODED);
-    uint32_t stored_size = (uint32_t)trf_align((uint64_t)shape.rows * shape.cols * stored_bytes);
+    uint32_t stored_size = (uint32_t)trf_tile_align((uint64_t)shape.rows * shape.cols * stored_bytes);
     memset(meta, 0, sizeof *meta);
     meta->kind = TRF_TILE_STORED;
     if (shape.coded_rows && shape.coded_cols) {
-        trf_slab_entry *table = (trf_slab_entry *)out;
-        uint32_t used = pad_to_alignment(out, (uint32_t)sizeof *table * shape.slabs);
-        for (uint32_t slab = 0; slab < shape.slabs; slab++) {
-            used += encode_slab(plan, &shape, slab, elements, stride, scratch, out + used);
-            table[slab].end_units = (uint16_t)(used / TRF_ALIGNMENT);
-            table[slab].exceptions = (uint16_t)scratch->work.exceptions;
-            meta->exception_count += scratch->work.exceptions;
-        }
+        uint32_t used = encode_slabs(plan, &shape, elements, stride, scratch, out, &meta->exception_count);
         meta->data_size = put_slivers(&shape, elements, stride, stored_bytes, out, used);
         meta->predictor_mode = plan->header.predictor_modes;
         meta->kind = TRF_TILE_CODED;

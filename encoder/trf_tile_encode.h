@@ -27,11 +27,6 @@ void trf_plan_finish(trf_plan *plan, const trf_classes *classes);
 /* Puts the weights of a 16-row block (or two) into lane order: FORMAT.md section 6. rows: the slab's first weight. */
 void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes);
 
-/* Enough for any tile. */
-enum {
-    TRF_MAX_TILE_BYTES = 8 * (TRF_SLAB_WEIGHTS * 6 + 8192 + 128)
-};
-
 /* Scratch of one worker. */
 typedef struct trf_tile_scratch {
     trf_slab_work work;

@@ -20,7 +20,7 @@
 enum {
     TRF_MAGIC = 0x52414E53,
     TRF_STACK_MAGIC = 0x58414E53, /* index in front of a 3-D tensor's blobs */
-    TRF_FORMAT_VERSION = 2,
+    TRF_FORMAT_VERSION = 3,
     TRF_TILE_SIZE = 256, /* rows and columns */
     TRF_SLAB_ROWS = 32,
     TRF_SLAB_COLS = 256,
@@ -40,6 +40,7 @@ enum {
     TRF_MAX_INT_RAW_BITS = 8,
     TRF_MAX_CODE = 1023, /* of an exception or stored element of the int codec, either sign */
     TRF_ALIGNMENT = 16,
+    TRF_TILE_ALIGNMENT = 128, /* of tile data and raw bits: a cache line of the devices that read them */
     TRF_MAX_SCALE_GROUP = 1 << 20,
 };
 
@@ -117,11 +118,6 @@ typedef struct trf_tile_meta {
     uint64_t checksum;
 } trf_tile_meta;
 
-typedef struct trf_slab_entry {
-    uint16_t end_units; /* of 16 bytes, from the first byte of the tile */
-    uint16_t exceptions;
-} trf_slab_entry;
-
 TRF_STATIC_ASSERT(sizeof(trf_header) == 64, "header is 64 bytes");
 TRF_STATIC_ASSERT(offsetof(trf_header, rows) == 12, "header layout");
 TRF_STATIC_ASSERT(offsetof(trf_header, probability_bits) == 28, "header layout");
@@ -136,7 +132,6 @@ TRF_STATIC_ASSERT(offsetof(trf_extension, data_offset) == 112, "extension layout
 TRF_STATIC_ASSERT(offsetof(trf_extension, reserved1) == 128, "extension layout");
 TRF_STATIC_ASSERT(sizeof(trf_tile_meta) == 32, "tile metadata is 32 bytes");
 TRF_STATIC_ASSERT(offsetof(trf_tile_meta, checksum) == 24, "tile metadata layout");
-TRF_STATIC_ASSERT(sizeof(trf_slab_entry) == 4, "slab table entry is 4 bytes");
 
 enum {
     TRF_EXTENSION_OFFSET = sizeof(trf_header),
@@ -147,5 +142,10 @@ enum {
 
 /* Rounds up to a multiple of 16. The caller has bounded `bytes` below 2^64 - 16. */
 TRF_HD uint64_t trf_align(uint64_t bytes) { return (bytes + (TRF_ALIGNMENT - 1)) & ~(uint64_t)(TRF_ALIGNMENT - 1); }
+
+/* The same to a multiple of 128, where tile data begins and ends. */
+TRF_HD uint64_t trf_tile_align(uint64_t bytes) {
+    return (bytes + (TRF_TILE_ALIGNMENT - 1)) & ~(uint64_t)(TRF_TILE_ALIGNMENT - 1);
+}
 
 #endif

@@ -39,7 +39,7 @@ TRF_HD uint32_t trf_chunk_weights(uint32_t weights, uint32_t c) {
     return left < TRF_CHUNK_WEIGHTS ? left : (uint32_t)TRF_CHUNK_WEIGHTS;
 }
 
-/* Where chunk c begins, from the slab's first byte. All chunks before it are full ones. */
+/* Where chunk c begins, from the slab's first raw bits. All chunks before it are full ones. */
 TRF_HD uint32_t trf_chunk_offset(uint32_t raw_bits, uint32_t c) { return c * (TRF_CHUNK_WEIGHTS * 4) * raw_bits; }
 
 /* 32-bit words of one lane in a chunk's plane of `width` bits a weight; weights: of a lane in the chunk. */
@@ -48,6 +48,8 @@ TRF_HD uint32_t trf_plane_lane_words(uint32_t weights, uint32_t width) { return 
 TRF_HD uint32_t trf_plane_bytes(uint32_t weights, uint32_t width) {
     return 4 * TRF_LANES * trf_plane_lane_words(weights, width);
 }
+/* So the raw bits of a tile's slabs, one slab after the other, all begin at multiples of it. */
+TRF_STATIC_ASSERT(4 * TRF_LANES % TRF_TILE_ALIGNMENT == 0, "planes are whole multiples of the tiles' alignment");
 
 /* Bytes of all raw bits of a slab, its chunks' planes; weights: of a lane in the slab. */
 TRF_HD uint32_t trf_raw_bytes(uint32_t raw_bits, uint32_t weights) {
@@ -110,11 +112,19 @@ TRF_HD uint32_t trf_exception_make(uint32_t position, uint32_t element) { return
 TRF_HD uint32_t trf_exception_at(uint32_t exception) { return exception >> 19; }
 TRF_HD uint32_t trf_exception_element(uint32_t exception) { return exception & 0xFFFF; }
 
-/* ---- the part of a slab behind its raw bits: start_state[32], pair_words[16], exceptions, words ---- */
+/* ---- a slab's streams: start_state[32], pair_words[16], the number of exceptions, zero, exceptions, words ---- */
 
 enum {
-    TRF_STATES_BYTES = 2 * TRF_LANES,
-    TRF_STREAM_HEAD_BYTES = TRF_STATES_BYTES + TRF_LANE_PAIRS, /* then the exceptions */
+    TRF_STATES_BYTES = 2 * TRF_LANES,                          /* then pair_words */
+    TRF_STREAM_EXCEPTIONS = TRF_STATES_BYTES + TRF_LANE_PAIRS, /* u16 count, u16 zero */
+    TRF_STREAM_HEAD_BYTES = TRF_STREAM_EXCEPTIONS + 4,         /* then the exceptions, and the words behind them */
 };
+TRF_STATIC_ASSERT(TRF_STREAM_EXCEPTIONS == 80 && TRF_STREAM_HEAD_BYTES == 84, "layout of a slab's streams");
+TRF_STATIC_ASSERT(TRF_STREAM_HEAD_BYTES % 4 == 0, "exceptions are aligned");
+
+/* stream: a slab's streams, TRF_STREAM_HEAD_BYTES or more. */
+TRF_HD uint32_t trf_stream_exceptions(const uint8_t *stream) {
+    return *(const uint16_t *)(stream + TRF_STREAM_EXCEPTIONS);
+}
 
 #endif

@@ -43,8 +43,30 @@ trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32
                              (uint32_t)(tile % header->num_tiles_col), kind);
 }
 
-trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits) {
-    return trf_slab_layout_at(trf_slab_shape_at(tile, slab * TRF_SLAB_ROWS), raw_bits);
+static uint32_t slab_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits) {
+    return trf_raw_bytes(raw_bits, trf_lane_weights(trf_slab_shape_at(tile, slab * TRF_SLAB_ROWS)));
+}
+
+trf_tile_layout trf_tile_layout_of(const trf_tile_shape *tile, uint32_t raw_bits) {
+    trf_tile_layout layout = {0, 0, 0};
+    if (tile->slabs == 0)
+        return layout;
+    layout.slab_raw_bytes = slab_raw_bytes(tile, 0, raw_bits); /* all but the last slab have the rows of the first */
+    layout.table = (tile->slabs - 1) * layout.slab_raw_bytes + slab_raw_bytes(tile, tile->slabs - 1, raw_bits);
+    layout.streams = layout.table + (uint32_t)trf_align(2ull * tile->slabs);
+    return layout;
+}
+
+trf_slab_place trf_slab_place_of(const trf_tile_shape *tile, const uint8_t *tile_bytes, uint32_t slab,
+                                 uint32_t raw_bits) {
+    const trf_tile_layout layout = trf_tile_layout_of(tile, raw_bits);
+    const uint16_t *ends = (const uint16_t *)(tile_bytes + layout.table);
+    return (trf_slab_place){
+        .shape = trf_slab_shape_at(tile, slab * TRF_SLAB_ROWS),
+        .raw = slab * layout.slab_raw_bytes,
+        .streams = layout.streams + (slab ? ends[slab - 1] * (uint32_t)TRF_ALIGNMENT : 0),
+        .end = layout.streams + ends[slab] * (uint32_t)TRF_ALIGNMENT,
+    };
 }
 
 /* ---- the head ---- */
@@ -221,10 +243,10 @@ static trf_status check_sections(const trf_header *h, const trf_extension *x, ui
     TRY(check_section("col_offsets", x->col_offsets_offset, x->col_offsets_bytes,
                       h->predictor_modes & TRF_PREDICT_COL ? h->cols : 0, offsetof(trf_extension, col_offsets_offset),
                       &end, err));
-    if (x->data_offset != trf_align(end))
+    if (x->data_offset != trf_tile_align(end))
         return EXTENSION_FAIL(data_offset, "is %llu, not %llu", (unsigned long long)x->data_offset,
-                              (unsigned long long)trf_align(end));
-    if (h->blob_bytes % TRF_ALIGNMENT || h->blob_bytes <= x->data_offset)
+                              (unsigned long long)trf_tile_align(end));
+    if (h->blob_bytes % TRF_TILE_ALIGNMENT || h->blob_bytes <= x->data_offset)
         return HEADER_FAIL(blob_bytes, "is %llu with data at %llu", (unsigned long long)h->blob_bytes,
                            (unsigned long long)x->data_offset);
     if (h->blob_bytes > blob_bytes)
@@ -312,7 +334,7 @@ static trf_status check_tile_meta(const trf_blob_view *view, trf_error *err) {
             return TILE_FAIL(at, "tile %llu: reserved fields are not 0", (unsigned long long)t);
         if (meta->exception_count > (coded ? shape.coded_rows * shape.coded_cols : 0))
             return TILE_FAIL(at, "tile %llu: %u exceptions", (unsigned long long)t, meta->exception_count);
-        if (meta->data_offset != next || meta->data_size % TRF_ALIGNMENT || meta->data_size == 0 ||
+        if (meta->data_offset != next || meta->data_size % TRF_TILE_ALIGNMENT || meta->data_size == 0 ||
             meta->data_size > h->blob_bytes - next)
             return TILE_FAIL(at, "tile %llu: %u bytes at %llu, where %llu was due and the blob ends at %llu",
                              (unsigned long long)t, meta->data_size, (unsigned long long)meta->data_offset,
@@ -333,11 +355,22 @@ static trf_status check_tile_meta(const trf_blob_view *view, trf_error *err) {
     return TRF_OK;
 }
 
-/* Bytes between the sections, which no field describes. */
-static trf_status check_gap(const trf_blob_view *view, uint64_t from, trf_error *err) {
-    for (uint64_t i = from; i < trf_align(from); i++)
-        if (view->head[i])
-            return trf_fail(err, TRF_ERR_HEADER, i, "padding behind a section is not 0");
+/* Bytes between the sections and in front of the tiles, which no field describes. */
+static trf_status check_gaps(const trf_blob_view *view, trf_error *err) {
+    const trf_extension *x = &view->extension;
+    const uint64_t sections[][2] = {{x->scales_offset, x->scales_bytes},
+                                    {x->row_offsets_offset, x->row_offsets_bytes},
+                                    {x->col_offsets_offset, x->col_offsets_bytes},
+                                    {x->data_offset, 1}};
+    uint64_t end = TRF_TILES_OFFSET + view->num_tiles * sizeof(trf_tile_meta);
+    for (size_t s = 0; s < sizeof sections / sizeof sections[0]; s++) {
+        if (sections[s][1] == 0)
+            continue;
+        for (uint64_t i = end; i < sections[s][0]; i++)
+            if (view->head[i])
+                return trf_fail(err, TRF_ERR_HEADER, i, "padding behind a section is not 0");
+        end = sections[s][0] + sections[s][1];
+    }
     return TRF_OK;
 }
 
@@ -368,26 +401,25 @@ trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_by
     view->num_planes = trf_plane_widths(h->raw_bits, view->plane_width);
     view->fields = trf_fields_of(h->codec);
     TRY(check_table(view, err));
-    TRY(check_gap(view, x->scales_offset + x->scales_bytes, err));
-    TRY(check_gap(view, x->row_offsets_offset + x->row_offsets_bytes, err));
-    TRY(check_gap(view, x->col_offsets_offset + x->col_offsets_bytes, err));
+    TRY(check_gaps(view, err));
     TRY(check_scales(view, err));
     return check_tile_meta(view, err);
 }
 
 /* ---- tiles ---- */
 
-/* In the last chunk's planes that a lane's weights do not fill, the bits above them in each lane's last word. */
-static trf_status check_unused_bits(const trf_blob_view *view, const trf_slab_layout *layout, const uint8_t *slab,
-                                    uint64_t at, trf_error *err) {
-    uint32_t all = trf_lane_weights(layout->shape), weights = all % TRF_CHUNK_WEIGHTS;
+/* In the last chunk's planes that a lane's weights do not fill, the bits above them in each lane's last word. raw: the slab's
+ * raw bits, at byte `at` of the blob. */
+static trf_status check_unused_bits(const trf_blob_view *view, trf_slab_shape shape, const uint8_t *raw, uint64_t at,
+                                    trf_error *err) {
+    uint32_t all = trf_lane_weights(shape), weights = all % TRF_CHUNK_WEIGHTS;
     uint32_t plane = trf_chunk_offset(view->header.raw_bits, all / TRF_CHUNK_WEIGHTS);
     for (uint32_t p = 0; p < view->num_planes; p++) {
         uint32_t width = view->plane_width[p], words = trf_plane_lane_words(weights, width);
         uint32_t groups = weights / 4 % (8 / width), used = ((1u << (width * groups)) - 1) * 0x01010101u;
         for (uint32_t lane = 0; groups && lane < TRF_LANES; lane++) {
             uint32_t word, offset = plane + trf_plane_word_offset(words, lane, words - 1);
-            memcpy(&word, slab + offset, sizeof word);
+            memcpy(&word, raw + offset, sizeof word);
             if (word & ~used)
                 return TILE_FAIL(at + offset, "a plane's unused bits are not 0 (lane %u)", lane);
         }
@@ -417,32 +449,45 @@ static trf_status check_exceptions(const trf_blob_view *view, const uint32_t *ex
     return TRF_OK;
 }
 
-/* A slab from begin to end (bytes from the tile's first byte), its contents and its exceptions. */
-static trf_status check_slab(const trf_blob_view *view, const trf_tile_shape *shape, uint64_t tile, uint32_t slab,
-                             const uint8_t *bytes, uint32_t begin, uint32_t end, uint32_t exceptions, trf_error *err) {
-    uint64_t at = view->tiles[tile].data_offset + begin;
-    trf_slab_layout layout = trf_slab_layout_of(shape, slab, view->header.raw_bits);
-    if (end - begin < layout.exceptions)
-        return TILE_FAIL(at, "tile %llu slab %u: %u bytes cannot hold its planes and states", (unsigned long long)tile,
-                         slab, end - begin);
-    const uint8_t *base = bytes + begin;
-    uint32_t words = 0;
+/* A slab's streams, at byte `at` of the blob: that they are exactly as long as what is in them. */
+static trf_status check_stream_size(const uint8_t *stream, uint32_t bytes, uint64_t tile, uint32_t slab, uint64_t at,
+                                    trf_error *err) {
+    if (bytes < TRF_STREAM_HEAD_BYTES)
+        return TILE_FAIL(at, "tile %llu slab %u: %u bytes cannot hold the head of its streams",
+                         (unsigned long long)tile, slab, bytes);
+    if (stream[TRF_STREAM_EXCEPTIONS + 2] | stream[TRF_STREAM_EXCEPTIONS + 3])
+        return TILE_FAIL(at + TRF_STREAM_EXCEPTIONS + 2, "tile %llu slab %u: reserved field is not 0",
+                         (unsigned long long)tile, slab);
+    uint32_t words = 0, exceptions = trf_stream_exceptions(stream);
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        words += base[layout.pair_words + pair];
-    uint32_t used = layout.exceptions + 4 * exceptions + 2 * words;
-    if (end - begin != trf_align(used))
+        words += stream[TRF_STATES_BYTES + pair];
+    uint32_t used = TRF_STREAM_HEAD_BYTES + 4 * exceptions + 2 * words;
+    if (bytes != trf_align(used))
         return TILE_FAIL(at, "tile %llu slab %u: %u bytes for %u words and %u exceptions", (unsigned long long)tile,
-                         slab, end - begin, words, exceptions);
-    for (uint32_t i = used; i < end - begin; i++)
-        if (base[i])
+                         slab, bytes, words, exceptions);
+    for (uint32_t i = used; i < bytes; i++)
+        if (stream[i])
             return TILE_FAIL(at + i, "tile %llu slab %u: padding is not 0", (unsigned long long)tile, slab);
-    TRY(check_unused_bits(view, &layout, base, at, err));
-    TRY(check_exceptions(view, (const uint32_t *)(base + layout.exceptions), exceptions, trf_lane_weights(layout.shape),
-                         at + layout.exceptions, err));
+    return TRF_OK;
+}
+
+/* A slab's streams, the end of which the slab table gives, and its raw bits. */
+static trf_status check_slab(const trf_blob_view *view, uint64_t tile, uint32_t slab, const trf_slab_place *place,
+                             const uint8_t *tile_bytes, trf_error *err) {
+    const trf_tile_meta *meta = &view->tiles[tile];
+    const uint8_t *stream = tile_bytes + place->streams;
+    const uint64_t at = meta->data_offset + place->streams;
+    if (place->end <= place->streams || place->end > meta->data_size)
+        return TILE_FAIL(at, "tile %llu slab %u: streams end at %u, begin at %u, tile of %u bytes",
+                         (unsigned long long)tile, slab, place->end, place->streams, meta->data_size);
+    TRY(check_stream_size(stream, place->end - place->streams, tile, slab, at, err));
+    TRY(check_unused_bits(view, place->shape, tile_bytes + place->raw, meta->data_offset + place->raw, err));
+    TRY(check_exceptions(view, (const uint32_t *)(stream + TRF_STREAM_HEAD_BYTES), trf_stream_exceptions(stream),
+                         trf_lane_weights(place->shape), at + TRF_STREAM_HEAD_BYTES, err));
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)
-        if (!(base[layout.states + 2 * lane] | base[layout.states + 2 * lane + 1]))
-            return trf_fail(err, TRF_ERR_STREAM, at + layout.states + 2 * lane,
-                            "tile %llu slab %u lane %u: start state is 0", (unsigned long long)tile, slab, lane);
+        if (!(stream[2 * lane] | stream[2 * lane + 1]))
+            return trf_fail(err, TRF_ERR_STREAM, at + 2 * lane, "tile %llu slab %u lane %u: start state is 0",
+                            (unsigned long long)tile, slab, lane);
     return TRF_OK;
 }
 
@@ -453,30 +498,28 @@ trf_status trf_blob_check_tile(const trf_blob_view *view, uint64_t tile, const u
         return trf_fail(err, TRF_ERR_CHECKSUM, at, "tile %llu: checksum is 0x%016llX, computed 0x%016llX",
                         (unsigned long long)tile, (unsigned long long)meta->checksum, (unsigned long long)checksum);
     trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, meta->kind);
-    uint32_t begin = trf_slab_table_bytes(shape.slabs), exceptions = 0;
-    if (begin > meta->data_size)
-        return TILE_FAIL(at, "tile %llu: %u bytes cannot hold a slab table", (unsigned long long)tile, meta->data_size);
-    const trf_slab_entry *table = (const trf_slab_entry *)tile_bytes;
-    for (uint32_t i = sizeof(trf_slab_entry) * shape.slabs; i < begin; i++)
+    trf_tile_layout layout = trf_tile_layout_of(&shape, view->header.raw_bits);
+    uint32_t end = layout.streams, exceptions = 0;
+    if (end > meta->data_size)
+        return TILE_FAIL(at, "tile %llu: %u bytes cannot hold its raw bits and its slab table",
+                         (unsigned long long)tile, meta->data_size);
+    for (uint32_t i = layout.table + 2 * shape.slabs; i < layout.streams; i++)
         if (tile_bytes[i])
             return TILE_FAIL(at + i, "tile %llu: padding of the slab table is not 0", (unsigned long long)tile);
     for (uint32_t slab = 0; slab < shape.slabs; slab++) {
-        uint32_t end = table[slab].end_units * (uint32_t)TRF_ALIGNMENT;
-        if (end <= begin || end > meta->data_size)
-            return TILE_FAIL(at + 4 * slab, "tile %llu slab %u: ends at %u, begins at %u, tile of %u bytes",
-                             (unsigned long long)tile, slab, end, begin, meta->data_size);
-        TRY(check_slab(view, &shape, tile, slab, tile_bytes, begin, end, table[slab].exceptions, err));
-        exceptions += table[slab].exceptions;
-        begin = end;
+        const trf_slab_place place = trf_slab_place_of(&shape, tile_bytes, slab, view->header.raw_bits);
+        TRY(check_slab(view, tile, slab, &place, tile_bytes, err));
+        exceptions += trf_stream_exceptions(tile_bytes + place.streams);
+        end = place.end;
     }
     if (exceptions != meta->exception_count)
         return TILE_FAIL(at, "tile %llu: slabs list %u exceptions, its metadata %u", (unsigned long long)tile,
                          exceptions, meta->exception_count);
     uint64_t slivers = (uint64_t)shape.rows * shape.cols - (uint64_t)shape.coded_rows * shape.coded_cols;
-    uint64_t used = begin + slivers * view->header.stored_bytes;
-    if (meta->data_size != trf_align(used))
+    uint64_t used = end + slivers * view->header.stored_bytes;
+    if (meta->data_size != trf_tile_align(used))
         return TILE_FAIL(at, "tile %llu: %u bytes, its contents take %llu", (unsigned long long)tile, meta->data_size,
-                         (unsigned long long)trf_align(used));
+                         (unsigned long long)trf_tile_align(used));
     for (uint64_t i = used; i < meta->data_size; i++)
         if (tile_bytes[i])
             return TILE_FAIL(at + i, "tile %llu: padding at its end is not 0", (unsigned long long)tile);

@@ -32,13 +32,36 @@ typedef struct trf_tile_shape {
     uint32_t slabs;
 } trf_tile_shape;
 
-/* Where one slab's parts lie, as byte offsets from the slab's first byte. */
-typedef struct trf_slab_layout {
-    trf_slab_shape shape; /* its raw bits come first, chunk c at trf_chunk_offset */
-    uint32_t states;
-    uint32_t pair_words;
-    uint32_t exceptions; /* 4-byte aligned; the words follow them */
-} trf_slab_layout;
+/* Where the parts of a tile's data lie, as byte offsets from its first byte. All 0 for a stored tile. */
+typedef struct trf_tile_layout {
+    uint32_t slab_raw_bytes; /* slab s's raw bits begin at s times this, a multiple of 128 */
+    uint32_t table;          /* u16[slabs]: where each slab's streams end, from `streams`, in units of 16 bytes */
+    uint32_t streams;        /* slab 0's begin here, slab s + 1's where slab s's end; slivers behind the last ones */
+} trf_tile_layout;
+
+/* Where one slab's two parts lie, as byte offsets from its tile's first byte. */
+typedef struct trf_slab_place {
+    trf_slab_shape shape;
+    uint32_t raw;     /* chunk c at trf_chunk_offset from here */
+    uint32_t streams; /* begin; trf_lane.h has what is in them */
+    uint32_t end;     /* of the streams */
+} trf_slab_place;
+
+/* What a slab and a tile can take at most: an exception for every weight, and as many words as pair_words can say. */
+enum {
+    TRF_MAX_SLAB_RAW_BYTES = TRF_LANES * TRF_LANE_WEIGHTS * TRF_MAX_RAW_BITS / 8,
+    TRF_MAX_SLAB_STREAM_BYTES =
+        (TRF_STREAM_HEAD_BYTES + 4 * TRF_LANES * TRF_LANE_WEIGHTS + 2 * 255 * TRF_LANE_PAIRS + TRF_ALIGNMENT - 1) /
+        TRF_ALIGNMENT * TRF_ALIGNMENT,
+    TRF_MAX_SLAB_TABLE_BYTES = 2 * TRF_SLABS_PER_TILE,
+    TRF_MAX_SLIVER_BYTES = 2 * 2 * (TRF_BLOCK_ROWS - 1) * TRF_TILE_SIZE,
+    TRF_MAX_TILE_BYTES = (TRF_SLABS_PER_TILE * (TRF_MAX_SLAB_RAW_BYTES + TRF_MAX_SLAB_STREAM_BYTES) +
+                          TRF_MAX_SLAB_TABLE_BYTES + TRF_MAX_SLIVER_BYTES + TRF_TILE_ALIGNMENT - 1) /
+                         TRF_TILE_ALIGNMENT * TRF_TILE_ALIGNMENT,
+};
+TRF_STATIC_ASSERT(TRF_SLABS_PER_TILE *TRF_MAX_SLAB_STREAM_BYTES / TRF_ALIGNMENT <= UINT16_MAX,
+                  "a slab table's u16 can say where the last streams end");
+TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES >= 2 * TRF_TILE_SIZE * TRF_TILE_SIZE, "a stored tile is no larger");
 
 /* Size of the head (data_offset) that the first 320 bytes promise, so that a streaming reader knows how much to read.
  * Checks what those bytes can show. blob_bytes: what the container holds. */
@@ -52,7 +75,7 @@ trf_status trf_blob_head_bytes(const void *first_320_bytes, uint64_t available_b
 trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_bytes, trf_blob_view *view,
                          trf_error *err);
 
-/* Checks one tile's data: checksum, slab table, sizes, start states, exceptions, padding. tile_bytes: data_size bytes,
+/* Checks one tile's data: checksum, sizes, slab table, start states, exceptions, padding. tile_bytes: data_size bytes,
  * 16-byte aligned. Errors: TRF_ERR_CHECKSUM, _TILE, _STREAM (start state 0); offsets from the blob's first byte. Thread-safe. */
 trf_status trf_blob_check_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *tile_bytes, trf_error *err);
 
@@ -93,20 +116,11 @@ TRF_HD trf_slab_shape trf_slab_shape_at(const trf_tile_shape *tile, uint32_t row
     return shape;
 }
 
-TRF_HD trf_slab_layout trf_slab_layout_at(trf_slab_shape shape, uint32_t raw_bits) {
-    trf_slab_layout layout;
-    layout.shape = shape;
-    layout.states = trf_raw_bytes(raw_bits, trf_lane_weights(shape));
-    layout.pair_words = layout.states + TRF_STATES_BYTES;
-    layout.exceptions = layout.states + TRF_STREAM_HEAD_BYTES;
-    return layout;
-}
+trf_tile_layout trf_tile_layout_of(const trf_tile_shape *tile, uint32_t raw_bits);
 
-/* slab < shape.slabs of a coded tile. */
-trf_slab_layout trf_slab_layout_of(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits);
-
-/* Bytes of the slab table at the head of a coded tile, padded. */
-TRF_HD uint32_t trf_slab_table_bytes(uint32_t slabs) { return (uint32_t)trf_align(4ull * slabs); }
+/* slab < tile->slabs. tile_bytes: the tile's data, whose slab table is checked up to this slab. */
+trf_slab_place trf_slab_place_of(const trf_tile_shape *tile, const uint8_t *tile_bytes, uint32_t slab,
+                                 uint32_t raw_bits);
 
 /* Index of the scale of weight (row, col) in the scale table. */
 TRF_HD uint64_t trf_scale_place(uint32_t granularity, uint32_t group_size, uint32_t scale_cols, uint64_t row,

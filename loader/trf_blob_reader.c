@@ -12,8 +12,6 @@ enum {
     TRF_RUN_MOST_TILES = 256, /* ... or more, so that many threads have something to do */
     TRF_TILE_WEIGHTS = TRF_TILE_SIZE * TRF_TILE_SIZE,
     TRF_HEAD_START = TRF_EXTENSION_OFFSET + sizeof(trf_extension),
-    /* A tile's slabs end within 2^16 units of 16 bytes, and its slivers are less than 31 lines of 256 elements. */
-    TRF_MOST_TILE_BYTES = (1 << 20) + (1 << 14),
     TRF_CACHE_LINE = 64,
 };
 
@@ -115,7 +113,7 @@ static trf_status trf_read_run(const trf_blob_reader *reader, trf_tile_run *run,
     uint64_t bytes = 0;
     for (uint64_t t = run->first; t < run->first + run->tiles; t++) {
         uint32_t size = run->view->tiles[t].data_size;
-        if (size > TRF_MOST_TILE_BYTES) {
+        if (size > TRF_MAX_TILE_BYTES) {
             trf_fail(err, TRF_ERR_TILE, run->view->tiles[t].data_offset,
                      "tile %" PRIu64 ": %" PRIu32 " bytes, more than a tile can have", t, size);
             return trf_place_failure(reader, TRF_ERR_TILE, err);

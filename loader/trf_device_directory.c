@@ -122,25 +122,25 @@ static void trf_note_exceptions(const trf_directory_tile *tile, uint32_t slab, t
  * its first byte. */
 static uint32_t trf_describe_slabs(const trf_directory_tile *tile, trf_device_slab *slabs, uint64_t stride,
                                    trf_device_facts *facts) {
-    const trf_slab_entry *table = (const trf_slab_entry *)tile->bytes;
-    uint32_t begin = trf_slab_table_bytes(tile->shape.slabs);
+    uint32_t slivers = 0;
     for (uint32_t s = 0; s < tile->shape.slabs; s++) {
-        const trf_slab_layout layout = trf_slab_layout_of(&tile->shape, s, tile->layer->view.header.raw_bits);
-        const uint32_t end = table[s].end_units * (uint32_t)TRF_ALIGNMENT, stream_bytes = end - begin - layout.states;
+        const trf_slab_place place = trf_slab_place_of(&tile->shape, tile->bytes, s, tile->layer->view.header.raw_bits);
+        const uint8_t *stream = tile->bytes + place.streams;
+        const uint32_t stream_bytes = place.end - place.streams;
         slabs[s * stride] = (trf_device_slab){
-            .offset_units = (uint32_t)((tile->meta->data_offset + begin) / TRF_ALIGNMENT),
-            .size_units = (uint16_t)((end - begin) / TRF_ALIGNMENT),
-            .exceptions = table[s].exceptions,
+            .raw_units = (uint32_t)((tile->meta->data_offset + place.raw) / TRF_TILE_ALIGNMENT),
+            .stream_units = (uint16_t)((place.streams - place.raw) / TRF_ALIGNMENT),
+            .size_units = (uint16_t)(stream_bytes / TRF_ALIGNMENT),
         };
         facts->slabs++;
         if (stream_bytes > facts->max_stream_bytes)
             facts->max_stream_bytes = stream_bytes;
-        if (trf_slab_is_regular(layout.shape.blocks, layout.shape.steps))
-            facts->irregular_weights -= (uint64_t)TRF_LANES * trf_lane_weights(layout.shape);
-        trf_note_exceptions(tile, s, layout.shape, tile->bytes + begin + layout.exceptions, table[s].exceptions, facts);
-        begin = end;
+        if (trf_slab_is_regular(place.shape.blocks, place.shape.steps))
+            facts->irregular_weights -= (uint64_t)TRF_LANES * trf_lane_weights(place.shape);
+        trf_note_exceptions(tile, s, place.shape, stream + TRF_STREAM_HEAD_BYTES, trf_stream_exceptions(stream), facts);
+        slivers = place.end;
     }
-    return begin;
+    return slivers;
 }
 
 /* Codes that stand uncoded in a tile of the int codec. */

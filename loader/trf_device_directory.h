@@ -6,7 +6,7 @@
 #include "trf_layer.h"
 
 /* Largest blob whose slabs a trf_device_slab can place. */
-#define TRF_DEVICE_MAX_BLOB_BYTES ((uint64_t)TRF_ALIGNMENT << 32)
+#define TRF_DEVICE_MAX_BLOB_BYTES ((uint64_t)TRF_TILE_ALIGNMENT << 32)
 
 /* Entries of a layer's slab directory: bands of 32 rows times tile columns. */
 uint64_t trf_count_device_slabs(const trf_header *header);

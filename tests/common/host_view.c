@@ -8,16 +8,14 @@
 static void list_slabs(host_view *host, const trf_blob_view *from, uint64_t tile) {
     const trf_tile_meta *meta = &from->tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->kind);
-    const trf_slab_entry *entries = (const trf_slab_entry *)(host->view.blob + meta->data_offset);
-    const uint32_t first = (uint32_t)(meta->data_offset / TRF_ALIGNMENT);
-    uint32_t begin = trf_slab_table_bytes(shape.slabs) / TRF_ALIGNMENT;
     for (uint32_t s = 0; s < shape.slabs; s++) {
         const uint64_t band = shape.row / TRF_SLAB_ROWS + s;
         trf_device_slab *slab = &host->slabs[band * from->header.num_tiles_col + shape.col / TRF_TILE_SIZE];
-        slab->offset_units = first + begin;
-        slab->size_units = (uint16_t)(entries[s].end_units - begin);
-        slab->exceptions = entries[s].exceptions;
-        begin = entries[s].end_units;
+        const trf_slab_place place =
+            trf_slab_place_of(&shape, host->view.blob + meta->data_offset, s, from->header.raw_bits);
+        slab->raw_units = (uint32_t)((meta->data_offset + place.raw) / 128);
+        slab->stream_units = (uint16_t)((place.streams - place.raw) / 16);
+        slab->size_units = (uint16_t)((place.end - place.streams) / 16);
     }
 }
 

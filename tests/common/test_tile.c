@@ -22,8 +22,8 @@ static void put(byte_buffer *to, const void *bytes, size_t size) {
     to->size += size;
 }
 
-static void put_padding(byte_buffer *to) {
-    while (to->size % TRF_ALIGNMENT)
+static void put_padding(byte_buffer *to, size_t alignment) {
+    while (to->size % alignment)
         to->bytes[to->size++] = 0;
 }
 
@@ -256,20 +256,22 @@ static uint32_t encode_lane(const test_tile *tile, const uint8_t *symbols, uint3
     return emitted;
 }
 
-/* @return the number of exceptions. */
+/* Their number, two bytes of zero, and the exceptions. @return their number. */
 static uint32_t put_exceptions(const slab_content *content, byte_buffer *to) {
     const uint32_t positions = TRF_LANES * trf_lane_weights(content->shape);
     uint32_t count = 0;
     for (uint32_t at = 0; at < positions; at++)
+        count += content->exception[at] >= 0;
+    put(to, &count, sizeof count);
+    for (uint32_t at = 0; at < positions; at++)
         if (content->exception[at] >= 0) {
             uint32_t entry = at << 19 | (uint32_t)content->exception[at];
             put(to, &entry, sizeof entry);
-            count++;
         }
     return count;
 }
 
-/* States, counts, exceptions, words. @return the number of exceptions. */
+/* States, counts, exceptions, words, padding. @return the number of exceptions. */
 static uint32_t put_streams(const test_tile *tile, const slab_content *content, uint32_t unused_words,
                             byte_buffer *to) {
     const uint32_t count = trf_lane_weights(content->shape) * tile->view.header.class_bits / 8;
@@ -294,6 +296,7 @@ static uint32_t put_streams(const test_tile *tile, const slab_content *content, 
         put(to, words[pair], 2 * taken[pair]);
         put(to, last_words, 2 * down);
     }
+    put_padding(to, 16);
     return exceptions;
 }
 
@@ -302,19 +305,21 @@ static uint32_t put_streams(const test_tile *tile, const slab_content *content, 
 static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shape, uint32_t unused_words,
                       byte_buffer *to) {
     slab_content *content = malloc(sizeof *content);
-    ck_assert_ptr_nonnull(content);
-    to->size = trf_slab_table_bytes(shape->slabs);
-    memset(to->bytes, 0, to->size);
+    byte_buffer streams = {malloc(MAX_TILE_BYTES), 0};
+    uint16_t ends[TRF_SLABS_PER_TILE];
+    ck_assert(content && streams.bytes);
     for (uint32_t slab = 0; slab < shape->slabs; slab++) {
         content->shape.blocks = shape->coded_rows - TRF_SLAB_ROWS * slab >= TRF_SLAB_ROWS ? 2 : 1;
         content->shape.steps = shape->coded_cols / 16;
         fill_slab(rng, tile, slab, content);
         put_chunks(tile, content, to);
-        uint32_t exceptions = put_streams(tile, content, unused_words, to);
-        put_padding(to);
-        ((trf_slab_entry *)to->bytes)[slab] = (trf_slab_entry){(uint16_t)(to->size / 16), (uint16_t)exceptions};
-        tile->meta.exception_count += exceptions;
+        tile->meta.exception_count += put_streams(tile, content, unused_words, &streams);
+        ends[slab] = (uint16_t)(streams.size / 16);
     }
+    put(to, ends, shape->slabs * sizeof *ends);
+    put_padding(to, 16);
+    put(to, streams.bytes, streams.size);
+    free(streams.bytes);
     free(content);
 }
 
@@ -322,7 +327,7 @@ static void put_slivers(const test_tile *tile, const trf_tile_shape *shape, byte
     for (uint32_t row = 0; row < shape->rows; row++)
         for (uint32_t col = row < shape->coded_rows ? shape->coded_cols : 0; col < shape->cols; col++)
             put(to, &tile->elements[row * shape->cols + col], tile->view.header.stored_bytes);
-    put_padding(to);
+    put_padding(to, 128);
 }
 
 static void begin_view(test_rng *rng, const test_tile_choice *choice, test_tile *tile) {

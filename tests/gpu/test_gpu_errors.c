@@ -30,14 +30,20 @@ static void seal(uint8_t *blob, uint64_t tile) {
     memcpy(blob, &header, sizeof header);
 }
 
-/* Flips one bit somewhere in the tile. @return the slab in which it lies if only decoding can tell, else -1 with the
+/* Where a slab's streams end, from the tile's first byte. */
+static uint32_t slab_end(const uint8_t *blob, const trf_tile_meta *meta, const trf_tile_shape *shape, uint32_t slab,
+                         uint32_t raw_bits) {
+    return trf_slab_place_of(shape, blob + meta->data_offset, slab, raw_bits).end;
+}
+
+/* Flips one bit somewhere in the tile's streams. @return the slab in which it lies if only decoding can tell, else -1 with the
  * bit as it was. */
 static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_blob_view *view, uint64_t tile,
                    void *decoded, uint64_t decoded_bytes) {
     const trf_tile_meta *meta = &view->tiles[tile];
-    const uint32_t slabs = trf_tile_shape_of(&view->header, tile, meta->kind).slabs;
-    const trf_slab_entry *entries = (const trf_slab_entry *)(blob + meta->data_offset);
-    uint32_t begin = trf_slab_table_bytes(slabs), end = 16u * entries[slabs - 1].end_units;
+    const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, meta->kind);
+    const uint32_t begin = trf_tile_layout_of(&shape, view->header.raw_bits).streams;
+    const uint32_t end = slab_end(blob, meta, &shape, shape.slabs - 1, view->header.raw_bits);
     uint32_t at = begin + test_below(rng, end - begin), bit = 1u << test_below(rng, 8);
     blob[meta->data_offset + at] ^= (uint8_t)bit;
     seal(blob, tile);
@@ -49,8 +55,8 @@ static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_
         status = TRF_ERR_TILE; /* seen by validation, whatever it was */
     trf_layer_free(layer);
     if (status == TRF_ERR_STREAM)
-        for (uint32_t s = 0; s < slabs; s++)
-            if (at < 16u * entries[s].end_units)
+        for (uint32_t s = 0; s < shape.slabs; s++)
+            if (at < slab_end(blob, meta, &shape, s, view->header.raw_bits))
                 return (int)s;
     blob[meta->data_offset + at] ^= (uint8_t)bit;
     seal(blob, tile);

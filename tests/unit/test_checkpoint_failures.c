@@ -321,7 +321,7 @@ typedef struct damage_case {
 } damage_case;
 
 static const damage_case kDamages[] = {
-    {0, 0, {1}, 1, TRF_ERR_MAGIC},           {0, 4, {3}, 1, TRF_ERR_VERSION},
+    {0, 0, {1}, 1, TRF_ERR_MAGIC},           {0, 4, {2}, 1, TRF_ERR_VERSION},
     {0, 12, {1}, 1, TRF_ERR_FORMAT},                                         /* rows: not those of the kept header */
     {0, 300, {0xFF}, 1, TRF_ERR_HEADER},                                     /* reserved bytes of the extension */
     {0, 48, {0xFF}, 1, TRF_ERR_HEADER},                                      /* blob_bytes */

@@ -124,30 +124,28 @@ END_TEST
 /* Changes something that only decoding can find out: words, start states, the split of words between pairs. */
 static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape) {
     uint32_t slab = test_below(rng, shape->slabs);
-    const trf_slab_entry *entries = (const trf_slab_entry *)tile->bytes;
-    uint32_t begin = slab ? entries[slab - 1].end_units * 16u : trf_slab_table_bytes(shape->slabs);
-    trf_slab_layout layout = trf_slab_layout_of(shape, slab, tile->view.header.raw_bits);
-    uint8_t *base = tile->bytes + begin;
+    const trf_slab_place place = trf_slab_place_of(shape, tile->bytes, slab, tile->view.header.raw_bits);
+    uint8_t *states = tile->bytes + place.streams, *pair_words = states + 64;
     uint32_t words = 0, pair = test_below(rng, 16), other = test_below(rng, 16);
     for (uint32_t i = 0; i < 16; i++)
-        words += base[layout.pair_words + i];
+        words += pair_words[i];
     switch (test_below(rng, 4)) {
     case 0: /* a state */
-        base[layout.states + test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
+        states[test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
         break;
     case 1: /* many states: long streams that run over */
         for (uint32_t i = 0; i < 64; i++)
-            base[layout.states + i] = (uint8_t)(1 + test_below(rng, 255));
+            states[i] = (uint8_t)(1 + test_below(rng, 255));
         break;
     case 2: /* words from one pair to another, the first one and the last one too */
-        while (base[layout.pair_words + pair] && base[layout.pair_words + other] < 255 && test_below(rng, 8)) {
-            base[layout.pair_words + pair]--;
-            base[layout.pair_words + other]++;
+        while (pair_words[pair] && pair_words[other] < 255 && test_below(rng, 8)) {
+            pair_words[pair]--;
+            pair_words[other]++;
         }
         break;
     default:
         if (words)
-            base[layout.exceptions + 4 * entries[slab].exceptions + test_below(rng, 2 * words)] ^=
+            states[84 + 4 * trf_stream_exceptions(states) + test_below(rng, 2 * words)] ^=
                 (uint8_t)(1u << test_below(rng, 8));
         break;
     }

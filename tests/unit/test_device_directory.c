@@ -54,12 +54,15 @@ static void count_exception(const trf_layer *layer, uint64_t tile, uint32_t row,
         c->facts.exceptions_fit_fragments = 0;
 }
 
+static uint32_t raw_bytes(const trf_blob_view *view, const trf_tile_shape *tile, uint32_t slab) {
+    return trf_raw_bytes(view->header.raw_bits, trf_lane_weights(trf_slab_shape_at(tile, 32 * slab)));
+}
+
 /* One tile: its slabs' entries, and what it adds to the counts. elements: decoded. */
 static void count_tile(const trf_layer *layer, uint64_t tile, const uint16_t *elements, const trf_device_slab *slabs,
                        counts *c) {
     const trf_blob_view *view = &layer->view;
     const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].kind);
-    const uint8_t *bytes = trf_layer_tile(layer, tile);
     const int coded = view->tiles[tile].kind == TRF_TILE_CODED, regular_cols = shape.coded_cols % 64 == 0;
     if (coded)
         c->modes[view->tiles[tile].predictor_mode] = 1;
@@ -79,26 +82,35 @@ static void count_tile(const trf_layer *layer, uint64_t tile, const uint16_t *el
                     c->facts.max_abs_offset = (uint32_t)offset;
             }
         }
-    uint64_t begin = view->tiles[tile].data_offset + trf_slab_table_bytes(shape.slabs);
+    /* Raw bits of all slabs, then the table, then the streams. */
+    uint64_t raw = view->tiles[tile].data_offset, begin = raw, table_bytes = (2 * shape.slabs + 15) / 16 * 16;
+    for (uint32_t s = 0; s < shape.slabs; s++)
+        begin += raw_bytes(view, &shape, s);
+    const uint16_t *ends = (const uint16_t *)(layer->blob + begin);
+    begin += table_bytes;
+    const uint64_t streams = begin;
     for (uint32_t s = 0; s < (shape.rows + 31) / 32; s++) {
         const trf_device_slab *entry =
             &slabs[(uint64_t)(shape.row / 32 + s) * view->header.num_tiles_col + shape.col / 256];
         if (s >= shape.slabs) {
-            ck_assert(!entry->offset_units && !entry->size_units && !entry->exceptions);
+            ck_assert(!entry->raw_units && !entry->stream_units && !entry->size_units);
             continue;
         }
-        const trf_slab_layout layout = trf_slab_layout_of(&shape, s, view->header.raw_bits);
-        ck_assert_uint_eq(16ull * entry->offset_units, begin);
-        ck_assert_uint_eq(entry->exceptions, ((const trf_slab_entry *)bytes)[s].exceptions);
+        const trf_slab_shape slab_shape = trf_slab_shape_at(&shape, 32 * s);
+        ck_assert_uint_eq(128ull * entry->raw_units, raw);
+        ck_assert_uint_eq(128ull * entry->raw_units + 16ull * entry->stream_units, begin);
+        ck_assert_uint_eq(begin + 16ull * entry->size_units, streams + 16ull * ends[s]);
+        const uint8_t *stream = layer->blob + begin;
+        raw += raw_bytes(view, &shape, s);
         begin += 16ull * entry->size_units;
         c->facts.slabs++;
-        if (16u * entry->size_units - layout.states > c->facts.max_stream_bytes)
-            c->facts.max_stream_bytes = 16u * entry->size_units - layout.states;
-        const uint32_t *exceptions = (const uint32_t *)(layer->blob + 16ull * entry->offset_units + layout.exceptions);
-        for (uint32_t k = 0; k < entry->exceptions; k++) {
+        if (16u * entry->size_units > c->facts.max_stream_bytes)
+            c->facts.max_stream_bytes = 16u * entry->size_units;
+        const uint32_t *exceptions = (const uint32_t *)(stream + 84);
+        for (uint32_t k = 0; k < stream[80] + 256u * stream[81]; k++) {
             const uint32_t at = trf_exception_at(exceptions[k]);
-            const uint32_t row = 32 * s + trf_lane_row(layout.shape, at % 32, at / 32),
-                           col = trf_lane_col(layout.shape, at % 32, at / 32);
+            const uint32_t row = 32 * s + trf_lane_row(slab_shape, at % 32, at / 32),
+                           col = trf_lane_col(slab_shape, at % 32, at / 32);
             count_exception(layer, tile, row, col, elements[row * TRF_TILE_SIZE + col], c);
         }
     }

@@ -60,9 +60,32 @@ static int open_edge(warp *w, uint32_t band, uint32_t tile_col, uint32_t part) {
     return found != 0;
 }
 
-/* Makes any slab an edge, regular ones too. bytes: of the slab, `size` of them. */
-static void open_slab(warp *w, const trf_tile_shape *tile, uint32_t slab, const uint8_t *bytes, uint32_t size,
-                      uint32_t exceptions, uint32_t predictor_mode) {
+/* Copies of a slab's raw bits and streams, of exactly their sizes. */
+typedef struct slab_copy {
+    uint8_t *raw, *streams;
+    uint32_t size; /* of the streams */
+} slab_copy;
+
+static slab_copy copy_slab(const host_view *host, const trf_tile_shape *tile, uint32_t slab) {
+    const trf_device_slab entry = host->slabs[slab];
+    const uint32_t raw_bytes =
+        trf_raw_bytes(host->view.raw_bits, trf_lane_weights(trf_slab_shape_at(tile, TRF_SLAB_ROWS * slab)));
+    slab_copy copy = {.size = 16u * entry.size_units};
+    ck_assert_int_eq(posix_memalign((void **)&copy.raw, 16, raw_bytes ? raw_bytes : 1), 0);
+    ck_assert_int_eq(posix_memalign((void **)&copy.streams, 16, copy.size), 0);
+    memcpy(copy.raw, host->view.blob + trf_device_slab_raw(entry), raw_bytes);
+    memcpy(copy.streams, host->view.blob + trf_device_slab_streams(entry), copy.size);
+    return copy;
+}
+
+static void free_slab(slab_copy *copy) {
+    free(copy->raw);
+    free(copy->streams);
+}
+
+/* Makes any slab an edge, regular ones too. */
+static void open_slab(warp *w, const trf_tile_shape *tile, uint32_t slab, const slab_copy *copy,
+                      uint32_t predictor_mode) {
     for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
         trf_edge *edge = &w->edge[lane];
         edge->tile = *tile;
@@ -71,7 +94,7 @@ static void open_slab(warp *w, const trf_tile_shape *tile, uint32_t slab, const 
         edge->predictor_mode = predictor_mode;
         const trf_slab_shape shape = trf_slab_shape_at(tile, edge->band_row);
         edge->region = (trf_edge_region){0, 16 * shape.blocks, 0, tile->coded_cols};
-        edge->intact = trf_slab_reader_open(&edge->slab, bytes, size, shape, w->view->raw_bits, exceptions);
+        edge->intact = trf_slab_reader_open(&edge->slab, copy->raw, copy->streams, copy->size, shape);
         if (edge->intact)
             edge->reader = trf_lane_reader_open(&edge->slab, lane, w->view->state_bits);
     }
@@ -99,19 +122,15 @@ static int decode_slabs(const host_view *host, const test_tile *tile, uint16_t *
     warp w;
     warp_init(&w, &host->view);
     for (uint32_t s = 0; s < shape.slabs; s++) {
-        const trf_device_slab slab = host->slabs[s];
-        const uint32_t size = slab.size_units * 16u;
-        void *bytes;
-        ck_assert_int_eq(posix_memalign(&bytes, 16, size), 0);
-        memcpy(bytes, tile->bytes + 16u * slab.offset_units, size);
-        open_slab(&w, &shape, s, bytes, size, slab.exceptions, tile->meta.predictor_mode);
+        slab_copy copy = copy_slab(host, &shape, s);
+        open_slab(&w, &shape, s, &copy, tile->meta.predictor_mode);
         EXPECT(w.edge[0].intact);
         for (uint32_t piece = 0; piece < trf_edge_pieces(&w.edge[0]); piece++) {
             stage(&w, piece);
             take_piece(&w, piece, elements, NULL);
         }
         good &= verdict(&w);
-        free(bytes);
+        free_slab(&copy);
     }
     free(w.staged);
     return good;
@@ -228,27 +247,26 @@ END_TEST
 /* Changes start states, counts or words of a slab. */
 static void corrupt_stream(test_rng *rng, const host_view *host, test_tile *tile, const trf_tile_shape *shape) {
     const uint32_t s = test_below(rng, shape->slabs);
-    const trf_slab_layout layout = trf_slab_layout_of(shape, s, host->view.raw_bits);
-    uint8_t *base = tile->bytes + 16u * host->slabs[s].offset_units;
-    const uint32_t end = host->slabs[s].size_units * 16u, words = layout.exceptions + 4u * host->slabs[s].exceptions;
+    uint8_t *states = tile->bytes + trf_device_slab_streams(host->slabs[s]), *pair_words = states + 64;
+    const uint32_t end = host->slabs[s].size_units * 16u, words = 84 + 4 * trf_stream_exceptions(states);
     uint32_t one = test_below(rng, 16), other = test_below(rng, 16);
     switch (test_below(rng, 4)) {
     case 0:
-        base[layout.states + test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
+        states[test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
         break;
     case 1: /* long streams that run over */
         for (uint32_t i = 0; i < 64; i++)
-            base[layout.states + i] = (uint8_t)(1 + test_below(rng, 255));
+            states[i] = (uint8_t)(1 + test_below(rng, 255));
         break;
     case 2:
-        while (base[layout.pair_words + one] && base[layout.pair_words + other] < 255 && test_below(rng, 8)) {
-            base[layout.pair_words + one]--;
-            base[layout.pair_words + other]++;
+        while (pair_words[one] && pair_words[other] < 255 && test_below(rng, 8)) {
+            pair_words[one]--;
+            pair_words[other]++;
         }
         break;
     default:
         if (words < end)
-            base[words + test_below(rng, end - words)] ^= (uint8_t)(1u << test_below(rng, 8));
+            states[words + test_below(rng, end - words)] ^= (uint8_t)(1u << test_below(rng, 8));
         break;
     }
     test_tile_seal(tile);
@@ -284,7 +302,8 @@ START_TEST(corrupt_streams) {
 }
 END_TEST
 
-/* Slabs that the validator would never let through, of any size and content: nothing outside is read, nothing outside a piece is written. */
+/* Slabs that the validator would never let through, with streams of any size and content and any raw bits: nothing outside is read, nothing
+ * outside a piece is written. */
 START_TEST(anything_at_all) {
     test_rng rng = {5000 + (uint64_t)_i};
     uint32_t opened = 0;
@@ -296,25 +315,32 @@ START_TEST(anything_at_all) {
         test_tile *tile = test_tile_make(&rng, &choice);
         host_view *host = host_view_make(&tile->view, tile->bytes, tile->meta.data_size);
         const trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.kind);
-        const uint32_t slab = test_below(&rng, shape.slabs), whole = host->slabs[slab].size_units * 16u;
-        const uint32_t size = test_below(&rng, 3) ? whole : 16 * test_below(&rng, 2 + whole / 8);
-        const uint32_t exceptions = test_below(&rng, 2) ? host->slabs[slab].exceptions : test_below(&rng, 200);
+        const uint32_t slab = test_below(&rng, shape.slabs);
+        slab_copy copy = copy_slab(host, &shape, slab);
+        const uint32_t whole = copy.size, size = test_below(&rng, 3) ? whole : 16 * test_below(&rng, 2 + whole / 8);
         uint8_t *bytes;
         ck_assert_int_eq(posix_memalign((void **)&bytes, 16, size ? size : 1), 0);
-        memcpy(bytes, tile->bytes + 16u * host->slabs[slab].offset_units, size < whole ? size : whole);
+        memcpy(bytes, copy.streams, size < whole ? size : whole);
         for (uint32_t i = size < whole ? size : whole; i < size; i++)
             bytes[i] = 0;
         for (uint32_t i = 0, noise = test_below(&rng, 3) ? 20 : size; i < noise && size; i++)
             bytes[test_below(&rng, size)] = (uint8_t)test_below(&rng, test_below(&rng, 2) ? 8 : 256);
+        if (size >= 84 && test_below(&rng, 2)) { /* the number of exceptions */
+            bytes[80] = (uint8_t)test_below(&rng, 200);
+            bytes[81] = (uint8_t)(test_below(&rng, 8) ? 0 : test_below(&rng, 256));
+        }
+        free(copy.streams);
+        copy.streams = bytes;
+        copy.size = size;
         warp w;
         warp_init(&w, &host->view);
-        open_slab(&w, &shape, slab, bytes, size, exceptions, tile->meta.predictor_mode);
+        open_slab(&w, &shape, slab, &copy, tile->meta.predictor_mode);
         opened += w.edge[0].intact != 0;
         for (uint32_t piece = 0; piece < trf_edge_pieces(&w.edge[0]); piece++)
             stage(&w, piece);
         EXPECT(w.edge[0].intact || !verdict(&w));
         free(w.staged);
-        free(bytes);
+        free_slab(&copy);
         host_view_free(host);
         test_tile_free(tile);
     }
