@@ -64,20 +64,24 @@ class Places:
         h = ref.read_head(blob)
         tile = h.tiles[t]
         slab_count = ref.ceil_div(tile.coded_rows, 32)
-        self.tile, self.table = tile.data_offset, tile.data_offset + 4 * s
-        self.table_end = tile.data_offset + 4 * slab_count
-        ends = struct.unpack_from(f"<{2 * slab_count}H", blob, self.tile)[::2]
-        self.start = self.tile + (16 * ends[s - 1] if s else ref.align16(4 * slab_count))
-        self.end = self.tile + 16 * ends[s]
-        self.slivers = self.tile + 16 * ends[-1]
-        blocks = min(2, tile.coded_rows // 16 - 2 * s)
-        self.n = 8 * blocks * tile.coded_cols // 16
-        self.state = self.start + ref.raw_bytes(self.n, h.raw_bits)
+        weights = [8 * min(2, tile.coded_rows // 16 - 2 * k) * tile.coded_cols // 16 for k in range(slab_count)]
+        raw = [ref.raw_bytes(n, h.raw_bits) for n in weights]
+        self.n = weights[s]
+        self.tile, self.raw = tile.data_offset, tile.data_offset + sum(raw[:s])
+        self.raw_end = self.raw + raw[s]
+        table = tile.data_offset + sum(raw)
+        self.table, self.table_end = table + 2 * s, table + 2 * slab_count
+        self.streams = table + ref.align16(2 * slab_count)
+        ends = struct.unpack_from(f"<{slab_count}H", blob, table)
+        self.state = self.streams + (16 * ends[s - 1] if s else 0)
+        self.end = self.streams + 16 * ends[s]
+        self.slivers = self.streams + 16 * ends[-1]
         self.pairs = self.state + 64
-        self.list = self.pairs + 16
-        self.exceptions = struct.unpack_from("<HH", blob, self.table)[1]
+        self.count = self.pairs + 16
+        self.list = self.count + 4
+        self.exceptions = struct.unpack_from("<H", blob, self.count)[0]
         self.words = self.list + 4 * self.exceptions
-        self.contents_end = self.words + 2 * sum(blob[self.pairs : self.list])
+        self.contents_end = self.words + 2 * sum(blob[self.pairs : self.count])
 
 
 def values(seed: int, rows: int, cols: int) -> np.ndarray:
@@ -151,7 +155,8 @@ def truncated_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("empty", 0), ("one_byte", 1), ("inside_header", 63), ("after_header", 64), ("inside_extension", 319),
         ("after_extension", 320), ("inside_table", 700), ("after_table", 832), ("inside_tile_metadata", 850),
         ("after_tile_metadata", scales_offset), ("inside_scales", scales_offset + 20), ("before_data", data_offset),
-        ("inside_tile", data_offset + 100), ("by_16_bytes", len(blob) - 16), ("by_one_byte", len(blob) - 1),
+        ("inside_tile", data_offset + 100), ("by_128_bytes", len(blob) - 128), ("by_16_bytes", len(blob) - 16),
+        ("by_one_byte", len(blob) - 1),
     ):  # fmt: skip
         yield f"truncated_{name}", blob[:size], TRUNCATED, f"the first {size} of {len(blob)} bytes"
 
@@ -160,9 +165,8 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
     # base, field, value, status
     table = [
         ("tiny", "magic", 0, MAGIC), ("tiny", "magic", 0x58414E53, MAGIC),
-        # A stored tile has been the same since version 1: "tiny" with that version is a right blob of it.
-        ("tiny", "version", 0, VERSION), ("tiny", "version", 1, VERSION), ("tiny", "version", 3, VERSION),
-        ("slabs", "version", 1, VERSION),
+        ("tiny", "version", 0, VERSION), ("tiny", "version", 1, VERSION), ("tiny", "version", 2, VERSION),
+        ("tiny", "version", 4, VERSION), ("slabs", "version", 1, VERSION), ("slabs", "version", 2, VERSION),
         ("tiny", "codec", 0, HEADER), ("tiny", "codec", 6, HEADER), ("tiny", "codec", ref.FP16, HEADER),
         ("tiny", "source_dtype", 0, HEADER), ("tiny", "source_dtype", 7, HEADER),
         ("tiny", "source_dtype", ref.F16, HEADER), ("tiny", "source_dtype", ref.I8, HEADER),
@@ -183,7 +187,8 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("tiny", "extension_offset", 80, HEADER), ("tiny", "extension_bytes", 240, HEADER),
         ("tiny", "flags", 1, HEADER), ("tiny", "flags", 1 << 31, HEADER),
         ("tiny", "blob_bytes", len(base["tiny"]) - 8, HEADER), ("tiny", "blob_bytes", 0, HEADER),
-        ("tiny", "blob_bytes", len(base["tiny"]) + 16, TRUNCATED),
+        ("tiny", "blob_bytes", len(base["tiny"]) + 16, HEADER),
+        ("tiny", "blob_bytes", len(base["tiny"]) + 128, TRUNCATED),
         ("tiny", "blob_bytes", 1 << 63, TRUNCATED),
         ("tiny", "head_checksum", get(base["tiny"], "head_checksum") ^ 1, CHECKSUM),
         ("tiny", "class_value[0]", -1, HEADER), ("tiny", "class_value[15]", 256, HEADER),
@@ -221,12 +226,12 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
 
     yield "i8_class_values_beyond_1023", changed(base["i8"], shift_progression), HEADER, "class_value 1010…1040"
 
-    blob = bytearray(base["stored"][:-16])
+    blob = bytearray(base["stored"][:-128])
     put(blob, "blob_bytes", len(blob))
-    yield "stored_last_tile_behind_blob", bytes(seal(blob)), TILE, "file and blob_bytes are 16 bytes shorter"
-    blob = bytearray(base["tiny"] + bytes(16))
+    yield "stored_last_tile_behind_blob", bytes(seal(blob)), TILE, "file and blob_bytes are 128 bytes shorter"
+    blob = bytearray(base["tiny"] + bytes(128))
     put(blob, "blob_bytes", len(blob))
-    yield "tiny_gap_behind_last_tile", bytes(seal(blob)), TILE, "the last 16 bytes belong to no tile"
+    yield "tiny_gap_behind_last_tile", bytes(seal(blob)), TILE, "the last 128 bytes belong to no tile"
 
 
 def section_cases(base: dict[str, bytes]) -> Iterator[Case]:
@@ -234,6 +239,8 @@ def section_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("tiny", "frequency_offset", 336), ("tiny", "tiles_offset", 848), ("tiny", "tiles_offset", 320),
         ("tiny", "data_offset", get(base["tiny"], "data_offset") + 16),
         ("tiny", "data_offset", get(base["tiny"], "data_offset") - 16),
+        ("tiny", "data_offset", get(base["tiny"], "data_offset") + 128),
+        ("group", "data_offset", get(base["group"], "data_offset") - 128),
         ("tiny", "data_offset", get(base["tiny"], "data_offset") + 8), ("tiny", "data_offset", 1 << 63),
         ("group", "scales_offset", get(base["group"], "scales_offset") + 16),
         ("group", "scales_offset", 832), ("group", "scales_offset", 0),
@@ -267,6 +274,23 @@ def section_cases(base: dict[str, bytes]) -> Iterator[Case]:
         assert at % 16
         blob = changed(base[name], lambda b, at=at: b.__setitem__(at, 1))
         yield f"{name}_padding_behind_{field}", blob, HEADER, f"byte {at} between two sections is 1"
+    assert get(base["tiny"], "data_offset") == 896
+    for at in (864, 895):  # no section between
+        blob = changed(base["tiny"], lambda b, at=at: b.__setitem__(at, 1))
+        yield f"tiny_padding_at_{at}", blob, HEADER, f"byte {at} between the metadata and the tile is 1"
+    at = get(base["group"], "data_offset") - 1
+    assert at - get(base["group"], "scales_offset") - get(base["group"], "scales_bytes") >= 16
+    blob = changed(base["group"], lambda b: b.__setitem__(at, 1))
+    yield "group_padding_before_data", blob, HEADER, f"byte {at} in front of the tile is 1"
+
+    def move_data(blob: bytearray) -> None:
+        del blob[864:896]
+        blob += bytes(32)
+        put(blob, "data_offset", 864)
+        put_tile(blob, 0, "data_offset", 864)
+        put_tile(blob, 0, "data_size", get_tile(blob, 0, "data_size") + 32)
+
+    yield "tiny_data_at_864", changed(base["tiny"], move_data), HEADER, "data at a multiple of 16, all else follows"
 
 
 def table_cases(base: dict[str, bytes]) -> Iterator[Case]:
@@ -314,15 +338,19 @@ def tile_cases(base: dict[str, bytes]) -> Iterator[Case]:
     o, two = base["offsets"], base["stored"]
     # base, tile, field, value
     table = [
-        ("offsets", 0, "data_offset", get_tile(o, 0, "data_offset") + 16),
+        ("offsets", 0, "data_offset", get_tile(o, 0, "data_offset") + 128),
         ("offsets", 0, "data_offset", get_tile(o, 0, "data_offset") - 16),
+        ("offsets", 0, "data_offset", get_tile(o, 0, "data_offset") - 128),
         ("offsets", 1, "data_offset", get_tile(o, 1, "data_offset") - 16),
+        ("offsets", 1, "data_offset", get_tile(o, 1, "data_offset") - 128),
         ("offsets", 1, "data_offset", get_tile(o, 1, "data_offset") + 8),
         ("offsets", 1, "data_offset", get_tile(o, 0, "data_offset")),
-        ("offsets", 1, "data_offset", (1 << 64) - 16),
+        ("offsets", 1, "data_offset", (1 << 64) - 128),
         ("offsets", 0, "data_size", get_tile(o, 0, "data_size") + 16),
+        ("offsets", 0, "data_size", get_tile(o, 0, "data_size") + 128),
+        ("offsets", 0, "data_size", get_tile(o, 0, "data_size") - 128),
         ("offsets", 0, "data_size", get_tile(o, 0, "data_size") - 8),
-        ("offsets", 0, "data_size", 0), ("offsets", 1, "data_size", 0xFFFFFFF0),
+        ("offsets", 0, "data_size", 0), ("offsets", 1, "data_size", 0xFFFFFF80),
         ("offsets", 0, "predictor_mode", 4), ("offsets", 0, "predictor_mode", 128),
         ("slabs", 0, "predictor_mode", 1), ("i8", 0, "predictor_mode", 1), ("stored", 0, "predictor_mode", 2),
         ("offsets", 0, "kind", 2), ("offsets", 0, "kind", 255), ("offsets", 0, "kind", 1), ("stored", 1, "kind", 0),
@@ -337,6 +365,16 @@ def tile_cases(base: dict[str, bytes]) -> Iterator[Case]:
         blob[832:864], blob[864:896] = blob[864:896], blob[832:864]
 
     yield "stored_tiles_swapped", changed(two, swap), TILE, "metadata of the two tiles exchanged"
+
+    def move_tile(blob: bytearray) -> None:
+        at = get_tile(blob, 1, "data_offset")
+        assert not any(blob[-16:])
+        blob[at:] = bytes(16) + blob[at:-16]
+        put_tile(blob, 0, "data_size", get_tile(blob, 0, "data_size") + 16)
+        put_tile(blob, 1, "data_offset", at + 16)
+        put_tile(blob, 1, "data_size", get_tile(blob, 1, "data_size") - 16)
+
+    yield "stored_tile_at_multiple_of_16", changed(two, move_tile), TILE, "tile 1 is 16 bytes behind a multiple of 128"
 
     def count(blob: bytearray, t: int, amount: int) -> None:
         put_tile(blob, t, "exception_count", get_tile(blob, t, "exception_count") + amount)
@@ -386,15 +424,18 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
     end0, end1 = (struct.unpack_from("<H", slabs, p.table)[0] for p in (first, second))
     yield "slab_ends_equal", put16(second.table, end0), TILE, "slab 1 ends where slab 0 ends"
     yield "slab_ends_descending", put16(first.table, end1 + 1), TILE, "slab 0 ends behind slab 1"
-    yield "slab_end_zero", put16(first.table, 0), TILE, "slab 0 ends before the slab table"
-    yield "slab_end_in_table", put16(first.table, 1), TILE, "slab 0 is empty"
+    yield "slab_end_zero", put16(first.table, 0), TILE, "slab 0 has no streams"
+    yield "slab_end_in_head", put16(first.table, 5), TILE, "the streams of slab 0 are 80 bytes, too short for their head"
     yield "slab_end_behind_tile", put16(second.table, 0xFFFF), TILE, "slab 1 ends behind the tile"
-    yield "slab_too_small_for_planes", put16(first.table, 2), TILE, "slab 0 has 16 bytes"
     yield "slab_one_unit_too_small", put16(first.table, end0 - 1), TILE, "slab 0 is 16 bytes too short"
     yield "slab_one_unit_too_large", put16(second.table, end1 + 1), TILE, "slab 1 takes 16 bytes of the slivers"
-    yield "slab_exceptions_too_many", put16(first.table + 2, first.exceptions + 16), TILE, "contents are too long"
-    yield "slab_exceptions_all", put16(first.table + 2, 0xFFFF), TILE, "65535 exceptions"
+    yield "slab_exceptions_too_many", put16(first.count, first.exceptions + 16), TILE, "contents are too long"
+    yield "slab_exceptions_too_few", put16(second.count, second.exceptions - 4), TILE, "contents are too short"
+    yield "slab_exceptions_all", put16(first.count, 0xFFFF), TILE, "65535 exceptions"
+    yield "slab_count_reserved_1", put16(first.count + 2, 1), TILE, "the field behind the count of exceptions is 1"
+    yield "slab_count_reserved_32768", put16(second.count + 2, 1 << 15), TILE, "the same field is 2^15"
     yield "slab_table_padding", put8("slabs", first.table_end, 1), TILE, "a byte behind the slab table"
+    yield "slab_table_padding_end", put8("slabs", first.streams - 1, 1), TILE, "the last byte before the streams"
     yield "slab_pair_words_too_many", put8("slabs", first.pairs, slabs[first.pairs] + 8), TILE, "8 words too many"
     yield "slab_pair_words_too_few", put8("slabs", first.pairs + 15, 0), TILE, "none in place of some"
 
@@ -405,39 +446,45 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
     i8 = Places(base["i8"], 0, 0)
     # Two groups of four weights fill the bits 0 and 1 of each byte.
     for bit in (2, 15, 31):
-        blob = changed(base["i8"], lambda b, bit=bit: set_bit(b, i8.start, bit))
+        blob = changed(base["i8"], lambda b, bit=bit: set_bit(b, i8.raw, bit))
         yield f"plane_unused_bit_{bit}", blob, TILE, f"bit {bit} of a plane's word that has 8 weights"
     chunks = Places(base["chunks"], 0, 0)
-    assert (chunks.n, chunks.state - chunks.start) == (80, 256 * 3 + 128 * 2)
-    second_chunk = chunks.start + 256 * 3
+    assert (chunks.n, chunks.raw_end - chunks.raw) == (80, 256 * 3 + 128 * 2)
+    second_chunk = chunks.raw + 256 * 3
     blob = changed(base["chunks"], lambda b: set_bit(b, second_chunk + 128 + 4 * 31, 4))
     yield "chunk_unused_bit", blob, TILE, "bit 4 of the last lane's word of width 1 in the second chunk, of 16 weights"
     middle = Places(base["codes"], 0, 0)
     assert middle.n == 24
-    blob = changed(base["codes"], lambda b: set_bit(b, middle.start + 4 * 7, 30))
+    blob = changed(base["codes"], lambda b: set_bit(b, middle.raw + 4 * 7, 30))
     yield "plane_unused_bit_of_24_weights", blob, TILE, "bit 30 of lane 7's word of width 1"
 
-    def drop_slivers(blob: bytearray) -> None:
-        at = first.slivers
+    def cut(blob: bytearray, at: int) -> None:
+        assert at % 128 == 0 and at < len(blob)
         put_tile(blob, 0, "data_size", at - first.tile)
         put(blob, "blob_bytes", at)
         del blob[at:]
 
     def more_slivers(blob: bytearray) -> None:
-        put_tile(blob, 0, "data_size", len(blob) + 16 - first.tile)
-        put(blob, "blob_bytes", len(blob) + 16)
-        blob += bytes(16)
+        put_tile(blob, 0, "data_size", len(blob) + 128 - first.tile)
+        put(blob, "blob_bytes", len(blob) + 128)
+        blob += bytes(128)
 
-    yield "slivers_missing", changed(slabs, drop_slivers), TILE, "the tile ends with its last slab"
-    yield "slivers_too_long", changed(slabs, more_slivers), TILE, "16 zero bytes more"
+    for name, at, what in (
+        ("slivers_missing", ref.align128(first.slivers), "the tile ends with the 128 bytes in which its slabs end"),
+        ("slivers_cut_short", len(slabs) - 128, "the last 128 bytes of the tile are missing"),
+        ("tile_without_table", second.raw_end, "the tile ends with its raw bits"),
+        ("tile_too_small_for_raw_bits", first.tile + 128, "the tile has 128 bytes"),
+    ):
+        yield name, changed(slabs, lambda b, at=at: cut(b, at)), TILE, what
+    yield "slivers_too_long", changed(slabs, more_slivers), TILE, "128 zero bytes more"
     stored = base["tiny"]
 
     def longer_stored(blob: bytearray) -> None:
-        put_tile(blob, 0, "data_size", get_tile(blob, 0, "data_size") + 16)
-        put(blob, "blob_bytes", len(blob) + 16)
-        blob += bytes(16)
+        put_tile(blob, 0, "data_size", get_tile(blob, 0, "data_size") + 128)
+        put(blob, "blob_bytes", len(blob) + 128)
+        blob += bytes(128)
 
-    yield "stored_tile_too_long", changed(stored, longer_stored), TILE, "16 zero bytes more"
+    yield "stored_tile_too_long", changed(stored, longer_stored), TILE, "128 zero bytes more"
 
 
 def exception_cases(base: dict[str, bytes]) -> Iterator[Case]:
@@ -493,7 +540,7 @@ def stream_cases(base: dict[str, bytes]) -> Iterator[Case]:
     for label, at in (("first", first.words), ("last", first.contents_end - 2)):
         blob = changed(slabs, lambda b, at=at: b.__setitem__(at, b[at] ^ 1))
         yield f"stream_{label}_word", blob, STREAM, "one bit of a word"
-    counts = slabs[first.pairs : first.list]
+    counts = slabs[first.pairs : first.count]
 
     def move_word(blob: bytearray) -> None:
         blob[first.pairs] += 1

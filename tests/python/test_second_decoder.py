@@ -160,6 +160,8 @@ def test_section_7_fills_a_plane_once(width: int) -> None:
 def test_section_7_chunks(raw_bits: int) -> None:
     assert ref.raw_bytes(256, raw_bits) == 4 * 256 * raw_bits
     assert ref.chunk_weights(8) == [8] and ref.chunk_weights(144) == [64, 64, 16]
+    # The raw bits of every slab begin at a multiple of 128 bytes.
+    assert all(ref.raw_bytes(8 * steps * blocks, raw_bits) % 128 == 0 for steps in range(1, 17) for blocks in (1, 2))
     # 8 weights: a byte of each bit of R, in whole words for every plane.
     assert ref.raw_bytes(8, raw_bits) == 128 * sum(max(1, width // 4) for width in (8, 4, 2, 1) if raw_bits & width)
 
@@ -172,7 +174,7 @@ def first_word(codec: int, class_bits: int, fours: list[int]) -> int:
     blob = encode(elements, make_golden.float_options(codec, class_bits=class_bits))
     header, decoded = ref.read_blob(blob)
     assert np.array_equal(decoded, elements)
-    return struct.unpack_from("<I", blob, header.data_offset + 16)[0]
+    return struct.unpack_from("<I", blob, header.data_offset)[0]
 
 
 @pytest.mark.parametrize("class_bits", [4, 2])

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 MAGIC = 0x52414E53
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 64
 EXTENSION_BYTES = 256
 TABLE_OFFSET = 320
@@ -71,6 +71,10 @@ def check(condition: bool, status: str, message: str) -> None:
 
 def align16(x: int) -> int:
     return (x + 15) // 16 * 16
+
+
+def align128(x: int) -> int:
+    return (x + 127) // 128 * 128
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -194,7 +198,7 @@ def check_ranges(h: Header) -> None:
     require(h.probability_bits <= h.state_bits <= 16, f"state_bits {h.state_bits}")
     require(h.predictor_modes <= 3, f"predictor_modes {h.predictor_modes}")
     require(not h.is_int or h.predictor_modes == 0, "predictor_modes of an int blob")
-    require(h.blob_bytes % 16 == 0, f"blob_bytes {h.blob_bytes}")
+    require(h.blob_bytes % 128 == 0, f"blob_bytes {h.blob_bytes}")
 
     used, unused = h.class_value[: 1 << h.class_bits], h.class_value[1 << h.class_bits :]
     require(not any(unused), "class_value beyond 2^c is not zero")
@@ -239,7 +243,7 @@ def section_layout(h: Header) -> list[tuple[str, int, int]]:
         offset = align16(end) if size else 0
         layout.append((name, offset, size))
         end = offset + size if size else end
-    layout.append(("data", align16(end), 0))
+    layout.append(("data", align128(end), 0))
     return layout
 
 
@@ -315,7 +319,7 @@ def read_head(blob: bytes) -> Header:
     check(int(h.frequencies.max()) < slots, "TRF_ERR_TABLE", "a frequency of 2^p or more")
     check(int(h.frequencies.sum()) == slots, "TRF_ERR_TABLE", f"frequencies sum to {h.frequencies.sum()}")
 
-    # Zero bytes between the sections.
+    # Zero bytes between the sections and in front of the tiles.
     for name, offset, size in section_layout(h):
         if offset:
             check(not any(blob[end:offset]), "TRF_ERR_HEADER", f"padding before {name} is not zero")
@@ -353,7 +357,7 @@ def read_tiles(blob: bytes, h: Header) -> None:
             check(condition, "TRF_ERR_TILE", f"tile {t}: {message}")
 
         require(data_offset == offset, f"data_offset {data_offset}, not {offset}")
-        require(data_size % 16 == 0, f"data_size {data_size}")
+        require(data_size % 128 == 0, f"data_size {data_size}")
         require(data_offset + data_size <= h.blob_bytes, "ends behind the blob")
         require(reserved == 0 and reserved2 == 0, "reserved field")
         require(kind in (CODED, STORED), f"kind {kind}")
@@ -362,7 +366,7 @@ def read_tiles(blob: bytes, h: Header) -> None:
         if kind == STORED:
             require(mode == 0, "predictor_mode of a stored tile")
             require(count == 0, "exceptions in a stored tile")
-            size = align16(tile.height * tile.width * h.stored_bytes)
+            size = align128(tile.height * tile.width * h.stored_bytes)
             require(data_size == size, f"data_size {data_size} of a stored tile, not {size}")
         else:
             require(tile.coded_rows >= 16 and tile.coded_cols >= 16, "coded, but narrower than 16")
@@ -470,28 +474,32 @@ def read_raw(h: Header, data: bytes, n: int, where: str) -> np.ndarray:
     return raw & ~mask | signs.reshape(LANES, -1)
 
 
-def read_slab(h: Header, data: bytes, tile: Tile, s: int, exceptions: int) -> Slab:
-    """Parses and checks slab `s`, whose bytes are `data`."""
+def slab_shape(tile: Tile, s: int) -> tuple[int, int]:
+    """B and n of slab `s`."""
+    blocks = min(2, (tile.coded_rows - SLAB_ROWS * s) // 16)
+    return blocks, 8 * blocks * (tile.coded_cols // 16)
+
+
+def read_slab(h: Header, chunks: bytes, data: bytes, tile: Tile, s: int) -> Slab:
+    """Parses and checks slab `s`, whose raw bits are `chunks` and whose streams are `data`."""
     where = f"tile {tile.index} slab {s}"
 
     def require(condition: bool, message: str) -> None:
         check(condition, "TRF_ERR_TILE", f"{where}: {message}")
 
-    blocks = min(2, (tile.coded_rows - SLAB_ROWS * s) // 16)
-    n = 8 * blocks * (tile.coded_cols // 16)
-    position = raw_bytes(n, h.raw_bits)
-    require(len(data) >= position + 2 * LANES + 16, f"{len(data)} bytes are too few")
-    start_state = np.frombuffer(data, "<u2", LANES, position)
-    position += 2 * LANES
-    pair_words = np.frombuffer(data, "u1", 16, position).astype(np.int64)
-    position += 16
+    blocks, n = slab_shape(tile, s)
+    require(len(data) >= 84, f"{len(data)} bytes are too few")
+    start_state = np.frombuffer(data, "<u2", LANES)
+    pair_words = np.frombuffer(data, "u1", 16, 64).astype(np.int64)
+    exceptions, reserved = struct.unpack_from("<HH", data, 80)
+    require(reserved == 0, f"reserved field {reserved}")
     word_count = int(pair_words.sum())
-    end = position + 4 * exceptions + 2 * word_count
+    end = 84 + 4 * exceptions + 2 * word_count
     require(len(data) == align16(end), f"{len(data)} bytes, the contents take {align16(end)}")
     require(not any(data[end:]), "padding is not zero")
-    records = np.frombuffer(data, "<u4", exceptions, position).astype(np.int64)
-    words = np.frombuffer(data, "<u2", word_count, position + 4 * exceptions)
-    raw = read_raw(h, data, n, where)
+    records = np.frombuffer(data, "<u4", exceptions, 84).astype(np.int64)
+    words = np.frombuffer(data, "<u2", word_count, 84 + 4 * exceptions)
+    raw = read_raw(h, chunks, n, where)
 
     places, element = records >> 19, records & 0xFFFF
     require(bool(np.all(np.diff(places) > 0)), "exceptions do not ascend")
@@ -613,21 +621,25 @@ def decode_tile(h: Header, blob: bytes, tile: Tile) -> np.ndarray:
     slabs: list[Slab] = []
     if tile.kind == CODED:
         slab_count = ceil_div(coded_rows, SLAB_ROWS)
-        position = align16(4 * slab_count)
-        require(len(data) >= position, "no room for the slab table")
-        require(not any(data[4 * slab_count : position]), "padding of the slab table is not zero")
-        table = np.frombuffer(data, "<u2", 2 * slab_count).astype(int).reshape(-1, 2).tolist()
-        for s, (end, exceptions) in enumerate(table):
-            require(position < 16 * end <= len(data), f"slab {s} ends at {16 * end}")
-            slabs.append(read_slab(h, data[position : 16 * end], tile, s, exceptions))
-            position = 16 * end
-        count = sum(exceptions for _, exceptions in table)
+        raw_sizes = [raw_bytes(slab_shape(tile, s)[1], h.raw_bits) for s in range(slab_count)]
+        table_at = sum(raw_sizes)
+        streams_at = position = table_at + align16(2 * slab_count)
+        require(len(data) >= position, "no room for raw bits and slab table")
+        require(not any(data[table_at + 2 * slab_count : position]), "padding of the slab table is not zero")
+        ends = struct.unpack_from(f"<{slab_count}H", data, table_at)
+        for s, (size, units) in enumerate(zip(raw_sizes, ends)):
+            end = streams_at + 16 * units
+            require(position < end <= len(data), f"the streams of slab {s} end at {end}")
+            chunks = data[sum(raw_sizes[:s]) :][:size]
+            slabs.append(read_slab(h, chunks, data[position:end], tile, s))
+            position = end
+        count = sum(len(slab.exception_element) for slab in slabs)
         require(count == tile.exception_count, f"{count} exceptions, {tile.exception_count} announced")
 
     right, below = coded_rows * (tile.width - coded_cols), (tile.height - coded_rows) * tile.width
     sliver_bytes = (right + below) * h.stored_bytes
-    require(len(data) == position + align16(sliver_bytes), "size of the slivers")
-    require(not any(data[position + sliver_bytes :]), "padding of the slivers is not zero")
+    require(len(data) == align128(position + sliver_bytes), "size of the slivers")
+    require(not any(data[position + sliver_bytes :]), "padding at the end is not zero")
     dtype = {(False, 1): "u1", (False, 2): "<u2", (True, 1): "i1", (True, 2): "<i2"}[h.is_int, h.stored_bytes]
     stored = np.frombuffer(data, dtype, right + below, position)
     elements[:coded_rows, coded_cols:] = stored[:right].reshape(coded_rows, tile.width - coded_cols)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import trf_reference as ref
 import xxhash
-from trf_reference import COL_OFFSETS, ROW_OFFSETS, align16, ceil_div
+from trf_reference import COL_OFFSETS, ROW_OFFSETS, ceil_div
 
 
 @dataclass
@@ -264,17 +264,17 @@ class Encoder:
                 shift += width
         return out
 
-    def slab_bytes(self, coded: Coded, s: int, frequencies: np.ndarray) -> tuple[bytes, int]:
-        """One slab and its number of exceptions."""
-        out = self.chunk_bytes(self.slab_weights(coded, s, coded.raw))
+    def stream_bytes(self, coded: Coded, s: int, frequencies: np.ndarray) -> tuple[bytes, int]:
+        """One slab's streams and its number of exceptions."""
         start = (np.cumsum(frequencies) - frequencies).tolist()
         lanes = [self.encode_lane(row, frequencies.tolist(), start) for row in coded.symbols[s].tolist()]
-        out += struct.pack("<32H", *(state for state, _ in lanes))
+        out = struct.pack("<32H", *(state for state, _ in lanes))
         pairs = [lanes[k][1] + lanes[k + 16][1][::-1] for k in range(16)]
         out += bytes(len(words) for words in pairs)
         # By index, then lane: the order of the positions.
         index_lane = np.argwhere(self.slab_weights(coded, s, coded.exception).T)
         elements = self.slab_weights(coded, s, coded.elements).T[tuple(index_lane.T)] & 0xFFFF
+        out += struct.pack("<HH", len(elements), 0)
         out += (index_lane @ np.array([32, 1]) << 19 | elements).astype("<u4").tobytes()
         for words in pairs:
             out += struct.pack(f"<{len(words)}H", *words)
@@ -290,18 +290,19 @@ class Encoder:
         tile = self.elements[row : row + height, col : col + width]
         if coded is None:
             out = self.stored_elements(tile)
-            return out + bytes(-len(out) % 16), 0
+            return out + bytes(-len(out) % 128), 0
         coded_rows, coded_cols = coded.classes.shape
         count = self.slab_count(coded)
-        table, body, total = b"", b"", 0
+        raw, table, streams, total = b"", b"", b"", 0
         for s in range(count):
-            data, exceptions = self.slab_bytes(coded, s, frequencies)
-            body += data
+            raw += self.chunk_bytes(self.slab_weights(coded, s, coded.raw))
+            data, exceptions = self.stream_bytes(coded, s, frequencies)
+            streams += data
             total += exceptions
-            table += struct.pack("<HH", (align16(4 * count) + len(body)) // 16, exceptions)
+            table += struct.pack("<H", len(streams) // 16)
         slivers = self.stored_elements(tile[:coded_rows, coded_cols:]) + self.stored_elements(tile[coded_rows:])
-        out = table + bytes(-len(table) % 16) + body + slivers
-        return out + bytes(-len(out) % 16), total
+        out = raw + table + bytes(-len(table) % 16) + streams + slivers
+        return out + bytes(-len(out) % 128), total
 
     # -- sections 2 and 3 ---------------------------------------------------------------------------------------
 
@@ -337,7 +338,7 @@ class Encoder:
                 head += bytes(-len(head) % 16)
             places += [len(head) if section else 0, len(section)]
             head += section
-        head += bytes(-len(head) % 16)
+        head += bytes(-len(head) % 128)
 
         offset = len(head)
         for t, (data, exceptions) in enumerate(bodies):
