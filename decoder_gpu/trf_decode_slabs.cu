@@ -1,28 +1,28 @@
 /* Which kernel decodes a layer's regular slabs, with how many warps and how large a table; and its launch. */
 #include "trf_decode_launch.h"
 #include "trf_decode_slabs.cuh"
+#include "trf_kernel_limits.cuh"
 
 namespace {
 
 struct geometry {
-    bool nine;
+    bool usual;
     uint32_t warps, table_log;
 };
 
 bool fits(const trf_device_view *view, const trf_device_facts *facts, const geometry &with, int shared_bytes,
           trf_shared_plan *plan) {
     *plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, with.warps, 1, with.table_log, 0);
-    return plan->total <= (uint32_t)shared_bytes;
+    return (int)plan->total + kStaticSharedBytes <= shared_bytes;
 }
 
 /* The first that fits, best first. @return whether one does. */
 bool find_geometry(const trf_device_view *view, const trf_device_facts *facts, int shared_bytes, geometry *found,
                    trf_shared_plan *plan) {
     *found = {true, kMostStoreWarps, kTableLog};
-    if (view->probability_bits == 9 && view->state_bits == 9 && facts->max_frequency <= 255 &&
-        fits(view, facts, *found, shared_bytes, plan))
+    if (trf_has_usual_p(*view, facts->max_frequency) && fits(view, facts, *found, shared_bytes, plan))
         return true;
-    found->nine = false;
+    found->usual = false;
     for (found->warps = kMostStoreWarps; found->warps >= 4; found->warps /= 2)
         for (found->table_log = kTableLog; found->table_log >= view->probability_bits + 4; found->table_log--)
             if (fits(view, facts, *found, shared_bytes, plan))
@@ -30,17 +30,17 @@ bool find_geometry(const trf_device_view *view, const trf_device_facts *facts, i
     return false;
 }
 
-trf_store_kernel kernel_of(const trf_device_view *view, trf_store_kind kind, bool nine) {
+trf_store_kernel kernel_of(const trf_device_view *view, trf_store_kind kind, bool usual) {
     const uint32_t bytes = trf_store_bytes(kind);
     switch (view->codec) {
     case TRF_CODEC_BF16:
-        return trf_store_bf16(view->class_bits, bytes, nine);
+        return trf_store_bf16(view->class_bits, bytes, usual);
     case TRF_CODEC_FP16:
-        return trf_store_fp16(view->class_bits, nine);
+        return trf_store_fp16(view->class_bits, usual);
     case TRF_CODEC_INT:
-        return trf_store_int(view->class_bits, bytes, nine);
+        return trf_store_int(view->class_bits, bytes, usual);
     default:
-        return trf_store_fp8(view->codec, view->class_bits, bytes, nine);
+        return trf_store_fp8(view->codec, view->class_bits, bytes, usual);
     }
 }
 
@@ -49,10 +49,9 @@ bool takes(const trf_device_view *view, trf_store_kind kind) {
     return kind != TRF_STORE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
 }
 
-int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, int multiprocessors, int shared_bytes,
-           trf_stream stream) {
-    /* Always the device's limit: threads that launch at the same time must not lower it for each other. */
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, int multiprocessors, trf_stream stream) {
+    cudaFuncAttributes attributes = {};
+    cudaError_t error = trf_allow_all_shared((const void *)kernel, &attributes);
     if (error != cudaSuccess)
         return error;
     kernel<<<multiprocessors, warps * TRF_LANES, args.shared.total, stream>>>(args);
@@ -85,5 +84,5 @@ int trf_launch_decode_slabs(const trf_device_view *view, const trf_device_facts 
     args.weights = weights;
     args.as = as;
     args.aligned = (uint64_t)view->cols * bytes % vector_bytes == 0 && (uintptr_t)weights % vector_bytes == 0;
-    return launch(kernel_of(view, args.kind, with.nine), args, with.warps, multiprocessors, shared_bytes, stream);
+    return launch(kernel_of(view, args.kind, with.usual), args, with.warps, multiprocessors, stream);
 }

@@ -227,37 +227,39 @@ template <class Form, int kBytes, int kP>
 __global__ void __launch_bounds__(kMostStoreWarps *TRF_LANES, 1)
     trf_decode_slabs(const __grid_constant__ trf_store_args a) {
     extern __shared__ __align__(1024) uint8_t shared_memory[];
+    __shared__ uint2 constants;
     const uint32_t shared = trf_shared_address(shared_memory);
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const uint64_t run = (uint64_t)blockIdx.x * warps + warp, runs = (uint64_t)gridDim.x * warps;
     const uint32_t begin = (uint32_t)(a.slabs * run / runs), end = (uint32_t)(a.slabs * (run + 1) / runs);
-    const trf_walk walk = {begin / a.regular_cols, begin % a.regular_cols, end - begin};
+    const trf_walk walk = {begin / a.regular_cols, begin % a.regular_cols, a.regular_cols, end - begin};
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     const uint32_t memory = shared + a.shared.warps + warp * a.shared.warp_bytes;
+    const trf_walk_grid grid = {a.regular_cols};
 
     trf_stager<1> stager;
-    trf_start<Form>(stager, a.view, a.shared, planes, walk, a.regular_cols, memory, lane);
-    trf_build_table<Form, kP>(a.view, shared, a.shared.table_log);
-    trf_build_pair_masks(shared + a.shared.pair_masks);
+    trf_start<Form>(stager, a.view, a.shared, planes, walk, grid, memory, lane);
+    trf_build_constants<Form, kP, kTableLog>(a.view, shared, a.shared, &constants);
     __syncthreads();
 
     trf_store_sink<Form, kBytes> sink(a, lane);
     trf_walk_slabs<Form>(a.view, a.shared, planes, stager,
-                         trf_lane_rule_of<kP>(a.view, shared_memory, a.shared.table_log, lane),
-                         shared + a.shared.pair_masks, a.regular_cols, lane, sink);
+                         trf_lane_rule_of<kP, kP ? kTableLog : 0>(a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane),
+                         shared + a.shared.pair_masks, grid, 0xFFFFFFFF, lane, sink);
+    trf_copy_wait<0>();
 }
 
 typedef void (*trf_store_kernel)(trf_store_args);
 
-/* nine: p = L = 9, and no frequency above 255. */
-template <class Form, int kBytes> static trf_store_kernel trf_pick_store(bool nine) {
-    return nine ? trf_decode_slabs<Form, kBytes, 9> : trf_decode_slabs<Form, kBytes, 0>;
+/* usual: trf_has_usual_p. */
+template <class Form, int kBytes> static trf_store_kernel trf_pick_store(bool usual) {
+    return usual ? trf_decode_slabs<Form, kBytes, kUsualP<Form>> : trf_decode_slabs<Form, kBytes, 0>;
 }
 
 /* The kernel for a kind's bytes a weight; one function for each .cu of the family. */
-trf_store_kernel trf_store_bf16(uint32_t class_bits, uint32_t bytes, bool nine); /* 2 or 4 bytes */
-trf_store_kernel trf_store_fp16(uint32_t class_bits, bool nine);                 /* 2 */
-trf_store_kernel trf_store_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool nine); /* 1 or 2 */
-trf_store_kernel trf_store_int(uint32_t class_bits, uint32_t bytes, bool nine);                 /* 1, 2 or 4 */
+trf_store_kernel trf_store_bf16(uint32_t class_bits, uint32_t bytes, bool usual); /* 2 or 4 bytes */
+trf_store_kernel trf_store_fp16(uint32_t class_bits, bool usual);                 /* 2 */
+trf_store_kernel trf_store_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool usual); /* 1 or 2 */
+trf_store_kernel trf_store_int(uint32_t class_bits, uint32_t bytes, bool usual);                 /* 1, 2 or 4 */
 
 #endif

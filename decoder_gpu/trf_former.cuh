@@ -134,24 +134,62 @@ static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow &n, 
     return x;
 }
 
-/* The table's contribution to X of one symbol. Quads: all four weights; pairs: weights 0 and 1 (bytes 0 and 2). */
+/* A class's bits within X's byte. */
+template <class Form>
+static __device__ __forceinline__ uint32_t trf_class_byte(const trf_device_view &view, uint32_t index) {
+    const uint32_t value = (uint32_t)(uint16_t)view.class_value[index];
+    uint32_t byte = value; /* bf16 */
+    if (Form::kCodec == TRF_CODEC_FP16 || Form::kCodec == TRF_CODEC_E5M2)
+        byte = value << 3;
+    else if (Form::kCodec == TRF_CODEC_E4M3)
+        byte = value << 4;
+    else if (Form::kInt)
+        byte = index << view.raw_bits;
+    return byte & 0xFF;
+}
+
+/* The table's contribution to X of one symbol, as an 8-byte entry has it. Quads: all four weights; pairs: weights 0 and 1 (bytes 0 and 2). */
 template <class Form>
 static __device__ __forceinline__ uint32_t trf_class_bits_of(const trf_device_view &view, uint32_t symbol) {
     uint32_t x = 0;
 #pragma unroll
     for (int q = 0; q < 8 / Form::kClassBits; q++) {
         const uint32_t index = symbol >> (Form::kClassBits * q) & ((1 << Form::kClassBits) - 1);
-        const uint32_t value = (uint32_t)(uint16_t)view.class_value[index];
-        uint32_t byte = value;                /* bf16 */
-        if (Form::kCodec == TRF_CODEC_FP16 || Form::kCodec == TRF_CODEC_E5M2)
-            byte = value << 3;
-        else if (Form::kCodec == TRF_CODEC_E4M3)
-            byte = value << 4;
-        else if (Form::kInt)
-            byte = index << view.raw_bits;
-        x |= (byte & 0xFF) << (8 * ((0x3120 >> (4 * q)) & 3));
+        x |= trf_class_byte<Form>(view, index) << (8 * ((0x3120 >> (4 * q)) & 3));
     }
     return Form::kTurn ? __funnelshift_l(x, x, Form::kTurn) : x;
+}
+
+/* The same in 16 bits, for 4-byte entries. Quads: which byte of trf_class_palette each byte of X is, in nibbles; a class has its low two bits
+ * clear, so that turning X left by 7 is turning its bytes by one and halving them. Pairs: the bytes of two weights, turned so that
+ * one permutation brings all bits in place. */
+template <class Form>
+static __device__ __forceinline__ uint32_t trf_class_code_of(const trf_device_view &view, uint32_t symbol) {
+    if (Form::kClassBits == 2) {
+        const uint32_t nibbles = (symbol & 3) | (symbol >> 4 & 3) << 4 | (symbol >> 2 & 3) << 8 | symbol >> 6 << 12;
+        return Form::kTurn ? (nibbles << 4 | nibbles >> 12) & 0xFFFF : nibbles;
+    }
+    const uint32_t first = trf_class_byte<Form>(view, symbol & 15), second = trf_class_byte<Form>(view, symbol >> 4);
+    if (Form::kTurn)
+        return first >> 1 | (second & 1) << 7 | second >> 1 << 8 | (first & 1) << 15;
+    return first | second << 8;
+}
+
+/* Quads: the four classes' bytes as trf_class_code_of picks them. */
+template <class Form> static __device__ __forceinline__ uint32_t trf_class_palette(const trf_device_view &view) {
+    uint32_t palette = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < 4; k++)
+        palette |= trf_class_byte<Form>(view, k) >> (Form::kTurn ? 1 : 0) << (8 * k);
+    return palette;
+}
+
+/* trf_class_bits_of from a code in the low half of a word; other bits than the class's may be set where trf_form_group takes none. */
+template <class Form>
+static __device__ __forceinline__ uint32_t trf_class_bits_from(uint32_t code, uint32_t palette) {
+    if (Form::kClassBits == 2)
+        return trf_permute(palette, 0, code);
+    return trf_permute(code, 0, Form::kTurn ? 0x1001 : 0x4140);
 }
 
 /* The two registers of a group. x0, x1: what the table gave for its symbols (quads: x0 alone); wide: the word of the 8-bit plane.

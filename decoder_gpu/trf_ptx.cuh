@@ -64,6 +64,16 @@ template <int kPending> static __device__ __forceinline__ void trf_copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/* ---- warps of a block ---- */
+
+/* Waits for kThreads threads, wherever in the code they call it. which: not 0, which __syncthreads uses; up to 15. */
+template <int kThreads> static __device__ __forceinline__ void trf_warps_barrier(uint32_t which) {
+    asm volatile("bar.sync %0, %1;" ::"r"(which), "n"(kThreads) : "memory");
+}
+
+/* Orders this thread's memory accesses before it and behind it, as seen on the whole device. */
+static __device__ __forceinline__ void trf_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 /* ---- dependent launches: a kernel may start before the one in front of it is done, up to trf_wait_for_predecessor ---- */
 
 static __device__ __forceinline__ void trf_allow_successor() {
@@ -94,6 +104,13 @@ static __device__ __forceinline__ uint32_t trf_and_or(uint32_t a, uint32_t mask,
     return d;
 }
 
+/* Bytes of (b, a) that the four low nibbles of pick, each below 8, name; what stands above them does not matter. */
+static __device__ __forceinline__ uint32_t trf_permute(uint32_t a, uint32_t b, uint32_t pick) {
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(pick));
+    return d;
+}
+
 static __device__ __forceinline__ uint32_t trf_rotate_left(uint32_t a, int n) {
     return (n & 31) ? __funnelshift_l(a, a, n & 31) : a;
 }
@@ -105,14 +122,14 @@ struct trf_f16_type {};
 
 /* d[4] += A[4] * (b0, b1): m16n8k16, F32 accumulators. */
 static __device__ __forceinline__ void trf_mma(trf_bf16_type, float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                  "{%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 static __device__ __forceinline__ void trf_mma(trf_f16_type, float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
                  "{%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

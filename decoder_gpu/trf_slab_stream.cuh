@@ -16,7 +16,7 @@ static constexpr uint32_t kGuardBytes = 544; /* in front of and behind all buffe
 
 /* Shared memory of one block, in bytes from the start of its dynamic part. */
 struct trf_shared_plan {
-    uint32_t table_log;    /* bytes of the table at 0, uint2[2^p][copies]: 1 << table_log */
+    uint32_t table_log;    /* bytes of the table at 0, [2^p][copies]: 1 << table_log */
     uint32_t pair_masks;   /* uint4[32] */
     uint32_t warps;        /* of warp 0; warp_bytes from warp to warp */
     uint32_t warp_bytes;   /* a slab's buffers for each slab, or a unit's sums at the end of a run if that is more */
@@ -27,7 +27,8 @@ struct trf_shared_plan {
     uint32_t total;
 };
 
-static constexpr uint32_t kTableLog = 16; /* 64 KiB, 16 copies with p = 9; fewer cost 16-19 % of the time */
+/* The table's size. 32 KiB hold half of the copies of each entry: lanes meet in banks more often, and there is more space for buffers. */
+static constexpr uint32_t kTableLog = 16, kSmallTableLog = 15;
 
 /* slabs: that a warp walks side by side. sum_bytes: that a warp leaves at the end. */
 __host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t raw_bits, uint32_t max_stream_bytes,
@@ -48,19 +49,40 @@ __host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t raw_bits,
     return plan;
 }
 
-/* ---- the decode table: entry s, copy c at table + s * 8 * copies + 8 * c ----
- * y: class bits of X. x: kP = 0: frequency [15:0], slot - start [31:16]; kP = 9: frequency [7:0], slot - start [15:8].
- * Lanes read different copies, so that they meet in banks as little as the space allows. At least two copies. */
+/* ---- the decode table ----
+ * Lanes read different copies of an entry, so that they meet in banks as little as the space allows.
+ * Entry s, copy c at table + bytes * (s * copies + c), with as many copies as the table's size allows.
+ * kP: p = L = kP, frequencies up to 255. Entries of 4 bytes: class code [15:0] (trf_class_code_of), frequency [23:16], slot - start [31:24]. With p = 9 and 64 KiB
+ * there is a bank for each lane.
+ * kP = 0: entries of 8 bytes: frequency [15:0], slot - start [31:16]; class bits of X. At least two copies. */
+
+/* p of the kernels made for one: what encoders choose. */
+template <class Form> constexpr int kUsualP = Form::kClassBits == 2 ? 9 : 10;
+
+/* Whether a layer can have the kernels made for its usual p. */
+__host__ __device__ inline bool trf_has_usual_p(const trf_device_view &view, uint32_t max_frequency) {
+    const uint32_t p = view.class_bits == 2 ? 9 : 10;
+    return view.probability_bits == p && view.state_bits == p && max_frequency <= 255;
+}
+
 template <class Form, int kP>
 static __device__ __forceinline__ void trf_build_table(const trf_device_view &view, uint32_t table,
                                                        uint32_t table_log) {
-    const uint32_t p = view.probability_bits, copies = 1u << (table_log - 3 - p);
+    const uint32_t p = kP ? kP : view.probability_bits, groups = 1u << (table_log - 4 - p); /* of 16 bytes */
     for (uint32_t slot = threadIdx.x; slot < 1u << p; slot += blockDim.x) {
-        const uint32_t entry = __ldg(view.slots + slot);
-        const uint32_t y = trf_class_bits_of<Form>(view, trf_entry_symbol(entry));
-        const uint32_t x = (entry & 0xFFF) | (entry >> 12 & 0xFFF) << (kP ? 8 : 16);
-        for (uint32_t c = 0; c < copies / 2; c++) /* turned by lane, so that a warp's stores fall on all banks */
-            trf_sts128(table + slot * 8 * copies + 16 * ((c + threadIdx.x) % (copies / 2)), make_uint4(x, y, x, y));
+        const uint32_t entry = __ldg(view.slots + slot), symbol = trf_entry_symbol(entry);
+        const uint32_t frequency = trf_entry_frequency(entry), bias = trf_entry_bias(entry);
+        uint4 copies;
+        if (kP) {
+            copies.x = copies.y = trf_class_code_of<Form>(view, symbol) | frequency << 16 | bias << 24;
+        } else {
+            copies.x = frequency | bias << 16;
+            copies.y = trf_class_bits_of<Form>(view, symbol);
+        }
+        copies.z = copies.x;
+        copies.w = copies.y;
+        for (uint32_t c = 0; c < groups; c++) /* turned by lane, so that a warp's stores fall on all banks */
+            trf_sts128(table + 16 * (slot * groups + (c + threadIdx.x) % groups), copies);
     }
 }
 
@@ -78,67 +100,99 @@ static __device__ __forceinline__ void trf_build_pair_masks(uint32_t masks) {
     }
 }
 
+/* What a block's warps share, before they meet: the table, the masks, and trf_lane_rule's mark and palette. */
+template <class Form, int kP, int kLog>
+static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view, uint32_t shared,
+                                                           const trf_shared_plan &plan, uint2 *constants) {
+    trf_build_table<Form, kP>(view, shared, plan.table_log);
+    trf_build_pair_masks(shared + plan.pair_masks);
+    if (threadIdx.x == 0)
+        *constants = make_uint2(kLog == 15 ? 1u << 31 : 1, trf_class_palette<Form>(view));
+}
+
 /* ---- one lane's stream ---- */
 
-/* With kP = 9 (p = L = 9, frequencies up to 255) a state carries the mark 2^25 above its 25 bits: x >> 9 then has a 1 above the quotient's 16
- * bits, and one dot product of two is frequency * quotient + bias * 1. It takes the place of two instructions of the integer pipe, which is the
- * one that binds. */
-static constexpr uint32_t kMark = 1u << 25;
-
 struct trf_lane_stream {
-    uint32_t x;      /* rANS state, plus kMark if kP */
+    uint32_t x;      /* rANS state */
     uint32_t next;   /* the word behind the ones taken, fetched ahead: its latency stays off the chain of states */
     uint32_t at;     /* shared address of the word after that */
     int32_t stride;  /* 2 or -2 */
 };
 
-/* What the steps need and never changes. kP: p and L at compile time, and kTableLog; or 0. */
-template <int kP> struct trf_lane_rule {
+/* What the steps need and never changes. kP: as the table; kLog: its table_log, or 0 with kP = 0. */
+template <int kP, int kLog> struct trf_lane_rule {
     const uint8_t *table; /* shared memory */
     uint32_t p, low;      /* probability bits; 2^L */
-    uint32_t slot_shift;  /* slot -> byte offset in the table: 3 + log2(copies) */
+    uint32_t slot_shift;  /* slot -> byte offset in the table */
     uint32_t slot_mask, copy; /* (x << slot_shift & slot_mask) | copy is the entry's byte offset */
+    uint32_t mark, palette;   /* kP: a 1 for above the quotient; trf_class_palette */
 };
 
-template <int kP>
-static __device__ __forceinline__ trf_lane_rule<kP> trf_lane_rule_of(const trf_device_view &view, const uint8_t *table,
-                                                                     uint32_t table_log, uint32_t lane) {
-    trf_lane_rule<kP> rule;
+/* constants: shared address of mark and palette. Read from there they stand in vector registers, where the steps want them; the compiler would keep
+ * them in uniform ones, and copy them each time. */
+template <int kP, int kLog>
+static __device__ __forceinline__ trf_lane_rule<kP, kLog> trf_lane_rule_of(const trf_device_view &view, const uint8_t *table,
+                                                                           uint32_t table_log, uint32_t constants,
+                                                                           uint32_t lane) {
+    trf_lane_rule<kP, kLog> rule;
     rule.table = table;
     rule.p = kP ? kP : view.probability_bits;
     rule.low = 1u << (kP ? kP : view.state_bits);
-    rule.slot_shift = (kP ? kTableLog : table_log) - rule.p;
+    rule.slot_shift = (kP ? kLog : table_log) - rule.p;
     rule.slot_mask = ((1u << rule.p) - 1) << rule.slot_shift;
-    rule.copy = 8 * (lane & ((1u << (rule.slot_shift - 3)) - 1));
+    rule.copy = (kP ? 4 : 8) * lane & ((1u << rule.slot_shift) - 1);
+    if (kP) {
+        const uint2 both = trf_lds64(constants);
+        rule.mark = both.x;
+        rule.palette = both.y;
+    }
     return rule;
 }
 
-template <int kP>
-static __device__ __forceinline__ void trf_lane_renormalize(trf_lane_stream &s, const trf_lane_rule<kP> &rule) {
-    if (s.x < rule.low + (kP ? kMark : 0)) {
-        s.x = trf_state_renormalize(s.x, s.next) + (kP ? kMark : 0); /* the old mark leaves through the top */
+template <int kP, int kLog>
+static __device__ __forceinline__ void trf_lane_renormalize(trf_lane_stream &s, const trf_lane_rule<kP, kLog> &rule) {
+    if (s.x < rule.low) {
+        s.x = trf_state_renormalize(s.x, s.next);
         s.next = trf_lds16(s.at);
         s.at += s.stride;
     }
 }
 
-/* @return the entry's class bits. */
-template <int kP>
-static __device__ __forceinline__ uint32_t trf_lane_step(trf_lane_stream &s, const trf_lane_rule<kP> &rule) {
-    const uint32_t at = trf_and_or(s.x << rule.slot_shift, rule.slot_mask, rule.copy);
-    const uint2 entry = *reinterpret_cast<const uint2 *>(rule.table + at);
-    if (kP)
-        s.x = __dp2a_lo(s.x >> kP, entry.x, kMark);
-    else
-        s.x = (entry.x & 0xFFFF) * (s.x >> rule.p) + (entry.x >> 16);
+/* The state, with its slot as the byte offset in the table that it is; kP: and with its quotient right above the offset, and rule.mark above that where
+ * 32 bits have room for it. */
+template <int kP, int kLog>
+static __device__ __forceinline__ uint32_t trf_state_in_place(uint32_t x, const trf_lane_rule<kP, kLog> &rule) {
+    return kLog == 15 ? x * (1u << (15 - kP)) + rule.mark : x << rule.slot_shift;
+}
+
+/* The quotient with a 1 above its 16 bits. */
+template <int kP, int kLog>
+static __device__ __forceinline__ uint32_t trf_marked_quotient(uint32_t in_place, const trf_lane_rule<kP, kLog> &rule) {
+    return kLog == 15 ? in_place >> 15 : trf_permute(in_place, rule.mark, 0x5432);
+}
+
+/* @return the entry's class bits.
+ * With kP one dot product of two is frequency * quotient + bias * 1. */
+template <class Form, int kP, int kLog>
+static __device__ __forceinline__ uint32_t trf_lane_step(trf_lane_stream &s, const trf_lane_rule<kP, kLog> &rule) {
+    const uint32_t in_place = trf_state_in_place(s.x, rule);
+    const uint8_t *const at = rule.table + trf_and_or(in_place, rule.slot_mask, rule.copy);
+    if (kP) {
+        const uint32_t entry = *reinterpret_cast<const uint32_t *>(at);
+        s.x = __dp2a_hi(trf_marked_quotient(in_place, rule), entry, 0u);
+        trf_lane_renormalize(s, rule);
+        return trf_class_bits_from<Form>(entry, rule.palette);
+    }
+    const uint2 entry = *reinterpret_cast<const uint2 *>(at);
+    s.x = (entry.x & 0xFFFF) * (s.x >> rule.p) + (entry.x >> 16);
     trf_lane_renormalize(s, rule);
     return entry.y;
 }
 
 /* stream: shared address of a slab's streams, bytes of them. Counts that lead further begin at their end; from there a lane cannot get
  * farther than kGuardBytes. */
-template <int kP>
-static __device__ __forceinline__ void trf_lane_begin(trf_lane_stream &s, const trf_lane_rule<kP> &rule,
+template <int kP, int kLog>
+static __device__ __forceinline__ void trf_lane_begin(trf_lane_stream &s, const trf_lane_rule<kP, kLog> &rule,
                                                       uint32_t stream, uint32_t bytes, uint32_t exceptions,
                                                       uint32_t masks, uint32_t lane) {
     const uint4 counts = trf_lds128(stream + TRF_STATES_BYTES), mask = trf_lds128(masks + 16 * lane);
@@ -146,7 +200,7 @@ static __device__ __forceinline__ void trf_lane_begin(trf_lane_stream &s, const 
     below = __dp4a(counts.y, mask.y, below);
     below = __dp4a(counts.z, mask.z, below);
     below = __dp4a(counts.w, mask.w, below);
-    s.x = trf_lds16(stream + 2 * lane) + (kP ? kMark : 0);
+    s.x = trf_lds16(stream + 2 * lane);
     s.at = stream + min(TRF_STREAM_HEAD_BYTES + 4 * exceptions + 2 * below, bytes) - (lane < TRF_LANE_PAIRS ? 0 : 2);
     s.stride = lane < TRF_LANE_PAIRS ? 2 : -2;
     s.next = trf_lds16(s.at);
@@ -155,11 +209,11 @@ static __device__ __forceinline__ void trf_lane_begin(trf_lane_stream &s, const 
 }
 
 /* Whether the lane's stream ends where it must: state 2^L, and pairs meet. All lanes call it. */
-template <int kP>
-static __device__ __forceinline__ bool trf_lane_good(const trf_lane_stream &s, const trf_lane_rule<kP> &rule) {
+template <int kP, int kLog>
+static __device__ __forceinline__ bool trf_lane_good(const trf_lane_stream &s, const trf_lane_rule<kP, kLog> &rule) {
     const uint32_t behind = s.at - s.stride; /* the first word not taken, seen from this lane */
     const uint32_t partner = __shfl_xor_sync(0xFFFFFFFFu, behind, TRF_LANE_PAIRS);
-    return s.x == rule.low + (kP ? kMark : 0) && (s.stride > 0 ? behind == partner + 2 : partner == behind + 2);
+    return s.x == rule.low && (s.stride > 0 ? behind == partner + 2 : partner == behind + 2);
 }
 
 /* ---- exceptions: a cursor that all lanes share ---- */
@@ -180,47 +234,33 @@ static __device__ __forceinline__ void trf_exceptions_advance(trf_exceptions &e)
     e.next = e.at < e.end ? trf_lds32(e.at) : 0xFFFFFFFFu;
 }
 
-/* Records of step k (0 to 15) are those below this. */
-static __device__ __forceinline__ uint32_t trf_exceptions_limit(uint32_t k) { return k << 28 | 0x0FFFFFFFu; }
-
-/* Puts the lower half of value into a step's fragments reg[8] if the record is this lane's. All lanes take the same case. */
+/* Puts the lower half of value into a step's fragments reg[8] if the record is this lane's. All lanes take the same way. */
 static __device__ __forceinline__ void trf_patch(uint32_t *reg, uint32_t record, uint32_t value, uint32_t lane) {
     const bool mine = ((record ^ lane << 19) & (TRF_LANES - 1) << 19) == 0;
-    const uint32_t pick = !mine ? 0x3210 : record & 1u << 24 ? 0x5410 : 0x3254;
-    switch (record >> 25 & 7) {
-    case 0:
-        reg[0] = __byte_perm(reg[0], value, pick);
-        break;
-    case 1:
-        reg[1] = __byte_perm(reg[1], value, pick);
-        break;
-    case 2:
-        reg[2] = __byte_perm(reg[2], value, pick);
-        break;
-    case 3:
-        reg[3] = __byte_perm(reg[3], value, pick);
-        break;
-    case 4:
-        reg[4] = __byte_perm(reg[4], value, pick);
-        break;
-    case 5:
-        reg[5] = __byte_perm(reg[5], value, pick);
-        break;
-    case 6:
-        reg[6] = __byte_perm(reg[6], value, pick);
-        break;
-    default:
-        reg[7] = __byte_perm(reg[7], value, pick);
-        break;
-    }
+    const uint32_t pick = record & 1u << 24 ? 0x5410 : 0x3254, which = mine ? 1u << (record >> 25 & 7) : 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) /* the bits become predicates in one instruction */
+        if (which & 1u << i)
+            reg[i] = __byte_perm(reg[i], value, pick);
 }
 
 /* ---- which slabs ---- */
 
-/* A run of slabs in the order of the directory: columns of tiles within a band, then the next band. */
+/* A sequence of slabs: columns of tiles within a band, then in other bands. */
 struct trf_walk {
     uint32_t band, col; /* of the slab at hand */
+    uint32_t stop;      /* column where the walk leaves the band */
     uint32_t left;      /* slabs from here on, it included */
+};
+
+/* Where a walk goes on: all columns of the next band. Other grids have a function of this name, too. */
+struct trf_walk_grid {
+    uint32_t cols; /* of tiles, regular ones */
+
+    __device__ __forceinline__ void next_band(trf_walk &walk) const {
+        walk.band++;
+        walk.col = 0;
+    }
 };
 
 /* Columns of tiles whose slabs are regular. The last one may be too narrow. */
@@ -230,12 +270,9 @@ __host__ __device__ inline uint32_t trf_regular_tile_cols(const trf_device_view 
     return steps > 0 && steps % 4 == 0 ? view.num_tiles_col : view.num_tiles_col - 1;
 }
 
-static __device__ __forceinline__ void trf_walk_on(trf_walk &walk, uint32_t regular_cols) {
-    walk.left--;
-    if (++walk.col == regular_cols) {
-        walk.col = 0;
-        walk.band++;
-    }
+template <class Grid> static __device__ __forceinline__ void trf_walk_on(trf_walk &walk, const Grid &grid) {
+    if (--walk.left && ++walk.col == walk.stop)
+        grid.next_band(walk);
 }
 
 /* Chunks of a regular slab in a column of tiles: 4, or fewer in the last one. */
@@ -244,21 +281,19 @@ static __device__ __forceinline__ uint32_t trf_slab_chunks(const trf_device_view
     return width >= TRF_TILE_SIZE ? 4 : width / 64;
 }
 
-/* A slab as the kernels hold it: x = offset_units, y = size_units | exceptions << 16; y = 0: there is none. */
+/* A slab as the kernels hold it, a trf_device_slab: x = raw_units, y = stream_units | size_units << 16; y = 0: there is none. */
 static __device__ __forceinline__ uint2 trf_slab_at(const trf_device_view &view, const trf_walk &walk, uint32_t band) {
     if (!walk.left || band * TRF_SLAB_ROWS + TRF_SLAB_ROWS > view.rows)
         return make_uint2(0, 0);
     return __ldg(reinterpret_cast<const uint2 *>(view.slabs) + (uint64_t)band * view.num_tiles_col + walk.col);
 }
 
-/* Bytes of a slab's streams, or 0 if the entry makes no sense (or there is no slab). */
+/* Bytes of a slab's streams, or 0 if the entry makes no sense (or there is no slab). raw_bytes: of its raw bits. */
 static __device__ __forceinline__ uint32_t trf_stream_bytes_of(const trf_device_view &view, uint2 slab,
-                                                               uint32_t raw_part, uint32_t limit) {
-    const uint32_t units = slab.y & 0xFFFF, all = (uint32_t)(view.blob_bytes / TRF_ALIGNMENT);
-    const uint32_t bytes = units * TRF_ALIGNMENT - raw_part; /* wraps if too small, and is above the limit then */
-    const bool good = slab.x < all && units <= all - slab.x && bytes <= limit &&
-                      bytes >= TRF_STREAM_HEAD_BYTES + 4 * (slab.y >> 16);
-    return good ? bytes : 0;
+                                                               uint32_t raw_bytes, uint32_t limit) {
+    const uint32_t streams = (slab.y & 0xFFFF) * TRF_ALIGNMENT, bytes = (slab.y >> 16) * TRF_ALIGNMENT;
+    const uint64_t end = (uint64_t)slab.x * TRF_TILE_ALIGNMENT + streams + bytes;
+    return streams >= raw_bytes && end <= view.blob_bytes && bytes <= limit && bytes >= TRF_STREAM_HEAD_BYTES ? bytes : 0;
 }
 
 /* ---- staging: a chunk or a slab ahead of the decoding, through the same walk ---- */
@@ -270,25 +305,25 @@ template <int kSlabs> struct trf_stager {
     uint32_t chunks_left;          /* of these slabs, from that chunk on */
     uint32_t buffer;               /* 0 or 1: where the streams of the slabs to enter next go */
     uint32_t bytes[kSlabs];        /* streams of the slabs entered last; 0: there were none left */
-    uint32_t exceptions[kSlabs];
     trf_walk entered;
     uint32_t narrow;               /* 0 or narrow_bytes: where the next chunk's narrow planes go */
+    uint32_t read_buffer, read_narrow; /* where the slab to decode next has its streams, and its first chunk's narrow planes */
     uint32_t place;                /* shared address of the warp's buffers, plus 16 * lane */
 };
 
 /* Moves on to the next slabs that are there, and starts the copy of their streams. */
-template <class Form, int kSlabs>
+template <class Form, int kSlabs, class Grid>
 static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, const trf_device_view &view,
-                                                      const trf_shared_plan &plan, uint32_t regular_cols,
+                                                      const trf_shared_plan &plan, const Grid &grid,
                                                       uint32_t lane) {
-    const uint32_t chunk_bytes = (Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw) * (4 * TRF_CHUNK_WEIGHTS);
+    const uint32_t chunk_bytes = trf_chunk_offset(Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw, 1);
     st.bytes[0] = 0;
 #pragma unroll 1
     while (st.walk.left && !st.bytes[0]) {
-        const uint32_t chunks = trf_slab_chunks(view, st.walk.col), raw_part = chunks * chunk_bytes;
+        const uint32_t chunks = trf_slab_chunks(view, st.walk.col);
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
-            st.bytes[s] = trf_stream_bytes_of(view, st.slab[s], raw_part, plan.stream_bytes);
+            st.bytes[s] = trf_stream_bytes_of(view, st.slab[s], chunks * chunk_bytes, plan.stream_bytes);
             if (s && !st.bytes[s]) { /* an odd last band: its neighbour once more, unused */
                 st.slab[s] = st.slab[0];
                 st.bytes[s] = st.bytes[0];
@@ -299,17 +334,16 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
             st.chunks_left = chunks;
 #pragma unroll
             for (int s = 0; s < kSlabs; s++) {
-                st.source[s] = view.blob + (uint64_t)st.slab[s].x * TRF_ALIGNMENT + 16 * lane;
-                st.exceptions[s] = st.slab[s].y >> 16;
+                st.source[s] = view.blob + (uint64_t)st.slab[s].x * TRF_TILE_ALIGNMENT + 16 * lane;
                 const uint32_t to = st.place + s * plan.slab_bytes + plan.streams + st.buffer * plan.stream_bytes;
-                const uint8_t *from = st.source[s] + raw_part;
+                const uint8_t *from = st.source[s] + (st.slab[s].y & 0xFFFF) * TRF_ALIGNMENT;
 #pragma unroll 1
                 for (uint32_t i = 0; i + 16 * lane < st.bytes[s]; i += 16 * TRF_LANES)
                     trf_copy16(to + i, from + i);
             }
             st.buffer ^= 1;
         }
-        trf_walk_on(st.walk, regular_cols);
+        trf_walk_on(st.walk, grid);
 #pragma unroll
         for (int s = 0; s < kSlabs; s++)
             st.slab[s] = trf_slab_at(view, st.walk, kSlabs * st.walk.band + s);
@@ -317,17 +351,17 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
 }
 
 /* Moves on to the next chunk. Behind the last one of all it stays: that chunk is loaded again, unused. */
-template <class Form, int kSlabs>
+template <class Form, int kSlabs, class Grid>
 static __device__ __forceinline__ void trf_enter_chunk(trf_stager<kSlabs> &st, const trf_device_view &view,
-                                                       const trf_shared_plan &plan, uint32_t regular_cols,
+                                                       const trf_shared_plan &plan, const Grid &grid,
                                                        uint32_t lane) {
-    const uint32_t chunk_bytes = (Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw) * (4 * TRF_CHUNK_WEIGHTS);
+    const uint32_t chunk_bytes = trf_chunk_offset(Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw, 1);
     if (--st.chunks_left) {
 #pragma unroll
         for (int s = 0; s < kSlabs; s++)
             st.source[s] += chunk_bytes;
     } else {
-        trf_enter_slab<Form>(st, view, plan, regular_cols, lane);
+        trf_enter_slab<Form>(st, view, plan, grid, lane);
     }
 }
 
@@ -350,19 +384,19 @@ static __device__ __forceinline__ void trf_stage_step(trf_stager<kSlabs> &st, co
 }
 
 /* Begins a walk: the first slab's streams, and its first steps. memory: the warp's, a shared address. */
-template <class Form, int kSlabs>
+template <class Form, int kSlabs, class Grid>
 static __device__ __forceinline__ void trf_start(trf_stager<kSlabs> &st, const trf_device_view &view,
                                                  const trf_shared_plan &plan, const trf_int_planes &planes,
-                                                 const trf_walk &walk, uint32_t regular_cols, uint32_t memory,
+                                                 const trf_walk &walk, const Grid &grid, uint32_t memory,
                                                  uint32_t lane) {
     st.walk = walk;
-    st.buffer = st.narrow = 0;
+    st.buffer = st.narrow = st.read_buffer = st.read_narrow = 0;
     st.place = memory + 16 * lane;
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
         st.slab[s] = trf_slab_at(view, walk, kSlabs * walk.band + s);
     }
-    trf_enter_slab<Form>(st, view, plan, regular_cols, lane);
+    trf_enter_slab<Form>(st, view, plan, grid, lane);
     if (!st.bytes[0])
         return;
 #pragma unroll
@@ -380,7 +414,7 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
 }
 
 /* ---- the walk ----
- * For the slabs of a warp's walk that are there, in order (those of stored tiles are left out):
+ * For the slabs of a warp's walk that are there, in order, up to those of band last_band (those of stored tiles are left out):
  *   sink.begin_slab(walk)
  *   sink.begin_pair(half)                     before each two steps; half: 0 or 1, of a chunk
  *   sink.finish_step(reg)                     reg[8]: fragments as trf_form_group leaves them (fp8, int: the four X in reg[0, 2, 4, 6])
@@ -388,15 +422,15 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
  *   sink.step(reg, walk, k)                   reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)
  * walk.band counts kSlabs bands as one. */
-template <class Form, int kSlabs, int kP, class Sink>
+template <class Form, int kSlabs, int kP, int kLog, class Grid, class Sink>
 static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &view, const trf_shared_plan &plan,
                                                       const trf_int_planes &planes, trf_stager<kSlabs> &st,
-                                                      const trf_lane_rule<kP> &rule, uint32_t masks,
-                                                      uint32_t regular_cols, uint32_t lane, Sink &sink) {
+                                                      const trf_lane_rule<kP, kLog> &rule, uint32_t masks,
+                                                      const Grid &grid, uint32_t last_band, uint32_t lane,
+                                                      Sink &sink) {
     constexpr uint32_t kRingBytes = Form::kWide ? kRing * kStepBytes : 0;
-    uint32_t buffer = 0, narrow_at = 0;
 #pragma unroll 1
-    while (st.bytes[0]) {
+    while (st.bytes[0] && st.entered.band <= last_band) {
         const trf_walk walk = st.entered;
         uint32_t chunks = st.chunks_left;
         trf_lane_stream stream[kSlabs];
@@ -406,12 +440,13 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
         __syncwarp();
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
-            const uint32_t at = st.place - 16 * lane + s * plan.slab_bytes + plan.streams + buffer * plan.stream_bytes;
-            trf_lane_begin(stream[s], rule, at, st.bytes[s], st.exceptions[s], masks, lane);
-            trf_exceptions_begin(exceptions[s], at, st.exceptions[s]);
+            const uint32_t at = st.place - 16 * lane + s * plan.slab_bytes + plan.streams + st.read_buffer * plan.stream_bytes;
+            const uint32_t count = min(trf_lds16(at + TRF_STREAM_EXCEPTIONS), (st.bytes[s] - TRF_STREAM_HEAD_BYTES) / 4);
+            trf_lane_begin(stream[s], rule, at, st.bytes[s], count, masks, lane);
+            trf_exceptions_begin(exceptions[s], at, count);
         }
-        buffer ^= 1;
-        uint32_t limit = trf_exceptions_limit(0), k0 = 0;
+        st.read_buffer ^= 1;
+        uint32_t limit = 0x0FFFFFFF, k0 = 0; /* records of step k are those up to k << 28 | 0x0FFFFFFF */
 #pragma unroll 1
         do {
             trf_narrow narrow[kSlabs] = {};
@@ -427,10 +462,10 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                     const uint32_t place = st.place + s * plan.slab_bytes;
                     if (Form::kWide)
                         wide[s] = trf_lds128(place + k * kStepBytes);
-                    trf_load_narrow<Form>(narrow[s], place + kRingBytes + narrow_at, lane, k, planes);
+                    trf_load_narrow<Form>(narrow[s], place + kRingBytes + st.read_narrow, lane, k, planes);
                 }
                 if (k == 1)
-                    trf_enter_chunk<Form>(st, view, plan, regular_cols, lane);
+                    trf_enter_chunk<Form>(st, view, plan, grid, lane);
                 if (Form::kWide)
                     trf_stage_step<Form>(st, plan, (k + kRing - 1) % kRing, lane, planes);
                 else if (k == 1)
@@ -443,7 +478,7 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                     for (int i = 0; i < Form::kSymbols; i++)
 #pragma unroll
                         for (int s = 0; s < kSlabs; s++)
-                            x[s][i] = trf_lane_step(stream[s], rule);
+                            x[s][i] = trf_lane_step<Form>(stream[s], rule);
 #pragma unroll
                     for (int s = 0; s < kSlabs; s++) {
                         const uint32_t word = g == 0   ? wide[s].x
@@ -470,7 +505,7 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                 sink.step(reg, walk, k0 + k);
             }
             k0 += 4;
-            narrow_at ^= trf_narrow_bytes<Form>(planes.raw_bits);
+            st.read_narrow ^= trf_narrow_bytes<Form>(planes.raw_bits);
         } while (--chunks);
         bool good = true;
 #pragma unroll
@@ -481,7 +516,6 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
             trf_report_fault(view, kSlabs * walk.band, walk.col);
         sink.end_slab(walk, good);
     }
-    trf_copy_wait<0>();
 }
 
 #endif

@@ -83,6 +83,8 @@ TRF_HD uint32_t trf_sign_slot(uint32_t i) { return (i & ~3u) | (0x1Eu >> (2 * (i
 TRF_HD uint32_t trf_slot_entry(uint32_t frequency, uint32_t bias, uint32_t symbol) {
     return frequency | bias << 12 | symbol << 24;
 }
+TRF_HD uint32_t trf_entry_frequency(uint32_t entry) { return entry & 0xFFF; }
+TRF_HD uint32_t trf_entry_bias(uint32_t entry) { return entry >> 12 & 0xFFF; }
 TRF_HD uint32_t trf_entry_symbol(uint32_t entry) { return entry >> 24; }
 
 /* slot of state x: which entry to look up. */
@@ -90,7 +92,7 @@ TRF_HD uint32_t trf_state_slot(uint32_t x, uint32_t probability_bits) { return x
 
 /* Advance: x = f[s] * (x >> p) + slot - start[s]. */
 TRF_HD uint32_t trf_state_advance(uint32_t x, uint32_t entry, uint32_t probability_bits) {
-    return (entry & 0xFFF) * (x >> probability_bits) + ((entry >> 12) & 0xFFF);
+    return trf_entry_frequency(entry) * (x >> probability_bits) + trf_entry_bias(entry);
 }
 
 /* Renormalize: needed when x < 2^L, then one 16-bit word is enough. */

@@ -1,6 +1,7 @@
 /* Which fused kernel runs, on how many blocks, with what cut of K; and its launch. */
 #include "trf_fused.h"
 #include "trf_fused_variants.cuh"
+#include "trf_kernel_limits.cuh"
 
 #include <math.h>
 
@@ -12,6 +13,7 @@ enum {
     CHOICE_BLOCKS,
     CHOICE_SPLITS,
     CHOICE_UNITS,
+    CHOICE_ITEMS,
     CHOICES
 };
 static_assert((int)CHOICES <= (int)TRF_PLAN_LAYER, "the layer's word is free");
@@ -24,38 +26,70 @@ static bool is_scaled(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
 }
 
-static int warps_of(const trf_device_view *view, int tiles, uint32_t geometry) {
-    return trf_fused_warps((int)view->class_bits, tiles, (int)geometry);
+static uint32_t warps_of(const trf_device_view *view, int tiles, uint32_t geometry) {
+    return (uint32_t)trf_fused_warps((int)view->class_bits, is_scaled(view), tiles, (int)geometry);
+}
+
+/* Rows of a unit. */
+static uint32_t unit_rows(uint32_t geometry) { return TRF_SLAB_ROWS * (uint32_t)trf_fused_slabs((int)geometry); }
+
+/* Of a unit's sums: in runs those of the batch's rows, in columns whole fragments. */
+static uint32_t unit_sum_bytes(uint32_t m, int tiles, uint32_t geometry) {
+    return 4 * unit_rows(geometry) * (trf_walks_columns((int)geometry) ? 8 * (uint32_t)tiles : m);
 }
 
 static trf_shared_plan shared_plan(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, int tiles,
                                    uint32_t geometry, uint32_t table_log) {
-    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry);
-    return trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, (uint32_t)warps_of(view, tiles, geometry), slabs,
-                              table_log, 4 * m * slabs * TRF_SLAB_ROWS);
+    const uint32_t kept = trf_walks_columns((int)geometry) ? 0 : unit_sum_bytes(m, tiles, geometry);
+    return trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, warps_of(view, tiles, geometry),
+                              (uint32_t)trf_fused_slabs((int)geometry), table_log, kept);
+}
+
+/* Units that a block walks at once: in columns those of a group. */
+static uint32_t units_of(uint32_t warps, uint32_t geometry) {
+    return trf_walks_columns((int)geometry) ? warps / (uint32_t)trf_column_parts(trf_fused_slabs((int)geometry)) : 1;
+}
+
+/* Of dynamic shared memory: the plan's, and x or sums behind it. */
+static uint32_t shared_bytes_of(const trf_shared_plan &plan, const trf_device_view *view, int tiles, uint32_t geometry) {
+    const uint32_t warps = warps_of(view, tiles, geometry);
+    if (tiles > 1)
+        return plan.total + 2 * trf_window_column_bytes(tiles);
+    if (geometry == TRF_GEOMETRY_COLUMNS_TWO)
+        return plan.total + units_of(warps, geometry) * trf_join_bytes(2);
+    return plan.total;
 }
 
 static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, int tiles, uint32_t geometry) {
-    const bool nine = view->probability_bits == 9 && view->state_bits == 9 && facts->max_frequency <= 255 &&
-                      !(facts->predictor_modes & TRF_PREDICT_ROW);
+    const bool usual =
+        trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
+    const bool two = view->class_bits == 2 && !is_scaled(view);
     switch (geometry) {
-    case TRF_GEOMETRY_NINE_TWO:
-        return nine && tiles == 1 && view->class_bits == 2 && !is_scaled(view);
-    case TRF_GEOMETRY_NINE:
-        return nine;
+    case TRF_GEOMETRY_COLUMNS_TWO:
+    case TRF_GEOMETRY_RUNS_TWO:
+        return usual && tiles == 1 && two;
+    case TRF_GEOMETRY_COLUMNS:
+        return usual && (tiles > 1 || !two);
+    case TRF_GEOMETRY_RUNS:
+        return usual && tiles == 1;
+    case TRF_GEOMETRY_COLUMNS_ANY:
+        return tiles > 1;
     default:
-        return true;
+        return tiles == 1;
     }
 }
 
 /* The largest table that leaves room for the rest. @return its size's logarithm, or 0 if there is none. */
 static uint32_t find_table(const trf_device_view *view, const trf_device_facts *facts, int shared_bytes, uint32_t m,
                            int tiles, uint32_t geometry) {
-    constexpr int kStaticBytes = 1024; /* at most, of static shared memory */
-    const uint32_t smallest = geometry == TRF_GEOMETRY_FEW ? view->probability_bits + 4 : kTableLog;
-    for (uint32_t log = kTableLog; geometry_takes(view, facts, tiles, geometry) && log >= smallest; log--)
-        if ((int)shared_plan(view, facts, m, tiles, geometry, log).total + kStaticBytes <= shared_bytes)
+    const bool flexible = geometry == TRF_GEOMETRY_RUNS_FEW || geometry == TRF_GEOMETRY_COLUMNS_ANY;
+    const uint32_t largest = geometry == TRF_GEOMETRY_COLUMNS_TWO ? kSmallTableLog : kTableLog,
+                   smallest = flexible ? view->probability_bits + 4 : largest;
+    for (uint32_t log = largest; geometry_takes(view, facts, tiles, geometry) && log >= smallest; log--) {
+        const trf_shared_plan plan = shared_plan(view, facts, m, tiles, geometry, log);
+        if ((int)shared_bytes_of(plan, view, tiles, geometry) + kStaticSharedBytes <= shared_bytes)
             return log;
+    }
     return 0;
 }
 
@@ -81,7 +115,7 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
         if (is_scaled(view) && view->group_size % 32)
             return "its scale groups are not multiples of 32";
     }
-    if ((uint64_t)((view->rows + 31) / 32) * view->num_tiles_col > UINT32_MAX || (uint64_t)view->cols * m > UINT32_MAX / 2)
+    if ((uint64_t)view->num_bands * view->num_tiles_col > UINT32_MAX || (uint64_t)view->cols * m > UINT32_MAX / 2)
         return "the layer or the batch is too large";
     for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++)
         if (find_table(view, facts, limits->shared_bytes, m, tiles_of(m), geometry))
@@ -91,24 +125,45 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
 
 /* ---- the cut ---- */
 
-/* Estimated microseconds of a product whose units are cut into `splits` items each, from measurements on an H200 (docs/performance.md). */
+/* A way to share out a product. */
 struct cut {
-    uint32_t units, cols, splits;
-    uint32_t slabs;     /* side by side */
-    uint32_t in_flight; /* that a block decodes at once */
-    double slab_us;     /* of a busy multiprocessor's time */
-    uint64_t sum_bytes; /* of a unit */
+    uint32_t geometry, table_log;
+    uint32_t units, cols, splits; /* splits: of a unit's columns among items; columns: 1 */
+    uint32_t items, blocks;
 };
 
-static double estimate(const cut &c, uint32_t multiprocessors) {
-    const double kRound = 6.0, kExchange = 4.0, kSumBytesPerMicrosecond = 150e3;
-    const uint64_t items = (uint64_t)c.units * c.splits;
-    const uint64_t blocks = items < multiprocessors ? items : multiprocessors;
-    const uint64_t most = (items + blocks - 1) / blocks * ((c.cols + c.splits - 1) / c.splits) * c.slabs;
-    const uint64_t rounds = (most + c.in_flight - 1) / c.in_flight;
-    const double busy = (double)most * c.slab_us, waiting = (double)rounds * kRound;
-    const double exchange = kExchange + (double)(c.splits * c.sum_bytes) / kSumBytesPerMicrosecond;
-    return (busy > waiting ? busy : waiting) + (c.splits > 1 ? exchange : 0);
+static cut cut_of(const trf_device_view *view, const trf_device_limits *limits, int tiles, uint32_t geometry,
+                  uint32_t table_log, uint32_t splits) {
+    const uint32_t cols = trf_regular_tile_cols(*view), bands = cols ? view->rows / TRF_SLAB_ROWS : 0;
+    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry), warps = warps_of(view, tiles, geometry);
+    cut c = {geometry, table_log, (bands + slabs - 1) / slabs, cols, splits, 0, 0};
+    const uint32_t group = units_of(warps, geometry);
+    c.items = trf_walks_columns((int)geometry) ? (c.units + group - 1) / group * cols : c.units * splits;
+    c.blocks = c.items < (uint32_t)limits->multiprocessors ? c.items : (uint32_t)limits->multiprocessors;
+    if (c.blocks == 0)
+        c.blocks = 1;
+    return c;
+}
+
+/* Estimated microseconds beyond those of every launch, from measurements on an H200 (docs/performance.md). */
+static double estimate(const cut &c, uint32_t warps, uint32_t sum_bytes) {
+    const bool columns = trf_walks_columns((int)c.geometry);
+    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)c.geometry);
+    const uint32_t items = (c.items + c.blocks - 1) / c.blocks, parts = (uint32_t)trf_column_parts((int)slabs);
+    const double round_us = slabs == 2 ? 6.5 : 5.0; /* of a warp's slab, or two side by side, alone */
+    const double slab_us = columns ? 0.347 : slabs == 2 ? 0.366 : 0.380; /* of a busy multiprocessor */
+    const uint64_t most = columns ? (uint64_t)((items + parts - 1) / parts) * warps * slabs
+                                  : (uint64_t)items * ((c.cols + c.splits - 1) / c.splits) * slabs;
+    const uint64_t rounds = (most + warps * slabs - 1) / (warps * slabs);
+    const double busy = (double)most * slab_us, waiting = (double)rounds * round_us;
+    double cost = busy > waiting ? busy : waiting;
+    if (columns && items % c.cols) { /* one block adds what those that share its group have left */
+        const double sharing = (double)c.cols / items + 1;
+        cost += 2.0 + sharing * warps / parts * sum_bytes / 60e3;
+    }
+    if (!columns && c.splits > 1)
+        cost += 4.0 + (double)c.splits * sum_bytes / 150e3;
+    return cost;
 }
 
 /* Where everything lies in the workspace. */
@@ -119,13 +174,16 @@ struct workspace_layout {
 static workspace_layout layout_of(const trf_device_view *view, const trf_device_facts *facts,
                                   const trf_linear_plan *plan) {
     const uint32_t *choice = plan->choice;
-    const uint64_t warps = (uint64_t)warps_of(view, (int)choice[CHOICE_TILES], choice[CHOICE_GEOMETRY]);
-    const uint64_t blocks = choice[CHOICE_BLOCKS],
-                   sum_bytes = 4ull * plan->m * TRF_SLAB_ROWS * (uint64_t)trf_fused_slabs((int)choice[CHOICE_GEOMETRY]);
+    const int tiles = (int)choice[CHOICE_TILES];
+    const uint64_t warps = warps_of(view, tiles, choice[CHOICE_GEOMETRY]), blocks = choice[CHOICE_BLOCKS],
+                   sum_bytes = unit_sum_bytes(plan->m, tiles, choice[CHOICE_GEOMETRY]);
+    const bool columns = trf_walks_columns((int)choice[CHOICE_GEOMETRY]);
     workspace_layout at;
     at.run_sums = TRF_WORKSPACE_COUNTER_BYTES;
-    at.block_sums = at.run_sums + align_256(blocks * warps * sum_bytes);
-    at.edges = at.block_sums + align_256(choice[CHOICE_SPLITS] == 1 ? 0 : blocks * 2 * sum_bytes);
+    at.block_sums = at.run_sums + align_256(columns ? 0 : blocks * warps * sum_bytes);
+    at.edges = at.block_sums + align_256(columns                      ? blocks * 2 * warps * sum_bytes
+                                         : choice[CHOICE_SPLITS] == 1 ? 0
+                                                                      : blocks * 2 * sum_bytes);
     at.padded_x = at.edges + align_256(facts->irregular_weights ? 4ull * plan->m * view->rows : 0);
     at.bytes = at.padded_x + align_256(2ull * plan->m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
     return at;
@@ -133,8 +191,6 @@ static workspace_layout layout_of(const trf_device_view *view, const trf_device_
 
 void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                       trf_linear_plan *plan) {
-    const uint32_t cols = trf_regular_tile_cols(*view), bands = cols ? view->rows / TRF_SLAB_ROWS : 0;
-    const uint32_t multiprocessors = (uint32_t)limits->multiprocessors;
     const int tiles = tiles_of(plan->m);
     uint32_t *choice = plan->choice;
     double best = HUGE_VAL;
@@ -142,22 +198,25 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
         const uint32_t table_log = find_table(view, facts, limits->shared_bytes, plan->m, tiles, geometry);
         if (!table_log)
             continue;
-        const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry), units = (bands + slabs - 1) / slabs,
-                       warps = (uint32_t)warps_of(view, tiles, geometry);
-        cut c = {units, cols, 1, slabs, warps * slabs, slabs == 2 ? 0.375 : 0.40, 4ull * plan->m * TRF_SLAB_ROWS * slabs};
-        for (; c.splits == 1 || (c.splits <= cols && c.splits <= 32 && units <= TRF_WORKSPACE_COUNTER_BYTES / 4); c.splits++) {
-            const double cost = units ? estimate(c, multiprocessors) : 0;
-            if (cost >= best)
+        for (uint32_t splits = 1;; splits++) {
+            const cut c = cut_of(view, limits, tiles, geometry, table_log, splits);
+            const bool shares = trf_walks_columns((int)geometry) || splits > 1;
+            if (splits > 1 && (trf_walks_columns((int)geometry) || splits > c.cols || splits > 32))
+                break;
+            if (shares && c.units > TRF_WORKSPACE_COUNTER_BYTES / 4)
+                break;
+            const double cost = estimate(c, warps_of(view, tiles, geometry), unit_sum_bytes(plan->m, tiles, geometry));
+            if (c.units && cost >= best)
                 continue;
-            const uint64_t items = (uint64_t)units * c.splits;
             best = cost;
             choice[CHOICE_GEOMETRY] = geometry;
             choice[CHOICE_TABLE_LOG] = table_log;
-            choice[CHOICE_SPLITS] = c.splits;
-            choice[CHOICE_UNITS] = units;
-            choice[CHOICE_BLOCKS] = items < multiprocessors ? (items ? (uint32_t)items : 1) : multiprocessors;
+            choice[CHOICE_SPLITS] = splits;
+            choice[CHOICE_UNITS] = c.units;
+            choice[CHOICE_ITEMS] = c.items;
+            choice[CHOICE_BLOCKS] = c.blocks;
         }
-        if (geometry == TRF_GEOMETRY_NINE || geometry == TRF_GEOMETRY_ANY)
+        if (best < HUGE_VAL && geometry >= TRF_GEOMETRY_RUNS)
             break; /* the ones behind it are slower */
     }
     choice[CHOICE_TILES] = (uint32_t)tiles;
@@ -183,19 +242,9 @@ static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_linear_
 
 /* Code that the driver made from older PTX does not wait for the kernel in front of it, so it must not start early. */
 static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, uint32_t blocks, uint32_t threads,
-                          cudaStream_t stream) {
-    cudaFuncAttributes attributes;
-    int device = 0, most = 0;
-    cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-    if (status == cudaSuccess)
-        status = cudaGetDevice(&device);
-    if (status == cudaSuccess)
-        status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (status == cudaSuccess)
-        most -= (int)attributes.sharedSizeBytes;
-    /* Always all that there is, so that threads with different needs do not take it from each other. */
-    if (status == cudaSuccess && attributes.maxDynamicSharedSizeBytes != most)
-        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+                          uint32_t shared_bytes, cudaStream_t stream) {
+    cudaFuncAttributes attributes = {};
+    cudaError_t status = trf_allow_all_shared((const void *)kernel, &attributes);
     if (status != cudaSuccess)
         return status;
     cudaLaunchAttribute early;
@@ -204,7 +253,7 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, u
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(blocks);
     config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = args.shared.total;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = attributes.ptxVersion >= 90 ? 1 : 0;
@@ -216,7 +265,7 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
     const uint32_t *choice = plan->choice;
     const int tiles = (int)choice[CHOICE_TILES];
     const uint32_t geometry = choice[CHOICE_GEOMETRY], units = choice[CHOICE_UNITS],
-                   warps = (uint32_t)warps_of(view, tiles, geometry);
+                   warps = warps_of(view, tiles, geometry);
     const workspace_layout at = layout_of(view, facts, plan);
     uint8_t *const base = (uint8_t *)workspace;
     trf_fused_args args = {};
@@ -231,7 +280,7 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
     args.whole_rows = units ? view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS : 0;
     args.regular_cols = trf_regular_tile_cols(*view);
     args.splits = choice[CHOICE_SPLITS];
-    args.items = units * args.splits;
+    args.items = choice[CHOICE_ITEMS];
     args.use_row_offsets = (facts->predictor_modes & TRF_PREDICT_ROW) != 0;
     args.counters = (uint32_t *)workspace;
     args.run_sums = (float *)(base + at.run_sums);
@@ -250,5 +299,6 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
             return status;
         args.edges = edges;
     }
-    return launch(kernel_of(view, plan), args, choice[CHOICE_BLOCKS], 32 * warps, stream);
+    return launch(kernel_of(view, plan), args, choice[CHOICE_BLOCKS], 32 * warps,
+                  shared_bytes_of(args.shared, view, tiles, geometry), stream);
 }

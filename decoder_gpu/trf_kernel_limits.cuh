@@ -1,0 +1,24 @@
+/* Shared memory that a kernel can have. */
+#ifndef TRF_KERNEL_LIMITS_CUH
+#define TRF_KERNEL_LIMITS_CUH
+
+#include <cuda_runtime.h>
+
+static constexpr int kStaticSharedBytes = 1024; /* at most, of a kernel of this project, its alignment included */
+
+/* Lets a kernel have all dynamic shared memory that there is: always the same, so that threads that launch it with different needs do not take it from
+ * each other. attributes: its own, filled in. */
+static inline cudaError_t trf_allow_all_shared(const void *kernel, cudaFuncAttributes *attributes) {
+    int device = 0, most = 0;
+    cudaError_t status = cudaFuncGetAttributes(attributes, kernel);
+    if (status == cudaSuccess)
+        status = cudaGetDevice(&device);
+    if (status == cudaSuccess)
+        status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    most -= (int)attributes->sharedSizeBytes;
+    if (status == cudaSuccess && attributes->maxDynamicSharedSizeBytes != most)
+        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    return status;
+}
+
+#endif

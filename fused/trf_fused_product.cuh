@@ -1,0 +1,349 @@
+/* What the fused kernels have in common: their arguments, a warp's accumulators, how a finished sum gets to y, and how the work is cut.
+ *
+ * Decoded weights are the A fragments of mma.m16n8k16, x is B. A *unit* is the one or two bands of 32 rows that a warp walks side by side. An *item* is a
+ * range of a unit's tile columns (runs), or one tile column of a group of units (columns); a block has consecutive items. */
+#ifndef TRF_FUSED_PRODUCT_CUH
+#define TRF_FUSED_PRODUCT_CUH
+
+#include "trf_slab_stream.cuh"
+
+/* By value to every fused kernel. */
+struct trf_fused_args {
+    trf_device_view view;
+    trf_shared_plan shared;
+    const void *x;         /* [m][x_stride], 16-bit, 16-byte aligned rows */
+    uint32_t x_stride;     /* elements */
+    uint32_t m, y_dtype;
+    void *y;               /* [m][rows] */
+    const float *edges;    /* [m][rows], or NULL */
+    uint32_t *counters;    /* one a unit, 0 between launches */
+    float *run_sums;       /* [blocks][warps][m][unit rows] */
+    float *block_sums;     /* runs: [blocks][2][m][unit rows]; columns: [blocks][2][warps], fragments of a unit */
+    uint32_t whole_rows;   /* in whole bands: a multiple of 32 */
+    uint32_t units;
+    uint32_t regular_cols; /* tile columns that are regular */
+    uint32_t splits;       /* runs: items of a unit along K */
+    uint32_t items;
+    uint32_t use_row_offsets;
+};
+
+/* ---- fragments ---- */
+
+template <class Type> static __device__ __forceinline__ uint32_t trf_to_type(uint32_t f16x2);
+template <> __device__ __forceinline__ uint32_t trf_to_type<trf_f16_type>(uint32_t f16x2) { return f16x2; }
+template <> __device__ __forceinline__ uint32_t trf_to_type<trf_bf16_type>(uint32_t f16x2) {
+    return trf_f16x2_to_bf16x2(f16x2);
+}
+
+/* The exponent that the coded weights of a row lack; within +-126, or the layer would not be here. */
+static __device__ __forceinline__ int trf_row_exponent(const trf_fused_args &a, uint32_t row) {
+    return a.view.exponent_offset + (a.use_row_offsets ? (int)__ldg(a.view.row_offsets + row) : 0);
+}
+
+/* A row's sum in units of y. */
+static __device__ __forceinline__ float trf_scale_sum(const trf_fused_args &a, uint32_t row, float sum) {
+    if (a.view.codec != TRF_CODEC_INT)
+        return sum * __uint_as_float((uint32_t)(127 + trf_row_exponent(a, row)) << 23);
+    if (a.view.granularity == TRF_GRANULARITY_TENSOR)
+        return sum * __ldg((const float *)a.view.scales);
+    if (a.view.granularity == TRF_GRANULARITY_CHANNEL)
+        return sum * __ldg((const float *)a.view.scales + row);
+    return sum;
+}
+
+static __device__ __forceinline__ void trf_store_y(const trf_fused_args &a, uint32_t n, uint32_t row, float value) {
+    const uint64_t at = (uint64_t)n * a.view.rows + row;
+    if (a.edges)
+        value += a.edges[at];
+    if (a.y_dtype == TRF_DTYPE_F32)
+        ((float *)a.y)[at] = value;
+    else if (a.y_dtype == TRF_DTYPE_BF16)
+        ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16_rn(value);
+    else
+        ((__half *)a.y)[at] = __float2half_rn(value);
+}
+
+/* One finished sum of a unit; place = batch row * unit rows + row. */
+template <uint32_t kRows>
+static __device__ __forceinline__ void trf_finish(const trf_fused_args &a, uint32_t unit, uint32_t place, float sum) {
+    const uint32_t row = unit * kRows + place % kRows;
+    if (row < a.whole_rows)
+        trf_store_y(a, place / kRows, row, trf_scale_sum(a, row, sum));
+}
+
+static constexpr uint32_t kWindowTileBytes = 8 * 64; /* 8 rows of x, two steps' columns */
+
+/* ---- one warp's accumulators ----
+ * sum[b][t][4]: rows 16b + lane/4 (+8 for 2, 3) of the unit, batch 8t + 2(lane%4) (+1 for 1, 3). */
+template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRowOffsets> struct trf_product {
+    static constexpr int kBlocks = 2 * kSlabs;
+    static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
+    static constexpr int kColumnTiles = kTiles;
+    static constexpr bool kWindow = kTiles > 1; /* x comes from shared memory, for two steps at once */
+    const trf_fused_args &a;
+    uint32_t lane;
+    float sum[kBlocks][kTiles][4];
+    float total[kScaled ? kBlocks : 1][kScaled ? kTiles : 1][4]; /* kScaled: of the scale groups before this one */
+    float scale[kScaled ? 2 * kBlocks : 1];                      /* of rows lane/4 + 8i, in the group at hand */
+    uint32_t pairs_left;                                         /* kScaled: column pairs (32) of the group at hand */
+    const uint8_t *x_at; /* kTiles = 1: this lane's x of the chunk to come */
+    uint4 x;             /* of two steps */
+    uint32_t window;     /* kWindow: shared address of this lane's x of the two steps to come, [kTiles][8 rows][64 bytes] */
+    uint32_t held[8];    /* the fragments of the first of them */
+    float down;                                                  /* 2^-exponent_offset */
+
+    __device__ __forceinline__ trf_product(const trf_fused_args &args, uint32_t lane_) : a(args), lane(lane_) {
+        down = __uint_as_float((uint32_t)(127 - a.view.exponent_offset) << 23);
+        clear();
+    }
+
+    /* f(b, t, i) for every sum. */
+    template <class F> static __device__ __forceinline__ void every(F f) {
+#pragma unroll
+        for (int b = 0; b < kBlocks; b++)
+#pragma unroll
+            for (int t = 0; t < kTiles; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    f(b, t, i);
+    }
+
+    /* What the sums come to: those of the groups before this one, if there are groups. */
+    __device__ __forceinline__ float &value(int b, int t, int i) { return kScaled ? total[b][t][i] : sum[b][t][i]; }
+
+    __device__ __forceinline__ void clear() {
+        every([&](int b, int t, int i) { sum[b][t][i] = value(b, t, i) = 0; });
+    }
+
+    /* Scales of the group that column `col` of the unit's rows lies in. */
+    __device__ __forceinline__ void load_scales(uint32_t unit, uint32_t col) {
+        const uint32_t group = a.view.group_size, at = col / group;
+        pairs_left = ((at + 1) * group - col) / 32;
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; i++) {
+            uint32_t row = min(unit * kRows + lane / 4 + 8 * i, a.view.rows - 1);
+            if (a.view.granularity == TRF_GRANULARITY_BLOCK)
+                row /= group;
+            const uint16_t bits = __ldg((const uint16_t *)a.view.scales + (uint64_t)row * a.view.scale_cols + at);
+            scale[i] = ldexpf(__half2float(__ushort_as_half(bits)), a.view.scale_exponent);
+        }
+    }
+
+    __device__ __forceinline__ void add_group() {
+        every([&](int b, int t, int i) {
+            total[b][t][i] = fmaf(scale[2 * b + i / 2], sum[b][t][i], total[b][t][i]);
+            sum[b][t][i] = 0;
+        });
+    }
+
+    /* This lane's x of a tile column. Rows beyond the batch repeat its last; their sums are not used. */
+    __device__ __forceinline__ const uint8_t *x_of(uint32_t col) const {
+        return (const uint8_t *)a.x +
+               2 * ((uint64_t)min(lane / 4, a.m - 1) * a.x_stride + col * TRF_TILE_SIZE + 8 * (lane % 4));
+    }
+
+    __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
+        if (!kWindow)
+            x_at = x_of(walk.col);
+        if (kScaled)
+            load_scales(walk.band, walk.col * TRF_TILE_SIZE);
+    }
+
+    __device__ __forceinline__ void begin_pair(int half) {
+        if (kWindow)
+            return;
+        x = __ldg((const uint4 *)(x_at + 64 * half));
+        if (half)
+            x_at += 128;
+    }
+
+    __device__ __forceinline__ void finish_step(uint32_t *reg) {
+        if (Form::kFp8) {
+            constexpr bool kE5M2 = Form::kCodec == TRF_CODEC_E5M2;
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                const uint32_t bytes = __byte_perm(reg[2 * g], 0, 0x3120);
+                reg[2 * g] = trf_to_type<Type>(trf_fp8x2_to_f16x2<kE5M2>(bytes));
+                reg[2 * g + 1] = trf_to_type<Type>(trf_fp8x2_to_f16x2<kE5M2>(bytes >> 16));
+            }
+        } else if (Form::kInt) { /* 0x6400 | u is 1024 + u in F16 */
+            const __half2 origin = __half2half2(__int2half_rn((int)a.view.class_value[0] - 1024));
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                const uint32_t u = reg[2 * g], first = __byte_perm(u, 0x64646464u, 0x4240),
+                               second = __byte_perm(u, 0x64646464u, 0x4341);
+                const __half2 c0 = __hadd2(*reinterpret_cast<const __half2 *>(&first), origin),
+                              c1 = __hadd2(*reinterpret_cast<const __half2 *>(&second), origin);
+                reg[2 * g] = trf_to_type<Type>(*reinterpret_cast<const uint32_t *>(&c0));
+                reg[2 * g + 1] = trf_to_type<Type>(*reinterpret_cast<const uint32_t *>(&c1));
+            }
+        }
+    }
+
+    /* 2^-offset of the row that an exception stands in. */
+    __device__ __forceinline__ float row_down(uint32_t s, uint32_t record, const trf_walk &walk) const {
+        if (!kRowOffsets || !a.use_row_offsets)
+            return down;
+        const uint32_t row = walk.band * kRows + s * TRF_SLAB_ROWS + (record & 1u << 27 ? 16 : 0) + (record >> 21) % 8 +
+                             (record & 1u << 25 ? 8 : 0);
+        return __uint_as_float((uint32_t)(127 - trf_row_exponent(a, min(row, a.view.rows - 1))) << 23);
+    }
+
+    /* An exception's value, without its row's offset, in the fragment's type; exact, or the layer would not be here. */
+    __device__ __forceinline__ uint32_t exception_value(uint32_t s, uint32_t record, const trf_walk &walk) const {
+        if (Form::kInt)
+            return trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)record)));
+        if (Form::kCodec == TRF_CODEC_BF16)
+            return __float_as_uint(__uint_as_float(record << 16) * row_down(s, record, walk)) >> 16;
+        const uint32_t half =
+            Form::kFp8 ? trf_fp8x2_to_f16x2<Form::kCodec == TRF_CODEC_E5M2>(record & 0xFF) & 0xFFFF : record;
+        const float scaled = __half2float(__ushort_as_half((uint16_t)half)) * row_down(s, record, walk);
+        return trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled)));
+    }
+
+    __device__ __forceinline__ void multiply(const uint32_t (*reg)[8], bool second) {
+        const uint32_t b0 = second ? x.z : x.x, b1 = second ? x.w : x.y;
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++) {
+            trf_mma(Type(), sum[2 * s][0], reg[s], b0, b1);
+            trf_mma(Type(), sum[2 * s + 1][0], reg[s] + 4, b0, b1);
+        }
+    }
+
+    /* Two steps by all tiles of x, each loaded one ahead. */
+    __device__ __forceinline__ void multiply_window(const uint32_t *second) {
+        uint4 next = trf_lds128(window);
+#pragma unroll
+        for (int t = 0; t < kTiles; t++) {
+            const uint4 b = next;
+            if (t + 1 < kTiles)
+                next = trf_lds128(window + (t + 1) * kWindowTileBytes);
+            trf_mma(Type(), sum[0][t], held, b.x, b.y);
+            trf_mma(Type(), sum[1][t], held + 4, b.x, b.y);
+            trf_mma(Type(), sum[0][t], second, b.z, b.w);
+            trf_mma(Type(), sum[1][t], second + 4, b.z, b.w);
+        }
+        window += kTiles * kWindowTileBytes;
+    }
+
+    __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
+        if (!kWindow) {
+            multiply(reg, k % 2);
+        } else if (k % 2 == 0) {
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                held[i] = reg[0][i];
+        } else {
+            multiply_window(reg[0]);
+        }
+        if (kScaled && k % 2 == 1 && --pairs_left == 0) {
+            add_group();
+            const uint32_t next = walk.col * TRF_TILE_SIZE + 16 * (k + 1);
+            if (next < a.view.cols)
+                load_scales(walk.band, next);
+        }
+    }
+
+    __device__ __forceinline__ void end_slab(const trf_walk &, bool good) {
+        if (!good)
+            every([&](int b, int t, int i) { sum[b][t][i] = __uint_as_float(0x7FC00000u); });
+        if (kScaled)
+            add_group();
+    }
+
+    /* Where a lane's fragments lie among a unit's: those of two rows of the batch side by side, so that small batches fill sectors, too. In floats. */
+    static __device__ __forceinline__ uint32_t fragment_place() {
+        return 4 * (threadIdx.x % 4 * 8 + threadIdx.x % 32 / 4);
+    }
+
+    /* The sums as they lie in registers, 16 bytes a lane. at: the lane's place. */
+    template <class Move> static __device__ __forceinline__ void move_fragments(Move move) {
+#pragma unroll
+        for (int b = 0; b < kBlocks; b++)
+#pragma unroll
+            for (int t = 0; t < kTiles; t++)
+                move(b, t, 128 * (b * kTiles + t));
+    }
+
+    /* Whether any of the lane's sums are of the batch's rows. */
+    __device__ __forceinline__ bool has_fragments() const { return 2 * (lane % 4) < a.m; }
+
+    __device__ __forceinline__ void store_fragments(float *at) {
+        move_fragments([&](int b, int t, int place) {
+            *reinterpret_cast<float4 *>(at + place) =
+                make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3));
+        });
+    }
+
+    /* count sums, `stride` floats apart, in shared memory. */
+    __device__ __forceinline__ void add_shared_fragments(const float *at, uint32_t stride, int count) {
+        for (int j = 0; j < count; j++)
+            move_fragments([&](int b, int t, int place) {
+                const float4 v = *reinterpret_cast<const float4 *>(at + j * stride + place);
+                value(b, t, 0) += v.x;
+                value(b, t, 1) += v.y;
+                value(b, t, 2) += v.z;
+                value(b, t, 3) += v.w;
+            });
+    }
+
+    /* count sums: at `first`, then at `others` + stride floats and so on. Several are on their way at once. */
+    __device__ __forceinline__ void add_fragments(const float *first, const float *others, uint64_t stride, uint32_t count) {
+        constexpr int kFragments = kBlocks * kTiles, kAtOnce = kFragments < 16 ? 16 / kFragments : 1;
+        float4 v[kAtOnce][kFragments];
+#pragma unroll 1
+        for (uint32_t done = 0; done < count; done += kAtOnce) {
+#pragma unroll
+            for (int j = 0; j < kAtOnce; j++) {
+                const uint32_t i = min(done + j, count - 1);
+                const float *const from = i ? others + i * stride : first;
+                move_fragments([&](int b, int t, int place) {
+                    v[j][b * kTiles + t] = __ldcg(reinterpret_cast<const float4 *>(from + place));
+                });
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; j++)
+                if (done + j < count)
+                    move_fragments([&](int b, int t, int) {
+                        value(b, t, 0) += v[j][b * kTiles + t].x;
+                        value(b, t, 1) += v[j][b * kTiles + t].y;
+                        value(b, t, 2) += v[j][b * kTiles + t].z;
+                        value(b, t, 3) += v[j][b * kTiles + t].w;
+                    });
+        }
+    }
+
+    /* put(n, row within the unit, value) for every sum of a batch row n < m. */
+    template <class Put> __device__ __forceinline__ void each(Put put) {
+        every([&](int b, int t, int i) {
+            const uint32_t n = 8 * t + 2 * (lane % 4) + i % 2, row = 16 * b + lane / 4 + 8 * (i / 2);
+            if (n < a.m)
+                put(n, row, value(b, t, i));
+        });
+    }
+
+    /* The unit's sums to y. */
+    __device__ __forceinline__ void finish(uint32_t unit) {
+        each([&](uint32_t n, uint32_t row, float v) { trf_finish<kRows>(a, unit, n * kRows + row, v); });
+    }
+};
+
+/* ---- which items a block has ---- */
+
+static __device__ __forceinline__ uint32_t trf_first_item(const trf_fused_args &a, uint32_t block) {
+    return (uint32_t)((uint64_t)a.items * block / gridDim.x);
+}
+
+static __device__ __forceinline__ uint32_t trf_block_of_item(const trf_fused_args &a, uint32_t item) {
+    return (uint32_t)((((uint64_t)item + 1) * gridDim.x - 1) / a.items);
+}
+
+/* Rows behind the last whole band have edges only. */
+static __device__ __forceinline__ void trf_store_tail_rows(const trf_fused_args &a) {
+    const uint32_t count = a.view.rows - a.whole_rows;
+    const uint64_t places = (uint64_t)count * a.m, stride = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < places; i += stride)
+        trf_store_y(a, (uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count), 0.0f);
+}
+
+#endif
