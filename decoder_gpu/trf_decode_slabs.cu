@@ -49,7 +49,8 @@ bool takes(const trf_device_view *view, trf_store_kind kind) {
     return kind != TRF_STORE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
 }
 
-int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, int multiprocessors, trf_stream stream) {
+int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, int multiprocessors,
+           trf_stream stream) {
     cudaFuncAttributes attributes = {};
     cudaError_t error = trf_allow_all_shared((const void *)kernel, &attributes);
     if (error != cudaSuccess)

@@ -106,6 +106,9 @@ template <class Form, int kBytes> struct trf_store_sink {
 
     /* ---- what the walk calls ---- */
 
+    __device__ __forceinline__ void chunk_ahead() {}
+    __device__ __forceinline__ void slab_ahead(const trf_walk &) {}
+
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         row = walk.band * TRF_SLAB_ROWS + trf_store_row(lane, 0);
         col = walk.col * TRF_TILE_SIZE + trf_store_col(lane, 0);
@@ -183,9 +186,9 @@ template <class Form, int kBytes> struct trf_store_sink {
 #pragma unroll
         for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
             const uint32_t first = reg[trf_row_register(r, 0)], second = reg[trf_row_register(r, 1)];
-            words[r] = make_uint4(
-                trf_store_f32(kCodec, first, 0, scale[r]), trf_store_f32(kCodec, first, 1, scale[r]),
-                trf_store_f32(kCodec, second, 0, scale[r]), trf_store_f32(kCodec, second, 1, scale[r]));
+            words[r] =
+                make_uint4(trf_store_f32(kCodec, first, 0, scale[r]), trf_store_f32(kCodec, first, 1, scale[r]),
+                           trf_store_f32(kCodec, second, 0, scale[r]), trf_store_f32(kCodec, second, 1, scale[r]));
         }
         put_rows(words, odd ? 16 : 0);
     }
@@ -214,10 +217,9 @@ template <class Form, int kBytes> struct trf_store_sink {
         for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
 #pragma unroll 1
             for (uint32_t c = lane; c < width; c += TRF_LANES)
-                trf_device_value_store(a.weights, kBytes,
-                                       ((uint64_t)walk.band * TRF_SLAB_ROWS + r) * a.view.cols +
-                                           walk.col * TRF_TILE_SIZE + c,
-                                       bits);
+                trf_device_value_store(
+                    a.weights, kBytes,
+                    ((uint64_t)walk.band * TRF_SLAB_ROWS + r) * a.view.cols + walk.col * TRF_TILE_SIZE + c, bits);
     }
 };
 
@@ -243,8 +245,9 @@ __global__ void __launch_bounds__(kMostStoreWarps *TRF_LANES, 1)
     __syncthreads();
 
     trf_store_sink<Form, kBytes> sink(a, lane);
-    trf_walk_slabs<Form>(a.view, a.shared, planes, stager,
-                         trf_lane_rule_of<kP, kP ? kTableLog : 0>(a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane),
+    trf_walk_slabs<Form>(a.view, a.shared, planes, stager, trf_lane_rule_of < kP,
+                         kP ? kTableLog
+                            : 0 > (a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane),
                          shared + a.shared.pair_masks, grid, 0xFFFFFFFF, lane, sink);
     trf_copy_wait<0>();
 }
@@ -257,8 +260,8 @@ template <class Form, int kBytes> static trf_store_kernel trf_pick_store(bool us
 }
 
 /* The kernel for a kind's bytes a weight; one function for each .cu of the family. */
-trf_store_kernel trf_store_bf16(uint32_t class_bits, uint32_t bytes, bool usual); /* 2 or 4 bytes */
-trf_store_kernel trf_store_fp16(uint32_t class_bits, bool usual);                 /* 2 */
+trf_store_kernel trf_store_bf16(uint32_t class_bits, uint32_t bytes, bool usual);                /* 2 or 4 bytes */
+trf_store_kernel trf_store_fp16(uint32_t class_bits, bool usual);                                /* 2 */
 trf_store_kernel trf_store_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool usual); /* 1 or 2 */
 trf_store_kernel trf_store_int(uint32_t class_bits, uint32_t bytes, bool usual);                 /* 1, 2 or 4 */
 

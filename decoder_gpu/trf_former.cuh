@@ -185,8 +185,7 @@ template <class Form> static __device__ __forceinline__ uint32_t trf_class_palet
 }
 
 /* trf_class_bits_of from a code in the low half of a word; other bits than the class's may be set where trf_form_group takes none. */
-template <class Form>
-static __device__ __forceinline__ uint32_t trf_class_bits_from(uint32_t code, uint32_t palette) {
+template <class Form> static __device__ __forceinline__ uint32_t trf_class_bits_from(uint32_t code, uint32_t palette) {
     if (Form::kClassBits == 2)
         return trf_permute(palette, 0, code);
     return trf_permute(code, 0, Form::kTurn ? 0x1001 : 0x4140);

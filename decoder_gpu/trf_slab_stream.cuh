@@ -10,9 +10,10 @@
 #include "trf_former.cuh"
 #include "trf_lane.h"
 
-static constexpr int kRing = 4;              /* steps; equal to the unrolling, so that slots are constants */
-static constexpr uint32_t kStepBytes = 512;  /* of the 8-bit plane, one step of 16 columns */
-static constexpr uint32_t kGuardBytes = 544; /* in front of and behind all buffers: as far as a corrupt stream can lead a lane */
+static constexpr int kRing = 4;             /* steps; equal to the unrolling, so that slots are constants */
+static constexpr uint32_t kStepBytes = 512; /* of the 8-bit plane, one step of 16 columns */
+static constexpr uint32_t kGuardBytes =
+    544; /* in front of and behind all buffers: as far as a corrupt stream can lead a lane */
 
 /* Shared memory of one block, in bytes from the start of its dynamic part. */
 struct trf_shared_plan {
@@ -113,17 +114,17 @@ static __device__ __forceinline__ void trf_build_constants(const trf_device_view
 /* ---- one lane's stream ---- */
 
 struct trf_lane_stream {
-    uint32_t x;      /* rANS state */
-    uint32_t next;   /* the word behind the ones taken, fetched ahead: its latency stays off the chain of states */
-    uint32_t at;     /* shared address of the word after that */
-    int32_t stride;  /* 2 or -2 */
+    uint32_t x;     /* rANS state */
+    uint32_t next;  /* the word behind the ones taken, fetched ahead: its latency stays off the chain of states */
+    uint32_t at;    /* shared address of the word after that */
+    int32_t stride; /* 2 or -2 */
 };
 
 /* What the steps need and never changes. kP: as the table; kLog: its table_log, or 0 with kP = 0. */
 template <int kP, int kLog> struct trf_lane_rule {
-    const uint8_t *table; /* shared memory */
-    uint32_t p, low;      /* probability bits; 2^L */
-    uint32_t slot_shift;  /* slot -> byte offset in the table */
+    const uint8_t *table;     /* shared memory */
+    uint32_t p, low;          /* probability bits; 2^L */
+    uint32_t slot_shift;      /* slot -> byte offset in the table */
     uint32_t slot_mask, copy; /* (x << slot_shift & slot_mask) | copy is the entry's byte offset */
     uint32_t mark, palette;   /* kP: a 1 for above the quotient; trf_class_palette */
 };
@@ -131,9 +132,9 @@ template <int kP, int kLog> struct trf_lane_rule {
 /* constants: shared address of mark and palette. Read from there they stand in vector registers, where the steps want them; the compiler would keep
  * them in uniform ones, and copy them each time. */
 template <int kP, int kLog>
-static __device__ __forceinline__ trf_lane_rule<kP, kLog> trf_lane_rule_of(const trf_device_view &view, const uint8_t *table,
-                                                                           uint32_t table_log, uint32_t constants,
-                                                                           uint32_t lane) {
+static __device__ __forceinline__ trf_lane_rule<kP, kLog> trf_lane_rule_of(const trf_device_view &view,
+                                                                           const uint8_t *table, uint32_t table_log,
+                                                                           uint32_t constants, uint32_t lane) {
     trf_lane_rule<kP, kLog> rule;
     rule.table = table;
     rule.p = kP ? kP : view.probability_bits;
@@ -293,7 +294,8 @@ static __device__ __forceinline__ uint32_t trf_stream_bytes_of(const trf_device_
                                                                uint32_t raw_bytes, uint32_t limit) {
     const uint32_t streams = (slab.y & 0xFFFF) * TRF_ALIGNMENT, bytes = (slab.y >> 16) * TRF_ALIGNMENT;
     const uint64_t end = (uint64_t)slab.x * TRF_TILE_ALIGNMENT + streams + bytes;
-    return streams >= raw_bytes && end <= view.blob_bytes && bytes <= limit && bytes >= TRF_STREAM_HEAD_BYTES ? bytes : 0;
+    return streams >= raw_bytes && end <= view.blob_bytes && bytes <= limit && bytes >= TRF_STREAM_HEAD_BYTES ? bytes
+                                                                                                              : 0;
 }
 
 /* ---- staging: a chunk or a slab ahead of the decoding, through the same walk ---- */
@@ -306,16 +308,16 @@ template <int kSlabs> struct trf_stager {
     uint32_t buffer;               /* 0 or 1: where the streams of the slabs to enter next go */
     uint32_t bytes[kSlabs];        /* streams of the slabs entered last; 0: there were none left */
     trf_walk entered;
-    uint32_t narrow;               /* 0 or narrow_bytes: where the next chunk's narrow planes go */
-    uint32_t read_buffer, read_narrow; /* where the slab to decode next has its streams, and its first chunk's narrow planes */
-    uint32_t place;                /* shared address of the warp's buffers, plus 16 * lane */
+    uint32_t narrow; /* 0 or narrow_bytes: where the next chunk's narrow planes go */
+    uint32_t read_buffer,
+        read_narrow; /* where the slab to decode next has its streams, and its first chunk's narrow planes */
+    uint32_t place;  /* shared address of the warp's buffers, plus 16 * lane */
 };
 
 /* Moves on to the next slabs that are there, and starts the copy of their streams. */
 template <class Form, int kSlabs, class Grid>
 static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, const trf_device_view &view,
-                                                      const trf_shared_plan &plan, const Grid &grid,
-                                                      uint32_t lane) {
+                                                      const trf_shared_plan &plan, const Grid &grid, uint32_t lane) {
     const uint32_t chunk_bytes = trf_chunk_offset(Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw, 1);
     st.bytes[0] = 0;
 #pragma unroll 1
@@ -353,8 +355,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
 /* Moves on to the next chunk. Behind the last one of all it stays: that chunk is loaded again, unused. */
 template <class Form, int kSlabs, class Grid>
 static __device__ __forceinline__ void trf_enter_chunk(trf_stager<kSlabs> &st, const trf_device_view &view,
-                                                       const trf_shared_plan &plan, const Grid &grid,
-                                                       uint32_t lane) {
+                                                       const trf_shared_plan &plan, const Grid &grid, uint32_t lane) {
     const uint32_t chunk_bytes = trf_chunk_offset(Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw, 1);
     if (--st.chunks_left) {
 #pragma unroll
@@ -385,10 +386,9 @@ static __device__ __forceinline__ void trf_stage_step(trf_stager<kSlabs> &st, co
 
 /* Begins a walk: the first slab's streams, and its first steps. memory: the warp's, a shared address. */
 template <class Form, int kSlabs, class Grid>
-static __device__ __forceinline__ void trf_start(trf_stager<kSlabs> &st, const trf_device_view &view,
-                                                 const trf_shared_plan &plan, const trf_int_planes &planes,
-                                                 const trf_walk &walk, const Grid &grid, uint32_t memory,
-                                                 uint32_t lane) {
+static __device__ __forceinline__ void
+trf_start(trf_stager<kSlabs> &st, const trf_device_view &view, const trf_shared_plan &plan,
+          const trf_int_planes &planes, const trf_walk &walk, const Grid &grid, uint32_t memory, uint32_t lane) {
     st.walk = walk;
     st.buffer = st.narrow = st.read_buffer = st.read_narrow = 0;
     st.place = memory + 16 * lane;
@@ -417,6 +417,7 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
  * For the slabs of a warp's walk that are there, in order, up to those of band last_band (those of stored tiles are left out):
  *   sink.begin_slab(walk)
  *   sink.begin_pair(half)                     before each two steps; half: 0 or 1, of a chunk
+ *   sink.chunk_ahead(), sink.slab_ahead(walk) two steps before another chunk of the slab, or the first one of another slab, begins
  *   sink.finish_step(reg)                     reg[8]: fragments as trf_form_group leaves them (fp8, int: the four X in reg[0, 2, 4, 6])
  *   sink.exception_value(s, record, walk)     for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                   reg[kSlabs][8], exceptions in place; k: 0 to 15
@@ -426,8 +427,7 @@ template <class Form, int kSlabs, int kP, int kLog, class Grid, class Sink>
 static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &view, const trf_shared_plan &plan,
                                                       const trf_int_planes &planes, trf_stager<kSlabs> &st,
                                                       const trf_lane_rule<kP, kLog> &rule, uint32_t masks,
-                                                      const Grid &grid, uint32_t last_band, uint32_t lane,
-                                                      Sink &sink) {
+                                                      const Grid &grid, uint32_t last_band, uint32_t lane, Sink &sink) {
     constexpr uint32_t kRingBytes = Form::kWide ? kRing * kStepBytes : 0;
 #pragma unroll 1
     while (st.bytes[0] && st.entered.band <= last_band) {
@@ -440,8 +440,10 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
         __syncwarp();
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
-            const uint32_t at = st.place - 16 * lane + s * plan.slab_bytes + plan.streams + st.read_buffer * plan.stream_bytes;
-            const uint32_t count = min(trf_lds16(at + TRF_STREAM_EXCEPTIONS), (st.bytes[s] - TRF_STREAM_HEAD_BYTES) / 4);
+            const uint32_t at =
+                st.place - 16 * lane + s * plan.slab_bytes + plan.streams + st.read_buffer * plan.stream_bytes;
+            const uint32_t count =
+                min(trf_lds16(at + TRF_STREAM_EXCEPTIONS), (st.bytes[s] - TRF_STREAM_HEAD_BYTES) / 4);
             trf_lane_begin(stream[s], rule, at, st.bytes[s], count, masks, lane);
             trf_exceptions_begin(exceptions[s], at, count);
         }
@@ -454,6 +456,10 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
             for (int k = 0; k < 4; k++) {
                 if (k % 2 == 0)
                     sink.begin_pair(k / 2);
+                if (k == 2 && chunks > 1)
+                    sink.chunk_ahead();
+                else if (k == 2 && st.bytes[0])
+                    sink.slab_ahead(st.entered);
                 if (Form::kWide || k == 0)
                     trf_copy_wait<Form::kWide ? kRing - 2 : 0>();
                 uint4 wide[kSlabs] = {};
@@ -481,10 +487,7 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                             x[s][i] = trf_lane_step<Form>(stream[s], rule);
 #pragma unroll
                     for (int s = 0; s < kSlabs; s++) {
-                        const uint32_t word = g == 0   ? wide[s].x
-                                              : g == 1 ? wide[s].y
-                                              : g == 2 ? wide[s].z
-                                                       : wide[s].w;
+                        const uint32_t word = g == 0 ? wide[s].x : g == 1 ? wide[s].y : g == 2 ? wide[s].z : wide[s].w;
                         trf_form_group<Form>(reg[s] + 2 * g, x[s][0], x[s][1], word, narrow[s], k, g, planes);
                     }
                 }

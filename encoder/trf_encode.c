@@ -89,10 +89,9 @@ static void start_plan(encoding *e, trf_codec codec) {
     e->plan.exception_weight = e->options->favor == TRF_FAVOR_SIZE ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_SPEED_WEIGHT;
     h->rows = e->source->rows;
     h->cols = e->source->cols;
-    h->probability_bits =
-        (uint8_t)(e->options->probability_bits ? e->options->probability_bits
-                  : h->class_bits == 2         ? QUADS_PROBABILITY_BITS
-                                               : PAIRS_PROBABILITY_BITS);
+    h->probability_bits = (uint8_t)(e->options->probability_bits ? e->options->probability_bits
+                                    : h->class_bits == 2         ? QUADS_PROBABILITY_BITS
+                                                                 : PAIRS_PROBABILITY_BITS);
     h->state_bits = h->probability_bits;
     int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
     int bytes = codec == TRF_CODEC_INT && (!e->quantizer || e->options->bits == 0);

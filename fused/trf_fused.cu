@@ -45,24 +45,25 @@ static trf_shared_plan shared_plan(const trf_device_view *view, const trf_device
                               (uint32_t)trf_fused_slabs((int)geometry), table_log, kept);
 }
 
+static uint32_t parts_of(uint32_t geometry) {
+    return trf_walks_columns((int)geometry) ? (uint32_t)trf_column_parts(trf_fused_slabs((int)geometry)) : 1;
+}
+
 /* Units that a block walks at once: in columns those of a group. */
-static uint32_t units_of(uint32_t warps, uint32_t geometry) {
-    return trf_walks_columns((int)geometry) ? warps / (uint32_t)trf_column_parts(trf_fused_slabs((int)geometry)) : 1;
+static uint32_t units_of(const trf_device_view *view, int tiles, uint32_t geometry) {
+    return trf_walks_columns((int)geometry) ? warps_of(view, tiles, geometry) / parts_of(geometry) : 1;
 }
 
 /* Of dynamic shared memory: the plan's, and x or sums behind it. */
-static uint32_t shared_bytes_of(const trf_shared_plan &plan, const trf_device_view *view, int tiles, uint32_t geometry) {
-    const uint32_t warps = warps_of(view, tiles, geometry);
-    if (tiles > 1)
-        return plan.total + 2 * trf_window_column_bytes(tiles);
-    if (geometry == TRF_GEOMETRY_COLUMNS_TWO)
-        return plan.total + units_of(warps, geometry) * trf_join_bytes(2);
-    return plan.total;
+static uint32_t shared_bytes_of(const trf_shared_plan &plan, const trf_device_view *view, int tiles,
+                                uint32_t geometry) {
+    const uint32_t parts = parts_of(geometry);
+    return plan.total + (parts - 1) * units_of(view, tiles, geometry) * trf_join_bytes(tiles) +
+           (tiles > 1 ? 2 * trf_window_column_bytes(tiles) : 0);
 }
 
 static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, int tiles, uint32_t geometry) {
-    const bool usual =
-        trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
+    const bool usual = trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
     const bool two = view->class_bits == 2 && !is_scaled(view);
     switch (geometry) {
     case TRF_GEOMETRY_COLUMNS_TWO:
@@ -83,7 +84,7 @@ static bool geometry_takes(const trf_device_view *view, const trf_device_facts *
 static uint32_t find_table(const trf_device_view *view, const trf_device_facts *facts, int shared_bytes, uint32_t m,
                            int tiles, uint32_t geometry) {
     const bool flexible = geometry == TRF_GEOMETRY_RUNS_FEW || geometry == TRF_GEOMETRY_COLUMNS_ANY;
-    const uint32_t largest = geometry == TRF_GEOMETRY_COLUMNS_TWO ? kSmallTableLog : kTableLog,
+    const uint32_t largest = parts_of(geometry) > 1 ? kSmallTableLog : kTableLog,
                    smallest = flexible ? view->probability_bits + 4 : largest;
     for (uint32_t log = largest; geometry_takes(view, facts, tiles, geometry) && log >= smallest; log--) {
         const trf_shared_plan plan = shared_plan(view, facts, m, tiles, geometry, log);
@@ -135,9 +136,9 @@ struct cut {
 static cut cut_of(const trf_device_view *view, const trf_device_limits *limits, int tiles, uint32_t geometry,
                   uint32_t table_log, uint32_t splits) {
     const uint32_t cols = trf_regular_tile_cols(*view), bands = cols ? view->rows / TRF_SLAB_ROWS : 0;
-    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry), warps = warps_of(view, tiles, geometry);
+    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry);
     cut c = {geometry, table_log, (bands + slabs - 1) / slabs, cols, splits, 0, 0};
-    const uint32_t group = units_of(warps, geometry);
+    const uint32_t group = units_of(view, tiles, geometry);
     c.items = trf_walks_columns((int)geometry) ? (c.units + group - 1) / group * cols : c.units * splits;
     c.blocks = c.items < (uint32_t)limits->multiprocessors ? c.items : (uint32_t)limits->multiprocessors;
     if (c.blocks == 0)
@@ -145,24 +146,43 @@ static cut cut_of(const trf_device_view *view, const trf_device_limits *limits, 
     return c;
 }
 
-/* Estimated microseconds beyond those of every launch, from measurements on an H200 (docs/performance.md). */
-static double estimate(const cut &c, uint32_t warps, uint32_t sum_bytes) {
+/* Microseconds that a slab takes of a busy multiprocessor, from measurements on an H200 (docs/performance.md). */
+static double slab_microseconds(uint32_t geometry, int tiles, uint32_t m) {
+    const double more_rows = m <= 8 ? m - 1.0 : 7.0;
+    switch (geometry) {
+    case TRF_GEOMETRY_COLUMNS_TWO:
+        return 0.347 + 0.0020 * more_rows;
+    case TRF_GEOMETRY_RUNS_TWO:
+        return 0.363 + 0.0043 * more_rows;
+    case TRF_GEOMETRY_RUNS:
+        return 0.410 + 0.0067 * more_rows;
+    case TRF_GEOMETRY_COLUMNS:
+        return tiles == 1 ? 0.365 + 0.0040 * more_rows : tiles == 2 ? 0.43 : tiles == 4 ? 0.49 : 0.87;
+    default:
+        return 1.0;
+    }
+}
+
+/* Estimated microseconds beyond those of every launch. */
+static double estimate(const cut &c, uint32_t warps, int tiles, uint32_t m) {
     const bool columns = trf_walks_columns((int)c.geometry);
-    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)c.geometry);
-    const uint32_t items = (c.items + c.blocks - 1) / c.blocks, parts = (uint32_t)trf_column_parts((int)slabs);
+    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)c.geometry), parts = parts_of(c.geometry);
+    const uint32_t items = (c.items + c.blocks - 1) / c.blocks, sum_bytes = unit_sum_bytes(m, tiles, c.geometry);
     const double round_us = slabs == 2 ? 6.5 : 5.0; /* of a warp's slab, or two side by side, alone */
-    const double slab_us = columns ? 0.347 : slabs == 2 ? 0.366 : 0.380; /* of a busy multiprocessor */
     const uint64_t most = columns ? (uint64_t)((items + parts - 1) / parts) * warps * slabs
                                   : (uint64_t)items * ((c.cols + c.splits - 1) / c.splits) * slabs;
     const uint64_t rounds = (most + warps * slabs - 1) / (warps * slabs);
-    const double busy = (double)most * slab_us, waiting = (double)rounds * round_us;
+    /* Those with less to do leave memory to the others. */
+    const double mean = (double)c.units * slabs * c.cols / c.blocks;
+    const double busy = 0.5 * ((double)most + mean) * slab_microseconds(c.geometry, tiles, m),
+                 waiting = (double)rounds * round_us;
     double cost = busy > waiting ? busy : waiting;
     if (columns && items % c.cols) { /* one block adds what those that share its group have left */
         const double sharing = (double)c.cols / items + 1;
         cost += 2.0 + sharing * warps / parts * sum_bytes / 60e3;
     }
     if (!columns && c.splits > 1)
-        cost += 4.0 + (double)c.splits * sum_bytes / 150e3;
+        cost += 2.0 + (double)c.splits * sum_bytes / 150e3;
     return cost;
 }
 
@@ -196,6 +216,8 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
     double best = HUGE_VAL;
     for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++) {
         const uint32_t table_log = find_table(view, facts, limits->shared_bytes, plan->m, tiles, geometry);
+        if (geometry > TRF_GEOMETRY_RUNS && best < HUGE_VAL)
+            break; /* those for any p are slower, and the last of them the slowest */
         if (!table_log)
             continue;
         for (uint32_t splits = 1;; splits++) {
@@ -205,7 +227,7 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
                 break;
             if (shares && c.units > TRF_WORKSPACE_COUNTER_BYTES / 4)
                 break;
-            const double cost = estimate(c, warps_of(view, tiles, geometry), unit_sum_bytes(plan->m, tiles, geometry));
+            const double cost = estimate(c, warps_of(view, tiles, geometry), tiles, plan->m);
             if (c.units && cost >= best)
                 continue;
             best = cost;
@@ -216,8 +238,6 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
             choice[CHOICE_ITEMS] = c.items;
             choice[CHOICE_BLOCKS] = c.blocks;
         }
-        if (best < HUGE_VAL && geometry >= TRF_GEOMETRY_RUNS)
-            break; /* the ones behind it are slower */
     }
     choice[CHOICE_TILES] = (uint32_t)tiles;
     plan->workspace_bytes = layout_of(view, facts, plan).bytes;

@@ -11,15 +11,15 @@
 struct trf_fused_args {
     trf_device_view view;
     trf_shared_plan shared;
-    const void *x;         /* [m][x_stride], 16-bit, 16-byte aligned rows */
-    uint32_t x_stride;     /* elements */
+    const void *x;     /* [m][x_stride], 16-bit, 16-byte aligned rows */
+    uint32_t x_stride; /* elements */
     uint32_t m, y_dtype;
-    void *y;               /* [m][rows] */
-    const float *edges;    /* [m][rows], or NULL */
-    uint32_t *counters;    /* one a unit, 0 between launches */
-    float *run_sums;       /* [blocks][warps][m][unit rows] */
-    float *block_sums;     /* runs: [blocks][2][m][unit rows]; columns: [blocks][2][warps], fragments of a unit */
-    uint32_t whole_rows;   /* in whole bands: a multiple of 32 */
+    void *y;             /* [m][rows] */
+    const float *edges;  /* [m][rows], or NULL */
+    uint32_t *counters;  /* one a unit, 0 between launches */
+    float *run_sums;     /* [blocks][warps][m][unit rows] */
+    float *block_sums;   /* runs: [blocks][2][m][unit rows]; columns: [blocks][2][warps], fragments of a unit */
+    uint32_t whole_rows; /* in whole bands: a multiple of 32 */
     uint32_t units;
     uint32_t regular_cols; /* tile columns that are regular */
     uint32_t splits;       /* runs: items of a unit along K */
@@ -86,11 +86,12 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     float total[kScaled ? kBlocks : 1][kScaled ? kTiles : 1][4]; /* kScaled: of the scale groups before this one */
     float scale[kScaled ? 2 * kBlocks : 1];                      /* of rows lane/4 + 8i, in the group at hand */
     uint32_t pairs_left;                                         /* kScaled: column pairs (32) of the group at hand */
-    const uint8_t *x_at; /* kTiles = 1: this lane's x of the chunk to come */
+    const uint8_t *x_at; /* kTiles = 1: this lane's x of the chunk that `ahead` is of */
+    uint4 ahead;         /* of the first two steps of a chunk to come */
     uint4 x;             /* of two steps */
-    uint32_t window;     /* kWindow: shared address of this lane's x of the two steps to come, [kTiles][8 rows][64 bytes] */
-    uint32_t held[8];    /* the fragments of the first of them */
-    float down;                                                  /* 2^-exponent_offset */
+    uint32_t window; /* kWindow: shared address of this lane's x of the two steps to come, [kTiles][8 rows][64 bytes] */
+    uint32_t held[8]; /* the fragments of the first of them */
+    float down;       /* 2^-exponent_offset */
 
     __device__ __forceinline__ trf_product(const trf_fused_args &args, uint32_t lane_) : a(args), lane(lane_) {
         down = __uint_as_float((uint32_t)(127 - a.view.exponent_offset) << 23);
@@ -143,18 +144,29 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     }
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
-        if (!kWindow)
-            x_at = x_of(walk.col);
         if (kScaled)
             load_scales(walk.band, walk.col * TRF_TILE_SIZE);
     }
 
+    /* A chunk's first 32 columns of x are loaded two steps before, since they are the first of a cache line; the others then come from the L1 cache. */
     __device__ __forceinline__ void begin_pair(int half) {
+        if (!kWindow)
+            x = half == 0 ? ahead : __ldg((const uint4 *)(x_at + 64));
+    }
+
+    __device__ __forceinline__ void chunk_ahead() {
         if (kWindow)
             return;
-        x = __ldg((const uint4 *)(x_at + 64 * half));
-        if (half)
-            x_at += 128;
+        x_at += 128;
+        ahead = __ldg((const uint4 *)x_at);
+    }
+
+    /* Also called before the first slab. */
+    __device__ __forceinline__ void slab_ahead(const trf_walk &walk) {
+        if (kWindow)
+            return;
+        x_at = x_of(walk.col);
+        ahead = __ldg((const uint4 *)x_at);
     }
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
@@ -251,9 +263,11 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
             add_group();
     }
 
-    /* Where a lane's fragments lie among a unit's: those of two rows of the batch side by side, so that small batches fill sectors, too. In floats. */
-    static __device__ __forceinline__ uint32_t fragment_place() {
-        return 4 * (threadIdx.x % 4 * 8 + threadIdx.x % 32 / 4);
+    /* Where a lane's fragments lie among a unit's, in floats. For the smallest batches those of the same rows of x are side by side, so that what is written
+     * fills sectors. */
+    static __device__ __forceinline__ uint32_t fragment_place(uint32_t m) {
+        const uint32_t lane = threadIdx.x % 32;
+        return 4 * (m <= 4 ? lane % 4 * 8 + lane / 4 : lane);
     }
 
     /* The sums as they lie in registers, 16 bytes a lane. at: the lane's place. */
@@ -275,20 +289,28 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
         });
     }
 
-    /* count sums, `stride` floats apart, in shared memory. */
-    __device__ __forceinline__ void add_shared_fragments(const float *at, uint32_t stride, int count) {
-        for (int j = 0; j < count; j++)
-            move_fragments([&](int b, int t, int place) {
-                const float4 v = *reinterpret_cast<const float4 *>(at + j * stride + place);
-                value(b, t, 0) += v.x;
-                value(b, t, 1) += v.y;
-                value(b, t, 2) += v.z;
-                value(b, t, 3) += v.w;
-            });
+    /* The same of one block of 16 rows, through shared memory. */
+    __device__ __forceinline__ void store_block(int b, float *at) {
+#pragma unroll
+        for (int t = 0; t < kTiles; t++)
+            *reinterpret_cast<float4 *>(at + 128 * t) =
+                make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3));
+    }
+
+    __device__ __forceinline__ void add_block(int b, const float *at) {
+#pragma unroll
+        for (int t = 0; t < kTiles; t++) {
+            const float4 v = *reinterpret_cast<const float4 *>(at + 128 * t);
+            value(b, t, 0) += v.x;
+            value(b, t, 1) += v.y;
+            value(b, t, 2) += v.z;
+            value(b, t, 3) += v.w;
+        }
     }
 
     /* count sums: at `first`, then at `others` + stride floats and so on. Several are on their way at once. */
-    __device__ __forceinline__ void add_fragments(const float *first, const float *others, uint64_t stride, uint32_t count) {
+    __device__ __forceinline__ void add_fragments(const float *first, const float *others, uint64_t stride,
+                                                  uint32_t count) {
         constexpr int kFragments = kBlocks * kTiles, kAtOnce = kFragments < 16 ? 16 / kFragments : 1;
         float4 v[kAtOnce][kFragments];
 #pragma unroll 1

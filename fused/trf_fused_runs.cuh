@@ -31,7 +31,9 @@ struct trf_run_cut {
     __device__ __forceinline__ trf_run_cut(const trf_run &block, uint32_t warps)
         : begin(block.begin), length((block.end - block.begin) / warps), longer((block.end - block.begin) % warps) {}
 
-    __device__ __forceinline__ uint32_t begin_of(uint32_t warp) const { return begin + warp * length + min(warp, longer); }
+    __device__ __forceinline__ uint32_t begin_of(uint32_t warp) const {
+        return begin + warp * length + min(warp, longer);
+    }
     __device__ __forceinline__ trf_run run(uint32_t warp) const { return {begin_of(warp), begin_of(warp + 1)}; }
 
     /* Which run a slab of the block is in. */
@@ -49,9 +51,9 @@ static __device__ __forceinline__ bool trf_has_unit(const trf_run &run, uint32_t
 /* A run's product: leaves its sums where the block finds them. */
 template <class Product> struct trf_run_sink : Product {
     trf_run run;
-    uint32_t unit;  /* at hand */
-    float *at_end;  /* [m][rows], shared memory: sums of the run's last unit */
-    float *midway;  /* [m][rows], workspace: of its first one, if the run goes on */
+    uint32_t unit; /* at hand */
+    float *at_end; /* [m][rows], shared memory: sums of the run's last unit */
+    float *midway; /* [m][rows], workspace: of its first one, if the run goes on */
 
     __device__ __forceinline__ trf_run_sink(const trf_fused_args &args, uint32_t lane, const trf_run &run_,
                                             uint32_t unit_, float *at_end_, float *midway_)
@@ -137,7 +139,7 @@ static __device__ __forceinline__ void trf_finish_shared_units(const trf_fused_a
 
 /* kMostWarps: blocks have so many warps or fewer. */
 template <class Form, class Type, int kP, int kSlabs, bool kScaled, int kMostWarps>
-__global__ void __launch_bounds__(TRF_LANES * kMostWarps, 1) trf_fused_runs(const __grid_constant__ trf_fused_args a) {
+__global__ void __launch_bounds__(TRF_LANES *kMostWarps, 1) trf_fused_runs(const __grid_constant__ trf_fused_args a) {
     using Product = trf_product<Form, Type, kSlabs, 1, kScaled, kP == 0>;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint32_t arrived[2];
@@ -165,10 +167,12 @@ __global__ void __launch_bounds__(TRF_LANES * kMostWarps, 1) trf_fused_runs(cons
 
         trf_run_sink<Product> sink(a, lane, run, walk.band, (float *)(shared_memory + memory),
                                    a.run_sums + ((uint64_t)blockIdx.x * warps + warp) * a.m * Product::kRows);
-        trf_walk_slabs<Form>(a.view, a.shared, planes, stager,
-                             trf_lane_rule_of<kP, kLog>(a.view, shared_memory, a.shared.table_log,
-                                                  trf_shared_address(&constants), lane),
-                             shared + a.shared.pair_masks, grid, 0xFFFFFFFF, lane, sink);
+        if (stager.bytes[0])
+            sink.slab_ahead(stager.entered);
+        trf_walk_slabs<Form>(
+            a.view, a.shared, planes, stager,
+            trf_lane_rule_of<kP, kLog>(a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane),
+            shared + a.shared.pair_masks, grid, 0xFFFFFFFF, lane, sink);
         trf_copy_wait<0>();
         if (run.begin < run.end)
             sink.leave((run.end - 1) / cols + 1, true);

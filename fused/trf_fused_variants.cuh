@@ -27,7 +27,8 @@ enum trf_fused_geometry {
 };
 
 static constexpr bool trf_walks_columns(int geometry) {
-    return geometry == TRF_GEOMETRY_COLUMNS_TWO || geometry == TRF_GEOMETRY_COLUMNS || geometry == TRF_GEOMETRY_COLUMNS_ANY;
+    return geometry == TRF_GEOMETRY_COLUMNS_TWO || geometry == TRF_GEOMETRY_COLUMNS ||
+           geometry == TRF_GEOMETRY_COLUMNS_ANY;
 }
 
 static constexpr int trf_fused_slabs(int geometry) {
