@@ -68,7 +68,29 @@ template <int kPending> static __device__ __forceinline__ void trf_copy_wait() {
 
 /* Waits for kThreads threads, wherever in the code they call it. which: not 0, which __syncthreads uses; up to 15. */
 template <int kThreads> static __device__ __forceinline__ void trf_warps_barrier(uint32_t which) {
+    __syncwarp(); /* the warp arrives as one */
     asm volatile("bar.sync %0, %1;" ::"r"(which), "n"(kThreads) : "memory");
+}
+
+/* A barrier in shared memory, 8 bytes at a shared address: warps may come to it from different places in the code, which bar.sync is not meant for. One thread
+ * makes it, ahead of a __syncthreads. */
+static __device__ __forceinline__ void trf_meeting_make(uint32_t at, uint32_t warps) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(warps) : "memory");
+}
+
+/* Arrives as a warp, and waits for the others; all lanes call it. round: 0, 1, 2, ... */
+static __device__ __forceinline__ void trf_meeting_wait(uint32_t at, uint32_t round) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(at) : "memory");
+    uint32_t done;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(at), "r"(round % 2)
+                     : "memory");
+    } while (!done);
+    __syncwarp();
 }
 
 /* Orders this thread's memory accesses before it and behind it, as seen on the whole device. */

@@ -227,8 +227,8 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
                 break;
             if (shares && c.units > TRF_WORKSPACE_COUNTER_BYTES / 4)
                 break;
-            const double cost = estimate(c, warps_of(view, tiles, geometry), tiles, plan->m);
-            if (c.units && cost >= best)
+            const double cost = c.units ? estimate(c, warps_of(view, tiles, geometry), tiles, plan->m) : 0;
+            if (cost >= best)
                 continue;
             best = cost;
             choice[CHOICE_GEOMETRY] = geometry;

@@ -69,8 +69,9 @@ template <int kUnits, int kParts> struct trf_column_grid {
 /* x of the block's items, in their order. All warps of the block call each function with equal arguments, at their own pace. */
 template <int kTiles, int kWarps> struct trf_x_window {
     static constexpr uint32_t kColumnBytes = trf_window_column_bytes(kTiles);
-    uint32_t place; /* shared address of [2] columns */
-    uint32_t ready; /* items whose x is in shared memory, or was */
+    uint32_t place;   /* shared address of [2] columns */
+    uint32_t meeting; /* that of the warps' barrier */
+    uint32_t ready;   /* items whose x is in shared memory, or was */
 
     __device__ __forceinline__ uint32_t column(uint32_t index) const { return place + index % 2 * kColumnBytes; }
 
@@ -98,7 +99,7 @@ template <int kTiles, int kWarps> struct trf_x_window {
                 trf_copy_commit();
                 trf_copy_wait<0>();
             }
-            trf_warps_barrier<32 * kWarps>(1); /* the column before is read, this one written, by all */
+            trf_meeting_wait(meeting, ready); /* the column before is read, this one written, by all */
             if (++ready < end - begin)
                 copy(a, begin);
         }
@@ -110,10 +111,10 @@ template <class Product, int kTiles, int kWarps> struct trf_column_sink : Produc
     bool stepped;
     trf_x_window<kTiles, kWarps> x_window;
 
-    /* window: shared address. */
+    /* window, meeting: shared addresses. */
     __device__ __forceinline__ trf_column_sink(const trf_fused_args &args, uint32_t lane, uint32_t begin_,
-                                               uint32_t end_, uint32_t window)
-        : Product(args, lane), begin(begin_), end(end_), stepped(false), x_window{window, 0} {
+                                               uint32_t end_, uint32_t window, uint32_t meeting)
+        : Product(args, lane), begin(begin_), end(end_), stepped(false), x_window{window, meeting, 0} {
         if (Product::kWindow && begin < end)
             x_window.copy(args, begin);
     }
@@ -216,6 +217,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_columns(const __grid
     using Grid = trf_column_grid<kUnits, kParts>;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
+    __shared__ uint64_t meeting;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t cols = max(a.regular_cols, 1u), place = warp % kUnits, part = warp / kUnits;
     trf_allow_successor();
@@ -228,11 +230,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_columns(const __grid
     trf_start<Form>(stager, a.view, a.shared, planes, walk, grid, shared + a.shared.warps + warp * a.shared.warp_bytes,
                     lane);
     trf_build_constants<Form, kP, kLog>(a.view, shared, a.shared, &constants);
+    if (Product::kWindow && threadIdx.x == 0)
+        trf_meeting_make(trf_shared_address(&meeting), kWarps);
     __syncthreads();
     trf_wait_for_predecessor();
 
     /* Behind the plan's: sums of parts, or x. */
-    trf_column_sink<Product, kTiles, kWarps> sink(a, lane, begin, end, shared + a.shared.total);
+    trf_column_sink<Product, kTiles, kWarps> sink(a, lane, begin, end, shared + a.shared.total,
+                                                  trf_shared_address(&meeting));
     const trf_lane_rule<kP, kLog> rule =
         trf_lane_rule_of<kP, kLog>(a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane);
     if (stager.bytes[0])
@@ -246,8 +251,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused_columns(const __grid
         sink.need(min(end, (group + 1) * cols) - begin - 1);
         if (kParts > 1)
             trf_join_parts(static_cast<Product &>(sink),
-                           (float *)(shared_memory + a.shared.total + place * trf_join_bytes(kTiles)),
-                           1 + kParts + place, part);
+                           (float *)(shared_memory + a.shared.total + place * trf_join_bytes(kTiles)), 1 + place, part);
         if (unit < a.units && part == 0) {
             if (begin <= group * cols && (group + 1) * cols <= end) {
                 sink.finish(unit);
