@@ -18,6 +18,10 @@ enum {
 };
 static_assert((int)CHOICES <= (int)TRF_PLAN_LAYER, "the layer's word is free");
 
+enum {
+    MOST_SHARED_UNITS = TRF_WORKSPACE_COUNTER_BYTES / 4 /* that blocks may share: a counter each */
+};
+
 static uint64_t align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 /* ---- what the kernels take ---- */
@@ -118,6 +122,8 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
     }
     if ((uint64_t)view->num_bands * view->num_tiles_col > UINT32_MAX || (uint64_t)view->cols * m > UINT32_MAX / 2)
         return "the layer or the batch is too large";
+    if (m > 8 && view->num_bands > MOST_SHARED_UNITS)
+        return "the layer has too many rows for batches above 8";
     for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++)
         if (find_table(view, facts, limits->shared_bytes, m, tiles_of(m), geometry))
             return NULL;
@@ -201,9 +207,11 @@ static workspace_layout layout_of(const trf_device_view *view, const trf_device_
     workspace_layout at;
     at.run_sums = TRF_WORKSPACE_COUNTER_BYTES;
     at.block_sums = at.run_sums + align_256(columns ? 0 : blocks * warps * sum_bytes);
-    at.edges = at.block_sums + align_256(columns                      ? blocks * 2 * warps * sum_bytes
-                                         : choice[CHOICE_SPLITS] == 1 ? 0
-                                                                      : blocks * 2 * sum_bytes);
+    /* A block shares its first and its last group, or unit. */
+    const uint64_t shared_units = columns                      ? 2ull * units_of(view, tiles, choice[CHOICE_GEOMETRY])
+                                  : choice[CHOICE_SPLITS] == 1 ? 0
+                                                               : 2;
+    at.edges = at.block_sums + align_256(blocks * shared_units * sum_bytes);
     at.padded_x = at.edges + align_256(facts->irregular_weights ? 4ull * plan->m * view->rows : 0);
     at.bytes = at.padded_x + align_256(2ull * plan->m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
     return at;
@@ -225,7 +233,7 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
             const bool shares = trf_walks_columns((int)geometry) || splits > 1;
             if (splits > 1 && (trf_walks_columns((int)geometry) || splits > c.cols || splits > 32))
                 break;
-            if (shares && c.units > TRF_WORKSPACE_COUNTER_BYTES / 4)
+            if (shares && c.units > MOST_SHARED_UNITS)
                 break;
             const double cost = c.units ? estimate(c, warps_of(view, tiles, geometry), tiles, plan->m) : 0;
             if (cost >= best)

@@ -18,7 +18,7 @@ struct trf_fused_args {
     const float *edges;  /* [m][rows], or NULL */
     uint32_t *counters;  /* one a unit, 0 between launches */
     float *run_sums;     /* [blocks][warps][m][unit rows] */
-    float *block_sums;   /* runs: [blocks][2][m][unit rows]; columns: [blocks][2][warps], fragments of a unit */
+    float *block_sums;   /* runs: [blocks][2][m][unit rows]; columns: [blocks][2][units of a group], fragments */
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
     uint32_t units;
     uint32_t regular_cols; /* tile columns that are regular */
