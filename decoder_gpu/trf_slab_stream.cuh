@@ -58,11 +58,11 @@ __host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t raw_bits,
  * kP = 0: entries of 8 bytes: frequency [15:0], slot - start [31:16]; class bits of X. At least two copies. */
 
 /* p of the kernels made for one: what encoders choose. */
-template <class Form> constexpr int kUsualP = Form::kClassBits == 2 ? 9 : 10;
+template <class Form> constexpr int kUsualP = Form::kClassBits == 2 ? (int)TRF_QUADS_PROBABILITY_BITS : (int)TRF_PAIRS_PROBABILITY_BITS;
 
 /* Whether a layer can have the kernels made for its usual p. */
 __host__ __device__ inline bool trf_has_usual_p(const trf_device_view &view, uint32_t max_frequency) {
-    const uint32_t p = view.class_bits == 2 ? 9 : 10;
+    const uint32_t p = view.class_bits == 2 ? TRF_QUADS_PROBABILITY_BITS : TRF_PAIRS_PROBABILITY_BITS;
     return view.probability_bits == p && view.state_bits == p && max_frequency <= 255;
 }
 

@@ -9,10 +9,6 @@
 #include <string.h>
 
 enum {
-    /* What the GPU's kernels are made for (trf_has_usual_p). Pairs have more symbols than 512 slots serve well: 10 bits halve the exceptions and save
-     * 0.03 bit a weight. */
-    QUADS_PROBABILITY_BITS = 9,
-    PAIRS_PROBABILITY_BITS = 10,
     MAX_TRIALS = 8,
     MAX_FULL_PASSES = 3,
     TRIAL_WEIGHTS = 1 << 22
@@ -90,8 +86,8 @@ static void start_plan(encoding *e, trf_codec codec) {
     h->rows = e->source->rows;
     h->cols = e->source->cols;
     h->probability_bits = (uint8_t)(e->options->probability_bits ? e->options->probability_bits
-                                    : h->class_bits == 2         ? QUADS_PROBABILITY_BITS
-                                                                 : PAIRS_PROBABILITY_BITS);
+                                    : h->class_bits == 2         ? TRF_QUADS_PROBABILITY_BITS
+                                                                 : TRF_PAIRS_PROBABILITY_BITS);
     h->state_bits = h->probability_bits;
     int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
     int bytes = codec == TRF_CODEC_INT && (!e->quantizer || e->options->bits == 0);

@@ -134,16 +134,16 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
 
 /* A way to share out a product. */
 struct cut {
-    uint32_t geometry, table_log;
+    uint32_t geometry;
     uint32_t units, cols, splits; /* splits: of a unit's columns among items; columns: 1 */
     uint32_t items, blocks;
 };
 
 static cut cut_of(const trf_device_view *view, const trf_device_limits *limits, int tiles, uint32_t geometry,
-                  uint32_t table_log, uint32_t splits) {
+                  uint32_t splits) {
     const uint32_t cols = trf_regular_tile_cols(*view), bands = cols ? view->rows / TRF_SLAB_ROWS : 0;
     const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry);
-    cut c = {geometry, table_log, (bands + slabs - 1) / slabs, cols, splits, 0, 0};
+    cut c = {geometry, (bands + slabs - 1) / slabs, cols, splits, 0, 0};
     const uint32_t group = units_of(view, tiles, geometry);
     c.items = trf_walks_columns((int)geometry) ? (c.units + group - 1) / group * cols : c.units * splits;
     c.blocks = c.items < (uint32_t)limits->multiprocessors ? c.items : (uint32_t)limits->multiprocessors;
@@ -229,7 +229,7 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
         if (!table_log)
             continue;
         for (uint32_t splits = 1;; splits++) {
-            const cut c = cut_of(view, limits, tiles, geometry, table_log, splits);
+            const cut c = cut_of(view, limits, tiles, geometry, splits);
             const bool shares = trf_walks_columns((int)geometry) || splits > 1;
             if (splits > 1 && (trf_walks_columns((int)geometry) || splits > c.cols || splits > 32))
                 break;

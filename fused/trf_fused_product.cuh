@@ -282,30 +282,32 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     /* Whether any of the lane's sums are of the batch's rows. */
     __device__ __forceinline__ bool has_fragments() const { return 2 * (lane % 4) < a.m; }
 
+    __device__ __forceinline__ float4 fragment(int b, int t) {
+        return make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3));
+    }
+
+    __device__ __forceinline__ void add_fragment(int b, int t, float4 v) {
+        value(b, t, 0) += v.x;
+        value(b, t, 1) += v.y;
+        value(b, t, 2) += v.z;
+        value(b, t, 3) += v.w;
+    }
+
     __device__ __forceinline__ void store_fragments(float *at) {
-        move_fragments([&](int b, int t, int place) {
-            *reinterpret_cast<float4 *>(at + place) =
-                make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3));
-        });
+        move_fragments([&](int b, int t, int place) { *reinterpret_cast<float4 *>(at + place) = fragment(b, t); });
     }
 
     /* The same of one block of 16 rows, through shared memory. */
     __device__ __forceinline__ void store_block(int b, float *at) {
 #pragma unroll
         for (int t = 0; t < kTiles; t++)
-            *reinterpret_cast<float4 *>(at + 128 * t) =
-                make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3));
+            *reinterpret_cast<float4 *>(at + 128 * t) = fragment(b, t);
     }
 
     __device__ __forceinline__ void add_block(int b, const float *at) {
 #pragma unroll
-        for (int t = 0; t < kTiles; t++) {
-            const float4 v = *reinterpret_cast<const float4 *>(at + 128 * t);
-            value(b, t, 0) += v.x;
-            value(b, t, 1) += v.y;
-            value(b, t, 2) += v.z;
-            value(b, t, 3) += v.w;
-        }
+        for (int t = 0; t < kTiles; t++)
+            add_fragment(b, t, *reinterpret_cast<const float4 *>(at + 128 * t));
     }
 
     /* count sums: at `first`, then at `others` + stride floats and so on. Several are on their way at once. */
@@ -326,12 +328,7 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
 #pragma unroll
             for (int j = 0; j < kAtOnce; j++)
                 if (done + j < count)
-                    move_fragments([&](int b, int t, int) {
-                        value(b, t, 0) += v[j][b * kTiles + t].x;
-                        value(b, t, 1) += v[j][b * kTiles + t].y;
-                        value(b, t, 2) += v[j][b * kTiles + t].z;
-                        value(b, t, 3) += v[j][b * kTiles + t].w;
-                    });
+                    move_fragments([&](int b, int t, int) { add_fragment(b, t, v[j][b * kTiles + t]); });
         }
     }
 
