@@ -6,11 +6,11 @@
 #include "trf_blob.h"
 #include "trf_validate.h"
 
-/* Where the slab at rows 32*band of tile column j lies: entry [band * num_tiles_col + j]. */
+/* Where the slab at rows 32*band and columns slab_cols*j lies: entry [band * num_slab_cols + j]. */
 typedef struct trf_device_slab {
     uint32_t raw_units;    /* of 128 bytes, from the blob's first byte: where its raw bits begin */
     uint16_t stream_units; /* of 16 bytes, from the raw bits' first byte: where its streams begin */
-    /* Of 16 bytes, of its streams; 0: these rows of the tile have no slab (a stored tile, or a sliver's rows alone). */
+    /* Of 16 bytes, of its streams; 0: there is no slab (a stored tile, or slivers alone). */
     uint16_t size_units;
 } trf_device_slab;
 TRF_STATIC_ASSERT(sizeof(trf_device_slab) == 8, "kernels load a slab's entry as 8 bytes");
@@ -32,7 +32,7 @@ typedef struct trf_device_fault {
 typedef struct trf_device_view {
     const uint8_t *blob;
     uint64_t blob_bytes;
-    const trf_device_slab *slabs; /* [num_bands][num_tiles_col] */
+    const trf_device_slab *slabs; /* [num_bands][num_slab_cols] */
     const uint32_t *slots;        /* [2^p], trf_slot_entry */
     const trf_tile_meta *tiles;   /* [num_tiles_row * num_tiles_col] */
     const void *scales;           /* F32 or F16, or NULL */
@@ -40,7 +40,9 @@ typedef struct trf_device_view {
     const int8_t *col_offsets;    /* [cols] or NULL */
     trf_device_fault *fault;
     uint32_t rows, cols, num_tiles_row, num_tiles_col;
-    uint32_t num_bands; /* ceil(rows / 32) */
+    uint32_t slab_cols;     /* 128 or 256 */
+    uint32_t num_slab_cols; /* ceil(cols / slab_cols) */
+    uint32_t num_bands;     /* ceil(rows / 32) */
     uint32_t codec, source_dtype, class_bits, raw_bits, probability_bits, state_bits, stored_bytes;
     uint32_t granularity, scale_dtype, group_size, scale_cols;
     int32_t scale_exponent, exponent_offset;

@@ -1,7 +1,7 @@
 /* The edges of a layer: slabs that are not regular, slivers, stored tiles (trf_decode_launch.h). Which rectangles they are, and how a warp gets
  * their elements piece by piece. C and CUDA; as in trf_slab_decode.h, a loop over 32 lanes computes what a warp does.
  *
- * A band is 32 rows of the layer. Where a band crosses a tile it has up to three edges, the parts below. A piece is what a warp stages at a
+ * A band is 32 rows of the layer. Where a band crosses a tile it has up to four edges, the parts below. A piece is what a warp stages at a
  * time: 32 columns of 32 rows, or 64 of 16. */
 #ifndef TRF_EDGES_H
 #define TRF_EDGES_H
@@ -10,11 +10,13 @@
 #include "trf_slab_decode.h"
 
 enum {
-    TRF_EDGE_SLAB = 0,  /* the coded region, unless it is a regular slab */
-    TRF_EDGE_RIGHT = 1, /* the sliver beside it */
-    TRF_EDGE_BELOW = 2, /* rows of the sliver below it, or of a stored tile */
-    TRF_EDGE_PARTS = 3,
-    TRF_EDGE_REGULAR = 3, /* no edge, but decoded like one where the kernel for regular slabs does not take the layer */
+    TRF_EDGE_SLAB = 0,                       /* + j: the band's slab j in the tile, unless it is regular */
+    TRF_EDGE_RIGHT = TRF_MAX_SLABS_PER_BAND, /* the sliver beside the coded region */
+    TRF_EDGE_BELOW,                          /* rows of the sliver below it, or of a stored tile */
+    TRF_EDGE_PARTS,
+    /* + j: no edge, but a regular slab, decoded like one where the kernel for regular slabs does not take the layer. */
+    TRF_EDGE_REGULAR = TRF_EDGE_PARTS,
+    TRF_EDGE_REGULAR_END = TRF_EDGE_REGULAR + TRF_MAX_SLABS_PER_BAND,
 
     TRF_PIECE_WEIGHTS = 32, /* of a lane */
     TRF_PIECE_PADDING =
@@ -23,8 +25,9 @@ enum {
 };
 TRF_STATIC_ASSERT(TRF_PIECE_ELEMENTS >= 16 * (64 + TRF_PIECE_PADDING), "room for both kinds of pieces");
 
-/* Whether a part is a slab, and not stored elements. */
-TRF_HD int trf_edge_is_slab(uint32_t part) { return part == TRF_EDGE_SLAB || part == TRF_EDGE_REGULAR; }
+/* Whether a part is a slab, and not stored elements; which one of the tile's in the band. */
+TRF_HD int trf_edge_is_slab(uint32_t part) { return part < TRF_EDGE_RIGHT || part >= TRF_EDGE_REGULAR; }
+TRF_HD uint32_t trf_edge_slab(uint32_t part) { return part % TRF_EDGE_REGULAR; }
 
 /* Rows of the band row0 to row1 - 1, columns of the tile col0 to col1 - 1. Empty if either is. */
 typedef struct trf_edge_region {
@@ -38,11 +41,15 @@ TRF_HD trf_edge_region trf_edge_region_of(const trf_tile_shape *tile, uint32_t b
     const uint32_t coded = coded_left < TRF_SLAB_ROWS ? coded_left : (uint32_t)TRF_SLAB_ROWS;
     trf_edge_region region = {0, 0, 0, 0};
     if (trf_edge_is_slab(part)) {
-        const int regular = trf_slab_is_regular(coded / TRF_BLOCK_ROWS, tile->coded_cols / TRF_BLOCK_ROWS);
-        if (regular != (part == TRF_EDGE_REGULAR))
+        const uint32_t col = trf_edge_slab(part) * tile->slab_cols;
+        if (coded == 0 || col >= tile->coded_cols)
+            return region;
+        const trf_slab_shape shape = trf_slab_shape_from(tile, band_row, col);
+        if (trf_slab_is_regular(shape.blocks, shape.steps) != (part >= TRF_EDGE_REGULAR))
             return region;
         region.row1 = coded;
-        region.col1 = tile->coded_cols;
+        region.col0 = col;
+        region.col1 = col + TRF_BLOCK_ROWS * shape.steps;
     } else if (part == TRF_EDGE_RIGHT) {
         region.row1 = coded;
         region.col0 = tile->coded_cols;
@@ -73,17 +80,20 @@ typedef struct trf_edge {
     trf_lane_reader reader;
 } trf_edge;
 
-TRF_HD const trf_device_slab *trf_slab_at_band(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
-    return view->slabs + (uint64_t)band * view->num_tiles_col + tile_col;
+/* Slab j of a column of tiles in a band. */
+TRF_HD const trf_device_slab *trf_slab_at_band(const trf_device_view *view, uint32_t band, uint32_t tile_col,
+                                               uint32_t j) {
+    const uint32_t across = view->slab_cols == TRF_MAX_SLAB_COLS ? 1 : TRF_MAX_SLABS_PER_BAND;
+    return view->slabs + (uint64_t)band * view->num_slab_cols + tile_col * across + j;
 }
 
 /* The tile that a band crosses in a column of tiles. */
 TRF_HD trf_tile_shape trf_tile_at_band(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
-    const uint32_t tile_row = band / TRF_SLABS_PER_TILE;
-    const uint32_t kind = trf_slab_at_band(view, band, tile_col)->size_units
+    const uint32_t tile_row = band / TRF_BANDS_PER_TILE;
+    const uint32_t kind = trf_slab_at_band(view, band, tile_col, 0)->size_units
                               ? (uint32_t)TRF_TILE_CODED
                               : view->tiles[(uint64_t)tile_row * view->num_tiles_col + tile_col].kind;
-    return trf_tile_shape_at(view->rows, view->cols, tile_row, tile_col, kind);
+    return trf_tile_shape_at(view->rows, view->cols, view->slab_cols, tile_row, tile_col, kind);
 }
 
 /* Whether a band has any of the parts first to end - 1 in a column of tiles. */
@@ -92,7 +102,7 @@ TRF_HD int trf_band_has_parts(const trf_device_view *view, uint32_t band, uint32
     const trf_tile_shape tile = trf_tile_at_band(view, band, tile_col);
     int found = 0;
     for (uint32_t part = first; part < end; part++) {
-        trf_edge_region region = trf_edge_region_of(&tile, band % TRF_SLABS_PER_TILE * TRF_SLAB_ROWS, part);
+        trf_edge_region region = trf_edge_region_of(&tile, band % TRF_BANDS_PER_TILE * TRF_SLAB_ROWS, part);
         found |= !trf_edge_region_is_empty(&region);
     }
     return found;
@@ -107,7 +117,8 @@ TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_sh
     if (tile->slabs == 0)
         return view->tiles[index].data_offset;
     const uint32_t last_band = (tile->row + tile->coded_rows - 1) / TRF_SLAB_ROWS;
-    const trf_device_slab slab = *trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE);
+    const trf_device_slab slab =
+        *trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE, tile->slabs_per_band - 1);
     return trf_device_slab_streams(slab) + (uint32_t)slab.size_units * TRF_ALIGNMENT;
 }
 
@@ -116,8 +127,8 @@ TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t b
                          uint32_t lane) {
     edge->tile = trf_tile_at_band(view, band, tile_col);
     edge->part = part;
-    edge->band_row = band % TRF_SLABS_PER_TILE * TRF_SLAB_ROWS;
-    edge->index = (uint64_t)(band / TRF_SLABS_PER_TILE) * view->num_tiles_col + tile_col;
+    edge->band_row = band % TRF_BANDS_PER_TILE * TRF_SLAB_ROWS;
+    edge->index = (uint64_t)(band / TRF_BANDS_PER_TILE) * view->num_tiles_col + tile_col;
     edge->region = trf_edge_region_of(&edge->tile, edge->band_row, part);
     if (trf_edge_region_is_empty(&edge->region))
         return 0;
@@ -125,8 +136,8 @@ TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t b
         edge->stored = trf_stored_offset(view, &edge->tile, edge->index);
         return 1;
     }
-    const trf_device_slab slab = *trf_slab_at_band(view, band, tile_col);
-    const trf_slab_shape shape = trf_slab_shape_at(&edge->tile, edge->band_row);
+    const trf_device_slab slab = *trf_slab_at_band(view, band, tile_col, trf_edge_slab(part));
+    const trf_slab_shape shape = trf_slab_shape_from(&edge->tile, edge->band_row, edge->region.col0);
     const uint64_t raw = trf_device_slab_raw(slab), streams = trf_device_slab_streams(slab);
     const uint32_t bytes = slab.size_units * (uint32_t)TRF_ALIGNMENT;
     edge->predictor_mode = view->tiles[edge->index].predictor_mode;
@@ -195,10 +206,11 @@ TRF_HD void trf_edge_stage(const trf_device_view *view, const int16_t *class_val
         const uint32_t first = TRF_PIECE_WEIGHTS * piece, left = edge->slab.weights - first;
         trf_slab_origin origin;
         origin.row = edge->tile.row + edge->band_row;
-        origin.col = edge->tile.col;
+        origin.col = edge->tile.col + edge->region.col0;
         origin.predictor_mode = edge->predictor_mode;
         trf_lane_decode(view, class_value, &edge->slab, &edge->reader, lane, origin, first,
-                        left < TRF_PIECE_WEIGHTS ? left : (uint32_t)TRF_PIECE_WEIGHTS, to, at.pitch, at.col);
+                        left < TRF_PIECE_WEIGHTS ? left : (uint32_t)TRF_PIECE_WEIGHTS, to, at.pitch,
+                        at.col - edge->region.col0);
     }
 }
 
@@ -211,7 +223,7 @@ TRF_HD void trf_edge_stage_exceptions(const trf_edge *edge, uint32_t piece, uint
     const uint32_t count = left < TRF_PIECE_WEIGHTS ? left : (uint32_t)TRF_PIECE_WEIGHTS;
     const uint32_t end = trf_slab_exceptions_below(&edge->slab, first + count);
     for (uint32_t e = trf_slab_exceptions_below(&edge->slab, first) + lane; e < end; e += TRF_LANES)
-        trf_slab_write_exception(&edge->slab, e, first, count, to, at.pitch, at.col);
+        trf_slab_write_exception(&edge->slab, e, first, count, to, at.pitch, at.col - edge->region.col0);
 }
 
 /* A lane's verdict on an edge whose pieces are all staged. partner_taken: reader.taken of lane ^ 16. */

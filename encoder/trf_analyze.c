@@ -316,20 +316,18 @@ static void analyze_codes(const trf_plan *plan, const trf_sample *sample, trf_cl
     trf_choose_int_classes(classes, as_double, plan->header.class_bits, plan->exception_weight);
 }
 
-/* Symbols of the sample, as the encoder itself forms them. */
+/* Symbols of the sample, as the encoder itself forms them: the same ones in slabs of either width. */
 static void count_symbols(const trf_plan *plan, const trf_sample *sample, trf_tile_scratch *scratch, uint8_t *chunks,
                           uint64_t counts[TRF_ALPHABET]) {
     uint32_t per_lane = 8 / plan->header.class_bits;
     for (uint32_t u = 0; u < sample->num_units; u++)
-        for (uint32_t col = 0; col < sample->unit_cols; col += TRF_SLAB_COLS) {
+        for (uint32_t col = 0; col < sample->unit_cols; col += TRF_MAX_SLAB_COLS) {
             uint32_t left = sample->unit_cols - col;
-            trf_slab_shape shape = {1, (left < TRF_SLAB_COLS ? left : TRF_SLAB_COLS) / TRF_BLOCK_ROWS};
+            trf_slab_shape shape = {1, (left < TRF_MAX_SLAB_COLS ? left : TRF_MAX_SLAB_COLS) / TRF_BLOCK_ROWS};
             trf_gather_lanes(sample->element + (size_t)u * TRF_BLOCK_ROWS * sample->unit_cols + col, sample->unit_cols,
                              shape, scratch->work.element);
-            if (plan->rule.predicted) {
-                trf_tile_shape at = {.row = sample->row[u], .col = sample->col[u] + col};
-                trf_gather_offsets(plan, &at, 0, shape, scratch);
-            }
+            if (plan->rule.predicted)
+                trf_gather_offsets(plan, sample->row[u], sample->col[u] + col, shape, scratch);
             plan->split(&plan->rule, shape, &scratch->work, chunks);
             uint32_t symbols = trf_lane_weights(shape) / per_lane * TRF_LANES;
             uint32_t table[2][TRF_ALPHABET] = {{0}};

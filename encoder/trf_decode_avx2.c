@@ -300,18 +300,20 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *plac
 
 static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
-    trf_simd_scratch scratch;
+    trf_simd_scratch memory[TRF_MAX_SLABS_PER_BAND]; /* slabs above each other share their columns' offsets */
     trf_assembly assembly;
     assembly_constants constants;
     trf_assembly_init(&assembly, work);
     make_constants(&assembly, &constants);
     for (uint32_t s = 0; s < num_slabs; s++) {
-        const trf_slab_parts *slab = &slabs[s], *previous = s ? slab - 1 : NULL;
-        if (!decode_symbols(work, slab, &scratch))
+        const uint32_t across = work->shape.slabs_per_band;
+        const trf_slab_parts *slab = &slabs[s], *above = s >= across ? slab - across : NULL;
+        trf_simd_scratch *scratch = &memory[s % across];
+        if (!decode_symbols(work, slab, scratch))
             return s;
-        trf_assembly_place_offsets(&assembly, slab, previous, &scratch.offsets);
-        trf_simd_slab place = trf_simd_slab_begin(work->view, slab, &scratch, elements, stride);
-        assemble_by_plan(&assembly, &constants, &place, &scratch);
+        trf_assembly_place_offsets(&assembly, slab, above, &scratch->offsets);
+        trf_simd_slab place = trf_simd_slab_begin(work->view, slab, scratch, elements, stride);
+        assemble_by_plan(&assembly, &constants, &place, scratch);
         trf_simd_slab_finish(&place, slab, elements, stride);
     }
     return num_slabs;

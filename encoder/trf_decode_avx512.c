@@ -285,6 +285,10 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *plac
 
 #include "trf_decode_plan_body.h"
 
+static int have_one_shape(const trf_slab_parts slabs[2]) {
+    return slabs[0].shape.blocks == slabs[1].shape.blocks && slabs[0].shape.steps == slabs[1].shape.steps;
+}
+
 static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
     trf_simd_scratch memory[2], *const scratch[2] = {&memory[0], &memory[1]};
@@ -295,7 +299,7 @@ static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *sl
     make_constants(&assembly, &constants);
     for (uint32_t s = 0, count; s < num_slabs; s += count) {
         /* Two at a time, so that one's gathers hide the other's latency. */
-        count = s + 1 < num_slabs && slabs[s].shape.blocks == slabs[s + 1].shape.blocks ? 2 : 1;
+        count = s + 1 < num_slabs && have_one_shape(slabs + s) ? 2 : 1;
         uint32_t good =
             count == 2 ? decode_symbols(work, slabs + s, scratch, 2) : decode_symbols(work, slabs + s, scratch, 1);
         if (good < count)

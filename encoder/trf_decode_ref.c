@@ -90,7 +90,8 @@ static int decode_slab(const trf_tile_work *work, const trf_slab_parts *slab, ui
         uint8_t classes[TRF_LANE_WEIGHTS];
         trf_lane_stream end = decode_classes(work, slab, lane, pair_begin, classes);
         for (uint32_t i = 0; i < trf_lane_weights(slab->shape); i++) {
-            uint32_t row = slab->row + trf_lane_row(slab->shape, lane, i), col = trf_lane_col(slab->shape, lane, i);
+            uint32_t row = slab->row + trf_lane_row(slab->shape, lane, i);
+            uint32_t col = slab->col + trf_lane_col(slab->shape, lane, i);
             elements[row * stride + col] = join(work, classes[i], read_raw(work->view, slab, lane, i), row, col);
         }
         good &= end.x == 1u << work->view->header.state_bits;

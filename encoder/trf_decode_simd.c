@@ -62,7 +62,7 @@ void trf_assembly_place_offsets(const trf_assembly *assembly, const trf_slab_par
         for (uint32_t b = 0; b < 16; b++)
             offsets->row[unit][b] =
                 assembly->row_offset[slab->row + trf_lane_row(slab->shape, 4 * unit, trf_byte_weight(b))];
-    if (!assembly->by_col || (previous && previous->shape.blocks == slab->shape.blocks))
+    if (!assembly->by_col || (previous && previous->shape.blocks == slab->shape.blocks && previous->col == slab->col))
         return;
     const uint32_t weights = trf_lane_weights(slab->shape);
     for (uint32_t i = 0; i < weights; i += TRF_STRIP_WEIGHTS)
@@ -70,7 +70,7 @@ void trf_assembly_place_offsets(const trf_assembly *assembly, const trf_slab_par
             uint32_t weight = i + trf_byte_weight(b % 16);
             if (weight < weights)
                 offsets->col[i / TRF_STRIP_WEIGHTS][b] =
-                    assembly->col_offset[trf_lane_col(slab->shape, b / 16, weight)];
+                    assembly->col_offset[slab->col + trf_lane_col(slab->shape, b / 16, weight)];
         }
 }
 
@@ -111,12 +111,12 @@ trf_simd_slab trf_simd_slab_begin(const trf_blob_view *view, const trf_slab_part
                            .full_chunks = weights / TRF_CHUNK_WEIGHTS,
                            .blocks = slab->shape.blocks,
                            .strips = (weights + two_strips - 1) / two_strips * 2,
-                           .elements = elements + slab->row * stride,
+                           .elements = elements + slab->row * stride + slab->col,
                            .stride = stride,
                            .copy = weights % two_strips != 0};
     if (place.copy) {
         place.elements = scratch->rows;
-        place.stride = TRF_SLAB_COLS;
+        place.stride = TRF_MAX_SLAB_COLS;
     }
     if (weights % TRF_CHUNK_WEIGHTS)
         trf_spread_chunk(view, slab->raw + place.full_chunks * place.chunk_bytes, weights % TRF_CHUNK_WEIGHTS,
@@ -130,7 +130,7 @@ void trf_simd_slab_finish(const trf_simd_slab *place, const trf_slab_parts *slab
     const uint32_t in_pairs = 32 * (slab->shape.steps / 2);
     for (uint32_t row = 0; row < TRF_BLOCK_ROWS * slab->shape.blocks; row++) {
         const uint16_t *from = place->elements + row * place->stride;
-        uint16_t *to = elements + (slab->row + row) * stride;
+        uint16_t *to = elements + (slab->row + row) * stride + slab->col;
         memcpy(to, from, 2 * in_pairs);
         for (uint32_t c = 0; slab->shape.steps % 2 && c < 4; c++) /* runs of 8, of which the first half is meant */
             memcpy(to + in_pairs + 4 * c, from + in_pairs + 8 * c, 8);

@@ -65,7 +65,7 @@ typedef struct trf_simd_scratch {
     _Alignas(64) uint32_t symbols[TRF_SYMBOL_GROUPS][TRF_LANES]; /* four symbols, the first one in bits 31:24 */
     _Alignas(64) uint16_t words[TRF_WORD_GUARD + TRF_MAX_SLAB_WORDS + TRF_WORD_GUARD];
     _Alignas(64) uint8_t last_chunk[TRF_MAX_CHUNK_BYTES + TRF_OVERREAD];
-    _Alignas(64) uint16_t rows[TRF_SLAB_ROWS * TRF_SLAB_COLS];
+    _Alignas(64) uint16_t rows[TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS];
     trf_assembly_offsets offsets;
 } trf_simd_scratch;
 

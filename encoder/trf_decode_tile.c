@@ -3,12 +3,14 @@
 
 #include <string.h>
 
-/* place: the slab's in the tile. */
-static trf_slab_parts trf_slab_parts_of(const trf_slab_place *place, uint32_t slab, const uint8_t *tile_bytes) {
+/* place: the slab's in the tile's bytes. */
+static trf_slab_parts trf_slab_parts_of(const trf_tile_shape *shape, uint32_t slab, const trf_slab_place *place,
+                                        const uint8_t *tile_bytes) {
     const uint8_t *stream = tile_bytes + place->streams;
     trf_slab_parts parts = {
         .shape = place->shape,
-        .row = slab * TRF_SLAB_ROWS,
+        .row = trf_slab_row(shape, slab),
+        .col = trf_slab_col(shape, slab),
         .raw = tile_bytes + place->raw,
         .start_states = (const uint16_t *)stream,
         .pair_words = stream + TRF_STATES_BYTES,
@@ -26,9 +28,9 @@ static void trf_write_exceptions(const trf_slab_parts *slab, uint16_t *elements,
     for (uint32_t e = 0; e < slab->num_exceptions; e++) {
         uint32_t position = trf_exception_at(slab->exceptions[e]);
         uint32_t i = position / TRF_LANES, lane = position % TRF_LANES;
-        size_t row = slab->row + trf_lane_row(slab->shape, lane, i);
-        elements[row * stride + trf_lane_col(slab->shape, lane, i)] =
-            (uint16_t)trf_exception_element(slab->exceptions[e]);
+        size_t row = slab->row + trf_lane_row(slab->shape, lane, i),
+               col = slab->col + trf_lane_col(slab->shape, lane, i);
+        elements[row * stride + col] = (uint16_t)trf_exception_element(slab->exceptions[e]);
     }
 }
 
@@ -64,11 +66,11 @@ trf_status trf_decode_tile_with(trf_decode_slabs_fn *decode_slabs, const trf_blo
                                 uint16_t *elements, size_t stride, trf_error *err) {
     const trf_tile_meta *meta = &view->tiles[tile];
     trf_tile_work work = {view, table, trf_tile_shape_of(&view->header, tile, meta->kind), meta->predictor_mode};
-    trf_slab_parts slabs[TRF_SLABS_PER_TILE];
+    trf_slab_parts slabs[TRF_MAX_SLABS_PER_TILE];
     uint32_t num_slabs = work.shape.slabs, slivers = 0;
     for (uint32_t s = 0; s < num_slabs; s++) {
         const trf_slab_place place = trf_slab_place_of(&work.shape, tile_bytes, s, view->header.raw_bits);
-        slabs[s] = trf_slab_parts_of(&place, s, tile_bytes);
+        slabs[s] = trf_slab_parts_of(&work.shape, s, &place, tile_bytes);
         slivers = place.end;
     }
     if (num_slabs) {

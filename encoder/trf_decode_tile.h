@@ -8,7 +8,7 @@
 /* One slab of a checked tile. Pointers lead into the tile's bytes. */
 typedef struct trf_slab_parts {
     trf_slab_shape shape;
-    uint32_t row;                 /* of its first weight, from the tile's first row */
+    uint32_t row, col;            /* of its first weight, from the tile's */
     const uint8_t *raw;           /* chunks of planes */
     const uint16_t *start_states; /* [32] */
     const uint8_t *pair_words;    /* [16] */

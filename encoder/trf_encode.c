@@ -72,7 +72,18 @@ static trf_status check_options(const trf_source *source, const trf_encode_optio
     if (p && (p < TRF_MIN_PROBABILITY_BITS || p > TRF_MAX_PROBABILITY_BITS))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "probability_bits is %u: must be %d ... %d", p,
                         TRF_MIN_PROBABILITY_BITS, TRF_MAX_PROBABILITY_BITS);
+    uint32_t slab_cols = options->slab_cols;
+    if (slab_cols && slab_cols != TRF_MIN_SLAB_COLS && slab_cols != TRF_MAX_SLAB_COLS)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "slab_cols is %u: must be %d or %d", slab_cols,
+                        TRF_MIN_SLAB_COLS, TRF_MAX_SLAB_COLS);
     return TRF_OK;
+}
+
+/* Columns of a slab, if not told. Narrow slabs give a GPU twice as many chains of states to hide latency with, and cost 0.1 bit a weight.
+ * With pairs, whose chains are twice as long, they are worth it. */
+static uint32_t choose_slab_cols(uint32_t class_bits, uint32_t rows, uint32_t cols) {
+    (void)rows, (void)cols;
+    return class_bits == 4 ? TRF_MIN_SLAB_COLS : TRF_MAX_SLAB_COLS;
 }
 
 /* The parts of the header that options and source alone decide. */
@@ -89,6 +100,8 @@ static void start_plan(encoding *e, trf_codec codec) {
                                     : h->class_bits == 2         ? TRF_QUADS_PROBABILITY_BITS
                                                                  : TRF_PAIRS_PROBABILITY_BITS);
     h->state_bits = h->probability_bits;
+    h->slab_cols =
+        (uint16_t)(e->options->slab_cols ? e->options->slab_cols : choose_slab_cols(h->class_bits, h->rows, h->cols));
     int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
     int bytes = codec == TRF_CODEC_INT && (!e->quantizer || e->options->bits == 0);
     h->stored_bytes = fp8 || bytes ? 1 : 2;
@@ -212,13 +225,21 @@ static trf_status try_step(encoding *e, double step, double *bits, trf_error *er
     return status;
 }
 
+/* Bits a weight that the model of solve_step leaves out, to begin with: 0.13 with wide slabs, mostly lanes' ends. Narrow ones have as many of
+ * these again, which are: for each lane L bits of the first state and half a word, for each slab the counts of words and exceptions and half of
+ * the padding. */
+static double first_overhead(const trf_header *header) {
+    const double lane_bits = header->state_bits + 8.0,
+                 slab_bits = TRF_LANES * lane_bits + 8.0 * (TRF_LANE_PAIRS + 4 + TRF_ALIGNMENT / 2);
+    return 0.13 + slab_bits / TRF_SLAB_ROWS * (1.0 / header->slab_cols - 1.0 / TRF_MAX_SLAB_COLS);
+}
+
 /* Searches the step; leaves the quantizer and the plan set to the best one found. correction: bits by which trials were found to
  * fall short of finished blobs. */
 static trf_status search_step(encoding *e, double correction, trf_error *err) {
-    static const double kFirstGuess = 0.13; /* lanes' ends, states and metadata, mostly */
     const double target = e->options->bits - correction;
-    double step = solve_step(e, kFirstGuess + correction), low = 0, high = INFINITY, best_step = step,
-           best_off = INFINITY, bits;
+    double step = solve_step(e, first_overhead(&e->plan.header) + correction), low = 0, high = INFINITY,
+           best_step = step, best_off = INFINITY, bits;
     double min_step = trf_quantizer_min_step(e->quantizer), max_step = trf_quantizer_max_step(e->quantizer), tried = 0;
     for (int i = 0; i < MAX_TRIALS; i++) {
         tried = step;

@@ -84,6 +84,7 @@ void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info) {
         .raw_bits = header->raw_bits,
         .probability_bits = header->probability_bits,
         .state_bits = header->state_bits,
+        .slab_cols = header->slab_cols,
         .granularity = (trf_granularity)view->extension.granularity,
         .group_size = view->extension.group_size,
         .predictor_modes = header->predictor_modes,

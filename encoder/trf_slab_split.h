@@ -5,7 +5,7 @@
 #include "trf_model.h"
 
 enum {
-    TRF_SLAB_WEIGHTS = TRF_SLAB_ROWS * TRF_SLAB_COLS
+    TRF_SLAB_WEIGHTS = TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS /* at most */
 };
 
 /* What a layer's splitting depends on. */

@@ -11,7 +11,6 @@ void trf_plan_finish(trf_plan *plan, const trf_classes *classes) {
     h->num_tiles_row = (h->rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
     h->num_tiles_col = (h->cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
     h->slab_rows = TRF_SLAB_ROWS;
-    h->slab_cols = TRF_SLAB_COLS;
     h->streams_per_lane = 1;
     h->extension_offset = TRF_EXTENSION_OFFSET;
     h->extension_bytes = sizeof(trf_extension);
@@ -62,17 +61,16 @@ void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape,
         }
 }
 
-void trf_gather_offsets(const trf_plan *plan, const trf_tile_shape *shape, uint32_t slab, trf_slab_shape slab_shape,
+void trf_gather_offsets(const trf_plan *plan, uint32_t row, uint32_t col, trf_slab_shape shape,
                         trf_tile_scratch *scratch) {
-    uint32_t rows = 16 * slab_shape.blocks, cols = 16 * slab_shape.steps;
-    uint32_t first_row = shape->row + slab * TRF_SLAB_ROWS;
+    uint32_t rows = 16 * shape.blocks, cols = 16 * shape.steps;
     for (uint32_t r = 0; r < rows; r++) {
-        int of_row = plan->row_offsets ? plan->row_offsets[first_row + r] : 0;
+        int of_row = plan->row_offsets ? plan->row_offsets[row + r] : 0;
         for (uint32_t c = 0; c < cols; c++)
-            scratch->offsets[r * TRF_SLAB_COLS + c] =
-                (uint16_t)(of_row + (plan->col_offsets ? plan->col_offsets[shape->col + c] : 0));
+            scratch->offsets[r * TRF_MAX_SLAB_COLS + c] =
+                (uint16_t)(of_row + (plan->col_offsets ? plan->col_offsets[col + c] : 0));
     }
-    trf_gather_lanes(scratch->offsets, TRF_SLAB_COLS, slab_shape, scratch->work.offset);
+    trf_gather_lanes(scratch->offsets, TRF_MAX_SLAB_COLS, shape, scratch->work.offset);
 }
 
 /* Codes symbols without a slot as their replacements; weights whose class that changes become exceptions. */
@@ -137,12 +135,13 @@ static uint32_t pad(uint8_t *out, uint32_t used, uint64_t end) {
 /* Encodes a slab: its raw bits to raw, its streams to stream. @return the streams' bytes. */
 static uint32_t encode_slab(const trf_plan *plan, const trf_tile_shape *shape, uint32_t slab, const uint16_t *elements,
                             size_t stride, trf_tile_scratch *scratch, uint8_t *raw, uint8_t *stream) {
-    const trf_slab_shape slab_shape = trf_slab_shape_at(shape, slab * TRF_SLAB_ROWS);
+    const trf_slab_shape slab_shape = trf_slab_shape_at(shape, slab);
+    const uint32_t row = trf_slab_row(shape, slab), col = trf_slab_col(shape, slab);
     trf_slab_work *work = &scratch->work;
     uint32_t weights = trf_lane_weights(slab_shape);
-    trf_gather_lanes(elements + (size_t)slab * TRF_SLAB_ROWS * stride, stride, slab_shape, work->element);
+    trf_gather_lanes(elements + row * stride + col, stride, slab_shape, work->element);
     if (plan->rule.predicted)
-        trf_gather_offsets(plan, shape, slab, slab_shape, scratch);
+        trf_gather_offsets(plan, shape->row + row, shape->col + col, slab_shape, scratch);
     plan->split(&plan->rule, slab_shape, work, raw);
     replace_symbols(plan, weights, work);
     trf_encode_lanes(plan->symbols, work->symbol, weights * plan->header.class_bits / 8, plan->header.state_bits,
@@ -158,10 +157,11 @@ static uint32_t encode_slabs(const trf_plan *plan, const trf_tile_shape *shape, 
                              trf_tile_scratch *scratch, uint8_t *out, uint32_t *exceptions) {
     const trf_tile_layout layout = trf_tile_layout_of(shape, plan->rule.raw_bits);
     uint16_t *ends = (uint16_t *)(out + layout.table);
-    uint32_t at = pad(out, layout.table + 2 * shape->slabs, layout.streams);
+    uint32_t raw = 0, at = pad(out, layout.table + 2 * shape->slabs, layout.streams);
     *exceptions = 0;
     for (uint32_t slab = 0; slab < shape->slabs; slab++) {
-        at += encode_slab(plan, shape, slab, elements, stride, scratch, out + slab * layout.slab_raw_bytes, out + at);
+        at += encode_slab(plan, shape, slab, elements, stride, scratch, out + raw, out + at);
+        raw += trf_raw_bytes(plan->rule.raw_bits, trf_lane_weights(trf_slab_shape_at(shape, slab)));
         ends[slab] = (uint16_t)((at - layout.streams) / TRF_ALIGNMENT);
         *exceptions += scratch->work.exceptions;
     }

@@ -21,7 +21,7 @@ typedef struct trf_plan {
 } trf_plan;
 
 /* Fills what follows from classes and model: rule, symbols, header and extension fields. Set before: header.codec, rows, cols,
- * class_bits, probability_bits, state_bits, source_dtype, stored_bytes, predictor_modes; extension.exponent_offset. */
+ * class_bits, probability_bits, state_bits, slab_cols, source_dtype, stored_bytes, predictor_modes; extension.exponent_offset. */
 void trf_plan_finish(trf_plan *plan, const trf_classes *classes);
 
 /* Puts the weights of a 16-row block (or two) into lane order: FORMAT.md section 6. rows: the slab's first weight. */
@@ -34,8 +34,9 @@ typedef struct trf_tile_scratch {
     uint16_t offsets[TRF_SLAB_WEIGHTS];
 } trf_tile_scratch;
 
-/* Row plus column offset of every weight of a slab into scratch->work.offset, in lane order. shape: row and col are read. */
-void trf_gather_offsets(const trf_plan *plan, const trf_tile_shape *shape, uint32_t slab, trf_slab_shape slab_shape,
+/* Row plus column offset of every weight of a slab into scratch->work.offset, in lane order. row, col: of its first weight in the
+ * layer. */
+void trf_gather_offsets(const trf_plan *plan, uint32_t row, uint32_t col, trf_slab_shape shape,
                         trf_tile_scratch *scratch);
 
 /* Encodes tile `tile` from its elements (row-major, `stride` elements from row to row) into out (TRF_MAX_TILE_BYTES, 16-byte aligned).

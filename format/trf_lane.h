@@ -22,7 +22,7 @@ TRF_HD uint32_t trf_lane_row(trf_slab_shape shape, uint32_t lane, uint32_t i) {
     return 16 * block + lane / 4 + 8 * ((i / 2) % 2);
 }
 
-/* Column of weight i of a lane, from the tile's first column. Column steps go in pairs of 32 columns, in which each lane owns a
+/* Column of weight i of a lane, from the slab's first column. Column steps go in pairs of 32 columns, in which each lane owns a
  * run of 8 neighbouring ones, four for each step: 16 bytes of a row of x or W. A last step without a partner has runs of 4. */
 TRF_HD uint32_t trf_lane_col(trf_slab_shape shape, uint32_t lane, uint32_t i) {
     uint32_t step = i / (8 * shape.blocks), pair = step / 2;

@@ -39,20 +39,28 @@ uint32_t trf_plane_widths(uint32_t raw_bits, uint32_t width[TRF_MAX_PLANES]) {
 }
 
 trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t kind) {
-    return trf_tile_shape_at(header->rows, header->cols, (uint32_t)(tile / header->num_tiles_col),
+    return trf_tile_shape_at(header->rows, header->cols, header->slab_cols, (uint32_t)(tile / header->num_tiles_col),
                              (uint32_t)(tile % header->num_tiles_col), kind);
 }
 
 static uint32_t slab_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits) {
-    return trf_raw_bytes(raw_bits, trf_lane_weights(trf_slab_shape_at(tile, slab * TRF_SLAB_ROWS)));
+    return trf_raw_bytes(raw_bits, trf_lane_weights(trf_slab_shape_at(tile, slab)));
+}
+
+/* Of the slabs side by side in a band, of which `slab` is the first. All but the last have its width. */
+static uint32_t band_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits) {
+    const uint32_t others = tile->slabs_per_band - 1;
+    return others * slab_raw_bytes(tile, slab, raw_bits) + slab_raw_bytes(tile, slab + others, raw_bits);
 }
 
 trf_tile_layout trf_tile_layout_of(const trf_tile_shape *tile, uint32_t raw_bits) {
     trf_tile_layout layout = {0, 0, 0};
     if (tile->slabs == 0)
         return layout;
-    layout.slab_raw_bytes = slab_raw_bytes(tile, 0, raw_bits); /* all but the last slab have the rows of the first */
-    layout.table = (tile->slabs - 1) * layout.slab_raw_bytes + slab_raw_bytes(tile, tile->slabs - 1, raw_bits);
+    /* The last band may have fewer rows than the others. */
+    const uint32_t last = tile->slabs / tile->slabs_per_band - 1;
+    layout.band_raw_bytes = band_raw_bytes(tile, 0, raw_bits);
+    layout.table = last * layout.band_raw_bytes + band_raw_bytes(tile, last * tile->slabs_per_band, raw_bits);
     layout.streams = layout.table + (uint32_t)trf_align(2ull * tile->slabs);
     return layout;
 }
@@ -61,9 +69,11 @@ trf_slab_place trf_slab_place_of(const trf_tile_shape *tile, const uint8_t *tile
                                  uint32_t raw_bits) {
     const trf_tile_layout layout = trf_tile_layout_of(tile, raw_bits);
     const uint16_t *ends = (const uint16_t *)(tile_bytes + layout.table);
+    const uint32_t beside = slab % tile->slabs_per_band; /* slabs before it in its band, all of one width */
     return (trf_slab_place){
-        .shape = trf_slab_shape_at(tile, slab * TRF_SLAB_ROWS),
-        .raw = slab * layout.slab_raw_bytes,
+        .shape = trf_slab_shape_at(tile, slab),
+        .raw = slab / tile->slabs_per_band * layout.band_raw_bytes +
+               (beside ? beside * slab_raw_bytes(tile, slab - beside, raw_bits) : 0),
         .streams = layout.streams + (slab ? ends[slab - 1] * (uint32_t)TRF_ALIGNMENT : 0),
         .end = layout.streams + ends[slab] * (uint32_t)TRF_ALIGNMENT,
     };
@@ -129,8 +139,8 @@ static trf_status check_header(const trf_header *h, trf_error *err) {
         return HEADER_FAIL(slab_rows, "is %u, not %d", h->slab_rows, TRF_SLAB_ROWS);
     if (h->streams_per_lane != 1)
         return HEADER_FAIL(streams_per_lane, "is %u, not 1", h->streams_per_lane);
-    if (h->slab_cols != TRF_SLAB_COLS)
-        return HEADER_FAIL(slab_cols, "is %u, not %d", h->slab_cols, TRF_SLAB_COLS);
+    if (h->slab_cols != TRF_MIN_SLAB_COLS && h->slab_cols != TRF_MAX_SLAB_COLS)
+        return HEADER_FAIL(slab_cols, "is %u, not %d or %d", h->slab_cols, TRF_MIN_SLAB_COLS, TRF_MAX_SLAB_COLS);
     uint32_t fp8 = h->codec == TRF_CODEC_E4M3 || h->codec == TRF_CODEC_E5M2;
     if (h->stored_bytes != (fp8 ? 1 : 2) && !(h->codec == TRF_CODEC_INT && h->stored_bytes == 1))
         return HEADER_FAIL(stored_bytes, "is %u for codec %u", h->stored_bytes, h->codec);

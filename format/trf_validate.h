@@ -29,12 +29,14 @@ typedef struct trf_tile_shape {
     uint32_t row, col;               /* of the tile's first weight in the layer */
     uint32_t rows, cols;             /* h, w */
     uint32_t coded_rows, coded_cols; /* H, V; 0, 0 for a stored tile */
-    uint32_t slabs;
+    uint32_t slab_cols;
+    uint32_t slabs_per_band; /* Q: side by side in 32 rows */
+    uint32_t slabs;          /* S; number s is the (s % Q)th of band s / Q */
 } trf_tile_shape;
 
 /* Where the parts of a tile's data lie, as byte offsets from its first byte. All 0 for a stored tile. */
 typedef struct trf_tile_layout {
-    uint32_t slab_raw_bytes; /* slab s's raw bits begin at s times this, a multiple of 128 */
+    uint32_t band_raw_bytes; /* band b's raw bits begin at b times this, a multiple of 128 */
     uint32_t table;          /* u16[slabs]: where each slab's streams end, from `streams`, in units of 16 bytes */
     uint32_t streams;        /* slab 0's begin here, slab s + 1's where slab s's end; slivers behind the last ones */
 } trf_tile_layout;
@@ -47,20 +49,22 @@ typedef struct trf_slab_place {
     uint32_t end;     /* of the streams */
 } trf_slab_place;
 
-/* What a slab and a tile can take at most: an exception for every weight, and as many words as pair_words can say. */
+/* What a tile can take at most: an exception for every weight, and in each slab as many words as pair_words can say. Raw bits: no
+ * slab has more chunks than its share of a whole tile's. */
 enum {
-    TRF_MAX_SLAB_RAW_BYTES = TRF_LANES * TRF_LANE_WEIGHTS * TRF_MAX_RAW_BITS / 8,
-    TRF_MAX_SLAB_STREAM_BYTES =
-        (TRF_STREAM_HEAD_BYTES + 4 * TRF_LANES * TRF_LANE_WEIGHTS + 2 * 255 * TRF_LANE_PAIRS + TRF_ALIGNMENT - 1) /
-        TRF_ALIGNMENT * TRF_ALIGNMENT,
-    TRF_MAX_SLAB_TABLE_BYTES = 2 * TRF_SLABS_PER_TILE,
+    TRF_MAX_TILE_RAW_BYTES = TRF_TILE_SIZE * TRF_TILE_SIZE * TRF_MAX_RAW_BITS / 8,
+    TRF_MAX_TILE_STREAM_BYTES =
+        4 * TRF_TILE_SIZE * TRF_TILE_SIZE +
+        TRF_MAX_SLABS_PER_TILE * (TRF_STREAM_HEAD_BYTES + 2 * 255 * TRF_LANE_PAIRS + TRF_ALIGNMENT - 1),
+    TRF_MAX_SLAB_TABLE_BYTES = 2 * TRF_MAX_SLABS_PER_TILE,
     TRF_MAX_SLIVER_BYTES = 2 * 2 * (TRF_BLOCK_ROWS - 1) * TRF_TILE_SIZE,
-    TRF_MAX_TILE_BYTES = (TRF_SLABS_PER_TILE * (TRF_MAX_SLAB_RAW_BYTES + TRF_MAX_SLAB_STREAM_BYTES) +
-                          TRF_MAX_SLAB_TABLE_BYTES + TRF_MAX_SLIVER_BYTES + TRF_TILE_ALIGNMENT - 1) /
+    TRF_MAX_TILE_BYTES = (TRF_MAX_TILE_RAW_BYTES + TRF_MAX_TILE_STREAM_BYTES + TRF_MAX_SLAB_TABLE_BYTES +
+                          TRF_MAX_SLIVER_BYTES + TRF_TILE_ALIGNMENT - 1) /
                          TRF_TILE_ALIGNMENT * TRF_TILE_ALIGNMENT,
 };
-TRF_STATIC_ASSERT(TRF_SLABS_PER_TILE *TRF_MAX_SLAB_STREAM_BYTES / TRF_ALIGNMENT <= UINT16_MAX,
+TRF_STATIC_ASSERT(TRF_MAX_TILE_STREAM_BYTES / TRF_ALIGNMENT <= UINT16_MAX,
                   "a slab table's u16 can say where the last streams end");
+TRF_STATIC_ASSERT(TRF_MAX_SLAB_TABLE_BYTES % TRF_ALIGNMENT == 0, "the largest slab table has no padding");
 TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES >= 2 * TRF_TILE_SIZE * TRF_TILE_SIZE, "a stored tile is no larger");
 
 /* Size of the head (data_offset) that the first 320 bytes promise, so that a streaming reader knows how much to read.
@@ -91,9 +95,9 @@ uint64_t trf_head_checksum(const void *head, uint64_t head_bytes);
 /* Cuts raw_bits into planes, widest first. @return their number. */
 uint32_t trf_plane_widths(uint32_t raw_bits, uint32_t width[TRF_MAX_PLANES]);
 
-/* The tile at (tile_row, tile_col) of a layer of rows x cols weights, inside it. kind as in the tile's metadata. */
-TRF_HD trf_tile_shape trf_tile_shape_at(uint32_t rows, uint32_t cols, uint32_t tile_row, uint32_t tile_col,
-                                        uint32_t kind) {
+/* The tile at (tile_row, tile_col) of a layer of rows x cols weights in slabs of slab_cols, inside it. kind as in the tile's metadata. */
+TRF_HD trf_tile_shape trf_tile_shape_at(uint32_t rows, uint32_t cols, uint32_t slab_cols, uint32_t tile_row,
+                                        uint32_t tile_col, uint32_t kind) {
     trf_tile_shape shape;
     shape.row = tile_row * TRF_TILE_SIZE;
     shape.col = tile_col * TRF_TILE_SIZE;
@@ -101,19 +105,35 @@ TRF_HD trf_tile_shape trf_tile_shape_at(uint32_t rows, uint32_t cols, uint32_t t
     shape.cols = cols - shape.col < TRF_TILE_SIZE ? cols - shape.col : (uint32_t)TRF_TILE_SIZE;
     shape.coded_rows = kind == TRF_TILE_CODED ? shape.rows / TRF_BLOCK_ROWS * TRF_BLOCK_ROWS : 0;
     shape.coded_cols = kind == TRF_TILE_CODED ? shape.cols / TRF_BLOCK_ROWS * TRF_BLOCK_ROWS : 0;
-    shape.slabs = (shape.coded_rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
+    shape.slab_cols = slab_cols;
+    shape.slabs_per_band = (shape.coded_cols + slab_cols - 1) / slab_cols;
+    shape.slabs = (shape.coded_rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * shape.slabs_per_band;
     return shape;
 }
 
 /* tile < num_tiles. */
 trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t kind);
 
-/* Shape of the coded region's slab in which the tile's row `row` lies; row < coded_rows. */
-TRF_HD trf_slab_shape trf_slab_shape_at(const trf_tile_shape *tile, uint32_t row) {
+/* Where a slab's first weight lies, from the tile's; slab < tile->slabs. */
+TRF_HD uint32_t trf_slab_row(const trf_tile_shape *tile, uint32_t slab) {
+    return slab / tile->slabs_per_band * TRF_SLAB_ROWS;
+}
+TRF_HD uint32_t trf_slab_col(const trf_tile_shape *tile, uint32_t slab) {
+    return slab % tile->slabs_per_band * tile->slab_cols;
+}
+
+/* Shape of the slab whose first weight lies at (row, col) of the tile, inside its coded region. */
+TRF_HD trf_slab_shape trf_slab_shape_from(const trf_tile_shape *tile, uint32_t row, uint32_t col) {
+    const uint32_t left = tile->coded_cols - col;
     trf_slab_shape shape;
-    shape.blocks = tile->coded_rows - row / TRF_SLAB_ROWS * TRF_SLAB_ROWS >= TRF_SLAB_ROWS ? 2 : 1;
-    shape.steps = tile->coded_cols / TRF_BLOCK_ROWS;
+    shape.blocks = tile->coded_rows - row >= TRF_SLAB_ROWS ? 2 : 1;
+    shape.steps = (left < tile->slab_cols ? left : tile->slab_cols) / TRF_BLOCK_ROWS;
     return shape;
+}
+
+/* slab < tile->slabs. */
+TRF_HD trf_slab_shape trf_slab_shape_at(const trf_tile_shape *tile, uint32_t slab) {
+    return trf_slab_shape_from(tile, trf_slab_row(tile, slab), trf_slab_col(tile, slab));
 }
 
 trf_tile_layout trf_tile_layout_of(const trf_tile_shape *tile, uint32_t raw_bits);

@@ -115,6 +115,7 @@ typedef struct trf_encode_options {
     int threads;                 /* 0 = one for each core that the process may run on */
     int verify;                  /* decode and compare each tile before it is handed out; default 1 */
     uint32_t probability_bits;   /* 9..12; 0 = the encoder's choice */
+    uint32_t slab_cols;          /* columns that are coded together: 128 or 256; 0 = the encoder's choice */
 } trf_encode_options;
 
 TRF_API void trf_encode_options_init(trf_encode_options *options);
@@ -147,7 +148,7 @@ typedef struct trf_layer_info {
     uint32_t rows, cols;
     trf_dtype dtype; /* of the source, and of what decoding gives back */
     trf_codec codec;
-    uint32_t class_bits, raw_bits, probability_bits, state_bits;
+    uint32_t class_bits, raw_bits, probability_bits, state_bits, slab_cols;
     trf_granularity granularity;
     uint32_t group_size;
     uint32_t predictor_modes;
@@ -282,7 +283,7 @@ TRF_API const char *trf_context_device_name(const trf_context *context); /* such
 typedef struct trf_device_layer trf_device_layer;
 
 /* Copies a layer, which trf_layer_from_memory or trf_layer_open has validated, to the device; `layer` is not needed afterwards. Synchronous.
- * Device memory: the blob, 8 bytes for each 32 x 256 weights (0.1 % of a bf16 blob), and a table of at most 16 KiB. The context must outlive the layer.
+ * Device memory: the blob, 8 bytes for each 32 x slab_cols weights (0.1 to 0.2 % of a bf16 blob), and a table of at most 16 KiB. The context must outlive the layer.
  * Errors: TRF_ERR_ARGUMENT (NULL), TRF_ERR_UNSUPPORTED (a blob of more than 64 GiB), TRF_ERR_CUDA, TRF_ERR_MEMORY (host or device). */
 TRF_API trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer, trf_device_layer **device_layer,
                                            trf_error *err);
@@ -300,8 +301,8 @@ typedef enum trf_decode_as {
 } trf_decode_as;
 
 /* Decodes the whole layer on the device. weights: device, row-major [rows][cols], 16-byte aligned, weights_bytes large.
- * Ordered on `stream`; returns before it is done; capturable in a CUDA graph. Corrupt slabs (which validation cannot see: 32 rows of
- * a tile) become NaN, or zero where integers are written; see trf_device_layer_check. Thread-safe. Errors: TRF_ERR_ARGUMENT (kind; alignment), TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of
+ * Ordered on `stream`; returns before it is done; capturable in a CUDA graph. Corrupt slabs (which validation cannot see: 32 rows
+ * and slab_cols columns of a tile) become NaN, or zero where integers are written; see trf_device_layer_check. Thread-safe. Errors: TRF_ERR_ARGUMENT (kind; alignment), TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of
  * the other 16-bit float codec), TRF_ERR_CUDA. */
 TRF_API trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);

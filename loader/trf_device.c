@@ -124,6 +124,8 @@ static trf_device_view trf_view_on_device(const trf_layer *layer, const trf_devi
         .cols = header->cols,
         .num_tiles_row = header->num_tiles_row,
         .num_tiles_col = header->num_tiles_col,
+        .slab_cols = header->slab_cols,
+        .num_slab_cols = trf_count_slab_cols(header),
         .num_bands = (header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
         .codec = header->codec,
         .source_dtype = header->source_dtype,

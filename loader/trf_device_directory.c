@@ -15,8 +15,12 @@ typedef struct trf_directory_tile {
     const uint8_t *bytes;
 } trf_directory_tile;
 
+uint32_t trf_count_slab_cols(const trf_header *header) {
+    return (header->cols + header->slab_cols - 1) / header->slab_cols;
+}
+
 uint64_t trf_count_device_slabs(const trf_header *header) {
-    return ((uint64_t)header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * header->num_tiles_col;
+    return ((uint64_t)header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * trf_count_slab_cols(header);
 }
 
 /* ---- exceptions as matrix fragments hold them ---- */
@@ -109,8 +113,8 @@ static void trf_note_exceptions(const trf_directory_tile *tile, uint32_t slab, t
             trf_note_code(facts, (int16_t)element);
             continue;
         }
-        const uint32_t row = TRF_SLAB_ROWS * slab + trf_lane_row(shape, at % TRF_LANES, at / TRF_LANES);
-        const uint32_t col = trf_lane_col(shape, at % TRF_LANES, at / TRF_LANES);
+        const uint32_t row = trf_slab_row(&tile->shape, slab) + trf_lane_row(shape, at % TRF_LANES, at / TRF_LANES);
+        const uint32_t col = trf_slab_col(&tile->shape, slab) + trf_lane_col(shape, at % TRF_LANES, at / TRF_LANES);
         if (!trf_fits_fragment(codec, element, -trf_offset_at(tile, row, col)))
             facts->exceptions_fit_fragments = 0;
     }
@@ -118,7 +122,7 @@ static void trf_note_exceptions(const trf_directory_tile *tile, uint32_t slab, t
 
 /* ---- the directory ---- */
 
-/* Fills the entries of a coded tile's slabs; slabs: its first one, `stride` from one to the next below. @return where its slivers begin, from
+/* Fills the entries of a tile's slabs; slabs: its first one, `stride` from one to the next below. @return where its slivers begin, from
  * its first byte. */
 static uint32_t trf_describe_slabs(const trf_directory_tile *tile, trf_device_slab *slabs, uint64_t stride,
                                    trf_device_facts *facts) {
@@ -127,7 +131,7 @@ static uint32_t trf_describe_slabs(const trf_directory_tile *tile, trf_device_sl
         const trf_slab_place place = trf_slab_place_of(&tile->shape, tile->bytes, s, tile->layer->view.header.raw_bits);
         const uint8_t *stream = tile->bytes + place.streams;
         const uint32_t stream_bytes = place.end - place.streams;
-        slabs[s * stride] = (trf_device_slab){
+        slabs[s / tile->shape.slabs_per_band * stride + s % tile->shape.slabs_per_band] = (trf_device_slab){
             .raw_units = (uint32_t)((tile->meta->data_offset + place.raw) / TRF_TILE_ALIGNMENT),
             .stream_units = (uint16_t)((place.streams - place.raw) / TRF_ALIGNMENT),
             .size_units = (uint16_t)(stream_bytes / TRF_ALIGNMENT),
@@ -174,19 +178,20 @@ void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf
         trf_note_code(facts, view->extension.class_value[0]);
         trf_note_code(facts, view->extension.class_value[(1 << header->class_bits) - 1] + (1 << header->raw_bits) - 1);
     }
+    const uint32_t slab_cols = trf_count_slab_cols(header);
     int mode = -1; /* of the coded tiles so far */
     for (uint64_t t = 0; t < view->num_tiles; t++) {
         const trf_tile_meta *meta = &view->tiles[t];
         const trf_directory_tile tile = {layer, meta, trf_tile_shape_of(header, t, meta->kind),
                                          trf_layer_tile(layer, t)};
         const uint64_t first =
-            (uint64_t)tile.shape.row / TRF_SLAB_ROWS * header->num_tiles_col + tile.shape.col / TRF_TILE_SIZE;
+            (uint64_t)tile.shape.row / TRF_SLAB_ROWS * slab_cols + tile.shape.col / header->slab_cols;
         if (meta->kind == TRF_TILE_CODED) {
             facts->mixed_modes |= mode >= 0 && mode != meta->predictor_mode;
             mode = meta->predictor_mode;
             trf_note_offsets(&tile, facts);
         }
-        uint32_t slivers = trf_describe_slabs(&tile, slabs + first, header->num_tiles_col, facts);
+        uint32_t slivers = trf_describe_slabs(&tile, slabs + first, slab_cols, facts);
         if (is_int)
             trf_note_stored_codes(&tile, slivers, facts);
     }

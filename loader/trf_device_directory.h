@@ -8,7 +8,10 @@
 /* Largest blob whose slabs a trf_device_slab can place. */
 #define TRF_DEVICE_MAX_BLOB_BYTES ((uint64_t)TRF_TILE_ALIGNMENT << 32)
 
-/* Entries of a layer's slab directory: bands of 32 rows times tile columns. */
+/* Columns of slabs in a layer: entries of a band in its slab directory. */
+uint32_t trf_count_slab_cols(const trf_header *header);
+
+/* Entries of a layer's slab directory: bands of 32 rows times columns of slabs. */
 uint64_t trf_count_device_slabs(const trf_header *header);
 
 /* Fills slabs[trf_count_device_slabs] and *facts. layer: validated, of at most TRF_DEVICE_MAX_BLOB_BYTES. */

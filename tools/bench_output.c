@@ -107,6 +107,7 @@ static json_t *result_json(const bench_log *log, const bench_result *r) {
     json_object_set_new(object, "predictor_modes", integer(r->report.predictor_modes));
     json_object_set_new(object, "class_bits", integer(r->info.class_bits));
     json_object_set_new(object, "probability_bits", integer(r->info.probability_bits));
+    json_object_set_new(object, "slab_cols", integer(r->info.slab_cols));
     json_object_set_new(object, "encode_seconds", bench_times_json(&r->encode));
     json_object_set_new(object, "encode_verified_seconds", bench_times_json(&r->encode_verified));
     json_object_set_new(object, "decode_seconds", bench_times_json(&r->decode));

@@ -73,6 +73,7 @@ static json_t *describe_tensor(const trf_tensor_info *tensor) {
     json_object_set_new(object, "raw_bits", json_integer(layer->raw_bits));
     json_object_set_new(object, "probability_bits", json_integer(layer->probability_bits));
     json_object_set_new(object, "state_bits", json_integer(layer->state_bits));
+    json_object_set_new(object, "slab_cols", json_integer(layer->slab_cols));
     json_object_set_new(object, "granularity", json_string(granularity_name(layer->granularity)));
     json_object_set_new(object, "group_size", json_integer(layer->group_size));
     json_object_set_new(object, "predictor_modes", json_integer(layer->predictor_modes));

@@ -32,6 +32,7 @@ def main():
         if tensor["compressed"]:
             assert tensor["blobs"] == (array.shape[0] if array.ndim == 3 else 1), name
             assert tensor["class_bits"] in (2, 4) and 9 <= tensor["probability_bits"] <= 12, name
+            assert tensor["slab_cols"] in (128, 256), name
             assert 0 <= tensor["stored_tiles"] <= tensor["tiles"] and tensor["exceptions"] >= 0, name
         else:
             assert tensor["codec"] is None and tensor["bytes"] == array.nbytes, name

@@ -45,6 +45,7 @@ test_tile_choice test_tile_choose(test_rng *rng, uint32_t codec, uint32_t class_
     test_tile_choice choice = {.codec = codec, .class_bits = class_bits};
     choice.rows = random_extent(rng);
     choice.cols = random_extent(rng);
+    choice.slab_cols = test_below(rng, 2) ? 256 : 128;
     choice.raw_bits = test_below(rng, TRF_MAX_INT_RAW_BITS + 1);
     choice.probability_bits = 9 + test_below(rng, 4);
     choice.state_bits = choice.probability_bits + test_below(rng, 17 - choice.probability_bits);
@@ -167,7 +168,9 @@ typedef struct slab_content {
     int32_t exception[TRF_LANE_WEIGHTS * TRF_LANES]; /* by position: its element, or -1 */
 } slab_content;
 
-static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t slab, slab_content *content) {
+/* first_row, first_col: of the slab in the tile. */
+static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t first_row, uint32_t first_col,
+                      slab_content *content) {
     const trf_blob_view *view = &tile->view;
     const uint32_t c = view->header.class_bits, n = trf_lane_weights(content->shape);
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)
@@ -176,8 +179,8 @@ static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t slab, slab_
             uint32_t symbol = 0;
             for (uint32_t q = 0; q < 8 / c; q++) {
                 uint32_t i = 8 / c * j + q;
-                uint32_t row = TRF_SLAB_ROWS * slab + trf_lane_row(content->shape, lane, i);
-                uint32_t col = trf_lane_col(content->shape, lane, i);
+                uint32_t row = first_row + trf_lane_row(content->shape, lane, i);
+                uint32_t col = first_col + trf_lane_col(content->shape, lane, i);
                 uint32_t element = tile->elements[row * view->header.cols + col];
                 class_[q] = split(rng, tile, element, row, col, &content->raw[lane][i]);
                 due[q] = (int32_t)element;
@@ -306,17 +309,22 @@ static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shap
                       byte_buffer *to) {
     slab_content *content = malloc(sizeof *content);
     byte_buffer streams = {malloc(MAX_TILE_BYTES), 0};
-    uint16_t ends[TRF_SLABS_PER_TILE];
+    const uint32_t slab_cols = tile->view.header.slab_cols;
+    uint16_t ends[TRF_MAX_SLABS_PER_TILE];
+    uint32_t slabs = 0;
     ck_assert(content && streams.bytes);
-    for (uint32_t slab = 0; slab < shape->slabs; slab++) {
-        content->shape.blocks = shape->coded_rows - TRF_SLAB_ROWS * slab >= TRF_SLAB_ROWS ? 2 : 1;
-        content->shape.steps = shape->coded_cols / 16;
-        fill_slab(rng, tile, slab, content);
-        put_chunks(tile, content, to);
-        tile->meta.exception_count += put_streams(tile, content, unused_words, &streams);
-        ends[slab] = (uint16_t)(streams.size / 16);
-    }
-    put(to, ends, shape->slabs * sizeof *ends);
+    for (uint32_t row = 0; row < shape->coded_rows; row += 32)
+        for (uint32_t col = 0; col < shape->coded_cols; col += slab_cols) {
+            const uint32_t left = shape->coded_cols - col;
+            content->shape.blocks = shape->coded_rows - row >= 32 ? 2 : 1;
+            content->shape.steps = (left < slab_cols ? left : slab_cols) / 16;
+            fill_slab(rng, tile, row, col, content);
+            put_chunks(tile, content, to);
+            tile->meta.exception_count += put_streams(tile, content, unused_words, &streams);
+            ends[slabs++] = (uint16_t)(streams.size / 16);
+        }
+    ck_assert_uint_eq(slabs, shape->slabs);
+    put(to, ends, slabs * sizeof *ends);
     put_padding(to, 16);
     put(to, streams.bytes, streams.size);
     free(streams.bytes);
@@ -340,6 +348,7 @@ static void begin_view(test_rng *rng, const test_tile_choice *choice, test_tile 
     header->rows = choice->rows;
     header->cols = choice->cols;
     header->num_tiles_row = header->num_tiles_col = 1;
+    header->slab_cols = (uint16_t)choice->slab_cols;
     header->probability_bits = (uint8_t)choice->probability_bits;
     header->state_bits = (uint8_t)choice->state_bits;
     header->stored_bytes = choice->codec == TRF_CODEC_INT    ? (uint8_t)(1 + test_below(rng, 2))

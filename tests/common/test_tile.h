@@ -17,7 +17,7 @@ typedef struct test_tile {
 
 /* What test_tile_make is told; everything else is random. */
 typedef struct test_tile_choice {
-    uint32_t codec, class_bits, rows, cols;
+    uint32_t codec, class_bits, rows, cols, slab_cols;
     uint32_t raw_bits; /* of the int codec */
     uint32_t probability_bits, state_bits, predictor_mode;
     int32_t exponent_offset;

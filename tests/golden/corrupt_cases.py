@@ -63,8 +63,12 @@ class Places:
     def __init__(self, blob: bytes, t: int, s: int) -> None:
         h = ref.read_head(blob)
         tile = h.tiles[t]
-        slab_count = ref.ceil_div(tile.coded_rows, 32)
-        weights = [8 * min(2, tile.coded_rows // 16 - 2 * k) * tile.coded_cols // 16 for k in range(slab_count)]
+        weights = [
+            min(32, tile.coded_rows - row) * min(h.slab_cols, tile.coded_cols - col) // 32
+            for row in range(0, tile.coded_rows, 32)
+            for col in range(0, tile.coded_cols, h.slab_cols)
+        ]
+        slab_count = len(weights)
         raw = [ref.raw_bytes(n, h.raw_bits) for n in weights]
         self.n = weights[s]
         self.tile, self.raw = tile.data_offset, tile.data_offset + sum(raw[:s])
@@ -128,6 +132,17 @@ def bases() -> dict[str, bytes]:
         ),
         # 80 weights a lane: a chunk of 64 and one of 16, whose planes of widths 2 and 1 are not full words.
         "chunks": encode(18 + values(10, 32, 80) << 2 | values(11, 32, 80) & 3, Options(ref.E5M2, ref.F8_E5M2)),
+        # Two slabs in a band, of 128 and 16 columns.
+        "narrow": encode(
+            18 + values(12, 48, 144) << 2 | values(13, 48, 144) & 3,
+            Options(ref.E5M2, ref.F8_E5M2, class_bits=2, slab_cols=128, force=values(14, 48, 144) == 9),
+        ),
+        # 16 slabs: a table without padding.
+        "sixteen": encode(
+            18 + values(17, 240, 144) % 2 << 2 | values(18, 240, 144) & 3,
+            Options(ref.E5M2, ref.F8_E5M2, slab_cols=128),
+        ),
+        "wide": encode(18 + values(15, 32, 144) << 2 | values(16, 32, 144) & 3, Options(ref.E5M2, ref.F8_E5M2)),
     }  # fmt: skip
 
 
@@ -180,7 +195,9 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("tiny", "num_tiles_col", 0, HEADER), ("tiny", "num_tiles_col", 0xFFFFFFFF, HEADER),
         ("tiny", "probability_bits", 8, HEADER), ("tiny", "probability_bits", 13, HEADER),
         ("tiny", "state_bits", 11, HEADER), ("tiny", "state_bits", 17, HEADER), ("tiny", "slab_rows", 16, HEADER),
-        ("tiny", "streams_per_lane", 2, HEADER), ("tiny", "slab_cols", 128, HEADER),
+        ("tiny", "streams_per_lane", 2, HEADER), ("tiny", "slab_cols", 0, HEADER),
+        ("tiny", "slab_cols", 64, HEADER), ("tiny", "slab_cols", 129, HEADER), ("tiny", "slab_cols", 192, HEADER),
+        ("tiny", "slab_cols", 512, HEADER), ("narrow", "slab_cols", 16, HEADER), ("narrow", "slab_cols", 144, HEADER),
         ("tiny", "stored_bytes", 1, HEADER), ("i8", "stored_bytes", 3, HEADER), ("i8", "stored_bytes", 0, HEADER),
         ("tiny", "predictor_modes", 4, HEADER), ("tiny", "predictor_modes", 1, HEADER),
         ("i8", "predictor_modes", 2, HEADER),
@@ -487,6 +504,36 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
     yield "stored_tile_too_long", changed(stored, longer_stored), TILE, "128 zero bytes more"
 
 
+def narrow_slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
+    def put16(name: str, at: int, value: int) -> bytes:
+        return changed(base[name], lambda b: struct.pack_into("<H", b, at, value))
+
+    for name, before, after in (("narrow", 128, 256), ("wide", 256, 128)):
+        blob = changed(base[name], lambda b, v=after: put(b, "slab_cols", v))
+        yield f"{name}_slab_cols_{after}", blob, TILE, f"slabs of {before} columns, called {after}"
+    at = [Places(base["sixteen"], 0, s) for s in range(16)]
+    ends = [struct.unpack_from("<H", base["sixteen"], p.table)[0] for p in at]
+    assert at[15].table_end == at[0].streams
+    for label, s, end, what in (
+        ("ends_in_a_band_equal", 1, ends[0], "slab 1 ends where slab 0 ends"),
+        ("ends_descending", 14, ends[15] + 1, "slab 14 ends behind slab 15"),
+        ("one_unit_too_large", 0, ends[0] + 1, "slab 0 takes 16 bytes of slab 1"),
+        ("last_behind_tile", 15, 0xFFFF, "slab 15 ends behind the tile"),
+    ):
+        yield f"sixteen_slabs_{label}", put16("sixteen", at[s].table, end), TILE, what
+    narrow = base["narrow"]
+    at = [Places(narrow, 0, s) for s in range(4)]
+    assert [p.n for p in at] == [128, 16, 64, 8]
+    for s, p in enumerate(at):
+        assert p.exceptions
+        place = p.list + 4 * (p.exceptions - 1)
+        value = (32 * p.n) << 19 | struct.unpack_from("<I", narrow, place)[0] & 0xFFFF
+        blob = changed(narrow, lambda b, a=place, v=value: struct.pack_into("<I", b, a, v))
+        yield f"narrow_exception_behind_slab_{s}", blob, TILE, f"index n = {p.n}"
+        blob = changed(narrow, lambda b, a=p.state: b.__setitem__(a + 2, b[a + 2] ^ 1))
+        yield f"narrow_start_state_of_slab_{s}", blob, STREAM, "one bit of a start state"
+
+
 def exception_cases(base: dict[str, bytes]) -> Iterator[Case]:
     places = {"first": ("slabs", 0), "second": ("slabs", 1), "codes": ("codes", 0)}
     at = {label: Places(base[name], 0, s) for label, (name, s) in places.items()}
@@ -594,6 +641,6 @@ def all_cases() -> Iterator[Case]:
         ref.read_blob(blob)
     for cases in (
         truncated_cases, header_cases, section_cases, table_cases, scale_cases, tile_cases, checksum_cases,
-        slab_cases, exception_cases, stream_cases,
+        slab_cases, narrow_slab_cases, exception_cases, stream_cases,
     ):  # fmt: skip
         yield from cases(base)

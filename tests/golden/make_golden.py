@@ -292,10 +292,50 @@ def int_cases() -> Iterator[Case]:
         yield f"int_{name}", codes(520 + seed, n, k, limit), options
 
 
+def narrow_slab_cases() -> Iterator[Case]:
+    """Slabs of 128 columns: every codec with pairs and quads, second slabs of every kind, all predictor modes."""
+    # Columns: one slab; one and a sliver; a second one of 1, 2, 3, 7 and 8 steps; two tiles, the last with two slabs.
+    cols = iter((128, 131, 144, 161, 179, 255, 256, 256 + 147))
+    for k, (name, codec) in enumerate(FLOATS.items()):
+        for c, word in ((4, "pairs"), (2, "quads")):
+            width, seed = next(cols), 600 + 8 * k + c
+            picked = special_values(codec)[below(seed + 1, 20, 53, width)]
+            elements = np.where(below(seed + 2, 41, 53, width) == 0, picked, weights(codec, seed, 53, width))
+            options = float_options(codec, class_bits=c, slab_cols=128, probability_bits=9 + k, state_bits=13 + k)
+            if k % 2 == c // 4:
+                options.exponent_offset = -1
+                options.row_offsets = below(seed + 3, 5, 53) - 2
+                options.col_offsets = below(seed + 4, 3, width) - 1
+                options.modes = lambda t: 3
+            yield f"{name}_{word}_slabs128_53x{width}", elements, options
+    i8 = codes(640, 31, 200, 128).clip(-128, 127)
+    yield "int_i8_pairs_slabs128_31x200", i8, Options(
+        ref.INT, ref.I8, raw_bits=4, class_value=[-128], stored_bytes=1, slab_cols=128
+    )
+    scales = (below(641, 0x4000, 50, 13) + 0x2000).astype(np.uint16).view(np.float16)
+    yield "int_quads_slabs128_50x407", codes(642, 50, 407, 500), Options(
+        ref.INT, ref.F32, class_bits=2, raw_bits=7, class_value=[-256], granularity=ref.GROUP, group_size=32,
+        scales=scales, slab_cols=128,
+    )  # fmt: skip
+    # 16 slabs in a tile, those of the last band 16 rows high, every other one a step wide.
+    options = float_options(ref.E5M2, class_bits=2, slab_cols=128, probability_bits=10, state_bits=10)
+    yield "e5m2_quads_slabs128_16_in_a_tile", weights(ref.E5M2, 643, 241, 147), options
+    # Modes 0 to 3 in a row of tiles, one of them stored.
+    options = float_options(
+        ref.BF16, slab_cols=128, exponent_offset=2, row_offsets=below(644, 9, 20) - 4,
+        col_offsets=below(645, 13, 5 * 256 - 100) - 6, modes=lambda t: t % 4, stored=lambda t: t == 4,
+    )  # fmt: skip
+    yield "bf16_slabs128_modes_0123_and_stored", weights(ref.BF16, 646, 20, 5 * 256 - 100), options
+    elements = weights(ref.E4M3, 647, 32, 256)
+    yield "e4m3_slabs128_all_exceptions", elements, float_options(
+        ref.E4M3, force=np.ones((32, 256), bool), exception_class=9, exception_raw=6, slab_cols=128
+    )
+
+
 def all_cases() -> Iterator[Case]:
     for cases in (
         plain_cases, shape_cases, step_cases, pattern_cases, predictor_cases, kind_cases, exception_cases,
-        stream_cases, int_cases,
+        stream_cases, int_cases, narrow_slab_cases,
     ):  # fmt: skip
         yield from cases()
 

@@ -30,6 +30,8 @@ const gpu_choice kGpuChoices[GPU_CHOICES] = {
     {"int block:272", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 272, 0},
 };
 
+const uint32_t kGpuSlabCols[GPU_SLAB_COLS] = {128, 256};
+
 /* ---- weights ---- */
 
 enum {
@@ -142,17 +144,19 @@ gpu_layer gpu_layer_of_blob(const char *name, void *blob, uint64_t blob_bytes) {
     return layer;
 }
 
-gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, gpu_shape shape, gpu_fill fill) {
+gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+                         gpu_fill fill) {
     void *weights = gpu_make_weights(rng, choice, shape, fill), *blob;
     uint64_t blob_bytes;
     trf_encode_options options;
     trf_error err = {0};
     char name[160];
-    snprintf(name, sizeof name, "%s, favor %s, %u x %u, fill %d", choice->name, favor ? "size" : "speed", shape.rows,
-             shape.cols, fill);
+    snprintf(name, sizeof name, "%s, favor %s, slabs of %u, %u x %u, fill %d", choice->name, favor ? "size" : "speed",
+             slab_cols, shape.rows, shape.cols, fill);
     trf_encode_options_init(&options);
     options.codec = choice->codec;
     options.favor = favor;
+    options.slab_cols = slab_cols;
     options.granularity = choice->granularity;
     options.group_size = choice->group_size;
     options.bits = choice->bits;

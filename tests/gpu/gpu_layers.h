@@ -23,6 +23,11 @@ enum {
 };
 extern const gpu_choice kGpuChoices[GPU_CHOICES];
 
+enum {
+    GPU_SLAB_COLS = 2
+};
+extern const uint32_t kGpuSlabCols[GPU_SLAB_COLS];
+
 typedef struct gpu_shape {
     uint32_t rows, cols;
 } gpu_shape;
@@ -48,8 +53,9 @@ typedef struct gpu_layer {
 /* Weights of a choice's dtype; malloc'd. */
 void *gpu_make_weights(test_rng *rng, const gpu_choice *choice, gpu_shape shape, gpu_fill fill);
 
-/* Encodes such weights and uploads them. */
-gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, gpu_shape shape, gpu_fill fill);
+/* Encodes such weights and uploads them. slab_cols: as in trf_encode_options. */
+gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+                         gpu_fill fill);
 
 /* Takes a blob, 16-byte aligned and malloc'd. */
 gpu_layer gpu_layer_of_blob(const char *name, void *blob, uint64_t blob_bytes);

@@ -97,9 +97,9 @@ static void check_layer(const gpu_layer *layer) {
 
 /* ---- the layers ---- */
 
-static const gpu_shape kShapes[] = {{1, 1},     {15, 300},  {33, 65},    {300, 515}, {256, 256}, {272, 320},
-                                    {16, 16},   {32, 64},   {31, 4096},  {48, 272},  {64, 128},  {17, 8192},
-                                    {288, 800}, {257, 256}, {512, 2880}, {1, 700},   {700, 1},   {1000, 1030}};
+static const gpu_shape kShapes[] = {
+    {1, 1},    {15, 300}, {33, 65},   {300, 515}, {256, 256}, {272, 320},  {16, 16}, {32, 64}, {80, 144},   {31, 4096},
+    {48, 272}, {64, 128}, {17, 8192}, {288, 800}, {257, 256}, {512, 2880}, {1, 700}, {700, 1}, {1000, 1030}};
 enum {
     SHAPES = sizeof kShapes / sizeof kShapes[0],
     QUICK_SHAPES = 6 /* the first ones */
@@ -111,14 +111,15 @@ START_TEST(every_codec_and_shape) {
     test_rng rng = {1000 + (uint64_t)_i};
     for (int s = 0; s < shapes; s++)
         for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++)
-            for (gpu_fill fill = GPU_FILL_NORMAL; fill <= GPU_FILL_PATTERNS; fill++) {
-                int scaled = choice->codec == TRF_CODEC_INT; /* the quantizer has no use for other weights */
-                if ((scaled && fill != GPU_FILL_NORMAL) || (gpu_quick() && (s + favor + fill) % 2))
-                    continue;
-                gpu_layer layer = gpu_layer_make(&rng, choice, favor, kShapes[s], fill);
-                check_layer(&layer);
-                gpu_layer_free(&layer);
-            }
+            for (gpu_fill fill = GPU_FILL_NORMAL; fill <= GPU_FILL_PATTERNS; fill++)
+                for (uint32_t w = 0; w < GPU_SLAB_COLS; w++) {
+                    int scaled = choice->codec == TRF_CODEC_INT; /* the quantizer has no use for other weights */
+                    if ((scaled && fill != GPU_FILL_NORMAL) || (gpu_quick() && (s + favor + fill + w) % 2))
+                        continue;
+                    gpu_layer layer = gpu_layer_make(&rng, choice, favor, kGpuSlabCols[w], kShapes[s], fill);
+                    check_layer(&layer);
+                    gpu_layer_free(&layer);
+                }
 }
 END_TEST
 
@@ -127,8 +128,9 @@ START_TEST(large_layers) {
     static const gpu_shape shape = {2048, 5632}, small = {600, 700};
     test_rng rng = {2000 + (uint64_t)_i};
     trf_favor favor = (trf_favor)(_i % 2);
-    gpu_layer layer =
-        gpu_layer_make(&rng, &kGpuChoices[_i / 2 % GPU_CHOICES], favor, gpu_quick() ? small : shape, GPU_FILL_FINITE);
+    const uint32_t slab_cols = kGpuSlabCols[_i / 2 / GPU_CHOICES];
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i / 2 % GPU_CHOICES], favor, slab_cols,
+                                     gpu_quick() ? small : shape, GPU_FILL_FINITE);
     check_layer(&layer);
     gpu_layer_free(&layer);
 }
@@ -149,13 +151,15 @@ START_TEST(exponent_offsets) {
         col_scale[c] = modes & 2 ? (int)test_below(&rng, reach) : 0;
     for (size_t i = 0; i < (size_t)rows * cols; i++)
         test_put_weight(weights, dtype, i, ldexp(0.05 * test_normal(&rng), row_scale[i / cols] - col_scale[i % cols]));
-    for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
+    for (int k = 0; k < 2 * GPU_SLAB_COLS; k++) {
+        const trf_favor favor = (trf_favor)(k / GPU_SLAB_COLS);
         trf_encode_options options;
         trf_error err = {0};
         void *blob;
         uint64_t blob_bytes;
         trf_encode_options_init(&options);
         options.favor = favor;
+        options.slab_cols = kGpuSlabCols[k % GPU_SLAB_COLS];
         gpu_check(trf_encode_layer(weights, dtype, rows, cols, &options, &blob, &blob_bytes, NULL, &err), TRF_OK, &err,
                   "encode");
         gpu_layer layer = gpu_layer_of_blob("exponent offsets", blob, blob_bytes);
@@ -184,7 +188,7 @@ END_TEST
 
 int main(void) {
     const gpu_test tests[] = {{every_codec_and_shape, GPU_CHOICES},
-                              {large_layers, 2 * GPU_CHOICES},
+                              {large_layers, 2 * GPU_CHOICES * GPU_SLAB_COLS},
                               {exponent_offsets, 6},
                               {golden_files, 1}};
     return gpu_main("decode", tests, sizeof tests / sizeof tests[0]);

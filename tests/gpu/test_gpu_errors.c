@@ -13,7 +13,7 @@ typedef struct corrupt_layer {
     gpu_layer layer;
     uint64_t tile;
     trf_tile_shape shape;
-    uint32_t first_row, rows; /* of the slab, in the layer */
+    uint32_t first_row, rows, first_col, cols; /* of the slab, in the layer */
 } corrupt_layer;
 
 static void seal(uint8_t *blob, uint64_t tile) {
@@ -78,9 +78,11 @@ static corrupt_layer corrupt(test_rng *rng, const gpu_layer *intact, uint64_t ti
         ck_abort_msg("%s: no bit of tile %llu breaks a stream", intact->name, (unsigned long long)tile);
     free(decoded);
     c.shape = trf_tile_shape_of(&intact->view.header, tile, TRF_TILE_CODED);
-    c.first_row = c.shape.row + TRF_SLAB_ROWS * (uint32_t)slab;
-    uint32_t left = c.shape.row + c.shape.coded_rows - c.first_row;
-    c.rows = left < TRF_SLAB_ROWS ? left : TRF_SLAB_ROWS;
+    const trf_slab_shape slab_shape = trf_slab_shape_at(&c.shape, (uint32_t)slab);
+    c.first_row = c.shape.row + trf_slab_row(&c.shape, (uint32_t)slab);
+    c.first_col = c.shape.col + trf_slab_col(&c.shape, (uint32_t)slab);
+    c.rows = TRF_BLOCK_ROWS * slab_shape.blocks;
+    c.cols = TRF_BLOCK_ROWS * slab_shape.steps;
     c.layer = gpu_layer_of_blob(intact->name, blob, intact->blob_bytes);
     return c;
 }
@@ -161,7 +163,7 @@ static void check_decoding(const gpu_layer *intact, const corrupt_layer *c) {
             int in_tile = r >= c->shape.row && r < c->shape.row + c->shape.rows && k >= c->shape.col &&
                           k < c->shape.col + c->shape.cols;
             int in_slab =
-                in_tile && r >= c->first_row && r < c->first_row + c->rows && k < c->shape.col + c->shape.coded_cols;
+                r >= c->first_row && r < c->first_row + c->rows && k >= c->first_col && k < c->first_col + c->cols;
             int replaced = isnan(value) || (intact->info.codec == TRF_CODEC_INT && value == 0);
             if (in_slab ? !replaced : found[at] != expected[at] && !(in_tile && replaced))
                 ck_abort_msg("%s: corrupt tile %llu: weight %u, %u is %g", intact->name, (unsigned long long)c->tile, r,
@@ -173,14 +175,15 @@ static void check_decoding(const gpu_layer *intact, const corrupt_layer *c) {
     gpu_memory_free(&memory);
 }
 
-/* loop: choices bf16, fp16, e4m3, e5m2, i8, int channel; favors; and a tile inside or at the edge. */
+/* loop: choices bf16, fp16, e4m3, e5m2, i8, int channel; slabs of either width; favors; and a tile inside or at the edge. */
 START_TEST(corrupt_streams) {
     static const int choices[] = {0, 1, 2, 3, 5, 7};
     static const gpu_shape shape = {560, 1000}; /* the last tile has slabs of 32 and 16 rows, and slivers */
-    const gpu_choice *choice = &kGpuChoices[choices[_i / 4]];
+    const gpu_choice *choice = &kGpuChoices[choices[_i / 8]];
     test_rng rng = {100 + (uint64_t)_i};
     trf_error err = {0};
-    gpu_layer intact = gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), shape, GPU_FILL_NORMAL);
+    gpu_layer intact =
+        gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 4 % 2], shape, GPU_FILL_NORMAL);
     const uint64_t tile = _i & 2 ? intact.view.num_tiles - 1 : test_below(&rng, 8);
     for (int action = 0; action < 3; action++) { /* each on a layer that no other has touched */
         if (intact.view.tiles[tile].kind == TRF_TILE_STORED)
@@ -205,7 +208,7 @@ END_TEST
 static gpu_layer make_layer(int choice) {
     static const gpu_shape shape = {128, 256};
     test_rng rng = {200};
-    return gpu_layer_make(&rng, &kGpuChoices[choice], TRF_FAVOR_SPEED, shape, GPU_FILL_NORMAL);
+    return gpu_layer_make(&rng, &kGpuChoices[choice], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
 }
 
 START_TEST(contexts_and_layers) {
@@ -320,7 +323,7 @@ START_TEST(products) {
     gpu_layer layer = make_layer(0);
     test_rng rng = {300};
     static const gpu_shape other_shape = {256, 512};
-    gpu_layer other = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SIZE, other_shape, GPU_FILL_NORMAL);
+    gpu_layer other = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SIZE, 0, other_shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, 2, 512); /* enough for both layers */
     for (trf_path path = TRF_PATH_FUSED; path <= TRF_PATH_TWO_STEP; path++) {
         gpu_product product;
@@ -357,6 +360,6 @@ END_TEST
 
 int main(void) {
     const gpu_test tests[] = {
-        {corrupt_streams, 24}, {contexts_and_layers, 1}, {decoding, 1}, {plans, 1}, {products, 1}};
+        {corrupt_streams, 48}, {contexts_and_layers, 1}, {decoding, 1}, {plans, 1}, {products, 1}};
     return gpu_main("errors", tests, sizeof tests / sizeof tests[0]);
 }

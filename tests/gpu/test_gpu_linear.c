@@ -77,7 +77,7 @@ static int check_layer(test_rng *rng, const gpu_layer *layer) {
 
 static const gpu_shape kShapes[] = {{300, 515},  {33, 65},     {512, 2880}, {1, 1},    {15, 300},
                                     {16, 16},    {32, 64},     {256, 256},  {64, 512}, {17, 8192},
-                                    {96, 16384}, {1000, 1030}, {288, 832},  {1, 4096}};
+                                    {96, 16384}, {1000, 1030}, {288, 832},  {1, 4096}, {80, 400}};
 enum {
     SHAPES = sizeof kShapes / sizeof kShapes[0],
     QUICK_SHAPES = 3 /* the first ones */
@@ -89,10 +89,12 @@ START_TEST(near_f64) {
     test_rng rng = {5000 + (uint64_t)_i};
     int fused = 0, layers = 0;
     for (int s = 0; s < shapes; s++)
-        for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
-            if (gpu_quick() && (int)favor != s % 2)
+        for (uint32_t k = 0; k < 2 * GPU_SLAB_COLS; k++) {
+            const trf_favor favor = (trf_favor)(k / GPU_SLAB_COLS);
+            const uint32_t slab_cols = kGpuSlabCols[k % GPU_SLAB_COLS];
+            if (gpu_quick() && k != (uint32_t)(s + _i) % 4)
                 continue;
-            gpu_layer layer = gpu_layer_make(&rng, choice, favor, kShapes[s], GPU_FILL_NORMAL);
+            gpu_layer layer = gpu_layer_make(&rng, choice, favor, slab_cols, kShapes[s], GPU_FILL_NORMAL);
             fused += check_layer(&rng, &layer) > 0;
             layers++;
             gpu_layer_free(&layer);
@@ -104,9 +106,10 @@ END_TEST
 /* A layer of the size that matters, and the fused path must not refuse it. */
 START_TEST(large_layers) {
     static const gpu_shape shape = {2048, 5632}, small = {512, 768};
-    const gpu_choice *choice = &kGpuChoices[_i / 2];
+    const gpu_choice *choice = &kGpuChoices[_i / 4];
     test_rng rng = {6000 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), gpu_quick() ? small : shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2],
+                                     gpu_quick() ? small : shape, GPU_FILL_NORMAL);
     int fused = check_layer(&rng, &layer);
     if (!fused)
         ck_abort_msg("%s: no fused product", layer.name);
@@ -118,8 +121,8 @@ END_TEST
 START_TEST(nonfinite_weights) {
     static const gpu_shape shapes[] = {{300, 515}, {512, 768}};
     test_rng rng = {7000 + (uint64_t)_i};
-    gpu_layer layer =
-        gpu_layer_make(&rng, &kGpuChoices[_i / 4], (trf_favor)(_i / 2 % 2), shapes[_i % 2], GPU_FILL_NONFINITE);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i / 4], (trf_favor)(_i / 2 % 2),
+                                     kGpuSlabCols[(_i + _i / 4) % 2], shapes[_i % 2], GPU_FILL_NONFINITE);
     check_layer(&rng, &layer);
     gpu_layer_free(&layer);
 }
@@ -159,8 +162,8 @@ static void check_one_hot(const gpu_layer *layer, const uint8_t *finite_rows, tr
 START_TEST(one_hot_gives_the_weight) {
     static const gpu_shape shapes[] = {{300, 515}, {96, 1088}};
     test_rng rng = {8000 + (uint64_t)_i};
-    gpu_layer layer =
-        gpu_layer_make(&rng, &kGpuChoices[_i / 2], (trf_favor)(_i % 2), shapes[_i / 2 % 2], GPU_FILL_FINITE);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i / 2], (trf_favor)(_i % 2), kGpuSlabCols[(_i + _i / 4) % 2],
+                                     shapes[_i / 2 % 2], GPU_FILL_FINITE);
     uint8_t *finite_rows = gpu_malloc(layer.info.rows);
     for (uint32_t r = 0; r < layer.info.rows; r++) {
         finite_rows[r] = 1;
@@ -183,7 +186,7 @@ START_TEST(odd_addresses) {
     static const gpu_shape shape = {288, 777};
     const uint32_t m = 5;
     test_rng rng = {9000};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 128, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     const uint64_t x_bytes = (uint64_t)m * shape.cols * 2, y_bytes = (uint64_t)m * shape.rows * 2;
     uint16_t *expected = gpu_malloc(y_bytes), *found = gpu_malloc(y_bytes + 2), *y_host = gpu_malloc(y_bytes);
@@ -240,7 +243,8 @@ START_TEST(same_bits_on_every_run) {
     const gpu_shape shape = shapes[_i >> 2 & 1];
     const uint32_t m = _i >> 2 & 1 ? 1 : 17;
     test_rng rng = {9100 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i >> 2 & 1 ? 0 : 9], TRF_FAVOR_SPEED, shape, GPU_FILL_NORMAL);
+    gpu_layer layer =
+        gpu_layer_make(&rng, &kGpuChoices[_i >> 2 & 1 ? 0 : 9], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     const trf_dtype x_dtype = gpu_takes(&layer, TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
     const size_t y_bytes = (size_t)m * shape.rows * sizeof(float);
@@ -293,7 +297,7 @@ START_TEST(shared_workspace) {
     for (int i = 0; i < PLANS; i++) {
         int l = i / 4;
         if (i % 4 == 0) {
-            layers[l] = gpu_layer_make(&rng, &kGpuChoices[l * 4], (trf_favor)(l % 2), shapes[l], GPU_FILL_NORMAL);
+            layers[l] = gpu_layer_make(&rng, &kGpuChoices[l * 4], (trf_favor)(l % 2), 0, shapes[l], GPU_FILL_NORMAL);
             inputs[l] = gpu_input_normal(&rng, 17, shapes[l].cols);
         }
         trf_dtype x_dtype = gpu_takes(&layers[l], TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
@@ -334,7 +338,7 @@ START_TEST(graphs) {
     const trf_path path = _i & 1 ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED;
     const uint32_t m = _i & 2 ? 33 : 1;
     test_rng rng = {9300 + (uint64_t)_i};
-    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, shape, GPU_FILL_NORMAL);
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_memory weights = gpu_memory_make((uint64_t)shape.rows * shape.cols * 2);
     uint16_t *decoded = gpu_malloc(weights.bytes);
@@ -379,7 +383,7 @@ END_TEST
 
 int main(void) {
     const gpu_test tests[] = {{near_f64, GPU_CHOICES},
-                              {large_layers, 2 * 9}, /* floats, i8, and codes scaled by tensor or row */
+                              {large_layers, 4 * 9}, /* floats, i8, and codes scaled by tensor or row */
                               {nonfinite_weights, 4 * GPU_FLOAT_CHOICES},
                               {one_hot_gives_the_weight, 2 * GPU_CHOICES},
                               {odd_addresses, 1},

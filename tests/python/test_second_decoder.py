@@ -48,16 +48,17 @@ needs_command = pytest.mark.skipif(not COMMAND, reason="TRANSFUSE does not name 
 
 @pytest.mark.parametrize("class_bits", [4, 2])
 @pytest.mark.parametrize("codec", [ref.BF16, ref.FP16, ref.E4M3, ref.E5M2])
-@pytest.mark.parametrize("shape", [(1, 1), (15, 300), (16, 16), (33, 40), (257, 49)])
+@pytest.mark.parametrize("shape", [(1, 1), (15, 300), (16, 16), (33, 40), (257, 49), (49, 405)])
 def test_round_trip_of_random_floats(codec: int, class_bits: int, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng([codec, class_bits, *shape])
-    for p, lower in ((9, 9), (12, 16), (10, 12)):
+    for p, lower, slab_cols in ((9, 9, 256), (12, 16, 128), (10, 12, 128)):
         elements = rng.integers(0, 256 ** ref.ELEMENT_BYTES[codec], shape)
         options = make_golden.float_options(
             codec,
             class_bits=class_bits,
             probability_bits=p,
             state_bits=lower,
+            slab_cols=slab_cols,
             exponent_offset=int(rng.integers(-5, 6)),
             row_offsets=rng.integers(-128, 128, shape[0]),
             col_offsets=rng.integers(-128, 128, shape[1]),

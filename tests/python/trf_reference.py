@@ -120,6 +120,7 @@ class Header:
     num_tiles_col: int
     probability_bits: int
     state_bits: int
+    slab_cols: int
     stored_bytes: int
     predictor_modes: int
     blob_bytes: int
@@ -196,6 +197,7 @@ def check_ranges(h: Header) -> None:
     require(h.num_tiles_col == ceil_div(h.cols, TILE_SIZE), f"num_tiles_col {h.num_tiles_col}")
     require(9 <= h.probability_bits <= 12, f"probability_bits {h.probability_bits}")
     require(h.probability_bits <= h.state_bits <= 16, f"state_bits {h.state_bits}")
+    require(h.slab_cols in (128, 256), f"slab_cols {h.slab_cols}")
     require(h.predictor_modes <= 3, f"predictor_modes {h.predictor_modes}")
     require(not h.is_int or h.predictor_modes == 0, "predictor_modes of an int blob")
     require(h.blob_bytes % 128 == 0, f"blob_bytes {h.blob_bytes}")
@@ -269,7 +271,6 @@ def read_header(blob: bytes) -> Header:
         "tile_size": (tile_size, TILE_SIZE),
         "slab_rows": (slab_rows, SLAB_ROWS),
         "streams_per_lane": (streams, 1),
-        "slab_cols": (slab_cols, 256),
         "extension_offset": (extension_offset, HEADER_BYTES),
         "extension_bytes": (extension_bytes, EXTENSION_BYTES),
         "flags": (flags, 0),
@@ -284,7 +285,7 @@ def read_header(blob: bytes) -> Header:
     header = Header(
         codec=codec, source_dtype=source_dtype, class_bits=class_bits, raw_bits=raw_bits, rows=rows, cols=cols,
         num_tiles_row=tiles_row, num_tiles_col=tiles_col, probability_bits=probability_bits, state_bits=state_bits,
-        stored_bytes=stored_bytes, predictor_modes=predictor_modes, blob_bytes=blob_bytes,
+        slab_cols=slab_cols, stored_bytes=stored_bytes, predictor_modes=predictor_modes, blob_bytes=blob_bytes,
         head_checksum=head_checksum, class_value=list(class_value), exponent_offset=exponent_offset,
         granularity=granularity, scale_dtype=scale_dtype, group_size=group_size, scale_exponent=scale_exponent,
         scales_offset=scales_offset, scales_bytes=scales_bytes, row_offsets_offset=row_offsets_offset,
@@ -435,6 +436,7 @@ class Slab:
     """One slab of a coded tile, parsed and checked but not yet entropy decoded."""
 
     row: int
+    col: int
     blocks: int
     n: int
     raw: np.ndarray
@@ -474,10 +476,14 @@ def read_raw(h: Header, data: bytes, n: int, where: str) -> np.ndarray:
     return raw & ~mask | signs.reshape(LANES, -1)
 
 
-def slab_shape(tile: Tile, s: int) -> tuple[int, int]:
-    """B and n of slab `s`."""
-    blocks = min(2, (tile.coded_rows - SLAB_ROWS * s) // 16)
-    return blocks, 8 * blocks * (tile.coded_cols // 16)
+def slab_places(h: Header, tile: Tile) -> list[tuple[int, int, int, int]]:
+    """Row and column of the first weight, B and n of every slab of a coded tile."""
+    places = []
+    for row in range(0, tile.coded_rows, SLAB_ROWS):
+        for col in range(0, tile.coded_cols, h.slab_cols):
+            blocks = min(2, (tile.coded_rows - row) // 16)
+            places.append((row, col, blocks, 8 * blocks * (min(h.slab_cols, tile.coded_cols - col) // 16)))
+    return places
 
 
 def read_slab(h: Header, chunks: bytes, data: bytes, tile: Tile, s: int) -> Slab:
@@ -487,7 +493,7 @@ def read_slab(h: Header, chunks: bytes, data: bytes, tile: Tile, s: int) -> Slab
     def require(condition: bool, message: str) -> None:
         check(condition, "TRF_ERR_TILE", f"{where}: {message}")
 
-    blocks, n = slab_shape(tile, s)
+    row, col, blocks, n = slab_places(h, tile)[s]
     require(len(data) >= 84, f"{len(data)} bytes are too few")
     start_state = np.frombuffer(data, "<u2", LANES)
     pair_words = np.frombuffer(data, "u1", 16, 64).astype(np.int64)
@@ -511,13 +517,12 @@ def read_slab(h: Header, chunks: bytes, data: bytes, tile: Tile, s: int) -> Slab
     else:
         require(bool(np.all(element < 256 ** ELEMENT_BYTES[h.codec])), "the element of an exception is too large")
     check(bool(np.all(start_state != 0)), "TRF_ERR_STREAM", f"{where}: a start state of 0")
-    return Slab(SLAB_ROWS * s, blocks, n, raw, start_state, pair_words, words, places // 32, places % 32, element)
+    return Slab(row, col, blocks, n, raw, start_state, pair_words, words, places // 32, places % 32, element)
 
 
 def decode_symbols(h: Header, slabs: list[Slab], where: str) -> list[np.ndarray]:
     """Runs all lanes of all slabs of a tile at once; gives each slab's symbols as an array [lane][j]."""
     counts = [slab.n * h.class_bits // 8 for slab in slabs]
-    assert counts == sorted(counts, reverse=True)  # only the last slab can be shorter
     words = np.concatenate([slab.words for slab in slabs] + [np.zeros(1, np.uint16)]).astype(np.uint64)
     owned = np.concatenate([slab.pair_words for slab in slabs])
     first = np.cumsum(owned) - owned
@@ -532,21 +537,21 @@ def decode_symbols(h: Header, slabs: list[Slab], where: str) -> list[np.ndarray]
     begin = np.cumsum(frequency) - frequency
     symbol_of_slot = np.repeat(np.arange(256), h.frequencies)
 
-    def refill(active: int) -> None:
-        low = x[:active] < lower
-        word = words[np.clip(pointer[:active], 0, len(words) - 1)]
-        x[:active] = np.where(low, x[:active] << np.uint64(16) | word, x[:active])
-        pointer[:active] += np.where(low, direction[:active], 0)
+    def refill(active: np.ndarray) -> None:
+        low = x[active] < lower
+        word = words[np.clip(pointer[active], 0, len(words) - 1)]
+        x[active] = np.where(low, x[active] << np.uint64(16) | word, x[active])
+        pointer[active] += np.where(low, direction[active], 0)
 
     x = np.concatenate([slab.start_state for slab in slabs]).astype(np.uint64)
-    symbols = np.zeros((counts[0], len(x)), np.uint8)
-    refill(len(x))
-    for j in range(counts[0]):
-        active = LANES * sum(j < count for count in counts)
-        slot = x[:active] & mask
+    symbols = np.zeros((max(counts), len(x)), np.uint8)
+    refill(np.arange(len(x)))
+    for j in range(max(counts)):
+        active = np.flatnonzero(np.repeat(np.array(counts) > j, LANES))
+        slot = x[active] & mask
         symbol = symbol_of_slot[slot]
-        symbols[j, :active] = symbol
-        x[:active] = frequency[symbol] * (x[:active] >> bits) + slot - begin[symbol]
+        symbols[j, active] = symbol
+        x[active] = frequency[symbol] * (x[active] >> bits) + slot - begin[symbol]
         refill(active)
 
     check(bool(np.all(x == lower)), "TRF_ERR_STREAM", f"{where}: a lane does not end at 2^L")
@@ -583,7 +588,7 @@ def decode_coded_region(h: Header, tile: Tile, slabs: list[Slab]) -> np.ndarray:
     exceptions: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for slab, symbols in zip(slabs, decode_symbols(h, slabs, f"tile {tile.index}")):
         rows, cols = weight_places(slab.n, slab.blocks)
-        rows = rows + slab.row
+        rows, cols = rows + slab.row, cols + slab.col
         classes[rows, cols] = symbols_to_classes(symbols, h.class_bits)
         raw[rows, cols] = slab.raw
         at = (slab.exception_lane, slab.exception_index)
@@ -620,8 +625,8 @@ def decode_tile(h: Header, blob: bytes, tile: Tile) -> np.ndarray:
     position = 0
     slabs: list[Slab] = []
     if tile.kind == CODED:
-        slab_count = ceil_div(coded_rows, SLAB_ROWS)
-        raw_sizes = [raw_bytes(slab_shape(tile, s)[1], h.raw_bits) for s in range(slab_count)]
+        raw_sizes = [raw_bytes(n, h.raw_bits) for _, _, _, n in slab_places(h, tile)]
+        slab_count = len(raw_sizes)
         table_at = sum(raw_sizes)
         streams_at = position = table_at + align16(2 * slab_count)
         require(len(data) >= position, "no room for raw bits and slab table")

@@ -25,6 +25,7 @@ class Options:
     class_bits: int = 4
     probability_bits: int = 12
     state_bits: int = 16
+    slab_cols: int = 256
     #: float codecs: the list of classes; by default the most frequent coded exponents first. int: only [0] counts
     class_value: list[int] | None = None
     #: int only
@@ -175,15 +176,20 @@ class Encoder:
     # -- sections 6 and 7 ---------------------------------------------------------------------------------------
 
     def slab_count(self, coded: Coded) -> int:
-        return ceil_div(len(coded.classes), 32)
+        rows, cols = coded.classes.shape
+        return ceil_div(rows, 32) * ceil_div(cols, self.o.slab_cols)
 
     def slab_weights(self, coded: Coded, s: int, grid: np.ndarray) -> np.ndarray:
         """One slab of a grid [H][V] in the order [lane][i]."""
-        part = grid[32 * s : 32 * s + 32]
-        blocks = len(part) // 16
-        n = 8 * blocks * (part.shape[1] // 16)
-        rows, cols = ref.weight_places(n, blocks)
-        return part[rows, cols]
+        return grid[self.weight_places(grid, s)]
+
+    def weight_places(self, grid: np.ndarray, s: int) -> tuple[np.ndarray, np.ndarray]:
+        """Row and column in a grid [H][V] of the weights of a slab: two arrays [lane][i]."""
+        band, j = divmod(s, ceil_div(grid.shape[1], self.o.slab_cols))
+        row, col = 32 * band, self.o.slab_cols * j
+        height, width = grid[row : row + 32, col : col + self.o.slab_cols].shape
+        rows, cols = ref.weight_places(height * width // 32, height // 16)
+        return row + rows, col + cols
 
     def make_symbols(self, coded: Coded) -> None:
         per_symbol = 8 // self.o.class_bits
@@ -196,10 +202,8 @@ class Encoder:
         """Makes exceptions of the weights whose symbol has a frequency of 0."""
         for s, symbols in enumerate(coded.symbols):
             bad = np.repeat(frequencies[symbols] == 0, 8 // self.o.class_bits, axis=1)
-            blocks = min(2, len(coded.classes) // 16 - 2 * s)
-            rows, cols = ref.weight_places(bad.shape[1], blocks)
             where = np.zeros(coded.classes.shape, bool)
-            where[32 * s + rows, cols] = bad
+            where[self.weight_places(where, s)] = bad
             coded.exception |= where
             self.neutralize(coded, where)
         self.make_symbols(coded)
@@ -350,7 +354,7 @@ class Encoder:
         struct.pack_into(
             "<IHBBBBHIIIIBBBBHBBIIIQQ", head, 0, ref.MAGIC, ref.VERSION, o.codec, o.source_dtype, o.class_bits,
             self.raw_bits, 256, self.rows, self.cols, self.tiles_row, self.tiles_col, o.probability_bits,
-            o.state_bits, 32, 1, 256, self.stored_bytes, modes, 64, 256, 0, offset, 0,
+            o.state_bits, 32, 1, o.slab_cols, self.stored_bytes, modes, 64, 256, 0, offset, 0,
         )  # fmt: skip
         struct.pack_into(
             "<16hiBBHIi", head, 64, *(class_value + [0] * (16 - len(class_value))), o.exponent_offset,

@@ -53,10 +53,11 @@ static void check_elements(const target *to, const uint16_t *due, size_t due_str
 }
 
 static void describe(const test_tile_choice *choice, const char *decoder_name, char text[256]) {
-    snprintf(text, 256, "%s codec %u c %u r %u %ux%u p %u L %u mode %u offset %d symbols %u rate %g stored %d",
+    snprintf(text, 256,
+             "%s codec %u c %u r %u %ux%u slabs of %u p %u L %u mode %u offset %d symbols %u rate %g stored %d",
              decoder_name, choice->codec, choice->class_bits, choice->raw_bits, choice->rows, choice->cols,
-             choice->probability_bits, choice->state_bits, choice->predictor_mode, choice->exponent_offset,
-             choice->symbols, choice->exception_rate, choice->stored);
+             choice->slab_cols, choice->probability_bits, choice->state_bits, choice->predictor_mode,
+             choice->exponent_offset, choice->symbols, choice->exception_rate, choice->stored);
 }
 
 static void check_choice(test_rng *rng, const test_tile_choice *choice) {
@@ -239,7 +240,8 @@ START_TEST(values_of_dtypes) {
                                      .rows = ROWS,
                                      .cols = COLS,
                                      .num_tiles_row = 1,
-                                     .num_tiles_col = 1},
+                                     .num_tiles_col = 1,
+                                     .slab_cols = 256},
                           .num_tiles = 1,
                           .tiles = &meta};
     const size_t bytes = trf_dtype_bytes(kPairs[_i].dtype);
@@ -289,7 +291,8 @@ START_TEST(scaled_codes) {
                                          .rows = 1,
                                          .cols = COLS,
                                          .num_tiles_row = 1,
-                                         .num_tiles_col = 1},
+                                         .num_tiles_col = 1,
+                                         .slab_cols = 256},
                               .extension = {.granularity = TRF_GRANULARITY_TENSOR, .scale_dtype = TRF_SCALE_F32},
                               .num_tiles = 1,
                               .tiles = &meta,

@@ -54,21 +54,74 @@ static void count_exception(const trf_layer *layer, uint64_t tile, uint32_t row,
         c->facts.exceptions_fit_fragments = 0;
 }
 
-static uint32_t raw_bytes(const trf_blob_view *view, const trf_tile_shape *tile, uint32_t slab) {
-    return trf_raw_bytes(view->header.raw_bits, trf_lane_weights(trf_slab_shape_at(tile, 32 * slab)));
+/* Of the slab at (row, col) of a tile's coded region. */
+static trf_slab_shape shape_of(const trf_blob_view *view, const trf_tile_shape *tile, uint32_t row, uint32_t col) {
+    const uint32_t left = tile->coded_cols - col, slab_cols = view->header.slab_cols;
+    return (trf_slab_shape){tile->coded_rows - row < 32 ? 1 : 2, (left < slab_cols ? left : slab_cols) / 16};
 }
 
-/* One tile: its slabs' entries, and what it adds to the counts. elements: decoded. */
-static void count_tile(const trf_layer *layer, uint64_t tile, const uint16_t *elements, const trf_device_slab *slabs,
-                       counts *c) {
+static uint32_t raw_bytes(const trf_blob_view *view, trf_slab_shape shape) {
+    return trf_raw_bytes(view->header.raw_bits, trf_lane_weights(shape));
+}
+
+/* A tile's entries: raw bits of all slabs, then the table, then the streams. elements: decoded. */
+static void count_slabs(const trf_layer *layer, uint64_t tile, const uint16_t *elements, const trf_device_slab *slabs,
+                        counts *c) {
     const trf_blob_view *view = &layer->view;
     const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].kind);
-    const int coded = view->tiles[tile].kind == TRF_TILE_CODED, regular_cols = shape.coded_cols % 64 == 0;
+    const uint32_t slab_cols = view->header.slab_cols, across = (view->header.cols + slab_cols - 1) / slab_cols;
+    uint64_t raw = view->tiles[tile].data_offset, begin = raw;
+    uint32_t table_bytes = 0, s = 0;
+    for (uint32_t row = 0; row < shape.coded_rows; row += 32)
+        for (uint32_t col = 0; col < shape.coded_cols; col += slab_cols) {
+            begin += raw_bytes(view, shape_of(view, &shape, row, col));
+            table_bytes += 2;
+        }
+    const uint16_t *ends = (const uint16_t *)(layer->blob + begin);
+    begin += (table_bytes + 15) / 16 * 16;
+    const uint64_t streams = begin;
+    for (uint32_t row = 0; row < shape.rows; row += 32)
+        for (uint32_t col = 0; col < shape.cols; col += slab_cols) {
+            const trf_device_slab *entry =
+                &slabs[(uint64_t)((shape.row + row) / 32) * across + (shape.col + col) / slab_cols];
+            if (row >= shape.coded_rows || col >= shape.coded_cols) {
+                ck_assert(!entry->raw_units && !entry->stream_units && !entry->size_units);
+                continue;
+            }
+            const trf_slab_shape slab_shape = shape_of(view, &shape, row, col);
+            ck_assert_uint_eq(128ull * entry->raw_units, raw);
+            ck_assert_uint_eq(128ull * entry->raw_units + 16ull * entry->stream_units, begin);
+            ck_assert_uint_eq(begin + 16ull * entry->size_units, streams + 16ull * ends[s]);
+            const uint8_t *stream = layer->blob + begin;
+            raw += raw_bytes(view, slab_shape);
+            begin += 16ull * entry->size_units;
+            s++;
+            c->facts.slabs++;
+            if (16u * entry->size_units > c->facts.max_stream_bytes)
+                c->facts.max_stream_bytes = 16u * entry->size_units;
+            const uint32_t *exceptions = (const uint32_t *)(stream + 84);
+            for (uint32_t k = 0; k < stream[80] + 256u * stream[81]; k++) {
+                const uint32_t at = trf_exception_at(exceptions[k]);
+                const uint32_t weight_row = row + trf_lane_row(slab_shape, at % 32, at / 32),
+                               weight_col = col + trf_lane_col(slab_shape, at % 32, at / 32);
+                count_exception(layer, tile, weight_row, weight_col, elements[weight_row * TRF_TILE_SIZE + weight_col],
+                                c);
+            }
+        }
+}
+
+/* What a tile's weights add to the counts. elements: decoded. */
+static void count_weights(const trf_layer *layer, uint64_t tile, const uint16_t *elements, counts *c) {
+    const trf_blob_view *view = &layer->view;
+    const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].kind);
+    const int coded = view->tiles[tile].kind == TRF_TILE_CODED;
     if (coded)
         c->modes[view->tiles[tile].predictor_mode] = 1;
     for (uint32_t row = 0; row < shape.rows; row++)
         for (uint32_t col = 0; col < shape.cols; col++) {
             const uint32_t slab_rows = row < shape.coded_rows / 32 * 32 ? 32 : 0;
+            const uint32_t slab_cols = view->header.slab_cols, left = shape.coded_cols - col / slab_cols * slab_cols;
+            const int regular_cols = left >= slab_cols || left % 64 == 0;
             c->facts.irregular_weights += !(slab_rows && col < shape.coded_cols && regular_cols);
             const int code = (int16_t)elements[row * TRF_TILE_SIZE + col];
             if (!trf_codec_is_float(view->header.codec) && (uint32_t)abs(code) > c->facts.max_abs_code)
@@ -82,38 +135,6 @@ static void count_tile(const trf_layer *layer, uint64_t tile, const uint16_t *el
                     c->facts.max_abs_offset = (uint32_t)offset;
             }
         }
-    /* Raw bits of all slabs, then the table, then the streams. */
-    uint64_t raw = view->tiles[tile].data_offset, begin = raw, table_bytes = (2 * shape.slabs + 15) / 16 * 16;
-    for (uint32_t s = 0; s < shape.slabs; s++)
-        begin += raw_bytes(view, &shape, s);
-    const uint16_t *ends = (const uint16_t *)(layer->blob + begin);
-    begin += table_bytes;
-    const uint64_t streams = begin;
-    for (uint32_t s = 0; s < (shape.rows + 31) / 32; s++) {
-        const trf_device_slab *entry =
-            &slabs[(uint64_t)(shape.row / 32 + s) * view->header.num_tiles_col + shape.col / 256];
-        if (s >= shape.slabs) {
-            ck_assert(!entry->raw_units && !entry->stream_units && !entry->size_units);
-            continue;
-        }
-        const trf_slab_shape slab_shape = trf_slab_shape_at(&shape, 32 * s);
-        ck_assert_uint_eq(128ull * entry->raw_units, raw);
-        ck_assert_uint_eq(128ull * entry->raw_units + 16ull * entry->stream_units, begin);
-        ck_assert_uint_eq(begin + 16ull * entry->size_units, streams + 16ull * ends[s]);
-        const uint8_t *stream = layer->blob + begin;
-        raw += raw_bytes(view, &shape, s);
-        begin += 16ull * entry->size_units;
-        c->facts.slabs++;
-        if (16u * entry->size_units > c->facts.max_stream_bytes)
-            c->facts.max_stream_bytes = 16u * entry->size_units;
-        const uint32_t *exceptions = (const uint32_t *)(stream + 84);
-        for (uint32_t k = 0; k < stream[80] + 256u * stream[81]; k++) {
-            const uint32_t at = trf_exception_at(exceptions[k]);
-            const uint32_t row = 32 * s + trf_lane_row(slab_shape, at % 32, at / 32),
-                           col = trf_lane_col(slab_shape, at % 32, at / 32);
-            count_exception(layer, tile, row, col, elements[row * TRF_TILE_SIZE + col], c);
-        }
-    }
 }
 
 static void check_layer(const char *path) {
@@ -131,7 +152,8 @@ static void check_layer(const char *path) {
         ck_assert_msg(trf_decode_tile_ref(&layer->view, &layer->table, t, trf_layer_tile(layer, t), elements,
                                           TRF_TILE_SIZE, &err) == TRF_OK,
                       "%s: %s", path, err.message);
-        count_tile(layer, t, elements, slabs, &c);
+        count_weights(layer, t, elements, &c);
+        count_slabs(layer, t, elements, slabs, &c);
     }
     ck_assert_uint_eq(facts.irregular_weights, c.facts.irregular_weights);
     ck_assert_uint_eq(facts.slabs, c.facts.slabs);

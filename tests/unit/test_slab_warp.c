@@ -66,10 +66,14 @@ typedef struct slab_copy {
     uint32_t size; /* of the streams */
 } slab_copy;
 
+/* Entry of slab `slab` of a layer of one tile. */
+static trf_device_slab entry_of(const host_view *host, const trf_tile_shape *tile, uint32_t slab) {
+    return host->slabs[slab / tile->slabs_per_band * host->view.num_slab_cols + slab % tile->slabs_per_band];
+}
+
 static slab_copy copy_slab(const host_view *host, const trf_tile_shape *tile, uint32_t slab) {
-    const trf_device_slab entry = host->slabs[slab];
-    const uint32_t raw_bytes =
-        trf_raw_bytes(host->view.raw_bits, trf_lane_weights(trf_slab_shape_at(tile, TRF_SLAB_ROWS * slab)));
+    const trf_device_slab entry = entry_of(host, tile, slab);
+    const uint32_t raw_bytes = trf_raw_bytes(host->view.raw_bits, trf_lane_weights(trf_slab_shape_at(tile, slab)));
     slab_copy copy = {.size = 16u * entry.size_units};
     ck_assert_int_eq(posix_memalign((void **)&copy.raw, 16, raw_bytes ? raw_bytes : 1), 0);
     ck_assert_int_eq(posix_memalign((void **)&copy.streams, 16, copy.size), 0);
@@ -89,11 +93,12 @@ static void open_slab(warp *w, const trf_tile_shape *tile, uint32_t slab, const 
     for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
         trf_edge *edge = &w->edge[lane];
         edge->tile = *tile;
-        edge->part = TRF_EDGE_SLAB;
-        edge->band_row = TRF_SLAB_ROWS * slab;
+        edge->part = TRF_EDGE_SLAB + slab % tile->slabs_per_band;
+        edge->band_row = trf_slab_row(tile, slab);
         edge->predictor_mode = predictor_mode;
-        const trf_slab_shape shape = trf_slab_shape_at(tile, edge->band_row);
-        edge->region = (trf_edge_region){0, 16 * shape.blocks, 0, tile->coded_cols};
+        const trf_slab_shape shape = trf_slab_shape_at(tile, slab);
+        const uint32_t col = trf_slab_col(tile, slab);
+        edge->region = (trf_edge_region){0, 16 * shape.blocks, col, col + 16 * shape.steps};
         edge->intact = trf_slab_reader_open(&edge->slab, copy->raw, copy->streams, copy->size, shape);
         if (edge->intact)
             edge->reader = trf_lane_reader_open(&edge->slab, lane, w->view->state_bits);
@@ -168,7 +173,8 @@ static int decode_edges(const trf_device_view *view, uint16_t *elements, uint8_t
 }
 
 static int in_regular_slab(const trf_tile_shape *tile, uint32_t row, uint32_t col) {
-    return row < tile->coded_rows && col < tile->coded_cols && tile->coded_cols % 64 == 0 &&
+    const uint32_t left = tile->coded_cols - col / tile->slab_cols * tile->slab_cols; /* from the slab's first column */
+    return row < tile->coded_rows && col < tile->coded_cols && (left >= tile->slab_cols || left % 64 == 0) &&
            tile->coded_rows - row / 32 * 32 >= 32;
 }
 
@@ -190,12 +196,13 @@ static void check_tile(test_rng *rng, const test_tile_choice *choice) {
                 ck_abort_msg("%ux%u: row %u column %u seen %u times", choice->rows, choice->cols, row, col, seen[at]);
             if ((row < shape.coded_rows && col < shape.coded_cols && by_slabs[at] != tile->elements[at]) ||
                 (!regular && by_edges[at] != tile->elements[at]))
-                ck_abort_msg("codec %u c %u r %u %ux%u mode %u stored %d: row %u column %u is %04x and %04x, not %04x",
+                ck_abort_msg("codec %u c %u r %u %ux%u slabs of %u mode %u stored %d: row %u column %u is %04x and "
+                             "%04x, not %04x",
                              choice->codec, choice->class_bits, choice->raw_bits, choice->rows, choice->cols,
-                             choice->predictor_mode, choice->stored, row, col, by_slabs[at], by_edges[at],
-                             tile->elements[at]);
+                             choice->slab_cols, choice->predictor_mode, choice->stored, row, col, by_slabs[at],
+                             by_edges[at], tile->elements[at]);
         }
-    EXPECT(decode_parts(&host->view, TRF_EDGE_REGULAR, TRF_EDGE_REGULAR + 1, by_edges, seen));
+    EXPECT(decode_parts(&host->view, TRF_EDGE_REGULAR, TRF_EDGE_REGULAR_END, by_edges, seen));
     for (size_t at = 0; at < weights; at++)
         EXPECT(seen[at] == 1 && by_edges[at] == tile->elements[at]);
     free(by_slabs);
@@ -247,8 +254,9 @@ END_TEST
 /* Changes start states, counts or words of a slab. */
 static void corrupt_stream(test_rng *rng, const host_view *host, test_tile *tile, const trf_tile_shape *shape) {
     const uint32_t s = test_below(rng, shape->slabs);
-    uint8_t *states = tile->bytes + trf_device_slab_streams(host->slabs[s]), *pair_words = states + 64;
-    const uint32_t end = host->slabs[s].size_units * 16u, words = 84 + 4 * trf_stream_exceptions(states);
+    const trf_device_slab entry = entry_of(host, shape, s);
+    uint8_t *states = tile->bytes + trf_device_slab_streams(entry), *pair_words = states + 64;
+    const uint32_t end = entry.size_units * 16u, words = 84 + 4 * trf_stream_exceptions(states);
     uint32_t one = test_below(rng, 16), other = test_below(rng, 16);
     switch (test_below(rng, 4)) {
     case 0:
@@ -432,6 +440,7 @@ static test_layer make_layer(test_rng *rng, const layer_kind *kind, uint32_t row
     options.granularity = kind->granularity;
     options.group_size = kind->group_size;
     options.favor = test_below(rng, 2) ? TRF_FAVOR_SPEED : TRF_FAVOR_SIZE;
+    options.slab_cols = test_below(rng, 2) ? 128 : 256;
     options.threads = 1;
     ck_assert_msg(trf_encode_layer(weights, kind->dtype, rows, cols, &options, &t.blob, &blob_bytes, NULL, &err) ==
                       TRF_OK,
