@@ -64,7 +64,7 @@ int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, 
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
                             trf_stream stream) {
     trf_store_args args = {};
-    args.regular_cols = trf_regular_tile_cols(*view);
+    args.regular_cols = trf_regular_slab_cols(*view);
     args.slabs = view->rows / TRF_SLAB_ROWS * args.regular_cols;
     if (args.slabs == 0)
         return cudaSuccess;

@@ -18,7 +18,7 @@ struct trf_store_args {
     trf_device_view view;
     trf_shared_plan shared;
     void *weights;         /* [rows][cols] */
-    uint32_t regular_cols; /* tile columns that are regular, at least 1 */
+    uint32_t regular_cols; /* columns of slabs that are regular, at least 1 */
     uint32_t slabs;        /* entries of whole bands in them */
     trf_decode_as as;
     trf_store_kind kind;
@@ -84,7 +84,8 @@ template <class Form, int kBytes> struct trf_store_sink {
     __device__ __forceinline__ void load_row_offsets(const trf_walk &walk) {
         uint32_t mode = 0;
         if (a.view.row_offsets || a.view.col_offsets)
-            mode = __ldg(&a.view.tiles[(uint64_t)(walk.band / TRF_SLABS_PER_TILE) * a.view.num_tiles_col + walk.col]
+            mode = __ldg(&a.view.tiles[(uint64_t)(walk.band / TRF_BANDS_PER_TILE) * a.view.num_tiles_col +
+                                       walk.col * a.view.slab_cols / TRF_TILE_SIZE]
                               .predictor_mode);
         has_offsets = mode || a.view.exponent_offset;
         has_col_offsets = mode & TRF_PREDICT_COL;
@@ -111,7 +112,7 @@ template <class Form, int kBytes> struct trf_store_sink {
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         row = walk.band * TRF_SLAB_ROWS + trf_store_row(lane, 0);
-        col = walk.col * TRF_TILE_SIZE + trf_store_col(lane, 0);
+        col = walk.col * a.view.slab_cols + trf_store_col(lane, 0);
         to = (uint8_t *)a.weights + row * row_bytes + (uint64_t)col * kBytes;
         scale_end = col;
         if (!Form::kInt)
@@ -219,7 +220,7 @@ template <class Form, int kBytes> struct trf_store_sink {
             for (uint32_t c = lane; c < width; c += TRF_LANES)
                 trf_device_value_store(
                     a.weights, kBytes,
-                    ((uint64_t)walk.band * TRF_SLAB_ROWS + r) * a.view.cols + walk.col * TRF_TILE_SIZE + c, bits);
+                    ((uint64_t)walk.band * TRF_SLAB_ROWS + r) * a.view.cols + walk.col * a.view.slab_cols + c, bits);
     }
 };
 
@@ -232,6 +233,7 @@ __global__ void __launch_bounds__(kMostStoreWarps *TRF_LANES, 1)
     __shared__ uint2 constants;
     const uint32_t shared = trf_shared_address(shared_memory);
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const trf_table_source<kP> table_source(a.view);
     const uint64_t run = (uint64_t)blockIdx.x * warps + warp, runs = (uint64_t)gridDim.x * warps;
     const uint32_t begin = (uint32_t)(a.slabs * run / runs), end = (uint32_t)(a.slabs * (run + 1) / runs);
     const trf_walk walk = {begin / a.regular_cols, begin % a.regular_cols, a.regular_cols, end - begin};
@@ -241,7 +243,7 @@ __global__ void __launch_bounds__(kMostStoreWarps *TRF_LANES, 1)
 
     trf_stager<1> stager;
     trf_start<Form>(stager, a.view, a.shared, planes, walk, grid, memory, lane);
-    trf_build_constants<Form, kP, kTableLog>(a.view, shared, a.shared, &constants);
+    trf_build_constants<Form, kP, kTableLog>(a.view, table_source, shared, a.shared, &constants);
     __syncthreads();
 
     trf_store_sink<Form, kBytes> sink(a, lane);

@@ -9,8 +9,10 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define TRF_DEPENDENT_LAUNCH 1
+#define TRF_CLUSTERS 1
 #else
 #define TRF_DEPENDENT_LAUNCH 0
+#define TRF_CLUSTERS 0
 #endif
 
 static __device__ __forceinline__ uint32_t trf_shared_address(const void *p) {
@@ -43,9 +45,24 @@ static __device__ __forceinline__ uint4 trf_lds128(uint32_t at) {
     return v;
 }
 
+static __device__ __forceinline__ float4 trf_lds128f(uint32_t at) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at));
+    return v;
+}
+
 static __device__ __forceinline__ void trf_sts128(uint32_t at, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
+}
+
+/* ---- global memory ---- */
+
+/* Of what no kernel writes. It is loaded where it stands in the code. */
+static __device__ __forceinline__ uint32_t trf_ldg32(const uint32_t *at) {
+    uint32_t v;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(at));
+    return v;
 }
 
 /* ---- global to shared ---- */
@@ -65,12 +82,6 @@ template <int kPending> static __device__ __forceinline__ void trf_copy_wait() {
 }
 
 /* ---- warps of a block ---- */
-
-/* Waits for kThreads threads, wherever in the code they call it. which: not 0, which __syncthreads uses; up to 15. */
-template <int kThreads> static __device__ __forceinline__ void trf_warps_barrier(uint32_t which) {
-    __syncwarp(); /* the warp arrives as one */
-    asm volatile("bar.sync %0, %1;" ::"r"(which), "n"(kThreads) : "memory");
-}
 
 /* A barrier in shared memory, 8 bytes at a shared address: warps may come to it from different places in the code, which bar.sync is not meant for. One thread
  * makes it, ahead of a __syncthreads. */
@@ -93,8 +104,42 @@ static __device__ __forceinline__ void trf_meeting_wait(uint32_t at, uint32_t ro
     __syncwarp();
 }
 
-/* Orders this thread's memory accesses before it and behind it, as seen on the whole device. */
-static __device__ __forceinline__ void trf_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+/* ---- blocks of a cluster ----
+ * blocks: of the cluster. Threads of one block alone need no cluster; arriving is nothing then, and waiting is __syncthreads. */
+
+/* What the thread wrote before is seen by all that have waited. All threads of the cluster's blocks arrive, then wait, in turns. */
+static __device__ __forceinline__ void trf_cluster_arrive(uint32_t blocks) {
+#if TRF_CLUSTERS
+    if (blocks > 1) {
+        __syncwarp();
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    }
+#endif
+}
+
+static __device__ __forceinline__ void trf_cluster_wait(uint32_t blocks) {
+    __syncwarp();
+#if TRF_CLUSTERS
+    if (blocks > 1) {
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        return;
+    }
+#endif
+    __syncthreads();
+}
+
+/* Stores to the shared address `at` of the cluster's block `rank`. */
+static __device__ __forceinline__ void trf_cluster_store(uint32_t at, uint32_t rank, float4 v) {
+#if TRF_CLUSTERS
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5}; }" ::"r"(at),
+                 "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+#else
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+#endif
+}
 
 /* ---- dependent launches: a kernel may start before the one in front of it is done, up to trf_wait_for_predecessor ---- */
 

@@ -66,25 +66,47 @@ __host__ __device__ inline bool trf_has_usual_p(const trf_device_view &view, uin
     return view.probability_bits == p && view.state_bits == p && max_frequency <= 255;
 }
 
-template <class Form, int kP>
-static __device__ __forceinline__ void trf_build_table(const trf_device_view &view, uint32_t table,
-                                                       uint32_t table_log) {
-    const uint32_t p = kP ? kP : view.probability_bits, groups = 1u << (table_log - 4 - p); /* of 16 bytes */
-    for (uint32_t slot = threadIdx.x; slot < 1u << p; slot += blockDim.x) {
-        const uint32_t entry = __ldg(view.slots + slot), symbol = trf_entry_symbol(entry);
-        const uint32_t frequency = trf_entry_frequency(entry), bias = trf_entry_bias(entry);
-        uint4 copies;
-        if (kP) {
-            copies.x = copies.y = trf_class_code_of<Form>(view, symbol) | frequency << 16 | bias << 24;
-        } else {
-            copies.x = frequency | bias << 16;
-            copies.y = trf_class_bits_of<Form>(view, symbol);
-        }
-        copies.z = copies.x;
-        copies.w = copies.y;
-        for (uint32_t c = 0; c < groups; c++) /* turned by lane, so that a warp's stores fall on all banks */
-            trf_sts128(table + 16 * (slot * groups + (c + threadIdx.x) % groups), copies);
+/* A thread's slots of the table, on their way from the start of a kernel on; all of them if the block has 8 warps. kP = 0: none. */
+template <int kP> struct trf_table_source {
+    static constexpr uint32_t kAhead = kP ? (1u << kP) / 256 : 1;
+    uint32_t entry[kAhead];
+
+    __device__ __forceinline__ explicit trf_table_source(const trf_device_view &view) {
+#pragma unroll
+        for (uint32_t i = 0; kP && i < kAhead; i++)
+            entry[i] = trf_ldg32(view.slots + min(threadIdx.x + i * blockDim.x, (1u << kP) - 1));
     }
+};
+
+template <class Form, int kP>
+static __device__ __forceinline__ void trf_build_slot(const trf_device_view &view, uint32_t table, uint32_t groups,
+                                                      uint32_t slot, uint32_t entry) {
+    const uint32_t symbol = trf_entry_symbol(entry), frequency = trf_entry_frequency(entry),
+                   bias = trf_entry_bias(entry);
+    uint4 copies;
+    if (kP) {
+        copies.x = copies.y = trf_class_code_of<Form>(view, symbol) | frequency << 16 | bias << 24;
+    } else {
+        copies.x = frequency | bias << 16;
+        copies.y = trf_class_bits_of<Form>(view, symbol);
+    }
+    copies.z = copies.x;
+    copies.w = copies.y;
+    for (uint32_t c = 0; c < groups; c++) /* turned by lane, so that a warp's stores fall on all banks */
+        trf_sts128(table + 16 * (slot * groups + (c + threadIdx.x) % groups), copies);
+}
+
+template <class Form, int kP>
+static __device__ __forceinline__ void trf_build_table(const trf_device_view &view, const trf_table_source<kP> &source,
+                                                       uint32_t table, uint32_t table_log) {
+    const uint32_t p = kP ? kP : view.probability_bits, groups = 1u << (table_log - 4 - p); /* of 16 bytes */
+    uint32_t slot = threadIdx.x;
+#pragma unroll
+    for (uint32_t i = 0; kP && i < source.kAhead; i++, slot += blockDim.x)
+        if (slot < 1u << p)
+            trf_build_slot<Form, kP>(view, table, groups, slot, source.entry[i]);
+    for (; slot < 1u << p; slot += blockDim.x)
+        trf_build_slot<Form, kP>(view, table, groups, slot, __ldg(view.slots + slot));
 }
 
 /* Lane l's mask, 16 bytes of 0 or 1, picks the pairs whose words lie below its own first word. */
@@ -103,9 +125,11 @@ static __device__ __forceinline__ void trf_build_pair_masks(uint32_t masks) {
 
 /* What a block's warps share, before they meet: the table, the masks, and trf_lane_rule's mark and palette. */
 template <class Form, int kP, int kLog>
-static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view, uint32_t shared,
-                                                           const trf_shared_plan &plan, uint2 *constants) {
-    trf_build_table<Form, kP>(view, shared, plan.table_log);
+static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view,
+                                                           const trf_table_source<kP> &source,
+                                                           uint32_t shared, const trf_shared_plan &plan,
+                                                           uint2 *constants) {
+    trf_build_table<Form>(view, source, shared, plan.table_log);
     trf_build_pair_masks(shared + plan.pair_masks);
     if (threadIdx.x == 0)
         *constants = make_uint2(kLog == 15 ? 1u << 31 : 1, trf_class_palette<Form>(view));
@@ -247,16 +271,16 @@ static __device__ __forceinline__ void trf_patch(uint32_t *reg, uint32_t record,
 
 /* ---- which slabs ---- */
 
-/* A sequence of slabs: columns of tiles within a band, then in other bands. */
+/* A sequence of slabs: columns within a band, then in other bands. */
 struct trf_walk {
     uint32_t band, col; /* of the slab at hand */
-    uint32_t stop;      /* column where the walk leaves the band */
+    uint32_t stop;      /* column of slabs where the walk leaves the band */
     uint32_t left;      /* slabs from here on, it included */
 };
 
 /* Where a walk goes on: all columns of the next band. Other grids have a function of this name, too. */
 struct trf_walk_grid {
-    uint32_t cols; /* of tiles, regular ones */
+    uint32_t cols; /* regular ones */
 
     __device__ __forceinline__ void next_band(trf_walk &walk) const {
         walk.band++;
@@ -264,11 +288,10 @@ struct trf_walk_grid {
     }
 };
 
-/* Columns of tiles whose slabs are regular. The last one may be too narrow. */
-__host__ __device__ inline uint32_t trf_regular_tile_cols(const trf_device_view &view) {
-    const uint32_t last = view.cols - (view.num_tiles_col - 1) * TRF_TILE_SIZE;
-    const uint32_t steps = last / TRF_BLOCK_ROWS;
-    return steps > 0 && steps % 4 == 0 ? view.num_tiles_col : view.num_tiles_col - 1;
+/* Columns of slabs that are regular. The last one may be too narrow. */
+__host__ __device__ inline uint32_t trf_regular_slab_cols(const trf_device_view &view) {
+    const uint32_t steps = view.cols % view.slab_cols / TRF_BLOCK_ROWS; /* beside the full columns */
+    return view.cols / view.slab_cols + (steps > 0 && steps % 4 == 0);
 }
 
 template <class Grid> static __device__ __forceinline__ void trf_walk_on(trf_walk &walk, const Grid &grid) {
@@ -276,17 +299,16 @@ template <class Grid> static __device__ __forceinline__ void trf_walk_on(trf_wal
         grid.next_band(walk);
 }
 
-/* Chunks of a regular slab in a column of tiles: 4, or fewer in the last one. */
+/* Chunks of a regular slab: fewer in the last column. */
 static __device__ __forceinline__ uint32_t trf_slab_chunks(const trf_device_view &view, uint32_t col) {
-    const uint32_t width = view.cols - col * TRF_TILE_SIZE;
-    return width >= TRF_TILE_SIZE ? 4 : width / 64;
+    return min(view.cols - col * view.slab_cols, view.slab_cols) / 64;
 }
 
 /* A slab as the kernels hold it, a trf_device_slab: x = raw_units, y = stream_units | size_units << 16; y = 0: there is none. */
 static __device__ __forceinline__ uint2 trf_slab_at(const trf_device_view &view, const trf_walk &walk, uint32_t band) {
     if (!walk.left || band * TRF_SLAB_ROWS + TRF_SLAB_ROWS > view.rows)
         return make_uint2(0, 0);
-    return __ldg(reinterpret_cast<const uint2 *>(view.slabs) + (uint64_t)band * view.num_tiles_col + walk.col);
+    return __ldg(reinterpret_cast<const uint2 *>(view.slabs) + (uint64_t)band * view.num_slab_cols + walk.col);
 }
 
 /* Bytes of a slab's streams, or 0 if the entry makes no sense (or there is no slab). raw_bytes: of its raw bits. */
@@ -318,6 +340,7 @@ template <int kSlabs> struct trf_stager {
 template <class Form, int kSlabs, class Grid>
 static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, const trf_device_view &view,
                                                       const trf_shared_plan &plan, const Grid &grid, uint32_t lane) {
+    constexpr uint32_t kStreamCopies = Form::kClassBits == 2 ? 2 : 3; /* of a lane, for most streams; longer ones take a loop */
     const uint32_t chunk_bytes = trf_chunk_offset(Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw, 1);
     st.bytes[0] = 0;
 #pragma unroll 1
@@ -339,8 +362,12 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
                 st.source[s] = view.blob + (uint64_t)st.slab[s].x * TRF_TILE_ALIGNMENT + 16 * lane;
                 const uint32_t to = st.place + s * plan.slab_bytes + plan.streams + st.buffer * plan.stream_bytes;
                 const uint8_t *from = st.source[s] + (st.slab[s].y & 0xFFFF) * TRF_ALIGNMENT;
+#pragma unroll
+                for (uint32_t i = 0; i < kStreamCopies; i++)
+                    if (16 * (i * TRF_LANES + lane) < st.bytes[s])
+                        trf_copy16(to + 16 * TRF_LANES * i, from + 16 * TRF_LANES * i);
 #pragma unroll 1
-                for (uint32_t i = 0; i + 16 * lane < st.bytes[s]; i += 16 * TRF_LANES)
+                for (uint32_t i = 16 * TRF_LANES * kStreamCopies; i + 16 * lane < st.bytes[s]; i += 16 * TRF_LANES)
                     trf_copy16(to + i, from + i);
             }
             st.buffer ^= 1;
@@ -406,7 +433,8 @@ trf_start(trf_stager<kSlabs> &st, const trf_device_view &view, const trf_shared_
 
 /* Records the first corrupt tile. One lane calls it. */
 static __device__ __forceinline__ void trf_report_fault(const trf_device_view &view, uint32_t band, uint32_t col) {
-    const uint64_t tile = (uint64_t)(band / TRF_SLABS_PER_TILE) * view.num_tiles_col + col;
+    const uint64_t tile =
+        (uint64_t)(band / TRF_BANDS_PER_TILE) * view.num_tiles_col + col * view.slab_cols / TRF_TILE_SIZE;
     if (atomicCAS(&view.fault->set, 0u, 1u) == 0) {
         view.fault->tile_low = (uint32_t)tile;
         view.fault->tile_high = (uint32_t)(tile >> 32);

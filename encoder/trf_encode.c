@@ -79,11 +79,11 @@ static trf_status check_options(const trf_source *source, const trf_encode_optio
     return TRF_OK;
 }
 
-/* Columns of a slab, if not told. Narrow slabs give a GPU twice as many chains of states to hide latency with, and cost 0.1 bit a weight.
- * With pairs, whose chains are twice as long, they are worth it. */
+/* Columns of a slab, if not told. Narrow slabs give a GPU twice as many chains of states to hide latency with, and cost 0.1 bit a weight. They are
+ * worth it with pairs, whose chains are twice as long, and for layers of so few slabs that a GPU's warps do not all get one. */
 static uint32_t choose_slab_cols(uint32_t class_bits, uint32_t rows, uint32_t cols) {
-    (void)rows, (void)cols;
-    return class_bits == 4 ? TRF_MIN_SLAB_COLS : TRF_MAX_SLAB_COLS;
+    const uint64_t few_weights = 8u << 20;
+    return class_bits == 4 || (uint64_t)rows * cols <= few_weights ? TRF_MIN_SLAB_COLS : TRF_MAX_SLAB_COLS;
 }
 
 /* The parts of the header that options and source alone decide. */
@@ -93,7 +93,9 @@ static void start_plan(encoding *e, trf_codec codec) {
     h->codec = (uint8_t)codec;
     h->source_dtype = (uint8_t)e->source->dtype;
     h->class_bits = e->options->favor == TRF_FAVOR_SIZE ? 4 : 2;
-    e->plan.exception_weight = e->options->favor == TRF_FAVOR_SIZE ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_SPEED_WEIGHT;
+    e->plan.exception_weight = e->options->favor == TRF_FAVOR_SIZE && codec == TRF_CODEC_INT
+                                   ? TRF_EXCEPTION_BITS
+                                   : TRF_EXCEPTION_SPEED_WEIGHT;
     h->rows = e->source->rows;
     h->cols = e->source->cols;
     h->probability_bits = (uint8_t)(e->options->probability_bits ? e->options->probability_bits

@@ -1,4 +1,4 @@
-/* Which fused kernel runs, on how many blocks, with what cut of K; and its launch. */
+/* Which fused kernel runs, on how many blocks and with what cut; and its launch. */
 #include "trf_fused.h"
 #include "trf_fused_variants.cuh"
 #include "trf_kernel_limits.cuh"
@@ -7,22 +7,20 @@
 
 /* plan->choice; word TRF_PLAN_LAYER is not ours. */
 enum {
-    CHOICE_TILES,
     CHOICE_GEOMETRY,
     CHOICE_TABLE_LOG,
-    CHOICE_BLOCKS,
-    CHOICE_SPLITS,
-    CHOICE_UNITS,
-    CHOICE_ITEMS,
+    CHOICE_CLUSTER,
+    CHOICE_CLUSTERS,
+    CHOICE_PARTS,
+    CHOICE_STRADDLES,
+    CHOICE_WINDOW_COLS,
     CHOICES
 };
 static_assert((int)CHOICES <= (int)TRF_PLAN_LAYER, "the layer's word is free");
 
-enum {
-    MOST_SHARED_UNITS = TRF_WORKSPACE_COUNTER_BYTES / 4 /* that blocks may share: a counter each */
-};
-
 static uint64_t align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+static uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
 /* ---- what the kernels take ---- */
 
@@ -30,75 +28,198 @@ static bool is_scaled(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
 }
 
-static uint32_t warps_of(const trf_device_view *view, int tiles, uint32_t geometry) {
-    return (uint32_t)trf_fused_warps((int)view->class_bits, is_scaled(view), tiles, (int)geometry);
-}
-
-/* Rows of a unit. */
-static uint32_t unit_rows(uint32_t geometry) { return TRF_SLAB_ROWS * (uint32_t)trf_fused_slabs((int)geometry); }
-
-/* Of a unit's sums: in runs those of the batch's rows, in columns whole fragments. */
-static uint32_t unit_sum_bytes(uint32_t m, int tiles, uint32_t geometry) {
-    return 4 * unit_rows(geometry) * (trf_walks_columns((int)geometry) ? 8 * (uint32_t)tiles : m);
-}
-
-static trf_shared_plan shared_plan(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, int tiles,
-                                   uint32_t geometry, uint32_t table_log) {
-    const uint32_t kept = trf_walks_columns((int)geometry) ? 0 : unit_sum_bytes(m, tiles, geometry);
-    return trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, warps_of(view, tiles, geometry),
-                              (uint32_t)trf_fused_slabs((int)geometry), table_log, kept);
-}
-
-static uint32_t parts_of(uint32_t geometry) {
-    return trf_walks_columns((int)geometry) ? (uint32_t)trf_column_parts(trf_fused_slabs((int)geometry)) : 1;
-}
-
-/* Units that a block walks at once: in columns those of a group. */
-static uint32_t units_of(const trf_device_view *view, int tiles, uint32_t geometry) {
-    return trf_walks_columns((int)geometry) ? warps_of(view, tiles, geometry) / parts_of(geometry) : 1;
-}
-
-/* Of dynamic shared memory: the plan's, and x or sums behind it. */
-static uint32_t shared_bytes_of(const trf_shared_plan &plan, const trf_device_view *view, int tiles,
-                                uint32_t geometry) {
-    const uint32_t parts = parts_of(geometry);
-    return plan.total + (parts - 1) * units_of(view, tiles, geometry) * trf_join_bytes(tiles) +
-           (tiles > 1 ? 2 * trf_window_column_bytes(tiles) : 0);
-}
-
-static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, int tiles, uint32_t geometry) {
-    const bool usual = trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
-    const bool two = view->class_bits == 2 && !is_scaled(view);
+static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t geometry) {
+    const bool usual =
+        trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
     switch (geometry) {
-    case TRF_GEOMETRY_COLUMNS_TWO:
-    case TRF_GEOMETRY_RUNS_TWO:
-        return usual && tiles == 1 && two;
-    case TRF_GEOMETRY_COLUMNS:
-        return usual && (tiles > 1 || !two);
-    case TRF_GEOMETRY_RUNS:
-        return usual && tiles == 1;
-    case TRF_GEOMETRY_COLUMNS_ANY:
-        return tiles > 1;
+    case TRF_GEOMETRY_TWO:
+        return usual && m <= 8 && !is_scaled(view);
+    case TRF_GEOMETRY_ONE:
+        return usual;
     default:
-        return tiles == 1;
+        return true;
     }
 }
 
-/* The largest table that leaves room for the rest. @return its size's logarithm, or 0 if there is none. */
-static uint32_t find_table(const trf_device_view *view, const trf_device_facts *facts, int shared_bytes, uint32_t m,
-                           int tiles, uint32_t geometry) {
-    const bool flexible = geometry == TRF_GEOMETRY_RUNS_FEW || geometry == TRF_GEOMETRY_COLUMNS_ANY;
-    const uint32_t largest = parts_of(geometry) > 1 ? kSmallTableLog : kTableLog,
-                   smallest = flexible ? view->probability_bits + 4 : largest;
-    for (uint32_t log = largest; geometry_takes(view, facts, tiles, geometry) && log >= smallest; log--) {
-        const trf_shared_plan plan = shared_plan(view, facts, m, tiles, geometry, log);
-        if ((int)shared_bytes_of(plan, view, tiles, geometry) + kStaticSharedBytes <= shared_bytes)
-            return log;
+/* ---- what a device can do ---- */
+
+static __global__ void empty_kernel() {}
+
+int trf_find_clusters(trf_device_limits *limits) {
+    const void *const kernel = (const void *)empty_kernel;
+    cudaFuncAttributes attributes = {};
+    cudaError_t status = trf_allow_all_shared(kernel, &attributes);
+    limits->clusters[0] = (uint32_t)limits->multiprocessors;
+    for (uint32_t i = 1; i < TRF_CLUSTER_SIZES; i++) {
+        limits->clusters[i] = 0;
+        if (status != cudaSuccess || limits->capability < 90 || attributes.ptxVersion < 90)
+            continue;
+        cudaLaunchAttribute dimension;
+        dimension.id = cudaLaunchAttributeClusterDimension;
+        dimension.val.clusterDim.x = 1u << i;
+        dimension.val.clusterDim.y = dimension.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(1u << i);
+        config.blockDim = dim3(512);
+        config.dynamicSmemBytes = (size_t)limits->shared_bytes - kStaticSharedBytes;
+        config.attrs = &dimension;
+        config.numAttrs = 1;
+        int clusters = 0;
+        status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+        limits->clusters[i] = clusters > 0 ? (uint32_t)clusters : 0;
     }
-    return 0;
+    return status;
 }
 
-static int tiles_of(uint32_t m) { return m <= 8 ? 1 : m <= 16 ? 2 : m <= 32 ? 4 : 8; }
+/* ---- the cut ---- */
+
+/* A way to share out a product: the terms are trf_fused_kernel.cuh's. */
+struct cut {
+    uint32_t geometry, tiles, warps, slabs;  /* of the kernel; slabs that a warp walks side by side */
+    uint32_t table_log;                      /* of the decode table */
+    uint32_t cluster, clusters;              /* blocks of a cluster; clusters */
+    uint32_t units, cols;                    /* of the layer: units, columns of slabs */
+    uint32_t parts, group;
+    uint32_t groups, block_cols;             /* of the block that has the most */
+    uint32_t straddles, items;               /* items: of all blocks, if it does */
+    uint32_t sums, sums_stride, window;      /* shared offsets */
+    uint32_t window_cols;                    /* of a piece of x; 0: x is not in shared memory */
+    uint32_t shared_bytes;                   /* dynamic */
+    trf_shared_plan plan;
+};
+
+/* Whether warps do. */
+static bool shares_units(const cut &c) { return c.cluster * c.parts > 1; }
+
+/* Of a block, at least so many that the table is soon made. */
+static uint32_t active_warps(const cut &c) {
+    const uint32_t active = c.group * c.parts, least = c.warps < 8 ? c.warps : 8;
+    return active > least ? active : least;
+}
+
+/* Of a warp's sums, as they are left in shared memory. */
+static uint32_t sum_bytes(const cut &c) { return kPieceBytes * 2 * c.slabs * c.tiles; }
+
+/* The cut that these lead to; what depends on shared memory is left out. clusters: at most. */
+static cut cut_of(const trf_device_view *view, uint32_t m, uint32_t geometry, uint32_t cluster, uint32_t clusters,
+                  uint32_t parts, uint32_t straddles) {
+    cut c = {};
+    c.geometry = geometry;
+    c.tiles = (uint32_t)trf_fused_tiles(m, (int)geometry);
+    c.warps = (uint32_t)trf_fused_warps((int)view->class_bits, is_scaled(view), (int)c.tiles, (int)geometry);
+    c.slabs = (uint32_t)trf_fused_slabs((int)geometry);
+    c.cols = trf_regular_slab_cols(*view);
+    c.units = c.cols ? ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
+    c.cluster = cluster;
+    c.parts = parts;
+    c.straddles = straddles;
+    const uint32_t most_at_once = c.warps / parts;
+    if (straddles) {
+        c.group = most_at_once;
+        c.items = ceil_div(c.units, c.group) * c.cols;
+        c.clusters = clusters < c.items ? clusters : c.items ? c.items : 1;
+        c.block_cols = c.cols;
+        return c;
+    }
+    c.clusters = clusters < c.units ? clusters : c.units ? c.units : 1;
+    const uint32_t most_units = c.units ? ceil_div(c.units, c.clusters) : 1;
+    c.group = most_at_once < most_units ? most_at_once : most_units;
+    c.groups = ceil_div(most_units, c.group);
+    c.block_cols = ceil_div(c.cols, cluster);
+    return c;
+}
+
+/* Lays out shared memory. @return whether it is enough. */
+static bool lay_out(cut *c, const trf_device_view *view, const trf_device_facts *facts, uint32_t shared_bytes,
+                    uint32_t table_log, uint32_t window_cols) {
+    const bool in_buffers = c->parts > 1 && c->cluster == 1 && c->groups == 1; /* those of the warps that left them */
+    c->table_log = table_log;
+    c->window_cols = window_cols;
+    c->plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c->tiles > 1 ? c->warps : active_warps(*c), c->slabs, table_log,
+                                 in_buffers ? sum_bytes(*c) : 0);
+    c->window = c->plan.total;
+    c->shared_bytes = c->window + c->parts * 2 * trf_window_piece_bytes(window_cols, (int)c->tiles);
+    c->sums = in_buffers ? c->plan.warps : c->shared_bytes;
+    c->sums_stride = in_buffers ? c->plan.warp_bytes : sum_bytes(*c);
+    if (shares_units(*c) && !in_buffers) /* tasks of a block, rounded up */
+        c->shared_bytes += c->parts * (c->group * c->sums_stride + c->cluster * kPieceBytes);
+    return c->shared_bytes + kStaticSharedBytes <= shared_bytes;
+}
+
+/* With the largest table that fits. @return whether one does. */
+static bool fit(cut *c, const trf_device_view *view, const trf_device_facts *facts, uint32_t shared_bytes) {
+    const bool any = c->geometry == TRF_GEOMETRY_ANY;
+    const uint32_t largest = any ? kTableLog : trf_fused_table_log((int)view->class_bits, (int)c->slabs),
+                   smallest = any ? view->probability_bits + 4 : largest;
+    for (uint32_t log = largest; log >= smallest; log--) /* pieces of whole slabs if there is room */
+        if (lay_out(c, view, facts, shared_bytes, log, c->tiles > 1 ? view->slab_cols : 0) ||
+            (c->tiles > 1 && lay_out(c, view, facts, shared_bytes, log, TRF_MIN_SLAB_COLS)))
+            return true;
+    return false;
+}
+
+/* Microseconds that a slab of 256 columns takes of a multiprocessor whose warps are all at work, from measurements on an H200
+ * (docs/performance.md). */
+static double slab_microseconds(const trf_device_view *view, const cut &c, uint32_t m) {
+    const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4 ? 1.2 : 1.0;
+    if (c.geometry == TRF_GEOMETRY_ANY)
+        return c.tiles == 1 ? 1.0 : 1.5;
+    if (c.slabs == 2)
+        return longer * (0.340 + 0.0020 * more_rows);
+    return longer * (c.tiles == 1 ? 0.365 + 0.0040 * more_rows : c.tiles == 2 ? 0.41 : c.tiles == 4 ? 0.47 : 0.82);
+}
+
+/* Estimated microseconds beyond those of every launch. */
+static double estimate(const trf_device_view *view, const cut &c, uint32_t multiprocessors, uint32_t m) {
+    const double width = view->slab_cols / 256.0, longer = view->class_bits == 4 ? 1.8 : 1.0;
+    const double slab_us = width * slab_microseconds(view, c, m);
+    if (c.straddles) { /* the second kernel's launch, and what it reads */
+        const double sums = 2.0 * c.clusters * c.group * sum_bytes(c);
+        return ceil_div(c.items, c.clusters) * c.group * c.slabs * slab_us + 2.5 + sums / 4e6;
+    }
+    const double steps = (double)c.groups * ceil_div(c.block_cols, c.parts);
+    const double most = (double)ceil_div(c.units, c.clusters) * c.block_cols * c.slabs,
+                 mean = (double)c.units * c.cols * c.slabs / multiprocessors;
+    double cost;
+    if (c.tiles > 1) { /* bound by what a warp takes, not by memory */
+        cost = steps * c.warps * slab_us;
+    } else {
+        /* Those with less to do leave memory to the others, up to what decoding takes. More than a tile's rows at once are read a little slower. */
+        const double even = mean * slab_us * (c.group * c.slabs > 8 ? 1.055 : 1.0), decoding = (view->class_bits == 4 ? 1.0 : 0.84) * most * slab_us,
+                     idle = 1 - (double)(c.group * c.parts) / c.warps, busy = (even > decoding ? even : decoding) * (1 + 0.35 * idle),
+                     waiting = steps * width * longer * (c.slabs == 2 ? 6.5 : 5.0); /* of slabs alone */
+        cost = busy > waiting ? busy : waiting;
+    }
+    if (shares_units(c)) /* meeting, and reading what the others left */
+        cost += c.groups * ((c.cluster > 2 ? 2.2 : c.cluster > 1 ? 1.0 : 0.4) + 0.02 * c.cluster * c.parts +
+                            c.group * c.parts * sum_bytes(c) * (m < 8 ? m / 8.0 : 1.0) / (c.cluster > 1 ? 40e3 : 150e3));
+    return cost;
+}
+
+/* The best cut of a geometry. @return its cost, or HUGE_VAL if there is none. */
+static double best_cut(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
+                       uint32_t m, uint32_t geometry, cut *best) {
+    double least = HUGE_VAL;
+    if (!geometry_takes(view, facts, m, geometry))
+        return least;
+    const auto consider = [&](cut c) {
+        const double cost = estimate(view, c, (uint32_t)limits->multiprocessors, m);
+        if (cost < least && fit(&c, view, facts, (uint32_t)limits->shared_bytes)) {
+            least = cost;
+            *best = c;
+        }
+    };
+    const cut straddling = cut_of(view, m, geometry, 1, limits->clusters[0], 1, 1);
+    consider(straddling);
+    for (uint32_t size = 0; size < TRF_CLUSTER_SIZES && limits->clusters[size]; size++)
+        for (uint32_t parts = 1; parts <= straddling.warps; parts++) {
+            const cut c = cut_of(view, m, geometry, 1u << size, limits->clusters[size], parts, 0);
+            if ((c.cluster > 1 && c.cluster > c.cols) || (parts > 1 && parts > c.block_cols))
+                break; /* a block, or a warp, without columns */
+            consider(c);
+        }
+    return least;
+}
 
 const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
@@ -120,141 +241,60 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
         if (is_scaled(view) && view->group_size % 32)
             return "its scale groups are not multiples of 32";
     }
-    if ((uint64_t)view->num_bands * view->num_tiles_col > UINT32_MAX || (uint64_t)view->cols * m > UINT32_MAX / 2)
+    if ((uint64_t)view->num_bands * view->num_slab_cols > UINT32_MAX || ((uint64_t)view->cols + 8) * m > UINT32_MAX / 2)
         return "the layer or the batch is too large";
-    if (m > 8 && view->num_bands > MOST_SHARED_UNITS)
-        return "the layer has too many rows for batches above 8";
-    for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++)
-        if (find_table(view, facts, limits->shared_bytes, m, tiles_of(m), geometry))
+    for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++) {
+        cut c;
+        if (best_cut(view, facts, limits, m, geometry, &c) < HUGE_VAL)
             return NULL;
+    }
     return "its streams do not fit this device's shared memory";
 }
 
-/* ---- the cut ---- */
-
-/* A way to share out a product. */
-struct cut {
-    uint32_t geometry;
-    uint32_t units, cols, splits; /* splits: of a unit's columns among items; columns: 1 */
-    uint32_t items, blocks;
-};
-
-static cut cut_of(const trf_device_view *view, const trf_device_limits *limits, int tiles, uint32_t geometry,
-                  uint32_t splits) {
-    const uint32_t cols = trf_regular_tile_cols(*view), bands = cols ? view->rows / TRF_SLAB_ROWS : 0;
-    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)geometry);
-    cut c = {geometry, (bands + slabs - 1) / slabs, cols, splits, 0, 0};
-    const uint32_t group = units_of(view, tiles, geometry);
-    c.items = trf_walks_columns((int)geometry) ? (c.units + group - 1) / group * cols : c.units * splits;
-    c.blocks = c.items < (uint32_t)limits->multiprocessors ? c.items : (uint32_t)limits->multiprocessors;
-    if (c.blocks == 0)
-        c.blocks = 1;
-    return c;
-}
-
-/* Microseconds that a slab takes of a busy multiprocessor, from measurements on an H200 (docs/performance.md). */
-static double slab_microseconds(uint32_t geometry, int tiles, uint32_t m) {
-    const double more_rows = m <= 8 ? m - 1.0 : 7.0;
-    switch (geometry) {
-    case TRF_GEOMETRY_COLUMNS_TWO:
-        return 0.347 + 0.0020 * more_rows;
-    case TRF_GEOMETRY_RUNS_TWO:
-        return 0.363 + 0.0043 * more_rows;
-    case TRF_GEOMETRY_RUNS:
-        return 0.410 + 0.0067 * more_rows;
-    case TRF_GEOMETRY_COLUMNS:
-        return tiles == 1 ? 0.365 + 0.0040 * more_rows : tiles == 2 ? 0.43 : tiles == 4 ? 0.49 : 0.87;
-    default:
-        return 1.0;
-    }
-}
-
-/* Estimated microseconds beyond those of every launch. */
-static double estimate(const cut &c, uint32_t warps, int tiles, uint32_t m) {
-    const bool columns = trf_walks_columns((int)c.geometry);
-    const uint32_t slabs = (uint32_t)trf_fused_slabs((int)c.geometry), parts = parts_of(c.geometry);
-    const uint32_t items = (c.items + c.blocks - 1) / c.blocks, sum_bytes = unit_sum_bytes(m, tiles, c.geometry);
-    const double round_us = slabs == 2 ? 6.5 : 5.0; /* of a warp's slab, or two side by side, alone */
-    const uint64_t most = columns ? (uint64_t)((items + parts - 1) / parts) * warps * slabs
-                                  : (uint64_t)items * ((c.cols + c.splits - 1) / c.splits) * slabs;
-    const uint64_t rounds = (most + warps * slabs - 1) / (warps * slabs);
-    /* Those with less to do leave memory to the others. */
-    const double mean = (double)c.units * slabs * c.cols / c.blocks;
-    const double busy = 0.5 * ((double)most + mean) * slab_microseconds(c.geometry, tiles, m),
-                 waiting = (double)rounds * round_us;
-    double cost = busy > waiting ? busy : waiting;
-    if (columns && items % c.cols) { /* one block adds what those that share its group have left */
-        const double sharing = (double)c.cols / items + 1;
-        cost += 2.0 + sharing * warps / parts * sum_bytes / 60e3;
-    }
-    if (!columns && c.splits > 1)
-        cost += 2.0 + (double)c.splits * sum_bytes / 150e3;
-    return cost;
-}
+/* ---- the plan ---- */
 
 /* Where everything lies in the workspace. */
 struct workspace_layout {
-    uint64_t run_sums, block_sums, edges, padded_x, bytes;
+    uint64_t partials, padded_x, bytes; /* edges are at 0 */
 };
 
-static workspace_layout layout_of(const trf_device_view *view, const trf_device_facts *facts,
-                                  const trf_linear_plan *plan) {
-    const uint32_t *choice = plan->choice;
-    const int tiles = (int)choice[CHOICE_TILES];
-    const uint64_t warps = warps_of(view, tiles, choice[CHOICE_GEOMETRY]), blocks = choice[CHOICE_BLOCKS],
-                   sum_bytes = unit_sum_bytes(plan->m, tiles, choice[CHOICE_GEOMETRY]);
-    const bool columns = trf_walks_columns((int)choice[CHOICE_GEOMETRY]);
+static workspace_layout layout_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m,
+                                  const cut &c) {
     workspace_layout at;
-    at.run_sums = TRF_WORKSPACE_COUNTER_BYTES;
-    at.block_sums = at.run_sums + align_256(columns ? 0 : blocks * warps * sum_bytes);
-    /* A block shares its first and its last group, or unit. */
-    const uint64_t shared_units = columns                      ? 2ull * units_of(view, tiles, choice[CHOICE_GEOMETRY])
-                                  : choice[CHOICE_SPLITS] == 1 ? 0
-                                                               : 2;
-    at.edges = at.block_sums + align_256(blocks * shared_units * sum_bytes);
-    at.padded_x = at.edges + align_256(facts->irregular_weights ? 4ull * plan->m * view->rows : 0);
-    at.bytes = at.padded_x + align_256(2ull * plan->m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
+    at.partials = align_256(facts->irregular_weights ? 4ull * m * view->rows : 0);
+    at.padded_x = at.partials + (c.straddles ? 2ull * c.clusters * c.group * sum_bytes(c) : 0);
+    at.bytes = at.padded_x + align_256(2ull * m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
     return at;
 }
 
 void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                       trf_linear_plan *plan) {
-    const int tiles = tiles_of(plan->m);
-    uint32_t *choice = plan->choice;
-    double best = HUGE_VAL;
+    double least = HUGE_VAL;
+    cut best = {};
     for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++) {
-        const uint32_t table_log = find_table(view, facts, limits->shared_bytes, plan->m, tiles, geometry);
-        if (geometry > TRF_GEOMETRY_RUNS && best < HUGE_VAL)
-            break; /* those for any p are slower, and the last of them the slowest */
-        if (!table_log)
-            continue;
-        for (uint32_t splits = 1;; splits++) {
-            const cut c = cut_of(view, limits, tiles, geometry, splits);
-            const bool shares = trf_walks_columns((int)geometry) || splits > 1;
-            if (splits > 1 && (trf_walks_columns((int)geometry) || splits > c.cols || splits > 32))
-                break;
-            if (shares && c.units > MOST_SHARED_UNITS)
-                break;
-            const double cost = c.units ? estimate(c, warps_of(view, tiles, geometry), tiles, plan->m) : 0;
-            if (cost >= best)
-                continue;
-            best = cost;
-            choice[CHOICE_GEOMETRY] = geometry;
-            choice[CHOICE_TABLE_LOG] = table_log;
-            choice[CHOICE_SPLITS] = splits;
-            choice[CHOICE_UNITS] = c.units;
-            choice[CHOICE_ITEMS] = c.items;
-            choice[CHOICE_BLOCKS] = c.blocks;
+        if (geometry == TRF_GEOMETRY_ANY && least < HUGE_VAL)
+            break; /* the slowest */
+        cut c;
+        const double cost = best_cut(view, facts, limits, plan->m, geometry, &c);
+        if (cost < least) {
+            least = cost;
+            best = c;
         }
     }
-    choice[CHOICE_TILES] = (uint32_t)tiles;
-    plan->workspace_bytes = layout_of(view, facts, plan).bytes;
+    plan->choice[CHOICE_GEOMETRY] = best.geometry;
+    plan->choice[CHOICE_TABLE_LOG] = best.table_log;
+    plan->choice[CHOICE_CLUSTER] = best.cluster;
+    plan->choice[CHOICE_CLUSTERS] = best.clusters;
+    plan->choice[CHOICE_PARTS] = best.parts;
+    plan->choice[CHOICE_STRADDLES] = best.straddles;
+    plan->choice[CHOICE_WINDOW_COLS] = best.window_cols;
+    plan->workspace_bytes = layout_of(view, facts, plan->m, best).bytes;
 }
 
 /* ---- the launch ---- */
 
 static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_linear_plan *plan) {
-    const int tiles = (int)plan->choice[CHOICE_TILES], geometry = (int)plan->choice[CHOICE_GEOMETRY],
+    const int geometry = (int)plan->choice[CHOICE_GEOMETRY], tiles = trf_fused_tiles(plan->m, geometry),
               class_bits = (int)view->class_bits, bf16_x = plan->x_dtype == TRF_DTYPE_BF16;
     switch (view->codec) {
     case TRF_CODEC_BF16:
@@ -268,51 +308,83 @@ static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_linear_
     }
 }
 
+/* Adds up what blocks share, behind the kernel that left it. early: whether it may start before that one ends. */
+static cudaError_t launch_finish(const trf_fused_args &args, const cut &c, bool early, cudaStream_t stream) {
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(ceil_div(c.units * 2 * c.slabs * c.tiles, 256 / 32));
+    config.blockDim = dim3(256);
+    config.stream = stream;
+    config.attrs = &attribute;
+    if (early) {
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        config.numAttrs = 1;
+    }
+    return cudaLaunchKernelEx(&config, trf_fused_finish, args, c.slabs, c.tiles);
+}
+
 /* Code that the driver made from older PTX does not wait for the kernel in front of it, so it must not start early. */
-static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, uint32_t blocks, uint32_t threads,
-                          uint32_t shared_bytes, cudaStream_t stream) {
+static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, const cut &c, cudaStream_t stream) {
     cudaFuncAttributes attributes = {};
     cudaError_t status = trf_allow_all_shared((const void *)kernel, &attributes);
     if (status != cudaSuccess)
         return status;
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute launch_attributes[2];
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(blocks);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared_bytes;
+    config.gridDim = dim3(c.cluster * c.clusters);
+    config.blockDim = dim3(32 * (c.tiles > 1 ? c.warps : active_warps(c)));
+    config.dynamicSmemBytes = c.shared_bytes;
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = attributes.ptxVersion >= 90 ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, args);
+    config.attrs = launch_attributes;
+    if (attributes.ptxVersion >= 90) {
+        launch_attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        launch_attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (c.cluster > 1) {
+        launch_attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        launch_attributes[config.numAttrs].val.clusterDim.x = c.cluster;
+        launch_attributes[config.numAttrs].val.clusterDim.y = 1;
+        launch_attributes[config.numAttrs++].val.clusterDim.z = 1;
+    }
+    status = cudaLaunchKernelEx(&config, kernel, args);
+    if (status == cudaSuccess && c.straddles)
+        status = launch_finish(args, c, attributes.ptxVersion >= 90, stream);
+    return status;
 }
 
 int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
                      const void *x, void *y, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
-    const int tiles = (int)choice[CHOICE_TILES];
-    const uint32_t geometry = choice[CHOICE_GEOMETRY], units = choice[CHOICE_UNITS],
-                   warps = warps_of(view, tiles, geometry);
-    const workspace_layout at = layout_of(view, facts, plan);
+    cut c = cut_of(view, plan->m, choice[CHOICE_GEOMETRY], choice[CHOICE_CLUSTER], choice[CHOICE_CLUSTERS],
+                   choice[CHOICE_PARTS], choice[CHOICE_STRADDLES]);
+    lay_out(&c, view, facts, UINT32_MAX, choice[CHOICE_TABLE_LOG], choice[CHOICE_WINDOW_COLS]);
+    const workspace_layout at = layout_of(view, facts, plan->m, c);
     uint8_t *const base = (uint8_t *)workspace;
     trf_fused_args args = {};
     args.view = *view;
-    args.shared = shared_plan(view, facts, plan->m, tiles, geometry, choice[CHOICE_TABLE_LOG]);
+    args.shared = c.plan;
     args.x = x;
     args.x_stride = view->cols;
     args.y = y;
     args.m = plan->m;
     args.y_dtype = plan->y_dtype;
-    args.units = units;
-    args.whole_rows = units ? view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS : 0;
-    args.regular_cols = trf_regular_tile_cols(*view);
-    args.splits = choice[CHOICE_SPLITS];
-    args.items = choice[CHOICE_ITEMS];
+    args.whole_rows = c.units ? view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS : 0;
     args.use_row_offsets = (facts->predictor_modes & TRF_PREDICT_ROW) != 0;
-    args.counters = (uint32_t *)workspace;
-    args.run_sums = (float *)(base + at.run_sums);
-    args.block_sums = (float *)(base + at.block_sums);
+    args.cluster = c.cluster;
+    args.parts = c.parts;
+    args.group = c.group;
+    args.units = c.units;
+    args.units_each = (c.straddles ? c.items : c.units) / c.clusters;
+    args.units_more = (c.straddles ? c.items : c.units) % c.clusters;
+    args.straddles = c.straddles;
+    args.partials = (float *)(base + at.partials);
+    args.cols_each = c.cols / c.cluster;
+    args.cols_more = c.cols % c.cluster;
+    args.sums = c.sums;
+    args.sums_stride = c.sums_stride;
+    args.window = c.window;
+    args.window_cols = c.window_cols;
     if (view->cols % 8 || (uintptr_t)x % 16) {
         args.x_stride = (view->cols + 7) / 8 * 8;
         args.x = base + at.padded_x;
@@ -321,12 +393,11 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
             return status;
     }
     if (facts->irregular_weights) {
-        float *edges = (float *)(base + at.edges);
+        float *edges = (float *)base;
         int status = trf_launch_linear_edges(view, plan->m, plan->x_dtype, args.x, args.x_stride, edges, stream);
         if (status)
             return status;
         args.edges = edges;
     }
-    return launch(kernel_of(view, plan), args, choice[CHOICE_BLOCKS], 32 * warps,
-                  shared_bytes_of(args.shared, view, tiles, geometry), stream);
+    return launch(kernel_of(view, plan), args, c, stream);
 }

@@ -10,9 +10,7 @@ extern "C" {
 #endif
 
 enum {
-    /* The first bytes of every workspace: counters of the fused kernels and nothing else, 0 between calls. So plans of both paths, and of
-     * any layers, can share a workspace. */
-    TRF_WORKSPACE_COUNTER_BYTES = 1 << 20,
+    TRF_CLUSTER_SIZES = 4, /* of 1, 2, 4 and 8 blocks */
     TRF_PLAN_LAYER = 7 /* the word of a plan's choice that is trf_linear_plan_init's: the layer's serial number */
 };
 
@@ -21,7 +19,12 @@ typedef struct trf_device_limits {
     int multiprocessors;
     int shared_bytes; /* that a block may opt in to */
     int capability;   /* 80, 86, 89, 90 ... */
+    /* Clusters of 1 << i blocks that run at once, one block a multiprocessor; 0: such clusters cannot be launched. */
+    uint32_t clusters[TRF_CLUSTER_SIZES];
 } trf_device_limits;
+
+/* Fills limits->clusters; the other fields are set, and the device is the current one. @return a cudaError_t. */
+int trf_find_clusters(trf_device_limits *limits);
 
 /* Whether the fused kernels take this layer and batch. @return NULL, or why not: a static string. */
 const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,

@@ -1,7 +1,6 @@
-/* What the fused kernels have in common: their arguments, a warp's accumulators, how a finished sum gets to y, and how the work is cut.
+/* The fused kernels' arguments, a warp's accumulators, and how a finished sum gets to y.
  *
- * Decoded weights are the A fragments of mma.m16n8k16, x is B. A *unit* is the one or two bands of 32 rows that a warp walks side by side. An *item* is a
- * range of a unit's tile columns (runs), or one tile column of a group of units (columns); a block has consecutive items. */
+ * Decoded weights are the A fragments of mma.m16n8k16, x is B. A *unit* is the one or two bands of 32 rows that a warp walks side by side. */
 #ifndef TRF_FUSED_PRODUCT_CUH
 #define TRF_FUSED_PRODUCT_CUH
 
@@ -16,15 +15,19 @@ struct trf_fused_args {
     uint32_t m, y_dtype;
     void *y;             /* [m][rows] */
     const float *edges;  /* [m][rows], or NULL */
-    uint32_t *counters;  /* one a unit, 0 between launches */
-    float *run_sums;     /* [blocks][warps][m][unit rows] */
-    float *block_sums;   /* runs: [blocks][2][m][unit rows]; columns: [blocks][2][units of a group], fragments */
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
-    uint32_t units;
-    uint32_t regular_cols; /* tile columns that are regular */
-    uint32_t splits;       /* runs: items of a unit along K */
-    uint32_t items;
     uint32_t use_row_offsets;
+    /* The cut (trf_fused_kernel.cuh). */
+    uint32_t cluster;                /* blocks of a cluster */
+    uint32_t parts;                  /* of a block's columns: warps that share a unit */
+    uint32_t group;                  /* units that a block walks at once; group * parts warps are at work */
+    uint32_t units;                  /* of the layer */
+    uint32_t units_each, units_more; /* a cluster has units_each, those below units_more one more */
+    uint32_t cols_each, cols_more;   /* likewise, a block's columns of slabs */
+    uint32_t straddles;              /* units of a group may have their columns in several clusters (of one block) */
+    float *partials;                 /* straddles: [blocks][2][group][pieces][128], workspace */
+    uint32_t sums, sums_stride;      /* shared offset of sums; from warp to warp (clusters of one block) */
+    uint32_t window, window_cols;    /* for batches above 8: shared offset of a window of x for each part; columns of a piece of it */
 };
 
 /* ---- fragments ---- */
@@ -63,12 +66,37 @@ static __device__ __forceinline__ void trf_store_y(const trf_fused_args &a, uint
         ((__half *)a.y)[at] = __float2half_rn(value);
 }
 
-/* One finished sum of a unit; place = batch row * unit rows + row. */
-template <uint32_t kRows>
-static __device__ __forceinline__ void trf_finish(const trf_fused_args &a, uint32_t unit, uint32_t place, float sum) {
-    const uint32_t row = unit * kRows + place % kRows;
-    if (row < a.whole_rows)
-        trf_store_y(a, place / kRows, row, trf_scale_sum(a, row, sum));
+/* A sum to y: the i-th of lane (lane / 4, q), of block b of 16 rows and tile t of x, of the unit that begins at `first_row`. */
+static __device__ __forceinline__ void trf_finish_sum(const trf_fused_args &a, uint32_t lane, uint32_t q,
+                                                      uint32_t first_row, uint32_t b, uint32_t t, uint32_t i,
+                                                      float sum) {
+    const uint32_t n = 8 * t + 2 * q + i % 2, row = first_row + 16 * b + lane / 4 + 8 * (i / 2);
+    if (n < a.m && row < a.whole_rows)
+        trf_store_y(a, n, row, trf_scale_sum(a, row, sum));
+}
+
+static __device__ __forceinline__ void trf_finish_sums(const trf_fused_args &a, uint32_t lane, uint32_t q,
+                                                       uint32_t first_row, uint32_t b, uint32_t t, float4 sums) {
+    trf_finish_sum(a, lane, q, first_row, b, t, 0, sums.x);
+    trf_finish_sum(a, lane, q, first_row, b, t, 1, sums.y);
+    trf_finish_sum(a, lane, q, first_row, b, t, 2, sums.z);
+    trf_finish_sum(a, lane, q, first_row, b, t, 3, sums.w);
+}
+
+static __device__ __forceinline__ float4 trf_add(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+static __device__ __forceinline__ float4 trf_add_of_lane(float4 v, uint32_t distance) {
+    return make_float4(v.x + __shfl_xor_sync(0xFFFFFFFFu, v.x, distance), v.y + __shfl_xor_sync(0xFFFFFFFFu, v.y, distance),
+                       v.z + __shfl_xor_sync(0xFFFFFFFFu, v.z, distance), v.w + __shfl_xor_sync(0xFFFFFFFFu, v.w, distance));
+}
+
+static constexpr uint32_t kPieceBytes = 512; /* of sums: 16 rows by 8 rows of x, 16 bytes a lane */
+
+/* Where a lane's part of a piece lies in shared memory, q = lane % 4. For the smallest batches those of the same rows of x are side by side. */
+static __device__ __forceinline__ uint32_t trf_piece_place(uint32_t m, uint32_t lane, uint32_t q) {
+    return 16 * (m <= 4 ? q * 8 + lane / 4 : lane / 4 * 4 + q);
 }
 
 static constexpr uint32_t kWindowTileBytes = 8 * 64; /* 8 rows of x, two steps' columns */
@@ -137,15 +165,15 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
         });
     }
 
-    /* This lane's x of a tile column. Rows beyond the batch repeat its last; their sums are not used. */
+    /* This lane's x of a column of slabs. Rows beyond the batch repeat its last; their sums are not used. */
     __device__ __forceinline__ const uint8_t *x_of(uint32_t col) const {
         return (const uint8_t *)a.x +
-               2 * ((uint64_t)min(lane / 4, a.m - 1) * a.x_stride + col * TRF_TILE_SIZE + 8 * (lane % 4));
+               2 * ((uint64_t)min(lane / 4, a.m - 1) * a.x_stride + col * a.view.slab_cols + 8 * (lane % 4));
     }
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         if (kScaled)
-            load_scales(walk.band, walk.col * TRF_TILE_SIZE);
+            load_scales(walk.band, walk.col * a.view.slab_cols);
     }
 
     /* A chunk's first 32 columns of x are loaded two steps before, since they are the first of a cache line; the others then come from the L1 cache. */
@@ -222,7 +250,7 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
         }
     }
 
-    /* Two steps by all tiles of x, each loaded one ahead. */
+    /* Two steps by all tiles of x, each loaded one ahead. The window moves on. */
     __device__ __forceinline__ void multiply_window(const uint32_t *second) {
         uint4 next = trf_lds128(window);
 #pragma unroll
@@ -250,7 +278,7 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
         }
         if (kScaled && k % 2 == 1 && --pairs_left == 0) {
             add_group();
-            const uint32_t next = walk.col * TRF_TILE_SIZE + 16 * (k + 1);
+            const uint32_t next = walk.col * a.view.slab_cols + 16 * (k + 1);
             if (next < a.view.cols)
                 load_scales(walk.band, next);
         }
@@ -263,99 +291,30 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
             add_group();
     }
 
-    /* Where a lane's fragments lie among a unit's, in floats. For the smallest batches those of the same rows of x are side by side, so that what is written
-     * fills sectors. */
-    static __device__ __forceinline__ uint32_t fragment_place(uint32_t m) {
-        const uint32_t lane = threadIdx.x % 32;
-        return 4 * (m <= 4 ? lane % 4 * 8 + lane / 4 : lane);
-    }
+    /* ---- sums as they lie in registers: 16 bytes a lane for each 16 rows and 8 of x ---- */
 
-    /* The sums as they lie in registers, 16 bytes a lane. at: the lane's place. */
-    template <class Move> static __device__ __forceinline__ void move_fragments(Move move) {
+    static constexpr uint32_t kPieces = kBlocks * kTiles;
+
+    /* Whether any of the lane's sums are of the batch's rows. */
+    __device__ __forceinline__ bool has_sums() const { return 2 * (lane % 4) < a.m; }
+
+    /* put(piece, the lane's four sums of it) */
+    template <class Put> __device__ __forceinline__ void each_piece(Put put) {
+        if (!has_sums())
+            return;
 #pragma unroll
         for (int b = 0; b < kBlocks; b++)
 #pragma unroll
             for (int t = 0; t < kTiles; t++)
-                move(b, t, 128 * (b * kTiles + t));
-    }
-
-    /* Whether any of the lane's sums are of the batch's rows. */
-    __device__ __forceinline__ bool has_fragments() const { return 2 * (lane % 4) < a.m; }
-
-    __device__ __forceinline__ float4 fragment(int b, int t) {
-        return make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3));
-    }
-
-    __device__ __forceinline__ void add_fragment(int b, int t, float4 v) {
-        value(b, t, 0) += v.x;
-        value(b, t, 1) += v.y;
-        value(b, t, 2) += v.z;
-        value(b, t, 3) += v.w;
-    }
-
-    __device__ __forceinline__ void store_fragments(float *at) {
-        move_fragments([&](int b, int t, int place) { *reinterpret_cast<float4 *>(at + place) = fragment(b, t); });
-    }
-
-    /* The same of one block of 16 rows, through shared memory. */
-    __device__ __forceinline__ void store_block(int b, float *at) {
-#pragma unroll
-        for (int t = 0; t < kTiles; t++)
-            *reinterpret_cast<float4 *>(at + 128 * t) = fragment(b, t);
-    }
-
-    __device__ __forceinline__ void add_block(int b, const float *at) {
-#pragma unroll
-        for (int t = 0; t < kTiles; t++)
-            add_fragment(b, t, *reinterpret_cast<const float4 *>(at + 128 * t));
-    }
-
-    /* count sums: at `first`, then at `others` + stride floats and so on. Several are on their way at once. */
-    __device__ __forceinline__ void add_fragments(const float *first, const float *others, uint64_t stride,
-                                                  uint32_t count) {
-        constexpr int kFragments = kBlocks * kTiles, kAtOnce = kFragments < 16 ? 16 / kFragments : 1;
-        float4 v[kAtOnce][kFragments];
-#pragma unroll 1
-        for (uint32_t done = 0; done < count; done += kAtOnce) {
-#pragma unroll
-            for (int j = 0; j < kAtOnce; j++) {
-                const uint32_t i = min(done + j, count - 1);
-                const float *const from = i ? others + i * stride : first;
-                move_fragments([&](int b, int t, int place) {
-                    v[j][b * kTiles + t] = __ldcg(reinterpret_cast<const float4 *>(from + place));
-                });
-            }
-#pragma unroll
-            for (int j = 0; j < kAtOnce; j++)
-                if (done + j < count)
-                    move_fragments([&](int b, int t, int) { add_fragment(b, t, v[j][b * kTiles + t]); });
-        }
-    }
-
-    /* put(n, row within the unit, value) for every sum of a batch row n < m. */
-    template <class Put> __device__ __forceinline__ void each(Put put) {
-        every([&](int b, int t, int i) {
-            const uint32_t n = 8 * t + 2 * (lane % 4) + i % 2, row = 16 * b + lane / 4 + 8 * (i / 2);
-            if (n < a.m)
-                put(n, row, value(b, t, i));
-        });
+                put(b * kTiles + t,
+                    make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3)));
     }
 
     /* The unit's sums to y. */
     __device__ __forceinline__ void finish(uint32_t unit) {
-        each([&](uint32_t n, uint32_t row, float v) { trf_finish<kRows>(a, unit, n * kRows + row, v); });
+        every([&](int b, int t, int i) { trf_finish_sum(a, lane, lane % 4, unit * kRows, b, t, i, value(b, t, i)); });
     }
 };
-
-/* ---- which items a block has ---- */
-
-static __device__ __forceinline__ uint32_t trf_first_item(const trf_fused_args &a, uint32_t block) {
-    return (uint32_t)((uint64_t)a.items * block / gridDim.x);
-}
-
-static __device__ __forceinline__ uint32_t trf_block_of_item(const trf_fused_args &a, uint32_t item) {
-    return (uint32_t)((((uint64_t)item + 1) * gridDim.x - 1) / a.items);
-}
 
 /* Rows behind the last whole band have edges only. */
 static __device__ __forceinline__ void trf_store_tail_rows(const trf_fused_args &a) {

@@ -2,8 +2,6 @@
 #include "trf_cuda_call.h"
 #include "trf_two_step.h"
 
-#include <cuda_runtime_api.h>
-
 enum {
     WORKSPACE_ALIGNMENT = 256
 };
@@ -49,17 +47,6 @@ trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m
     made.choice[TRF_PLAN_LAYER] = device_layer->serial;
     *plan = made;
     return TRF_OK;
-}
-
-trf_status trf_workspace_init(void *workspace, uint64_t workspace_bytes, trf_stream stream, trf_error *err) {
-    if ((!workspace && workspace_bytes) || (uintptr_t)workspace % WORKSPACE_ALIGNMENT)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a workspace needs %d-byte aligned device memory",
-                        WORKSPACE_ALIGNMENT);
-    if (!workspace_bytes)
-        return TRF_OK;
-    const uint64_t counters =
-        workspace_bytes < TRF_WORKSPACE_COUNTER_BYTES ? workspace_bytes : TRF_WORKSPACE_COUNTER_BYTES;
-    return trf_check_cuda(cudaMemsetAsync(workspace, 0, counters, stream), "preparing a workspace", err);
 }
 
 static trf_status trf_check_call(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x,

@@ -1,12 +1,12 @@
-/* The workspace: counters (not ours) | dense weights [rows][cols] of x's type | F32 sums [m][rows], if y's type is not one that cuBLASLt
- * writes for x's | cuBLASLt's own. Each part begins at a multiple of 256 bytes. */
+/* The workspace: dense weights [rows][cols] of x's type | F32 sums [m][rows], if y's type is not one that cuBLASLt writes for x's |
+ * cuBLASLt's own. Each part begins at a multiple of 256 bytes. */
 #include "trf_two_step.h"
 
 #include "trf_cuda_call.h"
 
 typedef struct trf_two_step_layout {
     trf_gemm_shape shape;
-    uint64_t weights_bytes, sums, gemm; /* offsets but for the first; sums = gemm if there are none */
+    uint64_t sums, gemm; /* offsets; the weights are at 0; sums = gemm if there are none */
 } trf_two_step_layout;
 
 static uint64_t trf_align_part(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
@@ -18,8 +18,7 @@ static trf_two_step_layout trf_lay_out(const trf_device_layer *layer, const trf_
     trf_two_step_layout layout;
     layout.shape = (trf_gemm_shape){plan->m, layer->view.rows, layer->view.cols, plan->x_dtype,
                                     rounds ? TRF_DTYPE_F32 : plan->y_dtype};
-    layout.weights_bytes = 2 * rows * cols;
-    layout.sums = TRF_WORKSPACE_COUNTER_BYTES + trf_align_part(layout.weights_bytes);
+    layout.sums = trf_align_part(2 * rows * cols);
     layout.gemm = layout.sums + (rounds ? trf_align_part(4 * plan->m * rows) : 0);
     return layout;
 }
@@ -42,8 +41,8 @@ trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *pla
 trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
                             void *workspace, trf_stream stream, trf_error *err) {
     const trf_two_step_layout layout = trf_lay_out(layer, plan);
-    uint8_t *const base = workspace, *const weights = base + TRF_WORKSPACE_COUNTER_BYTES;
-    void *const sums = base + layout.sums;
+    uint8_t *const base = workspace;
+    void *const weights = base, *const sums = base + layout.sums;
     const int rounds = layout.sums != layout.gemm;
     const trf_decode_as as = plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
     trf_status status =

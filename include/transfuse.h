@@ -336,14 +336,9 @@ typedef struct trf_linear_plan {
 TRF_API trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m, trf_dtype x_dtype,
                                         trf_dtype y_dtype, trf_path path, trf_linear_plan *plan, trf_error *err);
 
-/* Makes device memory a workspace, once after its allocation; trf_linear leaves it ready for the next call, of any plan that needs no more bytes.
- * workspace: device, 256-byte aligned.
- * Ordered on `stream`. Errors: TRF_ERR_ARGUMENT (alignment), TRF_ERR_CUDA. */
-TRF_API trf_status trf_workspace_init(void *workspace, uint64_t workspace_bytes, trf_stream stream, trf_error *err);
-
 /* y[m][rows] = x[m][cols] . W^T, accumulated in F32 and rounded once to y's dtype. x, y: device, row-major, of the plan's types, aligned to their elements, not
- * overlapping. workspace: of plan->workspace_bytes or more, made by trf_workspace_init, in use by one call at a time (calls on one
- * stream may share it); may be NULL if the plan needs none.
+ * overlapping. workspace: device, 256-byte aligned, of plan->workspace_bytes or more, in use by one call at a time (calls on one stream may share it, whatever
+ * their plans); it needs no preparation: what it holds before a call does not matter, and after one it is arbitrary. May be NULL if plan->workspace_bytes is 0.
  * The same bits on every run of a plan with one alignment of x and y (TWO_STEP may take another algorithm where they are not aligned to 16 bytes; FUSED does not).
  * int codes with scales: sum over scale groups of scale * sum of code * x on the FUSED path; on TWO_STEP the weights are rounded to x's dtype first.
  * On FUSED, exponent offsets are put back by scaling sums: one that brings a finite y beyond F32's range in between gives an infinity.

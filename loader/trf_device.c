@@ -48,13 +48,16 @@ trf_status trf_context_create(int device, trf_context **context, trf_error *err)
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a context");
     made->device = device;
-    made->limits = (trf_device_limits){properties.multiProcessorCount, (int)properties.sharedMemPerBlockOptin,
-                                       10 * properties.major + properties.minor};
+    made->limits = (trf_device_limits){.multiprocessors = properties.multiProcessorCount,
+                                       .shared_bytes = (int)properties.sharedMemPerBlockOptin,
+                                       .capability = 10 * properties.major + properties.minor};
     snprintf(made->name, sizeof made->name, "%s", properties.name);
     status = trf_enter_device(device, &scope, err);
     if (status == TRF_OK) {
         /* Starts CUDA on the device here, where it can fail with a message of its own. */
         status = trf_check_cuda(cudaFree(NULL), "starting CUDA on the device", err);
+        if (status == TRF_OK)
+            status = trf_check_cuda((cudaError_t)trf_find_clusters(&made->limits), "looking for clusters", err);
         if (status == TRF_OK)
             status = trf_gemm_create(&made->gemm, err);
         trf_leave_device(&scope);

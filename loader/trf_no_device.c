@@ -50,11 +50,6 @@ trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m
     return trf_no_device(err);
 }
 
-trf_status trf_workspace_init(void *workspace, uint64_t workspace_bytes, trf_stream stream, trf_error *err) {
-    (void)workspace, (void)workspace_bytes, (void)stream;
-    return trf_no_device(err);
-}
-
 trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
                       void *workspace, trf_stream stream, trf_error *err) {
     (void)device_layer, (void)plan, (void)x, (void)y, (void)workspace, (void)stream;

@@ -68,7 +68,6 @@ static trf_status plan_product(const cli_options *options, product *p, uint64_t 
 /* @return 0, or -1 after a message. */
 static int allocate(product *p) {
     uint64_t x_bytes = (uint64_t)p->plan.m * p->info.cols * sizeof *p->x_host;
-    trf_error err = {0};
     p->x_host = malloc(x_bytes);
     if (!p->x_host) {
         cli_fail(TRF_ERR_MEMORY, "out of memory for %u rows of x", p->plan.m);
@@ -77,13 +76,7 @@ static int allocate(product *p) {
     p->x = cli_cuda_alloc(x_bytes);
     p->y = p->x ? cli_cuda_alloc((uint64_t)p->plan.m * p->info.rows * sizeof *p->y) : NULL;
     p->workspace = p->y ? cli_cuda_alloc(p->plan.workspace_bytes) : NULL;
-    if (!p->workspace)
-        return -1;
-    if (trf_workspace_init(p->workspace, p->plan.workspace_bytes, NULL, &err)) {
-        cli_report_error(&err);
-        return -1;
-    }
-    return 0;
+    return p->workspace ? 0 : -1;
 }
 
 /* Rows first ... first + count - 1 of y. @return 0, or -1 after a message. */

@@ -77,9 +77,6 @@ trf_status gpu_product_make(gpu_product *product, const gpu_layer *layer, uint32
         ck_abort_msg("%s: path %d, reason %s", product->name, (int)plan->path, plan->reason ? plan->reason : "none");
     product->y = gpu_memory_make((uint64_t)m * layer->info.rows * trf_dtype_bytes(y_dtype));
     product->workspace = gpu_memory_make(plan->workspace_bytes);
-    gpu_check(trf_workspace_init(product->workspace.at, plan->workspace_bytes, NULL, &err), TRF_OK, &err,
-              product->name);
-    CUDA(cudaDeviceSynchronize());
     return TRF_OK;
 }
 
@@ -103,6 +100,11 @@ static void check_workspace_guard(const gpu_product *product) {
 }
 
 void gpu_product_run(gpu_product *product, const gpu_input *input, void *y) {
+    gpu_memory_poison(&product->workspace);
+    gpu_product_run_on(product, input, y);
+}
+
+void gpu_product_run_on(gpu_product *product, const gpu_input *input, void *y) {
     gpu_memory_poison(&product->y);
     gpu_product_queue(product, input, NULL);
     gpu_memory_read(&product->y, y);

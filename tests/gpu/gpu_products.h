@@ -32,8 +32,11 @@ trf_status gpu_product_make(gpu_product *product, const gpu_layer *layer, uint32
                             trf_dtype y_dtype, trf_path path);
 void gpu_product_free(gpu_product *product);
 
-/* Computes to poisoned memory and reads y, an array of plan.y_dtype. */
+/* Computes to poisoned memory, with a poisoned workspace, and reads y, an array of plan.y_dtype. */
 void gpu_product_run(gpu_product *product, const gpu_input *input, void *y);
+
+/* The same with the workspace as it is. */
+void gpu_product_run_on(gpu_product *product, const gpu_input *input, void *y);
 
 /* Only queues the call. */
 void gpu_product_queue(const gpu_product *product, const gpu_input *input, trf_stream stream);

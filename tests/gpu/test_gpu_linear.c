@@ -14,7 +14,8 @@ static const uint32_t kQuickBatches[] = {1, 8, 17, 64};
 enum {
     BATCHES = sizeof kBatches / sizeof kBatches[0],
     QUICK_BATCHES = sizeof kQuickBatches / sizeof kQuickBatches[0],
-    MOST_ROWS = 80 /* of a layer that are computed in F64 */
+    MOST_ROWS = 80, /* of a layer that are computed in F64 */
+    ALL_ROWS = 1 << 30
 };
 static const trf_dtype kXTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
 static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
@@ -51,11 +52,11 @@ static void two_step(const gpu_layer *layer, const gpu_input *input, const gpu_r
         ck_abort_msg("%s: no two-step product", layer->name);
 }
 
-/* Both paths, both types of x. @return how many fused products there were. */
-static int check_layer(test_rng *rng, const gpu_layer *layer) {
+/* Both paths, both types of x. most_rows: that are computed in F64. @return how many fused products there were. */
+static int check_layer(test_rng *rng, const gpu_layer *layer, uint32_t most_rows) {
     trf_error err = {0};
     gpu_input input = gpu_input_normal(rng, gpu_quick() ? 64 : 100, layer->info.cols);
-    gpu_reference exact = gpu_reference_make(rng, layer, &input, TRF_DTYPE_NONE, MOST_ROWS);
+    gpu_reference exact = gpu_reference_make(rng, layer, &input, TRF_DTYPE_NONE, most_rows);
     int fused = 0;
     for (int t = 0; t < 2; t++) {
         if (!gpu_takes(layer, kXTypes[t]))
@@ -65,7 +66,7 @@ static int check_layer(test_rng *rng, const gpu_layer *layer) {
             two_step(layer, &input, &exact, kXTypes[t]);
             continue;
         }
-        gpu_reference rounded = gpu_reference_make(rng, layer, &input, kXTypes[t], MOST_ROWS);
+        gpu_reference rounded = gpu_reference_make(rng, layer, &input, kXTypes[t], most_rows);
         two_step(layer, &input, &rounded, kXTypes[t]);
         gpu_reference_free(&rounded);
     }
@@ -95,7 +96,7 @@ START_TEST(near_f64) {
             if (gpu_quick() && k != (uint32_t)(s + _i) % 4)
                 continue;
             gpu_layer layer = gpu_layer_make(&rng, choice, favor, slab_cols, kShapes[s], GPU_FILL_NORMAL);
-            fused += check_layer(&rng, &layer) > 0;
+            fused += check_layer(&rng, &layer, MOST_ROWS) > 0;
             layers++;
             gpu_layer_free(&layer);
         }
@@ -103,14 +104,22 @@ START_TEST(near_f64) {
 }
 END_TEST
 
-/* A layer of the size that matters, and the fused path must not refuse it. */
+/* Blocks share rows here in all the ways that they know, where the device has clusters: 1, 2, 4 and 8 blocks, one or two slabs a warp, one or several groups of
+ * units, even and uneven parts, odd numbers of bands, all of x in shared memory or a window of it. */
+static const gpu_shape kLargeShapes[] = {{2048, 5632}, {1024, 4096}, {2080, 1024}, {160, 14336}, {5216, 2048}},
+                       kQuickLargeShapes[] = {{512, 768}, {256, 1024}, {224, 1152}, {96, 2048}, {288, 512}};
+enum {
+    LARGE_SHAPES = sizeof kLargeShapes / sizeof kLargeShapes[0]
+};
+
+/* All rows of layers of a size that matters, and the fused path must not refuse them. */
 START_TEST(large_layers) {
-    static const gpu_shape shape = {2048, 5632}, small = {512, 768};
     const gpu_choice *choice = &kGpuChoices[_i / 4];
+    const int s = (_i % 4 + _i / 4) % LARGE_SHAPES; /* each shape with quads and pairs, slabs of 128 and of 256 */
     test_rng rng = {6000 + (uint64_t)_i};
     gpu_layer layer = gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2],
-                                     gpu_quick() ? small : shape, GPU_FILL_NORMAL);
-    int fused = check_layer(&rng, &layer);
+                                     gpu_quick() ? kQuickLargeShapes[s] : kLargeShapes[s], GPU_FILL_NORMAL);
+    int fused = check_layer(&rng, &layer, ALL_ROWS);
     if (!fused)
         ck_abort_msg("%s: no fused product", layer.name);
     gpu_layer_free(&layer);
@@ -123,7 +132,7 @@ START_TEST(nonfinite_weights) {
     test_rng rng = {7000 + (uint64_t)_i};
     gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i / 4], (trf_favor)(_i / 2 % 2),
                                      kGpuSlabCols[(_i + _i / 4) % 2], shapes[_i % 2], GPU_FILL_NONFINITE);
-    check_layer(&rng, &layer);
+    check_layer(&rng, &layer, MOST_ROWS);
     gpu_layer_free(&layer);
 }
 END_TEST
@@ -279,7 +288,7 @@ START_TEST(same_bits_on_every_run) {
 }
 END_TEST
 
-/* Calls on one stream share a workspace, whatever their plans. */
+/* Calls on one stream share a workspace, whatever their plans, and it may hold anything: bytes of 0xFF, zeros, what others have left. */
 START_TEST(shared_workspace) {
     enum {
         LAYERS = 4,
@@ -293,7 +302,6 @@ START_TEST(shared_workspace) {
     gpu_product products[PLANS];
     float *alone[PLANS] = {0}, *shared = gpu_malloc(17 * 1000 * sizeof(float));
     uint64_t workspace_bytes = 0;
-    trf_error err = {0};
     for (int i = 0; i < PLANS; i++) {
         int l = i / 4;
         if (i % 4 == 0) {
@@ -309,15 +317,16 @@ START_TEST(shared_workspace) {
             workspace_bytes = products[i].plan.workspace_bytes;
     }
     gpu_memory workspace = gpu_memory_make(workspace_bytes);
-    gpu_check(trf_workspace_init(workspace.at, workspace_bytes, NULL, &err), TRF_OK, &err, "workspace");
-    for (int round = 0; round < 3; round++)
+    for (int round = 0; round < 5; round++)
         for (int n = 0; n < PLANS; n++) {
             int i = (n * 7 + round) % PLANS;
             gpu_product product = products[i];
             product.workspace = workspace;
-            gpu_product_run(&product, &inputs[i / 4], shared);
+            if (round < 2)
+                CUDA(cudaMemset(workspace.at, round == 0 ? 0xFF : 0, workspace.bytes));
+            gpu_product_run_on(&product, &inputs[i / 4], shared);
             if (memcmp(shared, alone[i], product.y.bytes) != 0)
-                ck_abort_msg("%s: a workspace that others used changes y", product.name);
+                ck_abort_msg("%s, round %d: what the workspace held changes y", product.name, round);
         }
     gpu_memory_free(&workspace);
     for (int i = 0; i < PLANS; i++) {

@@ -5,21 +5,32 @@
 #include <check.h>
 #include <string.h>
 
-static const trf_device_limits kDevices[] = {{132, 232448, 90}, {108, 166912, 80}, {128, 101376, 89}, {1, 101376, 86}};
-static const uint32_t kRows[] = {1, 31, 32, 33, 100, 1024, 4096, 8192, 65536, 151936, 1u << 24};
-static const uint32_t kCols[] = {1, 48, 64, 100, 256, 300, 4096, 14336};
+static const trf_device_limits kDevices[] = {
+    {132, 232448, 90, {132, 66, 32, 16}}, {132, 232448, 90, {132, 66, 0, 0}}, {132, 232448, 90, {132, 0, 0, 0}},
+    {16, 232448, 90, {16, 7, 3, 1}},      {108, 166912, 80, {108, 0, 0, 0}},  {128, 101376, 89, {128, 0, 0, 0}},
+    {1, 101376, 86, {1, 0, 0, 0}},
+};
+static const uint32_t kRows[] = {1, 31, 32, 33, 100, 1024, 2080, 4096, 8192, 65536, 151936, 1u << 24};
+static const uint32_t kCols[] = {1, 48, 64, 100, 128, 256, 300, 1024, 4096, 14336};
 static const uint32_t kBatches[] = {1, 2, 8, 9, 16, 17, 32, 33, 64};
 enum {
+    NUM_DEVICES = sizeof kDevices / sizeof kDevices[0],
     NUM_ROWS = sizeof kRows / sizeof kRows[0],
     NUM_COLS = sizeof kCols / sizeof kCols[0],
-    NUM_BATCHES = sizeof kBatches / sizeof kBatches[0]
+    NUM_BATCHES = sizeof kBatches / sizeof kBatches[0],
+    NUM_CASES = NUM_ROWS * NUM_COLS * NUM_BATCHES,
+    NUM_KINDS = 8 /* of layers: symbols, usual or other p, slabs */
 };
 
-static trf_device_view view_of(uint32_t rows, uint32_t cols, uint32_t class_bits, uint32_t probability_bits) {
+static trf_device_view view_of(uint32_t kind, uint32_t rows, uint32_t cols) {
+    const uint32_t class_bits = kind & 1 ? 4 : 2, usual_p = class_bits == 2 ? 9 : 10,
+                   probability_bits = kind & 2 ? 12 : usual_p, slab_cols = kind & 4 ? 128 : 256;
     return (trf_device_view){.rows = rows,
                              .cols = cols,
                              .num_tiles_row = (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
                              .num_tiles_col = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
+                             .slab_cols = slab_cols,
+                             .num_slab_cols = (cols + slab_cols - 1) / slab_cols,
                              .num_bands = (rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
                              .codec = TRF_CODEC_BF16,
                              .class_bits = class_bits,
@@ -28,30 +39,54 @@ static trf_device_view view_of(uint32_t rows, uint32_t cols, uint32_t class_bits
                              .state_bits = probability_bits};
 }
 
+static trf_device_facts facts_of(uint32_t kind) {
+    return (trf_device_facts){.max_stream_bytes = (kind & 1 ? 2832u : 928u) / (kind & 4 ? 2 : 1),
+                              .max_frequency = 240,
+                              .irregular_weights = 1,
+                              .exceptions_fit_fragments = 1};
+}
+
+/* Of one of NUM_CASES. @return the batch. */
+static uint32_t case_of(uint32_t kind, uint32_t i, trf_device_view *view) {
+    *view = view_of(kind, kRows[i / NUM_BATCHES / NUM_COLS], kCols[i / NUM_BATCHES % NUM_COLS]);
+    return kBatches[i % NUM_BATCHES];
+}
+
+static trf_linear_plan choose(const trf_device_view *view, const trf_device_facts *facts,
+                              const trf_device_limits *limits, uint32_t m) {
+    trf_linear_plan plan = {.m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_F16, .path = TRF_PATH_FUSED};
+    plan.choice[TRF_PLAN_LAYER] = 77;
+    trf_fused_choose(view, facts, limits, &plan);
+    return plan;
+}
+
+/* The workspace holds the edges' sums, if there are edges, x with rows of whole 16 bytes, and what blocks share: of two groups each, of up to 20 warps'
+ * units of 64 rows for 8 rows of x, or 32 rows for up to 64. Each part is a multiple of 256 bytes. */
 static void check_plan(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                        uint32_t m) {
-    trf_linear_plan plan = {.m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_BF16, .path = TRF_PATH_FUSED};
-    const uint64_t sums = 4ull * m * view->rows, x = 2ull * m * (view->cols + 8),
-                   blocks = (uint64_t)limits->multiprocessors;
-    trf_fused_choose(view, facts, limits, &plan);
-    ck_assert_uint_ge(plan.workspace_bytes, TRF_WORKSPACE_COUNTER_BYTES);
-    /* Sums of at most 20 warps a block, 64 rows and 64 columns each, twice. */
-    ck_assert_uint_le(plan.workspace_bytes,
-                      TRF_WORKSPACE_COUNTER_BYTES + sums + x + blocks * 2 * 20 * 64 * 64 * 4 + 2048);
+    const uint64_t edges = 4ull * m * view->rows, x = 2ull * m * view->cols, padded_x = 2ull * m * (view->cols + 8),
+                   shared = (uint64_t)limits->multiprocessors * 2 * (m > 8 ? 16 * 32 * 64 * 4 : 20 * 64 * 8 * 4);
+    trf_device_facts whole = *facts;
+    whole.irregular_weights = 0;
+    const trf_linear_plan plan = choose(view, facts, limits, m), without_edges = choose(view, &whole, limits, m);
+    ck_assert_uint_ge(plan.workspace_bytes, edges + x);
+    ck_assert_uint_le(plan.workspace_bytes, edges + padded_x + shared + 2 * 256);
+    ck_assert_uint_ge(without_edges.workspace_bytes, x);
+    ck_assert_uint_le(without_edges.workspace_bytes, padded_x + shared + 256);
+    ck_assert_uint_eq(plan.choice[TRF_PLAN_LAYER], 77); /* not the choice's */
+    ck_assert(plan.m == m && plan.x_dtype == TRF_DTYPE_BF16 && plan.y_dtype == TRF_DTYPE_F16 &&
+              plan.path == TRF_PATH_FUSED && !plan.reason);
+    ck_assert_mem_eq(plan.choice, without_edges.choice, sizeof plan.choice);
 }
 
 START_TEST(every_shape_has_a_plan_or_a_reason) {
-    const uint32_t class_bits = _i & 1 ? 4 : 2, probability_bits = _i & 2 ? 12 : class_bits == 2 ? 9 : 10;
-    const trf_device_limits *limits = &kDevices[_i / 4];
-    const trf_device_facts facts = {.max_stream_bytes = class_bits == 2 ? 928 : 2832,
-                                    .max_frequency = 240,
-                                    .irregular_weights = 1,
-                                    .exceptions_fit_fragments = 1};
+    const uint32_t kind = (uint32_t)_i % NUM_KINDS;
+    const trf_device_limits *limits = &kDevices[_i / NUM_KINDS];
+    const trf_device_facts facts = facts_of(kind);
     uint32_t plans = 0;
-    for (uint32_t i = 0; i < NUM_ROWS * NUM_COLS * NUM_BATCHES; i++) {
-        const uint32_t m = kBatches[i % NUM_BATCHES], cols = kCols[i / NUM_BATCHES % NUM_COLS],
-                       rows = kRows[i / NUM_BATCHES / NUM_COLS];
-        const trf_device_view view = view_of(rows, cols, class_bits, probability_bits);
+    for (uint32_t i = 0; i < NUM_CASES; i++) {
+        trf_device_view view;
+        const uint32_t m = case_of(kind, i, &view);
         const char *reason = trf_fused_refuses(&view, &facts, limits, m, TRF_DTYPE_BF16);
         if (reason) {
             ck_assert_int_gt((int)strlen(reason), 0);
@@ -60,18 +95,50 @@ START_TEST(every_shape_has_a_plan_or_a_reason) {
             check_plan(&view, &facts, limits, m);
             plans++;
         }
-        if (m > 8 && rows == 1u << 24)
-            ck_assert_ptr_nonnull(reason); /* more units than counters */
     }
     if (limits->shared_bytes > 150000)
         ck_assert_uint_ge(plans, NUM_ROWS * NUM_COLS * 3);
 }
 END_TEST
 
+/* Nothing is taken for the sake of clusters: what a device has with them it has without. */
+START_TEST(clusters_are_not_needed) {
+    const uint32_t kind = (uint32_t)_i;
+    const trf_device_facts facts = facts_of(kind);
+    trf_device_limits without = kDevices[0];
+    memset(without.clusters + 1, 0, sizeof without.clusters - sizeof without.clusters[0]);
+    for (uint32_t i = 0; i < NUM_CASES; i++) {
+        trf_device_view view;
+        const uint32_t m = case_of(kind, i, &view);
+        const char *reason = trf_fused_refuses(&view, &facts, &kDevices[0], m, TRF_DTYPE_BF16),
+                   *reason_without = trf_fused_refuses(&view, &facts, &without, m, TRF_DTYPE_BF16);
+        ck_assert_int_eq(!reason, !reason_without);
+        if (!reason)
+            check_plan(&view, &facts, &without, m);
+    }
+}
+END_TEST
+
+/* A large device takes layers with the usual p, whatever their size. */
+START_TEST(large_devices_take_usual_layers) {
+    const uint32_t kind = (uint32_t)(_i & 1) | (_i & 2 ? 4 : 0);
+    const trf_device_facts facts = facts_of(kind);
+    for (uint32_t i = 0; i < NUM_CASES; i++) {
+        trf_device_view view;
+        const uint32_t m = case_of(kind, i, &view);
+        const char *reason = trf_fused_refuses(&view, &facts, &kDevices[0], m, TRF_DTYPE_BF16);
+        if (reason)
+            ck_abort_msg("%u x %u, slabs of %u, m %u: %s", view.rows, view.cols, view.slab_cols, m, reason);
+    }
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("fused choice");
     TCase *tests = tcase_create("choice");
-    tcase_add_loop_test(tests, every_shape_has_a_plan_or_a_reason, 0, 16);
+    tcase_add_loop_test(tests, every_shape_has_a_plan_or_a_reason, 0, NUM_DEVICES * NUM_KINDS);
+    tcase_add_loop_test(tests, clusters_are_not_needed, 0, NUM_KINDS);
+    tcase_add_loop_test(tests, large_devices_take_usual_layers, 0, 4);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
