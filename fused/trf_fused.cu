@@ -161,7 +161,9 @@ static bool fit(cut *c, const trf_device_view *view, const trf_device_facts *fac
 /* Microseconds that a slab of 256 columns takes of a multiprocessor whose warps are all at work, from measurements on an H200
  * (docs/performance.md). */
 static double slab_microseconds(const trf_device_view *view, const cut &c, uint32_t m) {
-    const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4 ? 1.2 : 1.0;
+    const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4              ? 1.2
+                                                                     : view->codec == TRF_CODEC_FP16 ? 1.25
+                                                                                                     : 1.0;
     if (c.geometry == TRF_GEOMETRY_ANY)
         return c.tiles == 1 ? 1.0 : 1.5;
     if (c.slabs == 2)
@@ -173,25 +175,28 @@ static double slab_microseconds(const trf_device_view *view, const cut &c, uint3
 static double estimate(const trf_device_view *view, const cut &c, uint32_t multiprocessors, uint32_t m) {
     const double width = view->slab_cols / 256.0, longer = view->class_bits == 4 ? 1.8 : 1.0;
     const double slab_us = width * slab_microseconds(view, c, m);
+    const double alone_us = width * longer * (c.slabs == 2 ? 6.5 : 5.0); /* of a warp's slab, or two side by side, with little else to do */
     if (c.straddles) { /* the second kernel's launch, and what it reads */
-        const double sums = 2.0 * c.clusters * c.group * sum_bytes(c);
-        return ceil_div(c.items, c.clusters) * c.group * c.slabs * slab_us + 2.5 + sums / 4e6;
+        const double items = ceil_div(c.items, c.clusters), sums = 2.0 * c.clusters * c.group * sum_bytes(c),
+                     decoding = items * c.group * c.slabs * slab_us, waiting = items * alone_us;
+        return (decoding > waiting ? decoding : waiting) + 5 + sums / 4e6;
     }
     const double steps = (double)c.groups * ceil_div(c.block_cols, c.parts);
-    const double most = (double)ceil_div(c.units, c.clusters) * c.block_cols * c.slabs,
-                 mean = (double)c.units * c.cols * c.slabs / multiprocessors;
+    const double mean = (double)c.units * c.cols * c.slabs / multiprocessors; /* slabs */
     double cost;
-    if (c.tiles > 1) { /* bound by what a warp takes, not by memory */
+    if (c.tiles > 1) { /* bound by what a warp takes */
         cost = steps * c.warps * slab_us;
     } else {
-        /* Those with less to do leave memory to the others, up to what decoding takes. More than a tile's rows at once are read a little slower. */
-        const double even = mean * slab_us * (c.group * c.slabs > 8 ? 1.055 : 1.0), decoding = (view->class_bits == 4 ? 1.0 : 0.84) * most * slab_us,
-                     idle = 1 - (double)(c.group * c.parts) / c.warps, busy = (even > decoding ? even : decoding) * (1 + 0.35 * idle),
-                     waiting = steps * width * longer * (c.slabs == 2 ? 6.5 : 5.0); /* of slabs alone */
+        /* Fewer warps are a little faster each. Where memory binds, blocks with less to do leave it to the others; more than a tile's rows at once are read a
+         * little slower. */
+        const bool by_memory = view->class_bits == 2 && trf_float_raw_bits(view->codec, 2) >= 10;
+        const double at_work = 0.5 * (c.warps + c.group * c.parts), rows = c.group * c.slabs > 8 ? 1.03 : 1.0,
+                     decoding = steps * at_work * c.slabs * slab_us * rows,
+                     busy = by_memory ? 0.2 * decoding + 0.8 * mean * slab_us : decoding, waiting = steps * alone_us;
         cost = busy > waiting ? busy : waiting;
     }
     if (shares_units(c)) /* meeting, and reading what the others left */
-        cost += c.groups * ((c.cluster > 2 ? 2.2 : c.cluster > 1 ? 1.0 : 0.4) + 0.02 * c.cluster * c.parts +
+        cost += c.groups * ((c.cluster > 2 ? 2.4 : c.cluster > 1 ? 1.35 : 0.4) + 0.02 * c.cluster * c.parts +
                             c.group * c.parts * sum_bytes(c) * (m < 8 ? m / 8.0 : 1.0) / (c.cluster > 1 ? 40e3 : 150e3));
     return cost;
 }

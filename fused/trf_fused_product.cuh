@@ -6,6 +6,8 @@
 
 #include "trf_slab_stream.cuh"
 
+#include <type_traits>
+
 /* By value to every fused kernel. */
 struct trf_fused_args {
     trf_device_view view;
@@ -198,7 +200,14 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     }
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
-        if (Form::kFp8) {
+        if (Form::kCodec == TRF_CODEC_E5M2 && std::is_same<Type, trf_f16_type>::value) { /* the upper half of an F16 */
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                const uint32_t bytes = reg[2 * g];
+                reg[2 * g] = __byte_perm(bytes, 0, 0x2404);
+                reg[2 * g + 1] = __byte_perm(bytes, 0, 0x3414);
+            }
+        } else if (Form::kFp8) {
             constexpr bool kE5M2 = Form::kCodec == TRF_CODEC_E5M2;
 #pragma unroll
             for (int g = 0; g < 4; g++) {
