@@ -353,7 +353,7 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, c
         launch_attributes[config.numAttrs++].val.clusterDim.z = 1;
     }
     status = cudaLaunchKernelEx(&config, kernel, args);
-    if (status == cudaSuccess && c.straddles)
+    if (status == cudaSuccess && c.straddles && c.units)
         status = launch_finish(args, c, attributes.ptxVersion >= 90, stream);
     return status;
 }
