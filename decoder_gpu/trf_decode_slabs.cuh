@@ -84,8 +84,9 @@ template <class Form, int kBytes> struct trf_store_sink {
     __device__ __forceinline__ void load_row_offsets(const trf_walk &walk) {
         uint32_t mode = 0;
         if (a.view.row_offsets || a.view.col_offsets)
-            mode = __ldg(&a.view.tiles[(uint64_t)(walk.band / TRF_BANDS_PER_TILE) * a.view.num_tiles_col +
-                                       walk.col * a.view.slab_cols / TRF_TILE_SIZE]
+            mode = __ldg(&a.view
+                              .tiles[(uint64_t)(walk.band / TRF_BANDS_PER_TILE) * a.view.num_tiles_col +
+                                     walk.col * a.view.slab_cols / TRF_TILE_SIZE]
                               .predictor_mode);
         has_offsets = mode || a.view.exponent_offset;
         has_col_offsets = mode & TRF_PREDICT_COL;

@@ -58,7 +58,8 @@ __host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t raw_bits,
  * kP = 0: entries of 8 bytes: frequency [15:0], slot - start [31:16]; class bits of X. At least two copies. */
 
 /* p of the kernels made for one: what encoders choose. */
-template <class Form> constexpr int kUsualP = Form::kClassBits == 2 ? (int)TRF_QUADS_PROBABILITY_BITS : (int)TRF_PAIRS_PROBABILITY_BITS;
+template <class Form>
+constexpr int kUsualP = Form::kClassBits == 2 ? (int)TRF_QUADS_PROBABILITY_BITS : (int)TRF_PAIRS_PROBABILITY_BITS;
 
 /* Whether a layer can have the kernels made for its usual p. */
 __host__ __device__ inline bool trf_has_usual_p(const trf_device_view &view, uint32_t max_frequency) {
@@ -126,9 +127,8 @@ static __device__ __forceinline__ void trf_build_pair_masks(uint32_t masks) {
 /* What a block's warps share, before they meet: the table, the masks, and trf_lane_rule's mark and palette. */
 template <class Form, int kP, int kLog>
 static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view,
-                                                           const trf_table_source<kP> &source,
-                                                           uint32_t shared, const trf_shared_plan &plan,
-                                                           uint2 *constants) {
+                                                           const trf_table_source<kP> &source, uint32_t shared,
+                                                           const trf_shared_plan &plan, uint2 *constants) {
     trf_build_table<Form>(view, source, shared, plan.table_log);
     trf_build_pair_masks(shared + plan.pair_masks);
     if (threadIdx.x == 0)
@@ -340,7 +340,8 @@ template <int kSlabs> struct trf_stager {
 template <class Form, int kSlabs, class Grid>
 static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, const trf_device_view &view,
                                                       const trf_shared_plan &plan, const Grid &grid, uint32_t lane) {
-    constexpr uint32_t kStreamCopies = Form::kClassBits == 2 ? 2 : 3; /* of a lane, for most streams; longer ones take a loop */
+    constexpr uint32_t kStreamCopies =
+        Form::kClassBits == 2 ? 2 : 3; /* of a lane, for most streams; longer ones take a loop */
     const uint32_t chunk_bytes = trf_chunk_offset(Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw, 1);
     st.bytes[0] = 0;
 #pragma unroll 1

@@ -29,8 +29,7 @@ static bool is_scaled(const trf_device_view *view) {
 }
 
 static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t geometry) {
-    const bool usual =
-        trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
+    const bool usual = trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
     switch (geometry) {
     case TRF_GEOMETRY_TWO:
         return usual && m <= 8 && !is_scaled(view);
@@ -75,16 +74,16 @@ int trf_find_clusters(trf_device_limits *limits) {
 
 /* A way to share out a product: the terms are trf_fused_kernel.cuh's. */
 struct cut {
-    uint32_t geometry, tiles, warps, slabs;  /* of the kernel; slabs that a warp walks side by side */
-    uint32_t table_log;                      /* of the decode table */
-    uint32_t cluster, clusters;              /* blocks of a cluster; clusters */
-    uint32_t units, cols;                    /* of the layer: units, columns of slabs */
+    uint32_t geometry, tiles, warps, slabs; /* of the kernel; slabs that a warp walks side by side */
+    uint32_t table_log;                     /* of the decode table */
+    uint32_t cluster, clusters;             /* blocks of a cluster; clusters */
+    uint32_t units, cols;                   /* of the layer: units, columns of slabs */
     uint32_t parts, group;
-    uint32_t groups, block_cols;             /* of the block that has the most */
-    uint32_t straddles, items;               /* items: of all blocks, if it does */
-    uint32_t sums, sums_stride, window;      /* shared offsets */
-    uint32_t window_cols;                    /* of a piece of x; 0: x is not in shared memory */
-    uint32_t shared_bytes;                   /* dynamic */
+    uint32_t groups, block_cols;        /* of the block that has the most */
+    uint32_t straddles, items;          /* items: of all blocks, if it does */
+    uint32_t sums, sums_stride, window; /* shared offsets */
+    uint32_t window_cols;               /* of a piece of x; 0: x is not in shared memory */
+    uint32_t shared_bytes;              /* dynamic */
     trf_shared_plan plan;
 };
 
@@ -135,8 +134,8 @@ static bool lay_out(cut *c, const trf_device_view *view, const trf_device_facts 
     const bool in_buffers = c->parts > 1 && c->cluster == 1 && c->groups == 1; /* those of the warps that left them */
     c->table_log = table_log;
     c->window_cols = window_cols;
-    c->plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c->tiles > 1 ? c->warps : active_warps(*c), c->slabs, table_log,
-                                 in_buffers ? sum_bytes(*c) : 0);
+    c->plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c->tiles > 1 ? c->warps : active_warps(*c),
+                                 c->slabs, table_log, in_buffers ? sum_bytes(*c) : 0);
     c->window = c->plan.total;
     c->shared_bytes = c->window + c->parts * 2 * trf_window_piece_bytes(window_cols, (int)c->tiles);
     c->sums = in_buffers ? c->plan.warps : c->shared_bytes;
@@ -161,9 +160,9 @@ static bool fit(cut *c, const trf_device_view *view, const trf_device_facts *fac
 /* Microseconds that a slab of 256 columns takes of a multiprocessor whose warps are all at work, from measurements on an H200
  * (docs/performance.md). */
 static double slab_microseconds(const trf_device_view *view, const cut &c, uint32_t m) {
-    const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4              ? 1.2
-                                                                     : view->codec == TRF_CODEC_FP16 ? 1.25
-                                                                                                     : 1.0;
+    const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4           ? 1.2
+                                                              : view->codec == TRF_CODEC_FP16 ? 1.25
+                                                                                              : 1.0;
     if (c.geometry == TRF_GEOMETRY_ANY)
         return c.tiles == 1 ? 1.0 : 1.5;
     if (c.slabs == 2)
@@ -175,8 +174,9 @@ static double slab_microseconds(const trf_device_view *view, const cut &c, uint3
 static double estimate(const trf_device_view *view, const cut &c, uint32_t multiprocessors, uint32_t m) {
     const double width = view->slab_cols / 256.0, longer = view->class_bits == 4 ? 1.8 : 1.0;
     const double slab_us = width * slab_microseconds(view, c, m);
-    const double alone_us = width * longer * (c.slabs == 2 ? 6.5 : 5.0); /* of a warp's slab, or two side by side, with little else to do */
-    if (c.straddles) { /* the second kernel's launch, and what it reads */
+    const double alone_us =
+        width * longer * (c.slabs == 2 ? 6.5 : 5.0); /* of a warp's slab, or two side by side, with little else to do */
+    if (c.straddles) {                               /* the second kernel's launch, and what it reads */
         const double items = ceil_div(c.items, c.clusters), sums = 2.0 * c.clusters * c.group * sum_bytes(c),
                      decoding = items * c.group * c.slabs * slab_us, waiting = items * alone_us;
         return (decoding > waiting ? decoding : waiting) + 5 + sums / 4e6;
@@ -196,8 +196,12 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
         cost = busy > waiting ? busy : waiting;
     }
     if (shares_units(c)) /* meeting, and reading what the others left */
-        cost += c.groups * ((c.cluster > 2 ? 2.4 : c.cluster > 1 ? 1.35 : 0.4) + 0.02 * c.cluster * c.parts +
-                            c.group * c.parts * sum_bytes(c) * (m < 8 ? m / 8.0 : 1.0) / (c.cluster > 1 ? 40e3 : 150e3));
+        cost +=
+            c.groups * ((c.cluster > 2   ? 2.4
+                         : c.cluster > 1 ? 1.35
+                                         : 0.4) +
+                        0.02 * c.cluster * c.parts +
+                        c.group * c.parts * sum_bytes(c) * (m < 8 ? m / 8.0 : 1.0) / (c.cluster > 1 ? 40e3 : 150e3));
     return cost;
 }
 

@@ -11,7 +11,7 @@ extern "C" {
 
 enum {
     TRF_CLUSTER_SIZES = 4, /* of 1, 2, 4 and 8 blocks */
-    TRF_PLAN_LAYER = 7 /* the word of a plan's choice that is trf_linear_plan_init's: the layer's serial number */
+    TRF_PLAN_LAYER = 7     /* the word of a plan's choice that is trf_linear_plan_init's: the layer's serial number */
 };
 
 /* What a choice needs to know of a device. */

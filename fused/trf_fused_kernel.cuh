@@ -242,13 +242,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constan
         const trf_walk of_part = trf_part_grid{share_at_start, a.group, threadIdx.x, a.parts}.start(0);
         const uint32_t pieces = trf_window_pieces(a, 1),
                        width = a.straddles ? share_at_start.cols : max(of_part.stop - of_part.col, 1u);
-        ways[threadIdx.x] = {
-            shared + a.window + threadIdx.x * 2 * trf_window_piece_bytes(a.window_cols, kTiles),
-            trf_shared_address(meetings + threadIdx.x),
-            (a.straddles ? 0 : of_part.col) * pieces,
-            (a.straddles ? of_part.col : 0) * pieces,
-            width * pieces,
-            of_part.left * pieces};
+        ways[threadIdx.x] = {shared + a.window + threadIdx.x * 2 * trf_window_piece_bytes(a.window_cols, kTiles),
+                             trf_shared_address(meetings + threadIdx.x),
+                             (a.straddles ? 0 : of_part.col) * pieces,
+                             (a.straddles ? of_part.col : 0) * pieces,
+                             width * pieces,
+                             of_part.left * pieces};
         trf_meeting_make(trf_shared_address(meetings + threadIdx.x), a.group);
     }
     __syncthreads();

@@ -29,7 +29,8 @@ struct trf_fused_args {
     uint32_t straddles;              /* units of a group may have their columns in several clusters (of one block) */
     float *partials;                 /* straddles: [blocks][2][group][pieces][128], workspace */
     uint32_t sums, sums_stride;      /* shared offset of sums; from warp to warp (clusters of one block) */
-    uint32_t window, window_cols;    /* for batches above 8: shared offset of a window of x for each part; columns of a piece of it */
+    uint32_t window,
+        window_cols; /* for batches above 8: shared offset of a window of x for each part; columns of a piece of it */
 };
 
 /* ---- fragments ---- */
@@ -90,8 +91,9 @@ static __device__ __forceinline__ float4 trf_add(float4 a, float4 b) {
 }
 
 static __device__ __forceinline__ float4 trf_add_of_lane(float4 v, uint32_t distance) {
-    return make_float4(v.x + __shfl_xor_sync(0xFFFFFFFFu, v.x, distance), v.y + __shfl_xor_sync(0xFFFFFFFFu, v.y, distance),
-                       v.z + __shfl_xor_sync(0xFFFFFFFFu, v.z, distance), v.w + __shfl_xor_sync(0xFFFFFFFFu, v.w, distance));
+    return make_float4(
+        v.x + __shfl_xor_sync(0xFFFFFFFFu, v.x, distance), v.y + __shfl_xor_sync(0xFFFFFFFFu, v.y, distance),
+        v.z + __shfl_xor_sync(0xFFFFFFFFu, v.z, distance), v.w + __shfl_xor_sync(0xFFFFFFFFu, v.w, distance));
 }
 
 static constexpr uint32_t kPieceBytes = 512; /* of sums: 16 rows by 8 rows of x, 16 bytes a lane */
@@ -315,8 +317,7 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
         for (int b = 0; b < kBlocks; b++)
 #pragma unroll
             for (int t = 0; t < kTiles; t++)
-                put(b * kTiles + t,
-                    make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3)));
+                put(b * kTiles + t, make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3)));
     }
 
     /* The unit's sums to y. */
