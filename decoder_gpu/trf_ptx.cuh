@@ -15,6 +15,13 @@
 #define TRF_CLUSTERS 0
 #endif
 
+/* Whether this code's devices have 160 KiB of shared memory a block. Kernels that need so much have no code for the others, which saves half of their build. */
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
+#define TRF_LARGE_SHARED 0
+#else
+#define TRF_LARGE_SHARED 1
+#endif
+
 static __device__ __forceinline__ uint32_t trf_shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }

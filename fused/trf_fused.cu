@@ -28,7 +28,10 @@ static bool is_scaled(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
 }
 
-static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t geometry) {
+static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
+                           uint32_t m, uint32_t geometry) {
+    if (geometry != TRF_GEOMETRY_ANY && limits->shared_bytes < kLargeSharedBytes)
+        return false; /* there is no code */
     const bool usual = trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
     switch (geometry) {
     case TRF_GEOMETRY_TWO:
@@ -179,7 +182,7 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
     if (c.straddles) {                               /* the second kernel's launch, and what it reads */
         const double items = ceil_div(c.items, c.clusters), sums = 2.0 * c.clusters * c.group * sum_bytes(c),
                      decoding = items * c.group * c.slabs * slab_us, waiting = items * alone_us;
-        return (decoding > waiting ? decoding : waiting) + 5 + sums / 4e6;
+        return (decoding > waiting ? decoding : waiting) + 9 + sums / 4e6;
     }
     const double steps = (double)c.groups * ceil_div(c.block_cols, c.parts);
     const double mean = (double)c.units * c.cols * c.slabs / multiprocessors; /* slabs */
@@ -209,7 +212,7 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
 static double best_cut(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                        uint32_t m, uint32_t geometry, cut *best) {
     double least = HUGE_VAL;
-    if (!geometry_takes(view, facts, m, geometry))
+    if (!geometry_takes(view, facts, limits, m, geometry))
         return least;
     const auto consider = [&](cut c) {
         const double cost = estimate(view, c, (uint32_t)limits->multiprocessors, m);

@@ -115,10 +115,7 @@ template <class Product, int kTiles> struct trf_fused_sink : Product {
 
     __device__ __forceinline__ trf_fused_sink(const trf_fused_args &args, uint32_t lane, const trf_window_way &way,
                                               uint32_t on_way_)
-        : Product(args, lane), x_window(way), on_way(on_way_) {
-        if (Product::kWindow && way.total)
-            x_window.copy(args);
-    }
+        : Product(args, lane), x_window(way), on_way(on_way_) {}
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         Product::begin_slab(walk);
@@ -213,7 +210,7 @@ static __device__ __forceinline__ void trf_finish_group(const trf_fused_args &a,
 }
 
 template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constant__ trf_fused_args a) {
+static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) {
     using Product = trf_product<Form, Type, kSlabs, kTiles, kScaled, kP == 0>;
     constexpr int kLog = kP == 0 ? 0 : trf_fused_table_log(Form::kClassBits, kSlabs);
     extern __shared__ __align__(1024) uint8_t shared_memory[];
@@ -243,6 +240,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constan
         const uint32_t pieces = trf_window_pieces(a, 1),
                        width = a.straddles ? share_at_start.cols : max(of_part.stop - of_part.col, 1u);
         ways[threadIdx.x] = {shared + a.window + threadIdx.x * 2 * trf_window_piece_bytes(a.window_cols, kTiles),
+                             threadIdx.x * a.group,
                              trf_shared_address(meetings + threadIdx.x),
                              (a.straddles ? 0 : of_part.col) * pieces,
                              (a.straddles ? of_part.col : 0) * pieces,
@@ -255,6 +253,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constan
 
     const trf_part_grid grid = {share, a.group, part, a.parts};
     trf_fused_sink<Product, kTiles> sink(a, lane, ways[Product::kWindow ? min(part, a.parts - 1) : 0], walk.left);
+    if (Product::kWindow && part < a.parts && ways[part].total)
+        sink.x_window.copy(a);
     uint32_t on_way = 0; /* slabs of the part, up to the end of the group at hand */
     const trf_lane_rule<kP, kLog> rule =
         trf_lane_rule_of<kP, kLog>(a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane);
@@ -307,6 +307,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constan
     }
     trf_copy_wait<0>();
     trf_store_tail_rows(a);
+}
+
+template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constant__ trf_fused_args a) {
+    if constexpr (kP == 0 || TRF_LARGE_SHARED)
+        trf_fused_block<Form, Type, kP, kSlabs, kTiles, kScaled, kWarps>(a);
 }
 
 /* Adds up the partials of units that blocks share, and writes their y. A warp for each piece of each unit of the layer. */

@@ -12,8 +12,9 @@ static __host__ __device__ constexpr uint32_t trf_window_piece_bytes(uint32_t co
 
 /* A window: what never changes. In shared memory, since the loop over slabs has no registers to spare. */
 struct trf_window_way {
-    uint32_t place;   /* shared address of [2] pieces */
-    uint32_t meeting; /* that of the warps' barrier */
+    uint32_t place;      /* shared address of [2] pieces */
+    uint32_t first_warp; /* of the block */
+    uint32_t meeting;    /* that of the warps' barrier */
     uint32_t first, ahead,
         cycle;      /* piece i on the way holds x's columns from (first + (ahead + i) % cycle) * a.window_cols on */
     uint32_t total; /* pieces on the way */
@@ -34,15 +35,18 @@ template <int kTiles> struct trf_x_window {
 
     /* Starts the copy of the ready-th piece. Part of the thread's next group of copies. */
     __device__ __forceinline__ void copy(const trf_fused_args &a) const {
-        const uint32_t warp = threadIdx.x / 32 % a.group, lane = threadIdx.x % 32; /* a lane copies 8 columns */
-        const uint32_t in_row = a.window_cols / 8, at_once = 32 / in_row, piece_col = lane % in_row;
-        const uint32_t col = (way.first + (way.ahead + ready) % way.cycle) * a.window_cols + 8 * piece_col;
+        const uint32_t warp = threadIdx.x / 32 - way.first_warp,
+                       lane = threadIdx.x %
+                              32; /* a lane copies 8 columns, of one row or, of narrow pieces, every second */
+        const uint32_t log_rows = a.window_cols == 128 ? 1 : 0;
+        const uint32_t piece_col = lane & (32u >> log_rows) - 1,
+                       col = (way.first + (way.ahead + ready) % way.cycle) * a.window_cols + 8 * piece_col;
         if (col >= a.view.cols)
             return;
         const uint8_t *const from = (const uint8_t *)a.x + 2 * col;
         const uint32_t to = piece(a, ready) + piece_col / 4 * (kTiles * kWindowTileBytes) + 16 * (piece_col % 4);
-#pragma unroll 2
-        for (uint32_t row = warp * at_once + lane / in_row; row < 8 * kTiles; row += a.group * at_once)
+#pragma unroll 1
+        for (uint32_t row = (warp << log_rows) + (lane >> (5 - log_rows)); row < 8 * kTiles; row += a.group << log_rows)
             /* rows beyond the batch repeat its last; their sums are not used */
             trf_copy16(to + 64 * row, from + 2 * (min(row, a.m - 1) * a.x_stride));
     }
