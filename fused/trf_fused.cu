@@ -182,7 +182,7 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
     if (c.straddles) {                               /* the second kernel's launch, and what it reads */
         const double items = ceil_div(c.items, c.clusters), sums = 2.0 * c.clusters * c.group * sum_bytes(c),
                      decoding = items * c.group * c.slabs * slab_us, waiting = items * alone_us;
-        return (decoding > waiting ? decoding : waiting) + 9 + sums / 4e6;
+        return (decoding > waiting ? decoding : waiting) + (c.tiles > 1 ? 9 : 5) + sums / 4e6;
     }
     const double steps = (double)c.groups * ceil_div(c.block_cols, c.parts);
     const double mean = (double)c.units * c.cols * c.slabs / multiprocessors; /* slabs */
