@@ -96,7 +96,7 @@ static void start_plan(encoding *e, trf_codec codec) {
     h->source_dtype = (uint8_t)e->source->dtype;
     h->class_bits = e->options->favor == TRF_FAVOR_SIZE ? 4 : 2;
     e->plan.exception_weight =
-        e->options->favor == TRF_FAVOR_SIZE && codec == TRF_CODEC_INT ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_SPEED_WEIGHT;
+        e->options->favor == TRF_FAVOR_SIZE && codec == TRF_CODEC_INT ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_WEIGHT;
     h->rows = e->source->rows;
     h->cols = e->source->cols;
     h->probability_bits = (uint8_t)(e->options->probability_bits ? e->options->probability_bits

@@ -9,7 +9,7 @@ enum {
     TRF_EXCEPTION_BITS = 32, /* in the blob, and in the choices of TRF_FAVOR_SIZE with the int codec */
     /* Bits that other choices would rather spend than one exception, whose patching takes a kernel time. Of 32, 64, 96 and 128 on
      * N(0, sigma) the one with the fewest exceptions: 0.04 to 0.08 % with quads, 0.02 % with pairs, where 32 has 0.07 %; for 0.01 to 0.03 bit a weight. */
-    TRF_EXCEPTION_SPEED_WEIGHT = 128,
+    TRF_EXCEPTION_WEIGHT = 128,
     TRF_CODE_COUNTS = 2 * TRF_MAX_CODE + 1, /* counts of codes, index code + TRF_MAX_CODE */
 };
 

@@ -43,6 +43,22 @@ static bool geometry_takes(const trf_device_view *view, const trf_device_facts *
     }
 }
 
+/* ---- attributes of a launch; config->attrs has room for them ---- */
+
+/* The kernel may start before the one in front of it ends. */
+static void allow_early(cudaLaunchConfig_t *config) {
+    cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
+    attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute->val.programmaticStreamSerializationAllowed = 1;
+}
+
+static void form_clusters(cudaLaunchConfig_t *config, uint32_t blocks) {
+    cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
+    attribute->id = cudaLaunchAttributeClusterDimension;
+    attribute->val.clusterDim.x = blocks;
+    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
+}
+
 /* ---- what a device can do ---- */
 
 static __global__ void empty_kernel() {}
@@ -56,16 +72,13 @@ int trf_find_clusters(trf_device_limits *limits) {
         limits->clusters[i] = 0;
         if (status != cudaSuccess || limits->capability < 90 || attributes.ptxVersion < 90)
             continue;
-        cudaLaunchAttribute dimension;
-        dimension.id = cudaLaunchAttributeClusterDimension;
-        dimension.val.clusterDim.x = 1u << i;
-        dimension.val.clusterDim.y = dimension.val.clusterDim.z = 1;
+        cudaLaunchAttribute attribute;
         cudaLaunchConfig_t config = {};
         config.gridDim = dim3(1u << i);
         config.blockDim = dim3(512);
         config.dynamicSmemBytes = (size_t)limits->shared_bytes - kStaticSharedBytes;
-        config.attrs = &dimension;
-        config.numAttrs = 1;
+        config.attrs = &attribute;
+        form_clusters(&config, 1u << i);
         int clusters = 0;
         status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
         limits->clusters[i] = clusters > 0 ? (uint32_t)clusters : 0;
@@ -93,10 +106,10 @@ struct cut {
 /* Whether warps do. */
 static bool shares_units(const cut &c) { return c.cluster * c.parts > 1; }
 
-/* Of a block, at least so many that the table is soon made. */
-static uint32_t active_warps(const cut &c) {
-    const uint32_t active = c.group * c.parts, least = c.warps < 8 ? c.warps : 8;
-    return active > least ? active : least;
+/* Warps of a block. With a window of x all of the kernel's, else those at work, and so many that the table is soon made. */
+static uint32_t block_warps(const cut &c) {
+    const uint32_t at_work = c.group * c.parts, least = c.warps < 8 ? c.warps : 8;
+    return c.tiles > 1 ? c.warps : at_work > least ? at_work : least;
 }
 
 /* Of a warp's sums, as they are left in shared memory. */
@@ -137,8 +150,8 @@ static bool lay_out(cut *c, const trf_device_view *view, const trf_device_facts 
     const bool in_buffers = c->parts > 1 && c->cluster == 1 && c->groups == 1; /* those of the warps that left them */
     c->table_log = table_log;
     c->window_cols = window_cols;
-    c->plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c->tiles > 1 ? c->warps : active_warps(*c),
-                                 c->slabs, table_log, in_buffers ? sum_bytes(*c) : 0);
+    c->plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, block_warps(*c), c->slabs, table_log,
+                                 in_buffers ? sum_bytes(*c) : 0);
     c->window = c->plan.total;
     c->shared_bytes = c->window + c->parts * 2 * trf_window_piece_bytes(window_cols, (int)c->tiles);
     c->sums = in_buffers ? c->plan.warps : c->shared_bytes;
@@ -198,22 +211,21 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
                      busy = by_memory ? 0.2 * decoding + 0.8 * mean * slab_us : decoding, waiting = steps * alone_us;
         cost = busy > waiting ? busy : waiting;
     }
-    if (shares_units(c)) /* meeting, and reading what the others left */
-        cost +=
-            c.groups * ((c.cluster > 2   ? 2.4
-                         : c.cluster > 1 ? 1.35
-                                         : 0.4) +
-                        0.02 * c.cluster * c.parts +
-                        c.group * c.parts * sum_bytes(c) * (m < 8 ? m / 8.0 : 1.0) / (c.cluster > 1 ? 40e3 : 150e3));
+    if (shares_units(c)) {
+        const double meeting = c.cluster > 2   ? 2.4
+                               : c.cluster > 1 ? 1.35
+                                               : 0.4,
+                     bytes_per_us = c.cluster > 1 ? 40e3 : 150e3,
+                     left = c.group * c.parts * sum_bytes(c) * (m < 8 ? m / 8.0 : 1.0); /* bytes that a block reads */
+        cost += c.groups * (meeting + 0.02 * c.cluster * c.parts + left / bytes_per_us);
+    }
     return cost;
 }
 
-/* The best cut of a geometry. @return its cost, or HUGE_VAL if there is none. */
-static double best_cut(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
-                       uint32_t m, uint32_t geometry, cut *best) {
+/* The best cut of all. @return whether there is one. */
+static bool find_cut(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
+                     uint32_t m, cut *best) {
     double least = HUGE_VAL;
-    if (!geometry_takes(view, facts, limits, m, geometry))
-        return least;
     const auto consider = [&](cut c) {
         const double cost = estimate(view, c, (uint32_t)limits->multiprocessors, m);
         if (cost < least && fit(&c, view, facts, (uint32_t)limits->shared_bytes)) {
@@ -221,16 +233,22 @@ static double best_cut(const trf_device_view *view, const trf_device_facts *fact
             *best = c;
         }
     };
-    const cut straddling = cut_of(view, m, geometry, 1, limits->clusters[0], 1, 1);
-    consider(straddling);
-    for (uint32_t size = 0; size < TRF_CLUSTER_SIZES && limits->clusters[size]; size++)
-        for (uint32_t parts = 1; parts <= straddling.warps; parts++) {
-            const cut c = cut_of(view, m, geometry, 1u << size, limits->clusters[size], parts, 0);
-            if ((c.cluster > 1 && c.cluster > c.cols) || (parts > 1 && parts > c.block_cols))
-                break; /* a block, or a warp, without columns */
-            consider(c);
-        }
-    return least;
+    for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++) {
+        if (geometry == TRF_GEOMETRY_ANY && least < HUGE_VAL)
+            break; /* the slowest */
+        if (!geometry_takes(view, facts, limits, m, geometry))
+            continue;
+        const cut straddling = cut_of(view, m, geometry, 1, limits->clusters[0], 1, 1);
+        consider(straddling);
+        for (uint32_t size = 0; size < TRF_CLUSTER_SIZES && limits->clusters[size]; size++)
+            for (uint32_t parts = 1; parts <= straddling.warps; parts++) {
+                const cut c = cut_of(view, m, geometry, 1u << size, limits->clusters[size], parts, 0);
+                if ((c.cluster > 1 && c.cluster > c.cols) || (parts > 1 && parts > c.block_cols))
+                    break; /* a block, or a warp, without columns */
+                consider(c);
+            }
+    }
+    return least < HUGE_VAL;
 }
 
 const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
@@ -255,12 +273,8 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
     }
     if ((uint64_t)view->num_bands * view->num_slab_cols > UINT32_MAX || ((uint64_t)view->cols + 8) * m > UINT32_MAX / 2)
         return "the layer or the batch is too large";
-    for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++) {
-        cut c;
-        if (best_cut(view, facts, limits, m, geometry, &c) < HUGE_VAL)
-            return NULL;
-    }
-    return "its streams do not fit this device's shared memory";
+    cut c;
+    return find_cut(view, facts, limits, m, &c) ? NULL : "its streams do not fit this device's shared memory";
 }
 
 /* ---- the plan ---- */
@@ -281,18 +295,8 @@ static workspace_layout layout_of(const trf_device_view *view, const trf_device_
 
 void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                       trf_linear_plan *plan) {
-    double least = HUGE_VAL;
     cut best = {};
-    for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++) {
-        if (geometry == TRF_GEOMETRY_ANY && least < HUGE_VAL)
-            break; /* the slowest */
-        cut c;
-        const double cost = best_cut(view, facts, limits, plan->m, geometry, &c);
-        if (cost < least) {
-            least = cost;
-            best = c;
-        }
-    }
+    find_cut(view, facts, limits, plan->m, &best);
     plan->choice[CHOICE_GEOMETRY] = best.geometry;
     plan->choice[CHOICE_TABLE_LOG] = best.table_log;
     plan->choice[CHOICE_CLUSTER] = best.cluster;
@@ -328,11 +332,8 @@ static cudaError_t launch_finish(const trf_fused_args &args, const cut &c, bool 
     config.blockDim = dim3(256);
     config.stream = stream;
     config.attrs = &attribute;
-    if (early) {
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-        config.numAttrs = 1;
-    }
+    if (early)
+        allow_early(&config);
     return cudaLaunchKernelEx(&config, trf_fused_finish, args, c.slabs, c.tiles);
 }
 
@@ -345,23 +346,18 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, c
     cudaLaunchAttribute launch_attributes[2];
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(c.cluster * c.clusters);
-    config.blockDim = dim3(32 * (c.tiles > 1 ? c.warps : active_warps(c)));
+    config.blockDim = dim3(32 * block_warps(c));
     config.dynamicSmemBytes = c.shared_bytes;
     config.stream = stream;
     config.attrs = launch_attributes;
-    if (attributes.ptxVersion >= 90) {
-        launch_attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        launch_attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (c.cluster > 1) {
-        launch_attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        launch_attributes[config.numAttrs].val.clusterDim.x = c.cluster;
-        launch_attributes[config.numAttrs].val.clusterDim.y = 1;
-        launch_attributes[config.numAttrs++].val.clusterDim.z = 1;
-    }
+    const bool early = attributes.ptxVersion >= 90;
+    if (early)
+        allow_early(&config);
+    if (c.cluster > 1)
+        form_clusters(&config, c.cluster);
     status = cudaLaunchKernelEx(&config, kernel, args);
     if (status == cudaSuccess && c.straddles && c.units)
-        status = launch_finish(args, c, attributes.ptxVersion >= 90, stream);
+        status = launch_finish(args, c, early, stream);
     return status;
 }
 
