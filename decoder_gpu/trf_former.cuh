@@ -16,18 +16,24 @@
 
 static constexpr uint32_t kOwn = 0x807F807F; /* sign and mantissa[6:0] of a register's two weights */
 
-/* Codec, class bits and raw bits at compile time; raw bits of int come at run time (kRaw = 0 here). */
-template <int kCodec_, int kClassBits_> struct trf_form {
+/* Codec, class bits and raw bits at compile time. Raw bits of int come at run time, unless kIntRaw is what they are: without it each group of weights pays for
+ * planes that the layer may not have. */
+template <int kCodec_, int kClassBits_, int kIntRaw = 0> struct trf_form {
     static constexpr int kCodec = kCodec_, kClassBits = kClassBits_;
     static constexpr bool kWide = kCodec == TRF_CODEC_BF16 || kCodec == TRF_CODEC_FP16; /* has an 8-bit plane */
     static constexpr bool kFp8 = kCodec == TRF_CODEC_E4M3 || kCodec == TRF_CODEC_E5M2;
     static constexpr bool kInt = kCodec == TRF_CODEC_INT;
+    static constexpr bool kKnownRaw = !kInt || kIntRaw != 0;
     static constexpr int kLow2 = kClassBits == 2 ? 2 : 0;
     static constexpr int kRaw = kCodec == TRF_CODEC_BF16   ? 8 + kLow2
                                 : kCodec == TRF_CODEC_FP16 ? 11 + kLow2
                                 : kCodec == TRF_CODEC_E4M3 ? 4 + kLow2
                                 : kCodec == TRF_CODEC_E5M2 ? 3 + kLow2
-                                                           : 0;
+                                                           : kIntRaw;
+    /* raw_bits: the layer's */
+    static __host__ __device__ constexpr uint32_t raw(uint32_t raw_bits) {
+        return kKnownRaw ? (uint32_t)kRaw : raw_bits;
+    }
     static constexpr int kSymbols = kClassBits == 2 ? 1 : 2; /* of a group */
     static constexpr int kTurn = kWide ? 7 : 0;              /* X is kept rotated left by this */
     static __host__ __device__ constexpr bool has(int width) { return (kRaw & width) != 0; }
@@ -65,7 +71,7 @@ static __device__ __forceinline__ constexpr uint32_t trf_narrow_at(uint32_t raw_
 
 /* Bytes of a chunk's narrow planes. */
 template <class Form> static __host__ __device__ constexpr uint32_t trf_narrow_bytes(uint32_t raw_bits) {
-    return (Form::kInt ? raw_bits : Form::kRaw & 7) * (4 * TRF_CHUNK_WEIGHTS);
+    return (Form::raw(raw_bits) & 7) * (4 * TRF_CHUNK_WEIGHTS);
 }
 
 /* A lane's narrow words, as far as the form has them. */
@@ -79,14 +85,14 @@ struct trf_narrow {
 template <class Form>
 static __device__ __forceinline__ void trf_stage_narrow(uint32_t to, const uint8_t *from, uint32_t lane,
                                                         const trf_int_planes &planes) {
-    const uint32_t raw = Form::kInt ? planes.raw_bits : (uint32_t)Form::kRaw;
-    if (Form::kInt ? (raw & 4) != 0 : Form::has(4)) {
+    const uint32_t raw = Form::raw(planes.raw_bits);
+    if (raw & 4) {
         trf_copy16(to, from);
         trf_copy16(to + 512, from + 512);
     }
-    if (Form::kInt ? (raw & 2) != 0 : Form::has(2))
+    if (raw & 2)
         trf_copy16(to + trf_narrow_at(raw, 2), from + trf_narrow_at(raw, 2));
-    if (Form::kInt ? (raw & 1) != 0 : Form::has(1))
+    if (raw & 1)
         trf_copy8(to + trf_narrow_at(raw, 1) - 8 * lane, from + trf_narrow_at(raw, 1) - 8 * lane);
 }
 
@@ -94,14 +100,14 @@ static __device__ __forceinline__ void trf_stage_narrow(uint32_t to, const uint8
 template <class Form>
 static __device__ __forceinline__ void trf_load_narrow(trf_narrow &n, uint32_t at, uint32_t lane, int k,
                                                        const trf_int_planes &planes) {
-    const uint32_t raw = Form::kInt ? planes.raw_bits : (uint32_t)Form::kRaw;
-    if (k % 2 == 0 && (Form::kInt ? (raw & 4) != 0 : Form::has(4)))
+    const uint32_t raw = Form::raw(planes.raw_bits);
+    if (k % 2 == 0 && (raw & 4))
         n.four = trf_lds128(at + 512 * (k / 2));
-    if (k == 0 && (Form::kInt ? (raw & 2) != 0 : Form::has(2)))
+    if (k == 0 && (raw & 2))
         n.two = trf_lds128(at + trf_narrow_at(raw, 2));
-    if (k == 0 && (Form::kInt ? (raw & 1) != 0 : Form::has(1)))
+    if (k == 0 && (raw & 1))
         n.one = trf_lds64(at + trf_narrow_at(raw, 1) - 8 * lane);
-    if (Form::kInt && k == 0) { /* to their place in X once, so that all other rotations are by constants */
+    if (!Form::kKnownRaw && k == 0) { /* to their place in X once, so that all other rotations are by constants */
         n.two.x = __funnelshift_l(n.two.x, n.two.x, planes.base2);
         n.two.y = __funnelshift_l(n.two.y, n.two.y, planes.base2);
         n.two.z = __funnelshift_l(n.two.z, n.two.z, planes.base2);
@@ -120,7 +126,7 @@ static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow &n, 
     const uint32_t word2 = k == 0 ? n.two.x : k == 1 ? n.two.y : k == 2 ? n.two.z : n.two.w;
     const uint32_t word1 = k < 2 ? n.one.x : n.one.y;
     const int down4 = 4 * (g % 2), down2 = 2 * g, down1 = 4 * (k % 2) + g;
-    if (Form::kInt) {
+    if (!Form::kKnownRaw) {
         x = trf_and_or(trf_rotate_left(word4, 32 - down4), 0x0F0F0F0Fu, x);
         x = trf_and_or(trf_rotate_left(word2, 32 - down2), planes.mask2, x);
         return trf_and_or(trf_rotate_left(word1, 32 - down1), planes.mask1, x);

@@ -90,25 +90,13 @@ template <int kPending> static __device__ __forceinline__ void trf_copy_wait() {
 
 /* ---- warps of a block ---- */
 
-/* A barrier in shared memory, 8 bytes at a shared address: warps may come to it from different places in the code, which bar.sync is not meant for. One thread
- * makes it, ahead of a __syncthreads. */
-static __device__ __forceinline__ void trf_meeting_make(uint32_t at, uint32_t warps) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(warps) : "memory");
-}
-
-/* Arrives as a warp, and waits for the others; all lanes call it. round: 0, 1, 2, ... */
-static __device__ __forceinline__ void trf_meeting_wait(uint32_t at, uint32_t round) {
+/* Waits for the others of `warps` warps of the block, all lanes of which call it: from different places in the code, perhaps, so it is not .aligned.
+ * barrier: 1 to 15, the warps' own; __syncthreads has 0. A warp alone needs none; that is asked in a way for which the compiler finds registers (it spills
+ * in the kernels of 4 tiles otherwise). */
+static __device__ __forceinline__ void trf_meet(uint32_t barrier, uint32_t warps) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(at) : "memory");
-    uint32_t done;
-    do {
-        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(at), "r"(round % 2)
-                     : "memory");
-    } while (!done);
-    __syncwarp();
+    if (threadIdx.x % 32 < 32 * (warps - 1))
+        asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");
 }
 
 /* ---- blocks of a cluster ----

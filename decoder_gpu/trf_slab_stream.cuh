@@ -342,7 +342,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
                                                       const trf_shared_plan &plan, const Grid &grid, uint32_t lane) {
     constexpr uint32_t kStreamCopies =
         Form::kClassBits == 2 ? 2 : 3; /* of a lane, for most streams; longer ones take a loop */
-    const uint32_t chunk_bytes = trf_chunk_offset(Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw, 1);
+    const uint32_t chunk_bytes = trf_chunk_offset(Form::raw(view.raw_bits), 1);
     st.bytes[0] = 0;
 #pragma unroll 1
     while (st.walk.left && !st.bytes[0]) {
@@ -384,7 +384,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
 template <class Form, int kSlabs, class Grid>
 static __device__ __forceinline__ void trf_enter_chunk(trf_stager<kSlabs> &st, const trf_device_view &view,
                                                        const trf_shared_plan &plan, const Grid &grid, uint32_t lane) {
-    const uint32_t chunk_bytes = trf_chunk_offset(Form::kInt ? view.raw_bits : (uint32_t)Form::kRaw, 1);
+    const uint32_t chunk_bytes = trf_chunk_offset(Form::raw(view.raw_bits), 1);
     if (--st.chunks_left) {
 #pragma unroll
         for (int s = 0; s < kSlabs; s++)

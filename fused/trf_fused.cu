@@ -12,9 +12,13 @@ enum {
     CHOICE_CLUSTER,
     CHOICE_CLUSTERS,
     CHOICE_PARTS,
-    CHOICE_STRADDLES,
+    CHOICE_WAYS, /* WAY_STRADDLES, WAY_SUMS_OVER_X */
     CHOICE_WINDOW_COLS,
     CHOICES
+};
+enum {
+    WAY_STRADDLES = 1,
+    WAY_SUMS_OVER_X = 2
 };
 static_assert((int)CHOICES <= (int)TRF_PLAN_LAYER, "the layer's word is free");
 
@@ -98,6 +102,7 @@ struct cut {
     uint32_t groups, block_cols;        /* of the block that has the most */
     uint32_t straddles, items;          /* items: of all blocks, if it does */
     uint32_t sums, sums_stride, window; /* shared offsets */
+    uint32_t sums_over_x;               /* sums of clusters in place of windows of x: less space, and a meeting more */
     uint32_t window_cols;               /* of a piece of x; 0: x is not in shared memory */
     uint32_t shared_bytes;              /* dynamic */
     trf_shared_plan plan;
@@ -146,30 +151,34 @@ static cut cut_of(const trf_device_view *view, uint32_t m, uint32_t geometry, ui
 
 /* Lays out shared memory. @return whether it is enough. */
 static bool lay_out(cut *c, const trf_device_view *view, const trf_device_facts *facts, uint32_t shared_bytes,
-                    uint32_t table_log, uint32_t window_cols) {
+                    uint32_t table_log, uint32_t window_cols, bool sums_over_x) {
     const bool in_buffers = c->parts > 1 && c->cluster == 1 && c->groups == 1; /* those of the warps that left them */
+    c->sums_over_x = sums_over_x;
     c->table_log = table_log;
     c->window_cols = window_cols;
     c->plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, block_warps(*c), c->slabs, table_log,
                                  in_buffers ? sum_bytes(*c) : 0);
     c->window = c->plan.total;
     c->shared_bytes = c->window + c->parts * 2 * trf_window_piece_bytes(window_cols, (int)c->tiles);
-    c->sums = in_buffers ? c->plan.warps : c->shared_bytes;
+    c->sums = in_buffers ? c->plan.warps : sums_over_x ? c->window : c->shared_bytes;
     c->sums_stride = in_buffers ? c->plan.warp_bytes : sum_bytes(*c);
-    if (shares_units(*c) && !in_buffers) /* tasks of a block, rounded up */
-        c->shared_bytes += c->parts * (c->group * c->sums_stride + c->cluster * kPieceBytes);
+    if (shares_units(*c) && !in_buffers) { /* tasks of a block, rounded up */
+        const uint32_t end = c->sums + c->parts * (c->group * c->sums_stride + c->cluster * kPieceBytes);
+        c->shared_bytes = end > c->shared_bytes ? end : c->shared_bytes;
+    }
     return c->shared_bytes + kStaticSharedBytes <= shared_bytes;
 }
 
-/* With the largest table that fits. @return whether one does. */
+/* With the largest table that fits, and with sums over x if they do not fit otherwise. @return whether one does. */
 static bool fit(cut *c, const trf_device_view *view, const trf_device_facts *facts, uint32_t shared_bytes) {
     const bool any = c->geometry == TRF_GEOMETRY_ANY;
     const uint32_t largest = any ? kTableLog : trf_fused_table_log((int)view->class_bits, (int)c->slabs),
                    smallest = any ? view->probability_bits + 4 : largest;
-    for (uint32_t log = largest; log >= smallest; log--) /* pieces of whole slabs if there is room */
-        if (lay_out(c, view, facts, shared_bytes, log, c->tiles > 1 ? view->slab_cols : 0) ||
-            (c->tiles > 1 && lay_out(c, view, facts, shared_bytes, log, TRF_MIN_SLAB_COLS)))
-            return true;
+    for (uint32_t log = largest; log >= smallest; log--)
+        for (uint32_t over_x = 0; over_x <= (c->tiles > 1 && c->cluster > 1 && c->groups == 1); over_x++)
+            if (lay_out(c, view, facts, shared_bytes, log, c->tiles > 1 ? view->slab_cols : 0, over_x) ||
+                (c->tiles > 1 && lay_out(c, view, facts, shared_bytes, log, TRF_MIN_SLAB_COLS, over_x)))
+                return true; /* pieces of whole slabs if there is room */
     return false;
 }
 
@@ -205,7 +214,7 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
     } else {
         /* Fewer warps are a little faster each. Where memory binds, blocks with less to do leave it to the others; more than a tile's rows at once are read a
          * little slower. */
-        const bool by_memory = view->class_bits == 2 && trf_float_raw_bits(view->codec, 2) >= 10;
+        const bool by_memory = view->class_bits == 2 && view->codec == TRF_CODEC_BF16;
         const double at_work = 0.5 * (c.warps + c.group * c.parts), rows = c.group * c.slabs > 8 ? 1.03 : 1.0,
                      decoding = steps * at_work * c.slabs * slab_us * rows,
                      busy = by_memory ? 0.2 * decoding + 0.8 * mean * slab_us : decoding, waiting = steps * alone_us;
@@ -227,8 +236,12 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
                      uint32_t m, cut *best) {
     double least = HUGE_VAL;
     const auto consider = [&](cut c) {
-        const double cost = estimate(view, c, (uint32_t)limits->multiprocessors, m);
-        if (cost < least && fit(&c, view, facts, (uint32_t)limits->shared_bytes)) {
+        double cost = estimate(view, c, (uint32_t)limits->multiprocessors, m);
+        if (cost >= least || !fit(&c, view, facts, (uint32_t)limits->shared_bytes))
+            return;
+        if (c.sums_over_x)
+            cost += c.tiles * c.tiles / 6.0;
+        if (cost < least) {
             least = cost;
             *best = c;
         }
@@ -302,7 +315,7 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
     plan->choice[CHOICE_CLUSTER] = best.cluster;
     plan->choice[CHOICE_CLUSTERS] = best.clusters;
     plan->choice[CHOICE_PARTS] = best.parts;
-    plan->choice[CHOICE_STRADDLES] = best.straddles;
+    plan->choice[CHOICE_WAYS] = best.straddles * WAY_STRADDLES + best.sums_over_x * WAY_SUMS_OVER_X;
     plan->choice[CHOICE_WINDOW_COLS] = best.window_cols;
     plan->workspace_bytes = layout_of(view, facts, plan->m, best).bytes;
 }
@@ -318,7 +331,7 @@ static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_linear_
     case TRF_CODEC_FP16:
         return trf_fused_fp16(class_bits, tiles, geometry);
     case TRF_CODEC_INT:
-        return trf_fused_int(is_scaled(view), class_bits, bf16_x, tiles, geometry);
+        return trf_fused_int(is_scaled(view), class_bits, view->raw_bits, bf16_x, tiles, geometry);
     default:
         return trf_fused_fp8(view->codec == TRF_CODEC_E5M2, class_bits, bf16_x, tiles, geometry);
     }
@@ -365,8 +378,9 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
                      const void *x, void *y, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
     cut c = cut_of(view, plan->m, choice[CHOICE_GEOMETRY], choice[CHOICE_CLUSTER], choice[CHOICE_CLUSTERS],
-                   choice[CHOICE_PARTS], choice[CHOICE_STRADDLES]);
-    lay_out(&c, view, facts, UINT32_MAX, choice[CHOICE_TABLE_LOG], choice[CHOICE_WINDOW_COLS]);
+                   choice[CHOICE_PARTS], choice[CHOICE_WAYS] & WAY_STRADDLES);
+    lay_out(&c, view, facts, UINT32_MAX, choice[CHOICE_TABLE_LOG], choice[CHOICE_WINDOW_COLS],
+            (choice[CHOICE_WAYS] & WAY_SUMS_OVER_X) != 0);
     const workspace_layout at = layout_of(view, facts, plan->m, c);
     uint8_t *const base = (uint8_t *)workspace;
     trf_fused_args args = {};
@@ -392,6 +406,7 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
     args.sums = c.sums;
     args.sums_stride = c.sums_stride;
     args.window = c.window;
+    args.sums_over_x = c.sums_over_x;
     args.window_cols = c.window_cols;
     if (view->cols % 8 || (uintptr_t)x % 16) {
         args.x_stride = (view->cols + 7) / 8 * 8;

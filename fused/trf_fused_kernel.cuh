@@ -217,10 +217,10 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
     __shared__ uint2 constants;
     __shared__ trf_block_share share; /* here, since the loop over slabs has no registers to spare */
     __shared__ trf_window_way ways[Product::kWindow ? kWarps : 1];
-    __shared__ uint64_t meetings[Product::kWindow ? kWarps : 1];
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     trf_allow_successor();
-    trf_cluster_arrive(a.cluster);
+    if (!a.sums_over_x) /* else blocks may send sums when all are done with x, not when all are there */
+        trf_cluster_arrive(a.cluster);
     const trf_table_source<kP> table_source(a.view);
 
     const uint32_t place = warp % a.group, part = warp / a.group;
@@ -241,12 +241,11 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
                        width = a.straddles ? share_at_start.cols : max(of_part.stop - of_part.col, 1u);
         ways[threadIdx.x] = {shared + a.window + threadIdx.x * 2 * trf_window_piece_bytes(a.window_cols, kTiles),
                              threadIdx.x * a.group,
-                             trf_shared_address(meetings + threadIdx.x),
+                             threadIdx.x + 1, /* not used by a warp alone, of which there may be more than barriers */
                              (a.straddles ? 0 : of_part.col) * pieces,
                              (a.straddles ? of_part.col : 0) * pieces,
                              width * pieces,
                              of_part.left * pieces};
-        trf_meeting_make(trf_shared_address(meetings + threadIdx.x), a.group);
     }
     __syncthreads();
     trf_wait_for_predecessor();
@@ -294,6 +293,8 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
             trf_copy_wait<0>();
             __syncwarp();
         }
+        if (a.sums_over_x)
+            trf_cluster_arrive(a.cluster);
         if (a.cluster > 1 || g > first_group)
             trf_cluster_wait(a.cluster); /* the blocks are there; sums of the group before are read */
         if (part < a.parts)

@@ -5,7 +5,7 @@
  *   e4m3, e5m2                  F16, BF16
  *   int; int with group scales  F16, BF16
  *
- * each in the geometries below; tiles: of 8 rows of x. */
+ * each in the geometries below; tiles: of 8 rows of x. With two slabs a warp, int has kernels for the raw bits that it mostly has, too. */
 #ifndef TRF_FUSED_VARIANTS_CUH
 #define TRF_FUSED_VARIANTS_CUH
 
@@ -67,6 +67,6 @@ template <class Form, class Type, bool kScaled> static trf_fused_kernel trf_pick
 trf_fused_kernel trf_fused_bf16(int class_bits, int tiles, int geometry);
 trf_fused_kernel trf_fused_fp16(int class_bits, int tiles, int geometry);
 trf_fused_kernel trf_fused_fp8(int e5m2, int class_bits, int bf16_x, int tiles, int geometry);
-trf_fused_kernel trf_fused_int(int scaled, int class_bits, int bf16_x, int tiles, int geometry);
+trf_fused_kernel trf_fused_int(int scaled, int class_bits, uint32_t raw_bits, int bf16_x, int tiles, int geometry);
 
 #endif

@@ -14,7 +14,7 @@ static __host__ __device__ constexpr uint32_t trf_window_piece_bytes(uint32_t co
 struct trf_window_way {
     uint32_t place;      /* shared address of [2] pieces */
     uint32_t first_warp; /* of the block */
-    uint32_t meeting;    /* that of the warps' barrier */
+    uint32_t barrier;    /* that the warps meet at */
     uint32_t first, ahead,
         cycle;      /* piece i on the way holds x's columns from (first + (ahead + i) % cycle) * a.window_cols on */
     uint32_t total; /* pieces on the way */
@@ -59,7 +59,7 @@ template <int kTiles> struct trf_x_window {
                 trf_copy_commit();
                 trf_copy_wait<0>();
             }
-            trf_meeting_wait(way.meeting, ready); /* the piece before is read, this one written, by all */
+            trf_meet(way.barrier, a.group); /* the piece before is read, this one written, by all */
             if (++ready < way.total)
                 copy(a);
         }
