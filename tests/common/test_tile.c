@@ -372,6 +372,44 @@ static void begin_view(test_rng *rng, const test_tile_choice *choice, test_tile 
     tile->meta.predictor_mode = (uint8_t)choice->predictor_mode;
 }
 
+static const uint32_t kClassBits[2] = {2, 4};
+
+test_tile_choice test_tile_choose_kind(test_rng *rng, uint32_t kind) {
+    return test_tile_choose(rng, kind / 2 + 1, kClassBits[kind % 2]);
+}
+
+void test_tiles_at_random(uint32_t kind, int rounds, test_tile_check *check) {
+    test_rng rng = {1000 + kind};
+    for (int round = 0; round < rounds; round++) {
+        test_tile_choice choice = test_tile_choose_kind(&rng, kind);
+        check(&rng, &choice);
+    }
+}
+
+void test_tiles_of_every_shape(uint32_t kind, test_tile_check *check) {
+    test_rng rng = {2000 + kind};
+    for (uint32_t rows = 16; rows <= 64; rows += 16)
+        for (uint32_t cols = 16; cols <= 256; cols += 16) {
+            test_tile_choice choice = test_tile_choose_kind(&rng, kind);
+            choice.rows = rows + test_below(&rng, 2) * test_below(&rng, 16);
+            choice.cols = cols - test_below(&rng, 2) * (cols > 16 ? test_below(&rng, 15) : 0);
+            choice.stored = 0;
+            check(&rng, &choice);
+        }
+}
+
+void test_tiles_of_int(uint32_t raw_bits, test_tile_check *check) {
+    test_rng rng = {3000 + raw_bits};
+    for (int round = 0; round < 8; round++) {
+        test_tile_choice choice = test_tile_choose(&rng, TRF_CODEC_INT, kClassBits[round % 2]);
+        choice.raw_bits = raw_bits;
+        choice.rows += 16 * (choice.rows < 16);
+        choice.cols += 16 * (choice.cols < 16);
+        choice.stored = 0;
+        check(&rng, &choice);
+    }
+}
+
 test_tile *test_tile_make(test_rng *rng, const test_tile_choice *choice) {
     test_tile *tile = calloc(1, sizeof *tile);
     byte_buffer buffer = {malloc(MAX_TILE_BYTES), 0};

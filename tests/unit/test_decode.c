@@ -79,45 +79,13 @@ static void check_choice(test_rng *rng, const test_tile_choice *choice) {
     test_tile_free(tile);
 }
 
-static const uint32_t kClassBits[2] = {2, 4};
-
-START_TEST(random_tiles) {
-    uint32_t codec = (uint32_t)_i / 2 + 1, class_bits = kClassBits[_i % 2];
-    test_rng rng = {1000 + (uint64_t)_i};
-    for (int round = 0; round < 120; round++) {
-        test_tile_choice choice = test_tile_choose(&rng, codec, class_bits);
-        check_choice(&rng, &choice);
-    }
-}
+START_TEST(random_tiles) { test_tiles_at_random((uint32_t)_i, 120, check_choice); }
 END_TEST
 
-/* Every number of row blocks and of column steps, with and without slivers. */
-START_TEST(every_shape) {
-    test_rng rng = {2000 + (uint64_t)_i};
-    for (uint32_t rows = 16; rows <= 64; rows += 16)
-        for (uint32_t cols = 16; cols <= 256; cols += 16) {
-            test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
-            choice.rows = rows + test_below(&rng, 2) * test_below(&rng, 16);
-            choice.cols = cols - test_below(&rng, 2) * (cols > 16 ? test_below(&rng, 15) : 0);
-            choice.stored = 0;
-            check_choice(&rng, &choice);
-        }
-}
+START_TEST(every_shape) { test_tiles_of_every_shape((uint32_t)_i, check_choice); }
 END_TEST
 
-/* All plane sets of the int codec. */
-START_TEST(every_int_width) {
-    test_rng rng = {3000 + (uint64_t)_i};
-    for (uint32_t k = 0; k < 2; k++)
-        for (int round = 0; round < 4; round++) {
-            test_tile_choice choice = test_tile_choose(&rng, TRF_CODEC_INT, kClassBits[k]);
-            choice.raw_bits = (uint32_t)_i;
-            choice.stored = 0;
-            choice.rows += 16 * (choice.rows < 16);
-            choice.cols += 16 * (choice.cols < 16);
-            check_choice(&rng, &choice);
-        }
-}
+START_TEST(every_int_width) { test_tiles_of_int((uint32_t)_i, check_choice); }
 END_TEST
 
 /* ---- corrupt streams ---- */
@@ -189,7 +157,7 @@ START_TEST(corrupt_streams) {
     uint32_t rejected = 0;
     test_rng rng = {4000 + (uint64_t)_i};
     for (int round = 0; round < 60; round++) {
-        test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
+        test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
         if (!choice.stored)
             check_corrupt_tile(&rng, &choice, &rejected);
     }
@@ -202,7 +170,7 @@ START_TEST(unused_words) {
     static trf_decode_table table;
     test_rng rng = {6000 + (uint64_t)_i};
     for (uint32_t unused = 1; unused < 4; unused++) {
-        test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
+        test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
         choice.rows = choice.cols = 64;
         choice.stored = 0;
         choice.unused_words = unused;
@@ -340,11 +308,11 @@ int main(void) {
     Suite *suite = suite_create("decode");
     TCase *tiles = tcase_create("tiles"), *values = tcase_create("values");
     tcase_set_timeout(tiles, 240);
-    tcase_add_loop_test(tiles, random_tiles, 0, 10);
-    tcase_add_loop_test(tiles, every_shape, 0, 10);
+    tcase_add_loop_test(tiles, random_tiles, 0, TEST_TILE_KINDS);
+    tcase_add_loop_test(tiles, every_shape, 0, TEST_TILE_KINDS);
     tcase_add_loop_test(tiles, every_int_width, 0, TRF_MAX_INT_RAW_BITS + 1);
-    tcase_add_loop_test(tiles, corrupt_streams, 0, 10);
-    tcase_add_loop_test(tiles, unused_words, 0, 10);
+    tcase_add_loop_test(tiles, corrupt_streams, 0, TEST_TILE_KINDS);
+    tcase_add_loop_test(tiles, unused_words, 0, TEST_TILE_KINDS);
     tcase_add_loop_test(values, values_of_dtypes, 0, 6);
     tcase_add_loop_test(values, scaled_codes, 0, 3);
     tcase_add_test(values, choice_of_decoder);

@@ -19,8 +19,6 @@
             ck_abort_msg("%s", #condition);                                                                            \
     } while (0)
 
-static const uint32_t kClassBits[2] = {2, 4};
-
 /* ---- a warp ---- */
 
 /* An edge as each lane sees it, and the warp's part of shared memory, exactly as large as the kernels have it. */
@@ -212,41 +210,13 @@ static void check_tile(test_rng *rng, const test_tile_choice *choice) {
     test_tile_free(tile);
 }
 
-START_TEST(random_tiles) {
-    test_rng rng = {1000 + (uint64_t)_i};
-    for (int round = 0; round < 100; round++) {
-        test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
-        check_tile(&rng, &choice);
-    }
-}
+START_TEST(random_tiles) { test_tiles_at_random((uint32_t)_i, 100, check_tile); }
 END_TEST
 
-/* Every number of row blocks and of column steps, with and without slivers. */
-START_TEST(every_shape) {
-    test_rng rng = {2000 + (uint64_t)_i};
-    for (uint32_t rows = 16; rows <= 64; rows += 16)
-        for (uint32_t cols = 16; cols <= 256; cols += 16) {
-            test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
-            choice.rows = rows + test_below(&rng, 2) * test_below(&rng, 16);
-            choice.cols = cols - test_below(&rng, 2) * (cols > 16 ? test_below(&rng, 15) : 0);
-            choice.stored = 0;
-            check_tile(&rng, &choice);
-        }
-}
+START_TEST(every_shape) { test_tiles_of_every_shape((uint32_t)_i, check_tile); }
 END_TEST
 
-/* All plane sets of the int codec. */
-START_TEST(every_int_width) {
-    test_rng rng = {3000 + (uint64_t)_i};
-    for (int round = 0; round < 8; round++) {
-        test_tile_choice choice = test_tile_choose(&rng, TRF_CODEC_INT, kClassBits[round % 2]);
-        choice.raw_bits = (uint32_t)_i;
-        choice.rows += 16 * (choice.rows < 16);
-        choice.cols += 16 * (choice.cols < 16);
-        choice.stored = 0;
-        check_tile(&rng, &choice);
-    }
-}
+START_TEST(every_int_width) { test_tiles_of_int((uint32_t)_i, check_tile); }
 END_TEST
 
 /* ---- corrupt slabs ---- */
@@ -287,7 +257,7 @@ START_TEST(corrupt_streams) {
     uint32_t rejected = 0;
     test_rng rng = {4000 + (uint64_t)_i};
     for (int round = 0; round < 60; round++) {
-        test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
+        test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
         if (choice.stored)
             continue;
         choice.unused_words = test_below(&rng, 8) == 0;
@@ -316,7 +286,7 @@ START_TEST(anything_at_all) {
     test_rng rng = {5000 + (uint64_t)_i};
     uint32_t opened = 0;
     for (int round = 0; round < 200; round++) {
-        test_tile_choice choice = test_tile_choose(&rng, (uint32_t)_i / 2 + 1, kClassBits[_i % 2]);
+        test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
         choice.rows = choice.rows < 16 ? 16 : choice.rows > 64 ? 48 : choice.rows;
         choice.cols = choice.cols < 16 ? 16 : choice.cols;
         choice.stored = 0;
@@ -653,11 +623,11 @@ int main(void) {
     TCase *tiles = tcase_create("tiles"), *layers_case = tcase_create("layers");
     tcase_set_timeout(tiles, 240);
     tcase_set_timeout(layers_case, 240);
-    tcase_add_loop_test(tiles, random_tiles, 0, 10);
-    tcase_add_loop_test(tiles, every_shape, 0, 10);
+    tcase_add_loop_test(tiles, random_tiles, 0, TEST_TILE_KINDS);
+    tcase_add_loop_test(tiles, every_shape, 0, TEST_TILE_KINDS);
     tcase_add_loop_test(tiles, every_int_width, 0, TRF_MAX_INT_RAW_BITS + 1);
-    tcase_add_loop_test(tiles, corrupt_streams, 0, 10);
-    tcase_add_loop_test(tiles, anything_at_all, 0, 10);
+    tcase_add_loop_test(tiles, corrupt_streams, 0, TEST_TILE_KINDS);
+    tcase_add_loop_test(tiles, anything_at_all, 0, TEST_TILE_KINDS);
     tcase_add_loop_test(layers_case, layers, 0, NUM_KINDS);
     tcase_add_loop_test(layers_case, products, 0, NUM_KINDS);
     tcase_add_test(layers_case, corrupt_values);
