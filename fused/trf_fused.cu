@@ -213,8 +213,10 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
         cost = steps * c.warps * slab_us;
     } else {
         /* Fewer warps are a little faster each. Where memory binds, blocks with less to do leave it to the others; more than a tile's rows at once are read a
-         * little slower. */
-        const bool by_memory = view->class_bits == 2 && view->codec == TRF_CODEC_BF16;
+         * little slower. fp16 gets there with nearly all of its warps, and with one slab each. */
+        const bool nearly_all = 8 * c.group * c.parts >= 7 * c.warps,
+                   by_memory = view->class_bits == 2 && (view->codec == TRF_CODEC_BF16 ||
+                                                         (view->codec == TRF_CODEC_FP16 && c.slabs == 1 && nearly_all));
         const double at_work = 0.5 * (c.warps + c.group * c.parts), rows = c.group * c.slabs > 8 ? 1.03 : 1.0,
                      decoding = steps * at_work * c.slabs * slab_us * rows,
                      busy = by_memory ? 0.2 * decoding + 0.8 * mean * slab_us : decoding, waiting = steps * alone_us;

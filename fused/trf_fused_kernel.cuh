@@ -213,6 +213,7 @@ template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, 
 static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) {
     using Product = trf_product<Form, Type, kSlabs, kTiles, kScaled, kP == 0>;
     constexpr int kLog = kP == 0 ? 0 : trf_fused_table_log(Form::kClassBits, kSlabs);
+    static_assert(!Product::kWindow || kWarps / 2 <= 15, "a barrier for each part of two warps or more");
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
     __shared__ trf_block_share share; /* here, since the loop over slabs has no registers to spare */
@@ -241,7 +242,8 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
                        width = a.straddles ? share_at_start.cols : max(of_part.stop - of_part.col, 1u);
         ways[threadIdx.x] = {shared + a.window + threadIdx.x * 2 * trf_window_piece_bytes(a.window_cols, kTiles),
                              threadIdx.x * a.group,
-                             threadIdx.x + 1, /* not used by a warp alone, of which there may be more than barriers */
+                             threadIdx.x +
+                                 1, /* unused where a part is one warp: these may be more than there are barriers */
                              (a.straddles ? 0 : of_part.col) * pieces,
                              (a.straddles ? of_part.col : 0) * pieces,
                              width * pieces,
