@@ -5,6 +5,7 @@
 #include "cli_cuda.h"
 #include "cli_report.h"
 
+#include <regex.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,22 +28,22 @@ const bench_cuda_result *bench_cuda_results(const bench_cuda *cuda, size_t *coun
 
 /* ---- the session ---- */
 
-/* The driver's own version; CUDA only tells that of the API. */
+/* The driver's own version; CUDA only tells that of the API. The file's first line, with the version as its first number with points:
+ * NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release ... */
 static void read_driver(char *driver, size_t driver_bytes) {
-    char line[256];
+    char line[256] = "";
+    regex_t version;
+    regmatch_t match;
     FILE *file = fopen("/proc/driver/nvidia/version", "r");
     snprintf(driver, driver_bytes, "unknown");
-    if (file && fgets(line, sizeof line, file)) {
-        /* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release ...": the first word of digits and points */
-        const char *at = line;
-        while (*at && (strspn(at, "0123456789.") == 0 || !strchr(" \t\n", at[strspn(at, "0123456789.")])))
-            at += strcspn(at, " \t\n"), at += strspn(at, " \t\n");
-        char version[64];
-        snprintf(version, sizeof version, "%.*s", (int)strcspn(at, " \t\n"), at);
-        cli_printable(version, driver, driver_bytes);
+    if (!file)
+        return;
+    if (fgets(line, sizeof line, file) && !regcomp(&version, "[0-9]+([.][0-9]+)+", REG_EXTENDED)) {
+        if (!regexec(&version, line, 1, &match, 0))
+            snprintf(driver, driver_bytes, "%.*s", (int)(match.rm_eo - match.rm_so), line + match.rm_so);
+        regfree(&version);
     }
-    if (file)
-        fclose(file);
+    fclose(file);
 }
 
 static int describe_device(bench_cuda *cuda) {
