@@ -120,9 +120,9 @@ static uint32_t block_warps(const cut &c) {
 /* Of a warp's sums, as they are left in shared memory. */
 static uint32_t sum_bytes(const cut &c) { return kPieceBytes * 2 * c.slabs * c.tiles; }
 
-/* The cut that these lead to; what depends on shared memory is left out. clusters: at most. */
+/* The cut that these lead to; what depends on shared memory is left out. clusters: at most. ways: of CHOICE_WAYS. */
 static cut cut_of(const trf_device_view *view, uint32_t m, uint32_t geometry, uint32_t cluster, uint32_t clusters,
-                  uint32_t parts, uint32_t straddles) {
+                  uint32_t parts, uint32_t ways) {
     cut c = {};
     c.geometry = geometry;
     c.tiles = (uint32_t)trf_fused_tiles(m, (int)geometry);
@@ -132,9 +132,10 @@ static cut cut_of(const trf_device_view *view, uint32_t m, uint32_t geometry, ui
     c.units = c.cols ? ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
     c.cluster = cluster;
     c.parts = parts;
-    c.straddles = straddles;
+    c.straddles = ways & WAY_STRADDLES;
+    c.sums_over_x = (ways & WAY_SUMS_OVER_X) != 0;
     const uint32_t most_at_once = c.warps / parts;
-    if (straddles) {
+    if (c.straddles) {
         c.group = most_at_once;
         c.items = ceil_div(c.units, c.group) * c.cols;
         c.clusters = clusters < c.items ? clusters : c.items ? c.items : 1;
@@ -151,16 +152,15 @@ static cut cut_of(const trf_device_view *view, uint32_t m, uint32_t geometry, ui
 
 /* Lays out shared memory. @return whether it is enough. */
 static bool lay_out(cut *c, const trf_device_view *view, const trf_device_facts *facts, uint32_t shared_bytes,
-                    uint32_t table_log, uint32_t window_cols, bool sums_over_x) {
+                    uint32_t table_log, uint32_t window_cols) {
     const bool in_buffers = c->parts > 1 && c->cluster == 1 && c->groups == 1; /* those of the warps that left them */
-    c->sums_over_x = sums_over_x;
     c->table_log = table_log;
     c->window_cols = window_cols;
     c->plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, block_warps(*c), c->slabs, table_log,
                                  in_buffers ? sum_bytes(*c) : 0);
     c->window = c->plan.total;
     c->shared_bytes = c->window + c->parts * 2 * trf_window_piece_bytes(window_cols, (int)c->tiles);
-    c->sums = in_buffers ? c->plan.warps : sums_over_x ? c->window : c->shared_bytes;
+    c->sums = in_buffers ? c->plan.warps : c->sums_over_x ? c->window : c->shared_bytes;
     c->sums_stride = in_buffers ? c->plan.warp_bytes : sum_bytes(*c);
     if (shares_units(*c) && !in_buffers) { /* tasks of a block, rounded up */
         const uint32_t end = c->sums + c->parts * (c->group * c->sums_stride + c->cluster * kPieceBytes);
@@ -169,16 +169,15 @@ static bool lay_out(cut *c, const trf_device_view *view, const trf_device_facts 
     return c->shared_bytes + kStaticSharedBytes <= shared_bytes;
 }
 
-/* With the largest table that fits, and with sums over x if they do not fit otherwise. @return whether one does. */
+/* With the largest table that fits. @return whether one does. */
 static bool fit(cut *c, const trf_device_view *view, const trf_device_facts *facts, uint32_t shared_bytes) {
     const bool any = c->geometry == TRF_GEOMETRY_ANY;
     const uint32_t largest = any ? kTableLog : trf_fused_table_log((int)view->class_bits, (int)c->slabs),
                    smallest = any ? view->probability_bits + 4 : largest;
-    for (uint32_t log = largest; log >= smallest; log--)
-        for (uint32_t over_x = 0; over_x <= (c->tiles > 1 && c->cluster > 1 && c->groups == 1); over_x++)
-            if (lay_out(c, view, facts, shared_bytes, log, c->tiles > 1 ? view->slab_cols : 0, over_x) ||
-                (c->tiles > 1 && lay_out(c, view, facts, shared_bytes, log, TRF_MIN_SLAB_COLS, over_x)))
-                return true; /* pieces of whole slabs if there is room */
+    for (uint32_t log = largest; log >= smallest; log--) /* pieces of whole slabs if there is room */
+        if (lay_out(c, view, facts, shared_bytes, log, c->tiles > 1 ? view->slab_cols : 0) ||
+            (c->tiles > 1 && lay_out(c, view, facts, shared_bytes, log, TRF_MIN_SLAB_COLS)))
+            return true;
     return false;
 }
 
@@ -230,6 +229,8 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
                      left = c.group * c.parts * sum_bytes(c) * (m < 8 ? m / 8.0 : 1.0); /* bytes that a block reads */
         cost += c.groups * (meeting + 0.02 * c.cluster * c.parts + left / bytes_per_us);
     }
+    if (c.sums_over_x) /* what is sent waits for the last block */
+        cost += c.tiles * c.tiles / 6.0;
     return cost;
 }
 
@@ -238,12 +239,8 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
                      uint32_t m, cut *best) {
     double least = HUGE_VAL;
     const auto consider = [&](cut c) {
-        double cost = estimate(view, c, (uint32_t)limits->multiprocessors, m);
-        if (cost >= least || !fit(&c, view, facts, (uint32_t)limits->shared_bytes))
-            return;
-        if (c.sums_over_x)
-            cost += c.tiles * c.tiles / 6.0;
-        if (cost < least) {
+        const double cost = estimate(view, c, (uint32_t)limits->multiprocessors, m);
+        if (cost < least && fit(&c, view, facts, (uint32_t)limits->shared_bytes)) {
             least = cost;
             *best = c;
         }
@@ -253,7 +250,7 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
             break; /* the slowest */
         if (!geometry_takes(view, facts, limits, m, geometry))
             continue;
-        const cut straddling = cut_of(view, m, geometry, 1, limits->clusters[0], 1, 1);
+        const cut straddling = cut_of(view, m, geometry, 1, limits->clusters[0], 1, WAY_STRADDLES);
         consider(straddling);
         for (uint32_t size = 0; size < TRF_CLUSTER_SIZES && limits->clusters[size]; size++)
             for (uint32_t parts = 1; parts <= straddling.warps; parts++) {
@@ -261,6 +258,8 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
                 if ((c.cluster > 1 && c.cluster > c.cols) || (parts > 1 && parts > c.block_cols))
                     break; /* a block, or a warp, without columns */
                 consider(c);
+                if (c.tiles > 1 && c.cluster > 1 && c.groups == 1)
+                    consider(cut_of(view, m, geometry, 1u << size, limits->clusters[size], parts, WAY_SUMS_OVER_X));
             }
     }
     return least < HUGE_VAL;
@@ -380,9 +379,8 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
                      const void *x, void *y, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
     cut c = cut_of(view, plan->m, choice[CHOICE_GEOMETRY], choice[CHOICE_CLUSTER], choice[CHOICE_CLUSTERS],
-                   choice[CHOICE_PARTS], choice[CHOICE_WAYS] & WAY_STRADDLES);
-    lay_out(&c, view, facts, UINT32_MAX, choice[CHOICE_TABLE_LOG], choice[CHOICE_WINDOW_COLS],
-            (choice[CHOICE_WAYS] & WAY_SUMS_OVER_X) != 0);
+                   choice[CHOICE_PARTS], choice[CHOICE_WAYS]);
+    lay_out(&c, view, facts, UINT32_MAX, choice[CHOICE_TABLE_LOG], choice[CHOICE_WINDOW_COLS]);
     const workspace_layout at = layout_of(view, facts, plan->m, c);
     uint8_t *const base = (uint8_t *)workspace;
     trf_fused_args args = {};

@@ -11,7 +11,7 @@
  *
  * x: batches up to 8 read it through the L1 cache, a block's columns only; larger ones have it in shared memory (trf_fused_window.cuh).
  *
- * Shared memory: trf_shared_plan, then x, then sums if they cannot lie in the warps' buffers. Registers: 96 to 128 a thread with 16 to 20 warps, 255 with 8.
+ * Shared memory: trf_shared_plan, then x, then sums if they cannot lie in the warps' buffers or, behind one meeting more, in place of x. Registers: 96 to 128 a thread with 16 to 20 warps, 255 with 8.
  * What limits it: docs/performance.md. */
 #ifndef TRF_FUSED_KERNEL_CUH
 #define TRF_FUSED_KERNEL_CUH
