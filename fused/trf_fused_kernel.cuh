@@ -274,6 +274,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
             trf_walk of_group;
             grid.enter_group(of_group, g);
             on_way += of_group.stop - of_group.col;
+            sink.x_window.stepped = false; /* the way may have ended soon behind a copy */
             sink.x_window.need(a, trf_window_pieces(a, on_way));
         }
         float *const partials =
