@@ -60,8 +60,11 @@ typedef struct trf_device_facts {
     int mixed_modes;              /* coded tiles differ in their mode */
     uint32_t max_abs_offset;      /* bound of exponents' |D + row offset + column offset| */
     uint32_t max_abs_code;        /* bound for coded, exceptional and stored codes of the int codec */
-    int exceptions_fit_fragments; /* every exception times 2^-offsets is exact in the fragment's type */
+    int exceptions_fit_fragments; /* every exception as a fragment has it is exact in the fragment's type */
 } trf_device_facts;
+
+/* The exponent by which matrix fragments of a codec are too small, beside their offsets: kernels make F16 of E4M3 by moving bits (trf_former.cuh). */
+TRF_HD int trf_fragment_exponent(uint32_t codec) { return codec == TRF_CODEC_E4M3 ? 8 : 0; }
 
 struct trf_device_layer {
     trf_context *context;

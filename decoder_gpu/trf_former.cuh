@@ -5,6 +5,7 @@
  *   bf16     the exponent                        rotated left by 7, so that bytes 0 and 2 lie on a register's exponents
  *   fp16     exponent[4:0] mantissa[9:7]         likewise, on bits 14:7
  *   fp8      the byte rotated left by 1          a rotation right by 1 brings each sign (stored one byte on) home
+ *            or, in halves, what a product wants of E4M3 (trf_form_halves)
  *   int      class index << r | R
  * In bf16 and fp16 the 8-bit plane has the other 8 bits of each weight: the group's first register (weights 0, 1) takes them from under
  * kOwn, the second from its complement, rotated by 8. */
@@ -17,8 +18,9 @@
 static constexpr uint32_t kOwn = 0x807F807F; /* sign and mantissa[6:0] of a register's two weights */
 
 /* Codec, class bits and raw bits at compile time. Raw bits of int come at run time, unless kIntRaw is what they are: without it each group of weights pays for
- * planes that the layer may not have. */
-template <int kCodec_, int kClassBits_, int kIntRaw = 0> struct trf_form {
+ * planes that the layer may not have. kHalves: of E4M3, elements leave as F16, times 2^-8. */
+template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kHalves_ = false> struct trf_form {
+    static constexpr bool kHalves = kHalves_;
     static constexpr int kCodec = kCodec_, kClassBits = kClassBits_;
     static constexpr bool kWide = kCodec == TRF_CODEC_BF16 || kCodec == TRF_CODEC_FP16; /* has an 8-bit plane */
     static constexpr bool kFp8 = kCodec == TRF_CODEC_E4M3 || kCodec == TRF_CODEC_E5M2;
@@ -39,6 +41,8 @@ template <int kCodec_, int kClassBits_, int kIntRaw = 0> struct trf_form {
     static __host__ __device__ constexpr bool has(int width) { return (kRaw & width) != 0; }
     /* Lowest bit, within X's byte, of the narrow plane of a width. */
     static __host__ __device__ constexpr int base(int width) {
+        if (kCodec == TRF_CODEC_E4M3 && kClassBits == 2) /* the sign is in the plane of 2 */
+            return width == 4 ? 2 : 0;
         return width == 4 ? 0 : width == 2 ? (has(4) ? 4 : 0) : (has(4) ? 4 : 0) + (has(2) ? 2 : 0);
     }
     static __host__ __device__ constexpr uint32_t mask(int width) {
@@ -117,13 +121,21 @@ static __device__ __forceinline__ void trf_load_narrow(trf_narrow &n, uint32_t a
     }
 }
 
-/* The narrow planes' part of X for group g (0 to 3) of step k. */
+/* The words of the planes of 4 and of 2 that have group g (0 to 3) of step k. */
+static __device__ __forceinline__ uint32_t trf_word_of_four(const trf_narrow &n, int k, int g) {
+    const int pick = 2 * (k % 2) + g / 2;
+    return pick == 0 ? n.four.x : pick == 1 ? n.four.y : pick == 2 ? n.four.z : n.four.w;
+}
+
+static __device__ __forceinline__ uint32_t trf_word_of_two(const trf_narrow &n, int k) {
+    return k == 0 ? n.two.x : k == 1 ? n.two.y : k == 2 ? n.two.z : n.two.w;
+}
+
+/* The narrow planes' part of X for group g of step k. */
 template <class Form>
 static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow &n, int k, int g, uint32_t x,
                                                            const trf_int_planes &planes) {
-    const int pick4 = 2 * (k % 2) + g / 2;
-    const uint32_t word4 = pick4 == 0 ? n.four.x : pick4 == 1 ? n.four.y : pick4 == 2 ? n.four.z : n.four.w;
-    const uint32_t word2 = k == 0 ? n.two.x : k == 1 ? n.two.y : k == 2 ? n.two.z : n.two.w;
+    const uint32_t word4 = trf_word_of_four(n, k, g), word2 = trf_word_of_two(n, k);
     const uint32_t word1 = k < 2 ? n.one.x : n.one.y;
     const int down4 = 4 * (g % 2), down2 = 2 * g, down1 = 4 * (k % 2) + g;
     if (!Form::kKnownRaw) {
@@ -148,7 +160,7 @@ static __device__ __forceinline__ uint32_t trf_class_byte(const trf_device_view 
     if (Form::kCodec == TRF_CODEC_FP16 || Form::kCodec == TRF_CODEC_E5M2)
         byte = value << 3;
     else if (Form::kCodec == TRF_CODEC_E4M3)
-        byte = value << 4;
+        byte = value << (Form::kHalves ? 2 : 4);
     else if (Form::kInt)
         byte = index << view.raw_bits;
     return byte & 0xFF;
@@ -197,8 +209,32 @@ template <class Form> static __device__ __forceinline__ uint32_t trf_class_bits_
     return trf_permute(code, 0, Form::kTurn ? 0x1001 : 0x4140);
 }
 
+/* E4M3 as F16: bits 13:7 are E and M, bit 15 the sign, so the value is 2^8 too small, denormals included. (NaNs are exceptions.) Of each weight two bytes are
+ * made: E and M[2:1] with the sign on top, the classes' bits among them; and M[0] in bit 7, a byte before. */
+template <class Form>
+static __device__ __forceinline__ void trf_form_halves(uint32_t *out, uint32_t classes, const trf_narrow &n, int k,
+                                                       int g) {
+    const uint32_t four = trf_word_of_four(n, k, g);
+    const int down4 = 4 * (g % 2), down2 = 2 * g;
+    uint32_t upper, sign, lower;
+    if (Form::kClassBits == 2) { /* planes of 4: e, M[2:1]; of 2: M[0], s */
+        const uint32_t two = trf_word_of_two(n, k);
+        upper = trf_and_or(trf_rotate_left(four, 32 - down4), 0x0F0F0F0Fu, classes);
+        sign = trf_rotate_left(two, 32 - 1 - down2);
+        lower = trf_rotate_left(two, 32 - 2 - down2);
+    } else { /* of 4: M, s */
+        lower = trf_rotate_left(four, 32 - 2 - down4);
+        upper = trf_and_or(lower, 0x03030303u, classes);
+        sign = trf_rotate_left(four, 32 - 1 - down4);
+    }
+    upper = trf_and_or(sign, 0x80808080u, upper);
+    lower &= 0x80808080u;
+    out[0] = __byte_perm(upper, lower, 0x2507);
+    out[1] = __byte_perm(upper, lower, 0x3614);
+}
+
 /* The two registers of a group. x0, x1: what the table gave for its symbols (quads: x0 alone); wide: the word of the 8-bit plane.
- * bf16, fp16: elements with coded exponents. fp8, int: X in byte order, one register, in out[0]. */
+ * bf16, fp16, fp8 in halves: elements with coded exponents. fp8, int: X in byte order, one register, in out[0]. */
 template <class Form>
 static __device__ __forceinline__ void trf_form_group(uint32_t *out, uint32_t x0, uint32_t x1, uint32_t wide,
                                                       const trf_narrow &n, int k, int g, const trf_int_planes &planes) {
@@ -218,6 +254,10 @@ static __device__ __forceinline__ void trf_form_group(uint32_t *out, uint32_t x0
         out[1] = trf_select(kOwn, turned, x1 | low_turned);
     } else {
         const uint32_t classes = Form::kClassBits == 2 ? x0 : x0 | x1 << 8;
+        if (Form::kHalves) {
+            trf_form_halves<Form>(out, classes, n, k, g);
+            return;
+        }
         const uint32_t x = trf_narrow_bits<Form>(n, k, g, classes, planes);
         out[0] = Form::kFp8 ? trf_rotate_left(x, 31) : x;
     }

@@ -100,11 +100,11 @@ TRF_HD int trf_lane_reader_verdict(const trf_lane_reader *reader, const trf_slab
 /* ---- raw bits ---- */
 
 /* Raw bits R of the lane's weights i to i + 3; i is a multiple of 4 below slab->weights. Four such weights share one word a plane. */
-TRF_HD void trf_lane_raw_bits(const trf_slab_reader *slab, uint32_t codec, uint32_t raw_bits, uint32_t lane, uint32_t i,
-                              uint32_t raw[4]) {
+TRF_HD void trf_lane_raw_bits(const trf_slab_reader *slab, uint32_t codec, uint32_t class_bits, uint32_t raw_bits,
+                              uint32_t lane, uint32_t i, uint32_t raw[4]) {
     const uint32_t chunk = i / TRF_CHUNK_WEIGHTS, weights = trf_chunk_weights(slab->weights, chunk);
     const uint8_t *plane = slab->raw + trf_chunk_offset(raw_bits, chunk);
-    uint32_t sign = trf_codec_is_float(codec) ? 1u << trf_raw_sign_bit(codec) : 0; /* in the first plane */
+    const uint32_t sign_of_raw = trf_codec_is_float(codec) ? 1u << trf_raw_sign_bit(codec, class_bits) : 0;
     uint32_t shift = 0;
     i %= TRF_CHUNK_WEIGHTS;
     raw[0] = raw[1] = raw[2] = raw[3] = 0;
@@ -113,13 +113,12 @@ TRF_HD void trf_lane_raw_bits(const trf_slab_reader *slab, uint32_t codec, uint3
             continue;
         const uint32_t lane_words = trf_plane_lane_words(weights, width);
         const uint32_t at = trf_plane_word_offset(lane_words, lane, trf_plane_word(i, width));
-        const uint32_t word = *(const uint32_t *)(plane + at);
+        const uint32_t word = *(const uint32_t *)(plane + at), sign = sign_of_raw >> shift;
         for (uint32_t k = 0; k < 4; k++) {
             uint32_t own = word >> trf_plane_bit(i + k, width);
             uint32_t other = word >> trf_plane_bit(trf_sign_slot(i + k), width);
             raw[k] |= ((own & ~sign) | (other & sign)) % (1u << width) << shift;
         }
-        sign = 0;
         shift += width;
         plane += trf_plane_bytes(weights, width);
     }
@@ -139,7 +138,7 @@ TRF_HD uint32_t trf_join_element(uint32_t codec, uint32_t class_bits, int32_t cl
     if (!trf_codec_is_float(codec))
         return (uint32_t)(class_value + (int32_t)raw) & 0xFFFF;
     int32_t exponent = class_value + offset + (class_bits == 2 ? (int32_t)trf_raw_low2(codec, raw) : 0);
-    return trf_float_element(codec, raw, (uint32_t)exponent & trf_fields_of(codec).max_exponent);
+    return trf_float_element(codec, class_bits, raw, (uint32_t)exponent & trf_fields_of(codec).max_exponent);
 }
 
 /* What is taken out of the coded exponent of weight (row, col) of the layer. */
@@ -162,7 +161,7 @@ TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_va
     for (uint32_t i = first; i < first + count; i += 4) {
         uint32_t raw[4], classes = trf_lane_next_classes(reader, slab, view->slots, class_bits, view->probability_bits,
                                                          view->state_bits);
-        trf_lane_raw_bits(slab, codec, view->raw_bits, lane, i, raw);
+        trf_lane_raw_bits(slab, codec, class_bits, view->raw_bits, lane, i, raw);
         for (uint32_t k = 0; k < 4; k++) {
             uint32_t row = trf_lane_row(slab->shape, lane, i + k);
             uint32_t col = trf_lane_col(slab->shape, lane, i + k);

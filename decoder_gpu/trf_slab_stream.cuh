@@ -447,7 +447,7 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
  *   sink.begin_slab(walk)
  *   sink.begin_pair(half)                     before each two steps; half: 0 or 1, of a chunk
  *   sink.chunk_ahead(), sink.slab_ahead(walk) two steps before another chunk of the slab, or the first one of another slab, begins
- *   sink.finish_step(reg)                     reg[8]: fragments as trf_form_group leaves them (fp8, int: the four X in reg[0, 2, 4, 6])
+ *   sink.finish_step(reg)                     reg[8]: fragments as trf_form_group leaves them (int, fp8 but in halves: the four X in reg[0, 2, 4, 6])
  *   sink.exception_value(s, record, walk)     for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                   reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)

@@ -58,8 +58,9 @@ static uint32_t read_planes(const trf_blob_view *view, const trf_slab_parts *sla
 
 /* Raw bits R of weight i of a lane. */
 static uint32_t read_raw(const trf_blob_view *view, const trf_slab_parts *slab, uint32_t lane, uint32_t i) {
-    uint32_t raw = read_planes(view, slab, lane, i), sign = 1u << trf_raw_sign_bit(view->header.codec);
-    if (!trf_codec_is_float(view->header.codec))
+    const uint32_t codec = view->header.codec, sign = 1u << trf_raw_sign_bit(codec, view->header.class_bits);
+    const uint32_t raw = read_planes(view, slab, lane, i);
+    if (!trf_codec_is_float(codec))
         return raw;
     return (raw & ~sign) | (read_planes(view, slab, lane, trf_sign_slot(i)) & sign);
 }
@@ -77,7 +78,7 @@ static uint16_t join(const trf_tile_work *work, uint32_t class_, uint32_t raw, u
         exponent += view->row_offsets[work->shape.row + row];
     if (work->predictor_mode & TRF_PREDICT_COL)
         exponent += view->col_offsets[work->shape.col + col];
-    return (uint16_t)trf_float_element(codec, raw, (uint32_t)exponent & view->fields.max_exponent);
+    return (uint16_t)trf_float_element(codec, class_bits, raw, (uint32_t)exponent & view->fields.max_exponent);
 }
 
 /* @return whether the slab's streams end where they must. */

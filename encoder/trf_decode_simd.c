@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* The planes narrower than 8 bits, one above the other. @return the bits that they take. */
+/* The planes narrower than 8 bits, one above the other; of E4M3 quads the narrower one first, since it has sign and M[0]. @return the bits that they take. */
 static uint32_t trf_plan_fields(trf_assembly *assembly, const trf_blob_view *view) {
     uint32_t shift = 0;
     for (uint32_t plane = 0, wider = 0; plane < view->num_planes; plane++) {
@@ -13,6 +13,11 @@ static uint32_t trf_plan_fields(trf_assembly *assembly, const trf_blob_view *vie
             shift += width;
         }
         wider += width;
+    }
+    if (view->header.codec == TRF_CODEC_E4M3 && assembly->num_fields == 2) {
+        const trf_assembly_field wide = assembly->field[0], narrow = assembly->field[1];
+        assembly->field[0] = (trf_assembly_field){narrow.offset, narrow.width, 0};
+        assembly->field[1] = (trf_assembly_field){wide.offset, wide.width, narrow.width};
     }
     return shift;
 }
@@ -36,7 +41,7 @@ void trf_assembly_init(trf_assembly *assembly, const trf_tile_work *work) {
         trf_plan_codes(assembly, view);
         return;
     }
-    /* The exponent stands above the fields, its two low bits in them with quads. */
+    /* The exponent stands above the fields' other bits, its two low ones in them with quads. */
     const uint32_t shift = assembly->class_bits == 2 ? field_bits - 2 : field_bits;
     assembly->out = view->plane_width[0] == 8 ? TRF_OUT_UNDER_PLANE : TRF_OUT_BYTE;
     for (uint32_t k = 0; k < 16; k++)

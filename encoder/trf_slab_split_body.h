@@ -17,13 +17,13 @@ static inline __attribute__((always_inline)) void split_floats(const trf_split_r
     const uint16_t emax = (uint16_t)fields.max_exponent, d = (uint16_t)rule->exponent_offset;
     const uint16_t *restrict element = work->element, *restrict offset = work->offset;
     uint16_t *restrict coded = work->coded, *restrict raw = work->raw;
-    const uint16_t low2_mask = class_bits == 2 ? 3 : 0;
     for (uint32_t i = 0; i < n; i++) {
         uint16_t v = element[i], e = (uint16_t)((v >> fields.mantissa_bits) & emax);
         uint16_t c = (uint16_t)(e - (offsets ? d : 0) - (predicted ? offset[i] : 0));
         int ordinary = ((uint16_t)(e - 1) < emax - 1) & ((uint16_t)(c - 1) < emax - 1);
-        coded[i] = !offsets || ordinary ? c : 0xFFFF;
-        raw[i] = (uint16_t)trf_float_raw(codec, v, c & low2_mask);
+        int has_class = (!offsets || ordinary) && !trf_is_exception_always(codec, v);
+        coded[i] = has_class ? c : 0xFFFF;
+        raw[i] = (uint16_t)trf_float_raw(codec, class_bits, v, c & 3);
     }
 }
 
@@ -172,11 +172,12 @@ static inline __attribute__((always_inline)) void put_plane(const uint16_t *raw,
 
 /* All planes of a chunk. @return the byte behind them. */
 static uint8_t *put_chunk(const trf_split_rule *rule, const uint16_t *raw, uint32_t weights, uint8_t *out) {
-    const uint32_t registers = weights / 2;
+    const uint32_t registers = weights / 2, sign_bit = trf_raw_sign_bit(rule->codec, rule->class_bits);
     uint32_t low_bit = 0;
     for (uint32_t p = 0; p < rule->num_planes; p++) {
         const uint32_t width = rule->plane_width[p];
-        const int signs = p == 0 && trf_codec_is_float(rule->codec); /* they are among the lowest bits of R */
+        /* In planes of 8 they are the highest bits, in others the lowest. */
+        const int signs = trf_codec_is_float(rule->codec) && sign_bit >= low_bit && sign_bit < low_bit + width;
         switch (width) {
         case 8:
             if (signs)

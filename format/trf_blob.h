@@ -20,7 +20,7 @@
 enum {
     TRF_MAGIC = 0x52414E53,
     TRF_STACK_MAGIC = 0x58414E53, /* index in front of a 3-D tensor's blobs */
-    TRF_FORMAT_VERSION = 3,
+    TRF_FORMAT_VERSION = 4,
     TRF_TILE_SIZE = 256, /* rows and columns */
     TRF_SLAB_ROWS = 32,
     TRF_MIN_SLAB_COLS = 128, /* a layer's slab_cols is one of these two */

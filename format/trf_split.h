@@ -33,17 +33,19 @@ TRF_HD uint32_t trf_element_exponent(trf_float_fields fields, uint32_t element) 
     return (element >> fields.mantissa_bits) & fields.max_exponent;
 }
 
-/* Raw bits R of a float element; low2 is e, the coded exponent's two low bits with quads, 0 with pairs. */
-TRF_HD uint32_t trf_float_raw(uint32_t codec, uint32_t element, uint32_t low2) {
+/* Raw bits R of a float element; low2 is e, the coded exponent's two low bits, with quads. */
+TRF_HD uint32_t trf_float_raw(uint32_t codec, uint32_t class_bits, uint32_t element, uint32_t low2) {
     trf_float_fields fields = trf_fields_of(codec);
     uint32_t sign = (element >> fields.sign_bit) & 1, mantissa = element & ((1u << fields.mantissa_bits) - 1);
+    if (class_bits == 4)
+        low2 = 0;
     switch (codec) {
     case TRF_CODEC_BF16:
         return low2 << 8 | sign << 7 | mantissa;
     case TRF_CODEC_FP16:
         return low2 << 11 | (mantissa >> 7) << 8 | sign << 7 | (mantissa & 127);
     case TRF_CODEC_E4M3:
-        return low2 << 4 | mantissa << 1 | sign;
+        return class_bits == 2 ? (mantissa & 1) << 5 | sign << 4 | low2 << 2 | mantissa >> 1 : mantissa << 1 | sign;
     default:
         return low2 << 3 | mantissa << 1 | sign;
     }
@@ -57,21 +59,22 @@ TRF_HD uint32_t trf_raw_low2(uint32_t codec, uint32_t raw) {
     case TRF_CODEC_FP16:
         return raw >> 11 & 3;
     case TRF_CODEC_E4M3:
-        return raw >> 4 & 3;
+        return raw >> 2 & 3;
     default:
         return raw >> 3 & 3;
     }
 }
 
 /* The float element of raw bits R and true exponent field E. */
-TRF_HD uint32_t trf_float_element(uint32_t codec, uint32_t raw, uint32_t exponent) {
+TRF_HD uint32_t trf_float_element(uint32_t codec, uint32_t class_bits, uint32_t raw, uint32_t exponent) {
     switch (codec) {
     case TRF_CODEC_BF16:
         return (raw >> 7 & 1) << 15 | exponent << 7 | (raw & 127);
     case TRF_CODEC_FP16:
         return (raw >> 7 & 1) << 15 | exponent << 10 | (raw >> 8 & 7) << 7 | (raw & 127);
     case TRF_CODEC_E4M3:
-        return (raw & 1) << 7 | exponent << 3 | (raw >> 1 & 7);
+        return class_bits == 2 ? (raw >> 4 & 1) << 7 | exponent << 3 | (raw & 3) << 1 | (raw >> 5 & 1)
+                               : (raw & 1) << 7 | exponent << 3 | (raw >> 1 & 7);
     default:
         return (raw & 1) << 7 | exponent << 2 | (raw >> 1 & 3);
     }
@@ -95,7 +98,16 @@ TRF_HD uint32_t trf_float_raw_bits(uint32_t codec, uint32_t class_bits) {
 }
 
 /* The sign's bit within R; the float codecs' signs stand in the raw bits of trf_sign_slot's weight. */
-TRF_HD uint32_t trf_raw_sign_bit(uint32_t codec) { return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 ? 7 : 0; }
+TRF_HD uint32_t trf_raw_sign_bit(uint32_t codec, uint32_t class_bits) {
+    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16)
+        return 7;
+    return codec == TRF_CODEC_E4M3 && class_bits == 2 ? 4 : 0;
+}
+
+/* Whether a float element is always an exception: the NaNs of E4M3, whose exponent field finite values have, too. */
+TRF_HD int trf_is_exception_always(uint32_t codec, uint32_t element) {
+    return codec == TRF_CODEC_E4M3 && (element & 0x7F) == 0x7F;
+}
 
 TRF_HD int trf_codec_is_float(uint32_t codec) { return codec != TRF_CODEC_INT; }
 

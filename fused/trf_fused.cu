@@ -273,7 +273,7 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
         return "the layer has column offsets";
     if (facts->mixed_modes)
         return "the tiles differ in their row offsets";
-    if (facts->max_abs_offset > 126)
+    if (facts->max_abs_offset + (uint32_t)trf_fragment_exponent(view->codec) > 126)
         return "its exponent offsets are larger than 126";
     if (!facts->exceptions_fit_fragments)
         return "an exception is not exact under the layer's exponent offset";

@@ -6,8 +6,6 @@
 
 #include "trf_slab_stream.cuh"
 
-#include <type_traits>
-
 /* By value to every fused kernel. */
 struct trf_fused_args {
     trf_device_view view;
@@ -42,9 +40,13 @@ template <> __device__ __forceinline__ uint32_t trf_to_type<trf_bf16_type>(uint3
     return trf_f16x2_to_bf16x2(f16x2);
 }
 
-/* The exponent that the coded weights of a row lack; within +-126, or the layer would not be here. */
+/* The exponent that the coded weights lack, in every row, and in one; within +-126, or the layer would not be here. */
+static __device__ __forceinline__ int trf_layer_exponent(const trf_device_view &view) {
+    return view.exponent_offset + trf_fragment_exponent(view.codec);
+}
+
 static __device__ __forceinline__ int trf_row_exponent(const trf_fused_args &a, uint32_t row) {
-    return a.view.exponent_offset + (a.use_row_offsets ? (int)__ldg(a.view.row_offsets + row) : 0);
+    return trf_layer_exponent(a.view) + (a.use_row_offsets ? (int)__ldg(a.view.row_offsets + row) : 0);
 }
 
 /* A row's sum in units of y. */
@@ -127,7 +129,7 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     float down;       /* 2^-exponent_offset */
 
     __device__ __forceinline__ trf_product(const trf_fused_args &args, uint32_t lane_) : a(args), lane(lane_) {
-        down = __uint_as_float((uint32_t)(127 - a.view.exponent_offset) << 23);
+        down = __uint_as_float((uint32_t)(127 - trf_layer_exponent(a.view)) << 23);
         clear();
     }
 
@@ -203,20 +205,16 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     }
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
-        if (Form::kCodec == TRF_CODEC_E5M2 && std::is_same<Type, trf_f16_type>::value) { /* the upper half of an F16 */
+        if (Form::kFp8) {
 #pragma unroll
             for (int g = 0; g < 4; g++) {
                 const uint32_t bytes = reg[2 * g];
-                reg[2 * g] = __byte_perm(bytes, 0, 0x2404);
-                reg[2 * g + 1] = __byte_perm(bytes, 0, 0x3414);
-            }
-        } else if (Form::kFp8) {
-            constexpr bool kE5M2 = Form::kCodec == TRF_CODEC_E5M2;
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                const uint32_t bytes = __byte_perm(reg[2 * g], 0, 0x3120);
-                reg[2 * g] = trf_to_type<Type>(trf_fp8x2_to_f16x2<kE5M2>(bytes));
-                reg[2 * g + 1] = trf_to_type<Type>(trf_fp8x2_to_f16x2<kE5M2>(bytes >> 16));
+                if (Form::kCodec == TRF_CODEC_E5M2) { /* the upper half of an F16 */
+                    reg[2 * g] = __byte_perm(bytes, 0, 0x2404);
+                    reg[2 * g + 1] = __byte_perm(bytes, 0, 0x3414);
+                }
+                reg[2 * g] = trf_to_type<Type>(reg[2 * g]);
+                reg[2 * g + 1] = trf_to_type<Type>(reg[2 * g + 1]);
             }
         } else if (Form::kInt) { /* 0x6400 | u is 1024 + u in F16 */
             const __half2 origin = __half2half2(__int2half_rn((int)a.view.class_value[0] - 1024));

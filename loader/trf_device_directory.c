@@ -115,7 +115,7 @@ static void trf_note_exceptions(const trf_directory_tile *tile, uint32_t slab, t
         }
         const uint32_t row = trf_slab_row(&tile->shape, slab) + trf_lane_row(shape, at % TRF_LANES, at / TRF_LANES);
         const uint32_t col = trf_slab_col(&tile->shape, slab) + trf_lane_col(shape, at % TRF_LANES, at / TRF_LANES);
-        if (!trf_fits_fragment(codec, element, -trf_offset_at(tile, row, col)))
+        if (!trf_fits_fragment(codec, element, -trf_offset_at(tile, row, col) - trf_fragment_exponent(codec)))
             facts->exceptions_fit_fragments = 0;
     }
 }

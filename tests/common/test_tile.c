@@ -151,8 +151,10 @@ static int32_t split(test_rng *rng, const test_tile *tile, uint32_t element, uin
     int legal = coded >= 0 && coded <= (int32_t)emax;
     if (offsets)
         legal = exponent > 0 && exponent < emax && coded > 0 && coded < (int32_t)emax;
+    if (codec == TRF_CODEC_E4M3 && (element & 0x7F) == 0x7F)
+        legal = 0;
     uint32_t low2 = class_bits == 4 ? 0 : legal ? (uint32_t)coded & 3 : test_below(rng, 4);
-    *raw = trf_float_raw(codec, element, low2);
+    *raw = trf_float_raw(codec, class_bits, element, low2);
     for (int32_t k = 0; legal && k < 1 << class_bits; k++)
         if (value[k] == coded - (int32_t)low2)
             return k;
@@ -201,7 +203,8 @@ static uint32_t stored_raw(const test_tile *tile, const slab_content *content, u
     const uint32_t codec = tile->view.header.codec, raw = content->raw[lane][i];
     if (codec == TRF_CODEC_INT)
         return raw;
-    const uint32_t sign = codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 ? 0x80 : 1;
+    const uint32_t quads_of_e4m3 = codec == TRF_CODEC_E4M3 && tile->view.header.class_bits == 2;
+    const uint32_t sign = codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 ? 0x80 : quads_of_e4m3 ? 0x10 : 1;
     return (raw & ~sign) | (content->raw[lane][i / 4 * 4 + kSignOf[i % 4]] & sign);
 }
 

@@ -181,7 +181,8 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
     table = [
         ("tiny", "magic", 0, MAGIC), ("tiny", "magic", 0x58414E53, MAGIC),
         ("tiny", "version", 0, VERSION), ("tiny", "version", 1, VERSION), ("tiny", "version", 2, VERSION),
-        ("tiny", "version", 4, VERSION), ("slabs", "version", 1, VERSION), ("slabs", "version", 2, VERSION),
+        ("tiny", "version", 3, VERSION), ("tiny", "version", 5, VERSION), ("slabs", "version", 1, VERSION),
+        ("slabs", "version", 2, VERSION), ("slabs", "version", 3, VERSION),
         ("tiny", "codec", 0, HEADER), ("tiny", "codec", 6, HEADER), ("tiny", "codec", ref.FP16, HEADER),
         ("tiny", "source_dtype", 0, HEADER), ("tiny", "source_dtype", 7, HEADER),
         ("tiny", "source_dtype", ref.F16, HEADER), ("tiny", "source_dtype", ref.I8, HEADER),

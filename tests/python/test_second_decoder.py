@@ -200,6 +200,24 @@ def test_section_7_fp8_bytes_by_rotation() -> None:
         assert [turned[k] & 0x87 for k in (0, 2, 1, 3)] == [four & 0x87 for four in fours]
 
 
+def test_section_7_e4m3_quads_by_two_bytes() -> None:
+    """Of E4M3 quads: the word of 4 bits a weight has e and M[2:1], that of 2 bits the signs, a byte on, and M[0] above."""
+    rng = np.random.default_rng(4)
+    for _ in range(50):
+        fours = (rng.integers(0, 2, 4) << 7 | rng.integers(0, 126, 4)).tolist()
+        elements = np.full((16, 16), 8)
+        rows, cols = ref.weight_places(8, 1)
+        elements[rows[0, :4], cols[0, :4]] = fours
+        blob = encode(elements, make_golden.float_options(ref.E4M3, class_bits=2))
+        at = ref.read_blob(blob)[0].data_offset
+        four, two = (struct.unpack_from("<I", blob, x)[0] for x in (at, at + 128))
+        signs_home, low_home = (two >> 1 | two << 31) & 0x80808080, two >> 1 & 0x01010101
+        found = [
+            (signs_home >> 8 * k & 0x80) | (four >> 8 * k & 15) << 1 | (low_home >> 8 * k & 1) for k in (0, 2, 1, 3)
+        ]
+        assert found == [four & 0x9F for four in fours]
+
+
 @pytest.mark.parametrize("name", GOLDEN_INDEX)
 def test_golden_file(name: str) -> None:
     entry = GOLDEN_INDEX[name]

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 MAGIC = 0x52414E53
-VERSION = 3
+VERSION = 4
 HEADER_BYTES = 64
 EXTENSION_BYTES = 256
 TABLE_OFFSET = 320
@@ -40,8 +40,13 @@ RAW_BITS = {
     (E4M3, 4): 4, (E4M3, 2): 6,
     (E5M2, 4): 3, (E5M2, 2): 5,
 }  # fmt: skip
-#: place of the sign in R (section 5)
-SIGN_BIT = {BF16: 7, FP16: 7, E4M3: 0, E5M2: 0}
+#: place of the sign in R, by codec and class_bits (section 5)
+SIGN_BIT = {
+    (BF16, 4): 7, (BF16, 2): 7,
+    (FP16, 4): 7, (FP16, 2): 7,
+    (E4M3, 4): 0, (E4M3, 2): 4,
+    (E5M2, 4): 0, (E5M2, 2): 0,
+}  # fmt: skip
 #: the weight of the same four in whose place a weight's sign is stored (section 7)
 SIGN_STORED_AT = [2, 3, 1, 0]
 
@@ -471,7 +476,7 @@ def read_raw(h: Header, data: bytes, n: int, where: str) -> np.ndarray:
     raw = np.concatenate(chunks, axis=1)
     if h.is_int:
         return raw
-    mask = 1 << SIGN_BIT[h.codec]
+    mask = 1 << SIGN_BIT[h.codec, h.class_bits]
     signs = (raw & mask).reshape(LANES, -1, 4)[:, :, SIGN_STORED_AT]
     return raw & ~mask | signs.reshape(LANES, -1)
 
@@ -574,11 +579,13 @@ def symbols_to_classes(symbols: np.ndarray, class_bits: int) -> np.ndarray:
 
 def split_raw(h: Header, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sign, the two low bits of C (0 for pairs) and mantissa out of R."""
-    m = MANTISSA_BITS[h.codec]
+    m, place = MANTISSA_BITS[h.codec], SIGN_BIT[h.codec, h.class_bits]
+    sign = raw >> place & 1
+    if (h.codec, h.class_bits) == (E4M3, 2):  # M[0] | s | e | M[2:1]
+        return sign, raw >> 2 & 3, (raw & 3) << 1 | raw >> 5
     e = raw >> (m + 1) if h.class_bits == 2 else np.zeros_like(raw)
-    below, above = raw & ((1 << SIGN_BIT[h.codec]) - 1), raw >> (SIGN_BIT[h.codec] + 1)
-    mantissa = (above << SIGN_BIT[h.codec] | below) & ((1 << m) - 1)
-    return raw >> SIGN_BIT[h.codec] & 1, e, mantissa
+    below, above = raw & ((1 << place) - 1), raw >> (place + 1)
+    return sign, e, (above << place | below) & ((1 << m) - 1)
 
 
 def decode_coded_region(h: Header, tile: Tile, slabs: list[Slab]) -> np.ndarray:

@@ -149,6 +149,8 @@ class Encoder:
         else:
             sign, exponent, mantissa = self.fields(region)
             c, allowed = self.coded_exponents(t, exponent)
+            if self.o.codec == ref.E4M3:
+                allowed = allowed & (region & 0x7F != 0x7F)  # NaNs are exceptions
             quads = self.o.class_bits == 2
             class_of = np.full(ref.EXPONENT_MAX[self.o.codec] + 1, -1)
             class_of[class_value] = np.arange(len(class_value))
@@ -169,7 +171,9 @@ class Encoder:
 
     def join_raw(self, sign: np.ndarray, e: np.ndarray, mantissa: np.ndarray) -> np.ndarray:
         """R of the float codecs."""
-        place, m = ref.SIGN_BIT[self.o.codec], ref.MANTISSA_BITS[self.o.codec]
+        place, m = ref.SIGN_BIT[self.o.codec, self.o.class_bits], ref.MANTISSA_BITS[self.o.codec]
+        if (self.o.codec, self.o.class_bits) == (ref.E4M3, 2):
+            return (mantissa & 1) << 5 | sign << 4 | e << 2 | mantissa >> 1
         low = mantissa >> place << (place + 1) | sign << place | mantissa & ((1 << place) - 1)
         return e << (m + 1) | low if self.o.class_bits == 2 else low
 
@@ -256,7 +260,7 @@ class Encoder:
     def chunk_bytes(self, raw: np.ndarray) -> bytes:
         """All chunks of a slab; `raw` [lane][i] is R."""
         if not self.is_int:
-            mask = 1 << ref.SIGN_BIT[self.o.codec]
+            mask = 1 << ref.SIGN_BIT[self.o.codec, self.o.class_bits]
             signs, moved = (raw & mask).reshape(32, -1, 4), np.zeros((32, raw.shape[1] // 4, 4), np.int64)
             moved[:, :, ref.SIGN_STORED_AT] = signs
             raw = raw & ~mask | moved.reshape(raw.shape)

@@ -49,7 +49,7 @@ static void count_exception(const trf_layer *layer, uint64_t tile, uint32_t row,
     const uint32_t mode = view->tiles[tile].predictor_mode;
     const int offset = view->extension.exponent_offset + (mode & 1 ? view->row_offsets[shape.row + row] : 0) +
                        (mode & 2 ? view->col_offsets[shape.col + col] : 0);
-    value = ldexp(value, -offset);
+    value = ldexp(value, -offset - (view->header.codec == TRF_CODEC_E4M3 ? 8 : 0));
     if (!(view->header.codec == TRF_CODEC_BF16 ? is_exact_in(value, 8, -133, 128) : is_exact_in(value, 11, -24, 16)))
         c->facts.exceptions_fit_fragments = 0;
 }
