@@ -256,7 +256,8 @@ static workspace *make_workspace(const trf_sample *sample) {
     return NULL;
 }
 
-/* Tries the modes with offsets on the sample; *mean is what the row offsets of the best one are relative to. */
+/* Tries the modes with offsets on the sample; *mean is what the row offsets of the best one are relative to. Quads are for the fused kernels, which take no
+ * offsets of columns. */
 static void try_predictors(candidate *best, const trf_plan *plan, const trf_sample *sample, workspace *w,
                            double *mean) {
     double row_cost = 8.0 / plan->header.cols, col_cost = 8.0 / plan->header.rows, mean_without_cols;
@@ -264,7 +265,8 @@ static void try_predictors(candidate *best, const trf_plan *plan, const trf_samp
         count_exponents(plan, sample, w->row, NULL, &w->counts);
         try_mode(best, plan, &w->counts, TRF_PREDICT_ROW, row_cost);
     }
-    if (!sample->full_width || !sample_col_offsets(plan, sample, *mean, w->col, w->col_sums, w->col_counts))
+    if (plan->header.class_bits == 2 || !sample->full_width ||
+        !sample_col_offsets(plan, sample, *mean, w->col, w->col_sums, w->col_counts))
         return;
     count_exponents(plan, sample, NULL, w->col, &w->counts);
     try_mode(best, plan, &w->counts, TRF_PREDICT_COL, col_cost);

@@ -88,6 +88,14 @@ static uint32_t choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t 
     return class_bits == 4 || small ? TRF_MIN_SLAB_COLS : TRF_MAX_SLAB_COLS;
 }
 
+/* Bits that an exception counts as in the choices of classes and model. */
+static double exception_weight(trf_codec codec, uint32_t class_bits) {
+    if (codec == TRF_CODEC_INT)
+        return class_bits == 4 ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_WEIGHT;
+    const int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
+    return fp8 && class_bits == 2 ? TRF_EXCEPTION_WEIGHT_FP8 : TRF_EXCEPTION_WEIGHT;
+}
+
 /* The parts of the header that options and source alone decide. */
 static void start_plan(encoding *e, trf_codec codec) {
     trf_header *h = &e->plan.header;
@@ -95,8 +103,7 @@ static void start_plan(encoding *e, trf_codec codec) {
     h->codec = (uint8_t)codec;
     h->source_dtype = (uint8_t)e->source->dtype;
     h->class_bits = e->options->favor == TRF_FAVOR_SIZE ? 4 : 2;
-    e->plan.exception_weight =
-        e->options->favor == TRF_FAVOR_SIZE && codec == TRF_CODEC_INT ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_WEIGHT;
+    e->plan.exception_weight = exception_weight(codec, h->class_bits);
     h->rows = e->source->rows;
     h->cols = e->source->cols;
     h->probability_bits = (uint8_t)(e->options->probability_bits ? e->options->probability_bits
