@@ -39,15 +39,15 @@ else()
 endif()
 
 # Leaves in a folder's .c files those that this build takes: host code over the CUDA runtime, which is decoder_gpu/, fused/ and
-# trf_device.c, or trf_no_device.c in its place.
+# trf_device_cuda.c, or trf_no_cuda.c in its place.
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
-        list(FILTER sources EXCLUDE REGEX "/trf_no_device\\.c$")
+        list(FILTER sources EXCLUDE REGEX "/trf_no_cuda\\.c$")
     elseif(folder MATCHES "^(decoder_gpu|fused)$")
         set(sources)
     else()
-        list(FILTER sources EXCLUDE REGEX "/trf_device\\.c$")
+        list(FILTER sources EXCLUDE REGEX "/trf_device_cuda\\.c$")
     endif()
     set(${list_name} ${sources} PARENT_SCOPE)
 endfunction()

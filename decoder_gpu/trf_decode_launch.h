@@ -13,6 +13,10 @@ extern "C" {
  * tiles) are its *edges*. */
 TRF_HD int trf_slab_is_regular(uint32_t blocks, uint32_t steps) { return blocks == 2 && steps % 4 == 0; }
 
+/* As trf_device_layer_decode, arguments checked. */
+trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
+                           trf_error *err);
+
 /* Both parts. weights: device, as trf_device_layer_decode. */
 int trf_launch_decode(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
                       trf_stream stream);

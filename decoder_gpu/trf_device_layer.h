@@ -68,13 +68,17 @@ TRF_HD int trf_fragment_exponent(uint32_t codec) { return codec == TRF_CODEC_E4M
 
 struct trf_device_layer {
     trf_context *context;
-    int device;      /* CUDA ordinal: the context's */
+    int device;      /* the context's */
     uint32_t serial; /* of this layer among all that the process made; plans name it */
-    trf_device_view view;
-    trf_device_facts facts;
     trf_layer_info info;
+    uint64_t memory_bytes; /* of device memory */
+    trf_device_view view;  /* on the CPU without slabs and fault */
+    /* A GPU's. */
+    trf_device_facts facts;
     void *memory; /* the one device allocation */
-    uint64_t memory_bytes;
+    /* The CPU's. */
+    trf_layer *host;
+    struct trf_cpu_fault *fault;
 };
 
 #endif

@@ -70,6 +70,7 @@ void trf_layer_free(trf_layer *layer) {
         return;
     if (layer->mapping)
         munmap(layer->mapping, layer->mapping_bytes);
+    free(layer->memory);
     free(layer);
 }
 

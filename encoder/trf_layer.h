@@ -8,8 +8,9 @@ struct trf_layer {
     trf_blob_view view;
     trf_decode_table table;
     const uint8_t *blob;
-    void *mapping; /* of a file, or NULL: the memory is the caller's */
+    void *mapping; /* of a file, or NULL; what the blob lies in, if memory is NULL as well, is the caller's */
     size_t mapping_bytes;
+    void *memory; /* malloc'd, that the blob lies in, or NULL */
 };
 
 /* What an opened blob says of itself. */

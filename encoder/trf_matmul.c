@@ -103,19 +103,29 @@ static trf_status trf_multiply_tile_row(void *context, uint64_t tile_row, int wo
     return TRF_OK;
 }
 
+int trf_matmul_workers(const trf_layer *layer, int threads) {
+    const uint32_t tile_rows = layer->view.header.num_tiles_row;
+    const int workers = trf_thread_count(threads);
+    return (uint32_t)workers > tile_rows ? (int)tile_rows : workers;
+}
+
+uint64_t trf_matmul_scratch_bytes(int workers) { return (uint64_t)workers * sizeof(trf_matmul_scratch); }
+
+trf_status trf_matmul_run(const trf_layer *layer, const float *x, uint32_t m, float *y, int workers, void *scratch,
+                          trf_error *err) {
+    trf_matmul_work work = {layer, x, m, y, trf_decode_tile_best(), trf_dot_rows_best(), scratch};
+    return trf_parallel_for(workers, layer->view.header.num_tiles_row, trf_multiply_tile_row, &work, err);
+}
+
 trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
                                 trf_error *err) {
     if (m < 1)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs one row of x at least");
-    const uint32_t tile_rows = layer->view.header.num_tiles_row;
-    uint32_t workers = (uint32_t)trf_thread_count(threads);
-    if (workers > tile_rows)
-        workers = tile_rows;
-    trf_matmul_work work = {layer, x, m, y, trf_decode_tile_best(), trf_dot_rows_best(), NULL};
-    work.scratch = aligned_alloc(_Alignof(trf_matmul_scratch), workers * sizeof *work.scratch);
-    if (!work.scratch)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate buffers for %u workers", workers);
-    trf_status status = trf_parallel_for((int)workers, tile_rows, trf_multiply_tile_row, &work, err);
-    free(work.scratch);
+    const int workers = trf_matmul_workers(layer, threads);
+    void *scratch = aligned_alloc(_Alignof(trf_matmul_scratch), trf_matmul_scratch_bytes(workers));
+    if (!scratch)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate buffers for %d workers", workers);
+    trf_status status = trf_matmul_run(layer, x, m, y, workers, scratch, err);
+    free(scratch);
     return status;
 }

@@ -1,9 +1,23 @@
-/* The inner kernels of the CPU product: dot products of rows of W with rows of x. */
+/* The CPU product, and its inner kernels: dot products of rows of W with rows of x. */
 #ifndef TRF_MATMUL_H
 #define TRF_MATMUL_H
 
+#include "trf_error.h"
+
 #include <stddef.h>
 #include <stdint.h>
+
+/* @return how many threads can be at work on a layer; threads: as trf_thread_count takes it. */
+int trf_matmul_workers(const trf_layer *layer, int threads);
+
+/* Bytes that so many workers need to themselves. */
+uint64_t trf_matmul_scratch_bytes(int workers);
+
+/* As trf_layer_matmul_cpu, without allocating. scratch: 64-byte aligned, of trf_matmul_scratch_bytes(workers). */
+trf_status trf_matmul_run(const trf_layer *layer, const float *x, uint32_t m, float *y, int workers, void *scratch,
+                          trf_error *err);
+
+/* ---- dot products ---- */
 
 enum {
     TRF_DOT_COLS = 16 /* cols are a multiple of it */

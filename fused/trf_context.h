@@ -1,15 +1,38 @@
-/* What stands behind trf_context. Made by loader/trf_device.c. */
+/* What stands behind trf_context: a device of one of two kinds, the CPU or a GPU. */
 #ifndef TRF_CONTEXT_H
 #define TRF_CONTEXT_H
 
 #include "trf_fused.h"
 #include "trf_gemm.h"
 
+/* What a kind of device does; loader/trf_device.c has checked the arguments. */
+typedef struct trf_device_kind {
+    void (*destroy)(trf_context *context);
+    /* Fills a layer whose context, serial and info are set. layer: validated; the caller's, or, if owned, opened for this one alone: then it is the made
+     * layer's, or freed, if this succeeds. */
+    trf_status (*fill_layer)(trf_device_layer *made, trf_layer *layer, int owned, trf_error *err);
+    void (*destroy_layer)(trf_device_layer *layer);
+    trf_status (*check_layer)(const trf_device_layer *layer, trf_error *err);
+    trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
+                         trf_error *err);
+    /* Sets all of the plan but m and types, which are set. path: what was asked for. */
+    trf_status (*plan)(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err);
+    trf_status (*linear)(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
+                         void *workspace, trf_stream stream, trf_error *err);
+    /* Device memory: *memory is 256-byte aligned. Copies are complete when they return. */
+    trf_status (*allocate)(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
+    void (*release)(const trf_context *context, void *memory);
+    trf_status (*upload)(const trf_context *context, void *to, const void *from_host, uint64_t bytes, trf_error *err);
+    trf_status (*download)(const trf_context *context, void *to_host, const void *from, uint64_t bytes, trf_error *err);
+} trf_device_kind;
+
 struct trf_context {
-    int device; /* CUDA ordinal */
-    trf_device_limits limits;
-    trf_gemm *gemm;
+    const trf_device_kind *kind;
+    int device; /* CUDA ordinal, or TRF_DEVICE_CPU */
     char name[256];
+    int threads;              /* CPU: as trf_thread_count takes it */
+    trf_device_limits limits; /* CUDA, as what follows */
+    trf_gemm *gemm;
 };
 
 #endif

@@ -264,29 +264,67 @@ TRF_API trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t in
 TRF_API trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
                                      trf_error *err);
 
-/* ---- on a GPU (CUDA). Without device code in the build, or without a driver, trf_context_create returns TRF_ERR_DEVICE ---- */
+/* ---- on a device: a GPU (CUDA), or the CPU behind the same calls ----
+ * "Device memory" is the CUDA device's, or the process's own on the CPU. There streams are ignored (NULL will do), and calls are done when they return. */
 
 /* cudaStream_t. */
 typedef struct CUstream_st *trf_stream;
 
-/* One device. Holds what layers share: limits of the device, a cuBLASLt handle if that library is found (it is opened here; only the
+/* In place of a CUDA ordinal. */
+enum {
+    TRF_DEVICE_CPU = -1,
+    TRF_DEVICE_AUTO = -2 /* CUDA device 0 if it can be used, else the CPU */
+};
+
+/* One device. Holds what layers share: on a GPU its limits, and a cuBLASLt handle if that library is found (it is opened here; only the
  * two-step path needs it). Thread-safe after creation. */
 typedef struct trf_context trf_context;
 
-/* device: CUDA ordinal. Errors: TRF_ERR_DEVICE (no device code in the build, no such device, no driver, or compute capability below 8.0),
- * TRF_ERR_CUDA, TRF_ERR_MEMORY. */
+/* device: CUDA ordinal, or one of the constants above. Errors: TRF_ERR_DEVICE (no device code in the build, no such device, no driver, or compute capability below
+ * 8.0; not with AUTO), TRF_ERR_CUDA, TRF_ERR_MEMORY. */
 TRF_API trf_status trf_context_create(int device, trf_context **context, trf_error *err);
-TRF_API void trf_context_destroy(trf_context *context); /* NULL is allowed; after the context's layers */
+TRF_API void trf_context_destroy(trf_context *context);     /* NULL is allowed; after the context's layers */
+TRF_API int trf_context_device(const trf_context *context); /* its CUDA ordinal, or TRF_DEVICE_CPU */
 TRF_API const char *trf_context_device_name(const trf_context *context); /* such as "NVIDIA H200"; the context's */
+
+/* CPU: threads of each call that follows, and of plans made from here on; 0, the default: one for each core. Not while other threads use the context. */
+TRF_API void trf_context_set_threads(trf_context *context, int threads);
+
+/* Device memory, for programs that do not use CUDA themselves. *memory is 256-byte aligned, and NULL for no bytes. Errors: TRF_ERR_MEMORY, TRF_ERR_CUDA. */
+TRF_API trf_status trf_device_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
+TRF_API void trf_device_free(const trf_context *context, void *memory); /* NULL is allowed */
+
+/* Copies between host and device memory: wait for all that the device was given before, and are complete when they return. Errors: TRF_ERR_CUDA. */
+TRF_API trf_status trf_device_upload(const trf_context *context, void *to, const void *from_host, uint64_t bytes,
+                                     trf_error *err);
+TRF_API trf_status trf_device_download(const trf_context *context, void *to_host, const void *from, uint64_t bytes,
+                                       trf_error *err);
 
 /* A compressed layer in device memory. */
 typedef struct trf_device_layer trf_device_layer;
 
 /* Copies a layer, which trf_layer_from_memory or trf_layer_open has validated, to the device; `layer` is not needed afterwards. Synchronous.
- * Device memory: the blob, 8 bytes for each 32 x slab_cols weights (0.1 to 0.2 % of a bf16 blob), and a table of at most 16 KiB. The context must outlive the layer.
- * Errors: TRF_ERR_ARGUMENT (NULL), TRF_ERR_UNSUPPORTED (a blob of more than 64 GiB), TRF_ERR_CUDA, TRF_ERR_MEMORY (host or device). */
-TRF_API trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer, trf_device_layer **device_layer,
-                                           trf_error *err);
+ * Device memory of a GPU: the blob, 8 bytes for each 32 x slab_cols weights (0.1 to 0.2 % of a bf16 blob), and a table of at most 16 KiB. The context must outlive the layer.
+ * Errors: TRF_ERR_ARGUMENT (NULL), TRF_ERR_UNSUPPORTED (GPU: a blob of more than 512 GiB), TRF_ERR_CUDA, TRF_ERR_MEMORY (host or device). */
+TRF_API trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer,
+                                           trf_device_layer **device_layer, trf_error *err);
+
+/* How to load. trf_load_options_init sets the defaults: all cores, no progress. */
+typedef struct trf_load_options {
+    int threads;              /* that check the blob: 0 = one for each core */
+    trf_progress_fn progress; /* or NULL. done and total count bytes of the tensor's blob */
+    void *progress_context;
+} trf_load_options;
+
+TRF_API void trf_load_options_init(trf_load_options *options);
+
+/* Loads a compressed tensor of a checkpoint, validated, tiles and all; the file is mapped for that, and on the CPU it stays mapped while the layer lives (do not
+ * change or cut it). tensor: the source's name, with or without _trf; an expert of a 3-D stack is "name[3]". options: NULL for the defaults. The checkpoint may be closed
+ * afterwards. Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a stack without an index), those of a
+ * malformed blob, TRF_ERR_IO, TRF_ERR_CANCELLED. Messages name file and tensor, offsets count from the file's first byte. */
+TRF_API trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
+                                         const trf_load_options *options, trf_device_layer **device_layer,
+                                         trf_error *err);
 /* Waits for the device. NULL is allowed. */
 TRF_API void trf_device_layer_destroy(trf_device_layer *device_layer);
 TRF_API void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_layer_info *info);
@@ -296,24 +334,28 @@ TRF_API uint64_t trf_device_layer_bytes(const trf_device_layer *device_layer); /
 typedef enum trf_decode_as {
     TRF_DECODE_SOURCE = 0,   /* the source's dtype, as trf_layer_decode */
     TRF_DECODE_ELEMENTS = 1, /* 16 bits: the bit pattern of a float codec's element, or the signed code */
-    TRF_DECODE_BF16 = 2,     /* the value rounded once to BF16; exact for bf16 and fp8, and for codes within +-256 without scales */
-    TRF_DECODE_F16 = 3       /* the value rounded once to F16; exact for fp16 and fp8, and for codes without scales */
+    TRF_DECODE_BF16 =
+        2, /* the value rounded once to BF16; exact for bf16 and fp8, and for codes within +-256 without scales */
+    TRF_DECODE_F16 = 3 /* the value rounded once to F16; exact for fp16 and fp8, and for codes without scales */
 } trf_decode_as;
 
 /* Decodes the whole layer on the device. weights: device, row-major [rows][cols], 16-byte aligned, weights_bytes large.
  * Ordered on `stream`; returns before it is done; capturable in a CUDA graph. Corrupt slabs (which validation cannot see: 32 rows
- * and slab_cols columns of a tile) become NaN, or zero where integers are written; see trf_device_layer_check. Thread-safe. Errors: TRF_ERR_ARGUMENT (kind; alignment), TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of
+ * and slab_cols columns of a tile) become NaN, or zero where integers are written; see trf_device_layer_check. On the CPU the call fails with TRF_ERR_STREAM, and what it has
+ * written is unspecified. Thread-safe. Errors: TRF_ERR_ARGUMENT (kind; alignment), TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of
  * the other 16-bit float codec), TRF_ERR_CUDA. */
 TRF_API trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);
 
 /* How y = x . W^T is computed. */
 typedef enum trf_path {
-    TRF_PATH_AUTO = 0,    /* FUSED where it takes the layer and the batch, else TWO_STEP */
-    TRF_PATH_FUSED = 1,   /* decoded inside the product. Batches of 1 to TRF_FUSED_MAX_M; not for layers with column offsets, with row offsets in some tiles
+    TRF_PATH_AUTO = 0, /* FUSED where it takes the layer and the batch, else TWO_STEP */
+    TRF_PATH_FUSED =
+        1, /* decoded inside the product. Batches of 1 to TRF_FUSED_MAX_M; not for layers with column offsets, with row offsets in some tiles
                            * only, with offsets beyond 126 or exceptions that they would make inexact; int: codes of at most 8 bits, exact in
                            * x's type, groups of scales in multiples of 32 columns; streams that fit in shared memory */
-    TRF_PATH_TWO_STEP = 2 /* decoded to the workspace, then multiplied by cuBLASLt */
+    TRF_PATH_TWO_STEP =
+        2 /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU, where FUSED takes every layer and batch */
 } trf_path;
 
 enum {
@@ -343,7 +385,8 @@ TRF_API trf_status trf_linear_plan_init(const trf_device_layer *device_layer, ui
  * int codes with scales: sum over scale groups of scale * sum of code * x on the FUSED path; on TWO_STEP the weights are rounded to x's dtype first.
  * On FUSED, exponent offsets are put back by scaling sums: one that brings a finite y beyond F32's range in between gives an infinity.
  * Ordered on `stream`; does not allocate, synchronize or read back; capturable in a CUDA graph. Thread-safe for distinct workspaces.
- * A corrupt slab makes its rows of y NaN, on FUSED possibly those of its neighbour in the tile as well; see trf_device_layer_check. Errors: TRF_ERR_ARGUMENT
+ * A corrupt slab makes its rows of y NaN, on FUSED possibly those of its neighbour in the tile as well; see trf_device_layer_check. On the CPU all of y is NaN then, and
+ * the call returns TRF_ERR_STREAM. Errors: TRF_ERR_ARGUMENT
  * (NULL, alignment, a plan of another layer), TRF_ERR_CUDA; on TWO_STEP TRF_ERR_UNSUPPORTED (no algorithm for x or y that are not aligned to 16
  * bytes), TRF_ERR_MEMORY (cuBLASLt). */
 TRF_API trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,

@@ -146,6 +146,73 @@ uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint) {
     return count;
 }
 
+/* ---- one matrix ---- */
+
+/* Splits "name[3]". @return the length of the name, with *matrix set; 0 if there is no such ending. */
+static size_t trf_split_matrix(const char *tensor, uint64_t *matrix) {
+    const char *bracket = strrchr(tensor, '[');
+    char *end;
+    if (!bracket || bracket == tensor || bracket[1] < '0' || bracket[1] > '9')
+        return 0;
+    errno = 0;
+    *matrix = strtoull(bracket + 1, &end, 10);
+    return errno == 0 && strcmp(end, "]") == 0 ? (size_t)(bracket - tensor) : 0;
+}
+
+/* Finds a tensor by its source's name, with or without the suffix of blobs. */
+static const trf_shard *trf_find_named(const trf_checkpoint *checkpoint, const char *name, size_t length,
+                                       const trf_shard_tensor **found) {
+    size_t suffix = strlen(TRF_BLOB_SUFFIX);
+    char *copy = strndup(name, length);
+    const trf_shard *shard = NULL;
+    for (int stripped = 0; stripped < 2 && copy && !shard; stripped++) {
+        if (stripped && (length < suffix || strcmp(copy + length - suffix, TRF_BLOB_SUFFIX) != 0))
+            break;
+        if (stripped)
+            copy[length - suffix] = 0;
+        for (size_t i = 0; i < checkpoint->num_shards && !shard; i++)
+            if ((*found = trf_shard_find(&checkpoint->shards[i], copy)))
+                shard = &checkpoint->shards[i];
+    }
+    free(copy);
+    return shard;
+}
+
+trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_matrix *matrix, trf_error *err) {
+    *matrix = (trf_matrix){0};
+    /* A name may end in brackets of its own. */
+    matrix->shard = trf_find_named(checkpoint, name, strlen(name), &matrix->tensor);
+    if (!matrix->shard) {
+        const size_t stem = trf_split_matrix(name, &matrix->index);
+        matrix->has_index = stem > 0;
+        matrix->shard = stem ? trf_find_named(checkpoint, name, stem, &matrix->tensor) : NULL;
+    }
+    if (!matrix->shard)
+        return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s'", checkpoint->root, name);
+    if (!matrix->tensor->blobs)
+        return trf_fail(err, TRF_ERR_ARGUMENT, matrix->tensor->file_offset, "%s: tensor '%s' is not compressed",
+                        matrix->shard->path, name);
+    return TRF_OK;
+}
+
+trf_status trf_matrix_blobs(const trf_matrix *matrix, const trf_file *file, trf_blob_list *list, trf_error *err) {
+    const trf_shard_tensor *tensor = matrix->tensor;
+    trf_status status = trf_blob_list_read(file, tensor->file_offset, tensor->bytes, list, err);
+    if (status != TRF_OK)
+        return status;
+    if (list->is_stack && !matrix->has_index)
+        status =
+            trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                     "is a stack of %" PRIu64 " matrices; ask for one, as '%s[0]'", list->count, tensor->source->name);
+    else if (matrix->has_index && (!list->is_stack || matrix->index >= list->count))
+        status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "there is no matrix %" PRIu64 " in it", matrix->index);
+    if (status != TRF_OK)
+        trf_blob_list_free(list);
+    return status;
+}
+
+/* ---- listing ---- */
+
 void trf_count_tensor(trf_run *run, const trf_shard_tensor *tensor) {
     trf_checkpoint_report *report = &run->report;
     report->output_bytes += tensor->bytes;

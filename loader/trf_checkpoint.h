@@ -21,6 +21,21 @@ uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint);
 /* @return whether a name in the directory is one of the shards or indexes. */
 int trf_checkpoint_owns(const trf_checkpoint *checkpoint, const char *name);
 
+/* A compressed matrix: a tensor, or one expert of a stack. */
+typedef struct trf_matrix {
+    const trf_shard *shard;
+    const trf_shard_tensor *tensor;
+    int has_index; /* the name gave one */
+    uint64_t index;
+} trf_matrix;
+
+/* Finds one by its source's name, with or without the suffix of blobs; an expert is "name[3]". Errors: TRF_ERR_NOT_FOUND, TRF_ERR_ARGUMENT (not compressed). */
+trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_matrix *matrix, trf_error *err);
+
+/* Where its tensor's blobs lie; the matrix is blob matrix->index. file: the shard's. Errors: as trf_blob_list_read; TRF_ERR_ARGUMENT (a stack, and no index),
+ * TRF_ERR_NOT_FOUND (no such index). */
+trf_status trf_matrix_blobs(const trf_matrix *matrix, const trf_file *file, trf_blob_list *list, trf_error *err);
+
 /* Adds a tensor, as it is stored, to the report's totals. */
 void trf_count_tensor(trf_run *run, const trf_shard_tensor *tensor);
 

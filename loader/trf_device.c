@@ -1,216 +1,73 @@
-/* Contexts, and layers in device memory. A layer is one allocation:
- *   blob | slab directory | decode slots | fault word
- * each at a multiple of 256 bytes; zeros between. */
-#include "trf_context.h"
-#include "trf_cuda_call.h"
-#include "trf_device_directory.h"
+/* Contexts, layers on devices and products: the public functions. They check arguments; the device's kind does the rest. */
+#include "trf_device_kinds.h"
+#include "trf_layer_open.h"
 
-#include <cuda_runtime_api.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum {
-    MIN_CAPABILITY = 80,
-    PART_ALIGNMENT = 256 /* what cudaMalloc gives */
+    WORKSPACE_ALIGNMENT = 256
 };
 
 /* ---- contexts ---- */
 
-static trf_status trf_find_device(int device, struct cudaDeviceProp *properties, trf_error *err) {
-    int count = 0;
-    cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess) {
-        cudaGetLastError();
-        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET, "no CUDA device can be used: %s",
-                        cudaGetErrorString(error));
-    }
-    if (device < 0 || device >= count)
-        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET, "there is no CUDA device %d; %d are there", device, count);
-    trf_status status = trf_check_cuda(cudaGetDeviceProperties(properties, device), "looking at the device", err);
-    if (status != TRF_OK)
-        return status;
-    if (10 * properties->major + properties->minor < MIN_CAPABILITY)
-        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET,
-                        "CUDA device %d (%s) has compute capability %d.%d; %d.%d is needed", device, properties->name,
-                        properties->major, properties->minor, MIN_CAPABILITY / 10, MIN_CAPABILITY % 10);
-    return TRF_OK;
-}
-
 trf_status trf_context_create(int device, trf_context **context, trf_error *err) {
-    struct cudaDeviceProp properties;
-    trf_device_scope scope;
-    trf_status status = trf_find_device(device, &properties, err);
-    if (status != TRF_OK)
-        return status;
-    trf_context *made = calloc(1, sizeof *made);
-    if (!made)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a context");
-    made->device = device;
-    made->limits = (trf_device_limits){.multiprocessors = properties.multiProcessorCount,
-                                       .shared_bytes = (int)properties.sharedMemPerBlockOptin,
-                                       .capability = 10 * properties.major + properties.minor};
-    snprintf(made->name, sizeof made->name, "%s", properties.name);
-    status = trf_enter_device(device, &scope, err);
-    if (status == TRF_OK) {
-        /* Starts CUDA on the device here, where it can fail with a message of its own. */
-        status = trf_check_cuda(cudaFree(NULL), "starting CUDA on the device", err);
-        if (status == TRF_OK)
-            status = trf_check_cuda((cudaError_t)trf_find_clusters(&made->limits), "looking for clusters", err);
-        if (status == TRF_OK)
-            status = trf_gemm_create(&made->gemm, err);
-        trf_leave_device(&scope);
-    }
-    if (status != TRF_OK) {
-        free(made);
-        return status;
-    }
-    *context = made;
-    return TRF_OK;
+    if (device == TRF_DEVICE_CPU)
+        return trf_cpu_context_create(context, err);
+    if (device != TRF_DEVICE_AUTO)
+        return trf_cuda_context_create(device, context, err);
+    return trf_cuda_context_create(0, context, NULL) == TRF_OK ? TRF_OK : trf_cpu_context_create(context, err);
 }
 
 void trf_context_destroy(trf_context *context) {
     if (!context)
         return;
-    trf_device_scope scope;
-    int entered = trf_enter_device(context->device, &scope, NULL) == TRF_OK;
-    trf_gemm_destroy(context->gemm);
-    if (entered)
-        trf_leave_device(&scope);
+    context->kind->destroy(context);
     free(context);
 }
 
+int trf_context_device(const trf_context *context) { return context->device; }
+
 const char *trf_context_device_name(const trf_context *context) { return context->name; }
+
+void trf_context_set_threads(trf_context *context, int threads) { context->threads = threads; }
+
+/* ---- device memory ---- */
+
+trf_status trf_device_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err) {
+    *memory = NULL;
+    return bytes ? context->kind->allocate(context, bytes, memory, err) : TRF_OK;
+}
+
+void trf_device_free(const trf_context *context, void *memory) {
+    if (memory)
+        context->kind->release(context, memory);
+}
+
+trf_status trf_device_upload(const trf_context *context, void *to, const void *from_host, uint64_t bytes,
+                             trf_error *err) {
+    return bytes ? context->kind->upload(context, to, from_host, bytes, err) : TRF_OK;
+}
+
+trf_status trf_device_download(const trf_context *context, void *to_host, const void *from, uint64_t bytes,
+                               trf_error *err) {
+    return bytes ? context->kind->download(context, to_host, from, bytes, err) : TRF_OK;
+}
 
 /* ---- layers ---- */
 
-/* Where the parts of a layer lie, as offsets from its first byte. The blob is at 0. */
-typedef struct trf_device_layout {
-    uint64_t slabs, slots, fault, bytes;
-} trf_device_layout;
-
-static uint64_t trf_align_part(uint64_t bytes) {
-    return (bytes + PART_ALIGNMENT - 1) & ~(uint64_t)(PART_ALIGNMENT - 1);
-}
-
-static trf_device_layout trf_lay_out(const trf_header *header) {
-    trf_device_layout layout;
-    layout.slabs = trf_align_part(header->blob_bytes);
-    layout.slots = layout.slabs + trf_align_part(trf_count_device_slabs(header) * sizeof(trf_device_slab));
-    layout.fault = layout.slots + trf_align_part(sizeof(uint32_t) << header->probability_bits);
-    layout.bytes = layout.fault + sizeof(trf_device_fault);
-    return layout;
-}
-
-/* A host view's pointer into the blob as one into its copy; NULL stays NULL. */
-static const void *trf_moved(const trf_layer *layer, const void *host, const uint8_t *blob_dev) {
-    return host ? blob_dev + ((const uint8_t *)host - layer->blob) : NULL;
-}
-
-static trf_device_view trf_view_on_device(const trf_layer *layer, const trf_device_layout *layout,
-                                          const uint8_t *memory_dev) {
-    const trf_blob_view *view = &layer->view;
-    const trf_header *header = &view->header;
-    const trf_extension *extension = &view->extension;
-    trf_device_view made = {
-        .blob = memory_dev,
-        .blob_bytes = header->blob_bytes,
-        .slabs = (const trf_device_slab *)(memory_dev + layout->slabs),
-        .slots = (const uint32_t *)(memory_dev + layout->slots),
-        .tiles = trf_moved(layer, view->tiles, memory_dev),
-        .scales = trf_moved(layer, view->scales, memory_dev),
-        .row_offsets = trf_moved(layer, view->row_offsets, memory_dev),
-        .col_offsets = trf_moved(layer, view->col_offsets, memory_dev),
-        .fault = (trf_device_fault *)(memory_dev + layout->fault),
-        .rows = header->rows,
-        .cols = header->cols,
-        .num_tiles_row = header->num_tiles_row,
-        .num_tiles_col = header->num_tiles_col,
-        .slab_cols = header->slab_cols,
-        .num_slab_cols = trf_count_slab_cols(header),
-        .num_bands = (header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
-        .codec = header->codec,
-        .source_dtype = header->source_dtype,
-        .class_bits = header->class_bits,
-        .raw_bits = header->raw_bits,
-        .probability_bits = header->probability_bits,
-        .state_bits = header->state_bits,
-        .stored_bytes = header->stored_bytes,
-        .granularity = extension->granularity,
-        .scale_dtype = extension->scale_dtype,
-        .group_size = extension->group_size,
-        .scale_cols = view->scale_cols,
-        .scale_exponent = extension->scale_exponent,
-        .exponent_offset = extension->exponent_offset,
-        .num_planes = view->num_planes,
-    };
-    memcpy(made.plane_width, view->plane_width, sizeof made.plane_width);
-    memcpy(made.class_value, extension->class_value, sizeof made.class_value);
-    return made;
-}
-
-/* Copies the blob and what stands behind it. tail: the latter, from layout->slabs on. */
-static trf_status trf_upload(const trf_layer *layer, const trf_device_layout *layout, const uint8_t *tail,
-                             uint8_t *memory_dev, trf_error *err) {
-    const uint64_t blob_bytes = layer->view.header.blob_bytes;
-    cudaError_t error = cudaMemcpy(memory_dev, layer->blob, blob_bytes, cudaMemcpyHostToDevice);
-    if (!error && layout->slabs > blob_bytes)
-        error = cudaMemset(memory_dev + blob_bytes, 0, layout->slabs - blob_bytes);
-    if (!error)
-        error = cudaMemcpy(memory_dev + layout->slabs, tail, layout->bytes - layout->slabs, cudaMemcpyHostToDevice);
-    if (!error) /* copies from pageable memory return before they have arrived, and the layer's first user may have any stream */
-        error = cudaStreamSynchronize(NULL);
-    return trf_check_cuda(error, "copying a layer to the device", err);
-}
-
-/* device_layer: its context, device and info are set; the device is current. */
-static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const trf_layer *layer, trf_error *err) {
-    const trf_device_layout layout = trf_lay_out(&layer->view.header);
-    uint8_t *tail = calloc(1, layout.bytes - layout.slabs);
-    if (!tail)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
-                        (unsigned long long)(layout.bytes - layout.slabs));
-    trf_describe_for_device(layer, (trf_device_slab *)tail, &device_layer->facts);
-    memcpy(tail + (layout.slots - layout.slabs), layer->table.slots,
-           sizeof(uint32_t) << layer->view.header.probability_bits);
-    void *memory = NULL;
-    trf_status status = trf_check_cuda(cudaMalloc(&memory, layout.bytes), "allocating a layer on the device", err);
-    if (status == TRF_OK)
-        status = trf_upload(layer, &layout, tail, memory, err);
-    free(tail);
-    if (status != TRF_OK) {
-        cudaFree(memory);
-        return status;
-    }
-    device_layer->memory = memory;
-    device_layer->memory_bytes = layout.bytes;
-    device_layer->view = trf_view_on_device(layer, &layout, memory);
-    return TRF_OK;
-}
-
-trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer, trf_device_layer **device_layer,
-                                   trf_error *err) {
-    if (!context || !layer)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a layer");
-    if (layer->view.header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
-                        (unsigned long long)layer->view.header.blob_bytes,
-                        (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+/* As fill_layer has it of an owned layer. */
+static trf_status trf_make_device_layer(trf_context *context, trf_layer *layer, int owned,
+                                        trf_device_layer **device_layer, trf_error *err) {
+    static atomic_uint layers;
     trf_device_layer *made = calloc(1, sizeof *made);
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
-    static atomic_uint layers;
-    trf_device_scope scope;
     made->context = context;
     made->device = context->device;
     made->serial = atomic_fetch_add(&layers, 1) + 1; /* a plan of zeros is no layer's */
     trf_blob_describe(&layer->view, &made->info);
-    trf_status status = trf_enter_device(made->device, &scope, err);
-    if (status == TRF_OK) {
-        status = trf_fill_device_layer(made, layer, err);
-        trf_leave_device(&scope);
-    }
+    trf_status status = context->kind->fill_layer(made, layer, owned, err);
     if (status != TRF_OK) {
         free(made);
         return status;
@@ -219,15 +76,34 @@ trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer,
     return TRF_OK;
 }
 
+trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer, trf_device_layer **device_layer,
+                                   trf_error *err) {
+    if (!context || !layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a layer");
+    return trf_make_device_layer(context, (trf_layer *)layer, 0, device_layer, err);
+}
+
+trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
+                                 const trf_load_options *options, trf_device_layer **device_layer, trf_error *err) {
+    if (!context || !checkpoint || !tensor)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "loading a layer needs a context, a checkpoint and a name");
+    trf_layer *layer;
+    trf_status status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_make_device_layer(context, layer, 1, device_layer, err);
+    if (status != TRF_OK) {
+        trf_layer_free(layer);
+        return trf_fail_in(err, status, "tensor '%s'", tensor);
+    }
+    return TRF_OK;
+}
+
 void trf_device_layer_destroy(trf_device_layer *device_layer) {
     if (!device_layer)
         return;
-    trf_device_scope scope;
-    if (trf_enter_device(device_layer->device, &scope, NULL) == TRF_OK) {
-        cudaDeviceSynchronize();
-        cudaFree(device_layer->memory);
-        trf_leave_device(&scope);
-    }
+    device_layer->context->kind->destroy_layer(device_layer);
     free(device_layer);
 }
 
@@ -237,29 +113,87 @@ void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_layer_i
 
 uint64_t trf_device_layer_bytes(const trf_device_layer *device_layer) { return device_layer->memory_bytes; }
 
-/* Reads the fault word once the device is idle, and the metadata of the tile that it names. */
-static cudaError_t trf_read_fault(const trf_device_view *view, trf_device_fault *fault, trf_tile_meta *meta) {
-    cudaError_t error = cudaDeviceSynchronize();
-    if (!error)
-        error = cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
-    if (!error && fault->set)
-        error = cudaMemcpy(meta, view->tiles + ((uint64_t)fault->tile_high << 32 | fault->tile_low), sizeof *meta,
-                           cudaMemcpyDeviceToHost);
-    return error;
+trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err) {
+    return device_layer->context->kind->check_layer(device_layer, err);
 }
 
-trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err) {
-    trf_device_scope scope;
-    trf_device_fault fault = {0};
-    trf_tile_meta meta = {0};
-    trf_status status = trf_enter_device(device_layer->device, &scope, err);
+/* ---- decoding ---- */
+
+static trf_status trf_check_target(const trf_layer_info *info, trf_decode_as as, const void *weights,
+                                   uint64_t weights_bytes, trf_error *err) {
+    if (as < TRF_DECODE_SOURCE || as > TRF_DECODE_F16)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "weights cannot be decoded as %d", (int)as);
+    if (!weights || (uintptr_t)weights % 16)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "decoded weights need 16-byte aligned device memory");
+    if ((as == TRF_DECODE_BF16 && info->codec == TRF_CODEC_FP16) ||
+        (as == TRF_DECODE_F16 && info->codec == TRF_CODEC_BF16))
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "weights of codec %s are not decoded as %s",
+                        trf_codec_name(info->codec), as == TRF_DECODE_BF16 ? "BF16" : "F16");
+    const uint64_t value_bytes = as == TRF_DECODE_SOURCE ? trf_dtype_bytes(info->dtype) : 2;
+    if (weights_bytes % value_bytes || weights_bytes / value_bytes != (uint64_t)info->rows * info->cols)
+        return trf_fail(err, TRF_ERR_SHAPE, TRF_NO_OFFSET, "a buffer of %llu bytes for %ux%u weights of %llu bytes",
+                        (unsigned long long)weights_bytes, info->rows, info->cols, (unsigned long long)value_bytes);
+    return TRF_OK;
+}
+
+trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
+                                   uint64_t weights_bytes, trf_stream stream, trf_error *err) {
+    if (!device_layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no layer to decode");
+    trf_status status = trf_check_target(&device_layer->info, as, weights, weights_bytes, err);
+    return status == TRF_OK ? device_layer->context->kind->decode(device_layer, as, weights, stream, err) : status;
+}
+
+/* ---- products ---- */
+
+static trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
+                                  trf_error *err) {
+    if (m < 1)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs one row of x at least");
+    if ((x_dtype != TRF_DTYPE_BF16 && x_dtype != TRF_DTYPE_F16) ||
+        (info->codec == TRF_CODEC_BF16 && x_dtype != TRF_DTYPE_BF16) ||
+        (info->codec == TRF_CODEC_FP16 && x_dtype != TRF_DTYPE_F16))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "weights of codec %s do not multiply x of %s",
+                        trf_codec_name(info->codec), trf_dtype_name(x_dtype));
+    if (y_dtype != TRF_DTYPE_BF16 && y_dtype != TRF_DTYPE_F16 && y_dtype != TRF_DTYPE_F32)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "y cannot be %s", trf_dtype_name(y_dtype));
+    return TRF_OK;
+}
+
+trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
+                                trf_path path, trf_linear_plan *plan, trf_error *err) {
+    if (!device_layer || !plan || path < TRF_PATH_AUTO || path > TRF_PATH_TWO_STEP)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a plan needs a layer and a path");
+    trf_linear_plan made = {.m = m, .x_dtype = x_dtype, .y_dtype = y_dtype};
+    trf_status status = trf_check_types(&device_layer->info, m, x_dtype, y_dtype, err);
+    if (status == TRF_OK)
+        status = device_layer->context->kind->plan(device_layer, path, &made, err);
     if (status != TRF_OK)
         return status;
-    status = trf_check_cuda(trf_read_fault(&device_layer->view, &fault, &meta), "asking a layer for faults", err);
-    trf_leave_device(&scope);
-    if (status == TRF_OK && fault.set)
-        status =
-            trf_fail(err, TRF_ERR_STREAM, meta.data_offset, "tile %llu: a lane's stream does not end where it must",
-                     (unsigned long long)((uint64_t)fault.tile_high << 32 | fault.tile_low));
-    return status;
+    made.choice[TRF_PLAN_LAYER] = device_layer->serial;
+    *plan = made;
+    return TRF_OK;
+}
+
+static trf_status trf_check_call(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x,
+                                 const void *y, const void *workspace, trf_error *err) {
+    if (!layer || !plan || !x || !y)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a layer, a plan, x and y");
+    if (plan->choice[TRF_PLAN_LAYER] != layer->serial)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to another layer");
+    if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x and y must be aligned to their elements");
+    if (plan->workspace_bytes && (!workspace || (uintptr_t)workspace % WORKSPACE_ALIGNMENT))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "the plan needs a %d-byte aligned workspace of %llu bytes", WORKSPACE_ALIGNMENT,
+                        (unsigned long long)plan->workspace_bytes);
+    return TRF_OK;
+}
+
+trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
+                      void *workspace, trf_stream stream, trf_error *err) {
+    trf_status status = trf_check_call(device_layer, plan, x, y, workspace, err);
+    if (status != TRF_OK)
+        return status;
+    return device_layer->context->kind->linear(device_layer, plan, x, y, workspace, stream, err);
 }

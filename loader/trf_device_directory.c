@@ -196,3 +196,48 @@ void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf
             trf_note_stored_codes(&tile, slivers, facts);
     }
 }
+
+/* ---- the view ---- */
+
+/* A host view's pointer into the blob as one into its copy; NULL stays NULL. */
+static const void *trf_moved(const trf_layer *layer, const void *host, const uint8_t *blob_dev) {
+    return host ? blob_dev + ((const uint8_t *)host - layer->blob) : NULL;
+}
+
+trf_device_view trf_device_view_of(const trf_layer *layer, const uint8_t *blob_dev) {
+    const trf_blob_view *view = &layer->view;
+    const trf_header *header = &view->header;
+    const trf_extension *extension = &view->extension;
+    trf_device_view made = {
+        .blob = blob_dev,
+        .blob_bytes = header->blob_bytes,
+        .tiles = trf_moved(layer, view->tiles, blob_dev),
+        .scales = trf_moved(layer, view->scales, blob_dev),
+        .row_offsets = trf_moved(layer, view->row_offsets, blob_dev),
+        .col_offsets = trf_moved(layer, view->col_offsets, blob_dev),
+        .rows = header->rows,
+        .cols = header->cols,
+        .num_tiles_row = header->num_tiles_row,
+        .num_tiles_col = header->num_tiles_col,
+        .slab_cols = header->slab_cols,
+        .num_slab_cols = trf_count_slab_cols(header),
+        .num_bands = (header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
+        .codec = header->codec,
+        .source_dtype = header->source_dtype,
+        .class_bits = header->class_bits,
+        .raw_bits = header->raw_bits,
+        .probability_bits = header->probability_bits,
+        .state_bits = header->state_bits,
+        .stored_bytes = header->stored_bytes,
+        .granularity = extension->granularity,
+        .scale_dtype = extension->scale_dtype,
+        .group_size = extension->group_size,
+        .scale_cols = view->scale_cols,
+        .scale_exponent = extension->scale_exponent,
+        .exponent_offset = extension->exponent_offset,
+        .num_planes = view->num_planes,
+    };
+    memcpy(made.plane_width, view->plane_width, sizeof made.plane_width);
+    memcpy(made.class_value, extension->class_value, sizeof made.class_value);
+    return made;
+}

@@ -14,6 +14,9 @@ uint32_t trf_count_slab_cols(const trf_header *header);
 /* Entries of a layer's slab directory: bands of 32 rows times columns of slabs. */
 uint64_t trf_count_device_slabs(const trf_header *header);
 
+/* A layer whose blob has been copied to blob_dev, or lies there: all of its view but slabs, slots and fault. */
+trf_device_view trf_device_view_of(const trf_layer *layer, const uint8_t *blob_dev);
+
 /* Fills slabs[trf_count_device_slabs] and *facts. layer: validated, of at most TRF_DEVICE_MAX_BLOB_BYTES. */
 void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf_device_facts *facts);
 

@@ -195,7 +195,7 @@ START_TEST(context) {
         ck_assert_ptr_null(made);
     }
     trf_context_destroy(made);
-    ck_assert_int_eq(trf_context_create(-1, &made, &err), TRF_ERR_DEVICE);
+    ck_assert_int_eq(trf_context_create(-3, &made, &err), TRF_ERR_DEVICE);
     ck_assert_int_eq(trf_context_create(1 << 20, &made, &err), TRF_ERR_DEVICE);
 }
 END_TEST

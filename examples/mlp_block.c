@@ -1,0 +1,142 @@
+/* The MLP block of a Llama, from a compressed checkpoint: y = down(silu(gate(x)) * up(x)), on the GPU if there is one, else on the CPU.
+ *
+ * Usage: example_mlp_block CHECKPOINT PREFIX X.npy Y.npy [cpu]
+ *   PREFIX    such as model.layers.0.mlp; gate_proj, up_proj and down_proj below it are compressed (not from F16)
+ *   X.npy     F32 or F16, a row for each token; rounded to BF16, as are the activations in between
+ *   Y.npy     is replaced */
+#include "transfuse.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    GATE,
+    UP,
+    DOWN,
+    LAYERS
+};
+
+static void check(trf_status status, const trf_error *err) {
+    if (status == TRF_OK)
+        return;
+    fprintf(stderr, "%s [%s]\n", err->message, trf_status_name(status));
+    exit(1);
+}
+
+static void *allocate_host(size_t bytes) {
+    void *memory = malloc(bytes ? bytes : 1);
+    if (!memory) {
+        fprintf(stderr, "no memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
+/* To nearest even; NaNs stay NaNs. */
+static uint16_t round_to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (isnan(value))
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+/* One layer, prepared for a batch: weights, y and workspace are in device memory. */
+typedef struct linear {
+    trf_device_layer *layer;
+    trf_layer_info info;
+    trf_linear_plan plan;
+    void *y, *workspace;
+} linear;
+
+static linear load(trf_context *context, trf_checkpoint *checkpoint, const char *prefix, const char *name, uint32_t m) {
+    char tensor[512];
+    linear made;
+    trf_error err;
+    snprintf(tensor, sizeof tensor, "%s.%s.weight", prefix, name);
+    check(trf_device_layer_load(context, checkpoint, tensor, NULL, &made.layer, &err), &err);
+    trf_device_layer_get_info(made.layer, &made.info);
+    check(trf_linear_plan_init(made.layer, m, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &made.plan, &err), &err);
+    check(trf_device_allocate(context, 4ull * m * made.info.rows, &made.y, &err), &err);
+    check(trf_device_allocate(context, made.plan.workspace_bytes, &made.workspace, &err), &err);
+    printf("%-40s %u x %u, %.2f bits a weight, %s\n", tensor, made.info.rows, made.info.cols,
+           8.0 * (double)made.info.blob_bytes / made.info.rows / made.info.cols,
+           made.plan.path == TRF_PATH_FUSED ? "fused" : made.plan.reason);
+    return made;
+}
+
+static void unload(trf_context *context, linear *layer) {
+    trf_device_free(context, layer->y);
+    trf_device_free(context, layer->workspace);
+    trf_device_layer_destroy(layer->layer);
+}
+
+/* y of the layer for x[m][cols] in device memory, copied to the host: F32 [m][rows]. */
+static void run(const trf_context *context, const linear *layer, const void *x, float *y) {
+    trf_error err;
+    check(trf_linear(layer->layer, &layer->plan, x, layer->y, layer->workspace, NULL, &err), &err);
+    check(trf_device_download(context, y, layer->y, 4ull * layer->plan.m * layer->info.rows, &err), &err);
+    check(trf_device_layer_check(layer->layer, &err), &err);
+}
+
+int main(int argc, char **argv) {
+    static const char *const names[LAYERS] = {"gate_proj", "up_proj", "down_proj"};
+    if (argc < 5 || argc > 6 || (argc == 6 && strcmp(argv[5], "cpu") != 0)) {
+        fprintf(stderr, "usage: %s CHECKPOINT PREFIX X.npy Y.npy [cpu]\n", argv[0]);
+        return 2;
+    }
+    trf_error err;
+    trf_context *context;
+    trf_checkpoint *checkpoint;
+    float *x;
+    uint64_t m, hidden;
+    check(trf_read_npy(argv[3], &x, &m, &hidden, &err), &err);
+    check(trf_context_create(argc == 6 ? TRF_DEVICE_CPU : TRF_DEVICE_AUTO, &context, &err), &err);
+    check(trf_checkpoint_open(argv[1], &checkpoint, &err), &err);
+    if (m < 1 || m > 1u << 20) {
+        fprintf(stderr, "%s: %llu rows\n", argv[3], (unsigned long long)m);
+        return 1;
+    }
+    linear layers[LAYERS];
+    for (int i = 0; i < LAYERS; i++)
+        layers[i] = load(context, checkpoint, argv[2], names[i], (uint32_t)m);
+    trf_checkpoint_close(checkpoint);
+    const uint32_t wide = layers[GATE].info.rows;
+    if (layers[GATE].info.cols != hidden || layers[UP].info.cols != hidden || layers[UP].info.rows != wide ||
+        layers[DOWN].info.cols != wide) {
+        fprintf(stderr, "the shapes of x and the three layers do not fit\n");
+        return 1;
+    }
+
+    const uint64_t x_count = m * hidden, h_count = m * wide, y_count = m * layers[DOWN].info.rows,
+                   most = x_count > h_count ? x_count : h_count;
+    uint16_t *rounded = allocate_host(2 * most);
+    float *gate = allocate_host(4 * h_count), *up = allocate_host(4 * h_count), *y = allocate_host(4 * y_count);
+    void *input;
+    check(trf_device_allocate(context, 2 * most, &input, &err), &err);
+    for (uint64_t i = 0; i < x_count; i++)
+        rounded[i] = round_to_bf16(x[i]);
+    check(trf_device_upload(context, input, rounded, 2 * x_count, &err), &err);
+    run(context, &layers[GATE], input, gate);
+    run(context, &layers[UP], input, up);
+    for (uint64_t i = 0; i < h_count; i++)
+        rounded[i] = round_to_bf16(gate[i] / (1 + expf(-gate[i])) * up[i]);
+    check(trf_device_upload(context, input, rounded, 2 * h_count, &err), &err);
+    run(context, &layers[DOWN], input, y);
+    check(trf_write_npy(argv[4], y, m, layers[DOWN].info.rows, 1, &err), &err);
+    printf("%llu rows on %s\n", (unsigned long long)m, trf_context_device_name(context));
+
+    trf_free(x);
+    free(rounded);
+    free(gate);
+    free(up);
+    free(y);
+    trf_device_free(context, input);
+    for (int i = 0; i < LAYERS; i++)
+        unload(context, &layers[i]);
+    trf_context_destroy(context);
+    return 0;
+}

@@ -1,0 +1,11 @@
+/* Products on a GPU, as trf_device_kind has them. */
+#ifndef TRF_LINEAR_H
+#define TRF_LINEAR_H
+
+#include "trf_context.h"
+
+trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err);
+trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
+                           void *workspace, trf_stream stream, trf_error *err);
+
+#endif

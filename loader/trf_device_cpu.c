@@ -1,0 +1,250 @@
+/* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
+#include "trf_convert.h"
+#include "trf_device_directory.h"
+#include "trf_device_kinds.h"
+#include "trf_device_value.h"
+#include "trf_matmul.h"
+#include "trf_threads.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum {
+    PART_ALIGNMENT = 256,
+    PLAN_WORKERS = 0 /* word of a plan's choice */
+};
+
+/* The first corrupt tile that a call met. */
+struct trf_cpu_fault {
+    pthread_mutex_t lock;
+    trf_error error;
+};
+
+static uint64_t trf_align_part(uint64_t bytes) {
+    return (bytes + PART_ALIGNMENT - 1) & ~(uint64_t)(PART_ALIGNMENT - 1);
+}
+
+static void trf_cpu_destroy(trf_context *context) { (void)context; }
+
+/* ---- memory ---- */
+
+static trf_status trf_cpu_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err) {
+    (void)context;
+    *memory = bytes <= SIZE_MAX - PART_ALIGNMENT ? aligned_alloc(PART_ALIGNMENT, trf_align_part(bytes)) : NULL;
+    if (!*memory)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes", (unsigned long long)bytes);
+    return TRF_OK;
+}
+
+static void trf_cpu_release(const trf_context *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+static trf_status trf_cpu_copy(const trf_context *context, void *to, const void *from, uint64_t bytes, trf_error *err) {
+    (void)context, (void)err;
+    memcpy(to, from, bytes);
+    return TRF_OK;
+}
+
+/* ---- layers ---- */
+
+/* A layer of its own, with the same blob. */
+static trf_status trf_copy_layer(const trf_layer *layer, trf_layer **copy, trf_error *err) {
+    const uint64_t bytes = layer->view.header.blob_bytes;
+    void *memory;
+    trf_status status = trf_cpu_allocate(NULL, bytes, &memory, err);
+    if (status != TRF_OK)
+        return status;
+    memcpy(memory, layer->blob, bytes);
+    status = trf_layer_from_memory(memory, bytes, copy, err);
+    if (status != TRF_OK)
+        free(memory);
+    else
+        (*copy)->memory = memory;
+    return status;
+}
+
+static trf_status trf_cpu_fill_layer(trf_device_layer *made, trf_layer *layer, int owned, trf_error *err) {
+    struct trf_cpu_fault *fault = calloc(1, sizeof *fault);
+    if (!fault)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
+    if (owned) {
+        made->host = layer;
+    } else {
+        trf_status status = trf_copy_layer(layer, &made->host, err);
+        if (status != TRF_OK) {
+            free(fault);
+            return status;
+        }
+    }
+    pthread_mutex_init(&fault->lock, NULL);
+    made->fault = fault;
+    made->view = trf_device_view_of(made->host, made->host->blob);
+    made->view.slots = made->host->table.slots;
+    made->memory_bytes = made->host->view.header.blob_bytes + sizeof *made->host;
+    return TRF_OK;
+}
+
+static void trf_cpu_destroy_layer(trf_device_layer *layer) {
+    pthread_mutex_destroy(&layer->fault->lock);
+    free(layer->fault);
+    trf_layer_free(layer->host);
+}
+
+static trf_status trf_cpu_check_layer(const trf_device_layer *layer, trf_error *err) {
+    pthread_mutex_lock(&layer->fault->lock);
+    const trf_error fault = layer->fault->error;
+    pthread_mutex_unlock(&layer->fault->lock);
+    return fault.status == TRF_OK ? TRF_OK : trf_fail(err, fault.status, fault.offset, "%s", fault.message);
+}
+
+/* Keeps the first failure that is the data's. @return status, with err filled. */
+static trf_status trf_note_fault(const trf_device_layer *layer, trf_status status, const trf_error *failure,
+                                 trf_error *err) {
+    if (status == TRF_OK)
+        return TRF_OK;
+    if (status == TRF_ERR_STREAM) {
+        pthread_mutex_lock(&layer->fault->lock);
+        if (layer->fault->error.status == TRF_OK)
+            layer->fault->error = *failure;
+        pthread_mutex_unlock(&layer->fault->lock);
+    }
+    if (err)
+        *err = *failure;
+    return status;
+}
+
+/* ---- decoding ---- */
+
+typedef struct trf_cpu_decoding {
+    const trf_device_layer *layer;
+    trf_decode_as as;
+    void *weights;
+    trf_decode_tile_fn *decode;
+    uint16_t (*elements)[TRF_TILE_SIZE * TRF_TILE_SIZE]; /* for each worker */
+} trf_cpu_decoding;
+
+static trf_status trf_cpu_decode_tile(void *context, uint64_t tile, int worker, trf_error *err) {
+    const trf_cpu_decoding *work = context;
+    const trf_layer *host = work->layer->host;
+    const trf_device_view *view = &work->layer->view;
+    const trf_tile_shape shape = trf_tile_shape_of(&host->view.header, tile, host->view.tiles[tile].kind);
+    uint16_t *elements = work->elements[worker];
+    trf_status status =
+        work->decode(&host->view, &host->table, tile, trf_layer_tile(host, tile), elements, TRF_TILE_SIZE, err);
+    if (status != TRF_OK)
+        return status;
+    const uint32_t bytes = trf_device_value_bytes(view, work->as);
+    for (uint32_t r = 0; r < shape.rows; r++)
+        for (uint32_t c = 0; c < shape.cols; c++) {
+            const uint32_t row = shape.row + r, col = shape.col + c;
+            trf_device_value_store(work->weights, bytes, (uint64_t)row * view->cols + col,
+                                   trf_device_value(view, work->as, elements[r * TRF_TILE_SIZE + c], row, col));
+        }
+    return TRF_OK;
+}
+
+static trf_status trf_cpu_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
+                                 trf_error *err) {
+    (void)stream;
+    const uint64_t tiles = layer->host->view.num_tiles;
+    const int most = trf_thread_count(layer->context->threads), workers = (uint64_t)most > tiles ? (int)tiles : most;
+    trf_cpu_decoding work = {layer, as, weights, trf_decode_tile_best(), NULL};
+    work.elements = malloc((size_t)workers * sizeof *work.elements);
+    if (!work.elements)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate buffers for %d workers", workers);
+    trf_error failure = {0};
+    trf_status status = trf_parallel_for(workers, tiles, trf_cpu_decode_tile, &work, &failure);
+    free(work.elements);
+    return trf_note_fault(layer, status, &failure, err);
+}
+
+/* ---- products ----
+ * The workspace: x as F32 | y as F32, if that is not its type | what the workers need. Each part begins at a multiple of 256 bytes. */
+
+typedef struct trf_cpu_layout {
+    uint64_t y, scratch, bytes; /* x is at 0; y = scratch if there is none */
+} trf_cpu_layout;
+
+static trf_cpu_layout trf_lay_out(const trf_device_layer *layer, const trf_linear_plan *plan) {
+    trf_cpu_layout layout;
+    layout.y = trf_align_part(4ull * plan->m * layer->info.cols);
+    layout.scratch =
+        layout.y + (plan->y_dtype == TRF_DTYPE_F32 ? 0 : trf_align_part(4ull * plan->m * layer->info.rows));
+    layout.bytes = layout.scratch + trf_matmul_scratch_bytes((int)plan->choice[PLAN_WORKERS]);
+    return layout;
+}
+
+static trf_status trf_cpu_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
+    if (path == TRF_PATH_TWO_STEP)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the CPU has no two-step path");
+    plan->path = TRF_PATH_FUSED;
+    plan->choice[PLAN_WORKERS] = (uint32_t)trf_matmul_workers(layer->host, layer->context->threads);
+    plan->workspace_bytes = trf_lay_out(layer, plan).bytes;
+    return TRF_OK;
+}
+
+static void trf_widen(const uint16_t *from, trf_dtype dtype, uint64_t count, float *to) {
+    if (dtype == TRF_DTYPE_BF16)
+        for (uint64_t i = 0; i < count; i++)
+            to[i] = trf_bf16_to_f32(from[i]);
+    else
+        for (uint64_t i = 0; i < count; i++)
+            to[i] = trf_f16_to_f32(from[i]);
+}
+
+static void trf_narrow(const float *from, trf_dtype dtype, uint64_t count, uint16_t *to) {
+    if (dtype == TRF_DTYPE_BF16)
+        for (uint64_t i = 0; i < count; i++)
+            to[i] = (uint16_t)trf_f32_to_bf16(from[i]);
+    else
+        for (uint64_t i = 0; i < count; i++)
+            to[i] = (uint16_t)trf_f32_to_f16(from[i]);
+}
+
+static trf_status trf_cpu_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
+                                 void *workspace, trf_stream stream, trf_error *err) {
+    (void)stream;
+    const trf_cpu_layout layout = trf_lay_out(layer, plan);
+    const uint64_t y_count = (uint64_t)plan->m * layer->info.rows;
+    uint8_t *const base = workspace;
+    float *const wide_x = (float *)base, *const wide_y =
+                                             plan->y_dtype == TRF_DTYPE_F32 ? y : (float *)(base + layout.y);
+    trf_error failure = {0};
+    trf_widen(x, plan->x_dtype, (uint64_t)plan->m * layer->info.cols, wide_x);
+    trf_status status = trf_matmul_run(layer->host, wide_x, plan->m, wide_y, (int)plan->choice[PLAN_WORKERS],
+                                       base + layout.scratch, &failure);
+    for (uint64_t i = 0; status != TRF_OK && i < y_count; i++)
+        wide_y[i] = trf_f32_from_bits(0x7FC00000u);
+    if (wide_y != y)
+        trf_narrow(wide_y, plan->y_dtype, y_count, y);
+    return trf_note_fault(layer, status, &failure, err);
+}
+
+/* ---- the kind ---- */
+
+static const trf_device_kind trf_cpu_kind = {
+    .destroy = trf_cpu_destroy,
+    .fill_layer = trf_cpu_fill_layer,
+    .destroy_layer = trf_cpu_destroy_layer,
+    .check_layer = trf_cpu_check_layer,
+    .decode = trf_cpu_decode,
+    .plan = trf_cpu_plan,
+    .linear = trf_cpu_linear,
+    .allocate = trf_cpu_allocate,
+    .release = trf_cpu_release,
+    .upload = trf_cpu_copy,
+    .download = trf_cpu_copy,
+};
+
+trf_status trf_cpu_context_create(trf_context **context, trf_error *err) {
+    trf_context *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a context");
+    made->kind = &trf_cpu_kind;
+    made->device = TRF_DEVICE_CPU;
+    memcpy(made->name, "CPU", sizeof "CPU");
+    *context = made;
+    return TRF_OK;
+}

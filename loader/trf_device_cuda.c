@@ -1,0 +1,256 @@
+/* A GPU: contexts, and layers in its memory. A layer is one allocation:
+ *   blob | slab directory | decode slots | fault word
+ * each at a multiple of 256 bytes; zeros between. */
+#include "trf_cuda_call.h"
+#include "trf_device_directory.h"
+#include "trf_device_kinds.h"
+#include "trf_linear.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MIN_CAPABILITY = 80,
+    PART_ALIGNMENT = 256 /* what cudaMalloc gives */
+};
+
+/* ---- contexts ---- */
+
+static trf_status trf_find_device(int device, struct cudaDeviceProp *properties, trf_error *err) {
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET, "no CUDA device can be used: %s",
+                        cudaGetErrorString(error));
+    }
+    if (device < 0 || device >= count)
+        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET, "there is no CUDA device %d; %d are there", device, count);
+    trf_status status = trf_check_cuda(cudaGetDeviceProperties(properties, device), "looking at the device", err);
+    if (status != TRF_OK)
+        return status;
+    if (10 * properties->major + properties->minor < MIN_CAPABILITY)
+        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET,
+                        "CUDA device %d (%s) has compute capability %d.%d; %d.%d is needed", device, properties->name,
+                        properties->major, properties->minor, MIN_CAPABILITY / 10, MIN_CAPABILITY % 10);
+    return TRF_OK;
+}
+
+static void trf_cuda_destroy(trf_context *context) {
+    trf_device_scope scope;
+    int entered = trf_enter_device(context->device, &scope, NULL) == TRF_OK;
+    trf_gemm_destroy(context->gemm);
+    if (entered)
+        trf_leave_device(&scope);
+}
+
+/* ---- memory ---- */
+
+static trf_status trf_cuda_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_check_cuda(cudaMalloc(memory, bytes), "allocating device memory", err);
+    trf_leave_device(&scope);
+    return status;
+}
+
+static void trf_cuda_release(const trf_context *context, void *memory) {
+    trf_device_scope scope;
+    if (trf_enter_device(context->device, &scope, NULL) != TRF_OK)
+        return;
+    cudaFree(memory);
+    trf_leave_device(&scope);
+}
+
+/* Behind all that the device has been given before. */
+static trf_status trf_cuda_copy(const trf_context *context, void *to, const void *from, uint64_t bytes,
+                                enum cudaMemcpyKind kind, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    cudaError_t error = cudaDeviceSynchronize();
+    if (!error)
+        error = cudaMemcpy(to, from, bytes, kind);
+    if (!error) /* copies from pageable memory return before they have arrived */
+        error = cudaStreamSynchronize(NULL);
+    trf_leave_device(&scope);
+    return trf_check_cuda(error, "copying to or from the device", err);
+}
+
+static trf_status trf_cuda_upload(const trf_context *context, void *to, const void *from_host, uint64_t bytes,
+                                  trf_error *err) {
+    return trf_cuda_copy(context, to, from_host, bytes, cudaMemcpyHostToDevice, err);
+}
+
+static trf_status trf_cuda_download(const trf_context *context, void *to_host, const void *from, uint64_t bytes,
+                                    trf_error *err) {
+    return trf_cuda_copy(context, to_host, from, bytes, cudaMemcpyDeviceToHost, err);
+}
+
+/* ---- layers ---- */
+
+/* Where the parts of a layer lie, as offsets from its first byte. The blob is at 0. */
+typedef struct trf_device_layout {
+    uint64_t slabs, slots, fault, bytes;
+} trf_device_layout;
+
+static uint64_t trf_align_part(uint64_t bytes) {
+    return (bytes + PART_ALIGNMENT - 1) & ~(uint64_t)(PART_ALIGNMENT - 1);
+}
+
+static trf_device_layout trf_lay_out(const trf_header *header) {
+    trf_device_layout layout;
+    layout.slabs = trf_align_part(header->blob_bytes);
+    layout.slots = layout.slabs + trf_align_part(trf_count_device_slabs(header) * sizeof(trf_device_slab));
+    layout.fault = layout.slots + trf_align_part(sizeof(uint32_t) << header->probability_bits);
+    layout.bytes = layout.fault + sizeof(trf_device_fault);
+    return layout;
+}
+
+/* Copies the blob and what stands behind it. tail: the latter, from layout->slabs on. */
+static trf_status trf_upload(const trf_layer *layer, const trf_device_layout *layout, const uint8_t *tail,
+                             uint8_t *memory_dev, trf_error *err) {
+    const uint64_t blob_bytes = layer->view.header.blob_bytes;
+    cudaError_t error = cudaMemcpy(memory_dev, layer->blob, blob_bytes, cudaMemcpyHostToDevice);
+    if (!error && layout->slabs > blob_bytes)
+        error = cudaMemset(memory_dev + blob_bytes, 0, layout->slabs - blob_bytes);
+    if (!error)
+        error = cudaMemcpy(memory_dev + layout->slabs, tail, layout->bytes - layout->slabs, cudaMemcpyHostToDevice);
+    if (!error) /* copies from pageable memory return before they have arrived, and the layer's first user may have any stream */
+        error = cudaStreamSynchronize(NULL);
+    return trf_check_cuda(error, "copying a layer to the device", err);
+}
+
+/* device_layer: its context, device and info are set; the device is current. */
+static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const trf_layer *layer, trf_error *err) {
+    const trf_device_layout layout = trf_lay_out(&layer->view.header);
+    uint8_t *tail = calloc(1, layout.bytes - layout.slabs);
+    if (!tail)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
+                        (unsigned long long)(layout.bytes - layout.slabs));
+    trf_describe_for_device(layer, (trf_device_slab *)tail, &device_layer->facts);
+    memcpy(tail + (layout.slots - layout.slabs), layer->table.slots,
+           sizeof(uint32_t) << layer->view.header.probability_bits);
+    void *memory = NULL;
+    trf_status status = trf_check_cuda(cudaMalloc(&memory, layout.bytes), "allocating a layer on the device", err);
+    if (status == TRF_OK)
+        status = trf_upload(layer, &layout, tail, memory, err);
+    free(tail);
+    if (status != TRF_OK) {
+        cudaFree(memory);
+        return status;
+    }
+    device_layer->memory = memory;
+    device_layer->memory_bytes = layout.bytes;
+    device_layer->view = trf_device_view_of(layer, memory);
+    device_layer->view.slabs = (const trf_device_slab *)((uint8_t *)memory + layout.slabs);
+    device_layer->view.slots = (const uint32_t *)((uint8_t *)memory + layout.slots);
+    device_layer->view.fault = (trf_device_fault *)((uint8_t *)memory + layout.fault);
+    return TRF_OK;
+}
+
+static trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer *layer, int owned, trf_error *err) {
+    if (layer->view.header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
+                        (unsigned long long)layer->view.header.blob_bytes,
+                        (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(made->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_fill_device_layer(made, layer, err);
+    trf_leave_device(&scope);
+    if (status == TRF_OK && owned)
+        trf_layer_free(layer);
+    return status;
+}
+
+static void trf_cuda_destroy_layer(trf_device_layer *layer) {
+    trf_device_scope scope;
+    if (trf_enter_device(layer->device, &scope, NULL) == TRF_OK) {
+        cudaDeviceSynchronize();
+        cudaFree(layer->memory);
+        trf_leave_device(&scope);
+    }
+}
+
+/* Reads the fault word once the device is idle, and the metadata of the tile that it names. */
+static cudaError_t trf_read_fault(const trf_device_view *view, trf_device_fault *fault, trf_tile_meta *meta) {
+    cudaError_t error = cudaDeviceSynchronize();
+    if (!error)
+        error = cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
+    if (!error && fault->set)
+        error = cudaMemcpy(meta, view->tiles + ((uint64_t)fault->tile_high << 32 | fault->tile_low), sizeof *meta,
+                           cudaMemcpyDeviceToHost);
+    return error;
+}
+
+static trf_status trf_cuda_check_layer(const trf_device_layer *device_layer, trf_error *err) {
+    trf_device_scope scope;
+    trf_device_fault fault = {0};
+    trf_tile_meta meta = {0};
+    trf_status status = trf_enter_device(device_layer->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_check_cuda(trf_read_fault(&device_layer->view, &fault, &meta), "asking a layer for faults", err);
+    trf_leave_device(&scope);
+    if (status == TRF_OK && fault.set)
+        status =
+            trf_fail(err, TRF_ERR_STREAM, meta.data_offset, "tile %llu: a lane's stream does not end where it must",
+                     (unsigned long long)((uint64_t)fault.tile_high << 32 | fault.tile_low));
+    return status;
+}
+
+/* ---- the kind ---- */
+
+static const trf_device_kind trf_cuda_kind = {
+    .destroy = trf_cuda_destroy,
+    .fill_layer = trf_cuda_fill_layer,
+    .destroy_layer = trf_cuda_destroy_layer,
+    .check_layer = trf_cuda_check_layer,
+    .decode = trf_cuda_decode,
+    .plan = trf_cuda_plan,
+    .linear = trf_cuda_linear,
+    .allocate = trf_cuda_allocate,
+    .release = trf_cuda_release,
+    .upload = trf_cuda_upload,
+    .download = trf_cuda_download,
+};
+
+trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {
+    struct cudaDeviceProp properties;
+    trf_device_scope scope;
+    trf_status status = trf_find_device(device, &properties, err);
+    if (status != TRF_OK)
+        return status;
+    trf_context *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a context");
+    made->kind = &trf_cuda_kind;
+    made->device = device;
+    made->limits = (trf_device_limits){.multiprocessors = properties.multiProcessorCount,
+                                       .shared_bytes = (int)properties.sharedMemPerBlockOptin,
+                                       .capability = 10 * properties.major + properties.minor};
+    snprintf(made->name, sizeof made->name, "%s", properties.name);
+    status = trf_enter_device(device, &scope, err);
+    if (status == TRF_OK) {
+        /* Starts CUDA on the device here, where it can fail with a message of its own. */
+        status = trf_check_cuda(cudaFree(NULL), "starting CUDA on the device", err);
+        if (status == TRF_OK)
+            status = trf_check_cuda((cudaError_t)trf_find_clusters(&made->limits), "looking for clusters", err);
+        if (status == TRF_OK)
+            status = trf_gemm_create(&made->gemm, err);
+        trf_leave_device(&scope);
+    }
+    if (status != TRF_OK) {
+        free(made);
+        return status;
+    }
+    *context = made;
+    return TRF_OK;
+}

@@ -1,0 +1,14 @@
+/* The two kinds of devices, each in a file of its own: trf_device_cpu.c, and trf_device_cuda.c or, in a build without device code,
+ * trf_no_cuda.c. */
+#ifndef TRF_DEVICE_KINDS_H
+#define TRF_DEVICE_KINDS_H
+
+#include "trf_context.h"
+#include "trf_device_layer.h"
+#include "trf_error.h"
+
+/* As trf_context_create. */
+trf_status trf_cpu_context_create(trf_context **context, trf_error *err);
+trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err);
+
+#endif
