@@ -66,11 +66,17 @@ typedef struct trf_device_facts {
 /* The exponent by which matrix fragments of a codec are too small, beside their offsets: kernels make F16 of E4M3 by moving bits (trf_former.cuh). */
 TRF_HD int trf_fragment_exponent(uint32_t codec) { return codec == TRF_CODEC_E4M3 ? 8 : 0; }
 
+/* Which rows and columns of a layer's matrix are meant: all of them, or those of a shard, which has whole tiles. */
+typedef struct trf_layer_cut {
+    uint32_t row, rows, col, cols;
+} trf_layer_cut;
+
 struct trf_device_layer {
     trf_context *context;
-    int device;      /* the context's */
-    uint32_t serial; /* of this layer among all that the process made; plans name it */
-    trf_layer_info info;
+    int device;          /* the context's */
+    uint32_t serial;     /* of this layer among all that the process made; plans name it */
+    trf_layer_info info; /* rows and cols: the cut's */
+    trf_layer_cut cut;
     uint64_t memory_bytes; /* of device memory */
     trf_device_view view;  /* on the CPU without slabs and fault */
     /* A GPU's. */

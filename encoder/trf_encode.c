@@ -2,6 +2,7 @@
 #include "trf_encode.h"
 
 #include "trf_analyze.h"
+#include "trf_head.h"
 #include "trf_tile_writer.h"
 
 #include <math.h>
@@ -140,52 +141,31 @@ static trf_status analyze(encoding *e, int allow_predictor, trf_error *err) {
     return status;
 }
 
-/* Section offsets of the head; *head_bytes is where tile data begins. */
-static void place_sections(encoding *e, uint64_t *head_bytes) {
-    trf_extension *x = &e->plan.extension;
-    uint64_t end = TRF_TILES_OFFSET + e->num_tiles * sizeof(trf_tile_meta), scale_bytes = 0;
-    x->frequency_offset = TRF_FREQUENCY_OFFSET;
-    x->tiles_offset = TRF_TILES_OFFSET;
-    if (e->quantizer) {
-        trf_quantizer_table(e->quantizer, &scale_bytes);
-        x->scale_exponent = trf_quantizer_scale_exponent(e->quantizer);
-    }
-    uint64_t sizes[3] = {scale_bytes, e->plan.row_offsets ? e->plan.header.rows : 0,
-                         e->plan.col_offsets ? e->plan.header.cols : 0};
-    uint64_t *fields[3][2] = {{&x->scales_offset, &x->scales_bytes},
-                              {&x->row_offsets_offset, &x->row_offsets_bytes},
-                              {&x->col_offsets_offset, &x->col_offsets_bytes}};
-    for (int i = 0; i < 3; i++) {
-        *fields[i][0] = sizes[i] ? trf_align(end) : 0;
-        *fields[i][1] = sizes[i];
-        if (sizes[i])
-            end = trf_align(end) + sizes[i];
-    }
-    *head_bytes = x->data_offset = trf_tile_align(end);
+/* What stands in the head behind the metadata, as the plan and the quantizer have it. */
+static trf_head_tables head_tables(const encoding *e) {
+    trf_head_tables tables = {.row_offsets = e->plan.row_offsets, .col_offsets = e->plan.col_offsets};
+    if (e->quantizer)
+        tables.scales = trf_quantizer_table(e->quantizer, &tables.scales_bytes);
+    return tables;
+}
+
+/* Section offsets of the head. @return where tile data begins. */
+static uint64_t place_sections(encoding *e) {
+    const trf_head_tables tables = head_tables(e);
+    if (e->quantizer)
+        e->plan.extension.scale_exponent = trf_quantizer_scale_exponent(e->quantizer);
+    return trf_place_sections(&e->plan.extension, &e->plan.header, &tables);
 }
 
 static trf_status write_head(encoding *e, const trf_tile_pass *pass, uint64_t head_bytes, trf_error *err) {
-    trf_header *h = &e->plan.header;
-    trf_extension *x = &e->plan.extension;
-    uint8_t *head = calloc(1, head_bytes);
+    const trf_head_tables tables = head_tables(e);
+    uint8_t *head = malloc(head_bytes);
     if (!head)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a head of %llu bytes",
                         (unsigned long long)head_bytes);
-    h->blob_bytes = head_bytes + pass->data_bytes;
-    x->exception_count = pass->exceptions;
-    memcpy(head, h, sizeof *h);
-    memcpy(head + TRF_EXTENSION_OFFSET, x, sizeof *x);
-    memcpy(head + TRF_FREQUENCY_OFFSET, e->plan.model.frequency, TRF_FREQUENCY_BYTES);
-    memcpy(head + TRF_TILES_OFFSET, e->metas, e->num_tiles * sizeof *e->metas);
-    uint64_t scale_bytes;
-    if (e->quantizer)
-        memcpy(head + x->scales_offset, trf_quantizer_table(e->quantizer, &scale_bytes), x->scales_bytes);
-    if (e->plan.row_offsets)
-        memcpy(head + x->row_offsets_offset, e->plan.row_offsets, h->rows);
-    if (e->plan.col_offsets)
-        memcpy(head + x->col_offsets_offset, e->plan.col_offsets, h->cols);
-    uint64_t checksum = trf_head_checksum(head, head_bytes);
-    memcpy(head + offsetof(trf_header, head_checksum), &checksum, sizeof checksum);
+    e->plan.header.blob_bytes = head_bytes + pass->data_bytes;
+    e->plan.extension.exception_count = pass->exceptions;
+    trf_write_head(&e->plan.header, &e->plan.extension, e->plan.model.frequency, e->metas, &tables, head);
     trf_status status = e->sink->write(e->sink->context, 0, head, head_bytes, err);
     free(head);
     return status;
@@ -225,7 +205,7 @@ static trf_status try_step(encoding *e, double step, double *bits, trf_error *er
         return status;
     uint64_t head_bytes, chunks = trf_tile_chunks(&e->plan.header),
                          weights = (uint64_t)e->source->rows * e->source->cols;
-    place_sections(e, &head_bytes);
+    head_bytes = place_sections(e);
     trf_tile_pass pass = make_pass(e);
     uint64_t stride = weights / TRIAL_WEIGHTS;
     pass.chunk_stride = (uint32_t)(stride < 1 ? 1 : stride > chunks / 2 ? (chunks + 1) / 2 : stride);
@@ -279,7 +259,7 @@ static trf_status search_step(encoding *e, double correction, trf_error *err) {
 
 static trf_status write_layer(encoding *e, trf_tile_pass *pass, uint64_t *blob_bytes, trf_error *err) {
     uint64_t head_bytes;
-    place_sections(e, &head_bytes);
+    head_bytes = place_sections(e);
     *pass = make_pass(e);
     pass->sink = e->sink;
     pass->progress = e->progress;

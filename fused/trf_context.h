@@ -24,6 +24,9 @@ typedef struct trf_device_kind {
     void (*release)(const trf_context *context, void *memory);
     trf_status (*upload)(const trf_context *context, void *to, const void *from_host, uint64_t bytes, trf_error *err);
     trf_status (*download)(const trf_context *context, void *to_host, const void *from, uint64_t bytes, trf_error *err);
+    /* Rows of `width` bytes within device memory, ordered on `stream`; from NULL: zeros. */
+    trf_status (*copy_rows)(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
+                            uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream, trf_error *err);
 } trf_device_kind;
 
 struct trf_context {

@@ -309,18 +309,21 @@ typedef struct trf_device_layer trf_device_layer;
 TRF_API trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer,
                                            trf_device_layer **device_layer, trf_error *err);
 
-/* How to load. trf_load_options_init sets the defaults: all cores, no progress. */
+/* How to load. trf_load_options_init sets the defaults: the whole matrix, all cores, no progress. */
 typedef struct trf_load_options {
+    /* A shard: these rows and columns alone, all multiples of 16 (tensor parallelism); num_rows, num_cols 0: up to the last one, which need be none. Only the tiles of 256x256
+     * that they touch are read, checked and kept. Where a shard does not begin and end at multiples of 256 (or with the matrix), products take a copy of x or y. */
+    uint32_t first_row, num_rows, first_col, num_cols;
     int threads;              /* that check the blob: 0 = one for each core */
-    trf_progress_fn progress; /* or NULL. done and total count bytes of the tensor's blob */
+    trf_progress_fn progress; /* or NULL. done and total count bytes of the tiles that are read */
     void *progress_context;
 } trf_load_options;
 
 TRF_API void trf_load_options_init(trf_load_options *options);
 
 /* Loads a compressed tensor of a checkpoint, validated, tiles and all; the file is mapped for that, and on the CPU it stays mapped while the layer lives (do not
- * change or cut it). tensor: the source's name, with or without _trf; an expert of a 3-D stack is "name[3]". options: NULL for the defaults. The checkpoint may be closed
- * afterwards. Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a stack without an index), those of a
+ * change or cut it), unless a shard was asked for. tensor: the source's name, with or without _trf; an expert of a 3-D stack is "name[3]". options: NULL for the defaults. The checkpoint may be closed
+ * afterwards. Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a stack without an index; no such shard), those of a
  * malformed blob, TRF_ERR_IO, TRF_ERR_CANCELLED. Messages name file and tensor, offsets count from the file's first byte. */
 TRF_API trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                          const trf_load_options *options, trf_device_layer **device_layer,

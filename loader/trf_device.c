@@ -56,8 +56,12 @@ trf_status trf_device_download(const trf_context *context, void *to_host, const 
 
 /* ---- layers ---- */
 
-/* As fill_layer has it of an owned layer. */
-static trf_status trf_make_device_layer(trf_context *context, trf_layer *layer, int owned,
+/* Whether a shard has tiles of which not all rows, or columns, are meant. */
+static int trf_cuts_rows(const trf_device_layer *layer) { return layer->cut.rows != layer->view.rows; }
+static int trf_cuts_cols(const trf_device_layer *layer) { return layer->cut.cols != layer->view.cols; }
+
+/* owned: as fill_layer has it. */
+static trf_status trf_make_device_layer(trf_context *context, trf_layer *layer, const trf_layer_cut *cut, int owned,
                                         trf_device_layer **device_layer, trf_error *err) {
     static atomic_uint layers;
     trf_device_layer *made = calloc(1, sizeof *made);
@@ -67,6 +71,9 @@ static trf_status trf_make_device_layer(trf_context *context, trf_layer *layer, 
     made->device = context->device;
     made->serial = atomic_fetch_add(&layers, 1) + 1; /* a plan of zeros is no layer's */
     trf_blob_describe(&layer->view, &made->info);
+    made->cut = *cut;
+    made->info.rows = cut->rows;
+    made->info.cols = cut->cols;
     trf_status status = context->kind->fill_layer(made, layer, owned, err);
     if (status != TRF_OK) {
         free(made);
@@ -80,7 +87,8 @@ trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer,
                                    trf_error *err) {
     if (!context || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a layer");
-    return trf_make_device_layer(context, (trf_layer *)layer, 0, device_layer, err);
+    const trf_layer_cut all = {0, layer->view.header.rows, 0, layer->view.header.cols};
+    return trf_make_device_layer(context, (trf_layer *)layer, &all, 0, device_layer, err);
 }
 
 trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
@@ -89,10 +97,11 @@ trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoin
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "loading a layer needs a context, a checkpoint and a name");
     trf_layer *layer;
-    trf_status status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, err);
+    trf_layer_cut cut;
+    trf_status status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, &cut, err);
     if (status != TRF_OK)
         return status;
-    status = trf_make_device_layer(context, layer, 1, device_layer, err);
+    status = trf_make_device_layer(context, layer, &cut, 1, device_layer, err);
     if (status != TRF_OK) {
         trf_layer_free(layer);
         return trf_fail_in(err, status, "tensor '%s'", tensor);
@@ -141,6 +150,9 @@ trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_dec
     if (!device_layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no layer to decode");
     trf_status status = trf_check_target(&device_layer->info, as, weights, weights_bytes, err);
+    if (status == TRF_OK && (trf_cuts_rows(device_layer) || trf_cuts_cols(device_layer)))
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "a shard that does not begin and end with tiles of %d is not decoded", TRF_TILE_SIZE);
     return status == TRF_OK ? device_layer->context->kind->decode(device_layer, as, weights, stream, err) : status;
 }
 
@@ -160,6 +172,25 @@ static trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dt
     return TRF_OK;
 }
 
+/* What the workspace of a shard's product begins with: x and y of its whole tiles, where that is not what the caller has. Each part begins at a multiple of 256 bytes; the device's
+ * own workspace follows. */
+typedef struct trf_shard_layout {
+    uint64_t y, inner; /* x is at 0 */
+} trf_shard_layout;
+
+static uint64_t trf_align_part(uint64_t bytes) {
+    return (bytes + WORKSPACE_ALIGNMENT - 1) & ~(uint64_t)(WORKSPACE_ALIGNMENT - 1);
+}
+
+static trf_shard_layout trf_lay_out_shard(const trf_device_layer *layer, const trf_linear_plan *plan) {
+    const uint64_t m = plan->m;
+    trf_shard_layout layout;
+    layout.y = trf_cuts_cols(layer) ? trf_align_part(m * layer->view.cols * trf_dtype_bytes(plan->x_dtype)) : 0;
+    layout.inner =
+        layout.y + (trf_cuts_rows(layer) ? trf_align_part(m * layer->view.rows * trf_dtype_bytes(plan->y_dtype)) : 0);
+    return layout;
+}
+
 trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
                                 trf_path path, trf_linear_plan *plan, trf_error *err) {
     if (!device_layer || !plan || path < TRF_PATH_AUTO || path > TRF_PATH_TWO_STEP)
@@ -170,6 +201,7 @@ trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m
         status = device_layer->context->kind->plan(device_layer, path, &made, err);
     if (status != TRF_OK)
         return status;
+    made.workspace_bytes += trf_lay_out_shard(device_layer, &made).inner;
     made.choice[TRF_PLAN_LAYER] = device_layer->serial;
     *plan = made;
     return TRF_OK;
@@ -190,10 +222,44 @@ static trf_status trf_check_call(const trf_device_layer *layer, const trf_linear
     return TRF_OK;
 }
 
+/* x of whole tiles: zeros but for the shard's columns. */
+static trf_status trf_spread_x(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *wide_x,
+                               trf_stream stream, trf_error *err) {
+    const trf_device_kind *kind = layer->context->kind;
+    const uint64_t each = trf_dtype_bytes(plan->x_dtype), width = each * layer->cut.cols,
+                   pitch = each * layer->view.cols;
+    trf_status status = kind->copy_rows(layer->context, wide_x, pitch, NULL, 0, pitch, plan->m, stream, err);
+    if (status != TRF_OK)
+        return status;
+    return kind->copy_rows(layer->context, (uint8_t *)wide_x + each * layer->cut.col, pitch, x, width, width, plan->m,
+                           stream, err);
+}
+
 trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
                       void *workspace, trf_stream stream, trf_error *err) {
     trf_status status = trf_check_call(device_layer, plan, x, y, workspace, err);
     if (status != TRF_OK)
         return status;
-    return device_layer->context->kind->linear(device_layer, plan, x, y, workspace, stream, err);
+    const trf_device_layer *layer = device_layer;
+    const trf_device_kind *kind = layer->context->kind;
+    const trf_shard_layout layout = trf_lay_out_shard(layer, plan);
+    if (layout.inner == 0)
+        return kind->linear(layer, plan, x, y, workspace, stream, err);
+    uint8_t *const base = workspace;
+    void *const tiles_y = trf_cuts_rows(layer) ? base + layout.y : y;
+    trf_linear_plan inner = *plan;
+    inner.workspace_bytes -= layout.inner;
+    if (trf_cuts_cols(layer))
+        status = trf_spread_x(layer, plan, x, base, stream, err);
+    if (status == TRF_OK)
+        status =
+            kind->linear(layer, &inner, trf_cuts_cols(layer) ? base : x, tiles_y, base + layout.inner, stream, err);
+    if ((status == TRF_OK || status == TRF_ERR_STREAM) && trf_cuts_rows(layer)) { /* in the latter case y is NaN */
+        const uint64_t each = trf_dtype_bytes(plan->y_dtype), width = each * layer->cut.rows;
+        trf_status copied =
+            kind->copy_rows(layer->context, y, width, (uint8_t *)tiles_y + each * layer->cut.row,
+                            each * layer->view.rows, width, plan->m, stream, status == TRF_OK ? err : NULL);
+        status = status == TRF_OK ? copied : status;
+    }
+    return status;
 }

@@ -47,6 +47,18 @@ static trf_status trf_cpu_copy(const trf_context *context, void *to, const void 
     return TRF_OK;
 }
 
+static trf_status trf_cpu_copy_rows(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
+                                    uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream,
+                                    trf_error *err) {
+    (void)context, (void)stream, (void)err;
+    for (uint64_t r = 0; r < rows; r++)
+        if (from)
+            memcpy((uint8_t *)to + r * to_pitch, (const uint8_t *)from + r * from_pitch, width);
+        else
+            memset((uint8_t *)to + r * to_pitch, 0, width);
+    return TRF_OK;
+}
+
 /* ---- layers ---- */
 
 /* A layer of its own, with the same blob. */
@@ -169,9 +181,9 @@ typedef struct trf_cpu_layout {
 
 static trf_cpu_layout trf_lay_out(const trf_device_layer *layer, const trf_linear_plan *plan) {
     trf_cpu_layout layout;
-    layout.y = trf_align_part(4ull * plan->m * layer->info.cols);
+    layout.y = trf_align_part(4ull * plan->m * layer->view.cols);
     layout.scratch =
-        layout.y + (plan->y_dtype == TRF_DTYPE_F32 ? 0 : trf_align_part(4ull * plan->m * layer->info.rows));
+        layout.y + (plan->y_dtype == TRF_DTYPE_F32 ? 0 : trf_align_part(4ull * plan->m * layer->view.rows));
     layout.bytes = layout.scratch + trf_matmul_scratch_bytes((int)plan->choice[PLAN_WORKERS]);
     return layout;
 }
@@ -207,12 +219,12 @@ static trf_status trf_cpu_linear(const trf_device_layer *layer, const trf_linear
                                  void *workspace, trf_stream stream, trf_error *err) {
     (void)stream;
     const trf_cpu_layout layout = trf_lay_out(layer, plan);
-    const uint64_t y_count = (uint64_t)plan->m * layer->info.rows;
+    const uint64_t y_count = (uint64_t)plan->m * layer->view.rows;
     uint8_t *const base = workspace;
     float *const wide_x = (float *)base, *const wide_y =
                                              plan->y_dtype == TRF_DTYPE_F32 ? y : (float *)(base + layout.y);
     trf_error failure = {0};
-    trf_widen(x, plan->x_dtype, (uint64_t)plan->m * layer->info.cols, wide_x);
+    trf_widen(x, plan->x_dtype, (uint64_t)plan->m * layer->view.cols, wide_x);
     trf_status status = trf_matmul_run(layer->host, wide_x, plan->m, wide_y, (int)plan->choice[PLAN_WORKERS],
                                        base + layout.scratch, &failure);
     for (uint64_t i = 0; status != TRF_OK && i < y_count; i++)
@@ -236,6 +248,7 @@ static const trf_device_kind trf_cpu_kind = {
     .release = trf_cpu_release,
     .upload = trf_cpu_copy,
     .download = trf_cpu_copy,
+    .copy_rows = trf_cpu_copy_rows,
 };
 
 trf_status trf_cpu_context_create(trf_context **context, trf_error *err) {

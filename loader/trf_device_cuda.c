@@ -82,6 +82,20 @@ static trf_status trf_cuda_copy(const trf_context *context, void *to, const void
     return trf_check_cuda(error, "copying to or from the device", err);
 }
 
+static trf_status trf_cuda_copy_rows(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
+                                     uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream,
+                                     trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    cudaError_t error =
+        from ? cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyDeviceToDevice, stream)
+             : cudaMemset2DAsync(to, to_pitch, 0, width, rows, stream);
+    trf_leave_device(&scope);
+    return trf_check_cuda(error, "copying rows of x or y", err);
+}
+
 static trf_status trf_cuda_upload(const trf_context *context, void *to, const void *from_host, uint64_t bytes,
                                   trf_error *err) {
     return trf_cuda_copy(context, to, from_host, bytes, cudaMemcpyHostToDevice, err);
@@ -220,6 +234,7 @@ static const trf_device_kind trf_cuda_kind = {
     .release = trf_cuda_release,
     .upload = trf_cuda_upload,
     .download = trf_cuda_download,
+    .copy_rows = trf_cuda_copy_rows,
 };
 
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {

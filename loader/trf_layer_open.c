@@ -2,6 +2,7 @@
 #include "trf_layer_open.h"
 
 #include "trf_checkpoint.h"
+#include "trf_layer_slice.h"
 #include "trf_threads.h"
 
 #include <errno.h>
@@ -41,8 +42,45 @@ static trf_status trf_map_blob(const trf_file *file, uint64_t offset, uint64_t b
     return TRF_OK;
 }
 
+/* ---- shards ---- */
+
+/* One dimension of a shard. *end: behind its last row or column. */
+static trf_status trf_check_span(const char *what, uint32_t first, uint32_t count, uint32_t total, uint32_t *end,
+                                 trf_error *err) {
+    *end = count && count < total - (first < total ? first : total) ? first + count : total;
+    if (first >= total || (count && count > total - first))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u %s from %u on of %u", count, what, first, total);
+    if (first % TRF_BLOCK_ROWS || (*end != total && *end % TRF_BLOCK_ROWS))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s %u to %u of %u: a shard's are multiples of %d", what,
+                        first, *end - 1, total, TRF_BLOCK_ROWS);
+    return TRF_OK;
+}
+
+/* The tiles that a shard touches, and where it lies in them. used: its columns, of the whole layer. */
+static trf_status trf_find_shard(const trf_header *header, const trf_load_options *options, trf_tile_range *range,
+                                 trf_col_range *used, trf_layer_cut *cut, trf_error *err) {
+    uint32_t row_end, col_end;
+    trf_status status = trf_check_span("rows", options->first_row, options->num_rows, header->rows, &row_end, err);
+    if (status == TRF_OK)
+        status = trf_check_span("columns", options->first_col, options->num_cols, header->cols, &col_end, err);
+    if (status != TRF_OK)
+        return status;
+    *range = (trf_tile_range){options->first_row / TRF_TILE_SIZE, (row_end + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
+                              options->first_col / TRF_TILE_SIZE, (col_end + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE};
+    *used = (trf_col_range){options->first_col, col_end};
+    *cut = (trf_layer_cut){options->first_row % TRF_TILE_SIZE, row_end - options->first_row,
+                           options->first_col % TRF_TILE_SIZE, col_end - options->first_col};
+    return TRF_OK;
+}
+
+static int trf_is_whole(const trf_header *header, const trf_tile_range *range) {
+    return range->row == 0 && range->row_end == header->num_tiles_row && range->col == 0 &&
+           range->col_end == header->num_tiles_col;
+}
+
 /* ---- checking ---- */
 
+/* Tiles of one row of tiles. */
 typedef struct trf_tile_run {
     const trf_layer *layer;
     uint64_t first;
@@ -55,54 +93,100 @@ static trf_status trf_check_one_tile(void *context, uint64_t index, int worker, 
                                err);
 }
 
-static trf_status trf_check_tiles(const trf_layer *layer, const char *tensor, const trf_load_options *options,
-                                  trf_error *err) {
-    const trf_blob_view *view = &layer->view;
-    const uint64_t tiles = view->num_tiles, total = view->header.blob_bytes;
-    for (uint64_t first = 0, end; first < tiles; first = end) {
-        const uint64_t begin = view->tiles[first].data_offset;
-        for (end = first + 1; end < tiles && view->tiles[end].data_offset - begin < RUN_BYTES; end++)
-            ;
-        if (options->progress && options->progress(options->progress_context, tensor, begin, total))
-            return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "stopped on request");
-        trf_tile_run run = {layer, first};
-        trf_status status = trf_parallel_for(options->threads, end - first, trf_check_one_tile, &run, err);
-        if (status != TRF_OK)
-            return status;
-    }
-    if (options->progress && options->progress(options->progress_context, tensor, total, total))
+/* Reports to the caller; bytes of the range's tiles. */
+typedef struct trf_load_progress {
+    const trf_load_options *options;
+    const char *tensor;
+    uint64_t done, total;
+} trf_load_progress;
+
+static trf_status trf_tick(const trf_load_progress *progress, trf_error *err) {
+    const trf_load_options *options = progress->options;
+    if (options->progress &&
+        options->progress(options->progress_context, progress->tensor, progress->done, progress->total))
         return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "stopped on request");
     return TRF_OK;
+}
+
+static uint64_t trf_tile_bytes(const trf_blob_view *view, uint64_t first, uint64_t end) {
+    uint64_t bytes = 0;
+    for (uint64_t t = first; t < end; t++)
+        bytes += view->tiles[t].data_size;
+    return bytes;
+}
+
+static trf_status trf_check_tiles(const trf_layer *layer, trf_tile_range range, trf_load_progress *progress,
+                                  trf_error *err) {
+    const trf_blob_view *view = &layer->view;
+    const uint64_t across = view->header.num_tiles_col;
+    for (uint64_t i = range.row; i < range.row_end; i++)
+        progress->total += trf_tile_bytes(view, i * across + range.col, i * across + range.col_end);
+    trf_status status = trf_tick(progress, err);
+    for (uint64_t i = range.row; i < range.row_end; i++)
+        for (uint64_t first = i * across + range.col, stop = i * across + range.col_end, end;
+             first < stop && status == TRF_OK; first = end) {
+            const uint64_t begin = view->tiles[first].data_offset;
+            for (end = first + 1; end < stop && view->tiles[end].data_offset - begin < RUN_BYTES; end++)
+                ;
+            trf_tile_run run = {layer, first};
+            status = trf_parallel_for(progress->options->threads, end - first, trf_check_one_tile, &run, err);
+            progress->done += trf_tile_bytes(view, first, end);
+            if (status == TRF_OK)
+                status = trf_tick(progress, err);
+        }
+    return status;
 }
 
 /* ---- opening ---- */
 
 void trf_load_options_init(trf_load_options *options) { *options = (trf_load_options){0}; }
 
-/* Blob `index` of a tensor. Offsets of errors count from the file's first byte. */
+/* Checks what is needed of a mapped blob, and puts a slice in its place if that is not all of it. Offsets of errors count from the blob's first byte. */
+static trf_status trf_take_shard(trf_layer **layer, const char *tensor, const trf_load_options *options,
+                                 trf_layer_cut *cut, trf_error *err) {
+    trf_tile_range range;
+    trf_col_range used;
+    trf_layer *slice;
+    trf_load_progress progress = {options, tensor, 0, 0};
+    trf_status status = trf_find_shard(&(*layer)->view.header, options, &range, &used, cut, err);
+    if (status == TRF_OK)
+        status = trf_check_tiles(*layer, range, &progress, err);
+    if (status != TRF_OK)
+        return status;
+    trf_decode_table_init(&(*layer)->table, &(*layer)->view);
+    if (trf_is_whole(&(*layer)->view.header, &range) && cut->cols == (*layer)->view.header.cols)
+        return TRF_OK;
+    status = trf_layer_slice(*layer, range, used, &slice, err);
+    if (status == TRF_OK) {
+        trf_layer_free(*layer);
+        *layer = slice;
+    }
+    return status;
+}
+
+/* Offsets of errors count from the file's first byte. */
 static trf_status trf_open_blob(const trf_file *file, const trf_matrix *matrix, const trf_blob_list *list,
-                                const char *tensor, const trf_load_options *options, trf_layer *layer, trf_error *err) {
+                                const char *tensor, const trf_load_options *options, trf_layer **layer,
+                                trf_layer_cut *cut, trf_error *err) {
     trf_blob_reader reader; /* which checks that it is the matrix that the tensor is said to hold */
     trf_status status = trf_shard_open_blob(file, matrix->tensor, list, matrix->index, &reader, err);
     if (status != TRF_OK)
         return status;
     const uint64_t offset = reader.offset, bytes = reader.bytes;
     trf_blob_reader_close(&reader);
-    status = trf_map_blob(file, offset, bytes, layer, err);
+    status = trf_map_blob(file, offset, bytes, *layer, err);
     if (status != TRF_OK)
         return status;
-    status = trf_blob_open(layer->blob, bytes, bytes, &layer->view, err);
+    status = trf_blob_open((*layer)->blob, bytes, bytes, &(*layer)->view, err);
     if (status == TRF_OK)
-        status = trf_check_tiles(layer, tensor, options, err);
-    if (status == TRF_OK)
-        trf_decode_table_init(&layer->table, &layer->view);
-    else if (err && err->offset != TRF_NO_OFFSET)
+        status = trf_take_shard(layer, tensor, options, cut, err);
+    if (status != TRF_OK && err && err->offset != TRF_NO_OFFSET)
         err->offset += offset;
     return status;
 }
 
 trf_status trf_layer_open_tensor(const trf_checkpoint *checkpoint, const char *tensor, const trf_load_options *options,
-                                 trf_layer **layer, trf_error *err) {
+                                 trf_layer **layer, trf_layer_cut *cut, trf_error *err) {
     trf_load_options defaults;
     trf_load_options_init(&defaults);
     trf_matrix matrix;
@@ -122,7 +206,7 @@ trf_status trf_layer_open_tensor(const trf_checkpoint *checkpoint, const char *t
     }
     status = trf_matrix_blobs(&matrix, &file, &list, err);
     if (status == TRF_OK) {
-        status = trf_open_blob(&file, &matrix, &list, tensor, options ? options : &defaults, made, err);
+        status = trf_open_blob(&file, &matrix, &list, tensor, options ? options : &defaults, &made, cut, err);
         trf_blob_list_free(&list);
     }
     trf_file_close(&file);

@@ -2,11 +2,12 @@
 #ifndef TRF_LAYER_OPEN_H
 #define TRF_LAYER_OPEN_H
 
+#include "trf_device_layer.h"
 #include "trf_layer.h"
 
-/* Maps and validates the blob of a tensor, named as in trf_device_layer_load. Release with trf_layer_free; the checkpoint may be closed before.
- * options: NULL for the defaults. Errors: as trf_device_layer_load. */
+/* Maps and validates the blob of a tensor, named as in trf_device_layer_load; of a shard, makes a layer of the tiles that it touches. Release with trf_layer_free;
+ * the checkpoint may be closed before. options: NULL for the defaults. *cut: what is meant of the layer. Errors: as trf_device_layer_load. */
 trf_status trf_layer_open_tensor(const trf_checkpoint *checkpoint, const char *tensor, const trf_load_options *options,
-                                 trf_layer **layer, trf_error *err);
+                                 trf_layer **layer, trf_layer_cut *cut, trf_error *err);
 
 #endif
