@@ -1,0 +1,189 @@
+/* Every allocation of loading and running a layer on the CPU device fails once: a status each time, nothing lost (the address sanitizer's run looks for
+ * leaks), and the next attempt works. And the call path allocates nothing.
+ *
+ * The linker sends the library's allocations here (TRF_TEST_WRAPS_ALLOCATIONS: tests/unit/CMakeLists.txt). */
+#include "common/checkpoint_fixture.h"
+#include "common/run_suite.h"
+#include "common/test_weights.h"
+
+#include <check.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum {
+    ROWS = 300,
+    COLS = 530
+};
+
+/* ---- allocations ---- */
+
+static atomic_long made;      /* since they were last counted */
+static atomic_long fails_at;  /* which one fails, from 1; 0: none */
+static atomic_int has_failed; /* whether it has */
+
+static int fails(void) {
+    const long number = atomic_fetch_add(&made, 1) + 1;
+    if (number != atomic_load(&fails_at))
+        return 0;
+    atomic_store(&has_failed, 1);
+    errno = ENOMEM;
+    return 1;
+}
+
+static void count_from_here(long fail_at) {
+    atomic_store(&made, 0);
+    atomic_store(&has_failed, 0);
+    atomic_store(&fails_at, fail_at);
+}
+
+void *__real_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes) { return fails() ? NULL : __real_malloc(bytes); }
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes) { return fails() ? NULL : __real_calloc(count, bytes); }
+
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
+    return fails() ? NULL : __real_aligned_alloc(alignment, bytes);
+}
+
+void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    return fails() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
+}
+
+/* ---- what is done ---- */
+
+static trf_error err;
+static uint16_t x[COLS];
+static float y[ROWS];
+
+static void begin(void) {
+    static const fixture_tensor tensors[] = {{"lossless", "BF16", {ROWS, COLS}, 2, 0},
+                                             {"group", "F32", {ROWS, COLS}, 2, 0}};
+    static const char *const lossless[] = {"lossless", NULL}, *const group[] = {"group", NULL};
+    fixture_begin();
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    for (int i = 0; i < 2; i++) {
+        const char *source = fixture_path("%d.safetensors", i);
+        fixture_write_safetensors(source, NULL, &tensors[i], 1, 8, 3);
+        options.include = i ? group : lossless;
+        options.encode.codec = i ? TRF_CODEC_INT : TRF_CODEC_AUTO;
+        options.encode.granularity = i ? TRF_GRANULARITY_GROUP : TRF_GRANULARITY_NONE;
+        options.encode.group_size = i ? 48 : 0;
+        fixture_check_status(
+            trf_compress_checkpoint(source, fixture_path("packed%d.safetensors", i), &options, NULL, &err), TRF_OK,
+            &err);
+    }
+    test_rng rng = {4};
+    test_fill_normal(&rng, x, TRF_DTYPE_BF16, COLS, 1.0);
+}
+
+/* Loads a shard, and multiplies once. */
+static trf_status load_and_run(const char *path, const char *tensor, const trf_load_options *options) {
+    trf_context *context = NULL;
+    trf_checkpoint *checkpoint = NULL;
+    trf_device_layer *layer = NULL;
+    void *workspace = NULL;
+    trf_linear_plan plan;
+    trf_status status = trf_context_create(TRF_DEVICE_CPU, &context, &err);
+    if (status == TRF_OK)
+        status = trf_checkpoint_open(path, &checkpoint, &err);
+    if (status == TRF_OK)
+        status = trf_device_layer_load(context, checkpoint, tensor, options, &layer, &err);
+    if (status == TRF_OK)
+        status = trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err);
+    if (status == TRF_OK)
+        status = trf_device_allocate(context, plan.workspace_bytes, &workspace, &err);
+    if (status == TRF_OK)
+        status = trf_linear(layer, &plan, x, y, workspace, NULL, &err);
+    if (layer)
+        trf_device_layer_destroy(layer);
+    if (context)
+        trf_device_free(context, workspace);
+    trf_checkpoint_close(checkpoint);
+    trf_context_destroy(context);
+    return status;
+}
+
+START_TEST(every_allocation_fails_once) {
+    static const char *const names[] = {"lossless", "group"};
+    const char *path = fixture_path("packed%d.safetensors", _i / 2);
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.threads = 1;
+    if (_i % 2) {
+        options.first_row = 16, options.num_rows = 272;
+        options.first_col = 48, options.num_cols = 400;
+    }
+    float good[ROWS];
+    fixture_check_status(load_and_run(path, names[_i / 2], &options), TRF_OK, &err);
+    memcpy(good, y, sizeof y);
+    long number = 1;
+    for (;; number++) {
+        count_from_here(number);
+        const trf_status status = load_and_run(path, names[_i / 2], &options);
+        const int failed = atomic_load(&has_failed);
+        count_from_here(0);
+        if (!failed) { /* there are no more */
+            fixture_check_status(status, TRF_OK, &err);
+            break;
+        }
+        ck_assert_msg(status == TRF_ERR_MEMORY || status == TRF_ERR_IO, "allocation %ld: %s: %s", number,
+                      trf_status_name(status), err.message); /* TRF_ERR_IO: of mmap */
+        ck_assert_int_eq(err.status, status);
+    }
+    ck_assert_int_gt(number, 10);
+    ck_assert_mem_eq(good, y, sizeof y);
+}
+END_TEST
+
+START_TEST(products_do_not_allocate) {
+    trf_context *context;
+    trf_checkpoint *checkpoint;
+    trf_device_layer *layer;
+    trf_linear_plan plan;
+    void *workspace;
+    trf_load_options options;
+    trf_load_options_init(&options);
+    if (_i) {
+        options.first_row = 16;
+        options.first_col = 16;
+    }
+    fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &context, &err), TRF_OK, &err);
+    trf_context_set_threads(context, 1); /* more are made, and made ready, by each call */
+    fixture_check_status(trf_checkpoint_open(fixture_path("packed0.safetensors"), &checkpoint, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_layer_load(context, checkpoint, "lossless", &options, &layer, &err), TRF_OK, &err);
+    fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
+                         TRF_OK, &err);
+    fixture_check_status(trf_device_allocate(context, plan.workspace_bytes, &workspace, &err), TRF_OK, &err);
+    count_from_here(0);
+    const trf_status status = trf_linear(layer, &plan, x, y, workspace, NULL, &err);
+    const long allocations = atomic_load(&made);
+    fixture_check_status(status, TRF_OK, &err);
+    ck_assert_int_eq(allocations, 0);
+    trf_device_layer_destroy(layer);
+    trf_device_free(context, workspace);
+    trf_checkpoint_close(checkpoint);
+    trf_context_destroy(context);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("device_no_memory");
+    TCase *tests = tcase_create("device_no_memory");
+    tcase_add_unchecked_fixture(tests, begin, fixture_end);
+    tcase_set_timeout(tests, 240);
+    tcase_add_loop_test(tests, every_allocation_fails_once, 0, 4);
+    tcase_add_loop_test(tests, products_do_not_allocate, 0, 2);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}
