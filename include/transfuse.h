@@ -395,7 +395,7 @@ TRF_API trf_status trf_linear_plan_init(const trf_device_layer *device_layer, ui
 TRF_API trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
                               void *workspace, trf_stream stream, trf_error *err);
 
-/* Waits for the device, and says whether any call since creation met a corrupt tile. Errors: TRF_ERR_STREAM (message: tile; offset: its place in the blob),
+/* Waits for the device, and says whether any call since creation met a corrupt tile. Errors: TRF_ERR_STREAM (message: tile; offset: its place in the blob; of a shard, among its own tiles),
  * TRF_ERR_CUDA. The state stays. */
 TRF_API trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err);
 

@@ -1,4 +1,5 @@
-/* Shards of layers on the CPU device: against the whole layer, at multiples of 16 and of whole tiles; weights that must not leak in; damage outside. */
+/* Shards of layers: against the whole layer, at multiples of 16 and of whole tiles; weights that must not leak in; damage outside. On the CPU; tests/gpu/ builds this file
+ * for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
@@ -8,8 +9,13 @@
 
 #include <check.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifndef TRF_TEST_DEVICE
+#define TRF_TEST_DEVICE TRF_DEVICE_CPU
+#endif
 
 enum {
     ROWS = 600,
@@ -51,16 +57,16 @@ enum {
 };
 
 static trf_error err;
-static trf_context *cpu;
+static trf_context *device;
 
 static void begin(void) {
     fixture_begin();
-    fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
-    trf_context_set_threads(cpu, 2);
+    fixture_check_status(trf_context_create(TRF_TEST_DEVICE, &device, &err), TRF_OK, &err);
+    trf_context_set_threads(device, 2);
 }
 
 static void end(void) {
-    trf_context_destroy(cpu);
+    trf_context_destroy(device);
     fixture_end();
 }
 
@@ -94,7 +100,7 @@ static trf_status load(const char *path, const uint32_t shard[4], trf_device_lay
     options.first_col = shard[2], options.num_cols = shard[3];
     options.threads = 2;
     fixture_check_status(trf_checkpoint_open(path, &checkpoint, &err), TRF_OK, &err);
-    trf_status status = trf_device_layer_load(cpu, checkpoint, "w.weight", &options, layer, &err);
+    trf_status status = trf_device_layer_load(device, checkpoint, "w.weight", &options, layer, &err);
     trf_checkpoint_close(checkpoint);
     return status;
 }
@@ -107,22 +113,32 @@ static trf_device_layer *load_good(const char *path, const uint32_t shard[4]) {
 
 static void *allocate(uint64_t bytes) {
     void *memory;
-    fixture_check_status(trf_device_allocate(cpu, bytes, &memory, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_allocate(device, bytes, &memory, &err), TRF_OK, &err);
     return memory;
 }
 
-/* y[M][rows], F32. */
-static float *multiply(const trf_device_layer *layer, const uint16_t *x) {
+/* y[M][rows], F32, by one path, malloc'd; NULL if the device has no such path. x: host. */
+static float *multiply(const trf_device_layer *layer, const uint16_t *x, trf_path path) {
     trf_linear_plan plan;
     trf_layer_info info;
     trf_device_layer_get_info(layer, &info);
-    fixture_check_status(trf_linear_plan_init(layer, M, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
-                         TRF_OK, &err);
-    float *y = allocate(4ull * M * info.rows);
-    void *workspace = allocate(plan.workspace_bytes);
-    memset(workspace, 0xFF, plan.workspace_bytes);
-    fixture_check_status(trf_linear(layer, &plan, x, y, workspace, NULL, &err), TRF_OK, &err);
-    trf_device_free(cpu, workspace);
+    trf_status status = trf_linear_plan_init(layer, M, TRF_DTYPE_BF16, TRF_DTYPE_F32, path, &plan, &err);
+    if (path != TRF_PATH_AUTO && status == TRF_ERR_UNSUPPORTED)
+        return NULL;
+    fixture_check_status(status, TRF_OK, &err);
+    const uint64_t x_bytes = 2ull * M * info.cols, y_bytes = 4ull * M * info.rows;
+    void *own_x = allocate(x_bytes), *own_y = allocate(y_bytes), *workspace = allocate(plan.workspace_bytes);
+    uint8_t *filler = malloc(plan.workspace_bytes + 1);
+    memset(filler, 0xFF, plan.workspace_bytes + 1);
+    fixture_check_status(trf_device_upload(device, own_x, x, x_bytes, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_upload(device, workspace, filler, plan.workspace_bytes, &err), TRF_OK, &err);
+    fixture_check_status(trf_linear(layer, &plan, own_x, own_y, workspace, NULL, &err), TRF_OK, &err);
+    float *y = malloc(y_bytes);
+    fixture_check_status(trf_device_download(device, y, own_y, y_bytes, &err), TRF_OK, &err);
+    free(filler);
+    trf_device_free(device, own_x);
+    trf_device_free(device, own_y);
+    trf_device_free(device, workspace);
     return y;
 }
 
@@ -131,10 +147,11 @@ static double *decode(const trf_device_layer *layer) {
     trf_layer_info info;
     trf_device_layer_get_info(layer, &info);
     const size_t count = (size_t)info.rows * info.cols, each = trf_dtype_bytes(info.dtype);
-    uint8_t *bits = allocate(count * each);
+    uint8_t *decoded = allocate(count * each), *bits = malloc(count * each);
     double *values = malloc(count * sizeof *values);
-    fixture_check_status(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, bits, count * each, NULL, &err), TRF_OK,
+    fixture_check_status(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, decoded, count * each, NULL, &err), TRF_OK,
                          &err);
+    fixture_check_status(trf_device_download(device, bits, decoded, count * each, &err), TRF_OK, &err);
     for (size_t i = 0; i < count; i++)
         switch (info.dtype) {
         case TRF_DTYPE_F32:
@@ -150,37 +167,56 @@ static double *decode(const trf_device_layer *layer) {
             values[i] = (double)(int8_t)bits[i];
             break;
         }
-    trf_device_free(cpu, bits);
+    trf_device_free(device, decoded);
+    free(bits);
     return values;
 }
 
+/* y against F64. rounds: the path has rounded the weights to BF16 before it multiplied. */
+static void check_sums(const float *y, const double *weights, const uint32_t shard[4], uint32_t rows, uint32_t cols,
+                       const uint16_t *x, int rounds) {
+    const double part = cols * 0x1p-24 + (rounds ? 0x1p-8 : 0);
+    for (uint32_t i = 0; i < M; i++)
+        for (uint32_t r = 0; r < rows; r++) {
+            double sum = 0, size = 0;
+            for (uint32_t c = 0; c < cols; c++) {
+                const double product =
+                    (double)trf_bf16_to_f32(x[i * cols + c]) * weights[(size_t)(shard[0] + r) * COLS + shard[2] + c];
+                sum += product;
+                size += fabs(product);
+            }
+            const double found = (double)y[i * rows + r];
+            ck_assert_msg(fabs(found - sum) <= part * size + 1e-30,
+                          "rows from %u, columns from %u: y[%u][%u] is %g, not %g", shard[0], shard[2], i, r, found,
+                          sum);
+        }
+}
+
 static void check_shard(const char *path, const double *weights, const uint32_t shard[4], const uint16_t *x) {
+    static const trf_path paths[] = {TRF_PATH_AUTO, TRF_PATH_FUSED, TRF_PATH_TWO_STEP};
     trf_device_layer *layer = load_good(path, shard);
     trf_layer_info info;
     trf_device_layer_get_info(layer, &info);
     const uint32_t rows = shard[1] ? shard[1] : ROWS - shard[0], cols = shard[3] ? shard[3] : COLS - shard[2];
     ck_assert(info.rows == rows && info.cols == cols);
-    trf_blob_view view; /* what stands behind it is a blob that any reader takes */
-    fixture_check_status(trf_blob_validate(layer->host->blob, layer->host->view.header.blob_bytes, &view, &err), TRF_OK,
-                         &err);
-    uint16_t *own_x = allocate(2ull * M * cols);
+    if (layer->host) { /* the CPU's: what stands behind a shard is a blob that any reader takes */
+        trf_blob_view view;
+        fixture_check_status(trf_blob_validate(layer->host->blob, layer->host->view.header.blob_bytes, &view, &err),
+                             TRF_OK, &err);
+    }
+    uint16_t *own_x = malloc(2ull * M * cols);
     for (uint32_t i = 0; i < M; i++)
         memcpy(own_x + i * cols, x + i * COLS + shard[2], 2 * cols);
-    float *y = multiply(layer, own_x);
-    for (uint32_t i = 0; i < M; i++)
-        for (uint32_t r = 0; r < rows; r++) {
-            double sum = 0, size = 0;
-            for (uint32_t c = 0; c < cols; c++) {
-                const double product = (double)trf_bf16_to_f32(own_x[i * cols + c]) *
-                                       weights[(size_t)(shard[0] + r) * COLS + shard[2] + c];
-                sum += product;
-                size += fabs(product);
-            }
-            const double found = (double)y[i * rows + r];
-            ck_assert_msg(fabs(found - sum) <= cols * 0x1p-24 * size + 1e-30,
-                          "rows from %u, columns from %u: y[%u][%u] is %g, not %g", shard[0], shard[2], i, r, found,
-                          sum);
-        }
+    for (int p = 0; p < 3; p++) {
+        float *y = multiply(layer, own_x, paths[p]);
+        if (y)
+            check_sums(y, weights, shard, rows, cols, own_x,
+                       paths[p] != TRF_PATH_FUSED && info.granularity != TRF_GRANULARITY_NONE &&
+                           TRF_TEST_DEVICE != TRF_DEVICE_CPU);
+        free(y);
+    }
+    free(own_x);
+    fixture_check_status(trf_device_layer_check(layer, &err), TRF_OK, &err);
     /* Whole tiles are decoded, too; others refuse. */
     const int whole = shard[0] % 256 == 0 && shard[2] % 256 == 0 && (!shard[1] || shard[1] % 256 == 0) &&
                       (!shard[3] || shard[3] % 256 == 0);
@@ -195,9 +231,7 @@ static void check_shard(const char *path, const double *weights, const uint32_t 
                              cols * sizeof *own);
         free(own);
     }
-    trf_device_free(cpu, decoded);
-    trf_device_free(cpu, own_x);
-    trf_device_free(cpu, y);
+    trf_device_free(device, decoded);
     trf_device_layer_destroy(layer);
 }
 
@@ -289,6 +323,15 @@ START_TEST(no_such_shard) {
 END_TEST
 
 int main(void) {
+    if (TRF_TEST_DEVICE != TRF_DEVICE_CPU) {
+        trf_context *there;
+        if (trf_context_create(TRF_TEST_DEVICE, &there, &err) != TRF_OK) {
+            printf("skipped gpu.shards: %s\n", err.message);
+            return 77;
+        }
+        trf_context_destroy(there);
+        setenv("CK_FORK", "no", 1); /* what CUDA has set up does not survive a fork */
+    }
     Suite *suite = suite_create("device_shards");
     TCase *tests = tcase_create("device_shards");
     tcase_add_unchecked_fixture(tests, begin, end);
