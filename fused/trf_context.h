@@ -5,6 +5,14 @@
 #include "trf_fused.h"
 #include "trf_gemm.h"
 
+enum {
+    TRF_PART_ALIGNMENT = 256 /* of device memory, and of what lies in one piece of it */
+};
+
+static inline uint64_t trf_align_part(uint64_t bytes) {
+    return (bytes + TRF_PART_ALIGNMENT - 1) & ~(uint64_t)(TRF_PART_ALIGNMENT - 1);
+}
+
 /* What a kind of device does; loader/trf_device.c has checked the arguments. */
 typedef struct trf_device_kind {
     void (*destroy)(trf_context *context);

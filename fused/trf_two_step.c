@@ -9,8 +9,6 @@ typedef struct trf_two_step_layout {
     uint64_t sums, gemm; /* offsets; the weights are at 0; sums = gemm if there are none */
 } trf_two_step_layout;
 
-static uint64_t trf_align_part(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
-
 /* Sizes were bounded when the plan was made. */
 static trf_two_step_layout trf_lay_out(const trf_device_layer *layer, const trf_linear_plan *plan) {
     const uint64_t rows = layer->view.rows, cols = layer->view.cols;

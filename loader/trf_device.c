@@ -5,10 +5,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum {
-    WORKSPACE_ALIGNMENT = 256
-};
-
 /* ---- contexts ---- */
 
 trf_status trf_context_create(int device, trf_context **context, trf_error *err) {
@@ -178,10 +174,6 @@ typedef struct trf_shard_layout {
     uint64_t y, inner; /* x is at 0 */
 } trf_shard_layout;
 
-static uint64_t trf_align_part(uint64_t bytes) {
-    return (bytes + WORKSPACE_ALIGNMENT - 1) & ~(uint64_t)(WORKSPACE_ALIGNMENT - 1);
-}
-
 static trf_shard_layout trf_lay_out_shard(const trf_device_layer *layer, const trf_linear_plan *plan) {
     const uint64_t m = plan->m;
     trf_shard_layout layout;
@@ -215,9 +207,9 @@ static trf_status trf_check_call(const trf_device_layer *layer, const trf_linear
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to another layer");
     if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x and y must be aligned to their elements");
-    if (plan->workspace_bytes && (!workspace || (uintptr_t)workspace % WORKSPACE_ALIGNMENT))
+    if (plan->workspace_bytes && (!workspace || (uintptr_t)workspace % TRF_PART_ALIGNMENT))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "the plan needs a %d-byte aligned workspace of %llu bytes", WORKSPACE_ALIGNMENT,
+                        "the plan needs a %d-byte aligned workspace of %llu bytes", TRF_PART_ALIGNMENT,
                         (unsigned long long)plan->workspace_bytes);
     return TRF_OK;
 }

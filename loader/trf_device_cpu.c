@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 enum {
-    PART_ALIGNMENT = 256,
     PLAN_WORKERS = 0 /* word of a plan's choice */
 };
 
@@ -20,17 +19,13 @@ struct trf_cpu_fault {
     trf_error error;
 };
 
-static uint64_t trf_align_part(uint64_t bytes) {
-    return (bytes + PART_ALIGNMENT - 1) & ~(uint64_t)(PART_ALIGNMENT - 1);
-}
-
 static void trf_cpu_destroy(trf_context *context) { (void)context; }
 
 /* ---- memory ---- */
 
 static trf_status trf_cpu_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err) {
     (void)context;
-    *memory = bytes <= SIZE_MAX - PART_ALIGNMENT ? aligned_alloc(PART_ALIGNMENT, trf_align_part(bytes)) : NULL;
+    *memory = bytes <= SIZE_MAX - TRF_PART_ALIGNMENT ? aligned_alloc(TRF_PART_ALIGNMENT, trf_align_part(bytes)) : NULL;
     if (!*memory)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes", (unsigned long long)bytes);
     return TRF_OK;
@@ -160,13 +155,18 @@ static trf_status trf_cpu_decode_tile(void *context, uint64_t tile, int worker, 
 static trf_status trf_cpu_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                                  trf_error *err) {
     (void)stream;
+    trf_error failure = {0};
+    if (as == TRF_DECODE_SOURCE) {
+        const uint64_t bytes = (uint64_t)layer->info.rows * layer->info.cols * trf_dtype_bytes(layer->info.dtype);
+        return trf_note_fault(layer, trf_layer_decode(layer->host, weights, bytes, layer->context->threads, &failure),
+                              &failure, err);
+    }
     const uint64_t tiles = layer->host->view.num_tiles;
     const int most = trf_thread_count(layer->context->threads), workers = (uint64_t)most > tiles ? (int)tiles : most;
     trf_cpu_decoding work = {layer, as, weights, trf_decode_tile_best(), NULL};
     work.elements = malloc((size_t)workers * sizeof *work.elements);
     if (!work.elements)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate buffers for %d workers", workers);
-    trf_error failure = {0};
     trf_status status = trf_parallel_for(workers, tiles, trf_cpu_decode_tile, &work, &failure);
     free(work.elements);
     return trf_note_fault(layer, status, &failure, err);

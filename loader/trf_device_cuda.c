@@ -12,8 +12,7 @@
 #include <string.h>
 
 enum {
-    MIN_CAPABILITY = 80,
-    PART_ALIGNMENT = 256 /* what cudaMalloc gives */
+    MIN_CAPABILITY = 80
 };
 
 /* ---- contexts ---- */
@@ -112,10 +111,6 @@ static trf_status trf_cuda_download(const trf_context *context, void *to_host, c
 typedef struct trf_device_layout {
     uint64_t slabs, slots, fault, bytes;
 } trf_device_layout;
-
-static uint64_t trf_align_part(uint64_t bytes) {
-    return (bytes + PART_ALIGNMENT - 1) & ~(uint64_t)(PART_ALIGNMENT - 1);
-}
 
 static trf_device_layout trf_lay_out(const trf_header *header) {
     trf_device_layout layout;

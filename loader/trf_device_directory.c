@@ -1,6 +1,6 @@
 #include "trf_device_directory.h"
 
-#include "trf_convert.h"
+#include "trf_device_value.h"
 #include "trf_decode_launch.h"
 
 #include <math.h>
@@ -28,21 +28,7 @@ uint64_t trf_count_device_slabs(const trf_header *header) {
 /* Whether a float element times 2^exponent is exact in the 16-bit type that its codec's fragments have: its own, F16 for FP8. All
  * values and products are exact in binary64. */
 static int trf_fits_fragment(uint32_t codec, uint32_t element, int exponent) {
-    double value;
-    switch (codec) {
-    case TRF_CODEC_BF16:
-        value = (double)trf_bf16_to_f32((uint16_t)element);
-        break;
-    case TRF_CODEC_FP16:
-        value = (double)trf_f16_to_f32((uint16_t)element);
-        break;
-    case TRF_CODEC_E4M3:
-        value = (double)trf_e4m3_to_f32((uint8_t)element);
-        break;
-    default:
-        value = (double)trf_e5m2_to_f32((uint8_t)element);
-        break;
-    }
+    const double value = (double)trf_element_to_f32(codec, element);
     if (!isfinite(value))
         return 1;
     double scaled = ldexp(value, exponent);

@@ -10,7 +10,7 @@
 static trf_status trf_index_parse(const char *path, const char *text, size_t bytes, trf_index *index, trf_error *err) {
     json_error_t fault;
     index->root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &fault);
-    if (!index->root && (json_error_code(&fault) == json_error_out_of_memory || !fault.text[0]))
+    if (!index->root && trf_json_lacked_memory(&fault))
         return trf_fail_memory(err, bytes);
     if (!index->root)
         return trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d", path,

@@ -31,8 +31,7 @@ static trf_status trf_map_blob(const trf_file *file, uint64_t offset, uint64_t b
     layer->blob = (const uint8_t *)layer->mapping + (offset - first);
     if (offset % TRF_ALIGNMENT == 0)
         return TRF_OK;
-    layer->memory =
-        aligned_alloc(TRF_TILE_ALIGNMENT, (bytes + TRF_TILE_ALIGNMENT - 1) / TRF_TILE_ALIGNMENT * TRF_TILE_ALIGNMENT);
+    layer->memory = aligned_alloc(TRF_TILE_ALIGNMENT, trf_tile_align(bytes));
     if (!layer->memory)
         return trf_fail_memory(err, bytes);
     memcpy(layer->memory, layer->blob, bytes);
@@ -47,9 +46,9 @@ static trf_status trf_map_blob(const trf_file *file, uint64_t offset, uint64_t b
 /* One dimension of a shard. *end: behind its last row or column. */
 static trf_status trf_check_span(const char *what, uint32_t first, uint32_t count, uint32_t total, uint32_t *end,
                                  trf_error *err) {
-    *end = count && count < total - (first < total ? first : total) ? first + count : total;
     if (first >= total || (count && count > total - first))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u %s from %u on of %u", count, what, first, total);
+    *end = count ? first + count : total;
     if (first % TRF_BLOCK_ROWS || (*end != total && *end % TRF_BLOCK_ROWS))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s %u to %u of %u: a shard's are multiples of %d", what,
                         first, *end - 1, total, TRF_BLOCK_ROWS);

@@ -1,7 +1,9 @@
 #include "trf_layer_slice.h"
 
+#include "trf_device_value.h"
 #include "trf_head.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -81,13 +83,6 @@ static int trf_cleared_place(const trf_slicing *s, uint32_t j) {
     return j == 0 ? 0 : j + 1 == s->header.num_tiles_col ? 1 : -1;
 }
 
-static int trf_is_finite(const trf_blob_view *view, uint32_t element) {
-    const uint32_t exponent = trf_element_exponent(view->fields, element);
-    if (view->header.codec == TRF_CODEC_E4M3)
-        return (element & 0x7F) != 0x7F;
-    return exponent != view->fields.max_exponent;
-}
-
 /* Elements of a tile to what a stored tile of them holds. @return malloc'd, *size bytes, or NULL. */
 static uint8_t *trf_store_elements(const trf_blob_view *view, const trf_tile_shape *shape, const uint16_t *elements,
                                    uint32_t *size) {
@@ -114,7 +109,8 @@ static trf_status trf_clear_tile(trf_slicing *s, uint32_t i, uint32_t j, uint16_
     for (uint32_t r = 0; r < shape.rows; r++)
         for (uint32_t c = 0; c < shape.cols; c++) {
             const uint32_t col = shape.col + c;
-            if ((col >= s->used.begin && col < s->used.end) || trf_is_finite(view, elements[r * TRF_TILE_SIZE + c]))
+            if ((col >= s->used.begin && col < s->used.end) ||
+                isfinite(trf_element_to_f32(view->header.codec, elements[r * TRF_TILE_SIZE + c])))
                 continue;
             elements[r * TRF_TILE_SIZE + c] = 0;
             any = 1;

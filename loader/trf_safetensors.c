@@ -210,8 +210,7 @@ trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_by
     json_error_t fault;
     trf_status status;
     json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &fault);
-    if (!root &&
-        (json_error_code(&fault) == json_error_out_of_memory || !fault.text[0])) /* it does not always say so */
+    if (!root && trf_json_lacked_memory(&fault))
         status = trf_fail_memory(err, text_bytes);
     else if (!root)
         status = trf_fail(err, TRF_ERR_FORMAT, 8 + (uint64_t)fault.position, "header is not valid JSON: %s at byte %d",
