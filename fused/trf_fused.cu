@@ -258,7 +258,7 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
                 if ((c.cluster > 1 && c.cluster > c.cols) || (parts > 1 && parts > c.block_cols))
                     break; /* a block, or a warp, without columns */
                 consider(c);
-                if (c.tiles > 1 && c.cluster > 1 && c.groups == 1)
+                if (c.tiles > 1 && c.cluster > 1 && c.groups == 1 && parts <= c.cols / c.cluster)
                     consider(cut_of(view, m, geometry, 1u << size, limits->clusters[size], parts, WAY_SUMS_OVER_X));
             }
     }

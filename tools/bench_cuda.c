@@ -2,6 +2,7 @@
 #include "bench_cuda.h"
 
 #include "bench_cuda_case.h"
+#include "bench_cuda_modes.h"
 #include "cli_cuda.h"
 #include "cli_report.h"
 
@@ -10,6 +11,7 @@
 #include <string.h>
 
 struct bench_cuda {
+    bench_mode_figures figures;
     const bench_log *log;
     trf_context *context;
     bench_cublaslt *lt;
@@ -18,6 +20,12 @@ struct bench_cuda {
     bench_cuda_result *results;
     size_t num_results;
 };
+
+const bench_log *bench_cuda_log_of(const bench_cuda *cuda) { return cuda->log; }
+trf_context *bench_cuda_context_of(const bench_cuda *cuda) { return cuda->context; }
+trf_stream bench_cuda_stream_of(const bench_cuda *cuda) { return cuda->stream; }
+bench_cublaslt *bench_cuda_lt_of(const bench_cuda *cuda) { return cuda->lt; }
+bench_mode_figures *bench_cuda_figures_of(bench_cuda *cuda) { return &cuda->figures; }
 
 const bench_cuda_environment *bench_cuda_environment_of(const bench_cuda *cuda) { return &cuda->environment; }
 
@@ -82,10 +90,7 @@ int bench_cuda_begin(bench_log *log, trf_context *context) {
     if (cli_cuda_check(cudaStreamCreate(&cuda->stream), "bench: a stream"))
         return -1;
     cuda->lt = bench_cublaslt_open();
-    if (!cuda->lt || describe_device(cuda))
-        return -1;
-    bench_cuda_print_heading(log);
-    return 0;
+    return !cuda->lt || describe_device(cuda) ? -1 : 0;
 }
 
 void bench_cuda_end(bench_cuda *cuda) {
@@ -97,6 +102,7 @@ void bench_cuda_end(bench_cuda *cuda) {
         free(cuda->results[i].figures);
     }
     free(cuda->results);
+    bench_mode_free(&cuda->figures);
     bench_cublaslt_close(cuda->lt);
     if (cuda->stream)
         cudaStreamDestroy(cuda->stream);

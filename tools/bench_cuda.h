@@ -7,6 +7,7 @@
 #define BENCH_CUDA_H
 
 #include "bench.h"
+#include "cli_json.h"
 
 /* What a case times. */
 typedef enum bench_cuda_kind {
@@ -59,7 +60,7 @@ typedef struct bench_cuda_environment {
 
 /* ---- bench_cuda.c; functions that return an int return 0, or -1 after a message ---- */
 
-/* Opens log->cuda, which bench_cuda_end releases, and prints the table's heading. log, context: outlive it. */
+/* Opens log->cuda, which bench_cuda_end releases. log, context: outlive it. */
 int bench_cuda_begin(bench_log *log, trf_context *context);
 void bench_cuda_end(bench_cuda *cuda); /* NULL is allowed */
 
@@ -70,10 +71,19 @@ int bench_cuda_measure(bench_cuda *cuda, const bench_subject *subject, const voi
 /* @return CLI_OK, or CLI_FAILED after a message if any weight was not decoded to what the CPU decodes it to. */
 cli_exit bench_cuda_verdict(const bench_cuda *cuda);
 
+/* What the session holds. */
+const bench_log *bench_cuda_log_of(const bench_cuda *cuda);
+trf_context *bench_cuda_context_of(const bench_cuda *cuda);
+trf_stream bench_cuda_stream_of(const bench_cuda *cuda);
+struct bench_cublaslt *bench_cuda_lt_of(const bench_cuda *cuda);
+struct bench_mode_figures *bench_cuda_figures_of(bench_cuda *cuda); /* of a mode other than layers */
 const bench_cuda_environment *bench_cuda_environment_of(const bench_cuda *cuda);
 const bench_cuda_result *bench_cuda_results(const bench_cuda *cuda, size_t *count);
 
 /* ---- bench_cuda_output.c ---- */
+
+void bench_cuda_print_device(const bench_log *log);
+void bench_cuda_describe_device(const bench_log *log, json_t *root);
 
 void bench_cuda_print_heading(const bench_log *log);
 void bench_cuda_print_result(const bench_cuda_result *result);

@@ -37,7 +37,7 @@ static const char *version_text(int version, char *buffer, size_t buffer_bytes) 
     return buffer;
 }
 
-void bench_cuda_print_heading(const bench_log *log) {
+void bench_cuda_print_device(const bench_log *log) {
     const bench_environment *e = &log->environment;
     const bench_cuda_environment *d = bench_cuda_environment_of(log->cuda);
     char driver_cuda[16], runtime_cuda[16];
@@ -46,10 +46,14 @@ void bench_cuda_print_heading(const bench_log *log) {
     printf("Driver %s (CUDA %s), runtime %s, cuBLASLt %" PRIu64 ". Weights: %s.\n", d->driver,
            version_text(d->driver_cuda, driver_cuda, sizeof driver_cuda),
            version_text(d->runtime_cuda, runtime_cuda, sizeof runtime_cuda), d->cublaslt, e->distribution);
+}
+
+void bench_cuda_print_heading(const bench_log *log) {
+    bench_cuda_print_device(log);
     printf(
         "Times: median (min-max) of %d rounds in which all cases of a layer and codec take turns; weights not in the "
         "cache.\n",
-        e->runs);
+        log->environment.runs);
     printf(
         "TB/s: of weights as they are stored (decode, copy: read and written). ratio: cuBLASLt's time by this one.\n");
     printf("error: of F32 y against F64, relative. wrong: weights decoded to something else than on the CPU.\n\n");
@@ -155,15 +159,10 @@ static json_t *result_json(const bench_cuda_result *r) {
     return object;
 }
 
-int bench_cuda_write_json(const bench_log *log, FILE *file) {
+void bench_cuda_describe_device(const bench_log *log, json_t *root) {
     const bench_environment *e = &log->environment;
     const bench_cuda_environment *d = bench_cuda_environment_of(log->cuda);
-    size_t count;
-    const bench_cuda_result *results = bench_cuda_results(log->cuda, &count);
     char version[16];
-    json_t *root = json_object(), *list = json_array();
-    for (size_t i = 0; i < count; i++)
-        json_array_append_new(list, result_json(&results[i]));
     json_object_set_new(root, "version", json_string(e->version));
     json_object_set_new(root, "commit", d->commit[0] ? cli_json_text(d->commit) : json_null());
     json_object_set_new(root, "date", json_string(e->date));
@@ -181,6 +180,15 @@ int bench_cuda_write_json(const bench_log *log, FILE *file) {
     json_object_set_new(root, "cublaslt_version", integer(d->cublaslt));
     json_object_set_new(root, "runs", json_integer(e->runs));
     json_object_set_new(root, "distribution", json_string(e->distribution));
+}
+
+int bench_cuda_write_json(const bench_log *log, FILE *file) {
+    size_t count;
+    const bench_cuda_result *results = bench_cuda_results(log->cuda, &count);
+    json_t *root = json_object(), *list = json_array();
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(list, result_json(&results[i]));
+    bench_cuda_describe_device(log, root);
     json_object_set_new(root, "results", list);
     int failed = json_dumpf(root, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) || fputc('\n', file) == EOF;
     json_decref(root);

@@ -122,6 +122,13 @@ static int set_path(cli_options *o, const char *value) {
     return i < 0 ? -1 : 0;
 }
 
+static int set_mode(cli_options *o, const char *value) {
+    static const char *const names[] = {"layers", "batch-sweep", "overlap", "moe", "load", "offload", NULL};
+    int i = cli_parse_name(value, names);
+    o->mode = (cli_bench_mode)i;
+    return i < 0 ? -1 : 0;
+}
+
 static int set_distribution(cli_options *o, const char *value) {
     static const char *const names[] = {"normal", "student-t", NULL};
     o->student_t = cli_parse_name(value, names);
@@ -233,6 +240,7 @@ static const option_entry kOptions[] = {
     [CLI_OPT_RUNS] = {"runs", "a whole number from 1 to 1000", set_runs, 0},
     [CLI_OPT_JSON_FILE] = {"json", "a path", set_json_file, 0},
     [CLI_OPT_CSV_FILE] = {"csv", "a path", set_csv_file, 0},
+    [CLI_OPT_MODE] = {"mode", "layers, batch-sweep, overlap, moe, load or offload", set_mode, 0},
 };
 enum {
     kNumOptions = sizeof kOptions / sizeof kOptions[0],

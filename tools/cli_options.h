@@ -33,6 +33,16 @@ typedef enum cli_bench_codec {
     CLI_BENCH_COUNT
 } cli_bench_codec;
 
+/* What kind of thing `bench` measures. */
+typedef enum cli_bench_mode {
+    CLI_BENCH_LAYERS,
+    CLI_BENCH_SWEEP,
+    CLI_BENCH_OVERLAP,
+    CLI_BENCH_MOE,
+    CLI_BENCH_LOAD,
+    CLI_BENCH_OFFLOAD
+} cli_bench_mode;
+
 /* 0 ends a command's list of them. */
 typedef enum cli_option_id {
     CLI_OPT_OUTPUT = 1,
@@ -57,7 +67,8 @@ typedef enum cli_option_id {
     CLI_OPT_SIGMA,
     CLI_OPT_RUNS,
     CLI_OPT_JSON_FILE,
-    CLI_OPT_CSV_FILE
+    CLI_OPT_CSV_FILE,
+    CLI_OPT_MODE
 } cli_option_id;
 
 enum {
@@ -99,6 +110,7 @@ typedef struct cli_options {
     cli_shape layers[CLI_MAX_LIST];
     uint32_t batches[CLI_MAX_LIST];
     int num_layers, num_batches;
+    cli_bench_mode mode;
     unsigned bench_codecs;
     cli_reals bench_bits, sigmas;
     int student_t;

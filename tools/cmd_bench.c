@@ -1,6 +1,7 @@
 /* transfuse bench */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "bench_cuda.h"
+#include "bench_cuda_modes.h"
 #include "cli_file.h"
 #include "cli_report.h"
 
@@ -15,7 +16,8 @@
 static const cli_option_id kOptions[] = {
     CLI_OPT_DEVICE,     CLI_OPT_LAYERS,       CLI_OPT_BATCH,   CLI_OPT_BENCH_CODECS, CLI_OPT_FAVOR,
     CLI_OPT_BENCH_BITS, CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,   CLI_OPT_RUNS,         CLI_OPT_GRANULARITY,
-    CLI_OPT_JSON_FILE,  CLI_OPT_CSV_FILE,     CLI_OPT_THREADS, CLI_OPT_FORCE,        0};
+    CLI_OPT_JSON_FILE,  CLI_OPT_CSV_FILE,     CLI_OPT_THREADS, CLI_OPT_FORCE,        CLI_OPT_MODE,
+    0};
 
 static const char *const kCodecNames[CLI_BENCH_COUNT] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bits"};
 static const trf_dtype kSources[CLI_BENCH_COUNT] = {TRF_DTYPE_BF16,    TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3,
@@ -25,6 +27,10 @@ static const char *const kCompressors[] = {"lz4", "zstd"};
 /* ---- what to measure, and on what machine ---- */
 
 static void set_defaults(cli_options *plan) {
+    if (plan->mode != CLI_BENCH_LAYERS) { /* layers and batches are the mode's own to choose */
+        plan->runs = plan->runs ? plan->runs : 20;
+        return;
+    }
     if (!plan->num_layers) {
         plan->layers[plan->num_layers++] = (cli_shape){4096, 4096};
         plan->layers[plan->num_layers++] = (cli_shape){2048, 5632};
@@ -235,6 +241,10 @@ static cli_exit run_plan(bench_log *log, trf_context *context) {
 #ifdef TRF_HAVE_CUDA
     if (context && bench_cuda_begin(log, context))
         return CLI_FAILED;
+    if (context && plan->mode != CLI_BENCH_LAYERS)
+        return bench_cuda_run_mode(log->cuda) ? CLI_FAILED : CLI_OK;
+    if (context)
+        bench_cuda_print_heading(log);
 #endif
     for (int i = 0; i < plan->num_layers; i++) {
         if (run_layer(log, plan->layers[i]))
@@ -246,8 +256,10 @@ static cli_exit run_plan(bench_log *log, trf_context *context) {
 static int has_device_results(const bench_log *log) {
     size_t count = 0;
 #ifdef TRF_HAVE_CUDA
-    if (log->cuda)
+    if (log->cuda && log->plan->mode == CLI_BENCH_LAYERS)
         bench_cuda_results(log->cuda, &count);
+    else if (log->cuda)
+        count = bench_cuda_figures_of(log->cuda)->count;
 #else
     (void)log;
 #endif
@@ -261,6 +273,10 @@ static cli_exit write_files(const bench_log *log) {
         json = bench_cuda_write_json;
         csv = bench_cuda_write_csv;
     }
+    if (log->cuda && log->plan->mode != CLI_BENCH_LAYERS) {
+        json = bench_cuda_write_mode_json;
+        csv = bench_cuda_write_mode_csv;
+    }
 #endif
     cli_exit status = write_file(log, log->plan->json_file, json);
     return status == CLI_OK ? write_file(log, log->plan->csv_file, csv) : status;
@@ -272,6 +288,8 @@ static int run(const cli_options *options) {
     unsigned integer_codecs = 1u << CLI_BENCH_INT8 | 1u << CLI_BENCH_BITS;
     if (plan.granularity != TRF_GRANULARITY_NONE && !(plan.bench_codecs & integer_codecs))
         return cli_usage_error("bench", "--granularity goes with the codecs int8 and bits only");
+    if (plan.mode != CLI_BENCH_LAYERS && plan.device != CLI_DEVICE_CUDA)
+        return cli_usage_error("bench", "only --mode layers runs on the CPU; add --device cuda");
     trf_context *context;
     cli_exit status = cli_open_device(plan.device, &context);
     if (status == CLI_OK && plan.json_file)
@@ -305,6 +323,8 @@ const cli_command cmd_bench = {
         "cuBLASLt on the plain weights, a plain 8-bit product and a device copy, in turns, with cold caches;\n"
         "TRF_COMMIT of the environment goes into the files.\n\n"
         "  --device cpu|cuda             [cpu]\n"
+        "  --mode MODE                   layers; on a GPU also, each with layers and batches of its own unless given:\n"
+        "                                batch-sweep, overlap, moe, load, offload [layers]\n"
         "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
         "  --batch M,...                 rows of x in the products [1,8]\n"
         "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"
