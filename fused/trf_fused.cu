@@ -265,10 +265,7 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
     return least < HUGE_VAL;
 }
 
-const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
-                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
-    if (m > TRF_FUSED_MAX_M)
-        return "the batch is larger than 64";
+const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_device_facts *facts, trf_dtype x_dtype) {
     if (facts->predictor_modes & TRF_PREDICT_COL)
         return "the layer has column offsets";
     if (facts->mixed_modes)
@@ -285,6 +282,16 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
         if (is_scaled(view) && view->group_size % 32)
             return "its scale groups are not multiples of 32";
     }
+    return NULL;
+}
+
+const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
+                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
+    if (m > TRF_FUSED_MAX_M)
+        return "the batch is larger than 64";
+    const char *reason = trf_fused_refuses_layer(view, facts, x_dtype);
+    if (reason)
+        return reason;
     if ((uint64_t)view->num_bands * view->num_slab_cols > UINT32_MAX || ((uint64_t)view->cols + 8) * m > UINT32_MAX / 2)
         return "the layer or the batch is too large";
     cut c;

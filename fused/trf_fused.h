@@ -26,6 +26,9 @@ typedef struct trf_device_limits {
 /* Fills limits->clusters; the other fields are set, and the device is the current one. @return a cudaError_t. */
 int trf_find_clusters(trf_device_limits *limits);
 
+/* Whether kernels that decode inside a product take this layer at all. @return NULL, or why not: a static string. */
+const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_device_facts *facts, trf_dtype x_dtype);
+
 /* Whether the fused kernels take this layer and batch. @return NULL, or why not: a static string. */
 const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);

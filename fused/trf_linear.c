@@ -3,26 +3,54 @@
 
 #include "trf_cuda_call.h"
 #include "trf_two_step.h"
+#include "trf_wide.h"
+
+/* The path that should be fastest, of those that take the product; TWO_STEP if none of the others does. */
+static trf_path trf_fastest_path(const trf_linear_plan *plan, const char *not_fused, const char *not_wide) {
+    if (!not_fused && (plan->m <= 16 || not_wide))
+        return TRF_PATH_FUSED;
+    return !not_wide && plan->m <= 1536 ? TRF_PATH_WIDE : TRF_PATH_TWO_STEP;
+}
 
 trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
+    const trf_device_view *view = &layer->view;
     const trf_device_limits *limits = &layer->context->limits;
-    plan->path = TRF_PATH_FUSED;
-    plan->reason = path == TRF_PATH_TWO_STEP
-                       ? "the two-step path was asked for"
-                       : trf_fused_refuses(&layer->view, &layer->facts, limits, plan->m, plan->x_dtype);
-    if (!plan->reason) {
-        trf_fused_choose(&layer->view, &layer->facts, limits, plan);
+    const char *const not_fused = trf_fused_refuses(view, &layer->facts, limits, plan->m, plan->x_dtype),
+                      *const not_wide = trf_wide_refuses(view, &layer->facts, limits, plan->m, plan->x_dtype);
+    plan->path = path == TRF_PATH_AUTO ? trf_fastest_path(plan, not_fused, not_wide) : path;
+    plan->reason = plan->path == TRF_PATH_FUSED ? NULL
+                   : path == TRF_PATH_TWO_STEP  ? "the two-step path was asked for"
+                   : path == TRF_PATH_WIDE      ? "the wide path was asked for"
+                   : not_fused                  ? not_fused
+                                                : "another path is faster for this batch";
+    if (plan->path == TRF_PATH_FUSED && !not_fused) {
+        trf_fused_choose(view, &layer->facts, limits, plan);
         return TRF_OK;
     }
-    if (path == TRF_PATH_FUSED)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the fused path does not take this product: %s",
-                        plan->reason);
-    plan->path = TRF_PATH_TWO_STEP;
+    if (plan->path == TRF_PATH_WIDE && !not_wide) {
+        trf_wide_choose(view, &layer->facts, limits, plan);
+        return TRF_OK;
+    }
+    if (plan->path != TRF_PATH_TWO_STEP)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the %s path does not take this product: %s",
+                        plan->path == TRF_PATH_FUSED ? "fused" : "wide",
+                        plan->path == TRF_PATH_FUSED ? not_fused : not_wide);
     trf_status status = trf_two_step_plan(layer, plan, err);
-    if (status != TRF_OK)
+    if (status != TRF_OK && not_fused)
         return trf_fail_in(err, status, "the fused path does not take this product (%s), the two-step path neither",
-                           plan->reason);
-    return TRF_OK;
+                           not_fused);
+    return status;
+}
+
+static trf_status trf_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
+                          void *workspace, trf_stream stream, trf_error *err) {
+    if (plan->path == TRF_PATH_TWO_STEP)
+        return trf_two_step_run(layer, plan, x, y, workspace, stream, err);
+    if (plan->path == TRF_PATH_WIDE)
+        return trf_check_cuda(trf_wide_launch(&layer->view, &layer->facts, plan, x, y, workspace, stream),
+                              "the wide product", err);
+    return trf_check_cuda(trf_fused_launch(&layer->view, &layer->facts, plan, x, y, workspace, stream),
+                          "the fused product", err);
 }
 
 trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
@@ -31,11 +59,7 @@ trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan 
     trf_status status = trf_enter_device(layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    if (plan->path == TRF_PATH_TWO_STEP)
-        status = trf_two_step_run(layer, plan, x, y, workspace, stream, err);
-    else
-        status = trf_check_cuda(trf_fused_launch(&layer->view, &layer->facts, plan, x, y, workspace, stream),
-                                "the fused product", err);
+    status = trf_run(layer, plan, x, y, workspace, stream, err);
     trf_leave_device(&scope);
     return status;
 }

@@ -352,13 +352,15 @@ TRF_API trf_status trf_device_layer_decode(const trf_device_layer *device_layer,
 
 /* How y = x . W^T is computed. */
 typedef enum trf_path {
-    TRF_PATH_AUTO = 0, /* FUSED where it takes the layer and the batch, else TWO_STEP */
+    TRF_PATH_AUTO = 0, /* the one that should be fastest, by a table: nothing is timed */
     TRF_PATH_FUSED =
         1, /* decoded inside the product. Batches of 1 to TRF_FUSED_MAX_M; not for layers with column offsets, with row offsets in some tiles
                            * only, with offsets beyond 126 or exceptions that they would make inexact; int: codes of at most 8 bits, exact in
                            * x's type, groups of scales in multiples of 32 columns; streams that fit in shared memory */
     TRF_PATH_TWO_STEP =
-        2 /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU, where FUSED takes every layer and batch */
+        2, /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU, where FUSED takes every layer and batch */
+    TRF_PATH_WIDE = 3 /* decoded inside the product of warpgroups, once for up to 256 rows of x: GPUs of compute capability 9.0, every batch. Of the layers that FUSED takes,
+                       * those with rows in multiples of 32 and columns of 64, without stored tiles, row offsets and scales of groups */
 } trf_path;
 
 enum {
@@ -369,7 +371,7 @@ enum {
 typedef struct trf_linear_plan {
     uint32_t m;
     trf_dtype x_dtype, y_dtype;
-    trf_path path;            /* FUSED or TWO_STEP: the one that runs */
+    trf_path path;            /* the one that runs: not AUTO */
     const char *reason;       /* why not FUSED: a static string; NULL if FUSED */
     uint64_t workspace_bytes; /* that trf_linear needs, in device memory */
     uint32_t choice[8];       /* of the launch; opaque */

@@ -185,7 +185,7 @@ static trf_shard_layout trf_lay_out_shard(const trf_device_layer *layer, const t
 
 trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
                                 trf_path path, trf_linear_plan *plan, trf_error *err) {
-    if (!device_layer || !plan || path < TRF_PATH_AUTO || path > TRF_PATH_TWO_STEP)
+    if (!device_layer || !plan || path < TRF_PATH_AUTO || path > TRF_PATH_WIDE)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a plan needs a layer and a path");
     trf_linear_plan made = {.m = m, .x_dtype = x_dtype, .y_dtype = y_dtype};
     trf_status status = trf_check_types(&device_layer->info, m, x_dtype, y_dtype, err);

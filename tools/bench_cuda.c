@@ -131,7 +131,8 @@ static void add_figure(bench_cuda_result *result, bench_cuda_kind kind, int favo
 /* All figures that there will be, in the order in which they take turns. */
 static int list_figures(const bench_cuda_stand *stand, bench_cuda_result *result) {
     const cli_options *plan = stand->plan;
-    size_t most = 1 + (size_t)result->num_blobs + (size_t)plan->num_batches * (2 + 2 * (size_t)result->num_blobs);
+    const int sweeps = plan->mode == CLI_BENCH_SWEEP;
+    size_t most = 1 + (size_t)result->num_blobs + (size_t)plan->num_batches * (2 + 4 * (size_t)result->num_blobs);
     result->figures = calloc(most, sizeof *result->figures);
     if (!result->figures) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
@@ -145,8 +146,14 @@ static int list_figures(const bench_cuda_stand *stand, bench_cuda_result *result
         if (stand->codes.count)
             add_figure(result, BENCH_CUDA_RAW8, -1, plan->batches[i]);
         for (int b = 0; b < result->num_blobs; b++) {
-            add_figure(result, BENCH_CUDA_FUSED, (int)result->blobs[b].favor, plan->batches[i]);
-            add_figure(result, BENCH_CUDA_TWO_STEP, (int)result->blobs[b].favor, plan->batches[i]);
+            const int favor = (int)result->blobs[b].favor;
+            if (!sweeps || plan->batches[i] <= TRF_FUSED_MAX_M)
+                add_figure(result, BENCH_CUDA_FUSED, favor, plan->batches[i]);
+            if (plan->batches[i] > 8)
+                add_figure(result, BENCH_CUDA_WIDE, favor, plan->batches[i]);
+            add_figure(result, BENCH_CUDA_TWO_STEP, favor, plan->batches[i]);
+            if (sweeps)
+                add_figure(result, BENCH_CUDA_AUTO, favor, plan->batches[i]);
         }
     }
     return 0;

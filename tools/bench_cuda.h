@@ -12,7 +12,9 @@
 /* What a case times. */
 typedef enum bench_cuda_kind {
     BENCH_CUDA_FUSED,
+    BENCH_CUDA_WIDE,
     BENCH_CUDA_TWO_STEP,
+    BENCH_CUDA_AUTO,     /* the path that a plan takes by itself: of batch sweeps */
     BENCH_CUDA_DECODE,   /* to dense 16-bit weights */
     BENCH_CUDA_CUBLASLT, /* the product with these */
     BENCH_CUDA_RAW8,     /* the product with plain 8-bit codes */

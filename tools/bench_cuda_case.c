@@ -53,7 +53,9 @@ static int queue_case(void *context, uint32_t call, cudaStream_t stream) {
     uint32_t copy;
     switch (c->figure->kind) {
     case BENCH_CUDA_FUSED:
+    case BENCH_CUDA_WIDE:
     case BENCH_CUDA_TWO_STEP:
+    case BENCH_CUDA_AUTO:
         copy = call % stand->packed[c->packed].num_copies;
         return queue_linear(c, copy, &c->plans[copy], stream);
     case BENCH_CUDA_DECODE:
@@ -64,9 +66,8 @@ static int queue_case(void *context, uint32_t call, cudaStream_t stream) {
     case BENCH_CUDA_RAW8:
         return queue_raw8(c, call, stand->x_dtype, stream);
     default:
-        return cli_cuda_check(
-            bench_copy_launch(stand->copy_to, stand->copy_from, kBenchCopyBytes, stream),
-            "bench: copying");
+        return cli_cuda_check(bench_copy_launch(stand->copy_to, stand->copy_from, kBenchCopyBytes, stream),
+                              "bench: copying");
     }
 }
 
@@ -110,12 +111,23 @@ static int check_raw8(bench_cuda_case *c) {
 
 /* ---- preparing ---- */
 
+/* Why a path does not take a product. AUTO tells why it is not FUSED. */
+static const char *why_not(const trf_device_layer *layer, uint32_t batch, trf_dtype dtype, trf_path path) {
+    trf_linear_plan plan;
+    if (path == TRF_PATH_FUSED &&
+        trf_linear_plan_init(layer, batch, dtype, dtype, TRF_PATH_AUTO, &plan, NULL) == TRF_OK && plan.reason)
+        return plan.reason;
+    return "not supported";
+}
+
 static int prepare_linear(bench_cuda_case *c) {
     bench_cuda_stand *stand = c->stand;
     const bench_cuda_packed *packed = &stand->packed[c->packed];
     bench_cuda_figure *figure = c->figure;
-    /* AUTO tells why it is not fused. */
-    trf_path path = figure->kind == BENCH_CUDA_FUSED ? TRF_PATH_AUTO : TRF_PATH_TWO_STEP;
+    const trf_path path = figure->kind == BENCH_CUDA_FUSED  ? TRF_PATH_FUSED
+                          : figure->kind == BENCH_CUDA_WIDE ? TRF_PATH_WIDE
+                          : figure->kind == BENCH_CUDA_AUTO ? TRF_PATH_AUTO
+                                                            : TRF_PATH_TWO_STEP;
     trf_error err = {0};
     c->plans = calloc(packed->num_copies, sizeof *c->plans);
     if (!c->plans) {
@@ -125,8 +137,8 @@ static int prepare_linear(bench_cuda_case *c) {
     for (uint32_t i = 0; i < packed->num_copies; i++) {
         trf_status status = trf_linear_plan_init(packed->copies[i], figure->batch, stand->x_dtype, stand->x_dtype, path,
                                                  &c->plans[i], &err);
-        if (status == TRF_ERR_UNSUPPORTED || (status == TRF_OK && path == TRF_PATH_AUTO && c->plans[i].reason)) {
-            figure->reason = status == TRF_OK ? c->plans[i].reason : "not supported";
+        if (status == TRF_ERR_UNSUPPORTED) {
+            figure->reason = why_not(packed->copies[i], figure->batch, stand->x_dtype, path);
             return 0;
         }
         if (status != TRF_OK)
@@ -205,7 +217,9 @@ int bench_cuda_case_make(bench_cuda_case *c) {
     describe(c);
     switch (c->figure->kind) {
     case BENCH_CUDA_FUSED:
+    case BENCH_CUDA_WIDE:
     case BENCH_CUDA_TWO_STEP:
+    case BENCH_CUDA_AUTO:
         failed = prepare_linear(c);
         break;
     case BENCH_CUDA_CUBLASLT:

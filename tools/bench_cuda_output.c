@@ -8,7 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-static const char *const kKinds[BENCH_CUDA_KINDS] = {"fused", "two-step", "decode", "cublaslt", "raw8", "copy"};
+static const char *const kKinds[BENCH_CUDA_KINDS] = {"fused",  "wide",     "two-step", "auto",
+                                                     "decode", "cublaslt", "raw8",     "copy"};
 
 static const bench_cuda_figure *find_figure(const bench_cuda_result *result, bench_cuda_kind kind, uint32_t batch) {
     for (size_t i = 0; i < result->num_figures; i++)

@@ -14,10 +14,10 @@
 #include <zstd.h>
 
 static const cli_option_id kOptions[] = {
-    CLI_OPT_DEVICE,     CLI_OPT_LAYERS,       CLI_OPT_BATCH,   CLI_OPT_BENCH_CODECS, CLI_OPT_FAVOR,
-    CLI_OPT_BENCH_BITS, CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,   CLI_OPT_RUNS,         CLI_OPT_GRANULARITY,
-    CLI_OPT_JSON_FILE,  CLI_OPT_CSV_FILE,     CLI_OPT_THREADS, CLI_OPT_FORCE,        CLI_OPT_MODE,
-    0};
+    CLI_OPT_DEVICE,  CLI_OPT_LAYERS,      CLI_OPT_BATCH,        CLI_OPT_BENCH_CODECS,
+    CLI_OPT_FAVOR,   CLI_OPT_BENCH_BITS,  CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,
+    CLI_OPT_RUNS,    CLI_OPT_GRANULARITY, CLI_OPT_JSON_FILE,    CLI_OPT_CSV_FILE,
+    CLI_OPT_THREADS, CLI_OPT_FORCE,       CLI_OPT_MODE,         0};
 
 static const char *const kCodecNames[CLI_BENCH_COUNT] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bits"};
 static const trf_dtype kSources[CLI_BENCH_COUNT] = {TRF_DTYPE_BF16,    TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3,
@@ -26,8 +26,31 @@ static const char *const kCompressors[] = {"lz4", "zstd"};
 
 /* ---- what to measure, and on what machine ---- */
 
+/* Modes that go through layers and codecs; the others are bench_cuda_modes.h's. */
+static int goes_through_layers(const cli_options *plan) {
+    return plan->mode == CLI_BENCH_LAYERS || plan->mode == CLI_BENCH_SWEEP;
+}
+
+static void set_sweep(cli_options *plan) {
+    if (!plan->num_layers) {
+        plan->layers[plan->num_layers++] = (cli_shape){8192, 8192};
+        plan->layers[plan->num_layers++] = (cli_shape){14336, 4096};
+    }
+    if (!plan->num_batches) /* every power of two, and three times it */
+        for (uint32_t m = 1; m <= 8192; m *= 2) {
+            plan->batches[plan->num_batches++] = m;
+            if (m > 1 && m < 8192)
+                plan->batches[plan->num_batches++] = m / 2 * 3;
+        }
+    if (!plan->bench_codecs)
+        plan->bench_codecs = 1 << CLI_BENCH_BF16;
+    plan->has_favor = 1; /* speed, if none was asked for */
+}
+
 static void set_defaults(cli_options *plan) {
-    if (plan->mode != CLI_BENCH_LAYERS) { /* layers and batches are the mode's own to choose */
+    if (plan->mode == CLI_BENCH_SWEEP)
+        set_sweep(plan);
+    if (!goes_through_layers(plan)) { /* layers and batches are the mode's own to choose */
         plan->runs = plan->runs ? plan->runs : 20;
         return;
     }
@@ -241,7 +264,7 @@ static cli_exit run_plan(bench_log *log, trf_context *context) {
 #ifdef TRF_HAVE_CUDA
     if (context && bench_cuda_begin(log, context))
         return CLI_FAILED;
-    if (context && plan->mode != CLI_BENCH_LAYERS)
+    if (context && !goes_through_layers(plan))
         return bench_cuda_run_mode(log->cuda) ? CLI_FAILED : CLI_OK;
     if (context)
         bench_cuda_print_heading(log);
@@ -256,7 +279,7 @@ static cli_exit run_plan(bench_log *log, trf_context *context) {
 static int has_device_results(const bench_log *log) {
     size_t count = 0;
 #ifdef TRF_HAVE_CUDA
-    if (log->cuda && log->plan->mode == CLI_BENCH_LAYERS)
+    if (log->cuda && goes_through_layers(log->plan))
         bench_cuda_results(log->cuda, &count);
     else if (log->cuda)
         count = bench_cuda_figures_of(log->cuda)->count;
@@ -273,7 +296,7 @@ static cli_exit write_files(const bench_log *log) {
         json = bench_cuda_write_json;
         csv = bench_cuda_write_csv;
     }
-    if (log->cuda && log->plan->mode != CLI_BENCH_LAYERS) {
+    if (log->cuda && !goes_through_layers(log->plan)) {
         json = bench_cuda_write_mode_json;
         csv = bench_cuda_write_mode_csv;
     }

@@ -1,0 +1,201 @@
+/* Which wide kernel runs, on how many blocks and with what cut; and its launch. */
+#include "trf_wide.h"
+
+#include "trf_kernel_limits.cuh"
+#include "trf_wide_variants.cuh"
+
+#include <cuda.h>
+
+/* plan->choice; word TRF_PLAN_LAYER is not ours. */
+enum {
+    WIDE_COLUMNS,
+    WIDE_SHARE,
+    WIDE_SPLITS,
+    WIDE_CLUSTERS
+};
+
+static uint64_t align_to(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
+static constexpr uint32_t kThreads = trf_wide_shape<64, 1>::kThreads; /* of a block */
+
+static uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+
+/* ---- the cut ---- */
+
+struct wide_cut {
+    uint32_t columns, decoders, streams, stage_bytes, x_stage_bytes; /* of the kernel */
+    uint32_t cols, share, splits, x_groups, items, clusters;
+    trf_shared_plan plan;
+    uint32_t stages, x_stages, shared_bytes; /* offsets; dynamic */
+};
+
+template <int kColumns, int kShare> static void set_shape(wide_cut *c) {
+    using Shape = trf_wide_shape<kColumns, kShare>;
+    static_assert(Shape::kThreads == kThreads, "one block size");
+    c->decoders = Shape::kDecoders;
+    c->streams = Shape::kStreams;
+    c->stage_bytes = Shape::kStageBytes;
+    c->x_stage_bytes = Shape::kXStageBytes;
+}
+
+static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t columns,
+                       uint32_t share, uint32_t splits, uint32_t clusters) {
+    wide_cut c = {};
+    if (columns == 64)
+        set_shape<64, 1>(&c);
+    else if (share == 1)
+        set_shape<128, 1>(&c);
+    else
+        set_shape<128, 2>(&c);
+    c.columns = columns;
+    c.cols = trf_regular_slab_cols(*view);
+    c.share = share;
+    c.splits = splits;
+    c.x_groups = ceil_div(ceil_div(m, columns), share);
+    c.items = ceil_div(view->rows / TRF_SLAB_ROWS, kWideBands) * c.x_groups;
+    c.clusters = clusters < c.items ? clusters : c.items;
+    c.plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c.decoders, 1,
+                                trf_wide_table_log((int)view->class_bits), 0);
+    c.stages = (uint32_t)align_to(c.plan.total, 1024);
+    c.x_stages = c.stages + c.streams * c.stage_bytes;
+    c.shared_bytes = c.x_stages + c.streams * c.x_stage_bytes;
+    const uint32_t sums =
+        c.stages + kSumsBytes + ceil_div(columns / kSumCols, splits) * (splits - 1) * kWideRows * kSumCols * 4;
+    c.shared_bytes = sums > c.shared_bytes ? sums : c.shared_bytes;
+    return c;
+}
+
+static bool fits(const wide_cut &c, const trf_device_limits *limits) {
+    return c.clusters && c.shared_bytes + kStaticSharedBytes <= (uint32_t)limits->shared_bytes;
+}
+
+/* @return whether there is one. */
+static bool find_cut(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
+                     uint32_t m, wide_cut *best) {
+    const uint32_t columns = m <= 64 ? 64 : 128;
+    if (m > columns) {
+        *best = cut_of(view, facts, m, columns, 2, 1, limits->clusters[1]);
+        if (fits(*best, limits))
+            return true;
+    }
+    for (uint32_t log = 2; m <= columns && log > 0; log--) {
+        *best = cut_of(view, facts, m, columns, 1, 1u << log, limits->clusters[log]);
+        if (fits(*best, limits) && best->items <= limits->clusters[log] && best->cols >= best->splits * best->streams)
+            return true;
+    }
+    *best = cut_of(view, facts, m, columns, 1, 1, limits->clusters[0]);
+    return fits(*best, limits);
+}
+
+const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts *facts,
+                             const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
+    const char *reason = trf_fused_refuses_layer(view, facts, x_dtype);
+    if (reason)
+        return reason;
+    if (limits->capability != 90)
+        return "the device is not of compute capability 9.0";
+    if (facts->irregular_weights)
+        return "the layer has stored tiles, or rows or columns that are not multiples of 32 and 64";
+    if (!trf_has_usual_p(*view, facts->max_frequency) || (facts->predictor_modes & TRF_PREDICT_ROW))
+        return "the layer has row offsets, or an unusual frequency table";
+    if (view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK)
+        return "the layer has scales for groups";
+    if (m > INT32_MAX || (uint64_t)view->rows * m > UINT64_MAX / 8)
+        return "the layer or the batch is too large";
+    wide_cut c;
+    return find_cut(view, facts, limits, m, &c) ? NULL : "its streams do not fit this device's shared memory";
+}
+
+/* Room for a copy of x that is aligned. */
+static uint64_t x_bytes(const trf_device_view *view, uint32_t m) { return align_to(2ull * m * view->cols, 256); }
+
+void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
+                     trf_linear_plan *plan) {
+    wide_cut best = {};
+    find_cut(view, facts, limits, plan->m, &best);
+    plan->choice[WIDE_COLUMNS] = best.columns;
+    plan->choice[WIDE_SHARE] = best.share;
+    plan->choice[WIDE_SPLITS] = best.splits;
+    plan->choice[WIDE_CLUSTERS] = best.clusters;
+    plan->workspace_bytes = x_bytes(view, plan->m);
+}
+
+/* ---- the launch ---- */
+
+/* The driver's function that describes a matrix to the copy engine of boxes; the runtime knows where it is. */
+static cudaError_t describe_x(const void *x, uint32_t m, uint32_t cols, uint32_t columns, bool bf16,
+                              trf_tensor_map *map) {
+    static_assert(sizeof(CUtensorMap) == sizeof(trf_tensor_map), "a tensor map has 128 bytes");
+    void *function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaError_t status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    if (status != cudaSuccess || found != cudaDriverEntryPointSuccess)
+        return status != cudaSuccess ? status : cudaErrorNotSupported;
+    const cuuint64_t sizes[2] = {cols, m}, strides[1] = {2ull * cols};
+    const cuuint32_t box[2] = {kPartCols, columns}, steps[2] = {1, 1};
+    CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
+        reinterpret_cast<CUtensorMap *>(map), bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        2, const_cast<void *>(x), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_linear_plan *plan) {
+    const int class_bits = (int)view->class_bits, columns = (int)plan->choice[WIDE_COLUMNS],
+              share = (int)plan->choice[WIDE_SHARE];
+    if (view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16)
+        return trf_wide_float(view->codec, class_bits, columns, share);
+    return trf_wide_code(view->codec, class_bits, plan->x_dtype == TRF_DTYPE_BF16, columns, share);
+}
+
+static cudaError_t launch(trf_wide_kernel kernel, const trf_wide_args &args, const wide_cut &c, cudaStream_t stream) {
+    cudaFuncAttributes attributes = {};
+    cudaError_t status = trf_allow_all_shared((const void *)kernel, &attributes);
+    if (status != cudaSuccess)
+        return status;
+    cudaLaunchAttribute attribute[2] = {};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(c.share * c.splits * c.clusters);
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = c.shared_bytes;
+    config.stream = stream;
+    config.attrs = attribute;
+    config.numAttrs = 2;
+    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[0].val.programmaticStreamSerializationAllowed = 1;
+    attribute[1].id = cudaLaunchAttributeClusterDimension;
+    attribute[1].val.clusterDim.x = c.share * c.splits;
+    attribute[1].val.clusterDim.y = attribute[1].val.clusterDim.z = 1;
+    return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
+                    const void *x, void *y, void *workspace, trf_stream stream) {
+    const uint32_t *choice = plan->choice;
+    const wide_cut c = cut_of(view, facts, plan->m, choice[WIDE_COLUMNS], choice[WIDE_SHARE], choice[WIDE_SPLITS],
+                              choice[WIDE_CLUSTERS]);
+    if ((uintptr_t)x % 16) {
+        int status = trf_launch_pad_x(x, plan->m, view->cols, workspace, view->cols, stream);
+        if (status)
+            return status;
+        x = workspace;
+    }
+    trf_wide_args args = {};
+    args.f.view = *view;
+    args.f.shared = c.plan;
+    args.f.x = x;
+    args.f.x_stride = view->cols;
+    args.f.y = y;
+    args.f.m = plan->m;
+    args.f.y_dtype = plan->y_dtype;
+    args.f.whole_rows = view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS;
+    args.cols = c.cols;
+    args.splits = c.splits;
+    args.x_groups = c.x_groups;
+    args.items = c.items;
+    args.clusters = c.clusters;
+    args.stages = c.stages;
+    args.x_stages = c.x_stages;
+    cudaError_t status = describe_x(x, plan->m, view->cols, c.columns, plan->x_dtype == TRF_DTYPE_BF16, &args.x_map);
+    return status == cudaSuccess ? launch(kernel_of(view, plan), args, c, stream) : status;
+}

@@ -1,0 +1,27 @@
+/* The fused product of larger batches, by warpgroups: compute capability 9.0 only. As trf_fused.h has it. */
+#ifndef TRF_WIDE_H
+#define TRF_WIDE_H
+
+#include "trf_fused.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether the wide kernels take this layer and batch. @return NULL, or why not: a static string. */
+const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts *facts,
+                             const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
+
+/* Fills plan->choice, except for word TRF_PLAN_LAYER, and plan->workspace_bytes; m, types and path are set. Only for what trf_wide_refuses takes. */
+void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
+                     trf_linear_plan *plan);
+
+/* As trf_linear, arguments checked. @return a cudaError_t. */
+int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
+                    const void *x, void *y, void *workspace, trf_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

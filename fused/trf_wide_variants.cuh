@@ -1,0 +1,13 @@
+/* The list of wide kernels: every codec without group scales, quads and pairs, each type of x that the codec takes, 64 or 128 rows of x a block, 128
+ * also with two blocks that decode for each other. */
+#ifndef TRF_WIDE_VARIANTS_CUH
+#define TRF_WIDE_VARIANTS_CUH
+
+#include "trf_wide_kernel.cuh"
+
+typedef void (*trf_wide_kernel)(trf_wide_args);
+
+trf_wide_kernel trf_wide_float(uint32_t codec, int class_bits, int columns, int share);            /* bf16, fp16 */
+trf_wide_kernel trf_wide_code(uint32_t codec, int class_bits, int bf16_x, int columns, int share); /* fp8, int */
+
+#endif
