@@ -26,16 +26,27 @@ trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linea
 }
 
 trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                           void *workspace, trf_stream stream, trf_error *err) {
+                           const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
     if (plan->path == TRF_PATH_TWO_STEP)
-        status = trf_two_step_run(layer, plan, x, y, workspace, stream, err);
+        status = trf_two_step_run(layer, plan, x, y, epilogue, workspace, stream, err);
     else
-        status = trf_check_cuda(trf_fused_launch(&layer->view, &layer->facts, plan, x, y, workspace, stream),
+        status = trf_check_cuda(trf_fused_launch(&layer->view, &layer->facts, plan, x, y, epilogue, workspace, stream),
                                 "the fused product", err);
+    trf_leave_device(&scope);
+    return status;
+}
+
+trf_status trf_cuda_finish(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
+                           const trf_epilogue *epilogue, trf_stream stream, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_check_cuda(trf_launch_round(sums, y_dtype, y, epilogue, stream), "an epilogue", err);
     trf_leave_device(&scope);
     return status;
 }
