@@ -17,12 +17,15 @@ typedef struct trf_sums {
     uint32_t m, rows;
 } trf_sums;
 
-/* An operand's value, of y's dtype. On a GPU an ordinary load: the operand may be y. */
-TRF_HD float trf_operand(const void *values, uint32_t dtype, uint64_t at) {
+/* An operand's element, of y's dtype, as it lies in memory. On a GPU an ordinary load: the operand may be y. */
+TRF_HD uint32_t trf_operand_bits(const void *values, uint32_t dtype, uint64_t at) {
+    return dtype == TRF_DTYPE_F32 ? ((const uint32_t *)values)[at] : ((const uint16_t *)values)[at];
+}
+
+TRF_HD float trf_operand_value(uint32_t bits, uint32_t dtype) {
     if (dtype == TRF_DTYPE_F32)
-        return ((const float *)values)[at];
-    const uint16_t bits = ((const uint16_t *)values)[at];
-    return dtype == TRF_DTYPE_BF16 ? trf_bf16_to_f32(bits) : trf_f16_to_f32(bits);
+        return trf_f32_from_bits(bits);
+    return dtype == TRF_DTYPE_BF16 ? trf_bf16_to_f32((uint16_t)bits) : trf_f16_to_f32((uint16_t)bits);
 }
 
 /* Rounds to y's dtype. */
@@ -41,26 +44,37 @@ TRF_HD void trf_store_rounded(void *y, uint32_t dtype, uint64_t at, float value)
 #endif
 }
 
-/* An element's operands. Where one is not there, its place is taken by what changes no value, signs of zeros and NaNs included. */
+/* An element's operands, as they lie in memory: loading waits for none of them. Where one is not there, its place is taken by what changes no value, signs of zeros and
+ * NaNs included: -0, 1 and -0. */
 typedef struct trf_operands {
-    float bias, multiplier, residual;
+    uint32_t bias, multiplier, residual;
 } trf_operands;
 
 /* Of y's element `at`, in row `row` of W. */
 TRF_HD trf_operands trf_operands_of(const trf_epilogue *epilogue, uint32_t dtype, uint64_t at, uint32_t row) {
-    trf_operands operands = {-0.0f, 1.0f, -0.0f};
+    const uint32_t zero = dtype == TRF_DTYPE_F32 ? 0x80000000u : 0x8000u, one = dtype == TRF_DTYPE_F32    ? 0x3F800000u
+                                                                                : dtype == TRF_DTYPE_BF16 ? 0x3F80u
+                                                                                                          : 0x3C00u;
+    trf_operands operands = {zero, one, zero};
     if (epilogue->bias)
-        operands.bias = trf_operand(epilogue->bias, dtype, row);
+        operands.bias = trf_operand_bits(epilogue->bias, dtype, row);
     if (epilogue->multiplier)
-        operands.multiplier = trf_operand(epilogue->multiplier, dtype, at);
+        operands.multiplier = trf_operand_bits(epilogue->multiplier, dtype, at);
     if (epilogue->residual)
-        operands.residual = trf_operand(epilogue->residual, dtype, at);
+        operands.residual = trf_operand_bits(epilogue->residual, dtype, at);
     return operands;
 }
 
-/* A sum to what is rounded to y. */
-TRF_HD float trf_apply_epilogue(uint32_t activation, const trf_operands *operands, float sum) {
-    return fmaf(trf_activate(activation, sum + operands->bias), operands->multiplier, operands->residual);
+/* What goes into the activation, and what is rounded to y behind it. */
+TRF_HD float trf_add_bias(const trf_operands *operands, uint32_t dtype, float sum) {
+    return sum + trf_operand_value(operands->bias, dtype);
+}
+TRF_HD float trf_after_activation(const trf_operands *operands, uint32_t dtype, float value) {
+    return fmaf(value, trf_operand_value(operands->multiplier, dtype), trf_operand_value(operands->residual, dtype));
+}
+
+TRF_HD float trf_apply_epilogue(uint32_t activation, const trf_operands *operands, uint32_t dtype, float sum) {
+    return trf_after_activation(operands, dtype, trf_activate(activation, trf_add_bias(operands, dtype, sum)));
 }
 
 #endif

@@ -394,7 +394,7 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
     args.m = plan->m;
     args.y_dtype = plan->y_dtype;
     if (epilogue) {
-        args.with = {*epilogue, y, (uint32_t)plan->y_dtype};
+        args.with = {*epilogue, y, (uint32_t)plan->y_dtype, view->rows};
         args.y = base + at.sums;
         args.y_dtype = TRF_DTYPE_F32;
     }

@@ -7,7 +7,7 @@
  * The cut may also *straddle*: groups times columns are cut evenly among blocks, whose first and last groups may be shared with others. Sums of those go to the
  * workspace, and a second kernel adds them up, in the order of blocks.
  *
- * No sum depends on timing: who adds does not either.
+ * No sum depends on timing: who adds does not either. With an epilogue what is y here are sums in the workspace (trf_fused_epilogue.cuh).
  *
  * x: batches up to 8 read it through the L1 cache, a block's columns only; larger ones have it in shared memory (trf_fused_window.cuh).
  *

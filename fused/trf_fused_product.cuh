@@ -7,6 +7,13 @@
 #include "trf_epilogue.h"
 #include "trf_slab_stream.cuh"
 
+/* The epilogue, and what is written behind it. */
+struct trf_with {
+    trf_epilogue epilogue;
+    void *y; /* [m][rows]; NULL: there is no epilogue */
+    uint32_t y_dtype, rows;
+};
+
 /* By value to every fused kernel. */
 struct trf_fused_args {
     trf_device_view view;
@@ -18,11 +25,7 @@ struct trf_fused_args {
     const float *edges;  /* [m][rows], or NULL */
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
     uint32_t use_row_offsets;
-    struct {
-        trf_epilogue epilogue;
-        void *y; /* NULL: there is none */
-        uint32_t y_dtype;
-    } with;
+    trf_with with;
     /* The cut (trf_fused_kernel.cuh). */
     uint32_t cluster;                /* blocks of a cluster */
     uint32_t parts;                  /* of a block's columns: warps that share a unit */

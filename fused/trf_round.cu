@@ -24,7 +24,7 @@ static __global__ void __launch_bounds__(kThreads)
             const uint32_t row = first + i * kThreads;
             if (row < sums.rows)
                 trf_store_rounded(y, y_dtype, (uint64_t)n * sums.rows + row,
-                                  trf_apply_epilogue(epilogue.activation, &operands[i], sum[i]));
+                                  trf_apply_epilogue(epilogue.activation, &operands[i], y_dtype, sum[i]));
         }
     }
 }

@@ -223,8 +223,9 @@ static trf_status trf_cpu_finish(const trf_context *context, const trf_sums *sum
         for (uint32_t row = 0; row < sums->rows; row++) {
             const uint64_t at = (uint64_t)n * sums->rows + row;
             const trf_operands operands = trf_operands_of(epilogue, y_dtype, at, row);
-            trf_store_rounded(y, y_dtype, at,
-                              trf_apply_epilogue(epilogue->activation, &operands, sums->at[n * sums->stride + row]));
+            trf_store_rounded(
+                y, y_dtype, at,
+                trf_apply_epilogue(epilogue->activation, &operands, y_dtype, sums->at[n * sums->stride + row]));
         }
     return TRF_OK;
 }
