@@ -416,7 +416,7 @@ typedef struct trf_epilogue {
  * Activations err by 2^-20 of their value at most, and 2^-145; of -infinity they are 0 (NONE: itself). epilogue: read during the call; what it points to, in the order of the stream (in a
  * CUDA graph, at each replay). NULL, or one with nothing in it: none.
  * workspace: with an epilogue, of plan->epilogue_workspace_bytes or more. A multiplier or residual that is y is overwritten in place, both may be. Of a shard that was loaded by rows,
- * rows are the shard's. A NaN stays NaN, a corrupt slab's too.
+ * rows are the shard's; of one by columns the sums are parts, and what is not linear belongs behind their addition. A NaN stays NaN, a corrupt slab's too.
  * Errors: as trf_linear; TRF_ERR_ARGUMENT (no such activation; an operand's alignment, or that it overlaps y in another way). */
 TRF_API trf_status trf_linear_with(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x,
                                    void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream,
