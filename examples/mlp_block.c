@@ -1,4 +1,5 @@
-/* The MLP block of a Llama, from a compressed checkpoint: y = down(silu(gate(x)) * up(x)), on the GPU if there is one, else on the CPU.
+/* The MLP block of a Llama, from a compressed checkpoint: y = down(silu(gate(x)) * up(x)), on the GPU if there is one, else on the CPU. Three products, and nothing between
+ * them: what silu(gate) * up takes is gate's epilogue, which overwrites the output of up.
  *
  * Usage: example_mlp_block CHECKPOINT PREFIX X.npy Y.npy [cpu]
  *   PREFIX    such as model.layers.0.mlp; gate_proj, up_proj and down_proj below it are compressed (not from F16)
@@ -44,24 +45,24 @@ static uint16_t round_to_bf16(float value) {
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* One layer, prepared for a batch: weights, y and workspace are in device memory. */
+/* One layer, prepared for a batch; the workspace is in device memory. */
 typedef struct linear {
     trf_device_layer *layer;
     trf_layer_info info;
     trf_linear_plan plan;
-    void *y, *workspace;
+    void *workspace;
 } linear;
 
-static linear load(trf_context *context, trf_checkpoint *checkpoint, const char *prefix, const char *name, uint32_t m) {
+static linear load(trf_context *context, trf_checkpoint *checkpoint, const char *prefix, const char *name, uint32_t m,
+                   trf_dtype y_dtype) {
     char tensor[512];
     linear made;
     trf_error err;
     snprintf(tensor, sizeof tensor, "%s.%s.weight", prefix, name);
     check(trf_device_layer_load(context, checkpoint, tensor, NULL, &made.layer, &err), &err);
     trf_device_layer_get_info(made.layer, &made.info);
-    check(trf_linear_plan_init(made.layer, m, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &made.plan, &err), &err);
-    check(trf_device_allocate(context, 4ull * m * made.info.rows, &made.y, &err), &err);
-    check(trf_device_allocate(context, made.plan.workspace_bytes, &made.workspace, &err), &err);
+    check(trf_linear_plan_init(made.layer, m, TRF_DTYPE_BF16, y_dtype, TRF_PATH_AUTO, &made.plan, &err), &err);
+    check(trf_device_allocate(context, made.plan.epilogue_workspace_bytes, &made.workspace, &err), &err);
     printf("%-40s %u x %u, %.2f bits a weight, %s\n", tensor, made.info.rows, made.info.cols,
            8.0 * (double)made.info.blob_bytes / made.info.rows / made.info.cols,
            made.plan.path == TRF_PATH_FUSED ? "fused" : made.plan.reason);
@@ -69,17 +70,14 @@ static linear load(trf_context *context, trf_checkpoint *checkpoint, const char 
 }
 
 static void unload(trf_context *context, linear *layer) {
-    trf_device_free(context, layer->y);
     trf_device_free(context, layer->workspace);
     trf_device_layer_destroy(layer->layer);
 }
 
-/* y of the layer for x[m][cols] in device memory, copied to the host: F32 [m][rows]. */
-static void run(const trf_context *context, const linear *layer, const void *x, float *y) {
+/* Only enqueues the product. x, y: device memory. */
+static void run(const linear *layer, const void *x, void *y, const trf_epilogue *epilogue) {
     trf_error err;
-    check(trf_linear(layer->layer, &layer->plan, x, layer->y, layer->workspace, NULL, &err), &err);
-    check(trf_device_download(context, y, layer->y, 4ull * layer->plan.m * layer->info.rows, &err), &err);
-    check(trf_device_layer_check(layer->layer, &err), &err);
+    check(trf_linear_with(layer->layer, &layer->plan, x, y, epilogue, layer->workspace, NULL, &err), &err);
 }
 
 int main(int argc, char **argv) {
@@ -102,7 +100,8 @@ int main(int argc, char **argv) {
     }
     linear layers[LAYERS];
     for (int i = 0; i < LAYERS; i++)
-        layers[i] = load(context, checkpoint, argv[2], names[i], (uint32_t)m);
+        layers[i] =
+            load(context, checkpoint, argv[2], names[i], (uint32_t)m, i == DOWN ? TRF_DTYPE_F32 : TRF_DTYPE_BF16);
     trf_checkpoint_close(checkpoint);
     const uint32_t wide = layers[GATE].info.rows;
     if (layers[GATE].info.cols != hidden || layers[UP].info.cols != hidden || layers[UP].info.rows != wide ||
@@ -111,30 +110,33 @@ int main(int argc, char **argv) {
         return 1;
     }
 
-    const uint64_t x_count = m * hidden, h_count = m * wide, y_count = m * layers[DOWN].info.rows,
-                   most = x_count > h_count ? x_count : h_count;
-    uint16_t *rounded = allocate_host(2 * most);
-    float *gate = allocate_host(4 * h_count), *up = allocate_host(4 * h_count), *y = allocate_host(4 * y_count);
-    void *input;
-    check(trf_device_allocate(context, 2 * most, &input, &err), &err);
+    const uint64_t x_count = m * hidden, y_count = m * layers[DOWN].info.rows;
+    uint16_t *rounded = allocate_host(2 * x_count);
+    float *y = allocate_host(4 * y_count);
+    void *input, *between, *output;
+    check(trf_device_allocate(context, 2 * x_count, &input, &err), &err);
+    check(trf_device_allocate(context, 2 * m * wide, &between, &err), &err);
+    check(trf_device_allocate(context, 4 * y_count, &output, &err), &err);
     for (uint64_t i = 0; i < x_count; i++)
         rounded[i] = round_to_bf16(x[i]);
     check(trf_device_upload(context, input, rounded, 2 * x_count, &err), &err);
-    run(context, &layers[GATE], input, gate);
-    run(context, &layers[UP], input, up);
-    for (uint64_t i = 0; i < h_count; i++)
-        rounded[i] = round_to_bf16(gate[i] / (1 + expf(-gate[i])) * up[i]);
-    check(trf_device_upload(context, input, rounded, 2 * h_count, &err), &err);
-    run(context, &layers[DOWN], input, y);
+
+    const trf_epilogue silu_times_up = {.activation = TRF_ACTIVATION_SILU, .multiplier = between};
+    run(&layers[UP], input, between, NULL);
+    run(&layers[GATE], input, between, &silu_times_up);
+    run(&layers[DOWN], between, output, NULL);
+    check(trf_device_download(context, y, output, 4 * y_count, &err), &err); /* waits */
+    for (int i = 0; i < LAYERS; i++)
+        check(trf_device_layer_check(layers[i].layer, &err), &err);
     check(trf_write_npy(argv[4], y, m, layers[DOWN].info.rows, 1, &err), &err);
     printf("%llu rows on %s\n", (unsigned long long)m, trf_context_device_name(context));
 
     trf_free(x);
     free(rounded);
-    free(gate);
-    free(up);
     free(y);
     trf_device_free(context, input);
+    trf_device_free(context, between);
+    trf_device_free(context, output);
     for (int i = 0; i < LAYERS; i++)
         unload(context, &layers[i]);
     trf_context_destroy(context);

@@ -2,6 +2,7 @@
 #ifndef TRF_CONTEXT_H
 #define TRF_CONTEXT_H
 
+#include "trf_epilogue.h"
 #include "trf_fused.h"
 #include "trf_gemm.h"
 
@@ -23,10 +24,15 @@ typedef struct trf_device_kind {
     trf_status (*check_layer)(const trf_device_layer *layer, trf_error *err);
     trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                          trf_error *err);
-    /* Sets all of the plan but m and types, which are set. path: what was asked for. */
+    /* Sets all of the plan but m and types, which are set. path: what was asked for. The choice does not depend on y's type: a shard's product with an epilogue runs without
+     * it, to F32, in epilogue_workspace_bytes. */
     trf_status (*plan)(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err);
+    /* epilogue: NULL, or with something in it. plan->workspace_bytes: what there is, with an epilogue plan->epilogue_workspace_bytes at least. */
     trf_status (*linear)(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                         void *workspace, trf_stream stream, trf_error *err);
+                         const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err);
+    /* y = the sums with an epilogue, rounded. */
+    trf_status (*finish)(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
+                         const trf_epilogue *epilogue, trf_stream stream, trf_error *err);
     /* Device memory: *memory is 256-byte aligned. Copies are complete when they return. */
     trf_status (*allocate)(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
     void (*release)(const trf_context *context, void *memory);

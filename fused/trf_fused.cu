@@ -302,15 +302,16 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
 
 /* Where everything lies in the workspace. */
 struct workspace_layout {
-    uint64_t partials, padded_x, bytes; /* edges are at 0 */
+    uint64_t partials, padded_x, sums, bytes; /* edges are at 0 */
 };
 
-static workspace_layout layout_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m,
-                                  const cut &c) {
+static workspace_layout layout_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, const cut &c,
+                                  bool has_epilogue) {
     workspace_layout at;
     at.partials = align_256(facts->irregular_weights ? 4ull * m * view->rows : 0);
     at.padded_x = at.partials + (c.straddles ? 2ull * c.clusters * c.group * sum_bytes(c) : 0);
-    at.bytes = at.padded_x + align_256(2ull * m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
+    at.sums = at.padded_x + align_256(2ull * m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
+    at.bytes = at.sums + (has_epilogue ? align_256(4ull * m * view->rows) : 0);
     return at;
 }
 
@@ -325,7 +326,8 @@ void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts
     plan->choice[CHOICE_PARTS] = best.parts;
     plan->choice[CHOICE_WAYS] = best.straddles * WAY_STRADDLES + best.sums_over_x * WAY_SUMS_OVER_X;
     plan->choice[CHOICE_WINDOW_COLS] = best.window_cols;
-    plan->workspace_bytes = layout_of(view, facts, plan->m, best).bytes;
+    plan->workspace_bytes = layout_of(view, facts, plan->m, best, false).bytes;
+    plan->epilogue_workspace_bytes = layout_of(view, facts, plan->m, best, true).bytes;
 }
 
 /* ---- the launch ---- */
@@ -383,12 +385,12 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, c
 }
 
 int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
-                     const void *x, void *y, void *workspace, trf_stream stream) {
+                     const void *x, void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
     cut c = cut_of(view, plan->m, choice[CHOICE_GEOMETRY], choice[CHOICE_CLUSTER], choice[CHOICE_CLUSTERS],
                    choice[CHOICE_PARTS], choice[CHOICE_WAYS]);
     lay_out(&c, view, facts, UINT32_MAX, choice[CHOICE_TABLE_LOG], choice[CHOICE_WINDOW_COLS]);
-    const workspace_layout at = layout_of(view, facts, plan->m, c);
+    const workspace_layout at = layout_of(view, facts, plan->m, c, epilogue != nullptr);
     uint8_t *const base = (uint8_t *)workspace;
     trf_fused_args args = {};
     args.view = *view;
@@ -398,6 +400,11 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
     args.y = y;
     args.m = plan->m;
     args.y_dtype = plan->y_dtype;
+    if (epilogue) {
+        args.with = {*epilogue, y, (uint32_t)plan->y_dtype, view->rows};
+        args.y = base + at.sums;
+        args.y_dtype = TRF_DTYPE_F32;
+    }
     args.whole_rows = c.units ? view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS : 0;
     args.use_row_offsets = (facts->predictor_modes & TRF_PREDICT_ROW) != 0;
     args.cluster = c.cluster;

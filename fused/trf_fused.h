@@ -33,13 +33,13 @@ const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_devic
 const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
 
-/* Fills plan->choice, except for word TRF_PLAN_LAYER, and plan->workspace_bytes; m, types and path are set. Only for what trf_fused_refuses takes. */
+/* Fills plan->choice, except for word TRF_PLAN_LAYER, and the bytes of workspace; m, types and path are set. Only for what trf_fused_refuses takes. */
 void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                       trf_linear_plan *plan);
 
-/* As trf_linear, arguments checked. */
+/* As trf_linear_with, arguments checked. */
 int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
-                     const void *x, void *y, void *workspace, trf_stream stream);
+                     const void *x, void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream);
 
 /* The edges' part of the product: partial[m][rows] = x . W^T over the weights that are not in regular slabs, scales and offsets applied; all m x rows values are
  * written, zeros where there are no edges. x: device, rows of x_stride elements. partial: device, F32. The order of additions is fixed. */

@@ -7,7 +7,7 @@
  * The cut may also *straddle*: groups times columns are cut evenly among blocks, whose first and last groups may be shared with others. Sums of those go to the
  * workspace, and a second kernel adds them up, in the order of blocks.
  *
- * No sum depends on timing: who adds does not either.
+ * No sum depends on timing: who adds does not either. With an epilogue what is y here are sums in the workspace (trf_fused_epilogue.cuh).
  *
  * x: batches up to 8 read it through the L1 cache, a block's columns only; larger ones have it in shared memory (trf_fused_window.cuh).
  *
@@ -16,6 +16,7 @@
 #ifndef TRF_FUSED_KERNEL_CUH
 #define TRF_FUSED_KERNEL_CUH
 
+#include "trf_fused_epilogue.cuh"
 #include "trf_fused_window.cuh"
 
 /* The decode table's size. With quads, one slab a warp waits for each look-up, and wants a bank for each lane; two hide that of the other. */
@@ -310,7 +311,10 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
         sink.clear();
     }
     trf_copy_wait<0>();
-    trf_store_tail_rows(a);
+    if (a.with.y)
+        trf_finish_with(a, share.unit * Product::kRows, min((share.unit + share.units) * Product::kRows, a.whole_rows));
+    else
+        trf_each_tail_place(a, [&](uint32_t n, uint32_t row) { trf_store_y(a, n, row, 0.0f); });
 }
 
 template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, int kWarps>
@@ -319,7 +323,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constan
         trf_fused_block<Form, Type, kP, kSlabs, kTiles, kScaled, kWarps>(a);
 }
 
-/* Adds up the partials of units that blocks share, and writes their y. A warp for each piece of each unit of the layer. */
+/* Adds up the partials of units that blocks share, and writes their y; with an epilogue that of all units. A warp for each piece of each unit of the layer. */
 static __global__ void __launch_bounds__(256)
     trf_fused_finish(const __grid_constant__ trf_fused_args a, uint32_t slabs, uint32_t tiles) {
     const uint32_t lane = threadIdx.x % 32, task = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -330,17 +334,21 @@ static __global__ void __launch_bounds__(256)
         return;
     const uint32_t cols = a.cols_each, begin = g * cols, first = trf_share_of(a.units_each, a.units_more, begin),
                    last = trf_share_of(a.units_each, a.units_more, begin + cols - 1);
-    if (first == last)
-        return;
-    float4 sum = {};
+    const uint32_t first_row = unit * slabs * TRF_SLAB_ROWS;
+    if (first != last) {
+        float4 sum = {};
 #pragma unroll 4
-    for (uint32_t block = first; block <= last; block++) {
-        /* Those behind the first block begin inside the group. */
-        const bool its_first = block > first || trf_share_begin(a.units_each, a.units_more, block) >= begin;
-        sum = trf_add(sum, __ldcg(reinterpret_cast<const float4 *>(
-                               trf_partial_of(a, block, its_first, unit % a.group, pieces) + 128 * piece + 4 * lane)));
+        for (uint32_t block = first; block <= last; block++) {
+            /* Those behind the first block begin inside the group. */
+            const bool its_first = block > first || trf_share_begin(a.units_each, a.units_more, block) >= begin;
+            sum = trf_add(sum,
+                          __ldcg(reinterpret_cast<const float4 *>(
+                              trf_partial_of(a, block, its_first, unit % a.group, pieces) + 128 * piece + 4 * lane)));
+        }
+        trf_finish_sums(a, lane, lane % 4, first_row, piece / tiles, piece % tiles, sum);
     }
-    trf_finish_sums(a, lane, lane % 4, unit * slabs * TRF_SLAB_ROWS, piece / tiles, piece % tiles, sum);
+    if (a.with.y)
+        trf_finish_piece_with(a, lane, first_row, piece / tiles, piece % tiles);
 }
 
 #endif

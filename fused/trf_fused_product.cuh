@@ -4,7 +4,15 @@
 #ifndef TRF_FUSED_PRODUCT_CUH
 #define TRF_FUSED_PRODUCT_CUH
 
+#include "trf_epilogue.h"
 #include "trf_slab_stream.cuh"
+
+/* The epilogue, and what is written behind it. */
+struct trf_with {
+    trf_epilogue epilogue;
+    void *y; /* [m][rows]; NULL: there is no epilogue */
+    uint32_t y_dtype, rows;
+};
 
 /* By value to every fused kernel. */
 struct trf_fused_args {
@@ -13,10 +21,11 @@ struct trf_fused_args {
     const void *x;     /* [m][x_stride], 16-bit, 16-byte aligned rows */
     uint32_t x_stride; /* elements */
     uint32_t m, y_dtype;
-    void *y;             /* [m][rows] */
+    void *y;             /* [m][rows]; with an epilogue its sums, in the workspace, and y_dtype is F32 */
     const float *edges;  /* [m][rows], or NULL */
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
     uint32_t use_row_offsets;
+    trf_with with;
     /* The cut (trf_fused_kernel.cuh). */
     uint32_t cluster;                /* blocks of a cluster */
     uint32_t parts;                  /* of a block's columns: warps that share a unit */
@@ -60,23 +69,29 @@ static __device__ __forceinline__ float trf_scale_sum(const trf_fused_args &a, u
     return sum;
 }
 
+/* With what the edges add. */
+static __device__ __forceinline__ float trf_add_edges(const trf_fused_args &a, uint64_t at, float value) {
+    return a.edges ? value + a.edges[at] : value;
+}
+
 static __device__ __forceinline__ void trf_store_y(const trf_fused_args &a, uint32_t n, uint32_t row, float value) {
     const uint64_t at = (uint64_t)n * a.view.rows + row;
-    if (a.edges)
-        value += a.edges[at];
-    if (a.y_dtype == TRF_DTYPE_F32)
-        ((float *)a.y)[at] = value;
-    else if (a.y_dtype == TRF_DTYPE_BF16)
-        ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16_rn(value);
-    else
-        ((__half *)a.y)[at] = __float2half_rn(value);
+    trf_store_rounded(a.y, a.y_dtype, at, trf_add_edges(a, at, value));
+}
+
+/* Where the i-th sum of a lane belongs: row of x, of lane % 4 = q and tile t; row of the layer, of block b of 16 rows of the unit that begins at `first_row`. */
+static __device__ __forceinline__ uint32_t trf_n_of_sum(uint32_t q, uint32_t t, uint32_t i) {
+    return 8 * t + 2 * q + i % 2;
+}
+static __device__ __forceinline__ uint32_t trf_row_of_sum(uint32_t lane, uint32_t first_row, uint32_t b, uint32_t i) {
+    return first_row + 16 * b + lane / 4 + 8 * (i / 2);
 }
 
 /* A sum to y: the i-th of lane (lane / 4, q), of block b of 16 rows and tile t of x, of the unit that begins at `first_row`. */
 static __device__ __forceinline__ void trf_finish_sum(const trf_fused_args &a, uint32_t lane, uint32_t q,
                                                       uint32_t first_row, uint32_t b, uint32_t t, uint32_t i,
                                                       float sum) {
-    const uint32_t n = 8 * t + 2 * q + i % 2, row = first_row + 16 * b + lane / 4 + 8 * (i / 2);
+    const uint32_t n = trf_n_of_sum(q, t, i), row = trf_row_of_sum(lane, first_row, b, i);
     if (n < a.m && row < a.whole_rows)
         trf_store_y(a, n, row, trf_scale_sum(a, row, sum));
 }
@@ -325,12 +340,12 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     }
 };
 
-/* Rows behind the last whole band have edges only. */
-static __device__ __forceinline__ void trf_store_tail_rows(const trf_fused_args &a) {
+/* Rows behind the last whole band have edges only. put(n, row), for the thread's share of them. */
+template <class Put> static __device__ __forceinline__ void trf_each_tail_place(const trf_fused_args &a, Put put) {
     const uint32_t count = a.view.rows - a.whole_rows;
     const uint64_t places = (uint64_t)count * a.m, stride = (uint64_t)gridDim.x * blockDim.x;
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < places; i += stride)
-        trf_store_y(a, (uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count), 0.0f);
+        put((uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count));
 }
 
 #endif

@@ -7,9 +7,9 @@
 
 /* The path that should be fastest, of those that take the product; TWO_STEP if none of the others does. */
 static trf_path trf_fastest_path(const trf_linear_plan *plan, const char *not_fused, const char *not_wide) {
-    if (!not_fused && (plan->m <= 16 || not_wide))
+    if (!not_fused && (plan->m <= 32 || not_wide))
         return TRF_PATH_FUSED;
-    return !not_wide && plan->m <= 1536 ? TRF_PATH_WIDE : TRF_PATH_TWO_STEP;
+    return !not_wide && plan->m <= 256 ? TRF_PATH_WIDE : TRF_PATH_TWO_STEP;
 }
 
 trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
@@ -43,23 +43,34 @@ trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linea
 }
 
 static trf_status trf_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                          void *workspace, trf_stream stream, trf_error *err) {
+                          const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
     if (plan->path == TRF_PATH_TWO_STEP)
-        return trf_two_step_run(layer, plan, x, y, workspace, stream, err);
+        return trf_two_step_run(layer, plan, x, y, epilogue, workspace, stream, err);
     if (plan->path == TRF_PATH_WIDE)
-        return trf_check_cuda(trf_wide_launch(&layer->view, &layer->facts, plan, x, y, workspace, stream),
+        return trf_check_cuda(trf_wide_launch(&layer->view, &layer->facts, plan, x, y, epilogue, workspace, stream),
                               "the wide product", err);
-    return trf_check_cuda(trf_fused_launch(&layer->view, &layer->facts, plan, x, y, workspace, stream),
+    return trf_check_cuda(trf_fused_launch(&layer->view, &layer->facts, plan, x, y, epilogue, workspace, stream),
                           "the fused product", err);
 }
 
 trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                           void *workspace, trf_stream stream, trf_error *err) {
+                           const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    status = trf_run(layer, plan, x, y, workspace, stream, err);
+    status = trf_run(layer, plan, x, y, epilogue, workspace, stream, err);
+    trf_leave_device(&scope);
+    return status;
+}
+
+trf_status trf_cuda_finish(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
+                           const trf_epilogue *epilogue, trf_stream stream, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_check_cuda(trf_launch_round(sums, y_dtype, y, epilogue, stream), "an epilogue", err);
     trf_leave_device(&scope);
     return status;
 }

@@ -1,5 +1,5 @@
-/* The workspace: dense weights [rows][cols] of x's type | F32 sums [m][rows], if y's type is not one that cuBLASLt writes for x's |
- * cuBLASLt's own. Each part begins at a multiple of 256 bytes. */
+/* The workspace: dense weights [rows][cols] of x's type | F32 sums [m][rows], if there is an epilogue or y's type is not one that cuBLASLt
+ * writes for x's | cuBLASLt's own. Each part begins at a multiple of 256 bytes. */
 #include "trf_two_step.h"
 
 #include "trf_cuda_call.h"
@@ -10,15 +10,23 @@ typedef struct trf_two_step_layout {
 } trf_two_step_layout;
 
 /* Sizes were bounded when the plan was made. */
-static trf_two_step_layout trf_lay_out(const trf_device_layer *layer, const trf_linear_plan *plan) {
+static trf_two_step_layout trf_lay_out(const trf_device_layer *layer, const trf_linear_plan *plan, int has_epilogue) {
     const uint64_t rows = layer->view.rows, cols = layer->view.cols;
-    const int rounds = plan->y_dtype != plan->x_dtype && plan->y_dtype != TRF_DTYPE_F32;
+    const int rounds = has_epilogue || (plan->y_dtype != plan->x_dtype && plan->y_dtype != TRF_DTYPE_F32);
     trf_two_step_layout layout;
     layout.shape = (trf_gemm_shape){plan->m, layer->view.rows, layer->view.cols, plan->x_dtype,
                                     rounds ? TRF_DTYPE_F32 : plan->y_dtype};
     layout.sums = trf_align_part(2 * rows * cols);
     layout.gemm = layout.sums + (rounds ? trf_align_part(4 * plan->m * rows) : 0);
     return layout;
+}
+
+static trf_status trf_needed_bytes(const trf_device_layer *layer, const trf_linear_plan *plan, int has_epilogue,
+                                   uint64_t *bytes, trf_error *err) {
+    const trf_two_step_layout layout = trf_lay_out(layer, plan, has_epilogue);
+    trf_status status = trf_gemm_workspace(layer->context->gemm, &layout.shape, bytes, err);
+    *bytes += layout.gemm;
+    return status;
 }
 
 trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *plan, trf_error *err) {
@@ -28,28 +36,31 @@ trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *pla
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "a product of %ux%u weights and %u rows of x is too large", layer->view.rows, layer->view.cols,
                         plan->m);
-    trf_two_step_layout layout = trf_lay_out(layer, plan);
-    uint64_t gemm_bytes;
-    trf_status status = trf_gemm_workspace(layer->context->gemm, &layout.shape, &gemm_bytes, err);
+    uint64_t plain, with;
+    trf_status status = trf_needed_bytes(layer, plan, 0, &plain, err);
     if (status == TRF_OK)
-        plan->workspace_bytes = layout.gemm + gemm_bytes;
+        status = trf_needed_bytes(layer, plan, 1, &with, err);
+    if (status == TRF_OK) {
+        plan->workspace_bytes = plain;
+        plan->epilogue_workspace_bytes = with > plain ? with : plain;
+    }
     return status;
 }
 
 trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                            void *workspace, trf_stream stream, trf_error *err) {
-    const trf_two_step_layout layout = trf_lay_out(layer, plan);
+                            const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
+    const trf_two_step_layout layout = trf_lay_out(layer, plan, epilogue != NULL);
     uint8_t *const base = workspace;
-    void *const weights = base, *const sums = base + layout.sums;
+    void *const weights = base;
+    const trf_sums sums = {(const float *)(base + layout.sums), layer->view.rows, plan->m, layer->view.rows};
     const int rounds = layout.sums != layout.gemm;
     const trf_decode_as as = plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
     trf_status status =
         trf_check_cuda(trf_launch_decode(&layer->view, &layer->facts, as, weights, stream), "decoding a layer", err);
     if (status == TRF_OK)
-        status = trf_gemm_run(layer->context->gemm, &layout.shape, weights, x, rounds ? sums : y, base + layout.gemm,
-                              plan->workspace_bytes - layout.gemm, stream, err);
+        status = trf_gemm_run(layer->context->gemm, &layout.shape, weights, x, rounds ? base + layout.sums : y,
+                              base + layout.gemm, plan->workspace_bytes - layout.gemm, stream, err);
     if (status == TRF_OK && rounds)
-        status = trf_check_cuda(trf_launch_round(sums, (uint64_t)plan->m * layer->view.rows, plan->y_dtype, y, stream),
-                                "rounding y", err);
+        status = trf_check_cuda(trf_launch_round(&sums, plan->y_dtype, y, epilogue, stream), "rounding y", err);
     return status;
 }

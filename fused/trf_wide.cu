@@ -2,6 +2,7 @@
 #include "trf_wide.h"
 
 #include "trf_kernel_limits.cuh"
+#include "trf_two_step.h"
 #include "trf_wide_variants.cuh"
 
 #include <cuda.h>
@@ -117,6 +118,7 @@ void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts,
     plan->choice[WIDE_SPLITS] = best.splits;
     plan->choice[WIDE_CLUSTERS] = best.clusters;
     plan->workspace_bytes = x_bytes(view, plan->m);
+    plan->epilogue_workspace_bytes = plan->workspace_bytes + align_to(4ull * plan->m * view->rows, 256);
 }
 
 /* ---- the launch ---- */
@@ -170,7 +172,7 @@ static cudaError_t launch(trf_wide_kernel kernel, const trf_wide_args &args, con
 }
 
 int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
-                    const void *x, void *y, void *workspace, trf_stream stream) {
+                    const void *x, void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
     const wide_cut c = cut_of(view, facts, plan->m, choice[WIDE_COLUMNS], choice[WIDE_SHARE], choice[WIDE_SPLITS],
                               choice[WIDE_CLUSTERS]);
@@ -185,9 +187,10 @@ int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, 
     args.f.shared = c.plan;
     args.f.x = x;
     args.f.x_stride = view->cols;
-    args.f.y = y;
+    float *const sums = (float *)((uint8_t *)workspace + x_bytes(view, plan->m)); /* of an epilogue */
+    args.f.y = epilogue ? sums : y;
     args.f.m = plan->m;
-    args.f.y_dtype = plan->y_dtype;
+    args.f.y_dtype = epilogue ? TRF_DTYPE_F32 : plan->y_dtype;
     args.f.whole_rows = view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS;
     args.cols = c.cols;
     args.splits = c.splits;
@@ -197,5 +200,10 @@ int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, 
     args.stages = c.stages;
     args.x_stages = c.x_stages;
     cudaError_t status = describe_x(x, plan->m, view->cols, c.columns, plan->x_dtype == TRF_DTYPE_BF16, &args.x_map);
-    return status == cudaSuccess ? launch(kernel_of(view, plan), args, c, stream) : status;
+    if (status == cudaSuccess)
+        status = launch(kernel_of(view, plan), args, c, stream);
+    if (status != cudaSuccess || !epilogue)
+        return status;
+    const trf_sums finished = {sums, view->rows, plan->m, view->rows};
+    return trf_launch_round(&finished, plan->y_dtype, y, epilogue, stream);
 }

@@ -12,13 +12,13 @@ extern "C" {
 const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts *facts,
                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
 
-/* Fills plan->choice, except for word TRF_PLAN_LAYER, and plan->workspace_bytes; m, types and path are set. Only for what trf_wide_refuses takes. */
+/* Fills plan->choice, except for word TRF_PLAN_LAYER, and the bytes of workspace; m, types and path are set. Only for what trf_wide_refuses takes. */
 void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                      trf_linear_plan *plan);
 
-/* As trf_linear, arguments checked. @return a cudaError_t. */
+/* As trf_linear_with, arguments checked. @return a cudaError_t. */
 int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
-                    const void *x, void *y, void *workspace, trf_stream stream);
+                    const void *x, void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream);
 
 #ifdef __cplusplus
 }

@@ -371,10 +371,11 @@ enum {
 typedef struct trf_linear_plan {
     uint32_t m;
     trf_dtype x_dtype, y_dtype;
-    trf_path path;            /* the one that runs: not AUTO */
-    const char *reason;       /* why not FUSED: a static string; NULL if FUSED */
-    uint64_t workspace_bytes; /* that trf_linear needs, in device memory */
-    uint32_t choice[8];       /* of the launch; opaque */
+    trf_path path;                     /* the one that runs: not AUTO */
+    const char *reason;                /* why not FUSED: a static string; NULL if FUSED */
+    uint64_t workspace_bytes;          /* that trf_linear needs, in device memory */
+    uint64_t epilogue_workspace_bytes; /* that trf_linear_with needs: it has room for F32 sums, too */
+    uint32_t choice[8];                /* of the launch; opaque */
 } trf_linear_plan;
 
 /* m: rows of x, at least 1. x_dtype: BF16 for the bf16 codec, F16 for fp16, either for fp8 and int. y_dtype: BF16, F16 or F32.
@@ -396,6 +397,32 @@ TRF_API trf_status trf_linear_plan_init(const trf_device_layer *device_layer, ui
  * bytes), TRF_ERR_MEMORY (cuBLASLt). */
 TRF_API trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
                               void *workspace, trf_stream stream, trf_error *err);
+
+/* What may follow a product, element by element. */
+typedef enum trf_activation {
+    TRF_ACTIVATION_NONE = 0,
+    TRF_ACTIVATION_SILU = 1,     /* v / (1 + exp(-v)) */
+    TRF_ACTIVATION_GELU = 2,     /* v / 2 * (1 + erf(v / sqrt(2))) */
+    TRF_ACTIVATION_GELU_TANH = 3 /* v / 2 * (1 + tanh(sqrt(2 / pi) * (v + 0.044715 v^3))) */
+} trf_activation;
+
+/* Operands: device, of y's dtype, aligned to their elements; NULL: not there. */
+typedef struct trf_epilogue {
+    trf_activation activation;
+    const void *bias;       /* [rows]; apart from y */
+    const void *multiplier; /* [m][rows]; apart from y, or y itself (SwiGLU: gate's product with SILU, and y is up's) */
+    const void *residual;   /* [m][rows]; apart from y, or y itself */
+} trf_epilogue;
+
+/* y = activation(x . W^T + bias) * multiplier + residual, computed in F32 and rounded once to y's dtype; all else as trf_linear, which is this without an epilogue.
+ * Activations err by 2^-20 of their value at most, and 2^-145; of -infinity they are 0 (NONE: itself). epilogue: read during the call; what it points to, in the order of the stream (in a
+ * CUDA graph, at each replay). NULL, or one with nothing in it: none.
+ * workspace: with an epilogue, of plan->epilogue_workspace_bytes or more. A multiplier or residual that is y is overwritten in place, both may be. Of a shard that was loaded by rows,
+ * rows are the shard's; of one by columns the sums are parts, and what is not linear belongs behind their addition. A NaN stays NaN, a corrupt slab's too.
+ * Errors: as trf_linear; TRF_ERR_ARGUMENT (no such activation; an operand's alignment, or that it overlaps y in another way). */
+TRF_API trf_status trf_linear_with(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x,
+                                   void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream,
+                                   trf_error *err);
 
 /* Waits for the device, and says whether any call since creation met a corrupt tile. Errors: TRF_ERR_STREAM (message: tile; offset: its place in the blob; of a shard, among its own tiles),
  * TRF_ERR_CUDA. The state stays. */

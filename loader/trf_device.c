@@ -168,18 +168,18 @@ static trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dt
     return TRF_OK;
 }
 
-/* What the workspace of a shard's product begins with: x and y of its whole tiles, where that is not what the caller has. Each part begins at a multiple of 256 bytes; the device's
- * own workspace follows. */
+/* What the workspace of a shard's product begins with: x and y of its whole tiles, where that is not what the caller has; y in F32 if an epilogue follows. Each part begins at a
+ * multiple of 256 bytes; the device's own workspace follows. */
 typedef struct trf_shard_layout {
     uint64_t y, inner; /* x is at 0 */
 } trf_shard_layout;
 
-static trf_shard_layout trf_lay_out_shard(const trf_device_layer *layer, const trf_linear_plan *plan) {
-    const uint64_t m = plan->m;
+static trf_shard_layout trf_lay_out_shard(const trf_device_layer *layer, const trf_linear_plan *plan,
+                                          int has_epilogue) {
+    const uint64_t m = plan->m, y_bytes = trf_dtype_bytes(has_epilogue ? TRF_DTYPE_F32 : plan->y_dtype);
     trf_shard_layout layout;
     layout.y = trf_cuts_cols(layer) ? trf_align_part(m * layer->view.cols * trf_dtype_bytes(plan->x_dtype)) : 0;
-    layout.inner =
-        layout.y + (trf_cuts_rows(layer) ? trf_align_part(m * layer->view.rows * trf_dtype_bytes(plan->y_dtype)) : 0);
+    layout.inner = layout.y + (trf_cuts_rows(layer) ? trf_align_part(m * layer->view.rows * y_bytes) : 0);
     return layout;
 }
 
@@ -193,25 +193,55 @@ trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m
         status = device_layer->context->kind->plan(device_layer, path, &made, err);
     if (status != TRF_OK)
         return status;
-    made.workspace_bytes += trf_lay_out_shard(device_layer, &made).inner;
+    made.workspace_bytes += trf_lay_out_shard(device_layer, &made, 0).inner;
+    made.epilogue_workspace_bytes += trf_lay_out_shard(device_layer, &made, 1).inner;
     made.choice[TRF_PLAN_LAYER] = device_layer->serial;
     *plan = made;
     return TRF_OK;
 }
 
 static trf_status trf_check_call(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x,
-                                 const void *y, const void *workspace, trf_error *err) {
+                                 const void *y, int has_epilogue, const void *workspace, trf_error *err) {
     if (!layer || !plan || !x || !y)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a layer, a plan, x and y");
     if (plan->choice[TRF_PLAN_LAYER] != layer->serial)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to another layer");
     if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x and y must be aligned to their elements");
-    if (plan->workspace_bytes && (!workspace || (uintptr_t)workspace % TRF_PART_ALIGNMENT))
+    const uint64_t needed = has_epilogue ? plan->epilogue_workspace_bytes : plan->workspace_bytes;
+    if (needed && (!workspace || (uintptr_t)workspace % TRF_PART_ALIGNMENT))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "the plan needs a %d-byte aligned workspace of %llu bytes", TRF_PART_ALIGNMENT,
-                        (unsigned long long)plan->workspace_bytes);
+                        (unsigned long long)needed);
     return TRF_OK;
+}
+
+/* Of an epilogue's operand. may_be_y: whether it may be all of y. */
+static trf_status trf_check_operand(const char *name, const void *operand, uint64_t bytes, const void *y,
+                                    uint64_t y_bytes, uint64_t each, int may_be_y, trf_error *err) {
+    const uintptr_t at = (uintptr_t)operand, y_at = (uintptr_t)y;
+    if (!operand || (may_be_y && operand == y))
+        return TRF_OK;
+    if (at % each)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the epilogue's %s must be aligned to its elements",
+                        name);
+    if (at < y_at + y_bytes && y_at < at + bytes)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the epilogue's %s overlaps y%s", name,
+                        may_be_y ? " and is not y" : "");
+    return TRF_OK;
+}
+
+static trf_status trf_check_epilogue(const trf_device_layer *layer, const trf_linear_plan *plan,
+                                     const trf_epilogue *epilogue, const void *y, trf_error *err) {
+    const uint64_t each = trf_dtype_bytes(plan->y_dtype), row = each * layer->info.rows, all = row * plan->m;
+    if (epilogue->activation < TRF_ACTIVATION_NONE || epilogue->activation > TRF_ACTIVATION_GELU_TANH)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no activation %d", (int)epilogue->activation);
+    trf_status status = trf_check_operand("bias", epilogue->bias, row, y, all, each, 0, err);
+    if (status == TRF_OK)
+        status = trf_check_operand("multiplier", epilogue->multiplier, all, y, all, each, 1, err);
+    if (status == TRF_OK)
+        status = trf_check_operand("residual", epilogue->residual, all, y, all, each, 1, err);
+    return status;
 }
 
 /* x of whole tiles: zeros but for the shard's columns. */
@@ -227,31 +257,53 @@ static trf_status trf_spread_x(const trf_device_layer *layer, const trf_linear_p
                            stream, err);
 }
 
-trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
-                      void *workspace, trf_stream stream, trf_error *err) {
-    trf_status status = trf_check_call(device_layer, plan, x, y, workspace, err);
+/* The shard's rows of y out of those of its whole tiles, with the epilogue. */
+static trf_status trf_take_rows(const trf_device_layer *layer, const trf_linear_plan *plan, const void *tiles_y,
+                                void *y, const trf_epilogue *epilogue, trf_stream stream, trf_error *err) {
+    const trf_device_kind *kind = layer->context->kind;
+    if (epilogue) {
+        const trf_sums sums = {(const float *)tiles_y + layer->cut.row, layer->view.rows, plan->m, layer->cut.rows};
+        return kind->finish(layer->context, &sums, plan->y_dtype, y, epilogue, stream, err);
+    }
+    const uint64_t each = trf_dtype_bytes(plan->y_dtype), width = each * layer->cut.rows;
+    return kind->copy_rows(layer->context, y, width, (const uint8_t *)tiles_y + each * layer->cut.row,
+                           each * layer->view.rows, width, plan->m, stream, err);
+}
+
+trf_status trf_linear_with(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
+                           const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
+    if (epilogue && !epilogue->activation && !epilogue->bias && !epilogue->multiplier && !epilogue->residual)
+        epilogue = NULL;
+    trf_status status = trf_check_call(device_layer, plan, x, y, epilogue != NULL, workspace, err);
+    if (status == TRF_OK && epilogue)
+        status = trf_check_epilogue(device_layer, plan, epilogue, y, err);
     if (status != TRF_OK)
         return status;
     const trf_device_layer *layer = device_layer;
     const trf_device_kind *kind = layer->context->kind;
-    const trf_shard_layout layout = trf_lay_out_shard(layer, plan);
-    if (layout.inner == 0)
-        return kind->linear(layer, plan, x, y, workspace, stream, err);
+    const trf_shard_layout layout = trf_lay_out_shard(layer, plan, epilogue != NULL);
+    const int cuts_rows = trf_cuts_rows(layer);
     uint8_t *const base = workspace;
-    void *const tiles_y = trf_cuts_rows(layer) ? base + layout.y : y;
     trf_linear_plan inner = *plan;
-    inner.workspace_bytes -= layout.inner;
-    if (trf_cuts_cols(layer))
+    inner.workspace_bytes = (epilogue ? plan->epilogue_workspace_bytes : plan->workspace_bytes) - layout.inner;
+    if (cuts_rows && epilogue)
+        inner.y_dtype = TRF_DTYPE_F32;
+    if (trf_cuts_cols(layer)) {
         status = trf_spread_x(layer, plan, x, base, stream, err);
+        x = base;
+    }
     if (status == TRF_OK)
-        status =
-            kind->linear(layer, &inner, trf_cuts_cols(layer) ? base : x, tiles_y, base + layout.inner, stream, err);
-    if ((status == TRF_OK || status == TRF_ERR_STREAM) && trf_cuts_rows(layer)) { /* in the latter case y is NaN */
-        const uint64_t each = trf_dtype_bytes(plan->y_dtype), width = each * layer->cut.rows;
-        trf_status copied =
-            kind->copy_rows(layer->context, y, width, (uint8_t *)tiles_y + each * layer->cut.row,
-                            each * layer->view.rows, width, plan->m, stream, status == TRF_OK ? err : NULL);
-        status = status == TRF_OK ? copied : status;
+        status = kind->linear(layer, &inner, x, cuts_rows ? base + layout.y : y, cuts_rows ? NULL : epilogue,
+                              layout.inner ? base + layout.inner : workspace, stream, err);
+    if ((status == TRF_OK || status == TRF_ERR_STREAM) && cuts_rows) { /* in the latter case y is NaN */
+        trf_status taken =
+            trf_take_rows(layer, plan, base + layout.y, y, epilogue, stream, status == TRF_OK ? err : NULL);
+        status = status == TRF_OK ? taken : status;
     }
     return status;
+}
+
+trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
+                      void *workspace, trf_stream stream, trf_error *err) {
+    return trf_linear_with(device_layer, plan, x, y, NULL, workspace, stream, err);
 }

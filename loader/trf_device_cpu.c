@@ -173,17 +173,17 @@ static trf_status trf_cpu_decode(const trf_device_layer *layer, trf_decode_as as
 }
 
 /* ---- products ----
- * The workspace: x as F32 | y as F32, if that is not its type | what the workers need. Each part begins at a multiple of 256 bytes. */
+ * The workspace: x as F32 | y as F32, if that is not its type or an epilogue follows | what the workers need. Each part begins at a multiple of 256 bytes. */
 
 typedef struct trf_cpu_layout {
     uint64_t y, scratch, bytes; /* x is at 0; y = scratch if there is none */
 } trf_cpu_layout;
 
-static trf_cpu_layout trf_lay_out(const trf_device_layer *layer, const trf_linear_plan *plan) {
+static trf_cpu_layout trf_lay_out(const trf_device_layer *layer, const trf_linear_plan *plan, int has_epilogue) {
+    const int wide = plan->y_dtype != TRF_DTYPE_F32 || has_epilogue;
     trf_cpu_layout layout;
     layout.y = trf_align_part(4ull * plan->m * layer->view.cols);
-    layout.scratch =
-        layout.y + (plan->y_dtype == TRF_DTYPE_F32 ? 0 : trf_align_part(4ull * plan->m * layer->view.rows));
+    layout.scratch = layout.y + (wide ? trf_align_part(4ull * plan->m * layer->view.rows) : 0);
     layout.bytes = layout.scratch + trf_matmul_scratch_bytes((int)plan->choice[PLAN_WORKERS]);
     return layout;
 }
@@ -193,7 +193,8 @@ static trf_status trf_cpu_plan(const trf_device_layer *layer, trf_path path, trf
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the CPU has no two-step path");
     plan->path = TRF_PATH_FUSED;
     plan->choice[PLAN_WORKERS] = (uint32_t)trf_matmul_workers(layer->host, layer->context->threads);
-    plan->workspace_bytes = trf_lay_out(layer, plan).bytes;
+    plan->workspace_bytes = trf_lay_out(layer, plan, 0).bytes;
+    plan->epilogue_workspace_bytes = trf_lay_out(layer, plan, 1).bytes;
     return TRF_OK;
 }
 
@@ -215,21 +216,36 @@ static void trf_narrow(const float *from, trf_dtype dtype, uint64_t count, uint1
             to[i] = (uint16_t)trf_f32_to_f16(from[i]);
 }
 
+static trf_status trf_cpu_finish(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
+                                 const trf_epilogue *epilogue, trf_stream stream, trf_error *err) {
+    (void)context, (void)stream, (void)err;
+    for (uint32_t n = 0; n < sums->m; n++)
+        for (uint32_t row = 0; row < sums->rows; row++) {
+            const uint64_t at = (uint64_t)n * sums->rows + row;
+            const trf_operands operands = trf_operands_of(epilogue, y_dtype, at, row);
+            trf_store_rounded(
+                y, y_dtype, at,
+                trf_apply_epilogue(epilogue->activation, &operands, y_dtype, sums->at[n * sums->stride + row]));
+        }
+    return TRF_OK;
+}
+
 static trf_status trf_cpu_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                                 void *workspace, trf_stream stream, trf_error *err) {
-    (void)stream;
-    const trf_cpu_layout layout = trf_lay_out(layer, plan);
+                                 const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
+    const trf_cpu_layout layout = trf_lay_out(layer, plan, epilogue != NULL);
     const uint64_t y_count = (uint64_t)plan->m * layer->view.rows;
     uint8_t *const base = workspace;
-    float *const wide_x = (float *)base, *const wide_y =
-                                             plan->y_dtype == TRF_DTYPE_F32 ? y : (float *)(base + layout.y);
+    float *const wide_x = (float *)base, *const wide_y = layout.y == layout.scratch ? y : (float *)(base + layout.y);
+    const trf_sums sums = {wide_y, layer->view.rows, plan->m, layer->view.rows};
     trf_error failure = {0};
     trf_widen(x, plan->x_dtype, (uint64_t)plan->m * layer->view.cols, wide_x);
     trf_status status = trf_matmul_run(layer->host, wide_x, plan->m, wide_y, (int)plan->choice[PLAN_WORKERS],
                                        base + layout.scratch, &failure);
     for (uint64_t i = 0; status != TRF_OK && i < y_count; i++)
         wide_y[i] = trf_f32_from_bits(0x7FC00000u);
-    if (wide_y != y)
+    if (epilogue)
+        trf_cpu_finish(layer->context, &sums, plan->y_dtype, y, epilogue, stream, NULL);
+    else if (wide_y != y)
         trf_narrow(wide_y, plan->y_dtype, y_count, y);
     return trf_note_fault(layer, status, &failure, err);
 }
@@ -244,6 +260,7 @@ static const trf_device_kind trf_cpu_kind = {
     .decode = trf_cpu_decode,
     .plan = trf_cpu_plan,
     .linear = trf_cpu_linear,
+    .finish = trf_cpu_finish,
     .allocate = trf_cpu_allocate,
     .release = trf_cpu_release,
     .upload = trf_cpu_copy,

@@ -225,6 +225,7 @@ static const trf_device_kind trf_cuda_kind = {
     .decode = trf_cuda_decode,
     .plan = trf_cuda_plan,
     .linear = trf_cuda_linear,
+    .finish = trf_cuda_finish,
     .allocate = trf_cuda_allocate,
     .release = trf_cuda_release,
     .upload = trf_cuda_upload,

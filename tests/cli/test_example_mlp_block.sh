@@ -35,10 +35,10 @@ def round_bf16(a):
 gate, up, down = (as_float(read("model.safetensors")[f"model.layers.0.mlp.{n}.weight"])
                   for n in ("gate_proj", "up_proj", "down_proj"))
 x, y = round_bf16(np.load("x.npy")).astype(np.float64), np.load("y.npy")
-g = x @ gate.T
-h = round_bf16(g / (1 + np.exp(-g)) * (x @ up.T)).astype(np.float64)
+g, u = x @ gate.T, round_bf16(x @ up.T).astype(np.float64)
+h = round_bf16(g / (1 + np.exp(-g)) * u).astype(np.float64)
 due = h @ down.T
-# An activation near a tie may be rounded the other way, by a step of at most 2^-7 of its size.
+# What is near a tie may be rounded the other way, by a step of at most 2^-7 of its size: an activation, seldom the output of up besides.
 limit = 2.0**-7 * np.abs(h) @ np.abs(down).T
 assert y.dtype == np.float32 and y.shape == due.shape
 assert np.all(np.abs(y - due) <= limit), np.max(np.abs(y - due) / limit)

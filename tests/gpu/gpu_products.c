@@ -167,14 +167,17 @@ void gpu_reference_free(gpu_reference *reference) {
  * 2u K 1.25 S/sqrt(K) = 2.5 u sqrt(K) S, so 4 u sqrt(K) S is allowed for them; for short sums, one more rounding by a
  * scale and the sum of partial sums, 8 u S. A weight that is missing or wrong shows if it is of average size, S/K, while
  * K < 2^14. */
+double gpu_bound_of_sum(double magnitude, uint32_t cols) { return 0x1p-24 * (8 + 4 * sqrt(cols)) * magnitude; }
+
+double gpu_bound_of_rounding(double y, trf_dtype dtype) {
+    if (dtype == TRF_DTYPE_BF16)
+        return 0x1p-8 * fabs(y);
+    return dtype == TRF_DTYPE_F16 ? 0x1p-11 * fabs(y) + 0x1p-25 : 0;
+}
+
 static double bound_of(double sum, double magnitude, uint32_t cols, trf_dtype y_dtype) {
-    double bound = 0x1p-24 * (8 + 4 * sqrt(cols)) * magnitude;
-    double y = fabs(sum) + bound;
-    if (y_dtype == TRF_DTYPE_BF16)
-        return bound + 0x1p-8 * y;
-    if (y_dtype == TRF_DTYPE_F16)
-        return bound + 0x1p-11 * y + 0x1p-25;
-    return bound;
+    const double bound = gpu_bound_of_sum(magnitude, cols);
+    return bound + gpu_bound_of_rounding(fabs(sum) + bound, y_dtype);
 }
 
 void gpu_check_product(const gpu_product *product, const gpu_reference *reference, const void *y) {

@@ -61,4 +61,8 @@ void gpu_reference_free(gpu_reference *reference);
 /* Every y of these rows near its F64 value; NaN and infinite where that is. */
 void gpu_check_product(const gpu_product *product, const gpu_reference *reference, const void *y);
 
+/* What an F32 sum over so many columns may be wrong by, magnitude being its sum of |w x|; and what rounding to y's type adds (of F32: what the former has allowed for). */
+double gpu_bound_of_sum(double magnitude, uint32_t cols);
+double gpu_bound_of_rounding(double y, trf_dtype dtype);
+
 #endif

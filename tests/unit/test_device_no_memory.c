@@ -163,9 +163,12 @@ START_TEST(products_do_not_allocate) {
     fixture_check_status(trf_device_layer_load(context, checkpoint, "lossless", &options, &layer, &err), TRF_OK, &err);
     fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
                          TRF_OK, &err);
-    fixture_check_status(trf_device_allocate(context, plan.workspace_bytes, &workspace, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_allocate(context, plan.epilogue_workspace_bytes, &workspace, &err), TRF_OK, &err);
+    const trf_epilogue epilogue = {.activation = TRF_ACTIVATION_SILU, .residual = y};
     count_from_here(0);
-    const trf_status status = trf_linear(layer, &plan, x, y, workspace, NULL, &err);
+    trf_status status = trf_linear(layer, &plan, x, y, workspace, NULL, &err);
+    if (status == TRF_OK)
+        status = trf_linear_with(layer, &plan, x, y, &epilogue, workspace, NULL, &err);
     const long allocations = atomic_load(&made);
     fixture_check_status(status, TRF_OK, &err);
     ck_assert_int_eq(allocations, 0);

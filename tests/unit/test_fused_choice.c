@@ -73,6 +73,7 @@ static void check_plan(const trf_device_view *view, const trf_device_facts *fact
     ck_assert_uint_le(plan.workspace_bytes, edges + padded_x + shared + 2 * 256);
     ck_assert_uint_ge(without_edges.workspace_bytes, x);
     ck_assert_uint_le(without_edges.workspace_bytes, padded_x + shared + 256);
+    ck_assert_uint_eq(plan.epilogue_workspace_bytes, plan.workspace_bytes + (edges + 255) / 256 * 256); /* the sums */
     ck_assert_uint_eq(plan.choice[TRF_PLAN_LAYER], 77); /* not the choice's */
     ck_assert(plan.m == m && plan.x_dtype == TRF_DTYPE_BF16 && plan.y_dtype == TRF_DTYPE_F16 &&
               plan.path == TRF_PATH_FUSED && !plan.reason);

@@ -1,0 +1,369 @@
+/* A stack of 32 layers, each of which takes the y of the one before: in one CUDA graph the same bits as call by call, with epilogues, residuals in place, both paths and
+ * one workspace; and calls that only enqueue: no memory is allocated, on the host or the device, nothing waits, and all can be captured.
+ *
+ * The linker sends the library's allocations, and those of the CUDA runtime that is linked into it, here (TRF_TEST_WRAPS_ALLOCATIONS: CMakeLists.txt). What cuBLASLt and the
+ * driver do inside of libraries of their own is not seen. */
+#include "gpu_products.h"
+
+#include "trf_convert.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+enum {
+    LAYERS = 32,
+    KINDS = 8, /* layers k, k + 8 ... are of one shape and codec, each with weights of its own */
+    MOST_M = 16,
+    INPUTS = 4
+};
+
+/* ---- allocations ---- */
+
+static atomic_long allocations;
+
+void *__real_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes) {
+    atomic_fetch_add(&allocations, 1);
+    return __real_malloc(bytes);
+}
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes) {
+    atomic_fetch_add(&allocations, 1);
+    return __real_calloc(count, bytes);
+}
+
+void *__real_realloc(void *memory, size_t bytes);
+void *__wrap_realloc(void *memory, size_t bytes);
+void *__wrap_realloc(void *memory, size_t bytes) {
+    atomic_fetch_add(&allocations, 1);
+    return __real_realloc(memory, bytes);
+}
+
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
+    atomic_fetch_add(&allocations, 1);
+    return __real_aligned_alloc(alignment, bytes);
+}
+
+void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    atomic_fetch_add(&allocations, 1);
+    return __real_mmap(at, bytes, protection, flags, fd, offset);
+}
+
+/* ---- the stack ---- */
+
+/* Columns of kind k are its width, rows that of kind k + 1. Not in slabs, nor in whole bands, nor aligned to 16 bytes: 515 and 300. */
+static const struct {
+    int choice; /* of kGpuChoices */
+    trf_favor favor;
+    uint32_t slab_cols, width;
+    trf_dtype x_dtype;
+    trf_path path;
+    trf_activation activation;
+    int has_bias, has_residual; /* residual: y itself, which holds that of the layer 8 before */
+} kKinds[KINDS] = {
+    {0, TRF_FAVOR_SPEED, 256, 512, TRF_DTYPE_BF16, TRF_PATH_AUTO, TRF_ACTIVATION_SILU, 0, 0},
+    {0, TRF_FAVOR_SIZE, 128, 768, TRF_DTYPE_BF16, TRF_PATH_AUTO, TRF_ACTIVATION_NONE, 1, 1},
+    {1, TRF_FAVOR_SPEED, 128, 515, TRF_DTYPE_F16, TRF_PATH_AUTO, TRF_ACTIVATION_GELU, 1, 0},
+    {2, TRF_FAVOR_SPEED, 256, 1024, TRF_DTYPE_F16, TRF_PATH_AUTO, TRF_ACTIVATION_NONE, 0, 1},
+    {7, TRF_FAVOR_SPEED, 128, 300, TRF_DTYPE_BF16, TRF_PATH_AUTO, TRF_ACTIVATION_GELU_TANH, 1, 1},
+    {0, TRF_FAVOR_SPEED, 256, 2048, TRF_DTYPE_BF16, TRF_PATH_TWO_STEP, TRF_ACTIVATION_SILU, 0, 1},
+    {10, TRF_FAVOR_SPEED, 256, 640, TRF_DTYPE_F16, TRF_PATH_AUTO, TRF_ACTIVATION_NONE, 0, 0},
+    {9, TRF_FAVOR_SPEED, 256, 1152, TRF_DTYPE_BF16, TRF_PATH_AUTO, TRF_ACTIVATION_NONE, 1,
+     1}, /* groups of 16: two steps */
+};
+
+typedef struct stack_layer {
+    gpu_layer layer;
+    gpu_memory bias, multiplier;
+} stack_layer;
+
+typedef struct stack {
+    uint32_t m;
+    stack_layer *layers; /* [LAYERS] */
+    trf_linear_plan plans[LAYERS];
+    gpu_memory x, y[KINDS], workspace; /* x: of the first layer; y of layer l is y[l % KINDS] */
+    gpu_memory inputs[INPUTS];
+    size_t y_bytes; /* of all y */
+} stack;
+
+static gpu_memory filled_normal(test_rng *rng, trf_dtype dtype, size_t count, double sigma) {
+    void *values = gpu_malloc(count * trf_dtype_bytes(dtype));
+    test_fill_normal(rng, values, dtype, count, sigma);
+    gpu_memory memory = gpu_memory_copy_of(values, count * trf_dtype_bytes(dtype));
+    free(values);
+    return memory;
+}
+
+static uint32_t width_of(int l) { return kKinds[l % KINDS].width; }
+static trf_dtype x_dtype_of(int l) { return kKinds[l % KINDS].x_dtype; }
+
+/* Multipliers keep y near 1 in size, or the stack would run to infinity or zero. */
+static stack_layer *make_layers(test_rng *rng) {
+    stack_layer *layers = gpu_malloc(LAYERS * sizeof *layers);
+    for (int l = 0; l < LAYERS; l++) {
+        const gpu_choice *choice = &kGpuChoices[kKinds[l % KINDS].choice];
+        const gpu_shape shape = {width_of(l + 1), width_of(l)};
+        const double sigma = trf_dtype_bytes(choice->dtype) == 1 ? 1 : 0.02;
+        layers[l].layer =
+            gpu_layer_make(rng, choice, kKinds[l % KINDS].favor, kKinds[l % KINDS].slab_cols, shape, GPU_FILL_NORMAL);
+        layers[l].bias = filled_normal(rng, x_dtype_of(l + 1), shape.rows, 0.5);
+        layers[l].multiplier =
+            filled_normal(rng, x_dtype_of(l + 1), (size_t)MOST_M * shape.rows, 0.8 / (sigma * sqrt(shape.cols)));
+    }
+    return layers;
+}
+
+static void free_layers(stack_layer *layers) {
+    for (int l = 0; l < LAYERS; l++) {
+        gpu_memory_free(&layers[l].bias);
+        gpu_memory_free(&layers[l].multiplier);
+        gpu_layer_free(&layers[l].layer);
+    }
+    free(layers);
+}
+
+static stack stack_make(test_rng *rng, stack_layer *layers, uint32_t m) {
+    stack s = {.m = m, .layers = layers};
+    uint64_t workspace_bytes = 0;
+    int fused = 0;
+    for (int l = 0; l < LAYERS; l++) {
+        trf_error err = {0};
+        gpu_check(trf_linear_plan_init(layers[l].layer.device, m, x_dtype_of(l), x_dtype_of(l + 1),
+                                       kKinds[l % KINDS].path, &s.plans[l], &err),
+                  TRF_OK, &err, layers[l].layer.name);
+        fused += s.plans[l].path == TRF_PATH_FUSED;
+        if (s.plans[l].epilogue_workspace_bytes > workspace_bytes)
+            workspace_bytes = s.plans[l].epilogue_workspace_bytes;
+    }
+    ck_assert_int_ge(fused, LAYERS / 2);
+    ck_assert_int_lt(fused, LAYERS);
+    s.workspace = gpu_memory_make(workspace_bytes);
+    s.x = gpu_memory_make(2ull * m * width_of(0));
+    for (int k = 0; k < KINDS; k++) {
+        s.y[k] = gpu_memory_make(2ull * m * width_of(k + 1));
+        s.y_bytes += s.y[k].bytes;
+    }
+    for (int i = 0; i < INPUTS; i++)
+        s.inputs[i] = filled_normal(rng, x_dtype_of(0), (size_t)m * width_of(0), 1);
+    return s;
+}
+
+static void stack_free(stack *s) {
+    gpu_memory_free(&s->workspace);
+    gpu_memory_free(&s->x);
+    for (int k = 0; k < KINDS; k++)
+        gpu_memory_free(&s->y[k]);
+    for (int i = 0; i < INPUTS; i++)
+        gpu_memory_free(&s->inputs[i]);
+}
+
+/* One call for each layer, and nothing else. @return the first failure. */
+static trf_status stack_queue(const stack *s, trf_stream stream, trf_error *err) {
+    trf_status status = TRF_OK;
+    for (int l = 0; l < LAYERS && status == TRF_OK; l++) {
+        const int k = l % KINDS;
+        const trf_epilogue epilogue = {kKinds[k].activation, kKinds[k].has_bias ? s->layers[l].bias.at : NULL,
+                                       s->layers[l].multiplier.at,
+                                       kKinds[k].has_residual && l >= KINDS ? s->y[k].at : NULL};
+        status =
+            trf_linear_with(s->layers[l].layer.device, &s->plans[l], l ? s->y[(l + KINDS - 1) % KINDS].at : s->x.at,
+                            s->y[k].at, &epilogue, s->workspace.at, stream, err);
+    }
+    return status;
+}
+
+static void set_input(const stack *s, int input, cudaStream_t stream) {
+    CUDA(cudaMemcpyAsync(s->x.at, s->inputs[input].at, s->x.bytes, cudaMemcpyDeviceToDevice, stream));
+}
+
+static void poison(const stack *s) {
+    gpu_memory_poison(&s->workspace);
+    for (int k = 0; k < KINDS; k++)
+        gpu_memory_poison(&s->y[k]);
+}
+
+/* All y, one behind the other; after all work. */
+static void read_all(const stack *s, uint8_t *to) {
+    for (int k = 0; k < KINDS; k++) {
+        gpu_memory_read(&s->y[k], to);
+        to += s->y[k].bytes;
+    }
+}
+
+/* Values that say something: finite, not all small, and of one size. */
+static void check_plausible(const stack *s, const uint8_t *all) {
+    for (int k = 0; k < KINDS; k++) {
+        const size_t count = s->y[k].bytes / 2;
+        double squares = 0;
+        for (size_t i = 0; i < count; i++) {
+            const double value = gpu_to_double(all, x_dtype_of(k + 1), i);
+            if (!isfinite(value))
+                ck_abort_msg("layer %d of 8: y[%zu] is %g", k, i, value);
+            squares += value * value;
+        }
+        const double rms = sqrt(squares / (double)count);
+        if (!(rms > 0.01 && rms < 100))
+            ck_abort_msg("layer %d of 8: values of size %g", k, rms);
+        all += s->y[k].bytes;
+    }
+}
+
+/* What calls one by one give for each input. */
+static void run_eagerly(const stack *s, cudaStream_t stream, uint8_t **expected) {
+    for (int i = 0; i < INPUTS; i++) {
+        trf_error err = {0};
+        expected[i] = gpu_malloc(s->y_bytes);
+        poison(s);
+        set_input(s, i, stream);
+        gpu_check(stack_queue(s, stream, &err), TRF_OK, &err, "the stack");
+        read_all(s, expected[i]);
+        check_plausible(s, expected[i]);
+        for (int j = 0; j < i; j++)
+            ck_assert_mem_ne(expected[i], expected[j], s->y_bytes);
+    }
+}
+
+static cudaGraphExec_t capture(const stack *s, cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    trf_error err = {0};
+    CUDA(cudaStreamBeginCapture(stream, mode)); /* fails what allocates memory, waits, or uses the default stream */
+    gpu_check(stack_queue(s, stream, &err), TRF_OK, &err, "the stack, captured");
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    return executable;
+}
+
+/* loop: the batch. */
+START_TEST(one_graph) {
+    test_rng rng = {15000};
+    stack_layer *layers = make_layers(&rng);
+    stack s = stack_make(&rng, layers, _i ? MOST_M : 1);
+    uint8_t *expected[INPUTS], *found = gpu_malloc(s.y_bytes);
+    cudaStream_t stream;
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    run_eagerly(&s, stream, expected);
+    cudaGraphExec_t executable = capture(&s, stream, cudaStreamCaptureModeGlobal);
+    for (int run = 0; run < (gpu_quick() ? INPUTS : 5 * INPUTS); run++) {
+        const int input = (run * 3 + run / INPUTS) % INPUTS;
+        poison(&s);
+        if (run % 2) { /* right behind a replay with another input */
+            set_input(&s, (input + 1) % INPUTS, stream);
+            CUDA(cudaGraphLaunch(executable, stream));
+        }
+        set_input(&s, input, stream);
+        CUDA(cudaGraphLaunch(executable, stream));
+        read_all(&s, found);
+        ck_assert_mem_eq(found, expected[input], s.y_bytes);
+    }
+    CUDA(cudaGraphExecDestroy(executable));
+    CUDA(cudaStreamDestroy(stream));
+    for (int i = 0; i < INPUTS; i++)
+        free(expected[i]);
+    free(found);
+    stack_free(&s);
+    free_layers(layers);
+}
+END_TEST
+
+/* ---- only enqueued ---- */
+
+/* What keeps a stream busy until it is told otherwise, or a call has obviously waited for it. */
+static atomic_int gate_open, gave_up;
+
+static void CUDART_CB wait_at_gate(void *context) {
+    (void)context;
+    for (int i = 0; i < 20000 && !atomic_load(&gate_open); i++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    if (!atomic_load(&gate_open))
+        atomic_store(&gave_up, 1);
+}
+
+/* Of the device's default pool, from which stream-ordered allocations come. */
+static uint64_t pool_bytes(void) {
+    cudaMemPool_t pool;
+    uint64_t bytes = 0;
+    CUDA(cudaDeviceGetDefaultMemPool(&pool, 0));
+    CUDA(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemHigh, &bytes));
+    return bytes;
+}
+
+/* Calls behind a closed gate. @return what the library has allocated on the host meanwhile. */
+static long queue_behind_gate(const stack *s, cudaStream_t stream) {
+    enum {
+        ROUNDS = 2
+    };
+    trf_error err = {0};
+    trf_status status = TRF_OK;
+    atomic_store(&gate_open, 0);
+    atomic_store(&gave_up, 0);
+    CUDA(cudaLaunchHostFunc(stream, wait_at_gate, NULL));
+    const long before = atomic_load(&allocations);
+    for (int round = 0; round < ROUNDS && status == TRF_OK; round++)
+        status = stack_queue(s, stream, &err);
+    const long made = atomic_load(&allocations) - before;
+    const cudaError_t progress = cudaStreamQuery(stream);
+    cudaGetLastError(); /* or it is the next launch's */
+    atomic_store(&gate_open, 1);
+    CUDA(cudaStreamSynchronize(stream));
+    gpu_check(status, TRF_OK, &err, "the stack");
+    ck_assert_int_eq(progress, cudaErrorNotReady); /* every call returned while the gate was closed */
+    ck_assert_int_eq(atomic_load(&gave_up), 0);
+    return made;
+}
+
+/* loop: the batch. */
+START_TEST(calls_only_enqueue) {
+    test_rng rng = {15100};
+    stack_layer *layers = make_layers(&rng);
+    stack s = stack_make(&rng, layers, _i ? MOST_M : 1);
+    uint8_t *expected[INPUTS], *found = gpu_malloc(s.y_bytes);
+    cudaStream_t stream;
+    size_t free_before, free_after, all;
+    trf_error err = {0};
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    run_eagerly(&s, stream, expected); /* kernels are loaded at their first launch */
+    set_input(&s, 0, stream);
+    queue_behind_gate(&s, stream);
+    CUDA(cudaMemGetInfo(&free_before, &all));
+    const uint64_t pool_before = pool_bytes();
+    ck_assert_int_eq(queue_behind_gate(&s, stream), 0);
+    CUDA(cudaMemGetInfo(&free_after, &all));
+    ck_assert_uint_eq(free_before, free_after);
+    ck_assert_uint_eq(pool_before, pool_bytes());
+    read_all(&s, found);
+    ck_assert_mem_eq(found, expected[0], s.y_bytes);
+
+    /* The linker does send allocations here. */
+    const long of_layers = atomic_load(&allocations);
+    trf_device_layer *another;
+    gpu_check(trf_device_layer_create(gpu_context, layers[0].layer.host, &another, &err), TRF_OK, &err, "a layer");
+    ck_assert_int_gt(atomic_load(&allocations), of_layers);
+    trf_device_layer_destroy(another);
+
+    CUDA(cudaStreamDestroy(stream));
+    for (int i = 0; i < INPUTS; i++)
+        free(expected[i]);
+    free(found);
+    stack_free(&s);
+    free_layers(layers);
+}
+END_TEST
+
+int main(void) {
+    const gpu_test tests[] = {{one_graph, 2}, {calls_only_enqueue, 2}};
+    return gpu_main("stack", tests, sizeof tests / sizeof tests[0]);
+}
