@@ -5,24 +5,19 @@
 #include "trf_two_step.h"
 #include "trf_wide.h"
 
-/* The path that should be fastest, of those that take the product; TWO_STEP if none of the others does. */
-static trf_path trf_fastest_path(const trf_linear_plan *plan, const char *not_fused, const char *not_wide) {
-    if (!not_fused && (plan->m <= 32 || not_wide))
-        return TRF_PATH_FUSED;
-    return !not_wide && plan->m <= 256 ? TRF_PATH_WIDE : TRF_PATH_TWO_STEP;
-}
+/* FUSED where it takes the product. WIDE is not chosen until its tests have run on a device for every codec (docs/performance.md). */
+static trf_path trf_usual_path(const char *not_fused) { return not_fused ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED; }
 
 trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
     const trf_device_view *view = &layer->view;
     const trf_device_limits *limits = &layer->context->limits;
     const char *const not_fused = trf_fused_refuses(view, &layer->facts, limits, plan->m, plan->x_dtype),
                       *const not_wide = trf_wide_refuses(view, &layer->facts, limits, plan->m, plan->x_dtype);
-    plan->path = path == TRF_PATH_AUTO ? trf_fastest_path(plan, not_fused, not_wide) : path;
+    plan->path = path == TRF_PATH_AUTO ? trf_usual_path(not_fused) : path;
     plan->reason = plan->path == TRF_PATH_FUSED ? NULL
                    : path == TRF_PATH_TWO_STEP  ? "the two-step path was asked for"
                    : path == TRF_PATH_WIDE      ? "the wide path was asked for"
-                   : not_fused                  ? not_fused
-                                                : "another path is faster for this batch";
+                                                : not_fused;
     if (plan->path == TRF_PATH_FUSED && !not_fused) {
         trf_fused_choose(view, &layer->facts, limits, plan);
         return TRF_OK;

@@ -23,7 +23,7 @@ static uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 /* ---- the cut ---- */
 
 struct wide_cut {
-    uint32_t columns, decoders, streams, stage_bytes, x_stage_bytes; /* of the kernel */
+    uint32_t columns, decoders, streams, x_stage_bytes; /* of the kernel; of a stream's copy of x */
     uint32_t cols, share, splits, x_groups, items, clusters;
     trf_shared_plan plan;
     uint32_t stages, x_stages, shared_bytes; /* offsets; dynamic */
@@ -34,7 +34,6 @@ template <int kColumns, int kShare> static void set_shape(wide_cut *c) {
     static_assert(Shape::kThreads == kThreads, "one block size");
     c->decoders = Shape::kDecoders;
     c->streams = Shape::kStreams;
-    c->stage_bytes = Shape::kStageBytes;
     c->x_stage_bytes = Shape::kXStageBytes;
 }
 
@@ -57,7 +56,7 @@ static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *fact
     c.plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c.decoders, 1,
                                 trf_wide_table_log((int)view->class_bits), 0);
     c.stages = (uint32_t)align_to(c.plan.total, 1024);
-    c.x_stages = c.stages + c.streams * c.stage_bytes;
+    c.x_stages = c.stages + c.streams * kStageBytes;
     c.shared_bytes = c.x_stages + c.streams * c.x_stage_bytes;
     const uint32_t sums =
         c.stages + kSumsBytes + ceil_div(columns / kSumCols, splits) * (splits - 1) * kWideRows * kSumCols * 4;
@@ -134,7 +133,7 @@ static cudaError_t describe_x(const void *x, uint32_t m, uint32_t cols, uint32_t
     if (status != cudaSuccess || found != cudaDriverEntryPointSuccess)
         return status != cudaSuccess ? status : cudaErrorNotSupported;
     const cuuint64_t sizes[2] = {cols, m}, strides[1] = {2ull * cols};
-    const cuuint32_t box[2] = {kPartCols, columns}, steps[2] = {1, 1};
+    const cuuint32_t box[2] = {kStageCols, columns}, steps[2] = {1, 1};
     CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
         reinterpret_cast<CUtensorMap *>(map), bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         2, const_cast<void *>(x), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,

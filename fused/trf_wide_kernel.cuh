@@ -2,14 +2,14 @@
  *
  * An *item* is 128 rows of W (4 bands of 32), a range of its columns, and 64 or 128 rows of x. A block has two kinds of warps:
  *   consumers   one or two warpgroups: products of 64 rows of W by all rows of x, both operands in shared memory, sums in registers
- *   decoders    16 or 12 warps, each with slabs of one band; what they decode goes to a *stage* of 128 rows by 64 or 32 columns, x's copy beside it
+ *   decoders    16 or 12 warps, each with slabs of one band; what they decode goes to a *stage* of 128 rows by 32 columns, to which x is copied beside
  * Decoders work in *streams* of 4 warps, one for each band; each stream has consecutive columns of slabs, all go on at once, and consumers take their stages in
- * turns: round by round of slabs, then a stage of each stream after the other.
+ * turns: round by round of slabs, then 32 columns of each stream after the other.
  *
  * A cluster of two blocks either *shares* decoded weights: both have the same item but for the rows of x, each decodes two of the bands and stores them in both.
  * Or `splits` blocks cut an item's columns among them, and add their sums at the end, in a fixed order.
  *
- * Shared memory: trf_shared_plan of the decoders, a stage for each stream, copies of x. Registers: 96 a thread (20 warps: more would get 80).
+ * Shared memory: trf_shared_plan of the decoders, stages of 8 KiB (one a stream), copies of x. Registers: 96 a thread (20 warps: more would get 80).
  * What limits it: docs/performance.md. */
 #ifndef TRF_WIDE_KERNEL_CUH
 #define TRF_WIDE_KERNEL_CUH
@@ -18,15 +18,15 @@
 #include "trf_wide_ptx.cuh"
 
 static constexpr uint32_t kWideBands = 4, kWideRows = kWideBands * TRF_SLAB_ROWS; /* of an item */
-static constexpr uint32_t kPartCols = 32, kPartBytes = kWideRows * 2 * kPartCols; /* a stage is one or two parts */
+static constexpr uint32_t kStageCols = 32, kStageBytes = kWideRows * 2 * kStageCols;
 static constexpr uint32_t kMostStreams = 6;
 static constexpr uint32_t kSumCols = 16;              /* rows of x whose sums are finished at once */
 static constexpr uint32_t kSumStride = kWideRows + 4; /* floats: lanes of a store fall on all banks */
 static constexpr uint32_t kSumsBytes = 9216;          /* of [kSumCols][kSumStride] floats, rounded up */
 
-/* The decode table's size. Stages take the place of its second half. */
+/* The decode table's size: a bank for each lane. */
 static __host__ __device__ constexpr uint32_t trf_wide_table_log(int class_bits) {
-    return class_bits == 2 ? kSmallTableLog : kTableLog;
+    return trf_fused_table_log(class_bits, 1);
 }
 
 /* kColumns: rows of x of a block. kShare: blocks of a cluster that decode for each other, 1 or 2. */
@@ -37,9 +37,7 @@ template <int kColumns, int kShare> struct trf_wide_shape {
     static constexpr uint32_t kBands = kWideBands / kShare;         /* that the block decodes */
     static constexpr uint32_t kStreams = kDecoders / kBands;
     static constexpr uint32_t kThreads = 32 * (4 * kConsumers + kDecoders);
-    static constexpr uint32_t kParts = kShare == 1 ? 2 : 1; /* of a stage: two where there is room */
-    static constexpr uint32_t kStageBytes = kParts * kPartBytes;
-    static constexpr uint32_t kXPartBytes = kColumns * 2 * kPartCols, kXStageBytes = kParts * kXPartBytes;
+    static constexpr uint32_t kXStageBytes = kColumns * 2 * kStageCols;
     static_assert(kStreams <= kMostStreams, "flags and barriers of streams");
 };
 
@@ -85,9 +83,8 @@ struct trf_wide_part {
 };
 
 /* Stages of the slab in this column. */
-template <class Shape>
 static __device__ __forceinline__ uint32_t trf_stages_of(const trf_device_view &view, uint32_t col) {
-    return 2 / Shape::kParts * trf_slab_chunks(view, col);
+    return 2 * trf_slab_chunks(view, col);
 }
 
 /* What an item is of. */
@@ -158,7 +155,6 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
     uint32_t left;                  /* stages of the slab */
     uint32_t place;                 /* shared address of the lane's first 16 bytes in the stage */
     uint32_t x_place, x_col, x_row; /* of x's copy; 0: another warp has it made */
-    int part;                       /* of the stage */
 
     __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_meeting &meeting_,
                                              const trf_wide_grid &grid_, uint32_t stream_, uint32_t on_way_,
@@ -166,8 +162,8 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
         : Product(args.f, lane), wide(args), meeting(meeting_), grid(grid_), on_way(on_way_), next(0), stream(stream_),
           stages(0), left(0) {
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
-        place = shared + args.stages + stream * Shape::kStageBytes + grid_.band * (TRF_SLAB_ROWS * 2 * kPartCols) +
-                64 * row + 16 * (lane % 4 ^ row / 2);
+        place = shared + args.stages + stream * kStageBytes + grid_.band * (TRF_SLAB_ROWS * 2 * kStageCols) + 64 * row +
+                16 * (lane % 4 ^ row / 2);
         x_place = grid_.band % Shape::kBands == 0 ? shared + args.x_stages + stream * Shape::kXStageBytes : 0;
     }
 
@@ -176,40 +172,31 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
         const uint32_t item = trf_first_item<kShare>(wide) + next / grid.count * wide.clusters;
         x_col = col * this->a.view.slab_cols;
         x_row = trf_first_x<kColumns, kShare>(wide, item);
-        left = trf_stages_of<Shape>(this->a.view, col);
+        left = trf_stages_of(this->a.view, col);
         next++;
-    }
-
-    /* Waits for the stage, and has x copied. */
-    __device__ __forceinline__ void open() {
-        trf_barrier_wait(trf_shared_address(&meeting.empty[stream]), stages++ % 2 ^ 1);
-        if (x_place && this->lane == 0)
-#pragma unroll
-            for (uint32_t i = 0; i < Shape::kParts; i++)
-                trf_copy_box(x_place + i * Shape::kXPartBytes, &wide.x_map, x_col + i * kPartCols, x_row,
-                             trf_shared_address(&meeting.full[stream]));
-        x_col += Shape::kParts * kPartCols;
     }
 
     /* rows[i]: of row 8 * i + lane / 4 the columns from 8 * (lane % 4) on. */
     __device__ __forceinline__ void leave(const uint4 (&rows)[4]) {
-        if (part == 0)
-            open();
-        const uint32_t at = place + part * kPartBytes;
+        const uint32_t full = trf_shared_address(&meeting.full[stream]);
+        trf_barrier_wait(trf_shared_address(&meeting.empty[stream]), stages++ % 2 ^ 1);
+        if (x_place && this->lane == 0)
+            trf_copy_box(x_place, &wide.x_map, x_col, x_row, full);
+        x_col += kStageCols;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            trf_sts128(at + 512 * i, rows[i]);
+            trf_sts128(place + 512 * i, rows[i]);
         if (kShare > 1)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                trf_send128(at + 512 * i, trf_shared_address(&meeting.full[stream]), blockIdx.x % 2 ^ 1, rows[i]);
+                trf_send128(place + 512 * i, full, blockIdx.x % 2 ^ 1, rows[i]);
     }
 
     /* Consumers may have the stage, once all that is on its way has arrived: x, and what a decoder of the other block sends. */
     __device__ __forceinline__ void hand_over() {
         const uint32_t full = trf_shared_address(&meeting.full[stream]);
         const uint32_t expected =
-            (x_place ? Shape::kXStageBytes : 0) + (kShare > 1 ? Shape::kStageBytes / kWideBands : 0);
+            (x_place ? Shape::kXStageBytes : 0) + (kShare > 1 ? TRF_SLAB_ROWS * 2 * kStageCols : 0);
         trf_fence_for_products();
         __syncwarp();
         if (this->lane != 0)
@@ -226,9 +213,7 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
             enter(grid.begin + next % grid.count);
 #pragma unroll 1
             for (; left; left--) {
-#pragma unroll
-                for (part = 0; part < (int)Shape::kParts; part++)
-                    leave({});
+                leave({});
                 hand_over();
             }
         }
@@ -238,7 +223,7 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
         reach(on_way - walk.left);
         enter(walk.col);
     }
-    __device__ __forceinline__ void begin_pair(int half) { part = half % Shape::kParts; }
+    __device__ __forceinline__ void begin_pair(int) {}
     __device__ __forceinline__ void chunk_ahead() {}
     __device__ __forceinline__ void slab_ahead(const trf_walk &) {}
 
@@ -256,7 +241,7 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
             rows[i] = make_uint4(this->held[r], this->held[r + 2], reg[0][r], reg[0][r + 2]);
         }
         leave(rows);
-        if (part + 1 == Shape::kParts && --left) /* the last one waits for the verdict */
+        if (--left) /* the last one waits for the verdict */
             hand_over();
     }
 
@@ -284,12 +269,11 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
     trf_wide_meeting &meeting;
     uint32_t shared;
     uint32_t warp, lane;              /* of the warpgroup: the warp */
-    uint32_t phases;                  /* of the streams' full stages, a bit each */
     float sum[kBlocks][kColumns / 2]; /* as trf_wgmma has them, of rows 64 * (kBlocks * group + b) on */
 
     __device__ __forceinline__ trf_wide_consumer(const trf_wide_args &args, trf_wide_meeting &meeting_,
                                                  uint32_t shared_)
-        : a(args), meeting(meeting_), shared(shared_), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32), phases(0) {}
+        : a(args), meeting(meeting_), shared(shared_), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
 
     __device__ __forceinline__ void meet() const { asm volatile("barrier.sync %0, 128;" ::"r"(1 + group) : "memory"); }
 
@@ -306,30 +290,29 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
             trf_barrier_arrive_at(empty, blockIdx.x % 2 ^ 1);
     }
 
-    /* Starts the products of a stage. */
-    __device__ __forceinline__ void multiply(uint32_t stream) {
-        trf_barrier_wait(trf_shared_address(&meeting.full[stream]), phases >> stream & 1);
+    /* Starts the products of a stage. The stages of a slab are even in number, so that index tells a barrier's phase. */
+    __device__ __forceinline__ void multiply(uint32_t stream, uint32_t index) {
+        trf_barrier_wait(trf_shared_address(&meeting.full[stream]), index % 2);
         if (kShare > 1)
             trf_fence_for_products(); /* what the other block sent */
-        const uint64_t w = trf_operand(shared + a.stages + stream * Shape::kStageBytes +
-                                       group * (kBlocks * 64 * 2 * kPartCols)),
+        const uint64_t w = trf_operand(shared + a.stages + stream * kStageBytes +
+                                       group * (kBlocks * 64 * 2 * kStageCols)),
                        x = trf_operand(shared + a.x_stages + stream * Shape::kXStageBytes);
         trf_products_begin();
 #pragma unroll
-        for (int step = 0; step < 2 * (int)Shape::kParts; step++) /* of 16 columns */
+        for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
-                trf_wgmma(Type(), sum[b], w + (step / 2 * kPartBytes + b * (64 * 2 * kPartCols) + 32 * (step % 2)) / 16,
-                          x + (step / 2 * Shape::kXPartBytes + 32 * (step % 2)) / 16);
+                trf_wgmma(Type(), sum[b], w + (b * (64 * 2 * kStageCols) + 32 * half) / 16, x + 32 * half / 16);
         trf_products_commit();
     }
 
     /* The stages of an item. Those of all streams with one index make a turn. */
     __device__ __forceinline__ void multiply_item(const trf_wide_part &part) {
         constexpr uint32_t kNone = UINT32_MAX;
-        const uint32_t all = a.f.view.slab_cols / (Shape::kParts * kPartCols);
+        const uint32_t all = a.f.view.slab_cols / kStageCols;
         /* The layer's last column may be narrow: of the last stream that has columns, the last one. */
-        const uint32_t narrow = trf_stages_of<Shape>(a.f.view, part.begin(kStreams) - 1),
+        const uint32_t narrow = trf_stages_of(a.f.view, part.begin(kStreams) - 1),
                        narrow_round = part.each ? part.each - 1 : 0;
         uint32_t tail = kNone; /* the stream of the turn before that is to be released */
 #pragma unroll 1
@@ -353,14 +336,13 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
                         release_stage(0);
                         tail = kNone;
                     }
-                    multiply(stream);
+                    multiply(stream, index);
                     trf_products_wait<1>();
                     if (stream > 0 && !(last >> (stream - 1) & 1))
                         release_stage(stream - 1);
                     if (stream == 0 && tail != kNone)
                         release_stage(tail);
                 }
-                phases ^= (1u << active) - 1;
                 tail = active == 0 || (last >> (active - 1) & 1) ? kNone : active - 1;
             }
         trf_products_wait<0>();
@@ -460,35 +442,8 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
                     }
     }
 
-    /* The finished pass to y: of the thread's row, every kSharers-th row of x from `first` on, `count` of them. at: shared address of the first. */
-    template <class Put>
-    static __device__ __forceinline__ void each_sum(uint32_t at, uint32_t count, float scale, Put put) {
-        constexpr uint32_t kSharers = 128 / (64 * kBlocks);
-#pragma unroll
-        for (uint32_t i = 0; i < kSumCols / kSharers; i++)
-            if (i < count)
-                put(i, scale * trf_lds32f(at + 4 * kSharers * kSumStride * i));
-    }
-
-    /* row: of W, whole. first_x: the thread's first row of x. */
-    __device__ __forceinline__ void store_sums(uint32_t at, uint32_t row, uint32_t first_x, float scale) const {
-        constexpr uint32_t kSharers = 128 / (64 * kBlocks);
-        const uint32_t count = first_x < a.f.m ? (a.f.m - first_x + kSharers - 1) / kSharers : 0;
-        const uint64_t first = (uint64_t)first_x * a.f.view.rows + row, step = (uint64_t)kSharers * a.f.view.rows;
-        if (a.f.edges)
-            each_sum(at, count, scale, [&](uint32_t i, float v) { trf_store_y(a.f, first_x + kSharers * i, row, v); });
-        else if (a.f.y_dtype == TRF_DTYPE_F32)
-            each_sum(at, count, scale, [&](uint32_t i, float v) { ((float *)a.f.y)[first + i * step] = v; });
-        else if (a.f.y_dtype == TRF_DTYPE_BF16)
-            each_sum(at, count, scale,
-                     [&](uint32_t i, float v) { ((__nv_bfloat16 *)a.f.y)[first + i * step] = __float2bfloat16_rn(v); });
-        else
-            each_sum(at, count, scale,
-                     [&](uint32_t i, float v) { ((__half *)a.f.y)[first + i * step] = __float2half_rn(v); });
-    }
-
     __device__ __forceinline__ void finish(uint32_t item, uint32_t turn) {
-        constexpr uint32_t kRowsHere = 64 * kBlocks;
+        constexpr uint32_t kRowsHere = 64 * kBlocks, kSharers = 128 / kRowsHere; /* threads that have a row */
         const uint32_t thread = threadIdx.x % 128, here = kRowsHere * group + thread % kRowsHere;
         const uint32_t row = trf_first_band(a, item) * TRF_SLAB_ROWS + here,
                        rank = a.splits > 1 ? blockIdx.x % a.splits : 0;
@@ -503,8 +458,11 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
             turn_sums(pass);
             meet();
             if (row < a.f.whole_rows)
-                store_sums(shared + a.stages + 4 * (thread / kRowsHere * kSumStride + here), row,
-                           first_x + thread / kRowsHere, scale);
+#pragma unroll 8
+                for (uint32_t n = thread / kRowsHere; n < kSumCols; n += kSharers)
+                    if (first_x + n < a.f.m)
+                        trf_store_y(a.f, first_x + n, row,
+                                    scale * trf_lds32f(shared + a.stages + 4 * (n * kSumStride + here)));
             meet();
         }
         if (thread < kRowsHere / TRF_SLAB_ROWS) /* the flags that mark_corrupt of this warpgroup has read */

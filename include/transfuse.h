@@ -352,7 +352,7 @@ TRF_API trf_status trf_device_layer_decode(const trf_device_layer *device_layer,
 
 /* How y = x . W^T is computed. */
 typedef enum trf_path {
-    TRF_PATH_AUTO = 0, /* the one that should be fastest, by a table: nothing is timed */
+    TRF_PATH_AUTO = 0, /* FUSED where it takes the layer and the batch, else TWO_STEP; nothing is timed */
     TRF_PATH_FUSED =
         1, /* decoded inside the product. Batches of 1 to TRF_FUSED_MAX_M; not for layers with column offsets, with row offsets in some tiles
                            * only, with offsets beyond 126 or exceptions that they would make inexact; int: codes of at most 8 bits, exact in

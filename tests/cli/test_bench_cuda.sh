@@ -31,6 +31,8 @@ for r in bench["results"]:
     found = {(m["what"], m["favor"], m["batch"]) for m in r["measurements"]}
     wanted = {("copy", None, 0)} | {("decode", favor, 0) for favor in ("speed", "size")}
     for batch in 1, 9, 70:
+        if batch > 8:
+            wanted |= {("wide", favor, batch) for favor in ("speed", "size")}
         wanted |= {("cublaslt", None, batch)}
         wanted |= {(what, favor, batch) for what in ("fused", "two-step") for favor in ("speed", "size")}
         if r["codec"] in ("fp8_e4m3", "fp8_e5m2", "int8"):
@@ -38,7 +40,7 @@ for r in bench["results"]:
     assert found == wanted, found ^ wanted
     for m in r["measurements"]:
         if "reason" in m:
-            assert m["what"] == "fused" or (m["what"], m["batch"]) == ("raw8", 70), m
+            assert m["what"] in ("fused", "wide") or (m["what"], m["batch"]) == ("raw8", 70), m
             continue
         times += 1
         assert len(m["seconds"]) == 3 and min(m["seconds"]) > 0 and m["calls"] >= 1 and m["copies"] >= 1, m

@@ -27,7 +27,7 @@ typedef struct gpu_product {
 } gpu_product;
 
 /* m, types and path as trf_linear_plan_init. @return TRF_OK, or TRF_ERR_UNSUPPORTED with nothing to free if path is
- * FUSED; all else ends the test. */
+ * FUSED or WIDE; all else ends the test. */
 trf_status gpu_product_make(gpu_product *product, const gpu_layer *layer, uint32_t m, trf_dtype x_dtype,
                             trf_dtype y_dtype, trf_path path);
 void gpu_product_free(gpu_product *product);

@@ -1,0 +1,123 @@
+/* The wide path: every codec that it takes against F64, in all cuts that it knows, the same bits on every run, and corrupt streams. */
+#include "gpu_products.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WIDE_CHOICES = 9, /* of kGpuChoices: those without scales for groups */
+    MOST_ROWS = 96,   /* of a layer that are computed in F64 */
+    REPEATS = 20
+};
+static const trf_dtype kXTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
+static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
+/* One band and many; fewer columns than streams, uneven ones, a narrow last one; several items a block. */
+static const gpu_shape kShapes[] = {{32, 512}, {160, 2048}, {96, 8192}, {256, 2112}, {1056, 1344}, {20000, 512}};
+static const uint32_t kBatches[] = {1, 40, 64, 65, 128, 130, 300, 512};
+enum {
+    SHAPES = sizeof kShapes / sizeof kShapes[0],
+    BATCHES = sizeof kBatches / sizeof kBatches[0]
+};
+
+/* @return how many products the path took. */
+static int check_layer(test_rng *rng, const gpu_layer *layer) {
+    trf_error err = {0};
+    gpu_input input = gpu_input_normal(rng, kBatches[BATCHES - 1], layer->info.cols);
+    gpu_reference exact = gpu_reference_make(rng, layer, &input, TRF_DTYPE_NONE, MOST_ROWS);
+    float *y = gpu_malloc((size_t)input.m * layer->info.rows * sizeof *y);
+    int taken = 0;
+    for (int t = 0; t < 2; t++)
+        for (int b = 0; gpu_takes(layer, kXTypes[t]) && b < BATCHES; b++) {
+            gpu_product product;
+            if ((gpu_quick() && b % 3 != 1) ||
+                gpu_product_make(&product, layer, kBatches[b], kXTypes[t], kYTypes[(b + t) % 3], TRF_PATH_WIDE))
+                continue;
+            gpu_product_run(&product, &input, y);
+            gpu_check_product(&product, &exact, y);
+            gpu_product_free(&product);
+            taken++;
+        }
+    free(y);
+    gpu_reference_free(&exact);
+    gpu_input_free(&input);
+    gpu_check(trf_device_layer_check(layer->device, &err), TRF_OK, &err, layer->name);
+    return taken;
+}
+
+START_TEST(near_f64) {
+    const gpu_choice *choice = &kGpuChoices[_i / 4];
+    test_rng rng = {9000 + (uint64_t)_i};
+    int taken = 0;
+    for (int s = 0; s < (gpu_quick() ? 2 : SHAPES); s++) {
+        gpu_layer layer =
+            gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2], kShapes[s], GPU_FILL_NORMAL);
+        taken += check_layer(&rng, &layer);
+        gpu_layer_free(&layer);
+    }
+    printf("%s: the wide path took %d products\n", choice->name, taken);
+    /* Of 8-bit codes of raw integers, and of small layers of some codecs, it may refuse the tables. */
+    if (!taken && choice->codec == TRF_CODEC_AUTO && choice->dtype != TRF_DTYPE_I8)
+        ck_abort_msg("%s: no wide product", choice->name);
+}
+END_TEST
+
+START_TEST(same_bits_on_every_run) {
+    test_rng rng = {9100 + (uint64_t)_i};
+    static const uint32_t batches[] = {64, 128, 300};
+    static const gpu_shape shape = {2048, 2048};
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    gpu_input input = gpu_input_normal(&rng, batches[_i], shape.cols);
+    const size_t bytes = (size_t)batches[_i] * shape.rows * sizeof(float);
+    float *first = gpu_malloc(bytes), *again = gpu_malloc(bytes);
+    gpu_product product;
+    ck_assert_int_eq(gpu_product_make(&product, &layer, batches[_i], TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_WIDE),
+                     TRF_OK);
+    gpu_product_run(&product, &input, first);
+    for (int i = 0; i < (gpu_quick() ? 3 : REPEATS); i++) {
+        gpu_product_run(&product, &input, again);
+        if (memcmp(first, again, bytes) != 0)
+            ck_abort_msg("%s: other bits on run %d", product.name, i);
+    }
+    gpu_product_free(&product);
+    free(first);
+    free(again);
+    gpu_input_free(&input);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+/* Infinite weights and NaNs are exceptions: they reach their rows of y, and no others. */
+START_TEST(nonfinite_weights) {
+    test_rng rng = {9200 + (uint64_t)_i};
+    static const gpu_shape shape = {256, 1024};
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i % GPU_FLOAT_CHOICES], (trf_favor)(_i / GPU_FLOAT_CHOICES), 0,
+                                     shape, GPU_FILL_NONFINITE);
+    check_layer(&rng, &layer);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
+START_TEST(refusals) {
+    test_rng rng = {9300};
+    static const gpu_shape odd[] = {{300, 512}, {256, 500}};
+    for (int i = 0; i < 2; i++) {
+        gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, odd[i], GPU_FILL_NORMAL);
+        trf_linear_plan plan;
+        trf_error err = {0};
+        gpu_check(trf_linear_plan_init(layer.device, 64, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_WIDE, &plan, &err),
+                  TRF_ERR_UNSUPPORTED, &err, layer.name);
+        ck_assert_ptr_nonnull(strstr(err.message, "wide"));
+        gpu_layer_free(&layer);
+    }
+}
+END_TEST
+
+int main(void) {
+    const gpu_test tests[] = {{near_f64, 4 * WIDE_CHOICES},
+                              {same_bits_on_every_run, 3},
+                              {nonfinite_weights, 2 * GPU_FLOAT_CHOICES},
+                              {refusals, 1}};
+    return gpu_main("wide", tests, sizeof tests / sizeof tests[0]);
+}
