@@ -1,10 +1,10 @@
-/* A GPU: contexts, and layers in its memory. A layer is one allocation:
- *   blob | slab directory | decode slots | fault word
- * each at a multiple of 256 bytes; zeros between. */
+/* A GPU: contexts, and layers in its memory. A layer is one allocation: its image (trf_device_image.h) and a fault word. */
+#include "trf_device_cuda.h"
 #include "trf_cuda_call.h"
-#include "trf_device_directory.h"
-#include "trf_device_kinds.h"
+#include "trf_device_image.h"
 #include "trf_linear.h"
+#include "trf_offload.h"
+#include "trf_range.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -107,72 +107,72 @@ static trf_status trf_cuda_download(const trf_context *context, void *to_host, c
 
 /* ---- layers ---- */
 
-/* Where the parts of a layer lie, as offsets from its first byte. The blob is at 0. */
-typedef struct trf_device_layout {
-    uint64_t slabs, slots, fault, bytes;
-} trf_device_layout;
-
-static trf_device_layout trf_lay_out(const trf_header *header) {
-    trf_device_layout layout;
-    layout.slabs = trf_align_part(header->blob_bytes);
-    layout.slots = layout.slabs + trf_align_part(trf_count_device_slabs(header) * sizeof(trf_device_slab));
-    layout.fault = layout.slots + trf_align_part(sizeof(uint32_t) << header->probability_bits);
-    layout.bytes = layout.fault + sizeof(trf_device_fault);
-    return layout;
-}
-
-/* Copies the blob and what stands behind it. tail: the latter, from layout->slabs on. */
-static trf_status trf_upload(const trf_layer *layer, const trf_device_layout *layout, const uint8_t *tail,
-                             uint8_t *memory_dev, trf_error *err) {
+/* Copies a layer's blob and what stands behind it. */
+static trf_status trf_upload(const trf_layer *layer, const trf_image_layout *layout, const uint8_t *tail,
+                             uint8_t *memory_dev, trf_device_fault *fault_dev, trf_error *err) {
     const uint64_t blob_bytes = layer->view.header.blob_bytes;
     cudaError_t error = cudaMemcpy(memory_dev, layer->blob, blob_bytes, cudaMemcpyHostToDevice);
     if (!error && layout->slabs > blob_bytes)
         error = cudaMemset(memory_dev + blob_bytes, 0, layout->slabs - blob_bytes);
     if (!error)
         error = cudaMemcpy(memory_dev + layout->slabs, tail, layout->bytes - layout->slabs, cudaMemcpyHostToDevice);
+    if (!error)
+        error = cudaMemset(fault_dev, 0, sizeof *fault_dev);
     if (!error) /* copies from pageable memory return before they have arrived, and the layer's first user may have any stream */
         error = cudaStreamSynchronize(NULL);
     return trf_check_cuda(error, "copying a layer to the device", err);
 }
 
-/* device_layer: its context, device and info are set; the device is current. */
-static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const trf_layer *layer, trf_error *err) {
-    const trf_device_layout layout = trf_lay_out(&layer->view.header);
+trf_status trf_cuda_place_layer(trf_device_layer *device_layer, const trf_layer *layer, uint8_t *memory_dev,
+                                trf_device_fault *fault_dev, trf_error *err) {
+    const trf_image_layout layout = trf_lay_out_image(&layer->view.header);
     uint8_t *tail = calloc(1, layout.bytes - layout.slabs);
     if (!tail)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
                         (unsigned long long)(layout.bytes - layout.slabs));
-    trf_describe_for_device(layer, (trf_device_slab *)tail, &device_layer->facts);
-    memcpy(tail + (layout.slots - layout.slabs), layer->table.slots,
-           sizeof(uint32_t) << layer->view.header.probability_bits);
-    void *memory = NULL;
-    trf_status status = trf_check_cuda(cudaMalloc(&memory, layout.bytes), "allocating a layer on the device", err);
-    if (status == TRF_OK)
-        status = trf_upload(layer, &layout, tail, memory, err);
+    trf_write_image_tail(layer, tail, &device_layer->facts);
+    trf_status status = trf_upload(layer, &layout, tail, memory_dev, fault_dev, err);
     free(tail);
+    if (status == TRF_OK)
+        device_layer->view = trf_view_of_image(layer, memory_dev, fault_dev);
+    return status;
+}
+
+/* device_layer: its context, device and info are set; the device is current. */
+static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const trf_layer *layer, trf_error *err) {
+    const uint64_t fault = trf_lay_out_image(&layer->view.header).bytes, bytes = fault + sizeof(trf_device_fault);
+    void *memory = NULL;
+    trf_status status = trf_check_cuda(cudaMalloc(&memory, bytes), "allocating a layer on the device", err);
+    if (status == TRF_OK)
+        status =
+            trf_cuda_place_layer(device_layer, layer, memory, (trf_device_fault *)((uint8_t *)memory + fault), err);
     if (status != TRF_OK) {
         cudaFree(memory);
         return status;
     }
     device_layer->memory = memory;
-    device_layer->memory_bytes = layout.bytes;
-    device_layer->view = trf_device_view_of(layer, memory);
-    device_layer->view.slabs = (const trf_device_slab *)((uint8_t *)memory + layout.slabs);
-    device_layer->view.slots = (const uint32_t *)((uint8_t *)memory + layout.slots);
-    device_layer->view.fault = (trf_device_fault *)((uint8_t *)memory + layout.fault);
+    device_layer->memory_bytes = bytes;
     return TRF_OK;
 }
 
-static trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer *layer, int owned, trf_error *err) {
+trf_status trf_cuda_check_size(const trf_layer *layer, trf_error *err) {
     if (layer->view.header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)layer->view.header.blob_bytes,
                         (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+    return TRF_OK;
+}
+
+static trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer *layer, int owned, trf_error *err) {
     trf_device_scope scope;
-    trf_status status = trf_enter_device(made->device, &scope, err);
+    trf_status status = trf_cuda_check_size(layer, err);
+    if (status == TRF_OK)
+        status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
+    trf_range_push("load");
     status = trf_fill_device_layer(made, layer, err);
+    trf_range_pop();
     trf_leave_device(&scope);
     if (status == TRF_OK && owned)
         trf_layer_free(layer);
@@ -188,14 +188,17 @@ static void trf_cuda_destroy_layer(trf_device_layer *layer) {
     }
 }
 
-/* Reads the fault word once the device is idle, and the metadata of the tile that it names. */
-static cudaError_t trf_read_fault(const trf_device_view *view, trf_device_fault *fault, trf_tile_meta *meta) {
+/* Reads the fault word once the device is idle, and the metadata of the tile that it names: from host memory if the layer streams from there. */
+static cudaError_t trf_read_fault(const trf_device_layer *layer, trf_device_fault *fault, trf_tile_meta *meta) {
+    const trf_device_view *view = &layer->view;
     cudaError_t error = cudaDeviceSynchronize();
     if (!error)
         error = cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
-    if (!error && fault->set)
-        error = cudaMemcpy(meta, view->tiles + ((uint64_t)fault->tile_high << 32 | fault->tile_low), sizeof *meta,
-                           cudaMemcpyDeviceToHost);
+    const uint64_t tile = (uint64_t)fault->tile_high << 32 | fault->tile_low;
+    if (!error && fault->set && layer->host)
+        *meta = layer->host->view.tiles[tile];
+    else if (!error && fault->set)
+        error = cudaMemcpy(meta, view->tiles + tile, sizeof *meta, cudaMemcpyDeviceToHost);
     return error;
 }
 
@@ -206,7 +209,7 @@ static trf_status trf_cuda_check_layer(const trf_device_layer *device_layer, trf
     trf_status status = trf_enter_device(device_layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    status = trf_check_cuda(trf_read_fault(&device_layer->view, &fault, &meta), "asking a layer for faults", err);
+    status = trf_check_cuda(trf_read_fault(device_layer, &fault, &meta), "asking a layer for faults", err);
     trf_leave_device(&scope);
     if (status == TRF_OK && fault.set)
         status =
@@ -231,6 +234,7 @@ static const trf_device_kind trf_cuda_kind = {
     .upload = trf_cuda_upload,
     .download = trf_cuda_download,
     .copy_rows = trf_cuda_copy_rows,
+    .stack = &trf_cuda_stack_kind,
 };
 
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {
