@@ -413,7 +413,7 @@ START_TEST(faults_stay) {
         BAD = 2,
         ROUNDS = 3
     };
-    static const char *const names[BAD] = {"corrupt/stream_first_word.trf", "corrupt/start_state_0_slab1_lane0.trf"};
+    static const char *const names[BAD] = {"corrupt/stream_first_word.trf", "corrupt/narrow_start_state_of_slab_3.trf"};
     trf_error err = {0};
     trf_stack *stack;
     gpu_layer bad[BAD];
