@@ -447,9 +447,9 @@ TRF_API trf_status trf_stack_add(trf_stack *stack, const trf_layer *layer, trf_e
 TRF_API trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const char *tensor,
                                   const trf_load_options *options, trf_error *err);
 
-/* Decides which layers stay, spread evenly over the order, and copies all of them, on as many threads as the context has. Synchronous.
+/* Decides which layers stay, spread evenly over the order, and copies all of them, on as many threads as trf_context_set_threads says, for a GPU, too. Synchronous.
  * budget_bytes: of device memory, for layers and buffers; workspaces are the program's own. Nothing else is allocated there, now or later. On the CPU it does not matter.
- * After a failure layers may be added, and it may be called again. Errors: TRF_ERR_ARGUMENT (no layers; prepared already; a budget below trf_stack_info.least_bytes, which the message tells),
+ * After a failure other than TRF_ERR_CUDA layers may be added, and it may be called again. Errors: TRF_ERR_ARGUMENT (no layers; prepared already; a budget below trf_stack_info.least_bytes, which the message tells),
  * TRF_ERR_MEMORY (device memory, or host memory that cannot be pinned; the message tells sizes), TRF_ERR_CUDA. */
 TRF_API trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err);
 

@@ -23,9 +23,9 @@ uint64_t trf_stack_least_bytes(const trf_stack_place *places, uint32_t count, ui
 
 /* Fills *plan, and of each place all but its bytes. The memory: fixed_bytes that are none of a layer's | two buffers | layers that stay.
  *
- * As many bytes as the budget allows stay, spread evenly over the order, so that copies always have products to hide behind. Layers too large for a buffer stay in any
- * case, and buffers are small where that leaves more room: as large as some layer, and, if there are any of 32 MiB or more, not smaller than these but for the largest one below. Layers that
- * stream take the two buffers in turns; neighbours that fit into one share it. So of two neighbours neither is in the other's place, unless the last and the first one take the same buffer.
+ * As many bytes as the budget allows stay, spread evenly over the order, so that copies always have products to hide behind. A buffer is as large as one of the layers, those
+ * that are larger stay in any case: the smallest that the budget allows, since that leaves most room, but not below 32 MiB if there is a choice. Layers that stream take the two buffers in
+ * turns; neighbours that fit into one share it. So of two neighbours neither is in the other's place, unless the last and the first one take the same buffer.
  * Errors: TRF_ERR_ARGUMENT (budget). */
 trf_status trf_stack_plan_make(trf_stack_place *places, uint32_t count, uint64_t fixed_bytes, uint64_t budget_bytes,
                                trf_stack_plan *plan, trf_error *err);
