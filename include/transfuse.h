@@ -465,7 +465,7 @@ typedef struct trf_stack_info {
 
 TRF_API void trf_stack_get_info(const trf_stack *stack, trf_stack_info *info);
 
-/* A layer, for plans (trf_linear_plan_init, whenever it lies) and trf_device_layer_check (any time; corrupt tiles are remembered when the layer has made room for others). Calls that read its weights only between
+/* A layer, for plans (trf_linear_plan_init, wherever it lies) and trf_device_layer_check (any time; corrupt tiles are remembered when the layer has made room for others). Calls that read its weights only between
  * trf_stack_acquire and trf_stack_release. The stack's; the same for its whole life. NULL before trf_stack_prepare, and for an index that there is not. */
 TRF_API const trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index);
 
