@@ -1,7 +1,9 @@
-/* A GPU: contexts, and layers in its memory. A layer is one allocation: its image (trf_device_image.h) and a fault word. */
-#include "trf_device_cuda.h"
+/* A GPU: contexts, and layers in its memory. A layer is one allocation:
+ *   blob | slab directory | decode slots | fault word
+ * each at a multiple of 256 bytes; zeros between. */
 #include "trf_cuda_call.h"
-#include "trf_device_image.h"
+#include "trf_device_directory.h"
+#include "trf_device_kinds.h"
 #include "trf_linear.h"
 #include "trf_offload.h"
 #include "trf_range.h"
@@ -107,67 +109,69 @@ static trf_status trf_cuda_download(const trf_context *context, void *to_host, c
 
 /* ---- layers ---- */
 
-/* Copies a layer's blob and what stands behind it. */
-static trf_status trf_upload(const trf_layer *layer, const trf_image_layout *layout, const uint8_t *tail,
-                             uint8_t *memory_dev, trf_device_fault *fault_dev, trf_error *err) {
+/* Where the parts of a layer lie, as offsets from its first byte. The blob is at 0. */
+typedef struct trf_device_layout {
+    uint64_t slabs, slots, fault, bytes;
+} trf_device_layout;
+
+static trf_device_layout trf_lay_out(const trf_header *header) {
+    trf_device_layout layout;
+    layout.slabs = trf_align_part(header->blob_bytes);
+    layout.slots = layout.slabs + trf_align_part(trf_count_device_slabs(header) * sizeof(trf_device_slab));
+    layout.fault = layout.slots + trf_align_part(sizeof(uint32_t) << header->probability_bits);
+    layout.bytes = layout.fault + sizeof(trf_device_fault);
+    return layout;
+}
+
+/* Copies the blob and what stands behind it. tail: the latter, from layout->slabs on. */
+static trf_status trf_upload(const trf_layer *layer, const trf_device_layout *layout, const uint8_t *tail,
+                             uint8_t *memory_dev, trf_error *err) {
     const uint64_t blob_bytes = layer->view.header.blob_bytes;
     cudaError_t error = cudaMemcpy(memory_dev, layer->blob, blob_bytes, cudaMemcpyHostToDevice);
     if (!error && layout->slabs > blob_bytes)
         error = cudaMemset(memory_dev + blob_bytes, 0, layout->slabs - blob_bytes);
     if (!error)
         error = cudaMemcpy(memory_dev + layout->slabs, tail, layout->bytes - layout->slabs, cudaMemcpyHostToDevice);
-    if (!error)
-        error = cudaMemset(fault_dev, 0, sizeof *fault_dev);
     if (!error) /* copies from pageable memory return before they have arrived, and the layer's first user may have any stream */
         error = cudaStreamSynchronize(NULL);
     return trf_check_cuda(error, "copying a layer to the device", err);
 }
 
-trf_status trf_cuda_place_layer(trf_device_layer *device_layer, const trf_layer *layer, uint8_t *memory_dev,
-                                trf_device_fault *fault_dev, trf_error *err) {
-    const trf_image_layout layout = trf_lay_out_image(&layer->view.header);
+/* device_layer: its context, device and info are set; the device is current. */
+static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const trf_layer *layer, trf_error *err) {
+    const trf_device_layout layout = trf_lay_out(&layer->view.header);
     uint8_t *tail = calloc(1, layout.bytes - layout.slabs);
     if (!tail)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
                         (unsigned long long)(layout.bytes - layout.slabs));
-    trf_write_image_tail(layer, tail, &device_layer->facts);
-    trf_status status = trf_upload(layer, &layout, tail, memory_dev, fault_dev, err);
-    free(tail);
-    if (status == TRF_OK)
-        device_layer->view = trf_view_of_image(layer, memory_dev, fault_dev);
-    return status;
-}
-
-/* device_layer: its context, device and info are set; the device is current. */
-static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const trf_layer *layer, trf_error *err) {
-    const uint64_t fault = trf_lay_out_image(&layer->view.header).bytes, bytes = fault + sizeof(trf_device_fault);
+    trf_describe_for_device(layer, (trf_device_slab *)tail, &device_layer->facts);
+    memcpy(tail + (layout.slots - layout.slabs), layer->table.slots,
+           sizeof(uint32_t) << layer->view.header.probability_bits);
     void *memory = NULL;
-    trf_status status = trf_check_cuda(cudaMalloc(&memory, bytes), "allocating a layer on the device", err);
+    trf_status status = trf_check_cuda(cudaMalloc(&memory, layout.bytes), "allocating a layer on the device", err);
     if (status == TRF_OK)
-        status =
-            trf_cuda_place_layer(device_layer, layer, memory, (trf_device_fault *)((uint8_t *)memory + fault), err);
+        status = trf_upload(layer, &layout, tail, memory, err);
+    free(tail);
     if (status != TRF_OK) {
         cudaFree(memory);
         return status;
     }
     device_layer->memory = memory;
-    device_layer->memory_bytes = bytes;
-    return TRF_OK;
-}
-
-trf_status trf_cuda_check_size(const trf_layer *layer, trf_error *err) {
-    if (layer->view.header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
-                        (unsigned long long)layer->view.header.blob_bytes,
-                        (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+    device_layer->memory_bytes = layout.bytes;
+    device_layer->view = trf_device_view_of(layer, memory);
+    device_layer->view.slabs = (const trf_device_slab *)((uint8_t *)memory + layout.slabs);
+    device_layer->view.slots = (const uint32_t *)((uint8_t *)memory + layout.slots);
+    device_layer->view.fault = (trf_device_fault *)((uint8_t *)memory + layout.fault);
     return TRF_OK;
 }
 
 static trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer *layer, int owned, trf_error *err) {
+    if (layer->view.header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
+                        (unsigned long long)layer->view.header.blob_bytes,
+                        (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
     trf_device_scope scope;
-    trf_status status = trf_cuda_check_size(layer, err);
-    if (status == TRF_OK)
-        status = trf_enter_device(made->device, &scope, err);
+    trf_status status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_range_push("load");

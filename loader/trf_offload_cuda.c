@@ -1,7 +1,6 @@
 /* Stacks on a GPU. Its memory is one allocation, inside the budget: a fault word for each layer | two buffers | layers that stay. So every layer has one place, and its view and plans
  * stay good; the fault words outlast what streams through the buffers. The images of layers that stream lie in pinned memory, each in one piece for one copy; copies have a stream of their own. */
 #include "trf_cuda_call.h"
-#include "trf_device_cuda.h"
 #include "trf_device_image.h"
 #include "trf_offload.h"
 #include "trf_range.h"
@@ -13,10 +12,12 @@
 
 /* Pinning is slow by the call; a piece is at least as large as a layer. */
 static const uint64_t kPieceBytes = 1ull << 30;
+/* Through which layers that stay are copied, unless one needs more. */
+static const uint64_t kScratchBytes = 256 << 20;
 
-/* What a layer that streams has. */
+/* What a layer that streams has, but for the image. */
 typedef struct trf_stack_copy {
-    uint8_t *image;     /* pinned */
+    uint8_t *image;     /* pinned; of a layer that stays, while it is copied */
     cudaEvent_t copied; /* on the stream of copies */
     cudaEvent_t used;   /* on the stream that released it last */
 } trf_stack_copy;
@@ -30,8 +31,12 @@ typedef struct trf_stack_device {
 } trf_stack_device;
 
 static trf_status trf_cuda_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
+    const uint64_t blob_bytes = layer->view.header.blob_bytes;
     *bytes = trf_lay_out_image(&layer->view.header).bytes;
-    return trf_cuda_check_size(layer, err);
+    if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
+                        (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+    return TRF_OK;
 }
 
 static uint64_t trf_cuda_fixed_bytes(uint32_t count) {
@@ -70,19 +75,6 @@ static trf_device_fault *trf_fault_of(const trf_stack *stack, uint32_t index) {
     return (trf_device_fault *)stack->device->memory_dev + index;
 }
 
-static trf_status trf_place_residents(trf_stack *stack, trf_error *err) {
-    for (uint32_t i = 0; i < stack->count; i++) {
-        if (!stack->places[i].resident)
-            continue;
-        trf_status status =
-            trf_cuda_place_layer(stack->entries[i].layer, stack->entries[i].source,
-                                 stack->device->memory_dev + stack->places[i].offset, trf_fault_of(stack, i), err);
-        if (status != TRF_OK)
-            return trf_fail_in(err, status, "layer %u of the stack", i);
-    }
-    return TRF_OK;
-}
-
 /* Pins memory for the images. */
 static trf_status trf_pin_images(trf_stack *stack, trf_error *err) {
     trf_stack_device *device = stack->device;
@@ -112,30 +104,102 @@ static trf_status trf_pin_images(trf_stack *stack, trf_error *err) {
     return TRF_OK;
 }
 
-/* Writes one image, and makes the layer of it. */
-static trf_status trf_write_one_image(void *context, uint64_t index, int worker, trf_error *err) {
-    const trf_stack *stack = context;
-    const trf_stack_entry *entry = &stack->entries[index];
-    const trf_stack_place *place = &stack->places[index];
-    uint8_t *image = stack->device->copies[index].image;
-    (void)worker;
-    if (place->resident)
-        return TRF_OK;
-    const uint64_t blob_bytes = entry->source->view.header.blob_bytes;
-    memcpy(image, entry->source->blob, blob_bytes);
-    memset(image + blob_bytes, 0, place->bytes - blob_bytes);
-    trf_write_image_tail(entry->source, image + trf_lay_out_image(&entry->source->view.header).slabs,
-                         &entry->layer->facts);
-    trf_layer *host = calloc(1, sizeof *host);
-    if (!host)
+/* ---- images ---- */
+
+/* Layers first to end - 1, of those that stay, or of those that stream. */
+typedef struct trf_image_work {
+    trf_stack *stack;
+    uint32_t first, end;
+    int resident;
+} trf_image_work;
+
+/* The layer in host memory of one that streams, once its image is written. */
+static trf_status trf_open_image(const uint8_t *image, const trf_layer *source, trf_layer **host, trf_error *err) {
+    const uint64_t blob_bytes = source->view.header.blob_bytes;
+    trf_layer *made = calloc(1, sizeof *made);
+    if (!made)
         return trf_fail_stack_memory(err);
-    entry->layer->host = host;
-    host->blob = image;
-    host->table = entry->source->table;
-    trf_status status = trf_blob_open(image, blob_bytes, blob_bytes, &host->view, err);
-    if (status == TRF_OK)
-        entry->layer->view =
-            trf_view_of_image(host, stack->device->memory_dev + place->offset, trf_fault_of(stack, (uint32_t)index));
+    made->blob = image;
+    made->table = source->table;
+    *host = made;
+    return trf_blob_open(image, blob_bytes, blob_bytes, &made->view, err);
+}
+
+/* A trf_parallel_fn; index: from the first layer on. */
+static trf_status trf_write_image(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_image_work *work = context;
+    const uint32_t i = work->first + (uint32_t)index;
+    const trf_stack *stack = work->stack;
+    const trf_stack_place *place = &stack->places[i];
+    const trf_layer *source = stack->entries[i].source;
+    trf_device_layer *layer = stack->entries[i].layer;
+    uint8_t *image = stack->device->copies[i].image;
+    (void)worker;
+    if (place->resident != work->resident)
+        return TRF_OK;
+    const uint64_t blob_bytes = source->view.header.blob_bytes;
+    memcpy(image, source->blob, blob_bytes);
+    memset(image + blob_bytes, 0, place->bytes - blob_bytes);
+    trf_write_image_tail(source, image + trf_lay_out_image(&source->view.header).slabs, &layer->facts);
+    layer->view = trf_view_of_image(source, stack->device->memory_dev + place->offset, trf_fault_of(stack, i));
+    return place->resident ? TRF_OK : trf_open_image(image, source, &layer->host, err);
+}
+
+static trf_status trf_write_images(trf_image_work work, trf_error *err) {
+    return trf_parallel_for(work.stack->context->threads, work.end - work.first, trf_write_image, &work, err);
+}
+
+/* Gives layers that stay, from the first-th on, places in the scratch memory. @return the end of those that have one. */
+static uint32_t trf_fill_scratch(const trf_stack *stack, uint32_t first, uint8_t *scratch, uint64_t scratch_bytes) {
+    uint64_t used = 0;
+    uint32_t i = first;
+    for (; i < stack->count; i++) {
+        if (!stack->places[i].resident)
+            continue;
+        if (stack->places[i].bytes > scratch_bytes - used)
+            break;
+        stack->device->copies[i].image = scratch + used;
+        used += stack->places[i].bytes;
+    }
+    return i;
+}
+
+/* Copies layers that stay, group by group. */
+static trf_status trf_copy_residents(trf_stack *stack, uint8_t *scratch, uint64_t scratch_bytes, trf_error *err) {
+    const trf_stack_device *device = stack->device;
+    trf_status status = TRF_OK;
+    for (uint32_t first = 0, end; status == TRF_OK && first < stack->count; first = end) {
+        cudaError_t error = cudaSuccess;
+        end = trf_fill_scratch(stack, first, scratch, scratch_bytes);
+        status = trf_write_images((trf_image_work){stack, first, end, 1}, err);
+        for (uint32_t i = first; status == TRF_OK && !error && i < end; i++)
+            if (stack->places[i].resident)
+                error = cudaMemcpyAsync(device->memory_dev + stack->places[i].offset, device->copies[i].image,
+                                        stack->places[i].bytes, cudaMemcpyHostToDevice, device->stream);
+        const cudaError_t waited = cudaStreamSynchronize(device->stream); /* after a failure, too: scratch is freed */
+        if (status == TRF_OK)
+            status = trf_check_cuda(error ? error : waited, "copying layers to the device", err);
+    }
+    return status;
+}
+
+static trf_status trf_place_residents(trf_stack *stack, trf_error *err) {
+    uint64_t all = 0, most = 0;
+    uint8_t *scratch;
+    for (uint32_t i = 0; i < stack->count; i++) {
+        const uint64_t bytes = stack->places[i].resident ? stack->places[i].bytes : 0;
+        all += bytes;
+        most = bytes > most ? bytes : most;
+    }
+    if (!all)
+        return TRF_OK;
+    const uint64_t ample = all < kScratchBytes ? all : kScratchBytes, bytes = most > ample ? most : ample;
+    trf_status status =
+        trf_check_cuda(cudaHostAlloc((void **)&scratch, bytes, cudaHostAllocDefault), "pinning host memory", err);
+    if (status != TRF_OK)
+        return trf_fail_in(err, status, "%llu bytes to copy layers from", (unsigned long long)bytes);
+    status = trf_copy_residents(stack, scratch, bytes, err);
+    cudaFreeHost(scratch);
     return status;
 }
 
@@ -189,7 +253,7 @@ static trf_status trf_fill_stack(trf_stack *stack, trf_error *err) {
     if (status == TRF_OK)
         status = trf_place_residents(stack, err);
     if (status == TRF_OK)
-        status = trf_parallel_for(stack->context->threads, stack->count, trf_write_one_image, stack, err);
+        status = trf_write_images((trf_image_work){stack, 0, stack->count, 0}, err);
     if (status == TRF_OK)
         status = trf_make_events(stack, err);
     return status;
