@@ -81,8 +81,8 @@ struct trf_device_layer {
     trf_device_view view;  /* on the CPU without slabs and fault */
     /* A GPU's. */
     trf_device_facts facts;
-    void *memory; /* the one device allocation */
-    /* The CPU's. */
+    void *memory; /* the one device allocation; NULL: of a stack, which has it */
+    /* The CPU's; on a GPU, of a layer that streams: where its blob lies in host memory. */
     trf_layer *host;
     struct trf_cpu_fault *fault;
 };

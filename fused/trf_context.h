@@ -41,6 +41,7 @@ typedef struct trf_device_kind {
     /* Rows of `width` bytes within device memory, ordered on `stream`; from NULL: zeros. */
     trf_status (*copy_rows)(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
                             uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream, trf_error *err);
+    const struct trf_stack_kind *stack; /* loader/trf_offload.h */
 } trf_device_kind;
 
 struct trf_context {

@@ -2,6 +2,7 @@
 #include "trf_linear.h"
 
 #include "trf_cuda_call.h"
+#include "trf_range.h"
 #include "trf_two_step.h"
 #include "trf_wide.h"
 
@@ -54,7 +55,9 @@ trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan 
     trf_status status = trf_enter_device(layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
+    trf_range_push(plan->path == TRF_PATH_TWO_STEP ? "two-step" : plan->path == TRF_PATH_WIDE ? "wide" : "fused");
     status = trf_run(layer, plan, x, y, epilogue, workspace, stream, err);
+    trf_range_pop();
     trf_leave_device(&scope);
     return status;
 }

@@ -3,6 +3,7 @@
 #include "trf_two_step.h"
 
 #include "trf_cuda_call.h"
+#include "trf_range.h"
 
 typedef struct trf_two_step_layout {
     trf_gemm_shape shape;
@@ -55,11 +56,15 @@ trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan
     const trf_sums sums = {(const float *)(base + layout.sums), layer->view.rows, plan->m, layer->view.rows};
     const int rounds = layout.sums != layout.gemm;
     const trf_decode_as as = plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
+    trf_range_push("decode");
     trf_status status =
         trf_check_cuda(trf_launch_decode(&layer->view, &layer->facts, as, weights, stream), "decoding a layer", err);
+    trf_range_pop();
+    trf_range_push("GEMM");
     if (status == TRF_OK)
         status = trf_gemm_run(layer->context->gemm, &layout.shape, weights, x, rounds ? base + layout.sums : y,
                               base + layout.gemm, plan->workspace_bytes - layout.gemm, stream, err);
+    trf_range_pop();
     if (status == TRF_OK && rounds)
         status = trf_check_cuda(trf_launch_round(&sums, plan->y_dtype, y, epilogue, stream), "rounding y", err);
     return status;

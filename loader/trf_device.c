@@ -56,9 +56,8 @@ trf_status trf_device_download(const trf_context *context, void *to_host, const 
 static int trf_cuts_rows(const trf_device_layer *layer) { return layer->cut.rows != layer->view.rows; }
 static int trf_cuts_cols(const trf_device_layer *layer) { return layer->cut.cols != layer->view.cols; }
 
-/* owned: as fill_layer has it. */
-static trf_status trf_make_device_layer(trf_context *context, trf_layer *layer, const trf_layer_cut *cut, int owned,
-                                        trf_device_layer **device_layer, trf_error *err) {
+trf_status trf_begin_device_layer(trf_context *context, const trf_layer *layer, const trf_layer_cut *cut,
+                                  trf_device_layer **device_layer, trf_error *err) {
     static atomic_uint layers;
     trf_device_layer *made = calloc(1, sizeof *made);
     if (!made)
@@ -70,7 +69,18 @@ static trf_status trf_make_device_layer(trf_context *context, trf_layer *layer, 
     made->cut = *cut;
     made->info.rows = cut->rows;
     made->info.cols = cut->cols;
-    trf_status status = context->kind->fill_layer(made, layer, owned, err);
+    *device_layer = made;
+    return TRF_OK;
+}
+
+/* owned: as fill_layer has it. */
+static trf_status trf_make_device_layer(trf_context *context, trf_layer *layer, const trf_layer_cut *cut, int owned,
+                                        trf_device_layer **device_layer, trf_error *err) {
+    trf_device_layer *made;
+    trf_status status = trf_begin_device_layer(context, layer, cut, &made, err);
+    if (status != TRF_OK)
+        return status;
+    status = context->kind->fill_layer(made, layer, owned, err);
     if (status != TRF_OK) {
         free(made);
         return status;

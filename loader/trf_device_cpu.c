@@ -4,6 +4,7 @@
 #include "trf_device_kinds.h"
 #include "trf_device_value.h"
 #include "trf_matmul.h"
+#include "trf_offload.h"
 #include "trf_threads.h"
 
 #include <pthread.h>
@@ -266,6 +267,7 @@ static const trf_device_kind trf_cpu_kind = {
     .upload = trf_cpu_copy,
     .download = trf_cpu_copy,
     .copy_rows = trf_cpu_copy_rows,
+    .stack = &trf_cpu_stack_kind,
 };
 
 trf_status trf_cpu_context_create(trf_context **context, trf_error *err) {

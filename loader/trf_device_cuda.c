@@ -5,6 +5,8 @@
 #include "trf_device_directory.h"
 #include "trf_device_kinds.h"
 #include "trf_linear.h"
+#include "trf_offload.h"
+#include "trf_range.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -172,7 +174,9 @@ static trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer *layer, 
     trf_status status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
+    trf_range_push("load");
     status = trf_fill_device_layer(made, layer, err);
+    trf_range_pop();
     trf_leave_device(&scope);
     if (status == TRF_OK && owned)
         trf_layer_free(layer);
@@ -188,14 +192,17 @@ static void trf_cuda_destroy_layer(trf_device_layer *layer) {
     }
 }
 
-/* Reads the fault word once the device is idle, and the metadata of the tile that it names. */
-static cudaError_t trf_read_fault(const trf_device_view *view, trf_device_fault *fault, trf_tile_meta *meta) {
+/* Reads the fault word once the device is idle, and the metadata of the tile that it names: from host memory if the layer streams from there. */
+static cudaError_t trf_read_fault(const trf_device_layer *layer, trf_device_fault *fault, trf_tile_meta *meta) {
+    const trf_device_view *view = &layer->view;
     cudaError_t error = cudaDeviceSynchronize();
     if (!error)
         error = cudaMemcpy(fault, view->fault, sizeof *fault, cudaMemcpyDeviceToHost);
-    if (!error && fault->set)
-        error = cudaMemcpy(meta, view->tiles + ((uint64_t)fault->tile_high << 32 | fault->tile_low), sizeof *meta,
-                           cudaMemcpyDeviceToHost);
+    const uint64_t tile = (uint64_t)fault->tile_high << 32 | fault->tile_low;
+    if (!error && fault->set && layer->host)
+        *meta = layer->host->view.tiles[tile];
+    else if (!error && fault->set)
+        error = cudaMemcpy(meta, view->tiles + tile, sizeof *meta, cudaMemcpyDeviceToHost);
     return error;
 }
 
@@ -206,7 +213,7 @@ static trf_status trf_cuda_check_layer(const trf_device_layer *device_layer, trf
     trf_status status = trf_enter_device(device_layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    status = trf_check_cuda(trf_read_fault(&device_layer->view, &fault, &meta), "asking a layer for faults", err);
+    status = trf_check_cuda(trf_read_fault(device_layer, &fault, &meta), "asking a layer for faults", err);
     trf_leave_device(&scope);
     if (status == TRF_OK && fault.set)
         status =
@@ -231,6 +238,7 @@ static const trf_device_kind trf_cuda_kind = {
     .upload = trf_cuda_upload,
     .download = trf_cuda_download,
     .copy_rows = trf_cuda_copy_rows,
+    .stack = &trf_cuda_stack_kind,
 };
 
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {

@@ -33,6 +33,9 @@ bench_mode_figure *bench_mode_add(bench_cuda *cuda, const char *subject, const c
 void bench_mode_print(bench_cuda *cuda, size_t first);
 void bench_mode_free(bench_mode_figures *figures);
 
+/* The modes: each returns 0, or -1 after a message. */
+int bench_offload_run(bench_cuda *cuda);
+
 /* Runs the plan's mode. @return 0, or -1 after a message. */
 int bench_cuda_run_mode(bench_cuda *cuda);
 

@@ -129,6 +129,8 @@ static int set_mode(cli_options *o, const char *value) {
     return i < 0 ? -1 : 0;
 }
 
+static int set_budget(cli_options *o, const char *value) { return cli_parse_bytes(value, &o->budget_bytes); }
+
 static int set_distribution(cli_options *o, const char *value) {
     static const char *const names[] = {"normal", "student-t", NULL};
     o->student_t = cli_parse_name(value, names);
@@ -241,6 +243,7 @@ static const option_entry kOptions[] = {
     [CLI_OPT_JSON_FILE] = {"json", "a path", set_json_file, 0},
     [CLI_OPT_CSV_FILE] = {"csv", "a path", set_csv_file, 0},
     [CLI_OPT_MODE] = {"mode", "layers, batch-sweep, overlap, moe, load or offload", set_mode, 0},
+    [CLI_OPT_BUDGET] = {"budget", "a number of bytes such as 8G (K, M, G, T: thousands)", set_budget, 0},
 };
 enum {
     kNumOptions = sizeof kOptions / sizeof kOptions[0],

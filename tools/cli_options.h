@@ -68,7 +68,8 @@ typedef enum cli_option_id {
     CLI_OPT_RUNS,
     CLI_OPT_JSON_FILE,
     CLI_OPT_CSV_FILE,
-    CLI_OPT_MODE
+    CLI_OPT_MODE,
+    CLI_OPT_BUDGET
 } cli_option_id;
 
 enum {
@@ -111,6 +112,7 @@ typedef struct cli_options {
     uint32_t batches[CLI_MAX_LIST];
     int num_layers, num_batches;
     cli_bench_mode mode;
+    uint64_t budget_bytes; /* 0: not given */
     unsigned bench_codecs;
     cli_reals bench_bits, sigmas;
     int student_t;

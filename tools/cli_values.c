@@ -23,6 +23,26 @@ int cli_parse_real(const char *text, double min, double max, double *value) {
     return end == text || *end || !(*value >= min && *value <= max) ? -1 : 0;
 }
 
+int cli_parse_bytes(const char *text, uint64_t *bytes) {
+    static const char units[] = "KMGT";
+    char digits[24], *unit;
+    const size_t length = strlen(text);
+    uint64_t factor = 1;
+    if (length == 0 || length >= sizeof digits)
+        return -1;
+    memcpy(digits, text, length + 1);
+    unit = strchr(units, digits[length - 1]);
+    if (unit) {
+        digits[length - 1] = 0;
+        for (const char *u = units; u <= unit; u++)
+            factor *= 1000;
+    }
+    if (cli_parse_uint(digits, 1, UINT64_MAX / factor, bytes))
+        return -1;
+    *bytes *= factor;
+    return 0;
+}
+
 int cli_parse_name(const char *text, const char *const *names) {
     for (int i = 0; names[i]; i++) {
         if (strcmp(text, names[i]) == 0)

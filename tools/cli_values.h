@@ -10,6 +10,9 @@ int cli_parse_uint(const char *text, uint64_t min, uint64_t max, uint64_t *value
 /* Finite, within [min, max]. */
 int cli_parse_real(const char *text, double min, double max, double *value);
 
+/* Bytes, at least 1: a whole number, with K, M, G or T behind it a multiple of 10^3, 10^6, 10^9 or 10^12. */
+int cli_parse_bytes(const char *text, uint64_t *bytes);
+
 /* @return the index of text among the NULL-terminated names, or -1. */
 int cli_parse_name(const char *text, const char *const *names);
 

@@ -17,7 +17,8 @@ static const cli_option_id kOptions[] = {
     CLI_OPT_DEVICE,  CLI_OPT_LAYERS,      CLI_OPT_BATCH,        CLI_OPT_BENCH_CODECS,
     CLI_OPT_FAVOR,   CLI_OPT_BENCH_BITS,  CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,
     CLI_OPT_RUNS,    CLI_OPT_GRANULARITY, CLI_OPT_JSON_FILE,    CLI_OPT_CSV_FILE,
-    CLI_OPT_THREADS, CLI_OPT_FORCE,       CLI_OPT_MODE,         0};
+    CLI_OPT_THREADS, CLI_OPT_FORCE,       CLI_OPT_MODE,         CLI_OPT_BUDGET,
+    0};
 
 static const char *const kCodecNames[CLI_BENCH_COUNT] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bits"};
 static const trf_dtype kSources[CLI_BENCH_COUNT] = {TRF_DTYPE_BF16,    TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3,
@@ -51,7 +52,9 @@ static void set_defaults(cli_options *plan) {
     if (plan->mode == CLI_BENCH_SWEEP)
         set_sweep(plan);
     if (!goes_through_layers(plan)) { /* layers and batches are the mode's own to choose */
-        plan->runs = plan->runs ? plan->runs : 20;
+        if (!plan->runs)
+            plan->runs = plan->mode == CLI_BENCH_OFFLOAD ? 7 : 20; /* passes through a whole model take long */
+        plan->budget_bytes = plan->budget_bytes ? plan->budget_bytes : 8000000000;
         return;
     }
     if (!plan->num_layers) {
@@ -348,6 +351,7 @@ const cli_command cmd_bench = {
         "  --device cpu|cuda             [cpu]\n"
         "  --mode MODE                   layers; on a GPU also, each with layers and batches of its own unless given:\n"
         "                                batch-sweep, overlap, moe, load, offload [layers]\n"
+        "  --budget BYTES                offload: of device memory, such as 24G [8G]; besides, nothing but buffers\n"
         "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
         "  --batch M,...                 rows of x in the products [1,8]\n"
         "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"

@@ -65,6 +65,9 @@ wrong --codec bench --codec bf16,int9
 wrong --sigma bench --sigma 0
 wrong --bits bench --bits 4,9
 wrong --runs bench --runs 0
+for budget in '' 0 G 8Q -1 8.5G 99999999999G; do
+    wrong --budget bench --budget "$budget"
+done
 wrong --distribution bench --distribution cauchy
 wrong --granularity bench --codec bf16 --granularity channel
 wrong operand bench operand

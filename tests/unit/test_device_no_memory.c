@@ -1,63 +1,18 @@
 /* Every allocation of loading and running a layer on the CPU device fails once: a status each time, nothing lost (the address sanitizer's run looks for
  * leaks), and the next attempt works. And the call path allocates nothing.
- *
- * The linker sends the library's allocations here (TRF_TEST_WRAPS_ALLOCATIONS: tests/unit/CMakeLists.txt). */
+ * TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
+#include "common/failing_memory.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 
 #include <check.h>
-#include <errno.h>
-#include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 enum {
     ROWS = 300,
     COLS = 530
 };
-
-/* ---- allocations ---- */
-
-static atomic_long made;      /* since they were last counted */
-static atomic_long fails_at;  /* which one fails, from 1; 0: none */
-static atomic_int has_failed; /* whether it has */
-
-static int fails(void) {
-    const long number = atomic_fetch_add(&made, 1) + 1;
-    if (number != atomic_load(&fails_at))
-        return 0;
-    atomic_store(&has_failed, 1);
-    errno = ENOMEM;
-    return 1;
-}
-
-static void count_from_here(long fail_at) {
-    atomic_store(&made, 0);
-    atomic_store(&has_failed, 0);
-    atomic_store(&fails_at, fail_at);
-}
-
-void *__real_malloc(size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_malloc(size_t bytes) { return fails() ? NULL : __real_malloc(bytes); }
-
-void *__real_calloc(size_t count, size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes) { return fails() ? NULL : __real_calloc(count, bytes); }
-
-void *__real_aligned_alloc(size_t alignment, size_t bytes);
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
-void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
-    return fails() ? NULL : __real_aligned_alloc(alignment, bytes);
-}
-
-void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
-void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
-void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
-    return fails() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
-}
 
 /* ---- what is done ---- */
 
@@ -127,10 +82,10 @@ START_TEST(every_allocation_fails_once) {
     memcpy(good, y, sizeof y);
     long number = 1;
     for (;; number++) {
-        count_from_here(number);
+        count_allocations_from_here(number);
         const trf_status status = load_and_run(checkpoint, names[_i / 2], &options);
-        const int failed = atomic_load(&has_failed);
-        count_from_here(0);
+        const int failed = atomic_load(&allocation_has_failed);
+        count_allocations_from_here(0);
         if (!failed) { /* there are no more */
             fixture_check_status(status, TRF_OK, &err);
             break;
@@ -165,11 +120,11 @@ START_TEST(products_do_not_allocate) {
                          TRF_OK, &err);
     fixture_check_status(trf_device_allocate(context, plan.epilogue_workspace_bytes, &workspace, &err), TRF_OK, &err);
     const trf_epilogue epilogue = {.activation = TRF_ACTIVATION_SILU, .residual = y};
-    count_from_here(0);
+    count_allocations_from_here(0);
     trf_status status = trf_linear(layer, &plan, x, y, workspace, NULL, &err);
     if (status == TRF_OK)
         status = trf_linear_with(layer, &plan, x, y, &epilogue, workspace, NULL, &err);
-    const long allocations = atomic_load(&made);
+    const long allocations = atomic_load(&allocations_made);
     fixture_check_status(status, TRF_OK, &err);
     ck_assert_int_eq(allocations, 0);
     trf_device_layer_destroy(layer);

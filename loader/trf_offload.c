@@ -1,0 +1,205 @@
+/* Stacks: the public functions. They check arguments; trf_offload_order.c says what is copied when, the device's kind does it. */
+#include "trf_offload.h"
+
+#include "trf_layer_open.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const trf_stack_kind *trf_stack_kind_of(const trf_stack *stack) { return stack->context->kind->stack; }
+
+/* ---- making one ---- */
+
+trf_status trf_stack_create(trf_context *context, trf_stack **stack, trf_error *err) {
+    if (!context || !stack)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a stack needs a context");
+    trf_stack *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a stack");
+    made->context = context;
+    *stack = made;
+    return TRF_OK;
+}
+
+void trf_stack_destroy(trf_stack *stack) {
+    if (!stack)
+        return;
+    trf_stack_kind_of(stack)->destroy(stack);
+    for (uint32_t i = 0; i < stack->count; i++)
+        if (stack->entries[i].owned)
+            trf_layer_free(stack->entries[i].source);
+    free(stack->entries);
+    free(stack->places);
+    free(stack->order.states);
+    free(stack);
+}
+
+static trf_status trf_grow_stack(trf_stack *stack, trf_error *err) {
+    if (stack->count < stack->capacity)
+        return TRF_OK;
+    const uint32_t capacity = stack->capacity ? 2 * stack->capacity : 16;
+    trf_stack_entry *entries = realloc(stack->entries, capacity * sizeof *entries);
+    if (entries)
+        stack->entries = entries;
+    trf_stack_place *places = entries ? realloc(stack->places, capacity * sizeof *places) : NULL;
+    if (!places)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u layers", capacity);
+    stack->places = places;
+    stack->capacity = capacity;
+    return TRF_OK;
+}
+
+/* owned: source is the stack's if this succeeds. */
+static trf_status trf_append(trf_stack *stack, trf_layer *source, const trf_layer_cut *cut, int owned, trf_error *err) {
+    uint64_t bytes;
+    trf_device_layer *layer;
+    trf_status status = trf_stack_kind_of(stack)->measure(source, &bytes, err);
+    if (status == TRF_OK)
+        status = trf_grow_stack(stack, err);
+    if (status == TRF_OK)
+        status = trf_begin_device_layer(stack->context, source, cut, &layer, err);
+    if (status != TRF_OK)
+        return status;
+    layer->memory_bytes = bytes;
+    stack->places[stack->count] = (trf_stack_place){.bytes = bytes};
+    stack->entries[stack->count++] = (trf_stack_entry){layer, source, owned};
+    return TRF_OK;
+}
+
+static trf_status trf_check_open(const trf_stack *stack, trf_error *err) {
+    return stack->prepared
+               ? trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the stack has been prepared; it takes no more layers")
+               : TRF_OK;
+}
+
+trf_status trf_stack_add(trf_stack *stack, const trf_layer *layer, trf_error *err) {
+    if (!stack || !layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "adding a layer needs a stack and a layer");
+    const trf_layer_cut all = {0, layer->view.header.rows, 0, layer->view.header.cols};
+    trf_status status = trf_check_open(stack, err);
+    return status == TRF_OK ? trf_append(stack, (trf_layer *)layer, &all, 0, err) : status;
+}
+
+trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const char *tensor,
+                          const trf_load_options *options, trf_error *err) {
+    if (!stack || !checkpoint || !tensor)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "loading a layer needs a stack, a checkpoint and a name");
+    trf_layer *layer;
+    trf_layer_cut cut;
+    trf_status status = trf_check_open(stack, err);
+    if (status == TRF_OK)
+        status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, &cut, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_append(stack, layer, &cut, 1, err);
+    if (status != TRF_OK) {
+        trf_layer_free(layer);
+        return trf_fail_in(err, status, "tensor '%s'", tensor);
+    }
+    return TRF_OK;
+}
+
+static trf_status trf_copy_layer_ahead(void *context, uint32_t index, trf_error *err) {
+    trf_stack *stack = context;
+    return trf_stack_kind_of(stack)->copy(stack, index, err);
+}
+
+static trf_status trf_wait_for_uses(void *context, uint32_t index, trf_error *err) {
+    trf_stack *stack = context;
+    return trf_stack_kind_of(stack)->wait(stack, index, err);
+}
+
+trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err) {
+    if (!stack || !stack->count)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a stack without layers cannot be prepared");
+    if (stack->prepared)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the stack has been prepared before");
+    free(stack->order.states);
+    stack->order = (trf_stack_order){
+        .places = stack->places,
+        .states = calloc(stack->count, sizeof *stack->order.states),
+        .count = stack->count,
+        .actions = {stack, trf_copy_layer_ahead, trf_wait_for_uses},
+    };
+    if (!stack->order.states)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the states of %u layers", stack->count);
+    trf_status status = trf_stack_kind_of(stack)->prepare(stack, budget_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    stack->prepared = 1;
+    return trf_order_begin(&stack->order, err);
+}
+
+/* ---- what it holds ---- */
+
+void trf_stack_get_info(const trf_stack *stack, trf_stack_info *info) {
+    *info = (trf_stack_info){.layers = stack->count, .resident = stack->plan.resident};
+    for (uint32_t i = 0; i < stack->count; i++)
+        info->layer_bytes += stack->places[i].bytes;
+    info->least_bytes =
+        trf_stack_least_bytes(stack->places, stack->count, trf_stack_kind_of(stack)->fixed_bytes(stack->count));
+    info->device_bytes = stack->plan.device_bytes;
+    info->host_bytes = stack->host_bytes;
+    info->streamed_bytes = stack->plan.streamed_bytes;
+}
+
+const trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index) {
+    return stack && stack->prepared && index < stack->count ? stack->entries[index].layer : NULL;
+}
+
+/* ---- running it ---- */
+
+static trf_status trf_check_index(const trf_stack *stack, uint32_t index, trf_error *err) {
+    if (!stack || !stack->prepared)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the stack has not been prepared");
+    if (index >= stack->count)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no layer %u among %u", index, stack->count);
+    return TRF_OK;
+}
+
+trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream, const trf_device_layer **layer,
+                             trf_error *err) {
+    trf_status status = trf_check_index(stack, index, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_order_acquire(&stack->order, index, err);
+    if (status != TRF_OK)
+        return status;
+    if (!stack->places[index].resident)
+        status = trf_stack_kind_of(stack)->join(stack, index, stream, err);
+    if (status != TRF_OK) {
+        stack->order.states[index].uses--;
+        return status;
+    }
+    if (layer)
+        *layer = stack->entries[index].layer;
+    return TRF_OK;
+}
+
+trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err) {
+    trf_status status = trf_check_index(stack, index, err);
+    if (status != TRF_OK)
+        return status;
+    trf_stack_state *state = &stack->order.states[index];
+    if (!state->uses)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layer %u is released without having been acquired",
+                        index);
+    if (!stack->places[index].resident) {
+        status = trf_stack_kind_of(stack)->mark(stack, index, state->released, stream, err);
+        if (status != TRF_OK)
+            return status;
+        state->released = 1;
+    }
+    return trf_order_release(&stack->order, index, err);
+}
+
+trf_status trf_stack_linear(trf_stack *stack, uint32_t index, const trf_linear_plan *plan, const void *x, void *y,
+                            void *workspace, trf_stream stream, trf_error *err) {
+    const trf_device_layer *layer;
+    trf_status status = trf_stack_acquire(stack, index, stream, &layer, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_linear(layer, plan, x, y, workspace, stream, err);
+    trf_status released = trf_stack_release(stack, index, stream, status == TRF_OK ? err : NULL);
+    return status == TRF_OK ? released : status;
+}

@@ -1,0 +1,367 @@
+/* Stacks on a GPU. Its memory is one allocation, inside the budget: a fault word for each layer | two buffers | layers that stay. So every layer has one place, and its view and plans
+ * stay good; the fault words outlast what streams through the buffers. The images of layers that stream lie in pinned memory, each in one piece for one copy; copies have a stream of their own. */
+#include "trf_cuda_call.h"
+#include "trf_device_image.h"
+#include "trf_offload.h"
+#include "trf_range.h"
+#include "trf_threads.h"
+
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Pinning is slow by the call; a piece is at least as large as a layer. */
+static const uint64_t kPieceBytes = 1ull << 30;
+/* Through which layers that stay are copied, unless one needs more. */
+static const uint64_t kScratchBytes = 256 << 20;
+
+/* What a layer that streams has, but for the image. */
+typedef struct trf_stack_copy {
+    uint8_t *image;     /* pinned; of a layer that stays, while it is copied */
+    cudaEvent_t copied; /* on the stream of copies */
+    cudaEvent_t used;   /* on the stream that released it last */
+} trf_stack_copy;
+
+typedef struct trf_stack_device {
+    uint8_t *memory_dev;
+    void **pieces; /* pinned; [num_pieces] */
+    uint32_t num_pieces;
+    trf_stack_copy *copies; /* [count] */
+    cudaStream_t stream;
+} trf_stack_device;
+
+static trf_status trf_cuda_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
+    const uint64_t blob_bytes = layer->view.header.blob_bytes;
+    *bytes = trf_lay_out_image(&layer->view.header).bytes;
+    if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
+                        (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+    return TRF_OK;
+}
+
+static uint64_t trf_cuda_fixed_bytes(uint32_t count) {
+    return trf_align_part((uint64_t)count * sizeof(trf_device_fault));
+}
+
+/* ---- making one ---- */
+
+static trf_status trf_fail_stack_memory(trf_error *err) {
+    return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate what a stack keeps of its layers");
+}
+
+static trf_status trf_allocate_stack(trf_stack *stack, trf_error *err) {
+    const uint64_t bytes = stack->plan.device_bytes;
+    trf_stack_device *device = calloc(1, sizeof *device);
+    if (!device)
+        return trf_fail_stack_memory(err);
+    stack->device = device;
+    device->copies = calloc(stack->count, sizeof *device->copies);
+    device->pieces = calloc(stack->count, sizeof *device->pieces); /* at most one for each layer */
+    if (!device->copies || !device->pieces)
+        return trf_fail_stack_memory(err);
+    trf_status status =
+        trf_check_cuda(cudaMalloc((void **)&device->memory_dev, bytes), "allocating device memory", err);
+    if (status != TRF_OK)
+        return trf_fail_in(err, status, "%llu bytes for %u layers", (unsigned long long)bytes, stack->count);
+    status = trf_check_cuda(cudaMemset(device->memory_dev, 0, trf_cuda_fixed_bytes(stack->count)),
+                            "clearing fault words", err);
+    if (status == TRF_OK)
+        status = trf_check_cuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking),
+                                "a stream for copies", err);
+    return status;
+}
+
+static trf_device_fault *trf_fault_of(const trf_stack *stack, uint32_t index) {
+    return (trf_device_fault *)stack->device->memory_dev + index;
+}
+
+/* Pins memory for the images. */
+static trf_status trf_pin_images(trf_stack *stack, trf_error *err) {
+    trf_stack_device *device = stack->device;
+    uint64_t left = stack->plan.streamed_bytes, room = 0;
+    uint8_t *at = NULL;
+    for (uint32_t i = 0; i < stack->count; i++) {
+        const uint64_t bytes = stack->places[i].bytes;
+        if (stack->places[i].resident)
+            continue;
+        if (bytes > room) {
+            room = left < kPieceBytes ? left : kPieceBytes;
+            room = bytes > room ? bytes : room;
+            trf_status status =
+                trf_check_cuda(cudaHostAlloc((void **)&at, room, cudaHostAllocDefault), "pinning host memory", err);
+            if (status != TRF_OK)
+                return trf_fail_in(err, status, "%llu bytes, of %llu that stream, with %llu there",
+                                   (unsigned long long)room, (unsigned long long)stack->plan.streamed_bytes,
+                                   (unsigned long long)stack->host_bytes);
+            device->pieces[device->num_pieces++] = at;
+            stack->host_bytes += room;
+        }
+        device->copies[i].image = at;
+        at += bytes;
+        room -= bytes;
+        left -= bytes;
+    }
+    return TRF_OK;
+}
+
+/* ---- images ---- */
+
+/* Layers first to end - 1, of those that stay, or of those that stream. */
+typedef struct trf_image_work {
+    trf_stack *stack;
+    uint32_t first, end;
+    int resident;
+} trf_image_work;
+
+/* The layer in host memory of one that streams, once its image is written. */
+static trf_status trf_open_image(const uint8_t *image, const trf_layer *source, trf_layer **host, trf_error *err) {
+    const uint64_t blob_bytes = source->view.header.blob_bytes;
+    trf_layer *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail_stack_memory(err);
+    made->blob = image;
+    made->table = source->table;
+    *host = made;
+    return trf_blob_open(image, blob_bytes, blob_bytes, &made->view, err);
+}
+
+/* A trf_parallel_fn; index: from the first layer on. */
+static trf_status trf_write_image(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_image_work *work = context;
+    const uint32_t i = work->first + (uint32_t)index;
+    const trf_stack *stack = work->stack;
+    const trf_stack_place *place = &stack->places[i];
+    const trf_layer *source = stack->entries[i].source;
+    trf_device_layer *layer = stack->entries[i].layer;
+    uint8_t *image = stack->device->copies[i].image;
+    (void)worker;
+    if (place->resident != work->resident)
+        return TRF_OK;
+    const uint64_t blob_bytes = source->view.header.blob_bytes;
+    memcpy(image, source->blob, blob_bytes);
+    memset(image + blob_bytes, 0, place->bytes - blob_bytes);
+    trf_write_image_tail(source, image + trf_lay_out_image(&source->view.header).slabs, &layer->facts);
+    layer->view = trf_view_of_image(source, stack->device->memory_dev + place->offset, trf_fault_of(stack, i));
+    return place->resident ? TRF_OK : trf_open_image(image, source, &layer->host, err);
+}
+
+static trf_status trf_write_images(trf_image_work work, trf_error *err) {
+    return trf_parallel_for(work.stack->context->threads, work.end - work.first, trf_write_image, &work, err);
+}
+
+/* Gives layers that stay, from the first-th on, places in the scratch memory. @return the end of those that have one. */
+static uint32_t trf_fill_scratch(const trf_stack *stack, uint32_t first, uint8_t *scratch, uint64_t scratch_bytes) {
+    uint64_t used = 0;
+    uint32_t i = first;
+    for (; i < stack->count; i++) {
+        if (!stack->places[i].resident)
+            continue;
+        if (stack->places[i].bytes > scratch_bytes - used)
+            break;
+        stack->device->copies[i].image = scratch + used;
+        used += stack->places[i].bytes;
+    }
+    return i;
+}
+
+/* Copies layers that stay, group by group. */
+static trf_status trf_copy_residents(trf_stack *stack, uint8_t *scratch, uint64_t scratch_bytes, trf_error *err) {
+    const trf_stack_device *device = stack->device;
+    trf_status status = TRF_OK;
+    for (uint32_t first = 0, end; status == TRF_OK && first < stack->count; first = end) {
+        cudaError_t error = cudaSuccess;
+        end = trf_fill_scratch(stack, first, scratch, scratch_bytes);
+        status = trf_write_images((trf_image_work){stack, first, end, 1}, err);
+        for (uint32_t i = first; status == TRF_OK && !error && i < end; i++)
+            if (stack->places[i].resident)
+                error = cudaMemcpyAsync(device->memory_dev + stack->places[i].offset, device->copies[i].image,
+                                        stack->places[i].bytes, cudaMemcpyHostToDevice, device->stream);
+        const cudaError_t waited = cudaStreamSynchronize(device->stream); /* after a failure, too: scratch is freed */
+        if (status == TRF_OK)
+            status = trf_check_cuda(error ? error : waited, "copying layers to the device", err);
+    }
+    return status;
+}
+
+static trf_status trf_place_residents(trf_stack *stack, trf_error *err) {
+    uint64_t all = 0, most = 0;
+    uint8_t *scratch;
+    for (uint32_t i = 0; i < stack->count; i++) {
+        const uint64_t bytes = stack->places[i].resident ? stack->places[i].bytes : 0;
+        all += bytes;
+        most = bytes > most ? bytes : most;
+    }
+    if (!all)
+        return TRF_OK;
+    const uint64_t ample = all < kScratchBytes ? all : kScratchBytes, bytes = most > ample ? most : ample;
+    trf_status status =
+        trf_check_cuda(cudaHostAlloc((void **)&scratch, bytes, cudaHostAllocDefault), "pinning host memory", err);
+    if (status != TRF_OK)
+        return trf_fail_in(err, status, "%llu bytes to copy layers from", (unsigned long long)bytes);
+    status = trf_copy_residents(stack, scratch, bytes, err);
+    cudaFreeHost(scratch);
+    return status;
+}
+
+static trf_status trf_make_events(trf_stack *stack, trf_error *err) {
+    cudaError_t error = cudaSuccess;
+    for (uint32_t i = 0; !error && i < stack->count; i++) {
+        trf_stack_copy *copy = &stack->device->copies[i];
+        if (stack->places[i].resident)
+            continue;
+        error = cudaEventCreateWithFlags(&copy->copied, cudaEventDisableTiming);
+        if (!error)
+            error = cudaEventCreateWithFlags(&copy->used, cudaEventDisableTiming);
+    }
+    if (!error) /* clearing fault words, too */
+        error = cudaStreamSynchronize(NULL);
+    return trf_check_cuda(error, "making events", err);
+}
+
+/* Undoes all that follows; the device is current. */
+static void trf_release_stack(trf_stack *stack) {
+    trf_stack_device *device = stack->device;
+    for (uint32_t i = 0; i < stack->count; i++) {
+        trf_layer_free(stack->entries[i].layer->host);
+        stack->entries[i].layer->host = NULL;
+    }
+    stack->host_bytes = 0;
+    stack->plan = (trf_stack_plan){0};
+    if (!device)
+        return;
+    for (uint32_t i = 0; device->copies && i < stack->count; i++) {
+        if (device->copies[i].copied)
+            cudaEventDestroy(device->copies[i].copied);
+        if (device->copies[i].used)
+            cudaEventDestroy(device->copies[i].used);
+    }
+    if (device->stream)
+        cudaStreamDestroy(device->stream);
+    for (uint32_t i = 0; i < device->num_pieces; i++)
+        cudaFreeHost(device->pieces[i]);
+    cudaFree(device->memory_dev);
+    free(device->pieces);
+    free(device->copies);
+    free(device);
+    stack->device = NULL;
+}
+
+static trf_status trf_fill_stack(trf_stack *stack, trf_error *err) {
+    trf_status status = trf_allocate_stack(stack, err);
+    if (status == TRF_OK)
+        status = trf_pin_images(stack, err);
+    if (status == TRF_OK)
+        status = trf_place_residents(stack, err);
+    if (status == TRF_OK)
+        status = trf_write_images((trf_image_work){stack, 0, stack->count, 0}, err);
+    if (status == TRF_OK)
+        status = trf_make_events(stack, err);
+    return status;
+}
+
+static trf_status trf_cuda_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_stack_plan_make(stack->places, stack->count, trf_cuda_fixed_bytes(stack->count),
+                                            budget_bytes, &stack->plan, err);
+    if (status == TRF_OK)
+        status = trf_enter_device(stack->context->device, &scope, err);
+    if (status != TRF_OK) {
+        stack->plan = (trf_stack_plan){0};
+        return status;
+    }
+    trf_range_push("load stack");
+    status = trf_fill_stack(stack, err);
+    trf_range_pop();
+    if (status != TRF_OK)
+        trf_release_stack(stack);
+    trf_leave_device(&scope);
+    for (uint32_t i = 0; status == TRF_OK && i < stack->count; i++) {
+        if (stack->entries[i].owned)
+            trf_layer_free(stack->entries[i].source);
+        stack->entries[i].source = NULL;
+    }
+    return status;
+}
+
+static void trf_cuda_destroy_stack(trf_stack *stack) {
+    trf_device_scope scope;
+    if (trf_enter_device(stack->context->device, &scope, NULL) == TRF_OK) {
+        if (stack->device)
+            cudaDeviceSynchronize();
+        trf_release_stack(stack);
+        trf_leave_device(&scope);
+    }
+    for (uint32_t i = 0; i < stack->count; i++)
+        free(stack->entries[i].layer);
+}
+
+/* ---- running it ---- */
+
+static trf_status trf_cuda_copy_ahead(trf_stack *stack, uint32_t index, trf_error *err) {
+    const trf_stack_device *device = stack->device;
+    const trf_stack_place *place = &stack->places[index];
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(stack->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_range_push("copy ahead");
+    cudaError_t error = cudaMemcpyAsync(device->memory_dev + place->offset, device->copies[index].image, place->bytes,
+                                        cudaMemcpyHostToDevice, device->stream);
+    if (!error)
+        error = cudaEventRecord(device->copies[index].copied, device->stream);
+    trf_range_pop();
+    trf_leave_device(&scope);
+    return trf_check_cuda(error, "copying a layer ahead", err);
+}
+
+static trf_status trf_cuda_wait(trf_stack *stack, uint32_t index, trf_error *err) {
+    const trf_stack_device *device = stack->device;
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(stack->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    cudaError_t error = cudaStreamWaitEvent(device->stream, device->copies[index].used, 0);
+    trf_leave_device(&scope);
+    return trf_check_cuda(error, "waiting for a layer's last use", err);
+}
+
+static trf_status trf_cuda_join(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(stack->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing(stream, &capture);
+    if (!error && capture == cudaStreamCaptureStatusNone)
+        error = cudaStreamWaitEvent(stream, stack->device->copies[index].copied, 0);
+    trf_leave_device(&scope);
+    if (capture != cudaStreamCaptureStatusNone)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "layer %u streams from host memory; that cannot be captured in a graph", index);
+    return trf_check_cuda(error, "waiting for a layer's copy", err);
+}
+
+static trf_status trf_cuda_mark(trf_stack *stack, uint32_t index, int again, trf_stream stream, trf_error *err) {
+    const cudaEvent_t used = stack->device->copies[index].used;
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(stack->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    /* Of an earlier use, which may have been on another stream: the event is to stand for both. */
+    cudaError_t error = again ? cudaStreamWaitEvent(stream, used, 0) : cudaSuccess;
+    if (!error)
+        error = cudaEventRecord(used, stream);
+    trf_leave_device(&scope);
+    return trf_check_cuda(error, "marking a layer's use", err);
+}
+
+const trf_stack_kind trf_cuda_stack_kind = {
+    .measure = trf_cuda_measure,
+    .fixed_bytes = trf_cuda_fixed_bytes,
+    .prepare = trf_cuda_prepare,
+    .destroy = trf_cuda_destroy_stack,
+    .copy = trf_cuda_copy_ahead,
+    .wait = trf_cuda_wait,
+    .join = trf_cuda_join,
+    .mark = trf_cuda_mark,
+};

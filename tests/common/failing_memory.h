@@ -1,0 +1,54 @@
+/* Allocations of the library that fail when a test says so. Included by one file of a test that mentions TRF_TEST_WRAPS_ALLOCATIONS: the linker then sends the library's allocations here
+ * (tests/unit/CMakeLists.txt). */
+#ifndef FAILING_MEMORY_H
+#define FAILING_MEMORY_H
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+static atomic_long allocations_made;     /* since they were last counted */
+static atomic_long allocation_fails_at;  /* which one fails, from 1; 0: none */
+static atomic_int allocation_has_failed; /* whether it has */
+
+static int allocation_fails(void) {
+    const long number = atomic_fetch_add(&allocations_made, 1) + 1;
+    if (number != atomic_load(&allocation_fails_at))
+        return 0;
+    atomic_store(&allocation_has_failed, 1);
+    errno = ENOMEM;
+    return 1;
+}
+
+static void count_allocations_from_here(long fail_at) {
+    atomic_store(&allocations_made, 0);
+    atomic_store(&allocation_has_failed, 0);
+    atomic_store(&allocation_fails_at, fail_at);
+}
+
+void *__real_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes) { return allocation_fails() ? NULL : __real_malloc(bytes); }
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes) { return allocation_fails() ? NULL : __real_calloc(count, bytes); }
+
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
+    return allocation_fails() ? NULL : __real_aligned_alloc(alignment, bytes);
+}
+
+void *__real_realloc(void *memory, size_t bytes);
+void *__wrap_realloc(void *memory, size_t bytes);
+void *__wrap_realloc(void *memory, size_t bytes) { return allocation_fails() ? NULL : __real_realloc(memory, bytes); }
+
+void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    return allocation_fails() ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
+}
+
+#endif

@@ -1,0 +1,291 @@
+/* Stacks on the CPU device, through the public calls: every layer's products as without a stack, in any order; what is refused; and every allocation fails once.
+ * TRF_TEST_WRAPS_ALLOCATIONS. */
+#include "common/checkpoint_fixture.h"
+#include "common/failing_memory.h"
+#include "common/run_suite.h"
+#include "common/test_weights.h"
+
+#include <check.h>
+#include <string.h>
+
+static const fixture_tensor kTensors[] = {
+    {"a.weight", "BF16", {300, 520}, 2, 0},
+    {"b.weight", "F16", {64, 520}, 2, 0},
+    {"c.weight", "F8_E4M3", {256, 520}, 2, 0},
+    {"d.weight", "I8", {100, 520}, 2, 0},
+};
+static const char *const kNames[] = {"a.weight", "b.weight", "c.weight", "d.weight"};
+enum {
+    LAYERS = 5, /* those of the checkpoint, and one from memory */
+    COLS = 520,
+    MOST_ROWS = 300
+};
+
+static trf_error err;
+static trf_context *cpu;
+static trf_checkpoint *checkpoint;
+static trf_layer *host; /* b.weight */
+static uint16_t x_bf16[COLS], x_f16[COLS];
+static float expected[LAYERS][MOST_ROWS];
+
+static const uint16_t *x_of(uint32_t layer) { return layer == 1 || layer == 4 ? x_f16 : x_bf16; }
+static trf_dtype x_dtype_of(uint32_t layer) { return layer == 1 || layer == 4 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16; }
+
+static trf_linear_plan plan_of(const trf_device_layer *layer, uint32_t index) {
+    trf_linear_plan plan;
+    fixture_check_status(trf_linear_plan_init(layer, 1, x_dtype_of(index), TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
+                         TRF_OK, &err);
+    return plan;
+}
+
+static void *allocate(uint64_t bytes) {
+    void *memory;
+    fixture_check_status(trf_device_allocate(cpu, bytes, &memory, &err), TRF_OK, &err);
+    return memory;
+}
+
+static void begin(void) {
+    fixture_begin();
+    const char *source = fixture_path("in.safetensors"), *packed = fixture_path("packed.safetensors");
+    fixture_write_safetensors(source, NULL, kTensors, 4, 8, 1);
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    fixture_check_status(trf_compress_checkpoint(source, packed, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_open(packed, &checkpoint, &err), TRF_OK, &err);
+    fixture_check_status(trf_extract_layer(packed, kNames[1], fixture_path("b.trf"), 0, &err), TRF_OK, &err);
+    fixture_check_status(trf_layer_open(fixture_path("b.trf"), &host, &err), TRF_OK, &err);
+    fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
+    trf_context_set_threads(cpu, 1);
+    test_rng rng = {7};
+    test_fill_normal(&rng, x_bf16, TRF_DTYPE_BF16, COLS, 1.0);
+    test_fill_normal(&rng, x_f16, TRF_DTYPE_F16, COLS, 1.0);
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        trf_device_layer *layer;
+        fixture_check_status(trf_device_layer_load(cpu, checkpoint, kNames[i < 4 ? i : 1], NULL, &layer, &err), TRF_OK,
+                             &err);
+        const trf_linear_plan plan = plan_of(layer, i);
+        void *workspace = allocate(plan.workspace_bytes);
+        fixture_check_status(trf_linear(layer, &plan, x_of(i), expected[i], workspace, NULL, &err), TRF_OK, &err);
+        trf_device_free(cpu, workspace);
+        trf_device_layer_destroy(layer);
+    }
+}
+
+static void end(void) {
+    trf_layer_free(host);
+    trf_context_destroy(cpu);
+    trf_checkpoint_close(checkpoint);
+    fixture_end();
+}
+
+static trf_status add_layers(trf_stack *stack) {
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.threads = 1;
+    trf_status status = TRF_OK;
+    for (int i = 0; i < 4 && status == TRF_OK; i++)
+        status = trf_stack_load(stack, checkpoint, kNames[i], &options, &err);
+    return status == TRF_OK ? trf_stack_add(stack, host, &err) : status;
+}
+
+static trf_status run_layer(trf_stack *stack, uint32_t index) {
+    float y[MOST_ROWS];
+    const trf_device_layer *layer = trf_stack_layer(stack, index);
+    trf_layer_info info;
+    trf_linear_plan plan;
+    void *workspace = NULL;
+    trf_device_layer_get_info(layer, &info);
+    trf_status status = trf_linear_plan_init(layer, 1, x_dtype_of(index), TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err);
+    if (status == TRF_OK)
+        status = trf_device_allocate(cpu, plan.workspace_bytes, &workspace, &err);
+    if (status == TRF_OK)
+        status = trf_stack_linear(stack, index, &plan, x_of(index), y, workspace, NULL, &err);
+    trf_device_free(cpu, workspace);
+    if (status == TRF_OK && memcmp(y, expected[index], info.rows * sizeof *y)) /* ck_assert allocates */
+        ck_abort_msg("layer %u: y differs", index);
+    return status;
+}
+
+START_TEST(any_order) {
+    trf_stack *stack;
+    trf_stack_info info;
+    fixture_check_status(trf_stack_create(cpu, &stack, &err), TRF_OK, &err);
+    fixture_check_status(add_layers(stack), TRF_OK, &err);
+    ck_assert_ptr_null(trf_stack_layer(stack, 0));
+    trf_stack_get_info(stack, &info);
+    ck_assert_uint_eq(info.layers, LAYERS);
+    ck_assert_uint_eq(info.resident, 0);
+    fixture_check_status(trf_stack_prepare(stack, _i ? UINT64_MAX : 0, &err), TRF_OK, &err);
+    trf_stack_get_info(stack, &info);
+    ck_assert_uint_eq(info.resident, LAYERS); /* whatever the budget */
+    ck_assert_uint_eq(info.device_bytes, info.layer_bytes);
+    ck_assert_uint_eq(info.host_bytes, 0);
+    ck_assert_uint_eq(info.streamed_bytes, 0);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < LAYERS; i++)
+        bytes += trf_device_layer_bytes(trf_stack_layer(stack, i));
+    ck_assert_uint_eq(bytes, info.layer_bytes);
+    test_rng rng = {(uint64_t)_i};
+    for (uint32_t i = 0; i < 2 * LAYERS; i++)
+        fixture_check_status(run_layer(stack, i % LAYERS), TRF_OK, &err);
+    for (int i = 0; i < 20; i++)
+        fixture_check_status(run_layer(stack, test_below(&rng, LAYERS)), TRF_OK, &err);
+    trf_stack_destroy(stack);
+}
+END_TEST
+
+START_TEST(shards) {
+    trf_stack *stack;
+    trf_device_layer *alone;
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.first_row = 16, options.num_rows = 272;
+    fixture_check_status(trf_stack_create(cpu, &stack, &err), TRF_OK, &err);
+    fixture_check_status(trf_stack_load(stack, checkpoint, "a.weight", &options, &err), TRF_OK, &err);
+    fixture_check_status(trf_stack_prepare(stack, 0, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_layer_load(cpu, checkpoint, "a.weight", &options, &alone, &err), TRF_OK, &err);
+    const trf_device_layer *layers[] = {alone, trf_stack_layer(stack, 0)};
+    float y[2][272];
+    for (int i = 0; i < 2; i++) {
+        const trf_linear_plan plan = plan_of(layers[i], 0);
+        void *workspace = allocate(plan.workspace_bytes);
+        fixture_check_status(trf_linear(layers[i], &plan, x_bf16, y[i], workspace, NULL, &err), TRF_OK, &err);
+        trf_device_free(cpu, workspace);
+    }
+    ck_assert_mem_eq(y[0], y[1], sizeof y[0]);
+    trf_device_layer_destroy(alone);
+    trf_stack_destroy(stack);
+}
+END_TEST
+
+START_TEST(refused) {
+    trf_stack *stack;
+    const trf_device_layer *layer = NULL;
+    fixture_check_status(trf_stack_create(NULL, &stack, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_create(cpu, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_create(cpu, &stack, &err), TRF_OK, &err);
+    fixture_check_status(trf_stack_prepare(stack, 0, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_prepare(NULL, 0, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_add(stack, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_add(NULL, host, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_load(stack, checkpoint, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_load(stack, checkpoint, "no.weight", NULL, &err), TRF_ERR_NOT_FOUND, &err);
+    fixture_check_status(trf_stack_add(stack, host, &err), TRF_OK, &err);
+    fixture_check_status(trf_stack_acquire(stack, 0, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_release(stack, 0, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_prepare(stack, 0, &err), TRF_OK, &err);
+    fixture_check_status(trf_stack_prepare(stack, 0, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_add(stack, host, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_load(stack, checkpoint, kNames[0], NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_acquire(stack, 1, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_acquire(NULL, 0, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_release(stack, 0, NULL, &err), TRF_ERR_ARGUMENT, &err); /* not acquired */
+    ck_assert_ptr_null(layer);
+    ck_assert_ptr_null(trf_stack_layer(stack, 1));
+    for (int i = 0; i < 2; i++) /* twice at once */
+        fixture_check_status(trf_stack_acquire(stack, 0, NULL, i ? &layer : NULL, &err), TRF_OK, &err);
+    ck_assert_ptr_eq(layer, trf_stack_layer(stack, 0));
+    for (int i = 0; i < 2; i++)
+        fixture_check_status(trf_stack_release(stack, 0, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_stack_release(stack, 0, NULL, NULL), TRF_ERR_ARGUMENT, &err);
+
+    /* A product that is refused leaves nothing acquired. */
+    trf_linear_plan plan = plan_of(layer, 1);
+    plan.choice[7]++;
+    float y[MOST_ROWS];
+    fixture_check_status(trf_stack_linear(stack, 0, &plan, x_f16, y, y, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "another layer"));
+    fixture_check_status(trf_stack_release(stack, 0, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    trf_stack_destroy(stack);
+    trf_stack_destroy(NULL);
+}
+END_TEST
+
+static trf_status make_and_run(void) {
+    trf_stack *stack = NULL;
+    trf_status status = trf_stack_create(cpu, &stack, &err);
+    if (status == TRF_OK)
+        status = add_layers(stack);
+    if (status == TRF_OK)
+        status = trf_stack_prepare(stack, 0, &err);
+    for (uint32_t i = 0; i < LAYERS && status == TRF_OK; i++)
+        status = run_layer(stack, i);
+    trf_stack_destroy(stack);
+    return status;
+}
+
+START_TEST(every_allocation_fails_once) {
+    long number = 1;
+    for (;; number++) {
+        count_allocations_from_here(number);
+        const trf_status status = make_and_run();
+        const int failed = atomic_load(&allocation_has_failed);
+        count_allocations_from_here(0);
+        if (!failed) { /* there are no more */
+            fixture_check_status(status, TRF_OK, &err);
+            break;
+        }
+        ck_assert_msg(status == TRF_ERR_MEMORY || status == TRF_ERR_IO, "allocation %ld: %s: %s", number,
+                      trf_status_name(status), err.message); /* TRF_ERR_IO: of mmap */
+        ck_assert_int_eq(err.status, status);
+    }
+    ck_assert_int_gt(number, 3 * LAYERS);
+}
+END_TEST
+
+/* trf_stack_prepare after a failure goes on. */
+START_TEST(prepared_again) {
+    trf_stack *stack;
+    fixture_check_status(trf_stack_create(cpu, &stack, &err), TRF_OK, &err);
+    fixture_check_status(add_layers(stack), TRF_OK, &err);
+    uint32_t failures = 0;
+    for (long number = 1;; number++) {
+        count_allocations_from_here(number);
+        const trf_status status = trf_stack_prepare(stack, 0, &err);
+        count_allocations_from_here(0);
+        if (status == TRF_OK)
+            break;
+        fixture_check_status(status, TRF_ERR_MEMORY, &err);
+        failures++;
+    }
+    ck_assert_uint_gt(failures, 2);
+    for (uint32_t i = 0; i < LAYERS; i++)
+        fixture_check_status(run_layer(stack, i), TRF_OK, &err);
+    trf_stack_destroy(stack);
+}
+END_TEST
+
+START_TEST(calls_do_not_allocate) {
+    trf_stack *stack;
+    float y[MOST_ROWS];
+    fixture_check_status(trf_stack_create(cpu, &stack, &err), TRF_OK, &err);
+    fixture_check_status(add_layers(stack), TRF_OK, &err);
+    fixture_check_status(trf_stack_prepare(stack, 0, &err), TRF_OK, &err);
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        const trf_linear_plan plan = plan_of(trf_stack_layer(stack, i), i);
+        void *workspace = allocate(plan.workspace_bytes);
+        count_allocations_from_here(0);
+        const trf_status status = trf_stack_linear(stack, i, &plan, x_of(i), y, workspace, NULL, &err);
+        const long allocations = atomic_load(&allocations_made);
+        fixture_check_status(status, TRF_OK, &err);
+        ck_assert_int_eq(allocations, 0);
+        trf_device_free(cpu, workspace);
+    }
+    trf_stack_destroy(stack);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("offload");
+    TCase *tests = tcase_create("offload");
+    tcase_add_unchecked_fixture(tests, begin, end);
+    tcase_set_timeout(tests, 240);
+    tcase_add_loop_test(tests, any_order, 0, 2);
+    tcase_add_test(tests, shards);
+    tcase_add_test(tests, refused);
+    tcase_add_test(tests, every_allocation_fails_once);
+    tcase_add_test(tests, prepared_again);
+    tcase_add_test(tests, calls_do_not_allocate);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}

@@ -1,0 +1,193 @@
+#include "bench_cuda_offload_dense.h"
+
+#include "cli_cuda.h"
+#include "cli_report.h"
+
+#include <stdlib.h>
+
+typedef struct dense_layer {
+    const void *image;
+    uint64_t bytes, offset; /* in device memory */
+    int resident;
+    /* Of those that stream. */
+    uint32_t turn;   /* among them: 0 ... streamed - 1 */
+    uint32_t behind; /* how many turns before it the last layer in its place comes, 1 ... streamed */
+    cudaEvent_t copied, used;
+} dense_layer;
+
+struct offload_dense {
+    dense_layer *layers;
+    uint32_t *streaming; /* layers by turn */
+    uint32_t count, streamed;
+    uint64_t buffer_bytes, device_bytes, streamed_bytes;
+    uint8_t *memory;
+    cudaStream_t copies;
+    /* Over all passes, turns of copies queued and of uses queued. */
+    uint64_t turns_copied, turns_used;
+};
+
+/* ---- which stay, and where they lie ---- */
+
+static void spread(offload_dense *d, uint64_t room) {
+    uint64_t all = 0;
+    double due = 0;
+    for (uint32_t i = 0; i < d->count; i++)
+        all += d->layers[i].bytes;
+    const double share = (double)room / (double)all;
+    for (uint32_t round = 0; round < 2; round++) /* by share, then whatever fits */
+        for (uint32_t i = 0; i < d->count; i++) {
+            dense_layer *layer = &d->layers[i];
+            due += round == 0 ? share * (double)layer->bytes : 0;
+            if (layer->resident || layer->bytes > room || (round == 0 && due < (double)layer->bytes))
+                continue;
+            layer->resident = 1;
+            room -= layer->bytes;
+            due -= (double)layer->bytes;
+        }
+}
+
+static void lay_out(offload_dense *d) {
+    uint64_t first = 0, used = 0;
+    d->device_bytes = 2 * d->buffer_bytes;
+    for (uint32_t i = 0; i < d->count; i++) {
+        dense_layer *layer = &d->layers[i];
+        if (layer->resident) {
+            layer->offset = d->device_bytes;
+            d->device_bytes += layer->bytes;
+            continue;
+        }
+        if (used + layer->bytes > d->buffer_bytes) {
+            first = first ? 0 : d->buffer_bytes;
+            used = 0;
+        }
+        layer->offset = first + used;
+        used += layer->bytes;
+        layer->turn = d->streamed;
+        d->streaming[d->streamed++] = i;
+        d->streamed_bytes += layer->bytes;
+    }
+}
+
+static int share_place(const dense_layer *a, const dense_layer *b) {
+    return a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
+}
+
+static void find_who_was_before(offload_dense *d) {
+    for (uint32_t turn = 0; turn < d->streamed; turn++) {
+        dense_layer *layer = &d->layers[d->streaming[turn]];
+        layer->behind = 1;
+        while (layer->behind < d->streamed &&
+               !share_place(layer, &d->layers[d->streaming[(turn + d->streamed - layer->behind) % d->streamed]]))
+            layer->behind++;
+    }
+}
+
+/* ---- copies ---- */
+
+/* Copies ahead as far as the layers that lie there have been used. */
+static int copy_ahead(offload_dense *d) {
+    while (d->streamed) {
+        dense_layer *layer = &d->layers[d->streaming[d->turns_copied % d->streamed]];
+        const int first = d->turns_copied < layer->behind;
+        if (!first && d->turns_copied - layer->behind >= d->turns_used)
+            return 0;
+        const dense_layer *before =
+            first ? NULL : &d->layers[d->streaming[(d->turns_copied - layer->behind) % d->streamed]];
+        if ((before &&
+             cli_cuda_check(cudaStreamWaitEvent(d->copies, before->used, 0), "bench: waiting for a layer's use")) ||
+            cli_cuda_check(cudaMemcpyAsync(d->memory + layer->offset, layer->image, layer->bytes,
+                                           cudaMemcpyHostToDevice, d->copies),
+                           "bench: copying a layer ahead") ||
+            cli_cuda_check(cudaEventRecord(layer->copied, d->copies), "bench: an event"))
+            return -1;
+        d->turns_copied++;
+    }
+    return 0;
+}
+
+const void *offload_dense_begin(offload_dense *d, uint32_t layer, cudaStream_t stream) {
+    const dense_layer *l = &d->layers[layer];
+    if (!l->resident && cli_cuda_check(cudaStreamWaitEvent(stream, l->copied, 0), "bench: waiting for a layer's copy"))
+        return NULL;
+    return d->memory + l->offset;
+}
+
+int offload_dense_end(offload_dense *d, uint32_t layer, cudaStream_t stream) {
+    const dense_layer *l = &d->layers[layer];
+    if (l->resident)
+        return 0;
+    if (cli_cuda_check(cudaEventRecord(l->used, stream), "bench: an event"))
+        return -1;
+    d->turns_used++;
+    return copy_ahead(d);
+}
+
+/* ---- making one ---- */
+
+static int fill(offload_dense *d) {
+    d->memory = cli_cuda_alloc(d->device_bytes);
+    if (!d->memory || cli_cuda_check(cudaStreamCreateWithFlags(&d->copies, cudaStreamNonBlocking), "bench: a stream"))
+        return -1;
+    for (uint32_t i = 0; i < d->count; i++) {
+        dense_layer *layer = &d->layers[i];
+        if (layer->resident
+                ? cli_cuda_check(
+                      cudaMemcpy(d->memory + layer->offset, layer->image, layer->bytes, cudaMemcpyHostToDevice),
+                      "bench: uploading a layer")
+                : cli_cuda_check(cudaEventCreateWithFlags(&layer->copied, cudaEventDisableTiming), "bench: an event") ||
+                      cli_cuda_check(cudaEventCreateWithFlags(&layer->used, cudaEventDisableTiming), "bench: an event"))
+            return -1;
+    }
+    return copy_ahead(d);
+}
+
+offload_dense *offload_dense_make(void *const *images, const uint64_t *bytes, uint32_t count, uint64_t budget) {
+    offload_dense *d = calloc(1, sizeof *d);
+    if (d) {
+        d->layers = calloc(count, sizeof *d->layers);
+        d->streaming = calloc(count, sizeof *d->streaming);
+    }
+    if (!d || !d->layers || !d->streaming) {
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
+        offload_dense_free(d);
+        return NULL;
+    }
+    d->count = count;
+    uint64_t all = 0, most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        d->layers[i].image = images[i];
+        d->layers[i].bytes = bytes[i];
+        all += bytes[i];
+        most = bytes[i] > most ? bytes[i] : most;
+    }
+    d->buffer_bytes = all <= budget ? 0 : most;
+    spread(d, all <= budget ? all : budget > 2 * most ? budget - 2 * most : 0);
+    lay_out(d);
+    find_who_was_before(d);
+    if (!fill(d))
+        return d;
+    offload_dense_free(d);
+    return NULL;
+}
+
+void offload_dense_free(offload_dense *d) {
+    if (!d)
+        return;
+    cudaDeviceSynchronize();
+    for (uint32_t i = 0; d->layers && i < d->count; i++) {
+        if (d->layers[i].copied)
+            cudaEventDestroy(d->layers[i].copied);
+        if (d->layers[i].used)
+            cudaEventDestroy(d->layers[i].used);
+    }
+    if (d->copies)
+        cudaStreamDestroy(d->copies);
+    cudaFree(d->memory);
+    free(d->layers);
+    free(d->streaming);
+    free(d);
+}
+
+uint64_t offload_dense_streamed_bytes(const offload_dense *d) { return d->streamed_bytes; }
+
+uint32_t offload_dense_resident(const offload_dense *d) { return d->count - d->streamed; }
