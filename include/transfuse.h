@@ -350,6 +350,18 @@ typedef enum trf_decode_as {
 TRF_API trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);
 
+/* Decodes single rows of a layer on the device: the look-up of token embeddings in a compressed table. row_ids: device, `count` signed integers of id_bytes (4 or 8) each, aligned to that,
+ * in any order and as often as wanted. rows: device, row-major [count][cols], aligned to its elements, rows_bytes large; not overlapping row_ids. Of a shard, whatever its bounds, ids count
+ * from its first row, and its columns are written. A row is what trf_device_layer_decode gives, bit for bit (but for which NaN it is where NaNs are converted), and only the
+ * streams that hold it are read: four of the 32 of each slab.
+ * An id that the layer does not have, negative or too large, gives a row of NaN, or of zeros where integers are written; it is the caller's, so trf_device_layer_check does not report it.
+ * Corrupt streams are treated as by trf_device_layer_decode, but found in the streams that are read only.
+ * Ordered on `stream`; does not allocate, synchronize or read back; capturable in a CUDA graph. Thread-safe. Errors: TRF_ERR_ARGUMENT (NULL, id_bytes, kind; alignment), TRF_ERR_SHAPE (size),
+ * TRF_ERR_UNSUPPORTED (BF16 or F16 of the other 16-bit float codec), TRF_ERR_CUDA; TRF_ERR_STREAM on the CPU. */
+TRF_API trf_status trf_device_layer_decode_rows(const trf_device_layer *device_layer, const void *row_ids,
+                                                uint32_t id_bytes, uint32_t count, trf_decode_as as, void *rows,
+                                                uint64_t rows_bytes, trf_stream stream, trf_error *err);
+
 /* How y = x . W^T is computed. */
 typedef enum trf_path {
     TRF_PATH_AUTO = 0, /* FUSED where it takes the layer and the batch, else TWO_STEP; nothing is timed */
