@@ -55,9 +55,16 @@ __device__ void decode_row(const trf_device_view &view, const uint32_t *slots, c
     }
 }
 
+/* Where codec and class bits are known, with which all planes of float codecs are, half of the instructions go. */
+template <uint32_t kCodec, uint32_t kClassBits>
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
-    decode_rows(const __grid_constant__ trf_device_view view, const __grid_constant__ trf_layer_cut cut,
+    decode_rows(const __grid_constant__ trf_device_view given, const __grid_constant__ trf_layer_cut cut,
                 const __grid_constant__ trf_row_request request) {
+    trf_device_view view = given;
+    view.codec = kCodec;
+    view.class_bits = kClassBits;
+    if (kCodec != TRF_CODEC_INT)
+        view.raw_bits = trf_float_raw_bits(kCodec, kClassBits);
     __shared__ uint32_t slots[TRF_MAX_SLOTS];
     __shared__ int16_t class_value[16];
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
@@ -84,6 +91,35 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     }
 }
 
+using rows_kernel = void (*)(trf_device_view, trf_layer_cut, trf_row_request);
+
+template <uint32_t kCodec> rows_kernel kernel_of(uint32_t class_bits) {
+    return class_bits == 2 ? decode_rows<kCodec, 2> : decode_rows<kCodec, 4>;
+}
+
+rows_kernel kernel_for(const trf_device_view *view) {
+    switch (view->codec) {
+    case TRF_CODEC_BF16:
+        return kernel_of<TRF_CODEC_BF16>(view->class_bits);
+    case TRF_CODEC_FP16:
+        return kernel_of<TRF_CODEC_FP16>(view->class_bits);
+    case TRF_CODEC_E4M3:
+        return kernel_of<TRF_CODEC_E4M3>(view->class_bits);
+    case TRF_CODEC_E5M2:
+        return kernel_of<TRF_CODEC_E5M2>(view->class_bits);
+    default:
+        return kernel_of<TRF_CODEC_INT>(view->class_bits);
+    }
+}
+
+/* Elements as they stand, where that is what values of 16 bits are: told once here instead of at each weight. */
+trf_decode_as simplest(const trf_device_view *view, trf_decode_as as) {
+    const uint32_t dtype = trf_device_value_dtype(view, as);
+    const bool same = dtype == TRF_DTYPE_NONE || (dtype == TRF_DTYPE_BF16 && view->codec == TRF_CODEC_BF16) ||
+                      (dtype == TRF_DTYPE_F16 && view->codec == TRF_CODEC_FP16);
+    return same && trf_device_value_bytes(view, as) == 2 ? TRF_DECODE_ELEMENTS : as;
+}
+
 } // namespace
 
 int trf_launch_decode_rows(const trf_device_view *view, const trf_layer_cut *cut, const trf_row_request *request,
@@ -97,6 +133,8 @@ int trf_launch_decode_rows(const trf_device_view *view, const trf_layer_cut *cut
     const uint64_t groups = (view->num_slab_cols + kSlabs - 1) / kSlabs;
     const uint64_t wanted = (request->count * groups + kWarps - 1) / kWarps;
     const uint64_t most = (uint64_t)multiprocessors * kBlocksEach;
-    decode_rows<<<(uint32_t)(wanted < most ? wanted : most), kWarps * TRF_LANES, 0, stream>>>(*view, *cut, *request);
+    trf_row_request simple = *request;
+    simple.as = simplest(view, request->as);
+    kernel_for(view)<<<(uint32_t)(wanted < most ? wanted : most), kWarps * TRF_LANES, 0, stream>>>(*view, *cut, simple);
     return cudaGetLastError();
 }

@@ -97,57 +97,80 @@ TRF_HD uint32_t trf_row_element(const trf_slab_reader *slab, uint32_t *next, uin
     return coded;
 }
 
+/* A lane's four neighbouring columns of a step, from the slab's first one. */
+TRF_HD uint32_t trf_row_col(trf_slab_shape shape, uint32_t quarter, uint32_t step) {
+    const uint32_t run = (step | 1) < shape.steps ? 8 : 4;
+    return 32 * (step / 2) + run * quarter + 4 * (step % 2);
+}
+
+/* A lane on its way through its slab. */
+typedef struct trf_row_lane {
+    uint32_t lane;
+    uint32_t first; /* of its weights i to i + 3 the row's two: 0 or 2 */
+    uint32_t exception;
+    trf_lane_reader reader;
+} trf_row_lane;
+
+/* Values of the row's weights among i to i + 3 (a multiple of 4), which lie in columns `col` and col + 1 of the layer. classes: of all four. */
+TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_value, const trf_row_piece *piece,
+                           const trf_slab_reader *slab, trf_row_lane *at, uint32_t i, uint32_t classes, uint32_t col,
+                           trf_decode_as as, uint32_t bits[2]) {
+    const uint32_t row = piece->tile.row + piece->row;
+    uint32_t raw[4];
+    trf_lane_raw_bits(slab, view->codec, view->class_bits, view->raw_bits, at->lane, i, raw);
+    for (uint32_t k = 0; k < 2; k++) {
+        const uint32_t class_at = classes >> (view->class_bits * (at->first + k)) & ((1u << view->class_bits) - 1);
+        const int32_t offset = trf_offset_at(view, piece->predictor_mode, row, col + k);
+        const uint32_t coded = trf_join_element(view->codec, view->class_bits, class_value[class_at],
+                                                at->first ? raw[2 + k] : raw[k], offset);
+        const uint32_t element =
+            trf_row_element(slab, &at->exception, trf_exception_position(i + at->first + k, at->lane), coded);
+        bits[k] = trf_device_value(view, as, element, row, col + k);
+    }
+}
+
 /* One lane's part of the coded columns. quarter: which of the row's lanes, 0 to 3. slots: the layer's decode table, or a copy that is nearer; class_value: likewise.
  * @return whether what is in the lane's stream is what was encoded, as far as one lane can tell. */
 TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slots, const int16_t *class_value,
                                const trf_row_piece *piece, uint32_t quarter, const trf_row_target *target) {
-    const uint32_t codec = view->codec, class_bits = view->class_bits, row = piece->row % TRF_SLAB_ROWS;
-    const uint32_t lane = TRF_ROW_LANES * (row % 8) + quarter, first = 2 * (row % 16 / 8);
+    const uint32_t row = piece->row % TRF_SLAB_ROWS, layer_col = piece->tile.col + piece->col;
     const trf_slab_shape shape = trf_slab_shape_from(&piece->tile, piece->row - row, piece->col);
-    const uint32_t layer_row = piece->tile.row + piece->row, layer_col = piece->tile.col + piece->col;
     trf_slab_reader slab;
+    trf_row_lane at;
     if (piece->raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) > piece->streams ||
         piece->streams + piece->stream_bytes > view->blob_bytes ||
         !trf_slab_reader_open(&slab, view->blob + piece->raw, view->blob + piece->streams, piece->stream_bytes, shape))
         return 0;
-    trf_lane_reader reader = trf_lane_reader_open(&slab, lane, view->state_bits);
-    uint32_t exception = 0;
-    for (uint32_t i = 0; i < slab.weights; i += 8) {
-        uint32_t bits[4];
-        const uint32_t col = layer_col + trf_lane_col(shape, lane, i);
-        for (uint32_t g = 0; g < 2; g++) {
-            const uint32_t classes =
-                trf_lane_next_classes(&reader, &slab, slots, class_bits, view->probability_bits, view->state_bits);
-            if (i / 8 % shape.blocks != row / 16)
+    at.lane = TRF_ROW_LANES * (row % 8) + quarter;
+    at.first = 2 * (row % 16 / 8);
+    at.exception = 0;
+    at.reader = trf_lane_reader_open(&slab, at.lane, view->state_bits);
+    uint32_t i = 0;
+    for (uint32_t step = 0; step < shape.steps; step++)
+        for (uint32_t block = 0; block < shape.blocks; block++, i += 8) {
+            uint32_t classes[2], bits[4];
+            for (uint32_t g = 0; g < 2; g++)
+                classes[g] = trf_lane_next_classes(&at.reader, &slab, slots, view->class_bits, view->probability_bits,
+                                                   view->state_bits);
+            if (block != row / 16)
                 continue;
-            uint32_t raw[4];
-            trf_lane_raw_bits(&slab, codec, class_bits, view->raw_bits, lane, i + 4 * g, raw);
-            for (uint32_t k = 0; k < 2; k++) {
-                const uint32_t at = first + k, class_at = classes >> (class_bits * at) & ((1u << class_bits) - 1);
-                const uint32_t weight_col = col + 2 * g + k;
-                const int32_t offset = trf_offset_at(view, piece->predictor_mode, layer_row, weight_col);
-                const uint32_t coded =
-                    trf_join_element(codec, class_bits, class_value[class_at], first ? raw[2 + k] : raw[k], offset);
-                const uint32_t element =
-                    trf_row_element(&slab, &exception, trf_exception_position(i + 4 * g + at, lane), coded);
-                bits[2 * g + k] = trf_device_value(view, target->as, element, layer_row, weight_col);
-            }
-        }
-        if (i / 8 % shape.blocks == row / 16)
+            const uint32_t col = layer_col + trf_row_col(shape, quarter, step);
+            trf_row_values(view, class_value, piece, &slab, &at, i, classes[0], col, target->as, bits);
+            trf_row_values(view, class_value, piece, &slab, &at, i + 4, classes[1], col + 2, target->as, bits + 2);
             trf_row_store4(target, col, bits);
-    }
-    return reader.x == 1u << view->state_bits && reader.taken <= slab.streams[TRF_STATES_BYTES + lane % TRF_LANE_PAIRS];
+        }
+    return at.reader.x == 1u << view->state_bits &&
+           at.reader.taken <= slab.streams[TRF_STATES_BYTES + at.lane % TRF_LANE_PAIRS];
 }
 
 /* Writes NaNs, or zeros, in the columns that trf_row_decode_lane writes. */
 TRF_HD void trf_row_spoil_lane(const trf_device_view *view, const trf_row_piece *piece, uint32_t quarter,
                                const trf_row_target *target) {
-    const uint32_t row = piece->row % TRF_SLAB_ROWS, lane = TRF_ROW_LANES * (row % 8) + quarter;
-    const trf_slab_shape shape = trf_slab_shape_from(&piece->tile, piece->row - row, piece->col);
+    const trf_slab_shape shape = trf_slab_shape_from(&piece->tile, piece->row - piece->row % TRF_SLAB_ROWS, piece->col);
     const uint32_t corrupt = trf_device_corrupt_value(view, target->as);
     const uint32_t bits[4] = {corrupt, corrupt, corrupt, corrupt};
     for (uint32_t step = 0; step < shape.steps; step++)
-        trf_row_store4(target, piece->tile.col + piece->col + trf_lane_col(shape, lane, 8 * shape.blocks * step), bits);
+        trf_row_store4(target, piece->tile.col + piece->col + trf_row_col(shape, quarter, step), bits);
 }
 
 /* ---- uncoded columns ---- */

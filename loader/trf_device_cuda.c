@@ -126,9 +126,23 @@ static trf_device_layout trf_lay_out(const trf_header *header) {
     return layout;
 }
 
+/* A layer's memory, which is allocated while its first tiles are read. */
+typedef struct trf_layer_memory {
+    uint64_t bytes;
+    void *memory; /* NULL: none yet */
+} trf_layer_memory;
+
+/* A trf_target_fn. */
+static uint8_t *trf_allocate_layer(void *context, trf_error *err) {
+    trf_layer_memory *layer = context;
+    trf_check_cuda(cudaMalloc(&layer->memory, layer->bytes), "allocating a layer on the device", err);
+    return layer->memory;
+}
+
 /* Copies the blob, and then what is made of it, to the device. tail: bytes behind the blob, all zero so far. */
 static trf_status trf_send_layer(trf_device_layer *made, const trf_layer_source *source,
-                                 const trf_device_layout *layout, uint8_t *tail, uint8_t *memory_dev, trf_error *err) {
+                                 const trf_device_layout *layout, uint8_t *tail, trf_layer_memory *memory,
+                                 trf_error *err) {
     trf_staging *staging = made->context->staging;
     const uint64_t blob_bytes = source->view->header.blob_bytes;
     trf_device_slab *slabs = (trf_device_slab *)(tail + (layout->slabs - blob_bytes));
@@ -136,10 +150,12 @@ static trf_status trf_send_layer(trf_device_layer *made, const trf_layer_source 
     trf_decode_table_init(&table, source->view);
     memcpy(tail + (layout->slots - blob_bytes), table.slots, sizeof(uint32_t) << source->view->header.probability_bits);
     trf_status status = trf_staging_open(staging, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_stage_layer(staging, source, trf_allocate_layer, memory, slabs, &made->facts, err);
     if (status == TRF_OK)
-        status = trf_stage_layer(staging, source, memory_dev, slabs, &made->facts, err);
-    if (status == TRF_OK)
-        status = trf_staging_finish(staging, memory_dev + blob_bytes, tail, layout->bytes - blob_bytes, err);
+        status =
+            trf_staging_finish(staging, (uint8_t *)memory->memory + blob_bytes, tail, layout->bytes - blob_bytes, err);
     if (status != TRF_OK)
         trf_staging_drain(staging);
     return status;
@@ -150,25 +166,24 @@ static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const tr
                                         trf_error *err) {
     const trf_device_layout layout = trf_lay_out(&source->view->header);
     const uint64_t tail_bytes = layout.bytes - source->view->header.blob_bytes;
+    trf_layer_memory memory = {layout.bytes, NULL};
     uint8_t *tail = calloc(1, tail_bytes);
     if (!tail)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
                         (unsigned long long)tail_bytes);
-    void *memory = NULL;
-    trf_status status = trf_check_cuda(cudaMalloc(&memory, layout.bytes), "allocating a layer on the device", err);
-    if (status == TRF_OK)
-        status = trf_send_layer(device_layer, source, &layout, tail, memory, err);
+    trf_status status = trf_send_layer(device_layer, source, &layout, tail, &memory, err);
     free(tail);
     if (status != TRF_OK) {
-        cudaFree(memory);
+        cudaFree(memory.memory);
         return status;
     }
-    device_layer->memory = memory;
+    uint8_t *const at = memory.memory;
+    device_layer->memory = at;
     device_layer->memory_bytes = layout.bytes;
-    device_layer->view = trf_device_view_of(source->view, memory);
-    device_layer->view.slabs = (const trf_device_slab *)((uint8_t *)memory + layout.slabs);
-    device_layer->view.slots = (const uint32_t *)((uint8_t *)memory + layout.slots);
-    device_layer->view.fault = (trf_device_fault *)((uint8_t *)memory + layout.fault);
+    device_layer->view = trf_device_view_of(source->view, at);
+    device_layer->view.slabs = (const trf_device_slab *)(at + layout.slabs);
+    device_layer->view.slots = (const uint32_t *)(at + layout.slots);
+    device_layer->view.fault = (trf_device_fault *)(at + layout.fault);
     return TRF_OK;
 }
 

@@ -1,6 +1,7 @@
 /* A blob is cut into *units* of some tiles side by side (or of a piece of the head), which threads take in order, and these into *chunks*, which are what one staging buffer holds. The
  * thread that comes to a chunk first takes a buffer for it; the one that finishes its last unit sends it. Units of a chunk are handed out before those of the next one, so a thread
- * that waits for a buffer never keeps one from being completed, whatever other loads do. */
+ * that waits for a buffer never keeps one from being completed, whatever other loads do; and what is complete waits only for the caller's thread, which asks for the target before it
+ * takes a buffer itself. */
 #include "trf_stage_layer.h"
 
 #include "trf_device_directory.h"
@@ -29,7 +30,8 @@ typedef enum trf_chunk_state {
     TRF_CHUNK_NEW,
     TRF_CHUNK_TAKING, /* a thread is taking a buffer for it */
     TRF_CHUNK_OPEN,
-    TRF_CHUNK_DONE /* sent, or without a buffer after a failure */
+    TRF_CHUNK_FULL, /* not sent yet: there is no target */
+    TRF_CHUNK_DONE  /* sent, or without a buffer after a failure */
 } trf_chunk_state;
 
 typedef struct trf_chunk {
@@ -44,14 +46,18 @@ typedef struct trf_chunk {
 typedef struct trf_stage_job {
     trf_staging *staging;
     const trf_layer_source *source;
-    uint8_t *to;
+    trf_target_fn *target;
+    void *target_context;
     trf_device_slab *slabs;
     trf_unit *units;
     trf_chunk *chunks;
     uint64_t num_units, num_chunks;
-    uint64_t told_bytes;     /* of tiles, that the caller has been told of; of the caller's thread */
+    uint64_t told_bytes; /* of tiles, that the caller has been told of; of the caller's thread, as asked_target */
+    int asked_target;
     pthread_mutex_t lock;    /* over what follows, and the chunks */
     pthread_cond_t opened;   /* a chunk has left TRF_CHUNK_TAKING */
+    uint8_t *to;             /* NULL until there is one */
+    int has_no_target;       /* and will not have one */
     uint64_t done_bytes;     /* of tiles */
     trf_error failure;       /* why a chunk has no buffer */
     trf_device_facts *facts; /* to which those of finished units are added */
@@ -139,6 +145,22 @@ static trf_status trf_open_chunk(trf_stage_job *job, trf_chunk *chunk, trf_error
     return status;
 }
 
+/* What becomes of a chunk whose units are all there. The lock is held. @return whether the caller is to send it. */
+static int trf_complete_chunk(trf_stage_job *job, trf_chunk *chunk) {
+    if (!job->to && !job->has_no_target) {
+        chunk->state = TRF_CHUNK_FULL;
+        return 0;
+    }
+    chunk->state = TRF_CHUNK_DONE;
+    if (job->has_no_target)
+        trf_staging_give_back(job->staging, chunk->buffer);
+    return job->to != NULL;
+}
+
+static trf_status trf_send_chunk(trf_stage_job *job, const trf_chunk *chunk, trf_error *err) {
+    return trf_staging_send(job->staging, chunk->buffer, job->to + chunk->offset, chunk->bytes, err);
+}
+
 /* Notes that a unit is in its chunk's buffer, and sends the chunk with its last one. */
 static trf_status trf_close_unit(trf_stage_job *job, const trf_unit *unit, const trf_device_facts *facts,
                                  trf_error *err) {
@@ -146,11 +168,41 @@ static trf_status trf_close_unit(trf_stage_job *job, const trf_unit *unit, const
     pthread_mutex_lock(&job->lock);
     trf_facts_add(job->facts, facts);
     job->done_bytes += unit->tiles ? unit->bytes : 0;
-    const int is_last = --chunk->units == 0;
-    if (is_last)
-        chunk->state = TRF_CHUNK_DONE;
+    const int sends = --chunk->units == 0 && trf_complete_chunk(job, chunk);
     pthread_mutex_unlock(&job->lock);
-    return is_last ? trf_staging_send(job->staging, chunk->buffer, job->to + chunk->offset, chunk->bytes, err) : TRF_OK;
+    return sends ? trf_send_chunk(job, chunk, err) : TRF_OK;
+}
+
+/* After a failure: nothing is to wait for a target any more, which the caller's thread may never come to ask for. */
+static void trf_abandon_target(trf_stage_job *job) {
+    pthread_mutex_lock(&job->lock);
+    job->has_no_target = !job->to;
+    for (uint64_t c = 0; job->has_no_target && c < job->num_chunks; c++)
+        if (job->chunks[c].state == TRF_CHUNK_FULL)
+            trf_complete_chunk(job, &job->chunks[c]);
+    pthread_mutex_unlock(&job->lock);
+}
+
+/* Of the caller's thread: asks for the target, and sends the chunks that wait for it. */
+static trf_status trf_find_target(trf_stage_job *job, trf_error *err) {
+    if (job->asked_target)
+        return TRF_OK;
+    job->asked_target = 1;
+    uint8_t *to = job->target(job->target_context, err);
+    if (!to)
+        return err->status;
+    trf_status status = TRF_OK;
+    pthread_mutex_lock(&job->lock);
+    job->to = job->has_no_target ? NULL : to;
+    for (uint64_t c = 0; job->to && c < job->num_chunks; c++) {
+        trf_chunk *chunk = &job->chunks[c];
+        if (chunk->state == TRF_CHUNK_FULL && trf_complete_chunk(job, chunk)) {
+            trf_status sent = trf_send_chunk(job, chunk, status == TRF_OK ? err : NULL);
+            status = status == TRF_OK ? sent : status;
+        }
+    }
+    pthread_mutex_unlock(&job->lock);
+    return status;
 }
 
 static uint64_t trf_total_bytes(const trf_blob_view *view) {
@@ -176,14 +228,14 @@ static trf_status trf_tell_more(trf_stage_job *job, trf_error *err) {
     return trf_tell(job, done_bytes, err);
 }
 
-/* A trf_parallel_fn. */
-static trf_status trf_stage_unit(void *context, uint64_t index, int worker, trf_error *err) {
-    trf_stage_job *job = context;
+static trf_status trf_read_unit(trf_stage_job *job, uint64_t index, int worker, trf_error *err) {
     const trf_layer_source *source = job->source;
     const trf_unit *unit = &job->units[index];
     trf_chunk *chunk = &job->chunks[unit->chunk];
     trf_device_facts facts = TRF_NO_FACTS;
-    trf_status status = worker == 0 ? trf_tell_more(job, err) : TRF_OK;
+    trf_status status = worker == 0 ? trf_find_target(job, err) : TRF_OK;
+    if (status == TRF_OK && worker == 0)
+        status = trf_tell_more(job, err);
     if (status == TRF_OK)
         status = trf_open_chunk(job, chunk, err);
     if (status != TRF_OK)
@@ -199,24 +251,43 @@ static trf_status trf_stage_unit(void *context, uint64_t index, int worker, trf_
     return status == TRF_OK ? trf_close_unit(job, unit, &facts, err) : status;
 }
 
+/* A trf_parallel_fn. */
+static trf_status trf_stage_unit(void *context, uint64_t index, int worker, trf_error *err) {
+    trf_stage_job *job = context;
+    trf_status status = trf_read_unit(job, index, worker, err);
+    if (status != TRF_OK)
+        trf_abandon_target(job);
+    return status;
+}
+
 /* ---- the layer ---- */
 
+/* err: not NULL. */
 static trf_status trf_run_job(trf_stage_job *job, trf_error *err) {
     const uint64_t bytes = job->source->view->header.blob_bytes, most = 1 + bytes / WORKER_BYTES;
     const int threads = trf_thread_count(job->source->threads);
     trf_status status = trf_tell(job, 0, err);
     if (status == TRF_OK)
-        status =
-            trf_parallel_for((uint64_t)threads < most ? threads : (int)most, job->num_units, trf_stage_unit, job, err);
+        status = trf_pool_for(trf_staging_pool(job->staging), (uint64_t)threads < most ? threads : (int)most,
+                              job->num_units, trf_stage_unit, job, err);
+    if (status == TRF_OK) /* others have been faster than the caller's thread */
+        status = trf_find_target(job, err);
     for (uint64_t c = 0; c < job->num_chunks; c++) /* after a failure */
-        if (job->chunks[c].state == TRF_CHUNK_OPEN)
+        if (job->chunks[c].state == TRF_CHUNK_OPEN || job->chunks[c].state == TRF_CHUNK_FULL)
             trf_staging_give_back(job->staging, job->chunks[c].buffer);
     return status == TRF_OK ? trf_tell(job, job->done_bytes, err) : status;
 }
 
-trf_status trf_stage_layer(trf_staging *staging, const trf_layer_source *source, uint8_t *to, trf_device_slab *slabs,
-                           trf_device_facts *facts, trf_error *err) {
-    trf_stage_job job = {.staging = staging, .source = source, .to = to, .slabs = slabs, .facts = facts};
+trf_status trf_stage_layer(trf_staging *staging, const trf_layer_source *source, trf_target_fn *target, void *context,
+                           trf_device_slab *slabs, trf_device_facts *facts, trf_error *err) {
+    trf_error own = {.offset = TRF_NO_OFFSET};
+    trf_stage_job job = {.staging = staging,
+                         .source = source,
+                         .target = target,
+                         .target_context = context,
+                         .slabs = slabs,
+                         .facts = facts};
+    err = err ? err : &own;
     if (pthread_mutex_init(&job.lock, NULL) != 0 || pthread_cond_init(&job.opened, NULL) != 0)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
     trf_describe_head(source->view, facts);

@@ -5,10 +5,14 @@
 #include "trf_layer_source.h"
 #include "trf_staging.h"
 
-/* Copies the blob to `to`, device memory of blob_bytes, and describes it: slabs, as trf_count_device_slabs says and zero before, and *facts. staging: open. What has been sent may still be
- * under way when this returns: trf_staging_finish or, after a failure, trf_staging_drain waits for it. Offsets of errors are the source's. Errors: those of the source and of the
- * engine; TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
-trf_status trf_stage_layer(trf_staging *staging, const trf_layer_source *source, uint8_t *to, trf_device_slab *slabs,
-                           trf_device_facts *facts, trf_error *err);
+/* Where a layer goes: device memory of the blob's size, asked for once by the caller's thread, while others read the first tiles already: an allocation takes about as long as copying 8 MiB.
+ * @return NULL after filling *err. */
+typedef uint8_t *trf_target_fn(void *context, trf_error *err);
+
+/* Copies the blob to the target, and describes it: slabs, as trf_count_device_slabs says and zero before, and *facts. staging: open. What has been sent may still be under way when this
+ * returns: trf_staging_finish or, after a failure, trf_staging_drain waits for it. Offsets of errors are the source's. Errors: those of the source, the engine and the target;
+ * TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
+trf_status trf_stage_layer(trf_staging *staging, const trf_layer_source *source, trf_target_fn *target, void *context,
+                           trf_device_slab *slabs, trf_device_facts *facts, trf_error *err);
 
 #endif

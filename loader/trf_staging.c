@@ -12,6 +12,7 @@ enum {
 struct trf_staging {
     const trf_copy_engine *engine;
     void *context;
+    trf_pool *pool;
     pthread_mutex_t lock;    /* over all that follows */
     pthread_cond_t returned; /* a buffer has become free or is under way */
     uint8_t *memory;         /* of all buffers; NULL: not open */
@@ -26,7 +27,13 @@ trf_status trf_staging_create(const trf_copy_engine *engine, void *context, trf_
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate staging buffers");
     made->engine = engine;
     made->context = context;
+    trf_status status = trf_pool_create(&made->pool, err);
+    if (status != TRF_OK) {
+        free(made);
+        return status;
+    }
     if (pthread_mutex_init(&made->lock, NULL) != 0 || pthread_cond_init(&made->returned, NULL) != 0) {
+        trf_pool_destroy(made->pool);
         free(made);
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
     }
@@ -37,6 +44,7 @@ trf_status trf_staging_create(const trf_copy_engine *engine, void *context, trf_
 void trf_staging_destroy(trf_staging *staging) {
     if (!staging)
         return;
+    trf_pool_destroy(staging->pool);
     if (staging->is_locked)
         staging->engine->release(staging->context, staging->memory);
     else
@@ -63,6 +71,8 @@ trf_status trf_staging_open(trf_staging *staging, trf_error *err) {
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %zu bytes of staging buffers", bytes);
     return TRF_OK;
 }
+
+trf_pool *trf_staging_pool(const trf_staging *staging) { return staging->pool; }
 
 int trf_staging_is_locked(const trf_staging *staging) { return staging->is_locked; }
 

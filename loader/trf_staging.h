@@ -3,13 +3,13 @@
 #ifndef TRF_STAGING_H
 #define TRF_STAGING_H
 
-#include "trf_error.h"
+#include "trf_threads.h"
 
-/* 2 MiB take a copy over PCIe 5 about 40 us, beside which its start (2 us) is little; and a layer of a few MiB still goes in several pieces. Eight: one or two are under way, and the
+/* 4 MiB take a copy over PCIe 5 about 80 us, beside which its start (3 us) is little, while a layer of some MiB still goes in several pieces. Eight: one or two are under way, and the
  * others are filled, by one load or by several at a time. */
 enum {
     TRF_STAGING_BUFFERS = 8,
-    TRF_STAGING_BYTES = 2 << 20 /* of each; no tile is larger */
+    TRF_STAGING_BYTES = 4 << 20 /* of each; no tile is larger */
 };
 
 /* What moves the bytes. All but allocate and release run with the device current that the caller of the ring has made so, or make it so themselves; thread-safe. */
@@ -31,6 +31,9 @@ void trf_staging_destroy(trf_staging *staging); /* NULL is allowed; nothing is u
 
 /* To be called before a load. Without page-locked memory the buffers are ordinary memory, and copies go slower. Thread-safe, as all that follows. Errors: TRF_ERR_MEMORY. */
 trf_status trf_staging_open(trf_staging *staging, trf_error *err);
+/* The threads that fill buffers; the ring's. */
+trf_pool *trf_staging_pool(const trf_staging *staging);
+
 int trf_staging_is_locked(const trf_staging *staging); /* whether they are page-locked; after trf_staging_open */
 
 /* Waits until a buffer is free, and takes it. A caller that has one incomplete must be able to complete it without another. *memory: TRF_STAGING_BYTES, 4096-byte aligned.

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@ enum {
 typedef enum load_way {
     WAY_PINNED,
     WAY_LOAD,
+    WAY_TWO_LOADS,
     WAY_ONE_THREAD,
     WAY_PAGEABLE,
     NUM_WAYS
@@ -35,6 +37,7 @@ static const struct {
 } kWays[NUM_WAYS] = {
     [WAY_PINNED] = {"copy, page-locked", ""},
     [WAY_LOAD] = {"load", "copy, page-locked"},
+    [WAY_TWO_LOADS] = {"load, 2 layers at once", "copy, page-locked"},
     [WAY_ONE_THREAD] = {"load, 1 thread", "copy, page-locked"},
     [WAY_PAGEABLE] = {"copy, pageable", "copy, page-locked"},
 };
@@ -237,13 +240,14 @@ static void drop_layers(load_bench *b) {
     }
 }
 
-static int load_all(load_bench *b, int threads) {
+/* Layers first, first + step ... . progress: or NULL. */
+static int load_some(load_bench *b, int first, int step, int threads, cli_progress *progress) {
     trf_load_options options;
     trf_load_options_init(&options);
     options.threads = threads;
-    options.progress = cli_progress_step;
-    options.progress_context = &b->progress;
-    for (int i = 0; i < b->num_layers; i++) {
+    options.progress = progress ? cli_progress_step : NULL;
+    options.progress_context = progress;
+    for (int i = first; i < b->num_layers; i += step) {
         char name[32];
         trf_error err = {0};
         name_layer(i, name);
@@ -251,6 +255,22 @@ static int load_all(load_bench *b, int threads) {
             return cli_report_error(&err), -1;
     }
     return 0;
+}
+
+/* A thread's. @return NULL, or not after a failure. */
+static void *load_odd(void *context) {
+    load_bench *b = context;
+    return load_some(b, 1, 2, b->plan->threads, NULL) ? b : NULL;
+}
+
+static int load_two(load_bench *b) {
+    pthread_t thread;
+    void *odd_failed = NULL;
+    if (pthread_create(&thread, NULL, load_odd, b))
+        return fail_memory();
+    const int failed = load_some(b, 0, 2, b->plan->threads, &b->progress);
+    pthread_join(thread, &odd_failed);
+    return failed || odd_failed ? -1 : 0;
 }
 
 /* The layers' bytes to one place on the device, queued one behind the other. */
@@ -275,8 +295,10 @@ static int go(load_bench *b, load_way way) {
         return copy_all(b, b->pinned);
     case WAY_PAGEABLE:
         return copy_all(b, b->pageable);
+    case WAY_TWO_LOADS:
+        return load_two(b);
     default:
-        return load_all(b, way == WAY_LOAD ? b->plan->threads : 1);
+        return load_some(b, 0, 1, way == WAY_LOAD ? b->plan->threads : 1, &b->progress);
     }
 }
 

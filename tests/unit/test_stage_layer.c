@@ -116,7 +116,7 @@ static const trf_copy_engine kEngine = {engine_allocate, engine_release, engine_
 /* ---- what is loaded ---- */
 
 static const fixture_tensor kTensors[] = {
-    {"large.weight", "BF16", {2100, 4500}, 2, 0}, /* several buffers */
+    {"large.weight", "BF16", {3604, 7012}, 2, 0}, /* more buffers than there are */
     {"half.weight", "F16", {304, 1300}, 2, 0},    {"tiny.weight", "BF16", {80, 64}, 2, 0},
     {"e4.weight", "F8_E4M3", {700, 1030}, 2, 0},  {"codes.weight", "I8", {1025, 2048}, 2, 0},
     {"wide.weight", "BF16", {48, 9000}, 2, 0},
@@ -192,20 +192,36 @@ static void arrival_free(arrival *a) {
     free(a->slabs);
 }
 
+static int has_no_target; /* whether there is no device memory */
+
+/* A trf_target_fn: as slow as a device's allocation. */
+static uint8_t *allocate_target(void *context, trf_error *error) {
+    arrival *a = context;
+    const struct timespec slow = {0, 1000000};
+    nanosleep(&slow, NULL);
+    if (has_no_target) {
+        trf_fail(error, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no device memory");
+        return NULL;
+    }
+    a->memory = malloc(a->bytes + 1);
+    ck_assert_ptr_nonnull(a->memory);
+    memset(a->memory, 0xA5, a->bytes + 1);
+    return a->memory;
+}
+
 static trf_status stage(const trf_layer_source *source, arrival *a, trf_error *error) {
     a->bytes = source->view->header.blob_bytes;
     a->num_slabs = trf_count_device_slabs(&source->view->header);
     a->cut = source->cut;
-    a->memory = malloc(a->bytes + 1);
+    a->memory = NULL;
     a->slabs = calloc(a->num_slabs, sizeof *a->slabs);
-    ck_assert(a->memory && a->slabs);
-    memset(a->memory, 0xA5, a->bytes + 1);
+    ck_assert_ptr_nonnull(a->slabs);
     uint8_t tail[300];
     uint8_t *const tail_copy = malloc(sizeof tail);
     memset(tail, 0x5A, sizeof tail);
     trf_status status = trf_staging_open(staging, error);
     if (status == TRF_OK)
-        status = trf_stage_layer(staging, source, a->memory, a->slabs, &a->facts, error);
+        status = trf_stage_layer(staging, source, allocate_target, a, a->slabs, &a->facts, error);
     if (status == TRF_OK)
         status = trf_staging_finish(staging, tail_copy, tail, sizeof tail, error);
     if (status == TRF_OK)
@@ -213,7 +229,7 @@ static trf_status stage(const trf_layer_source *source, arrival *a, trf_error *e
     else
         trf_staging_drain(staging);
     free(tail_copy);
-    ck_assert_uint_eq(a->memory[a->bytes], 0xA5);
+    ck_assert(!a->memory || a->memory[a->bytes] == 0xA5);
     return status;
 }
 
@@ -449,6 +465,22 @@ START_TEST(engines_that_fail) {
 }
 END_TEST
 
+START_TEST(no_device_memory) {
+    for (int t = 0; t < NUM_TENSORS; t++)
+        for (int threads = 1; threads <= 8; threads += 3) {
+            trf_load_options options;
+            trf_load_options_init(&options);
+            options.threads = threads;
+            arrival a;
+            has_no_target = 1;
+            fixture_check_status(load_from(checkpoint, kTensors[t].name, &options, &a, &err), TRF_ERR_MEMORY, &err);
+            has_no_target = 0;
+            ck_assert_ptr_nonnull(strstr(err.message, "no device memory"));
+            arrival_free(&a);
+        }
+}
+END_TEST
+
 static void *load_often(void *context) {
     const int first = *(const int *)context;
     for (int i = 0; i < 8; i++) {
@@ -498,6 +530,7 @@ int main(void) {
     tcase_add_test(tests, files_that_shrink);
     tcase_add_loop_test(tests, cancelled_loads, 0, 2);
     tcase_add_loop_test(tests, engines_that_fail, 0, 2);
+    tcase_add_test(tests, no_device_memory);
     tcase_add_test(tests, several_at_once);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
