@@ -16,7 +16,8 @@ constexpr uint32_t kSlabs = TRF_LANES / TRF_ROW_LANES; /* of a warp */
 constexpr uint32_t kBlocksEach = 8;                    /* of a multiprocessor, beyond which warps take several rows */
 
 /* Asks for the raw bits of a row's four lanes: of full chunks, in which they lie side by side in groups of four words a lane. */
-__device__ void prefetch_raw(const trf_device_view &view, const trf_row_piece &piece, uint32_t quarter) {
+__device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const trf_row_piece &piece,
+                                             uint32_t quarter) {
     const uint32_t row = piece.row % TRF_SLAB_ROWS, lane = TRF_ROW_LANES * (row % 8), each = view.raw_bits / 2;
     const trf_slab_shape shape = trf_slab_shape_from(&piece.tile, piece.row - row, piece.col);
     const uint32_t groups = trf_lane_weights(shape) / TRF_CHUNK_WEIGHTS * each;
@@ -25,16 +26,17 @@ __device__ void prefetch_raw(const trf_device_view &view, const trf_row_piece &p
                         trf_plane_word_offset(4 * each, lane, 4 * (g % each)));
 }
 
-__device__ void record_fault(const trf_device_view &view, uint64_t tile) {
+__device__ __forceinline__ void record_fault(const trf_device_view &view, uint64_t tile) {
     if (atomicCAS(&view.fault->set, 0u, 1u) == 0) {
         view.fault->tile_low = (uint32_t)tile;
         view.fault->tile_high = (uint32_t)(tile >> 32);
     }
 }
 
-/* One lane's part of a row, of which the column of slabs is there. All lanes of the warp call it. */
-__device__ void decode_row(const trf_device_view &view, const uint32_t *slots, const int16_t *class_value, int64_t id,
-                           const trf_layer_cut &cut, uint32_t slab_col, uint32_t lane, const trf_row_target &target) {
+/* One lane's part of a row. All lanes of the warp call it. Inlined, so that it sees what the kernel knows of the view. */
+__device__ __forceinline__ void decode_row(const trf_device_view &view, const uint32_t *slots,
+                                           const int16_t *class_value, int64_t id, const trf_layer_cut &cut,
+                                           uint32_t slab_col, uint32_t lane, const trf_row_target &target) {
     const uint32_t quarter = lane % TRF_ROW_LANES;
     const bool is_there = slab_col < view.num_slab_cols;
     trf_row_piece piece = {};
@@ -71,7 +73,7 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     for (uint32_t s = threadIdx.x; s < 1u << view.probability_bits; s += blockDim.x)
         slots[s] = view.slots[s];
     if (threadIdx.x < 16)
-        class_value[threadIdx.x] = view.class_value[threadIdx.x];
+        class_value[threadIdx.x] = given.class_value[threadIdx.x]; /* not the copy, which is to stay in registers */
     __syncthreads();
 
     const uint32_t groups = (view.num_slab_cols + kSlabs - 1) / kSlabs;
