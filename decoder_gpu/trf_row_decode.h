@@ -129,6 +129,18 @@ TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_val
     }
 }
 
+/* Asks for the words that a lane begins with, on a device: of 32 lanes one is at the end of its piece of the cache in nearly every step, and all wait for it. */
+TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_reader *reader) {
+#ifdef __CUDA_ARCH__
+    const uint8_t *words = slab->streams + slab->words;
+    int32_t at = reader->at;
+    for (int k = 0; k < 3 && (uint32_t)at < slab->num_words; k++, at += 32 * reader->stride)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(words + 2 * at));
+#else
+    (void)slab, (void)reader;
+#endif
+}
+
 /* One lane's part of the coded columns. quarter: which of the row's lanes, 0 to 3. slots: the layer's decode table, or a copy that is nearer; class_value: likewise.
  * @return whether what is in the lane's stream is what was encoded, as far as one lane can tell. */
 TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slots, const int16_t *class_value,
@@ -145,6 +157,7 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slot
     at.first = 2 * (row % 16 / 8);
     at.exception = 0;
     at.reader = trf_lane_reader_open(&slab, at.lane, view->state_bits);
+    trf_row_prefetch_words(&slab, &at.reader);
     uint32_t i = 0;
     for (uint32_t step = 0; step < shape.steps; step++)
         for (uint32_t block = 0; block < shape.blocks; block++, i += 8) {

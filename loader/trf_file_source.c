@@ -17,17 +17,19 @@ static trf_status trf_name_source(const trf_file_source *source, trf_status stat
 }
 
 /* A trf_read_tiles_fn for the blob's own tiles. */
-static trf_status trf_read_tiles_of_file(void *reader, uint64_t first, uint64_t count, uint8_t *to, trf_error *err) {
+static trf_status trf_read_tiles_of_file(void *reader, uint64_t first, uint64_t count, uint8_t *room,
+                                         const uint8_t **tiles, trf_error *err) {
     const trf_file_source *source = reader;
     const trf_blob_view *view = &source->reader.view;
     const trf_tile_meta *metas = view->tiles;
     const uint64_t begin = metas[first].data_offset, last = first + count - 1;
-    trf_status status = trf_file_read(&source->file, source->reader.offset + begin, to,
+    trf_status status = trf_file_read(&source->file, source->reader.offset + begin, room,
                                       metas[last].data_offset + metas[last].data_size - begin, err);
     if (status != TRF_OK && err && err->offset != TRF_NO_OFFSET)
         err->offset -= source->reader.offset;
     for (uint64_t t = first; t <= last && status == TRF_OK; t++)
-        status = trf_blob_check_tile(view, t, to + (metas[t].data_offset - begin), err);
+        status = trf_blob_check_tile(view, t, room + (metas[t].data_offset - begin), err);
+    *tiles = room;
     return status;
 }
 

@@ -123,9 +123,10 @@ static trf_status trf_clear_tile(const trf_clearing *work, uint32_t i, uint32_t 
     const uint64_t tile = trf_source_tile(s, i, j);
     const trf_tile_meta *meta = &s->view->tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(&s->view->header, tile, meta->kind);
-    trf_status status = s->read(s->reader, tile, 1, room->bytes, err);
+    const uint8_t *bytes;
+    trf_status status = s->read(s->reader, tile, 1, room->bytes, &bytes, err);
     if (status == TRF_OK)
-        status = trf_decode_tile_best()(s->view, &work->table, tile, room->bytes, room->elements, TRF_TILE_SIZE, err);
+        status = trf_decode_tile_best()(s->view, &work->table, tile, bytes, room->elements, TRF_TILE_SIZE, err);
     if (status != TRF_OK || !trf_clear_elements(s, &shape, room->elements))
         return status;
     trf_tile_meta *made = trf_made_meta(s, i, j);
@@ -246,24 +247,28 @@ void trf_slice_write_head(trf_slice *s, uint8_t *head) {
     trf_write_head(&s->header, &s->extension, s->view->frequency, s->metas, &s->tables, head);
 }
 
-trf_status trf_slice_read(void *reader, uint64_t first, uint64_t count, uint8_t *to, trf_error *err) {
+trf_status trf_slice_read(void *reader, uint64_t first, uint64_t count, uint8_t *room, const uint8_t **tiles,
+                          trf_error *err) {
     const trf_slice *s = reader;
     const uint32_t across = s->header.num_tiles_col;
+    *tiles = room;
     for (uint64_t t = first, run; t < first + count; t += run) {
         const uint32_t i = (uint32_t)(t / across), j = (uint32_t)(t % across);
-        const uint8_t *cleared = trf_cleared_tile(s, i, j);
-        uint8_t *const at = to + (s->metas[t].data_offset - s->metas[first].data_offset);
+        uint8_t *const to = room + (s->metas[t].data_offset - s->metas[first].data_offset);
+        const uint8_t *from = trf_cleared_tile(s, i, j);
+        trf_status status = TRF_OK;
         run = 1;
-        if (cleared) {
-            memcpy(at, cleared, s->metas[t].data_size);
-            continue;
+        if (!from) {
+            /* Tiles that lie side by side in both blobs are read at once. */
+            while (t + run < first + count && j + run < across && !trf_cleared_tile(s, i, j + (uint32_t)run))
+                run++;
+            status = s->read(s->reader, trf_source_tile(s, i, j), run, to, &from, err);
         }
-        /* Tiles that lie side by side in both blobs are read at once. */
-        while (t + run < first + count && j + run < across && !trf_cleared_tile(s, i, j + (uint32_t)run))
-            run++;
-        trf_status status = s->read(s->reader, trf_source_tile(s, i, j), run, at, err);
         if (status != TRF_OK)
             return status;
+        const trf_tile_meta *last = &s->metas[t + run - 1];
+        if (from != to)
+            memcpy(to, from, last->data_offset + last->data_size - s->metas[t].data_offset);
     }
     return TRF_OK;
 }
@@ -280,8 +285,9 @@ static trf_status trf_copy_tile(void *context, uint64_t tile, int worker, trf_er
     const trf_slice_copy *copy = context;
     trf_tile_meta *meta = &copy->slice->metas[tile];
     uint8_t *const to = copy->blob + meta->data_offset;
+    const uint8_t *same;
     (void)worker;
-    trf_status status = trf_slice_read(copy->slice, tile, 1, to, err);
+    trf_status status = trf_slice_read(copy->slice, tile, 1, to, &same, err);
     if (status == TRF_OK)
         meta->checksum = trf_tile_checksum(to, meta->data_size, tile);
     return status;

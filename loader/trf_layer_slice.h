@@ -42,8 +42,8 @@ void trf_slice_close(trf_slice *slice);
 /* Writes extension.data_offset bytes, with the tiles' checksums as they are in metas: 0 after trf_slice_open. */
 void trf_slice_write_head(trf_slice *slice, uint8_t *head);
 
-/* A trf_read_tiles_fn for the slice's own tiles; reader: the trf_slice. */
-trf_status trf_slice_read(void *reader, uint64_t first, uint64_t count, uint8_t *to, trf_error *err);
+/* For the slice's own tiles, which it leaves in the room; reader: the trf_slice. */
+trf_read_tiles_fn trf_slice_read;
 
 /* Makes a blob of these tiles, in memory of the slice's own. layer: opened; these tiles have been checked. Release with trf_layer_free. Errors: as trf_slice_open. */
 trf_status trf_layer_slice(const trf_layer *layer, trf_tile_range range, trf_col_range used, int threads,

@@ -5,8 +5,10 @@
 #include "trf_device_layer.h"
 #include "trf_layer.h"
 
-/* Reads tiles first to first + count - 1, checked, which lie side by side in the layer's blob. to: room for them, 16-byte aligned. Thread-safe. Errors: those of tiles, of files. */
-typedef trf_status trf_read_tiles_fn(void *reader, uint64_t first, uint64_t count, uint8_t *to, trf_error *err);
+/* Reads tiles first to first + count - 1, checked, which lie side by side in the layer's blob. room: for them, 128-byte aligned. *tiles: where they are then, in the same order and as close:
+ * in the room, or in memory that the reader has anyway. Thread-safe. Errors: those of tiles, of files. */
+typedef trf_status trf_read_tiles_fn(void *reader, uint64_t first, uint64_t count, uint8_t *room, const uint8_t **tiles,
+                                     trf_error *err);
 
 typedef struct trf_layer_source {
     const trf_blob_view *
@@ -24,7 +26,7 @@ typedef struct trf_layer_source {
 } trf_layer_source;
 
 /* A trf_read_tiles_fn; reader: a trf_layer in memory, validated. */
-trf_status trf_read_tiles_of_layer(void *reader, uint64_t first, uint64_t count, uint8_t *to, trf_error *err);
+trf_read_tiles_fn trf_read_tiles_of_layer;
 
 /* The source that a layer in memory is. layer: as in trf_layer_source. */
 trf_layer_source trf_source_of_layer(trf_layer **layer, int owned);

@@ -11,12 +11,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 enum {
     /* Two BF16 tiles: stays in a core's own cache while it is read, checked and described. */
     UNIT_BYTES = 256 << 10,
     WORKER_BYTES = 2 * UNIT_BYTES, /* a thread's start takes about as long as reading these */
 };
 TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_STAGING_BYTES, "a buffer holds any tile");
+TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_ROOM_BYTES && (int)UNIT_BYTES <= (int)TRF_ROOM_BYTES,
+                  "a room holds any unit");
 
 typedef struct trf_unit {
     uint64_t offset; /* in the blob */
@@ -51,7 +57,9 @@ typedef struct trf_stage_job {
     trf_device_slab *slabs;
     trf_unit *units;
     trf_chunk *chunks;
+    uint8_t **rooms; /* [workers]: each one's, NULL until it has something to read */
     uint64_t num_units, num_chunks;
+    int workers;
     uint64_t told_bytes; /* of tiles, that the caller has been told of; of the caller's thread, as asked_target */
     int asked_target;
     pthread_mutex_t lock;    /* over what follows, and the chunks */
@@ -109,7 +117,8 @@ static trf_status trf_make_lists(trf_stage_job *job, trf_error *err) {
     trf_cut_blob(job);
     job->units = malloc(job->num_units * sizeof *job->units);
     job->chunks = malloc(job->num_chunks * sizeof *job->chunks);
-    if (!job->units || !job->chunks)
+    job->rooms = calloc((size_t)job->workers, sizeof *job->rooms);
+    if (!job->units || !job->chunks || !job->rooms)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %llu tiles",
                         (unsigned long long)job->source->view->num_tiles);
     trf_cut_blob(job);
@@ -228,7 +237,29 @@ static trf_status trf_tell_more(trf_stage_job *job, trf_error *err) {
     return trf_tell(job, done_bytes, err);
 }
 
-static trf_status trf_read_unit(trf_stage_job *job, uint64_t index, int worker, trf_error *err) {
+/* A unit's tiles, in the worker's room or where they are anyway. */
+static trf_status trf_read_tiles(trf_stage_job *job, const trf_unit *unit, int worker, const uint8_t **tiles,
+                                 trf_error *err) {
+    const trf_layer_source *source = job->source;
+    if (!job->rooms[worker])
+        job->rooms[worker] = trf_staging_take_room(job->staging);
+    if (!job->rooms[worker])
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to read to", TRF_ROOM_BYTES);
+    return source->read(source->reader, unit->first, unit->tiles, job->rooms[worker], tiles, err);
+}
+
+/* Copies bytes, a multiple of 16 as both places are, that this thread and its neighbours will not need again: the device reads them from memory, and finds them there at once. */
+static void trf_copy_past_caches(uint8_t *to, const uint8_t *from, size_t bytes) {
+#ifdef __SSE2__
+    for (size_t i = 0; i < bytes; i += 16)
+        _mm_stream_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(from + i)));
+    _mm_sfence(); /* before others are told */
+#else
+    memcpy(to, from, bytes);
+#endif
+}
+
+static trf_status trf_fill_unit(trf_stage_job *job, uint64_t index, int worker, trf_error *err) {
     const trf_layer_source *source = job->source;
     const trf_unit *unit = &job->units[index];
     trf_chunk *chunk = &job->chunks[unit->chunk];
@@ -241,20 +272,22 @@ static trf_status trf_read_unit(trf_stage_job *job, uint64_t index, int worker, 
     if (status != TRF_OK)
         return status;
     uint8_t *const to = chunk->memory + (unit->offset - chunk->offset);
-    if (unit->tiles == 0)
-        memcpy(to, source->view->head + unit->offset, unit->bytes);
-    else
-        status = source->read(source->reader, unit->first, unit->tiles, to, err);
+    const uint8_t *from = source->view->head + unit->offset;
+    if (unit->tiles)
+        status = trf_read_tiles(job, unit, worker, &from, err);
     for (uint64_t t = unit->first; status == TRF_OK && t < unit->first + unit->tiles; t++)
-        trf_describe_tile(source->view, t, to + (source->view->tiles[t].data_offset - unit->offset), job->slabs,
+        trf_describe_tile(source->view, t, from + (source->view->tiles[t].data_offset - unit->offset), job->slabs,
                           &facts);
-    return status == TRF_OK ? trf_close_unit(job, unit, &facts, err) : status;
+    if (status != TRF_OK)
+        return status;
+    trf_copy_past_caches(to, from, unit->bytes);
+    return trf_close_unit(job, unit, &facts, err);
 }
 
 /* A trf_parallel_fn. */
 static trf_status trf_stage_unit(void *context, uint64_t index, int worker, trf_error *err) {
     trf_stage_job *job = context;
-    trf_status status = trf_read_unit(job, index, worker, err);
+    trf_status status = trf_fill_unit(job, index, worker, err);
     if (status != TRF_OK)
         trf_abandon_target(job);
     return status;
@@ -264,14 +297,13 @@ static trf_status trf_stage_unit(void *context, uint64_t index, int worker, trf_
 
 /* err: not NULL. */
 static trf_status trf_run_job(trf_stage_job *job, trf_error *err) {
-    const uint64_t bytes = job->source->view->header.blob_bytes, most = 1 + bytes / WORKER_BYTES;
-    const int threads = trf_thread_count(job->source->threads);
     trf_status status = trf_tell(job, 0, err);
     if (status == TRF_OK)
-        status = trf_pool_for(trf_staging_pool(job->staging), (uint64_t)threads < most ? threads : (int)most,
-                              job->num_units, trf_stage_unit, job, err);
+        status = trf_pool_for(trf_staging_pool(job->staging), job->workers, job->num_units, trf_stage_unit, job, err);
     if (status == TRF_OK) /* others have been faster than the caller's thread */
         status = trf_find_target(job, err);
+    for (int w = 0; w < job->workers; w++)
+        trf_staging_give_room(job->staging, job->rooms[w]);
     for (uint64_t c = 0; c < job->num_chunks; c++) /* after a failure */
         if (job->chunks[c].state == TRF_CHUNK_OPEN || job->chunks[c].state == TRF_CHUNK_FULL)
             trf_staging_give_back(job->staging, job->chunks[c].buffer);
@@ -287,6 +319,9 @@ trf_status trf_stage_layer(trf_staging *staging, const trf_layer_source *source,
                          .target_context = context,
                          .slabs = slabs,
                          .facts = facts};
+    const uint64_t most = 1 + source->view->header.blob_bytes / WORKER_BYTES;
+    const int threads = trf_thread_count(source->threads);
+    job.workers = (uint64_t)threads < most ? threads : (int)most;
     err = err ? err : &own;
     if (pthread_mutex_init(&job.lock, NULL) != 0 || pthread_cond_init(&job.opened, NULL) != 0)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
@@ -296,6 +331,7 @@ trf_status trf_stage_layer(trf_staging *staging, const trf_layer_source *source,
         status = trf_run_job(&job, err);
     free(job.units);
     free(job.chunks);
+    free(job.rooms);
     pthread_cond_destroy(&job.opened);
     pthread_mutex_destroy(&job.lock);
     return status;

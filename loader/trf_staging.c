@@ -15,6 +15,7 @@ struct trf_staging {
     trf_pool *pool;
     pthread_mutex_t lock;    /* over all that follows */
     pthread_cond_t returned; /* a buffer has become free or is under way */
+    void **rooms;            /* free ones: each begins with the next */
     uint8_t *memory;         /* of all buffers; NULL: not open */
     int is_locked;
     uint32_t free_buffers[TRF_STAGING_BUFFERS], num_free;
@@ -45,6 +46,8 @@ void trf_staging_destroy(trf_staging *staging) {
     if (!staging)
         return;
     trf_pool_destroy(staging->pool);
+    for (uint8_t *room; staging->rooms; free(room))
+        room = trf_staging_take_room(staging);
     if (staging->is_locked)
         staging->engine->release(staging->context, staging->memory);
     else
@@ -70,6 +73,24 @@ trf_status trf_staging_open(trf_staging *staging, trf_error *err) {
     if (!is_open)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %zu bytes of staging buffers", bytes);
     return TRF_OK;
+}
+
+uint8_t *trf_staging_take_room(trf_staging *staging) {
+    pthread_mutex_lock(&staging->lock);
+    void **room = staging->rooms;
+    if (room)
+        staging->rooms = *room;
+    pthread_mutex_unlock(&staging->lock);
+    return room ? (uint8_t *)room : aligned_alloc(PAGE_BYTES, TRF_ROOM_BYTES);
+}
+
+void trf_staging_give_room(trf_staging *staging, uint8_t *room) {
+    if (!room)
+        return;
+    pthread_mutex_lock(&staging->lock);
+    *(void **)room = staging->rooms;
+    staging->rooms = (void **)room;
+    pthread_mutex_unlock(&staging->lock);
 }
 
 trf_pool *trf_staging_pool(const trf_staging *staging) { return staging->pool; }

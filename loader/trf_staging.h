@@ -31,6 +31,13 @@ void trf_staging_destroy(trf_staging *staging); /* NULL is allowed; nothing is u
 
 /* To be called before a load. Without page-locked memory the buffers are ordinary memory, and copies go slower. Thread-safe, as all that follows. Errors: TRF_ERR_MEMORY. */
 trf_status trf_staging_open(trf_staging *staging, trf_error *err);
+/* Rooms of TRF_ROOM_BYTES, 4096-byte aligned: where a thread has what it reads while it looks at it. They are kept for the next load. @return NULL without memory. */
+enum {
+    TRF_ROOM_BYTES = 508 << 10
+};
+uint8_t *trf_staging_take_room(trf_staging *staging);
+void trf_staging_give_room(trf_staging *staging, uint8_t *room); /* NULL is allowed */
+
 /* The threads that fill buffers; the ring's. */
 trf_pool *trf_staging_pool(const trf_staging *staging);
 

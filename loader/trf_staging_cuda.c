@@ -4,6 +4,11 @@
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+
+enum {
+    LARGE_PAGE_BYTES = 2 << 20
+};
 
 struct trf_cuda_copier {
     int device;
@@ -11,18 +16,25 @@ struct trf_cuda_copier {
     cudaEvent_t arrived[TRF_STAGING_BUFFERS];
 };
 
+/* Large pages where the system has them, which then are locked as they are: what CUDA allocates comes in small ones. */
 static void *trf_lock_memory(void *context, uint64_t bytes) {
-    void *memory = NULL;
     (void)context;
-    if (cudaHostAlloc(&memory, bytes, cudaHostAllocDefault) == cudaSuccess)
+    void *memory =
+        aligned_alloc(LARGE_PAGE_BYTES, (bytes + LARGE_PAGE_BYTES - 1) / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES);
+    if (!memory)
+        return NULL;
+    madvise(memory, bytes, MADV_HUGEPAGE); /* a hint */
+    if (cudaHostRegister(memory, bytes, cudaHostRegisterDefault) == cudaSuccess)
         return memory;
     cudaGetLastError();
+    free(memory);
     return NULL;
 }
 
 static void trf_unlock_memory(void *context, void *memory) {
     (void)context;
-    cudaFreeHost(memory);
+    cudaHostUnregister(memory);
+    free(memory);
 }
 
 static trf_status trf_begin_copy(void *context, uint32_t buffer, void *to, const void *from, uint64_t bytes,
