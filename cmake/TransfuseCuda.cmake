@@ -39,7 +39,7 @@ else()
 endif()
 
 # Leaves in a folder's .c files those that this build takes: host code over the CUDA runtime, which is decoder_gpu/, fused/ and
-# trf_device_cuda.c and trf_offload_cuda.c, or trf_no_cuda.c in their place.
+# trf_device_cuda.c, trf_offload_cuda.c and trf_staging_cuda.c, or trf_no_cuda.c in their place.
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
@@ -47,7 +47,7 @@ function(trf_choose_device_sources list_name folder)
     elseif(folder MATCHES "^(decoder_gpu|fused)$")
         set(sources)
     else()
-        list(FILTER sources EXCLUDE REGEX "/trf_(device|offload)_cuda\\.c$")
+        list(FILTER sources EXCLUDE REGEX "/trf_(device|offload|staging)_cuda\\.c$")
     endif()
     set(${list_name} ${sources} PARENT_SCOPE)
 endfunction()

@@ -1,4 +1,4 @@
-/* The parallel loop, on POSIX threads that live for one loop. */
+/* The parallel loop, on POSIX threads that live for one loop, or on ones that stay. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_getaffinity */
 #endif
@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 typedef struct trf_loop {
@@ -69,13 +70,27 @@ static void *trf_loop_run(void *argument) {
     return NULL;
 }
 
+/* @return its outcome, once all workers have ended; releases it. */
+static trf_status trf_loop_end(trf_loop *loop, trf_error *err) {
+    pthread_mutex_destroy(&loop->mutex);
+    if (loop->failed_index == UINT64_MAX)
+        return TRF_OK;
+    if (err)
+        *err = loop->failure;
+    return loop->failure.status;
+}
+
+/* Workers that a loop has something to do for. */
+static int trf_loop_workers(int threads, uint64_t count) {
+    const int wanted = trf_thread_count(threads);
+    return (uint64_t)wanted <= count ? wanted : count ? (int)count : 1;
+}
+
 trf_status trf_parallel_for(int threads, uint64_t count, trf_parallel_fn *fn, void *context, trf_error *err) {
     trf_loop loop = {.count = count, .failed_index = UINT64_MAX, .fn = fn, .context = context};
     pthread_t handles[TRF_MAX_THREADS];
     trf_worker workers[TRF_MAX_THREADS];
-    int wanted = trf_thread_count(threads), started = 1;
-    if ((uint64_t)wanted > count)
-        wanted = count ? (int)count : 1;
+    int wanted = trf_loop_workers(threads, count), started = 1;
     if (pthread_mutex_init(&loop.mutex, NULL) != 0)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
     for (; started < wanted; started++) {
@@ -87,10 +102,109 @@ trf_status trf_parallel_for(int threads, uint64_t count, trf_parallel_fn *fn, vo
     trf_loop_run(&workers[0]);
     for (int i = 1; i < started; i++)
         pthread_join(handles[i], NULL);
-    pthread_mutex_destroy(&loop.mutex);
-    if (loop.failed_index == UINT64_MAX)
-        return TRF_OK;
-    if (err)
-        *err = loop.failure;
-    return loop.failure.status;
+    return trf_loop_end(&loop, err);
+}
+
+/* ---- a pool ---- */
+
+/* A loop that wants helpers, or has some. */
+typedef struct trf_pool_loop {
+    trf_loop *loop;
+    int wanted;      /* helpers that may still join */
+    int next_number; /* of the next one to join */
+    int inside;
+    struct trf_pool_loop *next; /* that wants helpers */
+} trf_pool_loop;
+
+struct trf_pool {
+    pthread_mutex_t mutex; /* over all of this, and the loops in the list but for what they point to */
+    pthread_cond_t work, left;
+    trf_pool_loop *first;
+    pthread_t threads[TRF_MAX_THREADS];
+    int num_threads, ends;
+};
+
+static void trf_pool_unlist(trf_pool *pool, const trf_pool_loop *loop) {
+    for (trf_pool_loop **at = &pool->first; *at; at = &(*at)->next)
+        if (*at == loop) {
+            *at = loop->next;
+            return;
+        }
+}
+
+static void *trf_pool_run(void *argument) {
+    trf_pool *pool = argument;
+    pthread_mutex_lock(&pool->mutex);
+    while (!pool->ends) {
+        trf_pool_loop *joined = pool->first;
+        if (!joined) {
+            pthread_cond_wait(&pool->work, &pool->mutex);
+            continue;
+        }
+        trf_worker worker = {joined->loop, joined->next_number++};
+        joined->inside++;
+        if (--joined->wanted == 0)
+            trf_pool_unlist(pool, joined);
+        pthread_mutex_unlock(&pool->mutex);
+        trf_loop_run(&worker);
+        pthread_mutex_lock(&pool->mutex);
+        if (--joined->inside == 0)
+            pthread_cond_broadcast(&pool->left);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    return NULL;
+}
+
+trf_status trf_pool_create(trf_pool **pool, trf_error *err) {
+    trf_pool *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a pool of threads");
+    if (pthread_mutex_init(&made->mutex, NULL) != 0 || pthread_cond_init(&made->work, NULL) != 0 ||
+        pthread_cond_init(&made->left, NULL) != 0) {
+        free(made);
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
+    }
+    *pool = made;
+    return TRF_OK;
+}
+
+void trf_pool_destroy(trf_pool *pool) {
+    if (!pool)
+        return;
+    pthread_mutex_lock(&pool->mutex);
+    pool->ends = 1;
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->num_threads; i++)
+        pthread_join(pool->threads[i], NULL);
+    pthread_cond_destroy(&pool->left);
+    pthread_cond_destroy(&pool->work);
+    pthread_mutex_destroy(&pool->mutex);
+    free(pool);
+}
+
+trf_status trf_pool_for(trf_pool *pool, int threads, uint64_t count, trf_parallel_fn *fn, void *context,
+                        trf_error *err) {
+    trf_loop loop = {.count = count, .failed_index = UINT64_MAX, .fn = fn, .context = context};
+    trf_worker caller = {&loop, 0};
+    trf_pool_loop shared = {&loop, trf_loop_workers(threads, count) - 1, 1, 0, NULL};
+    if (pthread_mutex_init(&loop.mutex, NULL) != 0)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
+    if (shared.wanted > 0) {
+        pthread_mutex_lock(&pool->mutex);
+        while (pool->num_threads < shared.wanted &&
+               pthread_create(&pool->threads[pool->num_threads], NULL, trf_pool_run, pool) == 0)
+            pool->num_threads++;
+        shared.next = pool->first;
+        pool->first = &shared;
+        pthread_cond_broadcast(&pool->work);
+        pthread_mutex_unlock(&pool->mutex);
+    }
+    trf_loop_run(&caller);
+    pthread_mutex_lock(&pool->mutex);
+    trf_pool_unlist(pool, &shared);
+    while (shared.inside > 0)
+        pthread_cond_wait(&pool->left, &pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
+    return trf_loop_end(&loop, err);
 }

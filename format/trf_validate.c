@@ -2,6 +2,8 @@
  * numbers is done in 64 bits on operands that were bounded before. */
 #include "trf_validate.h"
 
+#include "trf_checksum.h"
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -16,7 +18,7 @@
     } while (0)
 
 uint64_t trf_tile_checksum(const void *tile_bytes, uint64_t size, uint64_t tile) {
-    return XXH3_64bits_withSeed(tile_bytes, size, tile);
+    return trf_checksum_best()(tile_bytes, size, tile);
 }
 
 uint64_t trf_head_checksum(const void *head, uint64_t head_bytes) {

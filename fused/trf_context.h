@@ -14,16 +14,20 @@ static inline uint64_t trf_align_part(uint64_t bytes) {
     return (bytes + TRF_PART_ALIGNMENT - 1) & ~(uint64_t)(TRF_PART_ALIGNMENT - 1);
 }
 
+struct trf_layer_source;
+struct trf_row_request;
+
 /* What a kind of device does; loader/trf_device.c has checked the arguments. */
 typedef struct trf_device_kind {
     void (*destroy)(trf_context *context);
-    /* Fills a layer whose context, serial and info are set. layer: validated; the caller's, or, if owned, opened for this one alone: then it is the made
-     * layer's, or freed, if this succeeds. */
-    trf_status (*fill_layer)(trf_device_layer *made, trf_layer *layer, int owned, trf_error *err);
+    /* Fills a layer whose context, serial and info are set. The CPU takes sources that have their layer in memory only. */
+    trf_status (*fill_layer)(trf_device_layer *made, const struct trf_layer_source *source, trf_error *err);
     void (*destroy_layer)(trf_device_layer *layer);
     trf_status (*check_layer)(const trf_device_layer *layer, trf_error *err);
     trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                          trf_error *err);
+    trf_status (*decode_rows)(const trf_device_layer *layer, const struct trf_row_request *request, trf_stream stream,
+                              trf_error *err);
     /* Sets all of the plan but m and types, which are set. path: what was asked for. The choice does not depend on y's type: a shard's product with an epilogue runs without
      * it, to F32, in epilogue_workspace_bytes. */
     trf_status (*plan)(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err);
@@ -51,6 +55,8 @@ struct trf_context {
     int threads;              /* CPU: as trf_thread_count takes it */
     trf_device_limits limits; /* CUDA, as what follows */
     trf_gemm *gemm;
+    struct trf_staging *staging;    /* through which layers are loaded ... */
+    struct trf_cuda_copier *copier; /* ... and what copies them */
 };
 
 #endif

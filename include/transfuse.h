@@ -276,8 +276,8 @@ enum {
     TRF_DEVICE_AUTO = -2 /* CUDA device 0 if it can be used, else the CPU */
 };
 
-/* One device. Holds what layers share: on a GPU its limits, and a cuBLASLt handle if that library is found (it is opened here; only the
- * two-step path needs it). Thread-safe after creation. */
+/* One device. Holds what layers share: on a GPU its limits, a cuBLASLt handle if that library is found (it is opened here; only the
+ * two-step path needs it), and from the first load on 32 MiB of page-locked host memory and the threads that load. Thread-safe after creation. */
 typedef struct trf_context trf_context;
 
 /* device: CUDA ordinal, or one of the constants above. Errors: TRF_ERR_DEVICE (no device code in the build, no such device, no driver, or compute capability below
@@ -303,8 +303,8 @@ TRF_API trf_status trf_device_download(const trf_context *context, void *to_host
 /* A compressed layer in device memory. */
 typedef struct trf_device_layer trf_device_layer;
 
-/* Copies a layer, which trf_layer_from_memory or trf_layer_open has validated, to the device; `layer` is not needed afterwards. Synchronous.
- * Device memory of a GPU: the blob, 8 bytes for each 32 x slab_cols weights (0.1 to 0.2 % of a bf16 blob), and a table of at most 16 KiB. The context must outlive the layer.
+/* Copies a layer, which trf_layer_from_memory or trf_layer_open has validated, to the device; `layer` is not needed afterwards. Synchronous: any stream may
+ * use it then. Device memory of a GPU: the blob, 8 bytes for each 32 x slab_cols weights (0.1 to 0.2 % of a bf16 blob), and a table of at most 16 KiB. The context must outlive the layer.
  * Errors: TRF_ERR_ARGUMENT (NULL), TRF_ERR_UNSUPPORTED (GPU: a blob of more than 512 GiB), TRF_ERR_CUDA, TRF_ERR_MEMORY (host or device). */
 TRF_API trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer,
                                            trf_device_layer **device_layer, trf_error *err);
@@ -314,17 +314,20 @@ typedef struct trf_load_options {
     /* A shard: these rows and columns alone, all multiples of 16 (tensor parallelism); num_rows, num_cols 0: up to the last one, which need be none. Only the tiles of 256x256
      * that they touch are read, checked and kept. Where a shard does not begin and end at multiples of 256 (or with the matrix), products take a copy of x or y. */
     uint32_t first_row, num_rows, first_col, num_cols;
-    int threads;              /* that check the blob: 0 = one for each core */
-    trf_progress_fn progress; /* or NULL. done and total count bytes of the tiles that are read */
+    int threads; /* that read and check the blob: 0 = one for each core */
+    trf_progress_fn
+        progress; /* or NULL; called by the thread that loads. done and total count bytes of the tiles that are read */
     void *progress_context;
 } trf_load_options;
 
 TRF_API void trf_load_options_init(trf_load_options *options);
 
-/* Loads a compressed tensor of a checkpoint, validated, tiles and all; the file is mapped for that, and on the CPU it stays mapped while the layer lives (do not
- * change or cut it), unless a shard was asked for. tensor: the source's name, with or without _trf; an expert of a 3-D stack is "name[3]". options: NULL for the defaults. The checkpoint may be closed
- * afterwards. Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a stack without an index; no such shard), those of a
- * malformed blob, TRF_ERR_IO, TRF_ERR_CANCELLED. Messages name file and tensor, offsets count from the file's first byte. */
+/* Loads a compressed tensor of a checkpoint, validated, tiles and all. tensor: the source's name, with or without _trf; an expert of a 3-D stack is "name[3]". options: NULL for the
+ * defaults. The checkpoint may be closed afterwards. Any stream may use the layer when this returns. Several threads may load from one checkpoint to one context at once.
+ * On a GPU tiles are read, checked and copied side by side, through page-locked memory of the context's (without such memory more slowly); a file that is cut meanwhile is TRF_ERR_TRUNCATED.
+ * On the CPU the file is mapped, and stays so while the layer lives (do not change or cut it), unless a shard was asked for.
+ * Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a stack without an index; no such shard), those of a
+ * malformed blob, TRF_ERR_IO, TRF_ERR_CANCELLED; nothing is left on the device then. Messages name file and tensor, offsets count from the file's first byte. */
 TRF_API trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                          const trf_load_options *options, trf_device_layer **device_layer,
                                          trf_error *err);
@@ -349,6 +352,18 @@ typedef enum trf_decode_as {
  * the other 16-bit float codec), TRF_ERR_CUDA. */
 TRF_API trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);
+
+/* Decodes single rows of a layer on the device: the look-up of token embeddings in a compressed table. row_ids: device, `count` signed integers of id_bytes (4 or 8) each, aligned to that,
+ * in any order and as often as wanted. rows: device, row-major [count][cols], aligned to its elements, rows_bytes large; not overlapping row_ids. Of a shard, whatever its bounds, ids count
+ * from its first row, and its columns are written. A row is what trf_device_layer_decode gives, bit for bit (but for which NaN it is where NaNs are converted), and only the
+ * streams that hold it are read: four of the 32 of each slab.
+ * An id that the layer does not have, negative or too large, gives a row of NaN, or of zeros where integers are written; it is the caller's, so trf_device_layer_check does not report it.
+ * Corrupt streams are treated as by trf_device_layer_decode, but found in the streams that are read only.
+ * Ordered on `stream`; does not allocate, synchronize or read back; capturable in a CUDA graph. Thread-safe. Errors: TRF_ERR_ARGUMENT (NULL, id_bytes, kind; alignment), TRF_ERR_SHAPE (size),
+ * TRF_ERR_UNSUPPORTED (BF16 or F16 of the other 16-bit float codec), TRF_ERR_CUDA; TRF_ERR_STREAM on the CPU. */
+TRF_API trf_status trf_device_layer_decode_rows(const trf_device_layer *device_layer, const void *row_ids,
+                                                uint32_t id_bytes, uint32_t count, trf_decode_as as, void *rows,
+                                                uint64_t rows_bytes, trf_stream stream, trf_error *err);
 
 /* How y = x . W^T is computed. */
 typedef enum trf_path {

@@ -1,6 +1,7 @@
 /* Contexts, layers on devices and products: the public functions. They check arguments; the device's kind does the rest. */
+#include "trf_decode_rows.h"
 #include "trf_device_kinds.h"
-#include "trf_layer_open.h"
+#include "trf_file_source.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -56,8 +57,8 @@ trf_status trf_device_download(const trf_context *context, void *to_host, const 
 static int trf_cuts_rows(const trf_device_layer *layer) { return layer->cut.rows != layer->view.rows; }
 static int trf_cuts_cols(const trf_device_layer *layer) { return layer->cut.cols != layer->view.cols; }
 
-trf_status trf_begin_device_layer(trf_context *context, const trf_layer *layer, const trf_layer_cut *cut,
-                                  trf_device_layer **device_layer, trf_error *err) {
+trf_status trf_begin_device_layer(trf_context *context, const trf_layer_source *source, trf_device_layer **device_layer,
+                                  trf_error *err) {
     static atomic_uint layers;
     trf_device_layer *made = calloc(1, sizeof *made);
     if (!made)
@@ -65,22 +66,21 @@ trf_status trf_begin_device_layer(trf_context *context, const trf_layer *layer, 
     made->context = context;
     made->device = context->device;
     made->serial = atomic_fetch_add(&layers, 1) + 1; /* a plan of zeros is no layer's */
-    trf_blob_describe(&layer->view, &made->info);
-    made->cut = *cut;
-    made->info.rows = cut->rows;
-    made->info.cols = cut->cols;
+    trf_blob_describe(source->view, &made->info);
+    made->cut = source->cut;
+    made->info.rows = source->cut.rows;
+    made->info.cols = source->cut.cols;
     *device_layer = made;
     return TRF_OK;
 }
 
-/* owned: as fill_layer has it. */
-static trf_status trf_make_device_layer(trf_context *context, trf_layer *layer, const trf_layer_cut *cut, int owned,
+static trf_status trf_make_device_layer(trf_context *context, const trf_layer_source *source,
                                         trf_device_layer **device_layer, trf_error *err) {
     trf_device_layer *made;
-    trf_status status = trf_begin_device_layer(context, layer, cut, &made, err);
+    trf_status status = trf_begin_device_layer(context, source, &made, err);
     if (status != TRF_OK)
         return status;
-    status = context->kind->fill_layer(made, layer, owned, err);
+    status = context->kind->fill_layer(made, source, err);
     if (status != TRF_OK) {
         free(made);
         return status;
@@ -93,8 +93,37 @@ trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer,
                                    trf_error *err) {
     if (!context || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a layer");
-    const trf_layer_cut all = {0, layer->view.header.rows, 0, layer->view.header.cols};
-    return trf_make_device_layer(context, (trf_layer *)layer, &all, 0, device_layer, err);
+    trf_layer *source_layer = (trf_layer *)layer;
+    const trf_layer_source source = trf_source_of_layer(&source_layer, 0);
+    return trf_make_device_layer(context, &source, device_layer, err);
+}
+
+/* On the CPU: maps the file, or makes a shard in memory. */
+static trf_status trf_load_to_cpu(trf_context *context, const trf_checkpoint *checkpoint, const char *tensor,
+                                  const trf_load_options *options, trf_device_layer **device_layer, trf_error *err) {
+    trf_layer *layer;
+    trf_layer_cut cut;
+    trf_status status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, &cut, err);
+    if (status != TRF_OK)
+        return status;
+    trf_layer_source source = trf_source_of_layer(&layer, 1);
+    source.cut = cut;
+    status = trf_make_device_layer(context, &source, device_layer, err);
+    trf_layer_free(layer);
+    return status == TRF_OK ? TRF_OK : trf_fail_in(err, status, "tensor '%s'", tensor);
+}
+
+static trf_status trf_load_to_gpu(trf_context *context, const trf_checkpoint *checkpoint, const char *tensor,
+                                  const trf_load_options *options, trf_device_layer **device_layer, trf_error *err) {
+    trf_file_source source;
+    trf_status status = trf_file_source_open(checkpoint, tensor, options, &source, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_make_device_layer(context, &source.source, device_layer, err);
+    if (status != TRF_OK)
+        trf_file_source_fail(&source, status, err);
+    trf_file_source_close(&source);
+    return status;
 }
 
 trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
@@ -102,17 +131,9 @@ trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoin
     if (!context || !checkpoint || !tensor)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "loading a layer needs a context, a checkpoint and a name");
-    trf_layer *layer;
-    trf_layer_cut cut;
-    trf_status status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, &cut, err);
-    if (status != TRF_OK)
-        return status;
-    status = trf_make_device_layer(context, layer, &cut, 1, device_layer, err);
-    if (status != TRF_OK) {
-        trf_layer_free(layer);
-        return trf_fail_in(err, status, "tensor '%s'", tensor);
-    }
-    return TRF_OK;
+    if (context->device == TRF_DEVICE_CPU)
+        return trf_load_to_cpu(context, checkpoint, tensor, options, device_layer, err);
+    return trf_load_to_gpu(context, checkpoint, tensor, options, device_layer, err);
 }
 
 void trf_device_layer_destroy(trf_device_layer *device_layer) {
@@ -134,32 +155,65 @@ trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_erro
 
 /* ---- decoding ---- */
 
-static trf_status trf_check_target(const trf_layer_info *info, trf_decode_as as, const void *weights,
-                                   uint64_t weights_bytes, trf_error *err) {
+static trf_status trf_check_kind(const trf_device_layer *layer, trf_decode_as as, trf_error *err) {
+    if (!layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no layer to decode");
     if (as < TRF_DECODE_SOURCE || as > TRF_DECODE_F16)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "weights cannot be decoded as %d", (int)as);
-    if (!weights || (uintptr_t)weights % 16)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "decoded weights need 16-byte aligned device memory");
+    return TRF_OK;
+}
+
+static uint64_t trf_value_bytes(const trf_layer_info *info, trf_decode_as as) {
+    return as == TRF_DECODE_SOURCE ? trf_dtype_bytes(info->dtype) : 2;
+}
+
+/* rows: that are decoded. alignment: of weights. */
+static trf_status trf_check_target(const trf_layer_info *info, trf_decode_as as, uint64_t rows, const void *weights,
+                                   uint64_t weights_bytes, uint64_t alignment, trf_error *err) {
+    if (!weights || (uintptr_t)weights % alignment)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "decoded weights need %llu-byte aligned device memory",
+                        (unsigned long long)alignment);
     if ((as == TRF_DECODE_BF16 && info->codec == TRF_CODEC_FP16) ||
         (as == TRF_DECODE_F16 && info->codec == TRF_CODEC_BF16))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "weights of codec %s are not decoded as %s",
                         trf_codec_name(info->codec), as == TRF_DECODE_BF16 ? "BF16" : "F16");
-    const uint64_t value_bytes = as == TRF_DECODE_SOURCE ? trf_dtype_bytes(info->dtype) : 2;
-    if (weights_bytes % value_bytes || weights_bytes / value_bytes != (uint64_t)info->rows * info->cols)
-        return trf_fail(err, TRF_ERR_SHAPE, TRF_NO_OFFSET, "a buffer of %llu bytes for %ux%u weights of %llu bytes",
-                        (unsigned long long)weights_bytes, info->rows, info->cols, (unsigned long long)value_bytes);
+    const uint64_t value_bytes = trf_value_bytes(info, as);
+    if (weights_bytes % value_bytes || weights_bytes / value_bytes != rows * info->cols)
+        return trf_fail(err, TRF_ERR_SHAPE, TRF_NO_OFFSET, "a buffer of %llu bytes for %llux%u weights of %llu bytes",
+                        (unsigned long long)weights_bytes, (unsigned long long)rows, info->cols,
+                        (unsigned long long)value_bytes);
     return TRF_OK;
 }
 
 trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
                                    uint64_t weights_bytes, trf_stream stream, trf_error *err) {
-    if (!device_layer)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no layer to decode");
-    trf_status status = trf_check_target(&device_layer->info, as, weights, weights_bytes, err);
+    trf_status status = trf_check_kind(device_layer, as, err);
+    if (status == TRF_OK)
+        status = trf_check_target(&device_layer->info, as, device_layer->info.rows, weights, weights_bytes, 16, err);
     if (status == TRF_OK && (trf_cuts_rows(device_layer) || trf_cuts_cols(device_layer)))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "a shard that does not begin and end with tiles of %d is not decoded", TRF_TILE_SIZE);
     return status == TRF_OK ? device_layer->context->kind->decode(device_layer, as, weights, stream, err) : status;
+}
+
+trf_status trf_device_layer_decode_rows(const trf_device_layer *device_layer, const void *row_ids, uint32_t id_bytes,
+                                        uint32_t count, trf_decode_as as, void *rows, uint64_t rows_bytes,
+                                        trf_stream stream, trf_error *err) {
+    trf_status status = trf_check_kind(device_layer, as, err);
+    if (status != TRF_OK)
+        return status;
+    if (id_bytes != 4 && id_bytes != 8)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ids of %u bytes, neither 4 nor 8", id_bytes);
+    if (count == 0)
+        return TRF_OK;
+    if (!row_ids || (uintptr_t)row_ids % id_bytes)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ids need %u-byte aligned device memory", id_bytes);
+    status = trf_check_target(&device_layer->info, as, count, rows, rows_bytes,
+                              trf_value_bytes(&device_layer->info, as), err);
+    if (status != TRF_OK)
+        return status;
+    const trf_row_request request = {row_ids, id_bytes, count, as, rows};
+    return device_layer->context->kind->decode_rows(device_layer, &request, stream, err);
 }
 
 /* ---- products ---- */

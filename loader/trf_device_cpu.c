@@ -1,10 +1,13 @@
 /* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
 #include "trf_convert.h"
+#include "trf_decode_rows.h"
 #include "trf_device_directory.h"
 #include "trf_device_kinds.h"
 #include "trf_device_value.h"
+#include "trf_layer_source.h"
 #include "trf_matmul.h"
 #include "trf_offload.h"
+#include "trf_row_decode.h"
 #include "trf_threads.h"
 
 #include <pthread.h>
@@ -73,14 +76,15 @@ static trf_status trf_copy_layer(const trf_layer *layer, trf_layer **copy, trf_e
     return status;
 }
 
-static trf_status trf_cpu_fill_layer(trf_device_layer *made, trf_layer *layer, int owned, trf_error *err) {
+static trf_status trf_cpu_fill_layer(trf_device_layer *made, const trf_layer_source *source, trf_error *err) {
     struct trf_cpu_fault *fault = calloc(1, sizeof *fault);
     if (!fault)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
-    if (owned) {
-        made->host = layer;
+    if (source->owned) {
+        made->host = *source->layer;
+        *source->layer = NULL;
     } else {
-        trf_status status = trf_copy_layer(layer, &made->host, err);
+        trf_status status = trf_copy_layer(*source->layer, &made->host, err);
         if (status != TRF_OK) {
             free(fault);
             return status;
@@ -88,7 +92,7 @@ static trf_status trf_cpu_fill_layer(trf_device_layer *made, trf_layer *layer, i
     }
     pthread_mutex_init(&fault->lock, NULL);
     made->fault = fault;
-    made->view = trf_device_view_of(made->host, made->host->blob);
+    made->view = trf_device_view_of(&made->host->view, made->host->blob);
     made->view.slots = made->host->table.slots;
     made->memory_bytes = made->host->view.header.blob_bytes + sizeof *made->host;
     return TRF_OK;
@@ -170,6 +174,79 @@ static trf_status trf_cpu_decode(const trf_device_layer *layer, trf_decode_as as
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate buffers for %d workers", workers);
     trf_status status = trf_parallel_for(workers, tiles, trf_cpu_decode_tile, &work, &failure);
     free(work.elements);
+    return trf_note_fault(layer, status, &failure, err);
+}
+
+/* ---- rows ---- */
+
+enum {
+    ROW_WORKER_WEIGHTS = 1 << 16 /* a thread's start takes about as long as decoding these */
+};
+
+typedef struct trf_cpu_row_work {
+    const trf_device_layer *layer;
+    const trf_row_request *request;
+} trf_cpu_row_work;
+
+/* As trf_row_piece_at, with the tile's own slab table in place of the directory. */
+static trf_row_piece trf_cpu_row_piece(const trf_device_layer *layer, uint32_t row, uint32_t slab_col) {
+    const trf_layer *host = layer->host;
+    const trf_header *header = &host->view.header;
+    const uint64_t tile =
+        (uint64_t)(row / TRF_TILE_SIZE) * header->num_tiles_col + slab_col / (TRF_TILE_SIZE / header->slab_cols);
+    const trf_tile_meta *meta = &host->view.tiles[tile];
+    const trf_tile_shape shape = trf_tile_shape_of(header, tile, meta->kind);
+    const uint8_t *bytes = trf_layer_tile(host, tile);
+    trf_row_piece piece = trf_row_piece_of(&layer->view, shape, row, slab_col);
+    if (piece.coded_cols) {
+        const uint32_t slab = piece.row / TRF_SLAB_ROWS * shape.slabs_per_band + piece.col / header->slab_cols;
+        const trf_slab_place place = trf_slab_place_of(&shape, bytes, slab, header->raw_bits);
+        piece.raw = meta->data_offset + place.raw;
+        piece.streams = meta->data_offset + place.streams;
+        piece.stream_bytes = place.end - place.streams;
+    }
+    piece.stored = meta->data_offset;
+    if (piece.coded_cols < piece.cols && shape.slabs)
+        piece.stored += trf_slab_place_of(&shape, bytes, shape.slabs - 1, header->raw_bits).end;
+    return piece;
+}
+
+/* A trf_parallel_fn; index: of a row id. */
+static trf_status trf_cpu_decode_row(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_cpu_row_work *work = context;
+    const trf_device_layer *layer = work->layer;
+    const trf_device_view *view = &layer->view;
+    const int64_t id = trf_row_id(work->request->ids, work->request->id_bytes, index);
+    trf_row_target target = {.col = layer->cut.col, .cols = layer->cut.cols, .as = work->request->as};
+    (void)worker;
+    target.value_bytes = trf_device_value_bytes(view, target.as);
+    target.to = (uint8_t *)work->request->rows + index * target.cols * target.value_bytes;
+    target.aligned = (uintptr_t)target.to % (4 * target.value_bytes) == 0;
+    for (uint32_t slab_col = 0; slab_col < view->num_slab_cols; slab_col++) {
+        if (id < 0 || id >= layer->cut.rows) {
+            for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
+                trf_row_fill(view, slab_col, quarter, &target);
+            continue;
+        }
+        const trf_row_piece piece = trf_cpu_row_piece(layer, layer->cut.row + (uint32_t)id, slab_col);
+        for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
+            if (!trf_row_decode(view, view->slots, view->class_value, &piece, quarter, &target))
+                return trf_fail(err, TRF_ERR_STREAM, layer->host->view.tiles[piece.index].data_offset,
+                                "tile %llu: a lane's stream does not end where it must",
+                                (unsigned long long)piece.index);
+    }
+    return TRF_OK;
+}
+
+static trf_status trf_cpu_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+                                      trf_error *err) {
+    (void)stream;
+    trf_error failure = {0};
+    trf_cpu_row_work work = {layer, request};
+    const uint64_t most = 1 + (uint64_t)request->count * layer->cut.cols / ROW_WORKER_WEIGHTS;
+    const int threads = trf_thread_count(layer->context->threads);
+    trf_status status = trf_parallel_for((uint64_t)threads < most ? threads : (int)most, request->count,
+                                         trf_cpu_decode_row, &work, &failure);
     return trf_note_fault(layer, status, &failure, err);
 }
 
@@ -259,6 +336,7 @@ static const trf_device_kind trf_cpu_kind = {
     .destroy_layer = trf_cpu_destroy_layer,
     .check_layer = trf_cpu_check_layer,
     .decode = trf_cpu_decode,
+    .decode_rows = trf_cpu_decode_rows,
     .plan = trf_cpu_plan,
     .linear = trf_cpu_linear,
     .finish = trf_cpu_finish,

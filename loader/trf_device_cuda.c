@@ -2,11 +2,14 @@
  *   blob | slab directory | decode slots | fault word
  * each at a multiple of 256 bytes; zeros between. */
 #include "trf_cuda_call.h"
+#include "trf_decode_rows.h"
 #include "trf_device_directory.h"
 #include "trf_device_kinds.h"
 #include "trf_linear.h"
 #include "trf_offload.h"
 #include "trf_range.h"
+#include "trf_stage_layer.h"
+#include "trf_staging_cuda.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -43,6 +46,8 @@ static void trf_cuda_destroy(trf_context *context) {
     trf_device_scope scope;
     int entered = trf_enter_device(context->device, &scope, NULL) == TRF_OK;
     trf_gemm_destroy(context->gemm);
+    trf_staging_destroy(context->staging);
+    trf_cuda_copier_destroy(context->copier);
     if (entered)
         trf_leave_device(&scope);
 }
@@ -123,63 +128,80 @@ static trf_device_layout trf_lay_out(const trf_header *header) {
     return layout;
 }
 
-/* Copies the blob and what stands behind it. tail: the latter, from layout->slabs on. */
-static trf_status trf_upload(const trf_layer *layer, const trf_device_layout *layout, const uint8_t *tail,
-                             uint8_t *memory_dev, trf_error *err) {
-    const uint64_t blob_bytes = layer->view.header.blob_bytes;
-    cudaError_t error = cudaMemcpy(memory_dev, layer->blob, blob_bytes, cudaMemcpyHostToDevice);
-    if (!error && layout->slabs > blob_bytes)
-        error = cudaMemset(memory_dev + blob_bytes, 0, layout->slabs - blob_bytes);
-    if (!error)
-        error = cudaMemcpy(memory_dev + layout->slabs, tail, layout->bytes - layout->slabs, cudaMemcpyHostToDevice);
-    if (!error) /* copies from pageable memory return before they have arrived, and the layer's first user may have any stream */
-        error = cudaStreamSynchronize(NULL);
-    return trf_check_cuda(error, "copying a layer to the device", err);
+/* A layer's memory, which is allocated while its first tiles are read. */
+typedef struct trf_layer_memory {
+    uint64_t bytes;
+    void *memory; /* NULL: none yet */
+} trf_layer_memory;
+
+/* A trf_target_fn. */
+static uint8_t *trf_allocate_layer(void *context, trf_error *err) {
+    trf_layer_memory *layer = context;
+    trf_check_cuda(cudaMalloc(&layer->memory, layer->bytes), "allocating a layer on the device", err);
+    return layer->memory;
+}
+
+/* Copies the blob, and then what is made of it, to the device. tail: bytes behind the blob, all zero so far. */
+static trf_status trf_send_layer(trf_device_layer *made, const trf_layer_source *source,
+                                 const trf_device_layout *layout, uint8_t *tail, trf_layer_memory *memory,
+                                 trf_error *err) {
+    trf_staging *staging = made->context->staging;
+    const uint64_t blob_bytes = source->view->header.blob_bytes;
+    trf_device_slab *slabs = (trf_device_slab *)(tail + (layout->slabs - blob_bytes));
+    trf_decode_table table;
+    trf_decode_table_init(&table, source->view);
+    memcpy(tail + (layout->slots - blob_bytes), table.slots, sizeof(uint32_t) << source->view->header.probability_bits);
+    trf_status status = trf_staging_open(staging, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_stage_layer(staging, source, trf_allocate_layer, memory, slabs, &made->facts, err);
+    if (status == TRF_OK)
+        status =
+            trf_staging_finish(staging, (uint8_t *)memory->memory + blob_bytes, tail, layout->bytes - blob_bytes, err);
+    if (status != TRF_OK)
+        trf_staging_drain(staging);
+    return status;
 }
 
 /* device_layer: its context, device and info are set; the device is current. */
-static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const trf_layer *layer, trf_error *err) {
-    const trf_device_layout layout = trf_lay_out(&layer->view.header);
-    uint8_t *tail = calloc(1, layout.bytes - layout.slabs);
+static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const trf_layer_source *source,
+                                        trf_error *err) {
+    const trf_device_layout layout = trf_lay_out(&source->view->header);
+    const uint64_t tail_bytes = layout.bytes - source->view->header.blob_bytes;
+    trf_layer_memory memory = {layout.bytes, NULL};
+    uint8_t *tail = calloc(1, tail_bytes);
     if (!tail)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
-                        (unsigned long long)(layout.bytes - layout.slabs));
-    trf_describe_for_device(layer, (trf_device_slab *)tail, &device_layer->facts);
-    memcpy(tail + (layout.slots - layout.slabs), layer->table.slots,
-           sizeof(uint32_t) << layer->view.header.probability_bits);
-    void *memory = NULL;
-    trf_status status = trf_check_cuda(cudaMalloc(&memory, layout.bytes), "allocating a layer on the device", err);
-    if (status == TRF_OK)
-        status = trf_upload(layer, &layout, tail, memory, err);
+                        (unsigned long long)tail_bytes);
+    trf_status status = trf_send_layer(device_layer, source, &layout, tail, &memory, err);
     free(tail);
     if (status != TRF_OK) {
-        cudaFree(memory);
+        cudaFree(memory.memory);
         return status;
     }
-    device_layer->memory = memory;
+    uint8_t *const at = memory.memory;
+    device_layer->memory = at;
     device_layer->memory_bytes = layout.bytes;
-    device_layer->view = trf_device_view_of(layer, memory);
-    device_layer->view.slabs = (const trf_device_slab *)((uint8_t *)memory + layout.slabs);
-    device_layer->view.slots = (const uint32_t *)((uint8_t *)memory + layout.slots);
-    device_layer->view.fault = (trf_device_fault *)((uint8_t *)memory + layout.fault);
+    device_layer->view = trf_device_view_of(source->view, at);
+    device_layer->view.slabs = (const trf_device_slab *)(at + layout.slabs);
+    device_layer->view.slots = (const uint32_t *)(at + layout.slots);
+    device_layer->view.fault = (trf_device_fault *)(at + layout.fault);
     return TRF_OK;
 }
 
-static trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer *layer, int owned, trf_error *err) {
-    if (layer->view.header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
+static trf_status trf_cuda_fill_layer(trf_device_layer *made, const trf_layer_source *source, trf_error *err) {
+    const uint64_t blob_bytes = source->view->header.blob_bytes;
+    if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
-                        (unsigned long long)layer->view.header.blob_bytes,
-                        (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+                        (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
     trf_device_scope scope;
     trf_status status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_range_push("load");
-    status = trf_fill_device_layer(made, layer, err);
+    status = trf_fill_device_layer(made, source, err);
     trf_range_pop();
     trf_leave_device(&scope);
-    if (status == TRF_OK && owned)
-        trf_layer_free(layer);
     return status;
 }
 
@@ -230,6 +252,7 @@ static const trf_device_kind trf_cuda_kind = {
     .destroy_layer = trf_cuda_destroy_layer,
     .check_layer = trf_cuda_check_layer,
     .decode = trf_cuda_decode,
+    .decode_rows = trf_cuda_decode_rows,
     .plan = trf_cuda_plan,
     .linear = trf_cuda_linear,
     .finish = trf_cuda_finish,
@@ -240,6 +263,21 @@ static const trf_device_kind trf_cuda_kind = {
     .copy_rows = trf_cuda_copy_rows,
     .stack = &trf_cuda_stack_kind,
 };
+
+/* All that needs CUDA at work. The device is current. */
+static trf_status trf_start_context(trf_context *made, trf_error *err) {
+    /* Starts CUDA on the device here, where it can fail with a message of its own. */
+    trf_status status = trf_check_cuda(cudaFree(NULL), "starting CUDA on the device", err);
+    if (status == TRF_OK)
+        status = trf_check_cuda((cudaError_t)trf_find_clusters(&made->limits), "looking for clusters", err);
+    if (status == TRF_OK)
+        status = trf_gemm_create(&made->gemm, err);
+    if (status == TRF_OK)
+        status = trf_cuda_copier_create(made->device, &made->copier, err);
+    if (status == TRF_OK)
+        status = trf_staging_create(&trf_cuda_copy_engine, made->copier, &made->staging, err);
+    return status;
+}
 
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {
     struct cudaDeviceProp properties;
@@ -258,15 +296,11 @@ trf_status trf_cuda_context_create(int device, trf_context **context, trf_error 
     snprintf(made->name, sizeof made->name, "%s", properties.name);
     status = trf_enter_device(device, &scope, err);
     if (status == TRF_OK) {
-        /* Starts CUDA on the device here, where it can fail with a message of its own. */
-        status = trf_check_cuda(cudaFree(NULL), "starting CUDA on the device", err);
-        if (status == TRF_OK)
-            status = trf_check_cuda((cudaError_t)trf_find_clusters(&made->limits), "looking for clusters", err);
-        if (status == TRF_OK)
-            status = trf_gemm_create(&made->gemm, err);
+        status = trf_start_context(made, err);
         trf_leave_device(&scope);
     }
     if (status != TRF_OK) {
+        trf_cuda_destroy(made);
         free(made);
         return status;
     }

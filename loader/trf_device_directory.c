@@ -1,15 +1,15 @@
 #include "trf_device_directory.h"
 
-#include "trf_device_value.h"
 #include "trf_decode_launch.h"
+#include "trf_device_value.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A coded tile at work. */
+/* A tile at work. */
 typedef struct trf_directory_tile {
-    const trf_layer *layer;
+    const trf_blob_view *view;
     const trf_tile_meta *meta;
     trf_tile_shape shape;
     const uint8_t *bytes;
@@ -38,7 +38,7 @@ static int trf_fits_fragment(uint32_t codec, uint32_t element, int exponent) {
 
 /* Exponent offset of the weight in (row, col) of a tile: D and what the tile's predictor mode adds. */
 static int trf_offset_at(const trf_directory_tile *tile, uint32_t row, uint32_t col) {
-    const trf_blob_view *view = &tile->layer->view;
+    const trf_blob_view *view = tile->view;
     int offset = view->extension.exponent_offset;
     if (tile->meta->predictor_mode & TRF_PREDICT_ROW)
         offset += view->row_offsets[tile->shape.row + row];
@@ -65,7 +65,7 @@ static trf_offset_range trf_range_of(const int8_t *offsets, uint32_t count) {
 
 /* Every row of the coded region meets every column, so the extremes add up. */
 static void trf_note_offsets(const trf_directory_tile *tile, trf_device_facts *facts) {
-    const trf_blob_view *view = &tile->layer->view;
+    const trf_blob_view *view = tile->view;
     const int by_row = tile->meta->predictor_mode & TRF_PREDICT_ROW,
               by_col = tile->meta->predictor_mode & TRF_PREDICT_COL;
     const trf_offset_range rows = trf_range_of(by_row ? view->row_offsets + tile->shape.row : NULL,
@@ -87,8 +87,8 @@ static void trf_note_code(trf_device_facts *facts, int32_t code) {
 
 static void trf_note_exceptions(const trf_directory_tile *tile, uint32_t slab, trf_slab_shape shape,
                                 const uint8_t *exceptions, uint32_t count, trf_device_facts *facts) {
-    const uint32_t codec = tile->layer->view.header.codec;
-    const int has_offsets = tile->layer->view.extension.exponent_offset || tile->meta->predictor_mode;
+    const uint32_t codec = tile->view->header.codec;
+    const int has_offsets = tile->view->extension.exponent_offset || tile->meta->predictor_mode;
     if (trf_codec_is_float(codec) && (!has_offsets || !facts->exceptions_fit_fragments))
         return;
     for (uint32_t k = 0; k < count; k++) {
@@ -114,7 +114,7 @@ static uint32_t trf_describe_slabs(const trf_directory_tile *tile, trf_device_sl
                                    trf_device_facts *facts) {
     uint32_t slivers = 0;
     for (uint32_t s = 0; s < tile->shape.slabs; s++) {
-        const trf_slab_place place = trf_slab_place_of(&tile->shape, tile->bytes, s, tile->layer->view.header.raw_bits);
+        const trf_slab_place place = trf_slab_place_of(&tile->shape, tile->bytes, s, tile->view->header.raw_bits);
         const uint8_t *stream = tile->bytes + place.streams;
         const uint32_t stream_bytes = place.end - place.streams;
         slabs[s / tile->shape.slabs_per_band * stride + s % tile->shape.slabs_per_band] = (trf_device_slab){
@@ -135,7 +135,7 @@ static uint32_t trf_describe_slabs(const trf_directory_tile *tile, trf_device_sl
 
 /* Codes that stand uncoded in a tile of the int codec. */
 static void trf_note_stored_codes(const trf_directory_tile *tile, uint32_t begin, trf_device_facts *facts) {
-    const uint32_t bytes = tile->layer->view.header.stored_bytes, weights = tile->shape.rows * tile->shape.cols,
+    const uint32_t bytes = tile->view->header.stored_bytes, weights = tile->shape.rows * tile->shape.cols,
                    stored = weights - tile->shape.coded_rows * tile->shape.coded_cols;
     for (uint32_t i = 0; i < stored; i++) {
         int16_t code;
@@ -147,11 +147,12 @@ static void trf_note_stored_codes(const trf_directory_tile *tile, uint32_t begin
     }
 }
 
-void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf_device_facts *facts) {
-    const trf_blob_view *view = &layer->view;
+/* Bits of `modes`: the predictor modes of coded tiles so far. */
+static int trf_are_mixed(uint32_t modes) { return (modes & (modes - 1)) != 0; }
+
+void trf_describe_head(const trf_blob_view *view, trf_device_facts *facts) {
     const trf_header *header = &view->header;
-    const int is_int = !trf_codec_is_float(header->codec);
-    memset(slabs, 0, trf_count_device_slabs(header) * sizeof *slabs);
+    uint32_t modes = 0;
     *facts = (trf_device_facts){
         .irregular_weights = (uint64_t)header->rows * header->cols, /* regular slabs take theirs away */
         .predictor_modes = header->predictor_modes,
@@ -160,47 +161,65 @@ void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         if (view->frequency[s] > facts->max_frequency)
             facts->max_frequency = view->frequency[s];
-    if (is_int) {
+    if (!trf_codec_is_float(header->codec)) {
         trf_note_code(facts, view->extension.class_value[0]);
         trf_note_code(facts, view->extension.class_value[(1 << header->class_bits) - 1] + (1 << header->raw_bits) - 1);
     }
+    for (uint64_t t = 0; t < view->num_tiles; t++)
+        modes |= view->tiles[t].kind == TRF_TILE_CODED ? 1u << view->tiles[t].predictor_mode : 0;
+    facts->mixed_modes = trf_are_mixed(modes);
+}
+
+void trf_describe_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *tile_bytes, trf_device_slab *slabs,
+                       trf_device_facts *facts) {
+    const trf_header *header = &view->header;
+    const trf_tile_meta *meta = &view->tiles[tile];
+    const trf_directory_tile at = {view, meta, trf_tile_shape_of(header, tile, meta->kind), tile_bytes};
     const uint32_t slab_cols = trf_count_slab_cols(header);
-    int mode = -1; /* of the coded tiles so far */
-    for (uint64_t t = 0; t < view->num_tiles; t++) {
-        const trf_tile_meta *meta = &view->tiles[t];
-        const trf_directory_tile tile = {layer, meta, trf_tile_shape_of(header, t, meta->kind),
-                                         trf_layer_tile(layer, t)};
-        const uint64_t first =
-            (uint64_t)tile.shape.row / TRF_SLAB_ROWS * slab_cols + tile.shape.col / header->slab_cols;
-        if (meta->kind == TRF_TILE_CODED) {
-            facts->mixed_modes |= mode >= 0 && mode != meta->predictor_mode;
-            mode = meta->predictor_mode;
-            trf_note_offsets(&tile, facts);
-        }
-        uint32_t slivers = trf_describe_slabs(&tile, slabs + first, slab_cols, facts);
-        if (is_int)
-            trf_note_stored_codes(&tile, slivers, facts);
-    }
+    const uint64_t first = (uint64_t)at.shape.row / TRF_SLAB_ROWS * slab_cols + at.shape.col / header->slab_cols;
+    if (meta->kind == TRF_TILE_CODED)
+        trf_note_offsets(&at, facts);
+    uint32_t slivers = trf_describe_slabs(&at, slabs + first, slab_cols, facts);
+    if (!trf_codec_is_float(header->codec))
+        trf_note_stored_codes(&at, slivers, facts);
+}
+
+static uint32_t trf_larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+void trf_facts_add(trf_device_facts *facts, const trf_device_facts *tiles) {
+    facts->irregular_weights += tiles->irregular_weights; /* which counts below zero, and wraps */
+    facts->slabs += tiles->slabs;
+    facts->max_stream_bytes = trf_larger(facts->max_stream_bytes, tiles->max_stream_bytes);
+    facts->max_abs_offset = trf_larger(facts->max_abs_offset, tiles->max_abs_offset);
+    facts->max_abs_code = trf_larger(facts->max_abs_code, tiles->max_abs_code);
+    facts->exceptions_fit_fragments &= tiles->exceptions_fit_fragments;
+}
+
+void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf_device_facts *facts) {
+    const trf_blob_view *view = &layer->view;
+    memset(slabs, 0, trf_count_device_slabs(&view->header) * sizeof *slabs);
+    trf_describe_head(view, facts);
+    for (uint64_t t = 0; t < view->num_tiles; t++)
+        trf_describe_tile(view, t, trf_layer_tile(layer, t), slabs, facts);
 }
 
 /* ---- the view ---- */
 
-/* A host view's pointer into the blob as one into its copy; NULL stays NULL. */
-static const void *trf_moved(const trf_layer *layer, const void *host, const uint8_t *blob_dev) {
-    return host ? blob_dev + ((const uint8_t *)host - layer->blob) : NULL;
+/* A host view's pointer into the head as one into its copy; NULL stays NULL. */
+static const void *trf_moved(const trf_blob_view *view, const void *host, const uint8_t *blob_dev) {
+    return host ? blob_dev + ((const uint8_t *)host - view->head) : NULL;
 }
 
-trf_device_view trf_device_view_of(const trf_layer *layer, const uint8_t *blob_dev) {
-    const trf_blob_view *view = &layer->view;
+trf_device_view trf_device_view_of(const trf_blob_view *view, const uint8_t *blob_dev) {
     const trf_header *header = &view->header;
     const trf_extension *extension = &view->extension;
     trf_device_view made = {
         .blob = blob_dev,
         .blob_bytes = header->blob_bytes,
-        .tiles = trf_moved(layer, view->tiles, blob_dev),
-        .scales = trf_moved(layer, view->scales, blob_dev),
-        .row_offsets = trf_moved(layer, view->row_offsets, blob_dev),
-        .col_offsets = trf_moved(layer, view->col_offsets, blob_dev),
+        .tiles = trf_moved(view, view->tiles, blob_dev),
+        .scales = trf_moved(view, view->scales, blob_dev),
+        .row_offsets = trf_moved(view, view->row_offsets, blob_dev),
+        .col_offsets = trf_moved(view, view->col_offsets, blob_dev),
         .rows = header->rows,
         .cols = header->cols,
         .num_tiles_row = header->num_tiles_row,

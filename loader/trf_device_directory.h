@@ -14,10 +14,20 @@ uint32_t trf_count_slab_cols(const trf_header *header);
 /* Entries of a layer's slab directory: bands of 32 rows times columns of slabs. */
 uint64_t trf_count_device_slabs(const trf_header *header);
 
-/* A layer whose blob has been copied to blob_dev, or lies there: all of its view but slabs, slots and fault. */
-trf_device_view trf_device_view_of(const trf_layer *layer, const uint8_t *blob_dev);
+/* A layer whose blob has been copied to blob_dev, or lies there: all of its view but slabs, slots and fault. view: of the blob's head on the host. */
+trf_device_view trf_device_view_of(const trf_blob_view *view, const uint8_t *blob_dev);
 
-/* Fills slabs[trf_count_device_slabs] and *facts. layer: validated, of at most TRF_DEVICE_MAX_BLOB_BYTES. */
+/* What the head alone says: facts to which those of all tiles are to be added. */
+void trf_describe_head(const trf_blob_view *view, trf_device_facts *facts);
+
+/* Fills a tile's entries among slabs[trf_count_device_slabs], which were zero, and adds to *facts, which begins as TRF_NO_FACTS where tiles are described side by side. tile_bytes: of a
+ * tile that has been checked, 16-byte aligned; of a blob of at most TRF_DEVICE_MAX_BLOB_BYTES. */
+void trf_describe_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *tile_bytes, trf_device_slab *slabs,
+                       trf_device_facts *facts);
+#define TRF_NO_FACTS ((trf_device_facts){.exceptions_fit_fragments = 1})
+void trf_facts_add(trf_device_facts *facts, const trf_device_facts *tiles);
+
+/* All of it for a layer in memory: fills slabs[trf_count_device_slabs] and *facts. layer: validated, of at most TRF_DEVICE_MAX_BLOB_BYTES. */
 void trf_describe_for_device(const trf_layer *layer, trf_device_slab *slabs, trf_device_facts *facts);
 
 #endif

@@ -6,14 +6,14 @@
 #include "trf_context.h"
 #include "trf_device_layer.h"
 #include "trf_error.h"
-#include "trf_layer.h"
+#include "trf_layer_source.h"
 
 /* As trf_context_create. */
 trf_status trf_cpu_context_create(trf_context **context, trf_error *err);
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err);
 
-/* A layer as fill_layer wants it; free() undoes it. cut: as trf_layer_open_tensor gives it. Errors: TRF_ERR_MEMORY. */
-trf_status trf_begin_device_layer(trf_context *context, const trf_layer *layer, const trf_layer_cut *cut,
-                                  trf_device_layer **device_layer, trf_error *err);
+/* A layer as fill_layer wants it; free() undoes it. Errors: TRF_ERR_MEMORY. */
+trf_status trf_begin_device_layer(trf_context *context, const trf_layer_source *source, trf_device_layer **device_layer,
+                                  trf_error *err);
 
 #endif

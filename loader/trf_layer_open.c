@@ -2,7 +2,6 @@
 #include "trf_layer_open.h"
 
 #include "trf_checkpoint.h"
-#include "trf_layer_slice.h"
 #include "trf_threads.h"
 
 #include <errno.h>
@@ -55,10 +54,9 @@ static trf_status trf_check_span(const char *what, uint32_t first, uint32_t coun
     return TRF_OK;
 }
 
-/* The tiles that a shard touches, and where it lies in them. used: its columns, of the whole layer. */
-static trf_status trf_find_shard(const trf_header *header, const trf_load_options *options, trf_tile_range *range,
-                                 trf_col_range *used, trf_layer_cut *cut, trf_error *err) {
-    uint32_t row_end, col_end;
+trf_status trf_find_shard(const trf_header *header, const trf_load_options *options, trf_tile_range *range,
+                          trf_col_range *used, trf_layer_cut *cut, trf_error *err) {
+    uint32_t row_end = 0, col_end = 0;
     trf_status status = trf_check_span("rows", options->first_row, options->num_rows, header->rows, &row_end, err);
     if (status == TRF_OK)
         status = trf_check_span("columns", options->first_col, options->num_cols, header->cols, &col_end, err);
@@ -72,9 +70,9 @@ static trf_status trf_find_shard(const trf_header *header, const trf_load_option
     return TRF_OK;
 }
 
-static int trf_is_whole(const trf_header *header, const trf_tile_range *range) {
+int trf_is_whole(const trf_header *header, const trf_tile_range *range, const trf_col_range *used) {
     return range->row == 0 && range->row_end == header->num_tiles_row && range->col == 0 &&
-           range->col_end == header->num_tiles_col;
+           range->col_end == header->num_tiles_col && used->begin == 0 && used->end == header->cols;
 }
 
 /* ---- checking ---- */
@@ -153,9 +151,9 @@ static trf_status trf_take_shard(trf_layer **layer, const char *tensor, const tr
     if (status != TRF_OK)
         return status;
     trf_decode_table_init(&(*layer)->table, &(*layer)->view);
-    if (trf_is_whole(&(*layer)->view.header, &range) && cut->cols == (*layer)->view.header.cols)
+    if (trf_is_whole(&(*layer)->view.header, &range, &used))
         return TRF_OK;
-    status = trf_layer_slice(*layer, range, used, &slice, err);
+    status = trf_layer_slice(*layer, range, used, options->threads, &slice, err);
     if (status == TRF_OK) {
         trf_layer_free(*layer);
         *layer = slice;

@@ -2,6 +2,7 @@
 
 #include "trf_device_value.h"
 #include "trf_head.h"
+#include "trf_threads.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -61,26 +62,18 @@ static trf_status trf_slice_scales(const trf_blob_view *view, const trf_header *
 
 /* ---- tiles ---- */
 
-/* A slice in the making. */
-typedef struct trf_slicing {
-    const trf_layer *layer;
-    trf_tile_range range;
-    trf_col_range used;
-    trf_header header;
-    trf_extension extension;
-    trf_tile_meta *metas; /* [num_tiles_row][num_tiles_col] of the slice; data_offset is 0 until the tiles are placed */
-    uint8_t **
-        cleared; /* [2 * num_tiles_row]: data of tiles with zeros in them, malloc'd, of the first and the last column of tiles; NULL: as they are */
-} trf_slicing;
-
-static const trf_tile_meta *trf_source_meta(const trf_slicing *s, uint32_t i, uint32_t j, uint64_t *tile) {
-    *tile = (uint64_t)(s->range.row + i) * s->layer->view.header.num_tiles_col + s->range.col + j;
-    return &s->layer->view.tiles[*tile];
+static trf_tile_meta *trf_made_meta(const trf_slice *s, uint32_t i, uint32_t j) {
+    return &s->metas[(uint64_t)i * s->header.num_tiles_col + j];
 }
 
-/* Which of a row's two entries of `cleared` a column of tiles has, or -1. */
-static int trf_cleared_place(const trf_slicing *s, uint32_t j) {
-    return j == 0 ? 0 : j + 1 == s->header.num_tiles_col ? 1 : -1;
+static uint64_t trf_source_tile(const trf_slice *s, uint32_t i, uint32_t j) {
+    return (uint64_t)(s->range.row + i) * s->view->header.num_tiles_col + s->range.col + j;
+}
+
+/* Data with zeros in it that stand for tile (i, j)'s, or NULL. */
+static const uint8_t *trf_cleared_tile(const trf_slice *s, uint32_t i, uint32_t j) {
+    const uint32_t across = s->header.num_tiles_col;
+    return j == 0 ? s->cleared[2 * i] : j + 1 == across ? s->cleared[2 * i + 1] : NULL;
 }
 
 /* Elements of a tile to what a stored tile of them holds. @return malloc'd, *size bytes, or NULL. */
@@ -95,149 +88,245 @@ static uint8_t *trf_store_elements(const trf_blob_view *view, const trf_tile_sha
     return data;
 }
 
-/* Clears infinities and NaNs in the columns of tile (i, j) that are not used, if there are any. elements: working memory of a tile. */
-static trf_status trf_clear_tile(trf_slicing *s, uint32_t i, uint32_t j, uint16_t *elements, trf_error *err) {
-    const trf_blob_view *view = &s->layer->view;
-    uint64_t tile;
-    const trf_tile_meta *meta = trf_source_meta(s, i, j, &tile);
-    const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, meta->kind);
-    trf_status status = trf_decode_tile_best()(view, &s->layer->table, tile, trf_layer_tile(s->layer, tile), elements,
-                                               TRF_TILE_SIZE, err);
-    if (status != TRF_OK)
-        return status;
+/* Clears infinities and NaNs in the columns of a tile that are not used. @return whether there were any. */
+static int trf_clear_elements(const trf_slice *s, const trf_tile_shape *shape, uint16_t *elements) {
     int any = 0;
-    for (uint32_t r = 0; r < shape.rows; r++)
-        for (uint32_t c = 0; c < shape.cols; c++) {
-            const uint32_t col = shape.col + c;
+    for (uint32_t r = 0; r < shape->rows; r++)
+        for (uint32_t c = 0; c < shape->cols; c++) {
+            const uint32_t col = shape->col + c;
             if ((col >= s->used.begin && col < s->used.end) ||
-                isfinite(trf_element_to_f32(view->header.codec, elements[r * TRF_TILE_SIZE + c])))
+                isfinite(trf_element_to_f32(s->view->header.codec, elements[r * TRF_TILE_SIZE + c])))
                 continue;
             elements[r * TRF_TILE_SIZE + c] = 0;
             any = 1;
         }
-    if (!any)
-        return TRF_OK;
-    trf_tile_meta *made = &s->metas[(uint64_t)i * s->header.num_tiles_col + j];
+    return any;
+}
+
+/* What a thread needs to look into a tile. */
+typedef struct trf_clearing_room {
+    uint8_t bytes[TRF_MAX_TILE_BYTES] __attribute__((aligned(64)));
+    uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE];
+} trf_clearing_room;
+
+typedef struct trf_clearing {
+    trf_slice *slice;
+    trf_decode_table table;
+    trf_clearing_room *rooms; /* one for each worker */
+    int first, last;          /* which of a row's tiles are cut */
+} trf_clearing;
+
+/* Of tile (i, j), if there are any to be cleared. */
+static trf_status trf_clear_tile(const trf_clearing *work, uint32_t i, uint32_t j, trf_clearing_room *room,
+                                 trf_error *err) {
+    trf_slice *s = work->slice;
+    const uint64_t tile = trf_source_tile(s, i, j);
+    const trf_tile_meta *meta = &s->view->tiles[tile];
+    const trf_tile_shape shape = trf_tile_shape_of(&s->view->header, tile, meta->kind);
+    const uint8_t *bytes;
+    trf_status status = s->read(s->reader, tile, 1, room->bytes, &bytes, err);
+    if (status == TRF_OK)
+        status = trf_decode_tile_best()(s->view, &work->table, tile, bytes, room->elements, TRF_TILE_SIZE, err);
+    if (status != TRF_OK || !trf_clear_elements(s, &shape, room->elements))
+        return status;
+    trf_tile_meta *made = trf_made_meta(s, i, j);
     *made = (trf_tile_meta){.kind = TRF_TILE_STORED};
-    uint8_t *data = trf_store_elements(view, &shape, elements, &made->data_size);
-    s->cleared[2 * i + (uint32_t)trf_cleared_place(s, j)] = data;
+    uint8_t *data = trf_store_elements(s->view, &shape, room->elements, &made->data_size);
+    s->cleared[2 * i + (j != 0)] = data;
     return data ? TRF_OK : trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a tile");
 }
 
+/* A trf_parallel_fn; index: of a row of tiles. */
+static trf_status trf_clear_row(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_clearing *work = context;
+    const uint32_t last = work->slice->header.num_tiles_col - 1;
+    trf_status status = TRF_OK;
+    if (work->first)
+        status = trf_clear_tile(work, (uint32_t)index, 0, &work->rooms[worker], err);
+    if (status == TRF_OK && work->last)
+        status = trf_clear_tile(work, (uint32_t)index, last, &work->rooms[worker], err);
+    return status;
+}
+
 /* Tiles that the used columns cut, of floats, which alone have infinities. */
-static trf_status trf_clear_edges(trf_slicing *s, trf_error *err) {
+static trf_status trf_clear_edges(trf_slice *s, int threads, trf_error *err) {
     const uint32_t first_col = s->range.col * TRF_TILE_SIZE, across = s->header.num_tiles_col;
     const int cuts_first = s->used.begin > first_col, cuts_last = s->used.end < first_col + s->header.cols;
     if (!trf_codec_is_float(s->header.codec) || (!cuts_first && !cuts_last))
         return TRF_OK;
-    uint16_t *elements = malloc(TRF_TILE_SIZE * TRF_TILE_SIZE * sizeof *elements);
-    trf_status status = elements ? TRF_OK : trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a tile");
-    for (uint32_t i = 0; i < s->header.num_tiles_row && status == TRF_OK; i++) {
-        if (cuts_first || across == 1)
-            status = trf_clear_tile(s, i, 0, elements, err);
-        if (status == TRF_OK && cuts_last && across > 1)
-            status = trf_clear_tile(s, i, across - 1, elements, err);
+    const int most = trf_thread_count(threads);
+    const int workers = (uint32_t)most < s->header.num_tiles_row ? most : (int)s->header.num_tiles_row;
+    trf_clearing *work = malloc(sizeof *work);
+    trf_clearing_room *rooms = aligned_alloc(64, (size_t)workers * sizeof *rooms);
+    trf_status status = TRF_OK;
+    if (work && rooms) {
+        *work = (trf_clearing){.slice = s, .rooms = rooms};
+        work->first = cuts_first || across == 1;
+        work->last = cuts_last && across > 1;
+        trf_decode_table_init(&work->table, s->view);
+        status = trf_parallel_for(workers, s->header.num_tiles_row, trf_clear_row, work, err);
+    } else {
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a tile");
     }
-    free(elements);
+    free(rooms);
+    free(work);
     return status;
 }
 
-/* The metadata but for places and checksums, and what the head sums up of it. @return bytes of all tiles. */
-static uint64_t trf_sum_tiles(trf_slicing *s) {
-    uint64_t bytes = 0;
+/* Gives the tiles their places, and the head what it sums up of them. scales_bytes: of the slice's table. */
+static void trf_place_tiles(trf_slice *s, uint64_t scales_bytes) {
+    const uint64_t tiles = (uint64_t)s->header.num_tiles_row * s->header.num_tiles_col;
     s->header.predictor_modes = 0;
     s->extension.exception_count = 0;
-    for (uint64_t t = 0; t < (uint64_t)s->header.num_tiles_row * s->header.num_tiles_col; t++) {
-        bytes += s->metas[t].data_size;
+    for (uint64_t t = 0; t < tiles; t++) {
         s->header.predictor_modes |= s->metas[t].predictor_mode;
         s->extension.exception_count += s->metas[t].exception_count;
+        s->metas[t].checksum = 0;
     }
-    return bytes;
+    s->tables.scales_bytes = scales_bytes;
+    s->tables.row_offsets = s->header.predictor_modes & TRF_PREDICT_ROW
+                                ? s->view->row_offsets + (size_t)s->range.row * TRF_TILE_SIZE
+                                : NULL;
+    s->tables.col_offsets = s->header.predictor_modes & TRF_PREDICT_COL
+                                ? s->view->col_offsets + (size_t)s->range.col * TRF_TILE_SIZE
+                                : NULL;
+    uint64_t at = trf_place_sections(&s->extension, &s->header, &s->tables);
+    for (uint64_t t = 0; t < tiles; t++) {
+        s->metas[t].data_offset = at;
+        at += s->metas[t].data_size;
+    }
+    s->header.blob_bytes = at;
 }
 
-/* Copies the tiles' data behind the head, and finishes their metadata. */
-static void trf_place_tiles(trf_slicing *s, uint8_t *blob) {
-    const uint32_t across = s->header.num_tiles_col;
-    uint64_t at = s->extension.data_offset;
-    for (uint32_t i = 0; i < s->header.num_tiles_row; i++)
-        for (uint32_t j = 0; j < across; j++) {
-            uint64_t tile, made = (uint64_t)i * across + j;
-            trf_source_meta(s, i, j, &tile);
-            trf_tile_meta *meta = &s->metas[made];
-            const int place = trf_cleared_place(s, j);
-            const uint8_t *cleared = place < 0 ? NULL : s->cleared[2 * i + (uint32_t)place];
-            memcpy(blob + at, cleared ? cleared : trf_layer_tile(s->layer, tile), meta->data_size);
-            meta->data_offset = at;
-            meta->checksum = trf_tile_checksum(blob + at, meta->data_size, made);
-            at += meta->data_size;
-        }
-}
+/* ---- the plan ---- */
 
-/* ---- the blob ---- */
-
-/* From metadata without places to a layer with a blob of its own. */
-static trf_status trf_make_slice(trf_slicing *s, trf_layer **slice, trf_error *err) {
-    const trf_blob_view *view = &s->layer->view;
-    const uint32_t row = s->range.row * TRF_TILE_SIZE, col = s->range.col * TRF_TILE_SIZE;
-    const uint64_t data_bytes = trf_sum_tiles(s);
-    trf_head_tables tables = {
-        .row_offsets = s->header.predictor_modes & TRF_PREDICT_ROW ? view->row_offsets + row : NULL,
-        .col_offsets = s->header.predictor_modes & TRF_PREDICT_COL ? view->col_offsets + col : NULL,
-    };
-    void *scales;
-    trf_status status = trf_slice_scales(view, &s->header, row, col, &s->extension, &scales, &tables.scales_bytes, err);
-    if (status != TRF_OK)
-        return status;
-    tables.scales = scales;
-    s->header.blob_bytes = trf_place_sections(&s->extension, &s->header, &tables) + data_bytes;
-    trf_layer *made = calloc(1, sizeof *made);
-    uint8_t *const blob = aligned_alloc(TRF_TILE_ALIGNMENT, s->header.blob_bytes);
-    if (!made || !blob) {
-        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu bytes of a layer",
-                          (unsigned long long)s->header.blob_bytes);
-    } else {
-        trf_place_tiles(s, blob);
-        trf_write_head(&s->header, &s->extension, view->frequency, s->metas, &tables, blob);
-        status = trf_blob_open(blob, s->header.blob_bytes, s->header.blob_bytes, &made->view, err);
-    }
-    free(scales);
+trf_status trf_slice_open(trf_slice *s, int threads, trf_error *err) {
+    s->header = s->view->header;
+    s->extension = s->view->extension;
+    s->header.rows = trf_span(s->range.row, s->range.row_end, s->header.rows);
+    s->header.cols = trf_span(s->range.col, s->range.col_end, s->header.cols);
+    s->header.num_tiles_row = s->range.row_end - s->range.row;
+    s->header.num_tiles_col = s->range.col_end - s->range.col;
+    const uint64_t tiles = (uint64_t)s->header.num_tiles_row * s->header.num_tiles_col;
+    s->metas = malloc(tiles * sizeof *s->metas);
+    s->cleared = calloc(2 * (size_t)s->header.num_tiles_row, sizeof *s->cleared);
+    trf_status status = TRF_OK;
+    if (!s->metas || !s->cleared)
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu tiles' metadata",
+                          (unsigned long long)tiles);
+    for (uint32_t i = 0; i < s->header.num_tiles_row && status == TRF_OK; i++)
+        memcpy(trf_made_meta(s, i, 0), &s->view->tiles[trf_source_tile(s, i, 0)],
+               s->header.num_tiles_col * sizeof *s->metas);
+    uint64_t scales_bytes = 0;
+    if (status == TRF_OK)
+        status = trf_clear_edges(s, threads, err);
+    if (status == TRF_OK)
+        status = trf_slice_scales(s->view, &s->header, s->range.row * TRF_TILE_SIZE, s->range.col * TRF_TILE_SIZE,
+                                  &s->extension, &s->scales, &scales_bytes, err);
     if (status != TRF_OK) {
-        free(blob);
+        trf_slice_close(s);
+        return status;
+    }
+    s->tables.scales = s->scales;
+    trf_place_tiles(s, scales_bytes);
+    return TRF_OK;
+}
+
+void trf_slice_close(trf_slice *s) {
+    for (uint32_t i = 0; s->cleared && i < 2 * s->header.num_tiles_row; i++)
+        free(s->cleared[i]);
+    free(s->cleared);
+    free(s->metas);
+    free(s->scales);
+    s->cleared = NULL;
+    s->metas = NULL;
+    s->scales = NULL;
+}
+
+void trf_slice_write_head(trf_slice *s, uint8_t *head) {
+    trf_write_head(&s->header, &s->extension, s->view->frequency, s->metas, &s->tables, head);
+}
+
+trf_status trf_slice_read(void *reader, uint64_t first, uint64_t count, uint8_t *room, const uint8_t **tiles,
+                          trf_error *err) {
+    const trf_slice *s = reader;
+    const uint32_t across = s->header.num_tiles_col;
+    *tiles = room;
+    for (uint64_t t = first, run; t < first + count; t += run) {
+        const uint32_t i = (uint32_t)(t / across), j = (uint32_t)(t % across);
+        uint8_t *const to = room + (s->metas[t].data_offset - s->metas[first].data_offset);
+        const uint8_t *from = trf_cleared_tile(s, i, j);
+        trf_status status = TRF_OK;
+        run = 1;
+        if (!from) {
+            /* Tiles that lie side by side in both blobs are read at once. */
+            while (t + run < first + count && j + run < across && !trf_cleared_tile(s, i, j + (uint32_t)run))
+                run++;
+            status = s->read(s->reader, trf_source_tile(s, i, j), run, to, &from, err);
+        }
+        if (status != TRF_OK)
+            return status;
+        const trf_tile_meta *last = &s->metas[t + run - 1];
+        if (from != to)
+            memcpy(to, from, last->data_offset + last->data_size - s->metas[t].data_offset);
+    }
+    return TRF_OK;
+}
+
+/* ---- a layer in memory ---- */
+
+typedef struct trf_slice_copy {
+    trf_slice *slice;
+    uint8_t *blob;
+} trf_slice_copy;
+
+/* A trf_parallel_fn. */
+static trf_status trf_copy_tile(void *context, uint64_t tile, int worker, trf_error *err) {
+    const trf_slice_copy *copy = context;
+    trf_tile_meta *meta = &copy->slice->metas[tile];
+    uint8_t *const to = copy->blob + meta->data_offset;
+    const uint8_t *same;
+    (void)worker;
+    trf_status status = trf_slice_read(copy->slice, tile, 1, to, &same, err);
+    if (status == TRF_OK)
+        meta->checksum = trf_tile_checksum(to, meta->data_size, tile);
+    return status;
+}
+
+static trf_status trf_make_slice(trf_slice *s, int threads, trf_layer **slice, trf_error *err) {
+    const uint64_t bytes = s->header.blob_bytes;
+    const uint64_t tiles = (uint64_t)s->header.num_tiles_row * s->header.num_tiles_col;
+    trf_layer *made = calloc(1, sizeof *made);
+    trf_slice_copy copy = {s, aligned_alloc(TRF_TILE_ALIGNMENT, bytes)};
+    trf_status status;
+    if (!made || !copy.blob)
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu bytes of a layer",
+                          (unsigned long long)bytes);
+    else
+        status = trf_parallel_for(threads, tiles, trf_copy_tile, &copy, err);
+    if (status == TRF_OK) {
+        trf_slice_write_head(s, copy.blob);
+        status = trf_blob_open(copy.blob, bytes, bytes, &made->view, err);
+    }
+    if (status != TRF_OK) {
+        free(copy.blob);
         free(made);
         return status;
     }
-    made->blob = made->memory = blob;
+    made->blob = made->memory = copy.blob;
     trf_decode_table_init(&made->table, &made->view);
     *slice = made;
     return TRF_OK;
 }
 
-trf_status trf_layer_slice(const trf_layer *layer, trf_tile_range range, trf_col_range used, trf_layer **slice,
-                           trf_error *err) {
-    trf_slicing s = {layer, range, used, layer->view.header, layer->view.extension, NULL, NULL};
-    s.header.rows = trf_span(range.row, range.row_end, s.header.rows);
-    s.header.cols = trf_span(range.col, range.col_end, s.header.cols);
-    s.header.num_tiles_row = range.row_end - range.row;
-    s.header.num_tiles_col = range.col_end - range.col;
-    const uint64_t tiles = (uint64_t)s.header.num_tiles_row * s.header.num_tiles_col;
-    s.metas = malloc(tiles * sizeof *s.metas);
-    s.cleared = calloc(2 * (size_t)s.header.num_tiles_row, sizeof *s.cleared);
-    trf_status status = TRF_OK;
-    if (!s.metas || !s.cleared)
-        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu tiles' metadata",
-                          (unsigned long long)tiles);
-    for (uint64_t t = 0; t < tiles && status == TRF_OK; t++) {
-        uint64_t tile;
-        s.metas[t] =
-            *trf_source_meta(&s, (uint32_t)(t / s.header.num_tiles_col), (uint32_t)(t % s.header.num_tiles_col), &tile);
-    }
-    if (status == TRF_OK)
-        status = trf_clear_edges(&s, err);
-    if (status == TRF_OK)
-        status = trf_make_slice(&s, slice, err);
-    for (uint32_t i = 0; s.cleared && i < 2 * s.header.num_tiles_row; i++)
-        free(s.cleared[i]);
-    free(s.cleared);
-    free(s.metas);
+trf_status trf_layer_slice(const trf_layer *layer, trf_tile_range range, trf_col_range used, int threads,
+                           trf_layer **slice, trf_error *err) {
+    trf_slice s = {
+        .view = &layer->view, .range = range, .used = used, .read = trf_read_tiles_of_layer, .reader = (void *)layer};
+    trf_status status = trf_slice_open(&s, threads, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_make_slice(&s, threads, slice, err);
+    trf_slice_close(&s);
     return status;
 }

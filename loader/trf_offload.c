@@ -53,11 +53,13 @@ static trf_status trf_grow_stack(trf_stack *stack, trf_error *err) {
 static trf_status trf_append(trf_stack *stack, trf_layer *source, const trf_layer_cut *cut, int owned, trf_error *err) {
     uint64_t bytes;
     trf_device_layer *layer;
+    trf_layer_source described = trf_source_of_layer(&source, owned);
+    described.cut = *cut;
     trf_status status = trf_stack_kind_of(stack)->measure(source, &bytes, err);
     if (status == TRF_OK)
         status = trf_grow_stack(stack, err);
     if (status == TRF_OK)
-        status = trf_begin_device_layer(stack->context, source, cut, &layer, err);
+        status = trf_begin_device_layer(stack->context, &described, &layer, err);
     if (status != TRF_OK)
         return status;
     layer->memory_bytes = bytes;

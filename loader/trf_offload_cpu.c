@@ -18,7 +18,8 @@ static trf_status trf_cpu_prepare(trf_stack *stack, uint64_t budget_bytes, trf_e
         trf_stack_entry *entry = &stack->entries[i];
         if (!entry->source) /* made before an earlier attempt failed */
             continue;
-        trf_status status = stack->context->kind->fill_layer(entry->layer, entry->source, entry->owned, err);
+        const trf_layer_source source = trf_source_of_layer(&entry->source, entry->owned);
+        trf_status status = stack->context->kind->fill_layer(entry->layer, &source, err);
         if (status != TRF_OK)
             return trf_fail_in(err, status, "layer %u of the stack", i);
         entry->source = NULL;

@@ -189,3 +189,20 @@ cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaSt
     copy_kernel<<<2112, 512, 0, stream>>>((uint4 *)to, (const uint4 *)from, bytes / 16);
     return cudaGetLastError();
 }
+
+/* A block for each row. */
+template <typename Part>
+static __global__ void gather(Part *to, const Part *from, uint64_t row_parts, const int64_t *ids) {
+    const Part *row = from + (uint64_t)ids[blockIdx.x] * row_parts;
+    for (uint64_t i = threadIdx.x; i < row_parts; i += blockDim.x)
+        to[blockIdx.x * row_parts + i] = row[i];
+}
+
+cudaError_t bench_gather_launch(void *to, const void *from, uint64_t row_bytes, const int64_t *ids, uint32_t count,
+                                cudaStream_t stream) {
+    if (row_bytes % sizeof(uint4) == 0)
+        gather<<<count, 256, 0, stream>>>((uint4 *)to, (const uint4 *)from, row_bytes / sizeof(uint4), ids);
+    else
+        gather<<<count, 256, 0, stream>>>((uint16_t *)to, (const uint16_t *)from, row_bytes / 2, ids);
+    return cudaGetLastError();
+}

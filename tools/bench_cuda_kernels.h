@@ -30,6 +30,10 @@ cudaError_t bench_raw8_launch(const bench_raw8 *product, const void *codes, cuda
 /* Copies bytes, a multiple of 16, from one place in device memory to another, both 16-byte aligned. Only queues work. */
 cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaStream_t stream);
 
+/* Copies rows of row_bytes (even) bytes by number: to[i] = from[ids[i]]. All device; ids in range. Only queues work. */
+cudaError_t bench_gather_launch(void *to, const void *from, uint64_t row_bytes, const int64_t *ids, uint32_t count,
+                                cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

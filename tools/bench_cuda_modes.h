@@ -39,6 +39,10 @@ int bench_offload_run(bench_cuda *cuda);
 /* Runs the plan's mode. @return 0, or -1 after a message. */
 int bench_cuda_run_mode(bench_cuda *cuda);
 
+/* ---- the modes: 0, or -1 after a message ---- */
+
+int bench_load_run(bench_cuda *cuda);
+
 /* ---- files, as bench_write_json has them ---- */
 
 int bench_cuda_write_mode_json(const bench_log *log, FILE *file);

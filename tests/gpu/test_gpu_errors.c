@@ -175,6 +175,50 @@ static void check_decoding(const gpu_layer *intact, const corrupt_layer *c) {
     gpu_memory_free(&memory);
 }
 
+/* Row by row: what is not as in the intact layer is NaN, or zero, and in the slab; the fault is that of its tile, if a row has met it: bits that only the number of a pair's words
+ * shows to be wrong may be in none of a row's own lanes. */
+static void check_rows(const gpu_layer *intact, const corrupt_layer *c) {
+    const uint32_t rows = intact->info.rows, cols = intact->info.cols;
+    gpu_memory memory = gpu_memory_make((uint64_t)rows * cols * 2);
+    uint16_t *expected = gpu_malloc(memory.bytes), *found = gpu_malloc(memory.bytes);
+    int32_t *ids = gpu_malloc(rows * sizeof *ids);
+    for (uint32_t r = 0; r < rows; r++)
+        ids[r] = (int32_t)r;
+    gpu_memory own_ids = gpu_memory_copy_of(ids, rows * sizeof *ids);
+    const trf_decode_as as = intact->info.codec == TRF_CODEC_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
+    const trf_dtype dtype = as == TRF_DECODE_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    trf_error err = {0};
+    uint64_t replaced = 0;
+    for (int i = 0; i < 2; i++) {
+        gpu_check(trf_device_layer_decode_rows(i ? c->layer.device : intact->device, own_ids.at, 4, rows, as, memory.at,
+                                               memory.bytes, NULL, &err),
+                  TRF_OK, &err, intact->name);
+        gpu_memory_read(&memory, i ? found : expected);
+    }
+    for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t k = 0; k < cols; k++) {
+            const size_t at = (size_t)r * cols + k;
+            const double value = gpu_to_double(found, dtype, at);
+            const int in_slab =
+                r >= c->first_row && r < c->first_row + c->rows && k >= c->first_col && k < c->first_col + c->cols;
+            if (found[at] == expected[at])
+                continue;
+            replaced++;
+            if (!in_slab || !(isnan(value) || (intact->info.codec == TRF_CODEC_INT && value == 0)))
+                ck_abort_msg("%s: corrupt tile %llu: weight %u, %u of its row is %g", intact->name,
+                             (unsigned long long)c->tile, r, k, value);
+        }
+    if (replaced)
+        check_fault(c);
+    else
+        gpu_check(trf_device_layer_check(c->layer.device, &err), TRF_OK, &err, c->layer.name);
+    free(expected);
+    free(found);
+    free(ids);
+    gpu_memory_free(&own_ids);
+    gpu_memory_free(&memory);
+}
+
 /* loop: choices bf16, fp16, e4m3, e5m2, i8, int channel; slabs of either width; favors; and a tile inside or at the edge. */
 START_TEST(corrupt_streams) {
     static const int choices[] = {0, 1, 2, 3, 5, 7};
@@ -185,7 +229,7 @@ START_TEST(corrupt_streams) {
     gpu_layer intact =
         gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 4 % 2], shape, GPU_FILL_NORMAL);
     const uint64_t tile = _i & 2 ? intact.view.num_tiles - 1 : test_below(&rng, 8);
-    for (int action = 0; action < 3; action++) { /* each on a layer that no other has touched */
+    for (int action = 0; action < 4; action++) { /* each on a layer that no other has touched */
         if (intact.view.tiles[tile].kind == TRF_TILE_STORED)
             break;
         corrupt_layer c = corrupt(&rng, &intact, tile);
@@ -194,8 +238,10 @@ START_TEST(corrupt_streams) {
             check_products(&rng, &intact, &c, TRF_PATH_FUSED);
         else if (action == 1)
             check_products(&rng, &intact, &c, TRF_PATH_TWO_STEP);
-        else
+        else if (action == 2)
             check_decoding(&intact, &c);
+        else
+            check_rows(&intact, &c);
         gpu_layer_free(&c.layer);
     }
     gpu_check(trf_device_layer_check(intact.device, &err), TRF_OK, &err, intact.name);

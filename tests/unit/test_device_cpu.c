@@ -280,7 +280,7 @@ END_TEST
 /* Streams that only decoding can tell to be corrupt: the call says so, y is NaN, and the layer remembers. */
 START_TEST(corrupt_streams) {
     glob_t files;
-    int corrupt = 0;
+    int corrupt = 0, noticed = 0;
     ck_assert_int_eq(glob(TRF_TEST_DATA_DIR "/golden/corrupt/*.trf", 0, NULL, &files), 0);
     for (size_t f = 0; f < files.gl_pathc; f++) {
         trf_layer *host;
@@ -311,6 +311,22 @@ START_TEST(corrupt_streams) {
         const uint64_t bytes = (uint64_t)info.rows * info.cols * trf_dtype_bytes(info.dtype);
         fixture_check_status(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, weights, bytes, NULL, &err),
                              TRF_ERR_STREAM, &err);
+        trf_device_layer_destroy(layer);
+        /* Row by row, on a layer that no other call has touched. */
+        int64_t *ids = allocate(8ull * info.rows);
+        for (uint32_t r = 0; r < info.rows; r++)
+            ids[r] = r;
+        fixture_check_status(trf_device_layer_create(cpu, host, &layer, &err), TRF_OK, &err);
+        /* Words that no lane takes are seen by no row's lanes. */
+        const trf_status status =
+            trf_device_layer_decode_rows(layer, ids, 8, info.rows, TRF_DECODE_SOURCE, weights, bytes, NULL, &err);
+        if (status != TRF_OK) {
+            noticed++;
+            fixture_check_status(status, TRF_ERR_STREAM, &err);
+            ck_assert_uint_eq(remembered.offset, err.offset);
+        }
+        fixture_check_status(trf_device_layer_check(layer, &remembered), status, &remembered);
+        trf_device_free(cpu, ids);
         trf_device_free(cpu, weights);
         trf_device_free(cpu, x);
         trf_device_free(cpu, y);
@@ -320,6 +336,7 @@ START_TEST(corrupt_streams) {
     }
     globfree(&files);
     ck_assert_int_gt(corrupt, 0);
+    ck_assert_int_gt(noticed, 0);
 }
 END_TEST
 

@@ -142,15 +142,23 @@ static float *multiply(const trf_device_layer *layer, const uint16_t *x, trf_pat
     return y;
 }
 
-/* Of the whole layer, in binary64. */
-static double *decode(const trf_device_layer *layer) {
+/* Of the whole layer, or by its rows one by one, in binary64. */
+static double *decode(const trf_device_layer *layer, int by_rows) {
     trf_layer_info info;
     trf_device_layer_get_info(layer, &info);
     const size_t count = (size_t)info.rows * info.cols, each = trf_dtype_bytes(info.dtype);
     uint8_t *decoded = allocate(count * each), *bits = malloc(count * each);
     double *values = malloc(count * sizeof *values);
-    fixture_check_status(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, decoded, count * each, NULL, &err), TRF_OK,
-                         &err);
+    int32_t *ids = malloc(info.rows * sizeof *ids), *own_ids = allocate(info.rows * sizeof *ids);
+    for (uint32_t r = 0; r < info.rows; r++)
+        ids[r] = (int32_t)r;
+    fixture_check_status(trf_device_upload(device, own_ids, ids, info.rows * sizeof *ids, &err), TRF_OK, &err);
+    fixture_check_status(by_rows ? trf_device_layer_decode_rows(layer, own_ids, 4, info.rows, TRF_DECODE_SOURCE,
+                                                                decoded, count * each, NULL, &err)
+                                 : trf_device_layer_decode(layer, TRF_DECODE_SOURCE, decoded, count * each, NULL, &err),
+                         TRF_OK, &err);
+    trf_device_free(device, own_ids);
+    free(ids);
     fixture_check_status(trf_device_download(device, bits, decoded, count * each, &err), TRF_OK, &err);
     for (size_t i = 0; i < count; i++)
         switch (info.dtype) {
@@ -217,15 +225,15 @@ static void check_shard(const char *path, const double *weights, const uint32_t 
     }
     free(own_x);
     fixture_check_status(trf_device_layer_check(layer, &err), TRF_OK, &err);
-    /* Whole tiles are decoded, too; others refuse. */
+    /* Whole tiles are decoded, too, while others refuse; rows are in either case. */
     const int whole = shard[0] % 256 == 0 && shard[2] % 256 == 0 && (!shard[1] || shard[1] % 256 == 0) &&
                       (!shard[3] || shard[3] % 256 == 0);
     const uint64_t bytes = (uint64_t)rows * cols * trf_dtype_bytes(info.dtype);
     void *decoded = allocate(bytes);
     fixture_check_status(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, decoded, bytes, NULL, &err),
                          whole ? TRF_OK : TRF_ERR_UNSUPPORTED, &err);
-    if (whole) {
-        double *own = decode(layer);
+    for (int by_rows = !whole; by_rows < 2; by_rows++) {
+        double *own = decode(layer, by_rows);
         for (uint32_t r = 0; r < rows; r++)
             ck_assert_mem_eq(own + (size_t)r * cols, weights + (size_t)(shard[0] + r) * COLS + shard[2],
                              cols * sizeof *own);
@@ -246,7 +254,7 @@ START_TEST(shards_are_parts_of_the_layer) {
     write_source(_i);
     const char *packed = compress(_i);
     trf_device_layer *all = load_good(packed, kShards[0]);
-    double *weights = decode(all);
+    double *weights = decode(all, 0);
     uint16_t *x = make_x();
     for (int s = 0; s < NUM_SHARDS; s++)
         check_shard(packed, weights, kShards[s], x);
@@ -271,7 +279,7 @@ START_TEST(nothing_leaks_in) {
     fixture_write(source_path(kind), file, bytes);
     const char *packed = compress(kind);
     trf_device_layer *all = load_good(packed, kShards[0]);
-    double *weights = decode(all);
+    double *weights = decode(all, 0);
     uint16_t *x = make_x();
     static const uint32_t between[4] = {48, 416, 272, 560}, rows_alone[4] = {16, 100 * 4, 272, 560},
                           one_tile[4] = {0, 0, 288, 64};

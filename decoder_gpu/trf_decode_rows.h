@@ -1,0 +1,30 @@
+/* Decoding single rows of a layer on the device. C and CUDA. */
+#ifndef TRF_DECODE_ROWS_H
+#define TRF_DECODE_ROWS_H
+
+#include "trf_device_layer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What trf_device_layer_decode_rows was asked for, arguments checked. */
+typedef struct trf_row_request {
+    const void *ids; /* `count` signed integers of id_bytes, 4 or 8; device */
+    uint32_t id_bytes, count;
+    trf_decode_as as;
+    void *rows; /* device */
+} trf_row_request;
+
+trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+                                trf_error *err);
+
+/* The launch; cut: the layer's. @return its cudaError_t. */
+int trf_launch_decode_rows(const trf_device_view *view, const trf_layer_cut *cut, const trf_row_request *request,
+                           trf_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

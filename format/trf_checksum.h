@@ -1,0 +1,18 @@
+/* XXH3-64, compiled for several instruction sets: it is half of what checking a tile costs. */
+#ifndef TRF_CHECKSUM_H
+#define TRF_CHECKSUM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint64_t trf_checksum_fn(const void *bytes, size_t size, uint64_t seed);
+
+trf_checksum_fn trf_checksum_plain;
+#ifdef TRF_HAVE_X86_SIMD
+trf_checksum_fn trf_checksum_avx2, trf_checksum_avx512;
+#endif
+
+/* The fastest one that this CPU has. All give the same. */
+trf_checksum_fn *trf_checksum_best(void);
+
+#endif

@@ -1,0 +1,14 @@
+/* The copy engine of a GPU: a stream of its own, which waits for no other, and an event for each staging buffer. */
+#ifndef TRF_STAGING_CUDA_H
+#define TRF_STAGING_CUDA_H
+
+#include "trf_staging.h"
+
+extern const trf_copy_engine trf_cuda_copy_engine;
+
+/* The engine's context for a device, which is current. Release with trf_cuda_copier_destroy. Errors: TRF_ERR_CUDA, TRF_ERR_MEMORY. */
+typedef struct trf_cuda_copier trf_cuda_copier;
+trf_status trf_cuda_copier_create(int device, trf_cuda_copier **copier, trf_error *err);
+void trf_cuda_copier_destroy(trf_cuda_copier *copier); /* NULL is allowed; the device is current */
+
+#endif

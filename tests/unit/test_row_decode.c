@@ -1,0 +1,180 @@
+/* One row of a slab as device code decodes it, four lanes after each other, by a slab directory: against the elements that the reference decoder gives, in the golden files; and corrupt
+ * streams, from which nothing outside may be read (the address sanitizer's run looks for that) and of which no lane takes notice that does not hold the row. */
+#include "common/host_view.h"
+#include "common/run_suite.h"
+#include "common/test_weights.h"
+#include "trf_decode.h"
+#include "trf_layer.h"
+#include "trf_row_decode.h"
+
+#include <check.h>
+#include <glob.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
+#define EXPECT(condition)                                                                                              \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            ck_abort_msg("%s", #condition);                                                                            \
+    } while (0)
+
+static trf_row_target target_of(uint16_t *to, uint32_t cols) {
+    return (trf_row_target){
+        .to = to, .cols = cols, .as = TRF_DECODE_ELEMENTS, .value_bytes = 2, .aligned = (uintptr_t)to % 8 == 0};
+}
+
+/* Decodes a piece as the kernel does. @return whether its four lanes found it good. */
+static int decode_piece(const trf_device_view *view, const trf_row_piece *piece, const trf_row_target *target) {
+    int good = 1;
+    for (uint32_t quarter = TRF_ROW_LANES; quarter-- > 0;) /* in any order */
+        good &= trf_row_decode(view, view->slots, view->class_value, piece, quarter, target);
+    for (uint32_t quarter = 0; !good && quarter < TRF_ROW_LANES; quarter++)
+        trf_row_spoil_lane(view, piece, quarter, target);
+    return good;
+}
+
+static uint16_t *reference_elements(const trf_layer *layer) {
+    const trf_header *header = &layer->view.header;
+    uint16_t *elements = malloc(2ull * header->rows * header->cols);
+    ck_assert_ptr_nonnull(elements);
+    for (uint64_t t = 0; t < layer->view.num_tiles; t++) {
+        const trf_tile_shape shape = trf_tile_shape_of(header, t, layer->view.tiles[t].kind);
+        ck_assert_int_eq(trf_decode_tile_ref(&layer->view, &layer->table, t, trf_layer_tile(layer, t),
+                                             elements + (size_t)shape.row * header->cols + shape.col, header->cols,
+                                             NULL),
+                         TRF_OK);
+    }
+    return elements;
+}
+
+/* Rows whole, and columns from `first` on alone. */
+static void check_rows(const trf_layer *layer, uint32_t first) {
+    const trf_header *header = &layer->view.header;
+    const uint32_t cols = header->cols - first;
+    host_view *host = host_view_make(&layer->view, layer->blob, header->blob_bytes);
+    uint16_t *elements = reference_elements(layer), *row = malloc(2ull * cols + 8);
+    for (uint32_t r = 0; r < header->rows; r++) {
+        uint16_t *const to = row + (r & 3); /* aligned or not */
+        trf_row_target target = target_of(to, cols);
+        target.col = first;
+        memset(row, 0xA5, 2ull * cols + 8);
+        for (uint32_t s = 0; s < host->view.num_slab_cols; s++) {
+            const trf_row_piece piece = trf_row_piece_at(&host->view, r, s);
+            EXPECT(decode_piece(&host->view, &piece, &target));
+        }
+        EXPECT(memcmp(to, elements + (size_t)r * header->cols + first, 2ull * cols) == 0);
+        for (uint32_t c = 0; c < (r & 3); c++)
+            EXPECT(row[c] == 0xA5A5);
+        for (uint32_t c = (r & 3) + cols; c < cols + 4; c++)
+            EXPECT(row[c] == 0xA5A5);
+    }
+    host_view_free(host);
+    free(elements);
+    free(row);
+}
+
+START_TEST(golden_files) {
+    glob_t files;
+    ck_assert_int_eq(glob(TRF_TEST_DATA_DIR "/golden/*.trf", 0, NULL, &files), 0);
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        trf_layer *layer;
+        trf_error err;
+        ck_assert_msg(trf_layer_open(files.gl_pathv[i], &layer, &err) == TRF_OK, "%s", err.message);
+        check_rows(layer, 0);
+        if (layer->view.header.cols > 48)
+            check_rows(layer, 48);
+        trf_layer_free(layer);
+    }
+    ck_assert_uint_gt(files.gl_pathc, 0);
+    globfree(&files);
+}
+END_TEST
+
+/* Any bytes in a tile whose directory is as it was: each piece of a row is either as it was decoded before, or it is found bad and all of its coded columns are NaN. */
+START_TEST(corrupt_streams) {
+    enum {
+        ROWS = 300,
+        COLS = 530
+    };
+    test_rng rng = {5 + (uint64_t)_i};
+    uint16_t *weights = malloc(2 * ROWS * COLS), row[COLS];
+    trf_encode_options options;
+    void *blob;
+    uint64_t bytes;
+    trf_layer *layer;
+    trf_error err;
+    test_fill_normal(&rng, weights, TRF_DTYPE_BF16, ROWS * COLS, 0.02);
+    trf_encode_options_init(&options);
+    options.favor = (trf_favor)(_i % 2);
+    options.slab_cols = _i / 2 ? 256 : 128;
+    ck_assert_int_eq(trf_encode_layer(weights, TRF_DTYPE_BF16, ROWS, COLS, &options, &blob, &bytes, NULL, &err),
+                     TRF_OK);
+    ck_assert_int_eq(trf_layer_from_memory(blob, bytes, &layer, &err), TRF_OK);
+    host_view *host = host_view_make(&layer->view, blob, bytes);
+    int found = 0, unnoticed = 0;
+    for (int i = 0; i < 3000; i++) {
+        uint8_t *const data = (uint8_t *)blob + layer->view.extension.data_offset;
+        const uint64_t size = bytes - layer->view.extension.data_offset;
+        uint8_t kept[16];
+        const uint64_t at = test_random(&rng) % (size - sizeof kept);
+        memcpy(kept, data + at, sizeof kept);
+        for (size_t k = 0; k < sizeof kept; k++)
+            data[at + k] = (uint8_t)test_random(&rng);
+        const uint32_t r = test_below(&rng, ROWS), s = test_below(&rng, host->view.num_slab_cols);
+        const trf_row_target target = target_of(row, COLS);
+        const trf_row_piece piece = trf_row_piece_at(&host->view, r, s);
+        memset(row, 0xA5, sizeof row);
+        if (decode_piece(&host->view, &piece, &target)) {
+            unnoticed++;
+        } else {
+            found++;
+            for (uint32_t c = 0; c < piece.coded_cols; c++)
+                EXPECT(row[piece.tile.col + piece.col + c] == 0x7FC0);
+        }
+        for (uint32_t c = 0; c < COLS; c++) /* nothing beside the piece */
+            if (c - (piece.tile.col + piece.col) >= piece.cols)
+                EXPECT(row[c] == 0xA5A5);
+        memcpy(data + at, kept, sizeof kept);
+    }
+    ck_assert_int_gt(unnoticed, 1000); /* most bytes are of other slabs */
+    /* The head of one slab's streams at a time, which all of its rows read. */
+    for (uint32_t band = 0; band < host->view.num_bands; band++) {
+        const trf_device_slab slab = host->slabs[band * host->view.num_slab_cols];
+        uint8_t *const streams = (uint8_t *)blob + trf_device_slab_streams(slab),
+                       kept = streams[TRF_STREAM_EXCEPTIONS + 1];
+        if (!slab.size_units)
+            continue;
+        streams[TRF_STREAM_EXCEPTIONS + 1] = 0xFF; /* more exceptions than there is room for */
+        const trf_row_target target = target_of(row, COLS);
+        const trf_row_piece piece = trf_row_piece_at(&host->view, TRF_SLAB_ROWS * band, 0);
+        EXPECT(!decode_piece(&host->view, &piece, &target));
+        for (uint32_t c = 0; c < piece.coded_cols; c++)
+            EXPECT(row[c] == 0x7FC0);
+        streams[TRF_STREAM_EXCEPTIONS + 1] = kept;
+        for (uint32_t lane = 0; lane < TRF_LANES; lane++) { /* a start state of another number */
+            const uint32_t r = TRF_SLAB_ROWS * band + lane / 4;
+            const trf_row_piece own = trf_row_piece_at(&host->view, r < ROWS ? r : ROWS - 1, 0);
+            streams[2 * lane] ^= 0x15;
+            if (r < ROWS && own.coded_cols && !decode_piece(&host->view, &own, &target))
+                found++;
+            streams[2 * lane] ^= 0x15;
+        }
+    }
+    ck_assert_int_gt(found, 100);
+    host_view_free(host);
+    trf_layer_free(layer);
+    free(blob);
+    free(weights);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("row_decode");
+    TCase *tests = tcase_create("row_decode");
+    tcase_set_timeout(tests, 120);
+    tcase_add_test(tests, golden_files);
+    tcase_add_loop_test(tests, corrupt_streams, 0, 4);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}

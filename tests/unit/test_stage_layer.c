@@ -1,0 +1,537 @@
+/* Loading through staging buffers, with an engine whose copies arrive late, from a thread of its own: what arrives, what is found out about it, corrupt tiles, cancellation, engines that
+ * fail, several loads at once, shards. "Device memory" is malloc'd here. TRF_TEST_THREADS. */
+#include "common/checkpoint_fixture.h"
+#include "common/run_suite.h"
+#include "common/test_weights.h"
+#include "trf_checkpoint.h"
+#include "trf_device_directory.h"
+#include "trf_file_source.h"
+#include "trf_stage_layer.h"
+
+#include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- an engine ---- */
+
+enum {
+    QUEUE = 64
+};
+
+typedef struct late_copy {
+    uint32_t buffer;
+    void *to;
+    const void *from;
+    uint64_t bytes;
+} late_copy;
+
+typedef struct late_engine {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    pthread_t thread;
+    late_copy queue[QUEUE];
+    uint64_t begun, done;                 /* copies */
+    uint64_t mark[TRF_STAGING_BUFFERS];   /* of each buffer: copies that are done when its last one has arrived */
+    uint64_t fail_copy, fail_wait, waits; /* number of the call that fails, from 1; 0: none */
+    int ends, no_locked_memory;
+    void *locked;
+} late_engine;
+
+/* A buffer that is written to before it has arrived spoils the copy. */
+static void *run_copies(void *context) {
+    late_engine *e = context;
+    pthread_mutex_lock(&e->lock);
+    for (;;) {
+        while (e->done == e->begun && !e->ends)
+            pthread_cond_wait(&e->changed, &e->lock);
+        if (e->done == e->begun)
+            break;
+        const late_copy copy = e->queue[e->done % QUEUE];
+        pthread_mutex_unlock(&e->lock);
+        const struct timespec late = {0, 200000};
+        nanosleep(&late, NULL);
+        memcpy(copy.to, copy.from, copy.bytes);
+        pthread_mutex_lock(&e->lock);
+        e->done++;
+        pthread_cond_broadcast(&e->changed);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return NULL;
+}
+
+static void *engine_allocate(void *context, uint64_t bytes) {
+    late_engine *e = context;
+    return e->no_locked_memory ? NULL : (e->locked = aligned_alloc(4096, bytes));
+}
+
+static void engine_release(void *context, void *memory) {
+    late_engine *e = context;
+    ck_assert_ptr_eq(memory, e->locked);
+    free(memory);
+    e->locked = NULL;
+}
+
+static trf_status engine_copy(void *context, uint32_t buffer, void *to, const void *from, uint64_t bytes,
+                              trf_error *err) {
+    late_engine *e = context;
+    pthread_mutex_lock(&e->lock);
+    const int fails = e->begun + 1 == e->fail_copy;
+    if (fails) {
+        e->fail_copy = 0;
+    } else {
+        e->queue[e->begun++ % QUEUE] = (late_copy){buffer, to, from, bytes};
+        e->mark[buffer] = e->begun;
+        pthread_cond_broadcast(&e->changed);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return fails ? trf_fail(err, TRF_ERR_CUDA, TRF_NO_OFFSET, "no copy") : TRF_OK;
+}
+
+static trf_status engine_wait(void *context, uint32_t buffer, trf_error *err) {
+    late_engine *e = context;
+    pthread_mutex_lock(&e->lock);
+    while (e->done < e->mark[buffer])
+        pthread_cond_wait(&e->changed, &e->lock);
+    const int fails = ++e->waits == e->fail_wait;
+    pthread_mutex_unlock(&e->lock);
+    return fails ? trf_fail(err, TRF_ERR_CUDA, TRF_NO_OFFSET, "no wait") : TRF_OK;
+}
+
+static trf_status engine_drain(void *context, trf_error *err) {
+    late_engine *e = context;
+    (void)err;
+    pthread_mutex_lock(&e->lock);
+    while (e->done < e->begun)
+        pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+    return TRF_OK;
+}
+
+static const trf_copy_engine kEngine = {engine_allocate, engine_release, engine_copy, engine_wait, engine_drain};
+
+/* ---- what is loaded ---- */
+
+static const fixture_tensor kTensors[] = {
+    {"large.weight", "BF16", {3604, 7012}, 2, 0}, /* more buffers than there are */
+    {"half.weight", "F16", {304, 1300}, 2, 0},    {"tiny.weight", "BF16", {80, 64}, 2, 0},
+    {"e4.weight", "F8_E4M3", {700, 1030}, 2, 0},  {"codes.weight", "I8", {1025, 2048}, 2, 0},
+    {"wide.weight", "BF16", {48, 9000}, 2, 0},
+};
+enum {
+    NUM_TENSORS = sizeof kTensors / sizeof kTensors[0]
+};
+
+static trf_error err;
+static const char *packed;
+static trf_checkpoint *checkpoint;
+static late_engine engine;
+static trf_staging *staging;
+
+static void begin(void) {
+    fixture_begin();
+    const char *source = fixture_path("in.safetensors");
+    packed = fixture_path("packed.safetensors");
+    fixture_write_safetensors(source, NULL, kTensors, NUM_TENSORS, 8, 1);
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    fixture_check_status(trf_compress_checkpoint(source, packed, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_open(packed, &checkpoint, &err), TRF_OK, &err);
+}
+
+static void end(void) {
+    trf_checkpoint_close(checkpoint);
+    fixture_end();
+}
+
+static void begin_engine(void) {
+    engine = (late_engine){0};
+    pthread_mutex_init(&engine.lock, NULL);
+    pthread_cond_init(&engine.changed, NULL);
+    ck_assert_int_eq(pthread_create(&engine.thread, NULL, run_copies, &engine), 0);
+    fixture_check_status(trf_staging_create(&kEngine, &engine, &staging, &err), TRF_OK, &err);
+}
+
+/* Every buffer is free or has arrived: a ring from which one was lost could not be taken from as often. */
+static void end_engine(void) {
+    uint32_t buffers[TRF_STAGING_BUFFERS];
+    uint8_t *memory;
+    engine.fail_copy = engine.fail_wait = 0;
+    fixture_check_status(trf_staging_open(staging, &err), TRF_OK, &err);
+    for (int i = 0; i < TRF_STAGING_BUFFERS; i++)
+        fixture_check_status(trf_staging_take(staging, &buffers[i], &memory, &err), TRF_OK, &err);
+    for (int i = 0; i < TRF_STAGING_BUFFERS; i++)
+        for (int j = 0; j < i; j++)
+            ck_assert_uint_ne(buffers[i], buffers[j]);
+    for (int i = 0; i < TRF_STAGING_BUFFERS; i++)
+        trf_staging_give_back(staging, buffers[i]);
+    trf_staging_destroy(staging);
+    ck_assert_ptr_null(engine.locked);
+    pthread_mutex_lock(&engine.lock);
+    engine.ends = 1;
+    pthread_cond_broadcast(&engine.changed);
+    pthread_mutex_unlock(&engine.lock);
+    pthread_join(engine.thread, NULL);
+}
+
+/* A layer as it arrived. */
+typedef struct arrival {
+    uint8_t *memory;
+    uint64_t bytes;
+    trf_device_slab *slabs;
+    uint64_t num_slabs;
+    trf_device_facts facts;
+    trf_layer_cut cut;
+} arrival;
+
+static void arrival_free(arrival *a) {
+    free(a->memory);
+    free(a->slabs);
+}
+
+static int has_no_target; /* whether there is no device memory */
+
+/* A trf_target_fn: as slow as a device's allocation. */
+static uint8_t *allocate_target(void *context, trf_error *error) {
+    arrival *a = context;
+    const struct timespec slow = {0, 1000000};
+    nanosleep(&slow, NULL);
+    if (has_no_target) {
+        trf_fail(error, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no device memory");
+        return NULL;
+    }
+    a->memory = malloc(a->bytes + 1);
+    ck_assert_ptr_nonnull(a->memory);
+    memset(a->memory, 0xA5, a->bytes + 1);
+    return a->memory;
+}
+
+static trf_status stage(const trf_layer_source *source, arrival *a, trf_error *error) {
+    a->bytes = source->view->header.blob_bytes;
+    a->num_slabs = trf_count_device_slabs(&source->view->header);
+    a->cut = source->cut;
+    a->memory = NULL;
+    a->slabs = calloc(a->num_slabs, sizeof *a->slabs);
+    ck_assert_ptr_nonnull(a->slabs);
+    uint8_t tail[300];
+    uint8_t *const tail_copy = malloc(sizeof tail);
+    memset(tail, 0x5A, sizeof tail);
+    trf_status status = trf_staging_open(staging, error);
+    if (status == TRF_OK)
+        status = trf_stage_layer(staging, source, allocate_target, a, a->slabs, &a->facts, error);
+    if (status == TRF_OK)
+        status = trf_staging_finish(staging, tail_copy, tail, sizeof tail, error);
+    if (status == TRF_OK)
+        ck_assert_mem_eq(tail_copy, tail, sizeof tail);
+    else
+        trf_staging_drain(staging);
+    free(tail_copy);
+    ck_assert(!a->memory || a->memory[a->bytes] == 0xA5);
+    return status;
+}
+
+static trf_status load_from(const trf_checkpoint *from, const char *tensor, const trf_load_options *options, arrival *a,
+                            trf_error *error) {
+    trf_file_source source;
+    *a = (arrival){0};
+    trf_status status = trf_file_source_open(from, tensor, options, &source, error);
+    if (status != TRF_OK)
+        return status;
+    status = stage(&source.source, a, error);
+    if (status != TRF_OK)
+        trf_file_source_fail(&source, status, error);
+    trf_file_source_close(&source);
+    return status;
+}
+
+/* As the loader for the CPU has it, mapped and checked in another way. tiles_alone: checksums of tiles are not there. */
+static void check_arrival(const arrival *a, const char *tensor, const trf_load_options *options, int is_shard) {
+    trf_layer *layer;
+    trf_layer_cut cut;
+    trf_device_facts facts;
+    fixture_check_status(trf_layer_open_tensor(checkpoint, tensor, options, &layer, &cut, &err), TRF_OK, &err);
+    const trf_blob_view *view = &layer->view;
+    ck_assert_uint_eq(a->bytes, view->header.blob_bytes);
+    ck_assert_mem_eq(&a->cut, &cut, sizeof cut);
+    if (is_shard) { /* the head but for checksums; then the tiles */
+        trf_tile_meta *metas = (trf_tile_meta *)(a->memory + TRF_TILES_OFFSET);
+        for (uint64_t t = 0; t < view->num_tiles; t++) {
+            ck_assert_uint_eq(metas[t].checksum, 0);
+            metas[t].checksum = view->tiles[t].checksum;
+        }
+        memcpy(a->memory + offsetof(trf_header, head_checksum), &view->header.head_checksum, 8);
+    }
+    ck_assert_mem_eq(a->memory, layer->blob, a->bytes);
+    trf_device_slab *slabs = calloc(a->num_slabs, sizeof *slabs);
+    trf_describe_for_device(layer, slabs, &facts);
+    ck_assert_mem_eq(a->slabs, slabs, a->num_slabs * sizeof *slabs);
+    ck_assert_mem_eq(&a->facts, &facts, sizeof facts);
+    free(slabs);
+    trf_layer_free(layer);
+}
+
+/* ---- tests ---- */
+
+START_TEST(whole_layers) {
+    for (int locked = 0; locked < 2; locked++)
+        for (int t = 0; t < NUM_TENSORS; t++) {
+            trf_load_options options;
+            trf_load_options_init(&options);
+            options.threads = _i;
+            engine.no_locked_memory = !locked;
+            arrival a;
+            fixture_check_status(load_from(checkpoint, kTensors[t].name, &options, &a, &err), TRF_OK, &err);
+            check_arrival(&a, kTensors[t].name, &options, 0);
+            arrival_free(&a);
+            if (t == 0 && !locked)
+                ck_assert_int_eq(trf_staging_is_locked(staging), 0);
+            if (t == NUM_TENSORS - 1 && !locked) { /* a ring that finds page-locked memory */
+                end_engine();
+                begin_engine();
+            }
+        }
+    ck_assert_int_eq(trf_staging_is_locked(staging), 1);
+}
+END_TEST
+
+START_TEST(shards) {
+    static const uint32_t shards[][4] = {{0, 256, 0, 0},     {512, 1024, 0, 0},  {0, 0, 2048, 2048},
+                                         {304, 1200, 16, 0}, {16, 16, 4480, 16}, {2096, 0, 4496, 0}};
+    for (size_t s = 0; s < sizeof shards / sizeof shards[0]; s++) {
+        trf_load_options options;
+        trf_load_options_init(&options);
+        options.threads = 3;
+        options.first_row = shards[s][0], options.num_rows = shards[s][1];
+        options.first_col = shards[s][2], options.num_cols = shards[s][3];
+        arrival a;
+        fixture_check_status(load_from(checkpoint, "large.weight", &options, &a, &err), TRF_OK, &err);
+        check_arrival(&a, "large.weight", &options, 1);
+        arrival_free(&a);
+    }
+}
+END_TEST
+
+/* From memory, where it has been checked. */
+START_TEST(validated_layers) {
+    for (int t = 0; t < NUM_TENSORS; t++) {
+        trf_layer *layer;
+        const char *path = fixture_path("%s.trf", kTensors[t].name);
+        fixture_check_status(trf_extract_layer(packed, kTensors[t].name, path, 1, &err), TRF_OK, &err);
+        fixture_check_status(trf_layer_open(path, &layer, &err), TRF_OK, &err);
+        const trf_layer_source source = trf_source_of_layer(&layer, 0);
+        arrival a;
+        fixture_check_status(stage(&source, &a, &err), TRF_OK, &err);
+        check_arrival(&a, kTensors[t].name, NULL, 0);
+        arrival_free(&a);
+        trf_layer_free(layer);
+    }
+}
+END_TEST
+
+static trf_tensor_info info_of(const char *tensor) {
+    trf_tensor_info info;
+    uint64_t index = 0;
+    do
+        fixture_check_status(trf_checkpoint_tensor(checkpoint, index++, &info, &err), TRF_OK, &err);
+    while (strcmp(info.name, tensor) != 0);
+    return info;
+}
+
+/* A byte of a tile in the middle, or two of them: the message names the first such tile, and where it is, with any number of threads. */
+START_TEST(corrupt_tiles) {
+    size_t bytes;
+    uint8_t *file = fixture_read(packed, &bytes);
+    const char *damaged = fixture_path("damaged.safetensors");
+    const trf_tensor_info info = info_of("large.weight");
+    const trf_tile_meta *metas = (const trf_tile_meta *)(file + info.file_offset + TRF_TILES_OFFSET);
+    const uint64_t tiles = info.layer.tiles, first = tiles / 2 + (uint64_t)_i;
+    const uint64_t at = info.file_offset + metas[first].data_offset;
+    char name[32];
+    snprintf(name, sizeof name, "tile %llu:", (unsigned long long)first);
+    file[at + metas[first].data_size / 2] ^= 4;
+    file[info.file_offset + metas[tiles - 1].data_offset] ^= 1;
+    fixture_write(damaged, file, bytes);
+    trf_checkpoint *opened;
+    fixture_check_status(trf_checkpoint_open(damaged, &opened, &err), TRF_OK, &err);
+    for (int threads = 1; threads <= 5; threads += 2) {
+        trf_load_options options;
+        trf_load_options_init(&options);
+        options.threads = threads;
+        arrival a;
+        fixture_check_status(load_from(opened, "large.weight", &options, &a, &err), TRF_ERR_CHECKSUM, &err);
+        ck_assert_msg(strstr(err.message, name) && strstr(err.message, "damaged.safetensors") &&
+                          strstr(err.message, "large.weight"),
+                      "%s", err.message);
+        ck_assert_uint_eq(err.offset, at);
+        arrival_free(&a);
+        fixture_check_status(load_from(opened, "half.weight", &options, &a, &err), TRF_OK, &err);
+        arrival_free(&a);
+    }
+    trf_checkpoint_close(opened);
+    free(file);
+}
+END_TEST
+
+/* A file that is cut after it was opened. */
+START_TEST(files_that_shrink) {
+    size_t bytes;
+    uint8_t *file = fixture_read(packed, &bytes);
+    const char *shrinking = fixture_path("shrinking.safetensors");
+    const trf_tensor_info info = info_of("large.weight");
+    fixture_write(shrinking, file, bytes);
+    trf_checkpoint *opened;
+    trf_file_source source;
+    fixture_check_status(trf_checkpoint_open(shrinking, &opened, &err), TRF_OK, &err);
+    fixture_check_status(trf_file_source_open(opened, "large.weight", NULL, &source, &err), TRF_OK, &err);
+    const uint64_t left = info.file_offset + info.bytes / 3;
+    ck_assert_int_eq(truncate(shrinking, (off_t)left), 0);
+    arrival a;
+    trf_status status = stage(&source.source, &a, &err);
+    trf_file_source_fail(&source, status, &err);
+    fixture_check_status(status, TRF_ERR_TRUNCATED, &err);
+    ck_assert_uint_eq(err.offset, left);
+    arrival_free(&a);
+    trf_file_source_close(&source);
+    trf_checkpoint_close(opened);
+    free(file);
+}
+END_TEST
+
+typedef struct counted {
+    pthread_t caller;
+    int calls, stop_at;
+    uint64_t done, total;
+} counted;
+
+static int count(void *context, const char *tensor, uint64_t done, uint64_t total) {
+    counted *c = context;
+    ck_assert_str_eq(tensor, "large.weight");
+    ck_assert(pthread_equal(pthread_self(), c->caller));
+    ck_assert(done >= c->done && done <= total && (c->calls == 0 || total == c->total));
+    c->done = done;
+    c->total = total;
+    return ++c->calls == c->stop_at;
+}
+
+/* The caller is told on its own thread, chunk by chunk, and can stop the load at each. */
+START_TEST(cancelled_loads) {
+    const int threads = 1 + 3 * _i;
+    for (int stop_at = 1;; stop_at++) {
+        counted c = {pthread_self(), 0, stop_at, 0, 0};
+        trf_load_options options;
+        trf_load_options_init(&options);
+        options.threads = threads;
+        options.progress = count;
+        options.progress_context = &c;
+        arrival a;
+        const trf_status status = load_from(checkpoint, "large.weight", &options, &a, &err);
+        arrival_free(&a);
+        if (status == TRF_OK) {
+            ck_assert_uint_eq(c.done, c.total);
+            ck_assert_int_lt(c.calls, stop_at);
+            if (threads == 1) /* another thread may be done before the caller's own comes to tell */
+                ck_assert_int_gt(stop_at, 3);
+            break;
+        }
+        fixture_check_status(status, TRF_ERR_CANCELLED, &err);
+        ck_assert_int_eq(c.calls, stop_at);
+        ck_assert_ptr_nonnull(strstr(err.message, "large.weight"));
+    }
+}
+END_TEST
+
+/* Each copy, and each wait for one, fails once. */
+START_TEST(engines_that_fail) {
+    for (uint64_t number = 1;; number++) {
+        trf_load_options options;
+        trf_load_options_init(&options);
+        options.threads = 2;
+        engine.waits = 0;
+        *(_i ? &engine.fail_wait : &engine.fail_copy) = _i ? number : engine.begun + number;
+        arrival a;
+        const trf_status status = load_from(checkpoint, "large.weight", &options, &a, &err);
+        arrival_free(&a);
+        if (status == TRF_OK) {
+            ck_assert_uint_gt(number, 2);
+            break;
+        }
+        fixture_check_status(status, TRF_ERR_CUDA, &err);
+        ck_assert_ptr_nonnull(strstr(err.message, _i ? "no wait" : "no copy"));
+        ck_assert_uint_eq(err.offset, TRF_NO_OFFSET);
+    }
+}
+END_TEST
+
+START_TEST(no_device_memory) {
+    for (int t = 0; t < NUM_TENSORS; t++)
+        for (int threads = 1; threads <= 8; threads += 3) {
+            trf_load_options options;
+            trf_load_options_init(&options);
+            options.threads = threads;
+            arrival a;
+            has_no_target = 1;
+            fixture_check_status(load_from(checkpoint, kTensors[t].name, &options, &a, &err), TRF_ERR_MEMORY, &err);
+            has_no_target = 0;
+            ck_assert_ptr_nonnull(strstr(err.message, "no device memory"));
+            arrival_free(&a);
+        }
+}
+END_TEST
+
+static void *load_often(void *context) {
+    const int first = *(const int *)context;
+    for (int i = 0; i < 8; i++) {
+        trf_load_options options;
+        trf_error error;
+        trf_load_options_init(&options);
+        options.threads = 1 + i % 3;
+        arrival a;
+        const char *tensor = kTensors[(first + i) % NUM_TENSORS].name;
+        ck_assert_int_eq(load_from(checkpoint, tensor, &options, &a, &error), TRF_OK);
+        trf_layer *layer;
+        trf_layer_cut cut;
+        ck_assert_int_eq(trf_layer_open_tensor(checkpoint, tensor, NULL, &layer, &cut, &error), TRF_OK);
+        ck_assert(a.bytes == layer->view.header.blob_bytes && memcmp(a.memory, layer->blob, a.bytes) == 0);
+        trf_layer_free(layer);
+        arrival_free(&a);
+    }
+    return NULL;
+}
+
+/* More loads at once than there are buffers. */
+START_TEST(several_at_once) {
+    enum {
+        LOADS = TRF_STAGING_BUFFERS + 3
+    };
+    pthread_t threads[LOADS];
+    int first[LOADS];
+    for (int i = 0; i < LOADS; i++) {
+        first[i] = i;
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, load_often, &first[i]), 0);
+    }
+    for (int i = 0; i < LOADS; i++)
+        pthread_join(threads[i], NULL);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("stage_layer");
+    TCase *tests = tcase_create("stage_layer");
+    tcase_add_unchecked_fixture(tests, begin, end);
+    tcase_add_checked_fixture(tests, begin_engine, end_engine);
+    tcase_set_timeout(tests, 240);
+    tcase_add_loop_test(tests, whole_layers, 0, 4);
+    tcase_add_test(tests, shards);
+    tcase_add_test(tests, validated_layers);
+    tcase_add_loop_test(tests, corrupt_tiles, 0, 3);
+    tcase_add_test(tests, files_that_shrink);
+    tcase_add_loop_test(tests, cancelled_loads, 0, 2);
+    tcase_add_loop_test(tests, engines_that_fail, 0, 2);
+    tcase_add_test(tests, no_device_memory);
+    tcase_add_test(tests, several_at_once);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}
