@@ -46,6 +46,8 @@ typedef struct trf_device_kind {
     trf_status (*copy_rows)(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
                             uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream, trf_error *err);
     const struct trf_stack_kind *stack; /* loader/trf_offload.h */
+    /* Groups and experts (trf_layer_group.h). NULL where layers run one after another, as they would alone. */
+    const struct trf_group_kind *groups;
 } trf_device_kind;
 
 struct trf_context {

@@ -1,7 +1,6 @@
 /* Which fused kernel runs, on how many blocks and with what cut; and its launch. */
 #include "trf_fused.h"
-#include "trf_fused_variants.cuh"
-#include "trf_kernel_limits.cuh"
+#include "trf_fused_launch.cuh"
 
 #include <math.h>
 
@@ -22,15 +21,7 @@ enum {
 };
 static_assert((int)CHOICES <= (int)TRF_PLAN_LAYER, "the layer's word is free");
 
-static uint64_t align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-static uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
-
 /* ---- what the kernels take ---- */
-
-static bool is_scaled(const trf_device_view *view) {
-    return view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
-}
 
 static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                            uint32_t m, uint32_t geometry) {
@@ -45,22 +36,6 @@ static bool geometry_takes(const trf_device_view *view, const trf_device_facts *
     default:
         return true;
     }
-}
-
-/* ---- attributes of a launch; config->attrs has room for them ---- */
-
-/* The kernel may start before the one in front of it ends. */
-static void allow_early(cudaLaunchConfig_t *config) {
-    cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
-    attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute->val.programmaticStreamSerializationAllowed = 1;
-}
-
-static void form_clusters(cudaLaunchConfig_t *config, uint32_t blocks) {
-    cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
-    attribute->id = cudaLaunchAttributeClusterDimension;
-    attribute->val.clusterDim.x = blocks;
-    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
 }
 
 /* ---- what a device can do ---- */
@@ -181,23 +156,10 @@ static bool fit(cut *c, const trf_device_view *view, const trf_device_facts *fac
     return false;
 }
 
-/* Microseconds that a slab of 256 columns takes of a multiprocessor whose warps are all at work, from measurements on an H200
- * (docs/performance.md). */
-static double slab_microseconds(const trf_device_view *view, const cut &c, uint32_t m) {
-    const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4           ? 1.2
-                                                              : view->codec == TRF_CODEC_FP16 ? 1.25
-                                                                                              : 1.0;
-    if (c.geometry == TRF_GEOMETRY_ANY)
-        return c.tiles == 1 ? 1.0 : 1.5;
-    if (c.slabs == 2)
-        return longer * (0.340 + 0.0020 * more_rows);
-    return longer * (c.tiles == 1 ? 0.365 + 0.0040 * more_rows : c.tiles == 2 ? 0.41 : c.tiles == 4 ? 0.47 : 0.82);
-}
-
 /* Estimated microseconds beyond those of every launch. */
 static double estimate(const trf_device_view *view, const cut &c, uint32_t multiprocessors, uint32_t m) {
     const double width = view->slab_cols / 256.0, longer = view->class_bits == 4 ? 1.8 : 1.0;
-    const double slab_us = width * slab_microseconds(view, c, m);
+    const double slab_us = width * slab_microseconds(view, (int)c.geometry, c.tiles, c.slabs, m);
     const double alone_us =
         width * longer * (c.slabs == 2 ? 6.5 : 5.0); /* of a warp's slab, or two side by side, with little else to do */
     if (c.straddles) {                               /* the second kernel's launch, and what it reads */
@@ -296,6 +258,12 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
         return "the layer or the batch is too large";
     cut c;
     return find_cut(view, facts, limits, m, &c) ? NULL : "its streams do not fit this device's shared memory";
+}
+
+double trf_fused_microseconds(const trf_device_view *view, const trf_device_facts *facts,
+                              const trf_device_limits *limits, uint32_t m) {
+    cut c;
+    return find_cut(view, facts, limits, m, &c) ? estimate(view, c, (uint32_t)limits->multiprocessors, m) : HUGE_VAL;
 }
 
 /* ---- the plan ---- */

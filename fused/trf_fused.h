@@ -37,6 +37,10 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_device_fact
 void trf_fused_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                       trf_linear_plan *plan);
 
+/* Estimated time of the product alone, beyond what every launch takes. Only for what trf_fused_refuses takes. */
+double trf_fused_microseconds(const trf_device_view *view, const trf_device_facts *facts,
+                              const trf_device_limits *limits, uint32_t m);
+
 /* As trf_linear_with, arguments checked. */
 int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
                      const void *x, void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream);

@@ -13,10 +13,11 @@
 #include "trf_edge_product.h"
 #include "trf_edge_warp.cuh"
 #include "trf_fused.h"
+#include "trf_group.h"
 
 namespace {
 
-constexpr uint32_t kPadThreads = 256;
+constexpr uint32_t kPadThreads = 256, kMaxGridY = 65535;
 
 /* x as the kernel reads it. */
 struct x_rows {
@@ -87,16 +88,16 @@ __device__ bool find_edges(const trf_device_view &view, uint32_t band) {
     return __syncthreads_or(found);
 }
 
+/* A block's work. step: rows of x at a time, a power of two up to kWarps. */
 template <bool kBf16, uint32_t kWarps>
-__global__ void __launch_bounds__(kWarps *TRF_LANES)
-    linear_edges(const __grid_constant__ trf_device_view view, const __grid_constant__ x_rows x, uint32_t m,
-                 uint32_t step, float *partial) {
+__device__ __forceinline__ void edges_of_band(const trf_device_view &view, const x_rows &x, uint32_t m, uint32_t step,
+                                              uint32_t band, float *partial) {
     constexpr uint32_t kPerWarp = TRF_FUSED_MAX_M / kWarps;
     __shared__ alignas(4) uint16_t staged[kWarps][TRF_PIECE_ELEMENTS];
     __shared__ trf_edge_piece pieces[kWarps];
     __shared__ float slice_sum[kWarps][TRF_LANES];
     __shared__ int16_t class_value[16];
-    const uint32_t band = blockIdx.x, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const uint32_t first = warp % step, slice = warp / step, slices = kWarps / step; /* of x's rows; of the pieces */
     if (threadIdx.x < 16)
         class_value[threadIdx.x] = view.class_value[threadIdx.x];
@@ -133,11 +134,46 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     }
 }
 
-template <uint32_t kWarps>
-void launch(const trf_device_view *view, const x_rows &x, uint32_t m, bool bf16, float *partial, trf_stream stream) {
-    uint32_t step = 1; /* rows of x at a time, a power of two up to kWarps */
+/* Rows of x at a time. */
+template <uint32_t kWarps> __host__ __device__ uint32_t step_of(uint32_t m) {
+    uint32_t step = 1;
     while (step < m && step < kWarps)
         step *= 2;
+    return step;
+}
+
+template <bool kBf16, uint32_t kWarps>
+__global__ void __launch_bounds__(kWarps *TRF_LANES)
+    linear_edges(const __grid_constant__ trf_device_view view, const __grid_constant__ x_rows x, uint32_t m,
+                 uint32_t step, float *partial) {
+    edges_of_band<kBf16, kWarps>(view, x, m, step, blockIdx.x, partial);
+}
+
+/* A block for a band of an expert; those of experts without tokens or edges have nothing to do. */
+template <bool kBf16, uint32_t kWarps>
+__global__ void __launch_bounds__(kWarps *TRF_LANES)
+    expert_edges(const trf_expert *experts, const uint32_t *offsets, uint32_t max_rows,
+                 const __grid_constant__ x_rows x, float *partial) {
+    const trf_expert *const expert = experts + blockIdx.y;
+    const trf_expert_tokens tokens = trf_expert_tokens_of(offsets[blockIdx.y], offsets[blockIdx.y + 1], max_rows);
+    if (!tokens.count || !expert->has_edges)
+        return;
+    __shared__ trf_device_view view;
+    for (uint32_t i = threadIdx.x; i < sizeof view / 4; i += blockDim.x)
+        reinterpret_cast<uint32_t *>(&view)[i] = reinterpret_cast<const uint32_t *>(&expert->view)[i];
+    __syncthreads();
+    for (uint32_t done = 0; done < tokens.count; done += TRF_FUSED_MAX_M) {
+        const uint32_t m = min(tokens.count - done, (uint32_t)TRF_FUSED_MAX_M);
+        const uint64_t row = tokens.first + (uint64_t)done;
+        const x_rows rows = {x.at + row * x.stride, x.stride, x.aligned};
+        edges_of_band<kBf16, kWarps>(view, rows, m, step_of<kWarps>(m), blockIdx.x, partial + row * view.rows);
+        __syncthreads(); /* sums of slices have been read */
+    }
+}
+
+template <uint32_t kWarps>
+void launch(const trf_device_view *view, const x_rows &x, uint32_t m, bool bf16, float *partial, trf_stream stream) {
+    const uint32_t step = step_of<kWarps>(m);
     if (bf16)
         linear_edges<true, kWarps><<<view->num_bands, kWarps * TRF_LANES, 0, stream>>>(*view, x, m, step, partial);
     else
@@ -152,16 +188,41 @@ __global__ void __launch_bounds__(kPadThreads)
             padded[row * stride + col] = col < cols ? x[(uint64_t)row * cols + col] : 0;
 }
 
+/* Rows are counted on the device. */
+__global__ void __launch_bounds__(kPadThreads) pad_tokens(const uint16_t *x, const uint32_t *end, uint32_t max_rows,
+                                                          uint32_t cols, uint16_t *padded, uint64_t stride) {
+    const uint64_t col = (uint64_t)blockIdx.x * kPadThreads + threadIdx.x;
+    const uint32_t rows = min(*end, max_rows);
+    if (col < stride)
+        for (uint32_t row = blockIdx.y; row < rows; row += gridDim.y)
+            padded[row * stride + col] = col < cols ? x[(uint64_t)row * cols + col] : 0;
+}
+
+template <uint32_t kWarps>
+void launch_experts(const trf_experts_call *call, const x_rows &x, float *partial, trf_stream stream) {
+    for (uint32_t first = 0; first < call->count; first += kMaxGridY) {
+        const dim3 grid(call->view->num_bands, min(call->count - first, kMaxGridY));
+        if (call->x_dtype == TRF_DTYPE_BF16)
+            expert_edges<true, kWarps><<<grid, kWarps * TRF_LANES, 0, stream>>>(
+                call->experts_dev + first, call->offsets_dev + first, call->max_rows, x, partial);
+        else
+            expert_edges<false, kWarps><<<grid, kWarps * TRF_LANES, 0, stream>>>(
+                call->experts_dev + first, call->offsets_dev + first, call->max_rows, x, partial);
+    }
+}
+
+x_rows rows_of(const void *x, uint64_t stride) {
+    return {static_cast<const uint16_t *>(x), stride,
+            reinterpret_cast<uintptr_t>(x) % 16 == 0 && stride % TRF_EDGE_RUN == 0};
+}
+
 } // namespace
 
 int trf_launch_linear_edges(const trf_device_view *view, uint32_t m, trf_dtype x_dtype, const void *x,
                             uint64_t x_stride, float *partial, trf_stream stream) {
     if (m < 1 || m > TRF_FUSED_MAX_M || (x_dtype != TRF_DTYPE_BF16 && x_dtype != TRF_DTYPE_F16))
         return cudaErrorInvalidValue;
-    x_rows rows;
-    rows.at = static_cast<const uint16_t *>(x);
-    rows.stride = x_stride;
-    rows.aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0 && x_stride % TRF_EDGE_RUN == 0;
+    const x_rows rows = rows_of(x, x_stride);
     if (view->rows % TRF_SLAB_ROWS)
         launch<16>(view, rows, m, x_dtype == TRF_DTYPE_BF16, partial, stream);
     else
@@ -171,7 +232,24 @@ int trf_launch_linear_edges(const trf_device_view *view, uint32_t m, trf_dtype x
 
 int trf_launch_pad_x(const void *x, uint32_t m, uint32_t cols, void *padded, uint64_t stride, trf_stream stream) {
     const uint32_t blocks = (uint32_t)((stride + kPadThreads - 1) / kPadThreads);
-    pad_x<<<dim3(blocks, m < 65535 ? m : 65535), kPadThreads, 0, stream>>>(static_cast<const uint16_t *>(x), m, cols,
-                                                                           static_cast<uint16_t *>(padded), stride);
+    pad_x<<<dim3(blocks, min(m, kMaxGridY)), kPadThreads, 0, stream>>>(static_cast<const uint16_t *>(x), m, cols,
+                                                                       static_cast<uint16_t *>(padded), stride);
+    return cudaGetLastError();
+}
+
+int trf_launch_expert_edges(const trf_experts_call *call, const void *x, uint64_t x_stride, float *partial,
+                            trf_stream stream) {
+    if (call->view->rows % TRF_SLAB_ROWS)
+        launch_experts<16>(call, rows_of(x, x_stride), partial, stream);
+    else
+        launch_experts<4>(call, rows_of(x, x_stride), partial, stream);
+    return cudaGetLastError();
+}
+
+int trf_launch_pad_tokens(const void *x, const uint32_t *end_dev, uint32_t max_rows, uint32_t cols, void *padded,
+                          uint64_t stride, trf_stream stream) {
+    const uint32_t blocks = (uint32_t)((stride + kPadThreads - 1) / kPadThreads);
+    pad_tokens<<<dim3(blocks, min(max_rows, kMaxGridY)), kPadThreads, 0, stream>>>(
+        static_cast<const uint16_t *>(x), end_dev, max_rows, cols, static_cast<uint16_t *>(padded), stride);
     return cudaGetLastError();
 }

@@ -499,6 +499,84 @@ TRF_API trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_strea
 TRF_API trf_status trf_stack_linear(trf_stack *stack, uint32_t index, const trf_linear_plan *plan, const void *x,
                                     void *y, void *workspace, trf_stream stream, trf_error *err);
 
+/* ---- several layers at once ---- */
+
+/* Products that do not depend on each other: q, k and v, or gate and up. */
+typedef struct trf_layer_group trf_layer_group;
+
+/* One of them; m and types as trf_linear_plan_init has them. */
+typedef struct trf_group_layer {
+    const trf_device_layer *layer;
+    uint32_t m;
+    trf_dtype x_dtype, y_dtype;
+} trf_group_layer;
+
+/* Prepares a group. layers: host, [count], of one context; they outlive the group, and one layer may be there more than once. On a GPU those of one codec, class and raw
+ * bits and type of x share launches, up to 8 in each, where that is estimated to be faster than one after another: batches up to 8, usual probability bits, no
+ * scales of groups or blocks, no row or column offsets, compute capability 8.0 or 9.0 and up (not 8.6 and 8.9). All others run as trf_linear would. Does not touch the
+ * device. On failure *group is unchanged. Errors: TRF_ERR_ARGUMENT (NULL, no layers, layers of several contexts), those of trf_linear_plan_init, TRF_ERR_MEMORY (host). */
+TRF_API trf_status trf_layer_group_create(const trf_group_layer *layers, uint32_t count, trf_layer_group **group,
+                                          trf_error *err);
+TRF_API void trf_layer_group_destroy(trf_layer_group *group); /* NULL is allowed; waits for nothing */
+TRF_API uint64_t trf_layer_group_workspace_bytes(const trf_layer_group *group); /* that trf_linear_group needs */
+
+/* @return how many of the layers share launches with others; *launches, which may be NULL: in how many. */
+TRF_API uint32_t trf_layer_group_shared(const trf_layer_group *group, uint32_t *launches);
+
+/* y[i] = x[i] . W^T for each layer i of the group, in any order or at once. x, y: host arrays, [count], of pointers to device memory as trf_linear has it; read by the call alone. No
+ * y overlaps another or any x; layers may have the same x. workspace, stream, corrupt slabs and errors: as trf_linear. The same bits on every run of a group with one
+ * alignment of x and y; where layers share a launch, they need not be those of trf_linear, whose sums are added in another order. Does not allocate, synchronize or read back;
+ * capturable in a CUDA graph. Thread-safe for distinct workspaces. On the CPU all of y are computed before a corrupt stream is reported. */
+TRF_API trf_status trf_linear_group(const trf_layer_group *group, const void *const *x, void *const *y,
+                                    void *workspace, trf_stream stream, trf_error *err);
+
+/* ---- mixtures of experts ---- */
+
+/* Layers of one shape, of which each has its own rows of x: how many, only the device needs to know. */
+typedef struct trf_experts trf_experts;
+
+/* layers: host, [count], of one context, shape and codec, no shards of parts of tiles; they outlive the experts. On failure *experts is unchanged. Device memory of a GPU: 208 bytes an
+ * expert. Errors: TRF_ERR_ARGUMENT (NULL, no layers, several contexts, shapes or codecs), TRF_ERR_UNSUPPORTED (such a shard), TRF_ERR_CUDA, TRF_ERR_MEMORY. */
+TRF_API trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, trf_experts **experts,
+                                      trf_error *err);
+
+/* Loads all experts of a 3-D stack, which then belong to *experts. tensor, options and errors: as trf_device_layer_load; progress counts each expert by itself.
+ * TRF_ERR_ARGUMENT, too, if the tensor is no stack. */
+TRF_API trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
+                                    const trf_load_options *options, trf_experts **experts, trf_error *err);
+TRF_API void trf_experts_destroy(trf_experts *experts); /* waits for the device; NULL is allowed */
+TRF_API uint32_t trf_experts_count(const trf_experts *experts);
+TRF_API const trf_device_layer *trf_experts_layer(const trf_experts *experts, uint32_t index); /* the experts' own */
+
+/* Plain data: copy it freely; it belongs to the experts that it was made for. */
+typedef struct trf_experts_plan {
+    uint32_t max_tokens;
+    trf_dtype x_dtype, y_dtype;
+    uint64_t workspace_bytes; /* that trf_experts_linear needs, in device memory */
+    uint32_t choice[8];       /* opaque */
+} trf_experts_plan;
+
+/* max_tokens: rows of x and y that calls have at most, 1 to 2^26; types as trf_linear_plan_init. Does not touch the device. Errors: TRF_ERR_ARGUMENT; TRF_ERR_UNSUPPORTED on a GPU if
+ * an expert is one that groups do not share launches for (trf_layer_group_create), or differs from the others in class or raw bits or width of slabs; the message says which and why. */
+TRF_API trf_status trf_experts_plan_init(const trf_experts *experts, uint32_t max_tokens, trf_dtype x_dtype,
+                                         trf_dtype y_dtype, trf_experts_plan *plan, trf_error *err);
+
+/* y[t] = x[t] . W(e)^T for each token t, where expert e has the tokens offsets[e] to offsets[e + 1] - 1: x is sorted by expert. offsets: device, [count + 1], 4-byte aligned, not
+ * decreasing, the last one at most max_tokens; work ordered before the call may write it, and a graph's replays take what it holds then. x: device, [offsets[count]][cols]; y: device,
+ * [offsets[count]][rows], not overlapping; aligned to their elements. Rows of y before offsets[0] and from offsets[count] on are left alone. Offsets that break these rules lead to y that is unspecified, never
+ * beyond max_tokens rows of x and y; but they must not change while the call's work runs. Only experts with tokens are decoded: once for each 8 of their tokens, so that large counts are better served by
+ * trf_linear with the counts read back.
+ * workspace, stream and thread safety: as trf_linear. The same bits on every run with the same offsets and one alignment of x; a token's bits may depend on the other experts' counts,
+ * which change the order of additions. Does not allocate, synchronize or read back; capturable in a CUDA graph. A corrupt slab makes its rows of y NaN for the tokens of its expert,
+ * on the CPU all rows, and there the call returns TRF_ERR_STREAM after the other experts are done; see trf_experts_check.
+ * Errors: TRF_ERR_ARGUMENT (NULL, alignment, a plan of other experts), TRF_ERR_CUDA. */
+TRF_API trf_status trf_experts_linear(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
+                                      const uint32_t *offsets, void *y, void *workspace, trf_stream stream,
+                                      trf_error *err);
+
+/* As trf_device_layer_check, of the first expert that met a corrupt tile; the message names it. */
+TRF_API trf_status trf_experts_check(const trf_experts *experts, trf_error *err);
+
 /* ---- arrays in .npy files (F32 and F16 in, F32 out; C order, 1-D or 2-D) ---- */
 
 /* Reads an array as F32. *values is malloc'd (release with trf_free). A 1-D array of n values is 1 x n. Errors: TRF_ERR_FORMAT, _IO, _NOT_FOUND, _MEMORY. */

@@ -218,8 +218,8 @@ trf_status trf_device_layer_decode_rows(const trf_device_layer *device_layer, co
 
 /* ---- products ---- */
 
-static trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
-                                  trf_error *err) {
+trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
+                           trf_error *err) {
     if (m < 1)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs one row of x at least");
     if ((x_dtype != TRF_DTYPE_BF16 && x_dtype != TRF_DTYPE_F16) ||

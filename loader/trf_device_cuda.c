@@ -5,6 +5,7 @@
 #include "trf_decode_rows.h"
 #include "trf_device_directory.h"
 #include "trf_device_kinds.h"
+#include "trf_layer_group.h"
 #include "trf_linear.h"
 #include "trf_offload.h"
 #include "trf_range.h"
@@ -262,6 +263,7 @@ static const trf_device_kind trf_cuda_kind = {
     .download = trf_cuda_download,
     .copy_rows = trf_cuda_copy_rows,
     .stack = &trf_cuda_stack_kind,
+    .groups = &trf_cuda_groups,
 };
 
 /* All that needs CUDA at work. The device is current. */

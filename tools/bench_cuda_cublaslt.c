@@ -10,7 +10,7 @@
 enum {
     MAX_CANDIDATES = 16
 };
-static const size_t kWorkspaceBytes = 64 << 20; /* NVIDIA's advice for Hopper is 32 MiB */
+static const size_t kWorkspaceBytes = BENCH_CUBLASLT_WORKSPACE_BYTES;
 
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
@@ -97,7 +97,7 @@ bench_cublaslt *bench_cublaslt_open(void) {
     if (!lt->library)
         cli_fail(TRF_ERR_UNSUPPORTED, "bench: cuBLASLt is needed for comparison: %s", dlerror());
     else if (!find_functions(lt) && !check(lt, lt->create(&lt->handle), "opening it"))
-        lt->workspace = cli_cuda_alloc(kWorkspaceBytes);
+        lt->workspace = cli_cuda_alloc(BENCH_CUBLASLT_WORKSPACE_BYTES);
     if (lt->workspace)
         return lt;
     bench_cublaslt_close(lt);
@@ -186,12 +186,17 @@ void bench_cublaslt_product_free(bench_cublaslt_product *p) {
 
 int bench_cublaslt_candidates(const bench_cublaslt_product *product) { return product->num_candidates; }
 
-int bench_cublaslt_queue(const bench_cublaslt_product *p, int choice, const void *w, const void *x, void *y,
-                         cudaStream_t stream) {
+int bench_cublaslt_queue_with(const bench_cublaslt_product *p, int choice, const void *w, const void *x, void *y,
+                              void *workspace, cudaStream_t stream) {
     const float one = 1, zero = 0;
     const bench_cublaslt *lt = p->lt;
     return check(lt,
                  lt->matmul(lt->handle, p->desc, &one, w, p->w, x, p->x, &zero, y, p->y, y, p->y,
-                            &p->candidates[choice].algo, lt->workspace, kWorkspaceBytes, stream),
+                            &p->candidates[choice].algo, workspace, BENCH_CUBLASLT_WORKSPACE_BYTES, stream),
                  "multiplying");
+}
+
+int bench_cublaslt_queue(const bench_cublaslt_product *p, int choice, const void *w, const void *x, void *y,
+                         cudaStream_t stream) {
+    return bench_cublaslt_queue_with(p, choice, w, x, y, p->lt->workspace, stream);
 }

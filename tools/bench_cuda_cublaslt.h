@@ -29,4 +29,11 @@ int bench_cublaslt_candidates(const bench_cublaslt_product *product);
 int bench_cublaslt_queue(const bench_cublaslt_product *product, int choice, const void *w, const void *x, void *y,
                          cudaStream_t stream);
 
+/* The same with device memory of the caller's, BENCH_CUBLASLT_WORKSPACE_BYTES of it: for calls on several streams. */
+enum {
+    BENCH_CUBLASLT_WORKSPACE_BYTES = 64 << 20 /* NVIDIA's advice for Hopper is 32 MiB */
+};
+int bench_cublaslt_queue_with(const bench_cublaslt_product *product, int choice, const void *w, const void *x, void *y,
+                              void *workspace, cudaStream_t stream);
+
 #endif

@@ -34,6 +34,18 @@ cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaSt
 cudaError_t bench_gather_launch(void *to, const void *from, uint64_t row_bytes, const int64_t *ids, uint32_t count,
                                 cudaStream_t stream);
 
+/* Dense BF16 experts: y[t] = x[t] . W(e)^T for the tokens t of each expert e, offsets[e] to offsets[e + 1] - 1. All pointers but the structure's own: device memory. */
+typedef struct bench_experts {
+    const void *const *weights; /* [count] matrices [rows][cols], 16-byte aligned */
+    const uint32_t *offsets;    /* [count + 1] */
+    uint32_t count, rows, cols; /* rows a multiple of 16, cols of 32 */
+    const void *x;              /* BF16, [tokens][cols], 16-byte aligned */
+    void *y;                    /* BF16, [tokens][rows] */
+} bench_experts;
+
+/* max_active: at least as many as have tokens. Only queues work. */
+cudaError_t bench_experts_launch(const bench_experts *product, uint32_t max_active, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

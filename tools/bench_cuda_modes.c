@@ -16,9 +16,12 @@ static const struct {
     const char *name;
     mode_fn *run; /* @return 0, or -1 after a message */
 } kModes[] = {
-    [CLI_BENCH_LAYERS] = {"layers", NULL},       [CLI_BENCH_SWEEP] = {"batch-sweep", NULL},
-    [CLI_BENCH_OVERLAP] = {"overlap", NULL},     [CLI_BENCH_MOE] = {"moe", NULL},
-    [CLI_BENCH_LOAD] = {"load", bench_load_run}, [CLI_BENCH_OFFLOAD] = {"offload", bench_offload_run},
+    [CLI_BENCH_LAYERS] = {"layers", NULL},
+    [CLI_BENCH_SWEEP] = {"batch-sweep", NULL},
+    [CLI_BENCH_OVERLAP] = {"overlap", bench_overlap_run},
+    [CLI_BENCH_MOE] = {"moe", bench_moe_run},
+    [CLI_BENCH_LOAD] = {"load", bench_load_run},
+    [CLI_BENCH_OFFLOAD] = {"offload", bench_offload_run},
 };
 
 static const char *mode_name(const bench_log *log) { return kModes[log->plan->mode].name; }

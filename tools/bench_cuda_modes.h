@@ -35,6 +35,8 @@ void bench_mode_free(bench_mode_figures *figures);
 
 /* The modes: each returns 0, or -1 after a message. */
 int bench_offload_run(bench_cuda *cuda);
+int bench_overlap_run(bench_cuda *cuda);
+int bench_moe_run(bench_cuda *cuda);
 
 /* Runs the plan's mode. @return 0, or -1 after a message. */
 int bench_cuda_run_mode(bench_cuda *cuda);

@@ -1,4 +1,5 @@
 /* What the device API refuses, and what it makes of corrupt streams, which validation cannot see. */
+#include "gpu_corrupt.h"
 #include "gpu_products.h"
 
 #include <math.h>
@@ -8,86 +9,7 @@
 
 /* ---- corrupt streams ---- */
 
-/* A layer whose checksums are right, and one slab of which does not decode. */
-typedef struct corrupt_layer {
-    gpu_layer layer;
-    uint64_t tile;
-    trf_tile_shape shape;
-    uint32_t first_row, rows, first_col, cols; /* of the slab, in the layer */
-} corrupt_layer;
-
-static void seal(uint8_t *blob, uint64_t tile) {
-    trf_header header;
-    trf_extension extension;
-    trf_tile_meta meta;
-    memcpy(&header, blob, sizeof header);
-    memcpy(&extension, blob + TRF_EXTENSION_OFFSET, sizeof extension);
-    uint8_t *at = blob + TRF_TILES_OFFSET + tile * sizeof meta;
-    memcpy(&meta, at, sizeof meta);
-    meta.checksum = trf_tile_checksum(blob + meta.data_offset, meta.data_size, tile);
-    memcpy(at, &meta, sizeof meta);
-    header.head_checksum = trf_head_checksum(blob, extension.data_offset);
-    memcpy(blob, &header, sizeof header);
-}
-
-/* Where a slab's streams end, from the tile's first byte. */
-static uint32_t slab_end(const uint8_t *blob, const trf_tile_meta *meta, const trf_tile_shape *shape, uint32_t slab,
-                         uint32_t raw_bits) {
-    return trf_slab_place_of(shape, blob + meta->data_offset, slab, raw_bits).end;
-}
-
-/* Flips one bit somewhere in the tile's streams. @return the slab in which it lies if only decoding can tell, else -1 with the
- * bit as it was. */
-static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_blob_view *view, uint64_t tile,
-                   void *decoded, uint64_t decoded_bytes) {
-    const trf_tile_meta *meta = &view->tiles[tile];
-    const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, meta->kind);
-    const uint32_t begin = trf_tile_layout_of(&shape, view->header.raw_bits).streams;
-    const uint32_t end = slab_end(blob, meta, &shape, shape.slabs - 1, view->header.raw_bits);
-    uint32_t at = begin + test_below(rng, end - begin), bit = 1u << test_below(rng, 8);
-    blob[meta->data_offset + at] ^= (uint8_t)bit;
-    seal(blob, tile);
-    trf_layer *layer = NULL;
-    trf_status status = trf_layer_from_memory(blob, blob_bytes, &layer, NULL);
-    if (status == TRF_OK)
-        status = trf_layer_decode(layer, decoded, decoded_bytes, 1, NULL);
-    else
-        status = TRF_ERR_TILE; /* seen by validation, whatever it was */
-    trf_layer_free(layer);
-    if (status == TRF_ERR_STREAM)
-        for (uint32_t s = 0; s < shape.slabs; s++)
-            if (at < slab_end(blob, meta, &shape, s, view->header.raw_bits))
-                return (int)s;
-    blob[meta->data_offset + at] ^= (uint8_t)bit;
-    seal(blob, tile);
-    return -1;
-}
-
-/* intact: stays as it is. */
-static corrupt_layer corrupt(test_rng *rng, const gpu_layer *intact, uint64_t tile) {
-    corrupt_layer c = {.tile = tile};
-    const uint64_t decoded_bytes =
-        (uint64_t)intact->info.rows * intact->info.cols * trf_dtype_bytes(intact->info.dtype);
-    void *decoded = gpu_malloc(decoded_bytes), *blob;
-    int slab = -1;
-    EXPECT(posix_memalign(&blob, 16, intact->blob_bytes) == 0);
-    memcpy(blob, intact->blob, intact->blob_bytes);
-    for (int i = 0; i < 200 && slab < 0; i++)
-        slab = try_bit(rng, blob, intact->blob_bytes, &intact->view, tile, decoded, decoded_bytes);
-    if (slab < 0)
-        ck_abort_msg("%s: no bit of tile %llu breaks a stream", intact->name, (unsigned long long)tile);
-    free(decoded);
-    c.shape = trf_tile_shape_of(&intact->view.header, tile, TRF_TILE_CODED);
-    const trf_slab_shape slab_shape = trf_slab_shape_at(&c.shape, (uint32_t)slab);
-    c.first_row = c.shape.row + trf_slab_row(&c.shape, (uint32_t)slab);
-    c.first_col = c.shape.col + trf_slab_col(&c.shape, (uint32_t)slab);
-    c.rows = TRF_BLOCK_ROWS * slab_shape.blocks;
-    c.cols = TRF_BLOCK_ROWS * slab_shape.steps;
-    c.layer = gpu_layer_of_blob(intact->name, blob, intact->blob_bytes);
-    return c;
-}
-
-static void check_fault(const corrupt_layer *c) {
+static void check_fault(const gpu_corrupt_layer *c) {
     char tile[32];
     snprintf(tile, sizeof tile, "%llu", (unsigned long long)c->tile);
     for (int i = 0; i < 2; i++) { /* the state stays */
@@ -101,7 +23,7 @@ static void check_fault(const corrupt_layer *c) {
 
 /* y of rows outside of the corrupt tile is that of the intact layer; of its slab NaN; of other slabs of the tile either.
  */
-static void check_y(const corrupt_layer *c, const gpu_product *product, const float *y, const float *intact) {
+static void check_y(const gpu_corrupt_layer *c, const gpu_product *product, const float *y, const float *intact) {
     const uint32_t rows = c->layer.info.rows;
     for (uint32_t i = 0; i < product->plan.m; i++)
         for (uint32_t r = 0; r < rows; r++) {
@@ -116,7 +38,7 @@ static void check_y(const corrupt_layer *c, const gpu_product *product, const fl
         }
 }
 
-static void check_products(test_rng *rng, const gpu_layer *intact, const corrupt_layer *c, trf_path path) {
+static void check_products(test_rng *rng, const gpu_layer *intact, const gpu_corrupt_layer *c, trf_path path) {
     static const uint32_t batches[] = {1, 9, 64};
     const uint32_t rows = intact->info.rows;
     const trf_dtype x_dtype = gpu_takes(intact, TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
@@ -143,7 +65,7 @@ static void check_products(test_rng *rng, const gpu_layer *intact, const corrupt
 }
 
 /* The weights of the slab are NaN, or zeros where the type has none; outside of the tile nothing changes. */
-static void check_decoding(const gpu_layer *intact, const corrupt_layer *c) {
+static void check_decoding(const gpu_layer *intact, const gpu_corrupt_layer *c) {
     const uint32_t rows = intact->info.rows, cols = intact->info.cols;
     gpu_memory memory = gpu_memory_make((uint64_t)rows * cols * 2);
     uint16_t *expected = gpu_malloc(memory.bytes), *found = gpu_malloc(memory.bytes);
@@ -232,7 +154,7 @@ START_TEST(corrupt_streams) {
     for (int action = 0; action < 4; action++) { /* each on a layer that no other has touched */
         if (intact.view.tiles[tile].kind == TRF_TILE_STORED)
             break;
-        corrupt_layer c = corrupt(&rng, &intact, tile);
+        gpu_corrupt_layer c = gpu_corrupt(&rng, &intact, tile);
         gpu_check(trf_device_layer_check(c.layer.device, &err), TRF_OK, &err, c.layer.name);
         if (action == 0)
             check_products(&rng, &intact, &c, TRF_PATH_FUSED);

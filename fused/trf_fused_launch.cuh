@@ -1,0 +1,47 @@
+/* What the launchers of fused kernels share: attributes of a launch, and what slabs cost. */
+#ifndef TRF_FUSED_LAUNCH_CUH
+#define TRF_FUSED_LAUNCH_CUH
+
+#include "trf_fused.h"
+#include "trf_fused_variants.cuh"
+#include "trf_kernel_limits.cuh"
+
+static inline uint64_t align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+static inline uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+
+static inline bool is_scaled(const trf_device_view *view) {
+    return view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
+}
+
+/* ---- attributes of a launch; config->attrs has room for them ---- */
+
+/* The kernel may start before the one in front of it ends. */
+static inline void allow_early(cudaLaunchConfig_t *config) {
+    cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
+    attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute->val.programmaticStreamSerializationAllowed = 1;
+}
+
+static inline void form_clusters(cudaLaunchConfig_t *config, uint32_t blocks) {
+    cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
+    attribute->id = cudaLaunchAttributeClusterDimension;
+    attribute->val.clusterDim.x = blocks;
+    attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
+}
+
+/* Microseconds that a slab of 256 columns takes of a multiprocessor whose warps are all at work, from measurements on an H200
+ * (docs/performance.md). */
+static inline double slab_microseconds(const trf_device_view *view, int geometry, uint32_t tiles, uint32_t slabs,
+                                       uint32_t m) {
+    const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4           ? 1.2
+                                                              : view->codec == TRF_CODEC_FP16 ? 1.25
+                                                                                              : 1.0;
+    if (geometry == TRF_GEOMETRY_ANY)
+        return tiles == 1 ? 1.0 : 1.5;
+    if (slabs == 2)
+        return longer * (0.340 + 0.0020 * more_rows);
+    return longer * (tiles == 1 ? 0.365 + 0.0040 * more_rows : tiles == 2 ? 0.41 : tiles == 4 ? 0.47 : 0.82);
+}
+
+#endif

@@ -1,0 +1,441 @@
+/* How grouped launches are cut, and the launches. */
+#include "trf_group.h"
+
+#include "trf_fused_launch.cuh"
+#include "trf_group_variants.cuh"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- what the kernels take ---- */
+
+/* Slabs that a warp may walk side by side: there are kernels for these. */
+static bool has_kernel(const trf_device_view *view, uint32_t slabs) {
+    return slabs == 2 || view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16;
+}
+
+static trf_group_kernel kernel_of(const trf_device_view *view, uint32_t slabs, trf_dtype x_dtype) {
+    const bool bf16_x = x_dtype == TRF_DTYPE_BF16;
+    switch (view->codec) {
+    case TRF_CODEC_BF16:
+        return trf_group_bf16(view->class_bits, slabs);
+    case TRF_CODEC_FP16:
+        return trf_group_fp16(view->class_bits, slabs);
+    case TRF_CODEC_INT:
+        return trf_group_int(view->class_bits, view->raw_bits, bf16_x);
+    default:
+        return trf_group_fp8(view->codec == TRF_CODEC_E5M2, view->class_bits, bf16_x);
+    }
+}
+
+int trf_group_fits(const trf_device_view *view, const trf_device_view *other) {
+    return view->codec == other->codec && view->class_bits == other->class_bits && view->raw_bits == other->raw_bits;
+}
+
+/* ---- shared memory: trf_shared_plan, then sums ---- */
+
+static uint32_t sum_bytes(uint32_t slabs) { return kPieceBytes * 2 * slabs; }
+
+struct shared_layout {
+    trf_shared_plan plan;
+    uint32_t sums, bytes;
+};
+
+/* sums: bytes of them. */
+static shared_layout lay_out(const trf_device_view *view, uint32_t stream_bytes, uint32_t slabs, uint32_t warps,
+                             uint32_t sums) {
+    shared_layout layout;
+    layout.plan = trf_shared_plan_of(view->raw_bits, stream_bytes, warps, slabs,
+                                     trf_fused_table_log((int)view->class_bits, (int)slabs), 0);
+    layout.sums = layout.plan.total;
+    layout.bytes = layout.sums + sums;
+    return layout;
+}
+
+static bool fits(const shared_layout &layout, const trf_device_limits *limits) {
+    return layout.bytes + kStaticSharedBytes <= (uint32_t)limits->shared_bytes;
+}
+
+const char *trf_group_refuses(const trf_device_view *view, const trf_device_facts *facts,
+                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
+    if (m > TRF_GROUP_MAX_M)
+        return "more than 8 rows of x";
+    if (limits->shared_bytes < kLargeSharedBytes)
+        return "the device has too little shared memory a block";
+    if (is_scaled(view))
+        return "the layer has scales of groups or blocks";
+    if (!trf_has_usual_p(*view, facts->max_frequency))
+        return "the layer's probability bits or frequencies are not the usual ones";
+    if (facts->predictor_modes & TRF_PREDICT_ROW)
+        return "the layer has row offsets";
+    return trf_fused_refuses(view, facts, limits, m, x_dtype);
+}
+
+/* ---- times ---- */
+
+/* A layer, as it is walked. */
+struct walk_shape {
+    uint32_t units, cols, slabs, warps;
+    double slab_us, alone_us,
+        mean_us; /* of a slab; of a warp's with little else to do; of all layers' slabs together */
+    double sums; /* bytes that a warp leaves */
+    bool by_memory;
+};
+
+/* warps: of a block. */
+static walk_shape shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m) {
+    const double width = view->slab_cols / 256.0, longer = view->class_bits == 4 ? 1.8 : 1.0;
+    walk_shape s = {};
+    s.cols = trf_regular_slab_cols(*view);
+    s.units = s.cols ? ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
+    s.slabs = slabs;
+    s.warps = warps;
+    s.slab_us = width * slab_microseconds(view, slabs == 2 ? TRF_GEOMETRY_TWO : TRF_GEOMETRY_ONE, 1, slabs, m);
+    s.alone_us = width * longer * (slabs == 2 ? 6.5 : 5.0);
+    s.sums = sum_bytes(slabs) * (m / 8.0);
+    s.by_memory = view->class_bits == 2 && (view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16);
+    return s;
+}
+
+/* Of a block that walks `groups` groups of `group` units, `cols` columns in `parts` parts. Figures as in trf_fused.cu. */
+static double walk_us(const walk_shape &s, uint32_t groups, uint32_t group, uint32_t cols, uint32_t parts,
+                      uint32_t cluster) {
+    const double steps = (double)groups * ceil_div(cols, parts), at_work = 0.5 * (s.warps + group * parts),
+                 rows = group * s.slabs > 8 ? 1.03 : 1.0, decoding = steps * at_work * s.slabs * s.slab_us * rows,
+                 busy = s.by_memory && s.mean_us > 0 ? 0.2 * decoding + 0.8 * s.mean_us : decoding,
+                 waiting = steps * s.alone_us, cost = busy > waiting ? busy : waiting;
+    if (cluster * parts == 1)
+        return cost;
+    const double meeting = cluster > 2 ? 2.4 : cluster > 1 ? 1.35 : 0.4, bytes_per_us = cluster > 1 ? 40e3 : 150e3;
+    return cost + groups * (meeting + 0.02 * cluster * parts + group * parts * s.sums / bytes_per_us);
+}
+
+/* ---- layers ---- */
+
+static constexpr uint32_t kMaxClusters = 1024; /* that the search looks at */
+
+/* A layer's best part for each number of clusters that it may get. */
+struct layer_cuts {
+    double us[kMaxClusters];
+    uint8_t parts[kMaxClusters];
+};
+
+static void find_layer_cuts(const walk_shape &s, uint32_t cluster, uint32_t clusters, layer_cuts *cuts) {
+    const uint32_t cols = ceil_div(s.cols, cluster);
+    for (uint32_t n = 1; n <= clusters; n++) {
+        const uint32_t most_units = s.units ? ceil_div(s.units, n) : 1;
+        cuts->us[n - 1] = HUGE_VAL;
+        for (uint32_t parts = 1; parts <= s.warps && (parts == 1 || parts <= cols); parts++) {
+            const uint32_t at_once = s.warps / parts, group = at_once < most_units ? at_once : most_units;
+            const double us = walk_us(s, ceil_div(most_units, group), group, cols, parts, cluster);
+            if (us < cuts->us[n - 1]) {
+                cuts->us[n - 1] = us;
+                cuts->parts[n - 1] = (uint8_t)parts;
+            }
+        }
+    }
+}
+
+/* The fewest clusters with which a layer takes `us` at most; 0: none. */
+static uint32_t clusters_within(const layer_cuts &cuts, const walk_shape &s, uint32_t clusters, double us) {
+    const uint32_t most = s.units < clusters ? s.units : clusters;
+    for (uint32_t n = 1; n <= (most ? most : 1); n++)
+        if (cuts.us[n - 1] <= us)
+            return n;
+    return 0;
+}
+
+/* Whether all layers can be done in `us`; then n[] are the clusters of each. */
+static bool share_clusters(const layer_cuts *cuts, const walk_shape *shapes, uint32_t count, uint32_t clusters,
+                           double us, uint32_t *n) {
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        n[i] = clusters_within(cuts[i], shapes[i], clusters, us);
+        if (n[i] == 0)
+            return false;
+        sum += n[i];
+    }
+    return sum <= clusters;
+}
+
+/* Bytes of sums of the launch. */
+static uint32_t sums_of(const trf_group_choice *choice, uint32_t count) {
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const trf_group_part *part = &choice->parts[i];
+        const uint32_t bytes = part->parts * (part->group * sum_bytes(choice->slabs) +
+                                              (choice->cluster > 1 ? choice->cluster * kPieceBytes : 0));
+        most = choice->cluster * part->parts > 1 && bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* Takes this kernel and size of cluster if they are better than the choice so far, and fit. cuts: room for `count`. */
+static void consider(const trf_group_product *products, uint32_t count, const trf_device_limits *limits, uint32_t slabs,
+                     uint32_t cluster, uint32_t clusters, uint32_t warps, layer_cuts *cuts, trf_group_choice *best) {
+    walk_shape shapes[TRF_GROUP_LAYERS];
+    trf_group_choice made = {};
+    uint32_t n[TRF_GROUP_LAYERS];
+    double mean_us = 0, low = 0, high = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        shapes[i] = shape_of(products[i].view, slabs, warps, products[i].m);
+        if (cluster > 1 && cluster > shapes[i].cols)
+            return; /* a block without columns */
+        mean_us += (double)shapes[i].units * shapes[i].cols * slabs * shapes[i].slab_us / limits->multiprocessors;
+        const uint32_t bytes = (products[i].facts->max_stream_bytes + 15) / 16 * 16;
+        made.stream_bytes = bytes > made.stream_bytes ? bytes : made.stream_bytes;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        shapes[i].mean_us = mean_us;
+        find_layer_cuts(shapes[i], cluster, clusters, &cuts[i]);
+        high = cuts[i].us[0] > high ? cuts[i].us[0] : high;
+    }
+    if (!share_clusters(cuts, shapes, count, clusters, high, n))
+        return;
+    for (int i = 0; i < 40; i++) {
+        const double middle = 0.5 * (low + high);
+        if (share_clusters(cuts, shapes, count, clusters, middle, n))
+            high = middle;
+        else
+            low = middle;
+    }
+    share_clusters(cuts, shapes, count, clusters, high, n);
+    made.slabs = slabs;
+    made.warps = warps;
+    made.cluster = cluster;
+    made.microseconds = high;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t most_units = shapes[i].units ? ceil_div(shapes[i].units, n[i]) : 1;
+        made.parts[i].clusters = n[i];
+        made.parts[i].parts = cuts[i].parts[n[i] - 1];
+        made.parts[i].group = warps / made.parts[i].parts < most_units ? warps / made.parts[i].parts : most_units;
+    }
+    if (high < best->microseconds &&
+        fits(lay_out(products[0].view, made.stream_bytes, slabs, warps, sums_of(&made, count)), limits))
+        *best = made;
+}
+
+/* Edges' sums and x with whole 16 bytes, layer by layer. */
+static void lay_out_workspace(const trf_group_product *products, uint32_t count, trf_group_choice *choice) {
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const trf_device_view *view = products[i].view;
+        choice->parts[i].edges = at;
+        at += align_256(products[i].facts->irregular_weights ? 4ull * products[i].m * view->rows : 0);
+        choice->parts[i].padded_x = at;
+        at += align_256(2ull * products[i].m * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
+    }
+    choice->workspace_bytes = at;
+}
+
+int trf_group_choose(const trf_group_product *products, uint32_t count, const trf_device_limits *limits,
+                     trf_group_choice *choice) {
+    layer_cuts *const cuts = (layer_cuts *)malloc(TRF_GROUP_LAYERS * sizeof *cuts);
+    trf_group_choice best = {};
+    best.microseconds = HUGE_VAL;
+    if (!cuts)
+        return 0; /* then each of them runs alone */
+    for (uint32_t slabs = 1; slabs <= 2; slabs++)
+        for (uint32_t size = 0; size < TRF_CLUSTER_SIZES && has_kernel(products[0].view, slabs); size++) {
+            const uint32_t most = trf_group_warps(products[0].view->class_bits, slabs),
+                           clusters = limits->clusters[size] < kMaxClusters ? limits->clusters[size] : kMaxClusters;
+            for (uint32_t warps = most; warps >= 8 && clusters >= count; warps -= 2)
+                consider(products, count, limits, slabs, 1u << size, clusters, warps, cuts, &best);
+        }
+    free(cuts);
+    if (best.microseconds == HUGE_VAL)
+        return 0;
+    lay_out_workspace(products, count, &best);
+    *choice = best;
+    return 1;
+}
+
+/* ---- launches ---- */
+
+static cudaError_t launch(trf_group_kernel kernel, const trf_group_args &args, uint32_t blocks, uint32_t warps,
+                          uint32_t shared_bytes, cudaStream_t stream) {
+    cudaFuncAttributes attributes = {};
+    cudaError_t status = trf_allow_all_shared((const void *)kernel, &attributes);
+    if (status != cudaSuccess)
+        return status;
+    cudaLaunchAttribute launch_attributes[2];
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(32 * warps);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = launch_attributes;
+    if (attributes.ptxVersion >= 90) /* code that the driver made from older PTX does not wait for its predecessor */
+        allow_early(&config);
+    if (args.cluster > 1)
+        form_clusters(&config, args.cluster);
+    return cudaLaunchKernelEx(&config, kernel, args);
+}
+
+/* What layers and experts have in common. cols: columns of slabs; units of the layer. */
+static void describe(const trf_device_view *view, uint32_t slabs, trf_dtype y_dtype, trf_fused_args *args) {
+    const uint32_t cols = trf_regular_slab_cols(*view);
+    args->view = *view;
+    args->y_dtype = y_dtype;
+    args->x_stride = view->cols;
+    args->units = cols ? ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
+    args->whole_rows = args->units ? view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS : 0;
+    args->cols_each = cols;
+    args->cluster = 1;
+    args->sums_stride = sum_bytes(slabs);
+}
+
+/* x in whole 16 bytes, and the edges' part of y. */
+static int prepare_layer(const trf_group_product *product, const trf_group_part *part, const void *x, uint8_t *base,
+                         trf_fused_args *args, trf_stream stream) {
+    const trf_device_view *view = product->view;
+    args->x = x;
+    if (view->cols % 8 || (uintptr_t)x % 16) {
+        args->x_stride = (view->cols + 7) / 8 * 8;
+        args->x = base + part->padded_x;
+        int status = trf_launch_pad_x(x, product->m, view->cols, base + part->padded_x, args->x_stride, stream);
+        if (status)
+            return status;
+    }
+    if (!product->facts->irregular_weights)
+        return cudaSuccess;
+    float *edges = (float *)(base + part->edges);
+    args->edges = edges;
+    return trf_launch_linear_edges(view, product->m, product->x_dtype, args->x, args->x_stride, edges, stream);
+}
+
+int trf_group_launch(const trf_group_product *products, uint32_t count, const trf_group_choice *choice,
+                     const void *const *x, void *const *y, void *workspace, trf_stream stream) {
+    const trf_device_view *first = products[0].view;
+    const shared_layout layout =
+        lay_out(first, choice->stream_bytes, choice->slabs, choice->warps, sums_of(choice, count));
+    trf_group_args args = {};
+    args.shared = layout.plan;
+    args.sums = layout.sums;
+    args.cluster = choice->cluster;
+    args.count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        const trf_group_part *part = &choice->parts[i];
+        trf_fused_args *a = &args.layers[i];
+        describe(products[i].view, choice->slabs, products[i].y_dtype, a);
+        a->m = products[i].m;
+        a->y = y[i];
+        a->cluster = choice->cluster;
+        a->parts = part->parts;
+        a->group = part->group;
+        a->units_each = a->units / part->clusters;
+        a->units_more = a->units % part->clusters;
+        a->cols_more = a->cols_each % choice->cluster;
+        a->cols_each /= choice->cluster;
+        args.first_cluster[i + 1] = args.first_cluster[i] + part->clusters;
+        int status = prepare_layer(&products[i], part, x[i], (uint8_t *)workspace, a, stream);
+        if (status)
+            return status;
+    }
+    return launch(kernel_of(first, choice->slabs, products[0].x_dtype), args, args.first_cluster[count] * args.cluster,
+                  choice->warps, layout.bytes, stream);
+}
+
+/* ---- experts ---- */
+
+static constexpr double kExpertBeginUs = 4.0; /* arguments, directory, table, first slabs: three latencies of memory */
+static constexpr uint32_t kExpertRows = 4;    /* of x, for estimates */
+
+/* All ways to cut, and the least time a unit of them. */
+static double find_expert_cuts(const walk_shape &s, trf_experts_choice *choice) {
+    double least = HUGE_VAL;
+    choice->num_cuts = 0;
+    for (uint32_t parts = 1; parts <= s.warps && (parts == 1 || parts <= s.cols); parts++) {
+        const uint32_t units = s.units ? s.units : 1, at_once = s.warps / parts,
+                       group = at_once < units ? at_once : units;
+        const double us = walk_us(s, 1, group, s.cols, parts, 1);
+        trf_expert_cut *cut = &choice->cuts[choice->num_cuts++];
+        cut->group = group;
+        cut->parts = parts;
+        cut->grains = ceil_div(units, group);
+        cut->grain_ns = (uint32_t)fmin(1000 * us + 1, 4e9);
+        least = fmin(least, us * cut->grains);
+    }
+    return least;
+}
+
+int trf_experts_choose(const trf_device_view *view, uint32_t stream_bytes, const trf_device_limits *limits,
+                       trf_experts_choice *choice) {
+    double least = HUGE_VAL;
+    for (uint32_t slabs = 1; slabs <= 2; slabs++) {
+        if (!has_kernel(view, slabs))
+            continue;
+        for (uint32_t warps = trf_group_warps(view->class_bits, slabs); warps >= 8; warps--) {
+            trf_experts_choice made = *choice;
+            if (!fits(lay_out(view, stream_bytes, slabs, warps, warps * sum_bytes(slabs)), limits))
+                continue;
+            made.slabs = slabs;
+            made.warps = warps;
+            made.stream_bytes = stream_bytes;
+            made.begin_ns = (uint32_t)(1000 * kExpertBeginUs);
+            const double us = find_expert_cuts(shape_of(view, slabs, warps, kExpertRows), &made);
+            if (us < least) {
+                least = us;
+                *choice = made;
+            }
+        }
+    }
+    return least < HUGE_VAL;
+}
+
+struct experts_workspace {
+    uint64_t padded_x, bytes; /* edges are at 0 */
+};
+
+static experts_workspace experts_layout(const trf_device_view *view, const trf_experts_choice *choice,
+                                        uint32_t max_rows) {
+    experts_workspace at;
+    at.padded_x = choice->edges ? align_256(4ull * max_rows * view->rows) : 0;
+    at.bytes = at.padded_x + align_256(2ull * max_rows * ((view->cols + 7) / 8 * 8)); /* x may be misaligned */
+    return at;
+}
+
+uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows) {
+    return experts_layout(view, choice, max_rows).bytes;
+}
+
+int trf_experts_launch(const trf_experts_call *call, const trf_experts_choice *choice, const trf_device_limits *limits,
+                       trf_stream stream) {
+    const trf_device_view *view = call->view;
+    const experts_workspace at = experts_layout(view, choice, call->max_rows);
+    const shared_layout layout =
+        lay_out(view, choice->stream_bytes, choice->slabs, choice->warps, choice->warps * sum_bytes(choice->slabs));
+    trf_group_args args = {};
+    trf_expert_args *e = &args.experts;
+    args.shared = layout.plan;
+    args.sums = layout.sums;
+    args.cluster = 1;
+    describe(view, choice->slabs, call->y_dtype, &e->common);
+    e->common.x = call->x;
+    e->common.y = call->y;
+    e->experts = call->experts_dev;
+    e->offsets = call->offsets_dev;
+    e->count = call->count;
+    e->max_rows = call->max_rows;
+    e->begin_ns = choice->begin_ns;
+    e->num_cuts = choice->num_cuts;
+    for (uint32_t i = 0; i < choice->num_cuts; i++)
+        e->cuts[i] = choice->cuts[i];
+    if (view->cols % 8 || (uintptr_t)call->x % 16) {
+        e->common.x_stride = (view->cols + 7) / 8 * 8;
+        e->common.x = call->workspace + at.padded_x;
+        int status = trf_launch_pad_tokens(call->x, call->offsets_dev + call->count, call->max_rows, view->cols,
+                                           call->workspace + at.padded_x, e->common.x_stride, stream);
+        if (status)
+            return status;
+    }
+    if (choice->edges) {
+        float *edges = (float *)call->workspace;
+        int status = trf_launch_expert_edges(call, e->common.x, e->common.x_stride, edges, stream);
+        if (status)
+            return status;
+        e->common.edges = edges;
+    }
+    return launch(kernel_of(view, choice->slabs, call->x_dtype), args, (uint32_t)limits->multiprocessors, choice->warps,
+                  layout.bytes, stream);
+}

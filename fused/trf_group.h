@@ -1,0 +1,99 @@
+/* Several layers' products in one launch, and products of experts: the choice, and the launchers. C and CUDA; launchers return a cudaError_t as an int and only enqueue
+ * work on `stream`. */
+#ifndef TRF_GROUP_H
+#define TRF_GROUP_H
+
+#include "trf_expert_cut.h"
+#include "trf_fused.h"
+#include "trf_group_limits.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether the grouped kernels take this layer and batch. @return NULL, or why not: a static string. */
+const char *trf_group_refuses(const trf_device_view *view, const trf_device_facts *facts,
+                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
+
+/* Whether one kernel takes both layers, with x of one type. */
+int trf_group_fits(const trf_device_view *view, const trf_device_view *other);
+
+/* ---- layers ---- */
+
+/* One layer's product, which trf_group_refuses takes. */
+typedef struct trf_group_product {
+    const trf_device_view *view;
+    const trf_device_facts *facts;
+    uint32_t m;
+    trf_dtype x_dtype, y_dtype;
+} trf_group_product;
+
+/* One layer's part of a launch. */
+typedef struct trf_group_part {
+    uint32_t clusters, parts, group; /* the terms are trf_fused_kernel.cuh's */
+    uint64_t edges, padded_x;        /* offsets in the workspace */
+} trf_group_part;
+
+typedef struct trf_group_choice {
+    uint32_t slabs, warps, cluster; /* slabs that a warp walks side by side; warps of a block; blocks of a cluster */
+    uint32_t stream_bytes;          /* of the layer with the longest streams */
+    double microseconds;            /* estimated, of a whole launch but what every launch takes */
+    uint64_t workspace_bytes;
+    trf_group_part parts[TRF_GROUP_LAYERS];
+} trf_group_choice;
+
+/* products: 1 to TRF_GROUP_LAYERS that fit each other (trf_group_fits), x of one type. @return whether there is a cut for them. */
+int trf_group_choose(const trf_group_product *products, uint32_t count, const trf_device_limits *limits,
+                     trf_group_choice *choice);
+
+/* y[i] = x[i] . W^T of each; products, count: those of the choice. workspace: 256-byte aligned. */
+int trf_group_launch(const trf_group_product *products, uint32_t count, const trf_group_choice *choice,
+                     const void *const *x, void *const *y, void *workspace, trf_stream stream);
+
+/* ---- experts ---- */
+
+/* One expert, as the kernels see it: an array of them lies in device memory. */
+typedef struct trf_expert {
+    trf_device_view view;
+    uint32_t has_edges, unused;
+} trf_expert;
+
+typedef struct trf_experts_choice {
+    uint32_t slabs, warps, stream_bytes, begin_ns, num_cuts;
+    uint32_t edges; /* whether any expert has some */
+    trf_expert_cut cuts[TRF_EXPERT_CUTS];
+} trf_experts_choice;
+
+/* stream_bytes: of the expert with the longest streams; view: of any. @return whether there is a cut. */
+int trf_experts_choose(const trf_device_view *view, uint32_t stream_bytes, const trf_device_limits *limits,
+                       trf_experts_choice *choice);
+
+/* A call of experts. */
+typedef struct trf_experts_call {
+    const trf_device_view *view;   /* of any expert: shape and codec */
+    const trf_expert *experts_dev; /* [count] */
+    uint32_t count, max_rows;
+    trf_dtype x_dtype, y_dtype;
+    const uint32_t *offsets_dev; /* [count + 1] */
+    const void *x;               /* device, [tokens][cols] */
+    void *y;                     /* device, [tokens][rows] */
+    uint8_t *workspace;
+} trf_experts_call;
+
+uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows);
+int trf_experts_launch(const trf_experts_call *call, const trf_experts_choice *choice, const trf_device_limits *limits,
+                       trf_stream stream);
+
+/* As trf_launch_linear_edges, for the tokens of all experts that have edges. partial: [max_rows][rows]. */
+int trf_launch_expert_edges(const trf_experts_call *call, const void *x, uint64_t x_stride, float *partial,
+                            trf_stream stream);
+
+/* As trf_launch_pad_x, for *end rows of x, a number in device memory, and max_rows at most. */
+int trf_launch_pad_tokens(const void *x, const uint32_t *end_dev, uint32_t max_rows, uint32_t cols, void *padded,
+                          uint64_t stride, trf_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

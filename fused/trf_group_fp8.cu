@@ -1,0 +1,14 @@
+/* Grouped kernels of the fp8 codecs. */
+#include "trf_group_variants.cuh"
+
+template <class Form> static trf_group_kernel trf_pick_x(bool bf16_x) {
+    return bf16_x ? trf_pick_group<Form, trf_bf16_type, 2>() : trf_pick_group<Form, trf_f16_type, 2>();
+}
+
+trf_group_kernel trf_group_fp8(bool e5m2, uint32_t class_bits, bool bf16_x) {
+    if (e5m2)
+        return class_bits == 2 ? trf_pick_x<trf_form<TRF_CODEC_E5M2, 2>>(bf16_x)
+                               : trf_pick_x<trf_form<TRF_CODEC_E5M2, 4>>(bf16_x);
+    return class_bits == 2 ? trf_pick_x<trf_form<TRF_CODEC_E4M3, 2, 0, true>>(bf16_x)
+                           : trf_pick_x<trf_form<TRF_CODEC_E4M3, 4, 0, true>>(bf16_x);
+}

@@ -1,0 +1,328 @@
+/* Products of several layers in one launch: y = x . W^T of each, batches up to 8.
+ *
+ * Two uses. *Layers*: clusters of blocks are shared out among a few layers by the host, a cluster has units of one of them. *Experts*: layers of one shape, of
+ * which only the device knows how many rows of x each one has; a block finds its part from the counts (trf_expert_cut.h), and goes through the experts that it
+ * touches, one after the other. Either way a block walks its units as trf_fused_kernel.cuh has it, whose parts this is made of; there is no straddling, and no second
+ * kernel: no sum depends on timing.
+ *
+ * A layer's arguments lie in shared memory here, since they change from block to block; what the loop over slabs reads of them it reads once a slab. The plan of
+ * shared memory, which it reads at every step, is the launch's. trf_fused_kernel.cuh has a kernel for one layer, whose arguments are constants.
+ *
+ * Shared memory: trf_shared_plan, then the warps' sums. Registers: as the kernels of one tile. */
+#ifndef TRF_GROUP_KERNEL_CUH
+#define TRF_GROUP_KERNEL_CUH
+
+#include "trf_fused_kernel.cuh"
+#include "trf_group.h"
+
+/* What experts have in common. */
+struct trf_expert_args {
+    trf_fused_args common;     /* without view, m, group, parts; x, y, edges: of the first token */
+    const trf_expert *experts; /* device, [count] */
+    const uint32_t *offsets;   /* device, [count + 1] */
+    uint32_t count, max_rows, begin_ns, num_cuts;
+    trf_expert_cut cuts[TRF_EXPERT_CUTS];
+};
+
+/* By value to every grouped kernel. */
+struct trf_group_args {
+    trf_shared_plan shared; /* of every layer */
+    uint32_t sums;          /* shared offset */
+    uint32_t cluster;       /* blocks of a cluster; 1 for experts */
+    uint32_t count;         /* of layers; 0: these are experts */
+    uint32_t first_cluster[TRF_GROUP_LAYERS + 1];
+    union {
+        trf_fused_args layers[TRF_GROUP_LAYERS];
+        trf_expert_args experts;
+    };
+};
+static_assert(sizeof(trf_group_args) <= 4096, "kernels take 4 KiB of arguments everywhere");
+
+/* What the threads of a block share. */
+struct trf_group_block {
+    trf_fused_args a; /* of the layer at hand */
+    trf_block_share share;
+    uint2 constants;
+    uint32_t tail, tails;         /* the block stores the tail-th of `tails` parts of the rows behind whole bands */
+    uint32_t expert, pass, grain; /* experts: where the block goes on */
+    uint32_t group, parts, grains;
+    uint64_t left; /* grains */
+};
+
+/* Copies words from the kernel's arguments, a warp a word at a time: constants that all lanes read at one place take one access. */
+static __device__ __forceinline__ void trf_copy_arguments(trf_fused_args &to, const trf_fused_args &from) {
+    static_assert(sizeof(trf_fused_args) % 4 == 0, "whole words");
+    const uint32_t *const words = reinterpret_cast<const uint32_t *>(&from);
+    for (uint32_t i = threadIdx.x / 32; i < sizeof(trf_fused_args) / 4; i += blockDim.x / 32)
+        reinterpret_cast<uint32_t *>(&to)[i] = words[i]; /* every lane the same */
+}
+
+/* ---- layers ---- */
+
+static __device__ __forceinline__ void trf_enter_layer(const trf_group_args &g, trf_group_block &b) {
+    const uint32_t cluster = blockIdx.x / g.cluster, rank = blockIdx.x % g.cluster;
+    uint32_t layer = 0;
+    while (cluster >= g.first_cluster[layer + 1])
+        layer++;
+    const trf_fused_args &a = g.layers[layer];
+    trf_copy_arguments(b.a, a);
+    if (threadIdx.x == 0) {
+        const uint32_t own = cluster - g.first_cluster[layer], units = a.units_each + (own < a.units_more ? 1 : 0);
+        b.share.unit = trf_share_begin(a.units_each, a.units_more, own);
+        b.share.units = units;
+        b.share.col = trf_share_begin(a.cols_each, a.cols_more, rank);
+        b.share.cols = max(a.cols_each + (rank < a.cols_more ? 1 : 0), 1u);
+        b.share.begin = 0;
+        b.share.end = (units + a.group - 1) / a.group * b.share.cols;
+        b.tail = blockIdx.x - g.first_cluster[layer] * g.cluster;
+        b.tails = (g.first_cluster[layer + 1] - g.first_cluster[layer]) * g.cluster;
+    }
+    __syncthreads();
+}
+
+/* ---- experts: warp 0 finds the way, for all ---- */
+
+static __device__ __forceinline__ trf_expert_tokens trf_tokens_of(const trf_expert_args &e, uint32_t expert) {
+    if (expert >= e.count)
+        return trf_expert_tokens{};
+    return trf_expert_tokens_of(e.offsets[expert], e.offsets[expert + 1], e.max_rows);
+}
+
+/* Passes over the 32 experts from `first` on: this lane's, added up to it, and in all. */
+static __device__ __forceinline__ uint32_t trf_scan_passes(const trf_expert_args &e, uint32_t first, uint32_t lane,
+                                                           uint32_t *up_to, uint32_t *in_all) {
+    const uint32_t passes = trf_expert_passes(trf_tokens_of(e, first + lane).count);
+    *up_to = passes;
+#pragma unroll
+    for (uint32_t distance = 1; distance < 32; distance *= 2) {
+        const uint32_t before = __shfl_up_sync(0xFFFFFFFFu, *up_to, distance);
+        *up_to += lane >= distance ? before : 0;
+    }
+    *in_all = __shfl_sync(0xFFFFFFFFu, *up_to, 31);
+    return passes;
+}
+
+static __device__ __forceinline__ uint64_t trf_count_items(const trf_expert_args &e, uint32_t lane) {
+    uint64_t items = 0;
+#pragma unroll 4
+    for (uint32_t first = 0; first < e.count; first += 32)
+        items += trf_expert_passes(trf_tokens_of(e, first + lane).count);
+#pragma unroll
+    for (uint32_t distance = 16; distance; distance /= 2)
+        items += __shfl_xor_sync(0xFFFFFFFFu, items, distance);
+    return items;
+}
+
+/* Which expert and pass an item is; there is one from expert `first` on. */
+static __device__ __forceinline__ void trf_find_item(const trf_expert_args &e, uint32_t first, uint64_t item,
+                                                     uint32_t lane, uint32_t *expert, uint32_t *pass) {
+    for (;; first += 32) {
+        uint32_t up_to, in_all;
+        const uint32_t passes = trf_scan_passes(e, first, lane, &up_to, &in_all);
+        const uint32_t beyond = __ballot_sync(0xFFFFFFFFu, item < up_to);
+        if (beyond) {
+            const int which = __ffs((int)beyond) - 1;
+            *expert = first + (uint32_t)which;
+            *pass = (uint32_t)item - __shfl_sync(0xFFFFFFFFu, up_to - passes, which);
+            return;
+        }
+        if (first + 32 >= e.count) { /* not reached unless offsets change while they are in use */
+            *expert = *pass = 0;
+            return;
+        }
+        item -= in_all;
+    }
+}
+
+/* The block's way: cut, share and first item. */
+static __device__ __forceinline__ void trf_find_way(const trf_expert_args &e, trf_group_block &b, uint32_t lane) {
+    const uint64_t items = trf_count_items(e, lane);
+    if (items == 0) {
+        b.left = 0;
+        return;
+    }
+    const uint32_t mine = min(lane, e.num_cuts - 1);
+    int whole;
+    const uint64_t cost = trf_expert_cost(&e.cuts[mine], e.begin_ns, items, gridDim.x, &whole);
+    uint64_t key = cost << 5 | mine; /* the first of the cheapest */
+#pragma unroll
+    for (uint32_t distance = 16; distance; distance /= 2) {
+        const uint64_t other = __shfl_xor_sync(0xFFFFFFFFu, key, distance);
+        key = other < key ? other : key;
+    }
+    const uint32_t chosen = (uint32_t)key % 32;
+    whole = __shfl_sync(0xFFFFFFFFu, whole, (int)chosen);
+    const trf_expert_cut &cut = e.cuts[chosen];
+    const trf_expert_share share = trf_expert_share_of(cut.grains, items, gridDim.x, whole, blockIdx.x);
+    if (share.begin < share.end)
+        trf_find_item(e, 0, share.begin / cut.grains, lane, &b.expert, &b.pass);
+    b.grain = (uint32_t)(share.begin % cut.grains);
+    b.left = share.end - share.begin;
+    b.group = cut.group;
+    b.parts = cut.parts;
+    b.grains = cut.grains;
+}
+
+/* Sets the block's arguments for the item at hand: as many of its grains as the block has. */
+static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e, trf_group_block &b) {
+    const trf_expert &expert = e.experts[b.expert];
+    for (uint32_t i = threadIdx.x; i < sizeof(trf_device_view) / 4; i += blockDim.x)
+        reinterpret_cast<uint32_t *>(&b.a.view)[i] = __ldg(reinterpret_cast<const uint32_t *>(&expert.view) + i);
+    if (threadIdx.x == blockDim.x - 1) {
+        const trf_expert_tokens tokens = trf_tokens_of(e, b.expert);
+        const uint32_t before = b.pass * TRF_EXPERT_TOKENS, units = e.common.units;
+        const uint64_t row = tokens.first + (uint64_t)before, y_bytes = e.common.y_dtype == TRF_DTYPE_F32 ? 4 : 2,
+                       rows = e.common.view.rows;
+        const uint32_t stop = (uint32_t)min((uint64_t)b.grains, b.grain + b.left);
+        b.a.m = min(tokens.count - before, (uint32_t)TRF_EXPERT_TOKENS);
+        b.a.x = (const uint8_t *)e.common.x + 2 * row * e.common.x_stride;
+        b.a.y = (uint8_t *)e.common.y + y_bytes * row * rows;
+        b.a.edges = __ldg(&expert.has_edges) ? e.common.edges + row * rows : nullptr;
+        b.a.group = b.group;
+        b.a.parts = b.parts;
+        b.share.unit = b.grain * b.group;
+        b.share.units = min(stop * b.group, units) - b.share.unit;
+        b.share.col = 0;
+        b.share.cols = max(e.common.cols_each, 1u);
+        b.share.begin = 0;
+        b.share.end = (b.share.units + b.group - 1) / b.group * b.share.cols;
+        b.tail = 0;
+        b.tails = stop == b.grains ? 1 : 0;
+    }
+    __syncthreads();
+}
+
+/* @return whether the block has anything to do. All threads call it, as the next. */
+static __device__ __forceinline__ bool trf_enter_first(const trf_group_args &g, trf_group_block &b) {
+    if (g.count) {
+        trf_enter_layer(g, b);
+        return true;
+    }
+    trf_copy_arguments(b.a, g.experts.common);
+    trf_wait_for_predecessor(); /* which may have made the offsets */
+    if (threadIdx.x < 32)
+        trf_find_way(g.experts, b, threadIdx.x);
+    __syncthreads();
+    if (b.left == 0)
+        return false;
+    trf_enter_expert(g.experts, b);
+    return true;
+}
+
+/* @return whether there is more. */
+static __device__ __forceinline__ bool trf_enter_next(const trf_group_args &g, trf_group_block &b) {
+    if (g.count)
+        return false;
+    __syncthreads(); /* sums and arguments have been read */
+    if (threadIdx.x < 32) {
+        const trf_expert_args &e = g.experts;
+        const uint64_t done = min((uint64_t)(b.grains - b.grain), b.left);
+        uint32_t expert = b.expert, pass = b.pass + 1;
+        if (b.left > done && pass >= trf_expert_passes(trf_tokens_of(e, expert).count))
+            trf_find_item(e, expert + 1, 0, threadIdx.x, &expert, &pass);
+        __syncwarp(); /* all lanes have read */
+        if (threadIdx.x == 0) {
+            b.left -= done;
+            b.expert = expert;
+            b.pass = pass;
+            b.grain = 0;
+        }
+    }
+    __syncthreads();
+    if (b.left == 0)
+        return false;
+    trf_enter_expert(g.experts, b);
+    return true;
+}
+
+/* ---- the walk ---- */
+
+/* Rows behind the last whole band have edges only. */
+static __device__ __forceinline__ void trf_store_tail(const trf_group_block &b) {
+    const trf_fused_args &a = b.a;
+    const uint32_t count = a.view.rows - a.whole_rows;
+    const uint64_t places = b.tails ? (uint64_t)count * a.m : 0, stride = (uint64_t)b.tails * blockDim.x;
+    for (uint64_t i = (uint64_t)b.tail * blockDim.x + threadIdx.x; i < places; i += stride)
+        trf_store_y(a, (uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count), 0.0f);
+}
+
+/* Goes through the groups of units of b.share. */
+template <class Form, class Product, int kSlabs, int kP, int kLog>
+static __device__ __forceinline__ void trf_walk_share(const trf_group_args &g, trf_group_block &b, Product &product,
+                                                      trf_stager<kSlabs> &stager, const trf_lane_rule<kP, kLog> &rule,
+                                                      const trf_int_planes &planes, uint32_t shared, uint32_t warp,
+                                                      uint32_t lane) {
+    const trf_fused_args &a = b.a;
+    const uint32_t place = warp % a.group, part = warp / a.group;
+    const trf_part_grid grid = {b.share, a.group, part, a.parts};
+    const bool joins = a.cluster * a.parts > 1;
+#pragma unroll 1
+    for (uint32_t n = 0; n * b.share.cols < b.share.end; n++) {
+        const uint32_t first = b.share.unit + n * a.group, here = min(a.group, b.share.units - n * a.group);
+        trf_walk_slabs<Form>(a.view, g.shared, planes, stager, rule, shared + g.shared.pair_masks, grid, first + place,
+                             lane, product);
+        if (!joins) {
+            if (place < here && part == 0)
+                product.finish(first + place);
+            product.clear();
+            continue;
+        }
+        if (g.cluster > 1 || n > 0)
+            trf_cluster_wait(g.cluster); /* the blocks are there; sums of the group before are read */
+        if (part < a.parts)
+            trf_leave_sums<Product>(product, a, shared + g.sums, warp, place, part);
+        trf_cluster_arrive(g.cluster);
+        trf_cluster_wait(g.cluster);
+        trf_finish_group<Product>(a, shared + g.sums, first, here, nullptr);
+        if ((n + 1) * b.share.cols < b.share.end)
+            trf_cluster_arrive(g.cluster);
+        product.clear();
+    }
+}
+
+template <class Form, class Type, int kSlabs>
+static __device__ __forceinline__ void trf_group_segment(const trf_group_args &g, trf_group_block &b,
+                                                         const uint8_t *shared_memory) {
+    using Product = trf_product<Form, Type, kSlabs, 1, false, false>;
+    constexpr int kP = kUsualP<Form>, kLog = trf_fused_table_log(Form::kClassBits, kSlabs);
+    const trf_fused_args &a = b.a;
+    const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const trf_table_source<kP> table_source(a.view);
+    const uint32_t place = warp % a.group, part = warp / a.group;
+    const trf_part_grid grid = {b.share, a.group, part, a.parts};
+    const trf_walk walk = part < a.parts ? grid.start(place) : trf_walk{};
+    const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
+    trf_stager<kSlabs> stager;
+    trf_start<Form>(stager, a.view, g.shared, planes, walk, grid, shared + g.shared.warps + warp * g.shared.warp_bytes,
+                    lane);
+    trf_build_constants<Form, kP, kLog>(a.view, table_source, shared, g.shared, &b.constants);
+    __syncthreads();
+    trf_wait_for_predecessor();
+
+    Product product(a, lane);
+    const trf_lane_rule<kP, kLog> rule =
+        trf_lane_rule_of<kP, kLog>(a.view, shared_memory, g.shared.table_log, trf_shared_address(&b.constants), lane);
+    if (stager.bytes[0])
+        product.slab_ahead(stager.entered);
+    trf_walk_share<Form>(g, b, product, stager, rule, planes, shared, warp, lane);
+    trf_copy_wait<0>();
+    trf_store_tail(b);
+}
+
+template <class Form, class Type, int kSlabs, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, 1) trf_grouped(const __grid_constant__ trf_group_args g) {
+    if constexpr (TRF_LARGE_SHARED) {
+        extern __shared__ __align__(1024) uint8_t shared_memory[];
+        __shared__ trf_group_block b;
+        trf_allow_successor();
+        trf_cluster_arrive(g.cluster);
+        bool more = trf_enter_first(g, b);
+#pragma unroll 1
+        while (more) {
+            trf_group_segment<Form, Type, kSlabs>(g, b, shared_memory);
+            more = trf_enter_next(g, b);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,10 @@
+/* How many layers one grouped launch takes. */
+#ifndef TRF_GROUP_LIMITS_H
+#define TRF_GROUP_LIMITS_H
+
+enum {
+    TRF_GROUP_LAYERS = 8, /* whose arguments fit in a kernel's */
+    TRF_GROUP_MAX_M = 8   /* rows of x */
+};
+
+#endif

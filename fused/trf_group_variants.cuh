@@ -1,0 +1,32 @@
+/* The list of grouped kernels, and how to get at them; as trf_fused_variants.cuh, for usual p (trf_has_usual_p), without scales of groups, and batches up to 8:
+ *
+ *   codec       type of x    slabs a warp
+ *   bf16, fp16  its own      1, 2
+ *   e4m3, e5m2  F16, BF16    2
+ *   int         F16, BF16    2
+ *
+ * each with quads and pairs. Int has kernels for the raw bits that it mostly has, too. */
+#ifndef TRF_GROUP_VARIANTS_CUH
+#define TRF_GROUP_VARIANTS_CUH
+
+#include "trf_fused_variants.cuh"
+#include "trf_group_kernel.cuh"
+
+typedef void (*trf_group_kernel)(trf_group_args);
+
+/* Warps of a block. */
+static constexpr uint32_t trf_group_warps(uint32_t class_bits, uint32_t slabs) {
+    return (uint32_t)trf_fused_warps((int)class_bits, false, 1, slabs == 2 ? TRF_GEOMETRY_TWO : TRF_GEOMETRY_ONE);
+}
+
+template <class Form, class Type, int kSlabs> static trf_group_kernel trf_pick_group() {
+    return trf_grouped<Form, Type, kSlabs, trf_group_warps(Form::kClassBits, kSlabs)>;
+}
+
+/* One for each .cu. bf16_x: the type of x where the codec takes both. */
+trf_group_kernel trf_group_bf16(uint32_t class_bits, uint32_t slabs);
+trf_group_kernel trf_group_fp16(uint32_t class_bits, uint32_t slabs);
+trf_group_kernel trf_group_fp8(bool e5m2, uint32_t class_bits, bool bf16_x);
+trf_group_kernel trf_group_int(uint32_t class_bits, uint32_t raw_bits, bool bf16_x);
+
+#endif

@@ -1,0 +1,59 @@
+/* What stands behind trf_layer_group and trf_experts; loader/trf_group.c and trf_experts.c have the public functions. */
+#ifndef TRF_LAYER_GROUP_H
+#define TRF_LAYER_GROUP_H
+
+#include "trf_context.h"
+#include "trf_group.h"
+
+/* One product of a group. */
+typedef struct trf_group_entry {
+    const trf_device_layer *layer;
+    trf_linear_plan plan; /* the layer's alone */
+    int grouped;          /* the device's launches have it; else trf_linear */
+} trf_group_entry;
+
+/* A launch of several layers. */
+typedef struct trf_group_launch_plan {
+    trf_group_choice choice;
+    uint32_t count, members[TRF_GROUP_LAYERS]; /* of entries */
+} trf_group_launch_plan;
+
+struct trf_layer_group {
+    trf_context *context;
+    uint32_t count, num_launches;
+    uint64_t workspace_bytes;
+    trf_group_entry *entries;        /* [count] */
+    trf_group_launch_plan *launches; /* [num_launches]; room for one for each entry */
+};
+
+struct trf_experts {
+    trf_context *context;
+    trf_device_layer **layers; /* [count] */
+    uint32_t count, serial;
+    int owned;           /* the layers go with it */
+    trf_layer_info info; /* of the first one */
+    /* A GPU's. */
+    trf_expert *experts_dev;     /* [count] */
+    trf_experts_choice choice;   /* if they are not refused */
+    const char *refusals[2];     /* of x in F16, in BF16; NULL: taken */
+    uint32_t refused_experts[2]; /* the first one for which that holds */
+};
+
+typedef struct trf_group_kind {
+    /* Decides which entries run together: sets their `grouped`, launches and num_launches, and raises workspace_bytes to what these need. */
+    void (*form)(trf_layer_group *group);
+    /* The launches alone. x, y: of all entries. */
+    trf_status (*run)(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
+                      trf_stream stream, trf_error *err);
+    /* Fills what is the device's. */
+    trf_status (*fill_experts)(trf_experts *experts, trf_error *err);
+    void (*destroy_experts)(trf_experts *experts);
+    /* Sets workspace_bytes; all else is set. */
+    trf_status (*plan_experts)(const trf_experts *experts, trf_experts_plan *plan, trf_error *err);
+    trf_status (*linear_experts)(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
+                                 const uint32_t *offsets, void *y, void *workspace, trf_stream stream, trf_error *err);
+} trf_group_kind;
+
+extern const trf_group_kind trf_cuda_groups;
+
+#endif

@@ -1,0 +1,237 @@
+/* Mixtures of experts: the public functions, and how a device without kernels for them goes through the experts. */
+#include "trf_device_kinds.h"
+#include "trf_layer_group.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- making ---- */
+
+static trf_status trf_check_experts(trf_device_layer *const *layers, uint32_t count, trf_error *err) {
+    for (uint32_t i = 0; i < count; i++) {
+        const trf_device_layer *layer = layers[i], *first = layers[0];
+        if (!layer || !first)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "expert %u is missing", i);
+        if (layer->context != first->context)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "expert %u is of another context", i);
+        if (layer->info.rows != first->info.rows || layer->info.cols != first->info.cols ||
+            layer->info.codec != first->info.codec)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                            "expert %u is %ux%u of codec %s, expert 0 %ux%u of codec %s", i, layer->info.rows,
+                            layer->info.cols, trf_codec_name(layer->info.codec), first->info.rows, first->info.cols,
+                            trf_codec_name(first->info.codec));
+        if (layer->cut.rows != layer->view.rows || layer->cut.cols != layer->view.cols)
+            return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                            "expert %u is a shard that does not begin and end with tiles of %d", i, TRF_TILE_SIZE);
+    }
+    return TRF_OK;
+}
+
+trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, trf_experts **experts, trf_error *err) {
+    static atomic_uint serials;
+    if (!layers || !experts || count < 1)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "experts need layers");
+    trf_status status = trf_check_experts(layers, count, err);
+    if (status != TRF_OK)
+        return status;
+    trf_experts *made = calloc(1, sizeof *made);
+    trf_device_layer **list = calloc(count, sizeof *list);
+    if (made && list) {
+        memcpy(list, layers, count * sizeof *list);
+        made->context = layers[0]->context;
+        made->layers = list;
+        made->count = count;
+        made->serial = atomic_fetch_add(&serials, 1) + 1; /* a plan of zeros is no experts' */
+        made->info = layers[0]->info;
+        if (made->context->kind->groups)
+            status = made->context->kind->groups->fill_experts(made, err);
+    } else {
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
+    }
+    if (status != TRF_OK) {
+        free(list);
+        free(made);
+        return status;
+    }
+    *experts = made;
+    return TRF_OK;
+}
+
+void trf_experts_destroy(trf_experts *experts) {
+    if (!experts)
+        return;
+    if (experts->context->kind->groups)
+        experts->context->kind->groups->destroy_experts(experts);
+    for (uint32_t i = 0; experts->owned && i < experts->count; i++)
+        trf_device_layer_destroy(experts->layers[i]);
+    free(experts->layers);
+    free(experts);
+}
+
+uint32_t trf_experts_count(const trf_experts *experts) { return experts->count; }
+
+const trf_device_layer *trf_experts_layer(const trf_experts *experts, uint32_t index) {
+    return index < experts->count ? experts->layers[index] : NULL;
+}
+
+/* ---- loading ---- */
+
+/* The stack's name, without _trf, and how many experts it has. name: the checkpoint's. */
+static trf_status trf_find_stack(trf_checkpoint *checkpoint, const char *tensor, const char **name, uint32_t *count,
+                                 trf_error *err) {
+    static const char suffix[] = "_trf";
+    for (uint64_t i = 0; i < trf_checkpoint_num_tensors(checkpoint); i++) {
+        trf_tensor_info info;
+        trf_status status = trf_checkpoint_tensor(checkpoint, i, &info, err);
+        if (status != TRF_OK)
+            return status;
+        const size_t length = strlen(info.name);
+        if (strncmp(tensor, info.name, length) != 0 ||
+            (tensor[length] && !(info.compressed && strcmp(tensor + length, suffix) == 0)))
+            continue;
+        if (!info.compressed || info.num_dims != 3 || info.blobs < 1 || info.blobs > UINT32_MAX)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tensor '%s' is no compressed stack of experts",
+                            tensor);
+        *name = info.name;
+        *count = (uint32_t)info.blobs;
+        return TRF_OK;
+    }
+    return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "there is no tensor '%s'", tensor);
+}
+
+/* Fills layers[count]; *loaded of them are there, also after a failure. */
+static trf_status trf_load_stack(trf_context *context, trf_checkpoint *checkpoint, const char *name, uint32_t count,
+                                 const trf_load_options *options, trf_device_layer **layers, uint32_t *loaded,
+                                 trf_error *err) {
+    const size_t room = strlen(name) + sizeof "[4294967295]";
+    char *expert = malloc(room);
+    trf_status status = TRF_OK;
+    if (!expert)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a name");
+    for (*loaded = 0; *loaded < count && status == TRF_OK; *loaded += status == TRF_OK) {
+        snprintf(expert, room, "%s[%u]", name, *loaded);
+        status = trf_device_layer_load(context, checkpoint, expert, options, &layers[*loaded], err);
+    }
+    free(expert);
+    return status;
+}
+
+trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
+                            const trf_load_options *options, trf_experts **experts, trf_error *err) {
+    if (!context || !checkpoint || !tensor || !experts)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "loading experts needs a context, a checkpoint and a name");
+    const char *name = NULL;
+    uint32_t count = 0, loaded = 0;
+    trf_experts *made = NULL;
+    trf_status status = trf_find_stack(checkpoint, tensor, &name, &count, err);
+    if (status != TRF_OK)
+        return status;
+    trf_device_layer **layers = calloc(count, sizeof *layers);
+    if (!layers)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
+    status = trf_load_stack(context, checkpoint, name, count, options, layers, &loaded, err);
+    if (status == TRF_OK)
+        status = trf_experts_create(layers, count, &made, err);
+    for (uint32_t i = 0; status != TRF_OK && i < loaded; i++)
+        trf_device_layer_destroy(layers[i]);
+    free(layers);
+    if (status != TRF_OK)
+        return status;
+    made->owned = 1;
+    *experts = made;
+    return TRF_OK;
+}
+
+/* ---- products ---- */
+
+enum {
+    CHOICE_SERIAL = 7 /* the word of a plan's choice that is not the device's */
+};
+
+trf_status trf_experts_plan_init(const trf_experts *experts, uint32_t max_tokens, trf_dtype x_dtype, trf_dtype y_dtype,
+                                 trf_experts_plan *plan, trf_error *err) {
+    if (!experts || !plan)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a plan needs experts");
+    if (max_tokens > TRF_EXPERT_MAX_ROWS)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u tokens; %d are the limit", max_tokens,
+                        TRF_EXPERT_MAX_ROWS);
+    trf_experts_plan made = {.max_tokens = max_tokens, .x_dtype = x_dtype, .y_dtype = y_dtype};
+    trf_status status = trf_check_types(&experts->info, max_tokens, x_dtype, y_dtype, err);
+    if (status != TRF_OK)
+        return status;
+    if (experts->context->kind->groups) {
+        status = experts->context->kind->groups->plan_experts(experts, &made, err);
+    } else { /* of the layers one by one, which are of one shape */
+        trf_linear_plan inner = {.m = max_tokens, .x_dtype = x_dtype, .y_dtype = y_dtype};
+        status = experts->context->kind->plan(experts->layers[0], TRF_PATH_FUSED, &inner, err);
+        made.workspace_bytes = inner.workspace_bytes;
+        memcpy(made.choice, inner.choice, sizeof made.choice);
+    }
+    if (status != TRF_OK)
+        return status;
+    made.choice[CHOICE_SERIAL] = experts->serial;
+    *plan = made;
+    return TRF_OK;
+}
+
+/* One expert after the other, with offsets that this process reads. */
+static trf_status trf_run_experts(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
+                                  const uint32_t *offsets, void *y, void *workspace, trf_stream stream,
+                                  trf_error *err) {
+    const uint64_t x_bytes = experts->info.cols * (uint64_t)trf_dtype_bytes(plan->x_dtype),
+                   y_bytes = experts->info.rows * (uint64_t)trf_dtype_bytes(plan->y_dtype);
+    trf_status status = TRF_OK;
+    for (uint32_t i = 0; i < experts->count && (status == TRF_OK || status == TRF_ERR_STREAM); i++) {
+        const trf_expert_tokens tokens = trf_expert_tokens_of(offsets[i], offsets[i + 1], plan->max_tokens);
+        trf_linear_plan inner = {.m = tokens.count, .x_dtype = plan->x_dtype, .y_dtype = plan->y_dtype};
+        trf_error failure = {0};
+        if (!tokens.count)
+            continue;
+        inner.path = TRF_PATH_FUSED;
+        inner.workspace_bytes = plan->workspace_bytes;
+        memcpy(inner.choice, plan->choice, sizeof inner.choice);
+        const trf_status one =
+            experts->context->kind->linear(experts->layers[i], &inner, (const uint8_t *)x + tokens.first * x_bytes,
+                                           (uint8_t *)y + tokens.first * y_bytes, workspace, stream, &failure);
+        if (one != TRF_OK && status == TRF_OK)
+            status = trf_fail(err, one, failure.offset, "expert %u: %s", i, failure.message);
+    }
+    return status;
+}
+
+trf_status trf_experts_linear(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
+                              const uint32_t *offsets, void *y, void *workspace, trf_stream stream, trf_error *err) {
+    if (!experts || !plan || !x || !offsets || !y)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "a product of experts needs experts, a plan, x, offsets and y");
+    if (plan->choice[CHOICE_SERIAL] != experts->serial)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to other experts");
+    if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype) ||
+        (uintptr_t)offsets % sizeof *offsets)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x, offsets and y must be aligned to their elements");
+    if (plan->workspace_bytes && (!workspace || (uintptr_t)workspace % TRF_PART_ALIGNMENT))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "the plan needs a %d-byte aligned workspace of %llu bytes", TRF_PART_ALIGNMENT,
+                        (unsigned long long)plan->workspace_bytes);
+    const trf_group_kind *groups = experts->context->kind->groups;
+    if (groups)
+        return groups->linear_experts(experts, plan, x, offsets, y, workspace, stream, err);
+    return trf_run_experts(experts, plan, x, offsets, y, workspace, stream, err);
+}
+
+trf_status trf_experts_check(const trf_experts *experts, trf_error *err) {
+    for (uint32_t i = 0; i < experts->count; i++) {
+        trf_error failure = {0};
+        const trf_status status = trf_device_layer_check(experts->layers[i], &failure);
+        if (status != TRF_OK) {
+            trf_fail(err, status, failure.offset, "expert %u: %s", i, failure.message);
+            if (err)
+                err->cuda = failure.cuda;
+            return status;
+        }
+    }
+    return TRF_OK;
+}

@@ -1,0 +1,180 @@
+/* How grouped launches and experts are cut, which needs no device. */
+#include "common/run_suite.h"
+#include "trf_group.h"
+
+#include <check.h>
+#include <string.h>
+
+/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
+#define EXPECT(condition)                                                                                              \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            ck_abort_msg("%s", #condition);                                                                            \
+    } while (0)
+
+static const trf_device_limits kDevices[] = {
+    {132, 232448, 90, {132, 66, 32, 16}},
+    {132, 232448, 90, {132, 66, 0, 0}},
+    {16, 232448, 90, {16, 7, 3, 1}},
+    {108, 166912, 80, {108, 0, 0, 0}},
+};
+static const uint32_t kRows[] = {1, 31, 32, 33, 100, 1024, 2048, 4096, 14336, 65536};
+static const uint32_t kCols[] = {1, 48, 64, 100, 128, 256, 1024, 1536, 4096, 5632};
+enum {
+    NUM_DEVICES = sizeof kDevices / sizeof kDevices[0],
+    NUM_ROWS = sizeof kRows / sizeof kRows[0],
+    NUM_COLS = sizeof kCols / sizeof kCols[0],
+    NUM_SHAPES = NUM_ROWS * NUM_COLS,
+    NUM_KINDS = 8 /* codec, symbols, slabs */
+};
+
+static trf_device_view view_of(uint32_t kind, uint32_t rows, uint32_t cols) {
+    const uint32_t class_bits = kind & 1 ? 4 : 2, usual_p = class_bits == 2 ? 9 : 10, slab_cols = kind & 2 ? 128 : 256;
+    return (trf_device_view){.rows = rows,
+                             .cols = cols,
+                             .num_tiles_row = (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
+                             .num_tiles_col = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
+                             .slab_cols = slab_cols,
+                             .num_slab_cols = (cols + slab_cols - 1) / slab_cols,
+                             .num_bands = (rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
+                             .codec = kind & 4 ? TRF_CODEC_E4M3 : TRF_CODEC_BF16,
+                             .class_bits = class_bits,
+                             .raw_bits = (kind & 4 ? 4 : 8) + (class_bits == 2 ? 2 : 0),
+                             .probability_bits = usual_p,
+                             .state_bits = usual_p};
+}
+
+static trf_device_facts facts_of(uint32_t kind) {
+    return (trf_device_facts){.max_stream_bytes = (kind & 1 ? 2832u : 928u) / (kind & 2 ? 2 : 1),
+                              .max_frequency = 240,
+                              .exceptions_fit_fragments = 1};
+}
+
+/* Bands of the layer whose slabs are regular, and columns of slabs. */
+static uint32_t units_of(const trf_device_view *view, uint32_t slabs) {
+    const uint32_t steps = view->cols % view->slab_cols / TRF_BLOCK_ROWS,
+                   cols = view->cols / view->slab_cols + (steps && steps % 4 == 0 ? 1 : 0);
+    return cols ? (view->rows / TRF_SLAB_ROWS + slabs - 1) / slabs : 0;
+}
+
+static void check_choice(const trf_group_choice *choice, const trf_group_product *products, uint32_t count,
+                         const trf_device_limits *limits) {
+    uint32_t clusters = 0, log = 0;
+    uint64_t workspace = 0;
+    while (1u << log < choice->cluster)
+        log++;
+    EXPECT(choice->slabs == 1 || choice->slabs == 2);
+    EXPECT(choice->warps >= 8 && choice->warps <= 20 && log < TRF_CLUSTER_SIZES && limits->clusters[log] > 0);
+    for (uint32_t i = 0; i < count; i++) {
+        const trf_group_part *part = &choice->parts[i];
+        const trf_device_view *view = products[i].view;
+        const uint32_t units = units_of(view, choice->slabs);
+        EXPECT(part->clusters >= 1 && part->clusters <= (units ? units : 1)); /* none without units but for edges */
+        EXPECT(part->parts >= 1 && part->group >= 1 && part->parts * part->group <= choice->warps);
+        EXPECT(choice->stream_bytes >= products[i].facts->max_stream_bytes);
+        EXPECT(part->edges >= workspace && part->padded_x >= part->edges && part->padded_x % 256 == 0);
+        workspace = part->padded_x + 2ull * products[i].m * view->cols;
+        clusters += part->clusters;
+    }
+    EXPECT(clusters <= limits->clusters[log]);
+    EXPECT(choice->workspace_bytes >= workspace && choice->microseconds >= 0);
+}
+
+/* Layers of all shapes, 1 to 8 at once. */
+START_TEST(every_group_has_a_cut) {
+    const uint32_t kind = (uint32_t)_i % NUM_KINDS;
+    const trf_device_limits *limits = &kDevices[_i / NUM_KINDS];
+    const trf_device_facts facts = facts_of(kind);
+    for (uint32_t first = 0; first < NUM_SHAPES; first += 3) {
+        const uint32_t count = 1 + first % TRF_GROUP_LAYERS;
+        trf_device_view views[TRF_GROUP_LAYERS];
+        trf_group_product products[TRF_GROUP_LAYERS];
+        trf_group_choice choice;
+        for (uint32_t i = 0; i < count; i++) {
+            const uint32_t shape = (first + 37 * i) % NUM_SHAPES;
+            views[i] = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
+            products[i] = (trf_group_product){&views[i], &facts, 1 + (first + i) % 8, TRF_DTYPE_BF16, TRF_DTYPE_F32};
+            const char *reason = trf_group_refuses(&views[i], &facts, limits, products[i].m, TRF_DTYPE_BF16);
+            if (reason)
+                ck_abort_msg("%ux%u: %s", views[i].rows, views[i].cols, reason);
+            EXPECT(trf_group_fits(&views[i], &views[0]));
+        }
+        if (!trf_group_choose(products, count, limits, &choice)) {
+            EXPECT(limits->shared_bytes < 200000 && kind == 5); /* long streams */
+            continue;
+        }
+        check_choice(&choice, products, count, limits);
+    }
+}
+END_TEST
+
+/* Five layers that are bound by latency alone take less than four times as long together as one of them. */
+START_TEST(small_layers_overlap) {
+    const trf_device_view view = view_of(2, 2048, 5632);
+    const trf_device_facts facts = facts_of(2);
+    const trf_group_product product = {&view, &facts, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
+    const trf_group_product products[5] = {product, product, product, product, product};
+    trf_group_choice one, five;
+    EXPECT(trf_group_choose(products, 1, &kDevices[0], &one) && trf_group_choose(products, 5, &kDevices[0], &five));
+    ck_assert_double_lt(five.microseconds, 4 * one.microseconds);
+    for (int i = 1; i < 5; i++)
+        ck_assert_uint_eq(five.parts[i].clusters, five.parts[0].clusters);
+}
+END_TEST
+
+START_TEST(refused_layers) {
+    trf_device_view view = view_of(0, 256, 256);
+    trf_device_facts facts = facts_of(0);
+    const trf_device_limits small = {128, 101376, 89, {128, 0, 0, 0}};
+    ck_assert_ptr_null(trf_group_refuses(&view, &facts, &kDevices[0], 8, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &kDevices[0], 9, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &small, 1, TRF_DTYPE_BF16));
+    view.granularity = TRF_GRANULARITY_GROUP;
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &kDevices[0], 1, TRF_DTYPE_BF16));
+    view.granularity = TRF_GRANULARITY_NONE;
+    facts.max_frequency = 256;
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &kDevices[0], 1, TRF_DTYPE_BF16));
+    facts.max_frequency = 255;
+    facts.predictor_modes = 1; /* row offsets */
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &kDevices[0], 1, TRF_DTYPE_BF16));
+}
+END_TEST
+
+/* All cuts of experts cover their units, with warps that are there. */
+START_TEST(every_expert_has_cuts) {
+    const uint32_t kind = (uint32_t)_i % NUM_KINDS;
+    const trf_device_limits *limits = &kDevices[_i / NUM_KINDS];
+    for (uint32_t shape = 0; shape < NUM_SHAPES; shape++) {
+        const trf_device_view view = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
+        trf_experts_choice choice = {0};
+        if (!trf_experts_choose(&view, facts_of(kind).max_stream_bytes, limits, &choice)) {
+            EXPECT(limits->shared_bytes < 200000 && kind == 5);
+            continue;
+        }
+        const uint32_t units = units_of(&view, choice.slabs);
+        EXPECT(choice.num_cuts >= 1 && choice.num_cuts <= TRF_EXPERT_CUTS && choice.warps >= 8);
+        for (uint32_t i = 0; i < choice.num_cuts; i++) {
+            const trf_expert_cut *cut = &choice.cuts[i];
+            EXPECT(cut->group >= 1 && cut->parts >= 1 && cut->group * cut->parts <= choice.warps);
+            EXPECT(cut->grains >= 1 && cut->grains * cut->group >= units && (cut->grains - 1) * cut->group <= units);
+            EXPECT(cut->grain_ns >= 1);
+        }
+        const uint64_t bytes = trf_experts_workspace_bytes(&view, &choice, 100);
+        EXPECT(bytes >= 200ull * view.cols && bytes <= 200ull * (view.cols + 8) + 256);
+        choice.edges = 1;
+        EXPECT(trf_experts_workspace_bytes(&view, &choice, 100) >= bytes + 400ull * view.rows);
+    }
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("fused_groups");
+    TCase *tests = tcase_create("fused_groups");
+    tcase_set_timeout(tests, 240);
+    tcase_add_loop_test(tests, every_group_has_a_cut, 0, NUM_KINDS * NUM_DEVICES);
+    tcase_add_test(tests, small_layers_overlap);
+    tcase_add_test(tests, refused_layers);
+    tcase_add_loop_test(tests, every_expert_has_cuts, 0, NUM_KINDS * NUM_DEVICES);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}

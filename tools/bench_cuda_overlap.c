@@ -1,0 +1,305 @@
+/* transfuse bench --mode overlap: independent layers in one call (trf_linear_group), one after another on one stream, and each on a stream of its own. All are graphs over
+ * rotating copies of the layers. */
+#include "bench_cuda_matrix.h"
+#include "bench_cuda_modes.h"
+#include "bench_cuda_timer.h"
+#include "cli_cuda.h"
+#include "cli_report.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MOST_LAYERS = CLI_MAX_LIST,
+    MIN_SETS = 2,
+    MIN_CALLS = 16 /* in a graph */
+};
+
+/* Layers that are run together. */
+typedef struct overlap_subject {
+    char name[80];
+    uint32_t count;
+    cli_shape shapes[MOST_LAYERS];
+} overlap_subject;
+
+static const overlap_subject kSubjects[] = {
+    {"5 x 2048x5632 bf16", 5, {{2048, 5632}, {2048, 5632}, {2048, 5632}, {2048, 5632}, {2048, 5632}}},
+    {"4096x4096, 2 x 1024x4096 bf16", 3, {{4096, 4096}, {1024, 4096}, {1024, 4096}}},
+    {"2 x 14336x4096 bf16", 2, {{14336, 4096}, {14336, 4096}}},
+};
+
+/* The layers, once: each with memory of its own. */
+typedef struct overlap_set {
+    trf_device_layer *layers[MOST_LAYERS];
+    trf_linear_plan plans[MOST_LAYERS];
+    trf_layer_group *group;
+} overlap_set;
+
+typedef struct overlap_stand {
+    bench_cuda *cuda;
+    const overlap_subject *subject;
+    bench_matrix matrices[MOST_LAYERS]; /* of layers whose shape no earlier one has */
+    uint32_t batch, num_sets;
+    overlap_set *sets;
+    void *x[MOST_LAYERS], *y[MOST_LAYERS], *workspaces[MOST_LAYERS]; /* of layer i, for streams of their own */
+    uint16_t *x_host[MOST_LAYERS];
+    void *workspace;
+    uint64_t layer_bytes; /* of a set, compressed */
+    cudaStream_t streams[MOST_LAYERS];
+    cudaEvent_t fork, join[MOST_LAYERS];
+} overlap_stand;
+
+static int report(const trf_error *err) {
+    cli_report_error(err);
+    return -1;
+}
+
+/* The first layer of this one's shape. */
+static uint32_t twin_of(const overlap_subject *subject, uint32_t layer) {
+    uint32_t i = 0;
+    while (subject->shapes[i].rows != subject->shapes[layer].rows ||
+           subject->shapes[i].cols != subject->shapes[layer].cols)
+        i++;
+    return i;
+}
+
+/* ---- what is timed ---- */
+
+static int queue_grouped(void *context, uint32_t call, cudaStream_t stream) {
+    overlap_stand *s = context;
+    trf_error err = {0};
+    if (trf_linear_group(s->sets[call % s->num_sets].group, (const void *const *)s->x, s->y, s->workspace, stream,
+                         &err))
+        return report(&err);
+    return 0;
+}
+
+static int queue_serial(void *context, uint32_t call, cudaStream_t stream) {
+    overlap_stand *s = context;
+    const overlap_set *set = &s->sets[call % s->num_sets];
+    trf_error err = {0};
+    for (uint32_t i = 0; i < s->subject->count; i++)
+        if (trf_linear(set->layers[i], &set->plans[i], s->x[i], s->y[i], s->workspace, stream, &err))
+            return report(&err);
+    return 0;
+}
+
+static int queue_streams(void *context, uint32_t call, cudaStream_t stream) {
+    overlap_stand *s = context;
+    const overlap_set *set = &s->sets[call % s->num_sets];
+    trf_error err = {0};
+    int failed = cli_cuda_check(cudaEventRecord(s->fork, stream), "bench: an event");
+    for (uint32_t i = 0; !failed && i < s->subject->count; i++) {
+        const cudaStream_t side = i ? s->streams[i] : stream;
+        if (i)
+            failed = cli_cuda_check(cudaStreamWaitEvent(side, s->fork, 0), "bench: an event");
+        if (!failed && trf_linear(set->layers[i], &set->plans[i], s->x[i], s->y[i], s->workspaces[i], side, &err))
+            failed = report(&err);
+        if (!failed && i)
+            failed = cli_cuda_check(cudaEventRecord(s->join[i], side), "bench: an event");
+    }
+    for (uint32_t i = 1; !failed && i < s->subject->count; i++)
+        failed = cli_cuda_check(cudaStreamWaitEvent(stream, s->join[i], 0), "bench: an event");
+    return failed ? -1 : 0;
+}
+
+static const struct {
+    const char *name, *against;
+    bench_cuda_queue_fn *queue;
+} kWays[] = {
+    {"one after another", "", queue_serial},
+    {"grouped", "one after another", queue_grouped},
+    {"each on a stream", "one after another", queue_streams},
+};
+enum {
+    WAYS = sizeof kWays / sizeof kWays[0]
+};
+
+/* ---- the stand ---- */
+
+static int make_streams(overlap_stand *s) {
+    int failed = cli_cuda_check(cudaEventCreateWithFlags(&s->fork, cudaEventDisableTiming), "bench: an event");
+    for (uint32_t i = 1; !failed && i < s->subject->count; i++)
+        failed = cli_cuda_check(cudaStreamCreateWithFlags(&s->streams[i], cudaStreamNonBlocking), "bench: a stream") ||
+                 cli_cuda_check(cudaEventCreateWithFlags(&s->join[i], cudaEventDisableTiming), "bench: an event");
+    return failed ? -1 : 0;
+}
+
+/* Encodes what is needed, and uploads as many sets as make four times the L2 cache. */
+static int make_layers(overlap_stand *s) {
+    const uint64_t l2_bytes = bench_cuda_environment_of(s->cuda)->l2_bytes;
+    trf_error err = {0};
+    for (uint32_t i = 0; i < s->subject->count; i++) {
+        const uint32_t twin = twin_of(s->subject, i);
+        if (twin == i && bench_matrix_make(&s->matrices[i], 1, s->subject->shapes[i], bench_cuda_log_of(s->cuda)->plan))
+            return -1;
+        s->layer_bytes += s->matrices[twin].blob_bytes;
+    }
+    const uint64_t sets = (4 * l2_bytes + s->layer_bytes - 1) / s->layer_bytes;
+    s->num_sets = sets < MIN_SETS ? MIN_SETS : (uint32_t)sets;
+    s->sets = calloc(s->num_sets, sizeof *s->sets);
+    if (!s->sets) {
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
+        return -1;
+    }
+    for (uint32_t n = 0; n < s->num_sets; n++)
+        for (uint32_t i = 0; i < s->subject->count; i++)
+            if (trf_device_layer_create(bench_cuda_context_of(s->cuda), s->matrices[twin_of(s->subject, i)].layer,
+                                        &s->sets[n].layers[i], &err))
+                return report(&err);
+    return 0;
+}
+
+static void stand_free(overlap_stand *s) {
+    for (uint32_t n = 0; s->sets && n < s->num_sets; n++)
+        for (uint32_t i = 0; i < s->subject->count; i++)
+            trf_device_layer_destroy(s->sets[n].layers[i]);
+    free(s->sets);
+    for (uint32_t i = 0; i < s->subject->count; i++) {
+        bench_matrix_free(&s->matrices[i]);
+        if (s->streams[i])
+            cudaStreamDestroy(s->streams[i]);
+        if (s->join[i])
+            cudaEventDestroy(s->join[i]);
+    }
+    if (s->fork)
+        cudaEventDestroy(s->fork);
+}
+
+/* ---- one batch ---- */
+
+/* Plans, x, y and workspaces. */
+static int plan_batch(overlap_stand *s) {
+    const uint32_t count = s->subject->count;
+    uint64_t workspace_bytes = 0;
+    trf_error err = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        const cli_shape shape = s->subject->shapes[i];
+        s->y[i] = cli_cuda_alloc((uint64_t)s->batch * shape.rows * 2);
+        if (!s->y[i] || bench_matrix_draw_x(s->batch, shape.cols, &s->x[i], &s->x_host[i]))
+            return -1;
+    }
+    for (uint32_t n = 0; n < s->num_sets; n++) {
+        overlap_set *set = &s->sets[n];
+        trf_group_layer list[MOST_LAYERS];
+        for (uint32_t i = 0; i < count; i++) {
+            list[i] = (trf_group_layer){set->layers[i], s->batch, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
+            if (trf_linear_plan_init(set->layers[i], s->batch, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO,
+                                     &set->plans[i], &err))
+                return report(&err);
+            if (n == 0 && !(s->workspaces[i] = cli_cuda_alloc(set->plans[i].workspace_bytes)))
+                return -1;
+            if (workspace_bytes < set->plans[i].workspace_bytes)
+                workspace_bytes = set->plans[i].workspace_bytes;
+        }
+        if (trf_layer_group_create(list, count, &set->group, &err))
+            return report(&err);
+        if (workspace_bytes < trf_layer_group_workspace_bytes(set->group))
+            workspace_bytes = trf_layer_group_workspace_bytes(set->group);
+    }
+    s->workspace = cli_cuda_alloc(workspace_bytes);
+    return s->workspace ? 0 : -1;
+}
+
+static void unplan_batch(overlap_stand *s) {
+    for (uint32_t i = 0; i < s->subject->count; i++) {
+        cudaFree(s->x[i]);
+        cudaFree(s->y[i]);
+        cudaFree(s->workspaces[i]);
+        free(s->x_host[i]);
+        s->x[i] = s->y[i] = s->workspaces[i] = s->x_host[i] = NULL;
+    }
+    for (uint32_t n = 0; n < s->num_sets; n++) {
+        trf_layer_group_destroy(s->sets[n].group);
+        s->sets[n].group = NULL;
+    }
+    cudaFree(s->workspace);
+    s->workspace = NULL;
+}
+
+/* Of one call. */
+static int measure_error(overlap_stand *s, bench_cuda_queue_fn *queue, bench_mode_figure *figure) {
+    const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
+    bench_error error = {0};
+    for (uint32_t i = 0; i < s->subject->count; i++)
+        if (cli_cuda_check(cudaMemset(s->y[i], 0xFF, (uint64_t)s->batch * s->subject->shapes[i].rows * 2),
+                           "bench: clearing y"))
+            return -1;
+    if (cli_cuda_check(cudaDeviceSynchronize(), "bench: clearing y") || queue(s, 0, stream) ||
+        cli_cuda_check(cudaStreamSynchronize(stream), "bench: multiplying"))
+        return -1;
+    for (uint32_t i = 0; i < s->subject->count; i++)
+        if (bench_matrix_add_error(&s->matrices[twin_of(s->subject, i)], s->x_host[i], s->batch, s->y[i], &error))
+            return -1;
+    figure->has_error = 1;
+    figure->error = bench_error_of(&error);
+    return 0;
+}
+
+static int time_batch(overlap_stand *s) {
+    const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
+    const uint32_t calls = (MIN_CALLS + s->num_sets - 1) / s->num_sets * s->num_sets;
+    bench_cuda_timer timers[WAYS] = {0}, *timer_list[WAYS];
+    bench_times times[WAYS] = {0}, *times_list[WAYS];
+    size_t first = bench_cuda_figures_of(s->cuda)->count;
+    int failed = 0;
+    for (int w = 0; !failed && w < WAYS; w++) {
+        bench_mode_figure *figure =
+            bench_mode_add(s->cuda, s->subject->name, kWays[w].name, kWays[w].against, s->batch);
+        timer_list[w] = &timers[w];
+        times_list[w] = &times[w];
+        failed = !figure || measure_error(s, kWays[w].queue, figure) ||
+                 bench_cuda_timer_make(&timers[w], kWays[w].queue, s, calls, stream);
+        if (!failed)
+            figure->bytes = s->layer_bytes;
+    }
+    if (!failed)
+        failed = bench_cuda_time(timer_list, times_list, WAYS, bench_cuda_log_of(s->cuda)->environment.runs, stream);
+    for (int w = 0; w < WAYS; w++) {
+        bench_cuda_timer_free(&timers[w]);
+        if (failed)
+            free(times[w].seconds);
+        else
+            bench_cuda_figures_of(s->cuda)->list[first + (size_t)w].times = times[w];
+    }
+    if (!failed)
+        bench_mode_print(s->cuda, first);
+    return failed ? -1 : 0;
+}
+
+/* ---- the mode ---- */
+
+static int run_subject(bench_cuda *cuda, const overlap_subject *subject, const uint32_t *batches, int num_batches) {
+    overlap_stand s = {.cuda = cuda, .subject = subject};
+    int failed = make_layers(&s) || make_streams(&s);
+    for (int b = 0; !failed && b < num_batches; b++) {
+        s.batch = batches[b];
+        failed = plan_batch(&s) || time_batch(&s);
+        unplan_batch(&s);
+    }
+    stand_free(&s);
+    return failed ? -1 : 0;
+}
+
+int bench_overlap_run(bench_cuda *cuda) {
+    static const uint32_t batches[] = {1, 8};
+    const cli_options *plan = bench_cuda_log_of(cuda)->plan;
+    const uint32_t *chosen = plan->num_batches ? plan->batches : batches;
+    const int count = plan->num_batches ? plan->num_batches : 2;
+    if (plan->num_layers) { /* all of them together */
+        overlap_subject given = {.count = (uint32_t)plan->num_layers};
+        size_t at = 0;
+        for (int i = 0; i < plan->num_layers; i++) {
+            given.shapes[i] = plan->layers[i];
+            if (at < sizeof given.name)
+                at += (size_t)snprintf(given.name + at, sizeof given.name - at, "%s%" PRIu32 "x%" PRIu32, i ? ", " : "",
+                                       plan->layers[i].rows, plan->layers[i].cols);
+        }
+        return run_subject(cuda, &given, chosen, count);
+    }
+    for (size_t i = 0; i < sizeof kSubjects / sizeof kSubjects[0]; i++)
+        if (run_subject(cuda, &kSubjects[i], chosen, count))
+            return -1;
+    return 0;
+}
