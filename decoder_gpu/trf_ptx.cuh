@@ -72,6 +72,13 @@ static __device__ __forceinline__ uint32_t trf_ldg32(const uint32_t *at) {
     return v;
 }
 
+/* Of what the kernel in front may have written. Compilers move loads of constant memory (__ldg) in front of trf_wait_for_predecessor; this one stays behind it. */
+static __device__ __forceinline__ uint4 trf_ldg128(const void *at) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+
 /* ---- global to shared ---- */
 
 static __device__ __forceinline__ void trf_copy16(uint32_t to, const void *from) {

@@ -201,14 +201,14 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     /* A chunk's first 32 columns of x are loaded two steps before, since they are the first of a cache line; the others then come from the L1 cache. */
     __device__ __forceinline__ void begin_pair(int half) {
         if (!kWindow)
-            x = half == 0 ? ahead : __ldg((const uint4 *)(x_at + 64));
+            x = half == 0 ? ahead : trf_ldg128(x_at + 64);
     }
 
     __device__ __forceinline__ void chunk_ahead() {
         if (kWindow)
             return;
         x_at += 128;
-        ahead = __ldg((const uint4 *)x_at);
+        ahead = trf_ldg128(x_at);
     }
 
     /* Also called before the first slab. */
@@ -216,7 +216,7 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
         if (kWindow)
             return;
         x_at = x_of(walk.col);
-        ahead = __ldg((const uint4 *)x_at);
+        ahead = trf_ldg128(x_at);
     }
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
