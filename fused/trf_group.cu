@@ -9,9 +9,8 @@
 
 /* ---- what the kernels take ---- */
 
-/* Slabs that a warp may walk side by side: there are kernels for these. */
 static bool has_kernel(const trf_device_view *view, uint32_t slabs) {
-    return slabs == 2 || view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16;
+    return trf_has_group(view->codec, view->class_bits, slabs);
 }
 
 static trf_group_kernel kernel_of(const trf_device_view *view, uint32_t slabs, trf_dtype x_dtype) {
@@ -32,7 +31,7 @@ int trf_group_fits(const trf_device_view *view, const trf_device_view *other) {
     return view->codec == other->codec && view->class_bits == other->class_bits && view->raw_bits == other->raw_bits;
 }
 
-/* ---- shared memory: trf_shared_plan, then sums ---- */
+/* ---- shared memory: trf_shared_plan, then sums. Warps of blocks alone leave sums in their buffers, too ---- */
 
 static uint32_t sum_bytes(uint32_t slabs) { return kPieceBytes * 2 * slabs; }
 
@@ -46,7 +45,7 @@ static shared_layout lay_out(const trf_device_view *view, uint32_t stream_bytes,
                              uint32_t sums) {
     shared_layout layout;
     layout.plan = trf_shared_plan_of(view->raw_bits, stream_bytes, warps, slabs,
-                                     trf_fused_table_log((int)view->class_bits, (int)slabs), 0);
+                                     trf_fused_table_log((int)view->class_bits, (int)slabs), sum_bytes(slabs));
     layout.sums = layout.plan.total;
     layout.bytes = layout.sums + sums;
     return layout;
@@ -71,15 +70,13 @@ const char *trf_group_refuses(const trf_device_view *view, const trf_device_fact
     return trf_fused_refuses(view, facts, limits, m, x_dtype);
 }
 
-/* ---- times ---- */
+/* ---- times, by the figures of trf_fused.cu ---- */
 
 /* A layer, as it is walked. */
 struct walk_shape {
     uint32_t units, cols, slabs, warps;
-    double slab_us, alone_us,
-        mean_us; /* of a slab; of a warp's with little else to do; of all layers' slabs together */
-    double sums; /* bytes that a warp leaves */
-    bool by_memory;
+    double slab_us, alone_us; /* of a slab; of a warp's with little else to do */
+    double sums;              /* bytes that a warp leaves */
 };
 
 /* warps: of a block. */
@@ -93,28 +90,35 @@ static walk_shape shape_of(const trf_device_view *view, uint32_t slabs, uint32_t
     s.slab_us = width * slab_microseconds(view, slabs == 2 ? TRF_GEOMETRY_TWO : TRF_GEOMETRY_ONE, 1, slabs, m);
     s.alone_us = width * longer * (slabs == 2 ? 6.5 : 5.0);
     s.sums = sum_bytes(slabs) * (m / 8.0);
-    s.by_memory = view->class_bits == 2 && (view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16);
     return s;
 }
 
-/* Of a block that walks `groups` groups of `group` units, `cols` columns in `parts` parts. Figures as in trf_fused.cu. */
-static double walk_us(const walk_shape &s, uint32_t groups, uint32_t group, uint32_t cols, uint32_t parts,
-                      uint32_t cluster) {
-    const double steps = (double)groups * ceil_div(cols, parts), at_work = 0.5 * (s.warps + group * parts),
-                 rows = group * s.slabs > 8 ? 1.03 : 1.0, decoding = steps * at_work * s.slabs * s.slab_us * rows,
-                 busy = s.by_memory && s.mean_us > 0 ? 0.2 * decoding + 0.8 * s.mean_us : decoding,
-                 waiting = steps * s.alone_us, cost = busy > waiting ? busy : waiting;
-    if (cluster * parts == 1)
-        return cost;
-    const double meeting = cluster > 2 ? 2.4 : cluster > 1 ? 1.35 : 0.4, bytes_per_us = cluster > 1 ? 40e3 : 150e3;
-    return cost + groups * (meeting + 0.02 * cluster * parts + group * parts * s.sums / bytes_per_us);
+/* Of a step in which so many warps of a block walk a column each. */
+static double step_us(const walk_shape &s, double at_work) {
+    const double decoding = at_work * s.slabs * s.slab_us;
+    return decoding > s.alone_us ? decoding : s.alone_us;
+}
+
+/* Of a block alone with so many units, whose warps share them evenly: half of the warps may have a step less. */
+static double evenly_us(const walk_shape &s, uint32_t units) {
+    const double runs = (double)units * s.cols / s.warps, steps = ceil(runs);
+    return units ? 0.5 * (runs + steps) * step_us(s, s.warps) + 0.4 + 0.02 * s.warps + s.warps * s.sums / 150e3 : 0;
+}
+
+/* Of a block of a cluster of several that walks `groups` groups of `group` units, `cols` columns in `parts` parts. */
+static double parts_us(const walk_shape &s, uint32_t groups, uint32_t group, uint32_t cols, uint32_t parts,
+                       uint32_t cluster) {
+    const double steps = (double)groups * ceil_div(cols, parts), rows = group * s.slabs > 8 ? 1.03 : 1.0,
+                 meeting = cluster > 2 ? 2.4 : 1.35;
+    return steps * step_us(s, 0.5 * (s.warps + group * parts) * rows) +
+           groups * (meeting + 0.02 * cluster * parts + group * parts * s.sums / 40e3);
 }
 
 /* ---- layers ---- */
 
 static constexpr uint32_t kMaxClusters = 1024; /* that the search looks at */
 
-/* A layer's best part for each number of clusters that it may get. */
+/* A layer's best parts for each number of clusters that it may get. */
 struct layer_cuts {
     double us[kMaxClusters];
     uint8_t parts[kMaxClusters];
@@ -123,11 +127,12 @@ struct layer_cuts {
 static void find_layer_cuts(const walk_shape &s, uint32_t cluster, uint32_t clusters, layer_cuts *cuts) {
     const uint32_t cols = ceil_div(s.cols, cluster);
     for (uint32_t n = 1; n <= clusters; n++) {
-        const uint32_t most_units = s.units ? ceil_div(s.units, n) : 1;
-        cuts->us[n - 1] = HUGE_VAL;
-        for (uint32_t parts = 1; parts <= s.warps && (parts == 1 || parts <= cols); parts++) {
+        const uint32_t most_units = s.units ? ceil_div(s.units, n) : 0;
+        cuts->us[n - 1] = cluster == 1 ? evenly_us(s, most_units) : HUGE_VAL;
+        cuts->parts[n - 1] = 1;
+        for (uint32_t parts = 1; cluster > 1 && parts <= s.warps && (parts == 1 || parts <= cols); parts++) {
             const uint32_t at_once = s.warps / parts, group = at_once < most_units ? at_once : most_units;
-            const double us = walk_us(s, ceil_div(most_units, group), group, cols, parts, cluster);
+            const double us = group ? parts_us(s, ceil_div(most_units, group), group, cols, parts, cluster) : 0;
             if (us < cuts->us[n - 1]) {
                 cuts->us[n - 1] = us;
                 cuts->parts[n - 1] = (uint8_t)parts;
@@ -160,12 +165,13 @@ static bool share_clusters(const layer_cuts *cuts, const walk_shape *shapes, uin
 
 /* Bytes of sums of the launch. */
 static uint32_t sums_of(const trf_group_choice *choice, uint32_t count) {
+    if (choice->cluster == 1)
+        return choice->warps * sum_bytes(choice->slabs);
     uint32_t most = 0;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++) { /* tasks of a block, rounded up */
         const trf_group_part *part = &choice->parts[i];
-        const uint32_t bytes = part->parts * (part->group * sum_bytes(choice->slabs) +
-                                              (choice->cluster > 1 ? choice->cluster * kPieceBytes : 0));
-        most = choice->cluster * part->parts > 1 && bytes > most ? bytes : most;
+        const uint32_t bytes = part->parts * (part->group * sum_bytes(choice->slabs) + choice->cluster * kPieceBytes);
+        most = bytes > most ? bytes : most;
     }
     return most;
 }
@@ -176,17 +182,15 @@ static void consider(const trf_group_product *products, uint32_t count, const tr
     walk_shape shapes[TRF_GROUP_LAYERS];
     trf_group_choice made = {};
     uint32_t n[TRF_GROUP_LAYERS];
-    double mean_us = 0, low = 0, high = 0;
+    double low = 0, high = 0;
     for (uint32_t i = 0; i < count; i++) {
         shapes[i] = shape_of(products[i].view, slabs, warps, products[i].m);
         if (cluster > 1 && cluster > shapes[i].cols)
             return; /* a block without columns */
-        mean_us += (double)shapes[i].units * shapes[i].cols * slabs * shapes[i].slab_us / limits->multiprocessors;
         const uint32_t bytes = (products[i].facts->max_stream_bytes + 15) / 16 * 16;
         made.stream_bytes = bytes > made.stream_bytes ? bytes : made.stream_bytes;
     }
     for (uint32_t i = 0; i < count; i++) {
-        shapes[i].mean_us = mean_us;
         find_layer_cuts(shapes[i], cluster, clusters, &cuts[i]);
         high = cuts[i].us[0] > high ? cuts[i].us[0] : high;
     }
@@ -208,7 +212,8 @@ static void consider(const trf_group_product *products, uint32_t count, const tr
         const uint32_t most_units = shapes[i].units ? ceil_div(shapes[i].units, n[i]) : 1;
         made.parts[i].clusters = n[i];
         made.parts[i].parts = cuts[i].parts[n[i] - 1];
-        made.parts[i].group = warps / made.parts[i].parts < most_units ? warps / made.parts[i].parts : most_units;
+        const uint32_t at_once = cluster == 1 ? 1 : warps / made.parts[i].parts;
+        made.parts[i].group = at_once < most_units ? at_once : most_units;
     }
     if (high < best->microseconds &&
         fits(lay_out(products[0].view, made.stream_bytes, slabs, warps, sums_of(&made, count)), limits))
@@ -338,49 +343,41 @@ int trf_group_launch(const trf_group_product *products, uint32_t count, const tr
 
 /* ---- experts ---- */
 
-static constexpr double kExpertBeginUs = 4.0; /* arguments, directory, table, first slabs: three latencies of memory */
-static constexpr uint32_t kExpertRows = 4;    /* of x, for estimates */
+static constexpr double kExpertBeginUs =
+    6.0; /* arguments, directory, table, first slabs: latencies of memory; and the end */
+static constexpr uint32_t kExpertRows = 4; /* of x, for estimates */
 
-/* All ways to cut, and the least time a unit of them. */
-static double find_expert_cuts(const walk_shape &s, trf_experts_choice *choice) {
-    double least = HUGE_VAL;
-    choice->num_cuts = 0;
-    for (uint32_t parts = 1; parts <= s.warps && (parts == 1 || parts <= s.cols); parts++) {
-        const uint32_t units = s.units ? s.units : 1, at_once = s.warps / parts,
-                       group = at_once < units ? at_once : units;
-        const double us = walk_us(s, 1, group, s.cols, parts, 1);
-        trf_expert_cut *cut = &choice->cuts[choice->num_cuts++];
-        cut->group = group;
-        cut->parts = parts;
-        cut->grains = ceil_div(units, group);
-        cut->grain_ns = (uint32_t)fmin(1000 * us + 1, 4e9);
-        least = fmin(least, us * cut->grains);
-    }
-    return least;
+/* Items that a call of so many tokens may have. */
+static uint64_t items_of(uint32_t count, uint32_t tokens) {
+    const uint32_t full = ceil_div(tokens, TRF_EXPERT_TOKENS), spread = count < tokens ? count : tokens;
+    return full > spread ? full : spread;
 }
 
-int trf_experts_choose(const trf_device_view *view, uint32_t stream_bytes, const trf_device_limits *limits,
+int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
                        trf_experts_choice *choice) {
-    double least = HUGE_VAL;
+    uint64_t least = UINT64_MAX;
     for (uint32_t slabs = 1; slabs <= 2; slabs++) {
         if (!has_kernel(view, slabs))
             continue;
-        for (uint32_t warps = trf_group_warps(view->class_bits, slabs); warps >= 8; warps--) {
-            trf_experts_choice made = *choice;
-            if (!fits(lay_out(view, stream_bytes, slabs, warps, warps * sum_bytes(slabs)), limits))
-                continue;
-            made.slabs = slabs;
-            made.warps = warps;
-            made.stream_bytes = stream_bytes;
-            made.begin_ns = (uint32_t)(1000 * kExpertBeginUs);
-            const double us = find_expert_cuts(shape_of(view, slabs, warps, kExpertRows), &made);
-            if (us < least) {
-                least = us;
-                *choice = made;
-            }
-        }
+        uint32_t warps = trf_group_warps(view->class_bits, slabs);
+        while (warps >= 8 && !fits(lay_out(view, choice->stream_bytes, slabs, warps, warps * sum_bytes(slabs)), limits))
+            warps--;
+        if (warps < 8)
+            continue;
+        const walk_shape s = shape_of(view, slabs, warps, kExpertRows);
+        const trf_expert_work work = {s.units ? s.units : 1, s.cols ? s.cols : 1, warps,
+                                      (uint32_t)(1000 * step_us(s, warps)), (uint32_t)(1000 * kExpertBeginUs)};
+        int whole;
+        const uint64_t cost =
+            trf_expert_cost(&work, items_of(count, tokens), (uint32_t)limits->multiprocessors, &whole);
+        if (cost >= least)
+            continue;
+        least = cost;
+        choice->slabs = slabs;
+        choice->warps = warps;
+        choice->work = work;
     }
-    return least < HUGE_VAL;
+    return least < UINT64_MAX;
 }
 
 struct experts_workspace {
@@ -417,10 +414,8 @@ int trf_experts_launch(const trf_experts_call *call, const trf_experts_choice *c
     e->offsets = call->offsets_dev;
     e->count = call->count;
     e->max_rows = call->max_rows;
-    e->begin_ns = choice->begin_ns;
-    e->num_cuts = choice->num_cuts;
-    for (uint32_t i = 0; i < choice->num_cuts; i++)
-        e->cuts[i] = choice->cuts[i];
+    e->work = choice->work;
+    e->common.parts = e->common.group = 1;
     if (view->cols % 8 || (uintptr_t)call->x % 16) {
         e->common.x_stride = (view->cols + 7) / 8 * 8;
         e->common.x = call->workspace + at.padded_x;

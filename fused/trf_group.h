@@ -30,8 +30,9 @@ typedef struct trf_group_product {
 
 /* One layer's part of a launch. */
 typedef struct trf_group_part {
-    uint32_t clusters, parts, group; /* the terms are trf_fused_kernel.cuh's */
-    uint64_t edges, padded_x;        /* offsets in the workspace */
+    uint32_t clusters;        /* as trf_fused_kernel.cuh has it, as what follows */
+    uint32_t parts, group;    /* 1 for clusters of one block, whose warps share units evenly */
+    uint64_t edges, padded_x; /* offsets in the workspace */
 } trf_group_part;
 
 typedef struct trf_group_choice {
@@ -59,13 +60,14 @@ typedef struct trf_expert {
 } trf_expert;
 
 typedef struct trf_experts_choice {
-    uint32_t slabs, warps, stream_bytes, begin_ns, num_cuts;
-    uint32_t edges; /* whether any expert has some */
-    trf_expert_cut cuts[TRF_EXPERT_CUTS];
+    uint32_t slabs, warps; /* slabs that a warp walks side by side; warps of a block */
+    uint32_t stream_bytes; /* of the expert with the longest streams */
+    uint32_t edges;        /* whether any expert has some */
+    trf_expert_work work;
 } trf_experts_choice;
 
-/* stream_bytes: of the expert with the longest streams; view: of any. @return whether there is a cut. */
-int trf_experts_choose(const trf_device_view *view, uint32_t stream_bytes, const trf_device_limits *limits,
+/* Sets all but stream_bytes and edges, which are set, for calls of so many tokens. view: of any expert. @return whether there is a choice. */
+int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
                        trf_experts_choice *choice);
 
 /* A call of experts. */

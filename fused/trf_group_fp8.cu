@@ -2,7 +2,8 @@
 #include "trf_group_variants.cuh"
 
 template <class Form> static trf_group_kernel trf_pick_x(bool bf16_x) {
-    return bf16_x ? trf_pick_group<Form, trf_bf16_type, 2>() : trf_pick_group<Form, trf_f16_type, 2>();
+    constexpr int kSlabs = Form::kClassBits == 2 ? 2 : 1;
+    return bf16_x ? trf_pick_group<Form, trf_bf16_type, kSlabs>() : trf_pick_group<Form, trf_f16_type, kSlabs>();
 }
 
 trf_group_kernel trf_group_fp8(bool e5m2, uint32_t class_bits, bool bf16_x) {

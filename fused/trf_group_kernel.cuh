@@ -2,8 +2,11 @@
  *
  * Two uses. *Layers*: clusters of blocks are shared out among a few layers by the host, a cluster has units of one of them. *Experts*: layers of one shape, of
  * which only the device knows how many rows of x each one has; a block finds its part from the counts (trf_expert_cut.h), and goes through the experts that it
- * touches, one after the other. Either way a block walks its units as trf_fused_kernel.cuh has it, whose parts this is made of; there is no straddling, and no second
- * kernel: no sum depends on timing.
+ * touches, one after the other. There is no straddling of blocks, and no second kernel: no sum depends on timing.
+ *
+ * How a block's units are walked. In clusters of several blocks, as trf_fused_kernel.cuh has it: groups of units at once, with a meeting behind each. A block alone *shares them evenly*: its units'
+ * columns, one unit behind the other, are cut into as many runs as it has warps. A warp writes y of units that it has all columns of; of its first and its last one it may have some,
+ * and leaves their sums, the first one's beside all buffers, the last one's in its own buffers, which it needs no more. Then the block meets once, and adds them up in the order of warps.
  *
  * A layer's arguments lie in shared memory here, since they change from block to block; what the loop over slabs reads of them it reads once a slab. The plan of
  * shared memory, which it reads at every step, is the launch's. trf_fused_kernel.cuh has a kernel for one layer, whose arguments are constants.
@@ -12,16 +15,18 @@
 #ifndef TRF_GROUP_KERNEL_CUH
 #define TRF_GROUP_KERNEL_CUH
 
+#include "trf_edge_warp.cuh"
+#include "trf_even_runs.h"
 #include "trf_fused_kernel.cuh"
 #include "trf_group.h"
 
 /* What experts have in common. */
 struct trf_expert_args {
-    trf_fused_args common;     /* without view, m, group, parts; x, y, edges: of the first token */
+    trf_fused_args common;     /* without m; x, y, edges: of the first token; view: of any expert */
     const trf_expert *experts; /* device, [count] */
     const uint32_t *offsets;   /* device, [count + 1] */
-    uint32_t count, max_rows, begin_ns, num_cuts;
-    trf_expert_cut cuts[TRF_EXPERT_CUTS];
+    uint32_t count, max_rows;
+    trf_expert_work work;
 };
 
 /* By value to every grouped kernel. */
@@ -43,18 +48,26 @@ struct trf_group_block {
     trf_fused_args a; /* of the layer at hand */
     trf_block_share share;
     uint2 constants;
-    uint32_t tail, tails;         /* the block stores the tail-th of `tails` parts of the rows behind whole bands */
-    uint32_t expert, pass, grain; /* experts: where the block goes on */
-    uint32_t group, parts, grains;
-    uint64_t left; /* grains */
+    trf_even_runs runs;          /* of warps, if they share units evenly */
+    uint32_t tail, tails;        /* the block stores the tail-th of `tails` parts of the rows behind whole bands */
+    uint32_t expert, pass, unit; /* experts: where the block goes on */
+    uint64_t left;               /* units */
 };
 
-/* Copies words from the kernel's arguments, a warp a word at a time: constants that all lanes read at one place take one access. */
+/* Copies words from the kernel's arguments, which all lanes of a warp read at one place: that is one access to constants. */
 static __device__ __forceinline__ void trf_copy_arguments(trf_fused_args &to, const trf_fused_args &from) {
     static_assert(sizeof(trf_fused_args) % 4 == 0, "whole words");
-    const uint32_t *const words = reinterpret_cast<const uint32_t *>(&from);
-    for (uint32_t i = threadIdx.x / 32; i < sizeof(trf_fused_args) / 4; i += blockDim.x / 32)
-        reinterpret_cast<uint32_t *>(&to)[i] = words[i]; /* every lane the same */
+    constexpr uint32_t kWords = sizeof(trf_fused_args) / 4, kWarps = 8, kEach = (kWords + kWarps - 1) / kWarps;
+    const uint32_t *const words = reinterpret_cast<const uint32_t *>(&from), warp = threadIdx.x / 32;
+    if (warp >= kWarps)
+        return;
+    uint32_t word[kEach]; /* all under way before the first is stored */
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; i++)
+        word[i] = words[min(warp + i * kWarps, kWords - 1)];
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; i++)
+        reinterpret_cast<uint32_t *>(&to)[min(warp + i * kWarps, kWords - 1)] = word[i];
 }
 
 /* ---- layers ---- */
@@ -74,6 +87,7 @@ static __device__ __forceinline__ void trf_enter_layer(const trf_group_args &g, 
         b.share.cols = max(a.cols_each + (rank < a.cols_more ? 1 : 0), 1u);
         b.share.begin = 0;
         b.share.end = (units + a.group - 1) / a.group * b.share.cols;
+        b.runs = trf_even_runs_of(b.share.units, b.share.cols, blockDim.x / 32);
         b.tail = blockIdx.x - g.first_cluster[layer] * g.cluster;
         b.tails = (g.first_cluster[layer + 1] - g.first_cluster[layer]) * g.cluster;
     }
@@ -134,62 +148,59 @@ static __device__ __forceinline__ void trf_find_item(const trf_expert_args &e, u
     }
 }
 
-/* The block's way: cut, share and first item. */
+/* The block's way: its share, and the first item. */
 static __device__ __forceinline__ void trf_find_way(const trf_expert_args &e, trf_group_block &b, uint32_t lane) {
     const uint64_t items = trf_count_items(e, lane);
     if (items == 0) {
         b.left = 0;
         return;
     }
-    const uint32_t mine = min(lane, e.num_cuts - 1);
     int whole;
-    const uint64_t cost = trf_expert_cost(&e.cuts[mine], e.begin_ns, items, gridDim.x, &whole);
-    uint64_t key = cost << 5 | mine; /* the first of the cheapest */
-#pragma unroll
-    for (uint32_t distance = 16; distance; distance /= 2) {
-        const uint64_t other = __shfl_xor_sync(0xFFFFFFFFu, key, distance);
-        key = other < key ? other : key;
-    }
-    const uint32_t chosen = (uint32_t)key % 32;
-    whole = __shfl_sync(0xFFFFFFFFu, whole, (int)chosen);
-    const trf_expert_cut &cut = e.cuts[chosen];
-    const trf_expert_share share = trf_expert_share_of(cut.grains, items, gridDim.x, whole, blockIdx.x);
+    trf_expert_cost(&e.work, items, gridDim.x, &whole);
+    const trf_expert_share share = trf_expert_share_of(e.work.units, items, gridDim.x, whole, blockIdx.x);
     if (share.begin < share.end)
-        trf_find_item(e, 0, share.begin / cut.grains, lane, &b.expert, &b.pass);
-    b.grain = (uint32_t)(share.begin % cut.grains);
+        trf_find_item(e, 0, share.begin / e.work.units, lane, &b.expert, &b.pass);
+    b.unit = (uint32_t)(share.begin % e.work.units);
     b.left = share.end - share.begin;
-    b.group = cut.group;
-    b.parts = cut.parts;
-    b.grains = cut.grains;
 }
 
-/* Sets the block's arguments for the item at hand: as many of its grains as the block has. */
+/* Sets the block's arguments for the item at hand: as many of its units as the block has. */
 static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e, trf_group_block &b) {
     const trf_expert &expert = e.experts[b.expert];
     for (uint32_t i = threadIdx.x; i < sizeof(trf_device_view) / 4; i += blockDim.x)
         reinterpret_cast<uint32_t *>(&b.a.view)[i] = __ldg(reinterpret_cast<const uint32_t *>(&expert.view) + i);
     if (threadIdx.x == blockDim.x - 1) {
         const trf_expert_tokens tokens = trf_tokens_of(e, b.expert);
-        const uint32_t before = b.pass * TRF_EXPERT_TOKENS, units = e.common.units;
+        const uint32_t before = b.pass * TRF_EXPERT_TOKENS;
         const uint64_t row = tokens.first + (uint64_t)before, y_bytes = e.common.y_dtype == TRF_DTYPE_F32 ? 4 : 2,
                        rows = e.common.view.rows;
-        const uint32_t stop = (uint32_t)min((uint64_t)b.grains, b.grain + b.left);
+        const uint32_t stop = (uint32_t)min((uint64_t)e.work.units, b.unit + b.left);
         b.a.m = min(tokens.count - before, (uint32_t)TRF_EXPERT_TOKENS);
         b.a.x = (const uint8_t *)e.common.x + 2 * row * e.common.x_stride;
         b.a.y = (uint8_t *)e.common.y + y_bytes * row * rows;
         b.a.edges = __ldg(&expert.has_edges) ? e.common.edges + row * rows : nullptr;
-        b.a.group = b.group;
-        b.a.parts = b.parts;
-        b.share.unit = b.grain * b.group;
-        b.share.units = min(stop * b.group, units) - b.share.unit;
+        b.share.unit = b.unit;
+        b.share.units = e.common.units ? stop - b.unit : 0; /* there may be edges alone */
         b.share.col = 0;
-        b.share.cols = max(e.common.cols_each, 1u);
-        b.share.begin = 0;
-        b.share.end = (b.share.units + b.group - 1) / b.group * b.share.cols;
+        b.share.cols = e.work.cols;
+        b.runs = trf_even_runs_of(b.share.units, b.share.cols, blockDim.x / 32);
         b.tail = 0;
-        b.tails = stop == b.grains ? 1 : 0;
+        b.tails = stop == e.work.units ? 1 : 0;
     }
     __syncthreads();
+}
+
+/* What blocks want of any expert that they enter is on its way to the L2 cache before they know which: all descriptions, and decode slots. */
+static __device__ __forceinline__ void trf_prefetch_experts(const trf_expert_args &e) {
+    const uint32_t lane = threadIdx.x % 32, slot_bytes = 4u << e.common.view.probability_bits,
+                   at = blockIdx.x * blockDim.x + threadIdx.x;
+    if ((uint64_t)at * 128 < (uint64_t)e.count * sizeof(trf_expert))
+        trf_prefetch_l2(reinterpret_cast<const uint8_t *>(e.experts) + at * 128ull);
+    if (threadIdx.x / 32 != blockDim.x / 32 - 1 || blockIdx.x >= e.count) /* warp 0 looks for the way */
+        return;
+    const uint8_t *const slots = reinterpret_cast<const uint8_t *>(e.experts[blockIdx.x].view.slots);
+    if (lane * 128 < slot_bytes)
+        trf_prefetch_l2(slots + lane * 128);
 }
 
 /* @return whether the block has anything to do. All threads call it, as the next. */
@@ -198,6 +209,7 @@ static __device__ __forceinline__ bool trf_enter_first(const trf_group_args &g, 
         trf_enter_layer(g, b);
         return true;
     }
+    trf_prefetch_experts(g.experts);
     trf_copy_arguments(b.a, g.experts.common);
     trf_wait_for_predecessor(); /* which may have made the offsets */
     if (threadIdx.x < 32)
@@ -216,7 +228,7 @@ static __device__ __forceinline__ bool trf_enter_next(const trf_group_args &g, t
     __syncthreads(); /* sums and arguments have been read */
     if (threadIdx.x < 32) {
         const trf_expert_args &e = g.experts;
-        const uint64_t done = min((uint64_t)(b.grains - b.grain), b.left);
+        const uint64_t done = min((uint64_t)(e.work.units - b.unit), b.left);
         uint32_t expert = b.expert, pass = b.pass + 1;
         if (b.left > done && pass >= trf_expert_passes(trf_tokens_of(e, expert).count))
             trf_find_item(e, expert + 1, 0, threadIdx.x, &expert, &pass);
@@ -225,7 +237,7 @@ static __device__ __forceinline__ bool trf_enter_next(const trf_group_args &g, t
             b.left -= done;
             b.expert = expert;
             b.pass = pass;
-            b.grain = 0;
+            b.unit = 0;
         }
     }
     __syncthreads();
@@ -246,39 +258,100 @@ static __device__ __forceinline__ void trf_store_tail(const trf_group_block &b) 
         trf_store_y(a, (uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count), 0.0f);
 }
 
-/* Goes through the groups of units of b.share. */
-template <class Form, class Product, int kSlabs, int kP, int kLog>
-static __device__ __forceinline__ void trf_walk_share(const trf_group_args &g, trf_group_block &b, Product &product,
-                                                      trf_stager<kSlabs> &stager, const trf_lane_rule<kP, kLog> &rule,
-                                                      const trf_int_planes &planes, uint32_t shared, uint32_t warp,
-                                                      uint32_t lane) {
-    const trf_fused_args &a = b.a;
-    const uint32_t place = warp % a.group, part = warp / a.group;
-    const trf_part_grid grid = {b.share, a.group, part, a.parts};
-    const bool joins = a.cluster * a.parts > 1;
-#pragma unroll 1
-    for (uint32_t n = 0; n * b.share.cols < b.share.end; n++) {
-        const uint32_t first = b.share.unit + n * a.group, here = min(a.group, b.share.units - n * a.group);
-        trf_walk_slabs<Form>(a.view, g.shared, planes, stager, rule, shared + g.shared.pair_masks, grid, first + place,
-                             lane, product);
-        if (!joins) {
-            if (place < here && part == 0)
-                product.finish(first + place);
-            product.clear();
-            continue;
+/* A warp's way: clusters of several blocks, see trf_part_grid; else a run of columns, one unit behind the other. */
+struct trf_group_grid {
+    const trf_group_block &b;
+    bool evenly;
+    uint32_t place, part;
+
+    __device__ __forceinline__ trf_part_grid parts() const { return {b.share, b.a.group, part, b.a.parts}; }
+
+    __device__ __forceinline__ void next_band(trf_walk &walk) const {
+        if (!evenly) {
+            parts().next_band(walk);
+            return;
         }
-        if (g.cluster > 1 || n > 0)
-            trf_cluster_wait(g.cluster); /* the blocks are there; sums of the group before are read */
-        if (part < a.parts)
-            trf_leave_sums<Product>(product, a, shared + g.sums, warp, place, part);
-        trf_cluster_arrive(g.cluster);
-        trf_cluster_wait(g.cluster);
-        trf_finish_group<Product>(a, shared + g.sums, first, here, nullptr);
-        if ((n + 1) * b.share.cols < b.share.end)
-            trf_cluster_arrive(g.cluster);
-        product.clear();
+        walk.band++;
+        walk.col = 0;
+        walk.stop = b.share.cols;
+    }
+
+    __device__ __forceinline__ trf_walk start(uint32_t warp) const {
+        if (!evenly)
+            return part < b.a.parts ? parts().start(place) : trf_walk{};
+        const uint32_t begin = trf_run_begin(&b.runs, warp), end = trf_run_begin(&b.runs, warp + 1);
+        return {b.share.unit + begin / b.share.cols, begin % b.share.cols, b.share.cols, end - begin};
+    }
+};
+
+/* ---- sums of blocks alone ---- */
+
+/* Shared address of the sums that a warp leaves of the unit that its run begins in, or of the one that it ends in. */
+static __device__ __forceinline__ uint32_t trf_left_sums(const trf_group_args &g, const trf_group_block &b,
+                                                         uint32_t shared, uint32_t warp, bool begins) {
+    return shared + (begins ? g.sums + warp * b.a.sums_stride : g.shared.warps + warp * g.shared.warp_bytes);
+}
+
+/* The warp has walked its columns of the unit-th of the block's units. */
+template <class Product>
+static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, const trf_group_block &b, Product &product,
+                                                    uint32_t unit, uint32_t shared, uint32_t warp, uint32_t lane) {
+    if (trf_run_has_unit(&b.runs, warp, unit)) {
+        product.finish(b.share.unit + unit);
+        return;
+    }
+    const bool begins = trf_run_begins_in(&b.runs, warp, unit);
+    if (!begins) { /* these are the warp's buffers, and the run is at its end */
+        trf_copy_wait<0>();
+        __syncwarp();
+    }
+    const uint32_t to = trf_left_sums(g, b, shared, warp, begins) + trf_piece_place(b.a.m, lane, lane % 4);
+    product.each_piece([&](uint32_t piece, float4 v) { trf_cluster_store(to + piece * kPieceBytes, 0, v); });
+}
+
+/* Adds up what warps have left, in order, and writes y: a warp for each piece of a unit that several share. */
+template <class Product>
+static __device__ __forceinline__ void trf_add_left(const trf_group_args &g, const trf_group_block &b, uint32_t shared,
+                                                    uint32_t warp, uint32_t lane) {
+    const trf_fused_args &a = b.a;
+    const uint32_t warps = blockDim.x / 32, q = lane % 4;
+#pragma unroll 1
+    for (uint32_t task = warp; task < (warps - 1) * Product::kPieces; task += warps) {
+        const uint32_t next = 1 + task / Product::kPieces, piece = task % Product::kPieces,
+                       in_piece = piece * kPieceBytes + trf_piece_place(a.m, lane, q);
+        uint32_t unit, last;
+        if (!trf_run_boundary(&b.runs, warps, next, &unit, &last) || 2 * q >= a.m)
+            continue;
+        const bool begins = trf_run_begins_in(&b.runs, next - 1, unit);
+        float4 sum = trf_lds128f(trf_left_sums(g, b, shared, next - 1, begins) + in_piece);
+#pragma unroll 4
+        for (uint32_t w = next; w <= last; w++)
+            sum = trf_add(sum, trf_lds128f(trf_left_sums(g, b, shared, w, true) + in_piece));
+        trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, piece / Product::kColumnTiles,
+                        piece % Product::kColumnTiles, sum);
     }
 }
+
+/* ---- sums of clusters ---- */
+
+/* The block has walked its columns of the n-th group. */
+template <class Product>
+static __device__ __forceinline__ void trf_end_group(const trf_group_args &g, const trf_group_block &b,
+                                                     Product &product, uint32_t n, uint32_t place, uint32_t part,
+                                                     uint32_t shared, uint32_t warp) {
+    const trf_fused_args &a = b.a;
+    trf_cluster_wait(g.cluster); /* the blocks are there; sums of the group before are read */
+    if (part < a.parts)
+        trf_leave_sums<Product>(product, a, shared + g.sums, warp, place, part);
+    trf_cluster_arrive(g.cluster);
+    trf_cluster_wait(g.cluster);
+    trf_finish_group<Product>(a, shared + g.sums, b.share.unit + n * a.group, min(a.group, b.share.units - n * a.group),
+                              nullptr);
+    if ((n + 1) * b.share.cols < b.share.end)
+        trf_cluster_arrive(g.cluster);
+}
+
+/* ---- the product ---- */
 
 template <class Form, class Type, int kSlabs>
 static __device__ __forceinline__ void trf_group_segment(const trf_group_args &g, trf_group_block &b,
@@ -287,10 +360,10 @@ static __device__ __forceinline__ void trf_group_segment(const trf_group_args &g
     constexpr int kP = kUsualP<Form>, kLog = trf_fused_table_log(Form::kClassBits, kSlabs);
     const trf_fused_args &a = b.a;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool evenly = g.cluster == 1;
     const trf_table_source<kP> table_source(a.view);
-    const uint32_t place = warp % a.group, part = warp / a.group;
-    const trf_part_grid grid = {b.share, a.group, part, a.parts};
-    const trf_walk walk = part < a.parts ? grid.start(place) : trf_walk{};
+    const trf_group_grid grid = {b, evenly, warp % a.group, warp / a.group};
+    const trf_walk walk = grid.start(warp);
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     trf_stager<kSlabs> stager;
     trf_start<Form>(stager, a.view, g.shared, planes, walk, grid, shared + g.shared.warps + warp * g.shared.warp_bytes,
@@ -304,8 +377,25 @@ static __device__ __forceinline__ void trf_group_segment(const trf_group_args &g
         trf_lane_rule_of<kP, kLog>(a.view, shared_memory, g.shared.table_log, trf_shared_address(&b.constants), lane);
     if (stager.bytes[0])
         product.slab_ahead(stager.entered);
-    trf_walk_share<Form>(g, b, product, stager, rule, planes, shared, warp, lane);
+    /* units of the warp's run, or groups of the block */
+    uint32_t n = evenly ? walk.band - b.share.unit : 0;
+    const uint32_t end =
+        evenly ? walk.left ? n + (walk.col + walk.left - 1) / b.share.cols + 1 : n : b.share.end / b.share.cols;
+#pragma unroll 1
+    for (; n < end; n++) {
+        trf_walk_slabs<Form>(a.view, g.shared, planes, stager, rule, shared + g.shared.pair_masks, grid,
+                             b.share.unit + (evenly ? n : n * a.group + grid.place), lane, product);
+        if (evenly)
+            trf_end_unit(g, b, product, n, shared, warp, lane);
+        else
+            trf_end_group(g, b, product, n, grid.place, grid.part, shared, warp);
+        product.clear();
+    }
     trf_copy_wait<0>();
+    if (evenly) {
+        __syncthreads();
+        trf_add_left<Product>(g, b, shared, warp, lane);
+    }
     trf_store_tail(b);
 }
 

@@ -2,8 +2,8 @@
  *
  *   codec       type of x    slabs a warp
  *   bf16, fp16  its own      1, 2
- *   e4m3, e5m2  F16, BF16    2
- *   int         F16, BF16    2
+ *   e4m3, e5m2  F16, BF16    quads 2, pairs 1
+ *   int         F16, BF16    quads 2, pairs 1
  *
  * each with quads and pairs. Int has kernels for the raw bits that it mostly has, too. */
 #ifndef TRF_GROUP_VARIANTS_CUH
@@ -13,6 +13,11 @@
 #include "trf_group_kernel.cuh"
 
 typedef void (*trf_group_kernel)(trf_group_args);
+
+/* Whether there is one for so many slabs a warp. */
+static constexpr bool trf_has_group(uint32_t codec, uint32_t class_bits, uint32_t slabs) {
+    return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || slabs == (class_bits == 2 ? 2 : 1);
+}
 
 /* Warps of a block. */
 static constexpr uint32_t trf_group_warps(uint32_t class_bits, uint32_t slabs) {

@@ -34,7 +34,8 @@ struct trf_experts {
     trf_layer_info info; /* of the first one */
     /* A GPU's. */
     trf_expert *experts_dev;     /* [count] */
-    trf_experts_choice choice;   /* if they are not refused */
+    uint32_t stream_bytes;       /* of the one with the longest streams */
+    int edges;                   /* whether any has some */
     const char *refusals[2];     /* of x in F16, in BF16; NULL: taken */
     uint32_t refused_experts[2]; /* the first one for which that holds */
 };

@@ -88,31 +88,35 @@ static trf_status trf_cuda_run(const trf_layer_group *group, const void *const *
 
 /* ---- experts ---- */
 
+/* The choice for calls of so many tokens. @return whether there is one. */
+static int trf_choose(const trf_experts *experts, uint32_t tokens, trf_experts_choice *choice) {
+    *choice = (trf_experts_choice){.stream_bytes = experts->stream_bytes, .edges = experts->edges != 0};
+    return trf_experts_choose(&experts->layers[0]->view, experts->count, tokens, &experts->context->limits, choice);
+}
+
 /* Why the kernels do not take these experts, if they do not. */
 static void trf_find_refusals(trf_experts *experts) {
     const trf_device_layer *first = experts->layers[0];
-    const trf_device_limits *limits = &experts->context->limits;
-    uint32_t stream_bytes = 0;
+    trf_experts_choice choice;
     for (uint32_t i = 0; i < experts->count; i++) {
         const trf_device_layer *layer = experts->layers[i];
+        const uint32_t bytes = (layer->facts.max_stream_bytes + 15) / 16 * 16;
         for (int bf16_x = 0; bf16_x < 2; bf16_x++) {
-            const trf_dtype x_dtype = bf16_x ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
             if (experts->refusals[bf16_x])
                 continue;
             experts->refused_experts[bf16_x] = i;
             experts->refusals[bf16_x] =
                 layer->view.slab_cols != first->view.slab_cols || !trf_group_fits(&layer->view, &first->view)
                     ? "its slabs, classes or raw bits are not those of expert 0"
-                    : trf_group_refuses(&layer->view, &layer->facts, limits, 1, x_dtype);
+                    : trf_group_refuses(&layer->view, &layer->facts, &experts->context->limits, 1,
+                                        bf16_x ? TRF_DTYPE_BF16 : TRF_DTYPE_F16);
         }
-        const uint32_t bytes = (layer->facts.max_stream_bytes + 15) / 16 * 16;
-        stream_bytes = bytes > stream_bytes ? bytes : stream_bytes;
-        experts->choice.edges |= layer->facts.irregular_weights != 0;
+        experts->stream_bytes = bytes > experts->stream_bytes ? bytes : experts->stream_bytes;
+        experts->edges |= layer->facts.irregular_weights != 0;
     }
-    if (!trf_experts_choose(&first->view, stream_bytes, limits, &experts->choice))
-        for (int bf16_x = 0; bf16_x < 2; bf16_x++)
-            if (!experts->refusals[bf16_x])
-                experts->refusals[bf16_x] = "the streams of all experts do not fit this device's shared memory";
+    for (int bf16_x = 0; bf16_x < 2 && !trf_choose(experts, 1, &choice); bf16_x++)
+        if (!experts->refusals[bf16_x])
+            experts->refusals[bf16_x] = "the streams of all experts do not fit this device's shared memory";
 }
 
 static trf_status trf_cuda_fill_experts(trf_experts *experts, trf_error *err) {
@@ -151,7 +155,9 @@ static trf_status trf_cuda_plan_experts(const trf_experts *experts, trf_experts_
     if (experts->refusals[bf16_x])
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "products of experts do not take expert %u: %s",
                         experts->refused_experts[bf16_x], experts->refusals[bf16_x]);
-    plan->workspace_bytes = trf_experts_workspace_bytes(&experts->layers[0]->view, &experts->choice, plan->max_tokens);
+    trf_experts_choice choice;
+    trf_choose(experts, plan->max_tokens, &choice);
+    plan->workspace_bytes = trf_experts_workspace_bytes(&experts->layers[0]->view, &choice, plan->max_tokens);
     return TRF_OK;
 }
 
@@ -170,11 +176,13 @@ static trf_status trf_cuda_linear_experts(const trf_experts *experts, const trf_
         .y = y,
         .workspace = workspace,
     };
+    trf_experts_choice choice;
     trf_device_scope scope;
     trf_status status = trf_enter_device(experts->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    status = trf_check_cuda(trf_experts_launch(&call, &experts->choice, &experts->context->limits, stream),
+    trf_choose(experts, plan->max_tokens, &choice); /* a few dozen operations */
+    status = trf_check_cuda(trf_experts_launch(&call, &choice, &experts->context->limits, stream),
                             "a product of experts", err);
     trf_leave_device(&scope);
     return status;

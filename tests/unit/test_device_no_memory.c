@@ -19,6 +19,7 @@ enum {
 static trf_error err;
 static uint16_t x[COLS];
 static float y[ROWS];
+static long call_allocations; /* of run_together's calls of products */
 
 static void begin(void) {
     static const fixture_tensor tensors[] = {{"lossless", "BF16", {ROWS, COLS}, 2, 0},
@@ -42,7 +43,41 @@ static void begin(void) {
     test_fill_normal(&rng, x, TRF_DTYPE_BF16, COLS, 1.0);
 }
 
-/* Loads a shard, and multiplies once. */
+/* The same product by a group of one layer, and by experts of which one has a token (no shards of parts of tiles). */
+static trf_status run_together(trf_context *context, trf_device_layer *layer, int experts_too) {
+    static const uint32_t offsets[] = {0, 0, 1};
+    const trf_group_layer list = {layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32};
+    const void *const each_x[] = {x};
+    void *const each_y[] = {y};
+    trf_device_layer *twice[] = {layer, layer};
+    trf_layer_group *group = NULL;
+    trf_experts *experts = NULL;
+    trf_experts_plan plan = {0};
+    void *workspace = NULL, *expert_workspace = NULL;
+    trf_status status = trf_layer_group_create(&list, 1, &group, &err);
+    if (status == TRF_OK)
+        status = trf_device_allocate(context, trf_layer_group_workspace_bytes(group), &workspace, &err);
+    if (status == TRF_OK && experts_too)
+        status = trf_experts_create(twice, 2, &experts, &err);
+    if (status == TRF_OK && experts_too)
+        status = trf_experts_plan_init(experts, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err);
+    if (status == TRF_OK && experts_too)
+        status = trf_device_allocate(context, plan.workspace_bytes, &expert_workspace, &err);
+    const long before = atomic_load(&made);
+    if (status == TRF_OK)
+        status = trf_linear_group(group, each_x, each_y, workspace, NULL, &err);
+    if (status == TRF_OK && experts_too)
+        status = trf_experts_linear(experts, &plan, x, offsets, y, expert_workspace, NULL, &err);
+    if (status == TRF_OK)
+        call_allocations = atomic_load(&made) - before;
+    trf_experts_destroy(experts);
+    trf_layer_group_destroy(group);
+    trf_device_free(context, workspace);
+    trf_device_free(context, expert_workspace);
+    return status;
+}
+
+/* Loads a shard, and multiplies. */
 static trf_status load_and_run(trf_checkpoint *checkpoint, const char *tensor, const trf_load_options *options) {
     trf_context *context = NULL;
     trf_device_layer *layer = NULL;
@@ -57,6 +92,8 @@ static trf_status load_and_run(trf_checkpoint *checkpoint, const char *tensor, c
         status = trf_device_allocate(context, plan.workspace_bytes, &workspace, &err);
     if (status == TRF_OK)
         status = trf_linear(layer, &plan, x, y, workspace, NULL, &err);
+    if (status == TRF_OK)
+        status = run_together(context, layer, !options || options->num_rows == 0);
     if (layer)
         trf_device_layer_destroy(layer);
     if (context)
@@ -127,6 +164,8 @@ START_TEST(products_do_not_allocate) {
     const long allocations = atomic_load(&allocations_made);
     fixture_check_status(status, TRF_OK, &err);
     ck_assert_int_eq(allocations, 0);
+    fixture_check_status(run_together(context, layer, !_i), TRF_OK, &err);
+    ck_assert_int_eq(call_allocations, 0);
     trf_device_layer_destroy(layer);
     trf_device_free(context, workspace);
     trf_checkpoint_close(checkpoint);

@@ -1,6 +1,8 @@
-/* How products of experts are shared out: whatever the counts, each grain of each item belongs to one block, and each token to one pass. */
+/* How products of experts are shared out: whatever the counts, each unit of each item belongs to one block, and each token to one pass; and each
+ * column of a block's units to one warp, whose sums reach y once. */
 #include "common/run_suite.h"
 #include "common/test_weights.h"
+#include "trf_even_runs.h"
 #include "trf_expert_cut.h"
 
 #include <check.h>
@@ -77,47 +79,46 @@ START_TEST(offsets_without_sense) {
 }
 END_TEST
 
-/* The longest of all blocks' ways: grains, and experts that it enters. Fails unless blocks have all grains once, in order. */
-static void check_shares(uint32_t grains, uint64_t items, uint32_t blocks, int whole, uint64_t *most_grains,
+/* The longest of all blocks' ways: units, and experts that it enters. Fails unless blocks have all units once, in order. */
+static void check_shares(uint32_t units, uint64_t items, uint32_t blocks, int whole, uint64_t *most_units,
                          uint64_t *most_entered) {
     uint64_t next = 0;
-    *most_grains = *most_entered = 0;
+    *most_units = *most_entered = 0;
     for (uint32_t b = 0; b < blocks; b++) {
-        const trf_expert_share share = trf_expert_share_of(grains, items, blocks, whole, b);
+        const trf_expert_share share = trf_expert_share_of(units, items, blocks, whole, b);
         EXPECT(share.begin == next);
         EXPECT(share.end >= share.begin);
         next = share.end;
         if (share.end == share.begin)
             continue;
-        const uint64_t entered = (share.end - 1) / grains - share.begin / grains + 1;
-        *most_grains = share.end - share.begin > *most_grains ? share.end - share.begin : *most_grains;
+        const uint64_t entered = (share.end - 1) / units - share.begin / units + 1;
+        *most_units = share.end - share.begin > *most_units ? share.end - share.begin : *most_units;
         *most_entered = entered > *most_entered ? entered : *most_entered;
         if (whole)
             EXPECT(entered == 1);
     }
-    EXPECT(next == items * grains);
+    EXPECT(next == items * units);
 }
 
-START_TEST(every_grain_has_one_block) {
+/* The estimate is of the way that it chooses, for the block that has most to do there. */
+START_TEST(every_unit_has_one_block) {
     static const uint32_t kBlocks[] = {1, 2, 7, 108, 132};
     test_rng rng = {3};
     for (int i = 0; i < CASES; i++) {
         uint32_t offsets[MOST_EXPERTS + 1];
         const uint32_t experts = make_offsets(&rng, offsets), blocks = kBlocks[i % 5],
-                       grains = 1 + test_below(&rng, test_below(&rng, 2) ? 4 : 300);
+                       units = 1 + test_below(&rng, test_below(&rng, 2) ? 4 : 300);
         const uint64_t items = count_items(offsets, experts, offsets[experts]);
         if (items == 0)
             continue;
-        const trf_expert_cut cut = {4, 4, grains, 1 + test_below(&rng, 10000)};
-        const uint32_t begin_ns = test_below(&rng, 5000);
+        const trf_expert_work work = {units, 1 + test_below(&rng, 100), 8 + test_below(&rng, 13),
+                                      1 + test_below(&rng, 10000), test_below(&rng, 5000)};
         int whole;
-        const uint64_t cost = trf_expert_cost(&cut, begin_ns, items, blocks, &whole);
+        const uint64_t cost = trf_expert_cost(&work, items, blocks, &whole);
         for (int way = 0; way < (items <= blocks ? 2 : 1); way++) {
-            uint64_t most_grains, most_entered;
-            check_shares(grains, items, blocks, way, &most_grains, &most_entered);
-            const uint64_t longest = most_grains * cut.grain_ns + most_entered * begin_ns;
-            if (way == whole) /* an estimate of the block that has most to do is what it says */
-                EXPECT(cost >= most_grains * (uint64_t)cut.grain_ns + begin_ns);
+            uint64_t most_units, most_entered;
+            check_shares(units, items, blocks, way, &most_units, &most_entered);
+            const uint64_t longest = trf_expert_time(&work, most_units, most_entered);
             if (way == whole)
                 EXPECT(cost >= longest);
             if (way == whole && whole)
@@ -127,16 +128,77 @@ START_TEST(every_grain_has_one_block) {
 }
 END_TEST
 
-/* One item to itself, and an expert without units. */
-START_TEST(small_shares) {
-    uint64_t grains, entered;
-    check_shares(1, 1, 132, 1, &grains, &entered);
-    ck_assert(grains == 1 && entered == 1);
-    check_shares(16, 8, 132, 1, &grains, &entered);
-    ck_assert(grains == 1 && entered == 1); /* 16 blocks for each of 8 experts */
-    check_shares(16, 56, 132, 0, &grains, &entered);
-    ck_assert(grains == 7 && entered == 2);                               /* 6.8 grains a block */
-    check_shares(1u << 27, (uint64_t)1 << 33, 132, 0, &grains, &entered); /* what 32 bits do not hold */
+/* One item to itself, and what 32 bits do not hold. */
+START_TEST(small_and_large_shares) {
+    uint64_t units, entered;
+    check_shares(1, 1, 132, 1, &units, &entered);
+    ck_assert(units == 1 && entered == 1);
+    check_shares(64, 8, 132, 1, &units, &entered);
+    ck_assert(units == 4 && entered == 1); /* 16 blocks for each of 8 experts */
+    check_shares(64, 56, 132, 0, &units, &entered);
+    ck_assert(units == 28 && entered == 2); /* 27.2 units a block */
+    check_shares(1u << 27, (uint64_t)1 << 33, 132, 0, &units, &entered);
+}
+END_TEST
+
+/* ---- warps of a block ---- */
+
+/* What warps leave of one case: columns [from, to) of a unit, in one of two places of each warp. */
+typedef struct left_sums {
+    uint32_t unit, from, to;
+    int there;
+} left_sums;
+
+static void check_runs(uint32_t units, uint32_t cols, uint32_t warps) {
+    left_sums left[20][2] = {{{0}}};
+    uint8_t *done = calloc(units + 1, 1); /* how often y of a unit is written */
+    const trf_even_runs runs = trf_even_runs_of(units, cols, warps);
+    EXPECT(trf_run_begin(&runs, 0) == 0 && trf_run_begin(&runs, warps) == units * cols);
+    for (uint32_t w = 0; w < warps; w++) {
+        const uint32_t begin = trf_run_begin(&runs, w), end = trf_run_begin(&runs, w + 1);
+        EXPECT(begin <= end && end - begin <= (units * cols + warps - 1) / warps);
+        for (uint32_t unit = begin / cols; begin < end && unit <= (end - 1) / cols; unit++) {
+            if (trf_run_has_unit(&runs, w, unit)) {
+                done[unit]++;
+                continue;
+            }
+            const uint32_t first = unit * cols, from = begin > first ? begin : first,
+                           to = end < first + cols ? end : first + cols;
+            const int begins = trf_run_begins_in(&runs, w, unit);
+            EXPECT(!left[w][begins].there);
+            EXPECT(begins || unit == (end - 1) / cols); /* its buffers are free then */
+            left[w][begins] = (left_sums){unit, from, to, 1};
+        }
+    }
+    for (uint32_t next = 1; next < warps; next++) {
+        uint32_t unit, last;
+        if (!trf_run_boundary(&runs, warps, next, &unit, &last))
+            continue;
+        uint32_t at = unit * cols;
+        for (uint32_t w = next - 1; w <= last; w++) { /* in order, without gaps */
+            left_sums *part = &left[w][w == next - 1 ? trf_run_begins_in(&runs, w, unit) : 1];
+            EXPECT(part->there && part->unit == unit && part->from == at);
+            at = part->to;
+            part->there = 0;
+        }
+        EXPECT(at == (unit + 1) * cols);
+        done[unit]++;
+    }
+    for (uint32_t unit = 0; unit < units; unit++)
+        EXPECT(done[unit] == 1);
+    for (uint32_t w = 0; w < warps; w++)
+        EXPECT(!left[w][0].there && !left[w][1].there); /* nothing is lost */
+    free(done);
+}
+
+START_TEST(warps_share_units) {
+    test_rng rng = {4};
+    for (uint32_t units = 0; units < 40; units++)
+        for (uint32_t cols = 1; cols < 60; cols++)
+            for (uint32_t warps = 8; warps <= 20; warps++)
+                check_runs(units, cols, warps);
+    for (int i = 0; i < 1000; i++)
+        check_runs(test_below(&rng, 3000), 1 + test_below(&rng, 500), 8 + test_below(&rng, 13));
 }
 END_TEST
 
@@ -145,8 +207,9 @@ int main(void) {
     TCase *tests = tcase_create("expert_cut");
     tcase_add_test(tests, every_token_has_one_pass);
     tcase_add_test(tests, offsets_without_sense);
-    tcase_add_test(tests, every_grain_has_one_block);
-    tcase_add_test(tests, small_shares);
+    tcase_add_test(tests, every_unit_has_one_block);
+    tcase_add_test(tests, small_and_large_shares);
+    tcase_add_test(tests, warps_share_units);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

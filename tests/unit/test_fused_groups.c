@@ -140,29 +140,27 @@ START_TEST(refused_layers) {
 }
 END_TEST
 
-/* All cuts of experts cover their units, with warps that are there. */
-START_TEST(every_expert_has_cuts) {
+/* What experts are to blocks, whatever the number of tokens. */
+START_TEST(every_expert_has_a_choice) {
+    static const uint32_t tokens[] = {1, 8, 128, 10000};
     const uint32_t kind = (uint32_t)_i % NUM_KINDS;
     const trf_device_limits *limits = &kDevices[_i / NUM_KINDS];
-    for (uint32_t shape = 0; shape < NUM_SHAPES; shape++) {
+    for (uint32_t i = 0; i < 4 * NUM_SHAPES; i++) {
+        const uint32_t shape = i / 4, most = tokens[i % 4];
         const trf_device_view view = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
-        trf_experts_choice choice = {0};
-        if (!trf_experts_choose(&view, facts_of(kind).max_stream_bytes, limits, &choice)) {
+        trf_experts_choice choice = {.stream_bytes = facts_of(kind).max_stream_bytes};
+        if (!trf_experts_choose(&view, 64, most, limits, &choice)) {
             EXPECT(limits->shared_bytes < 200000 && kind == 5);
             continue;
         }
         const uint32_t units = units_of(&view, choice.slabs);
-        EXPECT(choice.num_cuts >= 1 && choice.num_cuts <= TRF_EXPERT_CUTS && choice.warps >= 8);
-        for (uint32_t i = 0; i < choice.num_cuts; i++) {
-            const trf_expert_cut *cut = &choice.cuts[i];
-            EXPECT(cut->group >= 1 && cut->parts >= 1 && cut->group * cut->parts <= choice.warps);
-            EXPECT(cut->grains >= 1 && cut->grains * cut->group >= units && (cut->grains - 1) * cut->group <= units);
-            EXPECT(cut->grain_ns >= 1);
-        }
-        const uint64_t bytes = trf_experts_workspace_bytes(&view, &choice, 100);
-        EXPECT(bytes >= 200ull * view.cols && bytes <= 200ull * (view.cols + 8) + 256);
+        EXPECT(choice.slabs == 1 || choice.slabs == 2);
+        EXPECT(choice.warps >= 8 && choice.warps <= 20 && choice.work.warps == choice.warps);
+        EXPECT(choice.work.units == (units ? units : 1) && choice.work.cols >= 1 && choice.work.step_ns > 0);
+        const uint64_t bytes = trf_experts_workspace_bytes(&view, &choice, most);
+        EXPECT(bytes >= 2ull * most * view.cols && bytes <= 2ull * most * (view.cols + 8) + 256);
         choice.edges = 1;
-        EXPECT(trf_experts_workspace_bytes(&view, &choice, 100) >= bytes + 400ull * view.rows);
+        EXPECT(trf_experts_workspace_bytes(&view, &choice, most) >= bytes + 4ull * most * view.rows);
     }
 }
 END_TEST
@@ -174,7 +172,7 @@ int main(void) {
     tcase_add_loop_test(tests, every_group_has_a_cut, 0, NUM_KINDS * NUM_DEVICES);
     tcase_add_test(tests, small_layers_overlap);
     tcase_add_test(tests, refused_layers);
-    tcase_add_loop_test(tests, every_expert_has_cuts, 0, NUM_KINDS * NUM_DEVICES);
+    tcase_add_loop_test(tests, every_expert_has_a_choice, 0, NUM_KINDS * NUM_DEVICES);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
