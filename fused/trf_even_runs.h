@@ -1,7 +1,7 @@
 /* How the warps of a block share its units evenly: the units' columns, one unit behind the other, are cut into one run a warp. C and CUDA.
  *
- * A warp finishes the units that it has all columns of. Of the unit that its run begins inside of, and of the one that it ends inside of, it leaves its sums; whoever has the
- * first boundary between runs inside a unit adds them up, in the order of warps. */
+ * A warp finishes the units that it has all columns of. Of the unit that its run begins in, and of the one that it ends in, it may have some, and leaves its sums; those who share a unit add them
+ * up, each another part of y, in the order of warps. */
 #ifndef TRF_EVEN_RUNS_H
 #define TRF_EVEN_RUNS_H
 
@@ -38,17 +38,16 @@ TRF_HD int trf_run_begins_in(const trf_even_runs *runs, uint32_t warp, uint32_t 
     return trf_run_begin(runs, warp) >= unit * runs->cols;
 }
 
-/* Whether the boundary in front of warp `next`'s run, 1 and up, is the first one inside a unit, which is *unit; it is shared by warps next - 1 to *last. */
-TRF_HD int trf_run_boundary(const trf_even_runs *runs, uint32_t warps, uint32_t next, uint32_t *unit, uint32_t *last) {
-    const uint32_t boundary = trf_run_begin(runs, next), first = boundary / runs->cols * runs->cols;
-    if (boundary >= runs->all || boundary == first || trf_run_begin(runs, next - 1) > first)
-        return 0;
-    *unit = boundary / runs->cols;
-    *last = next;
-    while (*last + 1 < warps && trf_run_begin(runs, *last + 1) < first + runs->cols &&
-           trf_run_begin(runs, *last + 1) < runs->all)
-        ++*last;
-    return 1;
+/* The warp whose run has a column; there is one. */
+TRF_HD uint32_t trf_run_of(const trf_even_runs *runs, uint32_t col) {
+    const uint32_t longer = runs->more * (runs->each + 1);
+    return col < longer ? col / (runs->each + 1) : runs->more + (col - longer) / runs->each;
+}
+
+/* The warps that share a unit: *first to *last. */
+TRF_HD void trf_run_sharers(const trf_even_runs *runs, uint32_t unit, uint32_t *first, uint32_t *last) {
+    *first = trf_run_of(runs, unit * runs->cols);
+    *last = trf_run_of(runs, (unit + 1) * runs->cols - 1);
 }
 
 #endif

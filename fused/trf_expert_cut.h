@@ -2,7 +2,8 @@
  * the same numbers. C and CUDA.
  *
  * An *item* is one pass over an expert's weights, with up to TRF_EXPERT_TOKENS of its tokens. Items count through the experts in order, those without tokens have
- * none. A block has consecutive units (trf_fused_product.cuh), counted through all items, so that it enters few experts; all of a unit's columns are the block's. */
+ * none. A block has consecutive units (trf_fused_product.cuh), counted through all items, so that it enters few experts, and fewer of them if it enters another one; all of a unit's columns are the
+ * block's. */
 #ifndef TRF_EXPERT_CUT_H
 #define TRF_EXPERT_CUT_H
 
@@ -15,10 +16,11 @@ enum {
 
 /* What an expert is to a block. */
 typedef struct trf_expert_work {
-    uint32_t units, cols; /* of an expert: units, at least 1; columns of slabs, at least 1 */
-    uint32_t warps;       /* of a block: they share its units' columns evenly */
-    uint32_t step_ns;     /* estimated time of a step, in which each warp walks one column of a unit */
-    uint32_t begin_ns;    /* and of entering an expert */
+    uint32_t units, cols;    /* of an expert: units, at least 1; columns of slabs, at least 1 */
+    uint32_t warps;          /* of a block: they share its units' columns evenly */
+    uint32_t step_ns;        /* estimated time of a step, in which each warp walks one column of a unit */
+    uint32_t begin_ns;       /* and of entering an expert ... */
+    uint32_t begin_quarters; /* ... in quarters of a unit's time */
 } trf_expert_work;
 
 /* An expert's tokens: rows [first, first + count) of x. */
@@ -43,37 +45,51 @@ TRF_HD uint64_t trf_even_begin(uint64_t count, uint64_t shares, uint64_t i) {
     return count / shares * i + (i < more ? i : more);
 }
 
-/* Estimated time of a block with so many units, of so many experts. */
-TRF_HD uint64_t trf_expert_time(const trf_expert_work *work, uint64_t units, uint64_t entered) {
-    return (units * work->cols + work->warps - 1) / work->warps * work->step_ns + entered * work->begin_ns;
+/* Estimated time of a block with so many units of one expert. */
+TRF_HD uint64_t trf_expert_time(const trf_expert_work *work, uint64_t units) {
+    return (units * work->cols + work->warps - 1) / work->warps * work->step_ns + work->begin_ns;
+}
+
+/* What items cost, in quarters of a unit. */
+TRF_HD uint64_t trf_expert_quarters(const trf_expert_work *work, uint64_t items) {
+    return items * (4ull * work->units + work->begin_quarters);
 }
 
 /* Estimated time of the block that has most to do. *whole: whether blocks do better with one item each. items, blocks: at least 1. */
 TRF_HD uint64_t trf_expert_cost(const trf_expert_work *work, uint64_t items, uint32_t blocks, int *whole) {
-    const uint64_t units = work->units, most = (items * units + blocks - 1) / blocks,
-                   evenly = trf_expert_time(work, most, 1 + (most + units - 2) / units);
+    const uint64_t most = (trf_expert_quarters(work, items) + blocks - 1) / blocks,
+                   evenly = trf_expert_time(work, (most + 3) / 4);
     *whole = 0;
     if (items > blocks)
         return evenly;
-    const uint64_t sharing = blocks / items, apart = trf_expert_time(work, (units + sharing - 1) / sharing, 1);
+    const uint64_t sharing = blocks / items, apart = trf_expert_time(work, (work->units + sharing - 1) / sharing);
     *whole = apart <= evenly;
     return *whole ? apart : evenly;
 }
 
-/* A block's units [begin, end), unit u of item i being i * units + u. whole: blocks are cut among items, and an item among its blocks. */
+/* A block's units [begin, end), unit u of item i being i * units + u. */
 typedef struct trf_expert_share {
     uint64_t begin, end;
 } trf_expert_share;
 
-TRF_HD trf_expert_share trf_expert_share_of(uint32_t units, uint64_t items, uint32_t blocks, int whole,
+/* The first unit from `quarters` on: an item's first quarters are entering it. */
+TRF_HD uint64_t trf_expert_unit_at(const trf_expert_work *work, uint64_t quarters) {
+    const uint64_t each = 4ull * work->units + work->begin_quarters, in_item = quarters % each;
+    return quarters / each * work->units +
+           (in_item > work->begin_quarters ? (in_item - work->begin_quarters + 3) / 4 : 0);
+}
+
+/* whole: blocks are cut among items, and an item among its blocks. */
+TRF_HD trf_expert_share trf_expert_share_of(const trf_expert_work *work, uint64_t items, uint32_t blocks, int whole,
                                             uint32_t block) {
     trf_expert_share share;
     if (!whole) {
-        share.begin = trf_even_begin(items * units, blocks, block);
-        share.end = trf_even_begin(items * units, blocks, block + 1ull);
+        const uint64_t all = trf_expert_quarters(work, items);
+        share.begin = trf_expert_unit_at(work, trf_even_begin(all, blocks, block));
+        share.end = trf_expert_unit_at(work, trf_even_begin(all, blocks, block + 1ull));
         return share;
     }
-    const uint64_t each = blocks / items, more = blocks % items, longer = more * (each + 1),
+    const uint64_t units = work->units, each = blocks / items, more = blocks % items, longer = more * (each + 1),
                    item = block < longer ? block / (each + 1) : more + (block - longer) / each,
                    sharing = each + (item < more), i = block - trf_even_begin(blocks, items, item);
     share.begin = item * units + trf_even_begin(units, sharing, i);

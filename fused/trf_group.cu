@@ -105,12 +105,14 @@ static double evenly_us(const walk_shape &s, uint32_t units) {
     return units ? 0.5 * (runs + steps) * step_us(s, s.warps) + 0.4 + 0.02 * s.warps + s.warps * s.sums / 150e3 : 0;
 }
 
+static constexpr double kClusterUs = 2.0; /* that launches of clusters of several blocks take longer */
+
 /* Of a block of a cluster of several that walks `groups` groups of `group` units, `cols` columns in `parts` parts. */
 static double parts_us(const walk_shape &s, uint32_t groups, uint32_t group, uint32_t cols, uint32_t parts,
                        uint32_t cluster) {
     const double steps = (double)groups * ceil_div(cols, parts), rows = group * s.slabs > 8 ? 1.03 : 1.0,
                  meeting = cluster > 2 ? 2.4 : 1.35;
-    return steps * step_us(s, 0.5 * (s.warps + group * parts) * rows) +
+    return kClusterUs + steps * step_us(s, 0.5 * (s.warps + group * parts) * rows) +
            groups * (meeting + 0.02 * cluster * parts + group * parts * s.sums / 40e3);
 }
 
@@ -365,8 +367,13 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
         if (warps < 8)
             continue;
         const walk_shape s = shape_of(view, slabs, warps, kExpertRows);
-        const trf_expert_work work = {s.units ? s.units : 1, s.cols ? s.cols : 1, warps,
-                                      (uint32_t)(1000 * step_us(s, warps)), (uint32_t)(1000 * kExpertBeginUs)};
+        trf_expert_work work = {s.units ? s.units : 1,
+                                s.cols ? s.cols : 1,
+                                warps,
+                                (uint32_t)(1000 * step_us(s, warps)),
+                                (uint32_t)(1000 * kExpertBeginUs),
+                                0};
+        work.begin_quarters = (uint32_t)(4.0 * work.begin_ns * warps / ((double)work.step_ns * work.cols) + 0.5);
         int whole;
         const uint64_t cost =
             trf_expert_cost(&work, items_of(count, tokens), (uint32_t)limits->multiprocessors, &whole);

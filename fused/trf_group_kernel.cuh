@@ -157,7 +157,7 @@ static __device__ __forceinline__ void trf_find_way(const trf_expert_args &e, tr
     }
     int whole;
     trf_expert_cost(&e.work, items, gridDim.x, &whole);
-    const trf_expert_share share = trf_expert_share_of(e.work.units, items, gridDim.x, whole, blockIdx.x);
+    const trf_expert_share share = trf_expert_share_of(&e.work, items, gridDim.x, whole, blockIdx.x);
     if (share.begin < share.end)
         trf_find_item(e, 0, share.begin / e.work.units, lane, &b.expert, &b.pass);
     b.unit = (uint32_t)(share.begin % e.work.units);
@@ -309,27 +309,59 @@ static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, con
     product.each_piece([&](uint32_t piece, float4 v) { trf_cluster_store(to + piece * kPieceBytes, 0, v); });
 }
 
-/* Adds up what warps have left, in order, and writes y: a warp for each piece of a unit that several share. */
+/* Adds up what warps have left of a unit, in order, and writes y: this warp's pieces of it. For the smallest batches, of which few lanes have sums, others add some of them. */
+template <class Product>
+static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, const trf_group_block &b, uint32_t unit,
+                                                    uint32_t shared, uint32_t warp, uint32_t lane) {
+    constexpr int kAtOnce = 4;
+    const trf_fused_args &a = b.a;
+    uint32_t first, last;
+    trf_run_sharers(&b.runs, unit, &first, &last);
+    const uint32_t count = last - first + 1,
+                   sharers = a.m <= 2   ? 4
+                             : a.m <= 4 ? 2
+                                        : 1, /* lanes that add for one */
+        q = lane % (4 / sharers), share = lane % 4 / (4 / sharers);
+    const bool first_begins = trf_run_begins_in(&b.runs, first, unit);
+#pragma unroll 1
+    for (uint32_t piece = warp - first; count > 1 && piece < Product::kPieces; piece += count) {
+        const uint32_t in_piece = piece * kPieceBytes + trf_piece_place(a.m, lane, q);
+        float4 sum = {};
+#pragma unroll 1
+        for (uint32_t i = share; i < count; i += kAtOnce * sharers) {
+            float4 v[kAtOnce];
+#pragma unroll
+            for (int j = 0; j < kAtOnce; j++) {
+                const uint32_t n = min(i + j * sharers, count - 1);
+                v[j] = trf_lds128f(trf_left_sums(g, b, shared, first + n, n || first_begins) + in_piece);
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; j++)
+                if (i + j * sharers < count)
+                    sum = trf_add(sum, v[j]);
+        }
+        __syncwarp();
+        if (sharers > 1)
+            sum = trf_add_of_lane(sum, 2);
+        if (sharers > 2)
+            sum = trf_add_of_lane(sum, 1);
+        if (!share && 2 * q < a.m)
+            trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, piece / Product::kColumnTiles,
+                            piece % Product::kColumnTiles, sum);
+    }
+}
+
+/* The units that the warp has some columns of: the ones that its run begins and ends in. */
 template <class Product>
 static __device__ __forceinline__ void trf_add_left(const trf_group_args &g, const trf_group_block &b, uint32_t shared,
                                                     uint32_t warp, uint32_t lane) {
-    const trf_fused_args &a = b.a;
-    const uint32_t warps = blockDim.x / 32, q = lane % 4;
+    const uint32_t begin = trf_run_begin(&b.runs, warp), end = trf_run_begin(&b.runs, warp + 1),
+                   first = begin / b.runs.cols, last = (end - 1) / b.runs.cols;
+    if (begin == end)
+        return;
 #pragma unroll 1
-    for (uint32_t task = warp; task < (warps - 1) * Product::kPieces; task += warps) {
-        const uint32_t next = 1 + task / Product::kPieces, piece = task % Product::kPieces,
-                       in_piece = piece * kPieceBytes + trf_piece_place(a.m, lane, q);
-        uint32_t unit, last;
-        if (!trf_run_boundary(&b.runs, warps, next, &unit, &last) || 2 * q >= a.m)
-            continue;
-        const bool begins = trf_run_begins_in(&b.runs, next - 1, unit);
-        float4 sum = trf_lds128f(trf_left_sums(g, b, shared, next - 1, begins) + in_piece);
-#pragma unroll 4
-        for (uint32_t w = next; w <= last; w++)
-            sum = trf_add(sum, trf_lds128f(trf_left_sums(g, b, shared, w, true) + in_piece));
-        trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, piece / Product::kColumnTiles,
-                        piece % Product::kColumnTiles, sum);
-    }
+    for (uint32_t unit = first; unit <= last; unit += max(last - first, 1u))
+        trf_add_unit<Product>(g, b, unit, shared, warp, lane);
 }
 
 /* ---- sums of clusters ---- */
