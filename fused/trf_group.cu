@@ -88,7 +88,7 @@ static walk_shape shape_of(const trf_device_view *view, uint32_t slabs, uint32_t
     s.slabs = slabs;
     s.warps = warps;
     s.slab_us = width * slab_microseconds(view, slabs == 2 ? TRF_GEOMETRY_TWO : TRF_GEOMETRY_ONE, 1, slabs, m);
-    s.alone_us = width * longer * (slabs == 2 ? 6.5 : 5.0);
+    s.alone_us = width * longer * (slabs == 2 ? 6.5 : 5.8); /* the latter with more than a few warps */
     s.sums = sum_bytes(slabs) * (m / 8.0);
     return s;
 }
@@ -99,13 +99,14 @@ static double step_us(const walk_shape &s, double at_work) {
     return decoding > s.alone_us ? decoding : s.alone_us;
 }
 
-/* Of a block alone with so many units, whose warps share them evenly: half of the warps may have a step less. */
+/* Of a block alone with so many units, whose warps share them evenly: half of the warps may have a step less, which is time for the others unless each waits for itself. */
 static double evenly_us(const walk_shape &s, uint32_t units) {
-    const double runs = (double)units * s.cols / s.warps, steps = ceil(runs);
-    return units ? 0.5 * (runs + steps) * step_us(s, s.warps) + 0.4 + 0.02 * s.warps + s.warps * s.sums / 150e3 : 0;
+    const double runs = (double)units * s.cols / s.warps, steps = ceil(runs),
+                 decoding = 0.5 * (runs + steps) * s.warps * s.slabs * s.slab_us, waiting = steps * s.alone_us;
+    return units ? (decoding > waiting ? decoding : waiting) + 0.4 + 0.02 * s.warps + s.warps * s.sums / 150e3 : 0;
 }
 
-static constexpr double kClusterUs = 2.0; /* that launches of clusters of several blocks take longer */
+static constexpr double kClusterUs = 0.5; /* that launches of clusters of several blocks take longer */
 
 /* Of a block of a cluster of several that walks `groups` groups of `group` units, `cols` columns in `parts` parts. */
 static double parts_us(const walk_shape &s, uint32_t groups, uint32_t group, uint32_t cols, uint32_t parts,
