@@ -517,7 +517,7 @@ typedef struct trf_group_layer {
  * device. On failure *group is unchanged. Errors: TRF_ERR_ARGUMENT (NULL, no layers, layers of several contexts), those of trf_linear_plan_init, TRF_ERR_MEMORY (host). */
 TRF_API trf_status trf_layer_group_create(const trf_group_layer *layers, uint32_t count, trf_layer_group **group,
                                           trf_error *err);
-TRF_API void trf_layer_group_destroy(trf_layer_group *group); /* NULL is allowed; waits for nothing */
+TRF_API void trf_layer_group_destroy(trf_layer_group *group);                   /* NULL is allowed; waits for nothing */
 TRF_API uint64_t trf_layer_group_workspace_bytes(const trf_layer_group *group); /* that trf_linear_group needs */
 
 /* @return how many of the layers share launches with others; *launches, which may be NULL: in how many. */
@@ -527,8 +527,8 @@ TRF_API uint32_t trf_layer_group_shared(const trf_layer_group *group, uint32_t *
  * y overlaps another or any x; layers may have the same x. workspace, stream, corrupt slabs and errors: as trf_linear. The same bits on every run of a group with one
  * alignment of x and y; where layers share a launch, they need not be those of trf_linear, whose sums are added in another order. Does not allocate, synchronize or read back;
  * capturable in a CUDA graph. Thread-safe for distinct workspaces. On the CPU all of y are computed before a corrupt stream is reported. */
-TRF_API trf_status trf_linear_group(const trf_layer_group *group, const void *const *x, void *const *y,
-                                    void *workspace, trf_stream stream, trf_error *err);
+TRF_API trf_status trf_linear_group(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
+                                    trf_stream stream, trf_error *err);
 
 /* ---- mixtures of experts ---- */
 

@@ -20,6 +20,10 @@ static const struct {
     [CLI_BENCH_SWEEP] = {"batch-sweep", NULL},
     [CLI_BENCH_OVERLAP] = {"overlap", bench_overlap_run},
     [CLI_BENCH_MOE] = {"moe", bench_moe_run},
+    [CLI_BENCH_LAYERS] = {"layers", NULL},
+    [CLI_BENCH_SWEEP] = {"batch-sweep", NULL},
+    [CLI_BENCH_OVERLAP] = {"overlap", bench_overlap_run},
+    [CLI_BENCH_MOE] = {"moe", bench_moe_run},
     [CLI_BENCH_LOAD] = {"load", bench_load_run},
     [CLI_BENCH_OFFLOAD] = {"offload", bench_offload_run},
 };

@@ -227,73 +227,94 @@ START_TEST(groups_give_the_same_bits) {
 }
 END_TEST
 
-/* A group between products that depend on each other in a graph: the first makes the group's x, and the group's y is x of the last. */
+/* Products that depend on each other: one layer makes x of a group, and of its y one is x of another layer, whose y the first one takes. */
+typedef struct ring {
+    const group_case *layers;
+    trf_linear_plan plans[2];
+    trf_layer_group *group;
+    gpu_memory memory[5]; /* the first x, x of the group, its two y, y of the last */
+    gpu_memory workspace;
+} ring;
+
+enum {
+    RING_WIDTH = 512,
+    RING_BYTES = 2 * RING_WIDTH
+};
+
+static void make_ring(ring *r, const group_case *g) {
+    trf_group_layer list[2];
+    trf_error err = {0};
+    *r = (ring){.layers = g, .workspace = gpu_memory_make(1 << 20)};
+    for (int i = 0; i < 2; i++) {
+        gpu_check(trf_linear_plan_init(g->layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO,
+                                       &r->plans[i], &err),
+                  TRF_OK, &err, "a plan");
+        EXPECT(r->plans[i].workspace_bytes <= r->workspace.bytes);
+        list[i] = (trf_group_layer){g->layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
+    }
+    gpu_check(trf_layer_group_create(list, 2, &r->group, &err), TRF_OK, &err, "a group");
+    ck_assert_uint_eq(trf_layer_group_shared(r->group, NULL), 2);
+    EXPECT(trf_layer_group_workspace_bytes(r->group) <= r->workspace.bytes);
+    for (int i = 0; i < 5; i++)
+        r->memory[i] = gpu_memory_make(RING_BYTES);
+    CUDA(cudaMemcpy(r->memory[0].at, g->x[0], RING_BYTES, cudaMemcpyDeviceToDevice));
+}
+
+static void queue_ring(const ring *r, cudaStream_t stream) {
+    const void *x[2] = {r->memory[1].at, r->memory[1].at};
+    void *y[2] = {r->memory[2].at, r->memory[3].at};
+    trf_error err = {0};
+    for (int turn = 0; turn < 20; turn++) {
+        gpu_check(trf_linear(r->layers->layers[0].device, &r->plans[0], r->memory[turn ? 4 : 0].at, r->memory[1].at,
+                             r->workspace.at, stream, &err),
+                  TRF_OK, &err, "the first");
+        gpu_check(trf_linear_group(r->group, x, y, r->workspace.at, stream, &err), TRF_OK, &err, "the group");
+        gpu_check(trf_linear(r->layers->layers[1].device, &r->plans[1], r->memory[2 + turn % 2].at, r->memory[4].at,
+                             r->workspace.at, stream, &err),
+                  TRF_OK, &err, "the last");
+    }
+}
+
+static void free_ring(ring *r) {
+    for (int i = 0; i < 5; i++)
+        gpu_memory_free(&r->memory[i]);
+    gpu_memory_free(&r->workspace);
+    trf_layer_group_destroy(r->group);
+}
+
+/* In a graph, nothing reads what the one in front has not written yet. */
 START_TEST(groups_in_graphs) {
-    static const gpu_shape shapes[] = {{512, 512}, {512, 512}};
+    static const gpu_shape shapes[] = {{RING_WIDTH, RING_WIDTH}, {RING_WIDTH, RING_WIDTH}};
     static const int choices[] = {0, 0};
     test_rng rng = {400};
     group_case g;
-    make_group(&g, &rng, choices, shapes, 2, 1);
-    const uint64_t bytes = 512 * 2;
-    trf_linear_plan plans[2];
-    trf_error err = {0};
-    trf_group_layer list[2];
-    for (int i = 0; i < 2; i++) {
-        gpu_check(
-            trf_linear_plan_init(g.layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO, &plans[i], &err),
-            TRF_OK, &err, "a plan");
-        list[i] = (trf_group_layer){g.layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
-    }
-    trf_layer_group *group;
-    gpu_check(trf_layer_group_create(list, 2, &group, &err), TRF_OK, &err, "a group");
-    ck_assert_uint_eq(trf_layer_group_shared(group, NULL), 2);
-    gpu_memory memory[5]; /* x of the first, x of the group, its y, y of the last */
-    for (int i = 0; i < 5; i++)
-        memory[i] = gpu_memory_make(bytes);
-    gpu_memory workspace = gpu_memory_make(1 << 20);
-    EXPECT(plans[0].workspace_bytes <= workspace.bytes && trf_layer_group_workspace_bytes(group) <= workspace.bytes);
-    CUDA(cudaMemcpy(memory[0].at, g.x[0], bytes, cudaMemcpyDeviceToDevice));
-    const void *x[2] = {memory[1].at, memory[1].at};
-    void *y[2] = {memory[2].at, memory[3].at};
-    uint8_t eager[512 * 2], replayed[512 * 2];
+    ring r;
+    uint8_t eager[RING_BYTES], replayed[RING_BYTES];
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
+    make_group(&g, &rng, choices, shapes, 2, 1);
+    make_ring(&r, &g);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (int captured = 0; captured < 2; captured++) {
-        if (captured)
-            CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-        for (int turn = 0; turn < 20; turn++) { /* in a ring: y of the last one is x of the first */
-            gpu_check(trf_linear(g.layers[0].device, &plans[0], memory[turn ? 4 : 0].at, memory[1].at, workspace.at,
-                                 stream, &err),
-                      TRF_OK, &err, "the first");
-            gpu_check(trf_linear_group(group, x, y, workspace.at, stream, &err), TRF_OK, &err, "the group");
-            gpu_check(trf_linear(g.layers[1].device, &plans[1], memory[2 + turn % 2].at, memory[4].at, workspace.at,
-                                 stream, &err),
-                      TRF_OK, &err, "the last");
-        }
-        if (!captured) {
-            CUDA(cudaStreamSynchronize(stream));
-            gpu_memory_read(&memory[4], eager);
-        }
-    }
+    queue_ring(&r, stream);
+    CUDA(cudaStreamSynchronize(stream));
+    gpu_memory_read(&r.memory[4], eager);
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    queue_ring(&r, stream);
     CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphInstantiate(&executable, graph, 0));
     for (int i = 0; i < 5; i++) {
         for (int k = 1; k < 5; k++)
-            gpu_memory_poison(&memory[k]);
+            gpu_memory_poison(&r.memory[k]);
         CUDA(cudaGraphLaunch(executable, stream));
         CUDA(cudaStreamSynchronize(stream));
-        gpu_memory_read(&memory[4], replayed);
-        ck_assert_mem_eq(replayed, eager, bytes);
+        gpu_memory_read(&r.memory[4], replayed);
+        ck_assert_mem_eq(replayed, eager, RING_BYTES);
     }
     CUDA(cudaGraphExecDestroy(executable));
     CUDA(cudaGraphDestroy(graph));
     CUDA(cudaStreamDestroy(stream));
-    for (int i = 0; i < 5; i++)
-        gpu_memory_free(&memory[i]);
-    gpu_memory_free(&workspace);
-    trf_layer_group_destroy(group);
+    free_ring(&r);
     free_group(&g);
 }
 END_TEST
