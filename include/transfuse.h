@@ -374,7 +374,8 @@ typedef enum trf_path {
                            * x's type, groups of scales in multiples of 32 columns; streams that fit in shared memory */
     TRF_PATH_TWO_STEP =
         2, /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU, where FUSED takes every layer and batch */
-    TRF_PATH_WIDE = 3 /* decoded inside the product of warpgroups, once for up to 256 rows of x: GPUs of compute capability 9.0, every batch. Of the layers that FUSED takes,
+    TRF_PATH_WIDE =
+        3 /* decoded inside the product of warpgroups, once for up to 256 rows of x: GPUs of compute capability 9.0, every batch. Of the layers that FUSED takes,
                        * those with rows in multiples of 32 and columns of 64, without stored tiles, row offsets and scales of groups */
 } trf_path;
 
@@ -512,7 +513,7 @@ typedef struct trf_group_layer {
 } trf_group_layer;
 
 /* Prepares a group. layers: host, [count], of one context; they outlive the group, and one layer may be there more than once. On a GPU those of one codec, class and raw
- * bits and type of x share launches, up to 8 in each, where that is estimated to be faster than one after another: batches up to 8, usual probability bits, no
+ * bits and type of x share launches, up to 8 in each, where that is estimated to be faster than one after another: batches up to 8, usual probability bits, no symbol more frequent than 255 slots, no
  * scales of groups or blocks, no row or column offsets, compute capability 8.0 or 9.0 and up (not 8.6 and 8.9). All others run as trf_linear would. Does not touch the
  * device. On failure *group is unchanged. Errors: TRF_ERR_ARGUMENT (NULL, no layers, layers of several contexts), those of trf_linear_plan_init, TRF_ERR_MEMORY (host). */
 TRF_API trf_status trf_layer_group_create(const trf_group_layer *layers, uint32_t count, trf_layer_group **group,

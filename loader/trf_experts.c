@@ -195,7 +195,7 @@ static trf_status trf_run_experts(const trf_experts *experts, const trf_experts_
         memcpy(inner.choice, plan->choice, sizeof inner.choice);
         const trf_status one =
             experts->context->kind->linear(experts->layers[i], &inner, (const uint8_t *)x + tokens.first * x_bytes,
-                                           (uint8_t *)y + tokens.first * y_bytes, workspace, stream, &failure);
+                                           (uint8_t *)y + tokens.first * y_bytes, NULL, workspace, stream, &failure);
         if (one != TRF_OK && status == TRF_OK)
             status = trf_fail(err, one, failure.offset, "expert %u: %s", i, failure.message);
     }
