@@ -16,11 +16,7 @@ static const struct {
     const char *name;
     mode_fn *run; /* @return 0, or -1 after a message */
 } kModes[] = {
-    [CLI_BENCH_LAYERS] = {"layers", NULL},
-    [CLI_BENCH_SWEEP] = {"batch-sweep", NULL},
-    [CLI_BENCH_OVERLAP] = {"overlap", bench_overlap_run},
-    [CLI_BENCH_MOE] = {"moe", bench_moe_run},
-    [CLI_BENCH_LAYERS] = {"layers", NULL},
+    [CLI_BENCH_LAYERS] = {"layers", NULL}, /* it and the sweep: bench_cuda.c */
     [CLI_BENCH_SWEEP] = {"batch-sweep", NULL},
     [CLI_BENCH_OVERLAP] = {"overlap", bench_overlap_run},
     [CLI_BENCH_MOE] = {"moe", bench_moe_run},

@@ -63,13 +63,13 @@ static trf_status run_together(trf_context *context, trf_device_layer *layer, in
         status = trf_experts_plan_init(experts, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err);
     if (status == TRF_OK && experts_too)
         status = trf_device_allocate(context, plan.workspace_bytes, &expert_workspace, &err);
-    const long before = atomic_load(&made);
+    const long before = atomic_load(&allocations_made);
     if (status == TRF_OK)
         status = trf_linear_group(group, each_x, each_y, workspace, NULL, &err);
     if (status == TRF_OK && experts_too)
         status = trf_experts_linear(experts, &plan, x, offsets, y, expert_workspace, NULL, &err);
     if (status == TRF_OK)
-        call_allocations = atomic_load(&made) - before;
+        call_allocations = atomic_load(&allocations_made) - before;
     trf_experts_destroy(experts);
     trf_layer_group_destroy(group);
     trf_device_free(context, workspace);
