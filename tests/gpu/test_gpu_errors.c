@@ -99,7 +99,7 @@ static void check_decoding(const gpu_layer *intact, const gpu_corrupt_layer *c) 
 
 /* Row by row: what is not as in the intact layer is NaN, or zero, and in the slab; the fault is that of its tile, if a row has met it: bits that only the number of a pair's words
  * shows to be wrong may be in none of a row's own lanes. */
-static void check_rows(const gpu_layer *intact, const corrupt_layer *c) {
+static void check_rows(const gpu_layer *intact, const gpu_corrupt_layer *c) {
     const uint32_t rows = intact->info.rows, cols = intact->info.cols;
     gpu_memory memory = gpu_memory_make((uint64_t)rows * cols * 2);
     uint16_t *expected = gpu_malloc(memory.bytes), *found = gpu_malloc(memory.bytes);
