@@ -13,12 +13,23 @@
 #include <time.h>
 #include <zstd.h>
 
-static const cli_option_id kOptions[] = {
-    CLI_OPT_DEVICE,  CLI_OPT_LAYERS,      CLI_OPT_BATCH,        CLI_OPT_BENCH_CODECS,
-    CLI_OPT_FAVOR,   CLI_OPT_BENCH_BITS,  CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,
-    CLI_OPT_RUNS,    CLI_OPT_GRANULARITY, CLI_OPT_JSON_FILE,    CLI_OPT_CSV_FILE,
-    CLI_OPT_THREADS, CLI_OPT_FORCE,       CLI_OPT_MODE,         CLI_OPT_BUDGET,
-    0};
+static const cli_option_id kOptions[] = {CLI_OPT_DEVICE,
+                                         CLI_OPT_LAYERS,
+                                         CLI_OPT_BATCH,
+                                         CLI_OPT_BENCH_CODECS,
+                                         CLI_OPT_FAVOR,
+                                         CLI_OPT_BENCH_BITS,
+                                         CLI_OPT_DISTRIBUTION,
+                                         CLI_OPT_SIGMA,
+                                         CLI_OPT_RUNS,
+                                         CLI_OPT_GRANULARITY,
+                                         CLI_OPT_JSON_FILE,
+                                         CLI_OPT_CSV_FILE,
+                                         CLI_OPT_THREADS,
+                                         CLI_OPT_FORCE,
+                                         CLI_OPT_MODE,
+                                         CLI_OPT_BUDGET,
+                                         0};
 
 static const char *const kCodecNames[CLI_BENCH_COUNT] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bits"};
 static const trf_dtype kSources[CLI_BENCH_COUNT] = {TRF_DTYPE_BF16,    TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3,
