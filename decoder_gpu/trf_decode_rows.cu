@@ -26,13 +26,6 @@ __device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const 
                         trf_plane_word_offset(4 * each, lane, 4 * (g % each)));
 }
 
-__device__ __forceinline__ void record_fault(const trf_device_view &view, uint64_t tile) {
-    if (atomicCAS(&view.fault->set, 0u, 1u) == 0) {
-        view.fault->tile_low = (uint32_t)tile;
-        view.fault->tile_high = (uint32_t)(tile >> 32);
-    }
-}
-
 /* One lane's part of a row. All lanes of the warp call it. Inlined, so that it sees what the kernel knows of the view. */
 __device__ __forceinline__ void decode_row(const trf_device_view &view, const uint32_t *slots,
                                            const int16_t *class_value, int64_t id, const trf_layer_cut &cut,
@@ -53,7 +46,7 @@ __device__ __forceinline__ void decode_row(const trf_device_view &view, const ui
     if (bad) {
         trf_row_spoil_lane(&view, &piece, quarter, &target);
         if (quarter == 0)
-            record_fault(view, piece.index);
+            trf_record_fault(view, piece.index);
     }
 }
 

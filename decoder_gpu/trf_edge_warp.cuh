@@ -3,6 +3,7 @@
 #define TRF_EDGE_WARP_CUH
 
 #include "trf_edges.h"
+#include "trf_fault.cuh"
 
 static constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
@@ -44,10 +45,8 @@ static __device__ __forceinline__ bool trf_warp_edge_verdict(const trf_edge &edg
                                                              uint32_t lane) {
     const uint32_t partner_taken = __shfl_xor_sync(kAllLanes, edge.reader.taken, TRF_LANE_PAIRS);
     const bool good = __all_sync(kAllLanes, trf_edge_verdict(&view, &edge, lane, partner_taken));
-    if (!good && lane == 0 && atomicCAS(&view.fault->set, 0u, 1u) == 0) {
-        view.fault->tile_low = (uint32_t)edge.index;
-        view.fault->tile_high = (uint32_t)(edge.index >> 32);
-    }
+    if (!good && lane == 0)
+        trf_record_fault(view, edge.index);
     return good;
 }
 

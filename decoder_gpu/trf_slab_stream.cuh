@@ -7,6 +7,7 @@
 #ifndef TRF_SLAB_STREAM_CUH
 #define TRF_SLAB_STREAM_CUH
 
+#include "trf_fault.cuh"
 #include "trf_former.cuh"
 #include "trf_lane.h"
 
@@ -432,14 +433,11 @@ trf_start(trf_stager<kSlabs> &st, const trf_device_view &view, const trf_shared_
         trf_stage_step<Form>(st, plan, k, lane, planes);
 }
 
-/* Records the first corrupt tile. One lane calls it. */
+/* Of a slab. One lane calls it. */
 static __device__ __forceinline__ void trf_report_fault(const trf_device_view &view, uint32_t band, uint32_t col) {
     const uint64_t tile =
         (uint64_t)(band / TRF_BANDS_PER_TILE) * view.num_tiles_col + col * view.slab_cols / TRF_TILE_SIZE;
-    if (atomicCAS(&view.fault->set, 0u, 1u) == 0) {
-        view.fault->tile_low = (uint32_t)tile;
-        view.fault->tile_high = (uint32_t)(tile >> 32);
-    }
+    trf_record_fault(view, tile);
 }
 
 /* ---- the walk ----

@@ -2,6 +2,7 @@
 #include "trf_decode.h"
 
 #include "trf_convert.h"
+#include "trf_cpu.h"
 #include "trf_decode_tile.h"
 #include "trf_scale.h"
 
@@ -27,12 +28,9 @@ static trf_decoder trf_choose_decoder(void) {
 #ifdef TRF_HAVE_X86_SIMD
     const char *limit = getenv("TRF_SIMD");
     int scalar = limit && strcmp(limit, "scalar") == 0, avx2 = limit && strcmp(limit, "avx2") == 0;
-    __builtin_cpu_init();
-    if (!scalar && !avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
-        __builtin_cpu_supports("avx512vbmi2"))
+    if (!scalar && !avx2 && trf_cpu_has_avx512())
         return (trf_decoder){"avx512", trf_decode_tile_avx512};
-    if (!scalar && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma"))
+    if (!scalar && trf_cpu_has_avx2())
         return (trf_decoder){"avx2", trf_decode_tile_avx2};
 #endif
     return (trf_decoder){"scalar", trf_decode_tile_ref};

@@ -1,5 +1,7 @@
 #include "trf_checksum.h"
 
+#include "trf_cpu.h"
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -9,11 +11,9 @@ uint64_t trf_checksum_plain(const void *bytes, size_t size, uint64_t seed) {
 
 trf_checksum_fn *trf_checksum_best(void) {
 #ifdef TRF_HAVE_X86_SIMD
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
-        __builtin_cpu_supports("avx512vbmi2"))
+    if (trf_cpu_has_avx512())
         return trf_checksum_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma"))
+    if (trf_cpu_has_avx2())
         return trf_checksum_avx2;
 #endif
     return trf_checksum_plain;

@@ -328,25 +328,10 @@ static cudaError_t launch_finish(const trf_fused_args &args, const cut &c, bool 
     return cudaLaunchKernelEx(&config, trf_fused_finish, args, c.slabs, c.tiles);
 }
 
-/* Code that the driver made from older PTX does not wait for the kernel in front of it, so it must not start early. */
 static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, const cut &c, cudaStream_t stream) {
-    cudaFuncAttributes attributes = {};
-    cudaError_t status = trf_allow_all_shared((const void *)kernel, &attributes);
-    if (status != cudaSuccess)
-        return status;
-    cudaLaunchAttribute launch_attributes[2];
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(c.cluster * c.clusters);
-    config.blockDim = dim3(32 * block_warps(c));
-    config.dynamicSmemBytes = c.shared_bytes;
-    config.stream = stream;
-    config.attrs = launch_attributes;
-    const bool early = attributes.ptxVersion >= 90;
-    if (early)
-        allow_early(&config);
-    if (c.cluster > 1)
-        form_clusters(&config, c.cluster);
-    status = cudaLaunchKernelEx(&config, kernel, args);
+    bool early;
+    cudaError_t status = launch_kernel(
+        kernel, args, {c.cluster * c.clusters, 32 * block_warps(c), c.shared_bytes, c.cluster, stream}, &early);
     if (status == cudaSuccess && c.straddles && c.units)
         status = launch_finish(args, c, early, stream);
     return status;

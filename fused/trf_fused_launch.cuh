@@ -30,6 +30,36 @@ static inline void form_clusters(cudaLaunchConfig_t *config, uint32_t blocks) {
     attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
 }
 
+/* What a launch takes beside its arguments. */
+struct kernel_launch {
+    uint32_t blocks, threads, shared_bytes;
+    uint32_t cluster; /* blocks of a cluster */
+    cudaStream_t stream;
+};
+
+/* early: whether the kernel may start before the one in front of it ends, and one behind it, likewise: not where the driver has made its code from older PTX, which does
+ * not wait for its predecessor. */
+template <class Args>
+static cudaError_t launch_kernel(void (*kernel)(Args), const Args &args, const kernel_launch &l, bool *early) {
+    cudaFuncAttributes attributes = {};
+    cudaError_t status = trf_allow_all_shared((const void *)kernel, &attributes);
+    if (status != cudaSuccess)
+        return status;
+    cudaLaunchAttribute launch_attributes[2];
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(l.blocks);
+    config.blockDim = dim3(l.threads);
+    config.dynamicSmemBytes = l.shared_bytes;
+    config.stream = l.stream;
+    config.attrs = launch_attributes;
+    *early = attributes.ptxVersion >= 90;
+    if (*early)
+        allow_early(&config);
+    if (l.cluster > 1)
+        form_clusters(&config, l.cluster);
+    return cudaLaunchKernelEx(&config, kernel, args);
+}
+
 /* Microseconds that a slab of 256 columns takes of a multiprocessor whose warps are all at work, from measurements on an H200
  * (docs/performance.md). */
 static inline double slab_microseconds(const trf_device_view *view, int geometry, uint32_t tiles, uint32_t slabs,

@@ -262,22 +262,8 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
 
 static cudaError_t launch(trf_group_kernel kernel, const trf_group_args &args, uint32_t blocks, uint32_t warps,
                           uint32_t shared_bytes, cudaStream_t stream) {
-    cudaFuncAttributes attributes = {};
-    cudaError_t status = trf_allow_all_shared((const void *)kernel, &attributes);
-    if (status != cudaSuccess)
-        return status;
-    cudaLaunchAttribute launch_attributes[2];
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(blocks);
-    config.blockDim = dim3(32 * warps);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = launch_attributes;
-    if (attributes.ptxVersion >= 90) /* code that the driver made from older PTX does not wait for its predecessor */
-        allow_early(&config);
-    if (args.cluster > 1)
-        form_clusters(&config, args.cluster);
-    return cudaLaunchKernelEx(&config, kernel, args);
+    bool early;
+    return launch_kernel(kernel, args, {blocks, 32 * warps, shared_bytes, args.cluster, stream}, &early);
 }
 
 /* What layers and experts have in common. cols: columns of slabs; units of the layer. */

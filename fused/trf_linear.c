@@ -6,35 +6,39 @@
 #include "trf_two_step.h"
 #include "trf_wide.h"
 
-/* FUSED where it takes the product. WIDE is not chosen until its tests have run on a device for every codec (docs/performance.md). */
-static trf_path trf_usual_path(const char *not_fused) { return not_fused ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED; }
-
-trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
-    const trf_device_view *view = &layer->view;
+static trf_status trf_plan_wide(const trf_device_layer *layer, trf_linear_plan *plan, trf_error *err) {
     const trf_device_limits *limits = &layer->context->limits;
-    const char *const not_fused = trf_fused_refuses(view, &layer->facts, limits, plan->m, plan->x_dtype),
-                      *const not_wide = trf_wide_refuses(view, &layer->facts, limits, plan->m, plan->x_dtype);
-    plan->path = path == TRF_PATH_AUTO ? trf_usual_path(not_fused) : path;
-    plan->reason = plan->path == TRF_PATH_FUSED ? NULL
-                   : path == TRF_PATH_TWO_STEP  ? "the two-step path was asked for"
-                   : path == TRF_PATH_WIDE      ? "the wide path was asked for"
-                                                : not_fused;
-    if (plan->path == TRF_PATH_FUSED && !not_fused) {
-        trf_fused_choose(view, &layer->facts, limits, plan);
+    const char *const refusal = trf_wide_refuses(&layer->view, &layer->facts, limits, plan->m, plan->x_dtype);
+    if (refusal)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the wide path does not take this product: %s",
+                        refusal);
+    plan->path = TRF_PATH_WIDE;
+    plan->reason = "the wide path was asked for";
+    trf_wide_choose(&layer->view, &layer->facts, limits, plan);
+    return TRF_OK;
+}
+
+/* WIDE is not chosen until its tests have run on a device for every codec (docs/performance.md). */
+trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
+    if (path == TRF_PATH_WIDE)
+        return trf_plan_wide(layer, plan, err);
+    const trf_device_limits *limits = &layer->context->limits;
+    const char *const refusal = trf_fused_refuses(&layer->view, &layer->facts, limits, plan->m, plan->x_dtype);
+    if (!refusal && path != TRF_PATH_TWO_STEP) {
+        plan->path = TRF_PATH_FUSED;
+        plan->reason = NULL;
+        trf_fused_choose(&layer->view, &layer->facts, limits, plan);
         return TRF_OK;
     }
-    if (plan->path == TRF_PATH_WIDE && !not_wide) {
-        trf_wide_choose(view, &layer->facts, limits, plan);
-        return TRF_OK;
-    }
-    if (plan->path != TRF_PATH_TWO_STEP)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the %s path does not take this product: %s",
-                        plan->path == TRF_PATH_FUSED ? "fused" : "wide",
-                        plan->path == TRF_PATH_FUSED ? not_fused : not_wide);
+    if (path == TRF_PATH_FUSED)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the fused path does not take this product: %s",
+                        refusal);
+    plan->path = TRF_PATH_TWO_STEP;
+    plan->reason = path == TRF_PATH_TWO_STEP ? "the two-step path was asked for" : refusal;
     trf_status status = trf_two_step_plan(layer, plan, err);
-    if (status != TRF_OK && not_fused)
+    if (status != TRF_OK && refusal)
         return trf_fail_in(err, status, "the fused path does not take this product (%s), the two-step path neither",
-                           not_fused);
+                           refusal);
     return status;
 }
 

@@ -1,7 +1,7 @@
 /* Which wide kernel runs, on how many blocks and with what cut; and its launch. */
 #include "trf_wide.h"
 
-#include "trf_kernel_limits.cuh"
+#include "trf_fused_launch.cuh"
 #include "trf_two_step.h"
 #include "trf_wide_variants.cuh"
 
@@ -15,10 +15,7 @@ enum {
     WIDE_CLUSTERS
 };
 
-static uint64_t align_to(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
 static constexpr uint32_t kThreads = trf_wide_shape<64, 1>::kThreads; /* of a block */
-
-static uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
 /* ---- the cut ---- */
 
@@ -55,7 +52,7 @@ static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *fact
     c.clusters = clusters < c.items ? clusters : c.items;
     c.plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c.decoders, 1,
                                 trf_wide_table_log((int)view->class_bits), 0);
-    c.stages = (uint32_t)align_to(c.plan.total, 1024);
+    c.stages = (c.plan.total + 1023) / 1024 * 1024;
     c.x_stages = c.stages + c.streams * kStageBytes;
     c.shared_bytes = c.x_stages + c.streams * c.x_stage_bytes;
     const uint32_t sums =
@@ -97,7 +94,7 @@ const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts
         return "the layer has stored tiles, or rows or columns that are not multiples of 32 and 64";
     if (!trf_has_usual_p(*view, facts->max_frequency) || (facts->predictor_modes & TRF_PREDICT_ROW))
         return "the layer has row offsets, or an unusual frequency table";
-    if (view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK)
+    if (is_scaled(view))
         return "the layer has scales for groups";
     if (m > INT32_MAX || (uint64_t)view->rows * m > UINT64_MAX / 8)
         return "the layer or the batch is too large";
@@ -106,7 +103,7 @@ const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts
 }
 
 /* Room for a copy of x that is aligned. */
-static uint64_t x_bytes(const trf_device_view *view, uint32_t m) { return align_to(2ull * m * view->cols, 256); }
+static uint64_t x_bytes(const trf_device_view *view, uint32_t m) { return align_256(2ull * m * view->cols); }
 
 void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                      trf_linear_plan *plan) {
@@ -117,7 +114,7 @@ void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts,
     plan->choice[WIDE_SPLITS] = best.splits;
     plan->choice[WIDE_CLUSTERS] = best.clusters;
     plan->workspace_bytes = x_bytes(view, plan->m);
-    plan->epilogue_workspace_bytes = plan->workspace_bytes + align_to(4ull * plan->m * view->rows, 256);
+    plan->epilogue_workspace_bytes = plan->workspace_bytes + align_256(4ull * plan->m * view->rows);
 }
 
 /* ---- the launch ---- */
@@ -149,27 +146,6 @@ static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_linear_p
     return trf_wide_code(view->codec, class_bits, plan->x_dtype == TRF_DTYPE_BF16, columns, share);
 }
 
-static cudaError_t launch(trf_wide_kernel kernel, const trf_wide_args &args, const wide_cut &c, cudaStream_t stream) {
-    cudaFuncAttributes attributes = {};
-    cudaError_t status = trf_allow_all_shared((const void *)kernel, &attributes);
-    if (status != cudaSuccess)
-        return status;
-    cudaLaunchAttribute attribute[2] = {};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(c.share * c.splits * c.clusters);
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = c.shared_bytes;
-    config.stream = stream;
-    config.attrs = attribute;
-    config.numAttrs = 2;
-    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute[0].val.programmaticStreamSerializationAllowed = 1;
-    attribute[1].id = cudaLaunchAttributeClusterDimension;
-    attribute[1].val.clusterDim.x = c.share * c.splits;
-    attribute[1].val.clusterDim.y = attribute[1].val.clusterDim.z = 1;
-    return cudaLaunchKernelEx(&config, kernel, args);
-}
-
 int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
                     const void *x, void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
@@ -198,9 +174,12 @@ int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, 
     args.clusters = c.clusters;
     args.stages = c.stages;
     args.x_stages = c.x_stages;
+    bool early;
     cudaError_t status = describe_x(x, plan->m, view->cols, c.columns, plan->x_dtype == TRF_DTYPE_BF16, &args.x_map);
     if (status == cudaSuccess)
-        status = launch(kernel_of(view, plan), args, c, stream);
+        status = launch_kernel(kernel_of(view, plan), args,
+                               {c.share * c.splits * c.clusters, kThreads, c.shared_bytes, c.share * c.splits, stream},
+                               &early);
     if (status != cudaSuccess || !epilogue)
         return status;
     const trf_sums finished = {sums, view->rows, plan->m, view->rows};

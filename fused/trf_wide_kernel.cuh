@@ -528,7 +528,6 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
         trf_cluster_arrive(blocks);
         trf_cluster_wait(blocks);
     }
-    trf_each_tail_place(a.f, [&](uint32_t n, uint32_t row) { trf_store_y(a.f, n, row, 0.0f); });
 }
 
 #endif

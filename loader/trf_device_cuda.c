@@ -3,7 +3,7 @@
  * each at a multiple of 256 bytes; zeros between. */
 #include "trf_cuda_call.h"
 #include "trf_decode_rows.h"
-#include "trf_device_directory.h"
+#include "trf_device_image.h"
 #include "trf_device_kinds.h"
 #include "trf_layer_group.h"
 #include "trf_linear.h"
@@ -115,20 +115,6 @@ static trf_status trf_cuda_download(const trf_context *context, void *to_host, c
 
 /* ---- layers ---- */
 
-/* Where the parts of a layer lie, as offsets from its first byte. The blob is at 0. */
-typedef struct trf_device_layout {
-    uint64_t slabs, slots, fault, bytes;
-} trf_device_layout;
-
-static trf_device_layout trf_lay_out(const trf_header *header) {
-    trf_device_layout layout;
-    layout.slabs = trf_align_part(header->blob_bytes);
-    layout.slots = layout.slabs + trf_align_part(trf_count_device_slabs(header) * sizeof(trf_device_slab));
-    layout.fault = layout.slots + trf_align_part(sizeof(uint32_t) << header->probability_bits);
-    layout.bytes = layout.fault + sizeof(trf_device_fault);
-    return layout;
-}
-
 /* A layer's memory, which is allocated while its first tiles are read. */
 typedef struct trf_layer_memory {
     uint64_t bytes;
@@ -143,9 +129,8 @@ static uint8_t *trf_allocate_layer(void *context, trf_error *err) {
 }
 
 /* Copies the blob, and then what is made of it, to the device. tail: bytes behind the blob, all zero so far. */
-static trf_status trf_send_layer(trf_device_layer *made, const trf_layer_source *source,
-                                 const trf_device_layout *layout, uint8_t *tail, trf_layer_memory *memory,
-                                 trf_error *err) {
+static trf_status trf_send_layer(trf_device_layer *made, const trf_layer_source *source, const trf_image_layout *layout,
+                                 uint8_t *tail, trf_layer_memory *memory, trf_error *err) {
     trf_staging *staging = made->context->staging;
     const uint64_t blob_bytes = source->view->header.blob_bytes;
     trf_device_slab *slabs = (trf_device_slab *)(tail + (layout->slabs - blob_bytes));
@@ -158,7 +143,7 @@ static trf_status trf_send_layer(trf_device_layer *made, const trf_layer_source 
     status = trf_stage_layer(staging, source, trf_allocate_layer, memory, slabs, &made->facts, err);
     if (status == TRF_OK)
         status =
-            trf_staging_finish(staging, (uint8_t *)memory->memory + blob_bytes, tail, layout->bytes - blob_bytes, err);
+            trf_staging_finish(staging, (uint8_t *)memory->memory + blob_bytes, tail, memory->bytes - blob_bytes, err);
     if (status != TRF_OK)
         trf_staging_drain(staging);
     return status;
@@ -167,9 +152,10 @@ static trf_status trf_send_layer(trf_device_layer *made, const trf_layer_source 
 /* device_layer: its context, device and info are set; the device is current. */
 static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const trf_layer_source *source,
                                         trf_error *err) {
-    const trf_device_layout layout = trf_lay_out(&source->view->header);
-    const uint64_t tail_bytes = layout.bytes - source->view->header.blob_bytes;
-    trf_layer_memory memory = {layout.bytes, NULL};
+    const trf_image_layout layout = trf_lay_out_image(&source->view->header);
+    trf_layer_memory memory = {layout.bytes + sizeof(trf_device_fault),
+                               NULL}; /* the fault word stands behind the image */
+    const uint64_t tail_bytes = memory.bytes - source->view->header.blob_bytes;
     uint8_t *tail = calloc(1, tail_bytes);
     if (!tail)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
@@ -182,11 +168,8 @@ static trf_status trf_fill_device_layer(trf_device_layer *device_layer, const tr
     }
     uint8_t *const at = memory.memory;
     device_layer->memory = at;
-    device_layer->memory_bytes = layout.bytes;
-    device_layer->view = trf_device_view_of(source->view, at);
-    device_layer->view.slabs = (const trf_device_slab *)(at + layout.slabs);
-    device_layer->view.slots = (const uint32_t *)(at + layout.slots);
-    device_layer->view.fault = (trf_device_fault *)(at + layout.fault);
+    device_layer->memory_bytes = memory.bytes;
+    device_layer->view = trf_view_of_image(source->view, at, (trf_device_fault *)(at + layout.bytes));
     return TRF_OK;
 }
 

@@ -19,9 +19,9 @@ void trf_write_image_tail(const trf_layer *layer, uint8_t *tail, trf_device_fact
            sizeof(uint32_t) << layer->view.header.probability_bits);
 }
 
-trf_device_view trf_view_of_image(const trf_layer *layer, const uint8_t *memory_dev, trf_device_fault *fault_dev) {
-    const trf_image_layout layout = trf_lay_out_image(&layer->view.header);
-    trf_device_view view = trf_device_view_of(&layer->view, memory_dev);
+trf_device_view trf_view_of_image(const trf_blob_view *blob, const uint8_t *memory_dev, trf_device_fault *fault_dev) {
+    const trf_image_layout layout = trf_lay_out_image(&blob->header);
+    trf_device_view view = trf_device_view_of(blob, memory_dev);
     view.slabs = (const trf_device_slab *)(memory_dev + layout.slabs);
     view.slots = (const uint32_t *)(memory_dev + layout.slots);
     view.fault = fault_dev;

@@ -15,7 +15,7 @@ trf_image_layout trf_lay_out_image(const trf_header *header);
 /* Writes what stands behind the blob, from layout.slabs on: layout.bytes - layout.slabs bytes, zeros before. layer: as trf_describe_for_device. */
 void trf_write_image_tail(const trf_layer *layer, uint8_t *tail, trf_device_facts *facts);
 
-/* The view of an image at memory_dev. */
-trf_device_view trf_view_of_image(const trf_layer *layer, const uint8_t *memory_dev, trf_device_fault *fault_dev);
+/* The view of an image of `blob` at memory_dev. */
+trf_device_view trf_view_of_image(const trf_blob_view *blob, const uint8_t *memory_dev, trf_device_fault *fault_dev);
 
 #endif

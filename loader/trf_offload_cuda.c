@@ -141,7 +141,7 @@ static trf_status trf_write_image(void *context, uint64_t index, int worker, trf
     memcpy(image, source->blob, blob_bytes);
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
     trf_write_image_tail(source, image + trf_lay_out_image(&source->view.header).slabs, &layer->facts);
-    layer->view = trf_view_of_image(source, stack->device->memory_dev + place->offset, trf_fault_of(stack, i));
+    layer->view = trf_view_of_image(&source->view, stack->device->memory_dev + place->offset, trf_fault_of(stack, i));
     return place->resident ? TRF_OK : trf_open_image(image, source, &layer->host, err);
 }
 

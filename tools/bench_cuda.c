@@ -21,6 +21,14 @@ struct bench_cuda {
     size_t num_results;
 };
 
+void *bench_host_alloc(uint64_t bytes) {
+    void *memory = malloc(bytes);
+    char size[16];
+    if (!memory)
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory for %s", cli_size(bytes, size));
+    return memory;
+}
+
 const bench_log *bench_cuda_log_of(const bench_cuda *cuda) { return cuda->log; }
 trf_context *bench_cuda_context_of(const bench_cuda *cuda) { return cuda->context; }
 trf_stream bench_cuda_stream_of(const bench_cuda *cuda) { return cuda->stream; }

@@ -73,6 +73,9 @@ int bench_cuda_measure(bench_cuda *cuda, const bench_subject *subject, const voi
 /* @return CLI_OK, or CLI_FAILED after a message if any weight was not decoded to what the CPU decodes it to. */
 cli_exit bench_cuda_verdict(const bench_cuda *cuda);
 
+/* @return memory of the host, to be released with free; NULL after a message. */
+void *bench_host_alloc(uint64_t bytes);
+
 /* What the session holds. */
 const bench_log *bench_cuda_log_of(const bench_cuda *cuda);
 trf_context *bench_cuda_context_of(const bench_cuda *cuda);

@@ -1,5 +1,6 @@
 #include "bench_cuda_matrix.h"
 
+#include "bench_cuda.h"
 #include "cli_cuda.h"
 #include "cli_float.h"
 #include "cli_report.h"
@@ -12,14 +13,6 @@ enum {
 };
 static const double kSigma = 0.02;
 
-static void *host_alloc(uint64_t bytes) {
-    void *memory = malloc(bytes);
-    char size[16];
-    if (!memory)
-        cli_fail(TRF_ERR_MEMORY, "bench: out of memory for %s", cli_size(bytes, size));
-    return memory;
-}
-
 /* drawn: of scale 1; changed. */
 static int compress(bench_matrix *matrix, float *drawn, const cli_options *plan) {
     const cli_shape shape = matrix->shape;
@@ -30,7 +23,7 @@ static int compress(bench_matrix *matrix, float *drawn, const cli_options *plan)
     encode.threads = plan->threads;
     encode.verify = 0;
     encode.favor = plan->has_favor ? plan->favor : TRF_FAVOR_SPEED;
-    matrix->weights = host_alloc((uint64_t)shape.rows * shape.cols * sizeof *matrix->weights);
+    matrix->weights = bench_host_alloc((uint64_t)shape.rows * shape.cols * sizeof *matrix->weights);
     if (!matrix->weights)
         return -1;
     bench_make_source(drawn, shape, kSigma, TRF_DTYPE_BF16, matrix->weights);
@@ -45,7 +38,7 @@ static int compress(bench_matrix *matrix, float *drawn, const cli_options *plan)
 
 int bench_matrix_make(bench_matrix *matrices, uint32_t count, cli_shape shape, const cli_options *plan) {
     const uint64_t weights = (uint64_t)shape.rows * shape.cols;
-    float *drawn = host_alloc(count * weights * sizeof *drawn);
+    float *drawn = bench_host_alloc(count * weights * sizeof *drawn);
     int failed = !drawn;
     if (!failed)
         bench_draw(drawn, count * weights, 0);
@@ -66,8 +59,8 @@ void bench_matrix_free(bench_matrix *matrix) {
 
 int bench_matrix_draw_x(uint64_t rows, uint32_t cols, void **x, uint16_t **kept) {
     const uint64_t count = rows * cols;
-    float *drawn = host_alloc(count * sizeof *drawn);
-    *kept = host_alloc(count * sizeof **kept);
+    float *drawn = bench_host_alloc(count * sizeof *drawn);
+    *kept = bench_host_alloc(count * sizeof **kept);
     *x = cli_cuda_alloc(count * sizeof **kept);
     int failed = !drawn || !*kept || !*x;
     if (!failed) {
@@ -84,7 +77,7 @@ int bench_matrix_draw_x(uint64_t rows, uint32_t cols, void **x, uint16_t **kept)
 int bench_matrix_add_error(const bench_matrix *matrix, const uint16_t *x, uint32_t m, const void *y,
                            bench_error *error) {
     const uint64_t rows = matrix->shape.rows, cols = matrix->shape.cols;
-    uint16_t *found = host_alloc(m * rows * sizeof *found);
+    uint16_t *found = bench_host_alloc(m * rows * sizeof *found);
     if (!found)
         return -1;
     int failed =

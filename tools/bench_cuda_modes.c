@@ -1,5 +1,6 @@
 #include "bench_cuda_modes.h"
 
+#include "bench_cuda_timer.h"
 #include "bench_output.h"
 #include "cli_report.h"
 
@@ -61,6 +62,29 @@ void bench_mode_free(bench_mode_figures *figures) {
     for (size_t i = 0; i < figures->count; i++)
         free(figures->list[i].times.seconds);
     free(figures->list);
+}
+
+int bench_mode_time(bench_cuda *cuda, bench_cuda_timer *timers, size_t first) {
+    const bench_mode_figures *figures = bench_cuda_figures_of(cuda);
+    const size_t count = figures->count - first;
+    bench_cuda_timer **timer_list = calloc(count, sizeof *timer_list);
+    bench_times **times = calloc(count, sizeof *times);
+    int failed = !timer_list || !times;
+    if (failed)
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
+    for (size_t i = 0; !failed && i < count; i++) {
+        timer_list[i] = &timers[i];
+        times[i] = &figures->list[first + i].times;
+    }
+    failed = failed || bench_cuda_time(timer_list, times, count, bench_cuda_log_of(cuda)->environment.runs,
+                                       bench_cuda_stream_of(cuda));
+    for (size_t i = 0; failed && i < count; i++) {
+        free(figures->list[first + i].times.seconds);
+        figures->list[first + i].times = (bench_times){0};
+    }
+    free(timer_list);
+    free(times);
+    return failed ? -1 : 0;
 }
 
 /* @return how many times faster than what it is compared with; 0 if it is compared with nothing. */

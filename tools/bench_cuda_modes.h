@@ -7,6 +7,8 @@
 
 #include "bench_cuda.h"
 
+struct bench_cuda_timer; /* bench_cuda_timer.h */
+
 /* One thing that was timed. */
 typedef struct bench_mode_figure {
     char subject[80]; /* what it was done to, such as "5 x 2048x5632 bf16" */
@@ -28,6 +30,10 @@ typedef struct bench_mode_figures {
 /* @return a new figure, all else zero, valid until the next one is added; NULL after a message. */
 bench_mode_figure *bench_mode_add(bench_cuda *cuda, const char *subject, const char *what, const char *against,
                                   uint32_t batch);
+
+/* Times what the last figures are of, in turns: timers[i] belongs to the figure first + i. Fills the figures' times, all of them or none. @return 0, or -1
+ * after a message. */
+int bench_mode_time(bench_cuda *cuda, struct bench_cuda_timer *timers, size_t first);
 
 /* Prints the figures from the first-th on, which are complete. */
 void bench_mode_print(bench_cuda *cuda, size_t first);

@@ -385,8 +385,7 @@ static void compare(bench_mode_figure *figures) {
 
 static int time_batch(moe_stand *s) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
-    bench_cuda_timer timers[WAYS] = {0}, *timer_list[WAYS];
-    bench_times times[WAYS] = {0}, *times_list[WAYS];
+    bench_cuda_timer timers[WAYS] = {0};
     const size_t first = bench_cuda_figures_of(s->cuda)->count;
     const double active = mean_active(s);
     char subject[80];
@@ -394,23 +393,15 @@ static int time_batch(moe_stand *s) {
     snprintf(subject, sizeof subject, "%d experts %ux%u, %.1f active", EXPERTS, s->shape.rows, s->shape.cols, active);
     for (int w = 0; !failed && w < WAYS; w++) {
         bench_mode_figure *figure = bench_mode_add(s->cuda, subject, kWays[w].name, "", s->batch);
-        timer_list[w] = &timers[w];
-        times_list[w] = &times[w];
         failed = !figure || measure_error(s, kWays[w].queue, figure) ||
                  bench_cuda_timer_make(&timers[w], kWays[w].queue, s, CALLS, stream);
         if (!failed)
             figure->bytes = (uint64_t)(active * (kWays[w].dense ? 2.0 * s->shape.rows * s->shape.cols
                                                                 : (double)s->matrices[0].blob_bytes));
     }
-    if (!failed)
-        failed = bench_cuda_time(timer_list, times_list, WAYS, bench_cuda_log_of(s->cuda)->environment.runs, stream);
-    for (int w = 0; w < WAYS; w++) {
+    failed = failed || bench_mode_time(s->cuda, timers, first);
+    for (int w = 0; w < WAYS; w++)
         bench_cuda_timer_free(&timers[w]);
-        if (failed)
-            free(times[w].seconds);
-        else
-            bench_cuda_figures_of(s->cuda)->list[first + (size_t)w].times = times[w];
-    }
     if (failed)
         return -1;
     compare(&bench_cuda_figures_of(s->cuda)->list[first]);

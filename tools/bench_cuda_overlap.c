@@ -240,29 +240,20 @@ static int measure_error(overlap_stand *s, bench_cuda_queue_fn *queue, bench_mod
 static int time_batch(overlap_stand *s) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
     const uint32_t calls = (MIN_CALLS + s->num_sets - 1) / s->num_sets * s->num_sets;
-    bench_cuda_timer timers[WAYS] = {0}, *timer_list[WAYS];
-    bench_times times[WAYS] = {0}, *times_list[WAYS];
-    size_t first = bench_cuda_figures_of(s->cuda)->count;
+    bench_cuda_timer timers[WAYS] = {0};
+    const size_t first = bench_cuda_figures_of(s->cuda)->count;
     int failed = 0;
     for (int w = 0; !failed && w < WAYS; w++) {
         bench_mode_figure *figure =
             bench_mode_add(s->cuda, s->subject->name, kWays[w].name, kWays[w].against, s->batch);
-        timer_list[w] = &timers[w];
-        times_list[w] = &times[w];
         failed = !figure || measure_error(s, kWays[w].queue, figure) ||
                  bench_cuda_timer_make(&timers[w], kWays[w].queue, s, calls, stream);
         if (!failed)
             figure->bytes = s->layer_bytes;
     }
-    if (!failed)
-        failed = bench_cuda_time(timer_list, times_list, WAYS, bench_cuda_log_of(s->cuda)->environment.runs, stream);
-    for (int w = 0; w < WAYS; w++) {
+    failed = failed || bench_mode_time(s->cuda, timers, first);
+    for (int w = 0; w < WAYS; w++)
         bench_cuda_timer_free(&timers[w]);
-        if (failed)
-            free(times[w].seconds);
-        else
-            bench_cuda_figures_of(s->cuda)->list[first + (size_t)w].times = times[w];
-    }
     if (!failed)
         bench_mode_print(s->cuda, first);
     return failed ? -1 : 0;

@@ -103,8 +103,7 @@ static int check_rows(const rows_bench *b) {
 static int run_batch(rows_bench *b, const char *subject) {
     static const char *const kNames[2] = {"gather, plain table", "decode rows"};
     static bench_cuda_queue_fn *const kQueues[2] = {queue_gather, queue_decode};
-    bench_cuda_timer timers[2] = {{0}}, *timer_list[2] = {&timers[0], &timers[1]};
-    bench_times *times[2];
+    bench_cuda_timer timers[2] = {{0}};
     int failed = 0;
     const size_t first = bench_cuda_figures_of(b->cuda)->count;
     for (int i = 0; !failed && i < 2; i++) {
@@ -113,12 +112,7 @@ static int run_batch(rows_bench *b, const char *subject) {
         if (figure)
             figure->bytes = 2ull * b->batch * b->shape.cols;
     }
-    for (int i = 0; !failed && i < 2; i++)
-        times[i] = &bench_cuda_figures_of(b->cuda)->list[first + (size_t)i].times;
-    failed = failed ||
-             bench_cuda_time(timer_list, times, 2, bench_cuda_log_of(b->cuda)->environment.runs,
-                             bench_cuda_stream_of(b->cuda)) ||
-             check_rows(b);
+    failed = failed || bench_mode_time(b->cuda, timers, first) || check_rows(b);
     for (int i = 0; i < 2; i++)
         bench_cuda_timer_free(&timers[i]);
     if (!failed)

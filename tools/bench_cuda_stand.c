@@ -8,14 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void *host_alloc(uint64_t bytes) {
-    void *memory = malloc(bytes);
-    char size[16];
-    if (!memory)
-        cli_fail(TRF_ERR_MEMORY, "bench: out of memory for %s", cli_size(bytes, size));
-    return memory;
-}
-
 static int report(const trf_error *err) {
     cli_report_error(err);
     return -1;
@@ -70,9 +62,9 @@ static int make_x(bench_cuda_stand *stand) {
     const uint64_t cols = stand->subject.shape.cols, count = stand->max_batch * cols;
     const uint64_t kept =
         (stand->max_batch < BENCH_CUDA_SAMPLE_BATCH ? stand->max_batch : BENCH_CUDA_SAMPLE_BATCH) * cols;
-    float *drawn = host_alloc(count * sizeof *drawn);
-    uint16_t *bits = host_alloc(count * sizeof *bits);
-    stand->x_host = host_alloc(kept * sizeof *stand->x_host);
+    float *drawn = bench_host_alloc(count * sizeof *drawn);
+    uint16_t *bits = bench_host_alloc(count * sizeof *bits);
+    stand->x_host = bench_host_alloc(kept * sizeof *stand->x_host);
     int failed = !drawn || !bits || !stand->x_host;
     if (!failed) {
         bench_draw(drawn, count, 0);
@@ -93,7 +85,7 @@ static int make_x(bench_cuda_stand *stand) {
 static int choose_rows(bench_cuda_stand *stand) {
     const uint32_t rows = stand->subject.shape.rows;
     stand->num_rows = rows < BENCH_CUDA_SAMPLE_ROWS ? rows : BENCH_CUDA_SAMPLE_ROWS;
-    stand->rows = host_alloc(stand->num_rows * sizeof *stand->rows);
+    stand->rows = bench_host_alloc(stand->num_rows * sizeof *stand->rows);
     for (uint32_t i = 0; stand->rows && i < stand->num_rows; i++)
         stand->rows[i] = (uint32_t)((uint64_t)i * rows / stand->num_rows); /* spread over all of them */
     return stand->rows ? 0 : -1;
@@ -152,8 +144,8 @@ int bench_cuda_need_workspace(bench_cuda_stand *stand, uint64_t bytes) {
 static int make_reference(const bench_cuda_stand *stand, bench_cuda_packed *packed) {
     const uint64_t cols = stand->subject.shape.cols, row_bytes = cols * trf_dtype_bytes(stand->subject.source);
     const uint32_t batch = stand->max_batch < BENCH_CUDA_SAMPLE_BATCH ? stand->max_batch : BENCH_CUDA_SAMPLE_BATCH;
-    float *row = host_alloc(cols * sizeof *row);
-    packed->reference = host_alloc((uint64_t)batch * stand->num_rows * sizeof *packed->reference);
+    float *row = bench_host_alloc(cols * sizeof *row);
+    packed->reference = bench_host_alloc((uint64_t)batch * stand->num_rows * sizeof *packed->reference);
     int failed = !row || !packed->reference;
     for (uint32_t r = 0; !failed && r < stand->num_rows; r++) {
         const char *weights = (const char *)packed->decoded + stand->rows[r] * row_bytes;
@@ -174,7 +166,7 @@ static int check_weights(const bench_cuda_stand *stand, const bench_cuda_packed 
     const uint64_t element_bytes = trf_dtype_bytes(stand->subject.source), bytes = stand->weights * element_bytes;
     trf_error err = {0};
     void *weights = cli_cuda_alloc(bytes);
-    char *found = host_alloc(bytes);
+    char *found = bench_host_alloc(bytes);
     int failed = !weights || !found;
     if (!failed && trf_device_layer_decode(packed->copies[0], TRF_DECODE_SOURCE, weights, bytes, stand->stream, &err))
         failed = report(&err);
@@ -214,7 +206,7 @@ int bench_cuda_add_packed(bench_cuda_stand *stand, const void *source, const trf
                          &blob->report, &err) ||
         trf_layer_from_memory(packed->blob, blob_bytes, &packed->layer, &err))
         return report(&err);
-    packed->decoded = host_alloc(decoded_bytes);
+    packed->decoded = bench_host_alloc(decoded_bytes);
     if (!packed->decoded || upload_copies(stand, packed, blob_bytes))
         return -1;
     if (trf_layer_decode(packed->layer, packed->decoded, decoded_bytes, encode->threads, &err))
@@ -231,7 +223,7 @@ static int split_int8(bench_cuda_stand *stand, int8_t *codes, float *scales) {
     const uint64_t rows = stand->subject.shape.rows, cols = stand->subject.shape.cols;
     const float *values = packed->decoded; /* its source is F32 */
     trf_error err = {0};
-    int16_t *elements = host_alloc(stand->weights * sizeof *elements);
+    int16_t *elements = bench_host_alloc(stand->weights * sizeof *elements);
     if (!elements)
         return -1;
     int failed = 0;
@@ -268,8 +260,8 @@ static int add_codes(bench_cuda_stand *stand, const void *source, const trf_enco
     float *scales = NULL;
     stand->code_dtype = fp8 ? stand->subject.source : TRF_DTYPE_I8;
     if (!failed && int8) {
-        codes = made = host_alloc(stand->weights);
-        scales = host_alloc(shape.rows * sizeof *scales);
+        codes = made = bench_host_alloc(stand->weights);
+        scales = bench_host_alloc(shape.rows * sizeof *scales);
         stand->scales = cli_cuda_alloc(shape.rows * sizeof *scales);
         failed = !made || !scales || !stand->scales || split_int8(stand, made, scales) ||
                  cli_cuda_check(cudaMemcpy(stand->scales, scales, shape.rows * sizeof *scales, cudaMemcpyHostToDevice),
@@ -309,7 +301,7 @@ int bench_cuda_error(bench_cuda_stand *stand, int packed, uint32_t batch, trf_dt
     const double *reference = stand->packed[packed].reference;
     const uint32_t sample = batch < BENCH_CUDA_SAMPLE_BATCH ? batch : BENCH_CUDA_SAMPLE_BATCH;
     double energy = 0, difference = 0;
-    char *y = host_alloc(sample * rows * element_bytes);
+    char *y = bench_host_alloc(sample * rows * element_bytes);
     if (!y)
         return -1;
     int failed = cli_cuda_check(cudaStreamSynchronize(stand->stream), "bench: multiplying") ||

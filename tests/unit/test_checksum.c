@@ -2,6 +2,7 @@
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_checksum.h"
+#include "trf_cpu.h"
 
 #include <check.h>
 
@@ -19,7 +20,7 @@ START_TEST(all_agree) {
         const uint64_t due = trf_checksum_plain(at, size, seed);
         ck_assert(trf_checksum_best()(at, size, seed) == due);
 #ifdef TRF_HAVE_X86_SIMD
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma"))
+        if (trf_cpu_has_avx2())
             ck_assert(trf_checksum_avx2(at, size, seed) == due);
 #endif
     }

@@ -1,0 +1,15 @@
+/* The sticky word that tells of corrupt tiles. */
+#ifndef TRF_FAULT_CUH
+#define TRF_FAULT_CUH
+
+#include "trf_device_layer.h"
+
+/* Records the first corrupt tile; the ones behind it change nothing. One lane calls it. */
+static __device__ __forceinline__ void trf_record_fault(const trf_device_view &view, uint64_t tile) {
+    if (atomicCAS(&view.fault->set, 0u, 1u) == 0) {
+        view.fault->tile_low = (uint32_t)tile;
+        view.fault->tile_high = (uint32_t)(tile >> 32);
+    }
+}
+
+#endif
