@@ -81,11 +81,13 @@ set_up() {
     make_venv
 }
 
-# Usage: build_preset NAME
+# Usage: build_preset NAME [ARGUMENT OF CMAKE...]
 build_preset() {
-    say "$1: building"
-    quietly "build/$1.log" cmake --preset "$1"
-    quietly "build/$1.log" cmake --build --preset "$1" -j "$jobs"
+    preset=$1
+    shift
+    say "$preset: building"
+    quietly "build/$preset.log" cmake --preset "$preset" "$@"
+    quietly "build/$preset.log" cmake --build --preset "$preset" -j "$jobs"
 }
 
 # TRF_JOBS: for a machine whose memory is short for its cores.

@@ -309,9 +309,12 @@ static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_linear_
     case TRF_CODEC_FP16:
         return trf_fused_fp16(class_bits, tiles, geometry);
     case TRF_CODEC_INT:
-        return trf_fused_int(is_scaled(view), class_bits, view->raw_bits, bf16_x, tiles, geometry);
+        return is_scaled(view) ? trf_fused_int_scaled(class_bits, bf16_x, tiles, geometry)
+                               : trf_fused_int(class_bits, view->raw_bits, bf16_x, tiles, geometry);
+    case TRF_CODEC_E4M3:
+        return trf_fused_e4m3(class_bits, bf16_x, tiles, geometry);
     default:
-        return trf_fused_fp8(view->codec == TRF_CODEC_E5M2, class_bits, bf16_x, tiles, geometry);
+        return trf_fused_e5m2(class_bits, bf16_x, tiles, geometry);
     }
 }
 

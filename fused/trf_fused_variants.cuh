@@ -63,10 +63,22 @@ template <class Form, class Type, bool kScaled> static trf_fused_kernel trf_pick
     }
 }
 
+/* For codecs that take either type of x. */
+template <class Quads, class Pairs, bool kScaled>
+static trf_fused_kernel trf_pick_form(int class_bits, int bf16_x, int tiles, int geometry) {
+    if (class_bits == 2)
+        return bf16_x ? trf_pick<Quads, trf_bf16_type, kScaled>(tiles, geometry)
+                      : trf_pick<Quads, trf_f16_type, kScaled>(tiles, geometry);
+    return bf16_x ? trf_pick<Pairs, trf_bf16_type, kScaled>(tiles, geometry)
+                  : trf_pick<Pairs, trf_f16_type, kScaled>(tiles, geometry);
+}
+
 /* One for each .cu. bf16_x: the type of x where the codec takes both. */
 trf_fused_kernel trf_fused_bf16(int class_bits, int tiles, int geometry);
 trf_fused_kernel trf_fused_fp16(int class_bits, int tiles, int geometry);
-trf_fused_kernel trf_fused_fp8(int e5m2, int class_bits, int bf16_x, int tiles, int geometry);
-trf_fused_kernel trf_fused_int(int scaled, int class_bits, uint32_t raw_bits, int bf16_x, int tiles, int geometry);
+trf_fused_kernel trf_fused_e4m3(int class_bits, int bf16_x, int tiles, int geometry);
+trf_fused_kernel trf_fused_e5m2(int class_bits, int bf16_x, int tiles, int geometry);
+trf_fused_kernel trf_fused_int(int class_bits, uint32_t raw_bits, int bf16_x, int tiles, int geometry);
+trf_fused_kernel trf_fused_int_scaled(int class_bits, int bf16_x, int tiles, int geometry);
 
 #endif

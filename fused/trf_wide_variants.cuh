@@ -7,6 +7,13 @@
 
 typedef void (*trf_wide_kernel)(trf_wide_args);
 
+template <class Form, class Type> static trf_wide_kernel trf_pick_wide(int columns, int share) {
+    return columns == 64 ? trf_wide<Form, Type, 64, 1>
+           : share == 1  ? trf_wide<Form, Type, 128, 1>
+                         : trf_wide<Form, Type, 128, 2>;
+}
+
+/* One for each .cu. */
 trf_wide_kernel trf_wide_float(uint32_t codec, int class_bits, int columns, int share);            /* bf16, fp16 */
 trf_wide_kernel trf_wide_code(uint32_t codec, int class_bits, int bf16_x, int columns, int share); /* fp8, int */
 

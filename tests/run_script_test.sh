@@ -23,6 +23,8 @@ case $script in
     fi
     # No caches: the source tree stays as it is.
     export PYTHONDONTWRITEBYTECODE=1
-    exec "$TRF_PYTHON" -m pytest -q -p no:cacheprovider "$script"
+    # TRF_TEST_QUICK: what a sanitizer can see, which is the command.
+    # shellcheck disable=SC2086  # two words, or none
+    exec "$TRF_PYTHON" -m pytest -q -p no:cacheprovider ${TRF_TEST_QUICK:+-k command} "$script"
     ;;
 esac

@@ -24,6 +24,12 @@ expect 0 compress "$model" -o packed.safetensors
 grep -q 'Nothing was compressed' out || fail "F32 was compressed without being asked for"
 same "$model" packed.safetensors
 
+if [ -n "${TRF_TEST_QUICK-}" ]; then # each codec once; without it, with all of its options
+    lossy "4.25 bits, groups of 128, size" bits:4.25 --bits 4.25 --granularity group:128 --favor size
+    lossy "bf16, word embeddings too" bf16 --codec bf16 --include '*.weight'
+    exit 0
+fi
+
 for favor in speed size; do
     lossy "bf16, $favor" bf16 --codec bf16 --favor $favor
     mv unpacked.safetensors rounded.safetensors

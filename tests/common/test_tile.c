@@ -1,6 +1,8 @@
 /* The slow encoder, in the order of FORMAT.md: choices, elements and their split, a slab, the tile. */
 #include "test_tile.h"
 
+#include "expect.h"
+
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -383,7 +385,7 @@ test_tile_choice test_tile_choose_kind(test_rng *rng, uint32_t kind) {
 
 void test_tiles_at_random(uint32_t kind, int rounds, test_tile_check *check) {
     test_rng rng = {1000 + kind};
-    for (int round = 0; round < rounds; round++) {
+    for (int round = 0; round < test_rounds(rounds); round++) {
         test_tile_choice choice = test_tile_choose_kind(&rng, kind);
         check(&rng, &choice);
     }

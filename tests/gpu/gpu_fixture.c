@@ -19,11 +19,6 @@ void gpu_check(trf_status status, trf_status expected, const trf_error *err, con
         ck_abort_msg("%s: %s without a message", what, trf_status_name(status));
 }
 
-int gpu_quick(void) {
-    const char *quick = getenv("TRF_GPU_QUICK");
-    return quick && *quick && strcmp(quick, "0") != 0;
-}
-
 static int skip(const char *suite, const gpu_test *tests, size_t count, const char *why) {
     for (size_t i = 0; i < count; i++)
         printf("skipped gpu.%s: %s: %s\n", suite, tests[i].test->name, why);
@@ -57,7 +52,7 @@ int gpu_main(const char *name, const gpu_test *tests, size_t count) {
 /* ---- memory ---- */
 
 gpu_memory gpu_memory_make(uint64_t bytes) {
-    gpu_memory memory = {NULL, bytes, gpu_quick() ? 0 : 4096};
+    gpu_memory memory = {NULL, bytes, test_quick() ? 0 : 4096};
     uint64_t all = bytes + memory.guard_bytes;
     CUDA(cudaMalloc(&memory.at, all ? all : 1));
     gpu_memory_poison(&memory);

@@ -3,17 +3,11 @@
 #ifndef GPU_FIXTURE_H
 #define GPU_FIXTURE_H
 
+#include "common/expect.h"
 #include "transfuse.h"
 
 #include <check.h>
 #include <cuda_runtime_api.h>
-
-/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            ck_abort_msg("%s", #condition);                                                                            \
-    } while (0)
 
 #define CUDA(call) gpu_check_cuda(call, #call)
 void gpu_check_cuda(cudaError_t error, const char *call);
@@ -23,9 +17,6 @@ void gpu_check(trf_status status, trf_status expected, const trf_error *err, con
 
 /* The device's. Made by gpu_main. */
 extern trf_context *gpu_context;
-
-/* Whether TRF_GPU_QUICK asks for less. */
-int gpu_quick(void);
 
 /* One test, which runs once for each of 0 ... loops - 1 (in Check's _i). */
 typedef struct gpu_test {
@@ -37,7 +28,7 @@ typedef struct gpu_test {
  * skipped. @return main's exit status. */
 int gpu_main(const char *suite, const gpu_test *tests, size_t count);
 
-/* Device memory behind which a guard lies, unless TRF_GPU_QUICK is set: then compute-sanitizer is to see steps beyond.
+/* Device memory behind which a guard lies, unless TRF_TEST_QUICK is set: then compute-sanitizer is to see steps beyond.
  */
 typedef struct gpu_memory {
     void *at;

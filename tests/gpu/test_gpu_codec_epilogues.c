@@ -185,7 +185,7 @@ static int check_path(test_rng *rng, const gpu_layer *layer, const gpu_input *in
         return 0;
     note_way(&product.plan);
     operands o = operands_make(rng, y_dtype, m, layer->info.rows);
-    for (int i = 0; i < (gpu_quick() ? 1 : 3); i++)
+    for (int i = 0; i < (test_quick() ? 1 : 3); i++)
         check_product(&product, input, reference, kCombinations[turn++ % COMBINATIONS], &o);
     operands_free(&o);
     gpu_product_free(&product);
@@ -225,7 +225,7 @@ START_TEST(every_codec) {
     test_rng rng = {12000 + (uint64_t)_i};
     int fused = 0;
     for (int s = 0; s < SHAPES; s++) {
-        if (gpu_quick() && s != _i % SHAPES)
+        if (test_quick() && s != _i % SHAPES)
             continue;
         const unsigned k = (unsigned)(s + _i);
         gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i], (trf_favor)(k % 2), kGpuSlabCols[k / 2 % 2],
@@ -233,7 +233,7 @@ START_TEST(every_codec) {
         fused += check_layer(&rng, &layer);
         gpu_layer_free(&layer);
     }
-    if (!gpu_quick() && !fused && kGpuChoices[_i].granularity < TRF_GRANULARITY_GROUP)
+    if (!test_quick() && !fused && kGpuChoices[_i].granularity < TRF_GRANULARITY_GROUP)
         ck_abort_msg("%s: no fused product", kGpuChoices[_i].name);
 }
 END_TEST
@@ -246,7 +246,7 @@ START_TEST(every_cut) {
     test_rng rng = {13000 + (uint64_t)_i};
     gpu_layer layer =
         gpu_layer_make(&rng, &kGpuChoices[choices[_i % 2]], (trf_favor)(_i / 2 % 2), kGpuSlabCols[_i / 4 % 2],
-                       gpu_quick() ? quick_shapes[_i / 8] : shapes[_i / 8], GPU_FILL_NORMAL);
+                       test_quick() ? quick_shapes[_i / 8] : shapes[_i / 8], GPU_FILL_NORMAL);
     if (!check_layer(&rng, &layer))
         ck_abort_msg("%s: no fused product", layer.name);
     gpu_layer_free(&layer);
@@ -273,7 +273,7 @@ START_TEST(same_bits_in_graphs_too) {
     void *first = gpu_malloc(product.y.bytes), *again = gpu_malloc(product.y.bytes);
     queue(&product, &input, c, &o, NULL);
     gpu_memory_read(&product.y, first);
-    for (int run = 0; run < (gpu_quick() ? 5 : 200); run++) {
+    for (int run = 0; run < (test_quick() ? 5 : 200); run++) {
         gpu_memory_poison(&product.workspace);
         queue(&product, &input, c, &o, NULL);
         gpu_memory_read(&product.y, again);

@@ -107,14 +107,14 @@ enum {
 
 START_TEST(every_codec_and_shape) {
     const gpu_choice *choice = &kGpuChoices[_i];
-    const int shapes = gpu_quick() ? QUICK_SHAPES : SHAPES;
+    const int shapes = test_quick() ? QUICK_SHAPES : SHAPES;
     test_rng rng = {1000 + (uint64_t)_i};
     for (int s = 0; s < shapes; s++)
         for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++)
             for (gpu_fill fill = GPU_FILL_NORMAL; fill <= GPU_FILL_PATTERNS; fill++)
                 for (uint32_t w = 0; w < GPU_SLAB_COLS; w++) {
                     int scaled = choice->codec == TRF_CODEC_INT; /* the quantizer has no use for other weights */
-                    if ((scaled && fill != GPU_FILL_NORMAL) || (gpu_quick() && (s + favor + fill + w) % 2))
+                    if ((scaled && fill != GPU_FILL_NORMAL) || (test_quick() && (s + favor + fill + w) % 2))
                         continue;
                     gpu_layer layer = gpu_layer_make(&rng, choice, favor, kGpuSlabCols[w], kShapes[s], fill);
                     check_layer(&layer);
@@ -130,7 +130,7 @@ START_TEST(large_layers) {
     trf_favor favor = (trf_favor)(_i % 2);
     const uint32_t slab_cols = kGpuSlabCols[_i / 2 / GPU_CHOICES];
     gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i / 2 % GPU_CHOICES], favor, slab_cols,
-                                     gpu_quick() ? small : shape, GPU_FILL_FINITE);
+                                     test_quick() ? small : shape, GPU_FILL_FINITE);
     check_layer(&layer);
     gpu_layer_free(&layer);
 }
@@ -140,7 +140,7 @@ END_TEST
 START_TEST(exponent_offsets) {
     static const trf_dtype dtypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
     const trf_dtype dtype = dtypes[_i % 2];
-    const uint32_t rows = gpu_quick() ? 290 : 768, cols = gpu_quick() ? 530 : 1040, reach = _i % 2 ? 5 : 12;
+    const uint32_t rows = test_quick() ? 290 : 768, cols = test_quick() ? 530 : 1040, reach = _i % 2 ? 5 : 12;
     const int modes = 1 + _i / 2 % 3;
     test_rng rng = {3000 + (uint64_t)_i};
     int *row_scale = gpu_malloc(rows * sizeof *row_scale), *col_scale = gpu_malloc(cols * sizeof *col_scale);

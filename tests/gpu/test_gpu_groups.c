@@ -123,8 +123,8 @@ START_TEST(groups_near_f64) {
     static const gpu_shape shapes[] = {{512, 768},   {300, 515},  {33, 131}, {2080, 1024},
                                        {1024, 4096}, {160, 4096}, {20, 640}, {288, 777}};
     static const gpu_shape quick_shapes[] = {{224, 1152}, {300, 515}, {33, 131}, {96, 768}};
-    const uint32_t count = gpu_quick() ? 4 : 8;
-    if (gpu_quick() && _i % 4 != _i / 4 % 4)
+    const uint32_t count = test_quick() ? 4 : 8;
+    if (test_quick() && _i % 4 != _i / 4 % 4)
         return;
     int choices[8], taken = 0;
     for (uint32_t i = 0; i < count; i++)
@@ -133,7 +133,7 @@ START_TEST(groups_near_f64) {
         test_rng rng = {100 + (uint64_t)_i};
         group_case g;
         uint32_t launches;
-        make_group(&g, &rng, choices, gpu_quick() ? quick_shapes : shapes, count, bf16_x);
+        make_group(&g, &rng, choices, test_quick() ? quick_shapes : shapes, count, bf16_x);
         const uint32_t shared = trf_layer_group_shared(g.group, &launches);
         if (shared + count_apart(&g) < count)
             ck_abort_msg("%s: %u of %u layers share %u launches", g.layers[0].name, shared, count, launches);
@@ -190,7 +190,7 @@ static void disturbance_free(disturbance *d) {
 START_TEST(groups_give_the_same_bits) {
     static const gpu_shape shapes[] = {{2048, 1024}, {300, 515}, {512, 4096}, {1024, 2048}};
     static const int choices[] = {0, 0, 0, 0};
-    const int runs = gpu_quick() ? 10 : 300;
+    const int runs = test_quick() ? 10 : 300;
     test_rng rng = {300};
     group_case g;
     size_t bytes;
@@ -473,10 +473,10 @@ static void check_experts(const expert_case *c, test_rng *rng, const uint32_t *o
 /* loop: choice, favor, slabs. */
 START_TEST(experts_near_f64) {
     static const gpu_shape shapes[] = {{512, 768}, {300, 515}, {1056, 320}, {33, 131}, {16, 272}};
-    const int some = gpu_quick() ? 2 : 5;
+    const int some = test_quick() ? 2 : 5;
     int taken = 0;
     test_rng rng = {500 + (uint64_t)_i};
-    if (gpu_quick() && _i % 4 != _i / 4 % 4)
+    if (test_quick() && _i % 4 != _i / 4 % 4)
         return;
     for (int s = 0; s < some; s++) {
         static const uint32_t counts[] = {MOST_EXPERTS, 5, 1, 33, 8};
@@ -527,7 +527,7 @@ END_TEST
 /* A graph takes the counts that it finds; the same counts give the same bits, beside other work, too. */
 START_TEST(experts_in_graphs) {
     static const gpu_shape shapes[] = {{512, 768}, {300, 515}};
-    const int replays = gpu_quick() ? 6 : 200;
+    const int replays = test_quick() ? 6 : 200;
     test_rng rng = {700 + (uint64_t)_i};
     expert_case c;
     uint32_t *offsets[KINDS];

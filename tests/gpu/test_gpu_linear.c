@@ -26,8 +26,8 @@ static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16
 static int check_batches(const gpu_layer *layer, const gpu_input *input, const gpu_reference *reference,
                          trf_dtype x_dtype, trf_path path) {
     static unsigned turn;
-    const uint32_t *batches = gpu_quick() ? kQuickBatches : kBatches;
-    const int count = gpu_quick() ? QUICK_BATCHES : BATCHES;
+    const uint32_t *batches = test_quick() ? kQuickBatches : kBatches;
+    const int count = test_quick() ? QUICK_BATCHES : BATCHES;
     int taken = 0;
     float *y = gpu_malloc((size_t)input->m * layer->info.rows * sizeof *y);
     for (int b = 0; b < count && batches[b] <= input->m; b++) {
@@ -55,7 +55,7 @@ static void two_step(const gpu_layer *layer, const gpu_input *input, const gpu_r
 /* Both paths, both types of x. most_rows: that are computed in F64. @return how many fused products there were. */
 static int check_layer(test_rng *rng, const gpu_layer *layer, uint32_t most_rows) {
     trf_error err = {0};
-    gpu_input input = gpu_input_normal(rng, gpu_quick() ? 64 : 100, layer->info.cols);
+    gpu_input input = gpu_input_normal(rng, test_quick() ? 64 : 100, layer->info.cols);
     gpu_reference exact = gpu_reference_make(rng, layer, &input, TRF_DTYPE_NONE, most_rows);
     int fused = 0;
     for (int t = 0; t < 2; t++) {
@@ -86,14 +86,14 @@ enum {
 
 START_TEST(near_f64) {
     const gpu_choice *choice = &kGpuChoices[_i];
-    const int shapes = gpu_quick() ? QUICK_SHAPES : SHAPES;
+    const int shapes = test_quick() ? QUICK_SHAPES : SHAPES;
     test_rng rng = {5000 + (uint64_t)_i};
     int fused = 0, layers = 0;
     for (int s = 0; s < shapes; s++)
         for (uint32_t k = 0; k < 2 * GPU_SLAB_COLS; k++) {
             const trf_favor favor = (trf_favor)(k / GPU_SLAB_COLS);
             const uint32_t slab_cols = kGpuSlabCols[k % GPU_SLAB_COLS];
-            if (gpu_quick() && k != (uint32_t)(s + _i) % 4)
+            if (test_quick() && k != (uint32_t)(s + _i) % 4)
                 continue;
             gpu_layer layer = gpu_layer_make(&rng, choice, favor, slab_cols, kShapes[s], GPU_FILL_NORMAL);
             fused += check_layer(&rng, &layer, MOST_ROWS) > 0;
@@ -118,7 +118,7 @@ START_TEST(large_layers) {
     const int s = (_i % 4 + _i / 4) % LARGE_SHAPES; /* each shape with quads and pairs, slabs of 128 and of 256 */
     test_rng rng = {6000 + (uint64_t)_i};
     gpu_layer layer = gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2],
-                                     gpu_quick() ? kQuickLargeShapes[s] : kLargeShapes[s], GPU_FILL_NORMAL);
+                                     test_quick() ? kQuickLargeShapes[s] : kLargeShapes[s], GPU_FILL_NORMAL);
     int fused = check_layer(&rng, &layer, ALL_ROWS);
     if (!fused)
         ck_abort_msg("%s: no fused product", layer.name);
@@ -145,7 +145,7 @@ static void check_one_hot(const gpu_layer *layer, const uint8_t *finite_rows, tr
     const uint32_t rows = layer->info.rows, cols = layer->info.cols;
     float *y = gpu_malloc((size_t)TRF_FUSED_MAX_M * rows * sizeof *y);
     const uint32_t last = (cols - 1) / TRF_FUSED_MAX_M * TRF_FUSED_MAX_M; /* chunk */
-    const uint32_t step = gpu_quick() && last > 0 ? last : TRF_FUSED_MAX_M;
+    const uint32_t step = test_quick() && last > 0 ? last : TRF_FUSED_MAX_M;
     for (uint32_t first = 0; first < cols; first += step) {
         uint32_t m = cols - first < TRF_FUSED_MAX_M ? cols - first : TRF_FUSED_MAX_M;
         gpu_product product;
@@ -248,7 +248,7 @@ static void disturb(const disturbance *d, const gpu_input *input) {
 START_TEST(same_bits_on_every_run) {
     static const gpu_shape shapes[] = {{1000, 1030}, {2048, 4096}};
     const trf_path path = _i & 1 ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED;
-    const int busy = _i >> 1 & 1, runs = gpu_quick() ? 20 : 1000;
+    const int busy = _i >> 1 & 1, runs = test_quick() ? 20 : 1000;
     const gpu_shape shape = shapes[_i >> 2 & 1];
     const uint32_t m = _i >> 2 & 1 ? 1 : 17;
     test_rng rng = {9100 + (uint64_t)_i};

@@ -100,7 +100,7 @@ static void check_load(const stored_layer *stored, int threads) {
 
 START_TEST(every_size) {
     static const gpu_shape shapes[] = {{1, 1}, {16, 16}, {300, 515}, {1, 5000}, {257, 256}, {1024, 2048}, {8192, 6144}};
-    const int count = (int)(sizeof shapes / sizeof shapes[0]) - gpu_quick();
+    const int count = (int)(sizeof shapes / sizeof shapes[0]) - test_quick();
     fixture_begin();
     for (int s = 0; s < count; s++)
         for (int c = 0; c < GPU_CHOICES; c += s == 6 ? 5 : 3) {
@@ -116,7 +116,7 @@ END_TEST
 /* A layer of several staging buffers of 4 MiB. */
 static stored_layer store_large(void) {
     static const gpu_shape large = {2300, 5000}, quick = {2300, 3000};
-    return store_layer("large", &kGpuChoices[0], gpu_quick() ? quick : large, TRF_FAVOR_SPEED);
+    return store_layer("large", &kGpuChoices[0], test_quick() ? quick : large, TRF_FAVOR_SPEED);
 }
 
 /* Tile metadata of a .trf file: 32 bytes each from byte 832 on, the tile's place first. */

@@ -149,7 +149,7 @@ static stack_run make_run(int part) {
         run.workspaces[s] = gpu_memory_make(workspace_bytes);
     }
     run.y = gpu_memory_make((uint64_t)PASSES * LAYERS * MOST_M * MOST_ROWS * sizeof(float));
-    run.ballast = gpu_memory_make(gpu_quick() ? 1 << 20 : 256 << 20);
+    run.ballast = gpu_memory_make(test_quick() ? 1 << 20 : 256 << 20);
     return run;
 }
 
@@ -230,7 +230,7 @@ START_TEST(same_bits) {
     for (order_kind kind = IN_ORDER; kind < ORDER_KINDS; kind++)
         for (int streams = 1; streams <= 2; streams++)
             for (int late = 0; late < 2; late++)
-                if (!gpu_quick() || (streams == 2 && late && (kind == IN_ORDER || kind == RANDOM)))
+                if (!test_quick() || (streams == 2 && late && (kind == IN_ORDER || kind == RANDOM)))
                     check_passes(&run, kind, streams, late);
     free_run(&run);
     free_layers();

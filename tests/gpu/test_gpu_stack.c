@@ -257,7 +257,7 @@ START_TEST(one_graph) {
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     run_eagerly(&s, stream, expected);
     cudaGraphExec_t executable = capture(&s, stream, cudaStreamCaptureModeGlobal);
-    for (int run = 0; run < (gpu_quick() ? INPUTS : 5 * INPUTS); run++) {
+    for (int run = 0; run < (test_quick() ? INPUTS : 5 * INPUTS); run++) {
         const int input = (run * 3 + run / INPUTS) % INPUTS;
         poison(&s);
         if (run % 2) { /* right behind a replay with another input */

@@ -31,7 +31,7 @@ static int check_layer(test_rng *rng, const gpu_layer *layer) {
     for (int t = 0; t < 2; t++)
         for (int b = 0; gpu_takes(layer, kXTypes[t]) && b < BATCHES; b++) {
             gpu_product product;
-            if ((gpu_quick() && b % 3 != 1) ||
+            if ((test_quick() && b % 3 != 1) ||
                 gpu_product_make(&product, layer, kBatches[b], kXTypes[t], kYTypes[(b + t) % 3], TRF_PATH_WIDE))
                 continue;
             gpu_product_run(&product, &input, y);
@@ -50,7 +50,7 @@ START_TEST(near_f64) {
     const gpu_choice *choice = &kGpuChoices[_i / 4];
     test_rng rng = {9000 + (uint64_t)_i};
     int taken = 0;
-    for (int s = 0; s < (gpu_quick() ? 2 : SHAPES); s++) {
+    for (int s = 0; s < (test_quick() ? 2 : SHAPES); s++) {
         gpu_layer layer =
             gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 2 % 2], kShapes[s], GPU_FILL_NORMAL);
         taken += check_layer(&rng, &layer);
@@ -75,7 +75,7 @@ START_TEST(same_bits_on_every_run) {
     ck_assert_int_eq(gpu_product_make(&product, &layer, batches[_i], TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_WIDE),
                      TRF_OK);
     gpu_product_run(&product, &input, first);
-    for (int i = 0; i < (gpu_quick() ? 3 : REPEATS); i++) {
+    for (int i = 0; i < (test_quick() ? 3 : REPEATS); i++) {
         gpu_product_run(&product, &input, again);
         if (memcmp(first, again, bytes) != 0)
             ck_abort_msg("%s: other bits on run %d", product.name, i);

@@ -2,6 +2,7 @@
 #ifndef QUANTIZE_LAYER_H
 #define QUANTIZE_LAYER_H
 
+#include "common/expect.h"
 #include "trf_convert.h"
 #include "trf_quantize.h"
 
@@ -9,13 +10,6 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
-
-/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            ck_abort_msg("%s", #condition);                                                                            \
-    } while (0)
 
 /* ---- layers to quantize ---- */
 

@@ -1,5 +1,5 @@
 /* Checkpoints there and back: files, directories, indexes, stacks of experts; listing, verifying, extracting.
- * TRF_TEST_THREADS: tiles are decoded in parallel. */
+ * Tiles are decoded in parallel. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 #include "trf_shard.h"
@@ -347,6 +347,7 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("checkpoint");
     TCase *tests = tcase_create("checkpoint");
+    tcase_set_tags(tests, "threads");
     tcase_add_unchecked_fixture(tests, fixture_begin, fixture_end);
     tcase_add_loop_test(tests, file_comes_back_byte_for_byte, 0, 3);
     tcase_add_test(tests, compressed_file_is_laid_out_as_promised);

@@ -1,6 +1,7 @@
 /* The tile decoders: each against the elements that a slow encoder of the tests' own began with, on random tiles of
  * every codec; and all of them on corrupt streams, where they must agree on the verdict and stay inside the tile. */
 #include "common/decoders.h"
+#include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_tile.h"
 #include "trf_convert.h"
@@ -156,12 +157,12 @@ static void check_corrupt_tile(test_rng *rng, const test_tile_choice *choice, ui
 START_TEST(corrupt_streams) {
     uint32_t rejected = 0;
     test_rng rng = {4000 + (uint64_t)_i};
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; round < test_rounds(60); round++) {
         test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
         if (!choice.stored)
             check_corrupt_tile(&rng, &choice, &rejected);
     }
-    ck_assert_uint_gt(rejected, 40);
+    ck_assert_int_gt((int)rejected, test_rounds(40));
 }
 END_TEST
 
@@ -251,7 +252,7 @@ START_TEST(scaled_codes) {
     };
     trf_tile_meta meta = {.kind = TRF_TILE_STORED};
     test_rng rng = {5};
-    for (int round = 0; round < 1200; round++) {
+    for (int round = 0; round < test_rounds(1200); round++) {
         float scale =
             round < (int)(sizeof kScales / sizeof *kScales) ? kScales[round] : (float)exp(20 * test_normal(&rng));
         trf_blob_view view = {.header = {.codec = TRF_CODEC_INT,

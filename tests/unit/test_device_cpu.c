@@ -1,6 +1,7 @@
-/* The CPU as a device: contexts, loading from checkpoints, products, decoding, and what goes wrong. TRF_TEST_THREADS: tiles are checked and decoded in
+/* The CPU as a device: contexts, loading from checkpoints, products, decoding, and what goes wrong. Tiles are checked and decoded in
  * parallel. */
 #include "common/checkpoint_fixture.h"
+#include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_convert.h"
@@ -133,8 +134,8 @@ static void check_product(const trf_device_layer *layer, const trf_layer *host, 
         const float due = y_dtype == TRF_DTYPE_F32    ? expected[i]
                           : y_dtype == TRF_DTYPE_BF16 ? trf_bf16_to_f32((uint16_t)trf_f32_to_bf16(expected[i]))
                                                       : trf_f16_to_f32((uint16_t)trf_f32_to_f16(expected[i]));
-        ck_assert_msg(value == due, "m %u, y of %s, %zu: %a, not %a", m, trf_dtype_name(y_dtype), i, (double)value,
-                      (double)due);
+        if (value != due)
+            ck_abort_msg("m %u, y of %s, %zu: %a, not %a", m, trf_dtype_name(y_dtype), i, (double)value, (double)due);
     }
     free(wide_x);
     free(expected);
@@ -260,8 +261,8 @@ START_TEST(decoding) {
             const uint16_t due = as != TRF_DECODE_ELEMENTS     ? converted(info.codec, element, (trf_decode_as)as)
                                  : info.codec == TRF_CODEC_INT ? (uint16_t)(int8_t)element
                                                                : (uint16_t)element;
-            ck_assert_msg(((uint16_t *)decoded)[i] == due, "kind %d, weight %zu: %04x, not %04x", as, i,
-                          ((uint16_t *)decoded)[i], due);
+            if (((uint16_t *)decoded)[i] != due)
+                ck_abort_msg("kind %d, weight %zu: %04x, not %04x", as, i, ((uint16_t *)decoded)[i], due);
         }
     }
     fixture_check_status(trf_device_layer_decode(layer, TRF_DECODE_ELEMENTS, decoded, 2 * count - 2, NULL, &err),
@@ -303,7 +304,7 @@ START_TEST(corrupt_streams) {
         fixture_check_status(trf_linear(layer, &plan, x, y, workspace, NULL, &err), TRF_ERR_STREAM, &err);
         ck_assert_uint_ne(err.offset, TRF_NO_OFFSET);
         for (uint32_t r = 0; r < info.rows; r++)
-            ck_assert(isnan(y[r]));
+            EXPECT(isnan(y[r]));
         trf_error remembered = {0};
         fixture_check_status(trf_device_layer_check(layer, &remembered), TRF_ERR_STREAM, &remembered);
         ck_assert_uint_eq(remembered.offset, err.offset);
@@ -438,6 +439,7 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("device_cpu");
     TCase *tests = tcase_create("device_cpu");
+    tcase_set_tags(tests, "threads");
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_set_timeout(tests, 120);
     tcase_add_test(tests, contexts);

@@ -1,5 +1,6 @@
 /* The encoder: what it chooses, what it costs, that its bytes depend on nothing but weights and options, and how it fails.
- * TRF_TEST_THREADS */
+ */
+#include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_convert.h"
@@ -74,7 +75,7 @@ START_TEST(everything_comes_back) {
     static const uint32_t kEdges[] = {1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 272, 511, 513};
     const trf_dtype dtype = kDtypes[_i];
     rng.state = 1000u + (uint64_t)_i;
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; round < test_rounds(60); round++) {
         uint32_t shape[2];
         for (int k = 0; k < 2; k++)
             shape[k] =
@@ -292,7 +293,7 @@ START_TEST(rate_control_hits_its_bits) {
     for (size_t i = 0; i < rows * cols; i++)
         weights[i] = (float)(0.02 * normal());
     for (size_t b = 0; b < sizeof kBits / sizeof kBits[0]; b++)
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k < 2 && test_tries((int)b + _i); k++) {
             const trf_favor favor = (trf_favor)k;
             trf_encode_options options = default_options(favor);
             options.slab_cols = (b + (size_t)_i) % 2 ? 128 : 256;
@@ -436,7 +437,6 @@ int main(void) {
     tcase_add_loop_test(tests, gaussian_bits, 0, 8);
     tcase_add_test(tests, width_of_slabs);
     tcase_add_test(tests, large_layers_and_codes_have_wide_slabs);
-    tcase_add_test(tests, bytes_do_not_depend_on_threads);
     tcase_add_loop_test(tests, predictor_modes_are_chosen, 0, 4);
     tcase_add_test(tests, pruned_layers);
     tcase_add_loop_test(tests, constant_layers, 0, 6);
@@ -444,7 +444,11 @@ int main(void) {
     tcase_add_loop_test(tests, rate_control_hits_its_bits, 0, 4);
     tcase_add_test(tests, int4_codes_cost_their_entropy);
     tcase_add_test(tests, bad_arguments);
-    tcase_add_test(tests, failures_of_source_sink_and_caller_stop_it);
     suite_add_tcase(suite, tests);
+    TCase *threads = tcase_create("threads");
+    tcase_set_tags(threads, "threads");
+    tcase_add_test(threads, bytes_do_not_depend_on_threads);
+    tcase_add_test(threads, failures_of_source_sink_and_caller_stop_it);
+    suite_add_tcase(suite, threads);
     return run_suite(suite);
 }

@@ -1,5 +1,6 @@
 /* How products of experts are shared out: whatever the counts, each unit of each item belongs to one block, and each token to one pass; and each
  * column of a block's units to one warp, whose sums reach y once. */
+#include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_even_runs.h"
@@ -8,13 +9,6 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            ck_abort_msg("%s", #condition);                                                                            \
-    } while (0)
 
 enum {
     MOST_EXPERTS = 300,

@@ -1,16 +1,10 @@
 /* How grouped launches and experts are cut, which needs no device. */
+#include "common/expect.h"
 #include "common/run_suite.h"
 #include "trf_group.h"
 
 #include <check.h>
 #include <string.h>
-
-/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            ck_abort_msg("%s", #condition);                                                                            \
-    } while (0)
 
 static const trf_device_limits kDevices[] = {
     {132, 232448, 90, {132, 66, 32, 16}},

@@ -1,5 +1,5 @@
 /* The CPU product against one in double precision, for every codec and scale layout; and that neither it nor decoding
- * depends on the number of threads. TRF_TEST_THREADS */
+ * depends on the number of threads. */
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_convert.h"
@@ -204,6 +204,7 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("matmul");
     TCase *tcase = tcase_create("product");
+    tcase_set_tags(tcase, "threads");
     tcase_set_timeout(tcase, 240);
     tcase_add_loop_test(tcase, product_is_near_double, 0, CASES);
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, CASES);

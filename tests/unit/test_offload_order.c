@@ -1,4 +1,5 @@
 /* What a stack decides without a device: which layers stay and where they lie, and what is copied when. A made-up device keeps book of every byte. */
+#include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_offload_order.h"
@@ -24,26 +25,26 @@ static void check_plan(const trf_stack_place *places, uint32_t count, uint64_t b
     for (uint32_t i = 0; i < count; i++) {
         const trf_stack_place *place = &places[i];
         if (place->resident) {
-            ck_assert_uint_eq(place->offset, end); /* one behind the other */
+            EXPECT(place->offset == end); /* one behind the other */
             end += place->bytes;
             resident++;
             continue;
         }
         const uint64_t in_buffer = (place->offset - FIXED) % plan->buffer_bytes;
-        ck_assert_uint_ge(place->offset, FIXED);
-        ck_assert_uint_lt(place->offset, FIXED + 2 * plan->buffer_bytes);
-        ck_assert_uint_le(in_buffer + place->bytes, plan->buffer_bytes);
-        ck_assert(!before || before->offset + before->bytes <= place->offset ||
-                  place->offset + place->bytes <= before->offset);
+        EXPECT(place->offset >= FIXED);
+        EXPECT(place->offset < FIXED + 2 * plan->buffer_bytes);
+        EXPECT(in_buffer + place->bytes <= plan->buffer_bytes);
+        EXPECT(!before || before->offset + before->bytes <= place->offset ||
+               place->offset + place->bytes <= before->offset);
         before = place;
         streamed += place->bytes;
-        ck_assert_uint_lt(budget - plan->device_bytes, place->bytes); /* no room is left that it could have had */
+        EXPECT(budget - plan->device_bytes < place->bytes); /* no room is left that it could have had */
     }
-    ck_assert_uint_eq(plan->device_bytes, end);
-    ck_assert_uint_le(end, budget);
-    ck_assert_uint_eq(plan->streamed_bytes, streamed);
-    ck_assert_uint_eq(plan->resident, resident);
-    ck_assert(!streamed == !plan->buffer_bytes);
+    EXPECT(plan->device_bytes == end);
+    EXPECT(end <= budget);
+    EXPECT(plan->streamed_bytes == streamed);
+    EXPECT(plan->resident == resident);
+    EXPECT(!streamed == !plan->buffer_bytes);
 }
 
 START_TEST(plans_keep_their_promises) {
@@ -58,22 +59,22 @@ START_TEST(plans_keep_their_promises) {
         all += places[i].bytes;
     }
     const uint64_t least = trf_stack_least_bytes(places, count, FIXED);
-    ck_assert_uint_le(least, all);
+    EXPECT(least <= all);
     trf_stack_plan plan;
     for (int step = 0; step <= 20; step++) {
         const uint64_t budget = least + (all - least) * (uint64_t)step / 20;
-        ck_assert_int_eq(trf_stack_plan_make(places, count, FIXED, budget, &plan, &err), TRF_OK);
+        EXPECT(trf_stack_plan_make(places, count, FIXED, budget, &plan, &err) == TRF_OK);
         check_plan(places, count, budget, &plan);
-        ck_assert(step < 20 || plan.resident == count);
+        EXPECT(step < 20 || plan.resident == count);
     }
-    ck_assert_int_eq(trf_stack_plan_make(places, count, FIXED, UINT64_MAX, &plan, &err), TRF_OK);
-    ck_assert_uint_eq(plan.resident, count);
+    EXPECT(trf_stack_plan_make(places, count, FIXED, UINT64_MAX, &plan, &err) == TRF_OK);
+    EXPECT(plan.resident == count);
     const uint64_t too_small[] = {least - 1, FIXED, FIXED - 1, 0};
     char number[32];
     snprintf(number, sizeof number, "%llu", (unsigned long long)least);
     for (int i = 0; i < 4; i++) {
         err = (trf_error){0};
-        ck_assert_int_eq(trf_stack_plan_make(places, count, FIXED, too_small[i], &plan, &err), TRF_ERR_ARGUMENT);
+        EXPECT(trf_stack_plan_make(places, count, FIXED, too_small[i], &plan, &err) == TRF_ERR_ARGUMENT);
         ck_assert_ptr_nonnull(strstr(err.message, number));
     }
 }
@@ -155,13 +156,14 @@ static trf_status fake_copy(void *context, uint32_t layer, trf_error *error) {
     const trf_stack_place *place = &d->places[layer];
     if (due_to_fail(d))
         return trf_fail(error, TRF_ERR_CUDA, TRF_NO_OFFSET, "a copy fails");
-    ck_assert(!place->resident);
+    EXPECT(!place->resident);
     for (uint64_t i = place->offset; i < place->offset + place->bytes; i++) {
         if (d->owner[i]) {
             const uint32_t old = d->owner[i] - 1u;
-            ck_assert_msg(d->uses[old] == 0, "layer %u is copied over layer %u, which is in use", layer, old);
-            ck_assert_msg(!d->used_since[old] || d->waited_since[old],
-                          "layer %u is copied over layer %u without waiting for its uses", layer, old);
+            if (d->uses[old] != 0)
+                ck_abort_msg("layer %u is copied over layer %u, which is in use", layer, old);
+            if (d->used_since[old] && !d->waited_since[old])
+                ck_abort_msg("layer %u is copied over layer %u without waiting for its uses", layer, old);
         }
         d->owner[i] = (uint8_t)(layer + 1);
     }
@@ -174,8 +176,8 @@ static trf_status fake_wait(void *context, uint32_t layer, trf_error *error) {
     fake_device *d = context;
     if (due_to_fail(d))
         return trf_fail(error, TRF_ERR_CUDA, TRF_NO_OFFSET, "a wait fails");
-    ck_assert(d->used_since[layer]);
-    ck_assert_uint_eq(d->uses[layer], 0);
+    EXPECT(d->used_since[layer]);
+    EXPECT(d->uses[layer] == 0);
     d->waited_since[layer] = 1;
     return TRF_OK;
 }
@@ -186,11 +188,11 @@ static fake_device *make_device(const uint64_t *sizes, uint32_t count, uint64_t 
     d->fails_in = -1;
     for (uint32_t i = 0; i < count; i++)
         d->places[i].bytes = sizes[i];
-    ck_assert_int_eq(trf_stack_plan_make(d->places, count, 3, budget, &d->plan, &err), TRF_OK);
-    ck_assert_uint_le(d->plan.device_bytes, sizeof d->owner);
+    EXPECT(trf_stack_plan_make(d->places, count, 3, budget, &d->plan, &err) == TRF_OK);
+    EXPECT(d->plan.device_bytes <= sizeof d->owner);
     d->order = (trf_stack_order){
         .places = d->places, .states = d->states, .count = count, .actions = {d, fake_copy, fake_wait}};
-    ck_assert_int_eq(trf_order_begin(&d->order, &err), TRF_OK);
+    EXPECT(trf_order_begin(&d->order, &err) == TRF_OK);
     return d;
 }
 
@@ -201,8 +203,8 @@ static trf_status acquire(fake_device *d, uint32_t layer) {
     d->uses[layer]++;
     const trf_stack_place *place = &d->places[layer];
     for (uint64_t i = place->offset; !place->resident && i < place->offset + place->bytes; i++)
-        ck_assert_msg(d->owner[i] == layer + 1, "layer %u is acquired, and layer %d lies there", layer,
-                      d->owner[i] - 1);
+        if (d->owner[i] != layer + 1)
+            ck_abort_msg("layer %u is acquired, and layer %d lies there", layer, d->owner[i] - 1);
     return TRF_OK;
 }
 
@@ -235,12 +237,12 @@ START_TEST(in_order) {
         const uint32_t copies = d->copies;
         for (uint32_t i = 0; i < d->count; i++) {
             const uint32_t before = d->copy_number[i];
-            ck_assert(d->places[i].resident || d->states[i].present);
-            ck_assert_int_eq(acquire(d, i), TRF_OK);
-            ck_assert_uint_eq(d->copy_number[i], before);
-            ck_assert_int_eq(release(d, i), TRF_OK);
+            EXPECT(d->places[i].resident || d->states[i].present);
+            EXPECT(acquire(d, i) == TRF_OK);
+            EXPECT(d->copy_number[i] == before);
+            EXPECT(release(d, i) == TRF_OK);
         }
-        ck_assert_uint_le(d->copies - copies, d->count - d->plan.resident);
+        EXPECT(d->copies - copies <= d->count - d->plan.resident);
     }
     free(d);
 }
@@ -274,7 +276,7 @@ START_TEST(any_order) {
     for (int step = 0; step < 400; step++) {
         if (num_held == 3 || (num_held && test_below(&rng, 2))) {
             const uint32_t k = test_below(&rng, num_held);
-            ck_assert_int_eq(release(d, held[k]), TRF_OK);
+            EXPECT(release(d, held[k]) == TRF_OK);
             held[k] = held[--num_held];
             continue;
         }
@@ -284,22 +286,22 @@ START_TEST(any_order) {
             held[num_held++] = layer;
             continue;
         }
-        ck_assert_int_eq(status, TRF_ERR_ARGUMENT); /* only for a layer that is held in its place */
+        EXPECT(status == TRF_ERR_ARGUMENT); /* only for a layer that is held in its place */
         int in_the_way = 0;
         for (uint32_t k = 0; k < num_held; k++) {
             const trf_stack_place *p = &d->places[held[k]], *q = &d->places[layer];
             in_the_way |= held[k] != layer && p->offset < q->offset + q->bytes && q->offset < p->offset + p->bytes;
         }
-        ck_assert(in_the_way);
+        EXPECT(in_the_way);
     }
     while (num_held)
-        ck_assert_int_eq(release(d, held[--num_held]), TRF_OK);
+        EXPECT(release(d, held[--num_held]) == TRF_OK);
     for (int pass = 0; pass < 2; pass++) /* and it finds its way back */
         for (uint32_t i = 0; i < d->count; i++) {
             const uint32_t before = d->copy_number[i];
-            ck_assert_int_eq(acquire(d, i), TRF_OK);
-            ck_assert(pass == 0 || d->copy_number[i] == before);
-            ck_assert_int_eq(release(d, i), TRF_OK);
+            EXPECT(acquire(d, i) == TRF_OK);
+            EXPECT(pass == 0 || d->copy_number[i] == before);
+            EXPECT(release(d, i) == TRF_OK);
         }
     free(d);
 }
@@ -315,16 +317,16 @@ START_TEST(failures) {
             d->fails_in = test_below(&rng, 4) ? -1 : (long)test_below(&rng, 3);
             trf_status status = acquire(d, i);
             if (status != TRF_OK) {
-                ck_assert_int_eq(status, TRF_ERR_CUDA);
+                EXPECT(status == TRF_ERR_CUDA);
                 failed++;
                 d->fails_in = -1;
-                ck_assert_int_eq(acquire(d, i), TRF_OK);
+                EXPECT(acquire(d, i) == TRF_OK);
             }
             status = release(d, i);
-            ck_assert(status == TRF_OK || status == TRF_ERR_CUDA);
+            EXPECT(status == TRF_OK || status == TRF_ERR_CUDA);
             failed += status != TRF_OK;
         }
-    ck_assert(failed > 0 || d->plan.resident == d->count);
+    EXPECT(failed > 0 || d->plan.resident == d->count);
     free(d);
 }
 END_TEST

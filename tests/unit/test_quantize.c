@@ -1,4 +1,4 @@
-/* The quantizer of the integer codec against plain computations in long double, and against theory. TRF_TEST_THREADS */
+/* The quantizer of the integer codec against plain computations in long double, and against theory. */
 #include "common/run_suite.h"
 #include "quantize_layer.h"
 
@@ -97,6 +97,8 @@ START_TEST(threads_change_nothing) {
     static const uint32_t shapes[][2] = {{700, 1500}, {40, 40000}, {20, 300000}};
     const unit_choice *choice = &choices[_i];
     for (int s = 0; s < 3; s++) {
+        if (test_quick() && s != _i % 3)
+            continue;
         layer l;
         layer_init(&l, TRF_DTYPE_F16, shapes[s][0], shapes[s][1]);
         for (uint64_t i = 0; i < layer_size(&l); i++)
@@ -339,6 +341,8 @@ START_TEST(weights_that_are_not_finite_are_named) {
     static const double bad[] = {NAN, INFINITY, -INFINITY};
     static const char *const names[] = {"is NaN", "is Inf", "is -Inf"};
     for (int k = 0; k < NUM_CHOICES; k++) {
+        if (!test_tries(k + _i))
+            continue;
         layer l;
         layer_init(&l, dtypes[_i % 3], 500, 1030);
         layer_set(&l, 499 * 1030 + 3, NAN);
@@ -398,7 +402,6 @@ int main(void) {
     tcase_add_loop_test(tests, codes_are_exact, 0, 3 * NUM_CHOICES);
     tcase_add_test(tests, ties_go_to_even);
     tcase_add_loop_test(tests, blocks_give_the_codes_of_the_whole, 0, NUM_CHOICES);
-    tcase_add_loop_test(tests, threads_change_nothing, 0, NUM_CHOICES);
     tcase_add_loop_test(tests, estimates_match_codes, 0, 9);
     tcase_add_test(tests, int8_estimate_is_complete);
     tcase_add_loop_test(tests, gaussian_error_is_what_theory_says, 0, 4);
@@ -407,8 +410,13 @@ int main(void) {
     tcase_add_loop_test(tests, extreme_magnitudes_are_coded, 0, 2 * NUM_CHOICES);
     tcase_add_loop_test(tests, dequantized_weights_are_finite, 0, 3 * NUM_CHOICES);
     tcase_add_test(tests, f16_scales_are_precise);
-    tcase_add_loop_test(tests, weights_that_are_not_finite_are_named, 0, 9);
     tcase_add_test(tests, arguments_are_checked);
     suite_add_tcase(suite, tests);
+    TCase *threads = tcase_create("threads");
+    tcase_set_tags(threads, "threads");
+    tcase_set_timeout(threads, 240);
+    tcase_add_loop_test(threads, threads_change_nothing, 0, NUM_CHOICES);
+    tcase_add_loop_test(threads, weights_that_are_not_finite_are_named, 0, 9);
+    suite_add_tcase(suite, threads);
     return run_suite(suite);
 }

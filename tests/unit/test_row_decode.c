@@ -1,5 +1,6 @@
 /* One row of a slab as device code decodes it, four lanes after each other, by a slab directory: against the elements that the reference decoder gives, in the golden files; and corrupt
  * streams, from which nothing outside may be read (the address sanitizer's run looks for that) and of which no lane takes notice that does not hold the row. */
+#include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
@@ -11,13 +12,6 @@
 #include <glob.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            ck_abort_msg("%s", #condition);                                                                            \
-    } while (0)
 
 static trf_row_target target_of(uint16_t *to, uint32_t cols) {
     return (trf_row_target){

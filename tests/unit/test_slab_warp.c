@@ -1,5 +1,6 @@
 /* The functions that device code shares for a layer's edges, run by a loop over 32 lanes as a warp runs them: slabs of every codec and shape
  * against the elements that the tests' own encoder began with, the edges of whole layers, their values and products, corrupt slabs. */
+#include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
 #include "common/test_tile.h"
@@ -11,13 +12,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            ck_abort_msg("%s", #condition);                                                                            \
-    } while (0)
 
 /* ---- a warp ---- */
 
@@ -256,7 +250,7 @@ START_TEST(corrupt_streams) {
     static uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE], due[TRF_TILE_SIZE * TRF_TILE_SIZE];
     uint32_t rejected = 0;
     test_rng rng = {4000 + (uint64_t)_i};
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; round < test_rounds(60); round++) {
         test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
         if (choice.stored)
             continue;
@@ -276,7 +270,7 @@ START_TEST(corrupt_streams) {
         host_view_free(host);
         test_tile_free(tile);
     }
-    ck_assert_uint_gt(rejected, 40);
+    ck_assert_int_gt((int)rejected, test_rounds(40));
 }
 END_TEST
 
@@ -285,7 +279,7 @@ END_TEST
 START_TEST(anything_at_all) {
     test_rng rng = {5000 + (uint64_t)_i};
     uint32_t opened = 0;
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; round < test_rounds(200); round++) {
         test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
         choice.rows = choice.rows < 16 ? 16 : choice.rows > 64 ? 48 : choice.rows;
         choice.cols = choice.cols < 16 ? 16 : choice.cols;
@@ -322,7 +316,7 @@ START_TEST(anything_at_all) {
         host_view_free(host);
         test_tile_free(tile);
     }
-    ck_assert_uint_gt(opened, 20);
+    ck_assert_int_gt((int)opened, test_rounds(20));
 }
 END_TEST
 

@@ -1,6 +1,7 @@
 /* Loading through staging buffers, with an engine whose copies arrive late, from a thread of its own: what arrives, what is found out about it, corrupt tiles, cancellation, engines that
- * fail, several loads at once, shards. "Device memory" is malloc'd here. TRF_TEST_THREADS. */
+ * fail, several loads at once, shards. "Device memory" is malloc'd here. */
 #include "common/checkpoint_fixture.h"
+#include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_checkpoint.h"
@@ -483,7 +484,7 @@ END_TEST
 
 static void *load_often(void *context) {
     const int first = *(const int *)context;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < test_rounds(8); i++) {
         trf_load_options options;
         trf_error error;
         trf_load_options_init(&options);
@@ -520,6 +521,7 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("stage_layer");
     TCase *tests = tcase_create("stage_layer");
+    tcase_set_tags(tests, "threads");
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_add_checked_fixture(tests, begin_engine, end_engine);
     tcase_set_timeout(tests, 240);

@@ -1,5 +1,6 @@
 /* What the kernel for regular slabs writes, lane by lane on the CPU: fragments as the kernel forms them, from the tests' own encoder's elements,
  * through the kernel's functions to bytes in memory, against trf_device_value of every weight; and each conversion by itself. */
+#include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
 #include "common/test_tile.h"
@@ -9,13 +10,6 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ck_assert, for inner loops: Check writes a record to disk at each of its own assertions. */
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            ck_abort_msg("%s", #condition);                                                                            \
-    } while (0)
 
 static const trf_decode_as kAs[] = {TRF_DECODE_SOURCE, TRF_DECODE_ELEMENTS, TRF_DECODE_BF16, TRF_DECODE_F16};
 

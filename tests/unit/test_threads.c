@@ -1,4 +1,4 @@
-/* The parallel loop: every index once, workers apart, and the same failure in every run. TRF_TEST_THREADS */
+/* The parallel loop: every index once, workers apart, and the same failure in every run. */
 #include "common/run_suite.h"
 #include "trf_threads.h"
 
@@ -106,12 +106,14 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("threads");
     TCase *tcase = tcase_create("parallel_for");
+    tcase_set_tags(tcase, "threads");
     tcase_set_timeout(tcase, 240);
     tcase_add_test(tcase, visits_every_index_once);
     tcase_add_test(tcase, returns_the_lowest_failure);
     tcase_add_test(tcase, counts_threads);
     suite_add_tcase(suite, tcase);
     TCase *with_pool = tcase_create("pool_for");
+    tcase_set_tags(with_pool, "threads");
     tcase_add_checked_fixture(with_pool, begin_pool, end_pool);
     tcase_set_timeout(with_pool, 240);
     tcase_add_test(with_pool, visits_every_index_once);
