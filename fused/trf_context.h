@@ -17,6 +17,14 @@ static inline uint64_t trf_align_part(uint64_t bytes) {
 struct trf_layer_source;
 struct trf_row_request;
 
+/* A product to be timed: arguments of trf_linear, and scratch memory of twice the context's cache_bytes. */
+typedef struct trf_timed_product {
+    const trf_device_layer *layer;
+    const trf_linear_plan *plan;
+    const void *x;
+    void *y, *workspace, *scratch;
+} trf_timed_product;
+
 /* What a kind of device does; loader/trf_device.c has checked the arguments. */
 typedef struct trf_device_kind {
     void (*destroy)(trf_context *context);
@@ -37,6 +45,8 @@ typedef struct trf_device_kind {
     /* y = the sums with an epilogue, rounded. */
     trf_status (*finish)(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
                          const trf_epilogue *epilogue, trf_stream stream, trf_error *err);
+    /* Times `runs` calls of trf_linear, one by one, with the weights in no cache of a GPU. */
+    trf_status (*time)(const trf_timed_product *product, uint32_t runs, double *microseconds, trf_error *err);
     /* Device memory: *memory is 256-byte aligned. Copies are complete when they return. */
     trf_status (*allocate)(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
     void (*release)(const trf_context *context, void *memory);
@@ -55,6 +65,8 @@ struct trf_context {
     int device; /* CUDA ordinal, or TRF_DEVICE_CPU */
     char name[256];
     int threads;              /* CPU: as trf_thread_count takes it */
+    trf_tuning *tuning;       /* the context's copy, or NULL */
+    uint64_t cache_bytes;     /* of a GPU's L2 cache; 0 on the CPU */
     trf_device_limits limits; /* CUDA, as what follows */
     trf_gemm *gemm;
     struct trf_staging *staging;    /* through which layers are loaded ... */

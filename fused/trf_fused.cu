@@ -25,8 +25,8 @@ static_assert((int)CHOICES <= (int)TRF_PLAN_LAYER, "the layer's word is free");
 
 static bool geometry_takes(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                            uint32_t m, uint32_t geometry) {
-    if (geometry != TRF_GEOMETRY_ANY && limits->shared_bytes < kLargeSharedBytes)
-        return false; /* there is no code */
+    if (geometry != TRF_GEOMETRY_ANY && !has_large_shared(limits))
+        return false;
     const bool usual = trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
     switch (geometry) {
     case TRF_GEOMETRY_TWO:
@@ -40,12 +40,30 @@ static bool geometry_takes(const trf_device_view *view, const trf_device_facts *
 
 /* ---- what a device can do ---- */
 
-static __global__ void empty_kernel() {}
+/* Shared memory of `probe`, which tells the host what the code that the device runs was compiled for: none of it needs to run. */
+static constexpr uint32_t kProbeStep = 16;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+static constexpr uint32_t kProbeBytes = kProbeStep * (1 + TRF_CODE_LARGE_SHARED + TRF_CODE_WIDE);
+#elif TRF_LARGE_SHARED
+static constexpr uint32_t kProbeBytes = kProbeStep * (1 + TRF_CODE_LARGE_SHARED);
+#else
+static constexpr uint32_t kProbeBytes = kProbeStep;
+#endif
 
-int trf_find_clusters(trf_device_limits *limits) {
-    const void *const kernel = (const void *)empty_kernel;
+static __global__ void probe(uint8_t *to) {
+    __shared__ uint8_t marks[kProbeBytes];
+    marks[threadIdx.x % kProbeBytes] = (uint8_t)threadIdx.x;
+    __syncthreads();
+    to[threadIdx.x] = marks[(threadIdx.x + 1) % kProbeBytes];
+}
+
+int trf_find_limits(trf_device_limits *limits) {
+    const void *const kernel = (const void *)probe;
     cudaFuncAttributes attributes = {};
     cudaError_t status = trf_allow_all_shared(kernel, &attributes);
+    /* The system's own kilobyte may be counted in. */
+    const uint32_t marks = (uint32_t)attributes.sharedSizeBytes % 1024 / kProbeStep;
+    limits->missing_code = (TRF_CODE_LARGE_SHARED | TRF_CODE_WIDE) & ~(marks - 1);
     limits->clusters[0] = (uint32_t)limits->multiprocessors;
     for (uint32_t i = 1; i < TRF_CLUSTER_SIZES; i++) {
         limits->clusters[i] = 0;

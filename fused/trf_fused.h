@@ -21,10 +21,17 @@ typedef struct trf_device_limits {
     int capability;   /* 80, 86, 89, 90 ... */
     /* Clusters of 1 << i blocks that run at once, one block a multiprocessor; 0: such clusters cannot be launched. */
     uint32_t clusters[TRF_CLUSTER_SIZES];
+    uint32_t missing_code; /* of trf_code: kernels that the code which this device runs was compiled without */
 } trf_device_limits;
 
-/* Fills limits->clusters; the other fields are set, and the device is the current one. @return a cudaError_t. */
-int trf_find_clusters(trf_device_limits *limits);
+/* Kernels that not every architecture has code for: a build for others may still run here, by way of PTX. */
+typedef enum trf_code {
+    TRF_CODE_LARGE_SHARED = 1, /* those that want 160 KiB of shared memory */
+    TRF_CODE_WIDE = 2
+} trf_code;
+
+/* Fills limits->clusters and missing_code; the other fields are set, and the device is the current one. @return a cudaError_t. */
+int trf_find_limits(trf_device_limits *limits);
 
 /* Whether kernels that decode inside a product take this layer at all. @return NULL, or why not: a static string. */
 const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_device_facts *facts, trf_dtype x_dtype);

@@ -14,6 +14,11 @@ static inline bool is_scaled(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
 }
 
+/* Whether kernels that want much shared memory run. */
+static inline bool has_large_shared(const trf_device_limits *limits) {
+    return limits->shared_bytes >= kLargeSharedBytes && !(limits->missing_code & TRF_CODE_LARGE_SHARED);
+}
+
 /* ---- attributes of a launch; config->attrs has room for them ---- */
 
 /* The kernel may start before the one in front of it ends. */

@@ -59,8 +59,8 @@ const char *trf_group_refuses(const trf_device_view *view, const trf_device_fact
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
     if (m > TRF_GROUP_MAX_M)
         return "more than 8 rows of x";
-    if (limits->shared_bytes < kLargeSharedBytes)
-        return "the device has too little shared memory a block";
+    if (!has_large_shared(limits))
+        return "the device has too little shared memory a block, or the build no code for it";
     if (is_scaled(view))
         return "the layer has scales of groups or blocks";
     if (!trf_has_usual_p(*view, facts->max_frequency))

@@ -90,6 +90,8 @@ const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts
         return reason;
     if (limits->capability != 90)
         return "the device is not of compute capability 9.0";
+    if (limits->missing_code & TRF_CODE_WIDE)
+        return "this build has no code for architecture 9.0a";
     if (facts->irregular_weights)
         return "the layer has stored tiles, or rows or columns that are not multiples of 32 and 64";
     if (!trf_has_usual_p(*view, facts->max_frequency) || (facts->predictor_modes & TRF_PREDICT_ROW))

@@ -2,6 +2,7 @@
 #include "trf_decode_rows.h"
 #include "trf_device_kinds.h"
 #include "trf_file_source.h"
+#include "trf_tuning.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@ void trf_context_destroy(trf_context *context) {
     if (!context)
         return;
     context->kind->destroy(context);
+    trf_tuning_free(context->tuning);
     free(context);
 }
 
@@ -247,6 +249,21 @@ static trf_shard_layout trf_lay_out_shard(const trf_device_layer *layer, const t
     return layout;
 }
 
+/* By the context's tuning, where it knows better than the device's kind. */
+static trf_status trf_plan_path(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
+    const trf_context *context = layer->context;
+    const trf_path tuned =
+        path == TRF_PATH_AUTO && context->tuning ? trf_tuning_path(context->tuning, layer, plan->m) : TRF_PATH_AUTO;
+    trf_linear_plan by_tuning = *plan;
+    /* What it has may be refused: for a layer that is like the one measured, not the same. */
+    if (tuned == TRF_PATH_AUTO || context->kind->plan(layer, tuned, &by_tuning, NULL) != TRF_OK)
+        return context->kind->plan(layer, path, plan, err);
+    *plan = by_tuning;
+    if (plan->path != TRF_PATH_FUSED)
+        plan->reason = "the context's tuning has another path for this batch";
+    return TRF_OK;
+}
+
 trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
                                 trf_path path, trf_linear_plan *plan, trf_error *err) {
     if (!device_layer || !plan || path < TRF_PATH_AUTO || path > TRF_PATH_WIDE)
@@ -254,7 +271,7 @@ trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m
     trf_linear_plan made = {.m = m, .x_dtype = x_dtype, .y_dtype = y_dtype};
     trf_status status = trf_check_types(&device_layer->info, m, x_dtype, y_dtype, err);
     if (status == TRF_OK)
-        status = device_layer->context->kind->plan(device_layer, path, &made, err);
+        status = trf_plan_path(device_layer, path, &made, err);
     if (status != TRF_OK)
         return status;
     made.workspace_bytes += trf_lay_out_shard(device_layer, &made, 0).inner;

@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum {
     PLAN_WORKERS = 0 /* word of a plan's choice */
@@ -328,6 +329,19 @@ static trf_status trf_cpu_linear(const trf_device_layer *layer, const trf_linear
     return trf_note_fault(layer, status, &failure, err);
 }
 
+static trf_status trf_cpu_time(const trf_timed_product *p, uint32_t runs, double *microseconds, trf_error *err) {
+    for (uint32_t run = 0; run < runs; run++) {
+        struct timespec begin, end;
+        clock_gettime(CLOCK_MONOTONIC, &begin);
+        trf_status status = trf_linear(p->layer, p->plan, p->x, p->y, p->workspace, NULL, err);
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        if (status != TRF_OK)
+            return status;
+        microseconds[run] = 1e6 * (double)(end.tv_sec - begin.tv_sec) + 1e-3 * (double)(end.tv_nsec - begin.tv_nsec);
+    }
+    return TRF_OK;
+}
+
 /* ---- the kind ---- */
 
 static const trf_device_kind trf_cpu_kind = {
@@ -340,6 +354,7 @@ static const trf_device_kind trf_cpu_kind = {
     .plan = trf_cpu_plan,
     .linear = trf_cpu_linear,
     .finish = trf_cpu_finish,
+    .time = trf_cpu_time,
     .allocate = trf_cpu_allocate,
     .release = trf_cpu_release,
     .upload = trf_cpu_copy,

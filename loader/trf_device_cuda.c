@@ -11,6 +11,7 @@
 #include "trf_range.h"
 #include "trf_stage_layer.h"
 #include "trf_staging_cuda.h"
+#include "trf_time.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -240,6 +241,7 @@ static const trf_device_kind trf_cuda_kind = {
     .plan = trf_cuda_plan,
     .linear = trf_cuda_linear,
     .finish = trf_cuda_finish,
+    .time = trf_cuda_time,
     .allocate = trf_cuda_allocate,
     .release = trf_cuda_release,
     .upload = trf_cuda_upload,
@@ -254,7 +256,7 @@ static trf_status trf_start_context(trf_context *made, trf_error *err) {
     /* Starts CUDA on the device here, where it can fail with a message of its own. */
     trf_status status = trf_check_cuda(cudaFree(NULL), "starting CUDA on the device", err);
     if (status == TRF_OK)
-        status = trf_check_cuda((cudaError_t)trf_find_clusters(&made->limits), "looking for clusters", err);
+        status = trf_check_cuda((cudaError_t)trf_find_limits(&made->limits), "looking for what the device can do", err);
     if (status == TRF_OK)
         status = trf_gemm_create(&made->gemm, err);
     if (status == TRF_OK)
@@ -275,6 +277,7 @@ trf_status trf_cuda_context_create(int device, trf_context **context, trf_error 
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a context");
     made->kind = &trf_cuda_kind;
     made->device = device;
+    made->cache_bytes = (uint64_t)properties.l2CacheSize;
     made->limits = (trf_device_limits){.multiprocessors = properties.multiProcessorCount,
                                        .shared_bytes = (int)properties.sharedMemPerBlockOptin,
                                        .capability = 10 * properties.major + properties.minor};

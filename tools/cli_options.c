@@ -29,6 +29,7 @@ static int set_output(cli_options *o, const char *value) { return set_path_strin
 static int set_against(cli_options *o, const char *value) { return set_path_string(&o->against, value); }
 static int set_json_file(cli_options *o, const char *value) { return set_path_string(&o->json_file, value); }
 static int set_csv_file(cli_options *o, const char *value) { return set_path_string(&o->csv_file, value); }
+static int set_tuning(cli_options *o, const char *value) { return set_path_string(&o->tuning, value); }
 
 static int set_force(cli_options *o, const char *value) {
     (void)value;
@@ -161,6 +162,14 @@ static int set_batch(cli_options *o, const char *value) {
     return cli_parse_list(value, take_batch, o);
 }
 
+static int set_max_batch(cli_options *o, const char *value) {
+    uint64_t batch;
+    if (cli_parse_uint(value, 1, 1 << 20, &batch))
+        return -1;
+    o->max_batch = (uint32_t)batch;
+    return 0;
+}
+
 static int take_bench_codec(void *context, const char *item) {
     static const char *const names[] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8",
                                         "bits", "fp8",  "int",      "auto",     NULL};
@@ -244,6 +253,8 @@ static const option_entry kOptions[] = {
     [CLI_OPT_CSV_FILE] = {"csv", "a path", set_csv_file, 0},
     [CLI_OPT_MODE] = {"mode", "layers, batch-sweep, overlap, moe, load or offload", set_mode, 0},
     [CLI_OPT_BUDGET] = {"budget", "a number of bytes such as 8G (K, M, G, T: thousands)", set_budget, 0},
+    [CLI_OPT_TUNING] = {"tuning", "a path", set_tuning, 0},
+    [CLI_OPT_MAX_BATCH] = {"max-batch", "a whole number from 1 to 1048576", set_max_batch, 0},
 };
 enum {
     kNumOptions = sizeof kOptions / sizeof kOptions[0],

@@ -69,7 +69,9 @@ typedef enum cli_option_id {
     CLI_OPT_JSON_FILE,
     CLI_OPT_CSV_FILE,
     CLI_OPT_MODE,
-    CLI_OPT_BUDGET
+    CLI_OPT_BUDGET,
+    CLI_OPT_TUNING,
+    CLI_OPT_MAX_BATCH
 } cli_option_id;
 
 enum {
@@ -118,6 +120,8 @@ typedef struct cli_options {
     int student_t;
     int runs; /* 0: not given */
     const char *json_file, *csv_file;
+    const char *tuning;
+    uint32_t max_batch; /* 0: not given */
 } cli_options;
 
 typedef struct cli_command {
@@ -128,7 +132,8 @@ typedef struct cli_command {
     int (*run)(const cli_options *options); /* @return a cli_exit */
 } cli_command;
 
-extern const cli_command cmd_compress, cmd_decompress, cmd_verify, cmd_info, cmd_extract, cmd_matmul, cmd_bench;
+extern const cli_command cmd_compress, cmd_decompress, cmd_verify, cmd_info, cmd_extract, cmd_matmul, cmd_bench,
+    cmd_tune;
 
 /* Parses what follows the command's name; argv[0] is that name. On CLI_OK, *help tells whether --help was asked for
  * (options are then incomplete). Otherwise a message is on stderr. Release with cli_options_free in every case. */

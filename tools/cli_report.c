@@ -72,6 +72,22 @@ cli_exit cli_open_device(cli_device device, trf_context **context) {
     return cli_fail(err.status, "--device cuda: %s", err.message);
 }
 
+const char *cli_path_name(trf_path path) {
+    return path == TRF_PATH_FUSED ? "fused" : path == TRF_PATH_WIDE ? "wide" : "two-step";
+}
+
+cli_exit cli_use_tuning(trf_context *context, const char *path) {
+    trf_error err = {0};
+    trf_tuning *tuning = NULL;
+    if (!path || !context)
+        return CLI_OK;
+    if (trf_tuning_read(path, &tuning, &err))
+        return cli_report_error(&err);
+    const trf_status failed = trf_context_set_tuning(context, tuning, &err);
+    trf_tuning_free(tuning);
+    return failed ? cli_fail(err.status, "%s: %s", path, err.message) : CLI_OK;
+}
+
 static void request_stop(int number) {
     (void)number;
     stop_requested = 1;
@@ -95,17 +111,37 @@ void cli_progress_start(cli_progress *progress, const char *verb) {
     };
 }
 
-int cli_progress_step(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes) {
-    cli_progress *progress = context;
+/* @return whether the line is due again. */
+static int is_due(cli_progress *progress) {
     double now = cli_now();
-    if (progress->terminal && now - progress->shown >= kProgressSeconds) {
-        progress->shown = now;
-        char done[16], total[16], name[256], line[512];
-        snprintf(line, sizeof line, "%s %3.0f %%, %s of %s  %s", progress->verb,
-                 100 * cli_ratio(done_bytes, total_bytes), cli_size(done_bytes, done), cli_size(total_bytes, total),
+    if (!progress->terminal || now - progress->shown < kProgressSeconds)
+        return 0;
+    progress->shown = now;
+    return 1;
+}
+
+static void show(const cli_progress *progress, double share, const char *rest) {
+    char line[512];
+    snprintf(line, sizeof line, "%s %3.0f %%, %s", progress->verb, 100 * share, rest);
+    fprintf(stderr, "\r\033[K%.*s", progress->columns - 1, line);
+    fflush(stderr);
+}
+
+int cli_progress_step(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes) {
+    if (is_due(context)) {
+        char done[16], total[16], name[256], rest[320];
+        snprintf(rest, sizeof rest, "%s of %s  %s", cli_size(done_bytes, done), cli_size(total_bytes, total),
                  cli_printable(tensor ? tensor : "", name, sizeof name));
-        fprintf(stderr, "\r\033[K%.*s", progress->columns - 1, line);
-        fflush(stderr);
+        show(context, cli_ratio(done_bytes, total_bytes), rest);
+    }
+    return stop_requested;
+}
+
+int cli_progress_count(void *context, uint32_t done, uint32_t total) {
+    if (is_due(context)) {
+        char rest[64];
+        snprintf(rest, sizeof rest, "%u of %u", done, total);
+        show(context, cli_ratio(done, total), rest);
     }
     return stop_requested;
 }

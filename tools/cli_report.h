@@ -29,6 +29,13 @@ double cli_now(void);
  * @return CLI_OK, or the exit status after a message: never a silent fallback. */
 cli_exit cli_open_device(cli_device device, trf_context **context);
 
+/* @return "fused", "two-step" or "wide". */
+const char *cli_path_name(trf_path path);
+
+/* Lets the context's plans follow the tuning that --tuning names. path: NULL if it was not given; context: NULL for the CPU, which has nothing to choose. @return CLI_OK, or the exit status after a
+ * message. */
+cli_exit cli_use_tuning(trf_context *context, const char *path);
+
 /* ---- long runs: a line on the terminal, and signals that stop the run through the library ---- */
 
 typedef struct cli_progress {
@@ -43,6 +50,9 @@ void cli_progress_start(cli_progress *progress, const char *verb);
 
 /* A trf_progress_fn; context: the cli_progress. */
 int cli_progress_step(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes);
+
+/* The same for things that are not bytes: a trf_tune_fn. */
+int cli_progress_count(void *context, uint32_t done, uint32_t total);
 
 /* Wipes the line. @return seconds since the start. */
 double cli_progress_end(cli_progress *progress);

@@ -13,23 +13,10 @@
 #include <time.h>
 #include <zstd.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_DEVICE,
-                                         CLI_OPT_LAYERS,
-                                         CLI_OPT_BATCH,
-                                         CLI_OPT_BENCH_CODECS,
-                                         CLI_OPT_FAVOR,
-                                         CLI_OPT_BENCH_BITS,
-                                         CLI_OPT_DISTRIBUTION,
-                                         CLI_OPT_SIGMA,
-                                         CLI_OPT_RUNS,
-                                         CLI_OPT_GRANULARITY,
-                                         CLI_OPT_JSON_FILE,
-                                         CLI_OPT_CSV_FILE,
-                                         CLI_OPT_THREADS,
-                                         CLI_OPT_FORCE,
-                                         CLI_OPT_MODE,
-                                         CLI_OPT_BUDGET,
-                                         0};
+static const cli_option_id kOptions[] = {
+    CLI_OPT_DEVICE,       CLI_OPT_LAYERS, CLI_OPT_BATCH, CLI_OPT_BENCH_CODECS, CLI_OPT_FAVOR,     CLI_OPT_BENCH_BITS,
+    CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,  CLI_OPT_RUNS,  CLI_OPT_GRANULARITY,  CLI_OPT_JSON_FILE, CLI_OPT_CSV_FILE,
+    CLI_OPT_THREADS,      CLI_OPT_FORCE,  CLI_OPT_MODE,  CLI_OPT_BUDGET,       CLI_OPT_TUNING,    0};
 
 static const char *const kCodecNames[CLI_BENCH_COUNT] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bits"};
 static const trf_dtype kSources[CLI_BENCH_COUNT] = {TRF_DTYPE_BF16,    TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3,
@@ -327,8 +314,12 @@ static int run(const cli_options *options) {
         return cli_usage_error("bench", "--granularity goes with the codecs int8 and bits only");
     if (plan.mode != CLI_BENCH_LAYERS && plan.device != CLI_DEVICE_CUDA)
         return cli_usage_error("bench", "only --mode layers runs on the CPU; add --device cuda");
+    if (plan.tuning && plan.device != CLI_DEVICE_CUDA)
+        return cli_usage_error("bench", "--tuning goes with --device cuda only");
     trf_context *context;
     cli_exit status = cli_open_device(plan.device, &context);
+    if (status == CLI_OK)
+        status = cli_use_tuning(context, plan.tuning);
     if (status == CLI_OK && plan.json_file)
         status = cli_file_check(plan.json_file, plan.force);
     if (status == CLI_OK && plan.csv_file)
@@ -363,6 +354,7 @@ const cli_command cmd_bench = {
         "  --mode MODE                   layers; on a GPU also, each with layers and batches of its own unless given:\n"
         "                                batch-sweep, overlap, moe, load, offload [layers]\n"
         "  --budget BYTES                offload: of device memory, such as 24G [8G]; besides, nothing but buffers\n"
+        "  --tuning FILE                 on a GPU: plans follow what 'transfuse tune' wrote\n"
         "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
         "  --batch M,...                 rows of x in the products [1,8]\n"
         "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"

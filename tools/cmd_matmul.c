@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,  CLI_OPT_DEVICE, CLI_OPT_PATH,
-                                         CLI_OPT_THREADS, CLI_OPT_FORCE,  0};
+static const cli_option_id kOptions[] = {
+    CLI_OPT_OUTPUT, CLI_OPT_DEVICE, CLI_OPT_PATH, CLI_OPT_THREADS, CLI_OPT_FORCE, CLI_OPT_TUNING, 0};
 
 /* y = x . W^T with W decoded to memory first: what the fused product is compared with. */
 static trf_status multiply_two_step(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
@@ -60,7 +60,7 @@ static cli_exit multiply_on_cuda(const cli_options *options, trf_context *contex
     matmul_cuda_report report = {0};
     cli_exit status = matmul_on_device(options, context, layer, x, m, y, &report);
     *seconds = report.seconds;
-    snprintf(how, 512, ", %s on %s%s%s%s", report.path == TRF_PATH_FUSED ? "fused" : "two-step", report.device,
+    snprintf(how, 512, ", %s on %s%s%s%s", cli_path_name(report.path), report.device,
              report.reason ? " (not fused: " : "", report.reason ? report.reason : "", report.reason ? ")" : "");
     return status;
 #else
@@ -133,7 +133,11 @@ static cli_exit run_on(const cli_options *options, trf_context *context) {
 
 static int run(const cli_options *options) {
     trf_context *context;
+    if (options->tuning && (options->device != CLI_DEVICE_CUDA || options->has_path))
+        return cli_usage_error(cmd_matmul.name, "--tuning goes with --device cuda, and without --path, only");
     cli_exit status = cli_open_device(options->device, &context);
+    if (status == CLI_OK)
+        status = cli_use_tuning(context, options->tuning);
     if (status == CLI_OK)
         status = run_on(options, context);
     trf_context_destroy(context);
@@ -152,6 +156,7 @@ const cli_command cmd_matmul = {
             "  --path fused|two-step     decode while multiplying (default; on a GPU where it takes the layer), or "
             "decode to\n"
             "                            memory first\n"
+            "  --tuning FILE             on a GPU: by the path that 'transfuse tune' found the fastest\n"
             "  -T, --threads N           threads; 0 (default): one for each core\n"
             "  -f, --force               replace OUT if it exists\n",
     .operands = {"LAYER.trf", "X.npy"},

@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const cli_command *const kCommands[] = {&cmd_compress, &cmd_decompress, &cmd_verify, &cmd_info,
-                                               &cmd_extract,  &cmd_matmul,     &cmd_bench};
+                                               &cmd_extract,  &cmd_matmul,     &cmd_bench,  &cmd_tune};
 enum {
     kNumCommands = sizeof kCommands / sizeof kCommands[0]
 };

@@ -54,7 +54,9 @@ static trf_status plan_product(const cli_options *options, product *p, uint64_t 
     trf_path path = !options->has_path                   ? TRF_PATH_AUTO
                     : options->path == CLI_PATH_TWO_STEP ? TRF_PATH_TWO_STEP
                                                          : TRF_PATH_FUSED;
-    uint32_t rows = m < TRF_FUSED_MAX_M ? (uint32_t)m : TRF_FUSED_MAX_M;
+    const uint64_t most =
+        options->tuning ? kTwoStepRows : TRF_FUSED_MAX_M; /* a tuning knows what to do with many rows */
+    uint32_t rows = (uint32_t)(m < most ? m : most);
     trf_status status = trf_linear_plan_init(p->layer, rows, x_dtype, TRF_DTYPE_F32, path, &p->plan, err);
     if (status == TRF_OK && p->plan.path == TRF_PATH_TWO_STEP && m > rows) {
         const char *reason = p->plan.reason;

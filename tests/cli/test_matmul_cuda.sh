@@ -67,3 +67,14 @@ expect 0 matmul layer.trf infinite.npy -o y.npy --device cuda -f
     fail "a row with an infinite x"
 expect 1 matmul layer.trf x160_5.npy -o no.npy --device cuda
 expect_error x160_5.npy 160 96 TRF_ERR_SHAPE
+
+# By a tuning, which is for this device alone.
+expect 0 tune packed.safetensors -o tuning.json --device cuda --max-batch 192
+for rows in 5 150; do
+    expect 0 matmul layer.trf x96_$rows.npy -o y.npy --device cuda --tuning tuning.json -f
+    "$TRF_PYTHON" "$here/check_product.py" y.npy x96_$rows.npy mixed.safetensors layers.0.k_proj.weight ||
+        fail "product of $rows rows by a tuning"
+done
+sed 's/"device": "[^"]*"/"device": "another"/' tuning.json >other.json
+expect 1 matmul layer.trf x96_5.npy -o no.npy --device cuda --tuning other.json
+expect_error other.json another TRF_ERR_DEVICE

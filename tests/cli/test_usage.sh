@@ -55,6 +55,15 @@ wrong TENSOR extract in -o out
 wrong X.npy matmul layer -o out
 wrong --device matmul layer x -o out --device tpu
 wrong --path matmul layer x -o out --path slow
+wrong --tuning matmul layer x -o out --tuning tuning.json
+wrong --tuning matmul layer x -o out --device cuda --path fused --tuning tuning.json
+wrong --tuning bench --tuning tuning.json
+wrong --tuning bench --tuning ''
+wrong IN tune -o out
+wrong '-o OUT' tune in
+for batch in '' 0 1048577 8x 1,8; do
+    wrong --max-batch tune in -o out --max-batch "$batch"
+done
 for layers in '' 4 4x 4x0 x4 4x4x4 '4x4,' ',4x4' 4x-4 4x2147483648; do
     wrong --layers bench --layers "$layers"
 done

@@ -137,6 +137,51 @@ START_TEST(every_allocation_fails_once) {
 }
 END_TEST
 
+/* Measures, sets what was found, writes it and reads it again. */
+static trf_status tune(trf_context *context, const trf_device_layer *layer, const char *path) {
+    trf_tune_options options;
+    trf_tuning *measured = NULL, *read = NULL;
+    trf_tune_options_init(&options);
+    options.max_m = 3;
+    trf_status status = trf_tuning_measure(&layer, 1, &options, &measured, &err);
+    if (status == TRF_OK)
+        status = trf_context_set_tuning(context, measured, &err);
+    if (status == TRF_OK)
+        status = trf_tuning_write(measured, path, 1, &err);
+    if (status == TRF_OK)
+        status = trf_tuning_read(path, &read, &err);
+    trf_tuning_free(measured);
+    trf_tuning_free(read);
+    return status;
+}
+
+START_TEST(tuning_survives_too) {
+    trf_context *context;
+    trf_checkpoint *checkpoint;
+    trf_device_layer *layer;
+    fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &context, &err), TRF_OK, &err);
+    trf_context_set_threads(context, 1);
+    fixture_check_status(trf_checkpoint_open(fixture_path("packed0.safetensors"), &checkpoint, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_layer_load(context, checkpoint, "lossless", NULL, &layer, &err), TRF_OK, &err);
+    const char *const path = fixture_path("tuning.json"); /* not below: Check allocates, too */
+    const int entries = fixture_count_entries(fixture_path("."));
+    long number = 1;
+    for (int failed = 1; failed; number++) {
+        count_allocations_from_here(number);
+        const trf_status status = tune(context, layer, path);
+        failed = atomic_load(&allocation_has_failed);
+        count_allocations_from_here(0);
+        ck_assert_msg(status == (failed ? TRF_ERR_MEMORY : TRF_OK), "allocation %ld: %s: %s", number,
+                      trf_status_name(status), err.message);
+        ck_assert_int_le(fixture_count_entries(fixture_path(".")), entries + 1); /* no temporary file */
+    }
+    ck_assert_int_gt(number, 8);
+    trf_device_layer_destroy(layer);
+    trf_checkpoint_close(checkpoint);
+    trf_context_destroy(context);
+}
+END_TEST
+
 START_TEST(products_do_not_allocate) {
     trf_context *context;
     trf_checkpoint *checkpoint;
@@ -179,6 +224,7 @@ int main(void) {
     tcase_add_unchecked_fixture(tests, begin, fixture_end);
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, every_allocation_fails_once, 0, 4);
+    tcase_add_test(tests, tuning_survives_too);
     tcase_add_loop_test(tests, products_do_not_allocate, 0, 2);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

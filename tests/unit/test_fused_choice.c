@@ -1,4 +1,5 @@
 /* The choice among the fused kernels, which needs no device: for shapes of all kinds, on several devices, it comes to a plan or to a reason. */
+#include "common/expect.h"
 #include "common/run_suite.h"
 #include "trf_fused.h"
 
@@ -6,9 +7,10 @@
 #include <string.h>
 
 static const trf_device_limits kDevices[] = {
-    {132, 232448, 90, {132, 66, 32, 16}}, {132, 232448, 90, {132, 66, 0, 0}}, {132, 232448, 90, {132, 0, 0, 0}},
-    {16, 232448, 90, {16, 7, 3, 1}},      {108, 166912, 80, {108, 0, 0, 0}},  {128, 101376, 89, {128, 0, 0, 0}},
-    {1, 101376, 86, {1, 0, 0, 0}},
+    {132, 232448, 90, {132, 66, 32, 16}, 0}, {132, 232448, 90, {132, 66, 0, 0}, 0},
+    {132, 232448, 90, {132, 0, 0, 0}, 0},    {16, 232448, 90, {16, 7, 3, 1}, 0},
+    {108, 166912, 80, {108, 0, 0, 0}, 0},    {128, 101376, 89, {128, 0, 0, 0}, 0},
+    {1, 101376, 86, {1, 0, 0, 0}, 0},
 };
 static const uint32_t kRows[] = {1, 31, 32, 33, 100, 1024, 2080, 4096, 8192, 65536, 151936, 1u << 24};
 static const uint32_t kCols[] = {1, 48, 64, 100, 128, 256, 300, 1024, 4096, 14336};
@@ -134,11 +136,32 @@ START_TEST(large_devices_take_usual_layers) {
 }
 END_TEST
 
+/* Code of a build for others lacks kernels that the device could run: they are not chosen. */
+START_TEST(missing_code_is_not_chosen) {
+    const trf_device_facts facts = facts_of(0);
+    trf_device_limits limits = kDevices[0];
+    limits.missing_code = TRF_CODE_LARGE_SHARED;
+    uint32_t plans = 0;
+    for (uint32_t i = 0; i < NUM_CASES; i++) {
+        trf_device_view view;
+        const uint32_t m = case_of(0, i, &view);
+        if (trf_fused_refuses(&view, &facts, &limits, m, TRF_DTYPE_BF16))
+            continue;
+        const trf_linear_plan plan = choose(&view, &facts, &limits, m), usual = choose(&view, &facts, &kDevices[0], m);
+        check_plan(&view, &facts, &limits, m);
+        EXPECT(memcmp(plan.choice, usual.choice, sizeof plan.choice) != 0);
+        plans++;
+    }
+    ck_assert_uint_gt(plans, 0);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("fused choice");
     TCase *tests = tcase_create("choice");
     tcase_add_loop_test(tests, every_shape_has_a_plan_or_a_reason, 0, NUM_DEVICES * NUM_KINDS);
     tcase_add_loop_test(tests, clusters_are_not_needed, 0, NUM_KINDS);
+    tcase_add_test(tests, missing_code_is_not_chosen);
     tcase_add_loop_test(tests, large_devices_take_usual_layers, 0, 4);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -13,8 +13,9 @@ enum {
     CLUSTERS
 };
 
-static const trf_device_limits kDevices[] = {
-    {132, 232448, 90, {132, 66, 32, 16}}, {132, 232448, 90, {132, 66, 0, 0}}, {114, 232448, 90, {114, 0, 0, 0}}};
+static const trf_device_limits kDevices[] = {{132, 232448, 90, {132, 66, 32, 16}, 0},
+                                             {132, 232448, 90, {132, 66, 0, 0}, 0},
+                                             {114, 232448, 90, {114, 0, 0, 0}, 0}};
 static const uint32_t kRows[] = {32, 96, 128, 160, 2048, 8192, 14336, 151936},
                       kCols[] = {64, 128, 512, 1344, 4096, 14336},
                       kBatches[] = {1, 17, 64, 65, 128, 129, 300, 1024, 8192};
@@ -98,6 +99,9 @@ START_TEST(others_have_reasons) {
     view.granularity = TRF_GRANULARITY_GROUP;
     ck_assert_ptr_nonnull(trf_wide_refuses(&view, &facts, &limits, 64, TRF_DTYPE_BF16));
     view = usual;
+    limits.missing_code = TRF_CODE_WIDE;
+    ck_assert_ptr_nonnull(strstr(trf_wide_refuses(&view, &facts, &limits, 64, TRF_DTYPE_BF16), "9.0a"));
+    limits.missing_code = 0;
     limits.capability = 100; /* its warpgroups are others */
     ck_assert_ptr_nonnull(trf_wide_refuses(&view, &facts, &limits, 64, TRF_DTYPE_BF16));
 }

@@ -1,0 +1,98 @@
+/* Tunings: what they hold, and which path they give a product. */
+#include "trf_tuning.h"
+
+#include "trf_context.h"
+#include "trf_error.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+trf_status trf_tuning_create(const char *device, uint32_t num_layers, trf_tuning **tuning, trf_error *err) {
+    trf_tuning *made = calloc(1, sizeof *made);
+    trf_tuned_layer *layers = calloc(num_layers ? num_layers : 1, sizeof *layers);
+    if (!made || !layers) {
+        free(made);
+        free(layers);
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a tuning of %u layers", num_layers);
+    }
+    snprintf(made->device, sizeof made->device, "%s", device);
+    made->num_layers = num_layers;
+    made->layers = layers;
+    *tuning = made;
+    return TRF_OK;
+}
+
+void trf_tuning_free(trf_tuning *tuning) {
+    if (!tuning)
+        return;
+    free(tuning->layers);
+    free(tuning);
+}
+
+const char *trf_path_text(trf_path path) {
+    static const char *const texts[] = {NULL, "fused", "two-step", "wide"};
+    return path >= TRF_PATH_FUSED && path <= TRF_PATH_WIDE ? texts[path] : NULL;
+}
+
+trf_tuned_form trf_tuned_form_of(const trf_device_layer *layer) {
+    return (trf_tuned_form){layer->info.codec,    layer->info.class_bits,
+                            layer->info.raw_bits, layer->info.granularity >= TRF_GRANULARITY_GROUP,
+                            layer->view.rows,     layer->view.cols};
+}
+
+/* How far apart two forms of one codec are: octaves of rows and columns, and raw bits. */
+static double trf_distance(const trf_tuned_form *a, const trf_tuned_form *b) {
+    return fabs(log2((double)a->rows / b->rows)) + fabs(log2((double)a->cols / b->cols)) +
+           fabs((double)a->raw_bits - b->raw_bits);
+}
+
+trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuned_form *form, uint32_t m) {
+    const trf_tuned_layer *nearest = NULL;
+    for (uint32_t i = 0; i < tuning->num_layers; i++) {
+        const trf_tuned_layer *layer = &tuning->layers[i];
+        if (layer->form.codec == form->codec && layer->form.class_bits == form->class_bits &&
+            layer->form.has_groups == form->has_groups &&
+            (!nearest || trf_distance(form, &layer->form) < trf_distance(form, &nearest->form)))
+            nearest = layer;
+    }
+    for (uint32_t i = 0; nearest && i < nearest->num_points; i++)
+        if (m <= nearest->points[i].m)
+            return nearest->points[i].path;
+    return TRF_PATH_AUTO;
+}
+
+trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]) {
+    static const trf_path order[] = {TRF_PATH_FUSED, TRF_PATH_WIDE, TRF_PATH_TWO_STEP}; /* by memory that they take */
+    trf_path fastest = TRF_PATH_AUTO;
+    for (int i = 0; i < TRF_TUNED_PATHS; i++) {
+        const double time = microseconds[order[i] - 1];
+        if (time > 0 && (fastest == TRF_PATH_AUTO || time < 0.99 * microseconds[fastest - 1]))
+            fastest = order[i];
+    }
+    return fastest;
+}
+
+trf_path trf_tuning_path(const trf_tuning *tuning, const trf_device_layer *device_layer, uint32_t m) {
+    const trf_tuned_form form = trf_tuned_form_of(device_layer);
+    return trf_tuned_path(tuning, &form, m);
+}
+
+trf_status trf_context_set_tuning(trf_context *context, const trf_tuning *tuning, trf_error *err) {
+    trf_tuning *copy = NULL;
+    if (!context)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a tuning is set in a context");
+    if (tuning && strcmp(tuning->device, context->name) != 0)
+        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET, "the tuning is one for '%s', and the device is '%s'",
+                        tuning->device, context->name);
+    if (tuning) {
+        trf_status status = trf_tuning_create(tuning->device, tuning->num_layers, &copy, err);
+        if (status != TRF_OK)
+            return status;
+        memcpy(copy->layers, tuning->layers, tuning->num_layers * sizeof *copy->layers);
+    }
+    trf_tuning_free(context->tuning);
+    context->tuning = copy;
+    return TRF_OK;
+}

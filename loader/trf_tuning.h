@@ -1,0 +1,55 @@
+/* Tunings: for layers of a form and a shape, which path is the fastest at which batch. */
+#ifndef TRF_TUNING_H
+#define TRF_TUNING_H
+
+#include "trf_device_layer.h"
+
+enum {
+    TRF_TUNED_PATHS = 3,   /* FUSED, TWO_STEP, WIDE: trf_path - 1 */
+    TRF_TUNED_POINTS = 64, /* of a layer, at most */
+    TRF_TUNED_LAYERS = 65536
+};
+
+/* Batches from the point before up to this one. */
+typedef struct trf_tuned_point {
+    uint32_t m;
+    trf_path path;
+    double microseconds[TRF_TUNED_PATHS]; /* of a call, median; 0: the path does not take it, or nobody measured */
+} trf_tuned_point;
+
+/* What a layer is to a tuning. rows, cols: of whole tiles, as the kernels have them. */
+typedef struct trf_tuned_form {
+    trf_codec codec;
+    uint32_t class_bits, raw_bits;
+    int has_groups; /* of scales, along rows */
+    uint32_t rows, cols;
+} trf_tuned_form;
+
+typedef struct trf_tuned_layer {
+    trf_tuned_form form;
+    uint32_t num_points;
+    trf_tuned_point points[TRF_TUNED_POINTS]; /* m ascending */
+} trf_tuned_layer;
+
+struct trf_tuning {
+    char device[256]; /* as trf_context_device_name has it */
+    uint32_t num_layers;
+    trf_tuned_layer *layers;
+};
+
+/* A tuning for so many layers, all zeros. Errors: TRF_ERR_MEMORY. */
+trf_status trf_tuning_create(const char *device, uint32_t num_layers, trf_tuning **tuning, trf_error *err);
+
+trf_tuned_form trf_tuned_form_of(const trf_device_layer *layer);
+
+/* The path for a batch: of the layer of the same codec and classes whose shape is the nearest. @return TRF_PATH_AUTO where there is none, or for a batch beyond its last
+ * point. */
+trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuned_form *form, uint32_t m);
+
+/* @return the path that the times speak for: the first of FUSED, WIDE and TWO_STEP that no other beats by 1 %; AUTO if there are none. */
+trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]);
+
+/* @return such as "two-step"; NULL for a path that plans do not have. */
+const char *trf_path_text(trf_path path);
+
+#endif

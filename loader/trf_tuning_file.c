@@ -1,0 +1,218 @@
+/* Tunings in files: JSON that people can read, and change.
+ *
+ *   {"format": "transfuse tuning", "version": 1, "device": "NVIDIA H200",
+ *    "layers": [{"codec": "bf16", "class_bits": 2, "raw_bits": 8, "groups": false, "rows": 8192, "cols": 8192,
+ *                "batches": [{"to": 1, "path": "fused", "microseconds": {"fused": 24.5, "two-step": 98.1}}, ...]}, ...]}
+ *
+ * "path" decides; "microseconds" tells why, and may be missing. */
+#include "trf_checkpoint.h"
+#include "trf_output.h"
+#include "trf_safetensors.h"
+#include "trf_tuning.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TRF_TUNING_FORMAT "transfuse tuning"
+enum {
+    TRF_TUNING_VERSION = 1,
+    TRF_MAX_TUNING_BYTES = 64 << 20
+};
+
+/* ---- writing ---- */
+
+static json_t *trf_point_to_json(const trf_tuned_point *point) {
+    json_t *times = json_object();
+    for (int p = 0; p < TRF_TUNED_PATHS; p++)
+        if (point->microseconds[p] > 0)
+            json_object_set_new(times, trf_path_text((trf_path)(p + 1)), json_real(point->microseconds[p]));
+    return json_pack("{s:I, s:s, s:o}", "to", (json_int_t)point->m, "path", trf_path_text(point->path), "microseconds",
+                     times);
+}
+
+static json_t *trf_layer_to_json(const trf_tuned_layer *layer) {
+    const trf_tuned_form *form = &layer->form;
+    json_t *batches = json_array();
+    for (uint32_t i = 0; i < layer->num_points; i++)
+        if (json_array_append_new(batches, trf_point_to_json(&layer->points[i]))) {
+            json_decref(batches);
+            return NULL;
+        }
+    return json_pack("{s:s, s:I, s:I, s:b, s:I, s:I, s:o}", "codec", trf_codec_name(form->codec), "class_bits",
+                     (json_int_t)form->class_bits, "raw_bits", (json_int_t)form->raw_bits, "groups", form->has_groups,
+                     "rows", (json_int_t)form->rows, "cols", (json_int_t)form->cols, "batches", batches);
+}
+
+/* @return NULL without memory. */
+static char *trf_tuning_to_text(const trf_tuning *tuning) {
+    json_t *layers = json_array();
+    for (uint32_t i = 0; i < tuning->num_layers; i++)
+        if (json_array_append_new(layers, trf_layer_to_json(&tuning->layers[i]))) {
+            json_decref(layers);
+            return NULL;
+        }
+    json_t *root = json_pack("{s:s, s:i, s:s, s:o}", "format", TRF_TUNING_FORMAT, "version", TRF_TUNING_VERSION,
+                             "device", tuning->device, "layers", layers);
+    char *text = root ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
+    json_decref(root);
+    return text;
+}
+
+trf_status trf_tuning_write(const trf_tuning *tuning, const char *path, int overwrite, trf_error *err) {
+    if (!tuning || !path)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "writing a tuning takes a tuning and a path");
+    char *text = trf_tuning_to_text(tuning);
+    if (!text)
+        return trf_fail_memory(err, tuning->num_layers * sizeof *tuning->layers);
+    trf_output output = {.file = {.fd = -1}};
+    trf_status status = trf_output_begin_file(&output, path, overwrite, err);
+    if (status == TRF_OK)
+        status = trf_file_write(&output.file, 0, text, strlen(text), err);
+    if (status == TRF_OK)
+        status = trf_file_write(&output.file, strlen(text), "\n", 1, err);
+    if (status == TRF_OK)
+        status = trf_output_publish(&output, err);
+    trf_output_end(&output);
+    free(text);
+    return trf_leave(status, err);
+}
+
+/* ---- reading ---- */
+
+/* Where in the file, for messages. */
+typedef struct trf_tuning_place {
+    const char *path;
+    size_t layer, batch;
+} trf_tuning_place;
+
+static trf_status trf_fail_layer(const trf_tuning_place *at, const char *what, trf_error *err) {
+    return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: layers[%zu]: %s", at->path, at->layer, what);
+}
+
+static trf_status trf_fail_batch(const trf_tuning_place *at, const char *what, trf_error *err) {
+    return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: layers[%zu].batches[%zu]: %s", at->path, at->layer,
+                    at->batch, what);
+}
+
+/* @return 0, or -1 unless object[key] is a whole number from least to most. */
+static int trf_read_number(const json_t *object, const char *key, uint32_t least, uint32_t most, uint32_t *number) {
+    const json_t *value = json_object_get(object, key);
+    const json_int_t read = json_integer_value(value);
+    if (!json_is_integer(value) || read < (json_int_t)least || read > (json_int_t)most)
+        return -1;
+    *number = (uint32_t)read;
+    return 0;
+}
+
+static trf_path trf_path_of_text(const char *text) {
+    for (int p = TRF_PATH_FUSED; text && p <= TRF_PATH_WIDE; p++)
+        if (strcmp(text, trf_path_text((trf_path)p)) == 0)
+            return (trf_path)p;
+    return TRF_PATH_AUTO;
+}
+
+static trf_status trf_read_point(const json_t *from, const trf_tuning_place *at, trf_tuned_point *point,
+                                 trf_error *err) {
+    if (trf_read_number(from, "to", 1, UINT32_MAX, &point->m))
+        return trf_fail_batch(at, "'to' is no batch", err);
+    point->path = trf_path_of_text(json_string_value(json_object_get(from, "path")));
+    if (point->path == TRF_PATH_AUTO)
+        return trf_fail_batch(at, "'path' is not fused, wide or two-step", err);
+    const json_t *times = json_object_get(from, "microseconds");
+    for (int p = 0; p < TRF_TUNED_PATHS; p++) {
+        const json_t *time = json_object_get(times, trf_path_text((trf_path)(p + 1)));
+        if (time && (!json_is_number(time) || !(json_number_value(time) > 0) || !isfinite(json_number_value(time))))
+            return trf_fail_batch(at, "a time is not a positive number", err);
+        point->microseconds[p] = json_number_value(time);
+    }
+    return TRF_OK;
+}
+
+static int trf_read_codec(const json_t *from, trf_codec *codec) {
+    const char *name = json_string_value(json_object_get(from, "codec"));
+    for (int c = TRF_CODEC_BF16; name && c <= TRF_CODEC_INT; c++)
+        if (strcmp(name, trf_codec_name((trf_codec)c)) == 0) {
+            *codec = (trf_codec)c;
+            return 0;
+        }
+    return -1;
+}
+
+static trf_status trf_read_layer(const json_t *from, trf_tuning_place *at, trf_tuned_layer *layer, trf_error *err) {
+    trf_tuned_form *form = &layer->form;
+    const json_t *groups = json_object_get(from, "groups"), *batches = json_object_get(from, "batches");
+    if (trf_read_codec(from, &form->codec))
+        return trf_fail_layer(at, "'codec' is none", err);
+    if (trf_read_number(from, "class_bits", 1, 8, &form->class_bits) ||
+        trf_read_number(from, "raw_bits", 0, 16, &form->raw_bits))
+        return trf_fail_layer(at, "'class_bits' or 'raw_bits' is not what a layer has", err);
+    if (!json_is_boolean(groups))
+        return trf_fail_layer(at, "'groups' is neither true nor false", err);
+    form->has_groups = json_is_true(groups);
+    if (trf_read_number(from, "rows", 1, UINT32_MAX, &form->rows) ||
+        trf_read_number(from, "cols", 1, UINT32_MAX, &form->cols))
+        return trf_fail_layer(at, "'rows' or 'cols' is no size", err);
+    if (!json_is_array(batches) || json_array_size(batches) > TRF_TUNED_POINTS)
+        return trf_fail_layer(at, "'batches' is no array, or too long a one", err);
+    layer->num_points = (uint32_t)json_array_size(batches);
+    for (uint32_t i = 0; i < layer->num_points; i++) {
+        at->batch = i;
+        trf_status status = trf_read_point(json_array_get(batches, i), at, &layer->points[i], err);
+        if (status != TRF_OK)
+            return status;
+        if (i && layer->points[i].m <= layer->points[i - 1].m)
+            return trf_fail_batch(at, "batches do not ascend", err);
+    }
+    return TRF_OK;
+}
+
+static trf_status trf_read_root(const json_t *root, const char *path, trf_tuning **tuning, trf_error *err) {
+    const char *format = json_string_value(json_object_get(root, "format")),
+               *device = json_string_value(json_object_get(root, "device"));
+    const json_t *version = json_object_get(root, "version"), *layers = json_object_get(root, "layers");
+    if (!format || strcmp(format, TRF_TUNING_FORMAT) != 0)
+        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: not a tuning: 'format' is not '%s'", path,
+                        TRF_TUNING_FORMAT);
+    if (!json_is_integer(version) || json_integer_value(version) != TRF_TUNING_VERSION)
+        return trf_fail(err, TRF_ERR_VERSION, TRF_NO_OFFSET, "%s: 'version' of the tuning is not %d", path,
+                        TRF_TUNING_VERSION);
+    if (!device || strlen(device) >= sizeof(*tuning)->device)
+        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: 'device' is missing, no text, or too long", path);
+    if (!json_is_array(layers) || json_array_size(layers) > TRF_TUNED_LAYERS)
+        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: 'layers' is no array, or too long a one", path);
+    trf_status status = trf_tuning_create(device, (uint32_t)json_array_size(layers), tuning, err);
+    for (uint32_t i = 0; status == TRF_OK && i < (*tuning)->num_layers; i++) {
+        trf_tuning_place at = {path, i, 0};
+        status = trf_read_layer(json_array_get(layers, i), &at, &(*tuning)->layers[i], err);
+    }
+    return status;
+}
+
+trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err) {
+    if (!path || !tuning)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "reading a tuning takes a path");
+    char *text = NULL;
+    size_t bytes;
+    trf_status status = trf_file_load(path, TRF_MAX_TUNING_BYTES, &text, &bytes, err);
+    if (status != TRF_OK)
+        return trf_leave(status, err);
+    json_error_t fault;
+    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &fault);
+    trf_tuning *made = NULL;
+    free(text);
+    if (!root && trf_json_lacked_memory(&fault))
+        return trf_fail_memory(err, bytes);
+    if (!root)
+        return trf_leave(trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d",
+                                  path, fault.text, fault.position),
+                         err);
+    status = trf_read_root(root, path, &made, err);
+    json_decref(root);
+    if (status == TRF_OK)
+        *tuning = made;
+    else
+        trf_tuning_free(made);
+    return trf_leave(status, err);
+}

@@ -1,0 +1,211 @@
+/* Tunings by measurement: every path that takes a layer, batch by batch. The device's kind times the calls. */
+#include "trf_context.h"
+#include "trf_convert.h"
+#include "trf_error.h"
+#include "trf_tuning.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    RUNS = 9,
+    MOST_M = 1 << 20
+};
+
+void trf_tune_options_init(trf_tune_options *options) {
+    *options = (trf_tune_options){.max_m = 8192, .x_dtype = TRF_DTYPE_BF16};
+}
+
+/* ---- what is to be measured ---- */
+
+/* The next batch of 1, 2, 3, 4, 6, 8, 12 ... */
+static uint32_t trf_next_batch(uint32_t m) {
+    if (m < 2)
+        return m + 1;
+    return (m & (m - 1)) == 0 ? m + m / 2 : m / 3 * 4;
+}
+
+static uint32_t trf_count_batches(uint32_t max_m) {
+    uint32_t count = 0;
+    for (uint32_t m = 1; m <= max_m; m = trf_next_batch(m))
+        count++;
+    return count;
+}
+
+/* Layers of one form are measured once: the first of them. */
+static int trf_is_repeated(const trf_device_layer *const *layers, uint32_t i) {
+    const trf_tuned_form form = trf_tuned_form_of(layers[i]);
+    for (uint32_t k = 0; k < i; k++) {
+        const trf_tuned_form other = trf_tuned_form_of(layers[k]);
+        if (memcmp(&form, &other, sizeof form) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+static trf_status trf_check_tune(const trf_device_layer *const *layers, uint32_t num_layers,
+                                 const trf_tune_options *options, trf_error *err) {
+    if (!layers || !num_layers || num_layers > TRF_TUNED_LAYERS)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tuning takes 1 to %d layers", TRF_TUNED_LAYERS);
+    if (options->max_m < 1 || options->max_m > MOST_M)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "batches up to %u cannot be measured; 1 to %d can",
+                        options->max_m, MOST_M);
+    if (options->x_dtype != TRF_DTYPE_BF16 && options->x_dtype != TRF_DTYPE_F16)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x is BF16 or F16 when products are measured");
+    for (uint32_t i = 0; i < num_layers; i++) {
+        if (!layers[i] || layers[i]->context != layers[0]->context)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layer %u is none, or one of another context", i);
+        if (layers[i]->device != TRF_DEVICE_CPU && !layers[i]->memory)
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layer %u is of a stack, which need not be there", i);
+    }
+    return TRF_OK;
+}
+
+/* ---- one layer ---- */
+
+typedef struct trf_bench {
+    const trf_device_layer *layer;
+    trf_context *context;
+    trf_dtype dtype; /* of x and y */
+    uint32_t max_m;  /* that there is memory for */
+    void *x, *y;     /* [max_m][cols], [max_m][rows] */
+    void *scratch;   /* that throws others out of the cache */
+    void *workspace;
+} trf_bench;
+
+static void trf_bench_free(trf_bench *bench) {
+    trf_device_free(bench->context, bench->x);
+    trf_device_free(bench->context, bench->y);
+    trf_device_free(bench->context, bench->scratch);
+}
+
+/* Values between -1 and 1, as activations are: power, and so clocks, depend on them. */
+static trf_status trf_upload_x(const trf_bench *bench, trf_error *err) {
+    const uint64_t count = (uint64_t)bench->max_m * bench->layer->info.cols;
+    uint16_t *x = malloc(count * sizeof *x);
+    if (!x)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %u rows of x", bench->max_m);
+    uint32_t state = 1;
+    for (uint64_t i = 0; i < count; i++) {
+        state = state * 1664525u + 1013904223u;
+        const float value = (float)(int32_t)state * 0x1p-31f;
+        x[i] = (uint16_t)(bench->dtype == TRF_DTYPE_BF16 ? trf_f32_to_bf16(value) : trf_f32_to_f16(value));
+    }
+    trf_status status = trf_device_upload(bench->context, bench->x, x, count * sizeof *x, err);
+    free(x);
+    return status;
+}
+
+static trf_status trf_bench_make(trf_bench *bench, const trf_device_layer *layer, const trf_tune_options *options,
+                                 trf_error *err) {
+    trf_context *const context = layer->context;
+    *bench = (trf_bench){.layer = layer, .context = context, .dtype = options->x_dtype, .max_m = options->max_m};
+    if (layer->info.codec == TRF_CODEC_BF16 || layer->info.codec == TRF_CODEC_FP16)
+        bench->dtype = layer->info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    trf_status status = trf_device_allocate(context, 2ull * bench->max_m * layer->info.cols, &bench->x, err);
+    if (status == TRF_OK)
+        status = trf_device_allocate(context, 2ull * bench->max_m * layer->info.rows, &bench->y, err);
+    if (status == TRF_OK)
+        status = trf_device_allocate(context, 2 * context->cache_bytes, &bench->scratch, err);
+    if (status == TRF_OK)
+        status = trf_upload_x(bench, err);
+    return status;
+}
+
+static int trf_compare_times(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* *microseconds: median of a call; 0 if the path does not take the product. */
+static trf_status trf_time_path(const trf_bench *bench, uint32_t m, trf_path path, double *microseconds,
+                                trf_error *err) {
+    trf_linear_plan plan;
+    trf_status status = trf_linear_plan_init(bench->layer, m, bench->dtype, bench->dtype, path, &plan, err);
+    *microseconds = 0;
+    if (status == TRF_ERR_UNSUPPORTED)
+        return TRF_OK;
+    if (status != TRF_OK)
+        return status;
+    trf_timed_product product = {bench->layer, &plan, bench->x, bench->y, NULL, bench->scratch};
+    double times[RUNS];
+    status = trf_device_allocate(bench->context, plan.workspace_bytes, &product.workspace, err);
+    if (status == TRF_OK)
+        status = bench->context->kind->time(&product, RUNS, times, err);
+    trf_device_free(bench->context, product.workspace);
+    if (status != TRF_OK)
+        return status;
+    qsort(times, RUNS, sizeof times[0], trf_compare_times);
+    *microseconds = times[RUNS / 2];
+    return TRF_OK;
+}
+
+static trf_status trf_measure_point(const trf_bench *bench, trf_tuned_point *point, trf_error *err) {
+    for (int p = 0; p < TRF_TUNED_PATHS; p++) {
+        trf_status status = trf_time_path(bench, point->m, (trf_path)(p + 1), &point->microseconds[p], err);
+        if (status != TRF_OK)
+            return trf_fail_in(err, status, "measuring the %s path at %u rows of x", trf_path_text((trf_path)(p + 1)),
+                               point->m);
+    }
+    point->path = trf_fastest_path(point->microseconds);
+    return TRF_OK;
+}
+
+/* ---- all layers ---- */
+
+typedef struct trf_tune_progress {
+    const trf_tune_options *options;
+    uint32_t done, total;
+} trf_tune_progress;
+
+static trf_status trf_measure_layer(const trf_device_layer *layer, trf_tune_progress *progress, trf_tuned_layer *tuned,
+                                    trf_error *err) {
+    const trf_tune_options *options = progress->options;
+    trf_bench bench;
+    trf_status status = trf_bench_make(&bench, layer, options, err);
+    tuned->form = trf_tuned_form_of(layer);
+    for (uint32_t m = 1; status == TRF_OK && m <= options->max_m; m = trf_next_batch(m)) {
+        if (options->progress && options->progress(options->progress_context, progress->done, progress->total)) {
+            status = trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "tuning was cancelled");
+            break;
+        }
+        trf_tuned_point *point = &tuned->points[tuned->num_points];
+        point->m = m;
+        status = trf_measure_point(&bench, point, err);
+        progress->done++;
+        if (status == TRF_OK && point->path != TRF_PATH_AUTO) /* a batch may be beyond all of them */
+            tuned->num_points++;
+    }
+    trf_bench_free(&bench);
+    return status;
+}
+
+trf_status trf_tuning_measure(const trf_device_layer *const *layers, uint32_t num_layers,
+                              const trf_tune_options *options, trf_tuning **tuning, trf_error *err) {
+    trf_tune_options standard;
+    trf_tune_options_init(&standard);
+    trf_tune_progress progress = {options ? options : &standard, 0, 0};
+    if (!tuning)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no place for a tuning");
+    trf_status status = trf_check_tune(layers, num_layers, progress.options, err);
+    if (status != TRF_OK)
+        return status;
+    uint32_t forms = 0;
+    for (uint32_t i = 0; i < num_layers; i++)
+        forms += !trf_is_repeated(layers, i);
+    progress.total = forms * trf_count_batches(progress.options->max_m);
+    trf_tuning *made;
+    status = trf_tuning_create(layers[0]->context->name, forms, &made, err);
+    if (status != TRF_OK)
+        return status;
+    trf_tuned_layer *next = made->layers;
+    for (uint32_t i = 0; status == TRF_OK && i < num_layers; i++)
+        if (!trf_is_repeated(layers, i))
+            status = trf_measure_layer(layers[i], &progress, next++, err);
+    if (status != TRF_OK) {
+        trf_tuning_free(made);
+        return status;
+    }
+    *tuning = made;
+    return TRF_OK;
+}

@@ -1,0 +1,136 @@
+/* Tunings on a GPU: that every path which takes a product is timed, that plans follow what was found, that no device memory stays behind, and what is refused. */
+#include "gpu_layers.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    LAYERS = 3,
+    MAX_M = 192
+};
+
+static const trf_path kPaths[] = {TRF_PATH_FUSED, TRF_PATH_TWO_STEP, TRF_PATH_WIDE};
+
+static void make_layers(gpu_layer *layers, const trf_device_layer **on_device) {
+    static const gpu_shape shapes[LAYERS] = {{1024, 2048}, {1024, 2048}, {300, 1000}};
+    static const int choices[LAYERS] = {0, 1, 0};
+    test_rng rng = {9500};
+    for (int i = 0; i < LAYERS; i++) {
+        layers[i] = gpu_layer_make(&rng, &kGpuChoices[choices[i]], TRF_FAVOR_SPEED, 0, shapes[i], GPU_FILL_NORMAL);
+        on_device[i] = layers[i].device;
+    }
+}
+
+static trf_dtype x_dtype_of(const gpu_layer *layer) {
+    return layer->info.codec == TRF_CODEC_FP16 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16;
+}
+
+static trf_path planned(const gpu_layer *layer, uint32_t m, trf_path path) {
+    trf_linear_plan plan;
+    trf_error err = {0};
+    const trf_dtype dtype = x_dtype_of(layer);
+    trf_status status = trf_linear_plan_init(layer->device, m, dtype, dtype, path, &plan, &err);
+    if (status == TRF_ERR_UNSUPPORTED)
+        return TRF_PATH_AUTO;
+    gpu_check(status, TRF_OK, &err, layer->name);
+    return plan.path;
+}
+
+START_TEST(plans_follow) {
+    gpu_layer layers[LAYERS];
+    const trf_device_layer *on_device[LAYERS];
+    trf_tune_options options;
+    trf_tuning *tuning;
+    trf_error err = {0};
+    size_t before, after, all;
+    make_layers(layers, on_device);
+    trf_tune_options_init(&options);
+    options.max_m = MAX_M;
+    gpu_check(trf_tuning_measure(on_device, LAYERS, &options, &tuning, &err), TRF_OK, &err, "a first tuning");
+    trf_tuning_free(tuning); /* kernels are loaded now */
+    CUDA(cudaMemGetInfo(&before, &all));
+    gpu_check(trf_tuning_measure(on_device, LAYERS, &options, &tuning, &err), TRF_OK, &err, "a tuning");
+    CUDA(cudaMemGetInfo(&after, &all));
+    ck_assert_uint_eq(before, after);
+    gpu_check(trf_context_set_tuning(gpu_context, tuning, &err), TRF_OK, &err, "set");
+    for (int i = 0; i < LAYERS; i++) {
+        for (uint32_t m = 1; m <= MAX_M; m++) {
+            const trf_path due = trf_tuning_path(tuning, layers[i].device, m),
+                           found = planned(&layers[i], m, TRF_PATH_AUTO);
+            if (found != due)
+                ck_abort_msg("%s: path %d at %u rows, not %d", layers[i].name, (int)found, m, (int)due);
+        }
+        ck_assert_int_ne(trf_tuning_path(tuning, layers[i].device, MAX_M), TRF_PATH_AUTO);
+        ck_assert_int_eq(trf_tuning_path(tuning, layers[i].device, MAX_M + 1), TRF_PATH_AUTO);
+        for (int p = 0; p < 3; p++) { /* what was asked for is not overruled */
+            const trf_path path = planned(&layers[i], 48, kPaths[p]);
+            ck_assert(path == kPaths[p] || path == TRF_PATH_AUTO);
+        }
+    }
+    gpu_check(trf_context_set_tuning(gpu_context, NULL, &err), TRF_OK, &err, "unset");
+    trf_tuning_free(tuning);
+    for (int i = 0; i < LAYERS; i++)
+        gpu_layer_free(&layers[i]);
+}
+END_TEST
+
+/* Each path that takes a product has its time in the file, and no other. */
+START_TEST(all_paths_are_timed) {
+    gpu_layer layers[LAYERS];
+    const trf_device_layer *on_device[LAYERS];
+    trf_tune_options options;
+    trf_tuning *tuning;
+    trf_error err = {0};
+    char path[] = "/tmp/transfuse_tuning_XXXXXX", text[1 << 16];
+    make_layers(layers, on_device);
+    const int file = mkstemp(path);
+    ck_assert_int_ge(file, 0);
+    trf_tune_options_init(&options);
+    options.max_m = 1;
+    for (int i = 0; i < LAYERS; i++) {
+        gpu_check(trf_tuning_measure(&on_device[i], 1, &options, &tuning, &err), TRF_OK, &err, layers[i].name);
+        gpu_check(trf_tuning_write(tuning, path, 1, &err), TRF_OK, &err, path);
+        trf_tuning_free(tuning);
+        FILE *stream = fopen(path, "r");
+        ck_assert_ptr_nonnull(stream);
+        text[fread(text, 1, sizeof text - 1, stream)] = 0;
+        fclose(stream);
+        for (int p = 0; p < 3; p++) {
+            static const char *const keys[] = {"\"fused\": ", "\"two-step\": ", "\"wide\": "};
+            const int takes = planned(&layers[i], 1, kPaths[p]) != TRF_PATH_AUTO;
+            ck_assert_msg((strstr(text, keys[p]) != NULL) == takes, "%s: %s: %s", layers[i].name, keys[p], text);
+        }
+        gpu_layer_free(&layers[i]);
+    }
+    close(file);
+    unlink(path);
+}
+END_TEST
+
+static int stop(void *context, uint32_t done, uint32_t total) {
+    (void)context, (void)total;
+    return done == 5;
+}
+
+START_TEST(stopped) {
+    gpu_layer layers[LAYERS];
+    const trf_device_layer *on_device[LAYERS];
+    trf_tune_options options;
+    trf_tuning *tuning = NULL;
+    trf_error err = {0};
+    make_layers(layers, on_device);
+    trf_tune_options_init(&options);
+    options.progress = stop;
+    gpu_check(trf_tuning_measure(on_device, LAYERS, &options, &tuning, &err), TRF_ERR_CANCELLED, &err, "stopped");
+    ck_assert_ptr_null(tuning);
+    for (int i = 0; i < LAYERS; i++)
+        gpu_layer_free(&layers[i]);
+}
+END_TEST
+
+int main(void) {
+    const gpu_test tests[] = {{plans_follow, 1}, {all_paths_are_timed, 1}, {stopped, 1}};
+    return gpu_main("tuning", tests, sizeof tests / sizeof tests[0]);
+}

@@ -1,0 +1,443 @@
+/* Tunings: what they choose, what measuring makes of times (on the CPU, and on a made-up device with three paths), files there and back, files that are none, contexts that follow them. */
+#include "common/checkpoint_fixture.h"
+#include "common/expect.h"
+#include "common/run_suite.h"
+#include "common/test_weights.h"
+#include "trf_context.h"
+#include "trf_tuning.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static trf_error err;
+static trf_context *cpu;
+
+/* ---- layers ---- */
+
+enum {
+    NUM_LAYERS = 4
+};
+
+static struct {
+    trf_dtype dtype;
+    uint32_t rows, cols;
+    void *blob;
+    trf_layer *host;
+    trf_device_layer *layer;
+} layers[NUM_LAYERS] = {{.dtype = TRF_DTYPE_BF16, .rows = 64, .cols = 128},
+                        {.dtype = TRF_DTYPE_F16, .rows = 64, .cols = 128},
+                        {.dtype = TRF_DTYPE_BF16, .rows = 64, .cols = 128},
+                        {.dtype = TRF_DTYPE_BF16, .rows = 48, .cols = 200}};
+static const trf_device_layer *all_layers[NUM_LAYERS];
+
+static void begin(void) {
+    fixture_begin();
+    fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
+    trf_context_set_threads(cpu, 1);
+    test_rng rng = {1};
+    for (int i = 0; i < NUM_LAYERS; i++) {
+        uint16_t weights[64 * 200];
+        uint64_t bytes;
+        trf_encode_options options;
+        trf_encode_options_init(&options);
+        test_fill_normal(&rng, weights, layers[i].dtype, (size_t)layers[i].rows * layers[i].cols, 0.02);
+        fixture_check_status(trf_encode_layer(weights, layers[i].dtype, layers[i].rows, layers[i].cols, &options,
+                                              &layers[i].blob, &bytes, NULL, &err),
+                             TRF_OK, &err);
+        fixture_check_status(trf_layer_from_memory(layers[i].blob, bytes, &layers[i].host, &err), TRF_OK, &err);
+        fixture_check_status(trf_device_layer_create(cpu, layers[i].host, &layers[i].layer, &err), TRF_OK, &err);
+        all_layers[i] = layers[i].layer;
+    }
+}
+
+static void end(void) {
+    for (int i = 0; i < NUM_LAYERS; i++) {
+        trf_device_layer_destroy(layers[i].layer);
+        trf_layer_free(layers[i].host);
+        trf_free(layers[i].blob);
+    }
+    trf_context_destroy(cpu);
+    fixture_end();
+}
+
+/* ---- choices ---- */
+
+static trf_tuning *make_tuning(void) {
+    trf_tuning *made;
+    fixture_check_status(trf_tuning_create("some device", 3, &made, &err), TRF_OK, &err);
+    made->layers[0] = (trf_tuned_layer){{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
+                                        3,
+                                        {{32, TRF_PATH_FUSED, {20, 0, 30.25}},
+                                         {384, TRF_PATH_WIDE, {0, 120, 100}},
+                                         {8192, TRF_PATH_TWO_STEP, {0, 900, 1000}}}};
+    made->layers[1] = (trf_tuned_layer){{TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{64, TRF_PATH_TWO_STEP, {0}}}};
+    made->layers[2] = (trf_tuned_layer){{TRF_CODEC_INT, 4, 3, 1, 1024, 4096}, 1, {{16, TRF_PATH_FUSED, {1, 2, 3}}}};
+    return made;
+}
+
+START_TEST(choices) {
+    trf_tuning *made = make_tuning();
+    static const struct {
+        trf_tuned_form form;
+        uint32_t m;
+        trf_path due;
+    } cases[] = {
+        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_FUSED},
+        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 32, TRF_PATH_FUSED},
+        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 33, TRF_PATH_WIDE},
+        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 385, TRF_PATH_TWO_STEP},
+        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 8193, TRF_PATH_AUTO},
+        {{TRF_CODEC_BF16, 2, 8, 0, 14336, 4096}, 33, TRF_PATH_WIDE}, /* the nearer shape */
+        {{TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 33, TRF_PATH_TWO_STEP},
+        {{TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 65, TRF_PATH_AUTO},
+        {{TRF_CODEC_BF16, 4, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* pairs are something else, */
+        {{TRF_CODEC_FP16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* codecs, */
+        {{TRF_CODEC_INT, 4, 3, 0, 1024, 4096}, 1, TRF_PATH_AUTO},  /* scales too */
+        {{TRF_CODEC_INT, 4, 5, 1, 99, 40960}, 1, TRF_PATH_FUSED},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        ck_assert_int_eq(trf_tuned_path(made, &cases[i].form, cases[i].m), cases[i].due);
+    made->num_layers = 0;
+    ck_assert_int_eq(trf_tuned_path(made, &cases[0].form, 1), TRF_PATH_AUTO);
+    trf_tuning_free(made);
+    trf_tuning_free(NULL);
+}
+END_TEST
+
+START_TEST(fastest) {
+    static const struct {
+        double times[TRF_TUNED_PATHS]; /* fused, two-step, wide */
+        trf_path due;
+    } cases[] = {{{0, 0, 0}, TRF_PATH_AUTO},         {{10, 0, 0}, TRF_PATH_FUSED},   {{0, 10, 0}, TRF_PATH_TWO_STEP},
+                 {{10, 9.95, 9.95}, TRF_PATH_FUSED}, {{10, 9, 9.05}, TRF_PATH_WIDE}, {{10, 8, 9}, TRF_PATH_TWO_STEP},
+                 {{8, 9, 10}, TRF_PATH_FUSED}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        ck_assert_int_eq(trf_fastest_path(cases[i].times), cases[i].due);
+}
+END_TEST
+
+/* ---- measuring ---- */
+
+typedef struct steps {
+    uint32_t calls, total, stop_at;
+} steps;
+
+static int step(void *context, uint32_t done, uint32_t total) {
+    steps *s = context;
+    ck_assert_uint_eq(done, s->calls);
+    s->total = total;
+    return ++s->calls == s->stop_at;
+}
+
+static trf_tune_options options_to(uint32_t max_m, steps *s) {
+    trf_tune_options options;
+    trf_tune_options_init(&options);
+    ck_assert_uint_eq(options.max_m, 8192);
+    options.max_m = max_m;
+    options.progress = step;
+    options.progress_context = s;
+    return options;
+}
+
+/* The CPU has one path, which is the fastest then. */
+START_TEST(measured_on_the_cpu) {
+    static const uint32_t batches[] = {1, 2, 3, 4, 6, 8, 12, 16};
+    steps s = {0};
+    trf_tune_options options = options_to(17, &s);
+    trf_tuning *tuning;
+    fixture_check_status(trf_tuning_measure(all_layers, NUM_LAYERS, &options, &tuning, &err), TRF_OK, &err);
+    ck_assert_str_eq(tuning->device, "CPU");
+    ck_assert_uint_eq(tuning->num_layers, 3); /* two of the four are alike */
+    ck_assert_uint_eq(s.calls, 24);
+    ck_assert_uint_eq(s.total, 24);
+    for (uint32_t l = 0; l < 3; l++) {
+        const trf_tuned_layer *layer = &tuning->layers[l];
+        const trf_tuned_form form = trf_tuned_form_of(all_layers[l < 2 ? l : 3]);
+        ck_assert_mem_eq(&layer->form, &form, sizeof form);
+        ck_assert_uint_eq(layer->num_points, 8);
+        for (uint32_t i = 0; i < 8; i++) {
+            const trf_tuned_point *point = &layer->points[i];
+            ck_assert_uint_eq(point->m, batches[i]);
+            ck_assert_int_eq(point->path, TRF_PATH_FUSED);
+            ck_assert(point->microseconds[0] > 0 && point->microseconds[1] == 0 && point->microseconds[2] == 0);
+        }
+    }
+    ck_assert_int_eq(trf_tuning_path(tuning, all_layers[3], 5), TRF_PATH_FUSED);
+    ck_assert_int_eq(trf_tuning_path(tuning, all_layers[3], 17), TRF_PATH_AUTO);
+    trf_tuning_free(tuning);
+}
+END_TEST
+
+/* A device with three paths. What it takes, and how long: wide from 3 rows on, the fastest from 6 to 24; two-step beyond; fused up to 8. */
+static trf_device_kind made_up;
+static const trf_device_kind *own_kind;
+static trf_path asked[8];
+static uint32_t num_asked;
+static trf_status failure;
+
+static trf_status plan_made_up(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *error) {
+    (void)layer;
+    if (num_asked < 8)
+        asked[num_asked++] = path;
+    if ((path == TRF_PATH_FUSED && plan->m > 8) || (path == TRF_PATH_WIDE && plan->m < 3))
+        return trf_fail(error, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "not taken");
+    plan->path = path == TRF_PATH_AUTO ? TRF_PATH_FUSED : path;
+    plan->reason = plan->path == TRF_PATH_FUSED ? NULL : "asked for";
+    plan->workspace_bytes = 256;
+    return TRF_OK;
+}
+
+static trf_status time_made_up(const trf_timed_product *p, uint32_t runs, double *microseconds, trf_error *error) {
+    const double m = p->plan->m;
+    if (failure != TRF_OK)
+        return trf_fail(error, failure, TRF_NO_OFFSET, "it fails");
+    EXPECT(p->x && p->y && p->workspace && p->scratch);
+    for (uint32_t run = 0; run < runs; run++) /* outliers at either end */
+        microseconds[run] = run == 1                          ? 1e6
+                            : run == 3                        ? 1e-6
+                            : p->plan->path == TRF_PATH_FUSED ? 20 + 8 * m
+                            : p->plan->path == TRF_PATH_WIDE  ? 50 + m
+                                                              : 70 + m / 4;
+    return TRF_OK;
+}
+
+static void make_up(void) {
+    begin();
+    own_kind = cpu->kind;
+    made_up = *own_kind;
+    made_up.plan = plan_made_up;
+    made_up.time = time_made_up;
+    cpu->kind = &made_up;
+    cpu->cache_bytes = 1000;
+    num_asked = 0;
+    failure = TRF_OK;
+}
+
+static void unmake(void) {
+    cpu->kind = own_kind;
+    end();
+}
+
+START_TEST(crossovers) {
+    steps s = {0};
+    trf_tune_options options = options_to(96, &s);
+    trf_tuning *tuning;
+    fixture_check_status(trf_tuning_measure(all_layers, 1, &options, &tuning, &err), TRF_OK, &err);
+    ck_assert_uint_eq(tuning->layers[0].num_points, 13);
+    for (uint32_t m = 1; m <= 97; m++)
+        ck_assert_int_eq(trf_tuning_path(tuning, all_layers[0], m), m <= 4    ? TRF_PATH_FUSED
+                                                                    : m <= 24 ? TRF_PATH_WIDE
+                                                                    : m <= 96 ? TRF_PATH_TWO_STEP
+                                                                              : TRF_PATH_AUTO);
+    const double *times = tuning->layers[0].points[4].microseconds; /* of 6 rows */
+    ck_assert(times[0] == 68 && times[1] == 71.5 && times[2] == 56);
+    ck_assert(tuning->layers[0].points[1].microseconds[TRF_PATH_WIDE - 1] == 0);
+    trf_tuning_free(tuning);
+}
+END_TEST
+
+START_TEST(contexts_follow) {
+    trf_tuning *tuning;
+    trf_linear_plan plan;
+    const trf_tuned_form form = trf_tuned_form_of(all_layers[0]);
+    fixture_check_status(trf_tuning_create("CPU", 1, &tuning, &err), TRF_OK, &err);
+    tuning->layers[0] =
+        (trf_tuned_layer){form, 3, {{4, TRF_PATH_FUSED, {0}}, {24, TRF_PATH_WIDE, {0}}, {96, TRF_PATH_TWO_STEP, {0}}}};
+    fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
+    trf_tuning_free(tuning); /* the context has a copy */
+    static const struct {
+        uint32_t m;
+        trf_path path, due;
+    } cases[] = {{1, TRF_PATH_AUTO, TRF_PATH_FUSED},     {5, TRF_PATH_AUTO, TRF_PATH_WIDE},
+                 {25, TRF_PATH_AUTO, TRF_PATH_TWO_STEP}, {97, TRF_PATH_AUTO, TRF_PATH_AUTO},
+                 {5, TRF_PATH_FUSED, TRF_PATH_FUSED},    {5, TRF_PATH_TWO_STEP, TRF_PATH_TWO_STEP}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        num_asked = 0;
+        fixture_check_status(
+            trf_linear_plan_init(all_layers[0], cases[i].m, TRF_DTYPE_BF16, TRF_DTYPE_F32, cases[i].path, &plan, &err),
+            TRF_OK, &err);
+        ck_assert_uint_eq(num_asked, 1);
+        ck_assert_int_eq(asked[0], cases[i].due);
+        ck_assert_int_eq(plan.path == TRF_PATH_FUSED, plan.reason == NULL);
+        if (cases[i].path == TRF_PATH_AUTO && plan.reason)
+            ck_assert_ptr_nonnull(strstr(plan.reason, "tuning"));
+    }
+    trf_context_set_tuning(cpu, NULL, &err);
+    num_asked = 0;
+    trf_linear_plan_init(all_layers[0], 5, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err);
+    ck_assert_int_eq(asked[0], TRF_PATH_AUTO);
+}
+END_TEST
+
+/* What a tuning has and the device does not take gives way. */
+START_TEST(refused_paths_give_way) {
+    trf_tuning *tuning;
+    trf_linear_plan plan;
+    fixture_check_status(trf_tuning_create("CPU", 1, &tuning, &err), TRF_OK, &err);
+    tuning->layers[0] = (trf_tuned_layer){trf_tuned_form_of(all_layers[0]), 1, {{9, TRF_PATH_WIDE, {0}}}};
+    fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
+    fixture_check_status(
+        trf_linear_plan_init(all_layers[0], 2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK,
+        &err);
+    ck_assert_uint_eq(num_asked, 2);
+    ck_assert_int_eq(asked[1], TRF_PATH_AUTO);
+    ck_assert_int_eq(plan.path, TRF_PATH_FUSED);
+    ck_assert_ptr_null(plan.reason);
+    memcpy(tuning->device, "another", sizeof "another");
+    fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_ERR_DEVICE, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "'another'"));
+    fixture_check_status(trf_context_set_tuning(NULL, tuning, &err), TRF_ERR_ARGUMENT, &err);
+    trf_tuning_free(tuning);
+}
+END_TEST
+
+START_TEST(measurements_that_fail) {
+    trf_tuning *none = NULL;
+    for (uint32_t stop_at = 1; stop_at <= 13; stop_at += 4) {
+        steps s = {.stop_at = stop_at};
+        trf_tune_options options = options_to(12, &s);
+        fixture_check_status(trf_tuning_measure(all_layers, NUM_LAYERS, &options, &none, &err), TRF_ERR_CANCELLED,
+                             &err);
+        ck_assert_uint_eq(s.calls, stop_at);
+    }
+    steps s = {0};
+    trf_tune_options options = options_to(12, &s);
+    failure = TRF_ERR_CUDA;
+    fixture_check_status(trf_tuning_measure(all_layers, NUM_LAYERS, &options, &none, &err), TRF_ERR_CUDA, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "the fused path at 1 rows"));
+    options.max_m = 0;
+    fixture_check_status(trf_tuning_measure(all_layers, NUM_LAYERS, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
+    options.max_m = (1 << 20) + 1;
+    fixture_check_status(trf_tuning_measure(all_layers, NUM_LAYERS, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
+    options.max_m = 1;
+    options.x_dtype = TRF_DTYPE_F32;
+    fixture_check_status(trf_tuning_measure(all_layers, NUM_LAYERS, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
+    options.x_dtype = TRF_DTYPE_F16;
+    fixture_check_status(trf_tuning_measure(all_layers, 0, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_tuning_measure(NULL, 1, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
+    const trf_device_layer *some[] = {all_layers[0], NULL};
+    fixture_check_status(trf_tuning_measure(some, 2, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_null(none);
+}
+END_TEST
+
+/* ---- files ---- */
+
+START_TEST(files_there_and_back) {
+    trf_tuning *made = make_tuning(), *read;
+    const char *path = fixture_path("tuning.json");
+    fixture_check_status(trf_tuning_write(made, path, 0, &err), TRF_OK, &err);
+    fixture_check_status(trf_tuning_write(made, path, 0, &err), TRF_ERR_EXISTS, &err);
+    fixture_check_status(trf_tuning_write(made, path, 1, &err), TRF_OK, &err);
+    fixture_check_status(trf_tuning_read(path, &read, &err), TRF_OK, &err);
+    ck_assert_str_eq(read->device, made->device);
+    ck_assert_uint_eq(read->num_layers, made->num_layers);
+    for (uint32_t l = 0; l < made->num_layers; l++) {
+        const trf_tuned_layer *a = &read->layers[l], *b = &made->layers[l];
+        ck_assert_mem_eq(&a->form, &b->form, sizeof a->form);
+        ck_assert_uint_eq(a->num_points, b->num_points);
+        for (uint32_t i = 0; i < a->num_points; i++) {
+            ck_assert_uint_eq(a->points[i].m, b->points[i].m);
+            ck_assert_int_eq(a->points[i].path, b->points[i].path);
+            for (int p = 0; p < TRF_TUNED_PATHS; p++)
+                ck_assert(a->points[i].microseconds[p] == b->points[i].microseconds[p]);
+        }
+    }
+    trf_tuning_free(read);
+    trf_tuning_free(made);
+    fixture_check_status(trf_tuning_read(fixture_path("none.json"), &read, &err), TRF_ERR_NOT_FOUND, &err);
+    fixture_check_status(trf_tuning_write(NULL, path, 1, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_tuning_read(NULL, &read, &err), TRF_ERR_ARGUMENT, &err);
+}
+END_TEST
+
+#define HEAD "{\"format\": \"transfuse tuning\", \"version\": 1, \"device\": \"CPU\", \"layers\": "
+#define FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"groups\": false, \"rows\": 5, \"cols\": 6"
+static const struct {
+    const char *text;
+    trf_status due;
+    const char *says;
+} kFiles[] = {
+    {HEAD "[]}", TRF_OK, NULL},
+    {HEAD "[{" FORM ", \"batches\": []}]}", TRF_OK, NULL},
+    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\"}]}]}", TRF_OK, NULL},
+    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"fused\", \"microseconds\": {\"fused\": 3}}]}]}", TRF_OK,
+     NULL},
+    {"", TRF_ERR_FORMAT, "not valid JSON"},
+    {"[]", TRF_ERR_FORMAT, "'format'"},
+    {HEAD, TRF_ERR_FORMAT, "not valid JSON"},
+    {HEAD "[], \"layers\": []}", TRF_ERR_FORMAT, "not valid JSON"},
+    {"{\"format\": \"transfuse\"}", TRF_ERR_FORMAT, "'format'"},
+    {"{\"format\": \"transfuse tuning\", \"version\": 2}", TRF_ERR_VERSION, "'version'"},
+    {"{\"format\": \"transfuse tuning\", \"version\": 1.0}", TRF_ERR_VERSION, "'version'"},
+    {"{\"format\": \"transfuse tuning\", \"version\": 1, \"layers\": []}", TRF_ERR_FORMAT, "'device'"},
+    {HEAD "{}}", TRF_ERR_FORMAT, "'layers'"},
+    {HEAD "[3]}", TRF_ERR_FORMAT, "layers[0]: 'codec'"},
+    {HEAD "[{" FORM "}]}", TRF_ERR_FORMAT, "layers[0]: 'batches'"},
+    {HEAD "[{\"codec\": \"auto\"}]}", TRF_ERR_FORMAT, "layers[0]: 'codec'"},
+    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 0}]}", TRF_ERR_FORMAT, "'class_bits'"},
+    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 1e3}]}", TRF_ERR_FORMAT, "'raw_bits'"},
+    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 8, \"groups\": 0}]}", TRF_ERR_FORMAT, "'groups'"},
+    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 8, \"groups\": true, \"rows\": 4294967296}]}",
+     TRF_ERR_FORMAT, "'rows'"},
+    {HEAD "[{" FORM ", \"batches\": []}, {" FORM ", \"batches\": [{\"to\": 0, \"path\": \"wide\"}]}]}", TRF_ERR_FORMAT,
+     "layers[1].batches[0]: 'to'"},
+    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"auto\"}]}]}", TRF_ERR_FORMAT, "batches[0]: 'path'"},
+    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4}]}]}", TRF_ERR_FORMAT, "batches[0]: 'path'"},
+    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\"}, {\"to\": 4, \"path\": \"wide\"}]}]}",
+     TRF_ERR_FORMAT, "batches[1]: batches do not ascend"},
+    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\", \"microseconds\": {\"wide\": -1}}]}]}",
+     TRF_ERR_FORMAT, "a time"},
+    {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\", \"microseconds\": {\"wide\": \"1\"}}]}]}",
+     TRF_ERR_FORMAT, "a time"},
+};
+
+START_TEST(files_give_their_status) {
+    trf_tuning *read = NULL;
+    const char *path = fixture_path("tuning.json");
+    fixture_write(path, kFiles[_i].text, strlen(kFiles[_i].text));
+    fixture_check_status(trf_tuning_read(path, &read, &err), kFiles[_i].due, &err);
+    ck_assert_int_eq(read != NULL, kFiles[_i].due == TRF_OK);
+    if (kFiles[_i].says) {
+        ck_assert_msg(strstr(err.message, kFiles[_i].says), "%s", err.message);
+        ck_assert_msg(strstr(err.message, "tuning.json"), "%s", err.message);
+    }
+    trf_tuning_free(read);
+}
+END_TEST
+
+START_TEST(too_long_files) {
+    trf_tuning *read = NULL;
+    const char *path = fixture_path("tuning.json");
+    char text[8192];
+    size_t used = (size_t)sprintf(text, HEAD "[{" FORM ", \"batches\": [");
+    for (int i = 1; i <= TRF_TUNED_POINTS + 1; i++)
+        used += (size_t)sprintf(text + used, "%s{\"to\": %d, \"path\": \"wide\"}", i > 1 ? ", " : "", i);
+    used += (size_t)sprintf(text + used, "]}]}");
+    fixture_write(path, text, used);
+    fixture_check_status(trf_tuning_read(path, &read, &err), TRF_ERR_FORMAT, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "too long"));
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("tuning");
+    TCase *tests = tcase_create("tuning"), *on_made_up = tcase_create("made_up");
+    tcase_add_unchecked_fixture(tests, begin, end);
+    tcase_add_test(tests, choices);
+    tcase_add_test(tests, fastest);
+    tcase_add_test(tests, measured_on_the_cpu);
+    tcase_add_test(tests, files_there_and_back);
+    tcase_add_loop_test(tests, files_give_their_status, 0, sizeof kFiles / sizeof kFiles[0]);
+    tcase_add_test(tests, too_long_files);
+    suite_add_tcase(suite, tests);
+    tcase_add_unchecked_fixture(on_made_up, make_up, unmake);
+    tcase_add_test(on_made_up, crossovers);
+    tcase_add_test(on_made_up, contexts_follow);
+    tcase_add_test(on_made_up, refused_paths_give_way);
+    tcase_add_test(on_made_up, measurements_that_fail);
+    suite_add_tcase(suite, on_made_up);
+    return run_suite(suite);
+}

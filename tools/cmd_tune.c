@@ -1,0 +1,152 @@
+/* transfuse tune */
+#include "cli_file.h"
+#include "cli_report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,  CLI_OPT_DEVICE, CLI_OPT_MAX_BATCH,
+                                         CLI_OPT_THREADS, CLI_OPT_FORCE,  0};
+
+/* One layer of each kind that the checkpoint has, on the device. */
+typedef struct layer_set {
+    trf_device_layer **layers;
+    trf_layer_info *infos;
+    uint32_t count;
+} layer_set;
+
+/* Whether products of both take the same time, as far as kernels are concerned. */
+static int are_alike(const trf_layer_info *a, const trf_layer_info *b) {
+    return a->codec == b->codec && a->class_bits == b->class_bits && a->raw_bits == b->raw_bits && a->rows == b->rows &&
+           a->cols == b->cols && (a->granularity >= TRF_GRANULARITY_GROUP) == (b->granularity >= TRF_GRANULARITY_GROUP);
+}
+
+static int has_like(const layer_set *set, const trf_layer_info *info) {
+    for (uint32_t i = 0; i < set->count; i++)
+        if (are_alike(&set->infos[i], info))
+            return 1;
+    return 0;
+}
+
+static trf_status load_layer(trf_context *context, trf_checkpoint *checkpoint, const trf_tensor_info *tensor,
+                             layer_set *set, trf_error *err) {
+    char name[4096];
+    snprintf(name, sizeof name, tensor->num_dims == 3 ? "%s[0]" : "%s", tensor->name);
+    set->infos[set->count] = tensor->layer;
+    trf_status status = trf_device_layer_load(context, checkpoint, name, NULL, &set->layers[set->count], err);
+    set->count += status == TRF_OK;
+    return status;
+}
+
+static trf_status load_layers(trf_context *context, trf_checkpoint *checkpoint, layer_set *set, trf_error *err) {
+    const uint64_t tensors = trf_checkpoint_num_tensors(checkpoint);
+    set->layers = calloc(tensors + 1, sizeof *set->layers);
+    set->infos = calloc(tensors + 1, sizeof *set->infos);
+    if (!set->layers || !set->infos) {
+        *err = (trf_error){.status = TRF_ERR_MEMORY, .message = "out of memory for a list of layers"};
+        return TRF_ERR_MEMORY;
+    }
+    for (uint64_t i = 0; i < tensors; i++) {
+        trf_tensor_info tensor;
+        trf_status status = trf_checkpoint_tensor(checkpoint, i, &tensor, err);
+        if (status == TRF_OK && tensor.compressed && !has_like(set, &tensor.layer))
+            status = load_layer(context, checkpoint, &tensor, set, err);
+        if (status != TRF_OK)
+            return status;
+    }
+    return TRF_OK;
+}
+
+static void free_layers(layer_set *set) {
+    for (uint32_t i = 0; i < set->count; i++)
+        trf_device_layer_destroy(set->layers[i]);
+    free(set->layers);
+    free(set->infos);
+}
+
+/* "1 fused, 48 wide, 384 two-step": from which of the measured batches on. */
+static void print_layer(const trf_tuning *tuning, const trf_device_layer *layer, const trf_layer_info *info,
+                        uint32_t max_batch) {
+    trf_path path = TRF_PATH_AUTO;
+    printf("  %s %ux%u, %s:", trf_codec_name(info->codec), info->rows, info->cols,
+           info->class_bits == 2 ? "quads" : "pairs");
+    for (uint32_t m = 1; m <= max_batch; m++) {
+        const trf_path next = trf_tuning_path(tuning, layer, m);
+        if (next != path && next != TRF_PATH_AUTO) {
+            printf("%s %u %s", path == TRF_PATH_AUTO ? "" : ",", m, cli_path_name(next));
+            path = next;
+        }
+    }
+    putchar('\n');
+}
+
+static cli_exit measure(const cli_options *options, const layer_set *set) {
+    trf_tune_options tune;
+    trf_tuning *tuning;
+    trf_error err = {0};
+    cli_progress progress;
+    if (!set->count)
+        return cli_fail(TRF_ERR_NOT_FOUND, "%s: no layer is compressed", options->operands[0]);
+    trf_tune_options_init(&tune);
+    if (options->max_batch)
+        tune.max_m = options->max_batch;
+    tune.progress = cli_progress_count;
+    tune.progress_context = &progress;
+    cli_progress_start(&progress, "measuring");
+    trf_status failed =
+        trf_tuning_measure((const trf_device_layer *const *)set->layers, set->count, &tune, &tuning, &err);
+    const double seconds = cli_progress_end(&progress);
+    if (failed)
+        return cli_report_error(&err);
+    cli_signals_hold();
+    failed = trf_tuning_write(tuning, options->output, options->force, &err);
+    cli_signals_allow();
+    if (!failed) {
+        printf("%s: batches to %u of %u layers, %.1f s\n", options->output, tune.max_m, set->count, seconds);
+        for (uint32_t i = 0; i < set->count; i++)
+            print_layer(tuning, set->layers[i], &set->infos[i], tune.max_m);
+    }
+    trf_tuning_free(tuning);
+    return failed ? cli_report_error(&err) : CLI_OK;
+}
+
+static int run(const cli_options *options) {
+    trf_context *context;
+    trf_checkpoint *checkpoint = NULL;
+    layer_set set = {0};
+    trf_error err = {0};
+    cli_exit status = cli_file_check(options->output, options->force);
+    if (status != CLI_OK)
+        return status;
+    trf_status failed = trf_context_create(options->device == CLI_DEVICE_CUDA ? 0 : TRF_DEVICE_CPU, &context, &err);
+    if (failed)
+        return cli_fail(err.status, "--device %s: %s", options->device == CLI_DEVICE_CUDA ? "cuda" : "cpu",
+                        err.message);
+    trf_context_set_threads(context, options->threads);
+    failed = trf_checkpoint_open(options->operands[0], &checkpoint, &err);
+    if (!failed)
+        failed = load_layers(context, checkpoint, &set, &err);
+    status = failed ? cli_report_error(&err) : measure(options, &set);
+    free_layers(&set);
+    trf_checkpoint_close(checkpoint);
+    trf_context_destroy(context);
+    return status;
+}
+
+const cli_command cmd_tune = {
+    .name = "tune",
+    .summary = "measure which path is the fastest for a checkpoint's layers",
+    .help = "usage: transfuse tune IN -o TUNING.json [OPTIONS]\n"
+            "IN: a compressed checkpoint. One layer of each codec and shape is measured, batch by batch, by each path\n"
+            "that takes it. 'matmul' and 'bench' take the file with --tuning, programs with trf_tuning_read. Nothing\n"
+            "else should run on the device meanwhile.\n\n"
+            "  -o, --output OUT      where to write\n"
+            "  --device cpu|cuda     [cpu], which has one path\n"
+            "  --max-batch M         batches of 1, 2, 3, 4, 6, 8, 12 ... to M, 1 to 1048576 [8192]\n"
+            "  -T, --threads N       on the CPU: threads; 0 (default): one for each core\n"
+            "  -f, --force           replace OUT if it exists\n",
+    .operands = {"IN"},
+    .options = kOptions,
+    .needs_output = 1,
+    .run = run,
+};
