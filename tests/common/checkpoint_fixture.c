@@ -236,3 +236,15 @@ void fixture_check_status(trf_status status, trf_status expected, const trf_erro
     ck_assert_uint_gt(strlen(err->message), 0);
     ck_assert_ptr_null(strchr(err->message, '\n'));
 }
+
+trf_checkpoint *fixture_open_packed(const fixture_tensor *tensors, size_t count) {
+    const char *source = fixture_path("in.safetensors"), *packed = fixture_path("packed.safetensors");
+    trf_checkpoint *checkpoint;
+    trf_checkpoint_options options;
+    trf_error err = {0};
+    fixture_write_safetensors(source, NULL, tensors, count, 8, 1);
+    trf_checkpoint_options_init(&options);
+    fixture_check_status(trf_compress_checkpoint(source, packed, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_open(packed, &checkpoint, &err), TRF_OK, &err);
+    return checkpoint;
+}

@@ -33,13 +33,8 @@ static trf_checkpoint *checkpoint;
 
 static void begin(void) {
     fixture_begin();
-    const char *source = fixture_path("in.safetensors");
     packed = fixture_path("packed.safetensors");
-    fixture_write_safetensors(source, NULL, kTensors, NUM_TENSORS, 8, 1);
-    trf_checkpoint_options options;
-    trf_checkpoint_options_init(&options);
-    fixture_check_status(trf_compress_checkpoint(source, packed, &options, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_checkpoint_open(packed, &checkpoint, &err), TRF_OK, &err);
+    checkpoint = fixture_open_packed(kTensors, NUM_TENSORS);
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
 }
 

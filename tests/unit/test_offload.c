@@ -46,13 +46,9 @@ static void *allocate(uint64_t bytes) {
 
 static void begin(void) {
     fixture_begin();
-    const char *source = fixture_path("in.safetensors"), *packed = fixture_path("packed.safetensors");
-    fixture_write_safetensors(source, NULL, kTensors, 4, 8, 1);
-    trf_checkpoint_options options;
-    trf_checkpoint_options_init(&options);
-    fixture_check_status(trf_compress_checkpoint(source, packed, &options, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_checkpoint_open(packed, &checkpoint, &err), TRF_OK, &err);
-    fixture_check_status(trf_extract_layer(packed, kNames[1], fixture_path("b.trf"), 0, &err), TRF_OK, &err);
+    checkpoint = fixture_open_packed(kTensors, 4);
+    fixture_check_status(
+        trf_extract_layer(fixture_path("packed.safetensors"), kNames[1], fixture_path("b.trf"), 0, &err), TRF_OK, &err);
     fixture_check_status(trf_layer_open(fixture_path("b.trf"), &host, &err), TRF_OK, &err);
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
     trf_context_set_threads(cpu, 1);
