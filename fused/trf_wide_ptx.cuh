@@ -102,6 +102,17 @@ static __device__ __forceinline__ void trf_copy_box(uint32_t to, const void *map
 
 /* ---- products of a warpgroup ---- */
 
+/* Whether a condition holds in all four warps; barrier: one that nobody else uses. */
+static __device__ __forceinline__ bool trf_all_of_warpgroup(uint32_t barrier, bool mine) {
+    uint32_t all;
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %2, 0; barrier.cta.red.and.aligned.pred q, %1, 128, p; selp.u32 "
+                 "%0, 1, 0, q; }"
+                 : "=r"(all)
+                 : "r"(barrier), "r"((uint32_t)mine)
+                 : "memory");
+    return all;
+}
+
 /* An operand in shared memory, rows of 64 bytes under the swizzle of 64: atoms of 8 rows, one behind the other. at: a multiple of 512, plus 32 for the second
  * 16 columns. */
 static __device__ __forceinline__ uint64_t trf_operand(uint32_t at) {
@@ -157,6 +168,127 @@ static __device__ __forceinline__ void trf_wgmma(trf_bf16_type, float (&d)[64], 
 }
 static __device__ __forceinline__ void trf_wgmma(trf_f16_type, float (&d)[64], uint64_t a, uint64_t b) {
     TRF_WGMMA_128("f16.f16");
+}
+
+/* Two steps by all rows of x at once, and waits. Each of a warpgroup's warps has 32 rows of W of its own: d is [2][tiles][4], 16 rows each, as with mma.m16n8k16; first, second: fragments of the two
+ * steps, [2][4]. b: x's operand of the first step; the second is 32 bytes on. */
+#define TRF_FRAGMENTS(f) "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "r"(f[4]), "r"(f[5]), "r"(f[6]), "r"(f[7])
+#define TRF_WGMMA_STEPS_16(types)                                                                                      \
+    asm volatile("wgmma.fence.sync.aligned;\n"                                                                         \
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32." types                                                   \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7}, {%16, %17, %18, %19}, %32, 1, 1, 1, 0;\n"                         \
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32." types                                                   \
+                 " {%8, %9, %10, %11, %12, %13, %14, %15}, {%20, %21, %22, %23}, %32, 1, 1, 1, 0;\n"                   \
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32." types                                                   \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7}, {%24, %25, %26, %27}, %33, 1, 1, 1, 0;\n"                         \
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32." types                                                   \
+                 " {%8, %9, %10, %11, %12, %13, %14, %15}, {%28, %29, %30, %31}, %33, 1, 1, 1, 0;\n"                   \
+                 "wgmma.commit_group.sync.aligned;\n"                                                                  \
+                 "wgmma.wait_group.sync.aligned 0;"                                                                    \
+                 : TRF_F8(d, 0), TRF_F8(d, 8)                                                                          \
+                 : TRF_FRAGMENTS(first), TRF_FRAGMENTS(second), "l"(b), "l"(b + 2)                                     \
+                 : "memory")
+#define TRF_WGMMA_STEPS_32(types)                                                                                      \
+    asm volatile("wgmma.fence.sync.aligned;\n"                                                                         \
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." types                                                   \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%32, %33, %34, %35}, "     \
+                 "%48, 1, 1, 1, 0;\n"                                                                                  \
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." types                                                   \
+                 " {%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%36, %37, %38, " \
+                 "%39}, %48, 1, 1, 1, 0;\n"                                                                            \
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." types                                                   \
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%40, %41, %42, %43}, "     \
+                 "%49, 1, 1, 1, 0;\n"                                                                                  \
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." types                                                   \
+                 " {%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%44, %45, %46, " \
+                 "%47}, %49, 1, 1, 1, 0;\n"                                                                            \
+                 "wgmma.commit_group.sync.aligned;\n"                                                                  \
+                 "wgmma.wait_group.sync.aligned 0;"                                                                    \
+                 : TRF_F8(d, 0), TRF_F8(d, 8), TRF_F8(d, 16), TRF_F8(d, 24)                                            \
+                 : TRF_FRAGMENTS(first), TRF_FRAGMENTS(second), "l"(b), "l"(b + 2)                                     \
+                 : "memory")
+#define TRF_WGMMA_STEPS_64(types)                                                                                      \
+    asm volatile(                                                                                                      \
+        "wgmma.fence.sync.aligned;\n"                                                                                  \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                                            \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "  \
+        "%23, %24, %25, %26, %27, %28, %29, %30, %31}, {%64, %65, %66, %67}, %80, 1, 1, 1, 0;\n"                       \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                                            \
+        " {%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "  \
+        "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%68, %69, %70, %71}, %80, 1, 1, 1, 0;\n"             \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                                            \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "  \
+        "%23, %24, %25, %26, %27, %28, %29, %30, %31}, {%72, %73, %74, %75}, %81, 1, 1, 1, 0;\n"                       \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                                            \
+        " {%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "  \
+        "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%76, %77, %78, %79}, %81, 1, 1, 1, 0;\n"             \
+        "wgmma.commit_group.sync.aligned;\n"                                                                           \
+        "wgmma.wait_group.sync.aligned 0;"                                                                             \
+        : TRF_F8(d, 0), TRF_F8(d, 8), TRF_F8(d, 16), TRF_F8(d, 24), TRF_F8(d, 32), TRF_F8(d, 40), TRF_F8(d, 48),       \
+          TRF_F8(d, 56)                                                                                                \
+        : TRF_FRAGMENTS(first), TRF_FRAGMENTS(second), "l"(b), "l"(b + 2)                                              \
+        : "memory")
+#define TRF_WGMMA_STEPS_128(types)                                                                                     \
+    asm volatile(                                                                                                      \
+        "wgmma.fence.sync.aligned;\n"                                                                                  \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                                           \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "  \
+        "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "    \
+        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%128, " \
+        "%129, %130, %131}, %144, 1, 1, 1, 0;\n"                                                                       \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                                           \
+        " {%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, "  \
+        "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "    \
+        "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, " \
+        "%123, %124, %125, %126, %127}, {%132, %133, %134, %135}, %144, 1, 1, 1, 0;\n"                                 \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                                           \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "  \
+        "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "    \
+        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%136, " \
+        "%137, %138, %139}, %145, 1, 1, 1, 0;\n"                                                                       \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                                           \
+        " {%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, "  \
+        "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "    \
+        "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, " \
+        "%123, %124, %125, %126, %127}, {%140, %141, %142, %143}, %145, 1, 1, 1, 0;\n"                                 \
+        "wgmma.commit_group.sync.aligned;\n"                                                                           \
+        "wgmma.wait_group.sync.aligned 0;"                                                                             \
+        : TRF_F8(d, 0), TRF_F8(d, 8), TRF_F8(d, 16), TRF_F8(d, 24), TRF_F8(d, 32), TRF_F8(d, 40), TRF_F8(d, 48),       \
+          TRF_F8(d, 56), TRF_F8(d, 64), TRF_F8(d, 72), TRF_F8(d, 80), TRF_F8(d, 88), TRF_F8(d, 96), TRF_F8(d, 104),    \
+          TRF_F8(d, 112), TRF_F8(d, 120)                                                                               \
+        : TRF_FRAGMENTS(first), TRF_FRAGMENTS(second), "l"(b), "l"(b + 2)                                              \
+        : "memory")
+static __device__ __forceinline__ void trf_wgmma_steps(trf_bf16_type, float (&d)[16], const uint32_t *first,
+                                                       const uint32_t *second, uint64_t b) {
+    TRF_WGMMA_STEPS_16("bf16.bf16");
+}
+static __device__ __forceinline__ void trf_wgmma_steps(trf_f16_type, float (&d)[16], const uint32_t *first,
+                                                       const uint32_t *second, uint64_t b) {
+    TRF_WGMMA_STEPS_16("f16.f16");
+}
+static __device__ __forceinline__ void trf_wgmma_steps(trf_bf16_type, float (&d)[32], const uint32_t *first,
+                                                       const uint32_t *second, uint64_t b) {
+    TRF_WGMMA_STEPS_32("bf16.bf16");
+}
+static __device__ __forceinline__ void trf_wgmma_steps(trf_f16_type, float (&d)[32], const uint32_t *first,
+                                                       const uint32_t *second, uint64_t b) {
+    TRF_WGMMA_STEPS_32("f16.f16");
+}
+static __device__ __forceinline__ void trf_wgmma_steps(trf_bf16_type, float (&d)[64], const uint32_t *first,
+                                                       const uint32_t *second, uint64_t b) {
+    TRF_WGMMA_STEPS_64("bf16.bf16");
+}
+static __device__ __forceinline__ void trf_wgmma_steps(trf_f16_type, float (&d)[64], const uint32_t *first,
+                                                       const uint32_t *second, uint64_t b) {
+    TRF_WGMMA_STEPS_64("f16.f16");
+}
+static __device__ __forceinline__ void trf_wgmma_steps(trf_bf16_type, float (&d)[128], const uint32_t *first,
+                                                       const uint32_t *second, uint64_t b) {
+    TRF_WGMMA_STEPS_128("bf16.bf16");
+}
+static __device__ __forceinline__ void trf_wgmma_steps(trf_f16_type, float (&d)[128], const uint32_t *first,
+                                                       const uint32_t *second, uint64_t b) {
+    TRF_WGMMA_STEPS_128("f16.f16");
 }
 
 #endif
