@@ -85,10 +85,6 @@ static __device__ __forceinline__ void trf_copy16(uint32_t to, const void *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-static __device__ __forceinline__ void trf_copy4(uint32_t to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
 static __device__ __forceinline__ void trf_copy8(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }

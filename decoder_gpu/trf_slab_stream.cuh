@@ -295,9 +295,6 @@ __host__ __device__ inline uint32_t trf_regular_slab_cols(const trf_device_view 
     return view.cols / view.slab_cols + (steps > 0 && steps % 4 == 0);
 }
 
-/* Whether a slab that is there for this warp is there for all who walk with it, side by side. A grid of such warps has an overload. */
-template <class Grid> static __device__ __forceinline__ bool trf_agree(const Grid &, bool mine) { return mine; }
-
 template <class Grid> static __device__ __forceinline__ void trf_walk_on(trf_walk &walk, const Grid &grid) {
     if (--walk.left && ++walk.col == walk.stop)
         grid.next_band(walk);
@@ -359,8 +356,6 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
                 st.bytes[s] = st.bytes[0];
             }
         }
-        if (!trf_agree(grid, st.bytes[0] != 0))
-            st.bytes[0] = 0;
         if (st.bytes[0]) {
             st.entered = st.walk;
             st.chunks_left = chunks;

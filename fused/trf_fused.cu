@@ -32,13 +32,9 @@ static bool geometry_takes(const trf_device_view *view, const trf_device_facts *
     case TRF_GEOMETRY_TWO:
         return usual && m <= 8 && !is_scaled(view);
     case TRF_GEOMETRY_ONE:
-        return usual && m <= TRF_FUSED_MAX_M;
-    case TRF_GEOMETRY_WARPGROUPS:
-        return usual && m > 8 && (view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16) &&
-               limits->capability == 90 && !(limits->missing_code & TRF_CODE_WIDE) && !facts->irregular_weights &&
-               view->rows % (4 * TRF_SLAB_ROWS) == 0;
+        return usual;
     default:
-        return m <= TRF_FUSED_MAX_M;
+        return true;
     }
 }
 
@@ -96,7 +92,6 @@ struct cut {
     uint32_t cluster, clusters;             /* blocks of a cluster; clusters */
     uint32_t units, cols;                   /* of the layer: units, columns of slabs */
     uint32_t parts, group;
-    uint32_t unit_step;                 /* units of a cluster, of a group: in multiples of so many */
     uint32_t groups, block_cols;        /* of the block that has the most */
     uint32_t straddles, items;          /* items: of all blocks, if it does */
     uint32_t sums, sums_stride, window; /* shared offsets */
@@ -128,12 +123,11 @@ static cut cut_of(const trf_device_view *view, uint32_t m, uint32_t geometry, ui
     c.slabs = (uint32_t)trf_fused_slabs((int)geometry);
     c.cols = trf_regular_slab_cols(*view);
     c.units = c.cols ? ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
-    c.unit_step = geometry == TRF_GEOMETRY_WARPGROUPS ? 4 : 1;
     c.cluster = cluster;
     c.parts = parts;
     c.straddles = ways & WAY_STRADDLES;
     c.sums_over_x = (ways & WAY_SUMS_OVER_X) != 0;
-    const uint32_t most_at_once = c.warps / parts / c.unit_step * c.unit_step;
+    const uint32_t most_at_once = c.warps / parts;
     if (c.straddles) {
         c.group = most_at_once;
         c.items = ceil_div(c.units, c.group) * c.cols;
@@ -141,9 +135,8 @@ static cut cut_of(const trf_device_view *view, uint32_t m, uint32_t geometry, ui
         c.block_cols = c.cols;
         return c;
     }
-    const uint32_t steps = c.units / c.unit_step;
-    c.clusters = clusters < steps ? clusters : steps ? steps : 1;
-    const uint32_t most_units = steps ? c.unit_step * ceil_div(steps, c.clusters) : 1;
+    c.clusters = clusters < c.units ? clusters : c.units ? c.units : 1;
+    const uint32_t most_units = c.units ? ceil_div(c.units, c.clusters) : 1;
     c.group = most_at_once < most_units ? most_at_once : most_units;
     c.groups = ceil_div(most_units, c.group);
     c.block_cols = ceil_div(c.cols, cluster);
@@ -158,7 +151,7 @@ static bool lay_out(cut *c, const trf_device_view *view, const trf_device_facts 
     c->window_cols = window_cols;
     c->plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, block_warps(*c), c->slabs, table_log,
                                  in_buffers ? sum_bytes(*c) : 0);
-    c->window = (c->plan.total + 511) / 512 * 512; /* of operands' swizzle */
+    c->window = c->plan.total;
     c->shared_bytes = c->window + c->parts * 2 * trf_window_piece_bytes(window_cols, (int)c->tiles);
     c->sums = in_buffers ? c->plan.warps : c->sums_over_x ? c->window : c->shared_bytes;
     c->sums_stride = in_buffers ? c->plan.warp_bytes : sum_bytes(*c);
@@ -240,7 +233,7 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
         const cut straddling = cut_of(view, m, geometry, 1, limits->clusters[0], 1, WAY_STRADDLES);
         consider(straddling);
         for (uint32_t size = 0; size < TRF_CLUSTER_SIZES && limits->clusters[size]; size++)
-            for (uint32_t parts = 1; parts * straddling.unit_step <= straddling.warps; parts++) {
+            for (uint32_t parts = 1; parts <= straddling.warps; parts++) {
                 const cut c = cut_of(view, m, geometry, 1u << size, limits->clusters[size], parts, 0);
                 if ((c.cluster > 1 && c.cluster > c.cols) || (parts > 1 && parts > c.block_cols))
                     break; /* a block, or a warp, without columns */
@@ -274,17 +267,15 @@ const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_devic
 
 const char *trf_fused_refuses(const trf_device_view *view, const trf_device_facts *facts,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
-    if (m > TRF_FUSED_MOST_M)
-        return "the batch is larger than 128";
+    if (m > TRF_FUSED_MAX_M)
+        return "the batch is larger than 64";
     const char *reason = trf_fused_refuses_layer(view, facts, x_dtype);
     if (reason)
         return reason;
     if ((uint64_t)view->num_bands * view->num_slab_cols > UINT32_MAX || ((uint64_t)view->cols + 8) * m > UINT32_MAX / 2)
         return "the layer or the batch is too large";
     cut c;
-    if (find_cut(view, facts, limits, m, &c))
-        return NULL;
-    return m > TRF_FUSED_MAX_M ? "the batch is larger than 64" : "its streams do not fit this device's shared memory";
+    return find_cut(view, facts, limits, m, &c) ? NULL : "its streams do not fit this device's shared memory";
 }
 
 double trf_fused_microseconds(const trf_device_view *view, const trf_device_facts *facts,
@@ -394,9 +385,8 @@ int trf_fused_launch(const trf_device_view *view, const trf_device_facts *facts,
     args.parts = c.parts;
     args.group = c.group;
     args.units = c.units;
-    args.unit_step = c.unit_step;
-    args.units_each = (c.straddles ? c.items : c.units / c.unit_step) / c.clusters;
-    args.units_more = (c.straddles ? c.items : c.units / c.unit_step) % c.clusters;
+    args.units_each = (c.straddles ? c.items : c.units) / c.clusters;
+    args.units_more = (c.straddles ? c.items : c.units) % c.clusters;
     args.straddles = c.straddles;
     args.partials = (float *)(base + at.partials);
     args.cols_each = c.cols / c.cluster;

@@ -51,8 +51,8 @@ struct trf_block_share {
             return;
         }
         const uint32_t cluster = blockIdx.x / a.cluster, rank = blockIdx.x % a.cluster;
-        unit = a.unit_step * trf_share_begin(a.units_each, a.units_more, cluster);
-        units = a.unit_step * (a.units_each + (cluster < a.units_more ? 1 : 0));
+        unit = trf_share_begin(a.units_each, a.units_more, cluster);
+        units = a.units_each + (cluster < a.units_more ? 1 : 0);
         col = trf_share_begin(a.cols_each, a.cols_more, rank);
         cols = max(a.cols_each + (rank < a.cols_more ? 1 : 0), 1u);
         begin = 0;
@@ -64,8 +64,8 @@ struct trf_block_share {
     __device__ __forceinline__ uint32_t to(uint32_t g) const { return min(end, (g + 1) * cols) - g * cols; }
 };
 
-/* A warp's way: of each of the block's groups one unit, a part of the block's columns. kWarpgroups: four warps of a warpgroup have ways of equal length. */
-template <bool kWarpgroups> struct trf_part_grid {
+/* A warp's way: of each of the block's groups one unit, a part of the block's columns. */
+struct trf_part_grid {
     const trf_block_share &share;
     uint32_t group, part, parts;
 
@@ -102,21 +102,14 @@ template <bool kWarpgroups> struct trf_part_grid {
     }
 };
 
-#if TRF_WARPGROUPS
-/* Barriers 1 ... are those of windows, of 12 warps at most. */
-static __device__ __forceinline__ bool trf_agree(const trf_part_grid<true> &, bool mine) {
-    return trf_all_of_warpgroup(8 + threadIdx.x / 128, mine);
-}
-#endif
-
 /* Pieces of x that `slabs` slabs side by side take. */
 static __device__ __forceinline__ uint32_t trf_window_pieces(const trf_fused_args &a, uint32_t slabs) {
     return a.view.slab_cols > a.window_cols ? 2 * slabs : slabs;
 }
 
 /* The product of a warp, with x from where it is. */
-template <class Product, int kTiles, bool kWarpgroups> struct trf_fused_sink : Product {
-    trf_x_window<kTiles, kWarpgroups> x_window;
+template <class Product, int kTiles> struct trf_fused_sink : Product {
+    trf_x_window<kTiles> x_window;
     uint32_t on_way; /* slabs on the warp's way */
     uint32_t next;   /* piece of x */
     uint32_t chunks; /* left of the piece at hand */
@@ -140,7 +133,7 @@ template <class Product, int kTiles, bool kWarpgroups> struct trf_fused_sink : P
         if (chunks == 0) {
             x_window.need(this->a, next + 1);
             x_window.stepped = true;
-            this->window = x_window.piece(this->a, next++) + (kWarpgroups ? 0 : 16 * this->lane);
+            this->window = x_window.piece(this->a, next++) + 16 * this->lane;
             chunks = this->a.window_cols / 64;
         }
         chunks--;
@@ -217,9 +210,9 @@ static __device__ __forceinline__ void trf_finish_group(const trf_fused_args &a,
     }
 }
 
-template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, int kWarps, bool kWarpgroups>
+template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, int kWarps>
 static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) {
-    using Product = trf_product<Form, Type, kSlabs, kTiles, kScaled, kP == 0, kWarpgroups>;
+    using Product = trf_product<Form, Type, kSlabs, kTiles, kScaled, kP == 0>;
     constexpr int kLog = kP == 0 ? 0 : trf_fused_table_log(Form::kClassBits, kSlabs);
     static_assert(!Product::kWindow || kWarps / 2 <= 15, "a barrier for each part of two warps or more");
     extern __shared__ __align__(1024) uint8_t shared_memory[];
@@ -235,7 +228,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
     const uint32_t place = warp % a.group, part = warp / a.group;
     trf_block_share share_at_start;
     share_at_start.find(a);
-    const trf_part_grid<kWarpgroups> grid_at_start = {share_at_start, a.group, part, a.parts};
+    const trf_part_grid grid_at_start = {share_at_start, a.group, part, a.parts};
     const trf_walk walk = part < a.parts ? grid_at_start.start(place) : trf_walk{};
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     trf_stager<kSlabs> stager;
@@ -245,7 +238,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
     if (threadIdx.x == 0)
         share = share_at_start;
     if (Product::kWindow && threadIdx.x < a.parts) {
-        const trf_walk of_part = trf_part_grid<kWarpgroups>{share_at_start, a.group, threadIdx.x, a.parts}.start(0);
+        const trf_walk of_part = trf_part_grid{share_at_start, a.group, threadIdx.x, a.parts}.start(0);
         const uint32_t pieces = trf_window_pieces(a, 1),
                        width = a.straddles ? share_at_start.cols : max(of_part.stop - of_part.col, 1u);
         ways[threadIdx.x] = {shared + a.window + threadIdx.x * 2 * trf_window_piece_bytes(a.window_cols, kTiles),
@@ -260,9 +253,8 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
     __syncthreads();
     trf_wait_for_predecessor();
 
-    const trf_part_grid<kWarpgroups> grid = {share, a.group, part, a.parts};
-    trf_fused_sink<Product, kTiles, kWarpgroups> sink(a, lane, ways[Product::kWindow ? min(part, a.parts - 1) : 0],
-                                                      walk.left);
+    const trf_part_grid grid = {share, a.group, part, a.parts};
+    trf_fused_sink<Product, kTiles> sink(a, lane, ways[Product::kWindow ? min(part, a.parts - 1) : 0], walk.left);
     if (Product::kWindow && part < a.parts && ways[part].total)
         sink.x_window.copy(a);
     uint32_t on_way = 0; /* slabs of the part, up to the end of the group at hand */
@@ -325,10 +317,10 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
         trf_each_tail_place(a, [&](uint32_t n, uint32_t row) { trf_store_y(a, n, row, 0.0f); });
 }
 
-template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, int kWarps, bool kWarpgroups>
+template <class Form, class Type, int kP, int kSlabs, int kTiles, bool kScaled, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constant__ trf_fused_args a) {
-    if constexpr (kWarpgroups ? TRF_WARPGROUPS : kP == 0 || TRF_LARGE_SHARED)
-        trf_fused_block<Form, Type, kP, kSlabs, kTiles, kScaled, kWarps, kWarpgroups>(a);
+    if constexpr (kP == 0 || TRF_LARGE_SHARED)
+        trf_fused_block<Form, Type, kP, kSlabs, kTiles, kScaled, kWarps>(a);
 }
 
 /* Adds up the partials of units that blocks share, and writes their y; with an epilogue that of all units. A warp for each piece of each unit of the layer. */

@@ -74,8 +74,6 @@ static inline double slab_microseconds(const trf_device_view *view, int geometry
                                                                                               : 1.0;
     if (geometry == TRF_GEOMETRY_ANY)
         return tiles == 1 ? 1.0 : 1.5;
-    if (geometry == TRF_GEOMETRY_WARPGROUPS) /* not measured */
-        return longer * (tiles == 2 ? 0.38 : tiles == 4 ? 0.42 : tiles == 8 ? 0.48 : 0.73);
     if (slabs == 2)
         return longer * (0.340 + 0.0020 * more_rows);
     return longer * (tiles == 1 ? 0.365 + 0.0040 * more_rows : tiles == 2 ? 0.41 : tiles == 4 ? 0.47 : 0.82);

@@ -6,7 +6,6 @@
 
 #include "trf_epilogue.h"
 #include "trf_slab_stream.cuh"
-#include "trf_wide_ptx.cuh"
 
 /* The epilogue, and what is written behind it. */
 struct trf_with {
@@ -32,8 +31,7 @@ struct trf_fused_args {
     uint32_t parts;                  /* of a block's columns: warps that share a unit */
     uint32_t group;                  /* units that a block walks at once; group * parts warps are at work */
     uint32_t units;                  /* of the layer */
-    uint32_t unit_step;              /* clusters have units in multiples of so many */
-    uint32_t units_each, units_more; /* a cluster has units_each steps of units, those below units_more one more */
+    uint32_t units_each, units_more; /* a cluster has units_each, those below units_more one more */
     uint32_t cols_each, cols_more;   /* likewise, a block's columns of slabs */
     uint32_t straddles;              /* units of a group may have their columns in several clusters (of one block) */
     float *partials;                 /* straddles: [blocks][2][group][pieces][128], workspace */
@@ -127,8 +125,7 @@ static constexpr uint32_t kWindowTileBytes = 8 * 64; /* 8 rows of x, two steps' 
 
 /* ---- one warp's accumulators ----
  * sum[b][t][4]: rows 16b + lane/4 (+8 for 2, 3) of the unit, batch 8t + 2(lane%4) (+1 for 1, 3). */
-template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRowOffsets, bool kWarpgroups = false>
-struct trf_product {
+template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRowOffsets> struct trf_product {
     static constexpr int kBlocks = 2 * kSlabs;
     static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
     static constexpr int kColumnTiles = kTiles;
@@ -294,15 +291,6 @@ struct trf_product {
         window += kTiles * kWindowTileBytes;
     }
 
-    /* Two steps by all tiles of x, by the warpgroup: its warps have equal ways, and meet here. */
-    __device__ __forceinline__ void multiply_together(const uint32_t *second) {
-#if TRF_WARPGROUPS
-        static_assert(kSlabs == 1, "a warp's two blocks of 16 rows");
-        trf_wgmma_steps(Type(), reinterpret_cast<float(&)[8 * kTiles]>(sum), held, second, trf_operand(window));
-        window += kTiles * kWindowTileBytes;
-#endif
-    }
-
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
         if (!kWindow) {
             multiply(reg, k % 2);
@@ -310,8 +298,6 @@ struct trf_product {
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 held[i] = reg[0][i];
-        } else if constexpr (kWarpgroups) {
-            multiply_together(reg[0]);
         } else {
             multiply_window(reg[0]);
         }

@@ -15,25 +15,20 @@ typedef void (*trf_fused_kernel)(trf_fused_args);
 
 /* Which ones a layer can have depends on its p, L and frequencies (trf_has_usual_p), on the batch, and on shared memory. */
 enum trf_fused_geometry {
-    TRF_GEOMETRY_TWO,        /* usual p, two slabs a warp, 1 tile; not with group scales */
-    TRF_GEOMETRY_ONE,        /* usual p; 1, 2, 4 or 8 tiles */
-    TRF_GEOMETRY_WARPGROUPS, /* usual p; 2, 4, 8 or 16 tiles that warpgroups multiply (compute capability 9.0): bf16, fp16, rows in multiples of 128, no stored tiles */
-    TRF_GEOMETRY_ANY,        /* 1 or 8 tiles, 8 warps: for long streams and little shared memory, too */
+    TRF_GEOMETRY_TWO, /* usual p, two slabs a warp, 1 tile; not with group scales */
+    TRF_GEOMETRY_ONE, /* usual p; 1, 2, 4 or 8 tiles */
+    TRF_GEOMETRY_ANY, /* 1 or 8 tiles, 8 warps: for long streams and little shared memory, too */
     TRF_GEOMETRIES
 };
 
 static constexpr int trf_fused_slabs(int geometry) { return geometry == TRF_GEOMETRY_TWO ? 2 : 1; }
 
 static constexpr int trf_fused_tiles(uint32_t m, int geometry) {
-    if (geometry == TRF_GEOMETRY_WARPGROUPS)
-        return m <= 16 ? 2 : m <= 32 ? 4 : m <= 64 ? 8 : 16;
     return m <= 8 ? 1 : geometry == TRF_GEOMETRY_ANY ? 8 : m <= 16 ? 2 : m <= 32 ? 4 : 8;
 }
 
 /* Warps of a block: what the accumulators leave registers for. Pairs have the longer chains of states, and want more. */
 static constexpr int trf_fused_warps(int class_bits, bool scaled, int tiles, int geometry) {
-    if (geometry == TRF_GEOMETRY_WARPGROUPS)
-        return tiles == 16 ? 8 : tiles == 8 ? 12 : 16;
     if (geometry == TRF_GEOMETRY_ANY || tiles == 8)
         return 8;
     if (tiles == 4 && scaled)
@@ -44,22 +39,13 @@ static constexpr int trf_fused_warps(int class_bits, bool scaled, int tiles, int
 template <class Form, class Type, bool kScaled, int kGeometry, int kTiles> static trf_fused_kernel trf_pick_kernel() {
     constexpr int kP = kGeometry == TRF_GEOMETRY_ANY ? 0 : kUsualP<Form>;
     return trf_fused<Form, Type, kP, trf_fused_slabs(kGeometry), kTiles, kScaled,
-                     trf_fused_warps(Form::kClassBits, kScaled, kTiles, kGeometry),
-                     kGeometry == TRF_GEOMETRY_WARPGROUPS>;
+                     trf_fused_warps(Form::kClassBits, kScaled, kTiles, kGeometry)>;
 }
 
 template <class Form, class Type, bool kScaled> static trf_fused_kernel trf_pick(int tiles, int geometry) {
     if (geometry == TRF_GEOMETRY_TWO) {
         if constexpr (!kScaled)
             return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 1>();
-        return nullptr;
-    }
-    if (geometry == TRF_GEOMETRY_WARPGROUPS) {
-        if constexpr (Form::kCodec == TRF_CODEC_BF16 || Form::kCodec == TRF_CODEC_FP16)
-            return tiles == 2   ? trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_WARPGROUPS, 2>()
-                   : tiles == 4 ? trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_WARPGROUPS, 4>()
-                   : tiles == 8 ? trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_WARPGROUPS, 8>()
-                                : trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_WARPGROUPS, 16>();
         return nullptr;
     }
     if (geometry == TRF_GEOMETRY_ANY)

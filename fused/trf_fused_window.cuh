@@ -21,7 +21,7 @@ struct trf_window_way {
 };
 
 /* All warps of the window call each function with equal arguments, at their own pace. */
-template <int kTiles, bool kWarpgroups> struct trf_x_window {
+template <int kTiles> struct trf_x_window {
     const trf_window_way &way;
     uint32_t ready; /* pieces that are in shared memory, or were */
     bool stepped;   /* whether the thread has waited for copies since it last came to the barrier */
@@ -33,31 +33,8 @@ template <int kTiles, bool kWarpgroups> struct trf_x_window {
         return way.place + index % 2 * trf_window_piece_bytes(a.window_cols, kTiles);
     }
 
-    /* The same for products of a warpgroup: each 64 bytes are two operands' rows of 16 columns, in the order of the fragments, under the swizzle of 64. A thread copies two columns of every
-     * 2 * group-th row, a multiple of 8: so all of its places in their rows are alike. */
-    __device__ __forceinline__ void copy_operands(const trf_fused_args &a) const {
-        const uint32_t thread = threadIdx.x - 32 * way.first_warp, unit = thread % 16, row0 = thread / 16;
-        const uint32_t first = (way.first + (way.ahead + ready) % way.cycle) * a.window_cols,
-                       pairs = min(a.window_cols, a.view.cols - first) / 32;
-        const uint8_t *from = (const uint8_t *)a.x + 2 * first + 4 * unit;
-        uint32_t to = piece(a, ready) + 64 * row0 + 16 * (unit % 4 ^ row0 / 2 % 4) + unit / 4 * 4;
-#pragma unroll 1
-        for (uint32_t pair = 0; pair < pairs; pair++) {
-#pragma unroll 1
-            for (uint32_t row = row0, at = to; row < 8 * kTiles; row += 2 * a.group, at += 128 * a.group)
-                /* rows beyond the batch repeat its last; their sums are not used */
-                trf_copy4(at, from + 2 * (min(row, a.m - 1) * a.x_stride));
-            from += 64;
-            to += kTiles * kWindowTileBytes;
-        }
-    }
-
     /* Starts the copy of the ready-th piece. Part of the thread's next group of copies. */
     __device__ __forceinline__ void copy(const trf_fused_args &a) const {
-        if constexpr (kWarpgroups) {
-            copy_operands(a);
-            return;
-        }
         const uint32_t warp = threadIdx.x / 32 - way.first_warp,
                        lane = threadIdx.x %
                               32; /* a lane copies 8 columns, of one row or, of narrow pieces, every second */
@@ -82,10 +59,6 @@ template <int kTiles, bool kWarpgroups> struct trf_x_window {
                 trf_copy_commit();
                 trf_copy_wait<0>();
             }
-#if TRF_WARPGROUPS
-            if (kWarpgroups)
-                trf_fence_for_products();
-#endif
             trf_meet(way.barrier, a.group); /* the piece before is read, this one written, by all */
             if (++ready < way.total)
                 copy(a);

@@ -264,7 +264,7 @@ struct trf_group_grid {
     bool evenly;
     uint32_t place, part;
 
-    __device__ __forceinline__ trf_part_grid<false> parts() const { return {b.share, b.a.group, part, b.a.parts}; }
+    __device__ __forceinline__ trf_part_grid parts() const { return {b.share, b.a.group, part, b.a.parts}; }
 
     __device__ __forceinline__ void next_band(trf_walk &walk) const {
         if (!evenly) {

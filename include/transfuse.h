@@ -381,9 +381,7 @@ typedef enum trf_path {
 } trf_path;
 
 enum {
-    TRF_FUSED_MAX_M = 64, /* rows of x */
-    TRF_FUSED_MOST_M =
-        128 /* the same on compute capability 9.0, for codecs bf16 and fp16, rows in multiples of 128, no stored tiles */
+    TRF_FUSED_MAX_M = 64 /* rows of x */
 };
 
 /* A product of one layer and a batch size, prepared. Plain data: copy it freely; it belongs to the layer it was made for. */

@@ -155,7 +155,7 @@ static int list_figures(const bench_cuda_stand *stand, bench_cuda_result *result
             add_figure(result, BENCH_CUDA_RAW8, -1, plan->batches[i]);
         for (int b = 0; b < result->num_blobs; b++) {
             const int favor = (int)result->blobs[b].favor;
-            if (!sweeps || plan->batches[i] <= TRF_FUSED_MOST_M)
+            if (!sweeps || plan->batches[i] <= TRF_FUSED_MAX_M)
                 add_figure(result, BENCH_CUDA_FUSED, favor, plan->batches[i]);
             if (plan->batches[i] > 8)
                 add_figure(result, BENCH_CUDA_WIDE, favor, plan->batches[i]);

@@ -79,8 +79,7 @@ static void check_plan(const trf_device_view *view, const trf_device_facts *fact
     ck_assert_uint_eq(plan.choice[TRF_PLAN_LAYER], 77); /* not the choice's */
     ck_assert(plan.m == m && plan.x_dtype == TRF_DTYPE_BF16 && plan.y_dtype == TRF_DTYPE_F16 &&
               plan.path == TRF_PATH_FUSED && !plan.reason);
-    if (without_edges.choice[0] != 2) /* warpgroups take no layers with edges */
-        ck_assert_mem_eq(plan.choice, without_edges.choice, sizeof plan.choice);
+    ck_assert_mem_eq(plan.choice, without_edges.choice, sizeof plan.choice);
 }
 
 START_TEST(every_shape_has_a_plan_or_a_reason) {
