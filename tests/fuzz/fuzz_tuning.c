@@ -1,0 +1,52 @@
+/* Any bytes as a tuning: what is read can be asked, written, and read again as the same. */
+#define _GNU_SOURCE /* memfd_create */
+#include "trf_tuning.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check_again(const trf_tuning *tuning) {
+    char folder[] = "/tmp/transfuse_fuzz_XXXXXX", path[64];
+    trf_tuning *again;
+    if (!mkdtemp(folder))
+        abort();
+    snprintf(path, sizeof path, "%s/tuning.json", folder);
+    if (trf_tuning_write(tuning, path, 0, NULL) != TRF_OK || trf_tuning_read(path, &again, NULL) != TRF_OK ||
+        again->num_layers != tuning->num_layers || strcmp(again->device, tuning->device) != 0)
+        abort();
+    for (uint32_t i = 0; i < tuning->num_layers; i++) {
+        const trf_tuned_layer *layer = &tuning->layers[i], *other = &again->layers[i];
+        if (memcmp(&layer->form, &other->form, sizeof layer->form) != 0 || layer->num_points != other->num_points)
+            abort();
+        for (uint32_t p = 0; p < layer->num_points; p++)
+            if (layer->points[p].m != other->points[p].m || layer->points[p].path != other->points[p].path)
+                abort();
+    }
+    trf_tuning_free(again);
+    unlink(path);
+    rmdir(folder);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    char path[64];
+    int fd = memfd_create("tuning", MFD_CLOEXEC);
+    if (fd < 0 || write(fd, data, size) != (ssize_t)size)
+        abort();
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    trf_tuning *tuning;
+    trf_error err;
+    if (trf_tuning_read(path, &tuning, &err) == TRF_OK) {
+        const trf_tuned_form form = {TRF_CODEC_BF16, 2, 8, 0, 4096, 4096};
+        for (uint32_t m = 1; m; m *= 2)
+            (void)trf_tuned_path(tuning, &form, m);
+        check_again(tuning);
+        trf_tuning_free(tuning);
+    }
+    close(fd);
+    return 0;
+}
