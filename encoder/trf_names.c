@@ -57,6 +57,21 @@ const char *trf_codec_name(trf_codec codec) {
     }
 }
 
+const char *trf_path_name(trf_path path) {
+    switch (path) {
+    case TRF_PATH_AUTO:
+        return "auto";
+    case TRF_PATH_FUSED:
+        return "fused";
+    case TRF_PATH_TWO_STEP:
+        return "two-step";
+    case TRF_PATH_WIDE:
+        return "wide";
+    default:
+        return "?";
+    }
+}
+
 void trf_encode_options_init(trf_encode_options *options) { *options = (trf_encode_options){.verify = 1}; }
 
 void trf_free(void *memory) { free(memory); }

@@ -7,6 +7,15 @@
 
 #include "trf_blob.h"
 
+/* Where the i-th share of things begins that are cut as evenly as may be: `each` a share, one more in the first `more`. */
+TRF_HD uint32_t trf_share_begin(uint32_t each, uint32_t more, uint32_t i) { return each * i + (i < more ? i : more); }
+
+/* Which share the thing at `at` is in. */
+TRF_HD uint32_t trf_share_of(uint32_t each, uint32_t more, uint32_t at) {
+    const uint32_t longer = more * (each + 1);
+    return at < longer ? at / (each + 1) : more + (at - longer) / each;
+}
+
 typedef struct trf_even_runs {
     uint32_t cols;       /* of a unit, at least 1 */
     uint32_t all;        /* columns of all units */
@@ -24,7 +33,7 @@ TRF_HD trf_even_runs trf_even_runs_of(uint32_t units, uint32_t cols, uint32_t wa
 
 /* The first column of a warp's run, counted through all units; the run ends where the next warp's begins. */
 TRF_HD uint32_t trf_run_begin(const trf_even_runs *runs, uint32_t warp) {
-    return runs->each * warp + (warp < runs->more ? warp : runs->more);
+    return trf_share_begin(runs->each, runs->more, warp);
 }
 
 /* Whether a unit that the warp's run touches is all its own. */
@@ -40,8 +49,7 @@ TRF_HD int trf_run_begins_in(const trf_even_runs *runs, uint32_t warp, uint32_t 
 
 /* The warp whose run has a column; there is one. */
 TRF_HD uint32_t trf_run_of(const trf_even_runs *runs, uint32_t col) {
-    const uint32_t longer = runs->more * (runs->each + 1);
-    return col < longer ? col / (runs->each + 1) : runs->more + (col - longer) / runs->each;
+    return trf_share_of(runs->each, runs->more, col);
 }
 
 /* The warps that share a unit: *first to *last. */

@@ -16,23 +16,13 @@
 #ifndef TRF_FUSED_KERNEL_CUH
 #define TRF_FUSED_KERNEL_CUH
 
+#include "trf_even_runs.h"
 #include "trf_fused_epilogue.cuh"
 #include "trf_fused_window.cuh"
 
 /* The decode table's size. With quads, one slab a warp waits for each look-up, and wants a bank for each lane; two hide that of the other. */
 static __host__ __device__ constexpr uint32_t trf_fused_table_log(int class_bits, int slabs) {
     return class_bits == 2 && slabs == 2 ? kSmallTableLog : kTableLog;
-}
-
-/* Where the i-th share of things begins that are cut as evenly as may be: `each` a share, one more in the first `more`. */
-static __host__ __device__ __forceinline__ uint32_t trf_share_begin(uint32_t each, uint32_t more, uint32_t i) {
-    return each * i + (i < more ? i : more);
-}
-
-/* Which share the thing at `at` is in. */
-static __host__ __device__ __forceinline__ uint32_t trf_share_of(uint32_t each, uint32_t more, uint32_t at) {
-    const uint32_t longer = more * (each + 1);
-    return at < longer ? at / (each + 1) : more + (at - longer) / each;
 }
 
 /* What a block has: items [begin, end), an item being one of `cols` columns of a group of units. */
@@ -166,12 +156,35 @@ static __device__ __forceinline__ void trf_leave_sums(Product &product, const tr
     });
 }
 
+/* Adds up what lies at shared addresses at(0) ... at(count - 1), in order, kAtOnce loads at a time; each of `sharers` lanes has every so many of them from its `share` on. All lanes of the warp call it; those with share 0 have
+ * the sum. */
+template <int kAtOnce, class At>
+static __device__ __forceinline__ float4 trf_add_shares(uint32_t count, uint32_t share, uint32_t sharers, At at) {
+    float4 sum = {};
+#pragma unroll 1
+    for (uint32_t i = share; i < count; i += kAtOnce * sharers) {
+        float4 v[kAtOnce];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; j++)
+            v[j] = trf_lds128f(at(min(i + j * sharers, count - 1)));
+#pragma unroll
+        for (int j = 0; j < kAtOnce; j++)
+            if (i + j * sharers < count)
+                sum = trf_add(sum, v[j]);
+    }
+    __syncwarp();
+    if (sharers > 1)
+        sum = trf_add_of_lane(sum, 2);
+    if (sharers > 2)
+        sum = trf_add_of_lane(sum, 1);
+    return sum;
+}
+
 /* Adds up the block's tasks of units [first, first + units), by blocks and parts in order, and writes y, or the block's partials if it has not all columns of
  * these units. For the smallest batches, of which few lanes have sums, others add some of them. */
 template <class Product>
 static __device__ __forceinline__ void trf_finish_group(const trf_fused_args &a, uint32_t sums, uint32_t first,
                                                         uint32_t units, float *partials) {
-    constexpr int kAtOnce = 8;
     const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
     const uint32_t rank = blockIdx.x % a.cluster, count = a.cluster * a.parts;
     const uint32_t sharers = a.m <= 2 ? 4 : a.m <= 4 ? 2 : 1; /* lanes that add for one */
@@ -183,23 +196,7 @@ static __device__ __forceinline__ void trf_finish_group(const trf_fused_args &a,
         const uint32_t unit = task / Product::kPieces, piece = task % Product::kPieces;
         const uint32_t at = in_piece + (a.cluster > 1 ? task / a.cluster * count * kPieceBytes
                                                       : unit * a.sums_stride + piece * kPieceBytes);
-        float4 sum = {};
-#pragma unroll 1
-        for (uint32_t i = share; i < count; i += kAtOnce * sharers) {
-            float4 v[kAtOnce];
-#pragma unroll
-            for (int j = 0; j < kAtOnce; j++)
-                v[j] = trf_lds128f(at + min(i + j * sharers, count - 1) * step);
-#pragma unroll
-            for (int j = 0; j < kAtOnce; j++)
-                if (i + j * sharers < count)
-                    sum = trf_add(sum, v[j]);
-        }
-        __syncwarp();
-        if (sharers > 1)
-            sum = trf_add_of_lane(sum, 2);
-        if (sharers > 2)
-            sum = trf_add_of_lane(sum, 1);
+        const float4 sum = trf_add_shares<8>(count, share, sharers, [&](uint32_t i) { return at + i * step; });
         if (share || 2 * q >= a.m)
             continue;
         if (partials)

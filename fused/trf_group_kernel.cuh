@@ -313,7 +313,6 @@ static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, con
 template <class Product>
 static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, const trf_group_block &b, uint32_t unit,
                                                     uint32_t shared, uint32_t warp, uint32_t lane) {
-    constexpr int kAtOnce = 4;
     const trf_fused_args &a = b.a;
     uint32_t first, last;
     trf_run_sharers(&b.runs, unit, &first, &last);
@@ -326,25 +325,9 @@ static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, con
 #pragma unroll 1
     for (uint32_t piece = warp - first; count > 1 && piece < Product::kPieces; piece += count) {
         const uint32_t in_piece = piece * kPieceBytes + trf_piece_place(a.m, lane, q);
-        float4 sum = {};
-#pragma unroll 1
-        for (uint32_t i = share; i < count; i += kAtOnce * sharers) {
-            float4 v[kAtOnce];
-#pragma unroll
-            for (int j = 0; j < kAtOnce; j++) {
-                const uint32_t n = min(i + j * sharers, count - 1);
-                v[j] = trf_lds128f(trf_left_sums(g, b, shared, first + n, n || first_begins) + in_piece);
-            }
-#pragma unroll
-            for (int j = 0; j < kAtOnce; j++)
-                if (i + j * sharers < count)
-                    sum = trf_add(sum, v[j]);
-        }
-        __syncwarp();
-        if (sharers > 1)
-            sum = trf_add_of_lane(sum, 2);
-        if (sharers > 2)
-            sum = trf_add_of_lane(sum, 1);
+        const float4 sum = trf_add_shares<4>(count, share, sharers, [&](uint32_t n) {
+            return trf_left_sums(g, b, shared, first + n, n || first_begins) + in_piece;
+        });
         if (!share && 2 * q < a.m)
             trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, piece / Product::kColumnTiles,
                             piece % Product::kColumnTiles, sum);

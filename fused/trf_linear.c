@@ -59,7 +59,7 @@ trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan 
     trf_status status = trf_enter_device(layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    trf_range_push(plan->path == TRF_PATH_TWO_STEP ? "two-step" : plan->path == TRF_PATH_WIDE ? "wide" : "fused");
+    trf_range_push(trf_path_name(plan->path));
     status = trf_run(layer, plan, x, y, epilogue, workspace, stream, err);
     trf_range_pop();
     trf_leave_device(&scope);

@@ -380,6 +380,9 @@ typedef enum trf_path {
                        * those with rows in multiples of 32 and columns of 64, without stored tiles, row offsets and scales of groups */
 } trf_path;
 
+/* @return "auto", "fused", "two-step", "wide" or "?". */
+TRF_API const char *trf_path_name(trf_path path);
+
 enum {
     TRF_FUSED_MAX_M = 64 /* rows of x */
 };

@@ -200,7 +200,7 @@ char *trf_path_join(const char *directory, const char *name) {
 }
 
 char *trf_path_parent(const char *path) {
-    size_t length = (size_t)(trf_path_name(path) - path);
+    size_t length = (size_t)(trf_path_basename(path) - path);
     if (length == 0)
         return strdup(".");
     while (length > 1 && path[length - 1] == '/')
@@ -208,7 +208,7 @@ char *trf_path_parent(const char *path) {
     return strndup(path, length);
 }
 
-const char *trf_path_name(const char *path) {
+const char *trf_path_basename(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }

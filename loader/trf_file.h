@@ -49,7 +49,7 @@ char *trf_path_join(const char *directory, const char *name);
 char *trf_path_parent(const char *path);
 
 /* @return the part behind the last slash. */
-const char *trf_path_name(const char *path);
+const char *trf_path_basename(const char *path);
 
 /* TRF_ERR_NOT_FOUND or _IO after a system call failed, with errno's text. what: such as "cannot open". */
 trf_status trf_fail_errno(trf_error *err, const char *path, uint64_t offset, const char *what);

@@ -1,5 +1,7 @@
 #include "trf_index.h"
 
+#include "trf_json.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,13 +10,9 @@
 #define TRF_MAX_INDEX_BYTES (4ull * TRF_MAX_HEADER_BYTES)
 
 static trf_status trf_index_parse(const char *path, const char *text, size_t bytes, trf_index *index, trf_error *err) {
-    json_error_t fault;
-    index->root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &fault);
-    if (!index->root && trf_json_lacked_memory(&fault))
-        return trf_fail_memory(err, bytes);
-    if (!index->root)
-        return trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d", path,
-                        fault.text, fault.position);
+    trf_status status = trf_json_parse(path, text, bytes, &index->root, err);
+    if (status != TRF_OK)
+        return status;
     index->weight_map = json_object_get(index->root, "weight_map");
     if (!json_is_object(index->weight_map))
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: weight_map is missing or not an object", path);
@@ -34,7 +32,7 @@ static trf_status trf_index_parse(const char *path, const char *text, size_t byt
 trf_status trf_index_open(const char *path, trf_index *index, trf_error *err) {
     char *text = NULL;
     size_t bytes;
-    *index = (trf_index){.path = strdup(path), .name = strdup(trf_path_name(path))};
+    *index = (trf_index){.path = strdup(path), .name = strdup(trf_path_basename(path))};
     trf_status status = trf_file_load(path, TRF_MAX_INDEX_BYTES, &text, &bytes, err);
     if (status == TRF_OK)
         status = trf_index_parse(path, text, bytes, index, err);

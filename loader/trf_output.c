@@ -45,7 +45,7 @@ static trf_status trf_output_set_path(trf_output *output, const char *path, trf_
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the output's path is empty");
     if (!(output->path = strndup(path, length)))
         return trf_fail_memory(err, length);
-    const char *name = trf_path_name(output->path);
+    const char *name = trf_path_basename(output->path);
     if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output's path does not end in a name", path);
     return TRF_OK;
@@ -255,7 +255,7 @@ static char *trf_resolve_output(const char *path) {
     char *plain = strndup(path, length), *parent = plain ? trf_path_parent(plain) : NULL;
     char *folder = parent ? realpath(parent, NULL) : NULL;
     if (folder)
-        resolved = trf_path_join(folder, trf_path_name(plain));
+        resolved = trf_path_join(folder, trf_path_basename(plain));
     free(plain);
     free(parent);
     free(folder);

@@ -1,5 +1,7 @@
 #include "trf_safetensors.h"
 
+#include "trf_json.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -88,9 +88,4 @@ void trf_header_end(trf_text *text, uint32_t alignment);
  * @return 0 without memory. */
 size_t trf_header_entry_bound(const trf_tensor *tensor, const char *suffix);
 
-/* Whether Jansson failed for want of memory; it does not always say so. */
-static inline int trf_json_lacked_memory(const json_error_t *fault) {
-    return json_error_code(fault) == json_error_out_of_memory || !fault->text[0];
-}
-
 #endif

@@ -286,7 +286,7 @@ static trf_status trf_shard_parse(const trf_file *file, trf_shard *shard, trf_er
 
 trf_status trf_shard_open(const char *path, trf_shard *shard, trf_error *err) {
     trf_file file;
-    *shard = (trf_shard){.path = strdup(path), .name = strdup(trf_path_name(path))};
+    *shard = (trf_shard){.path = strdup(path), .name = strdup(trf_path_basename(path))};
     trf_status status;
     if (!shard->path || !shard->name) {
         status = trf_fail_memory(err, strlen(path));

@@ -30,8 +30,8 @@ static trf_status trf_copy_file(trf_run *run, const char *in_path, const char *o
         status = trf_run_copy(run, NULL, &in, 0, &out, 0, bytes, err);
     if (status == TRF_OK)
         status = trf_file_sync(&out, err);
-    if (status == TRF_OK && trf_run_tick(run, trf_path_name(in_path), 0))
-        status = trf_run_cancelled(trf_path_name(in_path), err);
+    if (status == TRF_OK && trf_run_tick(run, trf_path_basename(in_path), 0))
+        status = trf_run_cancelled(trf_path_basename(in_path), err);
     trf_file_close(&in);
     trf_file_close(&out);
     return status;

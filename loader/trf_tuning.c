@@ -31,11 +31,6 @@ void trf_tuning_free(trf_tuning *tuning) {
     free(tuning);
 }
 
-const char *trf_path_text(trf_path path) {
-    static const char *const texts[] = {NULL, "fused", "two-step", "wide"};
-    return path >= TRF_PATH_FUSED && path <= TRF_PATH_WIDE ? texts[path] : NULL;
-}
-
 trf_tuned_form trf_tuned_form_of(const trf_device_layer *layer) {
     return (trf_tuned_form){layer->info.codec,    layer->info.class_bits,
                             layer->info.raw_bits, layer->info.granularity >= TRF_GRANULARITY_GROUP,

@@ -49,7 +49,4 @@ trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuned_form *form, ui
 /* @return the path that the times speak for: the first of FUSED, WIDE and TWO_STEP that no other beats by 1 %; AUTO if there are none. */
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]);
 
-/* @return such as "two-step"; NULL for a path that plans do not have. */
-const char *trf_path_text(trf_path path);
-
 #endif

@@ -6,11 +6,10 @@
  *
  * "path" decides; "microseconds" tells why, and may be missing. */
 #include "trf_checkpoint.h"
+#include "trf_json.h"
 #include "trf_output.h"
-#include "trf_safetensors.h"
 #include "trf_tuning.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,8 +26,8 @@ static json_t *trf_point_to_json(const trf_tuned_point *point) {
     json_t *times = json_object();
     for (int p = 0; p < TRF_TUNED_PATHS; p++)
         if (point->microseconds[p] > 0)
-            json_object_set_new(times, trf_path_text((trf_path)(p + 1)), json_real(point->microseconds[p]));
-    return json_pack("{s:I, s:s, s:o}", "to", (json_int_t)point->m, "path", trf_path_text(point->path), "microseconds",
+            json_object_set_new(times, trf_path_name((trf_path)(p + 1)), json_real(point->microseconds[p]));
+    return json_pack("{s:I, s:s, s:o}", "to", (json_int_t)point->m, "path", trf_path_name(point->path), "microseconds",
                      times);
 }
 
@@ -108,7 +107,7 @@ static int trf_read_number(const json_t *object, const char *key, uint32_t least
 
 static trf_path trf_path_of_text(const char *text) {
     for (int p = TRF_PATH_FUSED; text && p <= TRF_PATH_WIDE; p++)
-        if (strcmp(text, trf_path_text((trf_path)p)) == 0)
+        if (strcmp(text, trf_path_name((trf_path)p)) == 0)
             return (trf_path)p;
     return TRF_PATH_AUTO;
 }
@@ -122,7 +121,7 @@ static trf_status trf_read_point(const json_t *from, const trf_tuning_place *at,
         return trf_fail_batch(at, "'path' is not fused, wide or two-step", err);
     const json_t *times = json_object_get(from, "microseconds");
     for (int p = 0; p < TRF_TUNED_PATHS; p++) {
-        const json_t *time = json_object_get(times, trf_path_text((trf_path)(p + 1)));
+        const json_t *time = json_object_get(times, trf_path_name((trf_path)(p + 1)));
         if (time && (!json_is_number(time) || !(json_number_value(time) > 0) || !isfinite(json_number_value(time))))
             return trf_fail_batch(at, "a time is not a positive number", err);
         point->microseconds[p] = json_number_value(time);
@@ -195,20 +194,14 @@ trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "reading a tuning takes a path");
     char *text = NULL;
     size_t bytes;
-    trf_status status = trf_file_load(path, TRF_MAX_TUNING_BYTES, &text, &bytes, err);
-    if (status != TRF_OK)
-        return trf_leave(status, err);
-    json_error_t fault;
-    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &fault);
+    json_t *root = NULL;
     trf_tuning *made = NULL;
+    trf_status status = trf_file_load(path, TRF_MAX_TUNING_BYTES, &text, &bytes, err);
+    if (status == TRF_OK)
+        status = trf_json_parse(path, text, bytes, &root, err);
+    if (status == TRF_OK)
+        status = trf_read_root(root, path, &made, err);
     free(text);
-    if (!root && trf_json_lacked_memory(&fault))
-        return trf_fail_memory(err, bytes);
-    if (!root)
-        return trf_leave(trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d",
-                                  path, fault.text, fault.position),
-                         err);
-    status = trf_read_root(root, path, &made, err);
     json_decref(root);
     if (status == TRF_OK)
         *tuning = made;

@@ -70,7 +70,6 @@ typedef struct trf_bench {
     uint32_t max_m;  /* that there is memory for */
     void *x, *y;     /* [max_m][cols], [max_m][rows] */
     void *scratch;   /* that throws others out of the cache */
-    void *workspace;
 } trf_bench;
 
 static void trf_bench_free(trf_bench *bench) {
@@ -144,7 +143,7 @@ static trf_status trf_measure_point(const trf_bench *bench, trf_tuned_point *poi
     for (int p = 0; p < TRF_TUNED_PATHS; p++) {
         trf_status status = trf_time_path(bench, point->m, (trf_path)(p + 1), &point->microseconds[p], err);
         if (status != TRF_OK)
-            return trf_fail_in(err, status, "measuring the %s path at %u rows of x", trf_path_text((trf_path)(p + 1)),
+            return trf_fail_in(err, status, "measuring the %s path at %u rows of x", trf_path_name((trf_path)(p + 1)),
                                point->m);
     }
     point->path = trf_fastest_path(point->microseconds);

@@ -72,14 +72,10 @@ cli_exit cli_open_device(cli_device device, trf_context **context) {
     return cli_fail(err.status, "--device cuda: %s", err.message);
 }
 
-const char *cli_path_name(trf_path path) {
-    return path == TRF_PATH_FUSED ? "fused" : path == TRF_PATH_WIDE ? "wide" : "two-step";
-}
-
 cli_exit cli_use_tuning(trf_context *context, const char *path) {
     trf_error err = {0};
     trf_tuning *tuning = NULL;
-    if (!path || !context)
+    if (!path)
         return CLI_OK;
     if (trf_tuning_read(path, &tuning, &err))
         return cli_report_error(&err);

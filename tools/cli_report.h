@@ -29,10 +29,7 @@ double cli_now(void);
  * @return CLI_OK, or the exit status after a message: never a silent fallback. */
 cli_exit cli_open_device(cli_device device, trf_context **context);
 
-/* @return "fused", "two-step" or "wide". */
-const char *cli_path_name(trf_path path);
-
-/* Lets the context's plans follow the tuning that --tuning names. path: NULL if it was not given; context: NULL for the CPU, which has nothing to choose. @return CLI_OK, or the exit status after a
+/* Lets the context's plans follow the tuning that --tuning names. path: NULL if it was not given, and then context may be, too. @return CLI_OK, or the exit status after a
  * message. */
 cli_exit cli_use_tuning(trf_context *context, const char *path);
 

@@ -60,7 +60,7 @@ static cli_exit multiply_on_cuda(const cli_options *options, trf_context *contex
     matmul_cuda_report report = {0};
     cli_exit status = matmul_on_device(options, context, layer, x, m, y, &report);
     *seconds = report.seconds;
-    snprintf(how, 512, ", %s on %s%s%s%s", cli_path_name(report.path), report.device,
+    snprintf(how, 512, ", %s on %s%s%s%s", trf_path_name(report.path), report.device,
              report.reason ? " (not fused: " : "", report.reason ? report.reason : "", report.reason ? ")" : "");
     return status;
 #else

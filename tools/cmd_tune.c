@@ -73,7 +73,7 @@ static void print_layer(const trf_tuning *tuning, const trf_device_layer *layer,
     for (uint32_t m = 1; m <= max_batch; m++) {
         const trf_path next = trf_tuning_path(tuning, layer, m);
         if (next != path && next != TRF_PATH_AUTO) {
-            printf("%s %u %s", path == TRF_PATH_AUTO ? "" : ",", m, cli_path_name(next));
+            printf("%s %u %s", path == TRF_PATH_AUTO ? "" : ",", m, trf_path_name(next));
             path = next;
         }
     }

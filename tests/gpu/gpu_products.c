@@ -59,11 +59,10 @@ int gpu_takes(const gpu_layer *layer, trf_dtype x_dtype) {
 
 trf_status gpu_product_make(gpu_product *product, const gpu_layer *layer, uint32_t m, trf_dtype x_dtype,
                             trf_dtype y_dtype, trf_path path) {
-    static const char *const paths[] = {"auto", "fused", "two-step", "wide"};
     trf_error err = {0};
     memset(product, 0, sizeof *product);
     product->layer = layer;
-    snprintf(product->name, sizeof product->name, "%s: %s, m %u, x %s, y %s", layer->name, paths[path], m,
+    snprintf(product->name, sizeof product->name, "%s: %s, m %u, x %s, y %s", layer->name, trf_path_name(path), m,
              trf_dtype_name(x_dtype), trf_dtype_name(y_dtype));
     trf_status status = trf_linear_plan_init(layer->device, m, x_dtype, y_dtype, path, &product->plan, &err);
     if (status == TRF_ERR_UNSUPPORTED && (path == TRF_PATH_FUSED || path == TRF_PATH_WIDE))

@@ -1,0 +1,14 @@
+#include "trf_json.h"
+
+#include "trf_file.h"
+
+trf_status trf_json_parse(const char *path, const char *text, size_t bytes, json_t **root, trf_error *err) {
+    json_error_t fault;
+    *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &fault);
+    if (*root)
+        return TRF_OK;
+    if (trf_json_lacked_memory(&fault))
+        return trf_fail_memory(err, bytes);
+    return trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d", path,
+                    fault.text, fault.position);
+}
