@@ -3,6 +3,9 @@
 #ifndef FAILING_MEMORY_H
 #define FAILING_MEMORY_H
 
+#include "checkpoint_fixture.h"
+
+#include <check.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -25,6 +28,25 @@ static void count_allocations_from_here(long fail_at) {
     atomic_store(&allocations_made, 0);
     atomic_store(&allocation_has_failed, 0);
     atomic_store(&allocation_fails_at, fail_at);
+}
+
+/* Attempts something over and over, each time with another of its allocations failing, until it has no more: TRF_ERR_MEMORY each time, or `also`, in err too; TRF_OK the last time. attempt: makes no
+ * assertions, since Check allocates as well. @return how often. */
+static inline long fail_each_allocation(trf_status (*attempt)(void *context), void *context, trf_status also,
+                                        const trf_error *err) {
+    for (long number = 1;; number++) {
+        count_allocations_from_here(number);
+        const trf_status status = attempt(context);
+        const int failed = atomic_load(&allocation_has_failed);
+        count_allocations_from_here(0);
+        if (!failed) {
+            fixture_check_status(status, TRF_OK, err);
+            return number;
+        }
+        ck_assert_msg(status == TRF_ERR_MEMORY || status == also, "allocation %ld: %s: %s", number,
+                      trf_status_name(status), err->message);
+        ck_assert_int_eq(err->status, status);
+    }
 }
 
 void *__real_malloc(size_t bytes);

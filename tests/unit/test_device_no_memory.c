@@ -102,6 +102,17 @@ static trf_status load_and_run(trf_checkpoint *checkpoint, const char *tensor, c
     return status;
 }
 
+typedef struct attempt_args {
+    trf_checkpoint *checkpoint;
+    const char *tensor;
+    const trf_load_options *options;
+} attempt_args;
+
+static trf_status attempt(void *context) {
+    const attempt_args *args = context;
+    return load_and_run(args->checkpoint, args->tensor, args->options);
+}
+
 START_TEST(every_allocation_fails_once) {
     static const char *const names[] = {"lossless", "group"};
     trf_checkpoint *checkpoint; /* opened before: Jansson takes some failures of its own for bad JSON */
@@ -117,39 +128,34 @@ START_TEST(every_allocation_fails_once) {
     float good[ROWS];
     fixture_check_status(load_and_run(checkpoint, names[_i / 2], &options), TRF_OK, &err);
     memcpy(good, y, sizeof y);
-    long number = 1;
-    for (;; number++) {
-        count_allocations_from_here(number);
-        const trf_status status = load_and_run(checkpoint, names[_i / 2], &options);
-        const int failed = atomic_load(&allocation_has_failed);
-        count_allocations_from_here(0);
-        if (!failed) { /* there are no more */
-            fixture_check_status(status, TRF_OK, &err);
-            break;
-        }
-        ck_assert_msg(status == TRF_ERR_MEMORY || status == TRF_ERR_IO, "allocation %ld: %s: %s", number,
-                      trf_status_name(status), err.message); /* TRF_ERR_IO: of mmap */
-        ck_assert_int_eq(err.status, status);
-    }
-    ck_assert_int_gt(number, 5); /* context, layer, blob, mapping, workspace: the linker does send them here */
+    const attempt_args args = {checkpoint, names[_i / 2], &options};
+    /* Context, layer, blob, mapping, workspace: the linker does send them here. TRF_ERR_IO: of mmap. */
+    ck_assert_int_gt(fail_each_allocation(attempt, (void *)&args, TRF_ERR_IO, &err), 5);
     ck_assert_mem_eq(good, y, sizeof y);
     trf_checkpoint_close(checkpoint);
 }
 END_TEST
 
+typedef struct tune_args {
+    trf_context *context;
+    const trf_device_layer *layer;
+    const char *path;
+} tune_args;
+
 /* Measures, sets what was found, writes it and reads it again. */
-static trf_status tune(trf_context *context, const trf_device_layer *layer, const char *path) {
+static trf_status tune(void *context) {
+    const tune_args *args = context;
     trf_tune_options options;
     trf_tuning *measured = NULL, *read = NULL;
     trf_tune_options_init(&options);
     options.max_m = 3;
-    trf_status status = trf_tuning_measure(&layer, 1, &options, &measured, &err);
+    trf_status status = trf_tuning_measure(&args->layer, 1, &options, &measured, &err);
     if (status == TRF_OK)
-        status = trf_context_set_tuning(context, measured, &err);
+        status = trf_context_set_tuning(args->context, measured, &err);
     if (status == TRF_OK)
-        status = trf_tuning_write(measured, path, 1, &err);
+        status = trf_tuning_write(measured, args->path, 1, &err);
     if (status == TRF_OK)
-        status = trf_tuning_read(path, &read, &err);
+        status = trf_tuning_read(args->path, &read, &err);
     trf_tuning_free(measured);
     trf_tuning_free(read);
     return status;
@@ -163,19 +169,10 @@ START_TEST(tuning_survives_too) {
     trf_context_set_threads(context, 1);
     fixture_check_status(trf_checkpoint_open(fixture_path("packed0.safetensors"), &checkpoint, &err), TRF_OK, &err);
     fixture_check_status(trf_device_layer_load(context, checkpoint, "lossless", NULL, &layer, &err), TRF_OK, &err);
-    const char *const path = fixture_path("tuning.json"); /* not below: Check allocates, too */
+    tune_args args = {context, layer, fixture_path("tuning.json")};
     const int entries = fixture_count_entries(fixture_path("."));
-    long number = 1;
-    for (int failed = 1; failed; number++) {
-        count_allocations_from_here(number);
-        const trf_status status = tune(context, layer, path);
-        failed = atomic_load(&allocation_has_failed);
-        count_allocations_from_here(0);
-        ck_assert_msg(status == (failed ? TRF_ERR_MEMORY : TRF_OK), "allocation %ld: %s: %s", number,
-                      trf_status_name(status), err.message);
-        ck_assert_int_le(fixture_count_entries(fixture_path(".")), entries + 1); /* no temporary file */
-    }
-    ck_assert_int_gt(number, 8);
+    ck_assert_int_gt(fail_each_allocation(tune, &args, TRF_ERR_MEMORY, &err), 7);
+    ck_assert_int_eq(fixture_count_entries(fixture_path(".")), entries + 1); /* no temporary file */
     trf_device_layer_destroy(layer);
     trf_checkpoint_close(checkpoint);
     trf_context_destroy(context);
