@@ -12,15 +12,15 @@ enum {
     WIDE_COLUMNS,
     WIDE_SHARE,
     WIDE_SPLITS,
-    WIDE_CLUSTERS
+    WIDE_CLUSTERS,
+    WIDE_STREAMS
 };
-
-static constexpr uint32_t kThreads = trf_wide_shape<64, 1>::kThreads; /* of a block */
 
 /* ---- the cut ---- */
 
 struct wide_cut {
-    uint32_t columns, decoders, streams, x_stage_bytes; /* of the kernel; of a stream's copy of x */
+    uint32_t columns, threads, units, most_streams, x_stage_bytes; /* of the kernel; of a stream's copy of x */
+    uint32_t streams;
     uint32_t cols, share, splits, x_groups, items, clusters;
     trf_shared_plan plan;
     uint32_t stages, x_stages, shared_bytes; /* offsets; dynamic */
@@ -28,14 +28,14 @@ struct wide_cut {
 
 template <int kColumns, int kShare> static void set_shape(wide_cut *c) {
     using Shape = trf_wide_shape<kColumns, kShare>;
-    static_assert(Shape::kThreads == kThreads, "one block size");
-    c->decoders = Shape::kDecoders;
-    c->streams = Shape::kStreams;
+    c->threads = Shape::kThreads;
+    c->units = Shape::kUnits;
+    c->most_streams = Shape::kStreams;
     c->x_stage_bytes = Shape::kXStageBytes;
 }
 
 static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t columns,
-                       uint32_t share, uint32_t splits, uint32_t clusters) {
+                       uint32_t share, uint32_t splits, uint32_t clusters, uint32_t streams) {
     wide_cut c = {};
     if (columns == 64)
         set_shape<64, 1>(&c);
@@ -44,43 +44,60 @@ static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *fact
     else
         set_shape<128, 2>(&c);
     c.columns = columns;
+    c.streams = streams;
     c.cols = trf_regular_slab_cols(*view);
     c.share = share;
     c.splits = splits;
     c.x_groups = ceil_div(ceil_div(m, columns), share);
     c.items = ceil_div(view->rows / TRF_SLAB_ROWS, kWideBands) * c.x_groups;
     c.clusters = clusters < c.items ? clusters : c.items;
-    c.plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c.decoders, 1,
-                                trf_wide_table_log((int)view->class_bits), 0);
+    c.plan =
+        trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c.streams * c.units, kWideSlabs, kWideTableLog, 0);
     c.stages = (c.plan.total + 1023) / 1024 * 1024;
     c.x_stages = c.stages + c.streams * kStageBytes;
     c.shared_bytes = c.x_stages + c.streams * c.x_stage_bytes;
-    const uint32_t sums =
-        c.stages + kSumsBytes + ceil_div(columns / kSumCols, splits) * (splits - 1) * kWideRows * kSumCols * 4;
+    const uint32_t sums = c.stages + (splits > 1 ? columns / 8 * (kWideRows / 16) * kPieceBytes : 0);
     c.shared_bytes = sums > c.shared_bytes ? sums : c.shared_bytes;
     return c;
 }
 
-static bool fits(const wide_cut &c, const trf_device_limits *limits) {
-    return c.clusters && c.shared_bytes + kStaticSharedBytes <= (uint32_t)limits->shared_bytes;
+/* With as many streams as there is room for; fewer, if these need no more rounds. @return whether there is room for one. */
+static bool fit(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits, uint32_t m,
+                uint32_t columns, uint32_t share, uint32_t log_splits, wide_cut *cut) {
+    const uint32_t splits = 1u << log_splits, clusters = limits->clusters[log_splits + share - 1];
+    for (uint32_t most = kMostStreams; most > 0; most--) {
+        *cut = cut_of(view, facts, m, columns, share, splits, clusters, most);
+        const uint32_t cols = ceil_div(cut->cols, splits), rounds = ceil_div(cols, most);
+        if (most > cut->most_streams || !cut->clusters)
+            continue;
+        *cut = cut_of(view, facts, m, columns, share, splits, clusters, rounds ? ceil_div(cols, rounds) : 1);
+        if (cut->shared_bytes + kStaticSharedBytes <= (uint32_t)limits->shared_bytes)
+            return true;
+    }
+    return false;
 }
 
-/* @return whether there is one. */
+/* Slabs that a block's decoders walk one after another, in the longest case. */
+static uint32_t slabs_in_turn(const wide_cut &c) {
+    return ceil_div(c.items, c.clusters) * ceil_div(ceil_div(c.cols, c.splits), c.streams);
+}
+
+/* The one with the least slabs in turn, of as few blocks as that takes. @return whether there is one. */
 static bool find_cut(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                      uint32_t m, wide_cut *best) {
     const uint32_t columns = m <= 64 ? 64 : 128;
-    if (m > columns) {
-        *best = cut_of(view, facts, m, columns, 2, 1, limits->clusters[1]);
-        if (fits(*best, limits))
-            return true;
+    if (m > columns && fit(view, facts, limits, m, columns, 2, 0, best))
+        return true;
+    bool found = fit(view, facts, limits, m, columns, 1, 0, best);
+    for (uint32_t log_splits = 1; m <= columns && log_splits < TRF_CLUSTER_SIZES; log_splits++) {
+        wide_cut c;
+        if (fit(view, facts, limits, m, columns, 1, log_splits, &c) && c.items <= limits->clusters[log_splits] &&
+            c.cols >= c.splits && (!found || slabs_in_turn(c) < slabs_in_turn(*best))) {
+            *best = c;
+            found = true;
+        }
     }
-    for (uint32_t log = 2; m <= columns && log > 0; log--) {
-        *best = cut_of(view, facts, m, columns, 1, 1u << log, limits->clusters[log]);
-        if (fits(*best, limits) && best->items <= limits->clusters[log] && best->cols >= best->splits * best->streams)
-            return true;
-    }
-    *best = cut_of(view, facts, m, columns, 1, 1, limits->clusters[0]);
-    return fits(*best, limits);
+    return found;
 }
 
 const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts *facts,
@@ -115,6 +132,7 @@ void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts,
     plan->choice[WIDE_SHARE] = best.share;
     plan->choice[WIDE_SPLITS] = best.splits;
     plan->choice[WIDE_CLUSTERS] = best.clusters;
+    plan->choice[WIDE_STREAMS] = best.streams;
     plan->workspace_bytes = x_bytes(view, plan->m);
     plan->epilogue_workspace_bytes = plan->workspace_bytes + align_256(4ull * plan->m * view->rows);
 }
@@ -152,7 +170,7 @@ int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, 
                     const void *x, void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
     const wide_cut c = cut_of(view, facts, plan->m, choice[WIDE_COLUMNS], choice[WIDE_SHARE], choice[WIDE_SPLITS],
-                              choice[WIDE_CLUSTERS]);
+                              choice[WIDE_CLUSTERS], choice[WIDE_STREAMS]);
     if ((uintptr_t)x % 16) {
         int status = trf_launch_pad_x(x, plan->m, view->cols, workspace, view->cols, stream);
         if (status)
@@ -171,6 +189,9 @@ int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, 
     args.f.whole_rows = view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS;
     args.cols = c.cols;
     args.splits = c.splits;
+    while (1u << args.log_splits < c.splits)
+        args.log_splits++;
+    args.streams = c.streams;
     args.x_groups = c.x_groups;
     args.items = c.items;
     args.clusters = c.clusters;
@@ -180,7 +201,7 @@ int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, 
     cudaError_t status = describe_x(x, plan->m, view->cols, c.columns, plan->x_dtype == TRF_DTYPE_BF16, &args.x_map);
     if (status == cudaSuccess)
         status = launch_kernel(kernel_of(view, plan), args,
-                               {c.share * c.splits * c.clusters, kThreads, c.shared_bytes, c.share * c.splits, stream},
+                               {c.share * c.splits * c.clusters, c.threads, c.shared_bytes, c.share * c.splits, stream},
                                &early);
     if (status != cudaSuccess || !epilogue)
         return status;

@@ -2,14 +2,15 @@
  *
  * An *item* is 128 rows of W (4 bands of 32), a range of its columns, and 64 or 128 rows of x. A block has two kinds of warps:
  *   consumers   one or two warpgroups: products of 64 rows of W by all rows of x, both operands in shared memory, sums in registers
- *   decoders    16 or 12 warps, each with slabs of one band; what they decode goes to a *stage* of 128 rows by 32 columns, to which x is copied beside
- * Decoders work in *streams* of 4 warps, one for each band; each stream has consecutive columns of slabs, all go on at once, and consumers take their stages in
+ *   decoders    12, 8 or 7 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage* of 128 rows by 32 columns, to which x is
+ *               copied beside
+ * Decoders work in *streams* of 2 warps, one for each unit; each stream has consecutive columns of slabs, all go on at once, and consumers take their stages in
  * turns: round by round of slabs, then 32 columns of each stream after the other.
  *
- * A cluster of two blocks either *shares* decoded weights: both have the same item but for the rows of x, each decodes two of the bands and stores them in both.
- * Or `splits` blocks cut an item's columns among them, and add their sums at the end, in a fixed order.
+ * A cluster of two blocks either *shares* decoded weights: both have the same item but for the rows of x, each decodes one of the units and stores it in both.
+ * Or `splits` blocks cut an item's columns among them; at the end each sends its sums to those that add them up, in a fixed order.
  *
- * Shared memory: trf_shared_plan of the decoders, stages of 8 KiB (one a stream), copies of x. Registers: 96 a thread (20 warps: more would get 80).
+ * Shared memory: trf_shared_plan of the decoders, stages of 8 KiB (one a stream), copies of x. Registers: 128 a thread.
  * What limits it: docs/performance.md. */
 #ifndef TRF_WIDE_KERNEL_CUH
 #define TRF_WIDE_KERNEL_CUH
@@ -18,24 +19,21 @@
 #include "trf_wide_ptx.cuh"
 
 static constexpr uint32_t kWideBands = 4, kWideRows = kWideBands * TRF_SLAB_ROWS; /* of an item */
+static constexpr int kWideSlabs = 2; /* of neighbouring bands, that a decoder walks side by side */
+static constexpr uint32_t kWideUnits = kWideBands / kWideSlabs, kUnitRows = kWideSlabs * TRF_SLAB_ROWS;
 static constexpr uint32_t kStageCols = 32, kStageBytes = kWideRows * 2 * kStageCols;
-static constexpr uint32_t kMostStreams = 6;
-static constexpr uint32_t kSumCols = 16;              /* rows of x whose sums are finished at once */
-static constexpr uint32_t kSumStride = kWideRows + 4; /* floats: lanes of a store fall on all banks */
-static constexpr uint32_t kSumsBytes = 9216;          /* of [kSumCols][kSumStride] floats, rounded up */
+static constexpr uint32_t kMostStreams = 7;
 
-/* The decode table's size: a bank for each lane. */
-static __host__ __device__ constexpr uint32_t trf_wide_table_log(int class_bits) {
-    return trf_fused_table_log(class_bits, 1);
-}
+/* The decode table's size. Another decoder's work hides conflicts of its banks. */
+static constexpr uint32_t kWideTableLog = kSmallTableLog;
 
 /* kColumns: rows of x of a block. kShare: blocks of a cluster that decode for each other, 1 or 2. */
 template <int kColumns, int kShare> struct trf_wide_shape {
-    static constexpr uint32_t kConsumers = kColumns / 64;           /* warpgroups */
-    static constexpr uint32_t kBlocks = 2 / kConsumers;             /* of 64 rows, of a consumer */
-    static constexpr uint32_t kDecoders = kColumns == 64 ? 16 : 12; /* warps */
-    static constexpr uint32_t kBands = kWideBands / kShare;         /* that the block decodes */
-    static constexpr uint32_t kStreams = kDecoders / kBands;
+    static constexpr uint32_t kConsumers = kColumns / 64;                            /* warpgroups */
+    static constexpr uint32_t kBlocks = 2 / kConsumers;                              /* of 64 rows, of a consumer */
+    static constexpr uint32_t kUnits = kWideUnits / kShare;                          /* that the block decodes */
+    static constexpr uint32_t kDecoders = kColumns == 64 ? 12 : kShare == 1 ? 8 : 7; /* warps */
+    static constexpr uint32_t kStreams = kDecoders / kUnits;                         /* at most */
     static constexpr uint32_t kThreads = 32 * (4 * kConsumers + kDecoders);
     static constexpr uint32_t kXStageBytes = kColumns * 2 * kStageCols;
     static_assert(kStreams <= kMostStreams, "flags and barriers of streams");
@@ -50,10 +48,12 @@ struct trf_wide_args {
     trf_fused_args f;     /* without its cut */
     uint32_t cols;        /* of slabs */
     uint32_t
-        splits; /* blocks of a cluster that share an item's columns: 1, 2 or 4. If several, they do not decode for each other, and have one item. */
+        splits; /* blocks of a cluster that share an item's columns: 1, 2, 4 or 8. If several, they do not decode for each other, and have one item. */
+    uint32_t log_splits;
+    uint32_t streams;
     uint32_t x_groups; /* of the rows of x that blocks have which decode for each other */
     uint32_t items, clusters;
-    uint32_t stages, x_stages; /* shared offsets, multiples of 1024 */
+    uint32_t stages, x_stages; /* shared offsets, multiples of 1024: [stream] */
 };
 
 #if TRF_WARPGROUPS
@@ -65,10 +65,10 @@ struct trf_wide_part {
     uint32_t first, streams;
     uint32_t each, more; /* streams have `each` columns, those below `more` one more */
 
-    __device__ __forceinline__ trf_wide_part(const trf_wide_args &a, uint32_t streams_) {
+    __device__ __forceinline__ explicit trf_wide_part(const trf_wide_args &a) {
         const uint32_t split = a.splits > 1 ? blockIdx.x % a.splits : 0;
         first = a.cols * split / a.splits;
-        streams = streams_;
+        streams = a.streams;
         const uint32_t count = a.cols * (split + 1) / a.splits - first;
         each = count / streams;
         more = count % streams;
@@ -79,7 +79,9 @@ struct trf_wide_part {
     __device__ __forceinline__ uint32_t begin(uint32_t stream) const {
         return first + trf_share_begin(each, more, stream);
     }
-    __device__ __forceinline__ uint32_t count(uint32_t stream) const { return each + (stream < more ? 1 : 0); }
+    __device__ __forceinline__ uint32_t count(uint32_t stream) const {
+        return stream < streams ? each + (stream < more ? 1 : 0) : 0;
+    }
 };
 
 /* Stages of the slab in this column. */
@@ -105,14 +107,14 @@ template <int kShare> static __device__ __forceinline__ uint32_t trf_first_item(
 
 struct trf_wide_meeting {
     uint64_t full[kMostStreams], empty[kMostStreams]; /* stages; with them x */
-    uint8_t corrupt[2][kWideBands][kMostStreams];     /* of an even and an odd item */
+    uint8_t corrupt[2][kWideUnits][kMostStreams];     /* of an even and an odd item */
 };
 
 template <class Shape, int kShare> static __device__ __forceinline__ void trf_open_barriers(trf_wide_meeting &m) {
     if (threadIdx.x != 0)
         return;
     for (uint32_t i = 0; i < Shape::kStreams; i++) {
-        trf_barrier_init(trf_shared_address(&m.full[i]), kWideBands);
+        trf_barrier_init(trf_shared_address(&m.full[i]), kWideUnits);
         trf_barrier_init(trf_shared_address(&m.empty[i]), 4 * Shape::kConsumers * kShare);
     }
     trf_barrier_publish();
@@ -125,27 +127,28 @@ template <class Shape, int kShare> static __device__ __forceinline__ void trf_op
 /* A decoder's way: its stream's columns of each of the block's items. */
 struct trf_wide_grid {
     const trf_wide_args &a;
-    uint32_t band, begin, count; /* band of an item; columns */
+    uint32_t unit, begin, count; /* unit of an item; columns */
     mutable uint32_t item;       /* of the slab that is staged next */
 
     __device__ __forceinline__ uint32_t
-    band_of(uint32_t item_) const { /* bands that are not there: the last once more */
-        return min(trf_first_band(a, item_) + band, a.f.whole_rows / TRF_SLAB_ROWS - 1);
+    unit_of(uint32_t item_) const { /* units that are not there: the last once more */
+        return min(trf_first_band(a, item_) / kWideSlabs + unit, (a.f.whole_rows - 1) / kUnitRows);
     }
     __device__ __forceinline__ void next_band(trf_walk &walk) const {
         item += a.clusters;
-        walk.band = band_of(item);
+        walk.band = unit_of(item);
         walk.col = begin;
         walk.stop = begin + count;
     }
     __device__ __forceinline__ trf_walk start() const {
         const uint32_t items = item < a.items ? (a.items - item + a.clusters - 1) / a.clusters : 0;
-        return {count && items ? band_of(item) : 0, begin, begin + count, count * items};
+        return {count && items ? unit_of(item) : 0, begin, begin + count, count * items};
     }
 };
 
 /* Leaves decoded weights in stages. The block's first decoder of a stream has x copied to them, too. */
 template <class Product, int kColumns, int kShare> struct trf_wide_sink : Product {
+    using Rows = uint4[kWideSlabs][4];
     using Shape = trf_wide_shape<kColumns, kShare>;
     const trf_wide_args &wide;
     trf_wide_meeting &meeting;
@@ -155,6 +158,7 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
     uint32_t left;                  /* stages of the slab */
     uint32_t place;                 /* shared address of the lane's first 16 bytes in the stage */
     uint32_t x_place, x_col, x_row; /* of x's copy; 0: another warp has it made */
+    uint32_t first[kWideSlabs][8];  /* of two steps, the fragments of the first */
 
     __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_meeting &meeting_,
                                              const trf_wide_grid &grid_, uint32_t stream_, uint32_t on_way_,
@@ -162,9 +166,9 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
         : Product(args.f, lane), wide(args), meeting(meeting_), grid(grid_), on_way(on_way_), next(0), stream(stream_),
           stages(0), left(0) {
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
-        place = shared + args.stages + stream * kStageBytes + grid_.band * (TRF_SLAB_ROWS * 2 * kStageCols) + 64 * row +
+        place = shared + args.stages + stream * kStageBytes + grid_.unit * (kUnitRows * 2 * kStageCols) + 64 * row +
                 16 * (lane % 4 ^ row / 2);
-        x_place = grid_.band % Shape::kBands == 0 ? shared + args.x_stages + stream * Shape::kXStageBytes : 0;
+        x_place = grid_.unit % Shape::kUnits == 0 ? shared + args.x_stages + stream * Shape::kXStageBytes : 0;
     }
 
     /* To the next slab, which lies in this column. */
@@ -176,27 +180,30 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
         next++;
     }
 
-    /* rows[i]: of row 8 * i + lane / 4 the columns from 8 * (lane % 4) on. */
-    __device__ __forceinline__ void leave(const uint4 (&rows)[4]) {
+    /* rows[s][i]: of row 8 * i + lane / 4 of slab s the columns from 8 * (lane % 4) on. */
+    __device__ __forceinline__ void leave(const Rows &rows) {
         const uint32_t full = trf_shared_address(&meeting.full[stream]);
         trf_barrier_wait(trf_shared_address(&meeting.empty[stream]), stages++ % 2 ^ 1);
         if (x_place && this->lane == 0)
             trf_copy_box(x_place, &wide.x_map, x_col, x_row, full);
         x_col += kStageCols;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            trf_sts128(place + 512 * i, rows[i]);
-        if (kShare > 1)
+        for (int s = 0; s < kWideSlabs; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                trf_send128(place + 512 * i, full, blockIdx.x % 2 ^ 1, rows[i]);
+                trf_sts128(place + 2048 * s + 512 * i, rows[s][i]);
+        if (kShare > 1)
+#pragma unroll
+            for (int s = 0; s < kWideSlabs; s++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    trf_send128(place + 2048 * s + 512 * i, full, blockIdx.x % 2 ^ 1, rows[s][i]);
     }
 
     /* Consumers may have the stage, once all that is on its way has arrived: x, and what a decoder of the other block sends. */
     __device__ __forceinline__ void hand_over() {
         const uint32_t full = trf_shared_address(&meeting.full[stream]);
-        const uint32_t expected =
-            (x_place ? Shape::kXStageBytes : 0) + (kShare > 1 ? TRF_SLAB_ROWS * 2 * kStageCols : 0);
+        const uint32_t expected = (x_place ? Shape::kXStageBytes : 0) + (kShare > 1 ? kUnitRows * 2 * kStageCols : 0);
         trf_fence_for_products();
         __syncwarp();
         if (this->lane != 0)
@@ -230,16 +237,21 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &, uint32_t k) {
         if (k % 2 == 0) {
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                this->held[i] = reg[0][i];
+            for (int s = 0; s < kWideSlabs; s++)
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    first[s][i] = reg[s][i];
             return;
         }
-        uint4 rows[4];
+        Rows rows;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int r = i / 2 * 4 + i % 2; /* of fragments: rows lane / 4 and 8 further on, columns 2q and 2q + 8 */
-            rows[i] = make_uint4(this->held[r], this->held[r + 2], reg[0][r], reg[0][r + 2]);
-        }
+        for (int s = 0; s < kWideSlabs; s++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int r =
+                    i / 2 * 4 + i % 2; /* of fragments: rows lane / 4 and 8 further on, columns 2q and 2q + 8 */
+                rows[s][i] = make_uint4(first[s][r], first[s][r + 2], reg[s][r], reg[s][r + 2]);
+            }
         leave(rows);
         if (--left) /* the last one waits for the verdict */
             hand_over();
@@ -247,7 +259,7 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
 
     __device__ __forceinline__ void end_slab(const trf_walk &, bool good) {
         if (!good && this->lane == 0) {
-            uint8_t *const flag = &meeting.corrupt[(next - 1) / grid.count % 2][grid.band][stream];
+            uint8_t *const flag = &meeting.corrupt[(next - 1) / grid.count % 2][grid.unit][stream];
             *flag = 1;
             if (kShare > 1) {
                 trf_sts8_at(trf_shared_address(flag), blockIdx.x % 2 ^ 1, 1);
@@ -258,13 +270,74 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
     }
 };
 
+/* ---- sums to y ---- */
+
+/* Two neighbours of y, which has 16 bits for each. */
+static __device__ __forceinline__ uint32_t trf_round_pair(uint32_t dtype, float first, float second) {
+    if (dtype == TRF_DTYPE_BF16) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+        return *reinterpret_cast<const uint32_t *>(&pair);
+    }
+    const __half2 pair = __floats2half2_rn(first, second);
+    return *reinterpret_cast<const uint32_t *>(&pair);
+}
+
+/* Whether y takes two neighbours at once. */
+static __device__ __forceinline__ bool trf_stores_pairs(const trf_fused_args &a) {
+    return a.y_dtype != TRF_DTYPE_F32 && (uintptr_t)a.y % 4 == 0;
+}
+
+/* Two sums of a row of W, for rows n and n + 1 of x. Lanes that are 4 apart have neighbouring rows of W: for pairs they exchange sums, so that each has two neighbours, of
+ * one row of x. All lanes of the warp call it. */
+static __device__ __forceinline__ void trf_store_two(const trf_fused_args &a, bool pairs, uint32_t n, uint32_t row,
+                                                     float first, float second) {
+    if (!pairs) {
+        if (n < a.m)
+            trf_store_y(a, n, row, first);
+        if (n + 1 < a.m)
+            trf_store_y(a, n + 1, row, second);
+        return;
+    }
+    const uint32_t odd = threadIdx.x / 4 % 2;
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 4);
+    if (n + odd >= a.m)
+        return;
+    uint16_t *const to = (uint16_t *)a.y + (uint64_t)(n + odd) * a.view.rows + (row - odd);
+    *reinterpret_cast<uint32_t *>(to) = trf_round_pair(a.y_dtype, odd ? other : first, odd ? second : other);
+}
+
+/* Of blocks that split an item: a *piece* is the sums of 16 rows of W by 8 of x. Pieces of every so many columns of 8 rows of x are a block's, of which each block sends its
+ * own: [column][16 rows][block] of kPieceBytes, where stages were. */
+static __device__ __forceinline__ uint32_t trf_piece_at(const trf_wide_args &a, uint32_t piece, uint32_t from) {
+    return a.stages + ((piece << a.log_splits) + from) * kPieceBytes + 16 * (threadIdx.x % 32);
+}
+
+/* All warps of the block add up its pieces, by blocks in order, and write y. */
+template <int kColumns> static __device__ __forceinline__ void trf_add_pieces(const trf_wide_args &a, uint32_t shared) {
+    constexpr uint32_t kHigh = kWideRows / 16;
+    const uint32_t rank = blockIdx.x & (a.splits - 1), lane = threadIdx.x % 32,
+                   first_row = trf_first_band(a, trf_first_item<1>(a)) * TRF_SLAB_ROWS + lane / 4,
+                   first_x = trf_first_x<kColumns, 1>(a, trf_first_item<1>(a)) + 2 * (lane % 4);
+    const bool pairs = trf_stores_pairs(a.f);
+#pragma unroll 1
+    for (uint32_t piece = threadIdx.x / 32; piece < kColumns / 8 * kHigh >> a.log_splits; piece += blockDim.x / 32) {
+        const float4 sum =
+            trf_add_shares<4>(a.splits, 0, 1, [&](uint32_t from) { return shared + trf_piece_at(a, piece, from); });
+        const uint32_t row = first_row + piece % kHigh * 16, n = first_x + 8 * ((piece / kHigh << a.log_splits) + rank);
+        if (row >= a.f.whole_rows) /* so are the other lanes' */
+            continue;
+        const float scale = trf_scale_sum(a.f, row, 1.0f), scale_below = trf_scale_sum(a.f, row + 8, 1.0f);
+        trf_store_two(a.f, pairs, n, row, scale * sum.x, scale * sum.y);
+        trf_store_two(a.f, pairs, n, row + 8, scale_below * sum.z, scale_below * sum.w);
+    }
+}
+
 /* ---- consumers ---- */
 
 template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_consumer {
     using Shape = trf_wide_shape<kColumns, kShare>;
-    static constexpr int kBlocks = Shape::kBlocks, kPasses = kColumns / kSumCols, kStreams = Shape::kStreams;
-    static constexpr uint32_t kPassBytes = kWideRows * kSumCols * 4; /* of a block's sums */
-    static constexpr uint32_t group = kGroup;                        /* warpgroup */
+    static constexpr int kBlocks = Shape::kBlocks, kStreams = Shape::kStreams;
+    static constexpr uint32_t group = kGroup; /* warpgroup */
     const trf_wide_args &a;
     trf_wide_meeting &meeting;
     uint32_t shared;
@@ -276,10 +349,6 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
         : a(args), meeting(meeting_), shared(shared_), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
 
     __device__ __forceinline__ void meet() const { asm volatile("barrier.sync %0, 128;" ::"r"(1 + group) : "memory"); }
-
-    __device__ __forceinline__ void meet_all() const {
-        asm volatile("barrier.sync %0, %1;" ::"n"(1 + Shape::kConsumers), "n"(128 * Shape::kConsumers) : "memory");
-    }
 
     __device__ __forceinline__ void release_stage(uint32_t stream) const {
         const uint32_t empty = trf_shared_address(&meeting.empty[stream]);
@@ -312,38 +381,31 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
         constexpr uint32_t kNone = UINT32_MAX;
         const uint32_t all = a.f.view.slab_cols / kStageCols;
         /* The layer's last column may be narrow: of the last stream that has columns, the last one. */
-        const uint32_t narrow = trf_stages_of(a.f.view, part.begin(kStreams) - 1),
+        const uint32_t narrow = trf_stages_of(a.f.view, part.begin(part.streams) - 1),
                        narrow_round = part.each ? part.each - 1 : 0;
         uint32_t tail = kNone; /* the stream of the turn before that is to be released */
 #pragma unroll 1
         for (uint32_t round = 0; round < part.rounds(); round++)
 #pragma unroll 1
             for (uint32_t index = 0; index < all; index++) {
-                const bool in_narrow = round == narrow_round;
-                const uint32_t active = part.active(round) - (in_narrow && index >= narrow ? 1 : 0);
-                uint32_t last =
-                    0; /* a bit for each stream whose last stage this is: it is kept, for sums come to lie there */
-                if (index + 1 == all)
-                    last = round == part.each ? (1u << part.more) - 1 : round + 1 == part.each ? -1u << part.more : 0;
-                if (in_narrow && index + 1 == narrow)
-                    last |= 1u << (part.active(round) - 1);
+                const uint32_t active = part.active(round) - (round == narrow_round && index >= narrow ? 1 : 0);
 #pragma unroll
                 for (int stream = 0; stream < kStreams; stream++) {
                     if (stream >= active)
                         break;
-                    if (stream == 0 && tail == 0) { /* the only one: its next stage comes when this one is free */
+                    if (stream == 0 && tail == 0) { /* the only one: its next stage may come when this one is free */
                         trf_products_wait<0>();
                         release_stage(0);
                         tail = kNone;
                     }
                     multiply(stream, index);
                     trf_products_wait<1>();
-                    if (stream > 0 && !(last >> (stream - 1) & 1))
+                    if (stream > 0)
                         release_stage(stream - 1);
-                    if (stream == 0 && tail != kNone)
+                    else if (tail != kNone)
                         release_stage(tail);
                 }
-                tail = active == 0 || (last >> (active - 1) & 1) ? kNone : active - 1;
+                tail = active ? active - 1 : kNone;
             }
         trf_products_wait<0>();
         trf_products_done(sum);
@@ -361,20 +423,21 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
                 for (int i = 0; i < kColumns / 2; i++)
                     sum[b][i] = 0;
             multiply_item(part);
-            finish(item, turn);
-#pragma unroll 1
-            for (uint32_t stream = 0; stream < kStreams; stream++)
-                if (part.count(stream))
-                    release_stage(stream);
+            mark_corrupt(turn);
+            if (kShare == 1 && a.splits > 1)
+                leave_pieces();
+            else
+                finish(item);
         }
     }
 
     /* ---- the end of an item ---- */
 
+    /* NaN for rows of which a slab was corrupt. */
     __device__ __forceinline__ void mark_corrupt(uint32_t turn) {
 #pragma unroll
         for (int b = 0; b < kBlocks; b++) {
-            const uint8_t *const flags = meeting.corrupt[turn][2 * (kBlocks * group + b) + warp / 2];
+            uint8_t *const flags = meeting.corrupt[turn][kBlocks * group + b];
             bool bad = false;
             for (uint32_t i = 0; i < kMostStreams; i++)
                 bad |= flags[i] != 0;
@@ -382,93 +445,54 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
 #pragma unroll
                 for (int i = 0; i < kColumns / 2; i++)
                     sum[b][i] = __uint_as_float(0x7FC00000u);
+            meet();
+            if (threadIdx.x % 128 < kMostStreams)
+                flags[threadIdx.x % 128] = 0;
         }
+        meet();
     }
 
-    /* Shared address, in whichever block, of the sums of a pass that block `from` has sent; the h-th 16 bytes of this thread's of block b. */
-    __device__ __forceinline__ uint32_t sent(uint32_t pass, uint32_t from, uint32_t to, uint32_t b, uint32_t h) const {
-        const uint32_t place = pass / a.splits * (a.splits - 1) + (from < to ? from : from - 1);
-        return shared + a.stages + kSumsBytes + place * kPassBytes + ((kBlocks * group + b) * 2 + h) * (128 * 16) +
-               16 * (threadIdx.x % 128);
-    }
-
-    /* Each block of the cluster gets the others' sums of its passes, and adds them. */
-    __device__ __forceinline__ void add_splits(uint32_t rank) {
-        trf_cluster_arrive(a.splits);
+    /* Sends the sums to the blocks that add them up. */
+    __device__ __forceinline__ void leave_pieces() {
+        const uint32_t rank = blockIdx.x & (a.splits - 1),
+                       at = shared + trf_piece_at(a, 4 * kBlocks * group + warp, rank);
+        trf_cluster_arrive(a.splits); /* all are done with stages */
         trf_cluster_wait(a.splits);
 #pragma unroll
-        for (int pass = 0; pass < kPasses; pass++)
+        for (int t = 0; t < kColumns / 8; t++)
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const float *const v = &sum[b][8 * pass + 4 * h];
-                    const uint32_t to = pass % a.splits;
-                    if (to != rank)
-                        trf_cluster_store(sent(pass, rank, to, b, h), to, make_float4(v[0], v[1], v[2], v[3]));
-                }
-        trf_cluster_arrive(a.splits);
-        trf_cluster_wait(a.splits);
-#pragma unroll
-        for (int pass = 0; pass < kPasses; pass++)
-            if (pass % a.splits == rank)
-#pragma unroll 1
-                for (uint32_t from = 0; from < a.splits; from++)
-#pragma unroll
-                    for (int b = 0; from != rank && b < kBlocks; b++)
-#pragma unroll
-                        for (int h = 0; h < 2; h++) {
-                            const float4 v = trf_lds128f(sent(pass, from, rank, b, h));
-                            float *const s = &sum[b][8 * pass + 4 * h];
-                            s[0] += v.x;
-                            s[1] += v.y;
-                            s[2] += v.z;
-                            s[3] += v.w;
-                        }
+                trf_cluster_store(at + (t & -a.splits) * (kWideRows / 16 * kPieceBytes) +
+                                      (4 * b << a.log_splits) * kPieceBytes,
+                                  t & (a.splits - 1),
+                                  make_float4(sum[b][4 * t], sum[b][4 * t + 1], sum[b][4 * t + 2], sum[b][4 * t + 3]));
     }
 
-    /* Sums of 16 rows of x to [row of x][row of W] in shared memory: lanes that store side by side are then of neighbouring rows of W. */
-    __device__ __forceinline__ void turn_sums(uint32_t pass) const {
+    /* The block's own sums to y. They go round, 8 rows of x at a time, with those at hand in sum[b][0 ... 3]: a loop, since code that runs once costs more than the moves. */
+    __device__ __forceinline__ void finish(uint32_t item) {
+        const bool pairs = trf_stores_pairs(a.f);
+        uint32_t n = trf_first_x<kColumns, kShare>(a, item) + 2 * (lane % 4);
+        uint32_t row[kBlocks]; /* the first of two, 8 apart */
+        float scale[kBlocks][2];
 #pragma unroll
-        for (int p = 0; p < kPasses; p++)
-            if (p == (int)pass)
-#pragma unroll
-                for (int b = 0; b < kBlocks; b++)
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        const uint32_t n = i / 4 * 8 + 2 * (lane % 4) + i % 2,
-                                       row = 64 * (kBlocks * group + b) + 16 * warp + lane / 4 + 8 * (i / 2 % 2);
-                        trf_sts32f(shared + a.stages + 4 * (n * kSumStride + row), sum[b][8 * p + i]);
-                    }
-    }
-
-    __device__ __forceinline__ void finish(uint32_t item, uint32_t turn) {
-        constexpr uint32_t kRowsHere = 64 * kBlocks, kSharers = 128 / kRowsHere; /* threads that have a row */
-        const uint32_t thread = threadIdx.x % 128, here = kRowsHere * group + thread % kRowsHere;
-        const uint32_t row = trf_first_band(a, item) * TRF_SLAB_ROWS + here,
-                       rank = a.splits > 1 ? blockIdx.x % a.splits : 0;
-        const float scale = row < a.f.whole_rows ? trf_scale_sum(a.f, row, 1.0f) : 0;
-        mark_corrupt(turn);
-        meet_all(); /* products are done with the stages */
-        if (kShare == 1 && a.splits > 1)
-            add_splits(rank);
-#pragma unroll 1
-        for (uint32_t pass = rank; pass < kPasses; pass += a.splits) {
-            const uint32_t first_x = trf_first_x<kColumns, kShare>(a, item) + pass * kSumCols;
-            turn_sums(pass);
-            meet();
-            if (row < a.f.whole_rows)
-#pragma unroll 8
-                for (uint32_t n = thread / kRowsHere; n < kSumCols; n += kSharers)
-                    if (first_x + n < a.f.m)
-                        trf_store_y(a.f, first_x + n, row,
-                                    scale * trf_lds32f(shared + a.stages + 4 * (n * kSumStride + here)));
-            meet();
+        for (int b = 0; b < kBlocks; b++) {
+            row[b] = trf_first_band(a, item) * TRF_SLAB_ROWS + 64 * (kBlocks * group + b) + 16 * warp + lane / 4;
+            for (int h = 0; h < 2; h++)
+                scale[b][h] = row[b] < a.f.whole_rows ? trf_scale_sum(a.f, row[b] + 8 * h, 1.0f) : 0;
         }
-        if (thread < kRowsHere / TRF_SLAB_ROWS) /* the flags that mark_corrupt of this warpgroup has read */
-            for (uint32_t i = 0; i < kMostStreams; i++)
-                meeting.corrupt[turn][kRowsHere / TRF_SLAB_ROWS * group + thread][i] = 0;
-        meet();
+#pragma unroll 1
+        for (uint32_t column = 0; column < kColumns / 8; column++, n += 8)
+#pragma unroll
+            for (int b = 0; b < kBlocks; b++) {
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    if (row[b] < a.f.whole_rows) /* so are the other lanes' */
+                        trf_store_two(a.f, pairs, n, row[b] + 8 * h, scale[b][h] * sum[b][2 * h],
+                                      scale[b][h] * sum[b][2 * h + 1]);
+#pragma unroll
+                for (int i = 0; i < kColumns / 2 - 4; i++)
+                    sum[b][i] = sum[b][i + 4];
+            }
     }
 };
 
@@ -477,32 +501,36 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
 template <class Form, class Type, int kColumns, int kShare>
 static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
     using Shape = trf_wide_shape<kColumns, kShare>;
-    using Product = trf_product<Form, Type, 1, 1, false, false>;
-    constexpr int kP = kUsualP<Form>, kLog = trf_wide_table_log(Form::kClassBits);
+    using Product = trf_product<Form, Type, kWideSlabs, 1, false, false>;
+    constexpr int kP = kUsualP<Form>, kLog = kWideTableLog;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
     __shared__ trf_wide_meeting meeting;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t blocks = kShare * a.splits, decoder = warp - 4 * Shape::kConsumers; /* of other warps: large */
+    const uint32_t decoder = warp - 4 * Shape::kConsumers; /* of other warps: large */
     const trf_device_view &view = a.f.view;
     trf_allow_successor();
     const trf_table_source<kP> table_source(view);
-    const trf_wide_part part(a, Shape::kStreams);
+    const trf_wide_part part(a);
     trf_open_barriers<Shape, kShare>(meeting);
 
-    const bool decodes = decoder < Shape::kDecoders;
-    const uint32_t stream = decoder / Shape::kBands;
-    const trf_wide_grid grid = {a, decoder % Shape::kBands + blockIdx.x % kShare * Shape::kBands, part.begin(stream),
+    const bool decodes = decoder < a.streams * Shape::kUnits;
+    const uint32_t stream = decoder / Shape::kUnits;
+    const trf_wide_grid grid = {a, decoder % Shape::kUnits + blockIdx.x % kShare * Shape::kUnits, part.begin(stream),
                                 decodes ? part.count(stream) : 0, trf_first_item<kShare>(a)};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
     const trf_walk walk = grid.start();
-    trf_stager<1> stager;
+    trf_stager<kWideSlabs> stager;
     if (decodes)
         trf_start<Form>(stager, view, a.f.shared, planes, walk, grid,
                         shared + a.f.shared.warps + decoder * a.f.shared.warp_bytes, lane);
     trf_build_constants<Form, kP, kLog>(view, table_source, shared, a.f.shared, &constants);
-    trf_cluster_arrive(blocks);
-    trf_cluster_wait(blocks);
+    if (kShare == 1) {
+        __syncthreads();
+    } else { /* barriers of the other block, too */
+        trf_cluster_arrive(kShare);
+        trf_cluster_wait(kShare);
+    }
     trf_wait_for_predecessor();
 
     if (decodes) {
@@ -515,18 +543,21 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
         trf_copy_wait<0>();
     } else if (warp < 4) {
         trf_wide_consumer<Type, kColumns, kShare, 0>(a, meeting, shared).run(part);
-    } else if constexpr (Shape::kConsumers > 1) {
-        trf_wide_consumer<Type, kColumns, kShare, 1>(a, meeting, shared).run(part);
+    } else if (Shape::kConsumers > 1 && warp < 8) {
+        trf_wide_consumer<Type, kColumns, kShare, Shape::kConsumers - 1>(a, meeting, shared).run(part);
     }
     __syncwarp();
-    if (kShare == 1 && a.splits > 1 && decodes) /* as add_splits does */
-        for (int i = 0; i < 2; i++) {
-            trf_cluster_arrive(blocks);
-            trf_cluster_wait(blocks);
-        }
     if (kShare > 1) { /* others may arrive at this block's barriers until they are done */
-        trf_cluster_arrive(blocks);
-        trf_cluster_wait(blocks);
+        trf_cluster_arrive(kShare);
+        trf_cluster_wait(kShare);
+    } else if (a.splits > 1) {
+        if (warp >= 4 * Shape::kConsumers) { /* consumers have, in leave_pieces */
+            trf_cluster_arrive(a.splits);
+            trf_cluster_wait(a.splits);
+        }
+        trf_cluster_arrive(a.splits);
+        trf_cluster_wait(a.splits);
+        trf_add_pieces<kColumns>(a, shared);
     }
 }
 

@@ -10,7 +10,8 @@ enum {
     COLUMNS, /* rows of x of a block */
     SHARE,   /* blocks that decode for each other */
     SPLITS,  /* blocks that cut an item's columns among them */
-    CLUSTERS
+    CLUSTERS,
+    STREAMS /* of decoders */
 };
 
 static const trf_device_limits kDevices[] = {{132, 232448, 90, {132, 66, 32, 16}, 0},
@@ -45,16 +46,22 @@ static void check_plan(const trf_device_view *view, const trf_device_limits *lim
     trf_linear_plan plan = {.m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_BF16, .path = TRF_PATH_WIDE};
     plan.choice[TRF_PLAN_LAYER] = 77;
     trf_wide_choose(view, &kFacts, limits, &plan);
-    const uint32_t *c = plan.choice, blocks = c[SHARE] * c[SPLITS], row_blocks = (view->rows / TRF_SLAB_ROWS + 3) / 4,
+    const uint32_t *c = plan.choice, blocks = c[SHARE] * c[SPLITS],
+                   log_blocks = blocks < 4 ? blocks - 1 : blocks / 4 + 1,
+                   row_blocks = (view->rows / TRF_SLAB_ROWS + 3) / 4,
                    x_groups = (m + c[COLUMNS] * c[SHARE] - 1) / (c[COLUMNS] * c[SHARE]);
     ck_assert_uint_eq(c[COLUMNS], m <= 64 ? 64 : 128);
     ck_assert(c[SHARE] == 1 || (c[SHARE] == 2 && m > c[COLUMNS]));
-    ck_assert(c[SPLITS] == 1 || ((c[SPLITS] == 2 || c[SPLITS] == 4) && c[SHARE] == 1));
+    ck_assert(c[SPLITS] == 1 || ((c[SPLITS] == 2 || c[SPLITS] == 4 || c[SPLITS] == 8) && c[SHARE] == 1));
     ck_assert_uint_ge(c[CLUSTERS], 1);
-    ck_assert_uint_le(c[CLUSTERS], limits->clusters[blocks == 4 ? 2 : blocks - 1]);
+    ck_assert_uint_le(c[CLUSTERS], limits->clusters[log_blocks]);
     ck_assert_uint_le(c[CLUSTERS], row_blocks * x_groups); /* none without an item */
     if (c[SPLITS] > 1)
-        ck_assert_uint_eq(c[CLUSTERS], row_blocks * x_groups);                          /* one item each */
+        ck_assert_uint_eq(c[CLUSTERS], row_blocks * x_groups); /* one item each */
+    ck_assert_uint_ge(c[STREAMS], 1);
+    ck_assert_uint_le(c[STREAMS], c[COLUMNS] == 64 ? 6 : c[SHARE] == 1 ? 4 : 7);
+    ck_assert_uint_le(c[STREAMS] * c[SPLITS],
+                      (view->num_slab_cols + c[SPLITS] - 1) / c[SPLITS] * c[SPLITS]);   /* none idle */
     ck_assert_uint_eq(plan.choice[TRF_PLAN_LAYER], 77);                                 /* not the choice's */
     ck_assert_uint_eq(plan.workspace_bytes, (2ull * m * view->cols + 255) / 256 * 256); /* an aligned copy of x */
     ck_assert_uint_eq(plan.epilogue_workspace_bytes, plan.workspace_bytes + (4ull * m * view->rows + 255) / 256 * 256);
@@ -75,6 +82,22 @@ START_TEST(usual_layers_have_plans) {
 }
 END_TEST
 
+/* Where streams are long, there is room for fewer decoders. */
+START_TEST(long_streams_leave_fewer_decoders) {
+    const trf_device_view view = view_of(0, 256, 8192, 8192);
+    trf_device_facts facts = kFacts;
+    uint32_t before = UINT32_MAX;
+    for (facts.max_stream_bytes = 1000; facts.max_stream_bytes <= 16000; facts.max_stream_bytes += 1000) {
+        trf_linear_plan plan = {.m = 64, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_BF16, .path = TRF_PATH_WIDE};
+        ck_assert_ptr_null(trf_wide_refuses(&view, &facts, &kDevices[0], 64, TRF_DTYPE_BF16));
+        trf_wide_choose(&view, &facts, &kDevices[0], &plan);
+        ck_assert_uint_le(plan.choice[STREAMS], before);
+        before = plan.choice[STREAMS];
+    }
+    ck_assert_uint_eq(before, 1);
+}
+END_TEST
+
 START_TEST(others_have_reasons) {
     const trf_device_view usual = view_of(0, 256, 4096, 4096);
     trf_device_view view = usual;
@@ -90,7 +113,7 @@ START_TEST(others_have_reasons) {
     facts.max_frequency = 256;
     ck_assert_ptr_nonnull(trf_wide_refuses(&view, &facts, &limits, 64, TRF_DTYPE_BF16));
     facts = kFacts;
-    facts.max_stream_bytes = 8192; /* twelve decoders' buffers */
+    facts.max_stream_bytes = 40000; /* two decoders' buffers */
     ck_assert_ptr_nonnull(trf_wide_refuses(&view, &facts, &limits, 64, TRF_DTYPE_BF16));
     facts = kFacts;
     view.probability_bits = 12;
@@ -111,6 +134,7 @@ int main(void) {
     Suite *suite = suite_create("wide choice");
     TCase *tests = tcase_create("wide_choice");
     tcase_add_loop_test(tests, usual_layers_have_plans, 0, 4 * NUM_DEVICES);
+    tcase_add_test(tests, long_streams_leave_fewer_decoders);
     tcase_add_test(tests, others_have_reasons);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
