@@ -39,9 +39,12 @@ typedef struct trf_device_kind {
     /* Sets all of the plan but m and types, which are set. path: what was asked for. The choice does not depend on y's type: a shard's product with an epilogue runs without
      * it, to F32, in epilogue_workspace_bytes. */
     trf_status (*plan)(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err);
-    /* epilogue: NULL, or with something in it. plan->workspace_bytes: what there is, with an epilogue plan->epilogue_workspace_bytes at least. */
+    /* epilogue: NULL, or with something in it. plan->choice[TRF_TWO_STEP_DECODED]: whether decode_ahead has been called. plan->workspace_bytes: what there is, with an epilogue plan->epilogue_workspace_bytes at least. */
     trf_status (*linear)(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
                          const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err);
+    /* The first step of a TWO_STEP product; does nothing for others. NULL: there are no others. */
+    trf_status (*decode_ahead)(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
+                               trf_stream stream, trf_error *err);
     /* y = the sums with an epilogue, rounded. */
     trf_status (*finish)(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
                          const trf_epilogue *epilogue, trf_stream stream, trf_error *err);

@@ -18,7 +18,7 @@ static trf_status trf_plan_wide(const trf_device_layer *layer, trf_linear_plan *
     return TRF_OK;
 }
 
-/* WIDE is not chosen until its tests have run on a device for every codec (docs/performance.md). */
+/* AUTO: which path is the fastest is found before (trf_linear_plan_init); here it is FUSED where that takes the product, else TWO_STEP. */
 trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
     if (path == TRF_PATH_WIDE)
         return trf_plan_wide(layer, plan, err);
@@ -62,6 +62,19 @@ trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan 
     trf_range_push(trf_path_name(plan->path));
     status = trf_run(layer, plan, x, y, epilogue, workspace, stream, err);
     trf_range_pop();
+    trf_leave_device(&scope);
+    return status;
+}
+
+trf_status trf_cuda_decode_ahead(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
+                                 trf_stream stream, trf_error *err) {
+    trf_device_scope scope;
+    if (plan->path != TRF_PATH_TWO_STEP)
+        return TRF_OK;
+    trf_status status = trf_enter_device(layer->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_two_step_decode(layer, plan, workspace, stream, err);
     trf_leave_device(&scope);
     return status;
 }

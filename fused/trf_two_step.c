@@ -48,6 +48,15 @@ trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *pla
     return status;
 }
 
+trf_status trf_two_step_decode(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
+                               trf_stream stream, trf_error *err) {
+    const trf_decode_as as = plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
+    trf_range_push("decode");
+    const int error = trf_launch_decode(&layer->view, &layer->facts, as, workspace, stream); /* weights are at 0 */
+    trf_range_pop();
+    return trf_check_cuda(error, "decoding a layer", err);
+}
+
 trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
                             const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
     const trf_two_step_layout layout = trf_lay_out(layer, plan, epilogue != NULL);
@@ -55,11 +64,8 @@ trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan
     void *const weights = base;
     const trf_sums sums = {(const float *)(base + layout.sums), layer->view.rows, plan->m, layer->view.rows};
     const int rounds = layout.sums != layout.gemm;
-    const trf_decode_as as = plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
-    trf_range_push("decode");
     trf_status status =
-        trf_check_cuda(trf_launch_decode(&layer->view, &layer->facts, as, weights, stream), "decoding a layer", err);
-    trf_range_pop();
+        plan->choice[TRF_TWO_STEP_DECODED] ? TRF_OK : trf_two_step_decode(layer, plan, workspace, stream, err);
     trf_range_push("GEMM");
     if (status == TRF_OK)
         status = trf_gemm_run(layer->context->gemm, &layout.shape, weights, x, rounds ? base + layout.sums : y,

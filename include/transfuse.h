@@ -368,7 +368,8 @@ TRF_API trf_status trf_device_layer_decode_rows(const trf_device_layer *device_l
 /* How y = x . W^T is computed. */
 typedef enum trf_path {
     TRF_PATH_AUTO =
-        0, /* by the context's tuning; without one FUSED where it takes the layer and the batch, else TWO_STEP */
+        0, /* by the context's tuning; where that has nothing by a table of crossovers of the GPU's generation, which the library brings along (compute capability 9.0
+            * so far). Where neither has anything, or what takes no such product: FUSED if it takes the layer and the batch, else TWO_STEP */
     TRF_PATH_FUSED =
         1, /* decoded inside the product. Batches of 1 to TRF_FUSED_MAX_M; not for layers with column offsets, with row offsets in some tiles
                            * only, with offsets beyond 126 or exceptions that they would make inexact; int: codes of at most 8 bits, exact in
@@ -481,6 +482,16 @@ typedef struct trf_epilogue {
 TRF_API trf_status trf_linear_with(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x,
                                    void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream,
                                    trf_error *err);
+
+/* A TWO_STEP product in two calls, so that a layer is decoded on another stream (of a higher priority) while the product before still runs. The first decodes to the workspace; the second
+ * is trf_linear_with without that step, ordered behind it (an event). In between the workspace is the product's own: a chain of
+ * layers takes two in turns. The same bits as trf_linear_with. epilogue: the same to both, NULL or not; decode reads whether there is one, and nothing it points to. On other paths decode does nothing,
+ * and decoded is trf_linear_with. Errors: decode TRF_ERR_ARGUMENT (NULL, a plan of another layer, the workspace), TRF_ERR_CUDA; decoded those of trf_linear_with. */
+TRF_API trf_status trf_linear_decode(const trf_device_layer *device_layer, const trf_linear_plan *plan,
+                                     const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err);
+TRF_API trf_status trf_linear_decoded(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x,
+                                      void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream,
+                                      trf_error *err);
 
 /* Waits for the device, and says whether any call since creation met a corrupt tile. Errors: TRF_ERR_STREAM (message: tile; offset: its place in the blob; of a shard, among its own tiles),
  * TRF_ERR_CUDA. The state stays. */

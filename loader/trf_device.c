@@ -3,6 +3,7 @@
 #include "trf_device_kinds.h"
 #include "trf_file_source.h"
 #include "trf_tuning.h"
+#include "trf_two_step.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -249,18 +250,27 @@ static trf_shard_layout trf_lay_out_shard(const trf_device_layer *layer, const t
     return layout;
 }
 
-/* By the context's tuning, where it knows better than the device's kind. */
-static trf_status trf_plan_path(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
+/* The path that AUTO stands for, and why; TRF_PATH_AUTO: the device's kind knows. */
+static trf_path trf_path_for(const trf_device_layer *layer, uint32_t m, const char **reason) {
     const trf_context *context = layer->context;
-    const trf_path tuned =
-        path == TRF_PATH_AUTO && context->tuning ? trf_tuning_path(context->tuning, layer, plan->m) : TRF_PATH_AUTO;
-    trf_linear_plan by_tuning = *plan;
-    /* What it has may be refused: for a layer that is like the one measured, not the same. */
-    if (tuned == TRF_PATH_AUTO || context->kind->plan(layer, tuned, &by_tuning, NULL) != TRF_OK)
-        return context->kind->plan(layer, path, plan, err);
-    *plan = by_tuning;
+    const trf_tuned_form form = trf_tuned_form_of(layer);
+    const trf_path tuned = context->tuning ? trf_tuned_path(context->tuning, &form, m) : TRF_PATH_AUTO;
+    *reason = tuned != TRF_PATH_AUTO ? "the context's tuning has another path for this batch"
+                                     : "another path is faster for this batch, on GPUs of this generation";
+    return tuned != TRF_PATH_AUTO ? tuned : trf_crossover_path(context->limits.capability, &form, m);
+}
+
+static trf_status trf_plan_path(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
+    const trf_device_kind *kind = layer->context->kind;
+    const char *reason = NULL;
+    const trf_path found = path == TRF_PATH_AUTO ? trf_path_for(layer, plan->m, &reason) : TRF_PATH_AUTO;
+    trf_linear_plan made = *plan;
+    /* What was found may be refused: for a layer that is like the one measured, not the same. */
+    if (found == TRF_PATH_AUTO || kind->plan(layer, found, &made, NULL) != TRF_OK)
+        return kind->plan(layer, path, plan, err);
+    *plan = made;
     if (plan->path != TRF_PATH_FUSED)
-        plan->reason = "the context's tuning has another path for this batch";
+        plan->reason = reason;
     return TRF_OK;
 }
 
@@ -281,19 +291,29 @@ trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m
     return TRF_OK;
 }
 
-static trf_status trf_check_call(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x,
-                                 const void *y, int has_epilogue, const void *workspace, trf_error *err) {
-    if (!layer || !plan || !x || !y)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a layer, a plan, x and y");
+static trf_status trf_check_plan(const trf_device_layer *layer, const trf_linear_plan *plan, int has_epilogue,
+                                 const void *workspace, trf_error *err) {
+    if (!layer || !plan)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a layer and a plan");
     if (plan->choice[TRF_PLAN_LAYER] != layer->serial)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to another layer");
-    if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x and y must be aligned to their elements");
     const uint64_t needed = has_epilogue ? plan->epilogue_workspace_bytes : plan->workspace_bytes;
     if (needed && (!workspace || (uintptr_t)workspace % TRF_PART_ALIGNMENT))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "the plan needs a %d-byte aligned workspace of %llu bytes", TRF_PART_ALIGNMENT,
                         (unsigned long long)needed);
+    return TRF_OK;
+}
+
+static trf_status trf_check_call(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x,
+                                 const void *y, int has_epilogue, const void *workspace, trf_error *err) {
+    if (!x || !y)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs x and y");
+    trf_status status = trf_check_plan(layer, plan, has_epilogue, workspace, err);
+    if (status != TRF_OK)
+        return status;
+    if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x and y must be aligned to their elements");
     return TRF_OK;
 }
 
@@ -351,9 +371,15 @@ static trf_status trf_take_rows(const trf_device_layer *layer, const trf_linear_
                            each * layer->view.rows, width, plan->m, stream, err);
 }
 
-trf_status trf_linear_with(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
-                           const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
-    if (epilogue && !epilogue->activation && !epilogue->bias && !epilogue->multiplier && !epilogue->residual)
+static int trf_is_nothing(const trf_epilogue *epilogue) {
+    return !epilogue || (!epilogue->activation && !epilogue->bias && !epilogue->multiplier && !epilogue->residual);
+}
+
+/* decoded: whether trf_linear_decode has been called. */
+static trf_status trf_multiply(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x,
+                               void *y, const trf_epilogue *epilogue, int decoded, void *workspace, trf_stream stream,
+                               trf_error *err) {
+    if (trf_is_nothing(epilogue))
         epilogue = NULL;
     trf_status status = trf_check_call(device_layer, plan, x, y, epilogue != NULL, workspace, err);
     if (status == TRF_OK && epilogue)
@@ -369,6 +395,8 @@ trf_status trf_linear_with(const trf_device_layer *device_layer, const trf_linea
     inner.workspace_bytes = (epilogue ? plan->epilogue_workspace_bytes : plan->workspace_bytes) - layout.inner;
     if (cuts_rows && epilogue)
         inner.y_dtype = TRF_DTYPE_F32;
+    if (plan->path == TRF_PATH_TWO_STEP)
+        inner.choice[TRF_TWO_STEP_DECODED] = decoded != 0;
     if (trf_cuts_cols(layer)) {
         status = trf_spread_x(layer, plan, x, base, stream, err);
         x = base;
@@ -382,6 +410,29 @@ trf_status trf_linear_with(const trf_device_layer *device_layer, const trf_linea
         status = status == TRF_OK ? taken : status;
     }
     return status;
+}
+
+trf_status trf_linear_with(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
+                           const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
+    return trf_multiply(device_layer, plan, x, y, epilogue, 0, workspace, stream, err);
+}
+
+trf_status trf_linear_decoded(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
+                              const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
+    return trf_multiply(device_layer, plan, x, y, epilogue, 1, workspace, stream, err);
+}
+
+trf_status trf_linear_decode(const trf_device_layer *device_layer, const trf_linear_plan *plan,
+                             const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
+    const int has_epilogue = !trf_is_nothing(epilogue);
+    trf_status status = trf_check_plan(device_layer, plan, has_epilogue, workspace, err);
+    if (status != TRF_OK)
+        return status;
+    const trf_device_kind *kind = device_layer->context->kind;
+    const uint64_t inner = trf_lay_out_shard(device_layer, plan, has_epilogue).inner;
+    return kind->decode_ahead
+               ? kind->decode_ahead(device_layer, plan, inner ? (uint8_t *)workspace + inner : workspace, stream, err)
+               : TRF_OK;
 }
 
 trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,

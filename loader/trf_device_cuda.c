@@ -240,6 +240,7 @@ static const trf_device_kind trf_cuda_kind = {
     .decode_rows = trf_cuda_decode_rows,
     .plan = trf_cuda_plan,
     .linear = trf_cuda_linear,
+    .decode_ahead = trf_cuda_decode_ahead,
     .finish = trf_cuda_finish,
     .time = trf_cuda_time,
     .allocate = trf_cuda_allocate,

@@ -37,20 +37,22 @@ trf_tuned_form trf_tuned_form_of(const trf_device_layer *layer) {
                             layer->view.rows,     layer->view.cols};
 }
 
-/* How far apart two forms of one codec are: octaves of rows and columns, and raw bits. */
-static double trf_distance(const trf_tuned_form *a, const trf_tuned_form *b) {
+double trf_form_distance(const trf_tuned_form *a, const trf_tuned_form *b) {
+    if (a->codec != b->codec || a->class_bits != b->class_bits || a->has_groups != b->has_groups)
+        return HUGE_VAL;
     return fabs(log2((double)a->rows / b->rows)) + fabs(log2((double)a->cols / b->cols)) +
            fabs((double)a->raw_bits - b->raw_bits);
 }
 
 trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuned_form *form, uint32_t m) {
     const trf_tuned_layer *nearest = NULL;
+    double least = HUGE_VAL;
     for (uint32_t i = 0; i < tuning->num_layers; i++) {
-        const trf_tuned_layer *layer = &tuning->layers[i];
-        if (layer->form.codec == form->codec && layer->form.class_bits == form->class_bits &&
-            layer->form.has_groups == form->has_groups &&
-            (!nearest || trf_distance(form, &layer->form) < trf_distance(form, &nearest->form)))
-            nearest = layer;
+        const double distance = trf_form_distance(form, &tuning->layers[i].form);
+        if (distance < least) {
+            nearest = &tuning->layers[i];
+            least = distance;
+        }
     }
     for (uint32_t i = 0; nearest && i < nearest->num_points; i++)
         if (m <= nearest->points[i].m)

@@ -42,9 +42,15 @@ trf_status trf_tuning_create(const char *device, uint32_t num_layers, trf_tuning
 
 trf_tuned_form trf_tuned_form_of(const trf_device_layer *layer);
 
+/* How far apart two forms are: octaves of rows and columns, and raw bits; infinitely, if codec, classes or groups differ. */
+double trf_form_distance(const trf_tuned_form *a, const trf_tuned_form *b);
+
 /* The path for a batch: of the layer of the same codec and classes whose shape is the nearest. @return TRF_PATH_AUTO where there is none, or for a batch beyond its last
  * point. */
 trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuned_form *form, uint32_t m);
+
+/* The same by the table that the library brings along, for GPUs of this compute capability (10 * major + minor). @return TRF_PATH_AUTO where it has none. */
+trf_path trf_crossover_path(int capability, const trf_tuned_form *form, uint32_t m);
 
 /* @return the path that the times speak for: the first of FUSED, WIDE and TWO_STEP that no other beats by 1 %; AUTO if there are none. */
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]);

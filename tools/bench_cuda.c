@@ -140,7 +140,7 @@ static void add_figure(bench_cuda_result *result, bench_cuda_kind kind, int favo
 static int list_figures(const bench_cuda_stand *stand, bench_cuda_result *result) {
     const cli_options *plan = stand->plan;
     const int sweeps = plan->mode == CLI_BENCH_SWEEP;
-    size_t most = 1 + (size_t)result->num_blobs + (size_t)plan->num_batches * (2 + 4 * (size_t)result->num_blobs);
+    size_t most = 1 + (size_t)result->num_blobs + (size_t)plan->num_batches * (2 + 5 * (size_t)result->num_blobs);
     result->figures = calloc(most, sizeof *result->figures);
     if (!result->figures) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
@@ -160,6 +160,8 @@ static int list_figures(const bench_cuda_stand *stand, bench_cuda_result *result
             if (plan->batches[i] > 8)
                 add_figure(result, BENCH_CUDA_WIDE, favor, plan->batches[i]);
             add_figure(result, BENCH_CUDA_TWO_STEP, favor, plan->batches[i]);
+            if (sweeps && plan->batches[i] > TRF_FUSED_MAX_M)
+                add_figure(result, BENCH_CUDA_AHEAD, favor, plan->batches[i]);
             if (sweeps)
                 add_figure(result, BENCH_CUDA_AUTO, favor, plan->batches[i]);
         }

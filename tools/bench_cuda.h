@@ -14,6 +14,7 @@ typedef enum bench_cuda_kind {
     BENCH_CUDA_FUSED,
     BENCH_CUDA_WIDE,
     BENCH_CUDA_TWO_STEP,
+    BENCH_CUDA_AHEAD,    /* the same in a chain, each layer decoded beside the product before it: of batch sweeps */
     BENCH_CUDA_AUTO,     /* the path that a plan takes by itself: of batch sweeps */
     BENCH_CUDA_DECODE,   /* to dense 16-bit weights */
     BENCH_CUDA_CUBLASLT, /* the product with these */

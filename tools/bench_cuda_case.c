@@ -13,10 +13,40 @@ static int report(const trf_error *err) {
 
 /* ---- calls ---- */
 
+/* Of one of an AHEAD case's two workspaces. */
+static uint64_t ahead_bytes(const bench_cuda_case *c) { return (c->plans[0].workspace_bytes + 255) / 256 * 256; }
+
 static int queue_linear(const bench_cuda_case *c, uint32_t copy, const trf_linear_plan *plan, cudaStream_t stream) {
     const bench_cuda_stand *stand = c->stand;
     trf_error err = {0};
     if (trf_linear(stand->packed[c->packed].copies[copy], plan, stand->x, stand->y, stand->workspace, stream, &err))
+        return report(&err);
+    return 0;
+}
+
+/* Two workspaces in turns: while a product reads the weights in one, the next layer is decoded to the other. A graph's first layer is decoded before it begins. */
+static int queue_ahead(const bench_cuda_case *c, uint32_t call, cudaStream_t stream) {
+    const bench_cuda_stand *stand = c->stand;
+    const bench_cuda_packed *packed = &stand->packed[c->packed];
+    const uint32_t copy = call % packed->num_copies, next = (call + 1) % packed->num_copies;
+    uint8_t *const here = (uint8_t *)stand->workspace + call % 2 * ahead_bytes(c), *const there =
+                                                                                       (uint8_t *)stand->workspace +
+                                                                                       (call + 1) % 2 * ahead_bytes(c);
+    trf_error err = {0};
+    if (call == 0 && trf_linear_decode(packed->copies[copy], &c->plans[copy], NULL, here, stream, &err))
+        return report(&err);
+    if (call > 0 && cli_cuda_check(cudaStreamWaitEvent(stream, c->decoded, 0), "bench: waiting for a layer"))
+        return -1;
+    if (call + 1 < c->figure->calls) {
+        if (cli_cuda_check(cudaEventRecord(c->free, stream), "bench: recording an event") ||
+            cli_cuda_check(cudaStreamWaitEvent(c->beside, c->free, 0), "bench: waiting for a workspace"))
+            return -1;
+        if (trf_linear_decode(packed->copies[next], &c->plans[next], NULL, there, c->beside, &err))
+            return report(&err);
+        if (cli_cuda_check(cudaEventRecord(c->decoded, c->beside), "bench: recording an event"))
+            return -1;
+    }
+    if (trf_linear_decoded(packed->copies[copy], &c->plans[copy], stand->x, stand->y, NULL, here, stream, &err))
         return report(&err);
     return 0;
 }
@@ -58,6 +88,8 @@ static int queue_case(void *context, uint32_t call, cudaStream_t stream) {
     case BENCH_CUDA_AUTO:
         copy = call % stand->packed[c->packed].num_copies;
         return queue_linear(c, copy, &c->plans[copy], stream);
+    case BENCH_CUDA_AHEAD:
+        return queue_ahead(c, call, stream);
     case BENCH_CUDA_DECODE:
         return queue_decode(c, call, stream);
     case BENCH_CUDA_CUBLASLT:
@@ -147,6 +179,24 @@ static int prepare_linear(bench_cuda_case *c) {
     return bench_cuda_need_workspace(stand, c->plans[0].workspace_bytes) || check_linear(c) ? -1 : 0;
 }
 
+/* What decodes comes first where multiprocessors are free: products, which have many blocks, would leave it none. */
+static int prepare_ahead(bench_cuda_case *c) {
+    int least, greatest;
+    if (prepare_linear(c))
+        return -1;
+    if (c->figure->reason)
+        return 0;
+    return bench_cuda_need_workspace(c->stand, 2 * ahead_bytes(c)) ||
+                   cli_cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "bench: priorities") ||
+                   cli_cuda_check(cudaStreamCreateWithPriority(&c->beside, cudaStreamNonBlocking, greatest),
+                                  "bench: making a stream") ||
+                   cli_cuda_check(cudaEventCreateWithFlags(&c->decoded, cudaEventDisableTiming),
+                                  "bench: making an event") ||
+                   cli_cuda_check(cudaEventCreateWithFlags(&c->free, cudaEventDisableTiming), "bench: making an event")
+               ? -1
+               : 0;
+}
+
 /* Times the candidates, and keeps the fastest. */
 static int prepare_cublaslt(bench_cuda_case *c) {
     enum {
@@ -222,6 +272,9 @@ int bench_cuda_case_make(bench_cuda_case *c) {
     case BENCH_CUDA_AUTO:
         failed = prepare_linear(c);
         break;
+    case BENCH_CUDA_AHEAD:
+        failed = prepare_ahead(c);
+        break;
     case BENCH_CUDA_CUBLASLT:
         failed = prepare_cublaslt(c);
         break;
@@ -241,6 +294,12 @@ int bench_cuda_case_capture(bench_cuda_case *c) {
 }
 
 void bench_cuda_case_free(bench_cuda_case *c) {
+    if (c->beside)
+        cudaStreamDestroy(c->beside);
+    if (c->decoded)
+        cudaEventDestroy(c->decoded);
+    if (c->free)
+        cudaEventDestroy(c->free);
     bench_cuda_timer_free(&c->timer);
     bench_cublaslt_product_free(c->product);
     free(c->plans);

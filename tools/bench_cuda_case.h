@@ -12,6 +12,8 @@ typedef struct bench_cuda_case {
     bench_cublaslt_product *product;
     int candidate; /* of product */
     bench_cuda_timer timer;
+    cudaStream_t beside; /* AHEAD: where the next layer is decoded */
+    cudaEvent_t decoded, free;
 } bench_cuda_case;
 
 /* All: @return 0, or -1 after a message. */

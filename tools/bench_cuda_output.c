@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-static const char *const kKinds[BENCH_CUDA_KINDS] = {"fused",  "wide",     "two-step", "auto",
+static const char *const kKinds[BENCH_CUDA_KINDS] = {"fused",  "wide",     "two-step", "ahead", "auto",
                                                      "decode", "cublaslt", "raw8",     "copy"};
 
 static const bench_cuda_figure *find_figure(const bench_cuda_result *result, bench_cuda_kind kind, uint32_t batch) {

@@ -116,9 +116,9 @@ static int set_device(cli_options *o, const char *value) {
 }
 
 static int set_path(cli_options *o, const char *value) {
-    static const char *const names[] = {"fused", "two-step", NULL};
+    static const char *const names[] = {"fused", "two-step", "wide", NULL}; /* as cli_path has them */
     int i = cli_parse_name(value, names);
-    o->path = i ? CLI_PATH_TWO_STEP : CLI_PATH_FUSED;
+    o->path = i < 0 ? CLI_PATH_FUSED : (cli_path)i;
     o->has_path = 1;
     return i < 0 ? -1 : 0;
 }
@@ -240,7 +240,7 @@ static const option_entry kOptions[] = {
     [CLI_OPT_AGAINST] = {"against", "a path", set_against, 0},
     [CLI_OPT_JSON] = {"json", NULL, set_json, 0},
     [CLI_OPT_DEVICE] = {"device", "cpu or cuda", set_device, 0},
-    [CLI_OPT_PATH] = {"path", "fused or two-step", set_path, 0},
+    [CLI_OPT_PATH] = {"path", "fused, two-step or wide", set_path, 0},
     [CLI_OPT_LAYERS] = {"layers", "at most 64 sizes such as 4096x4096,2048x5632 (rows x columns)", set_layers, 0},
     [CLI_OPT_BATCH] = {"batch", "at most 64 whole numbers from 1 to 1048576, such as 1,8", set_batch, 0},
     [CLI_OPT_BENCH_CODECS] = {"codec", "a list of auto, bf16, fp16, fp8, fp8_e4m3, fp8_e5m2, int, int8 and bits",

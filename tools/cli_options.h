@@ -19,7 +19,8 @@ typedef enum cli_device {
 
 typedef enum cli_path {
     CLI_PATH_FUSED,
-    CLI_PATH_TWO_STEP
+    CLI_PATH_TWO_STEP,
+    CLI_PATH_WIDE
 } cli_path;
 
 /* What `bench` measures; a set of them is a mask of 1 << value. */

@@ -135,6 +135,8 @@ static int run(const cli_options *options) {
     trf_context *context;
     if (options->tuning && (options->device != CLI_DEVICE_CUDA || options->has_path))
         return cli_usage_error(cmd_matmul.name, "--tuning goes with --device cuda, and without --path, only");
+    if (options->path == CLI_PATH_WIDE && options->device != CLI_DEVICE_CUDA)
+        return cli_usage_error(cmd_matmul.name, "--path wide goes with --device cuda only");
     cli_exit status = cli_open_device(options->device, &context);
     if (status == CLI_OK)
         status = cli_use_tuning(context, options->tuning);
@@ -153,9 +155,9 @@ const cli_command cmd_matmul = {
             "for bf16 weights and to F16 for all others.\n\n"
             "  -o, --output OUT          where to write\n"
             "  --device cpu|cuda         default: cpu\n"
-            "  --path fused|two-step     decode while multiplying (default; on a GPU where it takes the layer), or "
-            "decode to\n"
-            "                            memory first\n"
+            "  --path fused|two-step|wide  decode while multiplying, or decode to memory first; wide: the former, for "
+            "many\n"
+            "                            rows on a GPU. Default: fused; on a GPU by the layer and the number of rows\n"
             "  --tuning FILE             on a GPU: by the path that 'transfuse tune' found the fastest\n"
             "  -T, --threads N           threads; 0 (default): one for each core\n"
             "  -f, --force               replace OUT if it exists\n",

@@ -7,8 +7,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Rows of x in one product of the two-step path, which decodes the layer once for each. */
-static const uint64_t kTwoStepRows = 4096;
+/* Rows of x in one product at most. */
+static const uint64_t kMostRows = 4096;
 
 /* One product after the other, of plan.m rows each; a last one that is shorter computes rows that nobody reads. */
 typedef struct product {
@@ -48,22 +48,16 @@ static int narrow_rows(const product *p, const char *x_path, const float *x, uin
     return 0;
 }
 
-/* Plans products of as many rows as one call should take. */
+/* Plans products of as many rows as one call should take. Where large ones cannot be, small ones are fused. */
 static trf_status plan_product(const cli_options *options, product *p, uint64_t m, trf_error *err) {
     trf_dtype x_dtype = p->info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
-    trf_path path = !options->has_path                   ? TRF_PATH_AUTO
-                    : options->path == CLI_PATH_TWO_STEP ? TRF_PATH_TWO_STEP
-                                                         : TRF_PATH_FUSED;
-    const uint64_t most =
-        options->tuning ? kTwoStepRows : TRF_FUSED_MAX_M; /* a tuning knows what to do with many rows */
-    uint32_t rows = (uint32_t)(m < most ? m : most);
-    trf_status status = trf_linear_plan_init(p->layer, rows, x_dtype, TRF_DTYPE_F32, path, &p->plan, err);
-    if (status == TRF_OK && p->plan.path == TRF_PATH_TWO_STEP && m > rows) {
-        const char *reason = p->plan.reason;
-        rows = (uint32_t)(m < kTwoStepRows ? m : kTwoStepRows);
-        status = trf_linear_plan_init(p->layer, rows, x_dtype, TRF_DTYPE_F32, TRF_PATH_TWO_STEP, &p->plan, err);
-        p->plan.reason = reason;
-    }
+    static const trf_path paths[] = {TRF_PATH_FUSED, TRF_PATH_TWO_STEP, TRF_PATH_WIDE};
+    const trf_path path = options->has_path ? paths[options->path] : TRF_PATH_AUTO;
+    const uint64_t most = path == TRF_PATH_FUSED ? TRF_FUSED_MAX_M : kMostRows;
+    trf_status status =
+        trf_linear_plan_init(p->layer, (uint32_t)(m < most ? m : most), x_dtype, TRF_DTYPE_F32, path, &p->plan, err);
+    if (status != TRF_OK && path == TRF_PATH_AUTO && m > TRF_FUSED_MAX_M)
+        status = trf_linear_plan_init(p->layer, TRF_FUSED_MAX_M, x_dtype, TRF_DTYPE_F32, path, &p->plan, err);
     return status;
 }
 

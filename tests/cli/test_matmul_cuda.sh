@@ -39,6 +39,13 @@ check() {
         "$TRF_PYTHON" "$here/check_product.py" y.npy "$1.npy" mixed.safetensors "$2" ${3+"$3"} || fail "product: $*"
     done
 }
+# The wide path takes what it says; a layer of 96 columns is none of those.
+"$TRANSFUSE" matmul layer.trf x96_5.npy -o y.npy --device cuda --path wide -f >out 2>err
+case $? in
+0) grep -q ', wide on ' out || fail "--path wide ran something else: $(cat out)" ;;
+*) expect_error 'the wide path does not take' ;;
+esac
+
 for favor in speed size; do
     expect 0 compress mixed.safetensors -o packed.safetensors --favor $favor -f
     for rows in 5 150; do

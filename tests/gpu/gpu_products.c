@@ -70,7 +70,7 @@ trf_status gpu_product_make(gpu_product *product, const gpu_layer *layer, uint32
     gpu_check(status, TRF_OK, &err, product->name);
     const trf_linear_plan *plan = &product->plan;
     if (plan->m != m || plan->x_dtype != x_dtype || plan->y_dtype != y_dtype ||
-        (path == TRF_PATH_AUTO ? plan->path != TRF_PATH_FUSED && plan->path != TRF_PATH_TWO_STEP : plan->path != path))
+        (path == TRF_PATH_AUTO ? plan->path == TRF_PATH_AUTO : plan->path != path))
         ck_abort_msg("%s: the plan is for something else", product->name);
     if ((plan->path == TRF_PATH_FUSED) != !plan->reason)
         ck_abort_msg("%s: path %d, reason %s", product->name, (int)plan->path, plan->reason ? plan->reason : "none");

@@ -280,7 +280,7 @@ START_TEST(plans) {
     gpu_check(trf_linear_plan_init(layers[0].device, TRF_FUSED_MAX_M + 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO,
                                    &plan, &err),
               TRF_OK, &err, "m 65");
-    ck_assert_int_eq(plan.path, TRF_PATH_TWO_STEP);
+    ck_assert(plan.path == TRF_PATH_TWO_STEP || plan.path == TRF_PATH_WIDE);
     ck_assert_ptr_nonnull(plan.reason);
     for (int i = 0; i < 4; i++)
         gpu_layer_free(&layers[i]);

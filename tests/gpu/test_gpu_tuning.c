@@ -1,5 +1,7 @@
 /* Tunings on a GPU: that every path which takes a product is timed, that plans follow what was found, that no device memory stays behind, and what is refused. */
 #include "gpu_layers.h"
+#include "trf_context.h"
+#include "trf_tuning.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,6 +78,26 @@ START_TEST(plans_follow) {
 }
 END_TEST
 
+/* Without a tuning, AUTO is what the library's table has for this GPU, where that path takes the product. */
+START_TEST(plans_follow_the_table) {
+    gpu_layer layers[LAYERS];
+    const trf_device_layer *on_device[LAYERS];
+    make_layers(layers, on_device);
+    for (int i = 0; i < LAYERS; i++) {
+        const trf_tuned_form form = trf_tuned_form_of(layers[i].device);
+        for (uint32_t m = 1; m <= 2 * MAX_M; m++) {
+            const trf_path due = trf_crossover_path(gpu_context->limits.capability, &form, m),
+                           takes = due == TRF_PATH_AUTO ? TRF_PATH_AUTO : planned(&layers[i], m, due),
+                           found = planned(&layers[i], m, TRF_PATH_AUTO);
+            if (takes != TRF_PATH_AUTO ? found != due : found != TRF_PATH_FUSED && found != TRF_PATH_TWO_STEP)
+                ck_abort_msg("%s: path %d at %u rows, not %d", layers[i].name, (int)found, m, (int)due);
+        }
+    }
+    for (int i = 0; i < LAYERS; i++)
+        gpu_layer_free(&layers[i]);
+}
+END_TEST
+
 /* Each path that takes a product has its time in the file, and no other. */
 START_TEST(all_paths_are_timed) {
     gpu_layer layers[LAYERS];
@@ -131,6 +153,6 @@ START_TEST(stopped) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {{plans_follow, 1}, {all_paths_are_timed, 1}, {stopped, 1}};
+    const gpu_test tests[] = {{plans_follow, 1}, {plans_follow_the_table, 1}, {all_paths_are_timed, 1}, {stopped, 1}};
     return gpu_main("tuning", tests, sizeof tests / sizeof tests[0]);
 }

@@ -132,6 +132,14 @@ static void check_product(const trf_device_layer *layer, const trf_layer *host, 
         if (value != due)
             ck_abort_msg("m %u, y of %s, %zu: %a, not %a", m, trf_dtype_name(y_dtype), i, (double)value, (double)due);
     }
+    /* In two calls, of which the first has nothing to do here. */
+    const size_t y_bytes = trf_dtype_bytes(y_dtype) * y_count;
+    void *again = allocate(y_bytes);
+    fixture_check_status(trf_linear_decode(layer, &plan, NULL, workspace, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_linear_decoded(layer, &plan, x, again, NULL, workspace, NULL, &err), TRF_OK, &err);
+    ck_assert_mem_eq(again, y, y_bytes);
+    fixture_check_status(trf_linear_decode(layer, NULL, NULL, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    trf_device_free(cpu, again);
     free(wide_x);
     free(expected);
     trf_device_free(cpu, x);

@@ -77,6 +77,33 @@ static trf_tuning *make_tuning(void) {
     return made;
 }
 
+/* The table that the library brings along: fused, then wide, then two-step, whatever the layer; nothing for other GPUs. */
+START_TEST(shipped_crossovers) {
+    static const trf_tuned_form forms[] = {
+        {TRF_CODEC_BF16, 2, 10, 0, 8192, 8192}, {TRF_CODEC_BF16, 4, 8, 0, 28672, 8192},
+        {TRF_CODEC_FP16, 2, 13, 0, 96, 64},     {TRF_CODEC_E4M3, 2, 6, 0, 151936, 896},
+        {TRF_CODEC_E5M2, 4, 3, 0, 4096, 4096},  {TRF_CODEC_INT, 2, 1, 0, 4096, 11008},
+        {TRF_CODEC_INT, 4, 1, 1, 5120, 13824}};
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        static const trf_path order[] = {TRF_PATH_FUSED, TRF_PATH_WIDE, TRF_PATH_TWO_STEP};
+        int at = 0;
+        for (uint32_t m = 1; m <= 10000; m += 1 + m / 64) {
+            const trf_path path = trf_crossover_path(90, &forms[i], m);
+            while (at < 2 && order[at] != path)
+                at++;
+            EXPECT(order[at] == path);
+            EXPECT(path != TRF_PATH_FUSED || m <= TRF_FUSED_MAX_M);
+            EXPECT(trf_crossover_path(80, &forms[i], m) == TRF_PATH_AUTO);
+            EXPECT(trf_crossover_path(0, &forms[i], m) == TRF_PATH_AUTO);
+        }
+        ck_assert_int_eq(trf_crossover_path(90, &forms[i], 1), TRF_PATH_FUSED);
+        ck_assert_int_eq(at, 2);
+    }
+    ck_assert_int_eq(trf_crossover_path(90, &forms[0], 128), TRF_PATH_WIDE);
+    ck_assert_int_eq(trf_crossover_path(90, &forms[6], 100), TRF_PATH_TWO_STEP); /* wide takes no groups */
+}
+END_TEST
+
 START_TEST(choices) {
     trf_tuning *made = make_tuning();
     static const struct {
@@ -426,6 +453,7 @@ int main(void) {
     Suite *suite = suite_create("tuning");
     TCase *tests = tcase_create("tuning"), *on_made_up = tcase_create("made_up");
     tcase_add_unchecked_fixture(tests, begin, end);
+    tcase_add_test(tests, shipped_crossovers);
     tcase_add_test(tests, choices);
     tcase_add_test(tests, fastest);
     tcase_add_test(tests, measured_on_the_cpu);
