@@ -81,7 +81,10 @@ cli_exit cli_use_tuning(trf_context *context, const char *path) {
         return cli_report_error(&err);
     const trf_status failed = trf_context_set_tuning(context, tuning, &err);
     trf_tuning_free(tuning);
-    return failed ? cli_fail(err.status, "%s: %s", path, err.message) : CLI_OK;
+    if (!failed)
+        return CLI_OK;
+    cli_fail(err.status, "%s: %s", path, err.message);
+    return CLI_FAILED; /* a file for another device: there is a device */
 }
 
 static void request_stop(int number) {
