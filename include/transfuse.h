@@ -412,7 +412,7 @@ TRF_API trf_status trf_linear_plan_init(const trf_device_layer *device_layer, ui
  * int codes with scales: sum over scale groups of scale * sum of code * x on the FUSED path; on TWO_STEP the weights are rounded to x's dtype first.
  * On FUSED, exponent offsets are put back by scaling sums: one that brings a finite y beyond F32's range in between gives an infinity.
  * Ordered on `stream`; does not allocate, synchronize or read back; capturable in a CUDA graph. Thread-safe for distinct workspaces.
- * A corrupt slab makes its rows of y NaN, on FUSED possibly those of its neighbour in the tile as well; see trf_device_layer_check. On the CPU all of y is NaN then, and
+ * A corrupt slab makes its rows of y NaN, on FUSED and WIDE possibly those of its neighbour in the tile as well; see trf_device_layer_check. On the CPU all of y is NaN then, and
  * the call returns TRF_ERR_STREAM. Errors: TRF_ERR_ARGUMENT
  * (NULL, alignment, a plan of another layer), TRF_ERR_CUDA; on TWO_STEP TRF_ERR_UNSUPPORTED (no algorithm for x or y that are not aligned to 16
  * bytes), TRF_ERR_MEMORY (cuBLASLt). */
