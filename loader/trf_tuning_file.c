@@ -22,11 +22,15 @@ enum {
 
 /* ---- writing ---- */
 
+/* All @return NULL without memory. */
 static json_t *trf_point_to_json(const trf_tuned_point *point) {
     json_t *times = json_object();
     for (int p = 0; p < TRF_TUNED_PATHS; p++)
-        if (point->microseconds[p] > 0)
-            json_object_set_new(times, trf_path_name((trf_path)(p + 1)), json_real(point->microseconds[p]));
+        if (point->microseconds[p] > 0 &&
+            json_object_set_new(times, trf_path_name((trf_path)(p + 1)), json_real(point->microseconds[p]))) {
+            json_decref(times);
+            return NULL;
+        }
     return json_pack("{s:I, s:s, s:o}", "to", (json_int_t)point->m, "path", trf_path_name(point->path), "microseconds",
                      times);
 }
@@ -44,7 +48,6 @@ static json_t *trf_layer_to_json(const trf_tuned_layer *layer) {
                      "rows", (json_int_t)form->rows, "cols", (json_int_t)form->cols, "batches", batches);
 }
 
-/* @return NULL without memory. */
 static char *trf_tuning_to_text(const trf_tuning *tuning) {
     json_t *layers = json_array();
     for (uint32_t i = 0; i < tuning->num_layers; i++)
