@@ -4,17 +4,12 @@
 #include "trf_cuda_call.h"
 #include "trf_range.h"
 
-int trf_launch_decode_part(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
-                           trf_decode_part part, trf_stream stream) {
-    int error = facts->slabs ? trf_launch_decode_slabs(view, facts, as, weights, part, stream) : 0;
-    if (!error && facts->irregular_weights && part.first == 0)
-        error = trf_launch_decode_edges(view, as, weights, stream);
-    return error;
-}
-
 int trf_launch_decode(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
                       trf_stream stream) {
-    return trf_launch_decode_part(view, facts, as, weights, kDecodeAll, stream);
+    int error = facts->slabs ? trf_launch_decode_slabs(view, facts, as, weights, stream) : 0;
+    if (!error && facts->irregular_weights)
+        error = trf_launch_decode_edges(view, as, weights, stream);
+    return error;
 }
 
 trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,

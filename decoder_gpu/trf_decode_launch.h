@@ -17,26 +17,13 @@ TRF_HD int trf_slab_is_regular(uint32_t blocks, uint32_t steps) { return blocks 
 trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                            trf_error *err);
 
-/* Of a layer's regular slabs, by columns within bands: [first, end), and by how many blocks, one a multiprocessor, at most. */
-typedef struct trf_decode_part {
-    uint32_t first, end, blocks;
-} trf_decode_part;
-static const trf_decode_part kDecodeAll = {0, UINT32_MAX, UINT32_MAX};
-
-/* @return how many there are; 0 where they cannot be had in parts. */
-uint32_t trf_decode_slab_count(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as);
-
-/* A part, and with the first one the edges. As below. */
-int trf_launch_decode_part(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
-                           trf_decode_part part, trf_stream stream);
-
 /* Both parts. weights: device, as trf_device_layer_decode. */
 int trf_launch_decode(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
                       trf_stream stream);
 
 /* Every weight of the regular slabs, and nothing else. */
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
-                            trf_decode_part part, trf_stream stream);
+                            trf_stream stream);
 
 /* The same for every valid layer, slowly: what trf_launch_decode_slabs resorts to. */
 int trf_launch_decode_slabs_general(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream);

@@ -59,40 +59,21 @@ int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, 
     return cudaGetLastError();
 }
 
-/* @return a cudaError_t. */
-int device_limits(int *multiprocessors, int *shared_bytes) {
-    int device;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return error;
-}
-
 } // namespace
 
-uint32_t trf_decode_slab_count(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as) {
-    int multiprocessors, shared_bytes;
-    geometry with;
-    trf_shared_plan plan;
-    if (device_limits(&multiprocessors, &shared_bytes) != cudaSuccess || !takes(view, trf_store_kind_of(view, as)) ||
-        !find_geometry(view, facts, shared_bytes, &with, &plan))
-        return 0;
-    return view->rows / TRF_SLAB_ROWS * trf_regular_slab_cols(*view);
-}
-
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
-                            trf_decode_part part, trf_stream stream) {
+                            trf_stream stream) {
     trf_store_args args = {};
     args.regular_cols = trf_regular_slab_cols(*view);
-    const uint32_t all = view->rows / TRF_SLAB_ROWS * args.regular_cols;
-    args.first = part.first;
-    args.slabs = part.end < all ? part.end - part.first : all - part.first;
+    args.slabs = view->rows / TRF_SLAB_ROWS * args.regular_cols;
     if (args.slabs == 0)
         return cudaSuccess;
-    int multiprocessors, shared_bytes;
-    const int error = device_limits(&multiprocessors, &shared_bytes);
+    int device, multiprocessors, shared_bytes;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error != cudaSuccess)
         return error;
     geometry with;
@@ -104,6 +85,5 @@ int trf_launch_decode_slabs(const trf_device_view *view, const trf_device_facts 
     args.weights = weights;
     args.as = as;
     args.aligned = (uint64_t)view->cols * bytes % vector_bytes == 0 && (uintptr_t)weights % vector_bytes == 0;
-    return launch(kernel_of(view, args.kind, with.usual), args, with.warps,
-                  (int)(part.blocks < (uint32_t)multiprocessors ? part.blocks : (uint32_t)multiprocessors), stream);
+    return launch(kernel_of(view, args.kind, with.usual), args, with.warps, multiprocessors, stream);
 }

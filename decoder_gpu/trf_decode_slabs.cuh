@@ -19,7 +19,7 @@ struct trf_store_args {
     trf_shared_plan shared;
     void *weights;         /* [rows][cols] */
     uint32_t regular_cols; /* columns of slabs that are regular, at least 1 */
-    uint32_t first, slabs; /* entries of whole bands in them: the first, and how many from there on */
+    uint32_t slabs;        /* entries of whole bands in them */
     trf_decode_as as;
     trf_store_kind kind;
     uint32_t aligned; /* whether a lane's 8 columns may be stored together */
@@ -236,8 +236,7 @@ __global__ void __launch_bounds__(kMostStoreWarps *TRF_LANES, 1)
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const trf_table_source<kP> table_source(a.view);
     const uint64_t run = (uint64_t)blockIdx.x * warps + warp, runs = (uint64_t)gridDim.x * warps;
-    const uint32_t begin = a.first + (uint32_t)(a.slabs * run / runs),
-                   end = a.first + (uint32_t)(a.slabs * (run + 1) / runs);
+    const uint32_t begin = (uint32_t)(a.slabs * run / runs), end = (uint32_t)(a.slabs * (run + 1) / runs);
     const trf_walk walk = {begin / a.regular_cols, begin % a.regular_cols, a.regular_cols, end - begin};
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     const uint32_t memory = shared + a.shared.warps + warp * a.shared.warp_bytes;

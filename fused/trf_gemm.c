@@ -78,7 +78,7 @@ typedef struct trf_gemm_key {
     trf_gemm_shape shape;
     uint32_t aligned; /* x and y to FULL_ALIGNMENT, else to their elements */
 } trf_gemm_key;
-_Static_assert(sizeof(trf_gemm_key) == 7 * sizeof(uint32_t), "a key has no padding");
+_Static_assert(sizeof(trf_gemm_key) == 6 * sizeof(uint32_t), "a key has no padding");
 
 typedef struct trf_gemm_choice {
     trf_gemm_key key; /* m = 0: none */
@@ -148,10 +148,6 @@ static cublasStatus_t trf_describe_problem(const trf_lt *lt, const trf_gemm_shap
     if (!error)
         error = lt->cublasLtMatmulDescSetAttribute(&problem->operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                                    sizeof transposed);
-    const int32_t multiprocessors = (int32_t)shape->multiprocessors;
-    if (!error && multiprocessors)
-        error = lt->cublasLtMatmulDescSetAttribute(&problem->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
-                                                   &multiprocessors, sizeof multiprocessors);
     if (!error)
         error = lt->cublasLtMatrixLayoutInit_internal(&problem->w, sizeof problem->w, in, cols, rows, (int64_t)cols);
     if (!error)

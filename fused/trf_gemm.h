@@ -10,10 +10,9 @@ typedef struct trf_gemm trf_gemm;
 
 /* y[m][rows] = x[m][cols] . w[rows][cols]^T, all row-major without padding; accumulated in F32, rounded once. */
 typedef struct trf_gemm_shape {
-    uint32_t m, rows, cols;   /* 1 to 2^31 - 1 */
-    uint32_t in_dtype;        /* trf_dtype of x and w: BF16 or F16 */
-    uint32_t out_dtype;       /* of y: the same, or F32 */
-    uint32_t multiprocessors; /* that it is to take; 0: all */
+    uint32_t m, rows, cols; /* 1 to 2^31 - 1 */
+    uint32_t in_dtype;      /* trf_dtype of x and w: BF16 or F16 */
+    uint32_t out_dtype;     /* of y: the same, or F32 */
 } trf_gemm_shape;
 
 /* For the device that is current. Where the library is not found *gemm is made nevertheless, and the calls below return

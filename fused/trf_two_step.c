@@ -15,55 +15,18 @@ static trf_two_step_layout trf_lay_out(const trf_device_layer *layer, const trf_
     const uint64_t rows = layer->view.rows, cols = layer->view.cols;
     const int rounds = has_epilogue || (plan->y_dtype != plan->x_dtype && plan->y_dtype != TRF_DTYPE_F32);
     trf_two_step_layout layout;
-    layout.shape = (trf_gemm_shape){
-        plan->m, layer->view.rows, layer->view.cols, plan->x_dtype, rounds ? TRF_DTYPE_F32 : plan->y_dtype, 0};
+    layout.shape = (trf_gemm_shape){plan->m, layer->view.rows, layer->view.cols, plan->x_dtype,
+                                    rounds ? TRF_DTYPE_F32 : plan->y_dtype};
     layout.sums = trf_align_part(2 * rows * cols);
     layout.gemm = layout.sums + (rounds ? trf_align_part(4 * plan->m * rows) : 0);
     return layout;
 }
 
-/* ---- decoding beside the product before ----
- * On compute capability 9.0 products take their multiprocessors for as long as they run, and those of large batches leave four out of 132 with nothing: 128 is what tiles of 128 by 256 of usual
- * layers come out even on. What these four can decode within a product of plan->m rows is decoded there, what is left on all of them before the product. */
-enum {
-    DECODING_BESIDE = 4,     /* multiprocessors */
-    ROWS_OF_DECODING = 5250, /* in a product that takes as long as these need for the layer */
-    LEAST_ROWS_BESIDE = 512
-};
-
-static trf_decode_as trf_decode_as_of(const trf_linear_plan *plan) {
-    return plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
-}
-
-/* How many of the layer's slabs, the last ones; 0: it is all or nothing. */
-static uint32_t trf_slabs_beside(const trf_device_layer *layer, const trf_linear_plan *plan) {
-    if (layer->context->limits.capability != 90 || layer->context->limits.multiprocessors != 132 ||
-        plan->m < LEAST_ROWS_BESIDE)
-        return 0;
-    const uint64_t all = trf_decode_slab_count(&layer->view, &layer->facts, trf_decode_as_of(plan));
-    const uint64_t most = all * plan->m / ROWS_OF_DECODING;
-    return (uint32_t)(most < all ? most : all ? all - 1 : 0);
-}
-
-static trf_status trf_decode_slabs(const trf_device_layer *layer, const trf_linear_plan *plan, void *weights,
-                                   trf_decode_part part, trf_stream stream, trf_error *err) {
-    trf_range_push("decode");
-    const int error =
-        trf_launch_decode_part(&layer->view, &layer->facts, trf_decode_as_of(plan), weights, part, stream);
-    trf_range_pop();
-    return trf_check_cuda(error, "decoding a layer", err);
-}
-
 static trf_status trf_needed_bytes(const trf_device_layer *layer, const trf_linear_plan *plan, int has_epilogue,
                                    uint64_t *bytes, trf_error *err) {
     const trf_two_step_layout layout = trf_lay_out(layer, plan, has_epilogue);
-    trf_gemm_shape beside = layout.shape;
-    uint64_t beside_bytes = 0;
     trf_status status = trf_gemm_workspace(layer->context->gemm, &layout.shape, bytes, err);
-    beside.multiprocessors = (uint32_t)layer->context->limits.multiprocessors - DECODING_BESIDE;
-    if (status == TRF_OK && trf_slabs_beside(layer, plan)) /* if there is none, the call says so */
-        trf_gemm_workspace(layer->context->gemm, &beside, &beside_bytes, NULL);
-    *bytes = layout.gemm + (*bytes > beside_bytes ? *bytes : beside_bytes);
+    *bytes += layout.gemm;
     return status;
 }
 
@@ -87,30 +50,22 @@ trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *pla
 
 trf_status trf_two_step_decode(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
                                trf_stream stream, trf_error *err) {
-    const uint32_t beside = trf_slabs_beside(layer, plan);
-    trf_decode_part part = kDecodeAll;
-    if (beside) {
-        part.first = trf_decode_slab_count(&layer->view, &layer->facts, trf_decode_as_of(plan)) - beside;
-        part.blocks = DECODING_BESIDE;
-    }
-    return trf_decode_slabs(layer, plan, workspace, part, stream, err); /* weights are at 0 */
+    const trf_decode_as as = plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
+    trf_range_push("decode");
+    const int error = trf_launch_decode(&layer->view, &layer->facts, as, workspace, stream); /* weights are at 0 */
+    trf_range_pop();
+    return trf_check_cuda(error, "decoding a layer", err);
 }
 
 trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
                             const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
-    trf_two_step_layout layout = trf_lay_out(layer, plan, epilogue != NULL);
+    const trf_two_step_layout layout = trf_lay_out(layer, plan, epilogue != NULL);
     uint8_t *const base = workspace;
     void *const weights = base;
     const trf_sums sums = {(const float *)(base + layout.sums), layer->view.rows, plan->m, layer->view.rows};
     const int rounds = layout.sums != layout.gemm;
-    const int decoded = plan->choice[TRF_TWO_STEP_DECODED] != 0;
-    const uint32_t beside = decoded ? trf_slabs_beside(layer, plan) : 0;
-    trf_decode_part rest = kDecodeAll;
-    if (beside) {
-        rest.end = trf_decode_slab_count(&layer->view, &layer->facts, trf_decode_as_of(plan)) - beside;
-        layout.shape.multiprocessors = (uint32_t)layer->context->limits.multiprocessors - DECODING_BESIDE;
-    }
-    trf_status status = decoded && !beside ? TRF_OK : trf_decode_slabs(layer, plan, weights, rest, stream, err);
+    trf_status status =
+        plan->choice[TRF_TWO_STEP_DECODED] ? TRF_OK : trf_two_step_decode(layer, plan, workspace, stream, err);
     trf_range_push("GEMM");
     if (status == TRF_OK)
         status = trf_gemm_run(layer->context->gemm, &layout.shape, weights, x, rounds ? base + layout.sums : y,

@@ -348,8 +348,8 @@ START_TEST(decoded_ahead) {
         ROUNDS = 4
     };
     static const gpu_shape shapes[LAYERS] = {{1000, 1030}, {512, 1030}, {2048, 1030}};
-    const uint32_t m = _i < 4 ? 40 : 700; /* of which a part of each layer is decoded beside */
-    const trf_path path = _i & 1 && m == 40 ? TRF_PATH_FUSED : TRF_PATH_TWO_STEP;
+    const trf_path path = _i & 1 ? TRF_PATH_FUSED : TRF_PATH_TWO_STEP;
+    const uint32_t m = 40;
     test_rng rng = {9400 + (uint64_t)_i};
     gpu_layer layers[LAYERS];
     gpu_product products[LAYERS];
@@ -483,7 +483,7 @@ int main(void) {
                               {odd_addresses, 1},
                               {same_bits_on_every_run, 8},
                               {shared_workspace, 1},
-                              {decoded_ahead, 8},
+                              {decoded_ahead, 4},
                               {graphs, 4}};
     return gpu_main("linear", tests, sizeof tests / sizeof tests[0]);
 }
