@@ -68,15 +68,7 @@ trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan 
 
 trf_status trf_cuda_decode_ahead(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
                                  trf_stream stream, trf_error *err) {
-    trf_device_scope scope;
-    if (plan->path != TRF_PATH_TWO_STEP)
-        return TRF_OK;
-    trf_status status = trf_enter_device(layer->device, &scope, err);
-    if (status != TRF_OK)
-        return status;
-    status = trf_two_step_decode(layer, plan, workspace, stream, err);
-    trf_leave_device(&scope);
-    return status;
+    return plan->path == TRF_PATH_TWO_STEP ? trf_two_step_decode(layer, plan, workspace, stream, err) : TRF_OK;
 }
 
 trf_status trf_cuda_finish(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,

@@ -51,10 +51,7 @@ trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *pla
 trf_status trf_two_step_decode(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
                                trf_stream stream, trf_error *err) {
     const trf_decode_as as = plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
-    trf_range_push("decode");
-    const int error = trf_launch_decode(&layer->view, &layer->facts, as, workspace, stream); /* weights are at 0 */
-    trf_range_pop();
-    return trf_check_cuda(error, "decoding a layer", err);
+    return trf_cuda_decode(layer, as, workspace, stream, err); /* weights are at 0 */
 }
 
 trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,

@@ -34,6 +34,7 @@ template <int kColumns, int kShare> static void set_shape(wide_cut *c) {
     c->x_stage_bytes = Shape::kXStageBytes;
 }
 
+/* Of at most so many streams; of fewer, if these need no more rounds. */
 static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t columns,
                        uint32_t share, uint32_t splits, uint32_t clusters, uint32_t streams) {
     wide_cut c = {};
@@ -44,8 +45,10 @@ static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *fact
     else
         set_shape<128, 2>(&c);
     c.columns = columns;
-    c.streams = streams;
     c.cols = trf_regular_slab_cols(*view);
+    const uint32_t most = streams < c.most_streams ? streams : c.most_streams, cols = ceil_div(c.cols, splits),
+                   rounds = ceil_div(cols, most);
+    c.streams = rounds ? ceil_div(cols, rounds) : 1;
     c.share = share;
     c.splits = splits;
     c.x_groups = ceil_div(ceil_div(m, columns), share);
@@ -61,17 +64,13 @@ static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *fact
     return c;
 }
 
-/* With as many streams as there is room for; fewer, if these need no more rounds. @return whether there is room for one. */
+/* With as many streams as there is room for. @return whether there is room for one. */
 static bool fit(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits, uint32_t m,
                 uint32_t columns, uint32_t share, uint32_t log_splits, wide_cut *cut) {
     const uint32_t splits = 1u << log_splits, clusters = limits->clusters[log_splits + share - 1];
     for (uint32_t most = kMostStreams; most > 0; most--) {
         *cut = cut_of(view, facts, m, columns, share, splits, clusters, most);
-        const uint32_t cols = ceil_div(cut->cols, splits), rounds = ceil_div(cols, most);
-        if (most > cut->most_streams || !cut->clusters)
-            continue;
-        *cut = cut_of(view, facts, m, columns, share, splits, clusters, rounds ? ceil_div(cols, rounds) : 1);
-        if (cut->shared_bytes + kStaticSharedBytes <= (uint32_t)limits->shared_bytes)
+        if (cut->clusters && cut->shared_bytes + kStaticSharedBytes <= (uint32_t)limits->shared_bytes)
             return true;
     }
     return false;

@@ -116,10 +116,10 @@ static int set_device(cli_options *o, const char *value) {
 }
 
 static int set_path(cli_options *o, const char *value) {
-    static const char *const names[] = {"fused", "two-step", "wide", NULL}; /* as cli_path has them */
+    const char *const names[] = {trf_path_name(TRF_PATH_FUSED), trf_path_name(TRF_PATH_TWO_STEP),
+                                 trf_path_name(TRF_PATH_WIDE), NULL};
     int i = cli_parse_name(value, names);
-    o->path = i < 0 ? CLI_PATH_FUSED : (cli_path)i;
-    o->has_path = 1;
+    o->path = (trf_path)(TRF_PATH_FUSED + i);
     return i < 0 ? -1 : 0;
 }
 

@@ -17,12 +17,6 @@ typedef enum cli_device {
     CLI_DEVICE_CUDA
 } cli_device;
 
-typedef enum cli_path {
-    CLI_PATH_FUSED,
-    CLI_PATH_TWO_STEP,
-    CLI_PATH_WIDE
-} cli_path;
-
 /* What `bench` measures; a set of them is a mask of 1 << value. */
 typedef enum cli_bench_codec {
     CLI_BENCH_BF16,
@@ -108,8 +102,7 @@ typedef struct cli_options {
     const char *against;
     int json;
     cli_device device;
-    cli_path path;
-    int has_path;
+    trf_path path; /* AUTO: not given */
 
     cli_shape layers[CLI_MAX_LIST];
     uint32_t batches[CLI_MAX_LIST];

@@ -45,7 +45,7 @@ static cli_exit multiply_on_cpu(const cli_options *options, const trf_layer *lay
     trf_error err = {0};
     trf_status failed;
     double start = cli_now();
-    if (options->path == CLI_PATH_TWO_STEP)
+    if (options->path == TRF_PATH_TWO_STEP)
         failed = multiply_two_step(layer, x, (uint32_t)m, y, options->threads, &err);
     else
         failed = trf_layer_matmul_cpu(layer, x, (uint32_t)m, y, options->threads, &err);
@@ -133,9 +133,9 @@ static cli_exit run_on(const cli_options *options, trf_context *context) {
 
 static int run(const cli_options *options) {
     trf_context *context;
-    if (options->tuning && (options->device != CLI_DEVICE_CUDA || options->has_path))
+    if (options->tuning && (options->device != CLI_DEVICE_CUDA || options->path != TRF_PATH_AUTO))
         return cli_usage_error(cmd_matmul.name, "--tuning goes with --device cuda, and without --path, only");
-    if (options->path == CLI_PATH_WIDE && options->device != CLI_DEVICE_CUDA)
+    if (options->path == TRF_PATH_WIDE && options->device != CLI_DEVICE_CUDA)
         return cli_usage_error(cmd_matmul.name, "--path wide goes with --device cuda only");
     cli_exit status = cli_open_device(options->device, &context);
     if (status == CLI_OK)

@@ -51,8 +51,7 @@ static int narrow_rows(const product *p, const char *x_path, const float *x, uin
 /* Plans products of as many rows as one call should take. Where large ones cannot be, small ones are fused. */
 static trf_status plan_product(const cli_options *options, product *p, uint64_t m, trf_error *err) {
     trf_dtype x_dtype = p->info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
-    static const trf_path paths[] = {TRF_PATH_FUSED, TRF_PATH_TWO_STEP, TRF_PATH_WIDE};
-    const trf_path path = options->has_path ? paths[options->path] : TRF_PATH_AUTO;
+    const trf_path path = options->path;
     const uint64_t most = path == TRF_PATH_FUSED ? TRF_FUSED_MAX_M : kMostRows;
     trf_status status =
         trf_linear_plan_init(p->layer, (uint32_t)(m < most ? m : most), x_dtype, TRF_DTYPE_F32, path, &p->plan, err);
@@ -97,7 +96,7 @@ static cli_exit multiply(const cli_options *options, product *p, const float *x,
     if (plan_product(options, p, m, &err))
         return cli_report_error(&err);
     report->path = p->plan.path;
-    report->reason = options->has_path ? NULL : p->plan.reason;
+    report->reason = options->path == TRF_PATH_AUTO ? p->plan.reason : NULL;
     if (allocate(p))
         return CLI_FAILED;
     double start = cli_now();

@@ -1,12 +1,9 @@
 /* Any bytes as a tuning: what is read can be asked, written, and read again as the same. */
-#define _GNU_SOURCE /* memfd_create */
+#include "fuzz_file.h"
+
 #include "trf_tuning.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -33,20 +30,16 @@ static void check_again(const trf_tuning *tuning) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    char path[64];
-    int fd = memfd_create("tuning", MFD_CLOEXEC);
-    if (fd < 0 || write(fd, data, size) != (ssize_t)size)
-        abort();
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    const fuzz_file file = fuzz_file_of(data, size);
     trf_tuning *tuning;
     trf_error err;
-    if (trf_tuning_read(path, &tuning, &err) == TRF_OK) {
+    if (trf_tuning_read(file.path, &tuning, &err) == TRF_OK) {
         const trf_tuned_form form = {TRF_CODEC_BF16, 2, 8, 0, 4096, 4096};
         for (uint32_t m = 1; m; m *= 2)
             (void)trf_tuned_path(tuning, &form, m);
         check_again(tuning);
         trf_tuning_free(tuning);
     }
-    close(fd);
+    close(file.fd);
     return 0;
 }
