@@ -3,7 +3,7 @@
  * Each warp works alone, on one slab or on two side by side (rows 64u and 64u + 32: two chains of states hide each other's latency, and share x). For each slab it
  * has a ring of four steps of the 8-bit plane, two buffers for a chunk's narrow planes, and two for streams (start states, pair_words, exceptions, words of a
  * whole slab: a lane walks its words from either end of a pair's run, so all of them must be there). Copies are cp.async of 16 bytes: three steps, a
- * chunk and a slab ahead. In the planes each lane copies what it reads itself, so that waiting for its own copies is enough. */
+ * chunk and a slab ahead. Where space is short, the ring has two steps, and there is one narrow buffer: both are filled again once they have been read. In the planes each lane copies what it reads itself, so that waiting for its own copies is enough. */
 #ifndef TRF_SLAB_STREAM_CUH
 #define TRF_SLAB_STREAM_CUH
 
@@ -11,8 +11,8 @@
 #include "trf_former.cuh"
 #include "trf_lane.h"
 
-static constexpr int kRing = 4;             /* steps; equal to the unrolling, so that slots are constants */
-static constexpr uint32_t kStepBytes = 512; /* of the 8-bit plane, one step of 16 columns */
+static constexpr int kRing = 4, kShortRing = 2; /* steps; the unrolling is a multiple, so that slots are constants */
+static constexpr uint32_t kStepBytes = 512;     /* of the 8-bit plane, one step of 16 columns */
 static constexpr uint32_t kGuardBytes =
     544; /* in front of and behind all buffers: as far as a corrupt stream can lead a lane */
 
@@ -22,7 +22,7 @@ struct trf_shared_plan {
     uint32_t pair_masks;   /* uint4[32] */
     uint32_t warps;        /* of warp 0; warp_bytes from warp to warp */
     uint32_t warp_bytes;   /* a slab's buffers for each slab, or a unit's sums at the end of a run if that is more */
-    uint32_t slab_bytes;   /* ring, two narrow buffers, two streams */
+    uint32_t slab_bytes;   /* ring, narrow buffers, two streams */
     uint32_t narrow_bytes; /* of one buffer */
     uint32_t streams;      /* from the slab's first byte */
     uint32_t stream_bytes; /* of one buffer */
@@ -32,16 +32,16 @@ struct trf_shared_plan {
 /* The table's size. 32 KiB hold half of the copies of each entry: lanes meet in banks more often, and there is more space for buffers. */
 static constexpr uint32_t kTableLog = 16, kSmallTableLog = 15;
 
-/* slabs: that a warp walks side by side. sum_bytes: that a warp leaves at the end. */
+/* slabs: that a warp walks side by side. sum_bytes: that a warp leaves at the end. ring: steps. */
 __host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t raw_bits, uint32_t max_stream_bytes,
                                                               uint32_t warps, uint32_t slabs, uint32_t table_log,
-                                                              uint32_t sum_bytes) {
+                                                              uint32_t sum_bytes, uint32_t ring = kRing) {
     trf_shared_plan plan;
     plan.table_log = table_log;
     plan.pair_masks = 1u << table_log;
     plan.warps = plan.pair_masks + 32 * 16 + kGuardBytes;
     plan.narrow_bytes = (raw_bits & 7) * (4 * TRF_CHUNK_WEIGHTS);
-    plan.streams = (raw_bits & 8 ? kRing * kStepBytes : 0) + 2 * plan.narrow_bytes;
+    plan.streams = (raw_bits & 8 ? ring * kStepBytes : 0) + (ring == kRing ? 2 : 1) * plan.narrow_bytes;
     plan.stream_bytes = (max_stream_bytes + 15) / 16 * 16;
     plan.slab_bytes = plan.streams + 2 * plan.stream_bytes;
     plan.warp_bytes = slabs * plan.slab_bytes;
@@ -323,13 +323,16 @@ static __device__ __forceinline__ uint32_t trf_stream_bytes_of(const trf_device_
 
 /* ---- staging: a chunk or a slab ahead of the decoding, through the same walk ---- */
 
-template <int kSlabs> struct trf_stager {
-    trf_walk walk;                 /* of the slabs to enter next; band: counted in kSlabs */
-    uint2 slab[kSlabs];            /* their entries, loaded ahead */
-    const uint8_t *source[kSlabs]; /* of the chunk that comes next; plus 16 * lane */
-    uint32_t chunks_left;          /* of these slabs, from that chunk on */
-    uint32_t buffer;               /* 0 or 1: where the streams of the slabs to enter next go */
-    uint32_t bytes[kSlabs];        /* streams of the slabs entered last; 0: there were none left */
+template <int kSlabs, int kSteps = kRing> struct trf_stager {
+    static constexpr bool kLate = kSteps != kRing; /* a step's place is filled again as soon as it has been read */
+    static constexpr int kAhead = kLate ? kSteps : kSteps - 1; /* steps */
+    static constexpr int kEnter = (4 - kAhead) % 4; /* the step of a chunk at which the copies of the next one begin */
+    trf_walk walk;                                  /* of the slabs to enter next; band: counted in kSlabs */
+    uint2 slab[kSlabs];                             /* their entries, loaded ahead */
+    const uint8_t *source[kSlabs];                  /* of the chunk that comes next; plus 16 * lane */
+    uint32_t chunks_left;                           /* of these slabs, from that chunk on */
+    uint32_t buffer;                                /* 0 or 1: where the streams of the slabs to enter next go */
+    uint32_t bytes[kSlabs];                         /* streams of the slabs entered last; 0: there were none left */
     trf_walk entered;
     uint32_t narrow; /* 0 or narrow_bytes: where the next chunk's narrow planes go */
     uint32_t read_buffer,
@@ -338,8 +341,8 @@ template <int kSlabs> struct trf_stager {
 };
 
 /* Moves on to the next slabs that are there, and starts the copy of their streams. */
-template <class Form, int kSlabs, class Grid>
-static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, const trf_device_view &view,
+template <class Form, int kSlabs, int kSteps, class Grid>
+static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs, kSteps> &st, const trf_device_view &view,
                                                       const trf_shared_plan &plan, const Grid &grid, uint32_t lane) {
     constexpr uint32_t kStreamCopies =
         Form::kClassBits == 2 ? 2 : 3; /* of a lane, for most streams; longer ones take a loop */
@@ -382,8 +385,8 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs> &st, co
 }
 
 /* Moves on to the next chunk. Behind the last one of all it stays: that chunk is loaded again, unused. */
-template <class Form, int kSlabs, class Grid>
-static __device__ __forceinline__ void trf_enter_chunk(trf_stager<kSlabs> &st, const trf_device_view &view,
+template <class Form, int kSlabs, int kSteps, class Grid>
+static __device__ __forceinline__ void trf_enter_chunk(trf_stager<kSlabs, kSteps> &st, const trf_device_view &view,
                                                        const trf_shared_plan &plan, const Grid &grid, uint32_t lane) {
     const uint32_t chunk_bytes = trf_chunk_offset(Form::raw(view.raw_bits), 1);
     if (--st.chunks_left) {
@@ -396,27 +399,27 @@ static __device__ __forceinline__ void trf_enter_chunk(trf_stager<kSlabs> &st, c
 }
 
 /* Starts the copy of step k of the chunk that st.source points to; with step 0, of its narrow planes. */
-template <class Form, int kSlabs>
-static __device__ __forceinline__ void trf_stage_step(trf_stager<kSlabs> &st, const trf_shared_plan &plan, int k,
-                                                      uint32_t lane, const trf_int_planes &planes) {
+template <class Form, int kSlabs, int kSteps>
+static __device__ __forceinline__ void trf_stage_step(trf_stager<kSlabs, kSteps> &st, const trf_shared_plan &plan,
+                                                      int k, uint32_t lane, const trf_int_planes &planes) {
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
         const uint32_t place = st.place + s * plan.slab_bytes;
         if (Form::kWide)
-            trf_copy16(place + k * kStepBytes, st.source[s] + k * kStepBytes);
+            trf_copy16(place + k % kSteps * kStepBytes, st.source[s] + k * kStepBytes);
         if (k == 0)
-            trf_stage_narrow<Form>(place + (Form::kWide ? kRing * kStepBytes : 0) + st.narrow,
+            trf_stage_narrow<Form>(place + (Form::kWide ? kSteps * kStepBytes : 0) + st.narrow,
                                    st.source[s] + (Form::kWide ? 4 * kStepBytes : 0), lane, planes);
     }
-    if (k == 0)
+    if (k == 0 && !trf_stager<kSlabs, kSteps>::kLate)
         st.narrow ^= trf_narrow_bytes<Form>(planes.raw_bits);
     trf_copy_commit();
 }
 
 /* Begins a walk: the first slab's streams, and its first steps. memory: the warp's, a shared address. */
-template <class Form, int kSlabs, class Grid>
+template <class Form, int kSlabs, int kSteps, class Grid>
 static __device__ __forceinline__ void
-trf_start(trf_stager<kSlabs> &st, const trf_device_view &view, const trf_shared_plan &plan,
+trf_start(trf_stager<kSlabs, kSteps> &st, const trf_device_view &view, const trf_shared_plan &plan,
           const trf_int_planes &planes, const trf_walk &walk, const Grid &grid, uint32_t memory, uint32_t lane) {
     st.walk = walk;
     st.buffer = st.narrow = st.read_buffer = st.read_narrow = 0;
@@ -429,7 +432,7 @@ trf_start(trf_stager<kSlabs> &st, const trf_device_view &view, const trf_shared_
     if (!st.bytes[0])
         return;
 #pragma unroll
-    for (int k = 0; k < (Form::kWide ? kRing - 1 : 1); k++)
+    for (int k = 0; k < (Form::kWide ? trf_stager<kSlabs, kSteps>::kAhead : 1); k++)
         trf_stage_step<Form>(st, plan, k, lane, planes);
 }
 
@@ -450,12 +453,14 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
  *   sink.step(reg, walk, k)                   reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)
  * walk.band counts kSlabs bands as one. */
-template <class Form, int kSlabs, int kP, int kLog, class Grid, class Sink>
+template <class Form, int kSlabs, int kSteps, int kP, int kLog, class Grid, class Sink>
 static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &view, const trf_shared_plan &plan,
-                                                      const trf_int_planes &planes, trf_stager<kSlabs> &st,
+                                                      const trf_int_planes &planes, trf_stager<kSlabs, kSteps> &st,
                                                       const trf_lane_rule<kP, kLog> &rule, uint32_t masks,
                                                       const Grid &grid, uint32_t last_band, uint32_t lane, Sink &sink) {
-    constexpr uint32_t kRingBytes = Form::kWide ? kRing * kStepBytes : 0;
+    using Stager = trf_stager<kSlabs, kSteps>;
+    constexpr uint32_t kRingBytes = Form::kWide ? kSteps * kStepBytes : 0;
+    constexpr int kPending = Form::kWide ? Stager::kAhead - 1 : 0; /* groups of copies behind those of a step */
 #pragma unroll 1
     while (st.bytes[0] && st.entered.band <= last_band) {
         const trf_walk walk = st.entered;
@@ -463,7 +468,7 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
         trf_lane_stream stream[kSlabs];
         trf_exceptions exceptions[kSlabs];
         sink.begin_slab(walk);
-        trf_copy_wait<Form::kWide ? kRing - 2 : 0>();
+        trf_copy_wait<kPending>();
         __syncwarp();
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
@@ -488,21 +493,25 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                 else if (k == 2 && st.bytes[0])
                     sink.slab_ahead(st.entered);
                 if (Form::kWide || k == 0)
-                    trf_copy_wait<Form::kWide ? kRing - 2 : 0>();
+                    trf_copy_wait<kPending>();
                 uint4 wide[kSlabs] = {};
 #pragma unroll
                 for (int s = 0; s < kSlabs; s++) {
                     const uint32_t place = st.place + s * plan.slab_bytes;
                     if (Form::kWide)
-                        wide[s] = trf_lds128(place + k * kStepBytes);
+                        wide[s] = trf_lds128(place + k % kSteps * kStepBytes);
                     trf_load_narrow<Form>(narrow[s], place + kRingBytes + st.read_narrow, lane, k, planes);
                 }
-                if (k == 1)
-                    trf_enter_chunk<Form>(st, view, plan, grid, lane);
-                if (Form::kWide)
-                    trf_stage_step<Form>(st, plan, (k + kRing - 1) % kRing, lane, planes);
-                else if (k == 1)
-                    trf_stage_step<Form>(st, plan, 0, lane, planes);
+                const auto stage = [&] {
+                    if (k == Stager::kEnter)
+                        trf_enter_chunk<Form>(st, view, plan, grid, lane);
+                    if (Form::kWide)
+                        trf_stage_step<Form>(st, plan, (k + Stager::kAhead) % 4, lane, planes);
+                    else if (k == Stager::kEnter)
+                        trf_stage_step<Form>(st, plan, 0, lane, planes);
+                };
+                if (!Stager::kLate)
+                    stage();
                 uint32_t reg[kSlabs][8];
 #pragma unroll
                 for (int g = 0; g < 4; g++) {
@@ -518,6 +527,8 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                         trf_form_group<Form>(reg[s] + 2 * g, x[s][0], x[s][1], word, narrow[s], k, g, planes);
                     }
                 }
+                if (Stager::kLate)
+                    stage();
 #pragma unroll
                 for (int s = 0; s < kSlabs; s++)
                     sink.finish_step(reg[s]);
@@ -535,7 +546,8 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                 sink.step(reg, walk, k0 + k);
             }
             k0 += 4;
-            st.read_narrow ^= trf_narrow_bytes<Form>(planes.raw_bits);
+            if (!Stager::kLate)
+                st.read_narrow ^= trf_narrow_bytes<Form>(planes.raw_bits);
         } while (--chunks);
         bool good = true;
 #pragma unroll

@@ -54,8 +54,8 @@ static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *fact
     c.x_groups = ceil_div(ceil_div(m, columns), share);
     c.items = ceil_div(view->rows / TRF_SLAB_ROWS, kWideBands) * c.x_groups;
     c.clusters = clusters < c.items ? clusters : c.items;
-    c.plan =
-        trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c.streams * c.units, kWideSlabs, kWideTableLog, 0);
+    c.plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c.streams * c.units, kWideSlabs, kWideTableLog,
+                                0, kShortRing);
     c.stages = (c.plan.total + 1023) / 1024 * 1024;
     c.x_stages = c.stages + c.streams * kStageBytes;
     c.shared_bytes = c.x_stages + c.streams * c.x_stage_bytes;
@@ -187,7 +187,6 @@ int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, 
     args.f.y_dtype = epilogue ? TRF_DTYPE_F32 : plan->y_dtype;
     args.f.whole_rows = view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS;
     args.cols = c.cols;
-    args.splits = c.splits;
     while (1u << args.log_splits < c.splits)
         args.log_splits++;
     args.streams = c.streams;

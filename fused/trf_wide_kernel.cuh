@@ -2,7 +2,7 @@
  *
  * An *item* is 128 rows of W (4 bands of 32), a range of its columns, and 64 or 128 rows of x. A block has two kinds of warps:
  *   consumers   one or two warpgroups: products of 64 rows of W by all rows of x, both operands in shared memory, sums in registers
- *   decoders    12, 8 or 7 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage* of 128 rows by 32 columns, to which x is
+ *   decoders    12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage* of 128 rows by 32 columns, to which x is
  *               copied beside
  * Decoders work in *streams* of 2 warps, one for each unit; each stream has consecutive columns of slabs, all go on at once, and consumers take their stages in
  * turns: round by round of slabs, then 32 columns of each stream after the other.
@@ -22,18 +22,18 @@ static constexpr uint32_t kWideBands = 4, kWideRows = kWideBands * TRF_SLAB_ROWS
 static constexpr int kWideSlabs = 2; /* of neighbouring bands, that a decoder walks side by side */
 static constexpr uint32_t kWideUnits = kWideBands / kWideSlabs, kUnitRows = kWideSlabs * TRF_SLAB_ROWS;
 static constexpr uint32_t kStageCols = 32, kStageBytes = kWideRows * 2 * kStageCols;
-static constexpr uint32_t kMostStreams = 7;
+static constexpr uint32_t kMostStreams = 8;
 
 /* The decode table's size. Another decoder's work hides conflicts of its banks. */
 static constexpr uint32_t kWideTableLog = kSmallTableLog;
 
 /* kColumns: rows of x of a block. kShare: blocks of a cluster that decode for each other, 1 or 2. */
 template <int kColumns, int kShare> struct trf_wide_shape {
-    static constexpr uint32_t kConsumers = kColumns / 64;                            /* warpgroups */
-    static constexpr uint32_t kBlocks = 2 / kConsumers;                              /* of 64 rows, of a consumer */
-    static constexpr uint32_t kUnits = kWideUnits / kShare;                          /* that the block decodes */
-    static constexpr uint32_t kDecoders = kColumns == 64 ? 12 : kShare == 1 ? 8 : 7; /* warps */
-    static constexpr uint32_t kStreams = kDecoders / kUnits;                         /* at most */
+    static constexpr uint32_t kConsumers = kColumns / 64;          /* warpgroups */
+    static constexpr uint32_t kBlocks = 2 / kConsumers;            /* of 64 rows, of a consumer */
+    static constexpr uint32_t kUnits = kWideUnits / kShare;        /* that the block decodes */
+    static constexpr uint32_t kDecoders = kColumns == 64 ? 12 : 8; /* warps */
+    static constexpr uint32_t kStreams = kDecoders / kUnits;       /* at most */
     static constexpr uint32_t kThreads = 32 * (4 * kConsumers + kDecoders);
     static constexpr uint32_t kXStageBytes = kColumns * 2 * kStageCols;
     static_assert(kStreams <= kMostStreams, "flags and barriers of streams");
@@ -47,13 +47,15 @@ struct trf_wide_args {
     trf_tensor_map x_map; /* of x: boxes of 32 columns by a block's rows, under the swizzle of 64 bytes */
     trf_fused_args f;     /* without its cut */
     uint32_t cols;        /* of slabs */
-    uint32_t
-        splits; /* blocks of a cluster that share an item's columns: 1, 2, 4 or 8. If several, they do not decode for each other, and have one item. */
-    uint32_t log_splits;
+    uint32_t log_splits;  /* of splits() */
     uint32_t streams;
     uint32_t x_groups; /* of the rows of x that blocks have which decode for each other */
     uint32_t items, clusters;
     uint32_t stages, x_stages; /* shared offsets, multiples of 1024: [stream] */
+
+    /* Blocks of a cluster that share an item's columns: 1, 2, 4 or 8. If several, they do not decode for each other, and have one item. */
+    __device__ __forceinline__ uint32_t splits() const { return 1u << log_splits; }
+    __device__ __forceinline__ uint32_t split() const { return blockIdx.x & (splits() - 1); } /* this block's */
 };
 
 #if TRF_WARPGROUPS
@@ -66,10 +68,9 @@ struct trf_wide_part {
     uint32_t each, more; /* streams have `each` columns, those below `more` one more */
 
     __device__ __forceinline__ explicit trf_wide_part(const trf_wide_args &a) {
-        const uint32_t split = a.splits > 1 ? blockIdx.x % a.splits : 0;
-        first = a.cols * split / a.splits;
+        first = a.cols * a.split() >> a.log_splits;
         streams = a.streams;
-        const uint32_t count = a.cols * (split + 1) / a.splits - first;
+        const uint32_t count = (a.cols * (a.split() + 1) >> a.log_splits) - first;
         each = count / streams;
         more = count % streams;
     }
@@ -100,7 +101,7 @@ static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_args &a, u
 
 /* The block's first one. */
 template <int kShare> static __device__ __forceinline__ uint32_t trf_first_item(const trf_wide_args &a) {
-    return blockIdx.x / (kShare * a.splits);
+    return blockIdx.x / kShare >> a.log_splits;
 }
 
 /* ---- barriers and flags of a block ---- */
@@ -315,14 +316,14 @@ static __device__ __forceinline__ uint32_t trf_piece_at(const trf_wide_args &a, 
 /* All warps of the block add up its pieces, by blocks in order, and write y. */
 template <int kColumns> static __device__ __forceinline__ void trf_add_pieces(const trf_wide_args &a, uint32_t shared) {
     constexpr uint32_t kHigh = kWideRows / 16;
-    const uint32_t rank = blockIdx.x & (a.splits - 1), lane = threadIdx.x % 32,
+    const uint32_t rank = a.split(), lane = threadIdx.x % 32,
                    first_row = trf_first_band(a, trf_first_item<1>(a)) * TRF_SLAB_ROWS + lane / 4,
                    first_x = trf_first_x<kColumns, 1>(a, trf_first_item<1>(a)) + 2 * (lane % 4);
     const bool pairs = trf_stores_pairs(a.f);
 #pragma unroll 1
     for (uint32_t piece = threadIdx.x / 32; piece < kColumns / 8 * kHigh >> a.log_splits; piece += blockDim.x / 32) {
         const float4 sum =
-            trf_add_shares<4>(a.splits, 0, 1, [&](uint32_t from) { return shared + trf_piece_at(a, piece, from); });
+            trf_add_shares<4>(a.splits(), 0, 1, [&](uint32_t from) { return shared + trf_piece_at(a, piece, from); });
         const uint32_t row = first_row + piece % kHigh * 16, n = first_x + 8 * ((piece / kHigh << a.log_splits) + rank);
         if (row >= a.f.whole_rows) /* so are the other lanes' */
             continue;
@@ -424,7 +425,7 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
                     sum[b][i] = 0;
             multiply_item(part);
             mark_corrupt(turn);
-            if (kShare == 1 && a.splits > 1)
+            if (kShare == 1 && a.splits() > 1)
                 leave_pieces();
             else
                 finish(item);
@@ -435,36 +436,34 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
 
     /* NaN for rows of which a slab was corrupt. */
     __device__ __forceinline__ void mark_corrupt(uint32_t turn) {
+        uint8_t(*const flags)[kMostStreams] = &meeting.corrupt[turn][kBlocks * group];
 #pragma unroll
         for (int b = 0; b < kBlocks; b++) {
-            uint8_t *const flags = meeting.corrupt[turn][kBlocks * group + b];
             bool bad = false;
             for (uint32_t i = 0; i < kMostStreams; i++)
-                bad |= flags[i] != 0;
+                bad |= flags[b][i] != 0;
             if (bad)
 #pragma unroll
                 for (int i = 0; i < kColumns / 2; i++)
                     sum[b][i] = __uint_as_float(0x7FC00000u);
-            meet();
-            if (threadIdx.x % 128 < kMostStreams)
-                flags[threadIdx.x % 128] = 0;
         }
-        meet();
+        meet(); /* all have seen them; the next ones that are set are of an item that decoders reach after these warps have released stages */
+        if (threadIdx.x % 128 < sizeof flags[0] * kBlocks)
+            flags[0][threadIdx.x % 128] = 0;
     }
 
     /* Sends the sums to the blocks that add them up. */
     __device__ __forceinline__ void leave_pieces() {
-        const uint32_t rank = blockIdx.x & (a.splits - 1),
-                       at = shared + trf_piece_at(a, 4 * kBlocks * group + warp, rank);
-        trf_cluster_arrive(a.splits); /* all are done with stages */
-        trf_cluster_wait(a.splits);
+        const uint32_t at = shared + trf_piece_at(a, 4 * kBlocks * group + warp, a.split());
+        trf_cluster_arrive(a.splits()); /* all are done with stages */
+        trf_cluster_wait(a.splits());
 #pragma unroll
         for (int t = 0; t < kColumns / 8; t++)
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
-                trf_cluster_store(at + (t & -a.splits) * (kWideRows / 16 * kPieceBytes) +
+                trf_cluster_store(at + (t & -a.splits()) * (kWideRows / 16 * kPieceBytes) +
                                       (4 * b << a.log_splits) * kPieceBytes,
-                                  t & (a.splits - 1),
+                                  t & (a.splits() - 1),
                                   make_float4(sum[b][4 * t], sum[b][4 * t + 1], sum[b][4 * t + 2], sum[b][4 * t + 3]));
     }
 
@@ -520,7 +519,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
                                 decodes ? part.count(stream) : 0, trf_first_item<kShare>(a)};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
     const trf_walk walk = grid.start();
-    trf_stager<kWideSlabs> stager;
+    trf_stager<kWideSlabs, kShortRing> stager;
     if (decodes)
         trf_start<Form>(stager, view, a.f.shared, planes, walk, grid,
                         shared + a.f.shared.warps + decoder * a.f.shared.warp_bytes, lane);
@@ -550,13 +549,13 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
     if (kShare > 1) { /* others may arrive at this block's barriers until they are done */
         trf_cluster_arrive(kShare);
         trf_cluster_wait(kShare);
-    } else if (a.splits > 1) {
+    } else if (a.splits() > 1) {
         if (warp >= 4 * Shape::kConsumers) { /* consumers have, in leave_pieces */
-            trf_cluster_arrive(a.splits);
-            trf_cluster_wait(a.splits);
+            trf_cluster_arrive(a.splits());
+            trf_cluster_wait(a.splits());
         }
-        trf_cluster_arrive(a.splits);
-        trf_cluster_wait(a.splits);
+        trf_cluster_arrive(a.splits());
+        trf_cluster_wait(a.splits());
         trf_add_pieces<kColumns>(a, shared);
     }
 }
