@@ -30,7 +30,7 @@ static bool geometry_takes(const trf_device_view *view, const trf_device_facts *
     const bool usual = trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
     switch (geometry) {
     case TRF_GEOMETRY_TWO:
-        return usual && m <= 8 && !is_scaled(view);
+        return usual && (int)ceil_div(m, 8) <= trf_fused_two_tiles(view->codec, (int)view->class_bits, is_scaled(view));
     case TRF_GEOMETRY_ONE:
         return usual;
     default:
@@ -104,10 +104,12 @@ struct cut {
 /* Whether warps do. */
 static bool shares_units(const cut &c) { return c.cluster * c.parts > 1; }
 
+static bool has_window(const cut &c) { return trf_has_window((int)c.slabs, (int)c.tiles); }
+
 /* Warps of a block. With a window of x all of the kernel's, else those at work, and so many that the table is soon made. */
 static uint32_t block_warps(const cut &c) {
     const uint32_t at_work = c.group * c.parts, least = c.warps < 8 ? c.warps : 8;
-    return c.tiles > 1 ? c.warps : at_work > least ? at_work : least;
+    return has_window(c) ? c.warps : at_work > least ? at_work : least;
 }
 
 /* Of a warp's sums, as they are left in shared memory. */
@@ -168,8 +170,8 @@ static bool fit(cut *c, const trf_device_view *view, const trf_device_facts *fac
     const uint32_t largest = any ? kTableLog : trf_fused_table_log((int)view->class_bits, (int)c->slabs),
                    smallest = any ? view->probability_bits + 4 : largest;
     for (uint32_t log = largest; log >= smallest; log--) /* pieces of whole slabs if there is room */
-        if (lay_out(c, view, facts, shared_bytes, log, c->tiles > 1 ? view->slab_cols : 0) ||
-            (c->tiles > 1 && lay_out(c, view, facts, shared_bytes, log, TRF_MIN_SLAB_COLS)))
+        if (lay_out(c, view, facts, shared_bytes, log, has_window(*c) ? view->slab_cols : 0) ||
+            (has_window(*c) && lay_out(c, view, facts, shared_bytes, log, TRF_MIN_SLAB_COLS)))
             return true;
     return false;
 }
@@ -183,12 +185,12 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
     if (c.straddles) {                               /* the second kernel's launch, and what it reads */
         const double items = ceil_div(c.items, c.clusters), sums = 2.0 * c.clusters * c.group * sum_bytes(c),
                      decoding = items * c.group * c.slabs * slab_us, waiting = items * alone_us;
-        return (decoding > waiting ? decoding : waiting) + (c.tiles > 1 ? 9 : 5) + sums / 4e6;
+        return (decoding > waiting ? decoding : waiting) + (has_window(c) ? 9 : 5) + sums / 4e6;
     }
     const double steps = (double)c.groups * ceil_div(c.block_cols, c.parts);
     const double mean = (double)c.units * c.cols * c.slabs / multiprocessors; /* slabs */
     double cost;
-    if (c.tiles > 1) { /* bound by what a warp takes */
+    if (has_window(c)) { /* bound by what a warp takes */
         cost = steps * c.warps * slab_us;
     } else {
         /* Fewer warps are a little faster each. Where memory binds, blocks with less to do leave it to the others; more than a tile's rows at once are read a
@@ -238,7 +240,7 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
                 if ((c.cluster > 1 && c.cluster > c.cols) || (parts > 1 && parts > c.block_cols))
                     break; /* a block, or a warp, without columns */
                 consider(c);
-                if (c.tiles > 1 && c.cluster > 1 && c.groups == 1 && parts <= c.cols / c.cluster)
+                if (has_window(c) && c.cluster > 1 && c.groups == 1 && parts <= c.cols / c.cluster)
                     consider(cut_of(view, m, geometry, 1u << size, limits->clusters[size], parts, WAY_SUMS_OVER_X));
             }
     }

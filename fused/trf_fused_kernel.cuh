@@ -9,9 +9,9 @@
  *
  * No sum depends on timing: who adds does not either. With an epilogue what is y here are sums in the workspace (trf_fused_epilogue.cuh).
  *
- * x: batches up to 8 read it through the L1 cache, a block's columns only; larger ones have it in shared memory (trf_fused_window.cuh).
+ * x: the smaller batches read it through the L1 cache, a block's columns only; larger ones have it in shared memory (trf_has_window; trf_fused_window.cuh).
  *
- * Shared memory: trf_shared_plan, then x, then sums if they cannot lie in the warps' buffers or, behind one meeting more, in place of x. Registers: 96 to 128 a thread with 16 to 20 warps, 255 with 8.
+ * Shared memory: trf_shared_plan, then x, then sums if they cannot lie in the warps' buffers or, behind one meeting more, in place of x. Registers: 96 to 128 a thread with 16 to 20 warps, 168 with 12, 255 with 8.
  * What limits it: docs/performance.md. */
 #ifndef TRF_FUSED_KERNEL_CUH
 #define TRF_FUSED_KERNEL_CUH

@@ -123,22 +123,27 @@ static __device__ __forceinline__ uint32_t trf_piece_place(uint32_t m, uint32_t 
 
 static constexpr uint32_t kWindowTileBytes = 8 * 64; /* 8 rows of x, two steps' columns */
 
+/* Whether a block has x in shared memory, and not by way of the L1 cache: where tiles' x does not fit registers, or each slab would load it anew. */
+static __host__ __device__ constexpr bool trf_has_window(int slabs, int tiles) { return tiles > (slabs == 2 ? 3 : 1); }
+
 /* ---- one warp's accumulators ----
  * sum[b][t][4]: rows 16b + lane/4 (+8 for 2, 3) of the unit, batch 8t + 2(lane%4) (+1 for 1, 3). */
 template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRowOffsets> struct trf_product {
     static constexpr int kBlocks = 2 * kSlabs;
     static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
     static constexpr int kColumnTiles = kTiles;
-    static constexpr bool kWindow = kTiles > 1; /* x comes from shared memory, for two steps at once */
+    static constexpr bool kWindow =
+        trf_has_window(kSlabs, kTiles);                  /* x comes from shared memory, for two steps at once */
+    static constexpr int kLoaded = kWindow ? 1 : kTiles; /* tiles that are not in the window */
     const trf_fused_args &a;
     uint32_t lane;
     float sum[kBlocks][kTiles][4];
     float total[kScaled ? kBlocks : 1][kScaled ? kTiles : 1][4]; /* kScaled: of the scale groups before this one */
     float scale[kScaled ? 2 * kBlocks : 1];                      /* of rows lane/4 + 8i, in the group at hand */
     uint32_t pairs_left;                                         /* kScaled: column pairs (32) of the group at hand */
-    const uint8_t *x_at; /* kTiles = 1: this lane's x of the chunk that `ahead` is of */
-    uint4 ahead;         /* of the first two steps of a chunk to come */
-    uint4 x;             /* of two steps */
+    const uint8_t *x_at[kLoaded]; /* not kWindow: this lane's x of the chunk that `ahead` is of */
+    uint4 ahead[kLoaded];         /* of the first two steps of a chunk to come */
+    uint4 x[kLoaded];             /* of two steps */
     uint32_t window; /* kWindow: shared address of this lane's x of the two steps to come, [kTiles][8 rows][64 bytes] */
     uint32_t held[8]; /* the fragments of the first of them */
     float down;       /* 2^-exponent_offset */
@@ -187,10 +192,10 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
         });
     }
 
-    /* This lane's x of a column of slabs. Rows beyond the batch repeat its last; their sums are not used. */
-    __device__ __forceinline__ const uint8_t *x_of(uint32_t col) const {
+    /* This lane's x of a tile and a column of slabs. Rows beyond the batch repeat its last; their sums are not used. */
+    __device__ __forceinline__ const uint8_t *x_of(int tile, uint32_t col) const {
         return (const uint8_t *)a.x +
-               2 * ((uint64_t)min(lane / 4, a.m - 1) * a.x_stride + col * a.view.slab_cols + 8 * (lane % 4));
+               2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride + col * a.view.slab_cols + 8 * (lane % 4));
     }
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
@@ -200,23 +205,25 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
 
     /* A chunk's first 32 columns of x are loaded two steps before, since they are the first of a cache line; the others then come from the L1 cache. */
     __device__ __forceinline__ void begin_pair(int half) {
-        if (!kWindow)
-            x = half == 0 ? ahead : trf_ldg128(x_at + 64);
+        if constexpr (!kWindow)
+#pragma unroll
+            for (int t = 0; t < kTiles; t++)
+                x[t] = half == 0 ? ahead[t] : trf_ldg128(x_at[t] + 64);
     }
 
     __device__ __forceinline__ void chunk_ahead() {
-        if (kWindow)
-            return;
-        x_at += 128;
-        ahead = trf_ldg128(x_at);
+        if constexpr (!kWindow)
+#pragma unroll
+            for (int t = 0; t < kTiles; t++)
+                ahead[t] = trf_ldg128(x_at[t] += 128);
     }
 
     /* Also called before the first slab. */
     __device__ __forceinline__ void slab_ahead(const trf_walk &walk) {
-        if (kWindow)
-            return;
-        x_at = x_of(walk.col);
-        ahead = trf_ldg128(x_at);
+        if constexpr (!kWindow)
+#pragma unroll
+            for (int t = 0; t < kTiles; t++)
+                ahead[t] = trf_ldg128(x_at[t] = x_of(t, walk.col));
     }
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
@@ -267,11 +274,14 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     }
 
     __device__ __forceinline__ void multiply(const uint32_t (*reg)[8], bool second) {
-        const uint32_t b0 = second ? x.z : x.x, b1 = second ? x.w : x.y;
 #pragma unroll
-        for (int s = 0; s < kSlabs; s++) {
-            trf_mma(Type(), sum[2 * s][0], reg[s], b0, b1);
-            trf_mma(Type(), sum[2 * s + 1][0], reg[s] + 4, b0, b1);
+        for (int t = 0; t < kLoaded; t++) {
+            const uint32_t b0 = second ? x[t].z : x[t].x, b1 = second ? x[t].w : x[t].y;
+#pragma unroll
+            for (int s = 0; s < kSlabs; s++) {
+                trf_mma(Type(), sum[2 * s][t], reg[s], b0, b1);
+                trf_mma(Type(), sum[2 * s + 1][t], reg[s] + 4, b0, b1);
+            }
         }
     }
 

@@ -15,7 +15,7 @@ typedef void (*trf_fused_kernel)(trf_fused_args);
 
 /* Which ones a layer can have depends on its p, L and frequencies (trf_has_usual_p), on the batch, and on shared memory. */
 enum trf_fused_geometry {
-    TRF_GEOMETRY_TWO, /* usual p, two slabs a warp, 1 tile; not with group scales */
+    TRF_GEOMETRY_TWO, /* usual p, two slabs a warp, 1 tile or up to trf_fused_two_tiles; not with group scales */
     TRF_GEOMETRY_ONE, /* usual p; 1, 2, 4 or 8 tiles */
     TRF_GEOMETRY_ANY, /* 1 or 8 tiles, 8 warps: for long streams and little shared memory, too */
     TRF_GEOMETRIES
@@ -24,14 +24,28 @@ enum trf_fused_geometry {
 static constexpr int trf_fused_slabs(int geometry) { return geometry == TRF_GEOMETRY_TWO ? 2 : 1; }
 
 static constexpr int trf_fused_tiles(uint32_t m, int geometry) {
-    return m <= 8 ? 1 : geometry == TRF_GEOMETRY_ANY ? 8 : m <= 16 ? 2 : m <= 32 ? 4 : 8;
+    return m <= 8                                    ? 1
+           : geometry == TRF_GEOMETRY_ANY            ? 8
+           : m <= 16                                 ? 2
+           : m <= 24 && geometry == TRF_GEOMETRY_TWO ? 3
+           : m <= 32                                 ? 4
+                                                     : 8;
+}
+
+/* Tiles of the kernels with two slabs a warp, at most: what was faster than with one slab. 0: there are none. */
+static constexpr int trf_fused_two_tiles(uint32_t codec, int class_bits, bool scaled) {
+    if (scaled)
+        return 0;
+    if (class_bits == 4 || codec == TRF_CODEC_INT)
+        return 1;
+    return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 ? 3 : 2;
 }
 
 /* Warps of a block: what the accumulators leave registers for. Pairs have the longer chains of states, and want more. */
 static constexpr int trf_fused_warps(int class_bits, bool scaled, int tiles, int geometry) {
     if (geometry == TRF_GEOMETRY_ANY || tiles == 8)
         return 8;
-    if (tiles == 4 && scaled)
+    if ((geometry == TRF_GEOMETRY_TWO && tiles > 1) || (tiles == 4 && scaled))
         return 12;
     return class_bits == 4 && tiles == 1 && !scaled && geometry == TRF_GEOMETRY_ONE ? 20 : 16;
 }
@@ -44,7 +58,14 @@ template <class Form, class Type, bool kScaled, int kGeometry, int kTiles> stati
 
 template <class Form, class Type, bool kScaled> static trf_fused_kernel trf_pick(int tiles, int geometry) {
     if (geometry == TRF_GEOMETRY_TWO) {
-        if constexpr (!kScaled)
+        constexpr int kMost = trf_fused_two_tiles(Form::kCodec, Form::kClassBits, kScaled);
+        if constexpr (kMost > 2)
+            if (tiles == 3)
+                return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 3>();
+        if constexpr (kMost > 1)
+            if (tiles == 2)
+                return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 2>();
+        if constexpr (kMost > 0)
             return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 1>();
         return nullptr;
     }
