@@ -3,7 +3,8 @@
  * Each warp works alone, on one slab or on two side by side (rows 64u and 64u + 32: two chains of states hide each other's latency, and share x). For each slab it
  * has a ring of four steps of the 8-bit plane, two buffers for a chunk's narrow planes, and two for streams (start states, pair_words, exceptions, words of a
  * whole slab: a lane walks its words from either end of a pair's run, so all of them must be there). Copies are cp.async of 16 bytes: three steps, a
- * chunk and a slab ahead. Where space is short, the ring has two steps, and there is one narrow buffer: both are filled again once they have been read. In the planes each lane copies what it reads itself, so that waiting for its own copies is enough. */
+ * chunk and a slab ahead. Where space is short, the ring has two steps, and there is one narrow buffer: both are filled again once they have been read. In the
+ * planes each lane copies what it reads itself, so that waiting for its own copies is enough. */
 #ifndef TRF_SLAB_STREAM_CUH
 #define TRF_SLAB_STREAM_CUH
 
@@ -447,7 +448,7 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
  * For the slabs of a warp's walk that are there, in order, up to those of band last_band (those of stored tiles are left out):
  *   sink.begin_slab(walk)
  *   sink.begin_pair(half)                     before each two steps; half: 0 or 1, of a chunk
- *   sink.chunk_ahead(), sink.slab_ahead(walk) two steps before another chunk of the slab, or the first one of another slab, begins
+ *   sink.chunk_ahead(), sink.slab_ahead(walk) two steps before another chunk of the slab, or the first one of another slab, begins (not with the short ring)
  *   sink.finish_step(reg)                     reg[8]: fragments as trf_form_group leaves them (int, fp8 but in halves: the four X in reg[0, 2, 4, 6])
  *   sink.exception_value(s, record, walk)     for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                   reg[kSlabs][8], exceptions in place; k: 0 to 15
@@ -488,9 +489,9 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
             for (int k = 0; k < 4; k++) {
                 if (k % 2 == 0)
                     sink.begin_pair(k / 2);
-                if (k == 2 && chunks > 1)
+                if (!Stager::kLate && k == 2 && chunks > 1)
                     sink.chunk_ahead();
-                else if (k == 2 && st.bytes[0])
+                else if (!Stager::kLate && k == 2 && st.bytes[0])
                     sink.slab_ahead(st.entered);
                 if (Form::kWide || k == 0)
                     trf_copy_wait<kPending>();

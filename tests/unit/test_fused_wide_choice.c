@@ -59,7 +59,7 @@ static void check_plan(const trf_device_view *view, const trf_device_limits *lim
     if (c[SPLITS] > 1)
         ck_assert_uint_eq(c[CLUSTERS], row_blocks * x_groups); /* one item each */
     ck_assert_uint_ge(c[STREAMS], 1);
-    ck_assert_uint_le(c[STREAMS], c[COLUMNS] == 64 ? 6 : c[SHARE] == 1 ? 4 : 7);
+    ck_assert_uint_le(c[STREAMS], c[COLUMNS] == 64 ? 6 : c[SHARE] == 1 ? 4 : 8);
     ck_assert_uint_le(c[STREAMS] * c[SPLITS],
                       (view->num_slab_cols + c[SPLITS] - 1) / c[SPLITS] * c[SPLITS]);   /* none idle */
     ck_assert_uint_eq(plan.choice[TRF_PLAN_LAYER], 77);                                 /* not the choice's */
