@@ -489,10 +489,12 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
             for (int k = 0; k < 4; k++) {
                 if (k % 2 == 0)
                     sink.begin_pair(k / 2);
-                if (!Stager::kLate && k == 2 && chunks > 1)
-                    sink.chunk_ahead();
-                else if (!Stager::kLate && k == 2 && st.bytes[0])
-                    sink.slab_ahead(st.entered);
+                if (!Stager::kLate && k == 2) {
+                    if (chunks > 1)
+                        sink.chunk_ahead();
+                    else if (st.bytes[0])
+                        sink.slab_ahead(st.entered);
+                }
                 if (Form::kWide || k == 0)
                     trf_copy_wait<kPending>();
                 uint4 wide[kSlabs] = {};

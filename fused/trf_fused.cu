@@ -30,7 +30,8 @@ static bool geometry_takes(const trf_device_view *view, const trf_device_facts *
     const bool usual = trf_has_usual_p(*view, facts->max_frequency) && !(facts->predictor_modes & TRF_PREDICT_ROW);
     switch (geometry) {
     case TRF_GEOMETRY_TWO:
-        return usual && (int)ceil_div(m, 8) <= trf_fused_two_tiles(view->codec, (int)view->class_bits, is_scaled(view));
+        return usual && trf_fused_tiles(m, TRF_GEOMETRY_TWO) <=
+                            trf_fused_two_tiles(view->codec, (int)view->class_bits, is_scaled(view));
     case TRF_GEOMETRY_ONE:
         return usual;
     default:

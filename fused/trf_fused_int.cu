@@ -1,6 +1,8 @@
 /* Fused kernels of the int codec without scales of groups. */
 #include "trf_fused_variants.cuh"
 
+static_assert(trf_fused_two_tiles(TRF_CODEC_INT, 2, false) == 1, "kernels with known planes have one tile");
+
 /* Quads of 8-bit codes (6 raw bits) and of those near 4 bits a weight (3) have kernels of their own, with two slabs a warp. */
 template <int kRawBits> static trf_fused_kernel trf_pick_raw_bits(int bf16_x) {
     using Form = trf_form<TRF_CODEC_INT, 2, kRawBits>;
