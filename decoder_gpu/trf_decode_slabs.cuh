@@ -108,6 +108,7 @@ template <class Form, int kBytes> struct trf_store_sink {
 
     /* ---- what the walk calls ---- */
 
+    static constexpr bool kCopies = false;
     __device__ __forceinline__ void chunk_ahead() {}
     __device__ __forceinline__ void slab_ahead(const trf_walk &) {}
 

@@ -1,7 +1,7 @@
 /* A warp's way through a sequence of slabs: staging, the lanes' rANS streams, exceptions, the verdict.
  *
  * Each warp works alone, on one slab or on two side by side (rows 64u and 64u + 32: two chains of states hide each other's latency, and share x). For each slab it
- * has a ring of four steps of the 8-bit plane, two buffers for a chunk's narrow planes, and two for streams (start states, pair_words, exceptions, words of a
+ * has a ring of four steps of the 8-bit plane, one buffer for a chunk's narrow planes or two, and two for streams (start states, pair_words, exceptions, words of a
  * whole slab: a lane walks its words from either end of a pair's run, so all of them must be there). Copies are cp.async of 16 bytes: three steps, a
  * chunk and a slab ahead. Where space is short, the ring has two steps, and there is one narrow buffer: both are filled again once they have been read. In the
  * planes each lane copies what it reads itself, so that waiting for its own copies is enough. */
@@ -19,10 +19,11 @@ static constexpr uint32_t kGuardBytes =
 
 /* Shared memory of one block, in bytes from the start of its dynamic part. */
 struct trf_shared_plan {
-    uint32_t table_log;    /* bytes of the table at 0, [2^p][copies]: 1 << table_log */
-    uint32_t pair_masks;   /* uint4[32] */
-    uint32_t warps;        /* of warp 0; warp_bytes from warp to warp */
-    uint32_t warp_bytes;   /* a slab's buffers for each slab, or a unit's sums at the end of a run if that is more */
+    uint32_t table_log;  /* bytes of the table at 0, [2^p][copies]: 1 << table_log */
+    uint32_t pair_masks; /* uint4[32] */
+    uint32_t warps;      /* of warp 0; warp_bytes from warp to warp */
+    uint32_t
+        warp_bytes; /* a slab's buffers for each slab and others, or a unit's sums at the end of a run if that is more */
     uint32_t slab_bytes;   /* ring, narrow buffers, two streams */
     uint32_t narrow_bytes; /* of one buffer */
     uint32_t streams;      /* from the slab's first byte */
@@ -33,19 +34,21 @@ struct trf_shared_plan {
 /* The table's size. 32 KiB hold half of the copies of each entry: lanes meet in banks more often, and there is more space for buffers. */
 static constexpr uint32_t kTableLog = 16, kSmallTableLog = 15;
 
-/* slabs: that a warp walks side by side. sum_bytes: that a warp leaves at the end. ring: steps. */
+/* slabs: that a warp walks side by side. other_bytes: behind their buffers, for each warp. sum_bytes: that a warp leaves at the end. ring: steps. */
 __host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t raw_bits, uint32_t max_stream_bytes,
                                                               uint32_t warps, uint32_t slabs, uint32_t table_log,
-                                                              uint32_t sum_bytes, uint32_t ring = kRing) {
+                                                              uint32_t sum_bytes, uint32_t other_bytes = 0,
+                                                              uint32_t ring = kRing) {
     trf_shared_plan plan;
     plan.table_log = table_log;
     plan.pair_masks = 1u << table_log;
     plan.warps = plan.pair_masks + 32 * 16 + kGuardBytes;
     plan.narrow_bytes = (raw_bits & 7) * (4 * TRF_CHUNK_WEIGHTS);
-    plan.streams = (raw_bits & 8 ? ring * kStepBytes : 0) + (ring == kRing ? 2 : 1) * plan.narrow_bytes;
+    plan.streams = (raw_bits & 8 ? ring * kStepBytes : 0) +
+                   (ring == kRing && trf_narrow_turn(raw_bits) ? 2 : 1) * plan.narrow_bytes;
     plan.stream_bytes = (max_stream_bytes + 15) / 16 * 16;
     plan.slab_bytes = plan.streams + 2 * plan.stream_bytes;
-    plan.warp_bytes = slabs * plan.slab_bytes;
+    plan.warp_bytes = slabs * plan.slab_bytes + other_bytes;
     if (plan.warp_bytes < sum_bytes)
         plan.warp_bytes = sum_bytes;
     plan.total = plan.warps + warps * plan.warp_bytes + kGuardBytes;
@@ -413,7 +416,7 @@ static __device__ __forceinline__ void trf_stage_step(trf_stager<kSlabs, kSteps>
                                    st.source[s] + (Form::kWide ? 4 * kStepBytes : 0), lane, planes);
     }
     if (k == 0 && !trf_stager<kSlabs, kSteps>::kLate)
-        st.narrow ^= trf_narrow_bytes<Form>(planes.raw_bits);
+        st.narrow ^= trf_narrow_turn(Form::raw(planes.raw_bits));
     trf_copy_commit();
 }
 
@@ -453,7 +456,7 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
  *   sink.exception_value(s, record, walk)     for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                   reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)
- * walk.band counts kSlabs bands as one. */
+ * walk.band counts kSlabs bands as one. Sink::kCopies: begin_pair, chunk_ahead and slab_ahead start copies, which are there before the next begin_pair. */
 template <class Form, int kSlabs, int kSteps, int kP, int kLog, class Grid, class Sink>
 static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &view, const trf_shared_plan &plan,
                                                       const trf_int_planes &planes, trf_stager<kSlabs, kSteps> &st,
@@ -461,7 +464,8 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                                                       const Grid &grid, uint32_t last_band, uint32_t lane, Sink &sink) {
     using Stager = trf_stager<kSlabs, kSteps>;
     constexpr uint32_t kRingBytes = Form::kWide ? kSteps * kStepBytes : 0;
-    constexpr int kPending = Form::kWide ? Stager::kAhead - 1 : 0; /* groups of copies behind those of a step */
+    /* groups of copies behind those of a step */
+    constexpr int kPending = (Form::kWide ? Stager::kAhead - 1 : 0) + Sink::kCopies;
 #pragma unroll 1
     while (st.bytes[0] && st.entered.band <= last_band) {
         const trf_walk walk = st.entered;
@@ -495,8 +499,12 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                     else if (st.bytes[0])
                         sink.slab_ahead(st.entered);
                 }
+                if (Sink::kCopies && k % 2 == 0)
+                    trf_copy_commit();
                 if (Form::kWide || k == 0)
                     trf_copy_wait<kPending>();
+                else if (Sink::kCopies && k == 2) /* the copies of step 1 may be on their way, too */
+                    trf_copy_wait<kPending + 1>();
                 uint4 wide[kSlabs] = {};
 #pragma unroll
                 for (int s = 0; s < kSlabs; s++) {
@@ -546,11 +554,13 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                         }
                 }
                 limit += 1u << 28;
+                if (Sink::kCopies && Form::kWide && k == 0 && k0 == 0) /* what slab_ahead started before the walk */
+                    trf_copy_wait<kPending - 1>();
                 sink.step(reg, walk, k0 + k);
             }
             k0 += 4;
             if (!Stager::kLate)
-                st.read_narrow ^= trf_narrow_bytes<Form>(planes.raw_bits);
+                st.read_narrow ^= trf_narrow_turn(Form::raw(planes.raw_bits));
         } while (--chunks);
         bool good = true;
 #pragma unroll

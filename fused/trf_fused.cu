@@ -31,7 +31,7 @@ static bool geometry_takes(const trf_device_view *view, const trf_device_facts *
     switch (geometry) {
     case TRF_GEOMETRY_TWO:
         return usual && trf_fused_tiles(m, TRF_GEOMETRY_TWO) <=
-                            trf_fused_two_tiles(view->codec, (int)view->class_bits, is_scaled(view));
+                            trf_fused_two_tiles(view->codec, (int)view->class_bits, view->raw_bits, is_scaled(view));
     case TRF_GEOMETRY_ONE:
         return usual;
     default:
@@ -96,9 +96,10 @@ struct cut {
     uint32_t groups, block_cols;        /* of the block that has the most */
     uint32_t straddles, items;          /* items: of all blocks, if it does */
     uint32_t sums, sums_stride, window; /* shared offsets */
-    uint32_t sums_over_x;               /* sums of clusters in place of windows of x: less space, and a meeting more */
-    uint32_t window_cols;               /* of a piece of x; 0: x is not in shared memory */
-    uint32_t shared_bytes;              /* dynamic */
+    uint32_t
+        sums_over_x; /* sums of clusters in place of windows of x, or of warps' buffers: less space, and a meeting more */
+    uint32_t window_cols;  /* of a piece of x; 0: x is not in shared memory */
+    uint32_t shared_bytes; /* dynamic */
     trf_shared_plan plan;
 };
 
@@ -122,7 +123,8 @@ static cut cut_of(const trf_device_view *view, uint32_t m, uint32_t geometry, ui
     cut c = {};
     c.geometry = geometry;
     c.tiles = (uint32_t)trf_fused_tiles(m, (int)geometry);
-    c.warps = (uint32_t)trf_fused_warps((int)view->class_bits, is_scaled(view), (int)c.tiles, (int)geometry);
+    c.warps =
+        (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, is_scaled(view), (int)c.tiles, (int)geometry);
     c.slabs = (uint32_t)trf_fused_slabs((int)geometry);
     c.cols = trf_regular_slab_cols(*view);
     c.units = c.cols ? ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
@@ -153,10 +155,14 @@ static bool lay_out(cut *c, const trf_device_view *view, const trf_device_facts 
     c->table_log = table_log;
     c->window_cols = window_cols;
     c->plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, block_warps(*c), c->slabs, table_log,
-                                 in_buffers ? sum_bytes(*c) : 0);
+                                 in_buffers ? sum_bytes(*c) : 0,
+                                 trf_copied_x_bytes(view->codec, (int)c->slabs, (int)c->tiles));
     c->window = c->plan.total;
     c->shared_bytes = c->window + c->parts * 2 * trf_window_piece_bytes(window_cols, (int)c->tiles);
-    c->sums = in_buffers ? c->plan.warps : c->sums_over_x ? c->window : c->shared_bytes;
+    c->sums = in_buffers        ? c->plan.warps
+              : !c->sums_over_x ? c->shared_bytes
+              : has_window(*c)  ? c->window
+                                : c->plan.warps;
     c->sums_stride = in_buffers ? c->plan.warp_bytes : sum_bytes(*c);
     if (shares_units(*c) && !in_buffers) { /* tasks of a block, rounded up */
         const uint32_t end = c->sums + c->parts * (c->group * c->sums_stride + c->cluster * kPieceBytes);
@@ -177,6 +183,18 @@ static bool fit(cut *c, const trf_device_view *view, const trf_device_facts *fac
     return false;
 }
 
+/* Slabs of the warps of a multiprocessor's fullest quarter: warps' instructions are issued by four schedulers, every fourth warp's by the same. */
+static double fullest_quarter(const cut &c) {
+    uint32_t slabs[4] = {}, fullest = 0;
+    for (uint32_t warp = 0; warp < c.group * c.parts; warp++) {
+        const uint32_t part = warp / c.group;
+        uint32_t &own = slabs[warp % 4];
+        own += c.block_cols * (part + 1) / c.parts - c.block_cols * part / c.parts;
+        fullest = own > fullest ? own : fullest;
+    }
+    return (double)c.groups * c.slabs * fullest;
+}
+
 /* Estimated microseconds beyond those of every launch. */
 static double estimate(const trf_device_view *view, const cut &c, uint32_t multiprocessors, uint32_t m) {
     const double width = view->slab_cols / 256.0, longer = view->class_bits == 4 ? 1.8 : 1.0;
@@ -186,13 +204,17 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
     if (c.straddles) {                               /* the second kernel's launch, and what it reads */
         const double items = ceil_div(c.items, c.clusters), sums = 2.0 * c.clusters * c.group * sum_bytes(c),
                      decoding = items * c.group * c.slabs * slab_us, waiting = items * alone_us;
-        return (decoding > waiting ? decoding : waiting) + (has_window(c) ? 9 : 5) + sums / 4e6;
+        return (decoding > waiting ? decoding : waiting) + (has_window(c) ? 6.5 : c.tiles > 1 ? 3 : 5) + sums / 4e6;
     }
     const double steps = (double)c.groups * ceil_div(c.block_cols, c.parts);
     const double mean = (double)c.units * c.cols * c.slabs / multiprocessors; /* slabs */
     double cost;
     if (has_window(c)) { /* bound by what a warp takes */
         cost = steps * c.warps * slab_us;
+    } else if (c.tiles > 1) {
+        const double fewer = 0.88 + 0.12 * c.warps / (c.group * c.parts), /* hide less of each other's latencies */
+            busy = 4 * fullest_quarter(c) * slab_us * fewer, waiting = steps * alone_us;
+        cost = busy > waiting ? busy : waiting;
     } else {
         /* Fewer warps are a little faster each. Where memory binds, blocks with less to do leave it to the others; more than a tile's rows at once are read a
          * little slower. fp16 gets there with nearly all of its warps, and with one slab each. */
@@ -213,7 +235,7 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
         cost += c.groups * (meeting + 0.02 * c.cluster * c.parts + left / bytes_per_us);
     }
     if (c.sums_over_x) /* what is sent waits for the last block */
-        cost += c.tiles * c.tiles / 6.0;
+        cost += has_window(c) ? c.tiles * c.tiles / 6.0 : 0.6;
     return cost;
 }
 
@@ -241,7 +263,7 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
                 if ((c.cluster > 1 && c.cluster > c.cols) || (parts > 1 && parts > c.block_cols))
                     break; /* a block, or a warp, without columns */
                 consider(c);
-                if (has_window(c) && c.cluster > 1 && c.groups == 1 && parts <= c.cols / c.cluster)
+                if (c.tiles > 1 && c.cluster > 1 && c.groups == 1 && parts <= c.cols / c.cluster)
                     consider(cut_of(view, m, geometry, 1u << size, limits->clusters[size], parts, WAY_SUMS_OVER_X));
             }
     }

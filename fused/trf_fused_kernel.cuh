@@ -9,9 +9,10 @@
  *
  * No sum depends on timing: who adds does not either. With an epilogue what is y here are sums in the workspace (trf_fused_epilogue.cuh).
  *
- * x: the smaller batches read it through the L1 cache, a block's columns only; larger ones have it in shared memory (trf_has_window; trf_fused_window.cuh).
+ * x: the smallest batches read it through the L1 cache, a block's columns only; larger ones have it in shared memory: a copy for each warp that walks two slabs
+ * (trf_copies_x), or a window that warps share (trf_has_window; trf_fused_window.cuh).
  *
- * Shared memory: trf_shared_plan, then x, then sums if they cannot lie in the warps' buffers or, behind one meeting more, in place of x. Registers: 96 to 128 a thread with 16 to 20 warps, 168 with 12, 255 with 8.
+ * Shared memory: trf_shared_plan, with warps' copies of x in it, then windows, then sums if they cannot lie in the warps' buffers or, behind one meeting more, in place of those or of windows. Registers: 96 to 128 a thread with 16 to 20 warps, 168 with 12, 255 with 8.
  * What limits it: docs/performance.md. */
 #ifndef TRF_FUSED_KERNEL_CUH
 #define TRF_FUSED_KERNEL_CUH
@@ -257,8 +258,12 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) 
     uint32_t on_way = 0; /* slabs of the part, up to the end of the group at hand */
     const trf_lane_rule<kP, kLog> rule =
         trf_lane_rule_of<kP, kLog>(a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane);
+    if (Product::kCopies)
+        sink.window = shared + a.shared.warps + warp * a.shared.warp_bytes + kSlabs * a.shared.slab_bytes + 16 * lane;
     if (stager.bytes[0])
         sink.slab_ahead(stager.entered);
+    if (Product::kCopies)
+        trf_copy_commit();
     const bool joins = a.cluster * a.parts > 1;
     const uint32_t first_group = share.begin / share.cols;
 #pragma unroll 1

@@ -75,7 +75,7 @@ static inline double slab_microseconds(const trf_device_view *view, int geometry
     if (geometry == TRF_GEOMETRY_ANY)
         return tiles == 1 ? 1.0 : 1.5;
     if (slabs == 2)
-        return longer * (tiles == 1 ? 0.340 + 0.0020 * more_rows : tiles == 2 ? 0.36 : 0.40);
+        return longer * (tiles == 1 ? 0.340 + 0.0020 * more_rows : 0.30 + 0.04 * tiles);
     return longer * (tiles == 1 ? 0.365 + 0.0040 * more_rows : tiles == 2 ? 0.41 : tiles == 4 ? 0.47 : 0.82);
 }
 

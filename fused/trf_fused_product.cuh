@@ -123,8 +123,18 @@ static __device__ __forceinline__ uint32_t trf_piece_place(uint32_t m, uint32_t 
 
 static constexpr uint32_t kWindowTileBytes = 8 * 64; /* 8 rows of x, two steps' columns */
 
-/* Whether a block has x in shared memory, and not by way of the L1 cache: where tiles' x does not fit registers, or each slab would load it anew. */
-static __host__ __device__ constexpr bool trf_has_window(int slabs, int tiles) { return tiles > (slabs == 2 ? 3 : 1); }
+/* Where x of more rows than 8 is: with one slab a warp in a window that warps share (trf_fused_window.cuh). With two, whose warps mostly have columns of
+ * their own, a warp copies it for itself, two steps ahead, each lane what it will read: that takes the fewest registers. Three tiles of bf16 have enough of
+ * them to load x through the L1 cache, as one tile does, and are faster so. */
+static __host__ __device__ constexpr bool trf_has_window(int slabs, int tiles) { return slabs == 1 && tiles > 1; }
+static __host__ __device__ constexpr bool trf_copies_x(uint32_t codec, int slabs, int tiles) {
+    return slabs == 2 && tiles > 1 && !(codec == TRF_CODEC_BF16 && tiles == 3);
+}
+
+/* A warp's copy, behind its slabs' buffers. */
+static __host__ __device__ constexpr uint32_t trf_copied_x_bytes(uint32_t codec, int slabs, int tiles) {
+    return trf_copies_x(codec, slabs, tiles) ? 2 * tiles * kWindowTileBytes : 0;
+}
 
 /* ---- one warp's accumulators ----
  * sum[b][t][4]: rows 16b + lane/4 (+8 for 2, 3) of the unit, batch 8t + 2(lane%4) (+1 for 1, 3). */
@@ -132,19 +142,21 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     static constexpr int kBlocks = 2 * kSlabs;
     static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
     static constexpr int kColumnTiles = kTiles;
-    static constexpr bool kWindow =
-        trf_has_window(kSlabs, kTiles);                  /* x comes from shared memory, for two steps at once */
-    static constexpr int kLoaded = kWindow ? 1 : kTiles; /* tiles that are not in the window */
+    static constexpr bool kWindow = trf_has_window(kSlabs, kTiles); /* x comes from there, for two steps at once */
+    static constexpr bool kCopies = trf_copies_x(Form::kCodec, kSlabs, kTiles);
+    static constexpr int kLoaded = kWindow || kCopies ? 1 : kTiles; /* tiles that come through the L1 cache */
     const trf_fused_args &a;
     uint32_t lane;
     float sum[kBlocks][kTiles][4];
     float total[kScaled ? kBlocks : 1][kScaled ? kTiles : 1][4]; /* kScaled: of the scale groups before this one */
     float scale[kScaled ? 2 * kBlocks : 1];                      /* of rows lane/4 + 8i, in the group at hand */
     uint32_t pairs_left;                                         /* kScaled: column pairs (32) of the group at hand */
-    const uint8_t *x_at[kLoaded]; /* not kWindow: this lane's x of the chunk that `ahead` is of */
-    uint4 ahead[kLoaded];         /* of the first two steps of a chunk to come */
-    uint4 x[kLoaded];             /* of two steps */
-    uint32_t window; /* kWindow: shared address of this lane's x of the two steps to come, [kTiles][8 rows][64 bytes] */
+    const uint8_t *
+        x_at[kLoaded]; /* not kWindow: this lane's x of the chunk that is loaded ahead, or copied; kCopies: of tile 0 */
+    uint4 ahead[kLoaded]; /* of the first two steps of a chunk to come */
+    uint4 x[kLoaded];     /* of two steps */
+    uint32_t
+        window; /* kWindow, kCopies: shared address of this lane's x of the two steps to come, [kTiles][8 rows][64 bytes] */
     uint32_t held[8]; /* the fragments of the first of them */
     float down;       /* 2^-exponent_offset */
 
@@ -198,32 +210,63 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
                2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride + col * a.view.slab_cols + 8 * (lane % 4));
     }
 
+    /* Of a tile in the copy of a chunk's first two steps, or its last. */
+    static __device__ __forceinline__ constexpr uint32_t copied_at(int half, int t) {
+        return (half * kTiles + t) * kWindowTileBytes;
+    }
+
+    /* Starts the copy of two steps. What is behind the batch's rows, in the last tile, stays as it was; its sums are not used. */
+    __device__ __forceinline__ void copy_x(int half, const uint8_t *from) const {
+#pragma unroll
+        for (int t = 0; t < kTiles; t++)
+            trf_copy16_if(t + 1 < kTiles || lane<4 * (a.m - 8 * t), a.group> 2, window + copied_at(half, t),
+                          from + 16ull * t * a.x_stride);
+    }
+
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         if (kScaled)
             load_scales(walk.band, walk.col * a.view.slab_cols);
     }
 
-    /* A chunk's first 32 columns of x are loaded two steps before, since they are the first of a cache line; the others then come from the L1 cache. */
+    /* Through the L1 cache a chunk's first 32 columns of x are loaded two steps before, since they are the first of a cache line; the others then come from there. */
     __device__ __forceinline__ void begin_pair(int half) {
-        if constexpr (!kWindow)
+        if constexpr (kCopies) {
+            if (half == 0)
+                copy_x(1, x_at[0] + 64);
+        } else if constexpr (!kWindow) {
 #pragma unroll
             for (int t = 0; t < kTiles; t++)
                 x[t] = half == 0 ? ahead[t] : trf_ldg128(x_at[t] + 64);
+        }
     }
 
     __device__ __forceinline__ void chunk_ahead() {
-        if constexpr (!kWindow)
+        if constexpr (!kWindow) {
 #pragma unroll
-            for (int t = 0; t < kTiles; t++)
-                ahead[t] = trf_ldg128(x_at[t] += 128);
+            for (int t = 0; t < kLoaded; t++)
+                x_at[t] += 128;
+            load_ahead();
+        }
     }
 
     /* Also called before the first slab. */
     __device__ __forceinline__ void slab_ahead(const trf_walk &walk) {
-        if constexpr (!kWindow)
+        if constexpr (!kWindow) {
 #pragma unroll
-            for (int t = 0; t < kTiles; t++)
-                ahead[t] = trf_ldg128(x_at[t] = x_of(t, walk.col));
+            for (int t = 0; t < kLoaded; t++)
+                x_at[t] = x_of(t, walk.col);
+            load_ahead();
+        }
+    }
+
+    __device__ __forceinline__ void load_ahead() {
+        if constexpr (kCopies) {
+            copy_x(0, x_at[0]);
+        } else {
+#pragma unroll
+            for (int t = 0; t < kLoaded; t++)
+                ahead[t] = trf_ldg128(x_at[t]);
+        }
     }
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
@@ -273,15 +316,33 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
         return trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled)));
     }
 
-    __device__ __forceinline__ void multiply(const uint32_t (*reg)[8], bool second) {
+    /* A step's x of a tile, of the pair's copy. */
+    __device__ __forceinline__ uint2 copied_x(int t, uint32_t k) const {
+        return trf_lds64(window + copied_at(k / 2 % 2, t) + k % 2 * 8);
+    }
+
+    __device__ __forceinline__ void multiply_copied(const uint32_t (*reg)[8], uint32_t k) {
+        uint2 next = copied_x(0, k);
 #pragma unroll
-        for (int t = 0; t < kLoaded; t++) {
-            const uint32_t b0 = second ? x[t].z : x[t].x, b1 = second ? x[t].w : x[t].y;
+        for (int t = 0; t < kTiles; t++) {
+            const uint2 b = next;
+            if (t + 1 < kTiles)
+                next = copied_x(t + 1, k);
+            multiply_tile(reg, t, b.x, b.y);
+        }
+    }
+
+    __device__ __forceinline__ void multiply_loaded(const uint32_t (*reg)[8], bool second) {
 #pragma unroll
-            for (int s = 0; s < kSlabs; s++) {
-                trf_mma(Type(), sum[2 * s][t], reg[s], b0, b1);
-                trf_mma(Type(), sum[2 * s + 1][t], reg[s] + 4, b0, b1);
-            }
+        for (int t = 0; t < kLoaded; t++)
+            multiply_tile(reg, t, second ? x[t].z : x[t].x, second ? x[t].w : x[t].y);
+    }
+
+    __device__ __forceinline__ void multiply_tile(const uint32_t (*reg)[8], int t, uint32_t b0, uint32_t b1) {
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++) {
+            trf_mma(Type(), sum[2 * s][t], reg[s], b0, b1);
+            trf_mma(Type(), sum[2 * s + 1][t], reg[s] + 4, b0, b1);
         }
     }
 
@@ -302,8 +363,10 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     }
 
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
-        if (!kWindow) {
-            multiply(reg, k % 2);
+        if (kCopies) {
+            multiply_copied(reg, k);
+        } else if (!kWindow) {
+            multiply_loaded(reg, k % 2);
         } else if (k % 2 == 0) {
 #pragma unroll
             for (int i = 0; i < 8; i++)

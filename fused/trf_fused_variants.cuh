@@ -32,43 +32,57 @@ static constexpr int trf_fused_tiles(uint32_t m, int geometry) {
                                                      : 8;
 }
 
-/* Tiles of the kernels with two slabs a warp, at most: what was faster than with one slab. 0: there are none. */
-static constexpr int trf_fused_two_tiles(uint32_t codec, int class_bits, bool scaled) {
+/* Whether int has kernels made for these raw bits: with quads, of 8-bit codes (6) and of those near 4 bits a weight (3). */
+static constexpr bool trf_has_known_planes(uint32_t codec, int class_bits, uint32_t raw_bits) {
+    return codec == TRF_CODEC_INT && class_bits == 2 && (raw_bits == 3 || raw_bits == 6);
+}
+
+/* Tiles of the kernels with two slabs a warp, at most: what was faster than with one slab, or has the registers. 0: there are none. */
+static constexpr int trf_fused_two_tiles(uint32_t codec, int class_bits, uint32_t raw_bits, bool scaled) {
     if (scaled)
         return 0;
-    if (class_bits == 4 || codec == TRF_CODEC_INT)
+    if (class_bits == 4 || (codec == TRF_CODEC_INT && !trf_has_known_planes(codec, class_bits, raw_bits)))
         return 1;
-    return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 ? 3 : 2;
+    return 4;
 }
 
 /* Warps of a block: what the accumulators leave registers for. Pairs have the longer chains of states, and want more. */
-static constexpr int trf_fused_warps(int class_bits, bool scaled, int tiles, int geometry) {
+static constexpr int trf_fused_warps(uint32_t codec, int class_bits, bool scaled, int tiles, int geometry) {
     if (geometry == TRF_GEOMETRY_ANY || tiles == 8)
         return 8;
-    if ((geometry == TRF_GEOMETRY_TWO && tiles > 1) || (tiles == 4 && scaled))
+    if (geometry == TRF_GEOMETRY_TWO)
+        return tiles > 2 || (tiles == 2 && codec == TRF_CODEC_FP16) ? 12 : 16;
+    if (tiles == 4 && scaled)
         return 12;
-    return class_bits == 4 && tiles == 1 && !scaled && geometry == TRF_GEOMETRY_ONE ? 20 : 16;
+    return class_bits == 4 && tiles == 1 && !scaled ? 20 : 16;
 }
 
 template <class Form, class Type, bool kScaled, int kGeometry, int kTiles> static trf_fused_kernel trf_pick_kernel() {
     constexpr int kP = kGeometry == TRF_GEOMETRY_ANY ? 0 : kUsualP<Form>;
     return trf_fused<Form, Type, kP, trf_fused_slabs(kGeometry), kTiles, kScaled,
-                     trf_fused_warps(Form::kClassBits, kScaled, kTiles, kGeometry)>;
+                     trf_fused_warps(Form::kCodec, Form::kClassBits, kScaled, kTiles, kGeometry)>;
+}
+
+/* tiles: that there are. */
+template <class Form, class Type, bool kScaled> static trf_fused_kernel trf_pick_two(int tiles) {
+    constexpr int kMost =
+        trf_fused_two_tiles(Form::kCodec, Form::kClassBits, Form::kKnownRaw ? Form::raw(0) : 0, kScaled);
+    if constexpr (kMost > 1) {
+        if (tiles == 2)
+            return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 2>();
+        if (tiles == 3)
+            return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 3>();
+        if (tiles == 4)
+            return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 4>();
+    }
+    if constexpr (kMost > 0)
+        return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 1>();
+    return nullptr;
 }
 
 template <class Form, class Type, bool kScaled> static trf_fused_kernel trf_pick(int tiles, int geometry) {
-    if (geometry == TRF_GEOMETRY_TWO) {
-        constexpr int kMost = trf_fused_two_tiles(Form::kCodec, Form::kClassBits, kScaled);
-        if constexpr (kMost > 2)
-            if (tiles == 3)
-                return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 3>();
-        if constexpr (kMost > 1)
-            if (tiles == 2)
-                return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 2>();
-        if constexpr (kMost > 0)
-            return trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_TWO, 1>();
-        return nullptr;
-    }
+    if (geometry == TRF_GEOMETRY_TWO)
+        return trf_pick_two<Form, Type, kScaled>(tiles);
     if (geometry == TRF_GEOMETRY_ANY)
         return tiles == 1 ? trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_ANY, 1>()
                           : trf_pick_kernel<Form, Type, kScaled, TRF_GEOMETRY_ANY, 8>();

@@ -55,7 +55,7 @@ static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *fact
     c.items = ceil_div(view->rows / TRF_SLAB_ROWS, kWideBands) * c.x_groups;
     c.clusters = clusters < c.items ? clusters : c.items;
     c.plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c.streams * c.units, kWideSlabs, kWideTableLog,
-                                0, kShortRing);
+                                0, 0, kShortRing);
     c.stages = (c.plan.total + 1023) / 1024 * 1024;
     c.x_stages = c.stages + c.streams * kStageBytes;
     c.shared_bytes = c.x_stages + c.streams * c.x_stage_bytes;

@@ -232,6 +232,7 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
         enter(walk.col);
     }
     __device__ __forceinline__ void begin_pair(int) {}
+    static constexpr bool kCopies = false;
     __device__ __forceinline__ void chunk_ahead() {}
     __device__ __forceinline__ void slab_ahead(const trf_walk &) {}
 

@@ -156,13 +156,14 @@ START_TEST(missing_code_is_not_chosen) {
 }
 END_TEST
 
-/* Two slabs a warp only where there are kernels for the batch: of floats with quads to 24 rows of x, of FP8 to 16, else to 8. */
+/* Two slabs a warp only where there are kernels for the batch: with quads to 32 rows of x, but with the rarer raw bits of int and pairs to 8. */
 START_TEST(two_slabs_a_warp_have_kernels) {
     static const struct {
         uint32_t codec, class_bits, raw_bits, most;
-    } kinds[] = {{TRF_CODEC_BF16, 2, 10, 24}, {TRF_CODEC_BF16, 4, 8, 8}, {TRF_CODEC_FP16, 2, 13, 24},
-                 {TRF_CODEC_E4M3, 2, 6, 16},  {TRF_CODEC_E4M3, 4, 4, 8}, {TRF_CODEC_E5M2, 2, 5, 16},
-                 {TRF_CODEC_INT, 2, 6, 8},    {TRF_CODEC_INT, 2, 3, 8},  {TRF_CODEC_INT, 4, 4, 8}};
+    } kinds[] = {{TRF_CODEC_BF16, 2, 10, 32}, {TRF_CODEC_BF16, 4, 8, 8}, {TRF_CODEC_FP16, 2, 13, 32},
+                 {TRF_CODEC_E4M3, 2, 6, 32},  {TRF_CODEC_E4M3, 4, 4, 8}, {TRF_CODEC_E5M2, 2, 5, 32},
+                 {TRF_CODEC_INT, 2, 6, 32},   {TRF_CODEC_INT, 2, 3, 32}, {TRF_CODEC_INT, 2, 4, 8},
+                 {TRF_CODEC_INT, 4, 4, 8}};
     trf_device_view view = view_of(kinds[_i].class_bits == 4, 8192, 8192);
     view.codec = kinds[_i].codec;
     view.raw_bits = kinds[_i].raw_bits;
@@ -189,7 +190,7 @@ int main(void) {
     tcase_add_loop_test(tests, clusters_are_not_needed, 0, NUM_KINDS);
     tcase_add_test(tests, missing_code_is_not_chosen);
     tcase_add_loop_test(tests, large_devices_take_usual_layers, 0, 4);
-    tcase_add_loop_test(tests, two_slabs_a_warp_have_kernels, 0, 9);
+    tcase_add_loop_test(tests, two_slabs_a_warp_have_kernels, 0, 10);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
