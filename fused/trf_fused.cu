@@ -96,9 +96,8 @@ struct cut {
     uint32_t groups, block_cols;        /* of the block that has the most */
     uint32_t straddles, items;          /* items: of all blocks, if it does */
     uint32_t sums, sums_stride, window; /* shared offsets */
-    uint32_t
-        sums_over_x; /* sums of clusters in place of windows of x, or of warps' buffers: less space, and a meeting more */
-    uint32_t window_cols;  /* of a piece of x; 0: x is not in shared memory */
+    uint32_t sums_over_x;  /* sums of clusters in place of windows of x, or of buffers: less space, a meeting more */
+    uint32_t window_cols;  /* of a piece of a window of x; 0: there is none */
     uint32_t shared_bytes; /* dynamic */
     trf_shared_plan plan;
 };

@@ -36,7 +36,7 @@ struct trf_fused_args {
     uint32_t straddles;              /* units of a group may have their columns in several clusters (of one block) */
     float *partials;                 /* straddles: [blocks][2][group][pieces][128], workspace */
     uint32_t sums, sums_stride;      /* shared offset of sums; from warp to warp (clusters of one block) */
-    uint32_t sums_over_x;            /* whether sums take the place of windows of x; clusters of several blocks only */
+    uint32_t sums_over_x; /* whether sums take the place of windows of x, or of buffers; several blocks only */
     uint32_t window,
         window_cols; /* for batches above 8: shared offset of a window of x for each part; columns of a piece of it */
 };

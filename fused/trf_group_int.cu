@@ -1,13 +1,13 @@
 /* Grouped kernels of the int codec. */
 #include "trf_group_variants.cuh"
 
-/* Quads of 8-bit codes (6 raw bits) and of those near 4 bits a weight (3) have kernels of their own. */
 template <class Type> static trf_group_kernel trf_pick_raw(uint32_t class_bits, uint32_t raw_bits) {
     if (class_bits == 4)
         return trf_pick_group<trf_form<TRF_CODEC_INT, 4>, Type, 1>();
-    return raw_bits == 3   ? trf_pick_group<trf_form<TRF_CODEC_INT, 2, 3>, Type, 2>()
-           : raw_bits == 6 ? trf_pick_group<trf_form<TRF_CODEC_INT, 2, 6>, Type, 2>()
-                           : trf_pick_group<trf_form<TRF_CODEC_INT, 2>, Type, 2>();
+    if (!trf_has_known_planes(TRF_CODEC_INT, (int)class_bits, raw_bits))
+        return trf_pick_group<trf_form<TRF_CODEC_INT, 2>, Type, 2>();
+    return raw_bits == 3 ? trf_pick_group<trf_form<TRF_CODEC_INT, 2, 3>, Type, 2>()
+                         : trf_pick_group<trf_form<TRF_CODEC_INT, 2, 6>, Type, 2>();
 }
 
 trf_group_kernel trf_group_int(uint32_t class_bits, uint32_t raw_bits, bool bf16_x) {
