@@ -73,9 +73,9 @@ static __device__ __forceinline__ constexpr uint32_t trf_narrow_at(uint32_t raw_
     return (raw_bits & 7 & ~(2 * width - 1)) * (4 * TRF_CHUNK_WEIGHTS);
 }
 
-/* From one chunk's narrow planes to the next one's, which are copied from step 1 on: those of 2 and 1 have been read by then, and need no second buffer. */
-static __host__ __device__ constexpr uint32_t trf_narrow_turn(uint32_t raw_bits) {
-    return raw_bits & 4 ? (raw_bits & 7) * (4 * TRF_CHUNK_WEIGHTS) : 0;
+/* Bytes of a chunk's narrow planes. */
+static __host__ __device__ constexpr uint32_t trf_narrow_bytes(uint32_t raw_bits) {
+    return (raw_bits & 7) * (4 * TRF_CHUNK_WEIGHTS);
 }
 
 /* A lane's narrow words, as far as the form has them. */

@@ -19,11 +19,10 @@ static constexpr uint32_t kGuardBytes =
 
 /* Shared memory of one block, in bytes from the start of its dynamic part. */
 struct trf_shared_plan {
-    uint32_t table_log;  /* bytes of the table at 0, [2^p][copies]: 1 << table_log */
-    uint32_t pair_masks; /* uint4[32] */
-    uint32_t warps;      /* of warp 0; warp_bytes from warp to warp */
-    uint32_t
-        warp_bytes; /* a slab's buffers for each slab and others, or a unit's sums at the end of a run if that is more */
+    uint32_t table_log;    /* bytes of the table at 0, [2^p][copies]: 1 << table_log */
+    uint32_t pair_masks;   /* uint4[32] */
+    uint32_t warps;        /* of warp 0; warp_bytes from warp to warp */
+    uint32_t warp_bytes;   /* each slab's buffers and others, or a unit's sums at the end of a run if that is more */
     uint32_t slab_bytes;   /* ring, narrow buffers, two streams */
     uint32_t narrow_bytes; /* of one buffer */
     uint32_t streams;      /* from the slab's first byte */
@@ -34,18 +33,23 @@ struct trf_shared_plan {
 /* The table's size. 32 KiB hold half of the copies of each entry: lanes meet in banks more often, and there is more space for buffers. */
 static constexpr uint32_t kTableLog = 16, kSmallTableLog = 15;
 
+/* From one chunk's narrow planes to the next one's, 0 where one buffer does: with a short ring, and without a plane of 4, since the next ones are copied from step 1 on, and those of 2
+ * and 1 have been read by then. */
+__host__ __device__ constexpr uint32_t trf_narrow_turn(uint32_t raw_bits, int ring) {
+    return ring == kRing && raw_bits & 4 ? trf_narrow_bytes(raw_bits) : 0;
+}
+
 /* slabs: that a warp walks side by side. other_bytes: behind their buffers, for each warp. sum_bytes: that a warp leaves at the end. ring: steps. */
 __host__ __device__ inline trf_shared_plan trf_shared_plan_of(uint32_t raw_bits, uint32_t max_stream_bytes,
                                                               uint32_t warps, uint32_t slabs, uint32_t table_log,
                                                               uint32_t sum_bytes, uint32_t other_bytes = 0,
-                                                              uint32_t ring = kRing) {
+                                                              int ring = kRing) {
     trf_shared_plan plan;
     plan.table_log = table_log;
     plan.pair_masks = 1u << table_log;
     plan.warps = plan.pair_masks + 32 * 16 + kGuardBytes;
-    plan.narrow_bytes = (raw_bits & 7) * (4 * TRF_CHUNK_WEIGHTS);
-    plan.streams = (raw_bits & 8 ? ring * kStepBytes : 0) +
-                   (ring == kRing && trf_narrow_turn(raw_bits) ? 2 : 1) * plan.narrow_bytes;
+    plan.narrow_bytes = trf_narrow_bytes(raw_bits);
+    plan.streams = (raw_bits & 8 ? ring * kStepBytes : 0) + plan.narrow_bytes + trf_narrow_turn(raw_bits, ring);
     plan.stream_bytes = (max_stream_bytes + 15) / 16 * 16;
     plan.slab_bytes = plan.streams + 2 * plan.stream_bytes;
     plan.warp_bytes = slabs * plan.slab_bytes + other_bytes;
@@ -338,7 +342,7 @@ template <int kSlabs, int kSteps = kRing> struct trf_stager {
     uint32_t buffer;                                /* 0 or 1: where the streams of the slabs to enter next go */
     uint32_t bytes[kSlabs];                         /* streams of the slabs entered last; 0: there were none left */
     trf_walk entered;
-    uint32_t narrow; /* 0 or narrow_bytes: where the next chunk's narrow planes go */
+    uint32_t narrow; /* 0 or trf_narrow_turn: where the next chunk's narrow planes go */
     uint32_t read_buffer,
         read_narrow; /* where the slab to decode next has its streams, and its first chunk's narrow planes */
     uint32_t place;  /* shared address of the warp's buffers, plus 16 * lane */
@@ -415,8 +419,8 @@ static __device__ __forceinline__ void trf_stage_step(trf_stager<kSlabs, kSteps>
             trf_stage_narrow<Form>(place + (Form::kWide ? kSteps * kStepBytes : 0) + st.narrow,
                                    st.source[s] + (Form::kWide ? 4 * kStepBytes : 0), lane, planes);
     }
-    if (k == 0 && !trf_stager<kSlabs, kSteps>::kLate)
-        st.narrow ^= trf_narrow_turn(Form::raw(planes.raw_bits));
+    if (k == 0)
+        st.narrow ^= trf_narrow_turn(Form::raw(planes.raw_bits), kSteps);
     trf_copy_commit();
 }
 
@@ -456,7 +460,7 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
  *   sink.exception_value(s, record, walk)     for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                   reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)
- * walk.band counts kSlabs bands as one. Sink::kCopies: begin_pair, chunk_ahead and slab_ahead start copies, which are there before the next begin_pair. */
+ * walk.band counts kSlabs bands as one. Sink::kCopies: begin_pair, chunk_ahead and slab_ahead start copies, which the walk commits; they are there for the steps behind the next begin_pair. */
 template <class Form, int kSlabs, int kSteps, int kP, int kLog, class Grid, class Sink>
 static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &view, const trf_shared_plan &plan,
                                                       const trf_int_planes &planes, trf_stager<kSlabs, kSteps> &st,
@@ -493,10 +497,10 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
             for (int k = 0; k < 4; k++) {
                 if (k % 2 == 0)
                     sink.begin_pair(k / 2);
-                if (!Stager::kLate && k == 2) {
-                    if (chunks > 1)
+                if constexpr (!Stager::kLate) {
+                    if (k == 2 && chunks > 1)
                         sink.chunk_ahead();
-                    else if (st.bytes[0])
+                    else if (k == 2 && st.bytes[0])
                         sink.slab_ahead(st.entered);
                 }
                 if (Sink::kCopies && k % 2 == 0)
@@ -559,8 +563,7 @@ static __device__ __forceinline__ void trf_walk_slabs(const trf_device_view &vie
                 sink.step(reg, walk, k0 + k);
             }
             k0 += 4;
-            if (!Stager::kLate)
-                st.read_narrow ^= trf_narrow_turn(Form::raw(planes.raw_bits));
+            st.read_narrow ^= trf_narrow_turn(Form::raw(planes.raw_bits), kSteps);
         } while (--chunks);
         bool good = true;
 #pragma unroll

@@ -158,10 +158,8 @@ static bool lay_out(cut *c, const trf_device_view *view, const trf_device_facts 
                                  trf_copied_x_bytes(view->codec, (int)c->slabs, (int)c->tiles));
     c->window = c->plan.total;
     c->shared_bytes = c->window + c->parts * 2 * trf_window_piece_bytes(window_cols, (int)c->tiles);
-    c->sums = in_buffers        ? c->plan.warps
-              : !c->sums_over_x ? c->shared_bytes
-              : has_window(*c)  ? c->window
-                                : c->plan.warps;
+    const uint32_t in_place_of = has_window(*c) ? c->window : c->plan.warps;
+    c->sums = in_buffers ? c->plan.warps : c->sums_over_x ? in_place_of : c->shared_bytes;
     c->sums_stride = in_buffers ? c->plan.warp_bytes : sum_bytes(*c);
     if (shares_units(*c) && !in_buffers) { /* tasks of a block, rounded up */
         const uint32_t end = c->sums + c->parts * (c->group * c->sums_stride + c->cluster * kPieceBytes);
@@ -203,17 +201,17 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
     if (c.straddles) {                               /* the second kernel's launch, and what it reads */
         const double items = ceil_div(c.items, c.clusters), sums = 2.0 * c.clusters * c.group * sum_bytes(c),
                      decoding = items * c.group * c.slabs * slab_us, waiting = items * alone_us;
-        return (decoding > waiting ? decoding : waiting) + (has_window(c) ? 6.5 : c.tiles > 1 ? 3 : 5) + sums / 4e6;
+        return fmax(decoding, waiting) + (has_window(c) ? 6.5 : c.tiles > 1 ? 3 : 5) + sums / 4e6;
     }
-    const double steps = (double)c.groups * ceil_div(c.block_cols, c.parts);
+    const double steps = (double)c.groups * ceil_div(c.block_cols, c.parts), waiting = steps * alone_us;
     const double mean = (double)c.units * c.cols * c.slabs / multiprocessors; /* slabs */
     double cost;
     if (has_window(c)) { /* bound by what a warp takes */
         cost = steps * c.warps * slab_us;
     } else if (c.tiles > 1) {
         const double fewer = 0.88 + 0.12 * c.warps / (c.group * c.parts), /* hide less of each other's latencies */
-            busy = 4 * fullest_quarter(c) * slab_us * fewer, waiting = steps * alone_us;
-        cost = busy > waiting ? busy : waiting;
+            busy = 4 * fullest_quarter(c) * slab_us * fewer;
+        cost = fmax(busy, waiting);
     } else {
         /* Fewer warps are a little faster each. Where memory binds, blocks with less to do leave it to the others; more than a tile's rows at once are read a
          * little slower. fp16 gets there with nearly all of its warps, and with one slab each. */
@@ -222,8 +220,8 @@ static double estimate(const trf_device_view *view, const cut &c, uint32_t multi
                                                          (view->codec == TRF_CODEC_FP16 && c.slabs == 1 && nearly_all));
         const double at_work = 0.5 * (c.warps + c.group * c.parts), rows = c.group * c.slabs > 8 ? 1.03 : 1.0,
                      decoding = steps * at_work * c.slabs * slab_us * rows,
-                     busy = by_memory ? 0.2 * decoding + 0.8 * mean * slab_us : decoding, waiting = steps * alone_us;
-        cost = busy > waiting ? busy : waiting;
+                     busy = by_memory ? 0.2 * decoding + 0.8 * mean * slab_us : decoding;
+        cost = fmax(busy, waiting);
     }
     if (shares_units(c)) {
         const double meeting = c.cluster > 2   ? 2.4

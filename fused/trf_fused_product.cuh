@@ -151,12 +151,10 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     float total[kScaled ? kBlocks : 1][kScaled ? kTiles : 1][4]; /* kScaled: of the scale groups before this one */
     float scale[kScaled ? 2 * kBlocks : 1];                      /* of rows lane/4 + 8i, in the group at hand */
     uint32_t pairs_left;                                         /* kScaled: column pairs (32) of the group at hand */
-    const uint8_t *
-        x_at[kLoaded]; /* not kWindow: this lane's x of the chunk that is loaded ahead, or copied; kCopies: of tile 0 */
-    uint4 ahead[kLoaded]; /* of the first two steps of a chunk to come */
-    uint4 x[kLoaded];     /* of two steps */
-    uint32_t
-        window; /* kWindow, kCopies: shared address of this lane's x of the two steps to come, [kTiles][8 rows][64 bytes] */
+    const uint8_t *x_at[kLoaded]; /* not kWindow: this lane's x of the chunk loaded ahead, or copied (then of tile 0) */
+    uint4 ahead[kLoaded];         /* of the first two steps of a chunk to come */
+    uint4 x[kLoaded];             /* of two steps */
+    uint32_t window;  /* shared address of this lane's x of the two steps to come, or of both copies: [kTiles][8][64] */
     uint32_t held[8]; /* the fragments of the first of them */
     float down;       /* 2^-exponent_offset */
 
@@ -218,9 +216,11 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     /* Starts the copy of two steps. What is behind the batch's rows, in the last tile, stays as it was; its sums are not used. */
     __device__ __forceinline__ void copy_x(int half, const uint8_t *from) const {
 #pragma unroll
-        for (int t = 0; t < kTiles; t++)
-            trf_copy16_if(t + 1 < kTiles || lane<4 * (a.m - 8 * t), a.group> 2, window + copied_at(half, t),
-                          from + 16ull * t * a.x_stride);
+        for (int t = 0; t < kTiles; t++) {
+            const bool here = t + 1 < kTiles || lane < 4 * (a.m - 8 * t);
+            const bool shared = a.group > 2;
+            trf_copy16_if(here, shared, window + copied_at(half, t), from + 16ull * t * a.x_stride);
+        }
     }
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
@@ -347,32 +347,30 @@ template <class Form, class Type, int kSlabs, int kTiles, bool kScaled, bool kRo
     }
 
     /* Two steps by all tiles of x, each loaded one ahead. The window moves on. */
-    __device__ __forceinline__ void multiply_window(const uint32_t *second) {
+    __device__ __forceinline__ void multiply_window(const uint32_t (*second)[8]) {
         uint4 next = trf_lds128(window);
 #pragma unroll
         for (int t = 0; t < kTiles; t++) {
             const uint4 b = next;
             if (t + 1 < kTiles)
                 next = trf_lds128(window + (t + 1) * kWindowTileBytes);
-            trf_mma(Type(), sum[0][t], held, b.x, b.y);
-            trf_mma(Type(), sum[1][t], held + 4, b.x, b.y);
-            trf_mma(Type(), sum[0][t], second, b.z, b.w);
-            trf_mma(Type(), sum[1][t], second + 4, b.z, b.w);
+            multiply_tile(&held, t, b.x, b.y);
+            multiply_tile(second, t, b.z, b.w);
         }
         window += kTiles * kWindowTileBytes;
     }
 
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
-        if (kCopies) {
+        if constexpr (kCopies) {
             multiply_copied(reg, k);
-        } else if (!kWindow) {
+        } else if constexpr (!kWindow) {
             multiply_loaded(reg, k % 2);
         } else if (k % 2 == 0) {
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 held[i] = reg[0][i];
         } else {
-            multiply_window(reg[0]);
+            multiply_window(reg);
         }
         if (kScaled && k % 2 == 1 && --pairs_left == 0) {
             add_group();

@@ -233,8 +233,6 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
     }
     __device__ __forceinline__ void begin_pair(int) {}
     static constexpr bool kCopies = false;
-    __device__ __forceinline__ void chunk_ahead() {}
-    __device__ __forceinline__ void slab_ahead(const trf_walk &) {}
 
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &, uint32_t k) {
         if (k % 2 == 0) {
