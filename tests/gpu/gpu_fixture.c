@@ -25,7 +25,17 @@ static int skip(const char *suite, const gpu_test *tests, size_t count, const ch
     return 77;
 }
 
+static const char *lacks_nothing(const trf_context *context) {
+    (void)context;
+    return NULL;
+}
+
 int gpu_main(const char *name, const gpu_test *tests, size_t count) {
+    return gpu_main_unless(lacks_nothing, name, tests, count);
+}
+
+int gpu_main_unless(const char *(*lacks)(const trf_context *context), const char *name, const gpu_test *tests,
+                    size_t count) {
     trf_error err = {0};
     trf_status status = trf_context_create(0, &gpu_context, &err);
     if (status == TRF_ERR_DEVICE)
@@ -33,6 +43,11 @@ int gpu_main(const char *name, const gpu_test *tests, size_t count) {
     if (status != TRF_OK) {
         printf("gpu.%s: %s [%s]\n", name, err.message, trf_status_name(status));
         return 1;
+    }
+    const char *lacking = lacks(gpu_context);
+    if (lacking) {
+        trf_context_destroy(gpu_context);
+        return skip(name, tests, count, lacking);
     }
     Suite *suite = suite_create(name);
     for (size_t i = 0; i < count; i++) {

@@ -28,6 +28,10 @@ typedef struct gpu_test {
  * skipped. @return main's exit status. */
 int gpu_main(const char *suite, const gpu_test *tests, size_t count);
 
+/* The same for tests of what not every device or build has. lacks(context): what is missing, for which they are skipped, or NULL. */
+int gpu_main_unless(const char *(*lacks)(const trf_context *context), const char *suite, const gpu_test *tests,
+                    size_t count);
+
 /* Device memory behind which a guard lies, unless TRF_TEST_QUICK is set: then compute-sanitizer is to see steps beyond.
  */
 typedef struct gpu_memory {

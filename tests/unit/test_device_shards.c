@@ -129,9 +129,11 @@ static float *multiply(const trf_device_layer *layer, const uint16_t *x, trf_pat
     fixture_check_status(status, TRF_OK, &err);
     const uint64_t x_bytes = 2ull * M * info.cols, y_bytes = 4ull * M * info.rows;
     void *own_x = allocate(x_bytes), *own_y = allocate(y_bytes), *workspace = allocate(plan.workspace_bytes);
-    uint8_t *filler = malloc(plan.workspace_bytes + 1);
-    memset(filler, 0xFF, plan.workspace_bytes + 1);
+    const uint64_t filler_bytes = plan.workspace_bytes > y_bytes ? plan.workspace_bytes : y_bytes;
+    uint8_t *filler = malloc(filler_bytes);
+    memset(filler, 0xFF, filler_bytes); /* NaNs: what is read from there, or not written, shows */
     fixture_check_status(trf_device_upload(device, own_x, x, x_bytes, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_upload(device, own_y, filler, y_bytes, &err), TRF_OK, &err);
     fixture_check_status(trf_device_upload(device, workspace, filler, plan.workspace_bytes, &err), TRF_OK, &err);
     fixture_check_status(trf_linear(layer, &plan, own_x, own_y, workspace, NULL, &err), TRF_OK, &err);
     float *y = malloc(y_bytes);
