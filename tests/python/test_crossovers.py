@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "crossovers.py"
-TUNING = ROOT / "docs" / "performance" / "2026-11-22-gpu-tuning.json"
+TUNING = ROOT / "docs" / "performance" / "2026-11-23-gpu-tuning.json"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
