@@ -3,6 +3,7 @@
 #include "trf_validate.h"
 
 #include "trf_checksum.h"
+#include "trf_convert.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -317,7 +318,8 @@ static trf_status check_scales(const trf_blob_view *view, trf_error *err) {
             good = value > 0 && isfinite(value);
         } else {
             uint16_t bits = ((const uint16_t *)view->scales)[i];
-            good = bits > 0 && bits < 0x7C00; /* positive and finite */
+            /* Positive and finite; and so is the scale, but that it may be 0. */
+            good = bits > 0 && bits < 0x7C00 && isfinite(trf_f16_scale(bits, x->scale_exponent));
         }
         if (!good)
             return trf_fail(err, TRF_ERR_HEADER, x->scales_offset + i * (x->scale_dtype == TRF_SCALE_F32 ? 4 : 2),

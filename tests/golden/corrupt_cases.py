@@ -351,6 +351,12 @@ def scale_cases(base: dict[str, bytes]) -> Iterator[Case]:
             blob = changed(base[name], lambda b, c=code, a=at, v=value: struct.pack_into(c, b, a, v))
             yield f"{name}_scale_{label}", blob, HEADER, f"scale {k % count} is {label}"
 
+    def enlarge(blob: bytearray) -> None:
+        put(blob, "scale_exponent", 126)
+        struct.pack_into("<H", blob, get(blob, "scales_offset") + 2, 0x4400)
+
+    yield "group_scale_times_q_inf", changed(base["group"], enlarge), HEADER, "scale 1 is 4 and q 126: infinite"
+
 
 def tile_cases(base: dict[str, bytes]) -> Iterator[Case]:
     o, two = base["offsets"], base["stored"]

@@ -337,6 +337,7 @@ def read_head(blob: bytes) -> Header:
         table = np.frombuffer(blob, dtype, int(np.prod(shape)), h.scales_offset).reshape(shape)
         check(bool(np.all(np.isfinite(table) & (table > 0))), "TRF_ERR_HEADER", "a scale is not finite and > 0")
         h.scales = table
+        check(bool(np.all(np.isfinite(scale_values(h)))), "TRF_ERR_HEADER", "a scale times 2^q is infinite")
     if h.row_offsets_bytes:
         h.row_offsets = np.frombuffer(blob, "i1", h.rows, h.row_offsets_offset).astype(np.int64)
     if h.col_offsets_bytes:
@@ -676,11 +677,15 @@ def read_blob(blob: bytes) -> tuple[Header, np.ndarray]:
 # ---------------------------------------------------------------------------------------------------------------
 
 
+def scale_values(h: Header) -> np.ndarray:
+    """The scale table's values times 2^q, in float32."""
+    with np.errstate(over="ignore"):
+        return h.scales.astype(np.float32) * np.float32(2.0**h.scale_exponent)
+
+
 def weight_scales(h: Header) -> np.ndarray:
     """The scale s of every weight as float64, in a shape that broadcasts to [N][K]."""
-    with np.errstate(over="ignore"):
-        table = h.scales.astype(np.float32) * np.float32(2.0**h.scale_exponent)
-    table = table.astype(np.float64)
+    table = scale_values(h).astype(np.float64)
     if h.granularity == TENSOR:
         return table[None, :]
     if h.granularity == CHANNEL:
