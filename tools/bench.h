@@ -86,8 +86,8 @@ void bench_print_heading(const bench_log *log);
 void bench_print_result(const bench_log *log, const bench_result *result);
 void bench_print_baseline(const bench_baseline *baseline);
 
-/* Every figure that was measured, run by run. @return 0, or -1 if memory ran out or writing failed. */
-int bench_write_json(const bench_log *log, FILE *file);
-int bench_write_csv(const bench_log *log, FILE *file);
+/* Every figure that was measured, run by run. Errors, without a message: TRF_ERR_MEMORY, TRF_ERR_IO. */
+trf_status bench_write_json(const bench_log *log, FILE *file);
+trf_status bench_write_csv(const bench_log *log, FILE *file);
 
 #endif

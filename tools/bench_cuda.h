@@ -93,7 +93,7 @@ void bench_cuda_describe_device(const bench_log *log, json_t *root);
 
 void bench_cuda_print_heading(const bench_log *log);
 void bench_cuda_print_result(const bench_cuda_result *result);
-int bench_cuda_write_json(const bench_log *log, FILE *file);
-int bench_cuda_write_csv(const bench_log *log, FILE *file);
+trf_status bench_cuda_write_json(const bench_log *log, FILE *file);
+trf_status bench_cuda_write_csv(const bench_log *log, FILE *file);
 
 #endif

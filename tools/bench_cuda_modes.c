@@ -151,7 +151,8 @@ static json_t *figure_json(const bench_mode_figures *figures, const bench_mode_f
     return object;
 }
 
-int bench_cuda_write_mode_json(const bench_log *log, FILE *file) {
+trf_status bench_cuda_write_mode_json(const bench_log *log, FILE *file) {
+    cli_json_begin();
     const bench_mode_figures *figures = bench_cuda_figures_of(log->cuda);
     json_t *root = json_object(), *list = json_array();
     for (size_t i = 0; i < figures->count; i++)
@@ -159,13 +160,11 @@ int bench_cuda_write_mode_json(const bench_log *log, FILE *file) {
     bench_cuda_describe_device(log, root);
     json_object_set_new(root, "mode", json_string(mode_name(log)));
     json_object_set_new(root, "figures", list);
-    int failed = json_dumpf(root, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) || fputc('\n', file) == EOF;
-    json_decref(root);
-    return failed ? -1 : 0;
+    return cli_json_write(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9), file);
 }
 
 /* One row for each run. */
-int bench_cuda_write_mode_csv(const bench_log *log, FILE *file) {
+trf_status bench_cuda_write_mode_csv(const bench_log *log, FILE *file) {
     const bench_mode_figures *figures = bench_cuda_figures_of(log->cuda);
     const bench_cuda_environment *device = bench_cuda_environment_of(log->cuda);
     fputs("gpu,driver,date,version,commit,mode,subject,batch,what,bytes,run,seconds\n", file);
@@ -182,5 +181,5 @@ int bench_cuda_write_mode_csv(const bench_log *log, FILE *file) {
             fprintf(file, ",%" PRIu64 ",%d,%.12g\n", f->bytes, run, f->times.seconds[run]);
         }
     }
-    return ferror(file) ? -1 : 0;
+    return ferror(file) ? TRF_ERR_IO : TRF_OK;
 }

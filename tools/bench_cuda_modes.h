@@ -53,7 +53,7 @@ int bench_load_run(bench_cuda *cuda);
 
 /* ---- files, as bench_write_json has them ---- */
 
-int bench_cuda_write_mode_json(const bench_log *log, FILE *file);
-int bench_cuda_write_mode_csv(const bench_log *log, FILE *file);
+trf_status bench_cuda_write_mode_json(const bench_log *log, FILE *file);
+trf_status bench_cuda_write_mode_csv(const bench_log *log, FILE *file);
 
 #endif

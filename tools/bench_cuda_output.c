@@ -183,7 +183,8 @@ void bench_cuda_describe_device(const bench_log *log, json_t *root) {
     json_object_set_new(root, "distribution", json_string(e->distribution));
 }
 
-int bench_cuda_write_json(const bench_log *log, FILE *file) {
+trf_status bench_cuda_write_json(const bench_log *log, FILE *file) {
+    cli_json_begin();
     size_t count;
     const bench_cuda_result *results = bench_cuda_results(log->cuda, &count);
     json_t *root = json_object(), *list = json_array();
@@ -191,9 +192,7 @@ int bench_cuda_write_json(const bench_log *log, FILE *file) {
         json_array_append_new(list, result_json(&results[i]));
     bench_cuda_describe_device(log, root);
     json_object_set_new(root, "results", list);
-    int failed = json_dumpf(root, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) || fputc('\n', file) == EOF;
-    json_decref(root);
-    return failed ? -1 : 0;
+    return cli_json_write(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9), file);
 }
 
 /* ---- CSV: one row for each figure, `run` counting from 0 ---- */
@@ -245,7 +244,7 @@ static void write_figure(const bench_log *log, const bench_subject *subject, con
         write_value(&row, "seconds", i, f->times.seconds[i]);
 }
 
-int bench_cuda_write_csv(const bench_log *log, FILE *file) {
+trf_status bench_cuda_write_csv(const bench_log *log, FILE *file) {
     size_t count;
     const bench_cuda_result *results = bench_cuda_results(log->cuda, &count);
     fputs("gpu,driver,cuda_runtime,cublaslt,date,version,commit,distribution,rows,cols,sigma,codec,source,favor,what,"
@@ -258,5 +257,5 @@ int bench_cuda_write_csv(const bench_log *log, FILE *file) {
         for (size_t k = 0; k < results[i].num_figures; k++)
             write_figure(log, &results[i].subject, &results[i].figures[k], file);
     }
-    return ferror(file) ? -1 : 0;
+    return ferror(file) ? TRF_ERR_IO : TRF_OK;
 }

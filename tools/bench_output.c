@@ -135,7 +135,8 @@ static json_t *baseline_json(const bench_baseline *b) {
     return object;
 }
 
-int bench_write_json(const bench_log *log, FILE *file) {
+trf_status bench_write_json(const bench_log *log, FILE *file) {
+    cli_json_begin();
     const bench_environment *e = &log->environment;
     json_t *root = json_object(), *results = json_array(), *baselines = json_array();
     for (size_t i = 0; i < log->num_results; i++)
@@ -153,9 +154,7 @@ int bench_write_json(const bench_log *log, FILE *file) {
     json_object_set_new(root, "zstd_version", json_string(e->zstd_version));
     json_object_set_new(root, "results", results);
     json_object_set_new(root, "baselines", baselines);
-    int failed = json_dumpf(root, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) || fputc('\n', file) == EOF;
-    json_decref(root);
-    return failed ? -1 : 0;
+    return cli_json_write(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9), file);
 }
 
 /* ---- CSV: one row for each figure, `run` counting from 0 ---- */
@@ -205,7 +204,7 @@ static void write_result_rows(const bench_log *log, const bench_result *r, FILE 
         write_times(&row, "matmul_seconds", log->plan->batches[i], &r->matmul[i]);
 }
 
-int bench_write_csv(const bench_log *log, FILE *file) {
+trf_status bench_write_csv(const bench_log *log, FILE *file) {
     fputs("cpu,date,version,threads,distribution,rows,cols,sigma,codec,source,compressor,measure,batch,run,value\n",
           file);
     for (size_t i = 0; i < log->num_results; i++)
@@ -217,5 +216,5 @@ int bench_write_csv(const bench_log *log, FILE *file) {
         write_times(&row, "encode_seconds", 0, &b->compress);
         write_times(&row, "decode_seconds", 0, &b->decompress);
     }
-    return ferror(file) ? -1 : 0;
+    return ferror(file) ? TRF_ERR_IO : TRF_OK;
 }

@@ -229,17 +229,23 @@ static int run_layer(bench_log *log, cli_shape shape) {
 
 /* ---- the command ---- */
 
-static cli_exit write_file(const bench_log *log, const char *path, int (*write)(const bench_log *log, FILE *file)) {
+typedef trf_status write_fn(const bench_log *log, FILE *file);
+
+static cli_exit write_file(const bench_log *log, const char *path, write_fn *write) {
     if (!path)
         return CLI_OK;
     cli_file file;
     cli_signals_hold();
     cli_exit status = cli_file_begin(&file, path, log->plan->force);
-    if (status == CLI_OK && write(log, file.stream)) {
-        cli_file_abandon(&file);
-        status = cli_fail(TRF_ERR_IO, "%s: the results could not be written", path);
-    } else if (status == CLI_OK) {
-        status = cli_file_commit(&file);
+    if (status == CLI_OK) {
+        const trf_status written = write(log, file.stream);
+        if (written == TRF_OK) {
+            status = cli_file_commit(&file);
+        } else {
+            cli_file_abandon(&file);
+            status = cli_fail(written, "%s: the results could not be written%s", path,
+                              written == TRF_ERR_MEMORY ? ": out of memory" : "");
+        }
     }
     cli_signals_allow();
     return status;
@@ -291,7 +297,7 @@ static int has_device_results(const bench_log *log) {
 }
 
 static cli_exit write_files(const bench_log *log) {
-    int (*json)(const bench_log *, FILE *) = bench_write_json, (*csv)(const bench_log *, FILE *) = bench_write_csv;
+    write_fn *json = bench_write_json, *csv = bench_write_csv;
 #ifdef TRF_HAVE_CUDA
     if (log->cuda) {
         json = bench_cuda_write_json;

@@ -84,6 +84,7 @@ static json_t *describe_tensor(const trf_tensor_info *tensor) {
 }
 
 static cli_exit print_json(const char *path, const trf_tensor_info *tensors, const totals *sum) {
+    cli_json_begin();
     json_t *list = json_array();
     for (uint64_t i = 0; i < sum->tensors; i++)
         json_array_append_new(list, describe_tensor(&tensors[i]));
@@ -94,10 +95,10 @@ static cli_exit print_json(const char *path, const trf_tensor_info *tensors, con
     json_object_set_new(root, "compressed_tensors", json_integer((json_int_t)sum->compressed));
     json_object_set_new(root, "source_bytes", json_integer((json_int_t)sum->source_bytes));
     json_object_set_new(root, "bytes", json_integer((json_int_t)sum->bytes));
-    int failed = json_dumpf(root, stdout, JSON_INDENT(2));
-    json_decref(root);
-    putchar('\n');
-    return failed ? cli_fail(TRF_ERR_IO, "standard output: the listing could not be written") : CLI_OK;
+    const trf_status status = cli_json_write(root, JSON_INDENT(2), stdout);
+    return status == TRF_OK ? CLI_OK
+                            : cli_fail(status, "standard output: the listing could not be written%s",
+                                       status == TRF_ERR_MEMORY ? ": out of memory" : "");
 }
 
 /* @return columns that a UTF-8 text takes on a terminal, near enough: its characters. */
