@@ -56,12 +56,19 @@ static void trf_cuda_destroy(trf_context *context) {
 
 /* ---- memory ---- */
 
+/* The device is current. */
+static trf_status trf_allocate_here(uint64_t bytes, void **memory, trf_error *err) {
+    char doing[64];
+    snprintf(doing, sizeof doing, "allocating %llu bytes of device memory", (unsigned long long)bytes);
+    return trf_check_cuda(cudaMalloc(memory, bytes), doing, err);
+}
+
 static trf_status trf_cuda_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    status = trf_check_cuda(cudaMalloc(memory, bytes), "allocating device memory", err);
+    status = trf_allocate_here(bytes, memory, err);
     trf_leave_device(&scope);
     return status;
 }
@@ -125,7 +132,7 @@ typedef struct trf_layer_memory {
 /* A trf_target_fn. */
 static uint8_t *trf_allocate_layer(void *context, trf_error *err) {
     trf_layer_memory *layer = context;
-    trf_check_cuda(cudaMalloc(&layer->memory, layer->bytes), "allocating a layer on the device", err);
+    trf_allocate_here(layer->bytes, &layer->memory, err);
     return layer->memory;
 }
 

@@ -101,6 +101,13 @@ void gpu_memory_free(gpu_memory *memory) {
     memory->at = NULL;
 }
 
+uint64_t gpu_free_memory(void) {
+    size_t now = 0, all;
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemGetInfo(&now, &all));
+    return now;
+}
+
 void *gpu_malloc(size_t bytes) {
     void *memory = malloc(bytes ? bytes : 1);
     if (!memory)

@@ -45,6 +45,9 @@ void gpu_memory_poison(const gpu_memory *memory);
 void gpu_memory_read(const gpu_memory *memory, void *host); /* after all work of the device; checks the guard */
 void gpu_memory_free(gpu_memory *memory);
 
+/* Of the device, once it is idle. */
+uint64_t gpu_free_memory(void);
+
 /* Host memory. */
 void *gpu_malloc(size_t bytes);
 

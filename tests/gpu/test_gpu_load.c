@@ -1,97 +1,20 @@
 /* Loading to a device through staging buffers: layers of every size come whole, from any number of loads at once; and a load that fails, or is stopped, leaves no memory behind. */
 #include "common/checkpoint_fixture.h"
-#include "gpu_layers.h"
+#include "gpu_stored.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A layer in a file of its own, and what it decodes to. */
-typedef struct stored_layer {
-    const char *path;
-    uint32_t rows, cols;
-    uint64_t tiles, blob_bytes;
-    trf_dtype dtype;
-    void *weights;
-    uint64_t weights_bytes;
-} stored_layer;
-
-static stored_layer store_layer(const char *name, const gpu_choice *choice, gpu_shape shape, trf_favor favor) {
-    test_rng rng = {shape.rows + 7 * (uint64_t)shape.cols};
-    void *source = gpu_make_weights(&rng, choice, shape, GPU_FILL_NORMAL), *blob;
-    uint64_t bytes;
-    trf_encode_options options;
-    trf_error err = {0};
-    trf_layer *layer;
-    trf_layer_info info;
-    stored_layer made = {fixture_path("%s.trf", name), shape.rows, shape.cols, 0, 0, choice->dtype, NULL, 0};
-    trf_encode_options_init(&options);
-    options.codec = choice->codec;
-    options.granularity = choice->granularity;
-    options.group_size = choice->group_size;
-    options.bits = choice->bits;
-    options.favor = favor;
-    options.verify = 0;
-    gpu_check(trf_encode_layer(source, choice->dtype, shape.rows, shape.cols, &options, &blob, &bytes, NULL, &err),
-              TRF_OK, &err, name);
-    free(source);
-    gpu_check(trf_layer_from_memory(blob, bytes, &layer, &err), TRF_OK, &err, name);
-    trf_layer_get_info(layer, &info);
-    made.tiles = info.tiles;
-    made.blob_bytes = bytes;
-    made.weights_bytes = (uint64_t)shape.rows * shape.cols * trf_dtype_bytes(choice->dtype);
-    made.weights = gpu_malloc(made.weights_bytes);
-    gpu_check(trf_layer_decode(layer, made.weights, made.weights_bytes, 0, &err), TRF_OK, &err, name);
-    trf_layer_free(layer);
-    fixture_write(made.path, blob, bytes);
-    free(blob);
-    return made;
-}
-
-static trf_status load(const char *path, const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
-    trf_checkpoint *checkpoint;
-    trf_status status = trf_checkpoint_open(path, &checkpoint, err);
-    if (status != TRF_OK)
-        return status;
-    status = trf_device_layer_load(gpu_context, checkpoint, "weight", options, layer, err);
-    trf_checkpoint_close(checkpoint);
-    return status;
-}
-
-static uint64_t free_memory(void) {
-    size_t now = 0, all;
-    CUDA(cudaDeviceSynchronize());
-    CUDA(cudaMemGetInfo(&now, &all));
-    return now;
-}
-
-/* Decodes at once, on a stream that waits for no other. @return whether the weights are as they are to be. */
-static int is_right(const trf_device_layer *layer, const stored_layer *stored) {
-    cudaStream_t stream;
-    trf_error err = {0};
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    void *on_device, *found = gpu_malloc(stored->weights_bytes);
-    CUDA(cudaMalloc(&on_device, stored->weights_bytes));
-    gpu_check(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, on_device, stored->weights_bytes, stream, &err), TRF_OK,
-              &err, stored->path);
-    CUDA(cudaStreamSynchronize(stream));
-    CUDA(cudaMemcpy(found, on_device, stored->weights_bytes, cudaMemcpyDeviceToHost));
-    const int right = memcmp(found, stored->weights, stored->weights_bytes) == 0;
-    CUDA(cudaFree(on_device));
-    CUDA(cudaStreamDestroy(stream));
-    free(found);
-    return right && trf_device_layer_check(layer, &err) == TRF_OK;
-}
-
-static void check_load(const stored_layer *stored, int threads) {
+static void check_load(const gpu_stored_layer *stored, int threads) {
     trf_load_options options;
     trf_device_layer *layer;
     trf_error err = {0};
     trf_load_options_init(&options);
     options.threads = threads;
-    gpu_check(load(stored->path, &options, &layer, &err), TRF_OK, &err, stored->path);
-    if (!is_right(layer, stored))
+    gpu_check(gpu_load(gpu_context, stored->path, &options, &layer, &err), TRF_OK, &err, stored->path);
+    if (!gpu_is_stored(layer, stored))
         ck_abort_msg("%s: wrong weights with %d threads", stored->path, threads);
     trf_device_layer_destroy(layer);
 }
@@ -104,7 +27,7 @@ START_TEST(every_size) {
     fixture_begin();
     for (int s = 0; s < count; s++)
         for (int c = 0; c < GPU_CHOICES; c += s == 6 ? 5 : 3) {
-            stored_layer stored = store_layer("layer", &kGpuChoices[c], shapes[s], (trf_favor)(c % 2));
+            gpu_stored_layer stored = gpu_store_layer("layer", &kGpuChoices[c], shapes[s], (trf_favor)(c % 2));
             for (int threads = 0; threads <= 3; threads++)
                 check_load(&stored, threads);
             free(stored.weights);
@@ -114,9 +37,9 @@ START_TEST(every_size) {
 END_TEST
 
 /* A layer of several staging buffers of 4 MiB. */
-static stored_layer store_large(void) {
+static gpu_stored_layer store_large(void) {
     static const gpu_shape large = {2300, 5000}, quick = {2300, 3000};
-    return store_layer("large", &kGpuChoices[0], test_quick() ? quick : large, TRF_FAVOR_SPEED);
+    return gpu_store_layer("large", &kGpuChoices[0], test_quick() ? quick : large, TRF_FAVOR_SPEED);
 }
 
 /* Tile metadata of a .trf file: 32 bytes each from byte 832 on, the tile's place first. */
@@ -129,11 +52,11 @@ static uint64_t tile_offset(const uint8_t *file, uint64_t tile) {
 START_TEST(corrupt_tiles) {
     size_t bytes;
     fixture_begin();
-    stored_layer stored = store_large();
+    gpu_stored_layer stored = store_large();
     check_load(&stored, 0); /* from here on there are buffers */
     uint8_t *file = fixture_read(stored.path, &bytes);
     const char *damaged = fixture_path("damaged.trf");
-    const uint64_t before = free_memory();
+    const uint64_t before = gpu_free_memory();
     for (int i = 0; i < 8; i++) {
         const uint64_t tile = stored.tiles * (uint64_t)i / 8, at = tile_offset(file, tile);
         char name[32];
@@ -146,15 +69,15 @@ START_TEST(corrupt_tiles) {
         trf_error err = {0};
         trf_load_options_init(&options);
         options.threads = i % 4;
-        gpu_check(load(damaged, &options, &layer, &err), TRF_ERR_CHECKSUM, &err, damaged);
+        gpu_check(gpu_load(gpu_context, damaged, &options, &layer, &err), TRF_ERR_CHECKSUM, &err, damaged);
         if (!strstr(err.message, name) || !strstr(err.message, "damaged.trf") || err.offset != at)
             ck_abort_msg("offset %llu, not %llu of %s %s", (unsigned long long)err.offset, (unsigned long long)at, name,
                          err.message);
         ck_assert_ptr_null(layer);
-        ck_assert_uint_eq(free_memory(), before);
+        ck_assert_uint_eq(gpu_free_memory(), before);
     }
     check_load(&stored, 0);
-    ck_assert_uint_eq(free_memory(), before);
+    ck_assert_uint_eq(gpu_free_memory(), before);
     free(file);
     free(stored.weights);
     fixture_end();
@@ -177,9 +100,9 @@ static int count(void *context, const char *tensor, uint64_t done, uint64_t tota
 
 START_TEST(cancelled_loads) {
     fixture_begin();
-    stored_layer stored = store_large();
+    gpu_stored_layer stored = store_large();
     check_load(&stored, 0);
-    const uint64_t before = free_memory();
+    const uint64_t before = gpu_free_memory();
     for (int threads = 1; threads <= 2; threads++)
         for (int stop_at = 1;; stop_at++) {
             stopping s = {0, stop_at, 0, 0};
@@ -190,16 +113,16 @@ START_TEST(cancelled_loads) {
             options.threads = threads;
             options.progress = count;
             options.progress_context = &s;
-            const trf_status status = load(stored.path, &options, &layer, &err);
+            const trf_status status = gpu_load(gpu_context, stored.path, &options, &layer, &err);
             if (status == TRF_OK) {
                 ck_assert_uint_eq(s.done, s.total);
                 EXPECT(stop_at > (threads == 1 ? 3 : 2)); /* alone, the caller's thread is told in the middle */
-                EXPECT(is_right(layer, &stored));
+                EXPECT(gpu_is_stored(layer, &stored));
                 trf_device_layer_destroy(layer);
                 break;
             }
             gpu_check(status, TRF_ERR_CANCELLED, &err, stored.path);
-            ck_assert_uint_eq(free_memory(), before);
+            ck_assert_uint_eq(gpu_free_memory(), before);
         }
     free(stored.weights);
     fixture_end();
@@ -212,24 +135,24 @@ enum {
 };
 
 typedef struct loader {
-    const stored_layer *stored; /* [STORED] */
+    const gpu_stored_layer *stored; /* [STORED] */
     int first, wrong;
 } loader;
 
 static void *load_some(void *context) {
     loader *l = context;
     for (int i = 0; i < 4; i++) {
-        const stored_layer *stored = &l->stored[(l->first + i) % STORED];
+        const gpu_stored_layer *stored = &l->stored[(l->first + i) % STORED];
         trf_load_options options;
         trf_device_layer *layer;
         trf_error err = {0};
         trf_load_options_init(&options);
         options.threads = 1 + (l->first + i) % 3;
-        if (load(stored->path, &options, &layer, &err) != TRF_OK) {
+        if (gpu_load(gpu_context, stored->path, &options, &layer, &err) != TRF_OK) {
             l->wrong++;
             continue;
         }
-        l->wrong += !is_right(layer, stored);
+        l->wrong += !gpu_is_stored(layer, stored);
         trf_device_layer_destroy(layer);
     }
     return NULL;
@@ -239,8 +162,8 @@ static void *load_some(void *context) {
 START_TEST(several_at_once) {
     static const gpu_shape small = {400, 900}, tiny = {48, 64};
     fixture_begin();
-    stored_layer stored[STORED] = {store_large(), store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE),
-                                   store_layer("tiny", &kGpuChoices[1], tiny, TRF_FAVOR_SPEED)};
+    gpu_stored_layer stored[STORED] = {store_large(), gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE),
+                                       gpu_store_layer("tiny", &kGpuChoices[1], tiny, TRF_FAVOR_SPEED)};
     pthread_t threads[LOADS];
     loader loaders[LOADS];
     for (int i = 0; i < LOADS; i++) {
@@ -260,7 +183,7 @@ END_TEST
 /* Shards of whole tiles against the rows and columns that they are; damage outside of one does not matter. */
 START_TEST(shards) {
     fixture_begin();
-    stored_layer stored = store_large();
+    gpu_stored_layer stored = store_large();
     check_load(&stored, 0);
     size_t bytes;
     uint8_t *file = fixture_read(stored.path, &bytes);
@@ -268,7 +191,7 @@ START_TEST(shards) {
     const char *damaged = fixture_path("damaged.trf");
     fixture_write(damaged, file, bytes);
     const uint32_t parts[][4] = {{0, 256, 0, 0}, {256, 512, 0, 0}, {0, 0, 0, 1024}, {512, 256, 256, 512}};
-    const uint64_t before = free_memory();
+    const uint64_t before = gpu_free_memory();
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         trf_load_options options;
         trf_device_layer *layer;
@@ -277,7 +200,7 @@ START_TEST(shards) {
         trf_load_options_init(&options);
         options.first_row = parts[i][0], options.num_rows = parts[i][1];
         options.first_col = parts[i][2], options.num_cols = parts[i][3];
-        gpu_check(load(damaged, &options, &layer, &err), TRF_OK, &err, damaged);
+        gpu_check(gpu_load(gpu_context, damaged, &options, &layer, &err), TRF_OK, &err, damaged);
         trf_device_layer_get_info(layer, &info);
         gpu_memory memory = gpu_memory_make(2ull * info.rows * info.cols);
         uint16_t *found = gpu_malloc(memory.bytes);
@@ -294,8 +217,8 @@ START_TEST(shards) {
     }
     trf_device_layer *layer = NULL;
     trf_error err = {0};
-    gpu_check(load(damaged, NULL, &layer, &err), TRF_ERR_CHECKSUM, &err, damaged);
-    ck_assert_uint_eq(free_memory(), before);
+    gpu_check(gpu_load(gpu_context, damaged, NULL, &layer, &err), TRF_ERR_CHECKSUM, &err, damaged);
+    ck_assert_uint_eq(gpu_free_memory(), before);
     free(file);
     free(stored.weights);
     fixture_end();
@@ -309,7 +232,7 @@ START_TEST(rows_in_a_graph) {
     };
     static const gpu_shape shape = {700, 1030};
     fixture_begin();
-    stored_layer stored = store_layer("table", &kGpuChoices[0], shape, TRF_FAVOR_SPEED);
+    gpu_stored_layer stored = gpu_store_layer("table", &kGpuChoices[0], shape, TRF_FAVOR_SPEED);
     trf_device_layer *layer;
     trf_error err = {0};
     cudaStream_t stream;
@@ -317,7 +240,7 @@ START_TEST(rows_in_a_graph) {
     cudaGraphExec_t runs;
     int32_t ids[COUNT];
     uint16_t found[COUNT * 1030];
-    gpu_check(load(stored.path, NULL, &layer, &err), TRF_OK, &err, stored.path);
+    gpu_check(gpu_load(gpu_context, stored.path, NULL, &layer, &err), TRF_OK, &err, stored.path);
     gpu_memory own_ids = gpu_memory_make(sizeof ids), rows = gpu_memory_make(sizeof found);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaMemset(own_ids.at, 0, sizeof ids));

@@ -1,5 +1,6 @@
 /* Stacks on a GPU: products of layers that stream are bit for bit those of layers that stay, in any order, on several streams, while the GPU lags behind the host; memory stays inside the
  * budget and comes back; corrupt tiles are remembered; every CUDA call of trf_stack_prepare fails once (the linker sends them here), and calls neither allocate nor synchronize. */
+#include "gpu_failing_calls.h"
 #include "gpu_products.h"
 
 #include <stdio.h>
@@ -28,42 +29,6 @@ static const struct {
     {7, TRF_FAVOR_SPEED, {300, 530}, 2, TRF_PATH_FUSED},     {0, TRF_FAVOR_SPEED, {1024, 768}, 1, TRF_PATH_FUSED},
     {13, TRF_FAVOR_SPEED, {512, 512}, 1, TRF_PATH_TWO_STEP}, {0, TRF_FAVOR_SPEED, {16, 16}, 1, TRF_PATH_FUSED},
 };
-
-/* ---- CUDA calls that are counted, and fail when asked to ---- */
-
-static long calls_made, call_fails_at; /* from 1; 0: none */
-static int call_has_failed;
-
-static cudaError_t next_call(void) {
-    if (++calls_made != call_fails_at)
-        return cudaSuccess;
-    call_has_failed = 1;
-    return cudaErrorMemoryAllocation;
-}
-
-static void count_calls_from_here(long fail_at) {
-    calls_made = 0;
-    call_fails_at = fail_at;
-    call_has_failed = 0;
-}
-
-#define WRAP(name, parameters, arguments)                                                                              \
-    cudaError_t __real_##name parameters;                                                                              \
-    cudaError_t __wrap_##name parameters;                                                                              \
-    cudaError_t __wrap_##name parameters {                                                                             \
-        cudaError_t error = next_call();                                                                               \
-        return error ? error : __real_##name arguments;                                                                \
-    }
-
-WRAP(cudaMalloc, (void **memory, size_t bytes), (memory, bytes))
-WRAP(cudaHostAlloc, (void **memory, size_t bytes, unsigned flags), (memory, bytes, flags))
-WRAP(cudaMemset, (void *memory, int value, size_t bytes), (memory, value, bytes))
-WRAP(cudaMemcpy, (void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind), (to, from, bytes, kind))
-WRAP(cudaStreamCreateWithFlags, (cudaStream_t * stream, unsigned flags), (stream, flags))
-WRAP(cudaEventCreateWithFlags, (cudaEvent_t * event, unsigned flags), (event, flags))
-WRAP(cudaStreamSynchronize, (cudaStream_t stream), (stream))
-WRAP(cudaDeviceSynchronize, (void), ())
-WRAP(cudaEventSynchronize, (cudaEvent_t event), (event))
 
 /* ---- layers, and what their products are without a stack ---- */
 
@@ -266,13 +231,6 @@ END_TEST
 
 /* ---- memory ---- */
 
-static uint64_t free_memory(void) {
-    size_t free_bytes, all_bytes;
-    CUDA(cudaDeviceSynchronize());
-    CUDA(cudaMemGetInfo(&free_bytes, &all_bytes));
-    return free_bytes;
-}
-
 START_TEST(inside_the_budget) {
     const uint64_t page = 2 << 20; /* by which CUDA takes device memory */
     make_layers();
@@ -280,11 +238,11 @@ START_TEST(inside_the_budget) {
         for (int part = 0; part < BUDGETS; part++) {
             trf_error err = {0};
             trf_stack *stack = make_stack();
-            const uint64_t before = free_memory(), budget = budget_of(stack, part);
+            const uint64_t before = gpu_free_memory(), budget = budget_of(stack, part);
             gpu_check(trf_stack_prepare(stack, budget, &err), TRF_OK, &err, "preparing");
-            const uint64_t during = free_memory();
+            const uint64_t during = gpu_free_memory();
             trf_stack_destroy(stack);
-            const uint64_t after = free_memory();
+            const uint64_t after = gpu_free_memory();
             if (round == 0)
                 continue;
             ck_assert_msg(before - during <= (budget + page - 1) / page * page, "%llu bytes taken, budget %llu",
@@ -299,16 +257,16 @@ START_TEST(every_call_fails_once) {
     make_layers();
     stack_run warm = make_run(1);
     free_run(&warm);
-    const uint64_t before = free_memory();
+    const uint64_t before = gpu_free_memory();
     trf_stack *stack = make_stack();
     trf_error err = {0};
     long number = 1;
     int sizes_told = 0;
     for (;; number++) {
-        count_calls_from_here(number);
+        gpu_count_calls(number);
         trf_status status = trf_stack_prepare(stack, budget_of(stack, 1), &err);
-        const int failed = call_has_failed;
-        count_calls_from_here(0);
+        const int failed = gpu_call_has_failed();
+        gpu_count_calls(0);
         if (!failed) {
             gpu_check(status, TRF_OK, &err, "preparing");
             break;
@@ -316,7 +274,7 @@ START_TEST(every_call_fails_once) {
         gpu_check(status, TRF_ERR_MEMORY, &err, "preparing, with a failure");
         sizes_told += strstr(err.message, " bytes") != NULL;
         ck_assert_ptr_null(trf_stack_layer(stack, 0));
-        if (free_memory() != before)
+        if (gpu_free_memory() != before)
             ck_abort_msg("call %ld failed, and memory is lost", number);
     }
     ck_assert_int_gt(number, 3 + LAYERS);
@@ -324,10 +282,10 @@ START_TEST(every_call_fails_once) {
     trf_stack_destroy(stack);
     stack_run run = make_run(1);
     check_passes(&run, IN_ORDER, 1, 0);
-    count_calls_from_here(0);
+    gpu_count_calls(0);
     for (uint32_t i = 0; i < LAYERS; i++)
         gpu_check(queue_layer(&run, i, (int)i, 0, &err), TRF_OK, &err, layers[i].name);
-    ck_assert_int_eq(calls_made, 0); /* nothing is allocated, nothing waited for */
+    ck_assert_int_eq(gpu_calls_made(), 0); /* nothing is allocated, nothing waited for */
     free_run(&run);
     free_layers();
 }

@@ -1,0 +1,64 @@
+#include "gpu_stored.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+gpu_stored_layer gpu_store_layer(const char *name, const gpu_choice *choice, gpu_shape shape, trf_favor favor) {
+    test_rng rng = {shape.rows + 7 * (uint64_t)shape.cols};
+    void *source = gpu_make_weights(&rng, choice, shape, GPU_FILL_NORMAL), *blob;
+    uint64_t bytes;
+    trf_encode_options options;
+    trf_error err = {0};
+    trf_layer *layer;
+    trf_layer_info info;
+    gpu_stored_layer made = {fixture_path("%s.trf", name), shape.rows, shape.cols, 0, 0, choice->dtype, NULL, 0};
+    trf_encode_options_init(&options);
+    options.codec = choice->codec;
+    options.granularity = choice->granularity;
+    options.group_size = choice->group_size;
+    options.bits = choice->bits;
+    options.favor = favor;
+    options.verify = 0;
+    gpu_check(trf_encode_layer(source, choice->dtype, shape.rows, shape.cols, &options, &blob, &bytes, NULL, &err),
+              TRF_OK, &err, name);
+    free(source);
+    gpu_check(trf_layer_from_memory(blob, bytes, &layer, &err), TRF_OK, &err, name);
+    trf_layer_get_info(layer, &info);
+    made.tiles = info.tiles;
+    made.blob_bytes = bytes;
+    made.weights_bytes = (uint64_t)shape.rows * shape.cols * trf_dtype_bytes(choice->dtype);
+    made.weights = gpu_malloc(made.weights_bytes);
+    gpu_check(trf_layer_decode(layer, made.weights, made.weights_bytes, 0, &err), TRF_OK, &err, name);
+    trf_layer_free(layer);
+    fixture_write(made.path, blob, bytes);
+    free(blob);
+    return made;
+}
+
+trf_status gpu_load(trf_context *context, const char *path, const trf_load_options *options, trf_device_layer **layer,
+                    trf_error *err) {
+    trf_checkpoint *checkpoint;
+    trf_status status = trf_checkpoint_open(path, &checkpoint, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_device_layer_load(context, checkpoint, "weight", options, layer, err);
+    trf_checkpoint_close(checkpoint);
+    return status;
+}
+
+int gpu_is_stored(const trf_device_layer *layer, const gpu_stored_layer *stored) {
+    cudaStream_t stream;
+    trf_error err = {0};
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    void *on_device, *found = gpu_malloc(stored->weights_bytes);
+    CUDA(cudaMalloc(&on_device, stored->weights_bytes));
+    gpu_check(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, on_device, stored->weights_bytes, stream, &err), TRF_OK,
+              &err, stored->path);
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaMemcpy(found, on_device, stored->weights_bytes, cudaMemcpyDeviceToHost));
+    const int right = memcmp(found, stored->weights, stored->weights_bytes) == 0;
+    CUDA(cudaFree(on_device));
+    CUDA(cudaStreamDestroy(stream));
+    free(found);
+    return right && trf_device_layer_check(layer, &err) == TRF_OK;
+}

@@ -1,0 +1,28 @@
+/* Layers in files of their own, for tests of loading. Between fixture_begin and fixture_end. */
+#ifndef GPU_STORED_H
+#define GPU_STORED_H
+
+#include "common/checkpoint_fixture.h"
+#include "gpu_layers.h"
+
+/* A .trf file of one layer, and what it decodes to. */
+typedef struct gpu_stored_layer {
+    const char *path;
+    uint32_t rows, cols;
+    uint64_t tiles, blob_bytes;
+    trf_dtype dtype;
+    void *weights; /* malloc'd */
+    uint64_t weights_bytes;
+} gpu_stored_layer;
+
+/* name: of the file, without .trf. */
+gpu_stored_layer gpu_store_layer(const char *name, const gpu_choice *choice, gpu_shape shape, trf_favor favor);
+
+/* trf_device_layer_load of the file's layer. */
+trf_status gpu_load(trf_context *context, const char *path, const trf_load_options *options, trf_device_layer **layer,
+                    trf_error *err);
+
+/* Decodes at once, on a stream that waits for no other. @return whether the weights are those of the file. */
+int gpu_is_stored(const trf_device_layer *layer, const gpu_stored_layer *stored);
+
+#endif

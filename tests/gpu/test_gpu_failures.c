@@ -1,0 +1,312 @@
+/* What fails on a GPU: a tensor that is missing, memory that runs out for real, each CUDA call of a context's and a layer's way once, and a device that is lost under
+ * everything. A status and a message each time, no memory lost, and the next call works; of a lost device, the next process. Corrupt tiles and cancelled loads are test_gpu_load.c's. */
+#include "gpu_failing_calls.h"
+#include "gpu_products.h"
+#include "gpu_stored.h"
+
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+GPU_WRAP(cudaHostRegister, (void *memory, size_t bytes, unsigned flags), (memory, bytes, flags))
+GPU_WRAP(cudaMemcpyAsync, (void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream),
+         (to, from, bytes, kind, stream))
+GPU_WRAP(cudaEventRecord, (cudaEvent_t event, cudaStream_t stream), (event, stream))
+
+/* Several staging buffers of 4 MiB. */
+static gpu_stored_layer store_large(void) {
+    static const gpu_shape shape = {2300, 5000};
+    return gpu_store_layer("large", &kGpuChoices[0], shape, TRF_FAVOR_SPEED);
+}
+
+/* The next call works. */
+static void check_next(const gpu_stored_layer *stored) {
+    trf_error err = {0};
+    trf_device_layer *layer;
+    gpu_check(gpu_load(gpu_context, stored->path, NULL, &layer, &err), TRF_OK, &err, stored->path);
+    ck_assert_msg(gpu_is_stored(layer, stored), "other weights after a failure");
+    trf_device_layer_destroy(layer);
+}
+
+START_TEST(missing_tensor) {
+    fixture_begin();
+    gpu_stored_layer stored = store_large();
+    check_next(&stored);
+    const uint64_t before = gpu_free_memory();
+    trf_error err = {0};
+    trf_checkpoint *checkpoint;
+    trf_device_layer *layer = NULL;
+    gpu_check(trf_checkpoint_open(stored.path, &checkpoint, &err), TRF_OK, &err, stored.path);
+    gpu_check(trf_device_layer_load(gpu_context, checkpoint, "no.such.weight", NULL, &layer, &err), TRF_ERR_NOT_FOUND,
+              &err, stored.path);
+    ck_assert_ptr_null(layer);
+    ck_assert_msg(strstr(err.message, "no.such.weight") && strstr(err.message, "large.trf"), "%s", err.message);
+    trf_checkpoint_close(checkpoint);
+    check_next(&stored);
+    ck_assert_uint_eq(gpu_free_memory(), before);
+    free(stored.weights);
+    fixture_end();
+}
+END_TEST
+
+/* ---- no memory ---- */
+
+enum {
+    MOST_PIECES = 256,
+    LEAST_PIECE = 1 << 20
+};
+
+/* Takes all device memory that there is, but for less than LEAST_PIECE. @return pieces. */
+static int take_all(void *pieces[MOST_PIECES]) {
+    size_t bytes = gpu_free_memory();
+    int count = 0;
+    while (bytes >= LEAST_PIECE && count < MOST_PIECES) {
+        if (cudaMalloc(&pieces[count], bytes) == cudaSuccess) {
+            count++;
+        } else {
+            cudaGetLastError();
+            bytes /= 2;
+        }
+    }
+    ck_assert_int_lt(count, MOST_PIECES);
+    return count;
+}
+
+START_TEST(memory_runs_out) {
+    if (test_quick()) {
+        printf("skipped gpu.failures: memory_runs_out: compute-sanitizer needs device memory of its own\n");
+        return;
+    }
+    fixture_begin();
+    gpu_stored_layer stored = store_large();
+    check_next(&stored);
+    const uint64_t before = gpu_free_memory();
+    void *pieces[MOST_PIECES];
+    const int count = take_all(pieces);
+    trf_error err = {0};
+    trf_device_layer *layer = NULL;
+    void *memory = NULL;
+    char size[32];
+    for (int threads = 0; threads <= 2; threads++) {
+        trf_load_options options;
+        trf_load_options_init(&options);
+        options.threads = threads;
+        gpu_check(gpu_load(gpu_context, stored.path, &options, &layer, &err), TRF_ERR_MEMORY, &err, stored.path);
+        ck_assert_ptr_null(layer);
+        ck_assert_msg(strstr(err.message, "weight") && strstr(err.message, " bytes of device memory"), "%s",
+                      err.message);
+    }
+    const uint64_t bytes = 64 << 20;
+    gpu_check(trf_device_allocate(gpu_context, bytes, &memory, &err), TRF_ERR_MEMORY, &err, "allocating");
+    ck_assert_ptr_null(memory);
+    snprintf(size, sizeof size, "%llu bytes", (unsigned long long)bytes);
+    ck_assert_msg(strstr(err.message, size) != NULL, "%s", err.message);
+    for (int i = 0; i < count; i++)
+        CUDA(cudaFree(pieces[i]));
+    check_next(&stored);
+    ck_assert_uint_eq(gpu_free_memory(), before);
+    free(stored.weights);
+    fixture_end();
+}
+END_TEST
+
+/* ---- each call fails once ---- */
+
+/* A context of its own, a layer, experts and a question about it; on TRF_OK the weights were right. *failed: whether a call was made to fail. */
+static trf_status use_device(const gpu_stored_layer *stored, int threads, int *failed, trf_error *err) {
+    trf_context *context = NULL;
+    trf_device_layer *layer = NULL;
+    trf_experts *experts = NULL;
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.threads = threads;
+    trf_status status = trf_context_create(0, &context, err);
+    if (status == TRF_OK)
+        status = gpu_load(context, stored->path, &options, &layer, err);
+    if (status == TRF_OK)
+        status = trf_experts_create(&layer, 1, &experts, err);
+    if (status == TRF_OK)
+        status = trf_device_layer_check(layer, err);
+    *failed = gpu_call_has_failed();
+    gpu_count_calls(0); /* what comes now is the test's, and taking down */
+    if (status == TRF_OK)
+        ck_assert_msg(gpu_is_stored(layer, stored), "other weights%s", *failed ? ", though all seemed well" : "");
+    trf_experts_destroy(experts);
+    trf_device_layer_destroy(layer);
+    trf_context_destroy(context);
+    return status;
+}
+
+START_TEST(each_call_fails_once) {
+    fixture_begin();
+    static const gpu_shape small = {400, 900};
+    const gpu_stored_layer stored[] = {store_large(), gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE)};
+    trf_error err = {0};
+    for (int s = 0; s < 2; s++)
+        for (int threads = 1; threads <= 2; threads++) {
+            int failed, failures = 0, survived = 0;
+            gpu_count_calls(0);
+            gpu_check(use_device(&stored[s], threads, &failed, &err), TRF_OK, &err, stored[s].path);
+            const uint64_t before = gpu_free_memory();
+            for (long number = 1;; number++) {
+                gpu_count_calls(number);
+                const trf_status status = use_device(&stored[s], threads, &failed, &err);
+                if (status != TRF_OK)
+                    gpu_check(status, TRF_ERR_MEMORY, &err, stored[s].path);
+                if (gpu_free_memory() != before)
+                    ck_abort_msg("%s: call %ld failed, and memory is lost", stored[s].path, number);
+                if (!failed)
+                    break;
+                if (status == TRF_OK)
+                    survived++; /* memory that could not be locked: loading is slower then */
+                else
+                    failures++;
+            }
+            printf("%s, %d threads: %d calls failed, and %d were done without\n", s ? "small" : "large", threads,
+                   failures, survived);
+            ck_assert_int_gt(failures, 8);
+        }
+    check_next(&stored[0]);
+    free(stored[0].weights);
+    free(stored[1].weights);
+    fixture_end();
+}
+END_TEST
+
+/* ---- a lost device ----
+ * A kernel that reads where nothing is takes the process's device from it for good. So that happens in a process of its own, this program with kRole set. */
+
+static const char kRole[] = "TRF_TEST_LOSES_ITS_DEVICE";
+
+static int wrong_statuses;
+
+static void expect_lost(trf_status status, const trf_error *err, const char *call) {
+    const int told = status == TRF_ERR_CUDA && err->status == status && err->cuda && err->message[0];
+    printf("  %s: %s: %s\n", call, trf_status_name(status), status == TRF_OK ? "" : err->message);
+    if (!told) {
+        printf("gpu.failures: %s is not TRF_ERR_CUDA with CUDA's own number\n", call);
+        wrong_statuses++;
+    }
+}
+
+/* A product with x where no memory is. */
+static void lose_device(const trf_device_layer *layer, trf_linear_plan *plan, void *y, void *workspace) {
+    trf_error err = {0};
+    const void *nowhere = (const void *)(uintptr_t)0x10000;
+    gpu_check(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_FUSED, plan, &err), TRF_OK, &err,
+              "planning");
+    gpu_check(trf_linear(layer, plan, nowhere, y, workspace, NULL, &err), TRF_OK, &err, "the call that loses it");
+}
+
+/* All that takes a context or a layer, with none of either at work any more; then everything is taken down. */
+START_TEST(without_device) {
+    enum {
+        PLENTY = 1 << 22
+    };
+    fixture_begin();
+    gpu_stored_layer stored = store_large();
+    trf_error err = {0};
+    trf_device_layer *layer, *none = NULL;
+    trf_layer *host;
+    trf_stack *stack;
+    trf_experts *experts = NULL, *more = NULL;
+    trf_context *context = NULL;
+    trf_linear_plan plan;
+    void *memory, *nothing = NULL;
+    uint8_t *bytes = calloc(1, PLENTY);
+    gpu_check(gpu_load(gpu_context, stored.path, NULL, &layer, &err), TRF_OK, &err, stored.path);
+    gpu_check(trf_layer_open(stored.path, &host, &err), TRF_OK, &err, stored.path);
+    gpu_check(trf_stack_create(gpu_context, &stack, &err), TRF_OK, &err, "a stack");
+    gpu_check(trf_stack_add(stack, host, &err), TRF_OK, &err, "a stack");
+    gpu_check(trf_experts_create(&layer, 1, &experts, &err), TRF_OK, &err, "experts");
+    gpu_check(trf_device_allocate(gpu_context, 2ull * stored.rows * stored.cols, &memory, &err), TRF_OK, &err,
+              "memory");
+    lose_device(layer, &plan, memory, (uint8_t *)memory + PLENTY);
+    expect_lost(trf_device_layer_check(layer, &err), &err, "trf_device_layer_check");
+    if (err.cuda != cudaErrorIllegalAddress) {
+        printf("gpu.failures: it was to be an illegal address, and is %d\n", err.cuda);
+        wrong_statuses++;
+    }
+    expect_lost(trf_linear(layer, &plan, memory, memory, (uint8_t *)memory + PLENTY, NULL, &err), &err, "trf_linear");
+    expect_lost(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, memory, stored.weights_bytes, NULL, &err), &err,
+                "trf_device_layer_decode");
+    expect_lost(
+        trf_device_layer_decode_rows(layer, memory, 4, 1, TRF_DECODE_SOURCE, memory, 2ull * stored.cols, NULL, &err),
+        &err, "trf_device_layer_decode_rows");
+    for (int threads = 1; threads <= 2; threads++) {
+        trf_load_options options;
+        trf_load_options_init(&options);
+        options.threads = threads;
+        expect_lost(gpu_load(gpu_context, stored.path, &options, &none, &err), &err, "trf_device_layer_load");
+    }
+    expect_lost(trf_device_layer_create(gpu_context, host, &none, &err), &err, "trf_device_layer_create");
+    expect_lost(trf_device_allocate(gpu_context, PLENTY, &nothing, &err), &err, "trf_device_allocate");
+    expect_lost(trf_device_upload(gpu_context, memory, bytes, PLENTY, &err), &err, "trf_device_upload");
+    expect_lost(trf_device_download(gpu_context, bytes, memory, PLENTY, &err), &err, "trf_device_download");
+    expect_lost(trf_stack_prepare(stack, 1ull << 30, &err), &err, "trf_stack_prepare");
+    expect_lost(trf_experts_create(&layer, 1, &more, &err), &err, "trf_experts_create");
+    expect_lost(trf_experts_check(experts, &err), &err, "trf_experts_check");
+    expect_lost(trf_context_create(0, &context, &err), &err, "trf_context_create");
+    ck_assert(!none && !nothing && !more && !context);
+    ck_assert_int_eq(wrong_statuses, 0);
+    trf_device_free(gpu_context, memory);
+    trf_experts_destroy(experts);
+    trf_stack_destroy(stack);
+    trf_layer_free(host);
+    trf_device_layer_destroy(layer);
+    free(bytes);
+    free(stored.weights);
+    fixture_end();
+}
+END_TEST
+
+/* Waits for a process to end, and ends it itself after a minute. @return its wait status. */
+static int await_process(pid_t process) {
+    int status = 0;
+    for (int tenths = 0; waitpid(process, &status, WNOHANG) == 0; tenths++) {
+        if (tenths == 600)
+            kill(process, SIGKILL);
+        usleep(100000);
+    }
+    return status;
+}
+
+START_TEST(lost_device) {
+    extern char **environ;
+    if (test_quick()) {
+        printf("skipped gpu.failures: lost_device: compute-sanitizer stops a kernel that reads where nothing is\n");
+        return;
+    }
+    fixture_begin();
+    gpu_stored_layer stored = store_large();
+    check_next(&stored);
+    const uint64_t before = gpu_free_memory();
+    pid_t process;
+    char path[] = "/proc/self/exe", *const arguments[] = {path, NULL};
+    setenv(kRole, "1", 1);
+    fflush(stdout);
+    const int started = posix_spawn(&process, path, NULL, NULL, arguments, environ);
+    unsetenv(kRole);
+    ck_assert_int_eq(started, 0);
+    const int status = await_process(process);
+    ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0,
+                  "the process that lost its device: status %d, signal %d",
+                  WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+    check_next(&stored); /* this process has kept its own */
+    ck_assert_uint_eq(gpu_free_memory(), before);
+    free(stored.weights);
+    fixture_end();
+}
+END_TEST
+
+int main(void) {
+    const gpu_test alone = {without_device, 1};
+    if (getenv(kRole))
+        return gpu_main("failures, without a device", &alone, 1);
+    const gpu_test tests[] = {{missing_tensor, 1}, {memory_runs_out, 1}, {each_call_fails_once, 1}, {lost_device, 1}};
+    return gpu_main("failures", tests, sizeof tests / sizeof tests[0]);
+}
