@@ -44,11 +44,21 @@ static int launch(const bench_cuda_timer *timer, cudaStream_t stream) {
            cli_cuda_check(cudaEventRecord(timer->end, stream), "bench: an event");
 }
 
-/* One turn of each; the device is not left idle between them. */
-static int run_round(bench_cuda_timer *const *timers, bench_times *const *times, size_t count, int timed,
-                     cudaStream_t stream) {
+/* Another order of 0 to count - 1: what ran before leaves the device warmer or cooler, and should not be the same each time. */
+static void shuffle(size_t *order, size_t count, uint32_t *state) {
+    for (size_t left = count; left > 1; left--) {
+        *state = *state * 1664525u + 1013904223u;
+        const size_t k = (size_t)((uint64_t)*state * left >> 32), last = order[left - 1];
+        order[left - 1] = order[k];
+        order[k] = last;
+    }
+}
+
+/* One turn of each, in that order; the device is not left idle between them. */
+static int run_round(bench_cuda_timer *const *timers, bench_times *const *times, const size_t *order, size_t count,
+                     int timed, cudaStream_t stream) {
     for (size_t i = 0; i < count; i++)
-        if (launch(timers[i], stream))
+        if (launch(timers[order[i]], stream))
             return -1;
     if (cli_cuda_check(cudaStreamSynchronize(stream), "bench: running a graph"))
         return -1;
@@ -63,16 +73,21 @@ static int run_round(bench_cuda_timer *const *timers, bench_times *const *times,
 
 int bench_cuda_time(bench_cuda_timer *const *timers, bench_times *const *times, size_t count, int rounds,
                     cudaStream_t stream) {
-    for (size_t i = 0; i < count; i++) {
+    size_t *order = malloc((count ? count : 1) * sizeof *order);
+    int failed = !order;
+    for (size_t i = 0; !failed && i < count; i++) {
+        order[i] = i;
         times[i]->count = 0;
         times[i]->seconds = calloc((size_t)rounds, sizeof *times[i]->seconds);
-        if (!times[i]->seconds) {
-            cli_fail(TRF_ERR_MEMORY, "bench: out of memory for times");
-            return -1;
-        }
+        failed = !times[i]->seconds;
     }
-    for (int round = -1; round < rounds; round++)
-        if (run_round(timers, times, count, round >= 0, stream))
-            return -1;
-    return 0;
+    if (failed)
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory for times");
+    uint32_t state = 1;
+    for (int round = -1; !failed && round < rounds; round++) {
+        shuffle(order, count, &state);
+        failed = run_round(timers, times, order, count, round >= 0, stream);
+    }
+    free(order);
+    return failed ? -1 : 0;
 }

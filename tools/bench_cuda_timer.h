@@ -20,7 +20,7 @@ int bench_cuda_timer_make(bench_cuda_timer *timer, bench_cuda_queue_fn *queue, v
                           cudaStream_t stream);
 void bench_cuda_timer_free(bench_cuda_timer *timer);
 
-/* Runs each timer once untimed, then all of them in turns, `rounds` times. times[i]: seconds a call of timers[i]; their
+/* Runs each timer once untimed, then all of them in turns, `rounds` times, each time in another order. times[i]: seconds a call of timers[i]; their
  * lists are made here. */
 int bench_cuda_time(bench_cuda_timer *const *timers, bench_times *const *times, size_t count, int rounds,
                     cudaStream_t stream);
