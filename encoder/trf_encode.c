@@ -18,6 +18,10 @@ enum {
 /* Of the bits asked for: what ends the search, and what a finished blob may be off before it is encoded again. */
 static const double kTrialTolerance = 0.001, kFinalTolerance = 0.006;
 
+/* Of the bits asked for: what a matrix may take from its codes for what large ones hardly have: the head, a scale a row, edges, slabs that are not full. What these need beyond that
+ * comes on top, since a matrix of a few thousand weights would have nothing left for its codes. */
+static const double kMostForFew = 0.05;
+
 typedef struct encoding {
     const trf_source *source;
     const trf_encode_options *options;
@@ -224,13 +228,19 @@ static double first_overhead(const trf_header *header) {
     return 0.13 + slab_bits / TRF_SLAB_ROWS * (1.0 / header->slab_cols - 1.0 / TRF_MAX_SLAB_COLS);
 }
 
-/* Searches the step; leaves the quantizer and the plan set to the best one found. correction: bits by which trials were found to
- * fall short of finished blobs. */
-static trf_status search_step(encoding *e, double correction, trf_error *err) {
-    const double target = e->options->bits - correction;
-    double step = solve_step(e, first_overhead(&e->plan.header) + correction), low = 0, high = INFINITY,
-           best_step = step, best_off = INFINITY, bits;
-    double min_step = trf_quantizer_min_step(e->quantizer), max_step = trf_quantizer_max_step(e->quantizer), tried = 0;
+/* The largest step, beyond which the size asked for is not pursued (kMostForFew). Scales of groups and blocks are as many as was asked for. */
+static double largest_step(const encoding *e) {
+    const trf_head_tables tables = head_tables(e);
+    const double scales = e->plan.extension.group_size ? blob_bits(e, tables.scales_bytes) : 0;
+    return solve_step(e, first_overhead(&e->plan.header) + scales + kMostForFew * e->options->bits);
+}
+
+/* Searches the step, up to max_step; leaves the quantizer and the plan set to the best one found, *found. correction: bits by which trials
+ * were found to fall short of finished blobs. */
+static trf_status search_step(encoding *e, double correction, double max_step, double *found, trf_error *err) {
+    const double target = e->options->bits - correction, min_step = trf_quantizer_min_step(e->quantizer);
+    double step = fmin(solve_step(e, first_overhead(&e->plan.header) + correction), max_step), low = 0, high = INFINITY,
+           best_step = step, best_off = INFINITY, tried = 0, bits;
     for (int i = 0; i < MAX_TRIALS; i++) {
         tried = step;
         trf_status status = try_step(e, step, &bits, err);
@@ -252,6 +262,7 @@ static trf_status search_step(encoding *e, double correction, trf_error *err) {
         if (step == tried)
             break;
     }
+    *found = best_step;
     return best_step == tried ? TRF_OK : try_step(e, best_step, &bits, err);
 }
 
@@ -280,13 +291,14 @@ static trf_status write_layer(encoding *e, trf_tile_pass *pass, uint64_t *blob_b
 }
 
 static trf_status encode_to_rate(encoding *e, trf_tile_pass *pass, uint64_t *blob_bytes, trf_error *err) {
-    double correction = 0;
+    const double max_step = largest_step(e);
+    double correction = 0, step;
     for (int i = 0; i < MAX_FULL_PASSES; i++) {
-        trf_status status = search_step(e, correction, err);
+        trf_status status = search_step(e, correction, max_step, &step, err);
         if (status == TRF_OK)
             status = write_layer(e, pass, blob_bytes, err);
         double off = status == TRF_OK ? blob_bits(e, *blob_bytes) - e->options->bits : 0;
-        if (status != TRF_OK || fabs(off) <= kFinalTolerance * e->options->bits)
+        if (status != TRF_OK || fabs(off) <= kFinalTolerance * e->options->bits || (off > 0 && step == max_step))
             return status;
         correction += off;
     }

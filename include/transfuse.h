@@ -109,7 +109,9 @@ TRF_API const char *trf_codec_name(trf_codec codec);
 typedef struct trf_encode_options {
     trf_codec codec; /* AUTO: lossless for the dtype; F32 needs BF16 (rounds to nearest even) or INT */
     trf_favor favor;
-    double bits; /* int codec on float weights: bits a weight of the whole blob, 2..8; 0 = absmax INT8 */
+    /* int codec on float weights: bits a weight of the whole blob, 2..8; 0 = absmax INT8. Of a small or narrow matrix the blob is larger: what its head, scales of rows and edges take beyond 5 % of the bits is
+     * not taken from its codes. */
+    double bits;
     trf_granularity granularity; /* int codec on float weights; NONE = channel */
     uint32_t group_size;         /* of GROUP and BLOCK: a multiple of 16, 16..2^20 */
     int threads;                 /* 0 = one for each core that the process may run on */
