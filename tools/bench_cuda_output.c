@@ -51,9 +51,10 @@ void bench_cuda_print_device(const bench_log *log) {
 
 void bench_cuda_print_heading(const bench_log *log) {
     bench_cuda_print_device(log);
-    printf("Times: median (min-max) of %d rounds in which all cases of a layer and codec take turns, in changing order; "
-           "weights not in the cache.\n",
-           log->environment.runs);
+    printf(
+        "Times: median (min-max) of %d rounds in which all cases of a layer and codec take turns, in changing order; "
+        "weights not in the cache.\n",
+        log->environment.runs);
     printf(
         "TB/s: of weights as they are stored (decode, copy: read and written). ratio: cuBLASLt's time by this one.\n");
     printf("error: of F32 y against F64, relative. wrong: weights decoded to something else than on the CPU.\n\n");
