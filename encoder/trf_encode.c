@@ -18,8 +18,8 @@ enum {
 /* Of the bits asked for: what ends the search, and what a finished blob may be off before it is encoded again. */
 static const double kTrialTolerance = 0.001, kFinalTolerance = 0.006;
 
-/* Of the bits asked for: what a matrix may take from its codes for what large ones hardly have: the head, a scale a row, edges, slabs that are not full. What these need beyond that
- * comes on top, since a matrix of a few thousand weights would have nothing left for its codes. */
+/* Of the bits asked for: what a matrix may take from its codes for what large ones hardly have (bits_of_few). What that needs beyond comes on top, since a matrix of a few thousand weights would
+ * have nothing left for its codes. */
 static const double kMostForFew = 0.05;
 
 typedef struct encoding {
@@ -219,20 +219,45 @@ static trf_status try_step(encoding *e, double step, double *bits, trf_error *er
     return status;
 }
 
-/* Bits a weight that the model of solve_step leaves out, to begin with: 0.13 with wide slabs, mostly lanes' ends. Narrow ones have as many of
- * these again, which are: for each lane L bits of the first state and half a word, for each slab the counts of words and exceptions and half of
- * the padding. */
-static double first_overhead(const trf_header *header) {
-    const double lane_bits = header->state_bits + 8.0,
-                 slab_bits = TRF_LANES * lane_bits + 8.0 * (TRF_LANE_PAIRS + 4 + TRF_ALIGNMENT / 2);
-    return 0.13 + slab_bits / TRF_SLAB_ROWS * (1.0 / header->slab_cols - 1.0 / TRF_MAX_SLAB_COLS);
+/* Of a slab, without its codes: for each lane L bits of the first state and half a word, the counts of words and exceptions and half of the padding. */
+static double bits_of_slab(const trf_header *header) {
+    return TRF_LANES * (header->state_bits + 8.0) + 8.0 * (TRF_LANE_PAIRS + 4 + TRF_ALIGNMENT / 2);
 }
 
-/* The largest step, beyond which the size asked for is not pursued (kMostForFew). Scales of groups and blocks are as many as was asked for. */
+/* Bits a weight that the model of solve_step leaves out, to begin with: 0.13 with wide slabs, mostly lanes' ends. Narrow ones have as many of these again. */
+static double first_overhead(const trf_header *header) {
+    return 0.13 + bits_of_slab(header) / TRF_SLAB_ROWS * (1.0 / header->slab_cols - 1.0 / TRF_MAX_SLAB_COLS);
+}
+
+/* Bits a weight for what large matrices hardly have: the head, but for scales of groups and blocks, half of the tiles' padding, slabs that are not full, and slivers. */
+static double bits_of_few(const encoding *e) {
+    const trf_header *header = &e->plan.header;
+    const trf_head_tables tables = head_tables(e);
+    const double weights = (double)header->rows * header->cols;
+    double bytes = TRF_TILES_OFFSET + (double)e->num_tiles * (sizeof(trf_tile_meta) + TRF_TILE_ALIGNMENT / 2),
+           slabs = 0, coded = 0;
+    if (!e->plan.extension.group_size)
+        bytes += (double)tables.scales_bytes;
+    for (uint32_t row = 0; row * TRF_TILE_SIZE < header->rows; row++)
+        for (uint32_t col = 0; col * TRF_TILE_SIZE < header->cols; col++) {
+            const trf_tile_shape shape =
+                trf_tile_shape_at(header->rows, header->cols, header->slab_cols, row, col, TRF_TILE_CODED);
+            slabs += shape.slabs;
+            coded += (double)shape.coded_rows * shape.coded_cols;
+        }
+    const double of_slivers = 8.0 * header->stored_bytes - e->options->bits;
+    return (8 * bytes + bits_of_slab(header) * slabs + of_slivers * (weights - coded)) / weights -
+           bits_of_slab(header) / (TRF_SLAB_ROWS * header->slab_cols);
+}
+
+/* The largest step that the search may take: of a matrix with little but what large ones hardly have, the one that leaves its codes all but kMostForFew of the bits. */
 static double largest_step(const encoding *e) {
+    const double most = kMostForFew * e->options->bits;
+    if (bits_of_few(e) <= most)
+        return trf_quantizer_max_step(e->quantizer);
     const trf_head_tables tables = head_tables(e);
     const double scales = e->plan.extension.group_size ? blob_bits(e, tables.scales_bytes) : 0;
-    return solve_step(e, first_overhead(&e->plan.header) + scales + kMostForFew * e->options->bits);
+    return solve_step(e, first_overhead(&e->plan.header) + scales + most);
 }
 
 /* Searches the step, up to max_step; leaves the quantizer and the plan set to the best one found, *found. correction: bits by which trials
