@@ -75,10 +75,10 @@ static trf_status trf_cuda_allocate(const trf_context *context, uint64_t bytes, 
 
 static void trf_cuda_release(const trf_context *context, void *memory) {
     trf_device_scope scope;
-    if (trf_enter_device(context->device, &scope, NULL) != TRF_OK)
-        return;
+    const int entered = trf_enter_device(context->device, &scope, NULL) == TRF_OK;
     cudaFree(memory);
-    trf_leave_device(&scope);
+    if (entered)
+        trf_leave_device(&scope);
 }
 
 /* Behind all that the device has been given before. */
@@ -199,11 +199,11 @@ static trf_status trf_cuda_fill_layer(trf_device_layer *made, const trf_layer_so
 
 static void trf_cuda_destroy_layer(trf_device_layer *layer) {
     trf_device_scope scope;
-    if (trf_enter_device(layer->device, &scope, NULL) == TRF_OK) {
-        cudaDeviceSynchronize();
-        cudaFree(layer->memory);
+    const int entered = trf_enter_device(layer->device, &scope, NULL) == TRF_OK;
+    cudaDeviceSynchronize();
+    cudaFree(layer->memory);
+    if (entered)
         trf_leave_device(&scope);
-    }
 }
 
 /* Reads the fault word once the device is idle, and the metadata of the tile that it names: from host memory if the layer streams from there. */
