@@ -159,34 +159,38 @@ static size_t trf_split_matrix(const char *tensor, uint64_t *matrix) {
     return errno == 0 && strcmp(end, "]") == 0 ? (size_t)(bracket - tensor) : 0;
 }
 
-/* Finds a tensor by its source's name, with or without the suffix of blobs. */
-static const trf_shard *trf_find_named(const trf_checkpoint *checkpoint, const char *name, size_t length,
-                                       const trf_shard_tensor **found) {
+/* Finds a tensor by its source's name, with or without the suffix of blobs: matrix->shard stays NULL if there is none. */
+static trf_status trf_find_named(const trf_checkpoint *checkpoint, const char *name, size_t length, trf_matrix *matrix,
+                                 trf_error *err) {
     size_t suffix = strlen(TRF_BLOB_SUFFIX);
     char *copy = strndup(name, length);
-    const trf_shard *shard = NULL;
-    for (int stripped = 0; stripped < 2 && copy && !shard; stripped++) {
+    if (!copy)
+        return trf_fail_memory(err, length);
+    for (int stripped = 0; stripped < 2 && !matrix->shard; stripped++) {
         if (stripped && (length < suffix || strcmp(copy + length - suffix, TRF_BLOB_SUFFIX) != 0))
             break;
         if (stripped)
             copy[length - suffix] = 0;
-        for (size_t i = 0; i < checkpoint->num_shards && !shard; i++)
-            if ((*found = trf_shard_find(&checkpoint->shards[i], copy)))
-                shard = &checkpoint->shards[i];
+        for (size_t i = 0; i < checkpoint->num_shards && !matrix->shard; i++)
+            if ((matrix->tensor = trf_shard_find(&checkpoint->shards[i], copy)))
+                matrix->shard = &checkpoint->shards[i];
     }
     free(copy);
-    return shard;
+    return TRF_OK;
 }
 
 trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_matrix *matrix, trf_error *err) {
     *matrix = (trf_matrix){0};
     /* A name may end in brackets of its own. */
-    matrix->shard = trf_find_named(checkpoint, name, strlen(name), &matrix->tensor);
-    if (!matrix->shard) {
+    trf_status status = trf_find_named(checkpoint, name, strlen(name), matrix, err);
+    if (status == TRF_OK && !matrix->shard) {
         const size_t stem = trf_split_matrix(name, &matrix->index);
         matrix->has_index = stem > 0;
-        matrix->shard = stem ? trf_find_named(checkpoint, name, stem, &matrix->tensor) : NULL;
+        if (stem)
+            status = trf_find_named(checkpoint, name, stem, matrix, err);
     }
+    if (status != TRF_OK)
+        return status;
     if (!matrix->shard)
         return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s'", checkpoint->root, name);
     if (!matrix->tensor->blobs)

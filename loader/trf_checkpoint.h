@@ -29,7 +29,7 @@ typedef struct trf_matrix {
     uint64_t index;
 } trf_matrix;
 
-/* Finds one by its source's name, with or without the suffix of blobs; an expert is "name[3]". Errors: TRF_ERR_NOT_FOUND, TRF_ERR_ARGUMENT (not compressed). */
+/* Finds one by its source's name, with or without the suffix of blobs; an expert is "name[3]". Errors: TRF_ERR_NOT_FOUND, TRF_ERR_ARGUMENT (not compressed), TRF_ERR_MEMORY. */
 trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_matrix *matrix, trf_error *err);
 
 /* Where its tensor's blobs lie; the matrix is blob matrix->index. file: the shard's. Errors: as trf_blob_list_read; TRF_ERR_ARGUMENT (a stack, and no index),

@@ -376,7 +376,9 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
         status = trf_checkpoint_open(in_path, &checkpoint, err);
     if (status != TRF_OK)
         goto done;
-    work.rules = trf_choice_rules_for(checkpoint, &work.run.options);
+    status = trf_choice_rules_for(checkpoint, &work.run.options, &work.rules, err);
+    if (status != TRF_OK)
+        goto done;
     work.run.total_bytes = work.run.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
     work.run.report.tensors = trf_checkpoint_num_tensors(checkpoint);
     status = trf_check_compressible(checkpoint, &work.rules, err);

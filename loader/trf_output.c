@@ -219,14 +219,15 @@ trf_status trf_output_publish(trf_output *output, trf_error *err) {
     if (status != TRF_OK)
         return status;
     trf_file_close(&output->file);
-    if ((status = trf_output_rename(output, err)) != TRF_OK)
-        return status;
-    free(output->temporary);
-    output->temporary = NULL;
-    char *parent = trf_path_parent(output->path);
+    char *parent = trf_path_parent(output->path); /* while it can still fail */
     if (!parent)
         return trf_fail_memory(err, strlen(output->path));
-    status = trf_directory_sync(parent, err);
+    status = trf_output_rename(output, err);
+    if (status == TRF_OK) {
+        free(output->temporary);
+        output->temporary = NULL;
+        status = trf_directory_sync(parent, err);
+    }
     free(parent);
     return status;
 }
@@ -244,22 +245,26 @@ void trf_output_end(trf_output *output) {
     *output = (trf_output){.file = {.fd = -1}};
 }
 
-/* The path with all links resolved, of something that need not exist itself. @return malloc'd, or NULL. */
-static char *trf_resolve_output(const char *path) {
-    char *resolved = realpath(path, NULL);
-    if (resolved)
-        return resolved;
+/* The path with all links resolved, of something that need not exist itself; malloc'd, or NULL if its folder does not either. */
+static trf_status trf_resolve(const char *path, char **resolved, trf_error *err) {
+    *resolved = realpath(path, NULL);
+    if (*resolved)
+        return TRF_OK;
+    int lacks_memory = errno == ENOMEM;
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/')
         length--;
     char *plain = strndup(path, length), *parent = plain ? trf_path_parent(plain) : NULL;
     char *folder = parent ? realpath(parent, NULL) : NULL;
-    if (folder)
-        resolved = trf_path_join(folder, trf_path_basename(plain));
+    lacks_memory |= !parent || (!folder && errno == ENOMEM);
+    if (folder) {
+        *resolved = trf_path_join(folder, trf_path_basename(plain));
+        lacks_memory |= !*resolved;
+    }
     free(plain);
     free(parent);
     free(folder);
-    return resolved;
+    return lacks_memory ? trf_fail_memory(err, length) : TRF_OK;
 }
 
 static int trf_path_holds(const char *outer, const char *inner) {
@@ -271,11 +276,13 @@ static int trf_path_holds(const char *outer, const char *inner) {
 
 trf_status trf_output_check_apart(const char *in_path, const char *out_path, trf_error *err) {
     struct stat in_info = {0}, out_info = {0};
-    char *in = realpath(in_path, NULL), *out = trf_resolve_output(out_path);
-    trf_status status = TRF_OK;
+    char *in = NULL, *out = NULL;
+    trf_status status = trf_resolve(in_path, &in, err);
+    if (status == TRF_OK)
+        status = trf_resolve(out_path, &out, err);
     int same = stat(in_path, &in_info) == 0 && stat(out_path, &out_info) == 0 && in_info.st_dev == out_info.st_dev &&
                in_info.st_ino == out_info.st_ino;
-    if (same || (in && out && strcmp(in, out) == 0))
+    if (status == TRF_OK && (same || (in && out && strcmp(in, out) == 0)))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output is the input", out_path);
     else if (in && out && trf_path_holds(in, out))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output lies inside the input %s", out_path,

@@ -1,5 +1,7 @@
 #include "trf_select.h"
 
+#include "trf_json.h"
+
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,20 +35,21 @@ static int trf_matches(const char *const *patterns, size_t count, const char *na
     return 0;
 }
 
-/* @return whether a tensor is one that is kept by default, going by its name. */
-static int trf_kept_name(const trf_choice_rules *rules, const char *name) {
-    if (rules->tied_embeddings && trf_matches(kTiedNames, sizeof kTiedNames / sizeof kTiedNames[0], name))
-        return 1;
+/* *kept: whether a tensor is one that is kept by default, going by its name. */
+static trf_status trf_ask_name(const trf_choice_rules *rules, const char *name, int *kept, trf_error *err) {
+    *kept = rules->tied_embeddings && trf_matches(kTiedNames, sizeof kTiedNames / sizeof kTiedNames[0], name);
+    if (*kept)
+        return TRF_OK;
     char *part = strdup(name);
     if (!part)
-        return 0;
+        return trf_fail_memory(err, strlen(name));
     size_t length = strlen(part), tail = strlen(".weight");
     if (length > tail && strcmp(part + length - tail, ".weight") == 0)
         part[length - tail] = 0;
     const char *dot = strrchr(part, '.');
-    int kept = trf_matches(kKeptParts, sizeof kKeptParts / sizeof kKeptParts[0], dot ? dot + 1 : part);
+    *kept = trf_matches(kKeptParts, sizeof kKeptParts / sizeof kKeptParts[0], dot ? dot + 1 : part);
     free(part);
-    return kept;
+    return TRF_OK;
 }
 
 int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf_encode_options *options) {
@@ -111,10 +114,13 @@ trf_status trf_choose(const trf_choice_rules *rules, const trf_tensor *tensor, t
     if (exclude && trf_matches(exclude, (size_t)trf_list_length(exclude), tensor->name))
         return TRF_OK;
     if (!include || !include[0]) {
-        if (!obstacle && tensor->shape[tensor->num_dims - 2] >= TRF_LEAST_ROWS &&
-            tensor->shape[tensor->num_dims - 1] >= TRF_LEAST_COLS && !trf_kept_name(rules, tensor->name))
-            *choice = TRF_CHOICE_COMPRESS;
-        return TRF_OK;
+        if (obstacle || tensor->shape[tensor->num_dims - 2] < TRF_LEAST_ROWS ||
+            tensor->shape[tensor->num_dims - 1] < TRF_LEAST_COLS)
+            return TRF_OK;
+        int kept = 0;
+        trf_status status = trf_ask_name(rules, tensor->name, &kept, err);
+        *choice = kept || status != TRF_OK ? TRF_CHOICE_KEEP : TRF_CHOICE_COMPRESS;
+        return status;
     }
     for (int i = 0; include[i]; i++) {
         if (trf_pattern_is_name(include[i]) && strcmp(include[i], tensor->name) == 0) {
@@ -136,19 +142,25 @@ static int trf_says_tied(const json_t *config) {
            json_is_true(json_object_get(json_object_get(config, "text_config"), "tie_word_embeddings"));
 }
 
-trf_choice_rules trf_choice_rules_for(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options) {
-    trf_choice_rules rules = {.options = options};
+trf_status trf_choice_rules_for(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
+                                trf_choice_rules *rules, trf_error *err) {
+    *rules = (trf_choice_rules){.options = options};
     char *directory = checkpoint->is_directory ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
     char *path = directory ? trf_path_join(directory, "config.json") : NULL, *text = NULL;
     size_t bytes;
     /* A config that is missing or that nobody can parse says nothing. */
-    if (path && trf_file_load(path, TRF_MOST_CONFIG_BYTES, &text, &bytes, NULL) == TRF_OK) {
-        json_t *config = json_loadb(text, bytes, 0, NULL);
-        rules.tied_embeddings = trf_says_tied(config);
+    trf_status status = path ? trf_file_load(path, TRF_MOST_CONFIG_BYTES, &text, &bytes, err)
+                             : trf_fail_memory(err, strlen(checkpoint->root));
+    if (status == TRF_OK) {
+        json_error_t fault;
+        json_t *config = json_loadb(text, bytes, 0, &fault);
+        if (!config && trf_json_lacked_memory(&fault))
+            status = trf_fail_memory(err, bytes);
+        rules->tied_embeddings = trf_says_tied(config);
         json_decref(config);
     }
     free(text);
     free(path);
     free(directory);
-    return rules;
+    return status == TRF_ERR_MEMORY ? status : TRF_OK;
 }

@@ -67,6 +67,16 @@ void *__real_realloc(void *memory, size_t bytes);
 void *__wrap_realloc(void *memory, size_t bytes);
 void *__wrap_realloc(void *memory, size_t bytes) { return allocation_fails() ? NULL : __real_realloc(memory, bytes); }
 
+char *__real_strdup(const char *text);
+char *__wrap_strdup(const char *text);
+char *__wrap_strdup(const char *text) { return allocation_fails() ? NULL : __real_strdup(text); }
+
+char *__real_strndup(const char *text, size_t length);
+char *__wrap_strndup(const char *text, size_t length);
+char *__wrap_strndup(const char *text, size_t length) {
+    return allocation_fails() ? NULL : __real_strndup(text, length);
+}
+
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {

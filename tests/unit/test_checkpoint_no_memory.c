@@ -1,0 +1,134 @@
+/* Every allocation of compressing, decompressing, verifying and extracting fails once: a status each time, nothing left under any name, and what comes out when nothing failed is what
+ * comes out without failures. (The address sanitizer's run looks for leaks.)
+ * TRF_TEST_WRAPS_ALLOCATIONS. */
+#include "common/checkpoint_fixture.h"
+#include "common/failing_memory.h"
+#include "common/run_suite.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+
+static trf_error err;
+static const char *folder, *source, *packed, *quantized; /* the last three in the first */
+
+/* Two shards, an index and a config, which says that the last matrix is the embedding. */
+static void make_source(void) {
+    static const fixture_tensor first[] = {{"a.weight", "BF16", {96, 300}, 2, 0}, {"n", "F32", {7}, 1, 0}};
+    static const fixture_tensor second[] = {{"model.embed_tokens.weight", "BF16", {128, 64}, 2, 0},
+                                            {"experts.weight", "F16", {2, 64, 128}, 3, 0},
+                                            {"lm_head.weight", "BF16", {128, 64}, 2, 0}};
+    static const char config[] = "{\"tie_word_embeddings\": true}",
+                      index[] =
+                          "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {\"a.weight\": \"m-1.safetensors\", "
+                          "\"n\": \"m-1.safetensors\", \"model.embed_tokens.weight\": \"m-2.safetensors\", "
+                          "\"experts.weight\": \"m-2.safetensors\", \"lm_head.weight\": \"m-2.safetensors\"}}";
+    fixture_make_directory(source);
+    fixture_write_safetensors(fixture_path("in/m-1.safetensors"), "{\"format\": \"pt\"}", first, 2, 8, 5);
+    fixture_write_safetensors(fixture_path("in/m-2.safetensors"), NULL, second, 3, 8, 6);
+    fixture_write(fixture_path("in/config.json"), config, sizeof config - 1);
+    fixture_write(fixture_path("in/model.safetensors.index.json"), index, sizeof index - 1);
+}
+
+static trf_status compress_to(const char *path, double bits, int threads) {
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.encode.threads = threads;
+    if (bits > 0) {
+        options.encode.codec = TRF_CODEC_INT;
+        options.encode.bits = bits;
+        options.encode.granularity = TRF_GRANULARITY_GROUP;
+        options.encode.group_size = 64;
+    }
+    return trf_compress_checkpoint(source, path, &options, NULL, &err);
+}
+
+static void begin(void) {
+    fixture_begin();
+    source = fixture_path("in");
+    packed = fixture_path("packed");
+    quantized = fixture_path("quantized");
+    folder = fixture_path(".");
+    make_source();
+    fixture_check_status(compress_to(packed, 0, 1), TRF_OK, &err);
+    fixture_check_status(compress_to(quantized, 4.25, 1), TRF_OK, &err);
+}
+
+/* ---- what is done ---- */
+
+static trf_status compress_lossless(const char *out, int threads) { return compress_to(out, 0, threads); }
+static trf_status compress_to_rate(const char *out, int threads) { return compress_to(out, 4.25, threads); }
+
+static trf_status decompress(const char *out, int threads) {
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.encode.threads = threads;
+    return trf_decompress_checkpoint(packed, out, &options, NULL, &err);
+}
+
+static trf_status verify(const char *out, int threads) {
+    (void)out;
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.encode.threads = threads;
+    return trf_verify_checkpoint(packed, source, &options, NULL, &err);
+}
+
+static trf_status extract(const char *out, int threads) {
+    (void)threads;
+    return trf_extract_layer(packed, "experts.weight[1]", out, 0, &err);
+}
+
+static const struct {
+    const char *name;
+    trf_status (*act)(const char *out, int threads);
+    int leaves; /* whether something under `out` */
+} kActs[] = {{"compress", compress_lossless, 1},
+             {"to rate", compress_to_rate, 1},
+             {"decompress", decompress, 1},
+             {"verify", verify, 0},
+             {"extract", extract, 1}};
+enum {
+    ACTS = sizeof kActs / sizeof kActs[0]
+};
+
+/* ---- and fails ---- */
+
+static int act_number, attempts, entries_before;
+static char out[512];
+
+/* Another output each time, so that what a failure left would be seen; TRF_ERR_IO stands for that. context: number of threads. */
+static trf_status attempt(void *context) {
+    snprintf(out, sizeof out, "%s/out%d", folder, ++attempts);
+    const trf_status status = kActs[act_number].act(out, *(const int *)context);
+    atomic_store(&allocation_fails_at, 0); /* what comes now is the test's */
+    const int entries = fixture_count_entries(folder);
+    if (entries != entries_before + (status == TRF_OK && kActs[act_number].leaves))
+        return err.status = TRF_ERR_IO;
+    entries_before = entries;
+    return status;
+}
+
+START_TEST(every_allocation_fails_once) {
+    act_number = _i;
+    for (int threads = 1; threads <= 2; threads++) {
+        attempts = 10000 * (2 * _i + threads);
+        entries_before = fixture_count_entries(folder);
+        const long failures = fail_each_allocation(attempt, &threads, TRF_ERR_MEMORY, &err);
+        ck_assert_msg(failures > 5, "%s: %ld allocations", kActs[_i].name, failures);
+        if (_i <= 2)
+            fixture_check_same(out, _i == 0 ? packed : _i == 1 ? quantized : source);
+        printf("%s, %d threads: %ld allocations\n", kActs[_i].name, threads, failures);
+    }
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("checkpoint_no_memory");
+    TCase *tests = tcase_create("checkpoint_no_memory");
+    tcase_add_unchecked_fixture(tests, begin, fixture_end);
+    tcase_set_timeout(tests, 240);
+    tcase_add_loop_test(tests, every_allocation_fails_once, 0, ACTS);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}
