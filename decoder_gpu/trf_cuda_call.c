@@ -15,10 +15,11 @@ trf_status trf_check_cuda(int error, const char *doing, trf_error *err) {
 }
 
 trf_status trf_enter_device(int device, trf_device_scope *scope, trf_error *err) {
-    scope->device = device;
-    cudaError_t error = cudaGetDevice(&scope->previous);
-    if (error == cudaSuccess && scope->previous != device)
+    int previous = device;
+    cudaError_t error = cudaGetDevice(&previous);
+    if (error == cudaSuccess && previous != device)
         error = cudaSetDevice(device);
+    *scope = (trf_device_scope){error == cudaSuccess ? previous : device, device}; /* else there is nothing to undo */
     return trf_check_cuda(error, "making the context's device current", err);
 }
 

@@ -143,11 +143,10 @@ static trf_status trf_cuda_fill_experts(trf_experts *experts, trf_error *err) {
 
 static void trf_cuda_destroy_experts(trf_experts *experts) {
     trf_device_scope scope;
-    const int entered = trf_enter_device(experts->context->device, &scope, NULL) == TRF_OK;
+    trf_enter_device(experts->context->device, &scope, NULL);
     cudaDeviceSynchronize();
     cudaFree(experts->experts_dev);
-    if (entered)
-        trf_leave_device(&scope);
+    trf_leave_device(&scope);
 }
 
 static trf_status trf_cuda_plan_experts(const trf_experts *experts, trf_experts_plan *plan, trf_error *err) {

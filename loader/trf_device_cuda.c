@@ -46,12 +46,11 @@ static trf_status trf_find_device(int device, struct cudaDeviceProp *properties,
 
 static void trf_cuda_destroy(trf_context *context) {
     trf_device_scope scope;
-    int entered = trf_enter_device(context->device, &scope, NULL) == TRF_OK;
+    trf_enter_device(context->device, &scope, NULL);
     trf_gemm_destroy(context->gemm);
     trf_staging_destroy(context->staging);
     trf_cuda_copier_destroy(context->copier);
-    if (entered)
-        trf_leave_device(&scope);
+    trf_leave_device(&scope);
 }
 
 /* ---- memory ---- */
@@ -75,10 +74,9 @@ static trf_status trf_cuda_allocate(const trf_context *context, uint64_t bytes, 
 
 static void trf_cuda_release(const trf_context *context, void *memory) {
     trf_device_scope scope;
-    const int entered = trf_enter_device(context->device, &scope, NULL) == TRF_OK;
+    trf_enter_device(context->device, &scope, NULL);
     cudaFree(memory);
-    if (entered)
-        trf_leave_device(&scope);
+    trf_leave_device(&scope);
 }
 
 /* Behind all that the device has been given before. */
@@ -199,11 +197,10 @@ static trf_status trf_cuda_fill_layer(trf_device_layer *made, const trf_layer_so
 
 static void trf_cuda_destroy_layer(trf_device_layer *layer) {
     trf_device_scope scope;
-    const int entered = trf_enter_device(layer->device, &scope, NULL) == TRF_OK;
+    trf_enter_device(layer->device, &scope, NULL);
     cudaDeviceSynchronize();
     cudaFree(layer->memory);
-    if (entered)
-        trf_leave_device(&scope);
+    trf_leave_device(&scope);
 }
 
 /* Reads the fault word once the device is idle, and the metadata of the tile that it names: from host memory if the layer streams from there. */

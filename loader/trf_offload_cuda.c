@@ -285,12 +285,11 @@ static trf_status trf_cuda_prepare(trf_stack *stack, uint64_t budget_bytes, trf_
 
 static void trf_cuda_destroy_stack(trf_stack *stack) {
     trf_device_scope scope;
-    const int entered = trf_enter_device(stack->context->device, &scope, NULL) == TRF_OK;
+    trf_enter_device(stack->context->device, &scope, NULL);
     if (stack->device)
         cudaDeviceSynchronize();
     trf_release_stack(stack); /* of a lost device, too: some of it is the host's */
-    if (entered)
-        trf_leave_device(&scope);
+    trf_leave_device(&scope);
     for (uint32_t i = 0; i < stack->count; i++)
         free(stack->entries[i].layer);
 }
