@@ -99,15 +99,21 @@ static bool find_cut(const trf_device_view *view, const trf_device_facts *facts,
     return found;
 }
 
-const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts *facts,
-                             const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
-    const char *reason = trf_fused_refuses_layer(view, facts, x_dtype);
-    if (reason)
-        return reason;
+const char *trf_wide_refuses_device(const trf_device_limits *limits) {
     if (limits->capability != 90)
         return "the device is not of compute capability 9.0";
     if (limits->missing_code & TRF_CODE_WIDE)
         return "this build has no code for architecture 9.0a";
+    return NULL;
+}
+
+const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts *facts,
+                             const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
+    const char *reason = trf_fused_refuses_layer(view, facts, x_dtype);
+    if (!reason)
+        reason = trf_wide_refuses_device(limits);
+    if (reason)
+        return reason;
     if (facts->irregular_weights)
         return "the layer has stored tiles, or rows or columns that are not multiples of 32 and 64";
     if (!trf_has_usual_p(*view, facts->max_frequency) || (facts->predictor_modes & TRF_PREDICT_ROW))

@@ -8,6 +8,9 @@
 extern "C" {
 #endif
 
+/* Whether there are wide kernels for the device. @return NULL, or why not: a static string. */
+const char *trf_wide_refuses_device(const trf_device_limits *limits);
+
 /* Whether the wide kernels take this layer and batch. @return NULL, or why not: a static string. */
 const char *trf_wide_refuses(const trf_device_view *view, const trf_device_facts *facts,
                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);

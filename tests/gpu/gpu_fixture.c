@@ -25,13 +25,8 @@ static int skip(const char *suite, const gpu_test *tests, size_t count, const ch
     return 77;
 }
 
-static const char *lacks_nothing(const trf_context *context) {
-    (void)context;
-    return NULL;
-}
-
 int gpu_main(const char *name, const gpu_test *tests, size_t count) {
-    return gpu_main_unless(lacks_nothing, name, tests, count);
+    return gpu_main_unless(NULL, name, tests, count);
 }
 
 int gpu_main_unless(const char *(*lacks)(const trf_context *context), const char *name, const gpu_test *tests,
@@ -44,7 +39,7 @@ int gpu_main_unless(const char *(*lacks)(const trf_context *context), const char
         printf("gpu.%s: %s [%s]\n", name, err.message, trf_status_name(status));
         return 1;
     }
-    const char *lacking = lacks(gpu_context);
+    const char *lacking = lacks ? lacks(gpu_context) : NULL;
     if (lacking) {
         trf_context_destroy(gpu_context);
         return skip(name, tests, count, lacking);

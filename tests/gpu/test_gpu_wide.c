@@ -1,6 +1,7 @@
 /* The wide path: every codec that it takes against F64, in all cuts that it knows, the same bits on every run, and corrupt streams. */
 #include "gpu_products.h"
 #include "trf_context.h"
+#include "trf_wide.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -115,11 +116,7 @@ START_TEST(refusals) {
 }
 END_TEST
 
-static const char *lacks_wide(const trf_context *context) {
-    return context->limits.capability != 90               ? "the device is not of compute capability 9.0"
-           : context->limits.missing_code & TRF_CODE_WIDE ? "this build has no code for architecture 9.0a"
-                                                          : NULL;
-}
+static const char *lacks_wide(const trf_context *context) { return trf_wide_refuses_device(&context->limits); }
 
 int main(void) {
     const gpu_test tests[] = {{near_f64, 4 * WIDE_CHOICES},
