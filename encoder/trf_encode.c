@@ -229,15 +229,12 @@ static double first_overhead(const trf_header *header) {
     return 0.13 + bits_of_slab(header) / TRF_SLAB_ROWS * (1.0 / header->slab_cols - 1.0 / TRF_MAX_SLAB_COLS);
 }
 
-/* Bits a weight for what large matrices hardly have: the head, but for scales of groups and blocks, half of the tiles' padding, slabs that are not full, and slivers. */
+/* Bits a weight for what large matrices hardly have: the head, but for scales, half of the tiles' padding, slabs that are not full, and slivers. */
 static double bits_of_few(const encoding *e) {
     const trf_header *header = &e->plan.header;
-    const trf_head_tables tables = head_tables(e);
-    const double weights = (double)header->rows * header->cols;
-    double bytes = TRF_TILES_OFFSET + (double)e->num_tiles * (sizeof(trf_tile_meta) + TRF_TILE_ALIGNMENT / 2),
-           slabs = 0, coded = 0;
-    if (!e->plan.extension.group_size)
-        bytes += (double)tables.scales_bytes;
+    const double weights = (double)header->rows * header->cols,
+                 bytes = TRF_TILES_OFFSET + (double)e->num_tiles * (sizeof(trf_tile_meta) + TRF_TILE_ALIGNMENT / 2);
+    double slabs = 0, coded = 0;
     for (uint32_t row = 0; row * TRF_TILE_SIZE < header->rows; row++)
         for (uint32_t col = 0; col * TRF_TILE_SIZE < header->cols; col++) {
             const trf_tile_shape shape =
@@ -252,12 +249,12 @@ static double bits_of_few(const encoding *e) {
 
 /* The largest step that the search may take: of a matrix with little but what large ones hardly have, the one that leaves its codes all but kMostForFew of the bits. */
 static double largest_step(const encoding *e) {
-    const double most = kMostForFew * e->options->bits;
-    if (bits_of_few(e) <= most)
+    const double most = kMostForFew * e->options->bits, scales = blob_bits(e, head_tables(e).scales_bytes);
+    const int asked_for =
+        e->plan.extension.group_size != 0; /* scales of groups and blocks are as many as was asked for */
+    if (bits_of_few(e) + (asked_for ? 0 : scales) <= most)
         return trf_quantizer_max_step(e->quantizer);
-    const trf_head_tables tables = head_tables(e);
-    const double scales = e->plan.extension.group_size ? blob_bits(e, tables.scales_bytes) : 0;
-    return solve_step(e, first_overhead(&e->plan.header) + scales + most);
+    return solve_step(e, first_overhead(&e->plan.header) + (asked_for ? scales : 0) + most);
 }
 
 /* Searches the step, up to max_step; leaves the quantizer and the plan set to the best one found, *found. correction: bits by which trials
