@@ -35,6 +35,18 @@ gpu_stored_layer gpu_store_layer(const char *name, const gpu_choice *choice, gpu
     return made;
 }
 
+gpu_stored_layer gpu_store_large(void) {
+    static const gpu_shape large = {2300, 5000}, quick = {2300, 3000};
+    return gpu_store_layer("large", &kGpuChoices[0], test_quick() ? quick : large, TRF_FAVOR_SPEED);
+}
+
+trf_load_options gpu_load_options(int threads) {
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.threads = threads;
+    return options;
+}
+
 trf_status gpu_load(trf_context *context, const char *path, const trf_load_options *options, trf_device_layer **layer,
                     trf_error *err) {
     trf_checkpoint *checkpoint;
@@ -61,4 +73,14 @@ int gpu_is_stored(const trf_device_layer *layer, const gpu_stored_layer *stored)
     CUDA(cudaStreamDestroy(stream));
     free(found);
     return right && trf_device_layer_check(layer, &err) == TRF_OK;
+}
+
+void gpu_check_load(const gpu_stored_layer *stored, int threads) {
+    const trf_load_options options = gpu_load_options(threads);
+    trf_device_layer *layer;
+    trf_error err = {0};
+    gpu_check(gpu_load(gpu_context, stored->path, &options, &layer, &err), TRF_OK, &err, stored->path);
+    if (!gpu_is_stored(layer, stored))
+        ck_abort_msg("%s: wrong weights with %d threads", stored->path, threads);
+    trf_device_layer_destroy(layer);
 }

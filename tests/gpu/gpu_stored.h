@@ -18,11 +18,20 @@ typedef struct gpu_stored_layer {
 /* name: of the file, without .trf. */
 gpu_stored_layer gpu_store_layer(const char *name, const gpu_choice *choice, gpu_shape shape, trf_favor favor);
 
+/* One of several staging buffers of 4 MiB. */
+gpu_stored_layer gpu_store_large(void);
+
+/* The defaults, but for threads. */
+trf_load_options gpu_load_options(int threads);
+
 /* trf_device_layer_load of the file's layer. */
 trf_status gpu_load(trf_context *context, const char *path, const trf_load_options *options, trf_device_layer **layer,
                     trf_error *err);
 
 /* Decodes at once, on a stream that waits for no other. @return whether the weights are those of the file. */
 int gpu_is_stored(const trf_device_layer *layer, const gpu_stored_layer *stored);
+
+/* Loads it to gpu_context, which must work, and lets go of it. */
+void gpu_check_load(const gpu_stored_layer *stored, int threads);
 
 #endif

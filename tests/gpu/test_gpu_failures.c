@@ -17,25 +17,10 @@ GPU_WRAP(cudaMemcpyAsync, (void *to, const void *from, size_t bytes, enum cudaMe
          (to, from, bytes, kind, stream))
 GPU_WRAP(cudaEventRecord, (cudaEvent_t event, cudaStream_t stream), (event, stream))
 
-/* Several staging buffers of 4 MiB. */
-static gpu_stored_layer store_large(void) {
-    static const gpu_shape shape = {2300, 5000};
-    return gpu_store_layer("large", &kGpuChoices[0], shape, TRF_FAVOR_SPEED);
-}
-
-/* The next call works. */
-static void check_next(const gpu_stored_layer *stored) {
-    trf_error err = {0};
-    trf_device_layer *layer;
-    gpu_check(gpu_load(gpu_context, stored->path, NULL, &layer, &err), TRF_OK, &err, stored->path);
-    ck_assert_msg(gpu_is_stored(layer, stored), "other weights after a failure");
-    trf_device_layer_destroy(layer);
-}
-
 START_TEST(missing_tensor) {
     fixture_begin();
-    gpu_stored_layer stored = store_large();
-    check_next(&stored);
+    gpu_stored_layer stored = gpu_store_large();
+    gpu_check_load(&stored, 0);
     const uint64_t before = gpu_free_memory();
     trf_error err = {0};
     trf_checkpoint *checkpoint;
@@ -46,7 +31,7 @@ START_TEST(missing_tensor) {
     ck_assert_ptr_null(layer);
     ck_assert_msg(strstr(err.message, "no.such.weight") && strstr(err.message, "large.trf"), "%s", err.message);
     trf_checkpoint_close(checkpoint);
-    check_next(&stored);
+    gpu_check_load(&stored, 0);
     ck_assert_uint_eq(gpu_free_memory(), before);
     free(stored.weights);
     fixture_end();
@@ -82,8 +67,8 @@ START_TEST(memory_runs_out) {
         return;
     }
     fixture_begin();
-    gpu_stored_layer stored = store_large();
-    check_next(&stored);
+    gpu_stored_layer stored = gpu_store_large();
+    gpu_check_load(&stored, 0);
     const uint64_t before = gpu_free_memory();
     void *pieces[MOST_PIECES];
     const int count = take_all(pieces);
@@ -92,9 +77,7 @@ START_TEST(memory_runs_out) {
     void *memory = NULL;
     char size[32];
     for (int threads = 0; threads <= 2; threads++) {
-        trf_load_options options;
-        trf_load_options_init(&options);
-        options.threads = threads;
+        trf_load_options options = gpu_load_options(threads);
         gpu_check(gpu_load(gpu_context, stored.path, &options, &layer, &err), TRF_ERR_MEMORY, &err, stored.path);
         ck_assert_ptr_null(layer);
         ck_assert_msg(strstr(err.message, "weight") && strstr(err.message, " bytes of device memory"), "%s",
@@ -107,7 +90,7 @@ START_TEST(memory_runs_out) {
     ck_assert_msg(strstr(err.message, size) != NULL, "%s", err.message);
     for (int i = 0; i < count; i++)
         CUDA(cudaFree(pieces[i]));
-    check_next(&stored);
+    gpu_check_load(&stored, 0);
     ck_assert_uint_eq(gpu_free_memory(), before);
     free(stored.weights);
     fixture_end();
@@ -121,9 +104,7 @@ static trf_status use_device(const gpu_stored_layer *stored, int threads, int *f
     trf_context *context = NULL;
     trf_device_layer *layer = NULL;
     trf_experts *experts = NULL;
-    trf_load_options options;
-    trf_load_options_init(&options);
-    options.threads = threads;
+    trf_load_options options = gpu_load_options(threads);
     trf_status status = trf_context_create(0, &context, err);
     if (status == TRF_OK)
         status = gpu_load(context, stored->path, &options, &layer, err);
@@ -144,7 +125,8 @@ static trf_status use_device(const gpu_stored_layer *stored, int threads, int *f
 START_TEST(each_call_fails_once) {
     fixture_begin();
     static const gpu_shape small = {400, 900};
-    const gpu_stored_layer stored[] = {store_large(), gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE)};
+    const gpu_stored_layer stored[] = {gpu_store_large(),
+                                       gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE)};
     trf_error err = {0};
     for (int s = 0; s < 2; s++)
         for (int threads = 1; threads <= 2; threads++) {
@@ -170,7 +152,7 @@ START_TEST(each_call_fails_once) {
                    failures, survived);
             ck_assert_int_gt(failures, 8);
         }
-    check_next(&stored[0]);
+    gpu_check_load(&stored[0], 0);
     free(stored[0].weights);
     free(stored[1].weights);
     fixture_end();
@@ -208,7 +190,7 @@ START_TEST(without_device) {
         PLENTY = 1 << 22
     };
     fixture_begin();
-    gpu_stored_layer stored = store_large();
+    gpu_stored_layer stored = gpu_store_large();
     trf_error err = {0};
     trf_device_layer *layer, *none = NULL;
     trf_layer *host;
@@ -238,9 +220,7 @@ START_TEST(without_device) {
         trf_device_layer_decode_rows(layer, memory, 4, 1, TRF_DECODE_SOURCE, memory, 2ull * stored.cols, NULL, &err),
         &err, "trf_device_layer_decode_rows");
     for (int threads = 1; threads <= 2; threads++) {
-        trf_load_options options;
-        trf_load_options_init(&options);
-        options.threads = threads;
+        trf_load_options options = gpu_load_options(threads);
         expect_lost(gpu_load(gpu_context, stored.path, &options, &none, &err), &err, "trf_device_layer_load");
     }
     expect_lost(trf_device_layer_create(gpu_context, host, &none, &err), &err, "trf_device_layer_create");
@@ -282,8 +262,8 @@ START_TEST(lost_device) {
         return;
     }
     fixture_begin();
-    gpu_stored_layer stored = store_large();
-    check_next(&stored);
+    gpu_stored_layer stored = gpu_store_large();
+    gpu_check_load(&stored, 0);
     const uint64_t before = gpu_free_memory();
     pid_t process;
     char path[] = "/proc/self/exe", *const arguments[] = {path, NULL};
@@ -296,7 +276,7 @@ START_TEST(lost_device) {
     ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0,
                   "the process that lost its device: status %d, signal %d",
                   WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0);
-    check_next(&stored); /* this process has kept its own */
+    gpu_check_load(&stored, 0); /* this process has kept its own */
     ck_assert_uint_eq(gpu_free_memory(), before);
     free(stored.weights);
     fixture_end();

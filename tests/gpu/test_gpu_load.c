@@ -7,20 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void check_load(const gpu_stored_layer *stored, int threads) {
-    trf_load_options options;
-    trf_device_layer *layer;
-    trf_error err = {0};
-    trf_load_options_init(&options);
-    options.threads = threads;
-    gpu_check(gpu_load(gpu_context, stored->path, &options, &layer, &err), TRF_OK, &err, stored->path);
-    if (!gpu_is_stored(layer, stored))
-        ck_abort_msg("%s: wrong weights with %d threads", stored->path, threads);
-    trf_device_layer_destroy(layer);
-}
-
-/* ---- tests ---- */
-
 START_TEST(every_size) {
     static const gpu_shape shapes[] = {{1, 1}, {16, 16}, {300, 515}, {1, 5000}, {257, 256}, {1024, 2048}, {8192, 6144}};
     const int count = (int)(sizeof shapes / sizeof shapes[0]) - test_quick();
@@ -29,18 +15,12 @@ START_TEST(every_size) {
         for (int c = 0; c < GPU_CHOICES; c += s == 6 ? 5 : 3) {
             gpu_stored_layer stored = gpu_store_layer("layer", &kGpuChoices[c], shapes[s], (trf_favor)(c % 2));
             for (int threads = 0; threads <= 3; threads++)
-                check_load(&stored, threads);
+                gpu_check_load(&stored, threads);
             free(stored.weights);
         }
     fixture_end();
 }
 END_TEST
-
-/* A layer of several staging buffers of 4 MiB. */
-static gpu_stored_layer store_large(void) {
-    static const gpu_shape large = {2300, 5000}, quick = {2300, 3000};
-    return gpu_store_layer("large", &kGpuChoices[0], test_quick() ? quick : large, TRF_FAVOR_SPEED);
-}
 
 /* Tile metadata of a .trf file: 32 bytes each from byte 832 on, the tile's place first. */
 static uint64_t tile_offset(const uint8_t *file, uint64_t tile) {
@@ -52,8 +32,8 @@ static uint64_t tile_offset(const uint8_t *file, uint64_t tile) {
 START_TEST(corrupt_tiles) {
     size_t bytes;
     fixture_begin();
-    gpu_stored_layer stored = store_large();
-    check_load(&stored, 0); /* from here on there are buffers */
+    gpu_stored_layer stored = gpu_store_large();
+    gpu_check_load(&stored, 0); /* from here on there are buffers */
     uint8_t *file = fixture_read(stored.path, &bytes);
     const char *damaged = fixture_path("damaged.trf");
     const uint64_t before = gpu_free_memory();
@@ -64,11 +44,9 @@ START_TEST(corrupt_tiles) {
         file[at + 77] ^= 1;
         fixture_write(damaged, file, bytes);
         file[at + 77] ^= 1;
-        trf_load_options options;
+        trf_load_options options = gpu_load_options(i % 4);
         trf_device_layer *layer = NULL;
         trf_error err = {0};
-        trf_load_options_init(&options);
-        options.threads = i % 4;
         gpu_check(gpu_load(gpu_context, damaged, &options, &layer, &err), TRF_ERR_CHECKSUM, &err, damaged);
         if (!strstr(err.message, name) || !strstr(err.message, "damaged.trf") || err.offset != at)
             ck_abort_msg("offset %llu, not %llu of %s %s", (unsigned long long)err.offset, (unsigned long long)at, name,
@@ -76,7 +54,7 @@ START_TEST(corrupt_tiles) {
         ck_assert_ptr_null(layer);
         ck_assert_uint_eq(gpu_free_memory(), before);
     }
-    check_load(&stored, 0);
+    gpu_check_load(&stored, 0);
     ck_assert_uint_eq(gpu_free_memory(), before);
     free(file);
     free(stored.weights);
@@ -100,17 +78,15 @@ static int count(void *context, const char *tensor, uint64_t done, uint64_t tota
 
 START_TEST(cancelled_loads) {
     fixture_begin();
-    gpu_stored_layer stored = store_large();
-    check_load(&stored, 0);
+    gpu_stored_layer stored = gpu_store_large();
+    gpu_check_load(&stored, 0);
     const uint64_t before = gpu_free_memory();
     for (int threads = 1; threads <= 2; threads++)
         for (int stop_at = 1;; stop_at++) {
             stopping s = {0, stop_at, 0, 0};
-            trf_load_options options;
+            trf_load_options options = gpu_load_options(threads);
             trf_device_layer *layer = NULL;
             trf_error err = {0};
-            trf_load_options_init(&options);
-            options.threads = threads;
             options.progress = count;
             options.progress_context = &s;
             const trf_status status = gpu_load(gpu_context, stored.path, &options, &layer, &err);
@@ -143,11 +119,9 @@ static void *load_some(void *context) {
     loader *l = context;
     for (int i = 0; i < 4; i++) {
         const gpu_stored_layer *stored = &l->stored[(l->first + i) % STORED];
-        trf_load_options options;
+        trf_load_options options = gpu_load_options(1 + (l->first + i) % 3);
         trf_device_layer *layer;
         trf_error err = {0};
-        trf_load_options_init(&options);
-        options.threads = 1 + (l->first + i) % 3;
         if (gpu_load(gpu_context, stored->path, &options, &layer, &err) != TRF_OK) {
             l->wrong++;
             continue;
@@ -162,7 +136,8 @@ static void *load_some(void *context) {
 START_TEST(several_at_once) {
     static const gpu_shape small = {400, 900}, tiny = {48, 64};
     fixture_begin();
-    gpu_stored_layer stored[STORED] = {store_large(), gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE),
+    gpu_stored_layer stored[STORED] = {gpu_store_large(),
+                                       gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE),
                                        gpu_store_layer("tiny", &kGpuChoices[1], tiny, TRF_FAVOR_SPEED)};
     pthread_t threads[LOADS];
     loader loaders[LOADS];
@@ -183,8 +158,8 @@ END_TEST
 /* Shards of whole tiles against the rows and columns that they are; damage outside of one does not matter. */
 START_TEST(shards) {
     fixture_begin();
-    gpu_stored_layer stored = store_large();
-    check_load(&stored, 0);
+    gpu_stored_layer stored = gpu_store_large();
+    gpu_check_load(&stored, 0);
     size_t bytes;
     uint8_t *file = fixture_read(stored.path, &bytes);
     file[bytes - 200] ^= 1; /* in the last tile */

@@ -30,10 +30,15 @@ static void make_source(void) {
     fixture_write(fixture_path("in/model.safetensors.index.json"), index, sizeof index - 1);
 }
 
-static trf_status compress_to(const char *path, double bits, int threads) {
+static trf_checkpoint_options options_of(int threads) {
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
     options.encode.threads = threads;
+    return options;
+}
+
+static trf_status compress_to(const char *path, double bits, int threads) {
+    trf_checkpoint_options options = options_of(threads);
     if (bits > 0) {
         options.encode.codec = TRF_CODEC_INT;
         options.encode.bits = bits;
@@ -60,17 +65,13 @@ static trf_status compress_lossless(const char *out, int threads) { return compr
 static trf_status compress_to_rate(const char *out, int threads) { return compress_to(out, 4.25, threads); }
 
 static trf_status decompress(const char *out, int threads) {
-    trf_checkpoint_options options;
-    trf_checkpoint_options_init(&options);
-    options.encode.threads = threads;
+    const trf_checkpoint_options options = options_of(threads);
     return trf_decompress_checkpoint(packed, out, &options, NULL, &err);
 }
 
 static trf_status verify(const char *out, int threads) {
     (void)out;
-    trf_checkpoint_options options;
-    trf_checkpoint_options_init(&options);
-    options.encode.threads = threads;
+    const trf_checkpoint_options options = options_of(threads);
     return trf_verify_checkpoint(packed, source, &options, NULL, &err);
 }
 
