@@ -69,8 +69,6 @@ TRF_HD uint32_t trf_device_value(const trf_device_view *view, trf_decode_as as, 
     if (dtype == TRF_DTYPE_NONE)
         return element;
     if (view->scale_dtype != TRF_SCALE_NONE) {
-        if (element == 0) /* +0 whatever the scale, which may be infinite */
-            return 0;
         double value = (double)(int16_t)(uint16_t)element * (double)trf_device_scale(view, row, col);
         return dtype == TRF_DTYPE_F32    ? trf_f32_bits(trf_f64_to_f32(value))
                : dtype == TRF_DTYPE_BF16 ? trf_f64_to_bf16(value)

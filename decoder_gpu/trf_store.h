@@ -123,14 +123,8 @@ typedef enum trf_store_kind {
     TRF_STORE_F16
 } trf_store_kind;
 
-/* Largest scale_exponent with which no scale is infinite: code 0 then gives 0 without being looked for. */
-#define TRF_STORE_MAX_SCALE_EXPONENT 112
-
 TRF_HD trf_store_kind trf_store_kind_of(const trf_device_view *view, trf_decode_as as) {
     const uint32_t dtype = trf_device_value_dtype(view, as);
-    if (view->scale_dtype == TRF_SCALE_F16 && view->scale_exponent > TRF_STORE_MAX_SCALE_EXPONENT &&
-        dtype != TRF_DTYPE_NONE)
-        return TRF_STORE_NONE;
     if (dtype == TRF_DTYPE_NONE)
         return trf_device_value_bytes(view, as) == 1 ? TRF_STORE_BYTES : TRF_STORE_ELEMENTS;
     if (view->codec == TRF_CODEC_FP16)
