@@ -3,26 +3,58 @@
 #include "trf_decode_slabs.cuh"
 #include "trf_kernel_limits.cuh"
 
+#include <algorithm>
+
 namespace {
 
 struct geometry {
-    bool usual;
+    bool usual, gathers;
     uint32_t warps, table_log;
 };
 
 bool fits(const trf_device_view *view, const trf_device_facts *facts, const geometry &with, int shared_bytes,
           trf_shared_plan *plan) {
-    *plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, with.warps, 1, with.table_log, 0);
+    *plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, with.warps, 1, with.table_log, 0,
+                               with.gathers ? TRF_GATHER_BYTES : 0);
     return (int)plan->total + kStaticSharedBytes <= shared_bytes;
 }
 
-/* The first that fits, best first. @return whether one does. */
-bool find_geometry(const trf_device_view *view, const trf_device_facts *facts, int shared_bytes, geometry *found,
-                   trf_shared_plan *plan) {
-    *found = {true, kMostStoreWarps, kTableLog};
+/* What a layer takes; 1 is what memory takes for the gathered weights of a slab of 256 columns a multiprocessor (0.96 us on an H200, where this was measured: docs/performance.md).
+ * A warp has such a slab for 10.5 at least. At the end, when the last slabs are there, memory stands still for 2.2. */
+double gathered_time(const trf_device_view *view, uint32_t slabs, uint32_t multiprocessors, uint32_t warps) {
+    const uint32_t runs = multiprocessors * warps, most = (slabs + runs - 1) / runs;
+    return most * std::max((double)warps, 10.5) * view->slab_cols / TRF_TILE_SIZE + 2.2;
+}
+
+double plain_time(const trf_device_view *view, uint32_t slabs, uint32_t multiprocessors) {
+    return 1.14 * slabs / multiprocessors * view->slab_cols / TRF_TILE_SIZE;
+}
+
+/* The number of warps that gather, or 0 where the layer takes no less time so. */
+uint32_t gathering_warps(const trf_device_view *view, const trf_device_facts *facts, uint32_t slabs,
+                         uint32_t multiprocessors, int shared_bytes) {
+    uint32_t best = 0;
+    double least = plain_time(view, slabs, multiprocessors);
+    trf_shared_plan plan;
+    for (uint32_t warps = kMostStoreWarps; warps >= 8; warps--) {
+        if (!fits(view, facts, {true, true, warps, kSmallTableLog}, shared_bytes, &plan))
+            continue;
+        const double time = gathered_time(view, slabs, multiprocessors, warps);
+        if (time < least) {
+            least = time;
+            best = warps;
+        }
+    }
+    return best;
+}
+
+/* The first that fits, best first. table_log: of the kernel for a usual p. @return whether one does. */
+bool find_geometry(const trf_device_view *view, const trf_device_facts *facts, uint32_t gathering, uint32_t table_log,
+                   int shared_bytes, geometry *found, trf_shared_plan *plan) {
+    *found = {true, gathering != 0, gathering ? gathering : kMostStoreWarps, table_log};
     if (trf_has_usual_p(*view, facts->max_frequency) && fits(view, facts, *found, shared_bytes, plan))
         return true;
-    found->usual = false;
+    *found = {false, false, kMostStoreWarps, kTableLog};
     for (found->warps = kMostStoreWarps; found->warps >= 4; found->warps /= 2)
         for (found->table_log = kTableLog; found->table_log >= view->probability_bits + 4; found->table_log--)
             if (fits(view, facts, *found, shared_bytes, plan))
@@ -78,12 +110,17 @@ int trf_launch_decode_slabs(const trf_device_view *view, const trf_device_facts 
         return error;
     geometry with;
     args.kind = trf_store_kind_of(view, as);
-    if (!takes(view, args.kind) || !find_geometry(view, facts, shared_bytes, &with, &args.shared))
-        return trf_launch_decode_slabs_general(view, as, weights, stream);
     const uint32_t bytes = trf_store_bytes(args.kind), vector_bytes = bytes == 1 ? 8 : 16;
+    const bool aligned = (uint64_t)view->cols * bytes % vector_bytes == 0 && (uintptr_t)weights % vector_bytes == 0;
+    const uint32_t gathering = aligned && trf_may_gather(view->codec, bytes)
+                                   ? gathering_warps(view, facts, args.slabs, multiprocessors, shared_bytes)
+                                   : 0;
+    if (!takes(view, args.kind) || !find_geometry(view, facts, gathering, trf_store_table_log(view->codec, bytes),
+                                                  shared_bytes, &with, &args.shared))
+        return trf_launch_decode_slabs_general(view, as, weights, stream);
     args.view = *view;
     args.weights = weights;
     args.as = as;
-    args.aligned = (uint64_t)view->cols * bytes % vector_bytes == 0 && (uintptr_t)weights % vector_bytes == 0;
+    args.way = with.gathers ? TRF_STORE_GATHERED : aligned ? TRF_STORE_TOGETHER : TRF_STORE_SINGLY;
     return launch(kernel_of(view, args.kind, with.usual), args, with.warps, multiprocessors, stream);
 }

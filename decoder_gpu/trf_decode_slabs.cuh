@@ -2,9 +2,10 @@
  *
  * One persistent block a multiprocessor. The slabs, band by band, are cut into equal runs, one a warp; a warp decodes its run as the fused kernels
  * do (trf_walk_slabs), but stores the fragments: in each pair of column steps a lane has 8 neighbouring columns of four rows, which are 16 bytes of
- * each for 16-bit weights, and four lanes fill two sectors.
+ * each for 16-bit weights. Memory takes pieces of 64 bytes at 88 % of the rate of pieces of 256; so warps gather those in shared memory first, where there is space for it and work enough for
+ * the fewer warps that it leaves (trf_decode_slabs.cu).
  *
- * Shared memory: trf_shared_plan. Registers: at most 128 a thread with 16 warps. What limits it: docs/performance.md. */
+ * Shared memory: trf_shared_plan, and TRF_GATHER_BYTES for each warp that gathers. Registers: at most 128 a thread with 16 warps. What limits it: docs/performance.md. */
 #ifndef TRF_DECODE_SLABS_CUH
 #define TRF_DECODE_SLABS_CUH
 
@@ -12,6 +13,23 @@
 #include "trf_store.h"
 
 static constexpr uint32_t kMostStoreWarps = 16;
+
+/* How a lane's 8 neighbouring columns of a row get to memory. */
+typedef enum trf_store_way {
+    TRF_STORE_SINGLY,   /* one by one: rows are not aligned */
+    TRF_STORE_TOGETHER, /* in one piece */
+    TRF_STORE_GATHERED  /* by way of shared memory, with others of the row: TRF_GATHER_ROW_BYTES in one piece */
+} trf_store_way;
+
+/* Whether kernels for a usual p have code for TRF_STORE_GATHERED. FP8 and integers take fewer bytes, and longer with as few warps as that leaves. */
+__host__ __device__ constexpr bool trf_may_gather(uint32_t codec, uint32_t bytes) {
+    return bytes == 2 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16);
+}
+
+/* Their table's size; the smaller one leaves space to gather in. */
+__host__ __device__ constexpr int trf_store_table_log(uint32_t codec, uint32_t bytes) {
+    return trf_may_gather(codec, bytes) ? kSmallTableLog : kTableLog;
+}
 
 /* By value to every kernel of the family. */
 struct trf_store_args {
@@ -22,7 +40,7 @@ struct trf_store_args {
     uint32_t slabs;        /* entries of whole bands in them */
     trf_decode_as as;
     trf_store_kind kind;
-    uint32_t aligned; /* whether a lane's 8 columns may be stored together */
+    trf_store_way way;
 };
 
 /* ---- stores: a lane's columns of one row ---- */
@@ -58,13 +76,16 @@ template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8
 
 /* ---- the sink of a walk ---- */
 
-/* kBytes: of a weight, as stored. */
-template <class Form, int kBytes> struct trf_store_sink {
+/* kBytes: of a weight, as stored. kMayGather: whether a.way may be TRF_STORE_GATHERED. */
+template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
     static constexpr uint32_t kCodec = Form::kCodec;
     static constexpr bool kScales = Form::kInt && kBytes != 1;
     const trf_store_args &a;
     uint32_t lane;
     uint64_t row_bytes;
+    uint32_t gather;                      /* the warp's TRF_GATHER_BYTES, a shared address */
+    uint32_t gathered;                    /* bytes of each row in them */
+    uint8_t *gathered_to;                 /* where they belong */
     uint8_t *to;                          /* lane's first row and column of the pair at hand */
     uint32_t col;                         /* that column, in the layer */
     bool odd;                             /* second step of a pair */
@@ -76,8 +97,8 @@ template <class Form, int kBytes> struct trf_store_sink {
     uint32_t scale_end;                   /* first column beyond the scales at hand */
     float scale[TRF_STORE_ROWS];
 
-    __device__ __forceinline__ trf_store_sink(const trf_store_args &args, uint32_t lane_)
-        : a(args), lane(lane_), row_bytes((uint64_t)args.view.cols * kBytes), kept(), scale() {}
+    __device__ __forceinline__ trf_store_sink(const trf_store_args &args, uint32_t lane_, uint32_t gather_)
+        : a(args), lane(lane_), row_bytes((uint64_t)args.view.cols * kBytes), gather(gather_), kept(), scale() {}
 
     /* ---- what stands beside the weights ---- */
 
@@ -116,6 +137,9 @@ template <class Form, int kBytes> struct trf_store_sink {
         row = walk.band * TRF_SLAB_ROWS + trf_store_row(lane, 0);
         col = walk.col * a.view.slab_cols + trf_store_col(lane, 0);
         to = (uint8_t *)a.weights + row * row_bytes + (uint64_t)col * kBytes;
+        gathered_to = (uint8_t *)a.weights + (uint64_t)walk.band * TRF_SLAB_ROWS * row_bytes +
+                      (uint64_t)walk.col * a.view.slab_cols * kBytes;
+        gathered = 0;
         scale_end = col;
         if (!Form::kInt)
             load_row_offsets(walk);
@@ -144,17 +168,43 @@ template <class Form, int kBytes> struct trf_store_sink {
         return trf_exception_element(record);
     }
 
+    __device__ __forceinline__ bool gathers() const { return kMayGather && a.way == TRF_STORE_GATHERED; }
+
+    /* What was gathered goes to memory. */
+    __device__ __forceinline__ void flush() {
+        const uint32_t at = trf_gather_byte(lane);
+        __syncwarp();
+        if (at < gathered) {
+            uint8_t *place = gathered_to + trf_gather_row(lane, 0) * row_bytes + at;
+#pragma unroll 4
+            for (uint32_t i = 0; i < TRF_SLAB_ROWS / 2; i++, place += 2 * row_bytes)
+                trf_put(place, trf_lds128(gather + trf_gather_at(trf_gather_row(lane, i), at)));
+        }
+        __syncwarp();
+        gathered_to += gathered;
+        gathered = 0;
+    }
+
     /* The words of the lane's four rows, at `at` bytes from its place in each. */
     template <class Words> __device__ __forceinline__ void put_rows(const Words *words, uint32_t at) const {
-        if (a.aligned) {
-#pragma unroll
-            for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
-                trf_put(to + 8 * r * row_bytes + at, words[r]);
-        } else {
+        if (a.way == TRF_STORE_SINGLY) {
 #pragma unroll
             for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
                 trf_put_words<kBytes>(to + 8 * r * row_bytes + at, words[r]);
+        } else {
+#pragma unroll
+            for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
+                trf_put(to + 8 * r * row_bytes + at, words[r]);
         }
+    }
+
+    /* 16-bit weights: to the other rows' pieces. */
+    __device__ __forceinline__ void gather_rows(const uint4 *words) const {
+        const uint32_t first =
+            gather + trf_gather_at(trf_store_row(lane, 0), gathered + kBytes * trf_store_col(lane, 0));
+#pragma unroll
+        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) /* 8 rows on, the order is the same */
+            trf_sts128(first + 8 * r * TRF_GATHER_ROW_BYTES, words[r]);
     }
 
     /* reg: the elements of a step. */
@@ -180,7 +230,9 @@ template <class Form, int kBytes> struct trf_store_sink {
             kept[2 * r] = first;
             kept[2 * r + 1] = second;
         }
-        if (odd)
+        if (odd && gathers())
+            gather_rows(words);
+        else if (odd)
             put_rows(words, 0);
     }
 
@@ -206,12 +258,16 @@ template <class Form, int kBytes> struct trf_store_sink {
         if (odd) {
             to += TRF_PAIR_COLS * kBytes;
             col += TRF_PAIR_COLS;
+            if (gathers() && (gathered += TRF_PAIR_COLS * kBytes) == TRF_GATHER_ROW_BYTES)
+                flush();
         }
         odd = !odd;
     }
 
     /* NaNs, or codes 0, over a slab that did not end as it must. */
-    __device__ __forceinline__ void end_slab(const trf_walk &walk, bool good) const {
+    __device__ __forceinline__ void end_slab(const trf_walk &walk, bool good) {
+        if (gathers() && gathered) /* the last slab of a band may be narrow */
+            flush();
         if (good)
             return;
         __syncwarp(); /* behind the stores of all lanes */
@@ -231,6 +287,8 @@ template <class Form, int kBytes> struct trf_store_sink {
 template <class Form, int kBytes, int kP>
 __global__ void __launch_bounds__(kMostStoreWarps *TRF_LANES, 1)
     trf_decode_slabs(const __grid_constant__ trf_store_args a) {
+    constexpr bool kMayGather = kP && trf_may_gather(Form::kCodec, kBytes);
+    constexpr int kLog = kP ? trf_store_table_log(Form::kCodec, kBytes) : 0;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
     const uint32_t shared = trf_shared_address(shared_memory);
@@ -245,14 +303,14 @@ __global__ void __launch_bounds__(kMostStoreWarps *TRF_LANES, 1)
 
     trf_stager<1> stager;
     trf_start<Form>(stager, a.view, a.shared, planes, walk, grid, memory, lane);
-    trf_build_constants<Form, kP, kTableLog>(a.view, table_source, shared, a.shared, &constants);
+    trf_build_constants<Form, kP, kLog>(a.view, table_source, shared, a.shared, &constants);
     __syncthreads();
 
-    trf_store_sink<Form, kBytes> sink(a, lane);
-    trf_walk_slabs<Form>(a.view, a.shared, planes, stager, trf_lane_rule_of < kP,
-                         kP ? kTableLog
-                            : 0 > (a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane),
-                         shared + a.shared.pair_masks, grid, 0xFFFFFFFF, lane, sink);
+    trf_store_sink<Form, kBytes, kMayGather> sink(a, lane, memory + a.shared.slab_bytes);
+    trf_walk_slabs<Form>(
+        a.view, a.shared, planes, stager,
+        trf_lane_rule_of<kP, kLog>(a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane),
+        shared + a.shared.pair_masks, grid, 0xFFFFFFFF, lane, sink);
     trf_copy_wait<0>();
 }
 

@@ -20,6 +20,8 @@ enum {
     TRF_STORE_ROWS = 4, /* of a lane */
     TRF_PAIR_COLS = 32, /* of a warp; a lane has 8 neighbours of them */
     TRF_LANE_COLS = 8,
+    TRF_GATHER_ROW_BYTES = 256,
+    TRF_GATHER_BYTES = TRF_SLAB_ROWS * TRF_GATHER_ROW_BYTES
 };
 
 /* ---- where ---- */
@@ -32,6 +34,15 @@ TRF_HD uint32_t trf_store_row(uint32_t lane, uint32_t r) { return lane / 4 + 8 *
 TRF_HD uint32_t trf_store_col(uint32_t lane, uint32_t pair) {
     return TRF_PAIR_COLS * pair + TRF_LANE_COLS * (lane % 4);
 }
+
+/* ---- rows of 16-bit weights gathered in shared memory, [TRF_SLAB_ROWS][TRF_GATHER_ROW_BYTES], to be stored in pieces as long as that ---- */
+
+/* Place of byte `at` of a row. In odd rows pieces of 64 bytes change places, so that lanes do not meet in banks, neither here nor when rows are taken out. */
+TRF_HD uint32_t trf_gather_at(uint32_t row, uint32_t at) { return TRF_GATHER_ROW_BYTES * row + (at ^ (row & 1) << 6); }
+
+/* A warp takes out two rows at once, a lane 16 bytes: of this row of the i-th two (0 to 15), from this byte on. */
+TRF_HD uint32_t trf_gather_row(uint32_t lane, uint32_t i) { return 2 * i + lane / 16; }
+TRF_HD uint32_t trf_gather_byte(uint32_t lane) { return 16 * (lane % 16); }
 
 /* ---- bits ---- */
 

@@ -267,7 +267,9 @@ TRF_API trf_status trf_extract_layer(const char *in_path, const char *tensor, co
                                      trf_error *err);
 
 /* ---- on a device: a GPU (CUDA), or the CPU behind the same calls ----
- * "Device memory" is the CUDA device's, or the process's own on the CPU. There streams are ignored (NULL will do), and calls are done when they return. */
+ * "Device memory" is the CUDA device's, or the process's own on the CPU. There streams are ignored (NULL will do), and calls are done when they return.
+ * A GPU that is lost (a kernel of anyone's that reads where nothing is, an error of its memory) is lost to the process: from then on each call that takes it is TRF_ERR_CUDA with CUDA's number,
+ * and so is trf_context_create. Everything can still be destroyed; another process can go on. */
 
 /* cudaStream_t. */
 typedef struct CUstream_st *trf_stream;

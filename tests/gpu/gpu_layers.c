@@ -32,6 +32,12 @@ const gpu_choice kGpuChoices[GPU_CHOICES] = {
 
 const uint32_t kGpuSlabCols[GPU_SLAB_COLS] = {128, 256};
 
+gpu_shape gpu_gathered_shape(uint32_t slab_cols) {
+    /* 4,290 slabs of 256 columns, or twice as many of 128: 11 warps a multiprocessor have 3 each, or 6, but for a few */
+    const gpu_shape shape = {33 * 32 * 256 / slab_cols, 129 * slab_cols + 64};
+    return shape;
+}
+
 /* ---- weights ---- */
 
 enum {

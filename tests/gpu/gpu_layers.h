@@ -32,6 +32,9 @@ typedef struct gpu_shape {
     uint32_t rows, cols;
 } gpu_shape;
 
+/* So large that decoding gathers BF16 and F16 weights (trf_decode_slabs.cu) on a GPU of 132 multiprocessors, with a narrow slab at the end of each band. */
+gpu_shape gpu_gathered_shape(uint32_t slab_cols);
+
 typedef enum gpu_fill {
     GPU_FILL_NORMAL,
     GPU_FILL_FINITE,    /* normal, and one in 50 any finite bit pattern */

@@ -186,10 +186,24 @@ START_TEST(golden_files) {
 }
 END_TEST
 
+/* loop: choices bf16 and fp16; slabs of either width; favors. */
+START_TEST(gathered_rows) {
+    if (test_quick() && _i % 4 != _i / 4)
+        return;
+    const uint32_t slab_cols = kGpuSlabCols[_i / 2 % 2];
+    test_rng rng = {4000 + (uint64_t)_i};
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[_i / 4], (trf_favor)(_i % 2), slab_cols,
+                                     gpu_gathered_shape(slab_cols), GPU_FILL_NORMAL);
+    check_layer(&layer);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
 int main(void) {
     const gpu_test tests[] = {{every_codec_and_shape, GPU_CHOICES},
                               {large_layers, 2 * GPU_CHOICES * GPU_SLAB_COLS},
                               {exponent_offsets, 6},
-                              {golden_files, 1}};
+                              {golden_files, 1},
+                              {gathered_rows, 8}};
     return gpu_main("decode", tests, sizeof tests / sizeof tests[0]);
 }

@@ -171,6 +171,22 @@ START_TEST(corrupt_streams) {
 }
 END_TEST
 
+/* loop: choices bf16 and fp16; slabs of either width. A slab in the middle of a band, and the narrow one at its end. */
+START_TEST(corrupt_gathered_rows) {
+    const uint32_t slab_cols = kGpuSlabCols[_i % 2];
+    test_rng rng = {300 + (uint64_t)_i};
+    gpu_layer intact = gpu_layer_make(&rng, &kGpuChoices[_i / 2], TRF_FAVOR_SPEED, slab_cols,
+                                      gpu_gathered_shape(slab_cols), GPU_FILL_NORMAL);
+    const uint32_t tile_cols = (intact.info.cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
+    for (int last = 0; last <= 1; last++) {
+        gpu_corrupt_layer c = gpu_corrupt(&rng, &intact, last ? tile_cols - 1 : tile_cols / 2);
+        check_decoding(&intact, &c);
+        gpu_layer_free(&c.layer);
+    }
+    gpu_layer_free(&intact);
+}
+END_TEST
+
 /* ---- refusals ---- */
 
 static gpu_layer make_layer(int choice) {
@@ -325,7 +341,7 @@ START_TEST(products) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {
-        {corrupt_streams, 48}, {contexts_and_layers, 1}, {decoding, 1}, {plans, 1}, {products, 1}};
+    const gpu_test tests[] = {{corrupt_streams, 48}, {contexts_and_layers, 1},  {decoding, 1}, {plans, 1},
+                              {products, 1},         {corrupt_gathered_rows, 4}};
     return gpu_main("errors", tests, sizeof tests / sizeof tests[0]);
 }

@@ -283,6 +283,64 @@ START_TEST(lowest_codes) {
 }
 END_TEST
 
+/* ---- rows gathered in shared memory ---- */
+
+/* No two lanes' 16 bytes of those that shared memory serves at once, 128 bytes, meet in a bank. */
+static void check_banks(const uint32_t place[TRF_LANES]) {
+    for (uint32_t first = 0; first < TRF_LANES; first += 8) {
+        uint32_t taken = 0;
+        for (uint32_t lane = first; lane < first + 8; lane++)
+            taken |= 1u << place[lane] / 16 % 8;
+        EXPECT(taken == 0xFF);
+    }
+}
+
+/* All lanes' pieces of a slab, pair by pair, come to where they belong. */
+START_TEST(gathered_rows) {
+    enum {
+        MOST_ROW_BYTES = 2 * 256
+    };
+    static uint8_t gather[TRF_GATHER_BYTES], expected[TRF_SLAB_ROWS][MOST_ROW_BYTES],
+        found[TRF_SLAB_ROWS][MOST_ROW_BYTES];
+    test_rng rng = {77};
+    for (uint32_t i = 0; i < sizeof expected; i++)
+        ((uint8_t *)expected)[i] = (uint8_t)test_below(&rng, 256);
+    for (uint32_t cols = 64; cols <= 256; cols += 64) {
+        uint32_t gathered = 0, flushed = 0, place[TRF_LANES];
+        memset(found, 0, sizeof found);
+        for (uint32_t pair = 0; pair < cols / TRF_PAIR_COLS; pair++) {
+            for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+                for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
+                    const uint32_t row = trf_store_row(lane, r), byte = gathered + 2 * trf_store_col(lane, 0);
+                    place[lane] = trf_gather_at(row, byte);
+                    EXPECT(place[lane] == trf_gather_at(trf_store_row(lane, 0), byte) + 8 * r * TRF_GATHER_ROW_BYTES);
+                    EXPECT(place[lane] + 16 <= sizeof gather);
+                    memcpy(gather + place[lane], expected[row] + flushed + byte, 16);
+                }
+                check_banks(place);
+            }
+            gathered += TRF_PAIR_COLS * 2;
+            if (gathered < TRF_GATHER_ROW_BYTES && pair + 1 < cols / TRF_PAIR_COLS)
+                continue;
+            for (uint32_t i = 0; i < TRF_SLAB_ROWS / 2; i++) {
+                for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
+                    const uint32_t row = trf_gather_row(lane, i), byte = trf_gather_byte(lane);
+                    place[lane] = trf_gather_at(row, byte);
+                    if (byte < gathered)
+                        memcpy(found[row] + flushed + byte, gather + place[lane], 16);
+                }
+                check_banks(place);
+            }
+            flushed += gathered;
+            gathered = 0;
+        }
+        EXPECT(flushed == 2 * cols);
+        for (uint32_t row = 0; row < TRF_SLAB_ROWS; row++)
+            ck_assert_mem_eq(found[row], expected[row], flushed);
+    }
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("store");
     TCase *tests = tcase_create("store");
@@ -291,6 +349,7 @@ int main(void) {
     tcase_add_loop_test(tests, every_fp8, TRF_CODEC_E4M3, TRF_CODEC_E5M2 + 1);
     tcase_add_test(tests, codes);
     tcase_add_test(tests, lowest_codes);
+    tcase_add_test(tests, gathered_rows);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
