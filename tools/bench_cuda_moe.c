@@ -8,6 +8,7 @@
 #include "bench_cuda_matrix.h"
 #include "bench_cuda_modes.h"
 #include "bench_cuda_timer.h"
+#include "bench_random.h"
 #include "cli_cuda.h"
 #include "cli_report.h"
 
@@ -68,33 +69,19 @@ static uint32_t tokens_of(const moe_route *route, uint32_t expert) {
 
 /* ---- routes ---- */
 
-static uint32_t next_random(uint64_t *state) { /* splitmix64 */
-    uint64_t z = *state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    return (uint32_t)((z ^ z >> 27) * 0x94D049BB133111EBu >> 33);
-}
-
-static void shuffle(uint32_t *order, uint64_t *state) {
-    for (uint32_t i = EXPERTS - 1; i; i--) {
-        const uint32_t other = next_random(state) % (i + 1), kept = order[i];
-        order[i] = order[other];
-        order[other] = kept;
-    }
-}
-
 /* One token: the calls take turns with groups of ROUTED of one order. More: each token has ROUTED experts at random. */
 static void make_routes(moe_stand *s) {
     uint64_t state = 1;
     uint32_t order[EXPERTS];
     for (uint32_t e = 0; e < EXPERTS; e++)
         order[e] = e;
-    shuffle(order, &state);
+    bench_shuffle(order, EXPERTS, &state);
     for (uint32_t call = 0; call < CALLS; call++) {
         uint32_t counts[EXPERTS] = {0};
         for (uint32_t t = 0; t < s->batch; t++) {
             const uint32_t first = s->batch == 1 ? call % (EXPERTS / ROUTED) * ROUTED : 0;
             if (s->batch > 1)
-                shuffle(order, &state);
+                bench_shuffle(order, EXPERTS, &state);
             for (uint32_t i = 0; i < ROUTED; i++)
                 counts[order[first + i]]++;
         }

@@ -1,5 +1,6 @@
 #include "bench_cuda_timer.h"
 
+#include "bench_random.h"
 #include "cli_cuda.h"
 #include "cli_report.h"
 
@@ -44,18 +45,8 @@ static int launch(const bench_cuda_timer *timer, cudaStream_t stream) {
            cli_cuda_check(cudaEventRecord(timer->end, stream), "bench: an event");
 }
 
-/* Another order of 0 to count - 1: what ran before leaves the device warmer or cooler, and should not be the same each time. */
-static void shuffle(size_t *order, size_t count, uint32_t *state) {
-    for (size_t left = count; left > 1; left--) {
-        *state = *state * 1664525u + 1013904223u;
-        const size_t k = (size_t)((uint64_t)*state * left >> 32), last = order[left - 1];
-        order[left - 1] = order[k];
-        order[k] = last;
-    }
-}
-
 /* One turn of each, in that order; the device is not left idle between them. */
-static int run_round(bench_cuda_timer *const *timers, bench_times *const *times, const size_t *order, size_t count,
+static int run_round(bench_cuda_timer *const *timers, bench_times *const *times, const uint32_t *order, size_t count,
                      int timed, cudaStream_t stream) {
     for (size_t i = 0; i < count; i++)
         if (launch(timers[order[i]], stream))
@@ -73,19 +64,19 @@ static int run_round(bench_cuda_timer *const *timers, bench_times *const *times,
 
 int bench_cuda_time(bench_cuda_timer *const *timers, bench_times *const *times, size_t count, int rounds,
                     cudaStream_t stream) {
-    size_t *order = malloc((count ? count : 1) * sizeof *order);
+    uint32_t *order = malloc((count ? count : 1) * sizeof *order);
     int failed = !order;
     for (size_t i = 0; !failed && i < count; i++) {
-        order[i] = i;
+        order[i] = (uint32_t)i;
         times[i]->count = 0;
         times[i]->seconds = calloc((size_t)rounds, sizeof *times[i]->seconds);
         failed = !times[i]->seconds;
     }
     if (failed)
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory for times");
-    uint32_t state = 1;
+    uint64_t state = 1; /* what ran before leaves the device warmer or cooler, and should not be the same each time */
     for (int round = -1; !failed && round < rounds; round++) {
-        shuffle(order, count, &state);
+        bench_shuffle(order, (uint32_t)count, &state);
         failed = run_round(timers, times, order, count, round >= 0, stream);
     }
     free(order);

@@ -1,5 +1,6 @@
 #include "bench.h"
 
+#include "bench_random.h"
 #include "cli_float.h"
 
 #include <math.h>
@@ -7,14 +8,8 @@
 
 static const double kFreedom = 5;
 
-/* splitmix64. @return uniform in [-1, 1). */
-static double draw_uniform(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    z ^= z >> 31;
-    return (double)(int64_t)z * 0x1p-63;
-}
+/* Uniform in [-1, 1). */
+static double draw_uniform(uint64_t *state) { return (double)(int64_t)bench_random(state) * 0x1p-63; }
 
 /* Marsaglia's polar method for the normal distribution (two values from a point of the unit disc), Bailey's for
  * Student-t (one value). R. W. Bailey, Mathematics of Computation 62 (1994). */
