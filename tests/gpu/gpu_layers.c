@@ -150,15 +150,11 @@ gpu_layer gpu_layer_of_blob(const char *name, void *blob, uint64_t blob_bytes) {
     return layer;
 }
 
-gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
-                         gpu_fill fill) {
+void *gpu_encode(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+                 gpu_fill fill, const char *name, uint64_t *blob_bytes) {
     void *weights = gpu_make_weights(rng, choice, shape, fill), *blob;
-    uint64_t blob_bytes;
     trf_encode_options options;
     trf_error err = {0};
-    char name[160];
-    snprintf(name, sizeof name, "%s, favor %s, slabs of %u, %u x %u, fill %d", choice->name, favor ? "size" : "speed",
-             slab_cols, shape.rows, shape.cols, fill);
     trf_encode_options_init(&options);
     options.codec = choice->codec;
     options.favor = favor;
@@ -167,10 +163,19 @@ gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favo
     options.group_size = choice->group_size;
     options.bits = choice->bits;
     options.verify = 0;
-    gpu_check(
-        trf_encode_layer(weights, choice->dtype, shape.rows, shape.cols, &options, &blob, &blob_bytes, NULL, &err),
-        TRF_OK, &err, name);
+    gpu_check(trf_encode_layer(weights, choice->dtype, shape.rows, shape.cols, &options, &blob, blob_bytes, NULL, &err),
+              TRF_OK, &err, name);
     free(weights);
+    return blob;
+}
+
+gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+                         gpu_fill fill) {
+    uint64_t blob_bytes;
+    char name[160];
+    snprintf(name, sizeof name, "%s, favor %s, slabs of %u, %u x %u, fill %d", choice->name, favor ? "size" : "speed",
+             slab_cols, shape.rows, shape.cols, fill);
+    void *blob = gpu_encode(rng, choice, favor, slab_cols, shape, fill, name, &blob_bytes);
     return gpu_layer_of_blob(name, blob, blob_bytes);
 }
 

@@ -56,7 +56,11 @@ typedef struct gpu_layer {
 /* Weights of a choice's dtype; malloc'd. */
 void *gpu_make_weights(test_rng *rng, const gpu_choice *choice, gpu_shape shape, gpu_fill fill);
 
-/* Encodes such weights and uploads them. slab_cols: as in trf_encode_options. */
+/* Such weights, encoded. slab_cols: as in trf_encode_options. name: for messages. @return the blob, malloc'd. */
+void *gpu_encode(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
+                 gpu_fill fill, const char *name, uint64_t *blob_bytes);
+
+/* The same, uploaded. */
 gpu_layer gpu_layer_make(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint32_t slab_cols, gpu_shape shape,
                          gpu_fill fill);
 

@@ -5,32 +5,19 @@
 
 gpu_stored_layer gpu_store_layer(const char *name, const gpu_choice *choice, gpu_shape shape, trf_favor favor) {
     test_rng rng = {shape.rows + 7 * (uint64_t)shape.cols};
-    void *source = gpu_make_weights(&rng, choice, shape, GPU_FILL_NORMAL), *blob;
-    uint64_t bytes;
-    trf_encode_options options;
     trf_error err = {0};
     trf_layer *layer;
     trf_layer_info info;
     gpu_stored_layer made = {fixture_path("%s.trf", name), shape.rows, shape.cols, 0, 0, choice->dtype, NULL, 0};
-    trf_encode_options_init(&options);
-    options.codec = choice->codec;
-    options.granularity = choice->granularity;
-    options.group_size = choice->group_size;
-    options.bits = choice->bits;
-    options.favor = favor;
-    options.verify = 0;
-    gpu_check(trf_encode_layer(source, choice->dtype, shape.rows, shape.cols, &options, &blob, &bytes, NULL, &err),
-              TRF_OK, &err, name);
-    free(source);
-    gpu_check(trf_layer_from_memory(blob, bytes, &layer, &err), TRF_OK, &err, name);
+    void *blob = gpu_encode(&rng, choice, favor, 0, shape, GPU_FILL_NORMAL, name, &made.blob_bytes);
+    gpu_check(trf_layer_from_memory(blob, made.blob_bytes, &layer, &err), TRF_OK, &err, name);
     trf_layer_get_info(layer, &info);
     made.tiles = info.tiles;
-    made.blob_bytes = bytes;
     made.weights_bytes = (uint64_t)shape.rows * shape.cols * trf_dtype_bytes(choice->dtype);
     made.weights = gpu_malloc(made.weights_bytes);
     gpu_check(trf_layer_decode(layer, made.weights, made.weights_bytes, 0, &err), TRF_OK, &err, name);
     trf_layer_free(layer);
-    fixture_write(made.path, blob, bytes);
+    fixture_write(made.path, blob, made.blob_bytes);
     free(blob);
     return made;
 }

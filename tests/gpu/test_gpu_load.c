@@ -1,5 +1,4 @@
 /* Loading to a device through staging buffers: layers of every size come whole, from any number of loads at once; and a load that fails, or is stopped, leaves no memory behind. */
-#include "common/checkpoint_fixture.h"
 #include "gpu_stored.h"
 
 #include <pthread.h>
