@@ -9,7 +9,6 @@
 
 /* plan->choice; word TRF_PLAN_LAYER is not ours. */
 enum {
-    WIDE_COLUMNS,
     WIDE_SHARE,
     WIDE_SPLITS,
     WIDE_CLUSTERS,
@@ -19,7 +18,8 @@ enum {
 /* ---- the cut ---- */
 
 struct wide_cut {
-    uint32_t columns, threads, units, most_streams, x_stage_bytes; /* of the kernel; of a stream's copy of x */
+    uint32_t threads, units, most_streams; /* of the kernel */
+    uint32_t x_rows, x_stage_bytes;        /* of a block; of a stream's copy of them */
     uint32_t streams;
     uint32_t cols, share, splits, x_groups, items, clusters;
     trf_shared_plan plan;
@@ -31,27 +31,35 @@ template <int kColumns, int kShare> static void set_shape(wide_cut *c) {
     c->threads = Shape::kThreads;
     c->units = Shape::kUnits;
     c->most_streams = Shape::kStreams;
-    c->x_stage_bytes = Shape::kXStageBytes;
+}
+
+/* Rows of x of a block, where `share` blocks decode for each other: as even as multiples of 16 are, which is what kernels have loops for. */
+static uint32_t x_rows_of(uint32_t m, uint32_t share) {
+    if (m <= 64)
+        return m <= 48 ? 48 : 64;
+    const uint32_t blocks = ceil_div(m, 128 * share) * share;
+    return ceil_div(ceil_div(m, blocks), 16) * 16;
 }
 
 /* Of at most so many streams; of fewer, if these need no more rounds. */
-static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t columns,
-                       uint32_t share, uint32_t splits, uint32_t clusters, uint32_t streams) {
+static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t share,
+                       uint32_t splits, uint32_t clusters, uint32_t streams) {
     wide_cut c = {};
-    if (columns == 64)
+    c.x_rows = x_rows_of(m, share);
+    c.x_stage_bytes = c.x_rows * 2 * kStageCols;
+    if (c.x_rows <= 64)
         set_shape<64, 1>(&c);
     else if (share == 1)
         set_shape<128, 1>(&c);
     else
         set_shape<128, 2>(&c);
-    c.columns = columns;
     c.cols = trf_regular_slab_cols(*view);
     const uint32_t most = streams < c.most_streams ? streams : c.most_streams, cols = ceil_div(c.cols, splits),
                    rounds = ceil_div(cols, most);
     c.streams = rounds ? ceil_div(cols, rounds) : 1;
     c.share = share;
     c.splits = splits;
-    c.x_groups = ceil_div(ceil_div(m, columns), share);
+    c.x_groups = ceil_div(ceil_div(m, c.x_rows), share);
     c.items = ceil_div(view->rows / TRF_SLAB_ROWS, kWideBands) * c.x_groups;
     c.clusters = clusters < c.items ? clusters : c.items;
     c.plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, c.streams * c.units, kWideSlabs, kWideTableLog,
@@ -59,17 +67,18 @@ static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *fact
     c.stages = (c.plan.total + 1023) / 1024 * 1024;
     c.x_stages = c.stages + c.streams * kStageBytes;
     c.shared_bytes = c.x_stages + c.streams * c.x_stage_bytes;
-    const uint32_t sums = c.stages + (splits > 1 ? columns / 8 * (kWideRows / 16) * kPieceBytes : 0);
+    const uint32_t pieces = ceil_div(c.x_rows / 8, splits) * splits * (kWideRows / 16),
+                   sums = c.stages + (splits > 1 ? pieces * kPieceBytes : 0);
     c.shared_bytes = sums > c.shared_bytes ? sums : c.shared_bytes;
     return c;
 }
 
 /* With as many streams as there is room for. @return whether there is room for one. */
 static bool fit(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits, uint32_t m,
-                uint32_t columns, uint32_t share, uint32_t log_splits, wide_cut *cut) {
+                uint32_t share, uint32_t log_splits, wide_cut *cut) {
     const uint32_t splits = 1u << log_splits, clusters = limits->clusters[log_splits + share - 1];
     for (uint32_t most = kMostStreams; most > 0; most--) {
-        *cut = cut_of(view, facts, m, columns, share, splits, clusters, most);
+        *cut = cut_of(view, facts, m, share, splits, clusters, most);
         if (cut->clusters && cut->shared_bytes + kStaticSharedBytes <= (uint32_t)limits->shared_bytes)
             return true;
     }
@@ -84,13 +93,12 @@ static uint32_t slabs_in_turn(const wide_cut &c) {
 /* The one with the least slabs in turn, of as few blocks as that takes. @return whether there is one. */
 static bool find_cut(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
                      uint32_t m, wide_cut *best) {
-    const uint32_t columns = m <= 64 ? 64 : 128;
-    if (m > columns && fit(view, facts, limits, m, columns, 2, 0, best))
+    if (m > 128 && fit(view, facts, limits, m, 2, 0, best))
         return true;
-    bool found = fit(view, facts, limits, m, columns, 1, 0, best);
-    for (uint32_t log_splits = 1; m <= columns && log_splits < TRF_CLUSTER_SIZES; log_splits++) {
+    bool found = fit(view, facts, limits, m, 1, 0, best);
+    for (uint32_t log_splits = 1; m <= 128 && log_splits < TRF_CLUSTER_SIZES; log_splits++) {
         wide_cut c;
-        if (fit(view, facts, limits, m, columns, 1, log_splits, &c) && c.items <= limits->clusters[log_splits] &&
+        if (fit(view, facts, limits, m, 1, log_splits, &c) && c.items <= limits->clusters[log_splits] &&
             c.cols >= c.splits && (!found || slabs_in_turn(c) < slabs_in_turn(*best))) {
             *best = c;
             found = true;
@@ -133,7 +141,6 @@ void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts,
                      trf_linear_plan *plan) {
     wide_cut best = {};
     find_cut(view, facts, limits, plan->m, &best);
-    plan->choice[WIDE_COLUMNS] = best.columns;
     plan->choice[WIDE_SHARE] = best.share;
     plan->choice[WIDE_SPLITS] = best.splits;
     plan->choice[WIDE_CLUSTERS] = best.clusters;
@@ -145,7 +152,7 @@ void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts,
 /* ---- the launch ---- */
 
 /* The driver's function that describes a matrix to the copy engine of boxes; the runtime knows where it is. */
-static cudaError_t describe_x(const void *x, uint32_t m, uint32_t cols, uint32_t columns, bool bf16,
+static cudaError_t describe_x(const void *x, uint32_t m, uint32_t cols, uint32_t x_rows, bool bf16,
                               trf_tensor_map *map) {
     static_assert(sizeof(CUtensorMap) == sizeof(trf_tensor_map), "a tensor map has 128 bytes");
     void *function = nullptr;
@@ -155,7 +162,7 @@ static cudaError_t describe_x(const void *x, uint32_t m, uint32_t cols, uint32_t
     if (status != cudaSuccess || found != cudaDriverEntryPointSuccess)
         return status != cudaSuccess ? status : cudaErrorNotSupported;
     const cuuint64_t sizes[2] = {cols, m}, strides[1] = {2ull * cols};
-    const cuuint32_t box[2] = {kStageCols, columns}, steps[2] = {1, 1};
+    const cuuint32_t box[2] = {kStageCols, x_rows}, steps[2] = {1, 1};
     CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
         reinterpret_cast<CUtensorMap *>(map), bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         2, const_cast<void *>(x), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,
@@ -163,9 +170,8 @@ static cudaError_t describe_x(const void *x, uint32_t m, uint32_t cols, uint32_t
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_linear_plan *plan) {
-    const int class_bits = (int)view->class_bits, columns = (int)plan->choice[WIDE_COLUMNS],
-              share = (int)plan->choice[WIDE_SHARE];
+static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_linear_plan *plan, const wide_cut &c) {
+    const int class_bits = (int)view->class_bits, columns = c.x_rows <= 64 ? 64 : 128, share = (int)c.share;
     if (view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16)
         return trf_wide_float(view->codec, class_bits, columns, share);
     return trf_wide_code(view->codec, class_bits, plan->x_dtype == TRF_DTYPE_BF16, columns, share);
@@ -174,8 +180,8 @@ static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_linear_p
 int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
                     const void *x, void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
-    const wide_cut c = cut_of(view, facts, plan->m, choice[WIDE_COLUMNS], choice[WIDE_SHARE], choice[WIDE_SPLITS],
-                              choice[WIDE_CLUSTERS], choice[WIDE_STREAMS]);
+    const wide_cut c = cut_of(view, facts, plan->m, choice[WIDE_SHARE], choice[WIDE_SPLITS], choice[WIDE_CLUSTERS],
+                              choice[WIDE_STREAMS]);
     if ((uintptr_t)x % 16) {
         int status = trf_launch_pad_x(x, plan->m, view->cols, workspace, view->cols, stream);
         if (status)
@@ -196,15 +202,17 @@ int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, 
     while (1u << args.log_splits < c.splits)
         args.log_splits++;
     args.streams = c.streams;
+    args.x_rows = c.x_rows;
+    args.x_stage_bytes = c.x_stage_bytes;
     args.x_groups = c.x_groups;
     args.items = c.items;
     args.clusters = c.clusters;
     args.stages = c.stages;
     args.x_stages = c.x_stages;
     bool early;
-    cudaError_t status = describe_x(x, plan->m, view->cols, c.columns, plan->x_dtype == TRF_DTYPE_BF16, &args.x_map);
+    cudaError_t status = describe_x(x, plan->m, view->cols, c.x_rows, plan->x_dtype == TRF_DTYPE_BF16, &args.x_map);
     if (status == cudaSuccess)
-        status = launch_kernel(kernel_of(view, plan), args,
+        status = launch_kernel(kernel_of(view, plan, c), args,
                                {c.share * c.splits * c.clusters, c.threads, c.shared_bytes, c.share * c.splits, stream},
                                &early);
     if (status != cudaSuccess || !epilogue)

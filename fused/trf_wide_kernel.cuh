@@ -1,6 +1,6 @@
 /* y = x . W^T for batches above 32, by warpgroups (sm_90a).
  *
- * An *item* is 128 rows of W (4 bands of 32), a range of its columns, and 64 or 128 rows of x. A block has two kinds of warps:
+ * An *item* is 128 rows of W (4 bands of 32), a range of its columns, and 48 to 128 rows of x. A block has two kinds of warps:
  *   consumers   one or two warpgroups: products of 64 rows of W by all rows of x, both operands in shared memory, sums in registers
  *   decoders    12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage* of 128 rows by 32 columns, to which x is
  *               copied beside
@@ -27,7 +27,7 @@ static constexpr uint32_t kMostStreams = 8;
 /* The decode table's size. Another decoder's work hides conflicts of its banks. */
 static constexpr uint32_t kWideTableLog = kSmallTableLog;
 
-/* kColumns: rows of x of a block. kShare: blocks of a cluster that decode for each other, 1 or 2. */
+/* kColumns: rows of x of a block, at most. kShare: blocks of a cluster that decode for each other, 1 or 2. */
 template <int kColumns, int kShare> struct trf_wide_shape {
     static constexpr uint32_t kConsumers = kColumns / 64;          /* warpgroups */
     static constexpr uint32_t kBlocks = 2 / kConsumers;            /* of 64 rows, of a consumer */
@@ -35,7 +35,6 @@ template <int kColumns, int kShare> struct trf_wide_shape {
     static constexpr uint32_t kDecoders = kColumns == 64 ? 12 : 8; /* warps */
     static constexpr uint32_t kStreams = kDecoders / kUnits;       /* at most */
     static constexpr uint32_t kThreads = 32 * (4 * kConsumers + kDecoders);
-    static constexpr uint32_t kXStageBytes = kColumns * 2 * kStageCols;
     static_assert(kStreams <= kMostStreams, "flags and barriers of streams");
 };
 
@@ -49,7 +48,8 @@ struct trf_wide_args {
     uint32_t cols;        /* of slabs */
     uint32_t log_splits;  /* of splits() */
     uint32_t streams;
-    uint32_t x_groups; /* of the rows of x that blocks have which decode for each other */
+    uint32_t x_rows, x_stage_bytes; /* of x: of a block; of these, in a stage */
+    uint32_t x_groups;              /* of the rows of x that blocks have which decode for each other */
     uint32_t items, clusters;
     uint32_t stages, x_stages; /* shared offsets, multiples of 1024: [stream] */
 
@@ -94,9 +94,8 @@ static __device__ __forceinline__ uint32_t trf_stages_of(const trf_device_view &
 static __device__ __forceinline__ uint32_t trf_first_band(const trf_wide_args &a, uint32_t item) {
     return item / a.x_groups * kWideBands;
 }
-template <int kColumns, int kShare>
-static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_args &a, uint32_t item) {
-    return (item % a.x_groups * kShare + blockIdx.x % kShare) * kColumns;
+template <int kShare> static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_args &a, uint32_t item) {
+    return (item % a.x_groups * kShare + blockIdx.x % kShare) * a.x_rows;
 }
 
 /* The block's first one. */
@@ -169,14 +168,14 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
         place = shared + args.stages + stream * kStageBytes + grid_.unit * (kUnitRows * 2 * kStageCols) + 64 * row +
                 16 * (lane % 4 ^ row / 2);
-        x_place = grid_.unit % Shape::kUnits == 0 ? shared + args.x_stages + stream * Shape::kXStageBytes : 0;
+        x_place = grid_.unit % Shape::kUnits == 0 ? shared + args.x_stages + stream * args.x_stage_bytes : 0;
     }
 
     /* To the next slab, which lies in this column. */
     __device__ __forceinline__ void enter(uint32_t col) {
         const uint32_t item = trf_first_item<kShare>(wide) + next / grid.count * wide.clusters;
         x_col = col * this->a.view.slab_cols;
-        x_row = trf_first_x<kColumns, kShare>(wide, item);
+        x_row = trf_first_x<kShare>(wide, item);
         left = trf_stages_of(this->a.view, col);
         next++;
     }
@@ -204,7 +203,7 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
     /* Consumers may have the stage, once all that is on its way has arrived: x, and what a decoder of the other block sends. */
     __device__ __forceinline__ void hand_over() {
         const uint32_t full = trf_shared_address(&meeting.full[stream]);
-        const uint32_t expected = (x_place ? Shape::kXStageBytes : 0) + (kShare > 1 ? kUnitRows * 2 * kStageCols : 0);
+        const uint32_t expected = (x_place ? wide.x_stage_bytes : 0) + (kShare > 1 ? kUnitRows * 2 * kStageCols : 0);
         trf_fence_for_products();
         __syncwarp();
         if (this->lane != 0)
@@ -313,14 +312,15 @@ static __device__ __forceinline__ uint32_t trf_piece_at(const trf_wide_args &a, 
 }
 
 /* All warps of the block add up its pieces, by blocks in order, and write y. */
-template <int kColumns> static __device__ __forceinline__ void trf_add_pieces(const trf_wide_args &a, uint32_t shared) {
+static __device__ __forceinline__ void trf_add_pieces(const trf_wide_args &a, uint32_t shared) {
     constexpr uint32_t kHigh = kWideRows / 16;
     const uint32_t rank = a.split(), lane = threadIdx.x % 32,
+                   pieces = (a.x_rows / 8 + a.splits() - 1 - rank >> a.log_splits) * kHigh,
                    first_row = trf_first_band(a, trf_first_item<1>(a)) * TRF_SLAB_ROWS + lane / 4,
-                   first_x = trf_first_x<kColumns, 1>(a, trf_first_item<1>(a)) + 2 * (lane % 4);
+                   first_x = trf_first_x<1>(a, trf_first_item<1>(a)) + 2 * (lane % 4);
     const bool pairs = trf_stores_pairs(a.f);
 #pragma unroll 1
-    for (uint32_t piece = threadIdx.x / 32; piece < kColumns / 8 * kHigh >> a.log_splits; piece += blockDim.x / 32) {
+    for (uint32_t piece = threadIdx.x / 32; piece < pieces; piece += blockDim.x / 32) {
         const float4 sum =
             trf_add_shares<4>(a.splits(), 0, 1, [&](uint32_t from) { return shared + trf_piece_at(a, piece, from); });
         const uint32_t row = first_row + piece % kHigh * 16, n = first_x + 8 * ((piece / kHigh << a.log_splits) + rank);
@@ -359,25 +359,25 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
             trf_barrier_arrive_at(empty, blockIdx.x % 2 ^ 1);
     }
 
-    /* Starts the products of a stage. The stages of a slab are even in number, so that index tells a barrier's phase. */
-    __device__ __forceinline__ void multiply(uint32_t stream, uint32_t index) {
+    /* Starts the products of a stage by kRows rows of x. The stages of a slab are even in number, so that index tells a barrier's phase. */
+    template <int kRows> __device__ __forceinline__ void multiply(uint32_t stream, uint32_t index) {
         trf_barrier_wait(trf_shared_address(&meeting.full[stream]), index % 2);
         if (kShare > 1)
             trf_fence_for_products(); /* what the other block sent */
         const uint64_t w = trf_operand(shared + a.stages + stream * kStageBytes +
                                        group * (kBlocks * 64 * 2 * kStageCols)),
-                       x = trf_operand(shared + a.x_stages + stream * Shape::kXStageBytes);
+                       x = trf_operand(shared + a.x_stages + stream * (kRows * 2 * kStageCols));
         trf_products_begin();
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
-                trf_wgmma(Type(), sum[b], w + (b * (64 * 2 * kStageCols) + 32 * half) / 16, x + 32 * half / 16);
+                trf_wgmma<kRows>(Type(), sum[b], w + (b * (64 * 2 * kStageCols) + 32 * half) / 16, x + 32 * half / 16);
         trf_products_commit();
     }
 
     /* The stages of an item. Those of all streams with one index make a turn. */
-    __device__ __forceinline__ void multiply_item(const trf_wide_part &part) {
+    template <int kRows> __device__ __forceinline__ void multiply_item(const trf_wide_part &part) {
         constexpr uint32_t kNone = UINT32_MAX;
         const uint32_t all = a.f.view.slab_cols / kStageCols;
         /* The layer's last column may be narrow: of the last stream that has columns, the last one. */
@@ -398,7 +398,7 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
                         release_stage(0);
                         tail = kNone;
                     }
-                    multiply(stream, index);
+                    multiply<kRows>(stream, index);
                     trf_products_wait<1>();
                     if (stream > 0)
                         release_stage(stream - 1);
@@ -413,6 +413,22 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
             release_stage(tail);
     }
 
+    /* Of as many rows of x as the block has. */
+    __device__ __forceinline__ void multiply_rows(const trf_wide_part &part) {
+        if constexpr (kColumns == 64) {
+            if (a.x_rows == 48)
+                return multiply_item<48>(part);
+        } else {
+            if (a.x_rows == 80)
+                return multiply_item<80>(part);
+            if (a.x_rows == 96)
+                return multiply_item<96>(part);
+            if (a.x_rows == 112)
+                return multiply_item<112>(part);
+        }
+        multiply_item<kColumns>(part);
+    }
+
     /* All of the block's items. */
     __device__ __forceinline__ void run(const trf_wide_part &part) {
 #pragma unroll 1
@@ -422,7 +438,7 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
 #pragma unroll
                 for (int i = 0; i < kColumns / 2; i++)
                     sum[b][i] = 0;
-            multiply_item(part);
+            multiply_rows(part);
             mark_corrupt(turn);
             if (kShare == 1 && a.splits() > 1)
                 leave_pieces();
@@ -457,19 +473,22 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
         trf_cluster_arrive(a.splits()); /* all are done with stages */
         trf_cluster_wait(a.splits());
 #pragma unroll
-        for (int t = 0; t < kColumns / 8; t++)
+        for (int t = 0; t < kColumns / 8; t++) {
+            if (t >= a.x_rows / 8)
+                break;
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
                 trf_cluster_store(at + (t & -a.splits()) * (kWideRows / 16 * kPieceBytes) +
                                       (4 * b << a.log_splits) * kPieceBytes,
                                   t & (a.splits() - 1),
                                   make_float4(sum[b][4 * t], sum[b][4 * t + 1], sum[b][4 * t + 2], sum[b][4 * t + 3]));
+        }
     }
 
     /* The block's own sums to y. They go round, 8 rows of x at a time, with those at hand in sum[b][0 ... 3]: a loop, since code that runs once costs more than the moves. */
     __device__ __forceinline__ void finish(uint32_t item) {
         const bool pairs = trf_stores_pairs(a.f);
-        uint32_t n = trf_first_x<kColumns, kShare>(a, item) + 2 * (lane % 4);
+        uint32_t n = trf_first_x<kShare>(a, item) + 2 * (lane % 4);
         uint32_t row[kBlocks]; /* the first of two, 8 apart */
         float scale[kBlocks][2];
 #pragma unroll
@@ -479,7 +498,7 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
                 scale[b][h] = row[b] < a.f.whole_rows ? trf_scale_sum(a.f, row[b] + 8 * h, 1.0f) : 0;
         }
 #pragma unroll 1
-        for (uint32_t column = 0; column < kColumns / 8; column++, n += 8)
+        for (uint32_t column = 0; column < a.x_rows / 8; column++, n += 8)
 #pragma unroll
             for (int b = 0; b < kBlocks; b++) {
 #pragma unroll
@@ -555,7 +574,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
         }
         trf_cluster_arrive(a.splits());
         trf_cluster_wait(a.splits());
-        trf_add_pieces<kColumns>(a, shared);
+        trf_add_pieces(a, shared);
     }
 }
 

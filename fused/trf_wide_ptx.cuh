@@ -125,38 +125,54 @@ template <int kBlocks, int kSums> static __device__ __forceinline__ void trf_pro
             asm volatile("" : "+f"(d[b][i])::"memory");
 }
 
-#define TRF_F8(d, i)                                                                                                   \
+#define TRF_F8(i)                                                                                                      \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
-#define TRF_WGMMA_64(types)                                                                                            \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                                   \
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "   \
-                 "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 0, 0;"                    \
-                 : TRF_F8(d, 0), TRF_F8(d, 8), TRF_F8(d, 16), TRF_F8(d, 24)                                            \
+#define TRF_F24 TRF_F8(0), TRF_F8(8), TRF_F8(16)
+#define TRF_F32 TRF_F24, TRF_F8(24)
+#define TRF_F40 TRF_F32, TRF_F8(32)
+#define TRF_F48 TRF_F40, TRF_F8(40)
+#define TRF_F56 TRF_F48, TRF_F8(48)
+#define TRF_F64 TRF_F56, TRF_F8(56)
+#define TRF_N24                                                                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+#define TRF_N32 TRF_N24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define TRF_N40 TRF_N32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define TRF_N48 TRF_N40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define TRF_N56 TRF_N48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define TRF_N64 TRF_N56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+/* rows of B, sums of a thread, and the operands behind them: text. */
+#define TRF_WGMMA(types, rows, sums, at_a, at_b)                                                                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" rows "k16.f32." types " {" TRF_N##sums "}, %" at_a ", %" at_b     \
+                                                                                            ", 1, 1, 1, 0, 0;"         \
+                 : TRF_F##sums                                                                                         \
                  : "l"(a), "l"(b))
-#define TRF_WGMMA_128(types)                                                                                           \
-    asm volatile(                                                                                                      \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                                           \
-        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "            \
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, "         \
-        "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, "         \
-        "%61, %62, %63}, %64, %65, 1, 1, 1, 0, 0;"                                                                     \
-        : TRF_F8(d, 0), TRF_F8(d, 8), TRF_F8(d, 16), TRF_F8(d, 24), TRF_F8(d, 32), TRF_F8(d, 40), TRF_F8(d, 48),       \
-          TRF_F8(d, 56)                                                                                                \
-        : "l"(a), "l"(b))
+#define TRF_WGMMA_OF_ROWS(types)                                                                                       \
+    do {                                                                                                               \
+        if constexpr (kRows == 48)                                                                                     \
+            TRF_WGMMA(types, "48", 24, "24", "25");                                                                    \
+        else if constexpr (kRows == 64)                                                                                \
+            TRF_WGMMA(types, "64", 32, "32", "33");                                                                    \
+        else if constexpr (kRows == 80)                                                                                \
+            TRF_WGMMA(types, "80", 40, "40", "41");                                                                    \
+        else if constexpr (kRows == 96)                                                                                \
+            TRF_WGMMA(types, "96", 48, "48", "49");                                                                    \
+        else if constexpr (kRows == 112)                                                                               \
+            TRF_WGMMA(types, "112", 56, "56", "57");                                                                   \
+        else                                                                                                           \
+            TRF_WGMMA(types, "128", 64, "64", "65");                                                                   \
+    } while (0)
 
-/* d[64][kColumns] += A[64][16] * B[kColumns][16]^T. Element (16 * warp + lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2) is the lane's d[i]. */
-static __device__ __forceinline__ void trf_wgmma(trf_bf16_type, float (&d)[32], uint64_t a, uint64_t b) {
-    TRF_WGMMA_64("bf16.bf16");
+/* d[64][kRows] += A[64][16] * B[kRows][16]^T. Element (16 * warp + lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2) is the lane's d[i]; there may be more. */
+template <int kRows, int kSums>
+static __device__ __forceinline__ void trf_wgmma(trf_bf16_type, float (&d)[kSums], uint64_t a, uint64_t b) {
+    static_assert(kRows / 2 <= kSums, "a thread has a half of its warp's rows of sums");
+    TRF_WGMMA_OF_ROWS("bf16.bf16");
 }
-static __device__ __forceinline__ void trf_wgmma(trf_f16_type, float (&d)[32], uint64_t a, uint64_t b) {
-    TRF_WGMMA_64("f16.f16");
-}
-static __device__ __forceinline__ void trf_wgmma(trf_bf16_type, float (&d)[64], uint64_t a, uint64_t b) {
-    TRF_WGMMA_128("bf16.bf16");
-}
-static __device__ __forceinline__ void trf_wgmma(trf_f16_type, float (&d)[64], uint64_t a, uint64_t b) {
-    TRF_WGMMA_128("f16.f16");
+template <int kRows, int kSums>
+static __device__ __forceinline__ void trf_wgmma(trf_f16_type, float (&d)[kSums], uint64_t a, uint64_t b) {
+    static_assert(kRows / 2 <= kSums, "a thread has a half of its warp's rows of sums");
+    TRF_WGMMA_OF_ROWS("f16.f16");
 }
 
 #endif

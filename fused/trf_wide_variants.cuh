@@ -1,5 +1,5 @@
-/* The list of wide kernels: every codec without group scales, quads and pairs, each type of x that the codec takes, 64 or 128 rows of x a block, 128
- * also with two blocks that decode for each other. */
+/* The list of wide kernels: every codec without group scales, quads and pairs, each type of x that the codec takes, up to 64 or up to 128 rows of
+ * x a block (in loops for 48, 64, 80, 96, 112 and 128), those for 128 also with two blocks that decode for each other. */
 #ifndef TRF_WIDE_VARIANTS_CUH
 #define TRF_WIDE_VARIANTS_CUH
 
