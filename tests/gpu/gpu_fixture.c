@@ -96,6 +96,23 @@ void gpu_memory_free(gpu_memory *memory) {
     memory->at = NULL;
 }
 
+gpu_disturbance gpu_disturbance_make(void) {
+    gpu_disturbance disturbance = {NULL, gpu_memory_make(32 << 20), gpu_memory_make(32 << 20)};
+    CUDA(cudaStreamCreateWithFlags(&disturbance.stream, cudaStreamNonBlocking));
+    return disturbance;
+}
+
+void gpu_disturb(const gpu_disturbance *disturbance) {
+    CUDA(cudaMemcpyAsync(disturbance->to.at, disturbance->from.at, disturbance->from.bytes, cudaMemcpyDeviceToDevice,
+                         disturbance->stream));
+}
+
+void gpu_disturbance_free(gpu_disturbance *disturbance) {
+    CUDA(cudaStreamDestroy(disturbance->stream));
+    gpu_memory_free(&disturbance->from);
+    gpu_memory_free(&disturbance->to);
+}
+
 uint64_t gpu_free_memory(void) {
     size_t now = 0, all;
     CUDA(cudaDeviceSynchronize());

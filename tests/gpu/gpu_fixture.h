@@ -45,6 +45,16 @@ void gpu_memory_poison(const gpu_memory *memory);
 void gpu_memory_read(const gpu_memory *memory, void *host); /* after all work of the device; checks the guard */
 void gpu_memory_free(gpu_memory *memory);
 
+/* Work for another stream. */
+typedef struct gpu_disturbance {
+    cudaStream_t stream;
+    gpu_memory from, to;
+} gpu_disturbance;
+
+gpu_disturbance gpu_disturbance_make(void);
+void gpu_disturb(const gpu_disturbance *disturbance); /* queues a copy */
+void gpu_disturbance_free(gpu_disturbance *disturbance);
+
 /* Of the device, once it is idle. */
 uint64_t gpu_free_memory(void);
 

@@ -52,6 +52,68 @@ const void *gpu_input_on_device(const gpu_input *input, trf_dtype dtype) {
 
 /* ---- calls ---- */
 
+void gpu_check_same_bits(const gpu_product *product, const gpu_input *input, int busy) {
+    const int runs = test_quick() ? 20 : 1000;
+    char *first = gpu_malloc(product->y.bytes), *again = gpu_malloc(product->y.bytes);
+    gpu_disturbance other = gpu_disturbance_make();
+    gpu_product beside;
+    gpu_product_make(&beside, product->layer, product->plan.m, product->plan.x_dtype, TRF_DTYPE_F32, TRF_PATH_AUTO);
+    for (int i = 0; i <= runs; i++) {
+        gpu_memory_poison(&product->y);
+        for (int k = 0; k < 3; k++) {
+            if (k == 1) {
+                gpu_product_queue(product, input, NULL);
+            } else if (busy) {
+                gpu_disturb(&other);
+                gpu_product_queue(&beside, input, other.stream);
+            }
+        }
+        gpu_memory_read(&product->y, i ? again : first);
+        if (i && memcmp(first, again, product->y.bytes) != 0)
+            ck_abort_msg("%s: run %d gives other bits", product->name, i);
+    }
+    gpu_product_free(&beside);
+    gpu_disturbance_free(&other);
+    free(first);
+    free(again);
+}
+
+void gpu_check_graph(gpu_product *product, const gpu_input *input) {
+    const gpu_layer *layer = product->layer;
+    gpu_memory weights = gpu_memory_make((uint64_t)layer->info.rows * layer->info.cols * 2);
+    char *decoded = gpu_malloc(weights.bytes), *direct = gpu_malloc(product->y.bytes),
+         *replayed = gpu_malloc(product->y.bytes);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    trf_error err = {0};
+    gpu_product_run(product, input, direct);
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    gpu_product_queue(product, input, stream);
+    gpu_check(trf_device_layer_decode(layer->device, TRF_DECODE_SOURCE, weights.at, weights.bytes, stream, &err),
+              TRF_OK, &err, layer->name);
+    gpu_product_queue(product, input, stream);
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    for (int i = 0; i < 5; i++) {
+        gpu_memory_poison(&product->y);
+        gpu_memory_poison(&weights);
+        CUDA(cudaGraphLaunch(executable, stream));
+        gpu_memory_read(&product->y, replayed);
+        gpu_memory_read(&weights, decoded);
+        ck_assert_mem_eq(replayed, direct, product->y.bytes);
+        ck_assert_mem_eq(decoded, layer->elements, weights.bytes);
+    }
+    CUDA(cudaGraphExecDestroy(executable));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(stream));
+    gpu_memory_free(&weights);
+    free(decoded);
+    free(direct);
+    free(replayed);
+}
+
 int gpu_takes(const gpu_layer *layer, trf_dtype x_dtype) {
     return !(layer->info.codec == TRF_CODEC_BF16 && x_dtype == TRF_DTYPE_F16) &&
            !(layer->info.codec == TRF_CODEC_FP16 && x_dtype == TRF_DTYPE_BF16);

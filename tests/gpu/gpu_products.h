@@ -41,6 +41,12 @@ void gpu_product_run_on(gpu_product *product, const gpu_input *input, void *y);
 /* Only queues the call. */
 void gpu_product_queue(const gpu_product *product, const gpu_input *input, trf_stream stream);
 
+/* The same bits on every run: 1,000 of them, or 20 if TRF_TEST_QUICK is set. busy: another stream copies, and multiplies by the same layer. */
+void gpu_check_same_bits(const gpu_product *product, const gpu_input *input, int busy);
+
+/* Two products and a decoding between them, captured once and replayed: the bits of direct calls. */
+void gpu_check_graph(gpu_product *product, const gpu_input *input);
+
 /* @return whether the codec multiplies x of this type. */
 int gpu_takes(const gpu_layer *layer, trf_dtype x_dtype);
 

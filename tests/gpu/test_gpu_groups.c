@@ -165,32 +165,10 @@ START_TEST(mixed_groups) {
 }
 END_TEST
 
-/* Work for another stream. */
-typedef struct disturbance {
-    cudaStream_t stream;
-    gpu_memory from, to;
-} disturbance;
-
-static disturbance disturbance_make(void) {
-    disturbance d = {NULL, gpu_memory_make(32 << 20), gpu_memory_make(32 << 20)};
-    CUDA(cudaStreamCreateWithFlags(&d.stream, cudaStreamNonBlocking));
-    return d;
-}
-
-static void disturb(const disturbance *d) {
-    CUDA(cudaMemcpyAsync(d->to.at, d->from.at, d->from.bytes, cudaMemcpyDeviceToDevice, d->stream));
-}
-
-static void disturbance_free(disturbance *d) {
-    CUDA(cudaStreamDestroy(d->stream));
-    gpu_memory_free(&d->from);
-    gpu_memory_free(&d->to);
-}
-
 START_TEST(groups_give_the_same_bits) {
     static const gpu_shape shapes[] = {{2048, 1024}, {300, 515}, {512, 4096}, {1024, 2048}};
     static const int choices[] = {0, 0, 0, 0};
-    const int runs = test_quick() ? 10 : 300;
+    const int runs = test_quick() ? 10 : 1000;
     test_rng rng = {300};
     group_case g;
     size_t bytes;
@@ -199,12 +177,12 @@ START_TEST(groups_give_the_same_bits) {
     poison_group(&g);
     queue_group(&g, NULL);
     uint8_t *first = read_group(&g, &bytes);
-    disturbance d = disturbance_make();
+    gpu_disturbance d = gpu_disturbance_make();
     for (int i = 0; i < runs; i++) {
         poison_group(&g);
-        disturb(&d);
+        gpu_disturb(&d);
         queue_group(&g, NULL);
-        disturb(&d);
+        gpu_disturb(&d);
         uint8_t *again = read_group(&g, &bytes);
         if (memcmp(first, again, bytes) != 0)
             ck_abort_msg("run %d gives other bits", i);
@@ -222,7 +200,7 @@ START_TEST(groups_give_the_same_bits) {
     gpu_memory_free(&x);
     free(again);
     free(first);
-    disturbance_free(&d);
+    gpu_disturbance_free(&d);
     free_group(&g);
 }
 END_TEST
@@ -546,21 +524,21 @@ START_TEST(experts_in_graphs) {
     queue_experts(&c, stream);
     CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    disturbance d = disturbance_make();
+    gpu_disturbance d = gpu_disturbance_make();
     uint8_t *y = gpu_malloc(c.y.bytes);
     for (int i = 0; i < replays; i++) {
         const int kind = (int)test_below(&rng, KINDS);
         put_offsets(&c, offsets[kind]);
         gpu_memory_poison(&c.y);
-        disturb(&d);
+        gpu_disturb(&d);
         CUDA(cudaGraphLaunch(executable, stream));
-        disturb(&d);
+        gpu_disturb(&d);
         gpu_memory_read(&c.y, y);
         if (memcmp(y, eager[kind], c.y.bytes) != 0)
             ck_abort_msg("%s: replay %d, counts %d: other bits", c.name, i, kind);
     }
     free(y);
-    disturbance_free(&d);
+    gpu_disturbance_free(&d);
     CUDA(cudaGraphExecDestroy(executable));
     CUDA(cudaGraphDestroy(graph));
     CUDA(cudaStreamDestroy(stream));

@@ -1,7 +1,7 @@
 /* Products on the device: both paths against F64, for every codec, scale layout, batch and type; the bits of single
  * weights; the same bits on every run; graphs. */
 #include "gpu_products.h"
-
+#include "trf_context.h"
 #include "trf_convert.h"
 
 #include <math.h>
@@ -84,6 +84,9 @@ enum {
     QUICK_SHAPES = 3 /* the first ones */
 };
 
+/* Of kGpuChoices: some of their layers have codes of more than 8 bits, offsets of columns, or groups that are no multiples of 32. */
+static const int kMayBeRefused[GPU_CHOICES] = {[7] = 1, [9] = 1, [10] = 1, [11] = 1, [13] = 1, [14] = 1, [17] = 1};
+
 START_TEST(near_f64) {
     const gpu_choice *choice = &kGpuChoices[_i];
     const int shapes = test_quick() ? QUICK_SHAPES : SHAPES;
@@ -101,6 +104,8 @@ START_TEST(near_f64) {
             gpu_layer_free(&layer);
         }
     printf("%s: the fused path took %d of %d layers\n", choice->name, fused, layers);
+    if (gpu_context->limits.capability == 90 && fused != layers && !kMayBeRefused[_i])
+        ck_abort_msg("%s: the fused path refused a layer", choice->name);
 }
 END_TEST
 
@@ -232,57 +237,22 @@ END_TEST
 
 /* ---- the same bits ---- */
 
-/* Work for another stream: a copy, and a product of its own. */
-typedef struct disturbance {
-    cudaStream_t stream;
-    gpu_memory from, to;
-    gpu_product product;
-} disturbance;
-
-static void disturb(const disturbance *d, const gpu_input *input) {
-    CUDA(cudaMemcpyAsync(d->to.at, d->from.at, d->from.bytes, cudaMemcpyDeviceToDevice, d->stream));
-    gpu_product_queue(&d->product, input, d->stream);
-}
-
 /* loop: layer, path, and whether another stream is busy. */
 START_TEST(same_bits_on_every_run) {
     static const gpu_shape shapes[] = {{1000, 1030}, {2048, 4096}};
-    const trf_path path = _i & 1 ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED;
-    const int busy = _i >> 1 & 1, runs = test_quick() ? 20 : 1000;
     const gpu_shape shape = shapes[_i >> 2 & 1];
     const uint32_t m = _i >> 2 & 1 ? 1 : 17;
     test_rng rng = {9100 + (uint64_t)_i};
     gpu_layer layer =
-        gpu_layer_make(&rng, &kGpuChoices[_i >> 2 & 1 ? 0 : 9], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+        gpu_layer_make(&rng, &kGpuChoices[_i >> 2 & 1 ? 0 : 12], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
-    const trf_dtype x_dtype = gpu_takes(&layer, TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
-    const size_t y_bytes = (size_t)m * shape.rows * sizeof(float);
-    float *first = gpu_malloc(y_bytes), *again = gpu_malloc(y_bytes);
-    disturbance other = {.from = gpu_memory_make(32 << 20), .to = gpu_memory_make(32 << 20)};
     gpu_product product;
-    CUDA(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
-    gpu_product_make(&other.product, &layer, m, x_dtype, TRF_DTYPE_F32, TRF_PATH_AUTO);
-    if (gpu_product_make(&product, &layer, m, x_dtype, TRF_DTYPE_F32, path) == TRF_OK) {
-        gpu_product_run(&product, &input, first);
-        for (int i = 0; i < runs; i++) {
-            gpu_memory_poison(&product.y);
-            if (busy)
-                disturb(&other, &input);
-            gpu_product_queue(&product, &input, NULL);
-            if (busy)
-                disturb(&other, &input);
-            gpu_memory_read(&product.y, again);
-            if (memcmp(first, again, y_bytes) != 0)
-                ck_abort_msg("%s: run %d gives other bits", product.name, i);
-        }
-        gpu_product_free(&product);
-    }
-    gpu_product_free(&other.product);
-    CUDA(cudaStreamDestroy(other.stream));
-    gpu_memory_free(&other.from);
-    gpu_memory_free(&other.to);
-    free(first);
-    free(again);
+    ck_assert_int_eq(gpu_product_make(&product, &layer, m,
+                                      gpu_takes(&layer, TRF_DTYPE_BF16) ? TRF_DTYPE_BF16 : TRF_DTYPE_F16, TRF_DTYPE_F32,
+                                      _i & 1 ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED),
+                     TRF_OK);
+    gpu_check_same_bits(&product, &input, _i >> 1 & 1);
+    gpu_product_free(&product);
     gpu_input_free(&input);
     gpu_layer_free(&layer);
 }
@@ -429,47 +399,16 @@ END_TEST
 /* A product and a decoding, captured and replayed. */
 START_TEST(graphs) {
     static const gpu_shape shape = {1000, 1030};
-    const trf_path path = _i & 1 ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED;
     const uint32_t m = _i & 2 ? 33 : 1;
     test_rng rng = {9300 + (uint64_t)_i};
     gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
-    gpu_memory weights = gpu_memory_make((uint64_t)shape.rows * shape.cols * 2);
-    uint16_t *decoded = gpu_malloc(weights.bytes);
     gpu_product product;
-    if (gpu_product_make(&product, &layer, m, TRF_DTYPE_BF16, TRF_DTYPE_F32, path) == TRF_OK) {
-        float *direct = gpu_malloc(product.y.bytes), *replayed = gpu_malloc(product.y.bytes);
-        cudaStream_t stream;
-        cudaGraph_t graph;
-        cudaGraphExec_t executable;
-        trf_error err = {0};
-        gpu_product_run(&product, &input, direct);
-        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-        gpu_product_queue(&product, &input, stream);
-        gpu_check(trf_device_layer_decode(layer.device, TRF_DECODE_SOURCE, weights.at, weights.bytes, stream, &err),
-                  TRF_OK, &err, layer.name);
-        gpu_product_queue(&product, &input, stream);
-        CUDA(cudaStreamEndCapture(stream, &graph));
-        CUDA(cudaGraphInstantiate(&executable, graph, 0));
-        for (int i = 0; i < 5; i++) {
-            gpu_memory_poison(&product.y);
-            gpu_memory_poison(&weights);
-            CUDA(cudaGraphLaunch(executable, stream));
-            gpu_memory_read(&product.y, replayed);
-            gpu_memory_read(&weights, decoded);
-            ck_assert_mem_eq(replayed, direct, product.y.bytes);
-            ck_assert_mem_eq(decoded, layer.elements, weights.bytes);
-        }
-        CUDA(cudaGraphExecDestroy(executable));
-        CUDA(cudaGraphDestroy(graph));
-        CUDA(cudaStreamDestroy(stream));
-        gpu_product_free(&product);
-        free(direct);
-        free(replayed);
-    }
-    gpu_memory_free(&weights);
-    free(decoded);
+    ck_assert_int_eq(gpu_product_make(&product, &layer, m, TRF_DTYPE_BF16, TRF_DTYPE_F32,
+                                      _i & 1 ? TRF_PATH_TWO_STEP : TRF_PATH_FUSED),
+                     TRF_OK);
+    gpu_check_graph(&product, &input);
+    gpu_product_free(&product);
     gpu_input_free(&input);
     gpu_layer_free(&layer);
 }
