@@ -17,13 +17,15 @@ static inline uint64_t trf_align_part(uint64_t bytes) {
 struct trf_layer_source;
 struct trf_row_request;
 
-/* A product to be timed: arguments of trf_linear, and scratch memory of twice the context's cache_bytes. */
+/* A product to be timed: arguments of trf_linear, and device memory for copies of the layer, of twice the context's cache_bytes. */
 typedef struct trf_timed_product {
     const trf_device_layer *layer;
     const trf_linear_plan *plan;
     const void *x;
-    void *y, *workspace, *scratch;
+    void *y, *workspace, *copies;
 } trf_timed_product;
+
+#define TRF_MOST_TIMED_RUNS 32
 
 /* What a kind of device does; loader/trf_device.c has checked the arguments. */
 typedef struct trf_device_kind {
@@ -48,8 +50,9 @@ typedef struct trf_device_kind {
     /* y = the sums with an epilogue, rounded. */
     trf_status (*finish)(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
                          const trf_epilogue *epilogue, trf_stream stream, trf_error *err);
-    /* Times `runs` calls of trf_linear, one by one, with the weights in no cache of a GPU. */
+    /* Times `runs` calls of trf_linear or of several in a row, in microseconds of one; on a GPU the weights are in no cache. */
     trf_status (*time)(const trf_timed_product *product, uint32_t runs, double *microseconds, trf_error *err);
+    uint32_t timed_runs; /* that a tuning wants, TRF_MOST_TIMED_RUNS at most */
     /* Device memory: *memory is 256-byte aligned. Copies are complete when they return. */
     trf_status (*allocate)(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
     void (*release)(const trf_context *context, void *memory);

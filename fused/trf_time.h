@@ -10,9 +10,6 @@ extern "C" {
 
 trf_status trf_cuda_time(const trf_timed_product *product, uint32_t runs, double *microseconds, trf_error *err);
 
-/* Reads `bytes`, a multiple of 16, of zeros in device memory, so that the L2 cache holds nothing else that is older. @return a cudaError_t. */
-int trf_launch_evict(void *zeros, uint64_t bytes, trf_stream stream);
-
 #ifdef __cplusplus
 }
 #endif

@@ -355,6 +355,7 @@ static const trf_device_kind trf_cpu_kind = {
     .linear = trf_cpu_linear,
     .finish = trf_cpu_finish,
     .time = trf_cpu_time,
+    .timed_runs = 3, /* of one path */
     .allocate = trf_cpu_allocate,
     .release = trf_cpu_release,
     .upload = trf_cpu_copy,

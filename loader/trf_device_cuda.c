@@ -247,6 +247,7 @@ static const trf_device_kind trf_cuda_kind = {
     .decode_ahead = trf_cuda_decode_ahead,
     .finish = trf_cuda_finish,
     .time = trf_cuda_time,
+    .timed_runs = 9,
     .allocate = trf_cuda_allocate,
     .release = trf_cuda_release,
     .upload = trf_cuda_upload,

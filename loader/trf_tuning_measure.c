@@ -8,7 +8,6 @@
 #include <string.h>
 
 enum {
-    RUNS = 9,
     MOST_M = 1 << 20
 };
 
@@ -69,13 +68,13 @@ typedef struct trf_bench {
     trf_dtype dtype; /* of x and y */
     uint32_t max_m;  /* that there is memory for */
     void *x, *y;     /* [max_m][cols], [max_m][rows] */
-    void *scratch;   /* that throws others out of the cache */
+    void *copies;    /* of the layer, which throw each other out of the cache */
 } trf_bench;
 
 static void trf_bench_free(trf_bench *bench) {
     trf_device_free(bench->context, bench->x);
     trf_device_free(bench->context, bench->y);
-    trf_device_free(bench->context, bench->scratch);
+    trf_device_free(bench->context, bench->copies);
 }
 
 /* Values between -1 and 1, as activations are: power, and so clocks, depend on them. */
@@ -105,7 +104,7 @@ static trf_status trf_bench_make(trf_bench *bench, const trf_device_layer *layer
     if (status == TRF_OK)
         status = trf_device_allocate(context, 2ull * bench->max_m * layer->info.rows, &bench->y, err);
     if (status == TRF_OK)
-        status = trf_device_allocate(context, 2 * context->cache_bytes, &bench->scratch, err);
+        status = trf_device_allocate(context, 2 * context->cache_bytes, &bench->copies, err);
     if (status == TRF_OK)
         status = trf_upload_x(bench, err);
     return status;
@@ -126,16 +125,17 @@ static trf_status trf_time_path(const trf_bench *bench, uint32_t m, trf_path pat
         return TRF_OK;
     if (status != TRF_OK)
         return status;
-    trf_timed_product product = {bench->layer, &plan, bench->x, bench->y, NULL, bench->scratch};
-    double times[RUNS];
+    trf_timed_product product = {bench->layer, &plan, bench->x, bench->y, NULL, bench->copies};
+    const uint32_t runs = bench->context->kind->timed_runs;
+    double times[TRF_MOST_TIMED_RUNS];
     status = trf_device_allocate(bench->context, plan.workspace_bytes, &product.workspace, err);
     if (status == TRF_OK)
-        status = bench->context->kind->time(&product, RUNS, times, err);
+        status = bench->context->kind->time(&product, runs, times, err);
     trf_device_free(bench->context, product.workspace);
     if (status != TRF_OK)
         return status;
-    qsort(times, RUNS, sizeof times[0], trf_compare_times);
-    *microseconds = times[RUNS / 2];
+    qsort(times, runs, sizeof times[0], trf_compare_times);
+    *microseconds = times[runs / 2];
     return TRF_OK;
 }
 

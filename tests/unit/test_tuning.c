@@ -220,7 +220,7 @@ static trf_status time_made_up(const trf_timed_product *p, uint32_t runs, double
     const double m = p->plan->m;
     if (failure != TRF_OK)
         return trf_fail(error, failure, TRF_NO_OFFSET, "it fails");
-    EXPECT(p->x && p->y && p->workspace && p->scratch);
+    EXPECT(p->x && p->y && p->workspace && p->copies);
     for (uint32_t run = 0; run < runs; run++) /* outliers at either end */
         microseconds[run] = run == 1                          ? 1e6
                             : run == 3                        ? 1e-6
@@ -236,6 +236,7 @@ static void make_up(void) {
     made_up = *own_kind;
     made_up.plan = plan_made_up;
     made_up.time = time_made_up;
+    made_up.timed_runs = 9;
     cpu->kind = &made_up;
     cpu->cache_bytes = 1000;
     num_asked = 0;
