@@ -1,9 +1,11 @@
 /* transfuse bench --mode moe: mixtures of 64 experts, each token routed to 8 of them. One call over compressed experts (trf_experts_linear), which takes the counts from
- * device memory, against dense BF16 experts: one cuBLASLt call an active expert, whose counts the host knows, in a row and on several streams (cuBLASLt 13 has no grouped
- * product); and a plain grouped kernel (bench_cuda_experts.cu).
+ * device memory, against dense BF16 experts whose counts the host knows: one cuBLASLt call an active expert, in a row and on several streams (that of CUDA 13.0 has no
+ * grouped product), and one grouped product of cuBLAS (bench_cuda_grouped.h), which is left out where that library is missing or refuses; and against a plain grouped kernel
+ * that takes them from device memory as well (bench_cuda_experts.cu).
  *
  * Each call of a graph has other experts: with one token, a graph's calls go through all experts before one is used again. */
 #include "bench_cuda_cublaslt.h"
+#include "bench_cuda_grouped.h"
 #include "bench_cuda_kernels.h"
 #include "bench_cuda_matrix.h"
 #include "bench_cuda_modes.h"
@@ -12,6 +14,7 @@
 #include "cli_cuda.h"
 #include "cli_report.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,7 +56,9 @@ typedef struct moe_stand {
     void *x, *y, *workspace, *lt_workspaces[STREAMS];
     uint16_t *x_host;
     moe_product products[MOST_TOKENS + 1]; /* by tokens */
-    uint32_t streams;                      /* that queue_cublaslt uses */
+    bench_grouped *grouped;                /* not owned; NULL: there is none, and no calls */
+    bench_grouped_product *grouped_calls[CALLS];
+    uint32_t streams; /* that queue_cublaslt uses */
     cudaStream_t side[STREAMS];
     cudaEvent_t fork, join[STREAMS];
 } moe_stand;
@@ -179,14 +184,25 @@ static int queue_16_streams(void *context, uint32_t call, cudaStream_t stream) {
     return queue_cublaslt(s, call, stream);
 }
 
-static const struct {
+static int queue_grouped(void *context, uint32_t call, cudaStream_t stream) {
+    const moe_stand *s = context;
+    return bench_grouped_queue(s->grouped_calls[call], stream);
+}
+
+typedef struct moe_way {
     const char *name;
     bench_cuda_queue_fn *queue;
     int dense, baseline; /* baseline: the fastest of these is what the ratio is of */
-} kWays[] = {
-    {"cuBLASLt, one stream", queue_row, 1, 1},        {"cuBLASLt, 4 streams", queue_4_streams, 1, 1},
-    {"cuBLASLt, 16 streams", queue_16_streams, 1, 1}, {"dense grouped kernel", queue_dense, 1, 0},
-    {"layers one by one", queue_layers, 0, 0},        {"experts", queue_experts, 0, 0},
+} moe_way;
+
+static const moe_way kWays[] = {
+    {"cuBLASLt, one stream", queue_row, 1, 1},
+    {"cuBLASLt, 4 streams", queue_4_streams, 1, 1},
+    {"cuBLASLt, 16 streams", queue_16_streams, 1, 1},
+    {"cuBLAS grouped", queue_grouped, 1, 1},
+    {"dense grouped kernel", queue_dense, 1, 0},
+    {"layers one by one", queue_layers, 0, 0},
+    {"experts", queue_experts, 0, 0},
 };
 enum {
     WAYS = sizeof kWays / sizeof kWays[0]
@@ -243,6 +259,44 @@ static int tune_products(moe_stand *s) {
                 return -1;
         }
     return 0;
+}
+
+/* ---- cuBLAS: grouped products ---- */
+
+static void say_left_out(void) { fputs("transfuse: bench: goes on without \"cuBLAS grouped\"\n", stderr); }
+
+/* One for each call: a group for each expert with tokens. */
+static int make_grouped_calls(moe_stand *s) {
+    static_assert(EXPERTS <= (int)BENCH_GROUPED_MOST, "all experts in one product");
+    for (uint32_t call = 0; s->grouped && call < CALLS; call++) {
+        bench_grouped_item items[EXPERTS];
+        uint32_t count = 0;
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            const uint32_t first = s->routes[call].offsets[e], tokens = tokens_of(&s->routes[call], e);
+            if (tokens)
+                items[count++] = (bench_grouped_item){s->dense[e], row_of(s->x, first, s->shape.cols),
+                                                      row_of(s->y, first, s->shape.rows), tokens};
+        }
+        s->grouped_calls[call] = bench_grouped_product_make(s->grouped, s->shape.rows, s->shape.cols, items, count);
+        if (!s->grouped_calls[call])
+            return -1;
+    }
+    return 0;
+}
+
+/* All calls once before they are captured: cuBLAS may take another kernel for each, and what CUDA loads at a kernel's first call cannot be captured. @return 0, or -1 after
+ * a message: the library does not do it, and what it left of an error is gone. */
+static int make_grouped_timer(moe_stand *s, bench_cuda_timer *timer) {
+    const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
+    int failed = 0;
+    for (uint32_t call = 0; !failed && call < CALLS; call++)
+        failed = queue_grouped(s, call, stream);
+    if (!failed && !bench_cuda_timer_make(timer, queue_grouped, s, CALLS, stream))
+        return 0;
+    bench_cuda_timer_free(timer);
+    cudaGetLastError(); /* or the next launch that asks would find it */
+    say_left_out();
+    return -1;
 }
 
 /* ---- the stand ---- */
@@ -323,13 +377,17 @@ static int plan_batch(moe_stand *s) {
         workspace_bytes = plan.workspace_bytes > workspace_bytes ? plan.workspace_bytes : workspace_bytes;
     }
     s->workspace = cli_cuda_alloc(workspace_bytes);
-    return !s->workspace || tune_products(s) ? -1 : 0;
+    return !s->workspace || tune_products(s) || make_grouped_calls(s) ? -1 : 0;
 }
 
 static void unplan_batch(moe_stand *s) {
     for (uint32_t m = 0; m <= MOST_TOKENS; m++) {
         bench_cublaslt_product_free(s->products[m].product);
         s->products[m] = (moe_product){0};
+    }
+    for (uint32_t call = 0; call < CALLS; call++) {
+        bench_grouped_product_free(s->grouped_calls[call]);
+        s->grouped_calls[call] = NULL;
     }
     cudaFree(s->offsets_dev);
     cudaFree(s->x);
@@ -340,16 +398,18 @@ static void unplan_batch(moe_stand *s) {
     s->x = s->y = s->workspace = s->x_host = NULL;
 }
 
-/* Of the first call. */
-static int measure_error(moe_stand *s, bench_cuda_queue_fn *queue, bench_mode_figure *figure) {
+/* Of the last call of the graph that is timed. A call outside of it comes first: if what was captured depends on memory of the host that a library uses again, that is the
+ * other call's by then, and the error shows it. */
+static int measure_error(moe_stand *s, const moe_way *way, const bench_cuda_timer *timer, bench_mode_figure *figure) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
+    const moe_route *const route = &s->routes[CALLS - 1];
     bench_error error = {0};
-    if (cli_cuda_check(cudaMemset(s->y, 0xFF, (uint64_t)s->rows * s->shape.rows * 2), "bench: clearing y") ||
-        cli_cuda_check(cudaDeviceSynchronize(), "bench: clearing y") || queue(s, 0, stream) ||
-        cli_cuda_check(cudaStreamSynchronize(stream), "bench: multiplying"))
+    if (way->queue(s, 0, stream) || cli_cuda_check(cudaStreamSynchronize(stream), "bench: multiplying") ||
+        cli_cuda_check(cudaMemset(s->y, 0xFF, (uint64_t)s->rows * s->shape.rows * 2), "bench: clearing y") ||
+        cli_cuda_check(cudaDeviceSynchronize(), "bench: clearing y") || bench_cuda_timer_run(timer, stream))
         return -1;
     for (uint32_t e = 0; e < EXPERTS; e++) {
-        const uint32_t first = s->routes[0].offsets[e], count = tokens_of(&s->routes[0], e);
+        const uint32_t first = route->offsets[e], count = tokens_of(route, e);
         if (count && bench_matrix_add_error(&s->matrices[e % DISTINCT], s->x_host + (uint64_t)first * s->shape.cols,
                                             count, row_of(s->y, first, s->shape.rows), &error))
             return -1;
@@ -359,47 +419,59 @@ static int measure_error(moe_stand *s, bench_cuda_queue_fn *queue, bench_mode_fi
     return 0;
 }
 
-/* Names the fastest baseline as what the others are compared with. */
-static void compare(bench_mode_figure *figures) {
+/* Names the fastest baseline as what the others are compared with. ways[i]: what figures[i] is of. */
+static void compare(bench_mode_figure *figures, const moe_way *const *ways, int count) {
     int best = -1;
-    for (int w = 0; w < WAYS; w++)
-        if (kWays[w].baseline && (best < 0 || bench_median(&figures[w].times) < bench_median(&figures[best].times)))
-            best = w;
-    for (int w = 0; w < WAYS; w++)
-        if (w != best)
-            snprintf(figures[w].against, sizeof figures[w].against, "%s", kWays[best].name);
+    for (int i = 0; i < count; i++)
+        if (ways[i]->baseline && (best < 0 || bench_median(&figures[i].times) < bench_median(&figures[best].times)))
+            best = i;
+    for (int i = 0; i < count; i++)
+        if (i != best)
+            snprintf(figures[i].against, sizeof figures[i].against, "%s", ways[best]->name);
+}
+
+static int add_figure(moe_stand *s, const moe_way *way, const bench_cuda_timer *timer) {
+    const double active = mean_active(s);
+    char subject[80];
+    snprintf(subject, sizeof subject, "%d experts %ux%u, %.1f active", EXPERTS, s->shape.rows, s->shape.cols, active);
+    bench_mode_figure *figure = bench_mode_add(s->cuda, subject, way->name, "", s->batch);
+    if (!figure || measure_error(s, way, timer, figure))
+        return -1;
+    figure->bytes =
+        (uint64_t)(active * (way->dense ? 2.0 * s->shape.rows * s->shape.cols : (double)s->matrices[0].blob_bytes));
+    return 0;
 }
 
 static int time_batch(moe_stand *s) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
-    bench_cuda_timer timers[WAYS] = {0};
     const size_t first = bench_cuda_figures_of(s->cuda)->count;
-    const double active = mean_active(s);
-    char subject[80];
-    int failed = 0;
-    snprintf(subject, sizeof subject, "%d experts %ux%u, %.1f active", EXPERTS, s->shape.rows, s->shape.cols, active);
+    bench_cuda_timer timers[WAYS] = {0};
+    const moe_way *ways[WAYS];
+    int count = 0, failed = 0;
     for (int w = 0; !failed && w < WAYS; w++) {
-        bench_mode_figure *figure = bench_mode_add(s->cuda, subject, kWays[w].name, "", s->batch);
-        failed = !figure || measure_error(s, kWays[w].queue, figure) ||
-                 bench_cuda_timer_make(&timers[w], kWays[w].queue, s, CALLS, stream);
-        if (!failed)
-            figure->bytes = (uint64_t)(active * (kWays[w].dense ? 2.0 * s->shape.rows * s->shape.cols
-                                                                : (double)s->matrices[0].blob_bytes));
+        bench_cuda_timer *const timer = &timers[count];
+        if (kWays[w].queue != queue_grouped)
+            failed = bench_cuda_timer_make(timer, kWays[w].queue, s, CALLS, stream);
+        else if (!s->grouped || make_grouped_timer(s, timer))
+            continue;
+        ways[count++] = &kWays[w];
+        failed = failed || add_figure(s, &kWays[w], timer);
     }
     failed = failed || bench_mode_time(s->cuda, timers, first);
-    for (int w = 0; w < WAYS; w++)
-        bench_cuda_timer_free(&timers[w]);
+    for (int i = 0; i < count; i++)
+        bench_cuda_timer_free(&timers[i]);
     if (failed)
         return -1;
-    compare(&bench_cuda_figures_of(s->cuda)->list[first]);
+    compare(&bench_cuda_figures_of(s->cuda)->list[first], ways, count);
     bench_mode_print(s->cuda, first);
     return 0;
 }
 
 /* ---- the mode ---- */
 
-static int run_shape(bench_cuda *cuda, cli_shape shape, const uint32_t *batches, int num_batches) {
-    moe_stand s = {.cuda = cuda, .shape = shape};
+static int run_shape(bench_cuda *cuda, bench_grouped *grouped, cli_shape shape, const uint32_t *batches,
+                     int num_batches) {
+    moe_stand s = {.cuda = cuda, .grouped = grouped, .shape = shape};
     int failed = make_experts(&s) || make_streams(&s);
     for (int b = 0; !failed && b < num_batches; b++) {
         s.batch = batches[b];
@@ -421,13 +493,17 @@ int bench_moe_run(bench_cuda *cuda) {
             cli_fail(TRF_ERR_ARGUMENT, "bench: --mode moe takes batches up to %d", MOST_TOKENS);
             return -1;
         }
-    for (int i = 0; i < num_shapes; i++) {
+    for (int i = 0; i < num_shapes; i++)
         if (shapes[i].rows % 16 || shapes[i].cols % 32) {
             cli_fail(TRF_ERR_ARGUMENT, "bench: --mode moe takes multiples of 16 rows and 32 columns");
             return -1;
         }
-        if (run_shape(cuda, shapes[i], batches, num_batches))
-            return -1;
-    }
-    return 0;
+    bench_grouped *grouped = bench_grouped_open();
+    if (!grouped)
+        say_left_out();
+    int failed = 0;
+    for (int i = 0; !failed && i < num_shapes; i++)
+        failed = run_shape(cuda, grouped, shapes[i], batches, num_batches);
+    bench_grouped_close(grouped);
+    return failed ? -1 : 0;
 }

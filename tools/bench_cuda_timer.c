@@ -45,6 +45,10 @@ static int launch(const bench_cuda_timer *timer, cudaStream_t stream) {
            cli_cuda_check(cudaEventRecord(timer->end, stream), "bench: an event");
 }
 
+int bench_cuda_timer_run(const bench_cuda_timer *timer, cudaStream_t stream) {
+    return launch(timer, stream) || cli_cuda_check(cudaStreamSynchronize(stream), "bench: running a graph") ? -1 : 0;
+}
+
 /* One turn of each, in that order; the device is not left idle between them. */
 static int run_round(bench_cuda_timer *const *timers, bench_times *const *times, const uint32_t *order, size_t count,
                      int timed, cudaStream_t stream) {
