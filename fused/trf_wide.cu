@@ -9,6 +9,7 @@
 
 /* plan->choice; word TRF_PLAN_LAYER is not ours. */
 enum {
+    WIDE_X_ROWS,
     WIDE_SHARE,
     WIDE_SPLITS,
     WIDE_CLUSTERS,
@@ -42,10 +43,10 @@ static uint32_t x_rows_of(uint32_t m, uint32_t share) {
 }
 
 /* Of at most so many streams; of fewer, if these need no more rounds. */
-static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t share,
-                       uint32_t splits, uint32_t clusters, uint32_t streams) {
+static wide_cut cut_of(const trf_device_view *view, const trf_device_facts *facts, uint32_t m, uint32_t x_rows,
+                       uint32_t share, uint32_t splits, uint32_t clusters, uint32_t streams) {
     wide_cut c = {};
-    c.x_rows = x_rows_of(m, share);
+    c.x_rows = x_rows;
     c.x_stage_bytes = c.x_rows * 2 * kStageCols;
     if (c.x_rows <= 64)
         set_shape<64, 1>(&c);
@@ -78,7 +79,7 @@ static bool fit(const trf_device_view *view, const trf_device_facts *facts, cons
                 uint32_t share, uint32_t log_splits, wide_cut *cut) {
     const uint32_t splits = 1u << log_splits, clusters = limits->clusters[log_splits + share - 1];
     for (uint32_t most = kMostStreams; most > 0; most--) {
-        *cut = cut_of(view, facts, m, share, splits, clusters, most);
+        *cut = cut_of(view, facts, m, x_rows_of(m, share), share, splits, clusters, most);
         if (cut->clusters && cut->shared_bytes + kStaticSharedBytes <= (uint32_t)limits->shared_bytes)
             return true;
     }
@@ -141,6 +142,7 @@ void trf_wide_choose(const trf_device_view *view, const trf_device_facts *facts,
                      trf_linear_plan *plan) {
     wide_cut best = {};
     find_cut(view, facts, limits, plan->m, &best);
+    plan->choice[WIDE_X_ROWS] = best.x_rows;
     plan->choice[WIDE_SHARE] = best.share;
     plan->choice[WIDE_SPLITS] = best.splits;
     plan->choice[WIDE_CLUSTERS] = best.clusters;
@@ -180,8 +182,8 @@ static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_linear_p
 int trf_wide_launch(const trf_device_view *view, const trf_device_facts *facts, const trf_linear_plan *plan,
                     const void *x, void *y, const trf_epilogue *epilogue, void *workspace, trf_stream stream) {
     const uint32_t *choice = plan->choice;
-    const wide_cut c = cut_of(view, facts, plan->m, choice[WIDE_SHARE], choice[WIDE_SPLITS], choice[WIDE_CLUSTERS],
-                              choice[WIDE_STREAMS]);
+    const wide_cut c = cut_of(view, facts, plan->m, choice[WIDE_X_ROWS], choice[WIDE_SHARE], choice[WIDE_SPLITS],
+                              choice[WIDE_CLUSTERS], choice[WIDE_STREAMS]);
     if ((uintptr_t)x % 16) {
         int status = trf_launch_pad_x(x, plan->m, view->cols, workspace, view->cols, stream);
         if (status)

@@ -7,9 +7,9 @@
 
 /* Of plan->choice, as trf_wide.cu has them. */
 enum {
-    COLUMNS, /* rows of x of a block */
-    SHARE,   /* blocks that decode for each other */
-    SPLITS,  /* blocks that cut an item's columns among them */
+    X_ROWS, /* of a block */
+    SHARE,  /* blocks that decode for each other */
+    SPLITS, /* blocks that cut an item's columns among them */
     CLUSTERS,
     STREAMS /* of decoders */
 };
@@ -19,7 +19,7 @@ static const trf_device_limits kDevices[] = {{132, 232448, 90, {132, 66, 32, 16}
                                              {114, 232448, 90, {114, 0, 0, 0}, 0}};
 static const uint32_t kRows[] = {32, 96, 128, 160, 2048, 8192, 14336, 151936},
                       kCols[] = {64, 128, 512, 1344, 4096, 14336},
-                      kBatches[] = {1, 17, 64, 65, 128, 129, 300, 1024, 8192};
+                      kBatches[] = {1, 48, 49, 64, 65, 80, 81, 128, 129, 192, 193, 300, 513, 1024, 8192};
 enum {
     NUM_DEVICES = sizeof kDevices / sizeof kDevices[0],
     NUM_ROWS = sizeof kRows / sizeof kRows[0],
@@ -49,9 +49,13 @@ static void check_plan(const trf_device_view *view, const trf_device_limits *lim
     const uint32_t *c = plan.choice, blocks = c[SHARE] * c[SPLITS],
                    log_blocks = blocks < 4 ? blocks - 1 : blocks / 4 + 1,
                    row_blocks = (view->rows / TRF_SLAB_ROWS + 3) / 4,
-                   x_groups = (m + c[COLUMNS] * c[SHARE] - 1) / (c[COLUMNS] * c[SHARE]);
-    ck_assert_uint_eq(c[COLUMNS], m <= 64 ? 64 : 128);
-    ck_assert(c[SHARE] == 1 || (c[SHARE] == 2 && m > c[COLUMNS]));
+                   x_groups = (m + 128 * c[SHARE] - 1) / (128 * c[SHARE]);
+    ck_assert_uint_eq(c[X_ROWS] % 16, 0); /* there are loops for these */
+    ck_assert(m <= 64 ? c[X_ROWS] == (m <= 48 ? 48 : 64) : c[X_ROWS] >= 80 && c[X_ROWS] <= 128);
+    ck_assert_uint_ge(x_groups * c[SHARE] * c[X_ROWS], m);
+    if (m > 64) /* no more than it takes */
+        ck_assert_uint_lt(x_groups * c[SHARE] * (c[X_ROWS] - 16), m);
+    ck_assert(c[SHARE] == 1 || (c[SHARE] == 2 && m > 128));
     ck_assert(c[SPLITS] == 1 || ((c[SPLITS] == 2 || c[SPLITS] == 4 || c[SPLITS] == 8) && c[SHARE] == 1));
     ck_assert_uint_ge(c[CLUSTERS], 1);
     ck_assert_uint_le(c[CLUSTERS], limits->clusters[log_blocks]);
@@ -59,7 +63,7 @@ static void check_plan(const trf_device_view *view, const trf_device_limits *lim
     if (c[SPLITS] > 1)
         ck_assert_uint_eq(c[CLUSTERS], row_blocks * x_groups); /* one item each */
     ck_assert_uint_ge(c[STREAMS], 1);
-    ck_assert_uint_le(c[STREAMS], c[COLUMNS] == 64 ? 6 : c[SHARE] == 1 ? 4 : 8);
+    ck_assert_uint_le(c[STREAMS], c[X_ROWS] <= 64 ? 6 : c[SHARE] == 1 ? 4 : 8);
     ck_assert_uint_le(c[STREAMS] * c[SPLITS],
                       (view->num_slab_cols + c[SPLITS] - 1) / c[SPLITS] * c[SPLITS]);   /* none idle */
     ck_assert_uint_eq(plan.choice[TRF_PLAN_LAYER], 77);                                 /* not the choice's */
