@@ -169,8 +169,12 @@ static void stack_free(stack *s) {
         gpu_memory_free(&s->inputs[i]);
 }
 
-/* One call for each layer, and nothing else. @return the first failure. */
-static trf_status stack_queue(const stack *s, trf_stream stream, trf_error *err) {
+/* Calls, and nothing else. @return the first failure. */
+typedef trf_status queue_fn(const void *context, trf_stream stream, trf_error *err);
+
+/* One call for each layer. */
+static trf_status stack_queue(const void *context, trf_stream stream, trf_error *err) {
+    const stack *s = context;
     trf_status status = TRF_OK;
     for (int l = 0; l < LAYERS && status == TRF_OK; l++) {
         const int k = l % KINDS;
@@ -235,12 +239,13 @@ static void run_eagerly(const stack *s, cudaStream_t stream, uint8_t **expected)
     }
 }
 
-static cudaGraphExec_t capture(const stack *s, cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+/* Fails what allocates device memory, waits, or uses the default stream. */
+static cudaGraphExec_t capture(queue_fn *queue, const void *context, cudaStream_t stream) {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     trf_error err = {0};
-    CUDA(cudaStreamBeginCapture(stream, mode)); /* fails what allocates memory, waits, or uses the default stream */
-    gpu_check(stack_queue(s, stream, &err), TRF_OK, &err, "the stack, captured");
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    gpu_check(queue(context, stream, &err), TRF_OK, &err, "calls, captured");
     CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphInstantiate(&executable, graph, 0));
     CUDA(cudaGraphDestroy(graph));
@@ -256,7 +261,7 @@ START_TEST(one_graph) {
     cudaStream_t stream;
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     run_eagerly(&s, stream, expected);
-    cudaGraphExec_t executable = capture(&s, stream, cudaStreamCaptureModeGlobal);
+    cudaGraphExec_t executable = capture(stack_queue, &s, stream);
     for (int run = 0; run < (test_quick() ? INPUTS : 5 * INPUTS); run++) {
         const int input = (run * 3 + run / INPUTS) % INPUTS;
         poison(&s);
@@ -302,7 +307,7 @@ static uint64_t pool_bytes(void) {
 }
 
 /* Calls behind a closed gate. @return what the library has allocated on the host meanwhile. */
-static long queue_behind_gate(const stack *s, cudaStream_t stream) {
+static long queue_behind_gate(queue_fn *queue, const void *context, cudaStream_t stream) {
     enum {
         ROUNDS = 2
     };
@@ -313,16 +318,28 @@ static long queue_behind_gate(const stack *s, cudaStream_t stream) {
     CUDA(cudaLaunchHostFunc(stream, wait_at_gate, NULL));
     const long before = atomic_load(&allocations);
     for (int round = 0; round < ROUNDS && status == TRF_OK; round++)
-        status = stack_queue(s, stream, &err);
+        status = queue(context, stream, &err);
     const long made = atomic_load(&allocations) - before;
     const cudaError_t progress = cudaStreamQuery(stream);
     cudaGetLastError(); /* or it is the next launch's */
     atomic_store(&gate_open, 1);
     CUDA(cudaStreamSynchronize(stream));
-    gpu_check(status, TRF_OK, &err, "the stack");
+    gpu_check(status, TRF_OK, &err, "calls behind a gate");
     ck_assert_int_eq(progress, cudaErrorNotReady); /* every call returned while the gate was closed */
     ck_assert_int_eq(atomic_load(&gave_up), 0);
     return made;
+}
+
+/* Calls that have been made before. */
+static void check_only_enqueued(queue_fn *queue, const void *context, cudaStream_t stream) {
+    size_t free_before, free_after, all;
+    queue_behind_gate(queue, context, stream);
+    CUDA(cudaMemGetInfo(&free_before, &all));
+    const uint64_t pool_before = pool_bytes();
+    ck_assert_int_eq(queue_behind_gate(queue, context, stream), 0);
+    CUDA(cudaMemGetInfo(&free_after, &all));
+    ck_assert_uint_eq(free_before, free_after);
+    ck_assert_uint_eq(pool_before, pool_bytes());
 }
 
 /* loop: the batch. */
@@ -332,18 +349,11 @@ START_TEST(calls_only_enqueue) {
     stack s = stack_make(&rng, layers, _i ? MOST_M : 1);
     uint8_t *expected[INPUTS], *found = gpu_malloc(s.y_bytes);
     cudaStream_t stream;
-    size_t free_before, free_after, all;
     trf_error err = {0};
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     run_eagerly(&s, stream, expected); /* kernels are loaded at their first launch */
     set_input(&s, 0, stream);
-    queue_behind_gate(&s, stream);
-    CUDA(cudaMemGetInfo(&free_before, &all));
-    const uint64_t pool_before = pool_bytes();
-    ck_assert_int_eq(queue_behind_gate(&s, stream), 0);
-    CUDA(cudaMemGetInfo(&free_after, &all));
-    ck_assert_uint_eq(free_before, free_after);
-    ck_assert_uint_eq(pool_before, pool_bytes());
+    check_only_enqueued(stack_queue, &s, stream);
     read_all(&s, found);
     ck_assert_mem_eq(found, expected[0], s.y_bytes);
 
@@ -363,7 +373,161 @@ START_TEST(calls_only_enqueue) {
 }
 END_TEST
 
+/* The other calls of inference: groups, experts, products in two steps by two calls, the wide path, a layer's weights and single rows of them. */
+enum {
+    OTHER_LAYERS = 2,
+    EXPERTS = 4,
+    TOKENS = 40,
+    LOOKED_UP = 5,
+    OTHER_ROWS = 1024,
+    OTHER_COLS = 2048
+};
+
+typedef struct others {
+    gpu_layer layers[OTHER_LAYERS];
+    trf_layer_group *group;
+    trf_experts *experts;
+    trf_experts_plan experts_plan;
+    trf_linear_plan two_step, wide;
+    int has_wide;
+    gpu_memory x, offsets, ids, workspace, grouped[OTHER_LAYERS], by_experts, by_two_step, by_wide, weights, rows;
+} others;
+
+static trf_status others_queue(const void *context, trf_stream stream, trf_error *err) {
+    const others *o = context;
+    const trf_device_layer *layer = o->layers[0].device;
+    void *const workspace = o->workspace.at;
+    const void *const x[OTHER_LAYERS] = {o->x.at, o->x.at};
+    void *const y[OTHER_LAYERS] = {o->grouped[0].at, o->grouped[1].at};
+    trf_status status = trf_linear_group(o->group, x, y, workspace, stream, err);
+    if (status == TRF_OK)
+        status = trf_experts_linear(o->experts, &o->experts_plan, o->x.at, o->offsets.at, o->by_experts.at, workspace,
+                                    stream, err);
+    if (status == TRF_OK)
+        status = trf_linear_decode(layer, &o->two_step, NULL, workspace, stream, err);
+    if (status == TRF_OK)
+        status = trf_linear_decoded(layer, &o->two_step, o->x.at, o->by_two_step.at, NULL, workspace, stream, err);
+    if (status == TRF_OK && o->has_wide)
+        status = trf_linear(layer, &o->wide, o->x.at, o->by_wide.at, workspace, stream, err);
+    if (status == TRF_OK)
+        status = trf_device_layer_decode(layer, TRF_DECODE_SOURCE, o->weights.at, o->weights.bytes, stream, err);
+    if (status == TRF_OK)
+        status = trf_device_layer_decode_rows(layer, o->ids.at, 4, LOOKED_UP, TRF_DECODE_SOURCE, o->rows.at,
+                                              o->rows.bytes, stream, err);
+    return status;
+}
+
+static void plan_others(others *o) {
+    const gpu_shape shape = {OTHER_ROWS, OTHER_COLS};
+    test_rng rng = {15200};
+    trf_group_layer members[OTHER_LAYERS];
+    trf_device_layer *list[EXPERTS];
+    trf_error err = {0};
+    for (int l = 0; l < OTHER_LAYERS; l++) {
+        o->layers[l] = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 256, shape, GPU_FILL_NORMAL);
+        members[l] = (trf_group_layer){o->layers[l].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
+    }
+    for (int e = 0; e < EXPERTS; e++)
+        list[e] = o->layers[e % OTHER_LAYERS].device;
+    gpu_check(trf_layer_group_create(members, OTHER_LAYERS, &o->group, &err), TRF_OK, &err, "a group");
+    gpu_check(trf_experts_create(list, EXPERTS, &o->experts, &err), TRF_OK, &err, "experts");
+    gpu_check(trf_experts_plan_init(o->experts, TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, &o->experts_plan, &err), TRF_OK,
+              &err, "experts");
+    gpu_check(
+        trf_linear_plan_init(list[0], TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_TWO_STEP, &o->two_step, &err),
+        TRF_OK, &err, "two steps");
+    o->has_wide = trf_linear_plan_init(list[0], TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_WIDE, &o->wide,
+                                       &err) == TRF_OK; /* compute capability 9.0 */
+    o->x = filled_normal(&rng, TRF_DTYPE_BF16, (size_t)TOKENS * OTHER_COLS, 1);
+}
+
+static void others_make(others *o) {
+    static const uint32_t offsets[EXPERTS + 1] = {0, 7, 7, 30, TOKENS};
+    static const int32_t ids[LOOKED_UP] = {3, OTHER_ROWS - 1, 3, 0, 500};
+    plan_others(o);
+    uint64_t workspace_bytes = trf_layer_group_workspace_bytes(o->group);
+    const uint64_t needs[] = {o->experts_plan.workspace_bytes, o->two_step.workspace_bytes,
+                              o->has_wide ? o->wide.workspace_bytes : 0};
+    for (int i = 0; i < 3; i++)
+        if (needs[i] > workspace_bytes)
+            workspace_bytes = needs[i];
+    o->workspace = gpu_memory_make(workspace_bytes);
+    o->offsets = gpu_memory_copy_of(offsets, sizeof offsets);
+    o->ids = gpu_memory_copy_of(ids, sizeof ids);
+    for (int l = 0; l < OTHER_LAYERS; l++)
+        o->grouped[l] = gpu_memory_make(2ull * OTHER_ROWS);
+    o->by_experts = gpu_memory_make(2ull * TOKENS * OTHER_ROWS);
+    o->by_two_step = gpu_memory_make(2ull * TOKENS * OTHER_ROWS);
+    o->by_wide = gpu_memory_make(2ull * TOKENS * OTHER_ROWS);
+    o->weights = gpu_memory_make(2ull * OTHER_ROWS * OTHER_COLS);
+    o->rows = gpu_memory_make(2ull * LOOKED_UP * OTHER_COLS);
+}
+
+enum {
+    OUTPUTS = OTHER_LAYERS + 5
+};
+
+static const gpu_memory *output_of(const others *o, int i) {
+    const gpu_memory *const all[OUTPUTS] = {&o->grouped[0], &o->grouped[1], &o->by_experts, &o->by_two_step,
+                                            &o->by_wide,    &o->weights,    &o->rows};
+    return all[i];
+}
+
+/* From poisoned memory: by calls, or by the graph. All outputs, one behind the other; malloc'd. */
+static uint8_t *run_others(const others *o, cudaStream_t stream, cudaGraphExec_t graph, size_t *bytes) {
+    trf_error err = {0};
+    *bytes = 0;
+    gpu_memory_poison(&o->workspace);
+    for (int i = 0; i < OUTPUTS; i++) {
+        gpu_memory_poison(output_of(o, i));
+        *bytes += output_of(o, i)->bytes;
+    }
+    if (graph)
+        CUDA(cudaGraphLaunch(graph, stream));
+    else
+        gpu_check(others_queue(o, stream, &err), TRF_OK, &err, "other calls");
+    uint8_t *all = gpu_malloc(*bytes), *at = all;
+    for (int i = 0; i < OUTPUTS; at += output_of(o, i++)->bytes)
+        gpu_memory_read(output_of(o, i), at);
+    return all;
+}
+
+static void others_free(others *o) {
+    trf_layer_group_destroy(o->group);
+    trf_experts_destroy(o->experts);
+    for (int i = 0; i < OUTPUTS; i++) {
+        gpu_memory memory = *output_of(o, i);
+        gpu_memory_free(&memory);
+    }
+    gpu_memory_free(&o->x);
+    gpu_memory_free(&o->offsets);
+    gpu_memory_free(&o->ids);
+    gpu_memory_free(&o->workspace);
+    for (int l = 0; l < OTHER_LAYERS; l++)
+        gpu_layer_free(&o->layers[l]);
+}
+
+START_TEST(other_calls_only_enqueue) {
+    others o = {0};
+    cudaStream_t stream;
+    size_t bytes;
+    others_make(&o);
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    uint8_t *eager = run_others(&o, stream, NULL, &bytes);
+    ck_assert_mem_eq(eager + bytes - o.rows.bytes - o.weights.bytes, o.layers[0].elements, o.weights.bytes);
+    check_only_enqueued(others_queue, &o, stream);
+    cudaGraphExec_t graph = capture(others_queue, &o, stream);
+    uint8_t *replayed = run_others(&o, stream, graph, &bytes);
+    ck_assert_mem_eq(eager, replayed, bytes);
+    CUDA(cudaGraphExecDestroy(graph));
+    CUDA(cudaStreamDestroy(stream));
+    free(eager);
+    free(replayed);
+    others_free(&o);
+}
+END_TEST
+
 int main(void) {
-    const gpu_test tests[] = {{one_graph, 2}, {calls_only_enqueue, 2}};
+    const gpu_test tests[] = {{one_graph, 2}, {calls_only_enqueue, 2}, {other_calls_only_enqueue, 1}};
     return gpu_main("stack", tests, sizeof tests / sizeof tests[0]);
 }
