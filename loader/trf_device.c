@@ -79,7 +79,7 @@ trf_status trf_begin_device_layer(trf_context *context, const trf_layer_source *
 
 static trf_status trf_make_device_layer(trf_context *context, const trf_layer_source *source,
                                         trf_device_layer **device_layer, trf_error *err) {
-    trf_device_layer *made;
+    trf_device_layer *made = NULL;
     trf_status status = trf_begin_device_layer(context, source, &made, err);
     if (status != TRF_OK)
         return status;

@@ -116,7 +116,7 @@ trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err) 
 
 trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size_t *bytes, trf_error *err) {
     trf_file file;
-    uint64_t size;
+    uint64_t size = 0;
     char *buffer = NULL;
     trf_status status = trf_file_open(path, &file, &size, err);
     if (status != TRF_OK)

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Builds the library alone as a shared one, in a folder that stays, and uses it through Python's ctypes.
+# Usage: check_shared.sh CMAKE SOURCE_DIR BUILD_DIR CC
+set -eu
+cmake=$1 source_dir=$2 build_dir=$3 cc=$4
+here=$(cd "$(dirname "$0")" && pwd)
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# No device code: what its objects need is the same in either kind of library.
+"$cmake" -S "$source_dir" -B "$build_dir" -G Ninja -DCMAKE_C_COMPILER="$cc" -DCMAKE_BUILD_TYPE=Release \
+    -DBUILD_SHARED_LIBS=ON -DTRF_CUDA=OFF -DTRF_BUILD_TOOLS=OFF -DTRF_BUILD_EXAMPLES=OFF -DTRF_BUILD_TESTS=OFF \
+    >"$log" 2>&1 &&
+    "$cmake" --build "$build_dir" >>"$log" 2>&1 || { cat "$log"; exit 1; }
+
+command -v python3 >/dev/null || { echo "skipped: the shared library was built, but there is no python3 to use it"; exit 77; }
+python3 -B "$here/check_ffi.py" "$build_dir/libtransfuse.so" "$source_dir"
