@@ -329,7 +329,7 @@ TRF_API void trf_load_options_init(trf_load_options *options);
 /* Loads a compressed tensor of a checkpoint, validated, tiles and all. tensor: the source's name, with or without _trf; an expert of a 3-D stack is "name[3]". options: NULL for the
  * defaults. The checkpoint may be closed afterwards. Any stream may use the layer when this returns. Several threads may load from one checkpoint to one context at once.
  * On a GPU tiles are read, checked and copied side by side, through page-locked memory of the context's (without such memory more slowly); a file that is cut meanwhile is TRF_ERR_TRUNCATED.
- * On the CPU the file is mapped, and stays so while the layer lives (do not change or cut it), unless a shard was asked for.
+ * On the CPU the file is mapped, and stays so while the layer lives (do not change or cut it), unless a shard was asked for; one that was cut since the checkpoint was opened is TRF_ERR_TRUNCATED, too.
  * Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a stack without an index; no such shard), those of a
  * malformed blob, TRF_ERR_IO, TRF_ERR_CANCELLED; nothing is left on the device then. Messages name file and tensor, offsets count from the file's first byte. */
 TRF_API trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,

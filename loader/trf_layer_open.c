@@ -18,8 +18,13 @@ enum {
 /* ---- mapping ---- */
 
 /* A layer that has nothing yet but its memory: the blob mapped, or, if it does not begin at a multiple of 16 there, copied. */
-static trf_status trf_map_blob(const trf_file *file, uint64_t offset, uint64_t bytes, trf_layer *layer,
-                               trf_error *err) {
+static trf_status trf_map_blob(const trf_file *file, uint64_t file_bytes, uint64_t offset, uint64_t bytes,
+                               trf_layer *layer, trf_error *err) {
+    /* It may have been cut since the checkpoint was opened; beyond its end a mapping raises SIGBUS. */
+    if (offset > file_bytes || bytes > file_bytes - offset)
+        return trf_fail(err, TRF_ERR_TRUNCATED, file_bytes,
+                        "the file ends at byte %" PRIu64 ", its blob of %" PRIu64 " bytes begins at byte %" PRIu64,
+                        file_bytes, bytes, offset);
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
     layer->mapping_bytes = (size_t)(bytes + (offset - first));
     layer->mapping = mmap(NULL, layer->mapping_bytes, PROT_READ, MAP_PRIVATE, file->fd, (off_t)first);
@@ -162,16 +167,16 @@ static trf_status trf_take_shard(trf_layer **layer, const char *tensor, const tr
 }
 
 /* Offsets of errors count from the file's first byte. */
-static trf_status trf_open_blob(const trf_file *file, const trf_matrix *matrix, const trf_blob_list *list,
-                                const char *tensor, const trf_load_options *options, trf_layer **layer,
-                                trf_layer_cut *cut, trf_error *err) {
+static trf_status trf_open_blob(const trf_file *file, uint64_t file_bytes, const trf_matrix *matrix,
+                                const trf_blob_list *list, const char *tensor, const trf_load_options *options,
+                                trf_layer **layer, trf_layer_cut *cut, trf_error *err) {
     trf_blob_reader reader; /* which checks that it is the matrix that the tensor is said to hold */
     trf_status status = trf_shard_open_blob(file, matrix->tensor, list, matrix->index, &reader, err);
     if (status != TRF_OK)
         return status;
     const uint64_t offset = reader.offset, bytes = reader.bytes;
     trf_blob_reader_close(&reader);
-    status = trf_map_blob(file, offset, bytes, *layer, err);
+    status = trf_map_blob(file, file_bytes, offset, bytes, *layer, err);
     if (status != TRF_OK)
         return status;
     status = trf_blob_open((*layer)->blob, bytes, bytes, &(*layer)->view, err);
@@ -203,7 +208,8 @@ trf_status trf_layer_open_tensor(const trf_checkpoint *checkpoint, const char *t
     }
     status = trf_matrix_blobs(&matrix, &file, &list, err);
     if (status == TRF_OK) {
-        status = trf_open_blob(&file, &matrix, &list, tensor, options ? options : &defaults, &made, cut, err);
+        status =
+            trf_open_blob(&file, file_bytes, &matrix, &list, tensor, options ? options : &defaults, &made, cut, err);
         trf_blob_list_free(&list);
     }
     trf_file_close(&file);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const fixture_tensor kTensors[] = {
     {"a.weight", "BF16", {300, 520}, 2, 0},     {"odd", "U8", {3}, 1, 0},
@@ -392,16 +393,21 @@ START_TEST(loads_that_fail) {
 }
 END_TEST
 
+static trf_tensor_info find_tensor(const char *name) {
+    trf_tensor_info info;
+    uint64_t index = 0;
+    do
+        fixture_check_status(trf_checkpoint_tensor(checkpoint, index++, &info, &err), TRF_OK, &err);
+    while (strcmp(info.name, name) != 0);
+    return info;
+}
+
 /* Every byte of a blob that is not as it was written is found, and said where. */
 START_TEST(damaged_files) {
     size_t bytes;
     uint8_t *file = fixture_read(packed, &bytes);
     const char *damaged = fixture_path("damaged.safetensors");
-    trf_tensor_info info;
-    uint64_t index = 0;
-    do
-        fixture_check_status(trf_checkpoint_tensor(checkpoint, index++, &info, &err), TRF_OK, &err);
-    while (strcmp(info.name, "e4.weight") != 0);
+    const trf_tensor_info info = find_tensor("e4.weight");
     for (int part = 0; part < 3; part++) {
         const uint64_t at = info.file_offset + (part == 0 ? 400 : part == 1 ? info.bytes / 2 : info.bytes - 1);
         file[at] ^= 1;
@@ -419,6 +425,42 @@ START_TEST(damaged_files) {
         ck_assert_ptr_null(layer);
         fixture_check_status(trf_device_layer_load(cpu, opened, "e5.weight", NULL, &layer, &err), TRF_OK, &err);
         trf_device_layer_destroy(layer);
+        trf_checkpoint_close(opened);
+    }
+    free(file);
+}
+END_TEST
+
+/* A file that is cut after the checkpoint was opened. */
+START_TEST(cut_files) {
+    size_t bytes;
+    uint8_t *file = fixture_read(packed, &bytes);
+    const char *path = fixture_path("cut.safetensors");
+    const trf_tensor_info info = find_tensor("e4.weight");
+    const uint64_t kept[] = {0, 400, info.bytes / 2, info.bytes - 1};
+    for (int i = 0; i < 12; i++) { /* whole, a shard, to a stack */
+        fixture_write(path, file, bytes);
+        trf_checkpoint *opened;
+        trf_device_layer *layer = NULL;
+        trf_stack *stack;
+        trf_load_options options;
+        trf_load_options_init(&options);
+        options.first_row = i / 4 == 1 ? 16 : 0;
+        fixture_check_status(trf_checkpoint_open(path, &opened, &err), TRF_OK, &err);
+        fixture_check_status(trf_stack_create(cpu, &stack, &err), TRF_OK, &err);
+        ck_assert_int_eq(truncate(path, (off_t)(info.file_offset + kept[i % 4])), 0);
+        const trf_status status = i < 8 ? trf_device_layer_load(cpu, opened, "e4.weight", &options, &layer, &err)
+                                        : trf_stack_load(stack, opened, "e4.weight", NULL, &err);
+        fixture_check_status(status, TRF_ERR_TRUNCATED, &err);
+        ck_assert_ptr_nonnull(strstr(err.message, "cut.safetensors"));
+        ck_assert_ptr_nonnull(strstr(err.message, "e4.weight"));
+        char end[32];
+        snprintf(end, sizeof end, "byte %llu", (unsigned long long)err.offset);
+        ck_assert_ptr_nonnull(strstr(err.message, end));
+        ck_assert_uint_ge(err.offset, info.file_offset);
+        ck_assert_uint_le(err.offset, info.file_offset + kept[i % 4]);
+        ck_assert_ptr_null(layer);
+        trf_stack_destroy(stack);
         trf_checkpoint_close(opened);
     }
     free(file);
@@ -453,6 +495,7 @@ int main(void) {
     tcase_add_test(tests, corrupt_streams);
     tcase_add_test(tests, loads_that_fail);
     tcase_add_test(tests, damaged_files);
+    tcase_add_test(tests, cut_files);
     tcase_add_test(tests, checkpoints_may_be_closed);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
