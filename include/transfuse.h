@@ -277,7 +277,7 @@ typedef struct CUstream_st *trf_stream;
 /* In place of a CUDA ordinal. */
 enum {
     TRF_DEVICE_CPU = -1,
-    TRF_DEVICE_AUTO = -2 /* CUDA device 0 if it can be used, else the CPU */
+    TRF_DEVICE_AUTO = -2 /* CUDA device 0 if there is one, else (where 0 itself would be TRF_ERR_DEVICE) the CPU */
 };
 
 /* One device. Holds what layers share: on a GPU its limits, a cuBLASLt handle if that library is found (it is opened here; only the
@@ -285,7 +285,7 @@ enum {
 typedef struct trf_context trf_context;
 
 /* device: CUDA ordinal, or one of the constants above. Errors: TRF_ERR_DEVICE (no device code in the build, no such device, no driver, or compute capability below
- * 8.0; not with AUTO), TRF_ERR_CUDA, TRF_ERR_MEMORY. */
+ * 8.0; not with AUTO), TRF_ERR_CUDA, TRF_ERR_MEMORY: with AUTO, too, since a GPU that is there and fails is not passed over. */
 TRF_API trf_status trf_context_create(int device, trf_context **context, trf_error *err);
 TRF_API void trf_context_destroy(trf_context *context);     /* NULL is allowed; after the context's layers */
 TRF_API int trf_context_device(const trf_context *context); /* its CUDA ordinal, or TRF_DEVICE_CPU */

@@ -15,7 +15,13 @@ trf_status trf_context_create(int device, trf_context **context, trf_error *err)
         return trf_cpu_context_create(context, err);
     if (device != TRF_DEVICE_AUTO)
         return trf_cuda_context_create(device, context, err);
-    return trf_cuda_context_create(0, context, NULL) == TRF_OK ? TRF_OK : trf_cpu_context_create(context, err);
+    trf_error failure;
+    trf_status status = trf_cuda_context_create(0, context, &failure);
+    if (status == TRF_ERR_DEVICE)
+        return trf_cpu_context_create(context, err);
+    if (status != TRF_OK && err)
+        *err = failure; /* a GPU that is there and fails: the caller has to know */
+    return status;
 }
 
 void trf_context_destroy(trf_context *context) {
