@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 static const double kProgressSeconds = 0.1;
-static const int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
+static const int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
 enum {
     kNumStopSignals = sizeof kStopSignals / sizeof kStopSignals[0]
 };
@@ -86,6 +86,8 @@ cli_exit cli_use_tuning(trf_context *context, const char *path) {
     cli_fail(err.status, "%s: %s", path, err.message);
     return CLI_FAILED; /* a file for another device: there is a device */
 }
+
+void cli_signals_prepare(void) { signal(SIGXFSZ, SIG_IGN); }
 
 static void request_stop(int number) {
     (void)number;

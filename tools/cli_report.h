@@ -33,6 +33,9 @@ cli_exit cli_open_device(cli_device device, trf_context **context);
  * message. */
 cli_exit cli_use_tuning(trf_context *context, const char *path);
 
+/* Once, at the start: a file that grows beyond the limit on its size (ulimit -f) is then a write that fails. */
+void cli_signals_prepare(void);
+
 /* ---- long runs: a line on the terminal, and signals that stop the run through the library ---- */
 
 typedef struct cli_progress {
@@ -41,8 +44,8 @@ typedef struct cli_progress {
     int terminal, columns;
 } cli_progress;
 
-/* From here on SIGINT, SIGTERM and SIGHUP make cli_progress_step ask to stop, so that the library takes its temporaries
- * away. One at a time in a process. */
+/* From here on SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGXCPU (ulimit -t) make cli_progress_step ask to stop, so that the
+ * library takes its temporaries away. One at a time in a process. */
 void cli_progress_start(cli_progress *progress, const char *verb);
 
 /* A trf_progress_fn; context: the cli_progress. */

@@ -1,5 +1,6 @@
 /* transfuse: the command line tool. Everything that it does, it does through transfuse.h. */
 #include "cli_options.h"
+#include "cli_report.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -43,6 +44,7 @@ static int run_command(const cli_command *command, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    cli_signals_prepare();
     if (argc < 2) {
         print_usage(stderr);
         return CLI_USAGE;

@@ -4,6 +4,7 @@ A shell cannot do this: what it starts in the background ignores SIGINT.
 """
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -44,13 +45,15 @@ def interrupt(command, number, delay):
 
 def main():
     binary = sys.argv[1]
-    for arguments in (
-        ["compress", "large.safetensors", "-o", "result"],
-        ["compress", "large.safetensors", "-o", "result", "--bits", "4.25"],
-        ["decompress", "packed.safetensors", "-o", "result"],
-        ["verify", "packed.safetensors"],
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    both = signal.SIGINT, signal.SIGTERM
+    for arguments, numbers in (
+        (["compress", "large.safetensors", "-o", "result"], (*both, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)),
+        (["compress", "large.safetensors", "-o", "result", "--bits", "4.25"], both),
+        (["decompress", "packed.safetensors", "-o", "result"], both),
+        (["verify", "packed.safetensors"], both),
     ):
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             stopped = any(interrupt([binary, *arguments, "-T", "1"], number, delay) for delay in DELAYS)
             assert stopped, f"{arguments}: never caught at work in {len(DELAYS)} tries"
 

@@ -61,6 +61,20 @@ if [ "$(id -u)" -ne 0 ]; then
     rmdir sealed
 fi
 
+# ---- a file that may not grow so large ----
+"$TRF_PYTHON" -c 'import numpy as np; np.save("many.npy", np.ones((300, 96), np.float32))'
+for command in 'compress mixed.safetensors' 'decompress packed.safetensors' 'matmul layer.trf many.npy' \
+    'extract packed.safetensors layers.0.k_proj.weight'; do
+    (
+        ulimit -f 8 # blocks of 512 bytes, or of 1024
+        # shellcheck disable=SC2086
+        expect 1 $command -o big
+    ) || exit 1
+    expect_error big TRF_ERR_IO 'cannot write' 'File too large'
+    expect_only layer.trf many.npy mixed.safetensors packed.safetensors sharded x.npy
+done
+rm many.npy
+
 # ---- inputs that are not there, or are something else ----
 echo 'not a checkpoint' >text
 mkdir hollow
