@@ -162,4 +162,8 @@ static void mask_stop_signals(int how) {
 }
 
 void cli_signals_hold(void) { mask_stop_signals(SIG_BLOCK); }
-void cli_signals_allow(void) { mask_stop_signals(SIG_UNBLOCK); }
+
+void cli_signals_settle(int failed) {
+    if (failed)
+        mask_stop_signals(SIG_UNBLOCK);
+}

@@ -57,9 +57,11 @@ int cli_progress_count(void *context, uint32_t done, uint32_t total);
 /* Wipes the line. @return seconds since the start. */
 double cli_progress_end(cli_progress *progress);
 
-/* ---- short writes that cannot be stopped half way: signals wait until cli_signals_allow ---- */
+/* ---- short writes that cannot be stopped half way: signals wait until it is settled what became of them ---- */
 
 void cli_signals_hold(void);
-void cli_signals_allow(void);
+
+/* After a failure waiting signals are obeyed now. After a success they wait on, until the process ends: the output has its name, and the exit status is to say so. */
+void cli_signals_settle(int failed);
 
 #endif

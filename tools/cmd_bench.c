@@ -247,7 +247,7 @@ static cli_exit write_file(const bench_log *log, const char *path, write_fn *wri
                               written == TRF_ERR_MEMORY ? ": out of memory" : "");
         }
     }
-    cli_signals_allow();
+    cli_signals_settle(status != CLI_OK);
     return status;
 }
 

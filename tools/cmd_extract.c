@@ -8,7 +8,7 @@ static int run(const cli_options *options) {
     cli_signals_hold();
     trf_status failed =
         trf_extract_layer(options->operands[0], options->operands[1], options->output, options->force, &err);
-    cli_signals_allow();
+    cli_signals_settle(failed);
     return failed ? cli_report_error(&err) : CLI_OK;
 }
 

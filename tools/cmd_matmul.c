@@ -73,7 +73,7 @@ static cli_exit write_product(const cli_options *options, const float *y, uint64
     trf_error err = {0};
     cli_signals_hold();
     trf_status failed = trf_write_npy(options->output, y, m, rows, options->force, &err);
-    cli_signals_allow();
+    cli_signals_settle(failed);
     return failed ? cli_report_error(&err) : CLI_OK;
 }
 

@@ -100,7 +100,7 @@ static cli_exit measure(const cli_options *options, const layer_set *set) {
         return cli_report_error(&err);
     cli_signals_hold();
     failed = trf_tuning_write(tuning, options->output, options->force, &err);
-    cli_signals_allow();
+    cli_signals_settle(failed);
     if (!failed) {
         printf("%s: batches to %u of %u layers, %.1f s\n", options->output, tune.max_m, set->count, seconds);
         for (uint32_t i = 0; i < set->count; i++)

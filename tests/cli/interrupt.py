@@ -43,6 +43,23 @@ def interrupt(command, number, delay):
     return process.returncode == 1
 
 
+def wait_on_signal():
+    """In the new process: SIGTERM waits for being unblocked, and no other time decides when it comes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def check_status_tells_output(binary, arguments, output):
+    """A signal comes while the output is written: whether it is there is what the exit status says."""
+    process = subprocess.run([binary, *arguments], preexec_fn=wait_on_signal, capture_output=True, text=True)
+    assert (process.returncode == 0) == os.path.exists(output), (arguments, process.returncode, process.stderr)
+    if process.returncode == 0:
+        os.unlink(output)
+    else:
+        assert process.returncode in (1, -signal.SIGTERM), (arguments, process.returncode)
+    return process.returncode == 0
+
+
 def main():
     binary = sys.argv[1]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -56,6 +73,16 @@ def main():
         for number in numbers:
             stopped = any(interrupt([binary, *arguments, "-T", "1"], number, delay) for delay in DELAYS)
             assert stopped, f"{arguments}: never caught at work in {len(DELAYS)} tries"
+    for arguments in (
+        ["extract", "packed.safetensors", "big.weight", "-o", "result"],
+        ["matmul", "layer.trf", "x.npy", "-o", "result"],
+        ["bench", "--layers", "16x16", "--codec", "bf16", "--runs", "1", "--json", "result"],
+        ["tune", "layer.trf", "--max-batch", "1", "-o", "result"],
+        ["compress", "small.safetensors", "-o", "result"],
+        ["decompress", "layer.trf", "-o", "result"],
+    ):
+        assert check_status_tells_output(binary, arguments, "result"), arguments
+    assert not check_status_tells_output(binary, ["extract", "packed.safetensors", "no", "-o", "result"], "result")
 
 
 if __name__ == "__main__":
