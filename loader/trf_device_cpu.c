@@ -269,7 +269,7 @@ static trf_cpu_layout trf_lay_out(const trf_device_layer *layer, const trf_linea
 
 static trf_status trf_cpu_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
     if (path == TRF_PATH_TWO_STEP || path == TRF_PATH_WIDE)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the CPU has no two-step path");
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the CPU has no %s path", trf_path_name(path));
     plan->path = TRF_PATH_FUSED;
     plan->choice[PLAN_WORKERS] = (uint32_t)trf_matmul_workers(layer->host, layer->context->threads);
     plan->workspace_bytes = trf_lay_out(layer, plan, 0).bytes;

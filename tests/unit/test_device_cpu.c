@@ -196,8 +196,11 @@ START_TEST(refused_products) {
     trf_device_layer *layer = load("a.weight"), *other = load("tall.weight");
     trf_linear_plan plan, kept = {.m = 77};
     plan = kept;
-    fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_TWO_STEP, &plan, &err),
-                         TRF_ERR_UNSUPPORTED, &err);
+    for (trf_path path = TRF_PATH_TWO_STEP; path <= TRF_PATH_WIDE; path++) {
+        fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, path, &plan, &err),
+                             TRF_ERR_UNSUPPORTED, &err);
+        ck_assert_ptr_nonnull(strstr(err.message, trf_path_name(path)));
+    }
     fixture_check_status(trf_linear_plan_init(layer, 0, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
                          TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_F32, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
