@@ -29,7 +29,8 @@ trf_status trf_layer_from_memory(const void *blob, uint64_t blob_bytes, trf_laye
 /* Maps a whole regular file; an empty one leaves *mapping and *bytes as they are. */
 static trf_status trf_map_file(const char *path, void **mapping, size_t *bytes, trf_error *err) {
     struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* O_NONBLOCK: opening a FIFO that nobody writes to must not hang. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return trf_fail(err, errno == ENOENT || errno == ENOTDIR ? TRF_ERR_NOT_FOUND : TRF_ERR_IO, TRF_NO_OFFSET,
                         "%s: cannot open: %s", path, strerror(errno));

@@ -86,11 +86,20 @@ for input in absent text hollow; do
         expect_error $input
     done
 done
+mkfifo pipe
+for command in 'compress pipe -o no' 'decompress pipe -o no' 'verify pipe' 'info pipe' 'extract pipe t -o no' \
+    'matmul pipe x.npy -o no' 'matmul layer.trf pipe -o no'; do
+    # shellcheck disable=SC2086
+    timeout 60 "$TRANSFUSE" $command >out 2>err
+    status=$?
+    [ $status -eq 1 ] || fail "$command: exit status $status, not 1"
+    expect_error pipe 'not a regular file' TRF_ERR_IO
+done
 expect 1 verify packed.safetensors --against absent
 expect_error absent TRF_ERR_NOT_FOUND
 # The input itself is no place for the output.
 expect 1 compress mixed.safetensors -o mixed.safetensors -f
 expect 1 compress sharded -o sharded/inside
-rm -r text hollow
+rm -r text hollow pipe
 # shellcheck disable=SC2086
 expect_only $inputs
