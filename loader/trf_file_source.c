@@ -5,12 +5,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* Offsets in the blob to ones in the file. */
-static void trf_place_offset(const trf_file_source *source, trf_error *err) {
-    if (err && err->offset != TRF_NO_OFFSET)
-        err->offset += source->reader.offset;
-}
-
 static trf_status trf_name_source(const trf_file_source *source, trf_status status, trf_error *err) {
     trf_fail_in(err, status, "%s: tensor '%s'", source->file.path, source->source.tensor);
     return trf_leave(status, err);
@@ -93,7 +87,7 @@ static trf_status trf_open_blob(trf_file_source *source, const trf_matrix *matri
     if (status == TRF_OK)
         status = trf_take_shard(source, options, err);
     if (status != TRF_OK) {
-        trf_place_offset(source, err);
+        trf_fail_at(source->reader.offset, status, err);
         trf_blob_reader_close(&source->reader);
     }
     return status;
@@ -133,6 +127,6 @@ void trf_file_source_close(trf_file_source *source) {
 }
 
 trf_status trf_file_source_fail(const trf_file_source *source, trf_status status, trf_error *err) {
-    trf_place_offset(source, err);
+    trf_fail_at(source->reader.offset, status, err);
     return trf_name_source(source, status, err);
 }

@@ -166,6 +166,13 @@ static trf_status trf_take_shard(trf_layer **layer, const char *tensor, const tr
     return status;
 }
 
+trf_status trf_fail_at(uint64_t blob_offset, trf_status status, trf_error *err) {
+    if (!err || err->offset == TRF_NO_OFFSET)
+        return status;
+    err->offset += blob_offset;
+    return trf_fail_in(err, status, "byte %" PRIu64, err->offset);
+}
+
 /* Offsets of errors count from the file's first byte. */
 static trf_status trf_open_blob(const trf_file *file, uint64_t file_bytes, const trf_matrix *matrix,
                                 const trf_blob_list *list, const char *tensor, const trf_load_options *options,
@@ -182,9 +189,7 @@ static trf_status trf_open_blob(const trf_file *file, uint64_t file_bytes, const
     status = trf_blob_open((*layer)->blob, bytes, bytes, &(*layer)->view, err);
     if (status == TRF_OK)
         status = trf_take_shard(layer, tensor, options, cut, err);
-    if (status != TRF_OK && err && err->offset != TRF_NO_OFFSET)
-        err->offset += offset;
-    return status;
+    return status == TRF_OK ? TRF_OK : trf_fail_at(offset, status, err);
 }
 
 trf_status trf_layer_open_tensor(const trf_checkpoint *checkpoint, const char *tensor, const trf_load_options *options,

@@ -13,6 +13,9 @@ trf_status trf_layer_open_tensor(const trf_checkpoint *checkpoint, const char *t
 trf_status trf_find_shard(const trf_header *header, const trf_load_options *options, trf_tile_range *range,
                           trf_col_range *used, trf_layer_cut *cut, trf_error *err);
 
+/* Makes err's offset in a blob, which begins at byte blob_offset of its file, one in the file, and puts it into the message. @return status. */
+trf_status trf_fail_at(uint64_t blob_offset, trf_status status, trf_error *err);
+
 /* Whether these are all of a layer's tiles, and all of its columns are used. */
 int trf_is_whole(const trf_header *header, const trf_tile_range *range, const trf_col_range *used);
 

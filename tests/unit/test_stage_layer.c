@@ -345,8 +345,8 @@ START_TEST(corrupt_tiles) {
     const trf_tile_meta *metas = (const trf_tile_meta *)(file + info.file_offset + TRF_TILES_OFFSET);
     const uint64_t tiles = info.layer.tiles, first = tiles / 2 + (uint64_t)_i;
     const uint64_t at = info.file_offset + metas[first].data_offset;
-    char name[32];
-    snprintf(name, sizeof name, "tile %llu:", (unsigned long long)first);
+    char name[64];
+    snprintf(name, sizeof name, "byte %llu: tile %llu:", (unsigned long long)at, (unsigned long long)first);
     file[at + metas[first].data_size / 2] ^= 4;
     file[info.file_offset + metas[tiles - 1].data_offset] ^= 1;
     fixture_write(damaged, file, bytes);
