@@ -1,24 +1,32 @@
 #!/usr/bin/env python3
-"""Plots JSON files of `transfuse bench --device cuda`: cuBLASLt's time by ours for each layer and batch, and decoding.
+"""Plots JSON files of `transfuse bench --device cuda`: cuBLASLt's time by ours for each layer, path and batch, and decoding.
 
 Usage: plot_bench.py BENCH.json... [-o bench.png]
-Needs matplotlib.
+The files are those of --mode layers and batch-sweep. Needs matplotlib.
 """
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 
-FUSED_STYLES = {"speed": "-o", "size": "--s"}
+FAVOR_LINES = {"speed": "-", "size": "--"}
+PATH_MARKERS = {"fused": "o", "wide": "^", "two-step": "s", "ahead": "x", "auto": "*"}
 
 
 def read_results(paths):
     """All results of the files, each with its file's GPU name."""
     results = []
     for path in paths:
-        bench = json.loads(Path(path).read_text(encoding="utf-8"))
+        try:
+            bench = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as fault:
+            raise SystemExit(f"{path}: cannot be read: {fault}")
         if bench.get("device") != "cuda":
-            raise SystemExit(f"{path}: not measured on a GPU")
+            raise SystemExit(f"{path}: not a file of bench --device cuda")
+        if "results" not in bench:
+            mode = bench.get("mode", "?")
+            raise SystemExit(f"{path}: of --mode {mode}; only files of --mode layers and batch-sweep can be plotted")
         results += [dict(result, gpu=bench["gpu"]) for result in bench["results"]]
     return results
 
@@ -41,18 +49,18 @@ def name_of(result):
 
 def plot_ratios(axes, results, codec):
     for index, result in enumerate(result for result in results if result["codec"] == codec):
-        for favor, style in FUSED_STYLES.items():
-            batches, ratios = speedups(result, "fused", favor)
+        for (path, marker), (favor, line) in product(PATH_MARKERS.items(), FAVOR_LINES.items()):
+            batches, ratios = speedups(result, path, favor)
             if batches:
-                label = f"{result['rows']}x{result['cols']}, {favor}, {result['gpu']}"
-                axes.plot(batches, ratios, style, color=f"C{index % 10}", markersize=4, label=label)
+                label = f"{result['rows']}x{result['cols']}, {path}, {favor}, {result['gpu']}"
+                axes.plot(batches, ratios, line + marker, color=f"C{index % 10}", markersize=4, label=label)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xlabel("rows of x")
-    axes.set_ylabel("cuBLASLt's time / fused time")
+    axes.set_ylabel("cuBLASLt's time / ours")
     axes.set_title(codec)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=6)
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
 def plot_decoding(axes, results):
@@ -84,7 +92,7 @@ def main():
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(len(codecs) + 1, 1, figsize=(9, 4 * (len(codecs) + 1)), squeeze=False)
+    figure, axes = plt.subplots(len(codecs) + 1, 1, figsize=(11, 4 * (len(codecs) + 1)), squeeze=False)
     for place, codec in zip(axes[:-1, 0], codecs):
         plot_ratios(place, results, codec)
     plot_decoding(axes[-1, 0], results)
