@@ -404,17 +404,20 @@ typedef struct trf_linear_plan {
 } trf_linear_plan;
 
 /* m: rows of x, at least 1. x_dtype: BF16 for the bf16 codec, F16 for fp16, either for fp8 and int. y_dtype: BF16, F16 or F32.
- * Does not touch the device. Errors: TRF_ERR_ARGUMENT (m; types that do not go together), TRF_ERR_UNSUPPORTED (path FUSED was asked for and does not take the layer,
- * the message says why; or neither path does, TWO_STEP for lack of cuBLASLt, of an algorithm of it, or by size), TRF_ERR_CUDA, TRF_ERR_MEMORY (cuBLASLt). */
+ * Does not touch the device. Errors: TRF_ERR_ARGUMENT (m; types that do not go together), TRF_ERR_UNSUPPORTED (the path that was asked for does not take the product, or with AUTO none
+ * does; the message says why: a layer, batch or device that FUSED or WIDE are not for; TWO_STEP for lack of cuBLASLt, of an algorithm of it, or by size; on the CPU, TWO_STEP and WIDE),
+ * TRF_ERR_CUDA, TRF_ERR_MEMORY (cuBLASLt). */
 TRF_API trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m, trf_dtype x_dtype,
                                         trf_dtype y_dtype, trf_path path, trf_linear_plan *plan, trf_error *err);
 
 /* y[m][rows] = x[m][cols] . W^T, accumulated in F32 and rounded once to y's dtype. x, y: device, row-major, of the plan's types, aligned to their elements, not
  * overlapping. workspace: device, 256-byte aligned, of plan->workspace_bytes or more, in use by one call at a time (calls on one stream may share it, whatever
  * their plans); it needs no preparation: what it holds before a call does not matter, and after one it is arbitrary. May be NULL if plan->workspace_bytes is 0.
- * The same bits on every run of a plan with one alignment of x and y (TWO_STEP may take another algorithm where they are not aligned to 16 bytes; FUSED does not).
- * int codes with scales: sum over scale groups of scale * sum of code * x on the FUSED path; on TWO_STEP the weights are rounded to x's dtype first.
- * On FUSED, exponent offsets are put back by scaling sums: one that brings a finite y beyond F32's range in between gives an infinity.
+ * The same bits on every run of a plan with one alignment of x and y (TWO_STEP may take another algorithm where they are not aligned to 16 bytes; FUSED and WIDE give the same bits: an x that
+ * is not is copied to the workspace first). FUSED and WIDE need not have each other's bits: they add in other orders.
+ * int codes with scales: sum over scale groups of scale * sum of code * x on the FUSED path; WIDE, whose layers have a scale a row or one for all, multiplies the row's whole sum once;
+ * on TWO_STEP the weights are rounded to x's dtype first.
+ * On FUSED and WIDE, exponent offsets are put back by scaling sums: one that brings a finite y beyond F32's range in between gives an infinity.
  * Ordered on `stream`; does not allocate, synchronize or read back; capturable in a CUDA graph. Thread-safe for distinct workspaces.
  * A corrupt slab makes its rows of y NaN, on FUSED and WIDE possibly those of its neighbour in the tile as well; see trf_device_layer_check. On the CPU all of y is NaN then, and
  * the call returns TRF_ERR_STREAM. Errors: TRF_ERR_ARGUMENT
