@@ -316,7 +316,8 @@ TRF_API trf_status trf_device_layer_create(trf_context *context, const trf_layer
 /* How to load. trf_load_options_init sets the defaults: the whole matrix, all cores, no progress. */
 typedef struct trf_load_options {
     /* A shard: these rows and columns alone, all multiples of 16 (tensor parallelism); num_rows, num_cols 0: up to the last one, which need be none. Only the tiles of 256x256
-     * that they touch are read, checked and kept. Where a shard does not begin and end at multiples of 256 (or with the matrix), products take a copy of x or y. */
+     * that they touch are read, checked and kept. Where a shard does not begin and end at multiples of 256 (or with the matrix), products take a copy of x or y, and
+     * trf_device_layer_decode refuses it. */
     uint32_t first_row, num_rows, first_col, num_cols;
     int threads; /* that read and check the blob: 0 = one for each core */
     trf_progress_fn
@@ -353,7 +354,7 @@ typedef enum trf_decode_as {
  * Ordered on `stream`; returns before it is done; capturable in a CUDA graph. Corrupt slabs (which validation cannot see: 32 rows
  * and slab_cols columns of a tile) become NaN, or zero where integers are written; see trf_device_layer_check. On the CPU the call fails with TRF_ERR_STREAM, and what it has
  * written is unspecified. Thread-safe. Errors: TRF_ERR_ARGUMENT (kind; alignment), TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of
- * the other 16-bit float codec), TRF_ERR_CUDA. */
+ * the other 16-bit float codec; a shard that does not begin and end at multiples of 256 or with the matrix: trf_device_layer_decode_rows takes it, with all of its rows' numbers), TRF_ERR_CUDA. */
 TRF_API trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);
 
