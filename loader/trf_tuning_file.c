@@ -11,6 +11,7 @@
 #include "trf_tuning.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -170,6 +171,35 @@ static trf_status trf_read_layer(const json_t *from, trf_tuning_place *at, trf_t
     return TRF_OK;
 }
 
+/* By form; layers of one form by their place. */
+static int trf_compare_layers(const void *a, const void *b) {
+    const trf_tuned_layer *const left = *(const trf_tuned_layer *const *)a, *const right =
+                                                                                *(const trf_tuned_layer *const *)b;
+    const int order = memcmp(&left->form, &right->form, sizeof left->form);
+    return order ? order : (left > right) - (left < right);
+}
+
+/* That no layer is there twice: only the first would count. */
+static trf_status trf_check_distinct(const trf_tuning *tuning, const char *path, trf_error *err) {
+    const uint32_t count = tuning->num_layers;
+    const trf_tuned_layer **sorted = malloc((count + 1ull) * sizeof *sorted);
+    if (!sorted)
+        return trf_fail_memory(err, (count + 1ull) * sizeof *sorted);
+    for (uint32_t i = 0; i < count; i++)
+        sorted[i] = &tuning->layers[i];
+    qsort(sorted, count, sizeof *sorted, trf_compare_layers);
+    trf_status status = TRF_OK;
+    for (uint32_t i = 1; i < count && status == TRF_OK; i++)
+        if (memcmp(&sorted[i - 1]->form, &sorted[i]->form, sizeof sorted[i]->form) == 0) {
+            const trf_tuning_place at = {path, (size_t)(sorted[i] - tuning->layers), 0};
+            char what[64];
+            snprintf(what, sizeof what, "the same as layers[%zu]", (size_t)(sorted[i - 1] - tuning->layers));
+            status = trf_fail_layer(&at, what, err);
+        }
+    free(sorted);
+    return status;
+}
+
 static trf_status trf_read_root(const json_t *root, const char *path, trf_tuning **tuning, trf_error *err) {
     const char *format = json_string_value(json_object_get(root, "format")),
                *device = json_string_value(json_object_get(root, "device"));
@@ -189,7 +219,7 @@ static trf_status trf_read_root(const json_t *root, const char *path, trf_tuning
         trf_tuning_place at = {path, i, 0};
         status = trf_read_layer(json_array_get(layers, i), &at, &(*tuning)->layers[i], err);
     }
-    return status;
+    return status == TRF_OK ? trf_check_distinct(*tuning, path, err) : status;
 }
 
 trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err) {

@@ -383,6 +383,7 @@ END_TEST
 
 #define HEAD "{\"format\": \"transfuse tuning\", \"version\": 1, \"device\": \"CPU\", \"layers\": "
 #define FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"groups\": false, \"rows\": 5, \"cols\": 6"
+#define OTHER_FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"groups\": true, \"rows\": 5, \"cols\": 6"
 static const struct {
     const char *text;
     trf_status due;
@@ -412,6 +413,9 @@ static const struct {
      TRF_ERR_FORMAT, "'rows'"},
     {HEAD "[{" FORM ", \"batches\": []}, {" FORM ", \"batches\": [{\"to\": 0, \"path\": \"wide\"}]}]}", TRF_ERR_FORMAT,
      "layers[1].batches[0]: 'to'"},
+    {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}]}", TRF_OK, NULL},
+    {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}, {" FORM ", \"batches\": []}]}",
+     TRF_ERR_FORMAT, "layers[2]: the same as layers[0]"},
     {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"auto\"}]}]}", TRF_ERR_FORMAT, "batches[0]: 'path'"},
     {HEAD "[{" FORM ", \"batches\": [{\"to\": 4}]}]}", TRF_ERR_FORMAT, "batches[0]: 'path'"},
     {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"wide\"}, {\"to\": 4, \"path\": \"wide\"}]}]}",
