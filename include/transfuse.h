@@ -212,6 +212,7 @@ typedef struct trf_checkpoint_report {
     uint64_t rounded_tensors;   /* F32 tensors that --codec bf16 rounded */
     double relative_rms_error;  /* over the weights that a lossy codec took; 0 if every codec was lossless */
     uint64_t peak_buffer_bytes; /* largest sum of the library's own buffers, as far as it counts them */
+    char warning[1024]; /* compress: a line about a config.json that cannot be read, and may tie tensors; or "" */
 } trf_checkpoint_report;
 
 /* Compresses the checkpoint at in_path to out_path (same kind: file to file, directory to directory; an index stands for its directory). 2-D

@@ -376,7 +376,8 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
         status = trf_checkpoint_open(in_path, &checkpoint, err);
     if (status != TRF_OK)
         goto done;
-    status = trf_choice_rules_for(checkpoint, &work.run.options, &work.rules, err);
+    status = trf_choice_rules_for(checkpoint, &work.run.options, &work.rules, work.run.report.warning,
+                                  sizeof work.run.report.warning, err);
     if (status != TRF_OK)
         goto done;
     work.run.total_bytes = work.run.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);

@@ -3,6 +3,7 @@
 #include "trf_json.h"
 
 #include <fnmatch.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -142,25 +143,43 @@ static int trf_says_tied(const json_t *config) {
            json_is_true(json_object_get(json_object_get(config, "text_config"), "tie_word_embeddings"));
 }
 
-trf_status trf_choice_rules_for(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
-                                trf_choice_rules *rules, trf_error *err) {
-    *rules = (trf_choice_rules){.options = options};
-    char *directory = checkpoint->is_directory ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
-    char *path = directory ? trf_path_join(directory, "config.json") : NULL, *text = NULL;
+/* A config that is missing says nothing. Errors: as trf_file_load; TRF_ERR_FORMAT. */
+static trf_status trf_read_config(const char *path, trf_choice_rules *rules, trf_error *err) {
+    char *text = NULL;
     size_t bytes;
-    /* A config that is missing or that nobody can parse says nothing. */
-    trf_status status = path ? trf_file_load(path, TRF_MOST_CONFIG_BYTES, &text, &bytes, err)
-                             : trf_fail_memory(err, strlen(checkpoint->root));
-    if (status == TRF_OK) {
-        json_error_t fault;
-        json_t *config = json_loadb(text, bytes, 0, &fault);
-        if (!config && trf_json_lacked_memory(&fault))
-            status = trf_fail_memory(err, bytes);
-        rules->tied_embeddings = trf_says_tied(config);
-        json_decref(config);
-    }
+    json_error_t fault;
+    trf_status status = trf_file_load(path, TRF_MOST_CONFIG_BYTES, &text, &bytes, err);
+    if (status != TRF_OK)
+        return status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
+    json_t *config = json_loadb(text, bytes, 0, &fault);
+    if (!config && trf_json_lacked_memory(&fault))
+        status = trf_fail_memory(err, bytes);
+    else if (!config)
+        status = trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d", path,
+                          fault.text, fault.position);
+    rules->tied_embeddings = trf_says_tied(config);
+    json_decref(config);
     free(text);
+    return status;
+}
+
+trf_status trf_choice_rules_for(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
+                                trf_choice_rules *rules, char *warning, size_t warning_bytes, trf_error *err) {
+    *rules = (trf_choice_rules){.options = options};
+    trf_error fault;
+    char *directory = checkpoint->is_directory ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
+    char *path = directory ? trf_path_join(directory, "config.json") : NULL;
+    trf_status status = path ? trf_read_config(path, rules, &fault) : trf_fail_memory(&fault, strlen(checkpoint->root));
     free(path);
     free(directory);
-    return status == TRF_ERR_MEMORY ? status : TRF_OK;
+    if (status == TRF_ERR_MEMORY) {
+        if (err)
+            *err = fault;
+        return status;
+    }
+    /* With `include` it would not have been asked. */
+    if (status != TRF_OK && (!options->include || !options->include[0]))
+        snprintf(warning, warning_bytes, "%s; it counts as missing, and a tied output as any other matrix",
+                 fault.message);
+    return TRF_OK;
 }

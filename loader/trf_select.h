@@ -16,9 +16,9 @@ typedef struct trf_choice_rules {
     int tied_embeddings; /* config.json says so */
 } trf_choice_rules;
 
-/* Reads what the checkpoint's config.json says, if there is one that can be read. Errors: TRF_ERR_MEMORY. */
+/* Reads what the checkpoint's config.json says, if there is one. warning: receives a line if it cannot be read and would have counted, else stays as it is. Errors: TRF_ERR_MEMORY. */
 trf_status trf_choice_rules_for(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
-                                trf_choice_rules *rules, trf_error *err);
+                                trf_choice_rules *rules, char *warning, size_t warning_bytes, trf_error *err);
 
 /* Errors: TRF_ERR_ARGUMENT if `include` names a tensor that cannot be compressed, TRF_ERR_MEMORY. */
 trf_status trf_choose(const trf_choice_rules *rules, const trf_tensor *tensor, trf_choice *choice, trf_error *err);

@@ -42,6 +42,12 @@ cli_exit cli_fail(trf_status status, const char *format, ...) {
     return cli_report_error(&err);
 }
 
+void cli_warn(const char *text) {
+    char line[1024];
+    if (*text)
+        fprintf(stderr, "transfuse: warning: %s\n", cli_printable(text, line, sizeof line));
+}
+
 const char *cli_size(uint64_t bytes, char *buffer) {
     static const char *const units[] = {"kB", "MB", "GB", "TB", "PB", "EB"};
     if (bytes < 1000) {

@@ -16,6 +16,9 @@ cli_exit cli_report_error(const trf_error *err);
 /* The same for a failure that the command finds itself. */
 __attribute__((format(printf, 2, 3))) cli_exit cli_fail(trf_status status, const char *format, ...);
 
+/* Prints "transfuse: warning: ..." on stderr; nothing for an empty text. */
+void cli_warn(const char *text);
+
 /* "1.50 GB" (powers of 1000). buffer: at least 16 bytes. @return buffer. */
 const char *cli_size(uint64_t bytes, char *buffer);
 

@@ -78,6 +78,7 @@ static int run(const cli_options *options) {
     double seconds = cli_progress_end(&progress);
     if (failed)
         return cli_report_error(&err);
+    cli_warn(report.warning);
     print_summary(options, &report, seconds);
     return CLI_OK;
 }

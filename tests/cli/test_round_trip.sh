@@ -110,6 +110,20 @@ expect 0 compress mixed.safetensors -o packed.safetensors --codec fp8 -f
 check_info mixed.safetensors packed.safetensors layers.0.v_proj.weight layers.0.o_proj.weight
 [ ! -e no.safetensors ] || fail "an output of a failed command"
 
+# ---- a config.json that nobody can parse: a warning; with --include it does not matter ----
+make sharded broken
+expect 0 compress broken -o broken-packed
+[ ! -s err ] || fail "a warning about a sound config.json"
+printf '{"tie_word_embeddings": true,' >broken/config.json
+expect 0 compress broken -o broken-packed -f
+grep -q '^transfuse: warning: broken/config.json: not valid JSON: .* at byte ' err || fail "no warning: $(cat err)"
+[ "$(wc -l <err)" -eq 1 ] || fail "the warning has more than one line"
+expect 0 compress broken -o broken-packed -f --include '*_proj.weight'
+[ ! -s err ] || fail "a warning about a config.json that does not count"
+rm broken/config.json
+expect 0 compress broken -o broken-packed -f
+[ ! -s err ] || fail "a warning about a config.json that is not there"
+
 # ---- nothing of a name reaches the terminal as a control character ----
 make hostile hostile.safetensors
 expect 0 compress hostile.safetensors -o packed.safetensors -f
