@@ -14,7 +14,11 @@
 #define TRF_STATIC_ASSERT(condition, text) static_assert(condition, text)
 #else
 #define TRF_HD static inline __attribute__((always_inline, unused))
+#ifdef __cplusplus
+#define TRF_STATIC_ASSERT(condition, text) static_assert(condition, text)
+#else
 #define TRF_STATIC_ASSERT(condition, text) _Static_assert(condition, text)
+#endif
 #endif
 
 enum {

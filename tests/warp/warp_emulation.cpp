@@ -1,0 +1,357 @@
+/* Fibers, where they meet, and shared memory with a note of who wrote and read each word. */
+#include "warp_emulation.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define WARP_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define WARP_ASAN 1
+#endif
+#endif
+#ifdef WARP_ASAN
+#include <sanitizer/common_interface_defs.h>
+#else /* a sanitizer that follows no stacks */
+static void __sanitizer_start_switch_fiber(void **, const void *, size_t) {}
+static void __sanitizer_finish_switch_fiber(void *, const void **, size_t *) {}
+#endif
+
+warp_index threadIdx, blockDim;
+
+namespace {
+
+constexpr uint32_t kLanes = 32, kMostThreads = 8 * kLanes;
+constexpr size_t kStackBytes = 256 << 10;
+/* Where shared memory begins: the static part, a gap, the dynamic part. An address of 0 is a mistake. */
+constexpr uint32_t kStaticAt = 0x100, kStaticBytes = 8, kDynamicAt = 0x400;
+constexpr uint8_t kGarbage = 0xDB;
+
+/* ---- state ---- */
+
+enum meeting {
+    RUNS,
+    AT_WARP,
+    AT_ALL,
+    AT_EXCHANGE,
+    AT_BLOCK,
+    LEFT
+};
+
+struct copy {
+    uint32_t to, bytes;
+    uint8_t data[16];
+};
+
+struct thread {
+    ucontext_t context;
+    void *fake_stack; /* the address sanitizer's */
+    meeting at;
+    uint32_t value, argument, got; /* of the meeting */
+    std::vector<copy> open;        /* not committed */
+    std::vector<std::vector<copy>> groups;
+};
+
+/* Of four bytes of shared memory. Times are of the block's clock, which each meeting puts on; 0: never. */
+struct note {
+    uint32_t writer, written; /* by a lane's own store, or when it had waited for its copy */
+    uint32_t pending;         /* copies on their way */
+    uint32_t reader, read;    /* the last one */
+    uint32_t read_before;     /* by one that is not `reader` */
+};
+
+struct block {
+    warp_block_shape shape;
+    void (*kernel)(void *);
+    void *args;
+    uint8_t *dynamic, *fixed;
+    std::vector<note> notes;
+    thread threads[kMostThreads];
+    uint32_t clock;
+    uint32_t met[kMostThreads / kLanes], all_met; /* when the warps' lanes met last, and all threads */
+    uint32_t current;
+    ucontext_t scheduler;
+    void *scheduler_fake_stack;
+    const void *scheduler_stack;
+    size_t scheduler_stack_bytes;
+};
+
+block b;
+uint8_t *stacks;
+
+uint8_t *stack_of(uint32_t t) { return stacks + t * kStackBytes; }
+
+/* ---- fibers ---- */
+
+void enter_fiber() {
+    __sanitizer_finish_switch_fiber(nullptr, &b.scheduler_stack, &b.scheduler_stack_bytes);
+    b.kernel(b.args);
+    thread &t = b.threads[b.current];
+    t.at = LEFT;
+    __sanitizer_start_switch_fiber(nullptr, b.scheduler_stack, b.scheduler_stack_bytes);
+    setcontext(&b.scheduler);
+}
+
+/* From the scheduler to a thread, until it meets others. */
+void resume(uint32_t i) {
+    thread &t = b.threads[i];
+    b.current = i;
+    threadIdx.x = i;
+    t.at = RUNS;
+    __sanitizer_start_switch_fiber(&b.scheduler_fake_stack, stack_of(i), kStackBytes);
+    swapcontext(&b.scheduler, &t.context);
+    __sanitizer_finish_switch_fiber(b.scheduler_fake_stack, nullptr, nullptr);
+}
+
+/* From a thread to the scheduler. @return what the meeting gave. */
+uint32_t wait_for_others(meeting at, uint32_t value, uint32_t argument) {
+    thread &t = b.threads[b.current];
+    t.at = at;
+    t.value = value;
+    t.argument = argument;
+    __sanitizer_start_switch_fiber(&t.fake_stack, b.scheduler_stack, b.scheduler_stack_bytes);
+    swapcontext(&t.context, &b.scheduler);
+    __sanitizer_finish_switch_fiber(t.fake_stack, &b.scheduler_stack, &b.scheduler_stack_bytes);
+    return t.got;
+}
+
+void make_fiber(uint32_t i) {
+    thread &t = b.threads[i];
+    getcontext(&t.context);
+    t.context.uc_stack.ss_sp = stack_of(i);
+    t.context.uc_stack.ss_size = kStackBytes;
+    t.context.uc_link = nullptr;
+    makecontext(&t.context, enter_fiber, 0);
+    t.fake_stack = nullptr;
+    t.at = RUNS;
+    t.open.clear();
+    t.groups.clear();
+}
+
+/* The lane that is the i-th to run. */
+uint32_t lane_of_turn(uint32_t i) {
+    const uint32_t order = b.shape.order;
+    return (order & 1 ? kLanes - 1 - i : i) ^ (order >> 1 & (kLanes - 1));
+}
+
+/* All lanes of a warp have run up to a meeting. @return whether they met there, or all have left. */
+bool end_meeting(uint32_t warp) {
+    thread *const lanes = b.threads + warp * kLanes;
+    const meeting at = lanes[0].at;
+    bool all = true;
+    for (uint32_t i = 0; i < kLanes; i++) {
+        b.current = warp * kLanes + i;
+        if (lanes[i].at != at || lanes[i].argument != lanes[0].argument)
+            warp_fail("waits at another meeting (%d) than lane 0 does (%d)", lanes[i].at, at);
+        all &= lanes[i].value != 0;
+    }
+    if (at == AT_WARP)
+        b.met[warp] = ++b.clock;
+    for (uint32_t i = 0; i < kLanes; i++)
+        lanes[i].got = at == AT_EXCHANGE ? lanes[i ^ lanes[i].argument].value : all;
+    return at != AT_BLOCK;
+}
+
+/* @return whether threads are still at work. */
+bool run_warp(uint32_t warp) {
+    do {
+        for (uint32_t i = 0; i < kLanes; i++)
+            resume(warp * kLanes + lane_of_turn(i));
+        if (b.threads[warp * kLanes].at == LEFT)
+            return end_meeting(warp), false;
+    } while (end_meeting(warp));
+    return true;
+}
+
+/* ---- shared memory ---- */
+
+uint8_t *place(uint32_t at, uint32_t bytes, const char *what) {
+    if (at % bytes != 0)
+        warp_fail("%s of %u bytes at shared address %u", what, bytes, at);
+    if (at >= kDynamicAt && at - kDynamicAt <= b.shape.shared_bytes - bytes)
+        return b.dynamic + (at - kDynamicAt);
+    if (at >= kStaticAt && at - kStaticAt <= kStaticBytes - bytes)
+        return b.fixed + (at - kStaticAt);
+    warp_fail("%s of %u bytes at shared address %u, outside of %u to %u", what, bytes, at, kDynamicAt,
+              kDynamicAt + b.shape.shared_bytes);
+}
+
+/* When the thread at work and another one met last. */
+uint32_t met_with(uint32_t other) {
+    const uint32_t warp = b.current / kLanes;
+    return other / kLanes == warp && b.met[warp] > b.all_met ? b.met[warp] : b.all_met;
+}
+
+/* Whether the thread at work may see what stands there. The static part is written through a pointer, and not followed. */
+const char *unreadable(const note &n) {
+    if (n.pending)
+        return "while its copy is under way";
+    if (n.written == 0)
+        return "that nobody has written";
+    if (n.writer != b.current && n.written >= met_with(n.writer))
+        return "that another lane has written since they met";
+    return nullptr;
+}
+
+void expect_nobody_reads(const note &n, uint32_t at) {
+    const bool own = n.reader == b.current;
+    const uint32_t last = own ? n.read_before : n.read;
+    /* if it is the thread's own, the one before may have been of any warp */
+    if (last && last >= met_with(own ? b.current : n.reader))
+        warp_fail("writes to shared address %u, which another lane has read since they met", at);
+}
+
+note *notes_at(uint32_t at) { return at < kDynamicAt ? nullptr : &b.notes[(at - kDynamicAt) / 4]; }
+
+void land(uint32_t to, const uint8_t *data, uint32_t bytes) {
+    memcpy(place(to, bytes, "a store"), data, bytes);
+    note *n = notes_at(to);
+    for (uint32_t i = 0; n && i < bytes / 4; i++) {
+        n[i].writer = b.current;
+        n[i].written = b.clock;
+    }
+}
+
+} // namespace
+
+/* ---- what kernels call ---- */
+
+void warp_fail(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "warp %u lane %u: ", b.current / kLanes, b.current % kLanes);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    abort();
+}
+
+uint8_t *warp_shared_memory() { return b.dynamic; }
+void *warp_static_shared_memory() { return b.fixed; }
+
+uint32_t warp_shared_address(const void *p) {
+    const uintptr_t at = (uintptr_t)p, fixed = (uintptr_t)b.fixed, dynamic = (uintptr_t)b.dynamic;
+    if (at - fixed < kStaticBytes)
+        return kStaticAt + (uint32_t)(at - fixed);
+    if (at - dynamic < b.shape.shared_bytes)
+        return kDynamicAt + (uint32_t)(at - dynamic);
+    warp_fail("%p is not in shared memory", p);
+}
+
+void warp_read(uint32_t at, void *to, uint32_t bytes) {
+    memcpy(to, place(at, bytes, "a load"), bytes);
+    note *n = notes_at(at);
+    for (uint32_t i = 0; n && i < bytes / 4; i++) {
+        const char *why = unreadable(n[i]);
+        if (why)
+            warp_fail("reads what is at shared address %u, %s", at + 4 * i, why);
+        if (n[i].reader != b.current) {
+            n[i].read_before = n[i].read;
+            n[i].reader = b.current;
+        }
+        n[i].read = b.clock;
+    }
+}
+
+uint16_t warp_read_word(uint32_t at) {
+    uint16_t word;
+    memcpy(&word, place(at, sizeof word, "a load"), sizeof word);
+    const note *n = notes_at(at);
+    return n && unreadable(*n) ? (uint16_t)(kGarbage << 8 | kGarbage) : word;
+}
+
+void warp_write(uint32_t at, const void *from, uint32_t bytes) {
+    place(at, bytes, "a store");
+    note *n = notes_at(at);
+    for (uint32_t i = 0; n && i < bytes / 4; i++) {
+        expect_nobody_reads(n[i], at + 4 * i);
+        if (n[i].pending || (n[i].writer != b.current && n[i].written >= met_with(n[i].writer)))
+            warp_fail("writes to shared address %u beside another lane", at + 4 * i);
+    }
+    land(at, (const uint8_t *)from, bytes);
+}
+
+void warp_copy(uint32_t to, const void *from, uint32_t bytes) {
+    copy c = {to, bytes, {}};
+    if ((uintptr_t)from % bytes != 0)
+        warp_fail("a copy of %u bytes from %p", bytes, from);
+    memcpy(c.data, from, bytes);
+    memset(place(to, bytes, "a copy"), kGarbage, bytes);
+    note *n = notes_at(to);
+    for (uint32_t i = 0; n && i < bytes / 4; i++) {
+        expect_nobody_reads(n[i], to + 4 * i);
+        if (n[i].pending || (n[i].writer != b.current && n[i].written >= met_with(n[i].writer)))
+            warp_fail("copies to shared address %u beside another copy", to + 4 * i);
+        n[i].pending++;
+    }
+    b.threads[b.current].open.push_back(c);
+}
+
+void warp_copy_commit() {
+    thread &t = b.threads[b.current];
+    t.groups.push_back(t.open);
+    t.open.clear();
+}
+
+void warp_copy_wait(uint32_t pending) {
+    thread &t = b.threads[b.current];
+    size_t done = 0;
+    for (; t.groups.size() - done > pending; done++)
+        for (const copy &c : t.groups[done]) {
+            note *n = notes_at(c.to);
+            for (uint32_t i = 0; n && i < c.bytes / 4; i++)
+                n[i].pending--;
+            land(c.to, c.data, c.bytes);
+        }
+    t.groups.erase(t.groups.begin(), t.groups.begin() + (long)done);
+}
+
+void warp_meet() { wait_for_others(AT_WARP, 0, 0); }
+void warp_meet_block() { wait_for_others(AT_BLOCK, 0, 0); }
+uint32_t warp_exchange(uint32_t value, uint32_t lane_mask) { return wait_for_others(AT_EXCHANGE, value, lane_mask); }
+bool warp_all(bool value) { return wait_for_others(AT_ALL, value, 0) != 0; }
+
+void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *), void *args) {
+    if (!stacks) {
+        stacks = (uint8_t *)mmap(nullptr, kMostThreads * kStackBytes, PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (stacks == MAP_FAILED)
+            abort();
+    }
+    void *dynamic, *fixed;
+    if (shape.warps == 0 || shape.warps > kMostThreads / kLanes || shape.shared_bytes % 16 != 0 ||
+        posix_memalign(&dynamic, 1024, shape.shared_bytes) || posix_memalign(&fixed, 16, kStaticBytes))
+        abort();
+    b.shape = shape;
+    b.kernel = kernel;
+    b.args = args;
+    b.dynamic = (uint8_t *)memset(dynamic, kGarbage, shape.shared_bytes);
+    b.fixed = (uint8_t *)memset(fixed, kGarbage, kStaticBytes);
+    b.notes.assign(shape.shared_bytes / 4, note{});
+    b.clock = b.all_met = 1;
+    blockDim.x = shape.warps * kLanes;
+    for (uint32_t i = 0; i < blockDim.x; i++)
+        make_fiber(i);
+    for (uint32_t w = 0; w < shape.warps; w++)
+        b.met[w] = 1;
+    for (bool working = true; working;) {
+        uint32_t left = 0;
+        for (uint32_t w = 0; w < shape.warps; w++)
+            left += !run_warp(shape.order & 1 ? shape.warps - 1 - w : w);
+        working = left == 0;
+        if (left != 0 && left != shape.warps)
+            warp_fail("has left, or stayed, while other warps of its block have not");
+        b.all_met = ++b.clock;
+    }
+    for (uint32_t i = 0; i < blockDim.x; i++)
+        for (const std::vector<copy> &group : b.threads[i].groups)
+            if (!group.empty())
+                b.current = i, warp_fail("has left with copies on their way");
+    free(dynamic);
+    free(fixed);
+}

@@ -1,0 +1,173 @@
+/* A block of warps on the CPU, so that device headers run under sanitizers as they are: stands in for CUDA's own words and for trf_ptx.cuh.
+ *
+ * Each thread is a fiber that runs until it meets the others of its warp or block. Shared memory is as large as the kernel asked for; each access that goes through
+ * trf_ptx.cuh's functions is checked: where it lies, its alignment, and
+ *   - what a cp.async writes reads as garbage until the lane that started it has waited for its group;
+ *   - another lane may read what was written when both have met at a __syncwarp, or __syncthreads, since;
+ *   - likewise, nothing may be written over what another lane has read since they met.
+ * Whatever breaks this ends the program with a message. Words of 16 bits are the exception: lanes fetch them ahead, and pass by the ones that are not theirs; so
+ * reading one too early gives garbage, which shows in what is decoded. The decode table is read through a pointer: the address sanitizer alone sees where. */
+#ifndef WARP_EMULATION_H
+#define WARP_EMULATION_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* ---- the block ---- */
+
+typedef struct warp_block_shape {
+    uint32_t warps;        /* 1 to 8 */
+    uint32_t shared_bytes; /* dynamic shared memory */
+    uint32_t order;        /* which order threads run in between meetings; any number */
+} warp_block_shape;
+
+/* Runs the kernel in all threads of a block. */
+void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *args), void *args);
+
+/* The dynamic shared memory of the block that runs, and its static one: 8 bytes. */
+uint8_t *warp_shared_memory();
+void *warp_static_shared_memory();
+uint32_t warp_shared_address(const void *p);
+
+void warp_read(uint32_t at, void *to, uint32_t bytes);
+uint16_t warp_read_word(uint32_t at);
+void warp_write(uint32_t at, const void *from, uint32_t bytes);
+void warp_copy(uint32_t to, const void *from, uint32_t bytes);
+void warp_copy_commit();
+void warp_copy_wait(uint32_t pending);
+
+void warp_meet();                                           /* __syncwarp */
+void warp_meet_block();                                     /* __syncthreads */
+uint32_t warp_exchange(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
+bool warp_all(bool value);                                  /* __all_sync; likewise */
+
+/* Ends the program, and says which thread it was. */
+[[noreturn]] void warp_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- CUDA's words ---- */
+
+#define __device__
+#define __host__
+#define __forceinline__ inline
+
+struct warp_index {
+    uint32_t x;
+};
+extern warp_index threadIdx, blockDim;
+
+struct alignas(8) uint2 {
+    uint32_t x, y;
+};
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
+};
+static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+
+static inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+template <class T> static inline T __ldg(const T *at) {
+    if ((uintptr_t)at % sizeof(T) != 0)
+        warp_fail("a load of %zu bytes from %p", sizeof(T), (const void *)at);
+    T v;
+    memcpy(&v, at, sizeof v);
+    return v;
+}
+
+static inline uint32_t atomicCAS(uint32_t *at, uint32_t compare, uint32_t value) {
+    const uint32_t old = *at;
+    if (old == compare)
+        *at = value;
+    return old;
+}
+
+static inline void __syncwarp() { warp_meet(); }
+static inline void __syncthreads() { warp_meet_block(); }
+
+static inline void warp_expect_all_lanes(uint32_t mask) {
+    if (mask != 0xFFFFFFFF)
+        warp_fail("not all lanes are meant: mask %08x", mask);
+}
+static inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, uint32_t lane_mask) {
+    warp_expect_all_lanes(mask);
+    return warp_exchange(value, lane_mask);
+}
+static inline int __all_sync(uint32_t mask, int predicate) {
+    warp_expect_all_lanes(mask);
+    return warp_all(predicate != 0);
+}
+
+/* ---- instructions, as the PTX ISA has them ---- */
+
+/* prmt: byte n of d is the one of {b, a} that nibble n of the selector names; its bit 3 asks for the byte's sign in all eight bits. */
+static inline uint32_t warp_prmt(uint32_t a, uint32_t b, uint32_t selector) {
+    const uint64_t bytes = (uint64_t)b << 32 | a;
+    uint32_t d = 0;
+    for (int n = 0; n < 4; n++) {
+        const uint32_t nibble = selector >> (4 * n) & 15, byte = (uint32_t)(bytes >> (8 * (nibble & 7))) & 0xFF;
+        d |= (nibble & 8 ? (byte & 0x80 ? 0xFFu : 0) : byte) << (8 * n);
+    }
+    return d;
+}
+
+/* lop3: each bit of d is the bit of the table that the three bits (a, b, c) name. */
+static inline uint32_t warp_lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
+    uint32_t d = 0;
+    for (uint32_t row = 0; row < 8; row++)
+        if (table >> row & 1)
+            d |= (row & 4 ? a : ~a) & (row & 2 ? b : ~b) & (row & 1 ? c : ~c);
+    return d;
+}
+
+/* shf.l.wrap: the upper word of {hi, lo} << (n % 32). */
+static inline uint32_t __funnelshift_l(uint32_t lo, uint32_t hi, uint32_t n) {
+    return (uint32_t)(((uint64_t)hi << 32 | lo) << (n & 31) >> 32);
+}
+
+/* Only three bits of each nibble count here. */
+static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+    return warp_prmt(a, b, selector & 0x7777);
+}
+
+/* dp2a.hi.u32.u32: halves of a by bytes 2 and 3 of b. */
+static inline uint32_t __dp2a_hi(uint32_t a, uint32_t b, uint32_t c) {
+    return c + (a & 0xFFFF) * (b >> 16 & 0xFF) + (a >> 16) * (b >> 24);
+}
+
+/* dp4a.u32.u32 */
+static inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t c) {
+    for (int n = 0; n < 4; n++)
+        c += (a >> (8 * n) & 0xFF) * (b >> (8 * n) & 0xFF);
+    return c;
+}
+
+/* ---- the functions of trf_ptx.cuh that the headers under test call ---- */
+
+#define TRF_PTX_CUH
+
+static inline uint32_t trf_shared_address(const void *p) { return warp_shared_address(p); }
+
+template <class T> static inline T warp_load(uint32_t at) {
+    T v;
+    warp_read(at, &v, sizeof v);
+    return v;
+}
+static inline uint32_t trf_lds16(uint32_t at) { return warp_read_word(at); }
+static inline uint32_t trf_lds32(uint32_t at) { return warp_load<uint32_t>(at); }
+static inline uint2 trf_lds64(uint32_t at) { return warp_load<uint2>(at); }
+static inline uint4 trf_lds128(uint32_t at) { return warp_load<uint4>(at); }
+static inline void trf_sts128(uint32_t at, uint4 v) { warp_write(at, &v, sizeof v); }
+
+static inline uint32_t trf_ldg32(const uint32_t *at) { return __ldg(at); }
+
+static inline void trf_copy16(uint32_t to, const void *from) { warp_copy(to, from, 16); }
+static inline void trf_copy8(uint32_t to, const void *from) { warp_copy(to, from, 8); }
+static inline void trf_copy_commit() { warp_copy_commit(); }
+template <int kPending> static inline void trf_copy_wait() { warp_copy_wait(kPending); }
+
+static inline uint32_t trf_select(uint32_t mask, uint32_t a, uint32_t b) { return warp_lop3(mask, a, b, 0xCA); }
+static inline uint32_t trf_and_or(uint32_t a, uint32_t mask, uint32_t b) { return warp_lop3(a, mask, b, 0xEA); }
+static inline uint32_t trf_permute(uint32_t a, uint32_t b, uint32_t pick) { return warp_prmt(a, b, pick); }
+static inline uint32_t trf_rotate_left(uint32_t a, int n) { return (n & 31) ? __funnelshift_l(a, a, n & 31) : a; }
+
+#endif

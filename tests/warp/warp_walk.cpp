@@ -1,0 +1,54 @@
+/* Which kernel walks a layer, its shared memory, and x for the one that copies it. */
+#include "warp_walk_kernel.h"
+
+#include <vector>
+
+static warp_walk_kernel *kernel_of(const warp_walk *w) {
+    switch (w->view->codec) {
+    case TRF_CODEC_BF16:
+        return warp_walk_of_bf16(w);
+    case TRF_CODEC_FP16:
+        return warp_walk_of_fp16(w);
+    case TRF_CODEC_E4M3:
+        return warp_walk_of_e4m3(w);
+    case TRF_CODEC_E5M2:
+        return warp_walk_of_e5m2(w);
+    default:
+        return warp_walk_of_int(w);
+    }
+}
+
+static uint32_t table_log_of(const warp_walk *w) {
+    switch (w->kind) {
+    case WARP_WALK_ONE:
+        return kTableLog;
+    case WARP_WALK_ANY:
+        return w->table_log;
+    case WARP_WALK_TWO:
+    case WARP_WALK_TWO_COPY:
+        return w->view->class_bits == 2 ? kSmallTableLog : kTableLog;
+    default:
+        return kSmallTableLog;
+    }
+}
+
+int warp_walk_run(const warp_walk *w) {
+    const trf_device_view *view = w->view;
+    warp_walk_kernel *const kernel = kernel_of(w);
+    warp_walk_args args = {};
+    args.cols = trf_regular_slab_cols(*view);
+    if (!kernel || args.cols == 0 || view->rows < TRF_SLAB_ROWS)
+        return 0;
+    const bool two = w->kind == WARP_WALK_TWO || w->kind == WARP_WALK_TWO_COPY || w->kind == WARP_WALK_WIDE;
+    args.walk = w;
+    args.plan = trf_shared_plan_of(view->raw_bits, w->max_stream_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0,
+                                   w->kind == WARP_WALK_TWO_COPY ? kXBytes : 0,
+                                   w->kind == WARP_WALK_WIDE ? kShortRing : kRing);
+    args.x_stride = (view->cols + 7) / 8 * 8; /* rows are aligned */
+    std::vector<uint16_t> x(8 * args.x_stride);
+    for (uint32_t i = 0; i < x.size(); i++)
+        x[i] = (uint16_t)(i * 0x9E37u >> 3);
+    args.x = x.data();
+    warp_run_block({w->warps, args.plan.total, w->order}, kernel, &args);
+    return 1;
+}

@@ -1,0 +1,50 @@
+/* trf_walk_slabs, as the kernels instantiate it, run by an emulated block (warp_emulation.h) that stores what it decodes. */
+#ifndef WARP_WALK_H
+#define WARP_WALK_H
+
+#include "trf_device_layer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The walks that kernels have: slabs side by side, ring, table. Each has the codecs and forms that they are made for. */
+typedef enum warp_walk_kind {
+    WARP_WALK_ONE,       /* decoding, and products with one slab a warp */
+    WARP_WALK_ONE_SMALL, /* decoding that gathers: the small table */
+    WARP_WALK_ANY,       /* both, for unusual p, L and frequencies */
+    WARP_WALK_TWO,       /* products with two slabs a warp */
+    WARP_WALK_TWO_COPY,  /* the same, and x copied beside */
+    WARP_WALK_WIDE,      /* products of large batches: the short ring */
+    WARP_WALK_KINDS
+} warp_walk_kind;
+
+/* What a slab came to. With two side by side both have the same. */
+enum {
+    WARP_SLAB_PASSED_BY,
+    WARP_SLAB_BAD,
+    WARP_SLAB_GOOD
+};
+
+typedef struct warp_walk {
+    const trf_device_view *view; /* all in host memory; the directory need not make sense */
+    uint32_t max_stream_bytes, max_frequency;
+    warp_walk_kind kind;
+    int special; /* the form that only products have: E4M3 as halves, int with its raw bits known */
+    uint32_t warps;
+    uint32_t table_log; /* WARP_WALK_ANY: p + 4 to 16 */
+    uint32_t order;     /* of threads, and where parts of columns begin */
+    /* Filled. */
+    uint16_t *elements; /* [rows][cols] */
+    uint8_t *seen;      /* [rows][cols]: how often each weight was stored */
+    uint8_t *slabs;     /* [num_bands][num_slab_cols]: WARP_SLAB_... */
+} warp_walk;
+
+/* Walks all regular slabs. @return 0 if no kernel of this kind takes the layer. */
+int warp_walk_run(const warp_walk *walk);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,231 @@
+/* What the kernels around trf_walk_slabs have in common, with a sink that stores elements. */
+#ifndef WARP_WALK_KERNEL_H
+#define WARP_WALK_KERNEL_H
+
+#include "warp_emulation.h"
+
+#include "trf_slab_stream.cuh"
+#include "trf_store.h"
+#include "warp_walk.h"
+
+/* What all threads of a block are given. */
+struct warp_walk_args {
+    const warp_walk *walk;
+    trf_shared_plan plan;
+    uint32_t cols;     /* of slabs, that are regular */
+    const uint16_t *x; /* WARP_WALK_TWO_COPY: [8][x_stride] */
+    uint32_t x_stride;
+};
+
+typedef void warp_walk_kernel(void *args);
+
+/* A part of the columns of each band, as the fused and wide kernels cut them. */
+struct warp_part_grid {
+    uint32_t begin, end;
+
+    void next_band(trf_walk &walk) const {
+        walk.band++;
+        walk.col = begin;
+        walk.stop = end;
+    }
+};
+
+/* ---- the sink ---- */
+
+static constexpr uint32_t kXBytes = 2 * 8 * 64; /* a warp's copies of x: [2][8][32 columns] */
+
+template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
+    static constexpr bool kCopies = kCopies_;
+    const warp_walk_args &a;
+    const warp_walk &w;
+    const trf_device_view &view;
+    uint32_t lane;
+    uint32_t window;   /* shared address of the lane's x */
+    trf_walk at;       /* the slabs at hand */
+    uint32_t finished; /* steps, of each slab in turn */
+    uint32_t x_col;    /* of the chunk that is copied ahead */
+
+    warp_sink(const warp_walk_args &args, uint32_t lane_, uint32_t window_)
+        : a(args), w(*args.walk), view(*args.walk->view), lane(lane_), window(window_), at(), finished(0), x_col(0) {}
+
+    uint32_t first_row(uint32_t s) const { return (kSlabs * at.band + s) * TRF_SLAB_ROWS; }
+    bool is_there(uint32_t s) const { return first_row(s) + TRF_SLAB_ROWS <= view.rows; }
+
+    /* Row and column of the lane's weight i of the step at hand, in the layer. */
+    trf_slab_shape shape() const {
+        const uint32_t cols = min(view.cols - at.col * view.slab_cols, view.slab_cols) / TRF_BLOCK_ROWS;
+        return {TRF_SLAB_ROWS / TRF_BLOCK_ROWS, cols};
+    }
+    uint32_t row_of(uint32_t s, uint32_t i) const { return first_row(s) + trf_lane_row(shape(), lane, i); }
+    uint32_t col_of(uint32_t i) const { return at.col * view.slab_cols + trf_lane_col(shape(), lane, i); }
+
+    void begin_slab(const trf_walk &walk) {
+        at = walk;
+        finished = 0;
+    }
+
+    /* ---- x, as trf_product copies it ---- */
+
+    const uint16_t *x_of(uint32_t col) const { return a.x + lane / 4 * a.x_stride + col + 8 * (lane % 4); }
+
+    void begin_pair(int half) {
+        if (kCopies && half == 0)
+            trf_copy16(window + kXBytes / 2, x_of(x_col + 32));
+    }
+    void chunk_ahead() {
+        if (kCopies)
+            trf_copy16(window, x_of(x_col += 64));
+    }
+    void slab_ahead(const trf_walk &walk) {
+        if (kCopies)
+            trf_copy16(window, x_of(x_col = walk.col * view.slab_cols));
+    }
+
+    /* The four columns that the lane multiplies in step k. */
+    void expect_x(uint32_t k) const {
+        const uint2 found = trf_lds64(window + k / 2 % 2 * (kXBytes / 2) + k % 2 * 8);
+        if (memcmp(&found, a.x + lane / 4 * a.x_stride + col_of(16 * k), sizeof found) != 0)
+            warp_fail("has other x in step %u", k);
+    }
+
+    /* ---- elements ---- */
+
+    /* F16 as trf_form_halves makes it back to E4M3, with as much above it as there should be: nothing. */
+    static uint32_t from_half(uint32_t half) {
+        if (half & 0x407F)
+            warp_fail("%04x is no E4M3", half);
+        return (half >> 8 & 0x80) | (half >> 7 & 0x7F);
+    }
+
+    void finish_step(uint32_t *reg) {
+        const uint32_t s = finished % kSlabs, k = finished / kSlabs;
+        finished++;
+        if (Form::kHalves)
+            for (int i = 0; i < 8; i++)
+                reg[i] = from_half(reg[i] & 0xFFFF) | from_half(reg[i] >> 16) << 16;
+        else
+            trf_step_elements(Form::kCodec, view.class_value[0], reg);
+        if (Form::kInt || !is_there(s))
+            return;
+        const uint32_t mode =
+            view.tiles[(uint64_t)(first_row(s) / TRF_TILE_SIZE) * view.num_tiles_col + col_of(0) / TRF_TILE_SIZE]
+                .predictor_mode;
+        for (uint32_t i = 0; i < 16; i++) {
+            const uint32_t row = row_of(s, 16 * k + i), col = col_of(16 * k + i);
+            const int32_t offset = view.exponent_offset + (mode & TRF_PREDICT_ROW ? view.row_offsets[row] : 0) +
+                                   (mode & TRF_PREDICT_COL ? view.col_offsets[col] : 0);
+            reg[i / 2] = trf_add_exponents(
+                Form::kCodec, reg[i / 2],
+                trf_exponent_offsets(Form::kCodec, i % 2 ? 0 : offset, i % 2 ? offset : 0));
+        }
+    }
+
+    uint32_t exception_value(uint32_t, uint32_t record, const trf_walk &) const { return trf_exception_element(record); }
+
+    void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
+        if (walk.band != at.band || walk.col != at.col || k != finished / kSlabs - 1)
+            warp_fail("is at step %u of band %u, column %u", k, walk.band, walk.col);
+        if (kCopies)
+            expect_x(k);
+        for (uint32_t s = 0; s < kSlabs && is_there(s); s++)
+            for (uint32_t i = 0; i < 16; i++) {
+                const uint64_t to = (uint64_t)row_of(s, 16 * k + i) * view.cols + col_of(16 * k + i);
+                w.elements[to] = (uint16_t)(reg[s][i / 2] >> (16 * (i % 2)));
+                w.seen[to]++;
+            }
+    }
+
+    void end_slab(const trf_walk &walk, bool good) {
+        if (finished != kSlabs * shape().steps)
+            warp_fail("ends a slab behind %u steps", finished / kSlabs);
+        for (uint32_t s = 0; s < kSlabs && is_there(s); s++) {
+            uint8_t &slab = w.slabs[(uint64_t)(kSlabs * walk.band + s) * view.num_slab_cols + walk.col];
+            const uint8_t verdict = good ? WARP_SLAB_GOOD : WARP_SLAB_BAD;
+            if (slab != WARP_SLAB_PASSED_BY && slab != verdict)
+                warp_fail("does not agree with other lanes about the slab of band %u, column %u", walk.band, walk.col);
+            slab = verdict;
+        }
+    }
+};
+
+/* ---- the kernel ---- */
+
+/* One slab: consecutive slabs for each warp, as they are decoded. Two: a part of the columns for each, band by band, as they are multiplied. */
+template <class Form, int kSlabs, int kSteps, int kP, int kLog, bool kCopies> void warp_walk_slabs(void *args) {
+    const warp_walk_args &a = *(const warp_walk_args *)args;
+    const trf_device_view &view = *a.walk->view;
+    const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const uint32_t bands = (view.rows / TRF_SLAB_ROWS + kSlabs - 1) / kSlabs;
+    uint8_t *const shared_memory = warp_shared_memory();
+    uint2 *const constants = (uint2 *)warp_static_shared_memory();
+    const uint32_t shared = trf_shared_address(shared_memory), memory = shared + a.plan.warps + warp * a.plan.warp_bytes;
+    const trf_table_source<kP> table_source(view);
+    const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
+
+    trf_walk walk;
+    warp_part_grid part = {0, a.cols};
+    if (kSlabs == 1) {
+        const uint32_t slabs = bands * a.cols, begin = slabs * warp / warps, end = slabs * (warp + 1) / warps;
+        walk = {begin / a.cols, begin % a.cols, a.cols, end - begin};
+    } else {
+        part = {a.cols * warp / warps, a.cols * (warp + 1) / warps};
+        walk = {0, part.begin, part.end, bands * (part.end - part.begin)};
+    }
+    const uint32_t walked = walk.left;
+    trf_stager<kSlabs, kSteps> stager;
+    trf_start<Form>(stager, view, a.plan, planes, walk, part, memory, lane);
+    trf_build_constants<Form, kP, kLog>(view, table_source, shared, a.plan, constants);
+    __syncthreads();
+
+    const trf_lane_rule<kP, kLog> rule = trf_lane_rule_of<kP, kLog>(view, shared_memory, a.plan.table_log,
+                                                                    trf_shared_address(constants), lane);
+    warp_sink<Form, kSlabs, kCopies> sink(a, lane, memory + kSlabs * a.plan.slab_bytes + 16 * lane);
+    if (kCopies) {
+        if (stager.bytes[0])
+            sink.slab_ahead(stager.entered);
+        trf_copy_commit();
+    }
+    /* a band or unit at a time, or all of them */
+    for (uint32_t band = kSlabs == 2 && walked && kSteps == kRing ? 0 : bands - 1; band < bands; band++)
+        trf_walk_slabs<Form>(view, a.plan, planes, stager, rule, shared + a.plan.pair_masks, part, band, lane, sink);
+    trf_copy_wait<0>();
+}
+
+/* ---- which of them a layer has ---- */
+
+/* kSpecial: the form that only products have. @return NULL: there is none. */
+template <class Form, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp_walk *w) {
+    constexpr int kP = kUsualP<Form>, kTwoLog = Form::kClassBits == 2 ? kSmallTableLog : kTableLog;
+    constexpr bool kDecodesOnly = Form::kCodec == TRF_CODEC_E4M3 && !kSpecial, kTwoOnly = Form::kInt && kSpecial;
+    if (w->kind != WARP_WALK_ANY && !trf_has_usual_p(*w->view, w->max_frequency))
+        return nullptr;
+    if constexpr (!kTwoOnly) {
+        if (w->kind == WARP_WALK_ONE)
+            return warp_walk_slabs<Form, 1, kRing, kP, kTableLog, false>;
+        if (w->kind == WARP_WALK_ANY)
+            return warp_walk_slabs<Form, 1, kRing, 0, 0, false>;
+        if constexpr (Form::kWide)
+            if (w->kind == WARP_WALK_ONE_SMALL)
+                return warp_walk_slabs<Form, 1, kRing, kP, kSmallTableLog, false>;
+        if constexpr (!kDecodesOnly)
+            if (w->kind == WARP_WALK_WIDE)
+                return warp_walk_slabs<Form, 2, kShortRing, kP, kSmallTableLog, false>;
+    }
+    if constexpr (!kDecodesOnly) {
+        if (w->kind == WARP_WALK_TWO)
+            return warp_walk_slabs<Form, 2, kRing, kP, kTwoLog, false>;
+        if constexpr (Form::kClassBits == 2 && (!Form::kInt || kSpecial))
+            if (w->kind == WARP_WALK_TWO_COPY)
+                return warp_walk_slabs<Form, 2, kRing, kP, kTwoLog, true>;
+    }
+    return nullptr;
+}
+
+/* One for each source file of instantiations. */
+warp_walk_kernel *warp_walk_of_bf16(const warp_walk *w);
+warp_walk_kernel *warp_walk_of_fp16(const warp_walk *w);
+warp_walk_kernel *warp_walk_of_e4m3(const warp_walk *w);
+warp_walk_kernel *warp_walk_of_e5m2(const warp_walk *w);
+warp_walk_kernel *warp_walk_of_int(const warp_walk *w);
+
+#endif
