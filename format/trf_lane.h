@@ -1,7 +1,8 @@
 /* One lane of a slab: where its weights lie, where its bits lie, and its rANS decode step.
  *
- * This header is the one definition of FORMAT.md sections 6 to 8 for C and for CUDA: what the CPU tests, sanitizers
- * and fuzzers run here is what the kernels run. Nothing here bounds an index; each caller does. */
+ * This header is the one definition of FORMAT.md sections 6 to 8 for C and for CUDA. The kernels' main loops have forms of the step and of the raw bits
+ * made for their instructions (decoder_gpu/trf_slab_stream.cuh, trf_former.cuh): tests/warp runs those headers, too, on the CPU, under sanitizers and
+ * fuzzers. Nothing here bounds an index; each caller does. */
 #ifndef TRF_LANE_H
 #define TRF_LANE_H
 

@@ -41,9 +41,9 @@ int warp_walk_run(const warp_walk *w) {
         return 0;
     const bool two = w->kind == WARP_WALK_TWO || w->kind == WARP_WALK_TWO_COPY || w->kind == WARP_WALK_WIDE;
     args.walk = w;
-    args.plan = trf_shared_plan_of(view->raw_bits, w->max_stream_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0,
-                                   w->kind == WARP_WALK_TWO_COPY ? kXBytes : 0,
-                                   w->kind == WARP_WALK_WIDE ? kShortRing : kRing);
+    args.plan =
+        trf_shared_plan_of(view->raw_bits, w->max_stream_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0,
+                           w->kind == WARP_WALK_TWO_COPY ? kXBytes : 0, w->kind == WARP_WALK_WIDE ? kShortRing : kRing);
     args.x_stride = (view->cols + 7) / 8 * 8; /* rows are aligned */
     std::vector<uint16_t> x(8 * args.x_stride);
     for (uint32_t i = 0; i < x.size(); i++)

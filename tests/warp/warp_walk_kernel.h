@@ -114,13 +114,14 @@ template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
             const uint32_t row = row_of(s, 16 * k + i), col = col_of(16 * k + i);
             const int32_t offset = view.exponent_offset + (mode & TRF_PREDICT_ROW ? view.row_offsets[row] : 0) +
                                    (mode & TRF_PREDICT_COL ? view.col_offsets[col] : 0);
-            reg[i / 2] = trf_add_exponents(
-                Form::kCodec, reg[i / 2],
-                trf_exponent_offsets(Form::kCodec, i % 2 ? 0 : offset, i % 2 ? offset : 0));
+            reg[i / 2] = trf_add_exponents(Form::kCodec, reg[i / 2],
+                                           trf_exponent_offsets(Form::kCodec, i % 2 ? 0 : offset, i % 2 ? offset : 0));
         }
     }
 
-    uint32_t exception_value(uint32_t, uint32_t record, const trf_walk &) const { return trf_exception_element(record); }
+    uint32_t exception_value(uint32_t, uint32_t record, const trf_walk &) const {
+        return trf_exception_element(record);
+    }
 
     void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
         if (walk.band != at.band || walk.col != at.col || k != finished / kSlabs - 1)
@@ -158,7 +159,8 @@ template <class Form, int kSlabs, int kSteps, int kP, int kLog, bool kCopies> vo
     const uint32_t bands = (view.rows / TRF_SLAB_ROWS + kSlabs - 1) / kSlabs;
     uint8_t *const shared_memory = warp_shared_memory();
     uint2 *const constants = (uint2 *)warp_static_shared_memory();
-    const uint32_t shared = trf_shared_address(shared_memory), memory = shared + a.plan.warps + warp * a.plan.warp_bytes;
+    const uint32_t shared = trf_shared_address(shared_memory),
+                   memory = shared + a.plan.warps + warp * a.plan.warp_bytes;
     const trf_table_source<kP> table_source(view);
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
 
@@ -177,8 +179,8 @@ template <class Form, int kSlabs, int kSteps, int kP, int kLog, bool kCopies> vo
     trf_build_constants<Form, kP, kLog>(view, table_source, shared, a.plan, constants);
     __syncthreads();
 
-    const trf_lane_rule<kP, kLog> rule = trf_lane_rule_of<kP, kLog>(view, shared_memory, a.plan.table_log,
-                                                                    trf_shared_address(constants), lane);
+    const trf_lane_rule<kP, kLog> rule =
+        trf_lane_rule_of<kP, kLog>(view, shared_memory, a.plan.table_log, trf_shared_address(constants), lane);
     warp_sink<Form, kSlabs, kCopies> sink(a, lane, memory + kSlabs * a.plan.slab_bytes + 16 * lane);
     if (kCopies) {
         if (stager.bytes[0])

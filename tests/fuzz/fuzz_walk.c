@@ -1,0 +1,123 @@
+/* Any bytes as a layer blob: what its regular slabs are to the kernels' walk (tests/warp), against the reference decoder. Tiles that the validator refuses
+ * have no slabs then. Checksums are put right first, as in fuzz_blob.c. */
+#include "trf_decode.h"
+#include "trf_device_directory.h"
+#include "warp/warp_walk.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum {
+    MOST_WEIGHTS = 1 << 20 /* of which an input of a few bytes could say more */
+};
+
+/* A layer as kernels see it, and what the reference decoder makes of it. */
+typedef struct fuzzed_layer {
+    trf_device_view view;
+    trf_device_facts facts;
+    trf_device_fault fault;
+    trf_device_slab *slabs;
+    uint16_t *elements; /* [rows][cols] */
+    uint8_t *good;      /* [tiles]: decoded, edges included */
+} fuzzed_layer;
+
+static void describe(fuzzed_layer *layer, const trf_blob_view *view, const uint8_t *blob) {
+    static trf_decode_table table;
+    const size_t cols = view->header.cols;
+    trf_decode_table_init(&table, view);
+    layer->view = trf_device_view_of(view, blob);
+    layer->view.slots = table.slots;
+    layer->view.slabs = layer->slabs;
+    layer->view.fault = &layer->fault;
+    trf_describe_head(view, &layer->facts);
+    for (uint64_t t = 0; t < view->num_tiles; t++) {
+        const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].kind);
+        const uint8_t *bytes = blob + view->tiles[t].data_offset;
+        if (trf_blob_check_tile(view, t, bytes, NULL) != TRF_OK)
+            continue;
+        trf_describe_tile(view, t, bytes, layer->slabs, &layer->facts);
+        layer->good[t] =
+            trf_decode_tile_ref(view, &table, t, bytes, layer->elements + (size_t)shape.row * cols + shape.col, cols,
+                                NULL) == TRF_OK;
+    }
+}
+
+/* All weights of slabs that were walked are there, once; a good tile has good slabs, with its elements. The one beside such a slab may be bad. */
+static void compare(const warp_walk *walk, const fuzzed_layer *layer) {
+    const trf_device_view *view = walk->view;
+    for (uint32_t row = 0; row < view->rows; row++)
+        for (uint32_t col = 0; col < view->cols; col++) {
+            const size_t at = (size_t)row * view->cols + col;
+            const uint64_t tile = row / TRF_TILE_SIZE * (uint64_t)view->num_tiles_col + col / TRF_TILE_SIZE;
+            const uint8_t slab = walk->slabs[row / TRF_SLAB_ROWS * (size_t)view->num_slab_cols + col / view->slab_cols];
+            if (walk->seen[at] != (slab != WARP_SLAB_PASSED_BY && col / 16 * 16 + 16 <= view->cols))
+                abort();
+            if (walk->seen[at] && layer->good[tile] &&
+                (slab != WARP_SLAB_GOOD || walk->elements[at] != layer->elements[at]))
+                abort();
+        }
+}
+
+static void walk_all(const fuzzed_layer *layer, uint32_t order) {
+    const trf_device_view *view = &layer->view;
+    const size_t weights = (size_t)view->rows * view->cols, slabs = (size_t)view->num_bands * view->num_slab_cols;
+    warp_walk walk = {.view = view,
+                      .max_stream_bytes = layer->facts.max_stream_bytes,
+                      .max_frequency = layer->facts.max_frequency,
+                      .warps = 1 + order % 3,
+                      .table_log = 16,
+                      .order = order,
+                      .elements = malloc(weights * sizeof *walk.elements),
+                      .seen = malloc(weights),
+                      .slabs = malloc(slabs)};
+    for (uint32_t at = 0; walk.elements && walk.seen && walk.slabs && at < 2 * WARP_WALK_KINDS; at++) {
+        walk.kind = (warp_walk_kind)(at / 2);
+        walk.special = at % 2;
+        memset(walk.seen, 0, weights);
+        memset(walk.slabs, WARP_SLAB_PASSED_BY, slabs);
+        if (warp_walk_run(&walk))
+            compare(&walk, layer);
+    }
+    free(walk.elements);
+    free(walk.seen);
+    free(walk.slabs);
+}
+
+/* Recomputes the checksums of tiles inside the blob, then the head's. */
+static void mend_checksums(uint8_t *blob, size_t size) {
+    uint64_t head_bytes;
+    if (trf_blob_head_bytes(blob, size, size, &head_bytes, NULL) != TRF_OK || head_bytes > size)
+        return;
+    trf_header *header = (trf_header *)blob;
+    trf_tile_meta *metas = (trf_tile_meta *)(blob + TRF_TILES_OFFSET);
+    for (uint64_t t = 0; t < (uint64_t)header->num_tiles_row * header->num_tiles_col; t++)
+        if (metas[t].data_offset <= size && metas[t].data_size <= size - metas[t].data_offset)
+            metas[t].checksum = trf_tile_checksum(blob + metas[t].data_offset, metas[t].data_size, t);
+    header->head_checksum = trf_head_checksum(blob, head_bytes);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    trf_blob_view view;
+    void *blob;
+    if (posix_memalign(&blob, TRF_TILE_ALIGNMENT, size ? size : 1))
+        return 0;
+    memcpy(blob, data, size);
+    mend_checksums(blob, size);
+    if (trf_blob_open(blob, size, size, &view, NULL) == TRF_OK &&
+        (uint64_t)view.header.rows * view.header.cols <= MOST_WEIGHTS) {
+        fuzzed_layer layer = {.slabs = calloc(trf_count_device_slabs(&view.header), sizeof *layer.slabs),
+                              .elements = calloc((size_t)view.header.rows * view.header.cols, sizeof *layer.elements),
+                              .good = calloc(view.num_tiles, 1)};
+        if (layer.slabs && layer.elements && layer.good) {
+            describe(&layer, &view, blob);
+            walk_all(&layer, (uint32_t)size);
+        }
+        free(layer.slabs);
+        free(layer.elements);
+        free(layer.good);
+    }
+    free(blob);
+    return 0;
+}
