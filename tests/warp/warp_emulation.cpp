@@ -22,7 +22,7 @@ static void __sanitizer_start_switch_fiber(void **, const void *, size_t) {}
 static void __sanitizer_finish_switch_fiber(void *, const void **, size_t *) {}
 #endif
 
-warp_index threadIdx, blockDim;
+warp_index threadIdx, blockDim, blockIdx = {0}, gridDim = {1};
 
 namespace {
 

@@ -50,10 +50,17 @@ bool warp_all(bool value);                                  /* __all_sync; likew
 #define __host__
 #define __forceinline__ inline
 
+/* Of kernels, which nobody calls here: what they declare is enough. */
+#define __global__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__
+#define __align__(bytes)
+
 struct warp_index {
     uint32_t x;
 };
-extern warp_index threadIdx, blockDim;
+extern warp_index threadIdx, blockDim, blockIdx, gridDim;
 
 struct alignas(8) uint2 {
     uint32_t x, y;

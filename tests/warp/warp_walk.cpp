@@ -20,8 +20,11 @@ static warp_walk_kernel *kernel_of(const warp_walk *w) {
 
 static uint32_t table_log_of(const warp_walk *w) {
     switch (w->kind) {
+    case WARP_WALK_STORE:
+        return trf_store_table_log(w->view->codec, 2);
     case WARP_WALK_ONE:
         return kTableLog;
+    case WARP_WALK_STORE_ANY:
     case WARP_WALK_ANY:
         return w->table_log;
     case WARP_WALK_TWO:
@@ -30,6 +33,13 @@ static uint32_t table_log_of(const warp_walk *w) {
     default:
         return kSmallTableLog;
     }
+}
+
+static trf_store_way store_way_of(const warp_walk *w) {
+    if (w->view->cols % 8 != 0)
+        return TRF_STORE_SINGLY;
+    const bool gathers = w->kind == WARP_WALK_STORE && trf_may_gather(w->view->codec, 2);
+    return gathers && w->order % 4 ? TRF_STORE_GATHERED : TRF_STORE_TOGETHER;
 }
 
 int warp_walk_run(const warp_walk *w) {
@@ -41,9 +51,18 @@ int warp_walk_run(const warp_walk *w) {
         return 0;
     const bool two = w->kind == WARP_WALK_TWO || w->kind == WARP_WALK_TWO_COPY || w->kind == WARP_WALK_WIDE;
     args.walk = w;
-    args.plan =
-        trf_shared_plan_of(view->raw_bits, w->max_stream_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0,
-                           w->kind == WARP_WALK_TWO_COPY ? kXBytes : 0, w->kind == WARP_WALK_WIDE ? kShortRing : kRing);
+    const trf_store_way way = store_way_of(w);
+    const uint32_t behind = w->kind == WARP_WALK_TWO_COPY ? kXBytes : way == TRF_STORE_GATHERED ? TRF_GATHER_BYTES : 0;
+    args.plan = trf_shared_plan_of(view->raw_bits, w->max_stream_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0,
+                                   behind, w->kind == WARP_WALK_WIDE ? kShortRing : kRing);
+    args.store = {*view,
+                  args.plan,
+                  w->elements,
+                  args.cols,
+                  view->rows / TRF_SLAB_ROWS * args.cols,
+                  TRF_DECODE_ELEMENTS,
+                  TRF_STORE_ELEMENTS,
+                  way};
     args.x_stride = (view->cols + 7) / 8 * 8; /* rows are aligned */
     std::vector<uint16_t> x(8 * args.x_stride);
     for (uint32_t i = 0; i < x.size(); i++)

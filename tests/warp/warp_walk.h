@@ -10,9 +10,10 @@ extern "C" {
 
 /* The walks that kernels have: slabs side by side, ring, table. Each has the codecs and forms that they are made for. */
 typedef enum warp_walk_kind {
-    WARP_WALK_ONE,       /* decoding, and products with one slab a warp */
-    WARP_WALK_ONE_SMALL, /* decoding that gathers: the small table */
-    WARP_WALK_ANY,       /* both, for unusual p, L and frequencies */
+    WARP_WALK_STORE,     /* decoding to memory, by trf_store_sink itself; the others have a sink for tests alone */
+    WARP_WALK_STORE_ANY, /* the same for unusual p, L and frequencies */
+    WARP_WALK_ONE,       /* products with one slab a warp */
+    WARP_WALK_ANY,       /* the same for unusual p, L and frequencies */
     WARP_WALK_TWO,       /* products with two slabs a warp */
     WARP_WALK_TWO_COPY,  /* the same, and x copied beside */
     WARP_WALK_WIDE,      /* products of large batches: the short ring */
@@ -32,10 +33,10 @@ typedef struct warp_walk {
     warp_walk_kind kind;
     int special; /* the form that only products have: E4M3 as halves, int with its raw bits known */
     uint32_t warps;
-    uint32_t table_log; /* WARP_WALK_ANY: p + 4 to 16 */
-    uint32_t order;     /* of threads, and where parts of columns begin */
+    uint32_t table_log; /* for unusual p: p + 4 to 16 */
+    uint32_t order;     /* of threads; any number */
     /* Filled. */
-    uint16_t *elements; /* [rows][cols] */
+    uint16_t *elements; /* [rows][cols], 16-byte aligned */
     uint8_t *seen;      /* [rows][cols]: how often each weight was stored */
     uint8_t *slabs;     /* [num_bands][num_slab_cols]: WARP_SLAB_... */
 } warp_walk;

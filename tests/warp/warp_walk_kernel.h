@@ -1,11 +1,10 @@
-/* What the kernels around trf_walk_slabs have in common, with a sink that stores elements. */
+/* What the kernels around trf_walk_slabs have in common, and sinks that store elements. */
 #ifndef WARP_WALK_KERNEL_H
 #define WARP_WALK_KERNEL_H
 
 #include "warp_emulation.h"
 
-#include "trf_slab_stream.cuh"
-#include "trf_store.h"
+#include "trf_decode_slabs.cuh"
 #include "warp_walk.h"
 
 /* What all threads of a block are given. */
@@ -15,6 +14,7 @@ struct warp_walk_args {
     uint32_t cols;     /* of slabs, that are regular */
     const uint16_t *x; /* WARP_WALK_TWO_COPY: [8][x_stride] */
     uint32_t x_stride;
+    trf_store_args store; /* WARP_WALK_STORE, WARP_WALK_STORE_ANY */
 };
 
 typedef void warp_walk_kernel(void *args);
@@ -30,7 +30,36 @@ struct warp_part_grid {
     }
 };
 
-/* ---- the sink ---- */
+/* ---- sinks: what decoding to memory has, and one that puts each weight where its lane, step and index say ---- */
+
+static void warp_note_verdict(const warp_walk &w, uint32_t band, uint32_t col, bool good) {
+    uint8_t &slab = w.slabs[(uint64_t)band * w.view->num_slab_cols + col];
+    const uint8_t verdict = good ? WARP_SLAB_GOOD : WARP_SLAB_BAD;
+    if (slab != WARP_SLAB_PASSED_BY && slab != verdict)
+        warp_fail("does not agree with other lanes about the slab of band %u, column %u", band, col);
+    slab = verdict;
+}
+
+/* Counts what is stored. */
+template <class Form, bool kMayGather> struct warp_store_sink : trf_store_sink<Form, 2, kMayGather> {
+    using Base = trf_store_sink<Form, 2, kMayGather>;
+    const warp_walk &w;
+
+    warp_store_sink(const warp_walk_args &args, uint32_t lane, uint32_t behind)
+        : Base(args.store, lane, behind), w(*args.walk) {}
+
+    void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
+        Base::step(reg, walk, k);
+        for (uint32_t i = 0; i < TRF_BLOCK_ROWS; i++) /* its row of the step, in another lane's stead */
+            w.seen[(walk.band * TRF_SLAB_ROWS + this->lane) * (uint64_t)w.view->cols + walk.col * w.view->slab_cols +
+                   TRF_BLOCK_ROWS * k + i]++;
+    }
+
+    void end_slab(const trf_walk &walk, bool good) {
+        Base::end_slab(walk, good);
+        warp_note_verdict(w, walk.band, walk.col, good);
+    }
+};
 
 static constexpr uint32_t kXBytes = 2 * 8 * 64; /* a warp's copies of x: [2][8][32 columns] */
 
@@ -45,8 +74,9 @@ template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
     uint32_t finished; /* steps, of each slab in turn */
     uint32_t x_col;    /* of the chunk that is copied ahead */
 
-    warp_sink(const warp_walk_args &args, uint32_t lane_, uint32_t window_)
-        : a(args), w(*args.walk), view(*args.walk->view), lane(lane_), window(window_), at(), finished(0), x_col(0) {}
+    warp_sink(const warp_walk_args &args, uint32_t lane_, uint32_t behind)
+        : a(args), w(*args.walk), view(*args.walk->view), lane(lane_), window(behind + 16 * lane_), at(), finished(0),
+          x_col(0) {}
 
     uint32_t first_row(uint32_t s) const { return (kSlabs * at.band + s) * TRF_SLAB_ROWS; }
     bool is_there(uint32_t s) const { return first_row(s) + TRF_SLAB_ROWS <= view.rows; }
@@ -139,20 +169,16 @@ template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
     void end_slab(const trf_walk &walk, bool good) {
         if (finished != kSlabs * shape().steps)
             warp_fail("ends a slab behind %u steps", finished / kSlabs);
-        for (uint32_t s = 0; s < kSlabs && is_there(s); s++) {
-            uint8_t &slab = w.slabs[(uint64_t)(kSlabs * walk.band + s) * view.num_slab_cols + walk.col];
-            const uint8_t verdict = good ? WARP_SLAB_GOOD : WARP_SLAB_BAD;
-            if (slab != WARP_SLAB_PASSED_BY && slab != verdict)
-                warp_fail("does not agree with other lanes about the slab of band %u, column %u", walk.band, walk.col);
-            slab = verdict;
-        }
+        for (uint32_t s = 0; s < kSlabs && is_there(s); s++)
+            warp_note_verdict(w, kSlabs * walk.band + s, walk.col, good);
     }
 };
 
 /* ---- the kernel ---- */
 
 /* One slab: consecutive slabs for each warp, as they are decoded. Two: a part of the columns for each, band by band, as they are multiplied. */
-template <class Form, int kSlabs, int kSteps, int kP, int kLog, bool kCopies> void warp_walk_slabs(void *args) {
+/* Sink: is made of the arguments, the lane, and the shared address behind the warp's buffers. */
+template <class Form, int kSlabs, int kSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
     const warp_walk_args &a = *(const warp_walk_args *)args;
     const trf_device_view &view = *a.walk->view;
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
@@ -181,8 +207,8 @@ template <class Form, int kSlabs, int kSteps, int kP, int kLog, bool kCopies> vo
 
     const trf_lane_rule<kP, kLog> rule =
         trf_lane_rule_of<kP, kLog>(view, shared_memory, a.plan.table_log, trf_shared_address(constants), lane);
-    warp_sink<Form, kSlabs, kCopies> sink(a, lane, memory + kSlabs * a.plan.slab_bytes + 16 * lane);
-    if (kCopies) {
+    Sink sink(a, lane, memory + kSlabs * a.plan.slab_bytes);
+    if (Sink::kCopies) {
         if (stager.bytes[0])
             sink.slab_ahead(stager.entered);
         trf_copy_commit();
@@ -199,26 +225,30 @@ template <class Form, int kSlabs, int kSteps, int kP, int kLog, bool kCopies> vo
 template <class Form, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp_walk *w) {
     constexpr int kP = kUsualP<Form>, kTwoLog = Form::kClassBits == 2 ? kSmallTableLog : kTableLog;
     constexpr bool kDecodesOnly = Form::kCodec == TRF_CODEC_E4M3 && !kSpecial, kTwoOnly = Form::kInt && kSpecial;
-    if (w->kind != WARP_WALK_ANY && !trf_has_usual_p(*w->view, w->max_frequency))
+    if (w->kind != WARP_WALK_ANY && w->kind != WARP_WALK_STORE_ANY && !trf_has_usual_p(*w->view, w->max_frequency))
         return nullptr;
-    if constexpr (!kTwoOnly) {
+    if constexpr (!kSpecial) {
+        constexpr bool kMayGather = trf_may_gather(Form::kCodec, 2);
+        if (w->kind == WARP_WALK_STORE)
+            return warp_walk_slabs<Form, 1, kRing, kP, trf_store_table_log(Form::kCodec, 2),
+                                   warp_store_sink<Form, kMayGather>>;
+        if (w->kind == WARP_WALK_STORE_ANY)
+            return warp_walk_slabs<Form, 1, kRing, 0, 0, warp_store_sink<Form, false>>;
+    }
+    if constexpr (!kDecodesOnly && !kTwoOnly) {
         if (w->kind == WARP_WALK_ONE)
-            return warp_walk_slabs<Form, 1, kRing, kP, kTableLog, false>;
+            return warp_walk_slabs<Form, 1, kRing, kP, kTableLog, warp_sink<Form, 1, false>>;
         if (w->kind == WARP_WALK_ANY)
-            return warp_walk_slabs<Form, 1, kRing, 0, 0, false>;
-        if constexpr (Form::kWide)
-            if (w->kind == WARP_WALK_ONE_SMALL)
-                return warp_walk_slabs<Form, 1, kRing, kP, kSmallTableLog, false>;
-        if constexpr (!kDecodesOnly)
-            if (w->kind == WARP_WALK_WIDE)
-                return warp_walk_slabs<Form, 2, kShortRing, kP, kSmallTableLog, false>;
+            return warp_walk_slabs<Form, 1, kRing, 0, 0, warp_sink<Form, 1, false>>;
+        if (w->kind == WARP_WALK_WIDE)
+            return warp_walk_slabs<Form, 2, kShortRing, kP, kSmallTableLog, warp_sink<Form, 2, false>>;
     }
     if constexpr (!kDecodesOnly) {
         if (w->kind == WARP_WALK_TWO)
-            return warp_walk_slabs<Form, 2, kRing, kP, kTwoLog, false>;
+            return warp_walk_slabs<Form, 2, kRing, kP, kTwoLog, warp_sink<Form, 2, false>>;
         if constexpr (Form::kClassBits == 2 && (!Form::kInt || kSpecial))
             if (w->kind == WARP_WALK_TWO_COPY)
-                return warp_walk_slabs<Form, 2, kRing, kP, kTwoLog, true>;
+                return warp_walk_slabs<Form, 2, kRing, kP, kTwoLog, warp_sink<Form, 2, true>>;
     }
     return nullptr;
 }
