@@ -48,7 +48,7 @@ bool warp_all(bool value);                                  /* __all_sync; likew
 
 #define __device__
 #define __host__
-#define __forceinline__ inline
+#define __forceinline__ inline __attribute__((always_inline))
 
 /* Of kernels, which nobody calls here: what they declare is enough. */
 #define __global__
@@ -107,7 +107,7 @@ static inline int __all_sync(uint32_t mask, int predicate) {
 /* ---- instructions, as the PTX ISA has them ---- */
 
 /* prmt: byte n of d is the one of {b, a} that nibble n of the selector names; its bit 3 asks for the byte's sign in all eight bits. */
-static inline uint32_t warp_prmt(uint32_t a, uint32_t b, uint32_t selector) {
+static __forceinline__ uint32_t warp_prmt(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = (uint64_t)b << 32 | a;
     uint32_t d = 0;
     for (int n = 0; n < 4; n++) {
@@ -118,7 +118,7 @@ static inline uint32_t warp_prmt(uint32_t a, uint32_t b, uint32_t selector) {
 }
 
 /* lop3: each bit of d is the bit of the table that the three bits (a, b, c) name. */
-static inline uint32_t warp_lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
+static __forceinline__ uint32_t warp_lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
     uint32_t d = 0;
     for (uint32_t row = 0; row < 8; row++)
         if (table >> row & 1)
@@ -127,22 +127,22 @@ static inline uint32_t warp_lop3(uint32_t a, uint32_t b, uint32_t c, uint32_t ta
 }
 
 /* shf.l.wrap: the upper word of {hi, lo} << (n % 32). */
-static inline uint32_t __funnelshift_l(uint32_t lo, uint32_t hi, uint32_t n) {
+static __forceinline__ uint32_t __funnelshift_l(uint32_t lo, uint32_t hi, uint32_t n) {
     return (uint32_t)(((uint64_t)hi << 32 | lo) << (n & 31) >> 32);
 }
 
 /* Only three bits of each nibble count here. */
-static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+static __forceinline__ uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
     return warp_prmt(a, b, selector & 0x7777);
 }
 
 /* dp2a.hi.u32.u32: halves of a by bytes 2 and 3 of b. */
-static inline uint32_t __dp2a_hi(uint32_t a, uint32_t b, uint32_t c) {
+static __forceinline__ uint32_t __dp2a_hi(uint32_t a, uint32_t b, uint32_t c) {
     return c + (a & 0xFFFF) * (b >> 16 & 0xFF) + (a >> 16) * (b >> 24);
 }
 
 /* dp4a.u32.u32 */
-static inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t c) {
+static __forceinline__ uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t c) {
     for (int n = 0; n < 4; n++)
         c += (a >> (8 * n) & 0xFF) * (b >> (8 * n) & 0xFF);
     return c;
@@ -172,9 +172,15 @@ static inline void trf_copy8(uint32_t to, const void *from) { warp_copy(to, from
 static inline void trf_copy_commit() { warp_copy_commit(); }
 template <int kPending> static inline void trf_copy_wait() { warp_copy_wait(kPending); }
 
-static inline uint32_t trf_select(uint32_t mask, uint32_t a, uint32_t b) { return warp_lop3(mask, a, b, 0xCA); }
-static inline uint32_t trf_and_or(uint32_t a, uint32_t mask, uint32_t b) { return warp_lop3(a, mask, b, 0xEA); }
-static inline uint32_t trf_permute(uint32_t a, uint32_t b, uint32_t pick) { return warp_prmt(a, b, pick); }
-static inline uint32_t trf_rotate_left(uint32_t a, int n) { return (n & 31) ? __funnelshift_l(a, a, n & 31) : a; }
+static __forceinline__ uint32_t trf_select(uint32_t mask, uint32_t a, uint32_t b) {
+    return warp_lop3(mask, a, b, 0xCA);
+}
+static __forceinline__ uint32_t trf_and_or(uint32_t a, uint32_t mask, uint32_t b) {
+    return warp_lop3(a, mask, b, 0xEA);
+}
+static __forceinline__ uint32_t trf_permute(uint32_t a, uint32_t b, uint32_t pick) { return warp_prmt(a, b, pick); }
+static __forceinline__ uint32_t trf_rotate_left(uint32_t a, int n) {
+    return (n & 31) ? __funnelshift_l(a, a, n & 31) : a;
+}
 
 #endif
