@@ -48,7 +48,7 @@ bool warp_all(bool value);                                  /* __all_sync; likew
 
 #define __device__
 #define __host__
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ inline
 
 /* Of kernels, which nobody calls here: what they declare is enough. */
 #define __global__
