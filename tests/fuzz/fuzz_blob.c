@@ -1,6 +1,6 @@
-/* Any bytes as a layer blob: the validator and, where it accepts them, every decoder. The checksums are put right first, as
- * a fuzzer would never find them; what lies behind them is what wants testing. */
+/* Any bytes as a layer blob: the validator and, where it accepts them, every decoder. Checksums are put right first. */
 #include "common/decoders.h"
+#include "fuzz_checksums.h"
 #include "trf_device_directory.h"
 #include "trf_row_decode.h"
 
@@ -8,20 +8,6 @@
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-/* Recomputes the checksums of all tiles that lie inside the blob, then the head's. */
-static void mend_checksums(uint8_t *blob, size_t size) {
-    uint64_t head_bytes;
-    if (trf_blob_head_bytes(blob, size, size, &head_bytes, NULL) != TRF_OK || head_bytes > size)
-        return;
-    trf_header *header = (trf_header *)blob;
-    uint64_t tiles = (uint64_t)header->num_tiles_row * header->num_tiles_col;
-    trf_tile_meta *metas = (trf_tile_meta *)(blob + TRF_TILES_OFFSET);
-    for (uint64_t t = 0; t < tiles; t++)
-        if (metas[t].data_offset <= size && metas[t].data_size <= size - metas[t].data_offset)
-            metas[t].checksum = trf_tile_checksum(blob + metas[t].data_offset, metas[t].data_size, t);
-    header->head_checksum = trf_head_checksum(blob, head_bytes);
-}
 
 /* Where a row of a coded tile crosses its slab s, as the tile's own table says. */
 static trf_row_piece piece_of(const trf_device_view *view, const trf_blob_view *from, uint64_t tile, uint32_t row,
@@ -64,7 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (posix_memalign(&blob, 16, size ? size : 1))
         return 0;
     memcpy(blob, data, size);
-    mend_checksums(blob, size);
+    fuzz_mend_checksums(blob, size);
     if (trf_blob_open(blob, size, size, &view, &err) == TRF_OK) {
         static trf_decode_table table;
         decoder decoders[3];

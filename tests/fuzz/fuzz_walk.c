@@ -1,5 +1,6 @@
 /* Any bytes as a layer blob: what its regular slabs are to the kernels' walk (tests/warp), against the reference decoder. Tiles that the validator refuses
- * have no slabs then. Checksums are put right first, as in fuzz_blob.c. */
+ * have no slabs then. Checksums are put right first. */
+#include "fuzz_checksums.h"
 #include "trf_decode.h"
 #include "trf_device_directory.h"
 #include "warp/warp_walk.h"
@@ -85,26 +86,13 @@ static void walk_all(const fuzzed_layer *layer, uint32_t order) {
     free(walk.slabs);
 }
 
-/* Recomputes the checksums of tiles inside the blob, then the head's. */
-static void mend_checksums(uint8_t *blob, size_t size) {
-    uint64_t head_bytes;
-    if (trf_blob_head_bytes(blob, size, size, &head_bytes, NULL) != TRF_OK || head_bytes > size)
-        return;
-    trf_header *header = (trf_header *)blob;
-    trf_tile_meta *metas = (trf_tile_meta *)(blob + TRF_TILES_OFFSET);
-    for (uint64_t t = 0; t < (uint64_t)header->num_tiles_row * header->num_tiles_col; t++)
-        if (metas[t].data_offset <= size && metas[t].data_size <= size - metas[t].data_offset)
-            metas[t].checksum = trf_tile_checksum(blob + metas[t].data_offset, metas[t].data_size, t);
-    header->head_checksum = trf_head_checksum(blob, head_bytes);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     trf_blob_view view;
     void *blob;
     if (posix_memalign(&blob, TRF_TILE_ALIGNMENT, size ? size : 1))
         return 0;
     memcpy(blob, data, size);
-    mend_checksums(blob, size);
+    fuzz_mend_checksums(blob, size);
     if (trf_blob_open(blob, size, size, &view, NULL) == TRF_OK &&
         (uint64_t)view.header.rows * view.header.cols <= MOST_WEIGHTS) {
         fuzzed_layer layer = {.slabs = calloc(trf_count_device_slabs(&view.header), sizeof *layer.slabs),
