@@ -10,7 +10,7 @@
 #define TRF_MAX_INDEX_BYTES (4ull * TRF_MAX_HEADER_BYTES)
 
 static trf_status trf_index_parse(const char *path, const char *text, size_t bytes, trf_index *index, trf_error *err) {
-    trf_status status = trf_json_parse(path, text, bytes, &index->root, err);
+    trf_status status = trf_json_parse(path, text, bytes, JSON_REJECT_DUPLICATES, &index->root, err);
     if (status != TRF_OK)
         return status;
     index->weight_map = json_object_get(index->root, "weight_map");

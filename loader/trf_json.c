@@ -2,9 +2,10 @@
 
 #include "trf_file.h"
 
-trf_status trf_json_parse(const char *path, const char *text, size_t bytes, json_t **root, trf_error *err) {
+trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size_t flags, json_t **root,
+                          trf_error *err) {
     json_error_t fault;
-    *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &fault);
+    *root = json_loadb(text, bytes, flags, &fault);
     if (*root)
         return TRF_OK;
     if (trf_json_lacked_memory(&fault))

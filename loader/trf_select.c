@@ -147,16 +147,11 @@ static int trf_says_tied(const json_t *config) {
 static trf_status trf_read_config(const char *path, trf_choice_rules *rules, trf_error *err) {
     char *text = NULL;
     size_t bytes;
-    json_error_t fault;
+    json_t *config = NULL;
     trf_status status = trf_file_load(path, TRF_MOST_CONFIG_BYTES, &text, &bytes, err);
     if (status != TRF_OK)
         return status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
-    json_t *config = json_loadb(text, bytes, 0, &fault);
-    if (!config && trf_json_lacked_memory(&fault))
-        status = trf_fail_memory(err, bytes);
-    else if (!config)
-        status = trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d", path,
-                          fault.text, fault.position);
+    status = trf_json_parse(path, text, bytes, 0, &config, err);
     rules->tied_embeddings = trf_says_tied(config);
     json_decref(config);
     free(text);

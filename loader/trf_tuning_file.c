@@ -231,7 +231,7 @@ trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err
     trf_tuning *made = NULL;
     trf_status status = trf_file_load(path, TRF_MAX_TUNING_BYTES, &text, &bytes, err);
     if (status == TRF_OK)
-        status = trf_json_parse(path, text, bytes, &root, err);
+        status = trf_json_parse(path, text, bytes, JSON_REJECT_DUPLICATES, &root, err);
     if (status == TRF_OK)
         status = trf_read_root(root, path, &made, err);
     free(text);
