@@ -1,5 +1,6 @@
 #include "bench_cuda_cublaslt.h"
 
+#include "bench_cuda_library.h"
 #include "cli_cuda.h"
 #include "cli_report.h"
 
@@ -48,10 +49,7 @@ struct bench_cublaslt_product {
 /* ---- the library ---- */
 
 static int find_functions(bench_cublaslt *lt) {
-    const struct {
-        void *place;
-        const char *name;
-    } functions[] = {
+    const bench_cuda_function functions[] = {
         {&lt->create, "cublasLtCreate"},
         {&lt->destroy, "cublasLtDestroy"},
         {&lt->version, "cublasLtGetVersion"},
@@ -67,15 +65,7 @@ static int find_functions(bench_cublaslt *lt) {
         {&lt->heuristic, "cublasLtMatmulAlgoGetHeuristic"},
         {&lt->matmul, "cublasLtMatmul"},
     };
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
-        void *function = dlsym(lt->library, functions[i].name);
-        if (!function) {
-            cli_fail(TRF_ERR_UNSUPPORTED, "bench: %s has no %s", LIBRARY, functions[i].name);
-            return -1;
-        }
-        *(void **)functions[i].place = function; /* as POSIX has it */
-    }
-    return 0;
+    return bench_cuda_library_find(lt->library, LIBRARY, functions, sizeof functions / sizeof functions[0]);
 }
 
 static int check(const bench_cublaslt *lt, cublasStatus_t status, const char *doing) {
@@ -91,9 +81,7 @@ bench_cublaslt *bench_cublaslt_open(void) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
         return NULL;
     }
-    lt->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (!lt->library)
-        lt->library = dlopen(TRF_CUDA_LIBRARY_DIR "/" LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    lt->library = bench_cuda_library_open(LIBRARY);
     if (!lt->library)
         cli_fail(TRF_ERR_UNSUPPORTED, "bench: cuBLASLt is needed for comparison: %s", dlerror());
     else if (!find_functions(lt) && !check(lt, lt->create(&lt->handle), "opening it"))

@@ -1,6 +1,7 @@
 #include "bench_cuda_grouped.h"
 
 #include "bench_cuda_cublaslt.h"
+#include "bench_cuda_library.h"
 #include "cli_cuda.h"
 #include "cli_report.h"
 
@@ -50,10 +51,7 @@ struct bench_grouped_product {
 /* ---- the library ---- */
 
 static int find_functions(void *library, bench_grouped *grouped) {
-    const struct {
-        void *place;
-        const char *name;
-    } functions[] = {
+    const bench_cuda_function functions[] = {
         {&grouped->create, "cublasCreate_v2"},
         {&grouped->destroy, "cublasDestroy_v2"},
         {&grouped->set_stream, "cublasSetStream_v2"},
@@ -61,15 +59,7 @@ static int find_functions(void *library, bench_grouped *grouped) {
         {&grouped->status_string, "cublasGetStatusString"},
         {&grouped->multiply, "cublasGemmGroupedBatchedEx"},
     };
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
-        void *function = dlsym(library, functions[i].name);
-        if (!function) {
-            cli_fail(TRF_ERR_UNSUPPORTED, "bench: %s has no %s", LIBRARY, functions[i].name);
-            return -1;
-        }
-        *(void **)functions[i].place = function; /* as POSIX has it */
-    }
-    return 0;
+    return bench_cuda_library_find(library, LIBRARY, functions, sizeof functions / sizeof functions[0]);
 }
 
 static int check(const bench_grouped *grouped, cublasStatus_t status, const char *doing) {
@@ -87,9 +77,7 @@ bench_grouped *bench_grouped_open(void) {
         return NULL;
     }
     /* Not closed again: unloading a CUDA library can only go wrong. */
-    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        library = dlopen(TRF_CUDA_LIBRARY_DIR "/" LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    void *library = bench_cuda_library_open(LIBRARY);
     if (!library)
         cli_fail(TRF_ERR_UNSUPPORTED, "bench: cuBLAS is not there: %s", dlerror());
     else if (!find_functions(library, grouped) && !check(grouped, grouped->create(&grouped->handle), "opening it"))
