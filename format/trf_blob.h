@@ -11,14 +11,13 @@
 
 #ifdef __CUDACC__
 #define TRF_HD __host__ __device__ __forceinline__
-#define TRF_STATIC_ASSERT(condition, text) static_assert(condition, text)
 #else
 #define TRF_HD static inline __attribute__((always_inline, unused))
+#endif
 #ifdef __cplusplus
 #define TRF_STATIC_ASSERT(condition, text) static_assert(condition, text)
 #else
 #define TRF_STATIC_ASSERT(condition, text) _Static_assert(condition, text)
-#endif
 #endif
 
 enum {
