@@ -20,7 +20,7 @@ build_preset release
 if [ -z "$checkpoint" ]; then
     checkpoint=build/demo-sample
     say "making a sample checkpoint in $checkpoint"
-    .venv/bin/python python/make_sample_checkpoint.py $checkpoint
+    .venv/bin/python examples/make_sample_checkpoint.py $checkpoint
 fi
 
-exec .venv/bin/python python/demo.py build/release/transfuse "$checkpoint" build/demo
+exec .venv/bin/python examples/demo.py build/release/transfuse "$checkpoint" build/demo

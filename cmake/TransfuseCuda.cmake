@@ -38,8 +38,10 @@ else()
     message(STATUS "transfuse: TRF_CUDA is OFF; building without device code")
 endif()
 
-# Leaves in a folder's .c files those that this build takes: host code over the CUDA runtime, which is decoder_gpu/, fused/ and
-# trf_device_cuda.c, trf_offload_cuda.c and trf_staging_cuda.c, or trf_no_cuda.c in their place.
+# Leaves in a folder's .c files those that this build takes: host code over the CUDA runtime, which is decoder_gpu/,
+# fused/ and these files of runtime/, or trf_no_cuda.c in their place.
+set(cuda_runtime_files device_cuda offload_cuda staging_cuda gemm linear linear_group two_step time)
+list(JOIN cuda_runtime_files "|" cuda_runtime_files)
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
@@ -47,19 +49,19 @@ function(trf_choose_device_sources list_name folder)
     elseif(folder MATCHES "^(decoder_gpu|fused)$")
         set(sources)
     else()
-        list(FILTER sources EXCLUDE REGEX "/trf_(device|offload|staging)_cuda\\.c$")
+        list(FILTER sources EXCLUDE REGEX "/trf_(${cuda_runtime_files})\\.c$")
     endif()
     set(${list_name} ${sources} PARENT_SCOPE)
 endfunction()
 
 # Adds a folder's .cu files to target as an object library, so that users still link one library only.
 function(trf_add_device_folder target folder)
-    file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cu")
+    file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cu" "${PROJECT_SOURCE_DIR}/${folder}/instances/*.cu")
     if(NOT sources)
         return()
     endif()
     add_library(transfuse_${folder} OBJECT ${sources})
-    target_include_directories(transfuse_${folder} PRIVATE include format decoder_gpu fused loader)
+    target_include_directories(transfuse_${folder} PRIVATE include base format decoder_gpu fused runtime)
     target_link_libraries(transfuse_${folder} PRIVATE CUDA::cudart_static)
     if(BUILD_SHARED_LIBS)
         set_target_properties(transfuse_${folder} PROPERTIES CUDA_VISIBILITY_PRESET hidden)
@@ -73,7 +75,7 @@ function(trf_add_device_code target)
     endif()
     trf_add_device_folder(${target} decoder_gpu)
     trf_add_device_folder(${target} fused)
-    # cuBLASLt is opened at run time (fused/trf_gemm.c): by its name, and where the toolkit has it.
+    # cuBLASLt is opened at run time (runtime/trf_gemm.c): by its name, and where the toolkit has it.
     target_compile_definitions(${target} PRIVATE
         TRF_HAVE_CUDA=1 "TRF_CUDA_LIBRARY_DIR=\"${CUDAToolkit_LIBRARY_DIR}\"")
     # The C++ library by name: a C program that links a static transfuse does not bring it along.

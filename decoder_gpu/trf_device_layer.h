@@ -1,4 +1,4 @@
-/* A layer in device memory, as the kernels see it. Made by loader/trf_device.c; plain C and CUDA. */
+/* A layer in device memory, as the kernels see it. Made by runtime/trf_device.c; plain C and CUDA. */
 #ifndef TRF_DEVICE_LAYER_H
 #define TRF_DEVICE_LAYER_H
 

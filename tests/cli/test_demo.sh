@@ -7,7 +7,7 @@ need_numpy
     exit 77
 }
 
-"$TRF_PYTHON" "$TRF_SOURCE_DIR/python/make_sample_checkpoint.py" --small sample || fail "make_sample_checkpoint.py"
-"$TRF_PYTHON" "$TRF_SOURCE_DIR/python/demo.py" "$TRANSFUSE" sample work >out || fail "demo.py"
+"$TRF_PYTHON" "$TRF_SOURCE_DIR/examples/make_sample_checkpoint.py" --small sample || fail "make_sample_checkpoint.py"
+"$TRF_PYTHON" "$TRF_SOURCE_DIR/examples/demo.py" "$TRANSFUSE" sample work >out || fail "demo.py"
 grep -q '^weights against the source .*bit for bit .*error' out || fail "no table: $(cat out)"
 grep -q '^matmul, 8 rows of x .* s .* s$' out || fail "nothing was multiplied: $(cat out)"

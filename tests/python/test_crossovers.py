@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOL = ROOT / "tools" / "crossovers.py"
+TOOL = ROOT / "tools" / "bench" / "crossovers.py"
 TUNING = ROOT / "docs" / "performance" / "2026-11-23-gpu-tuning.json"
 
 

@@ -1,4 +1,4 @@
-"""tools/plot_bench.py on files of docs/performance."""
+"""tools/bench/plot_bench.py on files of docs/performance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECORDS = ROOT / "docs" / "performance"
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "tools" / "plot_bench.py"), *map(str, arguments)]
+    command = [sys.executable, str(ROOT / "tools" / "bench" / "plot_bench.py"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
 

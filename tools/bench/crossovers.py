@@ -1,7 +1,7 @@
-"""Makes loader/trf_crossovers.inc of tunings: for each layer that was measured, up to which batch the fused path is the fastest, and up to
+"""Makes runtime/trf_crossovers.inc of tunings: for each layer that was measured, up to which batch the fused path is the fastest, and up to
 which the wide one; the two-step path has the rest.
 
-    python3 tools/crossovers.py 90 docs/performance/2026-11-23-gpu-tuning.json > loader/trf_crossovers.inc
+    python3 tools/bench/crossovers.py 90 docs/performance/2026-11-23-gpu-tuning.json > runtime/trf_crossovers.inc
 
 Arguments: compute capability and tunings (transfuse tune), in turns. Of all pairs of batches that were measured the one with the least
 time over all of them is taken, each batch's times counting by their ratio to its fastest: so noise where paths are alike makes no islands."""
@@ -36,7 +36,7 @@ def main():
     arguments = sys.argv[1:]
     if not arguments or len(arguments) % 2:
         sys.exit(__doc__)
-    print("/* Made by tools/crossovers.py: capability; codec, class bits, raw bits, groups, rows, columns; batches to which FUSED and WIDE are chosen. */")
+    print("/* Made by tools/bench/crossovers.py: capability; codec, class bits, raw bits, groups, rows, columns; batches to which FUSED and WIDE are chosen. */")
     for capability, path in zip(arguments[::2], arguments[1::2]):
         with open(path) as file:
             tuning = json.load(file)
