@@ -5,7 +5,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-uint64_t trf_checksum_plain(const void *bytes, size_t size, uint64_t seed) {
+uint64_t trf_checksum_portable(const void *bytes, size_t size, uint64_t seed) {
     return XXH3_64bits_withSeed(bytes, size, seed);
 }
 
@@ -16,5 +16,5 @@ trf_checksum_fn *trf_checksum_best(void) {
     if (trf_cpu_has_avx2())
         return trf_checksum_avx2;
 #endif
-    return trf_checksum_plain;
+    return trf_checksum_portable;
 }

@@ -7,7 +7,7 @@
 
 typedef uint64_t trf_checksum_fn(const void *bytes, size_t size, uint64_t seed);
 
-trf_checksum_fn trf_checksum_plain;
+trf_checksum_fn trf_checksum_portable;
 #ifdef TRF_HAVE_X86_SIMD
 trf_checksum_fn trf_checksum_avx2, trf_checksum_avx512;
 #endif

@@ -1,4 +1,5 @@
-/* What this CPU has, for functions that are compiled several times (cmake: TRF_HAVE_X86_SIMD, whose compiler flags these are). */
+/* What this CPU has, for functions that are compiled several times (cmake: TRF_HAVE_X86_SIMD, whose compiler flags
+ * these are). */
 #ifndef TRF_CPU_H
 #define TRF_CPU_H
 

@@ -17,7 +17,7 @@ static const char *const kNames[TRF_STATUS_COUNT] = {
     "TRF_ERR_TABLE",
     "TRF_ERR_TILE",
     "TRF_ERR_CHECKSUM",
-    "TRF_ERR_STREAM",
+    "TRF_ERR_RANS",
     "TRF_ERR_FORMAT",
     "TRF_ERR_UNSUPPORTED",
     "TRF_ERR_MISMATCH",
@@ -44,7 +44,7 @@ trf_status trf_fail(trf_error *err, trf_status status, uint64_t offset, const ch
     return status;
 }
 
-trf_status trf_fail_in(trf_error *err, trf_status status, const char *format, ...) {
+trf_status trf_prefix_error(trf_error *err, trf_status status, const char *format, ...) {
     if (!err)
         return status;
     char inner[sizeof err->message];

@@ -23,7 +23,7 @@ typedef struct trf_worker {
     int number;
 } trf_worker;
 
-static int trf_cores(void) {
+static int count_cores(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0)
         return CPU_COUNT(&set);
@@ -32,12 +32,12 @@ static int trf_cores(void) {
 }
 
 int trf_thread_count(int requested) {
-    int threads = requested > 0 ? requested : trf_cores();
+    int threads = requested > 0 ? requested : count_cores();
     return threads < 1 ? 1 : threads > TRF_MAX_THREADS ? TRF_MAX_THREADS : threads;
 }
 
 /* @return whether there is a further index to work on. */
-static int trf_loop_take(trf_loop *loop, uint64_t *index) {
+static int loop_take(trf_loop *loop, uint64_t *index) {
     pthread_mutex_lock(&loop->mutex);
     int taken = loop->next < loop->count && loop->failed_index == UINT64_MAX;
     if (taken)
@@ -46,7 +46,7 @@ static int trf_loop_take(trf_loop *loop, uint64_t *index) {
     return taken;
 }
 
-static void trf_loop_fail(trf_loop *loop, uint64_t index, trf_status status, const trf_error *err) {
+static void loop_fail(trf_loop *loop, uint64_t index, trf_status status, const trf_error *err) {
     pthread_mutex_lock(&loop->mutex);
     if (index < loop->failed_index) {
         loop->failed_index = index;
@@ -56,22 +56,22 @@ static void trf_loop_fail(trf_loop *loop, uint64_t index, trf_status status, con
     pthread_mutex_unlock(&loop->mutex);
 }
 
-static void *trf_loop_run(void *argument) {
+static void *work_on_loop(void *argument) {
     const trf_worker *worker = argument;
     trf_loop *loop = worker->loop;
     trf_error err;
     uint64_t index;
-    while (trf_loop_take(loop, &index)) {
+    while (loop_take(loop, &index)) {
         err = (trf_error){.offset = TRF_NO_OFFSET};
         trf_status status = loop->fn(loop->context, index, worker->number, &err);
         if (status != TRF_OK)
-            trf_loop_fail(loop, index, status, &err);
+            loop_fail(loop, index, status, &err);
     }
     return NULL;
 }
 
 /* @return its outcome, once all workers have ended; releases it. */
-static trf_status trf_loop_end(trf_loop *loop, trf_error *err) {
+static trf_status loop_end(trf_loop *loop, trf_error *err) {
     pthread_mutex_destroy(&loop->mutex);
     if (loop->failed_index == UINT64_MAX)
         return TRF_OK;
@@ -81,7 +81,7 @@ static trf_status trf_loop_end(trf_loop *loop, trf_error *err) {
 }
 
 /* Workers that a loop has something to do for. */
-static int trf_loop_workers(int threads, uint64_t count) {
+static int loop_workers(int threads, uint64_t count) {
     const int wanted = trf_thread_count(threads);
     return (uint64_t)wanted <= count ? wanted : count ? (int)count : 1;
 }
@@ -90,19 +90,19 @@ trf_status trf_parallel_for(int threads, uint64_t count, trf_parallel_fn *fn, vo
     trf_loop loop = {.count = count, .failed_index = UINT64_MAX, .fn = fn, .context = context};
     pthread_t handles[TRF_MAX_THREADS];
     trf_worker workers[TRF_MAX_THREADS];
-    int wanted = trf_loop_workers(threads, count), started = 1;
+    int wanted = loop_workers(threads, count), started = 1;
     if (pthread_mutex_init(&loop.mutex, NULL) != 0)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
     for (; started < wanted; started++) {
         workers[started] = (trf_worker){&loop, started};
-        if (pthread_create(&handles[started], NULL, trf_loop_run, &workers[started]) != 0)
+        if (pthread_create(&handles[started], NULL, work_on_loop, &workers[started]) != 0)
             break;
     }
     workers[0] = (trf_worker){&loop, 0};
-    trf_loop_run(&workers[0]);
+    work_on_loop(&workers[0]);
     for (int i = 1; i < started; i++)
         pthread_join(handles[i], NULL);
-    return trf_loop_end(&loop, err);
+    return loop_end(&loop, err);
 }
 
 /* ---- a pool ---- */
@@ -112,19 +112,19 @@ typedef struct trf_pool_loop {
     trf_loop *loop;
     int wanted;      /* helpers that may still join */
     int next_number; /* of the next one to join */
-    int inside;
+    int num_inside;
     struct trf_pool_loop *next; /* that wants helpers */
 } trf_pool_loop;
 
 struct trf_pool {
     pthread_mutex_t mutex; /* over all of this, and the loops in the list but for what they point to */
-    pthread_cond_t work, left;
+    pthread_cond_t work, helper_left;
     trf_pool_loop *first;
     pthread_t threads[TRF_MAX_THREADS];
-    int num_threads, ends;
+    int num_threads, stopping;
 };
 
-static void trf_pool_unlist(trf_pool *pool, const trf_pool_loop *loop) {
+static void remove_loop(trf_pool *pool, const trf_pool_loop *loop) {
     for (trf_pool_loop **at = &pool->first; *at; at = &(*at)->next)
         if (*at == loop) {
             *at = loop->next;
@@ -132,24 +132,24 @@ static void trf_pool_unlist(trf_pool *pool, const trf_pool_loop *loop) {
         }
 }
 
-static void *trf_pool_run(void *argument) {
+static void *join_loops(void *argument) {
     trf_pool *pool = argument;
     pthread_mutex_lock(&pool->mutex);
-    while (!pool->ends) {
+    while (!pool->stopping) {
         trf_pool_loop *joined = pool->first;
         if (!joined) {
             pthread_cond_wait(&pool->work, &pool->mutex);
             continue;
         }
         trf_worker worker = {joined->loop, joined->next_number++};
-        joined->inside++;
+        joined->num_inside++;
         if (--joined->wanted == 0)
-            trf_pool_unlist(pool, joined);
+            remove_loop(pool, joined);
         pthread_mutex_unlock(&pool->mutex);
-        trf_loop_run(&worker);
+        work_on_loop(&worker);
         pthread_mutex_lock(&pool->mutex);
-        if (--joined->inside == 0)
-            pthread_cond_broadcast(&pool->left);
+        if (--joined->num_inside == 0)
+            pthread_cond_broadcast(&pool->helper_left);
     }
     pthread_mutex_unlock(&pool->mutex);
     return NULL;
@@ -160,7 +160,7 @@ trf_status trf_pool_create(trf_pool **pool, trf_error *err) {
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a pool of threads");
     if (pthread_mutex_init(&made->mutex, NULL) != 0 || pthread_cond_init(&made->work, NULL) != 0 ||
-        pthread_cond_init(&made->left, NULL) != 0) {
+        pthread_cond_init(&made->helper_left, NULL) != 0) {
         free(made);
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
     }
@@ -172,12 +172,12 @@ void trf_pool_destroy(trf_pool *pool) {
     if (!pool)
         return;
     pthread_mutex_lock(&pool->mutex);
-    pool->ends = 1;
+    pool->stopping = 1;
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->mutex);
     for (int i = 0; i < pool->num_threads; i++)
         pthread_join(pool->threads[i], NULL);
-    pthread_cond_destroy(&pool->left);
+    pthread_cond_destroy(&pool->helper_left);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->mutex);
     free(pool);
@@ -187,24 +187,24 @@ trf_status trf_pool_for(trf_pool *pool, int threads, uint64_t count, trf_paralle
                         trf_error *err) {
     trf_loop loop = {.count = count, .failed_index = UINT64_MAX, .fn = fn, .context = context};
     trf_worker caller = {&loop, 0};
-    trf_pool_loop shared = {&loop, trf_loop_workers(threads, count) - 1, 1, 0, NULL};
+    trf_pool_loop shared = {&loop, loop_workers(threads, count) - 1, 1, 0, NULL};
     if (pthread_mutex_init(&loop.mutex, NULL) != 0)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
     if (shared.wanted > 0) {
         pthread_mutex_lock(&pool->mutex);
         while (pool->num_threads < shared.wanted &&
-               pthread_create(&pool->threads[pool->num_threads], NULL, trf_pool_run, pool) == 0)
+               pthread_create(&pool->threads[pool->num_threads], NULL, join_loops, pool) == 0)
             pool->num_threads++;
         shared.next = pool->first;
         pool->first = &shared;
         pthread_cond_broadcast(&pool->work);
         pthread_mutex_unlock(&pool->mutex);
     }
-    trf_loop_run(&caller);
+    work_on_loop(&caller);
     pthread_mutex_lock(&pool->mutex);
-    trf_pool_unlist(pool, &shared);
-    while (shared.inside > 0)
-        pthread_cond_wait(&pool->left, &pool->mutex);
+    remove_loop(pool, &shared);
+    while (shared.num_inside > 0)
+        pthread_cond_wait(&pool->helper_left, &pool->mutex);
     pthread_mutex_unlock(&pool->mutex);
-    return trf_loop_end(&loop, err);
+    return loop_end(&loop, err);
 }

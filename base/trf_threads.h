@@ -22,7 +22,8 @@ typedef trf_status trf_parallel_fn(void *context, uint64_t index, int worker, tr
  * the failure that is returned (that of the lowest index which failed) is the same in every run. err may be NULL. */
 trf_status trf_parallel_for(int threads, uint64_t count, trf_parallel_fn *fn, void *context, trf_error *err);
 
-/* The same loop on threads that stay: where loops are short and many. Made by the first loops that ask for them, as many as the largest one wants; they sleep in between. */
+/* The same loop on threads that stay: where loops are short and many. Made by the first loops that ask for them, as
+ * many as the largest one wants; they sleep in between. */
 typedef struct trf_pool trf_pool;
 
 /* Release with trf_pool_destroy, when no loop runs. Errors: TRF_ERR_MEMORY. */

@@ -24,7 +24,7 @@ typedef struct trf_decoder {
     trf_decode_tile_fn *decode;
 } trf_decoder;
 
-static trf_decoder trf_choose_decoder(void) {
+static trf_decoder choose_decoder(void) {
 #ifdef TRF_HAVE_X86_SIMD
     const char *limit = getenv("TRF_SIMD");
     int scalar = limit && strcmp(limit, "scalar") == 0, avx2 = limit && strcmp(limit, "avx2") == 0;
@@ -36,16 +36,16 @@ static trf_decoder trf_choose_decoder(void) {
     return (trf_decoder){"scalar", trf_decode_tile_ref};
 }
 
-trf_decode_tile_fn *trf_decode_tile_best(void) { return trf_choose_decoder().decode; }
-const char *trf_decode_tile_best_name(void) { return trf_choose_decoder().name; }
+trf_decode_tile_fn *trf_decode_tile_best(void) { return choose_decoder().decode; }
+const char *trf_decode_tile_best_name(void) { return choose_decoder().name; }
 
 /* ---- values ---- */
 
 /* code * scale, rounded once. A product in F32 is rounded already; rounding that again errs only where it lies
- * halfway between two results, or near the ends of F16's range. A loop over a run of codes notes whether it met such
- * a product, which it seldom does, and then the run is done again with exact products. (Without branches, compilers
+ * halfway between two results, or near the ends of F16's range. A loop over a row's codes notes whether it met such
+ * a product, which it seldom does, and then the row is done again with exact products. (Without branches, compilers
  * vectorize the first loop.) */
-static void trf_scale_to_bf16(float scale, const uint16_t *codes, uint32_t count, uint16_t *values) {
+static void scale_to_bf16(float scale, const uint16_t *codes, uint32_t count, uint16_t *values) {
     uint32_t unsure = !isfinite(scale);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t bits = trf_f32_bits((float)(int16_t)codes[i] * scale);
@@ -56,7 +56,7 @@ static void trf_scale_to_bf16(float scale, const uint16_t *codes, uint32_t count
         values[i] = trf_f64_to_bf16((double)(int16_t)codes[i] * (double)scale);
 }
 
-static void trf_scale_to_f16(float scale, const uint16_t *codes, uint32_t count, uint16_t *values) {
+static void scale_to_f16(float scale, const uint16_t *codes, uint32_t count, uint16_t *values) {
     const uint32_t smallest = 113u << 23,
                    too_large = 142u << 23; /* 2^-14 and 2^15: normal, and nowhere near infinity */
     uint32_t unsure = 0;
@@ -72,33 +72,32 @@ static void trf_scale_to_f16(float scale, const uint16_t *codes, uint32_t count,
 }
 
 /* Dequantizes `count` codes of one row that share a scale. */
-static void trf_scale_codes(trf_dtype dtype, float scale, const uint16_t *codes, uint32_t count, void *values,
-                            size_t at) {
+static void scale_codes(trf_dtype dtype, float scale, const uint16_t *codes, uint32_t count, void *values, size_t at) {
     if (dtype == TRF_DTYPE_BF16)
-        trf_scale_to_bf16(scale, codes, count, (uint16_t *)values + at);
+        scale_to_bf16(scale, codes, count, (uint16_t *)values + at);
     else if (dtype == TRF_DTYPE_F16)
-        trf_scale_to_f16(scale, codes, count, (uint16_t *)values + at);
+        scale_to_f16(scale, codes, count, (uint16_t *)values + at);
     else
         for (uint32_t i = 0; i < count; i++)
             ((float *)values)[at + i] = (float)(int16_t)codes[i] * scale;
 }
 
-static void trf_scale_tile(const trf_blob_view *view, trf_dtype dtype, const trf_tile_shape *shape,
-                           const uint16_t *elements, size_t stride, void *values, size_t value_stride) {
+static void scale_tile(const trf_blob_view *view, trf_dtype dtype, const trf_tile_shape *shape,
+                       const uint16_t *elements, size_t stride, void *values, size_t value_stride) {
     for (uint32_t row = 0; row < shape->rows; row++)
         for (uint32_t col = 0, end; col < shape->cols; col = end) {
             end = trf_scale_end(view, shape, col);
             float scale = trf_scale_value(view, trf_scale_index(view, shape->row + row, shape->col + col));
-            trf_scale_codes(dtype, scale, elements + row * stride + col, end - col, values, row * value_stride + col);
+            scale_codes(dtype, scale, elements + row * stride + col, end - col, values, row * value_stride + col);
         }
 }
 
 void trf_elements_to_dtype(const trf_blob_view *view, uint64_t tile, const uint16_t *elements, size_t stride,
                            void *values, size_t value_stride) {
-    trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].kind);
+    trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].coding);
     trf_dtype dtype = (trf_dtype)view->header.source_dtype;
     if (view->num_scales) {
-        trf_scale_tile(view, dtype, &shape, elements, stride, values, value_stride);
+        scale_tile(view, dtype, &shape, elements, stride, values, value_stride);
         return;
     }
     for (uint32_t row = 0; row < shape.rows; row++) {
@@ -115,7 +114,7 @@ void trf_elements_to_dtype(const trf_blob_view *view, uint64_t tile, const uint1
     }
 }
 
-static void trf_row_to_f32(uint32_t codec, const uint16_t *from, uint32_t count, float *to) {
+static void row_to_f32(uint32_t codec, const uint16_t *from, uint32_t count, float *to) {
     switch (codec) {
     case TRF_CODEC_BF16:
         for (uint32_t i = 0; i < count; i++)
@@ -142,11 +141,11 @@ static void trf_row_to_f32(uint32_t codec, const uint16_t *from, uint32_t count,
 
 void trf_elements_to_f32(const trf_blob_view *view, uint64_t tile, const uint16_t *elements, size_t stride,
                          float *values, size_t value_stride, int unscaled) {
-    trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].kind);
+    trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].coding);
     if (view->num_scales && !unscaled) {
-        trf_scale_tile(view, TRF_DTYPE_F32, &shape, elements, stride, values, value_stride);
+        scale_tile(view, TRF_DTYPE_F32, &shape, elements, stride, values, value_stride);
         return;
     }
     for (uint32_t row = 0; row < shape.rows; row++)
-        trf_row_to_f32(view->header.codec, elements + row * stride, shape.cols, values + row * value_stride);
+        row_to_f32(view->header.codec, elements + row * stride, shape.cols, values + row * value_stride);
 }

@@ -14,10 +14,10 @@ void trf_decode_table_init(trf_decode_table *table, const trf_blob_view *view);
 
 /* Decodes one tile into elements (FORMAT.md section 1: bit patterns, or signed codes), row-major, h x w as the tile
  * has them, `stride` elements from row to row; stride >= w.
- * tile_bytes: the tile's data_size bytes, 16-byte aligned, already checked with trf_blob_check_tile.
- * All decoders give the same elements, and the same status on any checked tile: TRF_ERR_STREAM when a lane's stream does not end
- * where it must (offset: the tile's); the contents of elements are then unspecified, but nothing outside the tile's
- * h x w elements is written. Thread-safe. */
+ * tile_bytes: the tile's data_size bytes, 16-byte aligned, already checked with trf_blob_check_tile. All decoders give
+ * the same elements, and the same status on any checked tile: TRF_ERR_RANS when a lane's rANS stream does not end where
+ * it must (offset: the tile's); the contents of elements are then unspecified, but nothing outside the tile's h x w
+ * elements is written. Thread-safe. */
 typedef trf_status trf_decode_tile_fn(const trf_blob_view *view, const trf_decode_table *table, uint64_t tile,
                                       const uint8_t *tile_bytes, uint16_t *elements, size_t stride, trf_error *err);
 
@@ -29,8 +29,9 @@ trf_decode_tile_fn *trf_decode_tile_best(void);
 const char *trf_decode_tile_best_name(void); /* "avx512", "avx2" or "scalar" */
 
 /* Turns decoded elements of a tile into values of the layer's source dtype. elements: as trf_decode_tile_fn; values:
- * row-major, value_stride *elements* from row to row. Exact for lossless codecs (a copy, narrowed where the element is 8 bits), code times
- * scale rounded once for the int codec with scales, BF16 widened for F32 sources of the bf16 codec. */
+ * row-major, value_stride *elements* from row to row. Exact for lossless codecs (a copy, narrowed where the element is
+ * 8 bits), code times scale rounded once for the int codec with scales, BF16 widened for F32 sources of the bf16
+ * codec. */
 void trf_elements_to_dtype(const trf_blob_view *view, uint64_t tile, const uint16_t *elements, size_t stride,
                            void *values, size_t value_stride);
 

@@ -1,7 +1,7 @@
 /* The AVX2 decoder: the same two passes as the AVX-512 one, 8 lanes a register in the first, 32 weights in the second.
  *
  * AVX2 has no shifts of single bytes; classes are isolated by masks where they lie, and a look-up of 16 bytes takes
- * them from there. A unit's four lanes are two registers' work. */
+ * them from there. A quartet's lanes are two registers' work. */
 #include "trf_decode_simd.h"
 
 #include <immintrin.h>
@@ -20,20 +20,20 @@ enum {
     REGISTERS = 4
 }; /* of eight lanes; the first two take words upwards, the others downwards */
 
-typedef struct stream_constants {
+typedef struct rans_constants {
     const int *slots;
     __m256i slot_mask, largest_needy, twelve_bits;
     __m128i probability_bits;
-} stream_constants;
+} rans_constants;
 
-typedef struct lane_streams {
+typedef struct lane_states {
     __m256i x;       /* states */
     __m256i at;      /* of each lane's next word */
     __m256i buffer;  /* two words, the next one on top */
     __m256i symbols; /* the last four */
-} lane_streams;
+} lane_states;
 
-INLINE void fetch_words(lane_streams *lanes, const uint16_t *words, int downwards) {
+INLINE void fetch_words(lane_states *lanes, const uint16_t *words, int downwards) {
     if (downwards) {
         lanes->buffer = _mm256_i32gather_epi32((const int *)(words - 1), lanes->at, 2);
         return;
@@ -42,7 +42,7 @@ INLINE void fetch_words(lane_streams *lanes, const uint16_t *words, int downward
     lanes->buffer = _mm256_or_si256(_mm256_slli_epi32(two, 16), _mm256_srli_epi32(two, 16));
 }
 
-INLINE void renormalize(const stream_constants *k, lane_streams *lanes, int downwards) {
+INLINE void renormalize(const rans_constants *k, lane_states *lanes, int downwards) {
     __m256i needs = _mm256_cmpeq_epi32(_mm256_min_epu32(lanes->x, k->largest_needy), lanes->x);
     __m256i next = _mm256_or_si256(_mm256_slli_epi32(lanes->x, 16), _mm256_srli_epi32(lanes->buffer, 16));
     lanes->x = _mm256_blendv_epi8(lanes->x, next, needs);
@@ -50,7 +50,7 @@ INLINE void renormalize(const stream_constants *k, lane_streams *lanes, int down
     lanes->at = downwards ? _mm256_add_epi32(lanes->at, needs) : _mm256_sub_epi32(lanes->at, needs);
 }
 
-INLINE void step(const stream_constants *k, lane_streams *lanes, int downwards) {
+INLINE void step(const rans_constants *k, lane_states *lanes, int downwards) {
     __m256i entry = _mm256_i32gather_epi32(k->slots, _mm256_and_si256(lanes->x, k->slot_mask), 4);
     __m256i frequency = _mm256_and_si256(entry, k->twelve_bits);
     __m256i bias = _mm256_and_si256(_mm256_srli_epi32(entry, 12), k->twelve_bits);
@@ -60,7 +60,7 @@ INLINE void step(const stream_constants *k, lane_streams *lanes, int downwards) 
 }
 
 /* Two steps of all 32 lanes, for which one fetch is enough. */
-INLINE void step_twice(const stream_constants *k, lane_streams lanes[REGISTERS], const uint16_t *words) {
+INLINE void step_twice(const rans_constants *k, lane_states lanes[REGISTERS], const uint16_t *words) {
     for (int r = 0; r < REGISTERS; r++)
         fetch_words(&lanes[r], words, r >= 2);
     for (int i = 0; i < 2; i++)
@@ -68,8 +68,8 @@ INLINE void step_twice(const stream_constants *k, lane_streams lanes[REGISTERS],
             step(k, &lanes[r], r >= 2);
 }
 
-/* @return whether the lanes' streams end where they must. */
-INLINE int streams_end_well(const stream_constants *k, const lane_streams lanes[REGISTERS]) {
+/* @return whether the lanes' rANS streams end where they must. */
+INLINE int lanes_end_well(const rans_constants *k, const lane_states lanes[REGISTERS]) {
     const __m256i one = _mm256_set1_epi32(1), lower_bound = _mm256_add_epi32(k->largest_needy, one);
     __m256i good = _mm256_set1_epi32(-1);
     for (int r = 0; r < REGISTERS; r++)
@@ -79,17 +79,18 @@ INLINE int streams_end_well(const stream_constants *k, const lane_streams lanes[
     return _mm256_movemask_epi8(good) == -1;
 }
 
-/* @return whether the slab's streams end where they must. */
-static int decode_symbols(const trf_tile_work *work, const trf_slab_parts *slab, trf_simd_scratch *scratch) {
-    const trf_header *header = &work->view->header;
-    const stream_constants k = {(const int *)work->table->slots, _mm256_set1_epi32((1 << header->probability_bits) - 1),
-                                _mm256_set1_epi32((1 << header->state_bits) - 1), _mm256_set1_epi32(0xFFF),
-                                _mm_cvtsi32_si128(header->probability_bits)};
+/* @return whether the slab's rANS streams end where they must. */
+static int decode_symbols(const trf_tile_context *context, const trf_slab_view *slab, trf_simd_scratch *scratch) {
+    const trf_header *header = &context->view->header;
+    const rans_constants k = {(const int *)context->table->slots,
+                              _mm256_set1_epi32((1 << header->probability_bits) - 1),
+                              _mm256_set1_epi32((1 << header->state_bits) - 1), _mm256_set1_epi32(0xFFF),
+                              _mm_cvtsi32_si128(header->probability_bits)};
     const uint32_t steps = trf_lane_weights(slab->shape) * header->class_bits / 8;
     const uint16_t *words = scratch->words;
     uint32_t first[TRF_LANES];
-    trf_simd_place_words(slab, scratch, first);
-    lane_streams lanes[REGISTERS];
+    trf_simd_copy_words(slab, scratch, first);
+    lane_states lanes[REGISTERS];
     for (int r = 0; r < REGISTERS; r++) {
         lanes[r].x = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(slab->start_states + 8 * r)));
         lanes[r].at = _mm256_loadu_si256((const __m256i *)(first + 8 * r));
@@ -97,11 +98,11 @@ static int decode_symbols(const trf_tile_work *work, const trf_slab_parts *slab,
         fetch_words(&lanes[r], words, r >= 2);
         renormalize(&k, &lanes[r], r >= 2);
     }
-    for (uint32_t group = 0; group < steps / 4; group++) {
+    for (uint32_t row = 0; row < steps / 4; row++) {
         step_twice(&k, lanes, words);
         step_twice(&k, lanes, words);
         for (int r = 0; r < REGISTERS; r++)
-            _mm256_store_si256((__m256i *)(scratch->symbols[group] + 8 * r), lanes[r].symbols);
+            _mm256_store_si256((__m256i *)(scratch->symbols[row] + 8 * r), lanes[r].symbols);
     }
     if (steps % 4) { /* two more: quads, in a slab of 16 rows and an odd number of column steps */
         step_twice(&k, lanes, words);
@@ -109,19 +110,19 @@ static int decode_symbols(const trf_tile_work *work, const trf_slab_parts *slab,
             _mm256_store_si256((__m256i *)(scratch->symbols[steps / 4] + 8 * r),
                                _mm256_slli_epi32(lanes[r].symbols, 16));
     }
-    return streams_end_well(&k, lanes);
+    return lanes_end_well(&k, lanes);
 }
 
 /* ---- second pass: elements ---- */
 
 enum {
-    HALVES = 2 * TRF_UNITS
+    HALVES = 2 * TRF_LANE_QUARTETS
 }; /* of two lanes, the work of a register */
 
 /* A field of a narrow plane: the word of each weight within a lane's 16 bytes, how far down the field is in its byte
  * and how far up it belongs. */
 typedef struct field_constants {
-    __m256i words; /* which bytes; of strips that begin with a group */
+    __m256i words; /* which bytes; of strips that begin with a vector */
     __m256i down;  /* a count for each word; of strips that begin at bit 0 */
     __m128i up;    /* 0 for the first field */
     __m256i mask;  /* the field in its place */
@@ -138,7 +139,7 @@ typedef struct assembly_constants {
 
 /* A field's bytes for one strip. */
 typedef struct field_strip {
-    const uint8_t *group;
+    const uint8_t *vectors;
     size_t lane_bytes;
     __m256i words, down, mask;
     __m128i up;
@@ -163,7 +164,7 @@ static field_constants make_field(const trf_assembly_field *field) {
 static void make_class_constants(const trf_assembly *assembly, assembly_constants *k) {
     const uint32_t c = assembly->class_bits;
     uint8_t bytes[32], lower[32], upper[32], low[16], high[16];
-    for (uint32_t b = 0; b < 32; b++) { /* two lanes, of each two groups of four symbols, or one with quads */
+    for (uint32_t b = 0; b < 32; b++) { /* two lanes, of each two words of four symbols, or one with quads */
         uint32_t i = trf_byte_weight(b % 16), bit = i * c % 8, mask = ((1u << c) - 1) << bit % 4;
         bytes[b] = (uint8_t)(b / 16 * (c == 2 ? 4 : 8) + 4 * (i * c / 32) + 3 - i * c / 8 % 4);
         lower[b] = bit < 4 ? (uint8_t)mask : 0;
@@ -192,8 +193,8 @@ static void make_constants(const trf_assembly *assembly, assembly_constants *k) 
 /* chunk: the strip's; strip: its number there. */
 INLINE field_strip begin_field(const field_constants *field, const uint8_t *chunk, uint32_t strip) {
     uint32_t word = trf_strip_word(strip, field->width), bit = trf_strip_bit(strip, field->width);
-    return (field_strip){chunk + field->offset + TRF_GROUP_BYTES * (word / 4),
-                         trf_lane_bytes(field->width),
+    return (field_strip){chunk + field->offset + TRF_LANE_VECTORS_BYTES * (word / 4),
+                         trf_lane_vector_bytes(field->width),
                          _mm256_add_epi8(field->words, _mm256_set1_epi8((char)(4 * (word % 4)))),
                          _mm256_add_epi32(field->down, _mm256_set1_epi32((int)bit)),
                          field->mask,
@@ -202,7 +203,7 @@ INLINE field_strip begin_field(const field_constants *field, const uint8_t *chun
 
 /* The field of the weights of two lanes, in its place. moved: whether its shift is not 0. */
 INLINE __m256i read_field(const field_strip *field, uint32_t half, int moved) {
-    const uint8_t *lanes = field->group + field->lane_bytes * 2 * half;
+    const uint8_t *lanes = field->vectors + field->lane_bytes * 2 * half;
     __m256i words = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)lanes)),
                                             _mm_loadu_si128((const __m128i *)(lanes + field->lane_bytes)), 1);
     words = _mm256_srlv_epi32(_mm256_shuffle_epi8(words, field->words), field->down);
@@ -212,19 +213,18 @@ INLINE __m256i read_field(const field_strip *field, uint32_t half, int moved) {
 /* All that a strip's halves share. */
 typedef struct strip_sources {
     const uint32_t *symbols[2]; /* of the first and the second eight weights of each lane */
-    const uint8_t *wide;        /* the strip's group of an 8-bit plane */
+    const uint8_t *wide;        /* the strip's vectors of an 8-bit plane */
     const uint8_t *col_offset;
     field_strip field[TRF_MAX_FIELDS];
 } strip_sources;
 
-INLINE strip_sources begin_strip(const assembly_constants *k, const trf_simd_slab *place,
-                                 const trf_simd_scratch *scratch, uint32_t strip, uint32_t class_bits,
-                                 uint32_t num_fields) {
-    const uint8_t *chunk = trf_strip_chunk(place, strip);
+INLINE strip_sources begin_strip(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
+                                 uint32_t strip, uint32_t class_bits, uint32_t num_fields) {
+    const uint8_t *chunk = trf_strip_chunk(io, strip);
     strip_sources from;
     from.symbols[0] = scratch->symbols[class_bits == 2 ? strip : 2 * strip];
     from.symbols[1] = scratch->symbols[class_bits == 2 ? strip : 2 * strip + 1];
-    from.wide = chunk + TRF_GROUP_BYTES * (strip % TRF_CHUNK_STRIPS);
+    from.wide = chunk + TRF_LANE_VECTORS_BYTES * (strip % TRF_CHUNK_STRIPS);
     from.col_offset = scratch->offsets.col[strip];
     for (uint32_t i = 0; i < num_fields; i++)
         from.field[i] = begin_field(&k->field[i], chunk, strip % TRF_CHUNK_STRIPS);
@@ -270,14 +270,14 @@ INLINE void assemble(const assembly_constants *k, const strip_sources *from, uin
 }
 
 /* Second pass over a slab, two strips at a time: 16 columns of four rows, or 32 of two. */
-INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *place, const trf_simd_scratch *scratch,
+INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
                           uint32_t class_bits, trf_assembly_out out, uint32_t num_fields) {
-    const size_t stride = place->stride;
-    const int two_blocks = place->blocks == 2;
-    for (uint32_t strip = 0; strip < place->strips; strip += 2) {
-        const strip_sources from[2] = {begin_strip(k, place, scratch, strip, class_bits, num_fields),
-                                       begin_strip(k, place, scratch, strip + 1, class_bits, num_fields)};
-        uint16_t *columns = place->elements + strip * (two_blocks ? 16 : 32);
+    const size_t stride = io->stride;
+    const int two_blocks = io->blocks == 2;
+    for (uint32_t strip = 0; strip < io->strips; strip += 2) {
+        const strip_sources from[2] = {begin_strip(k, io, scratch, strip, class_bits, num_fields),
+                                       begin_strip(k, io, scratch, strip + 1, class_bits, num_fields)};
+        uint16_t *columns = io->elements + strip * (two_blocks ? 16 : 32);
         for (uint32_t half = 0; half < HALVES; half++) {
             __m256i row_offset = broadcast_16(scratch->offsets.row[half / 2]), a[2], b[2];
             assemble(k, &from[0], half, row_offset, class_bits, out, num_fields, a);
@@ -296,30 +296,30 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *plac
     }
 }
 
-#include "trf_decode_plan_body.h"
+#include "trf_assemble_slab_body.h"
 
-static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *slabs, uint32_t num_slabs,
+static uint32_t decode_slabs(const trf_tile_context *context, const trf_slab_view *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
     trf_simd_scratch memory[TRF_MAX_SLABS_PER_BAND]; /* slabs above each other share their columns' offsets */
     trf_assembly assembly;
     assembly_constants constants;
-    trf_assembly_init(&assembly, work);
+    trf_assembly_init(&assembly, context);
     make_constants(&assembly, &constants);
     for (uint32_t s = 0; s < num_slabs; s++) {
-        const uint32_t across = work->shape.slabs_per_band;
-        const trf_slab_parts *slab = &slabs[s], *above = s >= across ? slab - across : NULL;
+        const uint32_t across = context->shape.slabs_per_band;
+        const trf_slab_view *slab = &slabs[s], *above = s >= across ? slab - across : NULL;
         trf_simd_scratch *scratch = &memory[s % across];
-        if (!decode_symbols(work, slab, scratch))
+        if (!decode_symbols(context, slab, scratch))
             return s;
-        trf_assembly_place_offsets(&assembly, slab, above, &scratch->offsets);
-        trf_simd_slab place = trf_simd_slab_begin(work->view, slab, scratch, elements, stride);
-        assemble_by_plan(&assembly, &constants, &place, scratch);
-        trf_simd_slab_finish(&place, slab, elements, stride);
+        trf_assembly_gather_offsets(&assembly, slab, above, &scratch->offsets);
+        trf_slab_io io = trf_slab_io_begin(context->view, slab, scratch, elements, stride);
+        assemble_by_codec(&assembly, &constants, &io, scratch);
+        trf_slab_io_finish(&io, slab, elements, stride);
     }
     return num_slabs;
 }
 
 trf_status trf_decode_tile_avx2(const trf_blob_view *view, const trf_decode_table *table, uint64_t tile,
                                 const uint8_t *tile_bytes, uint16_t *elements, size_t stride, trf_error *err) {
-    return trf_decode_tile_with(decode_slabs, view, table, tile, tile_bytes, elements, stride, err);
+    return trf_decode_tile_by_slabs(decode_slabs, view, table, tile, tile_bytes, elements, stride, err);
 }

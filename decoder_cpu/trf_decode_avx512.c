@@ -15,36 +15,36 @@
 
 /* ---- first pass: symbols ---- */
 
-typedef struct stream_constants {
+typedef struct rans_constants {
     const int *slots;
     __m512i slot_mask, lower_bound, twelve_bits;
     __m128i probability_bits;
-} stream_constants;
+} rans_constants;
 
 /* Sixteen lanes: 0 to 15, which take words upwards, or 16 to 31, downwards. */
-typedef struct lane_streams {
+typedef struct lane_states {
     __m512i x;       /* states */
     __m512i at;      /* of each lane's next word */
     __m512i stride;  /* 1 or -1 */
     __m512i buffer;  /* two words, the next one on top */
     __m512i symbols; /* the last four */
-} lane_streams;
+} lane_states;
 
-INLINE void fetch_words(lane_streams *lanes, const uint16_t *words, int downwards) {
+INLINE void fetch_words(lane_states *lanes, const uint16_t *words, int downwards) {
     if (downwards)
         lanes->buffer = _mm512_i32gather_epi32(lanes->at, words - 1, 2);
     else
         lanes->buffer = _mm512_rol_epi32(_mm512_i32gather_epi32(lanes->at, words, 2), 16);
 }
 
-INLINE void renormalize(const stream_constants *k, lane_streams *lanes) {
+INLINE void renormalize(const rans_constants *k, lane_states *lanes) {
     __mmask16 needs = _mm512_cmplt_epu32_mask(lanes->x, k->lower_bound);
     lanes->x = _mm512_mask_shldi_epi32(lanes->x, needs, lanes->x, lanes->buffer, 16);
     lanes->buffer = _mm512_mask_slli_epi32(lanes->buffer, needs, lanes->buffer, 16);
     lanes->at = _mm512_mask_add_epi32(lanes->at, needs, lanes->at, lanes->stride);
 }
 
-INLINE void step(const stream_constants *k, lane_streams *lanes) {
+INLINE void step(const rans_constants *k, lane_states *lanes) {
     __m512i entry = _mm512_i32gather_epi32(_mm512_and_si512(lanes->x, k->slot_mask), k->slots, 4);
     __m512i frequency = _mm512_and_si512(entry, k->twelve_bits);
     __m512i bias = _mm512_and_si512(_mm512_srli_epi32(entry, 12), k->twelve_bits);
@@ -54,7 +54,7 @@ INLINE void step(const stream_constants *k, lane_streams *lanes) {
 }
 
 /* Two steps of all lanes of `count` slabs, for which one fetch is enough. */
-INLINE void step_twice(const stream_constants *k, lane_streams lanes[][2], trf_simd_scratch *const *scratch,
+INLINE void step_twice(const rans_constants *k, lane_states lanes[][2], trf_simd_scratch *const *scratch,
                        const int count) {
     for (int s = 0; s < count; s++) {
         fetch_words(&lanes[s][0], scratch[s]->words, 0);
@@ -67,10 +67,10 @@ INLINE void step_twice(const stream_constants *k, lane_streams lanes[][2], trf_s
         }
 }
 
-INLINE void begin_streams(const stream_constants *k, const trf_slab_parts *slab, trf_simd_scratch *scratch,
-                          lane_streams lanes[2]) {
+INLINE void begin_lanes(const rans_constants *k, const trf_slab_view *slab, trf_simd_scratch *scratch,
+                        lane_states lanes[2]) {
     uint32_t first[TRF_LANES];
-    trf_simd_place_words(slab, scratch, first);
+    trf_simd_copy_words(slab, scratch, first);
     for (int i = 0; i < 2; i++) {
         const void *states = slab->start_states + 16 * i;
         lanes[i].x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(states));
@@ -82,13 +82,13 @@ INLINE void begin_streams(const stream_constants *k, const trf_slab_parts *slab,
     }
 }
 
-INLINE void store_symbols(uint32_t *to, const lane_streams lanes[2]) {
+INLINE void store_symbols(uint32_t *to, const lane_states lanes[2]) {
     _mm512_store_si512(to, lanes[0].symbols);
     _mm512_store_si512(to + 16, lanes[1].symbols);
 }
 
-/* @return whether the slab's streams end where they must. */
-INLINE int streams_end_well(const stream_constants *k, const lane_streams lanes[2]) {
+/* @return whether the slab's rANS streams end where they must. */
+INLINE int lanes_end_well(const rans_constants *k, const lane_states lanes[2]) {
     __mmask16 bad = _mm512_cmpneq_epi32_mask(lanes[0].x, k->lower_bound) |
                     _mm512_cmpneq_epi32_mask(lanes[1].x, k->lower_bound) |
                     /* A pair's two lanes have met. */
@@ -97,21 +97,22 @@ INLINE int streams_end_well(const stream_constants *k, const lane_streams lanes[
 }
 
 /* Decodes `count` (1 or 2, a constant) slabs of the same shape. @return the number of the first bad one, or count. */
-INLINE uint32_t decode_symbols(const trf_tile_work *work, const trf_slab_parts *slabs, trf_simd_scratch *const *scratch,
-                               const int count) {
-    const trf_header *header = &work->view->header;
-    const stream_constants k = {(const int *)work->table->slots, _mm512_set1_epi32((1 << header->probability_bits) - 1),
-                                _mm512_set1_epi32(1 << header->state_bits), _mm512_set1_epi32(0xFFF),
-                                _mm_cvtsi32_si128(header->probability_bits)};
+INLINE uint32_t decode_symbols(const trf_tile_context *context, const trf_slab_view *slabs,
+                               trf_simd_scratch *const *scratch, const int count) {
+    const trf_header *header = &context->view->header;
+    const rans_constants k = {(const int *)context->table->slots,
+                              _mm512_set1_epi32((1 << header->probability_bits) - 1),
+                              _mm512_set1_epi32(1 << header->state_bits), _mm512_set1_epi32(0xFFF),
+                              _mm_cvtsi32_si128(header->probability_bits)};
     const uint32_t steps = trf_lane_weights(slabs->shape) * header->class_bits / 8;
-    lane_streams lanes[2][2];
+    lane_states lanes[2][2];
     for (int s = 0; s < count; s++)
-        begin_streams(&k, &slabs[s], scratch[s], lanes[s]);
-    for (uint32_t group = 0; group < steps / 4; group++) {
+        begin_lanes(&k, &slabs[s], scratch[s], lanes[s]);
+    for (uint32_t row = 0; row < steps / 4; row++) {
         step_twice(&k, lanes, scratch, count);
         step_twice(&k, lanes, scratch, count);
         for (int s = 0; s < count; s++)
-            store_symbols(scratch[s]->symbols[group], lanes[s]);
+            store_symbols(scratch[s]->symbols[row], lanes[s]);
     }
     if (steps % 4) { /* two more: quads, in a slab of 16 rows and an odd number of column steps */
         step_twice(&k, lanes, scratch, count);
@@ -122,7 +123,7 @@ INLINE uint32_t decode_symbols(const trf_tile_work *work, const trf_slab_parts *
         }
     }
     int good = 0;
-    while (good < count && streams_end_well(&k, lanes[good]))
+    while (good < count && lanes_end_well(&k, lanes[good]))
         good++;
     return (uint32_t)good;
 }
@@ -145,8 +146,8 @@ typedef struct assembly_constants {
 
 /* A field's bytes for one strip. */
 typedef struct field_strip {
-    const uint8_t *group;
-    size_t unit_bytes;
+    const uint8_t *vectors;
+    size_t quartet_bytes;
     __m512i quadwords, offsets, mask;
 } field_strip;
 
@@ -188,55 +189,55 @@ static void make_constants(const trf_assembly *assembly, assembly_constants *k) 
 INLINE field_strip begin_field(const field_constants *field, const uint8_t *chunk, uint32_t strip) {
     uint32_t word = trf_strip_word(strip, field->width);
     uint32_t bit = 32 * (word % 2) + trf_strip_bit(strip, field->width);
-    return (field_strip){chunk + field->offset + TRF_GROUP_BYTES * (word / 4), 4 * trf_lane_bytes(field->width),
+    return (field_strip){chunk + field->offset + TRF_LANE_VECTORS_BYTES * (word / 4),
+                         4 * trf_lane_vector_bytes(field->width),
                          _mm512_add_epi64(field->quadwords, _mm512_set1_epi64(word / 2 % 2)),
                          _mm512_add_epi8(field->offsets, _mm512_set1_epi8((char)bit)), field->mask};
 }
 
 /* Puts the field in place in `bytes`. */
-INLINE __m512i insert_field(const field_strip *field, uint32_t unit, __m512i bytes) {
+INLINE __m512i insert_field(const field_strip *field, uint32_t quartet, __m512i bytes) {
     __m512i words =
-        _mm512_permutexvar_epi64(field->quadwords, _mm512_loadu_si512(field->group + field->unit_bytes * unit));
+        _mm512_permutexvar_epi64(field->quadwords, _mm512_loadu_si512(field->vectors + field->quartet_bytes * quartet));
     return SELECT(field->mask, _mm512_multishift_epi64_epi8(field->offsets, words), bytes);
 }
 
-/* All that a strip's eight units share. */
+/* All that a strip's eight quartets share. */
 typedef struct strip_sources {
     const uint32_t *symbols[2]; /* of the first and the second eight weights of each lane */
-    const uint8_t *wide;        /* the strip's group of an 8-bit plane */
+    const uint8_t *wide;        /* the strip's vectors of an 8-bit plane */
     __m512i col_offset;
     field_strip field[TRF_MAX_FIELDS];
 } strip_sources;
 
-INLINE strip_sources begin_strip(const assembly_constants *k, const trf_simd_slab *place,
-                                 const trf_simd_scratch *scratch, uint32_t strip, uint32_t class_bits,
-                                 uint32_t num_fields) {
-    const uint8_t *chunk = trf_strip_chunk(place, strip);
+INLINE strip_sources begin_strip(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
+                                 uint32_t strip, uint32_t class_bits, uint32_t num_fields) {
+    const uint8_t *chunk = trf_strip_chunk(io, strip);
     strip_sources from;
     from.symbols[0] = scratch->symbols[class_bits == 2 ? strip : 2 * strip];
     from.symbols[1] = scratch->symbols[class_bits == 2 ? strip : 2 * strip + 1];
-    from.wide = chunk + TRF_GROUP_BYTES * (strip % TRF_CHUNK_STRIPS);
+    from.wide = chunk + TRF_LANE_VECTORS_BYTES * (strip % TRF_CHUNK_STRIPS);
     from.col_offset = _mm512_load_si512(scratch->offsets.col[strip]);
     for (uint32_t i = 0; i < num_fields; i++)
         from.field[i] = begin_field(&k->field[i], chunk, strip % TRF_CHUNK_STRIPS);
     return from;
 }
 
-/* Register pairs 0 and 1 of one unit of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
-INLINE void assemble(const assembly_constants *k, const strip_sources *from, uint32_t unit, __m512i row_offset,
+/* Register pairs 0 and 1 of one quartet of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
+INLINE void assemble(const assembly_constants *k, const strip_sources *from, uint32_t quartet, __m512i row_offset,
                      trf_assembly_out out, uint32_t num_fields, __m512i pair[2]) {
     const __m512i spread = _mm512_set_epi32(19, 19, 3, 3, 18, 18, 2, 2, 17, 17, 1, 1, 16, 16, 0, 0);
     __m512i symbols[2];
     for (int i = 0; i < 2; i++)
-        symbols[i] = _mm512_castsi128_si512(_mm_load_si128((const __m128i *)(from->symbols[i] + 4 * unit)));
+        symbols[i] = _mm512_castsi128_si512(_mm_load_si128((const __m128i *)(from->symbols[i] + 4 * quartet)));
     __m512i classes =
         _mm512_multishift_epi64_epi8(k->class_offsets, _mm512_permutex2var_epi32(symbols[0], spread, symbols[1]));
     __m512i bytes = _mm512_permutexvar_epi8(classes, k->low);
     for (uint32_t i = 0; i < num_fields; i++)
-        bytes = insert_field(&from->field[i], unit, bytes);
+        bytes = insert_field(&from->field[i], quartet, bytes);
     if (out == TRF_OUT_UNDER_PLANE) {
         const __m512i mask = _mm512_set1_epi32((int)0x807F807Fu);
-        __m512i wide = _mm512_loadu_si512(from->wide + 64 * unit);
+        __m512i wide = _mm512_loadu_si512(from->wide + 64 * quartet);
         bytes = _mm512_add_epi8(bytes, _mm512_add_epi8(row_offset, from->col_offset));
         pair[0] = SELECT(mask, wide, _mm512_slli_epi32(bytes, 7));
         pair[1] = SELECT(mask, _mm512_ror_epi32(wide, 8), _mm512_srli_epi32(bytes, 1));
@@ -250,25 +251,25 @@ INLINE void assemble(const assembly_constants *k, const strip_sources *from, uin
         return;
     }
     if (out == TRF_OUT_WIDE_CODE)
-        bytes = _mm512_loadu_si512(from->wide + 64 * unit);
+        bytes = _mm512_loadu_si512(from->wide + 64 * quartet);
     __m512i high = _mm512_permutexvar_epi8(classes, k->high);
     pair[0] = _mm512_add_epi16(SELECT(low_byte, bytes, _mm512_slli_epi16(high, 8)), k->origin);
     pair[1] = _mm512_add_epi16(SELECT(low_byte, _mm512_srli_epi16(bytes, 8), high), k->origin);
 }
 
 /* Second pass over a slab, two strips at a time so that each store is 64 bytes of a row. */
-INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *place, const trf_simd_scratch *scratch,
+INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
                           uint32_t class_bits, trf_assembly_out out, uint32_t num_fields) {
-    const size_t stride = place->stride;
-    const int two_blocks = place->blocks == 2;
-    for (uint32_t strip = 0; strip < place->strips; strip += 2) {
-        const strip_sources from[2] = {begin_strip(k, place, scratch, strip, class_bits, num_fields),
-                                       begin_strip(k, place, scratch, strip + 1, class_bits, num_fields)};
-        uint16_t *row = place->elements + strip * (two_blocks ? 16 : 32);
-        for (uint32_t unit = 0; unit < TRF_UNITS; unit++, row += stride) {
-            __m512i row_offset = broadcast_16(scratch->offsets.row[unit]), a[2], b[2];
-            assemble(k, &from[0], unit, row_offset, out, num_fields, a);
-            assemble(k, &from[1], unit, row_offset, out, num_fields, b);
+    const size_t stride = io->stride;
+    const int two_blocks = io->blocks == 2;
+    for (uint32_t strip = 0; strip < io->strips; strip += 2) {
+        const strip_sources from[2] = {begin_strip(k, io, scratch, strip, class_bits, num_fields),
+                                       begin_strip(k, io, scratch, strip + 1, class_bits, num_fields)};
+        uint16_t *row = io->elements + strip * (two_blocks ? 16 : 32);
+        for (uint32_t quartet = 0; quartet < TRF_LANE_QUARTETS; quartet++, row += stride) {
+            __m512i row_offset = broadcast_16(scratch->offsets.row[quartet]), a[2], b[2];
+            assemble(k, &from[0], quartet, row_offset, out, num_fields, a);
+            assemble(k, &from[1], quartet, row_offset, out, num_fields, b);
             for (int i = 0; i < 2; i++) {
                 uint16_t *to = row + 8 * (size_t)i * stride;
                 if (two_blocks) {
@@ -283,34 +284,34 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_simd_slab *plac
     }
 }
 
-#include "trf_decode_plan_body.h"
+#include "trf_assemble_slab_body.h"
 
-static int have_one_shape(const trf_slab_parts slabs[2]) {
+static int have_one_shape(const trf_slab_view slabs[2]) {
     return slabs[0].shape.blocks == slabs[1].shape.blocks && slabs[0].shape.steps == slabs[1].shape.steps;
 }
 
-static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *slabs, uint32_t num_slabs,
+static uint32_t decode_slabs(const trf_tile_context *context, const trf_slab_view *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
     trf_simd_scratch memory[2], *const scratch[2] = {&memory[0], &memory[1]};
-    const trf_slab_parts *placed[2] = {NULL, NULL};
+    const trf_slab_view *previous[2] = {NULL, NULL};
     trf_assembly assembly;
     assembly_constants constants;
-    trf_assembly_init(&assembly, work);
+    trf_assembly_init(&assembly, context);
     make_constants(&assembly, &constants);
     for (uint32_t s = 0, count; s < num_slabs; s += count) {
         /* Two at a time, so that one's gathers hide the other's latency. */
         count = s + 1 < num_slabs && have_one_shape(slabs + s) ? 2 : 1;
-        uint32_t good =
-            count == 2 ? decode_symbols(work, slabs + s, scratch, 2) : decode_symbols(work, slabs + s, scratch, 1);
+        uint32_t good = count == 2 ? decode_symbols(context, slabs + s, scratch, 2)
+                                   : decode_symbols(context, slabs + s, scratch, 1);
         if (good < count)
             return s + good;
         for (uint32_t i = 0; i < count; i++) {
-            const trf_slab_parts *slab = &slabs[s + i];
-            trf_assembly_place_offsets(&assembly, slab, placed[i], &scratch[i]->offsets);
-            placed[i] = slab;
-            trf_simd_slab place = trf_simd_slab_begin(work->view, slab, scratch[i], elements, stride);
-            assemble_by_plan(&assembly, &constants, &place, scratch[i]);
-            trf_simd_slab_finish(&place, slab, elements, stride);
+            const trf_slab_view *slab = &slabs[s + i];
+            trf_assembly_gather_offsets(&assembly, slab, previous[i], &scratch[i]->offsets);
+            previous[i] = slab;
+            trf_slab_io io = trf_slab_io_begin(context->view, slab, scratch[i], elements, stride);
+            assemble_by_codec(&assembly, &constants, &io, scratch[i]);
+            trf_slab_io_finish(&io, slab, elements, stride);
         }
     }
     return num_slabs;
@@ -318,5 +319,5 @@ static uint32_t decode_slabs(const trf_tile_work *work, const trf_slab_parts *sl
 
 trf_status trf_decode_tile_avx512(const trf_blob_view *view, const trf_decode_table *table, uint64_t tile,
                                   const uint8_t *tile_bytes, uint16_t *elements, size_t stride, trf_error *err) {
-    return trf_decode_tile_with(decode_slabs, view, table, tile, tile_bytes, elements, stride, err);
+    return trf_decode_tile_by_slabs(decode_slabs, view, table, tile, tile_bytes, elements, stride, err);
 }

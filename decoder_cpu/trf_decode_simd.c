@@ -1,10 +1,11 @@
-/* The assembly plan of each codec, and a slab's preparation for the SIMD decoders. */
+/* How each codec's elements are assembled, and a slab's preparation for the SIMD decoders. */
 #include "trf_decode_simd.h"
 
 #include <string.h>
 
-/* The planes narrower than 8 bits, one above the other; of E4M3 quads the narrower one first, since it has sign and M[0]. @return the bits that they take. */
-static uint32_t trf_plan_fields(trf_assembly *assembly, const trf_blob_view *view) {
+/* The planes narrower than 8 bits, one above the other; of E4M3 quads the narrower one first, since it has sign and
+ * M[0]. @return the bits that they take. */
+static uint32_t lay_out_fields(trf_assembly *assembly, const trf_blob_view *view) {
     uint32_t shift = 0;
     for (uint32_t plane = 0, wider = 0; plane < view->num_planes; plane++) {
         uint32_t width = view->plane_width[plane];
@@ -22,7 +23,7 @@ static uint32_t trf_plan_fields(trf_assembly *assembly, const trf_blob_view *vie
     return shift;
 }
 
-static void trf_plan_codes(trf_assembly *assembly, const trf_blob_view *view) {
+static void lay_out_codes(trf_assembly *assembly, const trf_blob_view *view) {
     const uint32_t raw_bits = view->header.raw_bits;
     assembly->out = raw_bits == 8 ? TRF_OUT_WIDE_CODE : TRF_OUT_CODE;
     assembly->origin = (uint16_t)view->extension.class_value[0];
@@ -32,13 +33,13 @@ static void trf_plan_codes(trf_assembly *assembly, const trf_blob_view *view) {
     }
 }
 
-void trf_assembly_init(trf_assembly *assembly, const trf_tile_work *work) {
-    const trf_blob_view *view = work->view;
+void trf_assembly_init(trf_assembly *assembly, const trf_tile_context *context) {
+    const trf_blob_view *view = context->view;
     memset(assembly, 0, sizeof *assembly);
     assembly->class_bits = view->header.class_bits;
-    const uint32_t field_bits = trf_plan_fields(assembly, view);
+    const uint32_t field_bits = lay_out_fields(assembly, view);
     if (!trf_codec_is_float(view->header.codec)) {
-        trf_plan_codes(assembly, view);
+        lay_out_codes(assembly, view);
         return;
     }
     /* The exponent stands above the fields' other bits, its two low ones in them with quads. */
@@ -48,25 +49,25 @@ void trf_assembly_init(trf_assembly *assembly, const trf_tile_work *work) {
         assembly->low[k] = (uint8_t)((uint32_t)view->extension.class_value[k] << shift);
     /* Emax + 1 divides 256 >> shift, so bytes wrap around as exponents do. */
     const int32_t layer = view->extension.exponent_offset;
-    assembly->by_row = work->predictor_mode & TRF_PREDICT_ROW;
-    assembly->by_col = work->predictor_mode & TRF_PREDICT_COL;
+    assembly->by_row = context->predictor_mode & TRF_PREDICT_ROW;
+    assembly->by_col = context->predictor_mode & TRF_PREDICT_COL;
     assembly->layer_offset = (uint8_t)((uint32_t)layer << shift);
-    for (uint32_t i = 0; assembly->by_row && i < work->shape.coded_rows; i++)
-        assembly->row_offset[i] = (uint8_t)((uint32_t)(layer + view->row_offsets[work->shape.row + i]) << shift);
-    for (uint32_t i = 0; assembly->by_col && i < work->shape.coded_cols; i++)
-        assembly->col_offset[i] = (uint8_t)((uint32_t)view->col_offsets[work->shape.col + i] << shift);
+    for (uint32_t i = 0; assembly->by_row && i < context->shape.coded_rows; i++)
+        assembly->row_offset[i] = (uint8_t)((uint32_t)(layer + view->row_offsets[context->shape.row + i]) << shift);
+    for (uint32_t i = 0; assembly->by_col && i < context->shape.coded_cols; i++)
+        assembly->col_offset[i] = (uint8_t)((uint32_t)view->col_offsets[context->shape.col + i] << shift);
 }
 
-void trf_assembly_place_offsets(const trf_assembly *assembly, const trf_slab_parts *slab,
-                                const trf_slab_parts *previous, trf_assembly_offsets *offsets) {
+void trf_assembly_gather_offsets(const trf_assembly *assembly, const trf_slab_view *slab, const trf_slab_view *previous,
+                                 trf_assembly_offsets *offsets) {
     if (!previous) {
         memset(offsets->row, assembly->layer_offset, sizeof offsets->row);
         memset(offsets->col, 0, sizeof offsets->col);
     }
-    for (uint32_t unit = 0; assembly->by_row && unit < TRF_UNITS; unit++)
+    for (uint32_t quartet = 0; assembly->by_row && quartet < TRF_LANE_QUARTETS; quartet++)
         for (uint32_t b = 0; b < 16; b++)
-            offsets->row[unit][b] =
-                assembly->row_offset[slab->row + trf_lane_row(slab->shape, 4 * unit, trf_byte_weight(b))];
+            offsets->row[quartet][b] =
+                assembly->row_offset[slab->row + trf_lane_row(slab->shape, 4 * quartet, trf_byte_weight(b))];
     if (!assembly->by_col || (previous && previous->shape.blocks == slab->shape.blocks && previous->col == slab->col))
         return;
     const uint32_t weights = trf_lane_weights(slab->shape);
@@ -79,7 +80,7 @@ void trf_assembly_place_offsets(const trf_assembly *assembly, const trf_slab_par
         }
 }
 
-void trf_simd_place_words(const trf_slab_parts *slab, trf_simd_scratch *scratch, uint32_t first[TRF_LANES]) {
+void trf_simd_copy_words(const trf_slab_view *slab, trf_simd_scratch *scratch, uint32_t first[TRF_LANES]) {
     uint16_t *words = scratch->words + TRF_WORD_GUARD;
     memset(scratch->words, 0, TRF_WORD_GUARD * sizeof *words);
     memcpy(words, slab->words, slab->num_words * sizeof *words);
@@ -93,7 +94,7 @@ void trf_simd_place_words(const trf_slab_parts *slab, trf_simd_scratch *scratch,
 }
 
 /* Copies a chunk of `weights` weights a lane to where its words would stand in a full one. */
-static void trf_spread_chunk(const trf_blob_view *view, const uint8_t *chunk, uint32_t weights, uint8_t *to) {
+static void spread_chunk(const trf_blob_view *view, const uint8_t *chunk, uint32_t weights, uint8_t *to) {
     memset(to, 0, trf_chunk_offset(view->header.raw_bits, 1));
     for (uint32_t i = 0; i < view->num_planes; i++) {
         const uint32_t width = view->plane_width[i], words = trf_plane_lane_words(weights, width),
@@ -107,34 +108,34 @@ static void trf_spread_chunk(const trf_blob_view *view, const uint8_t *chunk, ui
     }
 }
 
-trf_simd_slab trf_simd_slab_begin(const trf_blob_view *view, const trf_slab_parts *slab, trf_simd_scratch *scratch,
-                                  uint16_t *elements, size_t stride) {
+trf_slab_io trf_slab_io_begin(const trf_blob_view *view, const trf_slab_view *slab, trf_simd_scratch *scratch,
+                              uint16_t *elements, size_t stride) {
     const uint32_t weights = trf_lane_weights(slab->shape), two_strips = 2 * TRF_STRIP_WEIGHTS;
-    trf_simd_slab place = {.raw = slab->raw,
-                           .last_chunk = scratch->last_chunk,
-                           .chunk_bytes = trf_chunk_offset(view->header.raw_bits, 1),
-                           .full_chunks = weights / TRF_CHUNK_WEIGHTS,
-                           .blocks = slab->shape.blocks,
-                           .strips = (weights + two_strips - 1) / two_strips * 2,
-                           .elements = elements + slab->row * stride + slab->col,
-                           .stride = stride,
-                           .copy = weights % two_strips != 0};
-    if (place.copy) {
-        place.elements = scratch->rows;
-        place.stride = TRF_MAX_SLAB_COLS;
+    trf_slab_io io = {.raw = slab->raw,
+                      .last_chunk = scratch->last_chunk,
+                      .chunk_bytes = trf_chunk_offset(view->header.raw_bits, 1),
+                      .full_chunks = weights / TRF_CHUNK_WEIGHTS,
+                      .blocks = slab->shape.blocks,
+                      .strips = (weights + two_strips - 1) / two_strips * 2,
+                      .elements = elements + slab->row * stride + slab->col,
+                      .stride = stride,
+                      .copy = weights % two_strips != 0};
+    if (io.copy) {
+        io.elements = scratch->rows;
+        io.stride = TRF_MAX_SLAB_COLS;
     }
     if (weights % TRF_CHUNK_WEIGHTS)
-        trf_spread_chunk(view, slab->raw + place.full_chunks * place.chunk_bytes, weights % TRF_CHUNK_WEIGHTS,
-                         scratch->last_chunk);
-    return place;
+        spread_chunk(view, slab->raw + io.full_chunks * io.chunk_bytes, weights % TRF_CHUNK_WEIGHTS,
+                     scratch->last_chunk);
+    return io;
 }
 
-void trf_simd_slab_finish(const trf_simd_slab *place, const trf_slab_parts *slab, uint16_t *elements, size_t stride) {
-    if (!place->copy)
+void trf_slab_io_finish(const trf_slab_io *io, const trf_slab_view *slab, uint16_t *elements, size_t stride) {
+    if (!io->copy)
         return;
     const uint32_t in_pairs = 32 * (slab->shape.steps / 2);
-    for (uint32_t row = 0; row < TRF_BLOCK_ROWS * slab->shape.blocks; row++) {
-        const uint16_t *from = place->elements + row * place->stride;
+    for (uint32_t row = 0; row < TRF_FRAGMENT_SIZE * slab->shape.blocks; row++) {
+        const uint16_t *from = io->elements + row * io->stride;
         uint16_t *to = elements + (slab->row + row) * stride + slab->col;
         memcpy(to, from, 2 * in_pairs);
         for (uint32_t c = 0; slab->shape.steps % 2 && c < 4; c++) /* runs of 8, of which the first half is meant */

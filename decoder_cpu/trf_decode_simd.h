@@ -1,12 +1,12 @@
-/* The plan that both SIMD decoders follow to put elements together, and what they share in plain C.
+/* The scheme that both SIMD decoders follow to put elements together, and what they share in plain C.
  *
- * Their unit of work is a *strip*: 16 consecutive weights of each of the four lanes 4u ... 4u+3 (unit u, 0 to 7), which
- * make up rows u and u+8; a chunk of raw bits has four. Plane by plane a lane's share of a strip lies within 16 bytes,
- * so four lanes fill a 64-byte register in the order (lane 4u + c, word z of four, weight q of a word's four). Within a
- * word the weights' bytes are kept in the order of the planes, q = 0, 2, 1, 3, which lets one shift put two of them in
- * place in a register pair (q = 0, 1 in one, 2, 3 in the other). With one block of 16 rows, a lane's four words are then 8
- * neighbouring weights of a row; with two, they are four of one block and four of the other, and the strip of the
- * next column step has the next four.
+ * Their unit of work is a *strip*: 16 consecutive weights of each of the four lanes 4u ... 4u+3 (quartet u, 0 to 7),
+ * which make up rows u and u+8; a chunk of raw bits has four. Plane by plane a lane's share of a strip lies within 16
+ * bytes, so four lanes fill a 64-byte register in the order (lane 4u + c, word z of four, weight q of a word's four).
+ * Within a word the weights' bytes are kept in the order of the planes, q = 0, 2, 1, 3, which lets one shift put two of
+ * them in place in a register pair (q = 0, 1 in one, 2, 3 in the other). With one block of 16 rows, a lane's four words
+ * are then 8 neighbouring weights of a row; with two, they are four of one block and four of the other, and the strip
+ * of the next column step has the next four.
  *
  * One byte is built for each weight: a look-up by class, the fields of the planes narrower than 8 bits below it, the
  * offsets added. What the byte means depends on `out`. */
@@ -24,20 +24,22 @@ typedef enum trf_assembly_out {
 
 enum {
     TRF_STRIP_WEIGHTS = 16, /* of a lane */
-    TRF_MAX_STRIPS = TRF_LANE_WEIGHTS / TRF_STRIP_WEIGHTS,
+    TRF_MAX_STRIPS = TRF_MAX_LANE_WEIGHTS / TRF_STRIP_WEIGHTS,
     TRF_CHUNK_STRIPS = TRF_CHUNK_WEIGHTS / TRF_STRIP_WEIGHTS,
-    TRF_UNITS = 8,
-    TRF_GROUP_BYTES = 512, /* 16 bytes a lane */
+    TRF_LANE_QUARTETS = 8,
+    TRF_LANE_VECTORS_BYTES = 512, /* 16 bytes a lane */
     TRF_MAX_FIELDS = 3,
-    TRF_SYMBOL_GROUPS = TRF_LANE_WEIGHTS / 8, /* at most, of four symbols */
-    TRF_WORD_GUARD = 136,                     /* words; more than a lane can ask for, first word included */
+    TRF_MAX_SYMBOL_ROWS = TRF_MAX_LANE_WEIGHTS / 8, /* at most, of four symbols */
+    TRF_WORD_GUARD = 136,                           /* words; more than a lane can ask for, first word included */
     TRF_MAX_SLAB_WORDS = TRF_LANE_PAIRS * 255,
     TRF_MAX_CHUNK_BYTES = TRF_MAX_RAW_BITS * 4 * TRF_CHUNK_WEIGHTS,
-    /* Bytes behind a chunk that decoders may read: where it does not stand in scratch, more raw bits or slab table and states. */
+    /* Bytes behind a chunk that decoders may read: where it does not stand in scratch, more raw bits or slab table and
+     * states. */
     TRF_OVERREAD = 32,
 };
 
-/* A field of a plane narrower than 8 bits: its value << shift goes into the byte. offset: of the plane in a full chunk. */
+/* A field of a plane narrower than 8 bits: its value << shift goes into the byte. offset: of the plane in a full
+ * chunk. */
 typedef struct trf_assembly_field {
     uint32_t offset, width, shift;
 } trf_assembly_field;
@@ -56,13 +58,13 @@ typedef struct trf_assembly {
 
 /* Offsets of a slab's weights in byte order. */
 typedef struct trf_assembly_offsets {
-    _Alignas(64) uint8_t row[TRF_UNITS][16];      /* the same for all four lanes */
-    _Alignas(64) uint8_t col[TRF_MAX_STRIPS][64]; /* the same for all units */
+    _Alignas(64) uint8_t row[TRF_LANE_QUARTETS][16]; /* the same for all four lanes */
+    _Alignas(64) uint8_t col[TRF_MAX_STRIPS][64];    /* the same for all quartets */
 } trf_assembly_offsets;
 
 /* Working memory of one call, on its stack. */
 typedef struct trf_simd_scratch {
-    _Alignas(64) uint32_t symbols[TRF_SYMBOL_GROUPS][TRF_LANES]; /* four symbols, the first one in bits 31:24 */
+    _Alignas(64) uint32_t symbols[TRF_MAX_SYMBOL_ROWS][TRF_LANES]; /* four symbols, the first one in bits 31:24 */
     _Alignas(64) uint16_t words[TRF_WORD_GUARD + TRF_MAX_SLAB_WORDS + TRF_WORD_GUARD];
     _Alignas(64) uint8_t last_chunk[TRF_MAX_CHUNK_BYTES + TRF_OVERREAD];
     _Alignas(64) uint16_t rows[TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS];
@@ -70,35 +72,35 @@ typedef struct trf_simd_scratch {
 } trf_simd_scratch;
 
 /* Where a slab's raw bits are read and its elements written. */
-typedef struct trf_simd_slab {
+typedef struct trf_slab_io {
     const uint8_t *raw, *last_chunk;
     uint32_t chunk_bytes, full_chunks; /* behind those comes last_chunk, if there is one more */
     uint32_t blocks, strips;           /* strips: even */
     uint16_t *elements;                /* of the slab's first weight */
     size_t stride;
-    int copy; /* elements is scratch->rows, from where trf_simd_slab_finish copies them */
-} trf_simd_slab;
+    int copy; /* elements is scratch->rows, from where trf_slab_io_finish copies them */
+} trf_slab_io;
 
-void trf_assembly_init(trf_assembly *assembly, const trf_tile_work *work);
+void trf_assembly_init(trf_assembly *assembly, const trf_tile_context *context);
 
 /* Sets scratch->offsets for one slab. previous: the slab that it was last called for, or NULL. */
-void trf_assembly_place_offsets(const trf_assembly *assembly, const trf_slab_parts *slab,
-                                const trf_slab_parts *previous, trf_assembly_offsets *offsets);
+void trf_assembly_gather_offsets(const trf_assembly *assembly, const trf_slab_view *slab, const trf_slab_view *previous,
+                                 trf_assembly_offsets *offsets);
 
 /* Copies a slab's words between guards that catch every position an overrunning lane can get to, so that no
  * read has to be checked. first: index in scratch->words of each lane's first word. */
-void trf_simd_place_words(const trf_slab_parts *slab, trf_simd_scratch *scratch, uint32_t first[TRF_LANES]);
+void trf_simd_copy_words(const trf_slab_view *slab, trf_simd_scratch *scratch, uint32_t first[TRF_LANES]);
 
 /* A last chunk that is not full is spread out to a full one in scratch, and a slab whose width does not fill
  * pairs of strips is decoded to scratch rows. */
-trf_simd_slab trf_simd_slab_begin(const trf_blob_view *view, const trf_slab_parts *slab, trf_simd_scratch *scratch,
-                                  uint16_t *elements, size_t stride);
-void trf_simd_slab_finish(const trf_simd_slab *place, const trf_slab_parts *slab, uint16_t *elements, size_t stride);
+trf_slab_io trf_slab_io_begin(const trf_blob_view *view, const trf_slab_view *slab, trf_simd_scratch *scratch,
+                              uint16_t *elements, size_t stride);
+void trf_slab_io_finish(const trf_slab_io *io, const trf_slab_view *slab, uint16_t *elements, size_t stride);
 
 /* The chunk that a strip's raw bits are in, as if it were a full one. */
-static inline const uint8_t *trf_strip_chunk(const trf_simd_slab *place, uint32_t strip) {
+static inline const uint8_t *trf_strip_chunk(const trf_slab_io *io, uint32_t strip) {
     uint32_t chunk = strip / TRF_CHUNK_STRIPS;
-    return chunk < place->full_chunks ? place->raw + chunk * place->chunk_bytes : place->last_chunk;
+    return chunk < io->full_chunks ? io->raw + chunk * io->chunk_bytes : io->last_chunk;
 }
 
 /* First word, in a plane of a chunk, of the chunk's strip `strip`. Planes of width 1 have two strips in a word:
@@ -106,8 +108,8 @@ static inline const uint8_t *trf_strip_chunk(const trf_simd_slab *place, uint32_
 static inline uint32_t trf_strip_word(uint32_t strip, uint32_t width) { return strip * width / 2; }
 static inline uint32_t trf_strip_bit(uint32_t strip, uint32_t width) { return width == 1 ? 4 * (strip % 2) : 0; }
 
-/* Bytes that a lane has in a group of a plane: in planes of width 1 there are no more. */
-static inline uint32_t trf_lane_bytes(uint32_t width) { return width == 1 ? 8 : 16; }
+/* Bytes that a lane has in a row of vectors of a plane: in planes of width 1 there are no more. */
+static inline uint32_t trf_lane_vector_bytes(uint32_t width) { return width == 1 ? 8 : 16; }
 
 /* Weight of a strip that byte b (0 to 15) of a lane stands for. */
 static inline uint32_t trf_byte_weight(uint32_t b) { return b / 4 * 4 + (0x3120u >> (b % 4 * 4) & 3); }

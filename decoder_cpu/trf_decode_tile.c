@@ -3,30 +3,30 @@
 
 #include <string.h>
 
-/* place: the slab's in the tile's bytes. */
-static trf_slab_parts trf_slab_parts_of(const trf_tile_shape *shape, uint32_t slab, const trf_slab_place *place,
-                                        const uint8_t *tile_bytes) {
-    const uint8_t *stream = tile_bytes + place->streams;
-    trf_slab_parts parts = {
-        .shape = place->shape,
+/* location: the slab's in the tile's bytes. */
+static trf_slab_view view_slab(const trf_tile_shape *shape, uint32_t slab, const trf_slab_location *location,
+                               const uint8_t *tile_bytes) {
+    const uint8_t *rans_streams = tile_bytes + location->rans_streams;
+    trf_slab_view view = {
+        .shape = location->shape,
         .row = trf_slab_row(shape, slab),
         .col = trf_slab_col(shape, slab),
-        .raw = tile_bytes + place->raw,
-        .start_states = (const uint16_t *)stream,
-        .pair_words = stream + TRF_STATES_BYTES,
-        .exceptions = (const uint32_t *)(stream + TRF_STREAM_HEAD_BYTES),
-        .num_exceptions = trf_stream_exceptions(stream),
+        .raw = tile_bytes + location->raw,
+        .start_states = (const uint16_t *)rans_streams,
+        .pair_words = rans_streams + TRF_STATES_BYTES,
+        .exceptions = (const uint32_t *)(rans_streams + TRF_RANS_HEAD_BYTES),
+        .num_exceptions = trf_rans_exception_count(rans_streams),
     };
-    parts.words = (const uint16_t *)(parts.exceptions + parts.num_exceptions);
+    view.words = (const uint16_t *)(view.exceptions + view.num_exceptions);
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        parts.num_words += parts.pair_words[pair];
-    return parts;
+        view.num_words += view.pair_words[pair];
+    return view;
 }
 
 /* FORMAT.md section 8. */
-static void trf_write_exceptions(const trf_slab_parts *slab, uint16_t *elements, size_t stride) {
+static void write_exceptions(const trf_slab_view *slab, uint16_t *elements, size_t stride) {
     for (uint32_t e = 0; e < slab->num_exceptions; e++) {
-        uint32_t position = trf_exception_at(slab->exceptions[e]);
+        uint32_t position = trf_exception_position(slab->exceptions[e]);
         uint32_t i = position / TRF_LANES, lane = position % TRF_LANES;
         size_t row = slab->row + trf_lane_row(slab->shape, lane, i),
                col = slab->col + trf_lane_col(slab->shape, lane, i);
@@ -35,8 +35,7 @@ static void trf_write_exceptions(const trf_slab_parts *slab, uint16_t *elements,
 }
 
 /* Copies one row of stored elements. @return the byte behind them. */
-static const uint8_t *trf_copy_stored(const trf_blob_view *view, const uint8_t *bytes, uint32_t count,
-                                      uint16_t *elements) {
+static const uint8_t *copy_stored(const trf_blob_view *view, const uint8_t *bytes, uint32_t count, uint16_t *elements) {
     if (view->header.stored_bytes == 2) {
         memcpy(elements, bytes, 2 * (size_t)count);
         return bytes + 2 * (size_t)count;
@@ -50,37 +49,38 @@ static const uint8_t *trf_copy_stored(const trf_blob_view *view, const uint8_t *
     return bytes + count;
 }
 
-/* bytes: behind the last slab's streams. A stored tile is all sliver. */
-static void trf_copy_slivers(const trf_blob_view *view, const trf_tile_shape *shape, const uint8_t *bytes,
-                             uint16_t *elements, size_t stride) {
+/* bytes: behind the last slab's rANS streams. A stored tile is all sliver. */
+static void copy_slivers(const trf_blob_view *view, const trf_tile_shape *shape, const uint8_t *bytes,
+                         uint16_t *elements, size_t stride) {
     if (shape->coded_cols < shape->cols)
         for (uint32_t row = 0; row < shape->coded_rows; row++)
-            bytes = trf_copy_stored(view, bytes, shape->cols - shape->coded_cols,
-                                    elements + row * stride + shape->coded_cols);
+            bytes =
+                copy_stored(view, bytes, shape->cols - shape->coded_cols, elements + row * stride + shape->coded_cols);
     for (uint32_t row = shape->coded_rows; row < shape->rows; row++)
-        bytes = trf_copy_stored(view, bytes, shape->cols, elements + row * stride);
+        bytes = copy_stored(view, bytes, shape->cols, elements + row * stride);
 }
 
-trf_status trf_decode_tile_with(trf_decode_slabs_fn *decode_slabs, const trf_blob_view *view,
-                                const trf_decode_table *table, uint64_t tile, const uint8_t *tile_bytes,
-                                uint16_t *elements, size_t stride, trf_error *err) {
+trf_status trf_decode_tile_by_slabs(trf_decode_slabs_fn *decode_slabs, const trf_blob_view *view,
+                                    const trf_decode_table *table, uint64_t tile, const uint8_t *tile_bytes,
+                                    uint16_t *elements, size_t stride, trf_error *err) {
     const trf_tile_meta *meta = &view->tiles[tile];
-    trf_tile_work work = {view, table, trf_tile_shape_of(&view->header, tile, meta->kind), meta->predictor_mode};
-    trf_slab_parts slabs[TRF_MAX_SLABS_PER_TILE];
-    uint32_t num_slabs = work.shape.slabs, slivers = 0;
+    trf_tile_context context = {view, table, trf_tile_shape_of(&view->header, tile, meta->coding),
+                                meta->predictor_mode};
+    trf_slab_view slabs[TRF_MAX_SLABS_PER_TILE];
+    uint32_t num_slabs = context.shape.slabs, slivers = 0;
     for (uint32_t s = 0; s < num_slabs; s++) {
-        const trf_slab_place place = trf_slab_place_of(&work.shape, tile_bytes, s, view->header.raw_bits);
-        slabs[s] = trf_slab_parts_of(&work.shape, s, &place, tile_bytes);
-        slivers = place.end;
+        const trf_slab_location location = trf_locate_slab(&context.shape, tile_bytes, s, view->header.raw_bits);
+        slabs[s] = view_slab(&context.shape, s, &location, tile_bytes);
+        slivers = location.end;
     }
     if (num_slabs) {
-        uint32_t bad = decode_slabs(&work, slabs, num_slabs, elements, stride);
+        uint32_t bad = decode_slabs(&context, slabs, num_slabs, elements, stride);
         if (bad < num_slabs)
-            return trf_fail(err, TRF_ERR_STREAM, meta->data_offset,
+            return trf_fail(err, TRF_ERR_RANS, meta->data_offset,
                             "tile %llu slab %u: a stream does not end where it must", (unsigned long long)tile, bad);
     }
     for (uint32_t s = 0; s < num_slabs; s++)
-        trf_write_exceptions(&slabs[s], elements, stride);
-    trf_copy_slivers(view, &work.shape, tile_bytes + slivers, elements, stride);
+        write_exceptions(&slabs[s], elements, stride);
+    copy_slivers(view, &context.shape, tile_bytes + slivers, elements, stride);
     return TRF_OK;
 }

@@ -1,12 +1,12 @@
-/* What all tile decoders share: finding a slab's parts, writing exceptions, copying slivers. A decoder proper turns
- * slabs into elements; trf_decode_tile_with does the rest around it. */
+/* What all tile decoders share: finding what a slab is made of, writing exceptions, copying slivers. A decoder proper
+ * turns slabs into elements; trf_decode_tile_by_slabs does the rest around it. */
 #ifndef TRF_DECODE_TILE_H
 #define TRF_DECODE_TILE_H
 
 #include "trf_decode.h"
 
 /* One slab of a checked tile. Pointers lead into the tile's bytes. */
-typedef struct trf_slab_parts {
+typedef struct trf_slab_view {
     trf_slab_shape shape;
     uint32_t row, col;            /* of its first weight, from the tile's */
     const uint8_t *raw;           /* chunks of planes */
@@ -16,30 +16,30 @@ typedef struct trf_slab_parts {
     uint32_t num_exceptions;
     const uint16_t *words; /* [num_words], the sum of pair_words */
     uint32_t num_words;
-} trf_slab_parts;
+} trf_slab_view;
 
-/* A tile at work. */
-typedef struct trf_tile_work {
+/* What decoding a tile needs to know. */
+typedef struct trf_tile_context {
     const trf_blob_view *view;
     const trf_decode_table *table;
     trf_tile_shape shape;
     uint32_t predictor_mode;
-} trf_tile_work;
+} trf_tile_context;
 
 /* Decodes the coded region's elements, exceptions not yet written. elements, stride: as trf_decode_tile_fn.
  *
- * A corrupt stream may ask for words that its pair, or its slab, does not have. What is read then is up to the
+ * A corrupt rANS stream may ask for words that its pair, or its slab, does not have. What is read then is up to the
  * decoder (but nothing outside the tile's bytes), and so are the elements. It does not influence the verdict: a slab
  * is good if and only if every lane ends in state 2^L and both lanes of every pair together have taken pair_words
  * words. As long as the sum is not exceeded, no lane has left its pair; once it is, no later word can bring it back.
  * @return the number of the first bad slab, or num_slabs. */
-typedef uint32_t trf_decode_slabs_fn(const trf_tile_work *work, const trf_slab_parts *slabs, uint32_t num_slabs,
+typedef uint32_t trf_decode_slabs_fn(const trf_tile_context *context, const trf_slab_view *slabs, uint32_t num_slabs,
                                      uint16_t *elements, size_t stride);
 
 /* A trf_decode_tile_fn around decode_slabs. */
-trf_status trf_decode_tile_with(trf_decode_slabs_fn *decode_slabs, const trf_blob_view *view,
-                                const trf_decode_table *table, uint64_t tile, const uint8_t *tile_bytes,
-                                uint16_t *elements, size_t stride, trf_error *err);
+trf_status trf_decode_tile_by_slabs(trf_decode_slabs_fn *decode_slabs, const trf_blob_view *view,
+                                    const trf_decode_table *table, uint64_t tile, const uint8_t *tile_bytes,
+                                    uint16_t *elements, size_t stride, trf_error *err);
 
 #ifdef TRF_HAVE_X86_SIMD
 trf_decode_tile_fn trf_decode_tile_avx2;   /* needs AVX2 */

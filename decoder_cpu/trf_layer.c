@@ -27,7 +27,7 @@ trf_status trf_layer_from_memory(const void *blob, uint64_t blob_bytes, trf_laye
 }
 
 /* Maps a whole regular file; an empty one leaves *mapping and *bytes as they are. */
-static trf_status trf_map_file(const char *path, void **mapping, size_t *bytes, trf_error *err) {
+static trf_status map_file(const char *path, void **mapping, size_t *bytes, trf_error *err) {
     struct stat info;
     /* O_NONBLOCK: opening a FIFO that nobody writes to must not hang. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -52,14 +52,14 @@ static trf_status trf_map_file(const char *path, void **mapping, size_t *bytes, 
 trf_status trf_layer_open(const char *path, trf_layer **layer, trf_error *err) {
     void *mapping = NULL;
     size_t bytes = 0;
-    trf_status status = trf_map_file(path, &mapping, &bytes, err);
+    trf_status status = map_file(path, &mapping, &bytes, err);
     if (status != TRF_OK)
         return status;
     status = trf_layer_from_memory(mapping, bytes, layer, err);
     if (status != TRF_OK) {
         if (mapping)
             munmap(mapping, bytes);
-        return trf_fail_in(err, status, "%s", path);
+        return trf_prefix_error(err, status, "%s", path);
     }
     (*layer)->mapping = mapping;
     (*layer)->mapping_bytes = bytes;
@@ -88,39 +88,39 @@ void trf_blob_describe(const trf_blob_view *view, trf_layer_info *info) {
         .state_bits = header->state_bits,
         .slab_cols = header->slab_cols,
         .granularity = (trf_granularity)view->extension.granularity,
-        .group_size = view->extension.group_size,
+        .scale_group_size = view->extension.scale_group_size,
         .predictor_modes = header->predictor_modes,
         .blob_bytes = header->blob_bytes,
         .tiles = view->num_tiles,
         .exceptions = view->extension.exception_count,
     };
     for (uint64_t t = 0; t < view->num_tiles; t++)
-        info->stored_tiles += view->tiles[t].kind == TRF_TILE_STORED;
+        info->stored_tiles += view->tiles[t].coding == TRF_TILE_STORED;
 }
 
 void trf_layer_get_info(const trf_layer *layer, trf_layer_info *info) { trf_blob_describe(&layer->view, info); }
 
 /* ---- decoding ---- */
 
-typedef struct trf_decode_work {
+typedef struct trf_decode_loop {
     const trf_layer *layer;
     uint8_t *weights;
     trf_decode_tile_fn *decode;
     uint16_t *elements; /* a tile for each worker, or NULL: tiles are decoded in place */
-} trf_decode_work;
+} trf_decode_loop;
 
-static trf_status trf_decode_one(void *context, uint64_t tile, int worker, trf_error *err) {
-    const trf_decode_work *work = context;
-    const trf_layer *layer = work->layer;
+static trf_status decode_layer_tile(void *context, uint64_t tile, int worker, trf_error *err) {
+    const trf_decode_loop *loop = context;
+    const trf_layer *layer = loop->layer;
     const size_t cols = layer->view.header.cols;
-    trf_tile_shape shape = trf_tile_shape_of(&layer->view.header, tile, layer->view.tiles[tile].kind);
+    trf_tile_shape shape = trf_tile_shape_of(&layer->view.header, tile, layer->view.tiles[tile].coding);
     uint8_t *to =
-        work->weights + (shape.row * cols + shape.col) * trf_dtype_bytes((trf_dtype)layer->view.header.source_dtype);
+        loop->weights + (shape.row * cols + shape.col) * trf_dtype_bytes((trf_dtype)layer->view.header.source_dtype);
     const uint8_t *tile_bytes = trf_layer_tile(layer, tile);
-    if (!work->elements)
-        return work->decode(&layer->view, &layer->table, tile, tile_bytes, (uint16_t *)to, cols, err);
-    uint16_t *elements = work->elements + (size_t)worker * TRF_TILE_SIZE * TRF_TILE_SIZE;
-    trf_status status = work->decode(&layer->view, &layer->table, tile, tile_bytes, elements, TRF_TILE_SIZE, err);
+    if (!loop->elements)
+        return loop->decode(&layer->view, &layer->table, tile, tile_bytes, (uint16_t *)to, cols, err);
+    uint16_t *elements = loop->elements + (size_t)worker * TRF_TILE_SIZE * TRF_TILE_SIZE;
+    trf_status status = loop->decode(&layer->view, &layer->table, tile, tile_bytes, elements, TRF_TILE_SIZE, err);
     if (status == TRF_OK)
         trf_elements_to_dtype(&layer->view, tile, elements, TRF_TILE_SIZE, to, cols);
     return status;
@@ -135,17 +135,17 @@ trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint64_t weig
         return trf_fail(err, TRF_ERR_SHAPE, TRF_NO_OFFSET, "a buffer of %llu bytes for %ux%u weights of %s",
                         (unsigned long long)weights_bytes, header->rows, header->cols,
                         trf_dtype_name((trf_dtype)header->source_dtype));
-    trf_decode_work work = {layer, weights, trf_decode_tile_best(), NULL};
+    trf_decode_loop loop = {layer, weights, trf_decode_tile_best(), NULL};
     const int elements_are_values = value_bytes == 2 && !layer->view.num_scales && (uintptr_t)weights % 2 == 0;
     int workers = trf_thread_count(threads);
     if ((uint64_t)workers > layer->view.num_tiles)
         workers = (int)layer->view.num_tiles;
     if (!elements_are_values) {
-        work.elements = malloc((size_t)workers * TRF_TILE_SIZE * TRF_TILE_SIZE * sizeof *work.elements);
-        if (!work.elements)
+        loop.elements = malloc((size_t)workers * TRF_TILE_SIZE * TRF_TILE_SIZE * sizeof *loop.elements);
+        if (!loop.elements)
             return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate buffers for %d workers", workers);
     }
-    trf_status status = trf_parallel_for(workers, layer->view.num_tiles, trf_decode_one, &work, err);
-    free(work.elements);
+    trf_status status = trf_parallel_for(workers, layer->view.num_tiles, decode_layer_tile, &loop, err);
+    free(loop.elements);
     return status;
 }

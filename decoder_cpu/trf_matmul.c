@@ -23,7 +23,7 @@ typedef struct trf_matmul_scratch {
     _Alignas(64) uint16_t elements[TRF_TILE_SIZE * TRF_TILE_SIZE];
 } trf_matmul_scratch;
 
-typedef struct trf_matmul_work {
+typedef struct trf_matmul_loop {
     const trf_layer *layer;
     const float *x;
     uint32_t m;
@@ -31,9 +31,9 @@ typedef struct trf_matmul_work {
     trf_decode_tile_fn *decode;
     trf_dot_rows_fn *dot_rows;
     trf_matmul_scratch *scratch; /* [workers] */
-} trf_matmul_work;
+} trf_matmul_loop;
 
-static trf_dot_rows_fn *trf_dot_rows_best(void) {
+static trf_dot_rows_fn *dot_rows_best(void) {
 #ifdef TRF_HAVE_X86_SIMD
     trf_decode_tile_fn *decode = trf_decode_tile_best(); /* which has looked at CPU and environment */
     if (decode == trf_decode_tile_avx512)
@@ -45,33 +45,34 @@ static trf_dot_rows_fn *trf_dot_rows_best(void) {
 }
 
 /* Copies columns of x under a tile, padded with zeros. */
-static void trf_take_batch(const trf_matmul_work *work, const trf_tile_shape *shape, uint32_t first, uint32_t count,
-                           float *to) {
+static void copy_batch(const trf_matmul_loop *loop, const trf_tile_shape *shape, uint32_t first, uint32_t count,
+                       float *to) {
     for (uint32_t i = 0; i < count; i++, to += TRF_TILE_SIZE) {
-        memcpy(to, work->x + (size_t)(first + i) * work->layer->view.header.cols + shape->col,
+        memcpy(to, loop->x + (size_t)(first + i) * loop->layer->view.header.cols + shape->col,
                shape->cols * sizeof *to);
         memset(to + shape->cols, 0, (TRF_TILE_SIZE - shape->cols) * sizeof *to);
     }
 }
 
-/* Adds one tile's part of the products to y. Codes with scales are summed group by group, and the sums scaled. */
-static void trf_multiply_tile(const trf_matmul_work *work, const trf_tile_shape *shape, trf_matmul_scratch *scratch) {
-    const trf_blob_view *view = &work->layer->view;
+/* Adds one tile's part of the products to y. Codes with scales are summed scale group by scale group, and the sums
+ * scaled. */
+static void multiply_one_tile(const trf_matmul_loop *loop, const trf_tile_shape *shape, trf_matmul_scratch *scratch) {
+    const trf_blob_view *view = &loop->layer->view;
     float scales[TRF_TILE_SIZE];
     for (uint32_t r = 0; r < TRF_TILE_SIZE; r++)
         scales[r] = 1;
-    for (uint32_t first = 0; first < work->m; first += BATCH) {
-        uint32_t count = work->m - first < BATCH ? work->m - first : BATCH;
-        trf_take_batch(work, shape, first, count, scratch->x);
+    for (uint32_t first = 0; first < loop->m; first += BATCH) {
+        uint32_t count = loop->m - first < BATCH ? loop->m - first : BATCH;
+        copy_batch(loop, shape, first, count, scratch->x);
         for (uint32_t col = 0, end; col < shape->cols; col = end) {
             end = trf_scale_end(view, shape, col);
             uint32_t padded = (end - col + TRF_DOT_COLS - 1) / TRF_DOT_COLS * TRF_DOT_COLS;
-            work->dot_rows(scratch->w + col, TRF_TILE_SIZE, shape->rows, scratch->x + col, TRF_TILE_SIZE, count, padded,
+            loop->dot_rows(scratch->w + col, TRF_TILE_SIZE, shape->rows, scratch->x + col, TRF_TILE_SIZE, count, padded,
                            scratch->sums, TRF_TILE_SIZE);
             for (uint32_t r = 0; view->num_scales && r < shape->rows; r++)
                 scales[r] = trf_scale_value(view, trf_scale_index(view, shape->row + r, shape->col + col));
             for (uint32_t i = 0; i < count; i++) {
-                float *y = work->y + (size_t)(first + i) * view->header.rows + shape->row;
+                float *y = loop->y + (size_t)(first + i) * view->header.rows + shape->row;
                 const float *sums = scratch->sums + i * TRF_TILE_SIZE;
                 for (uint32_t r = 0; r < shape->rows; r++)
                     y[r] += scales[r] * sums[r];
@@ -81,40 +82,40 @@ static void trf_multiply_tile(const trf_matmul_work *work, const trf_tile_shape 
 }
 
 /* Parallel over rows of tiles, each of which owns its columns of y. */
-static trf_status trf_multiply_tile_row(void *context, uint64_t tile_row, int worker, trf_error *err) {
-    const trf_matmul_work *work = context;
-    const trf_blob_view *view = &work->layer->view;
-    trf_matmul_scratch *scratch = &work->scratch[worker];
-    for (uint32_t j = 0; j < view->header.num_tiles_col; j++) {
-        uint64_t tile = tile_row * view->header.num_tiles_col + j;
-        trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].kind);
+static trf_status multiply_tile_row(void *context, uint64_t tile_row, int worker, trf_error *err) {
+    const trf_matmul_loop *loop = context;
+    const trf_blob_view *view = &loop->layer->view;
+    trf_matmul_scratch *scratch = &loop->scratch[worker];
+    for (uint32_t j = 0; j < view->header.num_tile_cols; j++) {
+        uint64_t tile = tile_row * view->header.num_tile_cols + j;
+        trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].coding);
         if (j == 0)
-            for (uint32_t i = 0; i < work->m; i++)
-                memset(work->y + (size_t)i * view->header.rows + shape.row, 0, shape.rows * sizeof *work->y);
+            for (uint32_t i = 0; i < loop->m; i++)
+                memset(loop->y + (size_t)i * view->header.rows + shape.row, 0, shape.rows * sizeof *loop->y);
         if (shape.cols % TRF_DOT_COLS) /* zeros behind the last column */
             memset(scratch->w, 0, sizeof scratch->w);
-        trf_status status = work->decode(view, &work->layer->table, tile, trf_layer_tile(work->layer, tile),
+        trf_status status = loop->decode(view, &loop->layer->table, tile, trf_layer_tile(loop->layer, tile),
                                          scratch->elements, TRF_TILE_SIZE, err);
         if (status != TRF_OK)
             return status;
         trf_elements_to_f32(view, tile, scratch->elements, TRF_TILE_SIZE, scratch->w, TRF_TILE_SIZE, 1);
-        trf_multiply_tile(work, &shape, scratch);
+        multiply_one_tile(loop, &shape, scratch);
     }
     return TRF_OK;
 }
 
 int trf_matmul_workers(const trf_layer *layer, int threads) {
-    const uint32_t tile_rows = layer->view.header.num_tiles_row;
+    const uint32_t tile_rows = layer->view.header.num_tile_rows;
     const int workers = trf_thread_count(threads);
     return (uint32_t)workers > tile_rows ? (int)tile_rows : workers;
 }
 
 uint64_t trf_matmul_scratch_bytes(int workers) { return (uint64_t)workers * sizeof(trf_matmul_scratch); }
 
-trf_status trf_matmul_run(const trf_layer *layer, const float *x, uint32_t m, float *y, int workers, void *scratch,
-                          trf_error *err) {
-    trf_matmul_work work = {layer, x, m, y, trf_decode_tile_best(), trf_dot_rows_best(), scratch};
-    return trf_parallel_for(workers, layer->view.header.num_tiles_row, trf_multiply_tile_row, &work, err);
+trf_status trf_multiply_layer(const trf_layer *layer, const float *x, uint32_t m, float *y, int workers, void *scratch,
+                              trf_error *err) {
+    trf_matmul_loop loop = {layer, x, m, y, trf_decode_tile_best(), dot_rows_best(), scratch};
+    return trf_parallel_for(workers, layer->view.header.num_tile_rows, multiply_tile_row, &loop, err);
 }
 
 trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
@@ -125,7 +126,7 @@ trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t
     void *scratch = aligned_alloc(_Alignof(trf_matmul_scratch), trf_matmul_scratch_bytes(workers));
     if (!scratch)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate buffers for %d workers", workers);
-    trf_status status = trf_matmul_run(layer, x, m, y, workers, scratch, err);
+    trf_status status = trf_multiply_layer(layer, x, m, y, workers, scratch, err);
     free(scratch);
     return status;
 }

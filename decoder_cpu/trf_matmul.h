@@ -14,8 +14,8 @@ int trf_matmul_workers(const trf_layer *layer, int threads);
 uint64_t trf_matmul_scratch_bytes(int workers);
 
 /* As trf_layer_matmul_cpu, without allocating. scratch: 64-byte aligned, of trf_matmul_scratch_bytes(workers). */
-trf_status trf_matmul_run(const trf_layer *layer, const float *x, uint32_t m, float *y, int workers, void *scratch,
-                          trf_error *err);
+trf_status trf_multiply_layer(const trf_layer *layer, const float *x, uint32_t m, float *y, int workers, void *scratch,
+                              trf_error *err);
 
 /* ---- dot products ---- */
 

@@ -4,8 +4,8 @@
 
 #include "trf_error.h"
 
-/* Turns a cudaError_t into a status: TRF_OK, TRF_ERR_MEMORY if the device has none left, else TRF_ERR_CUDA; and clears the runtime's
- * record of it, so that a later launch is not blamed. doing: what the call was to do, for the message. */
+/* Turns a cudaError_t into a status: TRF_OK, TRF_ERR_MEMORY if the device has none left, else TRF_ERR_CUDA; and clears
+ * the runtime's record of it, so that a later launch is not blamed. doing: what the call was to do, for the message. */
 trf_status trf_check_cuda(int error, const char *doing, trf_error *err);
 
 /* The device that was current before trf_enter_device. */
@@ -13,8 +13,9 @@ typedef struct trf_device_scope {
     int previous, device;
 } trf_device_scope;
 
-/* Makes `device` current for the calling thread until trf_leave_device, which follows if this succeeds, and otherwise may: what is taken down goes on, of a lost device, too. Costs next to
- * nothing if it is current already; allowed while a stream is captured. Errors: TRF_ERR_CUDA. */
+/* Makes `device` current for the calling thread until trf_leave_device, which follows if this succeeds, and otherwise
+ * may: what is taken down goes on, of a lost device, too. Costs next to nothing if it is current already; allowed while
+ * a stream is captured. Errors: TRF_ERR_CUDA. */
 trf_status trf_enter_device(int device, trf_device_scope *scope, trf_error *err);
 void trf_leave_device(const trf_device_scope *scope);
 

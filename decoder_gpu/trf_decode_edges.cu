@@ -1,10 +1,12 @@
-/* Every edge weight of a layer, written to memory; or, by the same slow and general way, every weight of its regular slabs.
+/* Every edge weight of a layer, written to memory; or, by the same slow and general way, every weight of its regular
+ * slabs.
  *
- * A block takes a band of 32 rows and, with its fellows in y, the band's columns of tiles; a warp takes a column of tiles at a time, and stages
- * its edges in shared memory in pieces of 1024 weights, from which rows are written coalesced. Where a tile has no edges, which is nearly
- * everywhere, the warp goes on after two loads.
+ * A block takes a band of 32 rows and, with its fellows in y, the band's columns of tiles; a warp takes a column of
+ * tiles at a time, and stages its edges in shared memory in segments of 1024 weights, from which rows are written
+ * coalesced. Where a tile has no edges, which is nearly everywhere, the warp goes on after two loads.
  *
- * Shared memory: kWarps * TRF_PIECE_ELEMENTS * 2 = 17,408 bytes, and 32. What binds is latency: a warp is one slab's chain of states. */
+ * Shared memory: kWarps * TRF_EDGE_SEGMENT_ELEMENTS * 2 = 17,408 bytes, and 32. What binds is latency: a warp is one
+ * slab's chain of states. */
 #include "trf_device_value.h"
 #include "trf_edge_warp.cuh"
 
@@ -13,14 +15,14 @@ namespace {
 constexpr uint32_t kWarps = 8;
 constexpr uint32_t kEnoughBlocks = 4096; /* beyond that, more blocks only take longer to find nothing */
 
-/* Writes a staged piece. */
-__device__ void write_piece(const trf_device_view &view, trf_decode_as as, const trf_edge &edge,
-                            const trf_edge_piece &piece, const uint16_t *staged, uint32_t lane, void *weights) {
+/* Writes a staged segment. */
+__device__ void write_segment(const trf_device_view &view, trf_decode_as as, const trf_edge &edge,
+                              const trf_edge_segment &segment, const uint16_t *staged, uint32_t lane, void *weights) {
     const uint32_t bytes = trf_device_value_bytes(&view, as);
-    for (uint32_t r = piece.row0; r < piece.row1; r++)
-        for (uint32_t c = lane; c < piece.cols; c += TRF_LANES) {
-            const uint32_t row = edge.tile.row + edge.band_row + r, col = edge.tile.col + piece.col + c;
-            const uint32_t bits = trf_device_value(&view, as, staged[r * piece.pitch + c], row, col);
+    for (uint32_t r = segment.row0; r < segment.row1; r++)
+        for (uint32_t c = lane; c < segment.cols; c += TRF_LANES) {
+            const uint32_t row = edge.tile.row + edge.band_row + r, col = edge.tile.col + segment.col + c;
+            const uint32_t bits = trf_device_value(&view, as, staged[r * segment.pitch + c], row, col);
             trf_device_value_store(weights, bytes, (uint64_t)row * view.cols + col, bits);
         }
 }
@@ -38,28 +40,28 @@ __device__ void write_corrupt(const trf_device_view &view, trf_decode_as as, con
 
 /* Parts first to end - 1 of all bands. */
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
-    decode_parts(const __grid_constant__ trf_device_view view, trf_decode_as as, void *weights, uint32_t first,
+    decode_edges(const __grid_constant__ trf_device_view view, trf_decode_as as, void *weights, uint32_t first,
                  uint32_t end) {
-    __shared__ uint16_t staged[kWarps][TRF_PIECE_ELEMENTS];
+    __shared__ uint16_t staged[kWarps][TRF_EDGE_SEGMENT_ELEMENTS];
     __shared__ int16_t class_value[16];
     const uint32_t band = blockIdx.x, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     if (threadIdx.x < 16)
         class_value[threadIdx.x] = view.class_value[threadIdx.x];
     __syncthreads();
 
-    for (uint32_t j = blockIdx.y * kWarps + warp; j < view.num_tiles_col; j += kWarps * gridDim.y) {
-        if (!trf_band_has_parts(&view, band, j, first, end))
+    for (uint32_t j = blockIdx.y * kWarps + warp; j < view.num_tile_cols; j += kWarps * gridDim.y) {
+        if (!trf_band_has_edges_in(&view, band, j, first, end))
             continue;
 #pragma unroll 1
-        for (uint32_t part = first; part < end; part++) {
+        for (uint32_t edge_id = first; edge_id < end; edge_id++) {
             trf_edge edge = {};
-            if (!trf_warp_edge_open(edge, view, band, j, part, lane))
+            if (!trf_warp_edge_open(edge, view, band, j, edge_id, lane))
                 continue;
-            const uint32_t pieces = trf_edge_pieces(&edge);
+            const uint32_t segments = trf_edge_segments(&edge);
 #pragma unroll 1
-            for (uint32_t piece = 0; piece < pieces; piece++) {
-                trf_warp_edge_stage(edge, view, class_value, piece, lane, staged[warp]);
-                write_piece(view, as, edge, trf_edge_piece_at(&edge, piece), staged[warp], lane, weights);
+            for (uint32_t segment = 0; segment < segments; segment++) {
+                trf_warp_edge_stage(edge, view, class_value, segment, lane, staged[warp]);
+                write_segment(view, as, edge, trf_edge_segment_at(&edge, segment), staged[warp], lane, weights);
             }
             if (!trf_warp_edge_verdict(edge, view, lane)) {
                 __syncwarp(); /* behind the writes of all lanes */
@@ -71,17 +73,17 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
 
 int launch(const trf_device_view *view, trf_decode_as as, void *weights, uint32_t first, uint32_t end,
            trf_stream stream) {
-    const uint32_t groups = (view->num_tiles_col + kWarps - 1) / kWarps;
-    const uint32_t wanted = (kEnoughBlocks + view->num_bands - 1) / view->num_bands;
-    decode_parts<<<dim3(view->num_bands, groups < wanted ? groups : wanted), kWarps * TRF_LANES, 0, stream>>>(
-        *view, as, weights, first, end);
+    const uint32_t blocks_needed = (view->num_tile_cols + kWarps - 1) / kWarps;
+    const uint32_t blocks_wanted = (kEnoughBlocks + view->num_bands - 1) / view->num_bands;
+    decode_edges<<<dim3(view->num_bands, blocks_needed < blocks_wanted ? blocks_needed : blocks_wanted),
+                   kWarps * TRF_LANES, 0, stream>>>(*view, as, weights, first, end);
     return cudaGetLastError();
 }
 
 } // namespace
 
 int trf_launch_decode_edges(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream) {
-    return launch(view, as, weights, 0, TRF_EDGE_PARTS, stream);
+    return launch(view, as, weights, 0, TRF_EDGE_COUNT, stream);
 }
 
 int trf_launch_decode_slabs_general(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream) {

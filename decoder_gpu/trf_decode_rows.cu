@@ -1,10 +1,11 @@
 /* Rows of a layer by number: an embedding's look-up.
  *
- * A warp takes one row and eight columns of slabs, four lanes for each (trf_row_decode.h); warps go on by the grid's size. A row is in a quarter of a lane's weights, or half of them, so
- * the walk costs four times the weights that are kept; but nothing else of the row's band is read or decoded.
+ * A warp takes one row and eight columns of slabs, four lanes for each (trf_row_decode.h); warps go on by the grid's
+ * size. A row is in a quarter of a lane's weights, or half of them, so the walk costs four times the weights that are
+ * kept; but nothing else of the row's band is read or decoded.
  *
- * Shared memory: the slots of the decode table, 16 KiB. What binds is latency, a lane's chain of states with a table look-up in each; for small batches also the first touch of the raw
- * bits, which are therefore asked for ahead. */
+ * Shared memory: the slots of the decode table, 16 KiB. What binds is latency, a lane's chain of states with a table
+ * look-up in each; for small batches also the first touch of the raw bits, which are therefore asked for ahead. */
 #include "trf_decode_rows.h"
 #include "trf_edge_warp.cuh"
 #include "trf_row_decode.h"
@@ -15,47 +16,49 @@ constexpr uint32_t kWarps = 4;
 constexpr uint32_t kSlabs = TRF_LANES / TRF_ROW_LANES; /* of a warp */
 constexpr uint32_t kBlocksEach = 8;                    /* of a multiprocessor, beyond which warps take several rows */
 
-/* Asks for the raw bits of a row's four lanes: of full chunks, in which they lie side by side in groups of four words a lane. */
-__device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const trf_row_piece &piece,
+/* Asks for the raw bits of a row's four lanes: of full chunks, in which they lie side by side in vectors of four words
+ * a lane. */
+__device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const trf_row_segment &segment,
                                              uint32_t quarter) {
-    const uint32_t row = piece.row % TRF_SLAB_ROWS, lane = TRF_ROW_LANES * (row % 8), each = view.raw_bits / 2;
-    const trf_slab_shape shape = trf_slab_shape_from(&piece.tile, piece.row - row, piece.col);
-    const uint32_t groups = trf_lane_weights(shape) / TRF_CHUNK_WEIGHTS * each;
-    for (uint32_t g = quarter; g < groups; g += TRF_ROW_LANES)
-        trf_prefetch_l2(view.blob + piece.raw + trf_chunk_offset(view.raw_bits, g / each) +
+    const uint32_t row = segment.row % TRF_SLAB_ROWS, lane = TRF_ROW_LANES * (row % 8), each = view.raw_bits / 2;
+    const trf_slab_shape shape = trf_slab_shape_from(&segment.tile, segment.row - row, segment.col);
+    const uint32_t vectors = trf_lane_weights(shape) / TRF_CHUNK_WEIGHTS * each;
+    for (uint32_t g = quarter; g < vectors; g += TRF_ROW_LANES)
+        trf_prefetch_l2(view.blob + segment.raw + trf_chunk_offset(view.raw_bits, g / each) +
                         trf_plane_word_offset(4 * each, lane, 4 * (g % each)));
 }
 
-/* One lane's part of a row. All lanes of the warp call it. Inlined, so that it sees what the kernel knows of the view. */
+/* One lane's part of a row. All lanes of the warp call it. Inlined, so that it sees what the kernel knows of the
+ * view. */
 __device__ __forceinline__ void decode_row(const trf_device_view &view, const uint32_t *slots,
-                                           const int16_t *class_value, int64_t id, const trf_layer_cut &cut,
+                                           const int16_t *class_value, int64_t id, const trf_shard_range &shard,
                                            uint32_t slab_col, uint32_t lane, const trf_row_target &target) {
     const uint32_t quarter = lane % TRF_ROW_LANES;
     const bool is_there = slab_col < view.num_slab_cols;
-    trf_row_piece piece = {};
+    trf_row_segment segment = {};
     bool good = true;
-    if (is_there && (id < 0 || id >= cut.rows)) {
+    if (is_there && (id < 0 || id >= shard.rows)) {
         trf_row_fill(&view, slab_col, quarter, &target);
     } else if (is_there) {
-        piece = trf_row_piece_at(&view, cut.row + (uint32_t)id, slab_col);
-        if (piece.coded_cols && trf_row_is_wanted(&piece, &target))
-            prefetch_raw(view, piece, quarter);
-        good = trf_row_decode(&view, slots, class_value, &piece, quarter, &target);
+        segment = trf_row_segment_at(&view, shard.row + (uint32_t)id, slab_col);
+        if (segment.coded_cols && trf_row_is_wanted(&segment, &target))
+            prefetch_raw(view, segment, quarter);
+        good = trf_row_decode(&view, slots, class_value, &segment, quarter, &target);
     }
     const uint32_t bad = __ballot_sync(kAllLanes, !good) >> (lane - quarter) & 0xF;
     if (bad) {
-        trf_row_spoil_lane(&view, &piece, quarter, &target);
+        trf_row_spoil_lane(&view, &segment, quarter, &target);
         if (quarter == 0)
-            trf_record_fault(view, piece.index);
+            trf_record_fault(view, segment.index);
     }
 }
 
 /* Where codec and class bits are known, with which all planes of float codecs are, half of the instructions go. */
 template <uint32_t kCodec, uint32_t kClassBits>
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
-    decode_rows(const __grid_constant__ trf_device_view given, const __grid_constant__ trf_layer_cut cut,
+    decode_rows(const __grid_constant__ trf_device_view view_arg, const __grid_constant__ trf_shard_range shard,
                 const __grid_constant__ trf_row_request request) {
-    trf_device_view view = given;
+    trf_device_view view = view_arg;
     view.codec = kCodec;
     view.class_bits = kClassBits;
     if (kCodec != TRF_CODEC_INT)
@@ -66,27 +69,27 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     for (uint32_t s = threadIdx.x; s < 1u << view.probability_bits; s += blockDim.x)
         slots[s] = view.slots[s];
     if (threadIdx.x < 16)
-        class_value[threadIdx.x] = given.class_value[threadIdx.x]; /* not the copy, which is to stay in registers */
+        class_value[threadIdx.x] = view_arg.class_value[threadIdx.x]; /* not the copy, which is to stay in registers */
     __syncthreads();
 
-    const uint32_t groups = (view.num_slab_cols + kSlabs - 1) / kSlabs;
-    const uint64_t work = (uint64_t)request.count * groups;
+    const uint32_t warps_per_row = (view.num_slab_cols + kSlabs - 1) / kSlabs;
+    const uint64_t work = (uint64_t)request.count * warps_per_row;
     trf_row_target target;
-    target.col = cut.col;
-    target.cols = cut.cols;
+    target.col = shard.col;
+    target.cols = shard.cols;
     target.as = request.as;
     target.value_bytes = trf_device_value_bytes(&view, request.as);
     for (uint64_t w = (uint64_t)blockIdx.x * kWarps + warp; w < work; w += (uint64_t)gridDim.x * kWarps) {
-        const uint64_t index = w / groups;
-        const uint32_t slab_col = (uint32_t)(w % groups) * kSlabs + lane / TRF_ROW_LANES;
-        target.to = (uint8_t *)request.rows + index * cut.cols * target.value_bytes;
+        const uint64_t index = w / warps_per_row;
+        const uint32_t slab_col = (uint32_t)(w % warps_per_row) * kSlabs + lane / TRF_ROW_LANES;
+        target.to = (uint8_t *)request.rows + index * shard.cols * target.value_bytes;
         target.aligned = (uintptr_t)target.to % (4 * target.value_bytes) == 0;
-        decode_row(view, slots, class_value, trf_row_id(request.ids, request.id_bytes, index), cut, slab_col, lane,
+        decode_row(view, slots, class_value, trf_row_id(request.ids, request.id_bytes, index), shard, slab_col, lane,
                    target);
     }
 }
 
-using rows_kernel = void (*)(trf_device_view, trf_layer_cut, trf_row_request);
+using rows_kernel = void (*)(trf_device_view, trf_shard_range, trf_row_request);
 
 template <uint32_t kCodec> rows_kernel kernel_of(uint32_t class_bits) {
     return class_bits == 2 ? decode_rows<kCodec, 2> : decode_rows<kCodec, 4>;
@@ -117,7 +120,7 @@ trf_decode_as simplest(const trf_device_view *view, trf_decode_as as) {
 
 } // namespace
 
-int trf_launch_decode_rows(const trf_device_view *view, const trf_layer_cut *cut, const trf_row_request *request,
+int trf_launch_decode_rows(const trf_device_view *view, const trf_shard_range *shard, const trf_row_request *request,
                            trf_stream stream) {
     int device, multiprocessors;
     cudaError_t error = cudaGetDevice(&device);
@@ -125,11 +128,12 @@ int trf_launch_decode_rows(const trf_device_view *view, const trf_layer_cut *cut
         error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess)
         return error;
-    const uint64_t groups = (view->num_slab_cols + kSlabs - 1) / kSlabs;
-    const uint64_t wanted = (request->count * groups + kWarps - 1) / kWarps;
+    const uint64_t warps_per_row = (view->num_slab_cols + kSlabs - 1) / kSlabs;
+    const uint64_t wanted = (request->count * warps_per_row + kWarps - 1) / kWarps;
     const uint64_t most = (uint64_t)multiprocessors * kBlocksEach;
     trf_row_request simple = *request;
     simple.as = simplest(view, request->as);
-    kernel_for(view)<<<(uint32_t)(wanted < most ? wanted : most), kWarps * TRF_LANES, 0, stream>>>(*view, *cut, simple);
+    kernel_for(view)<<<(uint32_t)(wanted < most ? wanted : most), kWarps * TRF_LANES, 0, stream>>>(*view, *shard,
+                                                                                                   simple);
     return cudaGetLastError();
 }

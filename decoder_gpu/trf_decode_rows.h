@@ -19,8 +19,8 @@ typedef struct trf_row_request {
 trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                 trf_error *err);
 
-/* The launch; cut: the layer's. @return its cudaError_t. */
-int trf_launch_decode_rows(const trf_device_view *view, const trf_layer_cut *cut, const trf_row_request *request,
+/* The launch; shard: the layer's. @return its cudaError_t. */
+int trf_launch_decode_rows(const trf_device_view *view, const trf_shard_range *shard, const trf_row_request *request,
                            trf_stream stream);
 
 #ifdef __cplusplus

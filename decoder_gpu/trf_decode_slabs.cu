@@ -8,21 +8,22 @@
 namespace {
 
 struct geometry {
-    bool usual, gathers;
+    bool default_p, gathers;
     uint32_t warps, table_log;
 };
 
-bool fits(const trf_device_view *view, const trf_device_facts *facts, const geometry &with, int shared_bytes,
-          trf_shared_plan *plan) {
-    *plan = trf_shared_plan_of(view->raw_bits, facts->max_stream_bytes, with.warps, 1, with.table_log, 0,
-                               with.gathers ? TRF_GATHER_BYTES : 0);
-    return (int)plan->total + kStaticSharedBytes <= shared_bytes;
+bool fits(const trf_device_view *view, const trf_layer_traits *traits, const geometry &chosen, int shared_bytes,
+          trf_smem_layout *smem) {
+    *smem = trf_smem_layout_of(view->raw_bits, traits->max_rans_bytes, chosen.warps, 1, chosen.table_log, 0,
+                               chosen.gathers ? TRF_GATHER_BYTES : 0);
+    return (int)smem->total + kStaticSharedBytes <= shared_bytes;
 }
 
-/* What a layer takes; 1 is what memory takes for the gathered weights of a slab of 256 columns a multiprocessor (0.96 us on an H200, where this was measured: docs/performance.md).
- * A warp has such a slab for 10.5 at least. At the end, when the last slabs are there, memory stands still for 2.2. */
+/* What a layer takes; 1 is what memory takes for the gathered weights of a slab of 256 columns a multiprocessor (0.96
+ * us on an H200, where this was measured: docs/performance.md). A warp has such a slab for 10.5 at least. At the end,
+ * when the last slabs are there, memory stands still for 2.2. */
 double gathered_time(const trf_device_view *view, uint32_t slabs, uint32_t multiprocessors, uint32_t warps) {
-    const uint32_t runs = multiprocessors * warps, most = (slabs + runs - 1) / runs;
+    const uint32_t warps_in_all = multiprocessors * warps, most = (slabs + warps_in_all - 1) / warps_in_all;
     return most * std::max((double)warps, 10.5) * view->slab_cols / TRF_TILE_SIZE + 2.2;
 }
 
@@ -31,13 +32,13 @@ double plain_time(const trf_device_view *view, uint32_t slabs, uint32_t multipro
 }
 
 /* The number of warps that gather, or 0 where the layer takes no less time so. */
-uint32_t gathering_warps(const trf_device_view *view, const trf_device_facts *facts, uint32_t slabs,
+uint32_t gathering_warps(const trf_device_view *view, const trf_layer_traits *traits, uint32_t slabs,
                          uint32_t multiprocessors, int shared_bytes) {
     uint32_t best = 0;
     double least = plain_time(view, slabs, multiprocessors);
-    trf_shared_plan plan;
-    for (uint32_t warps = kMostStoreWarps; warps >= 8; warps--) {
-        if (!fits(view, facts, {true, true, warps, kSmallTableLog}, shared_bytes, &plan))
+    trf_smem_layout smem;
+    for (uint32_t warps = kMaxStoreWarps; warps >= 8; warps--) {
+        if (!fits(view, traits, {true, true, warps, kSmallTableLog}, shared_bytes, &smem))
             continue;
         const double time = gathered_time(view, slabs, multiprocessors, warps);
         if (time < least) {
@@ -49,36 +50,36 @@ uint32_t gathering_warps(const trf_device_view *view, const trf_device_facts *fa
 }
 
 /* The first that fits, best first. table_log: of the kernel for a usual p. @return whether one does. */
-bool find_geometry(const trf_device_view *view, const trf_device_facts *facts, uint32_t gathering, uint32_t table_log,
-                   int shared_bytes, geometry *found, trf_shared_plan *plan) {
-    *found = {true, gathering != 0, gathering ? gathering : kMostStoreWarps, table_log};
-    if (trf_has_usual_p(*view, facts->max_frequency) && fits(view, facts, *found, shared_bytes, plan))
+bool find_geometry(const trf_device_view *view, const trf_layer_traits *traits, uint32_t gathering, uint32_t table_log,
+                   int shared_bytes, geometry *found, trf_smem_layout *smem) {
+    *found = {true, gathering != 0, gathering ? gathering : kMaxStoreWarps, table_log};
+    if (trf_has_default_p(*view, traits->max_frequency) && fits(view, traits, *found, shared_bytes, smem))
         return true;
-    *found = {false, false, kMostStoreWarps, kTableLog};
-    for (found->warps = kMostStoreWarps; found->warps >= 4; found->warps /= 2)
+    *found = {false, false, kMaxStoreWarps, kTableLog};
+    for (found->warps = kMaxStoreWarps; found->warps >= 4; found->warps /= 2)
         for (found->table_log = kTableLog; found->table_log >= view->probability_bits + 4; found->table_log--)
-            if (fits(view, facts, *found, shared_bytes, plan))
+            if (fits(view, traits, *found, shared_bytes, smem))
                 return true;
     return false;
 }
 
-trf_store_kernel kernel_of(const trf_device_view *view, trf_store_kind kind, bool usual) {
-    const uint32_t bytes = trf_store_bytes(kind);
+trf_store_kernel kernel_of(const trf_device_view *view, trf_store_format format, bool default_p) {
+    const uint32_t bytes = trf_store_bytes(format);
     switch (view->codec) {
     case TRF_CODEC_BF16:
-        return trf_store_bf16(view->class_bits, bytes, usual);
+        return trf_store_bf16(view->class_bits, bytes, default_p);
     case TRF_CODEC_FP16:
-        return trf_store_fp16(view->class_bits, usual);
+        return trf_store_fp16(view->class_bits, default_p);
     case TRF_CODEC_INT:
-        return trf_store_int(view->class_bits, bytes, usual);
+        return trf_store_int(view->class_bits, bytes, default_p);
     default:
-        return trf_store_fp8(view->codec, view->class_bits, bytes, usual);
+        return trf_store_fp8(view->codec, view->class_bits, bytes, default_p);
     }
 }
 
-/* Codes of more than 8 bits do not fit the bytes that groups are formed in. */
-bool takes(const trf_device_view *view, trf_store_kind kind) {
-    return kind != TRF_STORE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
+/* Codes of more than 8 bits do not fit the bytes that quads are built in. */
+bool has_kernel(const trf_device_view *view, trf_store_format format) {
+    return format != TRF_STORE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
 }
 
 int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, int multiprocessors,
@@ -87,14 +88,14 @@ int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, 
     cudaError_t error = trf_allow_all_shared((const void *)kernel, &attributes);
     if (error != cudaSuccess)
         return error;
-    kernel<<<multiprocessors, warps * TRF_LANES, args.shared.total, stream>>>(args);
+    kernel<<<multiprocessors, warps * TRF_LANES, args.smem.total, stream>>>(args);
     return cudaGetLastError();
 }
 
 } // namespace
 
-int trf_launch_decode_slabs(const trf_device_view *view, const trf_device_facts *facts, trf_decode_as as, void *weights,
-                            trf_stream stream) {
+int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,
+                            void *weights, trf_stream stream) {
     trf_store_args args = {};
     args.regular_cols = trf_regular_slab_cols(*view);
     args.slabs = view->rows / TRF_SLAB_ROWS * args.regular_cols;
@@ -108,19 +109,20 @@ int trf_launch_decode_slabs(const trf_device_view *view, const trf_device_facts 
         error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error != cudaSuccess)
         return error;
-    geometry with;
-    args.kind = trf_store_kind_of(view, as);
-    const uint32_t bytes = trf_store_bytes(args.kind), vector_bytes = bytes == 1 ? 8 : 16;
+    geometry chosen;
+    args.format = trf_store_format_of(view, as);
+    const uint32_t bytes = trf_store_bytes(args.format), vector_bytes = bytes == 1 ? 8 : 16;
     const bool aligned = (uint64_t)view->cols * bytes % vector_bytes == 0 && (uintptr_t)weights % vector_bytes == 0;
     const uint32_t gathering = aligned && trf_may_gather(view->codec, bytes)
-                                   ? gathering_warps(view, facts, args.slabs, multiprocessors, shared_bytes)
+                                   ? gathering_warps(view, traits, args.slabs, multiprocessors, shared_bytes)
                                    : 0;
-    if (!takes(view, args.kind) || !find_geometry(view, facts, gathering, trf_store_table_log(view->codec, bytes),
-                                                  shared_bytes, &with, &args.shared))
+    if (!has_kernel(view, args.format) ||
+        !find_geometry(view, traits, gathering, trf_store_table_log(view->codec, bytes), shared_bytes, &chosen,
+                       &args.smem))
         return trf_launch_decode_slabs_general(view, as, weights, stream);
     args.view = *view;
     args.weights = weights;
     args.as = as;
-    args.way = with.gathers ? TRF_STORE_GATHERED : aligned ? TRF_STORE_TOGETHER : TRF_STORE_SINGLY;
-    return launch(kernel_of(view, args.kind, with.usual), args, with.warps, multiprocessors, stream);
+    args.method = chosen.gathers ? TRF_STORE_GATHERED : aligned ? TRF_STORE_VECTOR : TRF_STORE_SCALAR;
+    return launch(kernel_of(view, args.format, chosen.default_p), args, chosen.warps, multiprocessors, stream);
 }

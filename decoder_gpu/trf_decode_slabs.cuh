@@ -1,27 +1,30 @@
 /* Every weight of a layer's regular slabs, written to memory.
  *
- * One persistent block a multiprocessor. The slabs, band by band, are cut into equal runs, one a warp; a warp decodes its run as the fused kernels
- * do (trf_walk_slabs), but stores the fragments: in each pair of column steps a lane has 8 neighbouring columns of four rows, which are 16 bytes of
- * each for 16-bit weights. Memory takes pieces of 64 bytes at 88 % of the rate of pieces of 256; so warps gather those in shared memory first, where there is space for it and work enough for
- * the fewer warps that it leaves (trf_decode_slabs.cu).
+ * One persistent block a multiprocessor. The slabs, band by band, are cut into equal shares, one a warp; a warp decodes
+ * its share as the fused kernels do (trf_walk_slabs), but stores the fragments: in each pair of column steps a lane has
+ * 8 neighbouring columns of four rows, which are 16 bytes of each for 16-bit weights. Memory takes pieces of 64 bytes
+ * at 88 % of the rate of pieces of 256; so warps gather those in shared memory first, where there is space for it and
+ * work enough for the fewer warps that it leaves (trf_decode_slabs.cu).
  *
- * Shared memory: trf_shared_plan, and TRF_GATHER_BYTES for each warp that gathers. Registers: at most 128 a thread with 16 warps. What limits it: docs/performance.md. */
+ * Shared memory: trf_smem_layout, and TRF_GATHER_BYTES for each warp that gathers. Registers: at most 128 a thread with
+ * 16 warps. What limits it: docs/performance.md. */
 #ifndef TRF_DECODE_SLABS_CUH
 #define TRF_DECODE_SLABS_CUH
 
-#include "trf_slab_stream.cuh"
-#include "trf_store.h"
+#include "trf_fragment_store.h"
+#include "trf_slab_walk.cuh"
 
-static constexpr uint32_t kMostStoreWarps = 16;
+static constexpr uint32_t kMaxStoreWarps = 16;
 
 /* How a lane's 8 neighbouring columns of a row get to memory. */
-typedef enum trf_store_way {
-    TRF_STORE_SINGLY,   /* one by one: rows are not aligned */
-    TRF_STORE_TOGETHER, /* in one piece */
-    TRF_STORE_GATHERED  /* by way of shared memory, with others of the row: TRF_GATHER_ROW_BYTES in one piece */
-} trf_store_way;
+typedef enum trf_store_method {
+    TRF_STORE_SCALAR,  /* one by one: rows are not aligned */
+    TRF_STORE_VECTOR,  /* in one piece */
+    TRF_STORE_GATHERED /* by way of shared memory, with others of the row: TRF_GATHER_ROW_BYTES in one piece */
+} trf_store_method;
 
-/* Whether kernels for a usual p have code for TRF_STORE_GATHERED. FP8 and integers take fewer bytes, and longer with as few warps as that leaves. */
+/* Whether kernels for a usual p have code for TRF_STORE_GATHERED. FP8 and integers take fewer bytes, and longer with as
+ * few warps as that leaves. */
 __host__ __device__ constexpr bool trf_may_gather(uint32_t codec, uint32_t bytes) {
     return bytes == 2 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16);
 }
@@ -34,13 +37,13 @@ __host__ __device__ constexpr int trf_store_table_log(uint32_t codec, uint32_t b
 /* By value to every kernel of the family. */
 struct trf_store_args {
     trf_device_view view;
-    trf_shared_plan shared;
+    trf_smem_layout smem;
     void *weights;         /* [rows][cols] */
     uint32_t regular_cols; /* columns of slabs that are regular, at least 1 */
     uint32_t slabs;        /* entries of whole bands in them */
     trf_decode_as as;
-    trf_store_kind kind;
-    trf_store_way way;
+    trf_store_format format;
+    trf_store_method method;
 };
 
 /* ---- stores: a lane's columns of one row ---- */
@@ -77,9 +80,9 @@ template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8
 /* ---- the sink of a walk ---- */
 
 /* kBytes: of a weight, as stored. kMayGather: whether a.way may be TRF_STORE_GATHERED. */
-template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
-    static constexpr uint32_t kCodec = Form::kCodec;
-    static constexpr bool kScales = Form::kInt && kBytes != 1;
+template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
+    static constexpr uint32_t kCodec = Traits::kCodec;
+    static constexpr bool kScales = Traits::kInt && kBytes != 1;
     const trf_store_args &a;
     uint32_t lane;
     uint64_t row_bytes;
@@ -106,7 +109,7 @@ template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
         uint32_t mode = 0;
         if (a.view.row_offsets || a.view.col_offsets)
             mode = __ldg(&a.view
-                              .tiles[(uint64_t)(walk.band / TRF_BANDS_PER_TILE) * a.view.num_tiles_col +
+                              .tiles[(uint64_t)(walk.band / TRF_BANDS_PER_TILE) * a.view.num_tile_cols +
                                      walk.col * a.view.slab_cols / TRF_TILE_SIZE]
                               .predictor_mode);
         has_offsets = mode || a.view.exponent_offset;
@@ -124,14 +127,15 @@ template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
 #pragma unroll
         for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
             scale[r] = trf_device_scale(&a.view, row + 8 * r, col);
-        scale_end = a.view.group_size ? (col / a.view.group_size + 1) * a.view.group_size : 0xFFFFFFFFu;
+        scale_end =
+            a.view.scale_group_size ? (col / a.view.scale_group_size + 1) * a.view.scale_group_size : 0xFFFFFFFFu;
     }
 
     /* ---- what the walk calls ---- */
 
-    static constexpr bool kCopies = false;
-    __device__ __forceinline__ void chunk_ahead() {}
-    __device__ __forceinline__ void slab_ahead(const trf_walk &) {}
+    static constexpr bool kCopiesX = false;
+    __device__ __forceinline__ void prefetch_chunk() {}
+    __device__ __forceinline__ void prefetch_slab(const trf_walk &) {}
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         row = walk.band * TRF_SLAB_ROWS + trf_store_row(lane, 0);
@@ -141,13 +145,13 @@ template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
                       (uint64_t)walk.col * a.view.slab_cols * kBytes;
         gathered = 0;
         scale_end = col;
-        if (!Form::kInt)
+        if (!Traits::kInt)
             load_row_offsets(walk);
     }
 
-    __device__ __forceinline__ void begin_pair(int) {
+    __device__ __forceinline__ void begin_step_pair(int) {
         odd = false;
-        if (!Form::kInt && has_col_offsets)
+        if (!Traits::kInt && has_col_offsets)
             col_offsets = __ldg(reinterpret_cast<const uint2 *>(a.view.col_offsets + col));
         if (kScales && col >= scale_end)
             load_scales();
@@ -155,7 +159,7 @@ template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
         trf_step_elements(kCodec, a.view.class_value[0], reg);
-        if (!Form::kInt && has_offsets) {
+        if (!Traits::kInt && has_offsets) {
             if (has_col_offsets)
                 trf_step_offsets(kCodec, row_offsets, 1, odd ? col_offsets.y : col_offsets.x, reg);
             else
@@ -168,7 +172,7 @@ template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
         return trf_exception_element(record);
     }
 
-    __device__ __forceinline__ bool gathers() const { return kMayGather && a.way == TRF_STORE_GATHERED; }
+    __device__ __forceinline__ bool gathers() const { return kMayGather && a.method == TRF_STORE_GATHERED; }
 
     /* What was gathered goes to memory. */
     __device__ __forceinline__ void flush() {
@@ -187,7 +191,7 @@ template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
 
     /* The words of the lane's four rows, at `at` bytes from its place in each. */
     template <class Words> __device__ __forceinline__ void put_rows(const Words *words, uint32_t at) const {
-        if (a.way == TRF_STORE_SINGLY) {
+        if (a.method == TRF_STORE_SCALAR) {
 #pragma unroll
             for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
                 trf_put_words<kBytes>(to + 8 * r * row_bytes + at, words[r]);
@@ -224,8 +228,8 @@ template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
         uint4 words[TRF_STORE_ROWS];
 #pragma unroll
         for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
-            const uint32_t first = trf_store_pair(kCodec, a.kind, reg[trf_row_register(r, 0)], scale[r]),
-                           second = trf_store_pair(kCodec, a.kind, reg[trf_row_register(r, 1)], scale[r]);
+            const uint32_t first = trf_store_pair(kCodec, a.format, reg[trf_row_register(r, 0)], scale[r]),
+                           second = trf_store_pair(kCodec, a.format, reg[trf_row_register(r, 1)], scale[r]);
             words[r] = make_uint4(kept[2 * r], kept[2 * r + 1], first, second);
             kept[2 * r] = first;
             kept[2 * r + 1] = second;
@@ -256,9 +260,9 @@ template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
         else
             step_of_4(reg[0]);
         if (odd) {
-            to += TRF_PAIR_COLS * kBytes;
-            col += TRF_PAIR_COLS;
-            if (gathers() && (gathered += TRF_PAIR_COLS * kBytes) == TRF_GATHER_ROW_BYTES)
+            to += TRF_STEP_PAIR_COLS * kBytes;
+            col += TRF_STEP_PAIR_COLS;
+            if (gathers() && (gathered += TRF_STEP_PAIR_COLS * kBytes) == TRF_GATHER_ROW_BYTES)
                 flush();
         }
         odd = !odd;
@@ -284,47 +288,47 @@ template <class Form, int kBytes, bool kMayGather> struct trf_store_sink {
 
 /* ---- the kernel ---- */
 
-template <class Form, int kBytes, int kP>
-__global__ void __launch_bounds__(kMostStoreWarps *TRF_LANES, 1)
+template <class Traits, int kBytes, int kP>
+__global__ void __launch_bounds__(kMaxStoreWarps *TRF_LANES, 1)
     trf_decode_slabs(const __grid_constant__ trf_store_args a) {
-    constexpr bool kMayGather = kP && trf_may_gather(Form::kCodec, kBytes);
-    constexpr int kLog = kP ? trf_store_table_log(Form::kCodec, kBytes) : 0;
+    constexpr bool kMayGather = kP && trf_may_gather(Traits::kCodec, kBytes);
+    constexpr int kLog = kP ? trf_store_table_log(Traits::kCodec, kBytes) : 0;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
     const uint32_t shared = trf_shared_address(shared_memory);
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const trf_table_source<kP> table_source(a.view);
-    const uint64_t run = (uint64_t)blockIdx.x * warps + warp, runs = (uint64_t)gridDim.x * warps;
-    const uint32_t begin = (uint32_t)(a.slabs * run / runs), end = (uint32_t)(a.slabs * (run + 1) / runs);
+    const uint64_t share = (uint64_t)blockIdx.x * warps + warp, shares = (uint64_t)gridDim.x * warps;
+    const uint32_t begin = (uint32_t)(a.slabs * share / shares), end = (uint32_t)(a.slabs * (share + 1) / shares);
     const trf_walk walk = {begin / a.regular_cols, begin % a.regular_cols, a.regular_cols, end - begin};
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
-    const uint32_t memory = shared + a.shared.warps + warp * a.shared.warp_bytes;
-    const trf_walk_grid grid = {a.regular_cols};
+    const uint32_t memory = shared + a.smem.warps + warp * a.smem.warp_bytes;
+    const trf_all_bands band_order = {a.regular_cols};
 
     trf_stager<1> stager;
-    trf_start<Form>(stager, a.view, a.shared, planes, walk, grid, memory, lane);
-    trf_build_constants<Form, kP, kLog>(a.view, table_source, shared, a.shared, &constants);
+    trf_start<Traits>(stager, a.view, a.smem, planes, walk, band_order, memory, lane);
+    trf_build_constants<Traits, kP, kLog>(a.view, table_source, shared, a.smem, &constants);
     __syncthreads();
 
-    trf_store_sink<Form, kBytes, kMayGather> sink(a, lane, memory + a.shared.slab_bytes);
-    trf_walk_slabs<Form>(
-        a.view, a.shared, planes, stager,
-        trf_lane_rule_of<kP, kLog>(a.view, shared_memory, a.shared.table_log, trf_shared_address(&constants), lane),
-        shared + a.shared.pair_masks, grid, 0xFFFFFFFF, lane, sink);
-    trf_copy_wait<0>();
+    trf_store_sink<Traits, kBytes, kMayGather> sink(a, lane, memory + a.smem.slab_bytes);
+    trf_walk_slabs<Traits>(
+        a.view, a.smem, planes, stager,
+        trf_rans_params_of<kP, kLog>(a.view, shared_memory, a.smem.table_log, trf_shared_address(&constants), lane),
+        shared + a.smem.pair_masks, band_order, 0xFFFFFFFF, lane, sink);
+    trf_cp_async_wait<0>();
 }
 
 typedef void (*trf_store_kernel)(trf_store_args);
 
-/* usual: trf_has_usual_p. */
-template <class Form, int kBytes> static trf_store_kernel trf_pick_store(bool usual) {
-    return usual ? trf_decode_slabs<Form, kBytes, kUsualP<Form>> : trf_decode_slabs<Form, kBytes, 0>;
+/* usual: trf_has_default_p. */
+template <class Traits, int kBytes> static trf_store_kernel trf_decode_pick(bool default_p) {
+    return default_p ? trf_decode_slabs<Traits, kBytes, kDefaultP<Traits>> : trf_decode_slabs<Traits, kBytes, 0>;
 }
 
 /* The kernel for a kind's bytes a weight; one function for each .cu of the family. */
-trf_store_kernel trf_store_bf16(uint32_t class_bits, uint32_t bytes, bool usual);                /* 2 or 4 bytes */
-trf_store_kernel trf_store_fp16(uint32_t class_bits, bool usual);                                /* 2 */
-trf_store_kernel trf_store_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool usual); /* 1 or 2 */
-trf_store_kernel trf_store_int(uint32_t class_bits, uint32_t bytes, bool usual);                 /* 1, 2 or 4 */
+trf_store_kernel trf_store_bf16(uint32_t class_bits, uint32_t bytes, bool default_p);                /* 2 or 4 bytes */
+trf_store_kernel trf_store_fp16(uint32_t class_bits, bool default_p);                                /* 2 */
+trf_store_kernel trf_store_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */
+trf_store_kernel trf_store_int(uint32_t class_bits, uint32_t bytes, bool default_p);                 /* 1, 2 or 4 */
 
 #endif

@@ -1,13 +1,13 @@
 /* The kernels that decode slabs of the int codec. */
 #include "trf_decode_slabs.cuh"
 
-template <class Form> static trf_store_kernel trf_pick_bytes_of(uint32_t bytes, bool usual) {
-    return bytes == 1   ? trf_pick_store<Form, 1>(usual)
-           : bytes == 2 ? trf_pick_store<Form, 2>(usual)
-                        : trf_pick_store<Form, 4>(usual);
+template <class Traits> static trf_store_kernel pick_bytes_of(uint32_t bytes, bool usual) {
+    return bytes == 1   ? trf_decode_pick<Traits, 1>(usual)
+           : bytes == 2 ? trf_decode_pick<Traits, 2>(usual)
+                        : trf_decode_pick<Traits, 4>(usual);
 }
 
 trf_store_kernel trf_store_int(uint32_t class_bits, uint32_t bytes, bool usual) {
-    return class_bits == 2 ? trf_pick_bytes_of<trf_form<TRF_CODEC_INT, 2>>(bytes, usual)
-                           : trf_pick_bytes_of<trf_form<TRF_CODEC_INT, 4>>(bytes, usual);
+    return class_bits == 2 ? pick_bytes_of<trf_codec_traits<TRF_CODEC_INT, 2>>(bytes, usual)
+                           : pick_bytes_of<trf_codec_traits<TRF_CODEC_INT, 4>>(bytes, usual);
 }

@@ -1,4 +1,5 @@
-/* From elements to values, one weight at a time: what a decoder on the device writes, and what an edge is worth in F32. C and CUDA. */
+/* From elements to values, one weight at a time: what a decoder on the device writes, and what an edge is worth in F32.
+ * C and CUDA. */
 #ifndef TRF_DEVICE_VALUE_H
 #define TRF_DEVICE_VALUE_H
 
@@ -25,7 +26,7 @@ TRF_HD float trf_element_to_f32(uint32_t codec, uint32_t element) {
 TRF_HD float trf_device_scale(const trf_device_view *view, uint32_t row, uint32_t col) {
     if (view->scale_dtype == TRF_SCALE_NONE)
         return 1.0f;
-    uint64_t at = trf_scale_place(view->granularity, view->group_size, view->scale_cols, row, col);
+    uint64_t at = trf_scale_table_index(view->granularity, view->scale_group_size, view->scale_cols, row, col);
     if (view->scale_dtype == TRF_SCALE_F32)
         return ((const float *)view->scales)[at];
     return trf_f16_scale(((const uint16_t *)view->scales)[at], view->scale_exponent);
@@ -61,8 +62,8 @@ TRF_HD uint32_t trf_device_value_dtype(const trf_device_view *view, trf_decode_a
     }
 }
 
-/* The bits of weight (row, col) of the layer as a decoding writes them, in the lower trf_device_value_bytes bytes. Code times scale is exact
- * in binary64, and rounded once. */
+/* The bits of weight (row, col) of the layer as a decoding writes them, in the lower trf_device_value_bytes bytes. Code
+ * times scale is exact in binary64, and rounded once. */
 TRF_HD uint32_t trf_device_value(const trf_device_view *view, trf_decode_as as, uint32_t element, uint32_t row,
                                  uint32_t col) {
     const uint32_t dtype = trf_device_value_dtype(view, as);

@@ -17,30 +17,32 @@ static __device__ __forceinline__ void trf_warp_prefetch_l2(const uint8_t *from,
         trf_prefetch_l2(from + at);
 }
 
-/* As trf_edge_open. The slab's bytes are on their way to the L2 cache when it returns: a lane reads them a few at a time. */
+/* As trf_edge_open. The slab's bytes are on their way to the L2 cache when it returns: a lane reads them a few at a
+ * time. */
 static __device__ __forceinline__ bool trf_warp_edge_open(trf_edge &edge, const trf_device_view &view, uint32_t band,
-                                                          uint32_t tile_col, uint32_t part, uint32_t lane) {
-    if (!trf_edge_open(&edge, &view, band, tile_col, part, lane))
+                                                          uint32_t tile_col, uint32_t edge_id, uint32_t lane) {
+    if (!trf_edge_open(&edge, &view, band, tile_col, edge_id, lane))
         return false;
-    if (trf_edge_is_slab(part) && edge.intact) {
-        trf_warp_prefetch_l2(edge.slab.streams, edge.slab.words + 2 * edge.slab.num_words, lane);
+    if (trf_edge_is_slab(edge_id) && edge.intact) {
+        trf_warp_prefetch_l2(edge.slab.rans_streams, edge.slab.words + 2 * edge.slab.num_words, lane);
         trf_warp_prefetch_l2(edge.slab.raw, trf_raw_bytes(view.raw_bits, edge.slab.weights), lane);
     }
     return true;
 }
 
-/* Stages a piece of an edge in shared memory, exceptions included. to: [TRF_PIECE_ELEMENTS], the warp's own. */
+/* Stages a segment of an edge in shared memory, exceptions included. to: [TRF_EDGE_SEGMENT_ELEMENTS], the warp's
+ * own. */
 static __device__ __forceinline__ void trf_warp_edge_stage(trf_edge &edge, const trf_device_view &view,
-                                                           const int16_t *class_value, uint32_t piece, uint32_t lane,
+                                                           const int16_t *class_value, uint32_t segment, uint32_t lane,
                                                            uint16_t *to) {
-    __syncwarp(); /* the piece before has been read */
-    trf_edge_stage(&view, class_value, &edge, piece, lane, to);
+    __syncwarp(); /* the segment before has been read */
+    trf_edge_stage(&view, class_value, &edge, segment, lane, to);
     __syncwarp();
-    trf_edge_stage_exceptions(&edge, piece, lane, to);
+    trf_edge_stage_exceptions(&edge, segment, lane, to);
     __syncwarp();
 }
 
-/* Whether the edge, all of whose pieces are staged, is what was encoded; if not, records its tile as the fault. */
+/* Whether the edge, all of whose segments are staged, is what was encoded; if not, records its tile as the fault. */
 static __device__ __forceinline__ bool trf_warp_edge_verdict(const trf_edge &edge, const trf_device_view &view,
                                                              uint32_t lane) {
     const uint32_t partner_taken = __shfl_xor_sync(kAllLanes, edge.reader.taken, TRF_LANE_PAIRS);

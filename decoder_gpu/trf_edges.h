@@ -1,8 +1,9 @@
-/* The edges of a layer: slabs that are not regular, slivers, stored tiles (trf_decode_launch.h). Which rectangles they are, and how a warp gets
- * their elements piece by piece. C and CUDA; as in trf_slab_decode.h, a loop over 32 lanes computes what a warp does.
+/* The edges of a layer: slabs that are not regular, slivers, stored tiles (trf_decode_launch.h). Which rectangles they
+ * are, and how a warp gets their elements segment by segment. C and CUDA; as in trf_slab_decode.h, a loop over 32 lanes
+ * computes what a warp does.
  *
- * A band is 32 rows of the layer. Where a band crosses a tile it has up to four edges, the parts below. A piece is what a warp stages at a
- * time: 32 columns of 32 rows, or 64 of 16. */
+ * A band is 32 rows of the layer. Where a band crosses a tile it has up to four edges, numbered below (edge_id). A
+ * segment is what a warp stages at a time: 32 columns of 32 rows, or 64 of 16. */
 #ifndef TRF_EDGES_H
 #define TRF_EDGES_H
 
@@ -13,21 +14,21 @@ enum {
     TRF_EDGE_SLAB = 0,                       /* + j: the band's slab j in the tile, unless it is regular */
     TRF_EDGE_RIGHT = TRF_MAX_SLABS_PER_BAND, /* the sliver beside the coded region */
     TRF_EDGE_BELOW,                          /* rows of the sliver below it, or of a stored tile */
-    TRF_EDGE_PARTS,
+    TRF_EDGE_COUNT,
     /* + j: no edge, but a regular slab, decoded like one where the kernel for regular slabs does not take the layer. */
-    TRF_EDGE_REGULAR = TRF_EDGE_PARTS,
+    TRF_EDGE_REGULAR = TRF_EDGE_COUNT,
     TRF_EDGE_REGULAR_END = TRF_EDGE_REGULAR + TRF_MAX_SLABS_PER_BAND,
 
-    TRF_PIECE_WEIGHTS = 32, /* of a lane */
-    TRF_PIECE_PADDING =
+    TRF_EDGE_SEGMENT_WEIGHTS = 32, /* of a lane */
+    TRF_EDGE_SEGMENT_PADDING =
         2, /* elements behind each staged row: rows lie an odd number of words apart, each in another bank */
-    TRF_PIECE_ELEMENTS = 32 * (32 + TRF_PIECE_PADDING), /* room for a staged piece */
+    TRF_EDGE_SEGMENT_ELEMENTS = 32 * (32 + TRF_EDGE_SEGMENT_PADDING), /* room for a staged segment */
 };
-TRF_STATIC_ASSERT(TRF_PIECE_ELEMENTS >= 16 * (64 + TRF_PIECE_PADDING), "room for both kinds of pieces");
+TRF_STATIC_ASSERT(TRF_EDGE_SEGMENT_ELEMENTS >= 16 * (64 + TRF_EDGE_SEGMENT_PADDING), "room for both kinds of segments");
 
-/* Whether a part is a slab, and not stored elements; which one of the tile's in the band. */
-TRF_HD int trf_edge_is_slab(uint32_t part) { return part < TRF_EDGE_RIGHT || part >= TRF_EDGE_REGULAR; }
-TRF_HD uint32_t trf_edge_slab(uint32_t part) { return part % TRF_EDGE_REGULAR; }
+/* Whether an edge is a slab, and not stored elements; which one of the tile's in the band. */
+TRF_HD int trf_edge_is_slab(uint32_t edge_id) { return edge_id < TRF_EDGE_RIGHT || edge_id >= TRF_EDGE_REGULAR; }
+TRF_HD uint32_t trf_edge_slab(uint32_t edge_id) { return edge_id % TRF_EDGE_REGULAR; }
 
 /* Rows of the band row0 to row1 - 1, columns of the tile col0 to col1 - 1. Empty if either is. */
 typedef struct trf_edge_region {
@@ -35,22 +36,22 @@ typedef struct trf_edge_region {
 } trf_edge_region;
 
 /* band_row: the band's first row, from the tile's; below tile->rows. */
-TRF_HD trf_edge_region trf_edge_region_of(const trf_tile_shape *tile, uint32_t band_row, uint32_t part) {
+TRF_HD trf_edge_region trf_edge_region_of(const trf_tile_shape *tile, uint32_t band_row, uint32_t edge_id) {
     const uint32_t left = tile->rows - band_row, rows = left < TRF_SLAB_ROWS ? left : (uint32_t)TRF_SLAB_ROWS;
     const uint32_t coded_left = tile->coded_rows > band_row ? tile->coded_rows - band_row : 0;
     const uint32_t coded = coded_left < TRF_SLAB_ROWS ? coded_left : (uint32_t)TRF_SLAB_ROWS;
     trf_edge_region region = {0, 0, 0, 0};
-    if (trf_edge_is_slab(part)) {
-        const uint32_t col = trf_edge_slab(part) * tile->slab_cols;
+    if (trf_edge_is_slab(edge_id)) {
+        const uint32_t col = trf_edge_slab(edge_id) * tile->slab_cols;
         if (coded == 0 || col >= tile->coded_cols)
             return region;
         const trf_slab_shape shape = trf_slab_shape_from(tile, band_row, col);
-        if (trf_slab_is_regular(shape.blocks, shape.steps) != (part >= TRF_EDGE_REGULAR))
+        if (trf_slab_is_regular(shape.blocks, shape.steps) != (edge_id >= TRF_EDGE_REGULAR))
             return region;
         region.row1 = coded;
         region.col0 = col;
-        region.col1 = col + TRF_BLOCK_ROWS * shape.steps;
-    } else if (part == TRF_EDGE_RIGHT) {
+        region.col1 = col + TRF_FRAGMENT_SIZE * shape.steps;
+    } else if (edge_id == TRF_EDGE_RIGHT) {
         region.row1 = coded;
         region.col0 = tile->coded_cols;
         region.col1 = tile->cols;
@@ -72,7 +73,7 @@ typedef struct trf_edge {
     trf_edge_region region;
     uint64_t index;  /* of the tile */
     uint64_t stored; /* of slivers and stored tiles: byte offset of the first stored element in the blob */
-    uint32_t part;
+    uint32_t edge_id;
     uint32_t band_row; /* of the band's first row, from the tile's */
     uint32_t predictor_mode;
     int intact; /* of slabs: both parts lie inside the blob, and the streams hold what they say */
@@ -90,26 +91,26 @@ TRF_HD const trf_device_slab *trf_slab_at_band(const trf_device_view *view, uint
 /* The tile that a band crosses in a column of tiles. */
 TRF_HD trf_tile_shape trf_tile_at_band(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
     const uint32_t tile_row = band / TRF_BANDS_PER_TILE;
-    const uint32_t kind = trf_slab_at_band(view, band, tile_col, 0)->size_units
-                              ? (uint32_t)TRF_TILE_CODED
-                              : view->tiles[(uint64_t)tile_row * view->num_tiles_col + tile_col].kind;
-    return trf_tile_shape_at(view->rows, view->cols, view->slab_cols, tile_row, tile_col, kind);
+    const uint32_t coding = trf_slab_at_band(view, band, tile_col, 0)->size_units
+                                ? (uint32_t)TRF_TILE_CODED
+                                : view->tiles[(uint64_t)tile_row * view->num_tile_cols + tile_col].coding;
+    return trf_tile_shape_at(view->rows, view->cols, view->slab_cols, tile_row, tile_col, coding);
 }
 
-/* Whether a band has any of the parts first to end - 1 in a column of tiles. */
-TRF_HD int trf_band_has_parts(const trf_device_view *view, uint32_t band, uint32_t tile_col, uint32_t first,
-                              uint32_t end) {
+/* Whether a band has any of the edges first to end - 1 in a column of tiles. */
+TRF_HD int trf_band_has_edges_in(const trf_device_view *view, uint32_t band, uint32_t tile_col, uint32_t first,
+                                 uint32_t end) {
     const trf_tile_shape tile = trf_tile_at_band(view, band, tile_col);
     int found = 0;
-    for (uint32_t part = first; part < end; part++) {
-        trf_edge_region region = trf_edge_region_of(&tile, band % TRF_BANDS_PER_TILE * TRF_SLAB_ROWS, part);
+    for (uint32_t edge_id = first; edge_id < end; edge_id++) {
+        trf_edge_region region = trf_edge_region_of(&tile, band % TRF_BANDS_PER_TILE * TRF_SLAB_ROWS, edge_id);
         found |= !trf_edge_region_is_empty(&region);
     }
     return found;
 }
 
 TRF_HD int trf_band_has_edges(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
-    return trf_band_has_parts(view, band, tile_col, 0, TRF_EDGE_PARTS);
+    return trf_band_has_edges_in(view, band, tile_col, 0, TRF_EDGE_COUNT);
 }
 
 /* Where a tile's stored elements begin in the blob: behind its last slab's streams, or with the tile. */
@@ -119,63 +120,64 @@ TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_sh
     const uint32_t last_band = (tile->row + tile->coded_rows - 1) / TRF_SLAB_ROWS;
     const trf_device_slab slab =
         *trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE, tile->slabs_per_band - 1);
-    return trf_device_slab_streams(slab) + (uint32_t)slab.size_units * TRF_ALIGNMENT;
+    return trf_device_slab_rans_streams(slab) + (uint32_t)slab.size_units * TRF_ALIGNMENT;
 }
 
 /* @return 0 if there is no such edge. lane: for the stream. */
-TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t band, uint32_t tile_col, uint32_t part,
-                         uint32_t lane) {
+TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t band, uint32_t tile_col,
+                         uint32_t edge_id, uint32_t lane) {
     edge->tile = trf_tile_at_band(view, band, tile_col);
-    edge->part = part;
+    edge->edge_id = edge_id;
     edge->band_row = band % TRF_BANDS_PER_TILE * TRF_SLAB_ROWS;
-    edge->index = (uint64_t)(band / TRF_BANDS_PER_TILE) * view->num_tiles_col + tile_col;
-    edge->region = trf_edge_region_of(&edge->tile, edge->band_row, part);
+    edge->index = (uint64_t)(band / TRF_BANDS_PER_TILE) * view->num_tile_cols + tile_col;
+    edge->region = trf_edge_region_of(&edge->tile, edge->band_row, edge_id);
     if (trf_edge_region_is_empty(&edge->region))
         return 0;
-    if (!trf_edge_is_slab(part)) {
+    if (!trf_edge_is_slab(edge_id)) {
         edge->stored = trf_stored_offset(view, &edge->tile, edge->index);
         return 1;
     }
-    const trf_device_slab slab = *trf_slab_at_band(view, band, tile_col, trf_edge_slab(part));
+    const trf_device_slab slab = *trf_slab_at_band(view, band, tile_col, trf_edge_slab(edge_id));
     const trf_slab_shape shape = trf_slab_shape_from(&edge->tile, edge->band_row, edge->region.col0);
-    const uint64_t raw = trf_device_slab_raw(slab), streams = trf_device_slab_streams(slab);
+    const uint64_t raw = trf_device_slab_raw(slab), rans_streams = trf_device_slab_rans_streams(slab);
     const uint32_t bytes = slab.size_units * (uint32_t)TRF_ALIGNMENT;
     edge->predictor_mode = view->tiles[edge->index].predictor_mode;
-    edge->intact = raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) <= streams &&
-                   streams + bytes <= view->blob_bytes &&
-                   trf_slab_reader_open(&edge->slab, view->blob + raw, view->blob + streams, bytes, shape);
+    edge->intact = raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) <= rans_streams &&
+                   rans_streams + bytes <= view->blob_bytes &&
+                   trf_slab_reader_open(&edge->slab, view->blob + raw, view->blob + rans_streams, bytes, shape);
     if (edge->intact)
         edge->reader = trf_lane_reader_open(&edge->slab, lane, view->state_bits);
     return 1;
 }
 
-/* ---- pieces ---- */
+/* ---- segments ---- */
 
-/* A piece of an edge. Once staged, the element of row r of the band and column c of the tile stands at [r * pitch + c - col]. */
-typedef struct trf_edge_piece {
+/* A segment of an edge. Once staged, the element of row r of the band and column c of the tile stands at [r * pitch + c
+ * - col]. */
+typedef struct trf_edge_segment {
     uint32_t row0, row1; /* of the band */
-    uint32_t col, cols;  /* of the tile, a multiple of 16; 0 columns: no piece */
-    uint32_t width;      /* 64 for slabs of 16 rows, else 32: the columns of a full piece */
+    uint32_t col, cols;  /* of the tile, a multiple of 16; 0 columns: no segment */
+    uint32_t width;      /* 64 for slabs of 16 rows, else 32: the columns of a full segment */
     uint32_t pitch;
-} trf_edge_piece;
+} trf_edge_segment;
 
 TRF_HD uint32_t trf_edge_width(const trf_edge *edge) {
-    return trf_edge_is_slab(edge->part) && edge->region.row1 == TRF_BLOCK_ROWS ? 64 : 32;
+    return trf_edge_is_slab(edge->edge_id) && edge->region.row1 == TRF_FRAGMENT_SIZE ? 64 : 32;
 }
 
-TRF_HD uint32_t trf_edge_pieces(const trf_edge *edge) {
+TRF_HD uint32_t trf_edge_segments(const trf_edge *edge) {
     const uint32_t width = trf_edge_width(edge);
     return (edge->region.col1 - edge->region.col0 + width - 1) / width;
 }
 
-/* piece: below trf_edge_pieces. */
-TRF_HD trf_edge_piece trf_edge_piece_at(const trf_edge *edge, uint32_t piece) {
-    trf_edge_piece at;
+/* segment: below trf_edge_segments. */
+TRF_HD trf_edge_segment trf_edge_segment_at(const trf_edge *edge, uint32_t segment) {
+    trf_edge_segment at;
     at.row0 = edge->region.row0;
     at.row1 = edge->region.row1;
     at.width = trf_edge_width(edge);
-    at.pitch = at.width + TRF_PIECE_PADDING;
-    at.col = edge->region.col0 + piece * at.width;
+    at.pitch = at.width + TRF_EDGE_SEGMENT_PADDING;
+    at.col = edge->region.col0 + segment * at.width;
     at.cols = edge->region.col1 - at.col < at.width ? edge->region.col1 - at.col : at.width;
     return at;
 }
@@ -194,41 +196,41 @@ TRF_HD uint32_t trf_stored_element(const trf_device_view *view, const trf_edge *
     return trf_codec_is_float(view->codec) ? view->blob[at] : (uint16_t)(int8_t)view->blob[at];
 }
 
-/* A lane's part of staging a piece; pieces of a slab in their order, each once. to: [TRF_PIECE_ELEMENTS], shared by the lanes. class_value:
- * as trf_lane_decode. */
-TRF_HD void trf_edge_stage(const trf_device_view *view, const int16_t *class_value, trf_edge *edge, uint32_t piece,
+/* A lane's part of staging a segment; segments of a slab in their order, each once. to: [TRF_EDGE_SEGMENT_ELEMENTS],
+ * shared by the lanes. class_value: as trf_lane_decode. */
+TRF_HD void trf_edge_stage(const trf_device_view *view, const int16_t *class_value, trf_edge *edge, uint32_t segment,
                            uint32_t lane, uint16_t *to) {
-    const trf_edge_piece at = trf_edge_piece_at(edge, piece);
-    if (!trf_edge_is_slab(edge->part)) {
+    const trf_edge_segment at = trf_edge_segment_at(edge, segment);
+    if (!trf_edge_is_slab(edge->edge_id)) {
         for (uint32_t row = at.row0; row < at.row1 && lane < at.cols; row++)
             to[row * at.pitch + lane] = (uint16_t)trf_stored_element(view, edge, edge->band_row + row, at.col + lane);
     } else if (edge->intact) {
-        const uint32_t first = TRF_PIECE_WEIGHTS * piece, left = edge->slab.weights - first;
+        const uint32_t first = TRF_EDGE_SEGMENT_WEIGHTS * segment, left = edge->slab.weights - first;
         trf_slab_origin origin;
         origin.row = edge->tile.row + edge->band_row;
         origin.col = edge->tile.col + edge->region.col0;
         origin.predictor_mode = edge->predictor_mode;
         trf_lane_decode(view, class_value, &edge->slab, &edge->reader, lane, origin, first,
-                        left < TRF_PIECE_WEIGHTS ? left : (uint32_t)TRF_PIECE_WEIGHTS, to, at.pitch,
+                        left < TRF_EDGE_SEGMENT_WEIGHTS ? left : (uint32_t)TRF_EDGE_SEGMENT_WEIGHTS, to, at.pitch,
                         at.col - edge->region.col0);
     }
 }
 
-/* A lane's part of writing a slab's exceptions over a staged piece, once all lanes have staged it. */
-TRF_HD void trf_edge_stage_exceptions(const trf_edge *edge, uint32_t piece, uint32_t lane, uint16_t *to) {
-    if (!trf_edge_is_slab(edge->part) || !edge->intact || edge->slab.num_exceptions == 0)
+/* A lane's part of writing a slab's exceptions over a staged segment, once all lanes have staged it. */
+TRF_HD void trf_edge_stage_exceptions(const trf_edge *edge, uint32_t segment, uint32_t lane, uint16_t *to) {
+    if (!trf_edge_is_slab(edge->edge_id) || !edge->intact || edge->slab.num_exceptions == 0)
         return;
-    const trf_edge_piece at = trf_edge_piece_at(edge, piece);
-    const uint32_t first = TRF_PIECE_WEIGHTS * piece, left = edge->slab.weights - first;
-    const uint32_t count = left < TRF_PIECE_WEIGHTS ? left : (uint32_t)TRF_PIECE_WEIGHTS;
+    const trf_edge_segment at = trf_edge_segment_at(edge, segment);
+    const uint32_t first = TRF_EDGE_SEGMENT_WEIGHTS * segment, left = edge->slab.weights - first;
+    const uint32_t count = left < TRF_EDGE_SEGMENT_WEIGHTS ? left : (uint32_t)TRF_EDGE_SEGMENT_WEIGHTS;
     const uint32_t end = trf_slab_exceptions_below(&edge->slab, first + count);
     for (uint32_t e = trf_slab_exceptions_below(&edge->slab, first) + lane; e < end; e += TRF_LANES)
         trf_slab_write_exception(&edge->slab, e, first, count, to, at.pitch, at.col - edge->region.col0);
 }
 
-/* A lane's verdict on an edge whose pieces are all staged. partner_taken: reader.taken of lane ^ 16. */
+/* A lane's verdict on an edge whose segments are all staged. partner_taken: reader.taken of lane ^ 16. */
 TRF_HD int trf_edge_verdict(const trf_device_view *view, const trf_edge *edge, uint32_t lane, uint32_t partner_taken) {
-    return !trf_edge_is_slab(edge->part) ||
+    return !trf_edge_is_slab(edge->edge_id) ||
            (edge->intact && trf_lane_reader_verdict(&edge->reader, &edge->slab, lane, partner_taken, view->state_bits));
 }
 

@@ -15,7 +15,8 @@
 #define TRF_CLUSTERS 0
 #endif
 
-/* Whether this code's devices have 160 KiB of shared memory a block. Kernels that need so much have no code for the others, which saves half of their build. */
+/* Whether this code's devices have 160 KiB of shared memory a block. Kernels that need so much have no code for the
+ * others, which saves half of their build. */
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
 #define TRF_LARGE_SHARED 0
 #else
@@ -72,7 +73,8 @@ static __device__ __forceinline__ uint32_t trf_ldg32(const uint32_t *at) {
     return v;
 }
 
-/* Of what the kernel in front may have written. Compilers move loads of constant memory (__ldg) in front of trf_wait_for_predecessor; this one stays behind it. */
+/* Of what the kernel in front may have written. Compilers move loads of constant memory (__ldg) in front of
+ * trf_wait_for_predecessor; this one stays behind it. */
 static __device__ __forceinline__ uint4 trf_ldg128(const void *at) {
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
@@ -81,12 +83,13 @@ static __device__ __forceinline__ uint4 trf_ldg128(const void *at) {
 
 /* ---- global to shared ---- */
 
-static __device__ __forceinline__ void trf_copy16(uint32_t to, const void *from) {
+static __device__ __forceinline__ void trf_cp_async16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* The same if `here`; if `shared` by way of the L1 cache, for what other warps copy, too. Both are predicates: there is no branch. */
-static __device__ __forceinline__ void trf_copy16_if(bool here, bool shared, uint32_t to, const void *from) {
+/* The same if `here`; if `shared` by way of the L1 cache, for what other warps copy, too. Both are predicates: there is
+ * no branch. */
+static __device__ __forceinline__ void trf_cp_async16_if(bool here, bool shared, uint32_t to, const void *from) {
     asm volatile("{\n\t.reg .pred direct, cached;\n\t"
                  "setp.ne.u32 direct, %2, 0;\n\t"
                  "setp.ne.u32 cached, %3, 0;\n\t"
@@ -96,31 +99,33 @@ static __device__ __forceinline__ void trf_copy16_if(bool here, bool shared, uin
                  : "memory");
 }
 
-static __device__ __forceinline__ void trf_copy8(uint32_t to, const void *from) {
+static __device__ __forceinline__ void trf_cp_async8(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
-static __device__ __forceinline__ void trf_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+static __device__ __forceinline__ void trf_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-template <int kPending> static __device__ __forceinline__ void trf_copy_wait() {
+template <int kPending> static __device__ __forceinline__ void trf_cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 /* ---- warps of a block ---- */
 
-/* Waits for the others of `warps` warps of the block, all lanes of which call it: from different places in the code, perhaps, so it is not .aligned.
- * barrier: 1 to 15, the warps' own; __syncthreads has 0. A warp alone needs none; that is asked in a way for which the compiler finds registers (it spills
- * in the kernels of 4 tiles otherwise). */
-static __device__ __forceinline__ void trf_meet(uint32_t barrier, uint32_t warps) {
+/* Waits for the others of `warps` warps of the block, all lanes of which call it: from different places in the code,
+ * perhaps, so it is not .aligned. barrier: 1 to 15, the warps' own; __syncthreads has 0. A warp alone needs none; that
+ * is asked in a way for which the compiler finds registers (it spills in the kernels of 4 tiles otherwise). */
+static __device__ __forceinline__ void trf_named_barrier_sync(uint32_t barrier, uint32_t warps) {
     __syncwarp();
     if (threadIdx.x % 32 < 32 * (warps - 1))
         asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");
 }
 
 /* ---- blocks of a cluster ----
- * blocks: of the cluster. Threads of one block alone need no cluster; arriving is nothing then, and waiting is __syncthreads. */
+ * blocks: of the cluster. Threads of one block alone need no cluster; arriving is nothing then, and waiting is
+ * __syncthreads. */
 
-/* What the thread wrote before is seen by all that have waited. All threads of the cluster's blocks arrive, then wait, in turns. */
+/* What the thread wrote before is seen by all that have waited. All threads of the cluster's blocks arrive, then wait,
+ * in turns. */
 static __device__ __forceinline__ void trf_cluster_arrive(uint32_t blocks) {
 #if TRF_CLUSTERS
     if (blocks > 1) {
@@ -154,7 +159,8 @@ static __device__ __forceinline__ void trf_cluster_store(uint32_t at, uint32_t r
 #endif
 }
 
-/* ---- dependent launches: a kernel may start before the one in front of it is done, up to trf_wait_for_predecessor ---- */
+/* ---- dependent launches: a kernel may start before the one in front of it is done, up to trf_wait_for_predecessor
+ * ---- */
 
 static __device__ __forceinline__ void trf_allow_successor() {
 #if TRF_DEPENDENT_LAUNCH

@@ -1,7 +1,9 @@
 /* One row of a layer, column of slabs by column of slabs: what an embedding's look-up needs. C and CUDA.
  *
- * A row of a slab is in four neighbouring lanes, which walk their streams from the beginning to the end (each has four rows, or two) and keep what is the row's. A lane writes the columns
- * that it has decoded, and no other; weights that stand uncoded (slivers, stored tiles) the four share. As in trf_slab_decode.h nothing outside the slab is read, whatever stands in it. */
+ * A row of a slab is in four neighbouring lanes, which walk their streams from the beginning to the end (each has four
+ * rows, or two) and keep what is the row's. A lane writes the columns that it has decoded, and no other; weights that
+ * stand uncoded (slivers, stored tiles) the four share. As in trf_slab_decode.h nothing outside the slab is read,
+ * whatever stands in it. */
 #ifndef TRF_ROW_DECODE_H
 #define TRF_ROW_DECODE_H
 
@@ -13,53 +15,54 @@ enum {
 };
 
 /* Where a row crosses a column of slabs. All offsets are from the blob's first byte. */
-typedef struct trf_row_piece {
+typedef struct trf_row_segment {
     trf_tile_shape tile;
-    uint64_t index;          /* of the tile */
-    uint32_t predictor_mode; /* of the tile */
-    uint32_t row;            /* from the tile's first one */
-    uint32_t col, cols;      /* from the tile's first one; the piece's columns, of which ... */
-    uint32_t coded_cols;     /* ... so many are a slab's, 0 to all of them */
-    uint64_t stored;         /* of the tile's stored elements; where there are uncoded columns */
-    uint64_t raw, streams;   /* of the slab, if coded_cols is not 0 */
-    uint32_t stream_bytes;
-} trf_row_piece;
+    uint64_t index;             /* of the tile */
+    uint32_t predictor_mode;    /* of the tile */
+    uint32_t row;               /* from the tile's first one */
+    uint32_t col, cols;         /* from the tile's first one; the segment's columns, of which ... */
+    uint32_t coded_cols;        /* ... so many are a slab's, 0 to all of them */
+    uint64_t stored;            /* of the tile's stored elements; where there are uncoded columns */
+    uint64_t raw, rans_streams; /* of the slab, if coded_cols is not 0 */
+    uint32_t rans_bytes;
+} trf_row_segment;
 
-/* All but where the data is, which is 0. row: of the layer. slab_col: the column of slabs, from the layer's first one. tile: the one that they meet in. */
-TRF_HD trf_row_piece trf_row_piece_of(const trf_device_view *view, trf_tile_shape tile, uint32_t row,
-                                      uint32_t slab_col) {
-    trf_row_piece piece;
-    piece.tile = tile;
-    piece.index = (uint64_t)(row / TRF_TILE_SIZE) * view->num_tiles_col + tile.col / TRF_TILE_SIZE;
-    piece.predictor_mode = view->tiles[piece.index].predictor_mode;
-    piece.row = row - tile.row;
-    piece.col = slab_col * view->slab_cols - tile.col;
-    const uint32_t left = tile.cols - piece.col;
-    piece.cols = left < view->slab_cols ? left : view->slab_cols;
-    piece.coded_cols = 0;
-    piece.stored = piece.raw = piece.streams = 0;
-    piece.stream_bytes = 0;
-    if (piece.row < tile.coded_rows && piece.col < tile.coded_cols) {
-        const uint32_t coded = tile.coded_cols - piece.col;
-        piece.coded_cols = coded < piece.cols ? coded : piece.cols;
+/* All but where the data is, which is 0. row: of the layer. slab_col: the column of slabs, from the layer's first one.
+ * tile: the one that they meet in. */
+TRF_HD trf_row_segment trf_row_segment_of(const trf_device_view *view, trf_tile_shape tile, uint32_t row,
+                                          uint32_t slab_col) {
+    trf_row_segment segment;
+    segment.tile = tile;
+    segment.index = (uint64_t)(row / TRF_TILE_SIZE) * view->num_tile_cols + tile.col / TRF_TILE_SIZE;
+    segment.predictor_mode = view->tiles[segment.index].predictor_mode;
+    segment.row = row - tile.row;
+    segment.col = slab_col * view->slab_cols - tile.col;
+    const uint32_t left = tile.cols - segment.col;
+    segment.cols = left < view->slab_cols ? left : view->slab_cols;
+    segment.coded_cols = 0;
+    segment.stored = segment.raw = segment.rans_streams = 0;
+    segment.rans_bytes = 0;
+    if (segment.row < tile.coded_rows && segment.col < tile.coded_cols) {
+        const uint32_t coded = tile.coded_cols - segment.col;
+        segment.coded_cols = coded < segment.cols ? coded : segment.cols;
     }
-    return piece;
+    return segment;
 }
 
-/* The piece as a slab directory has it. row: below view->rows. slab_col: below view->num_slab_cols. */
-TRF_HD trf_row_piece trf_row_piece_at(const trf_device_view *view, uint32_t row, uint32_t slab_col) {
+/* The segment as a slab directory has it. row: below view->rows. slab_col: below view->num_slab_cols. */
+TRF_HD trf_row_segment trf_row_segment_at(const trf_device_view *view, uint32_t row, uint32_t slab_col) {
     const uint32_t across = TRF_TILE_SIZE / view->slab_cols, band = row / TRF_SLAB_ROWS;
     const trf_tile_shape tile = trf_tile_at_band(view, band, slab_col / across);
-    trf_row_piece piece = trf_row_piece_of(view, tile, row, slab_col);
-    if (piece.coded_cols) {
+    trf_row_segment segment = trf_row_segment_of(view, tile, row, slab_col);
+    if (segment.coded_cols) {
         const trf_device_slab slab = *trf_slab_at_band(view, band, slab_col / across, slab_col % across);
-        piece.raw = trf_device_slab_raw(slab);
-        piece.streams = trf_device_slab_streams(slab);
-        piece.stream_bytes = slab.size_units * (uint32_t)TRF_ALIGNMENT;
+        segment.raw = trf_device_slab_raw(slab);
+        segment.rans_streams = trf_device_slab_rans_streams(slab);
+        segment.rans_bytes = slab.size_units * (uint32_t)TRF_ALIGNMENT;
     }
-    if (piece.coded_cols < piece.cols)
-        piece.stored = trf_stored_offset(view, &piece.tile, piece.index);
-    return piece;
+    if (segment.coded_cols < segment.cols)
+        segment.stored = trf_stored_offset(view, &segment.tile, segment.index);
+    return segment;
 }
 
 /* Where a row goes, and as what. */
@@ -72,7 +75,8 @@ typedef struct trf_row_target {
     int aligned;          /* `to` is at a multiple of 4 weights */
 } trf_row_target;
 
-/* Stores four neighbouring weights from column `col` of the layer on, a multiple of 4, if they are among those that are written. */
+/* Stores four neighbouring weights from column `col` of the layer on, a multiple of 4, if they are among those that are
+ * written. */
 TRF_HD void trf_row_store4(const trf_row_target *target, uint32_t col, const uint32_t bits[4]) {
     const uint32_t at = col - target->col;
     if (at >= target->cols)
@@ -88,19 +92,20 @@ TRF_HD void trf_row_store4(const trf_row_target *target, uint32_t col, const uin
 
 /* ---- coded columns ---- */
 
-/* Element of a position, `coded` unless it is an exception. *next: the first exception that may be at it or behind; positions ascend from call to call. */
+/* Element of a position, `coded` unless it is an exception. *next: the first exception that may be at it or behind;
+ * positions ascend from call to call. */
 TRF_HD uint32_t trf_row_element(const trf_slab_reader *slab, uint32_t *next, uint32_t position, uint32_t coded) {
-    while (*next < slab->num_exceptions && trf_exception_at(trf_slab_exception(slab, *next)) < position)
+    while (*next < slab->num_exceptions && trf_exception_position(trf_slab_exception(slab, *next)) < position)
         ++*next;
-    if (*next < slab->num_exceptions && trf_exception_at(trf_slab_exception(slab, *next)) == position)
+    if (*next < slab->num_exceptions && trf_exception_position(trf_slab_exception(slab, *next)) == position)
         return trf_exception_element(trf_slab_exception(slab, *next));
     return coded;
 }
 
 /* A lane's four neighbouring columns of a step, from the slab's first one. */
 TRF_HD uint32_t trf_row_col(trf_slab_shape shape, uint32_t quarter, uint32_t step) {
-    const uint32_t run = (step | 1) < shape.steps ? 8 : 4;
-    return 32 * (step / 2) + run * quarter + 4 * (step % 2);
+    const uint32_t lane_cols = (step | 1) < shape.steps ? 8 : 4;
+    return 32 * (step / 2) + lane_cols * quarter + 4 * (step % 2);
 }
 
 /* A lane on its way through its slab. */
@@ -111,28 +116,30 @@ typedef struct trf_row_lane {
     trf_lane_reader reader;
 } trf_row_lane;
 
-/* Values of the row's weights among i to i + 3 (a multiple of 4), which lie in columns `col` and col + 1 of the layer. classes: of all four. */
-TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_value, const trf_row_piece *piece,
+/* Values of the row's weights among i to i + 3 (a multiple of 4), which lie in columns `col` and col + 1 of the layer.
+ * classes: of all four. */
+TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_value, const trf_row_segment *segment,
                            const trf_slab_reader *slab, trf_row_lane *at, uint32_t i, uint32_t classes, uint32_t col,
                            trf_decode_as as, uint32_t bits[2]) {
-    const uint32_t row = piece->tile.row + piece->row;
+    const uint32_t row = segment->tile.row + segment->row;
     uint32_t raw[4];
     trf_lane_raw_bits(slab, view->codec, view->class_bits, view->raw_bits, at->lane, i, raw);
     for (uint32_t k = 0; k < 2; k++) {
         const uint32_t class_at = classes >> (view->class_bits * (at->first + k)) & ((1u << view->class_bits) - 1);
-        const int32_t offset = trf_offset_at(view, piece->predictor_mode, row, col + k);
+        const int32_t offset = trf_offset_at(view, segment->predictor_mode, row, col + k);
         const uint32_t coded = trf_join_element(view->codec, view->class_bits, class_value[class_at],
                                                 at->first ? raw[2 + k] : raw[k], offset);
         const uint32_t element =
-            trf_row_element(slab, &at->exception, trf_exception_position(i + at->first + k, at->lane), coded);
+            trf_row_element(slab, &at->exception, trf_weight_position(i + at->first + k, at->lane), coded);
         bits[k] = trf_device_value(view, as, element, row, col + k);
     }
 }
 
-/* Asks for the words that a lane begins with, on a device: of 32 lanes one is at the end of its piece of the cache in nearly every step, and all wait for it. */
+/* Asks for the words that a lane begins with, on a device: of 32 lanes one is at the end of its segment of the cache in
+ * nearly every step, and all wait for it. */
 TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_reader *reader) {
 #ifdef __CUDA_ARCH__
-    const uint8_t *words = slab->streams + slab->words;
+    const uint8_t *words = slab->rans_streams + slab->words;
     int32_t at = reader->at;
     for (int k = 0; k < 3 && (uint32_t)at < slab->num_words; k++, at += 32 * reader->stride)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(words + 2 * at));
@@ -141,17 +148,19 @@ TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_r
 #endif
 }
 
-/* One lane's part of the coded columns. quarter: which of the row's lanes, 0 to 3. slots: the layer's decode table, or a copy that is nearer; class_value: likewise.
- * @return whether what is in the lane's stream is what was encoded, as far as one lane can tell. */
+/* One lane's part of the coded columns. quarter: which of the row's lanes, 0 to 3. slots: the layer's decode table, or
+ * a copy that is nearer; class_value: likewise. @return whether what is in the lane's stream is what was encoded, as
+ * far as one lane can tell. */
 TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slots, const int16_t *class_value,
-                               const trf_row_piece *piece, uint32_t quarter, const trf_row_target *target) {
-    const uint32_t row = piece->row % TRF_SLAB_ROWS, layer_col = piece->tile.col + piece->col;
-    const trf_slab_shape shape = trf_slab_shape_from(&piece->tile, piece->row - row, piece->col);
+                               const trf_row_segment *segment, uint32_t quarter, const trf_row_target *target) {
+    const uint32_t row = segment->row % TRF_SLAB_ROWS, layer_col = segment->tile.col + segment->col;
+    const trf_slab_shape shape = trf_slab_shape_from(&segment->tile, segment->row - row, segment->col);
     trf_slab_reader slab;
     trf_row_lane at;
-    if (piece->raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) > piece->streams ||
-        piece->streams + piece->stream_bytes > view->blob_bytes ||
-        !trf_slab_reader_open(&slab, view->blob + piece->raw, view->blob + piece->streams, piece->stream_bytes, shape))
+    if (segment->raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) > segment->rans_streams ||
+        segment->rans_streams + segment->rans_bytes > view->blob_bytes ||
+        !trf_slab_reader_open(&slab, view->blob + segment->raw, view->blob + segment->rans_streams, segment->rans_bytes,
+                              shape))
         return 0;
     at.lane = TRF_ROW_LANES * (row % 8) + quarter;
     at.first = 2 * (row % 16 / 8);
@@ -168,37 +177,39 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slot
             if (block != row / 16)
                 continue;
             const uint32_t col = layer_col + trf_row_col(shape, quarter, step);
-            trf_row_values(view, class_value, piece, &slab, &at, i, classes[0], col, target->as, bits);
-            trf_row_values(view, class_value, piece, &slab, &at, i + 4, classes[1], col + 2, target->as, bits + 2);
+            trf_row_values(view, class_value, segment, &slab, &at, i, classes[0], col, target->as, bits);
+            trf_row_values(view, class_value, segment, &slab, &at, i + 4, classes[1], col + 2, target->as, bits + 2);
             trf_row_store4(target, col, bits);
         }
     return at.reader.x == 1u << view->state_bits &&
-           at.reader.taken <= slab.streams[TRF_STATES_BYTES + at.lane % TRF_LANE_PAIRS];
+           at.reader.taken <= slab.rans_streams[TRF_STATES_BYTES + at.lane % TRF_LANE_PAIRS];
 }
 
 /* Writes NaNs, or zeros, in the columns that trf_row_decode_lane writes. */
-TRF_HD void trf_row_spoil_lane(const trf_device_view *view, const trf_row_piece *piece, uint32_t quarter,
+TRF_HD void trf_row_spoil_lane(const trf_device_view *view, const trf_row_segment *segment, uint32_t quarter,
                                const trf_row_target *target) {
-    const trf_slab_shape shape = trf_slab_shape_from(&piece->tile, piece->row - piece->row % TRF_SLAB_ROWS, piece->col);
+    const trf_slab_shape shape =
+        trf_slab_shape_from(&segment->tile, segment->row - segment->row % TRF_SLAB_ROWS, segment->col);
     const uint32_t corrupt = trf_device_corrupt_value(view, target->as);
     const uint32_t bits[4] = {corrupt, corrupt, corrupt, corrupt};
     for (uint32_t step = 0; step < shape.steps; step++)
-        trf_row_store4(target, piece->tile.col + piece->col + trf_row_col(shape, quarter, step), bits);
+        trf_row_store4(target, segment->tile.col + segment->col + trf_row_col(shape, quarter, step), bits);
 }
 
 /* ---- uncoded columns ---- */
 
 /* One of the four's part of them. */
-TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_piece *piece, uint32_t quarter,
+TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_segment *segment, uint32_t quarter,
                                 const trf_row_target *target) {
     trf_edge edge;
-    edge.tile = piece->tile;
-    edge.stored = piece->stored;
-    for (uint32_t c = piece->col + piece->coded_cols + quarter; c < piece->col + piece->cols; c += TRF_ROW_LANES) {
-        const uint32_t row = piece->tile.row + piece->row, col = piece->tile.col + c, at = col - target->col;
+    edge.tile = segment->tile;
+    edge.stored = segment->stored;
+    for (uint32_t c = segment->col + segment->coded_cols + quarter; c < segment->col + segment->cols;
+         c += TRF_ROW_LANES) {
+        const uint32_t row = segment->tile.row + segment->row, col = segment->tile.col + c, at = col - target->col;
         if (at >= target->cols)
             continue;
-        const uint32_t element = trf_stored_element(view, &edge, piece->row, c);
+        const uint32_t element = trf_stored_element(view, &edge, segment->row, c);
         trf_device_value_store(target->to, target->value_bytes, at,
                                trf_device_value(view, target->as, element, row, col));
     }
@@ -206,19 +217,20 @@ TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_piece
 
 /* ---- all columns ---- */
 
-/* Whether any of the piece's columns are written. */
-TRF_HD int trf_row_is_wanted(const trf_row_piece *piece, const trf_row_target *target) {
-    const uint32_t begin = piece->tile.col + piece->col;
-    return begin < target->col + target->cols && begin + piece->cols > target->col;
+/* Whether any of the segment's columns are written. */
+TRF_HD int trf_row_is_wanted(const trf_row_segment *segment, const trf_row_target *target) {
+    const uint32_t begin = segment->tile.col + segment->col;
+    return begin < target->col + target->cols && begin + segment->cols > target->col;
 }
 
-/* One of the four's part of a piece. @return as trf_row_decode_lane; if one of the four gets 0, each calls trf_row_spoil_lane. */
+/* One of the four's part of a segment. @return as trf_row_decode_lane; if one of the four gets 0, each calls
+ * trf_row_spoil_lane. */
 TRF_HD int trf_row_decode(const trf_device_view *view, const uint32_t *slots, const int16_t *class_value,
-                          const trf_row_piece *piece, uint32_t quarter, const trf_row_target *target) {
-    if (!trf_row_is_wanted(piece, target))
+                          const trf_row_segment *segment, uint32_t quarter, const trf_row_target *target) {
+    if (!trf_row_is_wanted(segment, target))
         return 1;
-    trf_row_copy_stored(view, piece, quarter, target);
-    return !piece->coded_cols || trf_row_decode_lane(view, slots, class_value, piece, quarter, target);
+    trf_row_copy_stored(view, segment, quarter, target);
+    return !segment->coded_cols || trf_row_decode_lane(view, slots, class_value, segment, quarter, target);
 }
 
 /* ---- what is asked for ---- */

@@ -1,7 +1,9 @@
-/* One lane's way through one slab in memory: stream, raw bits, elements, verdict. Plain and general: any shape, any codec, C and CUDA.
+/* One lane's way through one slab in memory: stream, raw bits, elements, verdict. Plain and general: any shape, any
+ * codec, C and CUDA.
  *
- * A warp runs these functions with a lane each; a loop over 32 lanes on the CPU computes the same. The layer and the slab table are trusted as
- * far as validation went, the slab's bytes are not: nothing here reads outside its raw bits and its streams, whatever stands in them. */
+ * A warp runs these functions with a lane each; a loop over 32 lanes on the CPU computes the same. The layer and the
+ * slab table are trusted as far as validation went, the slab's bytes are not: nothing here reads outside its raw bits
+ * and its streams, whatever stands in them. */
 #ifndef TRF_SLAB_DECODE_H
 #define TRF_SLAB_DECODE_H
 
@@ -9,8 +11,8 @@
 
 /* One slab in memory. All that is in its streams lies inside them if trf_slab_reader_open returned 1. */
 typedef struct trf_slab_reader {
-    const uint8_t *raw;     /* trf_raw_bytes of them, 16-byte aligned */
-    const uint8_t *streams; /* 16-byte aligned */
+    const uint8_t *raw;          /* trf_raw_bytes of them, 16-byte aligned */
+    const uint8_t *rans_streams; /* 16-byte aligned */
     trf_slab_shape shape;
     uint32_t weights; /* of a lane */
     uint32_t num_exceptions;
@@ -18,24 +20,24 @@ typedef struct trf_slab_reader {
     uint32_t num_words; /* that the pairs own together */
 } trf_slab_reader;
 
-/* raw, streams: device or host memory, the latter of stream_bytes. @return 1, or 0 if the streams do not hold what they say: nothing else
- * may be called then. */
-TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *raw, const uint8_t *streams,
-                                uint32_t stream_bytes, trf_slab_shape shape) {
+/* raw, streams: device or host memory, the latter of stream_bytes. @return 1, or 0 if the streams do not hold what they
+ * say: nothing else may be called then. */
+TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *raw, const uint8_t *rans_streams,
+                                uint32_t rans_bytes, trf_slab_shape shape) {
     slab->raw = raw;
-    slab->streams = streams;
+    slab->rans_streams = rans_streams;
     slab->shape = shape;
     slab->weights = trf_lane_weights(shape);
     slab->num_exceptions = 0;
-    slab->words = TRF_STREAM_HEAD_BYTES;
+    slab->words = TRF_RANS_HEAD_BYTES;
     slab->num_words = 0;
-    if (stream_bytes < TRF_STREAM_HEAD_BYTES)
+    if (rans_bytes < TRF_RANS_HEAD_BYTES)
         return 0;
-    slab->num_exceptions = trf_stream_exceptions(streams);
+    slab->num_exceptions = trf_rans_exception_count(rans_streams);
     slab->words += 4 * slab->num_exceptions;
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        slab->num_words += streams[TRF_STATES_BYTES + pair];
-    return stream_bytes >= slab->words + 2 * slab->num_words;
+        slab->num_words += rans_streams[TRF_STATES_BYTES + pair];
+    return rans_bytes >= slab->words + 2 * slab->num_words;
 }
 
 /* ---- the stream ---- */
@@ -51,19 +53,19 @@ typedef struct trf_lane_reader {
 TRF_HD void trf_lane_reader_renormalize(trf_lane_reader *reader, const trf_slab_reader *slab, uint32_t state_bits) {
     if (!trf_state_needs_word(reader->x, state_bits))
         return;
-    const uint16_t *words = (const uint16_t *)(slab->streams + slab->words);
+    const uint16_t *words = (const uint16_t *)(slab->rans_streams + slab->words);
     reader->x = trf_state_renormalize(reader->x, (uint32_t)reader->at < slab->num_words ? words[reader->at] : 0);
     reader->at += reader->stride;
     reader->taken++;
 }
 
 TRF_HD trf_lane_reader trf_lane_reader_open(const trf_slab_reader *slab, uint32_t lane, uint32_t state_bits) {
-    const uint8_t *pair_words = slab->streams + TRF_STATES_BYTES;
+    const uint8_t *pair_words = slab->rans_streams + TRF_STATES_BYTES;
     uint32_t begin = 0;
     for (uint32_t pair = 0; pair < lane % TRF_LANE_PAIRS; pair++)
         begin += pair_words[pair];
     trf_lane_reader reader;
-    reader.x = ((const uint16_t *)slab->streams)[lane];
+    reader.x = ((const uint16_t *)slab->rans_streams)[lane];
     reader.at = trf_lane_first_word(lane, begin, pair_words[lane % TRF_LANE_PAIRS]);
     reader.stride = trf_lane_word_stride(lane);
     reader.taken = 0;
@@ -80,7 +82,8 @@ TRF_HD uint32_t trf_lane_next_symbol(trf_lane_reader *reader, const trf_slab_rea
     return trf_entry_symbol(entry);
 }
 
-/* The classes of the lane's next four weights, class_bits each, the first one lowest: one symbol of quads or two of pairs. */
+/* The classes of the lane's next four weights, class_bits each, the first one lowest: one symbol of quads or two of
+ * pairs. */
 TRF_HD uint32_t trf_lane_next_classes(trf_lane_reader *reader, const trf_slab_reader *slab, const uint32_t *slots,
                                       uint32_t class_bits, uint32_t probability_bits, uint32_t state_bits) {
     uint32_t classes = trf_lane_next_symbol(reader, slab, slots, probability_bits, state_bits);
@@ -89,17 +92,18 @@ TRF_HD uint32_t trf_lane_next_classes(trf_lane_reader *reader, const trf_slab_re
     return classes;
 }
 
-/* Whether the stream of a lane that has decoded all its weights ends where it must. The slab is good if those of all lanes do.
- * partner_taken: words of lane ^ 16. */
+/* Whether the stream of a lane that has decoded all its weights ends where it must. The slab is good if those of all
+ * lanes do. partner_taken: words of lane ^ 16. */
 TRF_HD int trf_lane_reader_verdict(const trf_lane_reader *reader, const trf_slab_reader *slab, uint32_t lane,
                                    uint32_t partner_taken, uint32_t state_bits) {
     return reader->x == 1u << state_bits &&
-           reader->taken + partner_taken == slab->streams[TRF_STATES_BYTES + lane % TRF_LANE_PAIRS];
+           reader->taken + partner_taken == slab->rans_streams[TRF_STATES_BYTES + lane % TRF_LANE_PAIRS];
 }
 
 /* ---- raw bits ---- */
 
-/* Raw bits R of the lane's weights i to i + 3; i is a multiple of 4 below slab->weights. Four such weights share one word a plane. */
+/* Raw bits R of the lane's weights i to i + 3; i is a multiple of 4 below slab->weights. Four such weights share one
+ * word a plane. */
 TRF_HD void trf_lane_raw_bits(const trf_slab_reader *slab, uint32_t codec, uint32_t class_bits, uint32_t raw_bits,
                               uint32_t lane, uint32_t i, uint32_t raw[4]) {
     const uint32_t chunk = i / TRF_CHUNK_WEIGHTS, weights = trf_chunk_weights(slab->weights, chunk);
@@ -116,7 +120,7 @@ TRF_HD void trf_lane_raw_bits(const trf_slab_reader *slab, uint32_t codec, uint3
         const uint32_t word = *(const uint32_t *)(plane + at), sign = sign_of_raw >> shift;
         for (uint32_t k = 0; k < 4; k++) {
             uint32_t own = word >> trf_plane_bit(i + k, width);
-            uint32_t other = word >> trf_plane_bit(trf_sign_slot(i + k), width);
+            uint32_t other = word >> trf_plane_bit(trf_sign_holder(i + k), width);
             raw[k] |= ((own & ~sign) | (other & sign)) % (1u << width) << shift;
         }
         shift += width;
@@ -132,7 +136,8 @@ typedef struct trf_slab_origin {
     uint32_t predictor_mode; /* of its tile */
 } trf_slab_origin;
 
-/* The element of a class's value and raw bits: FORMAT.md section 5. offset: D and those of row and column that are in effect. */
+/* The element of a class's value and raw bits: FORMAT.md section 5. offset: D and those of row and column that are in
+ * effect. */
 TRF_HD uint32_t trf_join_element(uint32_t codec, uint32_t class_bits, int32_t class_value, uint32_t raw,
                                  int32_t offset) {
     if (!trf_codec_is_float(codec))
@@ -151,9 +156,9 @@ TRF_HD int32_t trf_offset_at(const trf_device_view *view, uint32_t predictor_mod
     return offset;
 }
 
-/* Decodes the lane's weights first to first + count - 1, for which `reader` must stand ready, and puts the element of (row, col) of the slab at
- * to[row * pitch + col - first_col]; exceptions as coded. first, count: multiples of 8, first + count <= slab->weights. class_value: the view's
- * [16], or a copy that is nearer. */
+/* Decodes the lane's weights first to first + count - 1, for which `reader` must stand ready, and puts the element of
+ * (row, col) of the slab at to[row * pitch + col - first_col]; exceptions as coded. first, count: multiples of 8, first
+ * + count <= slab->weights. class_value: the view's [16], or a copy that is nearer. */
 TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_value, const trf_slab_reader *slab,
                             trf_lane_reader *reader, uint32_t lane, trf_slab_origin origin, uint32_t first,
                             uint32_t count, uint16_t *to, uint32_t pitch, uint32_t first_col) {
@@ -175,16 +180,16 @@ TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_va
 /* ---- exceptions ---- */
 
 TRF_HD uint32_t trf_slab_exception(const trf_slab_reader *slab, uint32_t e) {
-    return ((const uint32_t *)(slab->streams + TRF_STREAM_HEAD_BYTES))[e];
+    return ((const uint32_t *)(slab->rans_streams + TRF_RANS_HEAD_BYTES))[e];
 }
 
-/* Index of the slab's first exception whose weight's index is `first` or more, or their number: those of weights first to end - 1 lie between the
- * results for first and for end. */
+/* Index of the slab's first exception whose weight's index is `first` or more, or their number: those of weights first
+ * to end - 1 lie between the results for first and for end. */
 TRF_HD uint32_t trf_slab_exceptions_below(const trf_slab_reader *slab, uint32_t first) {
     uint32_t low = 0, high = slab->num_exceptions;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
-        if (trf_exception_at(trf_slab_exception(slab, middle)) < trf_exception_position(first, 0))
+        if (trf_exception_position(trf_slab_exception(slab, middle)) < trf_weight_position(first, 0))
             low = middle + 1;
         else
             high = middle;
@@ -192,10 +197,11 @@ TRF_HD uint32_t trf_slab_exceptions_below(const trf_slab_reader *slab, uint32_t 
     return low;
 }
 
-/* Writes exception e over what trf_lane_decode(first, count, ...) has written, all lanes of it, if it is among those weights. */
+/* Writes exception e over what trf_lane_decode(first, count, ...) has written, all lanes of it, if it is among those
+ * weights. */
 TRF_HD void trf_slab_write_exception(const trf_slab_reader *slab, uint32_t e, uint32_t first, uint32_t count,
                                      uint16_t *to, uint32_t pitch, uint32_t first_col) {
-    const uint32_t exception = trf_slab_exception(slab, e), position = trf_exception_at(exception);
+    const uint32_t exception = trf_slab_exception(slab, e), position = trf_exception_position(exception);
     const uint32_t i = position / TRF_LANES, lane = position % TRF_LANES;
     if (i - first >= count)
         return;

@@ -1,4 +1,5 @@
-/* Looking at a sample of a layer to decide how to encode it: predictor mode, grid of the exponents, classes, frequencies. */
+/* Looking at a sample of a layer to decide how to encode it: predictor mode, grid of the exponents, classes,
+ * frequencies. */
 #ifndef TRF_ANALYZE_H
 #define TRF_ANALYZE_H
 
@@ -7,22 +8,23 @@
 
 /* A sample of blocks of 16 rows, spread evenly over the layer; all of a small layer. */
 typedef struct trf_sample {
-    uint32_t num_units;
-    uint32_t unit_cols;  /* a multiple of 16, the same for all units; 0 if the layer has no whole 16x16 block */
-    uint32_t *row, *col; /* of each unit's first weight */
-    uint16_t *element;   /* [num_units][16][unit_cols] */
-    int full_width;      /* every unit spans all columns but a sliver */
+    uint32_t num_blocks;
+    uint32_t block_cols; /* a multiple of 16, the same for all blocks; 0 if the layer has no whole 16x16 block */
+    uint32_t *row, *col; /* of each block's first weight */
+    uint16_t *element;   /* [num_blocks][16][block_cols] */
+    int full_width;      /* every block spans all columns but a sliver */
 } trf_sample;
 
 /* Reads the sample. The int codec on floats: the quantizer's step must be set. Errors: TRF_ERR_MEMORY, the source's. */
 trf_status trf_sample_read(trf_sample *sample, const trf_element_source *from, trf_error *err);
 void trf_sample_free(trf_sample *sample);
 
-/* Completes plan from a sample: extension.exponent_offset, header.predictor_modes, row_offsets and col_offsets (malloc'd, NULL without
- * a mode), classes, model. Set before: header.codec, rows, cols, class_bits, probability_bits, state_bits, slab_cols, source_dtype, stored_bytes.
- * allow_predictor: 0 keeps predictor_modes and exponent_offset at 0.
- * *entropy_bits: order-0 entropy of exponents or codes plus sign and mantissa bits. Errors: TRF_ERR_MEMORY, the source's. */
-trf_status trf_analyze(trf_plan *plan, const trf_sample *sample, const trf_element_source *from, int allow_predictor,
-                       double *entropy_bits, trf_error *err);
+/* Completes encoder from a sample: extension.exponent_offset, header.predictor_modes, row_offsets and col_offsets
+ * (malloc'd, NULL without a mode), classes, model. Set before: header.codec, rows, cols, class_bits, probability_bits,
+ * state_bits, slab_cols, source_dtype, stored_bytes. allow_predictor: 0 keeps predictor_modes and exponent_offset at 0.
+ * *entropy_bits: order-0 entropy of exponents or codes plus sign and mantissa bits. Errors: TRF_ERR_MEMORY, the
+ * source's. */
+trf_status trf_analyze(trf_tile_encoder *encoder, const trf_sample *sample, const trf_element_source *from,
+                       int allow_predictor, double *entropy_bits, trf_error *err);
 
 #endif

@@ -21,9 +21,9 @@ trf_status trf_read_elements(const trf_element_source *from, uint32_t row, uint3
                              void *scratch, uint16_t *elements, trf_energy *energy, trf_error *err) {
     const trf_source *source = from->source;
     size_t n = (size_t)rows * cols;
-    int as_it_stands = trf_elements_as_they_stand(from);
-    trf_status status = source->read(source->context, row, rows, col, cols, as_it_stands ? elements : scratch, err);
-    if (status != TRF_OK || as_it_stands)
+    int holds_elements = trf_source_holds_elements(from);
+    trf_status status = source->read(source->context, row, rows, col, cols, holds_elements ? elements : scratch, err);
+    if (status != TRF_OK || holds_elements)
         return status;
     if (from->quantizer) {
         trf_quantizer_codes(from->quantizer, row, rows, col, cols, scratch, (int16_t *)elements, &energy->weights,

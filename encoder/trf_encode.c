@@ -18,9 +18,10 @@ enum {
 /* Of the bits asked for: what ends the search, and what a finished blob may be off before it is encoded again. */
 static const double kTrialTolerance = 0.001, kFinalTolerance = 0.006;
 
-/* Of the bits asked for: what a matrix may take from its codes for what large ones hardly have (bits_of_few). What that needs beyond comes on top, since a matrix of a few thousand weights would
- * have nothing left for its codes. */
-static const double kMostForFew = 0.05;
+/* Of the bits asked for: what a matrix may take from its codes for what large ones hardly have (small_matrix_bits).
+ * What that needs beyond comes on top, since a matrix of a few thousand weights would have nothing left for its
+ * codes. */
+static const double kSmallMatrixShare = 0.05;
 
 typedef struct encoding {
     const trf_source *source;
@@ -29,7 +30,7 @@ typedef struct encoding {
     const trf_progress *progress;
     trf_quantizer *quantizer;
     trf_element_source from;
-    trf_plan plan;
+    trf_tile_encoder encoder;
     trf_tile_meta *metas;
     uint64_t num_tiles;
     double entropy_bits;
@@ -84,9 +85,10 @@ static trf_status check_options(const trf_source *source, const trf_encode_optio
     return TRF_OK;
 }
 
-/* Columns of a slab, if not told. Narrow slabs give a GPU twice as many chains of states to hide latency with, and cost 0.1 bit a weight. They are
- * worth it with pairs, whose chains are twice as long, and for layers of so few slabs that a GPU's warps do not all get one; but not with codes, where 0.1 bit is
- * much, and with a rate to hold costs precision. */
+/* Columns of a slab, if not told. Narrow slabs give a GPU twice as many chains of states to hide latency with, and cost
+ * 0.1 bit a weight. They are worth it with pairs, whose chains are twice as long, and for layers of so few slabs that a
+ * GPU's warps do not all get one; but not with codes, where 0.1 bit is much, and with a rate to hold costs
+ * precision. */
 static uint32_t choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t rows, uint32_t cols) {
     const uint64_t few_weights = 8u << 20;
     const int small = codec != TRF_CODEC_INT && (uint64_t)rows * cols <= few_weights;
@@ -102,13 +104,13 @@ static double exception_weight(trf_codec codec, uint32_t class_bits) {
 }
 
 /* The parts of the header that options and source alone decide. */
-static void start_plan(encoding *e, trf_codec codec) {
-    trf_header *h = &e->plan.header;
-    trf_extension *x = &e->plan.extension;
+static void start_encoder(encoding *e, trf_codec codec) {
+    trf_header *h = &e->encoder.header;
+    trf_extension *x = &e->encoder.extension;
     h->codec = (uint8_t)codec;
     h->source_dtype = (uint8_t)e->source->dtype;
     h->class_bits = e->options->favor == TRF_FAVOR_SIZE ? 4 : 2;
-    e->plan.exception_weight = exception_weight(codec, h->class_bits);
+    e->encoder.exception_weight = exception_weight(codec, h->class_bits);
     h->rows = e->source->rows;
     h->cols = e->source->cols;
     h->probability_bits = (uint8_t)(e->options->probability_bits ? e->options->probability_bits
@@ -123,14 +125,14 @@ static void start_plan(encoding *e, trf_codec codec) {
     if (e->quantizer) {
         x->granularity = (uint8_t)trf_quantizer_granularity(e->quantizer);
         x->scale_dtype = (uint8_t)trf_quantizer_scale_dtype(e->quantizer);
-        x->group_size = trf_quantizer_group_size(e->quantizer);
+        x->scale_group_size = trf_quantizer_scale_group_size(e->quantizer);
     }
 }
 
-static void free_plan_tables(trf_plan *plan) {
-    free(plan->row_offsets);
-    free(plan->col_offsets);
-    plan->row_offsets = plan->col_offsets = NULL;
+static void free_offsets(trf_tile_encoder *encoder) {
+    free(encoder->row_offsets);
+    free(encoder->col_offsets);
+    encoder->row_offsets = encoder->col_offsets = NULL;
 }
 
 /* Analyzes the layer as the quantizer now stands. */
@@ -139,44 +141,44 @@ static trf_status analyze(encoding *e, int allow_predictor, trf_error *err) {
     trf_status status = trf_sample_read(&sample, &e->from, err);
     if (status != TRF_OK)
         return status;
-    free_plan_tables(&e->plan);
-    status = trf_analyze(&e->plan, &sample, &e->from, allow_predictor, &e->entropy_bits, err);
+    free_offsets(&e->encoder);
+    status = trf_analyze(&e->encoder, &sample, &e->from, allow_predictor, &e->entropy_bits, err);
     trf_sample_free(&sample);
     return status;
 }
 
-/* What stands in the head behind the metadata, as the plan and the quantizer have it. */
-static trf_head_tables head_tables(const encoding *e) {
-    trf_head_tables tables = {.row_offsets = e->plan.row_offsets, .col_offsets = e->plan.col_offsets};
+/* What stands in the head behind the metadata, as the encoder and the quantizer have it. */
+static trf_head_sections head_sections(const encoding *e) {
+    trf_head_sections sections = {.row_offsets = e->encoder.row_offsets, .col_offsets = e->encoder.col_offsets};
     if (e->quantizer)
-        tables.scales = trf_quantizer_table(e->quantizer, &tables.scales_bytes);
-    return tables;
+        sections.scales = trf_quantizer_table(e->quantizer, &sections.scales_bytes);
+    return sections;
 }
 
 /* Section offsets of the head. @return where tile data begins. */
-static uint64_t place_sections(encoding *e) {
-    const trf_head_tables tables = head_tables(e);
+static uint64_t lay_out_sections(encoding *e) {
+    const trf_head_sections sections = head_sections(e);
     if (e->quantizer)
-        e->plan.extension.scale_exponent = trf_quantizer_scale_exponent(e->quantizer);
-    return trf_place_sections(&e->plan.extension, &e->plan.header, &tables);
+        e->encoder.extension.scale_exponent = trf_quantizer_scale_exponent(e->quantizer);
+    return trf_lay_out_sections(&e->encoder.extension, &e->encoder.header, &sections);
 }
 
 static trf_status write_head(encoding *e, const trf_tile_pass *pass, uint64_t head_bytes, trf_error *err) {
-    const trf_head_tables tables = head_tables(e);
+    const trf_head_sections sections = head_sections(e);
     uint8_t *head = malloc(head_bytes);
     if (!head)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a head of %llu bytes",
                         (unsigned long long)head_bytes);
-    e->plan.header.blob_bytes = head_bytes + pass->data_bytes;
-    e->plan.extension.exception_count = pass->exceptions;
-    trf_write_head(&e->plan.header, &e->plan.extension, e->plan.model.frequency, e->metas, &tables, head);
+    e->encoder.header.blob_bytes = head_bytes + pass->data_bytes;
+    e->encoder.extension.exception_count = pass->exceptions;
+    trf_write_head(&e->encoder.header, &e->encoder.extension, e->encoder.model.frequency, e->metas, &sections, head);
     trf_status status = e->sink->write(e->sink->context, 0, head, head_bytes, err);
     free(head);
     return status;
 }
 
 static trf_tile_pass make_pass(encoding *e) {
-    return (trf_tile_pass){.plan = &e->plan, .from = &e->from, .threads = e->options->threads, .chunk_stride = 1};
+    return (trf_tile_pass){.encoder = &e->encoder, .from = &e->from, .threads = e->options->threads, .chunk_stride = 1};
 }
 
 static double blob_bits(const encoding *e, uint64_t bytes) {
@@ -185,14 +187,15 @@ static double blob_bits(const encoding *e, uint64_t bytes) {
 
 /* ---- rate control ---- */
 
-/* Step at which the model (order-0 entropy of classes plus `overhead`) comes to the bits asked for. The cost falls as the step grows. */
+/* Step at which the model (order-0 entropy of classes plus `overhead`) comes to the bits asked for. The cost falls as
+ * the step grows. */
 static double solve_step(const encoding *e, double overhead) {
     double low = log(trf_quantizer_min_step(e->quantizer)), high = log(trf_quantizer_max_step(e->quantizer));
     for (int i = 0; i < 40; i++) {
         double counts[TRF_CODE_COUNTS], middle = (low + high) / 2;
         trf_classes classes;
         trf_quantizer_estimate(e->quantizer, exp(middle), counts);
-        trf_choose_int_classes(&classes, counts, e->plan.header.class_bits, e->plan.exception_weight);
+        trf_choose_int_classes(&classes, counts, e->encoder.header.class_bits, e->encoder.exception_weight);
         if (classes.bits + overhead > e->options->bits)
             low = middle;
         else
@@ -207,31 +210,34 @@ static trf_status try_step(encoding *e, double step, double *bits, trf_error *er
     trf_status status = analyze(e, 0, err);
     if (status != TRF_OK)
         return status;
-    uint64_t head_bytes, chunks = trf_tile_chunks(&e->plan.header),
+    uint64_t head_bytes, chunks = trf_tile_chunks(&e->encoder.header),
                          weights = (uint64_t)e->source->rows * e->source->cols;
-    head_bytes = place_sections(e);
+    head_bytes = lay_out_sections(e);
     trf_tile_pass pass = make_pass(e);
     uint64_t stride = weights / TRIAL_WEIGHTS;
     pass.chunk_stride = (uint32_t)(stride < 1 ? 1 : stride > chunks / 2 ? (chunks + 1) / 2 : stride);
-    status = trf_tile_pass_run(&pass, head_bytes, err);
+    status = trf_encode_tiles(&pass, head_bytes, err);
     if (status == TRF_OK)
         *bits = 8.0 * (double)pass.data_bytes / (double)pass.weights + blob_bits(e, head_bytes);
     return status;
 }
 
-/* Of a slab, without its codes: for each lane L bits of the first state and half a word, the counts of words and exceptions and half of the padding. */
+/* Of a slab, without its codes: for each lane L bits of the first state and half a word, the counts of words and
+ * exceptions and half of the padding. */
 static double bits_of_slab(const trf_header *header) {
     return TRF_LANES * (header->state_bits + 8.0) + 8.0 * (TRF_LANE_PAIRS + 4 + TRF_ALIGNMENT / 2);
 }
 
-/* Bits a weight that the model of solve_step leaves out, to begin with: 0.13 with wide slabs, mostly lanes' ends. Narrow ones have as many of these again. */
-static double first_overhead(const trf_header *header) {
+/* Bits a weight that the model of solve_step leaves out, to begin with: 0.13 with wide slabs, mostly lanes' ends.
+ * Narrow ones have as many of these again. */
+static double initial_overhead(const trf_header *header) {
     return 0.13 + bits_of_slab(header) / TRF_SLAB_ROWS * (1.0 / header->slab_cols - 1.0 / TRF_MAX_SLAB_COLS);
 }
 
-/* Bits a weight for what large matrices hardly have: the head, but for scales, half of the tiles' padding, slabs that are not full, and slivers. */
-static double bits_of_few(const encoding *e) {
-    const trf_header *header = &e->plan.header;
+/* Bits a weight for what large matrices hardly have: the head, but for scales, half of the tiles' padding, slabs that
+ * are not full, and slivers. */
+static double small_matrix_bits(const encoding *e) {
+    const trf_header *header = &e->encoder.header;
     const double weights = (double)header->rows * header->cols,
                  bytes = TRF_TILES_OFFSET + (double)e->num_tiles * (sizeof(trf_tile_meta) + TRF_TILE_ALIGNMENT / 2);
     double slabs = 0, coded = 0;
@@ -247,22 +253,23 @@ static double bits_of_few(const encoding *e) {
            bits_of_slab(header) / (TRF_SLAB_ROWS * header->slab_cols);
 }
 
-/* The largest step that the search may take: of a matrix with little but what large ones hardly have, the one that leaves its codes all but kMostForFew of the bits. */
+/* The largest step that the search may take: of a matrix with little but what large ones hardly have, the one that
+ * leaves its codes all but kSmallMatrixShare of the bits. */
 static double largest_step(const encoding *e) {
-    const double most = kMostForFew * e->options->bits, scales = blob_bits(e, head_tables(e).scales_bytes);
+    const double most = kSmallMatrixShare * e->options->bits, scales = blob_bits(e, head_sections(e).scales_bytes);
     const int asked_for =
-        e->plan.extension.group_size != 0; /* scales of groups and blocks are as many as was asked for */
-    if (bits_of_few(e) + (asked_for ? 0 : scales) <= most)
+        e->encoder.extension.scale_group_size != 0; /* scales of groups and blocks are as many as was asked for */
+    if (small_matrix_bits(e) + (asked_for ? 0 : scales) <= most)
         return trf_quantizer_max_step(e->quantizer);
-    return solve_step(e, first_overhead(&e->plan.header) + (asked_for ? scales : 0) + most);
+    return solve_step(e, initial_overhead(&e->encoder.header) + (asked_for ? scales : 0) + most);
 }
 
-/* Searches the step, up to max_step; leaves the quantizer and the plan set to the best one found, *found. correction: bits by which trials
- * were found to fall short of finished blobs. */
+/* Searches the step, up to max_step; leaves the quantizer and the encoder set to the best one found, *found.
+ * correction: bits by which trials were found to fall short of finished blobs. */
 static trf_status search_step(encoding *e, double correction, double max_step, double *found, trf_error *err) {
     const double target = e->options->bits - correction, min_step = trf_quantizer_min_step(e->quantizer);
-    double step = fmin(solve_step(e, first_overhead(&e->plan.header) + correction), max_step), low = 0, high = INFINITY,
-           best_step = step, best_off = INFINITY, tried = 0, bits;
+    double step = fmin(solve_step(e, initial_overhead(&e->encoder.header) + correction), max_step), low = 0,
+           high = INFINITY, best_step = step, best_off = INFINITY, tried = 0, bits;
     for (int i = 0; i < MAX_TRIALS; i++) {
         tried = step;
         trf_status status = try_step(e, step, &bits, err);
@@ -292,17 +299,17 @@ static trf_status search_step(encoding *e, double correction, double max_step, d
 
 static trf_status write_layer(encoding *e, trf_tile_pass *pass, uint64_t *blob_bytes, trf_error *err) {
     uint64_t head_bytes;
-    head_bytes = place_sections(e);
+    head_bytes = lay_out_sections(e);
     *pass = make_pass(e);
     pass->sink = e->sink;
     pass->progress = e->progress;
     pass->verify = e->options->verify;
     pass->metas = e->metas;
-    trf_status status = trf_tile_pass_run(pass, head_bytes, err);
+    trf_status status = trf_encode_tiles(pass, head_bytes, err);
     /* Where no tile was worth coding, nothing uses the offsets; the head must not promise them. */
-    if (status == TRF_OK && pass->predictor_modes != e->plan.header.predictor_modes) {
-        e->plan.header.predictor_modes = 0;
-        e->plan.extension.exponent_offset = 0;
+    if (status == TRF_OK && pass->predictor_modes != e->encoder.header.predictor_modes) {
+        e->encoder.header.predictor_modes = 0;
+        e->encoder.extension.exponent_offset = 0;
         status = analyze(e, 0, err);
         return status == TRF_OK ? write_layer(e, pass, blob_bytes, err) : status;
     }
@@ -347,7 +354,7 @@ static void fill_report(const encoding *e, const trf_tile_pass *pass, uint64_t b
     report->predictor_modes = pass->predictor_modes;
 }
 
-trf_status trf_encode_stream(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
+trf_status trf_encode_source(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
                              const trf_progress *progress, uint64_t *blob_bytes, trf_layer_report *report,
                              trf_error *err) {
     trf_codec codec = TRF_CODEC_AUTO;
@@ -374,12 +381,12 @@ trf_status trf_encode_stream(const trf_source *source, const trf_encode_options 
     trf_tile_pass pass;
     if (status == TRF_OK) {
         e->from = (trf_element_source){source, codec, e->quantizer};
-        start_plan(e, codec);
+        start_encoder(e, codec);
         status = encode(e, &pass, blob_bytes, err);
     }
     if (status == TRF_OK && report)
         fill_report(e, &pass, *blob_bytes, report);
-    free_plan_tables(&e->plan);
+    free_offsets(&e->encoder);
     trf_quantizer_free(e->quantizer);
     free(e->metas);
     free(e);

@@ -4,9 +4,9 @@
 
 #include "trf_error.h"
 
-/* Where a layer's weights come from. read fills dst (host, row-major [num_rows][num_cols] of dtype) with the block of weights whose
- * first one is (row, col); the block lies inside the matrix. It may be called several times for the same block and from several
- * threads at once. */
+/* Where a layer's weights come from. read fills dst (host, row-major [num_rows][num_cols] of dtype) with the block of
+ * weights whose first one is (row, col); the block lies inside the matrix. It may be called several times for the same
+ * block and from several threads at once. */
 typedef struct trf_source {
     trf_dtype dtype;
     uint32_t rows, cols;
@@ -18,24 +18,25 @@ typedef struct trf_source {
                           * Spares the encoder a copy; read must work all the same. */
 } trf_source;
 
-/* Where the blob goes. write puts size bytes at `offset` from the blob's first byte; it may be called from several threads at once, for
- * ranges that do not overlap. Tile data comes first, the head last. */
+/* Where the blob goes. write puts size bytes at `offset` from the blob's first byte; it may be called from several
+ * threads at once, for ranges that do not overlap. Tile data comes first, the head last. */
 typedef struct trf_sink {
     void *context;
     trf_status (*write)(void *context, uint64_t offset, const void *bytes, size_t size, trf_error *err);
 } trf_sink;
 
-/* Called now and then with weights done and the total; nonzero stops the encoding with TRF_ERR_CANCELLED. One thread at a time. */
+/* Called now and then with weights done and the total; nonzero stops the encoding with TRF_ERR_CANCELLED. One thread at
+ * a time. */
 typedef struct trf_progress {
     void *context;
     int (*tick)(void *context, uint64_t done_weights, uint64_t total_weights);
 } trf_progress;
 
-/* Encodes a layer. progress may be NULL; report may be NULL. The bytes written depend on the weights and the options alone.
- * If rate control has to encode more than once, tiles are written again from the first: what counts is
- * the last write of each byte, and *blob_bytes.
+/* Encodes a layer. progress may be NULL; report may be NULL. The bytes written depend on the weights and the options
+ * alone. If rate control has to encode more than once, tiles are written again from the first: what counts is the last
+ * write of each byte, and *blob_bytes.
  * Errors: as trf_encode_layer (transfuse.h), TRF_ERR_CANCELLED, and whatever source and sink return. */
-trf_status trf_encode_stream(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
+trf_status trf_encode_source(const trf_source *source, const trf_encode_options *options, const trf_sink *sink,
                              const trf_progress *progress, uint64_t *blob_bytes, trf_layer_report *report,
                              trf_error *err);
 

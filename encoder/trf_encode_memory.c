@@ -22,7 +22,8 @@ static trf_status read_block(void *context, uint32_t row, uint32_t num_rows, uin
     return TRF_OK;
 }
 
-/* Room for the largest blob that there can be, so that no write has to move it. What is not written is never backed by memory. */
+/* Room for the largest blob that there can be, so that no write has to move it. What is not written is never backed by
+ * memory. */
 typedef struct memory_sink {
     uint8_t *bytes;
     uint64_t capacity;
@@ -64,7 +65,7 @@ trf_status trf_encode_layer(const void *weights, trf_dtype dtype, uint32_t rows,
         source.weights = weights;
     trf_sink sink = {&to, write_bytes};
     uint64_t size;
-    trf_status status = trf_encode_stream(&source, options, &sink, NULL, &size, report, err);
+    trf_status status = trf_encode_source(&source, options, &sink, NULL, &size, report, err);
     if (status != TRF_OK) {
         free(to.bytes);
         return status;

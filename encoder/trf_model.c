@@ -23,43 +23,43 @@ int trf_class_of(const trf_classes *classes, int32_t value) {
 
 /* ---- classes of exponents ---- */
 
-typedef struct group_count {
+typedef struct bin_count {
     uint64_t count;
     int32_t index;
-} group_count;
+} bin_count;
 
 /* More weights first; among equals the larger exponents, which outliers need. */
 static int by_count(const void *a, const void *b) {
-    const group_count *x = a, *y = b;
+    const bin_count *x = a, *y = b;
     if (x->count != y->count)
         return x->count < y->count ? 1 : -1;
     return y->index - x->index;
 }
 
 static int by_index(const void *a, const void *b) {
-    return ((const group_count *)a)->index - ((const group_count *)b)->index;
+    return ((const bin_count *)a)->index - ((const bin_count *)b)->index;
 }
 
-/* Classes that no weight needs take the groups next to the largest one in use, so that the list is a range. */
-static void fill_unused(group_count *groups, uint32_t num_groups, uint32_t num_classes) {
+/* Classes that no weight needs take the bins next to the largest one in use, so that the list is a range. */
+static void fill_unused(bin_count *bins, uint32_t num_bins, uint32_t num_classes) {
     uint32_t used = 0;
-    while (used < num_classes && groups[used].count)
+    while (used < num_classes && bins[used].count)
         used++;
     if (used == 0 || used == num_classes)
         return;
     uint8_t taken[256] = {0};
     int32_t top = 0;
     for (uint32_t i = 0; i < used; i++) {
-        taken[groups[i].index] = 1;
-        top = groups[i].index > top ? groups[i].index : top;
+        taken[bins[i].index] = 1;
+        top = bins[i].index > top ? bins[i].index : top;
     }
-    for (int32_t reach = 1; used < num_classes && reach < (int32_t)num_groups; reach++)
+    for (int32_t reach = 1; used < num_classes && reach < (int32_t)num_bins; reach++)
         for (int side = 0; side < 2 && used < num_classes; side++) {
             int32_t index = side == 0 ? top - reach : top + reach;
-            if (index >= 0 && index < (int32_t)num_groups && !taken[index]) {
+            if (index >= 0 && index < (int32_t)num_bins && !taken[index]) {
                 taken[index] = 1;
-                groups[used].index = index;
-                groups[used++].count = 0;
+                bins[used].index = index;
+                bins[used++].count = 0;
             }
         }
 }
@@ -75,28 +75,28 @@ void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], 
     memset(classes, 0, sizeof *classes);
     classes->class_bits = class_bits;
     classes->shift = class_bits == 2 ? 2 : 0;
-    uint32_t num_groups = (max_exponent + 1) >> classes->shift, num_classes = 1u << class_bits;
-    group_count groups[256];
+    uint32_t num_bins = (max_exponent + 1) >> classes->shift, num_classes = 1u << class_bits;
+    bin_count bins[256];
     uint64_t total = excluded;
-    for (uint32_t g = 0; g < num_groups; g++) {
-        groups[g] = (group_count){0, (int32_t)g};
+    for (uint32_t g = 0; g < num_bins; g++) {
+        bins[g] = (bin_count){0, (int32_t)g};
         for (uint32_t v = g << classes->shift; v < (g + 1) << classes->shift; v++)
-            groups[g].count += counts[v];
-        total += groups[g].count;
+            bins[g].count += counts[v];
+        total += bins[g].count;
     }
-    qsort(groups, num_groups, sizeof groups[0], by_count);
-    fill_unused(groups, num_groups, num_classes);
-    qsort(groups, num_classes, sizeof groups[0], by_index);
+    qsort(bins, num_bins, sizeof bins[0], by_count);
+    fill_unused(bins, num_bins, num_classes);
+    qsort(bins, num_classes, sizeof bins[0], by_index);
 
     uint64_t inside[16], covered = 0;
     classes->contiguous = 1;
     for (uint32_t k = 0; k < num_classes; k++) {
-        classes->class_value[k] = (int16_t)(groups[k].index << classes->shift);
-        inside[k] = groups[k].count;
+        classes->class_value[k] = (int16_t)(bins[k].index << classes->shift);
+        inside[k] = bins[k].count;
         covered += inside[k];
         if (inside[k] > inside[classes->likeliest])
             classes->likeliest = k;
-        if (k && groups[k].index != groups[k - 1].index + 1)
+        if (k && bins[k].index != bins[k - 1].index + 1)
             classes->contiguous = 0;
     }
     /* Exceptions are coded as the likeliest class, too. */
@@ -184,7 +184,8 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_C
 
 /* ---- frequencies ---- */
 
-/* Classes that are not 0, of each symbol. Of two symbols' exclusive or: the exceptions that coding one for the other makes. */
+/* Classes that are not 0, of each symbol. Of two symbols' exclusive or: the exceptions that coding one for the other
+ * makes. */
 static void count_classes(uint8_t classes_in[TRF_ALPHABET], uint32_t class_bits) {
     uint32_t mask = (1u << class_bits) - 1;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
@@ -197,8 +198,8 @@ static void count_classes(uint8_t classes_in[TRF_ALPHABET], uint32_t class_bits)
 /* Bits that slot f + 1 saves a symbol that has f; infinite for its first one. */
 static double slot_value(double count, uint32_t f) { return f ? count * log2((f + 1.0) / f) : INFINITY; }
 
-/* Slots in proportion to counts, at least one for each symbol that has any (2 to `slots` of them), corrected one by one where it costs
- * least. */
+/* Slots in proportion to counts, at least one for each symbol that has any (2 to `slots` of them), corrected one by one
+ * where it costs least. */
 static void scale_to_slots(const double counts[TRF_ALPHABET], double total, uint32_t slots,
                            uint16_t frequency[TRF_ALPHABET]) {
     uint32_t sum = 0;
@@ -225,7 +226,7 @@ static void scale_to_slots(const double counts[TRF_ALPHABET], double total, uint
 
 /* A layer's symbols for trf_normalize. */
 typedef struct symbol_counts {
-    group_count sorted[TRF_ALPHABET]; /* most frequent first */
+    bin_count sorted[TRF_ALPHABET]; /* most frequent first */
     double total;
     uint32_t used;
     uint8_t classes_in[TRF_ALPHABET];
@@ -256,7 +257,7 @@ static void try_symbols(trf_symbol_model *model, const symbol_counts *counts, ui
 }
 
 static int symbols_by_count(const void *a, const void *b) {
-    const group_count *x = a, *y = b;
+    const bin_count *x = a, *y = b;
     if (x->count != y->count)
         return x->count < y->count ? 1 : -1;
     return x->index - y->index;
@@ -266,7 +267,7 @@ static void sort_symbols(symbol_counts *sorted, const uint64_t counts[TRF_ALPHAB
     sorted->total = 0;
     sorted->used = 0;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++) {
-        sorted->sorted[s] = (group_count){counts[s], (int32_t)s};
+        sorted->sorted[s] = (bin_count){counts[s], (int32_t)s};
         sorted->used += counts[s] > 0;
     }
     qsort(sorted->sorted, TRF_ALPHABET, sizeof sorted->sorted[0], symbols_by_count);

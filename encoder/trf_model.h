@@ -7,11 +7,13 @@
 
 enum {
     TRF_EXCEPTION_BITS = 32, /* in the blob, and in the choices of TRF_FAVOR_SIZE with the int codec */
-    /* Bits that other choices would rather spend than one exception, whose patching takes a kernel time. Of 32, 64, 96 and 128 on
-     * N(0, sigma) the one with the fewest exceptions: 0.04 to 0.08 % with quads, 0.02 % with pairs, where 32 has 0.07 %; for 0.01 to 0.03 bit a weight. */
+    /* Bits that other choices would rather spend than one exception, whose patching takes a kernel time. Of 32, 64, 96
+     * and 128 on N(0, sigma) the one with the fewest exceptions: 0.04 to 0.08 % with quads, 0.02 % with pairs, where 32
+     * has 0.07 %; for 0.01 to 0.03 bit a weight. */
     TRF_EXCEPTION_WEIGHT = 128,
-    /* The same for quads of FP8, whose product instructions bind and not memory: on N(0, sigma) scaled to the type's largest value 0.003 instead of 0.33 % with E4M3, for 0.3 bit
-     * and a quarter less time, 0.065 instead of 0.073 % with E5M2. */
+    /* The same for quads of FP8, whose product instructions bind and not memory: on N(0, sigma) scaled to the type's
+     * largest value 0.003 instead of 0.33 % with E4M3, for 0.3 bit and a quarter less time, 0.065 instead of 0.073 %
+     * with E5M2. */
     TRF_EXCEPTION_WEIGHT_FP8 = 512,
     TRF_CODE_COUNTS = 2 * TRF_MAX_CODE + 1, /* counts of codes, index code + TRF_MAX_CODE */
 };
@@ -29,8 +31,8 @@ typedef struct trf_classes {
 } trf_classes;
 
 /* Picks the 2^class_bits classes that most weights fall into.
- * counts[C], C = 0 ... max_exponent: weights with that coded exponent. excluded: weights that no class may hold (they are exceptions).
- * raw_bits: of the codec, for `bits`. exception_weight: of an exception in `cost`, in bits. */
+ * counts[C], C = 0 ... max_exponent: weights with that coded exponent. excluded: weights that no class may hold (they
+ * are exceptions). raw_bits: of the codec, for `bits`. exception_weight: of an exception in `cost`, in bits. */
 void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
                               uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits, double exception_weight);
 
@@ -50,8 +52,8 @@ typedef struct trf_symbol_model {
     double cost; /* expected bits a weight, raw bits left out, exceptions of replaced symbols at what they weigh */
 } trf_symbol_model;
 
-/* Scales counts to slots. Symbols for which a slot costs more than their exceptions weigh get none; at least two symbols have one,
- * so that no frequency reaches 2^p. */
+/* Scales counts to slots. Symbols for which a slot costs more than their exceptions weigh get none; at least two
+ * symbols have one, so that no frequency reaches 2^p. */
 void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
                    uint32_t probability_bits, double exception_weight);
 

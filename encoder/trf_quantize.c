@@ -1,4 +1,4 @@
-/* Making a quantizer: one pass over the source measures its units and takes a sample of its weights. */
+/* Making a quantizer: one pass over the source measures its scale groups and takes a sample of its weights. */
 #include "trf_quantize_state.h"
 #include "trf_threads.h"
 
@@ -7,36 +7,38 @@
 #include <stdlib.h>
 
 enum {
-    SEGMENT = 16,            /* weights that are sampled together; divides every group size, so they share a unit */
+    SEGMENT = 16, /* weights that are sampled together; divides every group size, so they share a scale group */
     MAX_SEGMENTS = 1 << 16,  /* in the sample */
     STRIP_WEIGHTS = 1 << 18, /* that a worker reads at a time */
 };
 
 /* ---- measuring ---- */
 
-typedef struct unit_sum {
+typedef struct scale_group_sum {
     double squares;
     uint32_t absmax_bits; /* F32 bits order like the magnitudes they stand for */
-} unit_sum;
+} scale_group_sum;
 
 typedef struct measurement {
     trf_quantizer *quantizer;
     const trf_source *source;
     uint32_t strip_rows, strip_cols; /* that are read at a time; all columns unless strip_rows is 1 */
-    uint64_t strips_per_band;        /* a band is unit_rows rows; 1 if strips hold whole bands */
+    uint64_t strips_per_band;        /* a band is scale_group_rows rows; 1 if strips hold whole bands */
     uint64_t num_strips;
-    unit_sum *sums;  /* [workers][units_per_row], or [num_strips][units_per_row] if a band takes several strips */
+    scale_group_sum *
+        /* [workers][scale_groups_per_row], or [num_strips][scale_groups_per_row] if a band takes several strips */
+        sums;
     uint8_t *values; /* [workers][strip_rows][strip_cols] of the source's dtype */
     float *sample;   /* [MAX_SEGMENTS][SEGMENT]; NaN where a segment sticks out of the matrix */
     uint64_t segments_per_row, segment_stride;
 } measurement;
 
-static void measure_run(const float *w, uint32_t count, unit_sum *sum) {
-    double squares[TRF_QUANTIZE_LANES] = {0};
-    int32_t absmax[TRF_QUANTIZE_LANES] = {0}; /* signed, since SSE2 has no unsigned compare */
+static void measure_weights(const float *w, uint32_t count, scale_group_sum *sum) {
+    double squares[TRF_QUANTIZE_SUMS] = {0};
+    int32_t absmax[TRF_QUANTIZE_SUMS] = {0}; /* signed, since SSE2 has no unsigned compare */
     uint32_t i = 0;
-    for (; i + TRF_QUANTIZE_LANES <= count; i += TRF_QUANTIZE_LANES) {
-        for (int j = 0; j < TRF_QUANTIZE_LANES; j++) {
+    for (; i + TRF_QUANTIZE_SUMS <= count; i += TRF_QUANTIZE_SUMS) {
+        for (int j = 0; j < TRF_QUANTIZE_SUMS; j++) {
             int32_t bits = (int32_t)(trf_f32_bits(w[i + j]) & 0x7FFFFFFFu);
             absmax[j] = bits > absmax[j] ? bits : absmax[j];
             squares[j] += (double)w[i + j] * w[i + j];
@@ -47,7 +49,7 @@ static void measure_run(const float *w, uint32_t count, unit_sum *sum) {
         absmax[0] = bits > absmax[0] ? bits : absmax[0];
         squares[0] += (double)w[i] * w[i];
     }
-    for (int j = 0; j < TRF_QUANTIZE_LANES; j++) {
+    for (int j = 0; j < TRF_QUANTIZE_SUMS; j++) {
         sum->squares += squares[j];
         sum->absmax_bits = (uint32_t)absmax[j] > sum->absmax_bits ? (uint32_t)absmax[j] : sum->absmax_bits;
     }
@@ -55,15 +57,15 @@ static void measure_run(const float *w, uint32_t count, unit_sum *sum) {
 
 /* Measures columns col ... col+cols-1 of a row. */
 static trf_status measure_row(const trf_quantizer *q, uint32_t row, uint32_t col, uint32_t cols, const void *values,
-                              uint64_t first, unit_sum *sums, trf_error *err) {
+                              uint64_t first, scale_group_sum *sums, trf_error *err) {
     float chunk[TRF_QUANTIZE_CHUNK];
     for (uint32_t c = 0; c < cols; c += TRF_QUANTIZE_CHUNK) {
         uint32_t width = cols - c < TRF_QUANTIZE_CHUNK ? cols - c : TRF_QUANTIZE_CHUNK;
         trf_widen(q->dtype, values, first + c, width, chunk);
         for (uint32_t i = 0, length; i < width; i += length) {
-            length = trf_unit_run(q, col + c + i, width - i);
-            unit_sum *sum = &sums[(col + c + i) / q->unit_cols];
-            measure_run(chunk + i, length, sum);
+            length = trf_cols_in_scale_group(q, col + c + i, width - i);
+            scale_group_sum *sum = &sums[(col + c + i) / q->scale_group_cols];
+            measure_weights(chunk + i, length, sum);
             if (sum->absmax_bits < 0x7F800000u)
                 continue;
             while (isfinite(chunk[i]))
@@ -101,18 +103,18 @@ static void sample_row(const measurement *m, uint32_t row, uint32_t col, uint32_
     }
 }
 
-static void finish_band(trf_quantizer *q, uint64_t band, const unit_sum *sums) {
-    uint64_t first_row = band * q->unit_rows;
-    uint64_t rows = q->rows - first_row < q->unit_rows ? q->rows - first_row : q->unit_rows;
-    for (uint32_t u = 0; u < q->units_per_row; u++) {
-        uint64_t first_col = (uint64_t)u * q->unit_cols;
-        uint64_t cols = q->cols - first_col < q->unit_cols ? q->cols - first_col : q->unit_cols;
+static void finish_band(trf_quantizer *q, uint64_t band, const scale_group_sum *sums) {
+    uint64_t first_row = band * q->scale_group_rows;
+    uint64_t rows = q->rows - first_row < q->scale_group_rows ? q->rows - first_row : q->scale_group_rows;
+    for (uint32_t u = 0; u < q->scale_groups_per_row; u++) {
+        uint64_t first_col = (uint64_t)u * q->scale_group_cols;
+        uint64_t cols = q->cols - first_col < q->scale_group_cols ? q->cols - first_col : q->scale_group_cols;
         float absmax = trf_f32_from_bits(sums[u].absmax_bits);
         float rms = (float)sqrt(sums[u].squares / ((double)rows * (double)cols));
         if (absmax > 0 && rms < FLT_TRUE_MIN)
             rms = FLT_TRUE_MIN;
-        q->absmax[band * q->units_per_row + u] = absmax;
-        q->magnitude[band * q->units_per_row + u] = q->max_code == TRF_MAX_INT8_CODE ? absmax : rms;
+        q->absmax[band * q->scale_groups_per_row + u] = absmax;
+        q->magnitude[band * q->scale_groups_per_row + u] = q->max_code == TRF_MAX_INT8_CODE ? absmax : rms;
     }
 }
 
@@ -121,7 +123,8 @@ static uint32_t strip_extent(const measurement *m, uint64_t strip, uint32_t *fir
     const trf_quantizer *q = m->quantizer;
     uint64_t begin = strip * m->strip_rows, end = q->rows;
     if (m->strips_per_band > 1) {
-        uint64_t band_begin = strip / m->strips_per_band * q->unit_rows, band_end = band_begin + q->unit_rows;
+        uint64_t band_begin = strip / m->strips_per_band * q->scale_group_rows,
+                 band_end = band_begin + q->scale_group_rows;
         begin = band_begin + strip % m->strips_per_band * m->strip_rows;
         end = band_end < end ? band_end : end;
     }
@@ -134,8 +137,8 @@ static trf_status measure_strip(void *context, uint64_t strip, int worker, trf_e
     trf_quantizer *q = m->quantizer;
     int whole_bands = m->strips_per_band == 1;
     uint8_t *values = m->values + (uint64_t)worker * m->strip_rows * m->strip_cols * trf_dtype_bytes(q->dtype);
-    unit_sum *sums = m->sums + (whole_bands ? (uint64_t)worker : strip) * q->units_per_row;
-    memset(sums, 0, q->units_per_row * sizeof *sums);
+    scale_group_sum *sums = m->sums + (whole_bands ? (uint64_t)worker : strip) * q->scale_groups_per_row;
+    memset(sums, 0, q->scale_groups_per_row * sizeof *sums);
 
     uint32_t row, rows = strip_extent(m, strip, &row);
     /* More than one round only where the strip is one row, which is why sums of one band suffice. */
@@ -147,10 +150,10 @@ static trf_status measure_strip(void *context, uint64_t strip, int worker, trf_e
             if (status != TRF_OK)
                 break;
             sample_row(m, row + r, col, cols, values, (uint64_t)r * cols);
-            int band_ends = r + 1 == rows || (row + r + 1) % q->unit_rows == 0;
+            int band_ends = r + 1 == rows || (row + r + 1) % q->scale_group_rows == 0;
             if (whole_bands && band_ends && col + cols == q->cols) {
-                finish_band(q, (row + r) / q->unit_rows, sums);
-                memset(sums, 0, q->units_per_row * sizeof *sums);
+                finish_band(q, (row + r) / q->scale_group_rows, sums);
+                memset(sums, 0, q->scale_groups_per_row * sizeof *sums);
             }
         }
         if (status != TRF_OK)
@@ -163,10 +166,10 @@ static trf_status measure_strip(void *context, uint64_t strip, int worker, trf_e
 static void merge_bands(const measurement *m) {
     trf_quantizer *q = m->quantizer;
     for (uint64_t band = 0; band < m->num_strips / m->strips_per_band; band++) {
-        unit_sum *total = m->sums + band * m->strips_per_band * q->units_per_row;
+        scale_group_sum *total = m->sums + band * m->strips_per_band * q->scale_groups_per_row;
         for (uint64_t part = 1; part < m->strips_per_band; part++) {
-            const unit_sum *sums = total + part * q->units_per_row;
-            for (uint32_t u = 0; u < q->units_per_row; u++) {
+            const scale_group_sum *sums = total + part * q->scale_groups_per_row;
+            for (uint32_t u = 0; u < q->scale_groups_per_row; u++) {
                 total[u].squares += sums[u].squares;
                 if (sums[u].absmax_bits > total[u].absmax_bits)
                     total[u].absmax_bits = sums[u].absmax_bits;
@@ -185,7 +188,8 @@ static void count_sample(const measurement *m) {
         if (segment >= num_segments)
             continue;
         uint64_t row = segment / m->segments_per_row, col = segment % m->segments_per_row * SEGMENT;
-        double magnitude = q->magnitude[row / q->unit_rows * q->units_per_row + col / q->unit_cols];
+        double magnitude =
+            q->magnitude[row / q->scale_group_rows * q->scale_groups_per_row + col / q->scale_group_cols];
         double inverse = magnitude > 0 ? 1 / magnitude : 0;
         const float *w = m->sample + k * SEGMENT;
         for (int i = 0; i < SEGMENT && !isnan(w[i]); i++) {
@@ -204,7 +208,7 @@ static void count_sample(const measurement *m) {
 static void find_peaks(trf_quantizer *q) {
     q->min_peak = INFINITY;
     q->max_peak = 0;
-    for (uint64_t u = 0; u < q->num_units; u++) {
+    for (uint64_t u = 0; u < q->num_scale_groups; u++) {
         if (q->absmax[u] == 0)
             continue;
         double peak = (double)q->absmax[u] / q->magnitude[u];
@@ -216,19 +220,19 @@ static void find_peaks(trf_quantizer *q) {
         q->min_peak = q->max_peak = 1;
 }
 
-static void plan_strips(measurement *m) {
+static void lay_out_strips(measurement *m) {
     const trf_quantizer *q = m->quantizer;
     m->strip_cols = q->cols < STRIP_WEIGHTS ? q->cols : STRIP_WEIGHTS;
     uint32_t most_rows = q->cols < STRIP_WEIGHTS ? STRIP_WEIGHTS / q->cols : 1;
     most_rows = most_rows < q->rows ? most_rows : q->rows;
-    if (q->unit_rows <= most_rows) {
-        m->strip_rows = most_rows / q->unit_rows * q->unit_rows;
+    if (q->scale_group_rows <= most_rows) {
+        m->strip_rows = most_rows / q->scale_group_rows * q->scale_group_rows;
         m->strips_per_band = 1;
         m->num_strips = (q->rows + (uint64_t)m->strip_rows - 1) / m->strip_rows;
     } else {
         m->strip_rows = most_rows;
-        m->strips_per_band = ((uint64_t)q->unit_rows + most_rows - 1) / most_rows;
-        m->num_strips = q->num_units / q->units_per_row * m->strips_per_band;
+        m->strips_per_band = ((uint64_t)q->scale_group_rows + most_rows - 1) / most_rows;
+        m->num_strips = q->num_scale_groups / q->scale_groups_per_row * m->strips_per_band;
     }
     m->segments_per_row = ((uint64_t)q->cols + SEGMENT - 1) / SEGMENT;
     m->segment_stride = (q->rows * m->segments_per_row + MAX_SEGMENTS - 1) / MAX_SEGMENTS;
@@ -236,10 +240,10 @@ static void plan_strips(measurement *m) {
 
 static trf_status measure(trf_quantizer *q, const trf_source *source, int threads, trf_error *err) {
     measurement m = {.quantizer = q, .source = source};
-    plan_strips(&m);
+    lay_out_strips(&m);
     uint64_t workers = (uint64_t)trf_thread_count(threads);
     workers = workers < m.num_strips ? workers : m.num_strips;
-    uint64_t num_sums = (m.strips_per_band == 1 ? workers : m.num_strips) * q->units_per_row;
+    uint64_t num_sums = (m.strips_per_band == 1 ? workers : m.num_strips) * q->scale_groups_per_row;
     m.sums = calloc(num_sums, sizeof *m.sums);
     m.values = malloc(workers * m.strip_rows * m.strip_cols * trf_dtype_bytes(q->dtype));
     m.sample = malloc(sizeof(float) * MAX_SEGMENTS * SEGMENT);
@@ -276,28 +280,29 @@ static trf_status check_arguments(const trf_source *source, const trf_encode_opt
                         options->bits);
     if ((unsigned)options->granularity > TRF_GRANULARITY_BLOCK)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%d is no granularity", (int)options->granularity);
-    if (options->granularity >= TRF_GRANULARITY_GROUP &&
-        (options->group_size < SEGMENT || options->group_size > TRF_MAX_SCALE_GROUP || options->group_size % SEGMENT))
+    if (options->granularity >= TRF_GRANULARITY_SCALE_GROUP &&
+        (options->scale_group_size < SEGMENT || options->scale_group_size > TRF_MAX_SCALE_GROUP_SIZE ||
+         options->scale_group_size % SEGMENT))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a group size of %u: it takes multiples of 16, up to %d",
-                        options->group_size, TRF_MAX_SCALE_GROUP);
+                        options->scale_group_size, TRF_MAX_SCALE_GROUP_SIZE);
     return TRF_OK;
 }
 
-static void lay_out_units(trf_quantizer *q, const trf_source *source, const trf_encode_options *options) {
+static void lay_out_scale_groups(trf_quantizer *q, const trf_source *source, const trf_encode_options *options) {
     q->dtype = source->dtype;
     q->rows = source->rows;
     q->cols = source->cols;
     q->granularity = options->granularity == TRF_GRANULARITY_NONE ? TRF_GRANULARITY_CHANNEL : options->granularity;
-    q->group_size = q->granularity >= TRF_GRANULARITY_GROUP ? options->group_size : 0;
+    q->scale_group_size = q->granularity >= TRF_GRANULARITY_SCALE_GROUP ? options->scale_group_size : 0;
     q->max_code = options->bits == 0 ? TRF_MAX_INT8_CODE : TRF_MAX_CODE;
     q->dtype_max = q->dtype == TRF_DTYPE_F16 ? 65504 : q->dtype == TRF_DTYPE_BF16 ? 0x1.FEp127 : (double)FLT_MAX;
-    q->unit_rows = q->granularity == TRF_GRANULARITY_TENSOR  ? q->rows
-                   : q->granularity == TRF_GRANULARITY_BLOCK ? q->group_size
-                                                             : 1;
-    q->unit_rows = q->unit_rows < q->rows ? q->unit_rows : q->rows;
-    q->unit_cols = q->group_size && q->group_size < q->cols ? q->group_size : q->cols;
-    q->units_per_row = (q->cols + q->unit_cols - 1) / q->unit_cols;
-    q->num_units = ((uint64_t)q->rows + q->unit_rows - 1) / q->unit_rows * q->units_per_row;
+    q->scale_group_rows = q->granularity == TRF_GRANULARITY_TENSOR  ? q->rows
+                          : q->granularity == TRF_GRANULARITY_BLOCK ? q->scale_group_size
+                                                                    : 1;
+    q->scale_group_rows = q->scale_group_rows < q->rows ? q->scale_group_rows : q->rows;
+    q->scale_group_cols = q->scale_group_size && q->scale_group_size < q->cols ? q->scale_group_size : q->cols;
+    q->scale_groups_per_row = (q->cols + q->scale_group_cols - 1) / q->scale_group_cols;
+    q->num_scale_groups = ((uint64_t)q->rows + q->scale_group_rows - 1) / q->scale_group_rows * q->scale_groups_per_row;
 }
 
 trf_status trf_quantizer_create(const trf_source *source, const trf_encode_options *options, trf_quantizer **quantizer,
@@ -309,15 +314,15 @@ trf_status trf_quantizer_create(const trf_source *source, const trf_encode_optio
     trf_quantizer *q = calloc(1, sizeof *q);
     if (!q)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a quantizer");
-    lay_out_units(q, source, options);
-    q->absmax = calloc(q->num_units, sizeof *q->absmax);
-    q->magnitude = calloc(q->num_units, sizeof *q->magnitude);
-    q->table = calloc(q->num_units, sizeof(float));
+    lay_out_scale_groups(q, source, options);
+    q->absmax = calloc(q->num_scale_groups, sizeof *q->absmax);
+    q->magnitude = calloc(q->num_scale_groups, sizeof *q->magnitude);
+    q->table = calloc(q->num_scale_groups, sizeof(float));
     for (int sign = 0; sign < 2; sign++)
         q->tail[sign] = calloc(TRF_HISTOGRAM_BINS + 1, sizeof *q->tail[sign]);
     if (!q->absmax || !q->magnitude || !q->table || !q->tail[0] || !q->tail[1]) {
-        status =
-            trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu scales", (unsigned long long)q->num_units);
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu scales",
+                          (unsigned long long)q->num_scale_groups);
         goto fail;
     }
     status = measure(q, source, options->threads, err);

@@ -45,9 +45,9 @@ double trf_quantizer_min_step(const trf_quantizer *q) { return q->min_peak / q->
 /* A little more than twice the peak, for the rounding of the scale. */
 double trf_quantizer_max_step(const trf_quantizer *q) { return 2.002 * q->max_peak; }
 
-/* @return the scale that a unit would get in a table of unlimited precision. */
-static double exact_scale(const trf_quantizer *q, uint64_t unit, double step) {
-    double scale = q->magnitude[unit] * step, least = (double)q->absmax[unit] / q->max_code;
+/* @return the scale that a scale group would get in a table of unlimited precision. */
+static double exact_scale(const trf_quantizer *q, uint64_t scale_group, double step) {
+    double scale = q->magnitude[scale_group] * step, least = (double)q->absmax[scale_group] / q->max_code;
     scale = scale > least ? scale : least;
     return scale < min_scale ? min_scale : scale > max_scale ? max_scale : scale;
 }
@@ -56,7 +56,7 @@ static double exact_scale(const trf_quantizer *q, uint64_t unit, double step) {
  * it is too wide for that, the largest at the top. */
 static int32_t choose_exponent(const trf_quantizer *q, double step) {
     double least = max_scale, most = min_scale;
-    for (uint64_t u = 0; u < q->num_units; u++) {
+    for (uint64_t u = 0; u < q->num_scale_groups; u++) {
         if (q->absmax[u] == 0)
             continue;
         double scale = exact_scale(q, u, step);
@@ -72,7 +72,7 @@ static int32_t choose_exponent(const trf_quantizer *q, double step) {
 
 /* Rounds to the table's dtype, in units of 2^scale_exponent. */
 static double round_scale(const trf_quantizer *q, double scale) {
-    if (!q->group_size)
+    if (!q->scale_group_size)
         return (float)scale;
     double value = scale / q->table_factor;
     return trf_f16_to_f32(trf_f64_to_f16(value < 0x1p-14 ? 0x1p-14 : value)) * q->table_factor;
@@ -86,20 +86,20 @@ static double lower_scale(const trf_quantizer *q, double absmax, double scale) {
         return scale;
     scale = round_scale(q, absmax / code);
     if (code * scale > q->dtype_max)
-        scale = round_scale(q, absmax / code * (q->group_size ? 1 - 0x1p-11 : 1 - 0x1p-24));
+        scale = round_scale(q, absmax / code * (q->scale_group_size ? 1 - 0x1p-11 : 1 - 0x1p-24));
     return scale;
 }
 
 void trf_quantizer_set_step(trf_quantizer *q, double step) {
-    q->scale_exponent = q->group_size ? choose_exponent(q, step) : 0;
+    q->scale_exponent = q->scale_group_size ? choose_exponent(q, step) : 0;
     q->table_factor = ldexp(1, q->scale_exponent);
-    for (uint64_t u = 0; u < q->num_units; u++) {
+    for (uint64_t u = 0; u < q->num_scale_groups; u++) {
         double scale = 1;
         if (q->absmax[u] > 0)
             scale = lower_scale(q, q->absmax[u], round_scale(q, exact_scale(q, u, step)));
-        else if (q->group_size)
+        else if (q->scale_group_size)
             scale = q->table_factor;
-        if (q->group_size)
+        if (q->scale_group_size)
             ((uint16_t *)q->table)[u] = trf_f64_to_f16(scale / q->table_factor);
         else
             ((float *)q->table)[u] = (float)scale;
@@ -107,34 +107,34 @@ void trf_quantizer_set_step(trf_quantizer *q, double step) {
 }
 
 const void *trf_quantizer_table(const trf_quantizer *q, uint64_t *bytes) {
-    *bytes = q->num_units * (q->group_size ? sizeof(uint16_t) : sizeof(float));
+    *bytes = q->num_scale_groups * (q->scale_group_size ? sizeof(uint16_t) : sizeof(float));
     return q->table;
 }
 
 trf_granularity trf_quantizer_granularity(const trf_quantizer *q) { return q->granularity; }
 
 trf_scale_dtype trf_quantizer_scale_dtype(const trf_quantizer *q) {
-    return q->group_size ? TRF_SCALE_F16 : TRF_SCALE_F32;
+    return q->scale_group_size ? TRF_SCALE_F16 : TRF_SCALE_F32;
 }
 
-uint32_t trf_quantizer_group_size(const trf_quantizer *q) { return q->group_size; }
+uint32_t trf_quantizer_scale_group_size(const trf_quantizer *q) { return q->scale_group_size; }
 
 int32_t trf_quantizer_scale_exponent(const trf_quantizer *q) { return q->scale_exponent; }
 
 /* ---- codes ---- */
 
 static double scale_at(const trf_quantizer *q, uint32_t row, uint32_t col) {
-    uint64_t unit = (uint64_t)(row / q->unit_rows) * q->units_per_row + col / q->unit_cols;
-    if (!q->group_size)
-        return ((const float *)q->table)[unit];
-    return trf_f16_to_f32(((const uint16_t *)q->table)[unit]) * q->table_factor;
+    uint64_t scale_group = (uint64_t)(row / q->scale_group_rows) * q->scale_groups_per_row + col / q->scale_group_cols;
+    if (!q->scale_group_size)
+        return ((const float *)q->table)[scale_group];
+    return trf_f16_to_f32(((const uint16_t *)q->table)[scale_group]) * q->table_factor;
 }
 
-/* Codes of one unit's weights, and what they dequantize to, rounded to F32. The quotient is taken in binary64, where
- * it cannot be rounded onto or across a tie: a quotient of 24-bit numbers below 2^10 that is no tie is at least 2^-36
- * of itself away from one. */
-static void quantize_run(const float *w, uint32_t count, double scale, double limit, int16_t *codes,
-                         float *dequantized) {
+/* Codes of one scale group's weights, and what they dequantize to, rounded to F32. The quotient is taken in binary64,
+ * where it cannot be rounded onto or across a tie: a quotient of 24-bit numbers below 2^10 that is no tie is at least
+ * 2^-36 of itself away from one. */
+static void quantize_weights(const float *w, uint32_t count, double scale, double limit, int16_t *codes,
+                             float *dequantized) {
     const double to_integer = 0x1.8p52; /* adding it leaves no fraction bits: rounds to nearest even */
     for (uint32_t i = 0; i < count; i++) {
         double quotient = w[i] / scale;
@@ -168,8 +168,8 @@ static void round_to_dtype(trf_dtype dtype, float *values, uint32_t count) {
 static void add_energies(const float *w, const float *dequantized, uint32_t count, double *energy,
                          double *error_energy) {
     uint32_t i = 0;
-    for (; i + TRF_QUANTIZE_LANES <= count; i += TRF_QUANTIZE_LANES) {
-        for (int j = 0; j < TRF_QUANTIZE_LANES; j++) {
+    for (; i + TRF_QUANTIZE_SUMS <= count; i += TRF_QUANTIZE_SUMS) {
+        for (int j = 0; j < TRF_QUANTIZE_SUMS; j++) {
             double weight = w[i + j], error = weight - dequantized[i + j];
             energy[j] += weight * weight;
             error_energy[j] += error * error;
@@ -185,24 +185,24 @@ static void add_energies(const float *w, const float *dequantized, uint32_t coun
 void trf_quantizer_codes(const trf_quantizer *q, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
                          const void *values, int16_t *codes, double *energy, double *error_energy) {
     float chunk[TRF_QUANTIZE_CHUNK], dequantized[TRF_QUANTIZE_CHUNK];
-    double energies[TRF_QUANTIZE_LANES] = {0}, error_energies[TRF_QUANTIZE_LANES] = {0};
+    double energies[TRF_QUANTIZE_SUMS] = {0}, error_energies[TRF_QUANTIZE_SUMS] = {0};
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t c = 0; c < cols; c += TRF_QUANTIZE_CHUNK) {
             uint32_t width = cols - c < TRF_QUANTIZE_CHUNK ? cols - c : TRF_QUANTIZE_CHUNK;
             uint64_t first = (uint64_t)r * cols + c;
             trf_widen(q->dtype, values, first, width, chunk);
             for (uint32_t i = 0, length; i < width; i += length) {
-                length = trf_unit_run(q, col + c + i, width - i);
+                length = trf_cols_in_scale_group(q, col + c + i, width - i);
                 double scale = scale_at(q, row + r, col + c + i), limit = q->max_code;
                 if (scale * limit > q->dtype_max)
                     limit = floor(q->dtype_max / scale);
-                quantize_run(chunk + i, length, scale, limit, codes + first + i, dequantized + i);
+                quantize_weights(chunk + i, length, scale, limit, codes + first + i, dequantized + i);
             }
             round_to_dtype(q->dtype, dequantized, width);
             add_energies(chunk, dequantized, width, energies, error_energies);
         }
     }
-    for (int j = 0; j < TRF_QUANTIZE_LANES; j++) {
+    for (int j = 0; j < TRF_QUANTIZE_SUMS; j++) {
         *energy += energies[j];
         *error_energy += error_energies[j];
     }

@@ -8,7 +8,7 @@
 enum {
     TRF_MAX_INT8_CODE = 127,
     TRF_QUANTIZE_CHUNK = 1024,   /* weights widened to F32 at a time: stays in the L1 cache; a multiple of 16 */
-    TRF_QUANTIZE_LANES = 8,      /* partial sums of a run: its order is fixed, and yet it vectorizes */
+    TRF_QUANTIZE_SUMS = 8,       /* partial sums of a row's weights: their order is fixed, and yet it vectorizes */
     TRF_HISTOGRAM_OCTAVES = 32,  /* from 2^-12 magnitudes on, which is below half of any min_step */
     TRF_HISTOGRAM_BIN_BITS = 11, /* mantissa bits that tell bins apart */
     TRF_HISTOGRAM_BINS = TRF_HISTOGRAM_OCTAVES << TRF_HISTOGRAM_BIN_BITS,
@@ -19,17 +19,17 @@ struct trf_quantizer {
     trf_dtype dtype;
     uint32_t rows, cols;
     trf_granularity granularity;
-    uint32_t group_size;
+    uint32_t scale_group_size;
     int max_code;
     double dtype_max;
-    uint32_t unit_rows, unit_cols; /* that a unit spans */
-    uint32_t units_per_row;
-    uint64_t num_units;
-    float *absmax, *magnitude; /* [num_units] */
-    void *table;               /* [num_units] */
+    uint32_t scale_group_rows, scale_group_cols; /* that a scale group spans */
+    uint32_t scale_groups_per_row;
+    uint64_t num_scale_groups;
+    float *absmax, *magnitude; /* [num_scale_groups] */
+    void *table;               /* [num_scale_groups] */
     int32_t scale_exponent;
     double table_factor;       /* 2^scale_exponent */
-    double min_peak, max_peak; /* of absmax / magnitude over the units that are not all zeros */
+    double min_peak, max_peak; /* of absmax / magnitude over the scale groups that are not all zeros */
     double sampled_weights;
     uint32_t *tail[2]; /* positive, negative; [TRF_HISTOGRAM_BINS + 1]: sampled weights in this bin or a higher one */
 };
@@ -48,9 +48,9 @@ static inline void trf_widen(trf_dtype dtype, const void *values, uint64_t first
     }
 }
 
-/* @return how many of `count` columns from `col` on lie in the same unit. */
-static inline uint32_t trf_unit_run(const trf_quantizer *q, uint32_t col, uint32_t count) {
-    uint32_t left = q->unit_cols - col % q->unit_cols;
+/* @return how many of `count` columns from `col` on lie in the same scale group. */
+static inline uint32_t trf_cols_in_scale_group(const trf_quantizer *q, uint32_t col, uint32_t count) {
+    uint32_t left = q->scale_group_cols - col % q->scale_group_cols;
     return left < count ? left : count;
 }
 

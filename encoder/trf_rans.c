@@ -41,8 +41,8 @@ static uint16_t flush_state(uint32_t x, uint16_t **at, int direction) {
 
 void trf_encode_lanes(const trf_encode_symbol symbols[TRF_ALPHABET], const uint8_t *symbol, uint32_t steps,
                       uint32_t state_bits, trf_coded_lanes *lanes) {
-    /* Two lanes of one pair and their neighbours at once: four independent chains hide the multiplications. Encoding emits words in
-     * the reverse order of decoding. */
+    /* Two lanes of one pair and their neighbours at once: four independent chains hide the multiplications. Encoding
+     * emits words in the reverse order of decoding. */
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair += 2) {
         uint32_t up0 = pair, up1 = pair + 1, down0 = pair + 16, down1 = pair + 17;
         uint32_t x0 = 1u << state_bits, x1 = x0, x2 = x0, x3 = x0;

@@ -4,8 +4,9 @@
 
 #include "trf_model.h"
 
-/* What encoding symbol s needs. x / f is the high word of x * reciprocal (Granlund and Montgomery 1994, with 64 bits exact for every
- * 32-bit x); for f = 1 the reciprocal does not fit, the product is then x - 1 and bias makes up for it. */
+/* What encoding symbol s needs. x / f is the high word of x * reciprocal (Granlund and Montgomery 1994, with 64 bits
+ * exact for every 32-bit x); for f = 1 the reciprocal does not fit, the product is then x - 1 and bias makes up for
+ * it. */
 typedef struct trf_encode_symbol {
     uint64_t reciprocal;
     uint32_t limit;      /* renormalize while x >= limit = f * 2^(L + 16 - p) */
@@ -18,12 +19,12 @@ void trf_encode_symbols_init(trf_encode_symbol symbols[TRF_ALPHABET], const trf_
                              uint32_t state_bits);
 
 enum {
-    TRF_MAX_LANE_SYMBOLS = TRF_LANE_WEIGHTS / 2,
+    TRF_MAX_LANE_SYMBOLS = TRF_MAX_LANE_WEIGHTS / 2,
     TRF_MAX_LANE_WORDS = TRF_MAX_LANE_SYMBOLS + 1
 };
 
-/* The coded lanes of a slab. Lane l < 16 has its words at the end of its row, in the order of decoding; lane l >= 16 at the start,
- * in the reverse order: as they stand in the blob. */
+/* The coded lanes of a slab. Lane l < 16 has its words at the end of its row, in the order of decoding; lane l >= 16 at
+ * the start, in the reverse order: as they stand in the blob. */
 typedef struct trf_coded_lanes {
     uint16_t start_state[TRF_LANES];
     uint16_t count[TRF_LANES];

@@ -1,11 +1,12 @@
-/* Splitting a slab's elements into symbols, planes of raw bits and exceptions: the part of encoding that touches every weight. */
+/* Splitting a slab's elements into symbols, planes of raw bits and exceptions: the part of encoding that touches every
+ * weight. */
 #ifndef TRF_SLAB_SPLIT_H
 #define TRF_SLAB_SPLIT_H
 
 #include "trf_model.h"
 
 enum {
-    TRF_SLAB_WEIGHTS = TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS /* at most */
+    TRF_MAX_SLAB_WEIGHTS = TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS /* at most */
 };
 
 /* What a layer's splitting depends on. */
@@ -16,25 +17,26 @@ typedef struct trf_split_rule {
     uint8_t class_of[256]; /* of a coded exponent, 0xFF for none; used where the classes are not contiguous */
     int32_t exponent_offset;
     int offsets;   /* exponent_offset != 0, or a predictor mode is on: zeros and the like are exceptions */
-    int predicted; /* a predictor mode is on: work->offset counts */
+    int predicted; /* a predictor mode is on: buffers->offset counts */
 } trf_split_rule;
 
 /* A slab in lane order: weight i of lane l at [(i / 2) * 64 + 2 * l + i % 2]. */
-typedef struct trf_slab_work {
-    _Alignas(64) uint16_t element[TRF_SLAB_WEIGHTS];
-    _Alignas(64)
-        uint16_t offset[TRF_SLAB_WEIGHTS]; /* row plus column offset of each weight; read only with rule->predicted */
-    _Alignas(64) uint16_t coded[TRF_SLAB_WEIGHTS]; /* C or code; 0xFFFF: no class may hold it */
-    _Alignas(64) uint16_t raw[TRF_SLAB_WEIGHTS];
-    _Alignas(64) uint8_t class_[TRF_SLAB_WEIGHTS];
-    _Alignas(64) uint8_t symbol[TRF_SLAB_WEIGHTS / 2]; /* [symbol][lane] */
+typedef struct trf_slab_buffers {
+    _Alignas(64) uint16_t element[TRF_MAX_SLAB_WEIGHTS];
+    _Alignas(64) uint16_t
+        offset[TRF_MAX_SLAB_WEIGHTS]; /* row plus column offset of each weight; read only with rule->predicted */
+    _Alignas(64) uint16_t coded[TRF_MAX_SLAB_WEIGHTS]; /* C or code; 0xFFFF: no class may hold it */
+    _Alignas(64) uint16_t raw[TRF_MAX_SLAB_WEIGHTS];
+    _Alignas(64) uint8_t class_[TRF_MAX_SLAB_WEIGHTS];
+    _Alignas(64) uint8_t symbol[TRF_MAX_SLAB_WEIGHTS / 2]; /* [symbol][lane] */
     uint32_t exceptions;
-    uint64_t exception_mask[TRF_SLAB_WEIGHTS / 64]; /* bit 32 * i + lane */
-} trf_slab_work;
+    uint64_t exception_mask[TRF_MAX_SLAB_WEIGHTS / 64]; /* bit 32 * i + lane */
+} trf_slab_buffers;
 
-/* From work->element (and offset) to coded, raw, class_, symbol and the exceptions for want of a class; and, into chunks, the
- * slab's raw bits as they stand in the blob. */
-typedef void trf_split_slab_fn(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_work *work, uint8_t *chunks);
+/* From buffers->element (and offset) to coded, raw, class_, symbol and the exceptions for want of a class; and, into
+ * chunks, the slab's raw bits as they stand in the blob. */
+typedef void trf_split_slab_fn(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_buffers *buffers,
+                               uint8_t *chunks);
 
 trf_split_slab_fn trf_split_slab_portable;
 #ifdef TRF_HAVE_X86_SIMD
@@ -46,10 +48,10 @@ trf_split_slab_fn trf_split_slab_avx512;
 trf_split_slab_fn *trf_split_slab_best(void);
 
 /* Notes weight i of a lane as an exception, once. */
-static inline void trf_note_exception(trf_slab_work *work, uint32_t position) {
+static inline void trf_note_exception(trf_slab_buffers *buffers, uint32_t position) {
     uint64_t bit = 1ull << (position % 64);
-    work->exceptions += !(work->exception_mask[position / 64] & bit);
-    work->exception_mask[position / 64] |= bit;
+    buffers->exceptions += !(buffers->exception_mask[position / 64] & bit);
+    buffers->exception_mask[position / 64] |= bit;
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* The loops behind trf_split_slab_fn, in plain C that compilers vectorize. This file is compiled once for each instruction set, by
- * the files that define TRF_SPLIT_SLAB (the function's name) and include it. */
+/* The loops behind trf_split_slab_fn, in plain C that compilers vectorize. This file is compiled once for each
+ * instruction set, by the files that define TRF_SPLIT_SLAB (the function's name) and include it. */
 #include "trf_slab_split.h"
 
 #include <string.h>
@@ -10,13 +10,13 @@ enum {
 };
 
 /* Coded exponents and raw bits of one codec. Inlined with constant codec, class_bits and flags. */
-static inline __attribute__((always_inline)) void split_floats(const trf_split_rule *rule, trf_slab_work *work,
+static inline __attribute__((always_inline)) void split_floats(const trf_split_rule *rule, trf_slab_buffers *buffers,
                                                                uint32_t n, uint32_t codec, uint32_t class_bits,
                                                                int offsets, int predicted) {
     const trf_float_fields fields = trf_fields_of(codec);
     const uint16_t emax = (uint16_t)fields.max_exponent, d = (uint16_t)rule->exponent_offset;
-    const uint16_t *restrict element = work->element, *restrict offset = work->offset;
-    uint16_t *restrict coded = work->coded, *restrict raw = work->raw;
+    const uint16_t *restrict element = buffers->element, *restrict offset = buffers->offset;
+    uint16_t *restrict coded = buffers->coded, *restrict raw = buffers->raw;
     for (uint32_t i = 0; i < n; i++) {
         uint16_t v = element[i], e = (uint16_t)((v >> fields.mantissa_bits) & emax);
         uint16_t c = (uint16_t)(e - (offsets ? d : 0) - (predicted ? offset[i] : 0));
@@ -27,74 +27,74 @@ static inline __attribute__((always_inline)) void split_floats(const trf_split_r
     }
 }
 
-static inline __attribute__((always_inline)) void split_codec(const trf_split_rule *rule, trf_slab_work *work,
+static inline __attribute__((always_inline)) void split_codec(const trf_split_rule *rule, trf_slab_buffers *buffers,
                                                               uint32_t n, uint32_t codec, uint32_t class_bits) {
     if (rule->predicted)
-        split_floats(rule, work, n, codec, class_bits, 1, 1);
+        split_floats(rule, buffers, n, codec, class_bits, 1, 1);
     else if (rule->offsets)
-        split_floats(rule, work, n, codec, class_bits, 1, 0);
+        split_floats(rule, buffers, n, codec, class_bits, 1, 0);
     else
-        split_floats(rule, work, n, codec, class_bits, 0, 0);
+        split_floats(rule, buffers, n, codec, class_bits, 0, 0);
 }
 
-static void split_codes(const trf_split_rule *rule, trf_slab_work *work, uint32_t n) {
+static void split_codes(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t n) {
     const uint16_t origin = (uint16_t)rule->classes.class_value[0], mask = (uint16_t)((1u << rule->raw_bits) - 1);
-    const uint16_t *restrict element = work->element;
-    uint16_t *restrict coded = work->coded, *restrict raw = work->raw;
+    const uint16_t *restrict element = buffers->element;
+    uint16_t *restrict coded = buffers->coded, *restrict raw = buffers->raw;
     for (uint32_t i = 0; i < n; i++) {
         coded[i] = element[i];
         raw[i] = (uint16_t)((element[i] - origin) & mask);
     }
 }
 
-static void split_elements(const trf_split_rule *rule, trf_slab_work *work, uint32_t n) {
+static void split_elements(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t n) {
     switch (rule->codec * 8 + rule->class_bits) {
     case TRF_CODEC_BF16 * 8 + 2:
-        split_codec(rule, work, n, TRF_CODEC_BF16, 2);
+        split_codec(rule, buffers, n, TRF_CODEC_BF16, 2);
         break;
     case TRF_CODEC_BF16 * 8 + 4:
-        split_codec(rule, work, n, TRF_CODEC_BF16, 4);
+        split_codec(rule, buffers, n, TRF_CODEC_BF16, 4);
         break;
     case TRF_CODEC_FP16 * 8 + 2:
-        split_codec(rule, work, n, TRF_CODEC_FP16, 2);
+        split_codec(rule, buffers, n, TRF_CODEC_FP16, 2);
         break;
     case TRF_CODEC_FP16 * 8 + 4:
-        split_codec(rule, work, n, TRF_CODEC_FP16, 4);
+        split_codec(rule, buffers, n, TRF_CODEC_FP16, 4);
         break;
     case TRF_CODEC_E4M3 * 8 + 2:
-        split_codec(rule, work, n, TRF_CODEC_E4M3, 2);
+        split_codec(rule, buffers, n, TRF_CODEC_E4M3, 2);
         break;
     case TRF_CODEC_E4M3 * 8 + 4:
-        split_codec(rule, work, n, TRF_CODEC_E4M3, 4);
+        split_codec(rule, buffers, n, TRF_CODEC_E4M3, 4);
         break;
     case TRF_CODEC_E5M2 * 8 + 2:
-        split_codec(rule, work, n, TRF_CODEC_E5M2, 2);
+        split_codec(rule, buffers, n, TRF_CODEC_E5M2, 2);
         break;
     case TRF_CODEC_E5M2 * 8 + 4:
-        split_codec(rule, work, n, TRF_CODEC_E5M2, 4);
+        split_codec(rule, buffers, n, TRF_CODEC_E5M2, 4);
         break;
     default:
-        split_codes(rule, work, n);
+        split_codes(rule, buffers, n);
         break;
     }
 }
 
 /* Notes the weights of one row of registers that have no class; rare. */
-static void note_row(const trf_split_rule *rule, trf_slab_work *work, uint32_t row, const uint8_t *outside) {
+static void note_row(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t row, const uint8_t *outside) {
     for (uint32_t k = 0; k < REGISTER_ROW; k++)
         if (outside[k]) {
-            work->class_[row * REGISTER_ROW + k] = (uint8_t)rule->classes.likeliest;
-            trf_note_exception(work, trf_exception_position(2 * row + k % 2, k / 2));
+            buffers->class_[row * REGISTER_ROW + k] = (uint8_t)rule->classes.likeliest;
+            trf_note_exception(buffers, trf_weight_position(2 * row + k % 2, k / 2));
         }
 }
 
-static void classify(const trf_split_rule *rule, trf_slab_work *work, uint32_t rows) {
+static void classify(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t rows) {
     const uint16_t base = (uint16_t)rule->classes.class_value[0];
     const uint16_t limit = (uint16_t)(1u << (rule->class_bits + rule->classes.shift)),
                    shift = (uint16_t)rule->classes.shift;
     for (uint32_t row = 0; row < rows; row++) {
-        const uint16_t *restrict coded = work->coded + row * REGISTER_ROW;
-        uint8_t *restrict class_ = work->class_ + row * REGISTER_ROW;
+        const uint16_t *restrict coded = buffers->coded + row * REGISTER_ROW;
+        uint8_t *restrict class_ = buffers->class_ + row * REGISTER_ROW;
         uint8_t outside[REGISTER_ROW], any = 0;
         if (rule->classes.contiguous) {
             for (uint32_t k = 0; k < REGISTER_ROW; k++) {
@@ -111,14 +111,14 @@ static void classify(const trf_split_rule *rule, trf_slab_work *work, uint32_t r
         for (uint32_t k = 0; k < REGISTER_ROW; k++)
             any |= outside[k];
         if (any)
-            note_row(rule, work, row, outside);
+            note_row(rule, buffers, row, outside);
     }
 }
 
 /* Joins the classes of two registers (quads) or of one (pairs) into symbols. */
-static void join_symbols(const trf_split_rule *rule, trf_slab_work *work, uint32_t rows) {
-    const uint8_t *restrict class_ = work->class_;
-    uint8_t *restrict symbol = work->symbol;
+static void join_symbols(const trf_split_rule *rule, trf_slab_buffers *buffers, uint32_t rows) {
+    const uint8_t *restrict class_ = buffers->class_;
+    uint8_t *restrict symbol = buffers->symbol;
     if (rule->class_bits == 4) {
         for (uint32_t i = 0; i < rows * TRF_LANES; i++)
             symbol[i] = (uint8_t)(class_[2 * i] | class_[2 * i + 1] << 4);
@@ -146,8 +146,8 @@ static void put_words(uint32_t words[4][TRF_LANES], uint32_t count, uint8_t *out
     memcpy(out, buffer, 4 * TRF_LANES * count);
 }
 
-/* One plane of constant width of a chunk. raw: of the chunk's first register; low_bit: the plane's lowest bit within R; signs: which
- * bits of a word are signs, to be moved on by a byte. */
+/* One plane of constant width of a chunk. raw: of the chunk's first register; low_bit: the plane's lowest bit within R;
+ * signs: which bits of a word are signs, to be moved on by a byte. */
 static inline __attribute__((always_inline)) void put_plane(const uint16_t *raw, uint32_t registers, uint32_t width,
                                                             uint32_t low_bit, uint32_t signs, uint8_t *out) {
     const uint32_t mask = ((1u << width) - 1) * 0x10001u, in_word = 16 / width;
@@ -201,13 +201,14 @@ static uint8_t *put_chunk(const trf_split_rule *rule, const uint16_t *raw, uint3
     return out;
 }
 
-void TRF_SPLIT_SLAB(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_work *work, uint8_t *chunks) {
+void TRF_SPLIT_SLAB(const trf_split_rule *rule, trf_slab_shape shape, trf_slab_buffers *buffers, uint8_t *chunks) {
     const uint32_t weights = trf_lane_weights(shape), registers = weights / 2;
-    work->exceptions = 0;
-    memset(work->exception_mask, 0, sizeof work->exception_mask);
-    split_elements(rule, work, registers * REGISTER_ROW);
-    classify(rule, work, registers);
-    join_symbols(rule, work, registers);
+    buffers->exceptions = 0;
+    memset(buffers->exception_mask, 0, sizeof buffers->exception_mask);
+    split_elements(rule, buffers, registers * REGISTER_ROW);
+    classify(rule, buffers, registers);
+    join_symbols(rule, buffers, registers);
     for (uint32_t i = 0; i < weights; i += TRF_CHUNK_WEIGHTS)
-        chunks = put_chunk(rule, work->raw + i * TRF_LANES, trf_chunk_weights(weights, i / TRF_CHUNK_WEIGHTS), chunks);
+        chunks =
+            put_chunk(rule, buffers->raw + i * TRF_LANES, trf_chunk_weights(weights, i / TRF_CHUNK_WEIGHTS), chunks);
 }

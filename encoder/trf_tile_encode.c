@@ -2,20 +2,20 @@
 
 #include <string.h>
 
-void trf_plan_finish(trf_plan *plan, const trf_classes *classes) {
-    trf_header *h = &plan->header;
-    trf_split_rule *rule = &plan->rule;
+void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *classes) {
+    trf_header *h = &encoder->header;
+    trf_split_rule *rule = &encoder->rule;
     h->magic = TRF_MAGIC;
     h->version = TRF_FORMAT_VERSION;
     h->tile_size = TRF_TILE_SIZE;
-    h->num_tiles_row = (h->rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
-    h->num_tiles_col = (h->cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
+    h->num_tile_rows = (h->rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
+    h->num_tile_cols = (h->cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
     h->slab_rows = TRF_SLAB_ROWS;
-    h->streams_per_lane = 1;
+    h->rans_streams_per_lane = 1;
     h->extension_offset = TRF_EXTENSION_OFFSET;
     h->extension_bytes = sizeof(trf_extension);
     h->raw_bits = (uint8_t)(h->codec == TRF_CODEC_INT ? classes->shift : trf_float_raw_bits(h->codec, h->class_bits));
-    memcpy(plan->extension.class_value, classes->class_value, sizeof classes->class_value);
+    memcpy(encoder->extension.class_value, classes->class_value, sizeof classes->class_value);
 
     memset(rule, 0, sizeof *rule);
     rule->codec = h->codec;
@@ -23,27 +23,28 @@ void trf_plan_finish(trf_plan *plan, const trf_classes *classes) {
     rule->raw_bits = h->raw_bits;
     rule->num_planes = trf_plane_widths(h->raw_bits, rule->plane_width);
     rule->classes = *classes;
-    rule->exponent_offset = plan->extension.exponent_offset;
+    rule->exponent_offset = encoder->extension.exponent_offset;
     rule->predicted = h->predictor_modes != 0;
     rule->offsets = rule->exponent_offset != 0 || rule->predicted;
     for (int32_t v = 0; v < 256; v++)
         rule->class_of[v] = (uint8_t)trf_class_of(classes, v);
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        plan->missing[s] = plan->model.replacement[s] != s;
-    trf_encode_symbols_init(plan->symbols, &plan->model, h->state_bits);
-    plan->split = trf_split_slab_best();
+        encoder->missing[s] = encoder->model.replacement[s] != s;
+    trf_encode_symbols_init(encoder->symbols, &encoder->model, h->state_bits);
+    encoder->split = trf_split_slab_best();
 }
 
-/* Eight rows of one or two column steps, `steps` a constant. Row r of them has 2 * steps 32-bit registers of each of the lanes 4r ... 4r+3,
- * one lane after the other. to: where the first one's registers go, one every 4 * TRF_LANES; step_size: from one step to the next. */
+/* Eight rows of one or two column steps, `steps` a constant. Row r of them has 2 * steps 32-bit registers of each of
+ * the lanes 4r ... 4r+3, one lane after the other. to: where the first one's registers go, one every 4 * TRF_LANES;
+ * step_size: from one step to the next. */
 static inline __attribute__((always_inline)) void gather_rows(const uint16_t *from, size_t stride, uint32_t steps,
                                                               uint16_t *to, size_t step_size) {
-    uint32_t runs[4 * TRF_LANES], registers[4][TRF_LANES];
+    uint32_t words[4 * TRF_LANES], registers[4][TRF_LANES];
     for (uint32_t row = 0; row < 8; row++)
-        memcpy(runs + 8 * steps * row, from + row * stride, 32 * steps);
+        memcpy(words + 8 * steps * row, from + row * stride, 32 * steps);
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)
         for (uint32_t k = 0; k < 2 * steps; k++)
-            registers[k][lane] = runs[2 * steps * lane + k];
+            registers[k][lane] = words[2 * steps * lane + k];
     for (uint32_t k = 0; k < 2 * steps; k++)
         memcpy(to + k / 2 * step_size + k % 2 * 4 * TRF_LANES, registers[k], sizeof registers[k]);
 }
@@ -52,7 +53,7 @@ void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape,
     const size_t fragment = 8 * TRF_LANES, step_size = shape.blocks * fragment;
     for (uint32_t half = 0; half < 2 * shape.blocks; half++) /* of a block of 16 rows */
         for (uint32_t step = 0; step < shape.steps; step += 2) {
-            const uint16_t *from = rows + 8 * half * stride + TRF_BLOCK_ROWS * step;
+            const uint16_t *from = rows + 8 * half * stride + TRF_FRAGMENT_SIZE * step;
             uint16_t *to = lanes + step * step_size + half / 2 * fragment + half % 2 * 2 * TRF_LANES;
             if (step + 1 < shape.steps)
                 gather_rows(from, stride, 2, to, step_size);
@@ -61,63 +62,63 @@ void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape,
         }
 }
 
-void trf_gather_offsets(const trf_plan *plan, uint32_t row, uint32_t col, trf_slab_shape shape,
+void trf_gather_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
                         trf_tile_scratch *scratch) {
     uint32_t rows = 16 * shape.blocks, cols = 16 * shape.steps;
     for (uint32_t r = 0; r < rows; r++) {
-        int of_row = plan->row_offsets ? plan->row_offsets[row + r] : 0;
+        int of_row = encoder->row_offsets ? encoder->row_offsets[row + r] : 0;
         for (uint32_t c = 0; c < cols; c++)
             scratch->offsets[r * TRF_MAX_SLAB_COLS + c] =
-                (uint16_t)(of_row + (plan->col_offsets ? plan->col_offsets[col + c] : 0));
+                (uint16_t)(of_row + (encoder->col_offsets ? encoder->col_offsets[col + c] : 0));
     }
-    trf_gather_lanes(scratch->offsets, TRF_MAX_SLAB_COLS, shape, scratch->work.offset);
+    trf_gather_lanes(scratch->offsets, TRF_MAX_SLAB_COLS, shape, scratch->buffers.offset);
 }
 
 /* Codes symbols without a slot as their replacements; weights whose class that changes become exceptions. */
-static void replace_symbols(const trf_plan *plan, uint32_t weights, trf_slab_work *work) {
-    const uint32_t c = plan->header.class_bits, per_symbol = 8 / c, count = weights / per_symbol * TRF_LANES;
-    const uint8_t *replacement = plan->model.replacement;
+static void replace_symbols(const trf_tile_encoder *encoder, uint32_t weights, trf_slab_buffers *buffers) {
+    const uint32_t c = encoder->header.class_bits, per_symbol = 8 / c, count = weights / per_symbol * TRF_LANES;
+    const uint8_t *replacement = encoder->model.replacement;
     for (uint32_t at = 0; at < count; at++) {
-        if (at % 8 == 0) { /* nearly always a run of eight has nothing to replace */
-            const uint8_t *run = work->symbol + at;
+        if (at % 8 == 0) { /* nearly always eight in a row have nothing to replace */
+            const uint8_t *symbols = buffers->symbol + at;
             uint8_t missing = 0;
             for (uint32_t k = 0; k < 8; k++)
-                missing |= plan->missing[run[k]];
+                missing |= encoder->missing[symbols[k]];
             if (!missing) {
                 at += 7;
                 continue;
             }
         }
-        uint32_t s = work->symbol[at], to = replacement[s];
+        uint32_t s = buffers->symbol[at], to = replacement[s];
         if (s == to)
             continue;
-        work->symbol[at] = (uint8_t)to;
+        buffers->symbol[at] = (uint8_t)to;
         for (uint32_t q = 0; q < per_symbol; q++)
             if (((s ^ to) >> (c * q)) & ((1u << c) - 1))
-                trf_note_exception(work, trf_exception_position(per_symbol * (at / TRF_LANES) + q, at % TRF_LANES));
+                trf_note_exception(buffers, trf_weight_position(per_symbol * (at / TRF_LANES) + q, at % TRF_LANES));
     }
 }
 
 /* The exceptions in ascending order of position. out: 4-byte aligned. @return the byte behind them. */
-static uint8_t *put_exceptions(const trf_slab_work *work, uint8_t *out) {
+static uint8_t *put_exceptions(const trf_slab_buffers *buffers, uint8_t *out) {
     uint32_t *exception = (uint32_t *)out;
-    for (uint32_t word = 0; word < TRF_SLAB_WEIGHTS / 64; word++)
-        for (uint64_t bits = work->exception_mask[word]; bits; bits &= bits - 1) {
+    for (uint32_t word = 0; word < TRF_MAX_SLAB_WEIGHTS / 64; word++)
+        for (uint64_t bits = buffers->exception_mask[word]; bits; bits &= bits - 1) {
             uint32_t position = 64 * word + (uint32_t)__builtin_ctzll(bits), i = position / TRF_LANES,
                      lane = position % TRF_LANES;
-            *exception++ = trf_exception_make(position, work->element[i / 2 * 64 + 2 * lane + i % 2]);
+            *exception++ = trf_make_exception(position, buffers->element[i / 2 * 64 + 2 * lane + i % 2]);
         }
     return (uint8_t *)exception;
 }
 
-/* The streams' head, and to out the lanes' words, pair by pair. @return the byte behind them. */
-static uint8_t *put_lanes(const trf_coded_lanes *lanes, uint32_t exceptions, uint8_t *stream, uint8_t *out) {
+/* The rANS streams' head, and to out the lanes' words, pair by pair. @return the byte behind them. */
+static uint8_t *put_lanes(const trf_coded_lanes *lanes, uint32_t exceptions, uint8_t *rans_streams, uint8_t *out) {
     const uint16_t count[2] = {(uint16_t)exceptions, 0};
-    memcpy(stream, lanes->start_state, sizeof lanes->start_state);
-    memcpy(stream + TRF_STREAM_EXCEPTIONS, count, sizeof count);
+    memcpy(rans_streams, lanes->start_state, sizeof lanes->start_state);
+    memcpy(rans_streams + TRF_RANS_EXCEPTION_COUNT_OFFSET, count, sizeof count);
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++) {
         uint32_t up = lanes->count[pair], down = lanes->count[pair + TRF_LANE_PAIRS];
-        stream[TRF_STATES_BYTES + pair] = (uint8_t)(up + down);
+        rans_streams[TRF_STATES_BYTES + pair] = (uint8_t)(up + down);
         memcpy(out, lanes->words[pair] + TRF_MAX_LANE_WORDS - up, 2 * up);
         out += 2 * up;
         memcpy(out, lanes->words[pair + TRF_LANE_PAIRS], 2 * down);
@@ -132,38 +133,39 @@ static uint32_t pad(uint8_t *out, uint32_t used, uint64_t end) {
     return (uint32_t)end;
 }
 
-/* Encodes a slab: its raw bits to raw, its streams to stream. @return the streams' bytes. */
-static uint32_t encode_slab(const trf_plan *plan, const trf_tile_shape *shape, uint32_t slab, const uint16_t *elements,
-                            size_t stride, trf_tile_scratch *scratch, uint8_t *raw, uint8_t *stream) {
+/* Encodes a slab: its raw bits to raw, its rANS streams to rans_streams. @return the rANS streams' bytes. */
+static uint32_t encode_slab(const trf_tile_encoder *encoder, const trf_tile_shape *shape, uint32_t slab,
+                            const uint16_t *elements, size_t stride, trf_tile_scratch *scratch, uint8_t *raw,
+                            uint8_t *rans_streams) {
     const trf_slab_shape slab_shape = trf_slab_shape_at(shape, slab);
     const uint32_t row = trf_slab_row(shape, slab), col = trf_slab_col(shape, slab);
-    trf_slab_work *work = &scratch->work;
+    trf_slab_buffers *buffers = &scratch->buffers;
     uint32_t weights = trf_lane_weights(slab_shape);
-    trf_gather_lanes(elements + row * stride + col, stride, slab_shape, work->element);
-    if (plan->rule.predicted)
-        trf_gather_offsets(plan, shape->row + row, shape->col + col, slab_shape, scratch);
-    plan->split(&plan->rule, slab_shape, work, raw);
-    replace_symbols(plan, weights, work);
-    trf_encode_lanes(plan->symbols, work->symbol, weights * plan->header.class_bits / 8, plan->header.state_bits,
-                     &scratch->lanes);
-    uint8_t *words = put_exceptions(work, stream + TRF_STREAM_HEAD_BYTES);
-    uint32_t used = (uint32_t)(put_lanes(&scratch->lanes, work->exceptions, stream, words) - stream);
-    return pad(stream, used, trf_align(used));
+    trf_gather_lanes(elements + row * stride + col, stride, slab_shape, buffers->element);
+    if (encoder->rule.predicted)
+        trf_gather_offsets(encoder, shape->row + row, shape->col + col, slab_shape, scratch);
+    encoder->split(&encoder->rule, slab_shape, buffers, raw);
+    replace_symbols(encoder, weights, buffers);
+    trf_encode_lanes(encoder->symbols, buffers->symbol, weights * encoder->header.class_bits / 8,
+                     encoder->header.state_bits, &scratch->lanes);
+    uint8_t *words = put_exceptions(buffers, rans_streams + TRF_RANS_HEAD_BYTES);
+    uint32_t used = (uint32_t)(put_lanes(&scratch->lanes, buffers->exceptions, rans_streams, words) - rans_streams);
+    return pad(rans_streams, used, trf_align(used));
 }
 
-/* Encodes a tile's slabs; how long the raw bits are is known beforehand, so that both parts are written where they belong.
- * @return where the last streams end. */
-static uint32_t encode_slabs(const trf_plan *plan, const trf_tile_shape *shape, const uint16_t *elements, size_t stride,
-                             trf_tile_scratch *scratch, uint8_t *out, uint32_t *exceptions) {
-    const trf_tile_layout layout = trf_tile_layout_of(shape, plan->rule.raw_bits);
-    uint16_t *ends = (uint16_t *)(out + layout.table);
-    uint32_t raw = 0, at = pad(out, layout.table + 2 * shape->slabs, layout.streams);
+/* Encodes a tile's slabs; how long the raw bits are is known beforehand, so that both parts are written where they
+ * belong. @return where the last rANS streams end. */
+static uint32_t encode_slabs(const trf_tile_encoder *encoder, const trf_tile_shape *shape, const uint16_t *elements,
+                             size_t stride, trf_tile_scratch *scratch, uint8_t *out, uint32_t *exceptions) {
+    const trf_tile_sections sections = trf_find_tile_sections(shape, encoder->rule.raw_bits);
+    uint16_t *ends = (uint16_t *)(out + sections.slab_table);
+    uint32_t raw = 0, at = pad(out, sections.slab_table + 2 * shape->slabs, sections.rans_streams);
     *exceptions = 0;
     for (uint32_t slab = 0; slab < shape->slabs; slab++) {
-        at += encode_slab(plan, shape, slab, elements, stride, scratch, out + raw, out + at);
-        raw += trf_raw_bytes(plan->rule.raw_bits, trf_lane_weights(trf_slab_shape_at(shape, slab)));
-        ends[slab] = (uint16_t)((at - layout.streams) / TRF_ALIGNMENT);
-        *exceptions += scratch->work.exceptions;
+        at += encode_slab(encoder, shape, slab, elements, stride, scratch, out + raw, out + at);
+        raw += trf_raw_bytes(encoder->rule.raw_bits, trf_lane_weights(trf_slab_shape_at(shape, slab)));
+        ends[slab] = (uint16_t)((at - sections.rans_streams) / TRF_ALIGNMENT);
+        *exceptions += scratch->buffers.exceptions;
     }
     return at;
 }
@@ -191,22 +193,22 @@ static uint32_t put_slivers(const trf_tile_shape *shape, const uint16_t *element
     return pad(out, used, trf_tile_align(used));
 }
 
-void trf_encode_tile(const trf_plan *plan, uint64_t tile, const uint16_t *elements, size_t stride,
+void trf_encode_tile(const trf_tile_encoder *encoder, uint64_t tile, const uint16_t *elements, size_t stride,
                      trf_tile_scratch *scratch, uint8_t *out, trf_tile_meta *meta) {
-    const uint32_t stored_bytes = plan->header.stored_bytes;
-    trf_tile_shape shape = trf_tile_shape_of(&plan->header, tile, TRF_TILE_CODED);
+    const uint32_t stored_bytes = encoder->header.stored_bytes;
+    trf_tile_shape shape = trf_tile_shape_of(&encoder->header, tile, TRF_TILE_CODED);
     uint32_t stored_size = (uint32_t)trf_tile_align((uint64_t)shape.rows * shape.cols * stored_bytes);
     memset(meta, 0, sizeof *meta);
-    meta->kind = TRF_TILE_STORED;
+    meta->coding = TRF_TILE_STORED;
     if (shape.coded_rows && shape.coded_cols) {
-        uint32_t used = encode_slabs(plan, &shape, elements, stride, scratch, out, &meta->exception_count);
+        uint32_t used = encode_slabs(encoder, &shape, elements, stride, scratch, out, &meta->exception_count);
         meta->data_size = put_slivers(&shape, elements, stride, stored_bytes, out, used);
-        meta->predictor_mode = plan->header.predictor_modes;
-        meta->kind = TRF_TILE_CODED;
+        meta->predictor_mode = encoder->header.predictor_modes;
+        meta->coding = TRF_TILE_CODED;
     }
-    if (meta->kind == TRF_TILE_STORED || meta->data_size >= stored_size) {
+    if (meta->coding == TRF_TILE_STORED || meta->data_size >= stored_size) {
         memset(meta, 0, sizeof *meta);
-        meta->kind = TRF_TILE_STORED;
+        meta->coding = TRF_TILE_STORED;
         shape.coded_rows = shape.coded_cols = 0;
         meta->data_size = put_slivers(&shape, elements, stride, stored_bytes, out, 0);
     }

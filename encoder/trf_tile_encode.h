@@ -1,4 +1,4 @@
-/* Encoding one tile under a finished plan. */
+/* Encoding one tile with a finished trf_tile_encoder. */
 #ifndef TRF_TILE_ENCODE_H
 #define TRF_TILE_ENCODE_H
 
@@ -7,7 +7,7 @@
 #include "trf_validate.h"
 
 /* All that the tiles of a layer share. Read-only while tiles are encoded. */
-typedef struct trf_plan {
+typedef struct trf_tile_encoder {
     trf_header header;       /* final but for blob_bytes and head_checksum */
     trf_extension extension; /* final but for exception_count */
     double exception_weight; /* of an exception in the choices of classes and model, in bits */
@@ -16,32 +16,33 @@ typedef struct trf_plan {
     uint8_t missing[TRF_ALPHABET]; /* 1 for a symbol that has a replacement */
     trf_split_rule rule;
     trf_split_slab_fn *split;
-    int8_t *row_offsets; /* [rows] or NULL; owned by the plan's maker */
+    int8_t *row_offsets; /* [rows] or NULL; owned by the encoder's maker */
     int8_t *col_offsets; /* [cols] or NULL */
-} trf_plan;
+} trf_tile_encoder;
 
-/* Fills what follows from classes and model: rule, symbols, header and extension fields. Set before: header.codec, rows, cols,
- * class_bits, probability_bits, state_bits, slab_cols, source_dtype, stored_bytes, predictor_modes; extension.exponent_offset. */
-void trf_plan_finish(trf_plan *plan, const trf_classes *classes);
+/* Fills what follows from classes and model: rule, symbols, header and extension fields. Set before: header.codec,
+ * rows, cols, class_bits, probability_bits, state_bits, slab_cols, source_dtype, stored_bytes, predictor_modes;
+ * extension.exponent_offset. */
+void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *classes);
 
 /* Puts the weights of a 16-row block (or two) into lane order: FORMAT.md section 6. rows: the slab's first weight. */
 void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes);
 
 /* Scratch of one worker. */
 typedef struct trf_tile_scratch {
-    trf_slab_work work;
+    trf_slab_buffers buffers;
     trf_coded_lanes lanes;
-    uint16_t offsets[TRF_SLAB_WEIGHTS];
+    uint16_t offsets[TRF_MAX_SLAB_WEIGHTS];
 } trf_tile_scratch;
 
-/* Row plus column offset of every weight of a slab into scratch->work.offset, in lane order. row, col: of its first weight in the
- * layer. */
-void trf_gather_offsets(const trf_plan *plan, uint32_t row, uint32_t col, trf_slab_shape shape,
+/* Row plus column offset of every weight of a slab into scratch->buffers.offset, in lane order. row, col: of its first
+ * weight in the layer. */
+void trf_gather_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
                         trf_tile_scratch *scratch);
 
-/* Encodes tile `tile` from its elements (row-major, `stride` elements from row to row) into out (TRF_MAX_TILE_BYTES, 16-byte aligned).
- * Fills *meta except for data_offset. Coded or stored, whichever is smaller. */
-void trf_encode_tile(const trf_plan *plan, uint64_t tile, const uint16_t *elements, size_t stride,
+/* Encodes tile `tile` from its elements (row-major, `stride` elements from row to row) into out (TRF_MAX_TILE_BYTES,
+ * 16-byte aligned). Fills *meta except for data_offset. Coded or stored, whichever is smaller. */
+void trf_encode_tile(const trf_tile_encoder *encoder, uint64_t tile, const uint16_t *elements, size_t stride,
                      trf_tile_scratch *scratch, uint8_t *out, trf_tile_meta *meta);
 
 #endif

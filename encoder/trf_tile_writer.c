@@ -1,5 +1,5 @@
-/* Workers take chunks in ascending order, encode them side by side, take their places in the blob one after another, and write side by
- * side: so a tile's place, and the blob, do not depend on the number of threads. */
+/* Workers take chunks in ascending order, encode them side by side, take their places in the blob one after another,
+ * and write side by side: so a tile's place, and the blob, do not depend on the number of threads. */
 #include "trf_tile_writer.h"
 
 #include "trf_decode.h"
@@ -37,10 +37,10 @@ typedef struct pass_state {
 } pass_state;
 
 static uint32_t chunks_across(const trf_header *header) {
-    return (header->num_tiles_col + CHUNK_TILES - 1) / CHUNK_TILES;
+    return (header->num_tile_cols + CHUNK_TILES - 1) / CHUNK_TILES;
 }
 
-uint64_t trf_tile_chunks(const trf_header *header) { return (uint64_t)header->num_tiles_row * chunks_across(header); }
+uint64_t trf_tile_chunks(const trf_header *header) { return (uint64_t)header->num_tile_rows * chunks_across(header); }
 
 static void free_worker(worker *w) {
     free(w->scratch);
@@ -52,15 +52,15 @@ static void free_worker(worker *w) {
 }
 
 static int elements_in_memory(const trf_element_source *from) {
-    return from->source->weights && trf_elements_as_they_stand(from);
+    return from->source->weights && trf_source_holds_elements(from);
 }
 
 static trf_status make_worker(worker *w, const trf_tile_pass *pass, trf_error *err) {
-    uint32_t cols = pass->plan->header.cols < CHUNK_COLS ? pass->plan->header.cols : CHUNK_COLS;
+    uint32_t cols = pass->encoder->header.cols < CHUNK_COLS ? pass->encoder->header.cols : CHUNK_COLS;
     size_t weights = (size_t)TRF_TILE_SIZE * cols;
     w->capacity = weights * 2;
     w->scratch = aligned_alloc(64, sizeof *w->scratch);
-    int copied = !elements_in_memory(pass->from), converted = !trf_elements_as_they_stand(pass->from);
+    int copied = !elements_in_memory(pass->from), converted = !trf_source_holds_elements(pass->from);
     w->source = converted ? malloc(weights * trf_dtype_bytes(pass->from->source->dtype)) : NULL;
     w->elements = copied ? malloc(weights * sizeof *w->elements) : NULL;
     w->decoded = malloc(TRF_TILE_SIZE * TRF_TILE_SIZE * sizeof *w->decoded);
@@ -74,23 +74,23 @@ static trf_status make_worker(worker *w, const trf_tile_pass *pass, trf_error *e
 /* Decodes what was encoded, through the validator and the decoder that readers use, and compares. */
 static trf_status verify_tile(const pass_state *state, worker *w, uint64_t tile, const uint16_t *elements,
                               size_t stride, trf_error *err) {
-    const trf_plan *plan = state->pass->plan;
+    const trf_tile_encoder *encoder = state->pass->encoder;
     trf_blob_view view = {
-        .header = plan->header,
-        .extension = plan->extension,
-        .frequency = plan->model.frequency,
+        .header = encoder->header,
+        .extension = encoder->extension,
+        .frequency = encoder->model.frequency,
         .tiles = state->pass->metas,
-        .row_offsets = plan->row_offsets,
-        .col_offsets = plan->col_offsets,
-        .fields = trf_fields_of(plan->header.codec),
+        .row_offsets = encoder->row_offsets,
+        .col_offsets = encoder->col_offsets,
+        .fields = trf_fields_of(encoder->header.codec),
     };
-    view.num_planes = trf_plane_widths(plan->header.raw_bits, view.plane_width);
+    view.num_planes = trf_plane_widths(encoder->header.raw_bits, view.plane_width);
     trf_status status = trf_blob_check_tile(&view, tile, w->tile, err);
     if (status == TRF_OK)
         status = trf_decode_tile_best()(&view, state->table, tile, w->tile, w->decoded, TRF_TILE_SIZE, err);
     if (status != TRF_OK)
-        return trf_fail_in(err, TRF_ERR_MISMATCH, "the encoder's own check of a tile failed");
-    trf_tile_shape shape = trf_tile_shape_of(&plan->header, tile, view.tiles[tile].kind);
+        return trf_prefix_error(err, TRF_ERR_MISMATCH, "the encoder's own check of a tile failed");
+    trf_tile_shape shape = trf_tile_shape_of(&encoder->header, tile, view.tiles[tile].coding);
     for (uint32_t r = 0; r < shape.rows; r++) {
         const uint16_t *want = elements + r * stride, *got = w->decoded + r * TRF_TILE_SIZE;
         if (memcmp(want, got, shape.cols * sizeof *want) == 0)
@@ -113,7 +113,7 @@ static trf_status encode_chunk(const pass_state *state, worker *w, uint64_t firs
     *bytes = 0;
     for (uint32_t t = 0; t < tiles; t++) {
         const uint16_t *elements = chunk + t * TRF_TILE_SIZE;
-        trf_encode_tile(pass->plan, first_tile + t, elements, stride, w->scratch, w->tile, &metas[t]);
+        trf_encode_tile(pass->encoder, first_tile + t, elements, stride, w->scratch, w->tile, &metas[t]);
         if (pass->verify) {
             trf_status status = verify_tile(state, w, first_tile + t, elements, stride, err);
             if (status != TRF_OK)
@@ -149,24 +149,25 @@ static trf_status commit_chunk(pass_state *state, uint32_t tiles, size_t bytes, 
     pass->energy.weights += energy->weights;
     pass->energy.error += energy->error;
     if (pass->progress && pass->progress->tick(pass->progress->context, pass->weights,
-                                               (uint64_t)pass->plan->header.rows * pass->plan->header.cols))
+                                               (uint64_t)pass->encoder->header.rows * pass->encoder->header.cols))
         return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "cancelled");
     return TRF_OK;
 }
 
-static trf_status run_chunk(void *context, uint64_t index, int worker_index, trf_error *err) {
+static trf_status encode_and_commit_chunk(void *context, uint64_t index, int worker_index, trf_error *err) {
     pass_state *state = context;
-    const trf_header *h = &state->pass->plan->header;
+    const trf_header *h = &state->pass->encoder->header;
     worker *w = &state->workers[worker_index];
     uint64_t chunk = index * state->pass->chunk_stride;
-    /* A row of tiles is cut into chunks of nearly equal size: a worker with a small one would only wait for its turn. */
+    /* A row of tiles is cut into chunks of nearly equal size: a worker with a small one would only wait for its
+     * turn. */
     uint64_t across = chunks_across(h), place = chunk % across;
-    uint32_t tile_col = (uint32_t)(place * h->num_tiles_col / across);
-    uint32_t tiles = (uint32_t)((place + 1) * h->num_tiles_col / across) - tile_col, col = tile_col * TRF_TILE_SIZE;
+    uint32_t tile_col = (uint32_t)(place * h->num_tile_cols / across);
+    uint32_t tiles = (uint32_t)((place + 1) * h->num_tile_cols / across) - tile_col, col = tile_col * TRF_TILE_SIZE;
     uint32_t row = (uint32_t)(chunk / across) * TRF_TILE_SIZE;
     uint32_t rows = h->rows - row < TRF_TILE_SIZE ? h->rows - row : TRF_TILE_SIZE;
     uint32_t cols = h->cols - col < tiles * TRF_TILE_SIZE ? h->cols - col : tiles * TRF_TILE_SIZE;
-    uint64_t first_tile = (uint64_t)(row / TRF_TILE_SIZE) * h->num_tiles_col + tile_col;
+    uint64_t first_tile = (uint64_t)(row / TRF_TILE_SIZE) * h->num_tile_cols + tile_col;
     trf_tile_meta local[CHUNK_TILES], *metas = state->pass->metas ? state->pass->metas + first_tile : local;
     trf_energy energy = {0, 0};
     size_t bytes = 0;
@@ -204,8 +205,8 @@ static trf_status run_chunk(void *context, uint64_t index, int worker_index, trf
     return status;
 }
 
-trf_status trf_tile_pass_run(trf_tile_pass *pass, uint64_t data_offset, trf_error *err) {
-    const trf_header *h = &pass->plan->header;
+trf_status trf_encode_tiles(trf_tile_pass *pass, uint64_t data_offset, trf_error *err) {
+    const trf_header *h = &pass->encoder->header;
     uint64_t chunks = trf_tile_chunks(h), count = (chunks + pass->chunk_stride - 1) / pass->chunk_stride;
     int threads = trf_thread_count(pass->threads);
     if ((uint64_t)threads > count)
@@ -222,9 +223,9 @@ trf_status trf_tile_pass_run(trf_tile_pass *pass, uint64_t data_offset, trf_erro
     if (!state.workers || !state.table) {
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for an encoder's buffers");
     } else {
-        trf_blob_view view = {.header = *h, .frequency = pass->plan->model.frequency};
+        trf_blob_view view = {.header = *h, .frequency = pass->encoder->model.frequency};
         trf_decode_table_init(state.table, &view);
-        status = trf_parallel_for(threads, count, run_chunk, &state, err);
+        status = trf_parallel_for(threads, count, encode_and_commit_chunk, &state, err);
     }
     for (int i = 0; state.workers && i < threads; i++)
         free_worker(&state.workers[i]);

@@ -6,7 +6,7 @@
 #include "trf_tile_encode.h"
 
 typedef struct trf_tile_pass {
-    const trf_plan *plan;
+    const trf_tile_encoder *encoder;
     const trf_element_source *from;
     const trf_sink *sink;         /* NULL: only count bytes */
     const trf_progress *progress; /* or NULL */
@@ -20,10 +20,11 @@ typedef struct trf_tile_pass {
     trf_energy energy;
 } trf_tile_pass;
 
-/* Chunks of tiles that a pass is made of: runs of at most 16 tiles in a row of tiles. */
+/* Chunks of tiles that a pass is made of: at most 16 neighbouring tiles of a row of tiles. */
 uint64_t trf_tile_chunks(const trf_header *header);
 
-/* Runs the pass. data_offset: where tile 0 goes in the blob. Errors: TRF_ERR_MEMORY, _CANCELLED, _MISMATCH (naming tile, row and column), source's and sink's. */
-trf_status trf_tile_pass_run(trf_tile_pass *pass, uint64_t data_offset, trf_error *err);
+/* Runs the pass. data_offset: where tile 0 goes in the blob. Errors: TRF_ERR_MEMORY, _CANCELLED, _MISMATCH (naming
+ * tile, row and column), source's and sink's. */
+trf_status trf_encode_tiles(trf_tile_pass *pass, uint64_t data_offset, trf_error *err);
 
 #endif

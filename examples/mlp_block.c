@@ -1,5 +1,6 @@
-/* The MLP block of a Llama, from a compressed checkpoint: y = down(silu(gate(x)) * up(x)), on the GPU if there is one, else on the CPU. Three products, and nothing between
- * them: what silu(gate) * up takes is gate's epilogue, which overwrites the output of up.
+/* The MLP block of a Llama, from a compressed checkpoint: y = down(silu(gate(x)) * up(x)), on the GPU if there is one,
+ * else on the CPU. Three products, and nothing between them: what silu(gate) * up takes is gate's epilogue, which
+ * overwrites the output of up.
  *
  * Usage: example_mlp_block CHECKPOINT PREFIX X.npy Y.npy [cpu]
  *   PREFIX    such as model.layers.0.mlp; gate_proj, up_proj and down_proj below it are compressed (not from F16)

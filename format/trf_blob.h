@@ -22,7 +22,7 @@
 
 enum {
     TRF_MAGIC = 0x52414E53,
-    TRF_STACK_MAGIC = 0x58414E53, /* index in front of a 3-D tensor's blobs */
+    TRF_EXPERT_INDEX_MAGIC = 0x58414E53, /* index in front of a 3-D tensor's blobs */
     TRF_FORMAT_VERSION = 4,
     TRF_TILE_SIZE = 256, /* rows and columns */
     TRF_SLAB_ROWS = 32,
@@ -31,16 +31,16 @@ enum {
     TRF_BANDS_PER_TILE = TRF_TILE_SIZE / TRF_SLAB_ROWS,         /* a band: 32 rows and the slabs side by side in them */
     TRF_MAX_SLABS_PER_BAND = TRF_TILE_SIZE / TRF_MIN_SLAB_COLS, /* of a tile */
     TRF_MAX_SLABS_PER_TILE = TRF_BANDS_PER_TILE * TRF_MAX_SLABS_PER_BAND,
-    TRF_BLOCK_ROWS = 16, /* rows of an mma A fragment; also its columns */
+    TRF_FRAGMENT_SIZE = 16, /* rows of an mma A fragment; also its columns */
     TRF_LANES = 32,
     TRF_LANE_PAIRS = 16,
     TRF_CHUNK_WEIGHTS = 64, /* of a lane: the raw bits of 64 weights a lane stand together */
-    TRF_LANE_WEIGHTS = TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS / TRF_LANES, /* at most, 256 */
+    TRF_MAX_LANE_WEIGHTS = TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS / TRF_LANES, /* at most, 256 */
     TRF_ALPHABET = 256,
     TRF_MIN_PROBABILITY_BITS = 9,
     TRF_MAX_PROBABILITY_BITS = 12,
-    /* What encoders choose if not told, and the GPU's faster kernels are made for. Pairs have more symbols than 512 slots serve well: 10 bits halve the
-     * exceptions and save 0.03 bit a weight. */
+    /* What encoders choose if not told, and the GPU's faster kernels are made for. Pairs have more symbols than 512
+     * slots serve well: 10 bits halve the exceptions and save 0.03 bit a weight. */
     TRF_QUADS_PROBABILITY_BITS = 9,
     TRF_PAIRS_PROBABILITY_BITS = 10,
     TRF_MAX_STATE_BITS = 16,
@@ -51,13 +51,13 @@ enum {
     TRF_MAX_CODE = 1023, /* of an exception or stored element of the int codec, either sign */
     TRF_ALIGNMENT = 16,
     TRF_TILE_ALIGNMENT = 128, /* of tile data and raw bits: a cache line of the devices that read them */
-    TRF_MAX_SCALE_GROUP = 1 << 20,
+    TRF_MAX_SCALE_GROUP_SIZE = 1 << 20,
 };
 
-typedef enum trf_tile_kind {
+typedef enum trf_tile_coding {
     TRF_TILE_CODED = 0,
     TRF_TILE_STORED = 1
-} trf_tile_kind;
+} trf_tile_coding;
 
 enum {
     TRF_PREDICT_ROW = 1,
@@ -80,12 +80,12 @@ typedef struct trf_header {
     uint16_t tile_size;
     uint32_t rows;
     uint32_t cols;
-    uint32_t num_tiles_row;
-    uint32_t num_tiles_col;
+    uint32_t num_tile_rows;
+    uint32_t num_tile_cols;
     uint8_t probability_bits;
     uint8_t state_bits;
     uint8_t slab_rows;
-    uint8_t streams_per_lane;
+    uint8_t rans_streams_per_lane;
     uint16_t slab_cols;
     uint8_t stored_bytes;
     uint8_t predictor_modes;
@@ -102,7 +102,7 @@ typedef struct trf_extension {
     uint8_t granularity; /* trf_granularity */
     uint8_t scale_dtype; /* trf_scale_dtype */
     uint16_t reserved0;
-    uint32_t group_size;
+    uint32_t scale_group_size;
     int32_t scale_exponent;
     uint64_t frequency_offset;
     uint64_t tiles_offset;
@@ -121,7 +121,7 @@ typedef struct trf_tile_meta {
     uint64_t data_offset;
     uint32_t data_size;
     uint8_t predictor_mode;
-    uint8_t kind; /* trf_tile_kind */
+    uint8_t coding; /* trf_tile_coding */
     uint16_t reserved0;
     uint32_t exception_count;
     uint32_t reserved1;
@@ -136,7 +136,7 @@ TRF_STATIC_ASSERT(offsetof(trf_header, blob_bytes) == 48, "header layout");
 TRF_STATIC_ASSERT(offsetof(trf_header, head_checksum) == 56, "header layout");
 TRF_STATIC_ASSERT(sizeof(trf_extension) == 256, "extension is 256 bytes");
 TRF_STATIC_ASSERT(offsetof(trf_extension, exponent_offset) == 32, "extension layout");
-TRF_STATIC_ASSERT(offsetof(trf_extension, group_size) == 40, "extension layout");
+TRF_STATIC_ASSERT(offsetof(trf_extension, scale_group_size) == 40, "extension layout");
 TRF_STATIC_ASSERT(offsetof(trf_extension, frequency_offset) == 48, "extension layout");
 TRF_STATIC_ASSERT(offsetof(trf_extension, data_offset) == 112, "extension layout");
 TRF_STATIC_ASSERT(offsetof(trf_extension, reserved1) == 128, "extension layout");

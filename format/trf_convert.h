@@ -1,5 +1,5 @@
-/* Conversions between the number formats of weights, in portable C and CUDA: exact when widening, one rounding to nearest even
- * when narrowing. 16- and 8-bit floats travel as their bit patterns.
+/* Conversions between the number formats of weights, in portable C and CUDA: exact when widening, one rounding to
+ * nearest even when narrowing. 16- and 8-bit floats travel as their bit patterns.
  *
  * NaNs stay NaNs: widening keeps the payload; narrowing keeps its top bits and sets the quiet bit. */
 #ifndef TRF_CONVERT_H

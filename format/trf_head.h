@@ -5,18 +5,20 @@
 #include "trf_validate.h"
 
 /* What stands in a head behind the tiles' metadata; host memory, NULL and 0 bytes for what is not there. */
-typedef struct trf_head_tables {
+typedef struct trf_head_sections {
     const void *scales;
     uint64_t scales_bytes;
     const int8_t *row_offsets; /* [rows] */
     const int8_t *col_offsets; /* [cols] */
-} trf_head_tables;
+} trf_head_sections;
 
-/* Sets the extension's section offsets and sizes, data_offset among them. @return data_offset, which is the head's size. */
-uint64_t trf_place_sections(trf_extension *extension, const trf_header *header, const trf_head_tables *tables);
+/* Sets the extension's section offsets and sizes, data_offset among them. @return data_offset, which is the head's
+ * size. */
+uint64_t trf_lay_out_sections(trf_extension *extension, const trf_header *header, const trf_head_sections *sections);
 
-/* Writes a head of extension->data_offset bytes whose sections have been placed, checksum included. The header's head_checksum is set, too. */
+/* Writes a head of extension->data_offset bytes whose sections have been placed, checksum included. The header's
+ * head_checksum is set, too. */
 void trf_write_head(trf_header *header, const trf_extension *extension, const uint16_t frequency[TRF_ALPHABET],
-                    const trf_tile_meta *tiles, const trf_head_tables *tables, uint8_t *head);
+                    const trf_tile_meta *tiles, const trf_head_sections *sections, uint8_t *head);
 
 #endif

@@ -1,8 +1,9 @@
 /* One lane of a slab: where its weights lie, where its bits lie, and its rANS decode step.
  *
- * This header is the one definition of FORMAT.md sections 6 to 8 for C and for CUDA. The kernels' main loops have forms of the step and of the raw bits
- * made for their instructions (decoder_gpu/trf_slab_stream.cuh, trf_former.cuh): tests/warp runs those headers, too, on the CPU, under sanitizers and
- * fuzzers. Nothing here bounds an index; each caller does. */
+ * This header is the one definition of FORMAT.md sections 6 to 8 for C and for CUDA. The kernels' main loops have forms
+ * of the step and of the raw bits made for their instructions (decoder_gpu/trf_slab_walk.cuh, trf_fragment.cuh):
+ * tests/warp runs those headers, too, on the CPU, under sanitizers and fuzzers. Nothing here bounds an index; each
+ * caller does. */
 #ifndef TRF_LANE_H
 #define TRF_LANE_H
 
@@ -23,12 +24,13 @@ TRF_HD uint32_t trf_lane_row(trf_slab_shape shape, uint32_t lane, uint32_t i) {
     return 16 * block + lane / 4 + 8 * ((i / 2) % 2);
 }
 
-/* Column of weight i of a lane, from the slab's first column. Column steps go in pairs of 32 columns, in which each lane owns a
- * run of 8 neighbouring ones, four for each step: 16 bytes of a row of x or W. A last step without a partner has runs of 4. */
+/* Column of weight i of a lane, from the slab's first column. Column steps go in pairs of 32 columns, in which each
+ * lane owns a span of 8 neighbouring ones, four for each step: 16 bytes of a row of x or W. A last step without a
+ * partner has spans of 4. */
 TRF_HD uint32_t trf_lane_col(trf_slab_shape shape, uint32_t lane, uint32_t i) {
     uint32_t step = i / (8 * shape.blocks), pair = step / 2;
-    uint32_t run = 2 * pair + 1 < shape.steps ? 8 : 4;
-    return 32 * pair + run * (lane % 4) + 4 * (step % 2) + 2 * ((i / 4) % 2) + i % 2;
+    uint32_t span = 2 * pair + 1 < shape.steps ? 8 : 4;
+    return 32 * pair + span * (lane % 4) + 4 * (step % 2) + 2 * ((i / 4) % 2) + i % 2;
 }
 
 /* ---- raw bits: chunks of 64 weights a lane; in each the planes, widest first, of 32-bit words, grouped so that a lane
@@ -62,13 +64,13 @@ TRF_HD uint32_t trf_raw_bytes(uint32_t raw_bits, uint32_t weights) {
 
 /* Byte offset in a chunk's plane of word z of a lane, lane_words words a lane. */
 TRF_HD uint32_t trf_plane_word_offset(uint32_t lane_words, uint32_t lane, uint32_t z) {
-    uint32_t group = z / 4, groups = lane_words / 4;
-    uint32_t stride = group < groups ? 16 : 4 * (lane_words % 4);
-    return 512 * group + stride * lane + 4 * (z % 4);
+    uint32_t vector = z / 4, vectors = lane_words / 4;
+    uint32_t stride = vector < vectors ? 16 : 4 * (lane_words % 4);
+    return 512 * vector + stride * lane + 4 * (z % 4);
 }
 
-/* Word and lowest bit, in a chunk's plane, of the lane's weight i of that chunk. A word holds 8 / width groups of four
- * weights; byte by byte it has the fields of the weights 0, 2, 1, 3 of each group. */
+/* Word and lowest bit, in a chunk's plane, of the lane's weight i of that chunk. A word holds 8 / width quads, which
+ * are four weights; byte by byte it has the fields of the weights 0, 2, 1, 3 of each quad. */
 TRF_HD uint32_t trf_plane_word(uint32_t i, uint32_t width) { return i * width / 32; }
 TRF_HD uint32_t trf_plane_bit(uint32_t i, uint32_t width) {
     return width * ((i / 4) % (8 / width)) + 8 * ((i / 2) % 2) + 16 * (i % 2);
@@ -76,7 +78,7 @@ TRF_HD uint32_t trf_plane_bit(uint32_t i, uint32_t width) {
 
 /* The weight in whose raw bits weight i's sign stands (float codecs): that of the next byte, so that one rotation
  * of the word brings sign and magnitude together. */
-TRF_HD uint32_t trf_sign_slot(uint32_t i) { return (i & ~3u) | (0x1Eu >> (2 * (i % 4)) & 3); }
+TRF_HD uint32_t trf_sign_holder(uint32_t i) { return (i & ~3u) | (0x1Eu >> (2 * (i % 4)) & 3); }
 
 /* ---- the rANS step ---- */
 
@@ -109,25 +111,27 @@ TRF_HD int32_t trf_lane_word_stride(uint32_t lane) { return lane < TRF_LANE_PAIR
 
 /* ---- exceptions: position [31:19], zero [18:16], element [15:0] ---- */
 
-TRF_HD uint32_t trf_exception_position(uint32_t i, uint32_t lane) { return 32 * i + lane; }
-TRF_HD uint32_t trf_exception_make(uint32_t position, uint32_t element) { return position << 19 | element; }
+TRF_HD uint32_t trf_weight_position(uint32_t i, uint32_t lane) { return 32 * i + lane; }
+TRF_HD uint32_t trf_make_exception(uint32_t position, uint32_t element) { return position << 19 | element; }
 
-TRF_HD uint32_t trf_exception_at(uint32_t exception) { return exception >> 19; }
+TRF_HD uint32_t trf_exception_position(uint32_t exception) { return exception >> 19; }
 TRF_HD uint32_t trf_exception_element(uint32_t exception) { return exception & 0xFFFF; }
 
-/* ---- a slab's streams: start_state[32], pair_words[16], the number of exceptions, zero, exceptions, words ---- */
+/* ---- a slab's rANS streams: start_state[32], pair_words[16], the number of exceptions, zero, exceptions, words
+ * ---- */
 
 enum {
-    TRF_STATES_BYTES = 2 * TRF_LANES,                          /* then pair_words */
-    TRF_STREAM_EXCEPTIONS = TRF_STATES_BYTES + TRF_LANE_PAIRS, /* u16 count, u16 zero */
-    TRF_STREAM_HEAD_BYTES = TRF_STREAM_EXCEPTIONS + 4,         /* then the exceptions, and the words behind them */
+    TRF_STATES_BYTES = 2 * TRF_LANES,                                    /* then pair_words */
+    TRF_RANS_EXCEPTION_COUNT_OFFSET = TRF_STATES_BYTES + TRF_LANE_PAIRS, /* u16 count, u16 zero */
+    TRF_RANS_HEAD_BYTES = TRF_RANS_EXCEPTION_COUNT_OFFSET + 4, /* then the exceptions, and the words behind them */
 };
-TRF_STATIC_ASSERT(TRF_STREAM_EXCEPTIONS == 80 && TRF_STREAM_HEAD_BYTES == 84, "layout of a slab's streams");
-TRF_STATIC_ASSERT(TRF_STREAM_HEAD_BYTES % 4 == 0, "exceptions are aligned");
+TRF_STATIC_ASSERT(TRF_RANS_EXCEPTION_COUNT_OFFSET == 80 && TRF_RANS_HEAD_BYTES == 84,
+                  "layout of a slab's rANS streams");
+TRF_STATIC_ASSERT(TRF_RANS_HEAD_BYTES % 4 == 0, "exceptions are aligned");
 
-/* stream: a slab's streams, TRF_STREAM_HEAD_BYTES or more. */
-TRF_HD uint32_t trf_stream_exceptions(const uint8_t *stream) {
-    return *(const uint16_t *)(stream + TRF_STREAM_EXCEPTIONS);
+/* rans_streams: a slab's rANS streams, TRF_RANS_HEAD_BYTES or more. */
+TRF_HD uint32_t trf_rans_exception_count(const uint8_t *rans_streams) {
+    return *(const uint16_t *)(rans_streams + TRF_RANS_EXCEPTION_COUNT_OFFSET);
 }
 
 #endif

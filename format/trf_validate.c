@@ -41,9 +41,9 @@ uint32_t trf_plane_widths(uint32_t raw_bits, uint32_t width[TRF_MAX_PLANES]) {
     return count;
 }
 
-trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t kind) {
-    return trf_tile_shape_at(header->rows, header->cols, header->slab_cols, (uint32_t)(tile / header->num_tiles_col),
-                             (uint32_t)(tile % header->num_tiles_col), kind);
+trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t coding) {
+    return trf_tile_shape_at(header->rows, header->cols, header->slab_cols, (uint32_t)(tile / header->num_tile_cols),
+                             (uint32_t)(tile % header->num_tile_cols), coding);
 }
 
 static uint32_t slab_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32_t raw_bits) {
@@ -56,29 +56,29 @@ static uint32_t band_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32
     return others * slab_raw_bytes(tile, slab, raw_bits) + slab_raw_bytes(tile, slab + others, raw_bits);
 }
 
-trf_tile_layout trf_tile_layout_of(const trf_tile_shape *tile, uint32_t raw_bits) {
-    trf_tile_layout layout = {0, 0, 0};
+trf_tile_sections trf_find_tile_sections(const trf_tile_shape *tile, uint32_t raw_bits) {
+    trf_tile_sections sections = {0, 0, 0};
     if (tile->slabs == 0)
-        return layout;
+        return sections;
     /* The last band may have fewer rows than the others. */
     const uint32_t last = tile->slabs / tile->slabs_per_band - 1;
-    layout.band_raw_bytes = band_raw_bytes(tile, 0, raw_bits);
-    layout.table = last * layout.band_raw_bytes + band_raw_bytes(tile, last * tile->slabs_per_band, raw_bits);
-    layout.streams = layout.table + (uint32_t)trf_align(2ull * tile->slabs);
-    return layout;
+    sections.band_raw_bytes = band_raw_bytes(tile, 0, raw_bits);
+    sections.slab_table = last * sections.band_raw_bytes + band_raw_bytes(tile, last * tile->slabs_per_band, raw_bits);
+    sections.rans_streams = sections.slab_table + (uint32_t)trf_align(2ull * tile->slabs);
+    return sections;
 }
 
-trf_slab_place trf_slab_place_of(const trf_tile_shape *tile, const uint8_t *tile_bytes, uint32_t slab,
-                                 uint32_t raw_bits) {
-    const trf_tile_layout layout = trf_tile_layout_of(tile, raw_bits);
-    const uint16_t *ends = (const uint16_t *)(tile_bytes + layout.table);
+trf_slab_location trf_locate_slab(const trf_tile_shape *tile, const uint8_t *tile_bytes, uint32_t slab,
+                                  uint32_t raw_bits) {
+    const trf_tile_sections sections = trf_find_tile_sections(tile, raw_bits);
+    const uint16_t *ends = (const uint16_t *)(tile_bytes + sections.slab_table);
     const uint32_t beside = slab % tile->slabs_per_band; /* slabs before it in its band, all of one width */
-    return (trf_slab_place){
+    return (trf_slab_location){
         .shape = trf_slab_shape_at(tile, slab),
-        .raw = slab / tile->slabs_per_band * layout.band_raw_bytes +
+        .raw = slab / tile->slabs_per_band * sections.band_raw_bytes +
                (beside ? beside * slab_raw_bytes(tile, slab - beside, raw_bits) : 0),
-        .streams = layout.streams + (slab ? ends[slab - 1] * (uint32_t)TRF_ALIGNMENT : 0),
-        .end = layout.streams + ends[slab] * (uint32_t)TRF_ALIGNMENT,
+        .rans_streams = sections.rans_streams + (slab ? ends[slab - 1] * (uint32_t)TRF_ALIGNMENT : 0),
+        .end = sections.rans_streams + ends[slab] * (uint32_t)TRF_ALIGNMENT,
     };
 }
 
@@ -130,18 +130,18 @@ static trf_status check_header(const trf_header *h, trf_error *err) {
         return HEADER_FAIL(rows, "is %u", h->rows);
     if (h->cols < 1 || h->cols > INT32_MAX)
         return HEADER_FAIL(cols, "is %u", h->cols);
-    if (h->num_tiles_row != (h->rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE)
-        return HEADER_FAIL(num_tiles_row, "is %u for %u rows", h->num_tiles_row, h->rows);
-    if (h->num_tiles_col != (h->cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE)
-        return HEADER_FAIL(num_tiles_col, "is %u for %u columns", h->num_tiles_col, h->cols);
+    if (h->num_tile_rows != (h->rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE)
+        return HEADER_FAIL(num_tile_rows, "is %u for %u rows", h->num_tile_rows, h->rows);
+    if (h->num_tile_cols != (h->cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE)
+        return HEADER_FAIL(num_tile_cols, "is %u for %u columns", h->num_tile_cols, h->cols);
     if (h->probability_bits < TRF_MIN_PROBABILITY_BITS || h->probability_bits > TRF_MAX_PROBABILITY_BITS)
         return HEADER_FAIL(probability_bits, "is %u", h->probability_bits);
     if (h->state_bits < h->probability_bits || h->state_bits > TRF_MAX_STATE_BITS)
         return HEADER_FAIL(state_bits, "is %u", h->state_bits);
     if (h->slab_rows != TRF_SLAB_ROWS)
         return HEADER_FAIL(slab_rows, "is %u, not %d", h->slab_rows, TRF_SLAB_ROWS);
-    if (h->streams_per_lane != 1)
-        return HEADER_FAIL(streams_per_lane, "is %u, not 1", h->streams_per_lane);
+    if (h->rans_streams_per_lane != 1)
+        return HEADER_FAIL(rans_streams_per_lane, "is %u, not 1", h->rans_streams_per_lane);
     if (h->slab_cols != TRF_MIN_SLAB_COLS && h->slab_cols != TRF_MAX_SLAB_COLS)
         return HEADER_FAIL(slab_cols, "is %u, not %d or %d", h->slab_cols, TRF_MIN_SLAB_COLS, TRF_MAX_SLAB_COLS);
     uint32_t fp8 = h->codec == TRF_CODEC_E4M3 || h->codec == TRF_CODEC_E5M2;
@@ -188,14 +188,15 @@ static trf_status check_extension(const trf_header *h, const trf_extension *x, t
     if (!codec_takes(h->source_dtype, h->codec, x->granularity))
         return HEADER_FAIL(source_dtype, "is %u, which codec %u with granularity %u does not take", h->source_dtype,
                            h->codec, x->granularity);
-    int grouped = x->granularity == TRF_GRANULARITY_GROUP || x->granularity == TRF_GRANULARITY_BLOCK;
+    int grouped = x->granularity == TRF_GRANULARITY_SCALE_GROUP || x->granularity == TRF_GRANULARITY_BLOCK;
     int scale_dtype = grouped ? TRF_SCALE_F16 : x->granularity ? TRF_SCALE_F32 : TRF_SCALE_NONE;
     if (x->scale_dtype != scale_dtype)
         return EXTENSION_FAIL(scale_dtype, "is %u for granularity %u", x->scale_dtype, x->granularity);
     if (x->reserved0)
         return EXTENSION_FAIL(reserved0, "is %u, not 0", x->reserved0);
-    if (grouped ? x->group_size < 16 || x->group_size % 16 || x->group_size > TRF_MAX_SCALE_GROUP : x->group_size != 0)
-        return EXTENSION_FAIL(group_size, "is %u for granularity %u", x->group_size, x->granularity);
+    if (grouped ? x->scale_group_size < 16 || x->scale_group_size % 16 || x->scale_group_size > TRF_MAX_SCALE_GROUP_SIZE
+                : x->scale_group_size != 0)
+        return EXTENSION_FAIL(scale_group_size, "is %u for granularity %u", x->scale_group_size, x->granularity);
     if (x->scale_exponent < -126 || x->scale_exponent > 126 || (!grouped && x->scale_exponent))
         return EXTENSION_FAIL(scale_exponent, "is %d", x->scale_exponent);
     for (size_t i = 0; i < sizeof x->reserved1; i++)
@@ -218,16 +219,17 @@ static trf_status check_section(const char *name, uint64_t offset, uint64_t byte
     return TRF_OK;
 }
 
-/* Number of scales, and of those in a row of the table. rows, cols < 2^31 and group_size >= 16, so it is below 2^58. */
+/* Number of scales, and of those in a row of the table. rows, cols < 2^31 and scale_group_size >= 16, so it is below
+ * 2^58. */
 static uint64_t count_scales(const trf_header *h, const trf_extension *x, uint32_t *scale_cols) {
-    uint64_t g = x->group_size ? x->group_size : 1, across = (h->cols + g - 1) / g;
+    uint64_t g = x->scale_group_size ? x->scale_group_size : 1, across = (h->cols + g - 1) / g;
     *scale_cols = 1;
     switch (x->granularity) {
     case TRF_GRANULARITY_TENSOR:
         return 1;
     case TRF_GRANULARITY_CHANNEL:
         return h->rows;
-    case TRF_GRANULARITY_GROUP:
+    case TRF_GRANULARITY_SCALE_GROUP:
         *scale_cols = (uint32_t)across;
         return h->rows * across;
     case TRF_GRANULARITY_BLOCK:
@@ -239,7 +241,7 @@ static uint64_t count_scales(const trf_header *h, const trf_extension *x, uint32
 }
 
 static trf_status check_sections(const trf_header *h, const trf_extension *x, uint64_t blob_bytes, trf_error *err) {
-    uint64_t tiles = (uint64_t)h->num_tiles_row * h->num_tiles_col; /* <= 2^46 */
+    uint64_t tiles = (uint64_t)h->num_tile_rows * h->num_tile_cols; /* <= 2^46 */
     uint64_t end = TRF_TILES_OFFSET + tiles * sizeof(trf_tile_meta);
     if (x->frequency_offset != TRF_FREQUENCY_OFFSET)
         return EXTENSION_FAIL(frequency_offset, "is %llu, not %d", (unsigned long long)x->frequency_offset,
@@ -272,8 +274,8 @@ static trf_status check_sections(const trf_header *h, const trf_extension *x, ui
 }
 
 /* Everything that the header and the extension show by themselves. */
-static trf_status check_fixed_part(const void *bytes, uint64_t available, uint64_t blob_bytes, trf_header *header,
-                                   trf_extension *extension, trf_error *err) {
+static trf_status check_header_and_extension(const void *bytes, uint64_t available, uint64_t blob_bytes,
+                                             trf_header *header, trf_extension *extension, trf_error *err) {
     if (available < sizeof *header)
         return trf_fail(err, TRF_ERR_TRUNCATED, available, "%llu bytes are too short for a header of %zu",
                         (unsigned long long)available, sizeof *header);
@@ -291,7 +293,7 @@ trf_status trf_blob_head_bytes(const void *first_320_bytes, uint64_t available_b
                                uint64_t *head_bytes, trf_error *err) {
     trf_header header;
     trf_extension extension;
-    TRY(check_fixed_part(first_320_bytes, available_bytes, blob_bytes, &header, &extension, err));
+    TRY(check_header_and_extension(first_320_bytes, available_bytes, blob_bytes, &header, &extension, err));
     *head_bytes = extension.data_offset;
     return TRF_OK;
 }
@@ -338,10 +340,10 @@ static trf_status check_tile_meta(const trf_blob_view *view, trf_error *err) {
         const trf_tile_meta *meta = &view->tiles[t];
         uint64_t at = TRF_TILES_OFFSET + t * sizeof *meta;
         trf_tile_shape shape = trf_tile_shape_of(h, t, TRF_TILE_CODED);
-        int coded = meta->kind == TRF_TILE_CODED;
-        if (meta->kind > TRF_TILE_STORED || (coded && (!shape.coded_rows || !shape.coded_cols)))
-            return TILE_FAIL(at, "tile %llu: kind %u for %ux%u weights", (unsigned long long)t, meta->kind, shape.rows,
-                             shape.cols);
+        int coded = meta->coding == TRF_TILE_CODED;
+        if (meta->coding > TRF_TILE_STORED || (coded && (!shape.coded_rows || !shape.coded_cols)))
+            return TILE_FAIL(at, "tile %llu: coding %u for %ux%u weights", (unsigned long long)t, meta->coding,
+                             shape.rows, shape.cols);
         if (meta->predictor_mode & ~(uint32_t)h->predictor_modes || (!coded && meta->predictor_mode))
             return TILE_FAIL(at, "tile %llu: predictor_mode %u", (unsigned long long)t, meta->predictor_mode);
         if (meta->reserved0 || meta->reserved1)
@@ -395,7 +397,7 @@ trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_by
     trf_header *h = &view->header;
     trf_extension *x = &view->extension;
     memset(view, 0, sizeof *view);
-    TRY(check_fixed_part(head, head_bytes, blob_bytes, h, x, err));
+    TRY(check_header_and_extension(head, head_bytes, blob_bytes, h, x, err));
     if (head_bytes < x->data_offset)
         return trf_fail(err, TRF_ERR_TRUNCATED, head_bytes, "head of %llu bytes ends after %llu",
                         (unsigned long long)x->data_offset, (unsigned long long)head_bytes);
@@ -405,7 +407,7 @@ trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_by
                         "head checksum is 0x%016llX, computed 0x%016llX", (unsigned long long)h->head_checksum,
                         (unsigned long long)checksum);
     view->head = head;
-    view->num_tiles = (uint64_t)h->num_tiles_row * h->num_tiles_col;
+    view->num_tiles = (uint64_t)h->num_tile_rows * h->num_tile_cols;
     view->frequency = (const uint16_t *)(view->head + TRF_FREQUENCY_OFFSET);
     view->tiles = (const trf_tile_meta *)(view->head + TRF_TILES_OFFSET);
     view->num_scales = count_scales(h, x, &view->scale_cols);
@@ -422,8 +424,8 @@ trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_by
 
 /* ---- tiles ---- */
 
-/* In the last chunk's planes that a lane's weights do not fill, the bits above them in each lane's last word. raw: the slab's
- * raw bits, at byte `at` of the blob. */
+/* In the last chunk's planes that a lane's weights do not fill, the bits above them in each lane's last word. raw: the
+ * slab's raw bits, at byte `at` of the blob. */
 static trf_status check_unused_bits(const trf_blob_view *view, trf_slab_shape shape, const uint8_t *raw, uint64_t at,
                                     trf_error *err) {
     uint32_t all = trf_lane_weights(shape), weights = all % TRF_CHUNK_WEIGHTS;
@@ -454,53 +456,54 @@ static trf_status check_exceptions(const trf_blob_view *view, const uint32_t *ex
                                    uint32_t weights, uint64_t offset, trf_error *err) {
     int64_t last = -1;
     for (uint32_t e = 0; e < count; e++) {
-        uint32_t position = trf_exception_at(exceptions[e]), element = trf_exception_element(exceptions[e]);
+        uint32_t position = trf_exception_position(exceptions[e]), element = trf_exception_element(exceptions[e]);
         if (position <= last || position / TRF_LANES >= weights || !is_element(view, element) ||
-            exceptions[e] != trf_exception_make(position, element))
+            exceptions[e] != trf_make_exception(position, element))
             return TILE_FAIL(offset + 4 * e, "exception %u is 0x%08X", e, exceptions[e]);
         last = position;
     }
     return TRF_OK;
 }
 
-/* A slab's streams, at byte `at` of the blob: that they are exactly as long as what is in them. */
-static trf_status check_stream_size(const uint8_t *stream, uint32_t bytes, uint64_t tile, uint32_t slab, uint64_t at,
-                                    trf_error *err) {
-    if (bytes < TRF_STREAM_HEAD_BYTES)
+/* A slab's rANS streams, at byte `at` of the blob: that they are exactly as long as what is in them. */
+static trf_status check_rans_size(const uint8_t *rans_streams, uint32_t bytes, uint64_t tile, uint32_t slab,
+                                  uint64_t at, trf_error *err) {
+    if (bytes < TRF_RANS_HEAD_BYTES)
         return TILE_FAIL(at, "tile %llu slab %u: %u bytes cannot hold the head of its streams",
                          (unsigned long long)tile, slab, bytes);
-    if (stream[TRF_STREAM_EXCEPTIONS + 2] | stream[TRF_STREAM_EXCEPTIONS + 3])
-        return TILE_FAIL(at + TRF_STREAM_EXCEPTIONS + 2, "tile %llu slab %u: reserved field is not 0",
+    if (rans_streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 2] | rans_streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 3])
+        return TILE_FAIL(at + TRF_RANS_EXCEPTION_COUNT_OFFSET + 2, "tile %llu slab %u: reserved field is not 0",
                          (unsigned long long)tile, slab);
-    uint32_t words = 0, exceptions = trf_stream_exceptions(stream);
+    uint32_t words = 0, exceptions = trf_rans_exception_count(rans_streams);
     for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        words += stream[TRF_STATES_BYTES + pair];
-    uint32_t used = TRF_STREAM_HEAD_BYTES + 4 * exceptions + 2 * words;
+        words += rans_streams[TRF_STATES_BYTES + pair];
+    uint32_t used = TRF_RANS_HEAD_BYTES + 4 * exceptions + 2 * words;
     if (bytes != trf_align(used))
         return TILE_FAIL(at, "tile %llu slab %u: %u bytes for %u words and %u exceptions", (unsigned long long)tile,
                          slab, bytes, words, exceptions);
     for (uint32_t i = used; i < bytes; i++)
-        if (stream[i])
+        if (rans_streams[i])
             return TILE_FAIL(at + i, "tile %llu slab %u: padding is not 0", (unsigned long long)tile, slab);
     return TRF_OK;
 }
 
-/* A slab's streams, the end of which the slab table gives, and its raw bits. */
-static trf_status check_slab(const trf_blob_view *view, uint64_t tile, uint32_t slab, const trf_slab_place *place,
+/* A slab's rANS streams, the end of which the slab table gives, and its raw bits. */
+static trf_status check_slab(const trf_blob_view *view, uint64_t tile, uint32_t slab, const trf_slab_location *location,
                              const uint8_t *tile_bytes, trf_error *err) {
     const trf_tile_meta *meta = &view->tiles[tile];
-    const uint8_t *stream = tile_bytes + place->streams;
-    const uint64_t at = meta->data_offset + place->streams;
-    if (place->end <= place->streams || place->end > meta->data_size)
+    const uint8_t *rans_streams = tile_bytes + location->rans_streams;
+    const uint64_t at = meta->data_offset + location->rans_streams;
+    if (location->end <= location->rans_streams || location->end > meta->data_size)
         return TILE_FAIL(at, "tile %llu slab %u: streams end at %u, begin at %u, tile of %u bytes",
-                         (unsigned long long)tile, slab, place->end, place->streams, meta->data_size);
-    TRY(check_stream_size(stream, place->end - place->streams, tile, slab, at, err));
-    TRY(check_unused_bits(view, place->shape, tile_bytes + place->raw, meta->data_offset + place->raw, err));
-    TRY(check_exceptions(view, (const uint32_t *)(stream + TRF_STREAM_HEAD_BYTES), trf_stream_exceptions(stream),
-                         trf_lane_weights(place->shape), at + TRF_STREAM_HEAD_BYTES, err));
+                         (unsigned long long)tile, slab, location->end, location->rans_streams, meta->data_size);
+    TRY(check_rans_size(rans_streams, location->end - location->rans_streams, tile, slab, at, err));
+    TRY(check_unused_bits(view, location->shape, tile_bytes + location->raw, meta->data_offset + location->raw, err));
+    TRY(check_exceptions(view, (const uint32_t *)(rans_streams + TRF_RANS_HEAD_BYTES),
+                         trf_rans_exception_count(rans_streams), trf_lane_weights(location->shape),
+                         at + TRF_RANS_HEAD_BYTES, err));
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)
-        if (!(stream[2 * lane] | stream[2 * lane + 1]))
-            return trf_fail(err, TRF_ERR_STREAM, at + 2 * lane, "tile %llu slab %u lane %u: start state is 0",
+        if (!(rans_streams[2 * lane] | rans_streams[2 * lane + 1]))
+            return trf_fail(err, TRF_ERR_RANS, at + 2 * lane, "tile %llu slab %u lane %u: start state is 0",
                             (unsigned long long)tile, slab, lane);
     return TRF_OK;
 }
@@ -511,20 +514,20 @@ trf_status trf_blob_check_tile(const trf_blob_view *view, uint64_t tile, const u
     if (checksum != meta->checksum)
         return trf_fail(err, TRF_ERR_CHECKSUM, at, "tile %llu: checksum is 0x%016llX, computed 0x%016llX",
                         (unsigned long long)tile, (unsigned long long)meta->checksum, (unsigned long long)checksum);
-    trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, meta->kind);
-    trf_tile_layout layout = trf_tile_layout_of(&shape, view->header.raw_bits);
-    uint32_t end = layout.streams, exceptions = 0;
+    trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, meta->coding);
+    trf_tile_sections sections = trf_find_tile_sections(&shape, view->header.raw_bits);
+    uint32_t end = sections.rans_streams, exceptions = 0;
     if (end > meta->data_size)
         return TILE_FAIL(at, "tile %llu: %u bytes cannot hold its raw bits and its slab table",
                          (unsigned long long)tile, meta->data_size);
-    for (uint32_t i = layout.table + 2 * shape.slabs; i < layout.streams; i++)
+    for (uint32_t i = sections.slab_table + 2 * shape.slabs; i < sections.rans_streams; i++)
         if (tile_bytes[i])
             return TILE_FAIL(at + i, "tile %llu: padding of the slab table is not 0", (unsigned long long)tile);
     for (uint32_t slab = 0; slab < shape.slabs; slab++) {
-        const trf_slab_place place = trf_slab_place_of(&shape, tile_bytes, slab, view->header.raw_bits);
-        TRY(check_slab(view, tile, slab, &place, tile_bytes, err));
-        exceptions += trf_stream_exceptions(tile_bytes + place.streams);
-        end = place.end;
+        const trf_slab_location location = trf_locate_slab(&shape, tile_bytes, slab, view->header.raw_bits);
+        TRY(check_slab(view, tile, slab, &location, tile_bytes, err));
+        exceptions += trf_rans_exception_count(tile_bytes + location.rans_streams);
+        end = location.end;
     }
     if (exceptions != meta->exception_count)
         return TILE_FAIL(at, "tile %llu: slabs list %u exceptions, its metadata %u", (unsigned long long)tile,

@@ -18,7 +18,7 @@ typedef struct trf_blob_view {
     uint64_t num_scales;
     const int8_t *row_offsets; /* [rows] or NULL */
     const int8_t *col_offsets; /* [cols] or NULL */
-    uint32_t scale_cols;       /* scales in a row of the scale table: 1, or ceil(cols / group_size) */
+    uint32_t scale_cols;       /* scales in a row of the scale table: 1, or ceil(cols / scale_group_size) */
     uint32_t num_planes;
     uint32_t plane_width[TRF_MAX_PLANES]; /* widest first; they add up to raw_bits */
     trf_float_fields fields;
@@ -35,35 +35,35 @@ typedef struct trf_tile_shape {
 } trf_tile_shape;
 
 /* Where the parts of a tile's data lie, as byte offsets from its first byte. All 0 for a stored tile. */
-typedef struct trf_tile_layout {
+typedef struct trf_tile_sections {
     uint32_t band_raw_bytes; /* band b's raw bits begin at b times this, a multiple of 128 */
-    uint32_t table;          /* u16[slabs]: where each slab's streams end, from `streams`, in units of 16 bytes */
-    uint32_t streams;        /* slab 0's begin here, slab s + 1's where slab s's end; slivers behind the last ones */
-} trf_tile_layout;
+    uint32_t slab_table; /* u16[slabs]: where each slab's rANS streams end, from `rans_streams`, in units of 16 bytes */
+    uint32_t rans_streams; /* slab 0's begin here, slab s + 1's where slab s's end; slivers behind the last ones */
+} trf_tile_sections;
 
 /* Where one slab's two parts lie, as byte offsets from its tile's first byte. */
-typedef struct trf_slab_place {
+typedef struct trf_slab_location {
     trf_slab_shape shape;
-    uint32_t raw;     /* chunk c at trf_chunk_offset from here */
-    uint32_t streams; /* begin; trf_lane.h has what is in them */
-    uint32_t end;     /* of the streams */
-} trf_slab_place;
+    uint32_t raw;          /* chunk c at trf_chunk_offset from here */
+    uint32_t rans_streams; /* begin; trf_lane.h has what is in them */
+    uint32_t end;          /* of the rANS streams */
+} trf_slab_location;
 
-/* What a tile can take at most: an exception for every weight, and in each slab as many words as pair_words can say. Raw bits: no
- * slab has more chunks than its share of a whole tile's. */
+/* What a tile can take at most: an exception for every weight, and in each slab as many words as pair_words can say.
+ * Raw bits: no slab has more chunks than its share of a whole tile's. */
 enum {
     TRF_MAX_TILE_RAW_BYTES = TRF_TILE_SIZE * TRF_TILE_SIZE * TRF_MAX_RAW_BITS / 8,
-    TRF_MAX_TILE_STREAM_BYTES =
+    TRF_MAX_TILE_RANS_BYTES =
         4 * TRF_TILE_SIZE * TRF_TILE_SIZE +
-        TRF_MAX_SLABS_PER_TILE * (TRF_STREAM_HEAD_BYTES + 2 * 255 * TRF_LANE_PAIRS + TRF_ALIGNMENT - 1),
+        TRF_MAX_SLABS_PER_TILE * (TRF_RANS_HEAD_BYTES + 2 * 255 * TRF_LANE_PAIRS + TRF_ALIGNMENT - 1),
     TRF_MAX_SLAB_TABLE_BYTES = 2 * TRF_MAX_SLABS_PER_TILE,
-    TRF_MAX_SLIVER_BYTES = 2 * 2 * (TRF_BLOCK_ROWS - 1) * TRF_TILE_SIZE,
-    TRF_MAX_TILE_BYTES = (TRF_MAX_TILE_RAW_BYTES + TRF_MAX_TILE_STREAM_BYTES + TRF_MAX_SLAB_TABLE_BYTES +
+    TRF_MAX_SLIVER_BYTES = 2 * 2 * (TRF_FRAGMENT_SIZE - 1) * TRF_TILE_SIZE,
+    TRF_MAX_TILE_BYTES = (TRF_MAX_TILE_RAW_BYTES + TRF_MAX_TILE_RANS_BYTES + TRF_MAX_SLAB_TABLE_BYTES +
                           TRF_MAX_SLIVER_BYTES + TRF_TILE_ALIGNMENT - 1) /
                          TRF_TILE_ALIGNMENT * TRF_TILE_ALIGNMENT,
 };
-TRF_STATIC_ASSERT(TRF_MAX_TILE_STREAM_BYTES / TRF_ALIGNMENT <= UINT16_MAX,
-                  "a slab table's u16 can say where the last streams end");
+TRF_STATIC_ASSERT(TRF_MAX_TILE_RANS_BYTES / TRF_ALIGNMENT <= UINT16_MAX,
+                  "a slab table's u16 can say where the last rANS streams end");
 TRF_STATIC_ASSERT(TRF_MAX_SLAB_TABLE_BYTES % TRF_ALIGNMENT == 0, "the largest slab table has no padding");
 TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES >= 2 * TRF_TILE_SIZE * TRF_TILE_SIZE, "a stored tile is no larger");
 
@@ -72,15 +72,16 @@ TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES >= 2 * TRF_TILE_SIZE * TRF_TILE_SIZE, "a st
 trf_status trf_blob_head_bytes(const void *first_320_bytes, uint64_t available_bytes, uint64_t blob_bytes,
                                uint64_t *head_bytes, trf_error *err);
 
-/* Opens a blob from its head (16-byte aligned, head_bytes = data_offset or more of the blob's first bytes). blob_bytes: size
- * of the whole blob. Checks all of FORMAT.md section 9 that the head shows, head_checksum included.
- * Errors: TRF_ERR_TRUNCATED, _MAGIC, _VERSION, _HEADER, _TABLE, _TILE, _CHECKSUM; _ARGUMENT if misaligned. err->offset counts from
- * the blob's first byte. */
+/* Opens a blob from its head (16-byte aligned, head_bytes = data_offset or more of the blob's first bytes). blob_bytes:
+ * size of the whole blob. Checks all of FORMAT.md section 9 that the head shows, head_checksum included. Errors:
+ * TRF_ERR_TRUNCATED, _MAGIC, _VERSION, _HEADER, _TABLE, _TILE, _CHECKSUM; _ARGUMENT if misaligned. err->offset counts
+ * from the blob's first byte. */
 trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_bytes, trf_blob_view *view,
                          trf_error *err);
 
 /* Checks one tile's data: checksum, sizes, slab table, start states, exceptions, padding. tile_bytes: data_size bytes,
- * 16-byte aligned. Errors: TRF_ERR_CHECKSUM, _TILE, _STREAM (start state 0); offsets from the blob's first byte. Thread-safe. */
+ * 16-byte aligned. Errors: TRF_ERR_CHECKSUM, _TILE, _STREAM (start state 0); offsets from the blob's first byte.
+ * Thread-safe. */
 trf_status trf_blob_check_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *tile_bytes, trf_error *err);
 
 /* trf_blob_open and every tile; blob: the whole blob, 16-byte aligned. */
@@ -95,16 +96,17 @@ uint64_t trf_head_checksum(const void *head, uint64_t head_bytes);
 /* Cuts raw_bits into planes, widest first. @return their number. */
 uint32_t trf_plane_widths(uint32_t raw_bits, uint32_t width[TRF_MAX_PLANES]);
 
-/* The tile at (tile_row, tile_col) of a layer of rows x cols weights in slabs of slab_cols, inside it. kind as in the tile's metadata. */
+/* The tile at (tile_row, tile_col) of a layer of rows x cols weights in slabs of slab_cols, inside it. coding as in the
+ * tile's metadata. */
 TRF_HD trf_tile_shape trf_tile_shape_at(uint32_t rows, uint32_t cols, uint32_t slab_cols, uint32_t tile_row,
-                                        uint32_t tile_col, uint32_t kind) {
+                                        uint32_t tile_col, uint32_t coding) {
     trf_tile_shape shape;
     shape.row = tile_row * TRF_TILE_SIZE;
     shape.col = tile_col * TRF_TILE_SIZE;
     shape.rows = rows - shape.row < TRF_TILE_SIZE ? rows - shape.row : (uint32_t)TRF_TILE_SIZE;
     shape.cols = cols - shape.col < TRF_TILE_SIZE ? cols - shape.col : (uint32_t)TRF_TILE_SIZE;
-    shape.coded_rows = kind == TRF_TILE_CODED ? shape.rows / TRF_BLOCK_ROWS * TRF_BLOCK_ROWS : 0;
-    shape.coded_cols = kind == TRF_TILE_CODED ? shape.cols / TRF_BLOCK_ROWS * TRF_BLOCK_ROWS : 0;
+    shape.coded_rows = coding == TRF_TILE_CODED ? shape.rows / TRF_FRAGMENT_SIZE * TRF_FRAGMENT_SIZE : 0;
+    shape.coded_cols = coding == TRF_TILE_CODED ? shape.cols / TRF_FRAGMENT_SIZE * TRF_FRAGMENT_SIZE : 0;
     shape.slab_cols = slab_cols;
     shape.slabs_per_band = (shape.coded_cols + slab_cols - 1) / slab_cols;
     shape.slabs = (shape.coded_rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * shape.slabs_per_band;
@@ -112,7 +114,7 @@ TRF_HD trf_tile_shape trf_tile_shape_at(uint32_t rows, uint32_t cols, uint32_t s
 }
 
 /* tile < num_tiles. */
-trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t kind);
+trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t coding);
 
 /* Where a slab's first weight lies, from the tile's; slab < tile->slabs. */
 TRF_HD uint32_t trf_slab_row(const trf_tile_shape *tile, uint32_t slab) {
@@ -127,7 +129,7 @@ TRF_HD trf_slab_shape trf_slab_shape_from(const trf_tile_shape *tile, uint32_t r
     const uint32_t left = tile->coded_cols - col;
     trf_slab_shape shape;
     shape.blocks = tile->coded_rows - row >= TRF_SLAB_ROWS ? 2 : 1;
-    shape.steps = (left < tile->slab_cols ? left : tile->slab_cols) / TRF_BLOCK_ROWS;
+    shape.steps = (left < tile->slab_cols ? left : tile->slab_cols) / TRF_FRAGMENT_SIZE;
     return shape;
 }
 
@@ -136,28 +138,29 @@ TRF_HD trf_slab_shape trf_slab_shape_at(const trf_tile_shape *tile, uint32_t sla
     return trf_slab_shape_from(tile, trf_slab_row(tile, slab), trf_slab_col(tile, slab));
 }
 
-trf_tile_layout trf_tile_layout_of(const trf_tile_shape *tile, uint32_t raw_bits);
+trf_tile_sections trf_find_tile_sections(const trf_tile_shape *tile, uint32_t raw_bits);
 
 /* slab < tile->slabs. tile_bytes: the tile's data, whose slab table is checked up to this slab. */
-trf_slab_place trf_slab_place_of(const trf_tile_shape *tile, const uint8_t *tile_bytes, uint32_t slab,
-                                 uint32_t raw_bits);
+trf_slab_location trf_locate_slab(const trf_tile_shape *tile, const uint8_t *tile_bytes, uint32_t slab,
+                                  uint32_t raw_bits);
 
 /* Index of the scale of weight (row, col) in the scale table. */
-TRF_HD uint64_t trf_scale_place(uint32_t granularity, uint32_t group_size, uint32_t scale_cols, uint64_t row,
-                                uint64_t col) {
+TRF_HD uint64_t trf_scale_table_index(uint32_t granularity, uint32_t scale_group_size, uint32_t scale_cols,
+                                      uint64_t row, uint64_t col) {
     switch (granularity) {
     case TRF_GRANULARITY_CHANNEL:
         return row;
-    case TRF_GRANULARITY_GROUP:
-        return row * scale_cols + col / group_size;
+    case TRF_GRANULARITY_SCALE_GROUP:
+        return row * scale_cols + col / scale_group_size;
     case TRF_GRANULARITY_BLOCK:
-        return row / group_size * scale_cols + col / group_size;
+        return row / scale_group_size * scale_cols + col / scale_group_size;
     default:
         return 0;
     }
 }
 static inline uint64_t trf_scale_index(const trf_blob_view *view, uint64_t row, uint64_t col) {
-    return trf_scale_place(view->extension.granularity, view->extension.group_size, view->scale_cols, row, col);
+    return trf_scale_table_index(view->extension.granularity, view->extension.scale_group_size, view->scale_cols, row,
+                                 col);
 }
 
 #endif

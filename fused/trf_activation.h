@@ -1,7 +1,8 @@
 /* The activations of an epilogue, in F32. C and CUDA; the two differ by what their expf and erfcf do.
  *
- * They err by a few units of 2^-24 of the value, everywhere but among denormals: sums that would cancel are written as products, and where an argument of exp or erfc is itself
- * rounded, what it lacks is carried along. Nothing overflows in between; NaN stays NaN. */
+ * They err by a few units of 2^-24 of the value, everywhere but among denormals: sums that would cancel are written as
+ * products, and where an argument of exp or erfc is itself rounded, what it lacks is carried along. Nothing overflows
+ * in between; NaN stays NaN. */
 #ifndef TRF_ACTIVATION_H
 #define TRF_ACTIVATION_H
 
@@ -19,8 +20,8 @@ TRF_HD float trf_divide(float x, float y) {
 #endif
 }
 
-/* v / (1 + exp(-(t + t_rest))), t_rest far below t, v and t of one sign. The exponential of -|t|, which is at most 1, in two factors, of which none is ever denormal where the
- * product with v is not. */
+/* v / (1 + exp(-(t + t_rest))), t_rest far below t, v and t of one sign. The exponential of -|t|, which is at most 1,
+ * in two factors, of which none is ever denormal where the product with v is not. */
 TRF_HD float trf_times_sigmoid(float v, float t, float t_rest) {
     const float root = expf(-0.5f * fabsf(t)), other = fmaf(t < 0 ? t_rest : -t_rest, root, root);
     const float quotient = trf_divide(t < 0 ? v * root * other : v, fmaf(root, other, 1.0f));

@@ -1,7 +1,7 @@
-/* A lane's part of multiplying a staged piece of an edge (trf_edges.h) by rows of x. C and CUDA.
+/* A lane's part of multiplying a staged segment of an edge (trf_edges.h) by rows of x. C and CUDA.
  *
- * A lane holds 32 columns of one row: row `lane` of the band, or, of a piece of 64 columns, one half of row lane % 16, lanes 0 to 15 the left
- * one. */
+ * A lane holds 32 columns of one row: row `lane` of the band, or, of a segment of 64 columns, one half of row lane %
+ * 16, lanes 0 to 15 the left one. */
 #ifndef TRF_EDGE_PRODUCT_H
 #define TRF_EDGE_PRODUCT_H
 
@@ -20,40 +20,43 @@
 #endif
 
 enum {
-    TRF_EDGE_RUN = 8, /* columns of x in 16 bytes; they have one scale */
+    TRF_EDGE_VECTOR_COLS = 8, /* columns of x in 16 bytes; they have one scale */
     TRF_EDGE_LANE_COLS = 32,
-    TRF_EDGE_RUNS = TRF_EDGE_LANE_COLS / TRF_EDGE_RUN,
+    TRF_EDGE_VECTORS = TRF_EDGE_LANE_COLS / TRF_EDGE_VECTOR_COLS,
 };
 
-/* What a lane holds of a piece. */
+/* What a lane holds of a segment. */
 typedef struct trf_edge_weights {
     float value[TRF_EDGE_LANE_COLS]; /* without scales; 0 behind the last column */
-    float scale[TRF_EDGE_RUNS];
+    float scale[TRF_EDGE_VECTORS];
     uint32_t col;  /* of the layer, a multiple of 8 */
     uint32_t cols; /* 0 if the lane has no row */
 } trf_edge_weights;
 
-TRF_HD int trf_edge_piece_has_halves(const trf_edge_piece *piece) { return piece->width == 2 * TRF_EDGE_LANE_COLS; }
+TRF_HD int trf_edge_segment_has_halves(const trf_edge_segment *segment) {
+    return segment->width == 2 * TRF_EDGE_LANE_COLS;
+}
 
 /* row, col: of the layer, where row 0 of the band and column 0 of the tile lie. staged: 4-byte aligned. */
-TRF_HD void trf_edge_weights_load(trf_edge_weights *w, const trf_device_view *view, const trf_edge_piece *piece,
+TRF_HD void trf_edge_weights_load(trf_edge_weights *w, const trf_device_view *view, const trf_edge_segment *segment,
                                   uint32_t row, uint32_t col, uint32_t lane, const uint16_t *staged) {
-    const int halves = trf_edge_piece_has_halves(piece);
-    const uint32_t r = halves ? lane % TRF_BLOCK_ROWS : lane;
-    const uint32_t first = halves ? lane / TRF_BLOCK_ROWS * TRF_EDGE_LANE_COLS : 0;
-    const uint32_t left = r >= piece->row0 && r < piece->row1 && piece->cols > first ? piece->cols - first : 0;
-    const uint32_t *two = (const uint32_t *)(staged + r * piece->pitch + first);
+    const int halves = trf_edge_segment_has_halves(segment);
+    const uint32_t r = halves ? lane % TRF_FRAGMENT_SIZE : lane;
+    const uint32_t first = halves ? lane / TRF_FRAGMENT_SIZE * TRF_EDGE_LANE_COLS : 0;
+    const uint32_t left = r >= segment->row0 && r < segment->row1 && segment->cols > first ? segment->cols - first : 0;
+    const uint32_t *two = (const uint32_t *)(staged + r * segment->pitch + first);
     w->cols = left < TRF_EDGE_LANE_COLS ? left : (uint32_t)TRF_EDGE_LANE_COLS;
-    w->col = col + piece->col + first;
+    w->col = col + segment->col + first;
     TRF_UNROLL
     for (uint32_t c = 0; c < TRF_EDGE_LANE_COLS; c += 2) { /* what is not staged is read, but not used */
         w->value[c] = c < w->cols ? trf_element_to_f32(view->codec, two[c / 2] & 0xFFFF) : 0.0f;
         w->value[c + 1] = c + 1 < w->cols ? trf_element_to_f32(view->codec, two[c / 2] >> 16) : 0.0f;
     }
     TRF_UNROLL
-    for (uint32_t run = 0; run < TRF_EDGE_RUNS; run++)
-        w->scale[run] =
-            run * TRF_EDGE_RUN < w->cols ? trf_device_scale(view, row + r, w->col + run * TRF_EDGE_RUN) : 0.0f;
+    for (uint32_t vector = 0; vector < TRF_EDGE_VECTORS; vector++)
+        w->scale[vector] = vector * TRF_EDGE_VECTOR_COLS < w->cols
+                               ? trf_device_scale(view, row + r, w->col + vector * TRF_EDGE_VECTOR_COLS)
+                               : 0.0f;
 }
 
 /* The F32 value of the 16 bits of x. */
@@ -70,7 +73,7 @@ TRF_HD float trf_x_to_f32(uint32_t bits, int bf16) {
 /* 8 values of x, two a word; zeros behind the first `count`. aligned: x is to 16 bytes. */
 TRF_HD void trf_x_load(uint32_t word[4], const uint16_t *x, uint32_t count, int aligned) {
 #ifdef __CUDA_ARCH__
-    if (aligned && count >= TRF_EDGE_RUN) {
+    if (aligned && count >= TRF_EDGE_VECTOR_COLS) {
         const uint4 eight = __ldg(reinterpret_cast<const uint4 *>(x));
         word[0] = eight.x, word[1] = eight.y, word[2] = eight.z, word[3] = eight.w;
         return;
@@ -80,26 +83,26 @@ TRF_HD void trf_x_load(uint32_t word[4], const uint16_t *x, uint32_t count, int 
 #endif
     word[0] = word[1] = word[2] = word[3] = 0;
     TRF_UNROLL
-    for (uint32_t i = 0; i < TRF_EDGE_RUN; i++)
+    for (uint32_t i = 0; i < TRF_EDGE_VECTOR_COLS; i++)
         if (i < count)
             word[i / 2] |= (uint32_t)x[i] << (16 * (i % 2));
 }
 
-/* Sum of the lane's weights times a row of x, of which x is the first element; none behind the lane's last column is read. bf16: what x is, else
- * F16. aligned: x is to 16 bytes. */
+/* Sum of the lane's weights times a row of x, of which x is the first element; none behind the lane's last column is
+ * read. bf16: what x is, else F16. aligned: x is to 16 bytes. */
 TRF_HD float trf_edge_weights_multiply(const trf_edge_weights *w, const uint16_t *x, int bf16, int aligned) {
     float sum = 0;
     TRF_UNROLL
-    for (uint32_t run = 0; run < TRF_EDGE_RUNS; run++) {
-        const uint32_t c = run * TRF_EDGE_RUN;
+    for (uint32_t vector = 0; vector < TRF_EDGE_VECTORS; vector++) {
+        const uint32_t c = vector * TRF_EDGE_VECTOR_COLS;
         if (c < w->cols) {
             uint32_t word[4];
-            float part = 0;
+            float partial = 0;
             trf_x_load(word, x + w->col + c, w->cols - c, aligned);
             TRF_UNROLL
-            for (uint32_t i = 0; i < TRF_EDGE_RUN; i++)
-                part = fmaf(w->value[c + i], trf_x_to_f32(word[i / 2] >> (16 * (i % 2)) & 0xFFFF, bf16), part);
-            sum = fmaf(w->scale[run], part, sum);
+            for (uint32_t i = 0; i < TRF_EDGE_VECTOR_COLS; i++)
+                partial = fmaf(w->value[c + i], trf_x_to_f32(word[i / 2] >> (16 * (i % 2)) & 0xFFFF, bf16), partial);
+            sum = fmaf(w->scale[vector], partial, sum);
         }
     }
     return sum;

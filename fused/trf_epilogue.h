@@ -44,8 +44,8 @@ TRF_HD void trf_store_rounded(void *y, uint32_t dtype, uint64_t at, float value)
 #endif
 }
 
-/* An element's operands, as they lie in memory: loading waits for none of them. Where one is not there, its place is taken by what changes no value, signs of zeros and
- * NaNs included: -0, 1 and -0. */
+/* An element's operands, as they lie in memory: loading waits for none of them. Where one is not there, its place is
+ * taken by what changes no value, signs of zeros and NaNs included: -0, 1 and -0. */
 typedef struct trf_operands {
     uint32_t bias, multiplier, residual;
 } trf_operands;

@@ -1,14 +1,17 @@
 /* Epilogues of fused products.
  *
- * Kernels have no registers to spare where their sums are ready, and another group of units may follow. So with an epilogue the sums go to the workspace, as they would go to
- * an F32 y, and behind its last group a cluster shares out its rows among its threads: they read the sums back, apply the epilogue and write y. Where the
- * cut straddles, the second kernel does so. An element's operands are read, and the element is written after that, by one thread alone: they may be y.
+ * Kernels have no registers to spare where their sums are ready, and another wave of units may follow. So with an
+ * epilogue the sums go to the workspace, as they would go to an F32 y, and behind its last wave a cluster shares out
+ * its rows among its threads: they read the sums back, apply the epilogue and write y. Where the partition is stream-K,
+ * the second kernel does so. An element's operands are read, and the element is written after that, by one thread
+ * alone: they may be y.
  *
- * A thread takes four elements at once, and loads all that it needs of them before it waits for any: with 8 warps a multiprocessor latency is what it takes. */
+ * A thread takes four elements at once, and loads all that it needs of them before it waits for any: with 8 warps a
+ * multiprocessor latency is what it takes. */
 #ifndef TRF_FUSED_EPILOGUE_CUH
 #define TRF_FUSED_EPILOGUE_CUH
 
-#include "trf_fused_product.cuh"
+#include "trf_warp_product.cuh"
 
 /* Out of line, since it is long, and kernels call it from several places. */
 static __device__ __noinline__ float4 trf_activate_four(uint32_t activation, float4 v) {
@@ -25,59 +28,59 @@ static __device__ __noinline__ float4 trf_activate_four(uint32_t activation, flo
 }
 
 /* Four elements of y. */
-struct trf_four {
+struct trf_epilogue_elements {
     uint64_t at[4];
-    bool there[4];
+    bool is_valid[4];
     float sum[4];
     trf_operands operands[4];
 
     __device__ __forceinline__ void skip(int i) {
         at[i] = 0;
-        there[i] = false;
+        is_valid[i] = false;
         sum[i] = 0;
         operands[i] = {0, 0, 0};
     }
 
     /* Element (n, row), the sum of which is in the workspace, or else `value`. */
-    __device__ __forceinline__ void load(int i, const trf_with &with, uint32_t n, uint32_t row, const float *sums,
-                                         float value) {
-        at[i] = (uint64_t)n * with.rows + row;
-        there[i] = true;
+    __device__ __forceinline__ void load(int i, const trf_epilogue_args &epilogue_args, uint32_t n, uint32_t row,
+                                         const float *sums, float value) {
+        at[i] = (uint64_t)n * epilogue_args.rows + row;
+        is_valid[i] = true;
         sum[i] = sums ? sums[at[i]] : value;
-        operands[i] = trf_operands_of(&with.epilogue, with.y_dtype, at[i], row);
+        operands[i] = trf_operands_of(&epilogue_args.epilogue, epilogue_args.y_dtype, at[i], row);
     }
 
-    __device__ __forceinline__ float before(const trf_with &with, int i) const {
-        return trf_add_bias(&operands[i], with.y_dtype, sum[i]);
+    __device__ __forceinline__ float with_bias(const trf_epilogue_args &epilogue_args, int i) const {
+        return trf_add_bias(&operands[i], epilogue_args.y_dtype, sum[i]);
     }
 
-    __device__ __forceinline__ void store(const trf_with &with) const {
-        const float4 v =
-            trf_activate_four((uint32_t)with.epilogue.activation,
-                              make_float4(before(with, 0), before(with, 1), before(with, 2), before(with, 3)));
+    __device__ __forceinline__ void store(const trf_epilogue_args &epilogue_args) const {
+        const float4 v = trf_activate_four((uint32_t)epilogue_args.epilogue.activation,
+                                           make_float4(with_bias(epilogue_args, 0), with_bias(epilogue_args, 1),
+                                                       with_bias(epilogue_args, 2), with_bias(epilogue_args, 3)));
         const float activated[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (there[i])
-                trf_store_rounded(with.y, with.y_dtype, at[i],
-                                  trf_after_activation(&operands[i], with.y_dtype, activated[i]));
+            if (is_valid[i])
+                trf_store_rounded(epilogue_args.y, epilogue_args.y_dtype, at[i],
+                                  trf_after_activation(&operands[i], epilogue_args.y_dtype, activated[i]));
     }
 };
 
 /* Rows [first, end) of y, shared out among `threads`. */
-static __device__ __forceinline__ void trf_finish_rows_with(const trf_with &with, const float *sums, uint32_t m,
-                                                            uint32_t first, uint32_t end, uint32_t thread,
-                                                            uint32_t threads) {
+static __device__ __forceinline__ void trf_apply_epilogue_of_rows(const trf_epilogue_args &epilogue_args,
+                                                                  const float *sums, uint32_t m, uint32_t first,
+                                                                  uint32_t end, uint32_t thread, uint32_t threads) {
     const uint32_t rows = end - first, step_n = threads / rows, step_row = threads % rows;
     uint32_t n = thread / rows, row = thread % rows;
     while (n < m) {
-        trf_four four;
+        trf_epilogue_elements elements;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (n < m)
-                four.load(i, with, n, first + row, sums, 0.0f);
+                elements.load(i, epilogue_args, n, first + row, sums, 0.0f);
             else
-                four.skip(i);
+                elements.skip(i);
             n += step_n;
             row += step_row;
             if (row >= rows) {
@@ -85,45 +88,47 @@ static __device__ __forceinline__ void trf_finish_rows_with(const trf_with &with
                 n++;
             }
         }
-        four.store(with);
+        elements.store(epilogue_args);
     }
 }
 
-/* Behind a block's last group: the cluster's rows [first, end), if there are any, and the thread's share of those behind the last whole band. All threads of the cluster
- * call it. */
-static __device__ __noinline__ void trf_finish_with(const trf_fused_args &a, uint32_t first, uint32_t end) {
+/* Behind a block's last wave: the cluster's rows [first, end), if there are any, and the thread's share of those behind
+ * the last whole band. All threads of the cluster call it. */
+static __device__ __noinline__ void trf_apply_epilogue_of_block(const trf_fused_args &a, uint32_t first, uint32_t end) {
     const uint32_t cluster = a.cluster;
-    if (!a.straddles && first < end) {
+    if (!a.stream_k && first < end) {
         trf_cluster_arrive(cluster);
-        trf_cluster_wait(cluster);    /* all sums are there */
-        const trf_with with = a.with; /* in registers: out of line, each access to an argument is a load */
-        trf_finish_rows_with(with, (const float *)a.y, a.m, first, end, blockIdx.x % cluster * blockDim.x + threadIdx.x,
-                             cluster * blockDim.x);
+        trf_cluster_wait(cluster); /* all sums are there */
+        const trf_epilogue_args epilogue_args =
+            a.epilogue_args; /* in registers: out of line, each access to an argument is a load */
+        trf_apply_epilogue_of_rows(epilogue_args, (const float *)a.y, a.m, first, end,
+                                   blockIdx.x % cluster * blockDim.x + threadIdx.x, cluster * blockDim.x);
     }
-    const trf_with with = a.with;
-    trf_each_tail_place(a, [&](uint32_t n, uint32_t row) {
-        trf_four four;
-        four.load(0, with, n, row, nullptr, trf_add_edges(a, (uint64_t)n * with.rows + row, 0.0f));
+    const trf_epilogue_args epilogue_args = a.epilogue_args;
+    trf_each_remainder_element(a, [&](uint32_t n, uint32_t row) {
+        trf_epilogue_elements elements;
+        elements.load(0, epilogue_args, n, row, nullptr,
+                      trf_add_edges(a, (uint64_t)n * epilogue_args.rows + row, 0.0f));
 #pragma unroll
         for (int i = 1; i < 4; i++)
-            four.skip(i);
-        four.store(with);
+            elements.skip(i);
+        elements.store(epilogue_args);
     });
 }
 
 /* A lane's four elements of a piece, in the second kernel. */
-static __device__ __forceinline__ void trf_finish_piece_with(const trf_fused_args &a, uint32_t lane, uint32_t first_row,
-                                                             uint32_t b, uint32_t t) {
-    trf_four four;
+static __device__ __forceinline__ void trf_apply_epilogue_of_acc_tile(const trf_fused_args &a, uint32_t lane,
+                                                                      uint32_t first_row, uint32_t b, uint32_t t) {
+    trf_epilogue_elements elements;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t n = trf_n_of_sum(lane % 4, t, i), row = trf_row_of_sum(lane, first_row, b, i);
         if (n < a.m && row < a.whole_rows)
-            four.load(i, a.with, n, row, (const float *)a.y, 0.0f);
+            elements.load(i, a.epilogue_args, n, row, (const float *)a.y, 0.0f);
         else
-            four.skip(i);
+            elements.skip(i);
     }
-    four.store(a.with);
+    elements.store(a.epilogue_args);
 }
 
 #endif

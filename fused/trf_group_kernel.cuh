@@ -1,24 +1,28 @@
 /* Products of several layers in one launch: y = x . W^T of each, batches up to 8.
  *
- * Two uses. *Layers*: clusters of blocks are shared out among a few layers by the host, a cluster has units of one of them. *Experts*: layers of one shape, of
- * which only the device knows how many rows of x each one has; a block finds its part from the counts (trf_expert_cut.h), and goes through the experts that it
- * touches, one after the other. There is no straddling of blocks, and no second kernel: no sum depends on timing.
+ * Two uses. *Layers*: clusters of blocks are shared out among a few layers by the host, a cluster has units of one of
+ * them. *Experts*: layers of one shape, of which only the device knows how many rows of x each one has; a block finds
+ * its part from the counts (trf_expert_partition.h), and goes through the experts that it touches, one after the other.
+ * There is no straddling of blocks, and no second kernel: no sum depends on timing.
  *
- * How a block's units are walked. In clusters of several blocks, as trf_fused_kernel.cuh has it: groups of units at once, with a meeting behind each. A block alone *shares them evenly*: its units'
- * columns, one unit behind the other, are cut into as many runs as it has warps. A warp writes y of units that it has all columns of; of its first and its last one it may have some,
- * and leaves their sums, the first one's beside all buffers, the last one's in its own buffers, which it needs no more. Then the block meets once, and adds them up in the order of warps.
+ * How a block's units are walked. In clusters of several blocks, as trf_fused_kernel.cuh has it: waves of units at
+ * once, with a meeting behind each. A block alone is *stream-K*: its units' columns, one unit behind the other, are cut
+ * into as many equal shares as it has warps. A warp writes y of units that it has all columns of; of its first and its
+ * last one it may have some, and leaves their sums, the first one's beside all buffers, the last one's in its own
+ * buffers, which it needs no more. Then the block meets once, and adds them up in the order of warps.
  *
- * A layer's arguments lie in shared memory here, since they change from block to block; what the loop over slabs reads of them it reads once a slab. The plan of
- * shared memory, which it reads at every step, is the launch's. trf_fused_kernel.cuh has a kernel for one layer, whose arguments are constants.
+ * A layer's arguments lie in shared memory here, since they change from block to block; what the loop over slabs reads
+ * of them it reads once a slab. The plan of shared memory, which it reads at every step, is the launch's.
+ * trf_fused_kernel.cuh has a kernel for one layer, whose arguments are constants.
  *
- * Shared memory: trf_shared_plan, then the warps' sums. Registers: as the kernels of one tile. */
+ * Shared memory: trf_smem_layout, then the warps' sums. Registers: as the kernels of one tile. */
 #ifndef TRF_GROUP_KERNEL_CUH
 #define TRF_GROUP_KERNEL_CUH
 
 #include "trf_edge_warp.cuh"
-#include "trf_even_runs.h"
 #include "trf_fused_kernel.cuh"
-#include "trf_group.h"
+#include "trf_group_launch.h"
+#include "trf_stream_k.h"
 
 /* What experts have in common. */
 struct trf_expert_args {
@@ -26,15 +30,15 @@ struct trf_expert_args {
     const trf_expert *experts; /* device, [count] */
     const uint32_t *offsets;   /* device, [count + 1] */
     uint32_t count, max_rows;
-    trf_expert_work work;
+    trf_expert_cost_model cost_model;
 };
 
 /* By value to every grouped kernel. */
 struct trf_group_args {
-    trf_shared_plan shared; /* of every layer */
-    uint32_t sums;          /* shared offset */
-    uint32_t cluster;       /* blocks of a cluster; 1 for experts */
-    uint32_t count;         /* of layers; 0: these are experts */
+    trf_smem_layout smem; /* of every layer */
+    uint32_t sums;        /* shared offset */
+    uint32_t cluster;     /* blocks of a cluster; 1 for experts */
+    uint32_t count;       /* of layers; 0: these are experts */
     uint32_t first_cluster[TRF_GROUP_LAYERS + 1];
     union {
         trf_fused_args layers[TRF_GROUP_LAYERS];
@@ -48,13 +52,15 @@ struct trf_group_block {
     trf_fused_args a; /* of the layer at hand */
     trf_block_share share;
     uint2 constants;
-    trf_even_runs runs;          /* of warps, if they share units evenly */
-    uint32_t tail, tails;        /* the block stores the tail-th of `tails` parts of the rows behind whole bands */
+    trf_stream_k stream_k; /* of warps, if they share units evenly */
+    uint32_t remainder_rank,
+        remainder_blocks;        /* the block stores the tail-th of `tails` parts of the rows behind whole bands */
     uint32_t expert, pass, unit; /* experts: where the block goes on */
     uint64_t left;               /* units */
 };
 
-/* Copies words from the kernel's arguments, which all lanes of a warp read at one place: that is one access to constants. */
+/* Copies words from the kernel's arguments, which all lanes of a warp read at one place: that is one access to
+ * constants. */
 static __device__ __forceinline__ void trf_copy_arguments(trf_fused_args &to, const trf_fused_args &from) {
     static_assert(sizeof(trf_fused_args) % 4 == 0, "whole words");
     constexpr uint32_t kWords = sizeof(trf_fused_args) / 4, kWarps = 8, kEach = (kWords + kWarps - 1) / kWarps;
@@ -80,16 +86,17 @@ static __device__ __forceinline__ void trf_enter_layer(const trf_group_args &g, 
     const trf_fused_args &a = g.layers[layer];
     trf_copy_arguments(b.a, a);
     if (threadIdx.x == 0) {
-        const uint32_t own = cluster - g.first_cluster[layer], units = a.units_each + (own < a.units_more ? 1 : 0);
-        b.share.unit = trf_share_begin(a.units_each, a.units_more, own);
+        const uint32_t own = cluster - g.first_cluster[layer],
+                       units = a.units_per_cluster + (own < a.units_remainder ? 1 : 0);
+        b.share.unit = trf_share_begin(a.units_per_cluster, a.units_remainder, own);
         b.share.units = units;
-        b.share.col = trf_share_begin(a.cols_each, a.cols_more, rank);
-        b.share.cols = max(a.cols_each + (rank < a.cols_more ? 1 : 0), 1u);
+        b.share.col = trf_share_begin(a.cols_per_block, a.cols_remainder, rank);
+        b.share.cols = max(a.cols_per_block + (rank < a.cols_remainder ? 1 : 0), 1u);
         b.share.begin = 0;
-        b.share.end = (units + a.group - 1) / a.group * b.share.cols;
-        b.runs = trf_even_runs_of(b.share.units, b.share.cols, blockDim.x / 32);
-        b.tail = blockIdx.x - g.first_cluster[layer] * g.cluster;
-        b.tails = (g.first_cluster[layer + 1] - g.first_cluster[layer]) * g.cluster;
+        b.share.end = (units + a.wave_units - 1) / a.wave_units * b.share.cols;
+        b.stream_k = trf_stream_k_of(b.share.units, b.share.cols, blockDim.x / 32);
+        b.remainder_rank = blockIdx.x - g.first_cluster[layer] * g.cluster;
+        b.remainder_blocks = (g.first_cluster[layer + 1] - g.first_cluster[layer]) * g.cluster;
     }
     __syncthreads();
 }
@@ -116,51 +123,52 @@ static __device__ __forceinline__ uint32_t trf_scan_passes(const trf_expert_args
     return passes;
 }
 
-static __device__ __forceinline__ uint64_t trf_count_items(const trf_expert_args &e, uint32_t lane) {
-    uint64_t items = 0;
+static __device__ __forceinline__ uint64_t trf_count_work_items(const trf_expert_args &e, uint32_t lane) {
+    uint64_t work_items = 0;
 #pragma unroll 4
     for (uint32_t first = 0; first < e.count; first += 32)
-        items += trf_expert_passes(trf_tokens_of(e, first + lane).count);
+        work_items += trf_expert_passes(trf_tokens_of(e, first + lane).count);
 #pragma unroll
     for (uint32_t distance = 16; distance; distance /= 2)
-        items += __shfl_xor_sync(0xFFFFFFFFu, items, distance);
-    return items;
+        work_items += __shfl_xor_sync(0xFFFFFFFFu, work_items, distance);
+    return work_items;
 }
 
 /* Which expert and pass an item is; there is one from expert `first` on. */
-static __device__ __forceinline__ void trf_find_item(const trf_expert_args &e, uint32_t first, uint64_t item,
-                                                     uint32_t lane, uint32_t *expert, uint32_t *pass) {
+static __device__ __forceinline__ void trf_find_work_item(const trf_expert_args &e, uint32_t first, uint64_t work_item,
+                                                          uint32_t lane, uint32_t *expert, uint32_t *pass) {
     for (;; first += 32) {
         uint32_t up_to, in_all;
         const uint32_t passes = trf_scan_passes(e, first, lane, &up_to, &in_all);
-        const uint32_t beyond = __ballot_sync(0xFFFFFFFFu, item < up_to);
+        const uint32_t beyond = __ballot_sync(0xFFFFFFFFu, work_item < up_to);
         if (beyond) {
             const int which = __ffs((int)beyond) - 1;
             *expert = first + (uint32_t)which;
-            *pass = (uint32_t)item - __shfl_sync(0xFFFFFFFFu, up_to - passes, which);
+            *pass = (uint32_t)work_item - __shfl_sync(0xFFFFFFFFu, up_to - passes, which);
             return;
         }
         if (first + 32 >= e.count) { /* not reached unless offsets change while they are in use */
             *expert = *pass = 0;
             return;
         }
-        item -= in_all;
+        work_item -= in_all;
     }
 }
 
 /* The block's way: its share, and the first item. */
-static __device__ __forceinline__ void trf_find_way(const trf_expert_args &e, trf_group_block &b, uint32_t lane) {
-    const uint64_t items = trf_count_items(e, lane);
-    if (items == 0) {
+static __device__ __forceinline__ void trf_find_expert_share(const trf_expert_args &e, trf_group_block &b,
+                                                             uint32_t lane) {
+    const uint64_t work_items = trf_count_work_items(e, lane);
+    if (work_items == 0) {
         b.left = 0;
         return;
     }
     int whole;
-    trf_expert_cost(&e.work, items, gridDim.x, &whole);
-    const trf_expert_share share = trf_expert_share_of(&e.work, items, gridDim.x, whole, blockIdx.x);
+    trf_expert_cost(&e.cost_model, work_items, gridDim.x, &whole);
+    const trf_expert_share share = trf_expert_share_of(&e.cost_model, work_items, gridDim.x, whole, blockIdx.x);
     if (share.begin < share.end)
-        trf_find_item(e, 0, share.begin / e.work.units, lane, &b.expert, &b.pass);
-    b.unit = (uint32_t)(share.begin % e.work.units);
+        trf_find_work_item(e, 0, share.begin / e.cost_model.units, lane, &b.expert, &b.pass);
+    b.unit = (uint32_t)(share.begin % e.cost_model.units);
     b.left = share.end - share.begin;
 }
 
@@ -174,7 +182,7 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
         const uint32_t before = b.pass * TRF_EXPERT_TOKENS;
         const uint64_t row = tokens.first + (uint64_t)before, y_bytes = e.common.y_dtype == TRF_DTYPE_F32 ? 4 : 2,
                        rows = e.common.view.rows;
-        const uint32_t stop = (uint32_t)min((uint64_t)e.work.units, b.unit + b.left);
+        const uint32_t stop = (uint32_t)min((uint64_t)e.cost_model.units, b.unit + b.left);
         b.a.m = min(tokens.count - before, (uint32_t)TRF_EXPERT_TOKENS);
         b.a.x = (const uint8_t *)e.common.x + 2 * row * e.common.x_stride;
         b.a.y = (uint8_t *)e.common.y + y_bytes * row * rows;
@@ -182,15 +190,16 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
         b.share.unit = b.unit;
         b.share.units = e.common.units ? stop - b.unit : 0; /* there may be edges alone */
         b.share.col = 0;
-        b.share.cols = e.work.cols;
-        b.runs = trf_even_runs_of(b.share.units, b.share.cols, blockDim.x / 32);
-        b.tail = 0;
-        b.tails = stop == e.work.units ? 1 : 0;
+        b.share.cols = e.cost_model.cols;
+        b.stream_k = trf_stream_k_of(b.share.units, b.share.cols, blockDim.x / 32);
+        b.remainder_rank = 0;
+        b.remainder_blocks = stop == e.cost_model.units ? 1 : 0;
     }
     __syncthreads();
 }
 
-/* What blocks want of any expert that they enter is on its way to the L2 cache before they know which: all descriptions, and decode slots. */
+/* What blocks want of any expert that they enter is on its way to the L2 cache before they know which: all
+ * descriptions, and decode slots. */
 static __device__ __forceinline__ void trf_prefetch_experts(const trf_expert_args &e) {
     const uint32_t lane = threadIdx.x % 32, slot_bytes = 4u << e.common.view.probability_bits,
                    at = blockIdx.x * blockDim.x + threadIdx.x;
@@ -213,7 +222,7 @@ static __device__ __forceinline__ bool trf_enter_first(const trf_group_args &g, 
     trf_copy_arguments(b.a, g.experts.common);
     trf_wait_for_predecessor(); /* which may have made the offsets */
     if (threadIdx.x < 32)
-        trf_find_way(g.experts, b, threadIdx.x);
+        trf_find_expert_share(g.experts, b, threadIdx.x);
     __syncthreads();
     if (b.left == 0)
         return false;
@@ -228,10 +237,10 @@ static __device__ __forceinline__ bool trf_enter_next(const trf_group_args &g, t
     __syncthreads(); /* sums and arguments have been read */
     if (threadIdx.x < 32) {
         const trf_expert_args &e = g.experts;
-        const uint64_t done = min((uint64_t)(e.work.units - b.unit), b.left);
+        const uint64_t done = min((uint64_t)(e.cost_model.units - b.unit), b.left);
         uint32_t expert = b.expert, pass = b.pass + 1;
         if (b.left > done && pass >= trf_expert_passes(trf_tokens_of(e, expert).count))
-            trf_find_item(e, expert + 1, 0, threadIdx.x, &expert, &pass);
+            trf_find_work_item(e, expert + 1, 0, threadIdx.x, &expert, &pass);
         __syncwarp(); /* all lanes have read */
         if (threadIdx.x == 0) {
             b.left -= done;
@@ -250,25 +259,29 @@ static __device__ __forceinline__ bool trf_enter_next(const trf_group_args &g, t
 /* ---- the walk ---- */
 
 /* Rows behind the last whole band have edges only. */
-static __device__ __forceinline__ void trf_store_tail(const trf_group_block &b) {
+static __device__ __forceinline__ void trf_store_remainder(const trf_group_block &b) {
     const trf_fused_args &a = b.a;
     const uint32_t count = a.view.rows - a.whole_rows;
-    const uint64_t places = b.tails ? (uint64_t)count * a.m : 0, stride = (uint64_t)b.tails * blockDim.x;
-    for (uint64_t i = (uint64_t)b.tail * blockDim.x + threadIdx.x; i < places; i += stride)
+    const uint64_t places = b.remainder_blocks ? (uint64_t)count * a.m : 0,
+                   stride = (uint64_t)b.remainder_blocks * blockDim.x;
+    for (uint64_t i = (uint64_t)b.remainder_rank * blockDim.x + threadIdx.x; i < places; i += stride)
         trf_store_y(a, (uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count), 0.0f);
 }
 
-/* A warp's way: clusters of several blocks, see trf_part_grid; else a run of columns, one unit behind the other. */
-struct trf_group_grid {
+/* A warp's way: clusters of several blocks, see trf_split_k_bands; else a share of the columns, one unit behind the
+ * other. */
+struct trf_group_bands {
     const trf_group_block &b;
-    bool evenly;
-    uint32_t place, part;
+    bool is_stream_k;
+    uint32_t place, k_split;
 
-    __device__ __forceinline__ trf_part_grid parts() const { return {b.share, b.a.group, part, b.a.parts}; }
+    __device__ __forceinline__ trf_split_k_bands split_k() const {
+        return {b.share, b.a.wave_units, k_split, b.a.k_splits};
+    }
 
     __device__ __forceinline__ void next_band(trf_walk &walk) const {
-        if (!evenly) {
-            parts().next_band(walk);
+        if (!is_stream_k) {
+            split_k().next_band(walk);
             return;
         }
         walk.band++;
@@ -277,69 +290,70 @@ struct trf_group_grid {
     }
 
     __device__ __forceinline__ trf_walk start(uint32_t warp) const {
-        if (!evenly)
-            return part < b.a.parts ? parts().start(place) : trf_walk{};
-        const uint32_t begin = trf_run_begin(&b.runs, warp), end = trf_run_begin(&b.runs, warp + 1);
+        if (!is_stream_k)
+            return k_split < b.a.k_splits ? split_k().start(place) : trf_walk{};
+        const uint32_t begin = trf_stream_k_begin(&b.stream_k, warp), end = trf_stream_k_begin(&b.stream_k, warp + 1);
         return {b.share.unit + begin / b.share.cols, begin % b.share.cols, b.share.cols, end - begin};
     }
 };
 
 /* ---- sums of blocks alone ---- */
 
-/* Shared address of the sums that a warp leaves of the unit that its run begins in, or of the one that it ends in. */
-static __device__ __forceinline__ uint32_t trf_left_sums(const trf_group_args &g, const trf_group_block &b,
-                                                         uint32_t shared, uint32_t warp, bool begins) {
-    return shared + (begins ? g.sums + warp * b.a.sums_stride : g.shared.warps + warp * g.shared.warp_bytes);
+/* Shared address of the sums that a warp leaves of the unit that its share begins in, or of the one that it ends in. */
+static __device__ __forceinline__ uint32_t trf_partial_sums_at(const trf_group_args &g, const trf_group_block &b,
+                                                               uint32_t shared, uint32_t warp, bool begins) {
+    return shared + (begins ? g.sums + warp * b.a.sums_stride : g.smem.warps + warp * g.smem.warp_bytes);
 }
 
 /* The warp has walked its columns of the unit-th of the block's units. */
 template <class Product>
 static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, const trf_group_block &b, Product &product,
                                                     uint32_t unit, uint32_t shared, uint32_t warp, uint32_t lane) {
-    if (trf_run_has_unit(&b.runs, warp, unit)) {
+    if (trf_stream_k_owns_unit(&b.stream_k, warp, unit)) {
         product.finish(b.share.unit + unit);
         return;
     }
-    const bool begins = trf_run_begins_in(&b.runs, warp, unit);
-    if (!begins) { /* these are the warp's buffers, and the run is at its end */
-        trf_copy_wait<0>();
+    const bool begins = trf_stream_k_begins_in(&b.stream_k, warp, unit);
+    if (!begins) { /* these are the warp's buffers, and the share is at its end */
+        trf_cp_async_wait<0>();
         __syncwarp();
     }
-    const uint32_t to = trf_left_sums(g, b, shared, warp, begins) + trf_piece_place(b.a.m, lane, lane % 4);
-    product.each_piece([&](uint32_t piece, float4 v) { trf_cluster_store(to + piece * kPieceBytes, 0, v); });
+    const uint32_t to = trf_partial_sums_at(g, b, shared, warp, begins) + trf_acc_tile_place(b.a.m, lane, lane % 4);
+    product.each_acc_tile([&](uint32_t acc_tile, float4 v) { trf_cluster_store(to + acc_tile * kAccTileBytes, 0, v); });
 }
 
-/* Adds up what warps have left of a unit, in order, and writes y: this warp's pieces of it. For the smallest batches, of which few lanes have sums, others add some of them. */
+/* Adds up what warps have left of a unit, in order, and writes y: this warp's pieces of it. For the smallest batches,
+ * of which few lanes have sums, others add some of them. */
 template <class Product>
 static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, const trf_group_block &b, uint32_t unit,
                                                     uint32_t shared, uint32_t warp, uint32_t lane) {
     const trf_fused_args &a = b.a;
     uint32_t first, last;
-    trf_run_sharers(&b.runs, unit, &first, &last);
+    trf_stream_k_sharers(&b.stream_k, unit, &first, &last);
     const uint32_t count = last - first + 1,
                    sharers = a.m <= 2   ? 4
                              : a.m <= 4 ? 2
                                         : 1, /* lanes that add for one */
         q = lane % (4 / sharers), share = lane % 4 / (4 / sharers);
-    const bool first_begins = trf_run_begins_in(&b.runs, first, unit);
+    const bool first_begins = trf_stream_k_begins_in(&b.stream_k, first, unit);
 #pragma unroll 1
-    for (uint32_t piece = warp - first; count > 1 && piece < Product::kPieces; piece += count) {
-        const uint32_t in_piece = piece * kPieceBytes + trf_piece_place(a.m, lane, q);
+    for (uint32_t acc_tile = warp - first; count > 1 && acc_tile < Product::kAccTiles; acc_tile += count) {
+        const uint32_t in_piece = acc_tile * kAccTileBytes + trf_acc_tile_place(a.m, lane, q);
         const float4 sum = trf_add_shares<4>(count, share, sharers, [&](uint32_t n) {
-            return trf_left_sums(g, b, shared, first + n, n || first_begins) + in_piece;
+            return trf_partial_sums_at(g, b, shared, first + n, n || first_begins) + in_piece;
         });
         if (!share && 2 * q < a.m)
-            trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, piece / Product::kColumnTiles,
-                            piece % Product::kColumnTiles, sum);
+            trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, acc_tile / Product::kAccTileCols,
+                            acc_tile % Product::kAccTileCols, sum);
     }
 }
 
-/* The units that the warp has some columns of: the ones that its run begins and ends in. */
+/* The units that the warp has some columns of: the ones that its share begins and ends in. */
 template <class Product>
-static __device__ __forceinline__ void trf_add_left(const trf_group_args &g, const trf_group_block &b, uint32_t shared,
-                                                    uint32_t warp, uint32_t lane) {
-    const uint32_t begin = trf_run_begin(&b.runs, warp), end = trf_run_begin(&b.runs, warp + 1),
-                   first = begin / b.runs.cols, last = (end - 1) / b.runs.cols;
+static __device__ __forceinline__ void trf_add_shared_units(const trf_group_args &g, const trf_group_block &b,
+                                                            uint32_t shared, uint32_t warp, uint32_t lane) {
+    const uint32_t begin = trf_stream_k_begin(&b.stream_k, warp), end = trf_stream_k_begin(&b.stream_k, warp + 1),
+                   first = begin / b.stream_k.cols, last = (end - 1) / b.stream_k.cols;
     if (begin == end)
         return;
 #pragma unroll 1
@@ -349,72 +363,72 @@ static __device__ __forceinline__ void trf_add_left(const trf_group_args &g, con
 
 /* ---- sums of clusters ---- */
 
-/* The block has walked its columns of the n-th group. */
+/* The block has walked its columns of the n-th wave. */
 template <class Product>
-static __device__ __forceinline__ void trf_end_group(const trf_group_args &g, const trf_group_block &b,
-                                                     Product &product, uint32_t n, uint32_t place, uint32_t part,
-                                                     uint32_t shared, uint32_t warp) {
+static __device__ __forceinline__ void trf_end_wave(const trf_group_args &g, const trf_group_block &b, Product &product,
+                                                    uint32_t n, uint32_t place, uint32_t k_split, uint32_t shared,
+                                                    uint32_t warp) {
     const trf_fused_args &a = b.a;
-    trf_cluster_wait(g.cluster); /* the blocks are there; sums of the group before are read */
-    if (part < a.parts)
-        trf_leave_sums<Product>(product, a, shared + g.sums, warp, place, part);
+    trf_cluster_wait(g.cluster); /* the blocks are there; sums of the wave before are read */
+    if (k_split < a.k_splits)
+        trf_send_partial_sums<Product>(product, a, shared + g.sums, warp, place, k_split);
     trf_cluster_arrive(g.cluster);
     trf_cluster_wait(g.cluster);
-    trf_finish_group<Product>(a, shared + g.sums, b.share.unit + n * a.group, min(a.group, b.share.units - n * a.group),
-                              nullptr);
+    trf_finish_wave<Product>(a, shared + g.sums, b.share.unit + n * a.wave_units,
+                             min(a.wave_units, b.share.units - n * a.wave_units), nullptr);
     if ((n + 1) * b.share.cols < b.share.end)
         trf_cluster_arrive(g.cluster);
 }
 
 /* ---- the product ---- */
 
-template <class Form, class Type, int kSlabs>
-static __device__ __forceinline__ void trf_group_segment(const trf_group_args &g, trf_group_block &b,
-                                                         const uint8_t *shared_memory) {
-    using Product = trf_product<Form, Type, kSlabs, 1, false, false>;
-    constexpr int kP = kUsualP<Form>, kLog = trf_fused_table_log(Form::kClassBits, kSlabs);
+template <class Traits, class Type, int kSlabs>
+static __device__ __forceinline__ void trf_multiply_layer(const trf_group_args &g, trf_group_block &b,
+                                                          const uint8_t *shared_memory) {
+    using Product = trf_warp_product<Traits, Type, kSlabs, 1, false, false>;
+    constexpr int kP = kDefaultP<Traits>, kLog = trf_fused_table_log(Traits::kClassBits, kSlabs);
     const trf_fused_args &a = b.a;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bool evenly = g.cluster == 1;
+    const bool is_stream_k = g.cluster == 1;
     const trf_table_source<kP> table_source(a.view);
-    const trf_group_grid grid = {b, evenly, warp % a.group, warp / a.group};
-    const trf_walk walk = grid.start(warp);
+    const trf_group_bands band_order = {b, is_stream_k, warp % a.wave_units, warp / a.wave_units};
+    const trf_walk walk = band_order.start(warp);
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     trf_stager<kSlabs> stager;
-    trf_start<Form>(stager, a.view, g.shared, planes, walk, grid, shared + g.shared.warps + warp * g.shared.warp_bytes,
-                    lane);
-    trf_build_constants<Form, kP, kLog>(a.view, table_source, shared, g.shared, &b.constants);
+    trf_start<Traits>(stager, a.view, g.smem, planes, walk, band_order,
+                      shared + g.smem.warps + warp * g.smem.warp_bytes, lane);
+    trf_build_constants<Traits, kP, kLog>(a.view, table_source, shared, g.smem, &b.constants);
     __syncthreads();
     trf_wait_for_predecessor();
 
     Product product(a, lane);
-    const trf_lane_rule<kP, kLog> rule =
-        trf_lane_rule_of<kP, kLog>(a.view, shared_memory, g.shared.table_log, trf_shared_address(&b.constants), lane);
+    const trf_rans_params<kP, kLog> params =
+        trf_rans_params_of<kP, kLog>(a.view, shared_memory, g.smem.table_log, trf_shared_address(&b.constants), lane);
     if (stager.bytes[0])
-        product.slab_ahead(stager.entered);
-    /* units of the warp's run, or groups of the block */
-    uint32_t n = evenly ? walk.band - b.share.unit : 0;
+        product.prefetch_slab(stager.entered);
+    /* units of the warp's share, or waves of the block */
+    uint32_t n = is_stream_k ? walk.band - b.share.unit : 0;
     const uint32_t end =
-        evenly ? walk.left ? n + (walk.col + walk.left - 1) / b.share.cols + 1 : n : b.share.end / b.share.cols;
+        is_stream_k ? walk.left ? n + (walk.col + walk.left - 1) / b.share.cols + 1 : n : b.share.end / b.share.cols;
 #pragma unroll 1
     for (; n < end; n++) {
-        trf_walk_slabs<Form>(a.view, g.shared, planes, stager, rule, shared + g.shared.pair_masks, grid,
-                             b.share.unit + (evenly ? n : n * a.group + grid.place), lane, product);
-        if (evenly)
+        trf_walk_slabs<Traits>(a.view, g.smem, planes, stager, params, shared + g.smem.pair_masks, band_order,
+                               b.share.unit + (is_stream_k ? n : n * a.wave_units + band_order.place), lane, product);
+        if (is_stream_k)
             trf_end_unit(g, b, product, n, shared, warp, lane);
         else
-            trf_end_group(g, b, product, n, grid.place, grid.part, shared, warp);
+            trf_end_wave(g, b, product, n, band_order.place, band_order.k_split, shared, warp);
         product.clear();
     }
-    trf_copy_wait<0>();
-    if (evenly) {
+    trf_cp_async_wait<0>();
+    if (is_stream_k) {
         __syncthreads();
-        trf_add_left<Product>(g, b, shared, warp, lane);
+        trf_add_shared_units<Product>(g, b, shared, warp, lane);
     }
-    trf_store_tail(b);
+    trf_store_remainder(b);
 }
 
-template <class Form, class Type, int kSlabs, int kWarps>
+template <class Traits, class Type, int kSlabs, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 1) trf_grouped(const __grid_constant__ trf_group_args g) {
     if constexpr (TRF_LARGE_SHARED) {
         extern __shared__ __align__(1024) uint8_t shared_memory[];
@@ -424,7 +438,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_grouped(const __grid_const
         bool more = trf_enter_first(g, b);
 #pragma unroll 1
         while (more) {
-            trf_group_segment<Form, Type, kSlabs>(g, b, shared_memory);
+            trf_multiply_layer<Traits, Type, kSlabs>(g, b, shared_memory);
             more = trf_enter_next(g, b);
         }
     }

@@ -1,17 +1,22 @@
 /* y = x . W^T for batches above 32, by warpgroups (sm_90a).
  *
- * An *item* is 128 rows of W (4 bands of 32), a range of its columns, and 48 to 128 rows of x. A block has two kinds of warps:
- *   consumers   one or two warpgroups: products of 64 rows of W by all rows of x, both operands in shared memory, sums in registers
- *   decoders    12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage* of 128 rows by 32 columns, to which x is
+ * A *work item* is 128 rows of W (4 bands of 32), a range of its columns, and 48 to 128 rows of x. A block has two
+ * kinds of warps:
+ *   consumers one or two warpgroups (wgmma): products of 64 rows of W by all rows of x, both operands in shared memory,
+ *   sums in registers
+ *   decoders 12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage* of
+ *   128 rows by 32 columns, to which x is
  *               copied beside
- * Decoders work in *streams* of 2 warps, one for each unit; each stream has consecutive columns of slabs, all go on at once, and consumers take their stages in
- * turns: round by round of slabs, then 32 columns of each stream after the other.
+ * Decoders work in *producers* of 2 warps, one for each unit; each producer has consecutive columns of slabs, all go on
+ * at once, and consumers take their stages in turns: round by round of slabs, then 32 columns of each producer after
+ * the other.
  *
- * A cluster of two blocks either *shares* decoded weights: both have the same item but for the rows of x, each decodes one of the units and stores it in both.
- * Or `splits` blocks cut an item's columns among them; at the end each sends its sums to those that add them up, in a fixed order.
+ * A cluster of two blocks either *multicasts* decoded weights: both have the same work item but for the rows of x, each
+ * decodes one of the units and stores it in both. Or `k_splits` blocks cut a work item's columns (split-K) among them;
+ * at the end each sends its sums to those that add them up, in a fixed order.
  *
- * Shared memory: trf_shared_plan of the decoders, stages of 8 KiB (one a stream), copies of x. Registers: 128 a thread.
- * What limits it: docs/performance.md. */
+ * Shared memory: trf_smem_layout of the decoders, stages of 8 KiB (one a producer), copies of x. Registers: 128 a
+ * thread. What limits it: docs/performance.md. */
 #ifndef TRF_WIDE_KERNEL_CUH
 #define TRF_WIDE_KERNEL_CUH
 
@@ -22,20 +27,20 @@ static constexpr uint32_t kWideBands = 4, kWideRows = kWideBands * TRF_SLAB_ROWS
 static constexpr int kWideSlabs = 2; /* of neighbouring bands, that a decoder walks side by side */
 static constexpr uint32_t kWideUnits = kWideBands / kWideSlabs, kUnitRows = kWideSlabs * TRF_SLAB_ROWS;
 static constexpr uint32_t kStageCols = 32, kStageBytes = kWideRows * 2 * kStageCols;
-static constexpr uint32_t kMostStreams = 8;
+static constexpr uint32_t kMaxProducers = 8;
 
 /* The decode table's size. Another decoder's work hides conflicts of its banks. */
 static constexpr uint32_t kWideTableLog = kSmallTableLog;
 
-/* kColumns: rows of x of a block, at most. kShare: blocks of a cluster that decode for each other, 1 or 2. */
-template <int kColumns, int kShare> struct trf_wide_shape {
+/* kColumns: rows of x of a block, at most. kMulticast: blocks of a cluster that decode for each other, 1 or 2. */
+template <int kColumns, int kMulticast> struct trf_wide_shape {
     static constexpr uint32_t kConsumers = kColumns / 64;          /* warpgroups */
     static constexpr uint32_t kBlocks = 2 / kConsumers;            /* of 64 rows, of a consumer */
-    static constexpr uint32_t kUnits = kWideUnits / kShare;        /* that the block decodes */
+    static constexpr uint32_t kUnits = kWideUnits / kMulticast;    /* that the block decodes */
     static constexpr uint32_t kDecoders = kColumns == 64 ? 12 : 8; /* warps */
-    static constexpr uint32_t kStreams = kDecoders / kUnits;       /* at most */
+    static constexpr uint32_t kProducers = kDecoders / kUnits;     /* at most */
     static constexpr uint32_t kThreads = 32 * (4 * kConsumers + kDecoders);
-    static_assert(kStreams <= kMostStreams, "flags and barriers of streams");
+    static_assert(kProducers <= kMaxProducers, "flags and barriers of producers");
 };
 
 struct alignas(64) trf_tensor_map {
@@ -43,45 +48,46 @@ struct alignas(64) trf_tensor_map {
 };
 
 struct trf_wide_args {
-    trf_tensor_map x_map; /* of x: boxes of 32 columns by a block's rows, under the swizzle of 64 bytes */
-    trf_fused_args f;     /* without its cut */
-    uint32_t cols;        /* of slabs */
-    uint32_t log_splits;  /* of splits() */
-    uint32_t streams;
+    trf_tensor_map x_map;  /* of x: boxes of 32 columns by a block's rows, under the swizzle of 64 bytes */
+    trf_fused_args f;      /* without its cut */
+    uint32_t cols;         /* of slabs */
+    uint32_t log_k_splits; /* of k_splits() */
+    uint32_t producers;
     uint32_t x_rows, x_stage_bytes; /* of x: of a block; of these, in a stage */
-    uint32_t x_groups;              /* of the rows of x that blocks have which decode for each other */
-    uint32_t items, clusters;
-    uint32_t stages, x_stages; /* shared offsets, multiples of 1024: [stream] */
+    uint32_t x_row_blocks;          /* of the rows of x that blocks have which decode for each other */
+    uint32_t work_items, clusters;
+    uint32_t stages, x_stages; /* shared offsets, multiples of 1024: [producer] */
 
-    /* Blocks of a cluster that share an item's columns: 1, 2, 4 or 8. If several, they do not decode for each other, and have one item. */
-    __device__ __forceinline__ uint32_t splits() const { return 1u << log_splits; }
-    __device__ __forceinline__ uint32_t split() const { return blockIdx.x & (splits() - 1); } /* this block's */
+    /* Blocks of a cluster that share an item's columns: 1, 2, 4 or 8. If several, they do not decode for each other,
+     * and have one item. */
+    __device__ __forceinline__ uint32_t k_splits() const { return 1u << log_k_splits; }
+    __device__ __forceinline__ uint32_t k_split() const { return blockIdx.x & (k_splits() - 1); } /* this block's */
 };
 
 #if TRF_WARPGROUPS
 
 /* ---- the order of things: the same for decoders and consumers ---- */
 
-/* A block's part of the columns of slabs, and how its streams cut it. */
-struct trf_wide_part {
-    uint32_t first, streams;
-    uint32_t each, more; /* streams have `each` columns, those below `more` one more */
+/* A block's part of the columns of slabs, and how its producers cut it. */
+struct trf_wide_k_range {
+    uint32_t first, producers;
+    uint32_t each, more; /* producers have `each` columns, those below `more` one more */
 
-    __device__ __forceinline__ explicit trf_wide_part(const trf_wide_args &a) {
-        first = a.cols * a.split() >> a.log_splits;
-        streams = a.streams;
-        const uint32_t count = (a.cols * (a.split() + 1) >> a.log_splits) - first;
-        each = count / streams;
-        more = count % streams;
+    __device__ __forceinline__ explicit trf_wide_k_range(const trf_wide_args &a) {
+        first = a.cols * a.k_split() >> a.log_k_splits;
+        producers = a.producers;
+        const uint32_t count = (a.cols * (a.k_split() + 1) >> a.log_k_splits) - first;
+        each = count / producers;
+        more = count % producers;
     }
 
     __device__ __forceinline__ uint32_t rounds() const { return each + (more ? 1 : 0); }
-    __device__ __forceinline__ uint32_t active(uint32_t round) const { return round < each ? streams : more; }
-    __device__ __forceinline__ uint32_t begin(uint32_t stream) const {
-        return first + trf_share_begin(each, more, stream);
+    __device__ __forceinline__ uint32_t active(uint32_t round) const { return round < each ? producers : more; }
+    __device__ __forceinline__ uint32_t begin(uint32_t producer) const {
+        return first + trf_share_begin(each, more, producer);
     }
-    __device__ __forceinline__ uint32_t count(uint32_t stream) const {
-        return stream < streams ? each + (stream < more ? 1 : 0) : 0;
+    __device__ __forceinline__ uint32_t count(uint32_t producer) const {
+        return producer < producers ? each + (producer < more ? 1 : 0) : 0;
     }
 };
 
@@ -91,33 +97,34 @@ static __device__ __forceinline__ uint32_t trf_stages_of(const trf_device_view &
 }
 
 /* What an item is of. */
-static __device__ __forceinline__ uint32_t trf_first_band(const trf_wide_args &a, uint32_t item) {
-    return item / a.x_groups * kWideBands;
+static __device__ __forceinline__ uint32_t trf_first_band(const trf_wide_args &a, uint32_t work_item) {
+    return work_item / a.x_row_blocks * kWideBands;
 }
-template <int kShare> static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_args &a, uint32_t item) {
-    return (item % a.x_groups * kShare + blockIdx.x % kShare) * a.x_rows;
+template <int kMulticast>
+static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_args &a, uint32_t work_item) {
+    return (work_item % a.x_row_blocks * kMulticast + blockIdx.x % kMulticast) * a.x_rows;
 }
 
 /* The block's first one. */
-template <int kShare> static __device__ __forceinline__ uint32_t trf_first_item(const trf_wide_args &a) {
-    return blockIdx.x / kShare >> a.log_splits;
+template <int kMulticast> static __device__ __forceinline__ uint32_t trf_first_work_item(const trf_wide_args &a) {
+    return blockIdx.x / kMulticast >> a.log_k_splits;
 }
 
 /* ---- barriers and flags of a block ---- */
 
-struct trf_wide_meeting {
-    uint64_t full[kMostStreams], empty[kMostStreams]; /* stages; with them x */
-    uint8_t corrupt[2][kWideUnits][kMostStreams];     /* of an even and an odd item */
+struct trf_wide_barriers {
+    uint64_t full[kMaxProducers], empty[kMaxProducers]; /* stages; with them x */
+    uint8_t corrupt[2][kWideUnits][kMaxProducers];      /* of an even and an odd item */
 };
 
-template <class Shape, int kShare> static __device__ __forceinline__ void trf_open_barriers(trf_wide_meeting &m) {
+template <class Shape, int kMulticast> static __device__ __forceinline__ void trf_init_barriers(trf_wide_barriers &m) {
     if (threadIdx.x != 0)
         return;
-    for (uint32_t i = 0; i < Shape::kStreams; i++) {
-        trf_barrier_init(trf_shared_address(&m.full[i]), kWideUnits);
-        trf_barrier_init(trf_shared_address(&m.empty[i]), 4 * Shape::kConsumers * kShare);
+    for (uint32_t i = 0; i < Shape::kProducers; i++) {
+        trf_mbarrier_init(trf_shared_address(&m.full[i]), kWideUnits);
+        trf_mbarrier_init(trf_shared_address(&m.empty[i]), 4 * Shape::kConsumers * kMulticast);
     }
-    trf_barrier_publish();
+    trf_mbarrier_publish();
     for (uint32_t i = 0; i < sizeof m.corrupt; i++)
         (&m.corrupt[0][0][0])[i] = 0;
 }
@@ -125,113 +132,117 @@ template <class Shape, int kShare> static __device__ __forceinline__ void trf_op
 /* ---- decoders ---- */
 
 /* A decoder's way: its stream's columns of each of the block's items. */
-struct trf_wide_grid {
+struct trf_wide_bands {
     const trf_wide_args &a;
     uint32_t unit, begin, count; /* unit of an item; columns */
-    mutable uint32_t item;       /* of the slab that is staged next */
+    mutable uint32_t work_item;  /* of the slab that is staged next */
 
     __device__ __forceinline__ uint32_t
-    unit_of(uint32_t item_) const { /* units that are not there: the last once more */
-        return min(trf_first_band(a, item_) / kWideSlabs + unit, (a.f.whole_rows - 1) / kUnitRows);
+    unit_of(uint32_t work_item_) const { /* units that are not there: the last once more */
+        return min(trf_first_band(a, work_item_) / kWideSlabs + unit, (a.f.whole_rows - 1) / kUnitRows);
     }
     __device__ __forceinline__ void next_band(trf_walk &walk) const {
-        item += a.clusters;
-        walk.band = unit_of(item);
+        work_item += a.clusters;
+        walk.band = unit_of(work_item);
         walk.col = begin;
         walk.stop = begin + count;
     }
     __device__ __forceinline__ trf_walk start() const {
-        const uint32_t items = item < a.items ? (a.items - item + a.clusters - 1) / a.clusters : 0;
-        return {count && items ? unit_of(item) : 0, begin, begin + count, count * items};
+        const uint32_t work_items =
+            work_item < a.work_items ? (a.work_items - work_item + a.clusters - 1) / a.clusters : 0;
+        return {count && work_items ? unit_of(work_item) : 0, begin, begin + count, count * work_items};
     }
 };
 
 /* Leaves decoded weights in stages. The block's first decoder of a stream has x copied to them, too. */
-template <class Product, int kColumns, int kShare> struct trf_wide_sink : Product {
+template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Product {
     using Rows = uint4[kWideSlabs][4];
-    using Shape = trf_wide_shape<kColumns, kShare>;
+    using Shape = trf_wide_shape<kColumns, kMulticast>;
     const trf_wide_args &wide;
-    trf_wide_meeting &meeting;
-    const trf_wide_grid &grid;
-    uint32_t on_way, next;          /* slabs: of the whole way; the next one */
-    uint32_t stream, stages;        /* stages: that the stream has had */
-    uint32_t left;                  /* stages of the slab */
-    uint32_t place;                 /* shared address of the lane's first 16 bytes in the stage */
-    uint32_t x_place, x_col, x_row; /* of x's copy; 0: another warp has it made */
-    uint32_t first[kWideSlabs][8];  /* of two steps, the fragments of the first */
+    trf_wide_barriers &barriers;
+    const trf_wide_bands &band_order;
+    uint32_t walk_slabs, next;            /* slabs: of the whole way; the next one */
+    uint32_t producer, stages;            /* stages: that the producer has had */
+    uint32_t left;                        /* stages of the slab */
+    uint32_t stage_place;                 /* shared address of the lane's first 16 bytes in the stage */
+    uint32_t x_stage_place, x_col, x_row; /* of x's copy; 0: another warp has it made */
+    uint32_t first[kWideSlabs][8];        /* of two steps, the fragments of the first */
 
-    __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_meeting &meeting_,
-                                             const trf_wide_grid &grid_, uint32_t stream_, uint32_t on_way_,
-                                             uint32_t shared)
-        : Product(args.f, lane), wide(args), meeting(meeting_), grid(grid_), on_way(on_way_), next(0), stream(stream_),
-          stages(0), left(0) {
+    __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_barriers &barriers_,
+                                             const trf_wide_bands &band_order_, uint32_t producer_,
+                                             uint32_t walk_slabs_, uint32_t shared)
+        : Product(args.f, lane), wide(args), barriers(barriers_), band_order(band_order_), walk_slabs(walk_slabs_),
+          next(0), producer(producer_), stages(0), left(0) {
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
-        place = shared + args.stages + stream * kStageBytes + grid_.unit * (kUnitRows * 2 * kStageCols) + 64 * row +
-                16 * (lane % 4 ^ row / 2);
-        x_place = grid_.unit % Shape::kUnits == 0 ? shared + args.x_stages + stream * args.x_stage_bytes : 0;
+        stage_place = shared + args.stages + producer * kStageBytes + band_order_.unit * (kUnitRows * 2 * kStageCols) +
+                      64 * row + 16 * (lane % 4 ^ row / 2);
+        x_stage_place =
+            band_order_.unit % Shape::kUnits == 0 ? shared + args.x_stages + producer * args.x_stage_bytes : 0;
     }
 
     /* To the next slab, which lies in this column. */
-    __device__ __forceinline__ void enter(uint32_t col) {
-        const uint32_t item = trf_first_item<kShare>(wide) + next / grid.count * wide.clusters;
+    __device__ __forceinline__ void enter_slab(uint32_t col) {
+        const uint32_t work_item = trf_first_work_item<kMulticast>(wide) + next / band_order.count * wide.clusters;
         x_col = col * this->a.view.slab_cols;
-        x_row = trf_first_x<kShare>(wide, item);
+        x_row = trf_first_x<kMulticast>(wide, work_item);
         left = trf_stages_of(this->a.view, col);
         next++;
     }
 
     /* rows[s][i]: of row 8 * i + lane / 4 of slab s the columns from 8 * (lane % 4) on. */
-    __device__ __forceinline__ void leave(const Rows &rows) {
-        const uint32_t full = trf_shared_address(&meeting.full[stream]);
-        trf_barrier_wait(trf_shared_address(&meeting.empty[stream]), stages++ % 2 ^ 1);
-        if (x_place && this->lane == 0)
-            trf_copy_box(x_place, &wide.x_map, x_col, x_row, full);
+    __device__ __forceinline__ void fill_stage(const Rows &rows) {
+        const uint32_t full = trf_shared_address(&barriers.full[producer]);
+        trf_mbarrier_wait(trf_shared_address(&barriers.empty[producer]), stages++ % 2 ^ 1);
+        if (x_stage_place && this->lane == 0)
+            trf_tma_load_box(x_stage_place, &wide.x_map, x_col, x_row, full);
         x_col += kStageCols;
 #pragma unroll
         for (int s = 0; s < kWideSlabs; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                trf_sts128(place + 2048 * s + 512 * i, rows[s][i]);
-        if (kShare > 1)
+                trf_sts128(stage_place + 2048 * s + 512 * i, rows[s][i]);
+        if (kMulticast > 1)
 #pragma unroll
             for (int s = 0; s < kWideSlabs; s++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    trf_send128(place + 2048 * s + 512 * i, full, blockIdx.x % 2 ^ 1, rows[s][i]);
+                    trf_st_async128(stage_place + 2048 * s + 512 * i, full, blockIdx.x % 2 ^ 1, rows[s][i]);
     }
 
-    /* Consumers may have the stage, once all that is on its way has arrived: x, and what a decoder of the other block sends. */
-    __device__ __forceinline__ void hand_over() {
-        const uint32_t full = trf_shared_address(&meeting.full[stream]);
-        const uint32_t expected = (x_place ? wide.x_stage_bytes : 0) + (kShare > 1 ? kUnitRows * 2 * kStageCols : 0);
-        trf_fence_for_products();
+    /* Consumers may have the stage, once all that is on its way has arrived: x, and what a decoder of the other block
+     * sends. */
+    __device__ __forceinline__ void commit_stage() {
+        const uint32_t full = trf_shared_address(&barriers.full[producer]);
+        const uint32_t expected =
+            (x_stage_place ? wide.x_stage_bytes : 0) + (kMulticast > 1 ? kUnitRows * 2 * kStageCols : 0);
+        trf_fence_async_proxy();
         __syncwarp();
         if (this->lane != 0)
             return;
-        trf_barrier_expect(full, expected);
-        if (kShare > 1)
-            trf_barrier_arrive_at(full, blockIdx.x % 2 ^ 1);
+        trf_mbarrier_arrive_expect_tx(full, expected);
+        if (kMulticast > 1)
+            trf_mbarrier_arrive_cluster(full, blockIdx.x % 2 ^ 1);
     }
 
     /* Slabs that are not there are zeros. */
-    __device__ __forceinline__ void reach(uint32_t ordinal) {
+    __device__ __forceinline__ void fill_zeros_until(uint32_t ordinal) {
 #pragma unroll 1
         while (next < ordinal) {
-            enter(grid.begin + next % grid.count);
+            enter_slab(band_order.begin + next % band_order.count);
 #pragma unroll 1
             for (; left; left--) {
-                leave({});
-                hand_over();
+                fill_stage({});
+                commit_stage();
             }
         }
     }
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
-        reach(on_way - walk.left);
-        enter(walk.col);
+        fill_zeros_until(walk_slabs - walk.left);
+        enter_slab(walk.col);
     }
-    __device__ __forceinline__ void begin_pair(int) {}
-    static constexpr bool kCopies = false;
+    __device__ __forceinline__ void begin_step_pair(int) {}
+    static constexpr bool kCopiesX = false;
 
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &, uint32_t k) {
         if (k % 2 == 0) {
@@ -251,21 +262,21 @@ template <class Product, int kColumns, int kShare> struct trf_wide_sink : Produc
                     i / 2 * 4 + i % 2; /* of fragments: rows lane / 4 and 8 further on, columns 2q and 2q + 8 */
                 rows[s][i] = make_uint4(first[s][r], first[s][r + 2], reg[s][r], reg[s][r + 2]);
             }
-        leave(rows);
+        fill_stage(rows);
         if (--left) /* the last one waits for the verdict */
-            hand_over();
+            commit_stage();
     }
 
     __device__ __forceinline__ void end_slab(const trf_walk &, bool good) {
         if (!good && this->lane == 0) {
-            uint8_t *const flag = &meeting.corrupt[(next - 1) / grid.count % 2][grid.unit][stream];
+            uint8_t *const flag = &barriers.corrupt[(next - 1) / band_order.count % 2][band_order.unit][producer];
             *flag = 1;
-            if (kShare > 1) {
-                trf_sts8_at(trf_shared_address(flag), blockIdx.x % 2 ^ 1, 1);
+            if (kMulticast > 1) {
+                trf_sts8_cluster(trf_shared_address(flag), blockIdx.x % 2 ^ 1, 1);
                 trf_fence_cluster();
             }
         }
-        hand_over();
+        commit_stage();
     }
 };
 
@@ -286,8 +297,8 @@ static __device__ __forceinline__ bool trf_stores_pairs(const trf_fused_args &a)
     return a.y_dtype != TRF_DTYPE_F32 && (uintptr_t)a.y % 4 == 0;
 }
 
-/* Two sums of a row of W, for rows n and n + 1 of x. Lanes that are 4 apart have neighbouring rows of W: for pairs they exchange sums, so that each has two neighbours, of
- * one row of x. All lanes of the warp call it. */
+/* Two sums of a row of W, for rows n and n + 1 of x. Lanes that are 4 apart have neighbouring rows of W: for pairs they
+ * exchange sums, so that each has two neighbours, of one row of x. All lanes of the warp call it. */
 static __device__ __forceinline__ void trf_store_two(const trf_fused_args &a, bool pairs, uint32_t n, uint32_t row,
                                                      float first, float second) {
     if (!pairs) {
@@ -305,25 +316,27 @@ static __device__ __forceinline__ void trf_store_two(const trf_fused_args &a, bo
     *reinterpret_cast<uint32_t *>(to) = trf_round_pair(a.y_dtype, odd ? other : first, odd ? second : other);
 }
 
-/* Of blocks that split an item: a *piece* is the sums of 16 rows of W by 8 of x. Pieces of every so many columns of 8 rows of x are a block's, of which each block sends its
- * own: [column][16 rows][block] of kPieceBytes, where stages were. */
-static __device__ __forceinline__ uint32_t trf_piece_at(const trf_wide_args &a, uint32_t piece, uint32_t from) {
-    return a.stages + ((piece << a.log_splits) + from) * kPieceBytes + 16 * (threadIdx.x % 32);
+/* Of blocks that split an item: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Tiles of every so many
+ * columns of 8 rows of x are a block's, of which each block sends its own: [column][16 rows][block] of kAccTileBytes,
+ * where stages were. */
+static __device__ __forceinline__ uint32_t trf_acc_tile_at(const trf_wide_args &a, uint32_t acc_tile, uint32_t from) {
+    return a.stages + ((acc_tile << a.log_k_splits) + from) * kAccTileBytes + 16 * (threadIdx.x % 32);
 }
 
 /* All warps of the block add up its pieces, by blocks in order, and write y. */
-static __device__ __forceinline__ void trf_add_pieces(const trf_wide_args &a, uint32_t shared) {
+static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &a, uint32_t shared) {
     constexpr uint32_t kHigh = kWideRows / 16;
-    const uint32_t rank = a.split(), lane = threadIdx.x % 32,
-                   pieces = (a.x_rows / 8 + a.splits() - 1 - rank >> a.log_splits) * kHigh,
-                   first_row = trf_first_band(a, trf_first_item<1>(a)) * TRF_SLAB_ROWS + lane / 4,
-                   first_x = trf_first_x<1>(a, trf_first_item<1>(a)) + 2 * (lane % 4);
+    const uint32_t rank = a.k_split(), lane = threadIdx.x % 32,
+                   acc_tiles = (a.x_rows / 8 + a.k_splits() - 1 - rank >> a.log_k_splits) * kHigh,
+                   first_row = trf_first_band(a, trf_first_work_item<1>(a)) * TRF_SLAB_ROWS + lane / 4,
+                   first_x = trf_first_x<1>(a, trf_first_work_item<1>(a)) + 2 * (lane % 4);
     const bool pairs = trf_stores_pairs(a.f);
 #pragma unroll 1
-    for (uint32_t piece = threadIdx.x / 32; piece < pieces; piece += blockDim.x / 32) {
-        const float4 sum =
-            trf_add_shares<4>(a.splits(), 0, 1, [&](uint32_t from) { return shared + trf_piece_at(a, piece, from); });
-        const uint32_t row = first_row + piece % kHigh * 16, n = first_x + 8 * ((piece / kHigh << a.log_splits) + rank);
+    for (uint32_t acc_tile = threadIdx.x / 32; acc_tile < acc_tiles; acc_tile += blockDim.x / 32) {
+        const float4 sum = trf_add_shares<4>(
+            a.k_splits(), 0, 1, [&](uint32_t from) { return shared + trf_acc_tile_at(a, acc_tile, from); });
+        const uint32_t row = first_row + acc_tile % kHigh * 16,
+                       n = first_x + 8 * ((acc_tile / kHigh << a.log_k_splits) + rank);
         if (row >= a.f.whole_rows) /* so are the other lanes' */
             continue;
         const float scale = trf_scale_sum(a.f, row, 1.0f), scale_below = trf_scale_sum(a.f, row + 8, 1.0f);
@@ -334,116 +347,121 @@ static __device__ __forceinline__ void trf_add_pieces(const trf_wide_args &a, ui
 
 /* ---- consumers ---- */
 
-template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_consumer {
-    using Shape = trf_wide_shape<kColumns, kShare>;
-    static constexpr int kBlocks = Shape::kBlocks, kStreams = Shape::kStreams;
-    static constexpr uint32_t group = kGroup; /* warpgroup */
+template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_wide_consumer {
+    using Shape = trf_wide_shape<kColumns, kMulticast>;
+    static constexpr int kBlocks = Shape::kBlocks, kProducers = Shape::kProducers;
+    static constexpr uint32_t warpgroup = kWarpgroup; /* warpgroup */
     const trf_wide_args &a;
-    trf_wide_meeting &meeting;
+    trf_wide_barriers &barriers;
     uint32_t shared;
     uint32_t warp, lane;              /* of the warpgroup: the warp */
-    float sum[kBlocks][kColumns / 2]; /* as trf_wgmma has them, of rows 64 * (kBlocks * group + b) on */
+    float sum[kBlocks][kColumns / 2]; /* as trf_wgmma has them, of rows 64 * (kBlocks * warpgroup + b) on */
 
-    __device__ __forceinline__ trf_wide_consumer(const trf_wide_args &args, trf_wide_meeting &meeting_,
+    __device__ __forceinline__ trf_wide_consumer(const trf_wide_args &args, trf_wide_barriers &barriers_,
                                                  uint32_t shared_)
-        : a(args), meeting(meeting_), shared(shared_), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
+        : a(args), barriers(barriers_), shared(shared_), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
 
-    __device__ __forceinline__ void meet() const { asm volatile("barrier.sync %0, 128;" ::"r"(1 + group) : "memory"); }
-
-    __device__ __forceinline__ void release_stage(uint32_t stream) const {
-        const uint32_t empty = trf_shared_address(&meeting.empty[stream]);
-        if (lane != 0)
-            return;
-        trf_barrier_arrive(empty);
-        if (kShare > 1)
-            trf_barrier_arrive_at(empty, blockIdx.x % 2 ^ 1);
+    __device__ __forceinline__ void sync_warpgroup() const {
+        asm volatile("barrier.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
     }
 
-    /* Starts the products of a stage by kRows rows of x. The stages of a slab are even in number, so that index tells a barrier's phase. */
-    template <int kRows> __device__ __forceinline__ void multiply(uint32_t stream, uint32_t index) {
-        trf_barrier_wait(trf_shared_address(&meeting.full[stream]), index % 2);
-        if (kShare > 1)
-            trf_fence_for_products(); /* what the other block sent */
-        const uint64_t w = trf_operand(shared + a.stages + stream * kStageBytes +
-                                       group * (kBlocks * 64 * 2 * kStageCols)),
-                       x = trf_operand(shared + a.x_stages + stream * (kRows * 2 * kStageCols));
-        trf_products_begin();
+    __device__ __forceinline__ void release_stage(uint32_t producer) const {
+        const uint32_t empty = trf_shared_address(&barriers.empty[producer]);
+        if (lane != 0)
+            return;
+        trf_mbarrier_arrive(empty);
+        if (kMulticast > 1)
+            trf_mbarrier_arrive_cluster(empty, blockIdx.x % 2 ^ 1);
+    }
+
+    /* Starts the products of a stage by kRows rows of x. The stages of a slab are even in number, so that index tells a
+     * barrier's phase. */
+    template <int kRows> __device__ __forceinline__ void multiply(uint32_t producer, uint32_t index) {
+        trf_mbarrier_wait(trf_shared_address(&barriers.full[producer]), index % 2);
+        if (kMulticast > 1)
+            trf_fence_async_proxy(); /* what the other block sent */
+        const uint64_t w = trf_wgmma_descriptor(shared + a.stages + producer * kStageBytes +
+                                                warpgroup * (kBlocks * 64 * 2 * kStageCols)),
+                       x = trf_wgmma_descriptor(shared + a.x_stages + producer * (kRows * 2 * kStageCols));
+        trf_wgmma_fence();
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
                 trf_wgmma<kRows>(Type(), sum[b], w + (b * (64 * 2 * kStageCols) + 32 * half) / 16, x + 32 * half / 16);
-        trf_products_commit();
+        trf_wgmma_commit();
     }
 
     /* The stages of an item. Those of all streams with one index make a turn. */
-    template <int kRows> __device__ __forceinline__ void multiply_item(const trf_wide_part &part) {
+    template <int kRows> __device__ __forceinline__ void multiply_work_item(const trf_wide_k_range &k_range) {
         constexpr uint32_t kNone = UINT32_MAX;
         const uint32_t all = a.f.view.slab_cols / kStageCols;
         /* The layer's last column may be narrow: of the last stream that has columns, the last one. */
-        const uint32_t narrow = trf_stages_of(a.f.view, part.begin(part.streams) - 1),
-                       narrow_round = part.each ? part.each - 1 : 0;
-        uint32_t tail = kNone; /* the stream of the turn before that is to be released */
+        const uint32_t narrow = trf_stages_of(a.f.view, k_range.begin(k_range.producers) - 1),
+                       narrow_round = k_range.each ? k_range.each - 1 : 0;
+        uint32_t unreleased = kNone; /* the stream of the turn before that is to be released */
 #pragma unroll 1
-        for (uint32_t round = 0; round < part.rounds(); round++)
+        for (uint32_t round = 0; round < k_range.rounds(); round++)
 #pragma unroll 1
             for (uint32_t index = 0; index < all; index++) {
-                const uint32_t active = part.active(round) - (round == narrow_round && index >= narrow ? 1 : 0);
+                const uint32_t active = k_range.active(round) - (round == narrow_round && index >= narrow ? 1 : 0);
 #pragma unroll
-                for (int stream = 0; stream < kStreams; stream++) {
-                    if (stream >= active)
+                for (int producer = 0; producer < kProducers; producer++) {
+                    if (producer >= active)
                         break;
-                    if (stream == 0 && tail == 0) { /* the only one: its next stage may come when this one is free */
-                        trf_products_wait<0>();
+                    if (producer == 0 &&
+                        unreleased == 0) { /* the only one: its next stage may come when this one is free */
+                        trf_wgmma_wait<0>();
                         release_stage(0);
-                        tail = kNone;
+                        unreleased = kNone;
                     }
-                    multiply<kRows>(stream, index);
-                    trf_products_wait<1>();
-                    if (stream > 0)
-                        release_stage(stream - 1);
-                    else if (tail != kNone)
-                        release_stage(tail);
+                    multiply<kRows>(producer, index);
+                    trf_wgmma_wait<1>();
+                    if (producer > 0)
+                        release_stage(producer - 1);
+                    else if (unreleased != kNone)
+                        release_stage(unreleased);
                 }
-                tail = active ? active - 1 : kNone;
+                unreleased = active ? active - 1 : kNone;
             }
-        trf_products_wait<0>();
-        trf_products_done(sum);
-        if (tail != kNone)
-            release_stage(tail);
+        trf_wgmma_wait<0>();
+        trf_wgmma_done(sum);
+        if (unreleased != kNone)
+            release_stage(unreleased);
     }
 
     /* Of as many rows of x as the block has. */
-    __device__ __forceinline__ void multiply_rows(const trf_wide_part &part) {
+    __device__ __forceinline__ void multiply_rows(const trf_wide_k_range &k_range) {
         if constexpr (kColumns == 64) {
             if (a.x_rows == 48)
-                return multiply_item<48>(part);
+                return multiply_work_item<48>(k_range);
         } else {
             if (a.x_rows == 80)
-                return multiply_item<80>(part);
+                return multiply_work_item<80>(k_range);
             if (a.x_rows == 96)
-                return multiply_item<96>(part);
+                return multiply_work_item<96>(k_range);
             if (a.x_rows == 112)
-                return multiply_item<112>(part);
+                return multiply_work_item<112>(k_range);
         }
-        multiply_item<kColumns>(part);
+        multiply_work_item<kColumns>(k_range);
     }
 
     /* All of the block's items. */
-    __device__ __forceinline__ void run(const trf_wide_part &part) {
+    __device__ __forceinline__ void multiply_all(const trf_wide_k_range &k_range) {
 #pragma unroll 1
-        for (uint32_t item = trf_first_item<kShare>(a), turn = 0; item < a.items; item += a.clusters, turn ^= 1) {
+        for (uint32_t work_item = trf_first_work_item<kMulticast>(a), turn = 0; work_item < a.work_items;
+             work_item += a.clusters, turn ^= 1) {
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
 #pragma unroll
                 for (int i = 0; i < kColumns / 2; i++)
                     sum[b][i] = 0;
-            multiply_rows(part);
+            multiply_rows(k_range);
             mark_corrupt(turn);
-            if (kShare == 1 && a.splits() > 1)
-                leave_pieces();
+            if (kMulticast == 1 && a.k_splits() > 1)
+                send_acc_tiles();
             else
-                finish(item);
+                finish(work_item);
         }
     }
 
@@ -451,49 +469,53 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
 
     /* NaN for rows of which a slab was corrupt. */
     __device__ __forceinline__ void mark_corrupt(uint32_t turn) {
-        uint8_t(*const flags)[kMostStreams] = &meeting.corrupt[turn][kBlocks * group];
+        uint8_t(*const flags)[kMaxProducers] = &barriers.corrupt[turn][kBlocks * warpgroup];
 #pragma unroll
         for (int b = 0; b < kBlocks; b++) {
             bool bad = false;
-            for (uint32_t i = 0; i < kMostStreams; i++)
+            for (uint32_t i = 0; i < kMaxProducers; i++)
                 bad |= flags[b][i] != 0;
             if (bad)
 #pragma unroll
                 for (int i = 0; i < kColumns / 2; i++)
                     sum[b][i] = __uint_as_float(0x7FC00000u);
         }
-        meet(); /* all have seen them; the next ones that are set are of an item that decoders reach after these warps have released stages */
+        /* all have seen them; the next ones that are set are of an item that decoders reach after these warps have
+         * released stages */
+        sync_warpgroup();
         if (threadIdx.x % 128 < sizeof flags[0] * kBlocks)
             flags[0][threadIdx.x % 128] = 0;
     }
 
     /* Sends the sums to the blocks that add them up. */
-    __device__ __forceinline__ void leave_pieces() {
-        const uint32_t at = shared + trf_piece_at(a, 4 * kBlocks * group + warp, a.split());
-        trf_cluster_arrive(a.splits()); /* all are done with stages */
-        trf_cluster_wait(a.splits());
+    __device__ __forceinline__ void send_acc_tiles() {
+        const uint32_t at = shared + trf_acc_tile_at(a, 4 * kBlocks * warpgroup + warp, a.k_split());
+        trf_cluster_arrive(a.k_splits()); /* all are done with stages */
+        trf_cluster_wait(a.k_splits());
 #pragma unroll
         for (int t = 0; t < kColumns / 8; t++) {
             if (t >= a.x_rows / 8)
                 break;
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
-                trf_cluster_store(at + (t & -a.splits()) * (kWideRows / 16 * kPieceBytes) +
-                                      (4 * b << a.log_splits) * kPieceBytes,
-                                  t & (a.splits() - 1),
+                trf_cluster_store(at + (t & -a.k_splits()) * (kWideRows / 16 * kAccTileBytes) +
+                                      (4 * b << a.log_k_splits) * kAccTileBytes,
+                                  t & (a.k_splits() - 1),
                                   make_float4(sum[b][4 * t], sum[b][4 * t + 1], sum[b][4 * t + 2], sum[b][4 * t + 3]));
         }
     }
 
-    /* The block's own sums to y. They go round, 8 rows of x at a time, with those at hand in sum[b][0 ... 3]: a loop, since code that runs once costs more than the moves. */
-    __device__ __forceinline__ void finish(uint32_t item) {
+    /* The block's own sums to y. They go round, 8 rows of x at a time, with those at hand in sum[b][0 ... 3]: a loop,
+     * since code that runs once costs more than the moves. */
+    __device__ __forceinline__ void finish(uint32_t work_item) {
         const bool pairs = trf_stores_pairs(a.f);
-        uint32_t n = trf_first_x<kShare>(a, item) + 2 * (lane % 4);
+        uint32_t n = trf_first_x<kMulticast>(a, work_item) + 2 * (lane % 4);
         uint32_t row[kBlocks]; /* the first of two, 8 apart */
         float scale[kBlocks][2];
 #pragma unroll
         for (int b = 0; b < kBlocks; b++) {
-            row[b] = trf_first_band(a, item) * TRF_SLAB_ROWS + 64 * (kBlocks * group + b) + 16 * warp + lane / 4;
+            row[b] =
+                trf_first_band(a, work_item) * TRF_SLAB_ROWS + 64 * (kBlocks * warpgroup + b) + 16 * warp + lane / 4;
             for (int h = 0; h < 2; h++)
                 scale[b][h] = row[b] < a.f.whole_rows ? trf_scale_sum(a.f, row[b] + 8 * h, 1.0f) : 0;
         }
@@ -515,76 +537,77 @@ template <class Type, int kColumns, int kShare, int kGroup> struct trf_wide_cons
 
 /* ---- the kernel ---- */
 
-template <class Form, class Type, int kColumns, int kShare>
+template <class Traits, class Type, int kColumns, int kMulticast>
 static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
-    using Shape = trf_wide_shape<kColumns, kShare>;
-    using Product = trf_product<Form, Type, kWideSlabs, 1, false, false>;
-    constexpr int kP = kUsualP<Form>, kLog = kWideTableLog;
+    using Shape = trf_wide_shape<kColumns, kMulticast>;
+    using Product = trf_warp_product<Traits, Type, kWideSlabs, 1, false, false>;
+    constexpr int kP = kDefaultP<Traits>, kLog = kWideTableLog;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
-    __shared__ trf_wide_meeting meeting;
+    __shared__ trf_wide_barriers barriers;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t decoder = warp - 4 * Shape::kConsumers; /* of other warps: large */
     const trf_device_view &view = a.f.view;
     trf_allow_successor();
     const trf_table_source<kP> table_source(view);
-    const trf_wide_part part(a);
-    trf_open_barriers<Shape, kShare>(meeting);
+    const trf_wide_k_range k_range(a);
+    trf_init_barriers<Shape, kMulticast>(barriers);
 
-    const bool decodes = decoder < a.streams * Shape::kUnits;
-    const uint32_t stream = decoder / Shape::kUnits;
-    const trf_wide_grid grid = {a, decoder % Shape::kUnits + blockIdx.x % kShare * Shape::kUnits, part.begin(stream),
-                                decodes ? part.count(stream) : 0, trf_first_item<kShare>(a)};
+    const bool decodes = decoder < a.producers * Shape::kUnits;
+    const uint32_t producer = decoder / Shape::kUnits;
+    const trf_wide_bands band_order = {a, decoder % Shape::kUnits + blockIdx.x % kMulticast * Shape::kUnits,
+                                       k_range.begin(producer), decodes ? k_range.count(producer) : 0,
+                                       trf_first_work_item<kMulticast>(a)};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
-    const trf_walk walk = grid.start();
+    const trf_walk walk = band_order.start();
     trf_stager<kWideSlabs, kShortRing> stager;
     if (decodes)
-        trf_start<Form>(stager, view, a.f.shared, planes, walk, grid,
-                        shared + a.f.shared.warps + decoder * a.f.shared.warp_bytes, lane);
-    trf_build_constants<Form, kP, kLog>(view, table_source, shared, a.f.shared, &constants);
-    if (kShare == 1) {
+        trf_start<Traits>(stager, view, a.f.smem, planes, walk, band_order,
+                          shared + a.f.smem.warps + decoder * a.f.smem.warp_bytes, lane);
+    trf_build_constants<Traits, kP, kLog>(view, table_source, shared, a.f.smem, &constants);
+    if (kMulticast == 1) {
         __syncthreads();
     } else { /* barriers of the other block, too */
-        trf_cluster_arrive(kShare);
-        trf_cluster_wait(kShare);
+        trf_cluster_arrive(kMulticast);
+        trf_cluster_wait(kMulticast);
     }
     trf_wait_for_predecessor();
 
     if (decodes) {
-        const trf_lane_rule<kP, kLog> rule =
-            trf_lane_rule_of<kP, kLog>(view, shared_memory, a.f.shared.table_log, trf_shared_address(&constants), lane);
-        trf_wide_sink<Product, kColumns, kShare> sink(a, lane, meeting, grid, stream, walk.left, shared);
-        trf_walk_slabs<Form>(view, a.f.shared, planes, stager, rule, shared + a.f.shared.pair_masks, grid, UINT32_MAX,
-                             lane, sink);
-        sink.reach(walk.left);
-        trf_copy_wait<0>();
+        const trf_rans_params<kP, kLog> params =
+            trf_rans_params_of<kP, kLog>(view, shared_memory, a.f.smem.table_log, trf_shared_address(&constants), lane);
+        trf_wide_sink<Product, kColumns, kMulticast> sink(a, lane, barriers, band_order, producer, walk.left, shared);
+        trf_walk_slabs<Traits>(view, a.f.smem, planes, stager, params, shared + a.f.smem.pair_masks, band_order,
+                               UINT32_MAX, lane, sink);
+        sink.fill_zeros_until(walk.left);
+        trf_cp_async_wait<0>();
     } else if (warp < 4) {
-        trf_wide_consumer<Type, kColumns, kShare, 0>(a, meeting, shared).run(part);
+        trf_wide_consumer<Type, kColumns, kMulticast, 0>(a, barriers, shared).multiply_all(k_range);
     } else if (Shape::kConsumers > 1 && warp < 8) {
-        trf_wide_consumer<Type, kColumns, kShare, Shape::kConsumers - 1>(a, meeting, shared).run(part);
+        trf_wide_consumer<Type, kColumns, kMulticast, Shape::kConsumers - 1>(a, barriers, shared).multiply_all(k_range);
     }
     __syncwarp();
-    if (kShare > 1) { /* others may arrive at this block's barriers until they are done */
-        trf_cluster_arrive(kShare);
-        trf_cluster_wait(kShare);
-    } else if (a.splits() > 1) {
-        if (warp >= 4 * Shape::kConsumers) { /* consumers have, in leave_pieces */
-            trf_cluster_arrive(a.splits());
-            trf_cluster_wait(a.splits());
+    if (kMulticast > 1) { /* others may arrive at this block's barriers until they are done */
+        trf_cluster_arrive(kMulticast);
+        trf_cluster_wait(kMulticast);
+    } else if (a.k_splits() > 1) {
+        if (warp >= 4 * Shape::kConsumers) { /* consumers have, in send_acc_tiles */
+            trf_cluster_arrive(a.k_splits());
+            trf_cluster_wait(a.k_splits());
         }
-        trf_cluster_arrive(a.splits());
-        trf_cluster_wait(a.splits());
-        trf_add_pieces(a, shared);
+        trf_cluster_arrive(a.k_splits());
+        trf_cluster_wait(a.k_splits());
+        trf_add_acc_tiles(a, shared);
     }
 }
 
 #endif
 
-template <class Form, class Type, int kColumns, int kShare>
-__global__ void __launch_bounds__(trf_wide_shape<kColumns, kShare>::kThreads, 1)
+template <class Traits, class Type, int kColumns, int kMulticast>
+__global__ void __launch_bounds__(trf_wide_shape<kColumns, kMulticast>::kThreads, 1)
     trf_wide(const __grid_constant__ trf_wide_args a) {
 #if TRF_WARPGROUPS
-    trf_wide_block<Form, Type, kColumns, kShare>(a);
+    trf_wide_block<Traits, Type, kColumns, kMulticast>(a);
 #endif
 }
 

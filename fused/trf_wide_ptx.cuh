@@ -1,4 +1,5 @@
-/* What wide kernels use of sm_90a: barriers in shared memory, the tensor memory accelerator, products of warpgroups. Addresses are 32-bit (shared window). */
+/* What wide kernels use of sm_90a: barriers in shared memory, the tensor memory accelerator, products of warpgroups.
+ * Addresses are 32-bit (shared window). */
 #ifndef TRF_WIDE_PTX_CUH
 #define TRF_WIDE_PTX_CUH
 
@@ -14,22 +15,23 @@
 
 /* ---- barriers: 64 bits of shared memory each ---- */
 
-static __device__ __forceinline__ void trf_barrier_init(uint32_t at, uint32_t arrivals) {
+static __device__ __forceinline__ void trf_mbarrier_init(uint32_t at, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
 
 /* Barriers that one thread has set up are there for all of the cluster's threads, once they have met. */
-static __device__ __forceinline__ void trf_barrier_publish() {
+static __device__ __forceinline__ void trf_mbarrier_publish() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* Arriving and waiting order memory of the block only: for a cluster each would be a fence of the whole device (1.5 us a stage were measured). */
-static __device__ __forceinline__ void trf_barrier_arrive(uint32_t at) {
+/* Arriving and waiting order memory of the block only: for a cluster each would be a fence of the whole device (1.5 us
+ * a stage were measured). */
+static __device__ __forceinline__ void trf_mbarrier_arrive(uint32_t at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
 
 /* At the barrier with this address in the cluster's block `rank`. */
-static __device__ __forceinline__ void trf_barrier_arrive_at(uint32_t at, uint32_t rank) {
+static __device__ __forceinline__ void trf_mbarrier_arrive_cluster(uint32_t at, uint32_t rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(at),
                  "r"(rank)
@@ -37,17 +39,17 @@ static __device__ __forceinline__ void trf_barrier_arrive_at(uint32_t at, uint32
 }
 
 /* Arrives, and has the barrier wait for so many bytes of copies, too. */
-static __device__ __forceinline__ void trf_barrier_expect(uint32_t at, uint32_t bytes) {
+static __device__ __forceinline__ void trf_mbarrier_arrive_expect_tx(uint32_t at, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
 
 /* The same without arriving. */
-static __device__ __forceinline__ void trf_barrier_expect_more(uint32_t at, uint32_t bytes) {
+static __device__ __forceinline__ void trf_mbarrier_expect_tx(uint32_t at, uint32_t bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
 
 /* Waits until the barrier's phase of this parity is over. */
-static __device__ __forceinline__ void trf_barrier_wait(uint32_t at, uint32_t parity) {
+static __device__ __forceinline__ void trf_mbarrier_wait(uint32_t at, uint32_t parity) {
     asm volatile("{ .reg .pred done;\n"
                  "again_%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again_%=; }" ::"r"(at),
@@ -55,13 +57,15 @@ static __device__ __forceinline__ void trf_barrier_wait(uint32_t at, uint32_t pa
                  : "memory");
 }
 
-/* What the thread has written to shared memory is seen by products of warpgroups that are ordered behind it. Of all memory it would be a fence of the device. */
-static __device__ __forceinline__ void trf_fence_for_products() {
+/* What the thread has written to shared memory is seen by products of warpgroups that are ordered behind it. Of all
+ * memory it would be a fence of the device. */
+static __device__ __forceinline__ void trf_fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Stores to the shared address `at` of the cluster's block `rank`, and counts the 16 bytes at the barrier there once they have arrived. */
-static __device__ __forceinline__ void trf_send128(uint32_t at, uint32_t barrier, uint32_t rank, uint4 v) {
+/* Stores to the shared address `at` of the cluster's block `rank`, and counts the 16 bytes at the barrier there once
+ * they have arrived. */
+static __device__ __forceinline__ void trf_st_async128(uint32_t at, uint32_t barrier, uint32_t rank, uint4 v) {
     asm volatile(
         "{ .reg .b32 there, bar; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 bar, %1, %2;\n"
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [there], {%3, %4, %5, %6}, [bar]; }" ::"r"(
@@ -73,7 +77,7 @@ static __device__ __forceinline__ void trf_send128(uint32_t at, uint32_t barrier
 /* What the thread has stored in other blocks of the cluster is there before what it does next. Slow. */
 static __device__ __forceinline__ void trf_fence_cluster() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }
 
-static __device__ __forceinline__ void trf_sts8_at(uint32_t at, uint32_t rank, uint32_t v) {
+static __device__ __forceinline__ void trf_sts8_cluster(uint32_t at, uint32_t rank, uint32_t v) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
                  "st.shared::cluster.u8 [there], %2; }" ::"r"(at),
                  "r"(rank), "r"(v)
@@ -92,8 +96,8 @@ static __device__ __forceinline__ float trf_lds32f(uint32_t at) {
 
 /* ---- copies of boxes ---- */
 
-static __device__ __forceinline__ void trf_copy_box(uint32_t to, const void *map, uint32_t col, uint32_t row,
-                                                    uint32_t barrier) {
+static __device__ __forceinline__ void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, uint32_t row,
+                                                        uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
                  "[%4];" ::"r"(to),
                  "l"(map), "r"(col), "r"(row), "r"(barrier)
@@ -102,22 +106,22 @@ static __device__ __forceinline__ void trf_copy_box(uint32_t to, const void *map
 
 /* ---- products of a warpgroup ---- */
 
-/* An operand in shared memory, rows of 64 bytes under the swizzle of 64: atoms of 8 rows, one behind the other. at: a multiple of 512, plus 32 for the second
- * 16 columns. */
-static __device__ __forceinline__ uint64_t trf_operand(uint32_t at) {
+/* An operand in shared memory, rows of 64 bytes under the swizzle of 64: atoms of 8 rows, one behind the other. at: a
+ * multiple of 512, plus 32 for the second 16 columns. */
+static __device__ __forceinline__ uint64_t trf_wgmma_descriptor(uint32_t at) {
     return (uint64_t)(at >> 4 & 0x3FFF) | 1ull << 16 | (uint64_t)(512 >> 4) << 32 | 2ull << 62;
 }
 
-static __device__ __forceinline__ void trf_products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-static __device__ __forceinline__ void trf_products_commit() {
+static __device__ __forceinline__ void trf_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+static __device__ __forceinline__ void trf_wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-template <int kPending> static __device__ __forceinline__ void trf_products_wait() {
+template <int kPending> static __device__ __forceinline__ void trf_wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
 /* Behind the wait: the compiler may not read sums before it. */
-template <int kBlocks, int kSums> static __device__ __forceinline__ void trf_products_done(float (&d)[kBlocks][kSums]) {
+template <int kBlocks, int kSums> static __device__ __forceinline__ void trf_wgmma_done(float (&d)[kBlocks][kSums]) {
 #pragma unroll
     for (int b = 0; b < kBlocks; b++)
 #pragma unroll
@@ -163,7 +167,8 @@ template <int kBlocks, int kSums> static __device__ __forceinline__ void trf_pro
             TRF_WGMMA(types, "128", 64, "64", "65");                                                                   \
     } while (0)
 
-/* d[64][kRows] += A[64][16] * B[kRows][16]^T. Element (16 * warp + lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2) is the lane's d[i]; there may be more. */
+/* d[64][kRows] += A[64][16] * B[kRows][16]^T. Element (16 * warp + lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane
+ * % 4) + i % 2) is the lane's d[i]; there may be more. */
 template <int kRows, int kSums>
 static __device__ __forceinline__ void trf_wgmma(trf_bf16_type, float (&d)[kSums], uint64_t a, uint64_t b) {
     static_assert(kRows / 2 <= kSums, "a thread has a half of its warp's rows of sums");

@@ -8,41 +8,41 @@
 #include <string.h>
 
 enum {
-    TRF_RUN_TILES = 64,       /* tiles read and decoded at once: 8 MiB of 16-bit weights ... */
-    TRF_RUN_MOST_TILES = 256, /* ... or more, so that many threads have something to do */
+    TRF_CHUNK_TILES = 64,      /* tiles read and decoded at once: 8 MiB of 16-bit weights ... */
+    TRF_CHUNK_MAX_TILES = 256, /* ... or more, so that many threads have something to do */
     TRF_TILE_WEIGHTS = TRF_TILE_SIZE * TRF_TILE_SIZE,
     TRF_HEAD_START = TRF_EXTENSION_OFFSET + sizeof(trf_extension),
     TRF_CACHE_LINE = 64,
 };
 
 /* Tiles that are read and decoded together: whole strips, or a part of one where strips are wide. */
-typedef struct trf_tile_run {
+typedef struct trf_tile_chunk {
     const trf_blob_view *view;
     const trf_decode_table *table;
     uint64_t first; /* tile */
     uint64_t tiles;
     uint64_t data_offset; /* of the first tile in the blob */
-    trf_block block;
+    trf_rectangle rectangle;
     uint8_t *data;      /* the tiles' bytes */
-    uint8_t *values;    /* the block's */
+    uint8_t *values;    /* the rectangle's */
     uint16_t *elements; /* [workers][TRF_TILE_WEIGHTS] */
     size_t data_capacity, values_capacity;
     size_t value_bytes;
-} trf_tile_run;
+} trf_tile_chunk;
 
 /* @return aligned memory, released with free; NULL without memory. */
-static void *trf_alloc_aligned(uint64_t bytes) {
+static void *alloc_aligned(uint64_t bytes) {
     uint64_t rounded = (bytes + TRF_CACHE_LINE) & ~(uint64_t)(TRF_CACHE_LINE - 1);
     return rounded > bytes && rounded <= SIZE_MAX ? aligned_alloc(TRF_CACHE_LINE, (size_t)rounded) : NULL;
 }
 
 /* Turns an offset in the blob into one in the file. */
-static trf_status trf_place_failure(const trf_blob_reader *reader, trf_status status, trf_error *err) {
+static trf_status fail_in_file(const trf_blob_reader *reader, trf_status status, trf_error *err) {
     if (!err)
         return status;
     if (err->offset != TRF_NO_OFFSET)
         err->offset += reader->offset;
-    return trf_fail_in(err, status, "blob at byte %" PRIu64, reader->offset);
+    return trf_prefix_error(err, status, "blob at byte %" PRIu64, reader->offset);
 }
 
 trf_status trf_blob_reader_open(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_reader *reader,
@@ -55,14 +55,14 @@ trf_status trf_blob_reader_open(const trf_file *file, uint64_t offset, uint64_t 
         return status;
     status = trf_blob_head_bytes(start, available, bytes, &reader->head_bytes, err);
     if (status != TRF_OK)
-        return trf_place_failure(reader, status, err);
-    if (!(reader->head = trf_alloc_aligned(reader->head_bytes)))
+        return fail_in_file(reader, status, err);
+    if (!(reader->head = alloc_aligned(reader->head_bytes)))
         return trf_fail_memory(err, reader->head_bytes);
     status = trf_file_read(file, offset, reader->head, reader->head_bytes, err);
     if (status == TRF_OK) {
         status = trf_blob_open(reader->head, reader->head_bytes, bytes, &reader->view, err);
         if (status != TRF_OK)
-            trf_place_failure(reader, status, err);
+            fail_in_file(reader, status, err);
     }
     if (status != TRF_OK)
         trf_blob_reader_close(reader);
@@ -74,132 +74,134 @@ void trf_blob_reader_close(trf_blob_reader *reader) {
     reader->head = NULL;
 }
 
-/* Lays out the run that begins with tile `first`. */
-static void trf_plan_run(trf_tile_run *run, uint64_t first, uint64_t most_tiles) {
-    const trf_header *header = &run->view->header;
-    uint64_t tile_cols = header->num_tiles_col, tile_row = first / tile_cols, tile_col = first % tile_cols;
+/* Lays out the chunk that begins with tile `first`. */
+static void lay_out_chunk(trf_tile_chunk *chunk, uint64_t first, uint64_t most_tiles) {
+    const trf_header *header = &chunk->view->header;
+    uint64_t tile_cols = header->num_tile_cols, tile_row = first / tile_cols, tile_col = first % tile_cols;
     uint64_t tiles = tile_cols - tile_col, strips = 1;
     if (tile_col == 0 && tile_cols <= most_tiles) {
         strips = most_tiles / tile_cols;
-        if (strips > header->num_tiles_row - tile_row)
-            strips = header->num_tiles_row - tile_row;
+        if (strips > header->num_tile_rows - tile_row)
+            strips = header->num_tile_rows - tile_row;
         tiles = strips * tile_cols;
     } else if (tiles > most_tiles) {
         tiles = most_tiles;
     }
     uint64_t rows_end = (tile_row + strips) * TRF_TILE_SIZE;
     uint64_t cols_end = (strips > 1 ? tile_cols : tile_col + tiles) * TRF_TILE_SIZE;
-    run->first = first;
-    run->tiles = tiles;
-    run->block.row = (uint32_t)(tile_row * TRF_TILE_SIZE);
-    run->block.col = (uint32_t)(tile_col * TRF_TILE_SIZE);
-    run->block.rows = (uint32_t)(rows_end < header->rows ? rows_end : header->rows) - run->block.row;
-    run->block.cols = (uint32_t)(cols_end < header->cols ? cols_end : header->cols) - run->block.col;
+    chunk->first = first;
+    chunk->tiles = tiles;
+    chunk->rectangle.row = (uint32_t)(tile_row * TRF_TILE_SIZE);
+    chunk->rectangle.col = (uint32_t)(tile_col * TRF_TILE_SIZE);
+    chunk->rectangle.rows = (uint32_t)(rows_end < header->rows ? rows_end : header->rows) - chunk->rectangle.row;
+    chunk->rectangle.cols = (uint32_t)(cols_end < header->cols ? cols_end : header->cols) - chunk->rectangle.col;
 }
 
-static trf_status trf_grow_buffer(uint8_t **buffer, size_t *capacity, uint64_t bytes, trf_error *err) {
+static trf_status grow_buffer(uint8_t **buffer, size_t *capacity, uint64_t bytes, trf_error *err) {
     if (bytes <= *capacity)
         return TRF_OK;
     free(*buffer);
     *capacity = 0;
-    if (!(*buffer = trf_alloc_aligned(bytes)))
+    if (!(*buffer = alloc_aligned(bytes)))
         return trf_fail_memory(err, bytes);
     *capacity = (size_t)bytes;
     return TRF_OK;
 }
 
-/* Reads the run's tiles, which lie in order without gaps. */
-static trf_status trf_read_run(const trf_blob_reader *reader, trf_tile_run *run, trf_error *err) {
+/* Reads the chunk's tiles, which lie in order without gaps. */
+static trf_status read_chunk(const trf_blob_reader *reader, trf_tile_chunk *chunk, trf_error *err) {
     uint64_t bytes = 0;
-    for (uint64_t t = run->first; t < run->first + run->tiles; t++) {
-        uint32_t size = run->view->tiles[t].data_size;
+    for (uint64_t t = chunk->first; t < chunk->first + chunk->tiles; t++) {
+        uint32_t size = chunk->view->tiles[t].data_size;
         if (size > TRF_MAX_TILE_BYTES) {
-            trf_fail(err, TRF_ERR_TILE, run->view->tiles[t].data_offset,
+            trf_fail(err, TRF_ERR_TILE, chunk->view->tiles[t].data_offset,
                      "tile %" PRIu64 ": %" PRIu32 " bytes, more than a tile can have", t, size);
-            return trf_place_failure(reader, TRF_ERR_TILE, err);
+            return fail_in_file(reader, TRF_ERR_TILE, err);
         }
         bytes += size;
     }
-    run->data_offset = run->view->tiles[run->first].data_offset;
-    trf_status status = trf_grow_buffer(&run->data, &run->data_capacity, bytes, err);
-    uint64_t values_bytes = (uint64_t)run->block.rows * run->block.cols * run->value_bytes;
+    chunk->data_offset = chunk->view->tiles[chunk->first].data_offset;
+    trf_status status = grow_buffer(&chunk->data, &chunk->data_capacity, bytes, err);
+    uint64_t values_bytes = (uint64_t)chunk->rectangle.rows * chunk->rectangle.cols * chunk->value_bytes;
     if (status == TRF_OK)
-        status = trf_grow_buffer(&run->values, &run->values_capacity, values_bytes, err);
+        status = grow_buffer(&chunk->values, &chunk->values_capacity, values_bytes, err);
     if (status == TRF_OK)
-        status = trf_file_read(reader->file, reader->offset + run->data_offset, run->data, bytes, err);
+        status = trf_file_read(reader->file, reader->offset + chunk->data_offset, chunk->data, bytes, err);
     return status;
 }
 
-static trf_status trf_decode_run_tile(void *context, uint64_t index, int worker, trf_error *err) {
-    const trf_tile_run *run = context;
-    uint64_t tile = run->first + index;
-    const trf_tile_meta *meta = &run->view->tiles[tile];
-    const uint8_t *bytes = run->data + (meta->data_offset - run->data_offset);
-    uint16_t *elements = run->elements + (size_t)worker * TRF_TILE_WEIGHTS;
-    trf_status status = trf_blob_check_tile(run->view, tile, bytes, err);
+static trf_status decode_chunk_tile(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_tile_chunk *chunk = context;
+    uint64_t tile = chunk->first + index;
+    const trf_tile_meta *meta = &chunk->view->tiles[tile];
+    const uint8_t *bytes = chunk->data + (meta->data_offset - chunk->data_offset);
+    uint16_t *elements = chunk->elements + (size_t)worker * TRF_TILE_WEIGHTS;
+    trf_status status = trf_blob_check_tile(chunk->view, tile, bytes, err);
     if (status == TRF_OK)
-        status = trf_decode_tile_best()(run->view, run->table, tile, bytes, elements, TRF_TILE_SIZE, err);
+        status = trf_decode_tile_best()(chunk->view, chunk->table, tile, bytes, elements, TRF_TILE_SIZE, err);
     if (status != TRF_OK)
         return status;
-    trf_tile_shape shape = trf_tile_shape_of(&run->view->header, tile, meta->kind);
-    size_t place = (size_t)(shape.row - run->block.row) * run->block.cols + (shape.col - run->block.col);
-    trf_elements_to_dtype(run->view, tile, elements, TRF_TILE_SIZE, run->values + place * run->value_bytes,
-                          run->block.cols);
+    trf_tile_shape shape = trf_tile_shape_of(&chunk->view->header, tile, meta->coding);
+    size_t place =
+        (size_t)(shape.row - chunk->rectangle.row) * chunk->rectangle.cols + (shape.col - chunk->rectangle.col);
+    trf_elements_to_dtype(chunk->view, tile, elements, TRF_TILE_SIZE, chunk->values + place * chunk->value_bytes,
+                          chunk->rectangle.cols);
     return TRF_OK;
 }
 
-trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, trf_block_fn *fn, void *context,
+trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, trf_rectangle_fn *fn, void *context,
                                   uint64_t *buffer_bytes, trf_error *err) {
     int workers = trf_thread_count(threads);
     uint64_t most_tiles = 2 * (uint64_t)workers;
-    most_tiles = most_tiles < TRF_RUN_TILES ? TRF_RUN_TILES : most_tiles;
-    most_tiles = most_tiles > TRF_RUN_MOST_TILES ? TRF_RUN_MOST_TILES : most_tiles;
+    most_tiles = most_tiles < TRF_CHUNK_TILES ? TRF_CHUNK_TILES : most_tiles;
+    most_tiles = most_tiles > TRF_CHUNK_MAX_TILES ? TRF_CHUNK_MAX_TILES : most_tiles;
     if ((uint64_t)workers > reader->view.num_tiles)
         workers = (int)reader->view.num_tiles;
 
     trf_status status = TRF_OK;
     trf_decode_table *table = malloc(sizeof *table);
     uint64_t elements_bytes = (uint64_t)workers * TRF_TILE_WEIGHTS * sizeof(uint16_t);
-    trf_tile_run run = {.view = &reader->view, .table = table};
-    run.elements = trf_alloc_aligned(elements_bytes);
-    run.value_bytes = trf_dtype_bytes((trf_dtype)reader->view.header.source_dtype);
-    if (!table || !run.elements) {
+    trf_tile_chunk chunk = {.view = &reader->view, .table = table};
+    chunk.elements = alloc_aligned(elements_bytes);
+    chunk.value_bytes = trf_dtype_bytes((trf_dtype)reader->view.header.source_dtype);
+    if (!table || !chunk.elements) {
         status = trf_fail_memory(err, elements_bytes + sizeof *table);
         goto done;
     }
     trf_decode_table_init(table, &reader->view);
-    for (uint64_t tile = 0; tile < reader->view.num_tiles; tile += run.tiles) {
-        trf_plan_run(&run, tile, most_tiles);
-        if ((status = trf_read_run(reader, &run, err)) != TRF_OK)
+    for (uint64_t tile = 0; tile < reader->view.num_tiles; tile += chunk.tiles) {
+        lay_out_chunk(&chunk, tile, most_tiles);
+        if ((status = read_chunk(reader, &chunk, err)) != TRF_OK)
             goto done;
-        status = trf_parallel_for(workers, run.tiles, trf_decode_run_tile, &run, err);
+        status = trf_parallel_for(workers, chunk.tiles, decode_chunk_tile, &chunk, err);
         if (status != TRF_OK) {
-            trf_place_failure(reader, status, err);
+            fail_in_file(reader, status, err);
             goto done;
         }
-        run.block.values = run.values;
-        if (fn && (status = fn(context, &run.block, err)) != TRF_OK)
+        chunk.rectangle.values = chunk.values;
+        if (fn && (status = fn(context, &chunk.rectangle, err)) != TRF_OK)
             goto done;
     }
 done:
     if (buffer_bytes)
-        *buffer_bytes = reader->head_bytes + elements_bytes + sizeof *table + run.data_capacity + run.values_capacity;
+        *buffer_bytes =
+            reader->head_bytes + elements_bytes + sizeof *table + chunk.data_capacity + chunk.values_capacity;
     free(table);
-    free(run.elements);
-    free(run.data);
-    free(run.values);
+    free(chunk.elements);
+    free(chunk.data);
+    free(chunk.values);
     return status;
 }
 
-/* Checks the offsets of a stack's index: blobs back to back, aligned, each with room for a head. */
-static trf_status trf_check_stack(const trf_blob_list *list, uint64_t offset, trf_error *err) {
-    if (list->offsets[0] != trf_stack_index_bytes(list->count))
-        return trf_fail(err, TRF_ERR_HEADER, offset + 16, "stack index: the first blob is not right behind the index");
+/* Checks the offsets of an expert index: blobs back to back, aligned, each with room for a head. */
+static trf_status check_expert_index(const trf_blob_list *list, uint64_t offset, trf_error *err) {
+    if (list->offsets[0] != trf_expert_index_bytes(list->count))
+        return trf_fail(err, TRF_ERR_HEADER, offset + 16, "expert index: the first blob is not right behind the index");
     for (uint64_t x = 0; x < list->count; x++) {
         uint64_t begin = list->offsets[x], end = list->offsets[x + 1];
         if (begin % TRF_ALIGNMENT || end <= begin || end > list->offsets[list->count])
             return trf_fail(err, TRF_ERR_HEADER, offset + 16 + 8 * x,
-                            "stack index: blob %" PRIu64 " of %" PRIu64 " is said to span bytes %" PRIu64
+                            "expert index: blob %" PRIu64 " of %" PRIu64 " is said to span bytes %" PRIu64
                             " to %" PRIu64,
                             x, list->count, begin, end);
     }
@@ -216,33 +218,33 @@ trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t by
     trf_status status = trf_file_read(file, offset, start, sizeof start, err);
     if (status != TRF_OK)
         return status;
-    if (start[0] != TRF_MAGIC && start[0] != TRF_STACK_MAGIC)
+    if (start[0] != TRF_MAGIC && start[0] != TRF_EXPERT_INDEX_MAGIC)
         return trf_fail(err, TRF_ERR_MAGIC, offset, "no blob at byte %" PRIu64 ": magic 0x%08" PRIx32, offset,
                         start[0]);
-    if (start[0] == TRF_STACK_MAGIC) {
-        list->is_stack = 1;
+    if (start[0] == TRF_EXPERT_INDEX_MAGIC) {
+        list->is_expert_tensor = 1;
         list->count = start[1];
         if (start[1] == 0 || start[1] > INT32_MAX || start[2] || start[3])
             return trf_fail(err, TRF_ERR_HEADER, offset,
-                            "stack index at byte %" PRIu64 ": %" PRIu32 " blobs, or reserved bytes that are not zero",
+                            "expert index at byte %" PRIu64 ": %" PRIu32 " blobs, or reserved bytes that are not zero",
                             offset, start[1]);
-        if (trf_stack_index_bytes(list->count) > bytes)
+        if (trf_expert_index_bytes(list->count) > bytes)
             return trf_fail(err, TRF_ERR_TRUNCATED, offset + bytes,
-                            "stack index at byte %" PRIu64 " needs %" PRIu64 " bytes, and there are %" PRIu64, offset,
-                            trf_stack_index_bytes(list->count), bytes);
+                            "expert index at byte %" PRIu64 " needs %" PRIu64 " bytes, and there are %" PRIu64, offset,
+                            trf_expert_index_bytes(list->count), bytes);
     }
     if (!(list->offsets = calloc(list->count + 1, sizeof *list->offsets)))
         return trf_fail_memory(err, (list->count + 1) * sizeof *list->offsets);
     list->offsets[list->count] = bytes;
-    if (list->is_stack) {
+    if (list->is_expert_tensor) {
         status = trf_file_read(file, offset + sizeof start, list->offsets, list->count * sizeof *list->offsets, err);
         if (status == TRF_OK)
-            status = trf_check_stack(list, offset, err);
+            status = check_expert_index(list, offset, err);
         uint64_t end = 16 + 8 * list->count, padding = 0;
         if (status == TRF_OK)
-            status = trf_file_read(file, offset + end, &padding, trf_stack_index_bytes(list->count) - end, err);
+            status = trf_file_read(file, offset + end, &padding, trf_expert_index_bytes(list->count) - end, err);
         if (status == TRF_OK && padding)
-            status = trf_fail(err, TRF_ERR_HEADER, offset + end, "stack index: padding that is not zero");
+            status = trf_fail(err, TRF_ERR_HEADER, offset + end, "expert index: padding that is not zero");
     }
     if (status != TRF_OK)
         trf_blob_list_free(list);
@@ -254,9 +256,9 @@ void trf_blob_list_free(trf_blob_list *list) {
     list->offsets = NULL;
 }
 
-void trf_stack_index_write(const uint64_t *offsets, uint64_t count, void *index) {
-    uint32_t start[4] = {TRF_STACK_MAGIC, (uint32_t)count, 0, 0};
-    memset(index, 0, trf_stack_index_bytes(count));
+void trf_expert_index_write(const uint64_t *offsets, uint64_t count, void *index) {
+    uint32_t start[4] = {TRF_EXPERT_INDEX_MAGIC, (uint32_t)count, 0, 0};
+    memset(index, 0, trf_expert_index_bytes(count));
     memcpy(index, start, sizeof start);
     memcpy((uint8_t *)index + sizeof start, offsets, count * sizeof *offsets);
 }

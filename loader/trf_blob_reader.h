@@ -1,5 +1,6 @@
-/* Reading blobs where they lie in a file: the head at once, tiles in runs, so that memory does not grow with the layer.
- */
+/* Reading blobs where they lie in a file: the head at once, tiles in chunks, so that memory does not grow with the
+ * layer.
+ * */
 #ifndef TRF_BLOB_READER_H
 #define TRF_BLOB_READER_H
 
@@ -24,37 +25,38 @@ trf_status trf_blob_reader_open(const trf_file *file, uint64_t offset, uint64_t 
 void trf_blob_reader_close(trf_blob_reader *reader);
 
 /* A decoded rectangle of the layer. */
-typedef struct trf_block {
+typedef struct trf_rectangle {
     uint32_t row, col, rows, cols;
     const uint8_t *values; /* row-major, of the layer's dtype, without gaps between rows */
-} trf_block;
+} trf_rectangle;
 
-typedef trf_status trf_block_fn(void *context, const trf_block *block, trf_error *err);
+typedef trf_status trf_rectangle_fn(void *context, const trf_rectangle *rectangle, trf_error *err);
 
 /* Checks and decodes every tile, and hands the weights to fn: from left to right, then downwards, each weight once; one
  * call at a time. With fn NULL the tiles are only checked and decoded. threads: as trf_thread_count takes it.
  * *buffer_bytes, if not NULL: what it allocated.
  * Errors: those of tiles, with offsets in the file; whatever fn returns; TRF_ERR_IO, TRF_ERR_MEMORY. */
-trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, trf_block_fn *fn, void *context,
+trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, trf_rectangle_fn *fn, void *context,
                                   uint64_t *buffer_bytes, trf_error *err);
 
-/* Where the blobs of a stored tensor lie: one, or behind the index of a stack (FORMAT.md section 10). */
+/* Where the blobs of a stored tensor lie: one, or behind the index of an expert tensor (FORMAT.md section 10). */
 typedef struct trf_blob_list {
     uint64_t count;
     uint64_t *offsets; /* [count + 1] from the tensor's first byte; the last is its size */
-    int is_stack;
+    int is_expert_tensor;
 } trf_blob_list;
 
 /* Reads and checks the index if there is one. Release with trf_blob_list_free on success only.
- * Errors: TRF_ERR_MAGIC (neither blob nor stack), TRF_ERR_HEADER, TRF_ERR_TRUNCATED, TRF_ERR_IO, TRF_ERR_MEMORY. */
+ * Errors: TRF_ERR_MAGIC (neither blob nor expert index), TRF_ERR_HEADER, TRF_ERR_TRUNCATED, TRF_ERR_IO,
+ * TRF_ERR_MEMORY. */
 trf_status trf_blob_list_read(const trf_file *file, uint64_t offset, uint64_t bytes, trf_blob_list *list,
                               trf_error *err);
 void trf_blob_list_free(trf_blob_list *list);
 
 /* Bytes of the index in front of `count` blobs. count is at most 2^31 - 1. */
-static inline uint64_t trf_stack_index_bytes(uint64_t count) { return trf_align(16 + 8 * count); }
+static inline uint64_t trf_expert_index_bytes(uint64_t count) { return trf_align(16 + 8 * count); }
 
-/* Fills an index: offsets[count]; index: trf_stack_index_bytes(count) bytes. */
-void trf_stack_index_write(const uint64_t *offsets, uint64_t count, void *index);
+/* Fills an index: offsets[count]; index: trf_expert_index_bytes(count) bytes. */
+void trf_expert_index_write(const uint64_t *offsets, uint64_t count, void *index);
 
 #endif

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-trf_status trf_leave(trf_status status, trf_error *err) {
+trf_status trf_sanitize_error(trf_status status, trf_error *err) {
     if (status != TRF_OK && err)
         for (char *c = err->message; *c; c++)
             if ((unsigned char)*c < ' ' || *c == 0x7F)
@@ -23,14 +23,14 @@ trf_status trf_leave(trf_status status, trf_error *err) {
 
 uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint) {
     uint64_t bytes = 0;
-    for (size_t i = 0; i < checkpoint->num_shards; i++)
-        bytes += trf_shard_source(&checkpoint->shards[i])->data_bytes;
+    for (size_t i = 0; i < checkpoint->num_files; i++)
+        bytes += trf_checkpoint_file_source_header(&checkpoint->files[i])->data_bytes;
     return bytes;
 }
 
-int trf_checkpoint_owns(const trf_checkpoint *checkpoint, const char *name) {
-    for (size_t i = 0; i < checkpoint->num_shards; i++)
-        if (strcmp(checkpoint->shards[i].name, name) == 0)
+int trf_checkpoint_has_file(const trf_checkpoint *checkpoint, const char *name) {
+    for (size_t i = 0; i < checkpoint->num_files; i++)
+        if (strcmp(checkpoint->files[i].name, name) == 0)
             return 1;
     for (size_t i = 0; i < checkpoint->num_indexes; i++)
         if (strcmp(checkpoint->indexes[i].name, name) == 0)
@@ -38,24 +38,24 @@ int trf_checkpoint_owns(const trf_checkpoint *checkpoint, const char *name) {
     return 0;
 }
 
-/* @return whether a path is a symbolic link to another shard of the same directory, which then stands for both. */
-static int trf_is_alias(const char *directory, const char *path) {
+/* @return whether a path is a symbolic link to another file of the same directory, which then stands for both. */
+static int is_alias(const char *directory, const char *path) {
     struct stat info;
     if (lstat(path, &info) != 0 || !S_ISLNK(info.st_mode))
         return 0;
     char *target = realpath(path, NULL), *folder = realpath(directory, NULL),
          *parent = target ? trf_path_parent(target) : NULL;
-    int alias = parent && folder && strcmp(parent, folder) == 0 && trf_name_is_shard(target);
+    int alias = parent && folder && strcmp(parent, folder) == 0 && trf_name_is_safetensors(target);
     free(target);
     free(folder);
     free(parent);
     return alias;
 }
 
-static trf_status trf_checkpoint_add(trf_checkpoint *checkpoint, const char *name, trf_error *err) {
+static trf_status checkpoint_add(trf_checkpoint *checkpoint, const char *name, trf_error *err) {
     struct stat info;
     int is_index = trf_name_is_index(name);
-    if (!is_index && !trf_name_is_shard(name))
+    if (!is_index && !trf_name_is_safetensors(name))
         return TRF_OK;
     char *path = trf_path_join(checkpoint->root, name);
     if (!path)
@@ -63,41 +63,43 @@ static trf_status trf_checkpoint_add(trf_checkpoint *checkpoint, const char *nam
     trf_status status = TRF_OK;
     if (stat(path, &info) != 0)
         status = trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot examine");
-    else if (S_ISDIR(info.st_mode) || (!is_index && trf_is_alias(checkpoint->root, path)))
+    else if (S_ISDIR(info.st_mode) || (!is_index && is_alias(checkpoint->root, path)))
         ; /* copied with the other entries */
-    else if (is_index && (status = trf_index_open(path, &checkpoint->indexes[checkpoint->num_indexes], err)) == TRF_OK)
+    else if (is_index &&
+             (status = trf_checkpoint_index_open(path, &checkpoint->indexes[checkpoint->num_indexes], err)) == TRF_OK)
         checkpoint->num_indexes++;
-    else if (!is_index && (status = trf_shard_open(path, &checkpoint->shards[checkpoint->num_shards], err)) == TRF_OK)
-        checkpoint->num_shards++;
+    else if (!is_index &&
+             (status = trf_checkpoint_file_open(path, &checkpoint->files[checkpoint->num_files], err)) == TRF_OK)
+        checkpoint->num_files++;
     free(path);
     return status;
 }
 
-static trf_status trf_checkpoint_open_directory(trf_checkpoint *checkpoint, trf_error *err) {
+static trf_status checkpoint_open_directory(trf_checkpoint *checkpoint, trf_error *err) {
     trf_directory directory;
     trf_status status = trf_directory_list(checkpoint->root, &directory, err);
     if (status != TRF_OK)
         return status;
-    checkpoint->shards = calloc(directory.count + 1, sizeof *checkpoint->shards);
+    checkpoint->files = calloc(directory.count + 1, sizeof *checkpoint->files);
     checkpoint->indexes = calloc(directory.count + 1, sizeof *checkpoint->indexes);
-    if (!checkpoint->shards || !checkpoint->indexes)
-        status = trf_fail_memory(err, directory.count * sizeof *checkpoint->shards);
+    if (!checkpoint->files || !checkpoint->indexes)
+        status = trf_fail_memory(err, directory.count * sizeof *checkpoint->files);
     for (size_t i = 0; i < directory.count && status == TRF_OK; i++)
-        status = trf_checkpoint_add(checkpoint, directory.names[i], err);
+        status = checkpoint_add(checkpoint, directory.names[i], err);
     trf_directory_free(&directory);
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
-        status = trf_index_check(&checkpoint->indexes[i], checkpoint->shards, checkpoint->num_shards, err);
-    if (status == TRF_OK && checkpoint->num_shards == 0)
+        status = trf_checkpoint_index_check(&checkpoint->indexes[i], checkpoint->files, checkpoint->num_files, err);
+    if (status == TRF_OK && checkpoint->num_files == 0)
         status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: this directory holds no .safetensors file",
                           checkpoint->root);
     return status;
 }
 
-static trf_status trf_checkpoint_open_file(trf_checkpoint *checkpoint, trf_error *err) {
-    if (!(checkpoint->shards = calloc(1, sizeof *checkpoint->shards)))
-        return trf_fail_memory(err, sizeof *checkpoint->shards);
-    trf_status status = trf_shard_open(checkpoint->root, checkpoint->shards, err);
-    checkpoint->num_shards = status == TRF_OK;
+static trf_status checkpoint_open_file(trf_checkpoint *checkpoint, trf_error *err) {
+    if (!(checkpoint->files = calloc(1, sizeof *checkpoint->files)))
+        return trf_fail_memory(err, sizeof *checkpoint->files);
+    trf_status status = trf_checkpoint_file_open(checkpoint->root, checkpoint->files, err);
+    checkpoint->num_files = status == TRF_OK;
     return status;
 }
 
@@ -105,7 +107,7 @@ trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, tr
     struct stat info;
     *checkpoint = NULL;
     if (stat(path, &info) != 0)
-        return trf_leave(trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open"), err);
+        return trf_sanitize_error(trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open"), err);
     trf_checkpoint *opened = calloc(1, sizeof *opened);
     if (!opened)
         return trf_fail_memory(err, sizeof *opened);
@@ -116,11 +118,10 @@ trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, tr
     if (!opened->root)
         status = trf_fail_memory(err, strlen(path));
     else
-        status =
-            opened->is_directory ? trf_checkpoint_open_directory(opened, err) : trf_checkpoint_open_file(opened, err);
+        status = opened->is_directory ? checkpoint_open_directory(opened, err) : checkpoint_open_file(opened, err);
     if (status != TRF_OK) {
         trf_checkpoint_close(opened);
-        return trf_leave(status, err);
+        return trf_sanitize_error(status, err);
     }
     *checkpoint = opened;
     return TRF_OK;
@@ -129,11 +130,11 @@ trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, tr
 void trf_checkpoint_close(trf_checkpoint *checkpoint) {
     if (!checkpoint)
         return;
-    for (size_t i = 0; i < checkpoint->num_shards; i++)
-        trf_shard_free(&checkpoint->shards[i]);
+    for (size_t i = 0; i < checkpoint->num_files; i++)
+        trf_checkpoint_file_free(&checkpoint->files[i]);
     for (size_t i = 0; i < checkpoint->num_indexes; i++)
-        trf_index_free(&checkpoint->indexes[i]);
-    free(checkpoint->shards);
+        trf_checkpoint_index_free(&checkpoint->indexes[i]);
+    free(checkpoint->files);
     free(checkpoint->indexes);
     free(checkpoint->root);
     free(checkpoint);
@@ -141,15 +142,15 @@ void trf_checkpoint_close(trf_checkpoint *checkpoint) {
 
 uint64_t trf_checkpoint_num_tensors(const trf_checkpoint *checkpoint) {
     uint64_t count = 0;
-    for (size_t i = 0; i < checkpoint->num_shards; i++)
-        count += checkpoint->shards[i].num_tensors;
+    for (size_t i = 0; i < checkpoint->num_files; i++)
+        count += checkpoint->files[i].num_tensors;
     return count;
 }
 
 /* ---- one matrix ---- */
 
 /* Splits "name[3]". @return the length of the name, with *matrix set; 0 if there is no such ending. */
-static size_t trf_split_matrix(const char *tensor, uint64_t *matrix) {
+static size_t split_expert_name(const char *tensor, uint64_t *matrix) {
     const char *bracket = strrchr(tensor, '[');
     char *end;
     if (!bracket || bracket == tensor || bracket[1] < '0' || bracket[1] > '9')
@@ -159,21 +160,22 @@ static size_t trf_split_matrix(const char *tensor, uint64_t *matrix) {
     return errno == 0 && strcmp(end, "]") == 0 ? (size_t)(bracket - tensor) : 0;
 }
 
-/* Finds a tensor by its source's name, with or without the suffix of blobs: matrix->shard stays NULL if there is none. */
-static trf_status trf_find_named(const trf_checkpoint *checkpoint, const char *name, size_t length, trf_matrix *matrix,
-                                 trf_error *err) {
+/* Finds a tensor by its source's name, with or without the suffix of blobs: matrix->checkpoint_file stays NULL if there
+ * is none. */
+static trf_status find_named(const trf_checkpoint *checkpoint, const char *name, size_t length, trf_matrix *matrix,
+                             trf_error *err) {
     size_t suffix = strlen(TRF_BLOB_SUFFIX);
     char *copy = strndup(name, length);
     if (!copy)
         return trf_fail_memory(err, length);
-    for (int stripped = 0; stripped < 2 && !matrix->shard; stripped++) {
+    for (int stripped = 0; stripped < 2 && !matrix->checkpoint_file; stripped++) {
         if (stripped && (length < suffix || strcmp(copy + length - suffix, TRF_BLOB_SUFFIX) != 0))
             break;
         if (stripped)
             copy[length - suffix] = 0;
-        for (size_t i = 0; i < checkpoint->num_shards && !matrix->shard; i++)
-            if ((matrix->tensor = trf_shard_find(&checkpoint->shards[i], copy)))
-                matrix->shard = &checkpoint->shards[i];
+        for (size_t i = 0; i < checkpoint->num_files && !matrix->checkpoint_file; i++)
+            if ((matrix->tensor = trf_checkpoint_file_find(&checkpoint->files[i], copy)))
+                matrix->checkpoint_file = &checkpoint->files[i];
     }
     free(copy);
     return TRF_OK;
@@ -182,33 +184,33 @@ static trf_status trf_find_named(const trf_checkpoint *checkpoint, const char *n
 trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_matrix *matrix, trf_error *err) {
     *matrix = (trf_matrix){0};
     /* A name may end in brackets of its own. */
-    trf_status status = trf_find_named(checkpoint, name, strlen(name), matrix, err);
-    if (status == TRF_OK && !matrix->shard) {
-        const size_t stem = trf_split_matrix(name, &matrix->index);
-        matrix->has_index = stem > 0;
+    trf_status status = find_named(checkpoint, name, strlen(name), matrix, err);
+    if (status == TRF_OK && !matrix->checkpoint_file) {
+        const size_t stem = split_expert_name(name, &matrix->index);
+        matrix->is_expert = stem > 0;
         if (stem)
-            status = trf_find_named(checkpoint, name, stem, matrix, err);
+            status = find_named(checkpoint, name, stem, matrix, err);
     }
     if (status != TRF_OK)
         return status;
-    if (!matrix->shard)
+    if (!matrix->checkpoint_file)
         return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s'", checkpoint->root, name);
     if (!matrix->tensor->blobs)
         return trf_fail(err, TRF_ERR_ARGUMENT, matrix->tensor->file_offset, "%s: tensor '%s' is not compressed",
-                        matrix->shard->path, name);
+                        matrix->checkpoint_file->path, name);
     return TRF_OK;
 }
 
 trf_status trf_matrix_blobs(const trf_matrix *matrix, const trf_file *file, trf_blob_list *list, trf_error *err) {
-    const trf_shard_tensor *tensor = matrix->tensor;
+    const trf_file_tensor *tensor = matrix->tensor;
     trf_status status = trf_blob_list_read(file, tensor->file_offset, tensor->bytes, list, err);
     if (status != TRF_OK)
         return status;
-    if (list->is_stack && !matrix->has_index)
-        status =
-            trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                     "is a stack of %" PRIu64 " matrices; ask for one, as '%s[0]'", list->count, tensor->source->name);
-    else if (matrix->has_index && (!list->is_stack || matrix->index >= list->count))
+    if (list->is_expert_tensor && !matrix->is_expert)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                          "is an expert tensor of %" PRIu64 " matrices; ask for one, as '%s[0]'", list->count,
+                          tensor->source->name);
+    else if (matrix->is_expert && (!list->is_expert_tensor || matrix->index >= list->count))
         status = trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "there is no matrix %" PRIu64 " in it", matrix->index);
     if (status != TRF_OK)
         trf_blob_list_free(list);
@@ -217,8 +219,8 @@ trf_status trf_matrix_blobs(const trf_matrix *matrix, const trf_file *file, trf_
 
 /* ---- listing ---- */
 
-void trf_count_tensor(trf_run *run, const trf_shard_tensor *tensor) {
-    trf_checkpoint_report *report = &run->report;
+void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor) {
+    trf_checkpoint_report *report = &job->report;
     report->output_bytes += tensor->bytes;
     if (!tensor->blobs)
         return;
@@ -230,12 +232,12 @@ void trf_count_tensor(trf_run *run, const trf_shard_tensor *tensor) {
 }
 
 /* Opens every blob of a tensor and sums what they say. */
-static trf_status trf_describe_blobs(const trf_shard *shard, const trf_shard_tensor *tensor, trf_layer_info *info,
-                                     trf_error *err) {
+static trf_status describe_blobs(const trf_checkpoint_file *checkpoint_file, const trf_file_tensor *tensor,
+                                 trf_layer_info *info, trf_error *err) {
     trf_file file;
     uint64_t file_bytes;
     trf_blob_list list;
-    trf_status status = trf_file_open(shard->path, &file, &file_bytes, err);
+    trf_status status = trf_file_open(checkpoint_file->path, &file, &file_bytes, err);
     if (status != TRF_OK)
         return status;
     if ((status = trf_blob_list_read(&file, tensor->file_offset, tensor->bytes, &list, err)) != TRF_OK)
@@ -243,7 +245,7 @@ static trf_status trf_describe_blobs(const trf_shard *shard, const trf_shard_ten
     for (uint64_t x = 0; x < list.count && status == TRF_OK; x++) {
         trf_blob_reader reader;
         trf_layer_info part;
-        if ((status = trf_shard_open_blob(&file, tensor, &list, x, &reader, err)) != TRF_OK)
+        if ((status = trf_file_tensor_open_blob(&file, tensor, &list, x, &reader, err)) != TRF_OK)
             break;
         trf_blob_describe(&reader.view, &part);
         trf_blob_reader_close(&reader);
@@ -258,23 +260,23 @@ static trf_status trf_describe_blobs(const trf_shard *shard, const trf_shard_ten
 done:
     trf_file_close(&file);
     if (status != TRF_OK)
-        trf_fail_in(err, status, "%s: tensor '%s'", shard->path, tensor->source->name);
+        trf_prefix_error(err, status, "%s: tensor '%s'", checkpoint_file->path, tensor->source->name);
     return status;
 }
 
 trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf_tensor_info *info, trf_error *err) {
     size_t s = 0;
     uint64_t i = index;
-    while (s < checkpoint->num_shards && i >= checkpoint->shards[s].num_tensors)
-        i -= checkpoint->shards[s++].num_tensors;
-    if (s == checkpoint->num_shards)
+    while (s < checkpoint->num_files && i >= checkpoint->files[s].num_tensors)
+        i -= checkpoint->files[s++].num_tensors;
+    if (s == checkpoint->num_files)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tensor %" PRIu64 " of %" PRIu64, index,
                         trf_checkpoint_num_tensors(checkpoint));
-    const trf_shard *shard = &checkpoint->shards[s];
-    const trf_shard_tensor *tensor = &shard->tensors[i];
+    const trf_checkpoint_file *checkpoint_file = &checkpoint->files[s];
+    const trf_file_tensor *tensor = &checkpoint_file->tensors[i];
     *info = (trf_tensor_info){
         .name = tensor->source->name,
-        .file = shard->path,
+        .file = checkpoint_file->path,
         .dtype = tensor->source->dtype,
         .shape = tensor->source->shape,
         .num_dims = tensor->source->num_dims,
@@ -286,5 +288,5 @@ trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf
     };
     if (!tensor->blobs)
         return TRF_OK;
-    return trf_leave(trf_describe_blobs(shard, tensor, &info->layer, err), err);
+    return trf_sanitize_error(describe_blobs(checkpoint_file, tensor, &info->layer, err), err);
 }

@@ -3,54 +3,56 @@
 #ifndef TRF_CHECKPOINT_H
 #define TRF_CHECKPOINT_H
 
-#include "trf_index.h"
-#include "trf_run.h"
+#include "trf_checkpoint_index.h"
+#include "trf_job.h"
 
 struct trf_checkpoint {
     char *root; /* the file, or the directory */
     int is_directory;
-    trf_shard *shards; /* a file: one; a directory: its *.safetensors, in the order of their names */
-    size_t num_shards;
-    trf_index *indexes; /* a directory's *.safetensors.index.json */
+    trf_checkpoint_file *files; /* a file: one; a directory: its *.safetensors, in the order of their names */
+    size_t num_files;
+    trf_checkpoint_index *indexes; /* a directory's *.safetensors.index.json */
     size_t num_indexes;
 };
 
 /* @return bytes of all tensors, uncompressed. */
 uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint);
 
-/* @return whether a name in the directory is one of the shards or indexes. */
-int trf_checkpoint_owns(const trf_checkpoint *checkpoint, const char *name);
+/* @return whether a name in the directory is one of its files or indexes. */
+int trf_checkpoint_has_file(const trf_checkpoint *checkpoint, const char *name);
 
-/* A compressed matrix: a tensor, or one expert of a stack. */
+/* A compressed matrix: a tensor, or one expert of an expert tensor. */
 typedef struct trf_matrix {
-    const trf_shard *shard;
-    const trf_shard_tensor *tensor;
-    int has_index; /* the name gave one */
+    const trf_checkpoint_file *checkpoint_file;
+    const trf_file_tensor *tensor;
+    int is_expert; /* the name gave one */
     uint64_t index;
 } trf_matrix;
 
-/* Finds one by its source's name, with or without the suffix of blobs; an expert is "name[3]". Errors: TRF_ERR_NOT_FOUND, TRF_ERR_ARGUMENT (not compressed), TRF_ERR_MEMORY. */
+/* Finds one by its source's name, with or without the suffix of blobs; an expert is "name[3]". Errors:
+ * TRF_ERR_NOT_FOUND, TRF_ERR_ARGUMENT (not compressed), TRF_ERR_MEMORY. */
 trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_matrix *matrix, trf_error *err);
 
-/* Where its tensor's blobs lie; the matrix is blob matrix->index. file: the shard's. Errors: as trf_blob_list_read; TRF_ERR_ARGUMENT (a stack, and no index),
- * TRF_ERR_NOT_FOUND (no such index). */
+/* Where its tensor's blobs lie; the matrix is blob matrix->index. file: the matrix's. Errors: as trf_blob_list_read;
+ * TRF_ERR_ARGUMENT (an expert tensor, and no index), TRF_ERR_NOT_FOUND (no such index). */
 trf_status trf_matrix_blobs(const trf_matrix *matrix, const trf_file *file, trf_blob_list *list, trf_error *err);
 
 /* Adds a tensor, as it is stored, to the report's totals. */
-void trf_count_tensor(trf_run *run, const trf_shard_tensor *tensor);
+void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor);
 
 /* The way out of every public function: makes the message one line, whatever names it quotes. @return status. */
-trf_status trf_leave(trf_status status, trf_error *err);
+trf_status trf_sanitize_error(trf_status status, trf_error *err);
 
-/* Builds an output from a checkpoint: each shard through `convert`, indexes rewritten, other files copied; all of it
+/* Builds an output from a checkpoint: each file through `convert`, indexes rewritten, other files copied; all of it
  * published at once or not at all. Errors: those of convert; TRF_ERR_EXISTS, _ARGUMENT, _IO, _MEMORY. */
-typedef trf_status trf_convert_fn(void *context, const trf_shard *shard, const trf_file *out, trf_error *err);
-trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_run *run, const char *out_path,
+typedef trf_status trf_convert_fn(void *context, const trf_checkpoint_file *checkpoint_file, const trf_file *out,
+                                  trf_error *err);
+trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_job *job, const char *out_path,
                                   trf_convert_fn *convert, void *context, trf_error *err);
 
 /* Copies one entry of a directory and all below it. root: the checkpoint's directory; relative symbolic links that lead
  * to something in it, and ones that lead nowhere, are made anew; others are followed. Errors: TRF_ERR_IO, _UNSUPPORTED
  * (not a file, directory or link), _MEMORY. */
-trf_status trf_tree_copy(trf_run *run, const char *root, const char *in_path, const char *out_path, trf_error *err);
+trf_status trf_copy_tree(trf_job *job, const char *root, const char *in_path, const char *out_path, trf_error *err);
 
 #endif

@@ -5,44 +5,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A directory under construction: its shards are opened again once written, since the indexes tell what is in them. */
+/* A directory under construction: its files are opened again once written, since the indexes tell what is in them. */
 typedef struct trf_conversion {
     const trf_checkpoint *checkpoint;
-    trf_run *run;
+    trf_job *job;
     trf_convert_fn *convert;
     void *context;
-    const char *directory; /* where the output is being built */
-    trf_shard *written;    /* [checkpoint->num_shards]; only if there are indexes */
+    const char *directory;        /* where the output is being built */
+    trf_checkpoint_file *written; /* [checkpoint->num_files]; only if there are indexes */
     size_t num_written;
 } trf_conversion;
 
-/* Converts one shard into a new file of the directory. */
-static trf_status trf_convert_shard(trf_conversion *work, const trf_shard *shard, trf_error *err) {
-    char *path = trf_path_join(work->directory, shard->name);
+/* Converts one file into a new file of the directory. */
+static trf_status convert_file(trf_conversion *work, const trf_checkpoint_file *file, trf_error *err) {
+    char *path = trf_path_join(work->directory, file->name);
     trf_file out = {.fd = -1};
     if (!path)
-        return trf_fail_memory(err, strlen(shard->name));
+        return trf_fail_memory(err, strlen(file->name));
     trf_status status = trf_file_create(path, 0666, &out, err);
     if (status == TRF_OK)
-        status = work->convert(work->context, shard, &out, err);
+        status = work->convert(work->context, file, &out, err);
     if (status == TRF_OK)
         status = trf_file_sync(&out, err);
     trf_file_close(&out);
     if (status == TRF_OK && work->written &&
-        (status = trf_shard_open(path, &work->written[work->num_written], err)) == TRF_OK)
+        (status = trf_checkpoint_file_open(path, &work->written[work->num_written], err)) == TRF_OK)
         work->num_written++;
     free(path);
     return status;
 }
 
-static trf_status trf_convert_index(trf_conversion *work, const trf_index *index, trf_error *err) {
+static trf_status convert_index(trf_conversion *work, const trf_checkpoint_index *index, trf_error *err) {
     char *path = trf_path_join(work->directory, index->name), *text = NULL;
     size_t bytes;
     trf_file out = {.fd = -1};
     if (!path)
         return trf_fail_memory(err, strlen(index->name));
-    trf_status status =
-        trf_index_convert(index, work->checkpoint->shards, work->written, work->num_written, &text, &bytes, err);
+    trf_status status = trf_checkpoint_index_convert(index, work->checkpoint->files, work->written, work->num_written,
+                                                     &text, &bytes, err);
     if (status == TRF_OK)
         status = trf_file_create(path, 0666, &out, err);
     if (status == TRF_OK)
@@ -55,15 +55,15 @@ static trf_status trf_convert_index(trf_conversion *work, const trf_index *index
     return status;
 }
 
-static trf_status trf_copy_others(trf_conversion *work, trf_error *err) {
+static trf_status copy_others(trf_conversion *work, trf_error *err) {
     const char *root = work->checkpoint->root;
     trf_directory directory;
     trf_status status = trf_directory_list(root, &directory, err);
     for (size_t i = 0; i < directory.count && status == TRF_OK; i++) {
-        if (trf_checkpoint_owns(work->checkpoint, directory.names[i]))
+        if (trf_checkpoint_has_file(work->checkpoint, directory.names[i]))
             continue;
         char *in = trf_path_join(root, directory.names[i]), *out = trf_path_join(work->directory, directory.names[i]);
-        status = in && out ? trf_tree_copy(work->run, root, in, out, err) : trf_fail_memory(err, strlen(root));
+        status = in && out ? trf_copy_tree(work->job, root, in, out, err) : trf_fail_memory(err, strlen(root));
         free(in);
         free(out);
     }
@@ -71,50 +71,50 @@ static trf_status trf_copy_others(trf_conversion *work, trf_error *err) {
     return status;
 }
 
-static trf_status trf_convert_directory(trf_conversion *work, trf_error *err) {
+static trf_status convert_directory(trf_conversion *work, trf_error *err) {
     const trf_checkpoint *checkpoint = work->checkpoint;
-    if (checkpoint->num_indexes && !(work->written = calloc(checkpoint->num_shards, sizeof *work->written)))
-        return trf_fail_memory(err, checkpoint->num_shards * sizeof *work->written);
+    if (checkpoint->num_indexes && !(work->written = calloc(checkpoint->num_files, sizeof *work->written)))
+        return trf_fail_memory(err, checkpoint->num_files * sizeof *work->written);
     /* The small files first: one that cannot be carried over should show before hours of encoding. */
-    trf_status status = trf_copy_others(work, err);
-    for (size_t i = 0; i < checkpoint->num_shards && status == TRF_OK; i++)
-        status = trf_convert_shard(work, &checkpoint->shards[i], err);
+    trf_status status = copy_others(work, err);
+    for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++)
+        status = convert_file(work, &checkpoint->files[i], err);
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
-        status = trf_convert_index(work, &checkpoint->indexes[i], err);
+        status = convert_index(work, &checkpoint->indexes[i], err);
     for (size_t i = 0; i < work->num_written; i++)
-        trf_shard_free(&work->written[i]);
+        trf_checkpoint_file_free(&work->written[i]);
     free(work->written);
     return status;
 }
 
 /* Who names an index as the output means a directory, but would get one of that name. */
-static trf_status trf_check_out_name(const trf_checkpoint *checkpoint, const char *out_path, trf_error *err) {
-    if (checkpoint->is_directory && (trf_name_is_index(out_path) || trf_name_is_shard(out_path)))
+static trf_status check_out_name(const trf_checkpoint *checkpoint, const char *out_path, trf_error *err) {
+    if (checkpoint->is_directory && (trf_name_is_index(out_path) || trf_name_is_safetensors(out_path)))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "%s: the input is a directory, so the output has to be one; this is the name of a file",
                         out_path);
     return TRF_OK;
 }
 
-trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_run *run, const char *out_path,
+trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_job *job, const char *out_path,
                                   trf_convert_fn *convert, void *context, trf_error *err) {
     trf_output output = {.file = {.fd = -1}};
-    trf_conversion work = {.checkpoint = checkpoint, .run = run, .convert = convert, .context = context};
-    trf_status status = trf_check_out_name(checkpoint, out_path, err);
+    trf_conversion work = {.checkpoint = checkpoint, .job = job, .convert = convert, .context = context};
+    trf_status status = check_out_name(checkpoint, out_path, err);
     if (status == TRF_OK)
         status = trf_output_check_apart(checkpoint->root, out_path, err);
     if (status != TRF_OK)
         return status;
-    int overwrite = run->options.overwrite;
+    int overwrite = job->options.overwrite;
     if (checkpoint->is_directory) {
         status = trf_output_begin_directory(&output, out_path, overwrite, err);
         work.directory = output.temporary;
         if (status == TRF_OK)
-            status = trf_convert_directory(&work, err);
+            status = convert_directory(&work, err);
     } else {
         status = trf_output_begin_file(&output, out_path, overwrite, err);
         if (status == TRF_OK)
-            status = convert(context, checkpoint->shards, &output.file, err);
+            status = convert(context, checkpoint->files, &output.file, err);
     }
     if (status == TRF_OK)
         status = trf_output_publish(&output, err);

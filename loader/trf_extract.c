@@ -5,40 +5,40 @@
 #include <inttypes.h>
 
 /* Validates the blob, tiles and all, then writes it. */
-static trf_status trf_extract_blob(const trf_file *file, const trf_shard_tensor *tensor, const trf_blob_list *list,
-                                   uint64_t matrix, const char *out_path, int overwrite, trf_error *err) {
+static trf_status extract_blob(const trf_file *file, const trf_file_tensor *tensor, const trf_blob_list *list,
+                               uint64_t matrix, const char *out_path, int overwrite, trf_error *err) {
     trf_blob_reader reader;
     trf_output output = {.file = {.fd = -1}};
-    trf_run run;
-    trf_status status = trf_run_begin(&run, NULL, err);
+    trf_job job;
+    trf_status status = trf_job_begin(&job, NULL, err);
     if (status != TRF_OK)
         return status;
-    if ((status = trf_shard_open_blob(file, tensor, list, matrix, &reader, err)) != TRF_OK)
+    if ((status = trf_file_tensor_open_blob(file, tensor, list, matrix, &reader, err)) != TRF_OK)
         goto done;
     status = trf_blob_reader_decode(&reader, 0, NULL, NULL, NULL, err);
     if (status == TRF_OK)
         status = trf_output_begin_file(&output, out_path, overwrite, err);
     if (status == TRF_OK)
-        status = trf_run_copy(&run, NULL, file, reader.offset, &output.file, 0, reader.bytes, err);
+        status = trf_job_copy(&job, NULL, file, reader.offset, &output.file, 0, reader.bytes, err);
     if (status == TRF_OK)
         status = trf_output_publish(&output, err);
     trf_output_end(&output);
     trf_blob_reader_close(&reader);
 done:
-    trf_run_end(&run);
+    trf_job_end(&job);
     return status;
 }
 
-static trf_status trf_extract_from(const trf_matrix *matrix, const char *out_path, int overwrite, trf_error *err) {
+static trf_status extract_from(const trf_matrix *matrix, const char *out_path, int overwrite, trf_error *err) {
     trf_file file;
     uint64_t file_bytes;
     trf_blob_list list;
-    trf_status status = trf_file_open(matrix->shard->path, &file, &file_bytes, err);
+    trf_status status = trf_file_open(matrix->checkpoint_file->path, &file, &file_bytes, err);
     if (status != TRF_OK)
         return status;
     status = trf_matrix_blobs(matrix, &file, &list, err);
     if (status == TRF_OK) {
-        status = trf_extract_blob(&file, matrix->tensor, &list, matrix->index, out_path, overwrite, err);
+        status = extract_blob(&file, matrix->tensor, &list, matrix->index, out_path, overwrite, err);
         trf_blob_list_free(&list);
     }
     trf_file_close(&file);
@@ -54,13 +54,13 @@ trf_status trf_extract_layer(const char *in_path, const char *tensor, const char
         return status;
     status = trf_checkpoint_find(checkpoint, tensor, &matrix, err);
     if (status == TRF_OK)
-        status = trf_output_check_apart(matrix.shard->path, out_path, err);
+        status = trf_output_check_apart(matrix.checkpoint_file->path, out_path, err);
     if (status == TRF_OK) {
-        status = trf_extract_from(&matrix, out_path, overwrite, err);
+        status = extract_from(&matrix, out_path, overwrite, err);
         if (status != TRF_OK)
-            trf_fail_in(err, status, "%s: tensor '%s' at byte %" PRIu64, matrix.shard->path, tensor,
-                        matrix.tensor->file_offset);
+            trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, matrix.checkpoint_file->path, tensor,
+                             matrix.tensor->file_offset);
     }
     trf_checkpoint_close(checkpoint);
-    return trf_leave(status, err);
+    return trf_sanitize_error(status, err);
 }

@@ -153,19 +153,19 @@ trf_status trf_directory_sync(const char *path, trf_error *err) {
     return status;
 }
 
-static int trf_is_entry(const struct dirent *entry) {
+static int is_entry(const struct dirent *entry) {
     return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
 }
 
 /* Not alphasort: its order depends on the locale. */
-static int trf_compare_entries(const struct dirent **a, const struct dirent **b) {
+static int compare_entries(const struct dirent **a, const struct dirent **b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
 trf_status trf_directory_list(const char *path, trf_directory *directory, trf_error *err) {
     *directory = (trf_directory){0};
     struct dirent **entries = NULL;
-    int count = scandir(path, &entries, trf_is_entry, trf_compare_entries);
+    int count = scandir(path, &entries, is_entry, compare_entries);
     if (count < 0)
         return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot list");
     trf_status status = TRF_OK;

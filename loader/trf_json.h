@@ -11,7 +11,8 @@ static inline int trf_json_lacked_memory(const json_error_t *fault) {
     return json_error_code(fault) == json_error_out_of_memory || !fault->text[0];
 }
 
-/* Parses the text of a file. flags: Jansson's, such as JSON_REJECT_DUPLICATES. Release *root with json_decref; NULL after a failure. Errors: TRF_ERR_FORMAT (the message names file and byte), _MEMORY. */
+/* Parses the text of a file. flags: Jansson's, such as JSON_REJECT_DUPLICATES. Release *root with json_decref; NULL
+ * after a failure. Errors: TRF_ERR_FORMAT (the message names file and byte), _MEMORY. */
 trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size_t flags, json_t **root,
                           trf_error *err);
 

@@ -19,25 +19,23 @@ enum {
     TRF_WALK_DESCRIPTORS = 16
 };
 
-static int trf_name_ends(const char *name, const char *suffix) {
+static int name_ends(const char *name, const char *suffix) {
     size_t length = strlen(name), tail = strlen(suffix);
     return length >= tail && strcmp(name + length - tail, suffix) == 0;
 }
 
-int trf_name_is_shard(const char *name) { return trf_name_ends(name, ".safetensors"); }
-int trf_name_is_index(const char *name) { return trf_name_ends(name, ".safetensors.index.json"); }
+int trf_name_is_safetensors(const char *name) { return name_ends(name, ".safetensors"); }
+int trf_name_is_index(const char *name) { return name_ends(name, ".safetensors.index.json"); }
 
-static int trf_remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place) {
-    (void)info, (void)kind, (void)place;
+static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *place) {
+    (void)info, (void)type, (void)place;
     return remove(path);
 }
 
-static void trf_remove_tree(const char *path) {
-    nftw(path, trf_remove_entry, TRF_WALK_DESCRIPTORS, FTW_DEPTH | FTW_PHYS);
-}
+static void remove_tree(const char *path) { nftw(path, remove_entry, TRF_WALK_DESCRIPTORS, FTW_DEPTH | FTW_PHYS); }
 
 /* The final path without slashes at its end, so that a temporary name can be made by appending to it. */
-static trf_status trf_output_set_path(trf_output *output, const char *path, trf_error *err) {
+static trf_status output_set_path(trf_output *output, const char *path, trf_error *err) {
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/')
         length--;
@@ -52,18 +50,18 @@ static trf_status trf_output_set_path(trf_output *output, const char *path, trf_
 }
 
 /* @return 1 if a directory is empty or holds a checkpoint, 0 if not, -1 on failure. */
-static int trf_directory_replaceable(const char *path, trf_error *err) {
+static int directory_replaceable(const char *path, trf_error *err) {
     trf_directory directory;
     if (trf_directory_list(path, &directory, err) != TRF_OK)
         return -1;
     int replaceable = directory.count == 0;
     for (size_t i = 0; i < directory.count; i++)
-        replaceable |= trf_name_is_shard(directory.names[i]) || trf_name_is_index(directory.names[i]);
+        replaceable |= trf_name_is_safetensors(directory.names[i]) || trf_name_is_index(directory.names[i]);
     trf_directory_free(&directory);
     return replaceable;
 }
 
-static trf_status trf_output_check_existing(const trf_output *output, trf_error *err) {
+static trf_status output_check_existing(const trf_output *output, trf_error *err) {
     struct stat info, target;
     if (lstat(output->path, &info) != 0) {
         if (errno == ENOENT)
@@ -84,7 +82,7 @@ static trf_status trf_output_check_existing(const trf_output *output, trf_error 
                         output->path, output->is_directory ? "directory" : "regular file");
     if (!output->is_directory)
         return TRF_OK;
-    int replaceable = trf_directory_replaceable(output->path, err);
+    int replaceable = directory_replaceable(output->path, err);
     if (replaceable < 0)
         return err ? err->status : TRF_ERR_IO;
     if (!replaceable)
@@ -94,27 +92,26 @@ static trf_status trf_output_check_existing(const trf_output *output, trf_error 
 }
 
 /* A name beside the final one, on the same file system. @return malloc'd, or NULL without memory. */
-static char *trf_output_temporary_name(const trf_output *output, const char *kind, unsigned attempt) {
+static char *output_temporary_name(const trf_output *output, const char *label, unsigned attempt) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     unsigned long long seed =
         (unsigned long long)now.tv_nsec * 1000003u + (unsigned long long)getpid() * 7919u + attempt;
-    char *name = malloc(strlen(output->path) + strlen(kind) + 16);
+    char *name = malloc(strlen(output->path) + strlen(label) + 16);
     if (name)
-        sprintf(name, "%s.%s-%08llx", output->path, kind, seed & 0xFFFFFFFFu);
+        sprintf(name, "%s.%s-%08llx", output->path, label, seed & 0xFFFFFFFFu);
     return name;
 }
 
-static trf_status trf_output_begin(trf_output *output, const char *path, int is_directory, int overwrite,
-                                   trf_error *err) {
+static trf_status output_begin(trf_output *output, const char *path, int is_directory, int overwrite, trf_error *err) {
     *output = (trf_output){.file = {.fd = -1}, .is_directory = is_directory, .overwrite = overwrite};
-    trf_status status = trf_output_set_path(output, path, err);
+    trf_status status = output_set_path(output, path, err);
     if (status == TRF_OK)
-        status = trf_output_check_existing(output, err);
+        status = output_check_existing(output, err);
     if (status != TRF_OK)
         return status;
     for (unsigned attempt = 0; attempt < TRF_TEMPORARY_TRIES; attempt++) {
-        char *name = trf_output_temporary_name(output, "tmp", attempt);
+        char *name = output_temporary_name(output, "tmp", attempt);
         if (!name)
             return trf_fail_memory(err, strlen(output->path));
         int fd = -1;
@@ -134,15 +131,15 @@ static trf_status trf_output_begin(trf_output *output, const char *path, int is_
 }
 
 trf_status trf_output_begin_file(trf_output *output, const char *path, int overwrite, trf_error *err) {
-    return trf_output_begin(output, path, 0, overwrite, err);
+    return output_begin(output, path, 0, overwrite, err);
 }
 
 trf_status trf_output_begin_directory(trf_output *output, const char *path, int overwrite, trf_error *err) {
-    return trf_output_begin(output, path, 1, overwrite, err);
+    return output_begin(output, path, 1, overwrite, err);
 }
 
 /* Renames to a name that must be free. */
-static trf_status trf_rename_exclusive(const trf_output *output, trf_error *err) {
+static trf_status rename_exclusive(const trf_output *output, trf_error *err) {
 #ifdef RENAME_NOREPLACE
     if (renameat2(AT_FDCWD, output->temporary, AT_FDCWD, output->path, RENAME_NOREPLACE) == 0)
         return TRF_OK;
@@ -169,14 +166,14 @@ static trf_status trf_rename_exclusive(const trf_output *output, trf_error *err)
 }
 
 /* Puts the new directory in place of one that exists. After it, output->temporary is the old one's name. */
-static trf_status trf_exchange_directory(trf_output *output, trf_error *err) {
+static trf_status exchange_directory(trf_output *output, trf_error *err) {
 #ifdef RENAME_EXCHANGE
     if (renameat2(AT_FDCWD, output->temporary, AT_FDCWD, output->path, RENAME_EXCHANGE) == 0)
         return TRF_OK;
     if (errno != EINVAL && errno != ENOSYS)
         return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot replace");
 #endif
-    char *old = trf_output_temporary_name(output, "old", 0);
+    char *old = output_temporary_name(output, "old", 0);
     if (!old)
         return trf_fail_memory(err, strlen(output->path));
     if (rename(output->path, old) != 0) {
@@ -187,7 +184,7 @@ static trf_status trf_exchange_directory(trf_output *output, trf_error *err) {
     if (rename(output->temporary, output->path) != 0) {
         trf_status status = trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot rename to this");
         if (rename(old, output->path) != 0)
-            trf_fail_in(err, status, "the former directory is now %s", old);
+            trf_prefix_error(err, status, "the former directory is now %s", old);
         free(old);
         return status;
     }
@@ -196,16 +193,16 @@ static trf_status trf_exchange_directory(trf_output *output, trf_error *err) {
     return TRF_OK;
 }
 
-static trf_status trf_output_rename(trf_output *output, trf_error *err) {
+static trf_status output_rename(trf_output *output, trf_error *err) {
     struct stat info;
     if (!output->overwrite || lstat(output->path, &info) != 0)
-        return trf_rename_exclusive(output, err);
-    trf_status status = trf_output_check_existing(output, err); /* it may be another one by now */
+        return rename_exclusive(output, err);
+    trf_status status = output_check_existing(output, err); /* it may be another one by now */
     if (status != TRF_OK)
         return status;
     if (output->is_directory) {
-        if ((status = trf_exchange_directory(output, err)) == TRF_OK)
-            trf_remove_tree(output->temporary);
+        if ((status = exchange_directory(output, err)) == TRF_OK)
+            remove_tree(output->temporary);
         return status;
     }
     if (rename(output->temporary, output->path) != 0)
@@ -222,7 +219,7 @@ trf_status trf_output_publish(trf_output *output, trf_error *err) {
     char *parent = trf_path_parent(output->path); /* while it can still fail */
     if (!parent)
         return trf_fail_memory(err, strlen(output->path));
-    status = trf_output_rename(output, err);
+    status = output_rename(output, err);
     if (status == TRF_OK) {
         free(output->temporary);
         output->temporary = NULL;
@@ -236,7 +233,7 @@ void trf_output_end(trf_output *output) {
     trf_file_close(&output->file);
     if (output->temporary) {
         if (output->is_directory)
-            trf_remove_tree(output->temporary);
+            remove_tree(output->temporary);
         else
             unlink(output->temporary);
     }
@@ -245,8 +242,9 @@ void trf_output_end(trf_output *output) {
     *output = (trf_output){.file = {.fd = -1}};
 }
 
-/* The path with all links resolved, of something that need not exist itself; malloc'd, or NULL if its folder does not either. */
-static trf_status trf_resolve(const char *path, char **resolved, trf_error *err) {
+/* The path with all links resolved, of something that need not exist itself; malloc'd, or NULL if its folder does not
+ * either. */
+static trf_status resolve(const char *path, char **resolved, trf_error *err) {
     *resolved = realpath(path, NULL);
     if (*resolved)
         return TRF_OK;
@@ -267,7 +265,7 @@ static trf_status trf_resolve(const char *path, char **resolved, trf_error *err)
     return lacks_memory ? trf_fail_memory(err, length) : TRF_OK;
 }
 
-static int trf_path_holds(const char *outer, const char *inner) {
+static int path_holds(const char *outer, const char *inner) {
     size_t length = strlen(outer);
     if (strncmp(outer, inner, length) != 0)
         return 0;
@@ -277,17 +275,17 @@ static int trf_path_holds(const char *outer, const char *inner) {
 trf_status trf_output_check_apart(const char *in_path, const char *out_path, trf_error *err) {
     struct stat in_info = {0}, out_info = {0};
     char *in = NULL, *out = NULL;
-    trf_status status = trf_resolve(in_path, &in, err);
+    trf_status status = resolve(in_path, &in, err);
     if (status == TRF_OK)
-        status = trf_resolve(out_path, &out, err);
+        status = resolve(out_path, &out, err);
     int same = stat(in_path, &in_info) == 0 && stat(out_path, &out_info) == 0 && in_info.st_dev == out_info.st_dev &&
                in_info.st_ino == out_info.st_ino;
     if (status == TRF_OK && (same || (in && out && strcmp(in, out) == 0)))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output is the input", out_path);
-    else if (in && out && trf_path_holds(in, out))
+    else if (in && out && path_holds(in, out))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output lies inside the input %s", out_path,
                           in_path);
-    else if (in && out && S_ISDIR(in_info.st_mode) && trf_path_holds(out, in))
+    else if (in && out && S_ISDIR(in_info.st_mode) && path_holds(out, in))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: the output holds the input %s", out_path, in_path);
     free(in);
     free(out);

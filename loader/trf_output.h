@@ -31,7 +31,7 @@ void trf_output_end(trf_output *output);
 trf_status trf_output_check_apart(const char *in_path, const char *out_path, trf_error *err);
 
 /* @return whether a file of this name is part of a checkpoint: *.safetensors or *.safetensors.index.json. */
-int trf_name_is_shard(const char *name);
+int trf_name_is_safetensors(const char *name);
 int trf_name_is_index(const char *name);
 
 #endif

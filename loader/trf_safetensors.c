@@ -28,7 +28,7 @@ static const trf_dtype_entry kDtypes[] = {
     {"I64", 64, TRF_DTYPE_NONE},       {"U64", 64, TRF_DTYPE_NONE},
 };
 
-static const trf_dtype_entry *trf_find_dtype(const char *name) {
+static const trf_dtype_entry *find_dtype(const char *name) {
     for (size_t i = 0; i < sizeof kDtypes / sizeof kDtypes[0]; i++)
         if (strcmp(kDtypes[i].name, name) == 0)
             return &kDtypes[i];
@@ -36,54 +36,54 @@ static const trf_dtype_entry *trf_find_dtype(const char *name) {
 }
 
 trf_dtype trf_dtype_of_name(const char *name) {
-    const trf_dtype_entry *entry = trf_find_dtype(name);
+    const trf_dtype_entry *entry = find_dtype(name);
     return entry ? entry->dtype : TRF_DTYPE_NONE;
 }
 
 uint32_t trf_dtype_bits_of_name(const char *name) {
-    const trf_dtype_entry *entry = trf_find_dtype(name);
+    const trf_dtype_entry *entry = find_dtype(name);
     return entry ? entry->bits : 0;
 }
 
-static trf_status trf_bad_tensor(trf_error *err, const char *name, const char *what) {
+static trf_status bad_tensor(trf_error *err, const char *name, const char *what) {
     return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "tensor '%s': %s", name, what);
 }
 
 /* @return whether a value is an integer of at least 0. */
-static int trf_json_natural(const json_t *value, uint64_t *number) {
+static int json_natural(const json_t *value, uint64_t *number) {
     if (!json_is_integer(value) || json_integer_value(value) < 0)
         return 0;
     *number = (uint64_t)json_integer_value(value);
     return 1;
 }
 
-static trf_status trf_parse_shape(const json_t *shape, trf_tensor *tensor, uint64_t *elements, trf_error *err) {
+static trf_status parse_shape(const json_t *shape, trf_tensor *tensor, uint64_t *elements, trf_error *err) {
     if (!json_is_array(shape) || json_array_size(shape) > UINT32_MAX)
-        return trf_bad_tensor(err, tensor->name, "shape is not an array");
+        return bad_tensor(err, tensor->name, "shape is not an array");
     tensor->num_dims = (uint32_t)json_array_size(shape);
     tensor->shape = calloc(tensor->num_dims + 1u, sizeof *tensor->shape);
     if (!tensor->shape)
         return trf_fail_memory(err, (uint64_t)tensor->num_dims * sizeof *tensor->shape);
     *elements = 1;
     for (uint32_t i = 0; i < tensor->num_dims; i++) {
-        if (!trf_json_natural(json_array_get(shape, i), &tensor->shape[i]))
-            return trf_bad_tensor(err, tensor->name, "shape holds something else than integers of at least 0");
+        if (!json_natural(json_array_get(shape, i), &tensor->shape[i]))
+            return bad_tensor(err, tensor->name, "shape holds something else than integers of at least 0");
         if (__builtin_mul_overflow(*elements, tensor->shape[i], elements))
-            return trf_bad_tensor(err, tensor->name, "the number of elements overflows 64 bits");
+            return bad_tensor(err, tensor->name, "the number of elements overflows 64 bits");
     }
     return TRF_OK;
 }
 
 /* Checks the size that the offsets give against dtype and shape, where the dtype is known. */
-static trf_status trf_check_size(const trf_tensor *tensor, uint64_t elements, trf_error *err) {
+static trf_status check_size(const trf_tensor *tensor, uint64_t elements, trf_error *err) {
     uint32_t bits = trf_dtype_bits_of_name(tensor->dtype);
     uint64_t total_bits;
     if (!bits)
         return TRF_OK;
     if (__builtin_mul_overflow(elements, (uint64_t)bits, &total_bits))
-        return trf_bad_tensor(err, tensor->name, "its size overflows 64 bits");
+        return bad_tensor(err, tensor->name, "its size overflows 64 bits");
     if (total_bits % 8)
-        return trf_bad_tensor(err, tensor->name, "its elements do not fill whole bytes");
+        return bad_tensor(err, tensor->name, "its elements do not fill whole bytes");
     if (total_bits / 8 != trf_tensor_bytes(tensor))
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET,
                         "tensor '%s': data_offsets span %" PRIu64 " bytes, but dtype %s and shape need %" PRIu64,
@@ -92,28 +92,28 @@ static trf_status trf_check_size(const trf_tensor *tensor, uint64_t elements, tr
 }
 
 /* On failure the caller frees what has been set. */
-static trf_status trf_parse_tensor(const char *name, const json_t *value, trf_tensor *tensor, trf_error *err) {
+static trf_status parse_tensor(const char *name, const json_t *value, trf_tensor *tensor, trf_error *err) {
     if (!(tensor->name = strdup(name)))
         return trf_fail_memory(err, strlen(name));
     if (!json_is_object(value))
-        return trf_bad_tensor(err, name, "its entry is not an object");
+        return bad_tensor(err, name, "its entry is not an object");
     const json_t *dtype = json_object_get(value, "dtype"), *offsets = json_object_get(value, "data_offsets");
     if (!json_is_string(dtype))
-        return trf_bad_tensor(err, name, "dtype is not a string");
+        return bad_tensor(err, name, "dtype is not a string");
     if (!(tensor->dtype = strdup(json_string_value(dtype))))
         return trf_fail_memory(err, json_string_length(dtype));
     uint64_t elements = 0;
-    trf_status status = trf_parse_shape(json_object_get(value, "shape"), tensor, &elements, err);
+    trf_status status = parse_shape(json_object_get(value, "shape"), tensor, &elements, err);
     if (status != TRF_OK)
         return status;
     if (!json_is_array(offsets) || json_array_size(offsets) != 2 ||
-        !trf_json_natural(json_array_get(offsets, 0), &tensor->begin) ||
-        !trf_json_natural(json_array_get(offsets, 1), &tensor->end) || tensor->begin > tensor->end)
-        return trf_bad_tensor(err, name, "data_offsets are not two ascending integers of at least 0");
-    return trf_check_size(tensor, elements, err);
+        !json_natural(json_array_get(offsets, 0), &tensor->begin) ||
+        !json_natural(json_array_get(offsets, 1), &tensor->end) || tensor->begin > tensor->end)
+        return bad_tensor(err, name, "data_offsets are not two ascending integers of at least 0");
+    return check_size(tensor, elements, err);
 }
 
-static trf_status trf_parse_metadata(const json_t *value, trf_safetensors *header, trf_error *err) {
+static trf_status parse_metadata(const json_t *value, trf_safetensors *header, trf_error *err) {
     if (json_is_null(value)) /* which the reference implementation takes for none */
         return TRF_OK;
     if (!json_is_object(value))
@@ -126,7 +126,7 @@ static trf_status trf_parse_metadata(const json_t *value, trf_safetensors *heade
     return TRF_OK;
 }
 
-static int trf_compare_places(const void *a, const void *b) {
+static int compare_places(const void *a, const void *b) {
     const trf_parsed_tensor *x = a, *y = b;
     if (x->tensor.begin != y->tensor.begin)
         return x->tensor.begin < y->tensor.begin ? -1 : 1;
@@ -135,13 +135,13 @@ static int trf_compare_places(const void *a, const void *b) {
     return x->place < y->place ? -1 : x->place > y->place;
 }
 
-static int trf_compare_names(const void *a, const void *b) {
+static int compare_names(const void *a, const void *b) {
     return strcmp((*(trf_tensor *const *)a)->name, (*(trf_tensor *const *)b)->name);
 }
 
 /* Sorts the tensors by their data, which has to be covered without holes. */
-static trf_status trf_order_tensors(trf_parsed_tensor *parsed, trf_safetensors *header, trf_error *err) {
-    qsort(parsed, header->num_tensors, sizeof *parsed, trf_compare_places);
+static trf_status order_tensors(trf_parsed_tensor *parsed, trf_safetensors *header, trf_error *err) {
+    qsort(parsed, header->num_tensors, sizeof *parsed, compare_places);
     for (size_t i = 0; i < header->num_tensors; i++)
         header->tensors[i] = parsed[i].tensor;
     uint64_t covered = 0, base = trf_safetensors_data_offset(header);
@@ -166,11 +166,11 @@ static trf_status trf_order_tensors(trf_parsed_tensor *parsed, trf_safetensors *
                         header->data_bytes - covered, covered);
     for (size_t i = 0; i < header->num_tensors; i++)
         header->by_name[i] = &header->tensors[i];
-    qsort(header->by_name, header->num_tensors, sizeof *header->by_name, trf_compare_names);
+    qsort(header->by_name, header->num_tensors, sizeof *header->by_name, compare_names);
     return TRF_OK;
 }
 
-static trf_status trf_parse_object(json_t *root, trf_safetensors *header, trf_error *err) {
+static trf_status parse_object(json_t *root, trf_safetensors *header, trf_error *err) {
     size_t capacity = json_object_size(root);
     trf_parsed_tensor *parsed = calloc(capacity + 1, sizeof *parsed);
     header->tensors = calloc(capacity + 1, sizeof *header->tensors);
@@ -185,10 +185,10 @@ static trf_status trf_parse_object(json_t *root, trf_safetensors *header, trf_er
     }
     json_object_foreach(root, name, value) {
         if (strcmp(name, "__metadata__") == 0) {
-            status = trf_parse_metadata(value, header, err);
+            status = parse_metadata(value, header, err);
         } else {
             parsed[count].place = count;
-            status = trf_parse_tensor(name, value, &parsed[count].tensor, err);
+            status = parse_tensor(name, value, &parsed[count].tensor, err);
             count++;
         }
         if (status != TRF_OK)
@@ -196,7 +196,7 @@ static trf_status trf_parse_object(json_t *root, trf_safetensors *header, trf_er
     }
     if (status == TRF_OK) {
         header->num_tensors = count;
-        status = trf_order_tensors(parsed, header, err);
+        status = order_tensors(parsed, header, err);
     } else { /* hands the tensors over, so that freeing the header frees them */
         for (header->num_tensors = 0; header->num_tensors < count; header->num_tensors++)
             header->tensors[header->num_tensors] = parsed[header->num_tensors].tensor;
@@ -220,7 +220,7 @@ trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_by
     else if (!json_is_object(root))
         status = trf_fail(err, TRF_ERR_FORMAT, 8, "header is not a JSON object");
     else
-        status = trf_parse_object(root, header, err);
+        status = parse_object(root, header, err);
     json_decref(root);
     if (status != TRF_OK)
         trf_safetensors_free(header);
@@ -228,7 +228,7 @@ trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_by
 }
 
 /* What somebody who cloned a model without Git LFS has in place of the file. */
-static int trf_is_lfs_pointer(const uint8_t *first, uint64_t size) {
+static int is_lfs_pointer(const uint8_t *first, uint64_t size) {
     static const char pointer[] = "version ";
     return size >= sizeof pointer - 1 && memcmp(first, pointer, sizeof pointer - 1) == 0;
 }
@@ -241,12 +241,12 @@ trf_status trf_safetensors_read(const trf_file *file, uint64_t file_bytes, trf_s
     trf_status status = trf_file_read(file, 0, &text_bytes, sizeof text_bytes, err);
     if (status != TRF_OK)
         return status;
-    if (text_bytes > TRF_MAX_HEADER_BYTES)
+    if (text_bytes > TRF_MAX_SAFETENSORS_HEADER_BYTES)
         return trf_fail(err, TRF_ERR_FORMAT, 0,
                         "not a safetensors file: its first 8 bytes promise a header of %" PRIu64
                         " bytes, of which %u are allowed%s",
-                        text_bytes, TRF_MAX_HEADER_BYTES,
-                        trf_is_lfs_pointer((const uint8_t *)&text_bytes, sizeof text_bytes)
+                        text_bytes, TRF_MAX_SAFETENSORS_HEADER_BYTES,
+                        is_lfs_pointer((const uint8_t *)&text_bytes, sizeof text_bytes)
                             ? " (this looks like a Git LFS pointer; the file itself has not been fetched)"
                             : "");
     if (text_bytes > file_bytes - sizeof text_bytes)

@@ -9,7 +9,7 @@
 #include <jansson.h>
 
 /* As in the reference implementation. */
-#define TRF_MAX_HEADER_BYTES 100000000u
+#define TRF_MAX_SAFETENSORS_HEADER_BYTES 100000000u
 
 typedef struct trf_tensor {
     char *name;
@@ -75,17 +75,17 @@ void trf_text_append_json_string(trf_text *text, const char *string);
 void trf_text_free(trf_text *text);
 
 /* Begins a header: the brace, and "__metadata__" unless metadata is NULL or empty. */
-void trf_header_begin(trf_text *text, const json_t *metadata);
+void trf_safetensors_begin_header(trf_text *text, const json_t *metadata);
 
 /* Adds a tensor named name + suffix. */
-void trf_header_add(trf_text *text, const char *name, const char *suffix, const char *dtype, const uint64_t *shape,
-                    uint32_t num_dims, uint64_t begin, uint64_t end);
+void trf_safetensors_add_tensor(trf_text *text, const char *name, const char *suffix, const char *dtype,
+                                const uint64_t *shape, uint32_t num_dims, uint64_t begin, uint64_t end);
 
 /* Ends a header and pads it with spaces until 8 + size is a multiple of `alignment`. */
-void trf_header_end(trf_text *text, uint32_t alignment);
+void trf_safetensors_end_header(trf_text *text, uint32_t alignment);
 
-/* Largest size that trf_header_add can add for this tensor, whatever its offsets, as itself or as `name``suffix` of U8.
- * @return 0 without memory. */
-size_t trf_header_entry_bound(const trf_tensor *tensor, const char *suffix);
+/* Largest size that trf_safetensors_add_tensor can add for this tensor, whatever its offsets, as itself or as
+ * `name``suffix` of U8. @return 0 without memory. */
+size_t trf_safetensors_entry_bound(const trf_tensor *tensor, const char *suffix);
 
 #endif

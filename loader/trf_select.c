@@ -29,7 +29,7 @@ static const char *const kTiedNames[] = {
 
 int trf_pattern_is_name(const char *pattern) { return strpbrk(pattern, "*?[\\") == NULL; }
 
-static int trf_matches(const char *const *patterns, size_t count, const char *name) {
+static int matches(const char *const *patterns, size_t count, const char *name) {
     for (size_t i = 0; i < count && patterns[i]; i++)
         if (fnmatch(patterns[i], name, 0) == 0)
             return 1;
@@ -37,8 +37,8 @@ static int trf_matches(const char *const *patterns, size_t count, const char *na
 }
 
 /* *kept: whether a tensor is one that is kept by default, going by its name. */
-static trf_status trf_ask_name(const trf_choice_rules *rules, const char *name, int *kept, trf_error *err) {
-    *kept = rules->tied_embeddings && trf_matches(kTiedNames, sizeof kTiedNames / sizeof kTiedNames[0], name);
+static trf_status ask_name(const trf_selection_rules *rules, const char *name, int *kept, trf_error *err) {
+    *kept = rules->tied_embeddings && matches(kTiedNames, sizeof kTiedNames / sizeof kTiedNames[0], name);
     if (*kept)
         return TRF_OK;
     char *part = strdup(name);
@@ -48,7 +48,7 @@ static trf_status trf_ask_name(const trf_choice_rules *rules, const char *name, 
     if (length > tail && strcmp(part + length - tail, ".weight") == 0)
         part[length - tail] = 0;
     const char *dot = strrchr(part, '.');
-    *kept = trf_matches(kKeptParts, sizeof kKeptParts / sizeof kKeptParts[0], dot ? dot + 1 : part);
+    *kept = matches(kKeptParts, sizeof kKeptParts / sizeof kKeptParts[0], dot ? dot + 1 : part);
     free(part);
     return TRF_OK;
 }
@@ -82,13 +82,13 @@ int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf
     if (dtype == TRF_DTYPE_I8) { /* its bytes are the codes; there is nothing to quantize */
         options->bits = 0;
         options->granularity = TRF_GRANULARITY_NONE;
-        options->group_size = 0;
+        options->scale_group_size = 0;
     }
     return taken;
 }
 
 /* @return why no codec can take a tensor, or NULL. */
-static const char *trf_obstacle(const trf_choice_rules *rules, const trf_tensor *tensor) {
+static const char *find_obstacle(const trf_selection_rules *rules, const trf_tensor *tensor) {
     trf_encode_options options;
     if (tensor->num_dims != 2 && tensor->num_dims != 3)
         return "it is neither 2-D nor 3-D";
@@ -101,26 +101,27 @@ static const char *trf_obstacle(const trf_choice_rules *rules, const trf_tensor 
     return NULL;
 }
 
-static int trf_list_length(const char *const *list) {
+static int list_length(const char *const *list) {
     int length = 0;
     while (list && list[length])
         length++;
     return length;
 }
 
-trf_status trf_choose(const trf_choice_rules *rules, const trf_tensor *tensor, trf_choice *choice, trf_error *err) {
+trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor, trf_selection *selection,
+                             trf_error *err) {
     const char *const *include = rules->options->include, *const *exclude = rules->options->exclude;
-    const char *obstacle = trf_obstacle(rules, tensor);
-    *choice = TRF_CHOICE_KEEP;
-    if (exclude && trf_matches(exclude, (size_t)trf_list_length(exclude), tensor->name))
+    const char *obstacle = find_obstacle(rules, tensor);
+    *selection = TRF_SELECT_KEEP;
+    if (exclude && matches(exclude, (size_t)list_length(exclude), tensor->name))
         return TRF_OK;
     if (!include || !include[0]) {
         if (obstacle || tensor->shape[tensor->num_dims - 2] < TRF_LEAST_ROWS ||
             tensor->shape[tensor->num_dims - 1] < TRF_LEAST_COLS)
             return TRF_OK;
         int kept = 0;
-        trf_status status = trf_ask_name(rules, tensor->name, &kept, err);
-        *choice = kept || status != TRF_OK ? TRF_CHOICE_KEEP : TRF_CHOICE_COMPRESS;
+        trf_status status = ask_name(rules, tensor->name, &kept, err);
+        *selection = kept || status != TRF_OK ? TRF_SELECT_KEEP : TRF_SELECT_COMPRESS;
         return status;
     }
     for (int i = 0; include[i]; i++) {
@@ -129,22 +130,22 @@ trf_status trf_choose(const trf_choice_rules *rules, const trf_tensor *tensor, t
                 return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                                 "tensor '%s' (%s) is to be compressed with codec %s, but %s", tensor->name,
                                 tensor->dtype, trf_codec_name(rules->options->encode.codec), obstacle);
-            *choice = TRF_CHOICE_ALWAYS;
+            *selection = TRF_SELECT_ALWAYS;
             return TRF_OK;
         }
         if (!obstacle && fnmatch(include[i], tensor->name, 0) == 0)
-            *choice = TRF_CHOICE_COMPRESS;
+            *selection = TRF_SELECT_COMPRESS;
     }
     return TRF_OK;
 }
 
-static int trf_says_tied(const json_t *config) {
+static int says_tied(const json_t *config) {
     return json_is_true(json_object_get(config, "tie_word_embeddings")) ||
            json_is_true(json_object_get(json_object_get(config, "text_config"), "tie_word_embeddings"));
 }
 
 /* A config that is missing says nothing. Errors: as trf_file_load; TRF_ERR_FORMAT. */
-static trf_status trf_read_config(const char *path, trf_choice_rules *rules, trf_error *err) {
+static trf_status read_config(const char *path, trf_selection_rules *rules, trf_error *err) {
     char *text = NULL;
     size_t bytes;
     json_t *config = NULL;
@@ -152,19 +153,19 @@ static trf_status trf_read_config(const char *path, trf_choice_rules *rules, trf
     if (status != TRF_OK)
         return status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
     status = trf_json_parse(path, text, bytes, 0, &config, err);
-    rules->tied_embeddings = trf_says_tied(config);
+    rules->tied_embeddings = says_tied(config);
     json_decref(config);
     free(text);
     return status;
 }
 
-trf_status trf_choice_rules_for(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
-                                trf_choice_rules *rules, char *warning, size_t warning_bytes, trf_error *err) {
-    *rules = (trf_choice_rules){.options = options};
+trf_status trf_selection_rules_read(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
+                                    trf_selection_rules *rules, char *warning, size_t warning_bytes, trf_error *err) {
+    *rules = (trf_selection_rules){.options = options};
     trf_error fault;
     char *directory = checkpoint->is_directory ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
     char *path = directory ? trf_path_join(directory, "config.json") : NULL;
-    trf_status status = path ? trf_read_config(path, rules, &fault) : trf_fail_memory(&fault, strlen(checkpoint->root));
+    trf_status status = path ? read_config(path, rules, &fault) : trf_fail_memory(&fault, strlen(checkpoint->root));
     free(path);
     free(directory);
     if (status == TRF_ERR_MEMORY) {

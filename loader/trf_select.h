@@ -4,24 +4,26 @@
 
 #include "trf_checkpoint.h"
 
-typedef enum trf_choice {
-    TRF_CHOICE_KEEP = 0,
-    TRF_CHOICE_COMPRESS = 1, /* unless its blob comes out larger than it is */
-    TRF_CHOICE_ALWAYS = 2    /* `include` names it, without a wildcard */
-} trf_choice;
+typedef enum trf_selection {
+    TRF_SELECT_KEEP = 0,
+    TRF_SELECT_COMPRESS = 1, /* unless its blob comes out larger than it is */
+    TRF_SELECT_ALWAYS = 2    /* `include` names it, without a wildcard */
+} trf_selection;
 
 /* What a choice rests on, besides the tensor itself. */
-typedef struct trf_choice_rules {
+typedef struct trf_selection_rules {
     const trf_checkpoint_options *options;
     int tied_embeddings; /* config.json says so */
-} trf_choice_rules;
+} trf_selection_rules;
 
-/* Reads what the checkpoint's config.json says, if there is one. warning: receives a line if it cannot be read and would have counted, else stays as it is. Errors: TRF_ERR_MEMORY. */
-trf_status trf_choice_rules_for(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
-                                trf_choice_rules *rules, char *warning, size_t warning_bytes, trf_error *err);
+/* Reads what the checkpoint's config.json says, if there is one. warning: receives a line if it cannot be read and
+ * would have counted, else stays as it is. Errors: TRF_ERR_MEMORY. */
+trf_status trf_selection_rules_read(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
+                                    trf_selection_rules *rules, char *warning, size_t warning_bytes, trf_error *err);
 
 /* Errors: TRF_ERR_ARGUMENT if `include` names a tensor that cannot be compressed, TRF_ERR_MEMORY. */
-trf_status trf_choose(const trf_choice_rules *rules, const trf_tensor *tensor, trf_choice *choice, trf_error *err);
+trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor, trf_selection *selection,
+                             trf_error *err);
 
 /* The encoder's options for a tensor of this dtype. @return 0 if the codec that was asked for does not take it. */
 int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf_encode_options *options);

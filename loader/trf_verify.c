@@ -22,28 +22,28 @@ typedef enum trf_agreement {
 
 /* One matrix being verified. */
 typedef struct trf_comparison {
-    trf_run *run;
+    trf_job *job;
     const char *tensor;
     const trf_file *against; /* NULL: nothing to compare with */
     uint64_t offset;         /* of the source's matrix in `against` */
-    uint64_t matrix;         /* its number within a stack */
+    uint64_t matrix;         /* its number within an expert tensor */
     uint64_t cols;
     trf_dtype dtype;
     size_t value_bytes;
     trf_agreement agreement;
-    uint8_t *source; /* one block of the source's weights */
+    uint8_t *source; /* one rectangle of the source's weights */
     uint64_t capacity;
 } trf_comparison;
 
-static trf_status trf_mismatch(const trf_comparison *comparison, uint64_t row, uint64_t col, trf_error *err) {
+static trf_status mismatch(const trf_comparison *comparison, uint64_t row, uint64_t col, trf_error *err) {
     uint64_t offset = comparison->offset + (row * comparison->cols + col) * comparison->value_bytes;
     return trf_fail(err, TRF_ERR_MISMATCH, offset,
                     "matrix %" PRIu64 ", row %" PRIu64 ", column %" PRIu64 " differs from byte %" PRIu64 " of %s",
                     comparison->matrix, row, col, offset, comparison->against->path);
 }
 
-static trf_status trf_read_source_block(trf_comparison *comparison, const trf_block *block, trf_error *err) {
-    uint64_t row_bytes = (uint64_t)block->cols * comparison->value_bytes, bytes = row_bytes * block->rows;
+static trf_status read_source_rectangle(trf_comparison *comparison, const trf_rectangle *rectangle, trf_error *err) {
+    uint64_t row_bytes = (uint64_t)rectangle->cols * comparison->value_bytes, bytes = row_bytes * rectangle->rows;
     if (bytes > comparison->capacity) {
         free(comparison->source);
         comparison->capacity = 0;
@@ -52,17 +52,17 @@ static trf_status trf_read_source_block(trf_comparison *comparison, const trf_bl
         comparison->capacity = bytes;
     }
     uint64_t stride = comparison->cols * comparison->value_bytes;
-    uint64_t place = comparison->offset + block->row * stride + block->col * comparison->value_bytes;
+    uint64_t source_offset = comparison->offset + rectangle->row * stride + rectangle->col * comparison->value_bytes;
     if (row_bytes == stride)
-        return trf_file_read(comparison->against, place, comparison->source, bytes, err);
+        return trf_file_read(comparison->against, source_offset, comparison->source, bytes, err);
     trf_status status = TRF_OK;
-    for (uint32_t r = 0; r < block->rows && status == TRF_OK; r++)
-        status =
-            trf_file_read(comparison->against, place + r * stride, comparison->source + r * row_bytes, row_bytes, err);
+    for (uint32_t r = 0; r < rectangle->rows && status == TRF_OK; r++)
+        status = trf_file_read(comparison->against, source_offset + r * stride, comparison->source + r * row_bytes,
+                               row_bytes, err);
     return status;
 }
 
-static int trf_agrees(const trf_comparison *comparison, const uint8_t *source, const uint8_t *decoded) {
+static int agrees(const trf_comparison *comparison, const uint8_t *source, const uint8_t *decoded) {
     if (comparison->agreement == TRF_AGREE_BITS)
         return memcmp(source, decoded, comparison->value_bytes) == 0;
     float weight, got;
@@ -73,8 +73,8 @@ static int trf_agrees(const trf_comparison *comparison, const uint8_t *source, c
     return trf_f32_bits(trf_bf16_to_f32(trf_f32_to_bf16(weight))) == trf_f32_bits(got);
 }
 
-/* Adds the block to the sums of squares. */
-static void trf_measure_block(trf_comparison *comparison, const uint8_t *decoded, uint64_t count) {
+/* Adds the rectangle to the sums of squares. */
+static void measure_rectangle(trf_comparison *comparison, const uint8_t *decoded, uint64_t count) {
     float weights[TRF_COMPARE_COUNT], got[TRF_COMPARE_COUNT];
     double error_energy = 0, weight_energy = 0;
     for (uint64_t i = 0; i < count; i += TRF_COMPARE_COUNT) {
@@ -89,40 +89,41 @@ static void trf_measure_block(trf_comparison *comparison, const uint8_t *decoded
             weight_energy += (double)weights[k] * weights[k];
         }
     }
-    comparison->run->error_energy += error_energy;
-    comparison->run->weight_energy += weight_energy;
+    comparison->job->error_energy += error_energy;
+    comparison->job->weight_energy += weight_energy;
 }
 
-static trf_status trf_compare_block(void *context, const trf_block *block, trf_error *err) {
+static trf_status compare_rectangle(void *context, const trf_rectangle *rectangle, trf_error *err) {
     trf_comparison *comparison = context;
-    uint64_t count = (uint64_t)block->rows * block->cols, bytes = count * comparison->value_bytes;
+    uint64_t count = (uint64_t)rectangle->rows * rectangle->cols, bytes = count * comparison->value_bytes;
     if (comparison->against) {
-        trf_status status = trf_read_source_block(comparison, block, err);
+        trf_status status = read_source_rectangle(comparison, rectangle, err);
         if (status != TRF_OK)
             return status;
-        int same = memcmp(comparison->source, block->values, bytes) == 0;
+        int same = memcmp(comparison->source, rectangle->values, bytes) == 0;
         if (!same && comparison->agreement != TRF_AGREE_NEAR)
             for (uint64_t i = 0; i < count; i++)
-                if (!trf_agrees(comparison, comparison->source + i * comparison->value_bytes,
-                                block->values + i * comparison->value_bytes))
-                    return trf_mismatch(comparison, block->row + i / block->cols, block->col + i % block->cols, err);
+                if (!agrees(comparison, comparison->source + i * comparison->value_bytes,
+                            rectangle->values + i * comparison->value_bytes))
+                    return mismatch(comparison, rectangle->row + i / rectangle->cols,
+                                    rectangle->col + i % rectangle->cols, err);
         if (comparison->agreement != TRF_AGREE_BITS)
-            trf_measure_block(comparison, block->values, count);
+            measure_rectangle(comparison, rectangle->values, count);
     }
-    return trf_run_advance(comparison->run, comparison->tensor, bytes, err);
+    return trf_job_advance(comparison->job, comparison->tensor, bytes, err);
 }
 
-static trf_agreement trf_agreement_of(const trf_header *header) {
+static trf_agreement agreement_of(const trf_header *header) {
     if (header->codec == TRF_CODEC_INT && header->source_dtype != TRF_DTYPE_I8)
         return TRF_AGREE_NEAR;
     return header->source_dtype == TRF_DTYPE_F32 ? TRF_AGREE_ROUNDED : TRF_AGREE_BITS;
 }
 
 /* against: the source's file, or NULL; offset: of the tensor in it. */
-static trf_status trf_verify_blobs(trf_run *run, const trf_file *file, const trf_shard_tensor *tensor,
-                                   const trf_file *against, uint64_t offset, trf_error *err) {
+static trf_status verify_blobs(trf_job *job, const trf_file *file, const trf_file_tensor *tensor,
+                               const trf_file *against, uint64_t offset, trf_error *err) {
     trf_blob_list list;
-    trf_comparison comparison = {.run = run, .tensor = tensor->source->name, .against = against, .offset = offset};
+    trf_comparison comparison = {.job = job, .tensor = tensor->source->name, .against = against, .offset = offset};
     int rounded = 0;
     trf_status status = trf_blob_list_read(file, tensor->file_offset, tensor->bytes, &list, err);
     if (status != TRF_OK)
@@ -130,33 +131,33 @@ static trf_status trf_verify_blobs(trf_run *run, const trf_file *file, const trf
     for (uint64_t x = 0; x < list.count && status == TRF_OK; x++) {
         trf_blob_reader reader;
         uint64_t buffers = 0;
-        if ((status = trf_shard_open_blob(file, tensor, &list, x, &reader, err)) != TRF_OK)
+        if ((status = trf_file_tensor_open_blob(file, tensor, &list, x, &reader, err)) != TRF_OK)
             break;
         const trf_header *header = &reader.view.header;
         comparison.matrix = x;
         comparison.cols = header->cols;
         comparison.dtype = (trf_dtype)header->source_dtype;
         comparison.value_bytes = trf_dtype_bytes(comparison.dtype);
-        comparison.agreement = trf_agreement_of(header);
+        comparison.agreement = agreement_of(header);
         rounded |= comparison.agreement == TRF_AGREE_ROUNDED;
         status =
-            trf_blob_reader_decode(&reader, run->options.encode.threads, trf_compare_block, &comparison, &buffers, err);
+            trf_blob_reader_decode(&reader, job->options.encode.threads, compare_rectangle, &comparison, &buffers, err);
         buffers += comparison.capacity;
-        trf_run_hold(run, buffers);
-        trf_run_release(run, buffers);
+        trf_job_hold_buffer(job, buffers);
+        trf_job_release_buffer(job, buffers);
         comparison.offset += (uint64_t)header->rows * header->cols * comparison.value_bytes;
         trf_blob_reader_close(&reader);
     }
     free(comparison.source);
     trf_blob_list_free(&list);
-    run->report.rounded_tensors += rounded;
+    job->report.rounded_tensors += rounded;
     return status;
 }
 
 /* Compares a tensor that was not compressed. */
-static trf_status trf_compare_plain(trf_run *run, const trf_file *file, const trf_shard_tensor *tensor,
-                                    const trf_file *against, uint64_t offset, trf_error *err) {
-    uint8_t *ours = run->buffer, *theirs = run->buffer + TRF_COPY_BYTES / 2;
+static trf_status compare_plain(trf_job *job, const trf_file *file, const trf_file_tensor *tensor,
+                                const trf_file *against, uint64_t offset, trf_error *err) {
+    uint8_t *ours = job->buffer, *theirs = job->buffer + TRF_COPY_BYTES / 2;
     for (uint64_t done = 0; done < tensor->bytes;) {
         uint64_t part = tensor->bytes - done < TRF_COPY_BYTES / 2 ? tensor->bytes - done : TRF_COPY_BYTES / 2;
         trf_status status = trf_file_read(file, tensor->file_offset + done, ours, part, err);
@@ -174,36 +175,36 @@ static trf_status trf_compare_plain(trf_run *run, const trf_file *file, const tr
                             "row %" PRIu64 ", column %" PRIu64 " differs from byte %" PRIu64 " of %s", element / cols,
                             element % cols, offset + done + i, against->path);
         }
-        if ((status = trf_run_advance(run, tensor->source->name, part, err)) != TRF_OK)
+        if ((status = trf_job_advance(job, tensor->source->name, part, err)) != TRF_OK)
             return status;
         done += part;
     }
     return TRF_OK;
 }
 
-/* Finds the source of a tensor: in the shard of the same name, else in any. A .trf file does not know its tensor's
+/* Finds the source of a tensor: in the file of the same name, else in any. A .trf file does not know its tensor's
  * name: a lone tensor will do. */
-static const trf_shard *trf_find_source(const trf_checkpoint *against, const trf_shard *shard, const char *name,
-                                        const trf_shard_tensor **found) {
-    const trf_shard *fallback = NULL;
-    for (size_t i = 0; i < against->num_shards; i++) {
-        const trf_shard_tensor *tensor = trf_shard_find(&against->shards[i], name);
-        int namesake = strcmp(against->shards[i].name, shard->name) == 0;
+static const trf_checkpoint_file *find_source(const trf_checkpoint *against, const trf_checkpoint_file *checkpoint_file,
+                                              const char *name, const trf_file_tensor **found) {
+    const trf_checkpoint_file *fallback = NULL;
+    for (size_t i = 0; i < against->num_files; i++) {
+        const trf_file_tensor *tensor = trf_checkpoint_file_find(&against->files[i], name);
+        int namesake = strcmp(against->files[i].name, checkpoint_file->name) == 0;
         if (tensor && (!fallback || namesake)) {
             *found = tensor;
-            fallback = &against->shards[i];
+            fallback = &against->files[i];
         }
         if (tensor && namesake)
             break;
     }
-    if (!fallback && shard->is_layer && trf_checkpoint_num_tensors(against) == 1) {
-        *found = against->shards[0].tensors;
-        fallback = &against->shards[0];
+    if (!fallback && checkpoint_file->is_layer && trf_checkpoint_num_tensors(against) == 1) {
+        *found = against->files[0].tensors;
+        fallback = &against->files[0];
     }
     return fallback;
 }
 
-static trf_status trf_check_counterpart(const trf_shard_tensor *tensor, const trf_shard_tensor *other, trf_error *err) {
+static trf_status check_counterpart(const trf_file_tensor *tensor, const trf_file_tensor *other, trf_error *err) {
     const trf_tensor *a = tensor->source, *b = other->source;
     if (strcmp(a->dtype, b->dtype) == 0 && a->num_dims == b->num_dims &&
         memcmp(a->shape, b->shape, a->num_dims * sizeof *a->shape) == 0 && trf_tensor_bytes(a) == trf_tensor_bytes(b))
@@ -211,97 +212,97 @@ static trf_status trf_check_counterpart(const trf_shard_tensor *tensor, const tr
     return trf_fail(err, TRF_ERR_MISMATCH, TRF_NO_OFFSET, "dtype or shape differ from the source's");
 }
 
-static trf_status trf_verify_tensor(trf_run *run, const trf_file *file, const trf_shard *shard,
-                                    const trf_shard_tensor *tensor, const trf_checkpoint *against, trf_error *err) {
+static trf_status verify_tensor(trf_job *job, const trf_file *file, const trf_checkpoint_file *checkpoint_file,
+                                const trf_file_tensor *tensor, const trf_checkpoint *against, trf_error *err) {
     trf_file source = {.fd = -1};
-    const trf_shard_tensor *other = NULL;
+    const trf_file_tensor *other = NULL;
     uint64_t source_bytes;
     trf_status status = TRF_OK;
     if (against) {
-        const trf_shard *from = trf_find_source(against, shard, tensor->source->name, &other);
+        const trf_checkpoint_file *from = find_source(against, checkpoint_file, tensor->source->name, &other);
         if (!from)
             return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "is not in %s", against->root);
-        if ((status = trf_check_counterpart(tensor, other, err)) == TRF_OK)
+        if ((status = check_counterpart(tensor, other, err)) == TRF_OK)
             status = trf_file_open(from->path, &source, &source_bytes, err);
         if (status != TRF_OK)
             return status;
     }
     if (tensor->blobs)
-        status = trf_verify_blobs(run, file, tensor, against ? &source : NULL, other ? other->file_offset : 0, err);
+        status = verify_blobs(job, file, tensor, against ? &source : NULL, other ? other->file_offset : 0, err);
     else if (against)
-        status = trf_compare_plain(run, file, tensor, &source, other->file_offset, err);
+        status = compare_plain(job, file, tensor, &source, other->file_offset, err);
     else
-        status = trf_run_advance(run, tensor->source->name, tensor->bytes, err);
+        status = trf_job_advance(job, tensor->source->name, tensor->bytes, err);
     trf_file_close(&source);
     return status;
 }
 
-static trf_status trf_verify_shard(trf_run *run, const trf_shard *shard, const trf_checkpoint *against,
-                                   trf_error *err) {
+static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoint_file, const trf_checkpoint *against,
+                              trf_error *err) {
     trf_file file;
     uint64_t file_bytes;
-    trf_status status = trf_file_open(shard->path, &file, &file_bytes, err);
+    trf_status status = trf_file_open(checkpoint_file->path, &file, &file_bytes, err);
     if (status != TRF_OK)
         return status;
-    for (size_t i = 0; i < shard->num_tensors && status == TRF_OK; i++) {
-        status = trf_verify_tensor(run, &file, shard, &shard->tensors[i], against, err);
+    for (size_t i = 0; i < checkpoint_file->num_tensors && status == TRF_OK; i++) {
+        status = verify_tensor(job, &file, checkpoint_file, &checkpoint_file->tensors[i], against, err);
         if (status != TRF_OK)
-            trf_fail_in(err, status, "%s: tensor '%s' at byte %" PRIu64, shard->path, shard->tensors[i].source->name,
-                        shard->tensors[i].file_offset);
+            trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, checkpoint_file->path,
+                             checkpoint_file->tensors[i].source->name, checkpoint_file->tensors[i].file_offset);
         else
-            trf_count_tensor(run, &shard->tensors[i]);
+            trf_count_tensor(job, &checkpoint_file->tensors[i]);
     }
     trf_file_close(&file);
     return status;
 }
 
 /* Whether the source holds a tensor that the checkpoint lacks. */
-static trf_status trf_check_missing(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_error *err) {
-    int is_layer = checkpoint->shards[0].is_layer; /* one tensor of many, by nature */
-    for (size_t i = 0; i < against->num_shards && !is_layer; i++)
-        for (size_t t = 0; t < against->shards[i].num_tensors; t++) {
-            const trf_shard_tensor *found;
-            const char *name = against->shards[i].tensors[t].source->name;
-            if (!trf_find_source(checkpoint, &against->shards[i], name, &found))
+static trf_status check_missing(const trf_checkpoint *checkpoint, const trf_checkpoint *against, trf_error *err) {
+    int is_layer = checkpoint->files[0].is_layer; /* one tensor of many, by nature */
+    for (size_t i = 0; i < against->num_files && !is_layer; i++)
+        for (size_t t = 0; t < against->files[i].num_tensors; t++) {
+            const trf_file_tensor *found;
+            const char *name = against->files[i].tensors[t].source->name;
+            if (!find_source(checkpoint, &against->files[i], name, &found))
                 return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: tensor '%s' of %s is missing",
-                                checkpoint->root, name, against->shards[i].path);
+                                checkpoint->root, name, against->files[i].path);
         }
     return TRF_OK;
 }
 
-static trf_status trf_open_against(const char *path, trf_checkpoint **against, trf_error *err) {
+static trf_status open_against(const char *path, trf_checkpoint **against, trf_error *err) {
     trf_status status = trf_checkpoint_open(path, against, err);
     if (status != TRF_OK)
         return status;
-    for (size_t i = 0; i < (*against)->num_shards; i++)
-        if ((*against)->shards[i].compressed)
+    for (size_t i = 0; i < (*against)->num_files; i++)
+        if ((*against)->files[i].compressed)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                            "%s: is compressed itself; the comparison needs the source", (*against)->shards[i].path);
+                            "%s: is compressed itself; the comparison needs the source", (*against)->files[i].path);
     return TRF_OK;
 }
 
 trf_status trf_verify_checkpoint(const char *path, const char *against_path, const trf_checkpoint_options *options,
                                  trf_checkpoint_report *report, trf_error *err) {
     trf_checkpoint *checkpoint = NULL, *against = NULL;
-    trf_run run;
-    trf_status status = trf_run_begin(&run, options, err);
+    trf_job job;
+    trf_status status = trf_job_begin(&job, options, err);
     if (status == TRF_OK)
         status = trf_checkpoint_open(path, &checkpoint, err);
     if (status == TRF_OK && against_path)
-        status = trf_open_against(against_path, &against, err);
+        status = open_against(against_path, &against, err);
     if (status == TRF_OK && against)
-        status = trf_check_missing(checkpoint, against, err);
+        status = check_missing(checkpoint, against, err);
     if (status != TRF_OK)
         goto done;
-    run.total_bytes = run.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
-    run.report.tensors = trf_checkpoint_num_tensors(checkpoint);
-    for (size_t i = 0; i < checkpoint->num_shards && status == TRF_OK; i++)
-        status = trf_verify_shard(&run, &checkpoint->shards[i], against, err);
+    job.total_bytes = job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
+    job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
+    for (size_t i = 0; i < checkpoint->num_files && status == TRF_OK; i++)
+        status = verify_file(&job, &checkpoint->files[i], against, err);
     if (status == TRF_OK)
-        trf_run_report(&run, report);
+        trf_job_report(&job, report);
 done:
     trf_checkpoint_close(checkpoint);
     trf_checkpoint_close(against);
-    trf_run_end(&run);
-    return trf_leave(status, err);
+    trf_job_end(&job);
+    return trf_sanitize_error(status, err);
 }

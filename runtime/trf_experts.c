@@ -1,5 +1,5 @@
 /* Mixtures of experts: the public functions, and how a device without kernels for them goes through the experts. */
-#include "trf_device_kinds.h"
+#include "trf_device.h"
 #include "trf_layer_group.h"
 
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 
 /* ---- making ---- */
 
-static trf_status trf_check_experts(trf_device_layer *const *layers, uint32_t count, trf_error *err) {
+static trf_status check_experts(trf_device_layer *const *layers, uint32_t count, trf_error *err) {
     for (uint32_t i = 0; i < count; i++) {
         const trf_device_layer *layer = layers[i], *first = layers[0];
         if (!layer || !first)
@@ -22,7 +22,7 @@ static trf_status trf_check_experts(trf_device_layer *const *layers, uint32_t co
                             "expert %u is %ux%u of codec %s, expert 0 %ux%u of codec %s", i, layer->info.rows,
                             layer->info.cols, trf_codec_name(layer->info.codec), first->info.rows, first->info.cols,
                             trf_codec_name(first->info.codec));
-        if (layer->cut.rows != layer->view.rows || layer->cut.cols != layer->view.cols)
+        if (layer->shard.rows != layer->view.rows || layer->shard.cols != layer->view.cols)
             return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                             "expert %u is a shard that does not begin and end with tiles of %d", i, TRF_TILE_SIZE);
     }
@@ -33,7 +33,7 @@ trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, t
     static atomic_uint serials;
     if (!layers || !experts || count < 1)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "experts need layers");
-    trf_status status = trf_check_experts(layers, count, err);
+    trf_status status = check_experts(layers, count, err);
     if (status != TRF_OK)
         return status;
     trf_experts *made = calloc(1, sizeof *made);
@@ -45,8 +45,8 @@ trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, t
         made->count = count;
         made->serial = atomic_fetch_add(&serials, 1) + 1; /* a plan of zeros is no experts' */
         made->info = layers[0]->info;
-        if (made->context->kind->groups)
-            status = made->context->kind->groups->fill_experts(made, err);
+        if (made->context->ops->groups)
+            status = made->context->ops->groups->fill_experts(made, err);
     } else {
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
     }
@@ -62,8 +62,8 @@ trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, t
 void trf_experts_destroy(trf_experts *experts) {
     if (!experts)
         return;
-    if (experts->context->kind->groups)
-        experts->context->kind->groups->destroy_experts(experts);
+    if (experts->context->ops->groups)
+        experts->context->ops->groups->destroy_experts(experts);
     for (uint32_t i = 0; experts->owned && i < experts->count; i++)
         trf_device_layer_destroy(experts->layers[i]);
     free(experts->layers);
@@ -78,9 +78,9 @@ const trf_device_layer *trf_experts_layer(const trf_experts *experts, uint32_t i
 
 /* ---- loading ---- */
 
-/* The stack's name, without _trf, and how many experts it has. name: the checkpoint's. */
-static trf_status trf_find_stack(trf_checkpoint *checkpoint, const char *tensor, const char **name, uint32_t *count,
-                                 trf_error *err) {
+/* The expert tensor's name, without _trf, and how many experts it has. name: the checkpoint's. */
+static trf_status find_expert_tensor(trf_checkpoint *checkpoint, const char *tensor, const char **name, uint32_t *count,
+                                     trf_error *err) {
     static const char suffix[] = "_trf";
     for (uint64_t i = 0; i < trf_checkpoint_num_tensors(checkpoint); i++) {
         trf_tensor_info info;
@@ -92,7 +92,7 @@ static trf_status trf_find_stack(trf_checkpoint *checkpoint, const char *tensor,
             (tensor[length] && !(info.compressed && strcmp(tensor + length, suffix) == 0)))
             continue;
         if (!info.compressed || info.num_dims != 3 || info.blobs < 1 || info.blobs > UINT32_MAX)
-            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tensor '%s' is no compressed stack of experts",
+            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tensor '%s' is no compressed tensor of experts",
                             tensor);
         *name = info.name;
         *count = (uint32_t)info.blobs;
@@ -102,9 +102,9 @@ static trf_status trf_find_stack(trf_checkpoint *checkpoint, const char *tensor,
 }
 
 /* Fills layers[count]; *loaded of them are there, also after a failure. */
-static trf_status trf_load_stack(trf_context *context, trf_checkpoint *checkpoint, const char *name, uint32_t count,
-                                 const trf_load_options *options, trf_device_layer **layers, uint32_t *loaded,
-                                 trf_error *err) {
+static trf_status load_expert_tensor(trf_context *context, trf_checkpoint *checkpoint, const char *name, uint32_t count,
+                                     const trf_load_options *options, trf_device_layer **layers, uint32_t *loaded,
+                                     trf_error *err) {
     const size_t room = strlen(name) + sizeof "[4294967295]";
     char *expert = malloc(room);
     trf_status status = TRF_OK;
@@ -126,13 +126,13 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
     const char *name = NULL;
     uint32_t count = 0, loaded = 0;
     trf_experts *made = NULL;
-    trf_status status = trf_find_stack(checkpoint, tensor, &name, &count, err);
+    trf_status status = find_expert_tensor(checkpoint, tensor, &name, &count, err);
     if (status != TRF_OK)
         return status;
     trf_device_layer **layers = calloc(count, sizeof *layers);
     if (!layers)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
-    status = trf_load_stack(context, checkpoint, name, count, options, layers, &loaded, err);
+    status = load_expert_tensor(context, checkpoint, name, count, options, layers, &loaded, err);
     if (status == TRF_OK)
         status = trf_experts_create(layers, count, &made, err);
     for (uint32_t i = 0; status != TRF_OK && i < loaded; i++)
@@ -162,11 +162,11 @@ trf_status trf_experts_plan_init(const trf_experts *experts, uint32_t max_tokens
     trf_status status = trf_check_types(&experts->info, max_tokens, x_dtype, y_dtype, err);
     if (status != TRF_OK)
         return status;
-    if (experts->context->kind->groups) {
-        status = experts->context->kind->groups->plan_experts(experts, &made, err);
+    if (experts->context->ops->groups) {
+        status = experts->context->ops->groups->plan_experts(experts, &made, err);
     } else { /* of the layers one by one, which are of one shape */
         trf_linear_plan inner = {.m = max_tokens, .x_dtype = x_dtype, .y_dtype = y_dtype};
-        status = experts->context->kind->plan(experts->layers[0], TRF_PATH_FUSED, &inner, err);
+        status = experts->context->ops->plan(experts->layers[0], TRF_PATH_FUSED, &inner, err);
         made.workspace_bytes = inner.workspace_bytes;
         memcpy(made.choice, inner.choice, sizeof made.choice);
     }
@@ -178,13 +178,13 @@ trf_status trf_experts_plan_init(const trf_experts *experts, uint32_t max_tokens
 }
 
 /* One expert after the other, with offsets that this process reads. */
-static trf_status trf_run_experts(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
-                                  const uint32_t *offsets, void *y, void *workspace, trf_stream stream,
-                                  trf_error *err) {
+static trf_status multiply_experts(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
+                                   const uint32_t *offsets, void *y, void *workspace, trf_stream stream,
+                                   trf_error *err) {
     const uint64_t x_bytes = experts->info.cols * (uint64_t)trf_dtype_bytes(plan->x_dtype),
                    y_bytes = experts->info.rows * (uint64_t)trf_dtype_bytes(plan->y_dtype);
     trf_status status = TRF_OK;
-    for (uint32_t i = 0; i < experts->count && (status == TRF_OK || status == TRF_ERR_STREAM); i++) {
+    for (uint32_t i = 0; i < experts->count && (status == TRF_OK || status == TRF_ERR_RANS); i++) {
         const trf_expert_tokens tokens = trf_expert_tokens_of(offsets[i], offsets[i + 1], plan->max_tokens);
         trf_linear_plan inner = {.m = tokens.count, .x_dtype = plan->x_dtype, .y_dtype = plan->y_dtype};
         trf_error failure = {0};
@@ -194,8 +194,8 @@ static trf_status trf_run_experts(const trf_experts *experts, const trf_experts_
         inner.workspace_bytes = plan->workspace_bytes;
         memcpy(inner.choice, plan->choice, sizeof inner.choice);
         const trf_status one =
-            experts->context->kind->linear(experts->layers[i], &inner, (const uint8_t *)x + tokens.first * x_bytes,
-                                           (uint8_t *)y + tokens.first * y_bytes, NULL, workspace, stream, &failure);
+            experts->context->ops->linear(experts->layers[i], &inner, (const uint8_t *)x + tokens.first * x_bytes,
+                                          (uint8_t *)y + tokens.first * y_bytes, NULL, workspace, stream, &failure);
         if (one != TRF_OK && status == TRF_OK)
             status = trf_fail(err, one, failure.offset, "expert %u: %s", i, failure.message);
     }
@@ -212,14 +212,14 @@ trf_status trf_experts_linear(const trf_experts *experts, const trf_experts_plan
     if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype) ||
         (uintptr_t)offsets % sizeof *offsets)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x, offsets and y must be aligned to their elements");
-    if (plan->workspace_bytes && (!workspace || (uintptr_t)workspace % TRF_PART_ALIGNMENT))
+    if (plan->workspace_bytes && (!workspace || (uintptr_t)workspace % TRF_DEVICE_ALIGNMENT))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "the plan needs a %d-byte aligned workspace of %llu bytes", TRF_PART_ALIGNMENT,
+                        "the plan needs a %d-byte aligned workspace of %llu bytes", TRF_DEVICE_ALIGNMENT,
                         (unsigned long long)plan->workspace_bytes);
-    const trf_group_kind *groups = experts->context->kind->groups;
+    const trf_group_ops *groups = experts->context->ops->groups;
     if (groups)
         return groups->linear_experts(experts, plan, x, offsets, y, workspace, stream, err);
-    return trf_run_experts(experts, plan, x, offsets, y, workspace, stream, err);
+    return multiply_experts(experts, plan, x, offsets, y, workspace, stream, err);
 }
 
 trf_status trf_experts_check(const trf_experts *experts, trf_error *err) {

@@ -1,5 +1,6 @@
-/* cuBLASLt is column-major: a row-major matrix [a][b] is its b x a matrix. So y^T = W x^T becomes a product of W^T (cols x rows, used
- * transposed) and x^T (cols x m, as it stands), with y^T (rows x m) as the result: the "TN" form, the one that tensor cores like best. */
+/* cuBLASLt is column-major: a row-major matrix [a][b] is its b x a matrix. So y^T = W x^T becomes a product of W^T
+ * (cols x rows, used transposed) and x^T (cols x m, as it stands), with y^T (rows x m) as the result: the "TN" form,
+ * the one that tensor cores like best. */
 #include "trf_gemm.h"
 
 #include <cublasLt.h>
@@ -43,7 +44,7 @@ typedef struct trf_lt {
 static trf_lt lt_library;
 static pthread_once_t lt_once = PTHREAD_ONCE_INIT;
 
-static void trf_find_function(void *library, const char *name, void *function, size_t function_bytes) {
+static void find_function(void *library, const char *name, void *function, size_t function_bytes) {
     void *symbol = dlsym(library, name);
     if (symbol)
         memcpy(function, &symbol, function_bytes);
@@ -51,7 +52,7 @@ static void trf_find_function(void *library, const char *name, void *function, s
         snprintf(lt_library.missing, sizeof lt_library.missing, "%s has no %s", TRF_CUBLASLT_FILE, name);
 }
 
-static void trf_load_lt(void) {
+static void load_lt(void) {
     void *library = dlopen(TRF_CUBLASLT_FILE, RTLD_NOW | RTLD_LOCAL);
 #ifdef TRF_CUDA_LIBRARY_DIR
     if (!library) /* where the toolkit was that this was built with */
@@ -62,12 +63,12 @@ static void trf_load_lt(void) {
         snprintf(lt_library.missing, sizeof lt_library.missing, "%s", why ? why : TRF_CUBLASLT_FILE " does not load");
         return;
     }
-#define TRF_LT_FIND(name) trf_find_function(library, #name, &lt_library.name, sizeof lt_library.name);
+#define TRF_LT_FIND(name) find_function(library, #name, &lt_library.name, sizeof lt_library.name);
     TRF_LT_FUNCTIONS(TRF_LT_FIND)
 }
 
-static const trf_lt *trf_lt_get(void) {
-    pthread_once(&lt_once, trf_load_lt);
+static const trf_lt *lt_get(void) {
+    pthread_once(&lt_once, load_lt);
     return &lt_library;
 }
 
@@ -92,18 +93,18 @@ struct trf_gemm {
     trf_gemm_choice choices[CHOICES];
 };
 
-static trf_status trf_fail_lt(cublasStatus_t error, const char *doing, trf_error *err) {
+static trf_status fail_lt(cublasStatus_t error, const char *doing, trf_error *err) {
     trf_status status = error == CUBLAS_STATUS_ALLOC_FAILED    ? TRF_ERR_MEMORY
                         : error == CUBLAS_STATUS_NOT_SUPPORTED ? TRF_ERR_UNSUPPORTED
                                                                : TRF_ERR_CUDA;
-    trf_fail(err, status, TRF_NO_OFFSET, "%s: %s", doing, trf_lt_get()->cublasLtGetStatusString(error));
+    trf_fail(err, status, TRF_NO_OFFSET, "%s: %s", doing, lt_get()->cublasLtGetStatusString(error));
     if (err && status == TRF_ERR_CUDA)
         err->cuda = 999; /* cudaErrorUnknown: cuBLASLt has codes of its own */
     return status;
 }
 
 trf_status trf_gemm_create(trf_gemm **gemm, trf_error *err) {
-    const trf_lt *lt = trf_lt_get();
+    const trf_lt *lt = lt_get();
     trf_gemm *made = calloc(1, sizeof *made);
     if (!made || pthread_mutex_init(&made->mutex, NULL) != 0) {
         free(made);
@@ -113,7 +114,7 @@ trf_status trf_gemm_create(trf_gemm **gemm, trf_error *err) {
     if (error != CUBLAS_STATUS_SUCCESS) {
         made->handle = NULL;
         trf_gemm_destroy(made);
-        return trf_fail_lt(error, "starting cuBLASLt", err);
+        return fail_lt(error, "starting cuBLASLt", err);
     }
     *gemm = made;
     return TRF_OK;
@@ -123,7 +124,7 @@ void trf_gemm_destroy(trf_gemm *gemm) {
     if (!gemm)
         return;
     if (gemm->handle)
-        trf_lt_get()->cublasLtDestroy(gemm->handle);
+        lt_get()->cublasLtDestroy(gemm->handle);
     pthread_mutex_destroy(&gemm->mutex);
     free(gemm);
 }
@@ -135,12 +136,12 @@ typedef struct trf_gemm_problem {
     cublasLtMatrixLayoutOpaque_t w, x, y;
 } trf_gemm_problem;
 
-static cudaDataType trf_cuda_dtype(uint32_t dtype) {
+static cudaDataType cuda_dtype(uint32_t dtype) {
     return dtype == TRF_DTYPE_F32 ? CUDA_R_32F : dtype == TRF_DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-static cublasStatus_t trf_describe_problem(const trf_lt *lt, const trf_gemm_shape *shape, trf_gemm_problem *problem) {
-    const cudaDataType in = trf_cuda_dtype(shape->in_dtype), out = trf_cuda_dtype(shape->out_dtype);
+static cublasStatus_t describe_problem(const trf_lt *lt, const trf_gemm_shape *shape, trf_gemm_problem *problem) {
+    const cudaDataType in = cuda_dtype(shape->in_dtype), out = cuda_dtype(shape->out_dtype);
     const int32_t transposed = CUBLAS_OP_T;
     const uint64_t m = shape->m, rows = shape->rows, cols = shape->cols;
     cublasStatus_t error = lt->cublasLtMatmulDescInit_internal(&problem->operation, sizeof problem->operation,
@@ -163,8 +164,8 @@ typedef struct trf_preference_value {
 } trf_preference_value;
 
 /* Partial sums may be added in F32 only: other ways of splitting K round more than once. */
-static cublasStatus_t trf_describe_preference(const trf_lt *lt, const trf_gemm_key *key,
-                                              cublasLtMatmulPreferenceOpaque_t *preference) {
+static cublasStatus_t describe_preference(const trf_lt *lt, const trf_gemm_key *key,
+                                          cublasLtMatmulPreferenceOpaque_t *preference) {
     const uint32_t out_bytes = (uint32_t)trf_dtype_bytes((trf_dtype)key->shape.out_dtype);
     const uint32_t x_alignment = key->aligned ? FULL_ALIGNMENT : 2,
                    y_alignment = key->aligned ? FULL_ALIGNMENT : out_bytes;
@@ -187,18 +188,17 @@ static cublasStatus_t trf_describe_preference(const trf_lt *lt, const trf_gemm_k
 }
 
 /* Asks the library's heuristics, which run on the host. */
-static trf_status trf_ask_heuristics(trf_gemm *gemm, trf_gemm_problem *problem, trf_gemm_choice *choice,
-                                     trf_error *err) {
-    const trf_lt *lt = trf_lt_get();
+static trf_status ask_heuristics(trf_gemm *gemm, trf_gemm_problem *problem, trf_gemm_choice *choice, trf_error *err) {
+    const trf_lt *lt = lt_get();
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
-    cublasStatus_t error = trf_describe_preference(lt, &choice->key, &preference);
+    cublasStatus_t error = describe_preference(lt, &choice->key, &preference);
     if (!error)
         error = lt->cublasLtMatmulAlgoGetHeuristic(gemm->handle, &problem->operation, &problem->w, &problem->x,
                                                    &problem->y, &problem->y, &preference, 1, &result, &found);
     if (error)
-        return trf_fail_lt(error, "choosing an algorithm of cuBLASLt", err);
+        return fail_lt(error, "choosing an algorithm of cuBLASLt", err);
     if (!found || result.state != CUBLAS_STATUS_SUCCESS)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "cuBLASLt has no algorithm for %ux%u weights and %u rows of x", choice->key.shape.rows,
@@ -209,7 +209,7 @@ static trf_status trf_ask_heuristics(trf_gemm *gemm, trf_gemm_problem *problem, 
 }
 
 /* FNV-1a. */
-static trf_gemm_choice *trf_choice_slot(trf_gemm *gemm, const trf_gemm_key *key) {
+static trf_gemm_choice *choice_slot(trf_gemm *gemm, const trf_gemm_key *key) {
     const uint8_t *bytes = (const uint8_t *)key;
     uint32_t hash = 2166136261u;
     for (size_t i = 0; i < sizeof *key; i++)
@@ -217,10 +217,10 @@ static trf_gemm_choice *trf_choice_slot(trf_gemm *gemm, const trf_gemm_key *key)
     return &gemm->choices[(hash ^ hash >> 16) % CHOICES];
 }
 
-/* The algorithm for choice->key: the one kept, or else a new one, which is kept. The heuristics give the same answer each time. */
-static trf_status trf_choose_algorithm(trf_gemm *gemm, trf_gemm_problem *problem, trf_gemm_choice *choice,
-                                       trf_error *err) {
-    trf_gemm_choice *slot = trf_choice_slot(gemm, &choice->key);
+/* The algorithm for choice->key: the one kept, or else a new one, which is kept. The heuristics give the same answer
+ * each time. */
+static trf_status choose_algorithm(trf_gemm *gemm, trf_gemm_problem *problem, trf_gemm_choice *choice, trf_error *err) {
+    trf_gemm_choice *slot = choice_slot(gemm, &choice->key);
     pthread_mutex_lock(&gemm->mutex);
     int kept = memcmp(&slot->key, &choice->key, sizeof slot->key) == 0;
     if (kept)
@@ -228,7 +228,7 @@ static trf_status trf_choose_algorithm(trf_gemm *gemm, trf_gemm_problem *problem
     pthread_mutex_unlock(&gemm->mutex);
     if (kept)
         return TRF_OK;
-    trf_status status = trf_ask_heuristics(gemm, problem, choice, err);
+    trf_status status = ask_heuristics(gemm, problem, choice, err);
     if (status != TRF_OK)
         return status;
     pthread_mutex_lock(&gemm->mutex);
@@ -237,13 +237,13 @@ static trf_status trf_choose_algorithm(trf_gemm *gemm, trf_gemm_problem *problem
     return TRF_OK;
 }
 
-static trf_status trf_start_problem(const trf_gemm *gemm, const trf_gemm_shape *shape, trf_gemm_problem *problem,
-                                    trf_error *err) {
-    const trf_lt *lt = trf_lt_get();
+static trf_status start_problem(const trf_gemm *gemm, const trf_gemm_shape *shape, trf_gemm_problem *problem,
+                                trf_error *err) {
+    const trf_lt *lt = lt_get();
     if (!gemm->handle)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "cuBLASLt is not there: %s", lt->missing);
-    cublasStatus_t error = trf_describe_problem(lt, shape, problem);
-    return error ? trf_fail_lt(error, "describing a product to cuBLASLt", err) : TRF_OK;
+    cublasStatus_t error = describe_problem(lt, shape, problem);
+    return error ? fail_lt(error, "describing a product to cuBLASLt", err) : TRF_OK;
 }
 
 /* ---- calls ---- */
@@ -251,35 +251,35 @@ static trf_status trf_start_problem(const trf_gemm *gemm, const trf_gemm_shape *
 trf_status trf_gemm_workspace(trf_gemm *gemm, const trf_gemm_shape *shape, uint64_t *workspace_bytes, trf_error *err) {
     trf_gemm_problem problem;
     trf_gemm_choice aligned = {.key = {*shape, 1}}, unaligned = {.key = {*shape, 0}};
-    trf_status status = trf_start_problem(gemm, shape, &problem, err);
+    trf_status status = start_problem(gemm, shape, &problem, err);
     if (status == TRF_OK)
-        status = trf_choose_algorithm(gemm, &problem, &aligned, err);
+        status = choose_algorithm(gemm, &problem, &aligned, err);
     if (status != TRF_OK)
         return status;
     /* If there is none for this one, a call with such an x or y says so. */
-    if (trf_choose_algorithm(gemm, &problem, &unaligned, NULL) != TRF_OK)
+    if (choose_algorithm(gemm, &problem, &unaligned, NULL) != TRF_OK)
         unaligned.workspace_bytes = 0;
     *workspace_bytes =
         aligned.workspace_bytes > unaligned.workspace_bytes ? aligned.workspace_bytes : unaligned.workspace_bytes;
     return TRF_OK;
 }
 
-trf_status trf_gemm_run(trf_gemm *gemm, const trf_gemm_shape *shape, const void *w, const void *x, void *y,
-                        void *workspace, uint64_t workspace_bytes, trf_stream stream, trf_error *err) {
+trf_status trf_gemm_multiply(trf_gemm *gemm, const trf_gemm_shape *shape, const void *w, const void *x, void *y,
+                             void *workspace, uint64_t workspace_bytes, trf_stream stream, trf_error *err) {
     static const float kOne = 1, kZero = 0;
     trf_gemm_problem problem;
-    trf_status status = trf_start_problem(gemm, shape, &problem, err);
+    trf_status status = start_problem(gemm, shape, &problem, err);
     if (status != TRF_OK)
         return status;
     trf_gemm_choice choice = {.key = {*shape, ((uintptr_t)x | (uintptr_t)y) % FULL_ALIGNMENT == 0}};
-    status = trf_choose_algorithm(gemm, &problem, &choice, err);
+    status = choose_algorithm(gemm, &problem, &choice, err);
     if (status != TRF_OK)
         return status;
     if (choice.workspace_bytes > workspace_bytes)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the product needs a workspace of %llu bytes, has %llu",
                         (unsigned long long)choice.workspace_bytes, (unsigned long long)workspace_bytes);
-    cublasStatus_t error = trf_lt_get()->cublasLtMatmul(gemm->handle, &problem.operation, &kOne, w, &problem.w, x,
-                                                        &problem.x, &kZero, y, &problem.y, y, &problem.y,
-                                                        &choice.algorithm, workspace, choice.workspace_bytes, stream);
-    return error ? trf_fail_lt(error, "the product by cuBLASLt", err) : TRF_OK;
+    cublasStatus_t error = lt_get()->cublasLtMatmul(gemm->handle, &problem.operation, &kOne, w, &problem.w, x,
+                                                    &problem.x, &kZero, y, &problem.y, y, &problem.y, &choice.algorithm,
+                                                    workspace, choice.workspace_bytes, stream);
+    return error ? fail_lt(error, "the product by cuBLASLt", err) : TRF_OK;
 }

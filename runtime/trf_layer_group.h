@@ -1,9 +1,9 @@
-/* What stands behind trf_layer_group and trf_experts; loader/trf_group.c and trf_experts.c have the public functions. */
+/* What stands behind trf_layer_group and trf_experts; trf_layer_group.c and trf_experts.c have the public functions. */
 #ifndef TRF_LAYER_GROUP_H
 #define TRF_LAYER_GROUP_H
 
 #include "trf_context.h"
-#include "trf_group.h"
+#include "trf_group_launch.h"
 
 /* One product of a group. */
 typedef struct trf_group_entry {
@@ -13,17 +13,17 @@ typedef struct trf_group_entry {
 } trf_group_entry;
 
 /* A launch of several layers. */
-typedef struct trf_group_launch_plan {
+typedef struct trf_shared_launch {
     trf_group_choice choice;
     uint32_t count, members[TRF_GROUP_LAYERS]; /* of entries */
-} trf_group_launch_plan;
+} trf_shared_launch;
 
 struct trf_layer_group {
     trf_context *context;
     uint32_t count, num_launches;
     uint64_t workspace_bytes;
-    trf_group_entry *entries;        /* [count] */
-    trf_group_launch_plan *launches; /* [num_launches]; room for one for each entry */
+    trf_group_entry *entries;    /* [count] */
+    trf_shared_launch *launches; /* [num_launches]; room for one for each entry */
 };
 
 struct trf_experts {
@@ -34,18 +34,19 @@ struct trf_experts {
     trf_layer_info info; /* of the first one */
     /* A GPU's. */
     trf_expert *experts_dev;     /* [count] */
-    uint32_t stream_bytes;       /* of the one with the longest streams */
+    uint32_t rans_bytes;         /* of the one with the longest streams */
     int edges;                   /* whether any has some */
     const char *refusals[2];     /* of x in F16, in BF16; NULL: taken */
     uint32_t refused_experts[2]; /* the first one for which that holds */
 };
 
-typedef struct trf_group_kind {
-    /* Decides which entries run together: sets their `grouped`, launches and num_launches, and raises workspace_bytes to what these need. */
-    void (*form)(trf_layer_group *group);
+typedef struct trf_group_ops {
+    /* Decides which entries run together: sets their `grouped`, launches and num_launches, and raises workspace_bytes
+     * to what these need. */
+    void (*plan_launches)(trf_layer_group *group);
     /* The launches alone. x, y: of all entries. */
-    trf_status (*run)(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
-                      trf_stream stream, trf_error *err);
+    trf_status (*launch)(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
+                         trf_stream stream, trf_error *err);
     /* Fills what is the device's. */
     trf_status (*fill_experts)(trf_experts *experts, trf_error *err);
     void (*destroy_experts)(trf_experts *experts);
@@ -53,8 +54,8 @@ typedef struct trf_group_kind {
     trf_status (*plan_experts)(const trf_experts *experts, trf_experts_plan *plan, trf_error *err);
     trf_status (*linear_experts)(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
                                  const uint32_t *offsets, void *y, void *workspace, trf_stream stream, trf_error *err);
-} trf_group_kind;
+} trf_group_ops;
 
-extern const trf_group_kind trf_cuda_groups;
+extern const trf_group_ops trf_cuda_group_ops;
 
 #endif

@@ -1,5 +1,5 @@
 /* What stands in for the CUDA device in a build without device code. */
-#include "trf_device_kinds.h"
+#include "trf_device.h"
 
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {
     (void)device, (void)context;

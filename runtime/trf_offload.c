@@ -1,4 +1,5 @@
-/* Stacks: the public functions. They check arguments; trf_offload_order.c says what is copied when, the device's kind does it. */
+/* Stacks: the public functions. They check arguments; trf_offload_order.c says what is copied when, the device's
+ * operations do it. */
 #include "trf_offload.h"
 
 #include "trf_layer_open.h"
@@ -6,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const trf_stack_kind *trf_stack_kind_of(const trf_stack *stack) { return stack->context->kind->stack; }
+static const trf_stack_ops *stack_ops_of(const trf_stack *stack) { return stack->context->ops->stack; }
 
 /* ---- making one ---- */
 
@@ -24,7 +25,7 @@ trf_status trf_stack_create(trf_context *context, trf_stack **stack, trf_error *
 void trf_stack_destroy(trf_stack *stack) {
     if (!stack)
         return;
-    trf_stack_kind_of(stack)->destroy(stack);
+    stack_ops_of(stack)->destroy(stack);
     for (uint32_t i = 0; i < stack->count; i++)
         if (stack->entries[i].owned)
             trf_layer_free(stack->entries[i].source);
@@ -34,7 +35,7 @@ void trf_stack_destroy(trf_stack *stack) {
     free(stack);
 }
 
-static trf_status trf_grow_stack(trf_stack *stack, trf_error *err) {
+static trf_status grow_stack(trf_stack *stack, trf_error *err) {
     if (stack->count < stack->capacity)
         return TRF_OK;
     const uint32_t capacity = stack->capacity ? 2 * stack->capacity : 16;
@@ -50,14 +51,14 @@ static trf_status trf_grow_stack(trf_stack *stack, trf_error *err) {
 }
 
 /* owned: source is the stack's if this succeeds. */
-static trf_status trf_append(trf_stack *stack, trf_layer *source, const trf_layer_cut *cut, int owned, trf_error *err) {
+static trf_status append(trf_stack *stack, trf_layer *source, const trf_shard_range *shard, int owned, trf_error *err) {
     uint64_t bytes;
     trf_device_layer *layer;
     trf_layer_source described = trf_source_of_layer(&source, owned);
-    described.cut = *cut;
-    trf_status status = trf_stack_kind_of(stack)->measure(source, &bytes, err);
+    described.shard = *shard;
+    trf_status status = stack_ops_of(stack)->measure(source, &bytes, err);
     if (status == TRF_OK)
-        status = trf_grow_stack(stack, err);
+        status = grow_stack(stack, err);
     if (status == TRF_OK)
         status = trf_begin_device_layer(stack->context, &described, &layer, err);
     if (status != TRF_OK)
@@ -68,7 +69,7 @@ static trf_status trf_append(trf_stack *stack, trf_layer *source, const trf_laye
     return TRF_OK;
 }
 
-static trf_status trf_check_open(const trf_stack *stack, trf_error *err) {
+static trf_status check_open(const trf_stack *stack, trf_error *err) {
     return stack->prepared
                ? trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the stack has been prepared; it takes no more layers")
                : TRF_OK;
@@ -77,9 +78,9 @@ static trf_status trf_check_open(const trf_stack *stack, trf_error *err) {
 trf_status trf_stack_add(trf_stack *stack, const trf_layer *layer, trf_error *err) {
     if (!stack || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "adding a layer needs a stack and a layer");
-    const trf_layer_cut all = {0, layer->view.header.rows, 0, layer->view.header.cols};
-    trf_status status = trf_check_open(stack, err);
-    return status == TRF_OK ? trf_append(stack, (trf_layer *)layer, &all, 0, err) : status;
+    const trf_shard_range all = {0, layer->view.header.rows, 0, layer->view.header.cols};
+    trf_status status = check_open(stack, err);
+    return status == TRF_OK ? append(stack, (trf_layer *)layer, &all, 0, err) : status;
 }
 
 trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const char *tensor,
@@ -87,28 +88,28 @@ trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const ch
     if (!stack || !checkpoint || !tensor)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "loading a layer needs a stack, a checkpoint and a name");
     trf_layer *layer;
-    trf_layer_cut cut;
-    trf_status status = trf_check_open(stack, err);
+    trf_shard_range shard;
+    trf_status status = check_open(stack, err);
     if (status == TRF_OK)
-        status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, &cut, err);
+        status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, &shard, err);
     if (status != TRF_OK)
         return status;
-    status = trf_append(stack, layer, &cut, 1, err);
+    status = append(stack, layer, &shard, 1, err);
     if (status != TRF_OK) {
         trf_layer_free(layer);
-        return trf_fail_in(err, status, "tensor '%s'", tensor);
+        return trf_prefix_error(err, status, "tensor '%s'", tensor);
     }
     return TRF_OK;
 }
 
-static trf_status trf_copy_layer_ahead(void *context, uint32_t index, trf_error *err) {
+static trf_status copy_layer_ahead(void *context, uint32_t index, trf_error *err) {
     trf_stack *stack = context;
-    return trf_stack_kind_of(stack)->copy(stack, index, err);
+    return stack_ops_of(stack)->copy(stack, index, err);
 }
 
-static trf_status trf_wait_for_uses(void *context, uint32_t index, trf_error *err) {
+static trf_status wait_for_uses(void *context, uint32_t index, trf_error *err) {
     trf_stack *stack = context;
-    return trf_stack_kind_of(stack)->wait(stack, index, err);
+    return stack_ops_of(stack)->wait(stack, index, err);
 }
 
 trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err) {
@@ -121,11 +122,11 @@ trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error 
         .places = stack->places,
         .states = calloc(stack->count, sizeof *stack->order.states),
         .count = stack->count,
-        .actions = {stack, trf_copy_layer_ahead, trf_wait_for_uses},
+        .actions = {stack, copy_layer_ahead, wait_for_uses},
     };
     if (!stack->order.states)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the states of %u layers", stack->count);
-    trf_status status = trf_stack_kind_of(stack)->prepare(stack, budget_bytes, err);
+    trf_status status = stack_ops_of(stack)->prepare(stack, budget_bytes, err);
     if (status != TRF_OK)
         return status;
     stack->prepared = 1;
@@ -135,14 +136,14 @@ trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error 
 /* ---- what it holds ---- */
 
 void trf_stack_get_info(const trf_stack *stack, trf_stack_info *info) {
-    *info = (trf_stack_info){.layers = stack->count, .resident = stack->plan.resident};
+    *info = (trf_stack_info){.layers = stack->count, .resident = stack->placement.resident};
     for (uint32_t i = 0; i < stack->count; i++)
         info->layer_bytes += stack->places[i].bytes;
     info->least_bytes =
-        trf_stack_least_bytes(stack->places, stack->count, trf_stack_kind_of(stack)->fixed_bytes(stack->count));
-    info->device_bytes = stack->plan.device_bytes;
+        trf_stack_least_bytes(stack->places, stack->count, stack_ops_of(stack)->fixed_bytes(stack->count));
+    info->device_bytes = stack->placement.device_bytes;
     info->host_bytes = stack->host_bytes;
-    info->streamed_bytes = stack->plan.streamed_bytes;
+    info->offload_bytes = stack->placement.offload_bytes;
 }
 
 const trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index) {
@@ -151,7 +152,7 @@ const trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index) 
 
 /* ---- running it ---- */
 
-static trf_status trf_check_index(const trf_stack *stack, uint32_t index, trf_error *err) {
+static trf_status check_index(const trf_stack *stack, uint32_t index, trf_error *err) {
     if (!stack || !stack->prepared)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the stack has not been prepared");
     if (index >= stack->count)
@@ -161,14 +162,14 @@ static trf_status trf_check_index(const trf_stack *stack, uint32_t index, trf_er
 
 trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream, const trf_device_layer **layer,
                              trf_error *err) {
-    trf_status status = trf_check_index(stack, index, err);
+    trf_status status = check_index(stack, index, err);
     if (status != TRF_OK)
         return status;
     status = trf_order_acquire(&stack->order, index, err);
     if (status != TRF_OK)
         return status;
     if (!stack->places[index].resident)
-        status = trf_stack_kind_of(stack)->join(stack, index, stream, err);
+        status = stack_ops_of(stack)->await_copy(stack, index, stream, err);
     if (status != TRF_OK) {
         stack->order.states[index].uses--;
         return status;
@@ -179,7 +180,7 @@ trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream
 }
 
 trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err) {
-    trf_status status = trf_check_index(stack, index, err);
+    trf_status status = check_index(stack, index, err);
     if (status != TRF_OK)
         return status;
     trf_stack_state *state = &stack->order.states[index];
@@ -187,7 +188,7 @@ trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layer %u is released without having been acquired",
                         index);
     if (!stack->places[index].resident) {
-        status = trf_stack_kind_of(stack)->mark(stack, index, state->released, stream, err);
+        status = stack_ops_of(stack)->mark_use(stack, index, state->released, stream, err);
         if (status != TRF_OK)
             return status;
         state->released = 1;

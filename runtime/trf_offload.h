@@ -1,14 +1,16 @@
-/* What stands behind trf_stack, and what a kind of device does for it. */
+/* What stands behind trf_stack, and what a device does for it. */
 #ifndef TRF_OFFLOAD_H
 #define TRF_OFFLOAD_H
 
-#include "trf_device_kinds.h"
+#include "trf_device.h"
 #include "trf_layer.h"
 #include "trf_offload_order.h"
 
 typedef struct trf_stack_entry {
     trf_device_layer *
-        layer; /* the stack's; its context, serial, info and cut are set when it is added, the rest when the stack is prepared */
+        /* the stack's; its context, serial, info and shard are set when it is added, the rest when the stack is
+         * prepared */
+        layer;
     trf_layer *source; /* until it is prepared, then NULL */
     int owned;         /* source is the stack's */
 } trf_stack_entry;
@@ -20,19 +22,20 @@ struct trf_stack {
     uint32_t count, capacity;
     int prepared;
     /* What follows is set when it is. */
-    trf_stack_plan plan;
+    trf_stack_placement placement;
     trf_stack_order order;
     uint64_t host_bytes;             /* of pinned memory */
-    struct trf_stack_device *device; /* the kind's */
+    struct trf_stack_device *device; /* the device's own */
 };
 
-/* What a kind of device does. Functions that take an index are for layers that stream. */
-typedef struct trf_stack_kind {
+/* What a device does. Functions that take an index are for offloaded layers. */
+typedef struct trf_stack_ops {
     /* Device memory that a layer takes, which is its place's. Errors: TRF_ERR_UNSUPPORTED. */
     trf_status (*measure)(const trf_layer *layer, uint64_t *bytes, trf_error *err);
     /* Besides the layers: of `count` of them. */
     uint64_t (*fixed_bytes)(uint32_t count);
-    /* Makes plan and places, and all layers; takes the sources. After a failure the stack can be destroyed, or prepared anew. */
+    /* Makes placement and places, and all layers; takes the sources. After a failure the stack can be destroyed, or
+     * prepared anew. */
     trf_status (*prepare)(trf_stack *stack, uint64_t budget_bytes, trf_error *err);
     /* Frees the layers and whatever prepare has made; waits for the device. */
     void (*destroy)(trf_stack *stack);
@@ -40,11 +43,12 @@ typedef struct trf_stack_kind {
     trf_status (*copy)(trf_stack *stack, uint32_t index, trf_error *err);
     trf_status (*wait)(trf_stack *stack, uint32_t index, trf_error *err);
     /* Lets what follows on `stream` wait for the layer's copy. */
-    trf_status (*join)(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err);
-    /* Marks what `stream` has been given so far as a use of the layer; again: one was marked since its copy, and stays marked. */
-    trf_status (*mark)(trf_stack *stack, uint32_t index, int again, trf_stream stream, trf_error *err);
-} trf_stack_kind;
+    trf_status (*await_copy)(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err);
+    /* Marks what `stream` has been given so far as a use of the layer; again: one was marked since its copy, and stays
+     * marked. */
+    trf_status (*mark_use)(trf_stack *stack, uint32_t index, int again, trf_stream stream, trf_error *err);
+} trf_stack_ops;
 
-extern const trf_stack_kind trf_cpu_stack_kind, trf_cuda_stack_kind;
+extern const trf_stack_ops trf_cpu_stack_ops, trf_cuda_stack_ops;
 
 #endif

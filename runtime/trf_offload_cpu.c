@@ -4,41 +4,41 @@
 #include <stdlib.h>
 
 /* As trf_cpu_fill_layer counts it. */
-static trf_status trf_cpu_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
+static trf_status cpu_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     (void)err;
     *bytes = layer->view.header.blob_bytes + sizeof *layer;
     return TRF_OK;
 }
 
-static uint64_t trf_cpu_fixed_bytes(uint32_t count) { return (void)count, 0; }
+static uint64_t cpu_fixed_bytes(uint32_t count) { return (void)count, 0; }
 
-static trf_status trf_cpu_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err) {
+static trf_status cpu_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err) {
     (void)budget_bytes;
     for (uint32_t i = 0; i < stack->count; i++) {
         trf_stack_entry *entry = &stack->entries[i];
         if (!entry->source) /* made before an earlier attempt failed */
             continue;
         const trf_layer_source source = trf_source_of_layer(&entry->source, entry->owned);
-        trf_status status = stack->context->kind->fill_layer(entry->layer, &source, err);
+        trf_status status = stack->context->ops->fill_layer(entry->layer, &source, err);
         if (status != TRF_OK)
-            return trf_fail_in(err, status, "layer %u of the stack", i);
+            return trf_prefix_error(err, status, "layer %u of the stack", i);
         entry->source = NULL;
     }
-    return trf_stack_plan_make(stack->places, stack->count, 0, UINT64_MAX, &stack->plan, err);
+    return trf_stack_placement_make(stack->places, stack->count, 0, UINT64_MAX, &stack->placement, err);
 }
 
-static void trf_cpu_destroy_stack(trf_stack *stack) {
+static void cpu_destroy_stack(trf_stack *stack) {
     for (uint32_t i = 0; i < stack->count; i++) {
         trf_stack_entry *entry = &stack->entries[i];
         if (!entry->source)
-            stack->context->kind->destroy_layer(entry->layer);
+            stack->context->ops->destroy_layer(entry->layer);
         free(entry->layer);
     }
 }
 
-const trf_stack_kind trf_cpu_stack_kind = {
-    .measure = trf_cpu_measure,
-    .fixed_bytes = trf_cpu_fixed_bytes,
-    .prepare = trf_cpu_prepare,
-    .destroy = trf_cpu_destroy_stack,
+const trf_stack_ops trf_cpu_stack_ops = {
+    .measure = cpu_measure,
+    .fixed_bytes = cpu_fixed_bytes,
+    .prepare = cpu_prepare,
+    .destroy = cpu_destroy_stack,
 };

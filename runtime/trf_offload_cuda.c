@@ -1,21 +1,23 @@
-/* Stacks on a GPU. Its memory is one allocation, inside the budget: a fault word for each layer | two buffers | layers that stay. So every layer has one place, and its view and plans
- * stay good; the fault words outlast what streams through the buffers. The images of layers that stream lie in pinned memory, each in one piece for one copy; copies have a stream of their own. */
+/* Stacks on a GPU. Its memory is one allocation, inside the budget: a fault word for each layer | two buffers | layers
+ * that stay. So every layer has one place, and its view and plans stay good; the fault words outlast what is copied
+ * through the buffers. The images of offloaded layers lie in pinned memory, each contiguous for one copy; copies have a
+ * stream of their own. */
 #include "trf_cuda_call.h"
 #include "trf_device_image.h"
+#include "trf_nvtx.h"
 #include "trf_offload.h"
-#include "trf_range.h"
 #include "trf_threads.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Pinning is slow by the call; a piece is at least as large as a layer. */
-static const uint64_t kPieceBytes = 1ull << 30;
+/* Pinning is slow by the call; a segment is at least as large as a layer. */
+static const uint64_t kSegmentBytes = 1ull << 30;
 /* Through which layers that stay are copied, unless one needs more. */
 static const uint64_t kScratchBytes = 256 << 20;
 
-/* What a layer that streams has, but for the image. */
+/* What an offloaded layer has, but for the image. */
 typedef struct trf_stack_copy {
     uint8_t *image;     /* pinned; of a layer that stays, while it is copied */
     cudaEvent_t copied; /* on the stream of copies */
@@ -24,76 +26,76 @@ typedef struct trf_stack_copy {
 
 typedef struct trf_stack_device {
     uint8_t *memory_dev;
-    void **pieces; /* pinned; [num_pieces] */
-    uint32_t num_pieces;
+    void **segments; /* pinned; [num_segments] */
+    uint32_t num_segments;
     trf_stack_copy *copies; /* [count] */
     cudaStream_t stream;
 } trf_stack_device;
 
-static trf_status trf_cuda_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
+static trf_status cuda_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     const uint64_t blob_bytes = layer->view.header.blob_bytes;
-    *bytes = trf_lay_out_image(&layer->view.header).bytes;
+    *bytes = trf_image_offsets_of(&layer->view.header).bytes;
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
     return TRF_OK;
 }
 
-static uint64_t trf_cuda_fixed_bytes(uint32_t count) {
-    return trf_align_part((uint64_t)count * sizeof(trf_device_fault));
+static uint64_t cuda_fixed_bytes(uint32_t count) {
+    return trf_device_align((uint64_t)count * sizeof(trf_device_fault));
 }
 
 /* ---- making one ---- */
 
-static trf_status trf_fail_stack_memory(trf_error *err) {
+static trf_status fail_stack_memory(trf_error *err) {
     return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate what a stack keeps of its layers");
 }
 
-static trf_status trf_allocate_stack(trf_stack *stack, trf_error *err) {
-    const uint64_t bytes = stack->plan.device_bytes;
+static trf_status allocate_stack(trf_stack *stack, trf_error *err) {
+    const uint64_t bytes = stack->placement.device_bytes;
     trf_stack_device *device = calloc(1, sizeof *device);
     if (!device)
-        return trf_fail_stack_memory(err);
+        return fail_stack_memory(err);
     stack->device = device;
     device->copies = calloc(stack->count, sizeof *device->copies);
-    device->pieces = calloc(stack->count, sizeof *device->pieces); /* at most one for each layer */
-    if (!device->copies || !device->pieces)
-        return trf_fail_stack_memory(err);
+    device->segments = calloc(stack->count, sizeof *device->segments); /* at most one for each layer */
+    if (!device->copies || !device->segments)
+        return fail_stack_memory(err);
     trf_status status =
         trf_check_cuda(cudaMalloc((void **)&device->memory_dev, bytes), "allocating device memory", err);
     if (status != TRF_OK)
-        return trf_fail_in(err, status, "%llu bytes for %u layers", (unsigned long long)bytes, stack->count);
-    status = trf_check_cuda(cudaMemset(device->memory_dev, 0, trf_cuda_fixed_bytes(stack->count)),
-                            "clearing fault words", err);
+        return trf_prefix_error(err, status, "%llu bytes for %u layers", (unsigned long long)bytes, stack->count);
+    status =
+        trf_check_cuda(cudaMemset(device->memory_dev, 0, cuda_fixed_bytes(stack->count)), "clearing fault words", err);
     if (status == TRF_OK)
         status = trf_check_cuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking),
                                 "a stream for copies", err);
     return status;
 }
 
-static trf_device_fault *trf_fault_of(const trf_stack *stack, uint32_t index) {
+static trf_device_fault *fault_of(const trf_stack *stack, uint32_t index) {
     return (trf_device_fault *)stack->device->memory_dev + index;
 }
 
 /* Pins memory for the images. */
-static trf_status trf_pin_images(trf_stack *stack, trf_error *err) {
+static trf_status pin_images(trf_stack *stack, trf_error *err) {
     trf_stack_device *device = stack->device;
-    uint64_t left = stack->plan.streamed_bytes, room = 0;
+    uint64_t left = stack->placement.offload_bytes, room = 0;
     uint8_t *at = NULL;
     for (uint32_t i = 0; i < stack->count; i++) {
         const uint64_t bytes = stack->places[i].bytes;
         if (stack->places[i].resident)
             continue;
         if (bytes > room) {
-            room = left < kPieceBytes ? left : kPieceBytes;
+            room = left < kSegmentBytes ? left : kSegmentBytes;
             room = bytes > room ? bytes : room;
             trf_status status =
                 trf_check_cuda(cudaHostAlloc((void **)&at, room, cudaHostAllocDefault), "pinning host memory", err);
             if (status != TRF_OK)
-                return trf_fail_in(err, status, "%llu bytes, of %llu that stream, with %llu there",
-                                   (unsigned long long)room, (unsigned long long)stack->plan.streamed_bytes,
-                                   (unsigned long long)stack->host_bytes);
-            device->pieces[device->num_pieces++] = at;
+                return trf_prefix_error(err, status, "%llu bytes, of %llu that are offloaded, with %llu there",
+                                        (unsigned long long)room, (unsigned long long)stack->placement.offload_bytes,
+                                        (unsigned long long)stack->host_bytes);
+            device->segments[device->num_segments++] = at;
             stack->host_bytes += room;
         }
         device->copies[i].image = at;
@@ -106,19 +108,19 @@ static trf_status trf_pin_images(trf_stack *stack, trf_error *err) {
 
 /* ---- images ---- */
 
-/* Layers first to end - 1, of those that stay, or of those that stream. */
+/* Layers first to end - 1, of those that stay, or of those that are offloaded. */
 typedef struct trf_image_work {
     trf_stack *stack;
     uint32_t first, end;
     int resident;
 } trf_image_work;
 
-/* The layer in host memory of one that streams, once its image is written. */
-static trf_status trf_open_image(const uint8_t *image, const trf_layer *source, trf_layer **host, trf_error *err) {
+/* The layer in host memory of one that is offloaded, once its image is written. */
+static trf_status open_image(const uint8_t *image, const trf_layer *source, trf_layer **host, trf_error *err) {
     const uint64_t blob_bytes = source->view.header.blob_bytes;
     trf_layer *made = calloc(1, sizeof *made);
     if (!made)
-        return trf_fail_stack_memory(err);
+        return fail_stack_memory(err);
     made->blob = image;
     made->table = source->table;
     *host = made;
@@ -126,7 +128,7 @@ static trf_status trf_open_image(const uint8_t *image, const trf_layer *source, 
 }
 
 /* A trf_parallel_fn; index: from the first layer on. */
-static trf_status trf_write_image(void *context, uint64_t index, int worker, trf_error *err) {
+static trf_status write_image(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_image_work *work = context;
     const uint32_t i = work->first + (uint32_t)index;
     const trf_stack *stack = work->stack;
@@ -140,17 +142,18 @@ static trf_status trf_write_image(void *context, uint64_t index, int worker, trf
     const uint64_t blob_bytes = source->view.header.blob_bytes;
     memcpy(image, source->blob, blob_bytes);
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
-    trf_write_image_tail(source, image + trf_lay_out_image(&source->view.header).slabs, &layer->facts);
-    layer->view = trf_view_of_image(&source->view, stack->device->memory_dev + place->offset, trf_fault_of(stack, i));
-    return place->resident ? TRF_OK : trf_open_image(image, source, &layer->host, err);
+    trf_write_image_tail(source, image + trf_image_offsets_of(&source->view.header).slabs, &layer->traits);
+    layer->view = trf_view_of_image(&source->view, stack->device->memory_dev + place->offset, fault_of(stack, i));
+    return place->resident ? TRF_OK : open_image(image, source, &layer->host, err);
 }
 
-static trf_status trf_write_images(trf_image_work work, trf_error *err) {
-    return trf_parallel_for(work.stack->context->threads, work.end - work.first, trf_write_image, &work, err);
+static trf_status write_images(trf_image_work work, trf_error *err) {
+    return trf_parallel_for(work.stack->context->threads, work.end - work.first, write_image, &work, err);
 }
 
-/* Gives layers that stay, from the first-th on, places in the scratch memory. @return the end of those that have one. */
-static uint32_t trf_fill_scratch(const trf_stack *stack, uint32_t first, uint8_t *scratch, uint64_t scratch_bytes) {
+/* Gives layers that stay, from the first-th on, places in the scratch memory. @return the end of those that have
+ * one. */
+static uint32_t fill_scratch(const trf_stack *stack, uint32_t first, uint8_t *scratch, uint64_t scratch_bytes) {
     uint64_t used = 0;
     uint32_t i = first;
     for (; i < stack->count; i++) {
@@ -165,13 +168,13 @@ static uint32_t trf_fill_scratch(const trf_stack *stack, uint32_t first, uint8_t
 }
 
 /* Copies layers that stay, group by group. */
-static trf_status trf_copy_residents(trf_stack *stack, uint8_t *scratch, uint64_t scratch_bytes, trf_error *err) {
+static trf_status copy_residents(trf_stack *stack, uint8_t *scratch, uint64_t scratch_bytes, trf_error *err) {
     const trf_stack_device *device = stack->device;
     trf_status status = TRF_OK;
     for (uint32_t first = 0, end; status == TRF_OK && first < stack->count; first = end) {
         cudaError_t error = cudaSuccess;
-        end = trf_fill_scratch(stack, first, scratch, scratch_bytes);
-        status = trf_write_images((trf_image_work){stack, first, end, 1}, err);
+        end = fill_scratch(stack, first, scratch, scratch_bytes);
+        status = write_images((trf_image_work){stack, first, end, 1}, err);
         for (uint32_t i = first; status == TRF_OK && !error && i < end; i++)
             if (stack->places[i].resident)
                 error = cudaMemcpyAsync(device->memory_dev + stack->places[i].offset, device->copies[i].image,
@@ -183,7 +186,7 @@ static trf_status trf_copy_residents(trf_stack *stack, uint8_t *scratch, uint64_
     return status;
 }
 
-static trf_status trf_place_residents(trf_stack *stack, trf_error *err) {
+static trf_status place_residents(trf_stack *stack, trf_error *err) {
     uint64_t all = 0, most = 0;
     uint8_t *scratch;
     for (uint32_t i = 0; i < stack->count; i++) {
@@ -197,13 +200,13 @@ static trf_status trf_place_residents(trf_stack *stack, trf_error *err) {
     trf_status status =
         trf_check_cuda(cudaHostAlloc((void **)&scratch, bytes, cudaHostAllocDefault), "pinning host memory", err);
     if (status != TRF_OK)
-        return trf_fail_in(err, status, "%llu bytes to copy layers from", (unsigned long long)bytes);
-    status = trf_copy_residents(stack, scratch, bytes, err);
+        return trf_prefix_error(err, status, "%llu bytes to copy layers from", (unsigned long long)bytes);
+    status = copy_residents(stack, scratch, bytes, err);
     cudaFreeHost(scratch);
     return status;
 }
 
-static trf_status trf_make_events(trf_stack *stack, trf_error *err) {
+static trf_status make_events(trf_stack *stack, trf_error *err) {
     cudaError_t error = cudaSuccess;
     for (uint32_t i = 0; !error && i < stack->count; i++) {
         trf_stack_copy *copy = &stack->device->copies[i];
@@ -219,14 +222,14 @@ static trf_status trf_make_events(trf_stack *stack, trf_error *err) {
 }
 
 /* Undoes all that follows; the device is current. */
-static void trf_release_stack(trf_stack *stack) {
+static void free_stack_device(trf_stack *stack) {
     trf_stack_device *device = stack->device;
     for (uint32_t i = 0; i < stack->count; i++) {
         trf_layer_free(stack->entries[i].layer->host);
         stack->entries[i].layer->host = NULL;
     }
     stack->host_bytes = 0;
-    stack->plan = (trf_stack_plan){0};
+    stack->placement = (trf_stack_placement){0};
     if (!device)
         return;
     for (uint32_t i = 0; device->copies && i < stack->count; i++) {
@@ -237,43 +240,43 @@ static void trf_release_stack(trf_stack *stack) {
     }
     if (device->stream)
         cudaStreamDestroy(device->stream);
-    for (uint32_t i = 0; i < device->num_pieces; i++)
-        cudaFreeHost(device->pieces[i]);
+    for (uint32_t i = 0; i < device->num_segments; i++)
+        cudaFreeHost(device->segments[i]);
     cudaFree(device->memory_dev);
-    free(device->pieces);
+    free(device->segments);
     free(device->copies);
     free(device);
     stack->device = NULL;
 }
 
-static trf_status trf_fill_stack(trf_stack *stack, trf_error *err) {
-    trf_status status = trf_allocate_stack(stack, err);
+static trf_status fill_stack(trf_stack *stack, trf_error *err) {
+    trf_status status = allocate_stack(stack, err);
     if (status == TRF_OK)
-        status = trf_pin_images(stack, err);
+        status = pin_images(stack, err);
     if (status == TRF_OK)
-        status = trf_place_residents(stack, err);
+        status = place_residents(stack, err);
     if (status == TRF_OK)
-        status = trf_write_images((trf_image_work){stack, 0, stack->count, 0}, err);
+        status = write_images((trf_image_work){stack, 0, stack->count, 0}, err);
     if (status == TRF_OK)
-        status = trf_make_events(stack, err);
+        status = make_events(stack, err);
     return status;
 }
 
-static trf_status trf_cuda_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err) {
+static trf_status cuda_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err) {
     trf_device_scope scope;
-    trf_status status = trf_stack_plan_make(stack->places, stack->count, trf_cuda_fixed_bytes(stack->count),
-                                            budget_bytes, &stack->plan, err);
+    trf_status status = trf_stack_placement_make(stack->places, stack->count, cuda_fixed_bytes(stack->count),
+                                                 budget_bytes, &stack->placement, err);
     if (status == TRF_OK)
         status = trf_enter_device(stack->context->device, &scope, err);
     if (status != TRF_OK) {
-        stack->plan = (trf_stack_plan){0};
+        stack->placement = (trf_stack_placement){0};
         return status;
     }
-    trf_range_push("load stack");
-    status = trf_fill_stack(stack, err);
-    trf_range_pop();
+    trf_nvtx_push("load stack");
+    status = fill_stack(stack, err);
+    trf_nvtx_pop();
     if (status != TRF_OK)
-        trf_release_stack(stack);
+        free_stack_device(stack);
     trf_leave_device(&scope);
     for (uint32_t i = 0; status == TRF_OK && i < stack->count; i++) {
         if (stack->entries[i].owned)
@@ -283,12 +286,12 @@ static trf_status trf_cuda_prepare(trf_stack *stack, uint64_t budget_bytes, trf_
     return status;
 }
 
-static void trf_cuda_destroy_stack(trf_stack *stack) {
+static void cuda_destroy_stack(trf_stack *stack) {
     trf_device_scope scope;
     trf_enter_device(stack->context->device, &scope, NULL);
     if (stack->device)
         cudaDeviceSynchronize();
-    trf_release_stack(stack); /* of a lost device, too: some of it is the host's */
+    free_stack_device(stack); /* of a lost device, too: some of it is the host's */
     trf_leave_device(&scope);
     for (uint32_t i = 0; i < stack->count; i++)
         free(stack->entries[i].layer);
@@ -296,24 +299,24 @@ static void trf_cuda_destroy_stack(trf_stack *stack) {
 
 /* ---- running it ---- */
 
-static trf_status trf_cuda_copy_ahead(trf_stack *stack, uint32_t index, trf_error *err) {
+static trf_status cuda_copy_ahead(trf_stack *stack, uint32_t index, trf_error *err) {
     const trf_stack_device *device = stack->device;
     const trf_stack_place *place = &stack->places[index];
     trf_device_scope scope;
     trf_status status = trf_enter_device(stack->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    trf_range_push("copy ahead");
+    trf_nvtx_push("copy ahead");
     cudaError_t error = cudaMemcpyAsync(device->memory_dev + place->offset, device->copies[index].image, place->bytes,
                                         cudaMemcpyHostToDevice, device->stream);
     if (!error)
         error = cudaEventRecord(device->copies[index].copied, device->stream);
-    trf_range_pop();
+    trf_nvtx_pop();
     trf_leave_device(&scope);
     return trf_check_cuda(error, "copying a layer ahead", err);
 }
 
-static trf_status trf_cuda_wait(trf_stack *stack, uint32_t index, trf_error *err) {
+static trf_status cuda_wait(trf_stack *stack, uint32_t index, trf_error *err) {
     const trf_stack_device *device = stack->device;
     trf_device_scope scope;
     trf_status status = trf_enter_device(stack->context->device, &scope, err);
@@ -324,7 +327,7 @@ static trf_status trf_cuda_wait(trf_stack *stack, uint32_t index, trf_error *err
     return trf_check_cuda(error, "waiting for a layer's last use", err);
 }
 
-static trf_status trf_cuda_join(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err) {
+static trf_status cuda_await_copy(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(stack->context->device, &scope, err);
     if (status != TRF_OK)
@@ -336,11 +339,11 @@ static trf_status trf_cuda_join(trf_stack *stack, uint32_t index, trf_stream str
     trf_leave_device(&scope);
     if (capture != cudaStreamCaptureStatusNone)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "layer %u streams from host memory; that cannot be captured in a graph", index);
+                        "layer %u is offloaded to host memory; that cannot be captured in a graph", index);
     return trf_check_cuda(error, "waiting for a layer's copy", err);
 }
 
-static trf_status trf_cuda_mark(trf_stack *stack, uint32_t index, int again, trf_stream stream, trf_error *err) {
+static trf_status cuda_mark_use(trf_stack *stack, uint32_t index, int again, trf_stream stream, trf_error *err) {
     const cudaEvent_t used = stack->device->copies[index].used;
     trf_device_scope scope;
     trf_status status = trf_enter_device(stack->context->device, &scope, err);
@@ -354,13 +357,13 @@ static trf_status trf_cuda_mark(trf_stack *stack, uint32_t index, int again, trf
     return trf_check_cuda(error, "marking a layer's use", err);
 }
 
-const trf_stack_kind trf_cuda_stack_kind = {
-    .measure = trf_cuda_measure,
-    .fixed_bytes = trf_cuda_fixed_bytes,
-    .prepare = trf_cuda_prepare,
-    .destroy = trf_cuda_destroy_stack,
-    .copy = trf_cuda_copy_ahead,
-    .wait = trf_cuda_wait,
-    .join = trf_cuda_join,
-    .mark = trf_cuda_mark,
+const trf_stack_ops trf_cuda_stack_ops = {
+    .measure = cuda_measure,
+    .fixed_bytes = cuda_fixed_bytes,
+    .prepare = cuda_prepare,
+    .destroy = cuda_destroy_stack,
+    .copy = cuda_copy_ahead,
+    .wait = cuda_wait,
+    .await_copy = cuda_await_copy,
+    .mark_use = cuda_mark_use,
 };

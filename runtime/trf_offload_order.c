@@ -1,12 +1,12 @@
 #include "trf_offload_order.h"
 
-static int trf_in_place_of(const trf_stack_order *order, uint32_t a, uint32_t b) {
+static int shares_place(const trf_stack_order *order, uint32_t a, uint32_t b) {
     const trf_stack_place *p = &order->places[a], *q = &order->places[b];
     return a != b && order->states[a].present && p->offset < q->offset + q->bytes && q->offset < p->offset + p->bytes;
 }
 
-/* Only if there is one that streams. */
-static uint32_t trf_next_streamed(const trf_stack_order *order, uint32_t layer) {
+/* Only if there is one that is offloaded. */
+static uint32_t next_offloaded(const trf_stack_order *order, uint32_t layer) {
     do
         layer = layer + 1 < order->count ? layer + 1 : 0;
     while (order->places[layer].resident);
@@ -14,19 +14,19 @@ static uint32_t trf_next_streamed(const trf_stack_order *order, uint32_t layer) 
 }
 
 /* @return whether all that lies in a layer's place may go. */
-static int trf_has_room(const trf_stack_order *order, uint32_t layer) {
+static int has_room(const trf_stack_order *order, uint32_t layer) {
     for (uint32_t i = 0; i < order->count; i++)
-        if (trf_in_place_of(order, i, layer) && (order->states[i].uses || !order->states[i].spent))
+        if (shares_place(order, i, layer) && (order->states[i].uses || !order->states[i].spent))
             return 0;
     return 1;
 }
 
 /* Copies a layer over whatever lies in its place, none of which is in use. */
-static trf_status trf_send_for(trf_stack_order *order, uint32_t layer, trf_error *err) {
+static trf_status copy_to_place(trf_stack_order *order, uint32_t layer, trf_error *err) {
     const trf_stack_actions *actions = &order->actions;
     trf_stack_state *state = &order->states[layer];
     for (uint32_t i = 0; i < order->count; i++) {
-        if (!trf_in_place_of(order, i, layer))
+        if (!shares_place(order, i, layer))
             continue;
         if (order->states[i].released) {
             trf_status status = actions->wait(actions->context, i, err);
@@ -42,35 +42,35 @@ static trf_status trf_send_for(trf_stack_order *order, uint32_t layer, trf_error
 }
 
 /* Copies ahead until a layer has no room. */
-static trf_status trf_copy_ahead(trf_stack_order *order, trf_error *err) {
+static trf_status copy_ahead(trf_stack_order *order, trf_error *err) {
     for (uint32_t i = 0; i < order->count; i++) {
         trf_stack_state *state = &order->states[order->next];
         if (state->present) { /* still there from its last turn, or from before a jump */
             state->spent = 0;
             state->turn = ++order->turns;
-        } else if (!trf_has_room(order, order->next)) {
+        } else if (!has_room(order, order->next)) {
             break;
         } else {
-            trf_status status = trf_send_for(order, order->next, err);
+            trf_status status = copy_to_place(order, order->next, err);
             if (status != TRF_OK)
                 return status;
         }
-        order->next = trf_next_streamed(order, order->next);
+        order->next = next_offloaded(order, order->next);
     }
     return TRF_OK;
 }
 
 /* Copies a layer that was not to be next, and goes on from there. */
-static trf_status trf_jump(trf_stack_order *order, uint32_t layer, trf_error *err) {
+static trf_status copy_out_of_order(trf_stack_order *order, uint32_t layer, trf_error *err) {
     for (uint32_t i = 0; i < order->count; i++)
-        if (trf_in_place_of(order, i, layer) && order->states[i].uses)
+        if (shares_place(order, i, layer) && order->states[i].uses)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                             "layer %u needs the place of layer %u, which has not been released", layer, i);
     for (uint32_t i = 0; i < order->count; i++) /* what was copied for another order */
         order->states[i].spent = 1;
-    trf_status status = trf_send_for(order, layer, err);
+    trf_status status = copy_to_place(order, layer, err);
     if (status == TRF_OK)
-        order->next = trf_next_streamed(order, layer);
+        order->next = next_offloaded(order, layer);
     return status;
 }
 
@@ -78,7 +78,7 @@ trf_status trf_order_begin(trf_stack_order *order, trf_error *err) {
     order->next = 0;
     while (order->next < order->count && order->places[order->next].resident)
         order->next++;
-    return order->next < order->count ? trf_copy_ahead(order, err) : TRF_OK;
+    return order->next < order->count ? copy_ahead(order, err) : TRF_OK;
 }
 
 trf_status trf_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *err) {
@@ -86,13 +86,13 @@ trf_status trf_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *
     trf_status status = TRF_OK;
     if (!order->places[layer].resident) {
         if (!state->present)
-            status = trf_jump(order, layer, err);
+            status = copy_out_of_order(order, layer, err);
         for (uint32_t i = 0; status == TRF_OK && i < order->count; i++)
             if (order->states[i].turn < state->turn) /* passed over, or used already */
                 order->states[i].spent = 1;
         state->spent = 0;
         if (status == TRF_OK)
-            status = trf_copy_ahead(order, err);
+            status = copy_ahead(order, err);
     }
     state->uses += status == TRF_OK;
     return status;
@@ -104,5 +104,5 @@ trf_status trf_order_release(trf_stack_order *order, uint32_t layer, trf_error *
     if (order->places[layer].resident)
         return TRF_OK;
     state->spent = state->uses == 0;
-    return trf_copy_ahead(order, err);
+    return copy_ahead(order, err);
 }

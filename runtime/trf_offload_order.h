@@ -1,10 +1,11 @@
 /* Which layer of a stack is copied when: ahead of use, as soon as what lies in its place may go. No CUDA in here.
  *
- * Everything is decided when calls are made, before the device does it: a layer may go once all that will use it has been queued, and a copy to its place waits on the device. */
+ * Everything is decided when calls are made, before the device does it: a layer may go once all that will use it has
+ * been queued, and a copy to its place waits on the device. */
 #ifndef TRF_OFFLOAD_ORDER_H
 #define TRF_OFFLOAD_ORDER_H
 
-#include "trf_offload_plan.h"
+#include "trf_offload_placement.h"
 
 /* A layer, as far as calls have been made. */
 typedef struct trf_stack_state {
@@ -13,7 +14,8 @@ typedef struct trf_stack_state {
     uint8_t spent;    /* may go: used since, or passed over */
     uint8_t released; /* at least once since its copy */
     uint64_t
-        turn; /* of layers that are present, the one that is to be used next has the least but for those that are spent */
+        /* of layers that are present, the one that is to be used next has the least but for those that are spent */
+        turn;
 } trf_stack_state;
 
 /* What is done on the device. Both only queue work behind all that they have queued before. */
@@ -28,7 +30,7 @@ typedef struct trf_stack_order {
     const trf_stack_place *places; /* [count] */
     trf_stack_state *states;       /* [count], all zeros at first */
     uint32_t count;
-    uint32_t next; /* the layer to copy next: begins as the first that streams */
+    uint32_t next; /* the layer to copy next: begins as the first that is offloaded */
     uint64_t turns;
     trf_stack_actions actions;
 } trf_stack_order;
@@ -38,8 +40,8 @@ typedef struct trf_stack_order {
 /* Copies ahead as far as there is room. No layer has been acquired. */
 trf_status trf_order_begin(trf_stack_order *order, trf_error *err);
 
-/* Sees to it that a layer is present, and stays. In order it is; else it is copied now, and what follows it next. Also TRF_ERR_ARGUMENT: a layer that has not been released lies in
- * its place. On failure it has not been acquired. */
+/* Sees to it that a layer is present, and stays. In order it is; else it is copied now, and what follows it next. Also
+ * TRF_ERR_ARGUMENT: a layer that has not been released lies in its place. On failure it has not been acquired. */
 trf_status trf_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *err);
 
 /* layer: acquired. Copies ahead what there is room for now. */

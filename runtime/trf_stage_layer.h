@@ -1,18 +1,20 @@
-/* A layer from its source through staging buffers to a device: read, checked and described by several threads while what they have finished is copied. */
+/* A layer from its source through staging buffers to a device: read, checked and described by several threads while
+ * what they have finished is copied. */
 #ifndef TRF_STAGE_LAYER_H
 #define TRF_STAGE_LAYER_H
 
 #include "trf_layer_source.h"
 #include "trf_staging.h"
 
-/* Where a layer goes: device memory of the blob's size, asked for once by the caller's thread, while others read the first tiles already: an allocation takes about as long as copying 8 MiB.
- * @return NULL after filling *err. */
+/* Where a layer goes: device memory of the blob's size, asked for once by the caller's thread, while others read the
+ * first tiles already: an allocation takes about as long as copying 8 MiB. @return NULL after filling *err. */
 typedef uint8_t *trf_target_fn(void *context, trf_error *err);
 
-/* Copies the blob to the target, and describes it: slabs, as trf_count_device_slabs says and zero before, and *facts. staging: open. What has been sent may still be under way when this
- * returns: trf_staging_finish or, after a failure, trf_staging_drain waits for it. Offsets of errors are the source's. Errors: those of the source, the engine and the target;
- * TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
+/* Copies the blob to the target, and describes it: slabs, as trf_count_device_slabs says and zero before, and *traits.
+ * staging: open. What has been sent may still be under way when this returns: trf_staging_finish or, after a failure,
+ * trf_staging_drain waits for it. Offsets of errors are the source's. Errors: those of the source, the engine and the
+ * target; TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
 trf_status trf_stage_layer(trf_staging *staging, const trf_layer_source *source, trf_target_fn *target, void *context,
-                           trf_device_slab *slabs, trf_device_facts *facts, trf_error *err);
+                           trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
 
 #endif

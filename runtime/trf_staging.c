@@ -8,16 +8,17 @@ enum {
     PAGE_BYTES = 4096
 };
 
-/* A buffer is free, taken, or under way; those under way stand in a queue in the order in which they were sent, which is that in which they arrive. */
+/* A buffer is free, taken, or under way; those under way stand in a queue in the order in which they were sent, which
+ * is that in which they arrive. */
 struct trf_staging {
     const trf_copy_engine *engine;
     void *context;
     trf_pool *pool;
     pthread_mutex_t lock;    /* over all that follows */
     pthread_cond_t returned; /* a buffer has become free or is under way */
-    void **rooms;            /* free ones: each begins with the next */
+    void **scratches;        /* free ones: each begins with the next */
     uint8_t *memory;         /* of all buffers; NULL: not open */
-    int is_locked;
+    int is_pinned;
     uint32_t free_buffers[TRF_STAGING_BUFFERS], num_free;
     uint32_t sent[TRF_STAGING_BUFFERS], first_sent, num_sent; /* a ring */
 };
@@ -46,9 +47,9 @@ void trf_staging_destroy(trf_staging *staging) {
     if (!staging)
         return;
     trf_pool_destroy(staging->pool);
-    for (uint8_t *room; staging->rooms; free(room))
-        room = trf_staging_take_room(staging);
-    if (staging->is_locked)
+    for (uint8_t *scratch; staging->scratches; free(scratch))
+        scratch = trf_staging_take_scratch(staging);
+    if (staging->is_pinned)
         staging->engine->release(staging->context, staging->memory);
     else
         free(staging->memory);
@@ -62,7 +63,7 @@ trf_status trf_staging_open(trf_staging *staging, trf_error *err) {
     pthread_mutex_lock(&staging->lock);
     if (!staging->memory) {
         staging->memory = staging->engine->allocate(staging->context, bytes);
-        staging->is_locked = staging->memory != NULL;
+        staging->is_pinned = staging->memory != NULL;
         if (!staging->memory)
             staging->memory = aligned_alloc(PAGE_BYTES, bytes);
         for (staging->num_free = 0; staging->memory && staging->num_free < TRF_STAGING_BUFFERS; staging->num_free++)
@@ -75,27 +76,27 @@ trf_status trf_staging_open(trf_staging *staging, trf_error *err) {
     return TRF_OK;
 }
 
-uint8_t *trf_staging_take_room(trf_staging *staging) {
+uint8_t *trf_staging_take_scratch(trf_staging *staging) {
     pthread_mutex_lock(&staging->lock);
-    void **room = staging->rooms;
-    if (room)
-        staging->rooms = *room;
+    void **scratch = staging->scratches;
+    if (scratch)
+        staging->scratches = *scratch;
     pthread_mutex_unlock(&staging->lock);
-    return room ? (uint8_t *)room : aligned_alloc(PAGE_BYTES, TRF_ROOM_BYTES);
+    return scratch ? (uint8_t *)scratch : aligned_alloc(PAGE_BYTES, TRF_SCRATCH_BYTES);
 }
 
-void trf_staging_give_room(trf_staging *staging, uint8_t *room) {
-    if (!room)
+void trf_staging_give_scratch(trf_staging *staging, uint8_t *scratch) {
+    if (!scratch)
         return;
     pthread_mutex_lock(&staging->lock);
-    *(void **)room = staging->rooms;
-    staging->rooms = (void **)room;
+    *(void **)scratch = staging->scratches;
+    staging->scratches = (void **)scratch;
     pthread_mutex_unlock(&staging->lock);
 }
 
 trf_pool *trf_staging_pool(const trf_staging *staging) { return staging->pool; }
 
-int trf_staging_is_locked(const trf_staging *staging) { return staging->is_locked; }
+int trf_staging_is_pinned(const trf_staging *staging) { return staging->is_pinned; }
 
 trf_status trf_staging_take(trf_staging *staging, uint32_t *buffer, uint8_t **memory, trf_error *err) {
     int is_sent = 0;

@@ -1,18 +1,21 @@
-/* Staging buffers: page-locked host memory through which bytes go to a device while the next ones are made ready. One ring serves all loads of a context. No CUDA in here: what moves
- * the bytes is an engine (trf_staging_cuda.c; the tests have one of their own). */
+/* Staging buffers: page-locked host memory through which bytes go to a device while the next ones are made ready. One
+ * ring serves all loads of a context. No CUDA in here: what moves the bytes is an engine (trf_staging_cuda.c; the tests
+ * have one of their own). */
 #ifndef TRF_STAGING_H
 #define TRF_STAGING_H
 
 #include "trf_threads.h"
 
-/* 4 MiB take a copy over PCIe 5 about 80 us, beside which its start (3 us) is little, while a layer of some MiB still goes in several pieces. Eight: one or two are under way, and the
- * others are filled, by one load or by several at a time. */
+/* 4 MiB take a copy over PCIe 5 about 80 us, beside which its start (3 us) is little, while a layer of some MiB still
+ * goes in several chunks. Eight: one or two are under way, and the others are filled, by one load or by several at a
+ * time. */
 enum {
     TRF_STAGING_BUFFERS = 8,
     TRF_STAGING_BYTES = 4 << 20 /* of each; no tile is larger */
 };
 
-/* What moves the bytes. All but allocate and release run with the device current that the caller of the ring has made so, or make it so themselves; thread-safe. */
+/* What moves the bytes. All but allocate and release run with the device current that the caller of the ring has made
+ * so, or make it so themselves; thread-safe. */
 typedef struct trf_copy_engine {
     /* @return page-locked memory, or NULL if there is none to be had. */
     void *(*allocate)(void *context, uint64_t bytes);
@@ -29,31 +32,35 @@ typedef struct trf_staging trf_staging;
 trf_status trf_staging_create(const trf_copy_engine *engine, void *context, trf_staging **staging, trf_error *err);
 void trf_staging_destroy(trf_staging *staging); /* NULL is allowed; nothing is under way */
 
-/* To be called before a load. Without page-locked memory the buffers are ordinary memory, and copies go slower. Thread-safe, as all that follows. Errors: TRF_ERR_MEMORY. */
+/* To be called before a load. Without page-locked memory the buffers are ordinary memory, and copies go slower.
+ * Thread-safe, as all that follows. Errors: TRF_ERR_MEMORY. */
 trf_status trf_staging_open(trf_staging *staging, trf_error *err);
-/* Rooms of TRF_ROOM_BYTES, 4096-byte aligned: where a thread has what it reads while it looks at it. They are kept for the next load. @return NULL without memory. */
+/* Scratch buffers of TRF_SCRATCH_BYTES, 4096-byte aligned: where a thread has what it reads while it looks at it. They
+ * are kept for the next load. @return NULL without memory. */
 enum {
-    TRF_ROOM_BYTES = 508 << 10
+    TRF_SCRATCH_BYTES = 508 << 10
 };
-uint8_t *trf_staging_take_room(trf_staging *staging);
-void trf_staging_give_room(trf_staging *staging, uint8_t *room); /* NULL is allowed */
+uint8_t *trf_staging_take_scratch(trf_staging *staging);
+void trf_staging_give_scratch(trf_staging *staging, uint8_t *scratch); /* NULL is allowed */
 
 /* The threads that fill buffers; the ring's. */
 trf_pool *trf_staging_pool(const trf_staging *staging);
 
-int trf_staging_is_locked(const trf_staging *staging); /* whether they are page-locked; after trf_staging_open */
+int trf_staging_is_pinned(const trf_staging *staging); /* whether the buffers are pinned; after trf_staging_open */
 
-/* Waits until a buffer is free, and takes it. A caller that has one incomplete must be able to complete it without another. *memory: TRF_STAGING_BYTES, 4096-byte aligned.
- * Errors: those of the engine; no buffer is taken then. */
+/* Waits until a buffer is free, and takes it. A caller that has one incomplete must be able to complete it without
+ * another. *memory: TRF_STAGING_BYTES, 4096-byte aligned. Errors: those of the engine; no buffer is taken then. */
 trf_status trf_staging_take(trf_staging *staging, uint32_t *buffer, uint8_t **memory, trf_error *err);
 
-/* Begins to copy the buffer's first `bytes` bytes to the device; the buffer is free once they are there. Errors: those of the engine; it is free then, too. */
+/* Begins to copy the buffer's first `bytes` bytes to the device; the buffer is free once they are there. Errors: those
+ * of the engine; it is free then, too. */
 trf_status trf_staging_send(trf_staging *staging, uint32_t buffer, void *to, uint64_t bytes, trf_error *err);
 
 /* Gives a buffer back unsent. */
 void trf_staging_give_back(trf_staging *staging, uint32_t buffer);
 
-/* Copies host memory of any size through the ring, and waits until that and all that was sent before has arrived. bytes: at least 1. Errors: those of the engine. */
+/* Copies host memory of any size through the ring, and waits until that and all that was sent before has arrived.
+ * bytes: at least 1. Errors: those of the engine. */
 trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err);
 
 /* Waits for all copies, after a failure: device memory may be released then. */

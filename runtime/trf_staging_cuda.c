@@ -17,7 +17,7 @@ struct trf_cuda_copier {
 };
 
 /* Large pages where the system has them, which then are locked as they are: what CUDA allocates comes in small ones. */
-static void *trf_lock_memory(void *context, uint64_t bytes) {
+static void *pin_memory(void *context, uint64_t bytes) {
     (void)context;
     void *memory =
         aligned_alloc(LARGE_PAGE_BYTES, (bytes + LARGE_PAGE_BYTES - 1) / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES);
@@ -31,14 +31,14 @@ static void *trf_lock_memory(void *context, uint64_t bytes) {
     return NULL;
 }
 
-static void trf_unlock_memory(void *context, void *memory) {
+static void unpin_memory(void *context, void *memory) {
     (void)context;
     cudaHostUnregister(memory);
     free(memory);
 }
 
-static trf_status trf_begin_copy(void *context, uint32_t buffer, void *to, const void *from, uint64_t bytes,
-                                 trf_error *err) {
+static trf_status begin_copy(void *context, uint32_t buffer, void *to, const void *from, uint64_t bytes,
+                             trf_error *err) {
     const trf_cuda_copier *copier = context;
     trf_device_scope scope;
     trf_status status = trf_enter_device(copier->device, &scope, err);
@@ -51,22 +51,22 @@ static trf_status trf_begin_copy(void *context, uint32_t buffer, void *to, const
     return trf_check_cuda(error, "copying a layer to the device", err);
 }
 
-static trf_status trf_await_copy(void *context, uint32_t buffer, trf_error *err) {
+static trf_status await_cuda_copy(void *context, uint32_t buffer, trf_error *err) {
     const trf_cuda_copier *copier = context;
     return trf_check_cuda(cudaEventSynchronize(copier->arrived[buffer]), "copying a layer to the device", err);
 }
 
-static trf_status trf_await_copies(void *context, trf_error *err) {
+static trf_status await_copies(void *context, trf_error *err) {
     const trf_cuda_copier *copier = context;
     return trf_check_cuda(cudaStreamSynchronize(copier->stream), "copying a layer to the device", err);
 }
 
 const trf_copy_engine trf_cuda_copy_engine = {
-    .allocate = trf_lock_memory,
-    .release = trf_unlock_memory,
-    .copy = trf_begin_copy,
-    .wait = trf_await_copy,
-    .drain = trf_await_copies,
+    .allocate = pin_memory,
+    .release = unpin_memory,
+    .copy = begin_copy,
+    .wait = await_cuda_copy,
+    .drain = await_copies,
 };
 
 trf_status trf_cuda_copier_create(int device, trf_cuda_copier **copier, trf_error *err) {

@@ -6,7 +6,8 @@
 
 extern const trf_copy_engine trf_cuda_copy_engine;
 
-/* The engine's context for a device, which is current. Release with trf_cuda_copier_destroy. Errors: TRF_ERR_CUDA, TRF_ERR_MEMORY. */
+/* The engine's context for a device, which is current. Release with trf_cuda_copier_destroy. Errors: TRF_ERR_CUDA,
+ * TRF_ERR_MEMORY. */
 typedef struct trf_cuda_copier trf_cuda_copier;
 trf_status trf_cuda_copier_create(int device, trf_cuda_copier **copier, trf_error *err);
 void trf_cuda_copier_destroy(trf_cuda_copier *copier); /* NULL is allowed; the device is current */

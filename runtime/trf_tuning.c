@@ -31,24 +31,24 @@ void trf_tuning_free(trf_tuning *tuning) {
     free(tuning);
 }
 
-trf_tuned_form trf_tuned_form_of(const trf_device_layer *layer) {
-    return (trf_tuned_form){layer->info.codec,    layer->info.class_bits,
-                            layer->info.raw_bits, layer->info.granularity >= TRF_GRANULARITY_GROUP,
+trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer) {
+    return (trf_tuning_key){layer->info.codec,    layer->info.class_bits,
+                            layer->info.raw_bits, layer->info.granularity >= TRF_GRANULARITY_SCALE_GROUP,
                             layer->view.rows,     layer->view.cols};
 }
 
-double trf_form_distance(const trf_tuned_form *a, const trf_tuned_form *b) {
-    if (a->codec != b->codec || a->class_bits != b->class_bits || a->has_groups != b->has_groups)
+double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b) {
+    if (a->codec != b->codec || a->class_bits != b->class_bits || a->has_scale_groups != b->has_scale_groups)
         return HUGE_VAL;
     return fabs(log2((double)a->rows / b->rows)) + fabs(log2((double)a->cols / b->cols)) +
            fabs((double)a->raw_bits - b->raw_bits);
 }
 
-trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuned_form *form, uint32_t m) {
+trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m) {
     const trf_tuned_layer *nearest = NULL;
     double least = HUGE_VAL;
     for (uint32_t i = 0; i < tuning->num_layers; i++) {
-        const double distance = trf_form_distance(form, &tuning->layers[i].form);
+        const double distance = trf_tuning_key_distance(key, &tuning->layers[i].key);
         if (distance < least) {
             nearest = &tuning->layers[i];
             least = distance;
@@ -72,8 +72,8 @@ trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]) {
 }
 
 trf_path trf_tuning_path(const trf_tuning *tuning, const trf_device_layer *device_layer, uint32_t m) {
-    const trf_tuned_form form = trf_tuned_form_of(device_layer);
-    return trf_tuned_path(tuning, &form, m);
+    const trf_tuning_key key = trf_tuning_key_of(device_layer);
+    return trf_tuned_path(tuning, &key, m);
 }
 
 trf_status trf_context_set_tuning(trf_context *context, const trf_tuning *tuning, trf_error *err) {

@@ -2,7 +2,8 @@
  *
  *   {"format": "transfuse tuning", "version": 1, "device": "NVIDIA H200",
  *    "layers": [{"codec": "bf16", "class_bits": 2, "raw_bits": 8, "groups": false, "rows": 8192, "cols": 8192,
- *                "batches": [{"to": 1, "path": "fused", "microseconds": {"fused": 24.5, "two-step": 98.1}}, ...]}, ...]}
+ *                "batches": [{"to": 1, "path": "fused", "microseconds": {"fused": 24.5, "two-step": 98.1}}, ...]},
+ *                ...]}
  *
  * "path" decides; "microseconds" tells why, and may be missing. */
 #include "trf_checkpoint.h"
@@ -24,7 +25,7 @@ enum {
 /* ---- writing ---- */
 
 /* All @return NULL without memory. */
-static json_t *trf_point_to_json(const trf_tuned_point *point) {
+static json_t *point_to_json(const trf_tuned_point *point) {
     json_t *times = json_object();
     for (int p = 0; p < TRF_TUNED_PATHS; p++)
         if (point->microseconds[p] > 0 &&
@@ -36,23 +37,24 @@ static json_t *trf_point_to_json(const trf_tuned_point *point) {
                      times);
 }
 
-static json_t *trf_layer_to_json(const trf_tuned_layer *layer) {
-    const trf_tuned_form *form = &layer->form;
+static json_t *layer_to_json(const trf_tuned_layer *layer) {
+    const trf_tuning_key *key = &layer->key;
     json_t *batches = json_array();
     for (uint32_t i = 0; i < layer->num_points; i++)
-        if (json_array_append_new(batches, trf_point_to_json(&layer->points[i]))) {
+        if (json_array_append_new(batches, point_to_json(&layer->points[i]))) {
             json_decref(batches);
             return NULL;
         }
-    return json_pack("{s:s, s:I, s:I, s:b, s:I, s:I, s:o}", "codec", trf_codec_name(form->codec), "class_bits",
-                     (json_int_t)form->class_bits, "raw_bits", (json_int_t)form->raw_bits, "groups", form->has_groups,
-                     "rows", (json_int_t)form->rows, "cols", (json_int_t)form->cols, "batches", batches);
+    return json_pack("{s:s, s:I, s:I, s:b, s:I, s:I, s:o}", "codec", trf_codec_name(key->codec), "class_bits",
+                     (json_int_t)key->class_bits, "raw_bits", (json_int_t)key->raw_bits, "groups",
+                     key->has_scale_groups, "rows", (json_int_t)key->rows, "cols", (json_int_t)key->cols, "batches",
+                     batches);
 }
 
-static char *trf_tuning_to_text(const trf_tuning *tuning) {
+static char *tuning_to_text(const trf_tuning *tuning) {
     json_t *layers = json_array();
     for (uint32_t i = 0; i < tuning->num_layers; i++)
-        if (json_array_append_new(layers, trf_layer_to_json(&tuning->layers[i]))) {
+        if (json_array_append_new(layers, layer_to_json(&tuning->layers[i]))) {
             json_decref(layers);
             return NULL;
         }
@@ -66,7 +68,7 @@ static char *trf_tuning_to_text(const trf_tuning *tuning) {
 trf_status trf_tuning_write(const trf_tuning *tuning, const char *path, int overwrite, trf_error *err) {
     if (!tuning || !path)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "writing a tuning takes a tuning and a path");
-    char *text = trf_tuning_to_text(tuning);
+    char *text = tuning_to_text(tuning);
     if (!text)
         return trf_fail_memory(err, tuning->num_layers * sizeof *tuning->layers);
     trf_output output = {.file = {.fd = -1}};
@@ -79,7 +81,7 @@ trf_status trf_tuning_write(const trf_tuning *tuning, const char *path, int over
         status = trf_output_publish(&output, err);
     trf_output_end(&output);
     free(text);
-    return trf_leave(status, err);
+    return trf_sanitize_error(status, err);
 }
 
 /* ---- reading ---- */
@@ -90,17 +92,17 @@ typedef struct trf_tuning_place {
     size_t layer, batch;
 } trf_tuning_place;
 
-static trf_status trf_fail_layer(const trf_tuning_place *at, const char *what, trf_error *err) {
+static trf_status fail_layer(const trf_tuning_place *at, const char *what, trf_error *err) {
     return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: layers[%zu]: %s", at->path, at->layer, what);
 }
 
-static trf_status trf_fail_batch(const trf_tuning_place *at, const char *what, trf_error *err) {
+static trf_status fail_batch(const trf_tuning_place *at, const char *what, trf_error *err) {
     return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: layers[%zu].batches[%zu]: %s", at->path, at->layer,
                     at->batch, what);
 }
 
 /* @return 0, or -1 unless object[key] is a whole number from least to most. */
-static int trf_read_number(const json_t *object, const char *key, uint32_t least, uint32_t most, uint32_t *number) {
+static int read_number(const json_t *object, const char *key, uint32_t least, uint32_t most, uint32_t *number) {
     const json_t *value = json_object_get(object, key);
     const json_int_t read = json_integer_value(value);
     if (!json_is_integer(value) || read < (json_int_t)least || read > (json_int_t)most)
@@ -109,31 +111,30 @@ static int trf_read_number(const json_t *object, const char *key, uint32_t least
     return 0;
 }
 
-static trf_path trf_path_of_text(const char *text) {
+static trf_path path_of_text(const char *text) {
     for (int p = TRF_PATH_FUSED; text && p <= TRF_PATH_WIDE; p++)
         if (strcmp(text, trf_path_name((trf_path)p)) == 0)
             return (trf_path)p;
     return TRF_PATH_AUTO;
 }
 
-static trf_status trf_read_point(const json_t *from, const trf_tuning_place *at, trf_tuned_point *point,
-                                 trf_error *err) {
-    if (trf_read_number(from, "to", 1, UINT32_MAX, &point->m))
-        return trf_fail_batch(at, "'to' is no batch", err);
-    point->path = trf_path_of_text(json_string_value(json_object_get(from, "path")));
+static trf_status read_point(const json_t *from, const trf_tuning_place *at, trf_tuned_point *point, trf_error *err) {
+    if (read_number(from, "to", 1, UINT32_MAX, &point->m))
+        return fail_batch(at, "'to' is no batch", err);
+    point->path = path_of_text(json_string_value(json_object_get(from, "path")));
     if (point->path == TRF_PATH_AUTO)
-        return trf_fail_batch(at, "'path' is not fused, wide or two-step", err);
+        return fail_batch(at, "'path' is not fused, wide or two-step", err);
     const json_t *times = json_object_get(from, "microseconds");
     for (int p = 0; p < TRF_TUNED_PATHS; p++) {
         const json_t *time = json_object_get(times, trf_path_name((trf_path)(p + 1)));
         if (time && (!json_is_number(time) || !(json_number_value(time) > 0) || !isfinite(json_number_value(time))))
-            return trf_fail_batch(at, "a time is not a positive number", err);
+            return fail_batch(at, "a time is not a positive number", err);
         point->microseconds[p] = json_number_value(time);
     }
     return TRF_OK;
 }
 
-static int trf_read_codec(const json_t *from, trf_codec *codec) {
+static int read_codec(const json_t *from, trf_codec *codec) {
     const char *name = json_string_value(json_object_get(from, "codec"));
     for (int c = TRF_CODEC_BF16; name && c <= TRF_CODEC_INT; c++)
         if (strcmp(name, trf_codec_name((trf_codec)c)) == 0) {
@@ -143,64 +144,62 @@ static int trf_read_codec(const json_t *from, trf_codec *codec) {
     return -1;
 }
 
-static trf_status trf_read_layer(const json_t *from, trf_tuning_place *at, trf_tuned_layer *layer, trf_error *err) {
-    trf_tuned_form *form = &layer->form;
+static trf_status read_layer(const json_t *from, trf_tuning_place *at, trf_tuned_layer *layer, trf_error *err) {
+    trf_tuning_key *key = &layer->key;
     const json_t *groups = json_object_get(from, "groups"), *batches = json_object_get(from, "batches");
-    if (trf_read_codec(from, &form->codec))
-        return trf_fail_layer(at, "'codec' is none", err);
-    if (trf_read_number(from, "class_bits", 1, 8, &form->class_bits) ||
-        trf_read_number(from, "raw_bits", 0, 16, &form->raw_bits))
-        return trf_fail_layer(at, "'class_bits' or 'raw_bits' is not what a layer has", err);
+    if (read_codec(from, &key->codec))
+        return fail_layer(at, "'codec' is none", err);
+    if (read_number(from, "class_bits", 1, 8, &key->class_bits) || read_number(from, "raw_bits", 0, 16, &key->raw_bits))
+        return fail_layer(at, "'class_bits' or 'raw_bits' is not what a layer has", err);
     if (!json_is_boolean(groups))
-        return trf_fail_layer(at, "'groups' is neither true nor false", err);
-    form->has_groups = json_is_true(groups);
-    if (trf_read_number(from, "rows", 1, UINT32_MAX, &form->rows) ||
-        trf_read_number(from, "cols", 1, UINT32_MAX, &form->cols))
-        return trf_fail_layer(at, "'rows' or 'cols' is no size", err);
+        return fail_layer(at, "'groups' is neither true nor false", err);
+    key->has_scale_groups = json_is_true(groups);
+    if (read_number(from, "rows", 1, UINT32_MAX, &key->rows) || read_number(from, "cols", 1, UINT32_MAX, &key->cols))
+        return fail_layer(at, "'rows' or 'cols' is no size", err);
     if (!json_is_array(batches) || json_array_size(batches) > TRF_TUNED_POINTS)
-        return trf_fail_layer(at, "'batches' is no array, or too long a one", err);
+        return fail_layer(at, "'batches' is no array, or too long a one", err);
     layer->num_points = (uint32_t)json_array_size(batches);
     for (uint32_t i = 0; i < layer->num_points; i++) {
         at->batch = i;
-        trf_status status = trf_read_point(json_array_get(batches, i), at, &layer->points[i], err);
+        trf_status status = read_point(json_array_get(batches, i), at, &layer->points[i], err);
         if (status != TRF_OK)
             return status;
         if (i && layer->points[i].m <= layer->points[i - 1].m)
-            return trf_fail_batch(at, "batches do not ascend", err);
+            return fail_batch(at, "batches do not ascend", err);
     }
     return TRF_OK;
 }
 
-/* By form; layers of one form by their place. */
-static int trf_compare_layers(const void *a, const void *b) {
+/* By key; layers of one key by their place. */
+static int compare_layers(const void *a, const void *b) {
     const trf_tuned_layer *const left = *(const trf_tuned_layer *const *)a, *const right =
                                                                                 *(const trf_tuned_layer *const *)b;
-    const int order = memcmp(&left->form, &right->form, sizeof left->form);
+    const int order = memcmp(&left->key, &right->key, sizeof left->key);
     return order ? order : (left > right) - (left < right);
 }
 
 /* That no layer is there twice: only the first would count. */
-static trf_status trf_check_distinct(const trf_tuning *tuning, const char *path, trf_error *err) {
+static trf_status check_distinct(const trf_tuning *tuning, const char *path, trf_error *err) {
     const uint32_t count = tuning->num_layers;
     const trf_tuned_layer **sorted = malloc((count + 1ull) * sizeof *sorted);
     if (!sorted)
         return trf_fail_memory(err, (count + 1ull) * sizeof *sorted);
     for (uint32_t i = 0; i < count; i++)
         sorted[i] = &tuning->layers[i];
-    qsort(sorted, count, sizeof *sorted, trf_compare_layers);
+    qsort(sorted, count, sizeof *sorted, compare_layers);
     trf_status status = TRF_OK;
     for (uint32_t i = 1; i < count && status == TRF_OK; i++)
-        if (memcmp(&sorted[i - 1]->form, &sorted[i]->form, sizeof sorted[i]->form) == 0) {
+        if (memcmp(&sorted[i - 1]->key, &sorted[i]->key, sizeof sorted[i]->key) == 0) {
             const trf_tuning_place at = {path, (size_t)(sorted[i] - tuning->layers), 0};
             char what[64];
             snprintf(what, sizeof what, "the same as layers[%zu]", (size_t)(sorted[i - 1] - tuning->layers));
-            status = trf_fail_layer(&at, what, err);
+            status = fail_layer(&at, what, err);
         }
     free(sorted);
     return status;
 }
 
-static trf_status trf_read_root(const json_t *root, const char *path, trf_tuning **tuning, trf_error *err) {
+static trf_status read_root(const json_t *root, const char *path, trf_tuning **tuning, trf_error *err) {
     const char *format = json_string_value(json_object_get(root, "format")),
                *device = json_string_value(json_object_get(root, "device"));
     const json_t *version = json_object_get(root, "version"), *layers = json_object_get(root, "layers");
@@ -217,9 +216,9 @@ static trf_status trf_read_root(const json_t *root, const char *path, trf_tuning
     trf_status status = trf_tuning_create(device, (uint32_t)json_array_size(layers), tuning, err);
     for (uint32_t i = 0; status == TRF_OK && i < (*tuning)->num_layers; i++) {
         trf_tuning_place at = {path, i, 0};
-        status = trf_read_layer(json_array_get(layers, i), &at, &(*tuning)->layers[i], err);
+        status = read_layer(json_array_get(layers, i), &at, &(*tuning)->layers[i], err);
     }
-    return status == TRF_OK ? trf_check_distinct(*tuning, path, err) : status;
+    return status == TRF_OK ? check_distinct(*tuning, path, err) : status;
 }
 
 trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err) {
@@ -233,12 +232,12 @@ trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err
     if (status == TRF_OK)
         status = trf_json_parse(path, text, bytes, JSON_REJECT_DUPLICATES, &root, err);
     if (status == TRF_OK)
-        status = trf_read_root(root, path, &made, err);
+        status = read_root(root, path, &made, err);
     free(text);
     json_decref(root);
     if (status == TRF_OK)
         *tuning = made;
     else
         trf_tuning_free(made);
-    return trf_leave(status, err);
+    return trf_sanitize_error(status, err);
 }

@@ -1,4 +1,4 @@
-/* Tunings by measurement: every path that takes a layer, batch by batch. The device's kind times the calls. */
+/* Tunings by measurement: every path that takes a layer, batch by batch. The device times the calls. */
 #include "trf_context.h"
 #include "trf_convert.h"
 #include "trf_error.h"
@@ -18,32 +18,32 @@ void trf_tune_options_init(trf_tune_options *options) {
 /* ---- what is to be measured ---- */
 
 /* The next batch of 1, 2, 3, 4, 6, 8, 12 ... */
-static uint32_t trf_next_batch(uint32_t m) {
+static uint32_t next_batch(uint32_t m) {
     if (m < 2)
         return m + 1;
     return (m & (m - 1)) == 0 ? m + m / 2 : m / 3 * 4;
 }
 
-static uint32_t trf_count_batches(uint32_t max_m) {
+static uint32_t count_batches(uint32_t max_m) {
     uint32_t count = 0;
-    for (uint32_t m = 1; m <= max_m; m = trf_next_batch(m))
+    for (uint32_t m = 1; m <= max_m; m = next_batch(m))
         count++;
     return count;
 }
 
-/* Layers of one form are measured once: the first of them. */
-static int trf_is_repeated(const trf_device_layer *const *layers, uint32_t i) {
-    const trf_tuned_form form = trf_tuned_form_of(layers[i]);
+/* Layers of one key are measured once: the first of them. */
+static int is_repeated(const trf_device_layer *const *layers, uint32_t i) {
+    const trf_tuning_key key = trf_tuning_key_of(layers[i]);
     for (uint32_t k = 0; k < i; k++) {
-        const trf_tuned_form other = trf_tuned_form_of(layers[k]);
-        if (memcmp(&form, &other, sizeof form) == 0)
+        const trf_tuning_key other = trf_tuning_key_of(layers[k]);
+        if (memcmp(&key, &other, sizeof key) == 0)
             return 1;
     }
     return 0;
 }
 
-static trf_status trf_check_tune(const trf_device_layer *const *layers, uint32_t num_layers,
-                                 const trf_tune_options *options, trf_error *err) {
+static trf_status check_tune(const trf_device_layer *const *layers, uint32_t num_layers,
+                             const trf_tune_options *options, trf_error *err) {
     if (!layers || !num_layers || num_layers > TRF_TUNED_LAYERS)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tuning takes 1 to %d layers", TRF_TUNED_LAYERS);
     if (options->max_m < 1 || options->max_m > MOST_M)
@@ -62,89 +62,92 @@ static trf_status trf_check_tune(const trf_device_layer *const *layers, uint32_t
 
 /* ---- one layer ---- */
 
-typedef struct trf_bench {
+typedef struct trf_measurement {
     const trf_device_layer *layer;
     trf_context *context;
     trf_dtype dtype; /* of x and y */
     uint32_t max_m;  /* that there is memory for */
     void *x, *y;     /* [max_m][cols], [max_m][rows] */
     void *copies;    /* of the layer, which throw each other out of the cache */
-} trf_bench;
+} trf_measurement;
 
-static void trf_bench_free(trf_bench *bench) {
-    trf_device_free(bench->context, bench->x);
-    trf_device_free(bench->context, bench->y);
-    trf_device_free(bench->context, bench->copies);
+static void measurement_end(trf_measurement *measurement) {
+    trf_device_free(measurement->context, measurement->x);
+    trf_device_free(measurement->context, measurement->y);
+    trf_device_free(measurement->context, measurement->copies);
 }
 
 /* Values between -1 and 1, as activations are: power, and so clocks, depend on them. */
-static trf_status trf_upload_x(const trf_bench *bench, trf_error *err) {
-    const uint64_t count = (uint64_t)bench->max_m * bench->layer->info.cols;
+static trf_status upload_x(const trf_measurement *measurement, trf_error *err) {
+    const uint64_t count = (uint64_t)measurement->max_m * measurement->layer->info.cols;
     uint16_t *x = malloc(count * sizeof *x);
     if (!x)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %u rows of x", bench->max_m);
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %u rows of x", measurement->max_m);
     uint32_t state = 1;
     for (uint64_t i = 0; i < count; i++) {
         state = state * 1664525u + 1013904223u;
         const float value = (float)(int32_t)state * 0x1p-31f;
-        x[i] = (uint16_t)(bench->dtype == TRF_DTYPE_BF16 ? trf_f32_to_bf16(value) : trf_f32_to_f16(value));
+        x[i] = (uint16_t)(measurement->dtype == TRF_DTYPE_BF16 ? trf_f32_to_bf16(value) : trf_f32_to_f16(value));
     }
-    trf_status status = trf_device_upload(bench->context, bench->x, x, count * sizeof *x, err);
+    trf_status status = trf_device_upload(measurement->context, measurement->x, x, count * sizeof *x, err);
     free(x);
     return status;
 }
 
-static trf_status trf_bench_make(trf_bench *bench, const trf_device_layer *layer, const trf_tune_options *options,
-                                 trf_error *err) {
+static trf_status measurement_begin(trf_measurement *measurement, const trf_device_layer *layer,
+                                    const trf_tune_options *options, trf_error *err) {
     trf_context *const context = layer->context;
-    *bench = (trf_bench){.layer = layer, .context = context, .dtype = options->x_dtype, .max_m = options->max_m};
+    *measurement =
+        (trf_measurement){.layer = layer, .context = context, .dtype = options->x_dtype, .max_m = options->max_m};
     if (layer->info.codec == TRF_CODEC_BF16 || layer->info.codec == TRF_CODEC_FP16)
-        bench->dtype = layer->info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
-    trf_status status = trf_device_allocate(context, 2ull * bench->max_m * layer->info.cols, &bench->x, err);
+        measurement->dtype = layer->info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    trf_status status =
+        trf_device_allocate(context, 2ull * measurement->max_m * layer->info.cols, &measurement->x, err);
     if (status == TRF_OK)
-        status = trf_device_allocate(context, 2ull * bench->max_m * layer->info.rows, &bench->y, err);
+        status = trf_device_allocate(context, 2ull * measurement->max_m * layer->info.rows, &measurement->y, err);
     if (status == TRF_OK)
-        status = trf_device_allocate(context, 2 * context->cache_bytes, &bench->copies, err);
+        status = trf_device_allocate(context, 2 * context->cache_bytes, &measurement->copies, err);
     if (status == TRF_OK)
-        status = trf_upload_x(bench, err);
+        status = upload_x(measurement, err);
     return status;
 }
 
-static int trf_compare_times(const void *a, const void *b) {
+static int compare_times(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
 /* *microseconds: median of a call; 0 if the path does not take the product. */
-static trf_status trf_time_path(const trf_bench *bench, uint32_t m, trf_path path, double *microseconds,
-                                trf_error *err) {
+static trf_status time_path(const trf_measurement *measurement, uint32_t m, trf_path path, double *microseconds,
+                            trf_error *err) {
     trf_linear_plan plan;
-    trf_status status = trf_linear_plan_init(bench->layer, m, bench->dtype, bench->dtype, path, &plan, err);
+    trf_status status =
+        trf_linear_plan_init(measurement->layer, m, measurement->dtype, measurement->dtype, path, &plan, err);
     *microseconds = 0;
     if (status == TRF_ERR_UNSUPPORTED)
         return TRF_OK;
     if (status != TRF_OK)
         return status;
-    trf_timed_product product = {bench->layer, &plan, bench->x, bench->y, NULL, bench->copies};
-    const uint32_t runs = bench->context->kind->timed_runs;
-    double times[TRF_MOST_TIMED_RUNS];
-    status = trf_device_allocate(bench->context, plan.workspace_bytes, &product.workspace, err);
+    trf_timed_product product = {measurement->layer, &plan, measurement->x, measurement->y, NULL, measurement->copies};
+    const uint32_t repeats = measurement->context->ops->timed_repeats;
+    double times[TRF_MAX_TIMED_REPEATS];
+    status = trf_device_allocate(measurement->context, plan.workspace_bytes, &product.workspace, err);
     if (status == TRF_OK)
-        status = bench->context->kind->time(&product, runs, times, err);
-    trf_device_free(bench->context, product.workspace);
+        status = measurement->context->ops->time(&product, repeats, times, err);
+    trf_device_free(measurement->context, product.workspace);
     if (status != TRF_OK)
         return status;
-    qsort(times, runs, sizeof times[0], trf_compare_times);
-    *microseconds = times[runs / 2];
+    qsort(times, repeats, sizeof times[0], compare_times);
+    *microseconds = times[repeats / 2];
     return TRF_OK;
 }
 
-static trf_status trf_measure_point(const trf_bench *bench, trf_tuned_point *point, trf_error *err) {
+static trf_status measure_point(const trf_measurement *measurement, trf_tuned_point *point, trf_error *err) {
     for (int p = 0; p < TRF_TUNED_PATHS; p++) {
-        trf_status status = trf_time_path(bench, point->m, (trf_path)(p + 1), &point->microseconds[p], err);
+        trf_status status = time_path(measurement, point->m, (trf_path)(p + 1), &point->microseconds[p], err);
         if (status != TRF_OK)
-            return trf_fail_in(err, status, "measuring the %s path at %u rows of x", trf_path_name((trf_path)(p + 1)),
-                               point->m);
+            return trf_prefix_error(err, status, "measuring the %s path at %u rows of x",
+                                    trf_path_name((trf_path)(p + 1)), point->m);
     }
     point->path = trf_fastest_path(point->microseconds);
     return TRF_OK;
@@ -157,25 +160,25 @@ typedef struct trf_tune_progress {
     uint32_t done, total;
 } trf_tune_progress;
 
-static trf_status trf_measure_layer(const trf_device_layer *layer, trf_tune_progress *progress, trf_tuned_layer *tuned,
-                                    trf_error *err) {
+static trf_status measure_layer(const trf_device_layer *layer, trf_tune_progress *progress, trf_tuned_layer *tuned,
+                                trf_error *err) {
     const trf_tune_options *options = progress->options;
-    trf_bench bench;
-    trf_status status = trf_bench_make(&bench, layer, options, err);
-    tuned->form = trf_tuned_form_of(layer);
-    for (uint32_t m = 1; status == TRF_OK && m <= options->max_m; m = trf_next_batch(m)) {
+    trf_measurement measurement;
+    trf_status status = measurement_begin(&measurement, layer, options, err);
+    tuned->key = trf_tuning_key_of(layer);
+    for (uint32_t m = 1; status == TRF_OK && m <= options->max_m; m = next_batch(m)) {
         if (options->progress && options->progress(options->progress_context, progress->done, progress->total)) {
             status = trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "tuning was cancelled");
             break;
         }
         trf_tuned_point *point = &tuned->points[tuned->num_points];
         point->m = m;
-        status = trf_measure_point(&bench, point, err);
+        status = measure_point(&measurement, point, err);
         progress->done++;
         if (status == TRF_OK && point->path != TRF_PATH_AUTO) /* a batch may be beyond all of them */
             tuned->num_points++;
     }
-    trf_bench_free(&bench);
+    measurement_end(&measurement);
     return status;
 }
 
@@ -186,21 +189,21 @@ trf_status trf_tuning_measure(const trf_device_layer *const *layers, uint32_t nu
     trf_tune_progress progress = {options ? options : &standard, 0, 0};
     if (!tuning)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no place for a tuning");
-    trf_status status = trf_check_tune(layers, num_layers, progress.options, err);
+    trf_status status = check_tune(layers, num_layers, progress.options, err);
     if (status != TRF_OK)
         return status;
-    uint32_t forms = 0;
+    uint32_t keys = 0;
     for (uint32_t i = 0; i < num_layers; i++)
-        forms += !trf_is_repeated(layers, i);
-    progress.total = forms * trf_count_batches(progress.options->max_m);
+        keys += !is_repeated(layers, i);
+    progress.total = keys * count_batches(progress.options->max_m);
     trf_tuning *made;
-    status = trf_tuning_create(layers[0]->context->name, forms, &made, err);
+    status = trf_tuning_create(layers[0]->context->name, keys, &made, err);
     if (status != TRF_OK)
         return status;
     trf_tuned_layer *next = made->layers;
     for (uint32_t i = 0; status == TRF_OK && i < num_layers; i++)
-        if (!trf_is_repeated(layers, i))
-            status = trf_measure_layer(layers[i], &progress, next++, err);
+        if (!is_repeated(layers, i))
+            status = measure_layer(layers[i], &progress, next++, err);
     if (status != TRF_OK) {
         trf_tuning_free(made);
         return status;

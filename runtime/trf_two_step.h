@@ -18,15 +18,17 @@ trf_status trf_two_step_decode(const trf_device_layer *layer, const trf_linear_p
                                trf_stream stream, trf_error *err);
 
 /* As trf_linear_with, arguments checked. */
-trf_status trf_two_step_run(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                            const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err);
+trf_status trf_two_step_multiply(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
+                                 const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err);
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* y = the sums with an epilogue (NULL: none), rounded to y's dtype, to nearest even. All in device memory; only enqueues. @return a cudaError_t. */
-int trf_launch_round(const trf_sums *sums, trf_dtype y_dtype, void *y, const trf_epilogue *epilogue, trf_stream stream);
+/* y = the sums with an epilogue (NULL: none), rounded to y's dtype, to nearest even. All in device memory; only
+ * enqueues. @return a cudaError_t. */
+int trf_launch_round_sums(const trf_sums *sums, trf_dtype y_dtype, void *y, const trf_epilogue *epilogue,
+                          trf_stream stream);
 
 #ifdef __cplusplus
 }

@@ -79,7 +79,7 @@ static int set_codec(cli_options *o, const char *value) {
 static int set_bits(cli_options *o, const char *value) { return cli_parse_real(value, 2, 8, &o->bits); }
 
 static int set_granularity(cli_options *o, const char *value) {
-    return cli_parse_granularity(value, &o->granularity, &o->group_size);
+    return cli_parse_granularity(value, &o->granularity, &o->scale_group_size);
 }
 
 static int set_favor(cli_options *o, const char *value) {

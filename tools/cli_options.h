@@ -94,7 +94,7 @@ typedef struct cli_options {
     int has_codec, int8;
     double bits; /* 0: not given */
     trf_granularity granularity;
-    uint32_t group_size;
+    uint32_t scale_group_size;
     trf_favor favor;
     int has_favor;
     const char **include, **exclude; /* NULL-terminated */

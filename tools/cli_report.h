@@ -32,8 +32,8 @@ double cli_now(void);
  * @return CLI_OK, or the exit status after a message: never a silent fallback. */
 cli_exit cli_open_device(cli_device device, trf_context **context);
 
-/* Lets the context's plans follow the tuning that --tuning names. path: NULL if it was not given, and then context may be, too. @return CLI_OK, or the exit status after a
- * message. */
+/* Lets the context's plans follow the tuning that --tuning names. path: NULL if it was not given, and then context may
+ * be, too. @return CLI_OK, or the exit status after a message. */
 cli_exit cli_use_tuning(trf_context *context, const char *path);
 
 /* Once, at the start: a file that grows beyond the limit on its size (ulimit -f) is then a write that fails. */
@@ -64,7 +64,8 @@ double cli_progress_end(cli_progress *progress);
 
 void cli_signals_hold(void);
 
-/* After a failure waiting signals are obeyed now. After a success they wait on, until the process ends: the output has its name, and the exit status is to say so. */
+/* After a failure waiting signals are obeyed now. After a success they wait on, until the process ends: the output has
+ * its name, and the exit status is to say so. */
 void cli_signals_settle(int failed);
 
 #endif

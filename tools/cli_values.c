@@ -51,20 +51,20 @@ int cli_parse_name(const char *text, const char *const *names) {
     return -1;
 }
 
-int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32_t *group_size) {
+int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32_t *scale_group_size) {
     uint64_t size = 0;
     if (strcmp(text, "tensor") == 0) {
         *granularity = TRF_GRANULARITY_TENSOR;
     } else if (strcmp(text, "channel") == 0) {
         *granularity = TRF_GRANULARITY_CHANNEL;
     } else if (strncmp(text, "group:", 6) == 0 || strncmp(text, "block:", 6) == 0) {
-        *granularity = text[0] == 'g' ? TRF_GRANULARITY_GROUP : TRF_GRANULARITY_BLOCK;
+        *granularity = text[0] == 'g' ? TRF_GRANULARITY_SCALE_GROUP : TRF_GRANULARITY_BLOCK;
         if (cli_parse_uint(text + 6, 16, 1 << 20, &size) || size % 16)
             return -1;
     } else {
         return -1;
     }
-    *group_size = (uint32_t)size;
+    *scale_group_size = (uint32_t)size;
     return 0;
 }
 

@@ -17,7 +17,7 @@ int cli_parse_bytes(const char *text, uint64_t *bytes);
 int cli_parse_name(const char *text, const char *const *names);
 
 /* "tensor", "channel", "group:G" or "block:B". */
-int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32_t *group_size);
+int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32_t *scale_group_size);
 
 /* "4096x4096". */
 int cli_parse_shape(const char *text, cli_shape *shape);

@@ -25,7 +25,7 @@ static cli_exit set_encoding(const cli_options *options, trf_encode_options *enc
         return cli_usage_error(name, "--granularity goes with --int8, --bits or --codec int only");
     encode->bits = options->bits;
     encode->granularity = options->granularity;
-    encode->group_size = options->group_size;
+    encode->scale_group_size = options->scale_group_size;
     encode->favor = options->favor;
     encode->threads = options->threads;
     return CLI_OK;

@@ -75,7 +75,7 @@ static json_t *describe_tensor(const trf_tensor_info *tensor) {
     json_object_set_new(object, "state_bits", json_integer(layer->state_bits));
     json_object_set_new(object, "slab_cols", json_integer(layer->slab_cols));
     json_object_set_new(object, "granularity", json_string(granularity_name(layer->granularity)));
-    json_object_set_new(object, "group_size", json_integer(layer->group_size));
+    json_object_set_new(object, "scale_group_size", json_integer(layer->scale_group_size));
     json_object_set_new(object, "predictor_modes", json_integer(layer->predictor_modes));
     json_object_set_new(object, "tiles", json_integer((json_int_t)layer->tiles));
     json_object_set_new(object, "stored_tiles", json_integer((json_int_t)layer->stored_tiles));

@@ -18,7 +18,8 @@ typedef struct layer_set {
 /* Whether products of both take the same time, as far as kernels are concerned. */
 static int are_alike(const trf_layer_info *a, const trf_layer_info *b) {
     return a->codec == b->codec && a->class_bits == b->class_bits && a->raw_bits == b->raw_bits && a->rows == b->rows &&
-           a->cols == b->cols && (a->granularity >= TRF_GRANULARITY_GROUP) == (b->granularity >= TRF_GRANULARITY_GROUP);
+           a->cols == b->cols &&
+           (a->granularity >= TRF_GRANULARITY_SCALE_GROUP) == (b->granularity >= TRF_GRANULARITY_SCALE_GROUP);
 }
 
 static int has_like(const layer_set *set, const trf_layer_info *info) {

@@ -1,10 +1,10 @@
 /* Wide kernels of the bf16 and fp16 codecs. */
-#include "trf_wide_variants.cuh"
+#include "trf_wide_instances.cuh"
 
-trf_wide_kernel trf_wide_float(uint32_t codec, int class_bits, int columns, int share) {
+trf_wide_kernel trf_wide_float(uint32_t codec, int class_bits, int columns, int multicast) {
     if (codec == TRF_CODEC_BF16)
-        return class_bits == 2 ? trf_pick_wide<trf_form<TRF_CODEC_BF16, 2>, trf_bf16_type>(columns, share)
-                               : trf_pick_wide<trf_form<TRF_CODEC_BF16, 4>, trf_bf16_type>(columns, share);
-    return class_bits == 2 ? trf_pick_wide<trf_form<TRF_CODEC_FP16, 2>, trf_f16_type>(columns, share)
-                           : trf_pick_wide<trf_form<TRF_CODEC_FP16, 4>, trf_f16_type>(columns, share);
+        return class_bits == 2 ? trf_wide_pick<trf_codec_traits<TRF_CODEC_BF16, 2>, trf_bf16_type>(columns, multicast)
+                               : trf_wide_pick<trf_codec_traits<TRF_CODEC_BF16, 4>, trf_bf16_type>(columns, multicast);
+    return class_bits == 2 ? trf_wide_pick<trf_codec_traits<TRF_CODEC_FP16, 2>, trf_f16_type>(columns, multicast)
+                           : trf_wide_pick<trf_codec_traits<TRF_CODEC_FP16, 4>, trf_f16_type>(columns, multicast);
 }

@@ -182,13 +182,14 @@ void fixture_write_safetensors(const char *path, const char *metadata, const fix
     uint64_t end = 0;
     json_t *object = metadata ? json_loads(metadata, 0, NULL) : NULL;
     ck_assert(!metadata || object);
-    trf_header_begin(&text, object);
+    trf_safetensors_begin_header(&text, object);
     for (size_t i = 0; i < count; i++) {
         uint64_t begin = end;
         end += tensor_bytes(&tensors[i]);
-        trf_header_add(&text, tensors[i].name, "", tensors[i].dtype, tensors[i].shape, tensors[i].num_dims, begin, end);
+        trf_safetensors_add_tensor(&text, tensors[i].name, "", tensors[i].dtype, tensors[i].shape, tensors[i].num_dims,
+                                   begin, end);
     }
-    trf_header_end(&text, pad_to);
+    trf_safetensors_end_header(&text, pad_to);
     json_decref(object);
 
     uint8_t *data = malloc(end + 8);
@@ -237,14 +238,14 @@ void fixture_check_status(trf_status status, trf_status expected, const trf_erro
     ck_assert_ptr_null(strchr(err->message, '\n'));
 }
 
-trf_checkpoint *fixture_open_packed(const fixture_tensor *tensors, size_t count) {
-    const char *source = fixture_path("in.safetensors"), *packed = fixture_path("packed.safetensors");
+trf_checkpoint *fixture_open_compressed(const fixture_tensor *tensors, size_t count) {
+    const char *source = fixture_path("in.safetensors"), *compressed_path = fixture_path("packed.safetensors");
     trf_checkpoint *checkpoint;
     trf_checkpoint_options options;
     trf_error err = {0};
     fixture_write_safetensors(source, NULL, tensors, count, 8, 1);
     trf_checkpoint_options_init(&options);
-    fixture_check_status(trf_compress_checkpoint(source, packed, &options, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_checkpoint_open(packed, &checkpoint, &err), TRF_OK, &err);
+    fixture_check_status(trf_compress_checkpoint(source, compressed_path, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_open(compressed_path, &checkpoint, &err), TRF_OK, &err);
     return checkpoint;
 }

@@ -13,7 +13,8 @@
             ck_abort_msg("%s", #condition);                                                                            \
     } while (0)
 
-/* Whether TRF_TEST_QUICK asks for less. ctest sets it under sanitizers, to which a quarter of the cases of one kind tell what all would. */
+/* Whether TRF_TEST_QUICK asks for less. ctest sets it under sanitizers, to which a quarter of the cases of one kind
+ * tell what all would. */
 static inline int test_quick(void) {
     const char *quick = getenv("TRF_TEST_QUICK");
     return quick && *quick && strcmp(quick, "0") != 0;

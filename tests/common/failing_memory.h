@@ -1,5 +1,5 @@
-/* Allocations of the library that fail when a test says so. Included by one file of a test that mentions TRF_TEST_WRAPS_ALLOCATIONS: the linker then sends the library's allocations here
- * (tests/unit/CMakeLists.txt). */
+/* Allocations of the library that fail when a test says so. Included by one file of a test that mentions
+ * TRF_TEST_WRAPS_ALLOCATIONS: the linker then sends the library's allocations here (tests/unit/CMakeLists.txt). */
 #ifndef FAILING_MEMORY_H
 #define FAILING_MEMORY_H
 
@@ -31,8 +31,9 @@ static void count_allocations_from_here(long fail_at) {
     atomic_store(&allocation_fails_at, fail_at);
 }
 
-/* Attempts something over and over, each time with another of its allocations failing, until it has no more: TRF_ERR_MEMORY each time, or `also`, in err too; TRF_OK the last time. attempt: makes no
- * assertions, since Check allocates as well. @return how often. */
+/* Attempts something over and over, each time with another of its allocations failing, until it has no more:
+ * TRF_ERR_MEMORY each time, or `also`, in err too; TRF_OK the last time. attempt: makes no assertions, since Check
+ * allocates as well. @return how often. */
 static inline long fail_each_allocation(trf_status (*attempt)(void *context), void *context, trf_status also,
                                         const trf_error *err) {
     for (long number = 1;; number++) {

@@ -7,16 +7,16 @@
 /* The entries of one tile's slabs. */
 static void list_slabs(host_view *host, const trf_blob_view *from, uint64_t tile) {
     const trf_tile_meta *meta = &from->tiles[tile];
-    const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->kind);
+    const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->coding);
     for (uint32_t s = 0; s < shape.slabs; s++) {
         const uint64_t band = (shape.row + trf_slab_row(&shape, s)) / TRF_SLAB_ROWS;
         const uint32_t col = (shape.col + trf_slab_col(&shape, s)) / from->header.slab_cols;
         trf_device_slab *slab = &host->slabs[band * host->view.num_slab_cols + col];
-        const trf_slab_place place =
-            trf_slab_place_of(&shape, host->view.blob + meta->data_offset, s, from->header.raw_bits);
-        slab->raw_units = (uint32_t)((meta->data_offset + place.raw) / 128);
-        slab->stream_units = (uint16_t)((place.streams - place.raw) / 16);
-        slab->size_units = (uint16_t)((place.end - place.streams) / 16);
+        const trf_slab_location location =
+            trf_locate_slab(&shape, host->view.blob + meta->data_offset, s, from->header.raw_bits);
+        slab->raw_units = (uint32_t)((meta->data_offset + location.raw) / 128);
+        slab->rans_units = (uint16_t)((location.rans_streams - location.raw) / 16);
+        slab->size_units = (uint16_t)((location.end - location.rans_streams) / 16);
     }
 }
 
@@ -29,8 +29,8 @@ static void copy_fields(trf_device_view *view, const trf_blob_view *from) {
     view->col_offsets = from->col_offsets;
     view->rows = header->rows;
     view->cols = header->cols;
-    view->num_tiles_row = header->num_tiles_row;
-    view->num_tiles_col = header->num_tiles_col;
+    view->num_tile_rows = header->num_tile_rows;
+    view->num_tile_cols = header->num_tile_cols;
     view->slab_cols = header->slab_cols;
     view->num_slab_cols = (header->cols + header->slab_cols - 1) / header->slab_cols;
     view->num_bands = (header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
@@ -43,7 +43,7 @@ static void copy_fields(trf_device_view *view, const trf_blob_view *from) {
     view->stored_bytes = header->stored_bytes;
     view->granularity = extension->granularity;
     view->scale_dtype = extension->scale_dtype;
-    view->group_size = extension->group_size;
+    view->scale_group_size = extension->scale_group_size;
     view->scale_cols = from->scale_cols;
     view->scale_exponent = extension->scale_exponent;
     view->exponent_offset = extension->exponent_offset;
@@ -67,7 +67,7 @@ host_view *host_view_make(const trf_blob_view *from, const uint8_t *blob, uint64
         for (uint32_t bias = 0; bias < from->frequency[s]; bias++)
             host->slots[slot++] = trf_slot_entry(from->frequency[s], bias, s);
     for (uint64_t t = 0; t < from->num_tiles; t++)
-        if (from->tiles[t].kind == TRF_TILE_CODED)
+        if (from->tiles[t].coding == TRF_TILE_CODED)
             list_slabs(host, from, t);
     return host;
 }

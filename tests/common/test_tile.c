@@ -167,9 +167,9 @@ static int32_t split(test_rng *rng, const test_tile *tile, uint32_t element, uin
 
 typedef struct slab_content {
     trf_slab_shape shape;
-    uint8_t symbols[TRF_LANES][TRF_LANE_WEIGHTS];
-    uint32_t raw[TRF_LANES][TRF_LANE_WEIGHTS];
-    int32_t exception[TRF_LANE_WEIGHTS * TRF_LANES]; /* by position: its element, or -1 */
+    uint8_t symbols[TRF_LANES][TRF_MAX_LANE_WEIGHTS];
+    uint32_t raw[TRF_LANES][TRF_MAX_LANE_WEIGHTS];
+    int32_t exception[TRF_MAX_LANE_WEIGHTS * TRF_LANES]; /* by position: its element, or -1 */
 } slab_content;
 
 /* first_row, first_col: of the slab in the tile. */
@@ -194,7 +194,7 @@ static void fill_slab(test_rng *rng, const test_tile *tile, uint32_t first_row, 
                 symbol = test_below(rng, TRF_ALPHABET);
             content->symbols[lane][j] = (uint8_t)symbol;
             for (uint32_t q = 0; q < 8 / c; q++)
-                content->exception[trf_exception_position(8 / c * j + q, lane)] =
+                content->exception[trf_weight_position(8 / c * j + q, lane)] =
                     class_[q] == (int32_t)(symbol >> (c * q) & ((1u << c) - 1)) ? -1 : due[q];
         }
 }
@@ -239,10 +239,10 @@ static void put_chunks(const test_tile *tile, const slab_content *content, byte_
 
 /* Encodes a lane's symbols backwards. words: in the order of decoding. @return their number. */
 static uint32_t encode_lane(const test_tile *tile, const uint8_t *symbols, uint32_t count, uint16_t *start_state,
-                            uint16_t words[TRF_LANE_WEIGHTS]) {
+                            uint16_t words[TRF_MAX_LANE_WEIGHTS]) {
     const uint32_t p = tile->view.header.probability_bits, L = tile->view.header.state_bits;
     uint32_t start[TRF_ALPHABET + 1] = {0}, emitted = 0;
-    uint16_t backwards[TRF_LANE_WEIGHTS];
+    uint16_t backwards[TRF_MAX_LANE_WEIGHTS];
     uint64_t x = 1u << L;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         start[s + 1] = start[s] + tile->frequency[s];
@@ -280,10 +280,10 @@ static uint32_t put_exceptions(const slab_content *content, byte_buffer *to) {
 }
 
 /* States, counts, exceptions, words, padding. @return the number of exceptions. */
-static uint32_t put_streams(const test_tile *tile, const slab_content *content, uint32_t unused_words,
-                            byte_buffer *to) {
+static uint32_t put_rans_streams(const test_tile *tile, const slab_content *content, uint32_t unused_words,
+                                 byte_buffer *to) {
     const uint32_t count = trf_lane_weights(content->shape) * tile->view.header.class_bits / 8;
-    uint16_t start_state[TRF_LANES], words[TRF_LANES][TRF_LANE_WEIGHTS], last_words[TRF_LANE_WEIGHTS];
+    uint16_t start_state[TRF_LANES], words[TRF_LANES][TRF_MAX_LANE_WEIGHTS], last_words[TRF_MAX_LANE_WEIGHTS];
     uint32_t taken[TRF_LANES];
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)
         taken[lane] = encode_lane(tile, content->symbols[lane], count, &start_state[lane], words[lane]);
@@ -313,11 +313,11 @@ static uint32_t put_streams(const test_tile *tile, const slab_content *content, 
 static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shape, uint32_t unused_words,
                       byte_buffer *to) {
     slab_content *content = malloc(sizeof *content);
-    byte_buffer streams = {malloc(MAX_TILE_BYTES), 0};
+    byte_buffer rans_streams = {malloc(MAX_TILE_BYTES), 0};
     const uint32_t slab_cols = tile->view.header.slab_cols;
     uint16_t ends[TRF_MAX_SLABS_PER_TILE];
     uint32_t slabs = 0;
-    ck_assert(content && streams.bytes);
+    ck_assert(content && rans_streams.bytes);
     for (uint32_t row = 0; row < shape->coded_rows; row += 32)
         for (uint32_t col = 0; col < shape->coded_cols; col += slab_cols) {
             const uint32_t left = shape->coded_cols - col;
@@ -325,14 +325,14 @@ static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shap
             content->shape.steps = (left < slab_cols ? left : slab_cols) / 16;
             fill_slab(rng, tile, row, col, content);
             put_chunks(tile, content, to);
-            tile->meta.exception_count += put_streams(tile, content, unused_words, &streams);
-            ends[slabs++] = (uint16_t)(streams.size / 16);
+            tile->meta.exception_count += put_rans_streams(tile, content, unused_words, &rans_streams);
+            ends[slabs++] = (uint16_t)(rans_streams.size / 16);
         }
     ck_assert_uint_eq(slabs, shape->slabs);
     put(to, ends, slabs * sizeof *ends);
     put_padding(to, 16);
-    put(to, streams.bytes, streams.size);
-    free(streams.bytes);
+    put(to, rans_streams.bytes, rans_streams.size);
+    free(rans_streams.bytes);
     free(content);
 }
 
@@ -352,7 +352,7 @@ static void begin_view(test_rng *rng, const test_tile_choice *choice, test_tile 
                                                  : trf_float_raw_bits(choice->codec, choice->class_bits));
     header->rows = choice->rows;
     header->cols = choice->cols;
-    header->num_tiles_row = header->num_tiles_col = 1;
+    header->num_tile_rows = header->num_tile_cols = 1;
     header->slab_cols = (uint16_t)choice->slab_cols;
     header->probability_bits = (uint8_t)choice->probability_bits;
     header->state_bits = (uint8_t)choice->state_bits;
@@ -373,29 +373,29 @@ static void begin_view(test_rng *rng, const test_tile_choice *choice, test_tile 
         tile->row_offsets[i] = (int8_t)test_below(rng, 256);
         tile->col_offsets[i] = (int8_t)test_below(rng, 256);
     }
-    tile->meta.kind = choice->stored ? TRF_TILE_STORED : TRF_TILE_CODED;
+    tile->meta.coding = choice->stored ? TRF_TILE_STORED : TRF_TILE_CODED;
     tile->meta.predictor_mode = (uint8_t)choice->predictor_mode;
 }
 
 static const uint32_t kClassBits[2] = {2, 4};
 
-test_tile_choice test_tile_choose_kind(test_rng *rng, uint32_t kind) {
-    return test_tile_choose(rng, kind / 2 + 1, kClassBits[kind % 2]);
+test_tile_choice test_tile_choose_codec(test_rng *rng, uint32_t codec_index) {
+    return test_tile_choose(rng, codec_index / 2 + 1, kClassBits[codec_index % 2]);
 }
 
-void test_tiles_at_random(uint32_t kind, int rounds, test_tile_check *check) {
-    test_rng rng = {1000 + kind};
+void test_tiles_at_random(uint32_t codec_index, int rounds, test_tile_check *check) {
+    test_rng rng = {1000 + codec_index};
     for (int round = 0; round < test_rounds(rounds); round++) {
-        test_tile_choice choice = test_tile_choose_kind(&rng, kind);
+        test_tile_choice choice = test_tile_choose_codec(&rng, codec_index);
         check(&rng, &choice);
     }
 }
 
-void test_tiles_of_every_shape(uint32_t kind, test_tile_check *check) {
-    test_rng rng = {2000 + kind};
+void test_tiles_of_every_shape(uint32_t codec_index, test_tile_check *check) {
+    test_rng rng = {2000 + codec_index};
     for (uint32_t rows = 16; rows <= 64; rows += 16)
         for (uint32_t cols = 16; cols <= 256; cols += 16) {
-            test_tile_choice choice = test_tile_choose_kind(&rng, kind);
+            test_tile_choice choice = test_tile_choose_codec(&rng, codec_index);
             choice.rows = rows + test_below(&rng, 2) * test_below(&rng, 16);
             choice.cols = cols - test_below(&rng, 2) * (cols > 16 ? test_below(&rng, 15) : 0);
             choice.stored = 0;
@@ -423,7 +423,7 @@ test_tile *test_tile_make(test_rng *rng, const test_tile_choice *choice) {
     for (uint32_t row = 0; row < choice->rows; row++)
         for (uint32_t col = 0; col < choice->cols; col++)
             tile->elements[row * choice->cols + col] = random_element(rng, tile, choice, row, col);
-    trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.kind);
+    trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.coding);
     if (!choice->stored)
         put_slabs(rng, tile, &shape, choice->unused_words, &buffer);
     put_slivers(tile, &shape, &buffer);

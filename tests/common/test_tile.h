@@ -30,20 +30,20 @@ typedef struct test_tile_choice {
 /* A choice at random; the shape too, with all sorts of edges. */
 test_tile_choice test_tile_choose(test_rng *rng, uint32_t codec, uint32_t class_bits);
 
-/* Codec and class bits by number, 0 to TEST_TILE_KINDS - 1. */
+/* Codec and class bits by number, 0 to TEST_TILE_CODECS - 1. */
 enum {
-    TEST_TILE_KINDS = 10
+    TEST_TILE_CODECS = 10
 };
-test_tile_choice test_tile_choose_kind(test_rng *rng, uint32_t kind);
+test_tile_choice test_tile_choose_codec(test_rng *rng, uint32_t codec_index);
 
 /* What a test does with a choice. */
 typedef void test_tile_check(test_rng *rng, const test_tile_choice *choice);
 
-/* Tiles of a kind, all else at random. */
-void test_tiles_at_random(uint32_t kind, int rounds, test_tile_check *check);
+/* Tiles of a codec, all else at random. */
+void test_tiles_at_random(uint32_t codec_index, int rounds, test_tile_check *check);
 
-/* Tiles of a kind with every number of row blocks and of column steps, with and without slivers. */
-void test_tiles_of_every_shape(uint32_t kind, test_tile_check *check);
+/* Tiles of a codec with every number of row blocks and of column steps, with and without slivers. */
+void test_tiles_of_every_shape(uint32_t codec_index, test_tile_check *check);
 
 /* Tiles of the int codec, with quads and with pairs: all plane sets in the course of raw_bits. */
 void test_tiles_of_int(uint32_t raw_bits, test_tile_check *check);

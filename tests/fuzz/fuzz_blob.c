@@ -1,8 +1,8 @@
 /* Any bytes as a layer blob: the validator and, where it accepts them, every decoder. Checksums are put right first. */
 #include "common/decoders.h"
 #include "fuzz_checksums.h"
-#include "trf_device_directory.h"
 #include "trf_row_decode.h"
+#include "trf_slab_directory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,35 +10,35 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* Where a row of a coded tile crosses its slab s, as the tile's own table says. */
-static trf_row_piece piece_of(const trf_device_view *view, const trf_blob_view *from, uint64_t tile, uint32_t row,
-                              uint32_t j, const uint8_t *tile_bytes) {
+static trf_row_segment piece_of(const trf_device_view *view, const trf_blob_view *from, uint64_t tile, uint32_t row,
+                                uint32_t j, const uint8_t *tile_bytes) {
     const trf_tile_meta *meta = &from->tiles[tile];
-    const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->kind);
-    trf_row_piece piece =
-        trf_row_piece_of(view, shape, shape.row + row, (shape.col + j * shape.slab_cols) / shape.slab_cols);
-    const trf_slab_place place =
-        trf_slab_place_of(&shape, tile_bytes, row / TRF_SLAB_ROWS * shape.slabs_per_band + j, from->header.raw_bits);
-    piece.raw = meta->data_offset + place.raw;
-    piece.streams = meta->data_offset + place.streams;
-    piece.stream_bytes = place.end - place.streams;
-    return piece;
+    const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->coding);
+    trf_row_segment segment =
+        trf_row_segment_of(view, shape, shape.row + row, (shape.col + j * shape.slab_cols) / shape.slab_cols);
+    const trf_slab_location location =
+        trf_locate_slab(&shape, tile_bytes, row / TRF_SLAB_ROWS * shape.slabs_per_band + j, from->header.raw_bits);
+    segment.raw = meta->data_offset + location.raw;
+    segment.rans_streams = meta->data_offset + location.rans_streams;
+    segment.rans_bytes = location.end - location.rans_streams;
+    return segment;
 }
 
 /* Some coded rows of a checked tile, one by one. elements: of the tile, where it decodes; else NULL. */
 static void try_rows(const trf_device_view *view, const trf_blob_view *from, uint64_t tile, const uint8_t *tile_bytes,
                      const uint16_t *elements) {
-    const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, from->tiles[tile].kind);
+    const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, from->tiles[tile].coding);
     uint16_t row[TRF_TILE_SIZE];
     for (uint32_t r = 0; r < shape.coded_rows; r += 7)
         for (uint32_t j = 0; j < shape.slabs_per_band; j++) {
-            const trf_row_piece piece = piece_of(view, from, tile, r, j, tile_bytes);
+            const trf_row_segment segment = piece_of(view, from, tile, r, j, tile_bytes);
             const trf_row_target target = {
                 .to = row, .col = shape.col, .cols = shape.coded_cols, .as = TRF_DECODE_ELEMENTS, .value_bytes = 2};
             int good = 1;
             for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
-                good &= trf_row_decode_lane(view, view->slots, view->class_value, &piece, quarter, &target);
-            if (elements &&
-                (!good || memcmp(row + piece.col, elements + r * TRF_TILE_SIZE + piece.col, 2 * piece.coded_cols)))
+                good &= trf_row_decode_lane(view, view->slots, view->class_value, &segment, quarter, &target);
+            if (elements && (!good || memcmp(row + segment.col, elements + r * TRF_TILE_SIZE + segment.col,
+                                             2 * segment.coded_cols)))
                 abort();
         }
 }
@@ -63,7 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         device.slots = table.slots;
         for (uint64_t t = 0; elements && again && values && t < view.num_tiles; t++) {
             const uint8_t *tile = (const uint8_t *)blob + view.tiles[t].data_offset;
-            trf_tile_shape shape = trf_tile_shape_of(&view.header, t, view.tiles[t].kind);
+            trf_tile_shape shape = trf_tile_shape_of(&view.header, t, view.tiles[t].coding);
             if (trf_blob_check_tile(&view, t, tile, &err) != TRF_OK)
                 continue;
             trf_status status = trf_decode_tile_ref(&view, &table, t, tile, elements, TRF_TILE_SIZE, &err);

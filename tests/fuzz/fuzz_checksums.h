@@ -1,4 +1,5 @@
-/* For fuzz targets of layer blobs: a fuzzer would never find the checksums, and what lies behind them is what wants testing. */
+/* For fuzz targets of layer blobs: a fuzzer would never find the checksums, and what lies behind them is what wants
+ * testing. */
 #ifndef FUZZ_CHECKSUMS_H
 #define FUZZ_CHECKSUMS_H
 
@@ -10,7 +11,7 @@ static void fuzz_mend_checksums(uint8_t *blob, size_t size) {
     if (trf_blob_head_bytes(blob, size, size, &head_bytes, NULL) != TRF_OK || head_bytes > size)
         return;
     trf_header *header = (trf_header *)blob;
-    uint64_t tiles = (uint64_t)header->num_tiles_row * header->num_tiles_col;
+    uint64_t tiles = (uint64_t)header->num_tile_rows * header->num_tile_cols;
     trf_tile_meta *metas = (trf_tile_meta *)(blob + TRF_TILES_OFFSET);
     for (uint64_t t = 0; t < tiles; t++)
         if (metas[t].data_offset <= size && metas[t].data_size <= size - metas[t].data_offset)

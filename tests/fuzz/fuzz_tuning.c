@@ -18,7 +18,7 @@ static void check_again(const trf_tuning *tuning) {
         abort();
     for (uint32_t i = 0; i < tuning->num_layers; i++) {
         const trf_tuned_layer *layer = &tuning->layers[i], *other = &again->layers[i];
-        if (memcmp(&layer->form, &other->form, sizeof layer->form) != 0 || layer->num_points != other->num_points)
+        if (memcmp(&layer->key, &other->key, sizeof layer->key) != 0 || layer->num_points != other->num_points)
             abort();
         for (uint32_t p = 0; p < layer->num_points; p++)
             if (layer->points[p].m != other->points[p].m || layer->points[p].path != other->points[p].path)
@@ -34,9 +34,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     trf_tuning *tuning;
     trf_error err;
     if (trf_tuning_read(file.path, &tuning, &err) == TRF_OK) {
-        const trf_tuned_form form = {TRF_CODEC_BF16, 2, 8, 0, 4096, 4096};
+        const trf_tuning_key key = {TRF_CODEC_BF16, 2, 8, 0, 4096, 4096};
         for (uint32_t m = 1; m; m *= 2)
-            (void)trf_tuned_path(tuning, &form, m);
+            (void)trf_tuned_path(tuning, &key, m);
         check_again(tuning);
         trf_tuning_free(tuning);
     }

@@ -1,8 +1,8 @@
-/* Any bytes as a layer blob: what its regular slabs are to the kernels' walk (tests/warp), against the reference decoder. Tiles that the validator refuses
- * have no slabs then. Checksums are put right first. */
+/* Any bytes as a layer blob: what its regular slabs are to the kernels' walk (tests/warp), against the reference
+ * decoder. Tiles that the validator refuses have no slabs then. Checksums are put right first. */
 #include "fuzz_checksums.h"
 #include "trf_decode.h"
-#include "trf_device_directory.h"
+#include "trf_slab_directory.h"
 #include "warp/warp_walk.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@ enum {
 /* A layer as kernels see it, and what the reference decoder makes of it. */
 typedef struct fuzzed_layer {
     trf_device_view view;
-    trf_device_facts facts;
+    trf_layer_traits traits;
     trf_device_fault fault;
     trf_device_slab *slabs;
     uint16_t *elements; /* [rows][cols] */
@@ -32,26 +32,27 @@ static void describe(fuzzed_layer *layer, const trf_blob_view *view, const uint8
     layer->view.slots = table.slots;
     layer->view.slabs = layer->slabs;
     layer->view.fault = &layer->fault;
-    trf_describe_head(view, &layer->facts);
+    trf_describe_head(view, &layer->traits);
     for (uint64_t t = 0; t < view->num_tiles; t++) {
-        const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].kind);
+        const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].coding);
         const uint8_t *bytes = blob + view->tiles[t].data_offset;
         if (trf_blob_check_tile(view, t, bytes, NULL) != TRF_OK)
             continue;
-        trf_describe_tile(view, t, bytes, layer->slabs, &layer->facts);
+        trf_describe_tile(view, t, bytes, layer->slabs, &layer->traits);
         layer->good[t] =
             trf_decode_tile_ref(view, &table, t, bytes, layer->elements + (size_t)shape.row * cols + shape.col, cols,
                                 NULL) == TRF_OK;
     }
 }
 
-/* All weights of slabs that were walked are there, once; a good tile has good slabs, with its elements. The one beside such a slab may be bad. */
+/* All weights of slabs that were walked are there, once; a good tile has good slabs, with its elements. The one beside
+ * such a slab may be bad. */
 static void compare(const warp_walk *walk, const fuzzed_layer *layer) {
     const trf_device_view *view = walk->view;
     for (uint32_t row = 0; row < view->rows; row++)
         for (uint32_t col = 0; col < view->cols; col++) {
             const size_t at = (size_t)row * view->cols + col;
-            const uint64_t tile = row / TRF_TILE_SIZE * (uint64_t)view->num_tiles_col + col / TRF_TILE_SIZE;
+            const uint64_t tile = row / TRF_TILE_SIZE * (uint64_t)view->num_tile_cols + col / TRF_TILE_SIZE;
             const uint8_t slab = walk->slabs[row / TRF_SLAB_ROWS * (size_t)view->num_slab_cols + col / view->slab_cols];
             if (walk->seen[at] != (slab != WARP_SLAB_PASSED_BY && col / 16 * 16 + 16 <= view->cols))
                 abort();
@@ -65,16 +66,16 @@ static void walk_all(const fuzzed_layer *layer, uint32_t order) {
     const trf_device_view *view = &layer->view;
     const size_t weights = (size_t)view->rows * view->cols, slabs = (size_t)view->num_bands * view->num_slab_cols;
     warp_walk walk = {.view = view,
-                      .max_stream_bytes = layer->facts.max_stream_bytes,
-                      .max_frequency = layer->facts.max_frequency,
+                      .max_rans_bytes = layer->traits.max_rans_bytes,
+                      .max_frequency = layer->traits.max_frequency,
                       .warps = 1 + order % 3,
                       .table_log = 16,
                       .order = order,
                       .elements = malloc(weights * sizeof *walk.elements),
                       .seen = malloc(weights),
                       .slabs = malloc(slabs)};
-    for (uint32_t at = 0; walk.elements && walk.seen && walk.slabs && at < 2 * WARP_WALK_KINDS; at++) {
-        walk.kind = (warp_walk_kind)(at / 2);
+    for (uint32_t at = 0; walk.elements && walk.seen && walk.slabs && at < 2 * WARP_WALK_VARIANTS; at++) {
+        walk.variant = (warp_walk_variant)(at / 2);
         walk.special = at % 2;
         memset(walk.seen, 0, weights);
         memset(walk.slabs, WARP_SLAB_PASSED_BY, slabs);

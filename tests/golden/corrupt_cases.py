@@ -16,7 +16,7 @@ from trf_reference_encoder import Options, encode, seal, seal_head
 Case = tuple[str, bytes, str, str]
 
 TRUNCATED, MAGIC, VERSION, HEADER = "TRF_ERR_TRUNCATED", "TRF_ERR_MAGIC", "TRF_ERR_VERSION", "TRF_ERR_HEADER"
-TABLE, TILE, CHECKSUM, STREAM = "TRF_ERR_TABLE", "TRF_ERR_TILE", "TRF_ERR_CHECKSUM", "TRF_ERR_STREAM"
+TABLE, TILE, CHECKSUM, STREAM = "TRF_ERR_TABLE", "TRF_ERR_TILE", "TRF_ERR_CHECKSUM", "TRF_ERR_RANS"
 
 #: struct format and byte offset of the fields, extension fields included
 FIELDS = {
@@ -101,7 +101,7 @@ def bases() -> dict[str, bytes]:
     force[:48:9, :32:7] = True
     e4m3 = signs | 2 + values(1, 53, 41) << 3 | values(2, 53, 41) % 8
     e5m2 = 18 + values(3, 17, 273) << 2 | values(4, 17, 273) & 3
-    grouped = {"granularity": ref.GROUP, "group_size": 16}
+    grouped = {"granularity": ref.SCALE_GROUP, "scale_group_size": 16}
     codes = values(6, 17, 17) - 4
     return {
         "tiny": encode(np.full((1, 1), 0x3F80), Options(ref.BF16, ref.BF16_DTYPE)),

@@ -268,11 +268,11 @@ def int_cases() -> Iterator[Case]:
     table = [
         ("r0_tensor_f32", 4, 0, -8, 9, 1, ref.F32, ref.TENSOR, 0, scales32(510, 1), 0),
         ("r1_channel_bf16", 4, 1, -16, 17, 2, ref.BF16_DTYPE, ref.CHANNEL, 0, scales32(511, n), 0),
-        ("r2_group16_f16", 4, 2, -32, 40, 1, ref.F16, ref.GROUP, 16, scales16(512, *groups[16][0]), -12),
+        ("r2_group16_f16", 4, 2, -32, 40, 1, ref.F16, ref.SCALE_GROUP, 16, scales16(512, *groups[16][0]), -12),
         ("r3_block32_bf16", 4, 3, -64, 64, 2, ref.BF16_DTYPE, ref.BLOCK, 32, scales16(513, *groups[32][1]), 100),
-        ("r5_group64_f32", 4, 5, -256, 255, 2, ref.F32, ref.GROUP, 64, scales16(514, *groups[64][0]), -100),
+        ("r5_group64_f32", 4, 5, -256, 255, 2, ref.F32, ref.SCALE_GROUP, 64, scales16(514, *groups[64][0]), -100),
         ("r6_channel_f32", 4, 6, -512, 600, 2, ref.F32, ref.CHANNEL, 0, scales32(515, n), 0),
-        ("r7_group_all_bf16", 4, 7, -1024, 1023, 2, ref.BF16_DTYPE, ref.GROUP, 1 << 20,
+        ("r7_group_all_bf16", 4, 7, -1024, 1023, 2, ref.BF16_DTYPE, ref.SCALE_GROUP, 1 << 20,
          scales16(516, *groups[1 << 20][0]), 3),
         ("quads_r0_block16_f16", 2, 0, -2, 2, 1, ref.F16, ref.BLOCK, 16, scales16(517, *groups[16][1]), -20),
         ("quads_r3_tensor_f16_inf", 2, 3, -16, 30, 2, ref.F16, ref.TENSOR, 0, np.float32([5000.0]), 0),
@@ -286,7 +286,7 @@ def int_cases() -> Iterator[Case]:
     for seed, (name, c, r, first, limit, stored, dtype, granularity, size, scales, q) in enumerate(table):
         options = Options(
             ref.INT, dtype, class_bits=c, raw_bits=r, class_value=[first], stored_bytes=stored,
-            granularity=granularity, group_size=size, scales=scales, scale_exponent=q,
+            granularity=granularity, scale_group_size=size, scales=scales, scale_exponent=q,
             probability_bits=9 + seed % 4, state_bits=13 + seed % 4,
         )  # fmt: skip
         yield f"int_{name}", codes(520 + seed, n, k, limit), options
@@ -314,7 +314,7 @@ def narrow_slab_cases() -> Iterator[Case]:
     )
     scales = (below(641, 0x4000, 50, 13) + 0x2000).astype(np.uint16).view(np.float16)
     yield "int_quads_slabs128_50x407", codes(642, 50, 407, 500), Options(
-        ref.INT, ref.F32, class_bits=2, raw_bits=7, class_value=[-256], granularity=ref.GROUP, group_size=32,
+        ref.INT, ref.F32, class_bits=2, raw_bits=7, class_value=[-256], granularity=ref.SCALE_GROUP, scale_group_size=32,
         scales=scales, slab_cols=128,
     )  # fmt: skip
     # 16 slabs in a tile, those of the last band 16 rows high, every other one a step wide.

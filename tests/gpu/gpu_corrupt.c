@@ -20,16 +20,16 @@ static void seal(uint8_t *blob, uint64_t tile) {
 /* Where a slab's streams end, from the tile's first byte. */
 static uint32_t slab_end(const uint8_t *blob, const trf_tile_meta *meta, const trf_tile_shape *shape, uint32_t slab,
                          uint32_t raw_bits) {
-    return trf_slab_place_of(shape, blob + meta->data_offset, slab, raw_bits).end;
+    return trf_locate_slab(shape, blob + meta->data_offset, slab, raw_bits).end;
 }
 
-/* Flips one bit somewhere in the tile's streams. @return the slab in which it lies if only decoding can tell, else -1 with the
- * bit as it was. */
+/* Flips one bit somewhere in the tile's streams. @return the slab in which it lies if only decoding can tell, else -1
+ * with the bit as it was. */
 static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_blob_view *view, uint64_t tile,
                    void *decoded, uint64_t decoded_bytes) {
     const trf_tile_meta *meta = &view->tiles[tile];
-    const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, meta->kind);
-    const uint32_t begin = trf_tile_layout_of(&shape, view->header.raw_bits).streams;
+    const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, meta->coding);
+    const uint32_t begin = trf_find_tile_sections(&shape, view->header.raw_bits).rans_streams;
     const uint32_t end = slab_end(blob, meta, &shape, shape.slabs - 1, view->header.raw_bits);
     uint32_t at = begin + test_below(rng, end - begin), bit = 1u << test_below(rng, 8);
     blob[meta->data_offset + at] ^= (uint8_t)bit;
@@ -41,7 +41,7 @@ static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_
     else
         status = TRF_ERR_TILE; /* seen by validation, whatever it was */
     trf_layer_free(layer);
-    if (status == TRF_ERR_STREAM)
+    if (status == TRF_ERR_RANS)
         for (uint32_t s = 0; s < shape.slabs; s++)
             if (at < slab_end(blob, meta, &shape, s, view->header.raw_bits))
                 return (int)s;
@@ -67,8 +67,8 @@ gpu_corrupt_layer gpu_corrupt(test_rng *rng, const gpu_layer *intact, uint64_t t
     const trf_slab_shape slab_shape = trf_slab_shape_at(&c.shape, (uint32_t)slab);
     c.first_row = c.shape.row + trf_slab_row(&c.shape, (uint32_t)slab);
     c.first_col = c.shape.col + trf_slab_col(&c.shape, (uint32_t)slab);
-    c.rows = TRF_BLOCK_ROWS * slab_shape.blocks;
-    c.cols = TRF_BLOCK_ROWS * slab_shape.steps;
+    c.rows = TRF_FRAGMENT_SIZE * slab_shape.blocks;
+    c.cols = TRF_FRAGMENT_SIZE * slab_shape.steps;
     c.layer = gpu_layer_of_blob(intact->name, blob, intact->blob_bytes);
     return c;
 }

@@ -28,7 +28,8 @@ typedef struct gpu_test {
  * skipped. @return main's exit status. */
 int gpu_main(const char *suite, const gpu_test *tests, size_t count);
 
-/* The same for tests of what not every device or build has. lacks(context): what is missing, for which they are skipped, or NULL; lacks itself may be NULL. */
+/* The same for tests of what not every device or build has. lacks(context): what is missing, for which they are
+ * skipped, or NULL; lacks itself may be NULL. */
 int gpu_main_unless(const char *(*lacks)(const trf_context *context), const char *suite, const gpu_test *tests,
                     size_t count);
 

@@ -19,12 +19,12 @@ const gpu_choice kGpuChoices[GPU_CHOICES] = {
     {"int tensor", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_TENSOR, 0, 0},
     {"int channel", TRF_DTYPE_F16, TRF_CODEC_INT, TRF_GRANULARITY_CHANNEL, 0, 0},
     {"int channel of f32, 4.25 bits", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_CHANNEL, 0, 4.25},
-    {"int group:16", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 16, 0},
-    {"int group:32", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 32, 0},
-    {"int group:48", TRF_DTYPE_F16, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 48, 0},
-    {"int group:64, 5 bits", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 64, 5},
-    {"int group:128", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 128, 0},
-    {"int group:4096", TRF_DTYPE_F16, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 4096, 0},
+    {"int group:16", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 16, 0},
+    {"int group:32", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 32, 0},
+    {"int group:48", TRF_DTYPE_F16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 48, 0},
+    {"int group:64, 5 bits", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 64, 5},
+    {"int group:128", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 128, 0},
+    {"int group:4096", TRF_DTYPE_F16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 4096, 0},
     {"int block:32", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 32, 0},
     {"int block:128", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 128, 0},
     {"int block:272", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 272, 0},
@@ -33,7 +33,8 @@ const gpu_choice kGpuChoices[GPU_CHOICES] = {
 const uint32_t kGpuSlabCols[GPU_SLAB_COLS] = {128, 256};
 
 gpu_shape gpu_gathered_shape(uint32_t slab_cols) {
-    /* 4,290 slabs of 256 columns, or twice as many of 128: 11 warps a multiprocessor have 3 each, or 6, but for a few */
+    /* 4,290 slabs of 256 columns, or twice as many of 128: 11 warps a multiprocessor have 3 each, or 6, but for a
+     * few */
     const gpu_shape shape = {33 * 32 * 256 / slab_cols, 129 * slab_cols + 64};
     return shape;
 }
@@ -127,12 +128,12 @@ static void decode_elements(gpu_layer *layer) {
     layer->elements = gpu_malloc((size_t)layer->info.rows * layer->info.cols * 2);
     trf_decode_table_init(table, &layer->view);
     for (uint64_t t = 0; t < layer->view.num_tiles; t++) {
-        trf_tile_shape shape = trf_tile_shape_of(&layer->view.header, t, layer->view.tiles[t].kind);
+        trf_tile_shape shape = trf_tile_shape_of(&layer->view.header, t, layer->view.tiles[t].coding);
         uint16_t *to = layer->elements + (size_t)shape.row * layer->info.cols + shape.col;
         trf_status status = trf_decode_tile_best()(&layer->view, table, t,
                                                    (const uint8_t *)layer->blob + layer->view.tiles[t].data_offset, to,
                                                    layer->info.cols, &err);
-        if (status != TRF_ERR_STREAM) /* which some tests want */
+        if (status != TRF_ERR_RANS) /* which some tests want */
             gpu_check(status, TRF_OK, &err, layer->name);
     }
     free(table);
@@ -160,7 +161,7 @@ void *gpu_encode(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint3
     options.favor = favor;
     options.slab_cols = slab_cols;
     options.granularity = choice->granularity;
-    options.group_size = choice->group_size;
+    options.scale_group_size = choice->scale_group_size;
     options.bits = choice->bits;
     options.verify = 0;
     gpu_check(trf_encode_layer(weights, choice->dtype, shape.rows, shape.cols, &options, &blob, blob_bytes, NULL, &err),

@@ -13,7 +13,7 @@ typedef struct gpu_choice {
     trf_dtype dtype;
     trf_codec codec;
     trf_granularity granularity;
-    uint32_t group_size;
+    uint32_t scale_group_size;
     double bits;
 } gpu_choice;
 
@@ -32,7 +32,8 @@ typedef struct gpu_shape {
     uint32_t rows, cols;
 } gpu_shape;
 
-/* So large that decoding gathers BF16 and F16 weights (trf_decode_slabs.cu) on a GPU of 132 multiprocessors, with a narrow slab at the end of each band. */
+/* So large that decoding gathers BF16 and F16 weights (trf_decode_slabs.cu) on a GPU of 132 multiprocessors, with a
+ * narrow slab at the end of each band. */
 gpu_shape gpu_gathered_shape(uint32_t slab_cols);
 
 typedef enum gpu_fill {

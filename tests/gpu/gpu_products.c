@@ -224,10 +224,10 @@ void gpu_reference_free(gpu_reference *reference) {
  *
  * Every w x is exact in F32 (11 by 11 bits at most). A sum in any order rounds at most K times, each time by no more
  * than 2u of the partial sum, u = 2^-24; tensor cores truncate, hence 2. For x of random sign a partial sum is of the
- * size of S/sqrt(K), times 1.25 for normal x and w. If all roundings had one sign, they would come to
- * 2u K 1.25 S/sqrt(K) = 2.5 u sqrt(K) S, so 4 u sqrt(K) S is allowed for them; for short sums, one more rounding by a
- * scale and the sum of partial sums, 8 u S. A weight that is missing or wrong shows if it is of average size, S/K, while
- * K < 2^14. */
+ * size of S/sqrt(K), times 1.25 for normal x and w. If all roundings had one sign, they would come to 2u K 1.25
+ * S/sqrt(K) = 2.5 u sqrt(K) S, so 4 u sqrt(K) S is allowed for them; for short sums, one more rounding by a scale and
+ * the sum of partial sums, 8 u S. A weight that is missing or wrong shows if it is of average size, S/K, while K <
+ * 2^14. */
 double gpu_bound_of_sum(double magnitude, uint32_t cols) { return 0x1p-24 * (8 + 4 * sqrt(cols)) * magnitude; }
 
 double gpu_bound_of_rounding(double y, trf_dtype dtype) {

@@ -41,7 +41,8 @@ void gpu_product_run_on(gpu_product *product, const gpu_input *input, void *y);
 /* Only queues the call. */
 void gpu_product_queue(const gpu_product *product, const gpu_input *input, trf_stream stream);
 
-/* The same bits on every run: 1,000 of them, or 20 if TRF_TEST_QUICK is set. busy: another stream copies, and multiplies by the same layer. */
+/* The same bits on every run: 1,000 of them, or 20 if TRF_TEST_QUICK is set. busy: another stream copies, and
+ * multiplies by the same layer. */
 void gpu_check_same_bits(const gpu_product *product, const gpu_input *input, int busy);
 
 /* Two products and a decoding between them, captured once and replayed: the bits of direct calls. */
@@ -67,7 +68,8 @@ void gpu_reference_free(gpu_reference *reference);
 /* Every y of these rows near its F64 value; NaN and infinite where that is. */
 void gpu_check_product(const gpu_product *product, const gpu_reference *reference, const void *y);
 
-/* What an F32 sum over so many columns may be wrong by, magnitude being its sum of |w x|; and what rounding to y's type adds (of F32: what the former has allowed for). */
+/* What an F32 sum over so many columns may be wrong by, magnitude being its sum of |w x|; and what rounding to y's type
+ * adds (of F32: what the former has allowed for). */
 double gpu_bound_of_sum(double magnitude, uint32_t cols);
 double gpu_bound_of_rounding(double y, trf_dtype dtype);
 

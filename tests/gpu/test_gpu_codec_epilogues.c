@@ -1,5 +1,6 @@
-/* Epilogues on the device: both paths against F64, for every codec, all ways of sharing rows among blocks, in place and not; the same bits on every run; graphs.
- * tests/unit/test_device_epilogue.c has all combinations, activations and shards. */
+/* Epilogues on the device: both paths against F64, for every codec, all ways of sharing rows among blocks, in place and
+ * not; the same bits on every run; graphs. tests/unit/test_device_epilogue.c has all combinations, activations and
+ * shards. */
 #include "gpu_products.h"
 
 #include <math.h>
@@ -160,7 +161,7 @@ static void check_product(gpu_product *product, const gpu_input *input, const gp
     free(y);
 }
 
-/* How the fused products shared rows: words of the plan's choice, as fused/trf_fused.cu has them. */
+/* How the fused products shared rows: words of the plan's choice, as fused/trf_fused_launch.cu has them. */
 static int straddling, in_clusters, alone;
 
 static void note_way(const trf_linear_plan *plan) {
@@ -233,7 +234,7 @@ START_TEST(every_codec) {
         fused += check_layer(&rng, &layer);
         gpu_layer_free(&layer);
     }
-    if (!test_quick() && !fused && kGpuChoices[_i].granularity < TRF_GRANULARITY_GROUP)
+    if (!test_quick() && !fused && kGpuChoices[_i].granularity < TRF_GRANULARITY_SCALE_GROUP)
         ck_abort_msg("%s: no fused product", kGpuChoices[_i].name);
 }
 END_TEST

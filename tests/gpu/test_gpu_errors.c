@@ -14,15 +14,16 @@ static void check_fault(const gpu_corrupt_layer *c) {
     snprintf(tile, sizeof tile, "%llu", (unsigned long long)c->tile);
     for (int i = 0; i < 2; i++) { /* the state stays */
         trf_error err = {0};
-        gpu_check(trf_device_layer_check(c->layer.device, &err), TRF_ERR_STREAM, &err, c->layer.name);
+        gpu_check(trf_device_layer_check(c->layer.device, &err), TRF_ERR_RANS, &err, c->layer.name);
         if (!strstr(err.message, tile) || err.offset != c->layer.view.tiles[c->tile].data_offset)
             ck_abort_msg("%s: the message does not name tile %s, or offset %llu its place: %s", c->layer.name, tile,
                          (unsigned long long)err.offset, err.message);
     }
 }
 
-/* y of rows outside of the corrupt tile is that of the intact layer; of its slab NaN; of other slabs of the tile either.
- */
+/* y of rows outside of the corrupt tile is that of the intact layer; of its slab NaN; of other slabs of the tile
+ * either.
+ * */
 static void check_y(const gpu_corrupt_layer *c, const gpu_product *product, const float *y, const float *intact) {
     const uint32_t rows = c->layer.info.rows;
     for (uint32_t i = 0; i < product->plan.m; i++)
@@ -97,8 +98,8 @@ static void check_decoding(const gpu_layer *intact, const gpu_corrupt_layer *c) 
     gpu_memory_free(&memory);
 }
 
-/* Row by row: what is not as in the intact layer is NaN, or zero, and in the slab; the fault is that of its tile, if a row has met it: bits that only the number of a pair's words
- * shows to be wrong may be in none of a row's own lanes. */
+/* Row by row: what is not as in the intact layer is NaN, or zero, and in the slab; the fault is that of its tile, if a
+ * row has met it: bits that only the number of a pair's words shows to be wrong may be in none of a row's own lanes. */
 static void check_rows(const gpu_layer *intact, const gpu_corrupt_layer *c) {
     const uint32_t rows = intact->info.rows, cols = intact->info.cols;
     gpu_memory memory = gpu_memory_make((uint64_t)rows * cols * 2);
@@ -141,8 +142,9 @@ static void check_rows(const gpu_layer *intact, const gpu_corrupt_layer *c) {
     gpu_memory_free(&memory);
 }
 
-/* loop: choices bf16, fp16, e4m3, e5m2, i8, int channel; slabs of either width; favors; and a tile inside or at the edge. */
-START_TEST(corrupt_streams) {
+/* loop: choices bf16, fp16, e4m3, e5m2, i8, int channel; slabs of either width; favors; and a tile inside or at the
+ * edge. */
+START_TEST(corrupt_rans_streams) {
     static const int choices[] = {0, 1, 2, 3, 5, 7};
     static const gpu_shape shape = {560, 1000}; /* the last tile has slabs of 32 and 16 rows, and slivers */
     const gpu_choice *choice = &kGpuChoices[choices[_i / 8]];
@@ -152,7 +154,7 @@ START_TEST(corrupt_streams) {
         gpu_layer_make(&rng, choice, (trf_favor)(_i % 2), kGpuSlabCols[_i / 4 % 2], shape, GPU_FILL_NORMAL);
     const uint64_t tile = _i & 2 ? intact.view.num_tiles - 1 : test_below(&rng, 8);
     for (int action = 0; action < 4; action++) { /* each on a layer that no other has touched */
-        if (intact.view.tiles[tile].kind == TRF_TILE_STORED)
+        if (intact.view.tiles[tile].coding == TRF_TILE_STORED)
             break;
         gpu_corrupt_layer c = gpu_corrupt(&rng, &intact, tile);
         gpu_check(trf_device_layer_check(c.layer.device, &err), TRF_OK, &err, c.layer.name);
@@ -341,7 +343,8 @@ START_TEST(products) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {{corrupt_streams, 48}, {contexts_and_layers, 1},  {decoding, 1}, {plans, 1},
-                              {products, 1},         {corrupt_gathered_rows, 4}};
+    const gpu_test tests[] = {
+        {corrupt_rans_streams, 48}, {contexts_and_layers, 1}, {decoding, 1}, {plans, 1}, {products, 1},
+        {corrupt_gathered_rows, 4}};
     return gpu_main("errors", tests, sizeof tests / sizeof tests[0]);
 }

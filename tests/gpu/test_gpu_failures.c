@@ -1,5 +1,6 @@
-/* What fails on a GPU: a tensor that is missing, memory that runs out for real, each CUDA call of a context's and a layer's way once, and a device that is lost under
- * everything. A status and a message each time, no memory lost, and the next call works; of a lost device, the next process. Corrupt tiles and cancelled loads are test_gpu_load.c's. */
+/* What fails on a GPU: a tensor that is missing, memory that runs out for real, each CUDA call of a context's and a
+ * layer's way once, and a device that is lost under everything. A status and a message each time, no memory lost, and
+ * the next call works; of a lost device, the next process. Corrupt tiles and cancelled loads are test_gpu_load.c's. */
 #include "gpu_failing_calls.h"
 #include "gpu_products.h"
 #include "gpu_stored.h"
@@ -99,7 +100,8 @@ END_TEST
 
 /* ---- each call fails once ---- */
 
-/* A context of its own, a layer, experts and a question about it; on TRF_OK the weights were right. *failed: whether a call was made to fail. */
+/* A context of its own, a layer, experts and a question about it; on TRF_OK the weights were right. *failed: whether a
+ * call was made to fail. */
 static trf_status use_device(const gpu_stored_layer *stored, int threads, int *failed, trf_error *err) {
     trf_context *context = NULL;
     trf_device_layer *layer = NULL;
@@ -160,7 +162,8 @@ START_TEST(each_call_fails_once) {
 END_TEST
 
 /* ---- a lost device ----
- * A kernel that reads where nothing is takes the process's device from it for good. So that happens in a process of its own, this program with kRole set. */
+ * A kernel that reads where nothing is takes the process's device from it for good. So that happens in a process of its
+ * own, this program with kRole set. */
 
 static const char kRole[] = "TRF_TEST_LOSES_ITS_DEVICE";
 

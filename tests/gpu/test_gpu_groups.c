@@ -1,5 +1,5 @@
-/* Groups of layers in shared launches, and products of experts: against F64, for every codec, with counts of all kinds; the same bits on every run; graphs whose
- * counts change between replays; corrupt experts. */
+/* Groups of layers in shared launches, and products of experts: against F64, for every codec, with counts of all kinds;
+ * the same bits on every run; graphs whose counts change between replays; corrupt experts. */
 #include "gpu_corrupt.h"
 #include "gpu_products.h"
 #include "trf_layer_group.h"
@@ -63,9 +63,9 @@ static uint32_t count_apart(const group_case *g) {
         uint32_t others = 0;
         for (uint32_t k = 0; k < g->count; k++)
             others += k != i && trf_group_fits(&g->layers[k].device->view, &layer->view) &&
-                      !trf_group_refuses(&g->layers[k].device->view, &g->layers[k].device->facts, &gpu_context->limits,
+                      !trf_group_refuses(&g->layers[k].device->view, &g->layers[k].device->traits, &gpu_context->limits,
                                          g->products[k].plan.m, g->products[k].plan.x_dtype);
-        apart += !others || trf_group_refuses(&layer->view, &layer->facts, &gpu_context->limits, g->products[i].plan.m,
+        apart += !others || trf_group_refuses(&layer->view, &layer->traits, &gpu_context->limits, g->products[i].plan.m,
                                               g->products[i].plan.x_dtype) != NULL;
     }
     return apart;
@@ -147,7 +147,8 @@ START_TEST(groups_near_f64) {
 }
 END_TEST
 
-/* More layers than one launch takes, of several codecs, and some that run alone: scales of groups, more than 8 rows of x. */
+/* More layers than one launch takes, of several codecs, and some that run alone: scales of groups, more than 8 rows of
+ * x. */
 START_TEST(mixed_groups) {
     static const int choices[MOST_LAYERS] = {0, 4, 0, 8, 40, 0, 20, 4, 0, 48, 0, 8};
     gpu_shape shapes[MOST_LAYERS];
@@ -205,7 +206,8 @@ START_TEST(groups_give_the_same_bits) {
 }
 END_TEST
 
-/* Products that depend on each other: one layer makes x of a group, and of its y one is x of another layer, whose y the first one takes. */
+/* Products that depend on each other: one layer makes x of a group, and of its y one is x of another layer, whose y the
+ * first one takes. */
 typedef struct ring {
     const group_case *layers;
     trf_linear_plan plans[2];
@@ -378,7 +380,7 @@ static trf_status plan_experts(expert_case *c, trf_dtype x_dtype, trf_dtype y_dt
 static int may_be_refused(const expert_case *c, trf_dtype x_dtype) {
     for (int i = 0; i < DISTINCT; i++) {
         const trf_device_layer *layer = c->layers[i].device;
-        if (trf_group_refuses(&layer->view, &layer->facts, &gpu_context->limits, 1, x_dtype) ||
+        if (trf_group_refuses(&layer->view, &layer->traits, &gpu_context->limits, 1, x_dtype) ||
             !trf_group_fits(&layer->view, &c->layers[0].device->view))
             return 1;
     }
@@ -568,7 +570,8 @@ START_TEST(offsets_without_sense) {
 }
 END_TEST
 
-/* A corrupt expert: its tokens' rows are NaN where the slab is, all other y is as it was, and the fault is the expert's. */
+/* A corrupt expert: its tokens' rows are NaN where the slab is, all other y is as it was, and the fault is the
+ * expert's. */
 START_TEST(corrupt_experts) {
     static const int choices[] = {0, 1, 2, 3, 6, 7};
     test_rng rng = {900 + (uint64_t)_i};
@@ -597,7 +600,7 @@ START_TEST(corrupt_experts) {
                                      workspace.at, NULL, &err),
                   TRF_OK, &err, intact.name);
         gpu_memory_read(&y, found[corrupt]);
-        gpu_check(trf_experts_check(experts, &err), corrupt ? TRF_ERR_STREAM : TRF_OK, &err, intact.name);
+        gpu_check(trf_experts_check(experts, &err), corrupt ? TRF_ERR_RANS : TRF_OK, &err, intact.name);
         if (corrupt && !strstr(err.message, "expert 1"))
             ck_abort_msg("%s: the message does not name expert 1: %s", intact.name, err.message);
         trf_experts_destroy(experts);

@@ -84,7 +84,8 @@ enum {
     QUICK_SHAPES = 3 /* the first ones */
 };
 
-/* Of kGpuChoices: some of their layers have codes of more than 8 bits, offsets of columns, or groups that are no multiples of 32. */
+/* Of kGpuChoices: some of their layers have codes of more than 8 bits, offsets of columns, or groups that are no
+ * multiples of 32. */
 static const int kMayBeRefused[GPU_CHOICES] = {[7] = 1, [9] = 1, [10] = 1, [11] = 1, [13] = 1, [14] = 1, [17] = 1};
 
 START_TEST(near_f64) {
@@ -109,8 +110,9 @@ START_TEST(near_f64) {
 }
 END_TEST
 
-/* Blocks share rows here in all the ways that they know, where the device has clusters: 1, 2, 4 and 8 blocks, one or two slabs a warp, one or several groups of
- * units, even and uneven parts, odd numbers of bands, all of x in shared memory or a window of it. */
+/* Blocks share rows here in all the ways that they know, where the device has clusters: 1, 2, 4 and 8 blocks, one or
+ * two slabs a warp, one or several groups of units, even and uneven parts, odd numbers of bands, all of x in shared
+ * memory or a window of it. */
 static const gpu_shape kLargeShapes[] = {{2048, 5632}, {1024, 4096}, {2080, 1024}, {160, 14336}, {5216, 2048}},
                        kQuickLargeShapes[] = {{512, 768}, {256, 1024}, {224, 1152}, {96, 2048}, {288, 512}};
 enum {
@@ -258,7 +260,8 @@ START_TEST(same_bits_on_every_run) {
 }
 END_TEST
 
-/* Calls on one stream share a workspace, whatever their plans, and it may hold anything: bytes of 0xFF, zeros, what others have left. */
+/* Calls on one stream share a workspace, whatever their plans, and it may hold anything: bytes of 0xFF, zeros, what
+ * others have left. */
 START_TEST(shared_workspace) {
     enum {
         LAYERS = 4,
@@ -311,7 +314,8 @@ START_TEST(shared_workspace) {
 }
 END_TEST
 
-/* Layers in a row, each decoded on another stream beside the product before it, to two workspaces in turns: the same bits. loop: path, and whether there is an epilogue. */
+/* Layers in a row, each decoded on another stream beside the product before it, to two workspaces in turns: the same
+ * bits. loop: path, and whether there is an epilogue. */
 START_TEST(decoded_ahead) {
     enum {
         LAYERS = 3,

@@ -1,4 +1,5 @@
-/* Loading to a device through staging buffers: layers of every size come whole, from any number of loads at once; and a load that fails, or is stopped, leaves no memory behind. */
+/* Loading to a device through staging buffers: layers of every size come whole, from any number of loads at once; and a
+ * load that fails, or is stopped, leaves no memory behind. */
 #include "gpu_stored.h"
 
 #include <pthread.h>

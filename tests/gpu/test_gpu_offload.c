@@ -1,5 +1,7 @@
-/* Stacks on a GPU: products of layers that stream are bit for bit those of layers that stay, in any order, on several streams, while the GPU lags behind the host; memory stays inside the
- * budget and comes back; corrupt tiles are remembered; every CUDA call of trf_stack_prepare fails once (the linker sends them here), and calls neither allocate nor synchronize. */
+/* Stacks on a GPU: products of offloaded layers are bit for bit those of layers that stay, in any order, on several
+ * streams, while the GPU lags behind the host; memory stays inside the budget and comes back; corrupt tiles are
+ * remembered; every CUDA call of trf_stack_prepare fails once (the linker sends them here), and calls neither allocate
+ * nor synchronize. */
 #include "gpu_failing_calls.h"
 #include "gpu_products.h"
 
@@ -159,7 +161,8 @@ static uint32_t layer_at(test_rng *rng, order_kind kind, int pass, int step) {
     }
 }
 
-/* All passes are queued before the first y is looked at. streams: on which the products take turns. late: the GPU has more to do than products. */
+/* All passes are queued before the first y is looked at. streams: on which the products take turns. late: the GPU has
+ * more to do than products. */
 static void check_passes(stack_run *run, order_kind kind, int streams, int late) {
     test_rng rng = {77 + (uint64_t)kind};
     uint32_t order[PASSES * LAYERS];
@@ -190,8 +193,8 @@ START_TEST(same_bits) {
     ck_assert_uint_eq(run.info.layers, LAYERS);
     ck_assert(_i == BUDGETS - 1 ? run.info.resident == LAYERS : run.info.resident < LAYERS);
     ck_assert_uint_le(run.info.device_bytes, budget_of(run.stack, _i));
-    ck_assert(!run.info.streamed_bytes == (run.info.resident == LAYERS));
-    ck_assert_uint_eq(run.info.host_bytes, run.info.streamed_bytes);
+    ck_assert(!run.info.offload_bytes == (run.info.resident == LAYERS));
+    ck_assert_uint_eq(run.info.host_bytes, run.info.offload_bytes);
     for (order_kind kind = IN_ORDER; kind < ORDER_KINDS; kind++)
         for (int streams = 1; streams <= 2; streams++)
             for (int late = 0; late < 2; late++)
@@ -328,7 +331,7 @@ START_TEST(refused) {
 }
 END_TEST
 
-/* Layers that stay are captured, layers that stream are refused and leave the capture as it was. */
+/* Layers that stay are captured, offloaded layers are refused and leave the capture as it was. */
 START_TEST(graphs) {
     make_layers();
     trf_error err = {0};
@@ -399,7 +402,7 @@ START_TEST(faults_stay) {
         }
         for (uint32_t i = 0; i < BAD + LAYERS; i++) {
             trf_error alone = {0};
-            const trf_status due = i < BAD && round > 0 ? TRF_ERR_STREAM : TRF_OK;
+            const trf_status due = i < BAD && round > 0 ? TRF_ERR_RANS : TRF_OK;
             gpu_check(trf_device_layer_check(trf_stack_layer(stack, i), &err), due, &err, "a layer");
             if (due == TRF_OK)
                 continue;
@@ -407,7 +410,7 @@ START_TEST(faults_stay) {
             gpu_check(trf_device_layer_decode(bad[i].device, TRF_DECODE_ELEMENTS, dense.at,
                                               2ull * bad[i].info.rows * bad[i].info.cols, NULL, &alone),
                       TRF_OK, &alone, names[i]);
-            gpu_check(trf_device_layer_check(bad[i].device, &alone), TRF_ERR_STREAM, &alone, names[i]);
+            gpu_check(trf_device_layer_check(bad[i].device, &alone), TRF_ERR_RANS, &alone, names[i]);
             ck_assert_str_eq(err.message, alone.message);
             ck_assert_uint_eq(err.offset, alone.offset);
         }

@@ -1,8 +1,10 @@
-/* A stack of 32 layers, each of which takes the y of the one before: in one CUDA graph the same bits as call by call, with epilogues, residuals in place, both paths and
- * one workspace; and calls that only enqueue: no memory is allocated, on the host or the device, nothing waits, and all can be captured.
+/* A stack of 32 layers, each of which takes the y of the one before: in one CUDA graph the same bits as call by call,
+ * with epilogues, residuals in place, both paths and one workspace; and calls that only enqueue: no memory is
+ * allocated, on the host or the device, nothing waits, and all can be captured.
  *
- * The linker sends the library's allocations, and those of the CUDA runtime that is linked into it, here (TRF_TEST_WRAPS_ALLOCATIONS: CMakeLists.txt). What cuBLASLt and the
- * driver do inside of libraries of their own is not seen. */
+ * The linker sends the library's allocations, and those of the CUDA runtime that is linked into it, here
+ * (TRF_TEST_WRAPS_ALLOCATIONS: CMakeLists.txt). What cuBLASLt and the driver do inside of libraries of their own is not
+ * seen. */
 #include "gpu_products.h"
 
 #include "trf_convert.h"
@@ -63,7 +65,8 @@ void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off
 
 /* ---- the stack ---- */
 
-/* Columns of kind k are its width, rows that of kind k + 1. Not in slabs, nor in whole bands, nor aligned to 16 bytes: 515 and 300. */
+/* Columns of kind k are its width, rows that of kind k + 1. Not in slabs, nor in whole bands, nor aligned to 16 bytes:
+ * 515 and 300. */
 static const struct {
     int choice; /* of kGpuChoices */
     trf_favor favor;
@@ -373,7 +376,8 @@ START_TEST(calls_only_enqueue) {
 }
 END_TEST
 
-/* The other calls of inference: groups, experts, products in two steps by two calls, the wide path, a layer's weights and single rows of them. */
+/* The other calls of inference: groups, experts, products in two steps by two calls, the wide path, a layer's weights
+ * and single rows of them. */
 enum {
     OTHER_LAYERS = 2,
     EXPERTS = 4,

@@ -1,4 +1,5 @@
-/* Tunings on a GPU: that every path which takes a product is timed, that plans follow what was found, that no device memory stays behind, and what is refused. */
+/* Tunings on a GPU: that every path which takes a product is timed, that plans follow what was found, that no device
+ * memory stays behind, and what is refused. */
 #include "gpu_layers.h"
 #include "trf_context.h"
 #include "trf_tuning.h"
@@ -82,9 +83,9 @@ START_TEST(plans_follow_the_table) {
     const trf_device_layer *on_device[LAYERS];
     make_layers(layers, on_device);
     for (int i = 0; i < LAYERS; i++) {
-        const trf_tuned_form form = trf_tuned_form_of(layers[i].device);
+        const trf_tuning_key key = trf_tuning_key_of(layers[i].device);
         for (uint32_t m = 1; m <= 2 * MAX_M; m++) {
-            const trf_path due = trf_crossover_path(gpu_context->limits.capability, &form, m),
+            const trf_path due = trf_crossover_path(gpu_context->limits.capability, &key, m),
                            takes = due == TRF_PATH_AUTO ? TRF_PATH_AUTO : planned(&layers[i], m, due),
                            found = planned(&layers[i], m, TRF_PATH_AUTO);
             if (takes != TRF_PATH_AUTO ? found != due : found != TRF_PATH_FUSED && found != TRF_PATH_TWO_STEP)

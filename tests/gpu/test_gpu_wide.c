@@ -1,7 +1,8 @@
-/* The wide path: every codec that it takes against F64, in all cuts that it knows, the same bits on every run, and corrupt streams. */
+/* The wide path: every codec that it takes against F64, in all cuts that it knows, the same bits on every run, and
+ * corrupt streams. */
 #include "gpu_products.h"
 #include "trf_context.h"
-#include "trf_wide.h"
+#include "trf_wide_launch.h"
 
 #include <math.h>
 #include <stdio.h>

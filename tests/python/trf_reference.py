@@ -54,7 +54,7 @@ F32, F16, BF16_DTYPE, F8_E4M3, F8_E5M2, I8 = 1, 2, 3, 4, 5, 6
 DTYPE_NAMES = {F32: "F32", F16: "F16", BF16_DTYPE: "BF16", F8_E4M3: "F8_E4M3", F8_E5M2: "F8_E5M2", I8: "I8"}
 FLOAT_PAIRS = {(BF16_DTYPE, BF16), (F32, BF16), (F16, FP16), (F8_E4M3, E4M3), (F8_E5M2, E5M2)}
 
-GRANULARITY_NONE, TENSOR, CHANNEL, GROUP, BLOCK = range(5)
+GRANULARITY_NONE, TENSOR, CHANNEL, SCALE_GROUP, BLOCK = range(5)
 GRANULARITY_NAMES = ["none", "tensor", "channel", "group", "block"]
 SCALE_NONE, SCALE_F32, SCALE_F16 = range(3)
 ROW_OFFSETS, COL_OFFSETS = 1, 2
@@ -98,17 +98,17 @@ class Tile:
     data_offset: int
     data_size: int
     predictor_mode: int
-    kind: int
+    coding: int
     exception_count: int
     checksum: int
 
     @property
     def coded_rows(self) -> int:
-        return self.height // 16 * 16 if self.kind == CODED else 0
+        return self.height // 16 * 16 if self.coding == CODED else 0
 
     @property
     def coded_cols(self) -> int:
-        return self.width // 16 * 16 if self.kind == CODED else 0
+        return self.width // 16 * 16 if self.coding == CODED else 0
 
 
 @dataclass
@@ -121,8 +121,8 @@ class Header:
     raw_bits: int
     rows: int
     cols: int
-    num_tiles_row: int
-    num_tiles_col: int
+    num_tile_rows: int
+    num_tile_cols: int
     probability_bits: int
     state_bits: int
     slab_cols: int
@@ -134,7 +134,7 @@ class Header:
     exponent_offset: int
     granularity: int
     scale_dtype: int
-    group_size: int
+    scale_group_size: int
     scale_exponent: int
     scales_offset: int
     scales_bytes: int
@@ -152,7 +152,7 @@ class Header:
 
     @property
     def num_tiles(self) -> int:
-        return self.num_tiles_row * self.num_tiles_col
+        return self.num_tile_rows * self.num_tile_cols
 
     @property
     def is_int(self) -> bool:
@@ -166,12 +166,12 @@ class Header:
 
 def scale_shape(header: Header) -> tuple[int, ...]:
     """Shape of the scale table."""
-    n, k, g = header.rows, header.cols, header.group_size
+    n, k, g = header.rows, header.cols, header.scale_group_size
     if header.granularity == TENSOR:
         return (1,)
     if header.granularity == CHANNEL:
         return (n,)
-    if header.granularity == GROUP:
+    if header.granularity == SCALE_GROUP:
         return (n, ceil_div(k, g))
     return (ceil_div(n, g), ceil_div(k, g))
 
@@ -198,8 +198,8 @@ def check_ranges(h: Header) -> None:
         require(h.raw_bits == RAW_BITS[h.codec, h.class_bits], f"raw_bits {h.raw_bits}")
         require(h.stored_bytes == ELEMENT_BYTES[h.codec], f"stored_bytes {h.stored_bytes}")
     require(1 <= h.rows < 2**31 and 1 <= h.cols < 2**31, f"shape {h.rows} x {h.cols}")
-    require(h.num_tiles_row == ceil_div(h.rows, TILE_SIZE), f"num_tiles_row {h.num_tiles_row}")
-    require(h.num_tiles_col == ceil_div(h.cols, TILE_SIZE), f"num_tiles_col {h.num_tiles_col}")
+    require(h.num_tile_rows == ceil_div(h.rows, TILE_SIZE), f"num_tile_rows {h.num_tile_rows}")
+    require(h.num_tile_cols == ceil_div(h.cols, TILE_SIZE), f"num_tile_cols {h.num_tile_cols}")
     require(9 <= h.probability_bits <= 12, f"probability_bits {h.probability_bits}")
     require(h.probability_bits <= h.state_bits <= 16, f"state_bits {h.state_bits}")
     require(h.slab_cols in (128, 256), f"slab_cols {h.slab_cols}")
@@ -223,10 +223,10 @@ def check_ranges(h: Header) -> None:
     require(h.granularity <= BLOCK, f"granularity {h.granularity}")
     wanted = {GRANULARITY_NONE: SCALE_NONE, TENSOR: SCALE_F32, CHANNEL: SCALE_F32}.get(h.granularity, SCALE_F16)
     require(h.scale_dtype == wanted, f"scale_dtype {h.scale_dtype}")
-    if h.granularity in (GROUP, BLOCK):
-        require(h.group_size % 16 == 0 and 16 <= h.group_size <= 2**20, f"group_size {h.group_size}")
+    if h.granularity in (SCALE_GROUP, BLOCK):
+        require(h.scale_group_size % 16 == 0 and 16 <= h.scale_group_size <= 2**20, f"scale_group_size {h.scale_group_size}")
     else:
-        require(h.group_size == 0, f"group_size {h.group_size}")
+        require(h.scale_group_size == 0, f"scale_group_size {h.scale_group_size}")
     require(-126 <= h.scale_exponent <= 126, f"scale_exponent {h.scale_exponent}")
     require(h.scale_dtype == SCALE_F16 or h.scale_exponent == 0, "scale_exponent without F16 scales")
 
@@ -259,10 +259,10 @@ def read_header(blob: bytes) -> Header:
     check(len(blob) >= TABLE_OFFSET, "TRF_ERR_TRUNCATED", f"{len(blob)} bytes, fewer than header and extension")
     (
         magic, version, codec, source_dtype, class_bits, raw_bits, tile_size, rows, cols, tiles_row, tiles_col,
-        probability_bits, state_bits, slab_rows, streams, slab_cols, stored_bytes, predictor_modes,
+        probability_bits, state_bits, slab_rows, rans_streams, slab_cols, stored_bytes, predictor_modes,
         extension_offset, extension_bytes, flags, blob_bytes, head_checksum,
     ) = struct.unpack_from("<IHBBBBHIIIIBBBBHBBIIIQQ", blob, 0)  # fmt: skip
-    *class_value, exponent_offset, granularity, scale_dtype, reserved, group_size, scale_exponent = struct.unpack_from(
+    *class_value, exponent_offset, granularity, scale_dtype, reserved, scale_group_size, scale_exponent = struct.unpack_from(
         "<16hiBBHIi", blob, HEADER_BYTES
     )
     (
@@ -275,7 +275,7 @@ def read_header(blob: bytes) -> Header:
     constants = {
         "tile_size": (tile_size, TILE_SIZE),
         "slab_rows": (slab_rows, SLAB_ROWS),
-        "streams_per_lane": (streams, 1),
+        "rans_streams_per_lane": (rans_streams, 1),
         "extension_offset": (extension_offset, HEADER_BYTES),
         "extension_bytes": (extension_bytes, EXTENSION_BYTES),
         "flags": (flags, 0),
@@ -289,10 +289,10 @@ def read_header(blob: bytes) -> Header:
 
     header = Header(
         codec=codec, source_dtype=source_dtype, class_bits=class_bits, raw_bits=raw_bits, rows=rows, cols=cols,
-        num_tiles_row=tiles_row, num_tiles_col=tiles_col, probability_bits=probability_bits, state_bits=state_bits,
+        num_tile_rows=tiles_row, num_tile_cols=tiles_col, probability_bits=probability_bits, state_bits=state_bits,
         slab_cols=slab_cols, stored_bytes=stored_bytes, predictor_modes=predictor_modes, blob_bytes=blob_bytes,
         head_checksum=head_checksum, class_value=list(class_value), exponent_offset=exponent_offset,
-        granularity=granularity, scale_dtype=scale_dtype, group_size=group_size, scale_exponent=scale_exponent,
+        granularity=granularity, scale_dtype=scale_dtype, scale_group_size=scale_group_size, scale_exponent=scale_exponent,
         scales_offset=scales_offset, scales_bytes=scales_bytes, row_offsets_offset=row_offsets_offset,
         row_offsets_bytes=row_offsets_bytes, col_offsets_offset=col_offsets_offset,
         col_offsets_bytes=col_offsets_bytes, data_offset=data_offset, exception_count=exception_count,
@@ -351,13 +351,13 @@ def read_tiles(blob: bytes, h: Header) -> None:
     """Parses the tiles' metadata into `h.tiles` and checks it."""
     offset, modes, exceptions = h.data_offset, 0, 0
     for t in range(h.num_tiles):
-        data_offset, data_size, mode, kind, reserved, count, reserved2, checksum = struct.unpack_from(
+        data_offset, data_size, mode, coding, reserved, count, reserved2, checksum = struct.unpack_from(
             "<QIBBHIIQ", blob, TILES_OFFSET + 32 * t
         )
-        row, col = t // h.num_tiles_col * TILE_SIZE, t % h.num_tiles_col * TILE_SIZE
+        row, col = t // h.num_tile_cols * TILE_SIZE, t % h.num_tile_cols * TILE_SIZE
         tile = Tile(
             t, row, col, min(TILE_SIZE, h.rows - row), min(TILE_SIZE, h.cols - col),
-            data_offset, data_size, mode, kind, count, checksum,
+            data_offset, data_size, mode, coding, count, checksum,
         )  # fmt: skip
 
         def require(condition: bool, message: str, t: int = t) -> None:
@@ -367,10 +367,10 @@ def read_tiles(blob: bytes, h: Header) -> None:
         require(data_size % 128 == 0, f"data_size {data_size}")
         require(data_offset + data_size <= h.blob_bytes, "ends behind the blob")
         require(reserved == 0 and reserved2 == 0, "reserved field")
-        require(kind in (CODED, STORED), f"kind {kind}")
+        require(coding in (CODED, STORED), f"coding {coding}")
         require(mode <= 3, f"predictor_mode {mode}")
         require(not h.is_int or mode == 0, "predictor_mode in an int blob")
-        if kind == STORED:
+        if coding == STORED:
             require(mode == 0, "predictor_mode of a stored tile")
             require(count == 0, "exceptions in a stored tile")
             size = align128(tile.height * tile.width * h.stored_bytes)
@@ -417,7 +417,7 @@ def weight_places(n: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
     i = np.arange(n)[None, :]
     steps = n // (8 * blocks)
     step, block, a, half = i // (8 * blocks), i // 8 % blocks, i // 2 % 4, i % 2
-    run = np.where(2 * (step // 2) + 1 < steps, 8, 4)
+    span = np.where(2 * (step // 2) + 1 < steps, 8, 4)
     row = 16 * block + lane // 4 + 8 * (a % 2)
     return row, 32 * (step // 2) + run * (lane % 4) + 4 * (step % 2) + 2 * (a // 2) + half
 
@@ -493,7 +493,7 @@ def slab_places(h: Header, tile: Tile) -> list[tuple[int, int, int, int]]:
 
 
 def read_slab(h: Header, chunks: bytes, data: bytes, tile: Tile, s: int) -> Slab:
-    """Parses and checks slab `s`, whose raw bits are `chunks` and whose streams are `data`."""
+    """Parses and checks slab `s`, whose raw bits are `chunks` and whose rANS streams are `data`."""
     where = f"tile {tile.index} slab {s}"
 
     def require(condition: bool, message: str) -> None:
@@ -522,7 +522,7 @@ def read_slab(h: Header, chunks: bytes, data: bytes, tile: Tile, s: int) -> Slab
         require(bool(np.all((element >= -1024) & (element <= 1023))), "the code of an exception is too large")
     else:
         require(bool(np.all(element < 256 ** ELEMENT_BYTES[h.codec])), "the element of an exception is too large")
-    check(bool(np.all(start_state != 0)), "TRF_ERR_STREAM", f"{where}: a start state of 0")
+    check(bool(np.all(start_state != 0)), "TRF_ERR_RANS", f"{where}: a start state of 0")
     return Slab(row, col, blocks, n, raw, start_state, pair_words, words, places // 32, places % 32, element)
 
 
@@ -560,9 +560,9 @@ def decode_symbols(h: Header, slabs: list[Slab], where: str) -> list[np.ndarray]
         x[active] = frequency[symbol] * (x[active] >> bits) + slot - begin[symbol]
         refill(active)
 
-    check(bool(np.all(x == lower)), "TRF_ERR_STREAM", f"{where}: a lane does not end at 2^L")
+    check(bool(np.all(x == lower)), "TRF_ERR_RANS", f"{where}: a lane does not end at 2^L")
     taken = np.abs(pointer - start).reshape(-1, 2, 16).sum(axis=1).reshape(-1)
-    check(bool(np.all(taken == owned)), "TRF_ERR_STREAM", f"{where}: a pair does not take its words exactly")
+    check(bool(np.all(taken == owned)), "TRF_ERR_RANS", f"{where}: a pair does not take its words exactly")
     return [symbols[:count, LANES * s : LANES * (s + 1)].T for s, count in enumerate(counts)]
 
 
@@ -632,17 +632,17 @@ def decode_tile(h: Header, blob: bytes, tile: Tile) -> np.ndarray:
     coded_rows, coded_cols = tile.coded_rows, tile.coded_cols
     position = 0
     slabs: list[Slab] = []
-    if tile.kind == CODED:
+    if tile.coding == CODED:
         raw_sizes = [raw_bytes(n, h.raw_bits) for _, _, _, n in slab_places(h, tile)]
         slab_count = len(raw_sizes)
         table_at = sum(raw_sizes)
-        streams_at = position = table_at + align16(2 * slab_count)
+        rans_streams_at = position = table_at + align16(2 * slab_count)
         require(len(data) >= position, "no room for raw bits and slab table")
         require(not any(data[table_at + 2 * slab_count : position]), "padding of the slab table is not zero")
         ends = struct.unpack_from(f"<{slab_count}H", data, table_at)
         for s, (size, units) in enumerate(zip(raw_sizes, ends)):
-            end = streams_at + 16 * units
-            require(position < end <= len(data), f"the streams of slab {s} end at {end}")
+            end = rans_streams_at + 16 * units
+            require(position < end <= len(data), f"the rANS streams of slab {s} end at {end}")
             chunks = data[sum(raw_sizes[:s]) :][:size]
             slabs.append(read_slab(h, chunks, data[position:end], tile, s))
             position = end
@@ -690,9 +690,9 @@ def weight_scales(h: Header) -> np.ndarray:
         return table[None, :]
     if h.granularity == CHANNEL:
         return table[:, None]
-    table = np.repeat(table, h.group_size, axis=1)[:, : h.cols]
+    table = np.repeat(table, h.scale_group_size, axis=1)[:, : h.cols]
     if h.granularity == BLOCK:
-        table = np.repeat(table, h.group_size, axis=0)[: h.rows]
+        table = np.repeat(table, h.scale_group_size, axis=0)[: h.rows]
     return table
 
 
@@ -743,7 +743,7 @@ def dump(h: Header) -> str:
     for tile in h.tiles:
         lines.append(
             f"tile {tile.index}: rows {tile.row}+{tile.height} cols {tile.col}+{tile.width}"
-            f" {'stored' if tile.kind == STORED else 'coded'} mode {tile.predictor_mode}"
+            f" {'stored' if tile.coding == STORED else 'coded'} mode {tile.predictor_mode}"
             f" at {tile.data_offset} size {tile.data_size} exceptions {tile.exception_count}"
         )
     return "\n".join(lines)

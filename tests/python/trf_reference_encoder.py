@@ -43,7 +43,7 @@ class Options:
     #: exact table, in place of one from the counts
     frequencies: np.ndarray | None = None
     granularity: int = 0
-    group_size: int = 0
+    scale_group_size: int = 0
     scales: np.ndarray | None = None
     scale_exponent: int = 0
     #: class and raw bits that an exception is coded with
@@ -272,8 +272,8 @@ class Encoder:
                 shift += width
         return out
 
-    def stream_bytes(self, coded: Coded, s: int, frequencies: np.ndarray) -> tuple[bytes, int]:
-        """One slab's streams and its number of exceptions."""
+    def rans_bytes(self, coded: Coded, s: int, frequencies: np.ndarray) -> tuple[bytes, int]:
+        """One slab's rANS streams and its number of exceptions."""
         start = (np.cumsum(frequencies) - frequencies).tolist()
         lanes = [self.encode_lane(row, frequencies.tolist(), start) for row in coded.symbols[s].tolist()]
         out = struct.pack("<32H", *(state for state, _ in lanes))
@@ -301,15 +301,15 @@ class Encoder:
             return out + bytes(-len(out) % 128), 0
         coded_rows, coded_cols = coded.classes.shape
         count = self.slab_count(coded)
-        raw, table, streams, total = b"", b"", b"", 0
+        raw, table, rans_streams, total = b"", b"", b"", 0
         for s in range(count):
             raw += self.chunk_bytes(self.slab_weights(coded, s, coded.raw))
-            data, exceptions = self.stream_bytes(coded, s, frequencies)
-            streams += data
+            data, exceptions = self.rans_bytes(coded, s, frequencies)
+            rans_streams += data
             total += exceptions
-            table += struct.pack("<H", len(streams) // 16)
+            table += struct.pack("<H", len(rans_streams) // 16)
         slivers = self.stored_elements(tile[:coded_rows, coded_cols:]) + self.stored_elements(tile[coded_rows:])
-        out = raw + table + bytes(-len(table) % 16) + streams + slivers
+        out = raw + table + bytes(-len(table) % 16) + rans_streams + slivers
         return out + bytes(-len(out) % 128), total
 
     # -- sections 2 and 3 ---------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ class Encoder:
         )  # fmt: skip
         struct.pack_into(
             "<16hiBBHIi", head, 64, *(class_value + [0] * (16 - len(class_value))), o.exponent_offset,
-            o.granularity, scale_dtype, 0, o.group_size, o.scale_exponent,
+            o.granularity, scale_dtype, 0, o.scale_group_size, o.scale_exponent,
         )  # fmt: skip
         exception_count = sum(exceptions for _, exceptions in bodies)
         struct.pack_into("<10Q", head, 112, 320, 832, *places, len(head), exception_count)

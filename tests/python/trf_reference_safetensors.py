@@ -66,7 +66,7 @@ def decode_blob(blob: bytes) -> Tensor:
     return Tensor(DTYPE_NAMES[header.source_dtype], list(elements.shape), source_bytes(header, elements))
 
 
-def decode_stack(data: bytes) -> Tensor:
+def decode_expert_tensor(data: bytes) -> Tensor:
     """A 3-D tensor: blobs behind an index."""
     _, count, reserved = struct.unpack_from("<IIQ", data)
     check(reserved == 0, HEADER, "reserved field of the index")
@@ -96,7 +96,7 @@ def decode_tensor(tensor: Tensor) -> Tensor:
     check(tensor.dtype == "U8" and len(tensor.shape) == 1, FORMAT, "blobs are not in a U8 tensor of one dimension")
     check(len(tensor.data) >= 16, FORMAT, "no room for a blob")
     if struct.unpack_from("<I", tensor.data)[0] == INDEX_MAGIC:
-        return decode_stack(tensor.data)
+        return decode_expert_tensor(tensor.data)
     return decode_blob(tensor.data)
 
 

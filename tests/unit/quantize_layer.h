@@ -1,4 +1,5 @@
-/* Layers for the tests of the quantizer, and the rules of FORMAT.md that its codes and scales have to follow, said again. */
+/* Layers for the tests of the quantizer, and the rules of FORMAT.md that its codes and scales have to follow, said
+ * again. */
 #ifndef QUANTIZE_LAYER_H
 #define QUANTIZE_LAYER_H
 
@@ -75,10 +76,10 @@ static inline void layer_fill(layer *l, uint64_t seed) {
     }
 }
 
-static inline trf_quantizer *quantizer_of(const layer *l, double bits, trf_granularity granularity, uint32_t group_size,
-                                          int threads) {
+static inline trf_quantizer *quantizer_of(const layer *l, double bits, trf_granularity granularity,
+                                          uint32_t scale_group_size, int threads) {
     trf_encode_options options = {
-        .bits = bits, .granularity = granularity, .group_size = group_size, .threads = threads};
+        .bits = bits, .granularity = granularity, .scale_group_size = scale_group_size, .threads = threads};
     trf_quantizer *q = NULL;
     trf_error err;
     trf_status status = trf_quantizer_create(&l->source, &options, &q, &err);
@@ -89,48 +90,48 @@ static inline trf_quantizer *quantizer_of(const layer *l, double bits, trf_granu
 
 /* ---- the rules of FORMAT.md, said again ---- */
 
-static inline uint64_t units_across(const trf_quantizer *q, const layer *l) {
-    uint32_t g = trf_quantizer_group_size(q);
+static inline uint64_t scale_groups_across(const trf_quantizer *q, const layer *l) {
+    uint32_t g = trf_quantizer_scale_group_size(q);
     return g ? (l->source.cols + g - 1) / g : 1;
 }
 
-static inline uint64_t num_units(const trf_quantizer *q, const layer *l) {
-    uint32_t g = trf_quantizer_group_size(q);
+static inline uint64_t num_scale_groups(const trf_quantizer *q, const layer *l) {
+    uint32_t g = trf_quantizer_scale_group_size(q);
     switch (trf_quantizer_granularity(q)) {
     case TRF_GRANULARITY_CHANNEL:
         return l->source.rows;
-    case TRF_GRANULARITY_GROUP:
-        return l->source.rows * units_across(q, l);
+    case TRF_GRANULARITY_SCALE_GROUP:
+        return l->source.rows * scale_groups_across(q, l);
     case TRF_GRANULARITY_BLOCK:
-        return (l->source.rows + (uint64_t)g - 1) / g * units_across(q, l);
+        return (l->source.rows + (uint64_t)g - 1) / g * scale_groups_across(q, l);
     default:
         return 1;
     }
 }
 
-static inline uint64_t unit_of(const trf_quantizer *q, const layer *l, uint64_t i) {
-    uint64_t row = i / l->source.cols, col = i % l->source.cols, g = trf_quantizer_group_size(q);
+static inline uint64_t scale_group_of(const trf_quantizer *q, const layer *l, uint64_t i) {
+    uint64_t row = i / l->source.cols, col = i % l->source.cols, g = trf_quantizer_scale_group_size(q);
     switch (trf_quantizer_granularity(q)) {
     case TRF_GRANULARITY_CHANNEL:
         return row;
-    case TRF_GRANULARITY_GROUP:
-        return row * units_across(q, l) + col / g;
+    case TRF_GRANULARITY_SCALE_GROUP:
+        return row * scale_groups_across(q, l) + col / g;
     case TRF_GRANULARITY_BLOCK:
-        return row / g * units_across(q, l) + col / g;
+        return row / g * scale_groups_across(q, l) + col / g;
     default:
         return 0;
     }
 }
 
-static inline float scale_of(const trf_quantizer *q, uint64_t unit) {
+static inline float scale_of(const trf_quantizer *q, uint64_t scale_group) {
     uint64_t bytes;
     const void *table = trf_quantizer_table(q, &bytes);
     if (trf_quantizer_scale_dtype(q) == TRF_SCALE_F32) {
-        EXPECT(trf_quantizer_scale_exponent(q) == 0 && unit < bytes / 4);
-        return ((const float *)table)[unit];
+        EXPECT(trf_quantizer_scale_exponent(q) == 0 && scale_group < bytes / 4);
+        return ((const float *)table)[scale_group];
     }
-    EXPECT(abs(trf_quantizer_scale_exponent(q)) <= 126 && unit < bytes / 2);
-    return trf_f16_to_f32(((const uint16_t *)table)[unit]) * (float)ldexp(1, trf_quantizer_scale_exponent(q));
+    EXPECT(abs(trf_quantizer_scale_exponent(q)) <= 126 && scale_group < bytes / 2);
+    return trf_f16_to_f32(((const uint16_t *)table)[scale_group]) * (float)ldexp(1, trf_quantizer_scale_exponent(q));
 }
 
 static inline double dequantized(const layer *l, int code, float scale) {
@@ -154,7 +155,7 @@ static inline int16_t *check_codes(trf_quantizer *q, const layer *l, double step
     trf_quantizer_codes(q, 0, l->source.rows, 0, l->source.cols, l->values, codes, &energy, &error_energy);
     for (uint64_t i = 0; i < layer_size(l); i++) {
         double w = layer_get(l, i);
-        float scale = scale_of(q, unit_of(q, l, i));
+        float scale = scale_of(q, scale_group_of(q, l, i));
         EXPECT(isfinite(scale) && scale >= FLT_MIN);
         double code = (double)rintl((long double)w / (long double)scale);
         if (codes[i] != code)

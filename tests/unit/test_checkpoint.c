@@ -1,8 +1,8 @@
-/* Checkpoints there and back: files, directories, indexes, stacks of experts; listing, verifying, extracting.
+/* Checkpoints there and back: files, directories, indexes, tensors of experts; listing, verifying, extracting.
  * Tiles are decoded in parallel. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
-#include "trf_shard.h"
+#include "trf_checkpoint_file.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -39,31 +39,31 @@ static trf_checkpoint_options make_options(void) {
 }
 
 /* Compresses, verifies with and without the source, decompresses to `back`. */
-static trf_checkpoint_report go_there_and_back(const char *in, const char *packed, const char *back,
+static trf_checkpoint_report go_there_and_back(const char *in, const char *compressed_path, const char *back,
                                                const trf_checkpoint_options *options) {
     trf_checkpoint_report report, verified;
-    fixture_check_status(trf_compress_checkpoint(in, packed, options, &report, &err), TRF_OK, &err);
-    fixture_check_status(trf_verify_checkpoint(packed, NULL, options, &verified, &err), TRF_OK, &err);
+    fixture_check_status(trf_compress_checkpoint(in, compressed_path, options, &report, &err), TRF_OK, &err);
+    fixture_check_status(trf_verify_checkpoint(compressed_path, NULL, options, &verified, &err), TRF_OK, &err);
     ck_assert_uint_eq(verified.compressed_bytes, report.compressed_bytes);
-    fixture_check_status(trf_verify_checkpoint(packed, in, options, &verified, &err), TRF_OK, &err);
+    fixture_check_status(trf_verify_checkpoint(compressed_path, in, options, &verified, &err), TRF_OK, &err);
     ck_assert_uint_eq(verified.tensors, report.tensors);
     ck_assert_uint_eq(verified.compressed_tensors, report.compressed_tensors);
     ck_assert_uint_eq(verified.output_bytes, report.output_bytes);
     ck_assert_uint_eq(verified.compressed_weights, report.compressed_weights);
     ck_assert_double_eq_tol(verified.relative_rms_error, report.relative_rms_error, 1e-6);
-    fixture_check_status(trf_decompress_checkpoint(packed, back, options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_decompress_checkpoint(compressed_path, back, options, NULL, &err), TRF_OK, &err);
     return report;
 }
 
 START_TEST(file_comes_back_byte_for_byte) {
     static const char *const kMetadata[] = {NULL, "{}", "{\"format\":\"pt\",\"k\\n\":\"v\\\"\"}"};
     static const uint32_t kPadding[] = {1, 8, 4096};
-    const char *in = fixture_path("in%d.safetensors", _i), *packed = fixture_path("packed%d.safetensors", _i);
+    const char *in = fixture_path("in%d.safetensors", _i), *compressed_path = fixture_path("packed%d.safetensors", _i);
     const char *back = fixture_path("back%d.safetensors", _i);
     trf_checkpoint_options options = make_options();
     options.encode.favor = _i % 2 ? TRF_FAVOR_SIZE : TRF_FAVOR_SPEED;
     fixture_write_safetensors(in, kMetadata[_i], kTensors, NUM_TENSORS, kPadding[_i], 1);
-    trf_checkpoint_report report = go_there_and_back(in, packed, back, &options);
+    trf_checkpoint_report report = go_there_and_back(in, compressed_path, back, &options);
     fixture_check_same(in, back);
     ck_assert_uint_eq(report.tensors, NUM_TENSORS);
     ck_assert_uint_eq(report.compressed_tensors, NUM_COMPRESSED);
@@ -75,20 +75,20 @@ START_TEST(file_comes_back_byte_for_byte) {
 END_TEST
 
 START_TEST(compressed_file_is_laid_out_as_promised) {
-    const char *in = fixture_path("l.safetensors"), *packed = fixture_path("l.packed");
-    trf_shard shard;
+    const char *in = fixture_path("l.safetensors"), *compressed_path = fixture_path("l.packed");
+    trf_checkpoint_file checkpoint_file;
     trf_checkpoint_options options = make_options();
     fixture_write_safetensors(in, "{\"format\":\"pt\"}", kTensors, NUM_TENSORS, 8, 2);
-    fixture_check_status(trf_compress_checkpoint(in, packed, &options, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_shard_open(packed, &shard, &err), TRF_OK, &err);
-    ck_assert(shard.compressed && !shard.is_layer);
-    uint64_t data = trf_safetensors_data_offset(&shard.own);
+    fixture_check_status(trf_compress_checkpoint(in, compressed_path, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_file_open(compressed_path, &checkpoint_file, &err), TRF_OK, &err);
+    ck_assert(checkpoint_file.compressed && !checkpoint_file.is_layer);
+    uint64_t data = trf_safetensors_data_offset(&checkpoint_file.own_header);
     ck_assert_uint_eq(data % 16, 0);
-    ck_assert_str_eq(trf_safetensors_metadata(&shard.own, "format"), "pt");
-    ck_assert_str_eq(trf_safetensors_metadata(&shard.own, "transfuse_format"), "1");
+    ck_assert_str_eq(trf_safetensors_metadata(&checkpoint_file.own_header, "format"), "pt");
+    ck_assert_str_eq(trf_safetensors_metadata(&checkpoint_file.own_header, "transfuse_format"), "1");
     int others = 0;
-    for (size_t i = 0; i < shard.own.num_tensors; i++) {
-        const trf_tensor *tensor = &shard.own.tensors[i];
+    for (size_t i = 0; i < checkpoint_file.own_header.num_tensors; i++) {
+        const trf_tensor *tensor = &checkpoint_file.own_header.tensors[i];
         uint32_t bits = trf_dtype_bits_of_name(tensor->dtype);
         int is_blob = strstr(tensor->name, "_trf") != NULL;
         ck_assert_msg(!is_blob || !others, "%s comes after other tensors", tensor->name);
@@ -96,22 +96,22 @@ START_TEST(compressed_file_is_laid_out_as_promised) {
         ck_assert_msg(bits < 8 || (data + tensor->begin) % (bits / 8) == 0, "%s is not aligned", tensor->name);
         others |= !is_blob;
     }
-    ck_assert_ptr_nonnull(trf_safetensors_find(&shard.own, "a.weight_trf"));
-    ck_assert_ptr_nonnull(trf_safetensors_find(&shard.own, "experts.up_proj_trf"));
-    ck_assert_ptr_null(trf_safetensors_find(&shard.own, "a.weight"));
-    trf_shard_free(&shard);
+    ck_assert_ptr_nonnull(trf_safetensors_find(&checkpoint_file.own_header, "a.weight_trf"));
+    ck_assert_ptr_nonnull(trf_safetensors_find(&checkpoint_file.own_header, "experts.up_proj_trf"));
+    ck_assert_ptr_null(trf_safetensors_find(&checkpoint_file.own_header, "a.weight"));
+    trf_checkpoint_file_free(&checkpoint_file);
 }
 END_TEST
 
 START_TEST(listing_tells_the_source) {
-    const char *in = fixture_path("list.safetensors"), *packed = fixture_path("list.packed");
+    const char *in = fixture_path("list.safetensors"), *compressed_path = fixture_path("list.packed");
     trf_checkpoint_options options = make_options();
     fixture_write_safetensors(in, NULL, kTensors, NUM_TENSORS, 8, 3);
-    fixture_check_status(trf_compress_checkpoint(in, packed, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_compress_checkpoint(in, compressed_path, &options, NULL, &err), TRF_OK, &err);
     for (int compressed = 0; compressed < 2; compressed++) {
         trf_checkpoint *checkpoint;
         trf_tensor_info info;
-        fixture_check_status(trf_checkpoint_open(compressed ? packed : in, &checkpoint, &err), TRF_OK, &err);
+        fixture_check_status(trf_checkpoint_open(compressed ? compressed_path : in, &checkpoint, &err), TRF_OK, &err);
         ck_assert_uint_eq(trf_checkpoint_num_tensors(checkpoint), NUM_TENSORS);
         for (uint64_t i = 0; i < NUM_TENSORS; i++) {
             fixture_check_status(trf_checkpoint_tensor(checkpoint, i, &info, &err), TRF_OK, &err);
@@ -119,10 +119,10 @@ START_TEST(listing_tells_the_source) {
             ck_assert_str_eq(info.dtype, kTensors[i].dtype);
             ck_assert_uint_eq(info.num_dims, kTensors[i].num_dims);
             ck_assert_int_eq(memcmp(info.shape, kTensors[i].shape, info.num_dims * sizeof *info.shape), 0);
-            ck_assert_str_eq(info.file, compressed ? packed : in);
-            int stack = compressed && i == 6;
-            ck_assert_uint_eq(info.blobs, stack ? 5 : (uint64_t)info.compressed);
-            if (stack) {
+            ck_assert_str_eq(info.file, compressed ? compressed_path : in);
+            int is_expert_tensor = compressed && i == 6;
+            ck_assert_uint_eq(info.blobs, is_expert_tensor ? 5 : (uint64_t)info.compressed);
+            if (is_expert_tensor) {
                 ck_assert_uint_eq(info.layer.rows, 48);
                 ck_assert_uint_eq(info.layer.cols, 320);
                 ck_assert_uint_eq(info.layer.tiles, 10);
@@ -138,12 +138,12 @@ END_TEST
 START_TEST(single_floats_are_compressed_on_request) {
     const char *in = fixture_path("f32.safetensors");
     for (int lossy = 0; lossy < 2; lossy++) {
-        const char *packed = fixture_path("f32.packed%d", lossy), *back = fixture_path("f32.back%d", lossy);
+        const char *compressed_path = fixture_path("f32.packed%d", lossy), *back = fixture_path("f32.back%d", lossy);
         trf_checkpoint_options options = make_options();
         options.encode.codec = lossy ? TRF_CODEC_INT : TRF_CODEC_BF16;
         options.encode.bits = lossy ? 5 : 0;
         fixture_write_safetensors(in, NULL, kTensors, NUM_TENSORS, 8, 4);
-        trf_checkpoint_report report = go_there_and_back(in, packed, back, &options);
+        trf_checkpoint_report report = go_there_and_back(in, compressed_path, back, &options);
         ck_assert_uint_eq(report.rounded_tensors, lossy ? 0 : 1);
         ck_assert_double_gt(report.relative_rms_error, lossy ? 0.01 : 0.0005);
         ck_assert_double_lt(report.relative_rms_error, lossy ? 0.1 : 0.003);
@@ -155,7 +155,7 @@ START_TEST(single_floats_are_compressed_on_request) {
 }
 END_TEST
 
-/* A directory with two shards, an index, and other things. */
+/* A directory with two files, an index, and other things. */
 static const char *make_directory(const char *name, int with_index) {
     static const fixture_tensor kSecond[] = {{"b.weight", "BF16", {256, 256}, 2, 0},
                                              {"lm_head.weight", "BF16", {512, 64}, 2, 0},
@@ -195,12 +195,12 @@ static const char *make_directory(const char *name, int with_index) {
 
 START_TEST(directory_comes_back_whole) {
     const char *in = make_directory(_i ? "dir-index" : "dir", _i);
-    const char *packed = fixture_path("dir-packed%d", _i), *back = fixture_path("dir-back%d", _i);
+    const char *compressed_path = fixture_path("dir-packed%d", _i), *back = fixture_path("dir-back%d", _i);
     const char *index = "model.safetensors.index.json";
     trf_checkpoint_options options = make_options();
     /* An index stands for its directory. */
     trf_checkpoint_report report =
-        go_there_and_back(_i ? fixture_path("dir-index/%s", index) : in, packed, back, &options);
+        go_there_and_back(_i ? fixture_path("dir-index/%s", index) : in, compressed_path, back, &options);
     fixture_check_same(in, back);
     ck_assert_uint_eq(report.tensors, NUM_TENSORS + 4);
     ck_assert_uint_eq(report.compressed_tensors, NUM_COMPRESSED + 1); /* lm_head is tied */
@@ -241,13 +241,13 @@ END_TEST
 
 START_TEST(file_without_anything_to_compress_is_copied) {
     static const fixture_tensor kPlain[] = {{"a", "F32", {3, 3}, 2, 0}, {"norm.weight", "BF16", {64}, 1, 0}};
-    const char *in = fixture_path("plain.safetensors"), *packed = fixture_path("plain.packed"),
+    const char *in = fixture_path("plain.safetensors"), *compressed_path = fixture_path("plain.packed"),
                *back = fixture_path("plain.back");
     fixture_write_safetensors(in, NULL, kPlain, 2, 8, 10);
     trf_checkpoint_options options = make_options();
-    trf_checkpoint_report report = go_there_and_back(in, packed, back, &options);
+    trf_checkpoint_report report = go_there_and_back(in, compressed_path, back, &options);
     ck_assert_uint_eq(report.compressed_tensors, 0);
-    fixture_check_same(in, packed);
+    fixture_check_same(in, compressed_path);
     fixture_check_same(in, back);
 }
 END_TEST
@@ -275,12 +275,12 @@ START_TEST(what_does_not_shrink_stays_unless_named) {
     for (int i = 0; i < 3; i++) {
         trf_checkpoint_options options = make_options();
         options.include = kIncludes[i];
-        const char *packed = fixture_path("noise.packed%d", i), *back = fixture_path("noise.back%d", i);
-        trf_checkpoint_report report = go_there_and_back(in, packed, back, &options);
+        const char *compressed_path = fixture_path("noise.packed%d", i), *back = fixture_path("noise.back%d", i);
+        trf_checkpoint_report report = go_there_and_back(in, compressed_path, back, &options);
         ck_assert_uint_eq(report.compressed_tensors, i == 2);
         fixture_check_same(in, back);
         if (i < 2)
-            fixture_check_same(in, packed);
+            fixture_check_same(in, compressed_path);
     }
 }
 END_TEST
@@ -291,37 +291,40 @@ START_TEST(output_does_not_depend_on_threads) {
     for (int threads = 1; threads <= 3; threads++) {
         trf_checkpoint_options options = make_options();
         options.encode.threads = threads;
-        const char *packed = fixture_path("threads.packed%d", threads);
-        fixture_check_status(trf_compress_checkpoint(in, packed, &options, NULL, &err), TRF_OK, &err);
-        fixture_check_same(fixture_path("threads.packed1"), packed);
+        const char *compressed_path = fixture_path("threads.packed%d", threads);
+        fixture_check_status(trf_compress_checkpoint(in, compressed_path, &options, NULL, &err), TRF_OK, &err);
+        fixture_check_same(fixture_path("threads.packed1"), compressed_path);
     }
 }
 END_TEST
 
 START_TEST(layers_are_extracted) {
-    const char *in = fixture_path("x.safetensors"), *packed = fixture_path("x.packed");
+    const char *in = fixture_path("x.safetensors"), *compressed_path = fixture_path("x.packed");
     trf_checkpoint_options options = make_options();
     fixture_write_safetensors(in, NULL, kTensors, NUM_TENSORS, 8, 12);
-    fixture_check_status(trf_compress_checkpoint(in, packed, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_compress_checkpoint(in, compressed_path, &options, NULL, &err), TRF_OK, &err);
     const char *one = fixture_path("one.trf"), *same = fixture_path("same.trf"), *expert = fixture_path("expert.trf");
-    fixture_check_status(trf_extract_layer(packed, "a.weight", one, 0, &err), TRF_OK, &err);
-    fixture_check_status(trf_extract_layer(packed, "a.weight_trf", same, 0, &err), TRF_OK, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "a.weight", one, 0, &err), TRF_OK, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "a.weight_trf", same, 0, &err), TRF_OK, &err);
     fixture_check_same(one, same);
-    fixture_check_status(trf_extract_layer(packed, "experts.up_proj[4]", expert, 0, &err), TRF_OK, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "experts.up_proj[4]", expert, 0, &err), TRF_OK, &err);
     fixture_check_status(trf_verify_checkpoint(expert, NULL, &options, NULL, &err), TRF_OK, &err);
 
-    fixture_check_status(trf_extract_layer(packed, "a.weight", one, 0, &err), TRF_ERR_EXISTS, &err);
-    fixture_check_status(trf_extract_layer(packed, "a.weight", one, 1, &err), TRF_OK, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "a.weight", one, 0, &err), TRF_ERR_EXISTS, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "a.weight", one, 1, &err), TRF_OK, &err);
     fixture_check_same(one, same);
     const char *none = fixture_path("none.trf");
-    fixture_check_status(trf_extract_layer(packed, "experts.up_proj", none, 0, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_extract_layer(packed, "experts.up_proj[5]", none, 0, &err), TRF_ERR_NOT_FOUND, &err);
-    fixture_check_status(trf_extract_layer(packed, "experts.up_proj[x]", none, 0, &err), TRF_ERR_NOT_FOUND, &err);
-    fixture_check_status(trf_extract_layer(packed, "a.weight[0]", none, 0, &err), TRF_ERR_NOT_FOUND, &err);
-    fixture_check_status(trf_extract_layer(packed, "nobody", none, 0, &err), TRF_ERR_NOT_FOUND, &err);
-    fixture_check_status(trf_extract_layer(packed, "odd", none, 0, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "experts.up_proj", none, 0, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "experts.up_proj[5]", none, 0, &err), TRF_ERR_NOT_FOUND,
+                         &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "experts.up_proj[x]", none, 0, &err), TRF_ERR_NOT_FOUND,
+                         &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "a.weight[0]", none, 0, &err), TRF_ERR_NOT_FOUND, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "nobody", none, 0, &err), TRF_ERR_NOT_FOUND, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "odd", none, 0, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_extract_layer(in, "a.weight", none, 0, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_extract_layer(packed, "a.weight", packed, 1, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, "a.weight", compressed_path, 1, &err), TRF_ERR_ARGUMENT,
+                         &err);
     ck_assert(!fixture_exists(none));
 
     /* A .trf file is a checkpoint of one tensor. */

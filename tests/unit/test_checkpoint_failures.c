@@ -31,9 +31,9 @@ static const char *make_source(const char *name) {
 }
 
 static const char *make_packed(const char *name) {
-    const char *source = make_source(name), *packed = fixture_path("%s/packed.safetensors", name);
-    fixture_check_status(trf_compress_checkpoint(source, packed, NULL, NULL, &err), TRF_OK, &err);
-    return packed;
+    const char *source = make_source(name), *compressed_path = fixture_path("%s/packed.safetensors", name);
+    fixture_check_status(trf_compress_checkpoint(source, compressed_path, NULL, NULL, &err), TRF_OK, &err);
+    return compressed_path;
 }
 
 /* Compresses, which must fail, and leave the folder as it was. */
@@ -190,10 +190,11 @@ START_TEST(cancelling_leaves_nothing) {
 END_TEST
 
 START_TEST(compressing_twice) {
-    const char *packed = make_packed("twice");
-    check_compress_fails(packed, "twice", "out", NULL, TRF_ERR_ARGUMENT);
+    const char *compressed_path = make_packed("twice");
+    check_compress_fails(compressed_path, "twice", "out", NULL, TRF_ERR_ARGUMENT);
     ck_assert_msg(strstr(err.message, "compressed already") != NULL, "%s", err.message);
-    fixture_check_status(trf_verify_checkpoint(packed, packed, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_verify_checkpoint(compressed_path, compressed_path, NULL, NULL, &err), TRF_ERR_ARGUMENT,
+                         &err);
 }
 END_TEST
 
@@ -277,16 +278,17 @@ START_TEST(kept_index_that_does_not_fit) {
     };
     make_source("keptindex");
     fixture_write(fixture_path("keptindex/m.safetensors.index.json"), kTexts[0], strlen(kTexts[0]));
-    const char *packed = fixture_path("keptindex.packed"), *back = fixture_path("keptindex.back");
+    const char *compressed_path = fixture_path("keptindex.packed"), *back = fixture_path("keptindex.back");
     const char *index = fixture_path("keptindex.packed/m.safetensors.index.json");
-    fixture_check_status(trf_compress_checkpoint(fixture_path("keptindex"), packed, NULL, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_compress_checkpoint(packed, back, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_compress_checkpoint(fixture_path("keptindex"), compressed_path, NULL, NULL, &err), TRF_OK,
+                         &err);
+    fixture_check_status(trf_compress_checkpoint(compressed_path, back, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
     for (size_t i = sizeof kTexts / sizeof kTexts[0]; i-- > 0;) {
         json_t *root = json_load_file(index, 0, NULL);
         json_object_set_new(json_object_get(root, "metadata"), "transfuse_source_index", json_string(kTexts[i]));
         ck_assert_int_eq(json_dump_file(root, index, 0), 0);
         json_decref(root);
-        trf_status status = trf_decompress_checkpoint(packed, back, NULL, NULL, &err);
+        trf_status status = trf_decompress_checkpoint(compressed_path, back, NULL, NULL, &err);
         fixture_check_status(status, i ? TRF_ERR_FORMAT : TRF_OK, &err);
         ck_assert_int_eq(fixture_exists(back), i == 0);
     }
@@ -337,24 +339,24 @@ START_TEST(damage_is_found) {
     static char name[32];
     snprintf(name, sizeof name, "damage%d", _i);
     const damage_case *c = &kDamages[_i];
-    const char *packed = make_packed(name), *back = fixture_path("%s/back", name);
-    trf_tensor_info info = describe(packed, c->tensor);
+    const char *compressed_path = make_packed(name), *back = fixture_path("%s/back", name);
+    trf_tensor_info info = describe(compressed_path, c->tensor);
     uint64_t offset =
         c->offset < 0 ? info.file_offset + info.bytes - (uint64_t)-c->offset : info.file_offset + (uint64_t)c->offset;
-    patch_file(packed, offset, c->bytes, c->size);
-    trf_status status = trf_verify_checkpoint(packed, NULL, NULL, NULL, &err);
+    patch_file(compressed_path, offset, c->bytes, c->size);
+    trf_status status = trf_verify_checkpoint(compressed_path, NULL, NULL, NULL, &err);
     fixture_check_status(status, c->status, &err);
-    ck_assert_msg(strstr(err.message, packed) != NULL, "%s", err.message);
+    ck_assert_msg(strstr(err.message, compressed_path) != NULL, "%s", err.message);
     ck_assert_msg(strstr(err.message, c->tensor ? "b.weight" : "a.weight") != NULL, "%s", err.message);
-    fixture_check_status(trf_decompress_checkpoint(packed, back, NULL, NULL, &err), c->status, &err);
+    fixture_check_status(trf_decompress_checkpoint(compressed_path, back, NULL, NULL, &err), c->status, &err);
     ck_assert_int_eq(fixture_count_entries(fixture_path("%s", name)), 2);
 }
 END_TEST
 
 START_TEST(truncated_files_are_found) {
-    const char *packed = make_packed("short");
+    const char *compressed_path = make_packed("short");
     size_t size;
-    void *bytes = fixture_read(packed, &size);
+    void *bytes = fixture_read(compressed_path, &size);
     const char *cut = fixture_path("short/cut");
     for (size_t length = 0; length < size; length += length < 4096 ? 509 : 30011) {
         fixture_write(cut, bytes, length);
@@ -367,8 +369,8 @@ START_TEST(truncated_files_are_found) {
 END_TEST
 
 START_TEST(sources_that_differ) {
-    const char *packed = make_packed("differ"), *source = fixture_path("differ/in.safetensors");
-    fixture_check_status(trf_verify_checkpoint(packed, source, NULL, NULL, &err), TRF_OK, &err);
+    const char *compressed_path = make_packed("differ"), *source = fixture_path("differ/in.safetensors");
+    fixture_check_status(trf_verify_checkpoint(compressed_path, source, NULL, NULL, &err), TRF_OK, &err);
     static const struct {
         uint64_t tensor, element;
         const char *where;
@@ -383,7 +385,7 @@ START_TEST(sources_that_differ) {
         size_t size;
         uint8_t *bytes = fixture_read(source, &size), former = bytes[offset], changed = former ^ 1;
         patch_file(source, offset, &changed, 1);
-        fixture_check_status(trf_verify_checkpoint(packed, source, NULL, NULL, &err), TRF_ERR_MISMATCH, &err);
+        fixture_check_status(trf_verify_checkpoint(compressed_path, source, NULL, NULL, &err), TRF_ERR_MISMATCH, &err);
         ck_assert_msg(strstr(err.message, kPlaces[i].where) != NULL, "%s", err.message);
         ck_assert_uint_eq(err.offset, offset);
         patch_file(source, offset, &former, 1);
@@ -391,13 +393,13 @@ START_TEST(sources_that_differ) {
     }
     const char *less = fixture_path("differ/less"), *other = fixture_path("differ/other");
     fixture_write_safetensors(less, NULL, kTensors, 2, 8, 1);
-    fixture_check_status(trf_verify_checkpoint(packed, less, NULL, NULL, &err), TRF_ERR_NOT_FOUND, &err);
+    fixture_check_status(trf_verify_checkpoint(compressed_path, less, NULL, NULL, &err), TRF_ERR_NOT_FOUND, &err);
     fixture_check_status(trf_verify_checkpoint(less, source, NULL, NULL, &err), TRF_ERR_NOT_FOUND, &err);
     fixture_tensor reshaped[NUM_TENSORS];
     memcpy(reshaped, kTensors, sizeof reshaped);
     reshaped[0].shape[0] = 520, reshaped[0].shape[1] = 300;
     fixture_write_safetensors(other, NULL, reshaped, NUM_TENSORS, 8, 1);
-    fixture_check_status(trf_verify_checkpoint(packed, other, NULL, NULL, &err), TRF_ERR_MISMATCH, &err);
+    fixture_check_status(trf_verify_checkpoint(compressed_path, other, NULL, NULL, &err), TRF_ERR_MISMATCH, &err);
 }
 END_TEST
 
@@ -464,9 +466,9 @@ static const kept_case kKept[] = {
 START_TEST(kept_headers_give_their_status) {
     static char name[32];
     snprintf(name, sizeof name, "kept%d", _i);
-    const char *packed = make_packed(name), *edited = fixture_path("%s/edited", name),
+    const char *compressed_path = make_packed(name), *edited = fixture_path("%s/edited", name),
                *back = fixture_path("%s/back", name);
-    edit_metadata(packed, edited, kKept[_i].key, kKept[_i].value);
+    edit_metadata(compressed_path, edited, kKept[_i].key, kKept[_i].value);
     trf_status status = trf_decompress_checkpoint(edited, back, NULL, NULL, &err);
     fixture_check_status(status, kKept[_i].status, &err);
     ck_assert_int_eq(fixture_exists(back), status == TRF_OK);
@@ -474,10 +476,10 @@ START_TEST(kept_headers_give_their_status) {
 END_TEST
 
 START_TEST(header_need_not_be_kept) {
-    const char *packed = make_packed("unkept"), *source = fixture_path("unkept/in.safetensors");
+    const char *compressed_path = make_packed("unkept"), *source = fixture_path("unkept/in.safetensors");
     const char *edited = fixture_path("unkept/edited"), *bare = fixture_path("unkept/bare"),
                *back = fixture_path("unkept/back");
-    edit_metadata(packed, edited, "transfuse_source_header", NULL);
+    edit_metadata(compressed_path, edited, "transfuse_source_header", NULL);
     edit_metadata(edited, bare, "transfuse_format", NULL);
     for (int i = 0; i < 2; i++) {
         trf_checkpoint_options options;
@@ -487,7 +489,7 @@ START_TEST(header_need_not_be_kept) {
         fixture_check_status(trf_decompress_checkpoint(i ? bare : edited, back, &options, NULL, &err), TRF_OK, &err);
         /* The tensors are the source's, wherever they lie. */
         fixture_check_status(trf_verify_checkpoint(back, source, NULL, NULL, &err), TRF_OK, &err);
-        fixture_check_status(trf_verify_checkpoint(packed, back, NULL, NULL, &err), TRF_OK, &err);
+        fixture_check_status(trf_verify_checkpoint(compressed_path, back, NULL, NULL, &err), TRF_OK, &err);
     }
 }
 END_TEST

@@ -1,6 +1,6 @@
-/* Every allocation of compressing, decompressing, verifying and extracting fails once: a status each time, nothing left under any name, and what comes out when nothing failed is what
- * comes out without failures. (The address sanitizer's run looks for leaks.)
- * TRF_TEST_WRAPS_ALLOCATIONS. */
+/* Every allocation of compressing, decompressing, verifying and extracting fails once: a status each time, nothing left
+ * under any name, and what comes out when nothing failed is what comes out without failures. (The address sanitizer's
+ * run looks for leaks.) TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
@@ -10,9 +10,9 @@
 #include <string.h>
 
 static trf_error err;
-static const char *folder, *source, *packed, *quantized; /* the last three in the first */
+static const char *folder, *source, *compressed_path, *quantized; /* the last three in the first */
 
-/* Two shards, an index and a config, which says that the last matrix is the embedding. */
+/* Two files, an index and a config, which says that the last matrix is the embedding. */
 static void make_source(void) {
     static const fixture_tensor first[] = {{"a.weight", "BF16", {96, 300}, 2, 0}, {"n", "F32", {7}, 1, 0}};
     static const fixture_tensor second[] = {{"model.embed_tokens.weight", "BF16", {128, 64}, 2, 0},
@@ -42,8 +42,8 @@ static trf_status compress_to(const char *path, double bits, int threads) {
     if (bits > 0) {
         options.encode.codec = TRF_CODEC_INT;
         options.encode.bits = bits;
-        options.encode.granularity = TRF_GRANULARITY_GROUP;
-        options.encode.group_size = 64;
+        options.encode.granularity = TRF_GRANULARITY_SCALE_GROUP;
+        options.encode.scale_group_size = 64;
     }
     return trf_compress_checkpoint(source, path, &options, NULL, &err);
 }
@@ -51,11 +51,11 @@ static trf_status compress_to(const char *path, double bits, int threads) {
 static void begin(void) {
     fixture_begin();
     source = fixture_path("in");
-    packed = fixture_path("packed");
+    compressed_path = fixture_path("packed");
     quantized = fixture_path("quantized");
     folder = fixture_path(".");
     make_source();
-    fixture_check_status(compress_to(packed, 0, 1), TRF_OK, &err);
+    fixture_check_status(compress_to(compressed_path, 0, 1), TRF_OK, &err);
     fixture_check_status(compress_to(quantized, 4.25, 1), TRF_OK, &err);
 }
 
@@ -66,18 +66,18 @@ static trf_status compress_to_rate(const char *out, int threads) { return compre
 
 static trf_status decompress(const char *out, int threads) {
     const trf_checkpoint_options options = options_of(threads);
-    return trf_decompress_checkpoint(packed, out, &options, NULL, &err);
+    return trf_decompress_checkpoint(compressed_path, out, &options, NULL, &err);
 }
 
 static trf_status verify(const char *out, int threads) {
     (void)out;
     const trf_checkpoint_options options = options_of(threads);
-    return trf_verify_checkpoint(packed, source, &options, NULL, &err);
+    return trf_verify_checkpoint(compressed_path, source, &options, NULL, &err);
 }
 
 static trf_status extract(const char *out, int threads) {
     (void)threads;
-    return trf_extract_layer(packed, "experts.weight[1]", out, 0, &err);
+    return trf_extract_layer(compressed_path, "experts.weight[1]", out, 0, &err);
 }
 
 static const struct {
@@ -98,7 +98,8 @@ enum {
 static int act_number, attempts, entries_before;
 static char out[512];
 
-/* Another output each time, so that what a failure left would be seen; TRF_ERR_IO stands for that. context: number of threads. */
+/* Another output each time, so that what a failure left would be seen; TRF_ERR_IO stands for that. context: number of
+ * threads. */
 static trf_status attempt(void *context) {
     snprintf(out, sizeof out, "%s/out%d", folder, ++attempts);
     const trf_status status = kActs[act_number].act(out, *(const int *)context);
@@ -118,7 +119,7 @@ START_TEST(every_allocation_fails_once) {
         const long failures = fail_each_allocation(attempt, &threads, TRF_ERR_MEMORY, &err);
         ck_assert_msg(failures > 5, "%s: %ld allocations", kActs[_i].name, failures);
         if (_i <= 2)
-            fixture_check_same(out, _i == 0 ? packed : _i == 1 ? quantized : source);
+            fixture_check_same(out, _i == 0 ? compressed_path : _i == 1 ? quantized : source);
         printf("%s, %d threads: %ld allocations\n", kActs[_i].name, threads, failures);
     }
 }

@@ -94,8 +94,8 @@ END_TEST
 /* Changes something that only decoding can find out: words, start states, the split of words between pairs. */
 static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape) {
     uint32_t slab = test_below(rng, shape->slabs);
-    const trf_slab_place place = trf_slab_place_of(shape, tile->bytes, slab, tile->view.header.raw_bits);
-    uint8_t *states = tile->bytes + place.streams, *pair_words = states + 64;
+    const trf_slab_location location = trf_locate_slab(shape, tile->bytes, slab, tile->view.header.raw_bits);
+    uint8_t *states = tile->bytes + location.rans_streams, *pair_words = states + 64;
     uint32_t words = 0, pair = test_below(rng, 16), other = test_below(rng, 16);
     for (uint32_t i = 0; i < 16; i++)
         words += pair_words[i];
@@ -115,7 +115,7 @@ static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape)
         break;
     default:
         if (words)
-            states[84 + 4 * trf_stream_exceptions(states) + test_below(rng, 2 * words)] ^=
+            states[84 + 4 * trf_rans_exception_count(states) + test_below(rng, 2 * words)] ^=
                 (uint8_t)(1u << test_below(rng, 8));
         break;
     }
@@ -125,7 +125,7 @@ static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape)
 static void check_corrupt_tile(test_rng *rng, const test_tile_choice *choice, uint32_t *rejected) {
     static trf_decode_table table;
     test_tile *tile = test_tile_make(rng, choice);
-    trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.kind);
+    trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.coding);
     trf_decode_table_init(&table, &tile->view);
     for (int round = 0; round < 6; round++) {
         trf_error err;
@@ -134,8 +134,8 @@ static void check_corrupt_tile(test_rng *rng, const test_tile_choice *choice, ui
             break; /* a start state of 0 */
         target first = make_target(tile);
         trf_status due = trf_decode_tile_ref(&tile->view, &table, 0, tile->bytes, first.elements, first.stride, NULL);
-        ck_assert(due == TRF_OK || due == TRF_ERR_STREAM);
-        *rejected += due == TRF_ERR_STREAM;
+        ck_assert(due == TRF_OK || due == TRF_ERR_RANS);
+        *rejected += due == TRF_ERR_RANS;
         for (uint32_t d = 0; d < num_decoders; d++) {
             char what[256];
             describe(choice, decoders[d].name, what);
@@ -154,11 +154,11 @@ static void check_corrupt_tile(test_rng *rng, const test_tile_choice *choice, ui
     test_tile_free(tile);
 }
 
-START_TEST(corrupt_streams) {
+START_TEST(corrupt_rans_streams) {
     uint32_t rejected = 0;
     test_rng rng = {4000 + (uint64_t)_i};
     for (int round = 0; round < test_rounds(60); round++) {
-        test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
+        test_tile_choice choice = test_tile_choose_codec(&rng, (uint32_t)_i);
         if (!choice.stored)
             check_corrupt_tile(&rng, &choice, &rejected);
     }
@@ -171,7 +171,7 @@ START_TEST(unused_words) {
     static trf_decode_table table;
     test_rng rng = {6000 + (uint64_t)_i};
     for (uint32_t unused = 1; unused < 4; unused++) {
-        test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
+        test_tile_choice choice = test_tile_choose_codec(&rng, (uint32_t)_i);
         choice.rows = choice.cols = 64;
         choice.stored = 0;
         choice.unused_words = unused;
@@ -181,7 +181,7 @@ START_TEST(unused_words) {
         for (uint32_t d = 0; d < num_decoders; d++) {
             target to = make_target(tile);
             trf_status status = decoders[d].decode(&tile->view, &table, 0, tile->bytes, to.elements, to.stride, NULL);
-            ck_assert_msg(status == TRF_ERR_STREAM, "%s: %s", decoders[d].name, trf_status_name(status));
+            ck_assert_msg(status == TRF_ERR_RANS, "%s: %s", decoders[d].name, trf_status_name(status));
             free(to.elements);
         }
         test_tile_free(tile);
@@ -203,13 +203,13 @@ START_TEST(values_of_dtypes) {
         ROWS = 5,
         COLS = 37
     };
-    trf_tile_meta meta = {.kind = TRF_TILE_STORED};
+    trf_tile_meta meta = {.coding = TRF_TILE_STORED};
     trf_blob_view view = {.header = {.codec = kPairs[_i].codec,
                                      .source_dtype = kPairs[_i].dtype,
                                      .rows = ROWS,
                                      .cols = COLS,
-                                     .num_tiles_row = 1,
-                                     .num_tiles_col = 1,
+                                     .num_tile_rows = 1,
+                                     .num_tile_cols = 1,
                                      .slab_cols = 256},
                           .num_tiles = 1,
                           .tiles = &meta};
@@ -250,7 +250,7 @@ START_TEST(scaled_codes) {
     enum {
         COLS = 256
     };
-    trf_tile_meta meta = {.kind = TRF_TILE_STORED};
+    trf_tile_meta meta = {.coding = TRF_TILE_STORED};
     test_rng rng = {5};
     for (int round = 0; round < test_rounds(1200); round++) {
         float scale =
@@ -259,8 +259,8 @@ START_TEST(scaled_codes) {
                                          .source_dtype = kTypes[_i],
                                          .rows = 1,
                                          .cols = COLS,
-                                         .num_tiles_row = 1,
-                                         .num_tiles_col = 1,
+                                         .num_tile_rows = 1,
+                                         .num_tile_cols = 1,
                                          .slab_cols = 256},
                               .extension = {.granularity = TRF_GRANULARITY_TENSOR, .scale_dtype = TRF_SCALE_F32},
                               .num_tiles = 1,
@@ -309,11 +309,11 @@ int main(void) {
     Suite *suite = suite_create("decode");
     TCase *tiles = tcase_create("tiles"), *values = tcase_create("values");
     tcase_set_timeout(tiles, 240);
-    tcase_add_loop_test(tiles, random_tiles, 0, TEST_TILE_KINDS);
-    tcase_add_loop_test(tiles, every_shape, 0, TEST_TILE_KINDS);
+    tcase_add_loop_test(tiles, random_tiles, 0, TEST_TILE_CODECS);
+    tcase_add_loop_test(tiles, every_shape, 0, TEST_TILE_CODECS);
     tcase_add_loop_test(tiles, every_int_width, 0, TRF_MAX_INT_RAW_BITS + 1);
-    tcase_add_loop_test(tiles, corrupt_streams, 0, TEST_TILE_KINDS);
-    tcase_add_loop_test(tiles, unused_words, 0, TEST_TILE_KINDS);
+    tcase_add_loop_test(tiles, corrupt_rans_streams, 0, TEST_TILE_CODECS);
+    tcase_add_loop_test(tiles, unused_words, 0, TEST_TILE_CODECS);
     tcase_add_loop_test(values, values_of_dtypes, 0, 6);
     tcase_add_loop_test(values, scaled_codes, 0, 3);
     tcase_add_test(values, choice_of_decoder);

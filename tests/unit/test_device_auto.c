@@ -2,7 +2,7 @@
  * TRF_TEST_WRAPS: trf_cuda_context_create */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
-#include "trf_device_kinds.h"
+#include "trf_device.h"
 
 #include <check.h>
 

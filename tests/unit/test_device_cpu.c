@@ -1,5 +1,5 @@
-/* The CPU as a device: contexts, loading from checkpoints, products, decoding, and what goes wrong. Tiles are checked and decoded in
- * parallel. */
+/* The CPU as a device: contexts, loading from checkpoints, products, decoding, and what goes wrong. Tiles are checked
+ * and decoded in parallel. */
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
@@ -29,13 +29,13 @@ enum {
 
 static trf_error err;
 static trf_context *cpu;
-static const char *packed;
+static const char *compressed_path;
 static trf_checkpoint *checkpoint;
 
 static void begin(void) {
     fixture_begin();
-    packed = fixture_path("packed.safetensors");
-    checkpoint = fixture_open_packed(kTensors, NUM_TENSORS);
+    compressed_path = fixture_path("packed.safetensors");
+    checkpoint = fixture_open_compressed(kTensors, NUM_TENSORS);
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
 }
 
@@ -55,7 +55,7 @@ static trf_device_layer *load(const char *tensor) {
 static trf_layer *open_host(const char *tensor) {
     trf_layer *layer;
     const char *path = fixture_path("%s.trf", tensor);
-    fixture_check_status(trf_extract_layer(packed, tensor, path, 1, &err), TRF_OK, &err);
+    fixture_check_status(trf_extract_layer(compressed_path, tensor, path, 1, &err), TRF_OK, &err);
     fixture_check_status(trf_layer_open(path, &layer, &err), TRF_OK, &err);
     return layer;
 }
@@ -286,7 +286,7 @@ END_TEST
 /* ---- failures ---- */
 
 /* Streams that only decoding can tell to be corrupt: the call says so, y is NaN, and the layer remembers. */
-START_TEST(corrupt_streams) {
+START_TEST(corrupt_rans_streams) {
     glob_t files;
     int corrupt = 0, noticed = 0;
     ck_assert_int_eq(glob(TRF_TEST_DATA_DIR "/golden/corrupt/*.trf", 0, NULL, &files), 0);
@@ -308,17 +308,17 @@ START_TEST(corrupt_streams) {
         float *y = allocate(4 * (uint64_t)info.rows);
         void *workspace = allocate(plan.workspace_bytes);
         memset(x, 0, 2 * (size_t)info.cols);
-        fixture_check_status(trf_linear(layer, &plan, x, y, workspace, NULL, &err), TRF_ERR_STREAM, &err);
+        fixture_check_status(trf_linear(layer, &plan, x, y, workspace, NULL, &err), TRF_ERR_RANS, &err);
         ck_assert_uint_ne(err.offset, TRF_NO_OFFSET);
         for (uint32_t r = 0; r < info.rows; r++)
             EXPECT(isnan(y[r]));
         trf_error remembered = {0};
-        fixture_check_status(trf_device_layer_check(layer, &remembered), TRF_ERR_STREAM, &remembered);
+        fixture_check_status(trf_device_layer_check(layer, &remembered), TRF_ERR_RANS, &remembered);
         ck_assert_uint_eq(remembered.offset, err.offset);
         void *weights = allocate((uint64_t)info.rows * info.cols * 4);
         const uint64_t bytes = (uint64_t)info.rows * info.cols * trf_dtype_bytes(info.dtype);
         fixture_check_status(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, weights, bytes, NULL, &err),
-                             TRF_ERR_STREAM, &err);
+                             TRF_ERR_RANS, &err);
         trf_device_layer_destroy(layer);
         /* Row by row, on a layer that no other call has touched. */
         int64_t *ids = allocate(8ull * info.rows);
@@ -330,7 +330,7 @@ START_TEST(corrupt_streams) {
             trf_device_layer_decode_rows(layer, ids, 8, info.rows, TRF_DECODE_SOURCE, weights, bytes, NULL, &err);
         if (status != TRF_OK) {
             noticed++;
-            fixture_check_status(status, TRF_ERR_STREAM, &err);
+            fixture_check_status(status, TRF_ERR_RANS, &err);
             ck_assert_uint_eq(remembered.offset, err.offset);
         }
         fixture_check_status(trf_device_layer_check(layer, &remembered), status, &remembered);
@@ -378,7 +378,7 @@ START_TEST(loads_that_fail) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fixture_check_status(trf_device_layer_load(cpu, checkpoint, cases[i].tensor, NULL, &layer, &err),
                              cases[i].status, &err);
-        ck_assert_ptr_nonnull(strstr(err.message, packed));
+        ck_assert_ptr_nonnull(strstr(err.message, compressed_path));
         ck_assert_ptr_nonnull(strstr(err.message, cases[i].tensor));
         ck_assert_ptr_null(layer);
     }
@@ -415,7 +415,7 @@ static void check_place_is_told(void) {
 /* Every byte of a blob that is not as it was written is found, and said where. */
 START_TEST(damaged_files) {
     size_t bytes;
-    uint8_t *file = fixture_read(packed, &bytes);
+    uint8_t *file = fixture_read(compressed_path, &bytes);
     const char *damaged = fixture_path("damaged.safetensors");
     const trf_tensor_info info = find_tensor("e4.weight");
     for (int part = 0; part < 3; part++) {
@@ -446,7 +446,7 @@ END_TEST
 /* A file that is cut after the checkpoint was opened. */
 START_TEST(cut_files) {
     size_t bytes;
-    uint8_t *file = fixture_read(packed, &bytes);
+    uint8_t *file = fixture_read(compressed_path, &bytes);
     const char *path = fixture_path("cut.safetensors");
     const trf_tensor_info info = find_tensor("e4.weight");
     const uint64_t kept[] = {0, 400, info.bytes / 2, info.bytes - 1};
@@ -502,7 +502,7 @@ int main(void) {
     tcase_add_test(tests, copies_of_layers);
     tcase_add_test(tests, refused_products);
     tcase_add_loop_test(tests, decoding, 0, NUM_MATRICES);
-    tcase_add_test(tests, corrupt_streams);
+    tcase_add_test(tests, corrupt_rans_streams);
     tcase_add_test(tests, loads_that_fail);
     tcase_add_test(tests, damaged_files);
     tcase_add_test(tests, cut_files);

@@ -1,5 +1,6 @@
-/* Epilogues of products: activations against F64, every combination of operands, in place and not, of whole layers and of shards; what is refused; NaN. On the CPU;
- * tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE.
+/* Epilogues of products: activations against F64, every combination of operands, in place and not, of whole layers and
+ * of shards; what is refused; NaN. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as
+ * TRF_TEST_DEVICE.
  *
  * The sums that an epilogue starts from are those of the same product without one, to F32: they have the same bits. */
 #include "common/checkpoint_fixture.h"
@@ -48,7 +49,7 @@ enum {
 
 static trf_error err;
 static trf_context *device;
-static const char *packed[NUM_KINDS];
+static const char *compressed_path[NUM_KINDS];
 
 static void begin(void) {
     static const char *const all[] = {"*", NULL};
@@ -58,13 +59,13 @@ static void begin(void) {
     for (int i = 0; i < NUM_KINDS; i++) {
         const fixture_tensor tensor = {"w.weight", kKinds[i].dtype, {ROWS, COLS}, 2, 0};
         const char *source = fixture_path("in%d.safetensors", i);
-        packed[i] = fixture_path("packed%d.safetensors", i);
+        compressed_path[i] = fixture_path("packed%d.safetensors", i);
         fixture_write_safetensors(source, NULL, &tensor, 1, 8, 5);
         trf_checkpoint_options options;
         trf_checkpoint_options_init(&options);
         options.encode.codec = kKinds[i].codec;
         options.include = all; /* F32 too */
-        fixture_check_status(trf_compress_checkpoint(source, packed[i], &options, NULL, &err), TRF_OK, &err);
+        fixture_check_status(trf_compress_checkpoint(source, compressed_path[i], &options, NULL, &err), TRF_OK, &err);
     }
 }
 
@@ -80,7 +81,7 @@ static trf_device_layer *load(int kind, const uint32_t shard[4]) {
     trf_load_options_init(&options);
     options.first_row = shard[0], options.num_rows = shard[1];
     options.first_col = shard[2], options.num_cols = shard[3];
-    fixture_check_status(trf_checkpoint_open(packed[kind], &checkpoint, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_open(compressed_path[kind], &checkpoint, &err), TRF_OK, &err);
     fixture_check_status(trf_device_layer_load(device, checkpoint, "w.weight", &options, &layer, &err), TRF_OK, &err);
     trf_checkpoint_close(checkpoint);
     return layer;
@@ -257,7 +258,8 @@ static void check_y(const bench *b, combination c, const void *y) {
                                 : c.residual           ? get(b->host_residual, dtype, i)
                                                        : 0,
                      sum = (double)b->sums[i] + bias, v = activate(c.activation, sum), due = v * multiplier + residual;
-        /* the sum with the bias is rounded once, and activations magnify that by 1.13 at most; then what is added up is */
+        /* the sum with the bias is rounded once, and activations magnify that by 1.13 at most; then what is added up
+         * is */
         const double wrong =
                          (1.13 * rounding(TRF_DTYPE_F32, sum) + activation_error(c.activation, v)) * fabs(multiplier) +
                          rounding(TRF_DTYPE_F32, due),
@@ -457,7 +459,7 @@ static float *run_corrupt(const trf_device_layer *layer, const trf_linear_plan *
     float *y = malloc(4ull * rows);
     void *workspace = allocate(plan->epilogue_workspace_bytes);
     const trf_status status = trf_linear_with(layer, plan, x, y_dev, epilogue, workspace, NULL, &err);
-    fixture_check_status(status, TRF_TEST_DEVICE == TRF_DEVICE_CPU ? TRF_ERR_STREAM : TRF_OK, &err);
+    fixture_check_status(status, TRF_TEST_DEVICE == TRF_DEVICE_CPU ? TRF_ERR_RANS : TRF_OK, &err);
     download(y, y_dev, 4ull * rows);
     trf_device_free(device, workspace);
     return y;

@@ -1,5 +1,5 @@
-/* Every allocation of loading and running a layer on the CPU device fails once: a status each time, nothing lost (the address sanitizer's run looks for
- * leaks), and the next attempt works. And the call path allocates nothing.
+/* Every allocation of loading and running a layer on the CPU device fails once: a status each time, nothing lost (the
+ * address sanitizer's run looks for leaks), and the next attempt works. And the call path allocates nothing.
  * TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
@@ -33,8 +33,8 @@ static void begin(void) {
         fixture_write_safetensors(source, NULL, &tensors[i], 1, 8, 3);
         options.include = i ? group : lossless;
         options.encode.codec = i ? TRF_CODEC_INT : TRF_CODEC_AUTO;
-        options.encode.granularity = i ? TRF_GRANULARITY_GROUP : TRF_GRANULARITY_NONE;
-        options.encode.group_size = i ? 48 : 0;
+        options.encode.granularity = i ? TRF_GRANULARITY_SCALE_GROUP : TRF_GRANULARITY_NONE;
+        options.encode.scale_group_size = i ? 48 : 0;
         fixture_check_status(
             trf_compress_checkpoint(source, fixture_path("packed%d.safetensors", i), &options, NULL, &err), TRF_OK,
             &err);

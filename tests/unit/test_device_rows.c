@@ -1,5 +1,6 @@
-/* Rows by number, against the whole layer as the host decodes it: every codec and kind of scales, odd shapes, exponent offsets, both sizes of ids, ids that there are not, what is
- * refused. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+/* Rows by number, against the whole layer as the host decodes it: every codec and kind of scales, odd shapes, exponent
+ * offsets, both sizes of ids, ids that there are not, what is refused. On the CPU; tests/gpu/ builds this file for a
+ * GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
@@ -37,7 +38,7 @@ typedef struct kind {
     trf_dtype dtype;
     trf_codec codec;
     trf_granularity granularity;
-    uint32_t group;
+    uint32_t scale_group_size;
     double bits;
 } kind;
 
@@ -50,10 +51,10 @@ static const kind kKinds[] = {
     {"i8", TRF_DTYPE_I8, TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0, 0},
     {"tensor", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_TENSOR, 0, 0},
     {"channel", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_CHANNEL, 0, 0},
-    {"group 48", TRF_DTYPE_F16, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 48, 0},
+    {"group 48", TRF_DTYPE_F16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 48, 0},
     {"block 64", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 64, 0},
     {"3.5 bits", TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_CHANNEL, 0, 3.5},
-    {"7.5 bits", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 32, 7.5},
+    {"7.5 bits", TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 32, 7.5},
 };
 static const uint32_t kShapes[][2] = {{1, 1},     {15, 300}, {33, 65},   {300, 515}, {256, 256}, {272, 320},
                                       {16, 16},   {80, 144}, {31, 2300}, {48, 272},  {17, 1024}, {288, 800},
@@ -80,7 +81,7 @@ static layer make_layer(const kind *k, const void *weights, uint32_t rows, uint3
     trf_encode_options_init(&options);
     options.codec = k->codec;
     options.granularity = k->granularity;
-    options.group_size = k->group;
+    options.scale_group_size = k->scale_group_size;
     options.bits = k->bits;
     options.favor = favor;
     options.slab_cols = slab_cols;
@@ -108,7 +109,8 @@ static void *to_device(const void *from, uint64_t bytes) {
 
 /* ---- rows ---- */
 
-/* Decodes rows into malloc'd memory; behind them and before them nothing is written. shift: elements by which they are off their best alignment. */
+/* Decodes rows into malloc'd memory; behind them and before them nothing is written. shift: elements by which they are
+ * off their best alignment. */
 static uint8_t *decode_rows(const layer *l, const int64_t *ids, uint32_t count, uint32_t id_bytes, trf_decode_as as,
                             uint32_t shift) {
     const uint64_t each = as == TRF_DECODE_SOURCE ? trf_dtype_bytes(l->info.dtype) : 2;

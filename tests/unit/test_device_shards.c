@@ -1,5 +1,5 @@
-/* Shards of layers: against the whole layer, at multiples of 16 and of whole tiles; weights that must not leak in; damage outside. On the CPU; tests/gpu/ builds this file
- * for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+/* Shards of layers: against the whole layer, at multiples of 16 and of whole tiles; weights that must not leak in;
+ * damage outside. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
@@ -24,12 +24,12 @@ enum {
     M = 3
 };
 
-/* Kinds of layers. granularity and group are of the int codec. */
+/* Kinds of layers. granularity and scale_group_size are of the int codec. */
 static const struct {
     const char *name, *dtype;
     trf_codec codec;
     trf_granularity granularity;
-    uint32_t group;
+    uint32_t scale_group_size;
     trf_favor favor;
 } kKinds[] = {
     {"bf16", "BF16", TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0, TRF_FAVOR_SPEED},
@@ -38,9 +38,9 @@ static const struct {
     {"i8", "I8", TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0, TRF_FAVOR_SPEED},
     {"tensor", "F32", TRF_CODEC_INT, TRF_GRANULARITY_TENSOR, 0, TRF_FAVOR_SPEED},
     {"channel", "F32", TRF_CODEC_INT, TRF_GRANULARITY_CHANNEL, 0, TRF_FAVOR_SIZE},
-    {"group 32", "F32", TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 32, TRF_FAVOR_SPEED},
-    {"group 48", "F32", TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 48, TRF_FAVOR_SPEED},
-    {"group 1024", "F32", TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 1024, TRF_FAVOR_SPEED},
+    {"group 32", "F32", TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 32, TRF_FAVOR_SPEED},
+    {"group 48", "F32", TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 48, TRF_FAVOR_SPEED},
+    {"group 1024", "F32", TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 1024, TRF_FAVOR_SPEED},
     {"block 48", "F32", TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 48, TRF_FAVOR_SPEED},
     {"block 512", "F32", TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 512, TRF_FAVOR_SPEED},
 };
@@ -79,18 +79,19 @@ static void write_source(int kind) {
 }
 
 static const char *compress(int kind) {
-    const char *packed = fixture_path("packed%d.safetensors", kind);
+    const char *compressed_path = fixture_path("packed%d.safetensors", kind);
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
     options.encode.codec = kKinds[kind].codec;
     options.encode.granularity = kKinds[kind].granularity;
-    options.encode.group_size = kKinds[kind].group;
+    options.encode.scale_group_size = kKinds[kind].scale_group_size;
     options.encode.favor = kKinds[kind].favor;
     static const char *const all[] = {"*", NULL};
     options.include = all; /* F32 too */
     options.overwrite = 1;
-    fixture_check_status(trf_compress_checkpoint(source_path(kind), packed, &options, NULL, &err), TRF_OK, &err);
-    return packed;
+    fixture_check_status(trf_compress_checkpoint(source_path(kind), compressed_path, &options, NULL, &err), TRF_OK,
+                         &err);
+    return compressed_path;
 }
 
 static trf_status load(const char *path, const uint32_t shard[4], trf_device_layer **layer) {
@@ -255,13 +256,13 @@ static uint16_t *make_x(void) {
 
 START_TEST(shards_are_parts_of_the_layer) {
     write_source(_i);
-    const char *packed = compress(_i);
-    trf_device_layer *all = load_good(packed, kShards[0]);
+    const char *compressed_path = compress(_i);
+    trf_device_layer *all = load_good(compressed_path, kShards[0]);
     double *weights = decode(all, 0);
     uint16_t *x = make_x();
     for (int s = 0; s < NUM_SHARDS; s++)
         if (test_tries(s + _i))
-            check_shard(packed, weights, kShards[s], x);
+            check_shard(compressed_path, weights, kShards[s], x);
     trf_device_layer_destroy(all);
     free(weights);
     free(x);
@@ -281,15 +282,15 @@ START_TEST(nothing_leaks_in) {
         source[(size_t)r * COLS + 832 + r % 5] = odd[(r + 1) % 3];
     }
     fixture_write(source_path(kind), file, bytes);
-    const char *packed = compress(kind);
-    trf_device_layer *all = load_good(packed, kShards[0]);
+    const char *compressed_path = compress(kind);
+    trf_device_layer *all = load_good(compressed_path, kShards[0]);
     double *weights = decode(all, 0);
     uint16_t *x = make_x();
     static const uint32_t between[4] = {48, 416, 272, 560}, rows_alone[4] = {16, 100 * 4, 272, 560},
                           one_tile[4] = {0, 0, 288, 64};
-    check_shard(packed, weights, between, x);
-    check_shard(packed, weights, rows_alone, x);
-    check_shard(packed, weights, one_tile, x);
+    check_shard(compressed_path, weights, between, x);
+    check_shard(compressed_path, weights, rows_alone, x);
+    check_shard(compressed_path, weights, one_tile, x);
     trf_device_layer_destroy(all);
     free(weights);
     free(x);
@@ -301,8 +302,8 @@ END_TEST
 START_TEST(only_its_tiles_are_read) {
     size_t bytes;
     write_source(0);
-    const char *packed = compress(0), *damaged = fixture_path("damaged.safetensors");
-    uint8_t *file = fixture_read(packed, &bytes);
+    const char *compressed_path = compress(0), *damaged = fixture_path("damaged.safetensors");
+    uint8_t *file = fixture_read(compressed_path, &bytes);
     file[bytes - 200] ^= 1; /* in the last tile */
     fixture_write(damaged, file, bytes);
     static const uint32_t touching[4] = {512, 0, 1024, 0}, above[4] = {0, 512, 0, 0}, beside[4] = {0, 0, 0, 1024};
@@ -323,14 +324,14 @@ START_TEST(no_such_shard) {
         {592, 16, 0, 0}, {0, 0, 16, 4294967280u}, {4294967280u, 0, 0, 0}, {16, 4294967280u, 0, 0},
     };
     write_source(0);
-    const char *packed = compress(0);
+    const char *compressed_path = compress(0);
     trf_device_layer *layer = NULL;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        fixture_check_status(load(packed, wrong[i], &layer), TRF_ERR_ARGUMENT, &err);
+        fixture_check_status(load(compressed_path, wrong[i], &layer), TRF_ERR_ARGUMENT, &err);
         ck_assert_ptr_null(layer);
     }
     static const uint32_t to_the_end[4] = {16, 584, 16, 1084};
-    trf_device_layer_destroy(load_good(packed, to_the_end));
+    trf_device_layer_destroy(load_good(compressed_path, to_the_end));
 }
 END_TEST
 

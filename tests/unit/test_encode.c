@@ -1,5 +1,6 @@
-/* The encoder: what it chooses, what it costs, that its bytes depend on nothing but weights and options, and how it fails.
- */
+/* The encoder: what it chooses, what it costs, that its bytes depend on nothing but weights and options, and how it
+ * fails.
+ * */
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
@@ -41,7 +42,8 @@ static encoded encode(const void *weights, trf_dtype dtype, uint32_t rows, uint3
     ck_assert_msg(trf_blob_validate(e.blob, e.bytes, &e.view, &err) == TRF_OK, "%s", err.message);
     ck_assert_uint_eq(e.report.blob_bytes, e.bytes);
     ck_assert_uint_eq(e.report.exceptions, e.view.extension.exception_count);
-    /* Matrix products scale exceptions by 2^-D: denormals of 16 bits must not get smaller, FP8 that became F16 not larger. */
+    /* Matrix products scale exceptions by 2^-D: denormals of 16 bits must not get smaller, FP8 that became F16 not
+     * larger. */
     const int32_t up = trf_dtype_bytes(dtype) == 1 ? 3 : 0;
     ck_assert_int_le(e.view.extension.exponent_offset, up);
     ck_assert_int_ge(e.view.extension.exponent_offset, up - 3);
@@ -68,7 +70,8 @@ static trf_encode_options default_options(trf_favor favor) {
     return options;
 }
 
-/* Shapes of all kinds, weights of all kinds, every option: what comes out is what went in, bit for bit. encode() compares. */
+/* Shapes of all kinds, weights of all kinds, every option: what comes out is what went in, bit for bit. encode()
+ * compares. */
 START_TEST(everything_comes_back) {
     static const trf_dtype kDtypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3, TRF_DTYPE_F8_E5M2,
                                         TRF_DTYPE_I8};
@@ -107,13 +110,13 @@ START_TEST(everything_comes_back) {
 }
 END_TEST
 
-/* Bits a weight that slabs of 128 columns cost above those of 256, for which the limits below are. Every 4096 weights instead of 8192 have: 32 lanes
- * with L = 10 bits of a first state that tell nothing and half a word of rounding, 16 counts of words, 4 bytes for the number of exceptions, and
- * half of the padding to 16 bytes. */
+/* Bits a weight that slabs of 128 columns cost above those of 256, for which the limits below are. Every 4096 weights
+ * instead of 8192 have: 32 lanes with L = 10 bits of a first state that tell nothing and half a word of rounding, 16
+ * counts of words, 4 bytes for the number of exceptions, and half of the padding to 16 bytes. */
 static const double kNarrowSlabs = (32 * (10 + 8) + 8 * (16 + 4 + 8)) * (1.0 / 4096 - 1.0 / 8192);
 
-/* Over one octave of sigma the exponents' distribution goes through everything it can be. Limits: the issue's, for 8192 x 8192;
- * a layer of 1024 x 2048 pays the head's 832 bytes with fewer weights. */
+/* Over one octave of sigma the exponents' distribution goes through everything it can be. Limits: the issue's, for 8192
+ * x 8192; a layer of 1024 x 2048 pays the head's 832 bytes with fewer weights. */
 START_TEST(gaussian_bits) {
     double sigma = 0.01 * exp2(_i / 8.0);
     size_t rows = 1024, cols = 2048;
@@ -195,8 +198,8 @@ START_TEST(bytes_do_not_depend_on_threads) {
 }
 END_TEST
 
-/* Rows and columns of very different magnitude: the predictor must be chosen, and must pay. Offsets of columns are for size alone: fused products
- * take none. */
+/* Rows and columns of very different magnitude: the predictor must be chosen, and must pay. Offsets of columns are for
+ * size alone: fused products take none. */
 START_TEST(predictor_modes_are_chosen) {
     size_t rows = 768, cols = 1024;
     uint16_t *weights = malloc(rows * cols * sizeof *weights);
@@ -273,7 +276,7 @@ START_TEST(noise_is_stored) {
     trf_encode_options options = default_options(TRF_FAVOR_SIZE);
     encoded e = encode(weights, TRF_DTYPE_BF16, rows, cols, &options);
     for (uint64_t t = 0; t < e.view.num_tiles; t++)
-        ck_assert_int_eq(e.view.tiles[t].kind, TRF_TILE_STORED);
+        ck_assert_int_eq(e.view.tiles[t].coding, TRF_TILE_STORED);
     ck_assert_uint_le(e.bytes, rows * cols * 2 + 1200);
     ck_assert_int_eq(e.view.header.predictor_modes, 0);
     free(e.blob);
@@ -286,7 +289,7 @@ END_TEST
 START_TEST(rate_control_hits_its_bits) {
     static const double kBits[] = {2, 2.5, 3.3, 4.25, 5.7, 8};
     static const trf_granularity kGranularity[] = {TRF_GRANULARITY_TENSOR, TRF_GRANULARITY_CHANNEL,
-                                                   TRF_GRANULARITY_GROUP, TRF_GRANULARITY_BLOCK};
+                                                   TRF_GRANULARITY_SCALE_GROUP, TRF_GRANULARITY_BLOCK};
     size_t rows = 1024, cols = 1040;
     rng.state = 5;
     float *weights = malloc(rows * cols * sizeof *weights);
@@ -300,11 +303,11 @@ START_TEST(rate_control_hits_its_bits) {
             options.codec = TRF_CODEC_INT;
             options.bits = kBits[b];
             options.granularity = kGranularity[_i];
-            options.group_size = _i >= 2 ? 128 : 0;
+            options.scale_group_size = _i >= 2 ? 128 : 0;
             encoded e = encode(weights, TRF_DTYPE_F32, rows, cols, &options);
-            /* No step comes closer to 2 bits with scales a group: where classes of one code follow on classes of two, the
-             * size jumps from 2.03 to 1.77. */
-            const int jumps = kBits[b] == 2 && kGranularity[_i] == TRF_GRANULARITY_GROUP;
+            /* No step comes closer to 2 bits with scales a group: where classes of one code follow on classes of two,
+             * the size jumps from 2.03 to 1.77. */
+            const int jumps = kBits[b] == 2 && kGranularity[_i] == TRF_GRANULARITY_SCALE_GROUP;
             const double more = options.slab_cols == 128 ? kNarrowSlabs : 0;
             ck_assert_double_lt(fabs(bits_of(&e) - kBits[b]), jumps ? 0.03 + more : 0.01 * kBits[b]);
             /* A bit that is not the codes' is a factor of two in their step. */
@@ -335,7 +338,8 @@ START_TEST(few_weights_keep_their_codes) {
             options.bits = kBits[b];
             options.granularity = k < 2 ? TRF_GRANULARITY_TENSOR : TRF_GRANULARITY_CHANNEL;
             encoded e = encode(weights, TRF_DTYPE_F32, rows, cols, &options);
-            /* 95 % remain for the codes, without the ends of lanes in slabs of 128 columns. Gaussian ones of so many bits have this error. */
+            /* 95 % remain for the codes, without the ends of lanes in slabs of 128 columns. Gaussian ones of so many
+             * bits have this error. */
             const double left = 0.95 * kBits[b] - 0.13 - kNarrowSlabs,
                          due = sqrt(2 * 3.141592653589793 * 2.718281828459045 / 12) * exp2(-left);
             ck_assert_msg(e.report.relative_rms_error < 1.15 * due, "%ux%u, %g bits: error %g, not %g", rows, cols,
@@ -392,8 +396,8 @@ START_TEST(bad_arguments) {
     options.bits = NAN;
     reject(TRF_DTYPE_BF16, 2, 2, options);
     options.bits = 0;
-    options.granularity = TRF_GRANULARITY_GROUP;
-    options.group_size = 24;
+    options.granularity = TRF_GRANULARITY_SCALE_GROUP;
+    options.scale_group_size = 24;
     reject(TRF_DTYPE_BF16, 2, 2, options);
     options = good;
     options.probability_bits = 8;
@@ -452,7 +456,7 @@ START_TEST(failures_of_source_sink_and_caller_stop_it) {
             options.threads = 4;
             uint64_t bytes;
             trf_error err = {0};
-            trf_status status = trf_encode_stream(&source, &options, &sink, &progress, &bytes, NULL, &err);
+            trf_status status = trf_encode_source(&source, &options, &sink, &progress, &bytes, NULL, &err);
             ck_assert_int_eq(status, kind == 2 ? TRF_ERR_CANCELLED : TRF_ERR_IO);
             ck_assert_int_eq(err.status, status);
         }

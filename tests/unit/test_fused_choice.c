@@ -1,7 +1,8 @@
-/* The choice among the fused kernels, which needs no device: for shapes of all kinds, on several devices, it comes to a plan or to a reason. */
+/* The choice among the fused kernels, which needs no device: for shapes of all kinds, on several devices, it comes to a
+ * plan or to a reason. */
 #include "common/expect.h"
 #include "common/run_suite.h"
-#include "trf_fused.h"
+#include "trf_fused_launch.h"
 
 #include <check.h>
 #include <string.h>
@@ -29,8 +30,8 @@ static trf_device_view view_of(uint32_t kind, uint32_t rows, uint32_t cols) {
                    probability_bits = kind & 2 ? 12 : usual_p, slab_cols = kind & 4 ? 128 : 256;
     return (trf_device_view){.rows = rows,
                              .cols = cols,
-                             .num_tiles_row = (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
-                             .num_tiles_col = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
+                             .num_tile_rows = (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
+                             .num_tile_cols = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
                              .slab_cols = slab_cols,
                              .num_slab_cols = (cols + slab_cols - 1) / slab_cols,
                              .num_bands = (rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
@@ -41,8 +42,8 @@ static trf_device_view view_of(uint32_t kind, uint32_t rows, uint32_t cols) {
                              .state_bits = probability_bits};
 }
 
-static trf_device_facts facts_of(uint32_t kind) {
-    return (trf_device_facts){.max_stream_bytes = (kind & 1 ? 2832u : 928u) / (kind & 4 ? 2 : 1),
+static trf_layer_traits traits_of(uint32_t kind) {
+    return (trf_layer_traits){.max_rans_bytes = (kind & 1 ? 2832u : 928u) / (kind & 4 ? 2 : 1),
                               .max_frequency = 240,
                               .irregular_weights = 1,
                               .exceptions_fit_fragments = 1};
@@ -54,23 +55,24 @@ static uint32_t case_of(uint32_t kind, uint32_t i, trf_device_view *view) {
     return kBatches[i % NUM_BATCHES];
 }
 
-static trf_linear_plan choose(const trf_device_view *view, const trf_device_facts *facts,
+static trf_linear_plan choose(const trf_device_view *view, const trf_layer_traits *traits,
                               const trf_device_limits *limits, uint32_t m) {
     trf_linear_plan plan = {.m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_F16, .path = TRF_PATH_FUSED};
     plan.choice[TRF_PLAN_LAYER] = 77;
-    trf_fused_choose(view, facts, limits, &plan);
+    trf_fused_choose(view, traits, limits, &plan);
     return plan;
 }
 
-/* The workspace holds the edges' sums, if there are edges, x with rows of whole 16 bytes, and what blocks share: of two groups each, of up to 20 warps'
- * units of 64 rows for 8 rows of x, or 32 rows for up to 64. Each part is a multiple of 256 bytes. */
-static void check_plan(const trf_device_view *view, const trf_device_facts *facts, const trf_device_limits *limits,
+/* The workspace holds the edges' sums, if there are edges, x with rows of whole 16 bytes, and what blocks share: of two
+ * groups each, of up to 20 warps' units of 64 rows for 8 rows of x, or 32 rows for up to 64. Each part is a multiple of
+ * 256 bytes. */
+static void check_plan(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
                        uint32_t m) {
     const uint64_t edges = 4ull * m * view->rows, x = 2ull * m * view->cols, padded_x = 2ull * m * (view->cols + 8),
                    shared = (uint64_t)limits->multiprocessors * 2 * (m > 8 ? 16 * 32 * 64 * 4 : 20 * 64 * 8 * 4);
-    trf_device_facts whole = *facts;
+    trf_layer_traits whole = *traits;
     whole.irregular_weights = 0;
-    const trf_linear_plan plan = choose(view, facts, limits, m), without_edges = choose(view, &whole, limits, m);
+    const trf_linear_plan plan = choose(view, traits, limits, m), without_edges = choose(view, &whole, limits, m);
     ck_assert_uint_ge(plan.workspace_bytes, edges + x);
     ck_assert_uint_le(plan.workspace_bytes, edges + padded_x + shared + 2 * 256);
     ck_assert_uint_ge(without_edges.workspace_bytes, x);
@@ -85,17 +87,17 @@ static void check_plan(const trf_device_view *view, const trf_device_facts *fact
 START_TEST(every_shape_has_a_plan_or_a_reason) {
     const uint32_t kind = (uint32_t)_i % NUM_KINDS;
     const trf_device_limits *limits = &kDevices[_i / NUM_KINDS];
-    const trf_device_facts facts = facts_of(kind);
+    const trf_layer_traits traits = traits_of(kind);
     uint32_t plans = 0;
     for (uint32_t i = 0; i < NUM_CASES; i++) {
         trf_device_view view;
         const uint32_t m = case_of(kind, i, &view);
-        const char *reason = trf_fused_refuses(&view, &facts, limits, m, TRF_DTYPE_BF16);
+        const char *reason = trf_fused_refuses(&view, &traits, limits, m, TRF_DTYPE_BF16);
         if (reason) {
             ck_assert_int_gt((int)strlen(reason), 0);
             ck_assert(m > 8 || limits->shared_bytes < 150000); /* batches to 8 fit the larger devices */
         } else {
-            check_plan(&view, &facts, limits, m);
+            check_plan(&view, &traits, limits, m);
             plans++;
         }
     }
@@ -107,17 +109,17 @@ END_TEST
 /* Nothing is taken for the sake of clusters: what a device has with them it has without. */
 START_TEST(clusters_are_not_needed) {
     const uint32_t kind = (uint32_t)_i;
-    const trf_device_facts facts = facts_of(kind);
+    const trf_layer_traits traits = traits_of(kind);
     trf_device_limits without = kDevices[0];
     memset(without.clusters + 1, 0, sizeof without.clusters - sizeof without.clusters[0]);
     for (uint32_t i = 0; i < NUM_CASES; i++) {
         trf_device_view view;
         const uint32_t m = case_of(kind, i, &view);
-        const char *reason = trf_fused_refuses(&view, &facts, &kDevices[0], m, TRF_DTYPE_BF16),
-                   *reason_without = trf_fused_refuses(&view, &facts, &without, m, TRF_DTYPE_BF16);
+        const char *reason = trf_fused_refuses(&view, &traits, &kDevices[0], m, TRF_DTYPE_BF16),
+                   *reason_without = trf_fused_refuses(&view, &traits, &without, m, TRF_DTYPE_BF16);
         ck_assert_int_eq(!reason, !reason_without);
         if (!reason)
-            check_plan(&view, &facts, &without, m);
+            check_plan(&view, &traits, &without, m);
     }
 }
 END_TEST
@@ -125,11 +127,11 @@ END_TEST
 /* A large device takes layers with the usual p, whatever their size. */
 START_TEST(large_devices_take_usual_layers) {
     const uint32_t kind = (uint32_t)(_i & 1) | (_i & 2 ? 4 : 0);
-    const trf_device_facts facts = facts_of(kind);
+    const trf_layer_traits traits = traits_of(kind);
     for (uint32_t i = 0; i < NUM_CASES; i++) {
         trf_device_view view;
         const uint32_t m = case_of(kind, i, &view);
-        const char *reason = trf_fused_refuses(&view, &facts, &kDevices[0], m, TRF_DTYPE_BF16);
+        const char *reason = trf_fused_refuses(&view, &traits, &kDevices[0], m, TRF_DTYPE_BF16);
         if (reason)
             ck_abort_msg("%u x %u, slabs of %u, m %u: %s", view.rows, view.cols, view.slab_cols, m, reason);
     }
@@ -138,17 +140,18 @@ END_TEST
 
 /* Code of a build for others lacks kernels that the device could run: they are not chosen. */
 START_TEST(missing_code_is_not_chosen) {
-    const trf_device_facts facts = facts_of(0);
+    const trf_layer_traits traits = traits_of(0);
     trf_device_limits limits = kDevices[0];
-    limits.missing_code = TRF_CODE_LARGE_SHARED;
+    limits.missing_kernels = TRF_KERNELS_LARGE_SMEM;
     uint32_t plans = 0;
     for (uint32_t i = 0; i < NUM_CASES; i++) {
         trf_device_view view;
         const uint32_t m = case_of(0, i, &view);
-        if (trf_fused_refuses(&view, &facts, &limits, m, TRF_DTYPE_BF16))
+        if (trf_fused_refuses(&view, &traits, &limits, m, TRF_DTYPE_BF16))
             continue;
-        const trf_linear_plan plan = choose(&view, &facts, &limits, m), usual = choose(&view, &facts, &kDevices[0], m);
-        check_plan(&view, &facts, &limits, m);
+        const trf_linear_plan plan = choose(&view, &traits, &limits, m),
+                              usual = choose(&view, &traits, &kDevices[0], m);
+        check_plan(&view, &traits, &limits, m);
         EXPECT(memcmp(plan.choice, usual.choice, sizeof plan.choice) != 0);
         plans++;
     }
@@ -156,7 +159,8 @@ START_TEST(missing_code_is_not_chosen) {
 }
 END_TEST
 
-/* Two slabs a warp only where there are kernels for the batch: with quads to 32 rows of x, but with the rarer raw bits of int and pairs to 8. */
+/* Two slabs a warp only where there are kernels for the batch: with quads to 32 rows of x, but with the rarer raw bits
+ * of int and pairs to 8. */
 START_TEST(two_slabs_a_warp_have_kernels) {
     static const struct {
         uint32_t codec, class_bits, raw_bits, most;
@@ -167,13 +171,13 @@ START_TEST(two_slabs_a_warp_have_kernels) {
     trf_device_view view = view_of(kinds[_i].class_bits == 4, 8192, 8192);
     view.codec = kinds[_i].codec;
     view.raw_bits = kinds[_i].raw_bits;
-    const trf_device_facts facts = facts_of(kinds[_i].class_bits == 4);
+    const trf_layer_traits traits = traits_of(kinds[_i].class_bits == 4);
     uint32_t taken = 0;
     for (uint32_t m = 1; m <= TRF_FUSED_MAX_M; m++) {
         const trf_dtype x_dtype = view.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
-        ck_assert_ptr_null(trf_fused_refuses(&view, &facts, &kDevices[0], m, x_dtype));
-        const trf_linear_plan plan = choose(&view, &facts, &kDevices[0], m);
-        if (plan.choice[0] == 0) { /* TRF_GEOMETRY_TWO */
+        ck_assert_ptr_null(trf_fused_refuses(&view, &traits, &kDevices[0], m, x_dtype));
+        const trf_linear_plan plan = choose(&view, &traits, &kDevices[0], m);
+        if (plan.choice[0] == 0) { /* TRF_GEOMETRY_TWO_SLABS */
             ck_assert_uint_le(m, kinds[_i].most);
             taken = m;
         }

@@ -1,7 +1,7 @@
 /* How grouped launches and experts are cut, which needs no device. */
 #include "common/expect.h"
 #include "common/run_suite.h"
-#include "trf_group.h"
+#include "trf_group_launch.h"
 
 #include <check.h>
 #include <string.h>
@@ -26,8 +26,8 @@ static trf_device_view view_of(uint32_t kind, uint32_t rows, uint32_t cols) {
     const uint32_t class_bits = kind & 1 ? 4 : 2, usual_p = class_bits == 2 ? 9 : 10, slab_cols = kind & 2 ? 128 : 256;
     return (trf_device_view){.rows = rows,
                              .cols = cols,
-                             .num_tiles_row = (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
-                             .num_tiles_col = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
+                             .num_tile_rows = (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
+                             .num_tile_cols = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
                              .slab_cols = slab_cols,
                              .num_slab_cols = (cols + slab_cols - 1) / slab_cols,
                              .num_bands = (rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
@@ -38,15 +38,15 @@ static trf_device_view view_of(uint32_t kind, uint32_t rows, uint32_t cols) {
                              .state_bits = usual_p};
 }
 
-static trf_device_facts facts_of(uint32_t kind) {
-    return (trf_device_facts){.max_stream_bytes = (kind & 1 ? 2832u : 928u) / (kind & 2 ? 2 : 1),
+static trf_layer_traits traits_of(uint32_t kind) {
+    return (trf_layer_traits){.max_rans_bytes = (kind & 1 ? 2832u : 928u) / (kind & 2 ? 2 : 1),
                               .max_frequency = 240,
                               .exceptions_fit_fragments = 1};
 }
 
 /* Bands of the layer whose slabs are regular, and columns of slabs. */
 static uint32_t units_of(const trf_device_view *view, uint32_t slabs) {
-    const uint32_t steps = view->cols % view->slab_cols / TRF_BLOCK_ROWS,
+    const uint32_t steps = view->cols % view->slab_cols / TRF_FRAGMENT_SIZE,
                    cols = view->cols / view->slab_cols + (steps && steps % 4 == 0 ? 1 : 0);
     return cols ? (view->rows / TRF_SLAB_ROWS + slabs - 1) / slabs : 0;
 }
@@ -60,15 +60,15 @@ static void check_choice(const trf_group_choice *choice, const trf_group_product
     EXPECT(choice->slabs == 1 || choice->slabs == 2);
     EXPECT(choice->warps >= 8 && choice->warps <= 20 && log < TRF_CLUSTER_SIZES && limits->clusters[log] > 0);
     for (uint32_t i = 0; i < count; i++) {
-        const trf_group_part *part = &choice->parts[i];
+        const trf_group_layer_partition *layer = &choice->layers[i];
         const trf_device_view *view = products[i].view;
         const uint32_t units = units_of(view, choice->slabs);
-        EXPECT(part->clusters >= 1 && part->clusters <= (units ? units : 1)); /* none without units but for edges */
-        EXPECT(part->parts >= 1 && part->group >= 1 && part->parts * part->group <= choice->warps);
-        EXPECT(choice->stream_bytes >= products[i].facts->max_stream_bytes);
-        EXPECT(part->edges >= workspace && part->padded_x >= part->edges && part->padded_x % 256 == 0);
-        workspace = part->padded_x + 2ull * products[i].m * view->cols;
-        clusters += part->clusters;
+        EXPECT(layer->clusters >= 1 && layer->clusters <= (units ? units : 1)); /* none without units but for edges */
+        EXPECT(layer->k_splits >= 1 && layer->wave_units >= 1 && layer->k_splits * layer->wave_units <= choice->warps);
+        EXPECT(choice->rans_bytes >= products[i].traits->max_rans_bytes);
+        EXPECT(layer->edges >= workspace && layer->padded_x >= layer->edges && layer->padded_x % 256 == 0);
+        workspace = layer->padded_x + 2ull * products[i].m * view->cols;
+        clusters += layer->clusters;
     }
     EXPECT(clusters <= limits->clusters[log]);
     EXPECT(choice->workspace_bytes >= workspace && choice->microseconds >= 0);
@@ -78,7 +78,7 @@ static void check_choice(const trf_group_choice *choice, const trf_group_product
 START_TEST(every_group_has_a_cut) {
     const uint32_t kind = (uint32_t)_i % NUM_KINDS;
     const trf_device_limits *limits = &kDevices[_i / NUM_KINDS];
-    const trf_device_facts facts = facts_of(kind);
+    const trf_layer_traits traits = traits_of(kind);
     for (uint32_t first = 0; first < NUM_SHAPES; first += 3) {
         const uint32_t count = 1 + first % TRF_GROUP_LAYERS;
         trf_device_view views[TRF_GROUP_LAYERS];
@@ -87,8 +87,8 @@ START_TEST(every_group_has_a_cut) {
         for (uint32_t i = 0; i < count; i++) {
             const uint32_t shape = (first + 37 * i) % NUM_SHAPES;
             views[i] = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
-            products[i] = (trf_group_product){&views[i], &facts, 1 + (first + i) % 8, TRF_DTYPE_BF16, TRF_DTYPE_F32};
-            const char *reason = trf_group_refuses(&views[i], &facts, limits, products[i].m, TRF_DTYPE_BF16);
+            products[i] = (trf_group_product){&views[i], &traits, 1 + (first + i) % 8, TRF_DTYPE_BF16, TRF_DTYPE_F32};
+            const char *reason = trf_group_refuses(&views[i], &traits, limits, products[i].m, TRF_DTYPE_BF16);
             if (reason)
                 ck_abort_msg("%ux%u: %s", views[i].rows, views[i].cols, reason);
             EXPECT(trf_group_fits(&views[i], &views[0]));
@@ -105,35 +105,35 @@ END_TEST
 /* Five layers that are bound by latency alone take less than four times as long together as one of them. */
 START_TEST(small_layers_overlap) {
     const trf_device_view view = view_of(2, 2048, 5632);
-    const trf_device_facts facts = facts_of(2);
-    const trf_group_product product = {&view, &facts, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
+    const trf_layer_traits traits = traits_of(2);
+    const trf_group_product product = {&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
     const trf_group_product products[5] = {product, product, product, product, product};
     trf_group_choice one, five;
     EXPECT(trf_group_choose(products, 1, &kDevices[0], &one) && trf_group_choose(products, 5, &kDevices[0], &five));
     ck_assert_double_lt(five.microseconds, 4 * one.microseconds);
     for (int i = 1; i < 5; i++)
-        ck_assert_uint_eq(five.parts[i].clusters, five.parts[0].clusters);
+        ck_assert_uint_eq(five.layers[i].clusters, five.layers[0].clusters);
 }
 END_TEST
 
 START_TEST(refused_layers) {
     trf_device_view view = view_of(0, 256, 256);
-    trf_device_facts facts = facts_of(0);
+    trf_layer_traits traits = traits_of(0);
     const trf_device_limits small = {128, 101376, 89, {128, 0, 0, 0}, 0};
-    ck_assert_ptr_null(trf_group_refuses(&view, &facts, &kDevices[0], 8, TRF_DTYPE_BF16));
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &kDevices[0], 9, TRF_DTYPE_BF16));
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &small, 1, TRF_DTYPE_BF16));
+    ck_assert_ptr_null(trf_group_refuses(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &kDevices[0], 9, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &small, 1, TRF_DTYPE_BF16));
     trf_device_limits other_build = kDevices[0];
-    other_build.missing_code = TRF_CODE_LARGE_SHARED;
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &other_build, 1, TRF_DTYPE_BF16));
-    view.granularity = TRF_GRANULARITY_GROUP;
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &kDevices[0], 1, TRF_DTYPE_BF16));
+    other_build.missing_kernels = TRF_KERNELS_LARGE_SMEM;
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &other_build, 1, TRF_DTYPE_BF16));
+    view.granularity = TRF_GRANULARITY_SCALE_GROUP;
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &kDevices[0], 1, TRF_DTYPE_BF16));
     view.granularity = TRF_GRANULARITY_NONE;
-    facts.max_frequency = 256;
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &kDevices[0], 1, TRF_DTYPE_BF16));
-    facts.max_frequency = 255;
-    facts.predictor_modes = 1; /* row offsets */
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &facts, &kDevices[0], 1, TRF_DTYPE_BF16));
+    traits.max_frequency = 256;
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &kDevices[0], 1, TRF_DTYPE_BF16));
+    traits.max_frequency = 255;
+    traits.predictor_modes = 1; /* row offsets */
+    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &kDevices[0], 1, TRF_DTYPE_BF16));
 }
 END_TEST
 
@@ -145,15 +145,16 @@ START_TEST(every_expert_has_a_choice) {
     for (uint32_t i = 0; i < 4 * NUM_SHAPES; i++) {
         const uint32_t shape = i / 4, most = tokens[i % 4];
         const trf_device_view view = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
-        trf_experts_choice choice = {.stream_bytes = facts_of(kind).max_stream_bytes};
+        trf_experts_choice choice = {.rans_bytes = traits_of(kind).max_rans_bytes};
         if (!trf_experts_choose(&view, 64, most, limits, &choice)) {
             EXPECT(limits->shared_bytes < 200000 && kind == 5);
             continue;
         }
         const uint32_t units = units_of(&view, choice.slabs);
         EXPECT(choice.slabs == 1 || choice.slabs == 2);
-        EXPECT(choice.warps >= 8 && choice.warps <= 20 && choice.work.warps == choice.warps);
-        EXPECT(choice.work.units == (units ? units : 1) && choice.work.cols >= 1 && choice.work.step_ns > 0);
+        EXPECT(choice.warps >= 8 && choice.warps <= 20 && choice.cost_model.warps == choice.warps);
+        EXPECT(choice.cost_model.units == (units ? units : 1) && choice.cost_model.cols >= 1 &&
+               choice.cost_model.step_ns > 0);
         const uint64_t bytes = trf_experts_workspace_bytes(&view, &choice, most);
         EXPECT(bytes >= 2ull * most * view.cols && bytes <= 2ull * most * (view.cols + 8) + 256);
         choice.edges = 1;

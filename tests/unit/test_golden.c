@@ -1,5 +1,6 @@
-/* Golden files: blobs that every build must decode to the recorded bytes, and corrupt ones with the exact status that each
- * must give. They were written by an encoder of their own (tests/python), so this also checks that two implementations agree. */
+/* Golden files: blobs that every build must decode to the recorded bytes, and corrupt ones with the exact status that
+ * each must give. They were written by an encoder of their own (tests/python), so this also checks that two
+ * implementations agree. */
 #include "common/decoders.h"
 #include "common/run_suite.h"
 
@@ -34,7 +35,7 @@ static trf_status decode_all(const trf_blob_view *view, const uint8_t *blob, trf
     static trf_decode_table table;
     trf_decode_table_init(&table, view);
     for (uint64_t t = 0; t < view->num_tiles; t++) {
-        trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].kind);
+        trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].coding);
         trf_status status =
             decode(view, &table, t, blob + view->tiles[t].data_offset,
                    elements + (size_t)shape.row * view->header.cols + shape.col, view->header.cols, err);

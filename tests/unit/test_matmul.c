@@ -15,7 +15,7 @@ typedef struct product_case {
     trf_dtype dtype;
     trf_codec codec;
     trf_granularity granularity;
-    uint32_t group_size;
+    uint32_t scale_group_size;
     uint32_t rows, cols, m;
 } product_case;
 
@@ -31,9 +31,9 @@ static const product_case kCases[] = {
     {TRF_DTYPE_I8, TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0, 515, 300, 2},
     {TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_TENSOR, 0, 280, 600, 3},
     {TRF_DTYPE_F16, TRF_CODEC_INT, TRF_GRANULARITY_CHANNEL, 0, 600, 280, 36},
-    {TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 16, 270, 530, 3},
-    {TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 48, 300, 1000, 5},
-    {TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_GROUP, 1024, 64, 1300, 1},
+    {TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 16, 270, 530, 3},
+    {TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 48, 300, 1000, 5},
+    {TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_SCALE_GROUP, 1024, 64, 1300, 1},
     {TRF_DTYPE_F32, TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 32, 300, 310, 8},
     {TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 272, 600, 600, 4},
 };
@@ -49,7 +49,7 @@ static trf_layer *encode(const product_case *c, const void *weights, void **blob
     trf_encode_options_init(&options);
     options.codec = c->codec;
     options.granularity = c->granularity;
-    options.group_size = c->group_size;
+    options.scale_group_size = c->scale_group_size;
     ck_assert_msg(trf_encode_layer(weights, c->dtype, c->rows, c->cols, &options, blob, &blob_bytes, NULL, &err) ==
                       TRF_OK,
                   "%s", err.message);
@@ -69,7 +69,7 @@ static double *exact_weights(const product_case *c, const void *blob) {
     ck_assert(exact && trf_blob_open(blob, header->blob_bytes, header->blob_bytes, &view, NULL) == TRF_OK);
     trf_decode_table_init(&table, &view);
     for (uint64_t t = 0; t < view.num_tiles; t++) {
-        trf_tile_shape shape = trf_tile_shape_of(&view.header, t, view.tiles[t].kind);
+        trf_tile_shape shape = trf_tile_shape_of(&view.header, t, view.tiles[t].coding);
         ck_assert_int_eq(trf_decode_tile_ref(&view, &table, t, (const uint8_t *)blob + view.tiles[t].data_offset,
                                              elements, TRF_TILE_SIZE, NULL),
                          TRF_OK);

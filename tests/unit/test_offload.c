@@ -1,5 +1,5 @@
-/* Stacks on the CPU device, through the public calls: every layer's products as without a stack, in any order; what is refused; and every allocation fails once.
- * TRF_TEST_WRAPS_ALLOCATIONS. */
+/* Stacks on the CPU device, through the public calls: every layer's products as without a stack, in any order; what is
+ * refused; and every allocation fails once. TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
@@ -46,7 +46,7 @@ static void *allocate(uint64_t bytes) {
 
 static void begin(void) {
     fixture_begin();
-    checkpoint = fixture_open_packed(kTensors, 4);
+    checkpoint = fixture_open_compressed(kTensors, 4);
     fixture_check_status(
         trf_extract_layer(fixture_path("packed.safetensors"), kNames[1], fixture_path("b.trf"), 0, &err), TRF_OK, &err);
     fixture_check_status(trf_layer_open(fixture_path("b.trf"), &host, &err), TRF_OK, &err);
@@ -116,7 +116,7 @@ START_TEST(any_order) {
     ck_assert_uint_eq(info.resident, LAYERS); /* whatever the budget */
     ck_assert_uint_eq(info.device_bytes, info.layer_bytes);
     ck_assert_uint_eq(info.host_bytes, 0);
-    ck_assert_uint_eq(info.streamed_bytes, 0);
+    ck_assert_uint_eq(info.offload_bytes, 0);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < LAYERS; i++)
         bytes += trf_device_layer_bytes(trf_stack_layer(stack, i));

@@ -1,4 +1,5 @@
-/* What a stack decides without a device: which layers stay and where they lie, and what is copied when. A made-up device keeps book of every byte. */
+/* What a stack decides without a device: which layers stay and where they lie, and what is copied when. A made-up
+ * device keeps book of every byte. */
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
@@ -17,9 +18,10 @@ enum {
 
 static trf_error err;
 
-/* Everything that is promised of a plan. */
-static void check_plan(const trf_stack_place *places, uint32_t count, uint64_t budget, const trf_stack_plan *plan) {
-    uint64_t streamed = 0, end = FIXED + 2 * plan->buffer_bytes;
+/* Everything that is promised of a placement. */
+static void check_placement(const trf_stack_place *places, uint32_t count, uint64_t budget,
+                            const trf_stack_placement *placement) {
+    uint64_t offloaded = 0, end = FIXED + 2 * placement->buffer_bytes;
     uint32_t resident = 0;
     const trf_stack_place *before = NULL;
     for (uint32_t i = 0; i < count; i++) {
@@ -30,21 +32,21 @@ static void check_plan(const trf_stack_place *places, uint32_t count, uint64_t b
             resident++;
             continue;
         }
-        const uint64_t in_buffer = (place->offset - FIXED) % plan->buffer_bytes;
+        const uint64_t in_buffer = (place->offset - FIXED) % placement->buffer_bytes;
         EXPECT(place->offset >= FIXED);
-        EXPECT(place->offset < FIXED + 2 * plan->buffer_bytes);
-        EXPECT(in_buffer + place->bytes <= plan->buffer_bytes);
+        EXPECT(place->offset < FIXED + 2 * placement->buffer_bytes);
+        EXPECT(in_buffer + place->bytes <= placement->buffer_bytes);
         EXPECT(!before || before->offset + before->bytes <= place->offset ||
                place->offset + place->bytes <= before->offset);
         before = place;
-        streamed += place->bytes;
-        EXPECT(budget - plan->device_bytes < place->bytes); /* no room is left that it could have had */
+        offloaded += place->bytes;
+        EXPECT(budget - placement->device_bytes < place->bytes); /* no room is left that it could have had */
     }
-    EXPECT(plan->device_bytes == end);
+    EXPECT(placement->device_bytes == end);
     EXPECT(end <= budget);
-    EXPECT(plan->streamed_bytes == streamed);
-    EXPECT(plan->resident == resident);
-    EXPECT(!streamed == !plan->buffer_bytes);
+    EXPECT(placement->offload_bytes == offloaded);
+    EXPECT(placement->resident == resident);
+    EXPECT(!offloaded == !placement->buffer_bytes);
 }
 
 START_TEST(plans_keep_their_promises) {
@@ -60,21 +62,21 @@ START_TEST(plans_keep_their_promises) {
     }
     const uint64_t least = trf_stack_least_bytes(places, count, FIXED);
     EXPECT(least <= all);
-    trf_stack_plan plan;
+    trf_stack_placement placement;
     for (int step = 0; step <= 20; step++) {
         const uint64_t budget = least + (all - least) * (uint64_t)step / 20;
-        EXPECT(trf_stack_plan_make(places, count, FIXED, budget, &plan, &err) == TRF_OK);
-        check_plan(places, count, budget, &plan);
-        EXPECT(step < 20 || plan.resident == count);
+        EXPECT(trf_stack_placement_make(places, count, FIXED, budget, &placement, &err) == TRF_OK);
+        check_placement(places, count, budget, &placement);
+        EXPECT(step < 20 || placement.resident == count);
     }
-    EXPECT(trf_stack_plan_make(places, count, FIXED, UINT64_MAX, &plan, &err) == TRF_OK);
-    EXPECT(plan.resident == count);
+    EXPECT(trf_stack_placement_make(places, count, FIXED, UINT64_MAX, &placement, &err) == TRF_OK);
+    EXPECT(placement.resident == count);
     const uint64_t too_small[] = {least - 1, FIXED, FIXED - 1, 0};
     char number[32];
     snprintf(number, sizeof number, "%llu", (unsigned long long)least);
     for (int i = 0; i < 4; i++) {
         err = (trf_error){0};
-        EXPECT(trf_stack_plan_make(places, count, FIXED, too_small[i], &plan, &err) == TRF_ERR_ARGUMENT);
+        EXPECT(trf_stack_placement_make(places, count, FIXED, too_small[i], &placement, &err) == TRF_ERR_ARGUMENT);
         ck_assert_ptr_nonnull(strstr(err.message, number));
     }
 }
@@ -85,10 +87,10 @@ START_TEST(layers_that_stay_are_spread) {
     for (uint32_t stay = 0; stay < 38; stay++) {
         for (uint32_t i = 0; i < 40; i++)
             places[i] = (trf_stack_place){.bytes = 1000};
-        trf_stack_plan plan;
-        ck_assert_int_eq(trf_stack_plan_make(places, 40, 0, 2000 + 1000ull * stay, &plan, &err), TRF_OK);
-        ck_assert_uint_eq(plan.resident, stay);
-        ck_assert_uint_eq(plan.buffer_bytes, 1000);
+        trf_stack_placement placement;
+        ck_assert_int_eq(trf_stack_placement_make(places, 40, 0, 2000 + 1000ull * stay, &placement, &err), TRF_OK);
+        ck_assert_uint_eq(placement.resident, stay);
+        ck_assert_uint_eq(placement.buffer_bytes, 1000);
         uint32_t so_far = 0;
         for (uint32_t i = 0; i < 40; i++) { /* every beginning of the list has its share */
             so_far += (uint32_t)places[i].resident;
@@ -100,28 +102,29 @@ START_TEST(layers_that_stay_are_spread) {
 }
 END_TEST
 
-/* Blocks of a transformer with 8 G parameters, 11 bits a weight: layers too large for a small buffer stay, if the budget allows it. */
+/* Blocks of a transformer with 8 G parameters, 11 bits a weight: layers too large for a small buffer stay, if the
+ * budget allows it. */
 START_TEST(small_buffers_leave_more_room) {
     static const uint64_t block[7] = {22 * MIB, 6 * MIB, 6 * MIB, 22 * MIB, 80 * MIB, 80 * MIB, 80 * MIB};
     trf_stack_place places[56];
-    trf_stack_plan plan;
+    trf_stack_placement placement;
     for (uint32_t i = 0; i < 56; i++)
         places[i].bytes = block[i % 7];
     ck_assert_uint_eq(trf_stack_least_bytes(places, 56, 0), 160 * MIB);
-    ck_assert_int_eq(trf_stack_plan_make(places, 56, 0, 160 * MIB, &plan, &err), TRF_OK);
-    ck_assert_uint_eq(plan.resident, 0);
-    ck_assert_uint_eq(plan.buffer_bytes, 80 * MIB);
+    ck_assert_int_eq(trf_stack_placement_make(places, 56, 0, 160 * MIB, &placement, &err), TRF_OK);
+    ck_assert_uint_eq(placement.resident, 0);
+    ck_assert_uint_eq(placement.buffer_bytes, 80 * MIB);
     /* q, k, v and o share a buffer; gate, up and down take turns with the next four. */
     static const uint64_t offsets[7] = {0, 22 * MIB, 28 * MIB, 34 * MIB, 80 * MIB, 0, 80 * MIB};
     for (uint32_t i = 0; i < 56; i++)
         ck_assert_uint_eq(places[i].offset, offsets[i % 7]);
 
     const uint64_t large = 24ull * 80 * MIB; /* of all blocks */
-    ck_assert_int_eq(trf_stack_plan_make(places, 56, 0, large + 43 * MIB, &plan, &err), TRF_OK);
-    ck_assert_uint_eq(plan.buffer_bytes, 80 * MIB);
-    ck_assert_int_eq(trf_stack_plan_make(places, 56, 0, large + 44 * MIB, &plan, &err), TRF_OK);
-    ck_assert_uint_eq(plan.buffer_bytes, 22 * MIB); /* the largest below 32 MiB; not 6 */
-    ck_assert_uint_eq(plan.resident, 24);
+    ck_assert_int_eq(trf_stack_placement_make(places, 56, 0, large + 43 * MIB, &placement, &err), TRF_OK);
+    ck_assert_uint_eq(placement.buffer_bytes, 80 * MIB);
+    ck_assert_int_eq(trf_stack_placement_make(places, 56, 0, large + 44 * MIB, &placement, &err), TRF_OK);
+    ck_assert_uint_eq(placement.buffer_bytes, 22 * MIB); /* the largest below 32 MiB; not 6 */
+    ck_assert_uint_eq(placement.resident, 24);
     for (uint32_t i = 0; i < 56; i++)
         ck_assert_int_eq(places[i].resident, i % 7 >= 4);
 
@@ -138,7 +141,7 @@ typedef struct fake_device {
     trf_stack_place places[MOST];
     trf_stack_state states[MOST];
     trf_stack_order order;
-    trf_stack_plan plan;
+    trf_stack_placement placement;
     uint32_t count;
     uint8_t owner[4096];    /* 1 + the layer that lies in a unit of memory; 0: none */
     uint32_t uses[MOST];    /* by the test's own count */
@@ -188,8 +191,8 @@ static fake_device *make_device(const uint64_t *sizes, uint32_t count, uint64_t 
     d->fails_in = -1;
     for (uint32_t i = 0; i < count; i++)
         d->places[i].bytes = sizes[i];
-    EXPECT(trf_stack_plan_make(d->places, count, 3, budget, &d->plan, &err) == TRF_OK);
-    EXPECT(d->plan.device_bytes <= sizeof d->owner);
+    EXPECT(trf_stack_placement_make(d->places, count, 3, budget, &d->placement, &err) == TRF_OK);
+    EXPECT(d->placement.device_bytes <= sizeof d->owner);
     d->order = (trf_stack_order){
         .places = d->places, .states = d->states, .count = count, .actions = {d, fake_copy, fake_wait}};
     EXPECT(trf_order_begin(&d->order, &err) == TRF_OK);
@@ -242,7 +245,7 @@ START_TEST(in_order) {
             EXPECT(d->copy_number[i] == before);
             EXPECT(release(d, i) == TRF_OK);
         }
-        EXPECT(d->copies - copies <= d->count - d->plan.resident);
+        EXPECT(d->copies - copies <= d->count - d->placement.resident);
     }
     free(d);
 }
@@ -326,7 +329,7 @@ START_TEST(failures) {
             EXPECT(status == TRF_OK || status == TRF_ERR_CUDA);
             failed += status != TRF_OK;
         }
-    EXPECT(failed > 0 || d->plan.resident == d->count);
+    EXPECT(failed > 0 || d->placement.resident == d->count);
     free(d);
 }
 END_TEST

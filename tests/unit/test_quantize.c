@@ -2,15 +2,15 @@
 #include "common/run_suite.h"
 #include "quantize_layer.h"
 
-typedef struct unit_choice {
+typedef struct granularity_choice {
     trf_granularity granularity;
-    uint32_t group_size;
-} unit_choice;
+    uint32_t scale_group_size;
+} granularity_choice;
 
-static const unit_choice choices[] = {
-    {TRF_GRANULARITY_TENSOR, 0},  {TRF_GRANULARITY_CHANNEL, 0}, {TRF_GRANULARITY_GROUP, 16},
-    {TRF_GRANULARITY_GROUP, 128}, {TRF_GRANULARITY_GROUP, 48},  {TRF_GRANULARITY_GROUP, 1 << 20},
-    {TRF_GRANULARITY_BLOCK, 16},  {TRF_GRANULARITY_BLOCK, 80},  {TRF_GRANULARITY_BLOCK, 1 << 20},
+static const granularity_choice choices[] = {
+    {TRF_GRANULARITY_TENSOR, 0},        {TRF_GRANULARITY_CHANNEL, 0},      {TRF_GRANULARITY_SCALE_GROUP, 16},
+    {TRF_GRANULARITY_SCALE_GROUP, 128}, {TRF_GRANULARITY_SCALE_GROUP, 48}, {TRF_GRANULARITY_SCALE_GROUP, 1 << 20},
+    {TRF_GRANULARITY_BLOCK, 16},        {TRF_GRANULARITY_BLOCK, 80},       {TRF_GRANULARITY_BLOCK, 1 << 20},
 };
 enum {
     NUM_CHOICES = sizeof choices / sizeof *choices
@@ -18,20 +18,20 @@ enum {
 static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_F16, TRF_DTYPE_BF16};
 
 START_TEST(codes_are_exact) {
-    const unit_choice *choice = &choices[_i % NUM_CHOICES];
+    const granularity_choice *choice = &choices[_i % NUM_CHOICES];
     static const uint32_t shapes[][2] = {{1, 1}, {3, 17}, {131, 301}, {70, 2065}, {37, 16}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         layer l;
         layer_init(&l, dtypes[_i / NUM_CHOICES], shapes[s][0], shapes[s][1]);
         layer_fill(&l, 5 + s);
         layer_set(&l, 0, -0.04);
-        trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->group_size, 2);
+        trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->scale_group_size, 2);
         static const double steps[] = {0.003, 0.02, 0.3, 1, 2.5};
         for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
             free(check_codes(q, &l, steps[i], TRF_MAX_CODE, NULL));
         trf_quantizer_free(q);
 
-        q = quantizer_of(&l, 0, choice->granularity, choice->group_size, 1);
+        q = quantizer_of(&l, 0, choice->granularity, choice->scale_group_size, 1);
         int16_t *codes = check_codes(q, &l, trf_quantizer_int8_step(q), 127, NULL);
         if (layer_size(&l) == 1)
             ck_assert_int_eq(codes[0], -127);
@@ -69,7 +69,7 @@ START_TEST(blocks_give_the_codes_of_the_whole) {
     layer l;
     layer_init(&l, TRF_DTYPE_BF16, 150, 2300);
     layer_fill(&l, 3);
-    trf_quantizer *q = quantizer_of(&l, 5, choices[_i].granularity, choices[_i].group_size, 1);
+    trf_quantizer *q = quantizer_of(&l, 5, choices[_i].granularity, choices[_i].scale_group_size, 1);
     int16_t *codes = check_codes(q, &l, 0.1, TRF_MAX_CODE, NULL), *block = malloc(256 * 256 * sizeof *block);
     uint16_t *values = malloc(256 * 256 * sizeof *values);
     double whole[2] = {0, 0}, energy = 0, error_energy = 0;
@@ -95,7 +95,7 @@ END_TEST
 /* Sizes for which strips hold several bands, parts of one, and parts of one row. */
 START_TEST(threads_change_nothing) {
     static const uint32_t shapes[][2] = {{700, 1500}, {40, 40000}, {20, 300000}};
-    const unit_choice *choice = &choices[_i];
+    const granularity_choice *choice = &choices[_i];
     for (int s = 0; s < 3; s++) {
         if (test_quick() && s != _i % 3)
             continue;
@@ -106,12 +106,12 @@ START_TEST(threads_change_nothing) {
         double first[TRF_NUM_CODES], counts[TRF_NUM_CODES];
         void *table = NULL;
         for (int threads = 1; threads <= 8; threads += threads < 4 ? 1 : 4) {
-            trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->group_size, threads);
+            trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->scale_group_size, threads);
             trf_quantizer_estimate(q, 0.07, counts);
             trf_quantizer_set_step(q, 0.07);
             uint64_t bytes;
             const void *scales = trf_quantizer_table(q, &bytes);
-            ck_assert_uint_eq(bytes, num_units(q, &l) * (trf_quantizer_group_size(q) ? 2 : 4));
+            ck_assert_uint_eq(bytes, num_scale_groups(q, &l) * (trf_quantizer_scale_group_size(q) ? 2 : 4));
             if (threads == 1) {
                 table = malloc(bytes);
                 memcpy(table, scales, bytes);
@@ -136,8 +136,8 @@ START_TEST(estimates_match_codes) {
     layer l;
     layer_init(&l, dtypes[_i / 3], 1500, 1400); /* 2.1 million weights, twice the sample */
     layer_fill(&l, 11);
-    const unit_choice choice = choices[_i % 3 + (_i % 3 == 2)];
-    trf_quantizer *q = quantizer_of(&l, 4, choice.granularity, choice.group_size, 2);
+    const granularity_choice choice = choices[_i % 3 + (_i % 3 == 2)];
+    trf_quantizer *q = quantizer_of(&l, 4, choice.granularity, choice.scale_group_size, 2);
     int16_t *codes = malloc(layer_size(&l) * sizeof *codes);
     static const double steps[] = {0.02, 0.1, 0.33, 1, 2, 3.9};
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
@@ -190,13 +190,13 @@ START_TEST(gaussian_error_is_what_theory_says) {
     uint64_t seed = 1;
     for (uint64_t i = 0; i < layer_size(&l); i++)
         layer_set(&l, i, 0.02 * random_normal(&seed));
-    trf_quantizer *q = quantizer_of(&l, 4, choices[_i].granularity, choices[_i].group_size, 2);
+    trf_quantizer *q = quantizer_of(&l, 4, choices[_i].granularity, choices[_i].scale_group_size, 2);
     for (double bits = 3; bits <= 8; bits++) {
         double step = sqrt(2 * 3.141592653589793 * 2.718281828459045) * exp2(-bits), counts[TRF_NUM_CODES], error;
         int16_t *codes = check_codes(q, &l, step, TRF_MAX_CODE, &error);
         count_codes(codes, layer_size(&l), counts);
         double expected = bits + step * step / (24 * log(2));
-        ck_assert_msg(fabs(entropy(counts) - expected) < (choices[_i].group_size == 16 ? 0.04 : 0.005),
+        ck_assert_msg(fabs(entropy(counts) - expected) < (choices[_i].scale_group_size == 16 ? 0.04 : 0.005),
                       "%g bits, not %g", entropy(counts), expected);
         ck_assert_msg(fabs(error / (step / sqrt(12)) - 1) < 0.01, "error %g, not %g", error, step / sqrt(12));
         free(codes);
@@ -211,7 +211,7 @@ START_TEST(range_of_steps_reaches_all_codes_and_none) {
     layer_init(&l, TRF_DTYPE_F32, 64, 256);
     layer_fill(&l, 4);
     layer_set(&l, 777, 40); /* an outlier of some 700 root mean squares */
-    trf_quantizer *q = quantizer_of(&l, 4, choices[_i].granularity, choices[_i].group_size, 1);
+    trf_quantizer *q = quantizer_of(&l, 4, choices[_i].granularity, choices[_i].scale_group_size, 1);
     double low = trf_quantizer_min_step(q), high = trf_quantizer_max_step(q);
     ck_assert(low > 0 && high > low && isfinite(high));
     int16_t *codes = check_codes(q, &l, low, TRF_MAX_CODE, NULL);
@@ -234,7 +234,7 @@ START_TEST(zeros_are_codable) {
     for (int filled = 0; filled < 2; filled++) {
         for (int k = 0; k < NUM_CHOICES; k++) {
             for (int bits = 0; bits <= 4; bits += 4) {
-                trf_quantizer *q = quantizer_of(&l, bits, choices[k].granularity, choices[k].group_size, 1);
+                trf_quantizer *q = quantizer_of(&l, bits, choices[k].granularity, choices[k].scale_group_size, 1);
                 ck_assert(trf_quantizer_min_step(q) > 0 && trf_quantizer_max_step(q) > trf_quantizer_min_step(q));
                 double counts[TRF_NUM_CODES];
                 trf_quantizer_estimate(q, 0.1, counts);
@@ -261,15 +261,15 @@ START_TEST(extreme_magnitudes_are_coded) {
         uint64_t seed = 8;
         for (uint64_t i = 0; i < layer_size(&l); i++)
             layer_set(&l, i, (random_unit(&seed) * 2 - 1) * sizes[s < 7 ? (uint64_t)s : i / 160 % 7]);
-        const unit_choice *choice = &choices[_i / 2];
-        trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->group_size, 1);
+        const granularity_choice *choice = &choices[_i / 2];
+        trf_quantizer *q = quantizer_of(&l, 4, choice->granularity, choice->scale_group_size, 1);
         double error;
         free(check_codes(q, &l, 0.01, TRF_MAX_CODE, NULL));
         free(check_codes(q, &l, 0.2, TRF_MAX_CODE, &error));
         if (s > 2 && s < 7)
             ck_assert_msg(error > 0.05 && error < 0.07, "size %g: error %g", sizes[s], error);
         trf_quantizer_free(q);
-        q = quantizer_of(&l, 0, choice->granularity, choice->group_size, 1);
+        q = quantizer_of(&l, 0, choice->granularity, choice->scale_group_size, 1);
         free(check_codes(q, &l, trf_quantizer_int8_step(q), 127, NULL));
         trf_quantizer_free(q);
         free(l.values);
@@ -290,13 +290,13 @@ START_TEST(dequantized_weights_are_finite) {
                           : -largest[_i % 3]);
     int16_t *codes = malloc(layer_size(&l) * sizeof *codes);
     for (int bits = 0; bits <= 4; bits += 4) {
-        trf_quantizer *q = quantizer_of(&l, bits, choices[_i / 3].granularity, choices[_i / 3].group_size, 1);
+        trf_quantizer *q = quantizer_of(&l, bits, choices[_i / 3].granularity, choices[_i / 3].scale_group_size, 1);
         for (double step = 0.003; step < 3; step *= 1.7) {
             double energy = 0, error_energy = 0;
             trf_quantizer_set_step(q, bits ? step : trf_quantizer_int8_step(q));
             trf_quantizer_codes(q, 0, 48, 0, 64, l.values, codes, &energy, &error_energy);
             for (uint64_t i = 0; i < layer_size(&l); i++) {
-                float scale = scale_of(q, unit_of(q, &l, i));
+                float scale = scale_of(q, scale_group_of(q, &l, i));
                 EXPECT(isfinite(dequantized(&l, codes[i], scale)));
                 EXPECT(fabs(layer_get(&l, i) - codes[i] * (double)scale) <= (bits ? 1 : 0.5001) * (double)scale);
             }
@@ -316,7 +316,7 @@ START_TEST(f16_scales_are_precise) {
     for (int top = -100; top <= 120; top += 20) {
         for (uint64_t i = 0; i < layer_size(&l); i++)
             layer_set(&l, i, ldexp((i % 3 ? 1.2345 : -1.7) + 1e-3 * (double)(i % 50), top - (int)(i / 64)));
-        trf_quantizer *q = quantizer_of(&l, 0, TRF_GRANULARITY_GROUP, 64, 1);
+        trf_quantizer *q = quantizer_of(&l, 0, TRF_GRANULARITY_SCALE_GROUP, 64, 1);
         trf_quantizer_set_step(q, trf_quantizer_int8_step(q));
         uint64_t bytes;
         const uint16_t *table = trf_quantizer_table(q, &bytes);
@@ -348,7 +348,7 @@ START_TEST(weights_that_are_not_finite_are_named) {
         layer_set(&l, 499 * 1030 + 3, NAN);
         layer_set(&l, 300 * 1030 + 1029, bad[_i / 3]);
         trf_encode_options options = {
-            .bits = 4, .granularity = choices[k].granularity, .group_size = choices[k].group_size};
+            .bits = 4, .granularity = choices[k].granularity, .scale_group_size = choices[k].scale_group_size};
         for (options.threads = 1; options.threads <= 4; options.threads++) {
             trf_quantizer *q = (trf_quantizer *)&l;
             trf_error err;
@@ -371,9 +371,9 @@ START_TEST(arguments_are_checked) {
         {.bits = NAN},
         {.bits = -1},
         {.granularity = (trf_granularity)5},
-        {.granularity = TRF_GRANULARITY_GROUP},
-        {.granularity = TRF_GRANULARITY_GROUP, .group_size = 24},
-        {.granularity = TRF_GRANULARITY_BLOCK, .group_size = (1 << 20) + 16},
+        {.granularity = TRF_GRANULARITY_SCALE_GROUP},
+        {.granularity = TRF_GRANULARITY_SCALE_GROUP, .scale_group_size = 24},
+        {.granularity = TRF_GRANULARITY_BLOCK, .scale_group_size = (1 << 20) + 16},
     };
     trf_encode_options good = {.bits = 8};
     trf_quantizer *q;

@@ -1,5 +1,6 @@
-/* One row of a slab as device code decodes it, four lanes after each other, by a slab directory: against the elements that the reference decoder gives, in the golden files; and corrupt
- * streams, from which nothing outside may be read (the address sanitizer's run looks for that) and of which no lane takes notice that does not hold the row. */
+/* One row of a slab as device code decodes it, four lanes after each other, by a slab directory: against the elements
+ * that the reference decoder gives, in the golden files; and corrupt streams, from which nothing outside may be read
+ * (the address sanitizer's run looks for that) and of which no lane takes notice that does not hold the row. */
 #include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
@@ -18,13 +19,13 @@ static trf_row_target target_of(uint16_t *to, uint32_t cols) {
         .to = to, .cols = cols, .as = TRF_DECODE_ELEMENTS, .value_bytes = 2, .aligned = (uintptr_t)to % 8 == 0};
 }
 
-/* Decodes a piece as the kernel does. @return whether its four lanes found it good. */
-static int decode_piece(const trf_device_view *view, const trf_row_piece *piece, const trf_row_target *target) {
+/* Decodes a segment as the kernel does. @return whether its four lanes found it good. */
+static int decode_piece(const trf_device_view *view, const trf_row_segment *segment, const trf_row_target *target) {
     int good = 1;
     for (uint32_t quarter = TRF_ROW_LANES; quarter-- > 0;) /* in any order */
-        good &= trf_row_decode(view, view->slots, view->class_value, piece, quarter, target);
+        good &= trf_row_decode(view, view->slots, view->class_value, segment, quarter, target);
     for (uint32_t quarter = 0; !good && quarter < TRF_ROW_LANES; quarter++)
-        trf_row_spoil_lane(view, piece, quarter, target);
+        trf_row_spoil_lane(view, segment, quarter, target);
     return good;
 }
 
@@ -33,7 +34,7 @@ static uint16_t *reference_elements(const trf_layer *layer) {
     uint16_t *elements = malloc(2ull * header->rows * header->cols);
     ck_assert_ptr_nonnull(elements);
     for (uint64_t t = 0; t < layer->view.num_tiles; t++) {
-        const trf_tile_shape shape = trf_tile_shape_of(header, t, layer->view.tiles[t].kind);
+        const trf_tile_shape shape = trf_tile_shape_of(header, t, layer->view.tiles[t].coding);
         ck_assert_int_eq(trf_decode_tile_ref(&layer->view, &layer->table, t, trf_layer_tile(layer, t),
                                              elements + (size_t)shape.row * header->cols + shape.col, header->cols,
                                              NULL),
@@ -54,8 +55,8 @@ static void check_rows(const trf_layer *layer, uint32_t first) {
         target.col = first;
         memset(row, 0xA5, 2ull * cols + 8);
         for (uint32_t s = 0; s < host->view.num_slab_cols; s++) {
-            const trf_row_piece piece = trf_row_piece_at(&host->view, r, s);
-            EXPECT(decode_piece(&host->view, &piece, &target));
+            const trf_row_segment segment = trf_row_segment_at(&host->view, r, s);
+            EXPECT(decode_piece(&host->view, &segment, &target));
         }
         EXPECT(memcmp(to, elements + (size_t)r * header->cols + first, 2ull * cols) == 0);
         for (uint32_t c = 0; c < (r & 3); c++)
@@ -85,8 +86,9 @@ START_TEST(golden_files) {
 }
 END_TEST
 
-/* Any bytes in a tile whose directory is as it was: each piece of a row is either as it was decoded before, or it is found bad and all of its coded columns are NaN. */
-START_TEST(corrupt_streams) {
+/* Any bytes in a tile whose directory is as it was: each segment of a row is either as it was decoded before, or it is
+ * found bad and all of its coded columns are NaN. */
+START_TEST(corrupt_rans_streams) {
     enum {
         ROWS = 300,
         COLS = 530
@@ -117,17 +119,17 @@ START_TEST(corrupt_streams) {
             data[at + k] = (uint8_t)test_random(&rng);
         const uint32_t r = test_below(&rng, ROWS), s = test_below(&rng, host->view.num_slab_cols);
         const trf_row_target target = target_of(row, COLS);
-        const trf_row_piece piece = trf_row_piece_at(&host->view, r, s);
+        const trf_row_segment segment = trf_row_segment_at(&host->view, r, s);
         memset(row, 0xA5, sizeof row);
-        if (decode_piece(&host->view, &piece, &target)) {
+        if (decode_piece(&host->view, &segment, &target)) {
             unnoticed++;
         } else {
             found++;
-            for (uint32_t c = 0; c < piece.coded_cols; c++)
-                EXPECT(row[piece.tile.col + piece.col + c] == 0x7FC0);
+            for (uint32_t c = 0; c < segment.coded_cols; c++)
+                EXPECT(row[segment.tile.col + segment.col + c] == 0x7FC0);
         }
-        for (uint32_t c = 0; c < COLS; c++) /* nothing beside the piece */
-            if (c - (piece.tile.col + piece.col) >= piece.cols)
+        for (uint32_t c = 0; c < COLS; c++) /* nothing beside the segment */
+            if (c - (segment.tile.col + segment.col) >= segment.cols)
                 EXPECT(row[c] == 0xA5A5);
         memcpy(data + at, kept, sizeof kept);
     }
@@ -135,20 +137,20 @@ START_TEST(corrupt_streams) {
     /* The head of one slab's streams at a time, which all of its rows read. */
     for (uint32_t band = 0; band < host->view.num_bands; band++) {
         const trf_device_slab slab = host->slabs[band * host->view.num_slab_cols];
-        uint8_t *const streams = (uint8_t *)blob + trf_device_slab_streams(slab),
-                       kept = streams[TRF_STREAM_EXCEPTIONS + 1];
+        uint8_t *const streams = (uint8_t *)blob + trf_device_slab_rans_streams(slab),
+                       kept = streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 1];
         if (!slab.size_units)
             continue;
-        streams[TRF_STREAM_EXCEPTIONS + 1] = 0xFF; /* more exceptions than there is room for */
+        streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 1] = 0xFF; /* more exceptions than there is room for */
         const trf_row_target target = target_of(row, COLS);
-        const trf_row_piece piece = trf_row_piece_at(&host->view, TRF_SLAB_ROWS * band, 0);
-        EXPECT(!decode_piece(&host->view, &piece, &target));
-        for (uint32_t c = 0; c < piece.coded_cols; c++)
+        const trf_row_segment segment = trf_row_segment_at(&host->view, TRF_SLAB_ROWS * band, 0);
+        EXPECT(!decode_piece(&host->view, &segment, &target));
+        for (uint32_t c = 0; c < segment.coded_cols; c++)
             EXPECT(row[c] == 0x7FC0);
-        streams[TRF_STREAM_EXCEPTIONS + 1] = kept;
+        streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 1] = kept;
         for (uint32_t lane = 0; lane < TRF_LANES; lane++) { /* a start state of another number */
             const uint32_t r = TRF_SLAB_ROWS * band + lane / 4;
-            const trf_row_piece own = trf_row_piece_at(&host->view, r < ROWS ? r : ROWS - 1, 0);
+            const trf_row_segment own = trf_row_segment_at(&host->view, r < ROWS ? r : ROWS - 1, 0);
             streams[2 * lane] ^= 0x15;
             if (r < ROWS && own.coded_cols && !decode_piece(&host->view, &own, &target))
                 found++;
@@ -168,7 +170,7 @@ int main(void) {
     TCase *tests = tcase_create("row_decode");
     tcase_set_timeout(tests, 120);
     tcase_add_test(tests, golden_files);
-    tcase_add_loop_test(tests, corrupt_streams, 0, 4);
+    tcase_add_loop_test(tests, corrupt_rans_streams, 0, 4);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -160,10 +160,10 @@ START_TEST(written_headers_can_be_read) {
     static const uint64_t shape[] = {3, 5};
     json_t *metadata = json_pack("{s:s}", "a\n\"b", "\xc3\xa9");
     trf_text text = {0};
-    trf_header_begin(&text, metadata);
-    trf_header_add(&text, "x\n\"\xc3\xa9", "_trf", "BF16", shape, 2, 0, 30);
-    trf_header_add(&text, "y", "", "F32", NULL, 0, 30, 34);
-    trf_header_end(&text, 16);
+    trf_safetensors_begin_header(&text, metadata);
+    trf_safetensors_add_tensor(&text, "x\n\"\xc3\xa9", "_trf", "BF16", shape, 2, 0, 30);
+    trf_safetensors_add_tensor(&text, "y", "", "F32", NULL, 0, 30, 34);
+    trf_safetensors_end_header(&text, 16);
     ck_assert(!text.failed);
     ck_assert_uint_eq((8 + text.size) % 16, 0);
     trf_safetensors header;
@@ -178,16 +178,16 @@ END_TEST
 START_TEST(entries_stay_within_their_bound) {
     static uint64_t shape[] = {1, 18446744073709551615u, 12};
     trf_tensor tensor = {.name = "a\t\xc3\xa9", .dtype = "F8_E4M3", .shape = shape, .num_dims = 3};
-    size_t bound = trf_header_entry_bound(&tensor, "_trf");
+    size_t bound = trf_safetensors_entry_bound(&tensor, "_trf");
     static const uint64_t kOffsets[] = {0, 9, 1000000007, UINT64_MAX};
     for (size_t i = 0; i < 4; i++) {
         trf_text plain = {0}, blob = {0};
-        trf_header_begin(&plain, NULL);
-        trf_header_begin(&blob, NULL);
+        trf_safetensors_begin_header(&plain, NULL);
+        trf_safetensors_begin_header(&blob, NULL);
         for (int n = 0; n < 2; n++) { /* the second one has a comma */
             size_t plain_before = plain.size, blob_before = blob.size;
-            trf_header_add(&plain, tensor.name, "", tensor.dtype, shape, 3, kOffsets[i], kOffsets[i]);
-            trf_header_add(&blob, tensor.name, "_trf", "U8", &kOffsets[i], 1, kOffsets[i], kOffsets[i]);
+            trf_safetensors_add_tensor(&plain, tensor.name, "", tensor.dtype, shape, 3, kOffsets[i], kOffsets[i]);
+            trf_safetensors_add_tensor(&blob, tensor.name, "_trf", "U8", &kOffsets[i], 1, kOffsets[i], kOffsets[i]);
             ck_assert_uint_le(plain.size - plain_before, bound);
             ck_assert_uint_le(blob.size - blob_before, bound);
         }

@@ -12,59 +12,59 @@ typedef struct choice_case {
     uint64_t shape[4];
     uint32_t num_dims;
     trf_codec codec;
-    trf_choice choice;
+    trf_selection selection;
 } choice_case;
 
 static const choice_case kDefault[] = {
-    {"model.layers.0.mlp.up_proj.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
-    {"a.weight", "F16", {16, 16}, 2, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
-    {"a.weight", "F8_E4M3", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
-    {"a.weight", "F8_E5M2", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
-    {"a.weight", "I8", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
-    {"experts.gate_up_proj", "BF16", {8, 64, 32}, 3, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
-    {"lm_head.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
+    {"model.layers.0.mlp.up_proj.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
+    {"a.weight", "F16", {16, 16}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
+    {"a.weight", "F8_E4M3", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
+    {"a.weight", "F8_E5M2", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
+    {"a.weight", "I8", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
+    {"experts.gate_up_proj", "BF16", {8, 64, 32}, 3, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
+    {"lm_head.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
 
-    {"a.weight", "F32", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.weight", "F64", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.weight", "U8", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.weight", "Q3", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.bias", "BF16", {64}, 1, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.scalar", "BF16", {0}, 0, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"conv.weight", "BF16", {64, 64, 16, 16}, 4, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"conv1d.weight", "BF16", {64, 1, 4}, 3, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.weight", "BF16", {15, 64}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.weight", "BF16", {64, 15}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.weight", "BF16", {0, 64}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.weight", "BF16", {0, 64, 64}, 3, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"a.weight", "BF16", {2147483648, 64}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
+    {"a.weight", "F32", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.weight", "F64", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.weight", "U8", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.weight", "Q3", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.bias", "BF16", {64}, 1, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.scalar", "BF16", {0}, 0, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"conv.weight", "BF16", {64, 64, 16, 16}, 4, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"conv1d.weight", "BF16", {64, 1, 4}, 3, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.weight", "BF16", {15, 64}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.weight", "BF16", {64, 15}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.weight", "BF16", {0, 64}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.weight", "BF16", {0, 64, 64}, 3, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"a.weight", "BF16", {2147483648, 64}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
 
-    {"model.embed_tokens.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"transformer.wte.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"wpe.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"shared.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"bert.embeddings.word_embeddings.weight", "F16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"embeddings.position_embedding.weight", "F16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"tok_embeddings.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"vit.pos_embed", "BF16", {1, 64, 32}, 3, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
-    {"gpt_neox.embed_in.weight", "F16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_KEEP},
+    {"model.embed_tokens.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"transformer.wte.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"wpe.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"shared.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"bert.embeddings.word_embeddings.weight", "F16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"embeddings.position_embedding.weight", "F16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"tok_embeddings.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"vit.pos_embed", "BF16", {1, 64, 32}, 3, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
+    {"gpt_neox.embed_in.weight", "F16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_KEEP},
     /* within an embedding module, but linear layers */
-    {"model.embed_tokens_extend.vision.layers.0.fc1.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
-    {"time_embedding.linear_1.weight", "F16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
-    {"mlp.shared_expert.up_proj.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_CHOICE_COMPRESS},
+    {"model.embed_tokens_extend.vision.layers.0.fc1.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
+    {"time_embedding.linear_1.weight", "F16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
+    {"mlp.shared_expert.up_proj.weight", "BF16", {64, 32}, 2, TRF_CODEC_AUTO, TRF_SELECT_COMPRESS},
 
-    {"a.weight", "F32", {64, 32}, 2, TRF_CODEC_BF16, TRF_CHOICE_COMPRESS},
-    {"a.weight_scale_inv", "F32", {64, 32}, 2, TRF_CODEC_BF16, TRF_CHOICE_KEEP},
-    {"a.weight", "BF16", {64, 32}, 2, TRF_CODEC_BF16, TRF_CHOICE_COMPRESS},
-    {"a.weight", "F16", {64, 32}, 2, TRF_CODEC_BF16, TRF_CHOICE_KEEP},
-    {"a.weight", "F16", {64, 32}, 2, TRF_CODEC_FP16, TRF_CHOICE_COMPRESS},
-    {"a.weight", "BF16", {64, 32}, 2, TRF_CODEC_FP16, TRF_CHOICE_KEEP},
-    {"a.weight", "F8_E5M2", {64, 32}, 2, TRF_CODEC_E4M3, TRF_CHOICE_COMPRESS},
-    {"a.weight", "F8_E4M3", {64, 32}, 2, TRF_CODEC_E4M3, TRF_CHOICE_COMPRESS},
-    {"a.weight", "BF16", {64, 32}, 2, TRF_CODEC_E4M3, TRF_CHOICE_KEEP},
-    {"a.weight", "F32", {64, 32}, 2, TRF_CODEC_INT, TRF_CHOICE_COMPRESS},
-    {"a.weight", "F16", {64, 32}, 2, TRF_CODEC_INT, TRF_CHOICE_COMPRESS},
-    {"a.weight", "I8", {64, 32}, 2, TRF_CODEC_INT, TRF_CHOICE_COMPRESS},
-    {"a.weight", "F8_E4M3", {64, 32}, 2, TRF_CODEC_INT, TRF_CHOICE_KEEP},
+    {"a.weight", "F32", {64, 32}, 2, TRF_CODEC_BF16, TRF_SELECT_COMPRESS},
+    {"a.weight_scale_inv", "F32", {64, 32}, 2, TRF_CODEC_BF16, TRF_SELECT_KEEP},
+    {"a.weight", "BF16", {64, 32}, 2, TRF_CODEC_BF16, TRF_SELECT_COMPRESS},
+    {"a.weight", "F16", {64, 32}, 2, TRF_CODEC_BF16, TRF_SELECT_KEEP},
+    {"a.weight", "F16", {64, 32}, 2, TRF_CODEC_FP16, TRF_SELECT_COMPRESS},
+    {"a.weight", "BF16", {64, 32}, 2, TRF_CODEC_FP16, TRF_SELECT_KEEP},
+    {"a.weight", "F8_E5M2", {64, 32}, 2, TRF_CODEC_E4M3, TRF_SELECT_COMPRESS},
+    {"a.weight", "F8_E4M3", {64, 32}, 2, TRF_CODEC_E4M3, TRF_SELECT_COMPRESS},
+    {"a.weight", "BF16", {64, 32}, 2, TRF_CODEC_E4M3, TRF_SELECT_KEEP},
+    {"a.weight", "F32", {64, 32}, 2, TRF_CODEC_INT, TRF_SELECT_COMPRESS},
+    {"a.weight", "F16", {64, 32}, 2, TRF_CODEC_INT, TRF_SELECT_COMPRESS},
+    {"a.weight", "I8", {64, 32}, 2, TRF_CODEC_INT, TRF_SELECT_COMPRESS},
+    {"a.weight", "F8_E4M3", {64, 32}, 2, TRF_CODEC_INT, TRF_SELECT_KEEP},
 };
 
 static trf_tensor tensor_of(const char *name, const char *dtype, const uint64_t *shape, uint32_t num_dims) {
@@ -77,13 +77,13 @@ START_TEST(default_choice) {
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
     options.encode.codec = c->codec;
-    trf_choice_rules rules = {&options, 0};
+    trf_selection_rules rules = {&options, 0};
     trf_tensor tensor = tensor_of(c->name, c->dtype, c->shape, c->num_dims);
-    trf_choice choice;
+    trf_selection selection;
     for (int empty_lists = 0; empty_lists < 2; empty_lists++) {
         options.include = options.exclude = empty_lists ? nothing : NULL;
-        ck_assert_int_eq(trf_choose(&rules, &tensor, &choice, NULL), TRF_OK);
-        ck_assert_msg(choice == c->choice, "%s %s: %d", c->name, c->dtype, choice);
+        ck_assert_int_eq(trf_select_tensor(&rules, &tensor, &selection, NULL), TRF_OK);
+        ck_assert_msg(selection == c->selection, "%s %s: %d", c->name, c->dtype, selection);
     }
 }
 END_TEST
@@ -92,17 +92,17 @@ START_TEST(tied_tensors_stay) {
     static const uint64_t shape[] = {64, 32};
     trf_checkpoint_options options;
     trf_checkpoint_options_init(&options);
-    trf_choice_rules rules = {&options, 1};
+    trf_selection_rules rules = {&options, 1};
     trf_tensor head = tensor_of("lm_head.weight", "BF16", shape, 2), other = tensor_of("a.weight", "BF16", shape, 2);
-    trf_choice choice;
-    ck_assert_int_eq(trf_choose(&rules, &head, &choice, NULL), TRF_OK);
-    ck_assert_int_eq(choice, TRF_CHOICE_KEEP);
-    ck_assert_int_eq(trf_choose(&rules, &other, &choice, NULL), TRF_OK);
-    ck_assert_int_eq(choice, TRF_CHOICE_COMPRESS);
+    trf_selection selection;
+    ck_assert_int_eq(trf_select_tensor(&rules, &head, &selection, NULL), TRF_OK);
+    ck_assert_int_eq(selection, TRF_SELECT_KEEP);
+    ck_assert_int_eq(trf_select_tensor(&rules, &other, &selection, NULL), TRF_OK);
+    ck_assert_int_eq(selection, TRF_SELECT_COMPRESS);
     const char *const include[] = {"lm_head.weight", NULL};
     options.include = include;
-    ck_assert_int_eq(trf_choose(&rules, &head, &choice, NULL), TRF_OK);
-    ck_assert_int_eq(choice, TRF_CHOICE_ALWAYS);
+    ck_assert_int_eq(trf_select_tensor(&rules, &head, &selection, NULL), TRF_OK);
+    ck_assert_int_eq(selection, TRF_SELECT_ALWAYS);
 }
 END_TEST
 
@@ -112,26 +112,26 @@ typedef struct glob_case {
     uint32_t num_dims;
     trf_codec codec;
     trf_status status;
-    trf_choice choice;
+    trf_selection selection;
 } glob_case;
 
 static const glob_case kGlobs[] = {
-    {{"a.*"}, {0}, "a.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_COMPRESS},
-    {{"a.*"}, {0}, "b.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_KEEP},
-    {{"a.*", "b.*"}, {0}, "b.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_COMPRESS},
-    {{"*"}, {0}, "x.embed_tokens.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_COMPRESS},
-    {{"*"}, {0}, "a.weight", "F32", 2, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_KEEP},
-    {{"*"}, {0}, "a.weight", "F32", 2, TRF_CODEC_BF16, TRF_OK, TRF_CHOICE_COMPRESS},
-    {{"*"}, {0}, "a.bias", "BF16", 1, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_KEEP},
-    {{"a.weight"}, {0}, "a.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_ALWAYS},
-    {{"a.weight"}, {0}, "a.weight", "F32", 2, TRF_CODEC_AUTO, TRF_ERR_ARGUMENT, TRF_CHOICE_KEEP},
-    {{"a.weight"}, {0}, "a.weight", "F32", 2, TRF_CODEC_INT, TRF_OK, TRF_CHOICE_ALWAYS},
-    {{"a.weight"}, {0}, "a.weight", "F16", 2, TRF_CODEC_BF16, TRF_ERR_ARGUMENT, TRF_CHOICE_KEEP},
-    {{"a.bias"}, {0}, "a.bias", "BF16", 1, TRF_CODEC_AUTO, TRF_ERR_ARGUMENT, TRF_CHOICE_KEEP},
-    {{0}, {"a.*"}, "a.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_KEEP},
-    {{0}, {"a.*"}, "b.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_COMPRESS},
-    {{"a.weight"}, {"*"}, "a.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_KEEP},
-    {{"a.bias"}, {"a.bias"}, "a.bias", "BF16", 1, TRF_CODEC_AUTO, TRF_OK, TRF_CHOICE_KEEP},
+    {{"a.*"}, {0}, "a.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_COMPRESS},
+    {{"a.*"}, {0}, "b.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_KEEP},
+    {{"a.*", "b.*"}, {0}, "b.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_COMPRESS},
+    {{"*"}, {0}, "x.embed_tokens.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_COMPRESS},
+    {{"*"}, {0}, "a.weight", "F32", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_KEEP},
+    {{"*"}, {0}, "a.weight", "F32", 2, TRF_CODEC_BF16, TRF_OK, TRF_SELECT_COMPRESS},
+    {{"*"}, {0}, "a.bias", "BF16", 1, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_KEEP},
+    {{"a.weight"}, {0}, "a.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_ALWAYS},
+    {{"a.weight"}, {0}, "a.weight", "F32", 2, TRF_CODEC_AUTO, TRF_ERR_ARGUMENT, TRF_SELECT_KEEP},
+    {{"a.weight"}, {0}, "a.weight", "F32", 2, TRF_CODEC_INT, TRF_OK, TRF_SELECT_ALWAYS},
+    {{"a.weight"}, {0}, "a.weight", "F16", 2, TRF_CODEC_BF16, TRF_ERR_ARGUMENT, TRF_SELECT_KEEP},
+    {{"a.bias"}, {0}, "a.bias", "BF16", 1, TRF_CODEC_AUTO, TRF_ERR_ARGUMENT, TRF_SELECT_KEEP},
+    {{0}, {"a.*"}, "a.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_KEEP},
+    {{0}, {"a.*"}, "b.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_COMPRESS},
+    {{"a.weight"}, {"*"}, "a.weight", "BF16", 2, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_KEEP},
+    {{"a.bias"}, {"a.bias"}, "a.bias", "BF16", 1, TRF_CODEC_AUTO, TRF_OK, TRF_SELECT_KEEP},
 };
 
 START_TEST(globs_choose) {
@@ -142,14 +142,14 @@ START_TEST(globs_choose) {
     options.include = c->include[0] ? c->include : NULL;
     options.exclude = c->exclude[0] ? c->exclude : NULL;
     options.encode.codec = c->codec;
-    trf_choice_rules rules = {&options, 0};
+    trf_selection_rules rules = {&options, 0};
     trf_tensor tensor = tensor_of(c->name, c->dtype, shape, c->num_dims);
-    trf_choice choice;
+    trf_selection selection;
     trf_error err = {0};
-    trf_status status = trf_choose(&rules, &tensor, &choice, &err);
+    trf_status status = trf_select_tensor(&rules, &tensor, &selection, &err);
     fixture_check_status(status, c->status, &err);
     if (status == TRF_OK)
-        ck_assert_int_eq(choice, c->choice);
+        ck_assert_int_eq(selection, c->selection);
     else
         ck_assert_msg(strstr(err.message, c->name) != NULL, "%s", err.message);
 }
@@ -160,13 +160,13 @@ START_TEST(eight_bit_integers_are_not_quantized) {
     trf_encode_options_init(&asked);
     asked.codec = TRF_CODEC_INT;
     asked.bits = 4;
-    asked.granularity = TRF_GRANULARITY_GROUP;
-    asked.group_size = 128;
+    asked.granularity = TRF_GRANULARITY_SCALE_GROUP;
+    asked.scale_group_size = 128;
     ck_assert(trf_encode_options_for(&asked, TRF_DTYPE_I8, &options));
     ck_assert(options.codec == TRF_CODEC_INT && options.bits == 0 && options.granularity == 0 &&
-              options.group_size == 0);
+              options.scale_group_size == 0);
     ck_assert(trf_encode_options_for(&asked, TRF_DTYPE_BF16, &options));
-    ck_assert(options.codec == TRF_CODEC_INT && options.bits == 4 && options.group_size == 128);
+    ck_assert(options.codec == TRF_CODEC_INT && options.bits == 4 && options.scale_group_size == 128);
     ck_assert(!trf_encode_options_for(&asked, TRF_DTYPE_NONE, &options));
 }
 END_TEST

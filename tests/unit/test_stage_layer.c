@@ -1,12 +1,13 @@
-/* Loading through staging buffers, with an engine whose copies arrive late, from a thread of its own: what arrives, what is found out about it, corrupt tiles, cancellation, engines that
- * fail, several loads at once, shards. "Device memory" is malloc'd here. */
+/* Loading through staging buffers, with an engine whose copies arrive late, from a thread of its own: what arrives,
+ * what is found out about it, corrupt tiles, cancellation, engines that fail, several loads at once, shards. "Device
+ * memory" is malloc'd here. */
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_checkpoint.h"
-#include "trf_device_directory.h"
 #include "trf_file_source.h"
+#include "trf_slab_directory.h"
 #include "trf_stage_layer.h"
 
 #include <check.h>
@@ -127,15 +128,15 @@ enum {
 };
 
 static trf_error err;
-static const char *packed;
+static const char *compressed_path;
 static trf_checkpoint *checkpoint;
 static late_engine engine;
 static trf_staging *staging;
 
 static void begin(void) {
     fixture_begin();
-    packed = fixture_path("packed.safetensors");
-    checkpoint = fixture_open_packed(kTensors, NUM_TENSORS);
+    compressed_path = fixture_path("packed.safetensors");
+    checkpoint = fixture_open_compressed(kTensors, NUM_TENSORS);
 }
 
 static void end(void) {
@@ -179,8 +180,8 @@ typedef struct arrival {
     uint64_t bytes;
     trf_device_slab *slabs;
     uint64_t num_slabs;
-    trf_device_facts facts;
-    trf_layer_cut cut;
+    trf_layer_traits traits;
+    trf_shard_range shard;
 } arrival;
 
 static void arrival_free(arrival *a) {
@@ -208,7 +209,7 @@ static uint8_t *allocate_target(void *context, trf_error *error) {
 static trf_status stage(const trf_layer_source *source, arrival *a, trf_error *error) {
     a->bytes = source->view->header.blob_bytes;
     a->num_slabs = trf_count_device_slabs(&source->view->header);
-    a->cut = source->cut;
+    a->shard = source->shard;
     a->memory = NULL;
     a->slabs = calloc(a->num_slabs, sizeof *a->slabs);
     ck_assert_ptr_nonnull(a->slabs);
@@ -217,7 +218,7 @@ static trf_status stage(const trf_layer_source *source, arrival *a, trf_error *e
     memset(tail, 0x5A, sizeof tail);
     trf_status status = trf_staging_open(staging, error);
     if (status == TRF_OK)
-        status = trf_stage_layer(staging, source, allocate_target, a, a->slabs, &a->facts, error);
+        status = trf_stage_layer(staging, source, allocate_target, a, a->slabs, &a->traits, error);
     if (status == TRF_OK)
         status = trf_staging_finish(staging, tail_copy, tail, sizeof tail, error);
     if (status == TRF_OK)
@@ -243,15 +244,16 @@ static trf_status load_from(const trf_checkpoint *from, const char *tensor, cons
     return status;
 }
 
-/* As the loader for the CPU has it, mapped and checked in another way. tiles_alone: checksums of tiles are not there. */
+/* As the loader for the CPU has it, mapped and checked in another way. tiles_alone: checksums of tiles are not
+ * there. */
 static void check_arrival(const arrival *a, const char *tensor, const trf_load_options *options, int is_shard) {
     trf_layer *layer;
-    trf_layer_cut cut;
-    trf_device_facts facts;
-    fixture_check_status(trf_layer_open_tensor(checkpoint, tensor, options, &layer, &cut, &err), TRF_OK, &err);
+    trf_shard_range shard;
+    trf_layer_traits traits;
+    fixture_check_status(trf_layer_open_tensor(checkpoint, tensor, options, &layer, &shard, &err), TRF_OK, &err);
     const trf_blob_view *view = &layer->view;
     ck_assert_uint_eq(a->bytes, view->header.blob_bytes);
-    ck_assert_mem_eq(&a->cut, &cut, sizeof cut);
+    ck_assert_mem_eq(&a->shard, &shard, sizeof shard);
     if (is_shard) { /* the head but for checksums; then the tiles */
         trf_tile_meta *metas = (trf_tile_meta *)(a->memory + TRF_TILES_OFFSET);
         for (uint64_t t = 0; t < view->num_tiles; t++) {
@@ -262,9 +264,9 @@ static void check_arrival(const arrival *a, const char *tensor, const trf_load_o
     }
     ck_assert_mem_eq(a->memory, layer->blob, a->bytes);
     trf_device_slab *slabs = calloc(a->num_slabs, sizeof *slabs);
-    trf_describe_for_device(layer, slabs, &facts);
+    trf_describe_layer(layer, slabs, &traits);
     ck_assert_mem_eq(a->slabs, slabs, a->num_slabs * sizeof *slabs);
-    ck_assert_mem_eq(&a->facts, &facts, sizeof facts);
+    ck_assert_mem_eq(&a->traits, &traits, sizeof traits);
     free(slabs);
     trf_layer_free(layer);
 }
@@ -283,13 +285,13 @@ START_TEST(whole_layers) {
             check_arrival(&a, kTensors[t].name, &options, 0);
             arrival_free(&a);
             if (t == 0 && !locked)
-                ck_assert_int_eq(trf_staging_is_locked(staging), 0);
+                ck_assert_int_eq(trf_staging_is_pinned(staging), 0);
             if (t == NUM_TENSORS - 1 && !locked) { /* a ring that finds page-locked memory */
                 end_engine();
                 begin_engine();
             }
         }
-    ck_assert_int_eq(trf_staging_is_locked(staging), 1);
+    ck_assert_int_eq(trf_staging_is_pinned(staging), 1);
 }
 END_TEST
 
@@ -315,7 +317,7 @@ START_TEST(validated_layers) {
     for (int t = 0; t < NUM_TENSORS; t++) {
         trf_layer *layer;
         const char *path = fixture_path("%s.trf", kTensors[t].name);
-        fixture_check_status(trf_extract_layer(packed, kTensors[t].name, path, 1, &err), TRF_OK, &err);
+        fixture_check_status(trf_extract_layer(compressed_path, kTensors[t].name, path, 1, &err), TRF_OK, &err);
         fixture_check_status(trf_layer_open(path, &layer, &err), TRF_OK, &err);
         const trf_layer_source source = trf_source_of_layer(&layer, 0);
         arrival a;
@@ -336,10 +338,11 @@ static trf_tensor_info info_of(const char *tensor) {
     return info;
 }
 
-/* A byte of a tile in the middle, or two of them: the message names the first such tile, and where it is, with any number of threads. */
+/* A byte of a tile in the middle, or two of them: the message names the first such tile, and where it is, with any
+ * number of threads. */
 START_TEST(corrupt_tiles) {
     size_t bytes;
-    uint8_t *file = fixture_read(packed, &bytes);
+    uint8_t *file = fixture_read(compressed_path, &bytes);
     const char *damaged = fixture_path("damaged.safetensors");
     const trf_tensor_info info = info_of("large.weight");
     const trf_tile_meta *metas = (const trf_tile_meta *)(file + info.file_offset + TRF_TILES_OFFSET);
@@ -374,7 +377,7 @@ END_TEST
 /* A file that is cut after it was opened. */
 START_TEST(files_that_shrink) {
     size_t bytes;
-    uint8_t *file = fixture_read(packed, &bytes);
+    uint8_t *file = fixture_read(compressed_path, &bytes);
     const char *shrinking = fixture_path("shrinking.safetensors");
     const trf_tensor_info info = info_of("large.weight");
     fixture_write(shrinking, file, bytes);
@@ -488,8 +491,8 @@ static void *load_often(void *context) {
         const char *tensor = kTensors[(first + i) % NUM_TENSORS].name;
         ck_assert_int_eq(load_from(checkpoint, tensor, &options, &a, &error), TRF_OK);
         trf_layer *layer;
-        trf_layer_cut cut;
-        ck_assert_int_eq(trf_layer_open_tensor(checkpoint, tensor, NULL, &layer, &cut, &error), TRF_OK);
+        trf_shard_range shard;
+        ck_assert_int_eq(trf_layer_open_tensor(checkpoint, tensor, NULL, &layer, &shard, &error), TRF_OK);
         ck_assert(a.bytes == layer->view.header.blob_bytes && memcmp(a.memory, layer->blob, a.bytes) == 0);
         trf_layer_free(layer);
         arrival_free(&a);

@@ -25,7 +25,7 @@ static trf_status visit(void *context, uint64_t index, int worker, trf_error *er
     atomic_fetch_add(&seen->of_index[index], 1);
     atomic_fetch_sub(&seen->busy[worker], 1);
     if (seen->fails_every && index >= seen->fails_from && index % seen->fails_every == 0)
-        return trf_fail(err, TRF_ERR_STREAM, index, "index %d", (int)index);
+        return trf_fail(err, TRF_ERR_RANS, index, "index %d", (int)index);
     return TRF_OK;
 }
 
@@ -64,10 +64,10 @@ START_TEST(returns_the_lowest_failure) {
             seen.fails_from = from;
             seen.fails_every = 3;
             uint64_t lowest = (from + 2) / 3 * 3;
-            ck_assert_int_eq(run_loop(threads, COUNT, visit, &seen, &err), lowest < COUNT ? TRF_ERR_STREAM : TRF_OK);
+            ck_assert_int_eq(run_loop(threads, COUNT, visit, &seen, &err), lowest < COUNT ? TRF_ERR_RANS : TRF_OK);
             if (lowest < COUNT) {
                 ck_assert_uint_eq(err.offset, lowest);
-                ck_assert_int_eq(err.status, TRF_ERR_STREAM);
+                ck_assert_int_eq(err.status, TRF_ERR_RANS);
             }
         }
 }

@@ -1,4 +1,5 @@
-/* Tunings: what they choose, what measuring makes of times (on the CPU, and on a made-up device with three paths), files there and back, files that are none, contexts that follow them. */
+/* Tunings: what they choose, what measuring makes of times (on the CPU, and on a made-up device with three paths),
+ * files there and back, files that are none, contexts that follow them. */
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
@@ -77,37 +78,38 @@ static trf_tuning *make_tuning(void) {
     return made;
 }
 
-/* The table that the library brings along: fused, then wide, then two-step, whatever the layer; nothing for other GPUs. */
+/* The table that the library brings along: fused, then wide, then two-step, whatever the layer; nothing for other
+ * GPUs. */
 START_TEST(shipped_crossovers) {
-    static const trf_tuned_form forms[] = {
+    static const trf_tuning_key keys[] = {
         {TRF_CODEC_BF16, 2, 10, 0, 8192, 8192}, {TRF_CODEC_BF16, 4, 8, 0, 28672, 8192},
         {TRF_CODEC_FP16, 2, 13, 0, 96, 64},     {TRF_CODEC_E4M3, 2, 6, 0, 151936, 896},
         {TRF_CODEC_E5M2, 4, 3, 0, 4096, 4096},  {TRF_CODEC_INT, 2, 1, 0, 4096, 11008},
         {TRF_CODEC_INT, 4, 1, 1, 5120, 13824}};
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         static const trf_path order[] = {TRF_PATH_FUSED, TRF_PATH_WIDE, TRF_PATH_TWO_STEP};
         int at = 0;
         for (uint32_t m = 1; m <= 10000; m += 1 + m / 64) {
-            const trf_path path = trf_crossover_path(90, &forms[i], m);
+            const trf_path path = trf_crossover_path(90, &keys[i], m);
             while (at < 2 && order[at] != path)
                 at++;
             EXPECT(order[at] == path);
             EXPECT(path != TRF_PATH_FUSED || m <= TRF_FUSED_MAX_M);
-            EXPECT(trf_crossover_path(80, &forms[i], m) == TRF_PATH_AUTO);
-            EXPECT(trf_crossover_path(0, &forms[i], m) == TRF_PATH_AUTO);
+            EXPECT(trf_crossover_path(80, &keys[i], m) == TRF_PATH_AUTO);
+            EXPECT(trf_crossover_path(0, &keys[i], m) == TRF_PATH_AUTO);
         }
-        ck_assert_int_eq(trf_crossover_path(90, &forms[i], 1), TRF_PATH_FUSED);
+        ck_assert_int_eq(trf_crossover_path(90, &keys[i], 1), TRF_PATH_FUSED);
         ck_assert_int_eq(at, 2);
     }
-    ck_assert_int_eq(trf_crossover_path(90, &forms[0], 128), TRF_PATH_WIDE);
-    ck_assert_int_eq(trf_crossover_path(90, &forms[6], 100), TRF_PATH_TWO_STEP); /* wide takes no groups */
+    ck_assert_int_eq(trf_crossover_path(90, &keys[0], 128), TRF_PATH_WIDE);
+    ck_assert_int_eq(trf_crossover_path(90, &keys[6], 100), TRF_PATH_TWO_STEP); /* wide takes no groups */
 }
 END_TEST
 
 START_TEST(choices) {
     trf_tuning *made = make_tuning();
     static const struct {
-        trf_tuned_form form;
+        trf_tuning_key key;
         uint32_t m;
         trf_path due;
     } cases[] = {
@@ -125,9 +127,9 @@ START_TEST(choices) {
         {{TRF_CODEC_INT, 4, 5, 1, 99, 40960}, 1, TRF_PATH_FUSED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        ck_assert_int_eq(trf_tuned_path(made, &cases[i].form, cases[i].m), cases[i].due);
+        ck_assert_int_eq(trf_tuned_path(made, &cases[i].key, cases[i].m), cases[i].due);
     made->num_layers = 0;
-    ck_assert_int_eq(trf_tuned_path(made, &cases[0].form, 1), TRF_PATH_AUTO);
+    ck_assert_int_eq(trf_tuned_path(made, &cases[0].key, 1), TRF_PATH_AUTO);
     trf_tuning_free(made);
     trf_tuning_free(NULL);
 }
@@ -181,8 +183,8 @@ START_TEST(measured_on_the_cpu) {
     ck_assert_uint_eq(s.total, 24);
     for (uint32_t l = 0; l < 3; l++) {
         const trf_tuned_layer *layer = &tuning->layers[l];
-        const trf_tuned_form form = trf_tuned_form_of(all_layers[l < 2 ? l : 3]);
-        ck_assert_mem_eq(&layer->form, &form, sizeof form);
+        const trf_tuning_key key = trf_tuning_key_of(all_layers[l < 2 ? l : 3]);
+        ck_assert_mem_eq(&layer->key, &key, sizeof key);
         ck_assert_uint_eq(layer->num_points, 8);
         for (uint32_t i = 0; i < 8; i++) {
             const trf_tuned_point *point = &layer->points[i];
@@ -197,9 +199,10 @@ START_TEST(measured_on_the_cpu) {
 }
 END_TEST
 
-/* A device with three paths. What it takes, and how long: wide from 3 rows on, the fastest from 6 to 24; two-step beyond; fused up to 8. */
-static trf_device_kind made_up;
-static const trf_device_kind *own_kind;
+/* A device with three paths. What it takes, and how long: wide from 3 rows on, the fastest from 6 to 24; two-step
+ * beyond; fused up to 8. */
+static trf_device_ops made_up;
+static const trf_device_ops *own_ops;
 static trf_path asked[8];
 static uint32_t num_asked;
 static trf_status failure;
@@ -216,35 +219,35 @@ static trf_status plan_made_up(const trf_device_layer *layer, trf_path path, trf
     return TRF_OK;
 }
 
-static trf_status time_made_up(const trf_timed_product *p, uint32_t runs, double *microseconds, trf_error *error) {
+static trf_status time_made_up(const trf_timed_product *p, uint32_t repeats, double *microseconds, trf_error *error) {
     const double m = p->plan->m;
     if (failure != TRF_OK)
         return trf_fail(error, failure, TRF_NO_OFFSET, "it fails");
     EXPECT(p->x && p->y && p->workspace && p->copies);
-    for (uint32_t run = 0; run < runs; run++) /* outliers at either end */
-        microseconds[run] = run == 1                          ? 1e6
-                            : run == 3                        ? 1e-6
-                            : p->plan->path == TRF_PATH_FUSED ? 20 + 8 * m
-                            : p->plan->path == TRF_PATH_WIDE  ? 50 + m
-                                                              : 70 + m / 4;
+    for (uint32_t repeat = 0; repeat < repeats; repeat++) /* outliers at either end */
+        microseconds[repeat] = repeat == 1                       ? 1e6
+                               : repeat == 3                     ? 1e-6
+                               : p->plan->path == TRF_PATH_FUSED ? 20 + 8 * m
+                               : p->plan->path == TRF_PATH_WIDE  ? 50 + m
+                                                                 : 70 + m / 4;
     return TRF_OK;
 }
 
 static void make_up(void) {
     begin();
-    own_kind = cpu->kind;
-    made_up = *own_kind;
+    own_ops = cpu->ops;
+    made_up = *own_ops;
     made_up.plan = plan_made_up;
     made_up.time = time_made_up;
-    made_up.timed_runs = 9;
-    cpu->kind = &made_up;
+    made_up.timed_repeats = 9;
+    cpu->ops = &made_up;
     cpu->cache_bytes = 1000;
     num_asked = 0;
     failure = TRF_OK;
 }
 
 static void unmake(void) {
-    cpu->kind = own_kind;
+    cpu->ops = own_ops;
     end();
 }
 
@@ -269,10 +272,10 @@ END_TEST
 START_TEST(contexts_follow) {
     trf_tuning *tuning;
     trf_linear_plan plan;
-    const trf_tuned_form form = trf_tuned_form_of(all_layers[0]);
+    const trf_tuning_key key = trf_tuning_key_of(all_layers[0]);
     fixture_check_status(trf_tuning_create("CPU", 1, &tuning, &err), TRF_OK, &err);
     tuning->layers[0] =
-        (trf_tuned_layer){form, 3, {{4, TRF_PATH_FUSED, {0}}, {24, TRF_PATH_WIDE, {0}}, {96, TRF_PATH_TWO_STEP, {0}}}};
+        (trf_tuned_layer){key, 3, {{4, TRF_PATH_FUSED, {0}}, {24, TRF_PATH_WIDE, {0}}, {96, TRF_PATH_TWO_STEP, {0}}}};
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
     trf_tuning_free(tuning); /* the context has a copy */
     static const struct {
@@ -304,7 +307,7 @@ START_TEST(refused_paths_give_way) {
     trf_tuning *tuning;
     trf_linear_plan plan;
     fixture_check_status(trf_tuning_create("CPU", 1, &tuning, &err), TRF_OK, &err);
-    tuning->layers[0] = (trf_tuned_layer){trf_tuned_form_of(all_layers[0]), 1, {{9, TRF_PATH_WIDE, {0}}}};
+    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(all_layers[0]), 1, {{9, TRF_PATH_WIDE, {0}}}};
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
     fixture_check_status(
         trf_linear_plan_init(all_layers[0], 2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK,
@@ -364,7 +367,7 @@ START_TEST(files_there_and_back) {
     ck_assert_uint_eq(read->num_layers, made->num_layers);
     for (uint32_t l = 0; l < made->num_layers; l++) {
         const trf_tuned_layer *a = &read->layers[l], *b = &made->layers[l];
-        ck_assert_mem_eq(&a->form, &b->form, sizeof a->form);
+        ck_assert_mem_eq(&a->key, &b->key, sizeof a->key);
         ck_assert_uint_eq(a->num_points, b->num_points);
         for (uint32_t i = 0; i < a->num_points; i++) {
             ck_assert_uint_eq(a->points[i].m, b->points[i].m);

@@ -1,5 +1,6 @@
-/* The walk of a warp through slabs as the fused, group, wide and decoding kernels have it (trf_slab_stream.cuh), in an emulated block: against the
- * elements that the tests' own encoder began with, the reference decoder's, and for corrupt streams and directories against trf_slab_decode.h. */
+/* The walk of a warp through slabs as the fused, group, wide and decoding kernels have it (trf_slab_walk.cuh), in an
+ * emulated block: against the elements that the tests' own encoder began with, the reference decoder's, and for corrupt
+ * streams and directories against trf_slab_decode.h. */
 #include <stdio.h>
 
 #ifndef TRF_HAVE_WARP_WALK
@@ -24,7 +25,7 @@ int main(void) {
 
 typedef struct walked_layer {
     host_view *host;
-    uint32_t max_stream_bytes, max_frequency;
+    uint32_t max_rans_bytes, max_frequency;
     uint16_t *due, *elements; /* [rows][cols] */
     uint8_t *seen;            /* [rows][cols] */
     uint8_t *slabs, *verdict; /* [num_bands][num_slab_cols]; verdict: each slab's own, by itself */
@@ -45,8 +46,8 @@ static walked_layer begin_layer(host_view *host, const uint16_t *frequency, cons
     if (due)
         memcpy(t.due, due, weights * sizeof *due);
     for (uint32_t s = 0; s < num_slabs(&host->view); s++)
-        if (16u * host->slabs[s].size_units > t.max_stream_bytes)
-            t.max_stream_bytes = 16u * host->slabs[s].size_units;
+        if (16u * host->slabs[s].size_units > t.max_rans_bytes)
+            t.max_rans_bytes = 16u * host->slabs[s].size_units;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         if (frequency[s] > t.max_frequency)
             t.max_frequency = frequency[s];
@@ -67,24 +68,25 @@ static int is_regular(const trf_device_view *view, uint32_t band, uint32_t col) 
     return (band + 1) * TRF_SLAB_ROWS <= view->rows && (left >= view->slab_cols || left / 16 % 4 == 0) && left >= 16;
 }
 
-/* Counts that lead beyond a slab's streams: the validator lets none through, and a walk, which bounds them, may end well if they are those of the last pair. */
+/* Counts that lead beyond a slab's streams: the validator lets none through, and a walk, which bounds them, may end
+ * well if they are those of the last pair. */
 enum {
     SLAB_EITHER = WARP_SLAB_GOOD + 1
 };
 
 /* A slab by the functions that C and CUDA share; its entry is not to be trusted. Only a regular one. */
-static uint8_t verdict_of(const trf_device_view *view, uint32_t band, uint32_t col, uint32_t max_stream_bytes) {
+static uint8_t verdict_of(const trf_device_view *view, uint32_t band, uint32_t col, uint32_t max_rans_bytes) {
     static uint16_t elements[TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS];
     const trf_device_slab entry = view->slabs[(size_t)band * view->num_slab_cols + col];
     const uint32_t left = view->cols - col * view->slab_cols, bytes = 16u * entry.size_units;
     const trf_slab_shape shape = {2, (left < view->slab_cols ? left : view->slab_cols) / 16};
     const uint32_t weights = trf_lane_weights(shape);
-    if (16u * entry.stream_units < trf_raw_bytes(view->raw_bits, weights) || bytes > max_stream_bytes || bytes < 84 ||
-        trf_device_slab_streams(entry) + bytes > view->blob_bytes)
+    if (16u * entry.rans_units < trf_raw_bytes(view->raw_bits, weights) || bytes > max_rans_bytes || bytes < 84 ||
+        trf_device_slab_rans_streams(entry) + bytes > view->blob_bytes)
         return WARP_SLAB_PASSED_BY;
     trf_slab_reader slab;
     if (!trf_slab_reader_open(&slab, view->blob + trf_device_slab_raw(entry),
-                              view->blob + trf_device_slab_streams(entry), bytes, shape))
+                              view->blob + trf_device_slab_rans_streams(entry), bytes, shape))
         return SLAB_EITHER;
     trf_lane_reader readers[TRF_LANES];
     int good = 1;
@@ -103,7 +105,7 @@ static void find_verdicts(walked_layer *t) {
     for (uint32_t band = 0; band < view->num_bands; band++)
         for (uint32_t col = 0; col < view->num_slab_cols; col++)
             t->verdict[band * view->num_slab_cols + col] =
-                is_regular(view, band, col) ? verdict_of(view, band, col, t->max_stream_bytes) : WARP_SLAB_PASSED_BY;
+                is_regular(view, band, col) ? verdict_of(view, band, col, t->max_rans_bytes) : WARP_SLAB_PASSED_BY;
 }
 
 /* ---- one run ---- */
@@ -112,9 +114,11 @@ static const uint32_t kUntouched = 0xA5; /* bytes of elements before a run */
 
 static const char *const kKindNames[] = {"store", "store, any", "one", "any", "two", "two, x copied", "wide"};
 
-/* What a run must say of a slab: its own verdict, or of two side by side the worse one. The second alone is not walked, and of no account if it is not there. */
+/* What a run must say of a slab: its own verdict, or of two side by side the worse one. The second alone is not walked,
+ * and of no account if it is not there. */
 static uint8_t due_of_slab(const walked_layer *t, const warp_walk *run, uint32_t band, uint32_t col) {
-    const uint32_t cols = run->view->num_slab_cols, two = run->kind >= WARP_WALK_TWO, first = two ? band / 2 * 2 : band;
+    const uint32_t cols = run->view->num_slab_cols, two = run->variant >= WARP_WALK_TWO_SLABS,
+                   first = two ? band / 2 * 2 : band;
     const uint8_t own = t->verdict[first * cols + col], said = run->slabs[band * cols + col];
     const int alone = !two || (first + 2) * TRF_SLAB_ROWS > run->view->rows || own == WARP_SLAB_PASSED_BY;
     const uint8_t other = alone ? own : t->verdict[(first + 1) * cols + col];
@@ -142,14 +146,14 @@ static void check_slabs(const walked_layer *t, const warp_walk *run) {
     for (uint32_t band = 0; band < view->num_bands; band++)
         for (uint32_t col = 0; col < view->num_slab_cols; col++) {
             const uint8_t due = is_regular(view, band, col) ? due_of_slab(t, run, band, col) : 0;
-            const uint64_t tile = band / 8 * (uint64_t)view->num_tiles_col + col * view->slab_cols / TRF_TILE_SIZE;
+            const uint64_t tile = band / 8 * (uint64_t)view->num_tile_cols + col * view->slab_cols / TRF_TILE_SIZE;
             if (run->slabs[band * view->num_slab_cols + col] != due)
-                ck_abort_msg("%s: codec %u, %u class bits: band %u column %u is %u, not %u", kKindNames[run->kind],
+                ck_abort_msg("%s: codec %u, %u class bits: band %u column %u is %u, not %u", kKindNames[run->variant],
                              view->codec, view->class_bits, band, col, run->slabs[band * view->num_slab_cols + col],
                              due);
             if (due != WARP_SLAB_BAD)
                 continue;
-            if (run->kind <= WARP_WALK_STORE_ANY)
+            if (run->variant <= WARP_WALK_STORE_GENERAL)
                 expect_corrupt_values(run, band, col);
             first_bad = bad ? first_bad : tile;
             fault_is_bad |= fault == tile;
@@ -171,24 +175,25 @@ static void check_elements(const walked_layer *t, const warp_walk *run) {
             if (t->seen[at] != stored || t->elements[at] != (stored ? t->due[at] : 0x0101 * kUntouched))
                 ck_abort_msg("%s%s: codec %u c %u r %u p %u L %u %ux%u slabs of %u, %u warps, order %u: row %u column "
                              "%u seen %u times, is %04x, not %04x",
-                             kKindNames[run->kind], run->special ? ", special" : "", view->codec, view->class_bits,
+                             kKindNames[run->variant], run->special ? ", special" : "", view->codec, view->class_bits,
                              view->raw_bits, view->probability_bits, view->state_bits, view->rows, view->cols,
                              view->slab_cols, run->warps, run->order, row, col, t->seen[at], t->elements[at],
                              t->due[at]);
         }
 }
 
-/* By every kernel that takes the layer. intact: it has the elements that are due. ran: [2][WARP_WALK_KINDS], counted up. */
-static void check_walks(test_rng *rng, walked_layer *t, int intact, uint32_t (*ran)[WARP_WALK_KINDS]) {
+/* By every kernel that takes the layer. intact: it has the elements that are due. ran: [2][WARP_WALK_VARIANTS], counted
+ * up. */
+static void check_walks(test_rng *rng, walked_layer *t, int intact, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     static const uint32_t kWarps[] = {1, 1, 2, 3, 5, 8};
     const trf_device_view *view = &t->host->view;
     find_verdicts(t);
-    for (uint32_t at = 0; at < 2 * WARP_WALK_KINDS; at++) {
+    for (uint32_t at = 0; at < 2 * WARP_WALK_VARIANTS; at++) {
         const uint32_t p = view->probability_bits;
         const warp_walk run = {.view = view,
-                               .max_stream_bytes = t->max_stream_bytes,
+                               .max_rans_bytes = t->max_rans_bytes,
                                .max_frequency = t->max_frequency,
-                               .kind = (warp_walk_kind)(at / 2),
+                               .variant = (warp_walk_variant)(at / 2),
                                .special = at % 2,
                                .warps = kWarps[test_below(rng, 6)],
                                .table_log = p + 4 + test_below(rng, 13 - p),
@@ -238,7 +243,7 @@ static walked_layer layer_of_tile(const test_tile *tile) {
     return begin_layer(host_view_make(&tile->view, tile->bytes, tile->meta.data_size), tile->frequency, tile->elements);
 }
 
-static void check_tile(test_rng *rng, test_tile_choice *choice, int usual, uint32_t (*ran)[WARP_WALK_KINDS]) {
+static void check_tile(test_rng *rng, test_tile_choice *choice, int usual, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     test_tile *tile = make_tile(rng, choice, usual);
     walked_layer t = layer_of_tile(tile);
     check_walks(rng, &t, 1, ran);
@@ -246,21 +251,21 @@ static void check_tile(test_rng *rng, test_tile_choice *choice, int usual, uint3
     test_tile_free(tile);
 }
 
-/* Which walks a codec has: [special][kind]. */
-static void expect_all_ran(uint32_t codec, uint32_t class_bits, uint32_t (*ran)[WARP_WALK_KINDS]) {
+/* Which walks a codec has: [special][variant]. */
+static void expect_all_ran(uint32_t codec, uint32_t class_bits, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     const int halves = codec == TRF_CODEC_E4M3, copies = class_bits == 2 && codec != TRF_CODEC_INT;
-    EXPECT(ran[0][WARP_WALK_STORE] && ran[0][WARP_WALK_STORE_ANY]);
-    EXPECT(ran[halves][WARP_WALK_ONE] && ran[halves][WARP_WALK_ANY]);
-    EXPECT(ran[halves][WARP_WALK_TWO] && ran[halves][WARP_WALK_WIDE]);
-    EXPECT(!copies || ran[halves][WARP_WALK_TWO_COPY]);
+    EXPECT(ran[0][WARP_WALK_STORE] && ran[0][WARP_WALK_STORE_GENERAL]);
+    EXPECT(ran[halves][WARP_WALK_ONE_SLAB] && ran[halves][WARP_WALK_GENERAL]);
+    EXPECT(ran[halves][WARP_WALK_TWO_SLABS] && ran[halves][WARP_WALK_WIDE]);
+    EXPECT(!copies || ran[halves][WARP_WALK_TWO_SLABS_COPY]);
 }
 
 START_TEST(tiles) {
     test_rng rng = {8000 + (uint64_t)_i};
-    uint32_t ran[2][WARP_WALK_KINDS] = {{0}};
+    uint32_t ran[2][WARP_WALK_VARIANTS] = {{0}};
     test_tile_choice choice;
     for (int round = 0; round < test_rounds(24); round++) {
-        choice = test_tile_choose_kind(&rng, (uint32_t)_i);
+        choice = test_tile_choose_codec(&rng, (uint32_t)_i);
         if (choice.codec == TRF_CODEC_INT)
             choice.raw_bits = test_below(&rng, 9 - choice.class_bits);
         check_tile(&rng, &choice, round % 4 != 0, ran);
@@ -273,7 +278,7 @@ END_TEST
 START_TEST(int_widths) {
     test_rng rng = {8100 + (uint64_t)_i};
     for (uint32_t class_bits = 2; class_bits <= 4; class_bits += 2) {
-        uint32_t ran[2][WARP_WALK_KINDS] = {{0}};
+        uint32_t ran[2][WARP_WALK_VARIANTS] = {{0}};
         if (class_bits + (uint32_t)_i > 8)
             continue;
         for (int round = 0; round < 3; round++) {
@@ -282,7 +287,8 @@ START_TEST(int_widths) {
             check_tile(&rng, &choice, 1, ran);
         }
         expect_all_ran(TRF_CODEC_INT, class_bits, ran);
-        EXPECT(class_bits == 4 || (_i != 3 && _i != 6) || (ran[1][WARP_WALK_TWO] && ran[1][WARP_WALK_TWO_COPY]));
+        EXPECT(class_bits == 4 || (_i != 3 && _i != 6) ||
+               (ran[1][WARP_WALK_TWO_SLABS] && ran[1][WARP_WALK_TWO_SLABS_COPY]));
     }
 }
 END_TEST
@@ -304,7 +310,8 @@ enum {
     NUM_KINDS = sizeof kKinds / sizeof kKinds[0]
 };
 
-/* Heavy tails, so that there are exceptions; some infinities and NaNs; the first tile of random bits, which is stored. */
+/* Heavy tails, so that there are exceptions; some infinities and NaNs; the first tile of random bits, which is
+ * stored. */
 static void *make_weights(test_rng *rng, const layer_kind *kind, uint32_t rows, uint32_t cols) {
     const size_t bytes = trf_dtype_bytes(kind->dtype);
     uint8_t *weights = malloc((size_t)rows * cols * bytes);
@@ -329,7 +336,7 @@ static uint16_t *decode_all(const trf_layer *layer) {
     EXPECT(elements);
     trf_decode_table_init(&table, view);
     for (uint64_t tile = 0; tile < view->num_tiles; tile++) {
-        trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].kind);
+        trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].coding);
         ck_assert_int_eq(trf_decode_tile_ref(view, &table, tile, trf_layer_tile(layer, tile),
                                              elements + (size_t)shape.row * cols + shape.col, cols, NULL),
                          TRF_OK);
@@ -338,7 +345,7 @@ static uint16_t *decode_all(const trf_layer *layer) {
 }
 
 static void check_layer(test_rng *rng, const layer_kind *kind, uint32_t rows, uint32_t cols,
-                        uint32_t (*ran)[WARP_WALK_KINDS]) {
+                        uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     trf_encode_options options;
     trf_error err = {0};
     void *blob, *exact, *weights = make_weights(rng, kind, rows, cols);
@@ -371,11 +378,11 @@ static void check_layer(test_rng *rng, const layer_kind *kind, uint32_t rows, ui
 START_TEST(layers) {
     static const uint32_t kShapes[][2] = {{288, 576}, {513, 320}, {32, 1088}, {352, 704}, {300, 592}, {64, 2048}};
     test_rng rng = {8200 + (uint64_t)_i};
-    uint32_t ran[2][WARP_WALK_KINDS] = {{0}};
+    uint32_t ran[2][WARP_WALK_VARIANTS] = {{0}};
     for (uint32_t s = 0; s < sizeof kShapes / sizeof kShapes[0]; s++)
         if (!test_quick() || s < 3)
             check_layer(&rng, &kKinds[_i], kShapes[s][0], kShapes[s][1], ran);
-    EXPECT(ran[0][WARP_WALK_STORE_ANY]);
+    EXPECT(ran[0][WARP_WALK_STORE_GENERAL]);
 }
 END_TEST
 
@@ -386,9 +393,9 @@ static trf_device_slab *any_slab(test_rng *rng, walked_layer *t) {
 }
 
 /* Changes a slab's states, counts, number of exceptions or words. */
-static void corrupt_stream(test_rng *rng, walked_layer *t, uint8_t *blob) {
+static void corrupt_rans_stream(test_rng *rng, walked_layer *t, uint8_t *blob) {
     const trf_device_slab entry = *any_slab(rng, t);
-    uint8_t *stream = blob + trf_device_slab_streams(entry);
+    uint8_t *stream = blob + trf_device_slab_rans_streams(entry);
     const uint32_t bytes = 16u * entry.size_units;
     if (bytes == 0)
         return;
@@ -427,14 +434,14 @@ static void corrupt_entry(test_rng *rng, walked_layer *t) {
         entry->raw_units = test_below(rng, 2) ? test_below(rng, blob_units + 2) : (uint32_t)test_random(rng);
         break;
     case 1:
-        entry->stream_units = (uint16_t)test_below(rng, test_below(rng, 2) ? 0x10000 : 1024);
+        entry->rans_units = (uint16_t)test_below(rng, test_below(rng, 2) ? 0x10000 : 1024);
         break;
     case 2:
         entry->size_units = (uint16_t)test_below(rng, test_below(rng, 2) ? 0x10000 : 64);
         break;
     case 3: /* the end of the blob, and one unit further */
         entry->raw_units = 0;
-        entry->stream_units = (uint16_t)(t->host->view.blob_bytes / 16 - entry->size_units + test_below(rng, 2));
+        entry->rans_units = (uint16_t)(t->host->view.blob_bytes / 16 - entry->size_units + test_below(rng, 2));
         break;
     default:
         *entry = *any_slab(rng, t);
@@ -444,16 +451,16 @@ static void corrupt_entry(test_rng *rng, walked_layer *t) {
 
 START_TEST(corrupt) {
     test_rng rng = {8300 + (uint64_t)_i};
-    uint32_t ran[2][WARP_WALK_KINDS] = {{0}}, bad = 0;
+    uint32_t ran[2][WARP_WALK_VARIANTS] = {{0}}, bad = 0;
     for (int round = 0; round < test_rounds(24); round++) {
-        test_tile_choice choice = test_tile_choose_kind(&rng, (uint32_t)_i);
+        test_tile_choice choice = test_tile_choose_codec(&rng, (uint32_t)_i);
         if (choice.codec == TRF_CODEC_INT)
             choice.raw_bits = test_below(&rng, 9 - choice.class_bits);
         choice.unused_words = test_below(&rng, 8) == 0;
         test_tile *tile = make_tile(&rng, &choice, round % 4 != 0);
         walked_layer t = layer_of_tile(tile);
         for (uint32_t i = 0, count = 1 + test_below(&rng, 3); i < count; i++)
-            corrupt_stream(&rng, &t, tile->bytes);
+            corrupt_rans_stream(&rng, &t, tile->bytes);
         for (uint32_t i = 0, count = test_below(&rng, 3); i < count; i++)
             corrupt_entry(&rng, &t);
         check_walks(&rng, &t, 0, ran);
@@ -470,10 +477,10 @@ int main(void) {
     TCase *whole = tcase_create("whole"), *broken = tcase_create("corrupt");
     tcase_set_timeout(whole, 240);
     tcase_set_timeout(broken, 240);
-    tcase_add_loop_test(whole, tiles, 0, TEST_TILE_KINDS);
+    tcase_add_loop_test(whole, tiles, 0, TEST_TILE_CODECS);
     tcase_add_loop_test(whole, int_widths, 0, 7);
     tcase_add_loop_test(whole, layers, 0, NUM_KINDS);
-    tcase_add_loop_test(broken, corrupt, 0, TEST_TILE_KINDS);
+    tcase_add_loop_test(broken, corrupt, 0, TEST_TILE_CODECS);
     suite_add_tcase(suite, whole);
     suite_add_tcase(suite, broken);
     return run_suite(suite);

@@ -187,7 +187,8 @@ uint32_t met_with(uint32_t other) {
     return other / kLanes == warp && b.met[warp] > b.all_met ? b.met[warp] : b.all_met;
 }
 
-/* Whether the thread at work may see what stands there. The static part is written through a pointer, and not followed. */
+/* Whether the thread at work may see what stands there. The static part is written through a pointer, and not
+ * followed. */
 const char *unreadable(const note &n) {
     if (n.pending)
         return "while its copy is under way";

@@ -1,12 +1,14 @@
-/* A block of warps on the CPU, so that device headers run under sanitizers as they are: stands in for CUDA's own words and for trf_ptx.cuh.
+/* A block of warps on the CPU, so that device headers run under sanitizers as they are: stands in for CUDA's own words
+ * and for trf_ptx.cuh.
  *
- * Each thread is a fiber that runs until it meets the others of its warp or block. Shared memory is as large as the kernel asked for; each access that goes through
- * trf_ptx.cuh's functions is checked: where it lies, its alignment, and
+ * Each thread is a fiber that runs until it meets the others of its warp or block. Shared memory is as large as the
+ * kernel asked for; each access that goes through trf_ptx.cuh's functions is checked: where it lies, its alignment, and
  *   - what a cp.async writes reads as garbage until the lane that started it has waited for its group;
  *   - another lane may read what was written when both have met at a __syncwarp, or __syncthreads, since;
  *   - likewise, nothing may be written over what another lane has read since they met.
- * Whatever breaks this ends the program with a message. Words of 16 bits are the exception: lanes fetch them ahead, and pass by the ones that are not theirs; so
- * reading one too early gives garbage, which shows in what is decoded. The decode table is read through a pointer: the address sanitizer alone sees where. */
+ * Whatever breaks this ends the program with a message. Words of 16 bits are the exception: lanes fetch them ahead, and
+ * pass by the ones that are not theirs; so reading one too early gives garbage, which shows in what is decoded. The
+ * decode table is read through a pointer: the address sanitizer alone sees where. */
 #ifndef WARP_EMULATION_H
 #define WARP_EMULATION_H
 
@@ -106,7 +108,8 @@ static inline int __all_sync(uint32_t mask, int predicate) {
 
 /* ---- instructions, as the PTX ISA has them ---- */
 
-/* prmt: byte n of d is the one of {b, a} that nibble n of the selector names; its bit 3 asks for the byte's sign in all eight bits. */
+/* prmt: byte n of d is the one of {b, a} that nibble n of the selector names; its bit 3 asks for the byte's sign in all
+ * eight bits. */
 static __forceinline__ uint32_t warp_prmt(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = (uint64_t)b << 32 | a;
     uint32_t d = 0;
@@ -167,10 +170,10 @@ static inline void trf_sts128(uint32_t at, uint4 v) { warp_write(at, &v, sizeof 
 
 static inline uint32_t trf_ldg32(const uint32_t *at) { return __ldg(at); }
 
-static inline void trf_copy16(uint32_t to, const void *from) { warp_copy(to, from, 16); }
-static inline void trf_copy8(uint32_t to, const void *from) { warp_copy(to, from, 8); }
-static inline void trf_copy_commit() { warp_copy_commit(); }
-template <int kPending> static inline void trf_copy_wait() { warp_copy_wait(kPending); }
+static inline void trf_cp_async16(uint32_t to, const void *from) { warp_copy(to, from, 16); }
+static inline void trf_cp_async8(uint32_t to, const void *from) { warp_copy(to, from, 8); }
+static inline void trf_cp_async_commit() { warp_copy_commit(); }
+template <int kPending> static inline void trf_cp_async_wait() { warp_copy_wait(kPending); }
 
 static __forceinline__ uint32_t trf_select(uint32_t mask, uint32_t a, uint32_t b) {
     return warp_lop3(mask, a, b, 0xCA);

@@ -19,27 +19,27 @@ static warp_walk_kernel *kernel_of(const warp_walk *w) {
 }
 
 static uint32_t table_log_of(const warp_walk *w) {
-    switch (w->kind) {
+    switch (w->variant) {
     case WARP_WALK_STORE:
         return trf_store_table_log(w->view->codec, 2);
-    case WARP_WALK_ONE:
+    case WARP_WALK_ONE_SLAB:
         return kTableLog;
-    case WARP_WALK_STORE_ANY:
-    case WARP_WALK_ANY:
+    case WARP_WALK_STORE_GENERAL:
+    case WARP_WALK_GENERAL:
         return w->table_log;
-    case WARP_WALK_TWO:
-    case WARP_WALK_TWO_COPY:
+    case WARP_WALK_TWO_SLABS:
+    case WARP_WALK_TWO_SLABS_COPY:
         return w->view->class_bits == 2 ? kSmallTableLog : kTableLog;
     default:
         return kSmallTableLog;
     }
 }
 
-static trf_store_way store_way_of(const warp_walk *w) {
+static trf_store_method store_way_of(const warp_walk *w) {
     if (w->view->cols % 8 != 0)
-        return TRF_STORE_SINGLY;
-    const bool gathers = w->kind == WARP_WALK_STORE && trf_may_gather(w->view->codec, 2);
-    return gathers && w->order % 4 ? TRF_STORE_GATHERED : TRF_STORE_TOGETHER;
+        return TRF_STORE_SCALAR;
+    const bool gathers = w->variant == WARP_WALK_STORE && trf_may_gather(w->view->codec, 2);
+    return gathers && w->order % 4 ? TRF_STORE_GATHERED : TRF_STORE_VECTOR;
 }
 
 int warp_walk_run(const warp_walk *w) {
@@ -49,14 +49,17 @@ int warp_walk_run(const warp_walk *w) {
     args.cols = trf_regular_slab_cols(*view);
     if (!kernel || args.cols == 0 || view->rows < TRF_SLAB_ROWS)
         return 0;
-    const bool two = w->kind == WARP_WALK_TWO || w->kind == WARP_WALK_TWO_COPY || w->kind == WARP_WALK_WIDE;
+    const bool two =
+        w->variant == WARP_WALK_TWO_SLABS || w->variant == WARP_WALK_TWO_SLABS_COPY || w->variant == WARP_WALK_WIDE;
     args.walk = w;
-    const trf_store_way way = store_way_of(w);
-    const uint32_t behind = w->kind == WARP_WALK_TWO_COPY ? kXBytes : way == TRF_STORE_GATHERED ? TRF_GATHER_BYTES : 0;
-    args.plan = trf_shared_plan_of(view->raw_bits, w->max_stream_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0,
-                                   behind, w->kind == WARP_WALK_WIDE ? kShortRing : kRing);
+    const trf_store_method way = store_way_of(w);
+    const uint32_t behind = w->variant == WARP_WALK_TWO_SLABS_COPY ? kXBytes
+                            : way == TRF_STORE_GATHERED            ? TRF_GATHER_BYTES
+                                                                   : 0;
+    args.smem = trf_smem_layout_of(view->raw_bits, w->max_rans_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0, behind,
+                                   w->variant == WARP_WALK_WIDE ? kShortRing : kRing);
     args.store = {*view,
-                  args.plan,
+                  args.smem,
                   w->elements,
                   args.cols,
                   view->rows / TRF_SLAB_ROWS * args.cols,
@@ -68,6 +71,6 @@ int warp_walk_run(const warp_walk *w) {
     for (uint32_t i = 0; i < x.size(); i++)
         x[i] = (uint16_t)(i * 0x9E37u >> 3);
     args.x = x.data();
-    warp_run_block({w->warps, args.plan.total, w->order}, kernel, &args);
+    warp_run_block({w->warps, args.smem.total, w->order}, kernel, &args);
     return 1;
 }

@@ -1,4 +1,5 @@
-/* trf_walk_slabs, as the kernels instantiate it, run by an emulated block (warp_emulation.h) that stores what it decodes. */
+/* trf_walk_slabs, as the kernels instantiate it, run by an emulated block (warp_emulation.h) that stores what it
+ * decodes. */
 #ifndef WARP_WALK_H
 #define WARP_WALK_H
 
@@ -8,17 +9,18 @@
 extern "C" {
 #endif
 
-/* The walks that kernels have: slabs side by side, ring, table. Each has the codecs and forms that they are made for. */
-typedef enum warp_walk_kind {
-    WARP_WALK_STORE,     /* decoding to memory, by trf_store_sink itself; the others have a sink for tests alone */
-    WARP_WALK_STORE_ANY, /* the same for unusual p, L and frequencies */
-    WARP_WALK_ONE,       /* products with one slab a warp */
-    WARP_WALK_ANY,       /* the same for unusual p, L and frequencies */
-    WARP_WALK_TWO,       /* products with two slabs a warp */
-    WARP_WALK_TWO_COPY,  /* the same, and x copied beside */
-    WARP_WALK_WIDE,      /* products of large batches: the short ring */
-    WARP_WALK_KINDS
-} warp_walk_kind;
+/* The walks that kernels have: slabs side by side, ring, table. Each has the codecs and forms that they are made
+ * for. */
+typedef enum warp_walk_variant {
+    WARP_WALK_STORE,          /* decoding to memory, by trf_store_sink itself; the others have a sink for tests alone */
+    WARP_WALK_STORE_GENERAL,  /* the same for unusual p, L and frequencies */
+    WARP_WALK_ONE_SLAB,       /* products with one slab a warp */
+    WARP_WALK_GENERAL,        /* the same for unusual p, L and frequencies */
+    WARP_WALK_TWO_SLABS,      /* products with two slabs a warp */
+    WARP_WALK_TWO_SLABS_COPY, /* the same, and x copied beside */
+    WARP_WALK_WIDE,           /* products of large batches: the short ring */
+    WARP_WALK_VARIANTS
+} warp_walk_variant;
 
 /* What a slab came to. With two side by side both have the same. */
 enum {
@@ -29,8 +31,8 @@ enum {
 
 typedef struct warp_walk {
     const trf_device_view *view; /* all in host memory; the directory need not make sense */
-    uint32_t max_stream_bytes, max_frequency;
-    warp_walk_kind kind;
+    uint32_t max_rans_bytes, max_frequency;
+    warp_walk_variant variant;
     int special; /* the form that only products have: E4M3 as halves, int with its raw bits known */
     uint32_t warps;
     uint32_t table_log; /* for unusual p: p + 4 to 16 */

@@ -10,17 +10,17 @@
 /* What all threads of a block are given. */
 struct warp_walk_args {
     const warp_walk *walk;
-    trf_shared_plan plan;
+    trf_smem_layout smem;
     uint32_t cols;     /* of slabs, that are regular */
-    const uint16_t *x; /* WARP_WALK_TWO_COPY: [8][x_stride] */
+    const uint16_t *x; /* WARP_WALK_TWO_SLABS_COPY: [8][x_stride] */
     uint32_t x_stride;
-    trf_store_args store; /* WARP_WALK_STORE, WARP_WALK_STORE_ANY */
+    trf_store_args store; /* WARP_WALK_STORE, WARP_WALK_STORE_GENERAL */
 };
 
 typedef void warp_walk_kernel(void *args);
 
 /* A part of the columns of each band, as the fused and wide kernels cut them. */
-struct warp_part_grid {
+struct warp_split_k_bands {
     uint32_t begin, end;
 
     void next_band(trf_walk &walk) const {
@@ -41,8 +41,8 @@ static void warp_note_verdict(const warp_walk &w, uint32_t band, uint32_t col, b
 }
 
 /* Counts what is stored. */
-template <class Form, bool kMayGather> struct warp_store_sink : trf_store_sink<Form, 2, kMayGather> {
-    using Base = trf_store_sink<Form, 2, kMayGather>;
+template <class Traits, bool kMayGather> struct warp_store_sink : trf_store_sink<Traits, 2, kMayGather> {
+    using Base = trf_store_sink<Traits, 2, kMayGather>;
     const warp_walk &w;
 
     warp_store_sink(const warp_walk_args &args, uint32_t lane, uint32_t behind)
@@ -50,9 +50,9 @@ template <class Form, bool kMayGather> struct warp_store_sink : trf_store_sink<F
 
     void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
         Base::step(reg, walk, k);
-        for (uint32_t i = 0; i < TRF_BLOCK_ROWS; i++) /* its row of the step, in another lane's stead */
+        for (uint32_t i = 0; i < TRF_FRAGMENT_SIZE; i++) /* its row of the step, in another lane's stead */
             w.seen[(walk.band * TRF_SLAB_ROWS + this->lane) * (uint64_t)w.view->cols + walk.col * w.view->slab_cols +
-                   TRF_BLOCK_ROWS * k + i]++;
+                   TRF_FRAGMENT_SIZE * k + i]++;
     }
 
     void end_slab(const trf_walk &walk, bool good) {
@@ -63,19 +63,19 @@ template <class Form, bool kMayGather> struct warp_store_sink : trf_store_sink<F
 
 static constexpr uint32_t kXBytes = 2 * 8 * 64; /* a warp's copies of x: [2][8][32 columns] */
 
-template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
-    static constexpr bool kCopies = kCopies_;
+template <class Traits, int kSlabs, bool kCopies_> struct warp_sink {
+    static constexpr bool kCopiesX = kCopies_;
     const warp_walk_args &a;
     const warp_walk &w;
     const trf_device_view &view;
     uint32_t lane;
-    uint32_t window;   /* shared address of the lane's x */
+    uint32_t x_shared; /* shared address of the lane's x */
     trf_walk at;       /* the slabs at hand */
     uint32_t finished; /* steps, of each slab in turn */
     uint32_t x_col;    /* of the chunk that is copied ahead */
 
     warp_sink(const warp_walk_args &args, uint32_t lane_, uint32_t behind)
-        : a(args), w(*args.walk), view(*args.walk->view), lane(lane_), window(behind + 16 * lane_), at(), finished(0),
+        : a(args), w(*args.walk), view(*args.walk->view), lane(lane_), x_shared(behind + 16 * lane_), at(), finished(0),
           x_col(0) {}
 
     uint32_t first_row(uint32_t s) const { return (kSlabs * at.band + s) * TRF_SLAB_ROWS; }
@@ -83,8 +83,8 @@ template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
 
     /* Row and column of the lane's weight i of the step at hand, in the layer. */
     trf_slab_shape shape() const {
-        const uint32_t cols = min(view.cols - at.col * view.slab_cols, view.slab_cols) / TRF_BLOCK_ROWS;
-        return {TRF_SLAB_ROWS / TRF_BLOCK_ROWS, cols};
+        const uint32_t cols = min(view.cols - at.col * view.slab_cols, view.slab_cols) / TRF_FRAGMENT_SIZE;
+        return {TRF_SLAB_ROWS / TRF_FRAGMENT_SIZE, cols};
     }
     uint32_t row_of(uint32_t s, uint32_t i) const { return first_row(s) + trf_lane_row(shape(), lane, i); }
     uint32_t col_of(uint32_t i) const { return at.col * view.slab_cols + trf_lane_col(shape(), lane, i); }
@@ -94,33 +94,33 @@ template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
         finished = 0;
     }
 
-    /* ---- x, as trf_product copies it ---- */
+    /* ---- x, as trf_warp_product copies it ---- */
 
     const uint16_t *x_of(uint32_t col) const { return a.x + lane / 4 * a.x_stride + col + 8 * (lane % 4); }
 
-    void begin_pair(int half) {
-        if (kCopies && half == 0)
-            trf_copy16(window + kXBytes / 2, x_of(x_col + 32));
+    void begin_step_pair(int half) {
+        if (kCopiesX && half == 0)
+            trf_cp_async16(x_shared + kXBytes / 2, x_of(x_col + 32));
     }
-    void chunk_ahead() {
-        if (kCopies)
-            trf_copy16(window, x_of(x_col += 64));
+    void prefetch_chunk() {
+        if (kCopiesX)
+            trf_cp_async16(x_shared, x_of(x_col += 64));
     }
-    void slab_ahead(const trf_walk &walk) {
-        if (kCopies)
-            trf_copy16(window, x_of(x_col = walk.col * view.slab_cols));
+    void prefetch_slab(const trf_walk &walk) {
+        if (kCopiesX)
+            trf_cp_async16(x_shared, x_of(x_col = walk.col * view.slab_cols));
     }
 
     /* The four columns that the lane multiplies in step k. */
     void expect_x(uint32_t k) const {
-        const uint2 found = trf_lds64(window + k / 2 % 2 * (kXBytes / 2) + k % 2 * 8);
+        const uint2 found = trf_lds64(x_shared + k / 2 % 2 * (kXBytes / 2) + k % 2 * 8);
         if (memcmp(&found, a.x + lane / 4 * a.x_stride + col_of(16 * k), sizeof found) != 0)
             warp_fail("has other x in step %u", k);
     }
 
     /* ---- elements ---- */
 
-    /* F16 as trf_form_halves makes it back to E4M3, with as much above it as there should be: nothing. */
+    /* F16 as trf_build_quad_f16 makes it back to E4M3, with as much above it as there should be: nothing. */
     static uint32_t from_half(uint32_t half) {
         if (half & 0x407F)
             warp_fail("%04x is no E4M3", half);
@@ -130,22 +130,23 @@ template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
     void finish_step(uint32_t *reg) {
         const uint32_t s = finished % kSlabs, k = finished / kSlabs;
         finished++;
-        if (Form::kHalves)
+        if (Traits::kAsF16)
             for (int i = 0; i < 8; i++)
                 reg[i] = from_half(reg[i] & 0xFFFF) | from_half(reg[i] >> 16) << 16;
         else
-            trf_step_elements(Form::kCodec, view.class_value[0], reg);
-        if (Form::kInt || !is_there(s))
+            trf_step_elements(Traits::kCodec, view.class_value[0], reg);
+        if (Traits::kInt || !is_there(s))
             return;
         const uint32_t mode =
-            view.tiles[(uint64_t)(first_row(s) / TRF_TILE_SIZE) * view.num_tiles_col + col_of(0) / TRF_TILE_SIZE]
+            view.tiles[(uint64_t)(first_row(s) / TRF_TILE_SIZE) * view.num_tile_cols + col_of(0) / TRF_TILE_SIZE]
                 .predictor_mode;
         for (uint32_t i = 0; i < 16; i++) {
             const uint32_t row = row_of(s, 16 * k + i), col = col_of(16 * k + i);
             const int32_t offset = view.exponent_offset + (mode & TRF_PREDICT_ROW ? view.row_offsets[row] : 0) +
                                    (mode & TRF_PREDICT_COL ? view.col_offsets[col] : 0);
-            reg[i / 2] = trf_add_exponents(Form::kCodec, reg[i / 2],
-                                           trf_exponent_offsets(Form::kCodec, i % 2 ? 0 : offset, i % 2 ? offset : 0));
+            reg[i / 2] =
+                trf_add_exponents(Traits::kCodec, reg[i / 2],
+                                  trf_exponent_offsets(Traits::kCodec, i % 2 ? 0 : offset, i % 2 ? offset : 0));
         }
     }
 
@@ -156,7 +157,7 @@ template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
     void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
         if (walk.band != at.band || walk.col != at.col || k != finished / kSlabs - 1)
             warp_fail("is at step %u of band %u, column %u", k, walk.band, walk.col);
-        if (kCopies)
+        if (kCopiesX)
             expect_x(k);
         for (uint32_t s = 0; s < kSlabs && is_there(s); s++)
             for (uint32_t i = 0; i < 16; i++) {
@@ -176,9 +177,10 @@ template <class Form, int kSlabs, bool kCopies_> struct warp_sink {
 
 /* ---- the kernel ---- */
 
-/* One slab: consecutive slabs for each warp, as they are decoded. Two: a part of the columns for each, band by band, as they are multiplied. */
+/* One slab: consecutive slabs for each warp, as they are decoded. Two: a part of the columns for each, band by band, as
+ * they are multiplied. */
 /* Sink: is made of the arguments, the lane, and the shared address behind the warp's buffers. */
-template <class Form, int kSlabs, int kSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
+template <class Traits, int kSlabs, int kSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
     const warp_walk_args &a = *(const warp_walk_args *)args;
     const trf_device_view &view = *a.walk->view;
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
@@ -186,69 +188,71 @@ template <class Form, int kSlabs, int kSteps, int kP, int kLog, class Sink> void
     uint8_t *const shared_memory = warp_shared_memory();
     uint2 *const constants = (uint2 *)warp_static_shared_memory();
     const uint32_t shared = trf_shared_address(shared_memory),
-                   memory = shared + a.plan.warps + warp * a.plan.warp_bytes;
+                   memory = shared + a.smem.warps + warp * a.smem.warp_bytes;
     const trf_table_source<kP> table_source(view);
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
 
     trf_walk walk;
-    warp_part_grid part = {0, a.cols};
+    warp_split_k_bands bands_of_warp = {0, a.cols};
     if (kSlabs == 1) {
         const uint32_t slabs = bands * a.cols, begin = slabs * warp / warps, end = slabs * (warp + 1) / warps;
         walk = {begin / a.cols, begin % a.cols, a.cols, end - begin};
     } else {
-        part = {a.cols * warp / warps, a.cols * (warp + 1) / warps};
-        walk = {0, part.begin, part.end, bands * (part.end - part.begin)};
+        bands_of_warp = {a.cols * warp / warps, a.cols * (warp + 1) / warps};
+        walk = {0, bands_of_warp.begin, bands_of_warp.end, bands * (bands_of_warp.end - bands_of_warp.begin)};
     }
     const uint32_t walked = walk.left;
     trf_stager<kSlabs, kSteps> stager;
-    trf_start<Form>(stager, view, a.plan, planes, walk, part, memory, lane);
-    trf_build_constants<Form, kP, kLog>(view, table_source, shared, a.plan, constants);
+    trf_start<Traits>(stager, view, a.smem, planes, walk, bands_of_warp, memory, lane);
+    trf_build_constants<Traits, kP, kLog>(view, table_source, shared, a.smem, constants);
     __syncthreads();
 
-    const trf_lane_rule<kP, kLog> rule =
-        trf_lane_rule_of<kP, kLog>(view, shared_memory, a.plan.table_log, trf_shared_address(constants), lane);
-    Sink sink(a, lane, memory + kSlabs * a.plan.slab_bytes);
-    if (Sink::kCopies) {
+    const trf_rans_params<kP, kLog> params =
+        trf_rans_params_of<kP, kLog>(view, shared_memory, a.smem.table_log, trf_shared_address(constants), lane);
+    Sink sink(a, lane, memory + kSlabs * a.smem.slab_bytes);
+    if (Sink::kCopiesX) {
         if (stager.bytes[0])
-            sink.slab_ahead(stager.entered);
-        trf_copy_commit();
+            sink.prefetch_slab(stager.entered);
+        trf_cp_async_commit();
     }
     /* a band or unit at a time, or all of them */
     for (uint32_t band = kSlabs == 2 && walked && kSteps == kRing ? 0 : bands - 1; band < bands; band++)
-        trf_walk_slabs<Form>(view, a.plan, planes, stager, rule, shared + a.plan.pair_masks, part, band, lane, sink);
-    trf_copy_wait<0>();
+        trf_walk_slabs<Traits>(view, a.smem, planes, stager, params, shared + a.smem.pair_masks, bands_of_warp, band,
+                               lane, sink);
+    trf_cp_async_wait<0>();
 }
 
 /* ---- which of them a layer has ---- */
 
 /* kSpecial: the form that only products have. @return NULL: there is none. */
-template <class Form, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp_walk *w) {
-    constexpr int kP = kUsualP<Form>, kTwoLog = Form::kClassBits == 2 ? kSmallTableLog : kTableLog;
-    constexpr bool kDecodesOnly = Form::kCodec == TRF_CODEC_E4M3 && !kSpecial, kTwoOnly = Form::kInt && kSpecial;
-    if (w->kind != WARP_WALK_ANY && w->kind != WARP_WALK_STORE_ANY && !trf_has_usual_p(*w->view, w->max_frequency))
+template <class Traits, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp_walk *w) {
+    constexpr int kP = kDefaultP<Traits>, kTwoLog = Traits::kClassBits == 2 ? kSmallTableLog : kTableLog;
+    constexpr bool kDecodesOnly = Traits::kCodec == TRF_CODEC_E4M3 && !kSpecial, kTwoOnly = Traits::kInt && kSpecial;
+    if (w->variant != WARP_WALK_GENERAL && w->variant != WARP_WALK_STORE_GENERAL &&
+        !trf_has_default_p(*w->view, w->max_frequency))
         return nullptr;
     if constexpr (!kSpecial) {
-        constexpr bool kMayGather = trf_may_gather(Form::kCodec, 2);
-        if (w->kind == WARP_WALK_STORE)
-            return warp_walk_slabs<Form, 1, kRing, kP, trf_store_table_log(Form::kCodec, 2),
-                                   warp_store_sink<Form, kMayGather>>;
-        if (w->kind == WARP_WALK_STORE_ANY)
-            return warp_walk_slabs<Form, 1, kRing, 0, 0, warp_store_sink<Form, false>>;
+        constexpr bool kMayGather = trf_may_gather(Traits::kCodec, 2);
+        if (w->variant == WARP_WALK_STORE)
+            return warp_walk_slabs<Traits, 1, kRing, kP, trf_store_table_log(Traits::kCodec, 2),
+                                   warp_store_sink<Traits, kMayGather>>;
+        if (w->variant == WARP_WALK_STORE_GENERAL)
+            return warp_walk_slabs<Traits, 1, kRing, 0, 0, warp_store_sink<Traits, false>>;
     }
     if constexpr (!kDecodesOnly && !kTwoOnly) {
-        if (w->kind == WARP_WALK_ONE)
-            return warp_walk_slabs<Form, 1, kRing, kP, kTableLog, warp_sink<Form, 1, false>>;
-        if (w->kind == WARP_WALK_ANY)
-            return warp_walk_slabs<Form, 1, kRing, 0, 0, warp_sink<Form, 1, false>>;
-        if (w->kind == WARP_WALK_WIDE)
-            return warp_walk_slabs<Form, 2, kShortRing, kP, kSmallTableLog, warp_sink<Form, 2, false>>;
+        if (w->variant == WARP_WALK_ONE_SLAB)
+            return warp_walk_slabs<Traits, 1, kRing, kP, kTableLog, warp_sink<Traits, 1, false>>;
+        if (w->variant == WARP_WALK_GENERAL)
+            return warp_walk_slabs<Traits, 1, kRing, 0, 0, warp_sink<Traits, 1, false>>;
+        if (w->variant == WARP_WALK_WIDE)
+            return warp_walk_slabs<Traits, 2, kShortRing, kP, kSmallTableLog, warp_sink<Traits, 2, false>>;
     }
     if constexpr (!kDecodesOnly) {
-        if (w->kind == WARP_WALK_TWO)
-            return warp_walk_slabs<Form, 2, kRing, kP, kTwoLog, warp_sink<Form, 2, false>>;
-        if constexpr (Form::kClassBits == 2 && (!Form::kInt || kSpecial))
-            if (w->kind == WARP_WALK_TWO_COPY)
-                return warp_walk_slabs<Form, 2, kRing, kP, kTwoLog, warp_sink<Form, 2, true>>;
+        if (w->variant == WARP_WALK_TWO_SLABS)
+            return warp_walk_slabs<Traits, 2, kRing, kP, kTwoLog, warp_sink<Traits, 2, false>>;
+        if constexpr (Traits::kClassBits == 2 && (!Traits::kInt || kSpecial))
+            if (w->variant == WARP_WALK_TWO_SLABS_COPY)
+                return warp_walk_slabs<Traits, 2, kRing, kP, kTwoLog, warp_sink<Traits, 2, true>>;
     }
     return nullptr;
 }

@@ -44,8 +44,8 @@ const bench_cuda_result *bench_cuda_results(const bench_cuda *cuda, size_t *coun
 
 /* ---- the session ---- */
 
-/* The driver's own version; CUDA only tells that of the API. The file's first line, with the version as its first number with points:
- * NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release ... */
+/* The driver's own version; CUDA only tells that of the API. The file's first line, with the version as its first
+ * number with points: NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.65.06 Release ... */
 static void read_driver(char *driver, size_t driver_bytes) {
     char line[256] = "";
     regex_t version;

@@ -24,7 +24,8 @@ static int queue_linear(const bench_cuda_case *c, uint32_t copy, const trf_linea
     return 0;
 }
 
-/* Two workspaces in turns: while a product reads the weights in one, the next layer is decoded to the other. A graph's first layer is decoded before it begins. */
+/* Two workspaces in turns: while a product reads the weights in one, the next layer is decoded to the other. A graph's
+ * first layer is decoded before it begins. */
 static int queue_ahead(const bench_cuda_case *c, uint32_t call, cudaStream_t stream) {
     const bench_cuda_stand *stand = c->stand;
     const bench_cuda_packed *packed = &stand->packed[c->packed];

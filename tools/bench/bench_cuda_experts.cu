@@ -1,8 +1,11 @@
-/* A plain product of experts: dense BF16 weights, counts of tokens that only the device knows. What memory speed gives without any decoding.
+/* A plain product of experts: dense BF16 weights, counts of tokens that only the device knows. What memory speed gives
+ * without any decoding.
  *
- * A block computes 16 rows of W of one active expert for its tokens, 8 at a time; its 8 warps take turns along K in steps of 32 columns, and their sums are added in order
- * at the end. In a step a lane (g = lane / 4, t = lane % 4) loads 8 neighbouring weights of the rows g and g + 8, the A fragments of two mma.m16n8k16: K is permuted so
- * that 8 neighbouring values of x are their B fragments. 64 KiB of weights a block are under way at most. Shared memory: 4 KiB of sums. */
+ * A block computes 16 rows of W of one active expert for its tokens, 8 at a time; its 8 warps take turns along K in
+ * steps of 32 columns, and their sums are added in order at the end. In a step a lane (g = lane / 4, t = lane % 4)
+ * loads 8 neighbouring weights of the rows g and g + 8, the A fragments of two mma.m16n8k16: K is permuted so that 8
+ * neighbouring values of x are their B fragments. 64 KiB of weights a block are under way at most. Shared memory: 4 KiB
+ * of sums. */
 #include "bench_cuda_kernels.h"
 
 #include <cuda_bf16.h>

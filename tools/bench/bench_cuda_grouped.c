@@ -14,14 +14,15 @@
 #define TEXT(x) TEXT_OF(x)
 #define LIBRARY "libcublas.so." TEXT(CUBLAS_VER_MAJOR)
 
-/* cublasGemmGroupedBatchedEx, which the headers before CUDA 12.5 do not declare. In host memory: all arrays but those of pointers. In device memory: a, b and c, which hold
- * device pointers, one for each product of each group. alpha, beta: floats for CUBLAS_COMPUTE_32F. */
+/* cublasGemmGroupedBatchedEx, which the headers before CUDA 12.5 do not declare. In host memory: all arrays but those
+ * of pointers. In device memory: a, b and c, which hold device pointers, one for each product of each group. alpha,
+ * beta: floats for CUBLAS_COMPUTE_32F. */
 typedef cublasStatus_t grouped_fn(cublasHandle_t handle, const cublasOperation_t transa[],
                                   const cublasOperation_t transb[], const int m[], const int n[], const int k[],
                                   const void *alpha, const void *const a[], cudaDataType_t a_type, const int lda[],
                                   const void *const b[], cudaDataType_t b_type, const int ldb[], const void *beta,
                                   void *const c[], cudaDataType_t c_type, const int ldc[], int group_count,
-                                  const int group_size[], cublasComputeType_t compute_type);
+                                  const int scale_group_size[], cublasComputeType_t compute_type);
 #if CUBLAS_VER_MAJOR >= 13
 static_assert(__builtin_types_compatible_p(grouped_fn, __typeof__(cublasGemmGroupedBatchedEx)), "as cuBLAS has it");
 #endif
@@ -37,8 +38,9 @@ struct bench_grouped {
     grouped_fn *multiply;
 };
 
-/* A group for each item. cuBLAS is column-major: Y' (rows x tokens) = W' ^T (W' is cols x rows) . X' (cols x tokens), so m and ldc are `rows`, n is `tokens`, and k, lda and
- * ldb are `cols`. The host's arrays lie here for as long as graphs may look for them. */
+/* A group for each item. cuBLAS is column-major: Y' (rows x tokens) = W' ^T (W' is cols x rows) . X' (cols x tokens),
+ * so m and ldc are `rows`, n is `tokens`, and k, lda and ldb are `cols`. The host's arrays lie here for as long as
+ * graphs may look for them. */
 struct bench_grouped_product {
     bench_grouped *grouped;
     int count;

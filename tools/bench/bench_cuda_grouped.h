@@ -1,4 +1,5 @@
-/* Products of several dense BF16 matrices in one call of cuBLAS: cublasGemmGroupedBatchedEx, of CUDA 12.5 and newer. The library is opened at run time, as cuBLASLt is. */
+/* Products of several dense BF16 matrices in one call of cuBLAS: cublasGemmGroupedBatchedEx, of CUDA 12.5 and newer.
+ * The library is opened at run time, as cuBLASLt is. */
 #ifndef BENCH_CUDA_GROUPED_H
 #define BENCH_CUDA_GROUPED_H
 
@@ -24,8 +25,8 @@ enum {
 
 typedef struct bench_grouped_product bench_grouped_product;
 
-/* Uploads what a call needs, so that bench_grouped_queue uploads and allocates nothing of its own. grouped, and what items point to: outlive it. @return NULL after a
- * message. */
+/* Uploads what a call needs, so that bench_grouped_queue uploads and allocates nothing of its own. grouped, and what
+ * items point to: outlive it. @return NULL after a message. */
 bench_grouped_product *bench_grouped_product_make(bench_grouped *grouped, uint32_t rows, uint32_t cols,
                                                   const bench_grouped_item *items, uint32_t count);
 void bench_grouped_product_free(bench_grouped_product *product); /* NULL is allowed; not before graphs that have it */

@@ -1,7 +1,8 @@
-/* transfuse bench --device cuda --mode load: a checkpoint to the device, checked on the way, against copies of the same bytes that are page-locked already.
+/* transfuse bench --device cuda --mode load: a checkpoint to the device, checked on the way, against copies of the same
+ * bytes that are page-locked already.
  *
- * The checkpoint is a temporary file (in $TMPDIR, or /tmp), the weights of each shape written under several names; it is in the page cache when it is loaded. It goes away whatever
- * happens: signals ask the load under way to stop. */
+ * The checkpoint is a temporary file (in $TMPDIR, or /tmp), the weights of each shape written under several names; it
+ * is in the page cache when it is loaded. It goes away whatever happens: signals ask the load under way to stop. */
 #include "bench_cuda_load.h"
 
 #include "bench_cuda_modes.h"
@@ -155,7 +156,8 @@ static int is_stopped(load_bench *b) {
 
 static void name_layer(int layer, char name[32]) { snprintf(name, 32, "layers.%d.weight", layer); }
 
-/* The safetensors header: every blob as a U8 tensor. Padded so that data begins at a multiple of 16. @return malloc'd text, or NULL after a message. */
+/* The safetensors header: every blob as a U8 tensor. Padded so that data begins at a multiple of 16. @return malloc'd
+ * text, or NULL after a message. */
 static char *make_header(const load_bench *b, size_t *bytes) {
     char *text = NULL, name[32];
     FILE *file = open_memstream(&text, bytes);

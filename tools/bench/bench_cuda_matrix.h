@@ -1,5 +1,5 @@
-/* BF16 matrices for the bench modes that need no more: compressed on the host, copied to the device as often as wanted, and their products in F64. Built only with device
- * code. */
+/* BF16 matrices for the bench modes that need no more: compressed on the host, copied to the device as often as wanted,
+ * and their products in F64. Built only with device code. */
 #ifndef BENCH_CUDA_MATRIX_H
 #define BENCH_CUDA_MATRIX_H
 
@@ -17,7 +17,8 @@ typedef struct bench_matrix {
 
 /* All: @return 0, or -1 after a message. */
 
-/* Draws `count` matrices of one shape, each other weights, and compresses them. matrices: all zero; release each with bench_matrix_free in either case. */
+/* Draws `count` matrices of one shape, each other weights, and compresses them. matrices: all zero; release each with
+ * bench_matrix_free in either case. */
 int bench_matrix_make(bench_matrix *matrices, uint32_t count, cli_shape shape, const cli_options *plan);
 void bench_matrix_free(bench_matrix *matrix);
 

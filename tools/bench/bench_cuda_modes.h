@@ -1,7 +1,9 @@
-/* transfuse bench --device cuda --mode ...: what the modes other than layers have in common. Each is one function in a file of its own, bench_cuda_MODE.c;
- * the figures that it leaves are printed and written here. All but the declarations needs device code in the build.
+/* transfuse bench --device cuda --mode ...: what the modes other than layers have in common. Each is one function in a
+ * file of its own, bench_cuda_MODE.c; the figures that it leaves are printed and written here. All but the declarations
+ * needs device code in the build.
  *
- * What a mode compares takes turns within one run (bench_cuda_timer.h), or is timed in alternation by the mode itself, where a call is more than a graph. */
+ * What a mode compares takes turns within one run (bench_cuda_timer.h), or is timed in alternation by the mode itself,
+ * where a call is more than a graph. */
 #ifndef BENCH_CUDA_MODES_H
 #define BENCH_CUDA_MODES_H
 
@@ -31,8 +33,8 @@ typedef struct bench_mode_figures {
 bench_mode_figure *bench_mode_add(bench_cuda *cuda, const char *subject, const char *what, const char *against,
                                   uint32_t batch);
 
-/* Times what the last figures are of, in turns: timers[i] belongs to the figure first + i. Fills the figures' times, all of them or none. @return 0, or -1
- * after a message. */
+/* Times what the last figures are of, in turns: timers[i] belongs to the figure first + i. Fills the figures' times,
+ * all of them or none. @return 0, or -1 after a message. */
 int bench_mode_time(bench_cuda *cuda, struct bench_cuda_timer *timers, size_t first);
 
 /* Prints the figures from the first-th on, which are complete. */

@@ -1,9 +1,11 @@
-/* transfuse bench --mode moe: mixtures of 64 experts, each token routed to 8 of them. One call over compressed experts (trf_experts_linear), which takes the counts from
- * device memory, against dense BF16 experts whose counts the host knows: one cuBLASLt call an active expert, in a row and on several streams (that of CUDA 13.0 has no
- * grouped product), and one grouped product of cuBLAS (bench_cuda_grouped.h), which is left out where that library is missing or refuses; and against a plain grouped kernel
- * that takes them from device memory as well (bench_cuda_experts.cu).
+/* transfuse bench --mode moe: mixtures of 64 experts, each token routed to 8 of them. One call over compressed experts
+ * (trf_experts_linear), which takes the counts from device memory, against dense BF16 experts whose counts the host
+ * knows: one cuBLASLt call an active expert, in a row and on several streams (that of CUDA 13.0 has no grouped
+ * product), and one grouped product of cuBLAS (bench_cuda_grouped.h), which is left out where that library is missing
+ * or refuses; and against a plain grouped kernel that takes them from device memory as well (bench_cuda_experts.cu).
  *
- * Each call of a graph has other experts: with one token, a graph's calls go through all experts before one is used again. */
+ * Each call of a graph has other experts: with one token, a graph's calls go through all experts before one is used
+ * again. */
 #include "bench_cuda_cublaslt.h"
 #include "bench_cuda_grouped.h"
 #include "bench_cuda_kernels.h"
@@ -284,8 +286,9 @@ static int make_grouped_calls(moe_stand *s) {
     return 0;
 }
 
-/* All calls once before they are captured: cuBLAS may take another kernel for each, and what CUDA loads at a kernel's first call cannot be captured. @return 0, or -1 after
- * a message: the library does not do it, and what it left of an error is gone. */
+/* All calls once before they are captured: cuBLAS may take another kernel for each, and what CUDA loads at a kernel's
+ * first call cannot be captured. @return 0, or -1 after a message: the library does not do it, and what it left of an
+ * error is gone. */
 static int make_grouped_timer(moe_stand *s, bench_cuda_timer *timer) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
     int failed = 0;
@@ -398,8 +401,8 @@ static void unplan_batch(moe_stand *s) {
     s->x = s->y = s->workspace = s->x_host = NULL;
 }
 
-/* Of the last call of the graph that is timed. A call outside of it comes first: if what was captured depends on memory of the host that a library uses again, that is the
- * other call's by then, and the error shows it. */
+/* Of the last call of the graph that is timed. A call outside of it comes first: if what was captured depends on memory
+ * of the host that a library uses again, that is the other call's by then, and the error shows it. */
 static int measure_error(moe_stand *s, const moe_way *way, const bench_cuda_timer *timer, bench_mode_figure *figure) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
     const moe_route *const route = &s->routes[CALLS - 1];

@@ -1,5 +1,7 @@
-/* transfuse bench --mode offload: passes through the matrices of a transformer of 8 G parameters (or through --layers, as one block of 32) that lie in pinned host memory, compressed (trf_stack) and
- * plain (bench_cuda_offload_dense.h), with no layer in device memory but those on their way, and with a budget. Weights are drawn once for each shape; every layer has its own copy in host memory. */
+/* transfuse bench --mode offload: passes through the matrices of a transformer of 8 G parameters (or through --layers,
+ * as one block of 32) that lie in pinned host memory, compressed (trf_stack) and plain (bench_cuda_offload_dense.h),
+ * with no layer in device memory but those on their way, and with a budget. Weights are drawn once for each shape;
+ * every layer has its own copy in host memory. */
 #include "bench_cuda_modes.h"
 
 #include "bench_cuda_cublaslt.h"
@@ -340,8 +342,7 @@ static int run_budget(offload_bench *b, uint64_t budget) {
     int failed = make_stacks(b, budget) || measure(b, lists);
     if (!failed)
         trf_stack_get_info(b->stack, &info);
-    const uint64_t bytes[3] = {info.streamed_bytes, failed ? 0 : offload_dense_streamed_bytes(b->dense),
-                               b->block_bytes};
+    const uint64_t bytes[3] = {info.offload_bytes, failed ? 0 : offload_dense_streamed_bytes(b->dense), b->block_bytes};
     for (int i = 0; i < 3; i++) {
         bench_mode_figure *figure =
             failed ? NULL : bench_mode_add(b->cuda, subject, what[i], i == 0 ? what[1] : "", b->batch);

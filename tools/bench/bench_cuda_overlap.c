@@ -1,5 +1,5 @@
-/* transfuse bench --mode overlap: independent layers in one call (trf_linear_group), one after another on one stream, and each on a stream of its own. All are graphs over
- * rotating copies of the layers. */
+/* transfuse bench --mode overlap: independent layers in one call (trf_linear_group), one after another on one stream,
+ * and each on a stream of its own. All are graphs over rotating copies of the layers. */
 #include "bench_cuda_matrix.h"
 #include "bench_cuda_modes.h"
 #include "bench_cuda_timer.h"

@@ -23,8 +23,8 @@ void bench_cuda_timer_free(bench_cuda_timer *timer);
 /* Runs the timer once, untimed, and waits for it. */
 int bench_cuda_timer_run(const bench_cuda_timer *timer, cudaStream_t stream);
 
-/* Runs each timer once untimed, then all of them in turns, `rounds` times, each time in another order. times[i]: seconds a call of timers[i]; their
- * lists are made here. */
+/* Runs each timer once untimed, then all of them in turns, `rounds` times, each time in another order. times[i]:
+ * seconds a call of timers[i]; their lists are made here. */
 int bench_cuda_time(bench_cuda_timer *const *timers, bench_times *const *times, size_t count, int rounds,
                     cudaStream_t stream);
 

@@ -188,7 +188,7 @@ static int run_subject(bench_log *log, bench_layer *layer, double sigma, cli_ben
         encode.codec = TRF_CODEC_INT;
         encode.bits = bits;
         encode.granularity = plan->granularity;
-        encode.group_size = plan->group_size;
+        encode.scale_group_size = plan->scale_group_size;
     }
 #ifdef TRF_HAVE_CUDA
     if (log->cuda)

@@ -1,0 +1,40 @@
+/* Included by each SIMD decoder behind its assemble_slab, an always-inlined function that wants its last three
+ * arguments constant. */
+
+/* One instance of the loop for each pair of constants that a codec needs. */
+static void assemble_by_codec(const trf_assembly *assembly, const assembly_constants *k, const trf_slab_io *io,
+                              const trf_simd_scratch *scratch) {
+    const uint32_t c = assembly->class_bits;
+    switch (assembly->out * 4 + assembly->num_fields) {
+    case TRF_OUT_UNDER_PLANE * 4 + 0:
+        assemble_slab(k, io, scratch, c, TRF_OUT_UNDER_PLANE, 0);
+        break;
+    case TRF_OUT_UNDER_PLANE * 4 + 1:
+        assemble_slab(k, io, scratch, c, TRF_OUT_UNDER_PLANE, 1);
+        break;
+    case TRF_OUT_UNDER_PLANE * 4 + 2:
+        assemble_slab(k, io, scratch, c, TRF_OUT_UNDER_PLANE, 2);
+        break;
+    case TRF_OUT_BYTE * 4 + 1:
+        assemble_slab(k, io, scratch, c, TRF_OUT_BYTE, 1);
+        break;
+    case TRF_OUT_BYTE * 4 + 2:
+        assemble_slab(k, io, scratch, c, TRF_OUT_BYTE, 2);
+        break;
+    case TRF_OUT_CODE * 4 + 0:
+        assemble_slab(k, io, scratch, c, TRF_OUT_CODE, 0);
+        break;
+    case TRF_OUT_CODE * 4 + 1:
+        assemble_slab(k, io, scratch, c, TRF_OUT_CODE, 1);
+        break;
+    case TRF_OUT_CODE * 4 + 2:
+        assemble_slab(k, io, scratch, c, TRF_OUT_CODE, 2);
+        break;
+    case TRF_OUT_CODE * 4 + 3:
+        assemble_slab(k, io, scratch, c, TRF_OUT_CODE, 3);
+        break;
+    default:
+        assemble_slab(k, io, scratch, c, TRF_OUT_WIDE_CODE, 0);
+        break;
+    }
+}

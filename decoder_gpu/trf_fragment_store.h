@@ -1,0 +1,271 @@
+/* From a slab's fragments to a dense matrix: elements, their conversion, and which register goes where. C and CUDA; a
+ * loop over 32 lanes computes what a warp does.
+ *
+ * A lane's eight registers of a column step hold 16 weights, two neighbouring columns in each. In two steps (a *pair*,
+ * 32 columns) the lane has the same 8 neighbouring columns of four rows: lane/4, and 8, 16, 24 below it. Elements
+ * travel as two 16-bit halves of a word. */
+#ifndef TRF_FRAGMENT_STORE_H
+#define TRF_FRAGMENT_STORE_H
+
+#include "trf_device_value.h"
+#include "trf_split.h"
+
+#include <math.h>
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+enum {
+    TRF_STORE_ROWS = 4,      /* of a lane */
+    TRF_STEP_PAIR_COLS = 32, /* of a warp; a lane has 8 neighbours of them */
+    TRF_LANE_COLS = 8,
+    TRF_GATHER_ROW_BYTES = 256,
+    TRF_GATHER_BYTES = TRF_SLAB_ROWS * TRF_GATHER_ROW_BYTES
+};
+
+/* ---- where ---- */
+
+/* The register (0 to 7) with the lane's columns 2 * half and 2 * half + 1 of a step, in its row r (0 to 3). */
+TRF_HD uint32_t trf_row_register(uint32_t r, uint32_t half) { return 4 * (r / 2) + r % 2 + 2 * half; }
+
+/* A lane's row r from the slab's first one, and its first column in the tile's pair `pair` (0 to 7). */
+TRF_HD uint32_t trf_store_row(uint32_t lane, uint32_t r) { return lane / 4 + 8 * r; }
+TRF_HD uint32_t trf_store_col(uint32_t lane, uint32_t pair) {
+    return TRF_STEP_PAIR_COLS * pair + TRF_LANE_COLS * (lane % 4);
+}
+
+/* ---- rows of 16-bit weights gathered in shared memory, [TRF_SLAB_ROWS][TRF_GATHER_ROW_BYTES], to be stored in pieces
+ * as long as that ---- */
+
+/* Place of byte `at` of a row. In odd rows pieces of 64 bytes change places, so that lanes do not meet in banks,
+ * neither here nor when rows are taken out. */
+TRF_HD uint32_t trf_gather_at(uint32_t row, uint32_t at) { return TRF_GATHER_ROW_BYTES * row + (at ^ (row & 1) << 6); }
+
+/* A warp takes out two rows at once, a lane 16 bytes: of this row of the i-th two (0 to 15), from this byte on. */
+TRF_HD uint32_t trf_gather_row(uint32_t lane, uint32_t i) { return 2 * i + lane / 16; }
+TRF_HD uint32_t trf_gather_byte(uint32_t lane) { return 16 * (lane % 16); }
+
+/* ---- bits ---- */
+
+/* Bytes of a (0 to 3) and b (4 to 7) as the four digits of pick say, lowest first. */
+TRF_HD uint32_t trf_pick_bytes(uint32_t a, uint32_t b, uint32_t pick) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(a, b, pick);
+#else
+    const uint64_t bytes = (uint64_t)b << 32 | a;
+    uint32_t picked = 0;
+    for (int i = 0; i < 4; i++)
+        picked |= (uint32_t)(bytes >> 8 * (pick >> 4 * i & 7) & 0xFF) << 8 * i;
+    return picked;
+#endif
+}
+
+/* ---- elements ---- */
+
+/* The two registers of a quad from its bytes of weights 0, 2, 1, 3. */
+TRF_HD void trf_spread_bytes(uint32_t bytes, uint32_t pairs[2]) {
+    pairs[0] = bytes & 0x00FF00FF;
+    pairs[1] = bytes >> 8 & 0x00FF00FF;
+}
+
+/* Adds the lowest code of a layer (at least -0x7F00) to each half, 0 to 0xFF. A bit on top keeps the halves from
+ * borrowing. */
+TRF_HD uint32_t trf_add_code(uint32_t pair, int32_t lowest) {
+    return ((pair | 0x80008000) + (uint32_t)lowest * 0x00010001) ^ 0x80008000;
+}
+
+/* The exponent fields of two elements. */
+TRF_HD uint32_t trf_exponent_mask(uint32_t codec) {
+    const trf_float_fields fields = trf_fields_of(codec);
+    return (fields.max_exponent << fields.mantissa_bits) * 0x00010001;
+}
+
+/* Two offsets in the place of the exponent fields. */
+TRF_HD uint32_t trf_exponent_offsets(uint32_t codec, int32_t low, int32_t high) {
+    const trf_float_fields fields = trf_fields_of(codec);
+    return (((uint32_t)low & fields.max_exponent) | ((uint32_t)high & fields.max_exponent) << 16)
+           << fields.mantissa_bits;
+}
+
+/* The offsets of the lane's columns 2 * half and 2 * half + 1 of a step; bytes: of its four columns. */
+TRF_HD uint32_t trf_col_offsets(uint32_t codec, uint32_t bytes, uint32_t half) {
+    return trf_exponent_offsets(codec, (int32_t)(bytes >> 16 * half & 0xFF),
+                                (int32_t)(bytes >> (16 * half + 8) & 0xFF));
+}
+
+/* Sums of exponents and offsets, or of offsets, each modulo Emax + 1; all other bits of `to` stay. The highest exponent
+ * bit has a bit above it in its half, so nothing carries into a neighbour. */
+TRF_HD uint32_t trf_add_exponents(uint32_t codec, uint32_t to, uint32_t offsets) {
+    const uint32_t mask = trf_exponent_mask(codec);
+    return (((to & mask) + offsets) & mask) | (to & ~mask);
+}
+
+/* From a step's registers as trf_build_quad leaves them to elements, but for exponent offsets. lowest: the int codec's
+ * lowest code. */
+TRF_HD void trf_step_elements(uint32_t codec, int32_t lowest, uint32_t reg[8]) {
+    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16)
+        return;
+    for (int g = 0; g < 4; g++) {
+        trf_spread_bytes(reg[2 * g], reg + 2 * g);
+        if (codec == TRF_CODEC_INT)
+            for (int i = 0; i < 2; i++)
+                reg[2 * g + i] = trf_add_code(reg[2 * g + i], lowest);
+    }
+}
+
+/* Adds exponent offsets to a step's elements. rows: of the lane's four rows, D included, both halves alike. col_bytes:
+ * of the step's four columns, 0 if they have none. */
+TRF_HD void trf_step_offsets(uint32_t codec, const uint32_t rows[TRF_STORE_ROWS], int by_col, uint32_t col_bytes,
+                             uint32_t reg[8]) {
+    for (uint32_t half = 0; half < 2; half++) {
+        const uint32_t cols = by_col ? trf_col_offsets(codec, col_bytes, half) : 0;
+        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+            uint32_t *to = reg + trf_row_register(r, half);
+            *to = trf_add_exponents(codec, *to, by_col ? trf_add_exponents(codec, rows[r], cols) : rows[r]);
+        }
+    }
+}
+
+/* ---- what is written ---- */
+
+typedef enum trf_store_format {
+    TRF_STORE_NONE,     /* the kernel for regular slabs does not write this */
+    TRF_STORE_ELEMENTS, /* 16 bits */
+    TRF_STORE_BYTES,    /* their lower 8 bits */
+    TRF_STORE_F32,
+    TRF_STORE_BF16, /* of another codec */
+    TRF_STORE_F16
+} trf_store_format;
+
+TRF_HD trf_store_format trf_store_format_of(const trf_device_view *view, trf_decode_as as) {
+    const uint32_t dtype = trf_device_value_dtype(view, as);
+    if (dtype == TRF_DTYPE_NONE)
+        return trf_device_value_bytes(view, as) == 1 ? TRF_STORE_BYTES : TRF_STORE_ELEMENTS;
+    if (view->codec == TRF_CODEC_FP16)
+        return dtype == TRF_DTYPE_F16 ? TRF_STORE_ELEMENTS : TRF_STORE_NONE;
+    if (view->codec == TRF_CODEC_BF16 && dtype != TRF_DTYPE_F32)
+        return dtype == TRF_DTYPE_BF16 ? TRF_STORE_ELEMENTS : TRF_STORE_NONE;
+    return dtype == TRF_DTYPE_F32 ? TRF_STORE_F32 : dtype == TRF_DTYPE_BF16 ? TRF_STORE_BF16 : TRF_STORE_F16;
+}
+
+/* Bytes of a weight. */
+TRF_HD uint32_t trf_store_bytes(trf_store_format format) {
+    return format == TRF_STORE_F32 ? 4 : format == TRF_STORE_BYTES ? 1 : 2;
+}
+
+/* ---- conversion of two elements ---- */
+
+/* Products with a power of two; exact, denormals included. */
+TRF_HD uint32_t trf_times_f16x2(uint32_t pair, uint16_t power) {
+#ifdef __CUDA_ARCH__
+    const uint32_t powers = power * 0x00010001u;
+    const __half2 product = __hmul2(*(const __half2 *)&pair, *(const __half2 *)&powers);
+    return *(const uint32_t *)&product;
+#else
+    const float by = trf_f16_to_f32(power);
+    return trf_f32_to_f16(trf_f16_to_f32((uint16_t)pair) * by) |
+           (uint32_t)trf_f32_to_f16(trf_f16_to_f32((uint16_t)(pair >> 16)) * by) << 16;
+#endif
+}
+
+TRF_HD uint32_t trf_times_bf16x2(uint32_t pair, uint16_t power) {
+#ifdef __CUDA_ARCH__
+    const uint32_t powers = power * 0x00010001u;
+    const __nv_bfloat162 product = __hmul2(*(const __nv_bfloat162 *)&pair, *(const __nv_bfloat162 *)&powers);
+    return *(const uint32_t *)&product;
+#else
+    const float by = trf_bf16_to_f32(power);
+    return trf_f32_to_bf16(trf_bf16_to_f32((uint16_t)pair) * by) |
+           (uint32_t)trf_f32_to_bf16(trf_bf16_to_f32((uint16_t)(pair >> 16)) * by) << 16;
+#endif
+}
+
+/* Bit 7 of each half: whether the FP8 element there has a magnitude of at least 0x80 - above. */
+TRF_HD uint32_t trf_fp8_at_least(uint32_t pair, uint32_t above) {
+    return ((pair & 0x007F007F) + above * 0x00010001) & 0x00800080;
+}
+
+/* FP8 to F16. The exponent moves to its place and is brought from the one bias to the other by a product, which
+ * denormals pass too; E4M3's NaN then is 480, to be made 0x7E00. E5M2 is the upper byte of an F16; NaNs get quiet. */
+TRF_HD uint32_t trf_fp8_to_f16x2(uint32_t codec, uint32_t pair) {
+    if (codec == TRF_CODEC_E5M2)
+        return pair << 8 | trf_fp8_at_least(pair, 3) << 2;
+    const uint32_t shifted = (pair & 0x00800080) << 8 | (pair & 0x007F007F) << 7;
+    return trf_times_f16x2(shifted, 0x5C00 /* 2^8 */) ^ (trf_fp8_at_least(pair, 1) >> 7) * (0x5F80 ^ 0x7E00);
+}
+
+/* FP8 to BF16, likewise. E4M3's NaN would be 480, E5M2's infinity 65536 (and NaNs beside it). */
+TRF_HD uint32_t trf_fp8_to_bf16x2(uint32_t codec, uint32_t pair) {
+    const uint32_t sign = (pair & 0x00800080) << 8, magnitude = pair & 0x007F007F;
+    if (codec == TRF_CODEC_E4M3)
+        return trf_times_bf16x2(sign | magnitude << 4, 0x7B80 /* 2^120 */) ^
+               (trf_fp8_at_least(pair, 1) >> 7) * (0x43F0 ^ 0x7FC0);
+    return (trf_times_bf16x2(sign | magnitude << 5, 0x7780 /* 2^112 */) ^
+            (trf_fp8_at_least(pair, 4) >> 7) * (0x4780 ^ 0x7F80)) |
+           trf_fp8_at_least(pair, 3) >> 1;
+}
+
+/* Codes as floats: as the low bits of 2^23 + 2^15 + code, which is then taken away. */
+TRF_HD float trf_code_to_f32(uint32_t pair, uint32_t half) {
+    const uint32_t bits = trf_pick_bytes(pair ^ 0x80008000, 0x4B000000, half ? 0x7632 : 0x7610);
+    return trf_f32_from_bits(bits) - 8421376.0f;
+}
+
+/* code * scale, rounded to odd: of the two floats around it the one whose last bit is set, or itself. It still rounds
+ * to 16 bits as the exact product does, which one rounded to nearest even may not. */
+TRF_HD float trf_scale_to_odd(float code, float scale) {
+#ifdef __CUDA_ARCH__
+    const float below = __fmul_rd(code, scale), above = __fmul_ru(code, scale);
+#else
+    const double product = (double)code * (double)scale;
+    float below = (float)product, above = below;
+    if ((double)below < product)
+        above = nextafterf(below, INFINITY);
+    else if ((double)above > product)
+        below = nextafterf(above, -INFINITY);
+#endif
+    return trf_f32_bits(below) & 1 ? below : above;
+}
+
+TRF_HD uint32_t trf_round_bf16x2(float low, float high) {
+#ifdef __CUDA_ARCH__
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&pair;
+#else
+    return trf_f32_to_bf16(low) | (uint32_t)trf_f32_to_bf16(high) << 16;
+#endif
+}
+
+TRF_HD uint32_t trf_round_f16x2(float low, float high) {
+#ifdef __CUDA_ARCH__
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *(const uint32_t *)&pair;
+#else
+    return trf_f32_to_f16(low) | (uint32_t)trf_f32_to_f16(high) << 16;
+#endif
+}
+
+/* What is written for two elements, of a format of 2 bytes a weight. scale: of both, for the int codec. */
+TRF_HD uint32_t trf_store_pair(uint32_t codec, trf_store_format format, uint32_t pair, float scale) {
+    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || format == TRF_STORE_ELEMENTS)
+        return pair;
+    if (codec != TRF_CODEC_INT)
+        return format == TRF_STORE_F16 ? trf_fp8_to_f16x2(codec, pair) : trf_fp8_to_bf16x2(codec, pair);
+    const float low = trf_scale_to_odd(trf_code_to_f32(pair, 0), scale),
+                high = trf_scale_to_odd(trf_code_to_f32(pair, 1), scale);
+    return format == TRF_STORE_F16 ? trf_round_f16x2(low, high) : trf_round_bf16x2(low, high);
+}
+
+/* One of two elements as TRF_STORE_F32. */
+TRF_HD uint32_t trf_store_f32(uint32_t codec, uint32_t pair, uint32_t half, float scale) {
+    if (codec == TRF_CODEC_BF16)
+        return half ? pair & 0xFFFF0000 : pair << 16;
+    return trf_f32_bits(trf_code_to_f32(pair, half) * scale);
+}
+
+/* Four elements as TRF_STORE_BYTES. */
+TRF_HD uint32_t trf_store_four_bytes(uint32_t first, uint32_t second) { return trf_pick_bytes(first, second, 0x6420); }
+
+#endif

@@ -1,0 +1,106 @@
+/* How products of experts are shared out among blocks, from counts of tokens that only the device knows. Every block
+ * works this out by itself, from the same numbers. C and CUDA.
+ *
+ * A *work item* is one pass over an expert's weights, with up to TRF_EXPERT_TOKENS of its tokens. Work items count
+ * through the experts in order, those without tokens have none. A block has consecutive units (trf_warp_product.cuh),
+ * counted through all items, so that it enters few experts, and fewer of them if it enters another one; all of a unit's
+ * columns are the block's. */
+#ifndef TRF_EXPERT_PARTITION_H
+#define TRF_EXPERT_PARTITION_H
+
+#include "trf_blob.h"
+
+enum {
+    TRF_EXPERT_TOKENS = 8,
+    TRF_EXPERT_MAX_ROWS = 1 << 26 /* of x: 32 experts' passes fit 32 bits */
+};
+
+/* What an expert is to a block. */
+typedef struct trf_expert_cost_model {
+    uint32_t units, cols;    /* of an expert: units, at least 1; columns of slabs, at least 1 */
+    uint32_t warps;          /* of a block: they share its units' columns evenly */
+    uint32_t step_ns;        /* estimated time of a step, in which each warp walks one column of a unit */
+    uint32_t begin_ns;       /* and of entering an expert ... */
+    uint32_t begin_quarters; /* ... in quarters of a unit's time */
+} trf_expert_cost_model;
+
+/* An expert's tokens: rows [first, first + count) of x. */
+typedef struct trf_expert_tokens {
+    uint32_t first, count;
+} trf_expert_tokens;
+
+/* Of the expert between two offsets, which are data: ones that make no sense never lead beyond max_rows. */
+TRF_HD trf_expert_tokens trf_expert_tokens_of(uint32_t offset, uint32_t next, uint32_t max_rows) {
+    const uint32_t first = offset < max_rows ? offset : max_rows, end = next < max_rows ? next : max_rows;
+    const trf_expert_tokens tokens = {first, end > first ? end - first : 0};
+    return tokens;
+}
+
+TRF_HD uint32_t trf_expert_passes(uint32_t count) {
+    return count / TRF_EXPERT_TOKENS + (count % TRF_EXPERT_TOKENS != 0);
+}
+
+/* Where the i-th share of `count` things begins that are cut as evenly as may be among `shares`: longer ones first. */
+TRF_HD uint64_t trf_even_share_begin(uint64_t count, uint64_t shares, uint64_t i) {
+    const uint64_t more = count % shares;
+    return count / shares * i + (i < more ? i : more);
+}
+
+/* Estimated time of a block with so many units of one expert. */
+TRF_HD uint64_t trf_expert_time(const trf_expert_cost_model *cost_model, uint64_t units) {
+    return (units * cost_model->cols + cost_model->warps - 1) / cost_model->warps * cost_model->step_ns +
+           cost_model->begin_ns;
+}
+
+/* What items cost, in quarters of a unit. */
+TRF_HD uint64_t trf_expert_quarters(const trf_expert_cost_model *cost_model, uint64_t work_items) {
+    return work_items * (4ull * cost_model->units + cost_model->begin_quarters);
+}
+
+/* Estimated time of the block that has most to do. *whole: whether blocks do better with one item each. items, blocks:
+ * at least 1. */
+TRF_HD uint64_t trf_expert_cost(const trf_expert_cost_model *cost_model, uint64_t work_items, uint32_t blocks,
+                                int *whole) {
+    const uint64_t most = (trf_expert_quarters(cost_model, work_items) + blocks - 1) / blocks,
+                   evenly = trf_expert_time(cost_model, (most + 3) / 4);
+    *whole = 0;
+    if (work_items > blocks)
+        return evenly;
+    const uint64_t sharing = blocks / work_items,
+                   apart = trf_expert_time(cost_model, (cost_model->units + sharing - 1) / sharing);
+    *whole = apart <= evenly;
+    return *whole ? apart : evenly;
+}
+
+/* A block's units [begin, end), unit u of item i being i * units + u. */
+typedef struct trf_expert_share {
+    uint64_t begin, end;
+} trf_expert_share;
+
+/* The first unit from `quarters` on: an item's first quarters are entering it. */
+TRF_HD uint64_t trf_expert_unit_at(const trf_expert_cost_model *cost_model, uint64_t quarters) {
+    const uint64_t each = 4ull * cost_model->units + cost_model->begin_quarters, in_item = quarters % each;
+    return quarters / each * cost_model->units +
+           (in_item > cost_model->begin_quarters ? (in_item - cost_model->begin_quarters + 3) / 4 : 0);
+}
+
+/* whole: blocks are cut among items, and an item among its blocks. */
+TRF_HD trf_expert_share trf_expert_share_of(const trf_expert_cost_model *cost_model, uint64_t work_items,
+                                            uint32_t blocks, int whole, uint32_t block) {
+    trf_expert_share share;
+    if (!whole) {
+        const uint64_t all = trf_expert_quarters(cost_model, work_items);
+        share.begin = trf_expert_unit_at(cost_model, trf_even_share_begin(all, blocks, block));
+        share.end = trf_expert_unit_at(cost_model, trf_even_share_begin(all, blocks, block + 1ull));
+        return share;
+    }
+    const uint64_t units = cost_model->units, each = blocks / work_items, more = blocks % work_items,
+                   longer = more * (each + 1),
+                   work_item = block < longer ? block / (each + 1) : more + (block - longer) / each,
+                   sharing = each + (work_item < more), i = block - trf_even_share_begin(blocks, work_items, work_item);
+    share.begin = work_item * units + trf_even_share_begin(units, sharing, i);
+    share.end = work_item * units + trf_even_share_begin(units, sharing, i + 1);
+    return share;
+}
+
+#endif

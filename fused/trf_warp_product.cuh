@@ -1,0 +1,434 @@
+/* The fused kernels' arguments, a warp's accumulators, and how a finished sum gets to y.
+ *
+ * Decoded weights are the A fragments of mma.m16n8k16, x is B. A *unit* is the one or two bands of 32 rows that a warp
+ * walks side by side. */
+#ifndef TRF_WARP_PRODUCT_CUH
+#define TRF_WARP_PRODUCT_CUH
+
+#include "trf_epilogue.h"
+#include "trf_slab_walk.cuh"
+
+/* The epilogue, and what is written behind it. */
+struct trf_epilogue_args {
+    trf_epilogue epilogue;
+    void *y; /* [m][rows]; NULL: there is no epilogue */
+    uint32_t y_dtype, rows;
+};
+
+/* By value to every fused kernel. */
+struct trf_fused_args {
+    trf_device_view view;
+    trf_smem_layout smem;
+    const void *x;     /* [m][x_stride], 16-bit, 16-byte aligned rows */
+    uint32_t x_stride; /* elements */
+    uint32_t m, y_dtype;
+    void *y;             /* [m][rows]; with an epilogue its sums, in the workspace, and y_dtype is F32 */
+    const float *edges;  /* [m][rows], or NULL */
+    uint32_t whole_rows; /* in whole bands: a multiple of 32 */
+    uint32_t use_row_offsets;
+    trf_epilogue_args epilogue_args;
+    /* The cut (trf_fused_kernel.cuh). */
+    uint32_t cluster;    /* blocks of a cluster */
+    uint32_t k_splits;   /* split-K in a block: warps that share a unit's columns */
+    uint32_t wave_units; /* a wave: units that a block walks at once; wave_units * k_splits warps are at work */
+    uint32_t units;      /* of the layer */
+    uint32_t units_per_cluster,
+        units_remainder;                     /* a cluster has units_per_cluster, those below units_remainder one more */
+    uint32_t cols_per_block, cols_remainder; /* likewise, a block's columns of slabs */
+    uint32_t stream_k;          /* units of a wave may have their columns in several clusters (of one block) */
+    float *partials;            /* stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
+    uint32_t sums, sums_stride; /* shared offset of sums; from warp to warp (clusters of one block) */
+    uint32_t sums_over_x;       /* whether sums take the place of windows of x, or of buffers; several blocks only */
+    uint32_t x_shared,
+        x_stage_cols; /* for batches above 8: shared offset of a window of x for each part; columns of a piece of it */
+};
+
+/* ---- fragments ---- */
+
+template <class Type> static __device__ __forceinline__ uint32_t trf_to_type(uint32_t f16x2);
+template <> __device__ __forceinline__ uint32_t trf_to_type<trf_f16_type>(uint32_t f16x2) { return f16x2; }
+template <> __device__ __forceinline__ uint32_t trf_to_type<trf_bf16_type>(uint32_t f16x2) {
+    return trf_f16x2_to_bf16x2(f16x2);
+}
+
+/* The exponent that the coded weights lack, in every row, and in one; within +-126, or the layer would not be here. */
+static __device__ __forceinline__ int trf_layer_exponent(const trf_device_view &view) {
+    return view.exponent_offset + trf_fragment_exponent(view.codec);
+}
+
+static __device__ __forceinline__ int trf_row_exponent(const trf_fused_args &a, uint32_t row) {
+    return trf_layer_exponent(a.view) + (a.use_row_offsets ? (int)__ldg(a.view.row_offsets + row) : 0);
+}
+
+/* A row's sum in units of y. */
+static __device__ __forceinline__ float trf_scale_sum(const trf_fused_args &a, uint32_t row, float sum) {
+    if (a.view.codec != TRF_CODEC_INT)
+        return sum * __uint_as_float((uint32_t)(127 + trf_row_exponent(a, row)) << 23);
+    if (a.view.granularity == TRF_GRANULARITY_TENSOR)
+        return sum * __ldg((const float *)a.view.scales);
+    if (a.view.granularity == TRF_GRANULARITY_CHANNEL)
+        return sum * __ldg((const float *)a.view.scales + row);
+    return sum;
+}
+
+/* With what the edges add. */
+static __device__ __forceinline__ float trf_add_edges(const trf_fused_args &a, uint64_t at, float value) {
+    return a.edges ? value + a.edges[at] : value;
+}
+
+static __device__ __forceinline__ void trf_store_y(const trf_fused_args &a, uint32_t n, uint32_t row, float value) {
+    const uint64_t at = (uint64_t)n * a.view.rows + row;
+    trf_store_rounded(a.y, a.y_dtype, at, trf_add_edges(a, at, value));
+}
+
+/* Where the i-th sum of a lane belongs: row of x, of lane % 4 = q and tile t; row of the layer, of block b of 16 rows
+ * of the unit that begins at `first_row`. */
+static __device__ __forceinline__ uint32_t trf_n_of_sum(uint32_t q, uint32_t t, uint32_t i) {
+    return 8 * t + 2 * q + i % 2;
+}
+static __device__ __forceinline__ uint32_t trf_row_of_sum(uint32_t lane, uint32_t first_row, uint32_t b, uint32_t i) {
+    return first_row + 16 * b + lane / 4 + 8 * (i / 2);
+}
+
+/* A sum to y: the i-th of lane (lane / 4, q), of block b of 16 rows and tile t of x, of the unit that begins at
+ * `first_row`. */
+static __device__ __forceinline__ void trf_finish_sum(const trf_fused_args &a, uint32_t lane, uint32_t q,
+                                                      uint32_t first_row, uint32_t b, uint32_t t, uint32_t i,
+                                                      float sum) {
+    const uint32_t n = trf_n_of_sum(q, t, i), row = trf_row_of_sum(lane, first_row, b, i);
+    if (n < a.m && row < a.whole_rows)
+        trf_store_y(a, n, row, trf_scale_sum(a, row, sum));
+}
+
+static __device__ __forceinline__ void trf_finish_sums(const trf_fused_args &a, uint32_t lane, uint32_t q,
+                                                       uint32_t first_row, uint32_t b, uint32_t t, float4 sums) {
+    trf_finish_sum(a, lane, q, first_row, b, t, 0, sums.x);
+    trf_finish_sum(a, lane, q, first_row, b, t, 1, sums.y);
+    trf_finish_sum(a, lane, q, first_row, b, t, 2, sums.z);
+    trf_finish_sum(a, lane, q, first_row, b, t, 3, sums.w);
+}
+
+static __device__ __forceinline__ float4 trf_add(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+static __device__ __forceinline__ float4 trf_add_of_lane(float4 v, uint32_t distance) {
+    return make_float4(
+        v.x + __shfl_xor_sync(0xFFFFFFFFu, v.x, distance), v.y + __shfl_xor_sync(0xFFFFFFFFu, v.y, distance),
+        v.z + __shfl_xor_sync(0xFFFFFFFFu, v.z, distance), v.w + __shfl_xor_sync(0xFFFFFFFFu, v.w, distance));
+}
+
+static constexpr uint32_t kAccTileBytes = 512; /* of sums: 16 rows by 8 rows of x, 16 bytes a lane */
+
+/* Where a lane's part of a piece lies in shared memory, q = lane % 4. For the smallest batches those of the same rows
+ * of x are side by side. */
+static __device__ __forceinline__ uint32_t trf_acc_tile_place(uint32_t m, uint32_t lane, uint32_t q) {
+    return 16 * (m <= 4 ? q * 8 + lane / 4 : lane / 4 * 4 + q);
+}
+
+static constexpr uint32_t kXTileBytes = 8 * 64; /* 8 rows of x, two steps' columns */
+
+/* Where x of more rows than 8 is: with one slab a warp in a window that warps share (trf_fused_x_pipeline.cuh). With
+ * two, whose warps mostly have columns of their own, a warp copies it for itself, two steps ahead, each lane what it
+ * will read: that takes the fewest registers. Three tiles of bf16 have enough of them to load x through the L1 cache,
+ * as one tile does, and are faster so. */
+static __host__ __device__ constexpr bool trf_pipelines_x(int slabs, int x_tiles) { return slabs == 1 && x_tiles > 1; }
+static __host__ __device__ constexpr bool trf_copies_x_by_warp(uint32_t codec, int slabs, int x_tiles) {
+    return slabs == 2 && x_tiles > 1 && !(codec == TRF_CODEC_BF16 && x_tiles == 3);
+}
+
+/* A warp's copy, behind its slabs' buffers. */
+static __host__ __device__ constexpr uint32_t trf_copied_x_bytes(uint32_t codec, int slabs, int x_tiles) {
+    return trf_copies_x_by_warp(codec, slabs, x_tiles) ? 2 * x_tiles * kXTileBytes : 0;
+}
+
+/* ---- one warp's accumulators ----
+ * sum[b][t][4]: rows 16b + lane/4 (+8 for 2, 3) of the unit, batch 8t + 2(lane%4) (+1 for 1, 3). */
+template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool kRowOffsets> struct trf_warp_product {
+    static constexpr int kBlocks = 2 * kSlabs;
+    static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
+    static constexpr int kAccTileCols = kXTiles;
+    static constexpr bool kPipelinedX =
+        trf_pipelines_x(kSlabs, kXTiles); /* x comes from there, for two steps at once */
+    static constexpr bool kCopiesX = trf_copies_x_by_warp(Traits::kCodec, kSlabs, kXTiles);
+    static constexpr int kLoaded = kPipelinedX || kCopiesX ? 1 : kXTiles; /* tiles that come through the L1 cache */
+    const trf_fused_args &a;
+    uint32_t lane;
+    float sum[kBlocks][kXTiles][4];
+    float total[kScaled ? kBlocks : 1][kScaled ? kXTiles : 1][4]; /* kScaled: of the scale groups before this one */
+    float scale[kScaled ? 2 * kBlocks : 1];                       /* of rows lane/4 + 8i, in the scale group at hand */
+    uint32_t step_pairs_left; /* kScaled: step pairs (32 columns) of the scale group at hand */
+    const uint8_t
+        *x_at[kLoaded];   /* not kPipelinedX: this lane's x of the chunk loaded ahead, or copied (then of tile 0) */
+    uint4 ahead[kLoaded]; /* of the first two steps of a chunk to come */
+    uint4 x[kLoaded];     /* of two steps */
+    uint32_t
+        x_shared; /* shared address of this lane's x of the two steps to come, or of both copies: [kXTiles][8][64] */
+    uint32_t first_step[8];     /* the fragments of the first of them */
+    float inverse_offset_scale; /* 2^-exponent_offset */
+
+    __device__ __forceinline__ trf_warp_product(const trf_fused_args &args, uint32_t lane_) : a(args), lane(lane_) {
+        inverse_offset_scale = __uint_as_float((uint32_t)(127 - trf_layer_exponent(a.view)) << 23);
+        clear();
+    }
+
+    /* f(b, t, i) for every sum. */
+    template <class F> static __device__ __forceinline__ void every(F f) {
+#pragma unroll
+        for (int b = 0; b < kBlocks; b++)
+#pragma unroll
+            for (int t = 0; t < kXTiles; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    f(b, t, i);
+    }
+
+    /* What the sums come to: those of the scale groups before this one, if there are any. */
+    __device__ __forceinline__ float &value(int b, int t, int i) { return kScaled ? total[b][t][i] : sum[b][t][i]; }
+
+    __device__ __forceinline__ void clear() {
+        every([&](int b, int t, int i) { sum[b][t][i] = value(b, t, i) = 0; });
+    }
+
+    /* Scales of the scale group that column `col` of the unit's rows lies in. */
+    __device__ __forceinline__ void load_scales(uint32_t unit, uint32_t col) {
+        const uint32_t scale_group = a.view.scale_group_size, at = col / scale_group;
+        step_pairs_left = ((at + 1) * scale_group - col) / 32;
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; i++) {
+            uint32_t row = min(unit * kRows + lane / 4 + 8 * i, a.view.rows - 1);
+            if (a.view.granularity == TRF_GRANULARITY_BLOCK)
+                row /= scale_group;
+            const uint16_t bits = __ldg((const uint16_t *)a.view.scales + (uint64_t)row * a.view.scale_cols + at);
+            scale[i] = ldexpf(__half2float(__ushort_as_half(bits)), a.view.scale_exponent);
+        }
+    }
+
+    __device__ __forceinline__ void add_scale_group() {
+        every([&](int b, int t, int i) {
+            total[b][t][i] = fmaf(scale[2 * b + i / 2], sum[b][t][i], total[b][t][i]);
+            sum[b][t][i] = 0;
+        });
+    }
+
+    /* This lane's x of a tile and a column of slabs. Rows beyond the batch repeat its last; their sums are not used. */
+    __device__ __forceinline__ const uint8_t *x_of(int tile, uint32_t col) const {
+        return (const uint8_t *)a.x +
+               2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride + col * a.view.slab_cols + 8 * (lane % 4));
+    }
+
+    /* Of a tile in the copy of a chunk's first two steps, or its last. */
+    static __device__ __forceinline__ constexpr uint32_t copied_at(int half, int t) {
+        return (half * kXTiles + t) * kXTileBytes;
+    }
+
+    /* Starts the copy of two steps. What is behind the batch's rows, in the last tile, stays as it was; its sums are
+     * not used. */
+    __device__ __forceinline__ void copy_x(int half, const uint8_t *from) const {
+#pragma unroll
+        for (int t = 0; t < kXTiles; t++) {
+            const bool here = t + 1 < kXTiles || lane < 4 * (a.m - 8 * t);
+            const bool shared = a.wave_units > 2;
+            trf_cp_async16_if(here, shared, x_shared + copied_at(half, t), from + 16ull * t * a.x_stride);
+        }
+    }
+
+    __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
+        if (kScaled)
+            load_scales(walk.band, walk.col * a.view.slab_cols);
+    }
+
+    /* Through the L1 cache a chunk's first 32 columns of x are loaded two steps before, since they are the first of a
+     * cache line; the others then come from there. */
+    __device__ __forceinline__ void begin_step_pair(int half) {
+        if constexpr (kCopiesX) {
+            if (half == 0)
+                copy_x(1, x_at[0] + 64);
+        } else if constexpr (!kPipelinedX) {
+#pragma unroll
+            for (int t = 0; t < kXTiles; t++)
+                x[t] = half == 0 ? ahead[t] : trf_ldg128(x_at[t] + 64);
+        }
+    }
+
+    __device__ __forceinline__ void prefetch_chunk() {
+        if constexpr (!kPipelinedX) {
+#pragma unroll
+            for (int t = 0; t < kLoaded; t++)
+                x_at[t] += 128;
+            load_ahead();
+        }
+    }
+
+    /* Also called before the first slab. */
+    __device__ __forceinline__ void prefetch_slab(const trf_walk &walk) {
+        if constexpr (!kPipelinedX) {
+#pragma unroll
+            for (int t = 0; t < kLoaded; t++)
+                x_at[t] = x_of(t, walk.col);
+            load_ahead();
+        }
+    }
+
+    __device__ __forceinline__ void load_ahead() {
+        if constexpr (kCopiesX) {
+            copy_x(0, x_at[0]);
+        } else {
+#pragma unroll
+            for (int t = 0; t < kLoaded; t++)
+                ahead[t] = trf_ldg128(x_at[t]);
+        }
+    }
+
+    __device__ __forceinline__ void finish_step(uint32_t *reg) {
+        if (Traits::kFp8) {
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                const uint32_t bytes = reg[2 * g];
+                if (Traits::kCodec == TRF_CODEC_E5M2) { /* the upper half of an F16 */
+                    reg[2 * g] = __byte_perm(bytes, 0, 0x2404);
+                    reg[2 * g + 1] = __byte_perm(bytes, 0, 0x3414);
+                }
+                reg[2 * g] = trf_to_type<Type>(reg[2 * g]);
+                reg[2 * g + 1] = trf_to_type<Type>(reg[2 * g + 1]);
+            }
+        } else if (Traits::kInt) { /* 0x6400 | u is 1024 + u in F16 */
+            const __half2 origin = __half2half2(__int2half_rn((int)a.view.class_value[0] - 1024));
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                const uint32_t u = reg[2 * g], first = __byte_perm(u, 0x64646464u, 0x4240),
+                               second = __byte_perm(u, 0x64646464u, 0x4341);
+                const __half2 c0 = __hadd2(*reinterpret_cast<const __half2 *>(&first), origin),
+                              c1 = __hadd2(*reinterpret_cast<const __half2 *>(&second), origin);
+                reg[2 * g] = trf_to_type<Type>(*reinterpret_cast<const uint32_t *>(&c0));
+                reg[2 * g + 1] = trf_to_type<Type>(*reinterpret_cast<const uint32_t *>(&c1));
+            }
+        }
+    }
+
+    /* 2^-offset of the row that an exception stands in. */
+    __device__ __forceinline__ float row_inverse_offset_scale(uint32_t s, uint32_t record, const trf_walk &walk) const {
+        if (!kRowOffsets || !a.use_row_offsets)
+            return inverse_offset_scale;
+        const uint32_t row = walk.band * kRows + s * TRF_SLAB_ROWS + (record & 1u << 27 ? 16 : 0) + (record >> 21) % 8 +
+                             (record & 1u << 25 ? 8 : 0);
+        return __uint_as_float((uint32_t)(127 - trf_row_exponent(a, min(row, a.view.rows - 1))) << 23);
+    }
+
+    /* An exception's value, without its row's offset, in the fragment's type; exact, or the layer would not be here. */
+    __device__ __forceinline__ uint32_t exception_value(uint32_t s, uint32_t record, const trf_walk &walk) const {
+        if (Traits::kInt)
+            return trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)record)));
+        if (Traits::kCodec == TRF_CODEC_BF16)
+            return __float_as_uint(__uint_as_float(record << 16) * row_inverse_offset_scale(s, record, walk)) >> 16;
+        const uint32_t half =
+            Traits::kFp8 ? trf_fp8x2_to_f16x2<Traits::kCodec == TRF_CODEC_E5M2>(record & 0xFF) & 0xFFFF : record;
+        const float scaled = __half2float(__ushort_as_half((uint16_t)half)) * row_inverse_offset_scale(s, record, walk);
+        return trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled)));
+    }
+
+    /* A step's x of a tile, of the pair's copy. */
+    __device__ __forceinline__ uint2 copied_x(int t, uint32_t k) const {
+        return trf_lds64(x_shared + copied_at(k / 2 % 2, t) + k % 2 * 8);
+    }
+
+    __device__ __forceinline__ void multiply_copied(const uint32_t (*reg)[8], uint32_t k) {
+        uint2 next = copied_x(0, k);
+#pragma unroll
+        for (int t = 0; t < kXTiles; t++) {
+            const uint2 b = next;
+            if (t + 1 < kXTiles)
+                next = copied_x(t + 1, k);
+            multiply_tile(reg, t, b.x, b.y);
+        }
+    }
+
+    __device__ __forceinline__ void multiply_loaded(const uint32_t (*reg)[8], bool second) {
+#pragma unroll
+        for (int t = 0; t < kLoaded; t++)
+            multiply_tile(reg, t, second ? x[t].z : x[t].x, second ? x[t].w : x[t].y);
+    }
+
+    __device__ __forceinline__ void multiply_tile(const uint32_t (*reg)[8], int t, uint32_t b0, uint32_t b1) {
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++) {
+            trf_mma(Type(), sum[2 * s][t], reg[s], b0, b1);
+            trf_mma(Type(), sum[2 * s + 1][t], reg[s] + 4, b0, b1);
+        }
+    }
+
+    /* Two steps by all tiles of x, each loaded one ahead. The window moves on. */
+    __device__ __forceinline__ void multiply_window(const uint32_t (*second)[8]) {
+        uint4 next = trf_lds128(x_shared);
+#pragma unroll
+        for (int t = 0; t < kXTiles; t++) {
+            const uint4 b = next;
+            if (t + 1 < kXTiles)
+                next = trf_lds128(x_shared + (t + 1) * kXTileBytes);
+            multiply_tile(&first_step, t, b.x, b.y);
+            multiply_tile(second, t, b.z, b.w);
+        }
+        x_shared += kXTiles * kXTileBytes;
+    }
+
+    __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
+        if constexpr (kCopiesX) {
+            multiply_copied(reg, k);
+        } else if constexpr (!kPipelinedX) {
+            multiply_loaded(reg, k % 2);
+        } else if (k % 2 == 0) {
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                first_step[i] = reg[0][i];
+        } else {
+            multiply_window(reg);
+        }
+        if (kScaled && k % 2 == 1 && --step_pairs_left == 0) {
+            add_scale_group();
+            const uint32_t next = walk.col * a.view.slab_cols + 16 * (k + 1);
+            if (next < a.view.cols)
+                load_scales(walk.band, next);
+        }
+    }
+
+    __device__ __forceinline__ void end_slab(const trf_walk &, bool good) {
+        if (!good)
+            every([&](int b, int t, int i) { sum[b][t][i] = __uint_as_float(0x7FC00000u); });
+        if (kScaled)
+            add_scale_group();
+    }
+
+    /* ---- sums as they lie in registers: 16 bytes a lane for each 16 rows and 8 of x ---- */
+
+    static constexpr uint32_t kAccTiles = kBlocks * kXTiles;
+
+    /* Whether any of the lane's sums are of the batch's rows. */
+    __device__ __forceinline__ bool has_sums() const { return 2 * (lane % 4) < a.m; }
+
+    /* put(piece, the lane's four sums of it) */
+    template <class Put> __device__ __forceinline__ void each_acc_tile(Put put) {
+        if (!has_sums())
+            return;
+#pragma unroll
+        for (int b = 0; b < kBlocks; b++)
+#pragma unroll
+            for (int t = 0; t < kXTiles; t++)
+                put(b * kXTiles + t, make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3)));
+    }
+
+    /* The unit's sums to y. */
+    __device__ __forceinline__ void finish(uint32_t unit) {
+        every([&](int b, int t, int i) { trf_finish_sum(a, lane, lane % 4, unit * kRows, b, t, i, value(b, t, i)); });
+    }
+};
+
+/* Rows behind the last whole band have edges only. put(n, row), for the thread's share of them. */
+template <class Put>
+static __device__ __forceinline__ void trf_each_remainder_element(const trf_fused_args &a, Put put) {
+    const uint32_t count = a.view.rows - a.whole_rows;
+    const uint64_t places = (uint64_t)count * a.m, stride = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < places; i += stride)
+        put((uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count));
+}
+
+#endif

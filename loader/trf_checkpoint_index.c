@@ -1,0 +1,240 @@
+#include "trf_checkpoint_index.h"
+
+#include "trf_json.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* As for a file's header. A compressed index holds the source's besides itself. */
+#define TRF_MAX_INDEX_BYTES (4ull * TRF_MAX_SAFETENSORS_HEADER_BYTES)
+
+static trf_status index_parse(const char *path, const char *text, size_t bytes, trf_checkpoint_index *index,
+                              trf_error *err) {
+    trf_status status = trf_json_parse(path, text, bytes, JSON_REJECT_DUPLICATES, &index->root, err);
+    if (status != TRF_OK)
+        return status;
+    index->weight_map = json_object_get(index->root, "weight_map");
+    if (!json_is_object(index->weight_map))
+        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: weight_map is missing or not an object", path);
+    const char *name;
+    json_t *file_name;
+    json_object_foreach(index->weight_map, name, file_name) {
+        /* A file elsewhere would be read, and its copy written, outside of the two directories. */
+        const char *file = json_string_value(file_name);
+        if (!file || !*file || strchr(file, '/'))
+            return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET,
+                            "%s: weight_map: what stands for tensor '%s' is not the name of a file beside the index",
+                            path, name);
+    }
+    return TRF_OK;
+}
+
+trf_status trf_checkpoint_index_open(const char *path, trf_checkpoint_index *index, trf_error *err) {
+    char *text = NULL;
+    size_t bytes;
+    *index = (trf_checkpoint_index){.path = strdup(path), .name = strdup(trf_path_basename(path))};
+    trf_status status = trf_file_load(path, TRF_MAX_INDEX_BYTES, &text, &bytes, err);
+    if (status == TRF_OK)
+        status = index_parse(path, text, bytes, index, err);
+    if (status == TRF_OK && (!index->path || !index->name))
+        status = trf_fail_memory(err, strlen(path));
+    free(text);
+    if (status != TRF_OK)
+        trf_checkpoint_index_free(index);
+    return status;
+}
+
+void trf_checkpoint_index_free(trf_checkpoint_index *index) {
+    free(index->path);
+    free(index->name);
+    json_decref(index->root);
+    *index = (trf_checkpoint_index){0};
+}
+
+static size_t find_file_number(const trf_checkpoint_file *files, size_t num_files, const char *name) {
+    size_t i = 0;
+    while (i < num_files && strcmp(files[i].name, name) != 0)
+        i++;
+    return i;
+}
+
+/* The other direction: a file's tensors in the map. */
+static trf_status index_check_file(const trf_checkpoint_index *index, const trf_checkpoint_file *checkpoint_file,
+                                   trf_error *err) {
+    for (size_t i = 0; i < checkpoint_file->own_header.num_tensors; i++) {
+        const char *name = checkpoint_file->own_header.tensors[i].name;
+        const char *mapped = json_string_value(json_object_get(index->weight_map, name));
+        if (!mapped)
+            return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: tensor '%s' of file %s is not in weight_map",
+                            index->path, name, checkpoint_file->name);
+        if (strcmp(mapped, checkpoint_file->name) != 0)
+            return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: tensor '%s' is in file %s, but weight_map says %s",
+                            index->path, name, checkpoint_file->name, mapped);
+    }
+    return TRF_OK;
+}
+
+/* @return malloc'd marks of the files that the index names; NULL on failure. */
+static uint8_t *index_find_files(const trf_checkpoint_index *index, const trf_checkpoint_file *files, size_t num_files,
+                                 trf_error *err) {
+    uint8_t *named = calloc(num_files + 1, 1);
+    if (!named) {
+        trf_fail_memory(err, num_files);
+        return NULL;
+    }
+    const char *name;
+    json_t *file;
+    size_t last = 0; /* neighbours in the map tend to share a file */
+    json_object_foreach(index->weight_map, name, file) {
+        const char *file_name = json_string_value(file);
+        if (last >= num_files || strcmp(files[last].name, file_name) != 0)
+            last = find_file_number(files, num_files, file_name);
+        if (last == num_files) {
+            trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: tensor '%s': there is no file %s", index->path, name,
+                     file_name);
+            free(named);
+            return NULL;
+        }
+        if (!trf_safetensors_find(&files[last].own_header, name)) {
+            trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: tensor '%s' is not in file %s", index->path, name,
+                     file_name);
+            free(named);
+            return NULL;
+        }
+        named[last] = 1;
+    }
+    return named;
+}
+
+trf_status trf_checkpoint_index_check(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
+                                      size_t num_files, trf_error *err) {
+    trf_error local = {0};
+    uint8_t *named = index_find_files(index, files, num_files, &local);
+    if (!named) {
+        if (err)
+            *err = local;
+        return local.status;
+    }
+    trf_status status = TRF_OK;
+    for (size_t i = 0; i < num_files && status == TRF_OK; i++)
+        if (named[i])
+            status = index_check_file(index, &files[i], err);
+    free(named);
+    return status;
+}
+
+/* The name under which file `out` stores what file `in` stores as `name`. @return malloc'd; NULL without memory or
+ * tensor. */
+static char *converted_name(const trf_checkpoint_file *in, const trf_checkpoint_file *out, const char *name) {
+    const trf_file_tensor *tensor = trf_checkpoint_file_find(in, name);
+    size_t length = strlen(name), suffix = strlen(TRF_BLOB_SUFFIX);
+    if (tensor && tensor->blobs)
+        tensor = NULL; /* stored as name_trf, so this is another tensor */
+    if (!tensor && length >= suffix) {
+        char *source = strndup(name, length - suffix);
+        tensor = source ? trf_checkpoint_file_find(in, source) : NULL;
+        free(source);
+    }
+    tensor = tensor ? trf_checkpoint_file_find(out, tensor->source->name) : NULL;
+    if (!tensor)
+        return NULL;
+    return tensor->blobs ? trf_blob_name(tensor->source->name) : strdup(tensor->source->name);
+}
+
+/* @return a new reference to the map for the files of `out`, or NULL; counts the bytes of the files in it. */
+static json_t *convert_map(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
+                           const trf_checkpoint_file *out, size_t num_files, uint64_t *total_bytes) {
+    json_t *map = json_object();
+    uint8_t *counted = calloc(num_files + 1, 1);
+    const char *name;
+    json_t *file;
+    int failed = !map || !counted;
+    size_t last = 0;
+    *total_bytes = 0;
+    if (!failed)
+        json_object_foreach(index->weight_map, name, file) {
+            if (last >= num_files || strcmp(in[last].name, json_string_value(file)) != 0)
+                last = find_file_number(in, num_files, json_string_value(file));
+            char *converted = converted_name(&in[last], &out[last], name);
+            failed |= !converted || json_object_set(map, converted, file) != 0;
+            free(converted);
+            if (!counted[last]++)
+                *total_bytes += out[last].own_header.data_bytes;
+        }
+    free(counted);
+    if (!failed)
+        return map;
+    json_decref(map);
+    return NULL;
+}
+
+/* The index with its map converted. kept: this index's text, to be kept within; or NULL. */
+static trf_status index_rewrite(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
+                                const trf_checkpoint_file *out, size_t num_files, const json_t *kept, char **text,
+                                size_t *bytes, trf_error *err) {
+    uint64_t total_bytes;
+    json_t *map = convert_map(index, in, out, num_files, &total_bytes), *root = json_copy(index->root);
+    json_t *metadata = json_object_get(index->root, "metadata");
+    metadata = json_is_object(metadata) ? json_copy(metadata) : json_object();
+    int failed = !map || !root || !metadata;
+    failed = failed || json_object_set_new(metadata, "total_size", json_integer((json_int_t)total_bytes));
+    failed = failed || (kept && json_object_set(metadata, TRF_METADATA_INDEX, (json_t *)kept));
+    failed = failed || json_object_set(root, "metadata", metadata) || json_object_set(root, "weight_map", map);
+    *text = failed ? NULL : json_dumps(root, JSON_INDENT(2));
+    json_decref(map);
+    json_decref(metadata);
+    json_decref(root);
+    if (!*text)
+        return trf_fail_memory(err, 0);
+    *bytes = strlen(*text);
+    return TRF_OK;
+}
+
+/* Gives back the index that the compressor kept, if it goes with the restored files. */
+static trf_status index_restore(const trf_checkpoint_index *index, const json_t *kept, const trf_checkpoint_file *out,
+                                size_t num_files, char **text, size_t *bytes, trf_error *err) {
+    trf_checkpoint_index source_index = {.path = index->path};
+    const char *content = json_string_value(kept);
+    size_t length = json_string_length(kept);
+    trf_status status = index_parse(index->path, content, length, &source_index, err);
+    if (status == TRF_OK)
+        status = trf_checkpoint_index_check(&source_index, out, num_files, err);
+    json_decref(source_index.root);
+    if (status != TRF_OK)
+        return trf_prefix_error(err, status == TRF_ERR_MEMORY ? status : TRF_ERR_FORMAT,
+                                "the kept source index does not fit");
+    if (!(*text = malloc(length + 1)))
+        return trf_fail_memory(err, length + 1);
+    memcpy(*text, content, length + 1);
+    *bytes = length;
+    return TRF_OK;
+}
+
+trf_status trf_checkpoint_index_convert(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
+                                        const trf_checkpoint_file *out, size_t num_files, char **text, size_t *bytes,
+                                        trf_error *err) {
+    int in_compressed = 0, out_compressed = 0;
+    for (size_t i = 0; i < num_files; i++)
+        in_compressed |= in[i].compressed, out_compressed |= out[i].compressed;
+    json_t *kept = json_object_get(json_object_get(index->root, "metadata"), TRF_METADATA_INDEX);
+    if (json_is_string(kept) && !out_compressed)
+        return index_restore(index, kept, out, num_files, text, bytes, err);
+    if (in_compressed && !out_compressed)
+        return index_rewrite(index, in, out, num_files, NULL, text, bytes, err);
+
+    char *source;
+    size_t source_bytes;
+    trf_status status = trf_file_load(index->path, TRF_MAX_INDEX_BYTES, &source, &source_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    if (!out_compressed) {
+        *text = source, *bytes = source_bytes;
+        return TRF_OK;
+    }
+    json_t *own = json_stringn(source, source_bytes);
+    status = own ? index_rewrite(index, in, out, num_files, own, text, bytes, err) : trf_fail_memory(err, source_bytes);
+    json_decref(own);
+    free(source);
+    return status;
+}

@@ -1,0 +1,34 @@
+/* A *.safetensors.index.json: which file holds which tensor. */
+#ifndef TRF_CHECKPOINT_INDEX_H
+#define TRF_CHECKPOINT_INDEX_H
+
+#include "trf_checkpoint_file.h"
+
+/* Where, under "metadata", the index of a compressed checkpoint keeps the source's index. */
+#define TRF_METADATA_INDEX "transfuse_source_index"
+
+typedef struct trf_checkpoint_index {
+    char *path;
+    char *name; /* of the file alone */
+    json_t *root;
+    json_t *weight_map; /* within root */
+} trf_checkpoint_index;
+
+/* Reads and parses. Release with trf_checkpoint_index_free on success only. Errors: TRF_ERR_NOT_FOUND, _IO, _FORMAT,
+ * _MEMORY. */
+trf_status trf_checkpoint_index_open(const char *path, trf_checkpoint_index *index, trf_error *err);
+void trf_checkpoint_index_free(trf_checkpoint_index *index);
+
+/* Checks that every tensor of the map is in its file, and every tensor of those files in the map.
+ * Errors: TRF_ERR_NOT_FOUND (no such file), TRF_ERR_FORMAT. */
+trf_status trf_checkpoint_index_check(const trf_checkpoint_index *index, const trf_checkpoint_file *files,
+                                      size_t num_files, trf_error *err);
+
+/* The text of the index that goes with `out`, the files that the ones of `in` became (same names, same order).
+ * Compressing keeps the text of this index in it; decompressing gives that text back. *text is malloc'd.
+ * Errors: TRF_ERR_FORMAT (a kept index that does not fit), _IO, _MEMORY. */
+trf_status trf_checkpoint_index_convert(const trf_checkpoint_index *index, const trf_checkpoint_file *in,
+                                        const trf_checkpoint_file *out, size_t num_files, char **text, size_t *bytes,
+                                        trf_error *err);
+
+#endif

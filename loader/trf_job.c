@@ -1,0 +1,74 @@
+#include "trf_job.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+void trf_checkpoint_options_init(trf_checkpoint_options *options) {
+    *options = (trf_checkpoint_options){0};
+    trf_encode_options_init(&options->encode);
+}
+
+trf_status trf_job_begin(trf_job *job, const trf_checkpoint_options *options, trf_error *err) {
+    *job = (trf_job){0};
+    if (options)
+        job->options = *options;
+    else
+        trf_checkpoint_options_init(&job->options);
+    if (!(job->buffer = malloc(TRF_COPY_BYTES)))
+        return trf_fail_memory(err, TRF_COPY_BYTES);
+    trf_job_hold_buffer(job, TRF_COPY_BYTES);
+    return TRF_OK;
+}
+
+void trf_job_report(trf_job *job, trf_checkpoint_report *report) {
+    if (job->weight_energy > 0)
+        job->report.relative_rms_error = sqrt(job->error_energy / job->weight_energy);
+    if (report)
+        *report = job->report;
+}
+
+void trf_job_end(trf_job *job) {
+    free(job->buffer);
+    job->buffer = NULL;
+}
+
+trf_status trf_job_cancelled(const char *tensor, trf_error *err) {
+    return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "cancelled at tensor '%s'", tensor);
+}
+
+int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes) {
+    if (!job->options.progress)
+        return 0;
+    uint64_t done = job->done_bytes + bytes;
+    return job->options.progress(job->options.progress_context, tensor,
+                                 done < job->total_bytes ? done : job->total_bytes, job->total_bytes);
+}
+
+trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf_error *err) {
+    job->done_bytes += bytes;
+    return trf_job_progress(job, tensor, 0) ? trf_job_cancelled(tensor, err) : TRF_OK;
+}
+
+void trf_job_hold_buffer(trf_job *job, uint64_t bytes) {
+    job->held_bytes += bytes;
+    if (job->held_bytes > job->report.peak_buffer_bytes)
+        job->report.peak_buffer_bytes = job->held_bytes;
+}
+
+void trf_job_release_buffer(trf_job *job, uint64_t bytes) { job->held_bytes -= bytes; }
+
+trf_status trf_job_copy(trf_job *job, const char *tensor, const trf_file *in, uint64_t in_offset, const trf_file *out,
+                        uint64_t out_offset, uint64_t bytes, trf_error *err) {
+    while (bytes) {
+        uint64_t part = bytes < TRF_COPY_BYTES ? bytes : TRF_COPY_BYTES;
+        trf_status status = trf_file_read(in, in_offset, job->buffer, part, err);
+        if (status == TRF_OK)
+            status = trf_file_write(out, out_offset, job->buffer, part, err);
+        if (status == TRF_OK && tensor)
+            status = trf_job_advance(job, tensor, part, err);
+        if (status != TRF_OK)
+            return status;
+        in_offset += part, out_offset += part, bytes -= part;
+    }
+    return TRF_OK;
+}

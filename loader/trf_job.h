@@ -1,0 +1,45 @@
+/* One pass over a checkpoint: the caller's options, how far it is, and the totals. */
+#ifndef TRF_JOB_H
+#define TRF_JOB_H
+
+#include "trf_file.h"
+
+typedef struct trf_job {
+    trf_checkpoint_options options;
+    trf_checkpoint_report report;
+    uint64_t done_bytes, total_bytes; /* of the source checkpoint */
+    uint64_t held_bytes;              /* buffers in use */
+    uint8_t *buffer;                  /* TRF_COPY_BYTES, for copying */
+    /* Sums over the tensors whose codec is not lossless, of squares of errors and of weights: report.relative_rms_error
+     * is about these. */
+    double error_energy, weight_energy;
+} trf_job;
+
+enum {
+    TRF_COPY_BYTES = 4 << 20
+};
+
+/* options may be NULL. Call trf_job_end in every case. Errors: TRF_ERR_MEMORY. */
+trf_status trf_job_begin(trf_job *job, const trf_checkpoint_options *options, trf_error *err);
+
+/* Fills in what follows from the sums, and copies the report out (report may be NULL). */
+void trf_job_report(trf_job *job, trf_checkpoint_report *report);
+void trf_job_end(trf_job *job);
+
+/* Tells the caller that `bytes` more of the source are done. Errors: TRF_ERR_CANCELLED. */
+trf_status trf_job_advance(trf_job *job, const char *tensor, uint64_t bytes, trf_error *err);
+
+/* @return nonzero if the caller asks to stop, having told it that `bytes` beyond done_bytes are done. */
+int trf_job_progress(trf_job *job, const char *tensor, uint64_t bytes);
+trf_status trf_job_cancelled(const char *tensor, trf_error *err);
+
+/* Notes buffers for report.peak_buffer_bytes. */
+void trf_job_hold_buffer(trf_job *job, uint64_t bytes);
+void trf_job_release_buffer(trf_job *job, uint64_t bytes);
+
+/* Copies bytes from file to file. tensor: told to the caller as done; NULL: not told. Errors: TRF_ERR_IO, _TRUNCATED,
+ * _CANCELLED. */
+trf_status trf_job_copy(trf_job *job, const char *tensor, const trf_file *in, uint64_t in_offset, const trf_file *out,
+                        uint64_t out_offset, uint64_t bytes, trf_error *err);
+
+#endif

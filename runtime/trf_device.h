@@ -1,0 +1,23 @@
+/* The devices, each in a file of its own: trf_device_cpu.c, and trf_device_cuda.c or, in a build without device code,
+ * trf_no_cuda.c. */
+#ifndef TRF_DEVICE_H
+#define TRF_DEVICE_H
+
+#include "trf_context.h"
+#include "trf_device_layer.h"
+#include "trf_error.h"
+#include "trf_layer_source.h"
+
+/* As trf_context_create. */
+trf_status trf_cpu_context_create(trf_context **context, trf_error *err);
+trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err);
+
+/* A layer as fill_layer wants it; free() undoes it. Errors: TRF_ERR_MEMORY. */
+trf_status trf_begin_device_layer(trf_context *context, const trf_layer_source *source, trf_device_layer **device_layer,
+                                  trf_error *err);
+
+/* Whether a layer multiplies m rows of x of one type to y of another. Errors: TRF_ERR_ARGUMENT. */
+trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
+                           trf_error *err);
+
+#endif

@@ -1,0 +1,198 @@
+/* Groups of layers and experts on a GPU. */
+#include "trf_cuda_call.h"
+#include "trf_layer_group.h"
+
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+
+/* Of a product that stands alone, what comes before its first and behind its last step, as far as the next one does not
+ * hide it; from measurements on an H200 (docs/performance.md). */
+static const double kLaunchUs = 3.0;
+
+/* ---- groups ---- */
+
+static trf_group_product product_of(const trf_group_entry *entry) {
+    return (trf_group_product){&entry->layer->view, &entry->layer->traits, entry->plan.m, entry->plan.x_dtype,
+                               entry->plan.y_dtype};
+}
+
+/* Whether the grouped kernels take an entry: whole layers, on their fused path. */
+static int can_group(const trf_group_entry *entry) {
+    const trf_device_layer *layer = entry->layer;
+    return entry->plan.path == TRF_PATH_FUSED && layer->shard.rows == layer->view.rows &&
+           layer->shard.cols == layer->view.cols &&
+           !trf_group_refuses(&layer->view, &layer->traits, &layer->context->limits, entry->plan.m,
+                              entry->plan.x_dtype);
+}
+
+/* Adds a launch of these entries if it is estimated to be faster than they are one after another. */
+static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t count) {
+    const trf_device_limits *limits = &group->context->limits;
+    trf_shared_launch made = {.count = count};
+    trf_group_product products[TRF_GROUP_LAYERS];
+    double alone_us = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const trf_device_layer *layer = group->entries[members[i]].layer;
+        made.members[i] = members[i];
+        products[i] = product_of(&group->entries[members[i]]);
+        alone_us += kLaunchUs + trf_fused_microseconds(&layer->view, &layer->traits, limits, products[i].m);
+    }
+    if (count < 2 || !trf_group_choose(products, count, limits, &made.choice) ||
+        made.choice.microseconds + kLaunchUs >= alone_us)
+        return;
+    for (uint32_t i = 0; i < count; i++)
+        group->entries[members[i]].grouped = 1;
+    group->launches[group->num_launches++] = made;
+    if (group->workspace_bytes < made.choice.workspace_bytes)
+        group->workspace_bytes = made.choice.workspace_bytes;
+}
+
+static void cuda_plan_launches(trf_layer_group *group) {
+    for (uint32_t first = 0; first < group->count; first++) {
+        const trf_group_entry *leader = &group->entries[first];
+        uint32_t members[TRF_GROUP_LAYERS], count = 0;
+        if (leader->grouped || !can_group(leader))
+            continue;
+        for (uint32_t i = first; i < group->count && count < TRF_GROUP_LAYERS; i++) {
+            const trf_group_entry *entry = &group->entries[i];
+            if (!entry->grouped && entry->plan.x_dtype == leader->plan.x_dtype &&
+                trf_group_fits(&entry->layer->view, &leader->layer->view) && can_group(entry))
+                members[count++] = i;
+        }
+        add_launch(group, members, count);
+    }
+}
+
+static trf_status cuda_launch_group(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
+                                    trf_stream stream, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(group->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    for (uint32_t l = 0; l < group->num_launches && status == TRF_OK; l++) {
+        const trf_shared_launch *launch = &group->launches[l];
+        trf_group_product products[TRF_GROUP_LAYERS];
+        const void *each_x[TRF_GROUP_LAYERS];
+        void *each_y[TRF_GROUP_LAYERS];
+        for (uint32_t i = 0; i < launch->count; i++) {
+            products[i] = product_of(&group->entries[launch->members[i]]);
+            each_x[i] = x[launch->members[i]];
+            each_y[i] = y[launch->members[i]];
+        }
+        status = trf_check_cuda(
+            trf_group_launch(products, launch->count, &launch->choice, each_x, each_y, workspace, stream),
+            "a grouped product", err);
+    }
+    trf_leave_device(&scope);
+    return status;
+}
+
+/* ---- experts ---- */
+
+/* The choice for calls of so many tokens. @return whether there is one. */
+static int choose_experts_launch(const trf_experts *experts, uint32_t tokens, trf_experts_choice *choice) {
+    *choice = (trf_experts_choice){.rans_bytes = experts->rans_bytes, .edges = experts->edges != 0};
+    return trf_experts_choose(&experts->layers[0]->view, experts->count, tokens, &experts->context->limits, choice);
+}
+
+/* Why the kernels do not take these experts, if they do not. */
+static void find_refusals(trf_experts *experts) {
+    const trf_device_layer *first = experts->layers[0];
+    trf_experts_choice choice;
+    for (uint32_t i = 0; i < experts->count; i++) {
+        const trf_device_layer *layer = experts->layers[i];
+        const uint32_t bytes = (layer->traits.max_rans_bytes + 15) / 16 * 16;
+        for (int bf16_x = 0; bf16_x < 2; bf16_x++) {
+            if (experts->refusals[bf16_x])
+                continue;
+            experts->refused_experts[bf16_x] = i;
+            experts->refusals[bf16_x] =
+                layer->view.slab_cols != first->view.slab_cols || !trf_group_fits(&layer->view, &first->view)
+                    ? "its slabs, classes or raw bits are not those of expert 0"
+                    : trf_group_refuses(&layer->view, &layer->traits, &experts->context->limits, 1,
+                                        bf16_x ? TRF_DTYPE_BF16 : TRF_DTYPE_F16);
+        }
+        experts->rans_bytes = bytes > experts->rans_bytes ? bytes : experts->rans_bytes;
+        experts->edges |= layer->traits.irregular_weights != 0;
+    }
+    for (int bf16_x = 0; bf16_x < 2 && !choose_experts_launch(experts, 1, &choice); bf16_x++)
+        if (!experts->refusals[bf16_x])
+            experts->refusals[bf16_x] = "the streams of all experts do not fit this device's shared memory";
+}
+
+static trf_status cuda_fill_experts(trf_experts *experts, trf_error *err) {
+    find_refusals(experts);
+    const uint64_t bytes = experts->count * sizeof(trf_expert);
+    trf_expert *list = calloc(experts->count, sizeof *list);
+    void *memory = NULL;
+    if (!list)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", experts->count);
+    for (uint32_t i = 0; i < experts->count; i++) {
+        list[i].view = experts->layers[i]->view;
+        list[i].has_edges = experts->layers[i]->traits.irregular_weights != 0;
+    }
+    trf_status status = experts->context->ops->allocate(experts->context, bytes, &memory, err);
+    if (status == TRF_OK)
+        status = experts->context->ops->upload(experts->context, memory, list, bytes, err);
+    free(list);
+    if (status != TRF_OK && memory)
+        experts->context->ops->release(experts->context, memory);
+    else
+        experts->experts_dev = memory;
+    return status;
+}
+
+static void cuda_destroy_experts(trf_experts *experts) {
+    trf_device_scope scope;
+    trf_enter_device(experts->context->device, &scope, NULL);
+    cudaDeviceSynchronize();
+    cudaFree(experts->experts_dev);
+    trf_leave_device(&scope);
+}
+
+static trf_status cuda_plan_experts(const trf_experts *experts, trf_experts_plan *plan, trf_error *err) {
+    const int bf16_x = plan->x_dtype == TRF_DTYPE_BF16;
+    if (experts->refusals[bf16_x])
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "products of experts do not take expert %u: %s",
+                        experts->refused_experts[bf16_x], experts->refusals[bf16_x]);
+    trf_experts_choice choice;
+    choose_experts_launch(experts, plan->max_tokens, &choice);
+    plan->workspace_bytes = trf_experts_workspace_bytes(&experts->layers[0]->view, &choice, plan->max_tokens);
+    return TRF_OK;
+}
+
+static trf_status cuda_linear_experts(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
+                                      const uint32_t *offsets, void *y, void *workspace, trf_stream stream,
+                                      trf_error *err) {
+    const trf_experts_call call = {
+        .view = &experts->layers[0]->view,
+        .experts_dev = experts->experts_dev,
+        .count = experts->count,
+        .max_rows = plan->max_tokens,
+        .x_dtype = plan->x_dtype,
+        .y_dtype = plan->y_dtype,
+        .offsets_dev = offsets,
+        .x = x,
+        .y = y,
+        .workspace = workspace,
+    };
+    trf_experts_choice choice;
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(experts->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    choose_experts_launch(experts, plan->max_tokens, &choice); /* a few dozen operations */
+    status = trf_check_cuda(trf_experts_launch(&call, &choice, &experts->context->limits, stream),
+                            "a product of experts", err);
+    trf_leave_device(&scope);
+    return status;
+}
+
+const trf_group_ops trf_cuda_group_ops = {
+    .plan_launches = cuda_plan_launches,
+    .launch = cuda_launch_group,
+    .fill_experts = cuda_fill_experts,
+    .destroy_experts = cuda_destroy_experts,
+    .plan_experts = cuda_plan_experts,
+    .linear_experts = cuda_linear_experts,
+};

@@ -1,0 +1,117 @@
+#include "trf_offload_placement.h"
+
+/* A buffer of this size is copied to in about half a millisecond: longer than what layers that stay keep a GPU busy
+ * between two that are offloaded. */
+static const uint64_t kAmpleBufferBytes = 32 << 20;
+
+/* Sizes of layers that a buffer may have: those of kAmpleBufferBytes or more, and the largest below. */
+static int is_buffer_size(const trf_stack_place *places, uint32_t count, uint64_t bytes) {
+    for (uint32_t i = 0; bytes < kAmpleBufferBytes && i < count; i++)
+        if (places[i].bytes > bytes && places[i].bytes < kAmpleBufferBytes)
+            return 0;
+    return 1;
+}
+
+static uint64_t sum_above(const trf_stack_place *places, uint32_t count, uint64_t bytes) {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < count; i++)
+        sum += places[i].bytes > bytes ? places[i].bytes : 0;
+    return sum;
+}
+
+/* The smallest size of buffers that a budget for layers and buffers has room for; 0: none. *least: the least such
+ * budget. */
+static uint64_t choose_buffer(const trf_stack_place *places, uint32_t count, uint64_t budget, uint64_t *least) {
+    uint64_t chosen = 0;
+    *least = sum_above(places, count, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t bytes = places[i].bytes;
+        if (!is_buffer_size(places, count, bytes))
+            continue;
+        const uint64_t need = sum_above(places, count, bytes) + 2 * bytes;
+        if (need < *least)
+            *least = need;
+        if (need <= budget && (!chosen || bytes < chosen))
+            chosen = bytes;
+    }
+    return chosen;
+}
+
+uint64_t trf_stack_least_bytes(const trf_stack_place *places, uint32_t count, uint64_t fixed_bytes) {
+    uint64_t least;
+    choose_buffer(places, count, 0, &least);
+    return fixed_bytes + least;
+}
+
+/* Marks layers that stay, of `room` bytes in all besides those too large for a buffer: in order, each when the share of
+ * the bytes so far allows it; then whatever still fits. */
+static void choose_residents(trf_stack_place *places, uint32_t count, uint64_t buffer, uint64_t room) {
+    const uint64_t all = sum_above(places, count, 0) - sum_above(places, count, buffer);
+    const double share = (double)room / (double)all;
+    double due = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        trf_stack_place *place = &places[i];
+        place->resident = place->bytes > buffer;
+        if (place->resident)
+            continue;
+        due += share * (double)place->bytes;
+        if (due >= (double)place->bytes && room >= place->bytes) {
+            place->resident = 1;
+            due -= (double)place->bytes;
+            room -= place->bytes;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++)
+        if (!places[i].resident && room >= places[i].bytes) {
+            places[i].resident = 1;
+            room -= places[i].bytes;
+        }
+}
+
+/* Sets offsets, and what the placement sums up. */
+static void lay_out_stack(trf_stack_place *places, uint32_t count, uint64_t fixed_bytes,
+                          trf_stack_placement *placement) {
+    const uint64_t buffer = placement->buffer_bytes;
+    uint64_t used = 0, end = fixed_bytes + 2 * buffer;
+    uint64_t first = fixed_bytes; /* of the buffer that is being filled */
+    for (uint32_t i = 0; i < count; i++) {
+        trf_stack_place *place = &places[i];
+        if (place->resident) {
+            place->offset = end;
+            end += place->bytes;
+            placement->resident++;
+            continue;
+        }
+        if (used + place->bytes > buffer) {
+            first = first == fixed_bytes ? fixed_bytes + buffer : fixed_bytes;
+            used = 0;
+        }
+        place->offset = first + used;
+        used += place->bytes;
+        placement->offload_bytes += place->bytes;
+    }
+    placement->device_bytes = end;
+}
+
+trf_status trf_stack_placement_make(trf_stack_place *places, uint32_t count, uint64_t fixed_bytes,
+                                    uint64_t budget_bytes, trf_stack_placement *placement, trf_error *err) {
+    uint64_t least;
+    const uint64_t all = sum_above(places, count, 0), budget = budget_bytes - fixed_bytes;
+    *placement = (trf_stack_placement){0};
+    const uint64_t buffer = choose_buffer(places, count, budget, &least);
+    if (budget_bytes < fixed_bytes || least > budget)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "a budget of %llu bytes of device memory; %llu is the least for these %u layers: two buffers "
+                        "for those that are offloaded, and "
+                        "what does not fit in them",
+                        (unsigned long long)budget_bytes, (unsigned long long)(fixed_bytes + least), count);
+    if (all <= budget) {
+        for (uint32_t i = 0; i < count; i++)
+            places[i].resident = 1;
+    } else {
+        placement->buffer_bytes = buffer;
+        choose_residents(places, count, buffer, budget - 2 * buffer - sum_above(places, count, buffer));
+    }
+    lay_out_stack(places, count, fixed_bytes, placement);
+    return TRF_OK;
+}

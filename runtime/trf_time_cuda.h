@@ -1,0 +1,17 @@
+/* Timing products on a GPU, as trf_device_ops has it. */
+#ifndef TRF_TIME_CUDA_H
+#define TRF_TIME_CUDA_H
+
+#include "trf_context.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+trf_status trf_cuda_time(const trf_timed_product *product, uint32_t repeats, double *microseconds, trf_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
