@@ -78,9 +78,9 @@ def relative_error(source, copy):
             continue
         a, b = tensor.flat(), copy[name].flat()
         for i in range(0, a.size, CHUNK):
-            wide = a[i : i + CHUNK].astype(np.float64)
-            noise += np.sum((wide - b[i : i + CHUNK]) ** 2, dtype=np.float64)
-            signal += np.sum(wide**2)
+            source_values = a[i : i + CHUNK].astype(np.float64)
+            noise += np.sum((source_values - b[i : i + CHUNK]) ** 2, dtype=np.float64)
+            signal += np.sum(source_values**2)
     return (noise / signal) ** 0.5 if signal else 0.0
 
 
@@ -116,14 +116,14 @@ def choose_layer(info):
     return matrices[0]["name"] if matrices else None
 
 
-def multiply(transfuse, packed, name, stem, weights, source_weights, rounding):
+def multiply(transfuse, compressed_path, name, stem, weights, source_weights, rounding):
     """rounding: how far `weights` may be, relatively, from what the layer multiplies by.
     @return relative errors of the command's product: against `weights`, what it holds, and against the source's."""
     layer, x_path, y_path = f"{stem}-layer.trf", f"{stem}-X.npy", f"{stem}-Y.npy"
     # Sixteenths up to 8 are exact in every type that x may be rounded to.
     x = np.clip(np.rint(np.random.default_rng(1).normal(0, 16, (8, weights.shape[1]))), -128, 128) / 16
     np.save(x_path, x.astype(np.float32))
-    transfuse("extract", packed, name, "-o", layer)
+    transfuse("extract", compressed_path, name, "-o", layer)
     _, seconds = transfuse("matmul", layer, x_path, "-o", y_path)
     y = np.load(y_path)
     limit = 1e-5 + rounding
@@ -140,17 +140,17 @@ def take_through(transfuse, checkpoint, source, work, title, options):
     """Compress, verify, decompress, compare, multiply. @return the table's column."""
     print(f"\n-- {title}")
     suffix = "" if checkpoint.is_dir() else ".safetensors"
-    packed, unpacked = work / f"{title}{suffix}", work / f"unpacked{suffix}"
-    _, compress_seconds = transfuse("compress", checkpoint, "-o", packed, *options)
-    _, verify_seconds = transfuse("verify", packed, "--against", checkpoint)
-    _, decompress_seconds = transfuse("decompress", packed, "-o", unpacked)
-    copy = read_checkpoint(unpacked)
+    compressed_path, decompressed_path = work / f"{title}{suffix}", work / f"unpacked{suffix}"
+    _, compress_seconds = transfuse("compress", checkpoint, "-o", compressed_path, *options)
+    _, verify_seconds = transfuse("verify", compressed_path, "--against", checkpoint)
+    _, decompress_seconds = transfuse("decompress", compressed_path, "-o", decompressed_path)
+    copy = read_checkpoint(decompressed_path)
     if options:
         outcome = f"error {100 * relative_error(source, copy):.2f} %"
     else:
         check_equal(source, copy)
         outcome = "bit for bit"
-    info = json.loads(transfuse("info", packed, "--json")[0])
+    info = json.loads(transfuse("info", compressed_path, "--json")[0])
 
     product = product_of_source = matmul_time = "-"
     name = choose_layer(info)
@@ -158,10 +158,10 @@ def take_through(transfuse, checkpoint, source, work, title, options):
         # Integer codes are multiplied as they are and scaled in F32; the decompressed ones were rounded to the source's type.
         rounding = {"BF16": 2**-8, "F16": 2**-11, "F32": 0}[copy[name].dtype] if options else 0
         error, source_error, seconds = multiply(
-            transfuse, packed, name, work / title, copy[name].matrix(), source[name].matrix(), rounding)
+            transfuse, compressed_path, name, work / title, copy[name].matrix(), source[name].matrix(), rounding)
         product, product_of_source, matmul_time = f"{error:.1e}", f"{source_error:.1e}", f"{seconds:.2f} s"
     del copy
-    shutil.rmtree(unpacked) if unpacked.is_dir() else unpacked.unlink()
+    shutil.rmtree(decompressed_path) if decompressed_path.is_dir() else decompressed_path.unlink()
 
     weights = sum(int(np.prod(t.shape)) for t in source.values())
     return [

@@ -47,36 +47,36 @@ static uint16_t round_to_bf16(float value) {
 }
 
 /* One layer, prepared for a batch; the workspace is in device memory. */
-typedef struct linear {
+typedef struct prepared_layer {
     trf_device_layer *layer;
     trf_layer_info info;
     trf_linear_plan plan;
     void *workspace;
-} linear;
+} prepared_layer;
 
-static linear load(trf_context *context, trf_checkpoint *checkpoint, const char *prefix, const char *name, uint32_t m,
-                   trf_dtype y_dtype) {
+static prepared_layer load(trf_context *context, trf_checkpoint *checkpoint, const char *prefix, const char *name,
+                           uint32_t m, trf_dtype y_dtype) {
     char tensor[512];
-    linear made;
+    prepared_layer prepared;
     trf_error err;
     snprintf(tensor, sizeof tensor, "%s.%s.weight", prefix, name);
-    check(trf_device_layer_load(context, checkpoint, tensor, NULL, &made.layer, &err), &err);
-    trf_device_layer_get_info(made.layer, &made.info);
-    check(trf_linear_plan_init(made.layer, m, TRF_DTYPE_BF16, y_dtype, TRF_PATH_AUTO, &made.plan, &err), &err);
-    check(trf_device_allocate(context, made.plan.epilogue_workspace_bytes, &made.workspace, &err), &err);
-    printf("%-40s %u x %u, %.2f bits a weight, %s\n", tensor, made.info.rows, made.info.cols,
-           8.0 * (double)made.info.blob_bytes / made.info.rows / made.info.cols,
-           made.plan.path == TRF_PATH_FUSED ? "fused" : made.plan.reason);
-    return made;
+    check(trf_device_layer_load(context, checkpoint, tensor, NULL, &prepared.layer, &err), &err);
+    trf_device_layer_get_info(prepared.layer, &prepared.info);
+    check(trf_linear_plan_init(prepared.layer, m, TRF_DTYPE_BF16, y_dtype, TRF_PATH_AUTO, &prepared.plan, &err), &err);
+    check(trf_device_allocate(context, prepared.plan.epilogue_workspace_bytes, &prepared.workspace, &err), &err);
+    printf("%-40s %u x %u, %.2f bits a weight, %s\n", tensor, prepared.info.rows, prepared.info.cols,
+           8.0 * (double)prepared.info.blob_bytes / prepared.info.rows / prepared.info.cols,
+           prepared.plan.path == TRF_PATH_FUSED ? "fused" : prepared.plan.reason);
+    return prepared;
 }
 
-static void unload(trf_context *context, linear *layer) {
+static void unload(trf_context *context, prepared_layer *layer) {
     trf_device_free(context, layer->workspace);
     trf_device_layer_destroy(layer->layer);
 }
 
 /* Only enqueues the product. x, y: device memory. */
-static void run(const linear *layer, const void *x, void *y, const trf_epilogue *epilogue) {
+static void enqueue(const prepared_layer *layer, const void *x, void *y, const trf_epilogue *epilogue) {
     trf_error err;
     check(trf_linear_with(layer->layer, &layer->plan, x, y, epilogue, layer->workspace, NULL, &err), &err);
 }
@@ -99,14 +99,14 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%s: %llu rows\n", argv[3], (unsigned long long)m);
         return 1;
     }
-    linear layers[LAYERS];
+    prepared_layer layers[LAYERS];
     for (int i = 0; i < LAYERS; i++)
         layers[i] =
             load(context, checkpoint, argv[2], names[i], (uint32_t)m, i == DOWN ? TRF_DTYPE_F32 : TRF_DTYPE_BF16);
     trf_checkpoint_close(checkpoint);
-    const uint32_t wide = layers[GATE].info.rows;
-    if (layers[GATE].info.cols != hidden || layers[UP].info.cols != hidden || layers[UP].info.rows != wide ||
-        layers[DOWN].info.cols != wide) {
+    const uint32_t intermediate_size = layers[GATE].info.rows;
+    if (layers[GATE].info.cols != hidden || layers[UP].info.cols != hidden ||
+        layers[UP].info.rows != intermediate_size || layers[DOWN].info.cols != intermediate_size) {
         fprintf(stderr, "the shapes of x and the three layers do not fit\n");
         return 1;
     }
@@ -114,18 +114,18 @@ int main(int argc, char **argv) {
     const uint64_t x_count = m * hidden, y_count = m * layers[DOWN].info.rows;
     uint16_t *rounded = allocate_host(2 * x_count);
     float *y = allocate_host(4 * y_count);
-    void *input, *between, *output;
+    void *input, *intermediate, *output;
     check(trf_device_allocate(context, 2 * x_count, &input, &err), &err);
-    check(trf_device_allocate(context, 2 * m * wide, &between, &err), &err);
+    check(trf_device_allocate(context, 2 * m * intermediate_size, &intermediate, &err), &err);
     check(trf_device_allocate(context, 4 * y_count, &output, &err), &err);
     for (uint64_t i = 0; i < x_count; i++)
         rounded[i] = round_to_bf16(x[i]);
     check(trf_device_upload(context, input, rounded, 2 * x_count, &err), &err);
 
-    const trf_epilogue silu_times_up = {.activation = TRF_ACTIVATION_SILU, .multiplier = between};
-    run(&layers[UP], input, between, NULL);
-    run(&layers[GATE], input, between, &silu_times_up);
-    run(&layers[DOWN], between, output, NULL);
+    const trf_epilogue silu_times_up = {.activation = TRF_ACTIVATION_SILU, .multiplier = intermediate};
+    enqueue(&layers[UP], input, intermediate, NULL);
+    enqueue(&layers[GATE], input, intermediate, &silu_times_up);
+    enqueue(&layers[DOWN], intermediate, output, NULL);
     check(trf_device_download(context, y, output, 4 * y_count, &err), &err); /* waits */
     for (int i = 0; i < LAYERS; i++)
         check(trf_device_layer_check(layers[i].layer, &err), &err);
@@ -136,7 +136,7 @@ int main(int argc, char **argv) {
     free(rounded);
     free(y);
     trf_device_free(context, input);
-    trf_device_free(context, between);
+    trf_device_free(context, intermediate);
     trf_device_free(context, output);
     for (int i = 0; i < LAYERS; i++)
         unload(context, &layers[i]);

@@ -16,6 +16,6 @@ void *cli_cuda_alloc(uint64_t bytes) {
         return memory;
     char size[16];
     cli_fail(error == cudaErrorMemoryAllocation ? TRF_ERR_MEMORY : TRF_ERR_CUDA, "device memory of %s: %s",
-             cli_size(bytes, size), cudaGetErrorString(error));
+             cli_size_text(bytes, size), cudaGetErrorString(error));
     return NULL;
 }

@@ -15,7 +15,7 @@ static cli_exit fail_exists(const char *path) {
 static cli_exit fail_io(const char *path) { return cli_fail(TRF_ERR_IO, "%s: %s", path, strerror(errno)); }
 
 /* -f replaces files, not folders, and not devices such as /dev/null. */
-static cli_exit check_place(const char *path, int force) {
+static cli_exit check_output_path(const char *path, int force) {
     struct stat status;
     if (lstat(path, &status) != 0)
         return CLI_OK;
@@ -28,9 +28,9 @@ static cli_exit check_place(const char *path, int force) {
 
 cli_exit cli_file_begin(cli_file *file, const char *path, int force) {
     *file = (cli_file){.path = path, .force = force};
-    cli_exit place = check_place(path, force);
-    if (place != CLI_OK)
-        return place;
+    cli_exit path_status = check_output_path(path, force);
+    if (path_status != CLI_OK)
+        return path_status;
 
     size_t bytes = strlen(path) + sizeof ".XXXXXX";
     file->temporary = malloc(bytes);

@@ -20,8 +20,8 @@ cli_exit cli_usage_error(const char *command, const char *format, ...) {
 
 /* ---- one setter an option; each returns 0, or -1 for a value that does not fit ---- */
 
-static int set_path_string(const char **place, const char *value) {
-    *place = value;
+static int set_path_string(const char **target, const char *value) {
+    *target = value;
     return value[0] ? 0 : -1;
 }
 
@@ -57,11 +57,11 @@ static int set_threads(cli_options *o, const char *value) {
     return 0;
 }
 
-static int set_runs(cli_options *o, const char *value) {
-    uint64_t runs;
-    if (cli_parse_uint(value, 1, CLI_MAX_RUNS, &runs))
+static int set_repeats(cli_options *o, const char *value) {
+    uint64_t repeats;
+    if (cli_parse_uint(value, 1, CLI_MAX_REPEATS, &repeats))
         return -1;
-    o->runs = (int)runs;
+    o->repeats = (int)repeats;
     return 0;
 }
 
@@ -138,9 +138,9 @@ static int set_distribution(cli_options *o, const char *value) {
     return o->student_t < 0 ? -1 : 0;
 }
 
-static int take_layer(void *context, const char *item) {
+static int take_layer(void *context, const char *list_entry) {
     cli_options *o = context;
-    return o->num_layers == CLI_MAX_LIST || cli_parse_shape(item, &o->layers[o->num_layers++]) ? -1 : 0;
+    return o->num_layers == CLI_MAX_LIST || cli_parse_shape(list_entry, &o->layers[o->num_layers++]) ? -1 : 0;
 }
 
 static int set_layers(cli_options *o, const char *value) {
@@ -148,10 +148,10 @@ static int set_layers(cli_options *o, const char *value) {
     return cli_parse_list(value, take_layer, o);
 }
 
-static int take_batch(void *context, const char *item) {
+static int take_batch(void *context, const char *list_entry) {
     cli_options *o = context;
     uint64_t batch;
-    if (o->num_batches == CLI_MAX_LIST || cli_parse_uint(item, 1, 1 << 20, &batch))
+    if (o->num_batches == CLI_MAX_LIST || cli_parse_uint(list_entry, 1, 1 << 20, &batch))
         return -1;
     o->batches[o->num_batches++] = (uint32_t)batch;
     return 0;
@@ -170,7 +170,7 @@ static int set_max_batch(cli_options *o, const char *value) {
     return 0;
 }
 
-static int take_bench_codec(void *context, const char *item) {
+static int take_bench_codec(void *context, const char *list_entry) {
     static const char *const names[] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8",
                                         "bits", "fp8",  "int",      "auto",     NULL};
     static const unsigned masks[] = {1 << CLI_BENCH_BF16,
@@ -183,7 +183,7 @@ static int take_bench_codec(void *context, const char *item) {
                                      1 << CLI_BENCH_INT8 | 1 << CLI_BENCH_BITS,
                                      (1 << CLI_BENCH_COUNT) - 1};
     cli_options *o = context;
-    int i = cli_parse_name(item, names);
+    int i = cli_parse_name(list_entry, names);
     if (i < 0)
         return -1;
     o->bench_codecs |= masks[i];
@@ -195,9 +195,9 @@ static int set_bench_codecs(cli_options *o, const char *value) {
     return cli_parse_list(value, take_bench_codec, o);
 }
 
-static int take_bench_bits(void *context, const char *item) {
+static int take_bench_bits(void *context, const char *list_entry) {
     cli_reals *list = context;
-    return list->count == CLI_MAX_LIST || cli_parse_real(item, 2, 8, &list->values[list->count++]) ? -1 : 0;
+    return list->count == CLI_MAX_LIST || cli_parse_real(list_entry, 2, 8, &list->values[list->count++]) ? -1 : 0;
 }
 
 static int set_bench_bits(cli_options *o, const char *value) {
@@ -205,9 +205,9 @@ static int set_bench_bits(cli_options *o, const char *value) {
     return cli_parse_list(value, take_bench_bits, &o->bench_bits);
 }
 
-static int take_sigma(void *context, const char *item) {
+static int take_sigma(void *context, const char *list_entry) {
     cli_reals *list = context;
-    return list->count == CLI_MAX_LIST || cli_parse_real(item, 1e-6, 1e3, &list->values[list->count++]) ? -1 : 0;
+    return list->count == CLI_MAX_LIST || cli_parse_real(list_entry, 1e-6, 1e3, &list->values[list->count++]) ? -1 : 0;
 }
 
 static int set_sigma(cli_options *o, const char *value) {
@@ -248,7 +248,7 @@ static const option_entry kOptions[] = {
     [CLI_OPT_BENCH_BITS] = {"bits", "at most 64 numbers from 2 to 8, such as 4.25,5.7", set_bench_bits, 0},
     [CLI_OPT_DISTRIBUTION] = {"distribution", "normal or student-t", set_distribution, 0},
     [CLI_OPT_SIGMA] = {"sigma", "at most 64 numbers from 1e-6 to 1e3, such as 0.02,0.025", set_sigma, 0},
-    [CLI_OPT_RUNS] = {"runs", "a whole number from 1 to 1000", set_runs, 0},
+    [CLI_OPT_REPEATS] = {"runs", "a whole number from 1 to 1000", set_repeats, 0},
     [CLI_OPT_JSON_FILE] = {"json", "a path", set_json_file, 0},
     [CLI_OPT_CSV_FILE] = {"csv", "a path", set_csv_file, 0},
     [CLI_OPT_MODE] = {"mode", "layers, batch-sweep, overlap, moe, load or offload", set_mode, 0},
@@ -268,8 +268,8 @@ static void describe_options(const cli_command *command, struct option *long_opt
     *long_options++ = (struct option){"help", no_argument, NULL, kHelp};
     for (const cli_option_id *id = command->options; *id; id++) {
         const option_entry *entry = &kOptions[*id];
-        int kind = entry->expects ? required_argument : no_argument;
-        *long_options++ = (struct option){entry->long_name, kind, NULL, (int)*id};
+        int has_arg = entry->expects ? required_argument : no_argument;
+        *long_options++ = (struct option){entry->long_name, has_arg, NULL, (int)*id};
         if (entry->letter) {
             *letters++ = entry->letter;
             if (entry->expects)
@@ -289,18 +289,18 @@ static const option_entry *find_option(const cli_command *command, int code) {
     return NULL;
 }
 
-static cli_exit take_operands(const cli_command *command, int count, char **values, cli_options *options) {
+static cli_exit take_arguments(const cli_command *command, int count, char **values, cli_options *options) {
     int wanted = 0;
-    while (wanted < CLI_MAX_OPERANDS && command->operands[wanted])
+    while (wanted < CLI_MAX_ARGUMENTS && command->arguments[wanted])
         wanted++;
     if (count < wanted)
-        return cli_usage_error(command->name, "%s is missing", command->operands[count]);
+        return cli_usage_error(command->name, "%s is missing", command->arguments[count]);
     if (count > wanted)
         return cli_usage_error(command->name, "unexpected argument '%s'", values[wanted]);
     for (int i = 0; i < wanted; i++) {
         if (!values[i][0])
-            return cli_usage_error(command->name, "%s is empty", command->operands[i]);
-        options->operands[i] = values[i];
+            return cli_usage_error(command->name, "%s is empty", command->arguments[i]);
+        options->arguments[i] = values[i];
     }
     if (command->needs_output && !options->output)
         return cli_usage_error(command->name, "-o OUT is missing");
@@ -337,7 +337,7 @@ cli_exit cli_options_parse(const cli_command *command, int argc, char **argv, cl
                                    optarg);
         }
     }
-    return take_operands(command, argc - optind, argv + optind, options);
+    return take_arguments(command, argc - optind, argv + optind, options);
 }
 
 void cli_options_free(cli_options *options) {

@@ -28,7 +28,7 @@ typedef enum cli_bench_codec {
     CLI_BENCH_COUNT
 } cli_bench_codec;
 
-/* What kind of thing `bench` measures. */
+/* Which measurement `bench` makes. */
 typedef enum cli_bench_mode {
     CLI_BENCH_LAYERS,
     CLI_BENCH_SWEEP,
@@ -60,7 +60,7 @@ typedef enum cli_option_id {
     CLI_OPT_BENCH_BITS,
     CLI_OPT_DISTRIBUTION,
     CLI_OPT_SIGMA,
-    CLI_OPT_RUNS,
+    CLI_OPT_REPEATS,
     CLI_OPT_JSON_FILE,
     CLI_OPT_CSV_FILE,
     CLI_OPT_MODE,
@@ -70,9 +70,9 @@ typedef enum cli_option_id {
 } cli_option_id;
 
 enum {
-    CLI_MAX_OPERANDS = 2,
+    CLI_MAX_ARGUMENTS = 2,
     CLI_MAX_LIST = 64,
-    CLI_MAX_RUNS = 1000
+    CLI_MAX_REPEATS = 1000
 };
 
 typedef struct cli_shape {
@@ -85,7 +85,7 @@ typedef struct cli_reals {
 } cli_reals;
 
 typedef struct cli_options {
-    const char *operands[CLI_MAX_OPERANDS];
+    const char *arguments[CLI_MAX_ARGUMENTS];
     const char *output; /* NULL: not given; so for all pointers here */
     int force;
     int threads; /* 0: all cores */
@@ -112,7 +112,7 @@ typedef struct cli_options {
     unsigned bench_codecs;
     cli_reals bench_bits, sigmas;
     int student_t;
-    int runs; /* 0: not given */
+    int repeats; /* 0: not given */
     const char *json_file, *csv_file;
     const char *tuning;
     uint32_t max_batch; /* 0: not given */
@@ -120,7 +120,7 @@ typedef struct cli_options {
 
 typedef struct cli_command {
     const char *name, *summary, *help;
-    const char *operands[CLI_MAX_OPERANDS]; /* their names, all of them required */
+    const char *arguments[CLI_MAX_ARGUMENTS]; /* their names, all of them required */
     const cli_option_id *options;
     int needs_output;
     int (*run)(const cli_options *options); /* @return a cli_exit */

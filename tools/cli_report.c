@@ -48,7 +48,7 @@ void cli_warn(const char *text) {
         fprintf(stderr, "transfuse: warning: %s\n", cli_printable(text, line, sizeof line));
 }
 
-const char *cli_size(uint64_t bytes, char *buffer) {
+const char *cli_size_text(uint64_t bytes, char *buffer) {
     static const char *const units[] = {"kB", "MB", "GB", "TB", "PB", "EB"};
     if (bytes < 1000) {
         snprintf(buffer, 16, "%u bytes", (unsigned)bytes);
@@ -137,7 +137,7 @@ static void show(const cli_progress *progress, double share, const char *rest) {
 int cli_progress_step(void *context, const char *tensor, uint64_t done_bytes, uint64_t total_bytes) {
     if (is_due(context)) {
         char done[16], total[16], name[256], rest[320];
-        snprintf(rest, sizeof rest, "%s of %s  %s", cli_size(done_bytes, done), cli_size(total_bytes, total),
+        snprintf(rest, sizeof rest, "%s of %s  %s", cli_size_text(done_bytes, done), cli_size_text(total_bytes, total),
                  cli_printable(tensor ? tensor : "", name, sizeof name));
         show(context, cli_ratio(done_bytes, total_bytes), rest);
     }

@@ -20,7 +20,7 @@ __attribute__((format(printf, 2, 3))) cli_exit cli_fail(trf_status status, const
 void cli_warn(const char *text);
 
 /* "1.50 GB" (powers of 1000). buffer: at least 16 bytes. @return buffer. */
-const char *cli_size(uint64_t bytes, char *buffer);
+const char *cli_size_text(uint64_t bytes, char *buffer);
 
 /* @return a / b; 0 if b is. */
 double cli_ratio(uint64_t a, uint64_t b);

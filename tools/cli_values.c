@@ -84,15 +84,15 @@ int cli_parse_shape(const char *text, cli_shape *shape) {
     return 0;
 }
 
-int cli_parse_list(const char *text, int (*take)(void *context, const char *item), void *context) {
+int cli_parse_list(const char *text, int (*take)(void *context, const char *list_entry), void *context) {
     for (;;) {
-        char item[64];
+        char list_entry[64];
         size_t length = strcspn(text, ",");
-        if (length == 0 || length >= sizeof item)
+        if (length == 0 || length >= sizeof list_entry)
             return -1;
-        memcpy(item, text, length);
-        item[length] = 0;
-        if (take(context, item))
+        memcpy(list_entry, text, length);
+        list_entry[length] = 0;
+        if (take(context, list_entry))
             return -1;
         if (!text[length])
             return 0;

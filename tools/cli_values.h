@@ -22,7 +22,7 @@ int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32
 /* "4096x4096". */
 int cli_parse_shape(const char *text, cli_shape *shape);
 
-/* Calls take(context, item) for each part of a comma list; no part may be empty, nor be longer than 63 bytes. */
-int cli_parse_list(const char *text, int (*take)(void *context, const char *item), void *context);
+/* Calls take(context, list_entry) for each part of a comma list; no part may be empty, nor be longer than 63 bytes. */
+int cli_parse_list(const char *text, int (*take)(void *context, const char *list_entry), void *context);
 
 #endif

@@ -33,17 +33,17 @@ static cli_exit set_encoding(const cli_options *options, trf_encode_options *enc
 
 static void print_summary(const cli_options *options, const trf_checkpoint_report *r, double seconds) {
     char from[16], to[16];
-    printf("%s -> %s, %.1f s\n", options->operands[0], options->output, seconds);
+    printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, seconds);
     printf("  tensors         %llu, of which %llu compressed\n", (unsigned long long)r->tensors,
            (unsigned long long)r->compressed_tensors);
     if (r->compressed_tensors) {
         printf("  compressed      %s -> %s, ratio %.3f, %.3f bits a weight\n",
-               cli_size(r->compressed_source_bytes, from), cli_size(r->compressed_bytes, to),
+               cli_size_text(r->compressed_source_bytes, from), cli_size_text(r->compressed_bytes, to),
                cli_ratio(r->compressed_source_bytes, r->compressed_bytes),
                8 * cli_ratio(r->compressed_bytes, r->compressed_weights));
     }
-    printf("  all tensors     %s -> %s, ratio %.3f\n", cli_size(r->source_bytes, from), cli_size(r->output_bytes, to),
-           cli_ratio(r->source_bytes, r->output_bytes));
+    printf("  all tensors     %s -> %s, ratio %.3f\n", cli_size_text(r->source_bytes, from),
+           cli_size_text(r->output_bytes, to), cli_ratio(r->source_bytes, r->output_bytes));
     if (r->rounded_tensors) {
         printf("  rounded         %llu F32 tensors, to the nearest BF16\n", (unsigned long long)r->rounded_tensors);
     }
@@ -74,7 +74,7 @@ static int run(const cli_options *options) {
     trf_checkpoint_report report;
     trf_error err = {0};
     cli_progress_start(&progress, "compressing");
-    trf_status failed = trf_compress_checkpoint(options->operands[0], options->output, &library, &report, &err);
+    trf_status failed = trf_compress_checkpoint(options->arguments[0], options->output, &library, &report, &err);
     double seconds = cli_progress_end(&progress);
     if (failed)
         return cli_report_error(&err);
@@ -101,7 +101,7 @@ const cli_command cmd_compress = {
         "  --exclude GLOB        leave the tensors of these names as they are; may be repeated\n"
         "  -T, --threads N       threads; 0 (default): one for each core\n"
         "  -f, --force           replace OUT if it exists\n",
-    .operands = {"IN"},
+    .arguments = {"IN"},
     .options = kOptions,
     .needs_output = 1,
     .run = run,

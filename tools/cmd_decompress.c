@@ -15,16 +15,17 @@ static int run(const cli_options *options) {
     trf_checkpoint_report report;
     trf_error err = {0};
     cli_progress_start(&progress, "decompressing");
-    trf_status failed = trf_decompress_checkpoint(options->operands[0], options->output, &library, &report, &err);
+    trf_status failed = trf_decompress_checkpoint(options->arguments[0], options->output, &library, &report, &err);
     double seconds = cli_progress_end(&progress);
     if (failed)
         return cli_report_error(&err);
 
     char from[16], to[16];
-    printf("%s -> %s, %.1f s\n", options->operands[0], options->output, seconds);
+    printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, seconds);
     printf("  tensors         %llu, of which %llu were compressed\n", (unsigned long long)report.tensors,
            (unsigned long long)report.compressed_tensors);
-    printf("  all tensors     %s -> %s\n", cli_size(report.output_bytes, from), cli_size(report.source_bytes, to));
+    printf("  all tensors     %s -> %s\n", cli_size_text(report.output_bytes, from),
+           cli_size_text(report.source_bytes, to));
     return CLI_OK;
 }
 
@@ -38,7 +39,7 @@ const cli_command cmd_decompress = {
         "  -o, --output OUT      where to write\n"
         "  -T, --threads N       threads; 0 (default): one for each core\n"
         "  -f, --force           replace OUT if it exists\n",
-    .operands = {"IN"},
+    .arguments = {"IN"},
     .options = kOptions,
     .needs_output = 1,
     .run = run,

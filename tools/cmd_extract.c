@@ -7,7 +7,7 @@ static int run(const cli_options *options) {
     trf_error err = {0};
     cli_signals_hold();
     trf_status failed =
-        trf_extract_layer(options->operands[0], options->operands[1], options->output, options->force, &err);
+        trf_extract_layer(options->arguments[0], options->arguments[1], options->output, options->force, &err);
     cli_signals_settle(failed);
     return failed ? cli_report_error(&err) : CLI_OK;
 }
@@ -20,7 +20,7 @@ const cli_command cmd_extract = {
             "stack.\n\n"
             "  -o, --output OUT      where to write\n"
             "  -f, --force           replace OUT if it exists\n",
-    .operands = {"IN", "TENSOR"},
+    .arguments = {"IN", "TENSOR"},
     .options = kOptions,
     .needs_output = 1,
     .run = run,

@@ -123,8 +123,8 @@ static void print_row(const trf_tensor_info *tensor, int width) {
     cli_printable(tensor->name, name, sizeof name);
     width += (int)(strlen(name) - count_characters(name)); /* printf counts bytes */
     printf("%-*s  %-8s %14s  %9s  %9s", width, name, cli_printable(tensor->dtype, dtype, sizeof dtype),
-           shape_text(tensor, shape, sizeof shape), cli_size(tensor->source_bytes, source),
-           cli_size(tensor->bytes, size));
+           shape_text(tensor, shape, sizeof shape), cli_size_text(tensor->source_bytes, source),
+           cli_size_text(tensor->bytes, size));
     const trf_layer_info *layer = &tensor->layer;
     if (tensor->compressed) {
         printf("  %7.3f  %-8s %5u %5u %5u %10" PRIu64, 8 * cli_ratio(tensor->bytes, count_weights(tensor)),
@@ -142,17 +142,18 @@ static void print_table(const trf_tensor_info *tensors, const totals *sum) {
     for (uint64_t i = 0; i < sum->tensors; i++)
         print_row(&tensors[i], width);
     printf("\n%" PRIu64 " tensors, %s of source, %s here, ratio %.3f\n", sum->tensors,
-           cli_size(sum->source_bytes, from), cli_size(sum->bytes, to), cli_ratio(sum->source_bytes, sum->bytes));
+           cli_size_text(sum->source_bytes, from), cli_size_text(sum->bytes, to),
+           cli_ratio(sum->source_bytes, sum->bytes));
     if (sum->compressed) {
         printf("%" PRIu64 " compressed, %s -> %s, ratio %.3f, %.3f bits a weight\n", sum->compressed,
-               cli_size(sum->compressed_source_bytes, from), cli_size(sum->compressed_bytes, to),
+               cli_size_text(sum->compressed_source_bytes, from), cli_size_text(sum->compressed_bytes, to),
                cli_ratio(sum->compressed_source_bytes, sum->compressed_bytes),
                8 * cli_ratio(sum->compressed_bytes, sum->compressed_weights));
     }
 }
 
 static int run(const cli_options *options) {
-    const char *path = options->operands[0];
+    const char *path = options->arguments[0];
     trf_error err = {0};
     trf_checkpoint *checkpoint;
     if (trf_checkpoint_open(path, &checkpoint, &err))
@@ -187,7 +188,7 @@ const cli_command cmd_info = {
             "  --json                everything, for programs\n\n"
             "bits: a weight, all counted. class: bits of a weight's class, 2 (four weights a step) or 4 (two).\n"
             "prob: bits of the frequency table. modes: predictor modes of the tiles. exceptions: weights kept apart.\n",
-    .operands = {"IN"},
+    .arguments = {"IN"},
     .options = kOptions,
     .run = run,
 };

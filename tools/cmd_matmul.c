@@ -53,18 +53,18 @@ static cli_exit multiply_on_cpu(const cli_options *options, const trf_layer *lay
     return failed ? cli_report_error(&err) : CLI_OK;
 }
 
-/* how: what to say of the path that was taken. */
+/* path_note: what to say of the path that was taken. */
 static cli_exit multiply_on_cuda(const cli_options *options, trf_context *context, const trf_layer *layer,
-                                 const float *x, uint64_t m, float *y, double *seconds, char how[512]) {
+                                 const float *x, uint64_t m, float *y, double *seconds, char path_note[512]) {
 #ifdef TRF_HAVE_CUDA
     matmul_cuda_report report = {0};
     cli_exit status = matmul_on_device(options, context, layer, x, m, y, &report);
     *seconds = report.seconds;
-    snprintf(how, 512, ", %s on %s%s%s%s", trf_path_name(report.path), report.device,
+    snprintf(path_note, 512, ", %s on %s%s%s%s", trf_path_name(report.path), report.device,
              report.reason ? " (not fused: " : "", report.reason ? report.reason : "", report.reason ? ")" : "");
     return status;
 #else
-    (void)options, (void)context, (void)layer, (void)x, (void)m, (void)y, (void)seconds, (void)how;
+    (void)options, (void)context, (void)layer, (void)x, (void)m, (void)y, (void)seconds, (void)path_note;
     return cli_fail(TRF_ERR_DEVICE, "--device cuda: this command was built without CUDA");
 #endif
 }
@@ -86,9 +86,9 @@ static cli_exit multiply(const cli_options *options, trf_context *context, const
     if (!y)
         return cli_fail(TRF_ERR_MEMORY, "out of memory for %llu x %u results", (unsigned long long)m, info.rows);
 
-    char how[512] = "";
+    char path_note[512] = "";
     double seconds = 0;
-    cli_exit status = context ? multiply_on_cuda(options, context, layer, x, m, y, &seconds, how)
+    cli_exit status = context ? multiply_on_cuda(options, context, layer, x, m, y, &seconds, path_note)
                               : multiply_on_cpu(options, layer, x, m, y, &seconds);
     if (status == CLI_OK)
         status = write_product(options, y, m, info.rows);
@@ -96,17 +96,17 @@ static cli_exit multiply(const cli_options *options, trf_context *context, const
     if (status == CLI_OK)
         printf("%s: %llu x %u, from X %llu x %u and %s weights %u x %u, %.3f s%s\n", options->output,
                (unsigned long long)m, info.rows, (unsigned long long)m, info.cols, trf_codec_name(info.codec),
-               info.rows, info.cols, seconds, how);
+               info.rows, info.cols, seconds, path_note);
     return status;
 }
 
-static cli_exit run_on(const cli_options *options, trf_context *context) {
+static cli_exit multiply_files(const cli_options *options, trf_context *context) {
     cli_exit status;
-    struct stat place;
-    if (!options->force && lstat(options->output, &place) == 0)
+    struct stat existing;
+    if (!options->force && lstat(options->output, &existing) == 0)
         return cli_fail(TRF_ERR_EXISTS, "%s: exists already; -f replaces it", options->output);
 
-    const char *layer_path = options->operands[0], *x_path = options->operands[1];
+    const char *layer_path = options->arguments[0], *x_path = options->arguments[1];
     trf_error err = {0};
     trf_layer *layer = NULL;
     float *x = NULL;
@@ -141,7 +141,7 @@ static int run(const cli_options *options) {
     if (status == CLI_OK)
         status = cli_use_tuning(context, options->tuning);
     if (status == CLI_OK)
-        status = run_on(options, context);
+        status = multiply_files(options, context);
     trf_context_destroy(context);
     return status;
 }
@@ -161,7 +161,7 @@ const cli_command cmd_matmul = {
             "  --tuning FILE             on a GPU: by the path that 'transfuse tune' found the fastest\n"
             "  -T, --threads N           threads; 0 (default): one for each core\n"
             "  -f, --force               replace OUT if it exists\n",
-    .operands = {"LAYER.trf", "X.npy"},
+    .arguments = {"LAYER.trf", "X.npy"},
     .options = kOptions,
     .needs_output = 1,
     .run = run,

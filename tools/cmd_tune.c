@@ -8,7 +8,7 @@
 static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,  CLI_OPT_DEVICE, CLI_OPT_MAX_BATCH,
                                          CLI_OPT_THREADS, CLI_OPT_FORCE,  0};
 
-/* One layer of each kind that the checkpoint has, on the device. */
+/* One layer of each tuning key that the checkpoint has, on the device. */
 typedef struct layer_set {
     trf_device_layer **layers;
     trf_layer_info *infos;
@@ -16,15 +16,15 @@ typedef struct layer_set {
 } layer_set;
 
 /* Whether products of both take the same time, as far as kernels are concerned. */
-static int are_alike(const trf_layer_info *a, const trf_layer_info *b) {
+static int have_same_tuning_key(const trf_layer_info *a, const trf_layer_info *b) {
     return a->codec == b->codec && a->class_bits == b->class_bits && a->raw_bits == b->raw_bits && a->rows == b->rows &&
            a->cols == b->cols &&
            (a->granularity >= TRF_GRANULARITY_SCALE_GROUP) == (b->granularity >= TRF_GRANULARITY_SCALE_GROUP);
 }
 
-static int has_like(const layer_set *set, const trf_layer_info *info) {
+static int has_tuning_key_of(const layer_set *set, const trf_layer_info *info) {
     for (uint32_t i = 0; i < set->count; i++)
-        if (are_alike(&set->infos[i], info))
+        if (have_same_tuning_key(&set->infos[i], info))
             return 1;
     return 0;
 }
@@ -50,7 +50,7 @@ static trf_status load_layers(trf_context *context, trf_checkpoint *checkpoint, 
     for (uint64_t i = 0; i < tensors; i++) {
         trf_tensor_info tensor;
         trf_status status = trf_checkpoint_tensor(checkpoint, i, &tensor, err);
-        if (status == TRF_OK && tensor.compressed && !has_like(set, &tensor.layer))
+        if (status == TRF_OK && tensor.compressed && !has_tuning_key_of(set, &tensor.layer))
             status = load_layer(context, checkpoint, &tensor, set, err);
         if (status != TRF_OK)
             return status;
@@ -87,7 +87,7 @@ static cli_exit measure(const cli_options *options, const layer_set *set) {
     trf_error err = {0};
     cli_progress progress;
     if (!set->count)
-        return cli_fail(TRF_ERR_NOT_FOUND, "%s: no layer is compressed", options->operands[0]);
+        return cli_fail(TRF_ERR_NOT_FOUND, "%s: no layer is compressed", options->arguments[0]);
     trf_tune_options_init(&tune);
     if (options->max_batch)
         tune.max_m = options->max_batch;
@@ -124,7 +124,7 @@ static int run(const cli_options *options) {
         return cli_fail(err.status, "--device %s: %s", options->device == CLI_DEVICE_CUDA ? "cuda" : "cpu",
                         err.message);
     trf_context_set_threads(context, options->threads);
-    failed = trf_checkpoint_open(options->operands[0], &checkpoint, &err);
+    failed = trf_checkpoint_open(options->arguments[0], &checkpoint, &err);
     if (!failed)
         failed = load_layers(context, checkpoint, &set, &err);
     status = failed ? cli_report_error(&err) : measure(options, &set);
@@ -146,7 +146,7 @@ const cli_command cmd_tune = {
             "  --max-batch M         batches of 1, 2, 3, 4, 6, 8, 12 ... to M, 1 to 1048576 [8192]\n"
             "  -T, --threads N       on the CPU: threads; 0 (default): one for each core\n"
             "  -f, --force           replace OUT if it exists\n",
-    .operands = {"IN"},
+    .arguments = {"IN"},
     .options = kOptions,
     .needs_output = 1,
     .run = run,

@@ -5,11 +5,11 @@ static const cli_option_id kOptions[] = {CLI_OPT_AGAINST, CLI_OPT_THREADS, 0};
 
 static void print_summary(const cli_options *options, const trf_checkpoint_report *report, double seconds) {
     char size[16];
-    printf("%s: sound, %.1f s\n", options->operands[0], seconds);
+    printf("%s: sound, %.1f s\n", options->arguments[0], seconds);
     printf("  tensors         %llu, of which %llu compressed; every tile of those was decoded\n",
            (unsigned long long)report->tensors, (unsigned long long)report->compressed_tensors);
-    printf("  size            %s", cli_size(report->output_bytes, size));
-    printf(" for %s of tensors\n", cli_size(report->source_bytes, size));
+    printf("  size            %s", cli_size_text(report->output_bytes, size));
+    printf(" for %s of tensors\n", cli_size_text(report->source_bytes, size));
     if (!options->against)
         return;
     if (report->relative_rms_error > 0) {
@@ -31,7 +31,7 @@ static int run(const cli_options *options) {
     trf_checkpoint_report report;
     trf_error err = {0};
     cli_progress_start(&progress, "verifying");
-    trf_status failed = trf_verify_checkpoint(options->operands[0], options->against, &library, &report, &err);
+    trf_status failed = trf_verify_checkpoint(options->arguments[0], options->against, &library, &report, &err);
     double seconds = cli_progress_end(&progress);
     if (failed)
         return cli_report_error(&err);
@@ -46,7 +46,7 @@ const cli_command cmd_verify = {
             "IN: a compressed checkpoint or a .trf file. Checks every checksum and decodes every tile.\n\n"
             "  --against SOURCE      also compare every tensor with the checkpoint that was compressed\n"
             "  -T, --threads N       threads; 0 (default): one for each core\n",
-    .operands = {"IN"},
+    .arguments = {"IN"},
     .options = kOptions,
     .run = run,
 };

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 /* Rows of x in one product at most. */
-static const uint64_t kMostRows = 4096;
+static const uint64_t kMaxRows = 4096;
 
 /* One product after the other, of plan.m rows each; a last one that is shorter computes rows that nobody reads. */
 typedef struct product {
@@ -52,9 +52,9 @@ static int narrow_rows(const product *p, const char *x_path, const float *x, uin
 static trf_status plan_product(const cli_options *options, product *p, uint64_t m, trf_error *err) {
     trf_dtype x_dtype = p->info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
     const trf_path path = options->path;
-    const uint64_t most = path == TRF_PATH_FUSED ? TRF_FUSED_MAX_M : kMostRows;
-    trf_status status =
-        trf_linear_plan_init(p->layer, (uint32_t)(m < most ? m : most), x_dtype, TRF_DTYPE_F32, path, &p->plan, err);
+    const uint64_t max_rows = path == TRF_PATH_FUSED ? TRF_FUSED_MAX_M : kMaxRows;
+    trf_status status = trf_linear_plan_init(p->layer, (uint32_t)(m < max_rows ? m : max_rows), x_dtype, TRF_DTYPE_F32,
+                                             path, &p->plan, err);
     if (status != TRF_OK && path == TRF_PATH_AUTO && m > TRF_FUSED_MAX_M)
         status = trf_linear_plan_init(p->layer, TRF_FUSED_MAX_M, x_dtype, TRF_DTYPE_F32, path, &p->plan, err);
     return status;
@@ -102,7 +102,7 @@ static cli_exit multiply(const cli_options *options, product *p, const float *x,
     double start = cli_now();
     for (uint64_t first = 0; first < m; first += p->plan.m) {
         uint64_t count = m - first < p->plan.m ? m - first : p->plan.m;
-        if (multiply_rows(p, options->operands[1], x, first, count, y))
+        if (multiply_rows(p, options->arguments[1], x, first, count, y))
             return CLI_FAILED;
     }
     report->seconds = cli_now() - start;

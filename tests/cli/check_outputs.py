@@ -45,11 +45,11 @@ def main():
         info = json.load(file)
     label, bound = sys.argv[4:]
     assert source.keys() == copy.keys()
-    packed = {tensor["name"]: tensor for tensor in info["tensors"] if tensor["compressed"]}
+    compressed_tensors = {tensor["name"]: tensor for tensor in info["tensors"] if tensor["compressed"]}
     rng = np.random.default_rng(7)
     worst_cosine, worst_error, noise, signal = 1.0, 0.0, 0.0, 0.0
     for name, tensor in source.items():
-        if name not in packed:
+        if name not in compressed_tensors:
             assert tensor[1].tobytes() == copy[name][1].tobytes(), f"{name} was not compressed, and yet changed"
             continue
         weights, others = as_float(tensor), as_float(copy[name])
@@ -63,9 +63,9 @@ def main():
         worst_cosine, worst_error = min(worst_cosine, similarity), max(worst_error, error)
         noise += np.sum((weights - others) ** 2)
         signal += np.sum(weights**2)
-    packed_bytes = sum(tensor["bytes"] for tensor in packed.values())
-    count = sum(int(np.prod(tensor["shape"])) for tensor in packed.values())
-    print(f"{label:<32} {len(packed):>3} tensors  {8 * packed_bytes / count:7.3f} bits  {info['bytes'] / 1e6:7.2f} MB of "
+    compressed_bytes = sum(tensor["bytes"] for tensor in compressed_tensors.values())
+    count = sum(int(np.prod(tensor["shape"])) for tensor in compressed_tensors.values())
+    print(f"{label:<32} {len(compressed_tensors):>3} tensors  {8 * compressed_bytes / count:7.3f} bits  {info['bytes'] / 1e6:7.2f} MB of "
           f"{info['source_bytes'] / 1e6:.2f}  error {np.sqrt(noise / signal):.5f}, worst {worst_error:.5f}  "
           f"cosine at least {worst_cosine:.6f}")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 def main():
     data = bytearray(Path(sys.argv[1]).read_bytes())
-    kind = sys.argv[3]
-    if kind == "flip":
+    change = sys.argv[3]
+    if change == "flip":
         data[int(sys.argv[4])] ^= 0xFF
-    elif kind == "cut":
+    elif change == "cut":
         data = data[: int(sys.argv[4])]
     else:
         old, new = sys.argv[4].encode(), sys.argv[5].encode()

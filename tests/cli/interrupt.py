@@ -67,14 +67,14 @@ def main():
     for arguments, numbers in (
         (["compress", "large.safetensors", "-o", "result"], (*both, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)),
         (["compress", "large.safetensors", "-o", "result", "--bits", "4.25"], both),
-        (["decompress", "packed.safetensors", "-o", "result"], both),
-        (["verify", "packed.safetensors"], both),
+        (["decompress", "compressed.safetensors", "-o", "result"], both),
+        (["verify", "compressed.safetensors"], both),
     ):
         for number in numbers:
             stopped = any(interrupt([binary, *arguments, "-T", "1"], number, delay) for delay in DELAYS)
             assert stopped, f"{arguments}: never caught at work in {len(DELAYS)} tries"
     for arguments in (
-        ["extract", "packed.safetensors", "big.weight", "-o", "result"],
+        ["extract", "compressed.safetensors", "big.weight", "-o", "result"],
         ["matmul", "layer.trf", "x.npy", "-o", "result"],
         ["bench", "--layers", "16x16", "--codec", "bf16", "--runs", "1", "--json", "result"],
         ["tune", "layer.trf", "--max-batch", "1", "-o", "result"],
@@ -82,7 +82,7 @@ def main():
         ["decompress", "layer.trf", "-o", "result"],
     ):
         assert check_status_tells_output(binary, arguments, "result"), arguments
-    assert not check_status_tells_output(binary, ["extract", "packed.safetensors", "no", "-o", "result"], "result")
+    assert not check_status_tells_output(binary, ["extract", "compressed.safetensors", "no", "-o", "result"], "result")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Makes the checkpoints of the command line tests, with numpy alone. The same arguments give the same bytes.
 
-Usage: make_checkpoint.py KIND PATH
+Usage: make_checkpoint.py NAME PATH
   mixed     a file with a tensor of every type that has a codec, an embedding, experts, biases, odd shapes and names
-  sharded   a folder with an index, two shards, a config and a subfolder
+  several_files   a folder with an index, two files, a config and a subfolder
   large     a file with one BF16 matrix of 128 MiB
   float     a file with F32 matrices
   hostile   a file whose tensor name holds terminal escape sequences
@@ -92,16 +92,16 @@ def write(path, tensors, metadata={"format": "pt"}):
             file.write(tensors[name][1].tobytes())
 
 
-def write_sharded(folder):
+def write_several_files(folder):
     tensors = mixed()
     names = sorted(tensors)
-    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
     folder.mkdir(parents=True)
-    for file, members in shards.items():
-        write(folder / file, {name: tensors[name] for name in members})
+    for file_name, members in files.items():
+        write(folder / file_name, {name: tensors[name] for name in members})
     index = {
         "metadata": {"total_size": sum(array.nbytes for _, array in tensors.values())},
-        "weight_map": {name: file for file, members in shards.items() for name in members},
+        "weight_map": {name: file_name for file_name, members in files.items() for name in members},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     (folder / "config.json").write_text('{"model_type": "test"}\n')
@@ -110,11 +110,11 @@ def write_sharded(folder):
 
 
 def main():
-    kind, path = sys.argv[1], Path(sys.argv[2])
-    if kind == "sharded":
-        write_sharded(path)
+    name, path = sys.argv[1], Path(sys.argv[2])
+    if name == "several_files":
+        write_several_files(path)
     else:
-        write(path, {"mixed": mixed, "large": large, "float": floats, "hostile": hostile}[kind]())
+        write(path, {"mixed": mixed, "large": large, "float": floats, "hostile": hostile}[name]())
 
 
 if __name__ == "__main__":

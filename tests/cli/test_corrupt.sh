@@ -4,8 +4,8 @@
 need_numpy
 
 "$TRF_PYTHON" "$here/make_checkpoint.py" mixed mixed.safetensors || exit 1
-expect 0 compress mixed.safetensors -o packed.safetensors
-expect 0 info packed.safetensors --json
+expect 0 compress mixed.safetensors -o compressed.safetensors
+expect 0 info compressed.safetensors --json
 # Where the tensor's blob lies: "offset bytes".
 where=$("$TRF_PYTHON" -c '
 import json
@@ -13,9 +13,9 @@ for tensor in json.load(open("out"))["tensors"]:
     if tensor["name"] == "layers.0.k_proj.weight":
         print(tensor["file_offset"], tensor["bytes"])')
 offset=${where% *} bytes=${where#* }
-expect 0 extract packed.safetensors layers.0.k_proj.weight -o layer.trf
+expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf
 [ "$(wc -c <layer.trf)" -eq "$bytes" ] || fail "info's sizes"
-dd if=packed.safetensors bs=1 skip="$offset" count="$bytes" 2>dd.log | cmp - layer.trf || fail "info's offsets"
+dd if=compressed.safetensors bs=1 skip="$offset" count="$bytes" 2>dd.log | cmp - layer.trf || fail "info's offsets"
 
 corrupt() { "$TRF_PYTHON" "$here/corrupt.py" "$@" || fail "corrupt.py $*"; }
 
@@ -32,7 +32,7 @@ bad() {
 
 # A byte in the header, the frequency table, tile metadata, the tiles' data, the last one before the padding.
 for at in 0 5 20 40 70 200 580 600 700 $((bytes / 2)) $((bytes - 40)); do
-    corrupt packed.safetensors bad.safetensors flip $((offset + at))
+    corrupt compressed.safetensors bad.safetensors flip $((offset + at))
     bad bad.safetensors bad.safetensors layers.0.k_proj.weight
     corrupt layer.trf bad.trf flip $at
     bad bad.trf bad.trf
@@ -41,7 +41,7 @@ for at in 0 5 20 40 70 200 580 600 700 $((bytes / 2)) $((bytes - 40)); do
 done
 # The message gives the offset of the damage's tile in the file.
 at=$((offset + bytes / 2))
-corrupt packed.safetensors bad.safetensors flip $at
+corrupt compressed.safetensors bad.safetensors flip $at
 expect 1 verify bad.safetensors
 expect_error layers.0.k_proj.weight TRF_ERR_CHECKSUM
 "$TRF_PYTHON" -c '
@@ -52,7 +52,7 @@ assert any(begin <= int(n) < end for n in re.findall(r"\d+", text)), text' "$off
 
 # Cut short.
 for size in 0 1 7 8 50 $((offset + bytes / 2)) -1; do
-    corrupt packed.safetensors bad.safetensors cut $size
+    corrupt compressed.safetensors bad.safetensors cut $size
     bad bad.safetensors bad.safetensors
     expect 1 info bad.safetensors
     expect_error bad.safetensors
@@ -77,6 +77,6 @@ expect_error bad.safetensors TRF_ERR_FORMAT
 # Sound, but not what it is compared with.
 data=$(($(wc -c <mixed.safetensors) - 1))
 corrupt mixed.safetensors other.safetensors flip $((data - 200000))
-expect 1 verify packed.safetensors --against other.safetensors
+expect 1 verify compressed.safetensors --against other.safetensors
 expect_error other.safetensors TRF_ERR_MISMATCH
 [ ! -e no ] || fail "an output of a failed command"

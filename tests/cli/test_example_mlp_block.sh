@@ -46,8 +46,8 @@ assert np.abs(due).max() > 5 * limit.max()
 PYTHON
 
 for favor in speed size; do
-    expect 0 compress model.safetensors -o packed.safetensors --favor $favor -f
-    "$TRF_EXAMPLE_MLP_BLOCK" packed.safetensors model.layers.0.mlp x.npy y.npy cpu >out 2>err || {
+    expect 0 compress model.safetensors -o compressed.safetensors --favor $favor -f
+    "$TRF_EXAMPLE_MLP_BLOCK" compressed.safetensors model.layers.0.mlp x.npy y.npy cpu >out 2>err || {
         cat out err
         fail "the example, $favor"
     }
@@ -65,7 +65,7 @@ complains() {
         fail "the message lacks '$word'"
     }
 }
-complains "there is no tensor 'model.layers.1.mlp.gate_proj.weight'" packed.safetensors model.layers.1.mlp x.npy no.npy cpu
+complains "there is no tensor 'model.layers.1.mlp.gate_proj.weight'" compressed.safetensors model.layers.1.mlp x.npy no.npy cpu
 complains "is not compressed" model.safetensors model.layers.0.mlp x.npy no.npy cpu
-complains usage packed.safetensors
+complains usage compressed.safetensors
 [ ! -e no.npy ] || fail "an output was left"

@@ -4,10 +4,10 @@
 need_numpy
 
 "$TRF_PYTHON" "$here/make_checkpoint.py" large large.safetensors || exit 1
-expect 0 compress large.safetensors -o packed.safetensors
+expect 0 compress large.safetensors -o compressed.safetensors
 "$TRF_PYTHON" "$here/make_checkpoint.py" mixed small.safetensors || exit 1
-expect 0 compress small.safetensors -o small-packed.safetensors
-expect 0 extract small-packed.safetensors layers.0.k_proj.weight -o layer.trf
+expect 0 compress small.safetensors -o small-compressed.safetensors
+expect 0 extract small-compressed.safetensors layers.0.k_proj.weight -o layer.trf
 "$TRF_PYTHON" -c 'import numpy as np; np.save("x.npy", np.ones((1, 96), np.float32))'
 "$TRF_PYTHON" "$here/interrupt.py" "$TRANSFUSE" || fail "interrupted commands"
-expect_only large.safetensors layer.trf packed.safetensors small-packed.safetensors small.safetensors x.npy
+expect_only large.safetensors layer.trf compressed.safetensors small-compressed.safetensors small.safetensors x.npy

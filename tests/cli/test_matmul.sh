@@ -22,8 +22,8 @@ check() { "$TRF_PYTHON" "$here/check_product.py" "$@" || fail "product: $*"; }
 
 # The finite tensors of each type that numpy can widen.
 for favor in speed size; do
-    expect 0 compress mixed.safetensors -o packed.safetensors --favor $favor -f
-    expect 0 extract packed.safetensors layers.0.k_proj.weight -o layer.trf -f
+    expect 0 compress mixed.safetensors -o compressed.safetensors --favor $favor -f
+    expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf -f
     for x in x96 half vector; do
         multiply layer.trf $x.npy -o y.npy
         check y.npy $x.npy mixed.safetensors layers.0.k_proj.weight
@@ -32,14 +32,14 @@ for favor in speed size; do
         multiply layer.trf $x.npy -o y3.npy --path fused -T 3
         same y.npy y3.npy
     done
-    expect 0 extract packed.safetensors layers.0.codes.weight_trf -o layer.trf -f
+    expect 0 extract compressed.safetensors layers.0.codes.weight_trf -o layer.trf -f
     multiply layer.trf x320.npy -o y.npy
     check y.npy x320.npy mixed.safetensors layers.0.codes.weight
-    expect 0 extract packed.safetensors 'layers.0.experts.up_proj[2]' -o layer.trf -f
+    expect 0 extract compressed.safetensors 'layers.0.experts.up_proj[2]' -o layer.trf -f
     multiply layer.trf x160.npy -o y.npy
     check y.npy x160.npy mixed.safetensors layers.0.experts.up_proj 2
     # numpy has no F8: the two paths are compared with each other.
-    expect 0 extract packed.safetensors layers.0.v_proj.weight -o layer.trf -f
+    expect 0 extract compressed.safetensors layers.0.v_proj.weight -o layer.trf -f
     multiply layer.trf x272.npy -o y.npy
     multiply layer.trf x272.npy -o y2.npy --path two-step
     "$TRF_PYTHON" -c 'import numpy as np; a, b = np.load("y.npy"), np.load("y2.npy"); assert np.allclose(a, b, 1e-4, 1e-4 * np.abs(b).max()) and b.any()' ||
@@ -52,18 +52,18 @@ done
 for options in '--int8' '--bits 4.25' '--bits 3 --granularity group:64' '--int8 --granularity block:128 --favor size' \
     '--bits 5 --granularity tensor'; do
     # shellcheck disable=SC2086
-    expect 0 compress float.safetensors -o packed.safetensors --include 'a.weight' $options -f
-    expect 0 decompress packed.safetensors -o unpacked.safetensors -f
-    expect 0 extract packed.safetensors a.weight -o layer.trf -f
+    expect 0 compress float.safetensors -o compressed.safetensors --include 'a.weight' $options -f
+    expect 0 decompress compressed.safetensors -o decompressed.safetensors -f
+    expect 0 extract compressed.safetensors a.weight -o layer.trf -f
     multiply layer.trf x1024.npy -o y.npy
-    check y.npy x1024.npy unpacked.safetensors a.weight
+    check y.npy x1024.npy decompressed.safetensors a.weight
     multiply layer.trf x1024.npy -o y.npy --path two-step
-    check y.npy x1024.npy unpacked.safetensors a.weight
+    check y.npy x1024.npy decompressed.safetensors a.weight
 done
 
 # A layer alone is a checkpoint of one tensor.
-expect 0 compress mixed.safetensors -o packed.safetensors -f
-expect 0 extract packed.safetensors layers.0.k_proj.weight -o layer.trf -f
+expect 0 compress mixed.safetensors -o compressed.safetensors -f
+expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf -f
 expect 0 verify layer.trf
 expect 0 info layer.trf
 grep -q '^weight .* 257x96 .* fp16 ' out || fail "info of a .trf file"
@@ -95,8 +95,8 @@ expect_error absent.trf TRF_ERR_NOT_FOUND
 expect 1 matmul layer.trf absent.npy -o no.npy
 expect_error absent.npy TRF_ERR_NOT_FOUND
 for name in absent layers.0.norm.weight 'layers.0.experts.up_proj[3]' 'layers.0.k_proj.weight[1]'; do
-    expect 1 extract packed.safetensors "$name" -o no.trf
-    expect_error packed.safetensors "$name"
+    expect 1 extract compressed.safetensors "$name" -o no.trf
+    expect_error compressed.safetensors "$name"
 done
 [ ! -e no.npy ] || fail "an output of a failed command"
 [ ! -e no.trf ] || fail "an output of a failed command"

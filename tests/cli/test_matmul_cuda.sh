@@ -17,8 +17,8 @@ np.save("large.npy", large)
 large[2, 17] = np.inf
 np.save("infinite.npy", large)
 PYTHON
-expect 0 compress mixed.safetensors -o packed.safetensors
-expect 0 extract packed.safetensors layers.0.k_proj.weight -o layer.trf
+expect 0 compress mixed.safetensors -o compressed.safetensors
+expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf
 
 "$TRANSFUSE" matmul layer.trf x96_5.npy -o y.npy --device cuda >out 2>err
 status=$?
@@ -47,16 +47,16 @@ case $? in
 esac
 
 for favor in speed size; do
-    expect 0 compress mixed.safetensors -o packed.safetensors --favor $favor -f
+    expect 0 compress mixed.safetensors -o compressed.safetensors --favor $favor -f
     for rows in 5 150; do
-        expect 0 extract packed.safetensors layers.0.k_proj.weight -o layer.trf -f
+        expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf -f
         check x96_$rows layers.0.k_proj.weight
-        expect 0 extract packed.safetensors layers.0.codes.weight -o layer.trf -f
+        expect 0 extract compressed.safetensors layers.0.codes.weight -o layer.trf -f
         check x320_$rows layers.0.codes.weight
-        expect 0 extract packed.safetensors 'layers.0.experts.up_proj[2]' -o layer.trf -f
+        expect 0 extract compressed.safetensors 'layers.0.experts.up_proj[2]' -o layer.trf -f
         check x160_$rows layers.0.experts.up_proj 2
         # numpy has no F8: against the CPU.
-        expect 0 extract packed.safetensors layers.0.v_proj.weight -o layer.trf -f
+        expect 0 extract compressed.safetensors layers.0.v_proj.weight -o layer.trf -f
         expect 0 matmul layer.trf x272_$rows.npy -o y.npy --device cuda -f
         expect 0 matmul layer.trf x272_$rows.npy -o y2.npy -f
         "$TRF_PYTHON" -c 'import numpy as np; a, b = np.load("y.npy"), np.load("y2.npy"); assert np.allclose(a, b, 1e-4, 1e-4 * np.abs(b).max()) and b.any()' ||
@@ -64,7 +64,7 @@ for favor in speed size; do
     done
 done
 
-expect 0 extract packed.safetensors layers.0.k_proj.weight -o layer.trf -f
+expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf -f
 expect 1 matmul layer.trf large.npy -o no.npy --device cuda
 expect_error large.npy -70000 'row 2' 'column 17' F16 TRF_ERR_ARGUMENT
 [ ! -e no.npy ] || fail "an output of a failed command"
@@ -76,7 +76,7 @@ expect 1 matmul layer.trf x160_5.npy -o no.npy --device cuda
 expect_error x160_5.npy 160 96 TRF_ERR_SHAPE
 
 # By a tuning, which is for this device alone.
-expect 0 tune packed.safetensors -o tuning.json --device cuda --max-batch 192
+expect 0 tune compressed.safetensors -o tuning.json --device cuda --max-batch 192
 for rows in 5 150; do
     expect 0 matmul layer.trf x96_$rows.npy -o y.npy --device cuda --tuning tuning.json -f
     "$TRF_PYTHON" "$here/check_product.py" y.npy x96_$rows.npy mixed.safetensors layers.0.k_proj.weight ||

@@ -12,17 +12,17 @@ model=$TRF_MINILM/model.safetensors
 lossy() {
     label=$1 bound=$2
     shift 2
-    expect 0 compress "$model" -o packed.safetensors "$@" -f
-    expect 0 verify packed.safetensors --against "$model"
-    expect 0 decompress packed.safetensors -o unpacked.safetensors -f
-    expect 0 info packed.safetensors --json
-    "$TRF_PYTHON" "$here/check_outputs.py" "$model" unpacked.safetensors out "$label" "$bound" || fail "$label"
+    expect 0 compress "$model" -o compressed.safetensors "$@" -f
+    expect 0 verify compressed.safetensors --against "$model"
+    expect 0 decompress compressed.safetensors -o decompressed.safetensors -f
+    expect 0 info compressed.safetensors --json
+    "$TRF_PYTHON" "$here/check_outputs.py" "$model" decompressed.safetensors out "$label" "$bound" || fail "$label"
 }
 
 # Nothing of it has a lossless codec.
-expect 0 compress "$model" -o packed.safetensors
+expect 0 compress "$model" -o compressed.safetensors
 grep -q 'Nothing was compressed' out || fail "F32 was compressed without being asked for"
-same "$model" packed.safetensors
+same "$model" compressed.safetensors
 
 if [ -n "${TRF_TEST_QUICK-}" ]; then # each codec once; without it, with all of its options
     lossy "4.25 bits, groups of 128, size" bits:4.25 --bits 4.25 --granularity group:128 --favor size
@@ -32,7 +32,7 @@ fi
 
 for favor in speed size; do
     lossy "bf16, $favor" bf16 --codec bf16 --favor $favor
-    mv unpacked.safetensors rounded.safetensors
+    mv decompressed.safetensors rounded.safetensors
     lossy "int8, $favor" int8 --int8 --favor $favor
     lossy "5.7 bits, $favor" bits:5.7 --bits 5.7 --favor $favor
     lossy "4.25 bits, $favor" bits:4.25 --bits 4.25 --favor $favor
@@ -44,11 +44,11 @@ lossy "4.25 bits, word embeddings too" bits:4.25 --bits 4.25 --include '*.weight
 # As a BF16 checkpoint, which is what has a lossless codec: bit for bit.
 "$TRF_PYTHON" "$here/to_bf16.py" rounded.safetensors model.safetensors || fail "to_bf16.py"
 for favor in speed size; do
-    expect 0 compress model.safetensors -o packed.safetensors --favor $favor -f
-    expect 0 verify packed.safetensors --against model.safetensors
+    expect 0 compress model.safetensors -o compressed.safetensors --favor $favor -f
+    expect 0 verify compressed.safetensors --against model.safetensors
     grep -q 'bit for bit' out || fail "BF16 is not lossless"
-    expect 0 decompress packed.safetensors -o unpacked.safetensors -f
-    same model.safetensors unpacked.safetensors
-    expect 0 info packed.safetensors
+    expect 0 decompress compressed.safetensors -o decompressed.safetensors -f
+    same model.safetensors decompressed.safetensors
+    expect 0 info compressed.safetensors
     echo "from BF16, $favor: $(tail -n 1 out)"
 done

@@ -4,16 +4,16 @@
 need_numpy
 
 "$TRF_PYTHON" "$here/make_checkpoint.py" mixed mixed.safetensors || exit 1
-"$TRF_PYTHON" "$here/make_checkpoint.py" sharded sharded || exit 1
+"$TRF_PYTHON" "$here/make_checkpoint.py" several_files several_files || exit 1
 "$TRF_PYTHON" -c 'import numpy as np; np.save("x.npy", np.ones((1, 96), np.float32))'
-expect 0 compress mixed.safetensors -o packed.safetensors
-expect 0 extract packed.safetensors layers.0.k_proj.weight -o layer.trf
-inputs="layer.trf mixed.safetensors packed.safetensors sharded x.npy"
+expect 0 compress mixed.safetensors -o compressed.safetensors
+expect 0 extract compressed.safetensors layers.0.k_proj.weight -o layer.trf
+inputs="layer.trf mixed.safetensors compressed.safetensors several_files x.npy"
 
 # ---- what exists stays ----
 echo precious >keep
-for command in 'compress mixed.safetensors -o keep' 'decompress packed.safetensors -o keep' \
-    'extract packed.safetensors layers.0.k_proj.weight -o keep' 'matmul layer.trf x.npy -o keep' \
+for command in 'compress mixed.safetensors -o keep' 'decompress compressed.safetensors -o keep' \
+    'extract compressed.safetensors layers.0.k_proj.weight -o keep' 'matmul layer.trf x.npy -o keep' \
     'bench --layers 16x16 --runs 1 --json keep' 'bench --layers 16x16 --runs 1 --csv keep'; do
     # shellcheck disable=SC2086
     expect 1 $command
@@ -21,18 +21,18 @@ for command in 'compress mixed.safetensors -o keep' 'decompress packed.safetenso
     [ "$(cat keep)" = precious ] || fail "$command overwrote a file"
 done
 mkdir folder && echo precious >folder/keep
-expect 1 compress sharded -o folder
+expect 1 compress several_files -o folder
 expect_error folder TRF_ERR_EXISTS
 # Not even -f replaces a folder that holds no checkpoint.
-expect 1 compress sharded -o folder -f
+expect 1 compress several_files -o folder -f
 [ "$(cat folder/keep)" = precious ] || fail "a folder was replaced"
 # shellcheck disable=SC2086
 expect_only folder keep $inputs
 rm -r folder
 
 # ---- -f replaces ----
-for command in 'compress mixed.safetensors -o keep' 'decompress packed.safetensors -o keep' \
-    'extract packed.safetensors layers.0.k_proj.weight -o keep' 'matmul layer.trf x.npy -o keep' \
+for command in 'compress mixed.safetensors -o keep' 'decompress compressed.safetensors -o keep' \
+    'extract compressed.safetensors layers.0.k_proj.weight -o keep' 'matmul layer.trf x.npy -o keep' \
     'bench --layers 16x16 --batch 1 --codec bf16 --runs 1 --json keep' \
     'bench --layers 16x16 --batch 1 --codec bf16 --runs 1 --csv keep'; do
     echo precious >keep
@@ -44,8 +44,8 @@ rm keep
 
 # ---- places that cannot be written ----
 for place in nowhere/out mixed.safetensors/out; do
-    for command in 'compress mixed.safetensors' 'decompress packed.safetensors' \
-        'extract packed.safetensors layers.0.k_proj.weight' 'matmul layer.trf x.npy'; do
+    for command in 'compress mixed.safetensors' 'decompress compressed.safetensors' \
+        'extract compressed.safetensors layers.0.k_proj.weight' 'matmul layer.trf x.npy'; do
         # shellcheck disable=SC2086
         expect 1 $command -o $place
         expect_error $place
@@ -63,15 +63,15 @@ fi
 
 # ---- a file that may not grow so large ----
 "$TRF_PYTHON" -c 'import numpy as np; np.save("many.npy", np.ones((300, 96), np.float32))'
-for command in 'compress mixed.safetensors' 'decompress packed.safetensors' 'matmul layer.trf many.npy' \
-    'extract packed.safetensors layers.0.k_proj.weight'; do
+for command in 'compress mixed.safetensors' 'decompress compressed.safetensors' 'matmul layer.trf many.npy' \
+    'extract compressed.safetensors layers.0.k_proj.weight'; do
     (
         ulimit -f 8 # blocks of 512 bytes, or of 1024
         # shellcheck disable=SC2086
         expect 1 $command -o big
     ) || exit 1
     expect_error big TRF_ERR_IO 'cannot write' 'File too large'
-    expect_only layer.trf many.npy mixed.safetensors packed.safetensors sharded x.npy
+    expect_only layer.trf many.npy mixed.safetensors compressed.safetensors several_files x.npy
 done
 rm many.npy
 
@@ -95,11 +95,11 @@ for command in 'compress pipe -o no' 'decompress pipe -o no' 'verify pipe' 'info
     [ $status -eq 1 ] || fail "$command: exit status $status, not 1"
     expect_error pipe 'not a regular file' TRF_ERR_IO
 done
-expect 1 verify packed.safetensors --against absent
+expect 1 verify compressed.safetensors --against absent
 expect_error absent TRF_ERR_NOT_FOUND
 # The input itself is no place for the output.
 expect 1 compress mixed.safetensors -o mixed.safetensors -f
-expect 1 compress sharded -o sharded/inside
+expect 1 compress several_files -o several_files/inside
 rm -r text hollow pipe
 # shellcheck disable=SC2086
 expect_only $inputs

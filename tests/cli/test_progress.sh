@@ -22,9 +22,9 @@ def run(*arguments):
     return shown.decode()
 
 for verb, *arguments in (
-    ("compressing", "compress", "mixed.safetensors", "-o", "packed.safetensors"),
-    ("verifying", "verify", "packed.safetensors"),
-    ("decompressing", "decompress", "packed.safetensors", "-o", "unpacked.safetensors"),
+    ("compressing", "compress", "mixed.safetensors", "-o", "compressed.safetensors"),
+    ("verifying", "verify", "compressed.safetensors"),
+    ("decompressing", "decompress", "compressed.safetensors", "-o", "decompressed.safetensors"),
 ):
     shown = run(*arguments)
     assert shown.startswith(f"\r\x1b[K{verb}") and " % of " not in shown and "%" in shown, repr(shown)

@@ -1,12 +1,12 @@
 #!/bin/sh
-# compress, verify, decompress give the source's bytes back: a file, a folder with shards, every codec, any number of
+# compress, verify, decompress give the source's bytes back: a file, a folder of several files, every codec, any number of
 # threads.
 . "$(dirname "$0")/common.sh"
 need_numpy
 
 make() { "$TRF_PYTHON" "$here/make_checkpoint.py" "$@" || fail "make_checkpoint.py $*"; }
 make mixed mixed.safetensors
-make sharded sharded
+make several_files several_files
 odd='odd "name" \ é.weight'
 default_choice="layers.0.q_proj.weight layers.0.k_proj.weight layers.0.v_proj.weight layers.0.o_proj.weight
     layers.0.codes.weight layers.0.experts.up_proj"
@@ -22,17 +22,17 @@ check_info() {
 
 # ---- a file, lossless ----
 for favor in speed size; do
-    expect 0 compress mixed.safetensors -o packed.safetensors --favor $favor -f
+    expect 0 compress mixed.safetensors -o compressed.safetensors --favor $favor -f
     [ ! -s err ] || fail "something on standard error, which is no terminal"
     grep -q 'ratio' out || fail "compress prints no summary"
-    expect 0 verify packed.safetensors
-    expect 0 verify packed.safetensors --against mixed.safetensors
+    expect 0 verify compressed.safetensors
+    expect 0 verify compressed.safetensors --against mixed.safetensors
     grep -q 'bit for bit' out || fail "verify --against does not say what it found"
-    expect 0 decompress packed.safetensors -o unpacked.safetensors -f
-    same mixed.safetensors unpacked.safetensors
+    expect 0 decompress compressed.safetensors -o decompressed.safetensors -f
+    same mixed.safetensors decompressed.safetensors
     # shellcheck disable=SC2086  # a list of words
-    check_info mixed.safetensors packed.safetensors $default_choice "$odd"
-    expect 0 info packed.safetensors
+    check_info mixed.safetensors compressed.safetensors $default_choice "$odd"
+    expect 0 info compressed.safetensors
     grep -q '^layers.0.q_proj.weight .* bf16 ' out || fail "info's table"
     grep -q 'ratio' out || fail "info's totals"
 done
@@ -42,8 +42,8 @@ check_info mixed.safetensors mixed.safetensors
 expect 0 compress mixed.safetensors -o one.safetensors -T 1
 expect 0 compress mixed.safetensors -o four.safetensors -T 4
 same one.safetensors four.safetensors
-expect 0 decompress one.safetensors -o unpacked.safetensors -T 3 -f
-same mixed.safetensors unpacked.safetensors
+expect 0 decompress one.safetensors -o decompressed.safetensors -T 3 -f
+same mixed.safetensors decompressed.safetensors
 expect 0 compress mixed.safetensors -o one.safetensors -T 1 --bits 4.5 --favor size --exclude '*q_proj*' -f
 expect 0 compress mixed.safetensors -o four.safetensors -T 4 --bits 4.5 --favor size --exclude '*q_proj*' -f
 same one.safetensors four.safetensors
@@ -53,45 +53,45 @@ expect 1 compress mixed.safetensors -o no.safetensors --bits 4.5
 expect_error mixed.safetensors layers.0.q_proj.weight
 
 # ---- which tensors ----
-expect 0 compress mixed.safetensors -o packed.safetensors --include '*q_proj*' --include '*embed*' -f
-check_info mixed.safetensors packed.safetensors layers.0.q_proj.weight model.embed_tokens.weight
-expect 0 decompress packed.safetensors -o unpacked.safetensors -f
-same mixed.safetensors unpacked.safetensors
-expect 0 compress mixed.safetensors -o packed.safetensors --exclude 'layers.0.[kv]_proj.weight' --exclude 'odd*' -f
-check_info mixed.safetensors packed.safetensors layers.0.q_proj.weight layers.0.o_proj.weight layers.0.codes.weight \
+expect 0 compress mixed.safetensors -o compressed.safetensors --include '*q_proj*' --include '*embed*' -f
+check_info mixed.safetensors compressed.safetensors layers.0.q_proj.weight model.embed_tokens.weight
+expect 0 decompress compressed.safetensors -o decompressed.safetensors -f
+same mixed.safetensors decompressed.safetensors
+expect 0 compress mixed.safetensors -o compressed.safetensors --exclude 'layers.0.[kv]_proj.weight' --exclude 'odd*' -f
+check_info mixed.safetensors compressed.safetensors layers.0.q_proj.weight layers.0.o_proj.weight layers.0.codes.weight \
     layers.0.experts.up_proj
-expect 0 compress mixed.safetensors -o packed.safetensors --include layers.0.thin.weight -f
-check_info mixed.safetensors packed.safetensors layers.0.thin.weight
-expect 0 decompress packed.safetensors -o unpacked.safetensors -f
-same mixed.safetensors unpacked.safetensors
-expect 0 compress mixed.safetensors -o packed.safetensors --exclude '*' -f
+expect 0 compress mixed.safetensors -o compressed.safetensors --include layers.0.thin.weight -f
+check_info mixed.safetensors compressed.safetensors layers.0.thin.weight
+expect 0 decompress compressed.safetensors -o decompressed.safetensors -f
+same mixed.safetensors decompressed.safetensors
+expect 0 compress mixed.safetensors -o compressed.safetensors --exclude '*' -f
 grep -q 'Nothing was compressed' out || fail "compress does not say that it did nothing"
-same mixed.safetensors packed.safetensors
+same mixed.safetensors compressed.safetensors
 
 # ---- a folder: by its name, or by its index ----
-for source in sharded sharded/model.safetensors.index.json; do
-    expect 0 compress $source -o packed -f
-    same sharded/config.json packed/config.json
-    same sharded/extra/notes.txt packed/extra/notes.txt
+for source in several_files several_files/model.safetensors.index.json; do
+    expect 0 compress $source -o compressed -f
+    same several_files/config.json compressed/config.json
+    same several_files/extra/notes.txt compressed/extra/notes.txt
     # shellcheck disable=SC2086
-    check_info sharded packed $default_choice "$odd"
-    expect 0 verify packed --against sharded
-    expect 0 decompress packed -o unpacked -f
-    diff -r sharded unpacked || fail "the folder does not come back"
+    check_info several_files compressed $default_choice "$odd"
+    expect 0 verify compressed --against several_files
+    expect 0 decompress compressed -o decompressed -f
+    diff -r several_files decompressed || fail "the folder does not come back"
 done
 
 # ---- F32: rounded on request only, and then it is said ----
 make float float.safetensors
-expect 0 compress float.safetensors -o packed.safetensors -f
+expect 0 compress float.safetensors -o compressed.safetensors -f
 grep -q 'Nothing was compressed' out || fail "F32 was compressed without being asked for"
-expect 0 compress float.safetensors -o packed.safetensors --codec bf16 -f
+expect 0 compress float.safetensors -o compressed.safetensors --codec bf16 -f
 grep -q 'rounded .*2 F32 tensors' out || fail "compress does not say that it rounded"
-check_info float.safetensors packed.safetensors a.weight b.weight
-expect 0 decompress packed.safetensors -o unpacked.safetensors -f
+check_info float.safetensors compressed.safetensors a.weight b.weight
+expect 0 decompress compressed.safetensors -o decompressed.safetensors -f
 "$TRF_PYTHON" - <<'PYTHON' || fail "F32 is not rounded to the nearest BF16"
 import numpy as np
 from read_checkpoint import read
-source, copy = read("float.safetensors"), read("unpacked.safetensors")
+source, copy = read("float.safetensors"), read("decompressed.safetensors")
 for name, (dtype, array) in source.items():
     assert copy[name][0] == dtype
     if array.ndim == 2:
@@ -104,34 +104,34 @@ PYTHON
 # ---- a type and a codec that do not fit: an error for a tensor that is named, else it is copied ----
 expect 1 compress mixed.safetensors -o no.safetensors --codec fp16 --include layers.0.q_proj.weight
 expect_error mixed.safetensors layers.0.q_proj.weight TRF_ERR_ARGUMENT
-expect 0 compress mixed.safetensors -o packed.safetensors --codec fp16 --include '*_proj.weight' -f
-check_info mixed.safetensors packed.safetensors layers.0.k_proj.weight
-expect 0 compress mixed.safetensors -o packed.safetensors --codec fp8 -f
-check_info mixed.safetensors packed.safetensors layers.0.v_proj.weight layers.0.o_proj.weight
+expect 0 compress mixed.safetensors -o compressed.safetensors --codec fp16 --include '*_proj.weight' -f
+check_info mixed.safetensors compressed.safetensors layers.0.k_proj.weight
+expect 0 compress mixed.safetensors -o compressed.safetensors --codec fp8 -f
+check_info mixed.safetensors compressed.safetensors layers.0.v_proj.weight layers.0.o_proj.weight
 [ ! -e no.safetensors ] || fail "an output of a failed command"
 
 # ---- a config.json that nobody can parse: a warning; with --include it does not matter ----
-make sharded broken
-expect 0 compress broken -o broken-packed
+make several_files broken
+expect 0 compress broken -o broken-compressed
 [ ! -s err ] || fail "a warning about a sound config.json"
 printf '{"tie_word_embeddings": true,' >broken/config.json
-expect 0 compress broken -o broken-packed -f
+expect 0 compress broken -o broken-compressed -f
 grep -q '^transfuse: warning: broken/config.json: not valid JSON: .* at byte ' err || fail "no warning: $(cat err)"
 [ "$(wc -l <err)" -eq 1 ] || fail "the warning has more than one line"
-expect 0 compress broken -o broken-packed -f --include '*_proj.weight'
+expect 0 compress broken -o broken-compressed -f --include '*_proj.weight'
 [ ! -s err ] || fail "a warning about a config.json that does not count"
 rm broken/config.json
-expect 0 compress broken -o broken-packed -f
+expect 0 compress broken -o broken-compressed -f
 [ ! -s err ] || fail "a warning about a config.json that is not there"
 
 # ---- nothing of a name reaches the terminal as a control character ----
 make hostile hostile.safetensors
-expect 0 compress hostile.safetensors -o packed.safetensors -f
+expect 0 compress hostile.safetensors -o compressed.safetensors -f
 for command in 'info' 'verify' 'info --json'; do
     # shellcheck disable=SC2086
-    expect 0 ${command%% *} packed.safetensors ${command#"${command%% *}"}
+    expect 0 ${command%% *} compressed.safetensors ${command#"${command%% *}"}
     LC_ALL=C grep -q '[[:cntrl:]]' out && fail "$command prints control characters"
 done
-expect 1 extract packed.safetensors "$(printf 'a\033b')" -o no.trf
+expect 1 extract compressed.safetensors "$(printf 'a\033b')" -o no.trf
 LC_ALL=C grep -q '[[:cntrl:]]' err && fail "an error message has control characters in it"
 exit 0

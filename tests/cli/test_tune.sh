@@ -4,8 +4,8 @@
 need_numpy
 
 "$TRF_PYTHON" "$here/make_checkpoint.py" mixed mixed.safetensors || fail "make_checkpoint.py"
-expect 0 compress mixed.safetensors -o packed.safetensors
-expect 0 tune packed.safetensors -o tuning.json --max-batch 5 -T 1
+expect 0 compress mixed.safetensors -o compressed.safetensors
+expect 0 tune compressed.safetensors -o tuning.json --max-batch 5 -T 1
 [ ! -s err ] || fail "something on standard error, which is no terminal"
 grep -q '^  bf16 .*: 1 fused$' out || {
     cat out
@@ -18,8 +18,8 @@ tuning = json.load(open("tuning.json"))
 assert tuning["format"] == "transfuse tuning" and tuning["version"] == 1 and tuning["device"] == "CPU", tuning
 layers = tuning["layers"]
 assert {"bf16", "int"} <= {layer["codec"] for layer in layers}, layers
-forms = [tuple(layer[key] for key in ("codec", "class_bits", "raw_bits", "groups", "rows", "cols")) for layer in layers]
-assert len(set(forms)) == len(forms), forms
+keys = [tuple(layer[key] for key in ("codec", "class_bits", "raw_bits", "groups", "rows", "cols")) for layer in layers]
+assert len(set(keys)) == len(keys), keys
 for layer in layers:
     assert [batch["to"] for batch in layer["batches"]] == [1, 2, 3, 4], layer
     for batch in layer["batches"]:
@@ -28,14 +28,14 @@ for layer in layers:
 E
 
 # What is there is not overwritten unless asked for, and that is known before anything is measured.
-expect 1 tune packed.safetensors -o tuning.json
+expect 1 tune compressed.safetensors -o tuning.json
 expect_error tuning.json
-expect 0 tune packed.safetensors -o tuning.json --max-batch 1 -f
+expect 0 tune compressed.safetensors -o tuning.json --max-batch 1 -f
 
 expect 1 tune mixed.safetensors -o other.json
 expect_error mixed.safetensors compressed
 expect 1 tune none.safetensors -o other.json
 expect_error none.safetensors
-expect 1 tune packed.safetensors -o none/other.json
+expect 1 tune compressed.safetensors -o none/other.json
 expect_error none/other.json
-expect_only mixed.safetensors packed.safetensors tuning.json
+expect_only mixed.safetensors compressed.safetensors tuning.json

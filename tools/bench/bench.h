@@ -25,7 +25,7 @@ typedef struct bench_result {
     trf_layer_report report;
     trf_layer_info info;
     bench_times encode, encode_verified, decode;
-    bench_times matmul[CLI_MAX_LIST]; /* one for each of the plan's batches */
+    bench_times matmul[CLI_MAX_LIST]; /* one for each of the options' batches */
 } bench_result;
 
 /* A general-purpose compressor on the same weights. */
@@ -40,14 +40,14 @@ typedef struct bench_baseline {
 typedef struct bench_environment {
     char cpu[128], date[32]; /* UTC, ISO 8601 */
     const char *version, *lz4_version, *zstd_version, *distribution;
-    int threads, runs;
+    int threads, repeats;
 } bench_environment;
 
 typedef struct bench_cuda bench_cuda; /* bench_cuda.h */
 
 typedef struct bench_log {
     bench_environment environment;
-    const cli_options *plan;
+    const cli_options *options;
     bench_cuda *cuda; /* NULL: measured on the CPU */
     bench_result *results;
     bench_baseline *baselines;
@@ -68,12 +68,12 @@ void bench_make_source(const float *weights, cli_shape shape, double sigma, trf_
 
 /* Encodes, decodes and multiplies source; fills all of *result but its subject. The decoded weights of lossless codecs
  * are compared. Release with bench_result_free in either case. */
-int bench_measure_codec(const cli_options *plan, int runs, const void *source, const trf_encode_options *encode,
+int bench_measure_codec(const cli_options *options, int repeats, const void *source, const trf_encode_options *encode,
                         bench_result *result);
 void bench_result_free(bench_result *result);
 
 /* compressor: "lz4" or "zstd", at the library's default level, in one thread. */
-int bench_measure_baseline(const char *compressor, int runs, const void *source, bench_baseline *baseline);
+int bench_measure_baseline(const char *compressor, int repeats, const void *source, bench_baseline *baseline);
 void bench_baseline_free(bench_baseline *baseline);
 
 double bench_median(const bench_times *times);

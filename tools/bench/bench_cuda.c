@@ -25,7 +25,7 @@ void *bench_host_alloc(uint64_t bytes) {
     void *memory = malloc(bytes);
     char size[16];
     if (!memory)
-        cli_fail(TRF_ERR_MEMORY, "bench: out of memory for %s", cli_size(bytes, size));
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory for %s", cli_size_text(bytes, size));
     return memory;
 }
 
@@ -42,7 +42,7 @@ const bench_cuda_result *bench_cuda_results(const bench_cuda *cuda, size_t *coun
     return cuda->results;
 }
 
-/* ---- the session ---- */
+/* ---- the device ---- */
 
 /* The driver's own version; CUDA only tells that of the API. The file's first line, with the version as its first
  * number with points: NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.65.06 Release ... */
@@ -137,10 +137,10 @@ static void add_figure(bench_cuda_result *result, bench_cuda_kind kind, int favo
 }
 
 /* All figures that there will be, in the order in which they take turns. */
-static int list_figures(const bench_cuda_stand *stand, bench_cuda_result *result) {
-    const cli_options *plan = stand->plan;
-    const int sweeps = plan->mode == CLI_BENCH_SWEEP;
-    size_t most = 1 + (size_t)result->num_blobs + (size_t)plan->num_batches * (2 + 5 * (size_t)result->num_blobs);
+static int list_figures(const bench_layer_session *session, bench_cuda_result *result) {
+    const cli_options *options = session->options;
+    const int sweeps = options->mode == CLI_BENCH_SWEEP;
+    size_t most = 1 + (size_t)result->num_blobs + (size_t)options->num_batches * (2 + 5 * (size_t)result->num_blobs);
     result->figures = calloc(most, sizeof *result->figures);
     if (!result->figures) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
@@ -149,21 +149,21 @@ static int list_figures(const bench_cuda_stand *stand, bench_cuda_result *result
     add_figure(result, BENCH_CUDA_COPY, -1, 0);
     for (int b = 0; b < result->num_blobs; b++)
         add_figure(result, BENCH_CUDA_DECODE, (int)result->blobs[b].favor, 0);
-    for (int i = 0; i < plan->num_batches; i++) {
-        add_figure(result, BENCH_CUDA_CUBLASLT, -1, plan->batches[i]);
-        if (stand->codes.count)
-            add_figure(result, BENCH_CUDA_RAW8, -1, plan->batches[i]);
+    for (int i = 0; i < options->num_batches; i++) {
+        add_figure(result, BENCH_CUDA_CUBLASLT, -1, options->batches[i]);
+        if (session->codes.count)
+            add_figure(result, BENCH_CUDA_RAW8, -1, options->batches[i]);
         for (int b = 0; b < result->num_blobs; b++) {
             const int favor = (int)result->blobs[b].favor;
-            if (!sweeps || plan->batches[i] <= TRF_FUSED_MAX_M)
-                add_figure(result, BENCH_CUDA_FUSED, favor, plan->batches[i]);
-            if (plan->batches[i] > 8)
-                add_figure(result, BENCH_CUDA_WIDE, favor, plan->batches[i]);
-            add_figure(result, BENCH_CUDA_TWO_STEP, favor, plan->batches[i]);
-            if (sweeps && plan->batches[i] > TRF_FUSED_MAX_M)
-                add_figure(result, BENCH_CUDA_AHEAD, favor, plan->batches[i]);
+            if (!sweeps || options->batches[i] <= TRF_FUSED_MAX_M)
+                add_figure(result, BENCH_CUDA_FUSED, favor, options->batches[i]);
+            if (options->batches[i] > 8)
+                add_figure(result, BENCH_CUDA_WIDE, favor, options->batches[i]);
+            add_figure(result, BENCH_CUDA_TWO_STEP, favor, options->batches[i]);
+            if (sweeps && options->batches[i] > TRF_FUSED_MAX_M)
+                add_figure(result, BENCH_CUDA_AHEAD, favor, options->batches[i]);
             if (sweeps)
-                add_figure(result, BENCH_CUDA_AUTO, favor, plan->batches[i]);
+                add_figure(result, BENCH_CUDA_AUTO, favor, options->batches[i]);
         }
     }
     return 0;
@@ -197,45 +197,47 @@ static int time_cases(bench_cuda_case *cases, size_t count, int rounds, cudaStre
     return failed ? -1 : 0;
 }
 
-static int measure_cases(bench_cuda_stand *stand, bench_cuda_result *result, int rounds) {
+static int measure_cases(bench_layer_session *session, bench_cuda_result *result, int rounds) {
     bench_cuda_case *cases = calloc(result->num_figures, sizeof *cases);
     int failed = !cases;
     if (failed)
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
     for (size_t i = 0; !failed && i < result->num_figures; i++) {
         bench_cuda_figure *figure = &result->figures[i];
-        cases[i] = (bench_cuda_case){.stand = stand, .figure = figure, .packed = index_of_blob(result, figure->favor)};
+        cases[i] =
+            (bench_cuda_case){.session = session, .figure = figure, .compressed = index_of_blob(result, figure->favor)};
         failed = bench_cuda_case_make(&cases[i]);
     }
     for (size_t i = 0; !failed && i < result->num_figures; i++)
         failed = bench_cuda_case_capture(&cases[i]);
     if (!failed)
-        failed = time_cases(cases, result->num_figures, rounds, stand->stream);
+        failed = time_cases(cases, result->num_figures, rounds, session->stream);
     for (size_t i = 0; cases && i < result->num_figures; i++)
         bench_cuda_case_free(&cases[i]);
     free(cases);
     return failed ? -1 : 0;
 }
 
-/* Every favor that the plan asks for. */
-static int pack(bench_cuda_stand *stand, const void *source, trf_encode_options encode, bench_cuda_result *result) {
-    const cli_options *plan = stand->plan;
+/* Every favor that the options ask for. */
+static int compress_favors(bench_layer_session *session, const void *source, trf_encode_options encode,
+                           bench_cuda_result *result) {
+    const cli_options *options = session->options;
     for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
         encode.favor = favor;
-        if (plan->has_favor && plan->favor != favor)
+        if (options->has_favor && options->favor != favor)
             continue;
-        if (bench_cuda_add_packed(stand, source, &encode, &result->blobs[result->num_blobs++]))
+        if (bench_cuda_add_compressed(session, source, &encode, &result->blobs[result->num_blobs++]))
             return -1;
     }
     return 0;
 }
 
 /* A corrupt stream would have been timed for nothing. */
-static int check_faults(const bench_cuda_stand *stand) {
-    for (int p = 0; p < stand->num_packed; p++)
-        for (uint32_t i = 0; i < stand->packed[p].num_copies; i++) {
+static int check_faults(const bench_layer_session *session) {
+    for (int p = 0; p < session->num_compressed; p++)
+        for (uint32_t i = 0; i < session->compressed[p].num_copies; i++) {
             trf_error err = {0};
-            if (trf_device_layer_check(stand->packed[p].copies[i], &err)) {
+            if (trf_device_layer_check(session->compressed[p].copies[i], &err)) {
                 cli_report_error(&err);
                 return -1;
             }
@@ -253,19 +255,19 @@ int bench_cuda_measure(bench_cuda *cuda, const bench_subject *subject, const voi
     cuda->results = results;
     bench_cuda_result *result = &results[cuda->num_results];
     *result = (bench_cuda_result){.subject = *subject};
-    bench_cuda_stand stand = {
+    bench_layer_session session = {
         .context = cuda->context,
         .lt = cuda->lt,
-        .plan = cuda->log->plan,
+        .options = cuda->log->options,
         .stream = cuda->stream,
         .l2_bytes = cuda->environment.l2_bytes,
         .subject = *subject,
     };
     cuda->num_results++;
-    int failed = bench_cuda_stand_open(&stand) || pack(&stand, source, *encode, result) ||
-                 bench_cuda_add_plain(&stand, source, encode) || list_figures(&stand, result) ||
-                 measure_cases(&stand, result, cuda->log->environment.runs) || check_faults(&stand);
-    bench_cuda_stand_close(&stand);
+    int failed = bench_layer_session_open(&session) || compress_favors(&session, source, *encode, result) ||
+                 bench_cuda_add_plain(&session, source, encode) || list_figures(&session, result) ||
+                 measure_cases(&session, result, cuda->log->environment.repeats) || check_faults(&session);
+    bench_layer_session_close(&session);
     if (!failed)
         bench_cuda_print_result(result);
     return failed ? -1 : 0;

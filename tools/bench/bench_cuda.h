@@ -67,7 +67,7 @@ typedef struct bench_cuda_environment {
 int bench_cuda_begin(bench_log *log, trf_context *context);
 void bench_cuda_end(bench_cuda *cuda); /* NULL is allowed */
 
-/* Encodes source with every favor that the plan asks for, and measures all there is to measure. */
+/* Encodes source with every favor that the options ask for, and measures all there is to measure. */
 int bench_cuda_measure(bench_cuda *cuda, const bench_subject *subject, const void *source,
                        const trf_encode_options *encode);
 
@@ -77,7 +77,7 @@ cli_exit bench_cuda_verdict(const bench_cuda *cuda);
 /* @return memory of the host, to be released with free; NULL after a message. */
 void *bench_host_alloc(uint64_t bytes);
 
-/* What the session holds. */
+/* What it holds. */
 const bench_log *bench_cuda_log_of(const bench_cuda *cuda);
 trf_context *bench_cuda_context_of(const bench_cuda *cuda);
 trf_stream bench_cuda_stream_of(const bench_cuda *cuda);

@@ -174,8 +174,8 @@ void bench_cublaslt_product_free(bench_cublaslt_product *p) {
 
 int bench_cublaslt_candidates(const bench_cublaslt_product *product) { return product->num_candidates; }
 
-int bench_cublaslt_queue_with(const bench_cublaslt_product *p, int choice, const void *w, const void *x, void *y,
-                              void *workspace, cudaStream_t stream) {
+int bench_cublaslt_queue_with_workspace(const bench_cublaslt_product *p, int choice, const void *w, const void *x,
+                                        void *y, void *workspace, cudaStream_t stream) {
     const float one = 1, zero = 0;
     const bench_cublaslt *lt = p->lt;
     return check(lt,
@@ -186,5 +186,5 @@ int bench_cublaslt_queue_with(const bench_cublaslt_product *p, int choice, const
 
 int bench_cublaslt_queue(const bench_cublaslt_product *p, int choice, const void *w, const void *x, void *y,
                          cudaStream_t stream) {
-    return bench_cublaslt_queue_with(p, choice, w, x, y, p->lt->workspace, stream);
+    return bench_cublaslt_queue_with_workspace(p, choice, w, x, y, p->lt->workspace, stream);
 }

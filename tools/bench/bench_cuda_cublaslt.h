@@ -33,7 +33,7 @@ int bench_cublaslt_queue(const bench_cublaslt_product *product, int choice, cons
 enum {
     BENCH_CUBLASLT_WORKSPACE_BYTES = 64 << 20 /* NVIDIA's advice for Hopper is 32 MiB */
 };
-int bench_cublaslt_queue_with(const bench_cublaslt_product *product, int choice, const void *w, const void *x, void *y,
-                              void *workspace, cudaStream_t stream);
+int bench_cublaslt_queue_with_workspace(const bench_cublaslt_product *product, int choice, const void *w, const void *x,
+                                        void *y, void *workspace, cudaStream_t stream);
 
 #endif

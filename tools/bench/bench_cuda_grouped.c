@@ -38,16 +38,17 @@ struct bench_grouped {
     grouped_fn *multiply;
 };
 
-/* A group for each item. cuBLAS is column-major: Y' (rows x tokens) = W' ^T (W' is cols x rows) . X' (cols x tokens),
- * so m and ldc are `rows`, n is `tokens`, and k, lda and ldb are `cols`. The host's arrays lie here for as long as
- * graphs may look for them. */
+/* A group of cuBLAS's for each matrix. cuBLAS is column-major: Y' (rows x tokens) = W' ^T (W' is cols x rows) . X'
+ * (cols x tokens), so m and ldc are `rows`, n is `tokens`, and k, lda and ldb are `cols`. The host's arrays lie here
+ * for as long as graphs may look for them. */
 struct bench_grouped_product {
     bench_grouped *grouped;
     int count;
-    cublasOperation_t transposed[BENCH_GROUPED_MOST], plain[BENCH_GROUPED_MOST];
-    int rows[BENCH_GROUPED_MOST], tokens[BENCH_GROUPED_MOST], cols[BENCH_GROUPED_MOST], sizes[BENCH_GROUPED_MOST];
-    float one[BENCH_GROUPED_MOST], zero[BENCH_GROUPED_MOST];
-    void **pointers; /* device: [3][BENCH_GROUPED_MOST], of W, x and y */
+    cublasOperation_t transposed[BENCH_GROUPED_MAX_PRODUCTS], plain[BENCH_GROUPED_MAX_PRODUCTS];
+    int rows[BENCH_GROUPED_MAX_PRODUCTS], tokens[BENCH_GROUPED_MAX_PRODUCTS], cols[BENCH_GROUPED_MAX_PRODUCTS],
+        sizes[BENCH_GROUPED_MAX_PRODUCTS];
+    float one[BENCH_GROUPED_MAX_PRODUCTS], zero[BENCH_GROUPED_MAX_PRODUCTS];
+    void **pointers; /* device: [3][BENCH_GROUPED_MAX_PRODUCTS], of W, x and y */
 };
 
 /* ---- the library ---- */
@@ -101,12 +102,12 @@ void bench_grouped_close(bench_grouped *grouped) {
 
 /* ---- a product ---- */
 
-static int upload_pointers(bench_grouped_product *p, const bench_grouped_item *items) {
-    const void *pointers[3][BENCH_GROUPED_MOST] = {{0}};
+static int upload_pointers(bench_grouped_product *p, const bench_grouped_matrix *matrices) {
+    const void *pointers[3][BENCH_GROUPED_MAX_PRODUCTS] = {{0}};
     for (int i = 0; i < p->count; i++) {
-        pointers[0][i] = items[i].w;
-        pointers[1][i] = items[i].x;
-        pointers[2][i] = items[i].y;
+        pointers[0][i] = matrices[i].w;
+        pointers[1][i] = matrices[i].x;
+        pointers[2][i] = matrices[i].y;
     }
     p->pointers = cli_cuda_alloc(sizeof pointers);
     return !p->pointers ||
@@ -116,8 +117,8 @@ static int upload_pointers(bench_grouped_product *p, const bench_grouped_item *i
 }
 
 bench_grouped_product *bench_grouped_product_make(bench_grouped *grouped, uint32_t rows, uint32_t cols,
-                                                  const bench_grouped_item *items, uint32_t count) {
-    assert(count <= BENCH_GROUPED_MOST);
+                                                  const bench_grouped_matrix *matrices, uint32_t count) {
+    assert(count <= BENCH_GROUPED_MAX_PRODUCTS);
     bench_grouped_product *p = calloc(1, sizeof *p);
     if (!p) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
@@ -129,12 +130,12 @@ bench_grouped_product *bench_grouped_product_make(bench_grouped *grouped, uint32
         p->transposed[i] = CUBLAS_OP_T;
         p->plain[i] = CUBLAS_OP_N;
         p->rows[i] = (int)rows;
-        p->tokens[i] = (int)items[i].tokens;
+        p->tokens[i] = (int)matrices[i].tokens;
         p->cols[i] = (int)cols;
         p->sizes[i] = 1;
         p->one[i] = 1;
     }
-    if (!upload_pointers(p, items))
+    if (!upload_pointers(p, matrices))
         return p;
     bench_grouped_product_free(p);
     return NULL;
@@ -149,8 +150,8 @@ void bench_grouped_product_free(bench_grouped_product *p) {
 
 int bench_grouped_queue(const bench_grouped_product *p, cudaStream_t stream) {
     const bench_grouped *grouped = p->grouped;
-    const void *const *w = (const void *const *)p->pointers, *const *x = w + BENCH_GROUPED_MOST;
-    void *const *y = p->pointers + 2 * BENCH_GROUPED_MOST;
+    const void *const *w = (const void *const *)p->pointers, *const *x = w + BENCH_GROUPED_MAX_PRODUCTS;
+    void *const *y = p->pointers + 2 * BENCH_GROUPED_MAX_PRODUCTS;
     /* In this order: setting a stream takes the workspace away. */
     const int failed =
         check(grouped, grouped->set_stream(grouped->handle, stream), "setting a stream") ||

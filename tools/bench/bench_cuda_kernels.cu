@@ -4,7 +4,7 @@
  * sums are added in order at the end. In a step a lane (g = lane / 4, t = lane % 4) loads 16 neighbouring codes of the
  * rows g and g + 8, which are the A fragments of four mma.m16n8k16: K is permuted so that its own 4 codes of each row
  * are the fragment's, and 4 neighbouring values of x the B fragment's. 32 KiB of codes a block are under way before
- * the first is used. Shared memory: 4 KiB for each group of 8 rows of x, for the sums. */
+ * the first is used. Shared memory: 4 KiB for each accumulator of 8 rows of x, for the sums. */
 #include "bench_cuda_kernels.h"
 
 #include <cuda_fp16.h>
@@ -57,10 +57,11 @@ static __device__ __forceinline__ uint32_t word_of(const uint4 &v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* One step's 64 columns by all rows of x. x: at the lane's first column; n: rows of x from there, 8 for each group. */
-template <int kDtype, int kGroups>
+/* One step's 64 columns by all rows of x. x: at the lane's first column; n: rows of x from there, 8 for each
+ * accumulator tile. */
+template <int kDtype, int kAccumulators>
 static __device__ __forceinline__ void multiply_step(const raw8_codes &codes, const __half *x, size_t x_stride,
-                                                     bool inside, int m, int g, float (&sums)[kGroups][4]) {
+                                                     bool inside, int m, int g, float (&sums)[kAccumulators][4]) {
     uint32_t a[4][4]; /* [mma][register] */
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -68,8 +69,8 @@ static __device__ __forceinline__ void multiply_step(const raw8_codes &codes, co
         widen<kDtype>(word_of(codes.high, j), a[j][1], a[j][3]);
     }
 #pragma unroll
-    for (int group = 0; group < kGroups; group++) {
-        int n = 8 * group + g;
+    for (int accumulator = 0; accumulator < kAccumulators; accumulator++) {
+        int n = 8 * accumulator + g;
         uint4 b[2] = {};
         if (inside && n < m) {
             const uint4 *from = reinterpret_cast<const uint4 *>(x + n * x_stride);
@@ -78,21 +79,22 @@ static __device__ __forceinline__ void multiply_step(const raw8_codes &codes, co
         }
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            mma(sums[group], a[j], word_of(b[j / 2], j % 2 * 2), word_of(b[j / 2], j % 2 * 2 + 1));
+            mma(sums[accumulator], a[j], word_of(b[j / 2], j % 2 * 2), word_of(b[j / 2], j % 2 * 2 + 1));
     }
 }
 
 /* Adds the warps' sums in order, and writes y. */
-template <int kGroups>
-static __device__ void write_sums(const bench_raw8 &p, const float (*shared)[kGroups][4][32], uint32_t first_row) {
-    for (int i = threadIdx.x; i < kGroups * 4 * 32; i += kWarps * 32) {
-        int lane = i % 32, e = i / 32 % 4, group = i / 128;
-        uint32_t row = first_row + lane / 4 + 8 * (e / 2), n = 8 * group + 2 * (lane % 4) + e % 2;
+template <int kAccumulators>
+static __device__ void write_sums(const bench_raw8 &p, const float (*shared)[kAccumulators][4][32],
+                                  uint32_t first_row) {
+    for (int i = threadIdx.x; i < kAccumulators * 4 * 32; i += kWarps * 32) {
+        int lane = i % 32, e = i / 32 % 4, accumulator = i / 128;
+        uint32_t row = first_row + lane / 4 + 8 * (e / 2), n = 8 * accumulator + 2 * (lane % 4) + e % 2;
         if (row >= p.rows || n >= p.m)
             continue;
         float sum = 0;
         for (int warp = 0; warp < kWarps; warp++)
-            sum += shared[warp][group][e][lane];
+            sum += shared[warp][accumulator][e][lane];
         sum *= p.scales ? p.scales[row] : 1;
         size_t at = static_cast<size_t>(n) * p.rows + row;
         if (p.y_is_f32)
@@ -102,14 +104,14 @@ static __device__ void write_sums(const bench_raw8 &p, const float (*shared)[kGr
     }
 }
 
-template <int kDtype, int kGroups>
+template <int kDtype, int kAccumulators>
 static __global__ void __launch_bounds__(kWarps * 32) raw8_kernel(const bench_raw8 p, const uint8_t *codes) {
-    __shared__ float shared[kWarps][kGroups][4][32];
+    __shared__ float shared[kWarps][kAccumulators][4][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const uint32_t first_row = blockIdx.x * kRows, row = first_row + g;
     const uint8_t *low = codes + static_cast<size_t>(row) * p.cols, *high = low + static_cast<size_t>(8) * p.cols;
     const __half *x = static_cast<const __half *>(p.x);
-    float sums[kGroups][4] = {};
+    float sums[kAccumulators][4] = {};
 
     for (uint32_t base = warp * kStepCols; base < p.cols; base += kStepsAhead * kWarps * kStepCols) {
         raw8_codes ahead[kStepsAhead];
@@ -123,16 +125,16 @@ static __global__ void __launch_bounds__(kWarps * 32) raw8_kernel(const bench_ra
         for (int s = 0; s < kStepsAhead; s++) {
             uint32_t step = base + s * kWarps * kStepCols, col = step + 16 * t;
             if (step < p.cols)
-                multiply_step<kDtype, kGroups>(ahead[s], x + col, p.cols, col < p.cols, p.m, g, sums);
+                multiply_step<kDtype, kAccumulators>(ahead[s], x + col, p.cols, col < p.cols, p.m, g, sums);
         }
     }
 #pragma unroll
-    for (int group = 0; group < kGroups; group++)
+    for (int accumulator = 0; accumulator < kAccumulators; accumulator++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            shared[warp][group][e][lane] = sums[group][e];
+            shared[warp][accumulator][e][lane] = sums[accumulator][e];
     __syncthreads();
-    write_sums<kGroups>(p, shared, first_row);
+    write_sums<kAccumulators>(p, shared, first_row);
 }
 
 template <int kDtype> static void launch(const bench_raw8 &p, const uint8_t *codes, cudaStream_t stream) {
@@ -191,11 +193,11 @@ cudaError_t bench_copy_launch(void *to, const void *from, uint64_t bytes, cudaSt
 }
 
 /* A block for each row. */
-template <typename Part>
-static __global__ void gather(Part *to, const Part *from, uint64_t row_parts, const int64_t *ids) {
-    const Part *row = from + (uint64_t)ids[blockIdx.x] * row_parts;
-    for (uint64_t i = threadIdx.x; i < row_parts; i += blockDim.x)
-        to[blockIdx.x * row_parts + i] = row[i];
+template <typename Chunk>
+static __global__ void gather(Chunk *to, const Chunk *from, uint64_t row_chunks, const int64_t *ids) {
+    const Chunk *row = from + (uint64_t)ids[blockIdx.x] * row_chunks;
+    for (uint64_t i = threadIdx.x; i < row_chunks; i += blockDim.x)
+        to[blockIdx.x * row_chunks + i] = row[i];
 }
 
 cudaError_t bench_gather_launch(void *to, const void *from, uint64_t row_bytes, const int64_t *ids, uint32_t count,

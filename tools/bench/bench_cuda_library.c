@@ -19,7 +19,7 @@ int bench_cuda_library_find(void *library, const char *name, const bench_cuda_fu
             cli_fail(TRF_ERR_UNSUPPORTED, "bench: %s has no %s", name, functions[i].name);
             return -1;
         }
-        *(void **)functions[i].place = function; /* as POSIX has it */
+        *(void **)functions[i].pointer = function; /* as POSIX has it */
     }
     return 0;
 }

@@ -6,14 +6,14 @@
 
 /* A pointer to a function of the library, and what it is called there. */
 typedef struct bench_cuda_function {
-    void *place;
+    void *pointer;
     const char *name;
 } bench_cuda_function;
 
 /* Opens it by its name, or in the toolkit's folder. @return NULL: dlerror says why. */
 void *bench_cuda_library_open(const char *name);
 
-/* Fills all places. @return 0, or -1 after a message: it lacks one. */
+/* Fills all pointers. @return 0, or -1 after a message: it lacks one. */
 int bench_cuda_library_find(void *library, const char *name, const bench_cuda_function *functions, size_t count);
 
 #endif

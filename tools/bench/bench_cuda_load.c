@@ -50,7 +50,7 @@ typedef struct load_blob {
 
 typedef struct load_bench {
     bench_cuda *cuda;
-    const cli_options *plan;
+    const cli_options *options;
     trf_encode_options encode;
     cli_shape shapes[CLI_MAX_LIST], table;
     int num_shapes;
@@ -76,20 +76,20 @@ static int fail_memory(void) {
 static uint64_t weights_of(cli_shape shape) { return (uint64_t)shape.rows * shape.cols; }
 
 static void choose_shapes(load_bench *b) {
-    const cli_options *plan = b->plan;
-    b->num_shapes = plan->num_layers ? plan->num_layers : (int)(sizeof kShapes / sizeof kShapes[0]);
-    memcpy(b->shapes, plan->num_layers ? plan->layers : kShapes, (size_t)b->num_shapes * sizeof *b->shapes);
-    b->table = plan->num_layers ? plan->layers[0] : kTable;
+    const cli_options *options = b->options;
+    b->num_shapes = options->num_layers ? options->num_layers : (int)(sizeof kShapes / sizeof kShapes[0]);
+    memcpy(b->shapes, options->num_layers ? options->layers : kShapes, (size_t)b->num_shapes * sizeof *b->shapes);
+    b->table = options->num_layers ? options->layers[0] : kTable;
     trf_encode_options_init(&b->encode);
-    b->encode.threads = plan->threads;
+    b->encode.threads = options->threads;
     b->encode.verify = 0;
-    if (plan->has_favor)
-        b->encode.favor = plan->favor;
+    if (options->has_favor)
+        b->encode.favor = options->favor;
 }
 
 /* BF16 weights of any number, malloc'd: those that were drawn, over and over. */
 static uint16_t *make_weights(const load_bench *b, uint64_t weights) {
-    const double sigma = b->plan->sigmas.count ? b->plan->sigmas.values[0] : 0.02;
+    const double sigma = b->options->sigmas.count ? b->options->sigmas.values[0] : 0.02;
     const uint64_t first = weights < b->num_drawn ? weights : b->num_drawn;
     uint16_t *made = malloc(weights * sizeof *made);
     if (!made) {
@@ -97,9 +97,9 @@ static uint16_t *make_weights(const load_bench *b, uint64_t weights) {
         return NULL;
     }
     bench_make_source(b->drawn, (cli_shape){1, (uint32_t)first}, sigma, TRF_DTYPE_BF16, made);
-    for (uint64_t at = first, part; at < weights; at += part) {
-        part = weights - at < first ? weights - at : first;
-        memcpy(made + at, made, part * sizeof *made);
+    for (uint64_t at = first, copied; at < weights; at += copied) {
+        copied = weights - at < first ? weights - at : first;
+        memcpy(made + at, made, copied * sizeof *made);
     }
     return made;
 }
@@ -125,7 +125,7 @@ static int encode_all(load_bench *b) {
     b->drawn = malloc(b->num_drawn * sizeof *b->drawn);
     if (!b->drawn)
         return fail_memory();
-    bench_draw(b->drawn, b->num_drawn, b->plan->student_t);
+    bench_draw(b->drawn, b->num_drawn, b->options->student_t);
     uint64_t sum = 0;
     for (int i = 0; i < b->num_shapes; i++) {
         if (encode_shape(b, i))
@@ -133,7 +133,7 @@ static int encode_all(load_bench *b) {
         sum += b->blobs[i].size;
         b->largest = b->blobs[i].size > b->largest ? b->blobs[i].size : b->largest;
     }
-    b->copies = b->plan->num_layers ? FEW_COPIES : (int)((kCheckpointBytes + sum - 1) / sum);
+    b->copies = b->options->num_layers ? FEW_COPIES : (int)((kCheckpointBytes + sum - 1) / sum);
     b->num_layers = b->copies * b->num_shapes;
     b->total = sum * (uint64_t)b->copies;
     return 0;
@@ -262,7 +262,7 @@ static int load_some(load_bench *b, int first, int step, int threads, cli_progre
 /* A thread's. @return NULL, or not after a failure. */
 static void *load_odd(void *context) {
     load_bench *b = context;
-    return load_some(b, 1, 2, b->plan->threads, NULL) ? b : NULL;
+    return load_some(b, 1, 2, b->options->threads, NULL) ? b : NULL;
 }
 
 static int load_two(load_bench *b) {
@@ -270,7 +270,7 @@ static int load_two(load_bench *b) {
     void *odd_failed = NULL;
     if (pthread_create(&thread, NULL, load_odd, b))
         return fail_memory();
-    const int failed = load_some(b, 0, 2, b->plan->threads, &b->progress);
+    const int failed = load_some(b, 0, 2, b->options->threads, &b->progress);
     pthread_join(thread, &odd_failed);
     return failed || odd_failed ? -1 : 0;
 }
@@ -291,7 +291,7 @@ static int copy_all(load_bench *b, const void *from) {
     return cli_cuda_check(cudaDeviceSynchronize(), "bench: a copy");
 }
 
-static int go(load_bench *b, load_way way) {
+static int load_or_copy(load_bench *b, load_way way) {
     switch (way) {
     case WAY_PINNED:
         return copy_all(b, b->pinned);
@@ -300,7 +300,7 @@ static int go(load_bench *b, load_way way) {
     case WAY_TWO_LOADS:
         return load_two(b);
     default:
-        return load_some(b, 0, 1, way == WAY_LOAD ? b->plan->threads : 1, &b->progress);
+        return load_some(b, 0, 1, way == WAY_LOAD ? b->options->threads : 1, &b->progress);
     }
 }
 
@@ -313,7 +313,7 @@ static int add_figures(load_bench *b, size_t *first) {
         if (!figure)
             return -1;
         figure->bytes = b->total;
-        figure->times.seconds = calloc((size_t)b->plan->runs, sizeof *figure->times.seconds);
+        figure->times.seconds = calloc((size_t)b->options->repeats, sizeof *figure->times.seconds);
         if (!figure->times.seconds)
             return fail_memory();
     }
@@ -325,12 +325,12 @@ static int time_ways(load_bench *b) {
     if (add_figures(b, &first))
         return -1;
     bench_mode_figure *figures = bench_cuda_figures_of(b->cuda)->list + first;
-    for (int run = -1; run < b->plan->runs; run++)
+    for (int run = -1; run < b->options->repeats; run++)
         for (int way = 0; way < NUM_WAYS; way++) {
             if (is_stopped(b))
                 return -1;
             const double start = cli_now();
-            const int failed = go(b, (load_way)way);
+            const int failed = load_or_copy(b, (load_way)way);
             const double seconds = cli_now() - start;
             drop_layers(b);
             if (failed)
@@ -380,7 +380,7 @@ static void remove_checkpoint(load_bench *b) {
 }
 
 int bench_load_run(bench_cuda *cuda) {
-    load_bench b = {.cuda = cuda, .plan = bench_cuda_log_of(cuda)->plan};
+    load_bench b = {.cuda = cuda, .options = bench_cuda_log_of(cuda)->options};
     choose_shapes(&b);
     int failed = encode_all(&b) || make_buffers(&b) || make_checkpoint(&b) || time_ways(&b);
     remove_checkpoint(&b);

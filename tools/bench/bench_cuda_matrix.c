@@ -14,15 +14,15 @@ enum {
 static const double kSigma = 0.02;
 
 /* drawn: of scale 1; changed. */
-static int compress(bench_matrix *matrix, float *drawn, const cli_options *plan) {
+static int compress(bench_matrix *matrix, float *drawn, const cli_options *options) {
     const cli_shape shape = matrix->shape;
     trf_encode_options encode;
     trf_error err = {0};
     trf_encode_options_init(&encode);
     encode.codec = TRF_CODEC_BF16;
-    encode.threads = plan->threads;
+    encode.threads = options->threads;
     encode.verify = 0;
-    encode.favor = plan->has_favor ? plan->favor : TRF_FAVOR_SPEED;
+    encode.favor = options->has_favor ? options->favor : TRF_FAVOR_SPEED;
     matrix->weights = bench_host_alloc((uint64_t)shape.rows * shape.cols * sizeof *matrix->weights);
     if (!matrix->weights)
         return -1;
@@ -36,7 +36,7 @@ static int compress(bench_matrix *matrix, float *drawn, const cli_options *plan)
     return 0;
 }
 
-int bench_matrix_make(bench_matrix *matrices, uint32_t count, cli_shape shape, const cli_options *plan) {
+int bench_matrix_make(bench_matrix *matrices, uint32_t count, cli_shape shape, const cli_options *options) {
     const uint64_t weights = (uint64_t)shape.rows * shape.cols;
     float *drawn = bench_host_alloc(count * weights * sizeof *drawn);
     int failed = !drawn;
@@ -44,7 +44,7 @@ int bench_matrix_make(bench_matrix *matrices, uint32_t count, cli_shape shape, c
         bench_draw(drawn, count * weights, 0);
     for (uint32_t i = 0; !failed && i < count; i++) {
         matrices[i].shape = shape;
-        failed = compress(&matrices[i], drawn + i * weights, plan);
+        failed = compress(&matrices[i], drawn + i * weights, options);
     }
     free(drawn);
     return failed ? -1 : 0;

@@ -19,7 +19,7 @@ typedef struct bench_matrix {
 
 /* Draws `count` matrices of one shape, each other weights, and compresses them. matrices: all zero; release each with
  * bench_matrix_free in either case. */
-int bench_matrix_make(bench_matrix *matrices, uint32_t count, cli_shape shape, const cli_options *plan);
+int bench_matrix_make(bench_matrix *matrices, uint32_t count, cli_shape shape, const cli_options *options);
 void bench_matrix_free(bench_matrix *matrix);
 
 /* x: device, normal BF16, [rows][cols]; kept: the same on the host, malloc'd. */

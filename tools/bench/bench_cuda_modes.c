@@ -25,18 +25,18 @@ static const struct {
     [CLI_BENCH_OFFLOAD] = {"offload", bench_offload_run},
 };
 
-static const char *mode_name(const bench_log *log) { return kModes[log->plan->mode].name; }
+static const char *mode_name(const bench_log *log) { return kModes[log->options->mode].name; }
 
 int bench_cuda_run_mode(bench_cuda *cuda) {
     const bench_log *log = bench_cuda_log_of(cuda);
-    if (!kModes[log->plan->mode].run)
+    if (!kModes[log->options->mode].run)
         return cli_fail(TRF_ERR_UNSUPPORTED, "bench: --mode %s is not there yet", mode_name(log)), -1;
     bench_cuda_print_device(log);
     printf("%s: median (min-max) of %d runs. ratio: the time of what a row is compared with by its own.\n\n",
-           mode_name(log), log->environment.runs);
+           mode_name(log), log->environment.repeats);
     printf("%-36s %6s %-24s %27s %8s %7s %9s  %s\n", "what it is done to", "batch", "how", "us", "GB/s", "ratio",
            "error", "compared with");
-    return kModes[log->plan->mode].run(cuda);
+    return kModes[log->options->mode].run(cuda);
 }
 
 /* ---- figures ---- */
@@ -76,7 +76,7 @@ int bench_mode_time(bench_cuda *cuda, bench_cuda_timer *timers, size_t first) {
         timer_list[i] = &timers[i];
         times[i] = &figures->list[first + i].times;
     }
-    failed = failed || bench_cuda_time(timer_list, times, count, bench_cuda_log_of(cuda)->environment.runs,
+    failed = failed || bench_cuda_time(timer_list, times, count, bench_cuda_log_of(cuda)->environment.repeats,
                                        bench_cuda_stream_of(cuda));
     for (size_t i = 0; failed && i < count; i++) {
         free(figures->list[first + i].times.seconds);

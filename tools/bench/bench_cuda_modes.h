@@ -46,7 +46,7 @@ int bench_offload_run(bench_cuda *cuda);
 int bench_overlap_run(bench_cuda *cuda);
 int bench_moe_run(bench_cuda *cuda);
 
-/* Runs the plan's mode. @return 0, or -1 after a message. */
+/* Measures what the options' mode is about. @return 0, or -1 after a message. */
 int bench_cuda_run_mode(bench_cuda *cuda);
 
 /* ---- the modes: 0, or -1 after a message ---- */

@@ -26,8 +26,8 @@ enum {
     CALLS = 16,   /* of a graph */
     DISTINCT = 4, /* experts with weights of their own; the others repeat these, in memory of their own */
     STREAMS = 16,
-    MOST_TOKENS = 16, /* of a batch */
-    TRIAL_RUNS = 5
+    MAX_TOKENS = 16, /* of a batch */
+    TRIAL_REPEATS = 5
 };
 
 static const cli_shape kShapes[] = {{4096, 1536}, {1536, 4096}};
@@ -44,7 +44,7 @@ typedef struct moe_product {
     int candidate;
 } moe_product;
 
-typedef struct moe_stand {
+typedef struct moe_session {
     bench_cuda *cuda;
     cli_shape shape;
     uint32_t batch, rows; /* tokens; rows of x, ROUTED for each */
@@ -57,13 +57,13 @@ typedef struct moe_stand {
     uint32_t *offsets_dev; /* [CALLS][EXPERTS + 1] */
     void *x, *y, *workspace, *lt_workspaces[STREAMS];
     uint16_t *x_host;
-    moe_product products[MOST_TOKENS + 1]; /* by tokens */
-    bench_grouped *grouped;                /* not owned; NULL: there is none, and no calls */
+    moe_product products[MAX_TOKENS + 1]; /* by tokens */
+    bench_grouped *grouped;               /* not owned; NULL: there is none, and no calls */
     bench_grouped_product *grouped_calls[CALLS];
     uint32_t streams; /* that queue_cublaslt uses */
     cudaStream_t side[STREAMS];
     cudaEvent_t fork, join[STREAMS];
-} moe_stand;
+} moe_session;
 
 static int report(const trf_error *err) {
     cli_report_error(err);
@@ -76,8 +76,8 @@ static uint32_t tokens_of(const moe_route *route, uint32_t expert) {
 
 /* ---- routes ---- */
 
-/* One token: the calls take turns with groups of ROUTED of one order. More: each token has ROUTED experts at random. */
-static void make_routes(moe_stand *s) {
+/* One token: the calls take turns with sets of ROUTED of one order. More: each token has ROUTED experts at random. */
+static void make_routes(moe_session *s) {
     uint64_t state = 1;
     uint32_t order[EXPERTS];
     for (uint32_t e = 0; e < EXPERTS; e++)
@@ -98,7 +98,7 @@ static void make_routes(moe_stand *s) {
     }
 }
 
-static double mean_active(const moe_stand *s) {
+static double mean_active(const moe_session *s) {
     double active = 0;
     for (uint32_t call = 0; call < CALLS; call++)
         for (uint32_t e = 0; e < EXPERTS; e++)
@@ -110,12 +110,12 @@ static double mean_active(const moe_stand *s) {
 
 static void *row_of(const void *base, uint32_t row, uint32_t cols) { return (char *)base + (uint64_t)row * cols * 2; }
 
-static const uint32_t *offsets_of(const moe_stand *s, uint32_t call) {
+static const uint32_t *offsets_of(const moe_session *s, uint32_t call) {
     return s->offsets_dev + (uint64_t)call * (EXPERTS + 1);
 }
 
 static int queue_experts(void *context, uint32_t call, cudaStream_t stream) {
-    moe_stand *s = context;
+    moe_session *s = context;
     trf_error err = {0};
     if (trf_experts_linear(s->experts, &s->plan, s->x, offsets_of(s, call), s->y, s->workspace, stream, &err))
         return report(&err);
@@ -123,7 +123,7 @@ static int queue_experts(void *context, uint32_t call, cudaStream_t stream) {
 }
 
 static int queue_dense(void *context, uint32_t call, cudaStream_t stream) {
-    moe_stand *s = context;
+    moe_session *s = context;
     const bench_experts product = {s->dense_list, offsets_of(s, call), EXPERTS, s->shape.rows, s->shape.cols, s->x,
                                    s->y};
     return cli_cuda_check(bench_experts_launch(&product, s->rows < EXPERTS ? s->rows : EXPERTS, stream),
@@ -132,7 +132,7 @@ static int queue_dense(void *context, uint32_t call, cudaStream_t stream) {
 
 /* One compressed expert after the other, with counts that the host knows. */
 static int queue_layers(void *context, uint32_t call, cudaStream_t stream) {
-    moe_stand *s = context;
+    moe_session *s = context;
     trf_error err = {0};
     for (uint32_t e = 0; e < EXPERTS; e++) {
         const uint32_t first = s->routes[call].offsets[e], count = tokens_of(&s->routes[call], e);
@@ -149,7 +149,7 @@ static int queue_layers(void *context, uint32_t call, cudaStream_t stream) {
 
 /* The n-th expert with tokens runs on stream n % streams; the first one is the caller's. */
 static int queue_cublaslt(void *context, uint32_t call, cudaStream_t stream) {
-    moe_stand *s = context;
+    moe_session *s = context;
     uint32_t turn = 0;
     int failed = cli_cuda_check(cudaEventRecord(s->fork, stream), "bench: an event");
     for (uint32_t i = 1; !failed && i < s->streams; i++)
@@ -160,9 +160,9 @@ static int queue_cublaslt(void *context, uint32_t call, cudaStream_t stream) {
         if (!count)
             continue;
         const uint32_t at = turn++ % s->streams;
-        failed = bench_cublaslt_queue_with(p->product, p->candidate, s->dense[e], row_of(s->x, first, s->shape.cols),
-                                           row_of(s->y, first, s->shape.rows), s->lt_workspaces[at],
-                                           at ? s->side[at] : stream);
+        failed = bench_cublaslt_queue_with_workspace(
+            p->product, p->candidate, s->dense[e], row_of(s->x, first, s->shape.cols),
+            row_of(s->y, first, s->shape.rows), s->lt_workspaces[at], at ? s->side[at] : stream);
     }
     for (uint32_t i = 1; !failed && i < s->streams; i++)
         failed = cli_cuda_check(cudaEventRecord(s->join[i], s->side[i]), "bench: an event") ||
@@ -171,23 +171,23 @@ static int queue_cublaslt(void *context, uint32_t call, cudaStream_t stream) {
 }
 
 static int queue_row(void *context, uint32_t call, cudaStream_t stream) {
-    moe_stand *s = context;
+    moe_session *s = context;
     s->streams = 1;
     return queue_cublaslt(s, call, stream);
 }
 static int queue_4_streams(void *context, uint32_t call, cudaStream_t stream) {
-    moe_stand *s = context;
+    moe_session *s = context;
     s->streams = 4;
     return queue_cublaslt(s, call, stream);
 }
 static int queue_16_streams(void *context, uint32_t call, cudaStream_t stream) {
-    moe_stand *s = context;
+    moe_session *s = context;
     s->streams = 16;
     return queue_cublaslt(s, call, stream);
 }
 
 static int queue_grouped(void *context, uint32_t call, cudaStream_t stream) {
-    const moe_stand *s = context;
+    const moe_session *s = context;
     return bench_grouped_queue(s->grouped_calls[call], stream);
 }
 
@@ -213,19 +213,19 @@ enum {
 /* ---- cuBLASLt: the fastest candidate for each number of tokens ---- */
 
 typedef struct moe_trial {
-    moe_stand *stand;
+    moe_session *session;
     uint32_t tokens;
     int candidate;
 } moe_trial;
 
 static int queue_trial(void *context, uint32_t call, cudaStream_t stream) {
     const moe_trial *trial = context;
-    const moe_stand *s = trial->stand;
-    return bench_cublaslt_queue_with(s->products[trial->tokens].product, trial->candidate, s->dense[call * 5 % EXPERTS],
-                                     s->x, s->y, s->lt_workspaces[0], stream);
+    const moe_session *s = trial->session;
+    return bench_cublaslt_queue_with_workspace(s->products[trial->tokens].product, trial->candidate,
+                                               s->dense[call * 5 % EXPERTS], s->x, s->y, s->lt_workspaces[0], stream);
 }
 
-static int tune_product(moe_stand *s, uint32_t tokens) {
+static int tune_product(moe_session *s, uint32_t tokens) {
     moe_product *p = &s->products[tokens];
     double best = 0;
     p->product = bench_cublaslt_product_make(bench_cuda_lt_of(s->cuda), s->shape.rows, s->shape.cols, tokens,
@@ -238,7 +238,7 @@ static int tune_product(moe_stand *s, uint32_t tokens) {
         bench_times times = {0}, *const lists[] = {&times};
         const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
         const int failed = bench_cuda_timer_make(&timer, queue_trial, &trial, CALLS, stream) ||
-                           bench_cuda_time(timers, lists, 1, TRIAL_RUNS, stream);
+                           bench_cuda_time(timers, lists, 1, TRIAL_REPEATS, stream);
         const double seconds = bench_median(&times);
         bench_cuda_timer_free(&timer);
         free(times.seconds);
@@ -253,7 +253,7 @@ static int tune_product(moe_stand *s, uint32_t tokens) {
 }
 
 /* For all numbers of tokens that an expert has in any call. */
-static int tune_products(moe_stand *s) {
+static int tune_products(moe_session *s) {
     for (uint32_t call = 0; call < CALLS; call++)
         for (uint32_t e = 0; e < EXPERTS; e++) {
             const uint32_t tokens = tokens_of(&s->routes[call], e);
@@ -265,21 +265,22 @@ static int tune_products(moe_stand *s) {
 
 /* ---- cuBLAS: grouped products ---- */
 
-static void say_left_out(void) { fputs("transfuse: bench: goes on without \"cuBLAS grouped\"\n", stderr); }
+static void warn_left_out(void) { fputs("transfuse: bench: goes on without \"cuBLAS grouped\"\n", stderr); }
 
 /* One for each call: a group for each expert with tokens. */
-static int make_grouped_calls(moe_stand *s) {
-    static_assert(EXPERTS <= (int)BENCH_GROUPED_MOST, "all experts in one product");
+static int make_grouped_calls(moe_session *s) {
+    static_assert(EXPERTS <= (int)BENCH_GROUPED_MAX_PRODUCTS, "all experts in one product");
     for (uint32_t call = 0; s->grouped && call < CALLS; call++) {
-        bench_grouped_item items[EXPERTS];
+        bench_grouped_matrix with_tokens[EXPERTS];
         uint32_t count = 0;
         for (uint32_t e = 0; e < EXPERTS; e++) {
             const uint32_t first = s->routes[call].offsets[e], tokens = tokens_of(&s->routes[call], e);
             if (tokens)
-                items[count++] = (bench_grouped_item){s->dense[e], row_of(s->x, first, s->shape.cols),
-                                                      row_of(s->y, first, s->shape.rows), tokens};
+                with_tokens[count++] = (bench_grouped_matrix){s->dense[e], row_of(s->x, first, s->shape.cols),
+                                                              row_of(s->y, first, s->shape.rows), tokens};
         }
-        s->grouped_calls[call] = bench_grouped_product_make(s->grouped, s->shape.rows, s->shape.cols, items, count);
+        s->grouped_calls[call] =
+            bench_grouped_product_make(s->grouped, s->shape.rows, s->shape.cols, with_tokens, count);
         if (!s->grouped_calls[call])
             return -1;
     }
@@ -289,7 +290,7 @@ static int make_grouped_calls(moe_stand *s) {
 /* All calls once before they are captured: cuBLAS may take another kernel for each, and what CUDA loads at a kernel's
  * first call cannot be captured. @return 0, or -1 after a message: the library does not do it, and what it left of an
  * error is gone. */
-static int make_grouped_timer(moe_stand *s, bench_cuda_timer *timer) {
+static int make_grouped_timer(moe_session *s, bench_cuda_timer *timer) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
     int failed = 0;
     for (uint32_t call = 0; !failed && call < CALLS; call++)
@@ -298,13 +299,13 @@ static int make_grouped_timer(moe_stand *s, bench_cuda_timer *timer) {
         return 0;
     bench_cuda_timer_free(timer);
     cudaGetLastError(); /* or the next launch that asks would find it */
-    say_left_out();
+    warn_left_out();
     return -1;
 }
 
-/* ---- the stand ---- */
+/* ---- the session ---- */
 
-static int make_streams(moe_stand *s) {
+static int make_streams(moe_session *s) {
     int failed = cli_cuda_check(cudaEventCreateWithFlags(&s->fork, cudaEventDisableTiming), "bench: an event");
     for (uint32_t i = 0; !failed && i < STREAMS; i++) {
         failed = cli_cuda_check(cudaStreamCreateWithFlags(&s->side[i], cudaStreamNonBlocking), "bench: a stream") ||
@@ -315,10 +316,10 @@ static int make_streams(moe_stand *s) {
     return failed ? -1 : 0;
 }
 
-static int make_experts(moe_stand *s) {
+static int make_experts(moe_session *s) {
     const uint64_t bytes = (uint64_t)s->shape.rows * s->shape.cols * 2;
     trf_error err = {0};
-    if (bench_matrix_make(s->matrices, DISTINCT, s->shape, bench_cuda_log_of(s->cuda)->plan))
+    if (bench_matrix_make(s->matrices, DISTINCT, s->shape, bench_cuda_log_of(s->cuda)->options))
         return -1;
     for (uint32_t e = 0; e < EXPERTS; e++) {
         const bench_matrix *matrix = &s->matrices[e % DISTINCT];
@@ -336,7 +337,7 @@ static int make_experts(moe_stand *s) {
     return trf_experts_create(s->layers, EXPERTS, &s->experts, &err) ? report(&err) : 0;
 }
 
-static void stand_free(moe_stand *s) {
+static void session_free(moe_session *s) {
     trf_experts_destroy(s->experts);
     for (uint32_t e = 0; e < EXPERTS; e++) {
         trf_device_layer_destroy(s->layers[e]);
@@ -359,7 +360,7 @@ static void stand_free(moe_stand *s) {
 /* ---- one batch ---- */
 
 /* x, y, routes, plans and workspace: of the experts' call, and of layers one by one. */
-static int plan_batch(moe_stand *s) {
+static int plan_batch(moe_session *s) {
     trf_error err = {0};
     uint64_t workspace_bytes;
     s->rows = s->batch * ROUTED;
@@ -373,7 +374,7 @@ static int plan_batch(moe_stand *s) {
     if (trf_experts_plan_init(s->experts, s->rows, TRF_DTYPE_BF16, TRF_DTYPE_BF16, &s->plan, &err))
         return report(&err);
     workspace_bytes = s->plan.workspace_bytes;
-    for (uint32_t m = 1; m <= MOST_TOKENS; m++) {
+    for (uint32_t m = 1; m <= MAX_TOKENS; m++) {
         trf_linear_plan plan;
         if (trf_linear_plan_init(s->layers[0], m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO, &plan, &err))
             return report(&err);
@@ -383,8 +384,8 @@ static int plan_batch(moe_stand *s) {
     return !s->workspace || tune_products(s) || make_grouped_calls(s) ? -1 : 0;
 }
 
-static void unplan_batch(moe_stand *s) {
-    for (uint32_t m = 0; m <= MOST_TOKENS; m++) {
+static void unplan_batch(moe_session *s) {
+    for (uint32_t m = 0; m <= MAX_TOKENS; m++) {
         bench_cublaslt_product_free(s->products[m].product);
         s->products[m] = (moe_product){0};
     }
@@ -403,7 +404,7 @@ static void unplan_batch(moe_stand *s) {
 
 /* Of the last call of the graph that is timed. A call outside of it comes first: if what was captured depends on memory
  * of the host that a library uses again, that is the other call's by then, and the error shows it. */
-static int measure_error(moe_stand *s, const moe_way *way, const bench_cuda_timer *timer, bench_mode_figure *figure) {
+static int measure_error(moe_session *s, const moe_way *way, const bench_cuda_timer *timer, bench_mode_figure *figure) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
     const moe_route *const route = &s->routes[CALLS - 1];
     bench_error error = {0};
@@ -433,7 +434,7 @@ static void compare(bench_mode_figure *figures, const moe_way *const *ways, int 
             snprintf(figures[i].against, sizeof figures[i].against, "%s", ways[best]->name);
 }
 
-static int add_figure(moe_stand *s, const moe_way *way, const bench_cuda_timer *timer) {
+static int add_figure(moe_session *s, const moe_way *way, const bench_cuda_timer *timer) {
     const double active = mean_active(s);
     char subject[80];
     snprintf(subject, sizeof subject, "%d experts %ux%u, %.1f active", EXPERTS, s->shape.rows, s->shape.cols, active);
@@ -445,7 +446,7 @@ static int add_figure(moe_stand *s, const moe_way *way, const bench_cuda_timer *
     return 0;
 }
 
-static int time_batch(moe_stand *s) {
+static int time_batch(moe_session *s) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
     const size_t first = bench_cuda_figures_of(s->cuda)->count;
     bench_cuda_timer timers[WAYS] = {0};
@@ -474,26 +475,26 @@ static int time_batch(moe_stand *s) {
 
 static int run_shape(bench_cuda *cuda, bench_grouped *grouped, cli_shape shape, const uint32_t *batches,
                      int num_batches) {
-    moe_stand s = {.cuda = cuda, .grouped = grouped, .shape = shape};
+    moe_session s = {.cuda = cuda, .grouped = grouped, .shape = shape};
     int failed = make_experts(&s) || make_streams(&s);
     for (int b = 0; !failed && b < num_batches; b++) {
         s.batch = batches[b];
         failed = plan_batch(&s) || time_batch(&s);
         unplan_batch(&s);
     }
-    stand_free(&s);
+    session_free(&s);
     return failed ? -1 : 0;
 }
 
 int bench_moe_run(bench_cuda *cuda) {
-    const cli_options *plan = bench_cuda_log_of(cuda)->plan;
-    const cli_shape *shapes = plan->num_layers ? plan->layers : kShapes;
-    const int num_shapes = plan->num_layers ? plan->num_layers : 2,
-              num_batches = plan->num_batches ? plan->num_batches : 2;
-    const uint32_t *batches = plan->num_batches ? plan->batches : kBatches;
+    const cli_options *options = bench_cuda_log_of(cuda)->options;
+    const cli_shape *shapes = options->num_layers ? options->layers : kShapes;
+    const int num_shapes = options->num_layers ? options->num_layers : 2,
+              num_batches = options->num_batches ? options->num_batches : 2;
+    const uint32_t *batches = options->num_batches ? options->batches : kBatches;
     for (int i = 0; i < num_batches; i++)
-        if (batches[i] > MOST_TOKENS) {
-            cli_fail(TRF_ERR_ARGUMENT, "bench: --mode moe takes batches up to %d", MOST_TOKENS);
+        if (batches[i] > MAX_TOKENS) {
+            cli_fail(TRF_ERR_ARGUMENT, "bench: --mode moe takes batches up to %d", MAX_TOKENS);
             return -1;
         }
     for (int i = 0; i < num_shapes; i++)
@@ -503,7 +504,7 @@ int bench_moe_run(bench_cuda *cuda) {
         }
     bench_grouped *grouped = bench_grouped_open();
     if (!grouped)
-        say_left_out();
+        warn_left_out();
     int failed = 0;
     for (int i = 0; !failed && i < num_shapes; i++)
         failed = run_shape(cuda, grouped, shapes[i], batches, num_batches);

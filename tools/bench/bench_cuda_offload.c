@@ -15,7 +15,7 @@
 
 enum {
     BLOCKS = 32,
-    MOST_KINDS = CLI_MAX_LIST,
+    MAX_MATRICES = CLI_MAX_LIST,
     TIMED_PASSES = 2, /* in a row, after one that is not timed: so a turn begins and ends with full buffers */
     ALIGNMENT = 256
 };
@@ -24,23 +24,23 @@ static const cli_shape kBlock[] = {{4096, 4096},  {1024, 4096},  {1024, 4096}, {
 static const double kSigma = 0.02;
 
 /* One shape: its weights in every form, and what its products are without any copying. */
-typedef struct offload_kind {
+typedef struct offload_matrix {
     cli_shape shape;
     void *blob;
     trf_layer *host;
     trf_device_layer *device;
     void *dense; /* device */
     bench_cublaslt_product *product;
-    void *y_packed, *y_dense; /* host, [batch][rows] BF16 */
-} offload_kind;
+    void *y_compressed, *y_dense; /* host, [batch][rows] BF16 */
+} offload_matrix;
 
 typedef struct offload_bench {
     bench_cuda *cuda;
     cudaStream_t stream;
     uint32_t batch;
-    offload_kind kinds[MOST_KINDS];
-    uint32_t num_kinds, per_block, count;
-    uint32_t block[CLI_MAX_LIST]; /* kinds */
+    offload_matrix matrices[MAX_MATRICES];
+    uint32_t num_matrices, per_block, count;
+    uint32_t block[CLI_MAX_LIST]; /* indices into matrices */
     void *pinned[BLOCKS];         /* dense weights of a block's layers, one behind the other */
     uint64_t block_bytes, weights;
     void **images; /* [count], into pinned */
@@ -61,82 +61,85 @@ static int report(const trf_error *err) {
 
 static uint64_t align(uint64_t bytes) { return (bytes + ALIGNMENT - 1) & ~(uint64_t)(ALIGNMENT - 1); }
 
-static offload_kind *kind_of(offload_bench *b, uint32_t layer) { return &b->kinds[b->block[layer % b->per_block]]; }
+static offload_matrix *matrix_of(offload_bench *b, uint32_t layer) {
+    return &b->matrices[b->block[layer % b->per_block]];
+}
 
-static uint64_t dense_bytes(const offload_kind *kind) { return 2ull * kind->shape.rows * kind->shape.cols; }
+static uint64_t dense_bytes(const offload_matrix *matrix) { return 2ull * matrix->shape.rows * matrix->shape.cols; }
 
 /* ---- weights ---- */
 
-/* Lists the block's layers and their kinds. */
-static void list_kinds(offload_bench *b, const cli_options *plan) {
-    const cli_shape *shapes = plan->num_layers ? plan->layers : kBlock;
-    b->per_block = plan->num_layers ? (uint32_t)plan->num_layers : sizeof kBlock / sizeof kBlock[0];
+/* Lists the block's layers and their matrices. */
+static void list_matrices(offload_bench *b, const cli_options *options) {
+    const cli_shape *shapes = options->num_layers ? options->layers : kBlock;
+    b->per_block = options->num_layers ? (uint32_t)options->num_layers : sizeof kBlock / sizeof kBlock[0];
     b->count = BLOCKS * b->per_block;
     for (uint32_t i = 0; i < b->per_block; i++) {
         uint32_t k = 0;
-        while (k < b->num_kinds &&
-               (b->kinds[k].shape.rows != shapes[i].rows || b->kinds[k].shape.cols != shapes[i].cols))
+        while (k < b->num_matrices &&
+               (b->matrices[k].shape.rows != shapes[i].rows || b->matrices[k].shape.cols != shapes[i].cols))
             k++;
-        if (k == b->num_kinds)
-            b->kinds[b->num_kinds++].shape = shapes[i];
+        if (k == b->num_matrices)
+            b->matrices[b->num_matrices++].shape = shapes[i];
         b->block[i] = k;
-        b->block_bytes += align(dense_bytes(&b->kinds[k]));
+        b->block_bytes += align(dense_bytes(&b->matrices[k]));
         b->weights += (uint64_t)BLOCKS * shapes[i].rows * shapes[i].cols;
     }
 }
 
-static int make_kind(offload_bench *b, offload_kind *kind, const float *drawn, void *source) {
-    const cli_options *plan = bench_cuda_log_of(b->cuda)->plan;
+static int make_matrix(offload_bench *b, offload_matrix *matrix, const float *drawn, void *source) {
+    const cli_options *options = bench_cuda_log_of(b->cuda)->options;
     trf_encode_options encode;
     trf_error err = {0};
     uint64_t blob_bytes;
     trf_encode_options_init(&encode);
-    encode.threads = plan->threads;
-    encode.favor = plan->has_favor ? plan->favor : TRF_FAVOR_SPEED;
-    bench_make_source(drawn, kind->shape, kSigma, TRF_DTYPE_BF16, source);
-    if (trf_encode_layer(source, TRF_DTYPE_BF16, kind->shape.rows, kind->shape.cols, &encode, &kind->blob, &blob_bytes,
-                         NULL, &err) ||
-        trf_layer_from_memory(kind->blob, blob_bytes, &kind->host, &err) ||
-        trf_device_layer_create(bench_cuda_context_of(b->cuda), kind->host, &kind->device, &err))
+    encode.threads = options->threads;
+    encode.favor = options->has_favor ? options->favor : TRF_FAVOR_SPEED;
+    bench_make_source(drawn, matrix->shape, kSigma, TRF_DTYPE_BF16, source);
+    if (trf_encode_layer(source, TRF_DTYPE_BF16, matrix->shape.rows, matrix->shape.cols, &encode, &matrix->blob,
+                         &blob_bytes, NULL, &err) ||
+        trf_layer_from_memory(matrix->blob, blob_bytes, &matrix->host, &err) ||
+        trf_device_layer_create(bench_cuda_context_of(b->cuda), matrix->host, &matrix->device, &err))
         return report(&err);
-    kind->dense = cli_cuda_alloc(dense_bytes(kind));
-    kind->product = bench_cublaslt_product_make(bench_cuda_lt_of(b->cuda), kind->shape.rows, kind->shape.cols, b->batch,
-                                                TRF_DTYPE_BF16, TRF_DTYPE_BF16);
-    if (!kind->dense || !kind->product)
+    matrix->dense = cli_cuda_alloc(dense_bytes(matrix));
+    matrix->product = bench_cublaslt_product_make(bench_cuda_lt_of(b->cuda), matrix->shape.rows, matrix->shape.cols,
+                                                  b->batch, TRF_DTYPE_BF16, TRF_DTYPE_BF16);
+    if (!matrix->dense || !matrix->product)
         return -1;
-    return cli_cuda_check(cudaMemcpy(kind->dense, source, dense_bytes(kind), cudaMemcpyHostToDevice), "bench: weights");
+    return cli_cuda_check(cudaMemcpy(matrix->dense, source, dense_bytes(matrix), cudaMemcpyHostToDevice),
+                          "bench: weights");
 }
 
-static int make_kinds(offload_bench *b) {
-    uint64_t most = 0;
-    for (uint32_t k = 0; k < b->num_kinds; k++)
-        most = dense_bytes(&b->kinds[k]) > most ? dense_bytes(&b->kinds[k]) : most;
-    float *drawn = malloc(2 * most);
-    void *source = malloc(most);
+static int make_matrices(offload_bench *b) {
+    uint64_t max_bytes = 0;
+    for (uint32_t k = 0; k < b->num_matrices; k++)
+        max_bytes = dense_bytes(&b->matrices[k]) > max_bytes ? dense_bytes(&b->matrices[k]) : max_bytes;
+    float *drawn = malloc(2 * max_bytes);
+    void *source = malloc(max_bytes);
     int failed = !drawn || !source;
     if (failed)
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory for weights");
     else
-        bench_draw(drawn, most / 2, 0);
-    for (uint32_t k = 0; !failed && k < b->num_kinds; k++)
-        failed = make_kind(b, &b->kinds[k], drawn, source);
+        bench_draw(drawn, max_bytes / 2, 0);
+    for (uint32_t k = 0; !failed && k < b->num_matrices; k++)
+        failed = make_matrix(b, &b->matrices[k], drawn, source);
     free(drawn);
     free(source);
     return failed;
 }
 
-/* Every layer's own plain weights, in a pinned piece for each block. */
+/* Every layer's own plain weights, in one pinned allocation for each block. */
 static int pin_dense(offload_bench *b) {
     for (uint32_t i = 0; i < b->count; i++) {
-        void **piece = &b->pinned[i / b->per_block];
-        if (i % b->per_block == 0 &&
-            cli_cuda_check(cudaHostAlloc(piece, b->block_bytes, cudaHostAllocDefault), "bench: pinning host memory"))
+        void **pinned_block = &b->pinned[i / b->per_block];
+        if (i % b->per_block == 0 && cli_cuda_check(cudaHostAlloc(pinned_block, b->block_bytes, cudaHostAllocDefault),
+                                                    "bench: pinning host memory"))
             return -1;
-        const offload_kind *kind = kind_of(b, i);
-        b->image_bytes[i] = align(dense_bytes(kind));
-        b->images[i] = i % b->per_block ? (uint8_t *)b->images[i - 1] + b->image_bytes[i - 1] : *piece;
+        const offload_matrix *matrix = matrix_of(b, i);
+        b->image_bytes[i] = align(dense_bytes(matrix));
+        b->images[i] = i % b->per_block ? (uint8_t *)b->images[i - 1] + b->image_bytes[i - 1] : *pinned_block;
         if (cli_cuda_check(
-                cudaMemcpyAsync(b->images[i], kind->dense, dense_bytes(kind), cudaMemcpyDeviceToHost, b->stream),
+                cudaMemcpyAsync(b->images[i], matrix->dense, dense_bytes(matrix), cudaMemcpyDeviceToHost, b->stream),
                 "bench: plain weights"))
             return -1;
     }
@@ -148,7 +151,7 @@ static int pin_dense(offload_bench *b) {
 static int make_vectors(offload_bench *b) {
     uint64_t cols = 0;
     for (uint32_t i = 0; i < b->count; i++) {
-        const cli_shape shape = kind_of(b, i)->shape;
+        const cli_shape shape = matrix_of(b, i)->shape;
         cols = shape.cols > cols ? shape.cols : cols;
         b->y_offsets[i] = b->y_bytes;
         b->y_bytes += align(2ull * b->batch * shape.rows);
@@ -184,30 +187,30 @@ static int plan_layer(offload_bench *b, const trf_device_layer *layer, trf_linea
     return 0;
 }
 
-static int queue_dense(const offload_bench *b, const offload_kind *kind, const void *w, void *y) {
-    return bench_cublaslt_queue(kind->product, 0, w, b->x, y, b->stream);
+static int queue_dense(const offload_bench *b, const offload_matrix *matrix, const void *w, void *y) {
+    return bench_cublaslt_queue(matrix->product, 0, w, b->x, y, b->stream);
 }
 
-/* y of a kind's weights that lie in device memory. */
+/* y of a matrix's weights that lie in device memory. */
 static int make_references(offload_bench *b) {
-    for (uint32_t k = 0; k < b->num_kinds; k++) {
-        offload_kind *kind = &b->kinds[k];
-        const uint64_t bytes = 2ull * b->batch * kind->shape.rows;
+    for (uint32_t k = 0; k < b->num_matrices; k++) {
+        offload_matrix *matrix = &b->matrices[k];
+        const uint64_t bytes = 2ull * b->batch * matrix->shape.rows;
         trf_linear_plan plan;
         trf_error err = {0};
-        kind->y_packed = malloc(bytes);
-        kind->y_dense = malloc(bytes);
-        if (!kind->y_packed || !kind->y_dense)
+        matrix->y_compressed = malloc(bytes);
+        matrix->y_dense = malloc(bytes);
+        if (!matrix->y_compressed || !matrix->y_dense)
             return cli_fail(TRF_ERR_MEMORY, "bench: out of memory for y"), -1;
-        if (plan_layer(b, kind->device, &plan))
+        if (plan_layer(b, matrix->device, &plan))
             return -1;
-        if (trf_linear(kind->device, &plan, b->x, b->y, b->workspace, b->stream, &err))
+        if (trf_linear(matrix->device, &plan, b->x, b->y, b->workspace, b->stream, &err))
             return report(&err);
         if (cli_cuda_check(cudaStreamSynchronize(b->stream), "bench: a product") ||
-            cli_cuda_check(cudaMemcpy(kind->y_packed, b->y, bytes, cudaMemcpyDeviceToHost), "bench: y") ||
-            queue_dense(b, kind, kind->dense, b->y) ||
+            cli_cuda_check(cudaMemcpy(matrix->y_compressed, b->y, bytes, cudaMemcpyDeviceToHost), "bench: y") ||
+            queue_dense(b, matrix, matrix->dense, b->y) ||
             cli_cuda_check(cudaStreamSynchronize(b->stream), "bench: a product") ||
-            cli_cuda_check(cudaMemcpy(kind->y_dense, b->y, bytes, cudaMemcpyDeviceToHost), "bench: y"))
+            cli_cuda_check(cudaMemcpy(matrix->y_dense, b->y, bytes, cudaMemcpyDeviceToHost), "bench: y"))
             return -1;
     }
     return 0;
@@ -219,7 +222,7 @@ typedef int pass_fn(offload_bench *b);
 
 static void *y_of(const offload_bench *b, uint32_t layer) { return (uint8_t *)b->y + b->y_offsets[layer]; }
 
-static int pass_packed(offload_bench *b) {
+static int pass_compressed(offload_bench *b) {
     trf_error err = {0};
     for (uint32_t i = 0; i < b->count; i++)
         if (trf_stack_linear(b->stack, i, &b->plans[i], b->x, y_of(b, i), b->workspace, b->stream, &err))
@@ -230,7 +233,7 @@ static int pass_packed(offload_bench *b) {
 static int pass_dense(offload_bench *b) {
     for (uint32_t i = 0; i < b->count; i++) {
         const void *w = offload_dense_begin(b->dense, i, b->stream);
-        if (!w || queue_dense(b, kind_of(b, i), w, y_of(b, i)) || offload_dense_end(b->dense, i, b->stream))
+        if (!w || queue_dense(b, matrix_of(b, i), w, y_of(b, i)) || offload_dense_end(b->dense, i, b->stream))
             return -1;
     }
     return 0;
@@ -239,7 +242,7 @@ static int pass_dense(offload_bench *b) {
 /* The block's plain weights to device memory, which is what the link can do. */
 static int pass_copy(offload_bench *b) {
     for (uint32_t i = 0; i < b->per_block; i++)
-        if (cli_cuda_check(cudaMemcpyAsync(kind_of(b, i)->dense, b->images[i], dense_bytes(kind_of(b, i)),
+        if (cli_cuda_check(cudaMemcpyAsync(matrix_of(b, i)->dense, b->images[i], dense_bytes(matrix_of(b, i)),
                                            cudaMemcpyHostToDevice, b->stream),
                            "bench: copying to the device"))
             return -1;
@@ -273,9 +276,9 @@ static int check_pass(offload_bench *b, pass_fn *pass) {
                  cli_cuda_check(cudaDeviceSynchronize(), "bench: a pass") ||
                  cli_cuda_check(cudaMemcpy(y, b->y, b->y_bytes, cudaMemcpyDeviceToHost), "bench: y");
     for (uint32_t i = 0; !failed && i < b->count; i++) {
-        const offload_kind *kind = kind_of(b, i);
-        if (memcmp(y + b->y_offsets[i], pass == pass_packed ? kind->y_packed : kind->y_dense,
-                   2ull * b->batch * kind->shape.rows)) {
+        const offload_matrix *matrix = matrix_of(b, i);
+        if (memcmp(y + b->y_offsets[i], pass == pass_compressed ? matrix->y_compressed : matrix->y_dense,
+                   2ull * b->batch * matrix->shape.rows)) {
             cli_fail(TRF_ERR_MISMATCH, "bench: y of layer %" PRIu32 " is not what the layer gives without copying", i);
             failed = 1;
         }
@@ -293,7 +296,7 @@ static int make_stacks(offload_bench *b, uint64_t budget) {
     if (trf_stack_create(bench_cuda_context_of(b->cuda), &b->stack, &err))
         return report(&err);
     for (uint32_t i = 0; i < b->count; i++)
-        if (trf_stack_add(b->stack, kind_of(b, i)->host, &err))
+        if (trf_stack_add(b->stack, matrix_of(b, i)->host, &err))
             return report(&err);
     trf_stack_get_info(b->stack, &info);
     if (trf_stack_prepare(b->stack, budget ? budget : info.least_bytes, &err))
@@ -313,8 +316,8 @@ static void free_stacks(offload_bench *b) {
 }
 
 static int measure(offload_bench *b, bench_times *const times[3]) {
-    static pass_fn *const passes[3] = {pass_packed, pass_dense, pass_copy};
-    const int rounds = bench_cuda_log_of(b->cuda)->environment.runs;
+    static pass_fn *const passes[3] = {pass_compressed, pass_dense, pass_copy};
+    const int rounds = bench_cuda_log_of(b->cuda)->environment.repeats;
     for (int i = 0; i < 3; i++) {
         times[i]->seconds = calloc((size_t)rounds, sizeof *times[i]->seconds);
         if (!times[i]->seconds)
@@ -324,7 +327,7 @@ static int measure(offload_bench *b, bench_times *const times[3]) {
         for (int i = 0; i < 3; i++)
             if (time_passes(b, passes[i], &times[i]->seconds[times[i]->count++]))
                 return -1;
-    return check_pass(b, pass_packed) || check_pass(b, pass_dense) ? -1 : 0;
+    return check_pass(b, pass_compressed) || check_pass(b, pass_dense) ? -1 : 0;
 }
 
 static int run_budget(offload_bench *b, uint64_t budget) {
@@ -342,7 +345,7 @@ static int run_budget(offload_bench *b, uint64_t budget) {
     int failed = make_stacks(b, budget) || measure(b, lists);
     if (!failed)
         trf_stack_get_info(b->stack, &info);
-    const uint64_t bytes[3] = {info.offload_bytes, failed ? 0 : offload_dense_streamed_bytes(b->dense), b->block_bytes};
+    const uint64_t bytes[3] = {info.offload_bytes, failed ? 0 : offload_dense_offload_bytes(b->dense), b->block_bytes};
     for (int i = 0; i < 3; i++) {
         bench_mode_figure *figure =
             failed ? NULL : bench_mode_add(b->cuda, subject, what[i], i == 0 ? what[1] : "", b->batch);
@@ -369,15 +372,15 @@ static int run_budget(offload_bench *b, uint64_t budget) {
 /* ---- the mode ---- */
 
 static void close_bench(offload_bench *b) {
-    for (uint32_t k = 0; k < b->num_kinds; k++) {
-        offload_kind *kind = &b->kinds[k];
-        bench_cublaslt_product_free(kind->product);
-        trf_device_layer_destroy(kind->device);
-        trf_layer_free(kind->host);
-        trf_free(kind->blob);
-        cudaFree(kind->dense);
-        free(kind->y_packed);
-        free(kind->y_dense);
+    for (uint32_t k = 0; k < b->num_matrices; k++) {
+        offload_matrix *matrix = &b->matrices[k];
+        bench_cublaslt_product_free(matrix->product);
+        trf_device_layer_destroy(matrix->device);
+        trf_layer_free(matrix->host);
+        trf_free(matrix->blob);
+        cudaFree(matrix->dense);
+        free(matrix->y_compressed);
+        free(matrix->y_dense);
     }
     for (int i = 0; i < BLOCKS; i++)
         cudaFreeHost(b->pinned[i]);
@@ -395,7 +398,7 @@ static void close_bench(offload_bench *b) {
 }
 
 static int open_bench(offload_bench *b) {
-    list_kinds(b, bench_cuda_log_of(b->cuda)->plan);
+    list_matrices(b, bench_cuda_log_of(b->cuda)->options);
     b->images = calloc(b->count, sizeof *b->images);
     b->image_bytes = calloc(b->count, sizeof *b->image_bytes);
     b->plans = calloc(b->count, sizeof *b->plans);
@@ -403,20 +406,20 @@ static int open_bench(offload_bench *b) {
     if (!b->images || !b->image_bytes || !b->plans || !b->y_offsets)
         return cli_fail(TRF_ERR_MEMORY, "bench: out of memory"), -1;
     return cli_cuda_check(cudaEventCreate(&b->begin), "bench: an event") ||
-                   cli_cuda_check(cudaEventCreate(&b->end), "bench: an event") || make_kinds(b) || pin_dense(b) ||
+                   cli_cuda_check(cudaEventCreate(&b->end), "bench: an event") || make_matrices(b) || pin_dense(b) ||
                    make_vectors(b) || make_references(b)
                ? -1
                : 0;
 }
 
 int bench_offload_run(bench_cuda *cuda) {
-    const cli_options *plan = bench_cuda_log_of(cuda)->plan;
-    const uint32_t one = 1, *batches = plan->num_batches ? plan->batches : &one;
-    const int count = plan->num_batches ? plan->num_batches : 1;
+    const cli_options *options = bench_cuda_log_of(cuda)->options;
+    const uint32_t one = 1, *batches = options->num_batches ? options->batches : &one;
+    const int count = options->num_batches ? options->num_batches : 1;
     int failed = 0;
     for (int i = 0; !failed && i < count; i++) {
         offload_bench b = {.cuda = cuda, .stream = bench_cuda_stream_of(cuda), .batch = batches[i]};
-        failed = open_bench(&b) || run_budget(&b, 0) || run_budget(&b, plan->budget_bytes);
+        failed = open_bench(&b) || run_budget(&b, 0) || run_budget(&b, options->budget_bytes);
         close_bench(&b);
     }
     return failed ? -1 : 0;

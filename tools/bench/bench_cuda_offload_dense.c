@@ -9,17 +9,17 @@ typedef struct dense_layer {
     const void *image;
     uint64_t bytes, offset; /* in device memory */
     int resident;
-    /* Of those that stream. */
-    uint32_t turn;   /* among them: 0 ... streamed - 1 */
-    uint32_t behind; /* how many turns before it the last layer in its place comes, 1 ... streamed */
+    /* Of those that are offloaded. */
+    uint32_t turn;   /* among them: 0 ... offloaded - 1 */
+    uint32_t behind; /* how many turns before it the last layer in its place comes, 1 ... offloaded */
     cudaEvent_t copied, used;
 } dense_layer;
 
 struct offload_dense {
     dense_layer *layers;
-    uint32_t *streaming; /* layers by turn */
-    uint32_t count, streamed;
-    uint64_t buffer_bytes, device_bytes, streamed_bytes;
+    uint32_t *offloaded_layers; /* layers by turn */
+    uint32_t count, offloaded;
+    uint64_t buffer_bytes, device_bytes, offload_bytes;
     uint8_t *memory;
     cudaStream_t copies;
     /* Over all passes, turns of copies queued and of uses queued. */
@@ -28,7 +28,7 @@ struct offload_dense {
 
 /* ---- which stay, and where they lie ---- */
 
-static void spread(offload_dense *d, uint64_t room) {
+static void choose_residents(offload_dense *d, uint64_t room) {
     uint64_t all = 0;
     double due = 0;
     for (uint32_t i = 0; i < d->count; i++)
@@ -62,9 +62,9 @@ static void lay_out(offload_dense *d) {
         }
         layer->offset = first + used;
         used += layer->bytes;
-        layer->turn = d->streamed;
-        d->streaming[d->streamed++] = i;
-        d->streamed_bytes += layer->bytes;
+        layer->turn = d->offloaded;
+        d->offloaded_layers[d->offloaded++] = i;
+        d->offload_bytes += layer->bytes;
     }
 }
 
@@ -72,12 +72,13 @@ static int share_place(const dense_layer *a, const dense_layer *b) {
     return a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
 }
 
-static void find_who_was_before(offload_dense *d) {
-    for (uint32_t turn = 0; turn < d->streamed; turn++) {
-        dense_layer *layer = &d->layers[d->streaming[turn]];
+static void find_predecessors(offload_dense *d) {
+    for (uint32_t turn = 0; turn < d->offloaded; turn++) {
+        dense_layer *layer = &d->layers[d->offloaded_layers[turn]];
         layer->behind = 1;
-        while (layer->behind < d->streamed &&
-               !share_place(layer, &d->layers[d->streaming[(turn + d->streamed - layer->behind) % d->streamed]]))
+        while (
+            layer->behind < d->offloaded &&
+            !share_place(layer, &d->layers[d->offloaded_layers[(turn + d->offloaded - layer->behind) % d->offloaded]]))
             layer->behind++;
     }
 }
@@ -86,13 +87,13 @@ static void find_who_was_before(offload_dense *d) {
 
 /* Copies ahead as far as the layers that lie there have been used. */
 static int copy_ahead(offload_dense *d) {
-    while (d->streamed) {
-        dense_layer *layer = &d->layers[d->streaming[d->turns_copied % d->streamed]];
+    while (d->offloaded) {
+        dense_layer *layer = &d->layers[d->offloaded_layers[d->turns_copied % d->offloaded]];
         const int first = d->turns_copied < layer->behind;
         if (!first && d->turns_copied - layer->behind >= d->turns_used)
             return 0;
         const dense_layer *before =
-            first ? NULL : &d->layers[d->streaming[(d->turns_copied - layer->behind) % d->streamed]];
+            first ? NULL : &d->layers[d->offloaded_layers[(d->turns_copied - layer->behind) % d->offloaded]];
         if ((before &&
              cli_cuda_check(cudaStreamWaitEvent(d->copies, before->used, 0), "bench: waiting for a layer's use")) ||
             cli_cuda_check(cudaMemcpyAsync(d->memory + layer->offset, layer->image, layer->bytes,
@@ -145,25 +146,25 @@ offload_dense *offload_dense_make(void *const *images, const uint64_t *bytes, ui
     offload_dense *d = calloc(1, sizeof *d);
     if (d) {
         d->layers = calloc(count, sizeof *d->layers);
-        d->streaming = calloc(count, sizeof *d->streaming);
+        d->offloaded_layers = calloc(count, sizeof *d->offloaded_layers);
     }
-    if (!d || !d->layers || !d->streaming) {
+    if (!d || !d->layers || !d->offloaded_layers) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
         offload_dense_free(d);
         return NULL;
     }
     d->count = count;
-    uint64_t all = 0, most = 0;
+    uint64_t all = 0, max_bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
         d->layers[i].image = images[i];
         d->layers[i].bytes = bytes[i];
         all += bytes[i];
-        most = bytes[i] > most ? bytes[i] : most;
+        max_bytes = bytes[i] > max_bytes ? bytes[i] : max_bytes;
     }
-    d->buffer_bytes = all <= budget ? 0 : most;
-    spread(d, all <= budget ? all : budget > 2 * most ? budget - 2 * most : 0);
+    d->buffer_bytes = all <= budget ? 0 : max_bytes;
+    choose_residents(d, all <= budget ? all : budget > 2 * max_bytes ? budget - 2 * max_bytes : 0);
     lay_out(d);
-    find_who_was_before(d);
+    find_predecessors(d);
     if (!fill(d))
         return d;
     offload_dense_free(d);
@@ -184,10 +185,10 @@ void offload_dense_free(offload_dense *d) {
         cudaStreamDestroy(d->copies);
     cudaFree(d->memory);
     free(d->layers);
-    free(d->streaming);
+    free(d->offloaded_layers);
     free(d);
 }
 
-uint64_t offload_dense_streamed_bytes(const offload_dense *d) { return d->streamed_bytes; }
+uint64_t offload_dense_offload_bytes(const offload_dense *d) { return d->offload_bytes; }
 
-uint32_t offload_dense_resident(const offload_dense *d) { return d->count - d->streamed; }
+uint32_t offload_dense_resident(const offload_dense *d) { return d->count - d->offloaded; }

@@ -1,6 +1,6 @@
-/* Uncompressed layers that stream from pinned host memory: what `bench --mode offload` compares with. As trf_stack does
- * it, in order alone: layers that stay are spread evenly, the others take two buffers in turns, neighbours that fit
- * share one, and copies run ahead on a stream of their own. */
+/* Uncompressed layers that are offloaded to pinned host memory: what `bench --mode offload` compares with. As trf_stack
+ * does it, in order alone: layers that stay are spread evenly, the others take two buffers in turns, neighbours that
+ * fit share one, and copies run ahead on a stream of their own. */
 #ifndef BENCH_CUDA_OFFLOAD_DENSE_H
 #define BENCH_CUDA_OFFLOAD_DENSE_H
 
@@ -14,7 +14,7 @@ typedef struct offload_dense offload_dense;
 offload_dense *offload_dense_make(void *const *images, const uint64_t *bytes, uint32_t count, uint64_t budget);
 void offload_dense_free(offload_dense *dense); /* waits for the device; NULL is allowed */
 
-uint64_t offload_dense_streamed_bytes(const offload_dense *dense);
+uint64_t offload_dense_offload_bytes(const offload_dense *dense);
 uint32_t offload_dense_resident(const offload_dense *dense);
 
 /* Layers are used in order, over and over, on one stream: begin, queue what reads the weights, end. begin: @return

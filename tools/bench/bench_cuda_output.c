@@ -54,7 +54,7 @@ void bench_cuda_print_heading(const bench_log *log) {
     printf(
         "Times: median (min-max) of %d rounds in which all cases of a layer and codec take turns, in changing order; "
         "weights not in the cache.\n",
-        log->environment.runs);
+        log->environment.repeats);
     printf(
         "TB/s: of weights as they are stored (decode, copy: read and written). ratio: cuBLASLt's time by this one.\n");
     printf("error: of F32 y against F64, relative. wrong: weights decoded to something else than on the CPU.\n\n");
@@ -179,7 +179,7 @@ void bench_cuda_describe_device(const bench_log *log, json_t *root) {
     json_object_set_new(root, "cuda_runtime_version",
                         json_string(version_text(d->runtime_cuda, version, sizeof version)));
     json_object_set_new(root, "cublaslt_version", integer(d->cublaslt));
-    json_object_set_new(root, "runs", json_integer(e->runs));
+    json_object_set_new(root, "runs", json_integer(e->repeats));
     json_object_set_new(root, "distribution", json_string(e->distribution));
 }
 

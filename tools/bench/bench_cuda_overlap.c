@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    MOST_LAYERS = CLI_MAX_LIST,
+    MAX_LAYERS = CLI_MAX_LIST,
     MIN_SETS = 2,
     MIN_CALLS = 16 /* in a graph */
 };
@@ -20,7 +20,7 @@ enum {
 typedef struct overlap_subject {
     char name[80];
     uint32_t count;
-    cli_shape shapes[MOST_LAYERS];
+    cli_shape shapes[MAX_LAYERS];
 } overlap_subject;
 
 static const overlap_subject kSubjects[] = {
@@ -31,24 +31,24 @@ static const overlap_subject kSubjects[] = {
 
 /* The layers, once: each with memory of its own. */
 typedef struct overlap_set {
-    trf_device_layer *layers[MOST_LAYERS];
-    trf_linear_plan plans[MOST_LAYERS];
+    trf_device_layer *layers[MAX_LAYERS];
+    trf_linear_plan plans[MAX_LAYERS];
     trf_layer_group *group;
 } overlap_set;
 
-typedef struct overlap_stand {
+typedef struct overlap_session {
     bench_cuda *cuda;
     const overlap_subject *subject;
-    bench_matrix matrices[MOST_LAYERS]; /* of layers whose shape no earlier one has */
+    bench_matrix matrices[MAX_LAYERS]; /* of layers whose shape no earlier one has */
     uint32_t batch, num_sets;
     overlap_set *sets;
-    void *x[MOST_LAYERS], *y[MOST_LAYERS], *workspaces[MOST_LAYERS]; /* of layer i, for streams of their own */
-    uint16_t *x_host[MOST_LAYERS];
+    void *x[MAX_LAYERS], *y[MAX_LAYERS], *workspaces[MAX_LAYERS]; /* of layer i, for streams of their own */
+    uint16_t *x_host[MAX_LAYERS];
     void *workspace;
     uint64_t layer_bytes; /* of a set, compressed */
-    cudaStream_t streams[MOST_LAYERS];
-    cudaEvent_t fork, join[MOST_LAYERS];
-} overlap_stand;
+    cudaStream_t streams[MAX_LAYERS];
+    cudaEvent_t fork, join[MAX_LAYERS];
+} overlap_session;
 
 static int report(const trf_error *err) {
     cli_report_error(err);
@@ -56,7 +56,7 @@ static int report(const trf_error *err) {
 }
 
 /* The first layer of this one's shape. */
-static uint32_t twin_of(const overlap_subject *subject, uint32_t layer) {
+static uint32_t first_of_same_shape(const overlap_subject *subject, uint32_t layer) {
     uint32_t i = 0;
     while (subject->shapes[i].rows != subject->shapes[layer].rows ||
            subject->shapes[i].cols != subject->shapes[layer].cols)
@@ -67,7 +67,7 @@ static uint32_t twin_of(const overlap_subject *subject, uint32_t layer) {
 /* ---- what is timed ---- */
 
 static int queue_grouped(void *context, uint32_t call, cudaStream_t stream) {
-    overlap_stand *s = context;
+    overlap_session *s = context;
     trf_error err = {0};
     if (trf_linear_group(s->sets[call % s->num_sets].group, (const void *const *)s->x, s->y, s->workspace, stream,
                          &err))
@@ -76,7 +76,7 @@ static int queue_grouped(void *context, uint32_t call, cudaStream_t stream) {
 }
 
 static int queue_serial(void *context, uint32_t call, cudaStream_t stream) {
-    overlap_stand *s = context;
+    overlap_session *s = context;
     const overlap_set *set = &s->sets[call % s->num_sets];
     trf_error err = {0};
     for (uint32_t i = 0; i < s->subject->count; i++)
@@ -86,7 +86,7 @@ static int queue_serial(void *context, uint32_t call, cudaStream_t stream) {
 }
 
 static int queue_streams(void *context, uint32_t call, cudaStream_t stream) {
-    overlap_stand *s = context;
+    overlap_session *s = context;
     const overlap_set *set = &s->sets[call % s->num_sets];
     trf_error err = {0};
     int failed = cli_cuda_check(cudaEventRecord(s->fork, stream), "bench: an event");
@@ -116,9 +116,9 @@ enum {
     WAYS = sizeof kWays / sizeof kWays[0]
 };
 
-/* ---- the stand ---- */
+/* ---- the session ---- */
 
-static int make_streams(overlap_stand *s) {
+static int make_streams(overlap_session *s) {
     int failed = cli_cuda_check(cudaEventCreateWithFlags(&s->fork, cudaEventDisableTiming), "bench: an event");
     for (uint32_t i = 1; !failed && i < s->subject->count; i++)
         failed = cli_cuda_check(cudaStreamCreateWithFlags(&s->streams[i], cudaStreamNonBlocking), "bench: a stream") ||
@@ -127,14 +127,15 @@ static int make_streams(overlap_stand *s) {
 }
 
 /* Encodes what is needed, and uploads as many sets as make four times the L2 cache. */
-static int make_layers(overlap_stand *s) {
+static int make_layers(overlap_session *s) {
     const uint64_t l2_bytes = bench_cuda_environment_of(s->cuda)->l2_bytes;
     trf_error err = {0};
     for (uint32_t i = 0; i < s->subject->count; i++) {
-        const uint32_t twin = twin_of(s->subject, i);
-        if (twin == i && bench_matrix_make(&s->matrices[i], 1, s->subject->shapes[i], bench_cuda_log_of(s->cuda)->plan))
+        const uint32_t first = first_of_same_shape(s->subject, i);
+        if (first == i &&
+            bench_matrix_make(&s->matrices[i], 1, s->subject->shapes[i], bench_cuda_log_of(s->cuda)->options))
             return -1;
-        s->layer_bytes += s->matrices[twin].blob_bytes;
+        s->layer_bytes += s->matrices[first].blob_bytes;
     }
     const uint64_t sets = (4 * l2_bytes + s->layer_bytes - 1) / s->layer_bytes;
     s->num_sets = sets < MIN_SETS ? MIN_SETS : (uint32_t)sets;
@@ -145,13 +146,14 @@ static int make_layers(overlap_stand *s) {
     }
     for (uint32_t n = 0; n < s->num_sets; n++)
         for (uint32_t i = 0; i < s->subject->count; i++)
-            if (trf_device_layer_create(bench_cuda_context_of(s->cuda), s->matrices[twin_of(s->subject, i)].layer,
-                                        &s->sets[n].layers[i], &err))
+            if (trf_device_layer_create(bench_cuda_context_of(s->cuda),
+                                        s->matrices[first_of_same_shape(s->subject, i)].layer, &s->sets[n].layers[i],
+                                        &err))
                 return report(&err);
     return 0;
 }
 
-static void stand_free(overlap_stand *s) {
+static void session_free(overlap_session *s) {
     for (uint32_t n = 0; s->sets && n < s->num_sets; n++)
         for (uint32_t i = 0; i < s->subject->count; i++)
             trf_device_layer_destroy(s->sets[n].layers[i]);
@@ -170,7 +172,7 @@ static void stand_free(overlap_stand *s) {
 /* ---- one batch ---- */
 
 /* Plans, x, y and workspaces. */
-static int plan_batch(overlap_stand *s) {
+static int plan_batch(overlap_session *s) {
     const uint32_t count = s->subject->count;
     uint64_t workspace_bytes = 0;
     trf_error err = {0};
@@ -182,7 +184,7 @@ static int plan_batch(overlap_stand *s) {
     }
     for (uint32_t n = 0; n < s->num_sets; n++) {
         overlap_set *set = &s->sets[n];
-        trf_group_layer list[MOST_LAYERS];
+        trf_group_layer list[MAX_LAYERS];
         for (uint32_t i = 0; i < count; i++) {
             list[i] = (trf_group_layer){set->layers[i], s->batch, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
             if (trf_linear_plan_init(set->layers[i], s->batch, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO,
@@ -202,7 +204,7 @@ static int plan_batch(overlap_stand *s) {
     return s->workspace ? 0 : -1;
 }
 
-static void unplan_batch(overlap_stand *s) {
+static void unplan_batch(overlap_session *s) {
     for (uint32_t i = 0; i < s->subject->count; i++) {
         cudaFree(s->x[i]);
         cudaFree(s->y[i]);
@@ -219,7 +221,7 @@ static void unplan_batch(overlap_stand *s) {
 }
 
 /* Of one call. */
-static int measure_error(overlap_stand *s, bench_cuda_queue_fn *queue, bench_mode_figure *figure) {
+static int measure_error(overlap_session *s, bench_cuda_queue_fn *queue, bench_mode_figure *figure) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
     bench_error error = {0};
     for (uint32_t i = 0; i < s->subject->count; i++)
@@ -230,14 +232,15 @@ static int measure_error(overlap_stand *s, bench_cuda_queue_fn *queue, bench_mod
         cli_cuda_check(cudaStreamSynchronize(stream), "bench: multiplying"))
         return -1;
     for (uint32_t i = 0; i < s->subject->count; i++)
-        if (bench_matrix_add_error(&s->matrices[twin_of(s->subject, i)], s->x_host[i], s->batch, s->y[i], &error))
+        if (bench_matrix_add_error(&s->matrices[first_of_same_shape(s->subject, i)], s->x_host[i], s->batch, s->y[i],
+                                   &error))
             return -1;
     figure->has_error = 1;
     figure->error = bench_error_of(&error);
     return 0;
 }
 
-static int time_batch(overlap_stand *s) {
+static int time_batch(overlap_session *s) {
     const cudaStream_t stream = bench_cuda_stream_of(s->cuda);
     const uint32_t calls = (MIN_CALLS + s->num_sets - 1) / s->num_sets * s->num_sets;
     bench_cuda_timer timers[WAYS] = {0};
@@ -262,30 +265,30 @@ static int time_batch(overlap_stand *s) {
 /* ---- the mode ---- */
 
 static int run_subject(bench_cuda *cuda, const overlap_subject *subject, const uint32_t *batches, int num_batches) {
-    overlap_stand s = {.cuda = cuda, .subject = subject};
+    overlap_session s = {.cuda = cuda, .subject = subject};
     int failed = make_layers(&s) || make_streams(&s);
     for (int b = 0; !failed && b < num_batches; b++) {
         s.batch = batches[b];
         failed = plan_batch(&s) || time_batch(&s);
         unplan_batch(&s);
     }
-    stand_free(&s);
+    session_free(&s);
     return failed ? -1 : 0;
 }
 
 int bench_overlap_run(bench_cuda *cuda) {
     static const uint32_t batches[] = {1, 8};
-    const cli_options *plan = bench_cuda_log_of(cuda)->plan;
-    const uint32_t *chosen = plan->num_batches ? plan->batches : batches;
-    const int count = plan->num_batches ? plan->num_batches : 2;
-    if (plan->num_layers) { /* all of them together */
-        overlap_subject given = {.count = (uint32_t)plan->num_layers};
+    const cli_options *options = bench_cuda_log_of(cuda)->options;
+    const uint32_t *chosen = options->num_batches ? options->batches : batches;
+    const int count = options->num_batches ? options->num_batches : 2;
+    if (options->num_layers) { /* all of them together */
+        overlap_subject given = {.count = (uint32_t)options->num_layers};
         size_t at = 0;
-        for (int i = 0; i < plan->num_layers; i++) {
-            given.shapes[i] = plan->layers[i];
+        for (int i = 0; i < options->num_layers; i++) {
+            given.shapes[i] = options->layers[i];
             if (at < sizeof given.name)
                 at += (size_t)snprintf(given.name + at, sizeof given.name - at, "%s%" PRIu32 "x%" PRIu32, i ? ", " : "",
-                                       plan->layers[i].rows, plan->layers[i].cols);
+                                       options->layers[i].rows, options->layers[i].cols);
         }
         return run_subject(cuda, &given, chosen, count);
     }

@@ -11,9 +11,9 @@
 
 enum {
     CALLS = 16, /* in a graph, each with ids of its own */
-    MOST_ROWS = 4096
+    MAX_ROWS = 4096
 };
-static const uint32_t kBatches[] = {1, 64, MOST_ROWS};
+static const uint32_t kBatches[] = {1, 64, MAX_ROWS};
 enum {
     NUM_BATCHES = sizeof kBatches / sizeof kBatches[0]
 };
@@ -24,16 +24,16 @@ typedef struct rows_bench {
     const uint16_t *weights; /* host */
     void *blob;
     trf_layer *layer;
-    trf_device_layer *packed;
-    void *plain, *rows;      /* device: the table, BF16; [MOST_ROWS][cols] */
-    int64_t *ids, *ids_host; /* [CALLS * MOST_ROWS]; ids: device */
+    trf_device_layer *compressed;
+    void *plain, *rows;      /* device: the table, BF16; [MAX_ROWS][cols] */
+    int64_t *ids, *ids_host; /* [CALLS * MAX_ROWS]; ids: device */
     uint32_t batch;          /* of the calls that are being queued */
 } rows_bench;
 
 static int queue_decode(void *context, uint32_t call, cudaStream_t stream) {
     const rows_bench *b = context;
     trf_error err = {0};
-    if (trf_device_layer_decode_rows(b->packed, b->ids + (uint64_t)call * b->batch, 8, b->batch, TRF_DECODE_BF16,
+    if (trf_device_layer_decode_rows(b->compressed, b->ids + (uint64_t)call * b->batch, 8, b->batch, TRF_DECODE_BF16,
                                      b->rows, 2ull * b->batch * b->shape.cols, stream, &err))
         return cli_report_error(&err), -1;
     return 0;
@@ -52,18 +52,18 @@ static int make_table(rows_bench *b, const trf_encode_options *encode) {
     if (trf_encode_layer(b->weights, TRF_DTYPE_BF16, b->shape.rows, b->shape.cols, encode, &b->blob, &blob_bytes, NULL,
                          &err) ||
         trf_layer_from_memory(b->blob, blob_bytes, &b->layer, &err) ||
-        trf_device_layer_create(bench_cuda_context_of(b->cuda), b->layer, &b->packed, &err))
+        trf_device_layer_create(bench_cuda_context_of(b->cuda), b->layer, &b->compressed, &err))
         return cli_report_error(&err), -1;
     return 0;
 }
 
 static int make_ids(rows_bench *b) {
-    const uint64_t count = (uint64_t)CALLS * MOST_ROWS, plain_bytes = 2ull * b->shape.rows * b->shape.cols;
+    const uint64_t count = (uint64_t)CALLS * MAX_ROWS, plain_bytes = 2ull * b->shape.rows * b->shape.cols;
     uint64_t state = 1;
     b->ids_host = malloc(count * sizeof *b->ids_host);
     b->ids = cli_cuda_alloc(count * sizeof *b->ids);
     b->plain = cli_cuda_alloc(plain_bytes);
-    b->rows = cli_cuda_alloc(2ull * MOST_ROWS * b->shape.cols);
+    b->rows = cli_cuda_alloc(2ull * MAX_ROWS * b->shape.cols);
     if (!b->ids_host)
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
     if (!b->ids_host || !b->ids || !b->plain || !b->rows)
@@ -130,9 +130,9 @@ int bench_cuda_rows_run(bench_cuda *cuda, cli_shape shape, const void *weights, 
         failed = run_batch(&b, subject);
     }
     trf_error err = {0};
-    if (!failed && trf_device_layer_check(b.packed, &err))
+    if (!failed && trf_device_layer_check(b.compressed, &err))
         failed = (cli_report_error(&err), -1);
-    trf_device_layer_destroy(b.packed);
+    trf_device_layer_destroy(b.compressed);
     trf_layer_free(b.layer);
     trf_free(b.blob);
     cudaFree(b.plain);

@@ -16,7 +16,7 @@ static int compare_doubles(const void *a, const void *b) {
 }
 
 double bench_median(const bench_times *times) {
-    double sorted[CLI_MAX_RUNS];
+    double sorted[CLI_MAX_REPEATS];
     if (!times->count)
         return 0;
     memcpy(sorted, times->seconds, (size_t)times->count * sizeof *sorted);
@@ -44,14 +44,14 @@ static int fail_memory(uint64_t bytes) {
     return -1;
 }
 
-/* Calls work once to warm up, then `runs` times with a clock. @return 0, or -1 after a message. */
-static int time_runs(int runs, int (*work)(void *context), void *context, bench_times *times) {
-    times->seconds = calloc((size_t)runs, sizeof *times->seconds);
+/* Calls work once to warm up, then `repeats` times with a clock. @return 0, or -1 after a message. */
+static int time_repeats(int repeats, int (*work)(void *context), void *context, bench_times *times) {
+    times->seconds = calloc((size_t)repeats, sizeof *times->seconds);
     if (!times->seconds)
-        return fail_memory((uint64_t)runs * sizeof *times->seconds);
+        return fail_memory((uint64_t)repeats * sizeof *times->seconds);
     if (work(context))
         return -1;
-    for (int i = 0; i < runs; i++) {
+    for (int i = 0; i < repeats; i++) {
         double start = cli_now();
         if (work(context))
             return -1;
@@ -109,13 +109,13 @@ static int run_matmul(void *context) {
     return -1;
 }
 
-static int measure_decoding(codec_work *work, int runs, bench_result *result) {
+static int measure_decoding(codec_work *work, int repeats, bench_result *result) {
     uint64_t weights = (uint64_t)work->shape.rows * work->shape.cols;
     work->decoded_bytes = weights * trf_dtype_bytes(work->dtype);
     work->decoded = malloc(work->decoded_bytes);
     if (!work->decoded)
         return fail_memory(work->decoded_bytes);
-    if (time_runs(runs, run_decode, work, &result->decode))
+    if (time_repeats(repeats, run_decode, work, &result->decode))
         return -1;
     if (result->info.codec != TRF_CODEC_INT && memcmp(work->decoded, work->source, work->decoded_bytes)) {
         cli_fail(TRF_ERR_MISMATCH, "bench: %s: the decoded weights differ from the source", result->subject.codec);
@@ -124,17 +124,17 @@ static int measure_decoding(codec_work *work, int runs, bench_result *result) {
     return 0;
 }
 
-static int measure_products(codec_work *work, const cli_options *plan, int runs, bench_result *result) {
-    for (int i = 0; i < plan->num_batches; i++) {
-        uint64_t x_count = (uint64_t)plan->batches[i] * work->shape.cols;
-        uint64_t y_count = (uint64_t)plan->batches[i] * work->shape.rows;
-        work->batch = plan->batches[i];
+static int measure_products(codec_work *work, const cli_options *options, int repeats, bench_result *result) {
+    for (int i = 0; i < options->num_batches; i++) {
+        uint64_t x_count = (uint64_t)options->batches[i] * work->shape.cols;
+        uint64_t y_count = (uint64_t)options->batches[i] * work->shape.rows;
+        work->batch = options->batches[i];
         work->x = malloc(x_count * sizeof *work->x);
         work->y = malloc(y_count * sizeof *work->y);
         int failed = -1;
         if (work->x && work->y) {
             bench_draw(work->x, x_count, 0);
-            failed = time_runs(runs, run_matmul, work, &result->matmul[i]);
+            failed = time_repeats(repeats, run_matmul, work, &result->matmul[i]);
         } else {
             fail_memory((x_count + y_count) * sizeof *work->x);
         }
@@ -146,12 +146,12 @@ static int measure_products(codec_work *work, const cli_options *plan, int runs,
     return 0;
 }
 
-static int measure_all(codec_work *work, const cli_options *plan, int runs, bench_result *result) {
+static int measure_all(codec_work *work, const cli_options *options, int repeats, bench_result *result) {
     work->encode.verify = 0;
-    if (time_runs(runs, run_encode, work, &result->encode))
+    if (time_repeats(repeats, run_encode, work, &result->encode))
         return -1;
     work->encode.verify = 1;
-    if (time_runs(runs, run_encode, work, &result->encode_verified))
+    if (time_repeats(repeats, run_encode, work, &result->encode_verified))
         return -1;
 
     trf_error err = {0};
@@ -160,10 +160,10 @@ static int measure_all(codec_work *work, const cli_options *plan, int runs, benc
         return -1;
     }
     trf_layer_get_info(work->layer, &result->info);
-    return measure_decoding(work, runs, result) || measure_products(work, plan, runs, result) ? -1 : 0;
+    return measure_decoding(work, repeats, result) || measure_products(work, options, repeats, result) ? -1 : 0;
 }
 
-int bench_measure_codec(const cli_options *plan, int runs, const void *source, const trf_encode_options *encode,
+int bench_measure_codec(const cli_options *options, int repeats, const void *source, const trf_encode_options *encode,
                         bench_result *result) {
     codec_work work = {
         .source = source,
@@ -171,10 +171,10 @@ int bench_measure_codec(const cli_options *plan, int runs, const void *source, c
         .shape = result->subject.shape,
         .encode = *encode,
         .report = &result->report,
-        .threads = plan->threads,
+        .threads = options->threads,
     };
     result->favor = encode->favor;
-    int failed = measure_all(&work, plan, runs, result);
+    int failed = measure_all(&work, options, repeats, result);
     trf_layer_free(work.layer);
     trf_free(work.blob);
     free(work.decoded);
@@ -197,7 +197,7 @@ static const uint64_t kChunkBytes = 1 << 30;
 typedef struct baseline_work {
     const char *source;
     uint64_t source_bytes, capacity;
-    char *packed, *unpacked;
+    char *compressed, *decompressed;
     uint64_t *chunk_bytes; /* compressed */
     uint64_t num_chunks;
     ZSTD_CCtx *compressor; /* NULL: LZ4 */
@@ -214,35 +214,35 @@ static int run_compress(void *context) {
     uint64_t used = 0;
     for (uint64_t i = 0; i < work->num_chunks; i++) {
         const char *source = work->source + i * kChunkBytes;
-        uint64_t length = chunk_length(work, i), room = work->capacity - used, packed;
+        uint64_t length = chunk_length(work, i), room = work->capacity - used, compressed;
         if (work->compressor) {
-            packed =
-                ZSTD_compressCCtx(work->compressor, work->packed + used, room, source, length, ZSTD_CLEVEL_DEFAULT);
-            packed = ZSTD_isError(packed) ? 0 : packed;
+            compressed =
+                ZSTD_compressCCtx(work->compressor, work->compressed + used, room, source, length, ZSTD_CLEVEL_DEFAULT);
+            compressed = ZSTD_isError(compressed) ? 0 : compressed;
         } else {
             int limit = room < INT_MAX ? (int)room : INT_MAX;
-            packed = (uint64_t)LZ4_compress_default(source, work->packed + used, (int)length, limit);
+            compressed = (uint64_t)LZ4_compress_default(source, work->compressed + used, (int)length, limit);
         }
-        if (packed == 0) {
+        if (compressed == 0) {
             cli_fail(TRF_ERR_UNSUPPORTED, "bench: %s failed to compress", work->compressor ? "zstd" : "lz4");
             return -1;
         }
-        work->chunk_bytes[i] = packed;
-        used += packed;
+        work->chunk_bytes[i] = compressed;
+        used += compressed;
     }
     return 0;
 }
 
 static int run_decompress(void *context) {
     baseline_work *work = context;
-    const char *packed = work->packed;
-    for (uint64_t i = 0; i < work->num_chunks; packed += work->chunk_bytes[i++]) {
-        char *target = work->unpacked + i * kChunkBytes;
+    const char *compressed = work->compressed;
+    for (uint64_t i = 0; i < work->num_chunks; compressed += work->chunk_bytes[i++]) {
+        char *target = work->decompressed + i * kChunkBytes;
         uint64_t length = chunk_length(work, i), bytes = work->chunk_bytes[i], got;
         if (work->compressor)
-            got = ZSTD_decompressDCtx(work->decompressor, target, length, packed, bytes);
+            got = ZSTD_decompressDCtx(work->decompressor, target, length, compressed, bytes);
         else
-            got = (uint64_t)LZ4_decompress_safe(packed, target, (int)bytes, (int)length);
+            got = (uint64_t)LZ4_decompress_safe(compressed, target, (int)bytes, (int)length);
         if (got != length) {
             cli_fail(TRF_ERR_UNSUPPORTED, "bench: %s failed to decompress", work->compressor ? "zstd" : "lz4");
             return -1;
@@ -251,7 +251,7 @@ static int run_decompress(void *context) {
     return 0;
 }
 
-static uint64_t packed_bound(const baseline_work *work) {
+static uint64_t compressed_bound(const baseline_work *work) {
     uint64_t bound = 0;
     for (uint64_t i = 0; i < work->num_chunks; i++) {
         uint64_t length = chunk_length(work, i);
@@ -260,7 +260,7 @@ static uint64_t packed_bound(const baseline_work *work) {
     return bound;
 }
 
-int bench_measure_baseline(const char *compressor, int runs, const void *source, bench_baseline *baseline) {
+int bench_measure_baseline(const char *compressor, int repeats, const void *source, bench_baseline *baseline) {
     int zstd = strcmp(compressor, "zstd") == 0, failed = -1;
     baseline_work work = {
         .source = source,
@@ -269,22 +269,23 @@ int bench_measure_baseline(const char *compressor, int runs, const void *source,
         .compressor = zstd ? ZSTD_createCCtx() : NULL,
         .decompressor = zstd ? ZSTD_createDCtx() : NULL,
     };
-    work.capacity = packed_bound(&work);
-    work.packed = malloc(work.capacity);
-    work.unpacked = malloc(work.source_bytes);
+    work.capacity = compressed_bound(&work);
+    work.compressed = malloc(work.capacity);
+    work.decompressed = malloc(work.source_bytes);
     work.chunk_bytes = calloc(work.num_chunks, sizeof *work.chunk_bytes);
     baseline->compressor = compressor;
-    if (!work.packed || !work.unpacked || !work.chunk_bytes || (zstd && (!work.compressor || !work.decompressor)))
+    if (!work.compressed || !work.decompressed || !work.chunk_bytes ||
+        (zstd && (!work.compressor || !work.decompressor)))
         fail_memory(work.capacity + work.source_bytes);
     else
-        failed = time_runs(runs, run_compress, &work, &baseline->compress) ||
-                 time_runs(runs, run_decompress, &work, &baseline->decompress);
+        failed = time_repeats(repeats, run_compress, &work, &baseline->compress) ||
+                 time_repeats(repeats, run_decompress, &work, &baseline->decompress);
     for (uint64_t i = 0; !failed && i < work.num_chunks; i++)
         baseline->bytes += work.chunk_bytes[i];
     ZSTD_freeCCtx(work.compressor);
     ZSTD_freeDCtx(work.decompressor);
-    free(work.packed);
-    free(work.unpacked);
+    free(work.compressed);
+    free(work.decompressed);
     free(work.chunk_bytes);
     return failed ? -1 : 0;
 }

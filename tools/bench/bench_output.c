@@ -33,14 +33,15 @@ void bench_print_heading(const bench_log *log) {
     const bench_environment *e = &log->environment;
     printf("transfuse %s on %s, %d %s, %s\n", e->version, e->cpu, e->threads, e->threads == 1 ? "thread" : "threads",
            e->date);
-    printf("Weights: %s. Rates: million weights a second, median (slowest-fastest) of %d.\n", e->distribution, e->runs);
+    printf("Weights: %s. Rates: million weights a second, median (slowest-fastest) of %d.\n", e->distribution,
+           e->repeats);
     printf("bits: a weight, all counted; over: above the order-0 entropy. encode+: with its own check, the default.\n");
     printf("lz4 %s and zstd %s: default levels, one thread, on the same bytes (int8: on its plain codes).\n\n",
            e->lz4_version, e->zstd_version);
     printf("%-13s %-9s %-10s %-6s %7s %8s %7s %9s %18s %18s %18s", "layer", "sigma", "codec", "coder", "bits",
            "entropy", "over", "error", "encode", "encode+", "decode");
-    for (int i = 0; i < log->plan->num_batches; i++)
-        printf("      matmul %6" PRIu32, log->plan->batches[i]);
+    for (int i = 0; i < log->options->num_batches; i++)
+        printf("      matmul %6" PRIu32, log->options->batches[i]);
     putchar('\n');
 }
 
@@ -56,7 +57,7 @@ void bench_print_result(const bench_log *log, const bench_result *r) {
            rate_text(weights, &r->encode, encode, sizeof encode),
            rate_text(weights, &r->encode_verified, checked, sizeof checked),
            rate_text(weights, &r->decode, decode, sizeof decode));
-    for (int i = 0; i < log->plan->num_batches; i++)
+    for (int i = 0; i < log->options->num_batches; i++)
         printf(" %18s", rate_text(weights, &r->matmul[i], decode, sizeof decode));
     putchar('\n');
     fflush(stdout);
@@ -112,9 +113,9 @@ static json_t *result_json(const bench_log *log, const bench_result *r) {
     json_object_set_new(object, "encode_verified_seconds", bench_times_json(&r->encode_verified));
     json_object_set_new(object, "decode_seconds", bench_times_json(&r->decode));
     json_t *products = json_array();
-    for (int i = 0; i < log->plan->num_batches; i++) {
+    for (int i = 0; i < log->options->num_batches; i++) {
         json_t *product = json_object();
-        json_object_set_new(product, "batch", integer(log->plan->batches[i]));
+        json_object_set_new(product, "batch", integer(log->options->batches[i]));
         json_object_set_new(product, "seconds", bench_times_json(&r->matmul[i]));
         json_array_append_new(products, product);
     }
@@ -148,7 +149,7 @@ trf_status bench_write_json(const bench_log *log, FILE *file) {
     json_object_set_new(root, "cpu", cli_json_text(e->cpu));
     json_object_set_new(root, "device", json_string("cpu"));
     json_object_set_new(root, "threads", json_integer(e->threads));
-    json_object_set_new(root, "runs", json_integer(e->runs));
+    json_object_set_new(root, "runs", json_integer(e->repeats));
     json_object_set_new(root, "distribution", json_string(e->distribution));
     json_object_set_new(root, "lz4_version", json_string(e->lz4_version));
     json_object_set_new(root, "zstd_version", json_string(e->zstd_version));
@@ -200,8 +201,8 @@ static void write_result_rows(const bench_log *log, const bench_result *r, FILE 
     write_times(&row, "encode_seconds", 0, &r->encode);
     write_times(&row, "encode_verified_seconds", 0, &r->encode_verified);
     write_times(&row, "decode_seconds", 0, &r->decode);
-    for (int i = 0; i < log->plan->num_batches; i++)
-        write_times(&row, "matmul_seconds", log->plan->batches[i], &r->matmul[i]);
+    for (int i = 0; i < log->options->num_batches; i++)
+        write_times(&row, "matmul_seconds", log->options->batches[i], &r->matmul[i]);
 }
 
 trf_status bench_write_csv(const bench_log *log, FILE *file) {

@@ -14,9 +14,9 @@
 #include <zstd.h>
 
 static const cli_option_id kOptions[] = {
-    CLI_OPT_DEVICE,       CLI_OPT_LAYERS, CLI_OPT_BATCH, CLI_OPT_BENCH_CODECS, CLI_OPT_FAVOR,     CLI_OPT_BENCH_BITS,
-    CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,  CLI_OPT_RUNS,  CLI_OPT_GRANULARITY,  CLI_OPT_JSON_FILE, CLI_OPT_CSV_FILE,
-    CLI_OPT_THREADS,      CLI_OPT_FORCE,  CLI_OPT_MODE,  CLI_OPT_BUDGET,       CLI_OPT_TUNING,    0};
+    CLI_OPT_DEVICE,       CLI_OPT_LAYERS, CLI_OPT_BATCH,   CLI_OPT_BENCH_CODECS, CLI_OPT_FAVOR,     CLI_OPT_BENCH_BITS,
+    CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,  CLI_OPT_REPEATS, CLI_OPT_GRANULARITY,  CLI_OPT_JSON_FILE, CLI_OPT_CSV_FILE,
+    CLI_OPT_THREADS,      CLI_OPT_FORCE,  CLI_OPT_MODE,    CLI_OPT_BUDGET,       CLI_OPT_TUNING,    0};
 
 static const char *const kCodecNames[CLI_BENCH_COUNT] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bits"};
 static const trf_dtype kSources[CLI_BENCH_COUNT] = {TRF_DTYPE_BF16,    TRF_DTYPE_F16, TRF_DTYPE_F8_E4M3,
@@ -26,53 +26,53 @@ static const char *const kCompressors[] = {"lz4", "zstd"};
 /* ---- what to measure, and on what machine ---- */
 
 /* Modes that go through layers and codecs; the others are bench_cuda_modes.h's. */
-static int goes_through_layers(const cli_options *plan) {
-    return plan->mode == CLI_BENCH_LAYERS || plan->mode == CLI_BENCH_SWEEP;
+static int goes_through_layers(const cli_options *options) {
+    return options->mode == CLI_BENCH_LAYERS || options->mode == CLI_BENCH_SWEEP;
 }
 
-static void set_sweep(cli_options *plan) {
-    if (!plan->num_layers) {
-        plan->layers[plan->num_layers++] = (cli_shape){8192, 8192};
-        plan->layers[plan->num_layers++] = (cli_shape){14336, 4096};
+static void set_sweep(cli_options *options) {
+    if (!options->num_layers) {
+        options->layers[options->num_layers++] = (cli_shape){8192, 8192};
+        options->layers[options->num_layers++] = (cli_shape){14336, 4096};
     }
-    if (!plan->num_batches) /* every power of two, and three times it */
+    if (!options->num_batches) /* every power of two, and three times it */
         for (uint32_t m = 1; m <= 8192; m *= 2) {
-            plan->batches[plan->num_batches++] = m;
+            options->batches[options->num_batches++] = m;
             if (m > 1 && m < 8192)
-                plan->batches[plan->num_batches++] = m / 2 * 3;
+                options->batches[options->num_batches++] = m / 2 * 3;
         }
-    if (!plan->bench_codecs)
-        plan->bench_codecs = 1 << CLI_BENCH_BF16;
-    plan->has_favor = 1; /* speed, if none was asked for */
+    if (!options->bench_codecs)
+        options->bench_codecs = 1 << CLI_BENCH_BF16;
+    options->has_favor = 1; /* speed, if none was asked for */
 }
 
-static void set_defaults(cli_options *plan) {
-    if (plan->mode == CLI_BENCH_SWEEP)
-        set_sweep(plan);
-    if (!goes_through_layers(plan)) { /* layers and batches are the mode's own to choose */
-        if (!plan->runs)
-            plan->runs = plan->mode == CLI_BENCH_OFFLOAD ? 7 : 20; /* passes through a whole model take long */
-        plan->budget_bytes = plan->budget_bytes ? plan->budget_bytes : 8000000000;
+static void set_defaults(cli_options *options) {
+    if (options->mode == CLI_BENCH_SWEEP)
+        set_sweep(options);
+    if (!goes_through_layers(options)) { /* layers and batches are the mode's own to choose */
+        if (!options->repeats)
+            options->repeats = options->mode == CLI_BENCH_OFFLOAD ? 7 : 20; /* passes through a whole model take long */
+        options->budget_bytes = options->budget_bytes ? options->budget_bytes : 8000000000;
         return;
     }
-    if (!plan->num_layers) {
-        plan->layers[plan->num_layers++] = (cli_shape){4096, 4096};
-        plan->layers[plan->num_layers++] = (cli_shape){2048, 5632};
+    if (!options->num_layers) {
+        options->layers[options->num_layers++] = (cli_shape){4096, 4096};
+        options->layers[options->num_layers++] = (cli_shape){2048, 5632};
     }
-    if (!plan->num_batches) {
-        plan->batches[plan->num_batches++] = 1;
-        plan->batches[plan->num_batches++] = 8;
+    if (!options->num_batches) {
+        options->batches[options->num_batches++] = 1;
+        options->batches[options->num_batches++] = 8;
     }
-    if (!plan->bench_codecs)
-        plan->bench_codecs = plan->bench_bits.count ? 0 : (1 << CLI_BENCH_COUNT) - 1;
-    if (plan->bench_bits.count)
-        plan->bench_codecs |= 1 << CLI_BENCH_BITS;
+    if (!options->bench_codecs)
+        options->bench_codecs = options->bench_bits.count ? 0 : (1 << CLI_BENCH_COUNT) - 1;
+    if (options->bench_bits.count)
+        options->bench_codecs |= 1 << CLI_BENCH_BITS;
     else
-        plan->bench_bits.values[plan->bench_bits.count++] = 4.25;
-    if (!plan->sigmas.count)
-        plan->sigmas.values[plan->sigmas.count++] = 0.02;
-    if (!plan->runs)
-        plan->runs = plan->device == CLI_DEVICE_CUDA ? 20 : 5;
+        options->bench_bits.values[options->bench_bits.count++] = 4.25;
+    if (!options->sigmas.count)
+        options->sigmas.values[options->sigmas.count++] = 0.02;
+    if (!options->repeats)
+        options->repeats = options->device == CLI_DEVICE_CUDA ? 20 : 5;
 }
 
 static void read_cpu_name(char *name, size_t name_bytes) {
@@ -97,7 +97,7 @@ static int count_cores(void) {
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-static void describe_environment(const cli_options *plan, bench_environment *e) {
+static void describe_environment(const cli_options *options, bench_environment *e) {
     time_t now = time(NULL);
     struct tm utc;
     read_cpu_name(e->cpu, sizeof e->cpu);
@@ -105,9 +105,9 @@ static void describe_environment(const cli_options *plan, bench_environment *e) 
     e->version = TRF_VERSION;
     e->lz4_version = LZ4_versionString();
     e->zstd_version = ZSTD_versionString();
-    e->distribution = plan->student_t ? "student-t" : "normal";
-    e->threads = plan->threads ? plan->threads : count_cores();
-    e->runs = plan->runs;
+    e->distribution = options->student_t ? "student-t" : "normal";
+    e->threads = options->threads ? options->threads : count_cores();
+    e->repeats = options->repeats;
 }
 
 /* ---- measuring ---- */
@@ -149,7 +149,7 @@ static int run_codec(bench_log *log, bench_layer *layer, const bench_subject *su
     log->results = results;
     bench_result *result = &results[log->num_results++];
     result->subject = *subject;
-    if (bench_measure_codec(log->plan, log->environment.runs, source, encode, result))
+    if (bench_measure_codec(log->options, log->environment.repeats, source, encode, result))
         return -1;
     bench_print_result(log, result);
     return 0;
@@ -167,7 +167,7 @@ static int run_baselines(bench_log *log, bench_layer *layer, const bench_subject
         baseline->input = input;
         baseline->weights = layer->weights;
         baseline->source_bytes = layer->weights * trf_dtype_bytes(input);
-        if (bench_measure_baseline(kCompressors[i], log->environment.runs, source, baseline))
+        if (bench_measure_baseline(kCompressors[i], log->environment.repeats, source, baseline))
             return -1;
         bench_print_baseline(baseline);
     }
@@ -176,19 +176,19 @@ static int run_baselines(bench_log *log, bench_layer *layer, const bench_subject
 
 /* bits: of CLI_BENCH_BITS, else 0. */
 static int run_subject(bench_log *log, bench_layer *layer, double sigma, cli_bench_codec codec, double bits) {
-    const cli_options *plan = log->plan;
+    const cli_options *options = log->options;
     bench_subject subject = {.shape = layer->shape, .sigma = sigma, .source = kSources[codec]};
     trf_encode_options encode;
     trf_encode_options_init(&encode);
-    encode.threads = plan->threads;
+    encode.threads = options->threads;
     snprintf(subject.codec, sizeof subject.codec, "%s", kCodecNames[codec]);
     if (codec == CLI_BENCH_BITS)
         snprintf(subject.codec, sizeof subject.codec, "bits:%g", bits);
     if (codec == CLI_BENCH_BITS || codec == CLI_BENCH_INT8) {
         encode.codec = TRF_CODEC_INT;
         encode.bits = bits;
-        encode.granularity = plan->granularity;
-        encode.scale_group_size = plan->scale_group_size;
+        encode.granularity = options->granularity;
+        encode.scale_group_size = options->scale_group_size;
     }
 #ifdef TRF_HAVE_CUDA
     if (log->cuda)
@@ -196,7 +196,7 @@ static int run_subject(bench_log *log, bench_layer *layer, double sigma, cli_ben
 #endif
     for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
         encode.favor = favor;
-        if ((!plan->has_favor || plan->favor == favor) && run_codec(log, layer, &subject, &encode))
+        if ((!options->has_favor || options->favor == favor) && run_codec(log, layer, &subject, &encode))
             return -1;
     }
     if (codec == CLI_BENCH_BITS)
@@ -205,7 +205,7 @@ static int run_subject(bench_log *log, bench_layer *layer, double sigma, cli_ben
 }
 
 static int run_layer(bench_log *log, cli_shape shape) {
-    const cli_options *plan = log->plan;
+    const cli_options *options = log->options;
     bench_layer layer = {.shape = shape, .weights = (uint64_t)shape.rows * shape.cols};
     layer.drawn = malloc(layer.weights * sizeof *layer.drawn);
     layer.source = malloc(layer.weights * sizeof(float));
@@ -213,13 +213,13 @@ static int run_layer(bench_log *log, cli_shape shape) {
     if (failed)
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory for %u x %u weights", shape.rows, shape.cols);
     else
-        bench_draw(layer.drawn, layer.weights, plan->student_t);
-    for (int s = 0; !failed && s < plan->sigmas.count; s++) {
+        bench_draw(layer.drawn, layer.weights, options->student_t);
+    for (int s = 0; !failed && s < options->sigmas.count; s++) {
         for (int codec = 0; !failed && codec < CLI_BENCH_COUNT; codec++) {
-            int repeats = codec == CLI_BENCH_BITS ? plan->bench_bits.count : 1;
-            for (int i = 0; !failed && (plan->bench_codecs & 1u << codec) && i < repeats; i++)
-                failed = run_subject(log, &layer, plan->sigmas.values[s], (cli_bench_codec)codec,
-                                     codec == CLI_BENCH_BITS ? plan->bench_bits.values[i] : 0);
+            int num_subjects = codec == CLI_BENCH_BITS ? options->bench_bits.count : 1;
+            for (int i = 0; !failed && (options->bench_codecs & 1u << codec) && i < num_subjects; i++)
+                failed = run_subject(log, &layer, options->sigmas.values[s], (cli_bench_codec)codec,
+                                     codec == CLI_BENCH_BITS ? options->bench_bits.values[i] : 0);
         }
     }
     free(layer.drawn);
@@ -236,7 +236,7 @@ static cli_exit write_file(const bench_log *log, const char *path, write_fn *wri
         return CLI_OK;
     cli_file file;
     cli_signals_hold();
-    cli_exit status = cli_file_begin(&file, path, log->plan->force);
+    cli_exit status = cli_file_begin(&file, path, log->options->force);
     if (status == CLI_OK) {
         const trf_status written = write(log, file.stream);
         if (written == TRF_OK) {
@@ -263,21 +263,21 @@ static void free_log(bench_log *log) {
     free(log->baselines);
 }
 
-/* Measures everything that the plan asks for. */
-static cli_exit run_plan(bench_log *log, trf_context *context) {
-    const cli_options *plan = log->plan;
+/* Measures everything that the options ask for. */
+static cli_exit measure_everything(bench_log *log, trf_context *context) {
+    const cli_options *options = log->options;
     if (!context)
         bench_print_heading(log);
 #ifdef TRF_HAVE_CUDA
     if (context && bench_cuda_begin(log, context))
         return CLI_FAILED;
-    if (context && !goes_through_layers(plan))
+    if (context && !goes_through_layers(options))
         return bench_cuda_run_mode(log->cuda) ? CLI_FAILED : CLI_OK;
     if (context)
         bench_cuda_print_heading(log);
 #endif
-    for (int i = 0; i < plan->num_layers; i++) {
-        if (run_layer(log, plan->layers[i]))
+    for (int i = 0; i < options->num_layers; i++) {
+        if (run_layer(log, options->layers[i]))
             return CLI_FAILED;
     }
     return CLI_OK;
@@ -286,7 +286,7 @@ static cli_exit run_plan(bench_log *log, trf_context *context) {
 static int has_device_results(const bench_log *log) {
     size_t count = 0;
 #ifdef TRF_HAVE_CUDA
-    if (log->cuda && goes_through_layers(log->plan))
+    if (log->cuda && goes_through_layers(log->options))
         bench_cuda_results(log->cuda, &count);
     else if (log->cuda)
         count = bench_cuda_figures_of(log->cuda)->count;
@@ -303,38 +303,38 @@ static cli_exit write_files(const bench_log *log) {
         json = bench_cuda_write_json;
         csv = bench_cuda_write_csv;
     }
-    if (log->cuda && !goes_through_layers(log->plan)) {
+    if (log->cuda && !goes_through_layers(log->options)) {
         json = bench_cuda_write_mode_json;
         csv = bench_cuda_write_mode_csv;
     }
 #endif
-    cli_exit status = write_file(log, log->plan->json_file, json);
-    return status == CLI_OK ? write_file(log, log->plan->csv_file, csv) : status;
+    cli_exit status = write_file(log, log->options->json_file, json);
+    return status == CLI_OK ? write_file(log, log->options->csv_file, csv) : status;
 }
 
-static int run(const cli_options *options) {
-    cli_options plan = *options;
-    set_defaults(&plan);
+static int run(const cli_options *given) {
+    cli_options options = *given;
+    set_defaults(&options);
     unsigned integer_codecs = 1u << CLI_BENCH_INT8 | 1u << CLI_BENCH_BITS;
-    if (plan.granularity != TRF_GRANULARITY_NONE && !(plan.bench_codecs & integer_codecs))
+    if (options.granularity != TRF_GRANULARITY_NONE && !(options.bench_codecs & integer_codecs))
         return cli_usage_error("bench", "--granularity goes with the codecs int8 and bits only");
-    if (plan.mode != CLI_BENCH_LAYERS && plan.device != CLI_DEVICE_CUDA)
+    if (options.mode != CLI_BENCH_LAYERS && options.device != CLI_DEVICE_CUDA)
         return cli_usage_error("bench", "only --mode layers runs on the CPU; add --device cuda");
-    if (plan.tuning && plan.device != CLI_DEVICE_CUDA)
+    if (options.tuning && options.device != CLI_DEVICE_CUDA)
         return cli_usage_error("bench", "--tuning goes with --device cuda only");
     trf_context *context;
-    cli_exit status = cli_open_device(plan.device, &context);
+    cli_exit status = cli_open_device(options.device, &context);
     if (status == CLI_OK)
-        status = cli_use_tuning(context, plan.tuning);
-    if (status == CLI_OK && plan.json_file)
-        status = cli_file_check(plan.json_file, plan.force);
-    if (status == CLI_OK && plan.csv_file)
-        status = cli_file_check(plan.csv_file, plan.force);
+        status = cli_use_tuning(context, options.tuning);
+    if (status == CLI_OK && options.json_file)
+        status = cli_file_check(options.json_file, options.force);
+    if (status == CLI_OK && options.csv_file)
+        status = cli_file_check(options.csv_file, options.force);
 
-    bench_log log = {.plan = &plan};
-    describe_environment(&plan, &log.environment);
+    bench_log log = {.options = &options};
+    describe_environment(&options, &log.environment);
     if (status == CLI_OK) {
-        status = run_plan(&log, context);
+        status = measure_everything(&log, context);
         /* Time on a device is dear: what was measured before a failure is kept. */
         cli_exit written = status == CLI_OK || has_device_results(&log) ? write_files(&log) : CLI_OK;
         status = status == CLI_OK ? written : status;
