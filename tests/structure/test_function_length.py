@@ -15,7 +15,7 @@ from pathlib import Path
 
 import c_tokens
 from c_tokens import Function
-from repository_files import C_SUFFIXES, ROOT, list_files, read_text
+from repository_files import C_SUFFIXES, ROOT, find_public_functions, list_files, read_text
 
 MAX_LINES = 60
 MAX_KERNEL_LINES = 80
@@ -64,13 +64,8 @@ def find_all_functions(root: Path) -> list[tuple[str, Function]]:
 
 def find_wide_declarations(root: Path) -> list[str]:
     """Returns a line for each public function with more parameters than it may have."""
-    lines = []
-    for header in sorted((root / "include").rglob("*.h")):
-        for name, parameters in c_tokens.find_declarations(read_text(header), "TRF_API").items():
-            if parameters > MAX_PARAMETERS:
-                path = header.relative_to(root).as_posix()
-                lines.append(f"{path}: {name} has {parameters} parameters, {MAX_PARAMETERS} are allowed")
-    return lines
+    return [f"{path}: {name} has {parameters} parameters, {MAX_PARAMETERS} are allowed"
+            for name, (path, parameters) in find_public_functions(root).items() if parameters > MAX_PARAMETERS]
 
 
 def print_functions(functions: list[tuple[str, Function]]) -> None:
