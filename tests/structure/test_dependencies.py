@@ -224,14 +224,16 @@ def find_violations(rule: dict[str, set[str]], includes: Graph, calls: Graph, pu
     lines = []
     for source, targets in sorted(includes.items()):
         for target in sorted(targets):
-            if {room_of(source), room_of(target)} <= set(rule) and not may_include(rule, room_of(source), room_of(target)):
-                lines.append(f"{room_of(source)} -> {room_of(target)}: {source} includes {target}")
+            rooms = room_of(source), room_of(target)
+            if set(rooms) <= set(rule) and not may_include(rule, *rooms):
+                lines.append(f"{rooms[0]} -> {rooms[1]}: {source} includes {target}")
     for source, targets in sorted(calls.items()):
         for target, names in sorted(targets.items()):
-            if {room_of(source), room_of(target)} <= set(rule):
-                bad = [n for n in sorted(names) if not may_call(rule, room_of(source), room_of(target), n in public)]
+            rooms = room_of(source), room_of(target)
+            if set(rooms) <= set(rule):
+                bad = [name for name in sorted(names) if not may_call(rule, *rooms, name in public)]
                 if bad:
-                    lines.append(f"{room_of(source)} -> {room_of(target)}: {source} calls {', '.join(bad)} of {target}")
+                    lines.append(f"{rooms[0]} -> {rooms[1]}: {source} calls {', '.join(bad)} of {target}")
     return lines
 
 

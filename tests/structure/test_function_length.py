@@ -1,7 +1,7 @@
 """No function is longer than 60 lines, no kernel longer than 80; public functions have 8 parameters at most.
 
-Lines are those of the body with code on them: blank lines, comments and, in Python, docstrings do not count. Tests may be
-longer. Usage: test_function_length.py [--root DIR] [--report N]
+Lines are those of the body with code on them: blank lines, comments and, in Python, docstrings do not count. Tests may
+be longer. Usage: test_function_length.py [--root DIR] [--report N]
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def outer(a):
 def test_finds_functions() -> None:
     found = [(f.name, f.lines, f.kernel) for f in c_tokens.find_functions(_SNIPPET)]
     assert found == [("one_line", 1, False), ("two_lines", 2, False), ("twice", 2, False), ("run", 4, True),
-                     ("to_type", 1, False), ("walk", 1, False), ("operator", 1, False), ("y", 4, False), ("START", 1, False)], found
+                     ("to_type", 1, False), ("walk", 1, False), ("operator", 1, False), ("y", 4, False),
+                     ("START", 1, False)], found
     assert [(f.name, f.lines) for f in find_python_functions(_PYTHON_SNIPPET)] == [("outer", 6), ("inner", 1)]
     long_body = "".join(f"    x += {i};\n" for i in range(MAX_LINES + 1))
     (function,) = c_tokens.find_functions("void f(int x) {\n" + long_body + "}\n")
