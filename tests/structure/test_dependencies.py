@@ -393,7 +393,6 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT)
     parser.add_argument("--build", type=Path, help="the build folder whose symbols are looked at")
     parser.add_argument("--nm", default="nm")
-    parser.add_argument("--headers", action="store_true", help="circles of includes: by those in headers alone")
     options = parser.parse_args()
     test_reads_rule()
     test_finds_includes()
@@ -406,8 +405,9 @@ def main() -> int:
     includes, lines = find_includes(options.root, names)
     calls = calls_of_build(options.root, options.build, options.nm) if options.build else {}
     lines += find_violations(rule, includes, calls, set(find_public_functions(options.root)))
-    circular = {name: uses for name, uses in includes.items() if not options.headers or ".h" in name or ".cuh" in name}
-    lines += describe_circles(circular, "includes") + describe_circles(calls, "calls")
+    # Nobody includes a source file, so that only headers can be in a circle of includes.
+    headers = {name: uses for name, uses in includes.items() if name.endswith((".h", ".cuh"))}
+    lines += describe_circles(headers, "includes") + describe_circles(calls, "calls")
     lines += find_stray_files(rule, [name for name in files if is_named_freely(name)])
     print("".join(line + "\n" for line in lines), end="")
     print(f"{len(names)} files, {sum(map(len, includes.values()))} includes, {sum(map(len, calls.values()))} "
