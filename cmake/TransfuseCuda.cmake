@@ -39,9 +39,7 @@ else()
 endif()
 
 # Leaves in a folder's .c files those that this build takes: host code over the CUDA runtime, which is decoder_gpu/,
-# fused/ and these files of runtime/, or trf_no_cuda.c in their place.
-set(cuda_runtime_files device_cuda offload_cuda staging_cuda gemm linear linear_group two_step time)
-list(JOIN cuda_runtime_files "|" cuda_runtime_files)
+# fused/ and, of runtime/, trf_*_cuda.c, trf_gemm.c and trf_two_step.c; or trf_no_cuda.c in their place.
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
@@ -49,7 +47,10 @@ function(trf_choose_device_sources list_name folder)
     elseif(folder MATCHES "^(decoder_gpu|fused)$")
         set(sources)
     else()
-        list(FILTER sources EXCLUDE REGEX "/trf_(${cuda_runtime_files})\\.c$")
+        list(FILTER sources EXCLUDE REGEX "/trf_([a-z_]+_cuda|gemm|two_step)\\.c$")
+        if(folder STREQUAL "runtime")
+            list(APPEND sources "${PROJECT_SOURCE_DIR}/runtime/trf_no_cuda.c")
+        endif()
     endif()
     set(${list_name} ${sources} PARENT_SCOPE)
 endfunction()

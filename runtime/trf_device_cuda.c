@@ -2,7 +2,7 @@
  *   blob | slab directory | decode slots | fault word
  * each at a multiple of 256 bytes; zeros between. */
 #include "trf_cuda_call.h"
-#include "trf_decode_rows.h"
+#include "trf_decode_cuda.h"
 #include "trf_device.h"
 #include "trf_device_image.h"
 #include "trf_layer_group.h"
