@@ -1,6 +1,6 @@
 /* A GPU as a device: contexts, and the operations that they have. */
 #include "trf_cuda_call.h"
-#include "trf_decode_rows.h"
+#include "trf_decode_cuda.h"
 #include "trf_device.h"
 #include "trf_device_cuda.h"
 #include "trf_layer_group.h"
