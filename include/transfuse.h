@@ -318,28 +318,67 @@ TRF_API trf_status trf_device_download(const trf_context *context, void *to_host
 /* A compressed layer in device memory. */
 typedef struct trf_device_layer trf_device_layer;
 
-/* Copies a layer, which trf_layer_from_memory or trf_layer_open has validated, to the device; `layer` is not needed
- * afterwards. Synchronous: any stream may use it then. Device memory of a GPU: the blob, 8 bytes for each 32 x
- * slab_cols weights (0.1 to 0.2 % of a bf16 blob), and a table of at most 16 KiB. The context must outlive the layer.
- * Errors: TRF_ERR_ARGUMENT (NULL), TRF_ERR_UNSUPPORTED (GPU: a blob of more than 512 GiB), TRF_ERR_CUDA, TRF_ERR_MEMORY
- * (host or device). */
-TRF_API trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer,
-                                           trf_device_layer **device_layer, trf_error *err);
+/* How the weights lie in device memory. More are to come. */
+typedef enum trf_layout {
+    TRF_LAYOUT_CODED = 0 /* entropy coded, as in the blob */
+} trf_layout;
 
-/* How to load. trf_load_options_init sets the defaults: the whole matrix, all cores, no progress. */
+/* Rows [first, first + count) of a matrix. */
+typedef struct trf_row_range {
+    uint32_t first, count;
+} trf_row_range;
+
+/* Device memory that the caller supplies for a layer, both parts 256-byte aligned and as large as
+ * trf_device_layer_get_size says. It must stay, and be written by nobody, while the layer lives. */
+typedef struct trf_layer_memory {
+    void *blob;
+    uint64_t blob_bytes;
+    void *directory; /* where tiles and slabs lie, and what decoding needs beside the blob */
+    uint64_t directory_bytes;
+} trf_layer_memory;
+
+/* How to load. Defaults: the whole matrix, coded, in memory of the library's, all cores, no progress. */
 typedef struct trf_load_options {
-    /* A shard: these rows and columns alone, all multiples of 16 (tensor parallelism); num_rows, num_cols 0: up to the
-     * last one, which need be none. Only the tiles of 256x256 that they touch are read, checked and kept. Where a shard
-     * does not begin and end at multiples of 256 (or with the matrix), products take a copy of x or y, and
+    size_t struct_bytes;
+    trf_layout layout;
+    /* A shard (tensor parallelism): these rows and columns alone, multiples of 16; num_rows, num_cols 0: up to the last
+     * one, which need be none. Only tiles of 256x256 that they touch are read, checked and kept. Where a shard does not
+     * begin and end at multiples of 256 (or with the matrix), products take a copy of x or y, and
      * trf_device_layer_decode refuses it. */
     uint32_t first_row, num_rows, first_col, num_cols;
-    int threads; /* that read and check the blob: 0 = one for each core */
-    trf_progress_fn
-        progress; /* or NULL; called by the thread that loads. done and total count bytes of the tiles that are read */
+    /* In place of first_row and num_rows: the rows of several pieces, one after the other (a part of q, k and v that
+     * are stored as one matrix). Pieces begin and end at multiples of 256 (or with the matrix, the last one); others
+     * are TRF_ERR_UNSUPPORTED: load each as a layer of its own, and let them write into one y (trf_plan_options). */
+    const trf_row_range *row_ranges;
+    uint32_t num_row_ranges;
+    int blob_is_on_device;    /* trf_device_layer_create and _get_size: the blob is in device memory */
+    trf_layer_memory memory;  /* trf_device_layer_create: the caller's; zeros: the library allocates */
+    int threads;              /* that read and check the blob: 0 = one for each core */
+    trf_progress_fn progress; /* or NULL; called by the thread that loads; done and total: bytes of the tiles read */
     void *progress_context;
 } trf_load_options;
 
 TRF_API void trf_load_options_init(trf_load_options *options);
+
+/* Bytes of trf_layer_memory that a layer takes. */
+typedef struct trf_layer_size {
+    uint64_t blob_bytes; /* of a whole coded layer exactly the blob's; of a shard those of a blob of its own */
+    uint64_t directory_bytes; /* 0 on the CPU */
+} trf_layer_size;
+
+/* The memory that a layer will take with these options (NULL: the defaults). blob: as in trf_device_layer_create; of a
+ * shard that cuts tiles of float weights, tiles are read and checked. Errors: those of a malformed blob's head. */
+TRF_API trf_status trf_device_layer_get_size(const trf_context *context, const void *blob, uint64_t blob_bytes,
+                                             const trf_load_options *options, trf_layer_size *size, trf_error *err);
+
+/* Makes a layer of a blob in memory: host memory, 16-byte aligned, which is not needed afterwards, or, with
+ * options->blob_is_on_device, device memory, 256-byte aligned. The latter is read back to be checked; where the whole
+ * of it is loaded and options->memory.blob is NULL or the same, it is not copied but used where it lies, and must stay.
+ * Validates the head and the tiles that are loaded. Synchronous: any stream may use the layer then.
+ * options: NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT also for memory that is too small
+ * or misaligned; TRF_ERR_UNSUPPORTED (row_ranges; a GPU: a blob of more than 512 GiB); TRF_ERR_CANCELLED. */
+TRF_API trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
+                                           const trf_load_options *options, trf_device_layer **layer, trf_error *err);
 
 /* Loads a compressed tensor of a checkpoint, validated, tiles and all. tensor: the source's name, with or without _trf;
  * an expert of a 3-D stack is "name[3]". options: NULL for the defaults. The checkpoint may be closed afterwards. Any
