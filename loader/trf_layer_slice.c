@@ -31,8 +31,9 @@ static uint64_t source_row(const trf_slice *s, uint32_t row) {
 
 /* ---- scales and offsets ---- */
 
-/* Rows of a block of scales. A block that the slice begins in the middle of, or leaps out of, is cut: blocks of a common
- * divisor of its size and of these places, in the layer and in the slice, have boundaries wherever the old ones had. */
+/* Rows of a block of scales. A block that the slice begins in the middle of, or leaps out of, is cut: blocks of a
+ * common divisor of its size and of these places, in the layer and in the slice, have boundaries wherever the old ones
+ * had. */
 static uint32_t find_block_rows(const trf_slice *s, uint32_t block_rows) {
     const uint32_t *rows = s->selection->rows;
     for (uint32_t i = 0; i < s->selection->num_rows; i++)
@@ -287,8 +288,8 @@ void trf_slice_write_head(trf_slice *s, uint8_t *head) {
     trf_write_head(&s->header, &s->extension, s->view->frequency, s->metas, &s->sections, head);
 }
 
-/* Tiles that lie side by side in the slice: as many of `count` from tile t on as the layer has side by side, too, or one
- * with zeros in it. */
+/* Tiles that lie side by side in the slice: as many of `count` from tile t on as the layer has side by side, too, or
+ * one with zeros in it. */
 static uint32_t count_adjacent(const trf_slice *s, uint64_t t, uint64_t count) {
     const uint32_t across = s->header.num_tile_cols, i = (uint32_t)(t / across), j = (uint32_t)(t % across);
     uint32_t adjacent = 1;

@@ -58,8 +58,8 @@ trf_status trf_layer_source_open_device(const void *blob_dev, uint64_t blob_byte
 
 void trf_layer_source_close(trf_layer_source *source);
 
-/* Once each tile has been read: makes a slice's head that of a valid blob. Whole blobs have theirs anyway. Errors: those
- * of a malformed head, if the source was changed meanwhile. */
+/* Once each tile has been read: makes a slice's head that of a valid blob. Whole blobs have theirs anyway. Errors:
+ * those of a malformed head, if the source was changed meanwhile. */
 trf_status trf_layer_source_complete_head(trf_layer_source *source, trf_error *err);
 
 /* Completes the failure of what has read the source: with file and tensor, and the offset from the first byte of the

@@ -2,8 +2,8 @@
  * these into *chunks*, which are what one staging buffer holds. The thread that comes to a chunk first takes a buffer
  * for it; the one that finishes its last unit sends it. Units of a chunk are handed out before those of the next one,
  * so a thread that waits for a buffer never keeps one from being completed, whatever other loads do; and what is
- * complete waits only for the caller's thread, which asks for the target before it takes a buffer itself. A slice's head
- * has its tiles' checksums, and so follows the last of them. */
+ * complete waits only for the caller's thread, which asks for the target before it takes a buffer itself. A slice's
+ * head has its tiles' checksums, and so follows the last of them. */
 #include "trf_stage_layer.h"
 
 #include "trf_slab_directory.h"
