@@ -155,7 +155,7 @@ void trf_layer_source_close(trf_layer_source *source) {
 }
 
 /* All but the file, which is open. */
-static trf_status open_file_blob(trf_layer_source *source, const trf_matrix *matrix, const trf_load_options *options,
+static trf_status open_file_blob(trf_layer_source *source, const trf_checkpoint_matrix *matrix, const trf_load_options *options,
                                  trf_error *err) {
     trf_blob_list list;
     trf_status status = trf_matrix_blobs(matrix, &source->file, &list, err);
@@ -171,7 +171,7 @@ static trf_status open_file_blob(trf_layer_source *source, const trf_matrix *mat
 
 trf_status trf_layer_source_open_tensor(const trf_checkpoint *checkpoint, const char *tensor,
                                         const trf_load_options *options, trf_layer_source *source, trf_error *err) {
-    trf_matrix matrix;
+    trf_checkpoint_matrix matrix;
     trf_status status = trf_checkpoint_find(checkpoint, tensor, &matrix, err);
     if (status != TRF_OK)
         return trf_sanitize_error(status, err);
