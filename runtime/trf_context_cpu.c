@@ -10,6 +10,8 @@ static void cpu_destroy(trf_context *context) { (void)context; }
 
 static const trf_device_ops cpu_device_ops = {
     .destroy = cpu_destroy,
+    .open_device_blob = trf_cpu_open_device_blob,
+    .measure_layer = trf_cpu_measure_layer,
     .fill_layer = trf_cpu_fill_layer,
     .destroy_layer = trf_cpu_destroy_layer,
     .check_layer = trf_cpu_check_layer,
@@ -17,7 +19,7 @@ static const trf_device_ops cpu_device_ops = {
     .decode_rows = trf_cpu_decode_rows,
     .plan = trf_cpu_plan,
     .linear = trf_cpu_linear,
-    .apply_epilogue = trf_cpu_apply_epilogue,
+    .round_sums = trf_cpu_round_sums,
     .time = trf_cpu_time,
     .timed_repeats = 3, /* of one path */
     .allocate = trf_cpu_allocate,

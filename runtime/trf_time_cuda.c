@@ -6,6 +6,7 @@
 #include "trf_cuda_call.h"
 #include "trf_device_layer.h"
 #include "trf_error.h"
+#include "trf_plan.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ typedef struct trf_timer {
     cudaGraphExec_t graph;
     uint32_t num_copies;
     trf_device_layer copies[MOST_COPIES]; /* the layer, and those in the product's memory */
+    trf_plan plans[MOST_COPIES];          /* of each */
 } trf_timer;
 
 static void timer_free(trf_timer *timer) {
@@ -38,35 +40,52 @@ static void timer_free(trf_timer *timer) {
     free(timer);
 }
 
-/* Where a copy that begins at `to` has what the layer has at `at`, which may be NULL. */
-static const void *place_in_copy(const trf_device_layer *layer, const char *to, const void *at) {
-    return at ? to + ((const char *)at - (const char *)layer->memory) : NULL;
+/* Where a copy that begins at `to` has what the layer has at `at`, which may be NULL; from: what is copied there. */
+static const void *place_in_copy(const void *from, const char *to, const void *at) {
+    return at ? to + ((const char *)at - (const char *)from) : NULL;
 }
 
+/* to: of the copy's blob; its directory follows at the next multiple of 256. */
 static void point_into(trf_device_layer *copy, const trf_device_layer *layer, char *to) {
+    const void *const blob = layer->view.blob, *const directory = layer->view.slabs;
+    char *const directory_to = to + trf_device_align(layer->view.blob_bytes);
     trf_device_view *const view = &copy->view;
     *copy = *layer;
     copy->memory = to;
-    view->blob = place_in_copy(layer, to, view->blob);
-    view->slabs = place_in_copy(layer, to, view->slabs);
-    view->slots = place_in_copy(layer, to, view->slots);
-    view->tiles = place_in_copy(layer, to, view->tiles);
-    view->scales = place_in_copy(layer, to, view->scales);
-    view->row_offsets = place_in_copy(layer, to, view->row_offsets);
-    view->col_offsets = place_in_copy(layer, to, view->col_offsets);
-    view->fault = (trf_device_fault *)place_in_copy(layer, to, view->fault);
+    view->blob = place_in_copy(blob, to, view->blob);
+    view->tiles = place_in_copy(blob, to, view->tiles);
+    view->scales = place_in_copy(blob, to, view->scales);
+    view->row_offsets = place_in_copy(blob, to, view->row_offsets);
+    view->col_offsets = place_in_copy(blob, to, view->col_offsets);
+    view->slabs = place_in_copy(directory, directory_to, view->slabs);
+    view->slots = place_in_copy(directory, directory_to, view->slots);
+    view->fault = (trf_device_fault *)place_in_copy(directory, directory_to, view->fault);
+}
+
+static cudaError_t copy_layer(const trf_device_layer *layer, char *to, cudaStream_t stream) {
+    const uint64_t blob_bytes = layer->view.blob_bytes;
+    cudaError_t error = cudaMemcpyAsync(to, layer->view.blob, blob_bytes, cudaMemcpyDeviceToDevice, stream);
+    if (!error)
+        error = cudaMemcpyAsync(to + trf_device_align(blob_bytes), layer->view.slabs, layer->directory_bytes,
+                                cudaMemcpyDeviceToDevice, stream);
+    return error;
 }
 
 static cudaError_t make_copies(trf_timer *timer) {
-    const trf_device_layer *const layer = timer->product->layer;
-    const uint64_t room = 2 * layer->context->cache_bytes, step = (layer->memory_bytes + 255) / 256 * 256;
+    const trf_device_layer *const layer = timer->product->plan->layer;
+    const uint64_t room = 2 * layer->context->cache_bytes,
+                   step = trf_device_align(layer->view.blob_bytes) + trf_device_align(layer->directory_bytes);
     cudaError_t error = cudaSuccess;
     timer->copies[0] = *layer;
     for (timer->num_copies = 1; !error && timer->num_copies < MOST_COPIES && timer->num_copies * step <= room;
          timer->num_copies++) {
         char *const to = (char *)timer->product->copies + (timer->num_copies - 1) * step;
-        error = cudaMemcpyAsync(to, layer->memory, layer->memory_bytes, cudaMemcpyDeviceToDevice, timer->stream);
+        error = copy_layer(layer, to, timer->stream);
         point_into(&timer->copies[timer->num_copies], layer, to);
+    }
+    for (uint32_t i = 0; i < timer->num_copies; i++) {
+        timer->plans[i] = *timer->product->plan;
+        timer->plans[i].layer = &timer->copies[i];
     }
     return error;
 }
@@ -83,8 +102,7 @@ static trf_status capture_calls(trf_timer *timer, trf_error *err) {
     if (status != TRF_OK)
         return status;
     for (uint32_t i = 0; status == TRF_OK && i < run_calls(timer); i++)
-        status =
-            trf_linear(&timer->copies[i % timer->num_copies], p->plan, p->x, p->y, p->workspace, timer->stream, err);
+        status = p->multiply(&timer->plans[i % timer->num_copies], p->operands, p->workspace, timer->stream, err);
     cudaError_t error = cudaStreamEndCapture(timer->stream, &graph);
     if (status == TRF_OK && !error)
         error = cudaGraphInstantiate(&timer->graph, graph, 0);
@@ -114,7 +132,7 @@ trf_status trf_cuda_time(const trf_timed_product *product, uint32_t repeats, dou
     if (!timer)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate what times products");
     timer->product = product;
-    trf_status status = trf_enter_device(product->layer->context->device, &scope, err);
+    trf_status status = trf_enter_device(product->plan->layer->device, &scope, err);
     if (status != TRF_OK) {
         free(timer);
         return status;
