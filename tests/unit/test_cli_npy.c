@@ -1,24 +1,56 @@
-/* .npy files: written ones read back, other writers' headers, and the status of malformed ones. */
+/* .npy files of the command: written ones read back, other writers' headers, and the status of malformed ones. */
+#include "../../tools/cli_file.c"
+#include "../../tools/cli_float.c"
+#include "../../tools/cli_npy.c"
+#include "../../tools/cli_report.c"
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 
 #include <check.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const float kValues[6] = {0, -1.5f, 3.25f, 1e30f, -0.0f, 0x1p-149f};
+
+/* The status that a message on stderr names. */
+static trf_status status_in(FILE *messages) {
+    char line[2048] = "";
+    rewind(messages);
+    ck_assert_ptr_nonnull(fgets(line, sizeof line, messages));
+    for (int status = TRF_OK; status < TRF_STATUS_COUNT; status++) {
+        char name[64];
+        snprintf(name, sizeof name, "[%s]\n", trf_status_name((trf_status)status));
+        if (strstr(line, name))
+            return (trf_status)status;
+    }
+    ck_abort_msg("no status in: %s", line);
+}
+
+/* cli_write_npy, whose failures are messages. */
+static trf_status write_npy(const char *path, const float *values, uint64_t rows, uint64_t cols, int force) {
+    FILE *messages = tmpfile();
+    ck_assert_ptr_nonnull(messages);
+    fflush(stderr);
+    const int kept = dup(STDERR_FILENO);
+    ck_assert_int_ge(dup2(fileno(messages), STDERR_FILENO), 0);
+    const cli_exit exit_status = cli_write_npy(path, values, rows, cols, force);
+    fflush(stderr);
+    ck_assert_int_ge(dup2(kept, STDERR_FILENO), 0);
+    close(kept);
+    const trf_status status = exit_status == CLI_OK ? TRF_OK : status_in(messages);
+    fclose(messages);
+    return status;
+}
 
 START_TEST(what_is_written_is_read) {
     const char *path = fixture_path("a.npy");
     trf_error err = {0};
     float *values;
     uint64_t rows, cols;
-    fixture_check_status(trf_write_npy(path, kValues, 2, 3, 0, &err), TRF_OK, &err);
-    fixture_check_status(trf_read_npy(path, &values, &rows, &cols, &err), TRF_OK, &err);
+    ck_assert_int_eq(write_npy(path, kValues, 2, 3, 0), TRF_OK);
+    fixture_check_status(cli_read_npy(path, &values, &rows, &cols, &err), TRF_OK, &err);
     ck_assert_uint_eq(rows, 2);
     ck_assert_uint_eq(cols, 3);
     ck_assert_int_eq(memcmp(values, kValues, sizeof kValues), 0);
-    trf_free(values);
+    free(values);
 
     size_t size;
     char *bytes = fixture_read(path, &size);
@@ -30,12 +62,11 @@ END_TEST
 
 START_TEST(an_existing_file_is_replaced_only_on_request) {
     const char *path = fixture_path("b.npy");
-    trf_error err = {0};
     fixture_write(path, "old", 3);
-    fixture_check_status(trf_write_npy(path, kValues, 1, 6, 0, &err), TRF_ERR_EXISTS, &err);
-    fixture_check_status(trf_write_npy(path, kValues, 1, 6, 1, &err), TRF_OK, &err);
-    fixture_check_status(trf_write_npy(fixture_path("no/b.npy"), kValues, 1, 6, 1, &err), TRF_ERR_IO, &err);
-    fixture_check_status(trf_write_npy(fixture_path("c.npy"), kValues, UINT64_MAX, 2, 1, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_int_eq(write_npy(path, kValues, 1, 6, 0), TRF_ERR_EXISTS);
+    ck_assert_int_eq(write_npy(path, kValues, 1, 6, 1), TRF_OK);
+    ck_assert_int_eq(write_npy(fixture_path("no/b.npy"), kValues, 1, 6, 1), TRF_ERR_IO);
+    ck_assert_int_eq(write_npy(fixture_path("c.npy"), kValues, UINT64_MAX, 2, 1), TRF_ERR_ARGUMENT);
 }
 END_TEST
 
@@ -44,11 +75,11 @@ START_TEST(an_array_without_values_is_one) {
     trf_error err = {0};
     float *values;
     uint64_t rows, cols;
-    fixture_check_status(trf_write_npy(path, NULL, 0, 3, 0, &err), TRF_OK, &err);
-    fixture_check_status(trf_read_npy(path, &values, &rows, &cols, &err), TRF_OK, &err);
+    ck_assert_int_eq(write_npy(path, NULL, 0, 3, 0), TRF_OK);
+    fixture_check_status(cli_read_npy(path, &values, &rows, &cols, &err), TRF_OK, &err);
     ck_assert_uint_eq(rows, 0);
     ck_assert_uint_eq(cols, 3);
-    trf_free(values);
+    free(values);
 }
 END_TEST
 
@@ -103,13 +134,13 @@ START_TEST(headers_give_their_status) {
     float *values;
     uint64_t rows, cols;
     trf_error err = {0};
-    trf_status status = trf_read_npy(path, &values, &rows, &cols, &err);
+    trf_status status = cli_read_npy(path, &values, &rows, &cols, &err);
     fixture_check_status(status, c->status, &err);
     if (status != TRF_OK)
         return;
     ck_assert_uint_eq(rows, c->rows);
     ck_assert_uint_eq(cols, c->cols);
-    trf_free(values);
+    free(values);
 }
 END_TEST
 
@@ -124,9 +155,9 @@ START_TEST(halves_are_widened) {
     fixture_write(path, bytes, 10 + sizeof header - 1 + sizeof halves);
     float *values;
     uint64_t rows, cols;
-    ck_assert_int_eq(trf_read_npy(path, &values, &rows, &cols, NULL), TRF_OK);
+    ck_assert_int_eq(cli_read_npy(path, &values, &rows, &cols, NULL), TRF_OK);
     ck_assert(values[0] == 1 && values[1] == -2 && values[2] == 0x1p-24f && values[3] > 1e38f);
-    trf_free(values);
+    free(values);
 }
 END_TEST
 
@@ -135,20 +166,20 @@ START_TEST(files_that_are_none) {
     uint64_t rows, cols;
     trf_error err = {0};
     const char *path = fixture_path("short.npy");
-    fixture_check_status(trf_read_npy(fixture_path("missing.npy"), &values, &rows, &cols, &err), TRF_ERR_NOT_FOUND,
+    fixture_check_status(cli_read_npy(fixture_path("missing.npy"), &values, &rows, &cols, &err), TRF_ERR_NOT_FOUND,
                          &err);
-    fixture_check_status(trf_read_npy(fixture_path("."), &values, &rows, &cols, &err), TRF_ERR_IO, &err);
+    fixture_check_status(cli_read_npy(fixture_path("."), &values, &rows, &cols, &err), TRF_ERR_IO, &err);
     for (size_t size = 0; size < 12; size++) {
         fixture_write(path, "\x93NUMPY\2\0\xff\0\0\0", size);
-        fixture_check_status(trf_read_npy(path, &values, &rows, &cols, &err), TRF_ERR_FORMAT, &err);
+        fixture_check_status(cli_read_npy(path, &values, &rows, &cols, &err), TRF_ERR_FORMAT, &err);
     }
     fixture_write(path, "something else", 14);
-    fixture_check_status(trf_read_npy(path, &values, &rows, &cols, &err), TRF_ERR_FORMAT, &err);
+    fixture_check_status(cli_read_npy(path, &values, &rows, &cols, &err), TRF_ERR_FORMAT, &err);
 }
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("npy");
+    Suite *suite = suite_create("cli_npy");
     TCase *tests = tcase_create("npy");
     tcase_add_unchecked_fixture(tests, fixture_begin, fixture_end);
     tcase_add_test(tests, what_is_written_is_read);
