@@ -182,21 +182,19 @@ static int check_path(test_rng *rng, const gpu_layer *layer, const gpu_input *in
     static unsigned turn;
     const trf_plan_options options = test_plan_options(m, x_dtype, kYTypes[turn % 3], path);
     operands o = operands_make(rng, options.y_dtype, m, layer->info.rows);
-    int taken = 1;
-    for (int i = 0; taken && i < (test_quick() ? 1 : 3); i++) {
+    int taken = 0;
+    for (; taken < (test_quick() ? 1 : 3); taken++, turn++) {
         const combination c = kCombinations[turn % COMBINATIONS];
         gpu_product product;
-        taken = make_product(&product, layer, options, c) == TRF_OK;
-        if (!taken)
+        if (make_product(&product, layer, options, c) != TRF_OK)
             break;
-        if (i == 0)
+        if (taken == 0)
             note_way(product.plan);
         check_product(&product, input, reference, c, &o);
         gpu_product_free(&product);
-        turn++;
     }
     operands_free(&o);
-    return taken;
+    return taken > 0;
 }
 
 /* @return how many fused products there were. */
