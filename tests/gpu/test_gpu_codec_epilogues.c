@@ -2,6 +2,7 @@
  * not; the same bits on every run; graphs. tests/unit/test_device_epilogue.c has all combinations, activations and
  * shards. */
 #include "gpu_products.h"
+#include "trf_plan.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -161,18 +162,15 @@ static void check_product(gpu_product *product, const gpu_input *input, const gp
     free(y);
 }
 
-/* How the fused products shared rows: words of the plan's choice, as fused/trf_fused_launch.cu has them. */
+/* How the fused products shared rows. */
 static int straddling, in_clusters, alone;
 
-static void note_way(const trf_linear_plan *plan) {
-    enum {
-        CLUSTER = 2,
-        WAYS = 5
-    };
+static void note_way(const trf_plan *plan) {
+    const trf_fused_partition *fused = &plan->work.fused;
     if (plan->path == TRF_PATH_FUSED) {
-        straddling += plan->choice[WAYS] & 1;
-        in_clusters += plan->choice[CLUSTER] > 1;
-        alone += !(plan->choice[WAYS] & 1) && plan->choice[CLUSTER] == 1;
+        straddling += fused->is_stream_k != 0;
+        in_clusters += fused->cluster > 1;
+        alone += !fused->is_stream_k && fused->cluster == 1;
     }
 }
 
