@@ -6,6 +6,7 @@
 #define TRF_WARP_PRODUCT_CUH
 
 #include "trf_epilogue.h"
+#include "trf_layer_traits.h"
 #include "trf_slab_walk.cuh"
 
 /* The epilogue, and what is written behind it. */

@@ -3,6 +3,7 @@
 #include "gpu_corrupt.h"
 #include "gpu_products.h"
 #include "transfuse/experts.h"
+#include "trf_device_layer.h"
 #include "trf_layer_group.h"
 
 #include <math.h>
