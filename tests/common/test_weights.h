@@ -2,7 +2,7 @@
 #ifndef TEST_WEIGHTS_H
 #define TEST_WEIGHTS_H
 
-#include "transfuse/device.h"
+#include "transfuse.h"
 
 /* Seed it with any number; equal seeds give equal weights on every machine with the same libm. */
 typedef struct test_rng {

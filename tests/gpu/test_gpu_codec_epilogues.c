@@ -271,8 +271,8 @@ START_TEST(same_bits_in_graphs_too) {
     gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
-    ck_assert_int_eq(
-        make_product(&product, &layer, test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path), c), TRF_OK);
+    ck_assert_int_eq(make_product(&product, &layer, test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path), c),
+                     TRF_OK);
     operands o = operands_make(&rng, TRF_DTYPE_BF16, m, shape.rows);
     void *first = gpu_malloc(product.y.bytes), *again = gpu_malloc(product.y.bytes);
     queue(&product, &input, c, &o, NULL);

@@ -226,9 +226,9 @@ static void make_ring(ring *r, const group_case *g) {
     trf_error err = {0};
     *r = (ring){.workspace = gpu_memory_make(1 << 20)};
     for (int i = 0; i < 2; i++) {
-        gpu_check(test_make_plan(g->layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO, &r->plans[i],
-                                 &err),
-                  TRF_OK, &err, "a plan");
+        gpu_check(
+            test_make_plan(g->layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO, &r->plans[i], &err),
+            TRF_OK, &err, "a plan");
         EXPECT(test_plan_info(r->plans[i]).workspace_bytes <= r->workspace.bytes);
         list[i] = test_group_member(g->layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16);
     }
@@ -245,8 +245,9 @@ static void queue_ring(const ring *r, cudaStream_t stream) {
     void *y[2] = {r->memory[2].at, r->memory[3].at};
     trf_error err = {0};
     for (int turn = 0; turn < 20; turn++) {
-        gpu_check(test_multiply(r->plans[0], r->memory[turn ? 4 : 0].at, r->memory[1].at, r->workspace.at, stream, &err),
-                  TRF_OK, &err, "the first");
+        gpu_check(
+            test_multiply(r->plans[0], r->memory[turn ? 4 : 0].at, r->memory[1].at, r->workspace.at, stream, &err),
+            TRF_OK, &err, "the first");
         gpu_check(trf_linear_group(r->group, x, y, r->workspace.at, stream, &err), TRF_OK, &err, "the group");
         gpu_check(
             test_multiply(r->plans[1], r->memory[2 + turn % 2].at, r->memory[4].at, r->workspace.at, stream, &err),

@@ -136,8 +136,7 @@ static void free_run(stack_run *run) {
 static void *y_of(const stack_run *run, int place) { return (float *)run->y.at + (size_t)place * MOST_M * MOST_ROWS; }
 
 static trf_status queue_layer(stack_run *run, uint32_t layer, int place, int s, trf_error *err) {
-    const trf_operands operands =
-        test_operands(gpu_input_on_device(&inputs[layer], x_dtypes[layer]), y_of(run, place));
+    const trf_operands operands = test_operands(gpu_input_on_device(&inputs[layer], x_dtypes[layer]), y_of(run, place));
     return trf_stack_linear(run->stack, layer, run->plans[layer], &operands, run->workspaces[s].at, run->streams[s],
                             err);
 }

@@ -371,9 +371,9 @@ START_TEST(calls_only_enqueue) {
     /* The linker does send allocations here. */
     const long of_layers = atomic_load(&allocations);
     trf_device_layer *another;
-    gpu_check(trf_device_layer_create(gpu_context, layers[0].layer.blob, layers[0].layer.blob_bytes, NULL, &another,
-                                      &err),
-              TRF_OK, &err, "a layer");
+    gpu_check(
+        trf_device_layer_create(gpu_context, layers[0].layer.blob, layers[0].layer.blob_bytes, NULL, &another, &err),
+        TRF_OK, &err, "a layer");
     ck_assert_int_gt(atomic_load(&allocations), of_layers);
     trf_device_layer_destroy(another);
 
@@ -386,8 +386,8 @@ START_TEST(calls_only_enqueue) {
 }
 END_TEST
 
-/* The other calls of inference: groups, experts, products in two steps, the wide path, a layer's weights and single rows
- * of them. */
+/* The other calls of inference: groups, experts, products in two steps, the wide path, a layer's weights and single
+ * rows of them. */
 enum {
     OTHER_LAYERS = 2,
     EXPERTS = 4,
@@ -423,7 +423,8 @@ static trf_status others_queue(const void *context, trf_stream stream, trf_error
         status = trf_device_layer_decode(layer, TRF_DECODE_SOURCE, o->weights.at, o->weights.bytes, stream, err);
     if (status == TRF_OK)
         status = test_decode_rows(
-            layer, test_row_request(o->ids.at, 4, LOOKED_UP, TRF_DECODE_SOURCE, o->rows.at, o->rows.bytes), stream, err);
+            layer, test_row_request(o->ids.at, 4, LOOKED_UP, TRF_DECODE_SOURCE, o->rows.at, o->rows.bytes), stream,
+            err);
     return status;
 }
 

@@ -13,5 +13,8 @@ trap 'rm -f "$log"' EXIT
     >"$log" 2>&1 &&
     "$cmake" --build "$build_dir" >>"$log" 2>&1 || { cat "$log"; exit 1; }
 
-command -v python3 >/dev/null || { echo "skipped: the shared library was built, but there is no python3 to use it"; exit 77; }
+if ! command -v python3 >/dev/null; then
+    echo "skipped: the shared library was built, but there is no python3 to use it"
+    exit 77
+fi
 python3 -B "$here/check_ffi.py" "$build_dir/libtransfuse.so" "$source_dir"

@@ -239,6 +239,27 @@ START_TEST(refused_plans) {
 }
 END_TEST
 
+/* A struct of a program that was compiled against a later version: what this one does not know must be 0. */
+START_TEST(options_of_later_versions) {
+    struct {
+        trf_plan_options options;
+        uint8_t later[24];
+    } given = {test_plan_options(1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO), {0}};
+    trf_device_layer *layer = load("a.weight");
+    trf_plan *plan = NULL;
+    given.options.struct_bytes = sizeof given;
+    given.later[7] = 1;
+    fixture_check_status(trf_plan_create(layer, &given.options, &plan, &err), TRF_ERR_UNSUPPORTED, &err);
+    ck_assert_ptr_null(plan);
+    given.later[7] = 0;
+    fixture_check_status(trf_plan_create(layer, &given.options, &plan, &err), TRF_OK, &err);
+    trf_plan_destroy(plan);
+    given.options.struct_bytes = SIZE_MAX;
+    fixture_check_status(trf_plan_create(layer, &given.options, &plan, &err), TRF_ERR_ARGUMENT, &err);
+    trf_device_layer_destroy(layer);
+}
+END_TEST
+
 START_TEST(refused_products) {
     trf_device_layer *layer = load("a.weight");
     trf_plan *plan;
@@ -371,8 +392,8 @@ START_TEST(corrupt_rans_streams) {
             ids[r] = r;
         fixture_check_status(trf_device_layer_create(cpu, blob, blob_bytes, NULL, &layer, &err), TRF_OK, &err);
         /* Words that no lane takes are seen by no row's lanes. */
-        const trf_status status = test_decode_rows(
-            layer, test_row_request(ids, 8, info.rows, TRF_DECODE_SOURCE, weights, bytes), NULL, &err);
+        const trf_status status =
+            test_decode_rows(layer, test_row_request(ids, 8, info.rows, TRF_DECODE_SOURCE, weights, bytes), NULL, &err);
         if (status != TRF_OK) {
             noticed++;
             fixture_check_status(status, TRF_ERR_RANS, &err);
@@ -547,6 +568,7 @@ int main(void) {
     tcase_add_loop_test(tests, products, 0, NUM_MATRICES);
     tcase_add_test(tests, copies_of_layers);
     tcase_add_test(tests, refused_plans);
+    tcase_add_test(tests, options_of_later_versions);
     tcase_add_test(tests, refused_products);
     tcase_add_loop_test(tests, decoding, 0, NUM_MATRICES);
     tcase_add_test(tests, corrupt_rans_streams);

@@ -156,8 +156,7 @@ static double *decode(const trf_device_layer *layer, int by_rows) {
     for (uint32_t r = 0; r < info.rows; r++)
         ids[r] = (int32_t)r;
     fixture_check_status(trf_device_upload(device, own_ids, ids, info.rows * sizeof *ids, &err), TRF_OK, &err);
-    const trf_row_request request =
-        test_row_request(own_ids, 4, info.rows, TRF_DECODE_SOURCE, decoded, count * each);
+    const trf_row_request request = test_row_request(own_ids, 4, info.rows, TRF_DECODE_SOURCE, decoded, count * each);
     fixture_check_status(by_rows ? trf_decode_rows(layer, &request, NULL, &err)
                                  : trf_device_layer_decode(layer, TRF_DECODE_SOURCE, decoded, count * each, NULL, &err),
                          TRF_OK, &err);
