@@ -1,25 +1,16 @@
-/* One compressed tensor of a checkpoint as a layer, mapped from its file. */
+/* What a source loads as a layer in host memory. */
 #ifndef TRF_LAYER_OPEN_H
 #define TRF_LAYER_OPEN_H
 
-#include "trf_layer_slice.h"
+#include "trf_layer.h"
+#include "trf_layer_source.h"
 
-/* Maps and validates the blob of a tensor, named as in trf_device_layer_load; of a shard, makes a layer of the tiles
- * that it touches. Release with trf_layer_free; the checkpoint may be closed before. options: NULL for the defaults.
- * *shard: what is meant of the layer. Errors: as trf_device_layer_load. */
-trf_status trf_layer_open_tensor(const trf_checkpoint *checkpoint, const char *tensor, const trf_load_options *options,
-                                 trf_layer **layer, trf_shard_range *shard, trf_error *err);
-
-/* The tiles that the options' shard touches, and where it lies in them. used: its columns, of the whole layer. Errors:
- * TRF_ERR_ARGUMENT. */
-trf_status trf_find_shard(const trf_header *header, const trf_load_options *options, trf_tile_range *range,
-                          trf_col_range *used, trf_shard_range *shard, trf_error *err);
-
-/* Makes err's offset in a blob, which begins at byte blob_offset of its file, one in the file, and puts it into the
- * message. @return status. */
-trf_status trf_fail_in_blob(uint64_t blob_offset, trf_status status, trf_error *err);
-
-/* Whether these are all of a layer's tiles, and all of its columns are used. */
-int trf_is_whole_layer(const trf_header *header, const trf_tile_range *range, const trf_col_range *used);
+/* Checks all tiles of a source, and makes a layer of them. to: 16-byte aligned memory for the blob, of
+ * view->header.blob_bytes, which outlives the layer; where that is the source's own blob, it is only checked. NULL: the
+ * layer has its own: where all of a file's blob is loaded and begins at a multiple of 16, the file is mapped, and must
+ * stay as it is; otherwise memory that the blob is copied to. Release with trf_layer_free; the source may be closed
+ * before. Offsets of errors are those that trf_layer_source_fail completes. Errors: those of the source; TRF_ERR_IO
+ * (the file cannot be mapped), TRF_ERR_TRUNCATED, TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
+trf_status trf_layer_open_source(trf_layer_source *source, void *to, trf_layer **layer, trf_error *err);
 
 #endif

@@ -1,5 +1,6 @@
 #include "trf_layer_slice.h"
 
+#include "trf_decode.h"
 #include "trf_device_value.h"
 #include "trf_head.h"
 #include "trf_threads.h"
@@ -23,14 +24,33 @@ static uint32_t tile_span(uint32_t first, uint32_t end, uint32_t total) {
     return (uint32_t)(behind < total ? behind : total) - first * TRF_TILE_SIZE;
 }
 
-/* The slice's scale table, malloc'd, or NULL for none; its group size goes into *x. A group that the slice begins in
- * the middle of is cut: groups of a common divisor of its size and of where the slice begins have boundaries wherever
- * the old ones had. */
-static trf_status slice_scales(const trf_blob_view *view, const trf_header *h, uint32_t row, uint32_t col,
-                               trf_extension *x, void **scales, uint64_t *bytes, trf_error *err) {
-    const uint32_t element_bytes = x->scale_dtype == TRF_SCALE_F16 ? 2 : 4;
+/* The layer's row that is the slice's row `row`. */
+static uint64_t source_row(const trf_slice *s, uint32_t row) {
+    return (uint64_t)s->selection->rows[row / TRF_TILE_SIZE] * TRF_TILE_SIZE + row % TRF_TILE_SIZE;
+}
+
+/* ---- scales and offsets ---- */
+
+/* Rows of a block of scales. A block that the slice begins in the middle of, or leaps out of, is cut: blocks of a
+ * common divisor of its size and of these places, in the layer and in the slice, have boundaries wherever the old ones
+ * had. */
+static uint32_t find_block_rows(const trf_slice *s, uint32_t block_rows) {
+    const uint32_t *rows = s->selection->rows;
+    for (uint32_t i = 0; i < s->selection->num_rows; i++)
+        if (i == 0 || rows[i] != rows[i - 1] + 1) {
+            block_rows = common_divisor(block_rows, rows[i] * TRF_TILE_SIZE);
+            block_rows = common_divisor(block_rows, i * TRF_TILE_SIZE);
+        }
+    return block_rows;
+}
+
+/* The slice's scale table, s->scales; NULL for none. Its group size goes into the extension, whose groups along columns
+ * are cut as blocks are along rows. */
+static trf_status slice_scales(trf_slice *s, uint64_t *bytes, trf_error *err) {
+    const trf_header *h = &s->header;
+    trf_extension *x = &s->extension;
+    const uint32_t element_bytes = x->scale_dtype == TRF_SCALE_F16 ? 2 : 4, col = s->selection->col * TRF_TILE_SIZE;
     uint32_t down = h->rows, across = 1, row_step = 1, col_step = 0; /* CHANNEL */
-    *scales = NULL;
     *bytes = 0;
     if (x->granularity == TRF_GRANULARITY_NONE)
         return TRF_OK;
@@ -39,7 +59,7 @@ static trf_status slice_scales(const trf_blob_view *view, const trf_header *h, u
     } else if (x->granularity != TRF_GRANULARITY_CHANNEL) {
         x->scale_group_size = common_divisor(x->scale_group_size, col);
         if (x->granularity == TRF_GRANULARITY_BLOCK) {
-            x->scale_group_size = common_divisor(x->scale_group_size, row);
+            x->scale_group_size = find_block_rows(s, x->scale_group_size);
             row_step = x->scale_group_size;
             down = (h->rows + row_step - 1) / row_step;
         }
@@ -54,11 +74,22 @@ static trf_status slice_scales(const trf_blob_view *view, const trf_header *h, u
     for (uint32_t r = 0; r < down; r++)
         for (uint32_t c = 0; c < across; c++) {
             const uint64_t from =
-                trf_scale_index(view, (uint64_t)row + (uint64_t)r * row_step, (uint64_t)col + (uint64_t)c * col_step);
+                trf_scale_index(s->view, source_row(s, r * row_step), (uint64_t)col + (uint64_t)c * col_step);
             memcpy(made + ((uint64_t)r * across + c) * element_bytes,
-                   (const uint8_t *)view->scales + from * element_bytes, element_bytes);
+                   (const uint8_t *)s->view->scales + from * element_bytes, element_bytes);
         }
-    *scales = made;
+    s->scales = made;
+    return TRF_OK;
+}
+
+static trf_status slice_row_offsets(trf_slice *s, trf_error *err) {
+    if (!s->view->row_offsets)
+        return TRF_OK;
+    s->row_offsets = malloc(s->header.rows);
+    if (!s->row_offsets)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %u row offsets", s->header.rows);
+    for (uint32_t r = 0; r < s->header.rows; r++)
+        s->row_offsets[r] = s->view->row_offsets[source_row(s, r)];
     return TRF_OK;
 }
 
@@ -69,7 +100,7 @@ static trf_tile_meta *made_meta(const trf_slice *s, uint32_t i, uint32_t j) {
 }
 
 static uint64_t source_tile(const trf_slice *s, uint32_t i, uint32_t j) {
-    return (uint64_t)(s->range.row + i) * s->view->header.num_tile_cols + s->range.col + j;
+    return (uint64_t)s->selection->rows[i] * s->view->header.num_tile_cols + s->selection->col + j;
 }
 
 /* Data with zeros in it that stand for tile (i, j)'s, or NULL. */
@@ -96,7 +127,7 @@ static int clear_elements(const trf_slice *s, const trf_tile_shape *shape, uint1
     for (uint32_t r = 0; r < shape->rows; r++)
         for (uint32_t c = 0; c < shape->cols; c++) {
             const uint32_t col = shape->col + c;
-            if ((col >= s->used.begin && col < s->used.end) ||
+            if ((col >= s->selection->used && col < s->selection->used_end) ||
                 isfinite(trf_element_to_f32(s->view->header.codec, elements[r * TRF_TILE_SIZE + c])))
                 continue;
             elements[r * TRF_TILE_SIZE + c] = 0;
@@ -152,8 +183,9 @@ static trf_status clear_row(void *context, uint64_t index, int worker, trf_error
 
 /* Tiles that the used columns cut, of floats, which alone have infinities. */
 static trf_status clear_edges(trf_slice *s, int threads, trf_error *err) {
-    const uint32_t first_col = s->range.col * TRF_TILE_SIZE, across = s->header.num_tile_cols;
-    const int cuts_first = s->used.begin > first_col, cuts_last = s->used.end < first_col + s->header.cols;
+    const uint32_t first_col = s->selection->col * TRF_TILE_SIZE, across = s->header.num_tile_cols;
+    const int cuts_first = s->selection->used > first_col,
+              cuts_last = s->selection->used_end < first_col + s->header.cols;
     if (!trf_codec_is_float(s->header.codec) || (!cuts_first && !cuts_last))
         return TRF_OK;
     const int most = trf_thread_count(threads);
@@ -186,11 +218,9 @@ static void place_tiles(trf_slice *s, uint64_t scales_bytes) {
         s->metas[t].checksum = 0;
     }
     s->sections.scales_bytes = scales_bytes;
-    s->sections.row_offsets = s->header.predictor_modes & TRF_PREDICT_ROW
-                                  ? s->view->row_offsets + (size_t)s->range.row * TRF_TILE_SIZE
-                                  : NULL;
+    s->sections.row_offsets = s->header.predictor_modes & TRF_PREDICT_ROW ? s->row_offsets : NULL;
     s->sections.col_offsets = s->header.predictor_modes & TRF_PREDICT_COL
-                                  ? s->view->col_offsets + (size_t)s->range.col * TRF_TILE_SIZE
+                                  ? s->view->col_offsets + (size_t)s->selection->col * TRF_TILE_SIZE
                                   : NULL;
     uint64_t at = trf_lay_out_sections(&s->extension, &s->header, &s->sections);
     for (uint64_t t = 0; t < tiles; t++) {
@@ -200,15 +230,22 @@ static void place_tiles(trf_slice *s, uint64_t scales_bytes) {
     s->header.blob_bytes = at;
 }
 
-/* ---- the plan ---- */
+/* ---- the slice ---- */
 
-trf_status trf_slice_open(trf_slice *s, int threads, trf_error *err) {
+/* What its header says of its size. */
+static void measure_slice(trf_slice *s) {
+    const trf_tile_selection *selection = s->selection;
+    const uint32_t last = selection->rows[selection->num_rows - 1];
     s->header = s->view->header;
     s->extension = s->view->extension;
-    s->header.rows = tile_span(s->range.row, s->range.row_end, s->header.rows);
-    s->header.cols = tile_span(s->range.col, s->range.col_end, s->header.cols);
-    s->header.num_tile_rows = s->range.row_end - s->range.row;
-    s->header.num_tile_cols = s->range.col_end - s->range.col;
+    s->header.rows = (selection->num_rows - 1) * TRF_TILE_SIZE + tile_span(last, last + 1, s->header.rows);
+    s->header.cols = tile_span(selection->col, selection->col_end, s->header.cols);
+    s->header.num_tile_rows = selection->num_rows;
+    s->header.num_tile_cols = selection->col_end - selection->col;
+}
+
+trf_status trf_slice_open(trf_slice *s, int threads, trf_error *err) {
+    measure_slice(s);
     const uint64_t tiles = (uint64_t)s->header.num_tile_rows * s->header.num_tile_cols;
     s->metas = malloc(tiles * sizeof *s->metas);
     s->cleared = calloc(2 * (size_t)s->header.num_tile_rows, sizeof *s->cleared);
@@ -222,8 +259,9 @@ trf_status trf_slice_open(trf_slice *s, int threads, trf_error *err) {
     if (status == TRF_OK)
         status = clear_edges(s, threads, err);
     if (status == TRF_OK)
-        status = slice_scales(s->view, &s->header, s->range.row * TRF_TILE_SIZE, s->range.col * TRF_TILE_SIZE,
-                              &s->extension, &s->scales, &scales_bytes, err);
+        status = slice_scales(s, &scales_bytes, err);
+    if (status == TRF_OK)
+        status = slice_row_offsets(s, err);
     if (status != TRF_OK) {
         trf_slice_close(s);
         return status;
@@ -239,95 +277,50 @@ void trf_slice_close(trf_slice *s) {
     free(s->cleared);
     free(s->metas);
     free(s->scales);
+    free(s->row_offsets);
     s->cleared = NULL;
     s->metas = NULL;
     s->scales = NULL;
+    s->row_offsets = NULL;
 }
 
 void trf_slice_write_head(trf_slice *s, uint8_t *head) {
     trf_write_head(&s->header, &s->extension, s->view->frequency, s->metas, &s->sections, head);
 }
 
+/* Tiles that lie side by side in the slice: as many of `count` from tile t on as the layer has side by side, too, or
+ * one with zeros in it. */
+static uint32_t count_adjacent(const trf_slice *s, uint64_t t, uint64_t count) {
+    const uint32_t across = s->header.num_tile_cols, i = (uint32_t)(t / across), j = (uint32_t)(t % across);
+    uint32_t adjacent = 1;
+    if (!cleared_tile(s, i, j))
+        while (adjacent < count && j + adjacent < across && !cleared_tile(s, i, j + adjacent))
+            adjacent++;
+    return adjacent;
+}
+
 trf_status trf_slice_read(void *reader, uint64_t first, uint64_t count, uint8_t *scratch, const uint8_t **tiles,
                           trf_error *err) {
-    const trf_slice *s = reader;
+    trf_slice *s = reader;
     const uint32_t across = s->header.num_tile_cols;
+    const uint64_t begin = s->metas[first].data_offset;
     *tiles = scratch;
-    for (uint64_t t = first, adjacent; t < first + count; t += adjacent) {
+    for (uint64_t t = first, end; t < first + count; t = end) {
         const uint32_t i = (uint32_t)(t / across), j = (uint32_t)(t % across);
-        uint8_t *const to = scratch + (s->metas[t].data_offset - s->metas[first].data_offset);
+        uint8_t *const to = scratch + (s->metas[t].data_offset - begin);
         const uint8_t *from = cleared_tile(s, i, j);
-        trf_status status = TRF_OK;
-        adjacent = 1;
+        end = t + count_adjacent(s, t, first + count - t);
         if (!from) {
-            /* Tiles that lie side by side in both blobs are read at once. */
-            while (t + adjacent < first + count && j + adjacent < across && !cleared_tile(s, i, j + (uint32_t)adjacent))
-                adjacent++;
-            status = s->read(s->reader, source_tile(s, i, j), adjacent, to, &from, err);
+            trf_status status = s->read(s->reader, source_tile(s, i, j), end - t, to, &from, err);
+            if (status != TRF_OK)
+                return status;
         }
-        if (status != TRF_OK)
-            return status;
-        const trf_tile_meta *last = &s->metas[t + adjacent - 1];
         if (from != to)
-            memcpy(to, from, last->data_offset + last->data_size - s->metas[t].data_offset);
+            memcpy(to, from, s->metas[end - 1].data_offset + s->metas[end - 1].data_size - s->metas[t].data_offset);
+        for (uint64_t read = t; read < end; read++) { /* which is bound to the tile's number, and so another one */
+            trf_tile_meta *meta = &s->metas[read];
+            meta->checksum = trf_tile_checksum(scratch + (meta->data_offset - begin), meta->data_size, read);
+        }
     }
     return TRF_OK;
-}
-
-/* ---- a layer in memory ---- */
-
-typedef struct trf_slice_copy {
-    trf_slice *slice;
-    uint8_t *blob;
-} trf_slice_copy;
-
-/* A trf_parallel_fn. */
-static trf_status copy_tile(void *context, uint64_t tile, int worker, trf_error *err) {
-    const trf_slice_copy *copy = context;
-    trf_tile_meta *meta = &copy->slice->metas[tile];
-    uint8_t *const to = copy->blob + meta->data_offset;
-    const uint8_t *same;
-    (void)worker;
-    trf_status status = trf_slice_read(copy->slice, tile, 1, to, &same, err);
-    if (status == TRF_OK)
-        meta->checksum = trf_tile_checksum(to, meta->data_size, tile);
-    return status;
-}
-
-static trf_status make_slice(trf_slice *s, int threads, trf_layer **slice, trf_error *err) {
-    const uint64_t bytes = s->header.blob_bytes;
-    const uint64_t tiles = (uint64_t)s->header.num_tile_rows * s->header.num_tile_cols;
-    trf_layer *made = calloc(1, sizeof *made);
-    trf_slice_copy copy = {s, aligned_alloc(TRF_TILE_ALIGNMENT, bytes)};
-    trf_status status;
-    if (!made || !copy.blob)
-        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu bytes of a layer",
-                          (unsigned long long)bytes);
-    else
-        status = trf_parallel_for(threads, tiles, copy_tile, &copy, err);
-    if (status == TRF_OK) {
-        trf_slice_write_head(s, copy.blob);
-        status = trf_blob_open(copy.blob, bytes, bytes, &made->view, err);
-    }
-    if (status != TRF_OK) {
-        free(copy.blob);
-        free(made);
-        return status;
-    }
-    made->blob = made->memory = copy.blob;
-    trf_decode_table_init(&made->table, &made->view);
-    *slice = made;
-    return TRF_OK;
-}
-
-trf_status trf_layer_slice(const trf_layer *layer, trf_tile_range range, trf_col_range used, int threads,
-                           trf_layer **slice, trf_error *err) {
-    trf_slice s = {
-        .view = &layer->view, .range = range, .used = used, .read = trf_read_tiles_of_layer, .reader = (void *)layer};
-    trf_status status = trf_slice_open(&s, threads, err);
-    if (status != TRF_OK)
-        return status;
-    status = make_slice(&s, threads, slice, err);
-    trf_slice_close(&s);
-    return status;
 }

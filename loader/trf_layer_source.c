@@ -1,20 +1,223 @@
 #include "trf_layer_source.h"
 
-trf_status trf_read_tiles_of_layer(void *reader, uint64_t first, uint64_t count, uint8_t *scratch,
-                                   const uint8_t **tiles, trf_error *err) {
-    (void)count, (void)scratch, (void)err;
-    *tiles = trf_layer_tile(reader, first);
+#include <inttypes.h>
+#include <stdlib.h>
+
+void trf_load_options_init(trf_load_options *options) {
+    *options = (trf_load_options){.struct_bytes = sizeof *options};
+}
+
+/* ---- what messages say ---- */
+
+/* Makes err's offset in the blob one in the file, if it is in one, and puts it into the message. */
+static trf_status fail_in_blob(const trf_layer_source *source, trf_status status, trf_error *err) {
+    if (!err || err->offset == TRF_NO_OFFSET)
+        return status;
+    err->offset += source->blob.offset;
+    return trf_prefix_error(err, status, "byte %" PRIu64, err->offset);
+}
+
+static trf_status name_source(const trf_layer_source *source, trf_status status, trf_error *err) {
+    if (source->file.fd < 0)
+        return status;
+    trf_prefix_error(err, status, "%s: tensor '%s'", source->file.path, source->tensor);
+    return trf_sanitize_error(status, err);
+}
+
+trf_status trf_layer_source_fail(const trf_layer_source *source, trf_status status, trf_error *err) {
+    fail_in_blob(source, status, err);
+    return name_source(source, status, err);
+}
+
+/* ---- tiles of the blob ---- */
+
+static trf_status check_tiles(const trf_blob_view *view, uint64_t first, uint64_t count, const uint8_t *tiles,
+                              trf_error *err) {
+    const trf_tile_meta *metas = view->tiles;
+    trf_status status = TRF_OK;
+    for (uint64_t t = first; t < first + count && status == TRF_OK; t++)
+        status = trf_blob_check_tile(view, t, tiles + (metas[t].data_offset - metas[first].data_offset), err);
+    return status;
+}
+
+static uint64_t count_tile_bytes(const trf_blob_view *view, uint64_t first, uint64_t count) {
+    const trf_tile_meta *last = &view->tiles[first + count - 1];
+    return last->data_offset + last->data_size - view->tiles[first].data_offset;
+}
+
+/* A trf_read_tiles_fn, as the next two. */
+static trf_status read_tiles_of_file(void *reader, uint64_t first, uint64_t count, uint8_t *scratch,
+                                     const uint8_t **tiles, trf_error *err) {
+    const trf_layer_source *source = reader;
+    const trf_blob_view *view = &source->blob.view;
+    trf_status status = trf_file_read(&source->file, source->blob.offset + view->tiles[first].data_offset, scratch,
+                                      count_tile_bytes(view, first, count), err);
+    if (status != TRF_OK && err && err->offset != TRF_NO_OFFSET)
+        err->offset -= source->blob.offset;
+    *tiles = scratch;
+    return status == TRF_OK ? check_tiles(view, first, count, scratch, err) : status;
+}
+
+static trf_status read_tiles_of_host(void *reader, uint64_t first, uint64_t count, uint8_t *scratch,
+                                     const uint8_t **tiles, trf_error *err) {
+    const trf_layer_source *source = reader;
+    const trf_blob_view *view = &source->blob.view;
+    (void)scratch;
+    *tiles = source->host + view->tiles[first].data_offset;
+    return check_tiles(view, first, count, *tiles, err);
+}
+
+static trf_status read_tiles_of_device(void *reader, uint64_t first, uint64_t count, uint8_t *scratch,
+                                       const uint8_t **tiles, trf_error *err) {
+    const trf_layer_source *source = reader;
+    const trf_blob_view *view = &source->blob.view;
+    trf_status status = source->copy_back(source->copy_context, scratch, source->dev + view->tiles[first].data_offset,
+                                          count_tile_bytes(view, first, count), err);
+    *tiles = scratch;
+    return status == TRF_OK ? check_tiles(view, first, count, scratch, err) : status;
+}
+
+/* ---- what is loaded ---- */
+
+/* That every tile fits where tiles are read to; the metadata's own checks bound them by the blob only. */
+static trf_status check_sizes(const trf_blob_view *view, trf_error *err) {
+    for (uint64_t t = 0; t < view->num_tiles; t++)
+        if (view->tiles[t].data_size > TRF_MAX_TILE_BYTES)
+            return trf_fail(err, TRF_ERR_TILE, view->tiles[t].data_offset,
+                            "tile %" PRIu64 ": %" PRIu32 " bytes, more than a tile can have", t,
+                            view->tiles[t].data_size);
     return TRF_OK;
 }
 
-trf_layer_source trf_source_of_layer(trf_layer **layer, int owned) {
-    const trf_blob_view *view = &(*layer)->view;
-    return (trf_layer_source){
-        .view = view,
-        .shard = {0, view->header.rows, 0, view->header.cols},
-        .read = trf_read_tiles_of_layer,
-        .reader = *layer,
-        .layer = layer,
-        .owned = owned,
-    };
+/* Makes the source that of the selection's slice. */
+static trf_status take_slice(trf_layer_source *source, trf_error *err) {
+    trf_slice *slice = &source->slice;
+    *slice = (trf_slice){
+        .view = source->view, .selection = &source->selection, .read = source->read, .reader = source->reader};
+    trf_status status = trf_slice_open(slice, source->threads, err);
+    if (status != TRF_OK)
+        return status;
+    const uint64_t bytes = slice->extension.data_offset;
+    source->slice_head = aligned_alloc(TRF_TILE_ALIGNMENT, bytes);
+    status = source->slice_head ? trf_layer_source_complete_head(source, err) : trf_fail_memory(err, bytes);
+    if (status != TRF_OK)
+        return status;
+    source->view = &source->slice_view;
+    source->read = trf_slice_read;
+    source->reader = slice;
+    return TRF_OK;
+}
+
+trf_status trf_layer_source_complete_head(trf_layer_source *source, trf_error *err) {
+    if (source->is_whole)
+        return TRF_OK;
+    trf_slice_write_head(&source->slice, source->slice_head);
+    return trf_blob_open(source->slice_head, source->slice.extension.data_offset, source->slice.header.blob_bytes,
+                         &source->slice_view, err);
+}
+
+/* Once the blob's head is there: finds out what is loaded. Offsets of errors are the blob's. */
+static trf_status take_blob(trf_layer_source *source, trf_read_tiles_fn *read, const trf_load_options *options,
+                            trf_error *err) {
+    source->view = &source->blob.view;
+    source->read = read;
+    source->reader = source;
+    trf_status status = check_sizes(source->view, err);
+    if (status == TRF_OK)
+        status = trf_select_tiles(&source->view->header, options, &source->selection, &source->shard, err);
+    source->is_whole = source->selection.is_whole;
+    return status != TRF_OK || source->is_whole ? status : take_slice(source, err);
+}
+
+/* ---- opening ---- */
+
+static trf_layer_source begin_source(const trf_load_options *options, const char *tensor) {
+    return (trf_layer_source){.threads = options->threads,
+                              .progress = options->progress,
+                              .progress_context = options->progress_context,
+                              .tensor = tensor,
+                              .file = {.fd = -1}};
+}
+
+/* What opens a source ends with it: after a failure nothing of it is left. */
+static trf_status finish_opening(trf_layer_source *source, trf_status status) {
+    if (status != TRF_OK)
+        trf_layer_source_close(source);
+    return status;
+}
+
+void trf_layer_source_close(trf_layer_source *source) {
+    trf_slice_close(&source->slice);
+    free(source->slice_head);
+    trf_tile_selection_free(&source->selection);
+    trf_blob_reader_close(&source->blob);
+    trf_file_close(&source->file);
+}
+
+/* All but the file, which is open. */
+static trf_status open_file_blob(trf_layer_source *source, const trf_checkpoint_matrix *matrix, const trf_load_options *options,
+                                 trf_error *err) {
+    trf_blob_list list;
+    trf_status status = trf_matrix_blobs(matrix, &source->file, &list, err);
+    if (status != TRF_OK)
+        return name_source(source, status, err);
+    status = trf_file_tensor_open_blob(&source->file, matrix->tensor, &list, matrix->index, &source->blob, err);
+    trf_blob_list_free(&list);
+    if (status != TRF_OK)
+        return name_source(source, status, err);
+    status = take_blob(source, read_tiles_of_file, options, err);
+    return status == TRF_OK ? TRF_OK : trf_layer_source_fail(source, status, err);
+}
+
+trf_status trf_layer_source_open_tensor(const trf_checkpoint *checkpoint, const char *tensor,
+                                        const trf_load_options *options, trf_layer_source *source, trf_error *err) {
+    trf_checkpoint_matrix matrix;
+    trf_status status = trf_checkpoint_find(checkpoint, tensor, &matrix, err);
+    if (status != TRF_OK)
+        return trf_sanitize_error(status, err);
+    *source = begin_source(options, tensor);
+    status = trf_file_open(matrix.checkpoint_file->path, &source->file, &source->file_bytes, err);
+    if (status != TRF_OK)
+        return trf_sanitize_error(status, err);
+    return finish_opening(source, open_file_blob(source, &matrix, options, err));
+}
+
+trf_status trf_layer_source_open_memory(const void *blob, uint64_t blob_bytes, const trf_load_options *options,
+                                        trf_layer_source *source, trf_error *err) {
+    *source = begin_source(options, "");
+    source->host = blob;
+    trf_status status = trf_blob_open(blob, blob_bytes, blob_bytes, &source->blob.view, err);
+    if (status == TRF_OK)
+        status = take_blob(source, read_tiles_of_host, options, err);
+    return finish_opening(source, status == TRF_OK ? TRF_OK : trf_layer_source_fail(source, status, err));
+}
+
+/* Reads the head back: first as much as says how large it is. */
+static trf_status read_head_of_device(trf_layer_source *source, uint64_t blob_bytes, trf_error *err) {
+    trf_blob_reader *blob = &source->blob;
+    uint64_t start[(TRF_EXTENSION_OFFSET + sizeof(trf_extension)) / sizeof(uint64_t)] = {0};
+    const uint64_t available = blob_bytes < sizeof start ? blob_bytes : sizeof start;
+    trf_status status = source->copy_back(source->copy_context, start, source->dev, available, err);
+    if (status == TRF_OK)
+        status = trf_blob_head_bytes(start, available, blob_bytes, &blob->head_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    blob->head = aligned_alloc(TRF_TILE_ALIGNMENT, trf_tile_align(blob->head_bytes));
+    if (!blob->head)
+        return trf_fail_memory(err, blob->head_bytes);
+    status = source->copy_back(source->copy_context, blob->head, source->dev, blob->head_bytes, err);
+    return status == TRF_OK ? trf_blob_open(blob->head, blob->head_bytes, blob_bytes, &blob->view, err) : status;
+}
+
+trf_status trf_layer_source_open_device(const void *blob_dev, uint64_t blob_bytes, trf_copy_back_fn *copy_back,
+                                        void *copy_context, const trf_load_options *options, trf_layer_source *source,
+                                        trf_error *err) {
+    *source = begin_source(options, "");
+    source->dev = blob_dev;
+    source->copy_back = copy_back;
+    source->copy_context = copy_context;
+    trf_status status = read_head_of_device(source, blob_bytes, err);
+    if (status == TRF_OK)
+        status = take_blob(source, read_tiles_of_device, options, err);
+    return finish_opening(source, status == TRF_OK ? TRF_OK : trf_layer_source_fail(source, status, err));
 }

@@ -1,38 +1,69 @@
-/* A layer on its way to a device: a head in host memory, and tiles that are read chunk by chunk, from a file or from
- * memory. */
+/* A layer on its way to a device, wherever its blob is: in a file of a checkpoint, in host memory, or in a device's
+ * memory. Opening one finds the blob, checks its head and lays out the shard; after that all are the same: a head, and
+ * tiles that are read and checked chunk by chunk. */
 #ifndef TRF_LAYER_SOURCE_H
 #define TRF_LAYER_SOURCE_H
 
-#include "trf_layer.h"
-#include "trf_shard_range.h"
+#include "trf_blob_reader.h"
+#include "trf_checkpoint.h"
+#include "trf_layer_slice.h"
 
-/* Reads tiles first to first + count - 1, checked, which lie side by side in the layer's blob. scratch: for them,
- * 128-byte aligned. *tiles: where they are then, in the same order and as close: in the scratch, or in memory that the
- * reader has anyway. Thread-safe. Errors: those of tiles, of files. */
-typedef trf_status trf_read_tiles_fn(void *reader, uint64_t first, uint64_t count, uint8_t *scratch,
-                                     const uint8_t **tiles, trf_error *err);
+/* Copies device memory to host memory, and returns when it is there. Thread-safe. */
+typedef trf_status trf_copy_back_fn(void *context, void *to_host, const void *from, uint64_t bytes, trf_error *err);
 
+/* Not to be moved once it is open. */
 typedef struct trf_layer_source {
-    const trf_blob_view *
-        /* of the layer's head; view->head is extension.data_offset bytes. No tile is larger than TRF_MAX_TILE_BYTES */
-        view;
-    trf_shard_range shard;
+    /* What is loaded: all of the blob, or a slice of it. view->head is extension.data_offset bytes. No tile is larger
+     * than TRF_MAX_TILE_BYTES. A slice's head lacks checksums until trf_layer_source_complete_head. */
+    const trf_blob_view *view;
+    int is_whole;
+    trf_shard_range shard; /* what is meant of it */
     trf_read_tiles_fn *read;
     void *reader;
     int threads;              /* that read, as trf_thread_count takes it */
     trf_progress_fn progress; /* or NULL; called by the caller's thread */
     void *progress_context;
-    const char *tensor;
-    /* The whole layer, where it is in memory, validated, and otherwise NULL; owned: opened for the device's layer
-     * alone, which may keep it (then *layer is NULL afterwards). */
-    trf_layer **layer;
-    int owned;
+    const char *tensor; /* its name; "" for a blob in memory */
+
+    /* What stands behind it: the blob, of which one of file, host and dev says where it is ... */
+    trf_file file; /* fd < 0: none */
+    uint64_t file_bytes;
+    const uint8_t *host, *dev;
+    trf_copy_back_fn *copy_back;
+    void *copy_context;
+    trf_blob_reader blob; /* its head; offset: in the file, 0 in memory */
+    /* ... and the slice, if there is one. */
+    trf_tile_selection selection;
+    trf_slice slice;
+    void *slice_head;
+    trf_blob_view slice_view;
 } trf_layer_source;
 
-/* A trf_read_tiles_fn; reader: a trf_layer in memory, validated. */
-trf_read_tiles_fn trf_read_tiles_of_layer;
+/* The blob of a checkpoint's tensor, named as in trf_device_layer_load. options: with all fields that this build knows;
+ * what they point to, `tensor` and the checkpoint outlive the source. Release with trf_layer_source_close on success
+ * only. Messages name file and tensor, offsets count from the file's first byte; what comes later leaves both to
+ * trf_layer_source_fail. Errors: as trf_device_layer_load. */
+trf_status trf_layer_source_open_tensor(const trf_checkpoint *checkpoint, const char *tensor,
+                                        const trf_load_options *options, trf_layer_source *source, trf_error *err);
 
-/* The source that a layer in memory is. layer: as in trf_layer_source. */
-trf_layer_source trf_source_of_layer(trf_layer **layer, int owned);
+/* The same for a blob in host memory, 16-byte aligned, which outlives the source. Errors: as
+ * trf_device_layer_create. */
+trf_status trf_layer_source_open_memory(const void *blob, uint64_t blob_bytes, const trf_load_options *options,
+                                        trf_layer_source *source, trf_error *err);
+
+/* The same for one in device memory. copy_context: copy_back's. */
+trf_status trf_layer_source_open_device(const void *blob_dev, uint64_t blob_bytes, trf_copy_back_fn *copy_back,
+                                        void *copy_context, const trf_load_options *options, trf_layer_source *source,
+                                        trf_error *err);
+
+void trf_layer_source_close(trf_layer_source *source);
+
+/* Once each tile has been read: makes a slice's head that of a valid blob. Whole blobs have theirs anyway. Errors:
+ * those of a malformed head, if the source was changed meanwhile. */
+trf_status trf_layer_source_complete_head(trf_layer_source *source, trf_error *err);
+
+/* Completes the failure of what has read the source: with file and tensor, and the offset from the first byte of the
+ * file or of the blob in memory. @return status. */
+trf_status trf_layer_source_fail(const trf_layer_source *source, trf_status status, trf_error *err);
 
 #endif

@@ -16,6 +16,7 @@ static inline uint64_t trf_device_align(uint64_t bytes) {
     return (bytes + TRF_DEVICE_ALIGNMENT - 1) & ~(uint64_t)(TRF_DEVICE_ALIGNMENT - 1);
 }
 
+struct trf_blob_view;
 struct trf_layer_source;
 
 /* Rows of `width` bytes within device memory. */
@@ -41,8 +42,15 @@ typedef struct trf_timed_product {
 /* What a device does. The public functions have checked the arguments, and taken the structs that callers fill. */
 typedef struct trf_device_ops {
     void (*destroy)(trf_context *context);
-    /* Fills a layer whose context and info are set. The CPU takes sources that have their layer in memory only. */
-    trf_status (*fill_layer)(trf_device_layer *made, const struct trf_layer_source *source, trf_error *err);
+    /* Opens the source of a blob in the device's memory, 256-byte aligned, once that is written. */
+    trf_status (*open_device_blob)(const trf_context *context, const void *blob, uint64_t blob_bytes,
+                                   const trf_load_options *options, struct trf_layer_source *source, trf_error *err);
+    /* What memory a layer takes. Errors: TRF_ERR_UNSUPPORTED. */
+    trf_status (*measure_layer)(const struct trf_blob_view *view, trf_layer_size *size, trf_error *err);
+    /* Fills a layer whose context and info are set. memory: the caller's, large enough, whose blob may be the
+     * source's own; NULL for what the library is to allocate: both parts, or the directory. */
+    trf_status (*fill_layer)(trf_device_layer *made, struct trf_layer_source *source, const trf_layer_memory *memory,
+                             trf_error *err);
     void (*destroy_layer)(trf_device_layer *layer);
     trf_status (*check_layer)(const trf_device_layer *layer, trf_error *err);
     trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,

@@ -10,6 +10,8 @@ static void cpu_destroy(trf_context *context) { (void)context; }
 
 static const trf_device_ops cpu_device_ops = {
     .destroy = cpu_destroy,
+    .open_device_blob = trf_cpu_open_device_blob,
+    .measure_layer = trf_cpu_measure_layer,
     .fill_layer = trf_cpu_fill_layer,
     .destroy_layer = trf_cpu_destroy_layer,
     .check_layer = trf_cpu_check_layer,

@@ -48,6 +48,8 @@ static void cuda_destroy(trf_context *context) {
 
 static const trf_device_ops cuda_device_ops = {
     .destroy = cuda_destroy,
+    .open_device_blob = trf_cuda_open_device_blob,
+    .measure_layer = trf_cuda_measure_layer,
     .fill_layer = trf_cuda_fill_layer,
     .destroy_layer = trf_cuda_destroy_layer,
     .check_layer = trf_cuda_check_layer,

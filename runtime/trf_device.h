@@ -12,8 +12,12 @@
 trf_status trf_cpu_context_create(trf_context **context, trf_error *err);
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err);
 
-/* A layer as fill_layer wants it; free() undoes it. Errors: TRF_ERR_MEMORY. */
-trf_status trf_begin_device_layer(trf_context *context, const trf_layer_source *source, trf_device_layer **device_layer,
-                                  trf_error *err);
+/* A layer as fill_layer wants it; free() undoes it. view, shard: of what will be loaded. Errors: TRF_ERR_MEMORY. */
+trf_status trf_begin_device_layer(trf_context *context, const trf_blob_view *view, const trf_shard_range *shard,
+                                  trf_device_layer **layer, trf_error *err);
+
+/* A program's options as this library has them: NULL stands for the defaults. Errors: TRF_ERR_ARGUMENT (a layout that
+ * there is not; as trf_take_struct), TRF_ERR_UNSUPPORTED. */
+trf_status trf_take_load_options(const trf_load_options *options, trf_load_options *taken, trf_error *err);
 
 #endif

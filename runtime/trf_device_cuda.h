@@ -17,7 +17,11 @@ trf_status trf_cuda_download(const trf_context *context, void *to_host, const vo
 trf_status trf_cuda_copy_rows(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
                               uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream, trf_error *err);
 
-trf_status trf_cuda_fill_layer(trf_device_layer *made, const struct trf_layer_source *source, trf_error *err);
+trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
+                                     const trf_load_options *options, struct trf_layer_source *source, trf_error *err);
+trf_status trf_cuda_measure_layer(const struct trf_blob_view *view, trf_layer_size *size, trf_error *err);
+trf_status trf_cuda_fill_layer(trf_device_layer *made, struct trf_layer_source *source, const trf_layer_memory *memory,
+                               trf_error *err);
 void trf_cuda_destroy_layer(trf_device_layer *layer);
 trf_status trf_cuda_check_layer(const trf_device_layer *layer, trf_error *err);
 

@@ -4,26 +4,33 @@
 
 #include <string.h>
 
-trf_image_offsets trf_image_offsets_of(const trf_header *header) {
-    trf_image_offsets offsets;
-    offsets.slabs = trf_device_align(header->blob_bytes);
-    offsets.slots = offsets.slabs + trf_device_align(trf_count_device_slabs(header) * sizeof(trf_device_slab));
-    offsets.bytes = offsets.slots + trf_device_align(sizeof(uint32_t) << header->probability_bits);
+trf_directory_offsets trf_directory_offsets_of(const trf_header *header) {
+    trf_directory_offsets offsets;
+    offsets.slots = trf_device_align(trf_count_device_slabs(header) * sizeof(trf_device_slab));
+    offsets.fault = offsets.slots + trf_device_align(sizeof(uint32_t) << header->probability_bits);
+    offsets.bytes = offsets.fault + sizeof(trf_device_fault);
     return offsets;
 }
 
-void trf_write_image_tail(const trf_layer *layer, uint8_t *tail, trf_layer_traits *traits) {
-    const trf_image_offsets offsets = trf_image_offsets_of(&layer->view.header);
-    trf_describe_layer(layer, (trf_device_slab *)tail, traits);
-    memcpy(tail + (offsets.slots - offsets.slabs), layer->table.slots,
-           sizeof(uint32_t) << layer->view.header.probability_bits);
+trf_image_offsets trf_image_offsets_of(const trf_header *header) {
+    trf_image_offsets offsets;
+    offsets.directory = trf_device_align(header->blob_bytes);
+    offsets.bytes = offsets.directory + trf_directory_offsets_of(header).fault;
+    return offsets;
 }
 
-trf_device_view trf_view_of_image(const trf_blob_view *blob, const uint8_t *memory_dev, trf_device_fault *fault_dev) {
-    const trf_image_offsets offsets = trf_image_offsets_of(&blob->header);
-    trf_device_view view = trf_device_view_of(blob, memory_dev);
-    view.slabs = (const trf_device_slab *)(memory_dev + offsets.slabs);
-    view.slots = (const uint32_t *)(memory_dev + offsets.slots);
+void trf_write_image_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits) {
+    const trf_header *header = &layer->view.header;
+    trf_describe_layer(layer, (trf_device_slab *)directory, traits);
+    memcpy(directory + trf_directory_offsets_of(header).slots, layer->table.slots,
+           sizeof(uint32_t) << header->probability_bits);
+}
+
+trf_device_view trf_view_of_parts(const trf_blob_view *blob, const uint8_t *blob_dev, const uint8_t *directory_dev,
+                                  trf_device_fault *fault_dev) {
+    trf_device_view view = trf_device_view_of(blob, blob_dev);
+    view.slabs = (const trf_device_slab *)directory_dev;
+    view.slots = (const uint32_t *)(directory_dev + trf_directory_offsets_of(&blob->header).slots);
     view.fault = fault_dev;
     return view;
 }

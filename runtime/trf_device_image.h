@@ -1,23 +1,33 @@
-/* A layer as it lies in a GPU's memory: blob | slab directory | decode slots, each at a multiple of 256 bytes; zeros
- * between. No CUDA in here. */
+/* A layer as it lies in a GPU's memory: its blob, and a directory that the host makes of it:
+ *   slab directory | decode slots | fault word
+ * each at a multiple of 256 bytes; zeros between. A layer of a stack is one image: the blob, and, at the next multiple
+ * of 256, the directory but for its fault word, which stands elsewhere. No CUDA in here. */
 #ifndef TRF_DEVICE_IMAGE_H
 #define TRF_DEVICE_IMAGE_H
 
 #include "trf_slab_directory.h"
 
-/* Offsets from the first byte. The blob is at 0. */
+/* Offsets from the directory's first byte, where the slab directory begins. */
+typedef struct trf_directory_offsets {
+    uint64_t slots, fault;
+    uint64_t bytes;
+} trf_directory_offsets;
+
+trf_directory_offsets trf_directory_offsets_of(const trf_header *header);
+
+/* Offsets from an image's first byte, where the blob begins. */
 typedef struct trf_image_offsets {
-    uint64_t slabs, slots;
+    uint64_t directory;
     uint64_t bytes; /* a multiple of 256 */
 } trf_image_offsets;
 
 trf_image_offsets trf_image_offsets_of(const trf_header *header);
 
-/* Writes what stands behind the blob, from offsets.slabs on: offsets.bytes - offsets.slabs bytes, zeros before. layer:
- * as trf_describe_layer. */
-void trf_write_image_tail(const trf_layer *layer, uint8_t *tail, trf_layer_traits *traits);
+/* Writes an image's directory: offsets.bytes - offsets.directory bytes, zeros before. layer: as trf_describe_layer. */
+void trf_write_image_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits);
 
-/* The view of an image of `blob` at memory_dev. */
-trf_device_view trf_view_of_image(const trf_blob_view *blob, const uint8_t *memory_dev, trf_device_fault *fault_dev);
+/* The view of `blob` at blob_dev, with a directory. */
+trf_device_view trf_view_of_parts(const trf_blob_view *blob, const uint8_t *blob_dev, const uint8_t *directory_dev,
+                                  trf_device_fault *fault_dev);
 
 #endif

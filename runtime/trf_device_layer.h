@@ -20,7 +20,8 @@ struct trf_device_layer {
     trf_device_view view;  /* on the CPU without slabs and fault */
     /* A GPU's. */
     trf_layer_traits traits;
-    void *memory; /* the one device allocation; NULL: of a stack, which has it */
+    uint64_t directory_bytes; /* its blob is at view.blob, its directory at view.slabs; 0: of a stack */
+    void *memory;             /* what the library has allocated; NULL: all is the caller's, or the stack's */
     /* The CPU's; on a GPU, of an offloaded layer: where its blob lies in host memory. */
     trf_layer *host;
     struct trf_cpu_fault *fault;

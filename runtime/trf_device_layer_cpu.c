@@ -1,11 +1,10 @@
 /* Layers on the CPU. */
 #include "trf_device_cpu.h"
-#include "trf_layer_source.h"
+#include "trf_layer_open.h"
 #include "trf_slab_directory.h"
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* The first corrupt tile that a call met. */
 struct trf_cpu_fault {
@@ -13,42 +12,41 @@ struct trf_cpu_fault {
     trf_error error;
 };
 
-/* A layer of its own, with the same blob. */
-static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error *err) {
-    const uint64_t bytes = layer->view.header.blob_bytes;
-    void *memory;
-    trf_status status = trf_cpu_allocate(NULL, bytes, &memory, err);
-    if (status != TRF_OK)
-        return status;
-    memcpy(memory, layer->blob, bytes);
-    status = trf_layer_from_memory(memory, bytes, copy, err);
-    if (status != TRF_OK)
-        free(memory);
-    else
-        (*copy)->memory = memory;
-    return status;
+trf_status trf_cpu_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
+                                    const trf_load_options *options, trf_layer_source *source, trf_error *err) {
+    (void)context;
+    return trf_layer_source_open_memory(blob, blob_bytes, options, source, err);
 }
 
-trf_status trf_cpu_fill_layer(trf_device_layer *made, const trf_layer_source *source, trf_error *err) {
+trf_status trf_cpu_measure_layer(const trf_blob_view *view, trf_layer_size *size, trf_error *err) {
+    (void)err;
+    *size = (trf_layer_size){.blob_bytes = view->header.blob_bytes};
+    return TRF_OK;
+}
+
+trf_status trf_cpu_adopt_layer(trf_device_layer *made, trf_layer *host, trf_error *err) {
     struct trf_cpu_fault *fault = calloc(1, sizeof *fault);
     if (!fault)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
-    if (source->owned) {
-        made->host = *source->layer;
-        *source->layer = NULL;
-    } else {
-        trf_status status = copy_layer(*source->layer, &made->host, err);
-        if (status != TRF_OK) {
-            free(fault);
-            return status;
-        }
-    }
     pthread_mutex_init(&fault->lock, NULL);
     made->fault = fault;
-    made->view = trf_device_view_of(&made->host->view, made->host->blob);
-    made->view.slots = made->host->table.slots;
-    made->memory_bytes = made->host->view.header.blob_bytes + sizeof *made->host;
+    made->host = host;
+    made->view = trf_device_view_of(&host->view, host->blob);
+    made->view.slots = host->table.slots;
+    made->memory_bytes = host->view.header.blob_bytes + sizeof *host;
     return TRF_OK;
+}
+
+trf_status trf_cpu_fill_layer(trf_device_layer *made, trf_layer_source *source, const trf_layer_memory *memory,
+                              trf_error *err) {
+    trf_layer *host;
+    trf_status status = trf_layer_open_source(source, memory->blob, &host, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_cpu_adopt_layer(made, host, err);
+    if (status != TRF_OK)
+        trf_layer_free(host);
+    return status;
 }
 
 void trf_cpu_destroy_layer(trf_device_layer *layer) {

@@ -1,6 +1,5 @@
-/* Layers in a GPU's memory. A layer is one allocation:
- *   blob | slab directory | decode slots | fault word
- * each at a multiple of 256 bytes; zeros between. */
+/* Layers in a GPU's memory. What the library allocates is one allocation: blob | directory (trf_device_image.h), each
+ * at a multiple of 256 bytes, or the directory alone of a blob that stays where it lies. */
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_device_image.h"
@@ -13,75 +12,113 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A layer's memory, which is allocated while its first tiles are read. */
-typedef struct trf_layer_memory {
-    uint64_t bytes;
-    void *memory; /* NULL: none yet */
-} trf_layer_memory;
-
-/* A trf_target_fn. */
-static uint8_t *allocate_layer(void *context, trf_error *err) {
-    trf_layer_memory *layer = context;
-    trf_cuda_allocate_here(layer->bytes, &layer->memory, err);
-    return layer->memory;
+trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
+                                     const trf_load_options *options, trf_layer_source *source, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    /* What writes the blob may still be under way, on any stream. */
+    status = trf_check_cuda(cudaDeviceSynchronize(), "waiting for a layer on the device", err);
+    trf_leave_device(&scope);
+    if (status != TRF_OK)
+        return status;
+    return trf_layer_source_open_device(blob, blob_bytes, trf_cuda_copy_back, context->copier, options, source, err);
 }
 
-/* Copies the blob, and then what is made of it, to the device. tail: bytes behind the blob, all zero so far. */
-static trf_status send_layer(trf_device_layer *made, const trf_layer_source *source, const trf_image_offsets *offsets,
-                             uint8_t *tail, trf_layer_memory *memory, trf_error *err) {
+trf_status trf_cuda_measure_layer(const trf_blob_view *view, trf_layer_size *size, trf_error *err) {
+    const uint64_t blob_bytes = view->header.blob_bytes;
+    if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
+                        (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+    *size = (trf_layer_size){blob_bytes, trf_directory_offsets_of(&view->header).bytes};
+    return TRF_OK;
+}
+
+/* Where a layer goes; what is the library's is allocated while its first tiles are read. */
+typedef struct trf_layer_target {
+    trf_layer_size size;
+    uint8_t *blob, *directory; /* NULL: none yet */
+    void *memory;              /* the library's; NULL: none, or none yet */
+} trf_layer_target;
+
+static trf_status complete_target(trf_layer_target *target, trf_error *err) {
+    const uint64_t own_blob_bytes = target->blob ? 0 : trf_device_align(target->size.blob_bytes);
+    if (target->directory)
+        return TRF_OK;
+    trf_status status = trf_cuda_allocate_here(own_blob_bytes + target->size.directory_bytes, &target->memory, err);
+    if (status != TRF_OK)
+        return status;
+    target->blob = target->blob ? target->blob : target->memory;
+    target->directory = (uint8_t *)target->memory + own_blob_bytes;
+    return TRF_OK;
+}
+
+/* A trf_target_fn. */
+static uint8_t *find_target(void *context, trf_error *err) {
+    trf_layer_target *target = context;
+    return complete_target(target, err) == TRF_OK ? target->blob : NULL;
+}
+
+/* Copies the blob, unless it is there, and then what is made of it, to the device. directory: its bytes, all zero so
+ * far. */
+static trf_status send_layer(trf_device_layer *made, trf_layer_source *source, uint8_t *directory,
+                             trf_layer_target *target, trf_error *err) {
     trf_staging *staging = made->context->staging;
-    const uint64_t blob_bytes = source->view->header.blob_bytes;
-    trf_device_slab *slabs = (trf_device_slab *)(tail + (offsets->slabs - blob_bytes));
+    const trf_header *header = &source->view->header;
+    const int in_place = source->dev && source->dev == target->blob;
     trf_decode_table table;
     trf_decode_table_init(&table, source->view);
-    memcpy(tail + (offsets->slots - blob_bytes), table.slots,
-           sizeof(uint32_t) << source->view->header.probability_bits);
+    memcpy(directory + trf_directory_offsets_of(header).slots, table.slots,
+           sizeof(uint32_t) << header->probability_bits);
     trf_status status = trf_staging_open(staging, err);
     if (status != TRF_OK)
         return status;
-    status = trf_stage_layer(staging, source, allocate_layer, memory, slabs, &made->traits, err);
+    status = trf_stage_layer(staging, source, in_place ? NULL : find_target, target, (trf_device_slab *)directory,
+                             &made->traits, err);
     if (status == TRF_OK)
-        status =
-            trf_staging_finish(staging, (uint8_t *)memory->memory + blob_bytes, tail, memory->bytes - blob_bytes, err);
+        status = complete_target(target, err);
+    if (status == TRF_OK)
+        status = trf_staging_finish(staging, target->directory, directory, target->size.directory_bytes, err);
     if (status != TRF_OK)
         trf_staging_drain(staging);
     return status;
 }
 
-/* device_layer: its context, device and info are set; the device is current. */
-static trf_status fill_device_layer(trf_device_layer *device_layer, const trf_layer_source *source, trf_error *err) {
-    const trf_image_offsets offsets = trf_image_offsets_of(&source->view->header);
-    trf_layer_memory memory = {offsets.bytes + sizeof(trf_device_fault),
-                               NULL}; /* the fault word stands behind the image */
-    const uint64_t tail_bytes = memory.bytes - source->view->header.blob_bytes;
-    uint8_t *tail = calloc(1, tail_bytes);
-    if (!tail)
+/* The device is current. */
+static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_source *source, trf_layer_target *target,
+                                    trf_error *err) {
+    const uint64_t directory_bytes = target->size.directory_bytes;
+    uint8_t *directory = calloc(1, directory_bytes);
+    if (!directory)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
-                        (unsigned long long)tail_bytes);
-    trf_status status = send_layer(device_layer, source, &offsets, tail, &memory, err);
-    free(tail);
+                        (unsigned long long)directory_bytes);
+    trf_status status = send_layer(layer, source, directory, target, err);
+    free(directory);
     if (status != TRF_OK) {
-        cudaFree(memory.memory);
+        cudaFree(target->memory);
         return status;
     }
-    uint8_t *const at = memory.memory;
-    device_layer->memory = at;
-    device_layer->memory_bytes = memory.bytes;
-    device_layer->view = trf_view_of_image(source->view, at, (trf_device_fault *)(at + offsets.bytes));
+    const uint64_t fault = trf_directory_offsets_of(&source->view->header).fault;
+    layer->memory = target->memory;
+    layer->memory_bytes = trf_device_align(target->size.blob_bytes) + directory_bytes;
+    layer->directory_bytes = directory_bytes;
+    layer->view = trf_view_of_parts(source->view, target->blob, target->directory,
+                                    (trf_device_fault *)(target->directory + fault));
     return TRF_OK;
 }
 
-trf_status trf_cuda_fill_layer(trf_device_layer *made, const trf_layer_source *source, trf_error *err) {
-    const uint64_t blob_bytes = source->view->header.blob_bytes;
-    if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
-                        (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer_source *source, const trf_layer_memory *memory,
+                               trf_error *err) {
+    trf_layer_target target = {.blob = memory->blob, .directory = memory->directory};
     trf_device_scope scope;
-    trf_status status = trf_enter_device(made->device, &scope, err);
+    trf_status status = trf_cuda_measure_layer(source->view, &target.size, err);
+    if (status == TRF_OK)
+        status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_nvtx_push("load");
-    status = fill_device_layer(made, source, err);
+    status = fill_device_layer(made, source, &target, err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;

@@ -55,13 +55,11 @@ static trf_status grow_stack(trf_stack *stack, trf_error *err) {
 static trf_status append(trf_stack *stack, trf_layer *source, const trf_shard_range *shard, int owned, trf_error *err) {
     uint64_t bytes;
     trf_device_layer *layer;
-    trf_layer_source described = trf_source_of_layer(&source, owned);
-    described.shard = *shard;
     trf_status status = stack_ops_of(stack)->measure(source, &bytes, err);
     if (status == TRF_OK)
         status = grow_stack(stack, err);
     if (status == TRF_OK)
-        status = trf_begin_device_layer(stack->context, &described, &layer, err);
+        status = trf_begin_device_layer(stack->context, &source->view, shard, &layer, err);
     if (status != TRF_OK)
         return status;
     layer->memory_bytes = bytes;
@@ -88,19 +86,28 @@ trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const ch
                           const trf_load_options *options, trf_error *err) {
     if (!stack || !checkpoint || !tensor)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "loading a layer needs a stack, a checkpoint and a name");
-    trf_layer *layer;
-    trf_shard_range shard;
+    trf_load_options taken;
+    trf_layer_source source;
+    trf_layer *layer = NULL;
     trf_status status = check_open(stack, err);
     if (status == TRF_OK)
-        status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, &shard, err);
+        status = trf_take_load_options(options, &taken, err);
+    if (status == TRF_OK && (taken.memory.blob || taken.memory.directory))
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                          "tensor '%s': a stack's layers are in memory of its own", tensor);
+    if (status == TRF_OK)
+        status = trf_layer_source_open_tensor(checkpoint, tensor, &taken, &source, err);
     if (status != TRF_OK)
         return status;
-    status = append(stack, layer, &shard, 1, err);
+    status = trf_layer_open_source(&source, NULL, &layer, err);
+    if (status == TRF_OK)
+        status = append(stack, layer, &source.shard, 1, err);
     if (status != TRF_OK) {
         trf_layer_free(layer);
-        return trf_prefix_error(err, status, "tensor '%s'", tensor);
+        trf_layer_source_fail(&source, status, err);
     }
-    return TRF_OK;
+    trf_layer_source_close(&source);
+    return status;
 }
 
 static trf_status copy_layer_ahead(void *context, uint32_t index, trf_error *err) {

@@ -1,13 +1,40 @@
 /* Stacks on the CPU: device memory is the process's, so that every layer simply stays, whatever the budget. */
+#include "trf_device_cpu.h"
+#include "trf_layer_open.h"
 #include "trf_offload.h"
 
 #include <stdlib.h>
 
-/* As trf_cpu_fill_layer counts it. */
+/* As trf_cpu_adopt_layer counts it. */
 static trf_status cpu_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     (void)err;
     *bytes = layer->view.header.blob_bytes + sizeof *layer;
     return TRF_OK;
+}
+
+/* A layer of its own, with the same blob. */
+static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error *err) {
+    trf_load_options options;
+    trf_layer_source source;
+    trf_load_options_init(&options);
+    trf_status status =
+        trf_layer_source_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &source, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_layer_open_source(&source, NULL, copy, err);
+    trf_layer_source_close(&source);
+    return status;
+}
+
+static trf_status fill_entry(trf_stack_entry *entry, trf_error *err) {
+    trf_layer *host = entry->source;
+    trf_status status = entry->owned ? TRF_OK : copy_layer(entry->source, &host, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_cpu_adopt_layer(entry->layer, host, err);
+    if (status != TRF_OK && !entry->owned)
+        trf_layer_free(host);
+    return status;
 }
 
 static uint64_t cpu_fixed_bytes(uint32_t count) { return (void)count, 0; }
@@ -18,8 +45,7 @@ static trf_status cpu_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error
         trf_stack_entry *entry = &stack->entries[i];
         if (!entry->source) /* made before an earlier attempt failed */
             continue;
-        const trf_layer_source source = trf_source_of_layer(&entry->source, entry->owned);
-        trf_status status = stack->context->ops->fill_layer(entry->layer, &source, err);
+        trf_status status = fill_entry(entry, err);
         if (status != TRF_OK)
             return trf_prefix_error(err, status, "layer %u of the stack", i);
         entry->source = NULL;

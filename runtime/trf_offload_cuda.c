@@ -141,9 +141,11 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
         return TRF_OK;
     const uint64_t blob_bytes = source->view.header.blob_bytes;
     memcpy(image, source->blob, blob_bytes);
+    const uint64_t directory = trf_image_offsets_of(&source->view.header).directory;
+    const uint8_t *const place_dev = stack->device->memory_dev + place->offset;
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
-    trf_write_image_tail(source, image + trf_image_offsets_of(&source->view.header).slabs, &layer->traits);
-    layer->view = trf_view_of_image(&source->view, stack->device->memory_dev + place->offset, fault_of(stack, i));
+    trf_write_image_directory(source, image + directory, &layer->traits);
+    layer->view = trf_view_of_parts(&source->view, place_dev, place_dev + directory, fault_of(stack, i));
     return place->resident ? TRF_OK : open_image(image, source, &layer->host, err);
 }
 

@@ -2,7 +2,8 @@
  * these into *chunks*, which are what one staging buffer holds. The thread that comes to a chunk first takes a buffer
  * for it; the one that finishes its last unit sends it. Units of a chunk are handed out before those of the next one,
  * so a thread that waits for a buffer never keeps one from being completed, whatever other loads do; and what is
- * complete waits only for the caller's thread, which asks for the target before it takes a buffer itself. */
+ * complete waits only for the caller's thread, which asks for the target before it takes a buffer itself. A slice's
+ * head has its tiles' checksums, and so follows the last of them. */
 #include "trf_stage_layer.h"
 
 #include "trf_slab_directory.h"
@@ -53,7 +54,7 @@ typedef struct trf_chunk {
 typedef struct trf_stage_load {
     trf_staging *staging;
     const trf_layer_source *source;
-    trf_target_fn *target;
+    trf_target_fn *target; /* NULL: no chunk gets a buffer */
     void *target_context;
     trf_device_slab *slabs;
     trf_unit *units;
@@ -93,9 +94,10 @@ static trf_unit cut_unit(const trf_blob_view *view, uint64_t offset, uint64_t ti
 /* Counts units and chunks, and fills the load's lists if they are there. */
 static void cut_blob(trf_stage_load *load) {
     const trf_blob_view *view = load->source->view;
+    const int sends_head = load->target && load->source->is_whole;
     trf_chunk chunk = {0};
     load->num_units = load->num_chunks = 0;
-    for (uint64_t offset = 0, tile = 0; tile < view->num_tiles;) {
+    for (uint64_t offset = sends_head ? 0 : view->extension.data_offset, tile = 0; tile < view->num_tiles;) {
         trf_unit unit = cut_unit(view, offset, tile);
         if (chunk.bytes == 0 || chunk.bytes + unit.bytes > TRF_STAGING_BYTES) {
             chunk = (trf_chunk){.offset = offset};
@@ -178,7 +180,7 @@ static trf_status close_unit(trf_stage_load *load, const trf_unit *unit, const t
     pthread_mutex_lock(&load->lock);
     trf_traits_add(load->traits, traits);
     load->done_bytes += unit->tiles ? unit->bytes : 0;
-    const int sends = --chunk->units == 0 && complete_chunk(load, chunk);
+    const int sends = --chunk->units == 0 && load->target && complete_chunk(load, chunk);
     pthread_mutex_unlock(&load->lock);
     return sends ? send_chunk(load, chunk, err) : TRF_OK;
 }
@@ -195,7 +197,7 @@ static void abandon_target(trf_stage_load *load) {
 
 /* Of the caller's thread: asks for the target, and sends the chunks that wait for it. */
 static trf_status find_target(trf_stage_load *load, trf_error *err) {
-    if (load->asked_target)
+    if (load->asked_target || !load->target)
         return TRF_OK;
     load->asked_target = 1;
     uint8_t *to = load->target(load->target_context, err);
@@ -269,11 +271,10 @@ static trf_status fill_unit(trf_stage_load *load, uint64_t index, int worker, tr
     trf_status status = worker == 0 ? find_target(load, err) : TRF_OK;
     if (status == TRF_OK && worker == 0)
         status = report_new_bytes(load, err);
-    if (status == TRF_OK)
+    if (status == TRF_OK && load->target)
         status = open_chunk(load, chunk, err);
     if (status != TRF_OK)
         return status;
-    uint8_t *const to = chunk->memory + (unit->offset - chunk->offset);
     const uint8_t *from = source->view->head + unit->offset;
     if (unit->tiles)
         status = read_tiles(load, unit, worker, &from, err);
@@ -282,7 +283,8 @@ static trf_status fill_unit(trf_stage_load *load, uint64_t index, int worker, tr
                           &traits);
     if (status != TRF_OK)
         return status;
-    copy_past_caches(to, from, unit->bytes);
+    if (load->target)
+        copy_past_caches(chunk->memory + (unit->offset - chunk->offset), from, unit->bytes);
     return close_unit(load, unit, &traits, err);
 }
 
@@ -312,7 +314,14 @@ static trf_status stage_units(trf_stage_load *load, trf_error *err) {
     return status == TRF_OK ? report_load(load, load->done_bytes, err) : status;
 }
 
-trf_status trf_stage_layer(trf_staging *staging, const trf_layer_source *source, trf_target_fn *target, void *context,
+static trf_status send_slice_head(trf_stage_load *load, trf_layer_source *source, trf_error *err) {
+    trf_status status = trf_layer_source_complete_head(source, err);
+    if (status != TRF_OK)
+        return status;
+    return trf_staging_finish(load->staging, load->to, source->view->head, source->view->extension.data_offset, err);
+}
+
+trf_status trf_stage_layer(trf_staging *staging, trf_layer_source *source, trf_target_fn *target, void *context,
                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err) {
     trf_error own = {.offset = TRF_NO_OFFSET};
     trf_stage_load load = {.staging = staging,
@@ -331,6 +340,8 @@ trf_status trf_stage_layer(trf_staging *staging, const trf_layer_source *source,
     trf_status status = make_lists(&load, err);
     if (status == TRF_OK)
         status = stage_units(&load, err);
+    if (status == TRF_OK && target && !source->is_whole)
+        status = send_slice_head(&load, source, err);
     free(load.units);
     free(load.chunks);
     free(load.scratches);

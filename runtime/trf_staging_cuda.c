@@ -69,6 +69,19 @@ const trf_copy_engine trf_cuda_copy_engine = {
     .drain = await_copies,
 };
 
+trf_status trf_cuda_copy_back(void *copier, void *to_host, const void *from, uint64_t bytes, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(((const trf_cuda_copier *)copier)->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    /* Each thread's own stream: none waits for another's copies, nor for layers that are on their way in. */
+    cudaError_t error = cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, cudaStreamPerThread);
+    if (!error)
+        error = cudaStreamSynchronize(cudaStreamPerThread);
+    trf_leave_device(&scope);
+    return trf_check_cuda(error, "copying a layer back from the device", err);
+}
+
 trf_status trf_cuda_copier_create(int device, trf_cuda_copier **copier, trf_error *err) {
     trf_cuda_copier *made = calloc(1, sizeof *made);
     if (!made)

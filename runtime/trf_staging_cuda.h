@@ -12,4 +12,7 @@ typedef struct trf_cuda_copier trf_cuda_copier;
 trf_status trf_cuda_copier_create(int device, trf_cuda_copier **copier, trf_error *err);
 void trf_cuda_copier_destroy(trf_cuda_copier *copier); /* NULL is allowed; the device is current */
 
+/* A trf_copy_back_fn; copier: a trf_cuda_copier. Does not wait for what streams have been given. */
+trf_status trf_cuda_copy_back(void *copier, void *to_host, const void *from, uint64_t bytes, trf_error *err);
+
 #endif

@@ -38,34 +38,46 @@ static void timer_free(trf_timer *timer) {
     free(timer);
 }
 
-/* Where a copy that begins at `to` has what the layer has at `at`, which may be NULL. */
-static const void *place_in_copy(const trf_device_layer *layer, const char *to, const void *at) {
-    return at ? to + ((const char *)at - (const char *)layer->memory) : NULL;
+/* Where a copy that begins at `to` has what the layer has at `at`, which may be NULL; from: what is copied there. */
+static const void *place_in_copy(const void *from, const char *to, const void *at) {
+    return at ? to + ((const char *)at - (const char *)from) : NULL;
 }
 
+/* to: of the copy's blob; its directory follows at the next multiple of 256. */
 static void point_into(trf_device_layer *copy, const trf_device_layer *layer, char *to) {
+    const void *const blob = layer->view.blob, *const directory = layer->view.slabs;
+    char *const directory_to = to + trf_device_align(layer->view.blob_bytes);
     trf_device_view *const view = &copy->view;
     *copy = *layer;
     copy->memory = to;
-    view->blob = place_in_copy(layer, to, view->blob);
-    view->slabs = place_in_copy(layer, to, view->slabs);
-    view->slots = place_in_copy(layer, to, view->slots);
-    view->tiles = place_in_copy(layer, to, view->tiles);
-    view->scales = place_in_copy(layer, to, view->scales);
-    view->row_offsets = place_in_copy(layer, to, view->row_offsets);
-    view->col_offsets = place_in_copy(layer, to, view->col_offsets);
-    view->fault = (trf_device_fault *)place_in_copy(layer, to, view->fault);
+    view->blob = place_in_copy(blob, to, view->blob);
+    view->tiles = place_in_copy(blob, to, view->tiles);
+    view->scales = place_in_copy(blob, to, view->scales);
+    view->row_offsets = place_in_copy(blob, to, view->row_offsets);
+    view->col_offsets = place_in_copy(blob, to, view->col_offsets);
+    view->slabs = place_in_copy(directory, directory_to, view->slabs);
+    view->slots = place_in_copy(directory, directory_to, view->slots);
+    view->fault = (trf_device_fault *)place_in_copy(directory, directory_to, view->fault);
+}
+
+static cudaError_t copy_layer(const trf_device_layer *layer, char *to, cudaStream_t stream) {
+    const uint64_t blob_bytes = layer->view.blob_bytes;
+    cudaError_t error = cudaMemcpyAsync(to, layer->view.blob, blob_bytes, cudaMemcpyDeviceToDevice, stream);
+    if (!error)
+        error = cudaMemcpyAsync(to + trf_device_align(blob_bytes), layer->view.slabs, layer->directory_bytes,
+                                cudaMemcpyDeviceToDevice, stream);
+    return error;
 }
 
 static cudaError_t make_copies(trf_timer *timer) {
     const trf_device_layer *const layer = timer->product->layer;
-    const uint64_t room = 2 * layer->context->cache_bytes, step = (layer->memory_bytes + 255) / 256 * 256;
+    const uint64_t room = 2 * layer->context->cache_bytes, step = trf_device_align(layer->memory_bytes);
     cudaError_t error = cudaSuccess;
     timer->copies[0] = *layer;
     for (timer->num_copies = 1; !error && timer->num_copies < MOST_COPIES && timer->num_copies * step <= room;
          timer->num_copies++) {
         char *const to = (char *)timer->product->copies + (timer->num_copies - 1) * step;
-        error = cudaMemcpyAsync(to, layer->memory, layer->memory_bytes, cudaMemcpyDeviceToDevice, timer->stream);
+        error = copy_layer(layer, to, timer->stream);
         point_into(&timer->copies[timer->num_copies], layer, to);
     }
     return error;

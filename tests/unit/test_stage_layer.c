@@ -6,7 +6,7 @@
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_checkpoint.h"
-#include "trf_file_source.h"
+#include "trf_layer_open.h"
 #include "trf_slab_directory.h"
 #include "trf_stage_layer.h"
 
@@ -206,7 +206,7 @@ static uint8_t *allocate_target(void *context, trf_error *error) {
     return a->memory;
 }
 
-static trf_status stage(const trf_layer_source *source, arrival *a, trf_error *error) {
+static trf_status stage(trf_layer_source *source, arrival *a, trf_error *error) {
     a->bytes = source->view->header.blob_bytes;
     a->num_slabs = trf_count_device_slabs(&source->view->header);
     a->shard = source->shard;
@@ -232,37 +232,41 @@ static trf_status stage(const trf_layer_source *source, arrival *a, trf_error *e
 
 static trf_status load_from(const trf_checkpoint *from, const char *tensor, const trf_load_options *options, arrival *a,
                             trf_error *error) {
-    trf_file_source source;
+    trf_layer_source source;
     *a = (arrival){0};
-    trf_status status = trf_file_source_open(from, tensor, options, &source, error);
+    trf_status status = trf_layer_source_open_tensor(from, tensor, options, &source, error);
     if (status != TRF_OK)
         return status;
-    status = stage(&source.source, a, error);
+    status = stage(&source, a, error);
     if (status != TRF_OK)
-        trf_file_source_fail(&source, status, error);
-    trf_file_source_close(&source);
+        trf_layer_source_fail(&source, status, error);
+    trf_layer_source_close(&source);
     return status;
 }
 
-/* As the loader for the CPU has it, mapped and checked in another way. tiles_alone: checksums of tiles are not
- * there. */
-static void check_arrival(const arrival *a, const char *tensor, const trf_load_options *options, int is_shard) {
+/* The layer as the CPU loads it, and its shard. */
+static trf_layer *open_layer(const char *tensor, const trf_load_options *options, trf_shard_range *shard) {
+    trf_layer_source source;
     trf_layer *layer;
+    trf_error error;
+    fixture_check_status(trf_layer_source_open_tensor(checkpoint, tensor, options, &source, &error), TRF_OK, &error);
+    fixture_check_status(trf_layer_open_source(&source, NULL, &layer, &error), TRF_OK, &error);
+    *shard = source.shard;
+    trf_layer_source_close(&source);
+    return layer;
+}
+
+/* As the loader for the CPU has it, mapped and checked in another way; and any reader takes it. */
+static void check_arrival(const arrival *a, const char *tensor, const trf_load_options *options) {
     trf_shard_range shard;
     trf_layer_traits traits;
-    fixture_check_status(trf_layer_open_tensor(checkpoint, tensor, options, &layer, &shard, &err), TRF_OK, &err);
+    trf_blob_view arrived;
+    trf_layer *layer = open_layer(tensor, options, &shard);
     const trf_blob_view *view = &layer->view;
     ck_assert_uint_eq(a->bytes, view->header.blob_bytes);
     ck_assert_mem_eq(&a->shard, &shard, sizeof shard);
-    if (is_shard) { /* the head but for checksums; then the tiles */
-        trf_tile_meta *metas = (trf_tile_meta *)(a->memory + TRF_TILES_OFFSET);
-        for (uint64_t t = 0; t < view->num_tiles; t++) {
-            ck_assert_uint_eq(metas[t].checksum, 0);
-            metas[t].checksum = view->tiles[t].checksum;
-        }
-        memcpy(a->memory + offsetof(trf_header, head_checksum), &view->header.head_checksum, 8);
-    }
     ck_assert_mem_eq(a->memory, layer->blob, a->bytes);
+    fixture_check_status(trf_blob_validate(a->memory, a->bytes, &arrived, &err), TRF_OK, &err);
     trf_device_slab *slabs = calloc(a->num_slabs, sizeof *slabs);
     trf_describe_layer(layer, slabs, &traits);
     ck_assert_mem_eq(a->slabs, slabs, a->num_slabs * sizeof *slabs);
@@ -282,7 +286,7 @@ START_TEST(whole_layers) {
             engine.no_locked_memory = !locked;
             arrival a;
             fixture_check_status(load_from(checkpoint, kTensors[t].name, &options, &a, &err), TRF_OK, &err);
-            check_arrival(&a, kTensors[t].name, &options, 0);
+            check_arrival(&a, kTensors[t].name, &options);
             arrival_free(&a);
             if (t == 0 && !locked)
                 ck_assert_int_eq(trf_staging_is_pinned(staging), 0);
@@ -306,24 +310,29 @@ START_TEST(shards) {
         options.first_col = shards[s][2], options.num_cols = shards[s][3];
         arrival a;
         fixture_check_status(load_from(checkpoint, "large.weight", &options, &a, &err), TRF_OK, &err);
-        check_arrival(&a, "large.weight", &options, 1);
+        check_arrival(&a, "large.weight", &options);
         arrival_free(&a);
     }
 }
 END_TEST
 
-/* From memory, where it has been checked. */
-START_TEST(validated_layers) {
+START_TEST(layers_in_memory) {
     for (int t = 0; t < NUM_TENSORS; t++) {
         trf_layer *layer;
         const char *path = fixture_path("%s.trf", kTensors[t].name);
         fixture_check_status(trf_extract_layer(compressed_path, kTensors[t].name, path, 1, &err), TRF_OK, &err);
         fixture_check_status(trf_layer_open(path, &layer, &err), TRF_OK, &err);
-        const trf_layer_source source = trf_source_of_layer(&layer, 0);
+        trf_load_options options;
+        trf_layer_source source;
+        trf_load_options_init(&options);
+        fixture_check_status(
+            trf_layer_source_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &source, &err), TRF_OK,
+            &err);
         arrival a;
         fixture_check_status(stage(&source, &a, &err), TRF_OK, &err);
-        check_arrival(&a, kTensors[t].name, NULL, 0);
+        check_arrival(&a, kTensors[t].name, &options);
         arrival_free(&a);
+        trf_layer_source_close(&source);
         trf_layer_free(layer);
     }
 }
@@ -382,18 +391,20 @@ START_TEST(files_that_shrink) {
     const trf_tensor_info info = info_of("large.weight");
     fixture_write(shrinking, file, bytes);
     trf_checkpoint *opened;
-    trf_file_source source;
+    trf_layer_source source;
+    trf_load_options options;
+    trf_load_options_init(&options);
     fixture_check_status(trf_checkpoint_open(shrinking, &opened, &err), TRF_OK, &err);
-    fixture_check_status(trf_file_source_open(opened, "large.weight", NULL, &source, &err), TRF_OK, &err);
+    fixture_check_status(trf_layer_source_open_tensor(opened, "large.weight", &options, &source, &err), TRF_OK, &err);
     const uint64_t left = info.file_offset + info.bytes / 3;
     ck_assert_int_eq(truncate(shrinking, (off_t)left), 0);
     arrival a;
-    trf_status status = stage(&source.source, &a, &err);
-    trf_file_source_fail(&source, status, &err);
+    trf_status status = stage(&source, &a, &err);
+    trf_layer_source_fail(&source, status, &err);
     fixture_check_status(status, TRF_ERR_TRUNCATED, &err);
     ck_assert_uint_eq(err.offset, left);
     arrival_free(&a);
-    trf_file_source_close(&source);
+    trf_layer_source_close(&source);
     trf_checkpoint_close(opened);
     free(file);
 }
@@ -490,9 +501,8 @@ static void *load_often(void *context) {
         arrival a;
         const char *tensor = kTensors[(first + i) % NUM_TENSORS].name;
         ck_assert_int_eq(load_from(checkpoint, tensor, &options, &a, &error), TRF_OK);
-        trf_layer *layer;
         trf_shard_range shard;
-        ck_assert_int_eq(trf_layer_open_tensor(checkpoint, tensor, NULL, &layer, &shard, &error), TRF_OK);
+        trf_layer *layer = open_layer(tensor, &options, &shard);
         ck_assert(a.bytes == layer->view.header.blob_bytes && memcmp(a.memory, layer->blob, a.bytes) == 0);
         trf_layer_free(layer);
         arrival_free(&a);
@@ -525,7 +535,7 @@ int main(void) {
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, whole_layers, 0, 4);
     tcase_add_test(tests, shards);
-    tcase_add_test(tests, validated_layers);
+    tcase_add_test(tests, layers_in_memory);
     tcase_add_loop_test(tests, corrupt_tiles, 0, 3);
     tcase_add_test(tests, files_that_shrink);
     tcase_add_loop_test(tests, cancelled_loads, 0, 2);

@@ -1,0 +1,156 @@
+#include "trf_tile_selection.h"
+
+#include <stdlib.h>
+
+/* ---- a range of rows, and of columns ---- */
+
+/* One dimension of a shard. *end: behind its last row or column. */
+static trf_status check_span(const char *what, uint32_t first, uint32_t count, uint32_t total, uint32_t *end,
+                             trf_error *err) {
+    if (first >= total || (count && count > total - first))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u %s from %u on of %u", count, what, first, total);
+    *end = count ? first + count : total;
+    if (first % TRF_FRAGMENT_SIZE || (*end != total && *end % TRF_FRAGMENT_SIZE))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s %u to %u of %u: a shard's are multiples of %d", what,
+                        first, *end - 1, total, TRF_FRAGMENT_SIZE);
+    return TRF_OK;
+}
+
+static uint32_t tiles_until(uint32_t end) { return end / TRF_TILE_SIZE + (end % TRF_TILE_SIZE != 0); }
+
+static trf_status allocate_rows(trf_tile_selection *selection, trf_error *err) {
+    selection->rows = malloc(selection->num_rows * sizeof *selection->rows);
+    if (!selection->rows)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u rows of tiles",
+                        selection->num_rows);
+    return TRF_OK;
+}
+
+static trf_status select_row_span(const trf_header *header, const trf_load_options *options,
+                                  trf_tile_selection *selection, trf_shard_range *shard, trf_error *err) {
+    const uint32_t first = options->first_row;
+    uint32_t end = 0;
+    trf_status status = check_span("rows", first, options->num_rows, header->rows, &end, err);
+    if (status != TRF_OK)
+        return status;
+    selection->num_rows = tiles_until(end) - first / TRF_TILE_SIZE;
+    status = allocate_rows(selection, err);
+    for (uint32_t i = 0; status == TRF_OK && i < selection->num_rows; i++)
+        selection->rows[i] = first / TRF_TILE_SIZE + i;
+    shard->row = first % TRF_TILE_SIZE;
+    shard->rows = end - first;
+    return status;
+}
+
+/* ---- ranges of rows ---- */
+
+/* Whether a range can be one of several: whole rows of tiles, in which only the last range may have the layer's last
+ * ones, if these are fewer than a tile has. */
+static trf_status check_row_range(const trf_header *header, const trf_row_range *range, uint32_t number, int is_last,
+                                  trf_error *err) {
+    if (range->count == 0 || range->first >= header->rows || range->count > header->rows - range->first)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row range %u: %u rows from %u on of %u", number,
+                        range->count, range->first, header->rows);
+    const uint32_t end = range->first + range->count;
+    if (range->first % TRF_TILE_SIZE || (end % TRF_TILE_SIZE && !(is_last && end == header->rows)))
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "row range %u, rows %u to %u of %u: ranges of one layer begin and end at multiples of %d (the "
+                        "last one may end with the matrix); load each range as a layer of its own",
+                        number, range->first, end - 1, header->rows, TRF_TILE_SIZE);
+    return TRF_OK;
+}
+
+static trf_status check_row_ranges(const trf_header *header, const trf_load_options *options, uint64_t *rows,
+                                   trf_error *err) {
+    const uint32_t count = options->num_row_ranges;
+    *rows = 0;
+    if (!options->row_ranges || options->first_row || options->num_rows)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "%u row ranges come as a list, and without first_row and num_rows", count);
+    for (uint32_t i = 0; i < count; i++) {
+        trf_status status = check_row_range(header, &options->row_ranges[i], i, i + 1 == count, err);
+        if (status != TRF_OK)
+            return status;
+        *rows += options->row_ranges[i].count;
+    }
+    /* More than there are: some twice. What follows needs the bound. */
+    if (*rows > header->rows)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ranges of %llu rows altogether, of %u",
+                        (unsigned long long)*rows, header->rows);
+    return TRF_OK;
+}
+
+/* Lists the ranges' rows of tiles. is_taken: [num_tile_rows], zeros. */
+static trf_status list_row_ranges(const trf_load_options *options, uint8_t *is_taken, uint32_t *rows, trf_error *err) {
+    uint32_t listed = 0;
+    for (uint32_t i = 0; i < options->num_row_ranges; i++) {
+        const trf_row_range *range = &options->row_ranges[i];
+        for (uint32_t row = range->first / TRF_TILE_SIZE; row < tiles_until(range->first + range->count); row++) {
+            if (is_taken[row])
+                return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row range %u: row %u is in a range before, too",
+                                i, row * TRF_TILE_SIZE);
+            is_taken[row] = 1;
+            rows[listed++] = row;
+        }
+    }
+    return TRF_OK;
+}
+
+static trf_status select_row_ranges(const trf_header *header, const trf_load_options *options,
+                                    trf_tile_selection *selection, trf_shard_range *shard, trf_error *err) {
+    uint64_t rows;
+    trf_status status = check_row_ranges(header, options, &rows, err);
+    if (status != TRF_OK)
+        return status;
+    shard->row = 0;
+    shard->rows = (uint32_t)rows;
+    selection->num_rows = tiles_until(shard->rows);
+    status = allocate_rows(selection, err);
+    if (status != TRF_OK)
+        return status;
+    uint8_t *is_taken = calloc(header->num_tile_rows, sizeof *is_taken);
+    if (is_taken)
+        status = list_row_ranges(options, is_taken, selection->rows, err);
+    else
+        status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %u bytes", header->num_tile_rows);
+    free(is_taken);
+    return status;
+}
+
+/* ---- both ---- */
+
+static int is_whole(const trf_header *header, const trf_tile_selection *selection) {
+    if (selection->num_rows != header->num_tile_rows || selection->used || selection->used_end != header->cols)
+        return 0;
+    for (uint32_t i = 0; i < selection->num_rows; i++)
+        if (selection->rows[i] != i)
+            return 0;
+    return 1;
+}
+
+trf_status trf_select_tiles(const trf_header *header, const trf_load_options *options, trf_tile_selection *selection,
+                            trf_shard_range *shard, trf_error *err) {
+    trf_tile_selection made = {.used = options->first_col};
+    trf_shard_range range = {0};
+    trf_status status = check_span("columns", options->first_col, options->num_cols, header->cols, &made.used_end, err);
+    if (status == TRF_OK)
+        status = options->num_row_ranges ? select_row_ranges(header, options, &made, &range, err)
+                                         : select_row_span(header, options, &made, &range, err);
+    if (status != TRF_OK) {
+        trf_tile_selection_free(&made);
+        return status;
+    }
+    made.col = made.used / TRF_TILE_SIZE;
+    made.col_end = tiles_until(made.used_end);
+    made.is_whole = is_whole(header, &made);
+    range.col = made.used % TRF_TILE_SIZE;
+    range.cols = made.used_end - made.used;
+    *selection = made;
+    *shard = range;
+    return TRF_OK;
+}
+
+void trf_tile_selection_free(trf_tile_selection *selection) {
+    free(selection->rows);
+    selection->rows = NULL;
+}

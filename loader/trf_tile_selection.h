@@ -1,0 +1,24 @@
+/* Which tiles of a layer a load takes: all of them, or those that a shard touches. */
+#ifndef TRF_TILE_SELECTION_H
+#define TRF_TILE_SELECTION_H
+
+#include "trf_shard_range.h"
+#include "trf_validate.h"
+
+typedef struct trf_tile_selection {
+    uint32_t *rows;          /* [num_rows], malloc'd: rows of tiles, in the order in which they are put together */
+    uint32_t num_rows;       /* at least 1 */
+    uint32_t col, col_end;   /* columns of tiles [col, col_end), at least one */
+    uint32_t used, used_end; /* columns of weights that matter, [used, used_end) of the layer */
+    int is_whole;            /* all tiles, in order, and all columns of them */
+} trf_tile_selection;
+
+/* What options ask for of a layer. *shard: where it lies in the tiles that are selected. Release with
+ * trf_tile_selection_free on success only. Errors: TRF_ERR_ARGUMENT (a range that the layer does not have, or that is
+ * empty; rows twice; edges that are no multiples of 16), TRF_ERR_UNSUPPORTED (row ranges that begin or end inside of
+ * tiles), TRF_ERR_MEMORY. */
+trf_status trf_select_tiles(const trf_header *header, const trf_load_options *options, trf_tile_selection *selection,
+                            trf_shard_range *shard, trf_error *err);
+void trf_tile_selection_free(trf_tile_selection *selection);
+
+#endif

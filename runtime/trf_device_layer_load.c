@@ -1,0 +1,195 @@
+/* Making layers on devices: from blobs in memory, and from checkpoints, in the library's memory or the caller's. */
+#include "trf_device.h"
+#include "trf_layer.h"
+#include "trf_layer_source.h"
+#include "trf_struct.h"
+
+#include <stdlib.h>
+
+/* ---- options ---- */
+
+trf_status trf_take_load_options(const trf_load_options *options, trf_load_options *taken, trf_error *err) {
+    static const trf_struct_type type = {"trf_load_options", sizeof *taken,
+                                         TRF_STRUCT_BYTES(trf_load_options, progress_context)};
+    trf_load_options_init(taken);
+    trf_status status = options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
+    if (status == TRF_OK && taken->layout != TRF_LAYOUT_CODED)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no layout %d", (int)taken->layout);
+    return status;
+}
+
+static int has_memory(const trf_layer_memory *memory) {
+    return memory->blob || memory->blob_bytes || memory->directory || memory->directory_bytes;
+}
+
+/* ---- the caller's memory ---- */
+
+/* One part. */
+static trf_status check_part(const char *what, const void *at, uint64_t bytes, uint64_t needed, trf_error *err) {
+    if ((uintptr_t)at % TRF_DEVICE_ALIGNMENT)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer's %s is not %d-byte aligned", what,
+                        TRF_DEVICE_ALIGNMENT);
+    if (bytes < needed)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%llu bytes of memory for a layer's %s of %llu",
+                        (unsigned long long)bytes, what, (unsigned long long)needed);
+    return TRF_OK;
+}
+
+static int overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes) {
+    const uintptr_t first = (uintptr_t)a, second = (uintptr_t)b;
+    return a_bytes && b_bytes && (first < second ? second - first < a_bytes : first - second < b_bytes);
+}
+
+/* A blob in memory that a layer is made of. */
+typedef struct trf_given_blob {
+    const void *at;
+    uint64_t bytes;
+} trf_given_blob;
+
+/* Whether the caller's memory is enough, and in nobody's way. in_place: memory->blob is the given blob. */
+static trf_status check_memory(const trf_layer_memory *memory, const trf_layer_size *size, const trf_given_blob *given,
+                               int in_place, trf_error *err) {
+    if (!memory->blob)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its blob");
+    if (!memory->directory && size->directory_bytes && !in_place)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its directory");
+    trf_status status = check_part("blob", memory->blob, memory->blob_bytes, size->blob_bytes, err);
+    if (status == TRF_OK && memory->directory)
+        status = check_part("directory", memory->directory, memory->directory_bytes, size->directory_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    const uint64_t directory_bytes = memory->directory ? size->directory_bytes : 0;
+    if (overlap(memory->blob, size->blob_bytes, memory->directory, directory_bytes) ||
+        overlap(given->at, given->bytes, memory->directory, directory_bytes) ||
+        (!in_place && overlap(given->at, given->bytes, memory->blob, size->blob_bytes)))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer overlaps itself or the given blob");
+    return TRF_OK;
+}
+
+/* What fill_layer is to use. A blob that is on the device and loaded as it is stays where it lies, unless there is a
+ * place for it elsewhere. */
+static trf_status find_memory(const trf_context *context, const trf_layer_source *source, const trf_given_blob *given,
+                              const trf_load_options *options, trf_layer_memory *memory, trf_error *err) {
+    trf_layer_size size;
+    const int may_stay = options->blob_is_on_device && source->is_whole;
+    trf_status status = context->ops->measure_layer(source->view, &size, err);
+    if (status != TRF_OK)
+        return status;
+    *memory = options->memory;
+    if (may_stay && !memory->blob) {
+        memory->blob = (void *)given->at; /* which nobody writes to */
+        memory->blob_bytes = given->bytes;
+    }
+    if (!has_memory(memory))
+        return TRF_OK;
+    return check_memory(memory, &size, given, may_stay && memory->blob == given->at, err);
+}
+
+/* ---- making layers ---- */
+
+trf_status trf_begin_device_layer(trf_context *context, const trf_blob_view *view, const trf_shard_range *shard,
+                                  trf_device_layer **layer, trf_error *err) {
+    trf_device_layer *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
+    made->context = context;
+    made->device = context->device;
+    trf_blob_describe(view, &made->info);
+    made->shard = *shard;
+    made->info.rows = shard->rows;
+    made->info.cols = shard->cols;
+    *layer = made;
+    return TRF_OK;
+}
+
+/* Messages do not name the source yet. */
+static trf_status make_device_layer(trf_context *context, trf_layer_source *source, const trf_layer_memory *memory,
+                                    trf_device_layer **layer, trf_error *err) {
+    trf_device_layer *made = NULL;
+    trf_status status = trf_begin_device_layer(context, source->view, &source->shard, &made, err);
+    if (status != TRF_OK)
+        return status;
+    status = context->ops->fill_layer(made, source, memory, err);
+    if (status != TRF_OK) {
+        free(made);
+        return status;
+    }
+    *layer = made;
+    return TRF_OK;
+}
+
+static trf_status open_blob(const trf_context *context, const trf_given_blob *blob, const trf_load_options *options,
+                            trf_layer_source *source, trf_error *err) {
+    const int alignment = options->blob_is_on_device ? TRF_DEVICE_ALIGNMENT : TRF_ALIGNMENT;
+    if ((uintptr_t)blob->at % (uintptr_t)alignment)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the blob is not %d-byte aligned", alignment);
+    if (options->blob_is_on_device)
+        return context->ops->open_device_blob(context, blob->at, blob->bytes, options, source, err);
+    return trf_layer_source_open_memory(blob->at, blob->bytes, options, source, err);
+}
+
+trf_status trf_device_layer_get_size(const trf_context *context, const void *blob, uint64_t blob_bytes,
+                                     const trf_load_options *options, trf_layer_size *size, trf_error *err) {
+    trf_load_options taken;
+    trf_layer_source source;
+    trf_layer_size found;
+    const trf_given_blob given = {blob, blob_bytes};
+    if (!context || !blob || !size)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer's size needs a context and a blob");
+    trf_status status = trf_take_load_options(options, &taken, err);
+    if (status == TRF_OK)
+        status = open_blob(context, &given, &taken, &source, err);
+    if (status != TRF_OK)
+        return status;
+    status = context->ops->measure_layer(source.view, &found, err);
+    trf_layer_source_close(&source);
+    if (status == TRF_OK)
+        *size = found;
+    return status;
+}
+
+trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
+                                   const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
+    trf_load_options taken;
+    trf_layer_source source;
+    trf_layer_memory memory;
+    const trf_given_blob given = {blob, blob_bytes};
+    if (!context || !blob || !layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a blob");
+    trf_status status = trf_take_load_options(options, &taken, err);
+    if (status == TRF_OK)
+        status = open_blob(context, &given, &taken, &source, err);
+    if (status != TRF_OK)
+        return status;
+    status = find_memory(context, &source, &given, &taken, &memory, err);
+    if (status == TRF_OK) {
+        status = make_device_layer(context, &source, &memory, layer, err);
+        if (status != TRF_OK)
+            trf_layer_source_fail(&source, status, err);
+    }
+    trf_layer_source_close(&source);
+    return status;
+}
+
+trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
+                                 const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
+    static const trf_layer_memory none;
+    trf_load_options taken;
+    trf_layer_source source;
+    if (!context || !checkpoint || !tensor || !layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "loading a layer needs a context, a checkpoint and a name");
+    trf_status status = trf_take_load_options(options, &taken, err);
+    if (status == TRF_OK && has_memory(&taken.memory))
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                          "tensor '%s': a checkpoint's layers are loaded to memory of the library's", tensor);
+    if (status == TRF_OK)
+        status = trf_layer_source_open_tensor(checkpoint, tensor, &taken, &source, err);
+    if (status != TRF_OK)
+        return status;
+    status = make_device_layer(context, &source, &none, layer, err);
+    if (status != TRF_OK)
+        trf_layer_source_fail(&source, status, err);
+    trf_layer_source_close(&source);
+    return status;
+}
