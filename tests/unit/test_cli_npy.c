@@ -1,4 +1,8 @@
-/* .npy files: written ones read back, other writers' headers, and the status of malformed ones. */
+/* .npy files of the command: written ones read back, other writers' headers, and the status of malformed ones. */
+#include "../../tools/cli_file.c"
+#include "../../tools/cli_float.c"
+#include "../../tools/cli_npy.c"
+#include "../../tools/cli_report.c"
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
 
@@ -13,12 +17,12 @@ START_TEST(what_is_written_is_read) {
     trf_error err = {0};
     float *values;
     uint64_t rows, cols;
-    fixture_check_status(trf_write_npy(path, kValues, 2, 3, 0, &err), TRF_OK, &err);
-    fixture_check_status(trf_read_npy(path, &values, &rows, &cols, &err), TRF_OK, &err);
+    ck_assert_int_eq(cli_write_npy(path, kValues, 2, 3, 0), CLI_OK);
+    fixture_check_status(cli_read_npy(path, &values, &rows, &cols, &err), TRF_OK, &err);
     ck_assert_uint_eq(rows, 2);
     ck_assert_uint_eq(cols, 3);
     ck_assert_int_eq(memcmp(values, kValues, sizeof kValues), 0);
-    trf_free(values);
+    free(values);
 
     size_t size;
     char *bytes = fixture_read(path, &size);
@@ -28,14 +32,25 @@ START_TEST(what_is_written_is_read) {
 }
 END_TEST
 
+/* Six columns that are not written: the message has the status. */
+static void check_refused(const char *path, uint64_t rows, int force, trf_status due) {
+    const char *messages = fixture_path("messages");
+    size_t size;
+    ck_assert_ptr_nonnull(freopen(messages, "w", stderr));
+    ck_assert_int_ne(cli_write_npy(path, kValues, rows, 6, force), CLI_OK);
+    fflush(stderr);
+    char *text = fixture_read(messages, &size);
+    ck_assert_msg(strstr(text, trf_status_name(due)) != NULL, "%s", text);
+    free(text);
+}
+
 START_TEST(an_existing_file_is_replaced_only_on_request) {
     const char *path = fixture_path("b.npy");
-    trf_error err = {0};
     fixture_write(path, "old", 3);
-    fixture_check_status(trf_write_npy(path, kValues, 1, 6, 0, &err), TRF_ERR_EXISTS, &err);
-    fixture_check_status(trf_write_npy(path, kValues, 1, 6, 1, &err), TRF_OK, &err);
-    fixture_check_status(trf_write_npy(fixture_path("no/b.npy"), kValues, 1, 6, 1, &err), TRF_ERR_IO, &err);
-    fixture_check_status(trf_write_npy(fixture_path("c.npy"), kValues, UINT64_MAX, 2, 1, &err), TRF_ERR_ARGUMENT, &err);
+    check_refused(path, 1, 0, TRF_ERR_EXISTS);
+    ck_assert_int_eq(cli_write_npy(path, kValues, 1, 6, 1), CLI_OK);
+    check_refused(fixture_path("no/b.npy"), 1, 1, TRF_ERR_IO);
+    check_refused(fixture_path("c.npy"), UINT64_MAX, 1, TRF_ERR_ARGUMENT);
 }
 END_TEST
 
@@ -44,11 +59,11 @@ START_TEST(an_array_without_values_is_one) {
     trf_error err = {0};
     float *values;
     uint64_t rows, cols;
-    fixture_check_status(trf_write_npy(path, NULL, 0, 3, 0, &err), TRF_OK, &err);
-    fixture_check_status(trf_read_npy(path, &values, &rows, &cols, &err), TRF_OK, &err);
+    ck_assert_int_eq(cli_write_npy(path, NULL, 0, 3, 0), CLI_OK);
+    fixture_check_status(cli_read_npy(path, &values, &rows, &cols, &err), TRF_OK, &err);
     ck_assert_uint_eq(rows, 0);
     ck_assert_uint_eq(cols, 3);
-    trf_free(values);
+    free(values);
 }
 END_TEST
 
@@ -103,13 +118,13 @@ START_TEST(headers_give_their_status) {
     float *values;
     uint64_t rows, cols;
     trf_error err = {0};
-    trf_status status = trf_read_npy(path, &values, &rows, &cols, &err);
+    trf_status status = cli_read_npy(path, &values, &rows, &cols, &err);
     fixture_check_status(status, c->status, &err);
     if (status != TRF_OK)
         return;
     ck_assert_uint_eq(rows, c->rows);
     ck_assert_uint_eq(cols, c->cols);
-    trf_free(values);
+    free(values);
 }
 END_TEST
 
@@ -124,9 +139,9 @@ START_TEST(halves_are_widened) {
     fixture_write(path, bytes, 10 + sizeof header - 1 + sizeof halves);
     float *values;
     uint64_t rows, cols;
-    ck_assert_int_eq(trf_read_npy(path, &values, &rows, &cols, NULL), TRF_OK);
+    ck_assert_int_eq(cli_read_npy(path, &values, &rows, &cols, NULL), TRF_OK);
     ck_assert(values[0] == 1 && values[1] == -2 && values[2] == 0x1p-24f && values[3] > 1e38f);
-    trf_free(values);
+    free(values);
 }
 END_TEST
 
@@ -135,15 +150,15 @@ START_TEST(files_that_are_none) {
     uint64_t rows, cols;
     trf_error err = {0};
     const char *path = fixture_path("short.npy");
-    fixture_check_status(trf_read_npy(fixture_path("missing.npy"), &values, &rows, &cols, &err), TRF_ERR_NOT_FOUND,
+    fixture_check_status(cli_read_npy(fixture_path("missing.npy"), &values, &rows, &cols, &err), TRF_ERR_NOT_FOUND,
                          &err);
-    fixture_check_status(trf_read_npy(fixture_path("."), &values, &rows, &cols, &err), TRF_ERR_IO, &err);
+    fixture_check_status(cli_read_npy(fixture_path("."), &values, &rows, &cols, &err), TRF_ERR_IO, &err);
     for (size_t size = 0; size < 12; size++) {
         fixture_write(path, "\x93NUMPY\2\0\xff\0\0\0", size);
-        fixture_check_status(trf_read_npy(path, &values, &rows, &cols, &err), TRF_ERR_FORMAT, &err);
+        fixture_check_status(cli_read_npy(path, &values, &rows, &cols, &err), TRF_ERR_FORMAT, &err);
     }
     fixture_write(path, "something else", 14);
-    fixture_check_status(trf_read_npy(path, &values, &rows, &cols, &err), TRF_ERR_FORMAT, &err);
+    fixture_check_status(cli_read_npy(path, &values, &rows, &cols, &err), TRF_ERR_FORMAT, &err);
 }
 END_TEST
 
