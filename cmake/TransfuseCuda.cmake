@@ -54,7 +54,8 @@ endfunction()
 
 # Adds a folder's .cu files to target as an object library, so that users still link one library only.
 function(trf_add_device_folder target folder)
-    file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cu" "${PROJECT_SOURCE_DIR}/${folder}/instances/*.cu")
+    file(GLOB sources CONFIGURE_DEPENDS
+        "${PROJECT_SOURCE_DIR}/${folder}/*.cu" "${PROJECT_SOURCE_DIR}/${folder}/instances/*.cu")
     if(NOT sources)
         return()
     endif()

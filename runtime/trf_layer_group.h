@@ -55,8 +55,8 @@ struct trf_experts_plan {
 };
 
 typedef struct trf_group_ops {
-    /* Decides which entries run together: sets their is_in_launch, launches and num_launches, and raises workspace_bytes
-     * to what these need. */
+    /* Decides which entries run together: sets their is_in_launch, launches and num_launches, and raises
+     * workspace_bytes to what these need. */
     void (*plan_launches)(trf_layer_group *group);
     /* The launches alone. x, y: of all entries. */
     trf_status (*launch)(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,

@@ -1,6 +1,6 @@
 /* Products on the CPU.
- * The workspace: x as F32 | y as F32, if that is not what the caller's y is | what the workers need. Each part begins at
- * a multiple of 256 bytes. */
+ * The workspace: x as F32 | y as F32, if that is not what the caller's y is | what the workers need. Each part begins
+ * at a multiple of 256 bytes. */
 #include "trf_convert.h"
 #include "trf_device_cpu.h"
 #include "trf_epilogue.h"
