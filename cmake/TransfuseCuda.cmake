@@ -38,15 +38,15 @@ else()
     message(STATUS "transfuse: TRF_CUDA is OFF; building without device code")
 endif()
 
-# Leaves in a folder's .c files those that this build takes: host code over the CUDA runtime, which is decoder_gpu/,
-# fused/ and these files of runtime/, or trf_no_cuda.c in their place.
+# Leaves in a folder's .c files those that this build takes: host code over the CUDA runtime, which is decoder_gpu/ and
+# these files of runtime/, or trf_no_cuda.c in their place. fused/*.c plan products, and need no CUDA.
 set(cuda_runtime_files device_cuda offload_cuda staging_cuda gemm linear linear_group two_step time)
 list(JOIN cuda_runtime_files "|" cuda_runtime_files)
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
         list(FILTER sources EXCLUDE REGEX "/trf_no_cuda\\.c$")
-    elseif(folder MATCHES "^(decoder_gpu|fused)$")
+    elseif(folder STREQUAL "decoder_gpu")
         set(sources)
     else()
         list(FILTER sources EXCLUDE REGEX "/trf_(${cuda_runtime_files})\\.c$")
@@ -61,7 +61,7 @@ function(trf_add_device_folder target folder)
         return()
     endif()
     add_library(transfuse_${folder} OBJECT ${sources})
-    target_include_directories(transfuse_${folder} PRIVATE include base format decoder_gpu fused runtime)
+    target_include_directories(transfuse_${folder} PRIVATE include base format decoder_gpu fused)
     target_link_libraries(transfuse_${folder} PRIVATE CUDA::cudart_static)
     if(BUILD_SHARED_LIBS)
         set_target_properties(transfuse_${folder} PROPERTIES CUDA_VISIBILITY_PRESET hidden)

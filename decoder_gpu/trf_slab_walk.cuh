@@ -13,55 +13,11 @@
 #include "trf_fault.cuh"
 #include "trf_fragment.cuh"
 #include "trf_lane.h"
+#include "trf_smem_layout.h"
 
-static constexpr int kRing = 4, kShortRing = 2; /* steps; the unrolling is a multiple, so that slots are constants */
-static constexpr uint32_t kStepBytes = 512;     /* of the 8-bit plane, one step of 16 columns */
-static constexpr uint32_t kGuardBytes =
-    544; /* in front of and behind all buffers: as far as a corrupt stream can lead a lane */
-
-/* Shared memory of one block, in bytes from the start of its dynamic part. */
-struct trf_smem_layout {
-    uint32_t table_log;    /* bytes of the table at 0, [2^p][copies]: 1 << table_log */
-    uint32_t pair_masks;   /* uint4[32] */
-    uint32_t warps;        /* of warp 0; warp_bytes from warp to warp */
-    uint32_t warp_bytes;   /* each slab's buffers and others, or a unit's sums at the end of a run if that is more */
-    uint32_t slab_bytes;   /* ring, narrow buffers, two streams */
-    uint32_t narrow_bytes; /* of one buffer */
-    uint32_t rans_streams; /* from the slab's first byte */
-    uint32_t rans_bytes;   /* of one buffer */
-    uint32_t total;
-};
-
-/* The table's size. 32 KiB hold half of the copies of each entry: lanes meet in banks more often, and there is more
- * space for buffers. */
-static constexpr uint32_t kTableLog = 16, kSmallTableLog = 15;
-
-/* From one chunk's narrow planes to the next one's, 0 where one buffer does: with a short ring, and without a plane of
- * 4, since the next ones are copied from step 1 on, and those of 2 and 1 have been read by then. */
-__host__ __device__ constexpr uint32_t trf_narrow_stride(uint32_t raw_bits, int ring) {
-    return ring == kRing && raw_bits & 4 ? trf_narrow_bytes(raw_bits) : 0;
-}
-
-/* slabs: that a warp walks side by side. other_bytes: behind their buffers, for each warp. sum_bytes: that a warp
- * leaves at the end. ring: steps. */
-__host__ __device__ inline trf_smem_layout trf_smem_layout_of(uint32_t raw_bits, uint32_t max_rans_bytes,
-                                                              uint32_t warps, uint32_t slabs, uint32_t table_log,
-                                                              uint32_t sum_bytes, uint32_t other_bytes = 0,
-                                                              int ring = kRing) {
-    trf_smem_layout smem;
-    smem.table_log = table_log;
-    smem.pair_masks = 1u << table_log;
-    smem.warps = smem.pair_masks + 32 * 16 + kGuardBytes;
-    smem.narrow_bytes = trf_narrow_bytes(raw_bits);
-    smem.rans_streams = (raw_bits & 8 ? ring * kStepBytes : 0) + smem.narrow_bytes + trf_narrow_stride(raw_bits, ring);
-    smem.rans_bytes = (max_rans_bytes + 15) / 16 * 16;
-    smem.slab_bytes = smem.rans_streams + 2 * smem.rans_bytes;
-    smem.warp_bytes = slabs * smem.slab_bytes + other_bytes;
-    if (smem.warp_bytes < sum_bytes)
-        smem.warp_bytes = sum_bytes;
-    smem.total = smem.warps + warps * smem.warp_bytes + kGuardBytes;
-    return smem;
-}
+static constexpr int kRing = TRF_RING_STEPS, kShortRing = TRF_SHORT_RING_STEPS;
+static constexpr uint32_t kStepBytes = TRF_STEP_BYTES;
+static constexpr uint32_t kTableLog = TRF_TABLE_LOG, kSmallTableLog = TRF_SMALL_TABLE_LOG;
 
 /* ---- the decode table ----
  * Lanes read different copies of an entry, so that they meet in banks as little as the space allows. Entry s, copy c at
@@ -73,12 +29,6 @@ __host__ __device__ inline trf_smem_layout trf_smem_layout_of(uint32_t raw_bits,
 /* p of the kernels made for one: what encoders choose. */
 template <class Traits>
 constexpr int kDefaultP = Traits::kClassBits == 2 ? (int)TRF_QUADS_PROBABILITY_BITS : (int)TRF_PAIRS_PROBABILITY_BITS;
-
-/* Whether a layer can have the kernels made for its usual p. */
-__host__ __device__ inline bool trf_has_default_p(const trf_device_view &view, uint32_t max_frequency) {
-    const uint32_t p = view.class_bits == 2 ? TRF_QUADS_PROBABILITY_BITS : TRF_PAIRS_PROBABILITY_BITS;
-    return view.probability_bits == p && view.state_bits == p && max_frequency <= 255;
-}
 
 /* A thread's slots of the table, on their way from the start of a kernel on; all of them if the block has 8 warps. kP =
  * 0: none. */
@@ -231,7 +181,7 @@ static __device__ __forceinline__ uint32_t trf_lane_step(trf_rans_stream &s, con
 }
 
 /* stream: shared address of a slab's streams, bytes of them. Counts that lead further begin at their end; from there a
- * lane cannot get farther than kGuardBytes. */
+ * lane cannot get farther than TRF_GUARD_BYTES. */
 template <int kP, int kLog>
 static __device__ __forceinline__ void trf_lane_begin(trf_rans_stream &s, const trf_rans_params<kP, kLog> &params,
                                                       uint32_t rans_stream, uint32_t bytes, uint32_t exceptions,
@@ -306,12 +256,6 @@ struct trf_all_bands {
         walk.col = 0;
     }
 };
-
-/* Columns of slabs that are regular. The last one may be too narrow. */
-__host__ __device__ inline uint32_t trf_regular_slab_cols(const trf_device_view &view) {
-    const uint32_t steps = view.cols % view.slab_cols / TRF_FRAGMENT_SIZE; /* beside the full columns */
-    return view.cols / view.slab_cols + (steps > 0 && steps % 4 == 0);
-}
 
 template <class BandOrder>
 static __device__ __forceinline__ void trf_walk_next(trf_walk &walk, const BandOrder &band_order) {
