@@ -3,21 +3,14 @@
 #ifndef TRF_DECODE_LAUNCH_H
 #define TRF_DECODE_LAUNCH_H
 
-#include "trf_device_layer.h"
+#include "trf_device_view.h"
+#include "trf_layer_traits.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* A slab is *regular* if it has 32 rows and whole chunks: 64, 128, 192 or 256 columns. All else of a layer (other
- * slabs, slivers, stored tiles) are its *edges*. */
-TRF_HD int trf_slab_is_regular(uint32_t blocks, uint32_t steps) { return blocks == 2 && steps % 4 == 0; }
-
-/* As trf_device_layer_decode, arguments checked. */
-trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
-                           trf_error *err);
-
-/* Both parts. weights: device, as trf_device_layer_decode. */
+/* Every weight of the layer: regular slabs by one kernel, edges (trf_edges.h) by another. weights: device, as trf_device_layer_decode. */
 int trf_launch_decode(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as, void *weights,
                       trf_stream stream);
 

@@ -2,7 +2,8 @@
 #ifndef TRF_DECODE_ROWS_H
 #define TRF_DECODE_ROWS_H
 
-#include "trf_device_layer.h"
+#include "trf_device_view.h"
+#include "trf_shard_range.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,10 +17,7 @@ typedef struct trf_row_request {
     void *rows; /* device */
 } trf_row_request;
 
-trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
-                                trf_error *err);
-
-/* The launch; shard: the layer's. @return its cudaError_t. */
+/* Enqueues the rows' decoding on `stream`. shard: the layer's. @return the launch's cudaError_t, 0 for success. */
 int trf_launch_decode_rows(const trf_device_view *view, const trf_shard_range *shard, const trf_row_request *request,
                            trf_stream stream);
 

@@ -2,7 +2,7 @@
 #ifndef TRF_FAULT_CUH
 #define TRF_FAULT_CUH
 
-#include "trf_device_layer.h"
+#include "trf_device_view.h"
 
 /* Records the first corrupt tile; the ones behind it change nothing. One lane calls it. */
 static __device__ __forceinline__ void trf_record_fault(const trf_device_view &view, uint64_t tile) {

@@ -12,7 +12,7 @@
 #ifndef TRF_FRAGMENT_CUH
 #define TRF_FRAGMENT_CUH
 
-#include "trf_device_layer.h"
+#include "trf_device_view.h"
 #include "trf_ptx.cuh"
 
 static constexpr uint32_t kSignMantissaMask = 0x807F807F; /* sign and mantissa[6:0] of a register's two weights */

@@ -7,6 +7,7 @@
 
 #include "trf_epilogue.h"
 #include "trf_fused_geometry.h"
+#include "trf_layer_traits.h"
 #include "trf_slab_walk.cuh"
 
 /* What is computed. By value to every kernel, as what follows. */

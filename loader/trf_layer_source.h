@@ -3,8 +3,8 @@
 #ifndef TRF_LAYER_SOURCE_H
 #define TRF_LAYER_SOURCE_H
 
-#include "trf_device_layer.h"
 #include "trf_layer.h"
+#include "trf_shard_range.h"
 
 /* Reads tiles first to first + count - 1, checked, which lie side by side in the layer's blob. scratch: for them,
  * 128-byte aligned. *tiles: where they are then, in the same order and as close: in the scratch, or in memory that the

@@ -1,5 +1,6 @@
 /* Groups of layers and experts on a GPU. */
 #include "trf_cuda_call.h"
+#include "trf_device_layer.h"
 #include "trf_layer_group.h"
 
 #include <cuda_runtime_api.h>

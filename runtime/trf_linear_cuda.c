@@ -2,6 +2,7 @@
 #include "trf_linear_cuda.h"
 
 #include "trf_cuda_call.h"
+#include "trf_device_layer.h"
 #include "trf_nvtx.h"
 #include "trf_two_step.h"
 #include "trf_wide_launch.h"

@@ -1,7 +1,7 @@
 #include "trf_slab_directory.h"
 
-#include "trf_decode_launch.h"
 #include "trf_device_value.h"
+#include "trf_edges.h"
 
 #include <math.h>
 #include <stdlib.h>

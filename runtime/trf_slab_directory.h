@@ -2,8 +2,9 @@
 #ifndef TRF_SLAB_DIRECTORY_H
 #define TRF_SLAB_DIRECTORY_H
 
-#include "trf_device_layer.h"
+#include "trf_device_view.h"
 #include "trf_layer.h"
+#include "trf_layer_traits.h"
 
 /* Largest blob whose slabs a trf_device_slab can place. */
 #define TRF_DEVICE_MAX_BLOB_BYTES ((uint64_t)TRF_TILE_ALIGNMENT << 32)

@@ -3,7 +3,9 @@
 #ifndef TRF_STAGE_LAYER_H
 #define TRF_STAGE_LAYER_H
 
+#include "trf_device_view.h"
 #include "trf_layer_source.h"
+#include "trf_layer_traits.h"
 #include "trf_staging.h"
 
 /* Where a layer goes: device memory of the blob's size, asked for once by the caller's thread, while others read the

@@ -3,6 +3,8 @@
 #include "trf_two_step.h"
 
 #include "trf_cuda_call.h"
+#include "trf_decode_cuda.h"
+#include "trf_device_layer.h"
 #include "trf_nvtx.h"
 
 typedef struct trf_two_step_workspace {

@@ -3,7 +3,7 @@
 #ifndef HOST_VIEW_H
 #define HOST_VIEW_H
 
-#include "trf_device_layer.h"
+#include "trf_device_view.h"
 
 typedef struct host_view {
     trf_device_view view;

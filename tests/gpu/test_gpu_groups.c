@@ -2,6 +2,7 @@
  * the same bits on every run; graphs whose counts change between replays; corrupt experts. */
 #include "gpu_corrupt.h"
 #include "gpu_products.h"
+#include "trf_device_layer.h"
 #include "trf_layer_group.h"
 
 #include <math.h>

@@ -3,7 +3,7 @@
 #ifndef WARP_WALK_H
 #define WARP_WALK_H
 
-#include "trf_device_layer.h"
+#include "trf_device_view.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,6 +1,7 @@
-/* A layer in device memory, as the kernels see it. Made by runtime/trf_device.c; plain C and CUDA. */
-#ifndef TRF_DEVICE_LAYER_H
-#define TRF_DEVICE_LAYER_H
+/* What device code sees of a layer in memory: pointers into its blob, where each slab lies, and the word in which
+ * corrupt tiles are recorded. The CPU's device fills one in, too, to share that code. C and CUDA. */
+#ifndef TRF_DEVICE_VIEW_H
+#define TRF_DEVICE_VIEW_H
 
 #include "transfuse.h"
 #include "trf_blob.h"
@@ -49,43 +50,5 @@ typedef struct trf_device_view {
     uint32_t num_planes, plane_width[TRF_MAX_PLANES];
     int16_t class_value[16];
 } trf_device_view;
-
-/* Properties of the whole layer that decide which kernels take it; found on the host while it is uploaded. */
-typedef struct trf_layer_traits {
-    uint64_t irregular_weights;   /* in stored tiles, slivers, and slabs that are not 32 rows of whole chunks */
-    uint64_t slabs;               /* coded ones */
-    uint32_t max_rans_bytes;      /* of a slab's streams */
-    uint32_t max_frequency;       /* of a symbol */
-    uint32_t predictor_modes;     /* union over tiles */
-    int mixed_modes;              /* coded tiles differ in their mode */
-    uint32_t max_abs_offset;      /* bound of exponents' |D + row offset + column offset| */
-    uint32_t max_abs_code;        /* bound for coded, exceptional and stored codes of the int codec */
-    int exceptions_fit_fragments; /* every exception as a fragment has it is exact in the fragment's type */
-} trf_layer_traits;
-
-/* The exponent by which matrix fragments of a codec are too small, beside their offsets: kernels make F16 of E4M3 by
- * moving bits (trf_fragment.cuh). */
-TRF_HD int trf_fragment_exponent(uint32_t codec) { return codec == TRF_CODEC_E4M3 ? 8 : 0; }
-
-/* Which rows and columns of a layer's matrix are meant: all of them, or those of a shard, which has whole tiles. */
-typedef struct trf_shard_range {
-    uint32_t row, rows, col, cols;
-} trf_shard_range;
-
-struct trf_device_layer {
-    trf_context *context;
-    int device;          /* the context's */
-    uint32_t serial;     /* of this layer among all that the process made; plans name it */
-    trf_layer_info info; /* rows and cols: the shard's */
-    trf_shard_range shard;
-    uint64_t memory_bytes; /* of device memory */
-    trf_device_view view;  /* on the CPU without slabs and fault */
-    /* A GPU's. */
-    trf_layer_traits traits;
-    void *memory; /* the one device allocation; NULL: of a stack, which has it */
-    /* The CPU's; on a GPU, of an offloaded layer: where its blob lies in host memory. */
-    trf_layer *host;
-    struct trf_cpu_fault *fault;
-};
 
 #endif

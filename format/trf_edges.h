@@ -1,4 +1,4 @@
-/* The edges of a layer: slabs that are not regular, slivers, stored tiles (trf_decode_launch.h). Which rectangles they
+/* The edges of a layer: slabs that are not regular, slivers, stored tiles. Which rectangles they
  * are, and how a warp gets their elements segment by segment. C and CUDA; as in trf_slab_decode.h, a loop over 32 lanes
  * computes what a warp does.
  *
@@ -7,7 +7,6 @@
 #ifndef TRF_EDGES_H
 #define TRF_EDGES_H
 
-#include "trf_decode_launch.h"
 #include "trf_slab_decode.h"
 
 enum {
@@ -25,6 +24,10 @@ enum {
     TRF_EDGE_SEGMENT_ELEMENTS = 32 * (32 + TRF_EDGE_SEGMENT_PADDING), /* room for a staged segment */
 };
 TRF_STATIC_ASSERT(TRF_EDGE_SEGMENT_ELEMENTS >= 16 * (64 + TRF_EDGE_SEGMENT_PADDING), "room for both kinds of segments");
+
+/* A slab is *regular* if it has 32 rows and whole chunks: 64, 128, 192 or 256 columns. All else of a layer (other
+ * slabs, slivers, stored tiles) are its *edges*. */
+TRF_HD int trf_slab_is_regular(uint32_t blocks, uint32_t steps) { return blocks == 2 && steps % 4 == 0; }
 
 /* Whether an edge is a slab, and not stored elements; which one of the tile's in the band. */
 TRF_HD int trf_edge_is_slab(uint32_t edge_id) { return edge_id < TRF_EDGE_RIGHT || edge_id >= TRF_EDGE_REGULAR; }

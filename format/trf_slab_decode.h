@@ -7,7 +7,7 @@
 #ifndef TRF_SLAB_DECODE_H
 #define TRF_SLAB_DECODE_H
 
-#include "trf_device_layer.h"
+#include "trf_device_view.h"
 
 /* One slab in memory. All that is in its streams lies inside them if trf_slab_reader_open returned 1. */
 typedef struct trf_slab_reader {

@@ -1,0 +1,24 @@
+/* What the host knows of a layer, beside what the kernels see of it, when it chooses among them. C and CUDA. */
+#ifndef TRF_LAYER_TRAITS_H
+#define TRF_LAYER_TRAITS_H
+
+#include "trf_blob.h"
+
+/* Properties of the whole layer that decide which kernels take it; found on the host while it is uploaded. */
+typedef struct trf_layer_traits {
+    uint64_t irregular_weights;   /* in stored tiles, slivers, and slabs that are not 32 rows of whole chunks */
+    uint64_t slabs;               /* coded ones */
+    uint32_t max_rans_bytes;      /* of a slab's streams */
+    uint32_t max_frequency;       /* of a symbol */
+    uint32_t predictor_modes;     /* union over tiles */
+    int mixed_modes;              /* coded tiles differ in their mode */
+    uint32_t max_abs_offset;      /* bound of exponents' |D + row offset + column offset| */
+    uint32_t max_abs_code;        /* bound for coded, exceptional and stored codes of the int codec */
+    int exceptions_fit_fragments; /* every exception as a fragment has it is exact in the fragment's type */
+} trf_layer_traits;
+
+/* The exponent by which matrix fragments of a codec are too small, beside their offsets: kernels make F16 of E4M3 by
+ * moving bits (trf_fragment.cuh). */
+TRF_HD int trf_fragment_exponent(uint32_t codec) { return codec == TRF_CODEC_E4M3 ? 8 : 0; }
+
+#endif

@@ -1,0 +1,31 @@
+/* The GPU's decode and decode_rows (trf_context.h): the layer's device is made current, the kernels are launched. */
+#include "trf_decode_cuda.h"
+
+#include "trf_cuda_call.h"
+#include "trf_decode_launch.h"
+#include "trf_device_layer.h"
+#include "trf_nvtx.h"
+
+trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
+                           trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(layer->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_nvtx_push("decode");
+    int error = trf_launch_decode(&layer->view, &layer->traits, as, weights, stream);
+    trf_nvtx_pop();
+    trf_leave_device(&scope);
+    return trf_check_cuda(error, "decoding a layer", err);
+}
+
+trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+                                trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(layer->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    int error = trf_launch_decode_rows(&layer->view, &layer->shard, request, stream);
+    trf_leave_device(&scope);
+    return trf_check_cuda(error, "decoding rows", err);
+}

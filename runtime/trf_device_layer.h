@@ -1,0 +1,26 @@
+/* A layer in a device's memory: the handle of that name in transfuse.h. */
+#ifndef TRF_DEVICE_LAYER_H
+#define TRF_DEVICE_LAYER_H
+
+#include "transfuse.h"
+#include "trf_device_view.h"
+#include "trf_layer_traits.h"
+#include "trf_shard_range.h"
+
+struct trf_device_layer {
+    trf_context *context;
+    int device;          /* the context's */
+    uint32_t serial;     /* of this layer among all that the process made; plans name it */
+    trf_layer_info info; /* rows and cols: the shard's */
+    trf_shard_range shard;
+    uint64_t memory_bytes; /* of device memory */
+    trf_device_view view;  /* on the CPU without slabs and fault */
+    /* A GPU's. */
+    trf_layer_traits traits;
+    void *memory; /* the one device allocation; NULL: of a stack, which has it */
+    /* The CPU's; on a GPU, of an offloaded layer: where its blob lies in host memory. */
+    trf_layer *host;
+    struct trf_cpu_fault *fault;
+};
+
+#endif
