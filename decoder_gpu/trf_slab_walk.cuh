@@ -362,13 +362,28 @@ template <int kSlabs, int kSteps = kRing> struct trf_stager {
     uint32_t place;  /* shared address of the warp's buffers, plus 16 * lane */
 };
 
+/* Starts the copy of slab s's rANS streams. */
+template <class Traits, int kSlabs, int kSteps>
+static __device__ __forceinline__ void trf_copy_rans_stream(const trf_stager<kSlabs, kSteps> &st,
+                                                            const trf_smem_layout &smem, int s, uint32_t lane) {
+    /* of a lane, for most streams; longer ones take a loop */
+    constexpr uint32_t kCopies = Traits::kClassBits == 2 ? 2 : 3;
+    const uint32_t to = st.place + s * smem.slab_bytes + smem.rans_streams + st.buffer * smem.rans_bytes;
+    const uint8_t *from = st.source[s] + (st.slab[s].y & 0xFFFF) * TRF_ALIGNMENT;
+#pragma unroll
+    for (uint32_t i = 0; i < kCopies; i++)
+        if (16 * (i * TRF_LANES + lane) < st.bytes[s])
+            trf_cp_async16(to + 16 * TRF_LANES * i, from + 16 * TRF_LANES * i);
+#pragma unroll 1
+    for (uint32_t i = 16 * TRF_LANES * kCopies; i + 16 * lane < st.bytes[s]; i += 16 * TRF_LANES)
+        trf_cp_async16(to + i, from + i);
+}
+
 /* Moves on to the next slabs that are there, and starts the copy of their streams. */
 template <class Traits, int kSlabs, int kSteps, class BandOrder>
 static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs, kSteps> &st, const trf_device_view &view,
                                                       const trf_smem_layout &smem, const BandOrder &band_order,
                                                       uint32_t lane) {
-    constexpr uint32_t kRansCopies =
-        Traits::kClassBits == 2 ? 2 : 3; /* of a lane, for most streams; longer ones take a loop */
     const uint32_t chunk_bytes = trf_chunk_offset(Traits::raw(view.raw_bits), 1);
     st.bytes[0] = 0;
 #pragma unroll 1
@@ -388,15 +403,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_stager<kSlabs, kSteps>
 #pragma unroll
             for (int s = 0; s < kSlabs; s++) {
                 st.source[s] = view.blob + (uint64_t)st.slab[s].x * TRF_TILE_ALIGNMENT + 16 * lane;
-                const uint32_t to = st.place + s * smem.slab_bytes + smem.rans_streams + st.buffer * smem.rans_bytes;
-                const uint8_t *from = st.source[s] + (st.slab[s].y & 0xFFFF) * TRF_ALIGNMENT;
-#pragma unroll
-                for (uint32_t i = 0; i < kRansCopies; i++)
-                    if (16 * (i * TRF_LANES + lane) < st.bytes[s])
-                        trf_cp_async16(to + 16 * TRF_LANES * i, from + 16 * TRF_LANES * i);
-#pragma unroll 1
-                for (uint32_t i = 16 * TRF_LANES * kRansCopies; i + 16 * lane < st.bytes[s]; i += 16 * TRF_LANES)
-                    trf_cp_async16(to + i, from + i);
+                trf_copy_rans_stream<Traits>(st, smem, s, lane);
             }
             st.buffer ^= 1;
         }
@@ -468,6 +475,177 @@ static __device__ __forceinline__ void trf_report_fault(const trf_device_view &v
     trf_record_fault(view, tile);
 }
 
+/* ---- the walk, step by step ---- */
+
+/* What a walk reads and never changes. masks: shared address of what trf_build_pair_masks leaves. */
+template <int kP, int kLog, class BandOrder> struct trf_walk_inputs {
+    const trf_device_view &view;
+    const trf_smem_layout &smem;
+    const trf_int_planes &planes;
+    const trf_rans_params<kP, kLog> &params;
+    const BandOrder &band_order;
+    uint32_t masks, lane;
+};
+
+/* The slabs that a warp is decoding. */
+template <int kSlabs> struct trf_open_slabs {
+    trf_rans_stream rans_stream[kSlabs]; /* the lane's */
+    trf_exceptions exceptions[kSlabs];
+    uint32_t last_record; /* exceptions of step k are those up to k << 28 | 0x0FFFFFFF */
+};
+
+/* Batches of copies that were committed after those of a step, when the step's are waited for. */
+template <class Traits, class Stager, class Sink>
+constexpr int kPendingCopies = (Traits::kHasPlane8 ? Stager::kAhead - 1 : 0) + Sink::kCopiesX;
+
+/* Begins the lanes' rANS streams, which are in shared memory, and the cursors on exceptions. */
+template <int kSlabs, int kSteps, class Inputs>
+static __device__ __forceinline__ void trf_begin_rans_streams(trf_open_slabs<kSlabs> &open,
+                                                              trf_stager<kSlabs, kSteps> &st, const Inputs &in) {
+#pragma unroll
+    for (int s = 0; s < kSlabs; s++) {
+        const uint32_t at = st.place - 16 * in.lane + s * in.smem.slab_bytes + in.smem.rans_streams +
+                            st.read_buffer * in.smem.rans_bytes;
+        const uint32_t count =
+            min(trf_lds16(at + TRF_RANS_EXCEPTION_COUNT_OFFSET), (st.bytes[s] - TRF_RANS_HEAD_BYTES) / 4);
+        trf_lane_begin(open.rans_stream[s], in.params, at, st.bytes[s], count, in.masks, in.lane);
+        trf_exceptions_begin(open.exceptions[s], at, count);
+    }
+    st.read_buffer ^= 1;
+    open.last_record = 0x0FFFFFFF;
+}
+
+/* Lets the sink start its own copies, before step k of a chunk. chunks: of the slab, this one included. */
+template <int kSlabs, int kSteps, class Sink>
+static __device__ __forceinline__ void trf_begin_step(const trf_stager<kSlabs, kSteps> &st, uint32_t chunks, int k,
+                                                      Sink &sink) {
+    if (k % 2 == 0)
+        sink.begin_step_pair(k / 2);
+    if constexpr (!trf_stager<kSlabs, kSteps>::kRefillAfterRead) {
+        if (k == 2 && chunks > 1)
+            sink.prefetch_chunk();
+        else if (k == 2 && st.bytes[0])
+            sink.prefetch_slab(st.entered);
+    }
+    if (Sink::kCopiesX && k % 2 == 0)
+        trf_cp_async_commit();
+}
+
+/* Waits until the planes of step k of a chunk are in shared memory, and loads the lane's words of them. */
+template <class Traits, class Sink, int kSlabs, int kSteps, class Inputs>
+static __device__ __forceinline__ void trf_load_step(const trf_stager<kSlabs, kSteps> &st, const Inputs &in, int k,
+                                                     uint4 *plane8, trf_narrow_words *narrow) {
+    constexpr uint32_t kRingBytes = Traits::kHasPlane8 ? kSteps * kStepBytes : 0;
+    constexpr int kPending = kPendingCopies<Traits, trf_stager<kSlabs, kSteps>, Sink>;
+    if (Traits::kHasPlane8 || k == 0)
+        trf_cp_async_wait<kPending>();
+    else if (Sink::kCopiesX && k == 2) /* the copies of step 1 may be on their way, too */
+        trf_cp_async_wait<kPending + 1>();
+#pragma unroll
+    for (int s = 0; s < kSlabs; s++) {
+        const uint32_t place = st.place + s * in.smem.slab_bytes;
+        if (Traits::kHasPlane8)
+            plane8[s] = trf_lds128(place + k % kSteps * kStepBytes);
+        trf_load_narrow<Traits>(narrow[s], place + kRingBytes + st.read_narrow, in.lane, k, in.planes);
+    }
+}
+
+/* Starts the copies that belong beside step k of a chunk: those of the step that is kAhead steps on. */
+template <class Traits, int kSlabs, int kSteps, class Inputs>
+static __device__ __forceinline__ void trf_stage_ahead(trf_stager<kSlabs, kSteps> &st, const Inputs &in, int k) {
+    using Stager = trf_stager<kSlabs, kSteps>;
+    if (k == Stager::kEnterStep)
+        trf_enter_chunk<Traits>(st, in.view, in.smem, in.band_order, in.lane);
+    if (Traits::kHasPlane8)
+        trf_stage_step<Traits>(st, in.smem, (k + Stager::kAhead) % 4, in.lane, in.planes);
+    else if (k == Stager::kEnterStep)
+        trf_stage_step<Traits>(st, in.smem, 0, in.lane, in.planes);
+}
+
+/* Decodes step k of a chunk: four quads a slab, to reg[kSlabs][8] as trf_build_quad leaves them. The slabs take turns
+ * symbol by symbol, so that their chains of states overlap. */
+template <class Traits, int kSlabs, class Inputs>
+static __device__ __forceinline__ void trf_decode_step(trf_open_slabs<kSlabs> &open, const Inputs &in,
+                                                       const uint4 *plane8, const trf_narrow_words *narrow, int k,
+                                                       uint32_t (*reg)[8]) {
+#pragma unroll
+    for (int g = 0; g < 4; g++) {
+        uint32_t x[kSlabs][2] = {};
+#pragma unroll
+        for (int i = 0; i < Traits::kSymbols; i++)
+#pragma unroll
+            for (int s = 0; s < kSlabs; s++)
+                x[s][i] = trf_lane_step<Traits>(open.rans_stream[s], in.params);
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++) {
+            const uint4 &words = plane8[s];
+            const uint32_t word = g == 0 ? words.x : g == 1 ? words.y : g == 2 ? words.z : words.w;
+            trf_build_quad<Traits>(reg[s] + 2 * g, x[s][0], x[s][1], word, narrow[s], k, g, in.planes);
+        }
+    }
+}
+
+/* Puts the step's exceptions into reg[kSlabs][8], and moves the cursors on to the next step's. */
+template <int kSlabs, class Sink>
+static __device__ __forceinline__ void trf_patch_step(trf_open_slabs<kSlabs> &open, const trf_walk &walk, uint32_t lane,
+                                                      const Sink &sink, uint32_t (*reg)[8]) {
+    trf_exceptions *const exceptions = open.exceptions;
+    if ((kSlabs == 2 ? min(exceptions[0].next, exceptions[kSlabs - 1].next) : exceptions[0].next) < open.last_record) {
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++)
+#pragma unroll 1
+            while (exceptions[s].next < open.last_record) {
+                const uint32_t record = exceptions[s].next;
+                trf_patch_exception(reg[s], record, sink.exception_value(s, record, walk), lane);
+                trf_exceptions_advance(exceptions[s]);
+            }
+    }
+    open.last_record += 1u << 28;
+}
+
+/* Decodes a chunk, four steps. chunks: of the slab, this one included; first_step: of the slab's, 0, 4, 8 or 12. */
+template <class Traits, int kSlabs, int kSteps, class Inputs, class Sink>
+static __device__ __forceinline__ void trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_stager<kSlabs, kSteps> &st,
+                                                      const Inputs &in, const trf_walk &walk, uint32_t chunks,
+                                                      uint32_t first_step, Sink &sink) {
+    using Stager = trf_stager<kSlabs, kSteps>;
+    trf_narrow_words narrow[kSlabs] = {};
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint4 plane8[kSlabs] = {};
+        uint32_t reg[kSlabs][8];
+        trf_begin_step(st, chunks, k, sink);
+        trf_load_step<Traits, Sink>(st, in, k, plane8, narrow);
+        if (!Stager::kRefillAfterRead)
+            trf_stage_ahead<Traits>(st, in, k);
+        trf_decode_step<Traits>(open, in, plane8, narrow, k, reg);
+        if (Stager::kRefillAfterRead)
+            trf_stage_ahead<Traits>(st, in, k);
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++)
+            sink.finish_step(reg[s]);
+        trf_patch_step(open, walk, in.lane, sink, reg);
+        if (Sink::kCopiesX && Traits::kHasPlane8 && k == 0 && first_step == 0) /* what prefetch_slab started */
+            trf_cp_async_wait<kPendingCopies<Traits, Stager, Sink> - 1>();
+        sink.step(reg, walk, first_step + k);
+    }
+    st.read_narrow ^= trf_narrow_stride(Traits::raw(in.planes.raw_bits), kSteps);
+}
+
+/* Whether the slabs are what was encoded, as far as their rANS streams tell; if not, records their tile as corrupt. */
+template <int kSlabs, class Inputs>
+static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSlabs> &open, const Inputs &in,
+                                                        const trf_walk &walk) {
+    bool good = true;
+#pragma unroll
+    for (int s = 0; s < kSlabs; s++)
+        good &= trf_lane_good(open.rans_stream[s], in.params);
+    good = __all_sync(0xFFFFFFFFu, good);
+    if (!good && in.lane == 0)
+        trf_report_fault(in.view, kSlabs * walk.band, walk.col);
+    return good;
+}
+
 /* ---- the walk ----
  * For the slabs of a warp's walk that are there, in order, up to those of band last_band (those of stored tiles are
  * left out):
@@ -487,117 +665,22 @@ static __device__ __forceinline__ void
 trf_walk_slabs(const trf_device_view &view, const trf_smem_layout &smem, const trf_int_planes &planes,
                trf_stager<kSlabs, kSteps> &st, const trf_rans_params<kP, kLog> &params, uint32_t masks,
                const BandOrder &band_order, uint32_t last_band, uint32_t lane, Sink &sink) {
-    using Stager = trf_stager<kSlabs, kSteps>;
-    constexpr uint32_t kRingBytes = Traits::kHasPlane8 ? kSteps * kStepBytes : 0;
-    /* groups of copies behind those of a step */
-    constexpr int kPending = (Traits::kHasPlane8 ? Stager::kAhead - 1 : 0) + Sink::kCopiesX;
+    const trf_walk_inputs<kP, kLog, BandOrder> in = {view, smem, planes, params, band_order, masks, lane};
 #pragma unroll 1
     while (st.bytes[0] && st.entered.band <= last_band) {
         const trf_walk walk = st.entered;
-        uint32_t chunks = st.chunks_left;
-        trf_rans_stream rans_stream[kSlabs];
-        trf_exceptions exceptions[kSlabs];
+        uint32_t chunks = st.chunks_left, first_step = 0;
+        trf_open_slabs<kSlabs> open;
         sink.begin_slab(walk);
-        trf_cp_async_wait<kPending>();
+        trf_cp_async_wait<kPendingCopies<Traits, trf_stager<kSlabs, kSteps>, Sink>>();
         __syncwarp();
-#pragma unroll
-        for (int s = 0; s < kSlabs; s++) {
-            const uint32_t at =
-                st.place - 16 * lane + s * smem.slab_bytes + smem.rans_streams + st.read_buffer * smem.rans_bytes;
-            const uint32_t count =
-                min(trf_lds16(at + TRF_RANS_EXCEPTION_COUNT_OFFSET), (st.bytes[s] - TRF_RANS_HEAD_BYTES) / 4);
-            trf_lane_begin(rans_stream[s], params, at, st.bytes[s], count, masks, lane);
-            trf_exceptions_begin(exceptions[s], at, count);
-        }
-        st.read_buffer ^= 1;
-        uint32_t limit = 0x0FFFFFFF, k0 = 0; /* records of step k are those up to k << 28 | 0x0FFFFFFF */
+        trf_begin_rans_streams(open, st, in);
 #pragma unroll 1
         do {
-            trf_narrow_words narrow[kSlabs] = {};
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                if (k % 2 == 0)
-                    sink.begin_step_pair(k / 2);
-                if constexpr (!Stager::kRefillAfterRead) {
-                    if (k == 2 && chunks > 1)
-                        sink.prefetch_chunk();
-                    else if (k == 2 && st.bytes[0])
-                        sink.prefetch_slab(st.entered);
-                }
-                if (Sink::kCopiesX && k % 2 == 0)
-                    trf_cp_async_commit();
-                if (Traits::kHasPlane8 || k == 0)
-                    trf_cp_async_wait<kPending>();
-                else if (Sink::kCopiesX && k == 2) /* the copies of step 1 may be on their way, too */
-                    trf_cp_async_wait<kPending + 1>();
-                uint4 plane8[kSlabs] = {};
-#pragma unroll
-                for (int s = 0; s < kSlabs; s++) {
-                    const uint32_t place = st.place + s * smem.slab_bytes;
-                    if (Traits::kHasPlane8)
-                        plane8[s] = trf_lds128(place + k % kSteps * kStepBytes);
-                    trf_load_narrow<Traits>(narrow[s], place + kRingBytes + st.read_narrow, lane, k, planes);
-                }
-                const auto stage = [&] {
-                    if (k == Stager::kEnterStep)
-                        trf_enter_chunk<Traits>(st, view, smem, band_order, lane);
-                    if (Traits::kHasPlane8)
-                        trf_stage_step<Traits>(st, smem, (k + Stager::kAhead) % 4, lane, planes);
-                    else if (k == Stager::kEnterStep)
-                        trf_stage_step<Traits>(st, smem, 0, lane, planes);
-                };
-                if (!Stager::kRefillAfterRead)
-                    stage();
-                uint32_t reg[kSlabs][8];
-#pragma unroll
-                for (int g = 0; g < 4; g++) {
-                    uint32_t x[kSlabs][2] = {};
-#pragma unroll
-                    for (int i = 0; i < Traits::kSymbols; i++)
-#pragma unroll
-                        for (int s = 0; s < kSlabs; s++)
-                            x[s][i] = trf_lane_step<Traits>(rans_stream[s], params);
-#pragma unroll
-                    for (int s = 0; s < kSlabs; s++) {
-                        const uint32_t word = g == 0   ? plane8[s].x
-                                              : g == 1 ? plane8[s].y
-                                              : g == 2 ? plane8[s].z
-                                                       : plane8[s].w;
-                        trf_build_quad<Traits>(reg[s] + 2 * g, x[s][0], x[s][1], word, narrow[s], k, g, planes);
-                    }
-                }
-                if (Stager::kRefillAfterRead)
-                    stage();
-#pragma unroll
-                for (int s = 0; s < kSlabs; s++)
-                    sink.finish_step(reg[s]);
-                if ((kSlabs == 2 ? min(exceptions[0].next, exceptions[kSlabs - 1].next) : exceptions[0].next) < limit) {
-#pragma unroll
-                    for (int s = 0; s < kSlabs; s++)
-#pragma unroll 1
-                        while (exceptions[s].next < limit) {
-                            const uint32_t record = exceptions[s].next;
-                            trf_patch_exception(reg[s], record, sink.exception_value(s, record, walk), lane);
-                            trf_exceptions_advance(exceptions[s]);
-                        }
-                }
-                limit += 1u << 28;
-                if (Sink::kCopiesX && Traits::kHasPlane8 && k == 0 &&
-                    k0 == 0) /* what prefetch_slab started before the walk */
-                    trf_cp_async_wait<kPending - 1>();
-                sink.step(reg, walk, k0 + k);
-            }
-            k0 += 4;
-            st.read_narrow ^= trf_narrow_stride(Traits::raw(planes.raw_bits), kSteps);
+            trf_walk_chunk<Traits>(open, st, in, walk, chunks, first_step, sink);
+            first_step += 4;
         } while (--chunks);
-        bool good = true;
-#pragma unroll
-        for (int s = 0; s < kSlabs; s++)
-            good &= trf_lane_good(rans_stream[s], params);
-        good = __all_sync(0xFFFFFFFFu, good);
-        if (!good && lane == 0)
-            trf_report_fault(view, kSlabs * walk.band, walk.col);
-        sink.end_slab(walk, good);
+        sink.end_slab(walk, trf_slab_verdict(open, in, walk));
     }
 }
 
