@@ -38,19 +38,16 @@ else()
     message(STATUS "transfuse: TRF_CUDA is OFF; building without device code")
 endif()
 
-# Leaves in a folder's .c files those that this build takes: host code over the CUDA runtime, which is decoder_gpu/,
-# fused/ and, of runtime/, trf_*_cuda.c, trf_gemm.c and trf_two_step.c; or trf_no_cuda.c in their place.
+# Leaves in a folder's .c files those that this build takes. Host code over the CUDA runtime is all of decoder_gpu/ and,
+# elsewhere, what ends in _cuda.c, with trf_two_step.c and trf_gemm.c; trf_no_device_code.c takes its place.
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
-        list(FILTER sources EXCLUDE REGEX "/trf_no_cuda\\.c$")
-    elseif(folder MATCHES "^(decoder_gpu|fused)$")
+        list(FILTER sources EXCLUDE REGEX "/trf_no_device_code\\.c$")
+    elseif(folder STREQUAL "decoder_gpu")
         set(sources)
     else()
-        list(FILTER sources EXCLUDE REGEX "/trf_([a-z_]+_cuda|gemm|two_step)\\.c$")
-        if(folder STREQUAL "runtime")
-            list(APPEND sources "${PROJECT_SOURCE_DIR}/runtime/trf_no_cuda.c")
-        endif()
+        list(FILTER sources EXCLUDE REGEX "/trf_([a-z0-9_]+_cuda|two_step|gemm)\\.c$")
     endif()
     set(${list_name} ${sources} PARENT_SCOPE)
 endfunction()

@@ -14,7 +14,7 @@
 #include "trf_warp_product.cuh"
 
 /* Out of line, since it is long, and kernels call it from several places. */
-static __device__ __noinline__ float4 trf_activate_four(uint32_t activation, float4 v) {
+static __device__ __noinline__ float4 trf_activate_elements_of_thread(uint32_t activation, float4 v) {
     switch (activation) {
     case TRF_ACTIVATION_SILU:
         return make_float4(trf_silu(v.x), trf_silu(v.y), trf_silu(v.z), trf_silu(v.w));
@@ -55,9 +55,10 @@ struct trf_epilogue_elements {
     }
 
     __device__ __forceinline__ void store(const trf_epilogue_args &epilogue_args) const {
-        const float4 v = trf_activate_four((uint32_t)epilogue_args.epilogue.activation,
-                                           make_float4(with_bias(epilogue_args, 0), with_bias(epilogue_args, 1),
-                                                       with_bias(epilogue_args, 2), with_bias(epilogue_args, 3)));
+        const float4 v =
+            trf_activate_elements_of_thread((uint32_t)epilogue_args.epilogue.activation,
+                                            make_float4(with_bias(epilogue_args, 0), with_bias(epilogue_args, 1),
+                                                        with_bias(epilogue_args, 2), with_bias(epilogue_args, 3)));
         const float activated[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int i = 0; i < 4; i++)

@@ -1,232 +1,7 @@
-/* Contexts, layers on devices and products: the public functions. They check arguments; the device's operations do the
- * rest. */
+/* Products: the public functions. They check arguments; the device's operations do the rest. */
 #include "trf_device.h"
-#include "trf_decode_rows.h"
-#include "trf_file_source.h"
 #include "trf_tuning.h"
 #include "trf_two_step.h"
-
-#include <stdatomic.h>
-#include <stdlib.h>
-
-/* ---- contexts ---- */
-
-trf_status trf_context_create(int device, trf_context **context, trf_error *err) {
-    if (device == TRF_DEVICE_CPU)
-        return trf_cpu_context_create(context, err);
-    if (device != TRF_DEVICE_AUTO)
-        return trf_cuda_context_create(device, context, err);
-    trf_error failure;
-    trf_status status = trf_cuda_context_create(0, context, &failure);
-    if (status == TRF_ERR_DEVICE)
-        return trf_cpu_context_create(context, err);
-    if (status != TRF_OK && err)
-        *err = failure; /* a GPU that is there and fails: the caller has to know */
-    return status;
-}
-
-void trf_context_destroy(trf_context *context) {
-    if (!context)
-        return;
-    context->ops->destroy(context);
-    trf_tuning_free(context->tuning);
-    free(context);
-}
-
-int trf_context_device(const trf_context *context) { return context->device; }
-
-const char *trf_context_device_name(const trf_context *context) { return context->name; }
-
-void trf_context_set_threads(trf_context *context, int threads) { context->threads = threads; }
-
-/* ---- device memory ---- */
-
-trf_status trf_device_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err) {
-    *memory = NULL;
-    return bytes ? context->ops->allocate(context, bytes, memory, err) : TRF_OK;
-}
-
-void trf_device_free(const trf_context *context, void *memory) {
-    if (memory)
-        context->ops->release(context, memory);
-}
-
-trf_status trf_device_upload(const trf_context *context, void *to, const void *from_host, uint64_t bytes,
-                             trf_error *err) {
-    return bytes ? context->ops->upload(context, to, from_host, bytes, err) : TRF_OK;
-}
-
-trf_status trf_device_download(const trf_context *context, void *to_host, const void *from, uint64_t bytes,
-                               trf_error *err) {
-    return bytes ? context->ops->download(context, to_host, from, bytes, err) : TRF_OK;
-}
-
-/* ---- layers ---- */
-
-/* Whether a shard has tiles of which not all rows, or columns, are meant. */
-static int shard_cuts_rows(const trf_device_layer *layer) { return layer->shard.rows != layer->view.rows; }
-static int shard_cuts_cols(const trf_device_layer *layer) { return layer->shard.cols != layer->view.cols; }
-
-trf_status trf_begin_device_layer(trf_context *context, const trf_layer_source *source, trf_device_layer **device_layer,
-                                  trf_error *err) {
-    static atomic_uint layers;
-    trf_device_layer *made = calloc(1, sizeof *made);
-    if (!made)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
-    made->context = context;
-    made->device = context->device;
-    made->serial = atomic_fetch_add(&layers, 1) + 1; /* a plan of zeros is no layer's */
-    trf_blob_describe(source->view, &made->info);
-    made->shard = source->shard;
-    made->info.rows = source->shard.rows;
-    made->info.cols = source->shard.cols;
-    *device_layer = made;
-    return TRF_OK;
-}
-
-static trf_status make_device_layer(trf_context *context, const trf_layer_source *source,
-                                    trf_device_layer **device_layer, trf_error *err) {
-    trf_device_layer *made = NULL;
-    trf_status status = trf_begin_device_layer(context, source, &made, err);
-    if (status != TRF_OK)
-        return status;
-    status = context->ops->fill_layer(made, source, err);
-    if (status != TRF_OK) {
-        free(made);
-        return status;
-    }
-    *device_layer = made;
-    return TRF_OK;
-}
-
-trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer, trf_device_layer **device_layer,
-                                   trf_error *err) {
-    if (!context || !layer)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a layer");
-    trf_layer *source_layer = (trf_layer *)layer;
-    const trf_layer_source source = trf_source_of_layer(&source_layer, 0);
-    return make_device_layer(context, &source, device_layer, err);
-}
-
-/* On the CPU: maps the file, or makes a shard in memory. */
-static trf_status load_to_cpu(trf_context *context, const trf_checkpoint *checkpoint, const char *tensor,
-                              const trf_load_options *options, trf_device_layer **device_layer, trf_error *err) {
-    trf_layer *layer;
-    trf_shard_range shard;
-    trf_status status = trf_layer_open_tensor(checkpoint, tensor, options, &layer, &shard, err);
-    if (status != TRF_OK)
-        return status;
-    trf_layer_source source = trf_source_of_layer(&layer, 1);
-    source.shard = shard;
-    status = make_device_layer(context, &source, device_layer, err);
-    trf_layer_free(layer);
-    return status == TRF_OK ? TRF_OK : trf_prefix_error(err, status, "tensor '%s'", tensor);
-}
-
-static trf_status load_to_gpu(trf_context *context, const trf_checkpoint *checkpoint, const char *tensor,
-                              const trf_load_options *options, trf_device_layer **device_layer, trf_error *err) {
-    trf_file_source source;
-    trf_status status = trf_file_source_open(checkpoint, tensor, options, &source, err);
-    if (status != TRF_OK)
-        return status;
-    status = make_device_layer(context, &source.source, device_layer, err);
-    if (status != TRF_OK)
-        trf_file_source_fail(&source, status, err);
-    trf_file_source_close(&source);
-    return status;
-}
-
-trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
-                                 const trf_load_options *options, trf_device_layer **device_layer, trf_error *err) {
-    if (!context || !checkpoint || !tensor)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "loading a layer needs a context, a checkpoint and a name");
-    if (context->device == TRF_DEVICE_CPU)
-        return load_to_cpu(context, checkpoint, tensor, options, device_layer, err);
-    return load_to_gpu(context, checkpoint, tensor, options, device_layer, err);
-}
-
-void trf_device_layer_destroy(trf_device_layer *device_layer) {
-    if (!device_layer)
-        return;
-    device_layer->context->ops->destroy_layer(device_layer);
-    free(device_layer);
-}
-
-void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_layer_info *info) {
-    *info = device_layer->info;
-}
-
-uint64_t trf_device_layer_bytes(const trf_device_layer *device_layer) { return device_layer->memory_bytes; }
-
-trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err) {
-    return device_layer->context->ops->check_layer(device_layer, err);
-}
-
-/* ---- decoding ---- */
-
-static trf_status check_decode_as(const trf_device_layer *layer, trf_decode_as as, trf_error *err) {
-    if (!layer)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no layer to decode");
-    if (as < TRF_DECODE_SOURCE || as > TRF_DECODE_F16)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "weights cannot be decoded as %d", (int)as);
-    return TRF_OK;
-}
-
-static uint64_t decoded_value_bytes(const trf_layer_info *info, trf_decode_as as) {
-    return as == TRF_DECODE_SOURCE ? trf_dtype_bytes(info->dtype) : 2;
-}
-
-/* rows: that are decoded. alignment: of weights. */
-static trf_status check_target(const trf_layer_info *info, trf_decode_as as, uint64_t rows, const void *weights,
-                               uint64_t weights_bytes, uint64_t alignment, trf_error *err) {
-    if (!weights || (uintptr_t)weights % alignment)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "decoded weights need %llu-byte aligned device memory",
-                        (unsigned long long)alignment);
-    if ((as == TRF_DECODE_BF16 && info->codec == TRF_CODEC_FP16) ||
-        (as == TRF_DECODE_F16 && info->codec == TRF_CODEC_BF16))
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "weights of codec %s are not decoded as %s",
-                        trf_codec_name(info->codec), as == TRF_DECODE_BF16 ? "BF16" : "F16");
-    const uint64_t value_bytes = decoded_value_bytes(info, as);
-    if (weights_bytes % value_bytes || weights_bytes / value_bytes != rows * info->cols)
-        return trf_fail(err, TRF_ERR_SHAPE, TRF_NO_OFFSET, "a buffer of %llu bytes for %llux%u weights of %llu bytes",
-                        (unsigned long long)weights_bytes, (unsigned long long)rows, info->cols,
-                        (unsigned long long)value_bytes);
-    return TRF_OK;
-}
-
-trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
-                                   uint64_t weights_bytes, trf_stream stream, trf_error *err) {
-    trf_status status = check_decode_as(device_layer, as, err);
-    if (status == TRF_OK)
-        status = check_target(&device_layer->info, as, device_layer->info.rows, weights, weights_bytes, 16, err);
-    if (status == TRF_OK && (shard_cuts_rows(device_layer) || shard_cuts_cols(device_layer)))
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "a shard that does not begin and end with tiles of %d is not decoded", TRF_TILE_SIZE);
-    return status == TRF_OK ? device_layer->context->ops->decode(device_layer, as, weights, stream, err) : status;
-}
-
-trf_status trf_device_layer_decode_rows(const trf_device_layer *device_layer, const void *row_ids, uint32_t id_bytes,
-                                        uint32_t count, trf_decode_as as, void *rows, uint64_t rows_bytes,
-                                        trf_stream stream, trf_error *err) {
-    trf_status status = check_decode_as(device_layer, as, err);
-    if (status != TRF_OK)
-        return status;
-    if (id_bytes != 4 && id_bytes != 8)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ids of %u bytes, neither 4 nor 8", id_bytes);
-    if (count == 0)
-        return TRF_OK;
-    if (!row_ids || (uintptr_t)row_ids % id_bytes)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ids need %u-byte aligned device memory", id_bytes);
-    status = check_target(&device_layer->info, as, count, rows, rows_bytes,
-                          decoded_value_bytes(&device_layer->info, as), err);
-    if (status != TRF_OK)
-        return status;
-    const trf_row_request request = {row_ids, id_bytes, count, as, rows};
-    return device_layer->context->ops->decode_rows(device_layer, &request, stream, err);
-}
-
-/* ---- products ---- */
 
 trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
                            trf_error *err) {
@@ -253,8 +28,9 @@ static trf_shard_workspace shard_workspace_of(const trf_device_layer *layer, con
                                               int has_epilogue) {
     const uint64_t m = plan->m, y_bytes = trf_dtype_bytes(has_epilogue ? TRF_DTYPE_F32 : plan->y_dtype);
     trf_shard_workspace offsets;
-    offsets.y = shard_cuts_cols(layer) ? trf_device_align(m * layer->view.cols * trf_dtype_bytes(plan->x_dtype)) : 0;
-    offsets.inner = offsets.y + (shard_cuts_rows(layer) ? trf_device_align(m * layer->view.rows * y_bytes) : 0);
+    offsets.y =
+        trf_shard_cuts_cols(layer) ? trf_device_align(m * layer->view.cols * trf_dtype_bytes(plan->x_dtype)) : 0;
+    offsets.inner = offsets.y + (trf_shard_cuts_rows(layer) ? trf_device_align(m * layer->view.rows * y_bytes) : 0);
     return offsets;
 }
 
@@ -398,7 +174,7 @@ static trf_status multiply_layer(const trf_device_layer *device_layer, const trf
     const trf_device_layer *layer = device_layer;
     const trf_device_ops *ops = layer->context->ops;
     const trf_shard_workspace offsets = shard_workspace_of(layer, plan, epilogue != NULL);
-    const int cuts_rows = shard_cuts_rows(layer);
+    const int cuts_rows = trf_shard_cuts_rows(layer);
     uint8_t *const base = workspace;
     trf_linear_plan inner = *plan;
     inner.workspace_bytes = (epilogue ? plan->epilogue_workspace_bytes : plan->workspace_bytes) - offsets.inner;
@@ -406,7 +182,7 @@ static trf_status multiply_layer(const trf_device_layer *device_layer, const trf
         inner.y_dtype = TRF_DTYPE_F32;
     if (plan->path == TRF_PATH_TWO_STEP)
         inner.choice[TRF_TWO_STEP_DECODED] = decoded != 0;
-    if (shard_cuts_cols(layer)) {
+    if (trf_shard_cuts_cols(layer)) {
         status = spread_x(layer, plan, x, base, stream, err);
         x = base;
     }

@@ -1,0 +1,40 @@
+/* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
+#include "trf_device.h"
+#include "trf_device_cpu.h"
+#include "trf_offload.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void cpu_destroy(trf_context *context) { (void)context; }
+
+static const trf_device_ops cpu_device_ops = {
+    .destroy = cpu_destroy,
+    .fill_layer = trf_cpu_fill_layer,
+    .destroy_layer = trf_cpu_destroy_layer,
+    .check_layer = trf_cpu_check_layer,
+    .decode = trf_cpu_decode,
+    .decode_rows = trf_cpu_decode_rows,
+    .plan = trf_cpu_plan,
+    .linear = trf_cpu_linear,
+    .apply_epilogue = trf_cpu_apply_epilogue,
+    .time = trf_cpu_time,
+    .timed_repeats = 3, /* of one path */
+    .allocate = trf_cpu_allocate,
+    .release = trf_cpu_release,
+    .upload = trf_cpu_copy,
+    .download = trf_cpu_copy,
+    .copy_rows = trf_cpu_copy_rows,
+    .stack = &trf_cpu_stack_ops,
+};
+
+trf_status trf_cpu_context_create(trf_context **context, trf_error *err) {
+    trf_context *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a context");
+    made->ops = &cpu_device_ops;
+    made->device = TRF_DEVICE_CPU;
+    memcpy(made->name, "CPU", sizeof "CPU");
+    *context = made;
+    return TRF_OK;
+}

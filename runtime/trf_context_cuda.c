@@ -1,0 +1,114 @@
+/* A GPU as a device: contexts, and the operations that they have. */
+#include "trf_cuda_call.h"
+#include "trf_decode_cuda.h"
+#include "trf_device.h"
+#include "trf_device_cuda.h"
+#include "trf_layer_group.h"
+#include "trf_linear_cuda.h"
+#include "trf_offload.h"
+#include "trf_staging_cuda.h"
+#include "trf_time_cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    MIN_CAPABILITY = 80
+};
+
+static trf_status find_device(int device, struct cudaDeviceProp *properties, trf_error *err) {
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET, "no CUDA device can be used: %s",
+                        cudaGetErrorString(error));
+    }
+    if (device < 0 || device >= count)
+        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET, "there is no CUDA device %d; %d are there", device, count);
+    trf_status status = trf_check_cuda(cudaGetDeviceProperties(properties, device), "looking at the device", err);
+    if (status != TRF_OK)
+        return status;
+    if (10 * properties->major + properties->minor < MIN_CAPABILITY)
+        return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET,
+                        "CUDA device %d (%s) has compute capability %d.%d; %d.%d is needed", device, properties->name,
+                        properties->major, properties->minor, MIN_CAPABILITY / 10, MIN_CAPABILITY % 10);
+    return TRF_OK;
+}
+
+static void cuda_destroy(trf_context *context) {
+    trf_device_scope scope;
+    trf_enter_device(context->device, &scope, NULL);
+    trf_gemm_destroy(context->gemm);
+    trf_staging_destroy(context->staging);
+    trf_cuda_copier_destroy(context->copier);
+    trf_leave_device(&scope);
+}
+
+static const trf_device_ops cuda_device_ops = {
+    .destroy = cuda_destroy,
+    .fill_layer = trf_cuda_fill_layer,
+    .destroy_layer = trf_cuda_destroy_layer,
+    .check_layer = trf_cuda_check_layer,
+    .decode = trf_cuda_decode,
+    .decode_rows = trf_cuda_decode_rows,
+    .plan = trf_cuda_plan,
+    .linear = trf_cuda_linear,
+    .decode_ahead = trf_cuda_decode_ahead,
+    .apply_epilogue = trf_cuda_apply_epilogue,
+    .time = trf_cuda_time,
+    .timed_repeats = 9,
+    .allocate = trf_cuda_allocate,
+    .release = trf_cuda_release,
+    .upload = trf_cuda_upload,
+    .download = trf_cuda_download,
+    .copy_rows = trf_cuda_copy_rows,
+    .stack = &trf_cuda_stack_ops,
+    .groups = &trf_cuda_group_ops,
+};
+
+/* All that needs CUDA at work. The device is current. */
+static trf_status start_context(trf_context *made, trf_error *err) {
+    /* Starts CUDA on the device here, where it can fail with a message of its own. */
+    trf_status status = trf_check_cuda(cudaFree(NULL), "starting CUDA on the device", err);
+    if (status == TRF_OK)
+        status = trf_check_cuda((cudaError_t)trf_find_limits(&made->limits), "looking for what the device can do", err);
+    if (status == TRF_OK)
+        status = trf_gemm_create(&made->gemm, err);
+    if (status == TRF_OK)
+        status = trf_cuda_copier_create(made->device, &made->copier, err);
+    if (status == TRF_OK)
+        status = trf_staging_create(&trf_cuda_copy_engine, made->copier, &made->staging, err);
+    return status;
+}
+
+trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {
+    struct cudaDeviceProp properties;
+    trf_device_scope scope;
+    trf_status status = find_device(device, &properties, err);
+    if (status != TRF_OK)
+        return status;
+    trf_context *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a context");
+    made->ops = &cuda_device_ops;
+    made->device = device;
+    made->cache_bytes = (uint64_t)properties.l2CacheSize;
+    made->limits = (trf_device_limits){.multiprocessors = properties.multiProcessorCount,
+                                       .shared_bytes = (int)properties.sharedMemPerBlockOptin,
+                                       .capability = 10 * properties.major + properties.minor};
+    snprintf(made->name, sizeof made->name, "%s", properties.name);
+    status = trf_enter_device(device, &scope, err);
+    if (status == TRF_OK) {
+        status = start_context(made, err);
+        trf_leave_device(&scope);
+    }
+    if (status != TRF_OK) {
+        cuda_destroy(made);
+        free(made);
+        return status;
+    }
+    *context = made;
+    return TRF_OK;
+}
