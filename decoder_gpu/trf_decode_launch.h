@@ -10,7 +10,8 @@
 extern "C" {
 #endif
 
-/* Every weight of the layer: regular slabs by one kernel, edges (trf_edges.h) by another. weights: device, as trf_device_layer_decode. */
+/* Decodes every weight of the layer: regular slabs by one kernel, edges (trf_edges.h) by another. weights: device,
+ * [rows][cols] of the type that `as` says. */
 int trf_launch_decode(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as, void *weights,
                       trf_stream stream);
 

@@ -28,7 +28,7 @@ static bool geometry_takes(const trf_device_view *view, const trf_layer_traits *
     if (geometry != TRF_GEOMETRY_GENERAL && !has_large_shared(limits))
         return false;
     const bool default_p =
-        trf_has_default_p(*view, traits->max_frequency) && !(traits->predictor_modes & TRF_PREDICT_ROW);
+        trf_has_default_p(view, traits->max_frequency) && !(traits->predictor_modes & TRF_PREDICT_ROW);
     switch (geometry) {
     case TRF_GEOMETRY_TWO_SLABS:
         return default_p &&
@@ -129,7 +129,7 @@ static partition make_partition(const trf_device_view *view, uint32_t m, uint32_
     c.warps =
         (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, is_scaled(view), (int)c.x_tiles, (int)geometry);
     c.slabs = (uint32_t)trf_fused_slabs((int)geometry);
-    c.cols = trf_regular_slab_cols(*view);
+    c.cols = trf_regular_slab_cols(view);
     c.units = c.cols ? ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
     c.cluster = cluster;
     c.k_splits = k_splits;
@@ -159,7 +159,7 @@ static bool lay_out(partition *c, const trf_device_view *view, const trf_layer_t
     c->x_stage_cols = x_stage_cols;
     c->smem = trf_smem_layout_of(view->raw_bits, traits->max_rans_bytes, block_warps(*c), c->slabs, table_log,
                                  in_buffers ? sum_bytes(*c) : 0,
-                                 trf_copied_x_bytes(view->codec, (int)c->slabs, (int)c->x_tiles));
+                                 trf_copied_x_bytes(view->codec, (int)c->slabs, (int)c->x_tiles), kRing);
     c->x_shared = c->smem.total;
     c->shared_bytes = c->x_shared + c->k_splits * 2 * trf_x_stage_bytes(x_stage_cols, (int)c->x_tiles);
     const uint32_t in_place_of = pipelines_x(*c) ? c->x_shared : c->smem.warps;

@@ -45,7 +45,7 @@ static group_smem lay_out(const trf_device_view *view, uint32_t rans_bytes, uint
                           uint32_t sums) {
     group_smem layout;
     layout.plan = trf_smem_layout_of(view->raw_bits, rans_bytes, warps, slabs,
-                                     trf_fused_table_log((int)view->class_bits, (int)slabs), sum_bytes(slabs));
+                                     trf_fused_table_log((int)view->class_bits, (int)slabs), sum_bytes(slabs), 0, kRing);
     layout.sums = layout.plan.total;
     layout.bytes = layout.sums + sums;
     return layout;
@@ -63,7 +63,7 @@ const char *trf_group_refuses(const trf_device_view *view, const trf_layer_trait
         return "the device has too little shared memory a block, or the build no code for it";
     if (is_scaled(view))
         return "the layer has scales of groups or blocks";
-    if (!trf_has_default_p(*view, traits->max_frequency))
+    if (!trf_has_default_p(view, traits->max_frequency))
         return "the layer's probability bits or frequencies are not the usual ones";
     if (traits->predictor_modes & TRF_PREDICT_ROW)
         return "the layer has row offsets";
@@ -83,7 +83,7 @@ struct walk_shape {
 static walk_shape shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m) {
     const double width = view->slab_cols / 256.0, longer = view->class_bits == 4 ? 1.8 : 1.0;
     walk_shape s = {};
-    s.cols = trf_regular_slab_cols(*view);
+    s.cols = trf_regular_slab_cols(view);
     s.units = s.cols ? ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
     s.slabs = slabs;
     s.warps = warps;
@@ -276,7 +276,7 @@ static cudaError_t launch(trf_group_kernel kernel, const trf_group_args &args, u
 
 /* What layers and experts have in common. cols: columns of slabs; units of the layer. */
 static void set_layer_args(const trf_device_view *view, uint32_t slabs, trf_dtype y_dtype, trf_fused_args *args) {
-    const uint32_t cols = trf_regular_slab_cols(*view);
+    const uint32_t cols = trf_regular_slab_cols(view);
     args->view = *view;
     args->y_dtype = y_dtype;
     args->x_stride = view->cols;

@@ -56,7 +56,7 @@ static wide_partition make_partition(const trf_device_view *view, const trf_laye
         set_shape<128, 1>(&c);
     else
         set_shape<128, 2>(&c);
-    c.cols = trf_regular_slab_cols(*view);
+    c.cols = trf_regular_slab_cols(view);
     const uint32_t most = producers < c.max_producers ? producers : c.max_producers, cols = ceil_div(c.cols, k_splits),
                    rounds = ceil_div(cols, most);
     c.producers = rounds ? ceil_div(cols, rounds) : 1;
@@ -127,7 +127,7 @@ const char *trf_wide_refuses(const trf_device_view *view, const trf_layer_traits
         return reason;
     if (traits->irregular_weights)
         return "the layer has stored tiles, or rows or columns that are not multiples of 32 and 64";
-    if (!trf_has_default_p(*view, traits->max_frequency) || (traits->predictor_modes & TRF_PREDICT_ROW))
+    if (!trf_has_default_p(view, traits->max_frequency) || (traits->predictor_modes & TRF_PREDICT_ROW))
         return "the layer has row offsets, or an unusual frequency table";
     if (is_scaled(view))
         return "the layer has scales for groups";

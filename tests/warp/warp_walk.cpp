@@ -46,7 +46,7 @@ int warp_walk_run(const warp_walk *w) {
     const trf_device_view *view = w->view;
     warp_walk_kernel *const kernel = kernel_of(w);
     warp_walk_args args = {};
-    args.cols = trf_regular_slab_cols(*view);
+    args.cols = trf_regular_slab_cols(view);
     if (!kernel || args.cols == 0 || view->rows < TRF_SLAB_ROWS)
         return 0;
     const bool two =

@@ -229,7 +229,7 @@ template <class Traits, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp
     constexpr int kP = kDefaultP<Traits>, kTwoLog = Traits::kClassBits == 2 ? kSmallTableLog : kTableLog;
     constexpr bool kDecodesOnly = Traits::kCodec == TRF_CODEC_E4M3 && !kSpecial, kTwoOnly = Traits::kInt && kSpecial;
     if (w->variant != WARP_WALK_GENERAL && w->variant != WARP_WALK_STORE_GENERAL &&
-        !trf_has_default_p(*w->view, w->max_frequency))
+        !trf_has_default_p(w->view, w->max_frequency))
         return nullptr;
     if constexpr (!kSpecial) {
         constexpr bool kMayGather = trf_may_gather(Traits::kCodec, 2);
