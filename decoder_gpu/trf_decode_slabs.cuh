@@ -340,14 +340,14 @@ __global__ void __launch_bounds__(kMaxStoreWarps *TRF_LANES, 1)
 typedef void (*trf_store_kernel)(trf_store_args);
 
 /* default_p: trf_has_default_p. */
-template <class Traits, int kBytes> static trf_store_kernel trf_decode_pick(bool default_p) {
+template <class Traits, int kBytes> static trf_store_kernel trf_store_kernel_of(bool default_p) {
     return default_p ? trf_decode_slabs<Traits, kBytes, kDefaultP<Traits>> : trf_decode_slabs<Traits, kBytes, 0>;
 }
 
 /* The kernel of a codec that stores `bytes` a weight; one function for each .cu of the family. */
-trf_store_kernel trf_store_bf16(uint32_t class_bits, uint32_t bytes, bool default_p);                /* 2 or 4 bytes */
-trf_store_kernel trf_store_fp16(uint32_t class_bits, bool default_p);                                /* 2 */
-trf_store_kernel trf_store_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */
-trf_store_kernel trf_store_int(uint32_t class_bits, uint32_t bytes, bool default_p);                 /* 1, 2 or 4 */
+trf_store_kernel trf_store_kernel_bf16(uint32_t class_bits, uint32_t bytes, bool default_p); /* 2 or 4 bytes */
+trf_store_kernel trf_store_kernel_fp16(uint32_t class_bits, bool default_p);                 /* 2 */
+trf_store_kernel trf_store_kernel_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */
+trf_store_kernel trf_store_kernel_int(uint32_t class_bits, uint32_t bytes, bool default_p); /* 1, 2 or 4 */
 
 #endif

@@ -146,7 +146,7 @@ static void make_scales(test_rng *rng, trf_device_view *view, float *scales) {
     }
 }
 
-static void check_kind(const trf_device_view *view, const test_tile *tile, trf_decode_as as) {
+static void check_decoding(const trf_device_view *view, const test_tile *tile, trf_decode_as as) {
     const trf_store_format format = trf_store_format_of(view, as);
     const int refused = (as == TRF_DECODE_BF16 && view->codec == TRF_CODEC_FP16) ||
                         (as == TRF_DECODE_F16 && view->codec == TRF_CODEC_BF16);
@@ -216,7 +216,7 @@ START_TEST(slabs) {
         else if (codec == TRF_CODEC_BF16)
             host->view.source_dtype = round % 2 ? TRF_DTYPE_F32 : TRF_DTYPE_BF16;
         for (int as = 0; as < 4; as++)
-            check_kind(&host->view, tile, kAs[as]);
+            check_decoding(&host->view, tile, kAs[as]);
         host_view_free(host);
         test_tile_free(tile);
     }
