@@ -67,13 +67,13 @@ trf_store_kernel kernel_of(const trf_device_view *view, trf_store_format format,
     const uint32_t bytes = trf_store_bytes(format);
     switch (view->codec) {
     case TRF_CODEC_BF16:
-        return trf_store_bf16(view->class_bits, bytes, default_p);
+        return trf_store_kernel_bf16(view->class_bits, bytes, default_p);
     case TRF_CODEC_FP16:
-        return trf_store_fp16(view->class_bits, default_p);
+        return trf_store_kernel_fp16(view->class_bits, default_p);
     case TRF_CODEC_INT:
-        return trf_store_int(view->class_bits, bytes, default_p);
+        return trf_store_kernel_int(view->class_bits, bytes, default_p);
     default:
-        return trf_store_fp8(view->codec, view->class_bits, bytes, default_p);
+        return trf_store_kernel_fp8(view->codec, view->class_bits, bytes, default_p);
     }
 }
 
