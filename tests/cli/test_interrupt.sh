@@ -10,4 +10,4 @@ expect 0 compress small.safetensors -o small-compressed.safetensors
 expect 0 extract small-compressed.safetensors layers.0.k_proj.weight -o layer.trf
 "$TRF_PYTHON" -c 'import numpy as np; np.save("x.npy", np.ones((1, 96), np.float32))'
 "$TRF_PYTHON" "$here/interrupt.py" "$TRANSFUSE" || fail "interrupted commands"
-expect_only large.safetensors layer.trf compressed.safetensors small-compressed.safetensors small.safetensors x.npy
+expect_only compressed.safetensors large.safetensors layer.trf small-compressed.safetensors small.safetensors x.npy

@@ -38,4 +38,4 @@ expect 1 tune none.safetensors -o other.json
 expect_error none.safetensors
 expect 1 tune compressed.safetensors -o none/other.json
 expect_error none/other.json
-expect_only mixed.safetensors compressed.safetensors tuning.json
+expect_only compressed.safetensors mixed.safetensors tuning.json

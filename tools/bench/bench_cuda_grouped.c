@@ -22,7 +22,7 @@ typedef cublasStatus_t grouped_fn(cublasHandle_t handle, const cublasOperation_t
                                   const void *alpha, const void *const a[], cudaDataType_t a_type, const int lda[],
                                   const void *const b[], cudaDataType_t b_type, const int ldb[], const void *beta,
                                   void *const c[], cudaDataType_t c_type, const int ldc[], int group_count,
-                                  const int scale_group_size[], cublasComputeType_t compute_type);
+                                  const int group_size[], cublasComputeType_t compute_type);
 #if CUBLAS_VER_MAJOR >= 13
 static_assert(__builtin_types_compatible_p(grouped_fn, __typeof__(cublasGemmGroupedBatchedEx)), "as cuBLAS has it");
 #endif
