@@ -39,7 +39,8 @@ y = np.fromfile("y.f32", np.float32).reshape(5, 288)
 g, u = x @ gate.T, round_bf16(x @ up.T).astype(np.float64)
 h = round_bf16(g / (1 + np.exp(-g)) * u).astype(np.float64)
 due = h @ down.T
-# What is near a tie may be rounded the other way, by a step of at most 2^-7 of its size: an activation, seldom the output of up besides.
+# What is near a tie may be rounded the other way, by a step of at most 2^-7 of its size: an activation, seldom the
+# output of up besides.
 limit = 2.0**-7 * np.abs(h) @ np.abs(down).T
 assert y.dtype == np.float32 and y.shape == due.shape
 assert np.all(np.abs(y - due) <= limit), np.max(np.abs(y - due) / limit)
@@ -66,7 +67,8 @@ complains() {
         fail "the message lacks '$word'"
     }
 }
-complains "there is no tensor 'model.layers.1.mlp.gate_proj.weight'" compressed.safetensors model.layers.1.mlp x.f32 no.f32 cpu
+complains "there is no tensor 'model.layers.1.mlp.gate_proj.weight'" compressed.safetensors model.layers.1.mlp \
+    x.f32 no.f32 cpu
 complains "is not compressed" model.safetensors model.layers.0.mlp x.f32 no.f32 cpu
 complains usage compressed.safetensors
 [ ! -e no.f32 ] || fail "an output was left"
