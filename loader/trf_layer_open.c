@@ -81,6 +81,7 @@ static trf_status report_progress(const trf_layer_source *source, uint64_t done,
     return TRF_OK;
 }
 
+/* Chunk by chunk, each of tiles of one row of tiles. */
 static trf_status place_tiles(trf_tile_work work, trf_error *err) {
     const trf_blob_view *view = work.source->view;
     const trf_tile_meta *metas = view->tiles;
@@ -88,7 +89,7 @@ static trf_status place_tiles(trf_tile_work work, trf_error *err) {
     trf_status status = report_progress(work.source, done, err);
     for (uint64_t end; work.first < view->num_tiles && status == TRF_OK; work.first = end) {
         uint64_t bytes = metas[work.first].data_size;
-        for (end = work.first + 1; end < view->num_tiles && bytes < CHUNK_BYTES; end++)
+        for (end = work.first + 1; end % view->header.num_tile_cols && bytes < CHUNK_BYTES; end++)
             bytes += metas[end].data_size;
         status = trf_parallel_for(work.source->threads, end - work.first, place_tile, &work, err);
         done += bytes;

@@ -155,8 +155,8 @@ void trf_layer_source_close(trf_layer_source *source) {
 }
 
 /* All but the file, which is open. */
-static trf_status open_file_blob(trf_layer_source *source, const trf_checkpoint_matrix *matrix, const trf_load_options *options,
-                                 trf_error *err) {
+static trf_status open_file_blob(trf_layer_source *source, const trf_checkpoint_matrix *matrix,
+                                 const trf_load_options *options, trf_error *err) {
     trf_blob_list list;
     trf_status status = trf_matrix_blobs(matrix, &source->file, &list, err);
     if (status != TRF_OK)

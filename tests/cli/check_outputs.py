@@ -21,8 +21,9 @@ from read_checkpoint import as_float, read
 INPUTS = 256
 # Of the cosine's estimate: a few thousand outputs of a few hundred inputs each.
 SAMPLING = 1.1
-# Header, table and metadata of a 384 x 384 layer take 0.1 bit a weight, a scale for each of its rows 0.08, and padding of
-# its four tiles and of what stands before them 0.02; quads lose 0.2 on the classes, and lanes round up to whole words.
+# Header, table and metadata of a 384 x 384 layer take 0.1 bit a weight, a scale for each of its rows 0.08, and padding
+# of its four tiles and of what stands before them 0.02; quads lose 0.2 on the classes, and lanes round up to whole
+# words.
 BITS_SPENT = 0.62
 
 
@@ -65,9 +66,11 @@ def main():
         signal += np.sum(weights**2)
     compressed_bytes = sum(tensor["bytes"] for tensor in compressed_tensors.values())
     count = sum(int(np.prod(tensor["shape"])) for tensor in compressed_tensors.values())
-    print(f"{label:<32} {len(compressed_tensors):>3} tensors  {8 * compressed_bytes / count:7.3f} bits  {info['bytes'] / 1e6:7.2f} MB of "
-          f"{info['source_bytes'] / 1e6:.2f}  error {np.sqrt(noise / signal):.5f}, worst {worst_error:.5f}  "
-          f"cosine at least {worst_cosine:.6f}")
+    print(
+        f"{label:<32} {len(compressed_tensors):>3} tensors  {8 * compressed_bytes / count:7.3f} bits  "
+        f"{info['bytes'] / 1e6:7.2f} MB of {info['source_bytes'] / 1e6:.2f}  error {np.sqrt(noise / signal):.5f}, "
+        f"worst {worst_error:.5f}  cosine at least {worst_cosine:.6f}"
+    )
 
 
 if __name__ == "__main__":

@@ -62,3 +62,12 @@ expect_only() {
 }
 
 same() { cmp "$1" "$2" || fail "$1 and $2 differ"; }
+
+# Usage: are_close A.npy B.npy   Whether two arrays differ by rounding alone, and are not all zero.
+are_close() {
+    "$TRF_PYTHON" -c '
+import sys
+import numpy as np
+a, b = (np.load(path) for path in sys.argv[1:])
+assert np.allclose(a, b, 1e-4, 1e-4 * np.abs(b).max()) and b.any()' "$@"
+}

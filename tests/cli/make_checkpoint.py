@@ -43,7 +43,10 @@ def mixed():
         "layers.0.k_proj.weight": ("F16", normal(rng, 257, 96).astype(np.float16)),
         "layers.0.v_proj.weight": ("F8_E4M3", fp8(normal(rng, 256, 272), 3)),
         "layers.0.o_proj.weight": ("F8_E5M2", fp8(normal(rng, 100, 300), 2)),
-        "layers.0.codes.weight": ("I8", np.clip(np.rint(30 * rng.standard_normal((192, 320))), -127, 127).astype(np.int8)),
+        "layers.0.codes.weight": (
+            "I8",
+            np.clip(np.rint(30 * rng.standard_normal((192, 320))), -127, 127).astype(np.int8),
+        ),
         "layers.0.experts.up_proj": ("BF16", bf16(normal(rng, 3, 96, 160))),
         "layers.0.norm.weight": ("BF16", bf16(1 + normal(rng, 64))),
         "layers.0.float.weight": ("F32", normal(rng, 64, 96)),

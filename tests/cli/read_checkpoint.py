@@ -5,7 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-NUMPY_TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "I8": np.int8, "BOOL": np.bool_}
+NUMPY_TYPES = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "I64": np.int64,
+    "I8": np.int8,
+    "BOOL": np.bool_,
+}
 
 
 def read(path):

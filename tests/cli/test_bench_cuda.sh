@@ -14,7 +14,8 @@ if [ $status -eq 3 ]; then
     exit 77
 fi
 [ $status -eq 0 ] || fail "bench --device cuda: $(cat out err)"
-for word in bf16 fp16 fp8_e4m3 fp8_e5m2 int8 bits:4.25 fused two-step decode cublaslt raw8 copy 96x160 300x64 0123abc; do
+for word in bf16 fp16 fp8_e4m3 fp8_e5m2 int8 bits:4.25 fused two-step decode cublaslt raw8 copy 96x160 300x64 \
+    0123abc; do
     grep -qF "$word" out || fail "the table lacks $word"
 done
 "$TRF_PYTHON" - <<'PYTHON' || fail "the files of bench"

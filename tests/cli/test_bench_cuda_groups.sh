@@ -3,8 +3,8 @@
 . "$(dirname "$0")/common.sh"
 need_numpy
 
-"$TRANSFUSE" bench --device cuda --mode overlap --layers 96x512,256x512 --batch 1,9 --runs 3 --json overlap.json --csv overlap.csv \
-    >out 2>err
+"$TRANSFUSE" bench --device cuda --mode overlap --layers 96x512,256x512 --batch 1,9 --runs 3 --json overlap.json \
+    --csv overlap.csv >out 2>err
 status=$?
 if [ $status -eq 3 ]; then
     expect_error TRF_ERR_DEVICE cuda
@@ -15,13 +15,15 @@ fi
 for word in "96x512, 256x512" "one after another" grouped "each on a stream"; do
     grep -qF "$word" out || fail "the table lacks $word"
 done
-"$TRANSFUSE" bench --device cuda --mode moe --layers 96x256 --batch 1,3 --runs 3 --json moe.json --csv moe.csv >out 2>err ||
+"$TRANSFUSE" bench --device cuda --mode moe --layers 96x256 --batch 1,3 --runs 3 --json moe.json --csv moe.csv \
+    >out 2>err ||
     fail "bench --mode moe: $(cat out err)"
 for word in "64 experts 96x256" cuBLASLt "dense grouped kernel" "layers one by one" " experts "; do
     grep -qF "$word" out || fail "the table lacks $word"
 done
 # cuBLAS may be missing or refuse: then its case is left out, for a reason.
-grep -qF "cuBLAS grouped" out || grep -qF 'goes on without "cuBLAS grouped"' err || fail "the table lacks cuBLAS grouped"
+grep -qF "cuBLAS grouped" out || grep -qF 'goes on without "cuBLAS grouped"' err ||
+    fail "the table lacks cuBLAS grouped"
 "$TRF_PYTHON" - <<'PYTHON' || fail "the files of bench"
 import csv, json
 with open("err", encoding="utf-8") as file:

@@ -1,5 +1,6 @@
 #!/bin/sh
-# bench --device cuda --mode load: a small checkpoint, its table and its file; nothing stays behind, in $TMPDIR either, also after an interrupt.
+# bench --device cuda --mode load: a small checkpoint, its table and its file; nothing stays behind, in $TMPDIR either,
+# also after an interrupt.
 . "$(dirname "$0")/common.sh"
 need_numpy
 

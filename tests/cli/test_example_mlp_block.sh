@@ -67,8 +67,8 @@ complains() {
         fail "the message lacks '$word'"
     }
 }
-complains "there is no tensor 'model.layers.1.mlp.gate_proj.weight'" compressed.safetensors model.layers.1.mlp \
-    x.f32 no.f32 cpu
+complains "there is no tensor 'model.layers.1.mlp.gate_proj.weight'" \
+    compressed.safetensors model.layers.1.mlp x.f32 no.f32 cpu
 complains "is not compressed" model.safetensors model.layers.0.mlp x.f32 no.f32 cpu
 complains usage compressed.safetensors
 [ ! -e no.f32 ] || fail "an output was left"

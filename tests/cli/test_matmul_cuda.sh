@@ -59,7 +59,7 @@ for favor in speed size; do
         expect 0 extract compressed.safetensors layers.0.v_proj.weight -o layer.trf -f
         expect 0 matmul layer.trf x272_$rows.npy -o y.npy --device cuda -f
         expect 0 matmul layer.trf x272_$rows.npy -o y2.npy -f
-        "$TRF_PYTHON" -c 'import numpy as np; a, b = np.load("y.npy"), np.load("y2.npy"); assert np.allclose(a, b, 1e-4, 1e-4 * np.abs(b).max()) and b.any()' ||
+        are_close y.npy y2.npy ||
             fail "CPU and GPU differ on F8_E4M3"
     done
 done
@@ -70,7 +70,10 @@ expect_error large.npy -70000 'row 2' 'column 17' F16 TRF_ERR_ARGUMENT
 [ ! -e no.npy ] || fail "an output of a failed command"
 # A value that is infinite already is not made so.
 expect 0 matmul layer.trf infinite.npy -o y.npy --device cuda -f
-"$TRF_PYTHON" -c 'import numpy as np; y = np.load("y.npy"); assert np.isfinite(y[:2]).all() and not np.isfinite(y[2]).any()' ||
+"$TRF_PYTHON" -c '
+import numpy as np
+y = np.load("y.npy")
+assert np.isfinite(y[:2]).all() and not np.isfinite(y[2]).any()' ||
     fail "a row with an infinite x"
 expect 1 matmul layer.trf x160_5.npy -o no.npy --device cuda
 expect_error x160_5.npy 160 96 TRF_ERR_SHAPE

@@ -1,6 +1,6 @@
 #!/bin/sh
-# compress, verify, decompress give the source's bytes back: a file, a folder of several files, every codec, any number of
-# threads.
+# compress, verify, decompress give the source's bytes back: a file, a folder of several files, every codec, any number
+# of threads.
 . "$(dirname "$0")/common.sh"
 need_numpy
 
@@ -58,8 +58,8 @@ check_info mixed.safetensors compressed.safetensors layers.0.q_proj.weight model
 expect 0 decompress compressed.safetensors -o decompressed.safetensors -f
 same mixed.safetensors decompressed.safetensors
 expect 0 compress mixed.safetensors -o compressed.safetensors --exclude 'layers.0.[kv]_proj.weight' --exclude 'odd*' -f
-check_info mixed.safetensors compressed.safetensors layers.0.q_proj.weight layers.0.o_proj.weight layers.0.codes.weight \
-    layers.0.experts.up_proj
+check_info mixed.safetensors compressed.safetensors layers.0.q_proj.weight layers.0.o_proj.weight \
+    layers.0.codes.weight layers.0.experts.up_proj
 expect 0 compress mixed.safetensors -o compressed.safetensors --include layers.0.thin.weight -f
 check_info mixed.safetensors compressed.safetensors layers.0.thin.weight
 expect 0 decompress compressed.safetensors -o decompressed.safetensors -f

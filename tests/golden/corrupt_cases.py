@@ -449,7 +449,8 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
     yield "slab_ends_equal", put16(second.table, end0), TILE, "slab 1 ends where slab 0 ends"
     yield "slab_ends_descending", put16(first.table, end1 + 1), TILE, "slab 0 ends behind slab 1"
     yield "slab_end_zero", put16(first.table, 0), TILE, "slab 0 has no streams"
-    yield "slab_end_in_head", put16(first.table, 5), TILE, "the streams of slab 0 are 80 bytes, too short for their head"
+    message = "the streams of slab 0 are 80 bytes, too short for their head"
+    yield "slab_end_in_head", put16(first.table, 5), TILE, message
     yield "slab_end_behind_tile", put16(second.table, 0xFFFF), TILE, "slab 1 ends behind the tile"
     yield "slab_one_unit_too_small", put16(first.table, end0 - 1), TILE, "slab 0 is 16 bytes too short"
     yield "slab_one_unit_too_large", put16(second.table, end1 + 1), TILE, "slab 1 takes 16 bytes of the slivers"

@@ -314,8 +314,8 @@ def narrow_slab_cases() -> Iterator[Case]:
     )
     scales = (below(641, 0x4000, 50, 13) + 0x2000).astype(np.uint16).view(np.float16)
     yield "int_quads_slabs128_50x407", codes(642, 50, 407, 500), Options(
-        ref.INT, ref.F32, class_bits=2, raw_bits=7, class_value=[-256], granularity=ref.SCALE_GROUP, scale_group_size=32,
-        scales=scales, slab_cols=128,
+        ref.INT, ref.F32, class_bits=2, raw_bits=7, class_value=[-256], granularity=ref.SCALE_GROUP,
+        scale_group_size=32, scales=scales, slab_cols=128,
     )  # fmt: skip
     # 16 slabs in a tile, those of the last band 16 rows high, every other one a step wide.
     options = float_options(ref.E5M2, class_bits=2, slab_cols=128, probability_bits=10, state_bits=10)

@@ -145,7 +145,7 @@ gpu_layer gpu_layer_of_blob(const char *name, void *blob, uint64_t blob_bytes) {
     snprintf(layer.name, sizeof layer.name, "%s", name);
     gpu_check(trf_layer_from_memory(blob, blob_bytes, &layer.host, &err), TRF_OK, &err, name);
     gpu_check(trf_blob_open(blob, blob_bytes, blob_bytes, &layer.view, &err), TRF_OK, &err, name);
-    gpu_check(trf_device_layer_create(gpu_context, layer.host, &layer.device, &err), TRF_OK, &err, name);
+    gpu_check(trf_device_layer_create(gpu_context, blob, blob_bytes, NULL, &layer.device, &err), TRF_OK, &err, name);
     trf_layer_get_info(layer.host, &layer.info);
     decode_elements(&layer);
     return layer;
@@ -164,8 +164,8 @@ void *gpu_encode(test_rng *rng, const gpu_choice *choice, trf_favor favor, uint3
     options.scale_group_size = choice->scale_group_size;
     options.bits = choice->bits;
     options.verify = 0;
-    gpu_check(trf_encode_layer(weights, choice->dtype, shape.rows, shape.cols, &options, &blob, blob_bytes, NULL, &err),
-              TRF_OK, &err, name);
+    const trf_matrix matrix = test_matrix(weights, choice->dtype, shape.rows, shape.cols);
+    gpu_check(trf_encode_layer(&matrix, &options, &blob, blob_bytes, NULL, &err), TRF_OK, &err, name);
     free(weights);
     return blob;
 }

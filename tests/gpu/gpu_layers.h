@@ -3,6 +3,7 @@
 #ifndef GPU_LAYERS_H
 #define GPU_LAYERS_H
 
+#include "common/test_calls.h"
 #include "common/test_weights.h"
 #include "gpu_fixture.h"
 #include "trf_validate.h"

@@ -1,5 +1,6 @@
 #include "gpu_products.h"
 
+#include "transfuse/tuning.h"
 #include "trf_convert.h"
 
 #include <math.h>
@@ -57,7 +58,7 @@ void gpu_check_same_bits(const gpu_product *product, const gpu_input *input, int
     char *first = gpu_malloc(product->y.bytes), *again = gpu_malloc(product->y.bytes);
     gpu_disturbance other = gpu_disturbance_make();
     gpu_product beside;
-    gpu_product_make(&beside, product->layer, product->plan.m, product->plan.x_dtype, TRF_DTYPE_F32, TRF_PATH_AUTO);
+    gpu_product_make(&beside, product->layer, product->info.m, product->info.x_dtype, TRF_DTYPE_F32, TRF_PATH_AUTO);
     for (int i = 0; i <= runs; i++) {
         gpu_memory_poison(&product->y);
         for (int k = 0; k < 3; k++) {
@@ -121,35 +122,49 @@ int gpu_takes(const gpu_layer *layer, trf_dtype x_dtype) {
 
 trf_status gpu_product_make(gpu_product *product, const gpu_layer *layer, uint32_t m, trf_dtype x_dtype,
                             trf_dtype y_dtype, trf_path path) {
+    const trf_plan_options options = test_plan_options(m, x_dtype, y_dtype, path);
+    return gpu_product_make_as(product, layer, &options);
+}
+
+trf_status gpu_product_make_as(gpu_product *product, const gpu_layer *layer, const trf_plan_options *options) {
+    const trf_path path = options->path;
+    const uint64_t y_stride = options->y_stride ? options->y_stride : layer->info.rows;
     trf_error err = {0};
     memset(product, 0, sizeof *product);
     product->layer = layer;
-    snprintf(product->name, sizeof product->name, "%s: %s, m %u, x %s, y %s", layer->name, trf_path_name(path), m,
-             trf_dtype_name(x_dtype), trf_dtype_name(y_dtype));
-    trf_status status = trf_linear_plan_init(layer->device, m, x_dtype, y_dtype, path, &product->plan, &err);
+    snprintf(product->name, sizeof product->name, "%s: %s, m %u, x %s, y %s", layer->name, trf_path_name(path),
+             options->m, trf_dtype_name(options->x_dtype), trf_dtype_name(options->y_dtype));
+    trf_status status = trf_plan_create(layer->device, options, &product->plan, &err);
     if (status == TRF_ERR_UNSUPPORTED && (path == TRF_PATH_FUSED || path == TRF_PATH_WIDE))
         return status;
     gpu_check(status, TRF_OK, &err, product->name);
-    const trf_linear_plan *plan = &product->plan;
-    if (plan->m != m || plan->x_dtype != x_dtype || plan->y_dtype != y_dtype ||
-        (path == TRF_PATH_AUTO ? plan->path == TRF_PATH_AUTO : plan->path != path))
+    product->info = test_plan_info(product->plan);
+    const trf_plan_info *info = &product->info;
+    if (info->m != options->m || info->x_dtype != options->x_dtype || info->y_dtype != options->y_dtype ||
+        (path == TRF_PATH_AUTO ? info->path == TRF_PATH_AUTO : info->path != path) ||
+        strcmp(info->path_name, trf_path_name(info->path)) != 0)
         ck_abort_msg("%s: the plan is for something else", product->name);
-    if ((plan->path == TRF_PATH_FUSED) != !plan->reason)
-        ck_abort_msg("%s: path %d, reason %s", product->name, (int)plan->path, plan->reason ? plan->reason : "none");
-    product->y = gpu_memory_make((uint64_t)m * layer->info.rows * trf_dtype_bytes(y_dtype));
-    product->workspace = gpu_memory_make(plan->workspace_bytes);
+    if ((info->path == TRF_PATH_FUSED) != !info->reason)
+        ck_abort_msg("%s: path %d, reason %s", product->name, (int)info->path, info->reason ? info->reason : "none");
+    product->y = gpu_memory_make(options->m * y_stride * trf_dtype_bytes(options->y_dtype));
+    product->workspace = gpu_memory_make(info->workspace_bytes);
     return TRF_OK;
 }
 
+void *gpu_product_workspace(const gpu_product *product) {
+    return product->info.workspace_bytes ? product->workspace.at : NULL;
+}
+
 void gpu_product_free(gpu_product *product) {
+    trf_plan_destroy(product->plan);
     gpu_memory_free(&product->y);
     gpu_memory_free(&product->workspace);
 }
 
 void gpu_product_queue(const gpu_product *product, const gpu_input *input, trf_stream stream) {
     trf_error err = {0};
-    gpu_check(trf_linear(product->layer->device, &product->plan, gpu_input_on_device(input, product->plan.x_dtype),
-                         product->y.at, product->plan.workspace_bytes ? product->workspace.at : NULL, stream, &err),
+    gpu_check(test_multiply(product->plan, gpu_input_on_device(input, product->info.x_dtype), product->y.at,
+                            gpu_product_workspace(product), stream, &err),
               TRF_OK, &err, product->name);
 }
 
@@ -244,15 +259,15 @@ static double bound_of(double sum, double magnitude, uint32_t cols, trf_dtype y_
 void gpu_check_product(const gpu_product *product, const gpu_reference *reference, const void *y) {
     const uint32_t rows = product->layer->info.rows, cols = product->layer->info.cols;
     for (uint32_t n = 0; n < reference->num_rows; n++)
-        for (uint32_t i = 0; i < product->plan.m; i++) {
+        for (uint32_t i = 0; i < product->info.m; i++) {
             double sum = reference->sums[(size_t)n * reference->m + i];
             double magnitude = reference->magnitudes[(size_t)n * reference->m + i];
-            double found = gpu_to_double(y, product->plan.y_dtype, (size_t)i * rows + reference->rows[n]);
+            double found = gpu_to_double(y, product->info.y_dtype, (size_t)i * rows + reference->rows[n]);
             int good = isnan(sum)   ? isnan(found)
                        : isinf(sum) ? found == sum
-                                    : fabs(found - sum) <= bound_of(sum, magnitude, cols, product->plan.y_dtype);
+                                    : fabs(found - sum) <= bound_of(sum, magnitude, cols, product->info.y_dtype);
             if (!good)
                 ck_abort_msg("%s: y[%u][%u] = %g, not %g; off by %g of the bound", product->name, i, reference->rows[n],
-                             found, sum, fabs(found - sum) / bound_of(sum, magnitude, cols, product->plan.y_dtype));
+                             found, sum, fabs(found - sum) / bound_of(sum, magnitude, cols, product->info.y_dtype));
         }
 }

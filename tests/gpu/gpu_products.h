@@ -21,18 +21,22 @@ const void *gpu_input_on_device(const gpu_input *input, trf_dtype dtype);
 /* A prepared product with memory of its own. */
 typedef struct gpu_product {
     const gpu_layer *layer;
-    trf_linear_plan plan;
+    trf_plan *plan;
+    trf_plan_info info; /* of plan */
     gpu_memory y, workspace;
     char name[256];
 } gpu_product;
 
-/* m, types and path as trf_linear_plan_init. @return TRF_OK, or TRF_ERR_UNSUPPORTED with nothing to free if path is
+/* m, types and path as in trf_plan_options. @return TRF_OK, or TRF_ERR_UNSUPPORTED with nothing to free if path is
  * FUSED or WIDE; all else ends the test. */
 trf_status gpu_product_make(gpu_product *product, const gpu_layer *layer, uint32_t m, trf_dtype x_dtype,
                             trf_dtype y_dtype, trf_path path);
+
+/* The same with all that a plan can have. y has options->y_stride elements a row, if that is not 0. */
+trf_status gpu_product_make_as(gpu_product *product, const gpu_layer *layer, const trf_plan_options *options);
 void gpu_product_free(gpu_product *product);
 
-/* Computes to poisoned memory, with a poisoned workspace, and reads y, an array of plan.y_dtype. */
+/* Computes to poisoned memory, with a poisoned workspace, and reads y, an array of info.y_dtype. */
 void gpu_product_run(gpu_product *product, const gpu_input *input, void *y);
 
 /* The same with the workspace as it is. */
@@ -40,6 +44,9 @@ void gpu_product_run_on(gpu_product *product, const gpu_input *input, void *y);
 
 /* Only queues the call. */
 void gpu_product_queue(const gpu_product *product, const gpu_input *input, trf_stream stream);
+
+/* NULL if the plan needs none. */
+void *gpu_product_workspace(const gpu_product *product);
 
 /* The same bits on every run: 1,000 of them, or 20 if TRF_TEST_QUICK is set. busy: another stream copies, and
  * multiplies by the same layer. */

@@ -2,6 +2,7 @@
  * not; the same bits on every run; graphs. tests/unit/test_device_epilogue.c has all combinations, activations and
  * shards. */
 #include "gpu_products.h"
+#include "trf_plan.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -76,9 +77,12 @@ static const void *place_of(operand_kind kind, const void *apart, const void *y)
     return kind == ABSENT ? NULL : kind == APART ? apart : y;
 }
 
-static trf_epilogue epilogue_of(combination c, const operands *o, const void *y) {
-    return (trf_epilogue){c.activation, place_of(c.bias, o->bias.at, NULL), place_of(c.multiplier, o->multiplier.at, y),
-                          place_of(c.residual, o->residual.at, y)};
+static trf_operands operands_of(combination c, const operands *o, const void *x, void *y) {
+    trf_operands given = test_operands(x, y);
+    given.bias = place_of(c.bias, o->bias.at, NULL);
+    given.multiplier = place_of(c.multiplier, o->multiplier.at, y);
+    given.residual = place_of(c.residual, o->residual.at, y);
+    return given;
 }
 
 /* What y holds before the call: an operand, or bytes of 0xFF. */
@@ -93,22 +97,19 @@ static void prepare_y(const gpu_product *product, combination c, const operands 
 static void queue(const gpu_product *product, const gpu_input *input, combination c, const operands *o,
                   trf_stream stream) {
     trf_error err = {0};
-    const trf_epilogue epilogue = epilogue_of(c, o, product->y.at);
+    const trf_operands given = operands_of(c, o, gpu_input_on_device(input, product->info.x_dtype), product->y.at);
     prepare_y(product, c, o, stream);
-    gpu_check(trf_linear_with(product->layer->device, &product->plan, gpu_input_on_device(input, product->plan.x_dtype),
-                              product->y.at, &epilogue, product->workspace.at, stream, &err),
-              TRF_OK, &err, product->name);
+    gpu_check(trf_linear(product->plan, &given, gpu_product_workspace(product), stream, &err), TRF_OK, &err,
+              product->name);
 }
 
-/* With a workspace for epilogues. */
-static trf_status make_product(gpu_product *product, const gpu_layer *layer, uint32_t m, trf_dtype x_dtype,
-                               trf_dtype y_dtype, trf_path path) {
-    trf_status status = gpu_product_make(product, layer, m, x_dtype, y_dtype, path);
-    if (status != TRF_OK)
-        return status;
-    gpu_memory_free(&product->workspace);
-    product->workspace = gpu_memory_make(product->plan.epilogue_workspace_bytes);
-    return TRF_OK;
+/* options: without an epilogue, which is the combination's. */
+static trf_status make_product(gpu_product *product, const gpu_layer *layer, trf_plan_options options, combination c) {
+    options.activation = c.activation;
+    options.has_bias = c.bias != ABSENT;
+    options.has_multiplier = c.multiplier != ABSENT;
+    options.has_residual = c.residual != ABSENT;
+    return gpu_product_make_as(product, layer, &options);
 }
 
 /* ---- against F64 ---- */
@@ -156,23 +157,20 @@ static void check_product(gpu_product *product, const gpu_input *input, const gp
     char nothing;
     gpu_memory_read(&tail, &nothing);
     for (uint32_t n = 0; n < reference->num_rows; n++)
-        for (uint32_t i = 0; i < product->plan.m; i++)
+        for (uint32_t i = 0; i < product->info.m; i++)
             check_value(product, reference, c, o, i, n, y);
     free(y);
 }
 
-/* How the fused products shared rows: words of the plan's choice, as fused/trf_fused_launch.cu has them. */
+/* How the fused products shared rows. */
 static int straddling, in_clusters, alone;
 
-static void note_way(const trf_linear_plan *plan) {
-    enum {
-        CLUSTER = 2,
-        WAYS = 5
-    };
+static void note_way(const trf_plan *plan) {
+    const trf_fused_partition *fused = &plan->work.fused;
     if (plan->path == TRF_PATH_FUSED) {
-        straddling += plan->choice[WAYS] & 1;
-        in_clusters += plan->choice[CLUSTER] > 1;
-        alone += !(plan->choice[WAYS] & 1) && plan->choice[CLUSTER] == 1;
+        straddling += fused->is_stream_k != 0;
+        in_clusters += fused->cluster > 1;
+        alone += !fused->is_stream_k && fused->cluster == 1;
     }
 }
 
@@ -180,17 +178,21 @@ static void note_way(const trf_linear_plan *plan) {
 static int check_path(test_rng *rng, const gpu_layer *layer, const gpu_input *input, const gpu_reference *reference,
                       uint32_t m, trf_dtype x_dtype, trf_path path) {
     static unsigned turn;
-    const trf_dtype y_dtype = kYTypes[turn % 3];
-    gpu_product product;
-    if (make_product(&product, layer, m, x_dtype, y_dtype, path) != TRF_OK)
-        return 0;
-    note_way(&product.plan);
-    operands o = operands_make(rng, y_dtype, m, layer->info.rows);
-    for (int i = 0; i < (test_quick() ? 1 : 3); i++)
-        check_product(&product, input, reference, kCombinations[turn++ % COMBINATIONS], &o);
+    const trf_plan_options options = test_plan_options(m, x_dtype, kYTypes[turn % 3], path);
+    operands o = operands_make(rng, options.y_dtype, m, layer->info.rows);
+    int taken = 0;
+    for (; taken < (test_quick() ? 1 : 3); taken++, turn++) {
+        const combination c = kCombinations[turn % COMBINATIONS];
+        gpu_product product;
+        if (make_product(&product, layer, options, c) != TRF_OK)
+            break;
+        if (taken == 0)
+            note_way(product.plan);
+        check_product(&product, input, reference, c, &o);
+        gpu_product_free(&product);
+    }
     operands_free(&o);
-    gpu_product_free(&product);
-    return 1;
+    return taken > 0;
 }
 
 /* @return how many fused products there were. */
@@ -269,7 +271,8 @@ START_TEST(same_bits_in_graphs_too) {
     gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
     gpu_input input = gpu_input_normal(&rng, m, shape.cols);
     gpu_product product;
-    ck_assert_int_eq(make_product(&product, &layer, m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path), TRF_OK);
+    ck_assert_int_eq(make_product(&product, &layer, test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path), c),
+                     TRF_OK);
     operands o = operands_make(&rng, TRF_DTYPE_BF16, m, shape.rows);
     void *first = gpu_malloc(product.y.bytes), *again = gpu_malloc(product.y.bytes);
     queue(&product, &input, c, &o, NULL);

@@ -160,8 +160,8 @@ START_TEST(exponent_offsets) {
         trf_encode_options_init(&options);
         options.favor = favor;
         options.slab_cols = kGpuSlabCols[k % GPU_SLAB_COLS];
-        gpu_check(trf_encode_layer(weights, dtype, rows, cols, &options, &blob, &blob_bytes, NULL, &err), TRF_OK, &err,
-                  "encode");
+        const trf_matrix matrix = test_matrix(weights, dtype, rows, cols);
+        gpu_check(trf_encode_layer(&matrix, &options, &blob, &blob_bytes, NULL, &err), TRF_OK, &err, "encode");
         gpu_layer layer = gpu_layer_of_blob("exponent offsets", blob, blob_bytes);
         check_layer(&layer);
         gpu_layer_free(&layer);

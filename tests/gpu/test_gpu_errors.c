@@ -26,7 +26,7 @@ static void check_fault(const gpu_corrupt_layer *c) {
  * */
 static void check_y(const gpu_corrupt_layer *c, const gpu_product *product, const float *y, const float *intact) {
     const uint32_t rows = c->layer.info.rows;
-    for (uint32_t i = 0; i < product->plan.m; i++)
+    for (uint32_t i = 0; i < product->info.m; i++)
         for (uint32_t r = 0; r < rows; r++) {
             float found = y[(size_t)i * rows + r], expected = intact[(size_t)i * rows + r];
             int in_tile = r >= c->shape.row && r < c->shape.row + c->shape.rows;
@@ -110,12 +110,12 @@ static void check_rows(const gpu_layer *intact, const gpu_corrupt_layer *c) {
     gpu_memory own_ids = gpu_memory_copy_of(ids, rows * sizeof *ids);
     const trf_decode_as as = intact->info.codec == TRF_CODEC_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
     const trf_dtype dtype = as == TRF_DECODE_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    const trf_row_request request = test_row_request(own_ids.at, 4, rows, as, memory.at, memory.bytes);
     trf_error err = {0};
     uint64_t replaced = 0;
     for (int i = 0; i < 2; i++) {
-        gpu_check(trf_device_layer_decode_rows(i ? c->layer.device : intact->device, own_ids.at, 4, rows, as, memory.at,
-                                               memory.bytes, NULL, &err),
-                  TRF_OK, &err, intact->name);
+        gpu_check(trf_decode_rows(i ? c->layer.device : intact->device, &request, NULL, &err), TRF_OK, &err,
+                  intact->name);
         gpu_memory_read(&memory, i ? found : expected);
     }
     for (uint32_t r = 0; r < rows; r++)
@@ -203,19 +203,22 @@ START_TEST(contexts_and_layers) {
     gpu_check(trf_context_create(-3, &context, &err), TRF_ERR_DEVICE, &err, "device -3");
     gpu_check(trf_context_create(1000, &context, &err), TRF_ERR_DEVICE, &err, "device 1000");
     ck_assert_int_eq(trf_context_create(1000, &context, NULL), TRF_ERR_DEVICE);
-    ck_assert(trf_context_device_name(gpu_context)[0] != 0);
+    trf_context_info own;
+    trf_context_get_info(gpu_context, &own);
+    ck_assert(own.device == 0 && own.capability >= 80 && own.name[0] != 0);
     trf_context_destroy(NULL);
     trf_device_layer_destroy(NULL);
     gpu_check(trf_context_create(0, &context, &err), TRF_OK, &err, "a second context");
     trf_context_destroy(context);
 
     gpu_layer layer = make_layer(0);
-    trf_layer_info info;
-    trf_device_layer_get_info(layer.device, &info);
+    const trf_device_layer_info on_device = test_device_layer_info(layer.device);
+    const trf_layer_info info = on_device.layer;
     ck_assert(info.rows == layer.info.rows && info.cols == layer.info.cols && info.codec == layer.info.codec);
     ck_assert(info.dtype == layer.info.dtype && info.blob_bytes == layer.blob_bytes);
-    ck_assert_uint_ge(trf_device_layer_bytes(layer.device), layer.blob_bytes);
-    ck_assert_uint_le(trf_device_layer_bytes(layer.device), layer.blob_bytes + layer.blob_bytes / 50 + 65536);
+    ck_assert(on_device.layout == TRF_LAYOUT_CODED && on_device.plans == 0);
+    ck_assert_uint_ge(on_device.memory_bytes, layer.blob_bytes);
+    ck_assert_uint_le(on_device.memory_bytes, layer.blob_bytes + layer.blob_bytes / 50 + 65536);
     gpu_layer_free(&layer);
 }
 END_TEST
@@ -289,56 +292,78 @@ START_TEST(plans) {
         {3, 1, F16, BF16, TRF_PATH_AUTO, TRF_OK, "F16 by i8"},
     };
     trf_error err = {0};
-    trf_linear_plan plan;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        trf_status status = trf_linear_plan_init(layers[cases[i].layer].device, cases[i].m, (trf_dtype)cases[i].x,
-                                                 (trf_dtype)cases[i].y, (trf_path)cases[i].path, &plan, &err);
+        trf_plan *plan = NULL;
+        trf_status status = test_make_plan(layers[cases[i].layer].device, cases[i].m, (trf_dtype)cases[i].x,
+                                           (trf_dtype)cases[i].y, (trf_path)cases[i].path, &plan, &err);
         gpu_check(status, cases[i].expected, &err, cases[i].what);
+        ck_assert_int_eq(plan != NULL, status == TRF_OK);
+        trf_plan_destroy(plan);
     }
-    gpu_check(trf_linear_plan_init(layers[0].device, TRF_FUSED_MAX_M + 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO,
-                                   &plan, &err),
+    trf_plan *plan;
+    gpu_check(test_make_plan(layers[0].device, TRF_FUSED_MAX_M + 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan,
+                             &err),
               TRF_OK, &err, "m 65");
-    ck_assert(plan.path == TRF_PATH_TWO_STEP || plan.path == TRF_PATH_WIDE);
-    ck_assert_ptr_nonnull(plan.reason);
+    const trf_plan_info info = test_plan_info(plan);
+    ck_assert(info.path == TRF_PATH_TWO_STEP || info.path == TRF_PATH_WIDE);
+    ck_assert_ptr_nonnull(info.reason);
+    trf_plan_destroy(plan);
     for (int i = 0; i < 4; i++)
         gpu_layer_free(&layers[i]);
 }
 END_TEST
 
+/* y of the product, which is what the arguments lead to. */
+static void refuse(const gpu_product *product, trf_operands operands, const char *what) {
+    trf_error err = {0};
+    gpu_check(trf_linear(product->plan, &operands, gpu_product_workspace(product), NULL, &err), TRF_ERR_ARGUMENT, &err,
+              what);
+}
+
 START_TEST(products) {
     gpu_layer layer = make_layer(0);
     test_rng rng = {300};
-    static const gpu_shape other_shape = {256, 512};
-    gpu_layer other = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SIZE, 0, other_shape, GPU_FILL_NORMAL);
-    gpu_input input = gpu_input_normal(&rng, 2, 512); /* enough for both layers */
+    gpu_input input = gpu_input_normal(&rng, 2, layer.info.cols);
     for (trf_path path = TRF_PATH_FUSED; path <= TRF_PATH_TWO_STEP; path++) {
         gpu_product product;
         trf_error err = {0};
         EXPECT(gpu_product_make(&product, &layer, 2, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path) == TRF_OK);
-        const trf_linear_plan *plan = &product.plan;
         char *x = input.bf16.at, *y = product.y.at, *workspace = product.workspace.at;
-        gpu_check(trf_linear(layer.device, plan, NULL, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "no x");
-        gpu_check(trf_linear(layer.device, plan, x, NULL, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "no y");
-        gpu_check(trf_linear(layer.device, plan, x + 1, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "odd x");
-        gpu_check(trf_linear(layer.device, plan, x, y + 1, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "odd y");
-        gpu_check(trf_linear(other.device, plan, x, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err,
-                  "a plan of another layer");
-        if (plan->workspace_bytes) {
-            gpu_check(trf_linear(layer.device, plan, x, y, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err, "no workspace");
-            gpu_check(trf_linear(layer.device, plan, x, y, workspace + 16, NULL, &err), TRF_ERR_ARGUMENT, &err,
+        const trf_operands good = test_operands(x, y);
+        trf_operands wrong = good;
+        refuse(&product, test_operands(NULL, y), "no x");
+        refuse(&product, test_operands(x, NULL), "no y");
+        refuse(&product, test_operands(x + 1, y), "odd x");
+        refuse(&product, test_operands(x, y + 1), "odd y");
+        refuse(&product, test_operands(x, x), "x that is y");
+        wrong.bias = x;
+        refuse(&product, wrong, "a bias that the plan does not have");
+        wrong = good;
+        wrong.multiplier = y;
+        refuse(&product, wrong, "a multiplier that the plan does not have");
+        wrong = good;
+        wrong.residual = y;
+        refuse(&product, wrong, "a residual that the plan does not have");
+        wrong = good;
+        wrong.struct_bytes = 0;
+        refuse(&product, wrong, "operands of no size");
+        gpu_check(trf_linear(NULL, &good, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "no plan");
+        gpu_check(trf_linear(product.plan, NULL, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err, "no operands");
+        if (product.info.workspace_bytes) {
+            gpu_check(trf_linear(product.plan, &good, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err, "no workspace");
+            gpu_check(trf_linear(product.plan, &good, workspace + 16, NULL, &err), TRF_ERR_ARGUMENT, &err,
                       "a workspace that is not aligned");
         }
         uint8_t *found = gpu_malloc(product.y.bytes);
         gpu_memory_read(&product.y, found);
         for (uint64_t i = 0; i < product.y.bytes; i++)
             EXPECT(found[i] == 0xFF); /* nothing was computed */
-        ck_assert_int_eq(trf_linear(layer.device, plan, NULL, y, workspace, NULL, NULL), TRF_ERR_ARGUMENT);
+        ck_assert_int_eq(test_multiply(product.plan, NULL, y, workspace, NULL, NULL), TRF_ERR_ARGUMENT);
         free(found);
         gpu_product_free(&product);
     }
     gpu_input_free(&input);
     gpu_layer_free(&layer);
-    gpu_layer_free(&other);
 }
 END_TEST
 

@@ -4,6 +4,8 @@
 #include "gpu_failing_calls.h"
 #include "gpu_products.h"
 #include "gpu_stored.h"
+#include "transfuse/experts.h"
+#include "transfuse/stacks.h"
 
 #include <signal.h>
 #include <spawn.h>
@@ -179,12 +181,10 @@ static void expect_lost(trf_status status, const trf_error *err, const char *cal
 }
 
 /* A product with x where no memory is. */
-static void lose_device(const trf_device_layer *layer, trf_linear_plan *plan, void *y, void *workspace) {
+static void lose_device(const trf_plan *plan, void *y, void *workspace) {
     trf_error err = {0};
     const void *nowhere = (const void *)(uintptr_t)0x10000;
-    gpu_check(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_FUSED, plan, &err), TRF_OK, &err,
-              "planning");
-    const trf_status status = trf_linear(layer, plan, nowhere, y, workspace, NULL, &err);
+    const trf_status status = test_multiply(plan, nowhere, y, workspace, NULL, &err);
     if (status != TRF_OK) /* which of its launches is told so depends on when the first one ends */
         gpu_check(status, TRF_ERR_CUDA, &err, "the call that loses it");
 }
@@ -202,9 +202,10 @@ START_TEST(without_device) {
     trf_stack *stack;
     trf_experts *experts = NULL, *more = NULL;
     trf_context *context = NULL;
-    trf_linear_plan plan;
+    trf_plan *plan;
     void *memory, *nothing = NULL;
-    uint8_t *bytes = calloc(1, PLENTY);
+    size_t blob_bytes;
+    uint8_t *bytes = calloc(1, PLENTY), *blob = fixture_read(stored.path, &blob_bytes);
     gpu_check(gpu_load(gpu_context, stored.path, NULL, &layer, &err), TRF_OK, &err, stored.path);
     gpu_check(trf_layer_open(stored.path, &host, &err), TRF_OK, &err, stored.path);
     gpu_check(trf_stack_create(gpu_context, &stack, &err), TRF_OK, &err, "a stack");
@@ -212,23 +213,27 @@ START_TEST(without_device) {
     gpu_check(trf_experts_create(&layer, 1, &experts, &err), TRF_OK, &err, "experts");
     gpu_check(trf_device_allocate(gpu_context, 2ull * stored.rows * stored.cols, &memory, &err), TRF_OK, &err,
               "memory");
-    lose_device(layer, &plan, memory, (uint8_t *)memory + PLENTY);
+    gpu_check(test_make_plan(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_FUSED, &plan, &err), TRF_OK, &err,
+              "planning");
+    lose_device(plan, memory, (uint8_t *)memory + PLENTY);
     expect_lost(trf_device_layer_check(layer, &err), &err, "trf_device_layer_check");
     if (err.cuda != cudaErrorIllegalAddress) {
         printf("gpu.failures: it was to be an illegal address, and is %d\n", err.cuda);
         wrong_statuses++;
     }
-    expect_lost(trf_linear(layer, &plan, memory, memory, (uint8_t *)memory + PLENTY, NULL, &err), &err, "trf_linear");
+    expect_lost(test_multiply(plan, memory, (uint8_t *)memory + PLENTY / 2, (uint8_t *)memory + PLENTY, NULL, &err),
+                &err, "trf_linear");
     expect_lost(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, memory, stored.weights_bytes, NULL, &err), &err,
                 "trf_device_layer_decode");
-    expect_lost(
-        trf_device_layer_decode_rows(layer, memory, 4, 1, TRF_DECODE_SOURCE, memory, 2ull * stored.cols, NULL, &err),
-        &err, "trf_device_layer_decode_rows");
+    const trf_row_request row =
+        test_row_request(memory, 4, 1, TRF_DECODE_SOURCE, (uint8_t *)memory + 256, 2ull * stored.cols);
+    expect_lost(trf_decode_rows(layer, &row, NULL, &err), &err, "trf_decode_rows");
     for (int threads = 1; threads <= 2; threads++) {
         trf_load_options options = gpu_load_options(threads);
         expect_lost(gpu_load(gpu_context, stored.path, &options, &none, &err), &err, "trf_device_layer_load");
     }
-    expect_lost(trf_device_layer_create(gpu_context, host, &none, &err), &err, "trf_device_layer_create");
+    expect_lost(trf_device_layer_create(gpu_context, blob, blob_bytes, NULL, &none, &err), &err,
+                "trf_device_layer_create");
     expect_lost(trf_device_allocate(gpu_context, PLENTY, &nothing, &err), &err, "trf_device_allocate");
     expect_lost(trf_device_upload(gpu_context, memory, bytes, PLENTY, &err), &err, "trf_device_upload");
     expect_lost(trf_device_download(gpu_context, bytes, memory, PLENTY, &err), &err, "trf_device_download");
@@ -242,8 +247,10 @@ START_TEST(without_device) {
     trf_experts_destroy(experts);
     trf_stack_destroy(stack);
     trf_layer_free(host);
+    trf_plan_destroy(plan);
     trf_device_layer_destroy(layer);
     free(bytes);
+    free(blob);
     free(stored.weights);
     fixture_end();
 }

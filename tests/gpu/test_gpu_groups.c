@@ -2,6 +2,7 @@
  * the same bits on every run; graphs whose counts change between replays; corrupt experts. */
 #include "gpu_corrupt.h"
 #include "gpu_products.h"
+#include "transfuse/experts.h"
 #include "trf_device_layer.h"
 #include "trf_layer_group.h"
 
@@ -36,7 +37,7 @@ typedef struct group_case {
 /* Layers of these choices, one each; batches and types of y by turns. */
 static void make_group(group_case *g, test_rng *rng, const int *choices, const gpu_shape *shapes, uint32_t count,
                        int bf16_x) {
-    trf_group_layer list[MOST_LAYERS];
+    trf_group_member list[MOST_LAYERS];
     trf_error err = {0};
     *g = (group_case){.count = count};
     for (uint32_t i = 0; i < count; i++) {
@@ -50,10 +51,11 @@ static void make_group(group_case *g, test_rng *rng, const int *choices, const g
                TRF_OK);
         g->x[i] = gpu_input_on_device(&g->inputs[i], x_dtype);
         g->y[i] = g->products[i].y.at;
-        list[i] = (trf_group_layer){layer->device, m, x_dtype, g->products[i].plan.y_dtype};
+        list[i] = test_group_member(layer->device, m, x_dtype, g->products[i].info.y_dtype);
     }
     gpu_check(trf_layer_group_create(list, count, &g->group, &err), TRF_OK, &err, "a group");
-    g->workspace = gpu_memory_make(trf_layer_group_workspace_bytes(g->group));
+    ck_assert_uint_eq(test_group_info(g->group).members, count);
+    g->workspace = gpu_memory_make(test_group_info(g->group).workspace_bytes);
 }
 
 /* Layers that may run alone: those that the kernels refuse, and those that have no other of their kind. */
@@ -65,9 +67,9 @@ static uint32_t count_apart(const group_case *g) {
         for (uint32_t k = 0; k < g->count; k++)
             others += k != i && trf_group_fits(&g->layers[k].device->view, &layer->view) &&
                       !trf_group_refuses(&g->layers[k].device->view, &g->layers[k].device->traits, &gpu_context->limits,
-                                         g->products[k].plan.m, g->products[k].plan.x_dtype);
-        apart += !others || trf_group_refuses(&layer->view, &layer->traits, &gpu_context->limits, g->products[i].plan.m,
-                                              g->products[i].plan.x_dtype) != NULL;
+                                         g->products[k].info.m, g->products[k].info.x_dtype);
+        apart += !others || trf_group_refuses(&layer->view, &layer->traits, &gpu_context->limits, g->products[i].info.m,
+                                              g->products[i].info.x_dtype) != NULL;
     }
     return apart;
 }
@@ -112,7 +114,7 @@ static void check_group(const group_case *g, test_rng *rng) {
     for (uint32_t i = 0; i < g->count; y += g->products[i++].y.bytes) {
         gpu_reference reference = gpu_reference_make(
             rng, &g->layers[i], &g->inputs[i],
-            g->products[i].plan.path == TRF_PATH_TWO_STEP ? g->products[i].plan.x_dtype : TRF_DTYPE_NONE, MOST_ROWS);
+            g->products[i].info.path == TRF_PATH_TWO_STEP ? g->products[i].info.x_dtype : TRF_DTYPE_NONE, MOST_ROWS);
         gpu_check_product(&g->products[i], &reference, y);
         gpu_reference_free(&reference);
     }
@@ -133,13 +135,12 @@ START_TEST(groups_near_f64) {
     for (int bf16_x = 0; bf16_x < 2; bf16_x++) {
         test_rng rng = {100 + (uint64_t)_i};
         group_case g;
-        uint32_t launches;
         make_group(&g, &rng, choices, test_quick() ? quick_shapes : shapes, count, bf16_x);
-        const uint32_t shared = trf_layer_group_shared(g.group, &launches);
-        if (shared + count_apart(&g) < count)
-            ck_abort_msg("%s: %u of %u layers share %u launches", g.layers[0].name, shared, count, launches);
+        const trf_layer_group_info info = test_group_info(g.group);
+        if (info.sharing + count_apart(&g) < count)
+            ck_abort_msg("%s: %u of %u layers share %u launches", g.layers[0].name, info.sharing, count, info.launches);
         check_group(&g, &rng);
-        taken += shared;
+        taken += info.sharing;
         free_group(&g);
     }
     printf("%s: %d layers of 2 groups of %u share launches\n", kGpuChoices[_i / 4].name, taken, count);
@@ -155,13 +156,12 @@ START_TEST(mixed_groups) {
     gpu_shape shapes[MOST_LAYERS];
     test_rng rng = {200};
     group_case g;
-    uint32_t launches;
     for (int i = 0; i < MOST_LAYERS; i++)
         shapes[i] = (gpu_shape){64 + 32 * (uint32_t)i, 512 + 64 * (uint32_t)(i % 3)};
     make_group(&g, &rng, choices, shapes, MOST_LAYERS, 1);
-    ck_assert_uint_eq(trf_layer_group_shared(g.group, &launches),
-                      9); /* neither scales of groups nor i8, which has no other of its kind */
-    ck_assert_uint_eq(launches, 3);
+    const trf_layer_group_info info = test_group_info(g.group);
+    ck_assert_uint_eq(info.sharing, 9); /* neither scales of groups nor i8, which has no other of its kind */
+    ck_assert_uint_eq(info.launches, 3);
     check_group(&g, &rng);
     free_group(&g);
 }
@@ -175,7 +175,7 @@ START_TEST(groups_give_the_same_bits) {
     group_case g;
     size_t bytes;
     make_group(&g, &rng, choices, shapes, 4, 1);
-    ck_assert_uint_eq(trf_layer_group_shared(g.group, NULL), 4);
+    ck_assert_uint_eq(test_group_info(g.group).sharing, 4);
     poison_group(&g);
     queue_group(&g, NULL);
     uint8_t *first = read_group(&g, &bytes);
@@ -210,8 +210,7 @@ END_TEST
 /* Products that depend on each other: one layer makes x of a group, and of its y one is x of another layer, whose y the
  * first one takes. */
 typedef struct ring {
-    const group_case *layers;
-    trf_linear_plan plans[2];
+    trf_plan *plans[2];
     trf_layer_group *group;
     gpu_memory memory[5]; /* the first x, x of the group, its two y, y of the last */
     gpu_memory workspace;
@@ -223,19 +222,19 @@ enum {
 };
 
 static void make_ring(ring *r, const group_case *g) {
-    trf_group_layer list[2];
+    trf_group_member list[2];
     trf_error err = {0};
-    *r = (ring){.layers = g, .workspace = gpu_memory_make(1 << 20)};
+    *r = (ring){.workspace = gpu_memory_make(1 << 20)};
     for (int i = 0; i < 2; i++) {
-        gpu_check(trf_linear_plan_init(g->layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO,
-                                       &r->plans[i], &err),
-                  TRF_OK, &err, "a plan");
-        EXPECT(r->plans[i].workspace_bytes <= r->workspace.bytes);
-        list[i] = (trf_group_layer){g->layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
+        gpu_check(
+            test_make_plan(g->layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO, &r->plans[i], &err),
+            TRF_OK, &err, "a plan");
+        EXPECT(test_plan_info(r->plans[i]).workspace_bytes <= r->workspace.bytes);
+        list[i] = test_group_member(g->layers[i].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16);
     }
     gpu_check(trf_layer_group_create(list, 2, &r->group, &err), TRF_OK, &err, "a group");
-    ck_assert_uint_eq(trf_layer_group_shared(r->group, NULL), 2);
-    EXPECT(trf_layer_group_workspace_bytes(r->group) <= r->workspace.bytes);
+    ck_assert_uint_eq(test_group_info(r->group).sharing, 2);
+    EXPECT(test_group_info(r->group).workspace_bytes <= r->workspace.bytes);
     for (int i = 0; i < 5; i++)
         r->memory[i] = gpu_memory_make(RING_BYTES);
     CUDA(cudaMemcpy(r->memory[0].at, g->x[0], RING_BYTES, cudaMemcpyDeviceToDevice));
@@ -246,13 +245,13 @@ static void queue_ring(const ring *r, cudaStream_t stream) {
     void *y[2] = {r->memory[2].at, r->memory[3].at};
     trf_error err = {0};
     for (int turn = 0; turn < 20; turn++) {
-        gpu_check(trf_linear(r->layers->layers[0].device, &r->plans[0], r->memory[turn ? 4 : 0].at, r->memory[1].at,
-                             r->workspace.at, stream, &err),
-                  TRF_OK, &err, "the first");
+        gpu_check(
+            test_multiply(r->plans[0], r->memory[turn ? 4 : 0].at, r->memory[1].at, r->workspace.at, stream, &err),
+            TRF_OK, &err, "the first");
         gpu_check(trf_linear_group(r->group, x, y, r->workspace.at, stream, &err), TRF_OK, &err, "the group");
-        gpu_check(trf_linear(r->layers->layers[1].device, &r->plans[1], r->memory[2 + turn % 2].at, r->memory[4].at,
-                             r->workspace.at, stream, &err),
-                  TRF_OK, &err, "the last");
+        gpu_check(
+            test_multiply(r->plans[1], r->memory[2 + turn % 2].at, r->memory[4].at, r->workspace.at, stream, &err),
+            TRF_OK, &err, "the last");
     }
 }
 
@@ -260,6 +259,8 @@ static void free_ring(ring *r) {
     for (int i = 0; i < 5; i++)
         gpu_memory_free(&r->memory[i]);
     gpu_memory_free(&r->workspace);
+    for (int i = 0; i < 2; i++)
+        trf_plan_destroy(r->plans[i]);
     trf_layer_group_destroy(r->group);
 }
 
@@ -313,7 +314,8 @@ typedef struct expert_case {
     gpu_shape shape;
     gpu_layer layers[DISTINCT];
     trf_experts *experts;
-    trf_experts_plan plan;
+    trf_experts_plan *plan;
+    trf_dtype x_dtype, y_dtype; /* of the plan */
     gpu_input input;
     gpu_memory y, workspace, offsets;
     char name[200];
@@ -364,16 +366,18 @@ static void make_experts(expert_case *c, test_rng *rng, int choice, gpu_shape sh
     c->offsets = gpu_memory_make((count + 1) * sizeof(uint32_t));
 }
 
-/* @return the status; memory is only there if it is TRF_OK. */
+/* @return the status; the plan and memory are only there if it is TRF_OK. */
 static trf_status plan_experts(expert_case *c, trf_dtype x_dtype, trf_dtype y_dtype) {
     trf_error err = {0};
-    trf_status status = trf_experts_plan_init(c->experts, c->max_tokens, x_dtype, y_dtype, &c->plan, &err);
+    trf_status status = trf_experts_plan_create(c->experts, c->max_tokens, x_dtype, y_dtype, &c->plan, &err);
     if (status != TRF_OK) {
         gpu_check(status, TRF_ERR_UNSUPPORTED, &err, c->name);
         return status;
     }
     c->y = gpu_memory_make((uint64_t)c->max_tokens * c->shape.rows * trf_dtype_bytes(y_dtype));
-    c->workspace = gpu_memory_make(c->plan.workspace_bytes);
+    c->workspace = gpu_memory_make(trf_experts_plan_workspace_bytes(c->plan));
+    c->x_dtype = x_dtype;
+    c->y_dtype = y_dtype;
     return TRF_OK;
 }
 
@@ -389,6 +393,7 @@ static int may_be_refused(const expert_case *c, trf_dtype x_dtype) {
 }
 
 static void unplan_experts(expert_case *c) {
+    trf_experts_plan_destroy(c->plan);
     gpu_memory_free(&c->y);
     gpu_memory_free(&c->workspace);
 }
@@ -407,8 +412,8 @@ static void put_offsets(const expert_case *c, const uint32_t *offsets) {
 
 static void queue_experts(const expert_case *c, trf_stream stream) {
     trf_error err = {0};
-    gpu_check(trf_experts_linear(c->experts, &c->plan, gpu_input_on_device(&c->input, c->plan.x_dtype), c->offsets.at,
-                                 c->y.at, c->workspace.at, stream, &err),
+    gpu_check(trf_experts_linear(c->plan, gpu_input_on_device(&c->input, c->x_dtype), c->offsets.at, c->y.at,
+                                 c->workspace.at, stream, &err),
               TRF_OK, &err, c->name);
 }
 
@@ -428,7 +433,7 @@ static uint8_t *run_experts(const expert_case *c, const uint32_t *offsets) {
 
 /* Every expert's y, and that no other row is written. */
 static void check_experts(const expert_case *c, test_rng *rng, const uint32_t *offsets) {
-    const uint64_t row_bytes = c->shape.rows * trf_dtype_bytes(c->plan.y_dtype);
+    const uint64_t row_bytes = c->shape.rows * trf_dtype_bytes(c->y_dtype);
     uint8_t *y = run_experts(c, offsets);
     for (uint32_t e = 0; e < c->count; e++) {
         const uint32_t first = offsets[e], count = offsets[e + 1] - first;
@@ -437,8 +442,7 @@ static void check_experts(const expert_case *c, test_rng *rng, const uint32_t *o
         const gpu_input tokens = {
             .m = count, .cols = c->shape.cols, .values = c->input.values + (size_t)first * c->shape.cols};
         const gpu_layer *layer = &c->layers[e % DISTINCT];
-        gpu_product product = {.layer = layer,
-                               .plan = {.m = count, .x_dtype = c->plan.x_dtype, .y_dtype = c->plan.y_dtype}};
+        gpu_product product = {.layer = layer, .info = {.m = count, .x_dtype = c->x_dtype, .y_dtype = c->y_dtype}};
         snprintf(product.name, sizeof product.name, "%s, expert %u of %u: %u tokens from %u", layer->name, e, c->count,
                  count, first);
         gpu_reference reference = gpu_reference_make(rng, layer, &tokens, TRF_DTYPE_NONE, MOST_ROWS);
@@ -591,19 +595,20 @@ START_TEST(corrupt_experts) {
     for (int corrupt = 0; corrupt < 2; corrupt++) {
         trf_device_layer *list[] = {intact.device, corrupt ? bad.layer.device : intact.device, intact.device};
         trf_experts *experts;
-        trf_experts_plan plan;
+        trf_experts_plan *plan;
         trf_error err = {0};
         gpu_check(trf_experts_create(list, 3, &experts, &err), TRF_OK, &err, intact.name);
-        gpu_check(trf_experts_plan_init(experts, TOKENS, x_dtype, TRF_DTYPE_F32, &plan, &err), TRF_OK, &err,
+        gpu_check(trf_experts_plan_create(experts, TOKENS, x_dtype, TRF_DTYPE_F32, &plan, &err), TRF_OK, &err,
                   intact.name);
-        gpu_memory workspace = gpu_memory_make(plan.workspace_bytes);
-        gpu_check(trf_experts_linear(experts, &plan, gpu_input_on_device(&input, x_dtype), offsets_dev.at, y.at,
-                                     workspace.at, NULL, &err),
+        gpu_memory workspace = gpu_memory_make(trf_experts_plan_workspace_bytes(plan));
+        gpu_check(trf_experts_linear(plan, gpu_input_on_device(&input, x_dtype), offsets_dev.at, y.at, workspace.at,
+                                     NULL, &err),
                   TRF_OK, &err, intact.name);
         gpu_memory_read(&y, found[corrupt]);
         gpu_check(trf_experts_check(experts, &err), corrupt ? TRF_ERR_RANS : TRF_OK, &err, intact.name);
         if (corrupt && !strstr(err.message, "expert 1"))
             ck_abort_msg("%s: the message does not name expert 1: %s", intact.name, err.message);
+        trf_experts_plan_destroy(plan);
         trf_experts_destroy(experts);
         gpu_memory_free(&workspace);
     }
@@ -634,7 +639,7 @@ START_TEST(refused_experts) {
         make_experts(&c, &rng, 4 * choice, (gpu_shape){64, 288}, 2, 3, GPU_FILL_NORMAL);
         for (int t = 0; t < 2; t++) {
             trf_error err = {0};
-            gpu_check(trf_experts_plan_init(c.experts, 3, kXTypes[t], TRF_DTYPE_F32, &c.plan, &err),
+            gpu_check(trf_experts_plan_create(c.experts, 3, kXTypes[t], TRF_DTYPE_F32, &c.plan, &err),
                       TRF_ERR_UNSUPPORTED, &err, c.name);
             if (!strstr(err.message, "expert 0") || !strstr(err.message, "scales"))
                 ck_abort_msg("%s: %s", c.name, err.message);

@@ -215,8 +215,7 @@ START_TEST(odd_addresses) {
         gpu_memory x = gpu_memory_make(x_bytes + 2), y = gpu_memory_make(y_bytes + 2);
         CUDA(cudaMemcpy((char *)x.at + 2, input.bf16.at, x_bytes, cudaMemcpyDeviceToDevice));
         trf_error err = {0};
-        gpu_check(trf_linear(layer.device, &product.plan, (char *)x.at + 2, (char *)y.at + 2, product.workspace.at,
-                             NULL, &err),
+        gpu_check(test_multiply(product.plan, (char *)x.at + 2, (char *)y.at + 2, product.workspace.at, NULL, &err),
                   TRF_OK, &err, product.name);
         gpu_memory_read(&y, found);
         memcpy(y_host, found + 1, y_bytes);
@@ -286,8 +285,8 @@ START_TEST(shared_workspace) {
                          i & 2 ? TRF_PATH_TWO_STEP : TRF_PATH_AUTO);
         alone[i] = gpu_malloc(products[i].y.bytes);
         gpu_product_run(&products[i], &inputs[l], alone[i]);
-        if (products[i].plan.workspace_bytes > workspace_bytes)
-            workspace_bytes = products[i].plan.workspace_bytes;
+        if (products[i].info.workspace_bytes > workspace_bytes)
+            workspace_bytes = products[i].info.workspace_bytes;
     }
     gpu_memory workspace = gpu_memory_make(workspace_bytes);
     for (int round = 0; round < 5; round++)
@@ -311,92 +310,6 @@ START_TEST(shared_workspace) {
         gpu_layer_free(&layers[l]);
     }
     free(shared);
-}
-END_TEST
-
-/* Layers in a row, each decoded on another stream beside the product before it, to two workspaces in turns: the same
- * bits. loop: path, and whether there is an epilogue. */
-START_TEST(decoded_ahead) {
-    enum {
-        LAYERS = 3,
-        ROUNDS = 4
-    };
-    static const gpu_shape shapes[LAYERS] = {{1000, 1030}, {512, 1030}, {2048, 1030}};
-    const trf_path path = _i & 1 ? TRF_PATH_FUSED : TRF_PATH_TWO_STEP;
-    const uint32_t m = 40;
-    test_rng rng = {9400 + (uint64_t)_i};
-    gpu_layer layers[LAYERS];
-    gpu_product products[LAYERS];
-    gpu_memory workspaces[2] = {{0}}, bias = gpu_memory_make(2048 * sizeof(float));
-    CUDA(cudaMemset(bias.at, 0x3C, bias.bytes));
-    const trf_epilogue biased = {.activation = TRF_ACTIVATION_SILU, .bias = bias.at}, *const epilogue =
-                                                                                          _i & 2 ? &biased : NULL;
-    gpu_input input = gpu_input_normal(&rng, m, 1030);
-    float *direct[LAYERS], *ahead = gpu_malloc(sizeof(float) * m * 2048);
-    uint64_t bytes = 256;
-    trf_error err = {0};
-    cudaStream_t stream, beside;
-    cudaEvent_t decoded, done;
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    CUDA(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
-    CUDA(cudaEventCreateWithFlags(&decoded, cudaEventDisableTiming));
-    CUDA(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
-    for (int l = 0; l < LAYERS; l++) {
-        layers[l] = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, shapes[l], GPU_FILL_NORMAL);
-        EXPECT(gpu_product_make(&products[l], &layers[l], m, TRF_DTYPE_BF16, TRF_DTYPE_F32, path) == TRF_OK);
-        const uint64_t needed = products[l].plan.epilogue_workspace_bytes;
-        bytes = needed > bytes ? needed : bytes;
-    }
-    for (int w = 0; w < 2; w++)
-        workspaces[w] = gpu_memory_make(bytes);
-    for (int l = 0; l < LAYERS; l++) {
-        const gpu_product *p = &products[l];
-        direct[l] = gpu_malloc(p->y.bytes);
-        gpu_check(
-            trf_linear_with(layers[l].device, &p->plan, input.bf16.at, p->y.at, epilogue, workspaces[0].at, NULL, &err),
-            TRF_OK, &err, p->name);
-        gpu_memory_read(&p->y, direct[l]);
-        gpu_memory_poison(&p->y);
-    }
-    for (int i = 0; i <= ROUNDS * LAYERS; i++) { /* decodes layer i, and multiplies by the one before */
-        const int l = i % LAYERS, before = (i + LAYERS - 1) % LAYERS;
-        if (i > 0)
-            CUDA(cudaStreamWaitEvent(stream, decoded, 0));
-        CUDA(cudaEventRecord(done, stream)); /* of the product before the one before, whose workspace it is */
-        CUDA(cudaStreamWaitEvent(beside, done, 0));
-        gpu_check(trf_linear_decode(layers[l].device, &products[l].plan, epilogue, workspaces[i % 2].at, beside, &err),
-                  TRF_OK, &err, products[l].name);
-        CUDA(cudaEventRecord(decoded, beside));
-        if (i == 0)
-            continue;
-        const gpu_product *p = &products[before];
-        gpu_check(trf_linear_decoded(layers[before].device, &p->plan, input.bf16.at, p->y.at, epilogue,
-                                     workspaces[(i + 1) % 2].at, stream, &err),
-                  TRF_OK, &err, p->name);
-    }
-    for (int l = 0; l < LAYERS; l++) {
-        gpu_memory_read(&products[l].y, ahead);
-        ck_assert_mem_eq(ahead, direct[l], products[l].y.bytes);
-    }
-    ck_assert_int_eq(trf_linear_decode(layers[0].device, &products[1].plan, epilogue, workspaces[0].at, stream, &err),
-                     TRF_ERR_ARGUMENT);
-    if (path == TRF_PATH_TWO_STEP)
-        ck_assert_int_eq(trf_linear_decode(layers[0].device, &products[0].plan, epilogue, NULL, stream, &err),
-                         TRF_ERR_ARGUMENT);
-    for (int w = 0; w < 2; w++)
-        gpu_memory_free(&workspaces[w]);
-    for (int l = 0; l < LAYERS; l++) {
-        free(direct[l]);
-        gpu_product_free(&products[l]);
-        gpu_layer_free(&layers[l]);
-    }
-    CUDA(cudaEventDestroy(done));
-    CUDA(cudaEventDestroy(decoded));
-    CUDA(cudaStreamDestroy(beside));
-    CUDA(cudaStreamDestroy(stream));
-    gpu_memory_free(&bias);
-    gpu_input_free(&input);
-    free(ahead);
 }
 END_TEST
 
@@ -426,7 +339,6 @@ int main(void) {
                               {odd_addresses, 1},
                               {same_bits_on_every_run, 8},
                               {shared_workspace, 1},
-                              {decoded_ahead, 4},
                               {graphs, 4}};
     return gpu_main("linear", tests, sizeof tests / sizeof tests[0]);
 }

@@ -168,15 +168,11 @@ START_TEST(shards) {
     const uint32_t parts[][4] = {{0, 256, 0, 0}, {256, 512, 0, 0}, {0, 0, 0, 1024}, {512, 256, 256, 512}};
     const uint64_t before = gpu_free_memory();
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        trf_load_options options;
+        const trf_load_options options = test_shard(parts[i]);
         trf_device_layer *layer;
-        trf_layer_info info;
         trf_error err = {0};
-        trf_load_options_init(&options);
-        options.first_row = parts[i][0], options.num_rows = parts[i][1];
-        options.first_col = parts[i][2], options.num_cols = parts[i][3];
         gpu_check(gpu_load(gpu_context, damaged, &options, &layer, &err), TRF_OK, &err, damaged);
-        trf_device_layer_get_info(layer, &info);
+        const trf_layer_info info = test_layer_info(layer);
         gpu_memory memory = gpu_memory_make(2ull * info.rows * info.cols);
         uint16_t *found = gpu_malloc(memory.bytes);
         gpu_check(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, memory.at, memory.bytes, NULL, &err), TRF_OK, &err,
@@ -220,14 +216,12 @@ START_TEST(rows_in_a_graph) {
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaMemset(own_ids.at, 0, sizeof ids));
     CUDA(cudaDeviceSynchronize());
-    gpu_check(
-        trf_device_layer_decode_rows(layer, own_ids.at, 4, COUNT, TRF_DECODE_SOURCE, rows.at, rows.bytes, stream, &err),
-        TRF_OK, &err, "first"); /* what CUDA loads at a kernel's first call cannot be captured */
+    const trf_row_request request = test_row_request(own_ids.at, 4, COUNT, TRF_DECODE_SOURCE, rows.at, rows.bytes);
+    gpu_check(trf_decode_rows(layer, &request, stream, &err), TRF_OK, &err,
+              "first"); /* what CUDA loads at a kernel's first call cannot be captured */
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    gpu_check(
-        trf_device_layer_decode_rows(layer, own_ids.at, 4, COUNT, TRF_DECODE_SOURCE, rows.at, rows.bytes, stream, &err),
-        TRF_OK, &err, "captured");
+    gpu_check(trf_decode_rows(layer, &request, stream, &err), TRF_OK, &err, "captured");
     CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphInstantiate(&runs, graph, 0));
     for (int turn = 0; turn < 4; turn++) {

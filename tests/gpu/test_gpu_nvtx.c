@@ -1,6 +1,7 @@
 /* The NVTX ranges of loading, decoding, products and stacks, as a profiler would see them: this program listens itself,
  * by NVTX's static injection. */
 #include "gpu_products.h"
+#include "transfuse/stacks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,7 +105,7 @@ START_TEST(ranges) {
     trf_stack_get_info(stack, &info);
     gpu_check(trf_stack_prepare(stack, info.least_bytes, &err), TRF_OK, &err, "preparing");
     CHECK_SEEN("a stack", "0load stack", "0copy ahead", "0copy ahead");
-    gpu_check(trf_stack_acquire(stack, 0, NULL, NULL, &err), TRF_OK, &err, "a layer");
+    gpu_check(trf_stack_acquire(stack, 0, NULL, &err), TRF_OK, &err, "a layer");
     gpu_check(trf_stack_release(stack, 0, NULL, &err), TRF_OK, &err, "a layer");
     CHECK_SEEN("a layer's use", "0copy ahead");
     trf_stack_destroy(stack);

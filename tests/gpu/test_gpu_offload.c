@@ -4,6 +4,7 @@
  * nor synchronize. */
 #include "gpu_failing_calls.h"
 #include "gpu_products.h"
+#include "transfuse/stacks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,8 +54,8 @@ static void make_layers(void) {
         y_bytes[i] = product.y.bytes;
         expected[i] = gpu_malloc(y_bytes[i]);
         gpu_product_run(&product, &inputs[i], expected[i]);
-        if (product.plan.workspace_bytes > workspace_bytes)
-            workspace_bytes = product.plan.workspace_bytes;
+        if (product.info.workspace_bytes > workspace_bytes)
+            workspace_bytes = product.info.workspace_bytes;
         gpu_product_free(&product);
     }
 }
@@ -73,7 +74,7 @@ static void free_layers(void) {
 typedef struct stack_run {
     trf_stack *stack;
     trf_stack_info info;
-    trf_linear_plan plans[LAYERS];
+    trf_plan *plans[LAYERS];
     cudaStream_t streams[2];
     gpu_memory workspaces[2]; /* one for each stream */
     gpu_memory y;             /* [PASSES][LAYERS][MOST_M * MOST_ROWS] */
@@ -100,8 +101,8 @@ static uint64_t budget_of(const trf_stack *stack, int part) {
 static void make_plans(stack_run *run) {
     trf_error err = {0};
     for (uint32_t i = 0; i < LAYERS; i++)
-        gpu_check(trf_linear_plan_init(trf_stack_layer(run->stack, i), kSubjects[i].m, x_dtypes[i], TRF_DTYPE_F32,
-                                       kSubjects[i].path, &run->plans[i], &err),
+        gpu_check(test_make_plan(trf_stack_layer(run->stack, i), kSubjects[i].m, x_dtypes[i], TRF_DTYPE_F32,
+                                 kSubjects[i].path, &run->plans[i], &err),
                   TRF_OK, &err, layers[i].name);
 }
 
@@ -121,6 +122,8 @@ static stack_run make_run(int part) {
 }
 
 static void free_run(stack_run *run) {
+    for (int i = 0; i < LAYERS; i++)
+        trf_plan_destroy(run->plans[i]);
     trf_stack_destroy(run->stack);
     for (int s = 0; s < 2; s++) {
         CUDA(cudaStreamDestroy(run->streams[s]));
@@ -133,8 +136,9 @@ static void free_run(stack_run *run) {
 static void *y_of(const stack_run *run, int place) { return (float *)run->y.at + (size_t)place * MOST_M * MOST_ROWS; }
 
 static trf_status queue_layer(stack_run *run, uint32_t layer, int place, int s, trf_error *err) {
-    return trf_stack_linear(run->stack, layer, &run->plans[layer], gpu_input_on_device(&inputs[layer], x_dtypes[layer]),
-                            y_of(run, place), run->workspaces[s].at, run->streams[s], err);
+    const trf_operands operands = test_operands(gpu_input_on_device(&inputs[layer], x_dtypes[layer]), y_of(run, place));
+    return trf_stack_linear(run->stack, layer, run->plans[layer], &operands, run->workspaces[s].at, run->streams[s],
+                            err);
 }
 
 typedef enum order_kind {
@@ -193,8 +197,8 @@ START_TEST(same_bits) {
     ck_assert_uint_eq(run.info.layers, LAYERS);
     ck_assert(_i == BUDGETS - 1 ? run.info.resident == LAYERS : run.info.resident < LAYERS);
     ck_assert_uint_le(run.info.device_bytes, budget_of(run.stack, _i));
-    ck_assert(!run.info.offload_bytes == (run.info.resident == LAYERS));
-    ck_assert_uint_eq(run.info.host_bytes, run.info.offload_bytes);
+    ck_assert(!run.info.offloaded_bytes == (run.info.resident == LAYERS));
+    ck_assert_uint_eq(run.info.host_bytes, run.info.offloaded_bytes);
     for (order_kind kind = IN_ORDER; kind < ORDER_KINDS; kind++)
         for (int streams = 1; streams <= 2; streams++)
             for (int late = 0; late < 2; late++)
@@ -211,11 +215,11 @@ START_TEST(decoding) {
     stack_run run = make_run(0);
     trf_error err = {0};
     for (uint32_t i = 0; i < LAYERS; i++) {
-        const trf_device_layer *layer;
+        const trf_device_layer *layer = trf_stack_layer(run.stack, i);
         const trf_layer_info *info = &layers[i].info;
         gpu_memory dense = gpu_memory_make((uint64_t)info->rows * info->cols * trf_dtype_bytes(info->dtype));
         uint8_t *found = gpu_malloc(dense.bytes), *wanted = gpu_malloc(dense.bytes);
-        gpu_check(trf_stack_acquire(run.stack, i, NULL, &layer, &err), TRF_OK, &err, layers[i].name);
+        gpu_check(trf_stack_acquire(run.stack, i, NULL, &err), TRF_OK, &err, layers[i].name);
         gpu_check(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, dense.at, dense.bytes, NULL, &err), TRF_OK, &err,
                   layers[i].name);
         gpu_check(trf_stack_release(run.stack, i, NULL, &err), TRF_OK, &err, layers[i].name);
@@ -313,9 +317,9 @@ START_TEST(refused) {
 
     /* Layers that are held keep others out of their places, and nothing else. */
     uint32_t refusals = 0;
-    gpu_check(trf_stack_acquire(stack, 3, NULL, NULL, &err), TRF_OK, &err, "a layer");
+    gpu_check(trf_stack_acquire(stack, 3, NULL, &err), TRF_OK, &err, "a layer");
     for (uint32_t i = 0; i < LAYERS; i++) {
-        trf_status status = trf_stack_acquire(stack, i, NULL, NULL, &err);
+        trf_status status = trf_stack_acquire(stack, i, NULL, &err);
         refusals += status != TRF_OK;
         if (status == TRF_OK)
             gpu_check(trf_stack_release(stack, i, NULL, &err), TRF_OK, &err, "a layer beside it");
@@ -390,10 +394,9 @@ START_TEST(faults_stay) {
     gpu_memory dense = gpu_memory_make((uint64_t)MOST_ROWS * 1024 * 4);
     for (int round = 0; round < ROUNDS; round++) {
         for (uint32_t i = 0; i < BAD + LAYERS; i++) {
-            const trf_device_layer *layer;
-            trf_layer_info info;
-            gpu_check(trf_stack_acquire(stack, i, NULL, &layer, &err), TRF_OK, &err, "a layer");
-            trf_device_layer_get_info(layer, &info);
+            const trf_device_layer *layer = trf_stack_layer(stack, i);
+            const trf_layer_info info = test_layer_info(layer);
+            gpu_check(trf_stack_acquire(stack, i, NULL, &err), TRF_OK, &err, "a layer");
             if (i >= BAD || round == 1) /* in the first round nobody has looked at them yet */
                 gpu_check(trf_device_layer_decode(layer, TRF_DECODE_ELEMENTS, dense.at, 2ull * info.rows * info.cols,
                                                   NULL, &err),

@@ -6,7 +6,7 @@
  * (TRF_TEST_WRAPS_ALLOCATIONS: CMakeLists.txt). What cuBLASLt and the driver do inside of libraries of their own is not
  * seen. */
 #include "gpu_products.h"
-
+#include "transfuse/experts.h"
 #include "trf_convert.h"
 
 #include <math.h>
@@ -95,7 +95,7 @@ typedef struct stack_layer {
 typedef struct stack {
     uint32_t m;
     stack_layer *layers; /* [LAYERS] */
-    trf_linear_plan plans[LAYERS];
+    trf_plan *plans[LAYERS];
     gpu_memory x, y[KINDS], workspace; /* x: of the first layer; y of layer l is y[l % KINDS] */
     gpu_memory inputs[INPUTS];
     size_t y_bytes; /* of all y */
@@ -111,6 +111,7 @@ static gpu_memory filled_normal(test_rng *rng, trf_dtype dtype, size_t count, do
 
 static uint32_t width_of(int l) { return kKinds[l % KINDS].width; }
 static trf_dtype x_dtype_of(int l) { return kKinds[l % KINDS].x_dtype; }
+static int has_residual(int l) { return kKinds[l % KINDS].has_residual && l >= KINDS; }
 
 /* Multipliers keep y near 1 in size, or the stack would run to infinity or zero. */
 static stack_layer *make_layers(test_rng *rng) {
@@ -142,13 +143,19 @@ static stack stack_make(test_rng *rng, stack_layer *layers, uint32_t m) {
     uint64_t workspace_bytes = 0;
     int fused = 0;
     for (int l = 0; l < LAYERS; l++) {
+        const int k = l % KINDS;
         trf_error err = {0};
-        gpu_check(trf_linear_plan_init(layers[l].layer.device, m, x_dtype_of(l), x_dtype_of(l + 1),
-                                       kKinds[l % KINDS].path, &s.plans[l], &err),
-                  TRF_OK, &err, layers[l].layer.name);
-        fused += s.plans[l].path == TRF_PATH_FUSED;
-        if (s.plans[l].epilogue_workspace_bytes > workspace_bytes)
-            workspace_bytes = s.plans[l].epilogue_workspace_bytes;
+        trf_plan_options options = test_plan_options(m, x_dtype_of(l), x_dtype_of(l + 1), kKinds[k].path);
+        options.activation = kKinds[k].activation;
+        options.has_bias = kKinds[k].has_bias;
+        options.has_multiplier = 1;
+        options.has_residual = has_residual(l);
+        gpu_check(trf_plan_create(layers[l].layer.device, &options, &s.plans[l], &err), TRF_OK, &err,
+                  layers[l].layer.name);
+        const trf_plan_info info = test_plan_info(s.plans[l]);
+        fused += info.path == TRF_PATH_FUSED;
+        if (info.workspace_bytes > workspace_bytes)
+            workspace_bytes = info.workspace_bytes;
     }
     ck_assert_int_ge(fused, LAYERS / 2);
     ck_assert_int_lt(fused, LAYERS);
@@ -164,6 +171,8 @@ static stack stack_make(test_rng *rng, stack_layer *layers, uint32_t m) {
 }
 
 static void stack_free(stack *s) {
+    for (int l = 0; l < LAYERS; l++)
+        trf_plan_destroy(s->plans[l]);
     gpu_memory_free(&s->workspace);
     gpu_memory_free(&s->x);
     for (int k = 0; k < KINDS; k++)
@@ -181,12 +190,11 @@ static trf_status stack_queue(const void *context, trf_stream stream, trf_error 
     trf_status status = TRF_OK;
     for (int l = 0; l < LAYERS && status == TRF_OK; l++) {
         const int k = l % KINDS;
-        const trf_epilogue epilogue = {kKinds[k].activation, kKinds[k].has_bias ? s->layers[l].bias.at : NULL,
-                                       s->layers[l].multiplier.at,
-                                       kKinds[k].has_residual && l >= KINDS ? s->y[k].at : NULL};
-        status =
-            trf_linear_with(s->layers[l].layer.device, &s->plans[l], l ? s->y[(l + KINDS - 1) % KINDS].at : s->x.at,
-                            s->y[k].at, &epilogue, s->workspace.at, stream, err);
+        trf_operands operands = test_operands(l ? s->y[(l + KINDS - 1) % KINDS].at : s->x.at, s->y[k].at);
+        operands.bias = kKinds[k].has_bias ? s->layers[l].bias.at : NULL;
+        operands.multiplier = s->layers[l].multiplier.at;
+        operands.residual = has_residual(l) ? s->y[k].at : NULL;
+        status = trf_linear(s->plans[l], &operands, s->workspace.at, stream, err);
     }
     return status;
 }
@@ -363,7 +371,9 @@ START_TEST(calls_only_enqueue) {
     /* The linker does send allocations here. */
     const long of_layers = atomic_load(&allocations);
     trf_device_layer *another;
-    gpu_check(trf_device_layer_create(gpu_context, layers[0].layer.host, &another, &err), TRF_OK, &err, "a layer");
+    gpu_check(
+        trf_device_layer_create(gpu_context, layers[0].layer.blob, layers[0].layer.blob_bytes, NULL, &another, &err),
+        TRF_OK, &err, "a layer");
     ck_assert_int_gt(atomic_load(&allocations), of_layers);
     trf_device_layer_destroy(another);
 
@@ -376,8 +386,8 @@ START_TEST(calls_only_enqueue) {
 }
 END_TEST
 
-/* The other calls of inference: groups, experts, products in two steps by two calls, the wide path, a layer's weights
- * and single rows of them. */
+/* The other calls of inference: groups, experts, products in two steps, the wide path, a layer's weights and single
+ * rows of them. */
 enum {
     OTHER_LAYERS = 2,
     EXPERTS = 4,
@@ -391,9 +401,8 @@ typedef struct others {
     gpu_layer layers[OTHER_LAYERS];
     trf_layer_group *group;
     trf_experts *experts;
-    trf_experts_plan experts_plan;
-    trf_linear_plan two_step, wide;
-    int has_wide;
+    trf_experts_plan *experts_plan;
+    trf_plan *two_step, *wide; /* wide: NULL on other GPUs than those of compute capability 9.0 */
     gpu_memory x, offsets, ids, workspace, grouped[OTHER_LAYERS], by_experts, by_two_step, by_wide, weights, rows;
 } others;
 
@@ -405,43 +414,42 @@ static trf_status others_queue(const void *context, trf_stream stream, trf_error
     void *const y[OTHER_LAYERS] = {o->grouped[0].at, o->grouped[1].at};
     trf_status status = trf_linear_group(o->group, x, y, workspace, stream, err);
     if (status == TRF_OK)
-        status = trf_experts_linear(o->experts, &o->experts_plan, o->x.at, o->offsets.at, o->by_experts.at, workspace,
-                                    stream, err);
+        status = trf_experts_linear(o->experts_plan, o->x.at, o->offsets.at, o->by_experts.at, workspace, stream, err);
     if (status == TRF_OK)
-        status = trf_linear_decode(layer, &o->two_step, NULL, workspace, stream, err);
-    if (status == TRF_OK)
-        status = trf_linear_decoded(layer, &o->two_step, o->x.at, o->by_two_step.at, NULL, workspace, stream, err);
-    if (status == TRF_OK && o->has_wide)
-        status = trf_linear(layer, &o->wide, o->x.at, o->by_wide.at, workspace, stream, err);
+        status = test_multiply(o->two_step, o->x.at, o->by_two_step.at, workspace, stream, err);
+    if (status == TRF_OK && o->wide)
+        status = test_multiply(o->wide, o->x.at, o->by_wide.at, workspace, stream, err);
     if (status == TRF_OK)
         status = trf_device_layer_decode(layer, TRF_DECODE_SOURCE, o->weights.at, o->weights.bytes, stream, err);
     if (status == TRF_OK)
-        status = trf_device_layer_decode_rows(layer, o->ids.at, 4, LOOKED_UP, TRF_DECODE_SOURCE, o->rows.at,
-                                              o->rows.bytes, stream, err);
+        status = test_decode_rows(
+            layer, test_row_request(o->ids.at, 4, LOOKED_UP, TRF_DECODE_SOURCE, o->rows.at, o->rows.bytes), stream,
+            err);
     return status;
 }
 
 static void plan_others(others *o) {
     const gpu_shape shape = {OTHER_ROWS, OTHER_COLS};
     test_rng rng = {15200};
-    trf_group_layer members[OTHER_LAYERS];
+    trf_group_member members[OTHER_LAYERS];
     trf_device_layer *list[EXPERTS];
     trf_error err = {0};
     for (int l = 0; l < OTHER_LAYERS; l++) {
         o->layers[l] = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 256, shape, GPU_FILL_NORMAL);
-        members[l] = (trf_group_layer){o->layers[l].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
+        members[l] = test_group_member(o->layers[l].device, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16);
     }
     for (int e = 0; e < EXPERTS; e++)
         list[e] = o->layers[e % OTHER_LAYERS].device;
     gpu_check(trf_layer_group_create(members, OTHER_LAYERS, &o->group, &err), TRF_OK, &err, "a group");
     gpu_check(trf_experts_create(list, EXPERTS, &o->experts, &err), TRF_OK, &err, "experts");
-    gpu_check(trf_experts_plan_init(o->experts, TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, &o->experts_plan, &err), TRF_OK,
-              &err, "experts");
-    gpu_check(
-        trf_linear_plan_init(list[0], TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_TWO_STEP, &o->two_step, &err),
-        TRF_OK, &err, "two steps");
-    o->has_wide = trf_linear_plan_init(list[0], TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_WIDE, &o->wide,
-                                       &err) == TRF_OK; /* compute capability 9.0 */
+    gpu_check(trf_experts_plan_create(o->experts, TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, &o->experts_plan, &err),
+              TRF_OK, &err, "experts");
+    gpu_check(test_make_plan(list[0], TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_TWO_STEP, &o->two_step, &err),
+              TRF_OK, &err, "two steps");
+    const trf_status status =
+        test_make_plan(list[0], TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_WIDE, &o->wide, &err);
+    if (status != TRF_OK)
+        gpu_check(status, TRF_ERR_UNSUPPORTED, &err, "wide");
     o->x = filled_normal(&rng, TRF_DTYPE_BF16, (size_t)TOKENS * OTHER_COLS, 1);
 }
 
@@ -449,9 +457,10 @@ static void others_make(others *o) {
     static const uint32_t offsets[EXPERTS + 1] = {0, 7, 7, 30, TOKENS};
     static const int32_t ids[LOOKED_UP] = {3, OTHER_ROWS - 1, 3, 0, 500};
     plan_others(o);
-    uint64_t workspace_bytes = trf_layer_group_workspace_bytes(o->group);
-    const uint64_t needs[] = {o->experts_plan.workspace_bytes, o->two_step.workspace_bytes,
-                              o->has_wide ? o->wide.workspace_bytes : 0};
+    uint64_t workspace_bytes = test_group_info(o->group).workspace_bytes;
+    const uint64_t needs[] = {trf_experts_plan_workspace_bytes(o->experts_plan),
+                              test_plan_info(o->two_step).workspace_bytes,
+                              o->wide ? test_plan_info(o->wide).workspace_bytes : 0};
     for (int i = 0; i < 3; i++)
         if (needs[i] > workspace_bytes)
             workspace_bytes = needs[i];
@@ -498,7 +507,10 @@ static uint8_t *run_others(const others *o, cudaStream_t stream, cudaGraphExec_t
 
 static void others_free(others *o) {
     trf_layer_group_destroy(o->group);
+    trf_experts_plan_destroy(o->experts_plan);
     trf_experts_destroy(o->experts);
+    trf_plan_destroy(o->two_step);
+    trf_plan_destroy(o->wide);
     for (int i = 0; i < OUTPUTS; i++) {
         gpu_memory memory = *output_of(o, i);
         gpu_memory_free(&memory);

@@ -16,7 +16,7 @@ enum {
 
 static const trf_path kPaths[] = {TRF_PATH_FUSED, TRF_PATH_TWO_STEP, TRF_PATH_WIDE};
 
-static void make_layers(gpu_layer *layers, const trf_device_layer **on_device) {
+static void make_layers(gpu_layer *layers, trf_device_layer **on_device) {
     static const gpu_shape shapes[LAYERS] = {{1024, 2048}, {1024, 2048}, {300, 1000}};
     static const int choices[LAYERS] = {0, 1, 0};
     test_rng rng = {9500};
@@ -31,19 +31,21 @@ static trf_dtype x_dtype_of(const gpu_layer *layer) {
 }
 
 static trf_path planned(const gpu_layer *layer, uint32_t m, trf_path path) {
-    trf_linear_plan plan;
+    trf_plan *plan;
     trf_error err = {0};
     const trf_dtype dtype = x_dtype_of(layer);
-    trf_status status = trf_linear_plan_init(layer->device, m, dtype, dtype, path, &plan, &err);
+    trf_status status = test_make_plan(layer->device, m, dtype, dtype, path, &plan, &err);
     if (status == TRF_ERR_UNSUPPORTED)
         return TRF_PATH_AUTO;
     gpu_check(status, TRF_OK, &err, layer->name);
-    return plan.path;
+    const trf_path found = test_plan_info(plan).path;
+    trf_plan_destroy(plan);
+    return found;
 }
 
 START_TEST(plans_follow) {
     gpu_layer layers[LAYERS];
-    const trf_device_layer *on_device[LAYERS];
+    trf_device_layer *on_device[LAYERS];
     trf_tune_options options;
     trf_tuning *tuning;
     trf_error err = {0};
@@ -80,7 +82,7 @@ END_TEST
 /* Without a tuning, AUTO is what the library's table has for this GPU, where that path takes the product. */
 START_TEST(plans_follow_the_table) {
     gpu_layer layers[LAYERS];
-    const trf_device_layer *on_device[LAYERS];
+    trf_device_layer *on_device[LAYERS];
     make_layers(layers, on_device);
     for (int i = 0; i < LAYERS; i++) {
         const trf_tuning_key key = trf_tuning_key_of(layers[i].device);
@@ -100,7 +102,7 @@ END_TEST
 /* Each path that takes a product has its time in the file, and no other. */
 START_TEST(all_paths_are_timed) {
     gpu_layer layers[LAYERS];
-    const trf_device_layer *on_device[LAYERS];
+    trf_device_layer *on_device[LAYERS];
     trf_tune_options options;
     trf_tuning *tuning;
     trf_error err = {0};
@@ -137,7 +139,7 @@ static int stop(void *context, uint32_t done, uint32_t total) {
 
 START_TEST(stopped) {
     gpu_layer layers[LAYERS];
-    const trf_device_layer *on_device[LAYERS];
+    trf_device_layer *on_device[LAYERS];
     trf_tune_options options;
     trf_tuning *tuning = NULL;
     trf_error err = {0};

@@ -2,7 +2,7 @@
  * corrupt streams. */
 #include "gpu_products.h"
 #include "trf_context.h"
-#include "trf_wide_launch.h"
+#include "trf_wide_partition.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -118,10 +118,11 @@ START_TEST(refusals) {
     static const gpu_shape odd[] = {{300, 512}, {256, 500}};
     for (int i = 0; i < 2; i++) {
         gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, odd[i], GPU_FILL_NORMAL);
-        trf_linear_plan plan;
+        trf_plan *plan = NULL;
         trf_error err = {0};
-        gpu_check(trf_linear_plan_init(layer.device, 64, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_WIDE, &plan, &err),
+        gpu_check(test_make_plan(layer.device, 64, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_WIDE, &plan, &err),
                   TRF_ERR_UNSUPPORTED, &err, layer.name);
+        ck_assert_ptr_null(plan);
         ck_assert_ptr_nonnull(strstr(err.message, "wide"));
         gpu_layer_free(&layer);
     }

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Installs the build into a folder of its own and uses it as a stranger would: through find_package from C and C++,
-# through pkg-config from C, and the public header alone under strict C11 and C++17.
+# Installs the build into a folder of its own and uses it as a stranger would: each public header alone under strict C11
+# and C++17, without CUDA's headers; through find_package from C and C++, examples too; through pkg-config from C.
 # Usage: check_package.sh CMAKE BUILD_DIR LIBDIR CC
 set -eu
 cmake=$1 build_dir=$2 libdir=$3 cc=$4
 here=$(cd "$(dirname "$0")" && pwd)
+source_dir=$here/../..
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -12,12 +13,23 @@ prefix=$work/prefix
 
 "$cmake" --install "$build_dir" --prefix "$prefix" >"$work/log" || { cat "$work/log"; exit 1; }
 
-echo "== the header alone"
-strict="-Wall -Wextra -Werror -pedantic -fsyntax-only -I$prefix/include"
-echo '#include <transfuse.h>' >"$work/alone.c"
-cp "$work/alone.c" "$work/alone.cpp"
-"$cc" -std=c11 $strict "$work/alone.c"
-c++ -std=c++17 $strict "$work/alone.cpp"
+echo "== each header alone"
+(cd "$source_dir/include" && find . -name '*.h' | sort) >"$work/public"
+(cd "$prefix/include" && find . -type f | sort) >"$work/installed"
+diff "$work/public" "$work/installed" || { echo "other headers are installed than include/ has"; exit 1; }
+strict="-Wall -Wextra -Werror -pedantic -I$prefix/include"
+while read -r header; do
+    echo "#include <${header#./}>" >"$work/alone.c"
+    cp "$work/alone.c" "$work/alone.cpp"
+    "$cc" -std=c11 $strict -fsyntax-only "$work/alone.c"
+    c++ -std=c++17 $strict -fsyntax-only "$work/alone.cpp"
+    # Of what a header reads, nothing is CUDA's.
+    "$cc" -std=c11 $strict -M "$work/alone.c" >"$work/read"
+    if tr ' ' '\n' <"$work/read" | grep -E '/(cu[a-z0-9_]*|cuda|driver_types|vector_types)\.h$'; then
+        echo "$header reads a header of CUDA's"
+        exit 1
+    fi
+done <"$work/public"
 
 echo "== find_package"
 "$cmake" -S "$here" -B "$work/build" -G Ninja -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$prefix" >"$work/log" &&

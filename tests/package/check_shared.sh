@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the library alone as a shared one, in a folder that stays, and uses it through Python's ctypes.
+# Builds the library alone as a shared one, in a folder that stays, looks at its soname, and uses it through Python's
+# ctypes.
 # Usage: check_shared.sh CMAKE SOURCE_DIR BUILD_DIR CC
 set -eu
 cmake=$1 source_dir=$2 build_dir=$3 cc=$4
@@ -13,5 +14,14 @@ trap 'rm -f "$log"' EXIT
     >"$log" 2>&1 &&
     "$cmake" --build "$build_dir" >>"$log" 2>&1 || { cat "$log"; exit 1; }
 
-command -v python3 >/dev/null || { echo "skipped: the shared library was built, but there is no python3 to use it"; exit 77; }
+# While the major version is 0, the minor one tells what is compatible.
+soname=libtransfuse.so.0.2
+readelf -d "$build_dir/libtransfuse.so" | grep SONAME | tee "$log"
+grep -qF "[$soname]" "$log" || { echo "the soname is not $soname"; exit 1; }
+[ -e "$build_dir/$soname" ] || { echo "there is no $soname beside the library"; exit 1; }
+
+if ! command -v python3 >/dev/null; then
+    echo "skipped: the shared library was built, but there is no python3 to use it"
+    exit 77
+fi
 python3 -B "$here/check_ffi.py" "$build_dir/libtransfuse.so" "$source_dir"

@@ -18,15 +18,17 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 def test_command_makes_the_table() -> None:
     made = run("90", str(TUNING))
     assert made.returncode == 0, made.stderr
-    assert made.stdout == (ROOT / "loader" / "trf_crossovers.inc").read_text()
+    assert made.stdout == (ROOT / "runtime" / "trf_crossovers.inc").read_text()
 
 
 def test_command_smooths_noise(tmp_path: Path) -> None:
     times = [(1, 10, 30, 20), (2, 10, 30, 20), (3, 20.1, 30, 20), (4, 21, 40, 22), (6, 30, 40, 20), (8, 30, 25, 30)]
-    batches = ", ".join(f'{{"to": {m}, "microseconds": {{"fused": {f}, "two-step": {t}, "wide": {w}}}}}' for m, f, t, w in times)
+    batches = ", ".join(
+        f'{{"to": {m}, "microseconds": {{"fused": {f}, "two-step": {t}, "wide": {w}}}}}' for m, f, t, w in times
+    )
     tuning = tmp_path / "tuning.json"
-    tuning.write_text('{"layers": [{"codec": "int", "class_bits": 4, "raw_bits": 3, "groups": true, "rows": 64, "cols": 128, '
-                      f'"batches": [{batches}]}}]}}')
+    layer = '"codec": "int", "class_bits": 4, "raw_bits": 3, "groups": true, "rows": 64, "cols": 128'
+    tuning.write_text(f'{{"layers": [{{{layer}, "batches": [{batches}]}}]}}')
     made = run("80", str(tuning))
     assert made.returncode == 0, made.stderr
     assert made.stdout.splitlines()[1:] == ["{80, {TRF_CODEC_INT, 4, 3, 1, 64, 128}, 4, 6},"]

@@ -201,7 +201,7 @@ def test_section_7_fp8_bytes_by_rotation() -> None:
 
 
 def test_section_7_e4m3_quads_by_two_bytes() -> None:
-    """Of E4M3 quads: the word of 4 bits a weight has e and M[2:1], that of 2 bits the signs, a byte on, and M[0] above."""
+    """Of E4M3 quads: the word of 4 bits a weight has e and M[2:1], that of 2 bits the signs, a byte on, M[0] above."""
     rng = np.random.default_rng(4)
     for _ in range(50):
         fours = (rng.integers(0, 2, 4) << 7 | rng.integers(0, 126, 4)).tolist()

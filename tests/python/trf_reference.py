@@ -224,7 +224,8 @@ def check_ranges(h: Header) -> None:
     wanted = {GRANULARITY_NONE: SCALE_NONE, TENSOR: SCALE_F32, CHANNEL: SCALE_F32}.get(h.granularity, SCALE_F16)
     require(h.scale_dtype == wanted, f"scale_dtype {h.scale_dtype}")
     if h.granularity in (SCALE_GROUP, BLOCK):
-        require(h.scale_group_size % 16 == 0 and 16 <= h.scale_group_size <= 2**20, f"scale_group_size {h.scale_group_size}")
+        is_size = h.scale_group_size % 16 == 0 and 16 <= h.scale_group_size <= 2**20
+        require(is_size, f"scale_group_size {h.scale_group_size}")
     else:
         require(h.scale_group_size == 0, f"scale_group_size {h.scale_group_size}")
     require(-126 <= h.scale_exponent <= 126, f"scale_exponent {h.scale_exponent}")
@@ -262,9 +263,9 @@ def read_header(blob: bytes) -> Header:
         probability_bits, state_bits, slab_rows, rans_streams, slab_cols, stored_bytes, predictor_modes,
         extension_offset, extension_bytes, flags, blob_bytes, head_checksum,
     ) = struct.unpack_from("<IHBBBBHIIIIBBBBHBBIIIQQ", blob, 0)  # fmt: skip
-    *class_value, exponent_offset, granularity, scale_dtype, reserved, scale_group_size, scale_exponent = struct.unpack_from(
-        "<16hiBBHIi", blob, HEADER_BYTES
-    )
+    (
+        *class_value, exponent_offset, granularity, scale_dtype, reserved, scale_group_size, scale_exponent,
+    ) = struct.unpack_from("<16hiBBHIi", blob, HEADER_BYTES)  # fmt: skip
     (
         frequency_offset, tiles_offset, scales_offset, scales_bytes, row_offsets_offset, row_offsets_bytes,
         col_offsets_offset, col_offsets_bytes, data_offset, exception_count,
@@ -292,8 +293,9 @@ def read_header(blob: bytes) -> Header:
         num_tile_rows=tiles_row, num_tile_cols=tiles_col, probability_bits=probability_bits, state_bits=state_bits,
         slab_cols=slab_cols, stored_bytes=stored_bytes, predictor_modes=predictor_modes, blob_bytes=blob_bytes,
         head_checksum=head_checksum, class_value=list(class_value), exponent_offset=exponent_offset,
-        granularity=granularity, scale_dtype=scale_dtype, scale_group_size=scale_group_size, scale_exponent=scale_exponent,
-        scales_offset=scales_offset, scales_bytes=scales_bytes, row_offsets_offset=row_offsets_offset,
+        granularity=granularity, scale_dtype=scale_dtype, scale_group_size=scale_group_size,
+        scale_exponent=scale_exponent, scales_offset=scales_offset, scales_bytes=scales_bytes,
+        row_offsets_offset=row_offsets_offset,
         row_offsets_bytes=row_offsets_bytes, col_offsets_offset=col_offsets_offset,
         col_offsets_bytes=col_offsets_bytes, data_offset=data_offset, exception_count=exception_count,
     )  # fmt: skip

@@ -347,6 +347,24 @@ START_TEST(layers_are_extracted) {
 }
 END_TEST
 
+/* Options, and those of encoding inside them, that no _init has been called for. */
+START_TEST(options_of_no_size) {
+    const char *in = fixture_path("sized.safetensors"), *out = fixture_path("sized.packed");
+    static const fixture_tensor tensor = {"a.weight", "BF16", {32, 64}, 2, 0};
+    trf_error err = {0};
+    fixture_write_safetensors(in, NULL, &tensor, 1, 8, 3);
+    trf_checkpoint_options options = make_options();
+    if (_i)
+        options.encode.struct_bytes = 0;
+    else
+        options.struct_bytes = 0;
+    fixture_check_status(trf_compress_checkpoint(in, out, &options, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_decompress_checkpoint(in, out, &options, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_verify_checkpoint(in, NULL, &options, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert(!fixture_exists(out));
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("checkpoint");
     TCase *tests = tcase_create("checkpoint");
@@ -362,6 +380,7 @@ int main(void) {
     tcase_add_test(tests, what_does_not_shrink_stays_unless_named);
     tcase_add_test(tests, output_does_not_depend_on_threads);
     tcase_add_test(tests, layers_are_extracted);
+    tcase_add_loop_test(tests, options_of_no_size, 0, 2);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -25,7 +25,9 @@ START_TEST(no_device) {
     err = (trf_error){0};
     fixture_check_status(trf_context_create(TRF_DEVICE_AUTO, &context, &err), TRF_OK, &err);
     ck_assert_int_eq(err.status, TRF_OK);
-    ck_assert_int_eq(trf_context_device(context), TRF_DEVICE_CPU);
+    trf_context_info info;
+    trf_context_get_info(context, &info);
+    ck_assert_int_eq(info.device, TRF_DEVICE_CPU);
     trf_context_destroy(context);
     fixture_check_status(trf_context_create(0, &context, &err), TRF_ERR_DEVICE, &err);
 }

@@ -3,7 +3,11 @@
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "transfuse/cpu.h"
+#include "transfuse/stacks.h"
+#include "transfuse/tuning.h"
 #include "trf_convert.h"
 
 #include <check.h>
@@ -70,10 +74,14 @@ static void *allocate(uint64_t bytes) {
 
 START_TEST(contexts) {
     trf_context *context = NULL;
-    ck_assert_int_eq(trf_context_device(cpu), TRF_DEVICE_CPU);
-    ck_assert_str_eq(trf_context_device_name(cpu), "CPU");
+    trf_context_info info;
+    trf_context_get_info(cpu, &info);
+    ck_assert_int_eq(info.device, TRF_DEVICE_CPU);
+    ck_assert_int_eq(info.capability, 0);
+    ck_assert_str_eq(info.name, "CPU");
     fixture_check_status(trf_context_create(TRF_DEVICE_AUTO, &context, &err), TRF_OK, &err);
-    ck_assert_int_ge(trf_context_device(context), TRF_DEVICE_CPU);
+    trf_context_get_info(context, &info);
+    ck_assert_int_ge(info.device, TRF_DEVICE_CPU);
     trf_context_destroy(context);
     trf_context_destroy(NULL);
     fixture_check_status(trf_context_create(-3, &context, &err), TRF_ERR_DEVICE, &err);
@@ -100,31 +108,34 @@ static float widened(uint16_t bits, trf_dtype dtype) {
 }
 
 /* One product on the device against the host's, value by value. */
-static void check_product(const trf_device_layer *layer, const trf_layer *host, uint32_t m, trf_dtype x_dtype,
+static void check_product(trf_device_layer *layer, const trf_layer *host, uint32_t m, trf_dtype x_dtype,
                           trf_dtype y_dtype) {
     trf_layer_info info;
     trf_layer_get_info(host, &info);
     const size_t x_count = (size_t)m * info.cols, y_count = (size_t)m * info.rows;
-    trf_linear_plan plan;
-    trf_status status = trf_linear_plan_init(layer, m, x_dtype, y_dtype, TRF_PATH_AUTO, &plan, &err);
+    trf_plan *plan;
+    trf_status status = test_make_plan(layer, m, x_dtype, y_dtype, TRF_PATH_AUTO, &plan, &err);
     if ((info.codec == TRF_CODEC_BF16 && x_dtype == TRF_DTYPE_F16) ||
         (info.codec == TRF_CODEC_FP16 && x_dtype == TRF_DTYPE_BF16)) {
         fixture_check_status(status, TRF_ERR_ARGUMENT, &err);
         return;
     }
     fixture_check_status(status, TRF_OK, &err);
-    ck_assert_int_eq(plan.path, TRF_PATH_FUSED);
-    ck_assert_ptr_null(plan.reason);
+    const trf_plan_info of_plan = test_plan_info(plan);
+    ck_assert(of_plan.m == m && of_plan.x_dtype == x_dtype && of_plan.y_dtype == y_dtype);
+    ck_assert_int_eq(of_plan.path, TRF_PATH_FUSED);
+    ck_assert_str_eq(of_plan.path_name, "fused");
+    ck_assert_ptr_null(of_plan.reason);
     uint16_t *x = allocate(2 * x_count);
-    void *y = allocate(trf_dtype_bytes(y_dtype) * y_count), *workspace = allocate(plan.workspace_bytes);
+    void *y = allocate(trf_dtype_bytes(y_dtype) * y_count), *workspace = allocate(of_plan.workspace_bytes);
     float *wide_x = malloc(4 * x_count), *expected = malloc(4 * y_count);
     test_rng rng = {m};
     test_fill_normal(&rng, x, x_dtype, x_count, 1.0);
     for (size_t i = 0; i < x_count; i++)
         wide_x[i] = widened(x[i], x_dtype);
     fixture_check_status(trf_layer_matmul_cpu(host, wide_x, m, expected, 1, &err), TRF_OK, &err);
-    memset(workspace, 0xFF, plan.workspace_bytes);
-    fixture_check_status(trf_linear(layer, &plan, x, y, workspace, NULL, &err), TRF_OK, &err);
+    memset(workspace, 0xFF, of_plan.workspace_bytes);
+    fixture_check_status(test_multiply(plan, x, y, workspace, NULL, &err), TRF_OK, &err);
     for (size_t i = 0; i < y_count; i++) {
         const float value = y_dtype == TRF_DTYPE_F32 ? ((float *)y)[i] : widened(((uint16_t *)y)[i], y_dtype);
         const float due = y_dtype == TRF_DTYPE_F32    ? expected[i]
@@ -133,14 +144,7 @@ static void check_product(const trf_device_layer *layer, const trf_layer *host, 
         if (value != due)
             ck_abort_msg("m %u, y of %s, %zu: %a, not %a", m, trf_dtype_name(y_dtype), i, (double)value, (double)due);
     }
-    /* In two calls, of which the first has nothing to do here. */
-    const size_t y_bytes = trf_dtype_bytes(y_dtype) * y_count;
-    void *again = allocate(y_bytes);
-    fixture_check_status(trf_linear_decode(layer, &plan, NULL, workspace, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_linear_decoded(layer, &plan, x, again, NULL, workspace, NULL, &err), TRF_OK, &err);
-    ck_assert_mem_eq(again, y, y_bytes);
-    fixture_check_status(trf_linear_decode(layer, NULL, NULL, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    trf_device_free(cpu, again);
+    trf_plan_destroy(plan);
     free(wide_x);
     free(expected);
     trf_device_free(cpu, x);
@@ -154,12 +158,14 @@ START_TEST(products) {
     static const trf_dtype y_dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
     trf_device_layer *layer = load(kMatrices[_i]);
     trf_layer *host = open_host(kMatrices[_i]);
-    trf_layer_info info, host_info;
-    trf_device_layer_get_info(layer, &info);
+    const trf_device_layer_info on_device = test_device_layer_info(layer);
+    const trf_layer_info info = on_device.layer;
+    trf_layer_info host_info;
     trf_layer_get_info(host, &host_info);
     ck_assert(info.rows == host_info.rows && info.cols == host_info.cols && info.codec == host_info.codec &&
               info.blob_bytes == host_info.blob_bytes);
-    ck_assert_uint_ge(trf_device_layer_bytes(layer), info.blob_bytes);
+    ck_assert_int_eq(on_device.layout, TRF_LAYOUT_CODED);
+    ck_assert_uint_ge(on_device.memory_bytes, info.blob_bytes);
     for (int b = 0; b < 3; b++)
         for (int x = 0; x < 2; x++)
             for (int y = 0; y < 3; y++) {
@@ -177,51 +183,108 @@ START_TEST(copies_of_layers) {
     size_t bytes;
     trf_layer_free(open_host("a.weight"));
     void *blob = fixture_read(fixture_path("a.weight.trf"), &bytes);
-    trf_layer *host, *reference = open_host("a.weight");
-    trf_device_layer *layer;
-    fixture_check_status(trf_layer_from_memory(blob, bytes, &host, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_layer_create(cpu, host, &layer, &err), TRF_OK, &err);
-    trf_layer_free(host);
+    trf_layer *reference = open_host("a.weight");
+    trf_device_layer *layer, *none = NULL;
+    fixture_check_status(trf_device_layer_create(cpu, blob, bytes, NULL, &layer, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_layer_create(cpu, blob, bytes - 1, NULL, &none, &err), TRF_ERR_TRUNCATED, &err);
+    fixture_check_status(trf_device_layer_create(NULL, blob, bytes, NULL, &none, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_device_layer_create(cpu, blob, bytes, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.struct_bytes = 0;
+    fixture_check_status(trf_device_layer_create(cpu, blob, bytes, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
     memset(blob, 0, bytes);
     free(blob);
     check_product(layer, reference, 3, TRF_DTYPE_BF16, TRF_DTYPE_F32);
     trf_layer_free(reference);
     trf_device_layer_destroy(layer);
-    fixture_check_status(trf_device_layer_create(cpu, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_device_layer_create(cpu, NULL, bytes, NULL, &none, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_null(none);
     trf_device_layer_destroy(NULL);
 }
 END_TEST
 
-START_TEST(refused_products) {
-    trf_device_layer *layer = load("a.weight"), *other = load("tall.weight");
-    trf_linear_plan plan, kept = {.m = 77};
-    plan = kept;
-    for (trf_path path = TRF_PATH_TWO_STEP; path <= TRF_PATH_WIDE; path++) {
-        fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, path, &plan, &err),
-                             TRF_ERR_UNSUPPORTED, &err);
-        ck_assert_ptr_nonnull(strstr(err.message, trf_path_name(path)));
+/* Options that lead to no plan. */
+static void refuse_plan(trf_device_layer *layer, trf_plan_options options, trf_status due) {
+    trf_plan *plan = NULL;
+    fixture_check_status(trf_plan_create(layer, &options, &plan, &err), due, &err);
+    ck_assert_ptr_null(plan);
+}
+
+START_TEST(refused_plans) {
+    trf_device_layer *layer = load("a.weight");
+    const trf_plan_options good = test_plan_options(2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_FUSED);
+    trf_plan_options wrong = good;
+    trf_plan *plan = NULL;
+    for (wrong.path = TRF_PATH_TWO_STEP; wrong.path <= TRF_PATH_WIDE; wrong.path++) {
+        refuse_plan(layer, wrong, TRF_ERR_UNSUPPORTED);
+        ck_assert_ptr_nonnull(strstr(err.message, trf_path_name(wrong.path)));
     }
-    fixture_check_status(trf_linear_plan_init(layer, 0, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
-                         TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_F32, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
-                         TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_I8, TRF_PATH_AUTO, &plan, &err),
-                         TRF_ERR_ARGUMENT, &err);
-    ck_assert_mem_eq(&plan, &kept, sizeof plan);
-    fixture_check_status(trf_linear_plan_init(layer, 2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_FUSED, &plan, &err),
-                         TRF_OK, &err);
-    uint8_t *x = allocate(2 * 2 * 520), *y = allocate(4 * 2 * 1100), *workspace = allocate(plan.workspace_bytes + 256);
-    fixture_check_status(trf_linear(other, &plan, x, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_linear(layer, &plan, NULL, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_linear(layer, &plan, x + 1, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_linear(layer, &plan, x, y + 2, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_linear(layer, &plan, x, y, workspace + 64, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_linear(layer, &plan, x, y, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    refuse_plan(layer, wrong, TRF_ERR_ARGUMENT); /* no such path */
+    refuse_plan(layer, test_plan_options(0, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO), TRF_ERR_ARGUMENT);
+    refuse_plan(layer, test_plan_options(1, TRF_DTYPE_F32, TRF_DTYPE_F32, TRF_PATH_AUTO), TRF_ERR_ARGUMENT);
+    refuse_plan(layer, test_plan_options(1, TRF_DTYPE_BF16, TRF_DTYPE_I8, TRF_PATH_AUTO), TRF_ERR_ARGUMENT);
+    refuse_plan(layer, test_plan_options(1, TRF_DTYPE_NONE, TRF_DTYPE_F32, TRF_PATH_AUTO), TRF_ERR_ARGUMENT);
+    refuse_plan(layer, test_plan_options(1, TRF_DTYPE_BF16, TRF_DTYPE_NONE, TRF_PATH_AUTO), TRF_ERR_ARGUMENT);
+    wrong = good;
+    wrong.struct_bytes = 0;
+    refuse_plan(layer, wrong, TRF_ERR_ARGUMENT);
+    refuse_plan(NULL, good, TRF_ERR_ARGUMENT);
+    fixture_check_status(trf_plan_create(layer, NULL, &plan, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_plan_create(layer, &good, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_null(plan);
+    ck_assert_uint_eq(test_device_layer_info(layer).plans, 0);
+    trf_plan_destroy(NULL);
+    trf_device_layer_destroy(layer);
+}
+END_TEST
+
+/* A struct of a program that was compiled against a later version: what this one does not know must be 0. */
+START_TEST(options_of_later_versions) {
+    struct {
+        trf_plan_options options;
+        uint8_t later[24];
+    } given = {test_plan_options(1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO), {0}};
+    trf_device_layer *layer = load("a.weight");
+    trf_plan *plan = NULL;
+    given.options.struct_bytes = sizeof given;
+    given.later[7] = 1;
+    fixture_check_status(trf_plan_create(layer, &given.options, &plan, &err), TRF_ERR_UNSUPPORTED, &err);
+    ck_assert_ptr_null(plan);
+    given.later[7] = 0;
+    fixture_check_status(trf_plan_create(layer, &given.options, &plan, &err), TRF_OK, &err);
+    trf_plan_destroy(plan);
+    given.options.struct_bytes = SIZE_MAX;
+    fixture_check_status(trf_plan_create(layer, &given.options, &plan, &err), TRF_ERR_ARGUMENT, &err);
+    trf_device_layer_destroy(layer);
+}
+END_TEST
+
+START_TEST(refused_products) {
+    trf_device_layer *layer = load("a.weight");
+    trf_plan *plan;
+    fixture_check_status(test_make_plan(layer, 2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_FUSED, &plan, &err), TRF_OK,
+                         &err);
+    uint8_t *x = allocate(2 * 2 * 520), *y = allocate(4 * 2 * 1100),
+            *workspace = allocate(test_plan_info(plan).workspace_bytes + 256);
+    const trf_operands good = test_operands(x, y);
+    trf_operands of_no_size = good;
+    of_no_size.struct_bytes = 0;
+    fixture_check_status(test_multiply(plan, NULL, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(test_multiply(plan, x, NULL, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(test_multiply(plan, x + 1, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(test_multiply(plan, x, y + 2, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(test_multiply(plan, x, y, workspace + 64, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(test_multiply(plan, x, y, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(test_multiply(NULL, x, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_linear(plan, NULL, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_linear(plan, &of_no_size, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_linear(plan, &good, workspace, NULL, &err), TRF_OK, &err);
     trf_device_free(cpu, x);
     trf_device_free(cpu, y);
     trf_device_free(cpu, workspace);
+    trf_plan_destroy(plan);
     trf_device_layer_destroy(layer);
-    trf_device_layer_destroy(other);
 }
 END_TEST
 
@@ -296,19 +359,21 @@ START_TEST(corrupt_rans_streams) {
         if (trf_layer_open(files.gl_pathv[f], &host, NULL) != TRF_OK)
             continue;
         corrupt++;
-        fixture_check_status(trf_device_layer_create(cpu, host, &layer, &err), TRF_OK, &err);
+        size_t blob_bytes;
+        void *blob = fixture_read(files.gl_pathv[f], &blob_bytes);
+        fixture_check_status(trf_device_layer_create(cpu, blob, blob_bytes, NULL, &layer, &err), TRF_OK, &err);
         fixture_check_status(trf_device_layer_check(layer, &err), TRF_OK, &err);
         trf_layer_info info;
-        trf_linear_plan plan;
+        trf_plan *plan;
         trf_layer_get_info(host, &info);
         const trf_dtype x_dtype = info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
-        fixture_check_status(trf_linear_plan_init(layer, 1, x_dtype, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK,
+        fixture_check_status(test_make_plan(layer, 1, x_dtype, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK,
                              &err);
         uint16_t *x = allocate(2 * (uint64_t)info.cols);
         float *y = allocate(4 * (uint64_t)info.rows);
-        void *workspace = allocate(plan.workspace_bytes);
+        void *workspace = allocate(test_plan_info(plan).workspace_bytes);
         memset(x, 0, 2 * (size_t)info.cols);
-        fixture_check_status(trf_linear(layer, &plan, x, y, workspace, NULL, &err), TRF_ERR_RANS, &err);
+        fixture_check_status(test_multiply(plan, x, y, workspace, NULL, &err), TRF_ERR_RANS, &err);
         ck_assert_uint_ne(err.offset, TRF_NO_OFFSET);
         for (uint32_t r = 0; r < info.rows; r++)
             EXPECT(isnan(y[r]));
@@ -319,15 +384,16 @@ START_TEST(corrupt_rans_streams) {
         const uint64_t bytes = (uint64_t)info.rows * info.cols * trf_dtype_bytes(info.dtype);
         fixture_check_status(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, weights, bytes, NULL, &err),
                              TRF_ERR_RANS, &err);
+        trf_plan_destroy(plan);
         trf_device_layer_destroy(layer);
         /* Row by row, on a layer that no other call has touched. */
         int64_t *ids = allocate(8ull * info.rows);
         for (uint32_t r = 0; r < info.rows; r++)
             ids[r] = r;
-        fixture_check_status(trf_device_layer_create(cpu, host, &layer, &err), TRF_OK, &err);
+        fixture_check_status(trf_device_layer_create(cpu, blob, blob_bytes, NULL, &layer, &err), TRF_OK, &err);
         /* Words that no lane takes are seen by no row's lanes. */
         const trf_status status =
-            trf_device_layer_decode_rows(layer, ids, 8, info.rows, TRF_DECODE_SOURCE, weights, bytes, NULL, &err);
+            test_decode_rows(layer, test_row_request(ids, 8, info.rows, TRF_DECODE_SOURCE, weights, bytes), NULL, &err);
         if (status != TRF_OK) {
             noticed++;
             fixture_check_status(status, TRF_ERR_RANS, &err);
@@ -341,6 +407,7 @@ START_TEST(corrupt_rans_streams) {
         trf_device_free(cpu, workspace);
         trf_device_layer_destroy(layer);
         trf_layer_free(host);
+        free(blob);
     }
     globfree(&files);
     ck_assert_int_gt(corrupt, 0);
@@ -500,6 +567,8 @@ int main(void) {
     tcase_add_test(tests, contexts);
     tcase_add_loop_test(tests, products, 0, NUM_MATRICES);
     tcase_add_test(tests, copies_of_layers);
+    tcase_add_test(tests, refused_plans);
+    tcase_add_test(tests, options_of_later_versions);
     tcase_add_test(tests, refused_products);
     tcase_add_loop_test(tests, decoding, 0, NUM_MATRICES);
     tcase_add_test(tests, corrupt_rans_streams);

@@ -6,7 +6,9 @@
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "transfuse/cpu.h"
 #include "trf_convert.h"
 
 #include <check.h>
@@ -77,10 +79,7 @@ static void end(void) {
 static trf_device_layer *load(int kind, const uint32_t shard[4]) {
     trf_checkpoint *checkpoint;
     trf_device_layer *layer;
-    trf_load_options options;
-    trf_load_options_init(&options);
-    options.first_row = shard[0], options.num_rows = shard[1];
-    options.first_col = shard[2], options.num_cols = shard[3];
+    const trf_load_options options = test_shard(shard);
     fixture_check_status(trf_checkpoint_open(compressed_path[kind], &checkpoint, &err), TRF_OK, &err);
     fixture_check_status(trf_device_layer_load(device, checkpoint, "w.weight", &options, &layer, &err), TRF_OK, &err);
     trf_checkpoint_close(checkpoint);
@@ -164,8 +163,10 @@ static double activation_error(trf_activation activation, double value) {
 typedef struct bench {
     trf_device_layer *layer;
     trf_layer_info info;
-    trf_linear_plan plan;
-    size_t count; /* of y */
+    trf_plan_options options; /* without an epilogue */
+    trf_path path;            /* that the plan takes */
+    size_t count;             /* of y */
+    uint64_t workspace_bytes; /* enough with an epilogue and without */
     void *x, *y, *bias, *multiplier, *residual, *workspace;
     void *host_bias, *host_multiplier, *host_residual; /* what the operands hold, in y's type */
     float *sums;                                       /* the product alone */
@@ -180,14 +181,15 @@ static void *random_operand(test_rng *rng, trf_dtype dtype, size_t count, void *
 }
 
 /* The sums, by the same path. */
-static float *multiply_alone(const bench *b, trf_dtype x_dtype) {
-    trf_linear_plan plan;
+static float *multiply_alone(const bench *b) {
+    trf_plan *plan;
     float *sums = malloc(4 * b->count);
-    fixture_check_status(trf_linear_plan_init(b->layer, b->plan.m, x_dtype, TRF_DTYPE_F32, b->plan.path, &plan, &err),
-                         TRF_OK, &err);
-    void *y = allocate_filled(4 * b->count), *workspace = allocate_filled(plan.workspace_bytes);
-    fixture_check_status(trf_linear(b->layer, &plan, b->x, y, workspace, NULL, &err), TRF_OK, &err);
+    fixture_check_status(
+        test_make_plan(b->layer, b->options.m, b->options.x_dtype, TRF_DTYPE_F32, b->path, &plan, &err), TRF_OK, &err);
+    void *y = allocate_filled(4 * b->count), *workspace = allocate_filled(test_plan_info(plan).workspace_bytes);
+    fixture_check_status(test_multiply(plan, b->x, y, workspace, NULL, &err), TRF_OK, &err);
     download(sums, y, 4 * b->count);
+    trf_plan_destroy(plan);
     trf_device_free(device, y);
     trf_device_free(device, workspace);
     return sums;
@@ -196,13 +198,24 @@ static float *multiply_alone(const bench *b, trf_dtype x_dtype) {
 /* @return whether the device has such a path. */
 static int bench_make(bench *b, trf_device_layer *layer, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
                       trf_path path, const uint16_t *x) {
-    *b = (bench){.layer = layer};
-    trf_device_layer_get_info(layer, &b->info);
-    trf_status status = trf_linear_plan_init(layer, m, x_dtype, y_dtype, path, &b->plan, &err);
+    *b = (bench){
+        .layer = layer, .info = test_layer_info(layer), .options = test_plan_options(m, x_dtype, y_dtype, path)};
+    trf_plan *plan;
+    trf_plan_options with_bias = b->options;
+    trf_status status = trf_plan_create(layer, &b->options, &plan, &err);
     if (status == TRF_ERR_UNSUPPORTED && path != TRF_PATH_AUTO)
         return 0;
     fixture_check_status(status, TRF_OK, &err);
-    ck_assert_uint_ge(b->plan.epilogue_workspace_bytes, b->plan.workspace_bytes);
+    const trf_plan_info alone = test_plan_info(plan);
+    trf_plan_destroy(plan);
+    b->path = alone.path;
+    with_bias.has_bias = 1;
+    fixture_check_status(trf_plan_create(layer, &with_bias, &plan, &err), TRF_OK, &err);
+    const trf_plan_info with_epilogue = test_plan_info(plan);
+    ck_assert_int_eq(with_epilogue.path, alone.path);
+    b->workspace_bytes =
+        with_epilogue.workspace_bytes > alone.workspace_bytes ? with_epilogue.workspace_bytes : alone.workspace_bytes;
+    trf_plan_destroy(plan);
     b->count = (size_t)m * b->info.rows;
     const uint64_t y_bytes = b->count * trf_dtype_bytes(y_dtype), x_bytes = 2ull * m * b->info.cols;
     test_rng rng = {m};
@@ -212,11 +225,11 @@ static int bench_make(bench *b, trf_device_layer *layer, uint32_t m, trf_dtype x
     b->bias = allocate(y_bytes);
     b->multiplier = allocate(y_bytes);
     b->residual = allocate(y_bytes);
-    b->workspace = allocate_filled(b->plan.epilogue_workspace_bytes);
+    b->workspace = allocate_filled(b->workspace_bytes);
     b->host_bias = random_operand(&rng, y_dtype, b->info.rows, b->bias);
     b->host_multiplier = random_operand(&rng, y_dtype, b->count, b->multiplier);
     b->host_residual = random_operand(&rng, y_dtype, b->count, b->residual);
-    b->sums = multiply_alone(b, x_dtype);
+    b->sums = multiply_alone(b);
     return 1;
 }
 
@@ -249,7 +262,7 @@ static combination combination_of(int i) {
 
 /* y against F64, every value. */
 static void check_y(const bench *b, combination c, const void *y) {
-    const trf_dtype dtype = b->plan.y_dtype;
+    const trf_dtype dtype = b->options.y_dtype;
     const void *const y_before = c.multiplier == IN_PLACE ? b->host_multiplier : b->host_residual;
     for (size_t i = 0; i < b->count; i++) {
         const double bias = c.bias ? get(b->host_bias, dtype, i % b->info.rows) : 0,
@@ -267,26 +280,41 @@ static void check_y(const bench *b, combination c, const void *y) {
         if (!(fabs(found - due) <= wrong + rounding(dtype, fabs(due) + wrong)))
             ck_abort_msg("%ux%u, m %u, y of %s, path %d, activation %d, bias %d, multiplier %d, residual %d: y[%zu] is "
                          "%a, not %a",
-                         b->info.rows, b->info.cols, b->plan.m, trf_dtype_name(dtype), (int)b->plan.path,
+                         b->info.rows, b->info.cols, b->options.m, trf_dtype_name(dtype), (int)b->path,
                          (int)c.activation, c.bias, c.multiplier, c.residual, i, found, due);
     }
 }
 
+static trf_plan *make_plan(const bench *b, combination c) {
+    trf_plan *plan;
+    trf_plan_options options = b->options;
+    options.activation = c.activation;
+    options.has_bias = c.bias != ABSENT;
+    options.has_multiplier = c.multiplier != ABSENT;
+    options.has_residual = c.residual != ABSENT;
+    fixture_check_status(trf_plan_create(b->layer, &options, &plan, &err), TRF_OK, &err);
+    ck_assert_uint_le(test_plan_info(plan).workspace_bytes, b->workspace_bytes);
+    return plan;
+}
+
+static trf_operands operands_of(const bench *b, combination c) {
+    trf_operands operands = test_operands(b->x, b->y);
+    operands.bias = c.bias ? b->bias : NULL;
+    operands.multiplier = c.multiplier == IN_PLACE ? b->y : c.multiplier ? b->multiplier : NULL;
+    operands.residual = c.residual == IN_PLACE ? b->y : c.residual ? b->residual : NULL;
+    return operands;
+}
+
 static void check_combination(const bench *b, combination c) {
-    const uint64_t bytes = b->count * trf_dtype_bytes(b->plan.y_dtype);
-    const trf_epilogue epilogue = {c.activation, c.bias ? b->bias : NULL,
-                                   c.multiplier == IN_PLACE ? b->y
-                                   : c.multiplier           ? b->multiplier
-                                                            : NULL,
-                                   c.residual == IN_PLACE ? b->y
-                                   : c.residual           ? b->residual
-                                                          : NULL};
+    const uint64_t bytes = b->count * trf_dtype_bytes(b->options.y_dtype);
+    const trf_operands operands = operands_of(b, c);
+    trf_plan *plan = make_plan(b, c);
     void *y = malloc(bytes);
     memset(y, 0xFF, bytes);
     upload(b->y, c.multiplier == IN_PLACE ? b->host_multiplier : c.residual == IN_PLACE ? b->host_residual : y, bytes);
-    fixture_check_status(trf_linear_with(b->layer, &b->plan, b->x, b->y, &epilogue, b->workspace, NULL, &err), TRF_OK,
-                         &err);
+    fixture_check_status(trf_linear(plan, &operands, b->workspace, NULL, &err), TRF_OK, &err);
     download(y, b->y, bytes);
+    trf_plan_destroy(plan);
     check_y(b, c, y);
     free(y);
 }
@@ -348,23 +376,25 @@ START_TEST(activations) {
     const trf_activation activation = (trf_activation)_i;
     const uint32_t shard[4] = {0, 0, 0, 0};
     trf_device_layer *layer = load(0, shard);
-    trf_linear_plan plan;
+    trf_plan *plan;
+    trf_plan_options options = test_plan_options(1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO);
     test_rng rng = {77};
     double worst = 0;
-    fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
-                         TRF_OK, &err);
+    options.activation = activation;
+    options.has_bias = 1;
+    fixture_check_status(trf_plan_create(layer, &options, &plan, &err), TRF_OK, &err);
     uint16_t zeros[COLS] = {0};
     float bias[ROWS], y[ROWS];
     void *x_dev = allocate(sizeof zeros), *bias_dev = allocate(sizeof bias), *y_dev = allocate(sizeof y),
-         *workspace = allocate(plan.epilogue_workspace_bytes);
+         *workspace = allocate(test_plan_info(plan).workspace_bytes);
+    trf_operands operands = test_operands(x_dev, y_dev);
+    operands.bias = bias_dev;
     upload(x_dev, zeros, sizeof zeros);
     for (int turn = 0; turn < 200; turn++) {
         for (uint32_t r = 0; r < ROWS; r++)
             bias[r] = turn == 0 && r < sizeof odd / sizeof odd[0] ? odd[r] : probe(&rng, r);
         upload(bias_dev, bias, sizeof bias);
-        const trf_epilogue epilogue = {.activation = activation, .bias = bias_dev};
-        fixture_check_status(trf_linear_with(layer, &plan, x_dev, y_dev, &epilogue, workspace, NULL, &err), TRF_OK,
-                             &err);
+        fixture_check_status(trf_linear(plan, &operands, workspace, NULL, &err), TRF_OK, &err);
         download(y, y_dev, sizeof y);
         for (uint32_t r = 0; r < ROWS; r++) {
             const double v = (double)bias[r], found = (double)y[r];
@@ -383,67 +413,143 @@ START_TEST(activations) {
     trf_device_free(device, bias_dev);
     trf_device_free(device, y_dev);
     trf_device_free(device, workspace);
+    trf_plan_destroy(plan);
     trf_device_layer_destroy(layer);
 }
 END_TEST
 
 /* ---- what is refused, and what is none ---- */
 
-START_TEST(refused_epilogues) {
+/* Pointers that a plan with these operands does not take. */
+static void refuse(const bench *b, const trf_plan *plan, trf_operands wrong) {
+    fixture_check_status(trf_linear(plan, &wrong, b->workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+}
+
+/* Options that lead to no plan. */
+static void refuse_plan(const bench *b, trf_plan_options wrong) {
+    trf_plan *plan = NULL;
+    fixture_check_status(trf_plan_create(b->layer, &wrong, &plan, &err), TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_null(plan);
+}
+
+START_TEST(refused_plans) {
     const uint32_t shard[4] = {0, 0, 0, 0};
     trf_device_layer *layer = load(0, shard);
     uint16_t *x = make_x(TRF_DTYPE_BF16);
     bench b;
     ck_assert(bench_make(&b, layer, 7, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO, x));
-    uint8_t *const y = b.y, *const bias = b.bias, *const multiplier = b.multiplier, *const residual = b.residual;
-    const uint64_t bytes = 2 * b.count;
-    const trf_epilogue wrong[] = {
-        {.activation = (trf_activation)4},
-        {.activation = (trf_activation)-1},
-        {.bias = bias + 1},
-        {.multiplier = multiplier + 1},
-        {.residual = residual + 1},
-        {.bias = y},
-        {.bias = y + bytes - 2},
-        {.multiplier = y + 2},
-        {.residual = y + bytes - 2},
-        {.residual = y - bytes + 2},
-        {.bias = y - 2ull * ROWS + 2},
-    };
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        fixture_check_status(trf_linear_with(layer, &b.plan, b.x, y, &wrong[i], b.workspace, NULL, &err),
-                             TRF_ERR_ARGUMENT, &err);
-    const trf_epilogue good = {.activation = TRF_ACTIVATION_SILU, .multiplier = multiplier};
-    fixture_check_status(trf_linear_with(layer, &b.plan, b.x, NULL, &good, b.workspace, NULL, &err), TRF_ERR_ARGUMENT,
-                         &err);
-    fixture_check_status(trf_linear_with(layer, &b.plan, NULL, y, &good, b.workspace, NULL, &err), TRF_ERR_ARGUMENT,
-                         &err);
-    fixture_check_status(trf_linear_with(layer, NULL, b.x, y, &good, b.workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_linear_with(layer, &b.plan, b.x, y, &good, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_linear_with(layer, &b.plan, b.x, y, &good, b.workspace, NULL, &err), TRF_OK, &err);
+    trf_plan_options all = b.options;
+    all.activation = TRF_ACTIVATION_SILU;
+    all.has_bias = all.has_multiplier = all.has_residual = 1;
+    trf_plan_options wrong = all;
+    wrong.activation = (trf_activation)4;
+    refuse_plan(&b, wrong);
+    wrong.activation = (trf_activation)-1;
+    refuse_plan(&b, wrong);
+    wrong = all;
+    wrong.y_stride = ROWS - 1;
+    refuse_plan(&b, wrong);
+    wrong = all;
+    wrong.multiplier_stride = ROWS - 1;
+    refuse_plan(&b, wrong);
+    wrong = all;
+    wrong.residual_stride = 1;
+    refuse_plan(&b, wrong);
+    ck_assert_uint_eq(test_device_layer_info(layer).plans, 0);
     bench_free(&b);
     trf_device_layer_destroy(layer);
     free(x);
 }
 END_TEST
 
-/* An epilogue with nothing in it, and none. */
+START_TEST(refused_operands) {
+    const uint32_t shard[4] = {0, 0, 0, 0};
+    const combination all = {TRF_ACTIVATION_NONE, APART, APART, APART}, no_bias = {0, ABSENT, APART, APART},
+                      no_multiplier = {0, APART, ABSENT, APART}, no_residual = {0, APART, APART, ABSENT},
+                      silu = {TRF_ACTIVATION_SILU, ABSENT, APART, ABSENT};
+    trf_device_layer *layer = load(0, shard);
+    uint16_t *x = make_x(TRF_DTYPE_BF16);
+    bench b;
+    ck_assert(bench_make(&b, layer, 7, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO, x));
+    uint8_t *const y = b.y, *const bias = b.bias, *const multiplier = b.multiplier, *const residual = b.residual;
+    const uint64_t bytes = 2 * b.count;
+    const struct {
+        const void *bias, *multiplier, *residual;
+    } misplaced[] = {
+        {bias + 1, multiplier, residual},
+        {bias, multiplier + 1, residual},
+        {bias, multiplier, residual + 1},
+        {y, multiplier, residual},
+        {y + bytes - 2, multiplier, residual},
+        {bias, y + 2, residual},
+        {bias, multiplier, y + bytes - 2},
+        {bias, multiplier, y - bytes + 2},
+        {y - 2ull * ROWS + 2, multiplier, residual},
+    };
+    trf_plan *plan = make_plan(&b, all);
+    const trf_operands good = operands_of(&b, all);
+    for (size_t i = 0; i < sizeof misplaced / sizeof misplaced[0]; i++) {
+        trf_operands wrong = good;
+        wrong.bias = misplaced[i].bias;
+        wrong.multiplier = misplaced[i].multiplier;
+        wrong.residual = misplaced[i].residual;
+        refuse(&b, plan, wrong);
+    }
+    /* Operands that the plan has and the call lacks ... */
+    refuse(&b, plan, operands_of(&b, no_bias));
+    refuse(&b, plan, operands_of(&b, no_multiplier));
+    refuse(&b, plan, operands_of(&b, no_residual));
+    trf_plan_destroy(plan);
+    /* ... and the other way around. */
+    plan = make_plan(&b, no_bias);
+    refuse(&b, plan, good);
+    trf_plan_destroy(plan);
+    plan = make_plan(&b, no_multiplier);
+    refuse(&b, plan, good);
+    trf_plan_destroy(plan);
+    plan = make_plan(&b, no_residual);
+    refuse(&b, plan, good);
+    trf_plan_destroy(plan);
+
+    plan = make_plan(&b, silu);
+    const trf_operands right = operands_of(&b, silu);
+    trf_operands wrong = right;
+    wrong.y = NULL;
+    refuse(&b, plan, wrong);
+    wrong = right;
+    wrong.x = NULL;
+    refuse(&b, plan, wrong);
+    wrong = right;
+    wrong.struct_bytes = 0;
+    refuse(&b, plan, wrong);
+    fixture_check_status(trf_linear(NULL, &right, b.workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_linear(plan, NULL, b.workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_linear(plan, &right, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_linear(plan, &right, b.workspace, NULL, &err), TRF_OK, &err);
+    trf_plan_destroy(plan);
+    bench_free(&b);
+    trf_device_layer_destroy(layer);
+    free(x);
+}
+END_TEST
+
+/* A plan with nothing but a product: the sums. */
 START_TEST(empty_epilogues) {
     const uint32_t shard[4] = {0, 0, 0, 0};
-    const trf_epilogue empty = {.activation = TRF_ACTIVATION_NONE};
+    const combination none = {TRF_ACTIVATION_NONE, ABSENT, ABSENT, ABSENT};
     trf_device_layer *layer = load(0, shard);
     uint16_t *x = make_x(TRF_DTYPE_BF16);
     bench b;
     ck_assert(bench_make(&b, layer, 7, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, x));
     float *y = malloc(4 * b.count);
-    for (int i = 0; i < 2; i++) {
-        fixture_check_status(trf_linear_with(layer, &b.plan, b.x, b.y, i ? &empty : NULL, b.workspace, NULL, &err),
-                             TRF_OK, &err);
-        download(y, b.y, 4 * b.count);
-        ck_assert_mem_eq(y, b.sums, 4 * b.count);
-        memset(y, 0xFF, 4 * b.count);
-        upload(b.y, y, 4 * b.count);
-    }
+    trf_plan *plan = make_plan(&b, none);
+    const trf_operands operands = operands_of(&b, none);
+    memset(y, 0xFF, 4 * b.count);
+    upload(b.y, y, 4 * b.count);
+    fixture_check_status(trf_linear(plan, &operands, b.workspace, NULL, &err), TRF_OK, &err);
+    download(y, b.y, 4 * b.count);
+    ck_assert_mem_eq(y, b.sums, 4 * b.count);
+    trf_plan_destroy(plan);
     free(y);
     bench_free(&b);
     trf_device_layer_destroy(layer);
@@ -453,26 +559,26 @@ END_TEST
 
 /* ---- NaN ---- */
 
-/* y of a corrupt layer, F32, m = 1. @return malloc'd. */
-static float *run_corrupt(const trf_device_layer *layer, const trf_linear_plan *plan, const trf_epilogue *epilogue,
-                          const void *x, void *y_dev, uint32_t rows) {
+/* y of a corrupt layer, F32, m = 1, of a plan with these options. @return malloc'd. */
+static float *run_corrupt(trf_device_layer *layer, const trf_plan_options *options, const trf_operands *operands,
+                          uint32_t rows) {
     float *y = malloc(4ull * rows);
-    void *workspace = allocate(plan->epilogue_workspace_bytes);
-    const trf_status status = trf_linear_with(layer, plan, x, y_dev, epilogue, workspace, NULL, &err);
+    trf_plan *plan;
+    fixture_check_status(trf_plan_create(layer, options, &plan, &err), TRF_OK, &err);
+    void *workspace = allocate(test_plan_info(plan).workspace_bytes);
+    const trf_status status = trf_linear(plan, operands, workspace, NULL, &err);
     fixture_check_status(status, TRF_TEST_DEVICE == TRF_DEVICE_CPU ? TRF_ERR_RANS : TRF_OK, &err);
-    download(y, y_dev, 4ull * rows);
+    download(y, operands->y, 4ull * rows);
     trf_device_free(device, workspace);
+    trf_plan_destroy(plan);
     return y;
 }
 
 /* What a corrupt stream has made NaN stays NaN, whatever follows; and the rest does not become NaN. */
-static void check_corrupt(const trf_device_layer *layer) {
-    trf_layer_info info;
-    trf_linear_plan plan;
-    trf_device_layer_get_info(layer, &info);
-    fixture_check_status(trf_linear_plan_init(layer, 1, info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16,
-                                              TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
-                         TRF_OK, &err);
+static void check_corrupt(trf_device_layer *layer) {
+    const trf_layer_info info = test_layer_info(layer);
+    trf_plan_options options = test_plan_options(1, info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16,
+                                                 TRF_DTYPE_F32, TRF_PATH_AUTO);
     uint16_t *zeros = calloc(info.cols, 2);
     float *ones = malloc(4ull * info.rows);
     for (uint32_t r = 0; r < info.rows; r++)
@@ -480,11 +586,14 @@ static void check_corrupt(const trf_device_layer *layer) {
     void *x = allocate(2ull * info.cols), *y_dev = allocate(4ull * info.rows), *operand = allocate(4ull * info.rows);
     upload(x, zeros, 2ull * info.cols);
     upload(operand, ones, 4ull * info.rows);
-    float *plain = run_corrupt(layer, &plan, NULL, x, y_dev, info.rows);
+    trf_operands operands = test_operands(x, y_dev);
+    float *plain = run_corrupt(layer, &options, &operands, info.rows);
     uint32_t nans = 0;
+    operands.bias = operands.multiplier = operands.residual = operand;
+    options.has_bias = options.has_multiplier = options.has_residual = 1;
     for (int activation = TRF_ACTIVATION_NONE; activation <= TRF_ACTIVATION_GELU_TANH; activation++) {
-        const trf_epilogue epilogue = {(trf_activation)activation, operand, operand, operand};
-        float *y = run_corrupt(layer, &plan, &epilogue, x, y_dev, info.rows);
+        options.activation = (trf_activation)activation;
+        float *y = run_corrupt(layer, &options, &operands, info.rows);
         for (uint32_t r = 0; r < info.rows; r++) {
             ck_assert_int_eq(isnan(y[r]) != 0, isnan(plain[r]) != 0);
             nans += isnan(y[r]) != 0;
@@ -509,9 +618,12 @@ START_TEST(nan_stays) {
         trf_device_layer *layer;
         if (trf_layer_open(files.gl_pathv[f], &host, NULL) != TRF_OK)
             continue;
-        fixture_check_status(trf_device_layer_create(device, host, &layer, &err), TRF_OK, &err);
+        size_t blob_bytes;
+        void *blob = fixture_read(files.gl_pathv[f], &blob_bytes);
+        fixture_check_status(trf_device_layer_create(device, blob, blob_bytes, NULL, &layer, &err), TRF_OK, &err);
         check_corrupt(layer);
         trf_device_layer_destroy(layer);
+        free(blob);
         trf_layer_free(host);
         corrupt++;
     }
@@ -536,7 +648,8 @@ int main(void) {
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, combinations, 0, NUM_KINDS * NUM_SHARDS);
     tcase_add_loop_test(tests, activations, TRF_ACTIVATION_NONE, TRF_ACTIVATION_GELU_TANH + 1);
-    tcase_add_test(tests, refused_epilogues);
+    tcase_add_test(tests, refused_plans);
+    tcase_add_test(tests, refused_operands);
     tcase_add_test(tests, empty_epilogues);
     tcase_add_test(tests, nan_stays);
     suite_add_tcase(suite, tests);

@@ -2,7 +2,10 @@
  * refused. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "transfuse/cpu.h"
+#include "transfuse/experts.h"
 #include "trf_convert.h"
 
 #include <check.h>
@@ -32,7 +35,7 @@ static const fixture_tensor kTensors[] = {
 };
 enum {
     NUM_TENSORS = sizeof kTensors / sizeof kTensors[0],
-    FIRST_STACK = 5
+    FIRST_EXPERTS = 5
 };
 
 static trf_error err;
@@ -65,9 +68,7 @@ static void *allocate(uint64_t bytes) {
 }
 
 static trf_dtype x_dtype_of(const trf_device_layer *layer) {
-    trf_layer_info info;
-    trf_device_layer_get_info(layer, &info);
-    return info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    return test_layer_info(layer).codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
 }
 
 static uint16_t *make_x(uint64_t count, trf_dtype dtype, uint64_t seed) {
@@ -78,16 +79,15 @@ static uint16_t *make_x(uint64_t count, trf_dtype dtype, uint64_t seed) {
 }
 
 /* y of a layer alone; malloc'd. */
-static uint8_t *product_alone(const trf_device_layer *layer, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
+static uint8_t *product_alone(trf_device_layer *layer, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
                               const void *x) {
-    trf_layer_info info;
-    trf_linear_plan plan;
-    trf_device_layer_get_info(layer, &info);
-    fixture_check_status(trf_linear_plan_init(layer, m, x_dtype, y_dtype, TRF_PATH_AUTO, &plan, &err), TRF_OK, &err);
-    uint8_t *y = malloc((size_t)m * info.rows * trf_dtype_bytes(y_dtype));
-    void *workspace = allocate(plan.workspace_bytes);
-    fixture_check_status(trf_linear(layer, &plan, x, y, workspace, NULL, &err), TRF_OK, &err);
+    trf_plan *plan;
+    fixture_check_status(test_make_plan(layer, m, x_dtype, y_dtype, TRF_PATH_AUTO, &plan, &err), TRF_OK, &err);
+    uint8_t *y = malloc((size_t)m * test_layer_info(layer).rows * trf_dtype_bytes(y_dtype));
+    void *workspace = allocate(test_plan_info(plan).workspace_bytes);
+    fixture_check_status(test_multiply(plan, x, y, workspace, NULL, &err), TRF_OK, &err);
     trf_device_free(cpu, workspace);
+    trf_plan_destroy(plan);
     return y;
 }
 
@@ -100,30 +100,34 @@ START_TEST(groups_give_what_layers_give) {
     };
     static const uint32_t batches[COUNT] = {1, 8, 3, 17, 2, 5};
     static const trf_dtype y_dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
-    trf_group_layer layers[COUNT];
+    trf_group_member members[COUNT];
     trf_device_layer *loaded[COUNT];
     const void *x[COUNT];
     void *y[COUNT];
     uint64_t y_bytes[COUNT];
     for (int i = 0; i < COUNT; i++) {
-        trf_layer_info info;
         loaded[i] = load(names[i]);
-        trf_device_layer_get_info(loaded[i], &info);
-        layers[i] = (trf_group_layer){loaded[i], batches[i], x_dtype_of(loaded[i]), y_dtypes[i % 3]};
-        x[i] = make_x((uint64_t)batches[i] * info.cols, layers[i].x_dtype, (uint64_t)i + 1);
-        y_bytes[i] = (uint64_t)batches[i] * info.rows * trf_dtype_bytes(layers[i].y_dtype);
+        const trf_layer_info info = test_layer_info(loaded[i]);
+        members[i] = test_group_member(loaded[i], batches[i], x_dtype_of(loaded[i]), y_dtypes[i % 3]);
+        x[i] = make_x((uint64_t)batches[i] * info.cols, members[i].x_dtype, (uint64_t)i + 1);
+        y_bytes[i] = (uint64_t)batches[i] * info.rows * trf_dtype_bytes(members[i].y_dtype);
         y[i] = allocate(y_bytes[i]);
     }
     trf_layer_group *group;
-    uint32_t launches = 7;
-    fixture_check_status(trf_layer_group_create(layers, COUNT, &group, &err), TRF_OK, &err);
-    ck_assert_uint_eq(trf_layer_group_shared(group, &launches), 0);
-    ck_assert_uint_eq(launches, 0);
-    void *workspace = allocate(trf_layer_group_workspace_bytes(group));
-    memset(workspace, 0xFF, trf_layer_group_workspace_bytes(group));
+    fixture_check_status(trf_layer_group_create(members, COUNT, &group, &err), TRF_OK, &err);
+    const trf_layer_group_info info = test_group_info(group);
+    ck_assert_uint_eq(info.members, COUNT);
+    ck_assert_uint_eq(info.sharing, 0);
+    ck_assert_uint_eq(info.launches, 0);
+    ck_assert_uint_eq(test_device_layer_info(loaded[0]).plans, 1); /* a group counts as one */
+    void *workspace = allocate(info.workspace_bytes);
+    memset(workspace, 0xFF, info.workspace_bytes);
     fixture_check_status(trf_linear_group(group, x, y, workspace, NULL, &err), TRF_OK, &err);
+    trf_layer_group_destroy(group);
+    trf_layer_group_destroy(NULL);
+    ck_assert_uint_eq(test_device_layer_info(loaded[0]).plans, 0);
     for (int i = 0; i < COUNT; i++) {
-        uint8_t *alone = product_alone(loaded[i], batches[i], layers[i].x_dtype, layers[i].y_dtype, x[i]);
+        uint8_t *alone = product_alone(loaded[i], batches[i], members[i].x_dtype, members[i].y_dtype, x[i]);
         ck_assert_mem_eq(alone, y[i], y_bytes[i]);
         free(alone);
         trf_device_free(cpu, (void *)x[i]);
@@ -131,8 +135,6 @@ START_TEST(groups_give_what_layers_give) {
         trf_device_layer_destroy(loaded[i]);
     }
     trf_device_free(cpu, workspace);
-    trf_layer_group_destroy(group);
-    trf_layer_group_destroy(NULL);
 }
 END_TEST
 
@@ -142,23 +144,27 @@ START_TEST(refused_groups) {
     trf_layer_group *group = NULL;
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &other, &err), TRF_OK, &err);
     fixture_check_status(trf_device_layer_load(other, checkpoint, "q.weight", NULL, &foreign, &err), TRF_OK, &err);
-    trf_group_layer layers[2] = {{layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32},
-                                 {foreign, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32}};
+    trf_group_member members[2] = {test_group_member(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32),
+                                   test_group_member(foreign, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32)};
     fixture_check_status(trf_layer_group_create(NULL, 1, &group, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_layer_group_create(layers, 0, &group, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_layer_group_create(layers, 2, &group, &err), TRF_ERR_ARGUMENT, &err);
-    layers[1].layer = NULL;
-    fixture_check_status(trf_layer_group_create(layers, 2, &group, &err), TRF_ERR_ARGUMENT, &err);
-    layers[1] = (trf_group_layer){layer, 0, TRF_DTYPE_BF16, TRF_DTYPE_F32};
-    fixture_check_status(trf_layer_group_create(layers, 2, &group, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_layer_group_create(members, 0, &group, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_layer_group_create(members, 2, &group, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_layer_group_create(members, 1, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    members[1].layer = NULL;
+    fixture_check_status(trf_layer_group_create(members, 2, &group, &err), TRF_ERR_ARGUMENT, &err);
+    members[1] = test_group_member(layer, 0, TRF_DTYPE_BF16, TRF_DTYPE_F32);
+    fixture_check_status(trf_layer_group_create(members, 2, &group, &err), TRF_ERR_ARGUMENT, &err);
     ck_assert_ptr_nonnull(strstr(err.message, "layer 1"));
-    layers[1] = (trf_group_layer){layer, 1, TRF_DTYPE_F16, TRF_DTYPE_F32};
-    fixture_check_status(trf_layer_group_create(layers, 2, &group, &err), TRF_ERR_ARGUMENT, &err);
+    members[1] = members[0];
+    members[1].struct_bytes = 0;
+    fixture_check_status(trf_layer_group_create(members, 2, &group, &err), TRF_ERR_ARGUMENT, &err);
+    members[1] = test_group_member(layer, 1, TRF_DTYPE_F16, TRF_DTYPE_F32);
+    fixture_check_status(trf_layer_group_create(members, 2, &group, &err), TRF_ERR_ARGUMENT, &err);
     ck_assert_ptr_null(group);
 
-    layers[1] = layers[0];
-    fixture_check_status(trf_layer_group_create(layers, 2, &group, &err), TRF_OK, &err);
-    uint8_t *memory = allocate(2 * 520 + 4 * 300 + 64), *workspace = allocate(trf_layer_group_workspace_bytes(group));
+    members[1] = members[0];
+    fixture_check_status(trf_layer_group_create(members, 2, &group, &err), TRF_OK, &err);
+    uint8_t *memory = allocate(2 * 520 + 4 * 300 + 64), *workspace = allocate(test_group_info(group).workspace_bytes);
     const void *x[2] = {memory, memory};
     void *y[2] = {memory + 2 * 520, memory + 2 * 520}; /* not read */
     fixture_check_status(trf_linear_group(NULL, x, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
@@ -201,7 +207,7 @@ static void make_offsets(int kind, uint32_t first, uint32_t *offsets) {
 
 START_TEST(experts_give_what_layers_give) {
     static const trf_dtype y_dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
-    const fixture_tensor *tensor = &kTensors[FIRST_STACK + _i / 4];
+    const fixture_tensor *tensor = &kTensors[FIRST_EXPERTS + _i / 4];
     const uint32_t rows = (uint32_t)tensor->shape[1], cols = (uint32_t)tensor->shape[2];
     trf_experts *experts = load_experts(tensor->name);
     const trf_dtype x_dtype = x_dtype_of(trf_experts_layer(experts, 0)), y_dtype = y_dtypes[_i % 3];
@@ -210,14 +216,16 @@ START_TEST(experts_give_what_layers_give) {
     uint8_t *y = allocate(y_bytes);
     uint32_t offsets[EXPERTS + 1];
     make_offsets(_i % 4, (uint32_t)_i % 3, offsets);
-    trf_experts_plan plan;
-    fixture_check_status(trf_experts_plan_init(experts, MOST_TOKENS, x_dtype, y_dtype, &plan, &err), TRF_OK, &err);
-    void *workspace = allocate(plan.workspace_bytes);
-    memset(workspace, 0xFF, plan.workspace_bytes);
+    trf_experts_plan *plan;
+    fixture_check_status(trf_experts_plan_create(experts, MOST_TOKENS, x_dtype, y_dtype, &plan, &err), TRF_OK, &err);
+    const uint64_t workspace_bytes = trf_experts_plan_workspace_bytes(plan);
+    void *workspace = allocate(workspace_bytes);
+    memset(workspace, 0xFF, workspace_bytes);
     memset(y, 0xAB, y_bytes);
     trf_context_set_threads(cpu, 3); /* of plans from here on; this one stays as it is */
-    fixture_check_status(trf_experts_linear(experts, &plan, x, offsets, y, workspace, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_experts_linear(plan, x, offsets, y, workspace, NULL, &err), TRF_OK, &err);
     trf_context_set_threads(cpu, 2);
+    trf_experts_plan_destroy(plan);
     for (uint32_t e = 0; e < EXPERTS; e++) {
         const uint32_t count = offsets[e + 1] - offsets[e];
         if (!count)
@@ -245,19 +253,20 @@ START_TEST(offsets_without_sense) {
         TOKENS = 4
     };
     trf_experts *experts = load_experts("experts.up_proj");
-    trf_experts_plan plan;
-    fixture_check_status(trf_experts_plan_init(experts, TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err), TRF_OK,
+    trf_experts_plan *plan;
+    fixture_check_status(trf_experts_plan_create(experts, TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err), TRF_OK,
                          &err);
     uint16_t *x = make_x(TOKENS * COLS, TRF_DTYPE_BF16, 1);
     float *y = allocate(TOKENS * ROWS * sizeof *y);
-    void *workspace = allocate(plan.workspace_bytes);
+    void *workspace = allocate(trf_experts_plan_workspace_bytes(plan));
     test_rng rng = {9};
     for (int i = 0; i < 20; i++) {
         uint32_t offsets[EXPERTS + 1];
         for (int e = 0; e <= EXPERTS; e++)
             offsets[e] = test_below(&rng, 3) ? test_below(&rng, TOKENS + 2) : (uint32_t)test_random(&rng);
-        fixture_check_status(trf_experts_linear(experts, &plan, x, offsets, y, workspace, NULL, &err), TRF_OK, &err);
+        fixture_check_status(trf_experts_linear(plan, x, offsets, y, workspace, NULL, &err), TRF_OK, &err);
     }
+    trf_experts_plan_destroy(plan);
     trf_device_free(cpu, x);
     trf_device_free(cpu, y);
     trf_device_free(cpu, workspace);
@@ -284,34 +293,35 @@ START_TEST(refused_experts) {
     trf_device_layer_destroy(mixed[0]);
 
     fixture_check_status(trf_experts_create(same, 2, &experts, &err), TRF_OK, &err);
-    trf_experts_plan plan, kept = {.max_tokens = 77};
-    plan = kept;
-    fixture_check_status(trf_experts_plan_init(experts, 0, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err),
+    trf_experts_plan *plan = NULL;
+    fixture_check_status(trf_experts_plan_create(experts, 0, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err),
                          TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_experts_plan_init(experts, (1u << 26) + 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err),
+    fixture_check_status(trf_experts_plan_create(experts, (1u << 26) + 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err),
                          TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_experts_plan_init(experts, 1, TRF_DTYPE_F16, TRF_DTYPE_F32, &plan, &err), TRF_ERR_ARGUMENT,
+    fixture_check_status(trf_experts_plan_create(experts, 1, TRF_DTYPE_F16, TRF_DTYPE_F32, &plan, &err),
+                         TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_experts_plan_create(experts, 1, TRF_DTYPE_BF16, TRF_DTYPE_I8, &plan, &err),
+                         TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_experts_plan_create(NULL, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err), TRF_ERR_ARGUMENT,
                          &err);
-    fixture_check_status(trf_experts_plan_init(experts, 1, TRF_DTYPE_BF16, TRF_DTYPE_I8, &plan, &err), TRF_ERR_ARGUMENT,
-                         &err);
-    fixture_check_status(trf_experts_plan_init(NULL, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err), TRF_ERR_ARGUMENT,
-                         &err);
-    ck_assert_mem_eq(&plan, &kept, sizeof plan);
-    fixture_check_status(trf_experts_plan_init(experts, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err), TRF_OK, &err);
-    uint8_t *x = allocate(2 * 520 + 2), *y = allocate(4 * 300), *workspace = allocate(plan.workspace_bytes + 256);
+    fixture_check_status(trf_experts_plan_create(experts, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, NULL, &err),
+                         TRF_ERR_ARGUMENT, &err);
+    ck_assert_ptr_null(plan);
+    fixture_check_status(trf_experts_plan_create(experts, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err), TRF_OK, &err);
+    uint8_t *x = allocate(2 * 520 + 2), *y = allocate(4 * 300),
+            *workspace = allocate(trf_experts_plan_workspace_bytes(plan) + 256);
     static const uint32_t offsets[3] = {0, 1, 1};
-    fixture_check_status(trf_experts_linear(experts, &kept, x, offsets, y, workspace, NULL, &err), TRF_ERR_ARGUMENT,
-                         &err);
-    fixture_check_status(trf_experts_linear(experts, &plan, NULL, offsets, y, workspace, NULL, &err), TRF_ERR_ARGUMENT,
-                         &err);
-    fixture_check_status(trf_experts_linear(experts, &plan, x, NULL, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_experts_linear(experts, &plan, x + 1, offsets, y, workspace, NULL, &err), TRF_ERR_ARGUMENT,
-                         &err);
+    fixture_check_status(trf_experts_linear(NULL, x, offsets, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_experts_linear(plan, NULL, offsets, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_experts_linear(plan, x, NULL, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_experts_linear(plan, x, offsets, NULL, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_experts_linear(plan, x + 1, offsets, y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(
-        trf_experts_linear(experts, &plan, x, (const uint32_t *)((const char *)offsets + 2), y, workspace, NULL, &err),
+        trf_experts_linear(plan, x, (const uint32_t *)((const char *)offsets + 2), y, workspace, NULL, &err),
         TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_experts_linear(experts, &plan, x, offsets, y, workspace + 64, NULL, &err),
-                         TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_experts_linear(plan, x, offsets, y, workspace + 64, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    trf_experts_plan_destroy(plan);
+    trf_experts_plan_destroy(NULL);
     trf_device_free(cpu, x);
     trf_device_free(cpu, y);
     trf_device_free(cpu, workspace);
@@ -322,7 +332,7 @@ START_TEST(refused_experts) {
 }
 END_TEST
 
-START_TEST(stacks_that_do_not_load) {
+START_TEST(experts_that_do_not_load) {
     static const struct {
         const char *tensor;
         trf_status status;
@@ -355,24 +365,26 @@ START_TEST(corrupt_experts) {
         if (trf_layer_open(files.gl_pathv[f], &host, NULL) != TRF_OK)
             continue;
         corrupt++;
+        size_t blob_bytes;
+        void *blob = fixture_read(files.gl_pathv[f], &blob_bytes);
         for (int i = 0; i < 2; i++)
-            fixture_check_status(trf_device_layer_create(cpu, host, &layers[i], &err), TRF_OK, &err);
+            fixture_check_status(trf_device_layer_create(cpu, blob, blob_bytes, NULL, &layers[i], &err), TRF_OK, &err);
+        free(blob);
         fixture_check_status(trf_experts_create(layers, 2, &experts, &err), TRF_OK, &err);
         trf_layer_info info;
-        trf_experts_plan plan;
+        trf_experts_plan *plan;
         trf_layer_get_info(host, &info);
-        fixture_check_status(trf_experts_plan_init(experts, 2, x_dtype_of(layers[0]), TRF_DTYPE_F32, &plan, &err),
+        fixture_check_status(trf_experts_plan_create(experts, 2, x_dtype_of(layers[0]), TRF_DTYPE_F32, &plan, &err),
                              TRF_OK, &err);
         uint16_t *x = make_x(2 * (uint64_t)info.cols, x_dtype_of(layers[0]), 3);
         float *y = allocate(4 * 2 * (uint64_t)info.rows);
-        void *workspace = allocate(plan.workspace_bytes);
+        void *workspace = allocate(trf_experts_plan_workspace_bytes(plan));
         static const uint32_t none[3] = {1, 1, 1}, second[3] = {1, 1, 2};
         for (uint32_t r = 0; r < 2 * info.rows; r++)
             y[r] = 5;
-        fixture_check_status(trf_experts_linear(experts, &plan, x, none, y, workspace, NULL, &err), TRF_OK, &err);
+        fixture_check_status(trf_experts_linear(plan, x, none, y, workspace, NULL, &err), TRF_OK, &err);
         fixture_check_status(trf_experts_check(experts, &err), TRF_OK, &err);
-        fixture_check_status(trf_experts_linear(experts, &plan, x, second, y, workspace, NULL, &err), TRF_ERR_RANS,
-                             &err);
+        fixture_check_status(trf_experts_linear(plan, x, second, y, workspace, NULL, &err), TRF_ERR_RANS, &err);
         ck_assert_ptr_nonnull(strstr(err.message, "expert 1"));
         for (uint32_t r = 0; r < info.rows; r++)
             ck_assert(y[r] == 5 && isnan(y[info.rows + r]));
@@ -383,6 +395,7 @@ START_TEST(corrupt_experts) {
         trf_device_free(cpu, x);
         trf_device_free(cpu, y);
         trf_device_free(cpu, workspace);
+        trf_experts_plan_destroy(plan);
         trf_experts_destroy(experts);
         for (int i = 0; i < 2; i++)
             trf_device_layer_destroy(layers[i]);
@@ -400,10 +413,10 @@ int main(void) {
     tcase_set_timeout(tests, 240);
     tcase_add_test(tests, groups_give_what_layers_give);
     tcase_add_test(tests, refused_groups);
-    tcase_add_loop_test(tests, experts_give_what_layers_give, 0, 4 * (NUM_TENSORS - FIRST_STACK));
+    tcase_add_loop_test(tests, experts_give_what_layers_give, 0, 4 * (NUM_TENSORS - FIRST_EXPERTS));
     tcase_add_test(tests, offsets_without_sense);
     tcase_add_test(tests, refused_experts);
-    tcase_add_test(tests, stacks_that_do_not_load);
+    tcase_add_test(tests, experts_that_do_not_load);
     tcase_add_test(tests, corrupt_experts);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

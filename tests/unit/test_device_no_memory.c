@@ -4,7 +4,11 @@
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "transfuse/cpu.h"
+#include "transfuse/experts.h"
+#include "transfuse/tuning.h"
 
 #include <check.h>
 #include <string.h>
@@ -46,30 +50,31 @@ static void begin(void) {
 /* The same product by a group of one layer, and by experts of which one has a token (no shards of parts of tiles). */
 static trf_status run_together(trf_context *context, trf_device_layer *layer, int experts_too) {
     static const uint32_t offsets[] = {0, 0, 1};
-    const trf_group_layer list = {layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32};
+    const trf_group_member list = test_group_member(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32);
     const void *const each_x[] = {x};
     void *const each_y[] = {y};
     trf_device_layer *twice[] = {layer, layer};
     trf_layer_group *group = NULL;
     trf_experts *experts = NULL;
-    trf_experts_plan plan = {0};
+    trf_experts_plan *plan = NULL;
     void *workspace = NULL, *expert_workspace = NULL;
     trf_status status = trf_layer_group_create(&list, 1, &group, &err);
     if (status == TRF_OK)
-        status = trf_device_allocate(context, trf_layer_group_workspace_bytes(group), &workspace, &err);
+        status = trf_device_allocate(context, test_group_info(group).workspace_bytes, &workspace, &err);
     if (status == TRF_OK && experts_too)
         status = trf_experts_create(twice, 2, &experts, &err);
     if (status == TRF_OK && experts_too)
-        status = trf_experts_plan_init(experts, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err);
+        status = trf_experts_plan_create(experts, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, &plan, &err);
     if (status == TRF_OK && experts_too)
-        status = trf_device_allocate(context, plan.workspace_bytes, &expert_workspace, &err);
+        status = trf_device_allocate(context, trf_experts_plan_workspace_bytes(plan), &expert_workspace, &err);
     const long before = atomic_load(&allocations_made);
     if (status == TRF_OK)
         status = trf_linear_group(group, each_x, each_y, workspace, NULL, &err);
     if (status == TRF_OK && experts_too)
-        status = trf_experts_linear(experts, &plan, x, offsets, y, expert_workspace, NULL, &err);
+        status = trf_experts_linear(plan, x, offsets, y, expert_workspace, NULL, &err);
     if (status == TRF_OK)
         call_allocations = atomic_load(&allocations_made) - before;
+    trf_experts_plan_destroy(plan);
     trf_experts_destroy(experts);
     trf_layer_group_destroy(group);
     trf_device_free(context, workspace);
@@ -82,18 +87,19 @@ static trf_status load_and_run(trf_checkpoint *checkpoint, const char *tensor, c
     trf_context *context = NULL;
     trf_device_layer *layer = NULL;
     void *workspace = NULL;
-    trf_linear_plan plan;
+    trf_plan *plan = NULL;
     trf_status status = trf_context_create(TRF_DEVICE_CPU, &context, &err);
     if (status == TRF_OK)
         status = trf_device_layer_load(context, checkpoint, tensor, options, &layer, &err);
     if (status == TRF_OK)
-        status = trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err);
+        status = test_make_plan(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err);
     if (status == TRF_OK)
-        status = trf_device_allocate(context, plan.workspace_bytes, &workspace, &err);
+        status = trf_device_allocate(context, test_plan_info(plan).workspace_bytes, &workspace, &err);
     if (status == TRF_OK)
-        status = trf_linear(layer, &plan, x, y, workspace, NULL, &err);
+        status = test_multiply(plan, x, y, workspace, NULL, &err);
     if (status == TRF_OK)
         status = run_together(context, layer, !options || options->num_rows == 0);
+    trf_plan_destroy(plan);
     if (layer)
         trf_device_layer_destroy(layer);
     if (context)
@@ -138,7 +144,7 @@ END_TEST
 
 typedef struct tune_args {
     trf_context *context;
-    const trf_device_layer *layer;
+    trf_device_layer *layer;
     const char *path;
 } tune_args;
 
@@ -183,7 +189,7 @@ START_TEST(products_do_not_allocate) {
     trf_context *context;
     trf_checkpoint *checkpoint;
     trf_device_layer *layer;
-    trf_linear_plan plan;
+    trf_plan *plan, *with_epilogue;
     void *workspace;
     trf_load_options options;
     trf_load_options_init(&options);
@@ -195,19 +201,29 @@ START_TEST(products_do_not_allocate) {
     trf_context_set_threads(context, 1); /* more are made, and made ready, by each call */
     fixture_check_status(trf_checkpoint_open(fixture_path("packed0.safetensors"), &checkpoint, &err), TRF_OK, &err);
     fixture_check_status(trf_device_layer_load(context, checkpoint, "lossless", &options, &layer, &err), TRF_OK, &err);
-    fixture_check_status(trf_linear_plan_init(layer, 1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
-                         TRF_OK, &err);
-    fixture_check_status(trf_device_allocate(context, plan.epilogue_workspace_bytes, &workspace, &err), TRF_OK, &err);
-    const trf_epilogue epilogue = {.activation = TRF_ACTIVATION_SILU, .residual = y};
+    trf_plan_options plan_options = test_plan_options(1, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO);
+    trf_operands operands = test_operands(x, y);
+    fixture_check_status(trf_plan_create(layer, &plan_options, &plan, &err), TRF_OK, &err);
+    plan_options.activation = TRF_ACTIVATION_SILU;
+    plan_options.has_residual = 1;
+    operands.residual = y;
+    fixture_check_status(trf_plan_create(layer, &plan_options, &with_epilogue, &err), TRF_OK, &err);
+    const uint64_t alone_bytes = test_plan_info(plan).workspace_bytes,
+                   epilogue_bytes = test_plan_info(with_epilogue).workspace_bytes;
+    fixture_check_status(
+        trf_device_allocate(context, alone_bytes > epilogue_bytes ? alone_bytes : epilogue_bytes, &workspace, &err),
+        TRF_OK, &err);
     count_allocations_from_here(0);
-    trf_status status = trf_linear(layer, &plan, x, y, workspace, NULL, &err);
+    trf_status status = test_multiply(plan, x, y, workspace, NULL, &err);
     if (status == TRF_OK)
-        status = trf_linear_with(layer, &plan, x, y, &epilogue, workspace, NULL, &err);
+        status = trf_linear(with_epilogue, &operands, workspace, NULL, &err);
     const long allocations = atomic_load(&allocations_made);
     fixture_check_status(status, TRF_OK, &err);
     ck_assert_int_eq(allocations, 0);
     fixture_check_status(run_together(context, layer, !_i), TRF_OK, &err);
     ck_assert_int_eq(call_allocations, 0);
+    trf_plan_destroy(plan);
+    trf_plan_destroy(with_epilogue);
     trf_device_layer_destroy(layer);
     trf_device_free(context, workspace);
     trf_checkpoint_close(checkpoint);

@@ -3,7 +3,9 @@
  * GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/expect.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "transfuse/cpu.h"
 #include "trf_convert.h"
 
 #include <check.h>
@@ -86,10 +88,10 @@ static layer make_layer(const kind *k, const void *weights, uint32_t rows, uint3
     options.favor = favor;
     options.slab_cols = slab_cols;
     options.verify = 0;
-    check_status(trf_encode_layer(weights, k->dtype, rows, cols, &options, &made.blob, &bytes, NULL, &err), TRF_OK,
-                 made.name);
+    const trf_matrix matrix = test_matrix(weights, k->dtype, rows, cols);
+    check_status(trf_encode_layer(&matrix, &options, &made.blob, &bytes, NULL, &err), TRF_OK, made.name);
     check_status(trf_layer_from_memory(made.blob, bytes, &made.host, &err), TRF_OK, made.name);
-    check_status(trf_device_layer_create(device, made.host, &made.on_device, &err), TRF_OK, made.name);
+    check_status(trf_device_layer_create(device, made.blob, bytes, NULL, &made.on_device, &err), TRF_OK, made.name);
     trf_layer_get_info(made.host, &made.info);
     return made;
 }
@@ -122,9 +124,8 @@ static uint8_t *decode_rows(const layer *l, const int64_t *ids, uint32_t count, 
         narrow[i] = (int32_t)ids[i];
     void *own_ids = to_device(id_bytes == 8 ? (const void *)ids : narrow, (uint64_t)count * id_bytes);
     uint8_t *own = to_device(found, all);
-    check_status(
-        trf_device_layer_decode_rows(l->on_device, own_ids, id_bytes, count, as, own + before, bytes, NULL, &err),
-        TRF_OK, l->name);
+    const trf_row_request request = test_row_request(own_ids, id_bytes, count, as, own + before, bytes);
+    check_status(trf_decode_rows(l->on_device, &request, NULL, &err), TRF_OK, l->name);
     check_status(trf_device_download(device, found, own, all, &err), TRF_OK, l->name);
     for (uint64_t i = 0; i < before; i++)
         EXPECT(found[i] == 0xA5);
@@ -317,22 +318,33 @@ START_TEST(refused) {
     uint8_t *own_ids = to_device(ids, sizeof ids), *to = to_device(source, sizeof source);
     const uint64_t bytes = 2ull * 2 * cols;
     const trf_decode_as as = TRF_DECODE_BF16;
-    const trf_device_layer *on = l.on_device;
-    check_status(trf_device_layer_decode_rows(NULL, own_ids, 8, 2, as, to, bytes, NULL, &err), TRF_ERR_ARGUMENT, "1");
-    check_status(trf_device_layer_decode_rows(on, NULL, 8, 2, as, to, bytes, NULL, &err), TRF_ERR_ARGUMENT, "2");
-    check_status(trf_device_layer_decode_rows(on, own_ids, 2, 2, as, to, bytes, NULL, &err), TRF_ERR_ARGUMENT, "3");
-    check_status(trf_device_layer_decode_rows(on, own_ids + 4, 8, 1, as, to, bytes / 2, NULL, &err), TRF_ERR_ARGUMENT,
-                 "4");
-    check_status(trf_device_layer_decode_rows(on, own_ids, 8, 2, as, NULL, bytes, NULL, &err), TRF_ERR_ARGUMENT, "5");
-    check_status(trf_device_layer_decode_rows(on, own_ids, 8, 2, as, to + 1, bytes, NULL, &err), TRF_ERR_ARGUMENT, "6");
-    check_status(trf_device_layer_decode_rows(on, own_ids, 8, 2, (trf_decode_as)4, to, bytes, NULL, &err),
-                 TRF_ERR_ARGUMENT, "7");
-    check_status(trf_device_layer_decode_rows(on, own_ids, 8, 2, as, to, bytes - 2, NULL, &err), TRF_ERR_SHAPE, "8");
-    check_status(trf_device_layer_decode_rows(on, own_ids, 8, 1, as, to, bytes, NULL, &err), TRF_ERR_SHAPE, "9");
-    check_status(trf_device_layer_decode_rows(on, own_ids, 8, 2, TRF_DECODE_F16, to, bytes, NULL, &err),
-                 TRF_ERR_UNSUPPORTED, "10");
-    check_status(trf_device_layer_decode_rows(on, NULL, 8, 0, as, NULL, 0, NULL, &err), TRF_OK, "11");
-    check_status(trf_device_layer_decode_rows(on, own_ids, 8, 2, as, to, bytes, NULL, &err), TRF_OK, "12");
+    const trf_row_request good = test_row_request(own_ids, 8, 2, as, to, bytes);
+    trf_row_request of_no_size = good;
+    of_no_size.struct_bytes = 0;
+    const struct {
+        trf_row_request request;
+        trf_status due;
+    } cases[] = {
+        {test_row_request(NULL, 8, 2, as, to, bytes), TRF_ERR_ARGUMENT},
+        {test_row_request(own_ids, 2, 2, as, to, bytes), TRF_ERR_ARGUMENT},
+        {test_row_request(own_ids + 4, 8, 1, as, to, bytes / 2), TRF_ERR_ARGUMENT},
+        {test_row_request(own_ids, 8, 2, as, NULL, bytes), TRF_ERR_ARGUMENT},
+        {test_row_request(own_ids, 8, 2, as, to + 1, bytes), TRF_ERR_ARGUMENT},
+        {test_row_request(own_ids, 8, 2, (trf_decode_as)4, to, bytes), TRF_ERR_ARGUMENT},
+        {test_row_request(own_ids, 8, 2, as, to, bytes - 2), TRF_ERR_SHAPE},
+        {test_row_request(own_ids, 8, 1, as, to, bytes), TRF_ERR_SHAPE},
+        {test_row_request(own_ids, 8, 2, TRF_DECODE_F16, to, bytes), TRF_ERR_UNSUPPORTED},
+        {of_no_size, TRF_ERR_ARGUMENT},
+        {test_row_request(NULL, 8, 0, as, NULL, 0), TRF_OK},
+        {good, TRF_OK},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char what[16];
+        snprintf(what, sizeof what, "case %zu", i);
+        check_status(trf_decode_rows(l.on_device, &cases[i].request, NULL, &err), cases[i].due, what);
+    }
+    check_status(trf_decode_rows(NULL, &good, NULL, &err), TRF_ERR_ARGUMENT, "no layer");
+    check_status(trf_decode_rows(l.on_device, NULL, NULL, &err), TRF_ERR_ARGUMENT, "no request");
     trf_device_free(device, own_ids);
     trf_device_free(device, to);
     free_layer(&l);

@@ -3,7 +3,9 @@
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "transfuse/cpu.h"
 #include "trf_convert.h"
 #include "trf_device_layer.h"
 #include "trf_layer.h"
@@ -96,10 +98,7 @@ static const char *compress(int kind) {
 
 static trf_status load(const char *path, const uint32_t shard[4], trf_device_layer **layer) {
     trf_checkpoint *checkpoint;
-    trf_load_options options;
-    trf_load_options_init(&options);
-    options.first_row = shard[0], options.num_rows = shard[1];
-    options.first_col = shard[2], options.num_cols = shard[3];
+    trf_load_options options = test_shard(shard);
     options.threads = 2;
     fixture_check_status(trf_checkpoint_open(path, &checkpoint, &err), TRF_OK, &err);
     trf_status status = trf_device_layer_load(device, checkpoint, "w.weight", &options, layer, &err);
@@ -120,23 +119,24 @@ static void *allocate(uint64_t bytes) {
 }
 
 /* y[M][rows], F32, by one path, malloc'd; NULL if the device has no such path. x: host. */
-static float *multiply(const trf_device_layer *layer, const uint16_t *x, trf_path path) {
-    trf_linear_plan plan;
-    trf_layer_info info;
-    trf_device_layer_get_info(layer, &info);
-    trf_status status = trf_linear_plan_init(layer, M, TRF_DTYPE_BF16, TRF_DTYPE_F32, path, &plan, &err);
+static float *multiply(trf_device_layer *layer, const uint16_t *x, trf_path path) {
+    trf_plan *plan;
+    const trf_layer_info info = test_layer_info(layer);
+    trf_status status = test_make_plan(layer, M, TRF_DTYPE_BF16, TRF_DTYPE_F32, path, &plan, &err);
     if (path != TRF_PATH_AUTO && status == TRF_ERR_UNSUPPORTED)
         return NULL;
     fixture_check_status(status, TRF_OK, &err);
-    const uint64_t x_bytes = 2ull * M * info.cols, y_bytes = 4ull * M * info.rows;
-    void *own_x = allocate(x_bytes), *own_y = allocate(y_bytes), *workspace = allocate(plan.workspace_bytes);
-    const uint64_t filler_bytes = plan.workspace_bytes > y_bytes ? plan.workspace_bytes : y_bytes;
+    const uint64_t x_bytes = 2ull * M * info.cols, y_bytes = 4ull * M * info.rows,
+                   workspace_bytes = test_plan_info(plan).workspace_bytes;
+    void *own_x = allocate(x_bytes), *own_y = allocate(y_bytes), *workspace = allocate(workspace_bytes);
+    const uint64_t filler_bytes = workspace_bytes > y_bytes ? workspace_bytes : y_bytes;
     uint8_t *filler = malloc(filler_bytes);
     memset(filler, 0xFF, filler_bytes); /* NaNs: what is read from there, or not written, shows */
     fixture_check_status(trf_device_upload(device, own_x, x, x_bytes, &err), TRF_OK, &err);
     fixture_check_status(trf_device_upload(device, own_y, filler, y_bytes, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_upload(device, workspace, filler, plan.workspace_bytes, &err), TRF_OK, &err);
-    fixture_check_status(trf_linear(layer, &plan, own_x, own_y, workspace, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_upload(device, workspace, filler, workspace_bytes, &err), TRF_OK, &err);
+    fixture_check_status(test_multiply(plan, own_x, own_y, workspace, NULL, &err), TRF_OK, &err);
+    trf_plan_destroy(plan);
     float *y = malloc(y_bytes);
     fixture_check_status(trf_device_download(device, y, own_y, y_bytes, &err), TRF_OK, &err);
     free(filler);
@@ -148,8 +148,7 @@ static float *multiply(const trf_device_layer *layer, const uint16_t *x, trf_pat
 
 /* Of the whole layer, or by its rows one by one, in binary64. */
 static double *decode(const trf_device_layer *layer, int by_rows) {
-    trf_layer_info info;
-    trf_device_layer_get_info(layer, &info);
+    const trf_layer_info info = test_layer_info(layer);
     const size_t count = (size_t)info.rows * info.cols, each = trf_dtype_bytes(info.dtype);
     uint8_t *decoded = allocate(count * each), *bits = malloc(count * each);
     double *values = malloc(count * sizeof *values);
@@ -157,8 +156,8 @@ static double *decode(const trf_device_layer *layer, int by_rows) {
     for (uint32_t r = 0; r < info.rows; r++)
         ids[r] = (int32_t)r;
     fixture_check_status(trf_device_upload(device, own_ids, ids, info.rows * sizeof *ids, &err), TRF_OK, &err);
-    fixture_check_status(by_rows ? trf_device_layer_decode_rows(layer, own_ids, 4, info.rows, TRF_DECODE_SOURCE,
-                                                                decoded, count * each, NULL, &err)
+    const trf_row_request request = test_row_request(own_ids, 4, info.rows, TRF_DECODE_SOURCE, decoded, count * each);
+    fixture_check_status(by_rows ? trf_decode_rows(layer, &request, NULL, &err)
                                  : trf_device_layer_decode(layer, TRF_DECODE_SOURCE, decoded, count * each, NULL, &err),
                          TRF_OK, &err);
     trf_device_free(device, own_ids);
@@ -207,8 +206,7 @@ static void check_sums(const float *y, const double *weights, const uint32_t sha
 static void check_shard(const char *path, const double *weights, const uint32_t shard[4], const uint16_t *x) {
     static const trf_path paths[] = {TRF_PATH_AUTO, TRF_PATH_FUSED, TRF_PATH_TWO_STEP};
     trf_device_layer *layer = load_good(path, shard);
-    trf_layer_info info;
-    trf_device_layer_get_info(layer, &info);
+    const trf_layer_info info = test_layer_info(layer);
     const uint32_t rows = shard[1] ? shard[1] : ROWS - shard[0], cols = shard[3] ? shard[3] : COLS - shard[2];
     ck_assert(info.rows == rows && info.cols == cols);
     if (layer->host) { /* the CPU's: what stands behind a shard is a blob that any reader takes */

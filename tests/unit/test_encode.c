@@ -3,6 +3,7 @@
  * */
 #include "common/expect.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
 #include "trf_convert.h"
 #include "trf_encode.h"
@@ -37,8 +38,8 @@ static encoded encode(const void *weights, trf_dtype dtype, uint32_t rows, uint3
                       const trf_encode_options *options) {
     encoded e;
     trf_error err = {0};
-    ck_assert_msg(trf_encode_layer(weights, dtype, rows, cols, options, &e.blob, &e.bytes, &e.report, &err) == TRF_OK,
-                  "%s", err.message);
+    const trf_matrix matrix = test_matrix(weights, dtype, rows, cols);
+    ck_assert_msg(trf_encode_layer(&matrix, options, &e.blob, &e.bytes, &e.report, &err) == TRF_OK, "%s", err.message);
     ck_assert_msg(trf_blob_validate(e.blob, e.bytes, &e.view, &err) == TRF_OK, "%s", err.message);
     ck_assert_uint_eq(e.report.blob_bytes, e.bytes);
     ck_assert_uint_eq(e.report.exceptions, e.view.extension.exception_count);
@@ -373,13 +374,16 @@ END_TEST
 
 static uint16_t four_weights[4];
 
-static void reject(trf_dtype dtype, uint32_t rows, uint32_t cols, trf_encode_options options) {
+static void reject_matrix(trf_matrix matrix, const trf_encode_options *options) {
     void *blob = NULL;
     uint64_t bytes = 77;
     trf_error err = {0};
-    ck_assert_int_eq(trf_encode_layer(four_weights, dtype, rows, cols, &options, &blob, &bytes, NULL, &err),
-                     TRF_ERR_ARGUMENT);
+    ck_assert_int_eq(trf_encode_layer(&matrix, options, &blob, &bytes, NULL, &err), TRF_ERR_ARGUMENT);
     ck_assert(err.message[0] && err.status == TRF_ERR_ARGUMENT && blob == NULL && bytes == 77);
+}
+
+static void reject(trf_dtype dtype, uint32_t rows, uint32_t cols, trf_encode_options options) {
+    reject_matrix(test_matrix(four_weights, dtype, rows, cols), &options);
 }
 
 START_TEST(bad_arguments) {
@@ -416,7 +420,17 @@ START_TEST(bad_arguments) {
     reject(TRF_DTYPE_BF16, 2, 2, options);
     void *blob;
     uint64_t bytes;
-    ck_assert_int_eq(trf_encode_layer(NULL, TRF_DTYPE_BF16, 2, 2, &good, &blob, &bytes, NULL, NULL), TRF_ERR_ARGUMENT);
+    ck_assert_int_eq(trf_encode_layer(NULL, &good, &blob, &bytes, NULL, NULL), TRF_ERR_ARGUMENT);
+    trf_matrix matrix = test_matrix(NULL, TRF_DTYPE_BF16, 2, 2);
+    reject_matrix(matrix, &good);
+    matrix.weights = four_weights;
+    ck_assert_int_eq(trf_encode_layer(&matrix, &good, NULL, &bytes, NULL, NULL), TRF_ERR_ARGUMENT);
+    ck_assert_int_eq(trf_encode_layer(&matrix, &good, &blob, NULL, NULL, NULL), TRF_ERR_ARGUMENT);
+    options = good;
+    options.struct_bytes = 0;
+    reject_matrix(matrix, &options);
+    matrix.struct_bytes = 0;
+    reject_matrix(matrix, &good);
 }
 END_TEST
 

@@ -1,7 +1,9 @@
 /* The CPU product against one in double precision, for every codec and scale layout; and that neither it nor decoding
  * depends on the number of threads. */
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "transfuse/cpu.h"
 #include "trf_convert.h"
 #include "trf_decode.h"
 
@@ -50,9 +52,8 @@ static trf_layer *encode(const product_case *c, const void *weights, void **blob
     options.codec = c->codec;
     options.granularity = c->granularity;
     options.scale_group_size = c->scale_group_size;
-    ck_assert_msg(trf_encode_layer(weights, c->dtype, c->rows, c->cols, &options, blob, &blob_bytes, NULL, &err) ==
-                      TRF_OK,
-                  "%s", err.message);
+    const trf_matrix matrix = test_matrix(weights, c->dtype, c->rows, c->cols);
+    ck_assert_msg(trf_encode_layer(&matrix, &options, blob, &blob_bytes, NULL, &err) == TRF_OK, "%s", err.message);
     ck_assert_msg(trf_layer_from_memory(*blob, blob_bytes, &layer, &err) == TRF_OK, "%s", err.message);
     return layer;
 }
@@ -189,6 +190,9 @@ START_TEST(refusals) {
     fill(&rng, c, weights, x);
     trf_layer *layer = encode(c, weights, &blob);
     ck_assert_int_eq(trf_layer_matmul_cpu(layer, x, 0, y, 1, &err), TRF_ERR_ARGUMENT);
+    ck_assert_int_eq(trf_layer_matmul_cpu(NULL, x, 1, y, 1, &err), TRF_ERR_ARGUMENT);
+    ck_assert_int_eq(trf_layer_matmul_cpu(layer, NULL, 1, y, 1, &err), TRF_ERR_ARGUMENT);
+    ck_assert_int_eq(trf_layer_matmul_cpu(layer, x, 1, NULL, 1, &err), TRF_ERR_ARGUMENT);
     ck_assert_int_eq(trf_layer_decode(layer, weights, 512 * 512 * 2 - 1, 1, &err), TRF_ERR_SHAPE);
     ck_assert_int_eq(trf_layer_decode(layer, weights, 512 * 512 * 2 + 2, 1, &err), TRF_ERR_SHAPE);
     trf_layer_free(layer);

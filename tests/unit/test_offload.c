@@ -3,7 +3,10 @@
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "transfuse/cpu.h"
+#include "transfuse/stacks.h"
 
 #include <check.h>
 #include <string.h>
@@ -31,10 +34,10 @@ static float expected[LAYERS][MOST_ROWS];
 static const uint16_t *x_of(uint32_t layer) { return layer == 1 || layer == 4 ? x_f16 : x_bf16; }
 static trf_dtype x_dtype_of(uint32_t layer) { return layer == 1 || layer == 4 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16; }
 
-static trf_linear_plan plan_of(const trf_device_layer *layer, uint32_t index) {
-    trf_linear_plan plan;
-    fixture_check_status(trf_linear_plan_init(layer, 1, x_dtype_of(index), TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
-                         TRF_OK, &err);
+static trf_plan *plan_of(trf_device_layer *layer, uint32_t index) {
+    trf_plan *plan;
+    fixture_check_status(test_make_plan(layer, 1, x_dtype_of(index), TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK,
+                         &err);
     return plan;
 }
 
@@ -42,6 +45,15 @@ static void *allocate(uint64_t bytes) {
     void *memory;
     fixture_check_status(trf_device_allocate(cpu, bytes, &memory, &err), TRF_OK, &err);
     return memory;
+}
+
+/* One product of a layer by itself. */
+static void multiply(trf_device_layer *layer, uint32_t index, float *y) {
+    trf_plan *plan = plan_of(layer, index);
+    void *workspace = allocate(test_plan_info(plan).workspace_bytes);
+    fixture_check_status(test_multiply(plan, x_of(index), y, workspace, NULL, &err), TRF_OK, &err);
+    trf_device_free(cpu, workspace);
+    trf_plan_destroy(plan);
 }
 
 static void begin(void) {
@@ -59,10 +71,7 @@ static void begin(void) {
         trf_device_layer *layer;
         fixture_check_status(trf_device_layer_load(cpu, checkpoint, kNames[i < 4 ? i : 1], NULL, &layer, &err), TRF_OK,
                              &err);
-        const trf_linear_plan plan = plan_of(layer, i);
-        void *workspace = allocate(plan.workspace_bytes);
-        fixture_check_status(trf_linear(layer, &plan, x_of(i), expected[i], workspace, NULL, &err), TRF_OK, &err);
-        trf_device_free(cpu, workspace);
+        multiply(layer, i, expected[i]);
         trf_device_layer_destroy(layer);
     }
 }
@@ -86,18 +95,19 @@ static trf_status add_layers(trf_stack *stack) {
 
 static trf_status run_layer(trf_stack *stack, uint32_t index) {
     float y[MOST_ROWS];
-    const trf_device_layer *layer = trf_stack_layer(stack, index);
-    trf_layer_info info;
-    trf_linear_plan plan;
+    trf_device_layer *layer = trf_stack_layer(stack, index);
+    const trf_operands operands = test_operands(x_of(index), y);
+    trf_plan *plan = NULL;
     void *workspace = NULL;
-    trf_device_layer_get_info(layer, &info);
-    trf_status status = trf_linear_plan_init(layer, 1, x_dtype_of(index), TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err);
+    trf_status status = test_make_plan(layer, 1, x_dtype_of(index), TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err);
     if (status == TRF_OK)
-        status = trf_device_allocate(cpu, plan.workspace_bytes, &workspace, &err);
+        status = trf_device_allocate(cpu, test_plan_info(plan).workspace_bytes, &workspace, &err);
     if (status == TRF_OK)
-        status = trf_stack_linear(stack, index, &plan, x_of(index), y, workspace, NULL, &err);
+        status = trf_stack_linear(stack, index, plan, &operands, workspace, NULL, &err);
     trf_device_free(cpu, workspace);
-    if (status == TRF_OK && memcmp(y, expected[index], info.rows * sizeof *y)) /* ck_assert allocates */
+    trf_plan_destroy(plan);
+    if (status == TRF_OK &&
+        memcmp(y, expected[index], test_layer_info(layer).rows * sizeof *y)) /* ck_assert allocates */
         ck_abort_msg("layer %u: y differs", index);
     return status;
 }
@@ -116,10 +126,10 @@ START_TEST(any_order) {
     ck_assert_uint_eq(info.resident, LAYERS); /* whatever the budget */
     ck_assert_uint_eq(info.device_bytes, info.layer_bytes);
     ck_assert_uint_eq(info.host_bytes, 0);
-    ck_assert_uint_eq(info.offload_bytes, 0);
+    ck_assert_uint_eq(info.offloaded_bytes, 0);
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < LAYERS; i++)
-        bytes += trf_device_layer_bytes(trf_stack_layer(stack, i));
+        bytes += test_device_layer_info(trf_stack_layer(stack, i)).memory_bytes;
     ck_assert_uint_eq(bytes, info.layer_bytes);
     test_rng rng = {(uint64_t)_i};
     for (uint32_t i = 0; i < 2 * LAYERS; i++)
@@ -140,14 +150,9 @@ START_TEST(shards) {
     fixture_check_status(trf_stack_load(stack, checkpoint, "a.weight", &options, &err), TRF_OK, &err);
     fixture_check_status(trf_stack_prepare(stack, 0, &err), TRF_OK, &err);
     fixture_check_status(trf_device_layer_load(cpu, checkpoint, "a.weight", &options, &alone, &err), TRF_OK, &err);
-    const trf_device_layer *layers[] = {alone, trf_stack_layer(stack, 0)};
     float y[2][272];
-    for (int i = 0; i < 2; i++) {
-        const trf_linear_plan plan = plan_of(layers[i], 0);
-        void *workspace = allocate(plan.workspace_bytes);
-        fixture_check_status(trf_linear(layers[i], &plan, x_bf16, y[i], workspace, NULL, &err), TRF_OK, &err);
-        trf_device_free(cpu, workspace);
-    }
+    multiply(alone, 0, y[0]);
+    multiply(trf_stack_layer(stack, 0), 0, y[1]);
     ck_assert_mem_eq(y[0], y[1], sizeof y[0]);
     trf_device_layer_destroy(alone);
     trf_stack_destroy(stack);
@@ -156,7 +161,6 @@ END_TEST
 
 START_TEST(refused) {
     trf_stack *stack;
-    const trf_device_layer *layer = NULL;
     fixture_check_status(trf_stack_create(NULL, &stack, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_stack_create(cpu, NULL, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_stack_create(cpu, &stack, &err), TRF_OK, &err);
@@ -167,31 +171,41 @@ START_TEST(refused) {
     fixture_check_status(trf_stack_load(stack, checkpoint, NULL, NULL, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_stack_load(stack, checkpoint, "no.weight", NULL, &err), TRF_ERR_NOT_FOUND, &err);
     fixture_check_status(trf_stack_add(stack, host, &err), TRF_OK, &err);
-    fixture_check_status(trf_stack_acquire(stack, 0, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_acquire(stack, 0, NULL, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_stack_release(stack, 0, NULL, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_stack_prepare(stack, 0, &err), TRF_OK, &err);
     fixture_check_status(trf_stack_prepare(stack, 0, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_stack_add(stack, host, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_stack_load(stack, checkpoint, kNames[0], NULL, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_stack_acquire(stack, 1, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
-    fixture_check_status(trf_stack_acquire(NULL, 0, NULL, &layer, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_acquire(stack, 1, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_acquire(NULL, 0, NULL, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_stack_release(stack, 0, NULL, &err), TRF_ERR_ARGUMENT, &err); /* not acquired */
-    ck_assert_ptr_null(layer);
     ck_assert_ptr_null(trf_stack_layer(stack, 1));
+    ck_assert_ptr_nonnull(trf_stack_layer(stack, 0));
     for (int i = 0; i < 2; i++) /* twice at once */
-        fixture_check_status(trf_stack_acquire(stack, 0, NULL, i ? &layer : NULL, &err), TRF_OK, &err);
-    ck_assert_ptr_eq(layer, trf_stack_layer(stack, 0));
+        fixture_check_status(trf_stack_acquire(stack, 0, NULL, &err), TRF_OK, &err);
     for (int i = 0; i < 2; i++)
         fixture_check_status(trf_stack_release(stack, 0, NULL, &err), TRF_OK, &err);
     fixture_check_status(trf_stack_release(stack, 0, NULL, NULL), TRF_ERR_ARGUMENT, &err);
 
     /* A product that is refused leaves nothing acquired. */
-    trf_linear_plan plan = plan_of(layer, 1);
-    plan.choice[7]++;
+    trf_device_layer *another;
+    fixture_check_status(trf_device_layer_load(cpu, checkpoint, kNames[1], NULL, &another, &err), TRF_OK, &err);
+    trf_plan *plan = plan_of(trf_stack_layer(stack, 0), 1), *of_another = plan_of(another, 1);
     float y[MOST_ROWS];
-    fixture_check_status(trf_stack_linear(stack, 0, &plan, x_f16, y, y, NULL, &err), TRF_ERR_ARGUMENT, &err);
-    ck_assert_ptr_nonnull(strstr(err.message, "another layer"));
+    const trf_operands operands = test_operands(x_f16, y), without_y = test_operands(x_f16, NULL);
+    void *workspace = allocate(test_plan_info(plan).workspace_bytes);
+    fixture_check_status(trf_stack_linear(stack, 0, of_another, &operands, workspace, NULL, &err), TRF_ERR_ARGUMENT,
+                         &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "layer 0 of the stack"));
+    fixture_check_status(trf_stack_linear(stack, 0, plan, &without_y, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_linear(stack, 0, NULL, &operands, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(trf_stack_linear(stack, 0, plan, NULL, workspace, NULL, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_stack_release(stack, 0, NULL, &err), TRF_ERR_ARGUMENT, &err);
+    trf_device_free(cpu, workspace);
+    trf_plan_destroy(plan);
+    trf_plan_destroy(of_another);
+    trf_device_layer_destroy(another);
     trf_stack_destroy(stack);
     trf_stack_destroy(NULL);
 }
@@ -249,14 +263,16 @@ START_TEST(calls_do_not_allocate) {
     fixture_check_status(add_layers(stack), TRF_OK, &err);
     fixture_check_status(trf_stack_prepare(stack, 0, &err), TRF_OK, &err);
     for (uint32_t i = 0; i < LAYERS; i++) {
-        const trf_linear_plan plan = plan_of(trf_stack_layer(stack, i), i);
-        void *workspace = allocate(plan.workspace_bytes);
+        trf_plan *plan = plan_of(trf_stack_layer(stack, i), i);
+        const trf_operands operands = test_operands(x_of(i), y);
+        void *workspace = allocate(test_plan_info(plan).workspace_bytes);
         count_allocations_from_here(0);
-        const trf_status status = trf_stack_linear(stack, i, &plan, x_of(i), y, workspace, NULL, &err);
+        const trf_status status = trf_stack_linear(stack, i, plan, &operands, workspace, NULL, &err);
         const long allocations = atomic_load(&allocations_made);
         fixture_check_status(status, TRF_OK, &err);
         ck_assert_int_eq(allocations, 0);
         trf_device_free(cpu, workspace);
+        trf_plan_destroy(plan);
     }
     trf_stack_destroy(stack);
 }

@@ -4,6 +4,7 @@
 #include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
 #include "trf_decode.h"
 #include "trf_layer.h"
@@ -104,8 +105,8 @@ START_TEST(corrupt_rans_streams) {
     trf_encode_options_init(&options);
     options.favor = (trf_favor)(_i % 2);
     options.slab_cols = _i / 2 ? 256 : 128;
-    ck_assert_int_eq(trf_encode_layer(weights, TRF_DTYPE_BF16, ROWS, COLS, &options, &blob, &bytes, NULL, &err),
-                     TRF_OK);
+    const trf_matrix matrix = test_matrix(weights, TRF_DTYPE_BF16, ROWS, COLS);
+    ck_assert_int_eq(trf_encode_layer(&matrix, &options, &blob, &bytes, NULL, &err), TRF_OK);
     ck_assert_int_eq(trf_layer_from_memory(blob, bytes, &layer, &err), TRF_OK);
     host_view *host = host_view_make(&layer->view, blob, bytes);
     int found = 0, unnoticed = 0;

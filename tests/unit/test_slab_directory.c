@@ -189,7 +189,9 @@ START_TEST(context) {
     trf_error err = {0};
     trf_status status = trf_context_create(0, &made, &err);
     if (status == TRF_OK) {
-        ck_assert_str_ne(trf_context_device_name(made), "");
+        trf_context_info info;
+        trf_context_get_info(made, &info);
+        ck_assert_str_ne(info.name, "");
     } else {
         ck_assert_int_eq(status, TRF_ERR_DEVICE);
         ck_assert_int_eq(err.status, TRF_ERR_DEVICE);

@@ -3,8 +3,11 @@
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "transfuse/cpu.h"
 #include "trf_context.h"
+#include "trf_plan.h"
 #include "trf_tuning.h"
 
 #include <check.h>
@@ -25,13 +28,12 @@ static struct {
     trf_dtype dtype;
     uint32_t rows, cols;
     void *blob;
-    trf_layer *host;
     trf_device_layer *layer;
 } layers[NUM_LAYERS] = {{.dtype = TRF_DTYPE_BF16, .rows = 64, .cols = 128},
                         {.dtype = TRF_DTYPE_F16, .rows = 64, .cols = 128},
                         {.dtype = TRF_DTYPE_BF16, .rows = 64, .cols = 128},
                         {.dtype = TRF_DTYPE_BF16, .rows = 48, .cols = 200}};
-static const trf_device_layer *all_layers[NUM_LAYERS];
+static trf_device_layer *all_layers[NUM_LAYERS];
 
 static void begin(void) {
     fixture_begin();
@@ -44,11 +46,10 @@ static void begin(void) {
         trf_encode_options options;
         trf_encode_options_init(&options);
         test_fill_normal(&rng, weights, layers[i].dtype, (size_t)layers[i].rows * layers[i].cols, 0.02);
-        fixture_check_status(trf_encode_layer(weights, layers[i].dtype, layers[i].rows, layers[i].cols, &options,
-                                              &layers[i].blob, &bytes, NULL, &err),
-                             TRF_OK, &err);
-        fixture_check_status(trf_layer_from_memory(layers[i].blob, bytes, &layers[i].host, &err), TRF_OK, &err);
-        fixture_check_status(trf_device_layer_create(cpu, layers[i].host, &layers[i].layer, &err), TRF_OK, &err);
+        const trf_matrix matrix = test_matrix(weights, layers[i].dtype, layers[i].rows, layers[i].cols);
+        fixture_check_status(trf_encode_layer(&matrix, &options, &layers[i].blob, &bytes, NULL, &err), TRF_OK, &err);
+        fixture_check_status(trf_device_layer_create(cpu, layers[i].blob, bytes, NULL, &layers[i].layer, &err), TRF_OK,
+                             &err);
         all_layers[i] = layers[i].layer;
     }
 }
@@ -56,7 +57,6 @@ static void begin(void) {
 static void end(void) {
     for (int i = 0; i < NUM_LAYERS; i++) {
         trf_device_layer_destroy(layers[i].layer);
-        trf_layer_free(layers[i].host);
         trf_free(layers[i].blob);
     }
     trf_context_destroy(cpu);
@@ -207,23 +207,23 @@ static trf_path asked[8];
 static uint32_t num_asked;
 static trf_status failure;
 
-static trf_status plan_made_up(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *error) {
-    (void)layer;
+static trf_status plan_made_up(trf_plan *plan, trf_path path, trf_error *error) {
+    const uint32_t m = plan->product.m;
     if (num_asked < 8)
         asked[num_asked++] = path;
-    if ((path == TRF_PATH_FUSED && plan->m > 8) || (path == TRF_PATH_WIDE && plan->m < 3))
+    if ((path == TRF_PATH_FUSED && m > 8) || (path == TRF_PATH_WIDE && m < 3))
         return trf_fail(error, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "not taken");
     plan->path = path == TRF_PATH_AUTO ? TRF_PATH_FUSED : path;
     plan->reason = plan->path == TRF_PATH_FUSED ? NULL : "asked for";
-    plan->workspace_bytes = 256;
+    plan->device_workspace_bytes = 256;
     return TRF_OK;
 }
 
 static trf_status time_made_up(const trf_timed_product *p, uint32_t repeats, double *microseconds, trf_error *error) {
-    const double m = p->plan->m;
+    const double m = p->plan->product.m;
     if (failure != TRF_OK)
         return trf_fail(error, failure, TRF_NO_OFFSET, "it fails");
-    EXPECT(p->x && p->y && p->workspace && p->copies);
+    EXPECT(p->operands->x && p->operands->y && p->workspace && p->copies && p->multiply);
     for (uint32_t repeat = 0; repeat < repeats; repeat++) /* outliers at either end */
         microseconds[repeat] = repeat == 1                       ? 1e6
                                : repeat == 3                     ? 1e-6
@@ -271,7 +271,7 @@ END_TEST
 
 START_TEST(contexts_follow) {
     trf_tuning *tuning;
-    trf_linear_plan plan;
+    trf_plan *plan;
     const trf_tuning_key key = trf_tuning_key_of(all_layers[0]);
     fixture_check_status(trf_tuning_create("CPU", 1, &tuning, &err), TRF_OK, &err);
     tuning->layers[0] =
@@ -287,35 +287,39 @@ START_TEST(contexts_follow) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         num_asked = 0;
         fixture_check_status(
-            trf_linear_plan_init(all_layers[0], cases[i].m, TRF_DTYPE_BF16, TRF_DTYPE_F32, cases[i].path, &plan, &err),
+            test_make_plan(all_layers[0], cases[i].m, TRF_DTYPE_BF16, TRF_DTYPE_F32, cases[i].path, &plan, &err),
             TRF_OK, &err);
+        const trf_plan_info info = test_plan_info(plan);
         ck_assert_uint_eq(num_asked, 1);
         ck_assert_int_eq(asked[0], cases[i].due);
-        ck_assert_int_eq(plan.path == TRF_PATH_FUSED, plan.reason == NULL);
-        if (cases[i].path == TRF_PATH_AUTO && plan.reason)
-            ck_assert_ptr_nonnull(strstr(plan.reason, "tuning"));
+        ck_assert_int_eq(info.path == TRF_PATH_FUSED, info.reason == NULL);
+        if (cases[i].path == TRF_PATH_AUTO && info.reason)
+            ck_assert_ptr_nonnull(strstr(info.reason, "tuning"));
+        trf_plan_destroy(plan);
     }
     trf_context_set_tuning(cpu, NULL, &err);
     num_asked = 0;
-    trf_linear_plan_init(all_layers[0], 5, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err);
+    fixture_check_status(test_make_plan(all_layers[0], 5, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
+                         TRF_OK, &err);
     ck_assert_int_eq(asked[0], TRF_PATH_AUTO);
+    trf_plan_destroy(plan);
 }
 END_TEST
 
 /* What a tuning has and the device does not take gives way. */
 START_TEST(refused_paths_give_way) {
     trf_tuning *tuning;
-    trf_linear_plan plan;
+    trf_plan *plan;
     fixture_check_status(trf_tuning_create("CPU", 1, &tuning, &err), TRF_OK, &err);
     tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(all_layers[0]), 1, {{9, TRF_PATH_WIDE, {0}}}};
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
-    fixture_check_status(
-        trf_linear_plan_init(all_layers[0], 2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK,
-        &err);
+    fixture_check_status(test_make_plan(all_layers[0], 2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
+                         TRF_OK, &err);
     ck_assert_uint_eq(num_asked, 2);
     ck_assert_int_eq(asked[1], TRF_PATH_AUTO);
-    ck_assert_int_eq(plan.path, TRF_PATH_FUSED);
-    ck_assert_ptr_null(plan.reason);
+    ck_assert_int_eq(test_plan_info(plan).path, TRF_PATH_FUSED);
+    ck_assert_ptr_null(test_plan_info(plan).reason);
+    trf_plan_destroy(plan);
     memcpy(tuning->device, "another", sizeof "another");
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_ERR_DEVICE, &err);
     ck_assert_ptr_nonnull(strstr(err.message, "'another'"));
@@ -346,9 +350,14 @@ START_TEST(measurements_that_fail) {
     options.x_dtype = TRF_DTYPE_F32;
     fixture_check_status(trf_tuning_measure(all_layers, NUM_LAYERS, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
     options.x_dtype = TRF_DTYPE_F16;
+    options.struct_bytes = 0;
+    fixture_check_status(trf_tuning_measure(all_layers, NUM_LAYERS, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
+    trf_tune_options_init(&options);
+    options.max_m = 1;
+    options.x_dtype = TRF_DTYPE_F16;
     fixture_check_status(trf_tuning_measure(all_layers, 0, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
     fixture_check_status(trf_tuning_measure(NULL, 1, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
-    const trf_device_layer *some[] = {all_layers[0], NULL};
+    trf_device_layer *some[] = {all_layers[0], NULL};
     fixture_check_status(trf_tuning_measure(some, 2, &options, &none, &err), TRF_ERR_ARGUMENT, &err);
     ck_assert_ptr_null(none);
 }
