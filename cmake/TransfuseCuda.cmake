@@ -39,7 +39,8 @@ else()
 endif()
 
 # Leaves in a folder's .c files those that this build takes. Host code over the CUDA runtime is all of decoder_gpu/ and,
-# elsewhere, what ends in _cuda.c, with trf_two_step.c and trf_gemm.c; trf_no_device_code.c takes its place.
+# elsewhere, what ends in _cuda.c, with trf_two_step.c and trf_gemm.c; trf_no_device_code.c takes its place. fused/*.c
+# plan products, and need no CUDA.
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
@@ -60,7 +61,7 @@ function(trf_add_device_folder target folder)
         return()
     endif()
     add_library(transfuse_${folder} OBJECT ${sources})
-    target_include_directories(transfuse_${folder} PRIVATE include base format decoder_gpu fused runtime)
+    target_include_directories(transfuse_${folder} PRIVATE include base format decoder_gpu fused)
     target_link_libraries(transfuse_${folder} PRIVATE CUDA::cudart_static)
     if(BUILD_SHARED_LIBS)
         set_target_properties(transfuse_${folder} PROPERTIES CUDA_VISIBILITY_PRESET hidden)

@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 trf_status trf_layer_from_memory(const void *blob, uint64_t blob_bytes, trf_layer **layer, trf_error *err) {
+    if (!layer || (!blob && blob_bytes))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer needs a blob, and a place for it");
     trf_layer *made = calloc(1, sizeof *made);
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
@@ -52,6 +54,8 @@ static trf_status map_file(const char *path, void **mapping, size_t *bytes, trf_
 trf_status trf_layer_open(const char *path, trf_layer **layer, trf_error *err) {
     void *mapping = NULL;
     size_t bytes = 0;
+    if (!path || !layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "opening a layer needs a path, and a place for it");
     trf_status status = map_file(path, &mapping, &bytes, err);
     if (status != TRF_OK)
         return status;
@@ -128,6 +132,8 @@ static trf_status decode_layer_tile(void *context, uint64_t tile, int worker, tr
 
 trf_status trf_layer_decode(const trf_layer *layer, void *weights, uint64_t weights_bytes, int threads,
                             trf_error *err) {
+    if (!layer || !weights)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "decoding needs a layer, and memory for its weights");
     const trf_header *header = &layer->view.header;
     const size_t value_bytes = trf_dtype_bytes((trf_dtype)header->source_dtype);
     const uint64_t due = (uint64_t)header->rows * header->cols;

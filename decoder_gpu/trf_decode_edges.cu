@@ -38,7 +38,7 @@ __device__ void write_corrupt(const trf_device_view &view, trf_decode_as as, con
         }
 }
 
-/* Parts first to end - 1 of all bands. */
+/* Edges first to end - 1 of all bands. */
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
     decode_edges(const __grid_constant__ trf_device_view view, trf_decode_as as, void *weights, uint32_t first,
                  uint32_t end) {

@@ -10,9 +10,10 @@
 extern "C" {
 #endif
 
-/* Every weight of the layer: regular slabs by one kernel, edges (trf_edges.h) by another. weights: device, as trf_device_layer_decode. */
-int trf_launch_decode(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as, void *weights,
-                      trf_stream stream);
+/* Decodes every weight of the layer: regular slabs by one kernel, edges (trf_edges.h) by another. weights: device,
+ * [rows][cols] of the type that `as` says. */
+int trf_launch_decode_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,
+                            void *weights, trf_stream stream);
 
 /* Every weight of the regular slabs, and nothing else. */
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,

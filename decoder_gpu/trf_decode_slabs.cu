@@ -15,8 +15,8 @@ struct geometry {
 bool fits(const trf_device_view *view, const trf_layer_traits *traits, const geometry &chosen, int shared_bytes,
           trf_smem_layout *smem) {
     *smem = trf_smem_layout_of(view->raw_bits, traits->max_rans_bytes, chosen.warps, 1, chosen.table_log, 0,
-                               chosen.gathers ? TRF_GATHER_BYTES : 0);
-    return (int)smem->total + kStaticSharedBytes <= shared_bytes;
+                               chosen.gathers ? TRF_GATHER_BYTES : 0, kRing);
+    return (int)smem->total + TRF_STATIC_SMEM_BYTES <= shared_bytes;
 }
 
 /* What a layer takes; 1 is what memory takes for the gathered weights of a slab of 256 columns a multiprocessor (0.96
@@ -53,7 +53,7 @@ uint32_t gathering_warps(const trf_device_view *view, const trf_layer_traits *tr
 bool find_geometry(const trf_device_view *view, const trf_layer_traits *traits, uint32_t gathering, uint32_t table_log,
                    int shared_bytes, geometry *found, trf_smem_layout *smem) {
     *found = {true, gathering != 0, gathering ? gathering : kMaxStoreWarps, table_log};
-    if (trf_has_default_p(*view, traits->max_frequency) && fits(view, traits, *found, shared_bytes, smem))
+    if (trf_has_default_p(view, traits->max_frequency) && fits(view, traits, *found, shared_bytes, smem))
         return true;
     *found = {false, false, kMaxStoreWarps, kTableLog};
     for (found->warps = kMaxStoreWarps; found->warps >= 4; found->warps /= 2)
@@ -67,13 +67,13 @@ trf_store_kernel kernel_of(const trf_device_view *view, trf_store_format format,
     const uint32_t bytes = trf_store_bytes(format);
     switch (view->codec) {
     case TRF_CODEC_BF16:
-        return trf_store_bf16(view->class_bits, bytes, default_p);
+        return trf_store_kernel_bf16(view->class_bits, bytes, default_p);
     case TRF_CODEC_FP16:
-        return trf_store_fp16(view->class_bits, default_p);
+        return trf_store_kernel_fp16(view->class_bits, default_p);
     case TRF_CODEC_INT:
-        return trf_store_int(view->class_bits, bytes, default_p);
+        return trf_store_kernel_int(view->class_bits, bytes, default_p);
     default:
-        return trf_store_fp8(view->codec, view->class_bits, bytes, default_p);
+        return trf_store_kernel_fp8(view->codec, view->class_bits, bytes, default_p);
     }
 }
 
@@ -97,7 +97,7 @@ int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, 
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,
                             void *weights, trf_stream stream) {
     trf_store_args args = {};
-    args.regular_cols = trf_regular_slab_cols(*view);
+    args.regular_cols = trf_regular_slab_cols(view);
     args.slabs = view->rows / TRF_SLAB_ROWS * args.regular_cols;
     if (args.slabs == 0)
         return cudaSuccess;

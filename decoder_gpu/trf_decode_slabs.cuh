@@ -1,13 +1,32 @@
 /* Every weight of a layer's regular slabs, written to memory.
  *
- * One persistent block a multiprocessor. The slabs, band by band, are cut into equal shares, one a warp; a warp decodes
- * its share as the fused kernels do (trf_walk_slabs), but stores the fragments: in each pair of column steps a lane has
- * 8 neighbouring columns of four rows, which are 16 bytes of each for 16-bit weights. Memory takes pieces of 64 bytes
- * at 88 % of the rate of pieces of 256; so warps gather those in shared memory first, where there is space for it and
- * work enough for the fewer warps that it leaves (trf_decode_slabs.cu).
+ * One persistent block a multiprocessor. The slabs, band by band, are divided into equal shares, one a warp. An H200
+ * has 132 multiprocessors; 8192 x 8192 in slabs of 256 columns are 256 bands of 32 slabs, 3.9 for each of 2,112 warps:
  *
- * Shared memory: trf_smem_layout, and TRF_GATHER_BYTES for each warp that gathers. Registers: at most 128 a thread with
- * 16 warps. What limits it: docs/performance.md. */
+ *     column of slabs    0   1   2   3   4   5   6   7   8   9  10  11           31
+ *     band 0           | warp 0    | warp 1        | warp 2        | ...           |     warps 0 to 15 are block 0's,
+ *     band 1           | ...                                                       |     16 to 31 are block 1's
+ *     ...
+ *     band 255         |                                         ... |  warp 2111  |
+ *
+ * A warp decodes its share as the fused kernels do (trf_slab_walk.cuh has the picture), but stores the fragments. In
+ * two steps a lane has 8 neighbouring columns of four rows, which are 16 bytes of each for 16-bit weights; the four
+ * lanes of a row have 64 bytes. Memory takes 64 bytes at a time at 88 % of the rate of 256 at a time, so warps gather
+ * those of eight steps in shared memory first, where there is space for it and work enough for the fewer warps that it
+ * leaves (trf_decode_slabs.cu):
+ *
+ *     steps       0, 1       2, 3       4, 5       6, 7
+ *     row 0   | 64 bytes | 64 bytes | 64 bytes | 64 bytes |   ->  256 bytes of row 0 of the band: lanes 0 to 15
+ *     row 1   | 64 bytes | 64 bytes | 64 bytes | 64 bytes |   ->  256 bytes of row 1: lanes 16 to 31, and so on
+ *     ...
+ *
+ * Shared memory of a block, in bytes: what the walk takes, and 8,192 (TRF_GATHER_BYTES) for each warp that gathers.
+ * With bf16 quads, the smaller table and R = 912, as there, that is
+ *     16 warps that do not gather     32,768 + 512 + 544 + 16 * 4,384 + 544             = 104,512
+ *     15 warps that gather            32,768 + 512 + 544 + 15 * (4,384 + 8,192) + 544   = 223,008
+ * beside at most 1,024 static ones, of the 232,448 that a block of an H200 can have; 16 that gather find no room.
+ *
+ * Registers: at most 128 a thread with 16 warps. What limits it: docs/performance.md. */
 #ifndef TRF_DECODE_SLABS_CUH
 #define TRF_DECODE_SLABS_CUH
 
@@ -19,8 +38,8 @@ static constexpr uint32_t kMaxStoreWarps = 16;
 /* How a lane's 8 neighbouring columns of a row get to memory. */
 typedef enum trf_store_method {
     TRF_STORE_SCALAR,  /* one by one: rows are not aligned */
-    TRF_STORE_VECTOR,  /* in one piece */
-    TRF_STORE_GATHERED /* by way of shared memory, with others of the row: TRF_GATHER_ROW_BYTES in one piece */
+    TRF_STORE_VECTOR,  /* in one store */
+    TRF_STORE_GATHERED /* by way of shared memory, with others of the row: TRF_GATHER_ROW_BYTES at a time */
 } trf_store_method;
 
 /* Whether kernels for a usual p have code for TRF_STORE_GATHERED. FP8 and integers take fewer bytes, and longer with as
@@ -29,7 +48,7 @@ __host__ __device__ constexpr bool trf_may_gather(uint32_t codec, uint32_t bytes
     return bytes == 2 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16);
 }
 
-/* Their table's size; the smaller one leaves space to gather in. */
+/* The size of the decode table of kernels for a usual p; the smaller one leaves space to gather in. */
 __host__ __device__ constexpr int trf_store_table_log(uint32_t codec, uint32_t bytes) {
     return trf_may_gather(codec, bytes) ? kSmallTableLog : kTableLog;
 }
@@ -79,7 +98,7 @@ template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8
 
 /* ---- the sink of a walk ---- */
 
-/* kBytes: of a weight, as stored. kMayGather: whether a.way may be TRF_STORE_GATHERED. */
+/* kBytes: of a weight, as stored. kMayGather: whether a.method may be TRF_STORE_GATHERED. */
 template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     static constexpr uint32_t kCodec = Traits::kCodec;
     static constexpr bool kScales = Traits::kInt && kBytes != 1;
@@ -89,13 +108,13 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     uint32_t gather;                      /* the warp's TRF_GATHER_BYTES, a shared address */
     uint32_t gathered;                    /* bytes of each row in them */
     uint8_t *gathered_to;                 /* where they belong */
-    uint8_t *to;                          /* lane's first row and column of the pair at hand */
+    uint8_t *to;                          /* lane's first row and column of the two steps at hand */
     uint32_t col;                         /* that column, in the layer */
-    bool odd;                             /* second step of a pair */
+    bool odd;                             /* the second of two steps is at hand */
     bool has_offsets, has_col_offsets;    /* of the slab at hand */
     uint32_t row_offsets[TRF_STORE_ROWS]; /* D and the row's, as trf_exponent_offsets */
     uint2 col_offsets;                    /* of the lane's 8 columns */
-    uint32_t kept[2 * TRF_STORE_ROWS];    /* what the pair's first step gave: kBytes words a row, none with 4 */
+    uint32_t kept[2 * TRF_STORE_ROWS];    /* what the first of two steps gave: kBytes words a row, none with 4 */
     uint32_t row;                         /* lane's first, in the layer */
     uint32_t scale_end;                   /* first column beyond the scales at hand */
     float scale[TRF_STORE_ROWS];
@@ -103,7 +122,7 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     __device__ __forceinline__ trf_store_sink(const trf_store_args &args, uint32_t lane_, uint32_t gather_)
         : a(args), lane(lane_), row_bytes((uint64_t)args.view.cols * kBytes), gather(gather_), kept(), scale() {}
 
-    /* ---- what stands beside the weights ---- */
+    /* ---- exponent offsets and scales ---- */
 
     __device__ __forceinline__ void load_row_offsets(const trf_walk &walk) {
         uint32_t mode = 0;
@@ -122,7 +141,7 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
         }
     }
 
-    /* All eight columns of a lane are in one group. */
+    /* All eight columns of a lane are in one scale group. */
     __device__ __forceinline__ void load_scales() {
 #pragma unroll
         for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
@@ -202,7 +221,7 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
         }
     }
 
-    /* 16-bit weights: to the other rows' pieces. */
+    /* Puts 16-bit weights beside those that are gathered already. */
     __device__ __forceinline__ void gather_rows(const uint4 *words) const {
         const uint32_t first =
             gather + trf_gather_at(trf_store_row(lane, 0), gathered + kBytes * trf_store_col(lane, 0));
@@ -228,8 +247,8 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
         uint4 words[TRF_STORE_ROWS];
 #pragma unroll
         for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
-            const uint32_t first = trf_store_pair(kCodec, a.format, reg[trf_row_register(r, 0)], scale[r]),
-                           second = trf_store_pair(kCodec, a.format, reg[trf_row_register(r, 1)], scale[r]);
+            const uint32_t first = trf_store_two(kCodec, a.format, reg[trf_row_register(r, 0)], scale[r]),
+                           second = trf_store_two(kCodec, a.format, reg[trf_row_register(r, 1)], scale[r]);
             words[r] = make_uint4(kept[2 * r], kept[2 * r + 1], first, second);
             kept[2 * r] = first;
             kept[2 * r + 1] = second;
@@ -320,15 +339,15 @@ __global__ void __launch_bounds__(kMaxStoreWarps *TRF_LANES, 1)
 
 typedef void (*trf_store_kernel)(trf_store_args);
 
-/* usual: trf_has_default_p. */
-template <class Traits, int kBytes> static trf_store_kernel trf_decode_pick(bool default_p) {
+/* default_p: trf_has_default_p. */
+template <class Traits, int kBytes> static trf_store_kernel trf_store_kernel_of(bool default_p) {
     return default_p ? trf_decode_slabs<Traits, kBytes, kDefaultP<Traits>> : trf_decode_slabs<Traits, kBytes, 0>;
 }
 
-/* The kernel for a kind's bytes a weight; one function for each .cu of the family. */
-trf_store_kernel trf_store_bf16(uint32_t class_bits, uint32_t bytes, bool default_p);                /* 2 or 4 bytes */
-trf_store_kernel trf_store_fp16(uint32_t class_bits, bool default_p);                                /* 2 */
-trf_store_kernel trf_store_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */
-trf_store_kernel trf_store_int(uint32_t class_bits, uint32_t bytes, bool default_p);                 /* 1, 2 or 4 */
+/* The kernel of a codec that stores `bytes` a weight; one function for each .cu of the family. */
+trf_store_kernel trf_store_kernel_bf16(uint32_t class_bits, uint32_t bytes, bool default_p); /* 2 or 4 bytes */
+trf_store_kernel trf_store_kernel_fp16(uint32_t class_bits, bool default_p);                 /* 2 */
+trf_store_kernel trf_store_kernel_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */
+trf_store_kernel trf_store_kernel_int(uint32_t class_bits, uint32_t bytes, bool default_p); /* 1, 2 or 4 */
 
 #endif

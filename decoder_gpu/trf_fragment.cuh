@@ -74,11 +74,6 @@ static __device__ __forceinline__ constexpr uint32_t trf_narrow_at(uint32_t raw_
     return (raw_bits & 7 & ~(2 * width - 1)) * (4 * TRF_CHUNK_WEIGHTS);
 }
 
-/* Bytes of a chunk's narrow planes. */
-static __host__ __device__ constexpr uint32_t trf_narrow_bytes(uint32_t raw_bits) {
-    return (raw_bits & 7) * (4 * TRF_CHUNK_WEIGHTS);
-}
-
 /* A lane's narrow words, as far as the form has them. */
 struct trf_narrow_words {
     uint4 four; /* of two steps */

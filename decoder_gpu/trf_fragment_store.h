@@ -1,9 +1,9 @@
 /* From a slab's fragments to a dense matrix: elements, their conversion, and which register goes where. C and CUDA; a
  * loop over 32 lanes computes what a warp does.
  *
- * A lane's eight registers of a column step hold 16 weights, two neighbouring columns in each. In two steps (a *pair*,
- * 32 columns) the lane has the same 8 neighbouring columns of four rows: lane/4, and 8, 16, 24 below it. Elements
- * travel as two 16-bit halves of a word. */
+ * A lane's eight registers of a step hold 16 weights, two neighbouring columns in each. In two steps, which are 32
+ * columns (a *step pair*), the lane has the same 8 neighbouring columns of four rows: lane/4, and 8, 16, 24 below it.
+ * Elements travel as two 16-bit halves of a word. */
 #ifndef TRF_FRAGMENT_STORE_H
 #define TRF_FRAGMENT_STORE_H
 
@@ -30,17 +30,17 @@ enum {
 /* The register (0 to 7) with the lane's columns 2 * half and 2 * half + 1 of a step, in its row r (0 to 3). */
 TRF_HD uint32_t trf_row_register(uint32_t r, uint32_t half) { return 4 * (r / 2) + r % 2 + 2 * half; }
 
-/* A lane's row r from the slab's first one, and its first column in the tile's pair `pair` (0 to 7). */
+/* A lane's row r from the slab's first one, and its first column in a step pair (0 to 7). */
 TRF_HD uint32_t trf_store_row(uint32_t lane, uint32_t r) { return lane / 4 + 8 * r; }
-TRF_HD uint32_t trf_store_col(uint32_t lane, uint32_t pair) {
-    return TRF_STEP_PAIR_COLS * pair + TRF_LANE_COLS * (lane % 4);
+TRF_HD uint32_t trf_store_col(uint32_t lane, uint32_t step_pair) {
+    return TRF_STEP_PAIR_COLS * step_pair + TRF_LANE_COLS * (lane % 4);
 }
 
-/* ---- rows of 16-bit weights gathered in shared memory, [TRF_SLAB_ROWS][TRF_GATHER_ROW_BYTES], to be stored in pieces
- * as long as that ---- */
+/* ---- rows of 16-bit weights gathered in shared memory, [TRF_SLAB_ROWS][TRF_GATHER_ROW_BYTES], to be stored so many
+ * bytes at a time ---- */
 
-/* Place of byte `at` of a row. In odd rows pieces of 64 bytes change places, so that lanes do not meet in banks,
- * neither here nor when rows are taken out. */
+/* Place of byte `at` of a row. In odd rows each 64 bytes change places with the next 64, so that lanes do not meet in
+ * banks, neither here nor when rows are taken out. */
 TRF_HD uint32_t trf_gather_at(uint32_t row, uint32_t at) { return TRF_GATHER_ROW_BYTES * row + (at ^ (row & 1) << 6); }
 
 /* A warp takes out two rows at once, a lane 16 bytes: of this row of the i-th two (0 to 15), from this byte on. */
@@ -65,15 +65,15 @@ TRF_HD uint32_t trf_pick_bytes(uint32_t a, uint32_t b, uint32_t pick) {
 /* ---- elements ---- */
 
 /* The two registers of a quad from its bytes of weights 0, 2, 1, 3. */
-TRF_HD void trf_spread_bytes(uint32_t bytes, uint32_t pairs[2]) {
-    pairs[0] = bytes & 0x00FF00FF;
-    pairs[1] = bytes >> 8 & 0x00FF00FF;
+TRF_HD void trf_spread_bytes(uint32_t bytes, uint32_t reg[2]) {
+    reg[0] = bytes & 0x00FF00FF;
+    reg[1] = bytes >> 8 & 0x00FF00FF;
 }
 
 /* Adds the lowest code of a layer (at least -0x7F00) to each half, 0 to 0xFF. A bit on top keeps the halves from
  * borrowing. */
-TRF_HD uint32_t trf_add_code(uint32_t pair, int32_t lowest) {
-    return ((pair | 0x80008000) + (uint32_t)lowest * 0x00010001) ^ 0x80008000;
+TRF_HD uint32_t trf_add_code(uint32_t two, int32_t lowest) {
+    return ((two | 0x80008000) + (uint32_t)lowest * 0x00010001) ^ 0x80008000;
 }
 
 /* The exponent fields of two elements. */
@@ -158,58 +158,58 @@ TRF_HD uint32_t trf_store_bytes(trf_store_format format) {
 /* ---- conversion of two elements ---- */
 
 /* Products with a power of two; exact, denormals included. */
-TRF_HD uint32_t trf_times_f16x2(uint32_t pair, uint16_t power) {
+TRF_HD uint32_t trf_times_f16x2(uint32_t two, uint16_t power) {
 #ifdef __CUDA_ARCH__
     const uint32_t powers = power * 0x00010001u;
-    const __half2 product = __hmul2(*(const __half2 *)&pair, *(const __half2 *)&powers);
+    const __half2 product = __hmul2(*(const __half2 *)&two, *(const __half2 *)&powers);
     return *(const uint32_t *)&product;
 #else
     const float by = trf_f16_to_f32(power);
-    return trf_f32_to_f16(trf_f16_to_f32((uint16_t)pair) * by) |
-           (uint32_t)trf_f32_to_f16(trf_f16_to_f32((uint16_t)(pair >> 16)) * by) << 16;
+    return trf_f32_to_f16(trf_f16_to_f32((uint16_t)two) * by) |
+           (uint32_t)trf_f32_to_f16(trf_f16_to_f32((uint16_t)(two >> 16)) * by) << 16;
 #endif
 }
 
-TRF_HD uint32_t trf_times_bf16x2(uint32_t pair, uint16_t power) {
+TRF_HD uint32_t trf_times_bf16x2(uint32_t two, uint16_t power) {
 #ifdef __CUDA_ARCH__
     const uint32_t powers = power * 0x00010001u;
-    const __nv_bfloat162 product = __hmul2(*(const __nv_bfloat162 *)&pair, *(const __nv_bfloat162 *)&powers);
+    const __nv_bfloat162 product = __hmul2(*(const __nv_bfloat162 *)&two, *(const __nv_bfloat162 *)&powers);
     return *(const uint32_t *)&product;
 #else
     const float by = trf_bf16_to_f32(power);
-    return trf_f32_to_bf16(trf_bf16_to_f32((uint16_t)pair) * by) |
-           (uint32_t)trf_f32_to_bf16(trf_bf16_to_f32((uint16_t)(pair >> 16)) * by) << 16;
+    return trf_f32_to_bf16(trf_bf16_to_f32((uint16_t)two) * by) |
+           (uint32_t)trf_f32_to_bf16(trf_bf16_to_f32((uint16_t)(two >> 16)) * by) << 16;
 #endif
 }
 
 /* Bit 7 of each half: whether the FP8 element there has a magnitude of at least 0x80 - above. */
-TRF_HD uint32_t trf_fp8_at_least(uint32_t pair, uint32_t above) {
-    return ((pair & 0x007F007F) + above * 0x00010001) & 0x00800080;
+TRF_HD uint32_t trf_fp8_at_least(uint32_t two, uint32_t above) {
+    return ((two & 0x007F007F) + above * 0x00010001) & 0x00800080;
 }
 
 /* FP8 to F16. The exponent moves to its place and is brought from the one bias to the other by a product, which
  * denormals pass too; E4M3's NaN then is 480, to be made 0x7E00. E5M2 is the upper byte of an F16; NaNs get quiet. */
-TRF_HD uint32_t trf_fp8_to_f16x2(uint32_t codec, uint32_t pair) {
+TRF_HD uint32_t trf_fp8_to_f16x2(uint32_t codec, uint32_t two) {
     if (codec == TRF_CODEC_E5M2)
-        return pair << 8 | trf_fp8_at_least(pair, 3) << 2;
-    const uint32_t shifted = (pair & 0x00800080) << 8 | (pair & 0x007F007F) << 7;
-    return trf_times_f16x2(shifted, 0x5C00 /* 2^8 */) ^ (trf_fp8_at_least(pair, 1) >> 7) * (0x5F80 ^ 0x7E00);
+        return two << 8 | trf_fp8_at_least(two, 3) << 2;
+    const uint32_t shifted = (two & 0x00800080) << 8 | (two & 0x007F007F) << 7;
+    return trf_times_f16x2(shifted, 0x5C00 /* 2^8 */) ^ (trf_fp8_at_least(two, 1) >> 7) * (0x5F80 ^ 0x7E00);
 }
 
 /* FP8 to BF16, likewise. E4M3's NaN would be 480, E5M2's infinity 65536 (and NaNs beside it). */
-TRF_HD uint32_t trf_fp8_to_bf16x2(uint32_t codec, uint32_t pair) {
-    const uint32_t sign = (pair & 0x00800080) << 8, magnitude = pair & 0x007F007F;
+TRF_HD uint32_t trf_fp8_to_bf16x2(uint32_t codec, uint32_t two) {
+    const uint32_t sign = (two & 0x00800080) << 8, magnitude = two & 0x007F007F;
     if (codec == TRF_CODEC_E4M3)
         return trf_times_bf16x2(sign | magnitude << 4, 0x7B80 /* 2^120 */) ^
-               (trf_fp8_at_least(pair, 1) >> 7) * (0x43F0 ^ 0x7FC0);
+               (trf_fp8_at_least(two, 1) >> 7) * (0x43F0 ^ 0x7FC0);
     return (trf_times_bf16x2(sign | magnitude << 5, 0x7780 /* 2^112 */) ^
-            (trf_fp8_at_least(pair, 4) >> 7) * (0x4780 ^ 0x7F80)) |
-           trf_fp8_at_least(pair, 3) >> 1;
+            (trf_fp8_at_least(two, 4) >> 7) * (0x4780 ^ 0x7F80)) |
+           trf_fp8_at_least(two, 3) >> 1;
 }
 
 /* Codes as floats: as the low bits of 2^23 + 2^15 + code, which is then taken away. */
-TRF_HD float trf_code_to_f32(uint32_t pair, uint32_t half) {
-    const uint32_t bits = trf_pick_bytes(pair ^ 0x80008000, 0x4B000000, half ? 0x7632 : 0x7610);
+TRF_HD float trf_code_to_f32(uint32_t two, uint32_t half) {
+    const uint32_t bits = trf_pick_bytes(two ^ 0x80008000, 0x4B000000, half ? 0x7632 : 0x7610);
     return trf_f32_from_bits(bits) - 8421376.0f;
 }
 
@@ -231,8 +231,8 @@ TRF_HD float trf_scale_to_odd(float code, float scale) {
 
 TRF_HD uint32_t trf_round_bf16x2(float low, float high) {
 #ifdef __CUDA_ARCH__
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *)&pair;
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&two;
 #else
     return trf_f32_to_bf16(low) | (uint32_t)trf_f32_to_bf16(high) << 16;
 #endif
@@ -240,29 +240,29 @@ TRF_HD uint32_t trf_round_bf16x2(float low, float high) {
 
 TRF_HD uint32_t trf_round_f16x2(float low, float high) {
 #ifdef __CUDA_ARCH__
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *(const uint32_t *)&pair;
+    const __half2 two = __floats2half2_rn(low, high);
+    return *(const uint32_t *)&two;
 #else
     return trf_f32_to_f16(low) | (uint32_t)trf_f32_to_f16(high) << 16;
 #endif
 }
 
 /* What is written for two elements, of a format of 2 bytes a weight. scale: of both, for the int codec. */
-TRF_HD uint32_t trf_store_pair(uint32_t codec, trf_store_format format, uint32_t pair, float scale) {
+TRF_HD uint32_t trf_store_two(uint32_t codec, trf_store_format format, uint32_t two, float scale) {
     if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || format == TRF_STORE_ELEMENTS)
-        return pair;
+        return two;
     if (codec != TRF_CODEC_INT)
-        return format == TRF_STORE_F16 ? trf_fp8_to_f16x2(codec, pair) : trf_fp8_to_bf16x2(codec, pair);
-    const float low = trf_scale_to_odd(trf_code_to_f32(pair, 0), scale),
-                high = trf_scale_to_odd(trf_code_to_f32(pair, 1), scale);
+        return format == TRF_STORE_F16 ? trf_fp8_to_f16x2(codec, two) : trf_fp8_to_bf16x2(codec, two);
+    const float low = trf_scale_to_odd(trf_code_to_f32(two, 0), scale),
+                high = trf_scale_to_odd(trf_code_to_f32(two, 1), scale);
     return format == TRF_STORE_F16 ? trf_round_f16x2(low, high) : trf_round_bf16x2(low, high);
 }
 
 /* One of two elements as TRF_STORE_F32. */
-TRF_HD uint32_t trf_store_f32(uint32_t codec, uint32_t pair, uint32_t half, float scale) {
+TRF_HD uint32_t trf_store_f32(uint32_t codec, uint32_t two, uint32_t half, float scale) {
     if (codec == TRF_CODEC_BF16)
-        return half ? pair & 0xFFFF0000 : pair << 16;
-    return trf_f32_bits(trf_code_to_f32(pair, half) * scale);
+        return half ? two & 0xFFFF0000 : two << 16;
+    return trf_f32_bits(trf_code_to_f32(two, half) * scale);
 }
 
 /* Four elements as TRF_STORE_BYTES. */

@@ -4,10 +4,6 @@
 
 #include <cuda_runtime.h>
 
-static constexpr int kStaticSharedBytes = 1024; /* at most, of a kernel of this project, its alignment included */
-
-static constexpr int kLargeSharedBytes = 160 << 10; /* of a block, on devices that TRF_LARGE_SHARED is 1 for */
-
 /* Lets a kernel have all dynamic shared memory that there is: always the same, so that threads that launch it with
  * different needs do not take it from each other. attributes: its own, filled in. */
 static inline cudaError_t trf_allow_all_shared(const void *kernel, cudaFuncAttributes *attributes) {

@@ -1,4 +1,4 @@
-/* The PTX that the kernels use, each piece under a name. Shared-memory addresses are 32-bit (shared window). */
+/* The PTX that the kernels use, each instruction under a name. Shared-memory addresses are 32-bit (shared window). */
 #ifndef TRF_PTX_CUH
 #define TRF_PTX_CUH
 

@@ -3,7 +3,7 @@
 #ifndef TRF_SMEM_LAYOUT_H
 #define TRF_SMEM_LAYOUT_H
 
-#include "trf_device_layer.h"
+#include "trf_device_view.h"
 
 /* A function that kernels use as a template argument, too. */
 #ifdef __CUDACC__

@@ -47,7 +47,7 @@ TRF_HD uint32_t trf_device_value_bytes(const trf_device_view *view, trf_decode_a
     }
 }
 
-/* The dtype of what a decoding writes; NONE if it is elements or codes as they stand. */
+/* The dtype of what a decoding writes; NONE if it is elements or codes as they are. */
 TRF_HD uint32_t trf_device_value_dtype(const trf_device_view *view, trf_decode_as as) {
     switch (as) {
     case TRF_DECODE_BF16:
@@ -84,7 +84,7 @@ TRF_HD uint32_t trf_device_value(const trf_device_view *view, trf_decode_as as, 
                                      : trf_f32_to_f16(value);
 }
 
-/* What stands for each weight of a corrupt tile: a NaN, or code 0. */
+/* What takes the place of each weight of a corrupt tile: a NaN, or code 0. */
 TRF_HD uint32_t trf_device_corrupt_value(const trf_device_view *view, trf_decode_as as) {
     switch (trf_device_value_dtype(view, as)) {
     case TRF_DTYPE_F32:

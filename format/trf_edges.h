@@ -23,7 +23,8 @@ enum {
         2, /* elements behind each staged row: rows lie an odd number of words apart, each in another bank */
     TRF_EDGE_SEGMENT_ELEMENTS = 32 * (32 + TRF_EDGE_SEGMENT_PADDING), /* room for a staged segment */
 };
-TRF_STATIC_ASSERT(TRF_EDGE_SEGMENT_ELEMENTS >= 16 * (64 + TRF_EDGE_SEGMENT_PADDING), "room for both kinds of segments");
+TRF_STATIC_ASSERT(TRF_EDGE_SEGMENT_ELEMENTS >= 16 * (64 + TRF_EDGE_SEGMENT_PADDING),
+                  "room for segments of either width");
 
 /* A slab is *regular* if it has 32 rows and whole chunks: 64, 128, 192 or 256 columns. All else of a layer (other
  * slabs, slivers, stored tiles) are its *edges*. */
@@ -79,7 +80,7 @@ typedef struct trf_edge {
     uint32_t edge_id;
     uint32_t band_row; /* of the band's first row, from the tile's */
     uint32_t predictor_mode;
-    int intact; /* of slabs: both parts lie inside the blob, and the streams hold what they say */
+    int intact; /* of slabs: raw bits and rANS streams lie inside the blob, and the streams hold what they say */
     trf_slab_reader slab;
     trf_lane_reader reader;
 } trf_edge;
@@ -116,7 +117,7 @@ TRF_HD int trf_band_has_edges(const trf_device_view *view, uint32_t band, uint32
     return trf_band_has_edges_in(view, band, tile_col, 0, TRF_EDGE_COUNT);
 }
 
-/* Where a tile's stored elements begin in the blob: behind its last slab's streams, or with the tile. */
+/* Where a tile's stored elements begin in the blob: behind its last slab's rANS streams, or with the tile. */
 TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_shape *tile, uint64_t index) {
     if (tile->slabs == 0)
         return view->tiles[index].data_offset;
@@ -126,7 +127,7 @@ TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_sh
     return trf_device_slab_rans_streams(slab) + (uint32_t)slab.size_units * TRF_ALIGNMENT;
 }
 
-/* @return 0 if there is no such edge. lane: for the stream. */
+/* @return 0 if there is no such edge. lane: whose rANS stream is begun. */
 TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t band, uint32_t tile_col,
                          uint32_t edge_id, uint32_t lane) {
     edge->tile = trf_tile_at_band(view, band, tile_col);

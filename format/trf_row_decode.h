@@ -1,9 +1,9 @@
 /* One row of a layer, column of slabs by column of slabs: what an embedding's look-up needs. C and CUDA.
  *
- * A row of a slab is in four neighbouring lanes, which walk their streams from the beginning to the end (each has four
- * rows, or two) and keep what is the row's. A lane writes the columns that it has decoded, and no other; weights that
- * stand uncoded (slivers, stored tiles) the four share. As in trf_slab_decode.h nothing outside the slab is read,
- * whatever stands in it. */
+ * A row of a slab is in four neighbouring lanes, which walk their rANS streams from the beginning to the end (each has
+ * four rows, or two) and keep what is the row's. A lane writes the columns that it has decoded, and no other; weights
+ * that lie uncoded (slivers, stored tiles) the four share. As in trf_slab_decode.h nothing outside the slab is read,
+ * whatever is in it. */
 #ifndef TRF_ROW_DECODE_H
 #define TRF_ROW_DECODE_H
 
@@ -149,8 +149,8 @@ TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_r
 }
 
 /* One lane's part of the coded columns. quarter: which of the row's lanes, 0 to 3. slots: the layer's decode table, or
- * a copy that is nearer; class_value: likewise. @return whether what is in the lane's stream is what was encoded, as
- * far as one lane can tell. */
+ * a copy that is nearer; class_value: likewise. @return whether what is in the lane's rANS stream is what was encoded,
+ * as far as one lane can tell. */
 TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slots, const int16_t *class_value,
                                const trf_row_segment *segment, uint32_t quarter, const trf_row_target *target) {
     const uint32_t row = segment->row % TRF_SLAB_ROWS, layer_col = segment->tile.col + segment->col;

@@ -1,27 +1,27 @@
-/* One lane's way through one slab in memory: stream, raw bits, elements, verdict. Plain and general: any shape, any
- * codec, C and CUDA.
+/* One lane's way through one slab in memory: rANS stream, raw bits, elements, verdict. Plain and general: any shape,
+ * any codec, C and CUDA.
  *
  * A warp runs these functions with a lane each; a loop over 32 lanes on the CPU computes the same. The layer and the
  * slab table are trusted as far as validation went, the slab's bytes are not: nothing here reads outside its raw bits
- * and its streams, whatever stands in them. */
+ * and its rANS streams, whatever is in them. */
 #ifndef TRF_SLAB_DECODE_H
 #define TRF_SLAB_DECODE_H
 
 #include "trf_device_view.h"
 
-/* One slab in memory. All that is in its streams lies inside them if trf_slab_reader_open returned 1. */
+/* One slab in memory. All that is in its rANS streams lies inside them if trf_slab_reader_open returned 1. */
 typedef struct trf_slab_reader {
     const uint8_t *raw;          /* trf_raw_bytes of them, 16-byte aligned */
     const uint8_t *rans_streams; /* 16-byte aligned */
     trf_slab_shape shape;
     uint32_t weights; /* of a lane */
     uint32_t num_exceptions;
-    uint32_t words;     /* byte offset in the streams */
-    uint32_t num_words; /* that the pairs own together */
+    uint32_t words;     /* byte offset in the rANS streams */
+    uint32_t num_words; /* of all lane pairs */
 } trf_slab_reader;
 
-/* raw, streams: device or host memory, the latter of stream_bytes. @return 1, or 0 if the streams do not hold what they
- * say: nothing else may be called then. */
+/* raw, rans_streams: device or host memory, the latter of rans_bytes. @return 1, or 0 if the streams do not hold what
+ * they say: nothing else may be called then. */
 TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *raw, const uint8_t *rans_streams,
                                 uint32_t rans_bytes, trf_slab_shape shape) {
     slab->raw = raw;
@@ -40,7 +40,7 @@ TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *raw, const
     return rans_bytes >= slab->words + 2 * slab->num_words;
 }
 
-/* ---- the stream ---- */
+/* ---- the rANS stream ---- */
 
 typedef struct trf_lane_reader {
     uint32_t x;     /* state */
@@ -92,8 +92,8 @@ TRF_HD uint32_t trf_lane_next_classes(trf_lane_reader *reader, const trf_slab_re
     return classes;
 }
 
-/* Whether the stream of a lane that has decoded all its weights ends where it must. The slab is good if those of all
- * lanes do. partner_taken: words of lane ^ 16. */
+/* Whether the rANS stream of a lane that has decoded all its weights ends where it must. The slab is good if those of
+ * all lanes do. partner_taken: words of lane ^ 16. */
 TRF_HD int trf_lane_reader_verdict(const trf_lane_reader *reader, const trf_slab_reader *slab, uint32_t lane,
                                    uint32_t partner_taken, uint32_t state_bits) {
     return reader->x == 1u << state_bits &&

@@ -2,6 +2,7 @@
 #ifndef TRF_DEVICE_LIMITS_H
 #define TRF_DEVICE_LIMITS_H
 
+#include "trf_layer_traits.h"
 #include "trf_smem_layout.h"
 
 enum {

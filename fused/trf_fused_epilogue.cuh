@@ -32,54 +32,52 @@ struct trf_epilogue_elements {
     uint64_t at[4];
     bool is_valid[4];
     float sum[4];
-    trf_operands operands[4];
+    trf_epilogue_inputs inputs[4];
 
     __device__ __forceinline__ void skip(int i) {
         at[i] = 0;
         is_valid[i] = false;
         sum[i] = 0;
-        operands[i] = {0, 0, 0};
+        inputs[i] = {0, 0, 0};
     }
 
-    /* Element (n, row), the sum of which is in the workspace, or else `value`. */
-    __device__ __forceinline__ void load(int i, const trf_epilogue_args &epilogue_args, uint32_t n, uint32_t row,
-                                         const float *sums, float value) {
-        at[i] = (uint64_t)n * epilogue_args.rows + row;
+    /* Element (n, row), of this sum. */
+    __device__ __forceinline__ void load(int i, const trf_epilogue &epilogue, uint32_t n, uint32_t row, float value) {
+        at[i] = n * epilogue.y_stride + row;
         is_valid[i] = true;
-        sum[i] = sums ? sums[at[i]] : value;
-        operands[i] = trf_operands_of(&epilogue_args.epilogue, epilogue_args.y_dtype, at[i], row);
+        sum[i] = value;
+        inputs[i] = trf_epilogue_inputs_of(&epilogue, n, row);
     }
 
-    __device__ __forceinline__ float with_bias(const trf_epilogue_args &epilogue_args, int i) const {
-        return trf_add_bias(&operands[i], epilogue_args.y_dtype, sum[i]);
+    __device__ __forceinline__ float with_bias(const trf_epilogue &epilogue, int i) const {
+        return trf_add_bias(&inputs[i], epilogue.y_dtype, sum[i]);
     }
 
-    __device__ __forceinline__ void store(const trf_epilogue_args &epilogue_args) const {
-        const float4 v =
-            trf_activate_elements_of_thread((uint32_t)epilogue_args.epilogue.activation,
-                                            make_float4(with_bias(epilogue_args, 0), with_bias(epilogue_args, 1),
-                                                        with_bias(epilogue_args, 2), with_bias(epilogue_args, 3)));
+    __device__ __forceinline__ void store(const trf_epilogue &epilogue) const {
+        const float4 v = trf_activate_elements_of_thread(epilogue.activation,
+                                                         make_float4(with_bias(epilogue, 0), with_bias(epilogue, 1),
+                                                                     with_bias(epilogue, 2), with_bias(epilogue, 3)));
         const float activated[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (is_valid[i])
-                trf_store_rounded(epilogue_args.y, epilogue_args.y_dtype, at[i],
-                                  trf_after_activation(&operands[i], epilogue_args.y_dtype, activated[i]));
+                trf_store_rounded(epilogue.y, epilogue.y_dtype, at[i],
+                                  trf_after_activation(&inputs[i], epilogue.y_dtype, activated[i]));
     }
 };
 
 /* Rows [first, end) of y, shared out among `threads`. */
-static __device__ __forceinline__ void trf_apply_epilogue_of_rows(const trf_epilogue_args &epilogue_args,
-                                                                  const float *sums, uint32_t m, uint32_t first,
-                                                                  uint32_t end, uint32_t thread, uint32_t threads) {
+static __device__ __forceinline__ void trf_apply_epilogue_of_rows(const trf_epilogue &epilogue, const trf_sums &sums,
+                                                                  uint32_t first, uint32_t end, uint32_t thread,
+                                                                  uint32_t threads) {
     const uint32_t rows = end - first, step_n = threads / rows, step_row = threads % rows;
     uint32_t n = thread / rows, row = thread % rows;
-    while (n < m) {
+    while (n < sums.m) {
         trf_epilogue_elements elements;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (n < m)
-                elements.load(i, epilogue_args, n, first + row, sums, 0.0f);
+            if (n < sums.m)
+                elements.load(i, epilogue, n, first + row, sums.at[n * sums.stride + first + row]);
             else
                 elements.skip(i);
             n += step_n;
@@ -89,47 +87,50 @@ static __device__ __forceinline__ void trf_apply_epilogue_of_rows(const trf_epil
                 n++;
             }
         }
-        elements.store(epilogue_args);
+        elements.store(epilogue);
     }
 }
 
 /* Behind a block's last wave: the cluster's rows [first, end), if there are any, and the thread's share of those behind
- * the last whole band. All threads of the cluster call it. */
-static __device__ __noinline__ void trf_apply_epilogue_of_block(const trf_fused_args &a, uint32_t first, uint32_t end) {
-    const uint32_t cluster = a.cluster;
-    if (!a.stream_k && first < end) {
+ * the last whole band. All threads of the cluster call it. Arguments are copied to registers: out of line, each access
+ * to one is a load. */
+static __device__ __noinline__ void trf_apply_epilogue_of_block(const trf_fused_args &args, uint32_t first,
+                                                                uint32_t end) {
+    const trf_product_args &a = args.product;
+    const uint32_t cluster = args.partition.cluster;
+    if (!args.partition.is_stream_k && first < end) {
         trf_cluster_arrive(cluster);
         trf_cluster_wait(cluster); /* all sums are there */
-        const trf_epilogue_args epilogue_args =
-            a.epilogue_args; /* in registers: out of line, each access to an argument is a load */
-        trf_apply_epilogue_of_rows(epilogue_args, (const float *)a.y, a.m, first, end,
-                                   blockIdx.x % cluster * blockDim.x + threadIdx.x, cluster * blockDim.x);
+        const trf_epilogue epilogue = args.epilogue;
+        const trf_sums sums = {(const float *)a.y, a.y_stride, a.m, a.view.rows};
+        trf_apply_epilogue_of_rows(epilogue, sums, first, end, blockIdx.x % cluster * blockDim.x + threadIdx.x,
+                                   cluster * blockDim.x);
     }
-    const trf_epilogue_args epilogue_args = a.epilogue_args;
+    const trf_epilogue epilogue = args.epilogue;
     trf_each_remainder_element(a, [&](uint32_t n, uint32_t row) {
         trf_epilogue_elements elements;
-        elements.load(0, epilogue_args, n, row, nullptr,
-                      trf_add_edges(a, (uint64_t)n * epilogue_args.rows + row, 0.0f));
+        elements.load(0, epilogue, n, row, trf_add_edges(a, n, row, 0.0f));
 #pragma unroll
         for (int i = 1; i < 4; i++)
             elements.skip(i);
-        elements.store(epilogue_args);
+        elements.store(epilogue);
     });
 }
 
-/* A lane's four elements of a piece, in the second kernel. */
-static __device__ __forceinline__ void trf_apply_epilogue_of_acc_tile(const trf_fused_args &a, uint32_t lane,
+/* A lane's four elements of an accumulator tile, in the second kernel. */
+static __device__ __forceinline__ void trf_apply_epilogue_of_acc_tile(const trf_fused_args &args, uint32_t lane,
                                                                       uint32_t first_row, uint32_t b, uint32_t t) {
+    const trf_product_args &a = args.product;
     trf_epilogue_elements elements;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t n = trf_n_of_sum(lane % 4, t, i), row = trf_row_of_sum(lane, first_row, b, i);
         if (n < a.m && row < a.whole_rows)
-            elements.load(i, a.epilogue_args, n, row, (const float *)a.y, 0.0f);
+            elements.load(i, args.epilogue, n, row, ((const float *)a.y)[n * a.y_stride + row]);
         else
             elements.skip(i);
     }
-    elements.store(a.epilogue_args);
+    elements.store(args.epilogue);
 }
 
 #endif

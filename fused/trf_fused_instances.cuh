@@ -15,55 +15,6 @@
 
 typedef void (*trf_fused_kernel)(trf_fused_args);
 
-/* Which ones a layer can have depends on its p, L and frequencies (trf_has_default_p), on the batch, and on shared
- * memory. */
-enum trf_fused_geometry {
-    /* usual p, two slabs a warp, 1 tile or up to trf_fused_two_slab_max_x_tiles; not with group scales */
-    TRF_GEOMETRY_TWO_SLABS,
-    TRF_GEOMETRY_ONE_SLAB, /* usual p; 1, 2, 4 or 8 tiles */
-    TRF_GEOMETRY_GENERAL,  /* 1 or 8 tiles, 8 warps: for long streams and little shared memory, too */
-    TRF_GEOMETRIES
-};
-
-static constexpr int trf_fused_slabs(int geometry) { return geometry == TRF_GEOMETRY_TWO_SLABS ? 2 : 1; }
-
-static constexpr int trf_fused_x_tiles(uint32_t m, int geometry) {
-    return m <= 8                                          ? 1
-           : geometry == TRF_GEOMETRY_GENERAL              ? 8
-           : m <= 16                                       ? 2
-           : m <= 24 && geometry == TRF_GEOMETRY_TWO_SLABS ? 3
-           : m <= 32                                       ? 4
-                                                           : 8;
-}
-
-/* Whether int has kernels made for these raw bits: with quads, of 8-bit codes (6) and of those near 4 bits a weight
- * (3). */
-static constexpr bool trf_has_known_planes(uint32_t codec, int class_bits, uint32_t raw_bits) {
-    return codec == TRF_CODEC_INT && class_bits == 2 && (raw_bits == 3 || raw_bits == 6);
-}
-
-/* Tiles of the kernels with two slabs a warp, at most: what was faster than with one slab, or has the registers. 0:
- * there are none. */
-static constexpr int trf_fused_two_slab_max_x_tiles(uint32_t codec, int class_bits, uint32_t raw_bits, bool scaled) {
-    if (scaled)
-        return 0;
-    if (class_bits == 4 || (codec == TRF_CODEC_INT && !trf_has_known_planes(codec, class_bits, raw_bits)))
-        return 1;
-    return 4;
-}
-
-/* Warps of a block: what the accumulators leave registers for. Pairs have the longer chains of states, and want
- * more. */
-static constexpr int trf_fused_warps(uint32_t codec, int class_bits, bool scaled, int x_tiles, int geometry) {
-    if (geometry == TRF_GEOMETRY_GENERAL || x_tiles == 8)
-        return 8;
-    if (geometry == TRF_GEOMETRY_TWO_SLABS)
-        return x_tiles > 2 || (x_tiles == 2 && codec == TRF_CODEC_FP16) ? 12 : 16;
-    if (x_tiles == 4 && scaled)
-        return 12;
-    return class_bits == 4 && x_tiles == 1 && !scaled ? 20 : 16;
-}
-
 template <class Traits, class Type, bool kScaled, int kGeometry, int kXTiles>
 static trf_fused_kernel trf_fused_pick_instance() {
     constexpr int kP = kGeometry == TRF_GEOMETRY_GENERAL ? 0 : kDefaultP<Traits>;

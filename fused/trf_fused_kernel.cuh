@@ -5,6 +5,29 @@
  * columns each. Behind each wave the warps of the cluster add up the sums of those that share a unit, through shared
  * memory, and write y. Where one warp has all columns of a unit it writes y itself.
  *
+ * 8192 x 8192 in BF16 (quads), a row of x, 132 multiprocessors: 128 units of 64 rows, each one block's; clusters of one
+ * block, one wave of one unit; 16 splits of its 32 columns of slabs.
+ *
+ *          columns of W:  0       512     1024             7680    8192
+ *                         +-------+-------+--   ...   --+-------+
+ *     rows    0 to   63   |warp  0|warp  1|             |warp 15|   block   0: 16 warps' sums -> 64 elements of y
+ *                         +-------+-------+--   ...   --+-------+
+ *     rows   64 to  127   |warp  0|warp  1|             |warp 15|   block   1
+ *            ...
+ *     rows 8128 to 8191   |warp  0|warp  1|             |warp 15|   block 127; four multiprocessors idle
+ *
+ *     a warp's range:  two slabs, each 32 x 256, side by side (rows 0 to 31 and 32 to 63), then the next two
+ *     a step of it:    16 columns of both: 4 blocks of 16 x 16, of each of which a lane decodes 8 weights, as
+ *                      mma.m16n8k16 wants them: rows lane / 4 and 8 below it, columns 2 * (lane % 4) and 8 further on
+ *
+ *     pipeline of a warp     slab s:  | step 0 | step 1 | ...           | step 15 | slab s + 1 ...
+ *       cp.async ahead        8-bit plane by 3 steps, narrow planes by a chunk (4 steps), rANS streams by a slab
+ *       x ahead               two steps, from the L1 cache
+ *       decode, mma           each step
+ *
+ *     shared memory, bytes    table 32768 | masks 512 | guard 544 | 16 warps x 2 slabs x 4416 | guard 544: 175680
+ *       a slab's 4416         ring of 4 steps 2048 | narrow planes 512 | two buffers for streams, 928 each
+ *
  * The partition may also be *stream-K*: waves times columns are cut evenly among blocks, whose first and last waves may
  * be shared with others. Sums of those go to the workspace, and a second kernel adds them up, in the order of blocks.
  *
@@ -25,34 +48,28 @@
 #include "trf_fused_x_pipeline.cuh"
 #include "trf_stream_k.h"
 
-/* The decode table's size. With quads, one slab a warp waits for each look-up, and wants a bank for each lane; two hide
- * that of the other. */
-static __host__ __device__ constexpr uint32_t trf_fused_table_log(int class_bits, int slabs) {
-    return class_bits == 2 && slabs == 2 ? kSmallTableLog : kTableLog;
-}
-
 /* What a block has: work items [begin, end), a work item being one of `cols` columns of a wave of units. */
 struct trf_block_share {
     uint32_t unit, units; /* first unit of wave 0; units from there on */
     uint32_t col, cols;   /* first column; columns of a wave, at least 1 */
     uint32_t begin, end;
 
-    __device__ __forceinline__ void find(const trf_fused_args &a) {
-        if (a.stream_k) {
+    __device__ __forceinline__ void find(const trf_fused_partition_args &p) {
+        if (p.is_stream_k) {
             unit = col = 0;
-            units = a.units;
-            cols = max(a.cols_per_block, 1u);
-            begin = trf_share_begin(a.units_per_cluster, a.units_remainder, blockIdx.x); /* work items here */
-            end = trf_share_begin(a.units_per_cluster, a.units_remainder, blockIdx.x + 1);
+            units = p.units;
+            cols = max(p.cols_per_block, 1u);
+            begin = trf_share_begin(p.units_per_cluster, p.units_remainder, blockIdx.x); /* work items here */
+            end = trf_share_begin(p.units_per_cluster, p.units_remainder, blockIdx.x + 1);
             return;
         }
-        const uint32_t cluster = blockIdx.x / a.cluster, rank = blockIdx.x % a.cluster;
-        unit = trf_share_begin(a.units_per_cluster, a.units_remainder, cluster);
-        units = a.units_per_cluster + (cluster < a.units_remainder ? 1 : 0);
-        col = trf_share_begin(a.cols_per_block, a.cols_remainder, rank);
-        cols = max(a.cols_per_block + (rank < a.cols_remainder ? 1 : 0), 1u);
+        const uint32_t cluster = blockIdx.x / p.cluster, rank = blockIdx.x % p.cluster;
+        unit = trf_share_begin(p.units_per_cluster, p.units_remainder, cluster);
+        units = p.units_per_cluster + (cluster < p.units_remainder ? 1 : 0);
+        col = trf_share_begin(p.cols_per_block, p.cols_remainder, rank);
+        cols = max(p.cols_per_block + (rank < p.cols_remainder ? 1 : 0), 1u);
         begin = 0;
-        end = (units + a.wave_units - 1) / a.wave_units * cols; /* no columns, no units */
+        end = (units + p.wave_units - 1) / p.wave_units * cols; /* no columns, no units */
     }
 
     /* Columns of wave g that are the block's, from the first of `cols`. */
@@ -99,8 +116,9 @@ struct trf_split_k_bands {
 };
 
 /* Stages of x that `slabs` slabs side by side take. */
-static __device__ __forceinline__ uint32_t trf_x_stages_of(const trf_fused_args &a, uint32_t slabs) {
-    return a.view.slab_cols > a.x_stage_cols ? 2 * slabs : slabs;
+static __device__ __forceinline__ uint32_t trf_x_stages_of(const trf_product_args &a, uint32_t x_stage_cols,
+                                                           uint32_t slabs) {
+    return a.view.slab_cols > x_stage_cols ? 2 * slabs : slabs;
 }
 
 /* The product of a warp, with x from where it is. */
@@ -110,15 +128,15 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
     uint32_t next;       /* stage of x */
     uint32_t chunks;     /* left of the stage at hand */
 
-    __device__ __forceinline__ trf_fused_sink(const trf_fused_args &args, uint32_t lane,
-                                              const trf_x_pipeline_params &params, uint32_t on_way_)
-        : Product(args, lane), x_pipeline(params), walk_slabs(on_way_) {}
+    __device__ __forceinline__ trf_fused_sink(const trf_product_args &args, const trf_fused_partition_args &partition,
+                                              uint32_t lane, const trf_x_pipeline_params &params, uint32_t walk_slabs_)
+        : Product(args, &partition, lane), x_pipeline(args, partition, params), walk_slabs(walk_slabs_) {}
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         Product::begin_slab(walk);
         if (!Product::kPipelinedX)
             return;
-        next = trf_x_stages_of(this->a, walk_slabs - walk.left);
+        next = trf_x_stages_of(this->a, x_pipeline.partition.x_stage_cols, walk_slabs - walk.left);
         chunks = 0;
     }
 
@@ -127,10 +145,10 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
         if (!Product::kPipelinedX || half != 0)
             return;
         if (chunks == 0) {
-            x_pipeline.need(this->a, next + 1);
+            x_pipeline.need(next + 1);
             x_pipeline.stepped = true;
-            this->x_shared = x_pipeline.stage(this->a, next++) + 16 * this->lane;
-            chunks = this->a.x_stage_cols / 64;
+            this->x_shared = x_pipeline.stage(next++) + 16 * this->lane;
+            chunks = x_pipeline.partition.x_stage_cols / 64;
         }
         chunks--;
     }
@@ -138,9 +156,9 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
 
 /* Where a block leaves the sums of a unit that it shares with others: its own partials of wave g, of which it has two
  * at most. */
-static __device__ __forceinline__ float *trf_partial_of(const trf_fused_args &a, uint32_t block, bool first_wave,
-                                                        uint32_t place, uint32_t acc_tiles) {
-    return a.partials + ((uint64_t)(2 * block + (first_wave ? 0 : 1)) * a.wave_units + place) * acc_tiles * 128;
+static __device__ __forceinline__ float *trf_partial_of(const trf_fused_partition_args &p, uint32_t block,
+                                                        bool first_wave, uint32_t place, uint32_t acc_tiles) {
+    return p.partials + ((uint64_t)(2 * block + (first_wave ? 0 : 1)) * p.wave_units + place) * acc_tiles * 128;
 }
 
 /* ---- sums of warps that share a unit ----
@@ -149,17 +167,18 @@ static __device__ __forceinline__ float *trf_partial_of(const trf_fused_args &a,
  * them where its warps left them. */
 
 template <class Product>
-static __device__ __forceinline__ void trf_send_partial_sums(Product &product, const trf_fused_args &a, uint32_t sums,
-                                                             uint32_t warp, uint32_t place, uint32_t k_split) {
-    const uint32_t lane = threadIdx.x % 32, in_piece = trf_acc_tile_place(a.m, lane, lane % 4);
-    const uint32_t rank = blockIdx.x % a.cluster;
+static __device__ __forceinline__ void trf_send_partial_sums(Product &product, const trf_partition_args &p,
+                                                             uint32_t sums, uint32_t warp, uint32_t place,
+                                                             uint32_t k_split) {
+    const uint32_t lane = threadIdx.x % 32, in_tile = trf_acc_tile_place(product.a.m, lane, lane % 4);
+    const uint32_t rank = blockIdx.x % p.cluster;
     product.each_acc_tile([&](uint32_t acc_tile, float4 v) {
-        if (a.cluster == 1) {
-            trf_cluster_store(sums + warp * a.sums_stride + acc_tile * kAccTileBytes + in_piece, 0, v);
+        if (p.cluster == 1) {
+            trf_cluster_store(sums + warp * p.sums_stride + acc_tile * TRF_ACC_TILE_BYTES + in_tile, 0, v);
         } else {
             const uint32_t task = place * Product::kAccTiles + acc_tile;
-            const uint32_t slot = (task / a.cluster * a.cluster + rank) * a.k_splits + k_split;
-            trf_cluster_store(sums + slot * kAccTileBytes + in_piece, task % a.cluster, v);
+            const uint32_t slot = (task / p.cluster * p.cluster + rank) * p.k_splits + k_split;
+            trf_cluster_store(sums + slot * TRF_ACC_TILE_BYTES + in_tile, task % p.cluster, v);
         }
     });
 }
@@ -189,23 +208,23 @@ static __device__ __forceinline__ float4 trf_add_shares(uint32_t count, uint32_t
     return sum;
 }
 
-/* Adds up the block's tasks of units [first, first + units), by blocks and parts in order, and writes y, or the block's
- * partials if it has not all columns of these units. For the smallest batches, of which few lanes have sums, others add
- * some of them. */
+/* Adds up the block's tasks of units [first, first + units), by blocks and splits in order, and writes y, or the
+ * block's partials if it has not all columns of these units. For the smallest batches, of which few lanes have sums,
+ * others add some of them. */
 template <class Product>
-static __device__ __forceinline__ void trf_finish_wave(const trf_fused_args &a, uint32_t sums, uint32_t first,
-                                                       uint32_t units, float *partials) {
+static __device__ __forceinline__ void trf_finish_wave(const trf_product_args &a, const trf_partition_args &p,
+                                                       uint32_t sums, uint32_t first, uint32_t units, float *partials) {
     const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    const uint32_t rank = blockIdx.x % a.cluster, count = a.cluster * a.k_splits;
+    const uint32_t rank = blockIdx.x % p.cluster, count = p.cluster * p.k_splits;
     const uint32_t sharers = a.m <= 2 ? 4 : a.m <= 4 ? 2 : 1; /* lanes that add for one */
     const uint32_t q = lane % (4 / sharers), share = lane % 4 / (4 / sharers);
-    const uint32_t in_piece = sums + trf_acc_tile_place(a.m, lane, q);
-    const uint32_t step = a.cluster > 1 ? kAccTileBytes : a.wave_units * a.sums_stride;
+    const uint32_t in_tile = sums + trf_acc_tile_place(a.m, lane, q);
+    const uint32_t step = p.cluster > 1 ? TRF_ACC_TILE_BYTES : p.wave_units * p.sums_stride;
 #pragma unroll 1
-    for (uint32_t task = rank + a.cluster * warp; task < units * Product::kAccTiles; task += a.cluster * warps) {
+    for (uint32_t task = rank + p.cluster * warp; task < units * Product::kAccTiles; task += p.cluster * warps) {
         const uint32_t unit = task / Product::kAccTiles, acc_tile = task % Product::kAccTiles;
-        const uint32_t at = in_piece + (a.cluster > 1 ? task / a.cluster * count * kAccTileBytes
-                                                      : unit * a.sums_stride + acc_tile * kAccTileBytes);
+        const uint32_t at = in_tile + (p.cluster > 1 ? task / p.cluster * count * TRF_ACC_TILE_BYTES
+                                                     : unit * p.sums_stride + acc_tile * TRF_ACC_TILE_BYTES);
         const float4 sum = trf_add_shares<8>(count, share, sharers, [&](uint32_t i) { return at + i * step; });
         if (share || 2 * q >= a.m)
             continue;
@@ -217,140 +236,199 @@ static __device__ __forceinline__ void trf_finish_wave(const trf_fused_args &a, 
     }
 }
 
+/* ---- the steps of a block ---- */
+
+/* A warp of a block. */
+struct trf_fused_warp {
+    uint32_t shared; /* address of the block's dynamic shared memory */
+    uint32_t warp, lane;
+    uint32_t place,
+        k_split; /* of the warp's unit in each wave; of the block's columns of it, k_splits and more: none */
+
+    __device__ __forceinline__ trf_fused_warp(const trf_partition_args &p, const uint8_t *shared_memory)
+        : shared(trf_shared_address(shared_memory)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+          place(warp % p.wave_units), k_split(warp / p.wave_units) {}
+};
+
+/* The pipeline of x of one split. Barriers are unused where a split is one warp: there may be more of these than
+ * barriers. */
+template <int kXTiles>
+static __device__ __forceinline__ trf_x_pipeline_params trf_x_pipeline_of(const trf_product_args &a,
+                                                                          const trf_fused_partition_args &p,
+                                                                          const trf_block_share &share, uint32_t shared,
+                                                                          uint32_t k_split) {
+    const trf_walk of_split = trf_split_k_bands{share, p.wave_units, k_split, p.k_splits}.start(0);
+    const uint32_t x_stages_per_slab = trf_x_stages_of(a, p.x_stage_cols, 1),
+                   width = p.is_stream_k ? share.cols : max(of_split.stop - of_split.col, 1u);
+    return {shared + p.x_stages + k_split * 2 * trf_x_stage_bytes(p.x_stage_cols, kXTiles),
+            k_split * p.wave_units,
+            k_split + 1,
+            (p.is_stream_k ? 0 : of_split.col) * x_stages_per_slab,
+            (p.is_stream_k ? of_split.col : 0) * x_stages_per_slab,
+            width * x_stages_per_slab,
+            of_split.left * x_stages_per_slab};
+}
+
+/* The warp has all columns of `unit`, or all that the block has. partials: NULL, or where the latter's sums go. */
+template <class Product>
+static __device__ __forceinline__ void trf_end_wave_alone(Product &product, uint32_t lane, uint32_t place,
+                                                          uint32_t unit, float *partials) {
+    if (!partials) {
+        product.finish(unit);
+        return;
+    }
+    product.each_acc_tile([&](uint32_t acc_tile, float4 v) {
+        *reinterpret_cast<float4 *>(partials + 128 * (place * Product::kAccTiles + acc_tile) + 4 * lane) = v;
+    });
+}
+
+/* Warps that share units add up the sums of units [first, first + units). waits: whether blocks, or warps that read
+ * sums of the wave before, are to be waited for; last: of the block's waves. */
+template <class Product>
+static __device__ __forceinline__ void trf_end_wave_shared(Product &product, const trf_fused_partition_args &p,
+                                                           const trf_fused_warp &w, uint32_t first, uint32_t units,
+                                                           float *partials, bool waits, bool last) {
+    if (last) { /* sums may lie in the warps' buffers */
+        trf_cp_async_wait<0>();
+        __syncwarp();
+    }
+    if (p.sums_over_x)
+        trf_cluster_arrive(p.cluster);
+    if (waits)
+        trf_cluster_wait(p.cluster);
+    if (w.k_split < p.k_splits)
+        trf_send_partial_sums<Product>(product, p, w.shared + p.sums, w.warp, w.place, w.k_split);
+    trf_cluster_arrive(p.cluster);
+    trf_cluster_wait(p.cluster);
+    trf_finish_wave<Product>(product.a, p, w.shared + p.sums, first, units, partials);
+    if (!last)
+        trf_cluster_arrive(p.cluster);
+}
+
+/* Keeps the pipeline of x going to the end of wave g: other warps of the split may still want what this one copies.
+ * walk_slabs: of the split, up to the wave's end. */
+template <class Sink>
+static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_fused_partition_args &p,
+                                                         const trf_split_k_bands &band_order, uint32_t g,
+                                                         uint32_t *walk_slabs) {
+    trf_walk of_wave;
+    band_order.enter_wave(of_wave, g);
+    *walk_slabs += of_wave.stop - of_wave.col;
+    sink.x_pipeline.stepped = false; /* the way may have ended soon behind a copy */
+    sink.x_pipeline.need(trf_x_stages_of(sink.a, p.x_stage_cols, *walk_slabs));
+}
+
+/* The block's waves: walk(unit) is the warp's walk through a unit, as far as it has some of it. */
+template <class Sink, class Walk>
+static __device__ __forceinline__ void trf_walk_waves(Sink &sink, const trf_fused_partition_args &p,
+                                                      const trf_fused_warp &w, const trf_block_share &share,
+                                                      const trf_split_k_bands &band_order, Walk walk) {
+    const bool joins = p.cluster * p.k_splits > 1;
+    const uint32_t first_wave = share.begin / share.cols;
+    uint32_t walk_slabs = 0; /* slabs of the split, up to the end of the wave at hand */
+#pragma unroll 1
+    for (uint32_t g = first_wave; g * share.cols < share.end; g++) {
+        const uint32_t first = share.unit + g * p.wave_units, units = min(p.wave_units, share.units - g * p.wave_units);
+        const bool is_partial = share.to(g) - share.from(g) < share.cols; /* other blocks have the rest */
+        walk(first + w.place);
+        if (Sink::kPipelinedX && w.k_split < p.k_splits)
+            trf_end_x_of_wave(sink, p, band_order, g, &walk_slabs);
+        float *const partials =
+            is_partial ? trf_partial_of(p, blockIdx.x, g == first_wave, 0, Sink::kAccTiles) : nullptr;
+        if (joins)
+            trf_end_wave_shared(sink, p, w, first, units, partials, p.cluster > 1 || g > first_wave,
+                                (g + 1) * share.cols >= share.end);
+        else if (w.place < units && w.k_split == 0)
+            trf_end_wave_alone(sink, w.lane, w.place, first + w.place, partials);
+        sink.clear();
+    }
+    trf_cp_async_wait<0>();
+}
+
+/* ---- the kernels ---- */
+
 template <class Traits, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
-static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &a) {
+static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &args) {
+    const trf_product_args &a = args.product;
+    const trf_fused_partition_args &p = args.partition;
     using Product = trf_warp_product<Traits, Type, kSlabs, kXTiles, kScaled, kP == 0>;
     constexpr int kLog = kP == 0 ? 0 : trf_fused_table_log(Traits::kClassBits, kSlabs);
-    static_assert(!Product::kPipelinedX || kWarps / 2 <= 15, "a barrier for each part of two warps or more");
+    static_assert(!Product::kPipelinedX || kWarps / 2 <= 15, "a barrier for each split of two warps or more");
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
     __shared__ trf_block_share share; /* here, since the loop over slabs has no registers to spare */
     __shared__ trf_x_pipeline_params x_pipelines[Product::kPipelinedX ? kWarps : 1];
-    const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    trf_allow_successor();
-    if (!a.sums_over_x) /* else blocks may send sums when all are done with x, not when all are there */
-        trf_cluster_arrive(a.cluster);
-    const trf_table_source<kP> table_source(a.view);
+    const trf_fused_warp w(p, shared_memory);
 
-    const uint32_t place = warp % a.wave_units, k_split = warp / a.wave_units;
+    /* First slabs and the table are on their way while the block finds its share. */
+    trf_allow_successor();
+    if (!p.sums_over_x) /* else blocks may send sums when all are done with x, not when all are there */
+        trf_cluster_arrive(p.cluster);
+    const trf_table_source<kP> table_source(a.view);
     trf_block_share share_at_start;
-    share_at_start.find(a);
-    const trf_split_k_bands band_order_at_start = {share_at_start, a.wave_units, k_split, a.k_splits};
-    const trf_walk walk = k_split < a.k_splits ? band_order_at_start.start(place) : trf_walk{};
+    share_at_start.find(p);
+    const trf_split_k_bands band_order_at_start = {share_at_start, p.wave_units, w.k_split, p.k_splits};
+    const trf_walk walk = w.k_split < p.k_splits ? band_order_at_start.start(w.place) : trf_walk{};
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     trf_stager<kSlabs> stager;
-    trf_start<Traits>(stager, a.view, a.smem, planes, walk, band_order_at_start,
-                      shared + a.smem.warps + warp * a.smem.warp_bytes, lane);
-    trf_build_constants<Traits, kP, kLog>(a.view, table_source, shared, a.smem, &constants);
+    trf_start<Traits>(stager, a.view, p.smem, planes, walk, band_order_at_start,
+                      w.shared + p.smem.warps + w.warp * p.smem.warp_bytes, w.lane);
+    trf_build_constants<Traits, kP, kLog>(a.view, table_source, w.shared, p.smem, &constants);
     if (threadIdx.x == 0)
         share = share_at_start;
-    if (Product::kPipelinedX && threadIdx.x < a.k_splits) {
-        const trf_walk of_split = trf_split_k_bands{share_at_start, a.wave_units, threadIdx.x, a.k_splits}.start(0);
-        const uint32_t x_stages_per_slab = trf_x_stages_of(a, 1),
-                       width = a.stream_k ? share_at_start.cols : max(of_split.stop - of_split.col, 1u);
-        x_pipelines[threadIdx.x] = {
-            shared + a.x_shared + threadIdx.x * 2 * trf_x_stage_bytes(a.x_stage_cols, kXTiles),
-            threadIdx.x * a.wave_units,
-            threadIdx.x + 1, /* unused where a part is one warp: these may be more than there are barriers */
-            (a.stream_k ? 0 : of_split.col) * x_stages_per_slab,
-            (a.stream_k ? of_split.col : 0) * x_stages_per_slab,
-            width * x_stages_per_slab,
-            of_split.left * x_stages_per_slab};
-    }
+    if (Product::kPipelinedX && threadIdx.x < p.k_splits)
+        x_pipelines[threadIdx.x] = trf_x_pipeline_of<kXTiles>(a, p, share_at_start, w.shared, threadIdx.x);
     __syncthreads();
     trf_wait_for_predecessor();
 
-    const trf_split_k_bands band_order = {share, a.wave_units, k_split, a.k_splits};
-    trf_fused_sink<Product, kXTiles> sink(a, lane, x_pipelines[Product::kPipelinedX ? min(k_split, a.k_splits - 1) : 0],
-                                          walk.left);
-    if (Product::kPipelinedX && k_split < a.k_splits && x_pipelines[k_split].total)
-        sink.x_pipeline.copy(a);
-    uint32_t walk_slabs = 0; /* slabs of the split, up to the end of the wave at hand */
+    /* x from here on: the kernel before this one may have made it. */
+    const trf_split_k_bands band_order = {share, p.wave_units, w.k_split, p.k_splits};
+    trf_fused_sink<Product, kXTiles> sink(
+        a, p, w.lane, x_pipelines[Product::kPipelinedX ? min(w.k_split, p.k_splits - 1) : 0], walk.left);
+    if (Product::kPipelinedX && w.k_split < p.k_splits && x_pipelines[w.k_split].total)
+        sink.x_pipeline.copy();
     const trf_rans_params<kP, kLog> params =
-        trf_rans_params_of<kP, kLog>(a.view, shared_memory, a.smem.table_log, trf_shared_address(&constants), lane);
+        trf_rans_params_of<kP, kLog>(a.view, shared_memory, p.smem.table_log, trf_shared_address(&constants), w.lane);
     if (Product::kCopiesX)
-        sink.x_shared = shared + a.smem.warps + warp * a.smem.warp_bytes + kSlabs * a.smem.slab_bytes + 16 * lane;
+        sink.x_shared = w.shared + p.smem.warps + w.warp * p.smem.warp_bytes + kSlabs * p.smem.slab_bytes + 16 * w.lane;
     if (stager.bytes[0])
         sink.prefetch_slab(stager.entered);
     if (Product::kCopiesX)
         trf_cp_async_commit();
-    const bool joins = a.cluster * a.k_splits > 1;
-    const uint32_t first_wave = share.begin / share.cols;
-#pragma unroll 1
-    for (uint32_t g = first_wave; g * share.cols < share.end; g++) {
-        const uint32_t first = share.unit + g * a.wave_units, here = min(a.wave_units, share.units - g * a.wave_units);
-        const uint32_t unit = first + place;
-        const bool partial = share.to(g) - share.from(g) < share.cols; /* other blocks have the rest */
-        trf_walk_slabs<Traits>(a.view, a.smem, planes, stager, params, shared + a.smem.pair_masks, band_order, unit,
-                               lane, sink);
-        if (Product::kPipelinedX && k_split < a.k_splits) {
-            trf_walk of_wave;
-            band_order.enter_wave(of_wave, g);
-            walk_slabs += of_wave.stop - of_wave.col;
-            sink.x_pipeline.stepped = false; /* the way may have ended soon behind a copy */
-            sink.x_pipeline.need(a, trf_x_stages_of(a, walk_slabs));
-        }
-        float *const partials =
-            partial ? trf_partial_of(a, blockIdx.x, g == first_wave, 0, Product::kAccTiles) : nullptr;
-        if (!joins) {
-            if (place < here && k_split == 0) {
-                if (partial)
-                    sink.each_acc_tile([&](uint32_t acc_tile, float4 v) {
-                        *reinterpret_cast<float4 *>(partials + 128 * (place * Product::kAccTiles + acc_tile) +
-                                                    4 * lane) = v;
-                    });
-                else
-                    sink.finish(unit);
-            }
-            sink.clear();
-            continue;
-        }
-        const bool last = (g + 1) * share.cols >= share.end;
-        if (last) { /* sums may lie in the warps' buffers */
-            trf_cp_async_wait<0>();
-            __syncwarp();
-        }
-        if (a.sums_over_x)
-            trf_cluster_arrive(a.cluster);
-        if (a.cluster > 1 || g > first_wave)
-            trf_cluster_wait(a.cluster); /* the blocks are there; sums of the wave before are read */
-        if (k_split < a.k_splits)
-            trf_send_partial_sums<Product>(sink, a, shared + a.sums, warp, place, k_split);
-        trf_cluster_arrive(a.cluster);
-        trf_cluster_wait(a.cluster);
-        trf_finish_wave<Product>(a, shared + a.sums, first, here, partials);
-        if (!last)
-            trf_cluster_arrive(a.cluster);
-        sink.clear();
-    }
-    trf_cp_async_wait<0>();
-    if (a.epilogue_args.y)
-        trf_apply_epilogue_of_block(a, share.unit * Product::kRows,
+    trf_walk_waves(sink, p, w, share, band_order, [&](uint32_t unit) {
+        trf_walk_slabs<Traits>(a.view, p.smem, planes, stager, params, w.shared + p.smem.pair_masks, band_order, unit,
+                               w.lane, sink);
+    });
+
+    if (args.epilogue.y)
+        trf_apply_epilogue_of_block(args, share.unit * Product::kRows,
                                     min((share.unit + share.units) * Product::kRows, a.whole_rows));
     else
         trf_each_remainder_element(a, [&](uint32_t n, uint32_t row) { trf_store_y(a, n, row, 0.0f); });
 }
 
 template <class Traits, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constant__ trf_fused_args a) {
+__global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constant__ trf_fused_args args) {
     if constexpr (kP == 0 || TRF_LARGE_SHARED)
-        trf_fused_block<Traits, Type, kP, kSlabs, kXTiles, kScaled, kWarps>(a);
+        trf_fused_block<Traits, Type, kP, kSlabs, kXTiles, kScaled, kWarps>(args);
 }
 
 /* Adds up the partials of units that blocks share, and writes their y; with an epilogue that of all units. A warp for
  * each accumulator tile of each unit of the layer. */
 static __global__ void __launch_bounds__(256)
-    trf_fused_finish(const __grid_constant__ trf_fused_args a, uint32_t slabs, uint32_t x_tiles) {
+    trf_fused_finish(const __grid_constant__ trf_fused_args args, uint32_t slabs, uint32_t x_tiles) {
+    const trf_product_args &a = args.product;
+    const trf_fused_partition_args &p = args.partition;
     const uint32_t lane = threadIdx.x % 32, task = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const uint32_t acc_tiles = 2 * slabs * x_tiles, unit = task / acc_tiles, acc_tile = task % acc_tiles,
-                   g = unit / a.wave_units;
+                   g = unit / p.wave_units;
     trf_allow_successor();
     trf_wait_for_predecessor();
-    if (unit >= a.units || 2 * (lane % 4) >= a.m)
+    if (unit >= p.units || 2 * (lane % 4) >= a.m)
         return;
-    const uint32_t cols = a.cols_per_block, begin = g * cols,
-                   first = trf_share_of(a.units_per_cluster, a.units_remainder, begin),
-                   last = trf_share_of(a.units_per_cluster, a.units_remainder, begin + cols - 1);
+    const uint32_t cols = p.cols_per_block, begin = g * cols,
+                   first = trf_share_of(p.units_per_cluster, p.units_remainder, begin),
+                   last = trf_share_of(p.units_per_cluster, p.units_remainder, begin + cols - 1);
     const uint32_t first_row = unit * slabs * TRF_SLAB_ROWS;
     if (first != last) {
         float4 sum = {};
@@ -358,15 +436,15 @@ static __global__ void __launch_bounds__(256)
         for (uint32_t block = first; block <= last; block++) {
             /* Those behind the first block begin inside the wave. */
             const bool its_first =
-                block > first || trf_share_begin(a.units_per_cluster, a.units_remainder, block) >= begin;
+                block > first || trf_share_begin(p.units_per_cluster, p.units_remainder, block) >= begin;
             sum = trf_add(sum, __ldcg(reinterpret_cast<const float4 *>(
-                                   trf_partial_of(a, block, its_first, unit % a.wave_units, acc_tiles) +
+                                   trf_partial_of(p, block, its_first, unit % p.wave_units, acc_tiles) +
                                    128 * acc_tile + 4 * lane)));
         }
         trf_finish_sums(a, lane, lane % 4, first_row, acc_tile / x_tiles, acc_tile % x_tiles, sum);
     }
-    if (a.epilogue_args.y)
-        trf_apply_epilogue_of_acc_tile(a, lane, first_row, acc_tile / x_tiles, acc_tile % x_tiles);
+    if (args.epilogue.y)
+        trf_apply_epilogue_of_acc_tile(args, lane, first_row, acc_tile / x_tiles, acc_tile % x_tiles);
 }
 
 #endif

@@ -15,17 +15,6 @@
 
 typedef void (*trf_group_kernel)(trf_group_args);
 
-/* Whether there is one for so many slabs a warp. */
-static constexpr bool trf_has_group(uint32_t codec, uint32_t class_bits, uint32_t slabs) {
-    return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || slabs == (class_bits == 2 ? 2 : 1);
-}
-
-/* Warps of a block; of any codec. */
-static constexpr uint32_t trf_group_warps(uint32_t class_bits, uint32_t slabs) {
-    return (uint32_t)trf_fused_warps(TRF_CODEC_BF16, (int)class_bits, false, 1,
-                                     slabs == 2 ? TRF_GEOMETRY_TWO_SLABS : TRF_GEOMETRY_ONE_SLAB);
-}
-
 template <class Traits, class Type, int kSlabs> static trf_group_kernel trf_group_pick() {
     return trf_grouped<Traits, Type, kSlabs, trf_group_warps(Traits::kClassBits, kSlabs)>;
 }

@@ -11,8 +11,22 @@
  * last one it may have some, and leaves their sums, the first one's beside all buffers, the last one's in its own
  * buffers, which it needs no more. Then the block meets once, and adds them up in the order of warps.
  *
+ * Three layers of 4096 x 4096 in BF16 (quads), a row of x each, 132 multiprocessors: 43 blocks a layer and 16 warps a
+ * block, each warp with one slab side by side: units of 32 rows, 128 a layer, 16 columns of slabs each. Blocks have
+ * two or three units.
+ *
+ *     layer 0: blocks 0 to 42           layer 1: blocks 43 to 85         layer 2: blocks 86 to 128     (three idle)
+ *
+ *     block 0, three units, 48 columns: 3 for each of 16 warps
+ *       unit 0 (rows  0 to 31) |w0 |w1 |w2 |w3 |w4 |5|   |: a warp whose share ends, or begins, in the middle of a unit
+ *       unit 1 (rows 32 to 63) |5|w6 |w7 |w8 |w9 |w10|      leaves sums for each of the two; here w5 has 1 column of
+ *       unit 2 (rows 64 to 95) |10|w11|w12|w13|w14|w15|     unit 0 and 2 of unit 1, w10 has 2 of unit 1 and 1 of unit 2
+ *
+ *     pipeline of a warp: as trf_fused_kernel.cuh has it
+ *     shared memory, bytes    table 65536 | masks 512 | guard 544 | 16 warps x 4416 | guard 544 | sums 16 x 1024: 154176
+ *
  * A layer's arguments lie in shared memory here, since they change from block to block; what the loop over slabs reads
- * of them it reads once a slab. The plan of shared memory, which it reads at every step, is the launch's.
+ * of them it reads once a slab. The layout of shared memory, which it reads at every step, is the launch's.
  * trf_fused_kernel.cuh has a kernel for one layer, whose arguments are constants.
  *
  * Shared memory: trf_smem_layout, then the warps' sums. Registers: as the kernels of one tile. */
@@ -24,11 +38,17 @@
 #include "trf_group_launch.h"
 #include "trf_stream_k.h"
 
+/* A layer's product and its partition. */
+struct trf_group_layer_args {
+    trf_product_args product;
+    trf_partition_args partition;
+};
+
 /* What experts have in common. */
 struct trf_expert_args {
-    trf_fused_args common;     /* without m; x, y, edges: of the first token; view: of any expert */
-    const trf_expert *experts; /* device, [count] */
-    const uint32_t *offsets;   /* device, [count + 1] */
+    trf_group_layer_args common; /* without m; x, y, edges: of the first token; view: of any expert */
+    const trf_expert *experts;   /* device, [count] */
+    const uint32_t *offsets;     /* device, [count + 1] */
     uint32_t count, max_rows;
     trf_expert_cost_model cost_model;
 };
@@ -41,7 +61,7 @@ struct trf_group_args {
     uint32_t count;       /* of layers; 0: these are experts */
     uint32_t first_cluster[TRF_GROUP_LAYERS + 1];
     union {
-        trf_fused_args layers[TRF_GROUP_LAYERS];
+        trf_group_layer_args layers[TRF_GROUP_LAYERS];
         trf_expert_args experts;
     };
 };
@@ -49,21 +69,21 @@ static_assert(sizeof(trf_group_args) <= 4096, "kernels take 4 KiB of arguments e
 
 /* What the threads of a block share. */
 struct trf_group_block {
-    trf_fused_args a; /* of the layer at hand */
+    trf_group_layer_args layer; /* at hand */
     trf_block_share share;
     uint2 constants;
     trf_stream_k stream_k; /* of warps, if they share units evenly */
-    uint32_t remainder_rank,
-        remainder_blocks;        /* the block stores the tail-th of `tails` parts of the rows behind whole bands */
+    /* The block stores this part of so many of the rows behind whole bands. */
+    uint32_t remainder_rank, remainder_blocks;
     uint32_t expert, pass, unit; /* experts: where the block goes on */
     uint64_t left;               /* units */
 };
 
 /* Copies words from the kernel's arguments, which all lanes of a warp read at one place: that is one access to
  * constants. */
-static __device__ __forceinline__ void trf_copy_arguments(trf_fused_args &to, const trf_fused_args &from) {
-    static_assert(sizeof(trf_fused_args) % 4 == 0, "whole words");
-    constexpr uint32_t kWords = sizeof(trf_fused_args) / 4, kWarps = 8, kEach = (kWords + kWarps - 1) / kWarps;
+static __device__ __forceinline__ void trf_copy_arguments(trf_group_layer_args &to, const trf_group_layer_args &from) {
+    static_assert(sizeof to % 4 == 0, "whole words");
+    constexpr uint32_t kWords = sizeof to / 4, kWarps = 8, kEach = (kWords + kWarps - 1) / kWarps;
     const uint32_t *const words = reinterpret_cast<const uint32_t *>(&from), warp = threadIdx.x / 32;
     if (warp >= kWarps)
         return;
@@ -83,17 +103,17 @@ static __device__ __forceinline__ void trf_enter_layer(const trf_group_args &g, 
     uint32_t layer = 0;
     while (cluster >= g.first_cluster[layer + 1])
         layer++;
-    const trf_fused_args &a = g.layers[layer];
-    trf_copy_arguments(b.a, a);
+    const trf_partition_args &p = g.layers[layer].partition;
+    trf_copy_arguments(b.layer, g.layers[layer]);
     if (threadIdx.x == 0) {
         const uint32_t own = cluster - g.first_cluster[layer],
-                       units = a.units_per_cluster + (own < a.units_remainder ? 1 : 0);
-        b.share.unit = trf_share_begin(a.units_per_cluster, a.units_remainder, own);
+                       units = p.units_per_cluster + (own < p.units_remainder ? 1 : 0);
+        b.share.unit = trf_share_begin(p.units_per_cluster, p.units_remainder, own);
         b.share.units = units;
-        b.share.col = trf_share_begin(a.cols_per_block, a.cols_remainder, rank);
-        b.share.cols = max(a.cols_per_block + (rank < a.cols_remainder ? 1 : 0), 1u);
+        b.share.col = trf_share_begin(p.cols_per_block, p.cols_remainder, rank);
+        b.share.cols = max(p.cols_per_block + (rank < p.cols_remainder ? 1 : 0), 1u);
         b.share.begin = 0;
-        b.share.end = (units + a.wave_units - 1) / a.wave_units * b.share.cols;
+        b.share.end = (units + p.wave_units - 1) / p.wave_units * b.share.cols;
         b.stream_k = trf_stream_k_of(b.share.units, b.share.cols, blockDim.x / 32);
         b.remainder_rank = blockIdx.x - g.first_cluster[layer] * g.cluster;
         b.remainder_blocks = (g.first_cluster[layer + 1] - g.first_cluster[layer]) * g.cluster;
@@ -175,20 +195,21 @@ static __device__ __forceinline__ void trf_find_expert_share(const trf_expert_ar
 /* Sets the block's arguments for the item at hand: as many of its units as the block has. */
 static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e, trf_group_block &b) {
     const trf_expert &expert = e.experts[b.expert];
+    const trf_product_args &common = e.common.product;
+    trf_product_args &a = b.layer.product;
     for (uint32_t i = threadIdx.x; i < sizeof(trf_device_view) / 4; i += blockDim.x)
-        reinterpret_cast<uint32_t *>(&b.a.view)[i] = __ldg(reinterpret_cast<const uint32_t *>(&expert.view) + i);
+        reinterpret_cast<uint32_t *>(&a.view)[i] = __ldg(reinterpret_cast<const uint32_t *>(&expert.view) + i);
     if (threadIdx.x == blockDim.x - 1) {
         const trf_expert_tokens tokens = trf_tokens_of(e, b.expert);
         const uint32_t before = b.pass * TRF_EXPERT_TOKENS;
-        const uint64_t row = tokens.first + (uint64_t)before, y_bytes = e.common.y_dtype == TRF_DTYPE_F32 ? 4 : 2,
-                       rows = e.common.view.rows;
+        const uint64_t row = tokens.first + (uint64_t)before, y_bytes = common.y_dtype == TRF_DTYPE_F32 ? 4 : 2;
         const uint32_t stop = (uint32_t)min((uint64_t)e.cost_model.units, b.unit + b.left);
-        b.a.m = min(tokens.count - before, (uint32_t)TRF_EXPERT_TOKENS);
-        b.a.x = (const uint8_t *)e.common.x + 2 * row * e.common.x_stride;
-        b.a.y = (uint8_t *)e.common.y + y_bytes * row * rows;
-        b.a.edges = __ldg(&expert.has_edges) ? e.common.edges + row * rows : nullptr;
+        a.m = min(tokens.count - before, (uint32_t)TRF_EXPERT_TOKENS);
+        a.x = (const uint8_t *)common.x + 2 * row * common.x_stride;
+        a.y = (uint8_t *)common.y + y_bytes * row * common.y_stride;
+        a.edges = __ldg(&expert.has_edges) ? common.edges + row * common.view.rows : nullptr;
         b.share.unit = b.unit;
-        b.share.units = e.common.units ? stop - b.unit : 0; /* there may be edges alone */
+        b.share.units = e.common.partition.units ? stop - b.unit : 0; /* there may be edges alone */
         b.share.col = 0;
         b.share.cols = e.cost_model.cols;
         b.stream_k = trf_stream_k_of(b.share.units, b.share.cols, blockDim.x / 32);
@@ -201,7 +222,7 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
 /* What blocks want of any expert that they enter is on its way to the L2 cache before they know which: all
  * descriptions, and decode slots. */
 static __device__ __forceinline__ void trf_prefetch_experts(const trf_expert_args &e) {
-    const uint32_t lane = threadIdx.x % 32, slot_bytes = 4u << e.common.view.probability_bits,
+    const uint32_t lane = threadIdx.x % 32, slot_bytes = 4u << e.common.product.view.probability_bits,
                    at = blockIdx.x * blockDim.x + threadIdx.x;
     if ((uint64_t)at * 128 < (uint64_t)e.count * sizeof(trf_expert))
         trf_prefetch_l2(reinterpret_cast<const uint8_t *>(e.experts) + at * 128ull);
@@ -219,7 +240,7 @@ static __device__ __forceinline__ bool trf_enter_first(const trf_group_args &g, 
         return true;
     }
     trf_prefetch_experts(g.experts);
-    trf_copy_arguments(b.a, g.experts.common);
+    trf_copy_arguments(b.layer, g.experts.common);
     trf_wait_for_predecessor(); /* which may have made the offsets */
     if (threadIdx.x < 32)
         trf_find_expert_share(g.experts, b, threadIdx.x);
@@ -260,7 +281,7 @@ static __device__ __forceinline__ bool trf_enter_next(const trf_group_args &g, t
 
 /* Rows behind the last whole band have edges only. */
 static __device__ __forceinline__ void trf_store_remainder(const trf_group_block &b) {
-    const trf_fused_args &a = b.a;
+    const trf_product_args &a = b.layer.product;
     const uint32_t count = a.view.rows - a.whole_rows;
     const uint64_t places = b.remainder_blocks ? (uint64_t)count * a.m : 0,
                    stride = (uint64_t)b.remainder_blocks * blockDim.x;
@@ -276,7 +297,7 @@ struct trf_group_bands {
     uint32_t place, k_split;
 
     __device__ __forceinline__ trf_split_k_bands split_k() const {
-        return {b.share, b.a.wave_units, k_split, b.a.k_splits};
+        return {b.share, b.layer.partition.wave_units, k_split, b.layer.partition.k_splits};
     }
 
     __device__ __forceinline__ void next_band(trf_walk &walk) const {
@@ -291,7 +312,7 @@ struct trf_group_bands {
 
     __device__ __forceinline__ trf_walk start(uint32_t warp) const {
         if (!is_stream_k)
-            return k_split < b.a.k_splits ? split_k().start(place) : trf_walk{};
+            return k_split < b.layer.partition.k_splits ? split_k().start(place) : trf_walk{};
         const uint32_t begin = trf_stream_k_begin(&b.stream_k, warp), end = trf_stream_k_begin(&b.stream_k, warp + 1);
         return {b.share.unit + begin / b.share.cols, begin % b.share.cols, b.share.cols, end - begin};
     }
@@ -302,7 +323,7 @@ struct trf_group_bands {
 /* Shared address of the sums that a warp leaves of the unit that its share begins in, or of the one that it ends in. */
 static __device__ __forceinline__ uint32_t trf_partial_sums_at(const trf_group_args &g, const trf_group_block &b,
                                                                uint32_t shared, uint32_t warp, bool begins) {
-    return shared + (begins ? g.sums + warp * b.a.sums_stride : g.smem.warps + warp * g.smem.warp_bytes);
+    return shared + (begins ? g.sums + warp * b.layer.partition.sums_stride : g.smem.warps + warp * g.smem.warp_bytes);
 }
 
 /* The warp has walked its columns of the unit-th of the block's units. */
@@ -318,16 +339,18 @@ static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, con
         trf_cp_async_wait<0>();
         __syncwarp();
     }
-    const uint32_t to = trf_partial_sums_at(g, b, shared, warp, begins) + trf_acc_tile_place(b.a.m, lane, lane % 4);
-    product.each_acc_tile([&](uint32_t acc_tile, float4 v) { trf_cluster_store(to + acc_tile * kAccTileBytes, 0, v); });
+    const uint32_t to =
+        trf_partial_sums_at(g, b, shared, warp, begins) + trf_acc_tile_place(product.a.m, lane, lane % 4);
+    product.each_acc_tile(
+        [&](uint32_t acc_tile, float4 v) { trf_cluster_store(to + acc_tile * TRF_ACC_TILE_BYTES, 0, v); });
 }
 
-/* Adds up what warps have left of a unit, in order, and writes y: this warp's pieces of it. For the smallest batches,
+/* Adds up what warps have left of a unit, in order, and writes y: this warp's accumulator tiles of it. For the smallest batches,
  * of which few lanes have sums, others add some of them. */
 template <class Product>
 static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, const trf_group_block &b, uint32_t unit,
                                                     uint32_t shared, uint32_t warp, uint32_t lane) {
-    const trf_fused_args &a = b.a;
+    const trf_product_args &a = b.layer.product;
     uint32_t first, last;
     trf_stream_k_sharers(&b.stream_k, unit, &first, &last);
     const uint32_t count = last - first + 1,
@@ -338,9 +361,9 @@ static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, con
     const bool first_begins = trf_stream_k_begins_in(&b.stream_k, first, unit);
 #pragma unroll 1
     for (uint32_t acc_tile = warp - first; count > 1 && acc_tile < Product::kAccTiles; acc_tile += count) {
-        const uint32_t in_piece = acc_tile * kAccTileBytes + trf_acc_tile_place(a.m, lane, q);
+        const uint32_t in_tile = acc_tile * TRF_ACC_TILE_BYTES + trf_acc_tile_place(a.m, lane, q);
         const float4 sum = trf_add_shares<4>(count, share, sharers, [&](uint32_t n) {
-            return trf_partial_sums_at(g, b, shared, first + n, n || first_begins) + in_piece;
+            return trf_partial_sums_at(g, b, shared, first + n, n || first_begins) + in_tile;
         });
         if (!share && 2 * q < a.m)
             trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, acc_tile / Product::kAccTileCols,
@@ -368,14 +391,14 @@ template <class Product>
 static __device__ __forceinline__ void trf_end_wave(const trf_group_args &g, const trf_group_block &b, Product &product,
                                                     uint32_t n, uint32_t place, uint32_t k_split, uint32_t shared,
                                                     uint32_t warp) {
-    const trf_fused_args &a = b.a;
+    const trf_partition_args &p = b.layer.partition;
     trf_cluster_wait(g.cluster); /* the blocks are there; sums of the wave before are read */
-    if (k_split < a.k_splits)
-        trf_send_partial_sums<Product>(product, a, shared + g.sums, warp, place, k_split);
+    if (k_split < p.k_splits)
+        trf_send_partial_sums<Product>(product, p, shared + g.sums, warp, place, k_split);
     trf_cluster_arrive(g.cluster);
     trf_cluster_wait(g.cluster);
-    trf_finish_wave<Product>(a, shared + g.sums, b.share.unit + n * a.wave_units,
-                             min(a.wave_units, b.share.units - n * a.wave_units), nullptr);
+    trf_finish_wave<Product>(product.a, p, shared + g.sums, b.share.unit + n * p.wave_units,
+                             min(p.wave_units, b.share.units - n * p.wave_units), nullptr);
     if ((n + 1) * b.share.cols < b.share.end)
         trf_cluster_arrive(g.cluster);
 }
@@ -387,11 +410,12 @@ static __device__ __forceinline__ void trf_multiply_layer(const trf_group_args &
                                                           const uint8_t *shared_memory) {
     using Product = trf_warp_product<Traits, Type, kSlabs, 1, false, false>;
     constexpr int kP = kDefaultP<Traits>, kLog = trf_fused_table_log(Traits::kClassBits, kSlabs);
-    const trf_fused_args &a = b.a;
-    const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const trf_product_args &a = b.layer.product;
+    const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32,
+                   wave_units = b.layer.partition.wave_units;
     const bool is_stream_k = g.cluster == 1;
     const trf_table_source<kP> table_source(a.view);
-    const trf_group_bands band_order = {b, is_stream_k, warp % a.wave_units, warp / a.wave_units};
+    const trf_group_bands band_order = {b, is_stream_k, warp % wave_units, warp / wave_units};
     const trf_walk walk = band_order.start(warp);
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     trf_stager<kSlabs> stager;
@@ -401,7 +425,7 @@ static __device__ __forceinline__ void trf_multiply_layer(const trf_group_args &
     __syncthreads();
     trf_wait_for_predecessor();
 
-    Product product(a, lane);
+    Product product(a, nullptr, lane);
     const trf_rans_params<kP, kLog> params =
         trf_rans_params_of<kP, kLog>(a.view, shared_memory, g.smem.table_log, trf_shared_address(&b.constants), lane);
     if (stager.bytes[0])
@@ -413,7 +437,8 @@ static __device__ __forceinline__ void trf_multiply_layer(const trf_group_args &
 #pragma unroll 1
     for (; n < end; n++) {
         trf_walk_slabs<Traits>(a.view, g.smem, planes, stager, params, shared + g.smem.pair_masks, band_order,
-                               b.share.unit + (is_stream_k ? n : n * a.wave_units + band_order.place), lane, product);
+                               b.share.unit + (is_stream_k ? n : n * b.layer.partition.wave_units + band_order.place),
+                               lane, product);
         if (is_stream_k)
             trf_end_unit(g, b, product, n, shared, warp, lane);
         else

@@ -1,4 +1,4 @@
-/* The fused kernels' arguments, a warp's accumulators, and how a finished sum gets to y.
+/* What kernels are told of a product and of its partition, a warp's accumulators, and how a finished sum gets to y.
  *
  * Decoded weights are the A fragments of mma.m16n8k16, x is B. A *unit* is the one or two bands of 32 rows that a warp
  * walks side by side. */
@@ -6,42 +6,49 @@
 #define TRF_WARP_PRODUCT_CUH
 
 #include "trf_epilogue.h"
+#include "trf_fused_geometry.h"
 #include "trf_layer_traits.h"
 #include "trf_slab_walk.cuh"
 
-/* The epilogue, and what is written behind it. */
-struct trf_epilogue_args {
-    trf_epilogue epilogue;
-    void *y; /* [m][rows]; NULL: there is no epilogue */
-    uint32_t y_dtype, rows;
-};
-
-/* By value to every fused kernel. */
-struct trf_fused_args {
+/* What is computed. By value to every kernel, as what follows. */
+struct trf_product_args {
     trf_device_view view;
-    trf_smem_layout smem;
-    const void *x;     /* [m][x_stride], 16-bit, 16-byte aligned rows */
-    uint32_t x_stride; /* elements */
+    const void *x;      /* [m][x_stride], 16-bit, 16-byte aligned rows */
+    void *y;            /* [m] rows; with an epilogue its sums, in the workspace, and y_dtype is F32 */
+    const float *edges; /* [m][rows], or NULL */
+    uint64_t y_stride;  /* elements, as x_stride */
+    uint32_t x_stride;
     uint32_t m, y_dtype;
-    void *y;             /* [m][rows]; with an epilogue its sums, in the workspace, and y_dtype is F32 */
-    const float *edges;  /* [m][rows], or NULL */
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
     uint32_t use_row_offsets;
-    trf_epilogue_args epilogue_args;
-    /* The cut (trf_fused_kernel.cuh). */
+};
+
+/* How a layer's units are cut over clusters, their columns over the blocks of a cluster, and both over warps
+ * (trf_fused_kernel.cuh has a picture). */
+struct trf_partition_args {
     uint32_t cluster;    /* blocks of a cluster */
     uint32_t k_splits;   /* split-K in a block: warps that share a unit's columns */
     uint32_t wave_units; /* a wave: units that a block walks at once; wave_units * k_splits warps are at work */
     uint32_t units;      /* of the layer */
-    uint32_t units_per_cluster,
-        units_remainder;                     /* a cluster has units_per_cluster, those below units_remainder one more */
-    uint32_t cols_per_block, cols_remainder; /* likewise, a block's columns of slabs */
-    uint32_t stream_k;          /* units of a wave may have their columns in several clusters (of one block) */
-    float *partials;            /* stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
-    uint32_t sums, sums_stride; /* shared offset of sums; from warp to warp (clusters of one block) */
-    uint32_t sums_over_x;       /* whether sums take the place of windows of x, or of buffers; several blocks only */
-    uint32_t x_shared,
-        x_stage_cols; /* for batches above 8: shared offset of a window of x for each part; columns of a piece of it */
+    uint32_t units_per_cluster, units_remainder; /* the first units_remainder clusters have one unit more */
+    uint32_t cols_per_block, cols_remainder;     /* likewise, a block's columns of slabs */
+    uint32_t sums_stride;                        /* of sums in shared memory, from warp to warp: blocks alone */
+};
+
+/* The same for the kernels of one layer. */
+struct trf_fused_partition_args : trf_partition_args {
+    trf_smem_layout smem;
+    uint32_t is_stream_k;            /* units of a wave may have their columns in several clusters (of one block) */
+    float *partials;                 /* is_stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
+    uint32_t sums, sums_over_x;      /* shared offset; whether they take the place of stages of x or of buffers */
+    uint32_t x_stages, x_stage_cols; /* batches above 8: shared offset of a pipeline for each split; columns */
+};
+
+/* By value to the kernels of one layer. One parameter: with three the compiler keeps more in registers. */
+struct trf_fused_args {
+    trf_product_args product;
+    trf_fused_partition_args partition;
+    trf_epilogue epilogue;
 };
 
 /* ---- fragments ---- */
@@ -57,12 +64,12 @@ static __device__ __forceinline__ int trf_layer_exponent(const trf_device_view &
     return view.exponent_offset + trf_fragment_exponent(view.codec);
 }
 
-static __device__ __forceinline__ int trf_row_exponent(const trf_fused_args &a, uint32_t row) {
+static __device__ __forceinline__ int trf_row_exponent(const trf_product_args &a, uint32_t row) {
     return trf_layer_exponent(a.view) + (a.use_row_offsets ? (int)__ldg(a.view.row_offsets + row) : 0);
 }
 
 /* A row's sum in units of y. */
-static __device__ __forceinline__ float trf_scale_sum(const trf_fused_args &a, uint32_t row, float sum) {
+static __device__ __forceinline__ float trf_scale_sum(const trf_product_args &a, uint32_t row, float sum) {
     if (a.view.codec != TRF_CODEC_INT)
         return sum * __uint_as_float((uint32_t)(127 + trf_row_exponent(a, row)) << 23);
     if (a.view.granularity == TRF_GRANULARITY_TENSOR)
@@ -73,13 +80,13 @@ static __device__ __forceinline__ float trf_scale_sum(const trf_fused_args &a, u
 }
 
 /* With what the edges add. */
-static __device__ __forceinline__ float trf_add_edges(const trf_fused_args &a, uint64_t at, float value) {
-    return a.edges ? value + a.edges[at] : value;
+static __device__ __forceinline__ float trf_add_edges(const trf_product_args &a, uint32_t n, uint32_t row,
+                                                      float value) {
+    return a.edges ? value + a.edges[(uint64_t)n * a.view.rows + row] : value;
 }
 
-static __device__ __forceinline__ void trf_store_y(const trf_fused_args &a, uint32_t n, uint32_t row, float value) {
-    const uint64_t at = (uint64_t)n * a.view.rows + row;
-    trf_store_rounded(a.y, a.y_dtype, at, trf_add_edges(a, at, value));
+static __device__ __forceinline__ void trf_store_y(const trf_product_args &a, uint32_t n, uint32_t row, float value) {
+    trf_store_rounded(a.y, a.y_dtype, n * a.y_stride + row, trf_add_edges(a, n, row, value));
 }
 
 /* Where the i-th sum of a lane belongs: row of x, of lane % 4 = q and tile t; row of the layer, of block b of 16 rows
@@ -93,7 +100,7 @@ static __device__ __forceinline__ uint32_t trf_row_of_sum(uint32_t lane, uint32_
 
 /* A sum to y: the i-th of lane (lane / 4, q), of block b of 16 rows and tile t of x, of the unit that begins at
  * `first_row`. */
-static __device__ __forceinline__ void trf_finish_sum(const trf_fused_args &a, uint32_t lane, uint32_t q,
+static __device__ __forceinline__ void trf_finish_sum(const trf_product_args &a, uint32_t lane, uint32_t q,
                                                       uint32_t first_row, uint32_t b, uint32_t t, uint32_t i,
                                                       float sum) {
     const uint32_t n = trf_n_of_sum(q, t, i), row = trf_row_of_sum(lane, first_row, b, i);
@@ -101,7 +108,7 @@ static __device__ __forceinline__ void trf_finish_sum(const trf_fused_args &a, u
         trf_store_y(a, n, row, trf_scale_sum(a, row, sum));
 }
 
-static __device__ __forceinline__ void trf_finish_sums(const trf_fused_args &a, uint32_t lane, uint32_t q,
+static __device__ __forceinline__ void trf_finish_sums(const trf_product_args &a, uint32_t lane, uint32_t q,
                                                        uint32_t first_row, uint32_t b, uint32_t t, float4 sums) {
     trf_finish_sum(a, lane, q, first_row, b, t, 0, sums.x);
     trf_finish_sum(a, lane, q, first_row, b, t, 1, sums.y);
@@ -119,28 +126,10 @@ static __device__ __forceinline__ float4 trf_add_of_lane(float4 v, uint32_t dist
         v.z + __shfl_xor_sync(0xFFFFFFFFu, v.z, distance), v.w + __shfl_xor_sync(0xFFFFFFFFu, v.w, distance));
 }
 
-static constexpr uint32_t kAccTileBytes = 512; /* of sums: 16 rows by 8 rows of x, 16 bytes a lane */
-
-/* Where a lane's part of a piece lies in shared memory, q = lane % 4. For the smallest batches those of the same rows
+/* Where a lane's part of an accumulator tile lies in shared memory, q = lane % 4. For the smallest batches those of the same rows
  * of x are side by side. */
 static __device__ __forceinline__ uint32_t trf_acc_tile_place(uint32_t m, uint32_t lane, uint32_t q) {
     return 16 * (m <= 4 ? q * 8 + lane / 4 : lane / 4 * 4 + q);
-}
-
-static constexpr uint32_t kXTileBytes = 8 * 64; /* 8 rows of x, two steps' columns */
-
-/* Where x of more rows than 8 is: with one slab a warp in a window that warps share (trf_fused_x_pipeline.cuh). With
- * two, whose warps mostly have columns of their own, a warp copies it for itself, two steps ahead, each lane what it
- * will read: that takes the fewest registers. Three tiles of bf16 have enough of them to load x through the L1 cache,
- * as one tile does, and are faster so. */
-static __host__ __device__ constexpr bool trf_pipelines_x(int slabs, int x_tiles) { return slabs == 1 && x_tiles > 1; }
-static __host__ __device__ constexpr bool trf_copies_x_by_warp(uint32_t codec, int slabs, int x_tiles) {
-    return slabs == 2 && x_tiles > 1 && !(codec == TRF_CODEC_BF16 && x_tiles == 3);
-}
-
-/* A warp's copy, behind its slabs' buffers. */
-static __host__ __device__ constexpr uint32_t trf_copied_x_bytes(uint32_t codec, int slabs, int x_tiles) {
-    return trf_copies_x_by_warp(codec, slabs, x_tiles) ? 2 * x_tiles * kXTileBytes : 0;
 }
 
 /* ---- one warp's accumulators ----
@@ -153,7 +142,8 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
         trf_pipelines_x(kSlabs, kXTiles); /* x comes from there, for two steps at once */
     static constexpr bool kCopiesX = trf_copies_x_by_warp(Traits::kCodec, kSlabs, kXTiles);
     static constexpr int kLoaded = kPipelinedX || kCopiesX ? 1 : kXTiles; /* tiles that come through the L1 cache */
-    const trf_fused_args &a;
+    const trf_product_args &a;
+    const trf_partition_args *partition; /* NULL unless kCopiesX */
     uint32_t lane;
     float sum[kBlocks][kXTiles][4];
     float total[kScaled ? kBlocks : 1][kScaled ? kXTiles : 1][4]; /* kScaled: of the scale groups before this one */
@@ -168,7 +158,9 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
     uint32_t first_step[8];     /* the fragments of the first of them */
     float inverse_offset_scale; /* 2^-exponent_offset */
 
-    __device__ __forceinline__ trf_warp_product(const trf_fused_args &args, uint32_t lane_) : a(args), lane(lane_) {
+    __device__ __forceinline__ trf_warp_product(const trf_product_args &args, const trf_partition_args *partition_,
+                                                uint32_t lane_)
+        : a(args), partition(partition_), lane(lane_) {
         inverse_offset_scale = __uint_as_float((uint32_t)(127 - trf_layer_exponent(a.view)) << 23);
         clear();
     }
@@ -220,7 +212,7 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
 
     /* Of a tile in the copy of a chunk's first two steps, or its last. */
     static __device__ __forceinline__ constexpr uint32_t copied_at(int half, int t) {
-        return (half * kXTiles + t) * kXTileBytes;
+        return (half * kXTiles + t) * TRF_X_TILE_BYTES;
     }
 
     /* Starts the copy of two steps. What is behind the batch's rows, in the last tile, stays as it was; its sums are
@@ -229,7 +221,7 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
 #pragma unroll
         for (int t = 0; t < kXTiles; t++) {
             const bool here = t + 1 < kXTiles || lane < 4 * (a.m - 8 * t);
-            const bool shared = a.wave_units > 2;
+            const bool shared = partition->wave_units > 2;
             trf_cp_async16_if(here, shared, x_shared + copied_at(half, t), from + 16ull * t * a.x_stride);
         }
     }
@@ -365,11 +357,11 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
         for (int t = 0; t < kXTiles; t++) {
             const uint4 b = next;
             if (t + 1 < kXTiles)
-                next = trf_lds128(x_shared + (t + 1) * kXTileBytes);
+                next = trf_lds128(x_shared + (t + 1) * TRF_X_TILE_BYTES);
             multiply_tile(&first_step, t, b.x, b.y);
             multiply_tile(second, t, b.z, b.w);
         }
-        x_shared += kXTiles * kXTileBytes;
+        x_shared += kXTiles * TRF_X_TILE_BYTES;
     }
 
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
@@ -406,7 +398,7 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
     /* Whether any of the lane's sums are of the batch's rows. */
     __device__ __forceinline__ bool has_sums() const { return 2 * (lane % 4) < a.m; }
 
-    /* put(piece, the lane's four sums of it) */
+    /* put(accumulator tile, the lane's four sums of it) */
     template <class Put> __device__ __forceinline__ void each_acc_tile(Put put) {
         if (!has_sums())
             return;
@@ -425,7 +417,7 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
 
 /* Rows behind the last whole band have edges only. put(n, row), for the thread's share of them. */
 template <class Put>
-static __device__ __forceinline__ void trf_each_remainder_element(const trf_fused_args &a, Put put) {
+static __device__ __forceinline__ void trf_each_remainder_element(const trf_product_args &a, Put put) {
     const uint32_t count = a.view.rows - a.whole_rows;
     const uint64_t places = (uint64_t)count * a.m, stride = (uint64_t)gridDim.x * blockDim.x;
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < places; i += stride)

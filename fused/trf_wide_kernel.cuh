@@ -1,12 +1,11 @@
 /* y = x . W^T for batches above 32, by warpgroups (sm_90a).
  *
  * A *work item* is 128 rows of W (4 bands of 32), a range of its columns, and 48 to 128 rows of x. A block has two
- * kinds of warps:
- *   consumers one or two warpgroups (wgmma): products of 64 rows of W by all rows of x, both operands in shared memory,
- *   sums in registers
- *   decoders 12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage* of
- *   128 rows by 32 columns, to which x is
- *               copied beside
+ * sorts of warps:
+ *   consumers  one or two warpgroups (wgmma): products of 64 rows of W by all rows of x, both operands in shared
+ *              memory, sums in registers
+ *   decoders   12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage*
+ *              of 128 rows by 32 columns, to which x is copied beside
  * Decoders work in *producers* of 2 warps, one for each unit; each producer has consecutive columns of slabs, all go on
  * at once, and consumers take their stages in turns: round by round of slabs, then 32 columns of each producer after
  * the other.
@@ -15,41 +14,50 @@
  * decodes one of the units and stores it in both. Or `k_splits` blocks cut a work item's columns (split-K) among them;
  * at the end each sends its sums to those that add them up, in a fixed order.
  *
- * Shared memory: trf_smem_layout of the decoders, stages of 8 KiB (one a producer), copies of x. Registers: 128 a
- * thread. What limits it: docs/performance.md. */
+ * 8192 x 8192 in BF16 (quads), 256 rows of x, 132 multiprocessors: 64 work items, each a cluster of two blocks that
+ * decode for each other; four multiprocessors idle.
+ *
+ *          columns of W:   0      1024     2048             7168    8192      (32 columns of slabs, 8 producers)
+ *                          +--------+--------+--   ...   --+--------+
+ *     rows   0 to  63      |prod. 0 |prod. 1 |             |prod. 7 |   decoded by block 0, stored in both blocks
+ *     rows  64 to 127      |prod. 0 |prod. 1 |             |prod. 7 |   decoded by block 1, stored in both blocks
+ *                          +--------+--------+--   ...   --+--------+   = cluster 0; block 0 multiplies by rows 0 to 127
+ *     rows 128 to 255                    cluster 1 ...                    of x, block 1 by rows 128 to 255
+ *
+ *     a block    8 decoders ... -> stage of producer i (128 x 32 of W, 128 x 32 of x) -> 2 consumers ... -> registers
+ *       full[i]  decoders of both blocks and the copy of x arrive; consumers wait
+ *       empty[i] consumers of both blocks arrive; decoders wait
+ *       a producer has one stage: while consumers read it, its decoders go on with the next 32 columns
+ *
+ *     shared memory, bytes   table 32768 | masks 512 | guard 544 | 8 warps x 2 slabs x 3392 | guard 544
+ *                            | to a multiple of 1024 | 8 stages x 8192 | 8 copies of x x 8192: 220160
+ *       a slab's 3392        ring of 2 steps 1024 | narrow planes 512 | two buffers for streams, 928 each
+ *
+ * Registers: 128 a thread. What limits it: docs/performance.md. */
 #ifndef TRF_WIDE_KERNEL_CUH
 #define TRF_WIDE_KERNEL_CUH
 
 #include "trf_fused_kernel.cuh"
+#include "trf_wide_geometry.h"
 #include "trf_wide_ptx.cuh"
-
-static constexpr uint32_t kWideBands = 4, kWideRows = kWideBands * TRF_SLAB_ROWS; /* of an item */
-static constexpr int kWideSlabs = 2; /* of neighbouring bands, that a decoder walks side by side */
-static constexpr uint32_t kWideUnits = kWideBands / kWideSlabs, kUnitRows = kWideSlabs * TRF_SLAB_ROWS;
-static constexpr uint32_t kStageCols = 32, kStageBytes = kWideRows * 2 * kStageCols;
-static constexpr uint32_t kMaxProducers = 8;
-
-/* The decode table's size. Another decoder's work hides conflicts of its banks. */
-static constexpr uint32_t kWideTableLog = kSmallTableLog;
 
 /* kColumns: rows of x of a block, at most. kMulticast: blocks of a cluster that decode for each other, 1 or 2. */
 template <int kColumns, int kMulticast> struct trf_wide_shape {
-    static constexpr uint32_t kConsumers = kColumns / 64;          /* warpgroups */
-    static constexpr uint32_t kBlocks = 2 / kConsumers;            /* of 64 rows, of a consumer */
-    static constexpr uint32_t kUnits = kWideUnits / kMulticast;    /* that the block decodes */
-    static constexpr uint32_t kDecoders = kColumns == 64 ? 12 : 8; /* warps */
-    static constexpr uint32_t kProducers = kDecoders / kUnits;     /* at most */
-    static constexpr uint32_t kThreads = 32 * (4 * kConsumers + kDecoders);
-    static_assert(kProducers <= kMaxProducers, "flags and barriers of producers");
+    static constexpr uint32_t kConsumers = trf_wide_consumers(kColumns);                 /* warpgroups */
+    static constexpr uint32_t kBlocks = 2 / kConsumers;                                  /* of 64 rows, of a consumer */
+    static constexpr uint32_t kUnits = trf_wide_units(kMulticast);                       /* that the block decodes */
+    static constexpr uint32_t kProducers = trf_wide_max_producers(kColumns, kMulticast); /* at most */
+    static constexpr uint32_t kThreads = trf_wide_threads(kColumns);
+    static_assert(kProducers <= TRF_WIDE_MAX_PRODUCERS, "flags and barriers of producers");
 };
 
 struct alignas(64) trf_tensor_map {
     uint8_t bytes[128];
 };
 
-struct trf_wide_args {
-    trf_tensor_map x_map;  /* of x: boxes of 32 columns by a block's rows, under the swizzle of 64 bytes */
-    trf_fused_args f;      /* without its cut */
+/* How work items are cut over clusters, blocks and producers. */
+struct trf_wide_partition_args {
+    trf_smem_layout smem;
     uint32_t cols;         /* of slabs */
     uint32_t log_k_splits; /* of k_splits() */
     uint32_t producers;
@@ -64,6 +72,13 @@ struct trf_wide_args {
     __device__ __forceinline__ uint32_t k_split() const { return blockIdx.x & (k_splits() - 1); } /* this block's */
 };
 
+/* By value to every wide kernel. */
+struct trf_wide_args {
+    trf_tensor_map x_map; /* of x: boxes of 32 columns by a block's rows, under the swizzle of 64 bytes */
+    trf_product_args product;
+    trf_wide_partition_args partition;
+};
+
 #if TRF_WARPGROUPS
 
 /* ---- the order of things: the same for decoders and consumers ---- */
@@ -73,10 +88,10 @@ struct trf_wide_k_range {
     uint32_t first, producers;
     uint32_t each, more; /* producers have `each` columns, those below `more` one more */
 
-    __device__ __forceinline__ explicit trf_wide_k_range(const trf_wide_args &a) {
-        first = a.cols * a.k_split() >> a.log_k_splits;
-        producers = a.producers;
-        const uint32_t count = (a.cols * (a.k_split() + 1) >> a.log_k_splits) - first;
+    __device__ __forceinline__ explicit trf_wide_k_range(const trf_wide_partition_args &p) {
+        first = p.cols * p.k_split() >> p.log_k_splits;
+        producers = p.producers;
+        const uint32_t count = (p.cols * (p.k_split() + 1) >> p.log_k_splits) - first;
         each = count / producers;
         more = count % producers;
     }
@@ -97,31 +112,32 @@ static __device__ __forceinline__ uint32_t trf_stages_of(const trf_device_view &
 }
 
 /* What an item is of. */
-static __device__ __forceinline__ uint32_t trf_first_band(const trf_wide_args &a, uint32_t work_item) {
-    return work_item / a.x_row_blocks * kWideBands;
+static __device__ __forceinline__ uint32_t trf_first_band(const trf_wide_partition_args &p, uint32_t work_item) {
+    return work_item / p.x_row_blocks * TRF_WIDE_BANDS;
 }
 template <int kMulticast>
-static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_args &a, uint32_t work_item) {
-    return (work_item % a.x_row_blocks * kMulticast + blockIdx.x % kMulticast) * a.x_rows;
+static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_partition_args &p, uint32_t work_item) {
+    return (work_item % p.x_row_blocks * kMulticast + blockIdx.x % kMulticast) * p.x_rows;
 }
 
 /* The block's first one. */
-template <int kMulticast> static __device__ __forceinline__ uint32_t trf_first_work_item(const trf_wide_args &a) {
-    return blockIdx.x / kMulticast >> a.log_k_splits;
+template <int kMulticast>
+static __device__ __forceinline__ uint32_t trf_first_work_item(const trf_wide_partition_args &p) {
+    return blockIdx.x / kMulticast >> p.log_k_splits;
 }
 
 /* ---- barriers and flags of a block ---- */
 
 struct trf_wide_barriers {
-    uint64_t full[kMaxProducers], empty[kMaxProducers]; /* stages; with them x */
-    uint8_t corrupt[2][kWideUnits][kMaxProducers];      /* of an even and an odd item */
+    uint64_t full[TRF_WIDE_MAX_PRODUCERS], empty[TRF_WIDE_MAX_PRODUCERS]; /* stages; with them x */
+    uint8_t corrupt[2][TRF_WIDE_UNITS][TRF_WIDE_MAX_PRODUCERS];           /* of an even and an odd item */
 };
 
 template <class Shape, int kMulticast> static __device__ __forceinline__ void trf_init_barriers(trf_wide_barriers &m) {
     if (threadIdx.x != 0)
         return;
     for (uint32_t i = 0; i < Shape::kProducers; i++) {
-        trf_mbarrier_init(trf_shared_address(&m.full[i]), kWideUnits);
+        trf_mbarrier_init(trf_shared_address(&m.full[i]), TRF_WIDE_UNITS);
         trf_mbarrier_init(trf_shared_address(&m.empty[i]), 4 * Shape::kConsumers * kMulticast);
     }
     trf_mbarrier_publish();
@@ -133,32 +149,34 @@ template <class Shape, int kMulticast> static __device__ __forceinline__ void tr
 
 /* A decoder's way: its stream's columns of each of the block's items. */
 struct trf_wide_bands {
-    const trf_wide_args &a;
+    const trf_wide_partition_args &p;
+    uint32_t whole_rows;         /* of the layer */
     uint32_t unit, begin, count; /* unit of an item; columns */
     mutable uint32_t work_item;  /* of the slab that is staged next */
 
     __device__ __forceinline__ uint32_t
     unit_of(uint32_t work_item_) const { /* units that are not there: the last once more */
-        return min(trf_first_band(a, work_item_) / kWideSlabs + unit, (a.f.whole_rows - 1) / kUnitRows);
+        return min(trf_first_band(p, work_item_) / TRF_WIDE_SLABS + unit, (whole_rows - 1) / TRF_WIDE_UNIT_ROWS);
     }
     __device__ __forceinline__ void next_band(trf_walk &walk) const {
-        work_item += a.clusters;
+        work_item += p.clusters;
         walk.band = unit_of(work_item);
         walk.col = begin;
         walk.stop = begin + count;
     }
     __device__ __forceinline__ trf_walk start() const {
         const uint32_t work_items =
-            work_item < a.work_items ? (a.work_items - work_item + a.clusters - 1) / a.clusters : 0;
+            work_item < p.work_items ? (p.work_items - work_item + p.clusters - 1) / p.clusters : 0;
         return {count && work_items ? unit_of(work_item) : 0, begin, begin + count, count * work_items};
     }
 };
 
 /* Leaves decoded weights in stages. The block's first decoder of a stream has x copied to them, too. */
 template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Product {
-    using Rows = uint4[kWideSlabs][4];
+    using Rows = uint4[TRF_WIDE_SLABS][4];
     using Shape = trf_wide_shape<kColumns, kMulticast>;
-    const trf_wide_args &wide;
+    const trf_tensor_map &x_map;
+    const trf_wide_partition_args &p;
     trf_wide_barriers &barriers;
     const trf_wide_bands &band_order;
     uint32_t walk_slabs, next;            /* slabs: of the whole way; the next one */
@@ -166,25 +184,27 @@ template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Pr
     uint32_t left;                        /* stages of the slab */
     uint32_t stage_place;                 /* shared address of the lane's first 16 bytes in the stage */
     uint32_t x_stage_place, x_col, x_row; /* of x's copy; 0: another warp has it made */
-    uint32_t first[kWideSlabs][8];        /* of two steps, the fragments of the first */
+    uint32_t first[TRF_WIDE_SLABS][8];    /* of two steps, the fragments of the first */
 
     __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_barriers &barriers_,
                                              const trf_wide_bands &band_order_, uint32_t producer_,
                                              uint32_t walk_slabs_, uint32_t shared)
-        : Product(args.f, lane), wide(args), barriers(barriers_), band_order(band_order_), walk_slabs(walk_slabs_),
-          next(0), producer(producer_), stages(0), left(0) {
+        : Product(args.product, nullptr, lane), x_map(args.x_map), p(args.partition), barriers(barriers_),
+          band_order(band_order_), walk_slabs(walk_slabs_), next(0), producer(producer_), stages(0), left(0) {
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
-        stage_place = shared + args.stages + producer * kStageBytes + band_order_.unit * (kUnitRows * 2 * kStageCols) +
-                      64 * row + 16 * (lane % 4 ^ row / 2);
-        x_stage_place =
-            band_order_.unit % Shape::kUnits == 0 ? shared + args.x_stages + producer * args.x_stage_bytes : 0;
+        stage_place = shared + args.partition.stages + producer * TRF_WIDE_STAGE_BYTES +
+                      band_order_.unit * (TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS) + 64 * row +
+                      16 * (lane % 4 ^ row / 2);
+        x_stage_place = band_order_.unit % Shape::kUnits == 0
+                            ? shared + args.partition.x_stages + producer * args.partition.x_stage_bytes
+                            : 0;
     }
 
     /* To the next slab, which lies in this column. */
     __device__ __forceinline__ void enter_slab(uint32_t col) {
-        const uint32_t work_item = trf_first_work_item<kMulticast>(wide) + next / band_order.count * wide.clusters;
+        const uint32_t work_item = trf_first_work_item<kMulticast>(p) + next / band_order.count * p.clusters;
         x_col = col * this->a.view.slab_cols;
-        x_row = trf_first_x<kMulticast>(wide, work_item);
+        x_row = trf_first_x<kMulticast>(p, work_item);
         left = trf_stages_of(this->a.view, col);
         next++;
     }
@@ -194,16 +214,16 @@ template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Pr
         const uint32_t full = trf_shared_address(&barriers.full[producer]);
         trf_mbarrier_wait(trf_shared_address(&barriers.empty[producer]), stages++ % 2 ^ 1);
         if (x_stage_place && this->lane == 0)
-            trf_tma_load_box(x_stage_place, &wide.x_map, x_col, x_row, full);
-        x_col += kStageCols;
+            trf_tma_load_box(x_stage_place, &x_map, x_col, x_row, full);
+        x_col += TRF_WIDE_STAGE_COLS;
 #pragma unroll
-        for (int s = 0; s < kWideSlabs; s++)
+        for (int s = 0; s < TRF_WIDE_SLABS; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 trf_sts128(stage_place + 2048 * s + 512 * i, rows[s][i]);
         if (kMulticast > 1)
 #pragma unroll
-            for (int s = 0; s < kWideSlabs; s++)
+            for (int s = 0; s < TRF_WIDE_SLABS; s++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     trf_st_async128(stage_place + 2048 * s + 512 * i, full, blockIdx.x % 2 ^ 1, rows[s][i]);
@@ -214,7 +234,7 @@ template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Pr
     __device__ __forceinline__ void commit_stage() {
         const uint32_t full = trf_shared_address(&barriers.full[producer]);
         const uint32_t expected =
-            (x_stage_place ? wide.x_stage_bytes : 0) + (kMulticast > 1 ? kUnitRows * 2 * kStageCols : 0);
+            (x_stage_place ? p.x_stage_bytes : 0) + (kMulticast > 1 ? TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS : 0);
         trf_fence_async_proxy();
         __syncwarp();
         if (this->lane != 0)
@@ -247,7 +267,7 @@ template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Pr
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &, uint32_t k) {
         if (k % 2 == 0) {
 #pragma unroll
-            for (int s = 0; s < kWideSlabs; s++)
+            for (int s = 0; s < TRF_WIDE_SLABS; s++)
 #pragma unroll
                 for (int i = 0; i < 8; i++)
                     first[s][i] = reg[s][i];
@@ -255,7 +275,7 @@ template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Pr
         }
         Rows rows;
 #pragma unroll
-        for (int s = 0; s < kWideSlabs; s++)
+        for (int s = 0; s < TRF_WIDE_SLABS; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int r =
@@ -293,13 +313,13 @@ static __device__ __forceinline__ uint32_t trf_round_pair(uint32_t dtype, float 
 }
 
 /* Whether y takes two neighbours at once. */
-static __device__ __forceinline__ bool trf_stores_pairs(const trf_fused_args &a) {
-    return a.y_dtype != TRF_DTYPE_F32 && (uintptr_t)a.y % 4 == 0;
+static __device__ __forceinline__ bool trf_stores_pairs(const trf_product_args &a) {
+    return a.y_dtype != TRF_DTYPE_F32 && (uintptr_t)a.y % 4 == 0 && a.y_stride % 2 == 0;
 }
 
 /* Two sums of a row of W, for rows n and n + 1 of x. Lanes that are 4 apart have neighbouring rows of W: for pairs they
  * exchange sums, so that each has two neighbours, of one row of x. All lanes of the warp call it. */
-static __device__ __forceinline__ void trf_store_two(const trf_fused_args &a, bool pairs, uint32_t n, uint32_t row,
+static __device__ __forceinline__ void trf_store_two(const trf_product_args &a, bool pairs, uint32_t n, uint32_t row,
                                                      float first, float second) {
     if (!pairs) {
         if (n < a.m)
@@ -312,36 +332,39 @@ static __device__ __forceinline__ void trf_store_two(const trf_fused_args &a, bo
     const float other = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 4);
     if (n + odd >= a.m)
         return;
-    uint16_t *const to = (uint16_t *)a.y + (uint64_t)(n + odd) * a.view.rows + (row - odd);
+    uint16_t *const to = (uint16_t *)a.y + (n + odd) * a.y_stride + (row - odd);
     *reinterpret_cast<uint32_t *>(to) = trf_round_pair(a.y_dtype, odd ? other : first, odd ? second : other);
 }
 
 /* Of blocks that split an item: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Tiles of every so many
- * columns of 8 rows of x are a block's, of which each block sends its own: [column][16 rows][block] of kAccTileBytes,
+ * columns of 8 rows of x are a block's, of which each block sends its own: [column][16 rows][block] of TRF_ACC_TILE_BYTES,
  * where stages were. */
-static __device__ __forceinline__ uint32_t trf_acc_tile_at(const trf_wide_args &a, uint32_t acc_tile, uint32_t from) {
-    return a.stages + ((acc_tile << a.log_k_splits) + from) * kAccTileBytes + 16 * (threadIdx.x % 32);
+static __device__ __forceinline__ uint32_t trf_acc_tile_at(const trf_wide_partition_args &p, uint32_t acc_tile,
+                                                           uint32_t from) {
+    return p.stages + ((acc_tile << p.log_k_splits) + from) * TRF_ACC_TILE_BYTES + 16 * (threadIdx.x % 32);
 }
 
 /* All warps of the block add up its pieces, by blocks in order, and write y. */
-static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &a, uint32_t shared) {
-    constexpr uint32_t kHigh = kWideRows / 16;
-    const uint32_t rank = a.k_split(), lane = threadIdx.x % 32,
-                   acc_tiles = (a.x_rows / 8 + a.k_splits() - 1 - rank >> a.log_k_splits) * kHigh,
-                   first_row = trf_first_band(a, trf_first_work_item<1>(a)) * TRF_SLAB_ROWS + lane / 4,
-                   first_x = trf_first_x<1>(a, trf_first_work_item<1>(a)) + 2 * (lane % 4);
-    const bool pairs = trf_stores_pairs(a.f);
+static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &args, uint32_t shared) {
+    const trf_product_args &a = args.product;
+    const trf_wide_partition_args &p = args.partition;
+    constexpr uint32_t kHigh = TRF_WIDE_ROWS / 16;
+    const uint32_t rank = p.k_split(), lane = threadIdx.x % 32,
+                   acc_tiles = (p.x_rows / 8 + p.k_splits() - 1 - rank >> p.log_k_splits) * kHigh,
+                   first_row = trf_first_band(p, trf_first_work_item<1>(p)) * TRF_SLAB_ROWS + lane / 4,
+                   first_x = trf_first_x<1>(p, trf_first_work_item<1>(p)) + 2 * (lane % 4);
+    const bool pairs = trf_stores_pairs(a);
 #pragma unroll 1
     for (uint32_t acc_tile = threadIdx.x / 32; acc_tile < acc_tiles; acc_tile += blockDim.x / 32) {
         const float4 sum = trf_add_shares<4>(
-            a.k_splits(), 0, 1, [&](uint32_t from) { return shared + trf_acc_tile_at(a, acc_tile, from); });
+            p.k_splits(), 0, 1, [&](uint32_t from) { return shared + trf_acc_tile_at(p, acc_tile, from); });
         const uint32_t row = first_row + acc_tile % kHigh * 16,
-                       n = first_x + 8 * ((acc_tile / kHigh << a.log_k_splits) + rank);
-        if (row >= a.f.whole_rows) /* so are the other lanes' */
+                       n = first_x + 8 * ((acc_tile / kHigh << p.log_k_splits) + rank);
+        if (row >= a.whole_rows) /* so are the other lanes' */
             continue;
-        const float scale = trf_scale_sum(a.f, row, 1.0f), scale_below = trf_scale_sum(a.f, row + 8, 1.0f);
-        trf_store_two(a.f, pairs, n, row, scale * sum.x, scale * sum.y);
-        trf_store_two(a.f, pairs, n, row + 8, scale_below * sum.z, scale_below * sum.w);
+        const float scale = trf_scale_sum(a, row, 1.0f), scale_below = trf_scale_sum(a, row + 8, 1.0f);
+        trf_store_two(a, pairs, n, row, scale * sum.x, scale * sum.y);
+        trf_store_two(a, pairs, n, row + 8, scale_below * sum.z, scale_below * sum.w);
     }
 }
 
@@ -351,7 +374,8 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
     using Shape = trf_wide_shape<kColumns, kMulticast>;
     static constexpr int kBlocks = Shape::kBlocks, kProducers = Shape::kProducers;
     static constexpr uint32_t warpgroup = kWarpgroup; /* warpgroup */
-    const trf_wide_args &a;
+    const trf_product_args &a;
+    const trf_wide_partition_args &p;
     trf_wide_barriers &barriers;
     uint32_t shared;
     uint32_t warp, lane;              /* of the warpgroup: the warp */
@@ -359,7 +383,8 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
 
     __device__ __forceinline__ trf_wide_consumer(const trf_wide_args &args, trf_wide_barriers &barriers_,
                                                  uint32_t shared_)
-        : a(args), barriers(barriers_), shared(shared_), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
+        : a(args.product), p(args.partition), barriers(barriers_), shared(shared_), warp(threadIdx.x / 32 % 4),
+          lane(threadIdx.x % 32) {}
 
     __device__ __forceinline__ void sync_warpgroup() const {
         asm volatile("barrier.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
@@ -380,24 +405,25 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
         trf_mbarrier_wait(trf_shared_address(&barriers.full[producer]), index % 2);
         if (kMulticast > 1)
             trf_fence_async_proxy(); /* what the other block sent */
-        const uint64_t w = trf_wgmma_descriptor(shared + a.stages + producer * kStageBytes +
-                                                warpgroup * (kBlocks * 64 * 2 * kStageCols)),
-                       x = trf_wgmma_descriptor(shared + a.x_stages + producer * (kRows * 2 * kStageCols));
+        const uint64_t w = trf_wgmma_descriptor(shared + p.stages + producer * TRF_WIDE_STAGE_BYTES +
+                                                warpgroup * (kBlocks * 64 * 2 * TRF_WIDE_STAGE_COLS)),
+                       x = trf_wgmma_descriptor(shared + p.x_stages + producer * (kRows * 2 * TRF_WIDE_STAGE_COLS));
         trf_wgmma_fence();
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
-                trf_wgmma<kRows>(Type(), sum[b], w + (b * (64 * 2 * kStageCols) + 32 * half) / 16, x + 32 * half / 16);
+                trf_wgmma<kRows>(Type(), sum[b], w + (b * (64 * 2 * TRF_WIDE_STAGE_COLS) + 32 * half) / 16,
+                                 x + 32 * half / 16);
         trf_wgmma_commit();
     }
 
     /* The stages of an item. Those of all streams with one index make a turn. */
     template <int kRows> __device__ __forceinline__ void multiply_work_item(const trf_wide_k_range &k_range) {
         constexpr uint32_t kNone = UINT32_MAX;
-        const uint32_t all = a.f.view.slab_cols / kStageCols;
+        const uint32_t all = a.view.slab_cols / TRF_WIDE_STAGE_COLS;
         /* The layer's last column may be narrow: of the last stream that has columns, the last one. */
-        const uint32_t narrow = trf_stages_of(a.f.view, k_range.begin(k_range.producers) - 1),
+        const uint32_t narrow = trf_stages_of(a.view, k_range.begin(k_range.producers) - 1),
                        narrow_round = k_range.each ? k_range.each - 1 : 0;
         uint32_t unreleased = kNone; /* the stream of the turn before that is to be released */
 #pragma unroll 1
@@ -433,14 +459,14 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
     /* Of as many rows of x as the block has. */
     __device__ __forceinline__ void multiply_rows(const trf_wide_k_range &k_range) {
         if constexpr (kColumns == 64) {
-            if (a.x_rows == 48)
+            if (p.x_rows == 48)
                 return multiply_work_item<48>(k_range);
         } else {
-            if (a.x_rows == 80)
+            if (p.x_rows == 80)
                 return multiply_work_item<80>(k_range);
-            if (a.x_rows == 96)
+            if (p.x_rows == 96)
                 return multiply_work_item<96>(k_range);
-            if (a.x_rows == 112)
+            if (p.x_rows == 112)
                 return multiply_work_item<112>(k_range);
         }
         multiply_work_item<kColumns>(k_range);
@@ -449,8 +475,8 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
     /* All of the block's items. */
     __device__ __forceinline__ void multiply_all(const trf_wide_k_range &k_range) {
 #pragma unroll 1
-        for (uint32_t work_item = trf_first_work_item<kMulticast>(a), turn = 0; work_item < a.work_items;
-             work_item += a.clusters, turn ^= 1) {
+        for (uint32_t work_item = trf_first_work_item<kMulticast>(p), turn = 0; work_item < p.work_items;
+             work_item += p.clusters, turn ^= 1) {
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
 #pragma unroll
@@ -458,7 +484,7 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
                     sum[b][i] = 0;
             multiply_rows(k_range);
             mark_corrupt(turn);
-            if (kMulticast == 1 && a.k_splits() > 1)
+            if (kMulticast == 1 && p.k_splits() > 1)
                 send_acc_tiles();
             else
                 finish(work_item);
@@ -469,11 +495,11 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
 
     /* NaN for rows of which a slab was corrupt. */
     __device__ __forceinline__ void mark_corrupt(uint32_t turn) {
-        uint8_t(*const flags)[kMaxProducers] = &barriers.corrupt[turn][kBlocks * warpgroup];
+        uint8_t(*const flags)[TRF_WIDE_MAX_PRODUCERS] = &barriers.corrupt[turn][kBlocks * warpgroup];
 #pragma unroll
         for (int b = 0; b < kBlocks; b++) {
             bool bad = false;
-            for (uint32_t i = 0; i < kMaxProducers; i++)
+            for (uint32_t i = 0; i < TRF_WIDE_MAX_PRODUCERS; i++)
                 bad |= flags[b][i] != 0;
             if (bad)
 #pragma unroll
@@ -489,18 +515,18 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
 
     /* Sends the sums to the blocks that add them up. */
     __device__ __forceinline__ void send_acc_tiles() {
-        const uint32_t at = shared + trf_acc_tile_at(a, 4 * kBlocks * warpgroup + warp, a.k_split());
-        trf_cluster_arrive(a.k_splits()); /* all are done with stages */
-        trf_cluster_wait(a.k_splits());
+        const uint32_t at = shared + trf_acc_tile_at(p, 4 * kBlocks * warpgroup + warp, p.k_split());
+        trf_cluster_arrive(p.k_splits()); /* all are done with stages */
+        trf_cluster_wait(p.k_splits());
 #pragma unroll
         for (int t = 0; t < kColumns / 8; t++) {
-            if (t >= a.x_rows / 8)
+            if (t >= p.x_rows / 8)
                 break;
 #pragma unroll
             for (int b = 0; b < kBlocks; b++)
-                trf_cluster_store(at + (t & -a.k_splits()) * (kWideRows / 16 * kAccTileBytes) +
-                                      (4 * b << a.log_k_splits) * kAccTileBytes,
-                                  t & (a.k_splits() - 1),
+                trf_cluster_store(at + (t & -p.k_splits()) * (TRF_WIDE_ROWS / 16 * TRF_ACC_TILE_BYTES) +
+                                      (4 * b << p.log_k_splits) * TRF_ACC_TILE_BYTES,
+                                  t & (p.k_splits() - 1),
                                   make_float4(sum[b][4 * t], sum[b][4 * t + 1], sum[b][4 * t + 2], sum[b][4 * t + 3]));
         }
     }
@@ -508,25 +534,25 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
     /* The block's own sums to y. They go round, 8 rows of x at a time, with those at hand in sum[b][0 ... 3]: a loop,
      * since code that runs once costs more than the moves. */
     __device__ __forceinline__ void finish(uint32_t work_item) {
-        const bool pairs = trf_stores_pairs(a.f);
-        uint32_t n = trf_first_x<kMulticast>(a, work_item) + 2 * (lane % 4);
+        const bool pairs = trf_stores_pairs(a);
+        uint32_t n = trf_first_x<kMulticast>(p, work_item) + 2 * (lane % 4);
         uint32_t row[kBlocks]; /* the first of two, 8 apart */
         float scale[kBlocks][2];
 #pragma unroll
         for (int b = 0; b < kBlocks; b++) {
             row[b] =
-                trf_first_band(a, work_item) * TRF_SLAB_ROWS + 64 * (kBlocks * warpgroup + b) + 16 * warp + lane / 4;
+                trf_first_band(p, work_item) * TRF_SLAB_ROWS + 64 * (kBlocks * warpgroup + b) + 16 * warp + lane / 4;
             for (int h = 0; h < 2; h++)
-                scale[b][h] = row[b] < a.f.whole_rows ? trf_scale_sum(a.f, row[b] + 8 * h, 1.0f) : 0;
+                scale[b][h] = row[b] < a.whole_rows ? trf_scale_sum(a, row[b] + 8 * h, 1.0f) : 0;
         }
 #pragma unroll 1
-        for (uint32_t column = 0; column < a.x_rows / 8; column++, n += 8)
+        for (uint32_t column = 0; column < p.x_rows / 8; column++, n += 8)
 #pragma unroll
             for (int b = 0; b < kBlocks; b++) {
 #pragma unroll
                 for (int h = 0; h < 2; h++)
-                    if (row[b] < a.f.whole_rows) /* so are the other lanes' */
-                        trf_store_two(a.f, pairs, n, row[b] + 8 * h, scale[b][h] * sum[b][2 * h],
+                    if (row[b] < a.whole_rows) /* so are the other lanes' */
+                        trf_store_two(a, pairs, n, row[b] + 8 * h, scale[b][h] * sum[b][2 * h],
                                       scale[b][h] * sum[b][2 * h + 1]);
 #pragma unroll
                 for (int i = 0; i < kColumns / 2 - 4; i++)
@@ -538,33 +564,38 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
 /* ---- the kernel ---- */
 
 template <class Traits, class Type, int kColumns, int kMulticast>
-static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
+static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args) {
+    const trf_product_args &a = args.product;
+    const trf_wide_partition_args &p = args.partition;
     using Shape = trf_wide_shape<kColumns, kMulticast>;
-    using Product = trf_warp_product<Traits, Type, kWideSlabs, 1, false, false>;
-    constexpr int kP = kDefaultP<Traits>, kLog = kWideTableLog;
+    using Product = trf_warp_product<Traits, Type, TRF_WIDE_SLABS, 1, false, false>;
+    constexpr int kP = kDefaultP<Traits>, kLog = TRF_WIDE_TABLE_LOG;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
     __shared__ trf_wide_barriers barriers;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t decoder = warp - 4 * Shape::kConsumers; /* of other warps: large */
-    const trf_device_view &view = a.f.view;
+    const trf_device_view &view = a.view;
     trf_allow_successor();
     const trf_table_source<kP> table_source(view);
-    const trf_wide_k_range k_range(a);
+    const trf_wide_k_range k_range(p);
     trf_init_barriers<Shape, kMulticast>(barriers);
 
-    const bool decodes = decoder < a.producers * Shape::kUnits;
+    const bool decodes = decoder < p.producers * Shape::kUnits;
     const uint32_t producer = decoder / Shape::kUnits;
-    const trf_wide_bands band_order = {a, decoder % Shape::kUnits + blockIdx.x % kMulticast * Shape::kUnits,
-                                       k_range.begin(producer), decodes ? k_range.count(producer) : 0,
-                                       trf_first_work_item<kMulticast>(a)};
+    const trf_wide_bands band_order = {p,
+                                       a.whole_rows,
+                                       decoder % Shape::kUnits + blockIdx.x % kMulticast * Shape::kUnits,
+                                       k_range.begin(producer),
+                                       decodes ? k_range.count(producer) : 0,
+                                       trf_first_work_item<kMulticast>(p)};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
     const trf_walk walk = band_order.start();
-    trf_stager<kWideSlabs, kShortRing> stager;
+    trf_stager<TRF_WIDE_SLABS, kShortRing> stager;
     if (decodes)
-        trf_start<Traits>(stager, view, a.f.smem, planes, walk, band_order,
-                          shared + a.f.smem.warps + decoder * a.f.smem.warp_bytes, lane);
-    trf_build_constants<Traits, kP, kLog>(view, table_source, shared, a.f.smem, &constants);
+        trf_start<Traits>(stager, view, p.smem, planes, walk, band_order,
+                          shared + p.smem.warps + decoder * p.smem.warp_bytes, lane);
+    trf_build_constants<Traits, kP, kLog>(view, table_source, shared, p.smem, &constants);
     if (kMulticast == 1) {
         __syncthreads();
     } else { /* barriers of the other block, too */
@@ -575,29 +606,31 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
 
     if (decodes) {
         const trf_rans_params<kP, kLog> params =
-            trf_rans_params_of<kP, kLog>(view, shared_memory, a.f.smem.table_log, trf_shared_address(&constants), lane);
-        trf_wide_sink<Product, kColumns, kMulticast> sink(a, lane, barriers, band_order, producer, walk.left, shared);
-        trf_walk_slabs<Traits>(view, a.f.smem, planes, stager, params, shared + a.f.smem.pair_masks, band_order,
-                               UINT32_MAX, lane, sink);
+            trf_rans_params_of<kP, kLog>(view, shared_memory, p.smem.table_log, trf_shared_address(&constants), lane);
+        trf_wide_sink<Product, kColumns, kMulticast> sink(args, lane, barriers, band_order, producer, walk.left,
+                                                          shared);
+        trf_walk_slabs<Traits>(view, p.smem, planes, stager, params, shared + p.smem.pair_masks, band_order, UINT32_MAX,
+                               lane, sink);
         sink.fill_zeros_until(walk.left);
         trf_cp_async_wait<0>();
     } else if (warp < 4) {
-        trf_wide_consumer<Type, kColumns, kMulticast, 0>(a, barriers, shared).multiply_all(k_range);
+        trf_wide_consumer<Type, kColumns, kMulticast, 0>(args, barriers, shared).multiply_all(k_range);
     } else if (Shape::kConsumers > 1 && warp < 8) {
-        trf_wide_consumer<Type, kColumns, kMulticast, Shape::kConsumers - 1>(a, barriers, shared).multiply_all(k_range);
+        trf_wide_consumer<Type, kColumns, kMulticast, Shape::kConsumers - 1>(args, barriers, shared)
+            .multiply_all(k_range);
     }
     __syncwarp();
     if (kMulticast > 1) { /* others may arrive at this block's barriers until they are done */
         trf_cluster_arrive(kMulticast);
         trf_cluster_wait(kMulticast);
-    } else if (a.k_splits() > 1) {
+    } else if (p.k_splits() > 1) {
         if (warp >= 4 * Shape::kConsumers) { /* consumers have, in send_acc_tiles */
-            trf_cluster_arrive(a.k_splits());
-            trf_cluster_wait(a.k_splits());
+            trf_cluster_arrive(p.k_splits());
+            trf_cluster_wait(p.k_splits());
         }
-        trf_cluster_arrive(a.k_splits());
-        trf_cluster_wait(a.k_splits());
-        trf_add_acc_tiles(a, shared);
+        trf_cluster_arrive(p.k_splits());
+        trf_cluster_wait(p.k_splits());
+        trf_add_acc_tiles(args, shared);
     }
 }
 
@@ -605,9 +638,9 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &a) {
 
 template <class Traits, class Type, int kColumns, int kMulticast>
 __global__ void __launch_bounds__(trf_wide_shape<kColumns, kMulticast>::kThreads, 1)
-    trf_wide(const __grid_constant__ trf_wide_args a) {
+    trf_wide(const __grid_constant__ trf_wide_args args) {
 #if TRF_WARPGROUPS
-    trf_wide_block<Traits, Type, kColumns, kMulticast>(a);
+    trf_wide_block<Traits, Type, kColumns, kMulticast>(args);
 #endif
 }
 

@@ -13,9 +13,9 @@
  * Conventions, for every function here and in those headers:
  * - Sizes are bytes unless the name says otherwise. Matrices are row-major. Strings are UTF-8 and NUL-terminated.
  * - A function that can fail returns a trf_status and fills the caller's trf_error, which may be NULL. On failure
- *   outputs are unchanged and nothing is left behind. NULL for a pointer that must be there, and a value out of its
- *   documented range, are TRF_ERR_ARGUMENT everywhere; TRF_ERR_MEMORY (host or device) and TRF_ERR_CUDA can come from
- *   every call that allocates or uses a GPU. Comments name the other errors.
+ *   outputs are unchanged, or NULL, and nothing is left behind. NULL for a pointer that must be there, and a value out
+ *   of its documented range, are TRF_ERR_ARGUMENT everywhere; TRF_ERR_MEMORY (host or device) and TRF_ERR_CUDA can come
+ *   from every call that allocates or uses a GPU. Comments name the other errors.
  * - Structs that the caller fills begin with `struct_bytes`, which their _init sets along with the defaults, so that
  *   they can grow: a program that was compiled against an older one works unchanged.
  * - The library never prints or exits, and keeps no pointer of the caller's beyond the call unless a comment says so.

@@ -105,6 +105,8 @@ static trf_status checkpoint_open_file(trf_checkpoint *checkpoint, trf_error *er
 
 trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, trf_error *err) {
     struct stat info;
+    if (!path || !checkpoint)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "opening a checkpoint needs a path, and a place for it");
     *checkpoint = NULL;
     if (stat(path, &info) != 0)
         return trf_sanitize_error(trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open"), err);
@@ -269,6 +271,9 @@ done:
 trf_status trf_checkpoint_tensor(trf_checkpoint *checkpoint, uint64_t index, trf_tensor_info *info, trf_error *err) {
     size_t s = 0;
     uint64_t i = index;
+    if (!checkpoint || !info)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "what a tensor is needs a checkpoint, and a place for it");
     while (s < checkpoint->num_files && i >= checkpoint->files[s].num_tensors)
         i -= checkpoint->files[s++].num_tensors;
     if (s == checkpoint->num_files)

@@ -374,6 +374,8 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
                                    trf_checkpoint_report *report, trf_error *err) {
     trf_checkpoint *checkpoint = NULL;
     trf_compression work = {0};
+    if (!out_path)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
     trf_status status = trf_job_begin(&work.job, options, err);
     if (status == TRF_OK)
         status = trf_checkpoint_open(in_path, &checkpoint, err);

@@ -50,6 +50,9 @@ trf_status trf_extract_layer(const char *in_path, const char *tensor, const char
                              trf_error *err) {
     trf_checkpoint *checkpoint;
     trf_checkpoint_matrix matrix;
+    if (!tensor || !out_path)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "extracting a layer needs its name, and a path to write to");
     trf_status status = trf_checkpoint_open(in_path, &checkpoint, err);
     if (status != TRF_OK)
         return status;

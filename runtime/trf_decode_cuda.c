@@ -14,7 +14,7 @@ trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void
     if (status != TRF_OK)
         return status;
     trf_nvtx_push("decode");
-    int error = trf_launch_decode(&layer->view, &layer->traits, as, weights, stream);
+    int error = trf_launch_decode_layer(&layer->view, &layer->traits, as, weights, stream);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return trf_check_cuda(error, "decoding a layer", err);

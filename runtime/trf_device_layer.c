@@ -21,6 +21,8 @@ void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_device_
 }
 
 trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err) {
+    if (!device_layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no layer to check");
     return device_layer->context->ops->check_layer(device_layer, err);
 }
 

@@ -230,6 +230,8 @@ trf_status trf_experts_linear(const trf_experts_plan *plan, const void *x, const
 }
 
 trf_status trf_experts_check(const trf_experts *experts, trf_error *err) {
+    if (!experts)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no experts to check");
     for (uint32_t i = 0; i < experts->count; i++) {
         trf_error failure = {0};
         const trf_status status = trf_device_layer_check(experts->layers[i], &failure);

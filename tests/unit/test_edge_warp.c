@@ -4,7 +4,6 @@
 #include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
-#include "common/test_calls.h"
 #include "common/test_tile.h"
 #include "trf_decode.h"
 #include "trf_edge_product.h"
@@ -54,10 +53,10 @@ static int open_edge(warp *w, uint32_t band, uint32_t tile_col, uint32_t edge_id
     return found != 0;
 }
 
-/* Copies of a slab's raw bits and streams, of exactly their sizes. */
+/* Copies of a slab's raw bits and rANS streams, of exactly their sizes. */
 typedef struct slab_copy {
-    uint8_t *raw, *streams;
-    uint32_t size; /* of the streams */
+    uint8_t *raw, *rans_streams;
+    uint32_t size; /* of the rANS streams */
 } slab_copy;
 
 /* Entry of slab `slab` of a layer of one tile. */
@@ -70,15 +69,15 @@ static slab_copy copy_slab(const host_view *host, const trf_tile_shape *tile, ui
     const uint32_t raw_bytes = trf_raw_bytes(host->view.raw_bits, trf_lane_weights(trf_slab_shape_at(tile, slab)));
     slab_copy copy = {.size = 16u * entry.size_units};
     ck_assert_int_eq(posix_memalign((void **)&copy.raw, 16, raw_bytes ? raw_bytes : 1), 0);
-    ck_assert_int_eq(posix_memalign((void **)&copy.streams, 16, copy.size), 0);
+    ck_assert_int_eq(posix_memalign((void **)&copy.rans_streams, 16, copy.size), 0);
     memcpy(copy.raw, host->view.blob + trf_device_slab_raw(entry), raw_bytes);
-    memcpy(copy.streams, host->view.blob + trf_device_slab_rans_streams(entry), copy.size);
+    memcpy(copy.rans_streams, host->view.blob + trf_device_slab_rans_streams(entry), copy.size);
     return copy;
 }
 
 static void free_slab(slab_copy *copy) {
     free(copy->raw);
-    free(copy->streams);
+    free(copy->rans_streams);
 }
 
 /* Makes any slab an edge, regular ones too. */
@@ -93,7 +92,7 @@ static void open_slab(warp *w, const trf_tile_shape *tile, uint32_t slab, const 
         const trf_slab_shape shape = trf_slab_shape_at(tile, slab);
         const uint32_t col = trf_slab_col(tile, slab);
         edge->region = (trf_edge_region){0, 16 * shape.blocks, col, col + 16 * shape.steps};
-        edge->intact = trf_slab_reader_open(&edge->slab, copy->raw, copy->streams, copy->size, shape);
+        edge->intact = trf_slab_reader_open(&edge->slab, copy->raw, copy->rans_streams, copy->size, shape);
         if (edge->intact)
             edge->reader = trf_lane_reader_open(&edge->slab, lane, w->view->state_bits);
     }
@@ -137,7 +136,7 @@ static int decode_slabs(const host_view *host, const test_tile *tile, uint16_t *
 
 /* ---- single tiles ---- */
 
-/* Parts first to end - 1 of a layer into elements; seen as take_segment. @return whether all are good. */
+/* Edges first to end - 1 of a layer into elements; seen as take_segment. @return whether all are good. */
 static int decode_edges_in(const trf_device_view *view, uint32_t first, uint32_t end, uint16_t *elements,
                            uint8_t *seen) {
     int good = 1;
@@ -295,7 +294,7 @@ START_TEST(anything_at_all) {
         const uint32_t whole = copy.size, size = test_below(&rng, 3) ? whole : 16 * test_below(&rng, 2 + whole / 8);
         uint8_t *bytes;
         ck_assert_int_eq(posix_memalign((void **)&bytes, 16, size ? size : 1), 0);
-        memcpy(bytes, copy.streams, size < whole ? size : whole);
+        memcpy(bytes, copy.rans_streams, size < whole ? size : whole);
         for (uint32_t i = size < whole ? size : whole; i < size; i++)
             bytes[i] = 0;
         for (uint32_t i = 0, noise = test_below(&rng, 3) ? 20 : size; i < noise && size; i++)
@@ -304,8 +303,8 @@ START_TEST(anything_at_all) {
             bytes[80] = (uint8_t)test_below(&rng, 200);
             bytes[81] = (uint8_t)(test_below(&rng, 8) ? 0 : test_below(&rng, 256));
         }
-        free(copy.streams);
-        copy.streams = bytes;
+        free(copy.rans_streams);
+        copy.rans_streams = bytes;
         copy.size = size;
         warp w;
         warp_init(&w, &host->view);
@@ -325,14 +324,14 @@ END_TEST
 
 /* ---- whole layers: directory, stored elements, values, products ---- */
 
-typedef struct layer_kind {
+typedef struct layer_case {
     trf_dtype dtype;
     trf_codec codec;
     trf_granularity granularity;
     uint32_t scale_group_size;
-} layer_kind;
+} layer_case;
 
-static const layer_kind kKinds[] = {
+static const layer_case kCases[] = {
     {TRF_DTYPE_BF16, TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0},
     {TRF_DTYPE_F16, TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0},
     {TRF_DTYPE_F8_E4M3, TRF_CODEC_AUTO, TRF_GRANULARITY_NONE, 0},
@@ -345,7 +344,7 @@ static const layer_kind kKinds[] = {
     {TRF_DTYPE_BF16, TRF_CODEC_INT, TRF_GRANULARITY_BLOCK, 32},
 };
 enum {
-    NUM_KINDS = sizeof kKinds / sizeof kKinds[0]
+    NUM_KINDS = sizeof kCases / sizeof kCases[0]
 };
 
 /* A layer that the encoder made, what the CPU decodes of it, and the kernels' view. */
@@ -394,23 +393,24 @@ static void decode_on_cpu(test_layer *t) {
     }
 }
 
-static test_layer make_layer(test_rng *rng, const layer_kind *kind, uint32_t rows, uint32_t cols, int patterns) {
+static test_layer make_layer(test_rng *rng, const layer_case *layer, uint32_t rows, uint32_t cols, int patterns) {
     test_layer t;
     trf_encode_options options;
     trf_error err = {0};
     uint64_t blob_bytes;
-    void *weights = malloc((size_t)rows * cols * trf_dtype_bytes(kind->dtype));
+    void *weights = malloc((size_t)rows * cols * trf_dtype_bytes(layer->dtype));
     EXPECT(weights);
-    fill_weights(rng, weights, kind->dtype, rows, cols, patterns);
+    fill_weights(rng, weights, layer->dtype, rows, cols, patterns);
     trf_encode_options_init(&options);
-    options.codec = kind->codec;
-    options.granularity = kind->granularity;
-    options.scale_group_size = kind->scale_group_size;
+    options.codec = layer->codec;
+    options.granularity = layer->granularity;
+    options.scale_group_size = layer->scale_group_size;
     options.favor = test_below(rng, 2) ? TRF_FAVOR_SPEED : TRF_FAVOR_SIZE;
     options.slab_cols = test_below(rng, 2) ? 128 : 256;
     options.threads = 1;
-    const trf_matrix matrix = test_matrix(weights, kind->dtype, rows, cols);
-    ck_assert_msg(trf_encode_layer(&matrix, &options, &t.blob, &blob_bytes, NULL, &err) == TRF_OK, "%s", err.message);
+    ck_assert_msg(trf_encode_layer(weights, layer->dtype, rows, cols, &options, &t.blob, &blob_bytes, NULL, &err) ==
+                      TRF_OK,
+                  "%s", err.message);
     ck_assert_msg(trf_layer_from_memory(t.blob, blob_bytes, &t.layer, &err) == TRF_OK, "%s", err.message);
     t.host = host_view_make(&t.layer->view, t.blob, blob_bytes);
     decode_on_cpu(&t);
@@ -464,16 +464,16 @@ static void check_values(const test_layer *t, trf_decode_as as, size_t at, uint1
                      view->source_dtype, view->granularity, as, element, stored, due);
 }
 
-/* Edges of layers of several tiles, and their values of every kind. */
+/* Edges of layers of several tiles, and their values as each type. */
 START_TEST(layers) {
     static const uint32_t kShapes[][2] = {{300, 592}, {513, 272}, {64, 700}, {272, 256}, {33, 1025}, {7, 300}};
     test_rng rng = {6000 + (uint64_t)_i};
-    const layer_kind *kind = &kKinds[_i];
+    const layer_case *layer = &kCases[_i];
     for (uint32_t s = 0; s < 2 * sizeof kShapes / sizeof kShapes[0]; s++) {
         const uint32_t rows = kShapes[s / 2][0], cols = kShapes[s / 2][1];
-        if (s % 2 && kind->codec == TRF_CODEC_INT) /* does not take infinities */
+        if (s % 2 && layer->codec == TRF_CODEC_INT) /* does not take infinities */
             continue;
-        test_layer t = make_layer(&rng, kind, rows, cols, s % 2);
+        test_layer t = make_layer(&rng, layer, rows, cols, s % 2);
         const size_t weights = (size_t)rows * cols;
         uint16_t *elements = calloc(weights, sizeof *elements);
         uint8_t *seen = calloc(weights, 1);
@@ -530,7 +530,7 @@ START_TEST(products) {
     test_rng rng = {7000 + (uint64_t)_i};
     for (uint32_t s = 0; s < sizeof kShapes / sizeof kShapes[0]; s++) {
         const uint32_t rows = kShapes[s][0], cols = kShapes[s][1], bf16 = test_below(&rng, 2);
-        test_layer t = make_layer(&rng, &kKinds[_i], rows, cols, 0);
+        test_layer t = make_layer(&rng, &kCases[_i], rows, cols, 0);
         uint16_t *x = malloc(cols * sizeof *x); /* exactly: nothing behind it may be read */
         float *sums = calloc(t.host->view.num_bands, 32 * sizeof *sums);
         EXPECT(x && sums);
@@ -549,7 +549,7 @@ START_TEST(products) {
                     due += product, size += fabs(product);
             }
             if (!(fabs((double)sums[row] - due) <= 2e-6 * size))
-                ck_abort_msg("kind %d %ux%u: row %u is %g, not %g", _i, rows, cols, row, (double)sums[row], due);
+                ck_abort_msg("case %d %ux%u: row %u is %g, not %g", _i, rows, cols, row, (double)sums[row], due);
         }
         free(x);
         free(sums);

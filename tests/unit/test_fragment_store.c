@@ -47,7 +47,7 @@ static uint32_t coded(const slab *s, uint32_t lane, uint32_t i) {
 
 /* A lane's registers of a step as trf_build_quad leaves them. */
 static void form_step(const slab *s, uint32_t lane, uint32_t step, uint32_t reg[8]) {
-    static const uint32_t kByte[4] = {0, 2, 1, 3}; /* of weights 0 to 3 of a group */
+    static const uint32_t kByte[4] = {0, 2, 1, 3}; /* of weights 0 to 3 of a quad */
     memset(reg, 0, 8 * sizeof *reg);
     for (uint32_t i = 0; i < 16; i++) {
         const uint32_t bits = coded(s, lane, 16 * step + i);
@@ -99,8 +99,8 @@ static void store_step(const slab *s, trf_store_format format, uint32_t lane, ui
         if (bytes == 1) {
             words[0] = trf_store_four_bytes(first, second);
         } else if (bytes == 2) {
-            words[0] = trf_store_pair(codec, format, first, scale);
-            words[1] = trf_store_pair(codec, format, second, scale);
+            words[0] = trf_store_two(codec, format, first, scale);
+            words[1] = trf_store_two(codec, format, second, scale);
         } else {
             for (uint32_t c = 0; c < 4; c++)
                 words[c] = trf_store_f32(codec, reg[trf_row_register(r, c / 2)], c % 2, scale);
@@ -146,7 +146,7 @@ static void make_scales(test_rng *rng, trf_device_view *view, float *scales) {
     }
 }
 
-static void check_kind(const trf_device_view *view, const test_tile *tile, trf_decode_as as) {
+static void check_decoding(const trf_device_view *view, const test_tile *tile, trf_decode_as as) {
     const trf_store_format format = trf_store_format_of(view, as);
     const int refused = (as == TRF_DECODE_BF16 && view->codec == TRF_CODEC_FP16) ||
                         (as == TRF_DECODE_F16 && view->codec == TRF_CODEC_BF16);
@@ -216,7 +216,7 @@ START_TEST(slabs) {
         else if (codec == TRF_CODEC_BF16)
             host->view.source_dtype = round % 2 ? TRF_DTYPE_F32 : TRF_DTYPE_BF16;
         for (int as = 0; as < 4; as++)
-            check_kind(&host->view, tile, kAs[as]);
+            check_decoding(&host->view, tile, kAs[as]);
         host_view_free(host);
         test_tile_free(tile);
     }
@@ -231,10 +231,10 @@ START_TEST(every_fp8) {
     for (uint32_t low = 0; low < 256; low++)
         for (uint32_t high = 0; high < 256; high++) {
             const uint32_t pair = low | high << 16;
-            EXPECT(trf_store_pair(view.codec, TRF_STORE_BF16, pair, 1) ==
+            EXPECT(trf_store_two(view.codec, TRF_STORE_BF16, pair, 1) ==
                    (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
-            EXPECT(trf_store_pair(view.codec, TRF_STORE_F16, pair, 1) ==
+            EXPECT(trf_store_two(view.codec, TRF_STORE_F16, pair, 1) ==
                    (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
         }
@@ -263,10 +263,10 @@ START_TEST(codes) {
                                       .scales = &scale};
         for (int32_t code = -1279; code <= 1279; code += 1 + (int32_t)test_below(&rng, 9)) {
             const uint32_t low = (uint16_t)code, high = (uint16_t)-code, pair = low | high << 16;
-            EXPECT(trf_store_pair(view.codec, TRF_STORE_BF16, pair, scale) ==
+            EXPECT(trf_store_two(view.codec, TRF_STORE_BF16, pair, scale) ==
                    (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
-            EXPECT(trf_store_pair(view.codec, TRF_STORE_F16, pair, scale) ==
+            EXPECT(trf_store_two(view.codec, TRF_STORE_F16, pair, scale) ==
                    (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
             EXPECT(trf_store_f32(view.codec, pair, 0, scale) == trf_device_value(&view, TRF_DECODE_SOURCE, low, 0, 0));
@@ -298,7 +298,7 @@ static void check_banks(const uint32_t place[TRF_LANES]) {
     }
 }
 
-/* All lanes' pieces of a slab, pair by pair, come to where they belong. */
+/* What all lanes have of a slab, step pair by step pair, comes to where it belongs. */
 START_TEST(gathered_rows) {
     enum {
         MOST_ROW_BYTES = 2 * 256

@@ -2,7 +2,7 @@
  * plan or to a reason. */
 #include "common/expect.h"
 #include "common/run_suite.h"
-#include "trf_fused_launch.h"
+#include "trf_fused_partition.h"
 
 #include <check.h>
 #include <string.h>
@@ -55,12 +55,19 @@ static uint32_t case_of(uint32_t kind, uint32_t i, trf_device_view *view) {
     return kBatches[i % NUM_BATCHES];
 }
 
-static trf_linear_plan choose(const trf_device_view *view, const trf_layer_traits *traits,
-                              const trf_device_limits *limits, uint32_t m) {
-    trf_linear_plan plan = {.m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_F16, .path = TRF_PATH_FUSED};
-    plan.choice[TRF_PLAN_LAYER] = 77;
-    trf_fused_choose(view, traits, limits, &plan);
-    return plan;
+static trf_fused_partition choose(const trf_device_view *view, const trf_layer_traits *traits,
+                                  const trf_device_limits *limits, uint32_t m, int has_bias) {
+    const trf_product product = {
+        .m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_F16, .has_bias = has_bias, .y_stride = view->rows};
+    trf_fused_partition partition;
+    memset(&partition, 0xA5, sizeof partition); /* all of it is the choice's */
+    trf_fused_choose(view, traits, limits, &product, &partition);
+    return partition;
+}
+
+/* The partitions but for their workspaces. */
+static int have_one_launch(const trf_fused_partition *a, const trf_fused_partition *b) {
+    return memcmp(a, b, offsetof(trf_fused_partition, shared_bytes) + sizeof a->shared_bytes) == 0;
 }
 
 /* The workspace holds the edges' sums, if there are edges, x with rows of whole 16 bytes, and what blocks share: of two
@@ -72,16 +79,15 @@ static void check_plan(const trf_device_view *view, const trf_layer_traits *trai
                    shared = (uint64_t)limits->multiprocessors * 2 * (m > 8 ? 16 * 32 * 64 * 4 : 20 * 64 * 8 * 4);
     trf_layer_traits whole = *traits;
     whole.irregular_weights = 0;
-    const trf_linear_plan plan = choose(view, traits, limits, m), without_edges = choose(view, &whole, limits, m);
+    const trf_fused_partition plan = choose(view, traits, limits, m, 0), with_bias = choose(view, traits, limits, m, 1),
+                              without_edges = choose(view, &whole, limits, m, 0);
     ck_assert_uint_ge(plan.workspace_bytes, edges + x);
     ck_assert_uint_le(plan.workspace_bytes, edges + padded_x + shared + 2 * 256);
     ck_assert_uint_ge(without_edges.workspace_bytes, x);
     ck_assert_uint_le(without_edges.workspace_bytes, padded_x + shared + 256);
-    ck_assert_uint_eq(plan.epilogue_workspace_bytes, plan.workspace_bytes + (edges + 255) / 256 * 256); /* the sums */
-    ck_assert_uint_eq(plan.choice[TRF_PLAN_LAYER], 77); /* not the choice's */
-    ck_assert(plan.m == m && plan.x_dtype == TRF_DTYPE_BF16 && plan.y_dtype == TRF_DTYPE_F16 &&
-              plan.path == TRF_PATH_FUSED && !plan.reason);
-    ck_assert_mem_eq(plan.choice, without_edges.choice, sizeof plan.choice);
+    ck_assert_uint_eq(with_bias.workspace_bytes, plan.workspace_bytes + (edges + 255) / 256 * 256); /* the sums */
+    ck_assert(plan.shared_bytes + 1024 <= (uint32_t)limits->shared_bytes);
+    ck_assert(have_one_launch(&plan, &without_edges) && have_one_launch(&plan, &with_bias));
 }
 
 START_TEST(every_shape_has_a_plan_or_a_reason) {
@@ -149,10 +155,10 @@ START_TEST(missing_code_is_not_chosen) {
         const uint32_t m = case_of(0, i, &view);
         if (trf_fused_refuses(&view, &traits, &limits, m, TRF_DTYPE_BF16))
             continue;
-        const trf_linear_plan plan = choose(&view, &traits, &limits, m),
-                              usual = choose(&view, &traits, &kDevices[0], m);
+        const trf_fused_partition plan = choose(&view, &traits, &limits, m, 0),
+                                  usual = choose(&view, &traits, &kDevices[0], m, 0);
         check_plan(&view, &traits, &limits, m);
-        EXPECT(memcmp(plan.choice, usual.choice, sizeof plan.choice) != 0);
+        EXPECT(!have_one_launch(&plan, &usual));
         plans++;
     }
     ck_assert_uint_gt(plans, 0);
@@ -176,8 +182,8 @@ START_TEST(two_slabs_a_warp_have_kernels) {
     for (uint32_t m = 1; m <= TRF_FUSED_MAX_M; m++) {
         const trf_dtype x_dtype = view.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
         ck_assert_ptr_null(trf_fused_refuses(&view, &traits, &kDevices[0], m, x_dtype));
-        const trf_linear_plan plan = choose(&view, &traits, &kDevices[0], m);
-        if (plan.choice[0] == 0) { /* TRF_GEOMETRY_TWO_SLABS */
+        const trf_fused_partition plan = choose(&view, &traits, &kDevices[0], m, 0);
+        if (plan.geometry == TRF_GEOMETRY_TWO_SLABS) {
             ck_assert_uint_le(m, kinds[_i].most);
             taken = m;
         }

@@ -1,7 +1,7 @@
 /* How grouped launches and experts are cut, which needs no device. */
 #include "common/expect.h"
 #include "common/run_suite.h"
-#include "trf_group_launch.h"
+#include "trf_group_partition.h"
 
 #include <check.h>
 #include <string.h>

@@ -1,19 +1,10 @@
-/* The choice of a wide product's cut, which needs no device: it comes to a plan that the device has room for, or to a
+/* The choice of a wide product's cut, which needs no device: it comes to a partition that the device has room for, or to a
  * reason. */
 #include "common/run_suite.h"
-#include "trf_wide_launch.h"
+#include "trf_wide_partition.h"
 
 #include <check.h>
 #include <string.h>
-
-/* Of plan->choice, as trf_wide_launch.cu has them. */
-enum {
-    X_ROWS,    /* of a block */
-    MULTICAST, /* blocks that decode for each other */
-    K_SPLITS,  /* blocks that cut an item's columns among them */
-    CLUSTERS,
-    PRODUCERS /* of decoders */
-};
 
 static const trf_device_limits kDevices[] = {{132, 232448, 90, {132, 66, 32, 16}, 0},
                                              {132, 232448, 90, {132, 66, 0, 0}, 0},
@@ -43,33 +34,40 @@ static trf_device_view view_of(int pairs, uint32_t slab_cols, uint32_t rows, uin
 
 static const trf_layer_traits kTraits = {.max_rans_bytes = 1100, .max_frequency = 240, .exceptions_fit_fragments = 1};
 
+static trf_wide_partition choose(const trf_device_view *view, const trf_layer_traits *traits,
+                                 const trf_device_limits *limits, uint32_t m, int has_bias) {
+    const trf_product product = {
+        .m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_BF16, .has_bias = has_bias, .y_stride = view->rows};
+    trf_wide_partition partition;
+    memset(&partition, 0xA5, sizeof partition); /* all of it is the choice's */
+    trf_wide_choose(view, traits, limits, &product, &partition);
+    return partition;
+}
+
 static void check_plan(const trf_device_view *view, const trf_device_limits *limits, uint32_t m) {
-    trf_linear_plan plan = {.m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_BF16, .path = TRF_PATH_WIDE};
-    plan.choice[TRF_PLAN_LAYER] = 77;
-    trf_wide_choose(view, &kTraits, limits, &plan);
-    const uint32_t *c = plan.choice, blocks = c[MULTICAST] * c[K_SPLITS],
-                   log_blocks = blocks < 4 ? blocks - 1 : blocks / 4 + 1,
+    const trf_wide_partition c = choose(view, &kTraits, limits, m, 0), with_bias = choose(view, &kTraits, limits, m, 1);
+    const uint32_t blocks = c.multicast * c.k_splits, log_blocks = blocks < 4 ? blocks - 1 : blocks / 4 + 1,
                    row_blocks = (view->rows / TRF_SLAB_ROWS + 3) / 4,
-                   x_row_blocks = (m + 128 * c[MULTICAST] - 1) / (128 * c[MULTICAST]);
-    ck_assert_uint_eq(c[X_ROWS] % 16, 0); /* there are loops for these */
-    ck_assert(m <= 64 ? c[X_ROWS] == (m <= 48 ? 48 : 64) : c[X_ROWS] >= 80 && c[X_ROWS] <= 128);
-    ck_assert_uint_ge(x_row_blocks * c[MULTICAST] * c[X_ROWS], m);
+                   x_row_blocks = (m + 128 * c.multicast - 1) / (128 * c.multicast);
+    ck_assert_uint_eq(c.x_rows % 16, 0); /* there are loops for these */
+    ck_assert(m <= 64 ? c.x_rows == (m <= 48 ? 48 : 64) : c.x_rows >= 80 && c.x_rows <= 128);
+    ck_assert_uint_ge(x_row_blocks * c.multicast * c.x_rows, m);
     if (m > 64) /* no more than it takes */
-        ck_assert_uint_lt(x_row_blocks * c[MULTICAST] * (c[X_ROWS] - 16), m);
-    ck_assert(c[MULTICAST] == 1 || (c[MULTICAST] == 2 && m > 128));
-    ck_assert(c[K_SPLITS] == 1 || ((c[K_SPLITS] == 2 || c[K_SPLITS] == 4 || c[K_SPLITS] == 8) && c[MULTICAST] == 1));
-    ck_assert_uint_ge(c[CLUSTERS], 1);
-    ck_assert_uint_le(c[CLUSTERS], limits->clusters[log_blocks]);
-    ck_assert_uint_le(c[CLUSTERS], row_blocks * x_row_blocks); /* none without an item */
-    if (c[K_SPLITS] > 1)
-        ck_assert_uint_eq(c[CLUSTERS], row_blocks * x_row_blocks); /* one item each */
-    ck_assert_uint_ge(c[PRODUCERS], 1);
-    ck_assert_uint_le(c[PRODUCERS], c[X_ROWS] <= 64 ? 6 : c[MULTICAST] == 1 ? 4 : 8);
-    ck_assert_uint_le(c[PRODUCERS] * c[K_SPLITS],
-                      (view->num_slab_cols + c[K_SPLITS] - 1) / c[K_SPLITS] * c[K_SPLITS]); /* none idle */
-    ck_assert_uint_eq(plan.choice[TRF_PLAN_LAYER], 77);                                     /* not the choice's */
-    ck_assert_uint_eq(plan.workspace_bytes, (2ull * m * view->cols + 255) / 256 * 256);     /* an aligned copy of x */
-    ck_assert_uint_eq(plan.epilogue_workspace_bytes, plan.workspace_bytes + (4ull * m * view->rows + 255) / 256 * 256);
+        ck_assert_uint_lt(x_row_blocks * c.multicast * (c.x_rows - 16), m);
+    ck_assert(c.multicast == 1 || (c.multicast == 2 && m > 128));
+    ck_assert(c.k_splits == 1 || ((c.k_splits == 2 || c.k_splits == 4 || c.k_splits == 8) && c.multicast == 1));
+    ck_assert_uint_ge(c.clusters, 1);
+    ck_assert_uint_le(c.clusters, limits->clusters[log_blocks]);
+    ck_assert_uint_le(c.clusters, row_blocks * x_row_blocks); /* none without an item */
+    if (c.k_splits > 1)
+        ck_assert_uint_eq(c.clusters, row_blocks * x_row_blocks); /* one item each */
+    ck_assert_uint_ge(c.producers, 1);
+    ck_assert_uint_le(c.producers, c.x_rows <= 64 ? 6 : c.multicast == 1 ? 4 : 8);
+    ck_assert_uint_le(c.producers * c.k_splits,
+                      (view->num_slab_cols + c.k_splits - 1) / c.k_splits * c.k_splits); /* none idle */
+    ck_assert_uint_eq(c.workspace_bytes, (2ull * m * view->cols + 255) / 256 * 256);     /* an aligned copy of x */
+    ck_assert_uint_eq(with_bias.workspace_bytes, c.workspace_bytes + (4ull * m * view->rows + 255) / 256 * 256);
+    ck_assert_mem_eq(&c, &with_bias, offsetof(trf_wide_partition, workspace_bytes));
 }
 
 /* Quads; pairs have longer streams, and other slabs. */
@@ -93,11 +91,10 @@ START_TEST(long_streams_leave_fewer_decoders) {
     trf_layer_traits traits = kTraits;
     uint32_t before = UINT32_MAX;
     for (traits.max_rans_bytes = 1000; traits.max_rans_bytes <= 16000; traits.max_rans_bytes += 1000) {
-        trf_linear_plan plan = {.m = 64, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_BF16, .path = TRF_PATH_WIDE};
         ck_assert_ptr_null(trf_wide_refuses(&view, &traits, &kDevices[0], 64, TRF_DTYPE_BF16));
-        trf_wide_choose(&view, &traits, &kDevices[0], &plan);
-        ck_assert_uint_le(plan.choice[PRODUCERS], before);
-        before = plan.choice[PRODUCERS];
+        const trf_wide_partition c = choose(&view, &traits, &kDevices[0], 64, 0);
+        ck_assert_uint_le(c.producers, before);
+        before = c.producers;
     }
     ck_assert_uint_eq(before, 1);
 }

@@ -1,18 +1,17 @@
 /* The walk of a warp through slabs as the fused, group, wide and decoding kernels have it (trf_slab_walk.cuh), in an
  * emulated block: against the elements that the tests' own encoder began with, the reference decoder's, and for corrupt
- * streams and directories against trf_slab_decode.h. */
+ * rANS streams and directories against trf_slab_decode.h. */
 #include <stdio.h>
 
 #ifndef TRF_HAVE_WARP_WALK
 int main(void) {
-    puts("skipped: device headers are tested on the CPU with a C++ compiler of the C compiler's kind only");
+    puts("skipped: device headers are tested on the CPU with a C++ compiler of the C compiler's make only");
     return 77;
 }
 #else
 #include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
-#include "common/test_calls.h"
 #include "common/test_tile.h"
 #include "trf_decode.h"
 #include "trf_device_value.h"
@@ -69,8 +68,8 @@ static int is_regular(const trf_device_view *view, uint32_t band, uint32_t col) 
     return (band + 1) * TRF_SLAB_ROWS <= view->rows && (left >= view->slab_cols || left / 16 % 4 == 0) && left >= 16;
 }
 
-/* Counts that lead beyond a slab's streams: the validator lets none through, and a walk, which bounds them, may end
- * well if they are those of the last pair. */
+/* Counts that lead beyond a slab's rANS streams: the validator lets none through, and a walk, which bounds them, may
+ * end well if they are those of the last lane pair. */
 enum {
     SLAB_EITHER = WARP_SLAB_GOOD + 1
 };
@@ -109,19 +108,19 @@ static void find_verdicts(walked_layer *t) {
                 is_regular(view, band, col) ? verdict_of(view, band, col, t->max_rans_bytes) : WARP_SLAB_PASSED_BY;
 }
 
-/* ---- one run ---- */
+/* ---- one walk ---- */
 
-static const uint32_t kUntouched = 0xA5; /* bytes of elements before a run */
+static const uint32_t kUntouched = 0xA5; /* bytes of elements before a walk */
 
-static const char *const kKindNames[] = {"store", "store, any", "one", "any", "two", "two, x copied", "wide"};
+static const char *const kVariantNames[] = {"store", "store, any", "one", "any", "two", "two, x copied", "wide"};
 
-/* What a run must say of a slab: its own verdict, or of two side by side the worse one. The second alone is not walked,
+/* What a walk must say of a slab: its own verdict, or of two at a time the worse one. The second alone is not walked,
  * and of no account if it is not there. */
-static uint8_t due_of_slab(const walked_layer *t, const warp_walk *run, uint32_t band, uint32_t col) {
-    const uint32_t cols = run->view->num_slab_cols, two = run->variant >= WARP_WALK_TWO_SLABS,
+static uint8_t due_of_slab(const walked_layer *t, const warp_walk *walk, uint32_t band, uint32_t col) {
+    const uint32_t cols = walk->view->num_slab_cols, two = walk->variant >= WARP_WALK_TWO_SLABS,
                    first = two ? band / 2 * 2 : band;
-    const uint8_t own = t->verdict[first * cols + col], said = run->slabs[band * cols + col];
-    const int alone = !two || (first + 2) * TRF_SLAB_ROWS > run->view->rows || own == WARP_SLAB_PASSED_BY;
+    const uint8_t own = t->verdict[first * cols + col], said = walk->slabs[band * cols + col];
+    const int alone = !two || (first + 2) * TRF_SLAB_ROWS > walk->view->rows || own == WARP_SLAB_PASSED_BY;
     const uint8_t other = alone ? own : t->verdict[(first + 1) * cols + col];
     if (own == WARP_SLAB_BAD || other == WARP_SLAB_BAD)
         return WARP_SLAB_BAD;
@@ -131,42 +130,42 @@ static uint8_t due_of_slab(const walked_layer *t, const warp_walk *run, uint32_t
 }
 
 /* In place of a bad slab's weights there are NaNs, or codes 0. */
-static void expect_corrupt_values(const warp_walk *run, uint32_t band, uint32_t col) {
-    const trf_device_view *view = run->view;
+static void expect_corrupt_values(const warp_walk *walk, uint32_t band, uint32_t col) {
+    const trf_device_view *view = walk->view;
     const uint32_t left = view->cols - col * view->slab_cols, due = trf_device_corrupt_value(view, TRF_DECODE_ELEMENTS);
     for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
         for (uint32_t c = 0; c < view->slab_cols && c < left / 16 * 16; c++)
-            EXPECT(run->elements[(size_t)(band * TRF_SLAB_ROWS + r) * view->cols + col * view->slab_cols + c] == due);
+            EXPECT(walk->elements[(size_t)(band * TRF_SLAB_ROWS + r) * view->cols + col * view->slab_cols + c] == due);
 }
 
-static void check_slabs(const walked_layer *t, const warp_walk *run) {
-    const trf_device_view *view = run->view;
+static void check_slabs(const walked_layer *t, const warp_walk *walk) {
+    const trf_device_view *view = walk->view;
     const uint64_t fault = t->host->fault.tile_low | (uint64_t)t->host->fault.tile_high << 32;
     uint64_t first_bad = UINT64_MAX;
     int bad = 0, fault_is_bad = 0;
     for (uint32_t band = 0; band < view->num_bands; band++)
         for (uint32_t col = 0; col < view->num_slab_cols; col++) {
-            const uint8_t due = is_regular(view, band, col) ? due_of_slab(t, run, band, col) : 0;
+            const uint8_t due = is_regular(view, band, col) ? due_of_slab(t, walk, band, col) : 0;
             const uint64_t tile = band / 8 * (uint64_t)view->num_tile_cols + col * view->slab_cols / TRF_TILE_SIZE;
-            if (run->slabs[band * view->num_slab_cols + col] != due)
-                ck_abort_msg("%s: codec %u, %u class bits: band %u column %u is %u, not %u", kKindNames[run->variant],
-                             view->codec, view->class_bits, band, col, run->slabs[band * view->num_slab_cols + col],
-                             due);
+            if (walk->slabs[band * view->num_slab_cols + col] != due)
+                ck_abort_msg("%s: codec %u, %u class bits: band %u column %u is %u, not %u",
+                             kVariantNames[walk->variant], view->codec, view->class_bits, band, col,
+                             walk->slabs[band * view->num_slab_cols + col], due);
             if (due != WARP_SLAB_BAD)
                 continue;
-            if (run->variant <= WARP_WALK_STORE_GENERAL)
-                expect_corrupt_values(run, band, col);
+            if (walk->variant <= WARP_WALK_STORE_GENERAL)
+                expect_corrupt_values(walk, band, col);
             first_bad = bad ? first_bad : tile;
             fault_is_bad |= fault == tile;
             bad = 1;
         }
     EXPECT(t->host->fault.set == (uint32_t)bad);
     EXPECT(!bad || fault_is_bad);
-    EXPECT(!bad || run->warps > 1 || fault == first_bad);
+    EXPECT(!bad || walk->warps > 1 || fault == first_bad);
 }
 
-static void check_elements(const walked_layer *t, const warp_walk *run) {
-    const trf_device_view *view = run->view;
+static void check_elements(const walked_layer *t, const warp_walk *walk) {
+    const trf_device_view *view = walk->view;
     for (uint32_t row = 0; row < view->rows; row++)
         for (uint32_t col = 0; col < view->cols; col++) {
             const size_t at = (size_t)row * view->cols + col;
@@ -176,10 +175,10 @@ static void check_elements(const walked_layer *t, const warp_walk *run) {
             if (t->seen[at] != stored || t->elements[at] != (stored ? t->due[at] : 0x0101 * kUntouched))
                 ck_abort_msg("%s%s: codec %u c %u r %u p %u L %u %ux%u slabs of %u, %u warps, order %u: row %u column "
                              "%u seen %u times, is %04x, not %04x",
-                             kKindNames[run->variant], run->special ? ", special" : "", view->codec, view->class_bits,
-                             view->raw_bits, view->probability_bits, view->state_bits, view->rows, view->cols,
-                             view->slab_cols, run->warps, run->order, row, col, t->seen[at], t->elements[at],
-                             t->due[at]);
+                             kVariantNames[walk->variant], walk->special ? ", special" : "", view->codec,
+                             view->class_bits, view->raw_bits, view->probability_bits, view->state_bits, view->rows,
+                             view->cols, view->slab_cols, walk->warps, walk->order, row, col, t->seen[at],
+                             t->elements[at], t->due[at]);
         }
 }
 
@@ -191,27 +190,27 @@ static void check_walks(test_rng *rng, walked_layer *t, int intact, uint32_t (*r
     find_verdicts(t);
     for (uint32_t at = 0; at < 2 * WARP_WALK_VARIANTS; at++) {
         const uint32_t p = view->probability_bits;
-        const warp_walk run = {.view = view,
-                               .max_rans_bytes = t->max_rans_bytes,
-                               .max_frequency = t->max_frequency,
-                               .variant = (warp_walk_variant)(at / 2),
-                               .special = at % 2,
-                               .warps = kWarps[test_below(rng, 6)],
-                               .table_log = p + 4 + test_below(rng, 13 - p),
-                               .order = test_below(rng, 64),
-                               .elements = t->elements,
-                               .seen = t->seen,
-                               .slabs = t->slabs};
+        const warp_walk walk = {.view = view,
+                                .max_rans_bytes = t->max_rans_bytes,
+                                .max_frequency = t->max_frequency,
+                                .variant = (warp_walk_variant)(at / 2),
+                                .special = at % 2,
+                                .warps = kWarps[test_below(rng, 6)],
+                                .table_log = p + 4 + test_below(rng, 13 - p),
+                                .order = test_below(rng, 64),
+                                .elements = t->elements,
+                                .seen = t->seen,
+                                .slabs = t->slabs};
         memset(t->seen, 0, (size_t)view->rows * view->cols);
         memset(t->elements, kUntouched, (size_t)view->rows * view->cols * sizeof *t->elements);
         memset(t->slabs, WARP_SLAB_PASSED_BY, num_slabs(view));
         t->host->fault = (trf_device_fault){0, 0, 0};
-        if (!warp_walk_run(&run))
+        if (!warp_walk_layer(&walk))
             continue;
         ran[at % 2][at / 2]++;
-        check_slabs(t, &run);
+        check_slabs(t, &walk);
         if (intact)
-            check_elements(t, &run);
+            check_elements(t, &walk);
     }
 }
 
@@ -296,31 +295,31 @@ END_TEST
 
 /* ---- layers of several tiles, as the encoder makes them ---- */
 
-typedef struct layer_kind {
+typedef struct layer_case {
     trf_dtype dtype;
     trf_codec codec;
     double bits;
-} layer_kind;
+} layer_case;
 
-static const layer_kind kKinds[] = {
+static const layer_case kCases[] = {
     {TRF_DTYPE_BF16, TRF_CODEC_AUTO, 0},    {TRF_DTYPE_F16, TRF_CODEC_AUTO, 0}, {TRF_DTYPE_F8_E4M3, TRF_CODEC_AUTO, 0},
     {TRF_DTYPE_F8_E5M2, TRF_CODEC_AUTO, 0}, {TRF_DTYPE_I8, TRF_CODEC_AUTO, 0},  {TRF_DTYPE_F32, TRF_CODEC_INT, 0},
     {TRF_DTYPE_BF16, TRF_CODEC_INT, 4.25},
 };
 enum {
-    NUM_KINDS = sizeof kKinds / sizeof kKinds[0]
+    NUM_KINDS = sizeof kCases / sizeof kCases[0]
 };
 
 /* Heavy tails, so that there are exceptions; some infinities and NaNs; the first tile of random bits, which is
  * stored. */
-static void *make_weights(test_rng *rng, const layer_kind *kind, uint32_t rows, uint32_t cols) {
-    const size_t bytes = trf_dtype_bytes(kind->dtype);
+static void *make_weights(test_rng *rng, const layer_case *tested, uint32_t rows, uint32_t cols) {
+    const size_t bytes = trf_dtype_bytes(tested->dtype);
     uint8_t *weights = malloc((size_t)rows * cols * bytes);
     EXPECT(weights);
-    test_fill_student(rng, weights, kind->dtype, (size_t)rows * cols, 4, kind->dtype == TRF_DTYPE_I8 ? 8 : 0.05);
-    if (kind->codec != TRF_CODEC_AUTO)
+    test_fill_student(rng, weights, tested->dtype, (size_t)rows * cols, 4, tested->dtype == TRF_DTYPE_I8 ? 8 : 0.05);
+    if (tested->codec != TRF_CODEC_AUTO)
         return weights;
-    for (int i = 0; i < 20 && kind->dtype != TRF_DTYPE_I8; i++)
+    for (int i = 0; i < 20 && tested->dtype != TRF_DTYPE_I8; i++)
         memset(weights + bytes * ((size_t)test_below(rng, rows) * cols + test_below(rng, cols)),
                test_below(rng, 2) ? 0x7F : 0xFF, bytes);
     for (uint32_t row = 0; row < rows && row < 256; row++)
@@ -345,22 +344,23 @@ static uint16_t *decode_all(const trf_layer *layer) {
     return elements;
 }
 
-static void check_layer(test_rng *rng, const layer_kind *kind, uint32_t rows, uint32_t cols,
+static void check_layer(test_rng *rng, const layer_case *tested, uint32_t rows, uint32_t cols,
                         uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     trf_encode_options options;
     trf_error err = {0};
-    void *blob, *exact, *weights = make_weights(rng, kind, rows, cols);
+    void *blob, *exact, *weights = make_weights(rng, tested, rows, cols);
     uint64_t blob_bytes;
     trf_layer *layer;
     trf_encode_options_init(&options);
-    options.codec = kind->codec;
-    options.bits = kind->bits;
+    options.codec = tested->codec;
+    options.bits = tested->bits;
     options.favor = test_below(rng, 2) ? TRF_FAVOR_SPEED : TRF_FAVOR_SIZE;
     options.slab_cols = test_below(rng, 2) ? 128 : 256;
     options.probability_bits = test_below(rng, 4) ? 0 : 9 + test_below(rng, 4);
     options.threads = 1;
-    const trf_matrix matrix = test_matrix(weights, kind->dtype, rows, cols);
-    ck_assert_msg(trf_encode_layer(&matrix, &options, &blob, &blob_bytes, NULL, &err) == TRF_OK, "%s", err.message);
+    ck_assert_msg(trf_encode_layer(weights, tested->dtype, rows, cols, &options, &blob, &blob_bytes, NULL, &err) ==
+                      TRF_OK,
+                  "%s", err.message);
     ck_assert_int_eq(posix_memalign(&exact, TRF_TILE_ALIGNMENT, blob_bytes), 0);
     memcpy(exact, blob, blob_bytes);
     ck_assert_msg(trf_layer_from_memory(blob, blob_bytes, &layer, &err) == TRF_OK, "%s", err.message);
@@ -381,7 +381,7 @@ START_TEST(layers) {
     uint32_t ran[2][WARP_WALK_VARIANTS] = {{0}};
     for (uint32_t s = 0; s < sizeof kShapes / sizeof kShapes[0]; s++)
         if (!test_quick() || s < 3)
-            check_layer(&rng, &kKinds[_i], kShapes[s][0], kShapes[s][1], ran);
+            check_layer(&rng, &kCases[_i], kShapes[s][0], kShapes[s][1], ran);
     EXPECT(ran[0][WARP_WALK_STORE_GENERAL]);
 }
 END_TEST
@@ -395,33 +395,33 @@ static trf_device_slab *any_slab(test_rng *rng, walked_layer *t) {
 /* Changes a slab's states, counts, number of exceptions or words. */
 static void corrupt_rans_stream(test_rng *rng, walked_layer *t, uint8_t *blob) {
     const trf_device_slab entry = *any_slab(rng, t);
-    uint8_t *stream = blob + trf_device_slab_rans_streams(entry);
+    uint8_t *rans_streams = blob + trf_device_slab_rans_streams(entry);
     const uint32_t bytes = 16u * entry.size_units;
     if (bytes == 0)
         return;
     switch (test_below(rng, 7)) {
     case 0:
-        stream[test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
+        rans_streams[test_below(rng, 64)] ^= (uint8_t)(1u << test_below(rng, 8));
         break;
     case 1:
-        stream[64 + test_below(rng, 16)] ^= (uint8_t)(1u << test_below(rng, 8));
+        rans_streams[64 + test_below(rng, 16)] ^= (uint8_t)(1u << test_below(rng, 8));
         break;
-    case 2: /* streams that lead as far as they can */
-        memset(stream + 64, 0xFF, 16);
+    case 2: /* rANS streams that lead as far as they can */
+        memset(rans_streams + 64, 0xFF, 16);
         break;
     case 3:
-        stream[80 + test_below(rng, 2)] = (uint8_t)test_below(rng, 256);
+        rans_streams[80 + test_below(rng, 2)] = (uint8_t)test_below(rng, 256);
         break;
-    case 4: /* a word moves to another pair */
-        stream[64 + test_below(rng, 16)]++;
-        stream[64 + test_below(rng, 16)]--;
+    case 4: /* a word moves to another lane pair */
+        rans_streams[64 + test_below(rng, 16)]++;
+        rans_streams[64 + test_below(rng, 16)]--;
         break;
     case 5:
         for (uint32_t i = 0; i < bytes; i++)
-            stream[i] = (uint8_t)test_below(rng, 256);
+            rans_streams[i] = (uint8_t)test_below(rng, 256);
         break;
     default:
-        stream[84 + test_below(rng, bytes - 84)] ^= (uint8_t)(1u << test_below(rng, 8));
+        rans_streams[84 + test_below(rng, bytes - 84)] ^= (uint8_t)(1u << test_below(rng, 8));
         break;
     }
 }

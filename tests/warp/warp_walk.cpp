@@ -35,26 +35,26 @@ static uint32_t table_log_of(const warp_walk *w) {
     }
 }
 
-static trf_store_method store_way_of(const warp_walk *w) {
+static trf_store_method store_method_of(const warp_walk *w) {
     if (w->view->cols % 8 != 0)
         return TRF_STORE_SCALAR;
     const bool gathers = w->variant == WARP_WALK_STORE && trf_may_gather(w->view->codec, 2);
     return gathers && w->order % 4 ? TRF_STORE_GATHERED : TRF_STORE_VECTOR;
 }
 
-int warp_walk_run(const warp_walk *w) {
+int warp_walk_layer(const warp_walk *w) {
     const trf_device_view *view = w->view;
     warp_walk_kernel *const kernel = kernel_of(w);
     warp_walk_args args = {};
-    args.cols = trf_regular_slab_cols(*view);
+    args.cols = trf_regular_slab_cols(view);
     if (!kernel || args.cols == 0 || view->rows < TRF_SLAB_ROWS)
         return 0;
     const bool two =
         w->variant == WARP_WALK_TWO_SLABS || w->variant == WARP_WALK_TWO_SLABS_COPY || w->variant == WARP_WALK_WIDE;
     args.walk = w;
-    const trf_store_method way = store_way_of(w);
+    const trf_store_method method = store_method_of(w);
     const uint32_t behind = w->variant == WARP_WALK_TWO_SLABS_COPY ? kXBytes
-                            : way == TRF_STORE_GATHERED            ? TRF_GATHER_BYTES
+                            : method == TRF_STORE_GATHERED         ? TRF_GATHER_BYTES
                                                                    : 0;
     args.smem = trf_smem_layout_of(view->raw_bits, w->max_rans_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0, behind,
                                    w->variant == WARP_WALK_WIDE ? kShortRing : kRing);
@@ -65,7 +65,7 @@ int warp_walk_run(const warp_walk *w) {
                   view->rows / TRF_SLAB_ROWS * args.cols,
                   TRF_DECODE_ELEMENTS,
                   TRF_STORE_ELEMENTS,
-                  way};
+                  method};
     args.x_stride = (view->cols + 7) / 8 * 8; /* rows are aligned */
     std::vector<uint16_t> x(8 * args.x_stride);
     for (uint32_t i = 0; i < x.size(); i++)

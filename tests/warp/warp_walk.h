@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* The walks that kernels have: slabs side by side, ring, table. Each has the codecs and forms that they are made
+/* The walks that kernels have: slabs at a time, ring, table. Each has the codecs and forms that they are made
  * for. */
 typedef enum warp_walk_variant {
     WARP_WALK_STORE,          /* decoding to memory, by trf_store_sink itself; the others have a sink for tests alone */
@@ -22,7 +22,7 @@ typedef enum warp_walk_variant {
     WARP_WALK_VARIANTS
 } warp_walk_variant;
 
-/* What a slab came to. With two side by side both have the same. */
+/* What a slab came to. With two at a time both have the same. */
 enum {
     WARP_SLAB_PASSED_BY,
     WARP_SLAB_BAD,
@@ -43,8 +43,8 @@ typedef struct warp_walk {
     uint8_t *slabs;     /* [num_bands][num_slab_cols]: WARP_SLAB_... */
 } warp_walk;
 
-/* Walks all regular slabs. @return 0 if no kernel of this kind takes the layer. */
-int warp_walk_run(const warp_walk *walk);
+/* Walks all regular slabs. @return 0 if no kernel of this variant takes the layer. */
+int warp_walk_layer(const warp_walk *walk);
 
 #ifdef __cplusplus
 }

@@ -19,7 +19,7 @@ struct warp_walk_args {
 
 typedef void warp_walk_kernel(void *args);
 
-/* A part of the columns of each band, as the fused and wide kernels cut them. */
+/* A range of the columns of each band, as a split of K in the fused and wide kernels. */
 struct warp_split_k_bands {
     uint32_t begin, end;
 
@@ -177,9 +177,9 @@ template <class Traits, int kSlabs, bool kCopies_> struct warp_sink {
 
 /* ---- the kernel ---- */
 
-/* One slab: consecutive slabs for each warp, as they are decoded. Two: a part of the columns for each, band by band, as
- * they are multiplied. */
-/* Sink: is made of the arguments, the lane, and the shared address behind the warp's buffers. */
+/* With one slab at a time a warp has consecutive slabs, as kernels decode them; with two it has a range of columns, band
+ * by band, as kernels multiply them. Sink: made of the arguments, the lane, and the shared address after the warp's
+ * buffers. */
 template <class Traits, int kSlabs, int kSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
     const warp_walk_args &a = *(const warp_walk_args *)args;
     const trf_device_view &view = *a.walk->view;
@@ -229,7 +229,7 @@ template <class Traits, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp
     constexpr int kP = kDefaultP<Traits>, kTwoLog = Traits::kClassBits == 2 ? kSmallTableLog : kTableLog;
     constexpr bool kDecodesOnly = Traits::kCodec == TRF_CODEC_E4M3 && !kSpecial, kTwoOnly = Traits::kInt && kSpecial;
     if (w->variant != WARP_WALK_GENERAL && w->variant != WARP_WALK_STORE_GENERAL &&
-        !trf_has_default_p(*w->view, w->max_frequency))
+        !trf_has_default_p(w->view, w->max_frequency))
         return nullptr;
     if constexpr (!kSpecial) {
         constexpr bool kMayGather = trf_may_gather(Traits::kCodec, 2);

@@ -1,0 +1,92 @@
+/* The decode table in shared memory, and what else a block's warps share there: built once, before the walk.
+ *
+ * Lanes read different copies of an entry, so that they meet in banks as little as the space allows. Copy c of slot s
+ * is at table + bytes * (s * copies + c); there are as many copies as the table's size allows.
+ *
+ *   kP > 0   a kernel made for p = L = kP and frequencies up to 255. An entry has 4 bytes:
+ *            [31:24] slot - start  [23:16] frequency  [15:0] class code (trf_class_code_of)
+ *            With p = 9 and 64 KiB there are 32 copies, a bank for each lane; with 32 KiB there are 16.
+ *   kP = 0   any p and L. An entry has 8 bytes: first [31:16] slot - start  [15:0] frequency, then the class bits of X
+ *            (trf_class_bits_of). There are two copies at least. */
+#ifndef TRF_SMEM_TABLE_CUH
+#define TRF_SMEM_TABLE_CUH
+
+#include "trf_fragment.cuh"
+#include "trf_smem_layout.h"
+
+static constexpr uint32_t kTableLog = TRF_TABLE_LOG, kSmallTableLog = TRF_SMALL_TABLE_LOG;
+
+/* p of the kernels made for one: what encoders choose. */
+template <class Traits>
+constexpr int kDefaultP = Traits::kClassBits == 2 ? (int)TRF_QUADS_PROBABILITY_BITS : (int)TRF_PAIRS_PROBABILITY_BITS;
+
+/* A thread's slots of the table, on their way from the start of a kernel on; all of them if the block has 8 warps. kP =
+ * 0: none. */
+template <int kP> struct trf_table_source {
+    static constexpr uint32_t kAhead = kP ? (1u << kP) / 256 : 1;
+    uint32_t entry[kAhead];
+
+    __device__ __forceinline__ explicit trf_table_source(const trf_device_view &view) {
+#pragma unroll
+        for (uint32_t i = 0; kP && i < kAhead; i++)
+            entry[i] = trf_ldg32(view.slots + min(threadIdx.x + i * blockDim.x, (1u << kP) - 1));
+    }
+};
+
+template <class Traits, int kP>
+static __device__ __forceinline__ void trf_build_slot(const trf_device_view &view, uint32_t table, uint32_t vectors,
+                                                      uint32_t slot, uint32_t entry) {
+    const uint32_t symbol = trf_entry_symbol(entry), frequency = trf_entry_frequency(entry),
+                   bias = trf_entry_bias(entry);
+    uint4 copies;
+    if (kP) {
+        copies.x = copies.y = trf_class_code_of<Traits>(view, symbol) | frequency << 16 | bias << 24;
+    } else {
+        copies.x = frequency | bias << 16;
+        copies.y = trf_class_bits_of<Traits>(view, symbol);
+    }
+    copies.z = copies.x;
+    copies.w = copies.y;
+    for (uint32_t c = 0; c < vectors; c++) /* turned by lane, so that a warp's stores fall on all banks */
+        trf_sts128(table + 16 * (slot * vectors + (c + threadIdx.x) % vectors), copies);
+}
+
+template <class Traits, int kP>
+static __device__ __forceinline__ void trf_build_table(const trf_device_view &view, const trf_table_source<kP> &source,
+                                                       uint32_t table, uint32_t table_log) {
+    const uint32_t p = kP ? kP : view.probability_bits, vectors = 1u << (table_log - 4 - p); /* of 16 bytes */
+    uint32_t slot = threadIdx.x;
+#pragma unroll
+    for (uint32_t i = 0; kP && i < source.kAhead; i++, slot += blockDim.x)
+        if (slot < 1u << p)
+            trf_build_slot<Traits, kP>(view, table, vectors, slot, source.entry[i]);
+    for (; slot < 1u << p; slot += blockDim.x)
+        trf_build_slot<Traits, kP>(view, table, vectors, slot, __ldg(view.slots + slot));
+}
+
+/* Lane l's mask, 16 bytes of 0 or 1, picks the lane pairs whose words lie below its own first word. */
+static __device__ __forceinline__ void trf_build_pair_masks(uint32_t masks) {
+    if (threadIdx.x < TRF_LANES) {
+        const uint32_t lane = threadIdx.x, below = lane % TRF_LANE_PAIRS + lane / TRF_LANE_PAIRS;
+        uint32_t m[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int n = (int)below - 4 * i;
+            m[i] = n >= 4 ? 0x01010101u : n <= 0 ? 0 : 0x01010101u & ((1u << (8 * n)) - 1);
+        }
+        trf_sts128(masks + 16 * lane, make_uint4(m[0], m[1], m[2], m[3]));
+    }
+}
+
+/* Builds all of it; the block meets afterwards. constants: mark and palette of trf_rans_params. */
+template <class Traits, int kP, int kLog>
+static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view,
+                                                           const trf_table_source<kP> &source, uint32_t shared,
+                                                           const trf_smem_layout &smem, uint2 *constants) {
+    trf_build_table<Traits>(view, source, shared, smem.table_log);
+    trf_build_pair_masks(shared + smem.pair_masks);
+    if (threadIdx.x == 0)
+        *constants = make_uint2(kLog == 15 ? 1u << 31 : 1, trf_class_palette<Traits>(view));
+}
+
+#endif

@@ -1,0 +1,193 @@
+/* A multiprocessor's warps take turns at its four schedulers. While enough of them are at work, a step (each warp walks
+ * one column of its unit) takes as long as the schedulers need for all their slabs: `decoding`. With fewer, it takes
+ * what one warp's chain of rANS states needs, whatever the others do: `waiting`. What follows the walk is added. */
+#include "trf_cost_model.h"
+
+#include <math.h>
+
+/* ---- constants: microseconds unless the name says otherwise; slabs are 256 columns wide ---- */
+
+/* A slab of a multiprocessor whose warps are all at work, 1 row of x; and what each of up to 7 more rows adds. */
+static const double kOneSlabUs = 0.365, kOneSlabRowUs = 0.0040, kTwoSlabsUs = 0.340, kTwoSlabsRowUs = 0.0020;
+/* With two slabs a warp and more tiles of x: of none, and of each. */
+static const double kTwoSlabsTiledUs = 0.30, kTwoSlabsTileUs = 0.04;
+/* With one slab a warp and 2, 4 and 8 tiles. */
+static const double kOneSlabUs2Tiles = 0.41, kOneSlabUs4Tiles = 0.47, kOneSlabUs8Tiles = 0.82;
+/* General kernels: 1 tile, 8 tiles. */
+static const double kGeneralUs = 1.0, kGeneralUs8Tiles = 1.5;
+/* How much longer decoding takes with pairs, and with quads of FP16, than with other quads. */
+static const double kPairsFactor = 1.2, kFp16Factor = 1.25;
+
+/* A warp's slab, or two side by side, with little else to do; and how much longer pairs take. A block of a single
+ * layer's product waits for warps only where these are few; grouped launches wait with more of them at work, which is
+ * where 5.8 was measured. */
+static const double kAloneSlabUs = 5.0, kGroupAloneSlabUs = 5.8, kAloneTwoSlabsUs = 6.5, kAlonePairsFactor = 1.8;
+
+/* The second kernel of a stream-K partition: its launch and its work, with x pipelined, with more tiles of x, with one;
+ * and the speed at which it reads sums. */
+static const double kFinishPipelinedUs = 6.5, kFinishTilesUs = 3, kFinishUs = 5, kFinishBytesPerUs = 4e6;
+
+/* With several tiles of x: fewer warps hide less of each other's latencies. The factor of a full block is their sum. */
+static const double kLatencyShare = 0.88, kLatencyOfWarpsShare = 0.12;
+
+/* Where memory is the limit, blocks with less to do leave it to the others: this share of the time is the fullest
+ * block's decoding, and that share the mean of all multiprocessors. */
+static const double kDecodingShare = 0.2, kMemoryShare = 0.8;
+
+/* More than a tile's rows of slabs at once are read a little slower. */
+static const double kManyRowsFactor = 1.03;
+
+/* At the end of a wave: to meet, for a block alone and for clusters of two and of more; for each warp that leaves
+ * sums; and the speed at which a block reads what they have left, within a block and within a cluster. */
+static const double kMeetBlockUs = 0.4, kMeetPairUs = 1.35, kMeetClusterUs = 2.4, kMeetWarpUs = 0.02,
+                    kBlockBytesPerUs = 150e3, kClusterBytesPerUs = 40e3;
+
+/* Sums that take the place of x wait for the last block: in place of x's pipeline a microsecond for so many tiles
+ * squared, in place of buffers so long. */
+static const double kSumsOverXTilesSquaredPerUs = 6.0, kSumsOverBuffersUs = 0.6;
+
+/* That grouped launches of clusters of several blocks take longer. A single layer's estimate has this in what meeting
+ * takes. */
+static const double kGroupClusterUs = 0.5;
+
+/* ---- slabs ---- */
+
+/* Of a slab of 256 columns. */
+static double slab_us(const trf_device_view *view, uint32_t geometry, uint32_t x_tiles, uint32_t slabs, uint32_t m) {
+    const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4           ? kPairsFactor
+                                                              : view->codec == TRF_CODEC_FP16 ? kFp16Factor
+                                                                                              : 1.0;
+    if (geometry == TRF_GEOMETRY_GENERAL)
+        return x_tiles == 1 ? kGeneralUs : kGeneralUs8Tiles;
+    if (slabs == 2)
+        return longer *
+               (x_tiles == 1 ? kTwoSlabsUs + kTwoSlabsRowUs * more_rows : kTwoSlabsTiledUs + kTwoSlabsTileUs * x_tiles);
+    return longer * (x_tiles == 1   ? kOneSlabUs + kOneSlabRowUs * more_rows
+                     : x_tiles == 2 ? kOneSlabUs2Tiles
+                     : x_tiles == 4 ? kOneSlabUs4Tiles
+                                    : kOneSlabUs8Tiles);
+}
+
+static double width_of(const trf_device_view *view) { return view->slab_cols / 256.0; }
+
+static double alone_us(const trf_device_view *view, double quads_us) {
+    return width_of(view) * (view->class_bits == 4 ? kAlonePairsFactor : 1.0) * quads_us;
+}
+
+/* ---- one layer ---- */
+
+static int shares_units(const trf_fused_partition *c) { return c->cluster * c->k_splits > 1; }
+
+static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->slabs, (int)c->x_tiles); }
+
+/* Slabs of the warps of a multiprocessor's fullest quarter: warps' instructions are issued by four schedulers, every
+ * fourth warp's by the same. */
+static double fullest_quarter(const trf_fused_partition *c) {
+    uint32_t slabs[4] = {0}, fullest = 0;
+    for (uint32_t warp = 0; warp < c->wave_units * c->k_splits; warp++) {
+        const uint32_t k_split = warp / c->wave_units;
+        uint32_t *const own = &slabs[warp % 4];
+        *own += c->block_cols * (k_split + 1) / c->k_splits - c->block_cols * k_split / c->k_splits;
+        fullest = trf_max_u32(*own, fullest);
+    }
+    return (double)c->waves * c->slabs * fullest;
+}
+
+static double cost_of_stream_k_blocks(const trf_fused_partition *c, double each_us, double waiting_us) {
+    const double work_items = trf_ceil_div(c->work_items, c->clusters),
+                 sums = 2.0 * c->clusters * c->wave_units * trf_fused_sum_bytes(c->slabs, c->x_tiles),
+                 decoding = work_items * c->wave_units * c->slabs * each_us, waiting = work_items * waiting_us;
+    return fmax(decoding, waiting) +
+           (pipelines_x(c)   ? kFinishPipelinedUs
+            : c->x_tiles > 1 ? kFinishTilesUs
+                             : kFinishUs) +
+           sums / kFinishBytesPerUs;
+}
+
+/* Of a step in blocks with one tile of x. mean: slabs of a multiprocessor. */
+static double cost_of_one_tile(const trf_device_view *view, const trf_fused_partition *c, double steps, double mean,
+                               double each_us) {
+    /* Quads of BF16 are bound by memory, and those of FP16 with nearly all warps and one slab each. Fewer warps are a
+     * little faster each. */
+    const int nearly_all = 8 * c->wave_units * c->k_splits >= 7 * c->warps,
+              by_memory = view->class_bits == 2 && (view->codec == TRF_CODEC_BF16 ||
+                                                    (view->codec == TRF_CODEC_FP16 && c->slabs == 1 && nearly_all));
+    const double at_work = 0.5 * (c->warps + c->wave_units * c->k_splits),
+                 rows = c->wave_units * c->slabs > 8 ? kManyRowsFactor : 1.0,
+                 decoding = steps * at_work * c->slabs * each_us * rows;
+    return by_memory ? kDecodingShare * decoding + kMemoryShare * mean * each_us : decoding;
+}
+
+/* Of adding up the sums of warps that share units. */
+static double cost_of_meeting(const trf_fused_partition *c, uint32_t m) {
+    const double meeting = c->cluster > 2   ? kMeetClusterUs
+                           : c->cluster > 1 ? kMeetPairUs
+                                            : kMeetBlockUs,
+                 bytes_per_us = c->cluster > 1 ? kClusterBytesPerUs : kBlockBytesPerUs,
+                 left = c->wave_units * c->k_splits * trf_fused_sum_bytes(c->slabs, c->x_tiles) *
+                        (m < 8 ? m / 8.0 : 1.0); /* bytes that a block reads */
+    return c->waves * (meeting + kMeetWarpUs * c->cluster * c->k_splits + left / bytes_per_us);
+}
+
+double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition *c, uint32_t multiprocessors,
+                         uint32_t m) {
+    const double each_us = width_of(view) * slab_us(view, c->geometry, c->x_tiles, c->slabs, m);
+    const double waiting_us = alone_us(view, c->slabs == 2 ? kAloneTwoSlabsUs : kAloneSlabUs);
+    if (c->is_stream_k)
+        return cost_of_stream_k_blocks(c, each_us, waiting_us);
+    const double steps = (double)c->waves * trf_ceil_div(c->block_cols, c->k_splits), waiting = steps * waiting_us;
+    const double mean = (double)c->units * c->cols * c->slabs / multiprocessors; /* slabs */
+    double cost;
+    if (pipelines_x(c)) { /* bound by what a warp takes */
+        cost = steps * c->warps * each_us;
+    } else if (c->x_tiles > 1) {
+        const double fewer = kLatencyShare + kLatencyOfWarpsShare * c->warps / (c->wave_units * c->k_splits);
+        cost = fmax(4 * fullest_quarter(c) * each_us * fewer, waiting);
+    } else {
+        cost = fmax(cost_of_one_tile(view, c, steps, mean, each_us), waiting);
+    }
+    if (shares_units(c))
+        cost += cost_of_meeting(c, m);
+    if (c->sums_over_x) /* what is sent waits for the last block */
+        cost += pipelines_x(c) ? c->x_tiles * c->x_tiles / kSumsOverXTilesSquaredPerUs : kSumsOverBuffersUs;
+    return cost;
+}
+
+/* ---- layers that share a launch, and experts ---- */
+
+trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m) {
+    const uint32_t geometry = slabs == 2 ? TRF_GEOMETRY_TWO_SLABS : TRF_GEOMETRY_ONE_SLAB;
+    trf_cost_shape shape;
+    shape.cols = trf_regular_slab_cols(view);
+    shape.units = shape.cols ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
+    shape.slabs = slabs;
+    shape.warps = warps;
+    shape.slab_us = width_of(view) * slab_us(view, geometry, 1, slabs, m);
+    shape.alone_us = alone_us(view, slabs == 2 ? kAloneTwoSlabsUs : kGroupAloneSlabUs);
+    shape.sum_bytes = trf_fused_sum_bytes(slabs, 1) * (m / 8.0);
+    return shape;
+}
+
+double trf_cost_of_step(const trf_cost_shape *shape, double warps_at_work) {
+    return fmax(warps_at_work * shape->slabs * shape->slab_us, shape->alone_us);
+}
+
+/* Half of the warps may have a step less, which is time for the others unless each waits for itself. */
+double trf_cost_of_stream_k(const trf_cost_shape *shape, uint32_t units) {
+    const double columns_per_warp = (double)units * shape->cols / shape->warps, steps = ceil(columns_per_warp),
+                 decoding = 0.5 * (columns_per_warp + steps) * shape->warps * shape->slabs * shape->slab_us,
+                 waiting = steps * shape->alone_us;
+    return units ? fmax(decoding, waiting) + kMeetBlockUs + kMeetWarpUs * shape->warps +
+                       shape->warps * shape->sum_bytes / kBlockBytesPerUs
+                 : 0;
+}
+
+double trf_cost_of_split_k(const trf_cost_shape *shape, uint32_t waves, uint32_t wave_units, uint32_t cols,
+                           uint32_t k_splits, uint32_t cluster) {
+    const double steps = (double)waves * trf_ceil_div(cols, k_splits),
+                 rows = wave_units * shape->slabs > 8 ? kManyRowsFactor : 1.0,
+                 meeting = cluster > 2 ? kMeetClusterUs : kMeetPairUs;
+    return kGroupClusterUs + steps * trf_cost_of_step(shape, 0.5 * (shape->warps + wave_units * k_splits) * rows) +
+           waves * (meeting + kMeetWarpUs * cluster * k_splits +
+                    wave_units * k_splits * shape->sum_bytes / kClusterBytesPerUs);
+}

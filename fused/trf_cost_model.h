@@ -1,0 +1,50 @@
+/* Estimated times of products that are decoded on the way: what planning compares partitions by. All constants of the
+ * estimates stand in trf_cost_model.c, each with its unit; they are fits to measurements on an H200
+ * (docs/performance.md). Microseconds, beyond what every launch takes. Plain C. */
+#ifndef TRF_COST_MODEL_H
+#define TRF_COST_MODEL_H
+
+#include "trf_fused_partition.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TRF_LAUNCH_US 3.0 /* that every launch takes beyond its estimate */
+#define TRF_EXPERT_BEGIN_US                                                                                            \
+    6.0 /* a block, to enter an expert (arguments, directory, table, first slabs: latencies of
+                                   memory) and to leave it */
+
+/* ---- one layer ---- */
+
+/* Of a layer's product cut so; what of the partition depends on shared memory does not matter. */
+double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition *partition, uint32_t multiprocessors,
+                         uint32_t m);
+
+/* ---- layers that share a launch, and experts ---- */
+
+/* A layer, as a block of a grouped kernel walks it. */
+typedef struct trf_cost_shape {
+    uint32_t units, cols, slabs, warps; /* slabs: side by side; warps: of a block */
+    double slab_us, alone_us;           /* of a slab; of a warp's slabs with little else to do */
+    double sum_bytes;                   /* that a warp leaves */
+} trf_cost_shape;
+
+trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m);
+
+/* Of a step, in which so many warps of a block walk a column each. */
+double trf_cost_of_step(const trf_cost_shape *shape, double warps_at_work);
+
+/* Of a block alone with so many units, whose warps share them evenly (stream-K). */
+double trf_cost_of_stream_k(const trf_cost_shape *shape, uint32_t units);
+
+/* Of a block of a cluster of several blocks: waves of wave_units units, of each `cols` columns cut among k_splits
+ * warps. */
+double trf_cost_of_split_k(const trf_cost_shape *shape, uint32_t waves, uint32_t wave_units, uint32_t cols,
+                           uint32_t k_splits, uint32_t cluster);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,214 @@
+/* Every way to cut a product that the kernels know is tried: geometries, sizes of clusters, splits of a unit's columns
+ * among warps (split-K), columns cut evenly among blocks (stream-K). The cheapest by the cost model whose shared memory
+ * a block can have is the choice. */
+#include "trf_fused_partition.h"
+
+#include "trf_cost_model.h"
+
+#include <math.h>
+
+enum {
+    FLAG_STREAM_K = 1,
+    FLAG_SUMS_OVER_X = 2
+};
+
+/* What is asked for. */
+typedef struct fused_request {
+    const trf_device_view *view;
+    const trf_layer_traits *traits;
+    const trf_device_limits *limits;
+    uint32_t m;
+} fused_request;
+
+/* ---- what the kernels take ---- */
+
+static int geometry_takes(const fused_request *request, uint32_t geometry) {
+    const trf_device_view *view = request->view;
+    if (geometry == TRF_GEOMETRY_GENERAL)
+        return 1;
+    if (!trf_has_large_smem(request->limits) || !trf_has_default_p(view, request->traits->max_frequency) ||
+        request->traits->predictor_modes & TRF_PREDICT_ROW)
+        return 0;
+    return geometry == TRF_GEOMETRY_ONE_SLAB ||
+           trf_fused_x_tiles(request->m, TRF_GEOMETRY_TWO_SLABS) <=
+               trf_fused_two_slab_max_x_tiles(view->codec, (int)view->class_bits, view->raw_bits, trf_is_scaled(view));
+}
+
+/* ---- the partition ---- */
+
+/* Whether warps do. */
+static int shares_units(const trf_fused_partition *c) { return c->cluster * c->k_splits > 1; }
+
+static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->slabs, (int)c->x_tiles); }
+
+static uint32_t sum_bytes(const trf_fused_partition *c) { return trf_fused_sum_bytes(c->slabs, c->x_tiles); }
+
+/* With a pipeline of x all of the kernel's, else those at work, and so many that the table is soon made. */
+uint32_t trf_fused_block_warps(const trf_fused_partition *c) {
+    const uint32_t at_work = c->wave_units * c->k_splits, least = trf_min_u32(c->warps, 8);
+    return pipelines_x(c) ? c->warps : trf_max_u32(at_work, least);
+}
+
+/* The partition that these lead to; what depends on shared memory is left out. clusters: at most. */
+static trf_fused_partition make_partition(const fused_request *request, uint32_t geometry, uint32_t cluster,
+                                          uint32_t clusters, uint32_t k_splits, uint32_t flags) {
+    const trf_device_view *view = request->view;
+    trf_fused_partition c = {.geometry = geometry, .cluster = cluster, .k_splits = k_splits};
+    c.x_tiles = (uint32_t)trf_fused_x_tiles(request->m, (int)geometry);
+    c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_is_scaled(view), (int)c.x_tiles,
+                                        (int)geometry);
+    c.slabs = (uint32_t)trf_fused_slabs((int)geometry);
+    c.cols = trf_regular_slab_cols(view);
+    c.units = c.cols ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
+    c.is_stream_k = flags & FLAG_STREAM_K;
+    c.sums_over_x = (flags & FLAG_SUMS_OVER_X) != 0;
+    const uint32_t most_at_once = c.warps / k_splits;
+    if (c.is_stream_k) {
+        c.wave_units = most_at_once;
+        c.work_items = trf_ceil_div(c.units, c.wave_units) * c.cols;
+        c.clusters = trf_max_u32(trf_min_u32(clusters, c.work_items), 1);
+        c.block_cols = c.cols;
+        return c;
+    }
+    c.clusters = trf_max_u32(trf_min_u32(clusters, c.units), 1);
+    const uint32_t most_units = c.units ? trf_ceil_div(c.units, c.clusters) : 1;
+    c.wave_units = trf_min_u32(most_at_once, most_units);
+    c.waves = trf_ceil_div(most_units, c.wave_units);
+    c.block_cols = trf_ceil_div(c.cols, cluster);
+    return c;
+}
+
+/* Lays out shared memory. @return whether a block can have it. */
+static int lay_out(trf_fused_partition *c, const fused_request *request, uint32_t table_log, uint32_t x_stage_cols) {
+    const trf_device_view *view = request->view;
+    const int in_buffers = c->k_splits > 1 && c->cluster == 1 && c->waves == 1; /* those of the warps that left them */
+    c->x_stage_cols = x_stage_cols;
+    c->smem = trf_smem_layout_of(view->raw_bits, request->traits->max_rans_bytes, trf_fused_block_warps(c), c->slabs,
+                                 table_log, in_buffers ? sum_bytes(c) : 0,
+                                 trf_copied_x_bytes(view->codec, (int)c->slabs, (int)c->x_tiles), TRF_RING_STEPS);
+    c->x_stages = c->smem.total;
+    c->shared_bytes = c->x_stages + c->k_splits * 2 * trf_x_stage_bytes(x_stage_cols, (int)c->x_tiles);
+    const uint32_t in_place_of = pipelines_x(c) ? c->x_stages : c->smem.warps;
+    c->sums = in_buffers ? c->smem.warps : c->sums_over_x ? in_place_of : c->shared_bytes;
+    c->sums_stride = in_buffers ? c->smem.warp_bytes : sum_bytes(c);
+    if (shares_units(c) && !in_buffers) { /* tasks of a block, rounded up */
+        const uint32_t end = c->sums + c->k_splits * (c->wave_units * c->sums_stride + c->cluster * TRF_ACC_TILE_BYTES);
+        c->shared_bytes = trf_max_u32(end, c->shared_bytes);
+    }
+    return trf_smem_fits(c->shared_bytes, request->limits);
+}
+
+/* With the largest table that fits. @return whether one does. */
+static int fit(trf_fused_partition *c, const fused_request *request) {
+    const trf_device_view *view = request->view;
+    const int any = c->geometry == TRF_GEOMETRY_GENERAL;
+    const uint32_t largest = any ? TRF_TABLE_LOG : trf_fused_table_log((int)view->class_bits, (int)c->slabs),
+                   smallest = any ? view->probability_bits + 4 : largest;
+    for (uint32_t log = largest; log >= smallest; log--) /* stages of whole slabs if there is room */
+        if (lay_out(c, request, log, pipelines_x(c) ? view->slab_cols : 0) ||
+            (pipelines_x(c) && lay_out(c, request, log, TRF_MIN_SLAB_COLS)))
+            return 1;
+    return 0;
+}
+
+/* ---- the choice ---- */
+
+typedef struct fused_search {
+    const fused_request *request;
+    trf_fused_partition best;
+    double least_us; /* infinite: there is none yet */
+} fused_search;
+
+static void consider(fused_search *search, trf_fused_partition candidate) {
+    const fused_request *request = search->request;
+    const double us =
+        trf_cost_of_fused(request->view, &candidate, (uint32_t)request->limits->multiprocessors, request->m);
+    if (us < search->least_us && fit(&candidate, request)) {
+        search->least_us = us;
+        search->best = candidate;
+    }
+}
+
+/* Clusters of 1 << log_cluster blocks, with up to `warps` of these to a unit. */
+static void consider_clusters(fused_search *search, uint32_t geometry, uint32_t log_cluster, uint32_t warps) {
+    const uint32_t clusters = search->request->limits->clusters[log_cluster], cluster = 1u << log_cluster;
+    for (uint32_t k_splits = 1; k_splits <= warps; k_splits++) {
+        const trf_fused_partition c = make_partition(search->request, geometry, cluster, clusters, k_splits, 0);
+        if ((cluster > 1 && cluster > c.cols) || (k_splits > 1 && k_splits > c.block_cols))
+            break; /* a block, or a warp, without columns */
+        consider(search, c);
+        if (c.x_tiles > 1 && cluster > 1 && c.waves == 1 && k_splits <= c.cols / cluster)
+            consider(search, make_partition(search->request, geometry, cluster, clusters, k_splits, FLAG_SUMS_OVER_X));
+    }
+}
+
+/* The best of all. @return whether there is one. */
+static int find_partition(const fused_request *request, trf_fused_partition *best) {
+    const trf_device_limits *limits = request->limits;
+    fused_search search = {.request = request, .least_us = HUGE_VAL};
+    for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++) {
+        if (geometry == TRF_GEOMETRY_GENERAL && search.least_us < HUGE_VAL)
+            break; /* the slowest */
+        if (!geometry_takes(request, geometry))
+            continue;
+        const trf_fused_partition stream_k =
+            make_partition(request, geometry, 1, limits->clusters[0], 1, FLAG_STREAM_K);
+        consider(&search, stream_k);
+        for (uint32_t log_cluster = 0; log_cluster < TRF_CLUSTER_SIZES && limits->clusters[log_cluster]; log_cluster++)
+            consider_clusters(&search, geometry, log_cluster, stream_k.warps);
+    }
+    *best = search.best;
+    return search.least_us < HUGE_VAL;
+}
+
+const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype) {
+    if (traits->predictor_modes & TRF_PREDICT_COL)
+        return "the layer has column offsets";
+    if (traits->mixed_modes)
+        return "the tiles differ in their row offsets";
+    if (traits->max_abs_offset + (uint32_t)trf_fragment_exponent(view->codec) > 126)
+        return "its exponent offsets are larger than 126";
+    if (!traits->exceptions_fit_fragments)
+        return "an exception is not exact under the layer's exponent offset";
+    if (view->codec == TRF_CODEC_INT) {
+        if (view->class_bits + view->raw_bits > 8)
+            return "its codes are wider than 8 bits";
+        if (x_dtype == TRF_DTYPE_BF16 && traits->max_abs_code > 256)
+            return "its codes are not exact in BF16";
+        if (trf_is_scaled(view) && view->scale_group_size % 32)
+            return "its scale groups are not multiples of 32";
+    }
+    return NULL;
+}
+
+const char *trf_fused_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
+    if (m > TRF_FUSED_MAX_M)
+        return "the batch is larger than 64";
+    const char *reason = trf_fused_refuses_layer(view, traits, x_dtype);
+    if (reason)
+        return reason;
+    if ((uint64_t)view->num_bands * view->num_slab_cols > UINT32_MAX || ((uint64_t)view->cols + 8) * m > UINT32_MAX / 2)
+        return "the layer or the batch is too large";
+    const fused_request request = {view, traits, limits, m};
+    trf_fused_partition c;
+    return find_partition(&request, &c) ? NULL : "its streams do not fit this device's shared memory";
+}
+
+double trf_fused_microseconds(const trf_device_view *view, const trf_layer_traits *traits,
+                              const trf_device_limits *limits, uint32_t m) {
+    const fused_request request = {view, traits, limits, m};
+    trf_fused_partition c;
+    return find_partition(&request, &c) ? trf_cost_of_fused(view, &c, (uint32_t)limits->multiprocessors, m) : HUGE_VAL;
+}
+
+void trf_fused_choose(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
+                      const trf_product *product, trf_fused_partition *c) {
+    const uint32_t m = product->m;
+    const fused_request request = {view, traits, limits, m};
+    find_partition(&request, c);
+    c->partials = trf_align_256(traits->irregular_weights ? 4ull * m * view->rows : 0);
+    c->padded_x = c->partials + (c->is_stream_k ? 2ull * c->clusters * c->wave_units * sum_bytes(c) : 0);
+    c->epilogue_sums = c->padded_x + trf_padded_x_bytes(view, m); /* x may be misaligned */
+    c->workspace_bytes = c->epilogue_sums + (trf_has_epilogue(product) ? trf_align_256(4ull * m * view->rows) : 0);
+}

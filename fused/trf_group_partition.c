@@ -1,0 +1,267 @@
+/* Layers of a group: for each kernel, size of clusters and number of warps, the least time in which all layers can be
+ * done is searched for by halving an interval; a layer needs the more clusters the less time there is, and all of them
+ * must be there. Experts: the kernel that takes less time by the blocks' own estimates (trf_expert_partition.h). */
+#include "trf_group_partition.h"
+
+#include "trf_cost_model.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum {
+    MAX_CLUSTERS = 1024, /* that the search looks at */
+    LEAST_WARPS = 8,     /* of a block */
+    HALVINGS = 40,       /* of the interval that a launch's time lies in */
+    EXPERT_X_ROWS = 4    /* for estimates */
+};
+
+/* ---- what the kernels take ---- */
+
+int trf_group_fits(const trf_device_view *view, const trf_device_view *other) {
+    return view->codec == other->codec && view->class_bits == other->class_bits && view->raw_bits == other->raw_bits;
+}
+
+const char *trf_group_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
+    if (m > TRF_GROUP_MAX_M)
+        return "more than 8 rows of x";
+    if (!trf_has_large_smem(limits))
+        return "the device has too little shared memory a block, or the build no code for it";
+    if (trf_is_scaled(view))
+        return "the layer has scales of groups or blocks";
+    if (!trf_has_default_p(view, traits->max_frequency))
+        return "the layer's probability bits or frequencies are not the usual ones";
+    if (traits->predictor_modes & TRF_PREDICT_ROW)
+        return "the layer has row offsets";
+    return trf_fused_refuses(view, traits, limits, m, x_dtype);
+}
+
+/* sums: bytes of them. */
+static trf_group_smem lay_out(const trf_device_view *view, uint32_t rans_bytes, uint32_t slabs, uint32_t warps,
+                              uint32_t sums) {
+    trf_group_smem smem;
+    smem.layout = trf_smem_layout_of(view->raw_bits, rans_bytes, warps, slabs,
+                                     trf_fused_table_log((int)view->class_bits, (int)slabs),
+                                     trf_fused_sum_bytes(slabs, 1), 0, TRF_RING_STEPS);
+    smem.sums = smem.layout.total;
+    smem.bytes = smem.sums + sums;
+    return smem;
+}
+
+/* ---- layers ---- */
+
+/* A layer's best split for each number of clusters that it may get. */
+typedef struct layer_partitions {
+    double us[MAX_CLUSTERS];
+    uint8_t k_splits[MAX_CLUSTERS];
+} layer_partitions;
+
+/* A kernel, and the clusters it is launched in. */
+typedef struct group_launch {
+    uint32_t slabs, warps, cluster, clusters; /* clusters: at most */
+} group_launch;
+
+/* What is asked for, and the best choice so far. */
+typedef struct group_search {
+    const trf_group_product *products;
+    uint32_t count;
+    const trf_device_limits *limits;
+    trf_cost_shape shapes[TRF_GROUP_LAYERS];
+    layer_partitions *partitions; /* [TRF_GROUP_LAYERS] */
+    trf_group_choice best;
+} group_search;
+
+static void find_layer_partitions(const trf_cost_shape *s, uint32_t cluster, uint32_t clusters,
+                                  layer_partitions *partitions) {
+    const uint32_t cols = trf_ceil_div(s->cols, cluster);
+    for (uint32_t n = 1; n <= clusters; n++) {
+        const uint32_t most_units = s->units ? trf_ceil_div(s->units, n) : 0;
+        partitions->us[n - 1] = cluster == 1 ? trf_cost_of_stream_k(s, most_units) : HUGE_VAL;
+        partitions->k_splits[n - 1] = 1;
+        for (uint32_t k_splits = 1; cluster > 1 && k_splits <= s->warps && (k_splits == 1 || k_splits <= cols);
+             k_splits++) {
+            const uint32_t wave_units = trf_min_u32(s->warps / k_splits, most_units);
+            const double us = wave_units ? trf_cost_of_split_k(s, trf_ceil_div(most_units, wave_units), wave_units,
+                                                               cols, k_splits, cluster)
+                                         : 0;
+            if (us < partitions->us[n - 1]) {
+                partitions->us[n - 1] = us;
+                partitions->k_splits[n - 1] = (uint8_t)k_splits;
+            }
+        }
+    }
+}
+
+/* The fewest clusters with which a layer takes `us` at most; 0: none. */
+static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_shape *s, uint32_t clusters,
+                                double us) {
+    const uint32_t most = trf_max_u32(trf_min_u32(s->units, clusters), 1);
+    for (uint32_t n = 1; n <= most; n++)
+        if (partitions->us[n - 1] <= us)
+            return n;
+    return 0;
+}
+
+/* Whether all layers can be done in `us`; then n[] are the clusters of each. */
+static int share_clusters(const group_search *search, uint32_t clusters, double us, uint32_t *n) {
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < search->count; i++) {
+        n[i] = clusters_within(&search->partitions[i], &search->shapes[i], clusters, us);
+        if (n[i] == 0)
+            return 0;
+        sum += n[i];
+    }
+    return sum <= clusters;
+}
+
+/* The least time in which all layers can be done, with n[] clusters each. @return infinity if there is none. */
+static double find_least_us(const group_search *search, uint32_t clusters, uint32_t *n) {
+    double low = 0, high = 0;
+    for (uint32_t i = 0; i < search->count; i++)
+        high = fmax(search->partitions[i].us[0], high);
+    if (!share_clusters(search, clusters, high, n))
+        return HUGE_VAL;
+    for (int i = 0; i < HALVINGS; i++) {
+        const double middle = 0.5 * (low + high);
+        if (share_clusters(search, clusters, middle, n))
+            high = middle;
+        else
+            low = middle;
+    }
+    share_clusters(search, clusters, high, n);
+    return high;
+}
+
+/* Bytes of sums of the launch. */
+static uint32_t sums_of(const trf_group_choice *choice, uint32_t count) {
+    const uint32_t sum_bytes = trf_fused_sum_bytes(choice->slabs, 1);
+    if (choice->cluster == 1)
+        return choice->warps * sum_bytes;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < count; i++) { /* tasks of a block, rounded up */
+        const trf_group_layer_partition *layer = &choice->layers[i];
+        most =
+            trf_max_u32(layer->k_splits * (layer->wave_units * sum_bytes + choice->cluster * TRF_ACC_TILE_BYTES), most);
+    }
+    return most;
+}
+
+/* Takes this kernel and size of cluster if they are better than the choice so far, and fit. */
+static void consider(group_search *search, const group_launch *launch) {
+    trf_group_choice candidate = {.slabs = launch->slabs, .warps = launch->warps, .cluster = launch->cluster};
+    uint32_t n[TRF_GROUP_LAYERS];
+    for (uint32_t i = 0; i < search->count; i++) {
+        const trf_group_product *product = &search->products[i];
+        search->shapes[i] = trf_cost_shape_of(product->view, launch->slabs, launch->warps, product->m);
+        if (launch->cluster > 1 && launch->cluster > search->shapes[i].cols)
+            return; /* a block without columns */
+        candidate.rans_bytes = trf_max_u32((product->traits->max_rans_bytes + 15) / 16 * 16, candidate.rans_bytes);
+    }
+    for (uint32_t i = 0; i < search->count; i++)
+        find_layer_partitions(&search->shapes[i], launch->cluster, launch->clusters, &search->partitions[i]);
+    candidate.microseconds = find_least_us(search, launch->clusters, n);
+    if (candidate.microseconds >= search->best.microseconds)
+        return;
+    for (uint32_t i = 0; i < search->count; i++) {
+        trf_group_layer_partition *layer = &candidate.layers[i];
+        const uint32_t units = search->shapes[i].units, most_units = units ? trf_ceil_div(units, n[i]) : 1;
+        layer->clusters = n[i];
+        layer->k_splits = search->partitions[i].k_splits[n[i] - 1];
+        layer->wave_units = trf_min_u32(launch->cluster == 1 ? 1 : launch->warps / layer->k_splits, most_units);
+    }
+    candidate.smem = lay_out(search->products[0].view, candidate.rans_bytes, launch->slabs, launch->warps,
+                             sums_of(&candidate, search->count));
+    if (trf_smem_fits(candidate.smem.bytes, search->limits))
+        search->best = candidate;
+}
+
+/* Edges' sums and x with whole 16 bytes, layer by layer. */
+static void lay_out_workspace(const trf_group_product *products, uint32_t count, trf_group_choice *choice) {
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const trf_device_view *view = products[i].view;
+        choice->layers[i].edges = at;
+        at += trf_align_256(products[i].traits->irregular_weights ? 4ull * products[i].m * view->rows : 0);
+        choice->layers[i].padded_x = at;
+        at += trf_padded_x_bytes(view, products[i].m); /* x may be misaligned */
+    }
+    choice->workspace_bytes = at;
+}
+
+int trf_group_choose(const trf_group_product *products, uint32_t count, const trf_device_limits *limits,
+                     trf_group_choice *choice) {
+    const trf_device_view *view = products[0].view;
+    group_search search = {.products = products, .count = count, .limits = limits, .best.microseconds = HUGE_VAL};
+    search.partitions = malloc(TRF_GROUP_LAYERS * sizeof *search.partitions);
+    if (!search.partitions)
+        return 0; /* then each of them runs alone */
+    for (uint32_t slabs = 1; slabs <= 2; slabs++)
+        for (uint32_t log_cluster = 0;
+             log_cluster < TRF_CLUSTER_SIZES && trf_has_group(view->codec, view->class_bits, slabs); log_cluster++) {
+            group_launch launch = {slabs, trf_group_warps(view->class_bits, slabs), 1u << log_cluster,
+                                   trf_min_u32(limits->clusters[log_cluster], MAX_CLUSTERS)};
+            for (; launch.warps >= LEAST_WARPS && launch.clusters >= count; launch.warps -= 2)
+                consider(&search, &launch);
+        }
+    free(search.partitions);
+    if (search.best.microseconds == HUGE_VAL)
+        return 0;
+    *choice = search.best;
+    lay_out_workspace(products, count, choice);
+    return 1;
+}
+
+/* ---- experts ---- */
+
+/* Work items that a call of so many tokens may have. */
+static uint64_t work_items_of(uint32_t count, uint32_t tokens) {
+    return trf_max_u32(trf_ceil_div(tokens, TRF_EXPERT_TOKENS), trf_min_u32(count, tokens));
+}
+
+static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t slabs, uint32_t warps) {
+    const trf_cost_shape s = trf_cost_shape_of(view, slabs, warps, EXPERT_X_ROWS);
+    trf_expert_cost_model cost_model = {.units = s.units ? s.units : 1, .cols = s.cols ? s.cols : 1, .warps = warps};
+    cost_model.step_ns = (uint32_t)(1000 * trf_cost_of_step(&s, warps));
+    cost_model.begin_ns = (uint32_t)(1000 * TRF_EXPERT_BEGIN_US);
+    cost_model.begin_quarters =
+        (uint32_t)(4.0 * cost_model.begin_ns * warps / ((double)cost_model.step_ns * cost_model.cols) + 0.5);
+    return cost_model;
+}
+
+int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
+                       trf_experts_choice *choice) {
+    uint64_t least = UINT64_MAX;
+    for (uint32_t slabs = 1; slabs <= 2; slabs++) {
+        if (!trf_has_group(view->codec, view->class_bits, slabs))
+            continue;
+        const uint32_t sum_bytes = trf_fused_sum_bytes(slabs, 1);
+        uint32_t warps = trf_group_warps(view->class_bits, slabs);
+        trf_group_smem smem = lay_out(view, choice->rans_bytes, slabs, warps, warps * sum_bytes);
+        while (warps >= LEAST_WARPS && !trf_smem_fits(smem.bytes, limits)) {
+            warps--;
+            smem = lay_out(view, choice->rans_bytes, slabs, warps, warps * sum_bytes);
+        }
+        if (warps < LEAST_WARPS)
+            continue;
+        const trf_expert_cost_model cost_model = cost_model_of(view, slabs, warps);
+        int whole;
+        const uint64_t cost =
+            trf_expert_cost(&cost_model, work_items_of(count, tokens), (uint32_t)limits->multiprocessors, &whole);
+        if (cost >= least)
+            continue;
+        least = cost;
+        choice->slabs = slabs;
+        choice->warps = warps;
+        choice->smem = smem;
+        choice->cost_model = cost_model;
+    }
+    return least < UINT64_MAX;
+}
+
+uint64_t trf_experts_padded_x(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows) {
+    return choice->edges ? trf_align_256(4ull * max_rows * view->rows) : 0;
+}
+
+uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows) {
+    return trf_experts_padded_x(view, choice, max_rows) + trf_padded_x_bytes(view, max_rows);
+}

@@ -1,0 +1,122 @@
+/* The choice among wide partitions: as few slabs one after another as possible, on as few blocks as that takes. */
+#include "trf_wide_partition.h"
+
+#include "trf_fused_partition.h"
+#include "trf_wide_geometry.h"
+
+/* What is asked for. */
+typedef struct wide_request {
+    const trf_device_view *view;
+    const trf_layer_traits *traits;
+    const trf_device_limits *limits;
+    uint32_t m;
+} wide_request;
+
+/* Rows of x of a block, where `multicast` blocks decode for each other: as even as multiples of 16 are, which is what
+ * kernels have loops for. */
+static uint32_t x_rows_of(uint32_t m, uint32_t multicast) {
+    if (m <= 64)
+        return m <= 48 ? 48 : 64;
+    const uint32_t blocks = trf_ceil_div(m, 128 * multicast) * multicast;
+    return trf_ceil_div(trf_ceil_div(m, blocks), 16) * 16;
+}
+
+/* Stages behind the decoders' buffers, and the sums of blocks that split a work item, which take the stages' place. */
+static void lay_out(trf_wide_partition *c, const wide_request *request) {
+    c->smem = trf_smem_layout_of(request->view->raw_bits, request->traits->max_rans_bytes,
+                                 c->producers * trf_wide_units(c->multicast), TRF_WIDE_SLABS, TRF_WIDE_TABLE_LOG, 0, 0,
+                                 TRF_SHORT_RING_STEPS);
+    c->stages = (c->smem.total + 1023) / 1024 * 1024;
+    c->x_stages = c->stages + c->producers * TRF_WIDE_STAGE_BYTES;
+    const uint32_t acc_tiles = trf_ceil_div(c->x_rows / 8, c->k_splits) * c->k_splits * (TRF_WIDE_ROWS / 16),
+                   sums = c->stages + (c->k_splits > 1 ? acc_tiles * TRF_ACC_TILE_BYTES : 0);
+    c->shared_bytes = trf_max_u32(sums, c->x_stages + c->producers * c->x_stage_bytes);
+}
+
+/* Of at most so many producers; of fewer, if these need no more rounds. */
+static trf_wide_partition make_partition(const wide_request *request, uint32_t multicast, uint32_t k_splits,
+                                         uint32_t clusters, uint32_t producers) {
+    const trf_device_view *view = request->view;
+    trf_wide_partition c = {.multicast = multicast, .k_splits = k_splits};
+    c.x_rows = x_rows_of(request->m, multicast);
+    c.x_stage_bytes = c.x_rows * 2 * TRF_WIDE_STAGE_COLS;
+    c.threads = trf_wide_threads(trf_wide_columns(c.x_rows));
+    c.cols = trf_regular_slab_cols(view);
+    const uint32_t most = trf_min_u32(producers, trf_wide_max_producers(trf_wide_columns(c.x_rows), multicast)),
+                   cols = trf_ceil_div(c.cols, k_splits), rounds = trf_ceil_div(cols, most);
+    c.producers = rounds ? trf_ceil_div(cols, rounds) : 1;
+    c.x_row_blocks = trf_ceil_div(trf_ceil_div(request->m, c.x_rows), multicast);
+    c.work_items = trf_ceil_div(view->rows / TRF_SLAB_ROWS, TRF_WIDE_BANDS) * c.x_row_blocks;
+    c.clusters = trf_min_u32(clusters, c.work_items);
+    lay_out(&c, request);
+    return c;
+}
+
+/* With as many producers as there is room for. @return whether there is room for one. */
+static int fit(const wide_request *request, uint32_t multicast, uint32_t log_k_splits, trf_wide_partition *partition) {
+    const uint32_t clusters = request->limits->clusters[log_k_splits + multicast - 1];
+    for (uint32_t most = TRF_WIDE_MAX_PRODUCERS; most > 0; most--) {
+        *partition = make_partition(request, multicast, 1u << log_k_splits, clusters, most);
+        if (partition->clusters && trf_smem_fits(partition->shared_bytes, request->limits))
+            return 1;
+    }
+    return 0;
+}
+
+/* Slabs that a block's decoders walk one after another, in the longest case. */
+static uint32_t slabs_in_turn(const trf_wide_partition *c) {
+    return trf_ceil_div(c->work_items, c->clusters) * trf_ceil_div(trf_ceil_div(c->cols, c->k_splits), c->producers);
+}
+
+/* The one with the least slabs in turn, of as few blocks as that takes. @return whether there is one. */
+static int find_partition(const wide_request *request, trf_wide_partition *best) {
+    if (request->m > 128 && fit(request, 2, 0, best))
+        return 1;
+    int found = fit(request, 1, 0, best);
+    for (uint32_t log_k_splits = 1; request->m <= 128 && log_k_splits < TRF_CLUSTER_SIZES; log_k_splits++) {
+        trf_wide_partition c;
+        if (fit(request, 1, log_k_splits, &c) && c.work_items <= request->limits->clusters[log_k_splits] &&
+            c.cols >= c.k_splits && (!found || slabs_in_turn(&c) < slabs_in_turn(best))) {
+            *best = c;
+            found = 1;
+        }
+    }
+    return found;
+}
+
+const char *trf_wide_refuses_device(const trf_device_limits *limits) {
+    if (limits->capability != 90)
+        return "the device is not of compute capability 9.0";
+    if (limits->missing_kernels & TRF_KERNELS_WIDE)
+        return "this build has no code for architecture 9.0a";
+    return NULL;
+}
+
+const char *trf_wide_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+                             const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
+    const char *reason = trf_fused_refuses_layer(view, traits, x_dtype);
+    if (!reason)
+        reason = trf_wide_refuses_device(limits);
+    if (reason)
+        return reason;
+    if (traits->irregular_weights)
+        return "the layer has stored tiles, or rows or columns that are not multiples of 32 and 64";
+    if (!trf_has_default_p(view, traits->max_frequency) || (traits->predictor_modes & TRF_PREDICT_ROW))
+        return "the layer has row offsets, or an unusual frequency table";
+    if (trf_is_scaled(view))
+        return "the layer has scales for groups";
+    if (m > INT32_MAX || (uint64_t)view->rows * m > UINT64_MAX / 8)
+        return "the layer or the batch is too large";
+    const wide_request request = {view, traits, limits, m};
+    trf_wide_partition c;
+    return find_partition(&request, &c) ? NULL : "its streams do not fit this device's shared memory";
+}
+
+void trf_wide_choose(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
+                     const trf_product *product, trf_wide_partition *c) {
+    const wide_request request = {view, traits, limits, product->m};
+    find_partition(&request, c);
+    c->epilogue_sums = trf_align_256(2ull * product->m * view->cols); /* x may be misaligned */
+    c->workspace_bytes =
+        c->epilogue_sums + (trf_has_epilogue(product) ? trf_align_256(4ull * product->m * view->rows) : 0);
+}
