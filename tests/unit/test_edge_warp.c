@@ -4,6 +4,7 @@
 #include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_tile.h"
 #include "trf_decode.h"
 #include "trf_edge_product.h"
@@ -408,9 +409,8 @@ static test_layer make_layer(test_rng *rng, const layer_case *layer, uint32_t ro
     options.favor = test_below(rng, 2) ? TRF_FAVOR_SPEED : TRF_FAVOR_SIZE;
     options.slab_cols = test_below(rng, 2) ? 128 : 256;
     options.threads = 1;
-    ck_assert_msg(trf_encode_layer(weights, layer->dtype, rows, cols, &options, &t.blob, &blob_bytes, NULL, &err) ==
-                      TRF_OK,
-                  "%s", err.message);
+    const trf_matrix matrix = test_matrix(weights, layer->dtype, rows, cols);
+    ck_assert_msg(trf_encode_layer(&matrix, &options, &t.blob, &blob_bytes, NULL, &err) == TRF_OK, "%s", err.message);
     ck_assert_msg(trf_layer_from_memory(t.blob, blob_bytes, &t.layer, &err) == TRF_OK, "%s", err.message);
     t.host = host_view_make(&t.layer->view, t.blob, blob_bytes);
     decode_on_cpu(&t);

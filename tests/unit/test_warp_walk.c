@@ -12,6 +12,7 @@ int main(void) {
 #include "common/expect.h"
 #include "common/host_view.h"
 #include "common/run_suite.h"
+#include "common/test_calls.h"
 #include "common/test_tile.h"
 #include "trf_decode.h"
 #include "trf_device_value.h"
@@ -358,9 +359,8 @@ static void check_layer(test_rng *rng, const layer_case *tested, uint32_t rows, 
     options.slab_cols = test_below(rng, 2) ? 128 : 256;
     options.probability_bits = test_below(rng, 4) ? 0 : 9 + test_below(rng, 4);
     options.threads = 1;
-    ck_assert_msg(trf_encode_layer(weights, tested->dtype, rows, cols, &options, &blob, &blob_bytes, NULL, &err) ==
-                      TRF_OK,
-                  "%s", err.message);
+    const trf_matrix matrix = test_matrix(weights, tested->dtype, rows, cols);
+    ck_assert_msg(trf_encode_layer(&matrix, &options, &blob, &blob_bytes, NULL, &err) == TRF_OK, "%s", err.message);
     ck_assert_int_eq(posix_memalign(&exact, TRF_TILE_ALIGNMENT, blob_bytes), 0);
     memcpy(exact, blob, blob_bytes);
     ck_assert_msg(trf_layer_from_memory(blob, blob_bytes, &layer, &err) == TRF_OK, "%s", err.message);
