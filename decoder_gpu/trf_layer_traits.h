@@ -2,6 +2,7 @@
 #ifndef TRF_LAYER_TRAITS_H
 #define TRF_LAYER_TRAITS_H
 
+#include "transfuse.h"
 #include "trf_blob.h"
 
 /* Properties of the whole layer that decide which kernels take it; found on the host while it is uploaded. */
