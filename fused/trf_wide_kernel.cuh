@@ -561,6 +561,24 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
     }
 };
 
+/* Blocks of a cluster wait for each other; those that split a work item add up its sums. */
+template <class Shape, int kMulticast>
+static __device__ __forceinline__ void trf_end_wide_cluster(const trf_wide_args &args, uint32_t shared) {
+    const uint32_t k_splits = args.partition.k_splits();
+    if (kMulticast > 1) { /* others may arrive at this block's barriers until they are done */
+        trf_cluster_arrive(kMulticast);
+        trf_cluster_wait(kMulticast);
+    } else if (k_splits > 1) {
+        if (threadIdx.x / 32 >= 4 * Shape::kConsumers) { /* consumers have, in send_acc_tiles */
+            trf_cluster_arrive(k_splits);
+            trf_cluster_wait(k_splits);
+        }
+        trf_cluster_arrive(k_splits);
+        trf_cluster_wait(k_splits);
+        trf_add_acc_tiles(args, shared);
+    }
+}
+
 /* ---- the kernel ---- */
 
 template <class Traits, class Type, int kColumns, int kMulticast>
@@ -620,18 +638,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
             .multiply_all(k_range);
     }
     __syncwarp();
-    if (kMulticast > 1) { /* others may arrive at this block's barriers until they are done */
-        trf_cluster_arrive(kMulticast);
-        trf_cluster_wait(kMulticast);
-    } else if (p.k_splits() > 1) {
-        if (warp >= 4 * Shape::kConsumers) { /* consumers have, in send_acc_tiles */
-            trf_cluster_arrive(p.k_splits());
-            trf_cluster_wait(p.k_splits());
-        }
-        trf_cluster_arrive(p.k_splits());
-        trf_cluster_wait(p.k_splits());
-        trf_add_acc_tiles(args, shared);
-    }
+    trf_end_wide_cluster<Shape, kMulticast>(args, shared);
 }
 
 #endif
