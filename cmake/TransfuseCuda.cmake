@@ -38,15 +38,15 @@ else()
     message(STATUS "transfuse: TRF_CUDA is OFF; building without device code")
 endif()
 
-# Leaves in a folder's .c files those that this build takes. Host code over the CUDA runtime is all of decoder_gpu/ and,
-# elsewhere, what ends in _cuda.c, with trf_two_step.c and trf_gemm.c; trf_no_device_code.c takes its place. fused/*.c
-# plan products, and need no CUDA.
+# Leaves in a folder's .c files those that this build takes. Host code over the CUDA runtime is all of decoder_gpu/ but
+# its planning and, elsewhere, what ends in _cuda.c, with trf_two_step.c and trf_gemm.c; trf_no_device_code.c takes its
+# place. fused/*.c plan products, and need no CUDA.
 function(trf_choose_device_sources list_name folder)
     set(sources ${${list_name}})
     if(TRF_HAVE_DEVICE_CODE)
         list(FILTER sources EXCLUDE REGEX "/trf_no_device_code\\.c$")
     elseif(folder STREQUAL "decoder_gpu")
-        set(sources)
+        list(FILTER sources INCLUDE REGEX "/trf_store_geometry\\.c$")
     else()
         list(FILTER sources EXCLUDE REGEX "/trf_([a-z0-9_]+_cuda|two_step|gemm)\\.c$")
     endif()

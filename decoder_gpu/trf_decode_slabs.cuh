@@ -1,19 +1,20 @@
 /* Every weight of a layer's regular slabs, written to memory.
  *
  * One persistent block a multiprocessor. The slabs, band by band, are divided into equal shares, one a warp. An H200
- * has 132 multiprocessors; 8192 x 8192 in slabs of 256 columns are 256 bands of 32 slabs, 3.9 for each of 2,112 warps:
+ * has 132 multiprocessors, and gives bf16 quads of 8192 x 8192 (256 bands of 32 slabs of 256 columns) 13 warps in each:
+ * 4.8 slabs for each of 1,716.
  *
- *     column of slabs    0   1   2   3   4   5   6   7   8   9  10  11           31
- *     band 0           | warp 0    | warp 1        | warp 2        | ...           |     warps 0 to 15 are block 0's,
- *     band 1           | ...                                                       |     16 to 31 are block 1's
+ *     column of slabs    0   1   2   3   4   5   6   7   8   9  10  11  12  13       31
+ *     band 0           | warp 0        | warp 1            | warp 2            | ...   |  warps 0 to 12 are block 0's,
+ *     band 1           | ...                                                           |  13 to 25 are block 1's
  *     ...
- *     band 255         |                                         ... |  warp 2111  |
+ *     band 255         |                                             ... |  warp 1715  |
  *
  * A warp decodes its share as the fused kernels do (trf_slab_walk.cuh has the picture), but stores the fragments. In
  * two steps a lane has 8 neighbouring columns of four rows, which are 16 bytes of each for 16-bit weights; the four
  * lanes of a row have 64 bytes. Memory takes 64 bytes at a time at 88 % of the rate of 256 at a time, so warps gather
  * those of eight steps in shared memory first, where there is space for it and work enough for the fewer warps that it
- * leaves (trf_decode_slabs.cu):
+ * leaves (trf_store_geometry.c):
  *
  *     steps       0, 1       2, 3       4, 5       6, 7
  *     row 0   | 64 bytes | 64 bytes | 64 bytes | 64 bytes |   ->  256 bytes of row 0 of the band: lanes 0 to 15
@@ -22,36 +23,17 @@
  *
  * Shared memory of a block, in bytes: what the walk takes, and 8,192 (TRF_GATHER_BYTES) for each warp that gathers.
  * With bf16 quads, the smaller table and R = 912, as there, that is
- *     16 warps that do not gather     32,768 + 512 + 544 + 16 * 4,384 + 544             = 104,512
- *     15 warps that gather            32,768 + 512 + 544 + 15 * (4,384 + 8,192) + 544   = 223,008
- * beside at most 1,024 static ones, of the 232,448 that a block of an H200 can have; 16 that gather find no room.
+ *     13 warps that gather            32,768 + 512 + 544 + 13 * (4,384 + 8,192) + 544   = 197,856
+ *     16 warps that do not            32,768 + 512 + 544 + 16 * 4,384 + 544             = 104,512
+ * beside at most 1,024 static ones, of the 232,448 that a block of an H200 can have. More than 15 that gather find no
+ * room.
  *
  * Registers: at most 128 a thread with 16 warps. What limits it: docs/performance.md. */
 #ifndef TRF_DECODE_SLABS_CUH
 #define TRF_DECODE_SLABS_CUH
 
-#include "trf_fragment_store.h"
 #include "trf_slab_walk.cuh"
-
-static constexpr uint32_t kMaxStoreWarps = 16;
-
-/* How a lane's 8 neighbouring columns of a row get to memory. */
-typedef enum trf_store_method {
-    TRF_STORE_SCALAR,  /* one by one: rows are not aligned */
-    TRF_STORE_VECTOR,  /* in one store */
-    TRF_STORE_GATHERED /* by way of shared memory, with others of the row: TRF_GATHER_ROW_BYTES at a time */
-} trf_store_method;
-
-/* Whether kernels for a usual p have code for TRF_STORE_GATHERED. FP8 and integers take fewer bytes, and longer with as
- * few warps as that leaves. */
-__host__ __device__ constexpr bool trf_may_gather(uint32_t codec, uint32_t bytes) {
-    return bytes == 2 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16);
-}
-
-/* The size of the decode table of kernels for a usual p; the smaller one leaves space to gather in. */
-__host__ __device__ constexpr int trf_store_table_log(uint32_t codec, uint32_t bytes) {
-    return trf_may_gather(codec, bytes) ? kSmallTableLog : kTableLog;
-}
+#include "trf_store_geometry.h"
 
 /* By value to every kernel of the family. */
 struct trf_store_args {
@@ -308,7 +290,7 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
 /* ---- the kernel ---- */
 
 template <class Traits, int kBytes, int kP>
-__global__ void __launch_bounds__(kMaxStoreWarps *TRF_LANES, 1)
+__global__ void __launch_bounds__(TRF_MAX_STORE_WARPS *TRF_LANES, 1)
     trf_decode_slabs(const __grid_constant__ trf_store_args a) {
     constexpr bool kMayGather = kP && trf_may_gather(Traits::kCodec, kBytes);
     constexpr int kLog = kP ? trf_store_table_log(Traits::kCodec, kBytes) : 0;

@@ -1,0 +1,79 @@
+#include "trf_store_geometry.h"
+
+/* What kernels take, measured on an H200 (docs/performance.md). The unit of time is what memory takes for the gathered
+ * weights of a slab of 256 columns a multiprocessor: 0.96 us. */
+static const double kSlabTimeOfWarp = 10.5; /* of a warp that gathers, at least, for such a slab */
+static const double kGatheredEnd = 2.2;     /* when the last slabs are there, memory waits */
+static const double kPlainTime = 1.14;      /* of memory, for such a slab, where warps do not gather */
+
+static int fits(const trf_device_view *view, const trf_layer_traits *traits, uint32_t warps, uint32_t table_log,
+                int gathers, int shared_bytes, trf_smem_layout *smem) {
+    *smem = trf_smem_layout_of(view->raw_bits, traits->max_rans_bytes, warps, 1, table_log, 0,
+                               gathers ? TRF_GATHER_BYTES : 0, TRF_RING_STEPS);
+    return (int)smem->total + TRF_STATIC_SMEM_BYTES <= shared_bytes;
+}
+
+static double gathered_time(const trf_device_view *view, uint32_t slabs, uint32_t multiprocessors, uint32_t warps) {
+    const uint32_t all_warps = multiprocessors * warps, most = (slabs + all_warps - 1) / all_warps;
+    const double slab_time = warps > kSlabTimeOfWarp ? (double)warps : kSlabTimeOfWarp;
+    return most * slab_time * view->slab_cols / TRF_TILE_SIZE + kGatheredEnd;
+}
+
+static double plain_time(const trf_device_view *view, uint32_t slabs, uint32_t multiprocessors) {
+    return kPlainTime * slabs / multiprocessors * view->slab_cols / TRF_TILE_SIZE;
+}
+
+/* The number of warps that gather, or 0 where the layer takes no less time so. */
+static uint32_t gathering_warps(const trf_device_view *view, const trf_layer_traits *traits, uint32_t slabs,
+                                uint32_t multiprocessors, int shared_bytes) {
+    uint32_t best = 0;
+    double least = plain_time(view, slabs, multiprocessors);
+    trf_smem_layout smem;
+    for (uint32_t warps = TRF_MAX_STORE_WARPS; warps >= 8; warps--) {
+        if (!fits(view, traits, warps, TRF_SMALL_TABLE_LOG, 1, shared_bytes, &smem))
+            continue;
+        const double time = gathered_time(view, slabs, multiprocessors, warps);
+        if (time < least) {
+            least = time;
+            best = warps;
+        }
+    }
+    return best;
+}
+
+/* The kernel for any p: with the most warps, then the largest table, that fit. */
+static int find_general(const trf_device_view *view, const trf_layer_traits *traits, int shared_bytes,
+                        trf_store_geometry *found) {
+    found->default_p = 0;
+    for (found->warps = TRF_MAX_STORE_WARPS; found->warps >= 4; found->warps /= 2)
+        for (uint32_t table_log = TRF_TABLE_LOG; table_log >= view->probability_bits + 4; table_log--)
+            if (fits(view, traits, found->warps, table_log, 0, shared_bytes, &found->smem))
+                return 1;
+    return 0;
+}
+
+/* Codes of more than 8 bits do not fit the bytes that quads are built in. */
+static int has_kernel(const trf_device_view *view, trf_store_format format) {
+    return format != TRF_STORE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
+}
+
+int trf_choose_store_geometry(const trf_device_view *view, const trf_layer_traits *traits, trf_store_format format,
+                              uint32_t slabs, int aligned, uint32_t multiprocessors, int shared_bytes,
+                              trf_store_geometry *chosen) {
+    if (!has_kernel(view, format))
+        return 0;
+    const uint32_t bytes = trf_store_bytes(format);
+    const uint32_t gathering = aligned && trf_may_gather(view->codec, bytes)
+                                   ? gathering_warps(view, traits, slabs, multiprocessors, shared_bytes)
+                                   : 0;
+    chosen->method = aligned ? TRF_STORE_VECTOR : TRF_STORE_SCALAR;
+    chosen->default_p = 1;
+    chosen->warps = gathering ? gathering : TRF_MAX_STORE_WARPS;
+    if (!trf_has_default_p(view, traits->max_frequency) ||
+        !fits(view, traits, chosen->warps, (uint32_t)trf_store_table_log(view->codec, bytes), gathering != 0,
+              shared_bytes, &chosen->smem))
+        return find_general(view, traits, shared_bytes, chosen);
+    if (gathering)
+        chosen->method = TRF_STORE_GATHERED;
+    return 1;
+}
