@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* What trf_device_layer_decode_rows was asked for, arguments checked. */
+/* What trf_decode_rows was asked for, arguments checked. */
 typedef struct trf_row_lookup {
     const void *ids; /* `count` signed integers of id_bytes, 4 or 8; device */
     uint32_t id_bytes, count;

@@ -3,6 +3,8 @@
 #include "trf_decode_cuda.h"
 #include "trf_device.h"
 #include "trf_device_cuda.h"
+#include "trf_fused_launch.h"
+#include "trf_gemm.h"
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
 #include "trf_offload.h"
@@ -57,8 +59,7 @@ static const trf_device_ops cuda_device_ops = {
     .decode_rows = trf_cuda_decode_rows,
     .plan = trf_cuda_plan,
     .linear = trf_cuda_linear,
-    .decode_ahead = trf_cuda_decode_ahead,
-    .apply_epilogue = trf_cuda_apply_epilogue,
+    .round_sums = trf_cuda_round_sums,
     .time = trf_cuda_time,
     .timed_repeats = 9,
     .allocate = trf_cuda_allocate,

@@ -3,6 +3,7 @@
 
 #include "trf_cuda_call.h"
 #include "trf_decode_launch.h"
+#include "trf_decode_rows.h"
 #include "trf_device_layer.h"
 #include "trf_nvtx.h"
 
@@ -19,13 +20,14 @@ trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void
     return trf_check_cuda(error, "decoding a layer", err);
 }
 
-trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_lookup *request, trf_stream stream,
+trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                 trf_error *err) {
+    const trf_row_lookup lookup = {request->row_ids, request->id_bytes, request->count, request->as, request->rows};
     trf_device_scope scope;
     trf_status status = trf_enter_device(layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    int error = trf_launch_decode_rows(&layer->view, &layer->shard, request, stream);
+    int error = trf_launch_decode_rows(&layer->view, &layer->shard, &lookup, stream);
     trf_leave_device(&scope);
     return trf_check_cuda(error, "decoding rows", err);
 }

@@ -2,15 +2,14 @@
 #ifndef TRF_DECODE_CUDA_H
 #define TRF_DECODE_CUDA_H
 
-#include "transfuse.h"
-#include "trf_decode_rows.h"
+#include "transfuse/device.h"
 
 /* As trf_device_layer_decode, arguments checked. */
 trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                            trf_error *err);
 
-/* As trf_device_layer_decode_rows, arguments checked. */
-trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_lookup *request, trf_stream stream,
+/* As trf_decode_rows, arguments checked. */
+trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                 trf_error *err);
 
 #endif

@@ -14,8 +14,7 @@ void trf_cuda_release(const trf_context *context, void *memory);
 trf_status trf_cuda_upload(const trf_context *context, void *to, const void *from_host, uint64_t bytes, trf_error *err);
 trf_status trf_cuda_download(const trf_context *context, void *to_host, const void *from, uint64_t bytes,
                              trf_error *err);
-trf_status trf_cuda_copy_rows(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
-                              uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream, trf_error *err);
+trf_status trf_cuda_copy_rows(const trf_context *context, const trf_row_copy *copy, trf_stream stream, trf_error *err);
 
 trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
                                      const trf_load_options *options, struct trf_layer_source *source, trf_error *err);

@@ -45,15 +45,14 @@ static trf_status cuda_copy(const trf_context *context, void *to, const void *fr
     return trf_check_cuda(error, "copying to or from the device", err);
 }
 
-trf_status trf_cuda_copy_rows(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
-                              uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream, trf_error *err) {
+trf_status trf_cuda_copy_rows(const trf_context *context, const trf_row_copy *copy, trf_stream stream, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    cudaError_t error =
-        from ? cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyDeviceToDevice, stream)
-             : cudaMemset2DAsync(to, to_pitch, 0, width, rows, stream);
+    cudaError_t error = copy->from ? cudaMemcpy2DAsync(copy->to, copy->to_pitch, copy->from, copy->from_pitch,
+                                                       copy->width, copy->rows, cudaMemcpyDeviceToDevice, stream)
+                                   : cudaMemset2DAsync(copy->to, copy->to_pitch, 0, copy->width, copy->rows, stream);
     trf_leave_device(&scope);
     return trf_check_cuda(error, "copying rows of x or y", err);
 }

@@ -32,7 +32,8 @@ enum {
     X(cublasLtMatmulDescSetAttribute)                                                                                  \
     X(cublasLtMatmulPreferenceInit_internal)                                                                           \
     X(cublasLtMatmulPreferenceSetAttribute)                                                                            \
-    X(cublasLtMatrixLayoutInit_internal)
+    X(cublasLtMatrixLayoutInit_internal)                                                                               \
+    X(cublasLtMatrixLayoutSetAttribute)
 
 #define TRF_LT_MEMBER(name) __typeof__(&name) name;
 typedef struct trf_lt {
@@ -264,22 +265,34 @@ trf_status trf_gemm_workspace(trf_gemm *gemm, const trf_gemm_shape *shape, uint6
     return TRF_OK;
 }
 
-trf_status trf_gemm_multiply(trf_gemm *gemm, const trf_gemm_shape *shape, const void *w, const void *x, void *y,
-                             void *workspace, uint64_t workspace_bytes, trf_stream stream, trf_error *err) {
+/* Whether whole vectors can be moved of x and of each row of y. */
+static int is_aligned(const trf_gemm_shape *shape, const trf_gemm_operands *operands) {
+    const uint64_t row_bytes = operands->y_stride * trf_dtype_bytes((trf_dtype)shape->out_dtype);
+    const int has_padding = operands->y_stride != shape->rows && shape->m > 1;
+    return ((uintptr_t)operands->x | (uintptr_t)operands->y | (has_padding ? row_bytes : 0)) % FULL_ALIGNMENT == 0;
+}
+
+trf_status trf_gemm_multiply(trf_gemm *gemm, const trf_gemm_shape *shape, const trf_gemm_operands *operands,
+                             trf_stream stream, trf_error *err) {
     static const float kOne = 1, kZero = 0;
+    const trf_lt *lt = lt_get();
+    const int64_t y_stride = (int64_t)operands->y_stride;
     trf_gemm_problem problem;
     trf_status status = start_problem(gemm, shape, &problem, err);
     if (status != TRF_OK)
         return status;
-    trf_gemm_choice choice = {.key = {*shape, ((uintptr_t)x | (uintptr_t)y) % FULL_ALIGNMENT == 0}};
+    trf_gemm_choice choice = {.key = {*shape, (uint32_t)is_aligned(shape, operands)}};
     status = choose_algorithm(gemm, &problem, &choice, err);
     if (status != TRF_OK)
         return status;
-    if (choice.workspace_bytes > workspace_bytes)
+    if (choice.workspace_bytes > operands->workspace_bytes)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the product needs a workspace of %llu bytes, has %llu",
-                        (unsigned long long)choice.workspace_bytes, (unsigned long long)workspace_bytes);
-    cublasStatus_t error = lt_get()->cublasLtMatmul(gemm->handle, &problem.operation, &kOne, w, &problem.w, x,
-                                                    &problem.x, &kZero, y, &problem.y, y, &problem.y, &choice.algorithm,
-                                                    workspace, choice.workspace_bytes, stream);
+                        (unsigned long long)choice.workspace_bytes, (unsigned long long)operands->workspace_bytes);
+    cublasStatus_t error =
+        lt->cublasLtMatrixLayoutSetAttribute(&problem.y, CUBLASLT_MATRIX_LAYOUT_LD, &y_stride, sizeof y_stride);
+    if (!error)
+        error = lt->cublasLtMatmul(gemm->handle, &problem.operation, &kOne, operands->w, &problem.w, operands->x,
+                                   &problem.x, &kZero, operands->y, &problem.y, operands->y, &problem.y,
+                                   &choice.algorithm, operands->workspace, choice.workspace_bytes, stream);
     return error ? fail_lt(error, "the product by cuBLASLt", err) : TRF_OK;
 }

@@ -8,7 +8,8 @@
 /* A cuBLASLt handle and the algorithms that it chose. Thread-safe. */
 typedef struct trf_gemm trf_gemm;
 
-/* y[m][rows] = x[m][cols] . w[rows][cols]^T, all row-major without padding; accumulated in F32, rounded once. */
+/* y[m][rows] = x[m][cols] . w[rows][cols]^T, all row-major without padding, but for y where trf_gemm_operands has some;
+ * accumulated in F32, rounded once. */
 typedef struct trf_gemm_shape {
     uint32_t m, rows, cols; /* 1 to 2^31 - 1 */
     uint32_t in_dtype;      /* trf_dtype of x and w: BF16 or F16 */
@@ -24,10 +25,19 @@ void trf_gemm_destroy(trf_gemm *gemm); /* NULL is allowed */
  * algorithms, on the host. Errors: TRF_ERR_UNSUPPORTED (no library, or it has no algorithm), TRF_ERR_CUDA. */
 trf_status trf_gemm_workspace(trf_gemm *gemm, const trf_gemm_shape *shape, uint64_t *workspace_bytes, trf_error *err);
 
-/* Enqueues the product on `stream`. w: device, 16-byte aligned; x, y: device, aligned to their elements (to 16 bytes is
- * faster); workspace: 256-byte aligned, of trf_gemm_workspace or more. Does not allocate or wait; capturable. Errors:
- * as above. */
-trf_status trf_gemm_multiply(trf_gemm *gemm, const trf_gemm_shape *shape, const void *w, const void *x, void *y,
-                             void *workspace, uint64_t workspace_bytes, trf_stream stream, trf_error *err);
+/* Device memory. */
+typedef struct trf_gemm_operands {
+    const void *w;     /* 16-byte aligned */
+    const void *x;     /* aligned to its elements; to 16 bytes is faster */
+    void *y;           /* as x */
+    uint64_t y_stride; /* elements from a row of y to the next, at least its rows; a multiple of 16 bytes is faster */
+    void *workspace;   /* 256-byte aligned */
+    uint64_t workspace_bytes; /* trf_gemm_workspace or more */
+} trf_gemm_operands;
+
+/* Enqueues the product on `stream`. Does not allocate or wait; capturable. The algorithm, and so every bit of y, is
+ * that of a y without padding where y_stride is a multiple of 16 bytes. Errors: as above. */
+trf_status trf_gemm_multiply(trf_gemm *gemm, const trf_gemm_shape *shape, const trf_gemm_operands *operands,
+                             trf_stream stream, trf_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 /* Groups of layers and experts on a GPU. */
 #include "trf_cuda_call.h"
 #include "trf_device_layer.h"
+#include "trf_group_launch.h"
 #include "trf_layer_group.h"
 
 #include <cuda_runtime_api.h>
@@ -13,17 +14,17 @@ static const double kLaunchUs = 3.0;
 /* ---- groups ---- */
 
 static trf_group_product product_of(const trf_group_entry *entry) {
-    return (trf_group_product){&entry->layer->view, &entry->layer->traits, entry->plan.m, entry->plan.x_dtype,
-                               entry->plan.y_dtype};
+    const trf_device_layer *layer = entry->plan->layer;
+    const trf_product *product = &entry->plan->product;
+    return (trf_group_product){&layer->view, &layer->traits, product->m, product->x_dtype, product->y_dtype};
 }
 
 /* Whether the grouped kernels take an entry: whole layers, on their fused path. */
 static int can_group(const trf_group_entry *entry) {
-    const trf_device_layer *layer = entry->layer;
-    return entry->plan.path == TRF_PATH_FUSED && layer->shard.rows == layer->view.rows &&
-           layer->shard.cols == layer->view.cols &&
-           !trf_group_refuses(&layer->view, &layer->traits, &layer->context->limits, entry->plan.m,
-                              entry->plan.x_dtype);
+    const trf_device_layer *layer = entry->plan->layer;
+    const trf_product *product = &entry->plan->product;
+    return entry->plan->path == TRF_PATH_FUSED && !trf_shard_cuts_rows(layer) && !trf_shard_cuts_cols(layer) &&
+           !trf_group_refuses(&layer->view, &layer->traits, &layer->context->limits, product->m, product->x_dtype);
 }
 
 /* Adds a launch of these entries if it is estimated to be faster than they are one after another. */
@@ -33,7 +34,7 @@ static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t
     trf_group_product products[TRF_GROUP_LAYERS];
     double alone_us = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const trf_device_layer *layer = group->entries[members[i]].layer;
+        const trf_device_layer *layer = group->entries[members[i]].plan->layer;
         made.members[i] = members[i];
         products[i] = product_of(&group->entries[members[i]]);
         alone_us += kLaunchUs + trf_fused_microseconds(&layer->view, &layer->traits, limits, products[i].m);
@@ -42,7 +43,7 @@ static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t
         made.choice.microseconds + kLaunchUs >= alone_us)
         return;
     for (uint32_t i = 0; i < count; i++)
-        group->entries[members[i]].grouped = 1;
+        group->entries[members[i]].is_in_launch = 1;
     group->launches[group->num_launches++] = made;
     if (group->workspace_bytes < made.choice.workspace_bytes)
         group->workspace_bytes = made.choice.workspace_bytes;
@@ -52,12 +53,12 @@ static void cuda_plan_launches(trf_layer_group *group) {
     for (uint32_t first = 0; first < group->count; first++) {
         const trf_group_entry *leader = &group->entries[first];
         uint32_t members[TRF_GROUP_LAYERS], count = 0;
-        if (leader->grouped || !can_group(leader))
+        if (leader->is_in_launch || !can_group(leader))
             continue;
         for (uint32_t i = first; i < group->count && count < TRF_GROUP_LAYERS; i++) {
             const trf_group_entry *entry = &group->entries[i];
-            if (!entry->grouped && entry->plan.x_dtype == leader->plan.x_dtype &&
-                trf_group_fits(&entry->layer->view, &leader->layer->view) && can_group(entry))
+            if (!entry->is_in_launch && entry->plan->product.x_dtype == leader->plan->product.x_dtype &&
+                trf_group_fits(&entry->plan->layer->view, &leader->plan->layer->view) && can_group(entry))
                 members[count++] = i;
         }
         add_launch(group, members, count);
@@ -151,20 +152,21 @@ static void cuda_destroy_experts(trf_experts *experts) {
     trf_leave_device(&scope);
 }
 
-static trf_status cuda_plan_experts(const trf_experts *experts, trf_experts_plan *plan, trf_error *err) {
+static trf_status cuda_plan_experts(trf_experts_plan *plan, trf_error *err) {
+    const trf_experts *experts = plan->experts;
     const int bf16_x = plan->x_dtype == TRF_DTYPE_BF16;
     if (experts->refusals[bf16_x])
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "products of experts do not take expert %u: %s",
                         experts->refused_experts[bf16_x], experts->refusals[bf16_x]);
-    trf_experts_choice choice;
-    choose_experts_launch(experts, plan->max_tokens, &choice);
-    plan->workspace_bytes = trf_experts_workspace_bytes(&experts->layers[0]->view, &choice, plan->max_tokens);
+    choose_experts_launch(experts, plan->max_tokens, &plan->work.launch);
+    plan->workspace_bytes =
+        trf_experts_workspace_bytes(&experts->layers[0]->view, &plan->work.launch, plan->max_tokens);
     return TRF_OK;
 }
 
-static trf_status cuda_linear_experts(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
-                                      const uint32_t *offsets, void *y, void *workspace, trf_stream stream,
-                                      trf_error *err) {
+static trf_status cuda_linear_experts(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
+                                      void *workspace, trf_stream stream, trf_error *err) {
+    const trf_experts *experts = plan->experts;
     const trf_experts_call call = {
         .view = &experts->layers[0]->view,
         .experts_dev = experts->experts_dev,
@@ -177,13 +179,11 @@ static trf_status cuda_linear_experts(const trf_experts *experts, const trf_expe
         .y = y,
         .workspace = workspace,
     };
-    trf_experts_choice choice;
     trf_device_scope scope;
     trf_status status = trf_enter_device(experts->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    choose_experts_launch(experts, plan->max_tokens, &choice); /* a few dozen operations */
-    status = trf_check_cuda(trf_experts_launch(&call, &choice, &experts->context->limits, stream),
+    status = trf_check_cuda(trf_experts_launch(&call, &plan->work.launch, &experts->context->limits, stream),
                             "a product of experts", err);
     trf_leave_device(&scope);
     return status;

@@ -2,34 +2,41 @@
 #include "trf_linear_cuda.h"
 
 #include "trf_cuda_call.h"
-#include "trf_device_layer.h"
+#include "trf_fused_launch.h"
 #include "trf_nvtx.h"
+#include "trf_round_sums.h"
 #include "trf_two_step.h"
 #include "trf_wide_launch.h"
 
-static trf_status plan_wide(const trf_device_layer *layer, trf_linear_plan *plan, trf_error *err) {
+static trf_status plan_wide(trf_plan *plan, trf_error *err) {
+    const trf_device_layer *layer = plan->layer;
     const trf_device_limits *limits = &layer->context->limits;
-    const char *const refusal = trf_wide_refuses(&layer->view, &layer->traits, limits, plan->m, plan->x_dtype);
+    const trf_product *product = &plan->tiles_product;
+    const char *const refusal = trf_wide_refuses(&layer->view, &layer->traits, limits, product->m, product->x_dtype);
     if (refusal)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the wide path does not take this product: %s",
                         refusal);
     plan->path = TRF_PATH_WIDE;
     plan->reason = "the wide path was asked for";
-    trf_wide_choose(&layer->view, &layer->traits, limits, plan);
+    trf_wide_choose(&layer->view, &layer->traits, limits, product, &plan->work.wide);
+    plan->device_workspace_bytes = plan->work.wide.workspace_bytes;
     return TRF_OK;
 }
 
-/* AUTO: which path is the fastest is found before (trf_linear_plan_init); here it is FUSED where that takes the
- * product, else TWO_STEP. */
-trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
+/* AUTO: which path is the fastest is found before (trf_plan_create); here it is FUSED where that takes the product,
+ * else TWO_STEP. */
+trf_status trf_cuda_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path == TRF_PATH_WIDE)
-        return plan_wide(layer, plan, err);
+        return plan_wide(plan, err);
+    const trf_device_layer *layer = plan->layer;
     const trf_device_limits *limits = &layer->context->limits;
-    const char *const refusal = trf_fused_refuses(&layer->view, &layer->traits, limits, plan->m, plan->x_dtype);
+    const trf_product *product = &plan->tiles_product;
+    const char *const refusal = trf_fused_refuses(&layer->view, &layer->traits, limits, product->m, product->x_dtype);
     if (!refusal && path != TRF_PATH_TWO_STEP) {
         plan->path = TRF_PATH_FUSED;
         plan->reason = NULL;
-        trf_fused_choose(&layer->view, &layer->traits, limits, plan);
+        trf_fused_choose(&layer->view, &layer->traits, limits, product, &plan->work.fused);
+        plan->device_workspace_bytes = plan->work.fused.workspace_bytes;
         return TRF_OK;
     }
     if (path == TRF_PATH_FUSED)
@@ -37,49 +44,47 @@ trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linea
                         refusal);
     plan->path = TRF_PATH_TWO_STEP;
     plan->reason = path == TRF_PATH_TWO_STEP ? "the two-step path was asked for" : refusal;
-    trf_status status = trf_two_step_plan(layer, plan, err);
+    trf_status status = trf_two_step_plan(plan, err);
     if (status != TRF_OK && refusal)
         return trf_prefix_error(err, status,
                                 "the fused path does not take this product (%s), the two-step path neither", refusal);
     return status;
 }
 
-static trf_status launch_product(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                                 const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
+static trf_status launch_product(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                                 trf_error *err) {
+    const trf_device_layer *layer = plan->layer;
+    const trf_product *product = &plan->tiles_product;
     if (plan->path == TRF_PATH_TWO_STEP)
-        return trf_two_step_multiply(layer, plan, x, y, epilogue, workspace, stream, err);
+        return trf_two_step_multiply(plan, operands, workspace, stream, err);
     if (plan->path == TRF_PATH_WIDE)
-        return trf_check_cuda(trf_wide_launch(&layer->view, &layer->traits, plan, x, y, epilogue, workspace, stream),
+        return trf_check_cuda(trf_wide_launch(&layer->view, product, &plan->work.wide, operands, workspace, stream),
                               "the wide product", err);
-    return trf_check_cuda(trf_fused_launch(&layer->view, &layer->traits, plan, x, y, epilogue, workspace, stream),
-                          "the fused product", err);
+    return trf_check_cuda(
+        trf_fused_launch(&layer->view, &layer->traits, product, &plan->work.fused, operands, workspace, stream),
+        "the fused product", err);
 }
 
-trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                           const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
+trf_status trf_cuda_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                           trf_error *err) {
     trf_device_scope scope;
-    trf_status status = trf_enter_device(layer->device, &scope, err);
+    trf_status status = trf_enter_device(plan->layer->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_nvtx_push(trf_path_name(plan->path));
-    status = launch_product(layer, plan, x, y, epilogue, workspace, stream, err);
+    status = launch_product(plan, operands, workspace, stream, err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;
 }
 
-trf_status trf_cuda_decode_ahead(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
-                                 trf_stream stream, trf_error *err) {
-    return plan->path == TRF_PATH_TWO_STEP ? trf_two_step_decode(layer, plan, workspace, stream, err) : TRF_OK;
-}
-
-trf_status trf_cuda_apply_epilogue(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
-                                   const trf_epilogue *epilogue, trf_stream stream, trf_error *err) {
+trf_status trf_cuda_round_sums(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,
+                               trf_stream stream, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    status = trf_check_cuda(trf_launch_round_sums(sums, y_dtype, y, epilogue, stream), "an epilogue", err);
+    status = trf_check_cuda(trf_launch_round_sums(sums, epilogue, stream), "an epilogue", err);
     trf_leave_device(&scope);
     return status;
 }

@@ -4,12 +4,10 @@
 
 #include "trf_context.h"
 
-trf_status trf_cuda_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err);
-trf_status trf_cuda_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                           const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err);
-trf_status trf_cuda_decode_ahead(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
-                                 trf_stream stream, trf_error *err);
-trf_status trf_cuda_apply_epilogue(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
-                                   const trf_epilogue *epilogue, trf_stream stream, trf_error *err);
+trf_status trf_cuda_plan(trf_plan *plan, trf_path path, trf_error *err);
+trf_status trf_cuda_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                           trf_error *err);
+trf_status trf_cuda_round_sums(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,
+                               trf_stream stream, trf_error *err);
 
 #endif

@@ -6,6 +6,7 @@
 #include "trf_cuda_call.h"
 #include "trf_device_layer.h"
 #include "trf_error.h"
+#include "trf_plan.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ typedef struct trf_timer {
     cudaGraphExec_t graph;
     uint32_t num_copies;
     trf_device_layer copies[MOST_COPIES]; /* the layer, and those in the product's memory */
+    trf_plan plans[MOST_COPIES];          /* of each */
 } trf_timer;
 
 static void timer_free(trf_timer *timer) {
@@ -70,8 +72,9 @@ static cudaError_t copy_layer(const trf_device_layer *layer, char *to, cudaStrea
 }
 
 static cudaError_t make_copies(trf_timer *timer) {
-    const trf_device_layer *const layer = timer->product->layer;
-    const uint64_t room = 2 * layer->context->cache_bytes, step = trf_device_align(layer->memory_bytes);
+    const trf_device_layer *const layer = timer->product->plan->layer;
+    const uint64_t room = 2 * layer->context->cache_bytes,
+                   step = trf_device_align(layer->view.blob_bytes) + trf_device_align(layer->directory_bytes);
     cudaError_t error = cudaSuccess;
     timer->copies[0] = *layer;
     for (timer->num_copies = 1; !error && timer->num_copies < MOST_COPIES && timer->num_copies * step <= room;
@@ -79,6 +82,10 @@ static cudaError_t make_copies(trf_timer *timer) {
         char *const to = (char *)timer->product->copies + (timer->num_copies - 1) * step;
         error = copy_layer(layer, to, timer->stream);
         point_into(&timer->copies[timer->num_copies], layer, to);
+    }
+    for (uint32_t i = 0; i < timer->num_copies; i++) {
+        timer->plans[i] = *timer->product->plan;
+        timer->plans[i].layer = &timer->copies[i];
     }
     return error;
 }
@@ -95,8 +102,7 @@ static trf_status capture_calls(trf_timer *timer, trf_error *err) {
     if (status != TRF_OK)
         return status;
     for (uint32_t i = 0; status == TRF_OK && i < run_calls(timer); i++)
-        status =
-            trf_linear(&timer->copies[i % timer->num_copies], p->plan, p->x, p->y, p->workspace, timer->stream, err);
+        status = p->multiply(&timer->plans[i % timer->num_copies], p->operands, p->workspace, timer->stream, err);
     cudaError_t error = cudaStreamEndCapture(timer->stream, &graph);
     if (status == TRF_OK && !error)
         error = cudaGraphInstantiate(&timer->graph, graph, 0);
@@ -126,7 +132,7 @@ trf_status trf_cuda_time(const trf_timed_product *product, uint32_t repeats, dou
     if (!timer)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate what times products");
     timer->product = product;
-    trf_status status = trf_enter_device(product->layer->context->device, &scope, err);
+    trf_status status = trf_enter_device(product->plan->layer->device, &scope, err);
     if (status != TRF_OK) {
         free(timer);
         return status;

@@ -6,72 +6,63 @@
 #include "trf_decode_cuda.h"
 #include "trf_device_layer.h"
 #include "trf_nvtx.h"
+#include "trf_round_sums.h"
 
-typedef struct trf_two_step_workspace {
-    trf_gemm_shape shape;
-    uint64_t sums, gemm; /* offsets; the weights are at 0; sums = gemm if there are none */
-} trf_two_step_workspace;
-
-/* Sizes were bounded when the plan was made. */
-static trf_two_step_workspace workspace_of(const trf_device_layer *layer, const trf_linear_plan *plan,
-                                           int has_epilogue) {
-    const uint64_t rows = layer->view.rows, cols = layer->view.cols;
-    const int rounds = has_epilogue || (plan->y_dtype != plan->x_dtype && plan->y_dtype != TRF_DTYPE_F32);
+/* Sizes are bounded. */
+static trf_two_step_workspace workspace_of(const trf_plan *plan) {
+    const trf_product *product = &plan->tiles_product;
+    const uint64_t rows = plan->layer->view.rows, cols = plan->layer->view.cols;
+    const int has_sums =
+        trf_has_epilogue(product) || (product->y_dtype != product->x_dtype && product->y_dtype != TRF_DTYPE_F32);
     trf_two_step_workspace offsets;
-    offsets.shape = (trf_gemm_shape){plan->m, layer->view.rows, layer->view.cols, plan->x_dtype,
-                                     rounds ? TRF_DTYPE_F32 : plan->y_dtype};
+    offsets.shape = (trf_gemm_shape){product->m, plan->layer->view.rows, plan->layer->view.cols, product->x_dtype,
+                                     has_sums ? TRF_DTYPE_F32 : product->y_dtype};
     offsets.sums = trf_device_align(2 * rows * cols);
-    offsets.gemm = offsets.sums + (rounds ? trf_device_align(4 * plan->m * rows) : 0);
+    offsets.gemm = offsets.sums + (has_sums ? trf_device_align(4 * product->m * rows) : 0);
     return offsets;
 }
 
-static trf_status needed_bytes(const trf_device_layer *layer, const trf_linear_plan *plan, int has_epilogue,
-                               uint64_t *bytes, trf_error *err) {
-    const trf_two_step_workspace offsets = workspace_of(layer, plan, has_epilogue);
-    trf_status status = trf_gemm_workspace(layer->context->gemm, &offsets.shape, bytes, err);
-    *bytes += offsets.gemm;
-    return status;
-}
-
-trf_status trf_two_step_plan(const trf_device_layer *layer, trf_linear_plan *plan, trf_error *err) {
+trf_status trf_two_step_plan(trf_plan *plan, trf_error *err) {
     const uint64_t limit = 1ull << 48;
-    if (plan->m > INT32_MAX || (uint64_t)plan->m * layer->view.rows > limit ||
-        (uint64_t)layer->view.rows * layer->view.cols > limit)
+    const trf_device_view *view = &plan->layer->view;
+    const uint32_t m = plan->tiles_product.m;
+    uint64_t gemm_bytes;
+    if (m > INT32_MAX || (uint64_t)m * view->rows > limit || (uint64_t)view->rows * view->cols > limit)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "a product of %ux%u weights and %u rows of x is too large", layer->view.rows, layer->view.cols,
-                        plan->m);
-    uint64_t without_epilogue, with_epilogue;
-    trf_status status = needed_bytes(layer, plan, 0, &without_epilogue, err);
-    if (status == TRF_OK)
-        status = needed_bytes(layer, plan, 1, &with_epilogue, err);
-    if (status == TRF_OK) {
-        plan->workspace_bytes = without_epilogue;
-        plan->epilogue_workspace_bytes = with_epilogue > without_epilogue ? with_epilogue : without_epilogue;
-    }
-    return status;
+                        "a product of %ux%u weights and %u rows of x is too large", view->rows, view->cols, m);
+    const trf_two_step_workspace offsets = workspace_of(plan);
+    trf_status status = trf_gemm_workspace(plan->layer->context->gemm, &offsets.shape, &gemm_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    plan->work.two_step = offsets;
+    plan->device_workspace_bytes = offsets.gemm + gemm_bytes;
+    return TRF_OK;
 }
 
-trf_status trf_two_step_decode(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
-                               trf_stream stream, trf_error *err) {
-    const trf_decode_as as = plan->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
-    return trf_cuda_decode(layer, as, workspace, stream, err); /* weights are at 0 */
-}
-
-trf_status trf_two_step_multiply(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                                 const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
-    const trf_two_step_workspace offsets = workspace_of(layer, plan, epilogue != NULL);
+trf_status trf_two_step_multiply(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                                 trf_error *err) {
+    const trf_two_step_workspace *offsets = &plan->work.two_step;
+    const trf_product *product = &plan->tiles_product;
+    const trf_device_layer *layer = plan->layer;
     uint8_t *const base = workspace;
-    void *const weights = base;
-    const trf_sums sums = {(const float *)(base + offsets.sums), layer->view.rows, plan->m, layer->view.rows};
-    const int rounds = offsets.sums != offsets.gemm;
-    trf_status status =
-        plan->choice[TRF_TWO_STEP_DECODED] ? TRF_OK : trf_two_step_decode(layer, plan, workspace, stream, err);
+    const int has_sums = offsets->sums != offsets->gemm;
+    const trf_sums sums = {(const float *)(base + offsets->sums), layer->view.rows, product->m, layer->view.rows};
+    const trf_epilogue epilogue = trf_epilogue_of(product, operands);
+    const trf_gemm_operands dense = {
+        .w = base,
+        .x = operands->x,
+        .y = has_sums ? base + offsets->sums : operands->y,
+        .y_stride = has_sums ? layer->view.rows : product->y_stride,
+        .workspace = base + offsets->gemm,
+        .workspace_bytes = plan->device_workspace_bytes - offsets->gemm,
+    };
+    trf_status status = trf_cuda_decode(layer, product->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16,
+                                        base, stream, err);
     trf_nvtx_push("GEMM");
     if (status == TRF_OK)
-        status = trf_gemm_multiply(layer->context->gemm, &offsets.shape, weights, x, rounds ? base + offsets.sums : y,
-                                   base + offsets.gemm, plan->workspace_bytes - offsets.gemm, stream, err);
+        status = trf_gemm_multiply(layer->context->gemm, &offsets->shape, &dense, stream, err);
     trf_nvtx_pop();
-    if (status == TRF_OK && rounds)
-        status = trf_check_cuda(trf_launch_round_sums(&sums, plan->y_dtype, y, epilogue, stream), "rounding y", err);
+    if (status == TRF_OK && has_sums)
+        status = trf_check_cuda(trf_launch_round_sums(&sums, &epilogue, stream), "rounding y", err);
     return status;
 }
