@@ -109,21 +109,21 @@ static void vary_exponents(const char *path) {
     free(file);
 }
 
-static stored_layer store(int kind) {
+static stored_layer store(int index) {
     static const char *const all[] = {"*", NULL};
-    const fixture_tensor tensor = {"w.weight", kLayers[kind].dtype, {ROWS, COLS}, 2, 0};
-    const char *source = fixture_path("in%d.safetensors", kind), *trf = fixture_path("%d.trf", kind);
-    stored_layer stored = {.path = fixture_path("packed%d.safetensors", kind)};
+    const fixture_tensor tensor = {"w.weight", kLayers[index].dtype, {ROWS, COLS}, 2, 0};
+    const char *source = fixture_path("in%d.safetensors", index), *trf = fixture_path("%d.trf", index);
+    stored_layer stored = {.path = fixture_path("packed%d.safetensors", index)};
     trf_checkpoint_options options;
     size_t bytes;
     fixture_write_safetensors(source, NULL, &tensor, 1, 8, 5);
-    if (kLayers[kind].has_row_offsets)
+    if (kLayers[index].has_row_offsets)
         vary_exponents(source);
     trf_checkpoint_options_init(&options);
-    options.encode.codec = kLayers[kind].codec;
-    options.encode.granularity = kLayers[kind].granularity;
-    options.encode.scale_group_size = kLayers[kind].scale_group_size;
-    options.encode.favor = kLayers[kind].favor;
+    options.encode.codec = kLayers[index].codec;
+    options.encode.granularity = kLayers[index].granularity;
+    options.encode.scale_group_size = kLayers[index].scale_group_size;
+    options.encode.favor = kLayers[index].favor;
     options.include = all; /* F32 too */
     fixture_check_status(trf_compress_checkpoint(source, stored.path, &options, NULL, &err), TRF_OK, &err);
     fixture_check_status(trf_extract_layer(stored.path, "w.weight", trf, 0, &err), TRF_OK, &err);
@@ -137,7 +137,7 @@ static stored_layer store(int kind) {
     stored.weights = malloc(ROWS * COLS * stored.value_bytes);
     fixture_check_status(trf_layer_decode(stored.layer, stored.weights, ROWS * COLS * stored.value_bytes, 2, &err),
                          TRF_OK, &err);
-    if (kLayers[kind].has_row_offsets)
+    if (kLayers[index].has_row_offsets)
         ck_assert_uint_eq(stored.layer->view.header.predictor_modes & TRF_PREDICT_ROW, TRF_PREDICT_ROW);
     return stored;
 }
@@ -145,15 +145,15 @@ static stored_layer store(int kind) {
 static void begin(void) {
     fixture_begin();
     fixture_check_status(trf_context_create(TRF_TEST_DEVICE, &device, &err), TRF_OK, &err);
-    for (int kind = 0; kind < NUM_LAYERS; kind++)
-        layers[kind] = store(kind);
+    for (int index = 0; index < NUM_LAYERS; index++)
+        layers[index] = store(index);
 }
 
 static void end(void) {
-    for (int kind = 0; kind < NUM_LAYERS; kind++) {
-        trf_layer_free(layers[kind].layer);
-        free(layers[kind].blob);
-        free(layers[kind].weights);
+    for (int index = 0; index < NUM_LAYERS; index++) {
+        trf_layer_free(layers[index].layer);
+        free(layers[index].blob);
+        free(layers[index].weights);
     }
     trf_context_destroy(device);
     fixture_end();
