@@ -48,7 +48,7 @@ typedef struct trf_device_ops {
     /* What memory a layer takes. Errors: TRF_ERR_UNSUPPORTED. */
     trf_status (*measure_layer)(const struct trf_blob_view *view, trf_layer_size *size, trf_error *err);
     /* Fills a layer whose context and info are set. memory: the caller's, large enough, whose blob may be the
-     * source's own; NULL for what the library is to allocate: both parts, or the directory. */
+     * source's own; NULL for what the library is to allocate: both, or the directory. */
     trf_status (*fill_layer)(trf_device_layer *made, struct trf_layer_source *source, const trf_layer_memory *memory,
                              trf_error *err);
     void (*destroy_layer)(trf_device_layer *layer);

@@ -26,8 +26,8 @@ void trf_write_image_directory(const trf_layer *layer, uint8_t *directory, trf_l
            sizeof(uint32_t) << header->probability_bits);
 }
 
-trf_device_view trf_view_of_parts(const trf_blob_view *blob, const uint8_t *blob_dev, const uint8_t *directory_dev,
-                                  trf_device_fault *fault_dev) {
+trf_device_view trf_device_view_of_layer(const trf_blob_view *blob, const uint8_t *blob_dev,
+                                         const uint8_t *directory_dev, trf_device_fault *fault_dev) {
     trf_device_view view = trf_device_view_of(blob, blob_dev);
     view.slabs = (const trf_device_slab *)directory_dev;
     view.slots = (const uint32_t *)(directory_dev + trf_directory_offsets_of(&blob->header).slots);

@@ -27,7 +27,7 @@ trf_image_offsets trf_image_offsets_of(const trf_header *header);
 void trf_write_image_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits);
 
 /* The view of `blob` at blob_dev, with a directory. */
-trf_device_view trf_view_of_parts(const trf_blob_view *blob, const uint8_t *blob_dev, const uint8_t *directory_dev,
-                                  trf_device_fault *fault_dev);
+trf_device_view trf_device_view_of_layer(const trf_blob_view *blob, const uint8_t *blob_dev,
+                                         const uint8_t *directory_dev, trf_device_fault *fault_dev);
 
 #endif

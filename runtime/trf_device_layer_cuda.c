@@ -103,8 +103,8 @@ static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_source *s
     layer->memory = target->memory;
     layer->memory_bytes = trf_device_align(target->size.blob_bytes) + directory_bytes;
     layer->directory_bytes = directory_bytes;
-    layer->view = trf_view_of_parts(source->view, target->blob, target->directory,
-                                    (trf_device_fault *)(target->directory + fault));
+    layer->view = trf_device_view_of_layer(source->view, target->blob, target->directory,
+                                           (trf_device_fault *)(target->directory + fault));
     return TRF_OK;
 }
 

@@ -24,8 +24,8 @@ static int has_memory(const trf_layer_memory *memory) {
 
 /* ---- the caller's memory ---- */
 
-/* One part. */
-static trf_status check_part(const char *what, const void *at, uint64_t bytes, uint64_t needed, trf_error *err) {
+/* One buffer. */
+static trf_status check_buffer(const char *what, const void *at, uint64_t bytes, uint64_t needed, trf_error *err) {
     if ((uintptr_t)at % TRF_DEVICE_ALIGNMENT)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer's %s is not %d-byte aligned", what,
                         TRF_DEVICE_ALIGNMENT);
@@ -53,9 +53,9 @@ static trf_status check_memory(const trf_layer_memory *memory, const trf_layer_s
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its blob");
     if (!memory->directory && size->directory_bytes && !in_place)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its directory");
-    trf_status status = check_part("blob", memory->blob, memory->blob_bytes, size->blob_bytes, err);
+    trf_status status = check_buffer("blob", memory->blob, memory->blob_bytes, size->blob_bytes, err);
     if (status == TRF_OK && memory->directory)
-        status = check_part("directory", memory->directory, memory->directory_bytes, size->directory_bytes, err);
+        status = check_buffer("directory", memory->directory, memory->directory_bytes, size->directory_bytes, err);
     if (status != TRF_OK)
         return status;
     const uint64_t directory_bytes = memory->directory ? size->directory_bytes : 0;

@@ -145,7 +145,7 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
     const uint8_t *const place_dev = stack->device->memory_dev + place->offset;
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
     trf_write_image_directory(source, image + directory, &layer->traits);
-    layer->view = trf_view_of_parts(&source->view, place_dev, place_dev + directory, fault_of(stack, i));
+    layer->view = trf_device_view_of_layer(&source->view, place_dev, place_dev + directory, fault_of(stack, i));
     return place->resident ? TRF_OK : open_image(image, source, &layer->host, err);
 }
 

@@ -21,6 +21,7 @@
 enum {
     ROWS = 1100, /* five rows of tiles, of which the last has 76 rows */
     COLS = 700,
+    M = 3,
     CANARY_BYTES = 512,
     CANARY = 0xA7
 };
@@ -108,21 +109,21 @@ static void vary_exponents(const char *path) {
     free(file);
 }
 
-static stored_layer store(int kind) {
+static stored_layer store(int index) {
     static const char *const all[] = {"*", NULL};
-    const fixture_tensor tensor = {"w.weight", kLayers[kind].dtype, {ROWS, COLS}, 2, 0};
-    const char *source = fixture_path("in%d.safetensors", kind), *trf = fixture_path("%d.trf", kind);
-    stored_layer stored = {.path = fixture_path("packed%d.safetensors", kind)};
+    const fixture_tensor tensor = {"w.weight", kLayers[index].dtype, {ROWS, COLS}, 2, 0};
+    const char *source = fixture_path("in%d.safetensors", index), *trf = fixture_path("%d.trf", index);
+    stored_layer stored = {.path = fixture_path("packed%d.safetensors", index)};
     trf_checkpoint_options options;
     size_t bytes;
     fixture_write_safetensors(source, NULL, &tensor, 1, 8, 5);
-    if (kLayers[kind].has_row_offsets)
+    if (kLayers[index].has_row_offsets)
         vary_exponents(source);
     trf_checkpoint_options_init(&options);
-    options.encode.codec = kLayers[kind].codec;
-    options.encode.granularity = kLayers[kind].granularity;
-    options.encode.scale_group_size = kLayers[kind].scale_group_size;
-    options.encode.favor = kLayers[kind].favor;
+    options.encode.codec = kLayers[index].codec;
+    options.encode.granularity = kLayers[index].granularity;
+    options.encode.scale_group_size = kLayers[index].scale_group_size;
+    options.encode.favor = kLayers[index].favor;
     options.include = all; /* F32 too */
     fixture_check_status(trf_compress_checkpoint(source, stored.path, &options, NULL, &err), TRF_OK, &err);
     fixture_check_status(trf_extract_layer(stored.path, "w.weight", trf, 0, &err), TRF_OK, &err);
@@ -136,7 +137,7 @@ static stored_layer store(int kind) {
     stored.weights = malloc(ROWS * COLS * stored.value_bytes);
     fixture_check_status(trf_layer_decode(stored.layer, stored.weights, ROWS * COLS * stored.value_bytes, 2, &err),
                          TRF_OK, &err);
-    if (kLayers[kind].has_row_offsets)
+    if (kLayers[index].has_row_offsets)
         ck_assert_uint_eq(stored.layer->view.header.predictor_modes & TRF_PREDICT_ROW, TRF_PREDICT_ROW);
     return stored;
 }
@@ -144,15 +145,15 @@ static stored_layer store(int kind) {
 static void begin(void) {
     fixture_begin();
     fixture_check_status(trf_context_create(TRF_TEST_DEVICE, &device, &err), TRF_OK, &err);
-    for (int kind = 0; kind < NUM_LAYERS; kind++)
-        layers[kind] = store(kind);
+    for (int index = 0; index < NUM_LAYERS; index++)
+        layers[index] = store(index);
 }
 
 static void end(void) {
-    for (int kind = 0; kind < NUM_LAYERS; kind++) {
-        trf_layer_free(layers[kind].layer);
-        free(layers[kind].blob);
-        free(layers[kind].weights);
+    for (int index = 0; index < NUM_LAYERS; index++) {
+        trf_layer_free(layers[index].layer);
+        free(layers[index].blob);
+        free(layers[index].weights);
     }
     trf_context_destroy(device);
     fixture_end();
@@ -307,6 +308,62 @@ static void check_rows(const trf_device_layer *layer, const stored_layer *stored
     free(found);
 }
 
+/* y[M][rows], F32, malloc'd; NULL if the device has no such path. x: on the device. */
+static float *multiply(trf_device_layer *layer, const void *x, trf_path path) {
+    const trf_layer_info *info = &layer->info;
+    const uint64_t y_bytes = 4ull * M * info->rows;
+    trf_plan_options options;
+    trf_operands operands;
+    trf_plan_info planned;
+    trf_plan *plan;
+    void *y, *workspace;
+    float *found = malloc(y_bytes);
+    trf_plan_options_init(&options);
+    options.m = M;
+    options.x_dtype = info->codec == TRF_CODEC_FP16 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16;
+    options.y_dtype = TRF_DTYPE_F32;
+    options.path = path;
+    trf_status status = trf_plan_create(layer, &options, &plan, &err);
+    if (path != TRF_PATH_AUTO && status == TRF_ERR_UNSUPPORTED) {
+        free(found);
+        return NULL;
+    }
+    fixture_check_status(status, TRF_OK, &err);
+    trf_plan_get_info(plan, &planned);
+    fixture_check_status(trf_device_allocate(device, y_bytes, &y, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_allocate(device, planned.workspace_bytes, &workspace, &err), TRF_OK, &err);
+    trf_operands_init(&operands);
+    operands.x = x;
+    operands.y = y;
+    fixture_check_status(trf_linear(plan, &operands, workspace, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_download(device, found, y, y_bytes, &err), TRF_OK, &err);
+    trf_device_free(device, y);
+    trf_device_free(device, workspace);
+    trf_plan_destroy(plan);
+    return found;
+}
+
+/* Products of two layers that are the same, by every path: the same bits. */
+static void check_same_products(trf_device_layer *a, trf_device_layer *b) {
+    static const trf_path paths[] = {TRF_PATH_AUTO, TRF_PATH_FUSED, TRF_PATH_TWO_STEP, TRF_PATH_WIDE};
+    const uint64_t count = (uint64_t)M * a->info.cols;
+    uint16_t *numbers = malloc(2 * count);
+    void *x;
+    for (uint64_t i = 0; i < count; i++) /* small numbers as BF16, and F16 */
+        numbers[i] = (uint16_t)((i % 2 ? 0xB800 : 0x3800) + i * 37 % 0x400);
+    fixture_check_status(trf_device_allocate(device, 2 * count, &x, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_upload(device, x, numbers, 2 * count, &err), TRF_OK, &err);
+    for (size_t p = 0; p < sizeof paths / sizeof paths[0]; p++) {
+        float *first = multiply(a, x, paths[p]), *second = multiply(b, x, paths[p]);
+        EXPECT(!first == !second);
+        EXPECT(!first || memcmp(first, second, 4ull * M * a->info.rows) == 0);
+        free(first);
+        free(second);
+    }
+    trf_device_free(device, x);
+    free(numbers);
+}
+
 /* Rows of a shard, or of ranges, malloc'd. */
 static uint32_t *list_rows(const trf_load_options *options) {
     uint32_t *rows = malloc(ROWS * sizeof *rows), count = 0;
@@ -332,6 +389,7 @@ static void check_everywhere(const stored_layer *stored, trf_load_options option
     EXPECT(room.size.blob_bytes == from_file->view.blob_bytes);
     EXPECT(placed->view.blob == room.blob.at);
     check_same(from_file, placed);
+    check_same_products(from_file, placed);
     check_rows(placed, stored, rows, options.first_col);
     uint8_t *blob = read_guarded(&room.blob), *same = read_blob(from_file);
     EXPECT(memcmp(blob, same, room.size.blob_bytes) == 0);
@@ -580,6 +638,7 @@ START_TEST(shards_of_blobs_on_the_device) {
         options.blob_is_on_device = 1;
         trf_device_layer *from_device = create(blob.at, stored->bytes, &options);
         check_same(from_file, from_device);
+        check_same_products(from_file, from_device);
         trf_device_layer_destroy(from_device);
         layer_room room = make_room(blob.at, stored->bytes, &options);
         from_device = create(blob.at, stored->bytes, &options);

@@ -338,6 +338,42 @@ START_TEST(layers_in_memory) {
 }
 END_TEST
 
+/* Layers that lie where they are to be: read and described, as if they were copied, and nothing is. */
+START_TEST(layers_in_place) {
+    for (int t = 0; t < NUM_TENSORS; t++) {
+        trf_load_options options;
+        trf_layer_source source;
+        trf_shard_range shard;
+        trf_layer_traits traits, found;
+        trf_load_options_init(&options);
+        options.threads = 1 + t % 3;
+        trf_layer *layer = open_layer(kTensors[t].name, &options, &shard);
+        const trf_blob_view *view = &layer->view;
+        const uint64_t blob_bytes = view->header.blob_bytes, num_slabs = trf_count_device_slabs(&view->header);
+        uint8_t *blob = aligned_alloc(TRF_TILE_ALIGNMENT, blob_bytes);
+        trf_device_slab *slabs = calloc(num_slabs, sizeof *slabs), *found_slabs = calloc(num_slabs, sizeof *slabs);
+        memcpy(blob, layer->blob, blob_bytes);
+        fixture_check_status(trf_layer_source_open_memory(blob, blob_bytes, &options, &source, &err), TRF_OK, &err);
+        fixture_check_status(trf_staging_open(staging, &err), TRF_OK, &err);
+        fixture_check_status(trf_stage_layer(staging, &source, NULL, NULL, found_slabs, &found, &err), TRF_OK, &err);
+        trf_describe_layer(layer, slabs, &traits);
+        ck_assert_mem_eq(found_slabs, slabs, num_slabs * sizeof *slabs);
+        ck_assert_mem_eq(&found, &traits, sizeof traits);
+        ck_assert_uint_eq(engine.begun, 0);
+        const uint64_t at = view->tiles[view->num_tiles - 1].data_offset;
+        blob[at] ^= 1;
+        fixture_check_status(trf_stage_layer(staging, &source, NULL, NULL, found_slabs, &found, &err), TRF_ERR_CHECKSUM,
+                             &err);
+        ck_assert_uint_eq(err.offset, at);
+        trf_layer_source_close(&source);
+        trf_layer_free(layer);
+        free(blob);
+        free(slabs);
+        free(found_slabs);
+    }
+}
+END_TEST
+
 static trf_tensor_info info_of(const char *tensor) {
     trf_tensor_info info;
     uint64_t index = 0;
@@ -536,6 +572,7 @@ int main(void) {
     tcase_add_loop_test(tests, whole_layers, 0, 4);
     tcase_add_test(tests, shards);
     tcase_add_test(tests, layers_in_memory);
+    tcase_add_test(tests, layers_in_place);
     tcase_add_loop_test(tests, corrupt_tiles, 0, 3);
     tcase_add_test(tests, files_that_shrink);
     tcase_add_loop_test(tests, cancelled_loads, 0, 2);
