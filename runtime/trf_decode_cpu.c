@@ -68,7 +68,7 @@ typedef struct trf_cpu_row_work {
 } trf_cpu_row_work;
 
 /* As trf_row_segment_at, with the tile's own slab table in place of the directory. */
-static trf_row_segment cpu_row_piece(const trf_device_layer *layer, uint32_t row, uint32_t slab_col) {
+static trf_row_segment find_row_segment(const trf_device_layer *layer, uint32_t row, uint32_t slab_col) {
     const trf_layer *host = layer->host;
     const trf_header *header = &host->view.header;
     const uint64_t tile =
@@ -107,7 +107,7 @@ static trf_status cpu_decode_row(void *context, uint64_t index, int worker, trf_
                 trf_row_fill(view, slab_col, quarter, &target);
             continue;
         }
-        const trf_row_segment segment = cpu_row_piece(layer, layer->shard.row + (uint32_t)id, slab_col);
+        const trf_row_segment segment = find_row_segment(layer, layer->shard.row + (uint32_t)id, slab_col);
         for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
             if (!trf_row_decode(view, view->slots, view->class_value, &segment, quarter, &target))
                 return trf_fail(err, TRF_ERR_RANS, layer->host->view.tiles[segment.index].data_offset,

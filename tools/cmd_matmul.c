@@ -152,18 +152,19 @@ static int run(const cli_options *options) {
 const cli_command cmd_matmul = {
     .name = "matmul",
     .summary = "multiply an array by a compressed layer",
-    .help = "usage: transfuse matmul LAYER.trf X.npy -o Y.npy [OPTIONS]\n"
-            "Y = X . W^T, without ever holding W whole. X: F32 or F16, a row for each input; Y: F32. On a GPU, X is "
-            "rounded to BF16\n"
-            "for bf16 weights and to F16 for all others.\n\n"
-            "  -o, --output OUT          where to write\n"
-            "  --device cpu|cuda         default: cpu\n"
-            "  --path fused|two-step|wide  decode while multiplying, or decode to memory first; wide: the former, for "
-            "many\n"
-            "                            rows on a GPU. Default: fused; on a GPU by the layer and the number of rows\n"
-            "  --tuning FILE             on a GPU: by the path that 'transfuse tune' found the fastest\n"
-            "  -T, --threads N           threads; 0 (default): one for each core\n"
-            "  -f, --force               replace OUT if it exists\n",
+    .help =
+        "usage: transfuse matmul LAYER.trf X.npy -o Y.npy [OPTIONS]\n"
+        "Y = X . W^T, without ever holding W whole. X: F32 or F16, a row for each input; Y: F32. On a GPU, X is "
+        "rounded to BF16\n"
+        "for bf16 weights and to F16 for all others.\n\n"
+        "  -o, --output OUT          where to write\n"
+        "  --device cpu|cuda         default: cpu\n"
+        "  --path fused|two-step|wide  decode while multiplying, or decode to memory first; wide: while\n"
+        "                            multiplying many rows on a GPU. Default: fused; on a GPU by the layer and the\n"
+        "                            number of rows\n"
+        "  --tuning FILE             on a GPU: by the path that 'transfuse tune' found the fastest\n"
+        "  -T, --threads N           threads; 0 (default): one for each core\n"
+        "  -f, --force               replace OUT if it exists\n",
     .arguments = {"LAYER.trf", "X.npy"},
     .options = kOptions,
     .needs_output = 1,
