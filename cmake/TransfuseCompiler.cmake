@@ -34,7 +34,8 @@ if(TRF_SANITIZE)
         # False alarms, by gcc's own documentation, once a sanitizer has rewritten the code.
         add_compile_options("$<$<COMPILE_LANGUAGE:C>:-Wno-maybe-uninitialized>")
     endif()
-    add_compile_options("$<$<COMPILE_LANGUAGE:C>:-fsanitize=${TRF_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
+    set(sanitize "-fsanitize=${TRF_SANITIZE}" -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    add_compile_options("$<$<COMPILE_LANGUAGE:C>:${sanitize}>")
     add_link_options("-fsanitize=${TRF_SANITIZE}")
 endif()
 

@@ -122,10 +122,9 @@ trf_status trf_multiply_layer(const trf_layer *layer, const float *x, uint32_t m
 
 trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
                                 trf_error *err) {
-    if (!layer || !x || !y)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a layer, x and y");
-    if (m < 1)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs one row of x at least");
+    if (!layer || !x || !y || m < 1)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "a product needs a layer, x, y and one row of x at least");
     const int workers = trf_matmul_workers(layer, threads);
     void *scratch = aligned_alloc(_Alignof(trf_matmul_scratch), trf_matmul_scratch_bytes(workers));
     if (!scratch)

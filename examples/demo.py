@@ -155,7 +155,8 @@ def take_through(transfuse, checkpoint, source, work, title, options):
     product = product_of_source = matmul_time = "-"
     name = choose_layer(info)
     if name:
-        # Integer codes are multiplied as they are and scaled in F32; the decompressed ones were rounded to the source's type.
+        # Integer codes are multiplied as they are and scaled in F32; the decompressed ones were rounded to the source's
+        # type.
         rounding = {"BF16": 2**-8, "F16": 2**-11, "F32": 0}[copy[name].dtype] if options else 0
         error, source_error, seconds = multiply(
             transfuse, compressed_path, name, work / title, copy[name].matrix(), source[name].matrix(), rounding)
