@@ -177,9 +177,9 @@ template <class Traits, int kSlabs, bool kCopies_> struct warp_sink {
 
 /* ---- the kernel ---- */
 
-/* With one slab at a time a warp has consecutive slabs, as kernels decode them; with two it has a range of columns, band
- * by band, as kernels multiply them. Sink: made of the arguments, the lane, and the shared address after the warp's
- * buffers. */
+/* With one slab at a time a warp has consecutive slabs, as kernels decode them; with two it has a range of columns,
+ * band by band, as kernels multiply them. Sink: made of the arguments, the lane, and the shared address after the
+ * warp's buffers. */
 template <class Traits, int kSlabs, int kSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
     const warp_walk_args &a = *(const warp_walk_args *)args;
     const trf_device_view &view = *a.walk->view;
