@@ -421,7 +421,7 @@ def weight_places(n: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
     step, block, a, half = i // (8 * blocks), i // 8 % blocks, i // 2 % 4, i % 2
     span = np.where(2 * (step // 2) + 1 < steps, 8, 4)
     row = 16 * block + lane // 4 + 8 * (a % 2)
-    return row, 32 * (step // 2) + run * (lane % 4) + 4 * (step % 2) + 2 * (a // 2) + half
+    return row, 32 * (step // 2) + span * (lane % 4) + 4 * (step % 2) + 2 * (a // 2) + half
 
 
 def plane_word_offsets(z_count: int) -> np.ndarray:
