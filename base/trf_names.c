@@ -1,7 +1,12 @@
-/* Small parts of the public interface: names and sizes of types, default options, release of memory. */
-#include "transfuse.h"
+/* Small parts of the public interface: the version, names and sizes of types, release of memory. */
+#include "transfuse/tuning.h"
 
 #include <stdlib.h>
+
+#define STRING_OF(number) #number
+#define VERSION_STRING(major, minor, patch) STRING_OF(major) "." STRING_OF(minor) "." STRING_OF(patch)
+
+const char *trf_version(void) { return VERSION_STRING(TRF_VERSION_MAJOR, TRF_VERSION_MINOR, TRF_VERSION_PATCH); }
 
 size_t trf_dtype_bytes(trf_dtype dtype) {
     switch (dtype) {
@@ -71,7 +76,5 @@ const char *trf_path_name(trf_path path) {
         return "?";
     }
 }
-
-void trf_encode_options_init(trf_encode_options *options) { *options = (trf_encode_options){.verify = 1}; }
 
 void trf_free(void *memory) { free(memory); }

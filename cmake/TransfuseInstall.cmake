@@ -1,11 +1,11 @@
-# Header, library, command, and the two ways to find them: find_package(transfuse) and pkg-config.
+# Headers, library, command, and the two ways to find them: find_package(transfuse) and pkg-config.
 
 include(CMakePackageConfigHelpers)
 
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/transfuse")
 set(pkgconfig_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 
-install(FILES include/transfuse.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(DIRECTORY include/ DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
 install(TARGETS transfuse EXPORT transfuseTargets)
 install(EXPORT transfuseTargets NAMESPACE transfuse:: DESTINATION "${package_dir}")
 if(TARGET transfuse_cli)

@@ -4,6 +4,8 @@
 #define TRF_DOT_BATCH 2
 #include "trf_matmul_body.h"
 
+#include "transfuse/cpu.h"
+
 #include "trf_decode_tile.h"
 #include "trf_layer.h"
 #include "trf_scale.h"

@@ -57,7 +57,7 @@ __device__ __forceinline__ void decode_row(const trf_device_view &view, const ui
 template <uint32_t kCodec, uint32_t kClassBits>
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
     decode_rows(const __grid_constant__ trf_device_view view_arg, const __grid_constant__ trf_shard_range shard,
-                const __grid_constant__ trf_row_request request) {
+                const __grid_constant__ trf_row_lookup request) {
     trf_device_view view = view_arg;
     view.codec = kCodec;
     view.class_bits = kClassBits;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     }
 }
 
-using rows_kernel = void (*)(trf_device_view, trf_shard_range, trf_row_request);
+using rows_kernel = void (*)(trf_device_view, trf_shard_range, trf_row_lookup);
 
 template <uint32_t kCodec> rows_kernel kernel_of(uint32_t class_bits) {
     return class_bits == 2 ? decode_rows<kCodec, 2> : decode_rows<kCodec, 4>;
@@ -120,7 +120,7 @@ trf_decode_as simplest(const trf_device_view *view, trf_decode_as as) {
 
 } // namespace
 
-int trf_launch_decode_rows(const trf_device_view *view, const trf_shard_range *shard, const trf_row_request *request,
+int trf_launch_decode_rows(const trf_device_view *view, const trf_shard_range *shard, const trf_row_lookup *request,
                            trf_stream stream) {
     int device, multiprocessors;
     cudaError_t error = cudaGetDevice(&device);
@@ -131,7 +131,7 @@ int trf_launch_decode_rows(const trf_device_view *view, const trf_shard_range *s
     const uint64_t warps_per_row = (view->num_slab_cols + kSlabs - 1) / kSlabs;
     const uint64_t wanted = (request->count * warps_per_row + kWarps - 1) / kWarps;
     const uint64_t most = (uint64_t)multiprocessors * kBlocksEach;
-    trf_row_request simple = *request;
+    trf_row_lookup simple = *request;
     simple.as = simplest(view, request->as);
     kernel_for(view)<<<(uint32_t)(wanted < most ? wanted : most), kWarps * TRF_LANES, 0, stream>>>(*view, *shard,
                                                                                                    simple);

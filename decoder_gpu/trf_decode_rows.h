@@ -10,15 +10,15 @@ extern "C" {
 #endif
 
 /* What trf_device_layer_decode_rows was asked for, arguments checked. */
-typedef struct trf_row_request {
+typedef struct trf_row_lookup {
     const void *ids; /* `count` signed integers of id_bytes, 4 or 8; device */
     uint32_t id_bytes, count;
     trf_decode_as as;
     void *rows; /* device */
-} trf_row_request;
+} trf_row_lookup;
 
 /* Enqueues the rows' decoding on `stream`. shard: the layer's. @return the launch's cudaError_t, 0 for success. */
-int trf_launch_decode_rows(const trf_device_view *view, const trf_shard_range *shard, const trf_row_request *request,
+int trf_launch_decode_rows(const trf_device_view *view, const trf_shard_range *shard, const trf_row_lookup *request,
                            trf_stream stream);
 
 #ifdef __cplusplus

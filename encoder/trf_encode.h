@@ -32,6 +32,9 @@ typedef struct trf_progress {
     int (*tick)(void *context, uint64_t done_weights, uint64_t total_weights);
 } trf_progress;
 
+/* The caller's options, of whatever version, as this one has them; NULL: the defaults. Errors: as trf_take_struct. */
+trf_status trf_take_encode_options(const trf_encode_options *options, trf_encode_options *taken, trf_error *err);
+
 /* Encodes a layer. progress may be NULL; report may be NULL. The bytes written depend on the weights and the options
  * alone. If rate control has to encode more than once, tiles are written again from the first: what counts is the last
  * write of each byte, and *blob_bytes.

@@ -1,6 +1,7 @@
 /* trf_encode_layer: the streaming encoder between two pieces of memory. */
 #include "trf_blob.h"
 #include "trf_encode.h"
+#include "trf_struct.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,23 +47,34 @@ static uint64_t largest_blob(uint64_t rows, uint64_t cols) {
            3 * TRF_ALIGNMENT + TRF_TILE_ALIGNMENT + 2 * rows * cols;
 }
 
-trf_status trf_encode_layer(const void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols,
-                            const trf_encode_options *options, void **blob, uint64_t *blob_bytes,
-                            trf_layer_report *report, trf_error *err) {
-    if (!weights || !options || !blob || !blob_bytes)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a required argument is NULL");
-    memory_source from = {weights, cols, trf_dtype_bytes(dtype)};
+void trf_matrix_init(trf_matrix *matrix) { *matrix = (trf_matrix){.struct_bytes = sizeof *matrix}; }
+
+void trf_encode_options_init(trf_encode_options *options) {
+    *options = (trf_encode_options){.struct_bytes = sizeof *options, .verify = 1};
+}
+
+trf_status trf_take_encode_options(const trf_encode_options *options, trf_encode_options *taken, trf_error *err) {
+    static const trf_struct_type type = {"trf_encode_options", sizeof *taken,
+                                         TRF_STRUCT_BYTES(trf_encode_options, slab_cols)};
+    trf_encode_options_init(taken);
+    return options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
+}
+
+/* options: taken. */
+static trf_status encode_matrix(const trf_matrix *matrix, const trf_encode_options *options, void **blob,
+                                uint64_t *blob_bytes, trf_layer_report *report, trf_error *err) {
+    memory_source from = {matrix->weights, matrix->cols, trf_dtype_bytes(matrix->dtype)};
     memory_sink to = {NULL, 0};
-    if (rows <= INT32_MAX && cols <= INT32_MAX) {
-        to.capacity = largest_blob(rows, cols);
+    if (matrix->rows <= INT32_MAX && matrix->cols <= INT32_MAX) {
+        to.capacity = largest_blob(matrix->rows, matrix->cols);
         to.bytes = malloc(to.capacity);
         if (!to.bytes)
             return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a blob of up to %llu bytes",
                             (unsigned long long)to.capacity);
     }
-    trf_source source = {dtype, rows, cols, &from, read_block, NULL};
-    if ((uintptr_t)weights % 4 == 0) /* enough for every dtype */
-        source.weights = weights;
+    trf_source source = {matrix->dtype, matrix->rows, matrix->cols, &from, read_block, NULL};
+    if ((uintptr_t)matrix->weights % 4 == 0) /* enough for every dtype */
+        source.weights = matrix->weights;
     trf_sink sink = {&to, write_bytes};
     uint64_t size;
     trf_status status = trf_encode_source(&source, options, &sink, NULL, &size, report, err);
@@ -74,4 +86,20 @@ trf_status trf_encode_layer(const void *weights, trf_dtype dtype, uint32_t rows,
     *blob = fitted ? fitted : to.bytes;
     *blob_bytes = size;
     return TRF_OK;
+}
+
+trf_status trf_encode_layer(const trf_matrix *matrix, const trf_encode_options *options, void **blob,
+                            uint64_t *blob_bytes, trf_layer_report *report, trf_error *err) {
+    static const trf_struct_type type = {"trf_matrix", sizeof *matrix, TRF_STRUCT_BYTES(trf_matrix, cols)};
+    trf_matrix source;
+    trf_encode_options how;
+    if (!matrix || !blob || !blob_bytes)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a required argument is NULL");
+    trf_matrix_init(&source);
+    trf_status status = trf_take_struct(&type, &source, matrix, err);
+    if (status == TRF_OK && !source.weights)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a matrix without weights");
+    if (status == TRF_OK)
+        status = trf_take_encode_options(options, &how, err);
+    return status == TRF_OK ? encode_matrix(&source, &how, blob, blob_bytes, report, err) : status;
 }

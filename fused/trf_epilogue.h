@@ -1,21 +1,15 @@
-/* An epilogue (trf_linear_with) applied to one value of y. C and CUDA. */
+/* An epilogue (trf_product.h) applied to one element of y. C and CUDA. */
 #ifndef TRF_EPILOGUE_H
 #define TRF_EPILOGUE_H
 
 #include "trf_activation.h"
 #include "trf_convert.h"
+#include "trf_product.h"
 
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #endif
-
-/* Sums of a product, which wait for an epilogue: F32 [m][rows], `stride` elements from one row of x to the next. */
-typedef struct trf_sums {
-    const float *at;
-    uint64_t stride;
-    uint32_t m, rows;
-} trf_sums;
 
 /* An operand's element, of y's dtype, as it lies in memory. On a GPU an ordinary load: the operand may be y. */
 TRF_HD uint32_t trf_operand_bits(const void *values, uint32_t dtype, uint64_t at) {
@@ -46,35 +40,36 @@ TRF_HD void trf_store_rounded(void *y, uint32_t dtype, uint64_t at, float value)
 
 /* An element's operands, as they lie in memory: loading waits for none of them. Where one is not there, its place is
  * taken by what changes no value, signs of zeros and NaNs included: -0, 1 and -0. */
-typedef struct trf_operands {
+typedef struct trf_epilogue_inputs {
     uint32_t bias, multiplier, residual;
-} trf_operands;
+} trf_epilogue_inputs;
 
-/* Of y's element `at`, in row `row` of W. */
-TRF_HD trf_operands trf_operands_of(const trf_epilogue *epilogue, uint32_t dtype, uint64_t at, uint32_t row) {
-    const uint32_t zero = dtype == TRF_DTYPE_F32 ? 0x80000000u : 0x8000u, one = dtype == TRF_DTYPE_F32    ? 0x3F800000u
-                                                                                : dtype == TRF_DTYPE_BF16 ? 0x3F80u
-                                                                                                          : 0x3C00u;
-    trf_operands operands = {zero, one, zero};
+/* Of y's element (n, row): row n of x, row `row` of W. */
+TRF_HD trf_epilogue_inputs trf_epilogue_inputs_of(const trf_epilogue *epilogue, uint32_t n, uint32_t row) {
+    const uint32_t dtype = epilogue->y_dtype, zero = dtype == TRF_DTYPE_F32 ? 0x80000000u : 0x8000u,
+                   one = dtype == TRF_DTYPE_F32    ? 0x3F800000u
+                         : dtype == TRF_DTYPE_BF16 ? 0x3F80u
+                                                   : 0x3C00u;
+    trf_epilogue_inputs inputs = {zero, one, zero};
     if (epilogue->bias)
-        operands.bias = trf_operand_bits(epilogue->bias, dtype, row);
+        inputs.bias = trf_operand_bits(epilogue->bias, dtype, row);
     if (epilogue->multiplier)
-        operands.multiplier = trf_operand_bits(epilogue->multiplier, dtype, at);
+        inputs.multiplier = trf_operand_bits(epilogue->multiplier, dtype, n * epilogue->multiplier_stride + row);
     if (epilogue->residual)
-        operands.residual = trf_operand_bits(epilogue->residual, dtype, at);
-    return operands;
+        inputs.residual = trf_operand_bits(epilogue->residual, dtype, n * epilogue->residual_stride + row);
+    return inputs;
 }
 
 /* What goes into the activation, and what is rounded to y behind it. */
-TRF_HD float trf_add_bias(const trf_operands *operands, uint32_t dtype, float sum) {
-    return sum + trf_operand_value(operands->bias, dtype);
+TRF_HD float trf_add_bias(const trf_epilogue_inputs *inputs, uint32_t dtype, float sum) {
+    return sum + trf_operand_value(inputs->bias, dtype);
 }
-TRF_HD float trf_after_activation(const trf_operands *operands, uint32_t dtype, float value) {
-    return fmaf(value, trf_operand_value(operands->multiplier, dtype), trf_operand_value(operands->residual, dtype));
+TRF_HD float trf_after_activation(const trf_epilogue_inputs *inputs, uint32_t dtype, float value) {
+    return fmaf(value, trf_operand_value(inputs->multiplier, dtype), trf_operand_value(inputs->residual, dtype));
 }
 
-TRF_HD float trf_apply_epilogue(uint32_t activation, const trf_operands *operands, uint32_t dtype, float sum) {
-    return trf_after_activation(operands, dtype, trf_activate(activation, trf_add_bias(operands, dtype, sum)));
+TRF_HD float trf_apply_epilogue(uint32_t activation, const trf_epilogue_inputs *inputs, uint32_t dtype, float sum) {
+    return trf_after_activation(inputs, dtype, trf_activate(activation, trf_add_bias(inputs, dtype, sum)));
 }
 
 #endif

@@ -162,8 +162,8 @@ static size_t split_expert_name(const char *tensor, uint64_t *matrix) {
 
 /* Finds a tensor by its source's name, with or without the suffix of blobs: matrix->checkpoint_file stays NULL if there
  * is none. */
-static trf_status find_named(const trf_checkpoint *checkpoint, const char *name, size_t length, trf_matrix *matrix,
-                             trf_error *err) {
+static trf_status find_named(const trf_checkpoint *checkpoint, const char *name, size_t length,
+                             trf_checkpoint_matrix *matrix, trf_error *err) {
     size_t suffix = strlen(TRF_BLOB_SUFFIX);
     char *copy = strndup(name, length);
     if (!copy)
@@ -181,8 +181,9 @@ static trf_status find_named(const trf_checkpoint *checkpoint, const char *name,
     return TRF_OK;
 }
 
-trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_matrix *matrix, trf_error *err) {
-    *matrix = (trf_matrix){0};
+trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_checkpoint_matrix *matrix,
+                               trf_error *err) {
+    *matrix = (trf_checkpoint_matrix){0};
     /* A name may end in brackets of its own. */
     trf_status status = find_named(checkpoint, name, strlen(name), matrix, err);
     if (status == TRF_OK && !matrix->checkpoint_file) {
@@ -201,7 +202,8 @@ trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *nam
     return TRF_OK;
 }
 
-trf_status trf_matrix_blobs(const trf_matrix *matrix, const trf_file *file, trf_blob_list *list, trf_error *err) {
+trf_status trf_matrix_blobs(const trf_checkpoint_matrix *matrix, const trf_file *file, trf_blob_list *list,
+                            trf_error *err) {
     const trf_file_tensor *tensor = matrix->tensor;
     trf_status status = trf_blob_list_read(file, tensor->file_offset, tensor->bytes, list, err);
     if (status != TRF_OK)

@@ -22,20 +22,22 @@ uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint);
 int trf_checkpoint_has_file(const trf_checkpoint *checkpoint, const char *name);
 
 /* A compressed matrix: a tensor, or one expert of an expert tensor. */
-typedef struct trf_matrix {
+typedef struct trf_checkpoint_matrix {
     const trf_checkpoint_file *checkpoint_file;
     const trf_file_tensor *tensor;
     int is_expert; /* the name gave one */
     uint64_t index;
-} trf_matrix;
+} trf_checkpoint_matrix;
 
 /* Finds one by its source's name, with or without the suffix of blobs; an expert is "name[3]". Errors:
  * TRF_ERR_NOT_FOUND, TRF_ERR_ARGUMENT (not compressed), TRF_ERR_MEMORY. */
-trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_matrix *matrix, trf_error *err);
+trf_status trf_checkpoint_find(const trf_checkpoint *checkpoint, const char *name, trf_checkpoint_matrix *matrix,
+                               trf_error *err);
 
 /* Where its tensor's blobs lie; the matrix is blob matrix->index. file: the matrix's. Errors: as trf_blob_list_read;
  * TRF_ERR_ARGUMENT (an expert tensor, and no index), TRF_ERR_NOT_FOUND (no such index). */
-trf_status trf_matrix_blobs(const trf_matrix *matrix, const trf_file *file, trf_blob_list *list, trf_error *err);
+trf_status trf_matrix_blobs(const trf_checkpoint_matrix *matrix, const trf_file *file, trf_blob_list *list,
+                            trf_error *err);
 
 /* Adds a tensor, as it is stored, to the report's totals. */
 void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor);

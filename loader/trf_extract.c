@@ -29,7 +29,8 @@ done:
     return status;
 }
 
-static trf_status extract_from(const trf_matrix *matrix, const char *out_path, int overwrite, trf_error *err) {
+static trf_status extract_from(const trf_checkpoint_matrix *matrix, const char *out_path, int overwrite,
+                               trf_error *err) {
     trf_file file;
     uint64_t file_bytes;
     trf_blob_list list;
@@ -48,7 +49,7 @@ static trf_status extract_from(const trf_matrix *matrix, const char *out_path, i
 trf_status trf_extract_layer(const char *in_path, const char *tensor, const char *out_path, int overwrite,
                              trf_error *err) {
     trf_checkpoint *checkpoint;
-    trf_matrix matrix;
+    trf_checkpoint_matrix matrix;
     trf_status status = trf_checkpoint_open(in_path, &checkpoint, err);
     if (status != TRF_OK)
         return status;

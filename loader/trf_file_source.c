@@ -70,8 +70,8 @@ static trf_status take_shard(trf_file_source *source, const trf_load_options *op
 }
 
 /* All but the file, which is open. */
-static trf_status open_blob(trf_file_source *source, const trf_matrix *matrix, const trf_load_options *options,
-                            trf_error *err) {
+static trf_status open_blob(trf_file_source *source, const trf_checkpoint_matrix *matrix,
+                            const trf_load_options *options, trf_error *err) {
     trf_blob_list list;
     trf_status status = trf_matrix_blobs(matrix, &source->file, &list, err);
     if (status != TRF_OK)
@@ -96,7 +96,7 @@ static trf_status open_blob(trf_file_source *source, const trf_matrix *matrix, c
 trf_status trf_file_source_open(const trf_checkpoint *checkpoint, const char *tensor, const trf_load_options *options,
                                 trf_file_source *source, trf_error *err) {
     trf_load_options defaults;
-    trf_matrix matrix;
+    trf_checkpoint_matrix matrix;
     uint64_t file_bytes;
     trf_load_options_init(&defaults);
     options = options ? options : &defaults;

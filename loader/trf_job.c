@@ -1,19 +1,45 @@
 #include "trf_job.h"
 
+#include "trf_encode.h"
+#include "trf_struct.h"
+
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 void trf_checkpoint_options_init(trf_checkpoint_options *options) {
-    *options = (trf_checkpoint_options){0};
+    *options = (trf_checkpoint_options){.struct_bytes = sizeof *options};
     trf_encode_options_init(&options->encode);
 }
 
+/* What stands behind `encode` begins where the caller's encode options end, which have a size of their own. */
+static trf_status take_options(const trf_checkpoint_options *options, trf_checkpoint_options *taken, trf_error *err) {
+    trf_checkpoint_options_init(taken);
+    trf_status status = trf_take_encode_options(&options->encode, &taken->encode, err);
+    if (status != TRF_OK)
+        return status;
+    const size_t encode_bytes = options->encode.struct_bytes,
+                 most = sizeof *taken - sizeof taken->encode + encode_bytes,
+                 behind = offsetof(trf_checkpoint_options, encode) + encode_bytes;
+    const trf_struct_type type = {"trf_checkpoint_options", most,
+                                  behind + TRF_STRUCT_BYTES(trf_checkpoint_options, progress_context) -
+                                      offsetof(trf_checkpoint_options, include)};
+    status = trf_check_struct(&type, options, err);
+    if (status == TRF_OK)
+        memcpy(&taken->include, (const uint8_t *)options + behind,
+               (options->struct_bytes < most ? options->struct_bytes : most) - behind);
+    return status;
+}
+
 trf_status trf_job_begin(trf_job *job, const trf_checkpoint_options *options, trf_error *err) {
+    trf_status status = TRF_OK;
     *job = (trf_job){0};
     if (options)
-        job->options = *options;
+        status = take_options(options, &job->options, err);
     else
         trf_checkpoint_options_init(&job->options);
+    if (status != TRF_OK)
+        return status;
     if (!(job->buffer = malloc(TRF_COPY_BYTES)))
         return trf_fail_memory(err, TRF_COPY_BYTES);
     trf_job_hold_buffer(job, TRF_COPY_BYTES);

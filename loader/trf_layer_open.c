@@ -142,7 +142,9 @@ static trf_status check_tiles(const trf_layer *layer, trf_tile_range range, trf_
 
 /* ---- opening ---- */
 
-void trf_load_options_init(trf_load_options *options) { *options = (trf_load_options){0}; }
+void trf_load_options_init(trf_load_options *options) {
+    *options = (trf_load_options){.struct_bytes = sizeof *options};
+}
 
 /* Checks what is needed of a mapped blob, and puts a slice in its place if that is not all of it. Offsets of errors
  * count from the blob's first byte. */
@@ -176,7 +178,7 @@ trf_status trf_fail_in_blob(uint64_t blob_offset, trf_status status, trf_error *
 }
 
 /* Offsets of errors count from the file's first byte. */
-static trf_status open_blob(const trf_file *file, uint64_t file_bytes, const trf_matrix *matrix,
+static trf_status open_blob(const trf_file *file, uint64_t file_bytes, const trf_checkpoint_matrix *matrix,
                             const trf_blob_list *list, const char *tensor, const trf_load_options *options,
                             trf_layer **layer, trf_shard_range *shard, trf_error *err) {
     trf_blob_reader reader; /* which checks that it is the matrix that the tensor is said to hold */
@@ -198,7 +200,7 @@ trf_status trf_layer_open_tensor(const trf_checkpoint *checkpoint, const char *t
                                  trf_layer **layer, trf_shard_range *shard, trf_error *err) {
     trf_load_options defaults;
     trf_load_options_init(&defaults);
-    trf_matrix matrix;
+    trf_checkpoint_matrix matrix;
     trf_file file;
     uint64_t file_bytes;
     trf_blob_list list;

@@ -1,10 +1,15 @@
 /* Contexts: the public functions. */
-#include "trf_device.h"
-#include "trf_tuning.h"
+#include "trf_context.h"
 
+#include "transfuse/cpu.h"
+#include "trf_device.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 
 trf_status trf_context_create(int device, trf_context **context, trf_error *err) {
+    if (!context)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no place for a context");
     if (device == TRF_DEVICE_CPU)
         return trf_cpu_context_create(context, err);
     if (device != TRF_DEVICE_AUTO)
@@ -26,8 +31,9 @@ void trf_context_destroy(trf_context *context) {
     free(context);
 }
 
-int trf_context_device(const trf_context *context) { return context->device; }
-
-const char *trf_context_device_name(const trf_context *context) { return context->name; }
+void trf_context_get_info(const trf_context *context, trf_context_info *info) {
+    *info = (trf_context_info){.device = context->device, .capability = context->limits.capability};
+    snprintf(info->name, sizeof info->name, "%s", context->name);
+}
 
 void trf_context_set_threads(trf_context *context, int threads) { context->threads = threads; }

@@ -1,10 +1,12 @@
-/* What stands behind trf_context: a device: the CPU or a GPU. */
+/* What stands behind trf_context: a device, which is the CPU or a GPU, and what it does. */
 #ifndef TRF_CONTEXT_H
 #define TRF_CONTEXT_H
 
-#include "trf_epilogue.h"
-#include "trf_fused_launch.h"
-#include "trf_gemm.h"
+#include "transfuse/device.h"
+#include "transfuse/tuning.h"
+#include "trf_device_limits.h"
+#include "trf_error.h"
+#include "trf_product.h"
 
 enum {
     TRF_DEVICE_ALIGNMENT = 256 /* of device memory, and of what is laid out in one allocation */
@@ -15,46 +17,49 @@ static inline uint64_t trf_device_align(uint64_t bytes) {
 }
 
 struct trf_layer_source;
-struct trf_row_request;
 
-/* A product to be timed: arguments of trf_linear, and device memory for copies of the layer, of twice the context's
- * cache_bytes. */
+/* Rows of `width` bytes within device memory. */
+typedef struct trf_row_copy {
+    void *to;
+    uint64_t to_pitch;
+    const void *from; /* NULL: zeros */
+    uint64_t from_pitch, width, rows;
+} trf_row_copy;
+
+/* A product to be timed, and the device memory for copies of its layer, of twice the context's cache_bytes. */
 typedef struct trf_timed_product {
-    const trf_device_layer *layer;
-    const trf_linear_plan *plan;
-    const void *x;
-    void *y, *workspace, *copies;
+    const trf_plan *plan;
+    const trf_operands *operands;
+    void *workspace, *copies;
+    /* Computes it: trf_linear, which the device's operations do not know. */
+    trf_status (*multiply)(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                           trf_error *err);
 } trf_timed_product;
 
 #define TRF_MAX_TIMED_REPEATS 32
 
-/* What a device does; runtime/trf_device.c has checked the arguments. */
+/* What a device does. The public functions have checked the arguments, and taken the structs that callers fill. */
 typedef struct trf_device_ops {
     void (*destroy)(trf_context *context);
-    /* Fills a layer whose context, serial and info are set. The CPU takes sources that have their layer in memory
-     * only. */
+    /* Fills a layer whose context and info are set. The CPU takes sources that have their layer in memory only. */
     trf_status (*fill_layer)(trf_device_layer *made, const struct trf_layer_source *source, trf_error *err);
     void (*destroy_layer)(trf_device_layer *layer);
     trf_status (*check_layer)(const trf_device_layer *layer, trf_error *err);
     trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                          trf_error *err);
-    trf_status (*decode_rows)(const trf_device_layer *layer, const struct trf_row_request *request, trf_stream stream,
+    trf_status (*decode_rows)(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                               trf_error *err);
-    /* Sets all of the plan but m and types, which are set. path: what was asked for. The choice does not depend on y's
-     * type: a shard's product with an epilogue repeats without it, to F32, in epilogue_workspace_bytes. */
-    trf_status (*plan)(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err);
-    /* epilogue: NULL, or with something in it. plan->choice[TRF_TWO_STEP_DECODED]: whether decode_ahead has been
-     * called. plan->workspace_bytes: what there is, with an epilogue plan->epilogue_workspace_bytes at least. */
-    trf_status (*linear)(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                         const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err);
-    /* The first step of a TWO_STEP product; does nothing for others. NULL: there are no others. */
-    trf_status (*decode_ahead)(const trf_device_layer *layer, const trf_linear_plan *plan, void *workspace,
-                               trf_stream stream, trf_error *err);
-    /* y = the sums with an epilogue, rounded. */
-    trf_status (*apply_epilogue)(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
-                                 const trf_epilogue *epilogue, trf_stream stream, trf_error *err);
-    /* Times `repeats` calls of trf_linear or of several in a row, in microseconds of one; on a GPU the weights are in
-     * no cache. */
+    /* Sets path, reason, device_workspace_bytes and work of a plan whose layer and products are set. path: what was
+     * asked for. */
+    trf_status (*plan)(trf_plan *plan, trf_path path, trf_error *err);
+    /* Computes plan->tiles_product. workspace: the device's part. */
+    trf_status (*linear)(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                         trf_error *err);
+    /* y = the sums with what follows them, rounded. */
+    trf_status (*round_sums)(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,
+                             trf_stream stream, trf_error *err);
+    /* Times `repeats` calls of a product or of several in a row, in microseconds of one; on a GPU the weights are in no
+     * cache. */
     trf_status (*time)(const trf_timed_product *product, uint32_t repeats, double *microseconds, trf_error *err);
     uint32_t timed_repeats; /* that a tuning wants, TRF_MAX_TIMED_REPEATS at most */
     /* Device memory: *memory is 256-byte aligned. Copies are complete when they return. */
@@ -62,9 +67,7 @@ typedef struct trf_device_ops {
     void (*release)(const trf_context *context, void *memory);
     trf_status (*upload)(const trf_context *context, void *to, const void *from_host, uint64_t bytes, trf_error *err);
     trf_status (*download)(const trf_context *context, void *to_host, const void *from, uint64_t bytes, trf_error *err);
-    /* Rows of `width` bytes within device memory, ordered on `stream`; from NULL: zeros. */
-    trf_status (*copy_rows)(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
-                            uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream, trf_error *err);
+    trf_status (*copy_rows)(const trf_context *context, const trf_row_copy *copy, trf_stream stream, trf_error *err);
     const struct trf_stack_ops *stack; /* trf_offload.h */
     /* Groups and experts (trf_layer_group.h). NULL where layers run one after another, as they would alone. */
     const struct trf_group_ops *groups;
@@ -78,7 +81,7 @@ struct trf_context {
     trf_tuning *tuning;       /* the context's copy, or NULL */
     uint64_t cache_bytes;     /* of a GPU's L2 cache; 0 on the CPU */
     trf_device_limits limits; /* CUDA, as what follows */
-    trf_gemm *gemm;
+    struct trf_gemm *gemm;
     struct trf_staging *staging;    /* through which layers are loaded ... */
     struct trf_cuda_copier *copier; /* ... and what copies them */
 };

@@ -1,5 +1,4 @@
 /* Layers and rows decoded on the CPU. */
-#include "trf_decode_rows.h"
 #include "trf_device_cpu.h"
 #include "trf_device_value.h"
 #include "trf_layer_source.h"
@@ -96,7 +95,7 @@ static trf_status cpu_decode_row(void *context, uint64_t index, int worker, trf_
     const trf_cpu_row_work *work = context;
     const trf_device_layer *layer = work->layer;
     const trf_device_view *view = &layer->view;
-    const int64_t id = trf_row_id(work->request->ids, work->request->id_bytes, index);
+    const int64_t id = trf_row_id(work->request->row_ids, work->request->id_bytes, index);
     trf_row_target target = {.col = layer->shard.col, .cols = layer->shard.cols, .as = work->request->as};
     (void)worker;
     target.value_bytes = trf_device_value_bytes(view, target.as);

@@ -19,7 +19,7 @@ trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void
     return trf_check_cuda(error, "decoding a layer", err);
 }
 
-trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_lookup *request, trf_stream stream,
                                 trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(layer->device, &scope, err);

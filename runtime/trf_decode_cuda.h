@@ -10,7 +10,7 @@ trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void
                            trf_error *err);
 
 /* As trf_device_layer_decode_rows, arguments checked. */
-trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+trf_status trf_cuda_decode_rows(const trf_device_layer *layer, const trf_row_lookup *request, trf_stream stream,
                                 trf_error *err);
 
 #endif

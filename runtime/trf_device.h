@@ -16,12 +16,4 @@ trf_status trf_cuda_context_create(int device, trf_context **context, trf_error 
 trf_status trf_begin_device_layer(trf_context *context, const trf_layer_source *source, trf_device_layer **device_layer,
                                   trf_error *err);
 
-/* Whether a shard has tiles of which not all rows, or columns, are meant. */
-static inline int trf_shard_cuts_rows(const trf_device_layer *layer) { return layer->shard.rows != layer->view.rows; }
-static inline int trf_shard_cuts_cols(const trf_device_layer *layer) { return layer->shard.cols != layer->view.cols; }
-
-/* Whether a layer multiplies m rows of x of one type to y of another. Errors: TRF_ERR_ARGUMENT. */
-trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
-                           trf_error *err);
-
 #endif

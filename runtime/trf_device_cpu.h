@@ -9,8 +9,7 @@
 trf_status trf_cpu_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
 void trf_cpu_release(const trf_context *context, void *memory);
 trf_status trf_cpu_copy(const trf_context *context, void *to, const void *from, uint64_t bytes, trf_error *err);
-trf_status trf_cpu_copy_rows(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
-                             uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream, trf_error *err);
+trf_status trf_cpu_copy_rows(const trf_context *context, const trf_row_copy *copy, trf_stream stream, trf_error *err);
 
 trf_status trf_cpu_fill_layer(trf_device_layer *made, const struct trf_layer_source *source, trf_error *err);
 void trf_cpu_destroy_layer(trf_device_layer *layer);
@@ -22,14 +21,14 @@ trf_status trf_cpu_note_fault(const trf_device_layer *layer, trf_status status, 
 
 trf_status trf_cpu_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
                           trf_error *err);
-trf_status trf_cpu_decode_rows(const trf_device_layer *layer, const struct trf_row_request *request, trf_stream stream,
+trf_status trf_cpu_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                trf_error *err);
 
-trf_status trf_cpu_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err);
-trf_status trf_cpu_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                          const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err);
-trf_status trf_cpu_apply_epilogue(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
-                                  const trf_epilogue *epilogue, trf_stream stream, trf_error *err);
+trf_status trf_cpu_plan(trf_plan *plan, trf_path path, trf_error *err);
+trf_status trf_cpu_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                          trf_error *err);
+trf_status trf_cpu_round_sums(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,
+                              trf_stream stream, trf_error *err);
 trf_status trf_cpu_time(const trf_timed_product *product, uint32_t repeats, double *microseconds, trf_error *err);
 
 #endif

@@ -1,20 +1,17 @@
 /* Layers on devices: the public functions. They check arguments; the device's operations do the rest. */
-#include "trf_decode_rows.h"
 #include "trf_device.h"
 #include "trf_file_source.h"
+#include "trf_struct.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 
 trf_status trf_begin_device_layer(trf_context *context, const trf_layer_source *source, trf_device_layer **device_layer,
                                   trf_error *err) {
-    static atomic_uint layers;
     trf_device_layer *made = calloc(1, sizeof *made);
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
     made->context = context;
     made->device = context->device;
-    made->serial = atomic_fetch_add(&layers, 1) + 1; /* a plan of zeros is no layer's */
     trf_blob_describe(source->view, &made->info);
     made->shard = source->shard;
     made->info.rows = source->shard.rows;
@@ -38,13 +35,19 @@ static trf_status make_device_layer(trf_context *context, const trf_layer_source
     return TRF_OK;
 }
 
-trf_status trf_device_layer_create(trf_context *context, const trf_layer *layer, trf_device_layer **device_layer,
-                                   trf_error *err) {
-    if (!context || !layer)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a layer");
-    trf_layer *source_layer = (trf_layer *)layer;
-    const trf_layer_source source = trf_source_of_layer(&source_layer, 0);
-    return make_device_layer(context, &source, device_layer, err);
+trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
+                                   const trf_load_options *options, trf_device_layer **device_layer, trf_error *err) {
+    trf_layer *layer = NULL;
+    if (!context || !blob || !device_layer)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a blob");
+    (void)options;
+    trf_status status = trf_layer_from_memory(blob, blob_bytes, &layer, err);
+    if (status != TRF_OK)
+        return status;
+    const trf_layer_source source = trf_source_of_layer(&layer, 0);
+    status = make_device_layer(context, &source, device_layer, err);
+    trf_layer_free(layer);
+    return status;
 }
 
 /* On the CPU: maps the file, or makes a shard in memory. */
@@ -92,11 +95,14 @@ void trf_device_layer_destroy(trf_device_layer *device_layer) {
     free(device_layer);
 }
 
-void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_layer_info *info) {
-    *info = device_layer->info;
+void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_device_layer_info *info) {
+    *info = (trf_device_layer_info){
+        .layer = device_layer->info,
+        .layout = device_layer->layout,
+        .memory_bytes = device_layer->memory_bytes,
+        .plans = atomic_load(&device_layer->plans),
+    };
 }
-
-uint64_t trf_device_layer_bytes(const trf_device_layer *device_layer) { return device_layer->memory_bytes; }
 
 trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err) {
     return device_layer->context->ops->check_layer(device_layer, err);
@@ -145,22 +151,37 @@ trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_dec
     return status == TRF_OK ? device_layer->context->ops->decode(device_layer, as, weights, stream, err) : status;
 }
 
-trf_status trf_device_layer_decode_rows(const trf_device_layer *device_layer, const void *row_ids, uint32_t id_bytes,
-                                        uint32_t count, trf_decode_as as, void *rows, uint64_t rows_bytes,
-                                        trf_stream stream, trf_error *err) {
-    trf_status status = check_decode_as(device_layer, as, err);
+/* ---- rows ---- */
+
+void trf_row_request_init(trf_row_request *request) { *request = (trf_row_request){.struct_bytes = sizeof *request}; }
+
+static trf_status check_request(const trf_device_layer *layer, const trf_row_request *request, trf_error *err) {
+    const uint32_t id_bytes = request->id_bytes;
+    trf_status status = check_decode_as(layer, request->as, err);
     if (status != TRF_OK)
         return status;
     if (id_bytes != 4 && id_bytes != 8)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ids of %u bytes, neither 4 nor 8", id_bytes);
-    if (count == 0)
+    if (request->count == 0)
         return TRF_OK;
-    if (!row_ids || (uintptr_t)row_ids % id_bytes)
+    if (!request->row_ids || (uintptr_t)request->row_ids % id_bytes)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ids need %u-byte aligned device memory", id_bytes);
-    status = check_target(&device_layer->info, as, count, rows, rows_bytes,
-                          decoded_value_bytes(&device_layer->info, as), err);
-    if (status != TRF_OK)
+    return check_target(&layer->info, request->as, request->count, request->rows, request->rows_bytes,
+                        decoded_value_bytes(&layer->info, request->as), err);
+}
+
+trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+                           trf_error *err) {
+    static const trf_struct_type type = {"trf_row_request", sizeof *request,
+                                         TRF_STRUCT_BYTES(trf_row_request, rows_bytes)};
+    trf_row_request taken;
+    if (!layer || !request)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "rows are decoded of a layer, by a request");
+    trf_row_request_init(&taken);
+    trf_status status = trf_take_struct(&type, &taken, request, err);
+    if (status == TRF_OK)
+        status = check_request(layer, &taken, err);
+    if (status != TRF_OK || taken.count == 0)
         return status;
-    const trf_row_request request = {row_ids, id_bytes, count, as, rows};
-    return device_layer->context->ops->decode_rows(device_layer, &request, stream, err);
+    return layer->context->ops->decode_rows(layer, &taken, stream, err);
 }

@@ -7,13 +7,16 @@
 #include "trf_layer_traits.h"
 #include "trf_shard_range.h"
 
+#include <stdatomic.h>
+
 struct trf_device_layer {
     trf_context *context;
     int device;          /* the context's */
-    uint32_t serial;     /* of this layer among all that the process made; plans name it */
     trf_layer_info info; /* rows and cols: the shard's */
+    trf_layout layout;
     trf_shard_range shard;
     uint64_t memory_bytes; /* of device memory */
+    atomic_uint plans;     /* that there are */
     trf_device_view view;  /* on the CPU without slabs and fault */
     /* A GPU's. */
     trf_layer_traits traits;
@@ -22,5 +25,9 @@ struct trf_device_layer {
     trf_layer *host;
     struct trf_cpu_fault *fault;
 };
+
+/* Whether a shard has tiles of which not all rows, or columns, are meant. */
+static inline int trf_shard_cuts_rows(const trf_device_layer *layer) { return layer->shard.rows != layer->view.rows; }
+static inline int trf_shard_cuts_cols(const trf_device_layer *layer) { return layer->shard.cols != layer->view.cols; }
 
 #endif

@@ -24,13 +24,14 @@ trf_status trf_cpu_copy(const trf_context *context, void *to, const void *from, 
     return TRF_OK;
 }
 
-trf_status trf_cpu_copy_rows(const trf_context *context, void *to, uint64_t to_pitch, const void *from,
-                             uint64_t from_pitch, uint64_t width, uint64_t rows, trf_stream stream, trf_error *err) {
+trf_status trf_cpu_copy_rows(const trf_context *context, const trf_row_copy *copy, trf_stream stream, trf_error *err) {
     (void)context, (void)stream, (void)err;
-    for (uint64_t r = 0; r < rows; r++)
-        if (from)
-            memcpy((uint8_t *)to + r * to_pitch, (const uint8_t *)from + r * from_pitch, width);
+    for (uint64_t r = 0; r < copy->rows; r++) {
+        uint8_t *const to = (uint8_t *)copy->to + r * copy->to_pitch;
+        if (copy->from)
+            memcpy(to, (const uint8_t *)copy->from + r * copy->from_pitch, copy->width);
         else
-            memset((uint8_t *)to + r * to_pitch, 0, width);
+            memset(to, 0, copy->width);
+    }
     return TRF_OK;
 }

@@ -2,7 +2,6 @@
 #include "trf_device.h"
 #include "trf_layer_group.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +29,6 @@ static trf_status check_experts(trf_device_layer *const *layers, uint32_t count,
 }
 
 trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, trf_experts **experts, trf_error *err) {
-    static atomic_uint serials;
     if (!layers || !experts || count < 1)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "experts need layers");
     trf_status status = check_experts(layers, count, err);
@@ -43,7 +41,6 @@ trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, t
         made->context = layers[0]->context;
         made->layers = list;
         made->count = count;
-        made->serial = atomic_fetch_add(&serials, 1) + 1; /* a plan of zeros is no experts' */
         made->info = layers[0]->info;
         if (made->context->ops->groups)
             status = made->context->ops->groups->fill_experts(made, err);
@@ -72,7 +69,7 @@ void trf_experts_destroy(trf_experts *experts) {
 
 uint32_t trf_experts_count(const trf_experts *experts) { return experts->count; }
 
-const trf_device_layer *trf_experts_layer(const trf_experts *experts, uint32_t index) {
+trf_device_layer *trf_experts_layer(const trf_experts *experts, uint32_t index) {
     return index < experts->count ? experts->layers[index] : NULL;
 }
 
@@ -147,79 +144,89 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
 
 /* ---- products ---- */
 
-enum {
-    CHOICE_SERIAL = 7 /* the word of a plan's choice that is not the device's */
-};
+/* On a device without kernels for experts: the product of any of them, which are of one shape, by all tokens. */
+static trf_status plan_one(trf_experts_plan *plan, trf_error *err) {
+    const trf_experts *experts = plan->experts;
+    trf_plan *const one = &plan->work.one;
+    one->layer = experts->layers[0];
+    one->product = (trf_product){.m = plan->max_tokens, .x_dtype = plan->x_dtype, .y_dtype = plan->y_dtype};
+    one->product.y_stride = one->product.multiplier_stride = one->product.residual_stride = experts->info.rows;
+    one->tiles_product = one->product;
+    trf_status status = experts->context->ops->plan(one, TRF_PATH_FUSED, err);
+    plan->workspace_bytes = one->device_workspace_bytes;
+    return status;
+}
 
-trf_status trf_experts_plan_init(const trf_experts *experts, uint32_t max_tokens, trf_dtype x_dtype, trf_dtype y_dtype,
-                                 trf_experts_plan *plan, trf_error *err) {
+trf_status trf_experts_plan_create(const trf_experts *experts, uint32_t max_tokens, trf_dtype x_dtype,
+                                   trf_dtype y_dtype, trf_experts_plan **plan, trf_error *err) {
     if (!experts || !plan)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a plan needs experts");
     if (max_tokens > TRF_EXPERT_MAX_ROWS)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%u tokens; %d are the limit", max_tokens,
                         TRF_EXPERT_MAX_ROWS);
-    trf_experts_plan made = {.max_tokens = max_tokens, .x_dtype = x_dtype, .y_dtype = y_dtype};
     trf_status status = trf_check_types(&experts->info, max_tokens, x_dtype, y_dtype, err);
     if (status != TRF_OK)
         return status;
-    if (experts->context->ops->groups) {
-        status = experts->context->ops->groups->plan_experts(experts, &made, err);
-    } else { /* of the layers one by one, which are of one shape */
-        trf_linear_plan inner = {.m = max_tokens, .x_dtype = x_dtype, .y_dtype = y_dtype};
-        status = experts->context->ops->plan(experts->layers[0], TRF_PATH_FUSED, &inner, err);
-        made.workspace_bytes = inner.workspace_bytes;
-        memcpy(made.choice, inner.choice, sizeof made.choice);
-    }
-    if (status != TRF_OK)
+    trf_experts_plan *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a plan");
+    made->experts = experts;
+    made->max_tokens = max_tokens;
+    made->x_dtype = x_dtype;
+    made->y_dtype = y_dtype;
+    const trf_group_ops *groups = experts->context->ops->groups;
+    status = groups ? groups->plan_experts(made, err) : plan_one(made, err);
+    if (status != TRF_OK) {
+        free(made);
         return status;
-    made.choice[CHOICE_SERIAL] = experts->serial;
+    }
     *plan = made;
     return TRF_OK;
 }
 
+void trf_experts_plan_destroy(trf_experts_plan *plan) { free(plan); }
+
+uint64_t trf_experts_plan_workspace_bytes(const trf_experts_plan *plan) { return plan->workspace_bytes; }
+
 /* One expert after the other, with offsets that this process reads. */
-static trf_status multiply_experts(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
-                                   const uint32_t *offsets, void *y, void *workspace, trf_stream stream,
-                                   trf_error *err) {
+static trf_status multiply_experts(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
+                                   void *workspace, trf_stream stream, trf_error *err) {
+    const trf_experts *experts = plan->experts;
     const uint64_t x_bytes = experts->info.cols * (uint64_t)trf_dtype_bytes(plan->x_dtype),
                    y_bytes = experts->info.rows * (uint64_t)trf_dtype_bytes(plan->y_dtype);
+    trf_plan one = plan->work.one;
     trf_status status = TRF_OK;
     for (uint32_t i = 0; i < experts->count && (status == TRF_OK || status == TRF_ERR_RANS); i++) {
         const trf_expert_tokens tokens = trf_expert_tokens_of(offsets[i], offsets[i + 1], plan->max_tokens);
-        trf_linear_plan inner = {.m = tokens.count, .x_dtype = plan->x_dtype, .y_dtype = plan->y_dtype};
+        const trf_operands operands = {.struct_bytes = sizeof operands,
+                                       .x = (const uint8_t *)x + tokens.first * x_bytes,
+                                       .y = (uint8_t *)y + tokens.first * y_bytes};
         trf_error failure = {0};
         if (!tokens.count)
             continue;
-        inner.path = TRF_PATH_FUSED;
-        inner.workspace_bytes = plan->workspace_bytes;
-        memcpy(inner.choice, plan->choice, sizeof inner.choice);
-        const trf_status one =
-            experts->context->ops->linear(experts->layers[i], &inner, (const uint8_t *)x + tokens.first * x_bytes,
-                                          (uint8_t *)y + tokens.first * y_bytes, NULL, workspace, stream, &failure);
-        if (one != TRF_OK && status == TRF_OK)
-            status = trf_fail(err, one, failure.offset, "expert %u: %s", i, failure.message);
+        one.layer = experts->layers[i];
+        one.product.m = one.tiles_product.m = tokens.count;
+        const trf_status multiplied = experts->context->ops->linear(&one, &operands, workspace, stream, &failure);
+        if (multiplied != TRF_OK && status == TRF_OK)
+            status = trf_fail(err, multiplied, failure.offset, "expert %u: %s", i, failure.message);
     }
     return status;
 }
 
-trf_status trf_experts_linear(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
-                              const uint32_t *offsets, void *y, void *workspace, trf_stream stream, trf_error *err) {
-    if (!experts || !plan || !x || !offsets || !y)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "a product of experts needs experts, a plan, x, offsets and y");
-    if (plan->choice[CHOICE_SERIAL] != experts->serial)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to other experts");
+trf_status trf_experts_linear(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
+                              void *workspace, trf_stream stream, trf_error *err) {
+    if (!plan || !x || !offsets || !y)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product of experts needs a plan, x, offsets and y");
     if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype) ||
         (uintptr_t)offsets % sizeof *offsets)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x, offsets and y must be aligned to their elements");
-    if (plan->workspace_bytes && (!workspace || (uintptr_t)workspace % TRF_DEVICE_ALIGNMENT))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "the plan needs a %d-byte aligned workspace of %llu bytes", TRF_DEVICE_ALIGNMENT,
-                        (unsigned long long)plan->workspace_bytes);
-    const trf_group_ops *groups = experts->context->ops->groups;
+    trf_status status = trf_check_workspace("the plan", workspace, plan->workspace_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    const trf_group_ops *groups = plan->experts->context->ops->groups;
     if (groups)
-        return groups->linear_experts(experts, plan, x, offsets, y, workspace, stream, err);
-    return multiply_experts(experts, plan, x, offsets, y, workspace, stream, err);
+        return groups->linear_experts(plan, x, offsets, y, workspace, stream, err);
+    return multiply_experts(plan, x, offsets, y, workspace, stream, err);
 }
 
 trf_status trf_experts_check(const trf_experts *experts, trf_error *err) {

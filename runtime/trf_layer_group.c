@@ -1,40 +1,68 @@
 /* Groups of layers: the public functions. */
 #include "trf_layer_group.h"
-#include "trf_device.h"
+
+#include "trf_struct.h"
 
 #include <stdlib.h>
 
-/* Plans of each layer alone, and the workspace that those need which run so. */
-static trf_status plan_entries(trf_layer_group *group, const trf_group_layer *layers, trf_error *err) {
+void trf_group_member_init(trf_group_member *member) { *member = (trf_group_member){.struct_bytes = sizeof *member}; }
+
+/* Member `index` of the caller's array, whose elements have the size that the first one says. */
+static trf_status take_member(const trf_group_member *members, uint32_t index, trf_group_member *member,
+                              trf_error *err) {
+    static const trf_struct_type type = {"trf_group_member", sizeof *member,
+                                         TRF_STRUCT_BYTES(trf_group_member, y_dtype)};
+    const trf_group_member *at = (const trf_group_member *)((const uint8_t *)members + index * members[0].struct_bytes);
+    trf_group_member_init(member);
+    trf_status status = trf_take_struct(&type, member, at, err);
+    if (status == TRF_OK && at->struct_bytes != members[0].struct_bytes)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "its struct_bytes is not that of the first one");
+    if (status == TRF_OK && !member->layer)
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "it is missing");
+    return status;
+}
+
+/* The plan of one layer alone. */
+static trf_status plan_entry(trf_layer_group *group, const trf_group_member *members, uint32_t index, trf_error *err) {
+    trf_group_member member;
+    trf_plan_options options;
+    trf_status status = take_member(members, index, &member, err);
+    if (status != TRF_OK)
+        return status;
+    if (!group->context)
+        group->context = member.layer->context;
+    if (member.layer->context != group->context)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "it is of another context");
+    trf_plan_options_init(&options);
+    options.m = member.m;
+    options.x_dtype = member.x_dtype;
+    options.y_dtype = member.y_dtype;
+    return trf_plan_create(member.layer, &options, &group->entries[index].plan, err);
+}
+
+/* Plans of all members, and the workspace that those need which no launch has. */
+static trf_status plan_entries(trf_layer_group *group, const trf_group_member *members, trf_error *err) {
     for (uint32_t i = 0; i < group->count; i++) {
-        trf_group_entry *entry = &group->entries[i];
-        entry->layer = layers[i].layer;
-        trf_status status = trf_linear_plan_init(layers[i].layer, layers[i].m, layers[i].x_dtype, layers[i].y_dtype,
-                                                 TRF_PATH_AUTO, &entry->plan, err);
+        trf_status status = plan_entry(group, members, i, err);
         if (status != TRF_OK)
             return trf_prefix_error(err, status, "layer %u of a group", i);
     }
     if (group->context->ops->groups)
         group->context->ops->groups->plan_launches(group);
     for (uint32_t i = 0; i < group->count; i++) {
-        const uint64_t bytes = group->entries[i].plan.workspace_bytes;
-        if (!group->entries[i].grouped && group->workspace_bytes < bytes)
+        const uint64_t bytes = group->entries[i].plan->workspace_bytes;
+        if (!group->entries[i].is_in_launch && group->workspace_bytes < bytes)
             group->workspace_bytes = bytes;
     }
     return TRF_OK;
 }
 
-trf_status trf_layer_group_create(const trf_group_layer *layers, uint32_t count, trf_layer_group **group,
+trf_status trf_layer_group_create(const trf_group_member *members, uint32_t count, trf_layer_group **group,
                                   trf_error *err) {
-    if (!layers || !group || count < 1)
+    if (!members || !group || count < 1)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a group needs layers");
-    for (uint32_t i = 0; i < count; i++)
-        if (!layers[i].layer || layers[i].layer->context != layers[0].layer->context)
-            return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layer %u of a group is %s", i,
-                            layers[i].layer ? "of another context" : "missing");
     trf_layer_group *made = calloc(1, sizeof *made);
     if (made) {
-        made->context = layers[0].layer->context;
         made->count = count;
         made->entries = calloc(count, sizeof *made->entries);
         made->launches = calloc(count, sizeof *made->launches);
@@ -43,7 +71,7 @@ trf_status trf_layer_group_create(const trf_group_layer *layers, uint32_t count,
     if (!made || !made->entries || !made->launches)
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a group of %u layers", count);
     else
-        status = plan_entries(made, layers, err);
+        status = plan_entries(made, members, err);
     if (status != TRF_OK) {
         trf_layer_group_destroy(made);
         return status;
@@ -55,20 +83,18 @@ trf_status trf_layer_group_create(const trf_group_layer *layers, uint32_t count,
 void trf_layer_group_destroy(trf_layer_group *group) {
     if (!group)
         return;
+    for (uint32_t i = 0; group->entries && i < group->count; i++)
+        trf_plan_destroy(group->entries[i].plan);
     free(group->entries);
     free(group->launches);
     free(group);
 }
 
-uint64_t trf_layer_group_workspace_bytes(const trf_layer_group *group) { return group->workspace_bytes; }
-
-uint32_t trf_layer_group_shared(const trf_layer_group *group, uint32_t *launches) {
-    uint32_t shared = 0;
+void trf_layer_group_get_info(const trf_layer_group *group, trf_layer_group_info *info) {
+    *info = (trf_layer_group_info){
+        .workspace_bytes = group->workspace_bytes, .members = group->count, .launches = group->num_launches};
     for (uint32_t i = 0; i < group->count; i++)
-        shared += group->entries[i].grouped != 0;
-    if (launches)
-        *launches = group->num_launches;
-    return shared;
+        info->sharing += group->entries[i].is_in_launch != 0;
 }
 
 static trf_status check_group_call(const trf_layer_group *group, const void *const *x, void *const *y,
@@ -76,17 +102,13 @@ static trf_status check_group_call(const trf_layer_group *group, const void *con
     if (!group || !x || !y)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a grouped product needs a group, x and y");
     for (uint32_t i = 0; i < group->count; i++) {
-        const trf_linear_plan *plan = &group->entries[i].plan;
-        if (!x[i] || !y[i] || (uintptr_t)x[i] % trf_dtype_bytes(plan->x_dtype) ||
-            (uintptr_t)y[i] % trf_dtype_bytes(plan->y_dtype))
+        const trf_product *product = &group->entries[i].plan->product;
+        if (!x[i] || !y[i] || (uintptr_t)x[i] % trf_dtype_bytes(product->x_dtype) ||
+            (uintptr_t)y[i] % trf_dtype_bytes(product->y_dtype))
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                             "layer %u of a group: x and y must be there, and aligned to their elements", i);
     }
-    if (group->workspace_bytes && (!workspace || (uintptr_t)workspace % TRF_DEVICE_ALIGNMENT))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "the group needs a %d-byte aligned workspace of %llu bytes", TRF_DEVICE_ALIGNMENT,
-                        (unsigned long long)group->workspace_bytes);
-    return TRF_OK;
+    return trf_check_workspace("the group", workspace, group->workspace_bytes, err);
 }
 
 trf_status trf_linear_group(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
@@ -96,10 +118,10 @@ trf_status trf_linear_group(const trf_layer_group *group, const void *const *x, 
         status = group->context->ops->groups->launch(group, x, y, workspace, stream, err);
     for (uint32_t i = 0; i < (group ? group->count : 0) && (status == TRF_OK || status == TRF_ERR_RANS); i++) {
         const trf_group_entry *entry = &group->entries[i];
-        if (entry->grouped)
+        const trf_operands operands = {.struct_bytes = sizeof operands, .x = x[i], .y = y[i]};
+        if (entry->is_in_launch)
             continue;
-        const trf_status one =
-            trf_linear(entry->layer, &entry->plan, x[i], y[i], workspace, stream, status == TRF_OK ? err : NULL);
+        const trf_status one = trf_linear(entry->plan, &operands, workspace, stream, status == TRF_OK ? err : NULL);
         status = status == TRF_OK ? one : status;
     }
     return status;

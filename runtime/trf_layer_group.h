@@ -2,14 +2,16 @@
 #ifndef TRF_LAYER_GROUP_H
 #define TRF_LAYER_GROUP_H
 
+#include "transfuse/experts.h"
+#include "transfuse/groups.h"
 #include "trf_context.h"
-#include "trf_group_launch.h"
+#include "trf_group_partition.h"
+#include "trf_plan.h"
 
 /* One product of a group. */
 typedef struct trf_group_entry {
-    const trf_device_layer *layer;
-    trf_linear_plan plan; /* the layer's alone */
-    int grouped;          /* the device's launches have it; else trf_linear */
+    trf_plan *plan;   /* the layer's alone */
+    int is_in_launch; /* the device's launches have it; else trf_linear */
 } trf_group_entry;
 
 /* A launch of several layers. */
@@ -29,19 +31,31 @@ struct trf_layer_group {
 struct trf_experts {
     trf_context *context;
     trf_device_layer **layers; /* [count] */
-    uint32_t count, serial;
+    uint32_t count;
     int owned;           /* the layers go with it */
     trf_layer_info info; /* of the first one */
     /* A GPU's. */
-    trf_expert *experts_dev;     /* [count] */
-    uint32_t rans_bytes;         /* of the one with the longest streams */
-    int edges;                   /* whether any has some */
-    const char *refusals[2];     /* of x in F16, in BF16; NULL: taken */
-    uint32_t refused_experts[2]; /* the first one for which that holds */
+    struct trf_expert *experts_dev; /* [count] */
+    uint32_t rans_bytes;            /* of the one with the longest streams */
+    int edges;                      /* whether any has some */
+    const char *refusals[2];        /* of x in F16, in BF16; NULL: taken */
+    uint32_t refused_experts[2];    /* the first one for which that holds */
+};
+
+/* Never changes once it is made. */
+struct trf_experts_plan {
+    const trf_experts *experts;
+    uint32_t max_tokens;
+    trf_dtype x_dtype, y_dtype;
+    uint64_t workspace_bytes;
+    union {
+        trf_experts_choice launch; /* a GPU's */
+        trf_plan one;              /* the CPU's: the product of any one expert by all tokens */
+    } work;
 };
 
 typedef struct trf_group_ops {
-    /* Decides which entries run together: sets their `grouped`, launches and num_launches, and raises workspace_bytes
+    /* Decides which entries run together: sets their is_in_launch, launches and num_launches, and raises workspace_bytes
      * to what these need. */
     void (*plan_launches)(trf_layer_group *group);
     /* The launches alone. x, y: of all entries. */
@@ -50,10 +64,10 @@ typedef struct trf_group_ops {
     /* Fills what is the device's. */
     trf_status (*fill_experts)(trf_experts *experts, trf_error *err);
     void (*destroy_experts)(trf_experts *experts);
-    /* Sets workspace_bytes; all else is set. */
-    trf_status (*plan_experts)(const trf_experts *experts, trf_experts_plan *plan, trf_error *err);
-    trf_status (*linear_experts)(const trf_experts *experts, const trf_experts_plan *plan, const void *x,
-                                 const uint32_t *offsets, void *y, void *workspace, trf_stream stream, trf_error *err);
+    /* Sets workspace_bytes and work; all else is set. */
+    trf_status (*plan_experts)(trf_experts_plan *plan, trf_error *err);
+    trf_status (*linear_experts)(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
+                                 void *workspace, trf_stream stream, trf_error *err);
 } trf_group_ops;
 
 extern const trf_group_ops trf_cuda_group_ops;

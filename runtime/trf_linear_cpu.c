@@ -1,37 +1,39 @@
 /* Products on the CPU.
- * The workspace: x as F32 | y as F32, if that is not its type or an epilogue follows | what the workers need. Each part
- * begins at a multiple of 256 bytes. */
+ * The workspace: x as F32 | y as F32, if that is not what the caller's y is | what the workers need. Each part begins at
+ * a multiple of 256 bytes. */
 #include "trf_convert.h"
 #include "trf_device_cpu.h"
-#include "trf_layer_source.h"
+#include "trf_epilogue.h"
+#include "trf_layer.h"
 #include "trf_matmul.h"
+#include "trf_plan.h"
 
+#include <string.h>
 #include <time.h>
-
-enum {
-    PLAN_WORKERS = 0 /* word of a plan's choice */
-};
 
 typedef struct trf_cpu_workspace {
     uint64_t y, scratch, bytes; /* x is at 0; y = scratch if there is none */
 } trf_cpu_workspace;
 
-static trf_cpu_workspace workspace_of(const trf_device_layer *layer, const trf_linear_plan *plan, int has_epilogue) {
-    const int wide = plan->y_dtype != TRF_DTYPE_F32 || has_epilogue;
+static trf_cpu_workspace workspace_of(const trf_plan *plan) {
+    const trf_product *product = &plan->tiles_product;
+    const trf_device_view *view = &plan->layer->view;
+    const int has_sums =
+        product->y_dtype != TRF_DTYPE_F32 || trf_has_epilogue(product) || product->y_stride != view->rows;
     trf_cpu_workspace offsets;
-    offsets.y = trf_device_align(4ull * plan->m * layer->view.cols);
-    offsets.scratch = offsets.y + (wide ? trf_device_align(4ull * plan->m * layer->view.rows) : 0);
-    offsets.bytes = offsets.scratch + trf_matmul_scratch_bytes((int)plan->choice[PLAN_WORKERS]);
+    offsets.y = trf_device_align(4ull * product->m * view->cols);
+    offsets.scratch = offsets.y + (has_sums ? trf_device_align(4ull * product->m * view->rows) : 0);
+    offsets.bytes = offsets.scratch + trf_matmul_scratch_bytes(plan->work.cpu_workers);
     return offsets;
 }
 
-trf_status trf_cpu_plan(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
+trf_status trf_cpu_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path == TRF_PATH_TWO_STEP || path == TRF_PATH_WIDE)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the CPU has no %s path", trf_path_name(path));
     plan->path = TRF_PATH_FUSED;
-    plan->choice[PLAN_WORKERS] = (uint32_t)trf_matmul_workers(layer->host, layer->context->threads);
-    plan->workspace_bytes = workspace_of(layer, plan, 0).bytes;
-    plan->epilogue_workspace_bytes = workspace_of(layer, plan, 1).bytes;
+    plan->reason = NULL;
+    plan->work.cpu_workers = trf_matmul_workers(plan->layer->host, plan->layer->context->threads);
+    plan->device_workspace_bytes = workspace_of(plan).bytes;
     return TRF_OK;
 }
 
@@ -53,45 +55,59 @@ static void narrow_words(const float *from, trf_dtype dtype, uint64_t count, uin
             to[i] = (uint16_t)trf_f32_to_f16(from[i]);
 }
 
-trf_status trf_cpu_apply_epilogue(const trf_context *context, const trf_sums *sums, trf_dtype y_dtype, void *y,
-                                  const trf_epilogue *epilogue, trf_stream stream, trf_error *err) {
+/* y = the sums, rounded. */
+static void store_sums(const trf_sums *sums, const trf_product *product, void *y) {
+    for (uint32_t n = 0; n < sums->m; n++) {
+        const float *from = sums->at + n * sums->stride;
+        const uint64_t at = n * product->y_stride;
+        if (product->y_dtype == TRF_DTYPE_F32)
+            memcpy((float *)y + at, from, sums->rows * sizeof *from);
+        else
+            narrow_words(from, product->y_dtype, sums->rows, (uint16_t *)y + at);
+    }
+}
+
+trf_status trf_cpu_round_sums(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,
+                              trf_stream stream, trf_error *err) {
     (void)context, (void)stream, (void)err;
     for (uint32_t n = 0; n < sums->m; n++)
         for (uint32_t row = 0; row < sums->rows; row++) {
-            const uint64_t at = (uint64_t)n * sums->rows + row;
-            const trf_operands operands = trf_operands_of(epilogue, y_dtype, at, row);
-            trf_store_rounded(
-                y, y_dtype, at,
-                trf_apply_epilogue(epilogue->activation, &operands, y_dtype, sums->at[n * sums->stride + row]));
+            const trf_epilogue_inputs inputs = trf_epilogue_inputs_of(epilogue, n, row);
+            const float value =
+                trf_apply_epilogue(epilogue->activation, &inputs, epilogue->y_dtype, sums->at[n * sums->stride + row]);
+            trf_store_rounded(epilogue->y, epilogue->y_dtype, n * epilogue->y_stride + row, value);
         }
     return TRF_OK;
 }
 
-trf_status trf_cpu_linear(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *y,
-                          const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
-    const trf_cpu_workspace offsets = workspace_of(layer, plan, epilogue != NULL);
-    const uint64_t y_count = (uint64_t)plan->m * layer->view.rows;
+trf_status trf_cpu_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                          trf_error *err) {
+    const trf_device_layer *layer = plan->layer;
+    const trf_product *product = &plan->tiles_product;
+    const trf_cpu_workspace offsets = workspace_of(plan);
     uint8_t *const base = workspace;
-    float *const wide_x = (float *)base, *const wide_y = offsets.y == offsets.scratch ? y : (float *)(base + offsets.y);
-    const trf_sums sums = {wide_y, layer->view.rows, plan->m, layer->view.rows};
+    float *const wide_x = (float *)base;
+    float *const wide_y = offsets.y == offsets.scratch ? operands->y : (float *)(base + offsets.y);
+    const trf_sums sums = {wide_y, layer->view.rows, product->m, layer->view.rows};
+    const trf_epilogue epilogue = trf_epilogue_of(product, operands);
     trf_error failure = {0};
-    widen(x, plan->x_dtype, (uint64_t)plan->m * layer->view.cols, wide_x);
-    trf_status status = trf_multiply_layer(layer->host, wide_x, plan->m, wide_y, (int)plan->choice[PLAN_WORKERS],
+    widen(operands->x, product->x_dtype, (uint64_t)product->m * layer->view.cols, wide_x);
+    trf_status status = trf_multiply_layer(layer->host, wide_x, product->m, wide_y, plan->work.cpu_workers,
                                            base + offsets.scratch, &failure);
-    for (uint64_t i = 0; status != TRF_OK && i < y_count; i++)
+    for (uint64_t i = 0; status != TRF_OK && i < (uint64_t)product->m * layer->view.rows; i++)
         wide_y[i] = trf_f32_from_bits(0x7FC00000u);
-    if (epilogue)
-        trf_cpu_apply_epilogue(layer->context, &sums, plan->y_dtype, y, epilogue, stream, NULL);
-    else if (wide_y != y)
-        narrow_words(wide_y, plan->y_dtype, y_count, y);
+    if (trf_has_epilogue(product))
+        trf_cpu_round_sums(layer->context, &sums, &epilogue, stream, NULL);
+    else if (wide_y != operands->y)
+        store_sums(&sums, product, operands->y);
     return trf_cpu_note_fault(layer, status, &failure, err);
 }
 
-trf_status trf_cpu_time(const trf_timed_product *p, uint32_t repeats, double *microseconds, trf_error *err) {
+trf_status trf_cpu_time(const trf_timed_product *product, uint32_t repeats, double *microseconds, trf_error *err) {
     for (uint32_t repeat = 0; repeat < repeats; repeat++) {
         struct timespec begin, end;
         clock_gettime(CLOCK_MONOTONIC, &begin);
-        trf_status status = trf_linear(p->layer, p->plan, p->x, p->y, p->workspace, NULL, err);
+        trf_status status = product->multiply(product->plan, product->operands, product->workspace, NULL, err);
         clock_gettime(CLOCK_MONOTONIC, &end);
         if (status != TRF_OK)
             return status;

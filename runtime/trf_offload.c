@@ -3,6 +3,7 @@
 #include "trf_offload.h"
 
 #include "trf_layer_open.h"
+#include "trf_plan.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -143,10 +144,10 @@ void trf_stack_get_info(const trf_stack *stack, trf_stack_info *info) {
         trf_stack_least_bytes(stack->places, stack->count, stack_ops_of(stack)->fixed_bytes(stack->count));
     info->device_bytes = stack->placement.device_bytes;
     info->host_bytes = stack->host_bytes;
-    info->offload_bytes = stack->placement.offload_bytes;
+    info->offloaded_bytes = stack->placement.offload_bytes;
 }
 
-const trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index) {
+trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index) {
     return stack && stack->prepared && index < stack->count ? stack->entries[index].layer : NULL;
 }
 
@@ -160,8 +161,7 @@ static trf_status check_index(const trf_stack *stack, uint32_t index, trf_error 
     return TRF_OK;
 }
 
-trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream, const trf_device_layer **layer,
-                             trf_error *err) {
+trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err) {
     trf_status status = check_index(stack, index, err);
     if (status != TRF_OK)
         return status;
@@ -170,13 +170,9 @@ trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream
         return status;
     if (!stack->places[index].resident)
         status = stack_ops_of(stack)->await_copy(stack, index, stream, err);
-    if (status != TRF_OK) {
+    if (status != TRF_OK)
         stack->order.states[index].uses--;
-        return status;
-    }
-    if (layer)
-        *layer = stack->entries[index].layer;
-    return TRF_OK;
+    return status;
 }
 
 trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream, trf_error *err) {
@@ -196,13 +192,14 @@ trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream
     return trf_order_release(&stack->order, index, err);
 }
 
-trf_status trf_stack_linear(trf_stack *stack, uint32_t index, const trf_linear_plan *plan, const void *x, void *y,
+trf_status trf_stack_linear(trf_stack *stack, uint32_t index, const trf_plan *plan, const trf_operands *operands,
                             void *workspace, trf_stream stream, trf_error *err) {
-    const trf_device_layer *layer;
-    trf_status status = trf_stack_acquire(stack, index, stream, &layer, err);
+    if (plan && plan->layer != trf_stack_layer(stack, index))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan is not one of layer %u of the stack", index);
+    trf_status status = trf_stack_acquire(stack, index, stream, err);
     if (status != TRF_OK)
         return status;
-    status = trf_linear(layer, plan, x, y, workspace, stream, err);
+    status = trf_linear(plan, operands, workspace, stream, err);
     trf_status released = trf_stack_release(stack, index, stream, status == TRF_OK ? err : NULL);
     return status == TRF_OK ? released : status;
 }

@@ -2,6 +2,7 @@
 #ifndef TRF_OFFLOAD_H
 #define TRF_OFFLOAD_H
 
+#include "transfuse/stacks.h"
 #include "trf_device.h"
 #include "trf_layer.h"
 #include "trf_offload_order.h"

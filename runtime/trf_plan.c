@@ -1,7 +1,18 @@
-/* Products: the public functions. They check arguments; the device's operations do the rest. */
-#include "trf_device.h"
+/* Plans and products: the public functions. They check arguments; the device's operations do the rest. */
+#include "trf_plan.h"
+
+#include "trf_context.h"
+#include "trf_struct.h"
 #include "trf_tuning.h"
-#include "trf_two_step.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* ---- plans ---- */
+
+void trf_plan_options_init(trf_plan_options *options) {
+    *options = (trf_plan_options){.struct_bytes = sizeof *options, .m = 1};
+}
 
 trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
                            trf_error *err) {
@@ -17,21 +28,61 @@ trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_d
     return TRF_OK;
 }
 
-/* What the workspace of a shard's product begins with: x and y of its whole tiles, where that is not what the caller
- * has; y in F32 if an epilogue follows. Each part begins at a multiple of 256 bytes; the device's own workspace
- * follows. */
-typedef struct trf_shard_workspace {
-    uint64_t y, inner; /* x is at 0 */
-} trf_shard_workspace;
+/* *stride: what the caller has set, then the elements from row to row. */
+static trf_status take_stride(const char *of, uint32_t m, uint32_t rows, uint64_t *stride, trf_error *err) {
+    const uint64_t most = (UINT64_MAX >> 4) / m; /* so that no place in memory overflows */
+    if (*stride == 0)
+        *stride = rows;
+    if (*stride < rows || *stride > most)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s has rows of %u elements, which cannot be %llu apart",
+                        of, rows, (unsigned long long)*stride);
+    return TRF_OK;
+}
 
-static trf_shard_workspace shard_workspace_of(const trf_device_layer *layer, const trf_linear_plan *plan,
-                                              int has_epilogue) {
-    const uint64_t m = plan->m, y_bytes = trf_dtype_bytes(has_epilogue ? TRF_DTYPE_F32 : plan->y_dtype);
-    trf_shard_workspace offsets;
-    offsets.y =
-        trf_shard_cuts_cols(layer) ? trf_device_align(m * layer->view.cols * trf_dtype_bytes(plan->x_dtype)) : 0;
-    offsets.inner = offsets.y + (trf_shard_cuts_rows(layer) ? trf_device_align(m * layer->view.rows * y_bytes) : 0);
-    return offsets;
+/* What the options say of the product. */
+static trf_status take_product(const trf_layer_info *info, const trf_plan_options *options, trf_product *product,
+                               trf_error *err) {
+    trf_status status = trf_check_types(info, options->m, options->x_dtype, options->y_dtype, err);
+    if (status != TRF_OK)
+        return status;
+    if (options->activation < TRF_ACTIVATION_NONE || options->activation > TRF_ACTIVATION_GELU_TANH)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no activation %d", (int)options->activation);
+    *product = (trf_product){
+        .m = options->m,
+        .x_dtype = options->x_dtype,
+        .y_dtype = options->y_dtype,
+        .activation = options->activation,
+        .has_bias = options->has_bias != 0,
+        .has_multiplier = options->has_multiplier != 0,
+        .has_residual = options->has_residual != 0,
+        .y_stride = options->y_stride,
+        .multiplier_stride = options->has_multiplier ? options->multiplier_stride : 0,
+        .residual_stride = options->has_residual ? options->residual_stride : 0,
+    };
+    status = take_stride("y", options->m, info->rows, &product->y_stride, err);
+    if (status == TRF_OK)
+        status = take_stride("the multiplier", options->m, info->rows, &product->multiplier_stride, err);
+    if (status == TRF_OK)
+        status = take_stride("the residual", options->m, info->rows, &product->residual_stride, err);
+    return status;
+}
+
+/* tiles_product, and where in the workspace it has its x and y. */
+static void set_tiles_product(trf_plan *plan) {
+    const trf_device_layer *layer = plan->layer;
+    trf_product *const tiles = &plan->tiles_product;
+    *tiles = plan->product;
+    if (trf_shard_cuts_cols(layer))
+        plan->tiles_y = trf_device_align((uint64_t)tiles->m * layer->view.cols * trf_dtype_bytes(tiles->x_dtype));
+    plan->device_workspace = plan->tiles_y;
+    if (!trf_shard_cuts_rows(layer))
+        return;
+    if (trf_has_epilogue(&plan->product))
+        tiles->y_dtype = TRF_DTYPE_F32;
+    tiles->activation = TRF_ACTIVATION_NONE;
+    tiles->has_bias = tiles->has_multiplier = tiles->has_residual = 0;
+    tiles->y_stride = tiles->multiplier_stride = tiles->residual_stride = layer->view.rows;
+    plan->device_workspace += trf_device_align((uint64_t)tiles->m * layer->view.rows * trf_dtype_bytes(tiles->y_dtype));
 }
 
 /* The path that AUTO stands for, and why; TRF_PATH_AUTO: the device's plan operation knows. */
@@ -44,182 +95,230 @@ static trf_path path_for(const trf_device_layer *layer, uint32_t m, const char *
     return tuned != TRF_PATH_AUTO ? tuned : trf_crossover_path(context->limits.capability, &key, m);
 }
 
-static trf_status plan_path(const trf_device_layer *layer, trf_path path, trf_linear_plan *plan, trf_error *err) {
-    const trf_device_ops *ops = layer->context->ops;
+static trf_status choose_path(trf_plan *plan, trf_path path, trf_error *err) {
+    const trf_device_ops *ops = plan->layer->context->ops;
     const char *reason = NULL;
-    const trf_path found = path == TRF_PATH_AUTO ? path_for(layer, plan->m, &reason) : TRF_PATH_AUTO;
-    trf_linear_plan made = *plan;
+    const trf_path found = path == TRF_PATH_AUTO ? path_for(plan->layer, plan->product.m, &reason) : TRF_PATH_AUTO;
+    trf_plan made = *plan;
     /* What was found may be refused: for a layer that is like the one measured, not the same. */
-    if (found == TRF_PATH_AUTO || ops->plan(layer, found, &made, NULL) != TRF_OK)
-        return ops->plan(layer, path, plan, err);
+    if (found == TRF_PATH_AUTO || ops->plan(&made, found, NULL) != TRF_OK)
+        return ops->plan(plan, path, err);
     *plan = made;
     if (plan->path != TRF_PATH_FUSED)
         plan->reason = reason;
     return TRF_OK;
 }
 
-trf_status trf_linear_plan_init(const trf_device_layer *device_layer, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
-                                trf_path path, trf_linear_plan *plan, trf_error *err) {
-    if (!device_layer || !plan || path < TRF_PATH_AUTO || path > TRF_PATH_WIDE)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a plan needs a layer and a path");
-    trf_linear_plan made = {.m = m, .x_dtype = x_dtype, .y_dtype = y_dtype};
-    trf_status status = trf_check_types(&device_layer->info, m, x_dtype, y_dtype, err);
-    if (status == TRF_OK)
-        status = plan_path(device_layer, path, &made, err);
+trf_status trf_plan_create(trf_device_layer *layer, const trf_plan_options *options, trf_plan **plan, trf_error *err) {
+    static const trf_struct_type type = {"trf_plan_options", sizeof *options,
+                                         TRF_STRUCT_BYTES(trf_plan_options, residual_stride)};
+    trf_plan_options taken;
+    if (!layer || !options || !plan)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a plan needs a layer and options");
+    trf_plan_options_init(&taken);
+    trf_status status = trf_take_struct(&type, &taken, options, err);
     if (status != TRF_OK)
         return status;
-    made.workspace_bytes += shard_workspace_of(device_layer, &made, 0).inner;
-    made.epilogue_workspace_bytes += shard_workspace_of(device_layer, &made, 1).inner;
-    made.choice[TRF_PLAN_LAYER] = device_layer->serial;
+    if (taken.path < TRF_PATH_AUTO || taken.path > TRF_PATH_WIDE)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no path %d", (int)taken.path);
+    trf_plan *made = calloc(1, sizeof *made);
+    if (!made)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a plan");
+    made->layer = layer;
+    status = take_product(&layer->info, &taken, &made->product, err);
+    if (status == TRF_OK) {
+        set_tiles_product(made);
+        status = choose_path(made, taken.path, err);
+    }
+    if (status != TRF_OK) {
+        free(made);
+        return status;
+    }
+    made->workspace_bytes = made->device_workspace + made->device_workspace_bytes;
+    atomic_fetch_add(&layer->plans, 1);
     *plan = made;
     return TRF_OK;
 }
 
-static trf_status check_plan(const trf_device_layer *layer, const trf_linear_plan *plan, int has_epilogue,
-                             const void *workspace, trf_error *err) {
-    if (!layer || !plan)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a layer and a plan");
-    if (plan->choice[TRF_PLAN_LAYER] != layer->serial)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan belongs to another layer");
-    const uint64_t needed = has_epilogue ? plan->epilogue_workspace_bytes : plan->workspace_bytes;
-    if (needed && (!workspace || (uintptr_t)workspace % TRF_DEVICE_ALIGNMENT))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                        "the plan needs a %d-byte aligned workspace of %llu bytes", TRF_DEVICE_ALIGNMENT,
-                        (unsigned long long)needed);
-    return TRF_OK;
+void trf_plan_destroy(trf_plan *plan) {
+    if (!plan)
+        return;
+    atomic_fetch_sub(&plan->layer->plans, 1);
+    free(plan);
 }
 
-static trf_status check_call(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, const void *y,
-                             int has_epilogue, const void *workspace, trf_error *err) {
-    if (!x || !y)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs x and y");
-    trf_status status = check_plan(layer, plan, has_epilogue, workspace, err);
-    if (status != TRF_OK)
-        return status;
-    if ((uintptr_t)x % trf_dtype_bytes(plan->x_dtype) || (uintptr_t)y % trf_dtype_bytes(plan->y_dtype))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x and y must be aligned to their elements");
-    return TRF_OK;
+void trf_plan_get_info(const trf_plan *plan, trf_plan_info *info) {
+    *info = (trf_plan_info){
+        .m = plan->product.m,
+        .x_dtype = plan->product.x_dtype,
+        .y_dtype = plan->product.y_dtype,
+        .path = plan->path,
+        .path_name = trf_path_name(plan->path),
+        .reason = plan->reason,
+        .workspace_bytes = plan->workspace_bytes,
+    };
 }
 
-/* Of an epilogue's operand. may_be_y: whether it may be all of y. */
-static trf_status check_operand(const char *name, const void *operand, uint64_t bytes, const void *y, uint64_t y_bytes,
-                                uint64_t element_bytes, int may_be_y, trf_error *err) {
-    const uintptr_t at = (uintptr_t)operand, y_at = (uintptr_t)y;
-    if (!operand || (may_be_y && operand == y))
+/* ---- operands ---- */
+
+void trf_operands_init(trf_operands *operands) { *operands = (trf_operands){.struct_bytes = sizeof *operands}; }
+
+/* Rows of one operand in memory; bytes. */
+typedef struct trf_operand_rows {
+    const void *at;
+    uint64_t count, row_bytes, stride;
+} trf_operand_rows;
+
+/* Whether an operand shares bytes with y. Rows with y's stride may lie between its rows, as may a single one: the
+ * operand of a layer that writes beside y, into the same wider rows. */
+static int overlaps(const trf_operand_rows *operand, const trf_operand_rows *y) {
+    const uintptr_t at = (uintptr_t)operand->at, y_at = (uintptr_t)y->at;
+    const uint64_t bytes = (operand->count - 1) * operand->stride + operand->row_bytes,
+                   y_bytes = (y->count - 1) * y->stride + y->row_bytes;
+    if (at >= y_at + y_bytes || y_at >= at + bytes)
+        return 0;
+    if (operand->count > 1 && operand->stride != y->stride)
+        return 1;
+    const uint64_t from_row = at >= y_at ? (at - y_at) % y->stride : y->stride - 1 - (y_at - at - 1) % y->stride;
+    return from_row < y->row_bytes || operand->row_bytes > y->stride - from_row;
+}
+
+/* Of an epilogue's operand. is_there: whether the plan has it. may_be_y: whether it may be all of y. */
+static trf_status check_operand(const char *name, int is_there, const trf_operand_rows *operand,
+                                const trf_operand_rows *y, int may_be_y, trf_error *err) {
+    if (!is_there != !operand->at)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the plan has %s %s, the call has %s",
+                        is_there ? "a" : "no", name, is_there ? "none" : "one");
+    if (!is_there || (may_be_y && operand->at == y->at && operand->stride == y->stride))
         return TRF_OK;
-    if (at % element_bytes)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the epilogue's %s must be aligned to its elements",
-                        name);
-    if (at < y_at + y_bytes && y_at < at + bytes)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the epilogue's %s overlaps y%s", name,
-                        may_be_y ? " and is not y" : "");
+    if (overlaps(operand, y))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the %s overlaps y%s", name,
+                        may_be_y ? " and is not y, with its stride" : "");
     return TRF_OK;
 }
 
-static trf_status check_epilogue(const trf_device_layer *layer, const trf_linear_plan *plan,
-                                 const trf_epilogue *epilogue, const void *y, trf_error *err) {
-    const uint64_t element_bytes = trf_dtype_bytes(plan->y_dtype), row = element_bytes * layer->info.rows,
-                   all = row * plan->m;
-    if (epilogue->activation < TRF_ACTIVATION_NONE || epilogue->activation > TRF_ACTIVATION_GELU_TANH)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no activation %d", (int)epilogue->activation);
-    trf_status status = check_operand("bias", epilogue->bias, row, y, all, element_bytes, 0, err);
+static trf_status check_epilogue(const trf_plan *plan, const trf_operands *operands, const trf_operand_rows *y,
+                                 trf_error *err) {
+    const trf_product *product = &plan->product;
+    const uint64_t element_bytes = trf_dtype_bytes(product->y_dtype);
+    const trf_operand_rows bias = {operands->bias, 1, y->row_bytes, y->row_bytes},
+                           multiplier = {operands->multiplier, y->count, y->row_bytes,
+                                         element_bytes * product->multiplier_stride},
+                           residual = {operands->residual, y->count, y->row_bytes,
+                                       element_bytes * product->residual_stride};
+    if (((uintptr_t)operands->bias | (uintptr_t)operands->multiplier | (uintptr_t)operands->residual) % element_bytes)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "bias, multiplier and residual must be aligned to their elements");
+    trf_status status = check_operand("bias", product->has_bias, &bias, y, 0, err);
     if (status == TRF_OK)
-        status = check_operand("multiplier", epilogue->multiplier, all, y, all, element_bytes, 1, err);
+        status = check_operand("multiplier", product->has_multiplier, &multiplier, y, 1, err);
     if (status == TRF_OK)
-        status = check_operand("residual", epilogue->residual, all, y, all, element_bytes, 1, err);
+        status = check_operand("residual", product->has_residual, &residual, y, 1, err);
     return status;
 }
 
+trf_status trf_check_workspace(const char *whose, const void *workspace, uint64_t workspace_bytes, trf_error *err) {
+    if (workspace_bytes && (!workspace || (uintptr_t)workspace % TRF_DEVICE_ALIGNMENT))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s needs a %d-byte aligned workspace of %llu bytes",
+                        whose, TRF_DEVICE_ALIGNMENT, (unsigned long long)workspace_bytes);
+    return TRF_OK;
+}
+
+static trf_status check_call(const trf_plan *plan, const trf_operands *operands, const void *workspace,
+                             trf_error *err) {
+    const trf_product *product = &plan->product;
+    const uint64_t x_bytes = trf_dtype_bytes(product->x_dtype), y_bytes = trf_dtype_bytes(product->y_dtype),
+                   x_all = x_bytes * product->m * plan->layer->info.cols;
+    if (!operands->x || !operands->y)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs x and y");
+    if ((uintptr_t)operands->x % x_bytes || (uintptr_t)operands->y % y_bytes)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x and y must be aligned to their elements");
+    const trf_operand_rows x = {operands->x, 1, x_all, x_all},
+                           y = {operands->y, product->m, y_bytes * plan->layer->info.rows, y_bytes * product->y_stride};
+    if (overlaps(&x, &y))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "x overlaps y");
+    trf_status status = check_epilogue(plan, operands, &y, err);
+    return status == TRF_OK ? trf_check_workspace("the plan", workspace, plan->workspace_bytes, err) : status;
+}
+
+/* ---- products ---- */
+
 /* x of whole tiles: zeros but for the shard's columns. */
-static trf_status spread_x(const trf_device_layer *layer, const trf_linear_plan *plan, const void *x, void *wide_x,
-                           trf_stream stream, trf_error *err) {
+static trf_status spread_x(const trf_plan *plan, const void *x, void *tiles_x, trf_stream stream, trf_error *err) {
+    const trf_device_layer *layer = plan->layer;
     const trf_device_ops *ops = layer->context->ops;
-    const uint64_t element_bytes = trf_dtype_bytes(plan->x_dtype), width = element_bytes * layer->shard.cols,
+    const uint64_t element_bytes = trf_dtype_bytes(plan->product.x_dtype), width = element_bytes * layer->shard.cols,
                    pitch = element_bytes * layer->view.cols;
-    trf_status status = ops->copy_rows(layer->context, wide_x, pitch, NULL, 0, pitch, plan->m, stream, err);
+    trf_row_copy copy = {tiles_x, pitch, NULL, 0, pitch, plan->product.m};
+    trf_status status = ops->copy_rows(layer->context, &copy, stream, err);
     if (status != TRF_OK)
         return status;
-    return ops->copy_rows(layer->context, (uint8_t *)wide_x + element_bytes * layer->shard.col, pitch, x, width, width,
-                          plan->m, stream, err);
+    copy =
+        (trf_row_copy){(uint8_t *)tiles_x + element_bytes * layer->shard.col, pitch, x, width, width, plan->product.m};
+    return ops->copy_rows(layer->context, &copy, stream, err);
 }
 
 /* The shard's rows of y out of those of its whole tiles, with the epilogue. */
-static trf_status take_rows(const trf_device_layer *layer, const trf_linear_plan *plan, const void *tiles_y, void *y,
-                            const trf_epilogue *epilogue, trf_stream stream, trf_error *err) {
+static trf_status take_rows(const trf_plan *plan, const trf_operands *operands, const void *tiles_y, trf_stream stream,
+                            trf_error *err) {
+    const trf_device_layer *layer = plan->layer;
     const trf_device_ops *ops = layer->context->ops;
-    if (epilogue) {
-        const trf_sums sums = {(const float *)tiles_y + layer->shard.row, layer->view.rows, plan->m, layer->shard.rows};
-        return ops->apply_epilogue(layer->context, &sums, plan->y_dtype, y, epilogue, stream, err);
+    if (trf_has_epilogue(&plan->product)) {
+        const trf_sums sums = {(const float *)tiles_y + layer->shard.row, layer->view.rows, plan->product.m,
+                               layer->shard.rows};
+        const trf_epilogue epilogue = trf_epilogue_of(&plan->product, operands);
+        return ops->round_sums(layer->context, &sums, &epilogue, stream, err);
     }
-    const uint64_t element_bytes = trf_dtype_bytes(plan->y_dtype), width = element_bytes * layer->shard.rows;
-    return ops->copy_rows(layer->context, y, width, (const uint8_t *)tiles_y + element_bytes * layer->shard.row,
-                          element_bytes * layer->view.rows, width, plan->m, stream, err);
+    const uint64_t element_bytes = trf_dtype_bytes(plan->product.y_dtype);
+    const trf_row_copy copy = {operands->y,
+                               element_bytes * plan->product.y_stride,
+                               (const uint8_t *)tiles_y + element_bytes * layer->shard.row,
+                               element_bytes * layer->view.rows,
+                               element_bytes * layer->shard.rows,
+                               plan->product.m};
+    return ops->copy_rows(layer->context, &copy, stream, err);
 }
 
-static int is_empty_epilogue(const trf_epilogue *epilogue) {
-    return !epilogue || (!epilogue->activation && !epilogue->bias && !epilogue->multiplier && !epilogue->residual);
-}
-
-/* decoded: whether trf_linear_decode has been called. */
-static trf_status multiply_layer(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x,
-                                 void *y, const trf_epilogue *epilogue, int decoded, void *workspace, trf_stream stream,
+/* Of a shard that cuts tiles. */
+static trf_status multiply_shard(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                  trf_error *err) {
-    if (is_empty_epilogue(epilogue))
-        epilogue = NULL;
-    trf_status status = check_call(device_layer, plan, x, y, epilogue != NULL, workspace, err);
-    if (status == TRF_OK && epilogue)
-        status = check_epilogue(device_layer, plan, epilogue, y, err);
-    if (status != TRF_OK)
-        return status;
-    const trf_device_layer *layer = device_layer;
-    const trf_device_ops *ops = layer->context->ops;
-    const trf_shard_workspace offsets = shard_workspace_of(layer, plan, epilogue != NULL);
+    const trf_device_layer *layer = plan->layer;
+    uint8_t *const base = workspace, *const tiles_y = base + plan->tiles_y;
     const int cuts_rows = trf_shard_cuts_rows(layer);
-    uint8_t *const base = workspace;
-    trf_linear_plan inner = *plan;
-    inner.workspace_bytes = (epilogue ? plan->epilogue_workspace_bytes : plan->workspace_bytes) - offsets.inner;
-    if (cuts_rows && epilogue)
-        inner.y_dtype = TRF_DTYPE_F32;
-    if (plan->path == TRF_PATH_TWO_STEP)
-        inner.choice[TRF_TWO_STEP_DECODED] = decoded != 0;
+    trf_operands tiles = *operands;
+    trf_status status = TRF_OK;
     if (trf_shard_cuts_cols(layer)) {
-        status = spread_x(layer, plan, x, base, stream, err);
-        x = base;
+        status = spread_x(plan, operands->x, base, stream, err);
+        tiles.x = base;
     }
+    if (cuts_rows)
+        tiles = (trf_operands){.struct_bytes = sizeof tiles, .x = tiles.x, .y = tiles_y};
     if (status == TRF_OK)
-        status = ops->linear(layer, &inner, x, cuts_rows ? base + offsets.y : y, cuts_rows ? NULL : epilogue,
-                             offsets.inner ? base + offsets.inner : workspace, stream, err);
+        status = layer->context->ops->linear(plan, &tiles, base + plan->device_workspace, stream, err);
     if ((status == TRF_OK || status == TRF_ERR_RANS) && cuts_rows) { /* in the latter case y is NaN */
-        trf_status taken = take_rows(layer, plan, base + offsets.y, y, epilogue, stream, status == TRF_OK ? err : NULL);
+        trf_status taken = take_rows(plan, operands, tiles_y, stream, status == TRF_OK ? err : NULL);
         status = status == TRF_OK ? taken : status;
     }
     return status;
 }
 
-trf_status trf_linear_with(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
-                           const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
-    return multiply_layer(device_layer, plan, x, y, epilogue, 0, workspace, stream, err);
-}
-
-trf_status trf_linear_decoded(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
-                              const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
-    return multiply_layer(device_layer, plan, x, y, epilogue, 1, workspace, stream, err);
-}
-
-trf_status trf_linear_decode(const trf_device_layer *device_layer, const trf_linear_plan *plan,
-                             const trf_epilogue *epilogue, void *workspace, trf_stream stream, trf_error *err) {
-    const int has_epilogue = !is_empty_epilogue(epilogue);
-    trf_status status = check_plan(device_layer, plan, has_epilogue, workspace, err);
+trf_status trf_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                      trf_error *err) {
+    static const trf_struct_type type = {"trf_operands", sizeof *operands, TRF_STRUCT_BYTES(trf_operands, residual)};
+    trf_operands taken;
+    trf_status status = TRF_OK;
+    if (!plan || !operands)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a plan and operands");
+    if (operands->struct_bytes != sizeof taken) { /* of another version's program */
+        trf_operands_init(&taken);
+        status = trf_take_struct(&type, &taken, operands, err);
+        operands = &taken;
+    }
+    if (status == TRF_OK)
+        status = check_call(plan, operands, workspace, err);
     if (status != TRF_OK)
         return status;
-    const trf_device_ops *ops = device_layer->context->ops;
-    const uint64_t inner = shard_workspace_of(device_layer, plan, has_epilogue).inner;
-    return ops->decode_ahead
-               ? ops->decode_ahead(device_layer, plan, inner ? (uint8_t *)workspace + inner : workspace, stream, err)
-               : TRF_OK;
-}
-
-trf_status trf_linear(const trf_device_layer *device_layer, const trf_linear_plan *plan, const void *x, void *y,
-                      void *workspace, trf_stream stream, trf_error *err) {
-    return trf_linear_with(device_layer, plan, x, y, NULL, workspace, stream, err);
+    if (trf_shard_cuts_rows(plan->layer) || trf_shard_cuts_cols(plan->layer))
+        return multiply_shard(plan, operands, workspace, stream, err);
+    return plan->layer->context->ops->linear(plan, operands, workspace, stream, err);
 }

@@ -2,6 +2,7 @@
 #ifndef TRF_TUNING_H
 #define TRF_TUNING_H
 
+#include "transfuse/tuning.h"
 #include "trf_device_layer.h"
 
 enum {

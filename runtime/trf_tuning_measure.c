@@ -1,7 +1,8 @@
 /* Tunings by measurement: every path that takes a layer, batch by batch. The device times the calls. */
 #include "trf_context.h"
 #include "trf_convert.h"
-#include "trf_error.h"
+#include "trf_plan.h"
+#include "trf_struct.h"
 #include "trf_tuning.h"
 
 #include <stdlib.h>
@@ -12,7 +13,7 @@ enum {
 };
 
 void trf_tune_options_init(trf_tune_options *options) {
-    *options = (trf_tune_options){.max_m = 8192, .x_dtype = TRF_DTYPE_BF16};
+    *options = (trf_tune_options){.struct_bytes = sizeof *options, .max_m = 8192, .x_dtype = TRF_DTYPE_BF16};
 }
 
 /* ---- what is to be measured ---- */
@@ -32,7 +33,7 @@ static uint32_t count_batches(uint32_t max_m) {
 }
 
 /* Layers of one key are measured once: the first of them. */
-static int is_repeated(const trf_device_layer *const *layers, uint32_t i) {
+static int is_repeated(trf_device_layer *const *layers, uint32_t i) {
     const trf_tuning_key key = trf_tuning_key_of(layers[i]);
     for (uint32_t k = 0; k < i; k++) {
         const trf_tuning_key other = trf_tuning_key_of(layers[k]);
@@ -42,8 +43,8 @@ static int is_repeated(const trf_device_layer *const *layers, uint32_t i) {
     return 0;
 }
 
-static trf_status check_tune(const trf_device_layer *const *layers, uint32_t num_layers,
-                             const trf_tune_options *options, trf_error *err) {
+static trf_status check_tune(trf_device_layer *const *layers, uint32_t num_layers, const trf_tune_options *options,
+                             trf_error *err) {
     if (!layers || !num_layers || num_layers > TRF_TUNED_LAYERS)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "tuning takes 1 to %d layers", TRF_TUNED_LAYERS);
     if (options->max_m < 1 || options->max_m > MOST_M)
@@ -63,7 +64,7 @@ static trf_status check_tune(const trf_device_layer *const *layers, uint32_t num
 /* ---- one layer ---- */
 
 typedef struct trf_measurement {
-    const trf_device_layer *layer;
+    trf_device_layer *layer;
     trf_context *context;
     trf_dtype dtype; /* of x and y */
     uint32_t max_m;  /* that there is memory for */
@@ -94,7 +95,7 @@ static trf_status upload_x(const trf_measurement *measurement, trf_error *err) {
     return status;
 }
 
-static trf_status measurement_begin(trf_measurement *measurement, const trf_device_layer *layer,
+static trf_status measurement_begin(trf_measurement *measurement, trf_device_layer *layer,
                                     const trf_tune_options *options, trf_error *err) {
     trf_context *const context = layer->context;
     *measurement =
@@ -117,29 +118,43 @@ static int compare_times(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* *microseconds: median of a call; 0 if the path does not take the product. */
+/* *microseconds: median of a call. */
+static trf_status time_plan(const trf_measurement *measurement, const trf_plan *plan, double *microseconds,
+                            trf_error *err) {
+    const trf_device_ops *ops = measurement->context->ops;
+    const trf_operands operands = {.struct_bytes = sizeof operands, .x = measurement->x, .y = measurement->y};
+    trf_timed_product product = {
+        .plan = plan, .operands = &operands, .copies = measurement->copies, .multiply = trf_linear};
+    double times[TRF_MAX_TIMED_REPEATS];
+    trf_status status = trf_device_allocate(measurement->context, plan->workspace_bytes, &product.workspace, err);
+    if (status == TRF_OK)
+        status = ops->time(&product, ops->timed_repeats, times, err);
+    trf_device_free(measurement->context, product.workspace);
+    if (status != TRF_OK)
+        return status;
+    qsort(times, ops->timed_repeats, sizeof times[0], compare_times);
+    *microseconds = times[ops->timed_repeats / 2];
+    return TRF_OK;
+}
+
+/* *microseconds: 0 if the path does not take the product. */
 static trf_status time_path(const trf_measurement *measurement, uint32_t m, trf_path path, double *microseconds,
                             trf_error *err) {
-    trf_linear_plan plan;
-    trf_status status =
-        trf_linear_plan_init(measurement->layer, m, measurement->dtype, measurement->dtype, path, &plan, err);
+    trf_plan_options options;
+    trf_plan *plan;
+    trf_plan_options_init(&options);
+    options.m = m;
+    options.x_dtype = options.y_dtype = measurement->dtype;
+    options.path = path;
+    trf_status status = trf_plan_create(measurement->layer, &options, &plan, err);
     *microseconds = 0;
     if (status == TRF_ERR_UNSUPPORTED)
         return TRF_OK;
     if (status != TRF_OK)
         return status;
-    trf_timed_product product = {measurement->layer, &plan, measurement->x, measurement->y, NULL, measurement->copies};
-    const uint32_t repeats = measurement->context->ops->timed_repeats;
-    double times[TRF_MAX_TIMED_REPEATS];
-    status = trf_device_allocate(measurement->context, plan.workspace_bytes, &product.workspace, err);
-    if (status == TRF_OK)
-        status = measurement->context->ops->time(&product, repeats, times, err);
-    trf_device_free(measurement->context, product.workspace);
-    if (status != TRF_OK)
-        return status;
-    qsort(times, repeats, sizeof times[0], compare_times);
-    *microseconds = times[repeats / 2];
-    return TRF_OK;
+    status = time_plan(measurement, plan, microseconds, err);
+    trf_plan_destroy(plan);
+    return status;
 }
 
 static trf_status measure_point(const trf_measurement *measurement, trf_tuned_point *point, trf_error *err) {
@@ -160,7 +175,7 @@ typedef struct trf_tune_progress {
     uint32_t done, total;
 } trf_tune_progress;
 
-static trf_status measure_layer(const trf_device_layer *layer, trf_tune_progress *progress, trf_tuned_layer *tuned,
+static trf_status measure_layer(trf_device_layer *layer, trf_tune_progress *progress, trf_tuned_layer *tuned,
                                 trf_error *err) {
     const trf_tune_options *options = progress->options;
     trf_measurement measurement;
@@ -182,14 +197,18 @@ static trf_status measure_layer(const trf_device_layer *layer, trf_tune_progress
     return status;
 }
 
-trf_status trf_tuning_measure(const trf_device_layer *const *layers, uint32_t num_layers,
-                              const trf_tune_options *options, trf_tuning **tuning, trf_error *err) {
-    trf_tune_options standard;
-    trf_tune_options_init(&standard);
-    trf_tune_progress progress = {options ? options : &standard, 0, 0};
+trf_status trf_tuning_measure(trf_device_layer *const *layers, uint32_t num_layers, const trf_tune_options *options,
+                              trf_tuning **tuning, trf_error *err) {
+    static const trf_struct_type type = {"trf_tune_options", sizeof *options,
+                                         TRF_STRUCT_BYTES(trf_tune_options, progress_context)};
+    trf_tune_options taken;
+    trf_tune_options_init(&taken);
+    trf_tune_progress progress = {&taken, 0, 0};
     if (!tuning)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no place for a tuning");
-    trf_status status = check_tune(layers, num_layers, progress.options, err);
+    trf_status status = options ? trf_take_struct(&type, &taken, options, err) : TRF_OK;
+    if (status == TRF_OK)
+        status = check_tune(layers, num_layers, &taken, err);
     if (status != TRF_OK)
         return status;
     uint32_t keys = 0;

@@ -2,6 +2,8 @@
 
 #include "cli_values.h"
 
+#include "transfuse/tuning.h"
+
 #include <getopt.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,7 @@
 #include "cli_report.h"
 
+#include "transfuse/tuning.h"
+
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>

@@ -1,7 +1,11 @@
 /* transfuse matmul */
 #include "cli_float.h"
+#include "cli_npy.h"
 #include "cli_report.h"
 #include "matmul_cuda.h"
+
+#include "transfuse/cpu.h"
+#include "transfuse/tuning.h"
 
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -54,27 +58,26 @@ static cli_exit multiply_on_cpu(const cli_options *options, const trf_layer *lay
 }
 
 /* path_note: what to say of the path that was taken. */
-static cli_exit multiply_on_cuda(const cli_options *options, trf_context *context, const trf_layer *layer,
-                                 const float *x, uint64_t m, float *y, double *seconds, char path_note[512]) {
+static cli_exit multiply_on_cuda(const cli_options *options, trf_context *context, const float *x, uint64_t m, float *y,
+                                 double *seconds, char path_note[512]) {
 #ifdef TRF_HAVE_CUDA
     matmul_cuda_report report = {0};
-    cli_exit status = matmul_on_device(options, context, layer, x, m, y, &report);
+    cli_exit status = matmul_on_device(options, context, x, m, y, &report);
     *seconds = report.seconds;
     snprintf(path_note, 512, ", %s on %s%s%s%s", trf_path_name(report.path), report.device,
              report.reason ? " (not fused: " : "", report.reason ? report.reason : "", report.reason ? ")" : "");
     return status;
 #else
-    (void)options, (void)context, (void)layer, (void)x, (void)m, (void)y, (void)seconds, (void)path_note;
+    (void)options, (void)context, (void)x, (void)m, (void)y, (void)seconds, (void)path_note;
     return cli_fail(TRF_ERR_DEVICE, "--device cuda: this command was built without CUDA");
 #endif
 }
 
 static cli_exit write_product(const cli_options *options, const float *y, uint64_t m, uint32_t rows) {
-    trf_error err = {0};
     cli_signals_hold();
-    trf_status failed = trf_write_npy(options->output, y, m, rows, options->force, &err);
-    cli_signals_settle(failed);
-    return failed ? cli_report_error(&err) : CLI_OK;
+    cli_exit status = cli_write_npy(options->output, y, m, rows, options->force);
+    cli_signals_settle(status != CLI_OK);
+    return status;
 }
 
 /* context: NULL for the CPU. */
@@ -88,7 +91,7 @@ static cli_exit multiply(const cli_options *options, trf_context *context, const
 
     char path_note[512] = "";
     double seconds = 0;
-    cli_exit status = context ? multiply_on_cuda(options, context, layer, x, m, y, &seconds, path_note)
+    cli_exit status = context ? multiply_on_cuda(options, context, x, m, y, &seconds, path_note)
                               : multiply_on_cpu(options, layer, x, m, y, &seconds);
     if (status == CLI_OK)
         status = write_product(options, y, m, info.rows);
@@ -115,7 +118,7 @@ static cli_exit multiply_files(const cli_options *options, trf_context *context)
         return cli_report_error(&err);
     trf_layer_info info;
     trf_layer_get_info(layer, &info);
-    if (trf_read_npy(x_path, &x, &m, &cols, &err)) {
+    if (cli_read_npy(x_path, &x, &m, &cols, &err)) {
         status = cli_report_error(&err);
     } else if (cols != info.cols) {
         status = cli_fail(TRF_ERR_SHAPE, "%s: %llu columns, but the layer %s has %u", x_path, (unsigned long long)cols,
@@ -126,7 +129,7 @@ static cli_exit multiply_files(const cli_options *options, trf_context *context)
     } else {
         status = multiply(options, context, layer, x, m);
     }
-    trf_free(x);
+    free(x);
     trf_layer_free(layer);
     return status;
 }

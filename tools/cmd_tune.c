@@ -2,6 +2,9 @@
 #include "cli_file.h"
 #include "cli_report.h"
 
+#include "transfuse/cpu.h"
+#include "transfuse/tuning.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,8 +97,7 @@ static cli_exit measure(const cli_options *options, const layer_set *set) {
     tune.progress = cli_progress_count;
     tune.progress_context = &progress;
     cli_progress_start(&progress, "measuring");
-    trf_status failed =
-        trf_tuning_measure((const trf_device_layer *const *)set->layers, set->count, &tune, &tuning, &err);
+    trf_status failed = trf_tuning_measure(set->layers, set->count, &tune, &tuning, &err);
     const double seconds = cli_progress_end(&progress);
     if (failed)
         return cli_report_error(&err);

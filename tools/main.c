@@ -55,7 +55,7 @@ int main(int argc, char **argv) {
         return flush_stdout(CLI_OK);
     }
     if (strcmp(name, "--version") == 0) {
-        puts("transfuse " TRF_VERSION);
+        printf("transfuse %s\n", trf_version());
         return flush_stdout(CLI_OK);
     }
     for (int i = 0; i < kNumCommands; i++) {

@@ -10,12 +10,13 @@
 /* Rows of x in one product at most. */
 static const uint64_t kMaxRows = 4096;
 
-/* One product after the other, of plan.m rows each; a last one that is shorter computes rows that nobody reads. */
+/* One product after the other, of info.m rows each; a last one that is shorter computes rows that nobody reads. */
 typedef struct product {
     trf_device_layer *layer;
-    trf_layer_info info;
-    trf_linear_plan plan;
-    uint16_t *x_host; /* [plan.m][cols] */
+    trf_layer_info shape;
+    trf_plan *plan;
+    trf_plan_info info;
+    uint16_t *x_host; /* [info.m][cols] */
     void *x, *workspace;
     float *y;
 } product;
@@ -35,13 +36,13 @@ static int narrow(float value, trf_dtype dtype, uint16_t *bits) {
 
 /* Rows first ... of x as the device takes them; zeros behind the last one. */
 static int narrow_rows(const product *p, const char *x_path, const float *x, uint64_t first, uint64_t count) {
-    const uint64_t cols = p->info.cols;
-    for (uint64_t i = 0; i < p->plan.m * cols; i++) {
+    const uint64_t cols = p->shape.cols;
+    for (uint64_t i = 0; i < p->info.m * cols; i++) {
         float value = i < count * cols ? x[first * cols + i] : 0;
-        if (narrow(value, p->plan.x_dtype, &p->x_host[i])) {
+        if (narrow(value, p->info.x_dtype, &p->x_host[i])) {
             cli_fail(TRF_ERR_ARGUMENT, "%s: %g at row %llu, column %llu is too large for %s, which %s weights multiply",
                      x_path, (double)value, (unsigned long long)(first + i / cols), (unsigned long long)(i % cols),
-                     trf_dtype_name(p->plan.x_dtype), trf_codec_name(p->info.codec));
+                     trf_dtype_name(p->info.x_dtype), trf_codec_name(p->shape.codec));
             return -1;
         }
     }
@@ -50,39 +51,50 @@ static int narrow_rows(const product *p, const char *x_path, const float *x, uin
 
 /* Plans products of as many rows as one call should take. Where large ones cannot be, small ones are fused. */
 static trf_status plan_product(const cli_options *options, product *p, uint64_t m, trf_error *err) {
-    trf_dtype x_dtype = p->info.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
-    const trf_path path = options->path;
-    const uint64_t max_rows = path == TRF_PATH_FUSED ? TRF_FUSED_MAX_M : kMaxRows;
-    trf_status status = trf_linear_plan_init(p->layer, (uint32_t)(m < max_rows ? m : max_rows), x_dtype, TRF_DTYPE_F32,
-                                             path, &p->plan, err);
-    if (status != TRF_OK && path == TRF_PATH_AUTO && m > TRF_FUSED_MAX_M)
-        status = trf_linear_plan_init(p->layer, TRF_FUSED_MAX_M, x_dtype, TRF_DTYPE_F32, path, &p->plan, err);
+    const uint64_t max_rows = options->path == TRF_PATH_FUSED ? TRF_FUSED_MAX_M : kMaxRows;
+    trf_plan_options plan;
+    trf_plan_options_init(&plan);
+    plan.m = (uint32_t)(m < max_rows ? m : max_rows);
+    plan.x_dtype = p->shape.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
+    plan.y_dtype = TRF_DTYPE_F32;
+    plan.path = options->path;
+    trf_status status = trf_plan_create(p->layer, &plan, &p->plan, err);
+    if (status != TRF_OK && plan.path == TRF_PATH_AUTO && m > TRF_FUSED_MAX_M) {
+        plan.m = TRF_FUSED_MAX_M;
+        status = trf_plan_create(p->layer, &plan, &p->plan, err);
+    }
+    if (status == TRF_OK)
+        trf_plan_get_info(p->plan, &p->info);
     return status;
 }
 
 /* @return 0, or -1 after a message. */
 static int allocate(product *p) {
-    uint64_t x_bytes = (uint64_t)p->plan.m * p->info.cols * sizeof *p->x_host;
+    uint64_t x_bytes = (uint64_t)p->info.m * p->shape.cols * sizeof *p->x_host;
     p->x_host = malloc(x_bytes);
     if (!p->x_host) {
-        cli_fail(TRF_ERR_MEMORY, "out of memory for %u rows of x", p->plan.m);
+        cli_fail(TRF_ERR_MEMORY, "out of memory for %u rows of x", p->info.m);
         return -1;
     }
     p->x = cli_cuda_alloc(x_bytes);
-    p->y = p->x ? cli_cuda_alloc((uint64_t)p->plan.m * p->info.rows * sizeof *p->y) : NULL;
-    p->workspace = p->y ? cli_cuda_alloc(p->plan.workspace_bytes) : NULL;
+    p->y = p->x ? cli_cuda_alloc((uint64_t)p->info.m * p->shape.rows * sizeof *p->y) : NULL;
+    p->workspace = p->y ? cli_cuda_alloc(p->info.workspace_bytes) : NULL;
     return p->workspace ? 0 : -1;
 }
 
 /* Rows first ... first + count - 1 of y. @return 0, or -1 after a message. */
 static int multiply_rows(product *p, const char *x_path, const float *x, uint64_t first, uint64_t count, float *y) {
-    const uint64_t cols = p->info.cols, rows = p->info.rows;
+    const uint64_t cols = p->shape.cols, rows = p->shape.rows;
+    trf_operands operands;
     trf_error err = {0};
     if (narrow_rows(p, x_path, x, first, count) ||
-        cli_cuda_check(cudaMemcpy(p->x, p->x_host, p->plan.m * cols * sizeof *p->x_host, cudaMemcpyHostToDevice),
+        cli_cuda_check(cudaMemcpy(p->x, p->x_host, p->info.m * cols * sizeof *p->x_host, cudaMemcpyHostToDevice),
                        "copying x to the device"))
         return -1;
-    if (trf_linear(p->layer, &p->plan, p->x, p->y, p->workspace, NULL, &err)) {
+    trf_operands_init(&operands);
+    operands.x = p->x;
+    operands.y = p->y;
+    if (trf_linear(p->plan, &operands, p->workspace, NULL, &err)) {
         cli_report_error(&err);
         return -1;
     }
@@ -95,13 +107,13 @@ static cli_exit multiply(const cli_options *options, product *p, const float *x,
     trf_error err = {0};
     if (plan_product(options, p, m, &err))
         return cli_report_error(&err);
-    report->path = p->plan.path;
-    report->reason = options->path == TRF_PATH_AUTO ? p->plan.reason : NULL;
+    report->path = p->info.path;
+    report->reason = options->path == TRF_PATH_AUTO ? p->info.reason : NULL;
     if (allocate(p))
         return CLI_FAILED;
     double start = cli_now();
-    for (uint64_t first = 0; first < m; first += p->plan.m) {
-        uint64_t count = m - first < p->plan.m ? m - first : p->plan.m;
+    for (uint64_t first = 0; first < m; first += p->info.m) {
+        uint64_t count = m - first < p->info.m ? m - first : p->info.m;
         if (multiply_rows(p, options->arguments[1], x, first, count, y))
             return CLI_FAILED;
     }
@@ -109,18 +121,34 @@ static cli_exit multiply(const cli_options *options, product *p, const float *x,
     return trf_device_layer_check(p->layer, &err) ? cli_report_error(&err) : CLI_OK;
 }
 
-cli_exit matmul_on_device(const cli_options *options, trf_context *context, const trf_layer *layer, const float *x,
-                          uint64_t m, float *y, matmul_cuda_report *report) {
+/* The layer of a .trf file, whose name among a checkpoint's tensors is "weight". */
+static trf_status load_layer(trf_context *context, const char *path, trf_device_layer **layer, trf_error *err) {
+    trf_checkpoint *checkpoint;
+    trf_status status = trf_checkpoint_open(path, &checkpoint, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_device_layer_load(context, checkpoint, "weight", NULL, layer, err);
+    trf_checkpoint_close(checkpoint);
+    return status;
+}
+
+cli_exit matmul_on_device(const cli_options *options, trf_context *context, const float *x, uint64_t m, float *y,
+                          matmul_cuda_report *report) {
     product p = {0};
+    trf_context_info device;
+    trf_device_layer_info layer;
     trf_error err = {0};
-    if (trf_device_layer_create(context, layer, &p.layer, &err))
+    if (load_layer(context, options->arguments[0], &p.layer, &err))
         return cli_report_error(&err);
-    trf_device_layer_get_info(p.layer, &p.info);
-    cli_printable(trf_context_device_name(context), report->device, sizeof report->device);
+    trf_device_layer_get_info(p.layer, &layer);
+    p.shape = layer.layer;
+    trf_context_get_info(context, &device);
+    cli_printable(device.name, report->device, sizeof report->device);
     cli_exit status = multiply(options, &p, x, m, y, report);
     cudaFree(p.x);
     cudaFree(p.y);
     cudaFree(p.workspace);
+    trf_plan_destroy(p.plan);
     trf_device_layer_destroy(p.layer);
     free(p.x_host);
     return status;

@@ -12,9 +12,9 @@ typedef struct matmul_cuda_report {
     double seconds; /* copies of x and y, and the products; not the upload of the layer */
 } matmul_cuda_report;
 
-/* y[m][rows] = x[m][cols] . W^T on the device of `context`; x, y: host. x is rounded to the type that the layer's codec
+/* y[m][rows] = x[m][cols] . W^T of the file options->arguments[0] on the device of `context`; x, y: host. x is rounded to the type that the layer's codec
  * multiplies; a finite value that would become infinite is an error. Errors are printed. */
-cli_exit matmul_on_device(const cli_options *options, trf_context *context, const trf_layer *layer, const float *x,
-                          uint64_t m, float *y, matmul_cuda_report *report);
+cli_exit matmul_on_device(const cli_options *options, trf_context *context, const float *x, uint64_t m, float *y,
+                          matmul_cuda_report *report);
 
 #endif

@@ -23,7 +23,7 @@ for name, rows, cols in ("gate_proj", 704, 288), ("up_proj", 704, 288), ("down_p
     data += bits.tobytes()
 text = json.dumps(header).encode()
 open("model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + data)
-np.save("x.npy", rng.standard_normal((5, 288)).astype(np.float32))
+rng.standard_normal((5, 288)).astype(np.float32).tofile("x.f32")
 PYTHON
 
 cat >check.py <<'PYTHON'
@@ -34,7 +34,8 @@ def round_bf16(a):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view(np.float32)
 gate, up, down = (as_float(read("model.safetensors")[f"model.layers.0.mlp.{n}.weight"])
                   for n in ("gate_proj", "up_proj", "down_proj"))
-x, y = round_bf16(np.load("x.npy")).astype(np.float64), np.load("y.npy")
+x = round_bf16(np.fromfile("x.f32", np.float32).reshape(5, 288)).astype(np.float64)
+y = np.fromfile("y.f32", np.float32).reshape(5, 288)
 g, u = x @ gate.T, round_bf16(x @ up.T).astype(np.float64)
 h = round_bf16(g / (1 + np.exp(-g)) * u).astype(np.float64)
 due = h @ down.T
@@ -47,12 +48,12 @@ PYTHON
 
 for favor in speed size; do
     expect 0 compress model.safetensors -o compressed.safetensors --favor $favor -f
-    "$TRF_EXAMPLE_MLP_BLOCK" compressed.safetensors model.layers.0.mlp x.npy y.npy cpu >out 2>err || {
+    "$TRF_EXAMPLE_MLP_BLOCK" compressed.safetensors model.layers.0.mlp x.f32 y.f32 cpu >out 2>err || {
         cat out err
         fail "the example, $favor"
     }
     grep -q '^5 rows on CPU$' out || fail "no word of the device"
-    [ "$(grep -c ', fused$' out)" -eq 3 ] || fail "not three fused layers"
+    [ "$(grep -c ': fused$' out)" -eq 3 ] || fail "not three fused layers"
     "$TRF_PYTHON" check.py || fail "the example's product, $favor"
 done
 
@@ -65,7 +66,7 @@ complains() {
         fail "the message lacks '$word'"
     }
 }
-complains "there is no tensor 'model.layers.1.mlp.gate_proj.weight'" compressed.safetensors model.layers.1.mlp x.npy no.npy cpu
-complains "is not compressed" model.safetensors model.layers.0.mlp x.npy no.npy cpu
+complains "there is no tensor 'model.layers.1.mlp.gate_proj.weight'" compressed.safetensors model.layers.1.mlp x.f32 no.f32 cpu
+complains "is not compressed" model.safetensors model.layers.0.mlp x.f32 no.f32 cpu
 complains usage compressed.safetensors
-[ ! -e no.npy ] || fail "an output was left"
+[ ! -e no.f32 ] || fail "an output was left"

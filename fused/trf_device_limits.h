@@ -1,0 +1,35 @@
+/* What planning needs to know of a device. C and CUDA. */
+#ifndef TRF_DEVICE_LIMITS_H
+#define TRF_DEVICE_LIMITS_H
+
+#include "trf_smem_layout.h"
+
+enum {
+    TRF_CLUSTER_SIZES = 4 /* of 1, 2, 4 and 8 blocks */
+};
+
+typedef struct trf_device_limits {
+    int multiprocessors;
+    int shared_bytes; /* that a block may opt in to */
+    int capability;   /* 80, 86, 89, 90 ... */
+    /* Clusters of 1 << i blocks that run at once, one block a multiprocessor; 0: such clusters cannot be launched. */
+    uint32_t clusters[TRF_CLUSTER_SIZES];
+    uint32_t missing_kernels; /* of trf_kernel_set: kernels that the code which this device runs was compiled without */
+} trf_device_limits;
+
+/* Kernels that not every architecture has code for: a build for others may still run here, by way of PTX. */
+typedef enum trf_kernel_set {
+    TRF_KERNELS_LARGE_SMEM = 1, /* those that want 160 KiB of shared memory */
+    TRF_KERNELS_WIDE = 2
+} trf_kernel_set;
+
+/* Whether kernels that want much shared memory run. */
+static inline int trf_has_large_smem(const trf_device_limits *limits) {
+    return limits->shared_bytes >= TRF_LARGE_SMEM_BYTES && !(limits->missing_kernels & TRF_KERNELS_LARGE_SMEM);
+}
+
+static inline int trf_smem_fits(uint32_t dynamic_bytes, const trf_device_limits *limits) {
+    return dynamic_bytes + TRF_STATIC_SMEM_BYTES <= (uint32_t)limits->shared_bytes;
+}
+
+#endif

@@ -1,0 +1,126 @@
+/* Which fused and grouped kernels there are, and their sizes: what the kernels are compiled for and what planning
+ * chooses from. C and CUDA.
+ *
+ * A *unit* is the one or two bands of 32 rows that a warp walks side by side; an *accumulator tile* is the sums of 16
+ * of its rows by 8 rows of x. */
+#ifndef TRF_FUSED_GEOMETRY_H
+#define TRF_FUSED_GEOMETRY_H
+
+#include "transfuse.h"
+#include "trf_smem_layout.h"
+
+enum {
+    TRF_ACC_TILE_BYTES = 512, /* 16 bytes a lane */
+    TRF_X_TILE_BYTES = 8 * 64 /* 8 rows of x, two steps' columns */
+};
+
+/* Which ones a layer can have depends on its p, L and frequencies (trf_has_default_p), on the batch, and on shared
+ * memory. */
+enum trf_fused_geometry {
+    /* usual p, two slabs a warp, 1 tile of 8 rows of x or up to trf_fused_two_slab_max_x_tiles; not with scale groups */
+    TRF_GEOMETRY_TWO_SLABS,
+    TRF_GEOMETRY_ONE_SLAB, /* usual p; 1, 2, 4 or 8 tiles */
+    TRF_GEOMETRY_GENERAL,  /* 1 or 8 tiles, 8 warps: for long rANS streams and little shared memory, too */
+    TRF_GEOMETRIES
+};
+
+TRF_HD_CONSTEXPR int trf_fused_slabs(int geometry) { return geometry == TRF_GEOMETRY_TWO_SLABS ? 2 : 1; }
+
+TRF_HD_CONSTEXPR int trf_fused_x_tiles(uint32_t m, int geometry) {
+    return m <= 8                                          ? 1
+           : geometry == TRF_GEOMETRY_GENERAL              ? 8
+           : m <= 16                                       ? 2
+           : m <= 24 && geometry == TRF_GEOMETRY_TWO_SLABS ? 3
+           : m <= 32                                       ? 4
+                                                           : 8;
+}
+
+/* Whether int has kernels made for these raw bits: with quads, of 8-bit codes (6) and of those near 4 bits a weight
+ * (3). */
+TRF_HD_CONSTEXPR int trf_has_known_planes(uint32_t codec, int class_bits, uint32_t raw_bits) {
+    return codec == TRF_CODEC_INT && class_bits == 2 && (raw_bits == 3 || raw_bits == 6);
+}
+
+/* Tiles of the kernels with two slabs a warp, at most: what was faster than with one slab, or has the registers. 0:
+ * there are none. scaled: by scale groups, or blocks of them. */
+TRF_HD_CONSTEXPR int trf_fused_two_slab_max_x_tiles(uint32_t codec, int class_bits, uint32_t raw_bits, int scaled) {
+    return scaled                                                                                              ? 0
+           : class_bits == 4 || (codec == TRF_CODEC_INT && !trf_has_known_planes(codec, class_bits, raw_bits)) ? 1
+                                                                                                               : 4;
+}
+
+/* Warps of a block: what the accumulators leave registers for. Pairs have the longer chains of states, and want
+ * more. */
+TRF_HD_CONSTEXPR int trf_fused_warps(uint32_t codec, int class_bits, int scaled, int x_tiles, int geometry) {
+    if (geometry == TRF_GEOMETRY_GENERAL || x_tiles == 8)
+        return 8;
+    if (geometry == TRF_GEOMETRY_TWO_SLABS)
+        return x_tiles > 2 || (x_tiles == 2 && codec == TRF_CODEC_FP16) ? 12 : 16;
+    if (x_tiles == 4 && scaled)
+        return 12;
+    return class_bits == 4 && x_tiles == 1 && !scaled ? 20 : 16;
+}
+
+/* The decode table's size. With quads, one slab a warp waits for each look-up, and wants a bank for each lane; two hide
+ * that of the other. */
+TRF_HD_CONSTEXPR uint32_t trf_fused_table_log(int class_bits, int slabs) {
+    return class_bits == 2 && slabs == 2 ? TRF_SMALL_TABLE_LOG : TRF_TABLE_LOG;
+}
+
+/* Of a warp's sums, as they are left in shared memory. */
+TRF_HD_CONSTEXPR uint32_t trf_fused_sum_bytes(uint32_t slabs, uint32_t x_tiles) {
+    return TRF_ACC_TILE_BYTES * 2 * slabs * x_tiles;
+}
+
+/* ---- x of batches above 8 ----
+ * With one slab a warp it is in a pipeline that warps share (trf_fused_x_pipeline.cuh). With two, whose warps mostly
+ * have columns of their own, a warp copies it for itself, two steps ahead, each lane what it will read: that takes the
+ * fewest registers. Three tiles of bf16 have enough of them to load x through the L1 cache, as one tile does, and are
+ * faster so. */
+
+TRF_HD_CONSTEXPR int trf_pipelines_x(int slabs, int x_tiles) { return slabs == 1 && x_tiles > 1; }
+TRF_HD_CONSTEXPR int trf_copies_x_by_warp(uint32_t codec, int slabs, int x_tiles) {
+    return slabs == 2 && x_tiles > 1 && !(codec == TRF_CODEC_BF16 && x_tiles == 3);
+}
+
+/* Of a warp's copy, behind its slabs' buffers. */
+TRF_HD_CONSTEXPR uint32_t trf_copied_x_bytes(uint32_t codec, int slabs, int x_tiles) {
+    return trf_copies_x_by_warp(codec, slabs, x_tiles) ? 2 * (uint32_t)x_tiles * TRF_X_TILE_BYTES : 0;
+}
+
+/* Of a pipeline's stage: [pairs of steps][8 * tiles rows][64 bytes]. cols: 128 or 256. */
+TRF_HD_CONSTEXPR uint32_t trf_x_stage_bytes(uint32_t cols, int x_tiles) {
+    return cols / 32 * (uint32_t)x_tiles * TRF_X_TILE_BYTES;
+}
+
+/* ---- grouped kernels ---- */
+
+/* Whether there is one for so many slabs a warp. */
+TRF_HD_CONSTEXPR int trf_has_group(uint32_t codec, uint32_t class_bits, uint32_t slabs) {
+    return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || slabs == (class_bits == 2 ? 2u : 1u);
+}
+
+/* Warps of a block; of any codec. */
+TRF_HD_CONSTEXPR uint32_t trf_group_warps(uint32_t class_bits, uint32_t slabs) {
+    return (uint32_t)trf_fused_warps(TRF_CODEC_BF16, (int)class_bits, 0, 1,
+                                     slabs == 2 ? TRF_GEOMETRY_TWO_SLABS : TRF_GEOMETRY_ONE_SLAB);
+}
+
+/* ---- what planning of every family asks ---- */
+
+static inline int trf_is_scaled(const trf_device_view *view) {
+    return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
+}
+
+static inline uint64_t trf_align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+static inline uint32_t trf_ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+static inline uint32_t trf_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static inline uint32_t trf_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* Of x with rows of whole 16 bytes, to which misaligned x is copied: elements of a row, and bytes in a workspace. */
+static inline uint32_t trf_padded_x_stride(const trf_device_view *view) { return (view->cols + 7) / 8 * 8; }
+static inline uint64_t trf_padded_x_bytes(const trf_device_view *view, uint32_t m) {
+    return trf_align_256(2ull * m * trf_padded_x_stride(view));
+}
+
+#endif

@@ -1,0 +1,53 @@
+/* Which fused kernel computes a product, and how the work is cut over a device (trf_fused_kernel.cuh has the terms and
+ * a picture). Plain C: nothing here touches a device. */
+#ifndef TRF_FUSED_PARTITION_H
+#define TRF_FUSED_PARTITION_H
+
+#include "trf_device_limits.h"
+#include "trf_fused_geometry.h"
+#include "trf_product.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct trf_fused_partition {
+    uint32_t geometry, x_tiles, warps, slabs; /* of the kernel; slabs that a warp walks side by side */
+    uint32_t cluster, clusters;               /* blocks of a cluster; clusters */
+    uint32_t units, cols;                     /* of the layer: units, columns of slabs */
+    uint32_t k_splits, wave_units;            /* warps that cut a unit's columns; units that a block walks at once */
+    uint32_t waves, block_cols;               /* of the block that has the most; waves: 0 if stream-K */
+    uint32_t is_stream_k, work_items;         /* work items: of all blocks, if it is */
+    /* Shared memory, offsets and bytes. */
+    trf_smem_layout smem;
+    uint32_t sums, sums_stride; /* of sums; from warp to warp */
+    uint32_t sums_over_x; /* sums of clusters in place of stages of x, or of buffers: less space, a meeting more */
+    uint32_t x_stages, x_stage_cols; /* of the pipelines of x; columns of a stage, 0: there is none */
+    uint32_t shared_bytes;           /* dynamic */
+    /* The workspace: edges' sums at 0, then offsets of what follows. */
+    uint64_t partials, padded_x, epilogue_sums, workspace_bytes;
+} trf_fused_partition;
+
+/* Warps of a block: the kernel's or fewer. */
+uint32_t trf_fused_block_warps(const trf_fused_partition *partition);
+
+/* Whether kernels that decode inside a product take this layer at all. @return NULL, or why not: a static string. */
+const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype);
+
+/* Whether the fused kernels take this layer and batch. @return NULL, or why not: a static string. */
+const char *trf_fused_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
+
+/* The partition that is estimated to be the fastest. Only for what trf_fused_refuses takes. */
+void trf_fused_choose(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
+                      const trf_product *product, trf_fused_partition *partition);
+
+/* Estimated time of the product alone, beyond what every launch takes. Only for what trf_fused_refuses takes. */
+double trf_fused_microseconds(const trf_device_view *view, const trf_layer_traits *traits,
+                              const trf_device_limits *limits, uint32_t m);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

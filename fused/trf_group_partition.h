@@ -1,0 +1,82 @@
+/* How products of several layers share a launch, and how experts do (trf_group_kernel.cuh has the terms and a picture).
+ * Plain C: nothing here touches a device. */
+#ifndef TRF_GROUP_PARTITION_H
+#define TRF_GROUP_PARTITION_H
+
+#include "trf_device_limits.h"
+#include "trf_expert_partition.h"
+#include "trf_fused_geometry.h"
+#include "trf_group_limits.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether the grouped kernels take this layer and batch. @return NULL, or why not: a static string. */
+const char *trf_group_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
+
+/* Whether one kernel takes both layers, with x of one type. */
+int trf_group_fits(const trf_device_view *view, const trf_device_view *other);
+
+/* A grouped kernel's shared memory: its buffers, then sums. Warps of blocks alone leave sums in their buffers, too. */
+typedef struct trf_group_smem {
+    trf_smem_layout layout;
+    uint32_t sums, bytes; /* offset of the sums; dynamic, in all */
+} trf_group_smem;
+
+/* ---- layers ---- */
+
+/* One layer's product, which trf_group_refuses takes. */
+typedef struct trf_group_product {
+    const trf_device_view *view;
+    const trf_layer_traits *traits;
+    uint32_t m;
+    trf_dtype x_dtype, y_dtype;
+} trf_group_product;
+
+/* One layer's part of a launch. */
+typedef struct trf_group_layer_partition {
+    uint32_t clusters;             /* as trf_fused_kernel.cuh has it, as what follows */
+    uint32_t k_splits, wave_units; /* 1 for clusters of one block, whose warps share units evenly */
+    uint64_t edges, padded_x;      /* offsets in the workspace */
+} trf_group_layer_partition;
+
+typedef struct trf_group_choice {
+    uint32_t slabs, warps, cluster; /* slabs that a warp walks side by side; warps of a block; blocks of a cluster */
+    uint32_t rans_bytes;            /* of the layer with the longest streams */
+    trf_group_smem smem;
+    double microseconds; /* estimated, of a whole launch but what every launch takes */
+    uint64_t workspace_bytes;
+    trf_group_layer_partition layers[TRF_GROUP_LAYERS];
+} trf_group_choice;
+
+/* products: 1 to TRF_GROUP_LAYERS that fit each other (trf_group_fits), x of one type. @return whether there is a
+ * choice for them. */
+int trf_group_choose(const trf_group_product *products, uint32_t count, const trf_device_limits *limits,
+                     trf_group_choice *choice);
+
+/* ---- experts ---- */
+
+typedef struct trf_experts_choice {
+    uint32_t slabs, warps; /* slabs that a warp walks side by side; warps of a block */
+    uint32_t rans_bytes;   /* of the expert with the longest streams */
+    uint32_t edges;        /* whether any expert has some */
+    trf_group_smem smem;
+    trf_expert_cost_model cost_model;
+} trf_experts_choice;
+
+/* Sets all but rans_bytes and edges, which are set, for calls of so many tokens. view: of any expert. @return whether
+ * there is a choice. */
+int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
+                       trf_experts_choice *choice);
+
+/* Offset of x with rows of whole 16 bytes in the workspace, behind the edges' sums; and the bytes of it all. */
+uint64_t trf_experts_padded_x(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows);
+uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

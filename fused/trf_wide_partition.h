@@ -1,0 +1,43 @@
+/* Whether the wide kernels take a product, and how its work is cut over a device (trf_wide_kernel.cuh has the terms and
+ * a picture). Plain C: nothing here touches a device. */
+#ifndef TRF_WIDE_PARTITION_H
+#define TRF_WIDE_PARTITION_H
+
+#include "trf_device_limits.h"
+#include "trf_product.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct trf_wide_partition {
+    uint32_t threads, x_rows; /* of a block; x_rows: rows of x that it multiplies by */
+    uint32_t producers;       /* of a block: warps that decode one range of columns */
+    uint32_t cols;            /* of slabs, of the layer */
+    uint32_t multicast;       /* blocks of a cluster that decode for each other, 1 or 2 */
+    uint32_t k_splits;        /* blocks of a cluster that cut a work item's columns among them: 1, 2, 4 or 8 */
+    uint32_t x_row_blocks;    /* of the rows of x that blocks have which decode for each other */
+    uint32_t work_items, clusters;
+    /* Shared memory, offsets and bytes; stages: one a producer. */
+    trf_smem_layout smem;
+    uint32_t stages, x_stages, x_stage_bytes, shared_bytes;
+    /* The workspace: an aligned copy of x at 0, then the sums of an epilogue. */
+    uint64_t epilogue_sums, workspace_bytes;
+} trf_wide_partition;
+
+/* Whether there are wide kernels for the device. @return NULL, or why not: a static string. */
+const char *trf_wide_refuses_device(const trf_device_limits *limits);
+
+/* Whether the wide kernels take this layer and batch. @return NULL, or why not: a static string. */
+const char *trf_wide_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+                             const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
+
+/* The partition with the shortest walk of a decoder. Only for what trf_wide_refuses takes. */
+void trf_wide_choose(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
+                     const trf_product *product, trf_wide_partition *partition);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

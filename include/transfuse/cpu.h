@@ -1,0 +1,25 @@
+/* The CPU without a device layer: one product by a layer in host memory, in F32, and how many threads a context of the
+ * CPU uses. Programs that run on either device need neither: TRF_DEVICE_CPU stands behind the calls of transfuse.h.
+ * Conventions: transfuse.h. */
+#ifndef TRANSFUSE_CPU_H
+#define TRANSFUSE_CPU_H
+
+#include "../transfuse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* y[m][rows] = x[m][cols] . W^T, decoding tile by tile; the matrix is never held whole. x, y: host, F32, row-major.
+ * Results do not depend on threads (0 = all cores). Errors: TRF_ERR_RANS. */
+TRF_API trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
+                                        trf_error *err);
+
+/* Threads of each call on a context of the CPU that follows, and of plans made from here on; 0, the default: one for
+ * each core. Not while other threads use the context. */
+TRF_API void trf_context_set_threads(trf_context *context, int threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

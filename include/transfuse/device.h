@@ -1,0 +1,47 @@
+/* Device memory and rows: for programs that have no CUDA calls of their own (a command, a binding by FFI), and for the
+ * look-up of single rows, such as token embeddings, in a compressed table. Conventions: transfuse.h. */
+#ifndef TRANSFUSE_DEVICE_H
+#define TRANSFUSE_DEVICE_H
+
+#include "../transfuse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* *memory is 256-byte aligned, and NULL for no bytes. */
+TRF_API trf_status trf_device_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
+TRF_API void trf_device_free(const trf_context *context, void *memory);
+
+/* Copies between host and device memory: wait for all that the device was given before, and are complete when they
+ * return. */
+TRF_API trf_status trf_device_upload(const trf_context *context, void *to, const void *from_host, uint64_t bytes,
+                                     trf_error *err);
+TRF_API trf_status trf_device_download(const trf_context *context, void *to_host, const void *from, uint64_t bytes,
+                                       trf_error *err);
+
+/* Which rows, and where they go. Everything is in device memory. */
+typedef struct trf_row_request {
+    size_t struct_bytes;
+    const void *row_ids; /* `count` signed integers of id_bytes each, aligned to that; any order, repeats allowed */
+    uint32_t id_bytes;   /* 4 or 8 */
+    uint32_t count;
+    trf_decode_as as;
+    void *rows; /* row-major [count][cols], aligned to its elements; apart from row_ids */
+    uint64_t rows_bytes;
+} trf_row_request;
+
+TRF_API void trf_row_request_init(trf_row_request *request);
+
+/* Decodes single rows. Of a shard, whatever its bounds, ids count from its first row, and its columns are written. A
+ * row is what trf_device_layer_decode gives, bit for bit (but for which NaN it is where NaNs are converted). An id that
+ * the layer does not have gives a row of NaN, or of zeros where integers are written; trf_device_layer_check does not
+ * report it. Corrupt rANS words are found in the lanes that are read only. Errors: TRF_ERR_SHAPE (size),
+ * TRF_ERR_UNSUPPORTED (BF16 or F16 of the other 16-bit float codec); on the CPU TRF_ERR_RANS. */
+TRF_API trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+                                   trf_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,59 @@
+/* Mixtures of experts: layers of one shape, of which each has its own rows of x. One needs this where only the device
+ * knows how many tokens each expert has, so that a host could not launch one product an expert. Conventions:
+ * transfuse.h. */
+#ifndef TRANSFUSE_EXPERTS_H
+#define TRANSFUSE_EXPERTS_H
+
+#include "../transfuse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct trf_experts trf_experts;
+
+/* layers: host, [count], of one context, shape and codec, no shards of parts of tiles; they outlive the experts. Device
+ * memory of a GPU: 208 bytes an expert. Errors: TRF_ERR_ARGUMENT (several contexts, shapes or codecs),
+ * TRF_ERR_UNSUPPORTED (such a shard). */
+TRF_API trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t count, trf_experts **experts,
+                                      trf_error *err);
+
+/* Loads all experts of a 3-D tensor, which then belong to *experts. tensor, options and errors: as
+ * trf_device_layer_load; progress counts each expert by itself. TRF_ERR_ARGUMENT, too, if the tensor has no experts. */
+TRF_API trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
+                                    const trf_load_options *options, trf_experts **experts, trf_error *err);
+TRF_API void trf_experts_destroy(trf_experts *experts); /* waits for the device */
+TRF_API uint32_t trf_experts_count(const trf_experts *experts);
+TRF_API trf_device_layer *trf_experts_layer(const trf_experts *experts, uint32_t index); /* the experts' own */
+
+/* Products of so many tokens at most, prepared. Immutable, as trf_plan. The experts outlive it. */
+typedef struct trf_experts_plan trf_experts_plan;
+
+/* max_tokens: rows of x and y that calls have at most, 1 to 2^26; types as in trf_plan_options. Does not touch the
+ * device. Errors: TRF_ERR_UNSUPPORTED on a GPU if an expert is one that groups do not share launches for, or differs
+ * from the others in class or raw bits or width of slabs; the message says which and why. */
+TRF_API trf_status trf_experts_plan_create(const trf_experts *experts, uint32_t max_tokens, trf_dtype x_dtype,
+                                           trf_dtype y_dtype, trf_experts_plan **plan, trf_error *err);
+TRF_API void trf_experts_plan_destroy(trf_experts_plan *plan);                   /* waits for nothing */
+TRF_API uint64_t trf_experts_plan_workspace_bytes(const trf_experts_plan *plan); /* that trf_experts_linear needs */
+
+/* y[t] = x[t] . W(e)^T for each token t, where expert e has the tokens offsets[e] to offsets[e + 1] - 1: x is sorted by
+ * expert. offsets: device, [count + 1], 4-byte aligned, not decreasing, the last one at most max_tokens; work ordered
+ * before the call may write it, and a graph's replays take what it holds then. x: device, [offsets[count]][cols]; y:
+ * device, [offsets[count]][rows], not overlapping; aligned to their elements. Rows of y before offsets[0] and from
+ * offsets[count] on are left alone. Offsets that break these rules lead to y that is unspecified, never beyond
+ * max_tokens rows of x and y; but they must not change while the call's work runs. Only experts with tokens are
+ * decoded, once for each 8 of their tokens. workspace, stream: as trf_linear. The same bits on every run with the same
+ * offsets and one alignment of x; a token's bits may depend on the other experts' counts. A corrupt slab makes its rows
+ * of y NaN for the tokens of its expert, on the CPU all rows, and there the call returns TRF_ERR_RANS after the other
+ * experts are done; see trf_experts_check. */
+TRF_API trf_status trf_experts_linear(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
+                                      void *workspace, trf_stream stream, trf_error *err);
+
+/* As trf_device_layer_check, of the first expert that met a corrupt tile; the message names it. */
+TRF_API trf_status trf_experts_check(const trf_experts *experts, trf_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,60 @@
+/* Tuning: which path is the fastest for a layer and a batch, measured on the device at hand. One needs it where the
+ * table of crossovers that the library brings along does not know the device, or for the last few percent. Nothing is
+ * timed but by trf_tuning_measure, and one file gives the same choices, and so the same bits of y, on every run.
+ * Conventions: transfuse.h. */
+#ifndef TRANSFUSE_TUNING_H
+#define TRANSFUSE_TUNING_H
+
+#include "../transfuse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* @return "auto", "fused", "two-step", "wide" or "?". */
+TRF_API const char *trf_path_name(trf_path path);
+
+/* For layers of a codec and shape, the path for each batch. Immutable. */
+typedef struct trf_tuning trf_tuning;
+
+/* Called before each batch of each layer, by the thread that measures; nonzero asks to stop. done, total: these. */
+typedef int (*trf_tune_fn)(void *context, uint32_t done, uint32_t total);
+
+typedef struct trf_tune_options {
+    size_t struct_bytes;
+    uint32_t max_m;       /* batches of 1, 2, 3, 4, 6, 8, 12 ... up to this one; default 8192, 2^20 at most */
+    trf_dtype x_dtype;    /* of x for codecs that multiply either type, BF16 (default) or F16; y has x's */
+    trf_tune_fn progress; /* or NULL */
+    void *progress_context;
+} trf_tune_options;
+
+TRF_API void trf_tune_options_init(trf_tune_options *options);
+
+/* Times every path that takes a layer, for each batch, with the weights in no cache of a GPU: the median of 9 calls. Of
+ * layers with one codec, width of symbols and shape the first is measured. layers: [num_layers], of one context, not of
+ * a stack; the device should have nothing else to do. options: NULL for the defaults. Takes device memory for max_m
+ * rows of x, of y, the workspace, and twice the L2 cache; allocates and waits. A batch that no path takes is left out.
+ * Errors: TRF_ERR_CANCELLED; CPU: TRF_ERR_RANS. */
+TRF_API trf_status trf_tuning_measure(trf_device_layer *const *layers, uint32_t num_layers,
+                                      const trf_tune_options *options, trf_tuning **tuning, trf_error *err);
+
+/* As JSON (docs/guide.md), whole or not at all. Errors: TRF_ERR_EXISTS, TRF_ERR_IO. */
+TRF_API trf_status trf_tuning_write(const trf_tuning *tuning, const char *path, int overwrite, trf_error *err);
+
+/* Errors: TRF_ERR_NOT_FOUND, TRF_ERR_IO, TRF_ERR_FORMAT, TRF_ERR_VERSION; messages name the file and the entry. */
+TRF_API trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err);
+TRF_API void trf_tuning_free(trf_tuning *tuning);
+
+/* @return the path that it has for a product: of the layer of the same codec and width of symbols whose shape is the
+ * nearest; TRF_PATH_AUTO if it has none, or for a batch beyond those measured. */
+TRF_API trf_path trf_tuning_path(const trf_tuning *tuning, const trf_device_layer *layer, uint32_t m);
+
+/* Plans with TRF_PATH_AUTO that are made from here on follow the tuning, which is copied; a path that does not take a
+ * product after all gives way. NULL: none any more. Not while other threads use the context. Errors: TRF_ERR_DEVICE
+ * (measured on a device of another name). */
+TRF_API trf_status trf_context_set_tuning(trf_context *context, const trf_tuning *tuning, trf_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,48 @@
+/* A product of one layer, prepared: the handle of that name in transfuse.h. */
+#ifndef TRF_PLAN_H
+#define TRF_PLAN_H
+
+#include "trf_device_layer.h"
+#include "trf_fused_partition.h"
+#include "trf_gemm.h"
+#include "trf_wide_partition.h"
+
+/* Where a two-step product has what in its workspace: the dense weights are at 0. */
+typedef struct trf_two_step_workspace {
+    trf_gemm_shape shape;
+    uint64_t sums, gemm; /* offsets; sums = gemm if there are none */
+} trf_two_step_workspace;
+
+/* What a plan of one device and path knows of its work, beyond what all plans have. */
+typedef union trf_plan_work {
+    trf_fused_partition fused;
+    trf_wide_partition wide;
+    trf_two_step_workspace two_step;
+    int cpu_workers;
+} trf_plan_work;
+
+/* Never changes once it is made. */
+struct trf_plan {
+    trf_device_layer *layer;
+    trf_product product; /* as the caller's operands have it */
+    /* What the device computes: the product of whole tiles. The same, but for a shard that cuts rows of tiles: y is one
+     * of all their rows in the workspace, in F32 and without an epilogue if `product` has one. */
+    trf_product tiles_product;
+    trf_path path;
+    const char *reason; /* as in trf_plan_info */
+    /* The workspace: x of whole tiles, at 0 | y of whole tiles | what the device wants. The first two are there for
+     * shards that cut tiles only. */
+    uint64_t tiles_y, device_workspace;               /* offsets */
+    uint64_t device_workspace_bytes, workspace_bytes; /* of the last part; of all */
+    trf_plan_work work;
+};
+
+/* Whether a layer multiplies m rows of x of one type to y of another. Errors: TRF_ERR_ARGUMENT. */
+trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_dtype, trf_dtype y_dtype,
+                           trf_error *err);
+
+/* Whether a workspace is one of so many bytes, as far as a pointer tells. whose: for the message. Errors:
+ * TRF_ERR_ARGUMENT. */
+trf_status trf_check_workspace(const char *whose, const void *workspace, uint64_t workspace_bytes, trf_error *err);
+
+#endif
