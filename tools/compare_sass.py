@@ -35,7 +35,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # Identifiers of OLD and what they are called in NEW, one a row: functions, types, namespaces, template arguments.
-RENAMES: tuple[tuple[str, str], ...] = ()
+RENAMES: tuple[tuple[str, str], ...] = (
+    ("decode_parts", "decode_edges"),
+    ("expert_edges", "expert_edge_product"),
+    ("linear_edges", "edge_product"),
+    ("probe", "probe_compiled_code"),
+    ("trf_form", "trf_codec_traits"),
+    ("trf_layer_cut", "trf_shard_range"),
+    ("trf_round", "trf_round_sums"),
+    ("trf_store_kind", "trf_store_format"),
+)
 
 # What stands for the memory of a build's files that belongs to no kernel: the sum over all of them.
 MODULES = "(global and constant memory of all files)"
