@@ -21,10 +21,10 @@ assert bench["mode"] == "offload", bench
 assert len(bench["figures"]) == 2 * 2 * 3
 for f in bench["figures"]:
     assert len(f["seconds"]) == 3 and min(f["seconds"]) > 0, f
-    assert f["what"].startswith("packed") == ("ratio" in f), f
+    assert f["what"].startswith("compressed") == ("ratio" in f), f
 by_name = {(f["batch"], f["what"]): f for f in bench["figures"]}
 for batch in 1, 3:
-    none, some = (by_name[batch, f"packed, {stay}"] for stay in ("none stay", "in 0.02 GB"))
+    none, some = (by_name[batch, f"compressed, {stay}"] for stay in ("none stay", "in 0.02 GB"))
     dense, dense_some = (by_name[batch, f"bf16, {stay}"] for stay in ("none stay", "in 0.02 GB"))
     assert dense["bytes"] > none["bytes"] > some["bytes"] > 0, (none, some)
     # The budget holds that much of each, but for its buffers.

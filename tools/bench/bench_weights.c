@@ -1,7 +1,9 @@
-#include "bench.h"
+#include "bench_weights.h"
 
 #include "bench_random.h"
 #include "cli_float.h"
+#include "cli_report.h"
+#include "transfuse/device.h"
 
 #include <math.h>
 #include <string.h>
@@ -69,4 +71,21 @@ void bench_make_source(const float *weights, cli_shape shape, double sigma, trf_
         else
             ((uint8_t *)target)[i] = (uint8_t)code;
     }
+}
+
+int bench_encode(const void *weights, trf_dtype dtype, cli_shape shape, const trf_encode_options *options,
+                 bench_blob *blob) {
+    trf_matrix matrix;
+    trf_error err = {0};
+    trf_matrix_init(&matrix);
+    matrix.weights = weights;
+    matrix.dtype = dtype;
+    matrix.rows = shape.rows;
+    matrix.cols = shape.cols;
+    trf_free(blob->bytes);
+    blob->bytes = NULL;
+    if (!trf_encode_layer(&matrix, options, &blob->bytes, &blob->size, &blob->report, &err))
+        return 0;
+    cli_report_error(&err);
+    return -1;
 }

@@ -1,15 +1,21 @@
-"""Makes runtime/trf_crossovers.inc of tunings: for each layer that was measured, up to which batch the fused path is the fastest, and up to
-which the wide one; the two-step path has the rest.
+"""Makes runtime/trf_crossovers.inc of tunings.
+
+For each layer that was measured it says up to which batch the fused path is the fastest, and up to which the wide one;
+the two-step path has the rest.
 
     python3 tools/bench/crossovers.py 90 docs/performance/2026-11-23-gpu-tuning.json > runtime/trf_crossovers.inc
 
-Arguments: compute capability and tunings (transfuse tune), in turns. Of all pairs of batches that were measured the one with the least
-time over all of them is taken, each batch's times counting by their ratio to its fastest: so noise where paths are alike makes no islands."""
+Arguments: compute capability and tunings (transfuse tune), in turns. Of all pairs of batches that were measured the one
+with the least time over all of them is taken, each batch's times counting by their ratio to its fastest: so noise where
+paths are alike makes no islands.
+"""
 
 import json
 import math
 import sys
 
+HEADING = ("/* Made by tools/bench/crossovers.py: capability; codec, class bits, raw bits, groups, rows, columns; "
+           "batches to which FUSED and WIDE are chosen. */")
 CODECS = {"bf16": "TRF_CODEC_BF16", "fp16": "TRF_CODEC_FP16", "int": "TRF_CODEC_INT", "fp8_e4m3": "TRF_CODEC_E4M3",
           "fp8_e5m2": "TRF_CODEC_E5M2"}
 
@@ -19,6 +25,10 @@ def loss(batch, path):
     return math.log(times[path] / min(times.values())) if path in times else math.inf
 
 
+def path_of(m, fused_to, wide_to):
+    return "fused" if m <= fused_to else "wide" if m <= wide_to else "two-step"
+
+
 def crossovers(batches):
     ends = [0] + [batch["to"] for batch in batches]
     best = (math.inf, 0, 0)
@@ -26,8 +36,7 @@ def crossovers(batches):
         for wide_to in ends:
             if wide_to < fused_to:
                 continue
-            total = sum(loss(batch, "fused" if batch["to"] <= fused_to else "wide" if batch["to"] <= wide_to else "two-step")
-                        for batch in batches)
+            total = sum(loss(batch, path_of(batch["to"], fused_to, wide_to)) for batch in batches)
             best = min(best, (total, fused_to, wide_to))
     return best[1], best[2]
 
@@ -36,14 +45,15 @@ def main():
     arguments = sys.argv[1:]
     if not arguments or len(arguments) % 2:
         sys.exit(__doc__)
-    print("/* Made by tools/bench/crossovers.py: capability; codec, class bits, raw bits, groups, rows, columns; batches to which FUSED and WIDE are chosen. */")
+    print(HEADING)
     for capability, path in zip(arguments[::2], arguments[1::2]):
         with open(path) as file:
             tuning = json.load(file)
         for layer in tuning["layers"]:
             fused_to, wide_to = crossovers(layer["batches"])
-            print(f"{{{capability}, {{{CODECS[layer['codec']]}, {layer['class_bits']}, {layer['raw_bits']}, {int(layer['groups'])}, "
-                  f"{layer['rows']}, {layer['cols']}}}, {fused_to}, {wide_to}}},")
+            numbers = [layer[key] for key in ("class_bits", "raw_bits", "groups", "rows", "cols")]
+            fields = ", ".join(map(str, [CODECS[layer["codec"]], *map(int, numbers)]))
+            print(f"{{{capability}, {{{fields}}}, {fused_to}, {wide_to}}},")
 
 
 main()

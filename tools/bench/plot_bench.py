@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Plots JSON files of `transfuse bench --device cuda`: cuBLASLt's time by ours for each layer, path and batch, and decoding.
+"""Plots JSON files of `transfuse bench --device cuda`.
+
+It shows cuBLASLt's time by ours for each layer, path and batch, and rates of decoding.
 
 Usage: plot_bench.py BENCH.json... [-o bench.png]
 The files are those of --mode layers and batch-sweep. Needs matplotlib.
@@ -11,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 FAVOR_LINES = {"speed": "-", "size": "--"}
+# "ahead" is in older files only.
 PATH_MARKERS = {"fused": "o", "wide": "^", "two-step": "s", "ahead": "x", "auto": "*"}
 
 

@@ -1,0 +1,19 @@
+/* The fastest of the algorithms that cuBLASLt proposes for a product. */
+#ifndef BENCH_CANDIDATES_CUDA_H
+#define BENCH_CANDIDATES_CUDA_H
+
+#include "bench_cublaslt_cuda.h"
+
+/* The product's call number `call` with any candidate. */
+typedef struct bench_candidate_weights {
+    const void *const *weights; /* device: matrices that calls use in turn; [count] */
+    uint32_t count, step;       /* step: from a call to the next */
+    const void *x;
+    void *y;
+} bench_candidate_weights;
+
+/* Times graphs of so many calls with each candidate. @return the fastest one, or -1 after a message. */
+int bench_fastest_candidate(const bench_cublaslt_product *product, const bench_candidate_weights *operands,
+                            uint32_t calls, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,14 @@
+/* Writes a record to files: of its finished subjects, every figure, repeat by repeat. */
+#ifndef BENCH_FILES_H
+#define BENCH_FILES_H
+
+#include "bench_columns.h"
+#include "transfuse.h"
+
+#include <stdio.h>
+
+/* Errors, without a message: TRF_ERR_MEMORY, TRF_ERR_IO. */
+trf_status bench_write_json(const bench_layout *layout, const bench_record *record, FILE *file);
+trf_status bench_write_csv(const bench_layout *layout, const bench_record *record, FILE *file);
+
+#endif

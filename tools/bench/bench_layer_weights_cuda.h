@@ -1,0 +1,17 @@
+/* The weights of a session of --mode layers: compressed, dense, and as plain 8-bit codes. */
+#ifndef BENCH_LAYER_WEIGHTS_CUDA_H
+#define BENCH_LAYER_WEIGHTS_CUDA_H
+
+#include "bench_layer_session_cuda.h"
+
+/* All: @return 0, or -1 after a message. */
+
+/* Encodes the input's weights, uploads copies of the layer, and compares what the device decodes with what the CPU
+ * decodes. Sizes and the number of wrong weights become the figure's details. */
+int bench_add_compressed(bench_layer_session *session, trf_favor favor, bench_figure *figure);
+
+/* Makes dense weights, and codes where there are any, from the first compressed layer and the weights that it was made
+ * of. */
+int bench_add_plain(bench_layer_session *session);
+
+#endif

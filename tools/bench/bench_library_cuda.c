@@ -1,0 +1,25 @@
+#include "bench_library_cuda.h"
+
+#include "cli_report.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+
+void *bench_library_open(const char *name) {
+    char path[sizeof TRF_CUDA_LIBRARY_DIR + 64];
+    snprintf(path, sizeof path, "%s/%s", TRF_CUDA_LIBRARY_DIR, name);
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    return library ? library : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
+int bench_library_find(void *library, const char *name, const bench_library_function *functions, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        void *function = dlsym(library, functions[i].name);
+        if (!function) {
+            cli_fail(TRF_ERR_UNSUPPORTED, "bench: %s has no %s", name, functions[i].name);
+            return -1;
+        }
+        *(void **)functions[i].pointer = function; /* as POSIX has it */
+    }
+    return 0;
+}

@@ -1,0 +1,44 @@
+/* The temporary checkpoint that bench --mode load loads: BF16 weights of each shape, under several names. */
+#ifndef BENCH_LOAD_CHECKPOINT_H
+#define BENCH_LOAD_CHECKPOINT_H
+
+#include "bench_weights.h"
+#include "cli_report.h"
+
+typedef struct bench_checkpoint {
+    const cli_options *options;
+    trf_encode_options encode;
+    cli_shape shapes[CLI_MAX_LIST], table; /* table: what rows are looked up in */
+    int num_shapes, num_layers;            /* num_layers: of all shapes, in turns */
+    float *drawn;                          /* of scale 1, as many as the largest shape has */
+    uint64_t num_drawn;
+    bench_blob blobs[CLI_MAX_LIST]; /* of the shapes */
+    uint64_t largest, total;        /* bytes: of a blob, of all layers */
+    char *directory, *path;
+    trf_checkpoint *opened;
+} bench_checkpoint;
+
+/* All: @return 0, or -1 after a message. */
+
+/* Draws and encodes the weights. checkpoint: zeros but for options. Release with bench_checkpoint_free in either
+ * case. */
+int bench_checkpoint_encode(bench_checkpoint *checkpoint);
+
+/* Writes it to $TMPDIR, or /tmp, and opens it. From here on signals are asked for, not obeyed at once: progress. */
+int bench_checkpoint_write(bench_checkpoint *checkpoint, cli_progress *progress);
+
+/* Closes it and takes the file away. */
+void bench_checkpoint_remove(bench_checkpoint *checkpoint);
+void bench_checkpoint_free(bench_checkpoint *checkpoint);
+
+/* @return whether a signal asks to stop, after a message. */
+int bench_checkpoint_is_stopped(cli_progress *progress);
+
+void bench_checkpoint_name_layer(int layer, char name[32]);
+uint64_t bench_checkpoint_layer_bytes(const bench_checkpoint *checkpoint, int layer);
+
+/* @return BF16 weights of any number, to be released with free: those that were drawn, over and over. NULL after a
+ * message. */
+uint16_t *bench_checkpoint_weights(const bench_checkpoint *checkpoint, uint64_t weights);
+
+#endif

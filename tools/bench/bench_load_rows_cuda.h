@@ -1,0 +1,12 @@
+/* The look-up of rows in a compressed table: the second half of bench --mode load. */
+#ifndef BENCH_LOAD_ROWS_CUDA_H
+#define BENCH_LOAD_ROWS_CUDA_H
+
+#include "bench_device_cuda.h"
+
+/* Times the look-up of single rows in a compressed table against a gather from the plain one. weights: the table's,
+ * BF16 [shape.rows][shape.cols]. @return 0, or -1 after a message. */
+int bench_measure_rows(const bench_task *task, const bench_device *device, cli_shape shape, const uint16_t *weights,
+                       const trf_encode_options *encode);
+
+#endif

@@ -1,0 +1,42 @@
+/* BF16 matrices for the bench modes that need no more: compressed on the host, copied to the device as often as wanted,
+ * and their products in F64. Built only with device code. */
+#ifndef BENCH_MATRIX_CUDA_H
+#define BENCH_MATRIX_CUDA_H
+
+#include "bench_figure.h"
+#include "bench_weights.h"
+
+#include <cuda_runtime_api.h>
+
+typedef struct bench_matrix {
+    cli_shape shape;
+    uint16_t *weights; /* BF16, [rows][cols] */
+    bench_blob blob;
+} bench_matrix;
+
+/* All: @return 0, or -1 after a message. */
+
+/* Draws `count` matrices of one shape, each other weights, and compresses them. matrices: all zero; release each with
+ * bench_matrix_free in either case. */
+int bench_matrix_make(bench_matrix *matrices, uint32_t count, cli_shape shape, const cli_options *options);
+void bench_matrix_free(bench_matrix *matrix);
+
+/* A device layer of the matrix. */
+int bench_matrix_upload(const bench_matrix *matrix, trf_context *context, trf_device_layer **layer);
+
+/* x: device, normal BF16, [rows][cols]; kept: the same on the host, malloc'd. */
+int bench_matrix_draw_x(uint64_t rows, uint32_t cols, void **x, uint16_t **kept);
+
+/* Sums of a relative error. */
+typedef struct bench_error {
+    double energy, difference;
+} bench_error;
+
+/* Adds BF16 y[m][rows] on the device against x . W^T in F64, of a sample of W's rows. x: host, BF16, [m][cols]. */
+int bench_matrix_add_error(const bench_matrix *matrix, const uint16_t *x, uint32_t m, const void *y,
+                           bench_error *error);
+
+/* Adds the figure's detail "error". */
+void bench_error_finish(const bench_error *error, bench_figure *figure);
+
+#endif

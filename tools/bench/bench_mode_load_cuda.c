@@ -1,0 +1,211 @@
+/* transfuse bench --device cuda --mode load: a checkpoint to the device, checked on the way, against copies of the same
+ * bytes that are page-locked already; and the look-up of rows (bench_load_rows_cuda.h).
+ *
+ * The checkpoint is a temporary file, the weights of each shape written under several names; it is in the page cache
+ * when it is loaded. It goes away whatever happens: signals ask the load under way to stop. */
+#include "bench_device_cuda.h"
+#include "bench_load_checkpoint.h"
+#include "bench_load_rows_cuda.h"
+#include "bench_memory.h"
+#include "bench_modes.h"
+#include "bench_table.h"
+#include "cli_cuda.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What is timed, in turns. */
+typedef enum load_case {
+    CASE_PINNED,
+    CASE_LOAD,
+    CASE_TWO_LOADS,
+    CASE_ONE_THREAD,
+    CASE_PAGEABLE,
+    NUM_CASES
+} load_case;
+
+static const struct {
+    const char *name, *against;
+} kCases[NUM_CASES] = {
+    [CASE_PINNED] = {"copy, page-locked", ""},
+    [CASE_LOAD] = {"load", "copy, page-locked"},
+    [CASE_TWO_LOADS] = {"load, 2 layers at once", "copy, page-locked"},
+    [CASE_ONE_THREAD] = {"load, 1 thread", "copy, page-locked"},
+    [CASE_PAGEABLE] = {"copy, pageable", "copy, page-locked"},
+};
+
+typedef struct load_session {
+    const bench_task *task;
+    const bench_device *device;
+    bench_checkpoint checkpoint;
+    trf_device_layer **loaded; /* [num_layers], NULL where there is none */
+    void *pinned, *pageable, *target;
+    cli_progress progress;
+} load_session;
+
+/* ---- what is timed ---- */
+
+static void drop_layers(load_session *s) {
+    for (int i = 0; s->loaded && i < s->checkpoint.num_layers; i++) {
+        trf_device_layer_destroy(s->loaded[i]);
+        s->loaded[i] = NULL;
+    }
+}
+
+/* Layers first, first + step ... . progress: or NULL. */
+static int load_some(load_session *s, int first, int step, int threads, cli_progress *progress) {
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.threads = threads;
+    options.progress = progress ? cli_progress_step : NULL;
+    options.progress_context = progress;
+    for (int i = first; i < s->checkpoint.num_layers; i += step) {
+        char name[32];
+        trf_error err = {0};
+        bench_checkpoint_name_layer(i, name);
+        if (trf_device_layer_load(s->device->context, s->checkpoint.opened, name, &options, &s->loaded[i], &err))
+            return cli_report_error(&err), -1;
+    }
+    return 0;
+}
+
+/* A thread's. @return NULL, or not after a failure. */
+static void *load_odd(void *context) {
+    load_session *s = context;
+    return load_some(s, 1, 2, s->task->options->threads, NULL) ? s : NULL;
+}
+
+static int load_two(load_session *s) {
+    pthread_t thread;
+    void *odd_failed = NULL;
+    if (pthread_create(&thread, NULL, load_odd, s)) {
+        cli_fail(TRF_ERR_MEMORY, "bench: out of memory for a thread");
+        return -1;
+    }
+    const int failed = load_some(s, 0, 2, s->task->options->threads, &s->progress);
+    pthread_join(thread, &odd_failed);
+    return failed || odd_failed ? -1 : 0;
+}
+
+/* The layers' bytes to one place on the device, queued one behind the other. */
+static int copy_all(const load_session *s, const void *from) {
+    for (int i = 0; i < s->checkpoint.num_layers; i++) {
+        const uint64_t bytes = bench_checkpoint_layer_bytes(&s->checkpoint, i);
+        const cudaError_t error =
+            from == s->pinned ? cudaMemcpyAsync(s->target, from, bytes, cudaMemcpyHostToDevice, s->device->stream)
+                              : cudaMemcpy(s->target, from, bytes, cudaMemcpyHostToDevice);
+        if (cli_cuda_check(error, "bench: a copy"))
+            return -1;
+    }
+    return cli_cuda_check(cudaDeviceSynchronize(), "bench: a copy");
+}
+
+static int load_or_copy(load_session *s, load_case which) {
+    switch (which) {
+    case CASE_PINNED:
+        return copy_all(s, s->pinned);
+    case CASE_PAGEABLE:
+        return copy_all(s, s->pageable);
+    case CASE_TWO_LOADS:
+        return load_two(s);
+    default:
+        return load_some(s, 0, 1, which == CASE_LOAD ? s->task->options->threads : 1, &s->progress);
+    }
+}
+
+/* ---- timing ---- */
+
+static int add_figures(const load_session *s, bench_subject *subject, bench_figure *figures[NUM_CASES]) {
+    for (int i = 0; i < NUM_CASES; i++) {
+        figures[i] = bench_add_time(subject, kCases[i].name, kCases[i].against, s->checkpoint.total);
+        if (!figures[i] || bench_figure_begin(figures[i], s->task->options->repeats))
+            return -1;
+    }
+    return 0;
+}
+
+/* figure: NULL: this time does not count. */
+static int time_case(load_session *s, load_case which, bench_figure *figure) {
+    if (bench_checkpoint_is_stopped(&s->progress))
+        return -1;
+    const double start = cli_now();
+    const int failed = load_or_copy(s, which);
+    const double seconds = cli_now() - start;
+    drop_layers(s);
+    if (!failed && figure)
+        bench_figure_take(figure, seconds);
+    return failed;
+}
+
+static int time_cases(load_session *s) {
+    const bench_task *task = s->task;
+    char text[80];
+    snprintf(text, sizeof text, "%d layers, %.2f GB of bf16", s->checkpoint.num_layers,
+             1e-9 * (double)s->checkpoint.total);
+    bench_subject *subject = bench_add_figures_subject(task->record, text, 0);
+    bench_figure *figures[NUM_CASES];
+    if (!subject || add_figures(s, subject, figures))
+        return -1;
+    for (int repeat = -1; repeat < task->options->repeats; repeat++)
+        for (int i = 0; i < NUM_CASES; i++)
+            if (time_case(s, (load_case)i, repeat < 0 ? NULL : figures[i]))
+                return -1;
+    cli_progress_end(&s->progress);
+    bench_print_subject(task->layout, task->record, subject);
+    return 0;
+}
+
+static int make_buffers(load_session *s) {
+    const uint64_t bytes = s->checkpoint.largest;
+    s->loaded = bench_alloc_zeros((uint64_t)s->checkpoint.num_layers, sizeof(trf_device_layer *));
+    s->pageable = bench_alloc(bytes);
+    s->target = cli_cuda_alloc(bytes);
+    if (!s->loaded || !s->pageable || !s->target ||
+        cli_cuda_check(cudaMallocHost(&s->pinned, bytes), "bench: page-locked memory"))
+        return -1;
+    memset(s->pageable, 1, bytes);
+    memset(s->pinned, 1, bytes);
+    return 0;
+}
+
+/* ---- the mode ---- */
+
+static int measure_rows(const load_session *s) {
+    const cli_shape table = s->checkpoint.table;
+    uint16_t *weights = bench_checkpoint_weights(&s->checkpoint, (uint64_t)table.rows * table.cols);
+    const int failed = !weights || bench_measure_rows(s->task, s->device, table, weights, &s->checkpoint.encode);
+    free(weights);
+    return failed;
+}
+
+static int measure_all(load_session *s) {
+    int failed = bench_checkpoint_encode(&s->checkpoint) || make_buffers(s) ||
+                 bench_checkpoint_write(&s->checkpoint, &s->progress) || time_cases(s);
+    bench_checkpoint_remove(&s->checkpoint);
+    drop_layers(s);
+    failed = failed || measure_rows(s);
+    cudaFree(s->target);
+    cudaFreeHost(s->pinned);
+    free(s->pageable);
+    free(s->loaded);
+    bench_checkpoint_free(&s->checkpoint);
+    return failed;
+}
+
+static int measure(const bench_task *task) {
+    bench_device device = {0};
+    load_session session = {.task = task, .device = &device, .checkpoint = {.options = task->options}};
+    const int failed = bench_device_open(&device, task) || measure_all(&session);
+    bench_device_close(&device);
+    return failed ? -1 : 0;
+}
+
+static void set_defaults(cli_options *options) { options->repeats = options->repeats ? options->repeats : 20; }
+
+const bench_mode bench_mode_load_cuda = {
+    .name = "load",
+    .layout = &bench_figures_layout,
+    .set_defaults = set_defaults,
+    .measure = measure,
+};

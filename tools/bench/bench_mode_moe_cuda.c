@@ -1,0 +1,279 @@
+/* transfuse bench --device cuda --mode moe: mixtures of 64 experts, each token routed to 8 of them. One call over
+ * compressed experts (trf_experts_linear), which takes the counts from device memory, against dense BF16 experts whose
+ * counts the host knows: one cuBLASLt call an active expert, in a row and on several streams (that of CUDA 13.0 has no
+ * grouped product), and one grouped product of cuBLAS (bench_cublas_grouped_cuda.h), which is left out where that
+ * library is missing or refuses; and against a plain grouped kernel that takes them from device memory as well
+ * (bench_experts.cu).
+ *
+ * Each call of a graph has other experts: with one token, a graph's calls go through all experts before one is used
+ * again. */
+#include "bench_kernels.h"
+#include "bench_memory.h"
+#include "bench_modes.h"
+#include "bench_moe_session_cuda.h"
+#include "bench_table.h"
+#include "bench_timer_cuda.h"
+#include "cli_cuda.h"
+#include "cli_report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const cli_shape kShapes[] = {{4096, 1536}, {1536, 4096}};
+static const uint32_t kBatches[] = {1, 16};
+
+/* ---- what is timed ---- */
+
+static const uint32_t *offsets_of(const bench_moe_session *s, uint32_t call) {
+    return s->offsets_dev + (uint64_t)call * (BENCH_MOE_EXPERTS + 1);
+}
+
+static int queue_experts(void *context, uint32_t call, cudaStream_t stream) {
+    const bench_moe_session *s = context;
+    trf_error err = {0};
+    if (trf_experts_linear(s->plan, s->x, offsets_of(s, call), s->y, s->workspace, stream, &err) == TRF_OK)
+        return 0;
+    cli_report_error(&err);
+    return -1;
+}
+
+static int queue_dense(void *context, uint32_t call, cudaStream_t stream) {
+    const bench_moe_session *s = context;
+    const bench_experts product = {
+        s->dense_list, offsets_of(s, call), BENCH_MOE_EXPERTS, s->shape.rows, s->shape.cols, s->x, s->y};
+    const uint32_t max_active = s->rows < BENCH_MOE_EXPERTS ? s->rows : BENCH_MOE_EXPERTS;
+    return cli_cuda_check(bench_experts_launch(&product, max_active, stream), "bench: dense experts");
+}
+
+/* One compressed expert after the other, with counts that the host knows. */
+static int queue_layers(void *context, uint32_t call, cudaStream_t stream) {
+    const bench_moe_session *s = context;
+    for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++) {
+        const uint32_t first = s->routes[call].offsets[e], tokens = bench_moe_tokens_of(&s->routes[call], e);
+        if (tokens && bench_plan_queue(&s->plans[e][tokens], bench_moe_row_of(s->x, first, s->shape.cols),
+                                       bench_moe_row_of(s->y, first, s->shape.rows), s->workspace, stream))
+            return -1;
+    }
+    return 0;
+}
+
+/* The n-th expert with tokens runs on stream n % streams; the first one is the caller's. */
+static int queue_cublaslt(const bench_moe_session *s, uint32_t call, uint32_t streams, cudaStream_t stream) {
+    uint32_t turn = 0;
+    int failed = cli_cuda_check(cudaEventRecord(s->fork, stream), "bench: an event");
+    for (uint32_t i = 1; !failed && i < streams; i++)
+        failed = cli_cuda_check(cudaStreamWaitEvent(s->side[i], s->fork, 0), "bench: an event");
+    for (uint32_t e = 0; !failed && e < BENCH_MOE_EXPERTS; e++) {
+        const uint32_t first = s->routes[call].offsets[e], tokens = bench_moe_tokens_of(&s->routes[call], e);
+        const bench_moe_product *p = &s->products[tokens];
+        if (!tokens)
+            continue;
+        const uint32_t at = turn++ % streams;
+        failed = bench_cublaslt_queue_workspace(
+            p->product, p->candidate, s->dense[e], bench_moe_row_of(s->x, first, s->shape.cols),
+            bench_moe_row_of(s->y, first, s->shape.rows), s->lt_workspaces[at], at ? s->side[at] : stream);
+    }
+    for (uint32_t i = 1; !failed && i < streams; i++)
+        failed = cli_cuda_check(cudaEventRecord(s->join[i], s->side[i]), "bench: an event") ||
+                 cli_cuda_check(cudaStreamWaitEvent(stream, s->join[i], 0), "bench: an event");
+    return failed ? -1 : 0;
+}
+
+static int queue_row(void *context, uint32_t call, cudaStream_t stream) {
+    return queue_cublaslt(context, call, 1, stream);
+}
+
+static int queue_4_streams(void *context, uint32_t call, cudaStream_t stream) {
+    return queue_cublaslt(context, call, 4, stream);
+}
+
+static int queue_16_streams(void *context, uint32_t call, cudaStream_t stream) {
+    return queue_cublaslt(context, call, 16, stream);
+}
+
+static int queue_grouped(void *context, uint32_t call, cudaStream_t stream) {
+    const bench_moe_session *s = context;
+    return bench_grouped_queue(s->grouped_calls[call], stream);
+}
+
+typedef struct moe_case {
+    const char *name;
+    bench_queue_fn *queue;
+    int dense, baseline; /* baseline: the fastest of these is what the ratio is of */
+} moe_case;
+
+static const moe_case kCases[] = {
+    {"cuBLASLt, one stream", queue_row, 1, 1},
+    {"cuBLASLt, 4 streams", queue_4_streams, 1, 1},
+    {"cuBLASLt, 16 streams", queue_16_streams, 1, 1},
+    {"cuBLAS grouped", queue_grouped, 1, 1},
+    {"dense grouped kernel", queue_dense, 1, 0},
+    {"layers one by one", queue_layers, 0, 0},
+    {"experts", queue_experts, 0, 0},
+};
+enum {
+    CASES = sizeof kCases / sizeof kCases[0]
+};
+
+/* ---- one batch ---- */
+
+static void warn_left_out(void) { fputs("transfuse: bench: goes on without \"cuBLAS grouped\"\n", stderr); }
+
+/* All calls once before they are captured: cuBLAS may take another kernel for each, and what CUDA loads at a kernel's
+ * first call cannot be captured. @return 0, or -1 after a message: the library does not do it, and what it left of an
+ * error is gone. */
+static int make_grouped_timer(bench_moe_session *s, bench_timer *timer) {
+    const cudaStream_t stream = s->device->stream;
+    int failed = 0;
+    for (uint32_t call = 0; !failed && call < BENCH_MOE_CALLS; call++)
+        failed = queue_grouped(s, call, stream);
+    if (!failed && !bench_timer_make(timer, queue_grouped, s, BENCH_MOE_CALLS, stream))
+        return 0;
+    bench_timer_free(timer);
+    cudaGetLastError(); /* or the next launch that asks would find it */
+    warn_left_out();
+    return -1;
+}
+
+/* Of the last call of the graph that is timed. A call outside of it comes first: if what was captured depends on memory
+ * of the host that a library uses again, that is the other call's by then, and the error shows it. */
+static int measure_error(bench_moe_session *s, const moe_case *c, const bench_timer *timer) {
+    const cudaStream_t stream = s->device->stream;
+    const bench_moe_route *const route = &s->routes[BENCH_MOE_CALLS - 1];
+    bench_error error = {0};
+    if (c->queue(s, 0, stream) || cli_cuda_check(cudaStreamSynchronize(stream), "bench: multiplying") ||
+        cli_cuda_check(cudaMemset(s->y, 0xFF, (uint64_t)s->rows * s->shape.rows * 2), "bench: clearing y") ||
+        cli_cuda_check(cudaDeviceSynchronize(), "bench: clearing y") || bench_timer_run(timer, stream))
+        return -1;
+    for (uint32_t e = 0; e < BENCH_MOE_EXPERTS; e++) {
+        const uint32_t first = route->offsets[e], tokens = bench_moe_tokens_of(route, e);
+        if (tokens &&
+            bench_matrix_add_error(&s->matrices[e % BENCH_MOE_DISTINCT], s->x_host + (uint64_t)first * s->shape.cols,
+                                   tokens, bench_moe_row_of(s->y, first, s->shape.rows), &error))
+            return -1;
+    }
+    bench_error_finish(&error, timer->figure);
+    return 0;
+}
+
+/* Names the fastest baseline as what the others are compared with. cases[i]: what timers[i] is of. */
+static void compare(bench_timer *timers, const moe_case *const *cases, int count) {
+    int best = -1;
+    for (int i = 0; i < count; i++) {
+        bench_figure_finish(timers[i].figure);
+        if (cases[i]->baseline && (best < 0 || timers[i].figure->median < timers[best].figure->median))
+            best = i;
+    }
+    for (int i = 0; i < count; i++)
+        if (i != best)
+            snprintf(timers[i].figure->against, sizeof timers[i].figure->against, "%s", cases[best]->name);
+}
+
+static int make_figure(bench_moe_session *s, bench_subject *subject, const moe_case *c, bench_timer *timer) {
+    const double dense_bytes = 2.0 * s->shape.rows * s->shape.cols, compressed_bytes = (double)s->matrices[0].blob.size;
+    const double bytes = bench_moe_mean_active(s->routes) * (c->dense ? dense_bytes : compressed_bytes);
+    timer->figure = bench_add_time(subject, c->name, "", (uint64_t)bytes);
+    return !timer->figure || measure_error(s, c, timer) ? -1 : 0;
+}
+
+/* timers, cases: [CASES]; count: of those that there are. */
+static int make_cases(bench_moe_session *s, bench_subject *subject, bench_timer *timers, const moe_case **cases,
+                      int *count) {
+    for (int i = 0; i < CASES; i++) {
+        bench_timer *const timer = &timers[*count];
+        if (kCases[i].queue == queue_grouped && (!s->grouped || make_grouped_timer(s, timer)))
+            continue;
+        cases[(*count)++] = &kCases[i];
+        if ((kCases[i].queue != queue_grouped &&
+             bench_timer_make(timer, kCases[i].queue, s, BENCH_MOE_CALLS, s->device->stream)) ||
+            make_figure(s, subject, &kCases[i], timer))
+            return -1;
+    }
+    return 0;
+}
+
+static int measure_batch(const bench_task *task, bench_moe_session *s) {
+    const moe_case *cases[CASES];
+    bench_timer timers[CASES] = {0};
+    int count = 0;
+    char text[80];
+    snprintf(text, sizeof text, "%d experts %ux%u, %.1f active", BENCH_MOE_EXPERTS, s->shape.rows, s->shape.cols,
+             bench_moe_mean_active(s->routes));
+    bench_subject *subject = bench_add_figures_subject(task->record, text, s->batch);
+    const int failed = !subject || make_cases(s, subject, timers, cases, &count) ||
+                       bench_time(timers, (size_t)count, task->options->repeats, s->device->stream);
+    if (!failed) {
+        compare(timers, cases, count);
+        bench_print_subject(task->layout, task->record, subject);
+    }
+    for (int i = 0; i < count; i++)
+        bench_timer_free(&timers[i]);
+    return failed ? -1 : 0;
+}
+
+/* ---- the mode ---- */
+
+static int measure_shape(const bench_task *task, const bench_device *device, bench_grouped *grouped, cli_shape shape) {
+    const cli_options *options = task->options;
+    const uint32_t *batches = options->num_batches ? options->batches : kBatches;
+    const int count = options->num_batches ? options->num_batches : 2;
+    bench_moe_session *s = bench_alloc_zeros(1, sizeof *s);
+    if (!s)
+        return -1;
+    s->options = options;
+    s->device = device;
+    s->shape = shape;
+    s->grouped = grouped;
+    int failed = bench_moe_session_open(s);
+    for (int i = 0; !failed && i < count; i++) {
+        failed = bench_moe_session_begin_batch(s, batches[i]) || measure_batch(task, s);
+        bench_moe_session_end_batch(s);
+    }
+    bench_moe_session_close(s);
+    free(s);
+    return failed ? -1 : 0;
+}
+
+static int check_options(const cli_options *options) {
+    for (int i = 0; i < options->num_batches; i++)
+        if (options->batches[i] > BENCH_MOE_MAX_TOKENS) {
+            cli_fail(TRF_ERR_ARGUMENT, "bench: --mode moe takes batches up to %d", BENCH_MOE_MAX_TOKENS);
+            return -1;
+        }
+    for (int i = 0; i < options->num_layers; i++)
+        if (options->layers[i].rows % 16 || options->layers[i].cols % 32) {
+            cli_fail(TRF_ERR_ARGUMENT, "bench: --mode moe takes multiples of 16 rows and 32 columns");
+            return -1;
+        }
+    return 0;
+}
+
+static int measure_all(const bench_task *task, const bench_device *device) {
+    const cli_options *options = task->options;
+    const cli_shape *shapes = options->num_layers ? options->layers : kShapes;
+    const int count = options->num_layers ? options->num_layers : 2;
+    bench_grouped *grouped = bench_grouped_open();
+    if (!grouped)
+        warn_left_out();
+    int failed = 0;
+    for (int i = 0; !failed && i < count; i++)
+        failed = measure_shape(task, device, grouped, shapes[i]);
+    bench_grouped_close(grouped);
+    return failed;
+}
+
+static int measure(const bench_task *task) {
+    bench_device device = {0};
+    const int failed = check_options(task->options) || bench_device_open(&device, task) || measure_all(task, &device);
+    bench_device_close(&device);
+    return failed ? -1 : 0;
+}
+
+static void set_defaults(cli_options *options) { options->repeats = options->repeats ? options->repeats : 20; }
+
+const bench_mode bench_mode_moe_cuda = {
+    .name = "moe",
+    .layout = &bench_figures_layout,
+    .set_defaults = set_defaults,
+    .measure = measure,
+};

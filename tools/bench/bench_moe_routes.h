@@ -1,0 +1,27 @@
+/* Which experts tokens go to in --mode moe: 64 experts, of which each token has 8. */
+#ifndef BENCH_MOE_ROUTES_H
+#define BENCH_MOE_ROUTES_H
+
+#include <stdint.h>
+
+enum {
+    BENCH_MOE_EXPERTS = 64,
+    BENCH_MOE_ROUTED = 8, /* experts of a token */
+    BENCH_MOE_CALLS = 16  /* of a graph, each with a route of its own */
+};
+
+/* Which tokens an expert has, in one call: offsets[e] to offsets[e + 1] - 1. */
+typedef struct bench_moe_route {
+    uint32_t offsets[BENCH_MOE_EXPERTS + 1];
+} bench_moe_route;
+
+/* One token: the calls go through all experts before one is used again. More: each token has experts at random. Always
+ * the same. */
+void bench_moe_make_routes(bench_moe_route routes[BENCH_MOE_CALLS], uint32_t tokens);
+
+uint32_t bench_moe_tokens_of(const bench_moe_route *route, uint32_t expert);
+
+/* @return how many experts have tokens, on the average over all calls. */
+double bench_moe_mean_active(const bench_moe_route routes[BENCH_MOE_CALLS]);
+
+#endif

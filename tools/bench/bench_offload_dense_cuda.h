@@ -1,0 +1,26 @@
+/* Uncompressed layers that are offloaded to pinned host memory: what `bench --mode offload` compares with. As trf_stack
+ * does it, in order alone: layers that stay are spread evenly, the others take two buffers in turns, neighbours that
+ * fit share one, and copies run ahead on a stream of their own. */
+#ifndef BENCH_OFFLOAD_DENSE_CUDA_H
+#define BENCH_OFFLOAD_DENSE_CUDA_H
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+typedef struct bench_offload_dense bench_offload_dense;
+
+/* images: pinned, [count], of bytes[i] each, multiples of 256; outlive it. budget: of device memory; below two of the
+ * largest layers it is taken for that. @return NULL after a message. */
+bench_offload_dense *bench_offload_dense_make(void *const *images, const uint64_t *bytes, uint32_t count,
+                                              uint64_t budget);
+void bench_offload_dense_free(bench_offload_dense *dense); /* waits for the device; NULL is allowed */
+
+uint64_t bench_offload_dense_offloaded_bytes(const bench_offload_dense *dense);
+uint32_t bench_offload_dense_resident(const bench_offload_dense *dense);
+
+/* Layers are used in order, over and over, on one stream: begin, queue what reads the weights, end. begin: @return
+ * where they lie, NULL after a message. end: 0, or -1 after a message. */
+const void *bench_offload_dense_begin(bench_offload_dense *dense, uint32_t layer, cudaStream_t stream);
+int bench_offload_dense_end(bench_offload_dense *dense, uint32_t layer, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,58 @@
+#include "bench_table.h"
+
+#include <stdio.h>
+
+static void print_padded(int first, int width, const char *text) { printf("%s%*s", first ? "" : " ", width, text); }
+
+void bench_print_heading(const bench_layout *layout, const bench_record *record) {
+    layout->print_heading(record);
+    for (int i = 0; i < layout->num_columns; i++)
+        print_padded(i == 0, layout->columns[i].width, layout->columns[i].title);
+    for (int i = 0; layout->batch_column && i < record->num_batches; i++) {
+        char title[64];
+        snprintf(title, sizeof title, "%s %6u", layout->batch_column->title, record->batches[i]);
+        print_padded(0, layout->batch_column->width, title);
+    }
+    putchar('\n');
+    fflush(stdout);
+}
+
+/* @return whether the row goes on. */
+static int print_cell(const bench_row *row, const bench_column *column, int first) {
+    char buffer[128];
+    const char *text = column->cell(row, buffer, sizeof buffer);
+    if (text)
+        print_padded(first, column->width, text);
+    return text != NULL;
+}
+
+static void print_row(const bench_layout *layout, bench_row *row) {
+    const char *reason = row->figure ? row->figure->reason : NULL;
+    const int count = reason ? layout->num_label_columns : layout->num_columns;
+    int goes_on = 1;
+    for (int i = 0; goes_on && i < count; i++)
+        goes_on = print_cell(row, &layout->columns[i], i == 0);
+    for (int i = 0; goes_on && layout->batch_column && i < row->record->num_batches; i++) {
+        row->batch = row->record->batches[i];
+        goes_on = print_cell(row, layout->batch_column, 0);
+    }
+    if (reason)
+        printf(" (%s)", reason);
+    putchar('\n');
+    if (row->figure && row->figure->note[0])
+        printf("    %s\n", row->figure->note);
+}
+
+void bench_print_subject(const bench_layout *layout, const bench_record *record, bench_subject *subject) {
+    bench_finish_subject(subject);
+    if (layout->batch_column) {
+        print_row(layout, &(bench_row){.record = record, .subject = subject});
+    } else {
+        for (size_t i = 0; i < subject->num_figures; i++) {
+            const bench_figure *figure = subject->figures[i];
+            if (figure->num_values || figure->reason)
+                print_row(layout, &(bench_row){.record = record, .subject = subject, .figure = figure});
+        }
+    }
+    fflush(stdout);
+}

@@ -1,0 +1,12 @@
+/* Prints a record's table, subject by subject as they are finished. */
+#ifndef BENCH_TABLE_H
+#define BENCH_TABLE_H
+
+#include "bench_columns.h"
+
+void bench_print_heading(const bench_layout *layout, const bench_record *record);
+
+/* Finishes the subject first. */
+void bench_print_subject(const bench_layout *layout, const bench_record *record, bench_subject *subject);
+
+#endif

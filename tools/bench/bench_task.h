@@ -1,0 +1,30 @@
+/* A mode of the bench, which is what --mode names: one file each, bench_mode_MODE.c, and an entry of bench_modes.c. */
+#ifndef BENCH_TASK_H
+#define BENCH_TASK_H
+
+#include "bench_columns.h"
+#include "cli_options.h"
+
+/* What a mode is given. */
+typedef struct bench_task {
+    const char *mode; /* its name */
+    const bench_layout *layout;
+    const cli_options *options;
+    trf_context *context; /* NULL: the CPU is measured */
+    bench_record *record;
+} bench_task;
+
+typedef struct bench_mode {
+    const char *name;
+    const bench_layout *layout;
+    void (*set_defaults)(cli_options *options);
+
+    /* Describes the environment, prints the heading, and measures; prints each subject when it is finished. @return 0,
+     * or -1 after a message. */
+    int (*measure)(const bench_task *task);
+
+    /* Once files are written. @return CLI_OK, or another status after a message. NULL: always CLI_OK. */
+    cli_exit (*verdict)(const bench_record *record);
+} bench_mode;
+
+#endif
