@@ -7,6 +7,7 @@
  *
  * Shared memory: kWarps * TRF_EDGE_SEGMENT_ELEMENTS * 2 = 17,408 bytes, and 32. What binds is latency: a warp is one
  * slab's chain of states. */
+#include "trf_decode_launch.h"
 #include "trf_device_value.h"
 #include "trf_edge_warp.cuh"
 
