@@ -34,7 +34,7 @@ static void assemble_by_codec(const trf_assembly *assembly, const assembly_const
         assemble_slab(k, io, scratch, c, TRF_OUT_CODE, 3);
         break;
     default:
-        assemble_slab(k, io, scratch, c, TRF_OUT_WIDE_CODE, 0);
+        assemble_slab(k, io, scratch, c, TRF_OUT_PLANE8_CODE, 0);
         break;
     }
 }

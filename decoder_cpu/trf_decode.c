@@ -13,8 +13,8 @@
 void trf_decode_table_init(trf_decode_table *table, const trf_blob_view *view) {
     uint32_t slot = 0;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
-        for (uint32_t bias = 0; bias < view->frequency[s]; bias++)
-            table->slots[slot++] = trf_slot_entry(view->frequency[s], bias, s);
+        for (uint32_t slot_offset = 0; slot_offset < view->frequency[s]; slot_offset++)
+            table->slots[slot++] = trf_slot_entry(view->frequency[s], slot_offset, s);
 }
 
 /* ---- the choice of a decoder ---- */

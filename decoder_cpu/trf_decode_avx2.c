@@ -53,9 +53,10 @@ INLINE void renormalize(const rans_constants *k, lane_states *lanes, int downwar
 INLINE void step(const rans_constants *k, lane_states *lanes, int downwards) {
     __m256i entry = _mm256_i32gather_epi32(k->slots, _mm256_and_si256(lanes->x, k->slot_mask), 4);
     __m256i frequency = _mm256_and_si256(entry, k->twelve_bits);
-    __m256i bias = _mm256_and_si256(_mm256_srli_epi32(entry, 12), k->twelve_bits);
+    __m256i slot_offset = _mm256_and_si256(_mm256_srli_epi32(entry, 12), k->twelve_bits);
     lanes->symbols = _mm256_or_si256(_mm256_slli_epi32(lanes->symbols, 8), _mm256_srli_epi32(entry, 24));
-    lanes->x = _mm256_add_epi32(_mm256_mullo_epi32(frequency, _mm256_srl_epi32(lanes->x, k->probability_bits)), bias);
+    lanes->x =
+        _mm256_add_epi32(_mm256_mullo_epi32(frequency, _mm256_srl_epi32(lanes->x, k->probability_bits)), slot_offset);
     renormalize(k, lanes, downwards);
 }
 
@@ -80,9 +81,9 @@ INLINE int lanes_end_well(const rans_constants *k, const lane_states lanes[REGIS
 }
 
 /* @return whether the slab's rANS streams end where they must. */
-static int decode_symbols(const trf_tile_context *context, const trf_slab_view *slab, trf_simd_scratch *scratch) {
-    const trf_header *header = &context->view->header;
-    const rans_constants k = {(const int *)context->table->slots,
+static int decode_symbols(const trf_tile_decoder *decoder, const trf_slab_view *slab, trf_simd_scratch *scratch) {
+    const trf_header *header = &decoder->view->header;
+    const rans_constants k = {(const int *)decoder->table->slots,
                               _mm256_set1_epi32((1 << header->probability_bits) - 1),
                               _mm256_set1_epi32((1 << header->state_bits) - 1), _mm256_set1_epi32(0xFFF),
                               _mm_cvtsi32_si128(header->probability_bits)};
@@ -213,7 +214,7 @@ INLINE __m256i read_field(const field_strip *field, uint32_t half, int moved) {
 /* All that a strip's halves share. */
 typedef struct strip_sources {
     const uint32_t *symbols[2]; /* of the first and the second eight weights of each lane */
-    const uint8_t *wide;        /* the strip's vectors of an 8-bit plane */
+    const uint8_t *plane8;      /* the strip's vectors of an 8-bit plane */
     const uint8_t *col_offset;
     field_strip field[TRF_MAX_FIELDS];
 } strip_sources;
@@ -224,7 +225,7 @@ INLINE strip_sources begin_strip(const assembly_constants *k, const trf_slab_io 
     strip_sources from;
     from.symbols[0] = scratch->symbols[class_bits == 2 ? strip : 2 * strip];
     from.symbols[1] = scratch->symbols[class_bits == 2 ? strip : 2 * strip + 1];
-    from.wide = chunk + TRF_LANE_VECTORS_BYTES * (strip % TRF_CHUNK_STRIPS);
+    from.plane8 = chunk + TRF_LANE_VECTORS_BYTES * (strip % TRF_CHUNK_STRIPS);
     from.col_offset = scratch->offsets.col[strip];
     for (uint32_t i = 0; i < num_fields; i++)
         from.field[i] = begin_field(&k->field[i], chunk, strip % TRF_CHUNK_STRIPS);
@@ -244,28 +245,29 @@ INLINE __m256i read_classes(const assembly_constants *k, const strip_sources *fr
 
 /* Register pairs 0 and 1 of two lanes of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
 INLINE void assemble(const assembly_constants *k, const strip_sources *from, uint32_t half, __m256i row_offset,
-                     uint32_t class_bits, trf_assembly_out out, uint32_t num_fields, __m256i pair[2]) {
+                     uint32_t class_bits, trf_assembly_out out, uint32_t num_fields, __m256i element_pairs[2]) {
     __m256i classes = read_classes(k, from, half, class_bits), bytes = _mm256_shuffle_epi8(k->low, classes);
     for (uint32_t i = 0; i < num_fields; i++)
         bytes = _mm256_or_si256(bytes, read_field(&from->field[i], half, i > 0));
     if (out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_BYTE)
         bytes = _mm256_add_epi8(bytes, _mm256_add_epi8(row_offset, load_32(from->col_offset + 32 * (half % 2))));
-    __m256i wide = out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_WIDE_CODE ? load_32(from->wide + 32 * half) : bytes;
+    __m256i plane8 =
+        out == TRF_OUT_UNDER_PLANE || out == TRF_OUT_PLANE8_CODE ? load_32(from->plane8 + 32 * half) : bytes;
     const __m256i low_byte = _mm256_set1_epi16(0xFF);
     if (out == TRF_OUT_UNDER_PLANE) {
         const __m256i mask = _mm256_set1_epi32((int)0x807F807Fu);
         const __m256i rotate =
             _mm256_broadcastsi128_si256(_mm_set_epi8(12, 15, 14, 13, 8, 11, 10, 9, 4, 7, 6, 5, 0, 3, 2, 1));
-        pair[0] = select_bits(mask, wide, _mm256_slli_epi32(bytes, 7));
-        pair[1] = select_bits(mask, _mm256_shuffle_epi8(wide, rotate), _mm256_srli_epi32(bytes, 1));
+        element_pairs[0] = select_bits(mask, plane8, _mm256_slli_epi32(bytes, 7));
+        element_pairs[1] = select_bits(mask, _mm256_shuffle_epi8(plane8, rotate), _mm256_srli_epi32(bytes, 1));
     } else if (out == TRF_OUT_BYTE) {
         bytes = _mm256_or_si256(_mm256_srli_epi32(bytes, 1), _mm256_slli_epi32(bytes, 31));
-        pair[0] = _mm256_and_si256(bytes, low_byte);
-        pair[1] = _mm256_srli_epi16(bytes, 8);
+        element_pairs[0] = _mm256_and_si256(bytes, low_byte);
+        element_pairs[1] = _mm256_srli_epi16(bytes, 8);
     } else {
         __m256i high = _mm256_shuffle_epi8(k->high, classes);
-        pair[0] = _mm256_add_epi16(select_bits(low_byte, wide, _mm256_slli_epi16(high, 8)), k->origin);
-        pair[1] = _mm256_add_epi16(select_bits(low_byte, _mm256_srli_epi16(wide, 8), high), k->origin);
+        element_pairs[0] = _mm256_add_epi16(select_bits(low_byte, plane8, _mm256_slli_epi16(high, 8)), k->origin);
+        element_pairs[1] = _mm256_add_epi16(select_bits(low_byte, _mm256_srli_epi16(plane8, 8), high), k->origin);
     }
 }
 
@@ -273,18 +275,18 @@ INLINE void assemble(const assembly_constants *k, const strip_sources *from, uin
 INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
                           uint32_t class_bits, trf_assembly_out out, uint32_t num_fields) {
     const size_t stride = io->stride;
-    const int two_blocks = io->blocks == 2;
+    const int two_row_blocks = io->row_blocks == 2;
     for (uint32_t strip = 0; strip < io->strips; strip += 2) {
         const strip_sources from[2] = {begin_strip(k, io, scratch, strip, class_bits, num_fields),
                                        begin_strip(k, io, scratch, strip + 1, class_bits, num_fields)};
-        uint16_t *columns = io->elements + strip * (two_blocks ? 16 : 32);
+        uint16_t *columns = io->elements + strip * (two_row_blocks ? 16 : 32);
         for (uint32_t half = 0; half < HALVES; half++) {
             __m256i row_offset = broadcast_16(scratch->offsets.row[half / 2]), a[2], b[2];
             assemble(k, &from[0], half, row_offset, class_bits, out, num_fields, a);
             assemble(k, &from[1], half, row_offset, class_bits, out, num_fields, b);
             for (uint32_t i = 0; i < 2; i++) {
                 uint16_t *to = columns + (half / 2 + 8 * i) * stride + 16 * (half % 2);
-                if (two_blocks) {
+                if (two_row_blocks) {
                     _mm256_storeu_si256((__m256i *)to, _mm256_unpacklo_epi64(a[i], b[i]));
                     _mm256_storeu_si256((__m256i *)(to + 16 * stride), _mm256_unpackhi_epi64(a[i], b[i]));
                 } else {
@@ -298,21 +300,21 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, co
 
 #include "trf_assemble_slab_body.h"
 
-static uint32_t decode_slabs(const trf_tile_context *context, const trf_slab_view *slabs, uint32_t num_slabs,
+static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
     trf_simd_scratch memory[TRF_MAX_SLABS_PER_BAND]; /* slabs above each other share their columns' offsets */
     trf_assembly assembly;
     assembly_constants constants;
-    trf_assembly_init(&assembly, context);
+    trf_assembly_init(&assembly, decoder);
     make_constants(&assembly, &constants);
     for (uint32_t s = 0; s < num_slabs; s++) {
-        const uint32_t across = context->shape.slabs_per_band;
+        const uint32_t across = decoder->shape.slabs_per_band;
         const trf_slab_view *slab = &slabs[s], *above = s >= across ? slab - across : NULL;
         trf_simd_scratch *scratch = &memory[s % across];
-        if (!decode_symbols(context, slab, scratch))
+        if (!decode_symbols(decoder, slab, scratch))
             return s;
         trf_assembly_gather_offsets(&assembly, slab, above, &scratch->offsets);
-        trf_slab_io io = trf_slab_io_begin(context->view, slab, scratch, elements, stride);
+        trf_slab_io io = trf_slab_io_begin(decoder->view, slab, scratch, elements, stride);
         assemble_by_codec(&assembly, &constants, &io, scratch);
         trf_slab_io_finish(&io, slab, elements, stride);
     }

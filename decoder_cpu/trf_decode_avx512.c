@@ -47,9 +47,10 @@ INLINE void renormalize(const rans_constants *k, lane_states *lanes) {
 INLINE void step(const rans_constants *k, lane_states *lanes) {
     __m512i entry = _mm512_i32gather_epi32(_mm512_and_si512(lanes->x, k->slot_mask), k->slots, 4);
     __m512i frequency = _mm512_and_si512(entry, k->twelve_bits);
-    __m512i bias = _mm512_and_si512(_mm512_srli_epi32(entry, 12), k->twelve_bits);
+    __m512i slot_offset = _mm512_and_si512(_mm512_srli_epi32(entry, 12), k->twelve_bits);
     lanes->symbols = _mm512_shldi_epi32(lanes->symbols, entry, 8);
-    lanes->x = _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srl_epi32(lanes->x, k->probability_bits)), bias);
+    lanes->x =
+        _mm512_add_epi32(_mm512_mullo_epi32(frequency, _mm512_srl_epi32(lanes->x, k->probability_bits)), slot_offset);
     renormalize(k, lanes);
 }
 
@@ -97,10 +98,10 @@ INLINE int lanes_end_well(const rans_constants *k, const lane_states lanes[2]) {
 }
 
 /* Decodes `count` (1 or 2, a constant) slabs of the same shape. @return the number of the first bad one, or count. */
-INLINE uint32_t decode_symbols(const trf_tile_context *context, const trf_slab_view *slabs,
+INLINE uint32_t decode_symbols(const trf_tile_decoder *decoder, const trf_slab_view *slabs,
                                trf_simd_scratch *const *scratch, const int count) {
-    const trf_header *header = &context->view->header;
-    const rans_constants k = {(const int *)context->table->slots,
+    const trf_header *header = &decoder->view->header;
+    const rans_constants k = {(const int *)decoder->table->slots,
                               _mm512_set1_epi32((1 << header->probability_bits) - 1),
                               _mm512_set1_epi32(1 << header->state_bits), _mm512_set1_epi32(0xFFF),
                               _mm_cvtsi32_si128(header->probability_bits)};
@@ -205,7 +206,7 @@ INLINE __m512i insert_field(const field_strip *field, uint32_t quartet, __m512i 
 /* All that a strip's eight quartets share. */
 typedef struct strip_sources {
     const uint32_t *symbols[2]; /* of the first and the second eight weights of each lane */
-    const uint8_t *wide;        /* the strip's vectors of an 8-bit plane */
+    const uint8_t *plane8;      /* the strip's vectors of an 8-bit plane */
     __m512i col_offset;
     field_strip field[TRF_MAX_FIELDS];
 } strip_sources;
@@ -216,7 +217,7 @@ INLINE strip_sources begin_strip(const assembly_constants *k, const trf_slab_io 
     strip_sources from;
     from.symbols[0] = scratch->symbols[class_bits == 2 ? strip : 2 * strip];
     from.symbols[1] = scratch->symbols[class_bits == 2 ? strip : 2 * strip + 1];
-    from.wide = chunk + TRF_LANE_VECTORS_BYTES * (strip % TRF_CHUNK_STRIPS);
+    from.plane8 = chunk + TRF_LANE_VECTORS_BYTES * (strip % TRF_CHUNK_STRIPS);
     from.col_offset = _mm512_load_si512(scratch->offsets.col[strip]);
     for (uint32_t i = 0; i < num_fields; i++)
         from.field[i] = begin_field(&k->field[i], chunk, strip % TRF_CHUNK_STRIPS);
@@ -225,7 +226,7 @@ INLINE strip_sources begin_strip(const assembly_constants *k, const trf_slab_io 
 
 /* Register pairs 0 and 1 of one quartet of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
 INLINE void assemble(const assembly_constants *k, const strip_sources *from, uint32_t quartet, __m512i row_offset,
-                     trf_assembly_out out, uint32_t num_fields, __m512i pair[2]) {
+                     trf_assembly_out out, uint32_t num_fields, __m512i element_pairs[2]) {
     const __m512i spread = _mm512_set_epi32(19, 19, 3, 3, 18, 18, 2, 2, 17, 17, 1, 1, 16, 16, 0, 0);
     __m512i symbols[2];
     for (int i = 0; i < 2; i++)
@@ -237,42 +238,42 @@ INLINE void assemble(const assembly_constants *k, const strip_sources *from, uin
         bytes = insert_field(&from->field[i], quartet, bytes);
     if (out == TRF_OUT_UNDER_PLANE) {
         const __m512i mask = _mm512_set1_epi32((int)0x807F807Fu);
-        __m512i wide = _mm512_loadu_si512(from->wide + 64 * quartet);
+        __m512i plane8 = _mm512_loadu_si512(from->plane8 + 64 * quartet);
         bytes = _mm512_add_epi8(bytes, _mm512_add_epi8(row_offset, from->col_offset));
-        pair[0] = SELECT(mask, wide, _mm512_slli_epi32(bytes, 7));
-        pair[1] = SELECT(mask, _mm512_ror_epi32(wide, 8), _mm512_srli_epi32(bytes, 1));
+        element_pairs[0] = SELECT(mask, plane8, _mm512_slli_epi32(bytes, 7));
+        element_pairs[1] = SELECT(mask, _mm512_ror_epi32(plane8, 8), _mm512_srli_epi32(bytes, 1));
         return;
     }
     const __m512i low_byte = _mm512_set1_epi16(0xFF);
     if (out == TRF_OUT_BYTE) {
         bytes = _mm512_ror_epi32(_mm512_add_epi8(bytes, _mm512_add_epi8(row_offset, from->col_offset)), 1);
-        pair[0] = _mm512_and_si512(bytes, low_byte);
-        pair[1] = _mm512_srli_epi16(bytes, 8);
+        element_pairs[0] = _mm512_and_si512(bytes, low_byte);
+        element_pairs[1] = _mm512_srli_epi16(bytes, 8);
         return;
     }
-    if (out == TRF_OUT_WIDE_CODE)
-        bytes = _mm512_loadu_si512(from->wide + 64 * quartet);
+    if (out == TRF_OUT_PLANE8_CODE)
+        bytes = _mm512_loadu_si512(from->plane8 + 64 * quartet);
     __m512i high = _mm512_permutexvar_epi8(classes, k->high);
-    pair[0] = _mm512_add_epi16(SELECT(low_byte, bytes, _mm512_slli_epi16(high, 8)), k->origin);
-    pair[1] = _mm512_add_epi16(SELECT(low_byte, _mm512_srli_epi16(bytes, 8), high), k->origin);
+    element_pairs[0] = _mm512_add_epi16(SELECT(low_byte, bytes, _mm512_slli_epi16(high, 8)), k->origin);
+    element_pairs[1] = _mm512_add_epi16(SELECT(low_byte, _mm512_srli_epi16(bytes, 8), high), k->origin);
 }
 
 /* Second pass over a slab, two strips at a time so that each store is 64 bytes of a row. */
 INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
                           uint32_t class_bits, trf_assembly_out out, uint32_t num_fields) {
     const size_t stride = io->stride;
-    const int two_blocks = io->blocks == 2;
+    const int two_row_blocks = io->row_blocks == 2;
     for (uint32_t strip = 0; strip < io->strips; strip += 2) {
         const strip_sources from[2] = {begin_strip(k, io, scratch, strip, class_bits, num_fields),
                                        begin_strip(k, io, scratch, strip + 1, class_bits, num_fields)};
-        uint16_t *row = io->elements + strip * (two_blocks ? 16 : 32);
+        uint16_t *row = io->elements + strip * (two_row_blocks ? 16 : 32);
         for (uint32_t quartet = 0; quartet < TRF_LANE_QUARTETS; quartet++, row += stride) {
             __m512i row_offset = broadcast_16(scratch->offsets.row[quartet]), a[2], b[2];
             assemble(k, &from[0], quartet, row_offset, out, num_fields, a);
             assemble(k, &from[1], quartet, row_offset, out, num_fields, b);
             for (int i = 0; i < 2; i++) {
                 uint16_t *to = row + 8 * (size_t)i * stride;
-                if (two_blocks) {
+                if (two_row_blocks) {
                     _mm512_storeu_si512(to, _mm512_unpacklo_epi64(a[i], b[i]));
                     _mm512_storeu_si512(to + 16 * stride, _mm512_unpackhi_epi64(a[i], b[i]));
                 } else {
@@ -287,29 +288,29 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, co
 #include "trf_assemble_slab_body.h"
 
 static int have_one_shape(const trf_slab_view slabs[2]) {
-    return slabs[0].shape.blocks == slabs[1].shape.blocks && slabs[0].shape.steps == slabs[1].shape.steps;
+    return slabs[0].shape.row_blocks == slabs[1].shape.row_blocks && slabs[0].shape.steps == slabs[1].shape.steps;
 }
 
-static uint32_t decode_slabs(const trf_tile_context *context, const trf_slab_view *slabs, uint32_t num_slabs,
+static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
     trf_simd_scratch memory[2], *const scratch[2] = {&memory[0], &memory[1]};
     const trf_slab_view *previous[2] = {NULL, NULL};
     trf_assembly assembly;
     assembly_constants constants;
-    trf_assembly_init(&assembly, context);
+    trf_assembly_init(&assembly, decoder);
     make_constants(&assembly, &constants);
     for (uint32_t s = 0, count; s < num_slabs; s += count) {
         /* Two at a time, so that one's gathers hide the other's latency. */
         count = s + 1 < num_slabs && have_one_shape(slabs + s) ? 2 : 1;
-        uint32_t good = count == 2 ? decode_symbols(context, slabs + s, scratch, 2)
-                                   : decode_symbols(context, slabs + s, scratch, 1);
+        uint32_t good = count == 2 ? decode_symbols(decoder, slabs + s, scratch, 2)
+                                   : decode_symbols(decoder, slabs + s, scratch, 1);
         if (good < count)
             return s + good;
         for (uint32_t i = 0; i < count; i++) {
             const trf_slab_view *slab = &slabs[s + i];
             trf_assembly_gather_offsets(&assembly, slab, previous[i], &scratch[i]->offsets);
             previous[i] = slab;
-            trf_slab_io io = trf_slab_io_begin(context->view, slab, scratch[i], elements, stride);
+            trf_slab_io io = trf_slab_io_begin(decoder->view, slab, scratch[i], elements, stride);
             assemble_by_codec(&assembly, &constants, &io, scratch[i]);
             trf_slab_io_finish(&io, slab, elements, stride);
         }

@@ -22,16 +22,16 @@ static void renormalize(const trf_slab_view *slab, trf_lane_reader *reader, uint
 }
 
 /* Decodes the classes of all weights of a lane. */
-static trf_lane_reader decode_classes(const trf_tile_context *context, const trf_slab_view *slab, uint32_t lane,
+static trf_lane_reader decode_classes(const trf_tile_decoder *decoder, const trf_slab_view *slab, uint32_t lane,
                                       uint32_t pair_begin, uint8_t *classes) {
-    const trf_header *header = &context->view->header;
+    const trf_header *header = &decoder->view->header;
     const uint32_t c = header->class_bits, p = header->probability_bits, state_bits = header->state_bits;
     const uint32_t weights = trf_lane_weights(slab->shape), pair_words = slab->pair_words[lane % TRF_LANE_PAIRS];
     trf_lane_reader reader = {slab->start_states[lane], trf_lane_first_word(lane, pair_begin, pair_words),
                               trf_lane_word_stride(lane), 0};
     renormalize(slab, &reader, state_bits);
     for (uint32_t i = 0; i < weights; i += 8 / c) {
-        uint32_t entry = context->table->slots[trf_state_slot(reader.x, p)];
+        uint32_t entry = decoder->table->slots[trf_state_slot(reader.x, p)];
         for (uint32_t q = 0; q < 8 / c; q++)
             classes[i + q] = (uint8_t)(trf_entry_symbol(entry) >> (c * q) & ((1u << c) - 1));
         reader.x = trf_state_advance(reader.x, entry, p);
@@ -66,36 +66,36 @@ static uint32_t read_raw(const trf_blob_view *view, const trf_slab_view *slab, u
 }
 
 /* The element of a class and raw bits at (row, col) of the tile: FORMAT.md section 5. */
-static uint16_t join(const trf_tile_context *context, uint32_t class_, uint32_t raw, uint32_t row, uint32_t col) {
-    const trf_blob_view *view = context->view;
+static uint16_t join(const trf_tile_decoder *decoder, uint32_t class_, uint32_t raw, uint32_t row, uint32_t col) {
+    const trf_blob_view *view = decoder->view;
     const uint32_t codec = view->header.codec, class_bits = view->header.class_bits;
     int32_t value = view->extension.class_value[class_];
     if (!trf_codec_is_float(codec))
         return (uint16_t)(value + (int32_t)raw);
     int32_t exponent = value + (class_bits == 2 ? (int32_t)trf_raw_low2(codec, raw) : 0);
     exponent += view->extension.exponent_offset;
-    if (context->predictor_mode & TRF_PREDICT_ROW)
-        exponent += view->row_offsets[context->shape.row + row];
-    if (context->predictor_mode & TRF_PREDICT_COL)
-        exponent += view->col_offsets[context->shape.col + col];
+    if (decoder->predictor_mode & TRF_PREDICT_ROW)
+        exponent += view->row_offsets[decoder->shape.row + row];
+    if (decoder->predictor_mode & TRF_PREDICT_COL)
+        exponent += view->col_offsets[decoder->shape.col + col];
     return (uint16_t)trf_float_element(codec, class_bits, raw, (uint32_t)exponent & view->fields.max_exponent);
 }
 
 /* @return whether the slab's rANS streams end where they must. */
-static int decode_slab(const trf_tile_context *context, const trf_slab_view *slab, uint16_t *elements, size_t stride) {
+static int decode_slab(const trf_tile_decoder *decoder, const trf_slab_view *slab, uint16_t *elements, size_t stride) {
     uint32_t taken[TRF_LANE_PAIRS] = {0}, pair_begin = 0;
     int good = 1;
     for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
         if (lane == TRF_LANE_PAIRS)
             pair_begin = 0;
         uint8_t classes[TRF_MAX_LANE_WEIGHTS];
-        trf_lane_reader end = decode_classes(context, slab, lane, pair_begin, classes);
+        trf_lane_reader end = decode_classes(decoder, slab, lane, pair_begin, classes);
         for (uint32_t i = 0; i < trf_lane_weights(slab->shape); i++) {
             uint32_t row = slab->row + trf_lane_row(slab->shape, lane, i);
             uint32_t col = slab->col + trf_lane_col(slab->shape, lane, i);
-            elements[row * stride + col] = join(context, classes[i], read_raw(context->view, slab, lane, i), row, col);
+            elements[row * stride + col] = join(decoder, classes[i], read_raw(decoder->view, slab, lane, i), row, col);
         }
-        good &= end.x == 1u << context->view->header.state_bits;
+        good &= end.x == 1u << decoder->view->header.state_bits;
         taken[lane % TRF_LANE_PAIRS] += end.taken;
         pair_begin += slab->pair_words[lane % TRF_LANE_PAIRS];
     }
@@ -104,10 +104,10 @@ static int decode_slab(const trf_tile_context *context, const trf_slab_view *sla
     return good;
 }
 
-static uint32_t decode_slabs(const trf_tile_context *context, const trf_slab_view *slabs, uint32_t num_slabs,
+static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
     uint32_t s = 0;
-    while (s < num_slabs && decode_slab(context, &slabs[s], elements, stride))
+    while (s < num_slabs && decode_slab(decoder, &slabs[s], elements, stride))
         s++;
     return s;
 }

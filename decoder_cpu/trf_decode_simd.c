@@ -16,16 +16,16 @@ static uint32_t lay_out_fields(trf_assembly *assembly, const trf_blob_view *view
         wider += width;
     }
     if (view->header.codec == TRF_CODEC_E4M3 && assembly->num_fields == 2) {
-        const trf_assembly_field wide = assembly->field[0], narrow = assembly->field[1];
+        const trf_assembly_field plane8 = assembly->field[0], narrow = assembly->field[1];
         assembly->field[0] = (trf_assembly_field){narrow.offset, narrow.width, 0};
-        assembly->field[1] = (trf_assembly_field){wide.offset, wide.width, narrow.width};
+        assembly->field[1] = (trf_assembly_field){plane8.offset, plane8.width, narrow.width};
     }
     return shift;
 }
 
 static void lay_out_codes(trf_assembly *assembly, const trf_blob_view *view) {
     const uint32_t raw_bits = view->header.raw_bits;
-    assembly->out = raw_bits == 8 ? TRF_OUT_WIDE_CODE : TRF_OUT_CODE;
+    assembly->out = raw_bits == 8 ? TRF_OUT_PLANE8_CODE : TRF_OUT_CODE;
     assembly->origin = (uint16_t)view->extension.class_value[0];
     for (uint32_t k = 0; k < 16; k++) {
         assembly->low[k] = (uint8_t)(k << raw_bits);
@@ -33,8 +33,8 @@ static void lay_out_codes(trf_assembly *assembly, const trf_blob_view *view) {
     }
 }
 
-void trf_assembly_init(trf_assembly *assembly, const trf_tile_context *context) {
-    const trf_blob_view *view = context->view;
+void trf_assembly_init(trf_assembly *assembly, const trf_tile_decoder *decoder) {
+    const trf_blob_view *view = decoder->view;
     memset(assembly, 0, sizeof *assembly);
     assembly->class_bits = view->header.class_bits;
     const uint32_t field_bits = lay_out_fields(assembly, view);
@@ -49,13 +49,13 @@ void trf_assembly_init(trf_assembly *assembly, const trf_tile_context *context) 
         assembly->low[k] = (uint8_t)((uint32_t)view->extension.class_value[k] << shift);
     /* Emax + 1 divides 256 >> shift, so bytes wrap around as exponents do. */
     const int32_t layer = view->extension.exponent_offset;
-    assembly->by_row = context->predictor_mode & TRF_PREDICT_ROW;
-    assembly->by_col = context->predictor_mode & TRF_PREDICT_COL;
+    assembly->by_row = decoder->predictor_mode & TRF_PREDICT_ROW;
+    assembly->by_col = decoder->predictor_mode & TRF_PREDICT_COL;
     assembly->layer_offset = (uint8_t)((uint32_t)layer << shift);
-    for (uint32_t i = 0; assembly->by_row && i < context->shape.coded_rows; i++)
-        assembly->row_offset[i] = (uint8_t)((uint32_t)(layer + view->row_offsets[context->shape.row + i]) << shift);
-    for (uint32_t i = 0; assembly->by_col && i < context->shape.coded_cols; i++)
-        assembly->col_offset[i] = (uint8_t)((uint32_t)view->col_offsets[context->shape.col + i] << shift);
+    for (uint32_t i = 0; assembly->by_row && i < decoder->shape.coded_rows; i++)
+        assembly->row_offset[i] = (uint8_t)((uint32_t)(layer + view->row_offsets[decoder->shape.row + i]) << shift);
+    for (uint32_t i = 0; assembly->by_col && i < decoder->shape.coded_cols; i++)
+        assembly->col_offset[i] = (uint8_t)((uint32_t)view->col_offsets[decoder->shape.col + i] << shift);
 }
 
 void trf_assembly_gather_offsets(const trf_assembly *assembly, const trf_slab_view *slab, const trf_slab_view *previous,
@@ -68,7 +68,8 @@ void trf_assembly_gather_offsets(const trf_assembly *assembly, const trf_slab_vi
         for (uint32_t b = 0; b < 16; b++)
             offsets->row[quartet][b] =
                 assembly->row_offset[slab->row + trf_lane_row(slab->shape, 4 * quartet, trf_byte_weight(b))];
-    if (!assembly->by_col || (previous && previous->shape.blocks == slab->shape.blocks && previous->col == slab->col))
+    if (!assembly->by_col ||
+        (previous && previous->shape.row_blocks == slab->shape.row_blocks && previous->col == slab->col))
         return;
     const uint32_t weights = trf_lane_weights(slab->shape);
     for (uint32_t i = 0; i < weights; i += TRF_STRIP_WEIGHTS)
@@ -115,7 +116,7 @@ trf_slab_io trf_slab_io_begin(const trf_blob_view *view, const trf_slab_view *sl
                       .last_chunk = scratch->last_chunk,
                       .chunk_bytes = trf_chunk_offset(view->header.raw_bits, 1),
                       .full_chunks = weights / TRF_CHUNK_WEIGHTS,
-                      .blocks = slab->shape.blocks,
+                      .row_blocks = slab->shape.row_blocks,
                       .strips = (weights + two_strips - 1) / two_strips * 2,
                       .elements = elements + slab->row * stride + slab->col,
                       .stride = stride,
@@ -134,7 +135,7 @@ void trf_slab_io_finish(const trf_slab_io *io, const trf_slab_view *slab, uint16
     if (!io->copy)
         return;
     const uint32_t in_pairs = 32 * (slab->shape.steps / 2);
-    for (uint32_t row = 0; row < TRF_FRAGMENT_SIZE * slab->shape.blocks; row++) {
+    for (uint32_t row = 0; row < TRF_FRAGMENT_SIZE * slab->shape.row_blocks; row++) {
         const uint16_t *from = io->elements + row * io->stride;
         uint16_t *to = elements + (slab->row + row) * stride + slab->col;
         memcpy(to, from, 2 * in_pairs);

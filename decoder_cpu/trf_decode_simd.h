@@ -19,7 +19,7 @@ typedef enum trf_assembly_out {
     TRF_OUT_UNDER_PLANE, /* bf16, fp16: bits 14:7 of the element; an 8-bit plane has sign and bits 6:0 */
     TRF_OUT_BYTE,        /* fp8: the element rotated left by a bit, with another weight's sign */
     TRF_OUT_CODE,        /* int: its low byte, the high one from a look-up too, class_value[0] to be added */
-    TRF_OUT_WIDE_CODE,   /* int with 8 raw bits: the byte is zero, the low byte an 8-bit plane */
+    TRF_OUT_PLANE8_CODE, /* int with 8 raw bits: the byte is zero, the low byte an 8-bit plane */
 } trf_assembly_out;
 
 enum {
@@ -75,13 +75,13 @@ typedef struct trf_simd_scratch {
 typedef struct trf_slab_io {
     const uint8_t *raw, *last_chunk;
     uint32_t chunk_bytes, full_chunks; /* behind those comes last_chunk, if there is one more */
-    uint32_t blocks, strips;           /* strips: even */
+    uint32_t row_blocks, strips;       /* strips: even */
     uint16_t *elements;                /* of the slab's first weight */
     size_t stride;
     int copy; /* elements is scratch->rows, from where trf_slab_io_finish copies them */
 } trf_slab_io;
 
-void trf_assembly_init(trf_assembly *assembly, const trf_tile_context *context);
+void trf_assembly_init(trf_assembly *assembly, const trf_tile_decoder *decoder);
 
 /* Sets scratch->offsets for one slab. previous: the slab that it was last called for, or NULL. */
 void trf_assembly_gather_offsets(const trf_assembly *assembly, const trf_slab_view *slab, const trf_slab_view *previous,

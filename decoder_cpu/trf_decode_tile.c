@@ -64,23 +64,24 @@ trf_status trf_decode_tile_by_slabs(trf_decode_slabs_fn *decode_slabs, const trf
                                     const trf_decode_table *table, uint64_t tile, const uint8_t *tile_bytes,
                                     uint16_t *elements, size_t stride, trf_error *err) {
     const trf_tile_meta *meta = &view->tiles[tile];
-    trf_tile_context context = {view, table, trf_tile_shape_of(&view->header, tile, meta->coding),
+    trf_tile_decoder decoder = {view, table, trf_tile_shape_of(&view->header, tile, meta->coding),
                                 meta->predictor_mode};
     trf_slab_view slabs[TRF_MAX_SLABS_PER_TILE];
-    uint32_t num_slabs = context.shape.slabs, slivers = 0;
+    uint32_t num_slabs = decoder.shape.slabs, slivers = 0;
     for (uint32_t s = 0; s < num_slabs; s++) {
-        const trf_slab_location location = trf_locate_slab(&context.shape, tile_bytes, s, view->header.raw_bits);
-        slabs[s] = view_slab(&context.shape, s, &location, tile_bytes);
+        const trf_slab_location location = trf_locate_slab(&decoder.shape, tile_bytes, s, view->header.raw_bits);
+        slabs[s] = view_slab(&decoder.shape, s, &location, tile_bytes);
         slivers = location.end;
     }
     if (num_slabs) {
-        uint32_t bad = decode_slabs(&context, slabs, num_slabs, elements, stride);
+        uint32_t bad = decode_slabs(&decoder, slabs, num_slabs, elements, stride);
         if (bad < num_slabs)
             return trf_fail(err, TRF_ERR_RANS, meta->data_offset,
-                            "tile %llu slab %u: a stream does not end where it must", (unsigned long long)tile, bad);
+                            "tile %llu slab %u: a lane's rANS stream does not end where it must",
+                            (unsigned long long)tile, bad);
     }
     for (uint32_t s = 0; s < num_slabs; s++)
         write_exceptions(&slabs[s], elements, stride);
-    copy_slivers(view, &context.shape, tile_bytes + slivers, elements, stride);
+    copy_slivers(view, &decoder.shape, tile_bytes + slivers, elements, stride);
     return TRF_OK;
 }

@@ -19,12 +19,12 @@ typedef struct trf_slab_view {
 } trf_slab_view;
 
 /* What decoding a tile needs to know. */
-typedef struct trf_tile_context {
+typedef struct trf_tile_decoder {
     const trf_blob_view *view;
     const trf_decode_table *table;
     trf_tile_shape shape;
     uint32_t predictor_mode;
-} trf_tile_context;
+} trf_tile_decoder;
 
 /* Decodes the coded region's elements, exceptions not yet written. elements, stride: as trf_decode_tile_fn.
  *
@@ -33,7 +33,7 @@ typedef struct trf_tile_context {
  * is good if and only if every lane ends in state 2^L and both lanes of every pair together have taken pair_words
  * words. As long as the sum is not exceeded, no lane has left its pair; once it is, no later word can bring it back.
  * @return the number of the first bad slab, or num_slabs. */
-typedef uint32_t trf_decode_slabs_fn(const trf_tile_context *context, const trf_slab_view *slabs, uint32_t num_slabs,
+typedef uint32_t trf_decode_slabs_fn(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,
                                      uint16_t *elements, size_t stride);
 
 /* A trf_decode_tile_fn around decode_slabs. */

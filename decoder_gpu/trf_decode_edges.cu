@@ -2,7 +2,7 @@
  * slabs.
  *
  * A block takes a band of 32 rows and, with its fellows in y, the band's columns of tiles; a warp takes a column of
- * tiles at a time, and stages its edges in shared memory in segments of 1024 weights, from which rows are written
+ * tiles at a time, and decodes its edges to shared memory in segments of 1024 weights, from which rows are written
  * coalesced. Where a tile has no edges, which is nearly everywhere, the warp goes on after two loads.
  *
  * Shared memory: kWarps * TRF_EDGE_SEGMENT_ELEMENTS * 2 = 17,408 bytes, and 32. What binds is latency: a warp is one
@@ -16,14 +16,14 @@ namespace {
 constexpr uint32_t kWarps = 8;
 constexpr uint32_t kEnoughBlocks = 4096; /* beyond that, more blocks only take longer to find nothing */
 
-/* Writes a staged segment. */
+/* Writes a decoded segment. */
 __device__ void write_segment(const trf_device_view &view, trf_decode_as as, const trf_edge &edge,
-                              const trf_edge_segment &segment, const uint16_t *staged, uint32_t lane, void *weights) {
+                              const trf_edge_segment &segment, const uint16_t *decoded, uint32_t lane, void *weights) {
     const uint32_t bytes = trf_device_value_bytes(&view, as);
     for (uint32_t r = segment.row0; r < segment.row1; r++)
         for (uint32_t c = lane; c < segment.cols; c += TRF_LANES) {
             const uint32_t row = edge.tile.row + edge.band_row + r, col = edge.tile.col + segment.col + c;
-            const uint32_t bits = trf_device_value(&view, as, staged[r * segment.pitch + c], row, col);
+            const uint32_t bits = trf_device_value(&view, as, decoded[r * segment.pitch + c], row, col);
             trf_device_value_store(weights, bytes, (uint64_t)row * view.cols + col, bits);
         }
 }
@@ -43,7 +43,7 @@ __device__ void write_corrupt(const trf_device_view &view, trf_decode_as as, con
 __global__ void __launch_bounds__(kWarps *TRF_LANES)
     decode_edges(const __grid_constant__ trf_device_view view, trf_decode_as as, void *weights, uint32_t first,
                  uint32_t end) {
-    __shared__ uint16_t staged[kWarps][TRF_EDGE_SEGMENT_ELEMENTS];
+    __shared__ uint16_t decoded[kWarps][TRF_EDGE_SEGMENT_ELEMENTS];
     __shared__ int16_t class_value[16];
     const uint32_t band = blockIdx.x, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     if (threadIdx.x < 16)
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
             const uint32_t segments = trf_edge_segments(&edge);
 #pragma unroll 1
             for (uint32_t segment = 0; segment < segments; segment++) {
-                trf_warp_edge_stage(edge, view, class_value, segment, lane, staged[warp]);
-                write_segment(view, as, edge, trf_edge_segment_at(&edge, segment), staged[warp], lane, weights);
+                trf_warp_decode_segment(edge, view, class_value, segment, lane, decoded[warp]);
+                write_segment(view, as, edge, trf_edge_segment_at(&edge, segment), decoded[warp], lane, weights);
             }
             if (!trf_warp_edge_verdict(edge, view, lane)) {
                 __syncwarp(); /* behind the writes of all lanes */

@@ -18,13 +18,13 @@ constexpr uint32_t kBlocksEach = 8;                    /* of a multiprocessor, b
 
 /* Asks for the raw bits of a row's four lanes: of full chunks, in which they lie side by side in vectors of four words
  * a lane. */
-__device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const trf_row_segment &segment,
+__device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const trf_row_crossing &crossing,
                                              uint32_t quarter) {
-    const uint32_t row = segment.row % TRF_SLAB_ROWS, lane = TRF_ROW_LANES * (row % 8), each = view.raw_bits / 2;
-    const trf_slab_shape shape = trf_slab_shape_from(&segment.tile, segment.row - row, segment.col);
+    const uint32_t row = crossing.row % TRF_SLAB_ROWS, lane = TRF_ROW_LANES * (row % 8), each = view.raw_bits / 2;
+    const trf_slab_shape shape = trf_slab_shape_from(&crossing.tile, crossing.row - row, crossing.col);
     const uint32_t vectors = trf_lane_weights(shape) / TRF_CHUNK_WEIGHTS * each;
     for (uint32_t g = quarter; g < vectors; g += TRF_ROW_LANES)
-        trf_prefetch_l2(view.blob + segment.raw + trf_chunk_offset(view.raw_bits, g / each) +
+        trf_prefetch_l2(view.blob + crossing.raw + trf_chunk_offset(view.raw_bits, g / each) +
                         trf_plane_word_offset(4 * each, lane, 4 * (g % each)));
 }
 
@@ -35,21 +35,21 @@ __device__ __forceinline__ void decode_row(const trf_device_view &view, const ui
                                            uint32_t slab_col, uint32_t lane, const trf_row_target &target) {
     const uint32_t quarter = lane % TRF_ROW_LANES;
     const bool is_there = slab_col < view.num_slab_cols;
-    trf_row_segment segment = {};
+    trf_row_crossing crossing = {};
     bool good = true;
     if (is_there && (id < 0 || id >= shard.rows)) {
         trf_row_fill(&view, slab_col, quarter, &target);
     } else if (is_there) {
-        segment = trf_row_segment_at(&view, shard.row + (uint32_t)id, slab_col);
-        if (segment.coded_cols && trf_row_is_wanted(&segment, &target))
-            prefetch_raw(view, segment, quarter);
-        good = trf_row_decode(&view, slots, class_value, &segment, quarter, &target);
+        crossing = trf_row_crossing_at(&view, shard.row + (uint32_t)id, slab_col);
+        if (crossing.coded_cols && trf_row_is_wanted(&crossing, &target))
+            prefetch_raw(view, crossing, quarter);
+        good = trf_row_decode(&view, slots, class_value, &crossing, quarter, &target);
     }
     const uint32_t bad = __ballot_sync(kAllLanes, !good) >> (lane - quarter) & 0xF;
     if (bad) {
-        trf_row_spoil_lane(&view, &segment, quarter, &target);
+        trf_row_spoil_lane(&view, &crossing, quarter, &target);
         if (quarter == 0)
-            trf_record_fault(view, segment.index);
+            trf_record_fault(view, crossing.index);
     }
 }
 

@@ -1,25 +1,25 @@
-/* The launch of the kernel that decodes a layer's regular slabs, as trf_choose_store_geometry chooses it. */
+/* The launch of the kernel that decodes a layer's regular slabs, as trf_choose_decode_kernel chooses it. */
 #include "trf_decode_launch.h"
 #include "trf_decode_slabs.cuh"
 #include "trf_kernel_limits.cuh"
 
 namespace {
 
-trf_store_kernel kernel_of(const trf_device_view *view, trf_store_format format, bool default_p) {
-    const uint32_t bytes = trf_store_bytes(format);
+trf_write_kernel kernel_of(const trf_device_view *view, trf_write_format format, bool default_p) {
+    const uint32_t bytes = trf_write_bytes(format);
     switch (view->codec) {
     case TRF_CODEC_BF16:
-        return trf_store_kernel_bf16(view->class_bits, bytes, default_p);
+        return trf_write_kernel_bf16(view->class_bits, bytes, default_p);
     case TRF_CODEC_FP16:
-        return trf_store_kernel_fp16(view->class_bits, default_p);
+        return trf_write_kernel_fp16(view->class_bits, default_p);
     case TRF_CODEC_INT:
-        return trf_store_kernel_int(view->class_bits, bytes, default_p);
+        return trf_write_kernel_int(view->class_bits, bytes, default_p);
     default:
-        return trf_store_kernel_fp8(view->codec, view->class_bits, bytes, default_p);
+        return trf_write_kernel_fp8(view->codec, view->class_bits, bytes, default_p);
     }
 }
 
-int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, int multiprocessors,
+int launch(trf_write_kernel kernel, const trf_write_args &args, uint32_t warps, int multiprocessors,
            trf_stream stream) {
     cudaFuncAttributes attributes = {};
     cudaError_t error = trf_allow_all_shared((const void *)kernel, &attributes);
@@ -33,7 +33,7 @@ int launch(trf_store_kernel kernel, const trf_store_args &args, uint32_t warps, 
 
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,
                             void *weights, trf_stream stream) {
-    trf_store_args args = {};
+    trf_write_args args = {};
     args.regular_cols = trf_regular_slab_cols(view);
     args.slabs = view->rows / TRF_SLAB_ROWS * args.regular_cols;
     if (args.slabs == 0)
@@ -46,12 +46,12 @@ int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits 
         error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error != cudaSuccess)
         return error;
-    args.format = trf_store_format_of(view, as);
-    const uint32_t bytes = trf_store_bytes(args.format), vector_bytes = bytes == 1 ? 8 : 16;
+    args.format = trf_write_format_of(view, as);
+    const uint32_t bytes = trf_write_bytes(args.format), vector_bytes = bytes == 1 ? 8 : 16;
     const bool aligned = (uint64_t)view->cols * bytes % vector_bytes == 0 && (uintptr_t)weights % vector_bytes == 0;
-    trf_store_geometry chosen;
-    if (!trf_choose_store_geometry(view, traits, args.format, args.slabs, aligned, (uint32_t)multiprocessors,
-                                   shared_bytes, &chosen))
+    trf_decode_choice chosen;
+    if (!trf_choose_decode_kernel(view, traits, args.format, args.slabs, aligned, (uint32_t)multiprocessors,
+                                  shared_bytes, &chosen))
         return trf_launch_decode_slabs_general(view, as, weights, stream);
     args.view = *view;
     args.weights = weights;

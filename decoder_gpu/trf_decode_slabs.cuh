@@ -14,7 +14,7 @@
  * two steps a lane has 8 neighbouring columns of four rows, which are 16 bytes of each for 16-bit weights; the four
  * lanes of a row have 64 bytes. Memory takes 64 bytes at a time at 88 % of the rate of 256 at a time, so warps gather
  * those of eight steps in shared memory first, where there is space for it and work enough for the fewer warps that it
- * leaves (trf_store_geometry.c):
+ * leaves (trf_decode_choice.c):
  *
  *     steps       0, 1       2, 3       4, 5       6, 7
  *     row 0   | 64 bytes | 64 bytes | 64 bytes | 64 bytes |   ->  256 bytes of row 0 of the band: lanes 0 to 15
@@ -32,19 +32,19 @@
 #ifndef TRF_DECODE_SLABS_CUH
 #define TRF_DECODE_SLABS_CUH
 
+#include "trf_decode_choice.h"
 #include "trf_slab_walk.cuh"
-#include "trf_store_geometry.h"
 
 /* By value to every kernel of the family. */
-struct trf_store_args {
+struct trf_write_args {
     trf_device_view view;
     trf_smem_layout smem;
     void *weights;         /* [rows][cols] */
     uint32_t regular_cols; /* columns of slabs that are regular, at least 1 */
     uint32_t slabs;        /* entries of whole bands in them */
     trf_decode_as as;
-    trf_store_format format;
-    trf_store_method method;
+    trf_write_format format;
+    trf_write_method method;
 };
 
 /* ---- stores: a lane's columns of one row ---- */
@@ -80,11 +80,11 @@ template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8
 
 /* ---- the sink of a walk ---- */
 
-/* kBytes: of a weight, as stored. kMayGather: whether a.method may be TRF_STORE_GATHERED. */
-template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
-    static constexpr uint32_t kCodec = Traits::kCodec;
-    static constexpr bool kScales = Traits::kInt && kBytes != 1;
-    const trf_store_args &a;
+/* kBytes: of a weight, as stored. kMayGather: whether a.method may be TRF_WRITE_GATHERED. */
+template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
+    static constexpr uint32_t kCodec = Codec::kCodec;
+    static constexpr bool kScales = Codec::kInt && kBytes != 1;
+    const trf_write_args &a;
     uint32_t lane;
     uint64_t row_bytes;
     uint32_t gather;                      /* the warp's TRF_GATHER_BYTES, a shared address */
@@ -94,14 +94,14 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     uint32_t col;                         /* that column, in the layer */
     bool odd;                             /* the second of two steps is at hand */
     bool has_offsets, has_col_offsets;    /* of the slab at hand */
-    uint32_t row_offsets[TRF_STORE_ROWS]; /* D and the row's, as trf_exponent_offsets */
+    uint32_t row_offsets[TRF_WRITE_ROWS]; /* D and the row's, as trf_exponent_offsets */
     uint2 col_offsets;                    /* of the lane's 8 columns */
-    uint32_t kept[2 * TRF_STORE_ROWS];    /* what the first of two steps gave: kBytes words a row, none with 4 */
+    uint32_t kept[2 * TRF_WRITE_ROWS];    /* what the first of two steps gave: kBytes words a row, none with 4 */
     uint32_t row;                         /* lane's first, in the layer */
     uint32_t scale_end;                   /* first column beyond the scales at hand */
-    float scale[TRF_STORE_ROWS];
+    float scale[TRF_WRITE_ROWS];
 
-    __device__ __forceinline__ trf_store_sink(const trf_store_args &args, uint32_t lane_, uint32_t gather_)
+    __device__ __forceinline__ trf_write_sink(const trf_write_args &args, uint32_t lane_, uint32_t gather_)
         : a(args), lane(lane_), row_bytes((uint64_t)args.view.cols * kBytes), gather(gather_), kept(), scale() {}
 
     /* ---- exponent offsets and scales ---- */
@@ -110,13 +110,13 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
         uint32_t mode = 0;
         if (a.view.row_offsets || a.view.col_offsets)
             mode = __ldg(&a.view
-                              .tiles[(uint64_t)(walk.band / TRF_BANDS_PER_TILE) * a.view.num_tile_cols +
+                              .tiles[(uint64_t)(walk.unit / TRF_BANDS_PER_TILE) * a.view.num_tile_cols +
                                      walk.col * a.view.slab_cols / TRF_TILE_SIZE]
                               .predictor_mode);
         has_offsets = mode || a.view.exponent_offset;
         has_col_offsets = mode & TRF_PREDICT_COL;
 #pragma unroll
-        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
             const int32_t by_row = mode & TRF_PREDICT_ROW ? __ldg(a.view.row_offsets + row + 8 * r) : 0;
             const int32_t offset = a.view.exponent_offset + by_row;
             row_offsets[r] = trf_exponent_offsets(kCodec, offset, offset);
@@ -126,7 +126,7 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     /* All eight columns of a lane are in one scale group. */
     __device__ __forceinline__ void load_scales() {
 #pragma unroll
-        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
+        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++)
             scale[r] = trf_device_scale(&a.view, row + 8 * r, col);
         scale_end =
             a.view.scale_group_size ? (col / a.view.scale_group_size + 1) * a.view.scale_group_size : 0xFFFFFFFFu;
@@ -139,20 +139,20 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     __device__ __forceinline__ void prefetch_slab(const trf_walk &) {}
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
-        row = walk.band * TRF_SLAB_ROWS + trf_store_row(lane, 0);
-        col = walk.col * a.view.slab_cols + trf_store_col(lane, 0);
+        row = walk.unit * TRF_SLAB_ROWS + trf_write_row(lane, 0);
+        col = walk.col * a.view.slab_cols + trf_write_col(lane, 0);
         to = (uint8_t *)a.weights + row * row_bytes + (uint64_t)col * kBytes;
-        gathered_to = (uint8_t *)a.weights + (uint64_t)walk.band * TRF_SLAB_ROWS * row_bytes +
+        gathered_to = (uint8_t *)a.weights + (uint64_t)walk.unit * TRF_SLAB_ROWS * row_bytes +
                       (uint64_t)walk.col * a.view.slab_cols * kBytes;
         gathered = 0;
         scale_end = col;
-        if (!Traits::kInt)
+        if (!Codec::kInt)
             load_row_offsets(walk);
     }
 
     __device__ __forceinline__ void begin_step_pair(int) {
         odd = false;
-        if (!Traits::kInt && has_col_offsets)
+        if (!Codec::kInt && has_col_offsets)
             col_offsets = __ldg(reinterpret_cast<const uint2 *>(a.view.col_offsets + col));
         if (kScales && col >= scale_end)
             load_scales();
@@ -160,7 +160,7 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
         trf_step_elements(kCodec, a.view.class_value[0], reg);
-        if (!Traits::kInt && has_offsets) {
+        if (!Codec::kInt && has_offsets) {
             if (has_col_offsets)
                 trf_step_offsets(kCodec, row_offsets, 1, odd ? col_offsets.y : col_offsets.x, reg);
             else
@@ -169,11 +169,11 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     }
 
     /* The element as it is listed. */
-    __device__ __forceinline__ uint32_t exception_value(uint32_t, uint32_t record, const trf_walk &) const {
-        return trf_exception_element(record);
+    __device__ __forceinline__ uint32_t exception_value(uint32_t, uint32_t exception, const trf_walk &) const {
+        return trf_exception_element(exception);
     }
 
-    __device__ __forceinline__ bool gathers() const { return kMayGather && a.method == TRF_STORE_GATHERED; }
+    __device__ __forceinline__ bool gathers() const { return kMayGather && a.method == TRF_WRITE_GATHERED; }
 
     /* What was gathered goes to memory. */
     __device__ __forceinline__ void flush() {
@@ -192,13 +192,13 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
 
     /* The words of the lane's four rows, at `at` bytes from its place in each. */
     template <class Words> __device__ __forceinline__ void put_rows(const Words *words, uint32_t at) const {
-        if (a.method == TRF_STORE_SCALAR) {
+        if (a.method == TRF_WRITE_SCALAR) {
 #pragma unroll
-            for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
+            for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++)
                 trf_put_words<kBytes>(to + 8 * r * row_bytes + at, words[r]);
         } else {
 #pragma unroll
-            for (uint32_t r = 0; r < TRF_STORE_ROWS; r++)
+            for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++)
                 trf_put(to + 8 * r * row_bytes + at, words[r]);
         }
     }
@@ -206,18 +206,18 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     /* Puts 16-bit weights beside those that are gathered already. */
     __device__ __forceinline__ void gather_rows(const uint4 *words) const {
         const uint32_t first =
-            gather + trf_gather_at(trf_store_row(lane, 0), gathered + kBytes * trf_store_col(lane, 0));
+            gather + trf_gather_at(trf_write_row(lane, 0), gathered + kBytes * trf_write_col(lane, 0));
 #pragma unroll
-        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) /* 8 rows on, the order is the same */
+        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) /* 8 rows on, the order is the same */
             trf_sts128(first + 8 * r * TRF_GATHER_ROW_BYTES, words[r]);
     }
 
     /* reg: the elements of a step. */
     __device__ __forceinline__ void step_of_1(const uint32_t *reg) {
-        uint2 words[TRF_STORE_ROWS];
+        uint2 words[TRF_WRITE_ROWS];
 #pragma unroll
-        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
-            const uint32_t word = trf_store_four_bytes(reg[trf_row_register(r, 0)], reg[trf_row_register(r, 1)]);
+        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
+            const uint32_t word = trf_write_four_bytes(reg[trf_row_register(r, 0)], reg[trf_row_register(r, 1)]);
             words[r] = make_uint2(kept[r], word);
             kept[r] = word;
         }
@@ -226,11 +226,11 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     }
 
     __device__ __forceinline__ void step_of_2(const uint32_t *reg) {
-        uint4 words[TRF_STORE_ROWS];
+        uint4 words[TRF_WRITE_ROWS];
 #pragma unroll
-        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
-            const uint32_t first = trf_store_two(kCodec, a.format, reg[trf_row_register(r, 0)], scale[r]),
-                           second = trf_store_two(kCodec, a.format, reg[trf_row_register(r, 1)], scale[r]);
+        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
+            const uint32_t first = trf_write_two(kCodec, a.format, reg[trf_row_register(r, 0)], scale[r]),
+                           second = trf_write_two(kCodec, a.format, reg[trf_row_register(r, 1)], scale[r]);
             words[r] = make_uint4(kept[2 * r], kept[2 * r + 1], first, second);
             kept[2 * r] = first;
             kept[2 * r + 1] = second;
@@ -242,13 +242,13 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
     }
 
     __device__ __forceinline__ void step_of_4(const uint32_t *reg) {
-        uint4 words[TRF_STORE_ROWS];
+        uint4 words[TRF_WRITE_ROWS];
 #pragma unroll
-        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
             const uint32_t first = reg[trf_row_register(r, 0)], second = reg[trf_row_register(r, 1)];
             words[r] =
-                make_uint4(trf_store_f32(kCodec, first, 0, scale[r]), trf_store_f32(kCodec, first, 1, scale[r]),
-                           trf_store_f32(kCodec, second, 0, scale[r]), trf_store_f32(kCodec, second, 1, scale[r]));
+                make_uint4(trf_write_f32(kCodec, first, 0, scale[r]), trf_write_f32(kCodec, first, 1, scale[r]),
+                           trf_write_f32(kCodec, second, 0, scale[r]), trf_write_f32(kCodec, second, 1, scale[r]));
         }
         put_rows(words, odd ? 16 : 0);
     }
@@ -283,17 +283,17 @@ template <class Traits, int kBytes, bool kMayGather> struct trf_store_sink {
             for (uint32_t c = lane; c < width; c += TRF_LANES)
                 trf_device_value_store(
                     a.weights, kBytes,
-                    ((uint64_t)walk.band * TRF_SLAB_ROWS + r) * a.view.cols + walk.col * a.view.slab_cols + c, bits);
+                    ((uint64_t)walk.unit * TRF_SLAB_ROWS + r) * a.view.cols + walk.col * a.view.slab_cols + c, bits);
     }
 };
 
 /* ---- the kernel ---- */
 
-template <class Traits, int kBytes, int kP>
-__global__ void __launch_bounds__(TRF_MAX_STORE_WARPS *TRF_LANES, 1)
-    trf_decode_slabs(const __grid_constant__ trf_store_args a) {
-    constexpr bool kMayGather = kP && trf_may_gather(Traits::kCodec, kBytes);
-    constexpr int kLog = kP ? trf_store_table_log(Traits::kCodec, kBytes) : 0;
+template <class Codec, int kBytes, int kP>
+__global__ void __launch_bounds__(TRF_MAX_WRITE_WARPS *TRF_LANES, 1)
+    trf_decode_slabs(const __grid_constant__ trf_write_args a) {
+    constexpr bool kMayGather = kP && trf_may_gather(Codec::kCodec, kBytes);
+    constexpr int kLog = kP ? trf_write_table_log(Codec::kCodec, kBytes) : 0;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
     const uint32_t shared = trf_shared_address(shared_memory);
@@ -304,32 +304,32 @@ __global__ void __launch_bounds__(TRF_MAX_STORE_WARPS *TRF_LANES, 1)
     const trf_walk walk = {begin / a.regular_cols, begin % a.regular_cols, a.regular_cols, end - begin};
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     const uint32_t memory = shared + a.smem.warps + warp * a.smem.warp_bytes;
-    const trf_all_bands band_order = {a.regular_cols};
+    const trf_plain_unit_order unit_order = {a.regular_cols};
 
-    trf_stager<1> stager;
-    trf_start<Traits>(stager, a.view, a.smem, planes, walk, band_order, memory, lane);
-    trf_build_constants<Traits, kP, kLog>(a.view, table_source, shared, a.smem, &constants);
+    trf_prefetcher<1> prefetcher;
+    trf_start_walk<Codec>(prefetcher, a.view, a.smem, planes, walk, unit_order, memory, lane);
+    trf_build_constants<Codec, kP, kLog>(a.view, table_source, shared, a.smem, &constants);
     __syncthreads();
 
-    trf_store_sink<Traits, kBytes, kMayGather> sink(a, lane, memory + a.smem.slab_bytes);
-    trf_walk_slabs<Traits>(
-        a.view, a.smem, planes, stager,
+    trf_write_sink<Codec, kBytes, kMayGather> sink(a, lane, memory + a.smem.slab_bytes);
+    trf_walk_slabs<Codec>(
+        a.view, a.smem, planes, prefetcher,
         trf_rans_params_of<kP, kLog>(a.view, shared_memory, a.smem.table_log, trf_shared_address(&constants), lane),
-        shared + a.smem.pair_masks, band_order, 0xFFFFFFFF, lane, sink);
+        shared + a.smem.lane_pair_masks, unit_order, 0xFFFFFFFF, lane, sink);
     trf_cp_async_wait<0>();
 }
 
-typedef void (*trf_store_kernel)(trf_store_args);
+typedef void (*trf_write_kernel)(trf_write_args);
 
 /* default_p: trf_has_default_p. */
-template <class Traits, int kBytes> static trf_store_kernel trf_store_kernel_of(bool default_p) {
-    return default_p ? trf_decode_slabs<Traits, kBytes, kDefaultP<Traits>> : trf_decode_slabs<Traits, kBytes, 0>;
+template <class Codec, int kBytes> static trf_write_kernel trf_write_kernel_of(bool default_p) {
+    return default_p ? trf_decode_slabs<Codec, kBytes, kDefaultP<Codec>> : trf_decode_slabs<Codec, kBytes, 0>;
 }
 
 /* The kernel of a codec that stores `bytes` a weight; one function for each .cu of the family. */
-trf_store_kernel trf_store_kernel_bf16(uint32_t class_bits, uint32_t bytes, bool default_p); /* 2 or 4 bytes */
-trf_store_kernel trf_store_kernel_fp16(uint32_t class_bits, bool default_p);                 /* 2 */
-trf_store_kernel trf_store_kernel_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */
-trf_store_kernel trf_store_kernel_int(uint32_t class_bits, uint32_t bytes, bool default_p); /* 1, 2 or 4 */
+trf_write_kernel trf_write_kernel_bf16(uint32_t class_bits, uint32_t bytes, bool default_p); /* 2 or 4 bytes */
+trf_write_kernel trf_write_kernel_fp16(uint32_t class_bits, bool default_p);                 /* 2 */
+trf_write_kernel trf_write_kernel_fp8(uint32_t codec, uint32_t class_bits, uint32_t bytes, bool default_p); /* 1 or 2 */
+trf_write_kernel trf_write_kernel_int(uint32_t class_bits, uint32_t bytes, bool default_p); /* 1, 2 or 4 */
 
 #endif

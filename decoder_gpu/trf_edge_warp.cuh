@@ -30,19 +30,19 @@ static __device__ __forceinline__ bool trf_warp_edge_open(trf_edge &edge, const 
     return true;
 }
 
-/* Stages a segment of an edge in shared memory, exceptions included. to: [TRF_EDGE_SEGMENT_ELEMENTS], the warp's
+/* Decodes a segment of an edge in shared memory, exceptions included. to: [TRF_EDGE_SEGMENT_ELEMENTS], the warp's
  * own. */
-static __device__ __forceinline__ void trf_warp_edge_stage(trf_edge &edge, const trf_device_view &view,
-                                                           const int16_t *class_value, uint32_t segment, uint32_t lane,
-                                                           uint16_t *to) {
+static __device__ __forceinline__ void trf_warp_decode_segment(trf_edge &edge, const trf_device_view &view,
+                                                               const int16_t *class_value, uint32_t segment,
+                                                               uint32_t lane, uint16_t *to) {
     __syncwarp(); /* the segment before has been read */
-    trf_edge_stage(&view, class_value, &edge, segment, lane, to);
+    trf_edge_decode_segment(&view, class_value, &edge, segment, lane, to);
     __syncwarp();
-    trf_edge_stage_exceptions(&edge, segment, lane, to);
+    trf_edge_put_exceptions(&edge, segment, lane, to);
     __syncwarp();
 }
 
-/* Whether the edge, all of whose segments are staged, is what was encoded; if not, records its tile as the fault. */
+/* Whether the edge, all of whose segments are decoded, is what was encoded; if not, records its tile as the fault. */
 static __device__ __forceinline__ bool trf_warp_edge_verdict(const trf_edge &edge, const trf_device_view &view,
                                                              uint32_t lane) {
     const uint32_t partner_taken = __shfl_xor_sync(kAllLanes, edge.reader.taken, TRF_LANE_PAIRS);

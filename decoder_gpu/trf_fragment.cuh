@@ -20,7 +20,7 @@ static constexpr uint32_t kSignMantissaMask = 0x807F807F; /* sign and mantissa[6
 /* Codec, class bits and raw bits at compile time. Raw bits of int come at run time, unless kIntRaw is what they are:
  * without it each quad of weights pays for planes that the layer may not have. kAsF16: of E4M3, elements leave as F16,
  * times 2^-8. */
-template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kHalves_ = false> struct trf_codec_traits {
+template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kHalves_ = false> struct trf_codec_config {
     static constexpr bool kAsF16 = kHalves_;
     static constexpr int kCodec = kCodec_, kClassBits = kClassBits_;
     static constexpr bool kHasPlane8 = kCodec == TRF_CODEC_BF16 || kCodec == TRF_CODEC_FP16; /* has an 8-bit plane */
@@ -83,10 +83,10 @@ struct trf_narrow_words {
 
 /* Starts the copy of a lane's own narrow words of a chunk. Both places: of the narrow planes' first byte, plus 16 *
  * lane. */
-template <class Traits>
-static __device__ __forceinline__ void trf_stage_narrow(uint32_t to, const uint8_t *from, uint32_t lane,
-                                                        const trf_int_planes &planes) {
-    const uint32_t raw = Traits::raw(planes.raw_bits);
+template <class Codec>
+static __device__ __forceinline__ void trf_prefetch_narrow(uint32_t to, const uint8_t *from, uint32_t lane,
+                                                           const trf_int_planes &planes) {
+    const uint32_t raw = Codec::raw(planes.raw_bits);
     if (raw & 4) {
         trf_cp_async16(to, from);
         trf_cp_async16(to + 512, from + 512);
@@ -98,17 +98,17 @@ static __device__ __forceinline__ void trf_stage_narrow(uint32_t to, const uint8
 }
 
 /* The narrow words needed from step k (0 to 3) of a chunk on; called for every k. at: as above, a shared address. */
-template <class Traits>
+template <class Codec>
 static __device__ __forceinline__ void trf_load_narrow(trf_narrow_words &n, uint32_t at, uint32_t lane, int k,
                                                        const trf_int_planes &planes) {
-    const uint32_t raw = Traits::raw(planes.raw_bits);
+    const uint32_t raw = Codec::raw(planes.raw_bits);
     if (k % 2 == 0 && (raw & 4))
         n.four = trf_lds128(at + 512 * (k / 2));
     if (k == 0 && (raw & 2))
         n.two = trf_lds128(at + trf_narrow_at(raw, 2));
     if (k == 0 && (raw & 1))
         n.one = trf_lds64(at + trf_narrow_at(raw, 1) - 8 * lane);
-    if (!Traits::kKnownRaw && k == 0) { /* to their place in X once, so that all other rotations are by constants */
+    if (!Codec::kKnownRaw && k == 0) { /* to their place in X once, so that all other rotations are by constants */
         n.two.x = __funnelshift_l(n.two.x, n.two.x, planes.base2);
         n.two.y = __funnelshift_l(n.two.y, n.two.y, planes.base2);
         n.two.z = __funnelshift_l(n.two.z, n.two.z, planes.base2);
@@ -129,97 +129,95 @@ static __device__ __forceinline__ uint32_t trf_word_of_two(const trf_narrow_word
 }
 
 /* The narrow planes' part of X for quad g of step k. */
-template <class Traits>
+template <class Codec>
 static __device__ __forceinline__ uint32_t trf_narrow_bits(const trf_narrow_words &n, int k, int g, uint32_t x,
                                                            const trf_int_planes &planes) {
     const uint32_t word4 = trf_word_of_four(n, k, g), word2 = trf_word_of_two(n, k);
     const uint32_t word1 = k < 2 ? n.one.x : n.one.y;
     const int down4 = 4 * (g % 2), down2 = 2 * g, down1 = 4 * (k % 2) + g;
-    if (!Traits::kKnownRaw) {
+    if (!Codec::kKnownRaw) {
         x = trf_and_or(trf_rotate_left(word4, 32 - down4), 0x0F0F0F0Fu, x);
         x = trf_and_or(trf_rotate_left(word2, 32 - down2), planes.mask2, x);
         return trf_and_or(trf_rotate_left(word1, 32 - down1), planes.mask1, x);
     }
-    if (Traits::has(4))
-        x = trf_and_or(trf_rotate_left(word4, 32 + Traits::kRotation + Traits::base(4) - down4), Traits::mask(4), x);
-    if (Traits::has(2))
-        x = trf_and_or(trf_rotate_left(word2, 32 + Traits::kRotation + Traits::base(2) - down2), Traits::mask(2), x);
-    if (Traits::has(1))
-        x = trf_and_or(trf_rotate_left(word1, 32 + Traits::kRotation + Traits::base(1) - down1), Traits::mask(1), x);
+    if (Codec::has(4))
+        x = trf_and_or(trf_rotate_left(word4, 32 + Codec::kRotation + Codec::base(4) - down4), Codec::mask(4), x);
+    if (Codec::has(2))
+        x = trf_and_or(trf_rotate_left(word2, 32 + Codec::kRotation + Codec::base(2) - down2), Codec::mask(2), x);
+    if (Codec::has(1))
+        x = trf_and_or(trf_rotate_left(word1, 32 + Codec::kRotation + Codec::base(1) - down1), Codec::mask(1), x);
     return x;
 }
 
 /* A class's bits within X's byte. */
-template <class Traits>
+template <class Codec>
 static __device__ __forceinline__ uint32_t trf_class_byte(const trf_device_view &view, uint32_t index) {
     const uint32_t value = (uint32_t)(uint16_t)view.class_value[index];
     uint32_t byte = value; /* bf16 */
-    if (Traits::kCodec == TRF_CODEC_FP16 || Traits::kCodec == TRF_CODEC_E5M2)
+    if (Codec::kCodec == TRF_CODEC_FP16 || Codec::kCodec == TRF_CODEC_E5M2)
         byte = value << 3;
-    else if (Traits::kCodec == TRF_CODEC_E4M3)
-        byte = value << (Traits::kAsF16 ? 2 : 4);
-    else if (Traits::kInt)
+    else if (Codec::kCodec == TRF_CODEC_E4M3)
+        byte = value << (Codec::kAsF16 ? 2 : 4);
+    else if (Codec::kInt)
         byte = index << view.raw_bits;
     return byte & 0xFF;
 }
 
 /* The table's contribution to X of one symbol, as an 8-byte entry has it. Quads: all four weights; pairs: weights 0 and
  * 1 (bytes 0 and 2). */
-template <class Traits>
+template <class Codec>
 static __device__ __forceinline__ uint32_t trf_class_bits_of(const trf_device_view &view, uint32_t symbol) {
     uint32_t x = 0;
 #pragma unroll
-    for (int q = 0; q < 8 / Traits::kClassBits; q++) {
-        const uint32_t index = symbol >> (Traits::kClassBits * q) & ((1 << Traits::kClassBits) - 1);
-        x |= trf_class_byte<Traits>(view, index) << (8 * ((0x3120 >> (4 * q)) & 3));
+    for (int q = 0; q < 8 / Codec::kClassBits; q++) {
+        const uint32_t index = symbol >> (Codec::kClassBits * q) & ((1 << Codec::kClassBits) - 1);
+        x |= trf_class_byte<Codec>(view, index) << (8 * ((0x3120 >> (4 * q)) & 3));
     }
-    return Traits::kRotation ? __funnelshift_l(x, x, Traits::kRotation) : x;
+    return Codec::kRotation ? __funnelshift_l(x, x, Codec::kRotation) : x;
 }
 
 /* The same in 16 bits, for 4-byte entries. Quads: which byte of trf_class_palette each byte of X is, in nibbles; a
  * class has its low two bits clear, so that turning X left by 7 is turning its bytes by one and halving them. Pairs:
  * the bytes of two weights, turned so that one permutation brings all bits in place. */
-template <class Traits>
+template <class Codec>
 static __device__ __forceinline__ uint32_t trf_class_code_of(const trf_device_view &view, uint32_t symbol) {
-    if (Traits::kClassBits == 2) {
+    if (Codec::kClassBits == 2) {
         const uint32_t nibbles = (symbol & 3) | (symbol >> 4 & 3) << 4 | (symbol >> 2 & 3) << 8 | symbol >> 6 << 12;
-        return Traits::kRotation ? (nibbles << 4 | nibbles >> 12) & 0xFFFF : nibbles;
+        return Codec::kRotation ? (nibbles << 4 | nibbles >> 12) & 0xFFFF : nibbles;
     }
-    const uint32_t first = trf_class_byte<Traits>(view, symbol & 15),
-                   second = trf_class_byte<Traits>(view, symbol >> 4);
-    if (Traits::kRotation)
+    const uint32_t first = trf_class_byte<Codec>(view, symbol & 15), second = trf_class_byte<Codec>(view, symbol >> 4);
+    if (Codec::kRotation)
         return first >> 1 | (second & 1) << 7 | second >> 1 << 8 | (first & 1) << 15;
     return first | second << 8;
 }
 
 /* Quads: the four classes' bytes as trf_class_code_of picks them. */
-template <class Traits> static __device__ __forceinline__ uint32_t trf_class_palette(const trf_device_view &view) {
+template <class Codec> static __device__ __forceinline__ uint32_t trf_class_palette(const trf_device_view &view) {
     uint32_t palette = 0;
 #pragma unroll
     for (uint32_t k = 0; k < 4; k++)
-        palette |= trf_class_byte<Traits>(view, k) >> (Traits::kRotation ? 1 : 0) << (8 * k);
+        palette |= trf_class_byte<Codec>(view, k) >> (Codec::kRotation ? 1 : 0) << (8 * k);
     return palette;
 }
 
 /* trf_class_bits_of from a code in the low half of a word; other bits than the class's may be set where trf_build_quad
  * takes none. */
-template <class Traits>
-static __device__ __forceinline__ uint32_t trf_class_bits_from(uint32_t code, uint32_t palette) {
-    if (Traits::kClassBits == 2)
+template <class Codec> static __device__ __forceinline__ uint32_t trf_class_bits_from(uint32_t code, uint32_t palette) {
+    if (Codec::kClassBits == 2)
         return trf_permute(palette, 0, code);
-    return trf_permute(code, 0, Traits::kRotation ? 0x1001 : 0x4140);
+    return trf_permute(code, 0, Codec::kRotation ? 0x1001 : 0x4140);
 }
 
 /* E4M3 as F16: bits 13:7 are E and M, bit 15 the sign, so the value is 2^8 too small, denormals included. (NaNs are
  * exceptions.) Of each weight two bytes are made: E and M[2:1] with the sign on top, the classes' bits among them; and
  * M[0] in bit 7, a byte before. */
-template <class Traits>
+template <class Codec>
 static __device__ __forceinline__ void trf_build_quad_f16(uint32_t *out, uint32_t classes, const trf_narrow_words &n,
                                                           int k, int g) {
     const uint32_t four = trf_word_of_four(n, k, g);
     const int down4 = 4 * (g % 2), down2 = 2 * g;
     uint32_t upper, sign, lower;
-    if (Traits::kClassBits == 2) { /* planes of 4: e, M[2:1]; of 2: M[0], s */
+    if (Codec::kClassBits == 2) { /* planes of 4: e, M[2:1]; of 2: M[0], s */
         const uint32_t two = trf_word_of_two(n, k);
         upper = trf_and_or(trf_rotate_left(four, 32 - down4), 0x0F0F0F0Fu, classes);
         sign = trf_rotate_left(two, 32 - 1 - down2);
@@ -238,32 +236,32 @@ static __device__ __forceinline__ void trf_build_quad_f16(uint32_t *out, uint32_
 /* The two registers of a quad. x0, x1: what the table gave for its symbols (quads: x0 alone); wide: the word of the
  * 8-bit plane. bf16, fp16, fp8 in halves: elements with coded exponents. fp8, int: X in byte order, one register, in
  * out[0]. */
-template <class Traits>
+template <class Codec>
 static __device__ __forceinline__ void trf_build_quad(uint32_t *out, uint32_t x0, uint32_t x1, uint32_t plane8,
                                                       const trf_narrow_words &n, int k, int g,
                                                       const trf_int_planes &planes) {
-    if (Traits::kHasPlane8 && Traits::kClassBits == 2) {
-        const uint32_t x = trf_narrow_bits<Traits>(n, k, g, x0, planes);
+    if (Codec::kHasPlane8 && Codec::kClassBits == 2) {
+        const uint32_t x = trf_narrow_bits<Codec>(n, k, g, x0, planes);
         const uint32_t second = trf_select(kSignMantissaMask, x, plane8);
         out[0] = trf_select(kSignMantissaMask, plane8, x);
         out[1] = __byte_perm(second, second, 0x0321);
-    } else if (Traits::kHasPlane8) {
+    } else if (Codec::kHasPlane8) {
         const uint32_t turned = __byte_perm(plane8, plane8, 0x0321);
         uint32_t low = 0, low_turned = 0;
-        if (Traits::kRaw > 8) {
-            low = trf_narrow_bits<Traits>(n, k, g, 0, planes);
+        if (Codec::kRaw > 8) {
+            low = trf_narrow_bits<Codec>(n, k, g, 0, planes);
             low_turned = __byte_perm(low, low, 0x0321);
         }
         out[0] = trf_select(kSignMantissaMask, plane8, x0 | low);
         out[1] = trf_select(kSignMantissaMask, turned, x1 | low_turned);
     } else {
-        const uint32_t classes = Traits::kClassBits == 2 ? x0 : x0 | x1 << 8;
-        if (Traits::kAsF16) {
-            trf_build_quad_f16<Traits>(out, classes, n, k, g);
+        const uint32_t classes = Codec::kClassBits == 2 ? x0 : x0 | x1 << 8;
+        if (Codec::kAsF16) {
+            trf_build_quad_f16<Codec>(out, classes, n, k, g);
             return;
         }
-        const uint32_t x = trf_narrow_bits<Traits>(n, k, g, classes, planes);
-        out[0] = Traits::kFp8 ? trf_rotate_left(x, 31) : x;
+        const uint32_t x = trf_narrow_bits<Codec>(n, k, g, classes, planes);
+        out[0] = Codec::kFp8 ? trf_rotate_left(x, 31) : x;
     }
 }
 

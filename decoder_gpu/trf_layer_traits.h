@@ -12,7 +12,7 @@ typedef struct trf_layer_traits {
     uint32_t max_rans_bytes;      /* of a slab's rANS streams */
     uint32_t max_frequency;       /* of a symbol */
     uint32_t predictor_modes;     /* union over tiles */
-    int mixed_modes;              /* coded tiles differ in their mode */
+    int mixed_predictor_modes;    /* coded tiles differ in their mode */
     uint32_t max_abs_offset;      /* bound of exponents' |D + row offset + column offset| */
     uint32_t max_abs_code;        /* bound for coded, exceptional and stored codes of the int codec */
     int exceptions_fit_fragments; /* every exception as a fragment has it is exact in the fragment's type */

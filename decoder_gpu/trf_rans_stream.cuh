@@ -71,8 +71,8 @@ static __device__ __forceinline__ uint32_t trf_marked_quotient(uint32_t in_place
 }
 
 /* @return the entry's class bits.
- * With kP one dot product of two is frequency * quotient + bias * 1. */
-template <class Traits, int kP, int kLog>
+ * With kP one dot product of two is frequency * quotient + slot_offset * 1. */
+template <class Codec, int kP, int kLog>
 static __device__ __forceinline__ uint32_t trf_lane_step(trf_rans_stream &s, const trf_rans_params<kP, kLog> &params) {
     const uint32_t in_place = trf_state_in_place(s.x, params);
     const uint8_t *const at = params.table + trf_and_or(in_place, params.slot_mask, params.copy);
@@ -80,7 +80,7 @@ static __device__ __forceinline__ uint32_t trf_lane_step(trf_rans_stream &s, con
         const uint32_t entry = *reinterpret_cast<const uint32_t *>(at);
         s.x = __dp2a_hi(trf_marked_quotient(in_place, params), entry, 0u);
         trf_lane_renormalize(s, params);
-        return trf_class_bits_from<Traits>(entry, params.palette);
+        return trf_class_bits_from<Codec>(entry, params.palette);
     }
     const uint2 entry = *reinterpret_cast<const uint2 *>(at);
     s.x = (entry.x & 0xFFFF) * (s.x >> params.p) + (entry.x >> 16);
@@ -109,8 +109,8 @@ static __device__ __forceinline__ void trf_lane_begin(trf_rans_stream &s, const 
     trf_lane_renormalize(s, params);
 }
 
-/* Whether the lane's stream ends where it must: its state is 2^L, and it meets the other lane of its pair. All lanes of
- * the warp call it. */
+/* Whether the lane's rANS stream ends where it must: its state is 2^L, and it meets the other lane of its pair. All
+ * lanes of the warp call it. */
 template <int kP, int kLog>
 static __device__ __forceinline__ bool trf_lane_good(const trf_rans_stream &s,
                                                      const trf_rans_params<kP, kLog> &params) {

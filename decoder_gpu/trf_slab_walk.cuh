@@ -33,7 +33,7 @@
  *     its place             [0]     [1]     [2]     [3]     [0]    loads its 16 bytes, starts the copy of step k + 3
  *     copy that starts    3 > [3] 4 > [0] 5 > [1] 6 > [2] 7 > [3]  to the place that step k - 1 has left, and decodes.
  *
- * A lane walks the words of its rANS stream from one end of what it shares with the other lane of its pair, so the
+ * A lane walks the words of its rANS stream from one end of what it shares with the other lane of its pair, so the rANS
  * streams of a whole slab must be there when it begins. In the planes each lane copies what it reads itself, so that
  * waiting for its own copies is enough; for rANS streams the warp meets. Where space is short, the ring has two places,
  * and there is one narrow buffer: both are filled again once they have been read.
@@ -42,7 +42,7 @@
  *
  *     decode table               65,536 or 32,768
  *     masks of lane pairs           512
- *     guard                         544   a corrupt stream leads no lane beyond it
+ *     guard                         544   a corrupt rANS stream leads no lane beyond it
  *     for each warp and slab      2,048   ring of the 8-bit plane: 4 places of 32 lanes of 16 bytes (short: 1,024)
  *                             + 256 r     narrow planes: r = raw bits in them; twice that where one of them has 4 bits
  *                               + 2 R     rANS streams
@@ -55,18 +55,18 @@
 #define TRF_SLAB_WALK_CUH
 
 #include "trf_rans_stream.cuh"
-#include "trf_slab_stager.cuh"
+#include "trf_slab_prefetcher.cuh"
 #include "trf_smem_table.cuh"
 
 /* ---- the walk, step by step ---- */
 
-/* What a walk reads and never changes. masks: shared address of what trf_build_pair_masks leaves. */
-template <int kP, int kLog, class BandOrder> struct trf_walk_inputs {
+/* What a walk reads and never changes. masks: shared address of what trf_build_lane_pair_masks leaves. */
+template <int kP, int kLog, class UnitOrder> struct trf_walk_inputs {
     const trf_device_view &view;
     const trf_smem_layout &smem;
     const trf_int_planes &planes;
     const trf_rans_params<kP, kLog> &params;
-    const BandOrder &band_order;
+    const UnitOrder &unit_order;
     uint32_t masks, lane;
 };
 
@@ -74,80 +74,81 @@ template <int kP, int kLog, class BandOrder> struct trf_walk_inputs {
 template <int kSlabs> struct trf_open_slabs {
     trf_rans_stream rans_stream[kSlabs]; /* the lane's */
     trf_exceptions exceptions[kSlabs];
-    uint32_t last_record; /* exceptions of step k are those up to k << 28 | 0x0FFFFFFF */
+    uint32_t last_exception; /* exceptions of step k are those up to k << 28 | 0x0FFFFFFF */
 };
 
 /* Batches of copies that were committed after those of a step, when the step's are waited for. */
-template <class Traits, class Stager, class Sink>
-constexpr int kPendingCopies = (Traits::kHasPlane8 ? Stager::kAhead - 1 : 0) + Sink::kCopiesX;
+template <class Codec, class Prefetcher, class Sink>
+constexpr int kPendingCopies = (Codec::kHasPlane8 ? Prefetcher::kAhead - 1 : 0) + Sink::kCopiesX;
 
 /* Begins the lanes' rANS streams, which are in shared memory, and the cursors on exceptions. */
 template <int kSlabs, int kSteps, class Inputs>
-static __device__ __forceinline__ void trf_begin_rans_streams(trf_open_slabs<kSlabs> &open,
-                                                              trf_stager<kSlabs, kSteps> &stager, const Inputs &in) {
+static __device__ __forceinline__ void
+trf_begin_rans_streams(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kSteps> &prefetcher, const Inputs &in) {
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
-        const uint32_t at = stager.place - 16 * in.lane + s * in.smem.slab_bytes + in.smem.rans_streams +
-                            stager.read_buffer * in.smem.rans_bytes;
+        const uint32_t at = prefetcher.address - 16 * in.lane + s * in.smem.slab_bytes + in.smem.rans_streams +
+                            prefetcher.read_buffer * in.smem.rans_bytes;
         const uint32_t count =
-            min(trf_lds16(at + TRF_RANS_EXCEPTION_COUNT_OFFSET), (stager.bytes[s] - TRF_RANS_HEAD_BYTES) / 4);
-        trf_lane_begin(open.rans_stream[s], in.params, at, stager.bytes[s], count, in.masks, in.lane);
+            min(trf_lds16(at + TRF_RANS_EXCEPTION_COUNT_OFFSET), (prefetcher.bytes[s] - TRF_RANS_HEAD_BYTES) / 4);
+        trf_lane_begin(open.rans_stream[s], in.params, at, prefetcher.bytes[s], count, in.masks, in.lane);
         trf_exceptions_begin(open.exceptions[s], at, count);
     }
-    stager.read_buffer ^= 1;
-    open.last_record = 0x0FFFFFFF;
+    prefetcher.read_buffer ^= 1;
+    open.last_exception = 0x0FFFFFFF;
 }
 
 /* Lets the sink start its own copies, before step k of a chunk. chunks: of the slab, this one included. */
 template <int kSlabs, int kSteps, class Sink>
-static __device__ __forceinline__ void trf_begin_step(const trf_stager<kSlabs, kSteps> &stager, uint32_t chunks, int k,
-                                                      Sink &sink) {
+static __device__ __forceinline__ void trf_begin_step(const trf_prefetcher<kSlabs, kSteps> &prefetcher, uint32_t chunks,
+                                                      int k, Sink &sink) {
     if (k % 2 == 0)
         sink.begin_step_pair(k / 2);
-    if constexpr (!trf_stager<kSlabs, kSteps>::kRefillAfterRead) {
+    if constexpr (!trf_prefetcher<kSlabs, kSteps>::kRefillAfterRead) {
         if (k == 2 && chunks > 1)
             sink.prefetch_chunk();
-        else if (k == 2 && stager.bytes[0])
-            sink.prefetch_slab(stager.entered);
+        else if (k == 2 && prefetcher.bytes[0])
+            sink.prefetch_slab(prefetcher.entered);
     }
     if (Sink::kCopiesX && k % 2 == 0)
         trf_cp_async_commit();
 }
 
 /* Waits until the planes of step k of a chunk are in shared memory, and loads the lane's words of them. */
-template <class Traits, class Sink, int kSlabs, int kSteps, class Inputs>
-static __device__ __forceinline__ void trf_load_step(const trf_stager<kSlabs, kSteps> &stager, const Inputs &in, int k,
-                                                     uint4 *plane8, trf_narrow_words *narrow) {
-    constexpr uint32_t kRingBytes = Traits::kHasPlane8 ? kSteps * kStepBytes : 0;
-    constexpr int kPending = kPendingCopies<Traits, trf_stager<kSlabs, kSteps>, Sink>;
-    if (Traits::kHasPlane8 || k == 0)
+template <class Codec, class Sink, int kSlabs, int kSteps, class Inputs>
+static __device__ __forceinline__ void trf_load_step(const trf_prefetcher<kSlabs, kSteps> &prefetcher, const Inputs &in,
+                                                     int k, uint4 *plane8, trf_narrow_words *narrow) {
+    constexpr uint32_t kRingBytes = Codec::kHasPlane8 ? kSteps * kStepBytes : 0;
+    constexpr int kPending = kPendingCopies<Codec, trf_prefetcher<kSlabs, kSteps>, Sink>;
+    if (Codec::kHasPlane8 || k == 0)
         trf_cp_async_wait<kPending>();
     else if (Sink::kCopiesX && k == 2) /* the copies of step 1 may be on their way, too */
         trf_cp_async_wait<kPending + 1>();
 #pragma unroll
     for (int s = 0; s < kSlabs; s++) {
-        const uint32_t place = stager.place + s * in.smem.slab_bytes;
-        if (Traits::kHasPlane8)
-            plane8[s] = trf_lds128(place + k % kSteps * kStepBytes);
-        trf_load_narrow<Traits>(narrow[s], place + kRingBytes + stager.read_narrow, in.lane, k, in.planes);
+        const uint32_t address = prefetcher.address + s * in.smem.slab_bytes;
+        if (Codec::kHasPlane8)
+            plane8[s] = trf_lds128(address + k % kSteps * kStepBytes);
+        trf_load_narrow<Codec>(narrow[s], address + kRingBytes + prefetcher.read_narrow, in.lane, k, in.planes);
     }
 }
 
 /* Starts the copies that belong beside step k of a chunk: those of the step that is kAhead steps on. */
-template <class Traits, int kSlabs, int kSteps, class Inputs>
-static __device__ __forceinline__ void trf_stage_ahead(trf_stager<kSlabs, kSteps> &stager, const Inputs &in, int k) {
-    using Stager = trf_stager<kSlabs, kSteps>;
-    if (k == Stager::kEnterStep)
-        trf_enter_chunk<Traits>(stager, in.view, in.smem, in.band_order, in.lane);
-    if (Traits::kHasPlane8)
-        trf_stage_step<Traits>(stager, in.smem, (k + Stager::kAhead) % 4, in.lane, in.planes);
-    else if (k == Stager::kEnterStep)
-        trf_stage_step<Traits>(stager, in.smem, 0, in.lane, in.planes);
+template <class Codec, int kSlabs, int kSteps, class Inputs>
+static __device__ __forceinline__ void trf_prefetch_ahead(trf_prefetcher<kSlabs, kSteps> &prefetcher, const Inputs &in,
+                                                          int k) {
+    using Prefetcher = trf_prefetcher<kSlabs, kSteps>;
+    if (k == Prefetcher::kEnterStep)
+        trf_enter_chunk<Codec>(prefetcher, in.view, in.smem, in.unit_order, in.lane);
+    if (Codec::kHasPlane8)
+        trf_prefetch_step<Codec>(prefetcher, in.smem, (k + Prefetcher::kAhead) % 4, in.lane, in.planes);
+    else if (k == Prefetcher::kEnterStep)
+        trf_prefetch_step<Codec>(prefetcher, in.smem, 0, in.lane, in.planes);
 }
 
 /* Decodes step k of a chunk: four quads a slab, to reg[kSlabs][8] as trf_build_quad leaves them. The slabs take turns
  * symbol by symbol, so that their chains of states overlap. */
-template <class Traits, int kSlabs, class Inputs>
+template <class Codec, int kSlabs, class Inputs>
 static __device__ __forceinline__ void trf_decode_step(trf_open_slabs<kSlabs> &open, const Inputs &in,
                                                        const uint4 *plane8, const trf_narrow_words *narrow, int k,
                                                        uint32_t (*reg)[8]) {
@@ -155,15 +156,15 @@ static __device__ __forceinline__ void trf_decode_step(trf_open_slabs<kSlabs> &o
     for (int g = 0; g < 4; g++) {
         uint32_t x[kSlabs][2] = {};
 #pragma unroll
-        for (int i = 0; i < Traits::kSymbols; i++)
+        for (int i = 0; i < Codec::kSymbols; i++)
 #pragma unroll
             for (int s = 0; s < kSlabs; s++)
-                x[s][i] = trf_lane_step<Traits>(open.rans_stream[s], in.params);
+                x[s][i] = trf_lane_step<Codec>(open.rans_stream[s], in.params);
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
             const uint4 &words = plane8[s];
             const uint32_t word = g == 0 ? words.x : g == 1 ? words.y : g == 2 ? words.z : words.w;
-            trf_build_quad<Traits>(reg[s] + 2 * g, x[s][0], x[s][1], word, narrow[s], k, g, in.planes);
+            trf_build_quad<Codec>(reg[s] + 2 * g, x[s][0], x[s][1], word, narrow[s], k, g, in.planes);
         }
     }
 }
@@ -173,46 +174,47 @@ template <int kSlabs, class Sink>
 static __device__ __forceinline__ void trf_patch_step(trf_open_slabs<kSlabs> &open, const trf_walk &walk, uint32_t lane,
                                                       const Sink &sink, uint32_t (*reg)[8]) {
     trf_exceptions *const exceptions = open.exceptions;
-    if ((kSlabs == 2 ? min(exceptions[0].next, exceptions[kSlabs - 1].next) : exceptions[0].next) < open.last_record) {
+    if ((kSlabs == 2 ? min(exceptions[0].next, exceptions[kSlabs - 1].next) : exceptions[0].next) <
+        open.last_exception) {
 #pragma unroll
         for (int s = 0; s < kSlabs; s++)
 #pragma unroll 1
-            while (exceptions[s].next < open.last_record) {
-                const uint32_t record = exceptions[s].next;
-                trf_patch_exception(reg[s], record, sink.exception_value(s, record, walk), lane);
+            while (exceptions[s].next < open.last_exception) {
+                const uint32_t exception = exceptions[s].next;
+                trf_patch_exception(reg[s], exception, sink.exception_value(s, exception, walk), lane);
                 trf_exceptions_advance(exceptions[s]);
             }
     }
-    open.last_record += 1u << 28;
+    open.last_exception += 1u << 28;
 }
 
 /* Decodes a chunk, four steps. chunks: of the slab, this one included; first_step: of the slab's, 0, 4, 8 or 12. */
-template <class Traits, int kSlabs, int kSteps, class Inputs, class Sink>
-static __device__ __forceinline__ void trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_stager<kSlabs, kSteps> &stager,
-                                                      const Inputs &in, const trf_walk &walk, uint32_t chunks,
-                                                      uint32_t first_step, Sink &sink) {
-    using Stager = trf_stager<kSlabs, kSteps>;
+template <class Codec, int kSlabs, int kSteps, class Inputs, class Sink>
+static __device__ __forceinline__ void
+trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kSteps> &prefetcher, const Inputs &in,
+               const trf_walk &walk, uint32_t chunks, uint32_t first_step, Sink &sink) {
+    using Prefetcher = trf_prefetcher<kSlabs, kSteps>;
     trf_narrow_words narrow[kSlabs] = {};
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         uint4 plane8[kSlabs] = {};
         uint32_t reg[kSlabs][8];
-        trf_begin_step(stager, chunks, k, sink);
-        trf_load_step<Traits, Sink>(stager, in, k, plane8, narrow);
-        if (!Stager::kRefillAfterRead)
-            trf_stage_ahead<Traits>(stager, in, k);
-        trf_decode_step<Traits>(open, in, plane8, narrow, k, reg);
-        if (Stager::kRefillAfterRead)
-            trf_stage_ahead<Traits>(stager, in, k);
+        trf_begin_step(prefetcher, chunks, k, sink);
+        trf_load_step<Codec, Sink>(prefetcher, in, k, plane8, narrow);
+        if (!Prefetcher::kRefillAfterRead)
+            trf_prefetch_ahead<Codec>(prefetcher, in, k);
+        trf_decode_step<Codec>(open, in, plane8, narrow, k, reg);
+        if (Prefetcher::kRefillAfterRead)
+            trf_prefetch_ahead<Codec>(prefetcher, in, k);
 #pragma unroll
         for (int s = 0; s < kSlabs; s++)
             sink.finish_step(reg[s]);
         trf_patch_step(open, walk, in.lane, sink, reg);
-        if (Sink::kCopiesX && Traits::kHasPlane8 && k == 0 && first_step == 0) /* what prefetch_slab started */
-            trf_cp_async_wait<kPendingCopies<Traits, Stager, Sink> - 1>();
+        if (Sink::kCopiesX && Codec::kHasPlane8 && k == 0 && first_step == 0) /* what prefetch_slab started */
+            trf_cp_async_wait<kPendingCopies<Codec, Prefetcher, Sink> - 1>();
         sink.step(reg, walk, first_step + k);
     }
-    stager.read_narrow ^= trf_narrow_stride(Traits::raw(in.planes.raw_bits), kSteps);
+    prefetcher.read_narrow ^= trf_narrow_stride(Codec::raw(in.planes.raw_bits), kSteps);
 }
 
 /* Whether the slabs are what was encoded, as far as their rANS streams tell; if not, records their tile as corrupt. */
@@ -225,45 +227,45 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
         good &= trf_lane_good(open.rans_stream[s], in.params);
     good = __all_sync(0xFFFFFFFFu, good);
     if (!good && in.lane == 0)
-        trf_report_fault(in.view, kSlabs * walk.band, walk.col);
+        trf_report_fault(in.view, kSlabs * walk.unit, walk.col);
     return good;
 }
 
 /* ---- the walk ----
  * Calls of the sink, for the slabs of a warp's walk that are there (stored tiles have none), in order, up to those of
- * band last_band:
+ * unit last_unit:
  *   sink.begin_slab(walk)
  *   sink.begin_step_pair(half)              before each two steps; half: 0 or 1, of a chunk
  *   sink.prefetch_chunk()                   two steps before another chunk of the slab begins, or
  *   sink.prefetch_slab(walk)                before the first one of another slab does (neither with the short ring)
  *   sink.finish_step(reg)                   reg[8]: fragments as trf_build_quad leaves them (int, and fp8 unless it is
  *                                           decoded as F16: the four X in reg[0, 2, 4, 6])
- *   sink.exception_value(s, record, walk)   for each exception of the step in slab s: the 16 bits that take its place
+ *   sink.exception_value(s, exception, walk) for each exception of the step in slab s: the 16 bits that take its place
  *   sink.step(reg, walk, k)                 reg[kSlabs][8], exceptions in place; k: 0 to 15
  *   sink.end_slab(walk, good)
- * walk.band counts kSlabs bands as one. Sink::kCopiesX: begin_step_pair, prefetch_chunk and prefetch_slab start copies,
+ * A unit is kSlabs bands. Sink::kCopiesX: begin_step_pair, prefetch_chunk and prefetch_slab start copies,
  * which the walk commits; they are there for the steps after the next begin_step_pair.
  *
  * masks: shared address of what
- * trf_build_pair_masks leaves. All lanes of the warp call it. */
-template <class Traits, int kSlabs, int kSteps, int kP, int kLog, class BandOrder, class Sink>
+ * trf_build_lane_pair_masks leaves. All lanes of the warp call it. */
+template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class UnitOrder, class Sink>
 static __device__ __forceinline__ void
 trf_walk_slabs(const trf_device_view &view, const trf_smem_layout &smem, const trf_int_planes &planes,
-               trf_stager<kSlabs, kSteps> &stager, const trf_rans_params<kP, kLog> &params, uint32_t masks,
-               const BandOrder &band_order, uint32_t last_band, uint32_t lane, Sink &sink) {
-    const trf_walk_inputs<kP, kLog, BandOrder> in = {view, smem, planes, params, band_order, masks, lane};
+               trf_prefetcher<kSlabs, kSteps> &prefetcher, const trf_rans_params<kP, kLog> &params, uint32_t masks,
+               const UnitOrder &unit_order, uint32_t last_unit, uint32_t lane, Sink &sink) {
+    const trf_walk_inputs<kP, kLog, UnitOrder> in = {view, smem, planes, params, unit_order, masks, lane};
 #pragma unroll 1
-    while (stager.bytes[0] && stager.entered.band <= last_band) {
-        const trf_walk walk = stager.entered;
-        uint32_t chunks = stager.chunks_left, first_step = 0;
+    while (prefetcher.bytes[0] && prefetcher.entered.unit <= last_unit) {
+        const trf_walk walk = prefetcher.entered;
+        uint32_t chunks = prefetcher.chunks_left, first_step = 0;
         trf_open_slabs<kSlabs> open;
         sink.begin_slab(walk);
-        trf_cp_async_wait<kPendingCopies<Traits, trf_stager<kSlabs, kSteps>, Sink>>();
+        trf_cp_async_wait<kPendingCopies<Codec, trf_prefetcher<kSlabs, kSteps>, Sink>>();
         __syncwarp();
-        trf_begin_rans_streams(open, stager, in);
+        trf_begin_rans_streams(open, prefetcher, in);
 #pragma unroll 1
         do {
-            trf_walk_chunk<Traits>(open, stager, in, walk, chunks, first_step, sink);
+            trf_walk_chunk<Codec>(open, prefetcher, in, walk, chunks, first_step, sink);
             first_step += 4;
         } while (--chunks);
         sink.end_slab(walk, trf_slab_verdict(open, in, walk));

@@ -18,7 +18,7 @@ enum {
     TRF_RING_STEPS = 4, /* of the 8-bit plane; the unrolling is a multiple, so that slots are constants */
     TRF_SHORT_RING_STEPS = 2,
     TRF_STEP_BYTES = 512,  /* of the 8-bit plane, one step of 16 columns */
-    TRF_GUARD_BYTES = 544, /* in front of and behind all buffers: as far as a corrupt stream can lead a lane */
+    TRF_GUARD_BYTES = 544, /* in front of and behind all buffers: as far as a corrupt rANS stream can lead a lane */
     /* The decode table's size. 32 KiB hold half of the copies of each entry: lanes meet in banks more often, and there
      * is more space for buffers. */
     TRF_TABLE_LOG = 16,
@@ -29,14 +29,14 @@ enum {
 
 /* Shared memory of one block, in bytes from the start of its dynamic part. */
 typedef struct trf_smem_layout {
-    uint32_t table_log;    /* bytes of the table at 0, [2^p][copies]: 1 << table_log */
-    uint32_t pair_masks;   /* uint4[32] */
-    uint32_t warps;        /* of warp 0; warp_bytes from warp to warp */
-    uint32_t warp_bytes;   /* each slab's buffers and others, or a unit's sums at the end if that is more */
-    uint32_t slab_bytes;   /* ring, narrow buffers, two streams */
-    uint32_t narrow_bytes; /* of one buffer */
-    uint32_t rans_streams; /* from the slab's first byte */
-    uint32_t rans_bytes;   /* of one buffer */
+    uint32_t table_log;       /* bytes of the table at 0, [2^p][copies]: 1 << table_log */
+    uint32_t lane_pair_masks; /* uint4[32] */
+    uint32_t warps;           /* of warp 0; warp_bytes from warp to warp */
+    uint32_t warp_bytes;      /* each slab's buffers and others, or a unit's sums at the end if that is more */
+    uint32_t slab_bytes;      /* ring, narrow buffers, two buffers of rANS streams */
+    uint32_t narrow_bytes;    /* of one buffer */
+    uint32_t rans_streams;    /* from the slab's first byte */
+    uint32_t rans_bytes;      /* of one buffer */
     uint32_t total;
 } trf_smem_layout;
 
@@ -56,8 +56,8 @@ TRF_HD trf_smem_layout trf_smem_layout_of(uint32_t raw_bits, uint32_t max_rans_b
                                           int ring_steps) {
     trf_smem_layout smem;
     smem.table_log = table_log;
-    smem.pair_masks = 1u << table_log;
-    smem.warps = smem.pair_masks + 32 * 16 + TRF_GUARD_BYTES;
+    smem.lane_pair_masks = 1u << table_log;
+    smem.warps = smem.lane_pair_masks + 32 * 16 + TRF_GUARD_BYTES;
     smem.narrow_bytes = trf_narrow_bytes(raw_bits);
     smem.rans_streams = (raw_bits & 8 ? (uint32_t)ring_steps * TRF_STEP_BYTES : 0) + smem.narrow_bytes +
                         trf_narrow_stride(raw_bits, ring_steps);

@@ -17,8 +17,8 @@
 static constexpr uint32_t kTableLog = TRF_TABLE_LOG, kSmallTableLog = TRF_SMALL_TABLE_LOG;
 
 /* p of the kernels made for one: what encoders choose. */
-template <class Traits>
-constexpr int kDefaultP = Traits::kClassBits == 2 ? (int)TRF_QUADS_PROBABILITY_BITS : (int)TRF_PAIRS_PROBABILITY_BITS;
+template <class Codec>
+constexpr int kDefaultP = Codec::kClassBits == 2 ? (int)TRF_QUADS_PROBABILITY_BITS : (int)TRF_PAIRS_PROBABILITY_BITS;
 
 /* A thread's slots of the table, on their way from the start of a kernel on; all of them if the block has 8 warps. kP =
  * 0: none. */
@@ -33,17 +33,17 @@ template <int kP> struct trf_table_source {
     }
 };
 
-template <class Traits, int kP>
+template <class Codec, int kP>
 static __device__ __forceinline__ void trf_build_slot(const trf_device_view &view, uint32_t table, uint32_t vectors,
                                                       uint32_t slot, uint32_t entry) {
     const uint32_t symbol = trf_entry_symbol(entry), frequency = trf_entry_frequency(entry),
-                   bias = trf_entry_bias(entry);
+                   slot_offset = trf_entry_slot_offset(entry);
     uint4 copies;
     if (kP) {
-        copies.x = copies.y = trf_class_code_of<Traits>(view, symbol) | frequency << 16 | bias << 24;
+        copies.x = copies.y = trf_class_code_of<Codec>(view, symbol) | frequency << 16 | slot_offset << 24;
     } else {
-        copies.x = frequency | bias << 16;
-        copies.y = trf_class_bits_of<Traits>(view, symbol);
+        copies.x = frequency | slot_offset << 16;
+        copies.y = trf_class_bits_of<Codec>(view, symbol);
     }
     copies.z = copies.x;
     copies.w = copies.y;
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void trf_build_slot(const trf_device_view &vie
         trf_sts128(table + 16 * (slot * vectors + (c + threadIdx.x) % vectors), copies);
 }
 
-template <class Traits, int kP>
+template <class Codec, int kP>
 static __device__ __forceinline__ void trf_build_table(const trf_device_view &view, const trf_table_source<kP> &source,
                                                        uint32_t table, uint32_t table_log) {
     const uint32_t p = kP ? kP : view.probability_bits, vectors = 1u << (table_log - 4 - p); /* of 16 bytes */
@@ -59,13 +59,13 @@ static __device__ __forceinline__ void trf_build_table(const trf_device_view &vi
 #pragma unroll
     for (uint32_t i = 0; kP && i < source.kAhead; i++, slot += blockDim.x)
         if (slot < 1u << p)
-            trf_build_slot<Traits, kP>(view, table, vectors, slot, source.entry[i]);
+            trf_build_slot<Codec, kP>(view, table, vectors, slot, source.entry[i]);
     for (; slot < 1u << p; slot += blockDim.x)
-        trf_build_slot<Traits, kP>(view, table, vectors, slot, __ldg(view.slots + slot));
+        trf_build_slot<Codec, kP>(view, table, vectors, slot, __ldg(view.slots + slot));
 }
 
 /* Lane l's mask, 16 bytes of 0 or 1, picks the lane pairs whose words lie below its own first word. */
-static __device__ __forceinline__ void trf_build_pair_masks(uint32_t masks) {
+static __device__ __forceinline__ void trf_build_lane_pair_masks(uint32_t masks) {
     if (threadIdx.x < TRF_LANES) {
         const uint32_t lane = threadIdx.x, below = lane % TRF_LANE_PAIRS + lane / TRF_LANE_PAIRS;
         uint32_t m[4];
@@ -79,14 +79,14 @@ static __device__ __forceinline__ void trf_build_pair_masks(uint32_t masks) {
 }
 
 /* Builds all of it; the block meets afterwards. constants: mark and palette of trf_rans_params. */
-template <class Traits, int kP, int kLog>
+template <class Codec, int kP, int kLog>
 static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view,
                                                            const trf_table_source<kP> &source, uint32_t shared,
                                                            const trf_smem_layout &smem, uint2 *constants) {
-    trf_build_table<Traits>(view, source, shared, smem.table_log);
-    trf_build_pair_masks(shared + smem.pair_masks);
+    trf_build_table<Codec>(view, source, shared, smem.table_log);
+    trf_build_lane_pair_masks(shared + smem.lane_pair_masks);
     if (threadIdx.x == 0)
-        *constants = make_uint2(kLog == 15 ? 1u << 31 : 1, trf_class_palette<Traits>(view));
+        *constants = make_uint2(kLog == 15 ? 1u << 31 : 1, trf_class_palette<Codec>(view));
 }
 
 #endif

@@ -2,8 +2,8 @@
 #include "trf_encode.h"
 
 #include "trf_analyze.h"
+#include "trf_encode_tiles.h"
 #include "trf_head.h"
-#include "trf_tile_writer.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -178,7 +178,7 @@ static trf_status write_head(encoding *e, const trf_tile_pass *pass, uint64_t he
 }
 
 static trf_tile_pass make_pass(encoding *e) {
-    return (trf_tile_pass){.encoder = &e->encoder, .from = &e->from, .threads = e->options->threads, .chunk_stride = 1};
+    return (trf_tile_pass){.encoder = &e->encoder, .from = &e->from, .threads = e->options->threads, .span_stride = 1};
 }
 
 static double blob_bits(const encoding *e, uint64_t bytes) {
@@ -204,18 +204,18 @@ static double solve_step(const encoding *e, double overhead) {
     return exp((low + high) / 2);
 }
 
-/* Bits a weight that a step really gives, from encoding a spread of chunks. */
+/* Bits a weight that a step really gives, from encoding some spans of tiles, spread over the layer. */
 static trf_status try_step(encoding *e, double step, double *bits, trf_error *err) {
     trf_quantizer_set_step(e->quantizer, step);
     trf_status status = analyze(e, 0, err);
     if (status != TRF_OK)
         return status;
-    uint64_t head_bytes, chunks = trf_tile_chunks(&e->encoder.header),
+    uint64_t head_bytes, spans = trf_count_tile_spans(&e->encoder.header),
                          weights = (uint64_t)e->source->rows * e->source->cols;
     head_bytes = lay_out_sections(e);
     trf_tile_pass pass = make_pass(e);
     uint64_t stride = weights / TRIAL_WEIGHTS;
-    pass.chunk_stride = (uint32_t)(stride < 1 ? 1 : stride > chunks / 2 ? (chunks + 1) / 2 : stride);
+    pass.span_stride = (uint32_t)(stride < 1 ? 1 : stride > spans / 2 ? (spans + 1) / 2 : stride);
     status = trf_encode_tiles(&pass, head_bytes, err);
     if (status == TRF_OK)
         *bits = 8.0 * (double)pass.data_bytes / (double)pass.weights + blob_bits(e, head_bytes);

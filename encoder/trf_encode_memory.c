@@ -1,4 +1,4 @@
-/* trf_encode_layer: the streaming encoder between two pieces of memory. */
+/* trf_encode_layer: the encoder, from memory to memory. */
 #include "trf_blob.h"
 #include "trf_encode.h"
 #include "trf_struct.h"

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 enum {
-    SEGMENT = 16, /* weights that are sampled together; divides every group size, so they share a scale group */
-    MAX_SEGMENTS = 1 << 16,  /* in the sample */
+    PATCH_WEIGHTS = 16, /* weights that are sampled together; divides every group size, so they share a scale group */
+    MAX_PATCHES = 1 << 16,   /* in the sample */
     STRIP_WEIGHTS = 1 << 18, /* that a worker reads at a time */
 };
 
@@ -29,8 +29,8 @@ typedef struct measurement {
         /* [workers][scale_groups_per_row], or [num_strips][scale_groups_per_row] if a band takes several strips */
         sums;
     uint8_t *values; /* [workers][strip_rows][strip_cols] of the source's dtype */
-    float *sample;   /* [MAX_SEGMENTS][SEGMENT]; NaN where a segment sticks out of the matrix */
-    uint64_t segments_per_row, segment_stride;
+    float *sample;   /* [MAX_PATCHES][PATCH_WEIGHTS]; NaN where a patch sticks out of the matrix */
+    uint64_t patches_per_row, patch_stride;
 } measurement;
 
 static void measure_weights(const float *w, uint32_t count, scale_group_sum *sum) {
@@ -58,48 +58,50 @@ static void measure_weights(const float *w, uint32_t count, scale_group_sum *sum
 /* Measures columns col ... col+cols-1 of a row. */
 static trf_status measure_row(const trf_quantizer *q, uint32_t row, uint32_t col, uint32_t cols, const void *values,
                               uint64_t first, scale_group_sum *sums, trf_error *err) {
-    float chunk[TRF_QUANTIZE_CHUNK];
-    for (uint32_t c = 0; c < cols; c += TRF_QUANTIZE_CHUNK) {
-        uint32_t width = cols - c < TRF_QUANTIZE_CHUNK ? cols - c : TRF_QUANTIZE_CHUNK;
-        trf_widen(q->dtype, values, first + c, width, chunk);
+    float widened[TRF_WIDENED_WEIGHTS];
+    for (uint32_t c = 0; c < cols; c += TRF_WIDENED_WEIGHTS) {
+        uint32_t width = cols - c < TRF_WIDENED_WEIGHTS ? cols - c : TRF_WIDENED_WEIGHTS;
+        trf_widen(q->dtype, values, first + c, width, widened);
         for (uint32_t i = 0, length; i < width; i += length) {
             length = trf_cols_in_scale_group(q, col + c + i, width - i);
             scale_group_sum *sum = &sums[(col + c + i) / q->scale_group_cols];
-            measure_weights(chunk + i, length, sum);
+            measure_weights(widened + i, length, sum);
             if (sum->absmax_bits < 0x7F800000u)
                 continue;
-            while (isfinite(chunk[i]))
+            while (isfinite(widened[i]))
                 i++;
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                             "the weight at row %u, column %u is %s; the int codec takes finite weights only", row,
                             col + c + i,
-                            isnan(chunk[i]) ? "NaN"
-                            : chunk[i] > 0  ? "Inf"
-                                            : "-Inf");
+                            isnan(widened[i]) ? "NaN"
+                            : widened[i] > 0  ? "Inf"
+                                              : "-Inf");
         }
     }
     return TRF_OK;
 }
 
-/* Spreads segment k of the sample over the stride it stands for, lest the sample keeps step with the columns. */
-static uint64_t sampled_segment(uint64_t k, uint64_t stride) {
+/* Spreads patch k of the sample over the stride it stands for, lest the sample keeps step with the columns. */
+static uint64_t sampled_patch(uint64_t k, uint64_t stride) {
     uint64_t hash = (k + 1) * 0x9E3779B97F4A7C15ull;
     hash = (hash ^ hash >> 32) * 0xD6E8FEB86659FD93ull;
     return k * stride + (hash >> 32) % stride;
 }
 
-/* Copies those segments that columns col ... col+cols-1 of a row hold; col is a multiple of 16. */
+/* Copies those patches that columns col ... col+cols-1 of a row hold; col is a multiple of 16. */
 static void sample_row(const measurement *m, uint32_t row, uint32_t col, uint32_t cols, const void *values,
                        uint64_t first) {
-    uint64_t begin = row * m->segments_per_row + col / SEGMENT, end = begin + (cols + SEGMENT - 1) / SEGMENT;
-    for (uint64_t k = begin / m->segment_stride; k <= (end - 1) / m->segment_stride; k++) {
-        uint64_t segment = sampled_segment(k, m->segment_stride);
-        if (segment < begin || segment >= end)
+    uint64_t begin = row * m->patches_per_row + col / PATCH_WEIGHTS,
+             end = begin + (cols + PATCH_WEIGHTS - 1) / PATCH_WEIGHTS;
+    for (uint64_t k = begin / m->patch_stride; k <= (end - 1) / m->patch_stride; k++) {
+        uint64_t patch = sampled_patch(k, m->patch_stride);
+        if (patch < begin || patch >= end)
             continue;
-        uint32_t at = (uint32_t)(segment - begin) * SEGMENT, width = cols - at < SEGMENT ? cols - at : SEGMENT;
-        trf_widen(m->source->dtype, values, first + at, width, m->sample + k * SEGMENT);
-        for (uint32_t i = width; i < SEGMENT; i++)
-            m->sample[k * SEGMENT + i] = NAN;
+        uint32_t at = (uint32_t)(patch - begin) * PATCH_WEIGHTS,
+                 width = cols - at < PATCH_WEIGHTS ? cols - at : PATCH_WEIGHTS;
+        trf_widen(m->source->dtype, values, first + at, width, m->sample + k * PATCH_WEIGHTS);
+        for (uint32_t i = width; i < PATCH_WEIGHTS; i++)
+            m->sample[k * PATCH_WEIGHTS + i] = NAN;
     }
 }
 
@@ -182,17 +184,17 @@ static void merge_bands(const measurement *m) {
 /* Turns the sample into tails of its histogram over weights in units of their magnitude. */
 static void count_sample(const measurement *m) {
     trf_quantizer *q = m->quantizer;
-    uint64_t num_segments = q->rows * m->segments_per_row;
-    for (uint64_t k = 0; k * m->segment_stride < num_segments; k++) {
-        uint64_t segment = sampled_segment(k, m->segment_stride);
-        if (segment >= num_segments)
+    uint64_t num_patches = q->rows * m->patches_per_row;
+    for (uint64_t k = 0; k * m->patch_stride < num_patches; k++) {
+        uint64_t patch = sampled_patch(k, m->patch_stride);
+        if (patch >= num_patches)
             continue;
-        uint64_t row = segment / m->segments_per_row, col = segment % m->segments_per_row * SEGMENT;
+        uint64_t row = patch / m->patches_per_row, col = patch % m->patches_per_row * PATCH_WEIGHTS;
         double magnitude =
             q->magnitude[row / q->scale_group_rows * q->scale_groups_per_row + col / q->scale_group_cols];
         double inverse = magnitude > 0 ? 1 / magnitude : 0;
-        const float *w = m->sample + k * SEGMENT;
-        for (int i = 0; i < SEGMENT && !isnan(w[i]); i++) {
+        const float *w = m->sample + k * PATCH_WEIGHTS;
+        for (int i = 0; i < PATCH_WEIGHTS && !isnan(w[i]); i++) {
             q->sampled_weights++;
             uint32_t bits = trf_f32_bits((float)(w[i] * inverse));
             int64_t bin = ((int64_t)(bits & 0x7FFFFFFFu) - TRF_HISTOGRAM_LOWEST) >> (23 - TRF_HISTOGRAM_BIN_BITS);
@@ -234,8 +236,8 @@ static void lay_out_strips(measurement *m) {
         m->strips_per_band = ((uint64_t)q->scale_group_rows + most_rows - 1) / most_rows;
         m->num_strips = q->num_scale_groups / q->scale_groups_per_row * m->strips_per_band;
     }
-    m->segments_per_row = ((uint64_t)q->cols + SEGMENT - 1) / SEGMENT;
-    m->segment_stride = (q->rows * m->segments_per_row + MAX_SEGMENTS - 1) / MAX_SEGMENTS;
+    m->patches_per_row = ((uint64_t)q->cols + PATCH_WEIGHTS - 1) / PATCH_WEIGHTS;
+    m->patch_stride = (q->rows * m->patches_per_row + MAX_PATCHES - 1) / MAX_PATCHES;
 }
 
 static trf_status measure(trf_quantizer *q, const trf_source *source, int threads, trf_error *err) {
@@ -246,7 +248,7 @@ static trf_status measure(trf_quantizer *q, const trf_source *source, int thread
     uint64_t num_sums = (m.strips_per_band == 1 ? workers : m.num_strips) * q->scale_groups_per_row;
     m.sums = calloc(num_sums, sizeof *m.sums);
     m.values = malloc(workers * m.strip_rows * m.strip_cols * trf_dtype_bytes(q->dtype));
-    m.sample = malloc(sizeof(float) * MAX_SEGMENTS * SEGMENT);
+    m.sample = malloc(sizeof(float) * MAX_PATCHES * PATCH_WEIGHTS);
     trf_status status;
     if (!m.sums || !m.values || !m.sample) {
         status =
@@ -281,10 +283,11 @@ static trf_status check_arguments(const trf_source *source, const trf_encode_opt
     if ((unsigned)options->granularity > TRF_GRANULARITY_BLOCK)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%d is no granularity", (int)options->granularity);
     if (options->granularity >= TRF_GRANULARITY_SCALE_GROUP &&
-        (options->scale_group_size < SEGMENT || options->scale_group_size > TRF_MAX_SCALE_GROUP_SIZE ||
-         options->scale_group_size % SEGMENT))
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a group size of %u: it takes multiples of 16, up to %d",
-                        options->scale_group_size, TRF_MAX_SCALE_GROUP_SIZE);
+        (options->scale_group_size < PATCH_WEIGHTS || options->scale_group_size > TRF_MAX_SCALE_GROUP_SIZE ||
+         options->scale_group_size % PATCH_WEIGHTS))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "a scale group size of %u: it takes multiples of 16, up to %d", options->scale_group_size,
+                        TRF_MAX_SCALE_GROUP_SIZE);
     return TRF_OK;
 }
 

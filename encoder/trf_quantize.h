@@ -43,10 +43,10 @@ double trf_quantizer_min_step(const trf_quantizer *quantizer);
 double trf_quantizer_max_step(const trf_quantizer *quantizer);
 
 /* Sets every scale group's scale to its magnitude times step, rounded to the table's dtype; larger where the scale
- * group's absmax would exceed TRF_MAX_CODE steps. May be called again; not while another thread uses the quantizer.
- * Limits: scale groups of zeros get an entry of 1; no scale is below 2^-126 or above 2^127; F16 scales are kept normal
- * numbers, and so no scale is below 2^-29 of the layer's largest. Weights of scale groups that these limits touch are
- * still coded to within half a scale. step: positive. */
+ * scale group's absmax would exceed TRF_MAX_CODE steps. May be called again; not while another thread uses the
+ * quantizer. Limits: scale groups of zeros get an entry of 1; no scale is below 2^-126 or above 2^127; F16 scales are
+ * kept normal numbers, and so no scale is below 2^-29 of the layer's largest. Weights of scale groups that these limits
+ * touch are still coded to within half a scale. step: positive. */
 void trf_quantizer_set_step(trf_quantizer *quantizer, double step);
 
 /* After trf_quantizer_set_step: the scale table and the extension's fields, as FORMAT.md section 3 has them. The table

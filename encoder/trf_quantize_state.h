@@ -7,7 +7,7 @@
 
 enum {
     TRF_MAX_INT8_CODE = 127,
-    TRF_QUANTIZE_CHUNK = 1024,   /* weights widened to F32 at a time: stays in the L1 cache; a multiple of 16 */
+    TRF_WIDENED_WEIGHTS = 1024,  /* weights widened to F32 at a time: stays in the L1 cache; a multiple of 16 */
     TRF_QUANTIZE_SUMS = 8,       /* partial sums of a row's weights: their order is fixed, and yet it vectorizes */
     TRF_HISTOGRAM_OCTAVES = 32,  /* from 2^-12 magnitudes on, which is below half of any min_step */
     TRF_HISTOGRAM_BIN_BITS = 11, /* mantissa bits that tell bins apart */

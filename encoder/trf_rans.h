@@ -5,13 +5,13 @@
 #include "trf_model.h"
 
 /* What encoding symbol s needs. x / f is the high word of x * reciprocal (Granlund and Montgomery 1994, with 64 bits
- * exact for every 32-bit x); for f = 1 the reciprocal does not fit, the product is then x - 1 and bias makes up for
- * it. */
+ * exact for every 32-bit x); for f = 1 the reciprocal does not fit, the product is then x - 1 and slot_offset makes up
+ * for it. */
 typedef struct trf_encode_symbol {
     uint64_t reciprocal;
-    uint32_t limit;      /* renormalize while x >= limit = f * 2^(L + 16 - p) */
-    uint16_t bias;       /* start[s], or start[s] + 2^p - 1 for f = 1 */
-    uint16_t complement; /* 2^p - f */
+    uint32_t limit;       /* renormalize while x >= limit = f * 2^(L + 16 - p) */
+    uint16_t slot_offset; /* start[s], or start[s] + 2^p - 1 for f = 1 */
+    uint16_t complement;  /* 2^p - f */
 } trf_encode_symbol;
 
 /* Symbols without a slot get a limit of 0, which none with a slot has. */

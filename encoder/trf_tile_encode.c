@@ -50,8 +50,8 @@ static inline __attribute__((always_inline)) void gather_rows(const uint16_t *fr
 }
 
 void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes) {
-    const size_t fragment = 8 * TRF_LANES, step_size = shape.blocks * fragment;
-    for (uint32_t half = 0; half < 2 * shape.blocks; half++) /* of a block of 16 rows */
+    const size_t fragment = 8 * TRF_LANES, step_size = shape.row_blocks * fragment;
+    for (uint32_t half = 0; half < 2 * shape.row_blocks; half++) /* of a block of 16 rows */
         for (uint32_t step = 0; step < shape.steps; step += 2) {
             const uint16_t *from = rows + 8 * half * stride + TRF_FRAGMENT_SIZE * step;
             uint16_t *to = lanes + step * step_size + half / 2 * fragment + half % 2 * 2 * TRF_LANES;
@@ -62,9 +62,9 @@ void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape,
         }
 }
 
-void trf_gather_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
-                        trf_tile_scratch *scratch) {
-    uint32_t rows = 16 * shape.blocks, cols = 16 * shape.steps;
+void trf_gather_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
+                                 trf_tile_scratch *scratch) {
+    uint32_t rows = 16 * shape.row_blocks, cols = 16 * shape.steps;
     for (uint32_t r = 0; r < rows; r++) {
         int of_row = encoder->row_offsets ? encoder->row_offsets[row + r] : 0;
         for (uint32_t c = 0; c < cols; c++)
@@ -143,7 +143,7 @@ static uint32_t encode_slab(const trf_tile_encoder *encoder, const trf_tile_shap
     uint32_t weights = trf_lane_weights(slab_shape);
     trf_gather_lanes(elements + row * stride + col, stride, slab_shape, buffers->element);
     if (encoder->rule.predicted)
-        trf_gather_offsets(encoder, shape->row + row, shape->col + col, slab_shape, scratch);
+        trf_gather_exponent_offsets(encoder, shape->row + row, shape->col + col, slab_shape, scratch);
     encoder->split(&encoder->rule, slab_shape, buffers, raw);
     replace_symbols(encoder, weights, buffers);
     trf_encode_lanes(encoder->symbols, buffers->symbol, weights * encoder->header.class_bits / 8,

@@ -37,8 +37,8 @@ typedef struct trf_tile_scratch {
 
 /* Row plus column offset of every weight of a slab into scratch->buffers.offset, in lane order. row, col: of its first
  * weight in the layer. */
-void trf_gather_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
-                        trf_tile_scratch *scratch);
+void trf_gather_exponent_offsets(const trf_tile_encoder *encoder, uint32_t row, uint32_t col, trf_slab_shape shape,
+                                 trf_tile_scratch *scratch);
 
 /* Encodes tile `tile` from its elements (row-major, `stride` elements from row to row) into out (TRF_MAX_TILE_BYTES,
  * 16-byte aligned). Fills *meta except for data_offset. Coded or stored, whichever is smaller. */

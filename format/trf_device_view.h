@@ -9,19 +9,19 @@
 
 /* Where the slab at rows 32*band and columns slab_cols*j lies: entry [band * num_slab_cols + j]. */
 typedef struct trf_device_slab {
-    uint32_t raw_units;  /* of 128 bytes, from the blob's first byte: where its raw bits begin */
-    uint16_t rans_units; /* of 16 bytes, from the raw bits' first byte: where its rANS streams begin */
-    /* Of 16 bytes, of its rANS streams; 0: there is no slab (a stored tile, or slivers alone). */
-    uint16_t size_units;
+    uint32_t raw_offset_128; /* in multiples of 128 bytes, from the blob's first byte: where its raw bits begin */
+    uint16_t rans_offset_16; /* in multiples of 16 bytes, from the raw bits' first byte: where its rANS streams begin */
+    /* In multiples of 16 bytes, of its rANS streams; 0: there is no slab (a stored tile, or slivers alone). */
+    uint16_t rans_size_16;
 } trf_device_slab;
 TRF_STATIC_ASSERT(sizeof(trf_device_slab) == 8, "kernels load a slab's entry as 8 bytes");
 TRF_STATIC_ASSERT(TRF_MAX_TILE_BYTES / TRF_ALIGNMENT <= UINT16_MAX,
                   "rANS streams are in reach of their slab's raw bits");
 
 /* Where its raw bits and its rANS streams begin in the blob, in bytes. */
-TRF_HD uint64_t trf_device_slab_raw(trf_device_slab slab) { return (uint64_t)slab.raw_units * TRF_TILE_ALIGNMENT; }
+TRF_HD uint64_t trf_device_slab_raw(trf_device_slab slab) { return (uint64_t)slab.raw_offset_128 * TRF_TILE_ALIGNMENT; }
 TRF_HD uint64_t trf_device_slab_rans_streams(trf_device_slab slab) {
-    return trf_device_slab_raw(slab) + (uint32_t)slab.rans_units * TRF_ALIGNMENT;
+    return trf_device_slab_raw(slab) + (uint32_t)slab.rans_offset_16 * TRF_ALIGNMENT;
 }
 
 /* What a kernel's first threads set when a tile turns out corrupt; the first one stays. */

@@ -3,7 +3,7 @@
  * computes what a warp does.
  *
  * A band is 32 rows of the layer. Where a band crosses a tile it has up to four edges, numbered below (edge_id). A
- * segment is what a warp stages at a time: 32 columns of 32 rows, or 64 of 16. */
+ * segment is what a warp decodes to shared memory at a time: 32 columns of 32 rows, or 64 of 16. */
 #ifndef TRF_EDGES_H
 #define TRF_EDGES_H
 
@@ -20,8 +20,8 @@ enum {
 
     TRF_EDGE_SEGMENT_WEIGHTS = 32, /* of a lane */
     TRF_EDGE_SEGMENT_PADDING =
-        2, /* elements behind each staged row: rows lie an odd number of words apart, each in another bank */
-    TRF_EDGE_SEGMENT_ELEMENTS = 32 * (32 + TRF_EDGE_SEGMENT_PADDING), /* room for a staged segment */
+        2, /* elements behind each decoded row: rows lie an odd number of words apart, each in another bank */
+    TRF_EDGE_SEGMENT_ELEMENTS = 32 * (32 + TRF_EDGE_SEGMENT_PADDING), /* room for a decoded segment */
 };
 TRF_STATIC_ASSERT(TRF_EDGE_SEGMENT_ELEMENTS >= 16 * (64 + TRF_EDGE_SEGMENT_PADDING),
                   "room for segments of either width");
@@ -50,7 +50,7 @@ TRF_HD trf_edge_region trf_edge_region_of(const trf_tile_shape *tile, uint32_t b
         if (coded == 0 || col >= tile->coded_cols)
             return region;
         const trf_slab_shape shape = trf_slab_shape_from(tile, band_row, col);
-        if (trf_slab_is_regular(shape.blocks, shape.steps) != (edge_id >= TRF_EDGE_REGULAR))
+        if (trf_slab_is_regular(shape.row_blocks, shape.steps) != (edge_id >= TRF_EDGE_REGULAR))
             return region;
         region.row1 = coded;
         region.col0 = col;
@@ -95,7 +95,7 @@ TRF_HD const trf_device_slab *trf_slab_at_band(const trf_device_view *view, uint
 /* The tile that a band crosses in a column of tiles. */
 TRF_HD trf_tile_shape trf_tile_at_band(const trf_device_view *view, uint32_t band, uint32_t tile_col) {
     const uint32_t tile_row = band / TRF_BANDS_PER_TILE;
-    const uint32_t coding = trf_slab_at_band(view, band, tile_col, 0)->size_units
+    const uint32_t coding = trf_slab_at_band(view, band, tile_col, 0)->rans_size_16
                                 ? (uint32_t)TRF_TILE_CODED
                                 : view->tiles[(uint64_t)tile_row * view->num_tile_cols + tile_col].coding;
     return trf_tile_shape_at(view->rows, view->cols, view->slab_cols, tile_row, tile_col, coding);
@@ -124,7 +124,7 @@ TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_sh
     const uint32_t last_band = (tile->row + tile->coded_rows - 1) / TRF_SLAB_ROWS;
     const trf_device_slab slab =
         *trf_slab_at_band(view, last_band, tile->col / TRF_TILE_SIZE, tile->slabs_per_band - 1);
-    return trf_device_slab_rans_streams(slab) + (uint32_t)slab.size_units * TRF_ALIGNMENT;
+    return trf_device_slab_rans_streams(slab) + (uint32_t)slab.rans_size_16 * TRF_ALIGNMENT;
 }
 
 /* @return 0 if there is no such edge. lane: whose rANS stream is begun. */
@@ -144,7 +144,7 @@ TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t b
     const trf_device_slab slab = *trf_slab_at_band(view, band, tile_col, trf_edge_slab(edge_id));
     const trf_slab_shape shape = trf_slab_shape_from(&edge->tile, edge->band_row, edge->region.col0);
     const uint64_t raw = trf_device_slab_raw(slab), rans_streams = trf_device_slab_rans_streams(slab);
-    const uint32_t bytes = slab.size_units * (uint32_t)TRF_ALIGNMENT;
+    const uint32_t bytes = slab.rans_size_16 * (uint32_t)TRF_ALIGNMENT;
     edge->predictor_mode = view->tiles[edge->index].predictor_mode;
     edge->intact = raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) <= rans_streams &&
                    rans_streams + bytes <= view->blob_bytes &&
@@ -156,7 +156,7 @@ TRF_HD int trf_edge_open(trf_edge *edge, const trf_device_view *view, uint32_t b
 
 /* ---- segments ---- */
 
-/* A segment of an edge. Once staged, the element of row r of the band and column c of the tile stands at [r * pitch + c
+/* A segment of an edge. Its decoded element of row r of the band and column c of the tile stands at [r * pitch + c
  * - col]. */
 typedef struct trf_edge_segment {
     uint32_t row0, row1; /* of the band */
@@ -202,8 +202,8 @@ TRF_HD uint32_t trf_stored_element(const trf_device_view *view, const trf_edge *
 
 /* A lane's part of staging a segment; segments of a slab in their order, each once. to: [TRF_EDGE_SEGMENT_ELEMENTS],
  * shared by the lanes. class_value: as trf_lane_decode. */
-TRF_HD void trf_edge_stage(const trf_device_view *view, const int16_t *class_value, trf_edge *edge, uint32_t segment,
-                           uint32_t lane, uint16_t *to) {
+TRF_HD void trf_edge_decode_segment(const trf_device_view *view, const int16_t *class_value, trf_edge *edge,
+                                    uint32_t segment, uint32_t lane, uint16_t *to) {
     const trf_edge_segment at = trf_edge_segment_at(edge, segment);
     if (!trf_edge_is_slab(edge->edge_id)) {
         for (uint32_t row = at.row0; row < at.row1 && lane < at.cols; row++)
@@ -220,8 +220,8 @@ TRF_HD void trf_edge_stage(const trf_device_view *view, const int16_t *class_val
     }
 }
 
-/* A lane's part of writing a slab's exceptions over a staged segment, once all lanes have staged it. */
-TRF_HD void trf_edge_stage_exceptions(const trf_edge *edge, uint32_t segment, uint32_t lane, uint16_t *to) {
+/* A lane's part of writing a slab's exceptions over a decoded segment, once all lanes have decoded it. */
+TRF_HD void trf_edge_put_exceptions(const trf_edge *edge, uint32_t segment, uint32_t lane, uint16_t *to) {
     if (!trf_edge_is_slab(edge->edge_id) || !edge->intact || edge->slab.num_exceptions == 0)
         return;
     const trf_edge_segment at = trf_edge_segment_at(edge, segment);
@@ -232,7 +232,7 @@ TRF_HD void trf_edge_stage_exceptions(const trf_edge *edge, uint32_t segment, ui
         trf_slab_write_exception(&edge->slab, e, first, count, to, at.pitch, at.col - edge->region.col0);
 }
 
-/* A lane's verdict on an edge whose segments are all staged. partner_taken: reader.taken of lane ^ 16. */
+/* A lane's verdict on an edge whose segments are all decoded. partner_taken: reader.taken of lane ^ 16. */
 TRF_HD int trf_edge_verdict(const trf_device_view *view, const trf_edge *edge, uint32_t lane, uint32_t partner_taken) {
     return !trf_edge_is_slab(edge->edge_id) ||
            (edge->intact && trf_lane_reader_verdict(&edge->reader, &edge->slab, lane, partner_taken, view->state_bits));

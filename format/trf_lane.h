@@ -9,28 +9,28 @@
 
 #include "trf_blob.h"
 
-/* The shape of one slab's coded region. blocks: rows / 16, 1 or 2. steps: columns / 16, 1 to 16. */
+/* The shape of one slab's coded region. row_blocks: rows / 16, 1 or 2. steps: columns / 16, 1 to 16. */
 typedef struct trf_slab_shape {
-    uint32_t blocks;
+    uint32_t row_blocks;
     uint32_t steps;
 } trf_slab_shape;
 
 /* Weights of one lane: 8 in each 16x16 fragment. */
-TRF_HD uint32_t trf_lane_weights(trf_slab_shape shape) { return 8 * shape.blocks * shape.steps; }
+TRF_HD uint32_t trf_lane_weights(trf_slab_shape shape) { return 8 * shape.row_blocks * shape.steps; }
 
 /* Row of weight i of a lane, from the slab's first row: mma.m16n8k16 A fragment, register (i/2)%4. */
 TRF_HD uint32_t trf_lane_row(trf_slab_shape shape, uint32_t lane, uint32_t i) {
-    uint32_t block = (i / 8) % shape.blocks;
-    return 16 * block + lane / 4 + 8 * ((i / 2) % 2);
+    uint32_t row_block = (i / 8) % shape.row_blocks;
+    return 16 * row_block + lane / 4 + 8 * ((i / 2) % 2);
 }
 
 /* Column of weight i of a lane, from the slab's first column. Column steps go in pairs of 32 columns, in which each
- * lane owns a span of 8 neighbouring ones, four for each step: 16 bytes of a row of x or W. A last step without a
- * partner has spans of 4. */
+ * lane owns 8 neighbouring ones, four for each step: 16 bytes of a row of x or W. A last step without a
+ * partner gives it 4. */
 TRF_HD uint32_t trf_lane_col(trf_slab_shape shape, uint32_t lane, uint32_t i) {
-    uint32_t step = i / (8 * shape.blocks), pair = step / 2;
-    uint32_t span = 2 * pair + 1 < shape.steps ? 8 : 4;
-    return 32 * pair + span * (lane % 4) + 4 * (step % 2) + 2 * ((i / 4) % 2) + i % 2;
+    uint32_t step = i / (8 * shape.row_blocks), step_pair = step / 2;
+    uint32_t lane_cols = 2 * step_pair + 1 < shape.steps ? 8 : 4;
+    return 32 * step_pair + lane_cols * (lane % 4) + 4 * (step % 2) + 2 * ((i / 4) % 2) + i % 2;
 }
 
 /* ---- raw bits: chunks of 64 weights a lane; in each the planes, widest first, of 32-bit words, grouped so that a lane
@@ -83,11 +83,11 @@ TRF_HD uint32_t trf_sign_holder(uint32_t i) { return (i & ~3u) | (0x1Eu >> (2 * 
 /* ---- the rANS step ---- */
 
 /* One slot of the decode table: frequency [11:0], slot - start [23:12], symbol [31:24]. */
-TRF_HD uint32_t trf_slot_entry(uint32_t frequency, uint32_t bias, uint32_t symbol) {
-    return frequency | bias << 12 | symbol << 24;
+TRF_HD uint32_t trf_slot_entry(uint32_t frequency, uint32_t slot_offset, uint32_t symbol) {
+    return frequency | slot_offset << 12 | symbol << 24;
 }
 TRF_HD uint32_t trf_entry_frequency(uint32_t entry) { return entry & 0xFFF; }
-TRF_HD uint32_t trf_entry_bias(uint32_t entry) { return entry >> 12 & 0xFFF; }
+TRF_HD uint32_t trf_entry_slot_offset(uint32_t entry) { return entry >> 12 & 0xFFF; }
 TRF_HD uint32_t trf_entry_symbol(uint32_t entry) { return entry >> 24; }
 
 /* slot of state x: which entry to look up. */
@@ -95,7 +95,7 @@ TRF_HD uint32_t trf_state_slot(uint32_t x, uint32_t probability_bits) { return x
 
 /* Advance: x = f[s] * (x >> p) + slot - start[s]. */
 TRF_HD uint32_t trf_state_advance(uint32_t x, uint32_t entry, uint32_t probability_bits) {
-    return trf_entry_frequency(entry) * (x >> probability_bits) + trf_entry_bias(entry);
+    return trf_entry_frequency(entry) * (x >> probability_bits) + trf_entry_slot_offset(entry);
 }
 
 /* Renormalize: needed when x < 2^L, then one 16-bit word is enough. */

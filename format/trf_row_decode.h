@@ -15,54 +15,54 @@ enum {
 };
 
 /* Where a row crosses a column of slabs. All offsets are from the blob's first byte. */
-typedef struct trf_row_segment {
+typedef struct trf_row_crossing {
     trf_tile_shape tile;
     uint64_t index;             /* of the tile */
     uint32_t predictor_mode;    /* of the tile */
     uint32_t row;               /* from the tile's first one */
-    uint32_t col, cols;         /* from the tile's first one; the segment's columns, of which ... */
+    uint32_t col, cols;         /* from the tile's first one; the crossing's columns, of which ... */
     uint32_t coded_cols;        /* ... so many are a slab's, 0 to all of them */
     uint64_t stored;            /* of the tile's stored elements; where there are uncoded columns */
     uint64_t raw, rans_streams; /* of the slab, if coded_cols is not 0 */
     uint32_t rans_bytes;
-} trf_row_segment;
+} trf_row_crossing;
 
 /* All but where the data is, which is 0. row: of the layer. slab_col: the column of slabs, from the layer's first one.
  * tile: the one that they meet in. */
-TRF_HD trf_row_segment trf_row_segment_of(const trf_device_view *view, trf_tile_shape tile, uint32_t row,
-                                          uint32_t slab_col) {
-    trf_row_segment segment;
-    segment.tile = tile;
-    segment.index = (uint64_t)(row / TRF_TILE_SIZE) * view->num_tile_cols + tile.col / TRF_TILE_SIZE;
-    segment.predictor_mode = view->tiles[segment.index].predictor_mode;
-    segment.row = row - tile.row;
-    segment.col = slab_col * view->slab_cols - tile.col;
-    const uint32_t left = tile.cols - segment.col;
-    segment.cols = left < view->slab_cols ? left : view->slab_cols;
-    segment.coded_cols = 0;
-    segment.stored = segment.raw = segment.rans_streams = 0;
-    segment.rans_bytes = 0;
-    if (segment.row < tile.coded_rows && segment.col < tile.coded_cols) {
-        const uint32_t coded = tile.coded_cols - segment.col;
-        segment.coded_cols = coded < segment.cols ? coded : segment.cols;
+TRF_HD trf_row_crossing trf_row_crossing_of(const trf_device_view *view, trf_tile_shape tile, uint32_t row,
+                                            uint32_t slab_col) {
+    trf_row_crossing crossing;
+    crossing.tile = tile;
+    crossing.index = (uint64_t)(row / TRF_TILE_SIZE) * view->num_tile_cols + tile.col / TRF_TILE_SIZE;
+    crossing.predictor_mode = view->tiles[crossing.index].predictor_mode;
+    crossing.row = row - tile.row;
+    crossing.col = slab_col * view->slab_cols - tile.col;
+    const uint32_t left = tile.cols - crossing.col;
+    crossing.cols = left < view->slab_cols ? left : view->slab_cols;
+    crossing.coded_cols = 0;
+    crossing.stored = crossing.raw = crossing.rans_streams = 0;
+    crossing.rans_bytes = 0;
+    if (crossing.row < tile.coded_rows && crossing.col < tile.coded_cols) {
+        const uint32_t coded = tile.coded_cols - crossing.col;
+        crossing.coded_cols = coded < crossing.cols ? coded : crossing.cols;
     }
-    return segment;
+    return crossing;
 }
 
-/* The segment as a slab directory has it. row: below view->rows. slab_col: below view->num_slab_cols. */
-TRF_HD trf_row_segment trf_row_segment_at(const trf_device_view *view, uint32_t row, uint32_t slab_col) {
+/* The crossing as a slab directory has it. row: below view->rows. slab_col: below view->num_slab_cols. */
+TRF_HD trf_row_crossing trf_row_crossing_at(const trf_device_view *view, uint32_t row, uint32_t slab_col) {
     const uint32_t across = TRF_TILE_SIZE / view->slab_cols, band = row / TRF_SLAB_ROWS;
     const trf_tile_shape tile = trf_tile_at_band(view, band, slab_col / across);
-    trf_row_segment segment = trf_row_segment_of(view, tile, row, slab_col);
-    if (segment.coded_cols) {
+    trf_row_crossing crossing = trf_row_crossing_of(view, tile, row, slab_col);
+    if (crossing.coded_cols) {
         const trf_device_slab slab = *trf_slab_at_band(view, band, slab_col / across, slab_col % across);
-        segment.raw = trf_device_slab_raw(slab);
-        segment.rans_streams = trf_device_slab_rans_streams(slab);
-        segment.rans_bytes = slab.size_units * (uint32_t)TRF_ALIGNMENT;
+        crossing.raw = trf_device_slab_raw(slab);
+        crossing.rans_streams = trf_device_slab_rans_streams(slab);
+        crossing.rans_bytes = slab.rans_size_16 * (uint32_t)TRF_ALIGNMENT;
     }
-    if (segment.coded_cols < segment.cols)
-        segment.stored = trf_stored_offset(view, &segment.tile, segment.index);
-    return segment;
+    if (crossing.coded_cols < crossing.cols)
+        crossing.stored = trf_stored_offset(view, &crossing.tile, crossing.index);
+    return crossing;
 }
 
 /* Where a row goes, and as what. */
@@ -118,15 +118,15 @@ typedef struct trf_row_lane {
 
 /* Values of the row's weights among i to i + 3 (a multiple of 4), which lie in columns `col` and col + 1 of the layer.
  * classes: of all four. */
-TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_value, const trf_row_segment *segment,
+TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_value, const trf_row_crossing *crossing,
                            const trf_slab_reader *slab, trf_row_lane *at, uint32_t i, uint32_t classes, uint32_t col,
                            trf_decode_as as, uint32_t bits[2]) {
-    const uint32_t row = segment->tile.row + segment->row;
+    const uint32_t row = crossing->tile.row + crossing->row;
     uint32_t raw[4];
     trf_lane_raw_bits(slab, view->codec, view->class_bits, view->raw_bits, at->lane, i, raw);
     for (uint32_t k = 0; k < 2; k++) {
         const uint32_t class_at = classes >> (view->class_bits * (at->first + k)) & ((1u << view->class_bits) - 1);
-        const int32_t offset = trf_offset_at(view, segment->predictor_mode, row, col + k);
+        const int32_t offset = trf_exponent_offset_at(view, crossing->predictor_mode, row, col + k);
         const uint32_t coded = trf_join_element(view->codec, view->class_bits, class_value[class_at],
                                                 at->first ? raw[2 + k] : raw[k], offset);
         const uint32_t element =
@@ -135,7 +135,7 @@ TRF_HD void trf_row_values(const trf_device_view *view, const int16_t *class_val
     }
 }
 
-/* Asks for the words that a lane begins with, on a device: of 32 lanes one is at the end of its segment of the cache in
+/* Asks for the words that a lane begins with, on a device: of 32 lanes one is at the end of its sector of the cache in
  * nearly every step, and all wait for it. */
 TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_reader *reader) {
 #ifdef __CUDA_ARCH__
@@ -152,15 +152,15 @@ TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_r
  * a copy that is nearer; class_value: likewise. @return whether what is in the lane's rANS stream is what was encoded,
  * as far as one lane can tell. */
 TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slots, const int16_t *class_value,
-                               const trf_row_segment *segment, uint32_t quarter, const trf_row_target *target) {
-    const uint32_t row = segment->row % TRF_SLAB_ROWS, layer_col = segment->tile.col + segment->col;
-    const trf_slab_shape shape = trf_slab_shape_from(&segment->tile, segment->row - row, segment->col);
+                               const trf_row_crossing *crossing, uint32_t quarter, const trf_row_target *target) {
+    const uint32_t row = crossing->row % TRF_SLAB_ROWS, layer_col = crossing->tile.col + crossing->col;
+    const trf_slab_shape shape = trf_slab_shape_from(&crossing->tile, crossing->row - row, crossing->col);
     trf_slab_reader slab;
     trf_row_lane at;
-    if (segment->raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) > segment->rans_streams ||
-        segment->rans_streams + segment->rans_bytes > view->blob_bytes ||
-        !trf_slab_reader_open(&slab, view->blob + segment->raw, view->blob + segment->rans_streams, segment->rans_bytes,
-                              shape))
+    if (crossing->raw + trf_raw_bytes(view->raw_bits, trf_lane_weights(shape)) > crossing->rans_streams ||
+        crossing->rans_streams + crossing->rans_bytes > view->blob_bytes ||
+        !trf_slab_reader_open(&slab, view->blob + crossing->raw, view->blob + crossing->rans_streams,
+                              crossing->rans_bytes, shape))
         return 0;
     at.lane = TRF_ROW_LANES * (row % 8) + quarter;
     at.first = 2 * (row % 16 / 8);
@@ -169,16 +169,16 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slot
     trf_row_prefetch_words(&slab, &at.reader);
     uint32_t i = 0;
     for (uint32_t step = 0; step < shape.steps; step++)
-        for (uint32_t block = 0; block < shape.blocks; block++, i += 8) {
+        for (uint32_t row_block = 0; row_block < shape.row_blocks; row_block++, i += 8) {
             uint32_t classes[2], bits[4];
             for (uint32_t g = 0; g < 2; g++)
                 classes[g] = trf_lane_next_classes(&at.reader, &slab, slots, view->class_bits, view->probability_bits,
                                                    view->state_bits);
-            if (block != row / 16)
+            if (row_block != row / 16)
                 continue;
             const uint32_t col = layer_col + trf_row_col(shape, quarter, step);
-            trf_row_values(view, class_value, segment, &slab, &at, i, classes[0], col, target->as, bits);
-            trf_row_values(view, class_value, segment, &slab, &at, i + 4, classes[1], col + 2, target->as, bits + 2);
+            trf_row_values(view, class_value, crossing, &slab, &at, i, classes[0], col, target->as, bits);
+            trf_row_values(view, class_value, crossing, &slab, &at, i + 4, classes[1], col + 2, target->as, bits + 2);
             trf_row_store4(target, col, bits);
         }
     return at.reader.x == 1u << view->state_bits &&
@@ -186,30 +186,30 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slot
 }
 
 /* Writes NaNs, or zeros, in the columns that trf_row_decode_lane writes. */
-TRF_HD void trf_row_spoil_lane(const trf_device_view *view, const trf_row_segment *segment, uint32_t quarter,
+TRF_HD void trf_row_spoil_lane(const trf_device_view *view, const trf_row_crossing *crossing, uint32_t quarter,
                                const trf_row_target *target) {
     const trf_slab_shape shape =
-        trf_slab_shape_from(&segment->tile, segment->row - segment->row % TRF_SLAB_ROWS, segment->col);
+        trf_slab_shape_from(&crossing->tile, crossing->row - crossing->row % TRF_SLAB_ROWS, crossing->col);
     const uint32_t corrupt = trf_device_corrupt_value(view, target->as);
     const uint32_t bits[4] = {corrupt, corrupt, corrupt, corrupt};
     for (uint32_t step = 0; step < shape.steps; step++)
-        trf_row_store4(target, segment->tile.col + segment->col + trf_row_col(shape, quarter, step), bits);
+        trf_row_store4(target, crossing->tile.col + crossing->col + trf_row_col(shape, quarter, step), bits);
 }
 
 /* ---- uncoded columns ---- */
 
 /* One of the four's part of them. */
-TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_segment *segment, uint32_t quarter,
+TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_crossing *crossing, uint32_t quarter,
                                 const trf_row_target *target) {
     trf_edge edge;
-    edge.tile = segment->tile;
-    edge.stored = segment->stored;
-    for (uint32_t c = segment->col + segment->coded_cols + quarter; c < segment->col + segment->cols;
+    edge.tile = crossing->tile;
+    edge.stored = crossing->stored;
+    for (uint32_t c = crossing->col + crossing->coded_cols + quarter; c < crossing->col + crossing->cols;
          c += TRF_ROW_LANES) {
-        const uint32_t row = segment->tile.row + segment->row, col = segment->tile.col + c, at = col - target->col;
+        const uint32_t row = crossing->tile.row + crossing->row, col = crossing->tile.col + c, at = col - target->col;
         if (at >= target->cols)
             continue;
-        const uint32_t element = trf_stored_element(view, &edge, segment->row, c);
+        const uint32_t element = trf_stored_element(view, &edge, crossing->row, c);
         trf_device_value_store(target->to, target->value_bytes, at,
                                trf_device_value(view, target->as, element, row, col));
     }
@@ -217,20 +217,20 @@ TRF_HD void trf_row_copy_stored(const trf_device_view *view, const trf_row_segme
 
 /* ---- all columns ---- */
 
-/* Whether any of the segment's columns are written. */
-TRF_HD int trf_row_is_wanted(const trf_row_segment *segment, const trf_row_target *target) {
-    const uint32_t begin = segment->tile.col + segment->col;
-    return begin < target->col + target->cols && begin + segment->cols > target->col;
+/* Whether any of the crossing's columns are written. */
+TRF_HD int trf_row_is_wanted(const trf_row_crossing *crossing, const trf_row_target *target) {
+    const uint32_t begin = crossing->tile.col + crossing->col;
+    return begin < target->col + target->cols && begin + crossing->cols > target->col;
 }
 
-/* One of the four's part of a segment. @return as trf_row_decode_lane; if one of the four gets 0, each calls
+/* One of the four's part of a crossing. @return as trf_row_decode_lane; if one of the four gets 0, each calls
  * trf_row_spoil_lane. */
 TRF_HD int trf_row_decode(const trf_device_view *view, const uint32_t *slots, const int16_t *class_value,
-                          const trf_row_segment *segment, uint32_t quarter, const trf_row_target *target) {
-    if (!trf_row_is_wanted(segment, target))
+                          const trf_row_crossing *crossing, uint32_t quarter, const trf_row_target *target) {
+    if (!trf_row_is_wanted(crossing, target))
         return 1;
-    trf_row_copy_stored(view, segment, quarter, target);
-    return !segment->coded_cols || trf_row_decode_lane(view, slots, class_value, segment, quarter, target);
+    trf_row_copy_stored(view, crossing, quarter, target);
+    return !crossing->coded_cols || trf_row_decode_lane(view, slots, class_value, crossing, quarter, target);
 }
 
 /* ---- what is asked for ---- */

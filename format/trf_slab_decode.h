@@ -35,8 +35,8 @@ TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *raw, const
         return 0;
     slab->num_exceptions = trf_rans_exception_count(rans_streams);
     slab->words += 4 * slab->num_exceptions;
-    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        slab->num_words += rans_streams[TRF_STATES_BYTES + pair];
+    for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair++)
+        slab->num_words += rans_streams[TRF_STATES_BYTES + lane_pair];
     return rans_bytes >= slab->words + 2 * slab->num_words;
 }
 
@@ -62,8 +62,8 @@ TRF_HD void trf_lane_reader_renormalize(trf_lane_reader *reader, const trf_slab_
 TRF_HD trf_lane_reader trf_lane_reader_open(const trf_slab_reader *slab, uint32_t lane, uint32_t state_bits) {
     const uint8_t *pair_words = slab->rans_streams + TRF_STATES_BYTES;
     uint32_t begin = 0;
-    for (uint32_t pair = 0; pair < lane % TRF_LANE_PAIRS; pair++)
-        begin += pair_words[pair];
+    for (uint32_t lane_pair = 0; lane_pair < lane % TRF_LANE_PAIRS; lane_pair++)
+        begin += pair_words[lane_pair];
     trf_lane_reader reader;
     reader.x = ((const uint16_t *)slab->rans_streams)[lane];
     reader.at = trf_lane_first_word(lane, begin, pair_words[lane % TRF_LANE_PAIRS]);
@@ -147,7 +147,8 @@ TRF_HD uint32_t trf_join_element(uint32_t codec, uint32_t class_bits, int32_t cl
 }
 
 /* What is taken out of the coded exponent of weight (row, col) of the layer. */
-TRF_HD int32_t trf_offset_at(const trf_device_view *view, uint32_t predictor_mode, uint32_t row, uint32_t col) {
+TRF_HD int32_t trf_exponent_offset_at(const trf_device_view *view, uint32_t predictor_mode, uint32_t row,
+                                      uint32_t col) {
     int32_t offset = view->exponent_offset;
     if (predictor_mode & TRF_PREDICT_ROW)
         offset += view->row_offsets[row];
@@ -171,7 +172,7 @@ TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_va
             uint32_t row = trf_lane_row(slab->shape, lane, i + k);
             uint32_t col = trf_lane_col(slab->shape, lane, i + k);
             int32_t value = class_value[classes >> (class_bits * k) & ((1u << class_bits) - 1)];
-            int32_t offset = trf_offset_at(view, origin.predictor_mode, origin.row + row, origin.col + col);
+            int32_t offset = trf_exponent_offset_at(view, origin.predictor_mode, origin.row + row, origin.col + col);
             to[row * pitch + col - first_col] = (uint16_t)trf_join_element(codec, class_bits, value, raw[k], offset);
         }
     }

@@ -432,8 +432,8 @@ static trf_status check_unused_bits(const trf_blob_view *view, trf_slab_shape sh
     uint32_t plane = trf_chunk_offset(view->header.raw_bits, all / TRF_CHUNK_WEIGHTS);
     for (uint32_t p = 0; p < view->num_planes; p++) {
         uint32_t width = view->plane_width[p], words = trf_plane_lane_words(weights, width);
-        uint32_t groups = weights / 4 % (8 / width), used = ((1u << (width * groups)) - 1) * 0x01010101u;
-        for (uint32_t lane = 0; groups && lane < TRF_LANES; lane++) {
+        uint32_t quads = weights / 4 % (8 / width), used = ((1u << (width * quads)) - 1) * 0x01010101u;
+        for (uint32_t lane = 0; quads && lane < TRF_LANES; lane++) {
             uint32_t word, offset = plane + trf_plane_word_offset(words, lane, words - 1);
             memcpy(&word, raw + offset, sizeof word);
             if (word & ~used)
@@ -469,14 +469,14 @@ static trf_status check_exceptions(const trf_blob_view *view, const uint32_t *ex
 static trf_status check_rans_size(const uint8_t *rans_streams, uint32_t bytes, uint64_t tile, uint32_t slab,
                                   uint64_t at, trf_error *err) {
     if (bytes < TRF_RANS_HEAD_BYTES)
-        return TILE_FAIL(at, "tile %llu slab %u: %u bytes cannot hold the head of its streams",
+        return TILE_FAIL(at, "tile %llu slab %u: %u bytes cannot hold the head of its rANS streams",
                          (unsigned long long)tile, slab, bytes);
     if (rans_streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 2] | rans_streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 3])
         return TILE_FAIL(at + TRF_RANS_EXCEPTION_COUNT_OFFSET + 2, "tile %llu slab %u: reserved field is not 0",
                          (unsigned long long)tile, slab);
     uint32_t words = 0, exceptions = trf_rans_exception_count(rans_streams);
-    for (uint32_t pair = 0; pair < TRF_LANE_PAIRS; pair++)
-        words += rans_streams[TRF_STATES_BYTES + pair];
+    for (uint32_t lane_pair = 0; lane_pair < TRF_LANE_PAIRS; lane_pair++)
+        words += rans_streams[TRF_STATES_BYTES + lane_pair];
     uint32_t used = TRF_RANS_HEAD_BYTES + 4 * exceptions + 2 * words;
     if (bytes != trf_align(used))
         return TILE_FAIL(at, "tile %llu slab %u: %u bytes for %u words and %u exceptions", (unsigned long long)tile,
@@ -494,7 +494,7 @@ static trf_status check_slab(const trf_blob_view *view, uint64_t tile, uint32_t 
     const uint8_t *rans_streams = tile_bytes + location->rans_streams;
     const uint64_t at = meta->data_offset + location->rans_streams;
     if (location->end <= location->rans_streams || location->end > meta->data_size)
-        return TILE_FAIL(at, "tile %llu slab %u: streams end at %u, begin at %u, tile of %u bytes",
+        return TILE_FAIL(at, "tile %llu slab %u: rANS streams end at %u, begin at %u, tile of %u bytes",
                          (unsigned long long)tile, slab, location->end, location->rans_streams, meta->data_size);
     TRY(check_rans_size(rans_streams, location->end - location->rans_streams, tile, slab, at, err));
     TRY(check_unused_bits(view, location->shape, tile_bytes + location->raw, meta->data_offset + location->raw, err));

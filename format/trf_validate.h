@@ -80,7 +80,7 @@ trf_status trf_blob_open(const void *head, uint64_t head_bytes, uint64_t blob_by
                          trf_error *err);
 
 /* Checks one tile's data: checksum, sizes, slab table, start states, exceptions, padding. tile_bytes: data_size bytes,
- * 16-byte aligned. Errors: TRF_ERR_CHECKSUM, _TILE, _STREAM (start state 0); offsets from the blob's first byte.
+ * 16-byte aligned. Errors: TRF_ERR_CHECKSUM, _TILE, _RANS (start state 0); offsets from the blob's first byte.
  * Thread-safe. */
 trf_status trf_blob_check_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *tile_bytes, trf_error *err);
 
@@ -128,7 +128,7 @@ TRF_HD uint32_t trf_slab_col(const trf_tile_shape *tile, uint32_t slab) {
 TRF_HD trf_slab_shape trf_slab_shape_from(const trf_tile_shape *tile, uint32_t row, uint32_t col) {
     const uint32_t left = tile->coded_cols - col;
     trf_slab_shape shape;
-    shape.blocks = tile->coded_rows - row >= TRF_SLAB_ROWS ? 2 : 1;
+    shape.row_blocks = tile->coded_rows - row >= TRF_SLAB_ROWS ? 2 : 1;
     shape.steps = (left < tile->slab_cols ? left : tile->slab_cols) / TRF_FRAGMENT_SIZE;
     return shape;
 }

@@ -9,11 +9,11 @@
 
 /* A slab of a multiprocessor whose warps are all at work, 1 row of x; and what each of up to 7 more rows adds. */
 static const double kOneSlabUs = 0.365, kOneSlabRowUs = 0.0040, kTwoSlabsUs = 0.340, kTwoSlabsRowUs = 0.0020;
-/* With two slabs a warp and more tiles of x: of none, and of each. */
+/* With two slabs a warp and more x tiles: of none, and of each. */
 static const double kTwoSlabsTiledUs = 0.30, kTwoSlabsTileUs = 0.04;
-/* With one slab a warp and 2, 4 and 8 tiles. */
+/* With one slab a warp and 2, 4 and 8 x tiles. */
 static const double kOneSlabUs2Tiles = 0.41, kOneSlabUs4Tiles = 0.47, kOneSlabUs8Tiles = 0.82;
-/* General kernels: 1 tile, 8 tiles. */
+/* General kernels: 1 x tile, 8 x tiles. */
 static const double kGeneralUs = 1.0, kGeneralUs8Tiles = 1.5;
 /* How much longer decoding takes with pairs, and with quads of FP16, than with other quads. */
 static const double kPairsFactor = 1.2, kFp16Factor = 1.25;
@@ -23,11 +23,11 @@ static const double kPairsFactor = 1.2, kFp16Factor = 1.25;
  * where 5.8 was measured. */
 static const double kAloneSlabUs = 5.0, kGroupAloneSlabUs = 5.8, kAloneTwoSlabsUs = 6.5, kAlonePairsFactor = 1.8;
 
-/* The second kernel of a stream-K partition: its launch and its work, with x pipelined, with more tiles of x, with one;
+/* The second kernel of a stream-K partition: its launch and its work, with x pipelined, with more x tiles, with one;
  * and the speed at which it reads sums. */
 static const double kFinishPipelinedUs = 6.5, kFinishTilesUs = 3, kFinishUs = 5, kFinishBytesPerUs = 4e6;
 
-/* With several tiles of x: fewer warps hide less of each other's latencies. The factor of a full block is their sum. */
+/* With several x tiles: fewer warps hide less of each other's latencies. The factor of a full block is their sum. */
 static const double kLatencyShare = 0.88, kLatencyOfWarpsShare = 0.12;
 
 /* Where memory is the limit, blocks with less to do leave it to the others: this share of the time is the fullest
@@ -53,11 +53,11 @@ static const double kGroupClusterUs = 0.5;
 /* ---- slabs ---- */
 
 /* Of a slab of 256 columns. */
-static double slab_us(const trf_device_view *view, uint32_t geometry, uint32_t x_tiles, uint32_t slabs, uint32_t m) {
+static double slab_us(const trf_device_view *view, uint32_t variant, uint32_t x_tiles, uint32_t slabs, uint32_t m) {
     const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4           ? kPairsFactor
                                                               : view->codec == TRF_CODEC_FP16 ? kFp16Factor
                                                                                               : 1.0;
-    if (geometry == TRF_GEOMETRY_GENERAL)
+    if (variant == TRF_VARIANT_GENERAL)
         return x_tiles == 1 ? kGeneralUs : kGeneralUs8Tiles;
     if (slabs == 2)
         return longer *
@@ -131,7 +131,7 @@ static double cost_of_meeting(const trf_fused_partition *c, uint32_t m) {
 
 double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition *c, uint32_t multiprocessors,
                          uint32_t m) {
-    const double each_us = width_of(view) * slab_us(view, c->geometry, c->x_tiles, c->slabs, m);
+    const double each_us = width_of(view) * slab_us(view, c->variant, c->x_tiles, c->slabs, m);
     const double waiting_us = alone_us(view, c->slabs == 2 ? kAloneTwoSlabsUs : kAloneSlabUs);
     if (c->is_stream_k)
         return cost_of_stream_k_blocks(c, each_us, waiting_us);
@@ -156,13 +156,13 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
 /* ---- layers that share a launch, and experts ---- */
 
 trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m) {
-    const uint32_t geometry = slabs == 2 ? TRF_GEOMETRY_TWO_SLABS : TRF_GEOMETRY_ONE_SLAB;
+    const uint32_t variant = slabs == 2 ? TRF_VARIANT_TWO_SLABS : TRF_VARIANT_ONE_SLAB;
     trf_cost_shape shape;
     shape.cols = trf_regular_slab_cols(view);
     shape.units = shape.cols ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
     shape.slabs = slabs;
     shape.warps = warps;
-    shape.slab_us = width_of(view) * slab_us(view, geometry, 1, slabs, m);
+    shape.slab_us = width_of(view) * slab_us(view, variant, 1, slabs, m);
     shape.alone_us = alone_us(view, slabs == 2 ? kAloneTwoSlabsUs : kGroupAloneSlabUs);
     shape.sum_bytes = trf_fused_sum_bytes(slabs, 1) * (m / 8.0);
     return shape;

@@ -1,14 +1,14 @@
 /* The edges' part of a product: partial[m][rows] = x . W^T over the weights outside regular slabs; and the copy of x
  * that regular slabs want.
  *
- * A block takes a band of 32 rows. Round by round, each of its warps stages one segment (1024 weights) of its own edges
- * in shared memory; warp w owns the columns of tiles w, w + kWarps, ... Then the segments are multiplied: a lane holds
- * one row of a segment, or half a row of a segment of 64 columns, in registers as F32. With m >= kWarps each warp goes
- * through all segments for its own rows of x; with fewer rows of x the segments are shared out as well, and partial
- * sums are added at the end, slice by slice. Which warp adds what, and in which order, depends on the layer and on m
- * alone, so the same input gives the same bits.
+ * A block takes a band of 32 rows. Round by round, each of its warps decodes one segment (1024 weights) of its own
+ * edges to shared memory; warp w owns the columns of tiles w, w + kWarps, ... Then the segments are multiplied: a lane
+ * holds one row of a segment, or half a row of a segment of 64 columns, in registers as F32. With m >= kWarps each warp
+ * goes through all segments for its own rows of x; with fewer rows of x the segments are shared out as well, and
+ * partial sums are added at the end, slice by slice. Which warp adds what, and in which order, depends on the layer and
+ * on m alone, so the same input gives the same bits.
  *
- * Scales are applied to sums over 8 columns, which always lie in one group of scales. A corrupt slab makes its band's
+ * Scales are applied to sums over 8 columns, which always lie in one scale group. A corrupt slab makes its band's
  * rows NaN.
  *
  * Shared memory: kWarps * (2176 + 24 + 128) + 32 bytes: 9.3 KB with 4 warps, 37.3 KB with 16. Limit: latency, of the
@@ -38,10 +38,11 @@ struct edge_walk {
     bool corrupt;
 };
 
-/* Stages the warp's next segment. @return its place, with no columns if there is none left. col is then the layer's. */
+/* Decodes the warp's next segment. @return its place, with no columns if there is none left. col is then the
+ * layer's. */
 template <uint32_t kWarps>
-__device__ trf_edge_segment stage_next(edge_walk &walk, const trf_device_view &view, const int16_t *class_value,
-                                       uint32_t band, uint32_t lane, uint16_t *staged) {
+__device__ trf_edge_segment decode_next(edge_walk &walk, const trf_device_view &view, const int16_t *class_value,
+                                        uint32_t band, uint32_t lane, uint16_t *decoded) {
     while (walk.segment == walk.segments) {
         if (walk.col >= view.num_tile_cols)
             return trf_edge_segment{};
@@ -53,7 +54,7 @@ __device__ trf_edge_segment stage_next(edge_walk &walk, const trf_device_view &v
             walk.col += kWarps;
         }
     }
-    trf_warp_edge_stage(walk.edge, view, class_value, walk.segment, lane, staged);
+    trf_warp_decode_segment(walk.edge, view, class_value, walk.segment, lane, decoded);
     trf_edge_segment segment = trf_edge_segment_at(&walk.edge, walk.segment);
     segment.col += walk.edge.tile.col;
     if (++walk.segment == walk.segments)
@@ -63,13 +64,13 @@ __device__ trf_edge_segment stage_next(edge_walk &walk, const trf_device_view &v
 
 /* ---- the product ---- */
 
-/* Adds a staged segment's products to sum[k], for the lane's row and rows first + step * k of x. */
+/* Adds a decoded segment's products to sum[k], for the lane's row and rows first + step * k of x. */
 template <bool kBf16, uint32_t kPerWarp>
 __device__ __forceinline__ void
 add_segment(float (&sum)[kPerWarp], const trf_device_view &view, const trf_edge_segment &segment, uint32_t band,
-            uint32_t lane, const uint16_t *staged, const x_rows &x, uint32_t m, uint32_t first, uint32_t step) {
+            uint32_t lane, const uint16_t *decoded, const x_rows &x, uint32_t m, uint32_t first, uint32_t step) {
     trf_edge_weights w;
-    trf_edge_weights_load(&w, &view, &segment, band * TRF_SLAB_ROWS, 0, lane, staged);
+    trf_edge_weights_load(&w, &view, &segment, band * TRF_SLAB_ROWS, 0, lane, decoded);
 #pragma unroll
     for (uint32_t k = 0; k < kPerWarp; k++) {
         const uint32_t index = first + step * k;
@@ -97,7 +98,7 @@ template <bool kBf16, uint32_t kWarps>
 __device__ __forceinline__ void edges_of_band(const trf_device_view &view, const x_rows &x, uint32_t m, uint32_t step,
                                               uint32_t band, float *partial) {
     constexpr uint32_t kPerWarp = TRF_FUSED_MAX_M / kWarps;
-    __shared__ alignas(4) uint16_t staged[kWarps][TRF_EDGE_SEGMENT_ELEMENTS];
+    __shared__ alignas(4) uint16_t decoded[kWarps][TRF_EDGE_SEGMENT_ELEMENTS];
     __shared__ trf_edge_segment segments[kWarps];
     __shared__ float slice_sum[kWarps][TRF_LANES];
     __shared__ int16_t class_value[16];
@@ -112,15 +113,16 @@ __device__ __forceinline__ void edges_of_band(const trf_device_view &view, const
         edge_walk walk = {};
         walk.col = warp;
         while (true) {
-            const trf_edge_segment staged_now = stage_next<kWarps>(walk, view, class_value, band, lane, staged[warp]);
+            const trf_edge_segment decoded_now =
+                decode_next<kWarps>(walk, view, class_value, band, lane, decoded[warp]);
             if (lane == 0)
-                segments[warp] = staged_now;
-            if (!__syncthreads_or(staged_now.cols != 0))
+                segments[warp] = decoded_now;
+            if (!__syncthreads_or(decoded_now.cols != 0))
                 break;
             for (uint32_t p = slice; p < kWarps; p += slices)
                 if (segments[p].cols)
-                    add_segment<kBf16>(sum, view, segments[p], band, lane, staged[p], x, m, first, step);
-            __syncthreads(); /* before segments are staged over */
+                    add_segment<kBf16>(sum, view, segments[p], band, lane, decoded[p], x, m, first, step);
+            __syncthreads(); /* before segments are decoded over */
         }
         corrupt = __syncthreads_or(walk.corrupt);
     }

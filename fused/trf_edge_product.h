@@ -1,4 +1,4 @@
-/* A lane's part of multiplying a staged segment of an edge (trf_edges.h) by rows of x. C and CUDA.
+/* A lane's part of multiplying a decoded segment of an edge (trf_edges.h) by rows of x. C and CUDA.
  *
  * A lane holds 32 columns of one row: row `lane` of the band, or, of a segment of 64 columns, one half of row lane %
  * 16, lanes 0 to 15 the left one. */
@@ -37,18 +37,18 @@ TRF_HD int trf_edge_segment_has_halves(const trf_edge_segment *segment) {
     return segment->width == 2 * TRF_EDGE_LANE_COLS;
 }
 
-/* row, col: of the layer, where row 0 of the band and column 0 of the tile lie. staged: 4-byte aligned. */
+/* row, col: of the layer, where row 0 of the band and column 0 of the tile lie. decoded: 4-byte aligned. */
 TRF_HD void trf_edge_weights_load(trf_edge_weights *w, const trf_device_view *view, const trf_edge_segment *segment,
-                                  uint32_t row, uint32_t col, uint32_t lane, const uint16_t *staged) {
+                                  uint32_t row, uint32_t col, uint32_t lane, const uint16_t *decoded) {
     const int halves = trf_edge_segment_has_halves(segment);
     const uint32_t r = halves ? lane % TRF_FRAGMENT_SIZE : lane;
     const uint32_t first = halves ? lane / TRF_FRAGMENT_SIZE * TRF_EDGE_LANE_COLS : 0;
     const uint32_t left = r >= segment->row0 && r < segment->row1 && segment->cols > first ? segment->cols - first : 0;
-    const uint32_t *two = (const uint32_t *)(staged + r * segment->pitch + first);
+    const uint32_t *two = (const uint32_t *)(decoded + r * segment->pitch + first);
     w->cols = left < TRF_EDGE_LANE_COLS ? left : (uint32_t)TRF_EDGE_LANE_COLS;
     w->col = col + segment->col + first;
     TRF_UNROLL
-    for (uint32_t c = 0; c < TRF_EDGE_LANE_COLS; c += 2) { /* what is not staged is read, but not used */
+    for (uint32_t c = 0; c < TRF_EDGE_LANE_COLS; c += 2) { /* what is not decoded is read, but not used */
         w->value[c] = c < w->cols ? trf_element_to_f32(view->codec, two[c / 2] & 0xFFFF) : 0.0f;
         w->value[c + 1] = c + 1 < w->cols ? trf_element_to_f32(view->codec, two[c / 2] >> 16) : 0.0f;
     }

@@ -23,7 +23,7 @@ TRF_HD float trf_operand_value(uint32_t bits, uint32_t dtype) {
 }
 
 /* Rounds to y's dtype. */
-TRF_HD void trf_store_rounded(void *y, uint32_t dtype, uint64_t at, float value) {
+TRF_HD void trf_write_rounded(void *y, uint32_t dtype, uint64_t at, float value) {
     if (dtype == TRF_DTYPE_F32) {
         ((float *)y)[at] = value;
         return;

@@ -3,8 +3,8 @@
  *
  * A *work item* is one pass over an expert's weights, with up to TRF_EXPERT_TOKENS of its tokens. Work items count
  * through the experts in order, those without tokens have none. A block has consecutive units (trf_warp_product.cuh),
- * counted through all items, so that it enters few experts, and fewer of them if it enters another one; all of a unit's
- * columns are the block's. */
+ * counted through all work items, so that it enters few experts, and fewer of them if it enters another one; all of a
+ * unit's columns are the block's. */
 #ifndef TRF_EXPERT_PARTITION_H
 #define TRF_EXPERT_PARTITION_H
 
@@ -52,13 +52,13 @@ TRF_HD uint64_t trf_expert_time(const trf_expert_cost_model *cost_model, uint64_
            cost_model->begin_ns;
 }
 
-/* What items cost, in quarters of a unit. */
+/* What work items cost, in quarters of a unit. */
 TRF_HD uint64_t trf_expert_quarters(const trf_expert_cost_model *cost_model, uint64_t work_items) {
     return work_items * (4ull * cost_model->units + cost_model->begin_quarters);
 }
 
-/* Estimated time of the block that has most to do. *whole: whether blocks do better with one item each. items, blocks:
- * at least 1. */
+/* Estimated time of the block that has most to do. *whole: whether blocks do better with one work item each.
+ * work_items, blocks: at least 1. */
 TRF_HD uint64_t trf_expert_cost(const trf_expert_cost_model *cost_model, uint64_t work_items, uint32_t blocks,
                                 int *whole) {
     const uint64_t most = (trf_expert_quarters(cost_model, work_items) + blocks - 1) / blocks,
@@ -72,19 +72,19 @@ TRF_HD uint64_t trf_expert_cost(const trf_expert_cost_model *cost_model, uint64_
     return *whole ? apart : evenly;
 }
 
-/* A block's units [begin, end), unit u of item i being i * units + u. */
+/* A block's units [begin, end), unit u of work item i being i * units + u. */
 typedef struct trf_expert_share {
     uint64_t begin, end;
 } trf_expert_share;
 
-/* The first unit from `quarters` on: an item's first quarters are entering it. */
+/* The first unit from `quarters` on: a work item's first quarters are entering it. */
 TRF_HD uint64_t trf_expert_unit_at(const trf_expert_cost_model *cost_model, uint64_t quarters) {
     const uint64_t each = 4ull * cost_model->units + cost_model->begin_quarters, in_item = quarters % each;
     return quarters / each * cost_model->units +
            (in_item > cost_model->begin_quarters ? (in_item - cost_model->begin_quarters + 3) / 4 : 0);
 }
 
-/* whole: blocks are cut among items, and an item among its blocks. */
+/* whole: blocks are cut among work items, and a work item among its blocks. */
 TRF_HD trf_expert_share trf_expert_share_of(const trf_expert_cost_model *cost_model, uint64_t work_items,
                                             uint32_t blocks, int whole, uint32_t block) {
     trf_expert_share share;

@@ -61,7 +61,7 @@ struct trf_epilogue_elements {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (is_valid[i])
-                trf_store_rounded(epilogue.y, epilogue.y_dtype, at[i],
+                trf_write_rounded(epilogue.y, epilogue.y_dtype, at[i],
                                   trf_after_activation(&inputs[i], epilogue.y_dtype, activated[i]));
     }
 };

@@ -4,9 +4,9 @@
  *   codec                       type of x
  *   bf16, fp16                  its own
  *   e4m3, e5m2                  F16, BF16
- *   int; int with group scales  F16, BF16
+ *   int; int with scale groups  F16, BF16
  *
- * each in the geometries below; tiles: of 8 rows of x. With two slabs a warp, int has kernels for the raw bits that it
+ * each in the variants below; x tiles: of 8 rows of x. With two slabs a warp, int has kernels for the raw bits that it
  * mostly has, too. */
 #ifndef TRF_FUSED_INSTANCES_CUH
 #define TRF_FUSED_INSTANCES_CUH
@@ -15,64 +15,64 @@
 
 typedef void (*trf_fused_kernel)(trf_fused_args);
 
-template <class Traits, class Type, bool kScaled, int kGeometry, int kXTiles>
+template <class Codec, class Type, bool kScaled, int kVariant, int kXTiles>
 static trf_fused_kernel trf_fused_pick_instance() {
-    constexpr int kP = kGeometry == TRF_GEOMETRY_GENERAL ? 0 : kDefaultP<Traits>;
-    return trf_fused<Traits, Type, kP, trf_fused_slabs(kGeometry), kXTiles, kScaled,
-                     trf_fused_warps(Traits::kCodec, Traits::kClassBits, kScaled, kXTiles, kGeometry)>;
+    constexpr int kP = kVariant == TRF_VARIANT_GENERAL ? 0 : kDefaultP<Codec>;
+    return trf_fused<Codec, Type, kP, trf_fused_slabs(kVariant), kXTiles, kScaled,
+                     trf_fused_warps(Codec::kCodec, Codec::kClassBits, kScaled, kXTiles, kVariant)>;
 }
 
-/* tiles: that there are. */
-template <class Traits, class Type, bool kScaled> static trf_fused_kernel trf_fused_pick_two_slabs(int x_tiles) {
-    constexpr int kMost = trf_fused_two_slab_max_x_tiles(Traits::kCodec, Traits::kClassBits,
-                                                         Traits::kKnownRaw ? Traits::raw(0) : 0, kScaled);
+/* x_tiles: that there are. */
+template <class Codec, class Type, bool kScaled> static trf_fused_kernel trf_fused_pick_two_slabs(int x_tiles) {
+    constexpr int kMost =
+        trf_fused_two_slab_max_x_tiles(Codec::kCodec, Codec::kClassBits, Codec::kKnownRaw ? Codec::raw(0) : 0, kScaled);
     if constexpr (kMost > 1) {
         if (x_tiles == 2)
-            return trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_TWO_SLABS, 2>();
+            return trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_TWO_SLABS, 2>();
         if (x_tiles == 3)
-            return trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_TWO_SLABS, 3>();
+            return trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_TWO_SLABS, 3>();
         if (x_tiles == 4)
-            return trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_TWO_SLABS, 4>();
+            return trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_TWO_SLABS, 4>();
     }
     if constexpr (kMost > 0)
-        return trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_TWO_SLABS, 1>();
+        return trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_TWO_SLABS, 1>();
     return nullptr;
 }
 
-template <class Traits, class Type, bool kScaled> static trf_fused_kernel trf_fused_pick(int x_tiles, int geometry) {
-    if (geometry == TRF_GEOMETRY_TWO_SLABS)
-        return trf_fused_pick_two_slabs<Traits, Type, kScaled>(x_tiles);
-    if (geometry == TRF_GEOMETRY_GENERAL)
-        return x_tiles == 1 ? trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_GENERAL, 1>()
-                            : trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_GENERAL, 8>();
+template <class Codec, class Type, bool kScaled> static trf_fused_kernel trf_fused_pick(int x_tiles, int variant) {
+    if (variant == TRF_VARIANT_TWO_SLABS)
+        return trf_fused_pick_two_slabs<Codec, Type, kScaled>(x_tiles);
+    if (variant == TRF_VARIANT_GENERAL)
+        return x_tiles == 1 ? trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_GENERAL, 1>()
+                            : trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_GENERAL, 8>();
     switch (x_tiles) {
     case 1:
-        return trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_ONE_SLAB, 1>();
+        return trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_ONE_SLAB, 1>();
     case 2:
-        return trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_ONE_SLAB, 2>();
+        return trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_ONE_SLAB, 2>();
     case 4:
-        return trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_ONE_SLAB, 4>();
+        return trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_ONE_SLAB, 4>();
     default:
-        return trf_fused_pick_instance<Traits, Type, kScaled, TRF_GEOMETRY_ONE_SLAB, 8>();
+        return trf_fused_pick_instance<Codec, Type, kScaled, TRF_VARIANT_ONE_SLAB, 8>();
     }
 }
 
 /* For codecs that take either type of x. */
 template <class Quads, class Pairs, bool kScaled>
-static trf_fused_kernel trf_fused_pick_codec(int class_bits, int bf16_x, int x_tiles, int geometry) {
+static trf_fused_kernel trf_fused_pick_codec(int class_bits, int bf16_x, int x_tiles, int variant) {
     if (class_bits == 2)
-        return bf16_x ? trf_fused_pick<Quads, trf_bf16_type, kScaled>(x_tiles, geometry)
-                      : trf_fused_pick<Quads, trf_f16_type, kScaled>(x_tiles, geometry);
-    return bf16_x ? trf_fused_pick<Pairs, trf_bf16_type, kScaled>(x_tiles, geometry)
-                  : trf_fused_pick<Pairs, trf_f16_type, kScaled>(x_tiles, geometry);
+        return bf16_x ? trf_fused_pick<Quads, trf_bf16_type, kScaled>(x_tiles, variant)
+                      : trf_fused_pick<Quads, trf_f16_type, kScaled>(x_tiles, variant);
+    return bf16_x ? trf_fused_pick<Pairs, trf_bf16_type, kScaled>(x_tiles, variant)
+                  : trf_fused_pick<Pairs, trf_f16_type, kScaled>(x_tiles, variant);
 }
 
 /* One for each .cu. bf16_x: the type of x where the codec takes both. */
-trf_fused_kernel trf_fused_bf16(int class_bits, int x_tiles, int geometry);
-trf_fused_kernel trf_fused_fp16(int class_bits, int x_tiles, int geometry);
-trf_fused_kernel trf_fused_e4m3(int class_bits, int bf16_x, int x_tiles, int geometry);
-trf_fused_kernel trf_fused_e5m2(int class_bits, int bf16_x, int x_tiles, int geometry);
-trf_fused_kernel trf_fused_int(int class_bits, uint32_t raw_bits, int bf16_x, int x_tiles, int geometry);
-trf_fused_kernel trf_fused_int_scaled(int class_bits, int bf16_x, int x_tiles, int geometry);
+trf_fused_kernel trf_fused_bf16(int class_bits, int x_tiles, int variant);
+trf_fused_kernel trf_fused_fp16(int class_bits, int x_tiles, int variant);
+trf_fused_kernel trf_fused_e4m3(int class_bits, int bf16_x, int x_tiles, int variant);
+trf_fused_kernel trf_fused_e5m2(int class_bits, int bf16_x, int x_tiles, int variant);
+trf_fused_kernel trf_fused_int(int class_bits, uint32_t raw_bits, int bf16_x, int x_tiles, int variant);
+trf_fused_kernel trf_fused_int_scaled(int class_bits, int bf16_x, int x_tiles, int variant);
 
 #endif

@@ -26,7 +26,7 @@
  *       decode, mma           each step
  *
  *     shared memory, bytes    table 32768 | masks 512 | guard 544 | 16 warps x 2 slabs x 4416 | guard 544: 175680
- *       a slab's 4416         ring of 4 steps 2048 | narrow planes 512 | two buffers for streams, 928 each
+ *       a slab's 4416         ring of 4 steps 2048 | narrow planes 512 | two of rANS streams, 928 each
  *
  * The partition may also be *stream-K*: waves times columns are cut evenly among blocks, whose first and last waves may
  * be shared with others. Sums of those go to the workspace, and a second kernel adds them up, in the order of blocks.
@@ -78,7 +78,7 @@ struct trf_block_share {
 };
 
 /* A warp's way: of each of the block's waves one unit, a range of the block's columns. */
-struct trf_split_k_bands {
+struct trf_split_k_unit_order {
     const trf_block_share &share;
     uint32_t wave_units, k_split, k_splits;
 
@@ -90,22 +90,22 @@ struct trf_split_k_bands {
     }
 
     /* To the next wave in which the split has columns; there is one. */
-    __device__ __forceinline__ void next_band(trf_walk &walk) const {
+    __device__ __forceinline__ void next_unit(trf_walk &walk) const {
         do {
-            walk.band += wave_units;
-            enter_wave(walk, (walk.band - share.unit) / wave_units);
+            walk.unit += wave_units;
+            enter_wave(walk, (walk.unit - share.unit) / wave_units);
         } while (walk.col == walk.stop);
     }
 
-    /* place: of the warp's unit in its wave. */
-    __device__ __forceinline__ trf_walk start(uint32_t place) const {
-        trf_walk walk = {share.unit + place, 0, 0, 0};
-        for (uint32_t g = share.begin / share.cols; g * share.cols < share.end && g * wave_units + place < share.units;
-             g++) {
+    /* unit_in_wave: the warp's. */
+    __device__ __forceinline__ trf_walk start(uint32_t unit_in_wave) const {
+        trf_walk walk = {share.unit + unit_in_wave, 0, 0, 0};
+        for (uint32_t g = share.begin / share.cols;
+             g * share.cols < share.end && g * wave_units + unit_in_wave < share.units; g++) {
             trf_walk of_wave;
             enter_wave(of_wave, g);
             if (walk.left == 0) {
-                walk.band = share.unit + g * wave_units + place;
+                walk.unit = share.unit + g * wave_units + unit_in_wave;
                 walk.col = of_wave.col;
                 walk.stop = of_wave.stop;
             }
@@ -157,8 +157,8 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
 /* Where a block leaves the sums of a unit that it shares with others: its own partials of wave g, of which it has two
  * at most. */
 static __device__ __forceinline__ float *trf_partial_of(const trf_fused_partition_args &p, uint32_t block,
-                                                        bool first_wave, uint32_t place, uint32_t acc_tiles) {
-    return p.partials + ((uint64_t)(2 * block + (first_wave ? 0 : 1)) * p.wave_units + place) * acc_tiles * 128;
+                                                        bool first_wave, uint32_t unit_in_wave, uint32_t acc_tiles) {
+    return p.partials + ((uint64_t)(2 * block + (first_wave ? 0 : 1)) * p.wave_units + unit_in_wave) * acc_tiles * 128;
 }
 
 /* ---- sums of warps that share a unit ----
@@ -168,42 +168,42 @@ static __device__ __forceinline__ float *trf_partial_of(const trf_fused_partitio
 
 template <class Product>
 static __device__ __forceinline__ void trf_send_partial_sums(Product &product, const trf_partition_args &p,
-                                                             uint32_t sums, uint32_t warp, uint32_t place,
+                                                             uint32_t sums, uint32_t warp, uint32_t unit_in_wave,
                                                              uint32_t k_split) {
-    const uint32_t lane = threadIdx.x % 32, in_tile = trf_acc_tile_place(product.a.m, lane, lane % 4);
+    const uint32_t lane = threadIdx.x % 32, in_tile = trf_acc_tile_offset(product.a.m, lane, lane % 4);
     const uint32_t rank = blockIdx.x % p.cluster;
     product.each_acc_tile([&](uint32_t acc_tile, float4 v) {
         if (p.cluster == 1) {
             trf_cluster_store(sums + warp * p.sums_stride + acc_tile * TRF_ACC_TILE_BYTES + in_tile, 0, v);
         } else {
-            const uint32_t task = place * Product::kAccTiles + acc_tile;
+            const uint32_t task = unit_in_wave * Product::kAccTiles + acc_tile;
             const uint32_t slot = (task / p.cluster * p.cluster + rank) * p.k_splits + k_split;
             trf_cluster_store(sums + slot * TRF_ACC_TILE_BYTES + in_tile, task % p.cluster, v);
         }
     });
 }
 
-/* Adds up what lies at shared addresses at(0) ... at(count - 1), in order, kAtOnce loads at a time; each of `sharers`
- * lanes has every so many of them from its `share` on. All lanes of the warp call it; those with share 0 have the
+/* Adds up what lies at shared addresses at(0) ... at(count - 1), in order, kAtOnce loads at a time; each of `adders`
+ * lanes has every so many of them from `adder` on. All lanes of the warp call it; those with adder 0 have the
  * sum. */
 template <int kAtOnce, class At>
-static __device__ __forceinline__ float4 trf_add_shares(uint32_t count, uint32_t share, uint32_t sharers, At at) {
+static __device__ __forceinline__ float4 trf_add_partials(uint32_t count, uint32_t adder, uint32_t adders, At at) {
     float4 sum = {};
 #pragma unroll 1
-    for (uint32_t i = share; i < count; i += kAtOnce * sharers) {
+    for (uint32_t i = adder; i < count; i += kAtOnce * adders) {
         float4 v[kAtOnce];
 #pragma unroll
         for (int j = 0; j < kAtOnce; j++)
-            v[j] = trf_lds128f(at(min(i + j * sharers, count - 1)));
+            v[j] = trf_lds128f(at(min(i + j * adders, count - 1)));
 #pragma unroll
         for (int j = 0; j < kAtOnce; j++)
-            if (i + j * sharers < count)
+            if (i + j * adders < count)
                 sum = trf_add(sum, v[j]);
     }
     __syncwarp();
-    if (sharers > 1)
+    if (adders > 1)
         sum = trf_add_of_lane(sum, 2);
-    if (sharers > 2)
+    if (adders > 2)
         sum = trf_add_of_lane(sum, 1);
     return sum;
 }
@@ -216,17 +216,17 @@ static __device__ __forceinline__ void trf_finish_wave(const trf_product_args &a
                                                        uint32_t sums, uint32_t first, uint32_t units, float *partials) {
     const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
     const uint32_t rank = blockIdx.x % p.cluster, count = p.cluster * p.k_splits;
-    const uint32_t sharers = a.m <= 2 ? 4 : a.m <= 4 ? 2 : 1; /* lanes that add for one */
-    const uint32_t q = lane % (4 / sharers), share = lane % 4 / (4 / sharers);
-    const uint32_t in_tile = sums + trf_acc_tile_place(a.m, lane, q);
+    const uint32_t adders = a.m <= 2 ? 4 : a.m <= 4 ? 2 : 1; /* lanes that add for one */
+    const uint32_t q = lane % (4 / adders), adder = lane % 4 / (4 / adders);
+    const uint32_t in_tile = sums + trf_acc_tile_offset(a.m, lane, q);
     const uint32_t step = p.cluster > 1 ? TRF_ACC_TILE_BYTES : p.wave_units * p.sums_stride;
 #pragma unroll 1
     for (uint32_t task = rank + p.cluster * warp; task < units * Product::kAccTiles; task += p.cluster * warps) {
         const uint32_t unit = task / Product::kAccTiles, acc_tile = task % Product::kAccTiles;
         const uint32_t at = in_tile + (p.cluster > 1 ? task / p.cluster * count * TRF_ACC_TILE_BYTES
                                                      : unit * p.sums_stride + acc_tile * TRF_ACC_TILE_BYTES);
-        const float4 sum = trf_add_shares<8>(count, share, sharers, [&](uint32_t i) { return at + i * step; });
-        if (share || 2 * q >= a.m)
+        const float4 sum = trf_add_partials<8>(count, adder, adders, [&](uint32_t i) { return at + i * step; });
+        if (adder || 2 * q >= a.m)
             continue;
         if (partials)
             *reinterpret_cast<float4 *>(partials + 128 * task + 4 * lane) = sum;
@@ -242,12 +242,12 @@ static __device__ __forceinline__ void trf_finish_wave(const trf_product_args &a
 struct trf_fused_warp {
     uint32_t shared; /* address of the block's dynamic shared memory */
     uint32_t warp, lane;
-    uint32_t place,
+    uint32_t unit_in_wave,
         k_split; /* of the warp's unit in each wave; of the block's columns of it, k_splits and more: none */
 
     __device__ __forceinline__ trf_fused_warp(const trf_partition_args &p, const uint8_t *shared_memory)
         : shared(trf_shared_address(shared_memory)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
-          place(warp % p.wave_units), k_split(warp / p.wave_units) {}
+          unit_in_wave(warp % p.wave_units), k_split(warp / p.wave_units) {}
 };
 
 /* The pipeline of x of one split. Barriers are unused where a split is one warp: there may be more of these than
@@ -257,7 +257,7 @@ static __device__ __forceinline__ trf_x_pipeline_params trf_x_pipeline_of(const 
                                                                           const trf_fused_partition_args &p,
                                                                           const trf_block_share &share, uint32_t shared,
                                                                           uint32_t k_split) {
-    const trf_walk of_split = trf_split_k_bands{share, p.wave_units, k_split, p.k_splits}.start(0);
+    const trf_walk of_split = trf_split_k_unit_order{share, p.wave_units, k_split, p.k_splits}.start(0);
     const uint32_t x_stages_per_slab = trf_x_stages_of(a, p.x_stage_cols, 1),
                    width = p.is_stream_k ? share.cols : max(of_split.stop - of_split.col, 1u);
     return {shared + p.x_stages + k_split * 2 * trf_x_stage_bytes(p.x_stage_cols, kXTiles),
@@ -271,14 +271,14 @@ static __device__ __forceinline__ trf_x_pipeline_params trf_x_pipeline_of(const 
 
 /* The warp has all columns of `unit`, or all that the block has. partials: NULL, or where the latter's sums go. */
 template <class Product>
-static __device__ __forceinline__ void trf_end_wave_alone(Product &product, uint32_t lane, uint32_t place,
+static __device__ __forceinline__ void trf_end_wave_alone(Product &product, uint32_t lane, uint32_t unit_in_wave,
                                                           uint32_t unit, float *partials) {
     if (!partials) {
         product.finish(unit);
         return;
     }
     product.each_acc_tile([&](uint32_t acc_tile, float4 v) {
-        *reinterpret_cast<float4 *>(partials + 128 * (place * Product::kAccTiles + acc_tile) + 4 * lane) = v;
+        *reinterpret_cast<float4 *>(partials + 128 * (unit_in_wave * Product::kAccTiles + acc_tile) + 4 * lane) = v;
     });
 }
 
@@ -297,7 +297,7 @@ static __device__ __forceinline__ void trf_end_wave_shared(Product &product, con
     if (waits)
         trf_cluster_wait(p.cluster);
     if (w.k_split < p.k_splits)
-        trf_send_partial_sums<Product>(product, p, w.shared + p.sums, w.warp, w.place, w.k_split);
+        trf_send_partial_sums<Product>(product, p, w.shared + p.sums, w.warp, w.unit_in_wave, w.k_split);
     trf_cluster_arrive(p.cluster);
     trf_cluster_wait(p.cluster);
     trf_finish_wave<Product>(product.a, p, w.shared + p.sums, first, units, partials);
@@ -309,10 +309,10 @@ static __device__ __forceinline__ void trf_end_wave_shared(Product &product, con
  * walk_slabs: of the split, up to the wave's end. */
 template <class Sink>
 static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_fused_partition_args &p,
-                                                         const trf_split_k_bands &band_order, uint32_t g,
+                                                         const trf_split_k_unit_order &unit_order, uint32_t g,
                                                          uint32_t *walk_slabs) {
     trf_walk of_wave;
-    band_order.enter_wave(of_wave, g);
+    unit_order.enter_wave(of_wave, g);
     *walk_slabs += of_wave.stop - of_wave.col;
     sink.x_pipeline.stepped = false; /* the way may have ended soon behind a copy */
     sink.x_pipeline.need(trf_x_stages_of(sink.a, p.x_stage_cols, *walk_slabs));
@@ -322,7 +322,7 @@ static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_f
 template <class Sink, class Walk>
 static __device__ __forceinline__ void trf_walk_waves(Sink &sink, const trf_fused_partition_args &p,
                                                       const trf_fused_warp &w, const trf_block_share &share,
-                                                      const trf_split_k_bands &band_order, Walk walk) {
+                                                      const trf_split_k_unit_order &unit_order, Walk walk) {
     const bool joins = p.cluster * p.k_splits > 1;
     const uint32_t first_wave = share.begin / share.cols;
     uint32_t walk_slabs = 0; /* slabs of the split, up to the end of the wave at hand */
@@ -330,16 +330,16 @@ static __device__ __forceinline__ void trf_walk_waves(Sink &sink, const trf_fuse
     for (uint32_t g = first_wave; g * share.cols < share.end; g++) {
         const uint32_t first = share.unit + g * p.wave_units, units = min(p.wave_units, share.units - g * p.wave_units);
         const bool is_partial = share.to(g) - share.from(g) < share.cols; /* other blocks have the rest */
-        walk(first + w.place);
+        walk(first + w.unit_in_wave);
         if (Sink::kPipelinedX && w.k_split < p.k_splits)
-            trf_end_x_of_wave(sink, p, band_order, g, &walk_slabs);
+            trf_end_x_of_wave(sink, p, unit_order, g, &walk_slabs);
         float *const partials =
             is_partial ? trf_partial_of(p, blockIdx.x, g == first_wave, 0, Sink::kAccTiles) : nullptr;
         if (joins)
             trf_end_wave_shared(sink, p, w, first, units, partials, p.cluster > 1 || g > first_wave,
                                 (g + 1) * share.cols >= share.end);
-        else if (w.place < units && w.k_split == 0)
-            trf_end_wave_alone(sink, w.lane, w.place, first + w.place, partials);
+        else if (w.unit_in_wave < units && w.k_split == 0)
+            trf_end_wave_alone(sink, w.lane, w.unit_in_wave, first + w.unit_in_wave, partials);
         sink.clear();
     }
     trf_cp_async_wait<0>();
@@ -347,12 +347,12 @@ static __device__ __forceinline__ void trf_walk_waves(Sink &sink, const trf_fuse
 
 /* ---- the kernels ---- */
 
-template <class Traits, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
+template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
 static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &args) {
     const trf_product_args &a = args.product;
     const trf_fused_partition_args &p = args.partition;
-    using Product = trf_warp_product<Traits, Type, kSlabs, kXTiles, kScaled, kP == 0>;
-    constexpr int kLog = kP == 0 ? 0 : trf_fused_table_log(Traits::kClassBits, kSlabs);
+    using Product = trf_warp_product<Codec, Type, kSlabs, kXTiles, kScaled, kP == 0>;
+    constexpr int kLog = kP == 0 ? 0 : trf_fused_table_log(Codec::kClassBits, kSlabs);
     static_assert(!Product::kPipelinedX || kWarps / 2 <= 15, "a barrier for each split of two warps or more");
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
@@ -367,13 +367,13 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     const trf_table_source<kP> table_source(a.view);
     trf_block_share share_at_start;
     share_at_start.find(p);
-    const trf_split_k_bands band_order_at_start = {share_at_start, p.wave_units, w.k_split, p.k_splits};
-    const trf_walk walk = w.k_split < p.k_splits ? band_order_at_start.start(w.place) : trf_walk{};
+    const trf_split_k_unit_order unit_order_at_start = {share_at_start, p.wave_units, w.k_split, p.k_splits};
+    const trf_walk walk = w.k_split < p.k_splits ? unit_order_at_start.start(w.unit_in_wave) : trf_walk{};
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
-    trf_stager<kSlabs> stager;
-    trf_start<Traits>(stager, a.view, p.smem, planes, walk, band_order_at_start,
-                      w.shared + p.smem.warps + w.warp * p.smem.warp_bytes, w.lane);
-    trf_build_constants<Traits, kP, kLog>(a.view, table_source, w.shared, p.smem, &constants);
+    trf_prefetcher<kSlabs> prefetcher;
+    trf_start_walk<Codec>(prefetcher, a.view, p.smem, planes, walk, unit_order_at_start,
+                          w.shared + p.smem.warps + w.warp * p.smem.warp_bytes, w.lane);
+    trf_build_constants<Codec, kP, kLog>(a.view, table_source, w.shared, p.smem, &constants);
     if (threadIdx.x == 0)
         share = share_at_start;
     if (Product::kPipelinedX && threadIdx.x < p.k_splits)
@@ -382,7 +382,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     trf_wait_for_predecessor();
 
     /* x from here on: the kernel before this one may have made it. */
-    const trf_split_k_bands band_order = {share, p.wave_units, w.k_split, p.k_splits};
+    const trf_split_k_unit_order unit_order = {share, p.wave_units, w.k_split, p.k_splits};
     trf_fused_sink<Product, kXTiles> sink(
         a, p, w.lane, x_pipelines[Product::kPipelinedX ? min(w.k_split, p.k_splits - 1) : 0], walk.left);
     if (Product::kPipelinedX && w.k_split < p.k_splits && x_pipelines[w.k_split].total)
@@ -391,26 +391,26 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
         trf_rans_params_of<kP, kLog>(a.view, shared_memory, p.smem.table_log, trf_shared_address(&constants), w.lane);
     if (Product::kCopiesX)
         sink.x_shared = w.shared + p.smem.warps + w.warp * p.smem.warp_bytes + kSlabs * p.smem.slab_bytes + 16 * w.lane;
-    if (stager.bytes[0])
-        sink.prefetch_slab(stager.entered);
+    if (prefetcher.bytes[0])
+        sink.prefetch_slab(prefetcher.entered);
     if (Product::kCopiesX)
         trf_cp_async_commit();
-    trf_walk_waves(sink, p, w, share, band_order, [&](uint32_t unit) {
-        trf_walk_slabs<Traits>(a.view, p.smem, planes, stager, params, w.shared + p.smem.pair_masks, band_order, unit,
-                               w.lane, sink);
+    trf_walk_waves(sink, p, w, share, unit_order, [&](uint32_t unit) {
+        trf_walk_slabs<Codec>(a.view, p.smem, planes, prefetcher, params, w.shared + p.smem.lane_pair_masks, unit_order,
+                              unit, w.lane, sink);
     });
 
     if (args.epilogue.y)
         trf_apply_epilogue_of_block(args, share.unit * Product::kRows,
                                     min((share.unit + share.units) * Product::kRows, a.whole_rows));
     else
-        trf_each_remainder_element(a, [&](uint32_t n, uint32_t row) { trf_store_y(a, n, row, 0.0f); });
+        trf_each_remainder_element(a, [&](uint32_t n, uint32_t row) { trf_write_y(a, n, row, 0.0f); });
 }
 
-template <class Traits, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
+template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constant__ trf_fused_args args) {
     if constexpr (kP == 0 || TRF_LARGE_SHARED)
-        trf_fused_block<Traits, Type, kP, kSlabs, kXTiles, kScaled, kWarps>(args);
+        trf_fused_block<Codec, Type, kP, kSlabs, kXTiles, kScaled, kWarps>(args);
 }
 
 /* Adds up the partials of units that blocks share, and writes their y; with an epilogue that of all units. A warp for

@@ -54,20 +54,20 @@ int trf_find_limits(trf_device_limits *limits) {
 /* ---- the launch ---- */
 
 static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_fused_partition *c, trf_dtype x_dtype) {
-    const int geometry = (int)c->geometry, x_tiles = (int)c->x_tiles, class_bits = (int)view->class_bits,
+    const int variant = (int)c->variant, x_tiles = (int)c->x_tiles, class_bits = (int)view->class_bits,
               bf16_x = x_dtype == TRF_DTYPE_BF16;
     switch (view->codec) {
     case TRF_CODEC_BF16:
-        return trf_fused_bf16(class_bits, x_tiles, geometry);
+        return trf_fused_bf16(class_bits, x_tiles, variant);
     case TRF_CODEC_FP16:
-        return trf_fused_fp16(class_bits, x_tiles, geometry);
+        return trf_fused_fp16(class_bits, x_tiles, variant);
     case TRF_CODEC_INT:
-        return trf_is_scaled(view) ? trf_fused_int_scaled(class_bits, bf16_x, x_tiles, geometry)
-                                   : trf_fused_int(class_bits, view->raw_bits, bf16_x, x_tiles, geometry);
+        return trf_is_scaled(view) ? trf_fused_int_scaled(class_bits, bf16_x, x_tiles, variant)
+                                   : trf_fused_int(class_bits, view->raw_bits, bf16_x, x_tiles, variant);
     case TRF_CODEC_E4M3:
-        return trf_fused_e4m3(class_bits, bf16_x, x_tiles, geometry);
+        return trf_fused_e4m3(class_bits, bf16_x, x_tiles, variant);
     default:
-        return trf_fused_e5m2(class_bits, bf16_x, x_tiles, geometry);
+        return trf_fused_e5m2(class_bits, bf16_x, x_tiles, variant);
     }
 }
 

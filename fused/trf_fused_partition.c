@@ -1,4 +1,4 @@
-/* Every way to cut a product that the kernels know is tried: geometries, sizes of clusters, splits of a unit's columns
+/* Every way to cut a product that the kernels know is tried: variants, sizes of clusters, splits of a unit's columns
  * among warps (split-K), columns cut evenly among blocks (stream-K). The cheapest by the cost model whose shared memory
  * a block can have is the choice. */
 #include "trf_fused_partition.h"
@@ -22,15 +22,15 @@ typedef struct fused_request {
 
 /* ---- what the kernels take ---- */
 
-static int geometry_takes(const fused_request *request, uint32_t geometry) {
+static int variant_takes(const fused_request *request, uint32_t variant) {
     const trf_device_view *view = request->view;
-    if (geometry == TRF_GEOMETRY_GENERAL)
+    if (variant == TRF_VARIANT_GENERAL)
         return 1;
     if (!trf_has_large_smem(request->limits) || !trf_has_default_p(view, request->traits->max_frequency) ||
         request->traits->predictor_modes & TRF_PREDICT_ROW)
         return 0;
-    return geometry == TRF_GEOMETRY_ONE_SLAB ||
-           trf_fused_x_tiles(request->m, TRF_GEOMETRY_TWO_SLABS) <=
+    return variant == TRF_VARIANT_ONE_SLAB ||
+           trf_fused_x_tiles(request->m, TRF_VARIANT_TWO_SLABS) <=
                trf_fused_two_slab_max_x_tiles(view->codec, (int)view->class_bits, view->raw_bits, trf_is_scaled(view));
 }
 
@@ -50,14 +50,14 @@ uint32_t trf_fused_block_warps(const trf_fused_partition *c) {
 }
 
 /* The partition that these lead to; what depends on shared memory is left out. clusters: at most. */
-static trf_fused_partition make_partition(const fused_request *request, uint32_t geometry, uint32_t cluster,
+static trf_fused_partition make_partition(const fused_request *request, uint32_t variant, uint32_t cluster,
                                           uint32_t clusters, uint32_t k_splits, uint32_t flags) {
     const trf_device_view *view = request->view;
-    trf_fused_partition c = {.geometry = geometry, .cluster = cluster, .k_splits = k_splits};
-    c.x_tiles = (uint32_t)trf_fused_x_tiles(request->m, (int)geometry);
+    trf_fused_partition c = {.variant = variant, .cluster = cluster, .k_splits = k_splits};
+    c.x_tiles = (uint32_t)trf_fused_x_tiles(request->m, (int)variant);
     c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_is_scaled(view), (int)c.x_tiles,
-                                        (int)geometry);
-    c.slabs = (uint32_t)trf_fused_slabs((int)geometry);
+                                        (int)variant);
+    c.slabs = (uint32_t)trf_fused_slabs((int)variant);
     c.cols = trf_regular_slab_cols(view);
     c.units = c.cols ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
     c.is_stream_k = flags & FLAG_STREAM_K;
@@ -101,7 +101,7 @@ static int lay_out(trf_fused_partition *c, const fused_request *request, uint32_
 /* With the largest table that fits. @return whether one does. */
 static int fit(trf_fused_partition *c, const fused_request *request) {
     const trf_device_view *view = request->view;
-    const int any = c->geometry == TRF_GEOMETRY_GENERAL;
+    const int any = c->variant == TRF_VARIANT_GENERAL;
     const uint32_t largest = any ? TRF_TABLE_LOG : trf_fused_table_log((int)view->class_bits, (int)c->slabs),
                    smallest = any ? view->probability_bits + 4 : largest;
     for (uint32_t log = largest; log >= smallest; log--) /* stages of whole slabs if there is room */
@@ -130,15 +130,15 @@ static void consider(fused_search *search, trf_fused_partition candidate) {
 }
 
 /* Clusters of 1 << log_cluster blocks, with up to `warps` of these to a unit. */
-static void consider_clusters(fused_search *search, uint32_t geometry, uint32_t log_cluster, uint32_t warps) {
+static void consider_clusters(fused_search *search, uint32_t variant, uint32_t log_cluster, uint32_t warps) {
     const uint32_t clusters = search->request->limits->clusters[log_cluster], cluster = 1u << log_cluster;
     for (uint32_t k_splits = 1; k_splits <= warps; k_splits++) {
-        const trf_fused_partition c = make_partition(search->request, geometry, cluster, clusters, k_splits, 0);
+        const trf_fused_partition c = make_partition(search->request, variant, cluster, clusters, k_splits, 0);
         if ((cluster > 1 && cluster > c.cols) || (k_splits > 1 && k_splits > c.block_cols))
             break; /* a block, or a warp, without columns */
         consider(search, c);
         if (c.x_tiles > 1 && cluster > 1 && c.waves == 1 && k_splits <= c.cols / cluster)
-            consider(search, make_partition(search->request, geometry, cluster, clusters, k_splits, FLAG_SUMS_OVER_X));
+            consider(search, make_partition(search->request, variant, cluster, clusters, k_splits, FLAG_SUMS_OVER_X));
     }
 }
 
@@ -146,16 +146,15 @@ static void consider_clusters(fused_search *search, uint32_t geometry, uint32_t 
 static int find_partition(const fused_request *request, trf_fused_partition *best) {
     const trf_device_limits *limits = request->limits;
     fused_search search = {.request = request, .least_us = HUGE_VAL};
-    for (uint32_t geometry = 0; geometry < TRF_GEOMETRIES; geometry++) {
-        if (geometry == TRF_GEOMETRY_GENERAL && search.least_us < HUGE_VAL)
+    for (uint32_t variant = 0; variant < TRF_FUSED_VARIANTS; variant++) {
+        if (variant == TRF_VARIANT_GENERAL && search.least_us < HUGE_VAL)
             break; /* the slowest */
-        if (!geometry_takes(request, geometry))
+        if (!variant_takes(request, variant))
             continue;
-        const trf_fused_partition stream_k =
-            make_partition(request, geometry, 1, limits->clusters[0], 1, FLAG_STREAM_K);
+        const trf_fused_partition stream_k = make_partition(request, variant, 1, limits->clusters[0], 1, FLAG_STREAM_K);
         consider(&search, stream_k);
         for (uint32_t log_cluster = 0; log_cluster < TRF_CLUSTER_SIZES && limits->clusters[log_cluster]; log_cluster++)
-            consider_clusters(&search, geometry, log_cluster, stream_k.warps);
+            consider_clusters(&search, variant, log_cluster, stream_k.warps);
     }
     *best = search.best;
     return search.least_us < HUGE_VAL;
@@ -164,7 +163,7 @@ static int find_partition(const fused_request *request, trf_fused_partition *bes
 const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype) {
     if (traits->predictor_modes & TRF_PREDICT_COL)
         return "the layer has column offsets";
-    if (traits->mixed_modes)
+    if (traits->mixed_predictor_modes)
         return "the tiles differ in their row offsets";
     if (traits->max_abs_offset + (uint32_t)trf_fragment_exponent(view->codec) > 126)
         return "its exponent offsets are larger than 126";
@@ -192,7 +191,7 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_layer_trait
         return "the layer or the batch is too large";
     const fused_request request = {view, traits, limits, m};
     trf_fused_partition c;
-    return find_partition(&request, &c) ? NULL : "its streams do not fit this device's shared memory";
+    return find_partition(&request, &c) ? NULL : "its rANS streams do not fit this device's shared memory";
 }
 
 double trf_fused_microseconds(const trf_device_view *view, const trf_layer_traits *traits,

@@ -7,7 +7,7 @@
 
 /* A pipeline: what never changes. In shared memory, since the loop over slabs has no registers to spare. */
 struct trf_x_pipeline_params {
-    uint32_t place;      /* shared address of [2] stages */
+    uint32_t address;    /* shared address of [2] stages */
     uint32_t first_warp; /* of the block */
     uint32_t barrier;    /* that the warps meet at */
     /* Stage i on the way holds x's columns from (first + (ahead + i) % cycle) * x_stage_cols on. */
@@ -28,10 +28,10 @@ template <int kXTiles> struct trf_x_pipeline {
         : a(args), partition(partition_), params(params_), ready(0), stepped(false) {}
 
     __device__ __forceinline__ uint32_t stage(uint32_t index) const {
-        return params.place + index % 2 * trf_x_stage_bytes(partition.x_stage_cols, kXTiles);
+        return params.address + index % 2 * trf_x_stage_bytes(partition.x_stage_cols, kXTiles);
     }
 
-    /* Starts the copy of the ready-th stage. Part of the thread's next group of copies. A lane copies 8 columns, of one
+    /* Starts the copy of the ready-th stage. Part of the thread's next cp.async group. A lane copies 8 columns, of one
      * row or, of narrow stages, of every second. */
     __device__ __forceinline__ void copy() const {
         const uint32_t warp = threadIdx.x / 32 - params.first_warp, lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
 /* The list of grouped kernels, and how to get at them; as trf_fused_instances.cuh, for usual p (trf_has_default_p),
- * without scales of groups, and batches up to 8:
+ * without scale groups, and batches up to 8:
  *
  *   codec       type of x    slabs a warp
  *   bf16, fp16  its own      1, 2
@@ -15,8 +15,8 @@
 
 typedef void (*trf_group_kernel)(trf_group_args);
 
-template <class Traits, class Type, int kSlabs> static trf_group_kernel trf_group_pick() {
-    return trf_grouped<Traits, Type, kSlabs, trf_group_warps(Traits::kClassBits, kSlabs)>;
+template <class Codec, class Type, int kSlabs> static trf_group_kernel trf_group_pick() {
+    return trf_grouped<Codec, Type, kSlabs, trf_group_warps(Codec::kClassBits, kSlabs)>;
 }
 
 /* One for each .cu. bf16_x: the type of x where the codec takes both. */

@@ -3,7 +3,7 @@
  * Two uses. *Layers*: clusters of blocks are shared out among a few layers by the host, a cluster has units of one of
  * them. *Experts*: layers of one shape, of which only the device knows how many rows of x each one has; a block finds
  * its part from the counts (trf_expert_partition.h), and goes through the experts that it touches, one after the other.
- * There is no straddling of blocks, and no second kernel: no sum depends on timing.
+ * No unit lies in several clusters, and there is no second kernel: no sum depends on timing.
  *
  * How a block's units are walked. In clusters of several blocks, as trf_fused_kernel.cuh has it: waves of units at
  * once, with a meeting behind each. A block alone is *stream-K*: its units' columns, one unit behind the other, are cut
@@ -23,7 +23,7 @@
  *       unit 2 (rows 64 to 95) |10|w11|w12|w13|w14|w15|     unit 0 and 2 of unit 1, w10 has 2 of unit 1 and 1 of unit 2
  *
  *     pipeline of a warp: as trf_fused_kernel.cuh has it
- *     shared memory, bytes    table 65536 | masks 512 | guard 544 | 16 warps x 4416 | guard 544 | sums 16 x 1024: 154176
+ *     shared memory, bytes table 65536 | masks 512 | guard 544 | 16 warps x 4416 | guard 544 | sums 16 x 1024: 154176
  *
  * A layer's arguments lie in shared memory here, since they change from block to block; what the loop over slabs reads
  * of them it reads once a slab. The layout of shared memory, which it reads at every step, is the launch's.
@@ -154,7 +154,7 @@ static __device__ __forceinline__ uint64_t trf_count_work_items(const trf_expert
     return work_items;
 }
 
-/* Which expert and pass an item is; there is one from expert `first` on. */
+/* Which expert and pass a work item is; there is one from expert `first` on. */
 static __device__ __forceinline__ void trf_find_work_item(const trf_expert_args &e, uint32_t first, uint64_t work_item,
                                                           uint32_t lane, uint32_t *expert, uint32_t *pass) {
     for (;; first += 32) {
@@ -175,7 +175,7 @@ static __device__ __forceinline__ void trf_find_work_item(const trf_expert_args 
     }
 }
 
-/* The block's way: its share, and the first item. */
+/* The block's way: its share, and the first work item. */
 static __device__ __forceinline__ void trf_find_expert_share(const trf_expert_args &e, trf_group_block &b,
                                                              uint32_t lane) {
     const uint64_t work_items = trf_count_work_items(e, lane);
@@ -192,7 +192,7 @@ static __device__ __forceinline__ void trf_find_expert_share(const trf_expert_ar
     b.left = share.end - share.begin;
 }
 
-/* Sets the block's arguments for the item at hand: as many of its units as the block has. */
+/* Sets the block's arguments for the work item at hand: as many of its units as the block has. */
 static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e, trf_group_block &b) {
     const trf_expert &expert = e.experts[b.expert];
     const trf_product_args &common = e.common.product;
@@ -286,33 +286,33 @@ static __device__ __forceinline__ void trf_store_remainder(const trf_group_block
     const uint64_t places = b.remainder_blocks ? (uint64_t)count * a.m : 0,
                    stride = (uint64_t)b.remainder_blocks * blockDim.x;
     for (uint64_t i = (uint64_t)b.remainder_rank * blockDim.x + threadIdx.x; i < places; i += stride)
-        trf_store_y(a, (uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count), 0.0f);
+        trf_write_y(a, (uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count), 0.0f);
 }
 
-/* A warp's way: clusters of several blocks, see trf_split_k_bands; else a share of the columns, one unit behind the
- * other. */
-struct trf_group_bands {
+/* A warp's way: clusters of several blocks, see trf_split_k_unit_order; else a share of the columns, one unit behind
+ * the other. */
+struct trf_group_unit_order {
     const trf_group_block &b;
     bool is_stream_k;
-    uint32_t place, k_split;
+    uint32_t unit_in_wave, k_split;
 
-    __device__ __forceinline__ trf_split_k_bands split_k() const {
+    __device__ __forceinline__ trf_split_k_unit_order split_k() const {
         return {b.share, b.layer.partition.wave_units, k_split, b.layer.partition.k_splits};
     }
 
-    __device__ __forceinline__ void next_band(trf_walk &walk) const {
+    __device__ __forceinline__ void next_unit(trf_walk &walk) const {
         if (!is_stream_k) {
-            split_k().next_band(walk);
+            split_k().next_unit(walk);
             return;
         }
-        walk.band++;
+        walk.unit++;
         walk.col = 0;
         walk.stop = b.share.cols;
     }
 
     __device__ __forceinline__ trf_walk start(uint32_t warp) const {
         if (!is_stream_k)
-            return k_split < b.layer.partition.k_splits ? split_k().start(place) : trf_walk{};
+            return k_split < b.layer.partition.k_splits ? split_k().start(unit_in_wave) : trf_walk{};
         const uint32_t begin = trf_stream_k_begin(&b.stream_k, warp), end = trf_stream_k_begin(&b.stream_k, warp + 1);
         return {b.share.unit + begin / b.share.cols, begin % b.share.cols, b.share.cols, end - begin};
     }
@@ -340,13 +340,13 @@ static __device__ __forceinline__ void trf_end_unit(const trf_group_args &g, con
         __syncwarp();
     }
     const uint32_t to =
-        trf_partial_sums_at(g, b, shared, warp, begins) + trf_acc_tile_place(product.a.m, lane, lane % 4);
+        trf_partial_sums_at(g, b, shared, warp, begins) + trf_acc_tile_offset(product.a.m, lane, lane % 4);
     product.each_acc_tile(
         [&](uint32_t acc_tile, float4 v) { trf_cluster_store(to + acc_tile * TRF_ACC_TILE_BYTES, 0, v); });
 }
 
-/* Adds up what warps have left of a unit, in order, and writes y: this warp's accumulator tiles of it. For the smallest batches,
- * of which few lanes have sums, others add some of them. */
+/* Adds up what warps have left of a unit, in order, and writes y: this warp's accumulator tiles of it. For the smallest
+ * batches, of which few lanes have sums, others add some of them. */
 template <class Product>
 static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, const trf_group_block &b, uint32_t unit,
                                                     uint32_t shared, uint32_t warp, uint32_t lane) {
@@ -354,18 +354,18 @@ static __device__ __forceinline__ void trf_add_unit(const trf_group_args &g, con
     uint32_t first, last;
     trf_stream_k_sharers(&b.stream_k, unit, &first, &last);
     const uint32_t count = last - first + 1,
-                   sharers = a.m <= 2   ? 4
-                             : a.m <= 4 ? 2
-                                        : 1, /* lanes that add for one */
-        q = lane % (4 / sharers), share = lane % 4 / (4 / sharers);
+                   adders = a.m <= 2   ? 4
+                            : a.m <= 4 ? 2
+                                       : 1, /* lanes that add for one */
+        q = lane % (4 / adders), adder = lane % 4 / (4 / adders);
     const bool first_begins = trf_stream_k_begins_in(&b.stream_k, first, unit);
 #pragma unroll 1
     for (uint32_t acc_tile = warp - first; count > 1 && acc_tile < Product::kAccTiles; acc_tile += count) {
-        const uint32_t in_tile = acc_tile * TRF_ACC_TILE_BYTES + trf_acc_tile_place(a.m, lane, q);
-        const float4 sum = trf_add_shares<4>(count, share, sharers, [&](uint32_t n) {
+        const uint32_t in_tile = acc_tile * TRF_ACC_TILE_BYTES + trf_acc_tile_offset(a.m, lane, q);
+        const float4 sum = trf_add_partials<4>(count, adder, adders, [&](uint32_t n) {
             return trf_partial_sums_at(g, b, shared, first + n, n || first_begins) + in_tile;
         });
-        if (!share && 2 * q < a.m)
+        if (!adder && 2 * q < a.m)
             trf_finish_sums(a, lane, q, (b.share.unit + unit) * Product::kRows, acc_tile / Product::kAccTileCols,
                             acc_tile % Product::kAccTileCols, sum);
     }
@@ -389,12 +389,12 @@ static __device__ __forceinline__ void trf_add_shared_units(const trf_group_args
 /* The block has walked its columns of the n-th wave. */
 template <class Product>
 static __device__ __forceinline__ void trf_end_wave(const trf_group_args &g, const trf_group_block &b, Product &product,
-                                                    uint32_t n, uint32_t place, uint32_t k_split, uint32_t shared,
-                                                    uint32_t warp) {
+                                                    uint32_t n, uint32_t unit_in_wave, uint32_t k_split,
+                                                    uint32_t shared, uint32_t warp) {
     const trf_partition_args &p = b.layer.partition;
     trf_cluster_wait(g.cluster); /* the blocks are there; sums of the wave before are read */
     if (k_split < p.k_splits)
-        trf_send_partial_sums<Product>(product, p, shared + g.sums, warp, place, k_split);
+        trf_send_partial_sums<Product>(product, p, shared + g.sums, warp, unit_in_wave, k_split);
     trf_cluster_arrive(g.cluster);
     trf_cluster_wait(g.cluster);
     trf_finish_wave<Product>(product.a, p, shared + g.sums, b.share.unit + n * p.wave_units,
@@ -405,44 +405,45 @@ static __device__ __forceinline__ void trf_end_wave(const trf_group_args &g, con
 
 /* ---- the product ---- */
 
-template <class Traits, class Type, int kSlabs>
-static __device__ __forceinline__ void trf_multiply_layer(const trf_group_args &g, trf_group_block &b,
-                                                          const uint8_t *shared_memory) {
-    using Product = trf_warp_product<Traits, Type, kSlabs, 1, false, false>;
-    constexpr int kP = kDefaultP<Traits>, kLog = trf_fused_table_log(Traits::kClassBits, kSlabs);
+template <class Codec, class Type, int kSlabs>
+static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_args &g, trf_group_block &b,
+                                                                const uint8_t *shared_memory) {
+    using Product = trf_warp_product<Codec, Type, kSlabs, 1, false, false>;
+    constexpr int kP = kDefaultP<Codec>, kLog = trf_fused_table_log(Codec::kClassBits, kSlabs);
     const trf_product_args &a = b.layer.product;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32,
                    wave_units = b.layer.partition.wave_units;
     const bool is_stream_k = g.cluster == 1;
     const trf_table_source<kP> table_source(a.view);
-    const trf_group_bands band_order = {b, is_stream_k, warp % wave_units, warp / wave_units};
-    const trf_walk walk = band_order.start(warp);
+    const trf_group_unit_order unit_order = {b, is_stream_k, warp % wave_units, warp / wave_units};
+    const trf_walk walk = unit_order.start(warp);
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
-    trf_stager<kSlabs> stager;
-    trf_start<Traits>(stager, a.view, g.smem, planes, walk, band_order,
-                      shared + g.smem.warps + warp * g.smem.warp_bytes, lane);
-    trf_build_constants<Traits, kP, kLog>(a.view, table_source, shared, g.smem, &b.constants);
+    trf_prefetcher<kSlabs> prefetcher;
+    trf_start_walk<Codec>(prefetcher, a.view, g.smem, planes, walk, unit_order,
+                          shared + g.smem.warps + warp * g.smem.warp_bytes, lane);
+    trf_build_constants<Codec, kP, kLog>(a.view, table_source, shared, g.smem, &b.constants);
     __syncthreads();
     trf_wait_for_predecessor();
 
     Product product(a, nullptr, lane);
     const trf_rans_params<kP, kLog> params =
         trf_rans_params_of<kP, kLog>(a.view, shared_memory, g.smem.table_log, trf_shared_address(&b.constants), lane);
-    if (stager.bytes[0])
-        product.prefetch_slab(stager.entered);
+    if (prefetcher.bytes[0])
+        product.prefetch_slab(prefetcher.entered);
     /* units of the warp's share, or waves of the block */
-    uint32_t n = is_stream_k ? walk.band - b.share.unit : 0;
+    uint32_t n = is_stream_k ? walk.unit - b.share.unit : 0;
     const uint32_t end =
         is_stream_k ? walk.left ? n + (walk.col + walk.left - 1) / b.share.cols + 1 : n : b.share.end / b.share.cols;
 #pragma unroll 1
     for (; n < end; n++) {
-        trf_walk_slabs<Traits>(a.view, g.smem, planes, stager, params, shared + g.smem.pair_masks, band_order,
-                               b.share.unit + (is_stream_k ? n : n * b.layer.partition.wave_units + band_order.place),
-                               lane, product);
+        trf_walk_slabs<Codec>(a.view, g.smem, planes, prefetcher, params, shared + g.smem.lane_pair_masks, unit_order,
+                              b.share.unit +
+                                  (is_stream_k ? n : n * b.layer.partition.wave_units + unit_order.unit_in_wave),
+                              lane, product);
         if (is_stream_k)
             trf_end_unit(g, b, product, n, shared, warp, lane);
         else
-            trf_end_wave(g, b, product, n, band_order.place, band_order.k_split, shared, warp);
+            trf_end_wave(g, b, product, n, unit_order.unit_in_wave, unit_order.k_split, shared, warp);
         product.clear();
     }
     trf_cp_async_wait<0>();
@@ -453,7 +454,7 @@ static __device__ __forceinline__ void trf_multiply_layer(const trf_group_args &
     trf_store_remainder(b);
 }
 
-template <class Traits, class Type, int kSlabs, int kWarps>
+template <class Codec, class Type, int kSlabs, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 1) trf_grouped(const __grid_constant__ trf_group_args g) {
     if constexpr (TRF_LARGE_SHARED) {
         extern __shared__ __align__(1024) uint8_t shared_memory[];
@@ -463,7 +464,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_grouped(const __grid_const
         bool more = trf_enter_first(g, b);
 #pragma unroll 1
         while (more) {
-            trf_multiply_layer<Traits, Type, kSlabs>(g, b, shared_memory);
+            trf_multiply_block_layer<Codec, Type, kSlabs>(g, b, shared_memory);
             more = trf_enter_next(g, b);
         }
     }

@@ -28,7 +28,7 @@ const char *trf_group_refuses(const trf_device_view *view, const trf_layer_trait
     if (!trf_has_large_smem(limits))
         return "the device has too little shared memory a block, or the build no code for it";
     if (trf_is_scaled(view))
-        return "the layer has scales of groups or blocks";
+        return "the layer has scales of scale groups or blocks";
     if (!trf_has_default_p(view, traits->max_frequency))
         return "the layer's probability bits or frequencies are not the usual ones";
     if (traits->predictor_modes & TRF_PREDICT_ROW)

@@ -5,7 +5,7 @@
 
 #include "trf_device_limits.h"
 #include "trf_expert_partition.h"
-#include "trf_fused_geometry.h"
+#include "trf_fused_variant.h"
 #include "trf_group_limits.h"
 
 #ifdef __cplusplus
@@ -44,7 +44,7 @@ typedef struct trf_group_layer_partition {
 
 typedef struct trf_group_choice {
     uint32_t slabs, warps, cluster; /* slabs that a warp walks side by side; warps of a block; blocks of a cluster */
-    uint32_t rans_bytes;            /* of the layer with the longest streams */
+    uint32_t rans_bytes;            /* of the layer with the longest rANS streams */
     trf_group_smem smem;
     double microseconds; /* estimated, of a whole launch but what every launch takes */
     uint64_t workspace_bytes;
@@ -60,7 +60,7 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
 
 typedef struct trf_experts_choice {
     uint32_t slabs, warps; /* slabs that a warp walks side by side; warps of a block */
-    uint32_t rans_bytes;   /* of the expert with the longest streams */
+    uint32_t rans_bytes;   /* of the expert with the longest rANS streams */
     uint32_t edges;        /* whether any expert has some */
     trf_group_smem smem;
     trf_expert_cost_model cost_model;

@@ -25,7 +25,7 @@ static __global__ void __launch_bounds__(kThreads) trf_round_sums(const trf_sums
         for (uint32_t i = 0; i < kEach; i++) {
             const uint32_t row = first + i * kThreads;
             if (row < sums.rows)
-                trf_store_rounded(epilogue.y, dtype, n * epilogue.y_stride + row,
+                trf_write_rounded(epilogue.y, dtype, n * epilogue.y_stride + row,
                                   trf_apply_epilogue(epilogue.activation, &inputs[i], dtype, sum[i]));
         }
     }

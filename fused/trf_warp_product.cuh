@@ -6,7 +6,7 @@
 #define TRF_WARP_PRODUCT_CUH
 
 #include "trf_epilogue.h"
-#include "trf_fused_geometry.h"
+#include "trf_fused_variant.h"
 #include "trf_layer_traits.h"
 #include "trf_slab_walk.cuh"
 
@@ -85,8 +85,8 @@ static __device__ __forceinline__ float trf_add_edges(const trf_product_args &a,
     return a.edges ? value + a.edges[(uint64_t)n * a.view.rows + row] : value;
 }
 
-static __device__ __forceinline__ void trf_store_y(const trf_product_args &a, uint32_t n, uint32_t row, float value) {
-    trf_store_rounded(a.y, a.y_dtype, n * a.y_stride + row, trf_add_edges(a, n, row, value));
+static __device__ __forceinline__ void trf_write_y(const trf_product_args &a, uint32_t n, uint32_t row, float value) {
+    trf_write_rounded(a.y, a.y_dtype, n * a.y_stride + row, trf_add_edges(a, n, row, value));
 }
 
 /* Where the i-th sum of a lane belongs: row of x, of lane % 4 = q and tile t; row of the layer, of block b of 16 rows
@@ -105,7 +105,7 @@ static __device__ __forceinline__ void trf_finish_sum(const trf_product_args &a,
                                                       float sum) {
     const uint32_t n = trf_n_of_sum(q, t, i), row = trf_row_of_sum(lane, first_row, b, i);
     if (n < a.m && row < a.whole_rows)
-        trf_store_y(a, n, row, trf_scale_sum(a, row, sum));
+        trf_write_y(a, n, row, trf_scale_sum(a, row, sum));
 }
 
 static __device__ __forceinline__ void trf_finish_sums(const trf_product_args &a, uint32_t lane, uint32_t q,
@@ -126,29 +126,29 @@ static __device__ __forceinline__ float4 trf_add_of_lane(float4 v, uint32_t dist
         v.z + __shfl_xor_sync(0xFFFFFFFFu, v.z, distance), v.w + __shfl_xor_sync(0xFFFFFFFFu, v.w, distance));
 }
 
-/* Where a lane's part of an accumulator tile lies in shared memory, q = lane % 4. For the smallest batches those of the same rows
- * of x are side by side. */
-static __device__ __forceinline__ uint32_t trf_acc_tile_place(uint32_t m, uint32_t lane, uint32_t q) {
+/* Where a lane's part of an accumulator tile lies in shared memory, q = lane % 4. For the smallest batches those of the
+ * same rows of x are side by side. */
+static __device__ __forceinline__ uint32_t trf_acc_tile_offset(uint32_t m, uint32_t lane, uint32_t q) {
     return 16 * (m <= 4 ? q * 8 + lane / 4 : lane / 4 * 4 + q);
 }
 
 /* ---- one warp's accumulators ----
  * sum[b][t][4]: rows 16b + lane/4 (+8 for 2, 3) of the unit, batch 8t + 2(lane%4) (+1 for 1, 3). */
-template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool kRowOffsets> struct trf_warp_product {
-    static constexpr int kBlocks = 2 * kSlabs;
+template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool kRowOffsets> struct trf_warp_product {
+    static constexpr int kRowBlocks = 2 * kSlabs;
     static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
     static constexpr int kAccTileCols = kXTiles;
     static constexpr bool kPipelinedX =
         trf_pipelines_x(kSlabs, kXTiles); /* x comes from there, for two steps at once */
-    static constexpr bool kCopiesX = trf_copies_x_by_warp(Traits::kCodec, kSlabs, kXTiles);
-    static constexpr int kLoaded = kPipelinedX || kCopiesX ? 1 : kXTiles; /* tiles that come through the L1 cache */
+    static constexpr bool kCopiesX = trf_copies_x_by_warp(Codec::kCodec, kSlabs, kXTiles);
+    static constexpr int kLoaded = kPipelinedX || kCopiesX ? 1 : kXTiles; /* x tiles that come through the L1 cache */
     const trf_product_args &a;
     const trf_partition_args *partition; /* NULL unless kCopiesX */
     uint32_t lane;
-    float sum[kBlocks][kXTiles][4];
-    float total[kScaled ? kBlocks : 1][kScaled ? kXTiles : 1][4]; /* kScaled: of the scale groups before this one */
-    float scale[kScaled ? 2 * kBlocks : 1];                       /* of rows lane/4 + 8i, in the scale group at hand */
-    uint32_t step_pairs_left; /* kScaled: step pairs (32 columns) of the scale group at hand */
+    float sum[kRowBlocks][kXTiles][4];
+    float total[kScaled ? kRowBlocks : 1][kScaled ? kXTiles : 1][4]; /* kScaled: of the scale groups before this one */
+    float scale[kScaled ? 2 * kRowBlocks : 1]; /* of rows lane/4 + 8i, in the scale group at hand */
+    uint32_t step_pairs_left;                  /* kScaled: step pairs (32 columns) of the scale group at hand */
     const uint8_t
         *x_at[kLoaded];   /* not kPipelinedX: this lane's x of the chunk loaded ahead, or copied (then of tile 0) */
     uint4 ahead[kLoaded]; /* of the first two steps of a chunk to come */
@@ -168,7 +168,7 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
     /* f(b, t, i) for every sum. */
     template <class F> static __device__ __forceinline__ void every(F f) {
 #pragma unroll
-        for (int b = 0; b < kBlocks; b++)
+        for (int b = 0; b < kRowBlocks; b++)
 #pragma unroll
             for (int t = 0; t < kXTiles; t++)
 #pragma unroll
@@ -188,7 +188,7 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
         const uint32_t scale_group = a.view.scale_group_size, at = col / scale_group;
         step_pairs_left = ((at + 1) * scale_group - col) / 32;
 #pragma unroll
-        for (int i = 0; i < 2 * kBlocks; i++) {
+        for (int i = 0; i < 2 * kRowBlocks; i++) {
             uint32_t row = min(unit * kRows + lane / 4 + 8 * i, a.view.rows - 1);
             if (a.view.granularity == TRF_GRANULARITY_BLOCK)
                 row /= scale_group;
@@ -228,7 +228,7 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         if (kScaled)
-            load_scales(walk.band, walk.col * a.view.slab_cols);
+            load_scales(walk.unit, walk.col * a.view.slab_cols);
     }
 
     /* Through the L1 cache a chunk's first 32 columns of x are loaded two steps before, since they are the first of a
@@ -274,18 +274,18 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
     }
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
-        if (Traits::kFp8) {
+        if (Codec::kFp8) {
 #pragma unroll
             for (int g = 0; g < 4; g++) {
                 const uint32_t bytes = reg[2 * g];
-                if (Traits::kCodec == TRF_CODEC_E5M2) { /* the upper half of an F16 */
+                if (Codec::kCodec == TRF_CODEC_E5M2) { /* the upper half of an F16 */
                     reg[2 * g] = __byte_perm(bytes, 0, 0x2404);
                     reg[2 * g + 1] = __byte_perm(bytes, 0, 0x3414);
                 }
                 reg[2 * g] = trf_to_type<Type>(reg[2 * g]);
                 reg[2 * g + 1] = trf_to_type<Type>(reg[2 * g + 1]);
             }
-        } else if (Traits::kInt) { /* 0x6400 | u is 1024 + u in F16 */
+        } else if (Codec::kInt) { /* 0x6400 | u is 1024 + u in F16 */
             const __half2 origin = __half2half2(__int2half_rn((int)a.view.class_value[0] - 1024));
 #pragma unroll
             for (int g = 0; g < 4; g++) {
@@ -300,27 +300,30 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
     }
 
     /* 2^-offset of the row that an exception stands in. */
-    __device__ __forceinline__ float row_inverse_offset_scale(uint32_t s, uint32_t record, const trf_walk &walk) const {
+    __device__ __forceinline__ float row_inverse_offset_scale(uint32_t s, uint32_t exception,
+                                                              const trf_walk &walk) const {
         if (!kRowOffsets || !a.use_row_offsets)
             return inverse_offset_scale;
-        const uint32_t row = walk.band * kRows + s * TRF_SLAB_ROWS + (record & 1u << 27 ? 16 : 0) + (record >> 21) % 8 +
-                             (record & 1u << 25 ? 8 : 0);
+        const uint32_t row = walk.unit * kRows + s * TRF_SLAB_ROWS + (exception & 1u << 27 ? 16 : 0) +
+                             (exception >> 21) % 8 + (exception & 1u << 25 ? 8 : 0);
         return __uint_as_float((uint32_t)(127 - trf_row_exponent(a, min(row, a.view.rows - 1))) << 23);
     }
 
     /* An exception's value, without its row's offset, in the fragment's type; exact, or the layer would not be here. */
-    __device__ __forceinline__ uint32_t exception_value(uint32_t s, uint32_t record, const trf_walk &walk) const {
-        if (Traits::kInt)
-            return trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)record)));
-        if (Traits::kCodec == TRF_CODEC_BF16)
-            return __float_as_uint(__uint_as_float(record << 16) * row_inverse_offset_scale(s, record, walk)) >> 16;
+    __device__ __forceinline__ uint32_t exception_value(uint32_t s, uint32_t exception, const trf_walk &walk) const {
+        if (Codec::kInt)
+            return trf_to_type<Type>(__half_as_ushort(__int2half_rn((int)(int16_t)exception)));
+        if (Codec::kCodec == TRF_CODEC_BF16)
+            return __float_as_uint(__uint_as_float(exception << 16) * row_inverse_offset_scale(s, exception, walk)) >>
+                   16;
         const uint32_t half =
-            Traits::kFp8 ? trf_fp8x2_to_f16x2<Traits::kCodec == TRF_CODEC_E5M2>(record & 0xFF) & 0xFFFF : record;
-        const float scaled = __half2float(__ushort_as_half((uint16_t)half)) * row_inverse_offset_scale(s, record, walk);
+            Codec::kFp8 ? trf_fp8x2_to_f16x2<Codec::kCodec == TRF_CODEC_E5M2>(exception & 0xFF) & 0xFFFF : exception;
+        const float scaled =
+            __half2float(__ushort_as_half((uint16_t)half)) * row_inverse_offset_scale(s, exception, walk);
         return trf_to_type<Type>(__half_as_ushort(__float2half_rn(scaled)));
     }
 
-    /* A step's x of a tile, of the pair's copy. */
+    /* A step's x of an x tile, of the pair's copy. */
     __device__ __forceinline__ uint2 copied_x(int t, uint32_t k) const {
         return trf_lds64(x_shared + copied_at(k / 2 % 2, t) + k % 2 * 8);
     }
@@ -332,17 +335,17 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
             const uint2 b = next;
             if (t + 1 < kXTiles)
                 next = copied_x(t + 1, k);
-            multiply_tile(reg, t, b.x, b.y);
+            multiply_x_tile(reg, t, b.x, b.y);
         }
     }
 
     __device__ __forceinline__ void multiply_loaded(const uint32_t (*reg)[8], bool second) {
 #pragma unroll
         for (int t = 0; t < kLoaded; t++)
-            multiply_tile(reg, t, second ? x[t].z : x[t].x, second ? x[t].w : x[t].y);
+            multiply_x_tile(reg, t, second ? x[t].z : x[t].x, second ? x[t].w : x[t].y);
     }
 
-    __device__ __forceinline__ void multiply_tile(const uint32_t (*reg)[8], int t, uint32_t b0, uint32_t b1) {
+    __device__ __forceinline__ void multiply_x_tile(const uint32_t (*reg)[8], int t, uint32_t b0, uint32_t b1) {
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
             trf_mma(Type(), sum[2 * s][t], reg[s], b0, b1);
@@ -350,16 +353,16 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
         }
     }
 
-    /* Two steps by all tiles of x, each loaded one ahead. The window moves on. */
-    __device__ __forceinline__ void multiply_window(const uint32_t (*second)[8]) {
+    /* A step pair by all x tiles, each loaded one ahead. x's buffers move on. */
+    __device__ __forceinline__ void multiply_step_pair(const uint32_t (*second)[8]) {
         uint4 next = trf_lds128(x_shared);
 #pragma unroll
         for (int t = 0; t < kXTiles; t++) {
             const uint4 b = next;
             if (t + 1 < kXTiles)
                 next = trf_lds128(x_shared + (t + 1) * TRF_X_TILE_BYTES);
-            multiply_tile(&first_step, t, b.x, b.y);
-            multiply_tile(second, t, b.z, b.w);
+            multiply_x_tile(&first_step, t, b.x, b.y);
+            multiply_x_tile(second, t, b.z, b.w);
         }
         x_shared += kXTiles * TRF_X_TILE_BYTES;
     }
@@ -374,13 +377,13 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
             for (int i = 0; i < 8; i++)
                 first_step[i] = reg[0][i];
         } else {
-            multiply_window(reg);
+            multiply_step_pair(reg);
         }
         if (kScaled && k % 2 == 1 && --step_pairs_left == 0) {
             add_scale_group();
             const uint32_t next = walk.col * a.view.slab_cols + 16 * (k + 1);
             if (next < a.view.cols)
-                load_scales(walk.band, next);
+                load_scales(walk.unit, next);
         }
     }
 
@@ -393,7 +396,7 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
 
     /* ---- sums as they lie in registers: 16 bytes a lane for each 16 rows and 8 of x ---- */
 
-    static constexpr uint32_t kAccTiles = kBlocks * kXTiles;
+    static constexpr uint32_t kAccTiles = kRowBlocks * kXTiles;
 
     /* Whether any of the lane's sums are of the batch's rows. */
     __device__ __forceinline__ bool has_sums() const { return 2 * (lane % 4) < a.m; }
@@ -403,7 +406,7 @@ template <class Traits, class Type, int kSlabs, int kXTiles, bool kScaled, bool 
         if (!has_sums())
             return;
 #pragma unroll
-        for (int b = 0; b < kBlocks; b++)
+        for (int b = 0; b < kRowBlocks; b++)
 #pragma unroll
             for (int t = 0; t < kXTiles; t++)
                 put(b * kXTiles + t, make_float4(value(b, t, 0), value(b, t, 1), value(b, t, 2), value(b, t, 3)));

@@ -1,4 +1,4 @@
-/* The list of wide kernels: every codec without group scales, quads and pairs, each type of x that the codec takes, up
+/* The list of wide kernels: every codec without scale groups, quads and pairs, each type of x that the codec takes, up
  * to 64 or up to 128 rows of x a block (in loops for 48, 64, 80, 96, 112 and 128), those for 128 also with two blocks
  * that decode for each other. */
 #ifndef TRF_WIDE_INSTANCES_CUH
@@ -8,14 +8,14 @@
 
 typedef void (*trf_wide_kernel)(trf_wide_args);
 
-template <class Traits, class Type> static trf_wide_kernel trf_wide_pick(int columns, int multicast) {
-    return columns == 64    ? trf_wide<Traits, Type, 64, 1>
-           : multicast == 1 ? trf_wide<Traits, Type, 128, 1>
-                            : trf_wide<Traits, Type, 128, 2>;
+template <class Codec, class Type> static trf_wide_kernel trf_wide_pick(int max_x_rows, int multicast) {
+    return max_x_rows == 64 ? trf_wide<Codec, Type, 64, 1>
+           : multicast == 1 ? trf_wide<Codec, Type, 128, 1>
+                            : trf_wide<Codec, Type, 128, 2>;
 }
 
 /* One for each .cu. */
-trf_wide_kernel trf_wide_float(uint32_t codec, int class_bits, int columns, int multicast);            /* bf16, fp16 */
-trf_wide_kernel trf_wide_code(uint32_t codec, int class_bits, int bf16_x, int columns, int multicast); /* fp8, int */
+trf_wide_kernel trf_wide_float(uint32_t codec, int class_bits, int max_x_rows, int multicast); /* bf16, fp16 */
+trf_wide_kernel trf_wide_code(uint32_t codec, int class_bits, int bf16_x, int max_x_rows, int multicast); /* fp8, int */
 
 #endif

@@ -7,7 +7,7 @@
  *   decoders   12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage*
  *              of 128 rows by 32 columns, to which x is copied beside
  * Decoders work in *producers* of 2 warps, one for each unit; each producer has consecutive columns of slabs, all go on
- * at once, and consumers take their stages in turns: round by round of slabs, then 32 columns of each producer after
+ * at once, and consumers take their stages one by one: round by round of slabs, then 32 columns of each producer after
  * the other.
  *
  * A cluster of two blocks either *multicasts* decoded weights: both have the same work item but for the rows of x, each
@@ -21,7 +21,7 @@
  *                          +--------+--------+--   ...   --+--------+
  *     rows   0 to  63      |prod. 0 |prod. 1 |             |prod. 7 |   decoded by block 0, stored in both blocks
  *     rows  64 to 127      |prod. 0 |prod. 1 |             |prod. 7 |   decoded by block 1, stored in both blocks
- *                          +--------+--------+--   ...   --+--------+   = cluster 0; block 0 multiplies by rows 0 to 127
+ *                          +--------+--------+-- ... --+--------+ = cluster 0; block 0 multiplies by rows 0 to 127
  *     rows 128 to 255                    cluster 1 ...                    of x, block 1 by rows 128 to 255
  *
  *     a block    8 decoders ... -> stage of producer i (128 x 32 of W, 128 x 32 of x) -> 2 consumers ... -> registers
@@ -31,23 +31,23 @@
  *
  *     shared memory, bytes   table 32768 | masks 512 | guard 544 | 8 warps x 2 slabs x 3392 | guard 544
  *                            | to a multiple of 1024 | 8 stages x 8192 | 8 copies of x x 8192: 220160
- *       a slab's 3392        ring of 2 steps 1024 | narrow planes 512 | two buffers for streams, 928 each
+ *       a slab's 3392        ring of 2 steps 1024 | narrow planes 512 | two of rANS streams, 928 each
  *
  * Registers: 128 a thread. What limits it: docs/performance.md. */
 #ifndef TRF_WIDE_KERNEL_CUH
 #define TRF_WIDE_KERNEL_CUH
 
 #include "trf_fused_kernel.cuh"
-#include "trf_wide_geometry.h"
 #include "trf_wide_ptx.cuh"
+#include "trf_wide_sizes.h"
 
-/* kColumns: rows of x of a block, at most. kMulticast: blocks of a cluster that decode for each other, 1 or 2. */
-template <int kColumns, int kMulticast> struct trf_wide_shape {
-    static constexpr uint32_t kConsumers = trf_wide_consumers(kColumns);                 /* warpgroups */
-    static constexpr uint32_t kBlocks = 2 / kConsumers;                                  /* of 64 rows, of a consumer */
-    static constexpr uint32_t kUnits = trf_wide_units(kMulticast);                       /* that the block decodes */
-    static constexpr uint32_t kProducers = trf_wide_max_producers(kColumns, kMulticast); /* at most */
-    static constexpr uint32_t kThreads = trf_wide_threads(kColumns);
+/* kXRows: rows of x of a block, at most. kMulticast: blocks of a cluster that decode for each other, 1 or 2. */
+template <int kXRows, int kMulticast> struct trf_wide_shape {
+    static constexpr uint32_t kConsumers = trf_wide_consumers(kXRows);                 /* warpgroups */
+    static constexpr uint32_t kWgmmaBlocks = 2 / kConsumers;                           /* of 64 rows, of a consumer */
+    static constexpr uint32_t kUnits = trf_wide_units(kMulticast);                     /* that the block decodes */
+    static constexpr uint32_t kProducers = trf_wide_max_producers(kXRows, kMulticast); /* at most */
+    static constexpr uint32_t kThreads = trf_wide_threads(kXRows);
     static_assert(kProducers <= TRF_WIDE_MAX_PRODUCERS, "flags and barriers of producers");
 };
 
@@ -66,8 +66,8 @@ struct trf_wide_partition_args {
     uint32_t work_items, clusters;
     uint32_t stages, x_stages; /* shared offsets, multiples of 1024: [producer] */
 
-    /* Blocks of a cluster that share an item's columns: 1, 2, 4 or 8. If several, they do not decode for each other,
-     * and have one item. */
+    /* Blocks of a cluster that share a work item's columns: 1, 2, 4 or 8. If several, they do not decode for each
+     * other, and have one work item. */
     __device__ __forceinline__ uint32_t k_splits() const { return 1u << log_k_splits; }
     __device__ __forceinline__ uint32_t k_split() const { return blockIdx.x & (k_splits() - 1); } /* this block's */
 };
@@ -111,7 +111,7 @@ static __device__ __forceinline__ uint32_t trf_stages_of(const trf_device_view &
     return 2 * trf_slab_chunks(view, col);
 }
 
-/* What an item is of. */
+/* What a work item is of. */
 static __device__ __forceinline__ uint32_t trf_first_band(const trf_wide_partition_args &p, uint32_t work_item) {
     return work_item / p.x_row_blocks * TRF_WIDE_BANDS;
 }
@@ -130,7 +130,7 @@ static __device__ __forceinline__ uint32_t trf_first_work_item(const trf_wide_pa
 
 struct trf_wide_barriers {
     uint64_t full[TRF_WIDE_MAX_PRODUCERS], empty[TRF_WIDE_MAX_PRODUCERS]; /* stages; with them x */
-    uint8_t corrupt[2][TRF_WIDE_UNITS][TRF_WIDE_MAX_PRODUCERS];           /* of an even and an odd item */
+    uint8_t corrupt[2][TRF_WIDE_UNITS][TRF_WIDE_MAX_PRODUCERS];           /* of an even and an odd work item */
 };
 
 template <class Shape, int kMulticast> static __device__ __forceinline__ void trf_init_barriers(trf_wide_barriers &m) {
@@ -147,20 +147,20 @@ template <class Shape, int kMulticast> static __device__ __forceinline__ void tr
 
 /* ---- decoders ---- */
 
-/* A decoder's way: its stream's columns of each of the block's items. */
-struct trf_wide_bands {
+/* A decoder's way: its producer's columns of each of the block's work items. */
+struct trf_wide_unit_order {
     const trf_wide_partition_args &p;
     uint32_t whole_rows;         /* of the layer */
-    uint32_t unit, begin, count; /* unit of an item; columns */
+    uint32_t unit, begin, count; /* unit of a work item; columns */
     mutable uint32_t work_item;  /* of the slab that is staged next */
 
     __device__ __forceinline__ uint32_t
     unit_of(uint32_t work_item_) const { /* units that are not there: the last once more */
         return min(trf_first_band(p, work_item_) / TRF_WIDE_SLABS + unit, (whole_rows - 1) / TRF_WIDE_UNIT_ROWS);
     }
-    __device__ __forceinline__ void next_band(trf_walk &walk) const {
+    __device__ __forceinline__ void next_unit(trf_walk &walk) const {
         work_item += p.clusters;
-        walk.band = unit_of(work_item);
+        walk.unit = unit_of(work_item);
         walk.col = begin;
         walk.stop = begin + count;
     }
@@ -171,38 +171,38 @@ struct trf_wide_bands {
     }
 };
 
-/* Leaves decoded weights in stages. The block's first decoder of a stream has x copied to them, too. */
-template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Product {
+/* Leaves decoded weights in stages. The block's first decoder of a producer has x copied to them, too. */
+template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Product {
     using Rows = uint4[TRF_WIDE_SLABS][4];
-    using Shape = trf_wide_shape<kColumns, kMulticast>;
+    using Shape = trf_wide_shape<kXRows, kMulticast>;
     const trf_tensor_map &x_map;
     const trf_wide_partition_args &p;
     trf_wide_barriers &barriers;
-    const trf_wide_bands &band_order;
-    uint32_t walk_slabs, next;            /* slabs: of the whole way; the next one */
-    uint32_t producer, stages;            /* stages: that the producer has had */
-    uint32_t left;                        /* stages of the slab */
-    uint32_t stage_place;                 /* shared address of the lane's first 16 bytes in the stage */
-    uint32_t x_stage_place, x_col, x_row; /* of x's copy; 0: another warp has it made */
-    uint32_t first[TRF_WIDE_SLABS][8];    /* of two steps, the fragments of the first */
+    const trf_wide_unit_order &unit_order;
+    uint32_t walk_slabs, next;              /* slabs: of the whole way; the next one */
+    uint32_t producer, stages;              /* stages: that the producer has had */
+    uint32_t left;                          /* stages of the slab */
+    uint32_t stage_address;                 /* shared address of the lane's first 16 bytes in the stage */
+    uint32_t x_stage_address, x_col, x_row; /* of x's copy; 0: another warp has it made */
+    uint32_t first[TRF_WIDE_SLABS][8];      /* of two steps, the fragments of the first */
 
     __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_barriers &barriers_,
-                                             const trf_wide_bands &band_order_, uint32_t producer_,
+                                             const trf_wide_unit_order &unit_order_, uint32_t producer_,
                                              uint32_t walk_slabs_, uint32_t shared)
         : Product(args.product, nullptr, lane), x_map(args.x_map), p(args.partition), barriers(barriers_),
-          band_order(band_order_), walk_slabs(walk_slabs_), next(0), producer(producer_), stages(0), left(0) {
+          unit_order(unit_order_), walk_slabs(walk_slabs_), next(0), producer(producer_), stages(0), left(0) {
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
-        stage_place = shared + args.partition.stages + producer * TRF_WIDE_STAGE_BYTES +
-                      band_order_.unit * (TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS) + 64 * row +
-                      16 * (lane % 4 ^ row / 2);
-        x_stage_place = band_order_.unit % Shape::kUnits == 0
-                            ? shared + args.partition.x_stages + producer * args.partition.x_stage_bytes
-                            : 0;
+        stage_address = shared + args.partition.stages + producer * TRF_WIDE_STAGE_BYTES +
+                        unit_order_.unit * (TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS) + 64 * row +
+                        16 * (lane % 4 ^ row / 2);
+        x_stage_address = unit_order_.unit % Shape::kUnits == 0
+                              ? shared + args.partition.x_stages + producer * args.partition.x_stage_bytes
+                              : 0;
     }
 
     /* To the next slab, which lies in this column. */
     __device__ __forceinline__ void enter_slab(uint32_t col) {
-        const uint32_t work_item = trf_first_work_item<kMulticast>(p) + next / band_order.count * p.clusters;
+        const uint32_t work_item = trf_first_work_item<kMulticast>(p) + next / unit_order.count * p.clusters;
         x_col = col * this->a.view.slab_cols;
         x_row = trf_first_x<kMulticast>(p, work_item);
         left = trf_stages_of(this->a.view, col);
@@ -213,28 +213,28 @@ template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Pr
     __device__ __forceinline__ void fill_stage(const Rows &rows) {
         const uint32_t full = trf_shared_address(&barriers.full[producer]);
         trf_mbarrier_wait(trf_shared_address(&barriers.empty[producer]), stages++ % 2 ^ 1);
-        if (x_stage_place && this->lane == 0)
-            trf_tma_load_box(x_stage_place, &x_map, x_col, x_row, full);
+        if (x_stage_address && this->lane == 0)
+            trf_tma_load_box(x_stage_address, &x_map, x_col, x_row, full);
         x_col += TRF_WIDE_STAGE_COLS;
 #pragma unroll
         for (int s = 0; s < TRF_WIDE_SLABS; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                trf_sts128(stage_place + 2048 * s + 512 * i, rows[s][i]);
+                trf_sts128(stage_address + 2048 * s + 512 * i, rows[s][i]);
         if (kMulticast > 1)
 #pragma unroll
             for (int s = 0; s < TRF_WIDE_SLABS; s++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    trf_st_async128(stage_place + 2048 * s + 512 * i, full, blockIdx.x % 2 ^ 1, rows[s][i]);
+                    trf_st_async128(stage_address + 2048 * s + 512 * i, full, blockIdx.x % 2 ^ 1, rows[s][i]);
     }
 
     /* Consumers may have the stage, once all that is on its way has arrived: x, and what a decoder of the other block
      * sends. */
     __device__ __forceinline__ void commit_stage() {
         const uint32_t full = trf_shared_address(&barriers.full[producer]);
-        const uint32_t expected =
-            (x_stage_place ? p.x_stage_bytes : 0) + (kMulticast > 1 ? TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS : 0);
+        const uint32_t expected = (x_stage_address ? p.x_stage_bytes : 0) +
+                                  (kMulticast > 1 ? TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS : 0);
         trf_fence_async_proxy();
         __syncwarp();
         if (this->lane != 0)
@@ -248,7 +248,7 @@ template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Pr
     __device__ __forceinline__ void fill_zeros_until(uint32_t ordinal) {
 #pragma unroll 1
         while (next < ordinal) {
-            enter_slab(band_order.begin + next % band_order.count);
+            enter_slab(unit_order.begin + next % unit_order.count);
 #pragma unroll 1
             for (; left; left--) {
                 fill_stage({});
@@ -289,7 +289,7 @@ template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Pr
 
     __device__ __forceinline__ void end_slab(const trf_walk &, bool good) {
         if (!good && this->lane == 0) {
-            uint8_t *const flag = &barriers.corrupt[(next - 1) / band_order.count % 2][band_order.unit][producer];
+            uint8_t *const flag = &barriers.corrupt[(next - 1) / unit_order.count % 2][unit_order.unit][producer];
             *flag = 1;
             if (kMulticast > 1) {
                 trf_sts8_cluster(trf_shared_address(flag), blockIdx.x % 2 ^ 1, 1);
@@ -303,29 +303,29 @@ template <class Product, int kColumns, int kMulticast> struct trf_wide_sink : Pr
 /* ---- sums to y ---- */
 
 /* Two neighbours of y, which has 16 bits for each. */
-static __device__ __forceinline__ uint32_t trf_round_pair(uint32_t dtype, float first, float second) {
+static __device__ __forceinline__ uint32_t trf_round_two(uint32_t dtype, float first, float second) {
     if (dtype == TRF_DTYPE_BF16) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-        return *reinterpret_cast<const uint32_t *>(&pair);
+        const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+        return *reinterpret_cast<const uint32_t *>(&both);
     }
-    const __half2 pair = __floats2half2_rn(first, second);
-    return *reinterpret_cast<const uint32_t *>(&pair);
+    const __half2 both = __floats2half2_rn(first, second);
+    return *reinterpret_cast<const uint32_t *>(&both);
 }
 
 /* Whether y takes two neighbours at once. */
-static __device__ __forceinline__ bool trf_stores_pairs(const trf_product_args &a) {
+static __device__ __forceinline__ bool trf_writes_two_rows(const trf_product_args &a) {
     return a.y_dtype != TRF_DTYPE_F32 && (uintptr_t)a.y % 4 == 0 && a.y_stride % 2 == 0;
 }
 
-/* Two sums of a row of W, for rows n and n + 1 of x. Lanes that are 4 apart have neighbouring rows of W: for pairs they
- * exchange sums, so that each has two neighbours, of one row of x. All lanes of the warp call it. */
-static __device__ __forceinline__ void trf_store_two(const trf_product_args &a, bool pairs, uint32_t n, uint32_t row,
-                                                     float first, float second) {
-    if (!pairs) {
+/* Two sums of a row of W, for rows n and n + 1 of x. Lanes that are 4 apart have neighbouring rows of W: for two_rows
+ * they exchange sums, so that each has two neighbours, of one row of x. All lanes of the warp call it. */
+static __device__ __forceinline__ void trf_write_two_sums(const trf_product_args &a, bool two_rows, uint32_t n,
+                                                          uint32_t row, float first, float second) {
+    if (!two_rows) {
         if (n < a.m)
-            trf_store_y(a, n, row, first);
+            trf_write_y(a, n, row, first);
         if (n + 1 < a.m)
-            trf_store_y(a, n + 1, row, second);
+            trf_write_y(a, n + 1, row, second);
         return;
     }
     const uint32_t odd = threadIdx.x / 4 % 2;
@@ -333,18 +333,18 @@ static __device__ __forceinline__ void trf_store_two(const trf_product_args &a, 
     if (n + odd >= a.m)
         return;
     uint16_t *const to = (uint16_t *)a.y + (n + odd) * a.y_stride + (row - odd);
-    *reinterpret_cast<uint32_t *>(to) = trf_round_pair(a.y_dtype, odd ? other : first, odd ? second : other);
+    *reinterpret_cast<uint32_t *>(to) = trf_round_two(a.y_dtype, odd ? other : first, odd ? second : other);
 }
 
-/* Of blocks that split an item: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Tiles of every so many
- * columns of 8 rows of x are a block's, of which each block sends its own: [column][16 rows][block] of TRF_ACC_TILE_BYTES,
- * where stages were. */
+/* Of blocks that split a work item: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Tiles of every so many
+ * columns of 8 rows of x are a block's, of which each block sends its own: [column][16 rows][block] of
+ * TRF_ACC_TILE_BYTES, where stages were. */
 static __device__ __forceinline__ uint32_t trf_acc_tile_at(const trf_wide_partition_args &p, uint32_t acc_tile,
                                                            uint32_t from) {
     return p.stages + ((acc_tile << p.log_k_splits) + from) * TRF_ACC_TILE_BYTES + 16 * (threadIdx.x % 32);
 }
 
-/* All warps of the block add up its pieces, by blocks in order, and write y. */
+/* All warps of the block add up its accumulator tiles, by blocks in order, and write y. */
 static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &args, uint32_t shared) {
     const trf_product_args &a = args.product;
     const trf_wide_partition_args &p = args.partition;
@@ -353,33 +353,33 @@ static __device__ __forceinline__ void trf_add_acc_tiles(const trf_wide_args &ar
                    acc_tiles = (p.x_rows / 8 + p.k_splits() - 1 - rank >> p.log_k_splits) * kHigh,
                    first_row = trf_first_band(p, trf_first_work_item<1>(p)) * TRF_SLAB_ROWS + lane / 4,
                    first_x = trf_first_x<1>(p, trf_first_work_item<1>(p)) + 2 * (lane % 4);
-    const bool pairs = trf_stores_pairs(a);
+    const bool two_rows = trf_writes_two_rows(a);
 #pragma unroll 1
     for (uint32_t acc_tile = threadIdx.x / 32; acc_tile < acc_tiles; acc_tile += blockDim.x / 32) {
-        const float4 sum = trf_add_shares<4>(
+        const float4 sum = trf_add_partials<4>(
             p.k_splits(), 0, 1, [&](uint32_t from) { return shared + trf_acc_tile_at(p, acc_tile, from); });
         const uint32_t row = first_row + acc_tile % kHigh * 16,
                        n = first_x + 8 * ((acc_tile / kHigh << p.log_k_splits) + rank);
         if (row >= a.whole_rows) /* so are the other lanes' */
             continue;
         const float scale = trf_scale_sum(a, row, 1.0f), scale_below = trf_scale_sum(a, row + 8, 1.0f);
-        trf_store_two(a, pairs, n, row, scale * sum.x, scale * sum.y);
-        trf_store_two(a, pairs, n, row + 8, scale_below * sum.z, scale_below * sum.w);
+        trf_write_two_sums(a, two_rows, n, row, scale * sum.x, scale * sum.y);
+        trf_write_two_sums(a, two_rows, n, row + 8, scale_below * sum.z, scale_below * sum.w);
     }
 }
 
 /* ---- consumers ---- */
 
-template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_wide_consumer {
-    using Shape = trf_wide_shape<kColumns, kMulticast>;
-    static constexpr int kBlocks = Shape::kBlocks, kProducers = Shape::kProducers;
+template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wide_consumer {
+    using Shape = trf_wide_shape<kXRows, kMulticast>;
+    static constexpr int kWgmmaBlocks = Shape::kWgmmaBlocks, kProducers = Shape::kProducers;
     static constexpr uint32_t warpgroup = kWarpgroup; /* warpgroup */
     const trf_product_args &a;
     const trf_wide_partition_args &p;
     trf_wide_barriers &barriers;
     uint32_t shared;
-    uint32_t warp, lane;              /* of the warpgroup: the warp */
-    float sum[kBlocks][kColumns / 2]; /* as trf_wgmma has them, of rows 64 * (kBlocks * warpgroup + b) on */
+    uint32_t warp, lane;                 /* of the warpgroup: the warp */
+    float sum[kWgmmaBlocks][kXRows / 2]; /* as trf_wgmma has them, of rows 64 * (kWgmmaBlocks * warpgroup + b) on */
 
     __device__ __forceinline__ trf_wide_consumer(const trf_wide_args &args, trf_wide_barriers &barriers_,
                                                  uint32_t shared_)
@@ -406,26 +406,26 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
         if (kMulticast > 1)
             trf_fence_async_proxy(); /* what the other block sent */
         const uint64_t w = trf_wgmma_descriptor(shared + p.stages + producer * TRF_WIDE_STAGE_BYTES +
-                                                warpgroup * (kBlocks * 64 * 2 * TRF_WIDE_STAGE_COLS)),
+                                                warpgroup * (kWgmmaBlocks * 64 * 2 * TRF_WIDE_STAGE_COLS)),
                        x = trf_wgmma_descriptor(shared + p.x_stages + producer * (kRows * 2 * TRF_WIDE_STAGE_COLS));
         trf_wgmma_fence();
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
-            for (int b = 0; b < kBlocks; b++)
+            for (int b = 0; b < kWgmmaBlocks; b++)
                 trf_wgmma<kRows>(Type(), sum[b], w + (b * (64 * 2 * TRF_WIDE_STAGE_COLS) + 32 * half) / 16,
                                  x + 32 * half / 16);
         trf_wgmma_commit();
     }
 
-    /* The stages of an item. Those of all streams with one index make a turn. */
+    /* The stages of a work item: in each round, and for each index in it, those of all producers. */
     template <int kRows> __device__ __forceinline__ void multiply_work_item(const trf_wide_k_range &k_range) {
         constexpr uint32_t kNone = UINT32_MAX;
         const uint32_t all = a.view.slab_cols / TRF_WIDE_STAGE_COLS;
-        /* The layer's last column may be narrow: of the last stream that has columns, the last one. */
+        /* The layer's last column may be narrow: of the last producer that has columns, the last one. */
         const uint32_t narrow = trf_stages_of(a.view, k_range.begin(k_range.producers) - 1),
                        narrow_round = k_range.each ? k_range.each - 1 : 0;
-        uint32_t unreleased = kNone; /* the stream of the turn before that is to be released */
+        uint32_t unreleased = kNone; /* the producer of the stage before, which is to be released */
 #pragma unroll 1
         for (uint32_t round = 0; round < k_range.rounds(); round++)
 #pragma unroll 1
@@ -458,7 +458,7 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
 
     /* Of as many rows of x as the block has. */
     __device__ __forceinline__ void multiply_rows(const trf_wide_k_range &k_range) {
-        if constexpr (kColumns == 64) {
+        if constexpr (kXRows == 64) {
             if (p.x_rows == 48)
                 return multiply_work_item<48>(k_range);
         } else {
@@ -469,21 +469,21 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
             if (p.x_rows == 112)
                 return multiply_work_item<112>(k_range);
         }
-        multiply_work_item<kColumns>(k_range);
+        multiply_work_item<kXRows>(k_range);
     }
 
-    /* All of the block's items. */
+    /* All of the block's work items. */
     __device__ __forceinline__ void multiply_all(const trf_wide_k_range &k_range) {
 #pragma unroll 1
-        for (uint32_t work_item = trf_first_work_item<kMulticast>(p), turn = 0; work_item < p.work_items;
-             work_item += p.clusters, turn ^= 1) {
+        for (uint32_t work_item = trf_first_work_item<kMulticast>(p), parity = 0; work_item < p.work_items;
+             work_item += p.clusters, parity ^= 1) {
 #pragma unroll
-            for (int b = 0; b < kBlocks; b++)
+            for (int b = 0; b < kWgmmaBlocks; b++)
 #pragma unroll
-                for (int i = 0; i < kColumns / 2; i++)
+                for (int i = 0; i < kXRows / 2; i++)
                     sum[b][i] = 0;
             multiply_rows(k_range);
-            mark_corrupt(turn);
+            mark_corrupt(parity);
             if (kMulticast == 1 && p.k_splits() > 1)
                 send_acc_tiles();
             else
@@ -491,39 +491,39 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
         }
     }
 
-    /* ---- the end of an item ---- */
+    /* ---- the end of a work item ---- */
 
     /* NaN for rows of which a slab was corrupt. */
-    __device__ __forceinline__ void mark_corrupt(uint32_t turn) {
-        uint8_t(*const flags)[TRF_WIDE_MAX_PRODUCERS] = &barriers.corrupt[turn][kBlocks * warpgroup];
+    __device__ __forceinline__ void mark_corrupt(uint32_t parity) {
+        uint8_t(*const flags)[TRF_WIDE_MAX_PRODUCERS] = &barriers.corrupt[parity][kWgmmaBlocks * warpgroup];
 #pragma unroll
-        for (int b = 0; b < kBlocks; b++) {
+        for (int b = 0; b < kWgmmaBlocks; b++) {
             bool bad = false;
             for (uint32_t i = 0; i < TRF_WIDE_MAX_PRODUCERS; i++)
                 bad |= flags[b][i] != 0;
             if (bad)
 #pragma unroll
-                for (int i = 0; i < kColumns / 2; i++)
+                for (int i = 0; i < kXRows / 2; i++)
                     sum[b][i] = __uint_as_float(0x7FC00000u);
         }
-        /* all have seen them; the next ones that are set are of an item that decoders reach after these warps have
+        /* all have seen them; the next ones that are set are of a work item that decoders reach after these warps have
          * released stages */
         sync_warpgroup();
-        if (threadIdx.x % 128 < sizeof flags[0] * kBlocks)
+        if (threadIdx.x % 128 < sizeof flags[0] * kWgmmaBlocks)
             flags[0][threadIdx.x % 128] = 0;
     }
 
     /* Sends the sums to the blocks that add them up. */
     __device__ __forceinline__ void send_acc_tiles() {
-        const uint32_t at = shared + trf_acc_tile_at(p, 4 * kBlocks * warpgroup + warp, p.k_split());
+        const uint32_t at = shared + trf_acc_tile_at(p, 4 * kWgmmaBlocks * warpgroup + warp, p.k_split());
         trf_cluster_arrive(p.k_splits()); /* all are done with stages */
         trf_cluster_wait(p.k_splits());
 #pragma unroll
-        for (int t = 0; t < kColumns / 8; t++) {
+        for (int t = 0; t < kXRows / 8; t++) {
             if (t >= p.x_rows / 8)
                 break;
 #pragma unroll
-            for (int b = 0; b < kBlocks; b++)
+            for (int b = 0; b < kWgmmaBlocks; b++)
                 trf_cluster_store(at + (t & -p.k_splits()) * (TRF_WIDE_ROWS / 16 * TRF_ACC_TILE_BYTES) +
                                       (4 * b << p.log_k_splits) * TRF_ACC_TILE_BYTES,
                                   t & (p.k_splits() - 1),
@@ -534,28 +534,28 @@ template <class Type, int kColumns, int kMulticast, int kWarpgroup> struct trf_w
     /* The block's own sums to y. They go round, 8 rows of x at a time, with those at hand in sum[b][0 ... 3]: a loop,
      * since code that runs once costs more than the moves. */
     __device__ __forceinline__ void finish(uint32_t work_item) {
-        const bool pairs = trf_stores_pairs(a);
+        const bool two_rows = trf_writes_two_rows(a);
         uint32_t n = trf_first_x<kMulticast>(p, work_item) + 2 * (lane % 4);
-        uint32_t row[kBlocks]; /* the first of two, 8 apart */
-        float scale[kBlocks][2];
+        uint32_t row[kWgmmaBlocks]; /* the first of two, 8 apart */
+        float scale[kWgmmaBlocks][2];
 #pragma unroll
-        for (int b = 0; b < kBlocks; b++) {
-            row[b] =
-                trf_first_band(p, work_item) * TRF_SLAB_ROWS + 64 * (kBlocks * warpgroup + b) + 16 * warp + lane / 4;
+        for (int b = 0; b < kWgmmaBlocks; b++) {
+            row[b] = trf_first_band(p, work_item) * TRF_SLAB_ROWS + 64 * (kWgmmaBlocks * warpgroup + b) + 16 * warp +
+                     lane / 4;
             for (int h = 0; h < 2; h++)
                 scale[b][h] = row[b] < a.whole_rows ? trf_scale_sum(a, row[b] + 8 * h, 1.0f) : 0;
         }
 #pragma unroll 1
         for (uint32_t column = 0; column < p.x_rows / 8; column++, n += 8)
 #pragma unroll
-            for (int b = 0; b < kBlocks; b++) {
+            for (int b = 0; b < kWgmmaBlocks; b++) {
 #pragma unroll
                 for (int h = 0; h < 2; h++)
                     if (row[b] < a.whole_rows) /* so are the other lanes' */
-                        trf_store_two(a, pairs, n, row[b] + 8 * h, scale[b][h] * sum[b][2 * h],
-                                      scale[b][h] * sum[b][2 * h + 1]);
+                        trf_write_two_sums(a, two_rows, n, row[b] + 8 * h, scale[b][h] * sum[b][2 * h],
+                                           scale[b][h] * sum[b][2 * h + 1]);
 #pragma unroll
-                for (int i = 0; i < kColumns / 2 - 4; i++)
+                for (int i = 0; i < kXRows / 2 - 4; i++)
                     sum[b][i] = sum[b][i + 4];
             }
     }
@@ -581,13 +581,13 @@ static __device__ __forceinline__ void trf_end_wide_cluster(const trf_wide_args 
 
 /* ---- the kernel ---- */
 
-template <class Traits, class Type, int kColumns, int kMulticast>
+template <class Codec, class Type, int kXRows, int kMulticast>
 static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args) {
     const trf_product_args &a = args.product;
     const trf_wide_partition_args &p = args.partition;
-    using Shape = trf_wide_shape<kColumns, kMulticast>;
-    using Product = trf_warp_product<Traits, Type, TRF_WIDE_SLABS, 1, false, false>;
-    constexpr int kP = kDefaultP<Traits>, kLog = TRF_WIDE_TABLE_LOG;
+    using Shape = trf_wide_shape<kXRows, kMulticast>;
+    using Product = trf_warp_product<Codec, Type, TRF_WIDE_SLABS, 1, false, false>;
+    constexpr int kP = kDefaultP<Codec>, kLog = TRF_WIDE_TABLE_LOG;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants;
     __shared__ trf_wide_barriers barriers;
@@ -601,19 +601,19 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
 
     const bool decodes = decoder < p.producers * Shape::kUnits;
     const uint32_t producer = decoder / Shape::kUnits;
-    const trf_wide_bands band_order = {p,
-                                       a.whole_rows,
-                                       decoder % Shape::kUnits + blockIdx.x % kMulticast * Shape::kUnits,
-                                       k_range.begin(producer),
-                                       decodes ? k_range.count(producer) : 0,
-                                       trf_first_work_item<kMulticast>(p)};
+    const trf_wide_unit_order unit_order = {p,
+                                            a.whole_rows,
+                                            decoder % Shape::kUnits + blockIdx.x % kMulticast * Shape::kUnits,
+                                            k_range.begin(producer),
+                                            decodes ? k_range.count(producer) : 0,
+                                            trf_first_work_item<kMulticast>(p)};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
-    const trf_walk walk = band_order.start();
-    trf_stager<TRF_WIDE_SLABS, kShortRing> stager;
+    const trf_walk walk = unit_order.start();
+    trf_prefetcher<TRF_WIDE_SLABS, kShortRing> prefetcher;
     if (decodes)
-        trf_start<Traits>(stager, view, p.smem, planes, walk, band_order,
-                          shared + p.smem.warps + decoder * p.smem.warp_bytes, lane);
-    trf_build_constants<Traits, kP, kLog>(view, table_source, shared, p.smem, &constants);
+        trf_start_walk<Codec>(prefetcher, view, p.smem, planes, walk, unit_order,
+                              shared + p.smem.warps + decoder * p.smem.warp_bytes, lane);
+    trf_build_constants<Codec, kP, kLog>(view, table_source, shared, p.smem, &constants);
     if (kMulticast == 1) {
         __syncthreads();
     } else { /* barriers of the other block, too */
@@ -625,16 +625,15 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     if (decodes) {
         const trf_rans_params<kP, kLog> params =
             trf_rans_params_of<kP, kLog>(view, shared_memory, p.smem.table_log, trf_shared_address(&constants), lane);
-        trf_wide_sink<Product, kColumns, kMulticast> sink(args, lane, barriers, band_order, producer, walk.left,
-                                                          shared);
-        trf_walk_slabs<Traits>(view, p.smem, planes, stager, params, shared + p.smem.pair_masks, band_order, UINT32_MAX,
-                               lane, sink);
+        trf_wide_sink<Product, kXRows, kMulticast> sink(args, lane, barriers, unit_order, producer, walk.left, shared);
+        trf_walk_slabs<Codec>(view, p.smem, planes, prefetcher, params, shared + p.smem.lane_pair_masks, unit_order,
+                              UINT32_MAX, lane, sink);
         sink.fill_zeros_until(walk.left);
         trf_cp_async_wait<0>();
     } else if (warp < 4) {
-        trf_wide_consumer<Type, kColumns, kMulticast, 0>(args, barriers, shared).multiply_all(k_range);
+        trf_wide_consumer<Type, kXRows, kMulticast, 0>(args, barriers, shared).multiply_all(k_range);
     } else if (Shape::kConsumers > 1 && warp < 8) {
-        trf_wide_consumer<Type, kColumns, kMulticast, Shape::kConsumers - 1>(args, barriers, shared)
+        trf_wide_consumer<Type, kXRows, kMulticast, Shape::kConsumers - 1>(args, barriers, shared)
             .multiply_all(k_range);
     }
     __syncwarp();
@@ -643,11 +642,11 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
 
 #endif
 
-template <class Traits, class Type, int kColumns, int kMulticast>
-__global__ void __launch_bounds__(trf_wide_shape<kColumns, kMulticast>::kThreads, 1)
+template <class Codec, class Type, int kXRows, int kMulticast>
+__global__ void __launch_bounds__(trf_wide_shape<kXRows, kMulticast>::kThreads, 1)
     trf_wide(const __grid_constant__ trf_wide_args args) {
 #if TRF_WARPGROUPS
-    trf_wide_block<Traits, Type, kColumns, kMulticast>(args);
+    trf_wide_block<Codec, Type, kXRows, kMulticast>(args);
 #endif
 }
 

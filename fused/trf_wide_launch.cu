@@ -28,11 +28,11 @@ static cudaError_t describe_x(const void *x, uint32_t m, uint32_t cols, uint32_t
 }
 
 static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_wide_partition &c, trf_dtype x_dtype) {
-    const int class_bits = (int)view->class_bits, columns = (int)trf_wide_columns(c.x_rows),
+    const int class_bits = (int)view->class_bits, max_x_rows = (int)trf_wide_max_x_rows(c.x_rows),
               multicast = (int)c.multicast;
     if (view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16)
-        return trf_wide_float(view->codec, class_bits, columns, multicast);
-    return trf_wide_code(view->codec, class_bits, x_dtype == TRF_DTYPE_BF16, columns, multicast);
+        return trf_wide_float(view->codec, class_bits, max_x_rows, multicast);
+    return trf_wide_code(view->codec, class_bits, x_dtype == TRF_DTYPE_BF16, max_x_rows, multicast);
 }
 
 static trf_wide_partition_args partition_args(const trf_wide_partition &c) {

@@ -2,7 +2,7 @@
 #include "trf_wide_partition.h"
 
 #include "trf_fused_partition.h"
-#include "trf_wide_geometry.h"
+#include "trf_wide_sizes.h"
 
 /* What is asked for. */
 typedef struct wide_request {
@@ -40,9 +40,9 @@ static trf_wide_partition make_partition(const wide_request *request, uint32_t m
     trf_wide_partition c = {.multicast = multicast, .k_splits = k_splits};
     c.x_rows = x_rows_of(request->m, multicast);
     c.x_stage_bytes = c.x_rows * 2 * TRF_WIDE_STAGE_COLS;
-    c.threads = trf_wide_threads(trf_wide_columns(c.x_rows));
+    c.threads = trf_wide_threads(trf_wide_max_x_rows(c.x_rows));
     c.cols = trf_regular_slab_cols(view);
-    const uint32_t most = trf_min_u32(producers, trf_wide_max_producers(trf_wide_columns(c.x_rows), multicast)),
+    const uint32_t most = trf_min_u32(producers, trf_wide_max_producers(trf_wide_max_x_rows(c.x_rows), multicast)),
                    cols = trf_ceil_div(c.cols, k_splits), rounds = trf_ceil_div(cols, most);
     c.producers = rounds ? trf_ceil_div(cols, rounds) : 1;
     c.x_row_blocks = trf_ceil_div(trf_ceil_div(request->m, c.x_rows), multicast);
@@ -104,12 +104,12 @@ const char *trf_wide_refuses(const trf_device_view *view, const trf_layer_traits
     if (!trf_has_default_p(view, traits->max_frequency) || (traits->predictor_modes & TRF_PREDICT_ROW))
         return "the layer has row offsets, or an unusual frequency table";
     if (trf_is_scaled(view))
-        return "the layer has scales for groups";
+        return "the layer has scales of scale groups or blocks";
     if (m > INT32_MAX || (uint64_t)view->rows * m > UINT64_MAX / 8)
         return "the layer or the batch is too large";
     const wide_request request = {view, traits, limits, m};
     trf_wide_partition c;
-    return find_partition(&request, &c) ? NULL : "its streams do not fit this device's shared memory";
+    return find_partition(&request, &c) ? NULL : "its rANS streams do not fit this device's shared memory";
 }
 
 void trf_wide_choose(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,

@@ -121,9 +121,10 @@ template <int kPending> static __device__ __forceinline__ void trf_wgmma_wait() 
 }
 
 /* Behind the wait: the compiler may not read sums before it. */
-template <int kBlocks, int kSums> static __device__ __forceinline__ void trf_wgmma_done(float (&d)[kBlocks][kSums]) {
+template <int kWgmmaBlocks, int kSums>
+static __device__ __forceinline__ void trf_wgmma_done(float (&d)[kWgmmaBlocks][kSums]) {
 #pragma unroll
-    for (int b = 0; b < kBlocks; b++)
+    for (int b = 0; b < kWgmmaBlocks; b++)
 #pragma unroll
         for (int i = 0; i < kSums; i++)
             asm volatile("" : "+f"(d[b][i])::"memory");

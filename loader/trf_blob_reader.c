@@ -8,15 +8,15 @@
 #include <string.h>
 
 enum {
-    TRF_CHUNK_TILES = 64,      /* tiles read and decoded at once: 8 MiB of 16-bit weights ... */
-    TRF_CHUNK_MAX_TILES = 256, /* ... or more, so that many threads have something to do */
+    TRF_SPAN_TILES = 64,      /* tiles read and decoded at once: 8 MiB of 16-bit weights ... */
+    TRF_SPAN_MAX_TILES = 256, /* ... or more, so that many threads have something to do */
     TRF_TILE_WEIGHTS = TRF_TILE_SIZE * TRF_TILE_SIZE,
     TRF_HEAD_START = TRF_EXTENSION_OFFSET + sizeof(trf_extension),
     TRF_CACHE_LINE = 64,
 };
 
 /* Tiles that are read and decoded together: whole strips, or a part of one where strips are wide. */
-typedef struct trf_tile_chunk {
+typedef struct trf_read_span {
     const trf_blob_view *view;
     const trf_decode_table *table;
     uint64_t first; /* tile */
@@ -28,7 +28,7 @@ typedef struct trf_tile_chunk {
     uint16_t *elements; /* [workers][TRF_TILE_WEIGHTS] */
     size_t data_capacity, values_capacity;
     size_t value_bytes;
-} trf_tile_chunk;
+} trf_read_span;
 
 /* @return aligned memory, released with free; NULL without memory. */
 static void *alloc_aligned(uint64_t bytes) {
@@ -74,9 +74,9 @@ void trf_blob_reader_close(trf_blob_reader *reader) {
     reader->head = NULL;
 }
 
-/* Lays out the chunk that begins with tile `first`. */
-static void lay_out_chunk(trf_tile_chunk *chunk, uint64_t first, uint64_t most_tiles) {
-    const trf_header *header = &chunk->view->header;
+/* Lays out the span that begins with tile `first`. */
+static void lay_out_span(trf_read_span *span, uint64_t first, uint64_t most_tiles) {
+    const trf_header *header = &span->view->header;
     uint64_t tile_cols = header->num_tile_cols, tile_row = first / tile_cols, tile_col = first % tile_cols;
     uint64_t tiles = tile_cols - tile_col, strips = 1;
     if (tile_col == 0 && tile_cols <= most_tiles) {
@@ -89,12 +89,12 @@ static void lay_out_chunk(trf_tile_chunk *chunk, uint64_t first, uint64_t most_t
     }
     uint64_t rows_end = (tile_row + strips) * TRF_TILE_SIZE;
     uint64_t cols_end = (strips > 1 ? tile_cols : tile_col + tiles) * TRF_TILE_SIZE;
-    chunk->first = first;
-    chunk->tiles = tiles;
-    chunk->rectangle.row = (uint32_t)(tile_row * TRF_TILE_SIZE);
-    chunk->rectangle.col = (uint32_t)(tile_col * TRF_TILE_SIZE);
-    chunk->rectangle.rows = (uint32_t)(rows_end < header->rows ? rows_end : header->rows) - chunk->rectangle.row;
-    chunk->rectangle.cols = (uint32_t)(cols_end < header->cols ? cols_end : header->cols) - chunk->rectangle.col;
+    span->first = first;
+    span->tiles = tiles;
+    span->rectangle.row = (uint32_t)(tile_row * TRF_TILE_SIZE);
+    span->rectangle.col = (uint32_t)(tile_col * TRF_TILE_SIZE);
+    span->rectangle.rows = (uint32_t)(rows_end < header->rows ? rows_end : header->rows) - span->rectangle.row;
+    span->rectangle.cols = (uint32_t)(cols_end < header->cols ? cols_end : header->cols) - span->rectangle.col;
 }
 
 static trf_status grow_buffer(uint8_t **buffer, size_t *capacity, uint64_t bytes, trf_error *err) {
@@ -108,44 +108,43 @@ static trf_status grow_buffer(uint8_t **buffer, size_t *capacity, uint64_t bytes
     return TRF_OK;
 }
 
-/* Reads the chunk's tiles, which lie in order without gaps. */
-static trf_status read_chunk(const trf_blob_reader *reader, trf_tile_chunk *chunk, trf_error *err) {
+/* Reads the span's tiles, which lie in order without gaps. */
+static trf_status read_span(const trf_blob_reader *reader, trf_read_span *span, trf_error *err) {
     uint64_t bytes = 0;
-    for (uint64_t t = chunk->first; t < chunk->first + chunk->tiles; t++) {
-        uint32_t size = chunk->view->tiles[t].data_size;
+    for (uint64_t t = span->first; t < span->first + span->tiles; t++) {
+        uint32_t size = span->view->tiles[t].data_size;
         if (size > TRF_MAX_TILE_BYTES) {
-            trf_fail(err, TRF_ERR_TILE, chunk->view->tiles[t].data_offset,
+            trf_fail(err, TRF_ERR_TILE, span->view->tiles[t].data_offset,
                      "tile %" PRIu64 ": %" PRIu32 " bytes, more than a tile can have", t, size);
             return fail_in_file(reader, TRF_ERR_TILE, err);
         }
         bytes += size;
     }
-    chunk->data_offset = chunk->view->tiles[chunk->first].data_offset;
-    trf_status status = grow_buffer(&chunk->data, &chunk->data_capacity, bytes, err);
-    uint64_t values_bytes = (uint64_t)chunk->rectangle.rows * chunk->rectangle.cols * chunk->value_bytes;
+    span->data_offset = span->view->tiles[span->first].data_offset;
+    trf_status status = grow_buffer(&span->data, &span->data_capacity, bytes, err);
+    uint64_t values_bytes = (uint64_t)span->rectangle.rows * span->rectangle.cols * span->value_bytes;
     if (status == TRF_OK)
-        status = grow_buffer(&chunk->values, &chunk->values_capacity, values_bytes, err);
+        status = grow_buffer(&span->values, &span->values_capacity, values_bytes, err);
     if (status == TRF_OK)
-        status = trf_file_read(reader->file, reader->offset + chunk->data_offset, chunk->data, bytes, err);
+        status = trf_file_read(reader->file, reader->offset + span->data_offset, span->data, bytes, err);
     return status;
 }
 
-static trf_status decode_chunk_tile(void *context, uint64_t index, int worker, trf_error *err) {
-    const trf_tile_chunk *chunk = context;
-    uint64_t tile = chunk->first + index;
-    const trf_tile_meta *meta = &chunk->view->tiles[tile];
-    const uint8_t *bytes = chunk->data + (meta->data_offset - chunk->data_offset);
-    uint16_t *elements = chunk->elements + (size_t)worker * TRF_TILE_WEIGHTS;
-    trf_status status = trf_blob_check_tile(chunk->view, tile, bytes, err);
+static trf_status decode_span_tile(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_read_span *span = context;
+    uint64_t tile = span->first + index;
+    const trf_tile_meta *meta = &span->view->tiles[tile];
+    const uint8_t *bytes = span->data + (meta->data_offset - span->data_offset);
+    uint16_t *elements = span->elements + (size_t)worker * TRF_TILE_WEIGHTS;
+    trf_status status = trf_blob_check_tile(span->view, tile, bytes, err);
     if (status == TRF_OK)
-        status = trf_decode_tile_best()(chunk->view, chunk->table, tile, bytes, elements, TRF_TILE_SIZE, err);
+        status = trf_decode_tile_best()(span->view, span->table, tile, bytes, elements, TRF_TILE_SIZE, err);
     if (status != TRF_OK)
         return status;
-    trf_tile_shape shape = trf_tile_shape_of(&chunk->view->header, tile, meta->coding);
-    size_t place =
-        (size_t)(shape.row - chunk->rectangle.row) * chunk->rectangle.cols + (shape.col - chunk->rectangle.col);
-    trf_elements_to_dtype(chunk->view, tile, elements, TRF_TILE_SIZE, chunk->values + place * chunk->value_bytes,
-                          chunk->rectangle.cols);
+    trf_tile_shape shape = trf_tile_shape_of(&span->view->header, tile, meta->coding);
+    size_t place = (size_t)(shape.row - span->rectangle.row) * span->rectangle.cols + (shape.col - span->rectangle.col);
+    trf_elements_to_dtype(span->view, tile, elements, TRF_TILE_SIZE, span->values + place * span->value_bytes,
+                          span->rectangle.cols);
     return TRF_OK;
 }
 
@@ -153,43 +152,42 @@ trf_status trf_blob_reader_decode(const trf_blob_reader *reader, int threads, tr
                                   uint64_t *buffer_bytes, trf_error *err) {
     int workers = trf_thread_count(threads);
     uint64_t most_tiles = 2 * (uint64_t)workers;
-    most_tiles = most_tiles < TRF_CHUNK_TILES ? TRF_CHUNK_TILES : most_tiles;
-    most_tiles = most_tiles > TRF_CHUNK_MAX_TILES ? TRF_CHUNK_MAX_TILES : most_tiles;
+    most_tiles = most_tiles < TRF_SPAN_TILES ? TRF_SPAN_TILES : most_tiles;
+    most_tiles = most_tiles > TRF_SPAN_MAX_TILES ? TRF_SPAN_MAX_TILES : most_tiles;
     if ((uint64_t)workers > reader->view.num_tiles)
         workers = (int)reader->view.num_tiles;
 
     trf_status status = TRF_OK;
     trf_decode_table *table = malloc(sizeof *table);
     uint64_t elements_bytes = (uint64_t)workers * TRF_TILE_WEIGHTS * sizeof(uint16_t);
-    trf_tile_chunk chunk = {.view = &reader->view, .table = table};
-    chunk.elements = alloc_aligned(elements_bytes);
-    chunk.value_bytes = trf_dtype_bytes((trf_dtype)reader->view.header.source_dtype);
-    if (!table || !chunk.elements) {
+    trf_read_span span = {.view = &reader->view, .table = table};
+    span.elements = alloc_aligned(elements_bytes);
+    span.value_bytes = trf_dtype_bytes((trf_dtype)reader->view.header.source_dtype);
+    if (!table || !span.elements) {
         status = trf_fail_memory(err, elements_bytes + sizeof *table);
         goto done;
     }
     trf_decode_table_init(table, &reader->view);
-    for (uint64_t tile = 0; tile < reader->view.num_tiles; tile += chunk.tiles) {
-        lay_out_chunk(&chunk, tile, most_tiles);
-        if ((status = read_chunk(reader, &chunk, err)) != TRF_OK)
+    for (uint64_t tile = 0; tile < reader->view.num_tiles; tile += span.tiles) {
+        lay_out_span(&span, tile, most_tiles);
+        if ((status = read_span(reader, &span, err)) != TRF_OK)
             goto done;
-        status = trf_parallel_for(workers, chunk.tiles, decode_chunk_tile, &chunk, err);
+        status = trf_parallel_for(workers, span.tiles, decode_span_tile, &span, err);
         if (status != TRF_OK) {
             fail_in_file(reader, status, err);
             goto done;
         }
-        chunk.rectangle.values = chunk.values;
-        if (fn && (status = fn(context, &chunk.rectangle, err)) != TRF_OK)
+        span.rectangle.values = span.values;
+        if (fn && (status = fn(context, &span.rectangle, err)) != TRF_OK)
             goto done;
     }
 done:
     if (buffer_bytes)
-        *buffer_bytes =
-            reader->head_bytes + elements_bytes + sizeof *table + chunk.data_capacity + chunk.values_capacity;
+        *buffer_bytes = reader->head_bytes + elements_bytes + sizeof *table + span.data_capacity + span.values_capacity;
     free(table);
-    free(chunk.elements);
-    free(chunk.data);
-    free(chunk.values);
+    free(span.elements);
+    free(span.data);
+    free(span.values);
     return status;
 }
 

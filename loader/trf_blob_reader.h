@@ -1,4 +1,4 @@
-/* Reading blobs where they lie in a file: the head at once, tiles in chunks, so that memory does not grow with the
+/* Reading blobs where they lie in a file: the head at once, tiles in spans, so that memory does not grow with the
  * layer.
  * */
 #ifndef TRF_BLOB_READER_H

@@ -38,12 +38,12 @@ int trf_checkpoint_has_file(const trf_checkpoint *checkpoint, const char *name) 
     return 0;
 }
 
-/* @return whether a path is a symbolic link to another file of the same directory, which then stands for both. */
-static int is_alias(const char *directory, const char *path) {
+/* @return whether a path is a symbolic link to another file of the same folder, which then stands for both. */
+static int is_alias(const char *root, const char *path) {
     struct stat info;
     if (lstat(path, &info) != 0 || !S_ISLNK(info.st_mode))
         return 0;
-    char *target = realpath(path, NULL), *folder = realpath(directory, NULL),
+    char *target = realpath(path, NULL), *folder = realpath(root, NULL),
          *parent = target ? trf_path_parent(target) : NULL;
     int alias = parent && folder && strcmp(parent, folder) == 0 && trf_name_is_safetensors(target);
     free(target);
@@ -75,18 +75,18 @@ static trf_status checkpoint_add(trf_checkpoint *checkpoint, const char *name, t
     return status;
 }
 
-static trf_status checkpoint_open_directory(trf_checkpoint *checkpoint, trf_error *err) {
-    trf_directory directory;
-    trf_status status = trf_directory_list(checkpoint->root, &directory, err);
+static trf_status checkpoint_open_folder(trf_checkpoint *checkpoint, trf_error *err) {
+    trf_folder folder;
+    trf_status status = trf_folder_list(checkpoint->root, &folder, err);
     if (status != TRF_OK)
         return status;
-    checkpoint->files = calloc(directory.count + 1, sizeof *checkpoint->files);
-    checkpoint->indexes = calloc(directory.count + 1, sizeof *checkpoint->indexes);
+    checkpoint->files = calloc(folder.count + 1, sizeof *checkpoint->files);
+    checkpoint->indexes = calloc(folder.count + 1, sizeof *checkpoint->indexes);
     if (!checkpoint->files || !checkpoint->indexes)
-        status = trf_fail_memory(err, directory.count * sizeof *checkpoint->files);
-    for (size_t i = 0; i < directory.count && status == TRF_OK; i++)
-        status = checkpoint_add(checkpoint, directory.names[i], err);
-    trf_directory_free(&directory);
+        status = trf_fail_memory(err, folder.count * sizeof *checkpoint->files);
+    for (size_t i = 0; i < folder.count && status == TRF_OK; i++)
+        status = checkpoint_add(checkpoint, folder.names[i], err);
+    trf_folder_free(&folder);
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
         status = trf_checkpoint_index_check(&checkpoint->indexes[i], checkpoint->files, checkpoint->num_files, err);
     if (status == TRF_OK && checkpoint->num_files == 0)
@@ -114,13 +114,13 @@ trf_status trf_checkpoint_open(const char *path, trf_checkpoint **checkpoint, tr
     if (!opened)
         return trf_fail_memory(err, sizeof *opened);
     int is_index = !S_ISDIR(info.st_mode) && trf_name_is_index(path);
-    opened->is_directory = S_ISDIR(info.st_mode) || is_index;
+    opened->is_folder = S_ISDIR(info.st_mode) || is_index;
     opened->root = is_index ? trf_path_parent(path) : strdup(path);
     trf_status status;
     if (!opened->root)
         status = trf_fail_memory(err, strlen(path));
     else
-        status = opened->is_directory ? checkpoint_open_directory(opened, err) : checkpoint_open_file(opened, err);
+        status = opened->is_folder ? checkpoint_open_folder(opened, err) : checkpoint_open_file(opened, err);
     if (status != TRF_OK) {
         trf_checkpoint_close(opened);
         return trf_sanitize_error(status, err);

@@ -7,18 +7,18 @@
 #include "trf_job.h"
 
 struct trf_checkpoint {
-    char *root; /* the file, or the directory */
-    int is_directory;
-    trf_checkpoint_file *files; /* a file: one; a directory: its *.safetensors, in the order of their names */
+    char *root; /* the file, or the folder */
+    int is_folder;
+    trf_checkpoint_file *files; /* a file: one; a folder: its *.safetensors, in the order of their names */
     size_t num_files;
-    trf_checkpoint_index *indexes; /* a directory's *.safetensors.index.json */
+    trf_checkpoint_index *indexes; /* a folder's *.safetensors.index.json */
     size_t num_indexes;
 };
 
 /* @return bytes of all tensors, uncompressed. */
 uint64_t trf_checkpoint_source_bytes(const trf_checkpoint *checkpoint);
 
-/* @return whether a name in the directory is one of its files or indexes. */
+/* @return whether a name in the folder is one of its files or indexes. */
 int trf_checkpoint_has_file(const trf_checkpoint *checkpoint, const char *name);
 
 /* A compressed matrix: a tensor, or one expert of an expert tensor. */
@@ -52,9 +52,9 @@ typedef trf_status trf_convert_fn(void *context, const trf_checkpoint_file *chec
 trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_job *job, const char *out_path,
                                   trf_convert_fn *convert, void *context, trf_error *err);
 
-/* Copies one entry of a directory and all below it. root: the checkpoint's directory; relative symbolic links that lead
+/* Copies one entry of a folder and all below it. root: the checkpoint's folder; relative symbolic links that lead
  * to something in it, and ones that lead nowhere, are made anew; others are followed. Errors: TRF_ERR_IO, _UNSUPPORTED
- * (not a file, directory or link), _MEMORY. */
+ * (not a file, folder or link), _MEMORY. */
 trf_status trf_copy_tree(trf_job *job, const char *root, const char *in_path, const char *out_path, trf_error *err);
 
 #endif

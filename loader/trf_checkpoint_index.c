@@ -20,7 +20,7 @@ static trf_status index_parse(const char *path, const char *text, size_t bytes, 
     const char *name;
     json_t *file_name;
     json_object_foreach(index->weight_map, name, file_name) {
-        /* A file elsewhere would be read, and its copy written, outside of the two directories. */
+        /* A file elsewhere would be read, and its copy written, outside of the two folders. */
         const char *file = json_string_value(file_name);
         if (!file || !*file || strchr(file, '/'))
             return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET,

@@ -5,20 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A directory under construction: its files are opened again once written, since the indexes tell what is in them. */
+/* A folder under construction: its files are opened again once written, since the indexes tell what is in them. */
 typedef struct trf_conversion {
     const trf_checkpoint *checkpoint;
     trf_job *job;
     trf_convert_fn *convert;
     void *context;
-    const char *directory;        /* where the output is being built */
+    const char *folder;           /* where the output is being built */
     trf_checkpoint_file *written; /* [checkpoint->num_files]; only if there are indexes */
     size_t num_written;
 } trf_conversion;
 
-/* Converts one file into a new file of the directory. */
+/* Converts one file into a new file of the folder. */
 static trf_status convert_file(trf_conversion *work, const trf_checkpoint_file *file, trf_error *err) {
-    char *path = trf_path_join(work->directory, file->name);
+    char *path = trf_path_join(work->folder, file->name);
     trf_file out = {.fd = -1};
     if (!path)
         return trf_fail_memory(err, strlen(file->name));
@@ -36,7 +36,7 @@ static trf_status convert_file(trf_conversion *work, const trf_checkpoint_file *
 }
 
 static trf_status convert_index(trf_conversion *work, const trf_checkpoint_index *index, trf_error *err) {
-    char *path = trf_path_join(work->directory, index->name), *text = NULL;
+    char *path = trf_path_join(work->folder, index->name), *text = NULL;
     size_t bytes;
     trf_file out = {.fd = -1};
     if (!path)
@@ -57,21 +57,21 @@ static trf_status convert_index(trf_conversion *work, const trf_checkpoint_index
 
 static trf_status copy_others(trf_conversion *work, trf_error *err) {
     const char *root = work->checkpoint->root;
-    trf_directory directory;
-    trf_status status = trf_directory_list(root, &directory, err);
-    for (size_t i = 0; i < directory.count && status == TRF_OK; i++) {
-        if (trf_checkpoint_has_file(work->checkpoint, directory.names[i]))
+    trf_folder folder;
+    trf_status status = trf_folder_list(root, &folder, err);
+    for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
+        if (trf_checkpoint_has_file(work->checkpoint, folder.names[i]))
             continue;
-        char *in = trf_path_join(root, directory.names[i]), *out = trf_path_join(work->directory, directory.names[i]);
+        char *in = trf_path_join(root, folder.names[i]), *out = trf_path_join(work->folder, folder.names[i]);
         status = in && out ? trf_copy_tree(work->job, root, in, out, err) : trf_fail_memory(err, strlen(root));
         free(in);
         free(out);
     }
-    trf_directory_free(&directory);
+    trf_folder_free(&folder);
     return status;
 }
 
-static trf_status convert_directory(trf_conversion *work, trf_error *err) {
+static trf_status convert_folder(trf_conversion *work, trf_error *err) {
     const trf_checkpoint *checkpoint = work->checkpoint;
     if (checkpoint->num_indexes && !(work->written = calloc(checkpoint->num_files, sizeof *work->written)))
         return trf_fail_memory(err, checkpoint->num_files * sizeof *work->written);
@@ -87,9 +87,9 @@ static trf_status convert_directory(trf_conversion *work, trf_error *err) {
     return status;
 }
 
-/* Who names an index as the output means a directory, but would get one of that name. */
+/* Who names an index as the output means a folder, but would get one of that name. */
 static trf_status check_out_name(const trf_checkpoint *checkpoint, const char *out_path, trf_error *err) {
-    if (checkpoint->is_directory && (trf_name_is_index(out_path) || trf_name_is_safetensors(out_path)))
+    if (checkpoint->is_folder && (trf_name_is_index(out_path) || trf_name_is_safetensors(out_path)))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "%s: the input is a directory, so the output has to be one; this is the name of a file",
                         out_path);
@@ -106,11 +106,11 @@ trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_job *job
     if (status != TRF_OK)
         return status;
     int overwrite = job->options.overwrite;
-    if (checkpoint->is_directory) {
-        status = trf_output_begin_directory(&output, out_path, overwrite, err);
-        work.directory = output.temporary;
+    if (checkpoint->is_folder) {
+        status = trf_output_begin_folder(&output, out_path, overwrite, err);
+        work.folder = output.temporary;
         if (status == TRF_OK)
-            status = convert_directory(&work, err);
+            status = convert_folder(&work, err);
     } else {
         status = trf_output_begin_file(&output, out_path, overwrite, err);
         if (status == TRF_OK)

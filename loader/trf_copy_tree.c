@@ -1,4 +1,4 @@
-/* Carrying over the files of a checkpoint's directory that are none of our business. */
+/* Carrying over the files of a checkpoint's folder that are none of our business. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* realpath */
 #endif
@@ -36,31 +36,31 @@ static trf_status copy_file(trf_job *job, const char *in_path, const char *out_p
     return status;
 }
 
-static trf_status copy_directory(trf_job *job, const char *root, const char *in_path, const char *out_path, int level,
-                                 trf_error *err) {
-    trf_directory directory;
+static trf_status copy_folder(trf_job *job, const char *root, const char *in_path, const char *out_path, int level,
+                              trf_error *err) {
+    trf_folder folder;
     if (level == TRF_MOST_LEVELS)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "%s: more than %d folders deep", in_path,
                         TRF_MOST_LEVELS);
-    trf_status status = trf_directory_list(in_path, &directory, err);
+    trf_status status = trf_folder_list(in_path, &folder, err);
     if (status != TRF_OK)
         return status;
     if (mkdir(out_path, 0777) != 0)
         status = trf_fail_errno(err, out_path, TRF_NO_OFFSET, "cannot create");
-    for (size_t i = 0; i < directory.count && status == TRF_OK; i++) {
-        char *in = trf_path_join(in_path, directory.names[i]), *out = trf_path_join(out_path, directory.names[i]);
+    for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
+        char *in = trf_path_join(in_path, folder.names[i]), *out = trf_path_join(out_path, folder.names[i]);
         status = in && out ? copy_entry(job, root, in, out, level + 1, err) : trf_fail_memory(err, PATH_MAX);
         free(in);
         free(out);
     }
-    trf_directory_free(&directory);
-    return status == TRF_OK ? trf_directory_sync(out_path, err) : status;
+    trf_folder_free(&folder);
+    return status == TRF_OK ? trf_folder_sync(out_path, err) : status;
 }
 
 /* What is to become of a symbolic link. */
 typedef enum trf_link_action {
     TRF_LINK_REMAKE, /* it leads nowhere, or is relative and leads to something under root */
-    TRF_LINK_FOLLOW, /* it leads out of the directory, or would lead back to it from the copy */
+    TRF_LINK_FOLLOW, /* it leads out of the folder, or would lead back to it from the copy */
     TRF_LINK_LOOP    /* it leads to root or a folder around it, so that following it would not end */
 } trf_link_action;
 
@@ -117,7 +117,7 @@ static trf_status copy_entry(trf_job *job, const char *root, const char *in_path
             return trf_fail_errno(err, in_path, TRF_NO_OFFSET, "cannot follow the link");
     }
     if (S_ISDIR(info.st_mode))
-        return copy_directory(job, root, in_path, out_path, level, err);
+        return copy_folder(job, root, in_path, out_path, level, err);
     if (S_ISREG(info.st_mode))
         return copy_file(job, in_path, out_path, info.st_mode & 0777, err);
     return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,

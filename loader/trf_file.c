@@ -141,12 +141,12 @@ done:
     return status;
 }
 
-trf_status trf_directory_sync(const char *path, trf_error *err) {
+trf_status trf_folder_sync(const char *path, trf_error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot open");
     trf_status status = TRF_OK;
-    /* Some file systems cannot sync a directory, and say so with EINVAL. */
+    /* Some file systems cannot sync a folder, and say so with EINVAL. */
     if (fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP)
         status = trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot sync");
     close(fd);
@@ -162,40 +162,40 @@ static int compare_entries(const struct dirent **a, const struct dirent **b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-trf_status trf_directory_list(const char *path, trf_directory *directory, trf_error *err) {
-    *directory = (trf_directory){0};
+trf_status trf_folder_list(const char *path, trf_folder *folder, trf_error *err) {
+    *folder = (trf_folder){0};
     struct dirent **entries = NULL;
     int count = scandir(path, &entries, is_entry, compare_entries);
     if (count < 0)
         return trf_fail_errno(err, path, TRF_NO_OFFSET, "cannot list");
     trf_status status = TRF_OK;
-    directory->names = calloc((size_t)count + 1, sizeof *directory->names);
+    folder->names = calloc((size_t)count + 1, sizeof *folder->names);
     for (int i = 0; i < count; i++) {
-        if (directory->names && (directory->names[directory->count] = strdup(entries[i]->d_name)))
-            directory->count++;
+        if (folder->names && (folder->names[folder->count] = strdup(entries[i]->d_name)))
+            folder->count++;
         else
             status = TRF_ERR_MEMORY;
         free(entries[i]);
     }
     free(entries);
-    if (status == TRF_OK && directory->names)
+    if (status == TRF_OK && folder->names)
         return TRF_OK;
-    trf_directory_free(directory);
+    trf_folder_free(folder);
     return trf_fail_memory(err, (uint64_t)count * sizeof(char *));
 }
 
-void trf_directory_free(trf_directory *directory) {
-    for (size_t i = 0; i < directory->count; i++)
-        free(directory->names[i]);
-    free(directory->names);
-    *directory = (trf_directory){0};
+void trf_folder_free(trf_folder *folder) {
+    for (size_t i = 0; i < folder->count; i++)
+        free(folder->names[i]);
+    free(folder->names);
+    *folder = (trf_folder){0};
 }
 
-char *trf_path_join(const char *directory, const char *name) {
-    size_t length = strlen(directory), slash = length && directory[length - 1] != '/';
+char *trf_path_join(const char *folder, const char *name) {
+    size_t length = strlen(folder), slash = length && folder[length - 1] != '/';
     char *path = malloc(length + slash + strlen(name) + 1);
     if (path)
-        sprintf(path, "%s%s%s", directory, slash ? "/" : "", name);
+        sprintf(path, "%s%s%s", folder, slash ? "/" : "", name);
     return path;
 }
 

@@ -32,20 +32,20 @@ trf_status trf_file_resize(const trf_file *file, uint64_t size, trf_error *err);
  * TRF_ERR_FORMAT if it is larger. */
 trf_status trf_file_load(const char *path, uint64_t max_bytes, char **text, size_t *bytes, trf_error *err);
 
-/* Makes the entries of a directory durable. */
-trf_status trf_directory_sync(const char *path, trf_error *err);
+/* Makes the entries of a folder durable. */
+trf_status trf_folder_sync(const char *path, trf_error *err);
 
-/* Names in a directory but for "." and "..", in byte order. Release with trf_directory_free. */
-typedef struct trf_directory {
+/* Names in a folder but for "." and "..", in byte order. Release with trf_folder_free. */
+typedef struct trf_folder {
     char **names;
     size_t count;
-} trf_directory;
+} trf_folder;
 
-trf_status trf_directory_list(const char *path, trf_directory *directory, trf_error *err);
-void trf_directory_free(trf_directory *directory);
+trf_status trf_folder_list(const char *path, trf_folder *folder, trf_error *err);
+void trf_folder_free(trf_folder *folder);
 
 /* malloc'd, or NULL without memory. */
-char *trf_path_join(const char *directory, const char *name);
+char *trf_path_join(const char *folder, const char *name);
 char *trf_path_parent(const char *path);
 
 /* @return the part behind the last slash. */

@@ -4,12 +4,12 @@
 
 trf_status trf_json_parse(const char *path, const char *text, size_t bytes, size_t flags, json_t **root,
                           trf_error *err) {
-    json_error_t fault;
-    *root = json_loadb(text, bytes, flags, &fault);
+    json_error_t json_error;
+    *root = json_loadb(text, bytes, flags, &json_error);
     if (*root)
         return TRF_OK;
-    if (trf_json_lacked_memory(&fault))
+    if (trf_json_lacked_memory(&json_error))
         return trf_fail_memory(err, bytes);
-    return trf_fail(err, TRF_ERR_FORMAT, (uint64_t)fault.position, "%s: not valid JSON: %s at byte %d", path,
-                    fault.text, fault.position);
+    return trf_fail(err, TRF_ERR_FORMAT, (uint64_t)json_error.position, "%s: not valid JSON: %s at byte %d", path,
+                    json_error.text, json_error.position);
 }

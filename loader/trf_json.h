@@ -7,8 +7,8 @@
 #include <jansson.h>
 
 /* Whether Jansson failed for want of memory; it does not always say so. */
-static inline int trf_json_lacked_memory(const json_error_t *fault) {
-    return json_error_code(fault) == json_error_out_of_memory || !fault->text[0];
+static inline int trf_json_lacked_memory(const json_error_t *json_error) {
+    return json_error_code(json_error) == json_error_out_of_memory || !json_error->text[0];
 }
 
 /* Parses the text of a file. flags: Jansson's, such as JSON_REJECT_DUPLICATES. Release *root with json_decref; NULL

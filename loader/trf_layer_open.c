@@ -1,4 +1,4 @@
-/* A blob is put where the layer has it, and checked, chunk of tiles by chunk of tiles; its head comes last. */
+/* A blob is put where the layer has it, and checked, span by span of tiles; its head comes last. */
 #include "trf_layer_open.h"
 
 #include "trf_threads.h"
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 enum {
-    CHUNK_BYTES = 64 << 20 /* that are checked between two calls of progress */
+    SPAN_BYTES = 64 << 20 /* that are checked between two calls of progress */
 };
 
 /* ---- where the blob is to be ---- */
@@ -81,7 +81,7 @@ static trf_status report_progress(const trf_layer_source *source, uint64_t done,
     return TRF_OK;
 }
 
-/* Chunk by chunk, each of tiles of one row of tiles. */
+/* Span by span, each of tiles of one row of tiles. */
 static trf_status place_tiles(trf_tile_work work, trf_error *err) {
     const trf_blob_view *view = work.source->view;
     const trf_tile_meta *metas = view->tiles;
@@ -89,7 +89,7 @@ static trf_status place_tiles(trf_tile_work work, trf_error *err) {
     trf_status status = report_progress(work.source, done, err);
     for (uint64_t end; work.first < view->num_tiles && status == TRF_OK; work.first = end) {
         uint64_t bytes = metas[work.first].data_size;
-        for (end = work.first + 1; end % view->header.num_tile_cols && bytes < CHUNK_BYTES; end++)
+        for (end = work.first + 1; end % view->header.num_tile_cols && bytes < SPAN_BYTES; end++)
             bytes += metas[end].data_size;
         status = trf_parallel_for(work.source->threads, end - work.first, place_tile, &work, err);
         done += bytes;

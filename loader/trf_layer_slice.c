@@ -44,8 +44,8 @@ static uint32_t find_block_rows(const trf_slice *s, uint32_t block_rows) {
     return block_rows;
 }
 
-/* The slice's scale table, s->scales; NULL for none. Its group size goes into the extension, whose groups along columns
- * are cut as blocks are along rows. */
+/* The slice's scale table, s->scales; NULL for none. Its scale_group_size goes into the extension, whose scale groups
+ * along columns are cut as blocks are along rows. */
 static trf_status slice_scales(trf_slice *s, uint64_t *bytes, trf_error *err) {
     const trf_header *h = &s->header;
     trf_extension *x = &s->extension;

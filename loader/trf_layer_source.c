@@ -1,10 +1,24 @@
 #include "trf_layer_source.h"
 
+#include "trf_struct.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 
+/* ---- options ---- */
+
 void trf_load_options_init(trf_load_options *options) {
     *options = (trf_load_options){.struct_bytes = sizeof *options};
+}
+
+trf_status trf_take_load_options(const trf_load_options *options, trf_load_options *taken, trf_error *err) {
+    static const trf_struct_type type = {"trf_load_options", sizeof *taken,
+                                         TRF_STRUCT_BYTES(trf_load_options, progress_context)};
+    trf_load_options_init(taken);
+    trf_status status = options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
+    if (status == TRF_OK && taken->layout != TRF_LAYOUT_CODED)
+        status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "this version has no layout %d", (int)taken->layout);
+    return status;
 }
 
 /* ---- what messages say ---- */

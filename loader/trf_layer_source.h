@@ -1,6 +1,6 @@
 /* A layer on its way to a device, wherever its blob is: in a file of a checkpoint, in host memory, or in a device's
  * memory. Opening one finds the blob, checks its head and lays out the shard; after that all are the same: a head, and
- * tiles that are read and checked chunk by chunk. */
+ * tiles that are read and checked span by span. */
 #ifndef TRF_LAYER_SOURCE_H
 #define TRF_LAYER_SOURCE_H
 
@@ -10,6 +10,10 @@
 
 /* Copies device memory to host memory, and returns when it is there. Thread-safe. */
 typedef trf_status trf_copy_back_fn(void *context, void *to_host, const void *from, uint64_t bytes, trf_error *err);
+
+/* A program's options as this library has them: NULL stands for the defaults. Errors: TRF_ERR_ARGUMENT (a layout that
+ * there is not; as trf_take_struct), TRF_ERR_UNSUPPORTED. */
+trf_status trf_take_load_options(const trf_load_options *options, trf_load_options *taken, trf_error *err);
 
 /* Not to be moved once it is open. */
 typedef struct trf_layer_source {

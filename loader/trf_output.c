@@ -49,15 +49,15 @@ static trf_status output_set_path(trf_output *output, const char *path, trf_erro
     return TRF_OK;
 }
 
-/* @return 1 if a directory is empty or holds a checkpoint, 0 if not, -1 on failure. */
-static int directory_replaceable(const char *path, trf_error *err) {
-    trf_directory directory;
-    if (trf_directory_list(path, &directory, err) != TRF_OK)
+/* @return 1 if a folder is empty or holds a checkpoint, 0 if not, -1 on failure. */
+static int folder_replaceable(const char *path, trf_error *err) {
+    trf_folder folder;
+    if (trf_folder_list(path, &folder, err) != TRF_OK)
         return -1;
-    int replaceable = directory.count == 0;
-    for (size_t i = 0; i < directory.count; i++)
-        replaceable |= trf_name_is_safetensors(directory.names[i]) || trf_name_is_index(directory.names[i]);
-    trf_directory_free(&directory);
+    int replaceable = folder.count == 0;
+    for (size_t i = 0; i < folder.count; i++)
+        replaceable |= trf_name_is_safetensors(folder.names[i]) || trf_name_is_index(folder.names[i]);
+    trf_folder_free(&folder);
     return replaceable;
 }
 
@@ -71,18 +71,18 @@ static trf_status output_check_existing(const trf_output *output, trf_error *err
     }
     if (!output->overwrite)
         return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists already", output->path);
-    int is_directory = S_ISDIR(info.st_mode), is_file = S_ISREG(info.st_mode);
+    int is_folder = S_ISDIR(info.st_mode), is_file = S_ISREG(info.st_mode);
     if (S_ISLNK(info.st_mode)) { /* the link itself is replaced; what it leads to stays */
         int dangling = stat(output->path, &target) != 0;
-        is_directory = !dangling && S_ISDIR(target.st_mode);
+        is_folder = !dangling && S_ISDIR(target.st_mode);
         is_file = dangling || S_ISREG(target.st_mode);
     }
-    if (output->is_directory ? !is_directory : !is_file)
+    if (output->is_folder ? !is_folder : !is_file)
         return trf_fail(err, TRF_ERR_EXISTS, TRF_NO_OFFSET, "%s: exists and is not a %s; it is not replaced",
-                        output->path, output->is_directory ? "directory" : "regular file");
-    if (!output->is_directory)
+                        output->path, output->is_folder ? "directory" : "regular file");
+    if (!output->is_folder)
         return TRF_OK;
-    int replaceable = directory_replaceable(output->path, err);
+    int replaceable = folder_replaceable(output->path, err);
     if (replaceable < 0)
         return err ? err->status : TRF_ERR_IO;
     if (!replaceable)
@@ -103,8 +103,8 @@ static char *output_temporary_name(const trf_output *output, const char *label, 
     return name;
 }
 
-static trf_status output_begin(trf_output *output, const char *path, int is_directory, int overwrite, trf_error *err) {
-    *output = (trf_output){.file = {.fd = -1}, .is_directory = is_directory, .overwrite = overwrite};
+static trf_status output_begin(trf_output *output, const char *path, int is_folder, int overwrite, trf_error *err) {
+    *output = (trf_output){.file = {.fd = -1}, .is_folder = is_folder, .overwrite = overwrite};
     trf_status status = output_set_path(output, path, err);
     if (status == TRF_OK)
         status = output_check_existing(output, err);
@@ -116,7 +116,7 @@ static trf_status output_begin(trf_output *output, const char *path, int is_dire
             return trf_fail_memory(err, strlen(output->path));
         int fd = -1;
         int made =
-            is_directory ? mkdir(name, 0777) == 0 : (fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) >= 0;
+            is_folder ? mkdir(name, 0777) == 0 : (fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) >= 0;
         if (made) {
             output->temporary = name;
             output->file = (trf_file){fd, output->path};
@@ -134,7 +134,7 @@ trf_status trf_output_begin_file(trf_output *output, const char *path, int overw
     return output_begin(output, path, 0, overwrite, err);
 }
 
-trf_status trf_output_begin_directory(trf_output *output, const char *path, int overwrite, trf_error *err) {
+trf_status trf_output_begin_folder(trf_output *output, const char *path, int overwrite, trf_error *err) {
     return output_begin(output, path, 1, overwrite, err);
 }
 
@@ -148,8 +148,8 @@ static trf_status rename_exclusive(const trf_output *output, trf_error *err) {
     if (errno != EINVAL && errno != ENOSYS)
         return trf_fail_errno(err, output->path, TRF_NO_OFFSET, "cannot rename to this");
 #endif
-    /* Not every file system has it. A hard link fails on an existing name too, but there is none to a directory. */
-    if (!output->is_directory) {
+    /* Not every file system has it. A hard link fails on an existing name too, but there is none to a folder. */
+    if (!output->is_folder) {
         if (link(output->temporary, output->path) == 0) {
             unlink(output->temporary);
             return TRF_OK;
@@ -165,8 +165,8 @@ static trf_status rename_exclusive(const trf_output *output, trf_error *err) {
     return TRF_OK;
 }
 
-/* Puts the new directory in place of one that exists. After it, output->temporary is the old one's name. */
-static trf_status exchange_directory(trf_output *output, trf_error *err) {
+/* Puts the new folder in place of one that exists. After it, output->temporary is the old one's name. */
+static trf_status exchange_folder(trf_output *output, trf_error *err) {
 #ifdef RENAME_EXCHANGE
     if (renameat2(AT_FDCWD, output->temporary, AT_FDCWD, output->path, RENAME_EXCHANGE) == 0)
         return TRF_OK;
@@ -200,8 +200,8 @@ static trf_status output_rename(trf_output *output, trf_error *err) {
     trf_status status = output_check_existing(output, err); /* it may be another one by now */
     if (status != TRF_OK)
         return status;
-    if (output->is_directory) {
-        if ((status = exchange_directory(output, err)) == TRF_OK)
+    if (output->is_folder) {
+        if ((status = exchange_folder(output, err)) == TRF_OK)
             remove_tree(output->temporary);
         return status;
     }
@@ -211,8 +211,7 @@ static trf_status output_rename(trf_output *output, trf_error *err) {
 }
 
 trf_status trf_output_publish(trf_output *output, trf_error *err) {
-    trf_status status =
-        output->is_directory ? trf_directory_sync(output->temporary, err) : trf_file_sync(&output->file, err);
+    trf_status status = output->is_folder ? trf_folder_sync(output->temporary, err) : trf_file_sync(&output->file, err);
     if (status != TRF_OK)
         return status;
     trf_file_close(&output->file);
@@ -223,7 +222,7 @@ trf_status trf_output_publish(trf_output *output, trf_error *err) {
     if (status == TRF_OK) {
         free(output->temporary);
         output->temporary = NULL;
-        status = trf_directory_sync(parent, err);
+        status = trf_folder_sync(parent, err);
     }
     free(parent);
     return status;
@@ -232,7 +231,7 @@ trf_status trf_output_publish(trf_output *output, trf_error *err) {
 void trf_output_end(trf_output *output) {
     trf_file_close(&output->file);
     if (output->temporary) {
-        if (output->is_directory)
+        if (output->is_folder)
             remove_tree(output->temporary);
         else
             unlink(output->temporary);

@@ -8,18 +8,18 @@ typedef struct trf_output {
     char *path;      /* the final one, without slashes at its end */
     char *temporary; /* what is being built, until it is published */
     trf_file file;   /* of a file output, open for writing; else fd is -1 */
-    int is_directory;
+    int is_folder;
     int overwrite;
 } trf_output;
 
-/* Begins an output. An existing file or symbolic link is replaced with `overwrite`, an existing directory if besides it
+/* Begins an output. An existing file or symbolic link is replaced with `overwrite`, an existing folder if besides it
  * is empty or holds a checkpoint (a mistyped path must not cost somebody a folder), anything else never.
  * Call trf_output_end in every case. Errors: TRF_ERR_EXISTS, _IO, _ARGUMENT (empty path), _MEMORY. */
 trf_status trf_output_begin_file(trf_output *output, const char *path, int overwrite, trf_error *err);
-trf_status trf_output_begin_directory(trf_output *output, const char *path, int overwrite, trf_error *err);
+trf_status trf_output_begin_folder(trf_output *output, const char *path, int overwrite, trf_error *err);
 
 /* Syncs what was built and gives it its final name, atomically; without `overwrite` nothing is clobbered even by
- * something that came into being meanwhile. Files and folders inside a directory are the caller's to sync.
+ * something that came into being meanwhile. Files and folders inside a folder are the caller's to sync.
  * Errors: TRF_ERR_EXISTS, _IO. */
 trf_status trf_output_publish(trf_output *output, trf_error *err);
 

@@ -119,8 +119,8 @@ static trf_status parse_metadata(const json_t *value, trf_safetensors *header, t
     if (!json_is_object(value))
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "__metadata__ is not an object");
     const char *key;
-    json_t *item;
-    json_object_foreach((json_t *)value, key, item) if (!json_is_string(item)) return trf_fail(
+    json_t *entry_text;
+    json_object_foreach((json_t *)value, key, entry_text) if (!json_is_string(entry_text)) return trf_fail(
         err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "__metadata__: '%s' is not a string", key);
     header->metadata = json_incref((json_t *)value);
     return TRF_OK;
@@ -209,14 +209,14 @@ done:
 trf_status trf_safetensors_parse(char *text, size_t text_bytes, uint64_t data_bytes, trf_safetensors *header,
                                  trf_error *err) {
     *header = (trf_safetensors){.text = text, .text_bytes = text_bytes, .data_bytes = data_bytes};
-    json_error_t fault;
+    json_error_t json_error;
     trf_status status;
-    json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &fault);
-    if (!root && trf_json_lacked_memory(&fault))
+    json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &json_error);
+    if (!root && trf_json_lacked_memory(&json_error))
         status = trf_fail_memory(err, text_bytes);
     else if (!root)
-        status = trf_fail(err, TRF_ERR_FORMAT, 8 + (uint64_t)fault.position, "header is not valid JSON: %s at byte %d",
-                          fault.text, fault.position + 8);
+        status = trf_fail(err, TRF_ERR_FORMAT, 8 + (uint64_t)json_error.position,
+                          "header is not valid JSON: %s at byte %d", json_error.text, json_error.position + 8);
     else if (!json_is_object(root))
         status = trf_fail(err, TRF_ERR_FORMAT, 8, "header is not a JSON object");
     else

@@ -163,11 +163,11 @@ trf_status trf_selection_rules_read(const trf_checkpoint *checkpoint, const trf_
                                     trf_selection_rules *rules, char *warning, size_t warning_bytes, trf_error *err) {
     *rules = (trf_selection_rules){.options = options};
     trf_error fault;
-    char *directory = checkpoint->is_directory ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
-    char *path = directory ? trf_path_join(directory, "config.json") : NULL;
+    char *folder = checkpoint->is_folder ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
+    char *path = folder ? trf_path_join(folder, "config.json") : NULL;
     trf_status status = path ? read_config(path, rules, &fault) : trf_fail_memory(&fault, strlen(checkpoint->root));
     free(path);
-    free(directory);
+    free(folder);
     if (status == TRF_ERR_MEMORY) {
         if (err)
             *err = fault;

@@ -67,8 +67,8 @@ typedef struct trf_cpu_row_work {
     const trf_row_request *request;
 } trf_cpu_row_work;
 
-/* As trf_row_segment_at, with the tile's own slab table in place of the directory. */
-static trf_row_segment find_row_segment(const trf_device_layer *layer, uint32_t row, uint32_t slab_col) {
+/* As trf_row_crossing_at, with the tile's own slab table in place of the directory. */
+static trf_row_crossing find_row_segment(const trf_device_layer *layer, uint32_t row, uint32_t slab_col) {
     const trf_layer *host = layer->host;
     const trf_header *header = &host->view.header;
     const uint64_t tile =
@@ -76,18 +76,18 @@ static trf_row_segment find_row_segment(const trf_device_layer *layer, uint32_t 
     const trf_tile_meta *meta = &host->view.tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(header, tile, meta->coding);
     const uint8_t *bytes = trf_layer_tile(host, tile);
-    trf_row_segment segment = trf_row_segment_of(&layer->view, shape, row, slab_col);
-    if (segment.coded_cols) {
-        const uint32_t slab = segment.row / TRF_SLAB_ROWS * shape.slabs_per_band + segment.col / header->slab_cols;
+    trf_row_crossing crossing = trf_row_crossing_of(&layer->view, shape, row, slab_col);
+    if (crossing.coded_cols) {
+        const uint32_t slab = crossing.row / TRF_SLAB_ROWS * shape.slabs_per_band + crossing.col / header->slab_cols;
         const trf_slab_location location = trf_locate_slab(&shape, bytes, slab, header->raw_bits);
-        segment.raw = meta->data_offset + location.raw;
-        segment.rans_streams = meta->data_offset + location.rans_streams;
-        segment.rans_bytes = location.end - location.rans_streams;
+        crossing.raw = meta->data_offset + location.raw;
+        crossing.rans_streams = meta->data_offset + location.rans_streams;
+        crossing.rans_bytes = location.end - location.rans_streams;
     }
-    segment.stored = meta->data_offset;
-    if (segment.coded_cols < segment.cols && shape.slabs)
-        segment.stored += trf_locate_slab(&shape, bytes, shape.slabs - 1, header->raw_bits).end;
-    return segment;
+    crossing.stored = meta->data_offset;
+    if (crossing.coded_cols < crossing.cols && shape.slabs)
+        crossing.stored += trf_locate_slab(&shape, bytes, shape.slabs - 1, header->raw_bits).end;
+    return crossing;
 }
 
 /* A trf_parallel_fn; index: of a row id. */
@@ -107,12 +107,12 @@ static trf_status cpu_decode_row(void *context, uint64_t index, int worker, trf_
                 trf_row_fill(view, slab_col, quarter, &target);
             continue;
         }
-        const trf_row_segment segment = find_row_segment(layer, layer->shard.row + (uint32_t)id, slab_col);
+        const trf_row_crossing crossing = find_row_segment(layer, layer->shard.row + (uint32_t)id, slab_col);
         for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
-            if (!trf_row_decode(view, view->slots, view->class_value, &segment, quarter, &target))
-                return trf_fail(err, TRF_ERR_RANS, layer->host->view.tiles[segment.index].data_offset,
+            if (!trf_row_decode(view, view->slots, view->class_value, &crossing, quarter, &target))
+                return trf_fail(err, TRF_ERR_RANS, layer->host->view.tiles[crossing.index].data_offset,
                                 "tile %llu: a lane's stream does not end where it must",
-                                (unsigned long long)segment.index);
+                                (unsigned long long)crossing.index);
     }
     return TRF_OK;
 }

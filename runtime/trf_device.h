@@ -16,8 +16,4 @@ trf_status trf_cuda_context_create(int device, trf_context **context, trf_error 
 trf_status trf_begin_device_layer(trf_context *context, const trf_blob_view *view, const trf_shard_range *shard,
                                   trf_device_layer **layer, trf_error *err);
 
-/* A program's options as this library has them: NULL stands for the defaults. Errors: TRF_ERR_ARGUMENT (a layout that
- * there is not; as trf_take_struct), TRF_ERR_UNSUPPORTED. */
-trf_status trf_take_load_options(const trf_load_options *options, trf_load_options *taken, trf_error *err);
-
 #endif

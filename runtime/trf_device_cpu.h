@@ -31,7 +31,7 @@ trf_status trf_cpu_decode(const trf_device_layer *layer, trf_decode_as as, void 
 trf_status trf_cpu_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                trf_error *err);
 
-trf_status trf_cpu_plan(trf_plan *plan, trf_path path, trf_error *err);
+trf_status trf_cpu_create_plan(trf_plan *plan, trf_path path, trf_error *err);
 trf_status trf_cpu_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                           trf_error *err);
 trf_status trf_cpu_round_sums(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,

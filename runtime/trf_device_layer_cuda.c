@@ -1,8 +1,8 @@
-/* Layers in a GPU's memory. What the library allocates is one allocation: blob | directory (trf_device_image.h), each
- * at a multiple of 256 bytes, or the directory alone of a blob that stays where it lies. */
+/* Layers in a GPU's memory. What the library allocates is one allocation: blob | directory (trf_layer_directory.h),
+ * each at a multiple of 256 bytes, or the directory alone of a blob that stays where it lies. */
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
-#include "trf_device_image.h"
+#include "trf_layer_directory.h"
 #include "trf_layer_source.h"
 #include "trf_nvtx.h"
 #include "trf_stage_layer.h"
@@ -31,7 +31,7 @@ trf_status trf_cuda_measure_layer(const trf_blob_view *view, trf_layer_size *siz
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
-    *size = (trf_layer_size){blob_bytes, trf_directory_offsets_of(&view->header).bytes};
+    *size = (trf_layer_size){blob_bytes, trf_layer_directory_offsets_of(&view->header).bytes};
     return TRF_OK;
 }
 
@@ -69,7 +69,7 @@ static trf_status send_layer(trf_device_layer *made, trf_layer_source *source, u
     const int in_place = source->dev && source->dev == target->blob;
     trf_decode_table table;
     trf_decode_table_init(&table, source->view);
-    memcpy(directory + trf_directory_offsets_of(header).slots, table.slots,
+    memcpy(directory + trf_layer_directory_offsets_of(header).slots, table.slots,
            sizeof(uint32_t) << header->probability_bits);
     trf_status status = trf_staging_open(staging, err);
     if (status != TRF_OK)
@@ -99,7 +99,7 @@ static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_source *s
         cudaFree(target->memory);
         return status;
     }
-    const uint64_t fault = trf_directory_offsets_of(&source->view->header).fault;
+    const uint64_t fault = trf_layer_directory_offsets_of(&source->view->header).fault;
     layer->memory = target->memory;
     layer->memory_bytes = trf_device_align(target->size.blob_bytes) + directory_bytes;
     layer->directory_bytes = directory_bytes;

@@ -2,27 +2,14 @@
 #include "trf_device.h"
 #include "trf_layer.h"
 #include "trf_layer_source.h"
-#include "trf_struct.h"
 
 #include <stdlib.h>
 
-/* ---- options ---- */
-
-trf_status trf_take_load_options(const trf_load_options *options, trf_load_options *taken, trf_error *err) {
-    static const trf_struct_type type = {"trf_load_options", sizeof *taken,
-                                         TRF_STRUCT_BYTES(trf_load_options, progress_context)};
-    trf_load_options_init(taken);
-    trf_status status = options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
-    if (status == TRF_OK && taken->layout != TRF_LAYOUT_CODED)
-        status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "this version has no layout %d", (int)taken->layout);
-    return status;
-}
+/* ---- the caller's memory ---- */
 
 static int has_memory(const trf_layer_memory *memory) {
     return memory->blob || memory->blob_bytes || memory->directory || memory->directory_bytes;
 }
-
-/* ---- the caller's memory ---- */
 
 /* One buffer. */
 static trf_status check_buffer(const char *what, const void *at, uint64_t bytes, uint64_t needed, trf_error *err) {

@@ -152,7 +152,7 @@ static trf_status plan_one(trf_experts_plan *plan, trf_error *err) {
     one->product = (trf_product){.m = plan->max_tokens, .x_dtype = plan->x_dtype, .y_dtype = plan->y_dtype};
     one->product.y_stride = one->product.multiplier_stride = one->product.residual_stride = experts->info.rows;
     one->tiles_product = one->product;
-    trf_status status = experts->context->ops->plan(one, TRF_PATH_FUSED, err);
+    trf_status status = experts->context->ops->create_plan(one, TRF_PATH_FUSED, err);
     plan->workspace_bytes = one->device_workspace_bytes;
     return status;
 }
@@ -175,7 +175,7 @@ trf_status trf_experts_plan_create(const trf_experts *experts, uint32_t max_toke
     made->x_dtype = x_dtype;
     made->y_dtype = y_dtype;
     const trf_group_ops *groups = experts->context->ops->groups;
-    status = groups ? groups->plan_experts(made, err) : plan_one(made, err);
+    status = groups ? groups->create_experts_plan(made, err) : plan_one(made, err);
     if (status != TRF_OK) {
         free(made);
         return status;

@@ -48,7 +48,7 @@ static trf_status plan_entries(trf_layer_group *group, const trf_group_member *m
             return trf_prefix_error(err, status, "layer %u of a group", i);
     }
     if (group->context->ops->groups)
-        group->context->ops->groups->plan_launches(group);
+        group->context->ops->groups->choose_launches(group);
     for (uint32_t i = 0; i < group->count; i++) {
         const uint64_t bytes = group->entries[i].plan->workspace_bytes;
         if (!group->entries[i].is_in_launch && group->workspace_bytes < bytes)

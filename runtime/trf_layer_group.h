@@ -57,7 +57,7 @@ struct trf_experts_plan {
 typedef struct trf_group_ops {
     /* Decides which entries run together: sets their is_in_launch, launches and num_launches, and raises
      * workspace_bytes to what these need. */
-    void (*plan_launches)(trf_layer_group *group);
+    void (*choose_launches)(trf_layer_group *group);
     /* The launches alone. x, y: of all entries. */
     trf_status (*launch)(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
                          trf_stream stream, trf_error *err);
@@ -65,7 +65,7 @@ typedef struct trf_group_ops {
     trf_status (*fill_experts)(trf_experts *experts, trf_error *err);
     void (*destroy_experts)(trf_experts *experts);
     /* Sets workspace_bytes and work; all else is set. */
-    trf_status (*plan_experts)(trf_experts_plan *plan, trf_error *err);
+    trf_status (*create_experts_plan)(trf_experts_plan *plan, trf_error *err);
     trf_status (*linear_experts)(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
                                  void *workspace, trf_stream stream, trf_error *err);
 } trf_group_ops;

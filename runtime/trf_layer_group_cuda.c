@@ -49,7 +49,7 @@ static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t
         group->workspace_bytes = made.choice.workspace_bytes;
 }
 
-static void cuda_plan_launches(trf_layer_group *group) {
+static void cuda_choose_launches(trf_layer_group *group) {
     for (uint32_t first = 0; first < group->count; first++) {
         const trf_group_entry *leader = &group->entries[first];
         uint32_t members[TRF_GROUP_LAYERS], count = 0;
@@ -152,7 +152,7 @@ static void cuda_destroy_experts(trf_experts *experts) {
     trf_leave_device(&scope);
 }
 
-static trf_status cuda_plan_experts(trf_experts_plan *plan, trf_error *err) {
+static trf_status cuda_create_experts_plan(trf_experts_plan *plan, trf_error *err) {
     const trf_experts *experts = plan->experts;
     const int bf16_x = plan->x_dtype == TRF_DTYPE_BF16;
     if (experts->refusals[bf16_x])
@@ -190,10 +190,10 @@ static trf_status cuda_linear_experts(const trf_experts_plan *plan, const void *
 }
 
 const trf_group_ops trf_cuda_group_ops = {
-    .plan_launches = cuda_plan_launches,
+    .choose_launches = cuda_choose_launches,
     .launch = cuda_launch_group,
     .fill_experts = cuda_fill_experts,
     .destroy_experts = cuda_destroy_experts,
-    .plan_experts = cuda_plan_experts,
+    .create_experts_plan = cuda_create_experts_plan,
     .linear_experts = cuda_linear_experts,
 };

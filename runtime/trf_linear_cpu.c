@@ -27,7 +27,7 @@ static trf_cpu_workspace workspace_of(const trf_plan *plan) {
     return offsets;
 }
 
-trf_status trf_cpu_plan(trf_plan *plan, trf_path path, trf_error *err) {
+trf_status trf_cpu_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path == TRF_PATH_TWO_STEP || path == TRF_PATH_WIDE)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the CPU has no %s path", trf_path_name(path));
     plan->path = TRF_PATH_FUSED;
@@ -75,7 +75,7 @@ trf_status trf_cpu_round_sums(const trf_context *context, const trf_sums *sums, 
             const trf_epilogue_inputs inputs = trf_epilogue_inputs_of(epilogue, n, row);
             const float value =
                 trf_apply_epilogue(epilogue->activation, &inputs, epilogue->y_dtype, sums->at[n * sums->stride + row]);
-            trf_store_rounded(epilogue->y, epilogue->y_dtype, n * epilogue->y_stride + row, value);
+            trf_write_rounded(epilogue->y, epilogue->y_dtype, n * epilogue->y_stride + row, value);
         }
     return TRF_OK;
 }

@@ -25,7 +25,7 @@ static trf_status plan_wide(trf_plan *plan, trf_error *err) {
 
 /* AUTO: which path is the fastest is found before (trf_plan_create); here it is FUSED where that takes the product,
  * else TWO_STEP. */
-trf_status trf_cuda_plan(trf_plan *plan, trf_path path, trf_error *err) {
+trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path == TRF_PATH_WIDE)
         return plan_wide(plan, err);
     const trf_device_layer *layer = plan->layer;

@@ -4,7 +4,7 @@
 
 #include "trf_context.h"
 
-trf_status trf_cuda_plan(trf_plan *plan, trf_path path, trf_error *err);
+trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err);
 trf_status trf_cuda_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                            trf_error *err);
 trf_status trf_cuda_round_sums(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,

@@ -151,7 +151,7 @@ void trf_stack_get_info(const trf_stack *stack, trf_stack_info *info) {
         trf_stack_least_bytes(stack->places, stack->count, stack_ops_of(stack)->fixed_bytes(stack->count));
     info->device_bytes = stack->placement.device_bytes;
     info->host_bytes = stack->host_bytes;
-    info->offloaded_bytes = stack->placement.offload_bytes;
+    info->offloaded_bytes = stack->placement.offloaded_bytes;
 }
 
 trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index) {

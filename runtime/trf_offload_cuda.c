@@ -3,7 +3,7 @@
  * through the buffers. The images of offloaded layers lie in pinned memory, each contiguous for one copy; copies have a
  * stream of their own. */
 #include "trf_cuda_call.h"
-#include "trf_device_image.h"
+#include "trf_layer_directory.h"
 #include "trf_nvtx.h"
 #include "trf_offload.h"
 #include "trf_threads.h"
@@ -34,7 +34,7 @@ typedef struct trf_stack_device {
 
 static trf_status cuda_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     const uint64_t blob_bytes = layer->view.header.blob_bytes;
-    *bytes = trf_image_offsets_of(&layer->view.header).bytes;
+    *bytes = trf_offloaded_layer_offsets_of(&layer->view.header).bytes;
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
@@ -80,7 +80,7 @@ static trf_device_fault *fault_of(const trf_stack *stack, uint32_t index) {
 /* Pins memory for the images. */
 static trf_status pin_images(trf_stack *stack, trf_error *err) {
     trf_stack_device *device = stack->device;
-    uint64_t left = stack->placement.offload_bytes, room = 0;
+    uint64_t left = stack->placement.offloaded_bytes, room = 0;
     uint8_t *at = NULL;
     for (uint32_t i = 0; i < stack->count; i++) {
         const uint64_t bytes = stack->places[i].bytes;
@@ -93,7 +93,7 @@ static trf_status pin_images(trf_stack *stack, trf_error *err) {
                 trf_check_cuda(cudaHostAlloc((void **)&at, room, cudaHostAllocDefault), "pinning host memory", err);
             if (status != TRF_OK)
                 return trf_prefix_error(err, status, "%llu bytes, of %llu that are offloaded, with %llu there",
-                                        (unsigned long long)room, (unsigned long long)stack->placement.offload_bytes,
+                                        (unsigned long long)room, (unsigned long long)stack->placement.offloaded_bytes,
                                         (unsigned long long)stack->host_bytes);
             device->segments[device->num_segments++] = at;
             stack->host_bytes += room;
@@ -141,10 +141,10 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
         return TRF_OK;
     const uint64_t blob_bytes = source->view.header.blob_bytes;
     memcpy(image, source->blob, blob_bytes);
-    const uint64_t directory = trf_image_offsets_of(&source->view.header).directory;
+    const uint64_t directory = trf_offloaded_layer_offsets_of(&source->view.header).directory;
     const uint8_t *const place_dev = stack->device->memory_dev + place->offset;
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
-    trf_write_image_directory(source, image + directory, &layer->traits);
+    trf_write_layer_directory(source, image + directory, &layer->traits);
     layer->view = trf_device_view_of_layer(&source->view, place_dev, place_dev + directory, fault_of(stack, i));
     return place->resident ? TRF_OK : open_image(image, source, &layer->host, err);
 }

@@ -88,7 +88,7 @@ static void lay_out_stack(trf_stack_place *places, uint32_t count, uint64_t fixe
         }
         place->offset = first + used;
         used += place->bytes;
-        placement->offload_bytes += place->bytes;
+        placement->offloaded_bytes += place->bytes;
     }
     placement->device_bytes = end;
 }

@@ -12,9 +12,9 @@ typedef struct trf_stack_place {
 } trf_stack_place;
 
 typedef struct trf_stack_placement {
-    uint64_t buffer_bytes;  /* of each of the two buffers that offloaded layers share; 0: all of them stay */
-    uint64_t device_bytes;  /* of the stack's memory */
-    uint64_t offload_bytes; /* sum of the layers that do not stay */
+    uint64_t buffer_bytes;    /* of each of the two buffers that offloaded layers share; 0: all of them stay */
+    uint64_t device_bytes;    /* of the stack's memory */
+    uint64_t offloaded_bytes; /* sum of the layers that do not stay */
     uint32_t resident;
 } trf_stack_placement;
 

@@ -101,8 +101,8 @@ static trf_status choose_path(trf_plan *plan, trf_path path, trf_error *err) {
     const trf_path found = path == TRF_PATH_AUTO ? path_for(plan->layer, plan->product.m, &reason) : TRF_PATH_AUTO;
     trf_plan made = *plan;
     /* What was found may be refused: for a layer that is like the one measured, not the same. */
-    if (found == TRF_PATH_AUTO || ops->plan(&made, found, NULL) != TRF_OK)
-        return ops->plan(plan, path, err);
+    if (found == TRF_PATH_AUTO || ops->create_plan(&made, found, NULL) != TRF_OK)
+        return ops->create_plan(plan, path, err);
     *plan = made;
     if (plan->path != TRF_PATH_FUSED)
         plan->reason = reason;

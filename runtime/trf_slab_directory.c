@@ -118,14 +118,14 @@ static uint32_t describe_slabs(const trf_described_tile *tile, trf_device_slab *
         const uint8_t *stream = tile->bytes + location.rans_streams;
         const uint32_t rans_bytes = location.end - location.rans_streams;
         slabs[s / tile->shape.slabs_per_band * stride + s % tile->shape.slabs_per_band] = (trf_device_slab){
-            .raw_units = (uint32_t)((tile->meta->data_offset + location.raw) / TRF_TILE_ALIGNMENT),
-            .rans_units = (uint16_t)((location.rans_streams - location.raw) / TRF_ALIGNMENT),
-            .size_units = (uint16_t)(rans_bytes / TRF_ALIGNMENT),
+            .raw_offset_128 = (uint32_t)((tile->meta->data_offset + location.raw) / TRF_TILE_ALIGNMENT),
+            .rans_offset_16 = (uint16_t)((location.rans_streams - location.raw) / TRF_ALIGNMENT),
+            .rans_size_16 = (uint16_t)(rans_bytes / TRF_ALIGNMENT),
         };
         traits->slabs++;
         if (rans_bytes > traits->max_rans_bytes)
             traits->max_rans_bytes = rans_bytes;
-        if (trf_slab_is_regular(location.shape.blocks, location.shape.steps))
+        if (trf_slab_is_regular(location.shape.row_blocks, location.shape.steps))
             traits->irregular_weights -= (uint64_t)TRF_LANES * trf_lane_weights(location.shape);
         note_exceptions(tile, s, location.shape, stream + TRF_RANS_HEAD_BYTES, trf_rans_exception_count(stream),
                         traits);
@@ -168,7 +168,7 @@ void trf_describe_head(const trf_blob_view *view, trf_layer_traits *traits) {
     }
     for (uint64_t t = 0; t < view->num_tiles; t++)
         modes |= view->tiles[t].coding == TRF_TILE_CODED ? 1u << view->tiles[t].predictor_mode : 0;
-    traits->mixed_modes = are_mixed(modes);
+    traits->mixed_predictor_modes = are_mixed(modes);
 }
 
 void trf_describe_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *tile_bytes, trf_device_slab *slabs,

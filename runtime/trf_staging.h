@@ -7,7 +7,7 @@
 #include "trf_threads.h"
 
 /* 4 MiB take a copy over PCIe 5 about 80 us, beside which its start (3 us) is little, while a layer of some MiB still
- * goes in several chunks. Eight: one or two are under way, and the others are filled, by one load or by several at a
+ * goes in several transfers. Eight: one or two are under way, and the others are filled, by one load or by several at a
  * time. */
 enum {
     TRF_STAGING_BUFFERS = 8,

@@ -1,7 +1,7 @@
 /* Tunings in files: JSON that people can read, and change.
  *
  *   {"format": "transfuse tuning", "version": 1, "device": "NVIDIA H200",
- *    "layers": [{"codec": "bf16", "class_bits": 2, "raw_bits": 8, "groups": false, "rows": 8192, "cols": 8192,
+ *    "layers": [{"codec": "bf16", "class_bits": 2, "raw_bits": 8, "scale_groups": false, "rows": 8192, "cols": 8192,
  *                "batches": [{"to": 1, "path": "fused", "microseconds": {"fused": 24.5, "two-step": 98.1}}, ...]},
  *                ...]}
  *
@@ -46,7 +46,7 @@ static json_t *layer_to_json(const trf_tuned_layer *layer) {
             return NULL;
         }
     return json_pack("{s:s, s:I, s:I, s:b, s:I, s:I, s:o}", "codec", trf_codec_name(key->codec), "class_bits",
-                     (json_int_t)key->class_bits, "raw_bits", (json_int_t)key->raw_bits, "groups",
+                     (json_int_t)key->class_bits, "raw_bits", (json_int_t)key->raw_bits, "scale_groups",
                      key->has_scale_groups, "rows", (json_int_t)key->rows, "cols", (json_int_t)key->cols, "batches",
                      batches);
 }
@@ -146,14 +146,14 @@ static int read_codec(const json_t *from, trf_codec *codec) {
 
 static trf_status read_layer(const json_t *from, trf_tuning_place *at, trf_tuned_layer *layer, trf_error *err) {
     trf_tuning_key *key = &layer->key;
-    const json_t *groups = json_object_get(from, "groups"), *batches = json_object_get(from, "batches");
+    const json_t *scale_groups = json_object_get(from, "scale_groups"), *batches = json_object_get(from, "batches");
     if (read_codec(from, &key->codec))
         return fail_layer(at, "'codec' is none", err);
     if (read_number(from, "class_bits", 1, 8, &key->class_bits) || read_number(from, "raw_bits", 0, 16, &key->raw_bits))
         return fail_layer(at, "'class_bits' or 'raw_bits' is not what a layer has", err);
-    if (!json_is_boolean(groups))
-        return fail_layer(at, "'groups' is neither true nor false", err);
-    key->has_scale_groups = json_is_true(groups);
+    if (!json_is_boolean(scale_groups))
+        return fail_layer(at, "'scale_groups' is neither true nor false", err);
+    key->has_scale_groups = json_is_true(scale_groups);
     if (read_number(from, "rows", 1, UINT32_MAX, &key->rows) || read_number(from, "cols", 1, UINT32_MAX, &key->cols))
         return fail_layer(at, "'rows' or 'cols' is no size", err);
     if (!json_is_array(batches) || json_array_size(batches) > TRF_TUNED_POINTS)

@@ -39,8 +39,8 @@ cli_exit cli_file_begin(cli_file *file, const char *path, int force) {
     snprintf(file->temporary, bytes, "%s.XXXXXX", path);
     int descriptor = mkstemp(file->temporary);
     if (descriptor >= 0)
-        file->stream = fdopen(descriptor, "w");
-    if (!file->stream) {
+        file->handle = fdopen(descriptor, "w");
+    if (!file->handle) {
         cli_exit status = fail_io(path);
         if (descriptor >= 0) {
             close(descriptor);
@@ -68,9 +68,9 @@ static int publish(const cli_file *file) {
 }
 
 cli_exit cli_file_commit(cli_file *file) {
-    int failed = ferror(file->stream) || fflush(file->stream) || fsync(fileno(file->stream));
-    failed |= fclose(file->stream) != 0;
-    file->stream = NULL;
+    int failed = ferror(file->handle) || fflush(file->handle) || fsync(fileno(file->handle));
+    failed |= fclose(file->handle) != 0;
+    file->handle = NULL;
     cli_exit status = CLI_OK;
     if (failed || publish(file)) {
         status = errno == EEXIST && !file->force ? fail_exists(file->path) : fail_io(file->path);
@@ -81,7 +81,7 @@ cli_exit cli_file_commit(cli_file *file) {
 }
 
 void cli_file_abandon(cli_file *file) {
-    fclose(file->stream);
+    fclose(file->handle);
     unlink(file->temporary);
     free(file->temporary);
 }

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 typedef struct cli_file {
-    FILE *stream;
+    FILE *handle;
     const char *path;
     char *temporary;
     int force;

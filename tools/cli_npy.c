@@ -20,7 +20,7 @@ enum {
     NPY_MAGIC_BYTES = 8, /* and the version */
     NPY_ALIGNMENT = 64,
     NPY_MOST_HEADER = 1 << 16,
-    NPY_CHUNK = 1 << 14, /* values converted at once */
+    NPY_VALUES_AT_ONCE = 1 << 14, /* values converted at once */
 };
 
 static const uint8_t kMagic[6] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
@@ -34,7 +34,7 @@ typedef struct npy_header {
 
 /* What is read, from its first byte to its last. */
 typedef struct npy_file {
-    FILE *stream;
+    FILE *handle;
     const char *path;
     uint64_t bytes;
     trf_error *err; /* or NULL */
@@ -57,9 +57,9 @@ __attribute__((format(printf, 4, 5))) static trf_status fail_npy(const npy_file 
 
 /* What follows in the file. */
 static trf_status read_next(const npy_file *file, void *to, uint64_t bytes) {
-    if (fread(to, 1, bytes, file->stream) == bytes)
+    if (fread(to, 1, bytes, file->handle) == bytes)
         return TRF_OK;
-    if (ferror(file->stream))
+    if (ferror(file->handle))
         return fail_npy(file, TRF_ERR_IO, TRF_NO_OFFSET, "cannot read: %s", strerror(errno));
     return fail_npy(file, TRF_ERR_TRUNCATED, TRF_NO_OFFSET, "is shorter than it was");
 }
@@ -165,9 +165,9 @@ static trf_status read_values(const npy_file *file, const npy_header *header, fl
     const uint64_t count = header->rows * header->cols;
     if (header->dtype == TRF_DTYPE_F32)
         return read_next(file, values, count * sizeof *values);
-    uint16_t halves[NPY_CHUNK];
-    for (uint64_t i = 0; i < count; i += NPY_CHUNK) {
-        const uint32_t part = (uint32_t)(count - i < NPY_CHUNK ? count - i : NPY_CHUNK);
+    uint16_t halves[NPY_VALUES_AT_ONCE];
+    for (uint64_t i = 0; i < count; i += NPY_VALUES_AT_ONCE) {
+        const uint32_t part = (uint32_t)(count - i < NPY_VALUES_AT_ONCE ? count - i : NPY_VALUES_AT_ONCE);
         trf_status status = read_next(file, halves, part * sizeof *halves);
         if (status != TRF_OK)
             return status;
@@ -189,7 +189,7 @@ static trf_status open_npy(npy_file *file) {
         status = fail_npy(file, TRF_ERR_IO, TRF_NO_OFFSET, "cannot examine: %s", strerror(errno));
     else if (!S_ISREG(info.st_mode))
         status = fail_npy(file, TRF_ERR_IO, TRF_NO_OFFSET, "not a regular file");
-    else if (!(file->stream = fdopen(descriptor, "r")))
+    else if (!(file->handle = fdopen(descriptor, "r")))
         status = fail_npy(file, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot open: %s", strerror(errno));
     if (status != TRF_OK) {
         close(descriptor);
@@ -224,7 +224,7 @@ trf_status cli_read_npy(const char *path, float **values, uint64_t *rows, uint64
     else
         free(read);
     free(header);
-    fclose(file.stream);
+    fclose(file.handle);
     return status;
 }
 
@@ -253,8 +253,8 @@ cli_exit cli_write_npy(const char *path, const float *values, uint64_t rows, uin
     cli_exit status = cli_file_begin(&file, path, force);
     if (status != CLI_OK)
         return status;
-    fwrite(header, 1, make_header(rows, cols, header), file.stream);
+    fwrite(header, 1, make_header(rows, cols, header), file.handle);
     if (count)
-        fwrite(values, sizeof *values, count, file.stream);
+        fwrite(values, sizeof *values, count, file.handle);
     return cli_file_commit(&file); /* which looks for failures of writing */
 }

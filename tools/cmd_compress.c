@@ -95,7 +95,7 @@ const cli_command cmd_compress = {
         "  --codec CODEC         auto (default: lossless for each tensor's type), bf16 (rounds F32), fp16, fp8, int\n"
         "  --int8                quantize to 8 bits, then code; implies --codec int\n"
         "  --bits B              quantize so that a weight takes B bits in the file, 2 to 8; implies --codec int\n"
-        "  --granularity G       scales of the quantizer: tensor, channel (default), group:SIZE, block:SIZE\n"
+        "  --granularity G       scales of the quantizer: tensor, channel (default), scale-group:SIZE, block:SIZE\n"
         "  --favor speed|size    decode four weights a step (default), or two for smaller files\n"
         "  --include GLOB        compress the tensors of these names, embeddings too, and no others; may be repeated\n"
         "  --exclude GLOB        leave the tensors of these names as they are; may be repeated\n"

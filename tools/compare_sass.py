@@ -40,10 +40,11 @@ RENAMES: tuple[tuple[str, str], ...] = (
     ("expert_edges", "expert_edge_product"),
     ("linear_edges", "edge_product"),
     ("probe", "probe_compiled_code"),
-    ("trf_form", "trf_codec_traits"),
+    ("trf_form", "trf_codec_config"),
     ("trf_layer_cut", "trf_shard_range"),
     ("trf_round", "trf_round_sums"),
-    ("trf_store_kind", "trf_store_format"),
+    ("trf_store_args", "trf_write_args"),
+    ("trf_store_kind", "trf_write_format"),
 )
 
 # What stands for the memory of a build's files that belongs to no kernel: the sum over all of them.

@@ -3,11 +3,11 @@
 
 template <class Type> static trf_group_kernel pick_raw(uint32_t class_bits, uint32_t raw_bits) {
     if (class_bits == 4)
-        return trf_group_pick<trf_codec_traits<TRF_CODEC_INT, 4>, Type, 1>();
+        return trf_group_pick<trf_codec_config<TRF_CODEC_INT, 4>, Type, 1>();
     if (!trf_has_known_planes(TRF_CODEC_INT, (int)class_bits, raw_bits))
-        return trf_group_pick<trf_codec_traits<TRF_CODEC_INT, 2>, Type, 2>();
-    return raw_bits == 3 ? trf_group_pick<trf_codec_traits<TRF_CODEC_INT, 2, 3>, Type, 2>()
-                         : trf_group_pick<trf_codec_traits<TRF_CODEC_INT, 2, 6>, Type, 2>();
+        return trf_group_pick<trf_codec_config<TRF_CODEC_INT, 2>, Type, 2>();
+    return raw_bits == 3 ? trf_group_pick<trf_codec_config<TRF_CODEC_INT, 2, 3>, Type, 2>()
+                         : trf_group_pick<trf_codec_config<TRF_CODEC_INT, 2, 6>, Type, 2>();
 }
 
 trf_group_kernel trf_group_int(uint32_t class_bits, uint32_t raw_bits, bool bf16_x) {

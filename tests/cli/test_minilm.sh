@@ -25,7 +25,7 @@ grep -q 'Nothing was compressed' out || fail "F32 was compressed without being a
 same "$model" compressed.safetensors
 
 if [ -n "${TRF_TEST_QUICK-}" ]; then # each codec once; without it, with all of its options
-    lossy "4.25 bits, groups of 128, size" bits:4.25 --bits 4.25 --granularity group:128 --favor size
+    lossy "4.25 bits, scale groups of 128, size" bits:4.25 --bits 4.25 --granularity scale-group:128 --favor size
     lossy "bf16, word embeddings too" bf16 --codec bf16 --include '*.weight'
     exit 0
 fi
@@ -36,7 +36,7 @@ for favor in speed size; do
     lossy "int8, $favor" int8 --int8 --favor $favor
     lossy "5.7 bits, $favor" bits:5.7 --bits 5.7 --favor $favor
     lossy "4.25 bits, $favor" bits:4.25 --bits 4.25 --favor $favor
-    lossy "4.25 bits, groups of 128, $favor" bits:4.25 --bits 4.25 --granularity group:128 --favor $favor
+    lossy "4.25 bits, scale groups of 128, $favor" bits:4.25 --bits 4.25 --granularity scale-group:128 --favor $favor
 done
 lossy "bf16, word embeddings too" bf16 --codec bf16 --include '*.weight'
 lossy "4.25 bits, word embeddings too" bits:4.25 --bits 4.25 --include '*.weight' --exclude '*token_type*'

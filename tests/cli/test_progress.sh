@@ -13,8 +13,8 @@ def run(*arguments):
     os.close(terminal)
     shown = b""
     try:
-        while chunk := os.read(master, 4096):
-            shown += chunk
+        while output := os.read(master, 4096):
+            shown += output
     except OSError:  # the other end is closed
         pass
     os.close(master)

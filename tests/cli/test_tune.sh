@@ -18,7 +18,8 @@ tuning = json.load(open("tuning.json"))
 assert tuning["format"] == "transfuse tuning" and tuning["version"] == 1 and tuning["device"] == "CPU", tuning
 layers = tuning["layers"]
 assert {"bf16", "int"} <= {layer["codec"] for layer in layers}, layers
-keys = [tuple(layer[key] for key in ("codec", "class_bits", "raw_bits", "groups", "rows", "cols")) for layer in layers]
+names = ("codec", "class_bits", "raw_bits", "scale_groups", "rows", "cols")
+keys = [tuple(layer[name] for name in names) for layer in layers]
 assert len(set(keys)) == len(keys), keys
 for layer in layers:
     assert [batch["to"] for batch in layer["batches"]] == [1, 2, 3, 4], layer

@@ -239,7 +239,7 @@ void fixture_check_status(trf_status status, trf_status expected, const trf_erro
 }
 
 trf_checkpoint *fixture_open_compressed(const fixture_tensor *tensors, size_t count) {
-    const char *source = fixture_path("in.safetensors"), *compressed_path = fixture_path("packed.safetensors");
+    const char *source = fixture_path("in.safetensors"), *compressed_path = fixture_path("compressed.safetensors");
     trf_checkpoint *checkpoint;
     trf_checkpoint_options options;
     trf_error err = {0};

@@ -33,8 +33,8 @@ typedef struct fixture_tensor {
 void fixture_write_safetensors(const char *path, const char *metadata, const fixture_tensor *tensors, size_t count,
                                uint32_t pad_to, uint64_t seed);
 
-/* Writes such a file, compresses it with the default options to packed.safetensors of the folder, and opens that. Close
- * it with trf_checkpoint_close. */
+/* Writes such a file, compresses it with the default options to compressed.safetensors of the folder, and opens that.
+ * Close it with trf_checkpoint_close. */
 trf_checkpoint *fixture_open_compressed(const fixture_tensor *tensors, size_t count);
 
 /* Writes a file with this header and this many zeros behind it. */

@@ -14,9 +14,9 @@ static void list_slabs(host_view *host, const trf_blob_view *from, uint64_t tile
         trf_device_slab *slab = &host->slabs[band * host->view.num_slab_cols + col];
         const trf_slab_location location =
             trf_locate_slab(&shape, host->view.blob + meta->data_offset, s, from->header.raw_bits);
-        slab->raw_units = (uint32_t)((meta->data_offset + location.raw) / 128);
-        slab->rans_units = (uint16_t)((location.rans_streams - location.raw) / 16);
-        slab->size_units = (uint16_t)((location.end - location.rans_streams) / 16);
+        slab->raw_offset_128 = (uint32_t)((meta->data_offset + location.raw) / 128);
+        slab->rans_offset_16 = (uint16_t)((location.rans_streams - location.raw) / 16);
+        slab->rans_size_16 = (uint16_t)((location.end - location.rans_streams) / 16);
     }
 }
 

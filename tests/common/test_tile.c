@@ -89,8 +89,8 @@ static void make_class_values(test_rng *rng, const test_tile_choice *choice, trf
     const uint32_t classes = 1u << choice->class_bits, emax = view->fields.max_exponent;
     int16_t *value = view->extension.class_value;
     if (choice->codec == TRF_CODEC_INT) {
-        uint32_t span = (classes - 1) << choice->raw_bits;
-        int32_t origin = (int32_t)test_below(rng, 2048 - (span < 2048 ? span : 2047)) - 1024;
+        uint32_t code_range = (classes - 1) << choice->raw_bits;
+        int32_t origin = (int32_t)test_below(rng, 2048 - (code_range < 2048 ? code_range : 2047)) - 1024;
         for (uint32_t k = 0; k < classes; k++)
             value[k] = (int16_t)(origin + (int32_t)(k << choice->raw_bits));
         return;
@@ -321,7 +321,7 @@ static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shap
     for (uint32_t row = 0; row < shape->coded_rows; row += 32)
         for (uint32_t col = 0; col < shape->coded_cols; col += slab_cols) {
             const uint32_t left = shape->coded_cols - col;
-            content->shape.blocks = shape->coded_rows - row >= 32 ? 2 : 1;
+            content->shape.row_blocks = shape->coded_rows - row >= 32 ? 2 : 1;
             content->shape.steps = (left < slab_cols ? left : slab_cols) / 16;
             fill_slab(rng, tile, row, col, content);
             put_chunks(tile, content, to);

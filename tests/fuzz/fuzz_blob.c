@@ -10,18 +10,18 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* Where a row of a coded tile crosses its slab s, as the tile's own table says. */
-static trf_row_segment piece_of(const trf_device_view *view, const trf_blob_view *from, uint64_t tile, uint32_t row,
-                                uint32_t j, const uint8_t *tile_bytes) {
+static trf_row_crossing crossing_of(const trf_device_view *view, const trf_blob_view *from, uint64_t tile, uint32_t row,
+                                    uint32_t j, const uint8_t *tile_bytes) {
     const trf_tile_meta *meta = &from->tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->coding);
-    trf_row_segment segment =
-        trf_row_segment_of(view, shape, shape.row + row, (shape.col + j * shape.slab_cols) / shape.slab_cols);
+    trf_row_crossing crossing =
+        trf_row_crossing_of(view, shape, shape.row + row, (shape.col + j * shape.slab_cols) / shape.slab_cols);
     const trf_slab_location location =
         trf_locate_slab(&shape, tile_bytes, row / TRF_SLAB_ROWS * shape.slabs_per_band + j, from->header.raw_bits);
-    segment.raw = meta->data_offset + location.raw;
-    segment.rans_streams = meta->data_offset + location.rans_streams;
-    segment.rans_bytes = location.end - location.rans_streams;
-    return segment;
+    crossing.raw = meta->data_offset + location.raw;
+    crossing.rans_streams = meta->data_offset + location.rans_streams;
+    crossing.rans_bytes = location.end - location.rans_streams;
+    return crossing;
 }
 
 /* Some coded rows of a checked tile, one by one. elements: of the tile, where it decodes; else NULL. */
@@ -31,14 +31,14 @@ static void try_rows(const trf_device_view *view, const trf_blob_view *from, uin
     uint16_t row[TRF_TILE_SIZE];
     for (uint32_t r = 0; r < shape.coded_rows; r += 7)
         for (uint32_t j = 0; j < shape.slabs_per_band; j++) {
-            const trf_row_segment segment = piece_of(view, from, tile, r, j, tile_bytes);
+            const trf_row_crossing crossing = crossing_of(view, from, tile, r, j, tile_bytes);
             const trf_row_target target = {
                 .to = row, .col = shape.col, .cols = shape.coded_cols, .as = TRF_DECODE_ELEMENTS, .value_bytes = 2};
             int good = 1;
             for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
-                good &= trf_row_decode_lane(view, view->slots, view->class_value, &segment, quarter, &target);
-            if (elements && (!good || memcmp(row + segment.col, elements + r * TRF_TILE_SIZE + segment.col,
-                                             2 * segment.coded_cols)))
+                good &= trf_row_decode_lane(view, view->slots, view->class_value, &crossing, quarter, &target);
+            if (elements && (!good || memcmp(row + crossing.col, elements + r * TRF_TILE_SIZE + crossing.col,
+                                             2 * crossing.coded_cols)))
                 abort();
         }
 }

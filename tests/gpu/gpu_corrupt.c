@@ -67,7 +67,7 @@ gpu_corrupt_layer gpu_corrupt(test_rng *rng, const gpu_layer *intact, uint64_t t
     const trf_slab_shape slab_shape = trf_slab_shape_at(&c.shape, (uint32_t)slab);
     c.first_row = c.shape.row + trf_slab_row(&c.shape, (uint32_t)slab);
     c.first_col = c.shape.col + trf_slab_col(&c.shape, (uint32_t)slab);
-    c.rows = TRF_FRAGMENT_SIZE * slab_shape.blocks;
+    c.rows = TRF_FRAGMENT_SIZE * slab_shape.row_blocks;
     c.cols = TRF_FRAGMENT_SIZE * slab_shape.steps;
     c.layer = gpu_layer_of_blob(intact->name, blob, intact->blob_bytes);
     return c;

@@ -163,12 +163,12 @@ static void check_product(gpu_product *product, const gpu_input *input, const gp
 }
 
 /* How the fused products shared rows. */
-static int straddling, in_clusters, alone;
+static int stream_k, in_clusters, alone;
 
 static void note_way(const trf_plan *plan) {
     const trf_fused_partition *fused = &plan->work.fused;
     if (plan->path == TRF_PATH_FUSED) {
-        straddling += fused->is_stream_k != 0;
+        stream_k += fused->is_stream_k != 0;
         in_clusters += fused->cluster > 1;
         alone += !fused->is_stream_k && fused->cluster == 1;
     }
@@ -241,7 +241,7 @@ START_TEST(every_codec) {
 }
 END_TEST
 
-/* Cuts that straddle, clusters of 8, two slabs a warp with an odd number of bands, and a warp a unit. */
+/* Stream-K, clusters of 8, two slabs a warp with an odd number of bands, and a warp a unit. */
 START_TEST(every_cut) {
     static const gpu_shape shapes[] = {{160, 14336}, {5216, 2048}, {9000, 300}},
                            quick_shapes[] = {{96, 6144}, {544, 512}, {1000, 300}};
@@ -254,7 +254,7 @@ START_TEST(every_cut) {
         ck_abort_msg("%s: no fused product", layer.name);
     gpu_layer_free(&layer);
     if (_i == 8 * 3 - 1)
-        printf("fused products with epilogues: %d straddle, %d in clusters, %d neither\n", straddling, in_clusters,
+        printf("fused products with epilogues: %d stream-K, %d in clusters, %d neither\n", stream_k, in_clusters,
                alone);
 }
 END_TEST

@@ -44,23 +44,23 @@ END_TEST
 /* ---- no memory ---- */
 
 enum {
-    MOST_PIECES = 256,
-    LEAST_PIECE = 1 << 20
+    MOST_ALLOCATIONS = 256,
+    LEAST_ALLOCATION = 1 << 20
 };
 
-/* Takes all device memory that there is, but for less than LEAST_PIECE. @return pieces. */
-static int take_all(void *pieces[MOST_PIECES]) {
+/* Takes all device memory that there is, but for less than LEAST_ALLOCATION. @return allocations. */
+static int take_all(void *allocations[MOST_ALLOCATIONS]) {
     size_t bytes = gpu_free_memory();
     int count = 0;
-    while (bytes >= LEAST_PIECE && count < MOST_PIECES) {
-        if (cudaMalloc(&pieces[count], bytes) == cudaSuccess) {
+    while (bytes >= LEAST_ALLOCATION && count < MOST_ALLOCATIONS) {
+        if (cudaMalloc(&allocations[count], bytes) == cudaSuccess) {
             count++;
         } else {
             cudaGetLastError();
             bytes /= 2;
         }
     }
-    ck_assert_int_lt(count, MOST_PIECES);
+    ck_assert_int_lt(count, MOST_ALLOCATIONS);
     return count;
 }
 
@@ -73,8 +73,8 @@ START_TEST(memory_runs_out) {
     gpu_stored_layer stored = gpu_store_large();
     gpu_check_load(&stored, 0);
     const uint64_t before = gpu_free_memory();
-    void *pieces[MOST_PIECES];
-    const int count = take_all(pieces);
+    void *allocations[MOST_ALLOCATIONS];
+    const int count = take_all(allocations);
     trf_error err = {0};
     trf_device_layer *layer = NULL;
     void *memory = NULL;
@@ -92,7 +92,7 @@ START_TEST(memory_runs_out) {
     snprintf(size, sizeof size, "%llu bytes", (unsigned long long)bytes);
     ck_assert_msg(strstr(err.message, size) != NULL, "%s", err.message);
     for (int i = 0; i < count; i++)
-        CUDA(cudaFree(pieces[i]));
+        CUDA(cudaFree(allocations[i]));
     gpu_check_load(&stored, 0);
     ck_assert_uint_eq(gpu_free_memory(), before);
     free(stored.weights);

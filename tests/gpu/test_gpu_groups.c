@@ -149,7 +149,7 @@ START_TEST(groups_near_f64) {
 }
 END_TEST
 
-/* More layers than one launch takes, of several codecs, and some that run alone: scales of groups, more than 8 rows of
+/* More layers than one launch takes, of several codecs, and some that run alone: scale groups, more than 8 rows of
  * x. */
 START_TEST(mixed_groups) {
     static const int choices[MOST_LAYERS] = {0, 4, 0, 8, 40, 0, 20, 4, 0, 48, 0, 8};
@@ -160,7 +160,7 @@ START_TEST(mixed_groups) {
         shapes[i] = (gpu_shape){64 + 32 * (uint32_t)i, 512 + 64 * (uint32_t)(i % 3)};
     make_group(&g, &rng, choices, shapes, MOST_LAYERS, 1);
     const trf_layer_group_info info = test_group_info(g.group);
-    ck_assert_uint_eq(info.sharing, 9); /* neither scales of groups nor i8, which has no other of its kind */
+    ck_assert_uint_eq(info.sharing, 9); /* neither scale groups nor i8, which no other layer has */
     ck_assert_uint_eq(info.launches, 3);
     check_group(&g, &rng);
     free_group(&g);

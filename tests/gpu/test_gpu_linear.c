@@ -84,7 +84,7 @@ enum {
     QUICK_SHAPES = 3 /* the first ones */
 };
 
-/* Of kGpuChoices: some of their layers have codes of more than 8 bits, offsets of columns, or groups that are no
+/* Of kGpuChoices: some of their layers have codes of more than 8 bits, offsets of columns, or scale groups that are no
  * multiples of 32. */
 static const int kMayBeRefused[GPU_CHOICES] = {[7] = 1, [9] = 1, [10] = 1, [11] = 1, [13] = 1, [14] = 1, [17] = 1};
 
@@ -151,7 +151,7 @@ END_TEST
 static void check_one_hot(const gpu_layer *layer, const uint8_t *finite_rows, trf_dtype x_dtype, trf_path path) {
     const uint32_t rows = layer->info.rows, cols = layer->info.cols;
     float *y = gpu_malloc((size_t)TRF_FUSED_MAX_M * rows * sizeof *y);
-    const uint32_t last = (cols - 1) / TRF_FUSED_MAX_M * TRF_FUSED_MAX_M; /* chunk */
+    const uint32_t last = (cols - 1) / TRF_FUSED_MAX_M * TRF_FUSED_MAX_M; /* batch */
     const uint32_t step = test_quick() && last > 0 ? last : TRF_FUSED_MAX_M;
     for (uint32_t first = 0; first < cols; first += step) {
         uint32_t m = cols - first < TRF_FUSED_MAX_M ? cols - first : TRF_FUSED_MAX_M;

@@ -84,7 +84,7 @@ static const struct {
     {0, TRF_FAVOR_SPEED, 256, 2048, TRF_DTYPE_BF16, TRF_PATH_TWO_STEP, TRF_ACTIVATION_SILU, 0, 1},
     {10, TRF_FAVOR_SPEED, 256, 640, TRF_DTYPE_F16, TRF_PATH_AUTO, TRF_ACTIVATION_NONE, 0, 0},
     {9, TRF_FAVOR_SPEED, 256, 1152, TRF_DTYPE_BF16, TRF_PATH_AUTO, TRF_ACTIVATION_NONE, 1,
-     1}, /* groups of 16: two steps */
+     1}, /* scale groups of 16: two-step */
 };
 
 typedef struct stack_layer {

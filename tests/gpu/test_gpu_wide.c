@@ -1,5 +1,5 @@
-/* The wide path: every codec that it takes against F64, in all cuts that it knows, the same bits on every run, and
- * corrupt streams. */
+/* The wide path: every codec that it takes against F64, in all partitions that it knows, the same bits on every run,
+ * and corrupt streams. */
 #include "gpu_products.h"
 #include "trf_context.h"
 #include "trf_wide_partition.h"
@@ -10,12 +10,12 @@
 #include <string.h>
 
 enum {
-    WIDE_CHOICES = 9, /* of kGpuChoices: those without scales for groups */
+    WIDE_CHOICES = 9, /* of kGpuChoices: those without scale groups */
     MOST_ROWS = 96    /* of a layer that are computed in F64 */
 };
 static const trf_dtype kXTypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F16};
 static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
-/* One band and many; fewer columns than streams, uneven ones, a narrow last one; several items a block. */
+/* One band and many; fewer columns than producers, uneven ones, a narrow last one; several work items a block. */
 static const gpu_shape kShapes[] = {{32, 512}, {160, 2048}, {96, 8192}, {256, 2112}, {1056, 1344}, {20000, 512}};
 /* Of every size of a block's part of x, in one block and in two; several such parts. */
 static const uint32_t kBatches[] = {1, 40, 48, 64, 65, 96, 110, 128, 130, 190, 224, 256, 300, 384, 512};

@@ -27,7 +27,7 @@ def test_command_smooths_noise(tmp_path: Path) -> None:
         f'{{"to": {m}, "microseconds": {{"fused": {f}, "two-step": {t}, "wide": {w}}}}}' for m, f, t, w in times
     )
     tuning = tmp_path / "tuning.json"
-    layer = '"codec": "int", "class_bits": 4, "raw_bits": 3, "groups": true, "rows": 64, "cols": 128'
+    layer = '"codec": "int", "class_bits": 4, "raw_bits": 3, "scale_groups": true, "rows": 64, "cols": 128'
     tuning.write_text(f'{{"layers": [{{{layer}, "batches": [{batches}]}}]}}')
     made = run("80", str(tuning))
     assert made.returncode == 0, made.stderr

@@ -293,7 +293,7 @@ def test_blobs_in_a_safetensors_file(tmp_path: Path) -> None:
     plain = Tensor("F32", [2], bytes(8))
     packed = {f"{name}_trf": Tensor("U8", [len(blob)], blob) for name, blob in golden.items()}
     packed |= {"experts_trf": Tensor("U8", [len(stack)], stack), "odd_trf": plain}
-    path = tmp_path / "packed.safetensors"
+    path = tmp_path / "compressed.safetensors"
     write_safetensors(path, packed, {"transfuse_format": "1"})
     found = read_safetensors(path)
     assert list(found) == [*golden, "experts", "odd_trf"]
@@ -355,7 +355,7 @@ def container_faults() -> dict[str, tuple[str, dict[str, Tensor], dict[str, str]
 @pytest.mark.parametrize("name", container_faults())
 def test_malformed_safetensors_file(name: str, tmp_path: Path) -> None:
     status, tensors, metadata = container_faults()[name]
-    path = tmp_path / "packed.safetensors"
+    path = tmp_path / "compressed.safetensors"
     write_safetensors(path, tensors, metadata)
     with pytest.raises(ref.FormatError) as raised:
         read_safetensors(path)
@@ -464,9 +464,9 @@ def lossy_tensors(rng: np.random.Generator) -> dict[str, Tensor]:
         ["--int8"],
         ["--bits", "4.25", "--granularity", "tensor"],
         ["--bits", "3.5", "--granularity", "channel"],
-        ["--bits", "4.25", "--granularity", "group:64"],
+        ["--bits", "4.25", "--granularity", "scale-group:64"],
         ["--bits", "6", "--granularity", "block:32"],
-        ["--bits", "2", "--granularity", "group:16", "--favor", "speed"],
+        ["--bits", "2", "--granularity", "scale-group:16", "--favor", "speed"],
     ],
     ids=" ".join,
 )

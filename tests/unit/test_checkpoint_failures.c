@@ -31,7 +31,7 @@ static const char *make_source(const char *name) {
 }
 
 static const char *make_packed(const char *name) {
-    const char *source = make_source(name), *compressed_path = fixture_path("%s/packed.safetensors", name);
+    const char *source = make_source(name), *compressed_path = fixture_path("%s/compressed.safetensors", name);
     fixture_check_status(trf_compress_checkpoint(source, compressed_path, NULL, NULL, &err), TRF_OK, &err);
     return compressed_path;
 }

@@ -38,7 +38,7 @@ static trf_checkpoint *checkpoint;
 
 static void begin(void) {
     fixture_begin();
-    compressed_path = fixture_path("packed.safetensors");
+    compressed_path = fixture_path("compressed.safetensors");
     checkpoint = fixture_open_compressed(kTensors, NUM_TENSORS);
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
 }

@@ -21,21 +21,21 @@
 typedef struct warp {
     const trf_device_view *view;
     trf_edge edge[TRF_LANES];
-    uint16_t *staged;
+    uint16_t *decoded;
 } warp;
 
 static void warp_init(warp *w, const trf_device_view *view) {
     w->view = view;
-    w->staged = malloc(TRF_EDGE_SEGMENT_ELEMENTS * sizeof *w->staged);
-    ck_assert_ptr_nonnull(w->staged);
+    w->decoded = malloc(TRF_EDGE_SEGMENT_ELEMENTS * sizeof *w->decoded);
+    ck_assert_ptr_nonnull(w->decoded);
 }
 
-static void stage(warp *w, uint32_t segment) {
-    memset(w->staged, 0xA5, TRF_EDGE_SEGMENT_ELEMENTS * sizeof *w->staged);
+static void decode(warp *w, uint32_t segment) {
+    memset(w->decoded, 0xA5, TRF_EDGE_SEGMENT_ELEMENTS * sizeof *w->decoded);
     for (uint32_t lane = 0; lane < TRF_LANES; lane++)
-        trf_edge_stage(w->view, w->view->class_value, &w->edge[lane], segment, lane, w->staged);
+        trf_edge_decode_segment(w->view, w->view->class_value, &w->edge[lane], segment, lane, w->decoded);
     for (uint32_t lane = TRF_LANES; lane-- > 0;) /* in any order */
-        trf_edge_stage_exceptions(&w->edge[lane], segment, lane, w->staged);
+        trf_edge_put_exceptions(&w->edge[lane], segment, lane, w->decoded);
 }
 
 static int verdict(const warp *w) {
@@ -68,7 +68,7 @@ static trf_device_slab entry_of(const host_view *host, const trf_tile_shape *til
 static slab_copy copy_slab(const host_view *host, const trf_tile_shape *tile, uint32_t slab) {
     const trf_device_slab entry = entry_of(host, tile, slab);
     const uint32_t raw_bytes = trf_raw_bytes(host->view.raw_bits, trf_lane_weights(trf_slab_shape_at(tile, slab)));
-    slab_copy copy = {.size = 16u * entry.size_units};
+    slab_copy copy = {.size = 16u * entry.rans_size_16};
     ck_assert_int_eq(posix_memalign((void **)&copy.raw, 16, raw_bytes ? raw_bytes : 1), 0);
     ck_assert_int_eq(posix_memalign((void **)&copy.rans_streams, 16, copy.size), 0);
     memcpy(copy.raw, host->view.blob + trf_device_slab_raw(entry), raw_bytes);
@@ -92,7 +92,7 @@ static void open_slab(warp *w, const trf_tile_shape *tile, uint32_t slab, const 
         edge->predictor_mode = predictor_mode;
         const trf_slab_shape shape = trf_slab_shape_at(tile, slab);
         const uint32_t col = trf_slab_col(tile, slab);
-        edge->region = (trf_edge_region){0, 16 * shape.blocks, col, col + 16 * shape.steps};
+        edge->region = (trf_edge_region){0, 16 * shape.row_blocks, col, col + 16 * shape.steps};
         edge->intact = trf_slab_reader_open(&edge->slab, copy->raw, copy->rans_streams, copy->size, shape);
         if (edge->intact)
             edge->reader = trf_lane_reader_open(&edge->slab, lane, w->view->state_bits);
@@ -108,7 +108,7 @@ static void take_segment(const warp *w, uint32_t segment, uint16_t *elements, ui
         for (uint32_t c = 0; c < at.cols; c++) {
             size_t row = edge->tile.row + edge->band_row + r, col = edge->tile.col + at.col + c;
             EXPECT(row < w->view->rows && col < w->view->cols);
-            elements[row * w->view->cols + col] = w->staged[r * at.pitch + c];
+            elements[row * w->view->cols + col] = w->decoded[r * at.pitch + c];
             if (seen)
                 seen[row * w->view->cols + col]++;
         }
@@ -125,13 +125,13 @@ static int decode_slabs(const host_view *host, const test_tile *tile, uint16_t *
         open_slab(&w, &shape, s, &copy, tile->meta.predictor_mode);
         EXPECT(w.edge[0].intact);
         for (uint32_t segment = 0; segment < trf_edge_segments(&w.edge[0]); segment++) {
-            stage(&w, segment);
+            decode(&w, segment);
             take_segment(&w, segment, elements, NULL);
         }
         good &= verdict(&w);
         free_slab(&copy);
     }
-    free(w.staged);
+    free(w.decoded);
     return good;
 }
 
@@ -152,14 +152,14 @@ static int decode_edges_in(const trf_device_view *view, uint32_t first, uint32_t
                 found = 1;
                 EXPECT(w.edge[0].index == band / 8 * (uint64_t)view->num_tile_cols + j);
                 for (uint32_t segment = 0; segment < trf_edge_segments(&w.edge[0]); segment++) {
-                    stage(&w, segment);
+                    decode(&w, segment);
                     take_segment(&w, segment, elements, seen);
                 }
                 good &= verdict(&w);
             }
             EXPECT(found == trf_band_has_edges_in(view, band, j, first, end));
         }
-    free(w.staged);
+    free(w.decoded);
     return good;
 }
 
@@ -223,7 +223,7 @@ static void corrupt_rans_stream(test_rng *rng, const host_view *host, test_tile 
     const uint32_t s = test_below(rng, shape->slabs);
     const trf_device_slab entry = entry_of(host, shape, s);
     uint8_t *states = tile->bytes + trf_device_slab_rans_streams(entry), *pair_words = states + 64;
-    const uint32_t end = entry.size_units * 16u, words = 84 + 4 * trf_rans_exception_count(states);
+    const uint32_t end = entry.rans_size_16 * 16u, words = 84 + 4 * trf_rans_exception_count(states);
     uint32_t one = test_below(rng, 16), other = test_below(rng, 16);
     switch (test_below(rng, 4)) {
     case 0:
@@ -312,9 +312,9 @@ START_TEST(anything_at_all) {
         open_slab(&w, &shape, slab, &copy, tile->meta.predictor_mode);
         opened += w.edge[0].intact != 0;
         for (uint32_t segment = 0; segment < trf_edge_segments(&w.edge[0]); segment++)
-            stage(&w, segment);
+            decode(&w, segment);
         EXPECT(w.edge[0].intact || !verdict(&w));
-        free(w.staged);
+        free(w.decoded);
         free_slab(&copy);
         host_view_free(host);
         test_tile_free(tile);
@@ -507,11 +507,11 @@ static void multiply_edges(const trf_device_view *view, const uint16_t *x, int b
             for (uint32_t p = 0; p < trf_edge_segments(&w.edge[0]); p++) {
                 const trf_edge_segment segment = trf_edge_segment_at(&w.edge[0], p);
                 float product[TRF_LANES];
-                stage(&w, p);
+                decode(&w, p);
                 for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
                     trf_edge_weights weights;
                     trf_edge_weights_load(&weights, view, &segment, TRF_SLAB_ROWS * band, w.edge[0].tile.col, lane,
-                                          w.staged);
+                                          w.decoded);
                     EXPECT(weights.col % TRF_EDGE_VECTOR_COLS == 0);
                     product[lane] = trf_edge_weights_multiply(&weights, x, bf16, 0);
                 }
@@ -522,7 +522,7 @@ static void multiply_edges(const trf_device_view *view, const uint16_t *x, int b
                         sums[TRF_SLAB_ROWS * band + lane] += product[lane] + product[lane + 16];
             }
         }
-    free(w.staged);
+    free(w.decoded);
 }
 
 START_TEST(products) {

@@ -242,7 +242,7 @@ START_TEST(pruned_layers) {
         trf_encode_options options = default_options((trf_favor)favor);
         encoded e = encode(weights, TRF_DTYPE_BF16, 1024, 1024, &options);
         ck_assert_double_lt((double)e.report.exceptions / (double)n, 0.01);
-        /* Quads spend 10 raw bits on a zero, too, and one of their four groups on nothing else. */
+        /* Quads spend 10 raw bits on a zero, too, and one of their four codes on nothing else. */
         ck_assert_double_lt(bits_of(&e), e.report.entropy_bits + (favor == TRF_FAVOR_SIZE ? 0.25 : 1.5) + kNarrowSlabs);
         free(e.blob);
     }

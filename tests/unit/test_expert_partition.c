@@ -1,5 +1,5 @@
-/* How products of experts are shared out: whatever the counts, each unit of each item belongs to one block, and each
- * token to one pass; and each column of a block's units to one warp, whose sums reach y once. */
+/* How products of experts are shared out: whatever the counts, each unit of each work item belongs to one block, and
+ * each token to one pass; and each column of a block's units to one warp, whose sums reach y once. */
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
@@ -120,7 +120,7 @@ START_TEST(every_unit_has_one_block) {
 }
 END_TEST
 
-/* One item to itself, blocks that enter two experts, and what 32 bits do not hold. */
+/* One work item to itself, blocks that enter two experts, and what 32 bits do not hold. */
 START_TEST(small_and_large_shares) {
     trf_expert_cost_model cost_model = {1, 12, 16, 5000, 6000, 6};
     ck_assert_uint_eq(check_shares(&cost_model, 1, 132, 1), 1);

@@ -183,7 +183,7 @@ START_TEST(two_slabs_a_warp_have_kernels) {
         const trf_dtype x_dtype = view.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
         ck_assert_ptr_null(trf_fused_refuses(&view, &traits, &kDevices[0], m, x_dtype));
         const trf_fused_partition plan = choose(&view, &traits, &kDevices[0], m, 0);
-        if (plan.geometry == TRF_GEOMETRY_TWO_SLABS) {
+        if (plan.variant == TRF_VARIANT_TWO_SLABS) {
             ck_assert_uint_le(m, kinds[_i].most);
             taken = m;
         }

@@ -105,9 +105,9 @@ static void hash_text(uint64_t *hash, const char *text) {
         *hash = (*hash ^ (uint8_t)*text) * 0x100000001B3ull;
 }
 static void hash_smem(uint64_t *hash, const trf_smem_layout *smem) {
-    const uint32_t words[9] = {smem->table_log,    smem->pair_masks, smem->warps,
-                               smem->warp_bytes,   smem->slab_bytes, smem->narrow_bytes,
-                               smem->rans_streams, smem->rans_bytes, smem->total};
+    const uint32_t words[9] = {smem->table_log,    smem->lane_pair_masks, smem->warps,
+                               smem->warp_bytes,   smem->slab_bytes,      smem->narrow_bytes,
+                               smem->rans_streams, smem->rans_bytes,      smem->total};
     hash_words(hash, words, 9);
 }
 
@@ -163,13 +163,13 @@ static const pinned_row kFused[NUM_LAYERS] = {
       0x6FAF3F754AE949B0, 0x303E3152D7689F7B},
      18693.803219834},
     {{0xFA2E27D54C10C0A8, 0x56BCE3926CC0DDF9, 0xC2BD7CBE537881F2, 0x1C7DBBF12E08F5BC, 0xF2F2D936CB667E08,
-      0x995E93CA0926C821, 0x169DC35C74B4C4F5},
+      0x889F8D061EC740F1, 0x24250A9E0BCB6655},
      15174.746559512},
     {{0x3BB281930F6CDBE2, 0x775BD79064E12DBB, 0x035394B0BF502860, 0x687D5118B2275709, 0x5ECCAFF0925F0267,
-      0x99E686138EA418E5, 0x99E686138EA418E5},
+      0xA58F5F1A1E23F885, 0xA58F5F1A1E23F885},
      13689.014285843},
     {{0xEF44A4DE88A8A8AE, 0x342458DAFAF3E87C, 0x9D54248B2C901087, 0x30BE1657246A0196, 0xB086C7F43B2A81D4,
-      0x99E686138EA418E5, 0x99E686138EA418E5},
+      0xA58F5F1A1E23F885, 0xA58F5F1A1E23F885},
      14030.873134874},
     {{0xAAA76406DCACF1C0, 0x219A521C8020CCE5, 0x3DA241F7D5DF6B76, 0xDC658CD848F68572, 0x8F5010DEEEAA1502,
       0xD17B6808E41FB925, 0x145778CEFABDEF87},
@@ -184,13 +184,13 @@ static const pinned_row kFused[NUM_LAYERS] = {
       0x269D964DECE3D24F, 0x7F6483278D03BA7A},
      19431.730846052},
     {{0x4B97A9CA8D3A5C0F, 0x9AB10991EFEFEE5E, 0xFED92AA9F1FD9D59, 0x900F4CE4901E477B, 0x1EE0B8EBE0AF63D2,
-      0x1C7E4546B5A76F39, 0x8787F2D0EC386510},
+      0xE343E497DE42B299, 0x0464F8EDC65FABD0},
      15509.197593296},
     {{0xEA551338FC56BABC, 0x73428D2D06CC668D, 0x80C77FB96234075D, 0x8624C091881DA218, 0xB34C8652F92D10DF,
       0x9223AC4975672844, 0xCE4CA9D766026A1E},
      18754.795990958},
     {{0x138EDE091CF4D65C, 0xBBC5CB2273752E4D, 0xB1826A1F4351D36E, 0x081B861219550E3F, 0x88508D080DED9324,
-      0x7FC271C9000C2615, 0x5B1306569110911D},
+      0x8203DDFF85865455, 0xD1852A8025F21D7D},
      15174.746559512},
     {{0x7AF9920801746EBF, 0x6A1DD521FED5A199, 0xD61ADD5C1727F244, 0x89540A6E1FCD90EE, 0x8629790D94393176,
       0x773380D267310BDC, 0x8ADFB46D969F50EC},
@@ -208,17 +208,17 @@ static const pinned_row kFused[NUM_LAYERS] = {
       0x2A15EF4C16259472, 0x128C4F978A9C7E1D},
      17506.789225470},
     {{0x138EDE091CF4D65C, 0xBBC5CB2273752E4D, 0xB1826A1F4351D36E, 0x081B861219550E3F, 0x88508D080DED9324,
-      0x7FC271C9000C2615, 0x5B1306569110911D},
+      0x8203DDFF85865455, 0xD1852A8025F21D7D},
      15174.746559512},
     {{0x626FD04068CDB4E8, 0x5FCDC2B83A509638, 0x94C46F996123F912, 0x957A813A295D929F, 0x8E41D6549047D248,
       0xF143FF22584C4DE0, 0xAA78DEFF1AE06FD5},
      18856.438070021},
     {{0x5C5AD26684B2F6AD, 0x5AFAB85425E4EC50, 0x2312AC2128E1D006, 0xD6AAA115921A112E, 0xBF5E0EB979B0E501,
-      0x7FC271C9000C2615, 0x5B1306569110911D},
+      0x8203DDFF85865455, 0xD1852A8025F21D7D},
      15149.614737936},
 };
 
-static const char *const kFusedFields[] = {"geometry",    "x_tiles",     "warps",       "table_log",
+static const char *const kFusedFields[] = {"variant",     "x_tiles",     "warps",       "table_log",
                                            "cluster",     "clusters",    "k_splits",    "wave_units",
                                            "is_stream_k", "sums_over_x", "x_stage_cols"};
 static const pinned_case kFusedCases[] = {
@@ -256,7 +256,7 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
         return;
     }
     const trf_fused_partition c = choose_fused(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.geometry,    c.x_tiles,      c.warps,       c.slabs,    c.smem.table_log, c.cluster,
+    const uint32_t words[] = {c.variant,     c.x_tiles,      c.warps,       c.slabs,    c.smem.table_log, c.cluster,
                               c.clusters,    c.units,        c.cols,        c.k_splits, c.wave_units,     c.waves,
                               c.block_cols,  c.is_stream_k,  c.work_items,  c.sums,     c.sums_stride,    c.x_stages,
                               c.sums_over_x, c.x_stage_cols, c.shared_bytes};
@@ -289,7 +289,7 @@ START_TEST(fused_cases) {
     const trf_device_view view = view_of(&kLayers[pinned->layer], pinned->rows, pinned->cols);
     const trf_layer_traits traits = traits_of(&kLayers[pinned->layer], 0);
     const trf_fused_partition c = choose_fused(&view, &traits, &kDevices[0], pinned->m, 0);
-    const uint32_t fields[] = {c.geometry, c.x_tiles,    c.warps,       c.smem.table_log, c.cluster,     c.clusters,
+    const uint32_t fields[] = {c.variant,  c.x_tiles,    c.warps,       c.smem.table_log, c.cluster,     c.clusters,
                                c.k_splits, c.wave_units, c.is_stream_k, c.sums_over_x,    c.x_stage_cols};
     check_fields(pinned, fields, sizeof fields / sizeof fields[0], kFusedFields);
 }
@@ -326,8 +326,8 @@ static const pinned_row kWide[NUM_LAYERS] = {
     {{0x6EB06D77EB420236, 0x799CBC05085DEB22, 0xF7D0DA8566E44206}, 0},
     {{0x904B0A5F01367B2A, 0x2654E5995D1C5036, 0x9061A3B18E869002}, 0},
     {{0xCBF2AA15FCF6659A, 0x97BFA8F0C48EE4DE, 0xAA55CD93F7C38FF6}, 0},
-    {{0x8DB274D7AE2AF125, 0x8DB274D7AE2AF125, 0x8DB274D7AE2AF125}, 0},
-    {{0x8DB274D7AE2AF125, 0x8DB274D7AE2AF125, 0x8DB274D7AE2AF125}, 0},
+    {{0xE8E9C6415E1BE905, 0xE8E9C6415E1BE905, 0xE8E9C6415E1BE905}, 0},
+    {{0xE8E9C6415E1BE905, 0xE8E9C6415E1BE905, 0xE8E9C6415E1BE905}, 0},
 };
 
 static const char *const kWideFields[] = {"x_rows", "multicast", "k_splits", "clusters", "producers"};
@@ -457,10 +457,10 @@ static const pinned_row kGroups[NUM_LAYERS] = {
     {{0xEEF8ED2213266428, 0xEEF8ED2213266428, 0xEEF8ED2213266428, 0xED5C7054B88A7E04, 0x271A85D8DABA4AB2,
       0x73961CA262159D15, 0x73961CA262159D15},
      551.592465950},
-    {{0x47539FA55BCF73DA, 0x47539FA55BCF73DA, 0x47539FA55BCF73DA, 0x47539FA55BCF73DA, 0x47539FA55BCF73DA,
+    {{0xD31D6FC43FC98AE6, 0xD31D6FC43FC98AE6, 0xD31D6FC43FC98AE6, 0xD31D6FC43FC98AE6, 0xD31D6FC43FC98AE6,
       0x5750EC376966224E, 0x5750EC376966224E},
      0},
-    {{0x09226FB2827636BA, 0x09226FB2827636BA, 0x09226FB2827636BA, 0x09226FB2827636BA, 0x13C5D122CA7E3A5E,
+    {{0x00F60490CCFFF4F6, 0x00F60490CCFFF4F6, 0x00F60490CCFFF4F6, 0x00F60490CCFFF4F6, 0x69C3C881AC9B581A,
       0x73961CA262159D15, 0x73961CA262159D15},
      0},
 };

@@ -1,5 +1,5 @@
-/* The choice of a wide product's cut, which needs no device: it comes to a partition that the device has room for, or to a
- * reason. */
+/* The choice of a wide product's partition, which needs no device: it comes to a partition that the device has room
+ * for, or to a reason. */
 #include "common/run_suite.h"
 #include "trf_wide_partition.h"
 
@@ -58,9 +58,9 @@ static void check_plan(const trf_device_view *view, const trf_device_limits *lim
     ck_assert(c.k_splits == 1 || ((c.k_splits == 2 || c.k_splits == 4 || c.k_splits == 8) && c.multicast == 1));
     ck_assert_uint_ge(c.clusters, 1);
     ck_assert_uint_le(c.clusters, limits->clusters[log_blocks]);
-    ck_assert_uint_le(c.clusters, row_blocks * x_row_blocks); /* none without an item */
+    ck_assert_uint_le(c.clusters, row_blocks * x_row_blocks); /* none without a work item */
     if (c.k_splits > 1)
-        ck_assert_uint_eq(c.clusters, row_blocks * x_row_blocks); /* one item each */
+        ck_assert_uint_eq(c.clusters, row_blocks * x_row_blocks); /* one work item each */
     ck_assert_uint_ge(c.producers, 1);
     ck_assert_uint_le(c.producers, c.x_rows <= 64 ? 6 : c.multicast == 1 ? 4 : 8);
     ck_assert_uint_le(c.producers * c.k_splits,

@@ -21,7 +21,7 @@ static void begin(void) {
     fixture_begin();
     checkpoint = fixture_open_compressed(tensors, 1);
     const char *path = fixture_path("w.trf");
-    fixture_check_status(trf_extract_layer(fixture_path("packed.safetensors"), "w.weight", path, 0, &err), TRF_OK,
+    fixture_check_status(trf_extract_layer(fixture_path("compressed.safetensors"), "w.weight", path, 0, &err), TRF_OK,
                          &err);
     uint8_t *file = fixture_read(path, &bytes);
     blob_bytes = bytes;

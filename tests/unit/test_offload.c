@@ -60,7 +60,8 @@ static void begin(void) {
     fixture_begin();
     checkpoint = fixture_open_compressed(kTensors, 4);
     fixture_check_status(
-        trf_extract_layer(fixture_path("packed.safetensors"), kNames[1], fixture_path("b.trf"), 0, &err), TRF_OK, &err);
+        trf_extract_layer(fixture_path("compressed.safetensors"), kNames[1], fixture_path("b.trf"), 0, &err), TRF_OK,
+        &err);
     fixture_check_status(trf_layer_open(fixture_path("b.trf"), &host, &err), TRF_OK, &err);
     fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &cpu, &err), TRF_OK, &err);
     trf_context_set_threads(cpu, 1);

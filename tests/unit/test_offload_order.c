@@ -44,7 +44,7 @@ static void check_placement(const trf_stack_place *places, uint32_t count, uint6
     }
     EXPECT(placement->device_bytes == end);
     EXPECT(end <= budget);
-    EXPECT(placement->offload_bytes == offloaded);
+    EXPECT(placement->offloaded_bytes == offloaded);
     EXPECT(placement->resident == resident);
     EXPECT(!offloaded == !placement->buffer_bytes);
 }

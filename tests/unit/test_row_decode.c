@@ -20,13 +20,14 @@ static trf_row_target target_of(uint16_t *to, uint32_t cols) {
         .to = to, .cols = cols, .as = TRF_DECODE_ELEMENTS, .value_bytes = 2, .aligned = (uintptr_t)to % 8 == 0};
 }
 
-/* Decodes a segment as the kernel does. @return whether its four lanes found it good. */
-static int decode_piece(const trf_device_view *view, const trf_row_segment *segment, const trf_row_target *target) {
+/* Decodes a crossing as the kernel does. @return whether its four lanes found it good. */
+static int decode_crossing(const trf_device_view *view, const trf_row_crossing *crossing,
+                           const trf_row_target *target) {
     int good = 1;
     for (uint32_t quarter = TRF_ROW_LANES; quarter-- > 0;) /* in any order */
-        good &= trf_row_decode(view, view->slots, view->class_value, segment, quarter, target);
+        good &= trf_row_decode(view, view->slots, view->class_value, crossing, quarter, target);
     for (uint32_t quarter = 0; !good && quarter < TRF_ROW_LANES; quarter++)
-        trf_row_spoil_lane(view, segment, quarter, target);
+        trf_row_spoil_lane(view, crossing, quarter, target);
     return good;
 }
 
@@ -56,8 +57,8 @@ static void check_rows(const trf_layer *layer, uint32_t first) {
         target.col = first;
         memset(row, 0xA5, 2ull * cols + 8);
         for (uint32_t s = 0; s < host->view.num_slab_cols; s++) {
-            const trf_row_segment segment = trf_row_segment_at(&host->view, r, s);
-            EXPECT(decode_piece(&host->view, &segment, &target));
+            const trf_row_crossing crossing = trf_row_crossing_at(&host->view, r, s);
+            EXPECT(decode_crossing(&host->view, &crossing, &target));
         }
         EXPECT(memcmp(to, elements + (size_t)r * header->cols + first, 2ull * cols) == 0);
         for (uint32_t c = 0; c < (r & 3); c++)
@@ -87,7 +88,7 @@ START_TEST(golden_files) {
 }
 END_TEST
 
-/* Any bytes in a tile whose directory is as it was: each segment of a row is either as it was decoded before, or it is
+/* Any bytes in a tile whose directory is as it was: each crossing of a row is either as it was decoded before, or it is
  * found bad and all of its coded columns are NaN. */
 START_TEST(corrupt_rans_streams) {
     enum {
@@ -120,17 +121,17 @@ START_TEST(corrupt_rans_streams) {
             data[at + k] = (uint8_t)test_random(&rng);
         const uint32_t r = test_below(&rng, ROWS), s = test_below(&rng, host->view.num_slab_cols);
         const trf_row_target target = target_of(row, COLS);
-        const trf_row_segment segment = trf_row_segment_at(&host->view, r, s);
+        const trf_row_crossing crossing = trf_row_crossing_at(&host->view, r, s);
         memset(row, 0xA5, sizeof row);
-        if (decode_piece(&host->view, &segment, &target)) {
+        if (decode_crossing(&host->view, &crossing, &target)) {
             unnoticed++;
         } else {
             found++;
-            for (uint32_t c = 0; c < segment.coded_cols; c++)
-                EXPECT(row[segment.tile.col + segment.col + c] == 0x7FC0);
+            for (uint32_t c = 0; c < crossing.coded_cols; c++)
+                EXPECT(row[crossing.tile.col + crossing.col + c] == 0x7FC0);
         }
-        for (uint32_t c = 0; c < COLS; c++) /* nothing beside the segment */
-            if (c - (segment.tile.col + segment.col) >= segment.cols)
+        for (uint32_t c = 0; c < COLS; c++) /* nothing beside the crossing */
+            if (c - (crossing.tile.col + crossing.col) >= crossing.cols)
                 EXPECT(row[c] == 0xA5A5);
         memcpy(data + at, kept, sizeof kept);
     }
@@ -140,20 +141,20 @@ START_TEST(corrupt_rans_streams) {
         const trf_device_slab slab = host->slabs[band * host->view.num_slab_cols];
         uint8_t *const streams = (uint8_t *)blob + trf_device_slab_rans_streams(slab),
                        kept = streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 1];
-        if (!slab.size_units)
+        if (!slab.rans_size_16)
             continue;
         streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 1] = 0xFF; /* more exceptions than there is room for */
         const trf_row_target target = target_of(row, COLS);
-        const trf_row_segment segment = trf_row_segment_at(&host->view, TRF_SLAB_ROWS * band, 0);
-        EXPECT(!decode_piece(&host->view, &segment, &target));
-        for (uint32_t c = 0; c < segment.coded_cols; c++)
+        const trf_row_crossing crossing = trf_row_crossing_at(&host->view, TRF_SLAB_ROWS * band, 0);
+        EXPECT(!decode_crossing(&host->view, &crossing, &target));
+        for (uint32_t c = 0; c < crossing.coded_cols; c++)
             EXPECT(row[c] == 0x7FC0);
         streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 1] = kept;
         for (uint32_t lane = 0; lane < TRF_LANES; lane++) { /* a start state of another number */
             const uint32_t r = TRF_SLAB_ROWS * band + lane / 4;
-            const trf_row_segment own = trf_row_segment_at(&host->view, r < ROWS ? r : ROWS - 1, 0);
+            const trf_row_crossing own = trf_row_crossing_at(&host->view, r < ROWS ? r : ROWS - 1, 0);
             streams[2 * lane] ^= 0x15;
-            if (r < ROWS && own.coded_cols && !decode_piece(&host->view, &own, &target))
+            if (r < ROWS && own.coded_cols && !decode_crossing(&host->view, &own, &target))
                 found++;
             streams[2 * lane] ^= 0x15;
         }

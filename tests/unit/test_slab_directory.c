@@ -87,20 +87,20 @@ static void count_slabs(const trf_layer *layer, uint64_t tile, const uint16_t *e
             const trf_device_slab *entry =
                 &slabs[(uint64_t)((shape.row + row) / 32) * across + (shape.col + col) / slab_cols];
             if (row >= shape.coded_rows || col >= shape.coded_cols) {
-                ck_assert(!entry->raw_units && !entry->rans_units && !entry->size_units);
+                ck_assert(!entry->raw_offset_128 && !entry->rans_offset_16 && !entry->rans_size_16);
                 continue;
             }
             const trf_slab_shape slab_shape = shape_of(view, &shape, row, col);
-            ck_assert_uint_eq(128ull * entry->raw_units, raw);
-            ck_assert_uint_eq(128ull * entry->raw_units + 16ull * entry->rans_units, begin);
-            ck_assert_uint_eq(begin + 16ull * entry->size_units, streams + 16ull * ends[s]);
+            ck_assert_uint_eq(128ull * entry->raw_offset_128, raw);
+            ck_assert_uint_eq(128ull * entry->raw_offset_128 + 16ull * entry->rans_offset_16, begin);
+            ck_assert_uint_eq(begin + 16ull * entry->rans_size_16, streams + 16ull * ends[s]);
             const uint8_t *stream = layer->blob + begin;
             raw += raw_bytes(view, slab_shape);
-            begin += 16ull * entry->size_units;
+            begin += 16ull * entry->rans_size_16;
             s++;
             c->traits.slabs++;
-            if (16u * entry->size_units > c->traits.max_rans_bytes)
-                c->traits.max_rans_bytes = 16u * entry->size_units;
+            if (16u * entry->rans_size_16 > c->traits.max_rans_bytes)
+                c->traits.max_rans_bytes = 16u * entry->rans_size_16;
             const uint32_t *exceptions = (const uint32_t *)(stream + 84);
             for (uint32_t k = 0; k < stream[80] + 256u * stream[81]; k++) {
                 const uint32_t at = trf_exception_position(exceptions[k]);
@@ -165,7 +165,7 @@ static void check_layer(const char *path) {
             c.traits.max_frequency = layer->table.slots[slot] & 0xFFF;
     ck_assert_uint_eq(traits.max_frequency, c.traits.max_frequency);
     ck_assert_uint_eq(traits.predictor_modes, header->predictor_modes);
-    ck_assert_int_eq(traits.mixed_modes, c.modes[0] + c.modes[1] + c.modes[2] + c.modes[3] > 1);
+    ck_assert_int_eq(traits.mixed_predictor_modes, c.modes[0] + c.modes[1] + c.modes[2] + c.modes[3] > 1);
     ck_assert_uint_eq(traits.max_abs_offset, c.traits.max_abs_offset);
     ck_assert_uint_ge(traits.max_abs_code, c.traits.max_abs_code);
     ck_assert_msg(traits.exceptions_fit_fragments == c.traits.exceptions_fit_fragments, "%s", path);

@@ -135,7 +135,7 @@ static trf_staging *staging;
 
 static void begin(void) {
     fixture_begin();
-    compressed_path = fixture_path("packed.safetensors");
+    compressed_path = fixture_path("compressed.safetensors");
     checkpoint = fixture_open_compressed(kTensors, NUM_TENSORS);
 }
 
@@ -462,7 +462,7 @@ static int count(void *context, const char *tensor, uint64_t done, uint64_t tota
     return ++c->calls == c->stop_at;
 }
 
-/* The caller is told on its own thread, chunk by chunk, and can stop the load at each. */
+/* The caller is told on its own thread, transfer by transfer, and can stop the load at each. */
 START_TEST(cancelled_loads) {
     const int threads = 1 + 3 * _i;
     for (int stop_at = 1;; stop_at++) {

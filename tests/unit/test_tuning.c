@@ -102,7 +102,7 @@ START_TEST(shipped_crossovers) {
         ck_assert_int_eq(at, 2);
     }
     ck_assert_int_eq(trf_crossover_path(90, &keys[0], 128), TRF_PATH_WIDE);
-    ck_assert_int_eq(trf_crossover_path(90, &keys[6], 100), TRF_PATH_TWO_STEP); /* wide takes no groups */
+    ck_assert_int_eq(trf_crossover_path(90, &keys[6], 100), TRF_PATH_TWO_STEP); /* wide takes no scale groups */
 }
 END_TEST
 
@@ -237,7 +237,7 @@ static void make_up(void) {
     begin();
     own_ops = cpu->ops;
     made_up = *own_ops;
-    made_up.plan = plan_made_up;
+    made_up.create_plan = plan_made_up;
     made_up.time = time_made_up;
     made_up.timed_repeats = 9;
     cpu->ops = &made_up;
@@ -394,8 +394,9 @@ START_TEST(files_there_and_back) {
 END_TEST
 
 #define HEAD "{\"format\": \"transfuse tuning\", \"version\": 1, \"device\": \"CPU\", \"layers\": "
-#define FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"groups\": false, \"rows\": 5, \"cols\": 6"
-#define OTHER_FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"groups\": true, \"rows\": 5, \"cols\": 6"
+#define FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": false, \"rows\": 5, \"cols\": 6"
+#define OTHER_FORM                                                                                                     \
+    "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": true, \"rows\": 5, \"cols\": 6"
 static const struct {
     const char *text;
     trf_status due;
@@ -420,8 +421,9 @@ static const struct {
     {HEAD "[{\"codec\": \"auto\"}]}", TRF_ERR_FORMAT, "layers[0]: 'codec'"},
     {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 0}]}", TRF_ERR_FORMAT, "'class_bits'"},
     {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 1e3}]}", TRF_ERR_FORMAT, "'raw_bits'"},
-    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 8, \"groups\": 0}]}", TRF_ERR_FORMAT, "'groups'"},
-    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 8, \"groups\": true, \"rows\": 4294967296}]}",
+    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 8, \"scale_groups\": 0}]}", TRF_ERR_FORMAT,
+     "'scale_groups'"},
+    {HEAD "[{\"codec\": \"bf16\", \"class_bits\": 2, \"raw_bits\": 8, \"scale_groups\": true, \"rows\": 4294967296}]}",
      TRF_ERR_FORMAT, "'rows'"},
     {HEAD "[{" FORM ", \"batches\": []}, {" FORM ", \"batches\": [{\"to\": 0, \"path\": \"wide\"}]}]}", TRF_ERR_FORMAT,
      "layers[1].batches[0]: 'to'"},

@@ -47,8 +47,8 @@ static walked_layer begin_layer(host_view *host, const uint16_t *frequency, cons
     if (due)
         memcpy(t.due, due, weights * sizeof *due);
     for (uint32_t s = 0; s < num_slabs(&host->view); s++)
-        if (16u * host->slabs[s].size_units > t.max_rans_bytes)
-            t.max_rans_bytes = 16u * host->slabs[s].size_units;
+        if (16u * host->slabs[s].rans_size_16 > t.max_rans_bytes)
+            t.max_rans_bytes = 16u * host->slabs[s].rans_size_16;
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         if (frequency[s] > t.max_frequency)
             t.max_frequency = frequency[s];
@@ -79,10 +79,10 @@ enum {
 static uint8_t verdict_of(const trf_device_view *view, uint32_t band, uint32_t col, uint32_t max_rans_bytes) {
     static uint16_t elements[TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS];
     const trf_device_slab entry = view->slabs[(size_t)band * view->num_slab_cols + col];
-    const uint32_t left = view->cols - col * view->slab_cols, bytes = 16u * entry.size_units;
+    const uint32_t left = view->cols - col * view->slab_cols, bytes = 16u * entry.rans_size_16;
     const trf_slab_shape shape = {2, (left < view->slab_cols ? left : view->slab_cols) / 16};
     const uint32_t weights = trf_lane_weights(shape);
-    if (16u * entry.rans_units < trf_raw_bytes(view->raw_bits, weights) || bytes > max_rans_bytes || bytes < 84 ||
+    if (16u * entry.rans_offset_16 < trf_raw_bytes(view->raw_bits, weights) || bytes > max_rans_bytes || bytes < 84 ||
         trf_device_slab_rans_streams(entry) + bytes > view->blob_bytes)
         return WARP_SLAB_PASSED_BY;
     trf_slab_reader slab;
@@ -154,7 +154,7 @@ static void check_slabs(const walked_layer *t, const warp_walk *walk) {
                              walk->slabs[band * view->num_slab_cols + col], due);
             if (due != WARP_SLAB_BAD)
                 continue;
-            if (walk->variant <= WARP_WALK_STORE_GENERAL)
+            if (walk->variant <= WARP_WALK_WRITE_GENERAL)
                 expect_corrupt_values(walk, band, col);
             first_bad = bad ? first_bad : tile;
             fault_is_bad |= fault == tile;
@@ -255,7 +255,7 @@ static void check_tile(test_rng *rng, test_tile_choice *choice, int usual, uint3
 /* Which walks a codec has: [special][variant]. */
 static void expect_all_ran(uint32_t codec, uint32_t class_bits, uint32_t (*ran)[WARP_WALK_VARIANTS]) {
     const int halves = codec == TRF_CODEC_E4M3, copies = class_bits == 2 && codec != TRF_CODEC_INT;
-    EXPECT(ran[0][WARP_WALK_STORE] && ran[0][WARP_WALK_STORE_GENERAL]);
+    EXPECT(ran[0][WARP_WALK_WRITE] && ran[0][WARP_WALK_WRITE_GENERAL]);
     EXPECT(ran[halves][WARP_WALK_ONE_SLAB] && ran[halves][WARP_WALK_GENERAL]);
     EXPECT(ran[halves][WARP_WALK_TWO_SLABS] && ran[halves][WARP_WALK_WIDE]);
     EXPECT(!copies || ran[halves][WARP_WALK_TWO_SLABS_COPY]);
@@ -382,7 +382,7 @@ START_TEST(layers) {
     for (uint32_t s = 0; s < sizeof kShapes / sizeof kShapes[0]; s++)
         if (!test_quick() || s < 3)
             check_layer(&rng, &kCases[_i], kShapes[s][0], kShapes[s][1], ran);
-    EXPECT(ran[0][WARP_WALK_STORE_GENERAL]);
+    EXPECT(ran[0][WARP_WALK_WRITE_GENERAL]);
 }
 END_TEST
 
@@ -396,7 +396,7 @@ static trf_device_slab *any_slab(test_rng *rng, walked_layer *t) {
 static void corrupt_rans_stream(test_rng *rng, walked_layer *t, uint8_t *blob) {
     const trf_device_slab entry = *any_slab(rng, t);
     uint8_t *rans_streams = blob + trf_device_slab_rans_streams(entry);
-    const uint32_t bytes = 16u * entry.size_units;
+    const uint32_t bytes = 16u * entry.rans_size_16;
     if (bytes == 0)
         return;
     switch (test_below(rng, 7)) {
@@ -428,20 +428,20 @@ static void corrupt_rans_stream(test_rng *rng, walked_layer *t, uint8_t *blob) {
 
 static void corrupt_entry(test_rng *rng, walked_layer *t) {
     trf_device_slab *entry = any_slab(rng, t);
-    const uint32_t blob_units = (uint32_t)(t->host->view.blob_bytes / TRF_TILE_ALIGNMENT);
+    const uint32_t blob_size_128 = (uint32_t)(t->host->view.blob_bytes / TRF_TILE_ALIGNMENT);
     switch (test_below(rng, 5)) {
     case 0:
-        entry->raw_units = test_below(rng, 2) ? test_below(rng, blob_units + 2) : (uint32_t)test_random(rng);
+        entry->raw_offset_128 = test_below(rng, 2) ? test_below(rng, blob_size_128 + 2) : (uint32_t)test_random(rng);
         break;
     case 1:
-        entry->rans_units = (uint16_t)test_below(rng, test_below(rng, 2) ? 0x10000 : 1024);
+        entry->rans_offset_16 = (uint16_t)test_below(rng, test_below(rng, 2) ? 0x10000 : 1024);
         break;
     case 2:
-        entry->size_units = (uint16_t)test_below(rng, test_below(rng, 2) ? 0x10000 : 64);
+        entry->rans_size_16 = (uint16_t)test_below(rng, test_below(rng, 2) ? 0x10000 : 64);
         break;
     case 3: /* the end of the blob, and one unit further */
-        entry->raw_units = 0;
-        entry->rans_units = (uint16_t)(t->host->view.blob_bytes / 16 - entry->size_units + test_below(rng, 2));
+        entry->raw_offset_128 = 0;
+        entry->rans_offset_16 = (uint16_t)(t->host->view.blob_bytes / 16 - entry->rans_size_16 + test_below(rng, 2));
         break;
     default:
         *entry = *any_slab(rng, t);

@@ -20,11 +20,11 @@ static warp_walk_kernel *kernel_of(const warp_walk *w) {
 
 static uint32_t table_log_of(const warp_walk *w) {
     switch (w->variant) {
-    case WARP_WALK_STORE:
-        return trf_store_table_log(w->view->codec, 2);
+    case WARP_WALK_WRITE:
+        return trf_write_table_log(w->view->codec, 2);
     case WARP_WALK_ONE_SLAB:
         return kTableLog;
-    case WARP_WALK_STORE_GENERAL:
+    case WARP_WALK_WRITE_GENERAL:
     case WARP_WALK_GENERAL:
         return w->table_log;
     case WARP_WALK_TWO_SLABS:
@@ -35,11 +35,11 @@ static uint32_t table_log_of(const warp_walk *w) {
     }
 }
 
-static trf_store_method store_method_of(const warp_walk *w) {
+static trf_write_method store_method_of(const warp_walk *w) {
     if (w->view->cols % 8 != 0)
-        return TRF_STORE_SCALAR;
-    const bool gathers = w->variant == WARP_WALK_STORE && trf_may_gather(w->view->codec, 2);
-    return gathers && w->order % 4 ? TRF_STORE_GATHERED : TRF_STORE_VECTOR;
+        return TRF_WRITE_SCALAR;
+    const bool gathers = w->variant == WARP_WALK_WRITE && trf_may_gather(w->view->codec, 2);
+    return gathers && w->order % 4 ? TRF_WRITE_GATHERED : TRF_WRITE_VECTOR;
 }
 
 int warp_walk_layer(const warp_walk *w) {
@@ -52,9 +52,9 @@ int warp_walk_layer(const warp_walk *w) {
     const bool two =
         w->variant == WARP_WALK_TWO_SLABS || w->variant == WARP_WALK_TWO_SLABS_COPY || w->variant == WARP_WALK_WIDE;
     args.walk = w;
-    const trf_store_method method = store_method_of(w);
+    const trf_write_method method = store_method_of(w);
     const uint32_t behind = w->variant == WARP_WALK_TWO_SLABS_COPY ? kXBytes
-                            : method == TRF_STORE_GATHERED         ? TRF_GATHER_BYTES
+                            : method == TRF_WRITE_GATHERED         ? TRF_GATHER_BYTES
                                                                    : 0;
     args.smem = trf_smem_layout_of(view->raw_bits, w->max_rans_bytes, w->warps, two ? 2 : 1, table_log_of(w), 0, behind,
                                    w->variant == WARP_WALK_WIDE ? kShortRing : kRing);
@@ -64,7 +64,7 @@ int warp_walk_layer(const warp_walk *w) {
                   args.cols,
                   view->rows / TRF_SLAB_ROWS * args.cols,
                   TRF_DECODE_ELEMENTS,
-                  TRF_STORE_ELEMENTS,
+                  TRF_WRITE_ELEMENTS,
                   method};
     args.x_stride = (view->cols + 7) / 8 * 8; /* rows are aligned */
     std::vector<uint16_t> x(8 * args.x_stride);

@@ -12,8 +12,8 @@ extern "C" {
 /* The walks that kernels have: slabs at a time, ring, table. Each has the codecs and forms that they are made
  * for. */
 typedef enum warp_walk_variant {
-    WARP_WALK_STORE,          /* decoding to memory, by trf_store_sink itself; the others have a sink for tests alone */
-    WARP_WALK_STORE_GENERAL,  /* the same for unusual p, L and frequencies */
+    WARP_WALK_WRITE,          /* decoding to memory, by trf_write_sink itself; the others have a sink for tests alone */
+    WARP_WALK_WRITE_GENERAL,  /* the same for unusual p, L and frequencies */
     WARP_WALK_ONE_SLAB,       /* products with one slab a warp */
     WARP_WALK_GENERAL,        /* the same for unusual p, L and frequencies */
     WARP_WALK_TWO_SLABS,      /* products with two slabs a warp */

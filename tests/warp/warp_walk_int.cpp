@@ -6,11 +6,11 @@ warp_walk_kernel *warp_walk_of_int(const warp_walk *w) {
     if (class_bits + raw_bits > 8)
         return nullptr;
     if (w->special && class_bits == 2 && raw_bits == 3)
-        return warp_walk_of<trf_codec_traits<TRF_CODEC_INT, 2, 3>, true>(w);
+        return warp_walk_of<trf_codec_config<TRF_CODEC_INT, 2, 3>, true>(w);
     if (w->special && class_bits == 2 && raw_bits == 6)
-        return warp_walk_of<trf_codec_traits<TRF_CODEC_INT, 2, 6>, true>(w);
+        return warp_walk_of<trf_codec_config<TRF_CODEC_INT, 2, 6>, true>(w);
     if (w->special)
         return nullptr;
-    return class_bits == 2 ? warp_walk_of<trf_codec_traits<TRF_CODEC_INT, 2>, false>(w)
-                           : warp_walk_of<trf_codec_traits<TRF_CODEC_INT, 4>, false>(w);
+    return class_bits == 2 ? warp_walk_of<trf_codec_config<TRF_CODEC_INT, 2>, false>(w)
+                           : warp_walk_of<trf_codec_config<TRF_CODEC_INT, 4>, false>(w);
 }

@@ -14,17 +14,17 @@ struct warp_walk_args {
     uint32_t cols;     /* of slabs, that are regular */
     const uint16_t *x; /* WARP_WALK_TWO_SLABS_COPY: [8][x_stride] */
     uint32_t x_stride;
-    trf_store_args store; /* WARP_WALK_STORE, WARP_WALK_STORE_GENERAL */
+    trf_write_args store; /* WARP_WALK_WRITE, WARP_WALK_WRITE_GENERAL */
 };
 
 typedef void warp_walk_kernel(void *args);
 
 /* A range of the columns of each band, as a split of K in the fused and wide kernels. */
-struct warp_split_k_bands {
+struct warp_split_k_unit_order {
     uint32_t begin, end;
 
-    void next_band(trf_walk &walk) const {
-        walk.band++;
+    void next_unit(trf_walk &walk) const {
+        walk.unit++;
         walk.col = begin;
         walk.stop = end;
     }
@@ -41,8 +41,8 @@ static void warp_note_verdict(const warp_walk &w, uint32_t band, uint32_t col, b
 }
 
 /* Counts what is stored. */
-template <class Traits, bool kMayGather> struct warp_store_sink : trf_store_sink<Traits, 2, kMayGather> {
-    using Base = trf_store_sink<Traits, 2, kMayGather>;
+template <class Codec, bool kMayGather> struct warp_store_sink : trf_write_sink<Codec, 2, kMayGather> {
+    using Base = trf_write_sink<Codec, 2, kMayGather>;
     const warp_walk &w;
 
     warp_store_sink(const warp_walk_args &args, uint32_t lane, uint32_t behind)
@@ -51,19 +51,19 @@ template <class Traits, bool kMayGather> struct warp_store_sink : trf_store_sink
     void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
         Base::step(reg, walk, k);
         for (uint32_t i = 0; i < TRF_FRAGMENT_SIZE; i++) /* its row of the step, in another lane's stead */
-            w.seen[(walk.band * TRF_SLAB_ROWS + this->lane) * (uint64_t)w.view->cols + walk.col * w.view->slab_cols +
+            w.seen[(walk.unit * TRF_SLAB_ROWS + this->lane) * (uint64_t)w.view->cols + walk.col * w.view->slab_cols +
                    TRF_FRAGMENT_SIZE * k + i]++;
     }
 
     void end_slab(const trf_walk &walk, bool good) {
         Base::end_slab(walk, good);
-        warp_note_verdict(w, walk.band, walk.col, good);
+        warp_note_verdict(w, walk.unit, walk.col, good);
     }
 };
 
 static constexpr uint32_t kXBytes = 2 * 8 * 64; /* a warp's copies of x: [2][8][32 columns] */
 
-template <class Traits, int kSlabs, bool kCopies_> struct warp_sink {
+template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
     static constexpr bool kCopiesX = kCopies_;
     const warp_walk_args &a;
     const warp_walk &w;
@@ -78,7 +78,7 @@ template <class Traits, int kSlabs, bool kCopies_> struct warp_sink {
         : a(args), w(*args.walk), view(*args.walk->view), lane(lane_), x_shared(behind + 16 * lane_), at(), finished(0),
           x_col(0) {}
 
-    uint32_t first_row(uint32_t s) const { return (kSlabs * at.band + s) * TRF_SLAB_ROWS; }
+    uint32_t first_row(uint32_t s) const { return (kSlabs * at.unit + s) * TRF_SLAB_ROWS; }
     bool is_there(uint32_t s) const { return first_row(s) + TRF_SLAB_ROWS <= view.rows; }
 
     /* Row and column of the lane's weight i of the step at hand, in the layer. */
@@ -130,12 +130,12 @@ template <class Traits, int kSlabs, bool kCopies_> struct warp_sink {
     void finish_step(uint32_t *reg) {
         const uint32_t s = finished % kSlabs, k = finished / kSlabs;
         finished++;
-        if (Traits::kAsF16)
+        if (Codec::kAsF16)
             for (int i = 0; i < 8; i++)
                 reg[i] = from_half(reg[i] & 0xFFFF) | from_half(reg[i] >> 16) << 16;
         else
-            trf_step_elements(Traits::kCodec, view.class_value[0], reg);
-        if (Traits::kInt || !is_there(s))
+            trf_step_elements(Codec::kCodec, view.class_value[0], reg);
+        if (Codec::kInt || !is_there(s))
             return;
         const uint32_t mode =
             view.tiles[(uint64_t)(first_row(s) / TRF_TILE_SIZE) * view.num_tile_cols + col_of(0) / TRF_TILE_SIZE]
@@ -144,19 +144,18 @@ template <class Traits, int kSlabs, bool kCopies_> struct warp_sink {
             const uint32_t row = row_of(s, 16 * k + i), col = col_of(16 * k + i);
             const int32_t offset = view.exponent_offset + (mode & TRF_PREDICT_ROW ? view.row_offsets[row] : 0) +
                                    (mode & TRF_PREDICT_COL ? view.col_offsets[col] : 0);
-            reg[i / 2] =
-                trf_add_exponents(Traits::kCodec, reg[i / 2],
-                                  trf_exponent_offsets(Traits::kCodec, i % 2 ? 0 : offset, i % 2 ? offset : 0));
+            reg[i / 2] = trf_add_exponents(Codec::kCodec, reg[i / 2],
+                                           trf_exponent_offsets(Codec::kCodec, i % 2 ? 0 : offset, i % 2 ? offset : 0));
         }
     }
 
-    uint32_t exception_value(uint32_t, uint32_t record, const trf_walk &) const {
-        return trf_exception_element(record);
+    uint32_t exception_value(uint32_t, uint32_t exception, const trf_walk &) const {
+        return trf_exception_element(exception);
     }
 
     void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
-        if (walk.band != at.band || walk.col != at.col || k != finished / kSlabs - 1)
-            warp_fail("is at step %u of band %u, column %u", k, walk.band, walk.col);
+        if (walk.unit != at.unit || walk.col != at.col || k != finished / kSlabs - 1)
+            warp_fail("is at step %u of unit %u, column %u", k, walk.unit, walk.col);
         if (kCopiesX)
             expect_x(k);
         for (uint32_t s = 0; s < kSlabs && is_there(s); s++)
@@ -171,7 +170,7 @@ template <class Traits, int kSlabs, bool kCopies_> struct warp_sink {
         if (finished != kSlabs * shape().steps)
             warp_fail("ends a slab behind %u steps", finished / kSlabs);
         for (uint32_t s = 0; s < kSlabs && is_there(s); s++)
-            warp_note_verdict(w, kSlabs * walk.band + s, walk.col, good);
+            warp_note_verdict(w, kSlabs * walk.unit + s, walk.col, good);
     }
 };
 
@@ -180,7 +179,7 @@ template <class Traits, int kSlabs, bool kCopies_> struct warp_sink {
 /* With one slab at a time a warp has consecutive slabs, as kernels decode them; with two it has a range of columns,
  * band by band, as kernels multiply them. Sink: made of the arguments, the lane, and the shared address after the
  * warp's buffers. */
-template <class Traits, int kSlabs, int kSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
+template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class Sink> void warp_walk_slabs(void *args) {
     const warp_walk_args &a = *(const warp_walk_args *)args;
     const trf_device_view &view = *a.walk->view;
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
@@ -193,66 +192,66 @@ template <class Traits, int kSlabs, int kSteps, int kP, int kLog, class Sink> vo
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
 
     trf_walk walk;
-    warp_split_k_bands bands_of_warp = {0, a.cols};
+    warp_split_k_unit_order unit_order = {0, a.cols};
     if (kSlabs == 1) {
         const uint32_t slabs = bands * a.cols, begin = slabs * warp / warps, end = slabs * (warp + 1) / warps;
         walk = {begin / a.cols, begin % a.cols, a.cols, end - begin};
     } else {
-        bands_of_warp = {a.cols * warp / warps, a.cols * (warp + 1) / warps};
-        walk = {0, bands_of_warp.begin, bands_of_warp.end, bands * (bands_of_warp.end - bands_of_warp.begin)};
+        unit_order = {a.cols * warp / warps, a.cols * (warp + 1) / warps};
+        walk = {0, unit_order.begin, unit_order.end, bands * (unit_order.end - unit_order.begin)};
     }
     const uint32_t walked = walk.left;
-    trf_stager<kSlabs, kSteps> stager;
-    trf_start<Traits>(stager, view, a.smem, planes, walk, bands_of_warp, memory, lane);
-    trf_build_constants<Traits, kP, kLog>(view, table_source, shared, a.smem, constants);
+    trf_prefetcher<kSlabs, kSteps> prefetcher;
+    trf_start_walk<Codec>(prefetcher, view, a.smem, planes, walk, unit_order, memory, lane);
+    trf_build_constants<Codec, kP, kLog>(view, table_source, shared, a.smem, constants);
     __syncthreads();
 
     const trf_rans_params<kP, kLog> params =
         trf_rans_params_of<kP, kLog>(view, shared_memory, a.smem.table_log, trf_shared_address(constants), lane);
     Sink sink(a, lane, memory + kSlabs * a.smem.slab_bytes);
     if (Sink::kCopiesX) {
-        if (stager.bytes[0])
-            sink.prefetch_slab(stager.entered);
+        if (prefetcher.bytes[0])
+            sink.prefetch_slab(prefetcher.entered);
         trf_cp_async_commit();
     }
     /* a band or unit at a time, or all of them */
     for (uint32_t band = kSlabs == 2 && walked && kSteps == kRing ? 0 : bands - 1; band < bands; band++)
-        trf_walk_slabs<Traits>(view, a.smem, planes, stager, params, shared + a.smem.pair_masks, bands_of_warp, band,
-                               lane, sink);
+        trf_walk_slabs<Codec>(view, a.smem, planes, prefetcher, params, shared + a.smem.lane_pair_masks, unit_order,
+                              band, lane, sink);
     trf_cp_async_wait<0>();
 }
 
 /* ---- which of them a layer has ---- */
 
 /* kSpecial: the form that only products have. @return NULL: there is none. */
-template <class Traits, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp_walk *w) {
-    constexpr int kP = kDefaultP<Traits>, kTwoLog = Traits::kClassBits == 2 ? kSmallTableLog : kTableLog;
-    constexpr bool kDecodesOnly = Traits::kCodec == TRF_CODEC_E4M3 && !kSpecial, kTwoOnly = Traits::kInt && kSpecial;
-    if (w->variant != WARP_WALK_GENERAL && w->variant != WARP_WALK_STORE_GENERAL &&
+template <class Codec, bool kSpecial> warp_walk_kernel *warp_walk_of(const warp_walk *w) {
+    constexpr int kP = kDefaultP<Codec>, kTwoLog = Codec::kClassBits == 2 ? kSmallTableLog : kTableLog;
+    constexpr bool kDecodesOnly = Codec::kCodec == TRF_CODEC_E4M3 && !kSpecial, kTwoOnly = Codec::kInt && kSpecial;
+    if (w->variant != WARP_WALK_GENERAL && w->variant != WARP_WALK_WRITE_GENERAL &&
         !trf_has_default_p(w->view, w->max_frequency))
         return nullptr;
     if constexpr (!kSpecial) {
-        constexpr bool kMayGather = trf_may_gather(Traits::kCodec, 2);
-        if (w->variant == WARP_WALK_STORE)
-            return warp_walk_slabs<Traits, 1, kRing, kP, trf_store_table_log(Traits::kCodec, 2),
-                                   warp_store_sink<Traits, kMayGather>>;
-        if (w->variant == WARP_WALK_STORE_GENERAL)
-            return warp_walk_slabs<Traits, 1, kRing, 0, 0, warp_store_sink<Traits, false>>;
+        constexpr bool kMayGather = trf_may_gather(Codec::kCodec, 2);
+        if (w->variant == WARP_WALK_WRITE)
+            return warp_walk_slabs<Codec, 1, kRing, kP, trf_write_table_log(Codec::kCodec, 2),
+                                   warp_store_sink<Codec, kMayGather>>;
+        if (w->variant == WARP_WALK_WRITE_GENERAL)
+            return warp_walk_slabs<Codec, 1, kRing, 0, 0, warp_store_sink<Codec, false>>;
     }
     if constexpr (!kDecodesOnly && !kTwoOnly) {
         if (w->variant == WARP_WALK_ONE_SLAB)
-            return warp_walk_slabs<Traits, 1, kRing, kP, kTableLog, warp_sink<Traits, 1, false>>;
+            return warp_walk_slabs<Codec, 1, kRing, kP, kTableLog, warp_sink<Codec, 1, false>>;
         if (w->variant == WARP_WALK_GENERAL)
-            return warp_walk_slabs<Traits, 1, kRing, 0, 0, warp_sink<Traits, 1, false>>;
+            return warp_walk_slabs<Codec, 1, kRing, 0, 0, warp_sink<Codec, 1, false>>;
         if (w->variant == WARP_WALK_WIDE)
-            return warp_walk_slabs<Traits, 2, kShortRing, kP, kSmallTableLog, warp_sink<Traits, 2, false>>;
+            return warp_walk_slabs<Codec, 2, kShortRing, kP, kSmallTableLog, warp_sink<Codec, 2, false>>;
     }
     if constexpr (!kDecodesOnly) {
         if (w->variant == WARP_WALK_TWO_SLABS)
-            return warp_walk_slabs<Traits, 2, kRing, kP, kTwoLog, warp_sink<Traits, 2, false>>;
-        if constexpr (Traits::kClassBits == 2 && (!Traits::kInt || kSpecial))
+            return warp_walk_slabs<Codec, 2, kRing, kP, kTwoLog, warp_sink<Codec, 2, false>>;
+        if constexpr (Codec::kClassBits == 2 && (!Codec::kInt || kSpecial))
             if (w->variant == WARP_WALK_TWO_SLABS_COPY)
-                return warp_walk_slabs<Traits, 2, kRing, kP, kTwoLog, warp_sink<Traits, 2, true>>;
+                return warp_walk_slabs<Codec, 2, kRing, kP, kTwoLog, warp_sink<Codec, 2, true>>;
     }
     return nullptr;
 }

@@ -18,7 +18,7 @@ static cli_exit write_file(const bench_task *task, const char *path, write_fn *w
     cli_signals_hold();
     cli_exit status = cli_file_begin(&file, path, task->options->force);
     if (status == CLI_OK) {
-        const trf_status written = write(task->layout, task->record, file.stream);
+        const trf_status written = write(task->layout, task->record, file.handle);
         if (written == TRF_OK) {
             status = cli_file_commit(&file);
         } else {
@@ -107,7 +107,7 @@ const cli_command cmd_bench = {
         "  --batch M,...                 rows of x in the products [1,8]\n"
         "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"
         "  --bits B,...                  sizes for the codec bits, 2 to 8 [4.25]\n"
-        "  --granularity G               of int8 and bits: tensor, channel, group:SIZE, block:SIZE [channel]\n"
+        "  --granularity G               of int8 and bits: tensor, channel, scale-group:SIZE, block:SIZE [channel]\n"
         "  --favor speed|size            [both]\n"
         "  --distribution normal|student-t   Student-t has 5 degrees of freedom [normal]\n"
         "  --sigma S,...                 scale of the weights [0.02]\n"

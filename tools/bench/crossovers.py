@@ -14,7 +14,7 @@ import json
 import math
 import sys
 
-HEADING = ("/* Made by tools/bench/crossovers.py: capability; codec, class bits, raw bits, groups, rows, columns; "
+HEADING = ("/* Made by tools/bench/crossovers.py: capability; codec, class bits, raw bits, scale groups, rows, columns; "
            "batches to which FUSED and WIDE are chosen. */")
 CODECS = {"bf16": "TRF_CODEC_BF16", "fp16": "TRF_CODEC_FP16", "int": "TRF_CODEC_INT", "fp8_e4m3": "TRF_CODEC_E4M3",
           "fp8_e5m2": "TRF_CODEC_E5M2"}
@@ -51,7 +51,7 @@ def main():
             tuning = json.load(file)
         for layer in tuning["layers"]:
             fused_to, wide_to = crossovers(layer["batches"])
-            numbers = [layer[key] for key in ("class_bits", "raw_bits", "groups", "rows", "cols")]
+            numbers = [layer[key] for key in ("class_bits", "raw_bits", "scale_groups", "rows", "cols")]
             fields = ", ".join(map(str, [CODECS[layer["codec"]], *map(int, numbers)]))
             print(f"{{{capability}, {{{fields}}}, {fused_to}, {wide_to}}},")
 

@@ -6,7 +6,7 @@
 #include "common/run_suite.h"
 #include "common/test_tile.h"
 #include "trf_decode_tile.h"
-#include "trf_fragment_store.h"
+#include "trf_fragment_write.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -74,36 +74,36 @@ static void finish_step(const slab *s, uint32_t lane, uint32_t step, uint32_t re
     trf_step_elements(view->codec, view->class_value[0], reg);
     if (view->codec == TRF_CODEC_INT)
         return;
-    uint32_t rows[TRF_STORE_ROWS], col_bytes = 0;
-    for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
-        const uint32_t row = s->row + trf_store_row(lane, r);
+    uint32_t rows[TRF_WRITE_ROWS], col_bytes = 0;
+    for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
+        const uint32_t row = s->row + trf_write_row(lane, r);
         const int32_t offset = view->exponent_offset + (s->mode & TRF_PREDICT_ROW ? view->row_offsets[row] : 0);
         rows[r] = trf_exponent_offsets(view->codec, offset, offset);
     }
     if (s->mode & TRF_PREDICT_COL)
-        memcpy(&col_bytes, view->col_offsets + trf_store_col(lane, step / 2) + 4 * (step % 2), 4);
+        memcpy(&col_bytes, view->col_offsets + trf_write_col(lane, step / 2) + 4 * (step % 2), 4);
     if (s->mode || view->exponent_offset)
         trf_step_offsets(view->codec, rows, (s->mode & TRF_PREDICT_COL) != 0, col_bytes, reg);
 }
 
 /* Puts a step's elements to where the kernel does. */
-static void store_step(const slab *s, trf_store_format format, uint32_t lane, uint32_t step, const uint32_t reg[8],
+static void store_step(const slab *s, trf_write_format format, uint32_t lane, uint32_t step, const uint32_t reg[8],
                        uint8_t *weights) {
-    const uint32_t bytes = trf_store_bytes(format), codec = s->view->codec;
-    const uint32_t first_col = trf_store_col(lane, step / 2);
-    for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
-        const uint32_t row = s->row + trf_store_row(lane, r);
+    const uint32_t bytes = trf_write_bytes(format), codec = s->view->codec;
+    const uint32_t first_col = trf_write_col(lane, step / 2);
+    for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
+        const uint32_t row = s->row + trf_write_row(lane, r);
         const float scale = trf_device_scale(s->view, row, first_col); /* of all 8 columns */
         const uint32_t first = reg[trf_row_register(r, 0)], second = reg[trf_row_register(r, 1)];
         uint32_t words[4];
         if (bytes == 1) {
-            words[0] = trf_store_four_bytes(first, second);
+            words[0] = trf_write_four_bytes(first, second);
         } else if (bytes == 2) {
-            words[0] = trf_store_two(codec, format, first, scale);
-            words[1] = trf_store_two(codec, format, second, scale);
+            words[0] = trf_write_two(codec, format, first, scale);
+            words[1] = trf_write_two(codec, format, second, scale);
         } else {
             for (uint32_t c = 0; c < 4; c++)
-                words[c] = trf_store_f32(codec, reg[trf_row_register(r, c / 2)], c % 2, scale);
+                words[c] = trf_write_f32(codec, reg[trf_row_register(r, c / 2)], c % 2, scale);
         }
         const size_t at = ((size_t)row * s->view->cols + first_col) * bytes;
         EXPECT(at % (s->view->cols % 8 == 0 ? 8 * bytes : 1) == 0);
@@ -147,13 +147,13 @@ static void make_scales(test_rng *rng, trf_device_view *view, float *scales) {
 }
 
 static void check_decoding(const trf_device_view *view, const test_tile *tile, trf_decode_as as) {
-    const trf_store_format format = trf_store_format_of(view, as);
+    const trf_write_format format = trf_write_format_of(view, as);
     const int refused = (as == TRF_DECODE_BF16 && view->codec == TRF_CODEC_FP16) ||
                         (as == TRF_DECODE_F16 && view->codec == TRF_CODEC_BF16);
-    EXPECT((format == TRF_STORE_NONE) == refused);
-    if (format == TRF_STORE_NONE)
+    EXPECT((format == TRF_WRITE_NONE) == refused);
+    if (format == TRF_WRITE_NONE)
         return;
-    const uint32_t bytes = trf_store_bytes(format);
+    const uint32_t bytes = trf_write_bytes(format);
     EXPECT(bytes == trf_device_value_bytes(view, as));
     uint8_t *found = malloc((size_t)view->rows * view->cols * bytes);
     EXPECT(found != NULL);
@@ -231,10 +231,10 @@ START_TEST(every_fp8) {
     for (uint32_t low = 0; low < 256; low++)
         for (uint32_t high = 0; high < 256; high++) {
             const uint32_t pair = low | high << 16;
-            EXPECT(trf_store_two(view.codec, TRF_STORE_BF16, pair, 1) ==
+            EXPECT(trf_write_two(view.codec, TRF_WRITE_BF16, pair, 1) ==
                    (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
-            EXPECT(trf_store_two(view.codec, TRF_STORE_F16, pair, 1) ==
+            EXPECT(trf_write_two(view.codec, TRF_WRITE_F16, pair, 1) ==
                    (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
         }
@@ -263,14 +263,14 @@ START_TEST(codes) {
                                       .scales = &scale};
         for (int32_t code = -1279; code <= 1279; code += 1 + (int32_t)test_below(&rng, 9)) {
             const uint32_t low = (uint16_t)code, high = (uint16_t)-code, pair = low | high << 16;
-            EXPECT(trf_store_two(view.codec, TRF_STORE_BF16, pair, scale) ==
+            EXPECT(trf_write_two(view.codec, TRF_WRITE_BF16, pair, scale) ==
                    (trf_device_value(&view, TRF_DECODE_BF16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_BF16, high, 0, 0) << 16));
-            EXPECT(trf_store_two(view.codec, TRF_STORE_F16, pair, scale) ==
+            EXPECT(trf_write_two(view.codec, TRF_WRITE_F16, pair, scale) ==
                    (trf_device_value(&view, TRF_DECODE_F16, low, 0, 0) |
                     trf_device_value(&view, TRF_DECODE_F16, high, 0, 0) << 16));
-            EXPECT(trf_store_f32(view.codec, pair, 0, scale) == trf_device_value(&view, TRF_DECODE_SOURCE, low, 0, 0));
-            EXPECT(trf_store_f32(view.codec, pair, 1, scale) == trf_device_value(&view, TRF_DECODE_SOURCE, high, 0, 0));
+            EXPECT(trf_write_f32(view.codec, pair, 0, scale) == trf_device_value(&view, TRF_DECODE_SOURCE, low, 0, 0));
+            EXPECT(trf_write_f32(view.codec, pair, 1, scale) == trf_device_value(&view, TRF_DECODE_SOURCE, high, 0, 0));
         }
     }
 }
@@ -312,11 +312,11 @@ START_TEST(gathered_rows) {
         uint32_t gathered = 0, flushed = 0, place[TRF_LANES];
         memset(found, 0, sizeof found);
         for (uint32_t pair = 0; pair < cols / TRF_STEP_PAIR_COLS; pair++) {
-            for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+            for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
                 for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
-                    const uint32_t row = trf_store_row(lane, r), byte = gathered + 2 * trf_store_col(lane, 0);
+                    const uint32_t row = trf_write_row(lane, r), byte = gathered + 2 * trf_write_col(lane, 0);
                     place[lane] = trf_gather_at(row, byte);
-                    EXPECT(place[lane] == trf_gather_at(trf_store_row(lane, 0), byte) + 8 * r * TRF_GATHER_ROW_BYTES);
+                    EXPECT(place[lane] == trf_gather_at(trf_write_row(lane, 0), byte) + 8 * r * TRF_GATHER_ROW_BYTES);
                     EXPECT(place[lane] + 16 <= sizeof gather);
                     memcpy(gather + place[lane], expected[row] + flushed + byte, 16);
                 }

@@ -1,4 +1,4 @@
-#include "trf_store_geometry.h"
+#include "trf_decode_choice.h"
 
 /* What kernels take, measured on an H200 (docs/performance.md). The unit of time is what memory takes for the gathered
  * weights of a slab of 256 columns a multiprocessor: 0.96 us. */
@@ -29,7 +29,7 @@ static uint32_t gathering_warps(const trf_device_view *view, const trf_layer_tra
     uint32_t best = 0;
     double least = plain_time(view, slabs, multiprocessors);
     trf_smem_layout smem;
-    for (uint32_t warps = TRF_MAX_STORE_WARPS; warps >= 8; warps--) {
+    for (uint32_t warps = TRF_MAX_WRITE_WARPS; warps >= 8; warps--) {
         if (!fits(view, traits, warps, TRF_SMALL_TABLE_LOG, 1, shared_bytes, &smem))
             continue;
         const double time = gathered_time(view, slabs, multiprocessors, warps);
@@ -43,9 +43,9 @@ static uint32_t gathering_warps(const trf_device_view *view, const trf_layer_tra
 
 /* The kernel for any p: with the most warps, then the largest table, that fit. */
 static int find_general(const trf_device_view *view, const trf_layer_traits *traits, int shared_bytes,
-                        trf_store_geometry *found) {
+                        trf_decode_choice *found) {
     found->default_p = 0;
-    for (found->warps = TRF_MAX_STORE_WARPS; found->warps >= 4; found->warps /= 2)
+    for (found->warps = TRF_MAX_WRITE_WARPS; found->warps >= 4; found->warps /= 2)
         for (uint32_t table_log = TRF_TABLE_LOG; table_log >= view->probability_bits + 4; table_log--)
             if (fits(view, traits, found->warps, table_log, 0, shared_bytes, &found->smem))
                 return 1;
@@ -53,27 +53,27 @@ static int find_general(const trf_device_view *view, const trf_layer_traits *tra
 }
 
 /* Codes of more than 8 bits do not fit the bytes that quads are built in. */
-static int has_kernel(const trf_device_view *view, trf_store_format format) {
-    return format != TRF_STORE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
+static int has_kernel(const trf_device_view *view, trf_write_format format) {
+    return format != TRF_WRITE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
 }
 
-int trf_choose_store_geometry(const trf_device_view *view, const trf_layer_traits *traits, trf_store_format format,
-                              uint32_t slabs, int aligned, uint32_t multiprocessors, int shared_bytes,
-                              trf_store_geometry *chosen) {
+int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits, trf_write_format format,
+                             uint32_t slabs, int aligned, uint32_t multiprocessors, int shared_bytes,
+                             trf_decode_choice *chosen) {
     if (!has_kernel(view, format))
         return 0;
-    const uint32_t bytes = trf_store_bytes(format);
+    const uint32_t bytes = trf_write_bytes(format);
     const uint32_t gathering = aligned && trf_may_gather(view->codec, bytes)
                                    ? gathering_warps(view, traits, slabs, multiprocessors, shared_bytes)
                                    : 0;
-    chosen->method = aligned ? TRF_STORE_VECTOR : TRF_STORE_SCALAR;
+    chosen->method = aligned ? TRF_WRITE_VECTOR : TRF_WRITE_SCALAR;
     chosen->default_p = 1;
-    chosen->warps = gathering ? gathering : TRF_MAX_STORE_WARPS;
+    chosen->warps = gathering ? gathering : TRF_MAX_WRITE_WARPS;
     if (!trf_has_default_p(view, traits->max_frequency) ||
-        !fits(view, traits, chosen->warps, (uint32_t)trf_store_table_log(view->codec, bytes), gathering != 0,
+        !fits(view, traits, chosen->warps, (uint32_t)trf_write_table_log(view->codec, bytes), gathering != 0,
               shared_bytes, &chosen->smem))
         return find_general(view, traits, shared_bytes, chosen);
     if (gathering)
-        chosen->method = TRF_STORE_GATHERED;
+        chosen->method = TRF_WRITE_GATHERED;
     return 1;
 }

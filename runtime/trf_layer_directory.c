@@ -1,28 +1,28 @@
-#include "trf_device_image.h"
+#include "trf_layer_directory.h"
 
 #include "trf_context.h"
 
 #include <string.h>
 
-trf_directory_offsets trf_directory_offsets_of(const trf_header *header) {
-    trf_directory_offsets offsets;
+trf_layer_directory_offsets trf_layer_directory_offsets_of(const trf_header *header) {
+    trf_layer_directory_offsets offsets;
     offsets.slots = trf_device_align(trf_count_device_slabs(header) * sizeof(trf_device_slab));
     offsets.fault = offsets.slots + trf_device_align(sizeof(uint32_t) << header->probability_bits);
     offsets.bytes = offsets.fault + sizeof(trf_device_fault);
     return offsets;
 }
 
-trf_image_offsets trf_image_offsets_of(const trf_header *header) {
-    trf_image_offsets offsets;
+trf_offloaded_layer_offsets trf_offloaded_layer_offsets_of(const trf_header *header) {
+    trf_offloaded_layer_offsets offsets;
     offsets.directory = trf_device_align(header->blob_bytes);
-    offsets.bytes = offsets.directory + trf_directory_offsets_of(header).fault;
+    offsets.bytes = offsets.directory + trf_layer_directory_offsets_of(header).fault;
     return offsets;
 }
 
-void trf_write_image_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits) {
+void trf_write_layer_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits) {
     const trf_header *header = &layer->view.header;
     trf_describe_layer(layer, (trf_device_slab *)directory, traits);
-    memcpy(directory + trf_directory_offsets_of(header).slots, layer->table.slots,
+    memcpy(directory + trf_layer_directory_offsets_of(header).slots, layer->table.slots,
            sizeof(uint32_t) << header->probability_bits);
 }
 
@@ -30,7 +30,7 @@ trf_device_view trf_device_view_of_layer(const trf_blob_view *blob, const uint8_
                                          const uint8_t *directory_dev, trf_device_fault *fault_dev) {
     trf_device_view view = trf_device_view_of(blob, blob_dev);
     view.slabs = (const trf_device_slab *)directory_dev;
-    view.slots = (const uint32_t *)(directory_dev + trf_directory_offsets_of(&blob->header).slots);
+    view.slots = (const uint32_t *)(directory_dev + trf_layer_directory_offsets_of(&blob->header).slots);
     view.fault = fault_dev;
     return view;
 }

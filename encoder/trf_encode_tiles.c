@@ -1,6 +1,6 @@
-/* Workers take chunks in ascending order, encode them side by side, take their places in the blob one after another,
+/* Workers take spans in ascending order, encode them side by side, take their places in the blob one after another,
  * and write side by side: so a tile's place, and the blob, do not depend on the number of threads. */
-#include "trf_tile_writer.h"
+#include "trf_encode_tiles.h"
 
 #include "trf_decode.h"
 #include "trf_threads.h"
@@ -21,7 +21,7 @@ typedef struct worker {
     uint16_t *elements; /* [256][CHUNK_COLS]; NULL if they stand in memory */
     uint16_t *decoded;  /* [256][256] */
     uint8_t *tile;      /* TRF_MAX_TILE_BYTES */
-    uint8_t *out;       /* the chunk's tiles */
+    uint8_t *out;       /* the span's tiles */
     size_t capacity;
 } worker;
 
@@ -32,15 +32,17 @@ typedef struct pass_state {
     uint64_t next_offset;
     pthread_mutex_t lock;
     pthread_cond_t turn;
-    uint64_t committed; /* chunks */
+    uint64_t committed; /* spans */
     int failed;
 } pass_state;
 
-static uint32_t chunks_across(const trf_header *header) {
+static uint32_t spans_across(const trf_header *header) {
     return (header->num_tile_cols + CHUNK_TILES - 1) / CHUNK_TILES;
 }
 
-uint64_t trf_tile_chunks(const trf_header *header) { return (uint64_t)header->num_tile_rows * chunks_across(header); }
+uint64_t trf_count_tile_spans(const trf_header *header) {
+    return (uint64_t)header->num_tile_rows * spans_across(header);
+}
 
 static void free_worker(worker *w) {
     free(w->scratch);
@@ -105,14 +107,14 @@ static trf_status verify_tile(const pass_state *state, worker *w, uint64_t tile,
     return TRF_OK;
 }
 
-/* Encodes the tiles of a chunk into w->out. */
-static trf_status encode_chunk(const pass_state *state, worker *w, uint64_t first_tile, uint32_t tiles,
-                               const uint16_t *chunk, size_t stride, trf_tile_meta *metas, size_t *bytes,
-                               trf_error *err) {
+/* Encodes the tiles of a span into w->out. */
+static trf_status encode_span(const pass_state *state, worker *w, uint64_t first_tile, uint32_t tiles,
+                              const uint16_t *span, size_t stride, trf_tile_meta *metas, size_t *bytes,
+                              trf_error *err) {
     const trf_tile_pass *pass = state->pass;
     *bytes = 0;
     for (uint32_t t = 0; t < tiles; t++) {
-        const uint16_t *elements = chunk + t * TRF_TILE_SIZE;
+        const uint16_t *elements = span + t * TRF_TILE_SIZE;
         trf_encode_tile(pass->encoder, first_tile + t, elements, stride, w->scratch, w->tile, &metas[t]);
         if (pass->verify) {
             trf_status status = verify_tile(state, w, first_tile + t, elements, stride, err);
@@ -133,9 +135,9 @@ static trf_status encode_chunk(const pass_state *state, worker *w, uint64_t firs
     return TRF_OK;
 }
 
-/* In its turn: gives the chunk's tiles their places and adds them up. @return where the chunk goes, in *offset. */
-static trf_status commit_chunk(pass_state *state, uint32_t tiles, size_t bytes, uint64_t weights, trf_tile_meta *metas,
-                               const trf_energy *energy, uint64_t *offset, trf_error *err) {
+/* In its turn: gives the span's tiles their places and adds them up. @return where the span goes, in *offset. */
+static trf_status commit_span(pass_state *state, uint32_t tiles, size_t bytes, uint64_t weights, trf_tile_meta *metas,
+                              const trf_energy *energy, uint64_t *offset, trf_error *err) {
     trf_tile_pass *pass = state->pass;
     *offset = state->next_offset;
     for (uint32_t t = 0; t < tiles; t++) {
@@ -154,17 +156,17 @@ static trf_status commit_chunk(pass_state *state, uint32_t tiles, size_t bytes, 
     return TRF_OK;
 }
 
-static trf_status encode_and_commit_chunk(void *context, uint64_t index, int worker_index, trf_error *err) {
+static trf_status encode_and_commit_span(void *context, uint64_t index, int worker_index, trf_error *err) {
     pass_state *state = context;
     const trf_header *h = &state->pass->encoder->header;
     worker *w = &state->workers[worker_index];
-    uint64_t chunk = index * state->pass->chunk_stride;
-    /* A row of tiles is cut into chunks of nearly equal size: a worker with a small one would only wait for its
+    uint64_t span = index * state->pass->span_stride;
+    /* A row of tiles is cut into spans of nearly equal size: a worker with a small one would only wait for its
      * turn. */
-    uint64_t across = chunks_across(h), place = chunk % across;
+    uint64_t across = spans_across(h), place = span % across;
     uint32_t tile_col = (uint32_t)(place * h->num_tile_cols / across);
     uint32_t tiles = (uint32_t)((place + 1) * h->num_tile_cols / across) - tile_col, col = tile_col * TRF_TILE_SIZE;
-    uint32_t row = (uint32_t)(chunk / across) * TRF_TILE_SIZE;
+    uint32_t row = (uint32_t)(span / across) * TRF_TILE_SIZE;
     uint32_t rows = h->rows - row < TRF_TILE_SIZE ? h->rows - row : TRF_TILE_SIZE;
     uint32_t cols = h->cols - col < tiles * TRF_TILE_SIZE ? h->cols - col : tiles * TRF_TILE_SIZE;
     uint64_t first_tile = (uint64_t)(row / TRF_TILE_SIZE) * h->num_tile_cols + tile_col;
@@ -175,25 +177,25 @@ static trf_status encode_and_commit_chunk(void *context, uint64_t index, int wor
     if (!w->scratch)
         status = make_worker(w, state->pass, err);
     const trf_element_source *from = state->pass->from;
-    const uint16_t *chunk_elements = w->elements;
+    const uint16_t *span_elements = w->elements;
     size_t stride = cols;
     if (elements_in_memory(from)) {
         stride = h->cols;
-        chunk_elements = (const uint16_t *)from->source->weights + row * stride + col;
+        span_elements = (const uint16_t *)from->source->weights + row * stride + col;
     } else if (status == TRF_OK) {
         status = trf_read_elements(from, row, rows, col, cols, w->source, w->elements, &energy, err);
     }
     if (status == TRF_OK)
-        status = encode_chunk(state, w, first_tile, tiles, chunk_elements, stride, metas, &bytes, err);
+        status = encode_span(state, w, first_tile, tiles, span_elements, stride, metas, &bytes, err);
 
     uint64_t offset = 0;
     pthread_mutex_lock(&state->lock);
     while (state->committed != index && !state->failed)
         pthread_cond_wait(&state->turn, &state->lock);
-    /* After another chunk's failure this one has nothing left to do; a lower one's is what the caller will see. */
+    /* After another span's failure this one has nothing left to do; a lower one's is what the caller will see. */
     int go_on = status == TRF_OK && !state->failed;
     if (go_on)
-        status = commit_chunk(state, tiles, bytes, (uint64_t)rows * cols, metas, &energy, &offset, err);
+        status = commit_span(state, tiles, bytes, (uint64_t)rows * cols, metas, &energy, &offset, err);
     state->failed |= status != TRF_OK;
     state->committed++;
     pthread_cond_broadcast(&state->turn);
@@ -207,7 +209,7 @@ static trf_status encode_and_commit_chunk(void *context, uint64_t index, int wor
 
 trf_status trf_encode_tiles(trf_tile_pass *pass, uint64_t data_offset, trf_error *err) {
     const trf_header *h = &pass->encoder->header;
-    uint64_t chunks = trf_tile_chunks(h), count = (chunks + pass->chunk_stride - 1) / pass->chunk_stride;
+    uint64_t spans = trf_count_tile_spans(h), count = (spans + pass->span_stride - 1) / pass->span_stride;
     int threads = trf_thread_count(pass->threads);
     if ((uint64_t)threads > count)
         threads = (int)count;
@@ -225,7 +227,7 @@ trf_status trf_encode_tiles(trf_tile_pass *pass, uint64_t data_offset, trf_error
     } else {
         trf_blob_view view = {.header = *h, .frequency = pass->encoder->model.frequency};
         trf_decode_table_init(state.table, &view);
-        status = trf_parallel_for(threads, count, encode_and_commit_chunk, &state, err);
+        status = trf_parallel_for(threads, count, encode_and_commit_span, &state, err);
     }
     for (int i = 0; state.workers && i < threads; i++)
         free_worker(&state.workers[i]);

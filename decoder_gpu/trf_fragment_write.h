@@ -4,8 +4,8 @@
  * A lane's eight registers of a step hold 16 weights, two neighbouring columns in each. In two steps, which are 32
  * columns (a *step pair*), the lane has the same 8 neighbouring columns of four rows: lane/4, and 8, 16, 24 below it.
  * Elements travel as two 16-bit halves of a word. */
-#ifndef TRF_FRAGMENT_STORE_H
-#define TRF_FRAGMENT_STORE_H
+#ifndef TRF_FRAGMENT_WRITE_H
+#define TRF_FRAGMENT_WRITE_H
 
 #include "trf_device_value.h"
 #include "trf_split.h"
@@ -18,7 +18,7 @@
 #endif
 
 enum {
-    TRF_STORE_ROWS = 4,      /* of a lane */
+    TRF_WRITE_ROWS = 4,      /* of a lane */
     TRF_STEP_PAIR_COLS = 32, /* of a warp; a lane has 8 neighbours of them */
     TRF_LANE_COLS = 8,
     TRF_GATHER_ROW_BYTES = 256,
@@ -31,8 +31,8 @@ enum {
 TRF_HD uint32_t trf_row_register(uint32_t r, uint32_t half) { return 4 * (r / 2) + r % 2 + 2 * half; }
 
 /* A lane's row r from the slab's first one, and its first column in a step pair (0 to 7). */
-TRF_HD uint32_t trf_store_row(uint32_t lane, uint32_t r) { return lane / 4 + 8 * r; }
-TRF_HD uint32_t trf_store_col(uint32_t lane, uint32_t step_pair) {
+TRF_HD uint32_t trf_write_row(uint32_t lane, uint32_t r) { return lane / 4 + 8 * r; }
+TRF_HD uint32_t trf_write_col(uint32_t lane, uint32_t step_pair) {
     return TRF_STEP_PAIR_COLS * step_pair + TRF_LANE_COLS * (lane % 4);
 }
 
@@ -117,11 +117,11 @@ TRF_HD void trf_step_elements(uint32_t codec, int32_t lowest, uint32_t reg[8]) {
 
 /* Adds exponent offsets to a step's elements. rows: of the lane's four rows, D included, both halves alike. col_bytes:
  * of the step's four columns, 0 if they have none. */
-TRF_HD void trf_step_offsets(uint32_t codec, const uint32_t rows[TRF_STORE_ROWS], int by_col, uint32_t col_bytes,
+TRF_HD void trf_step_offsets(uint32_t codec, const uint32_t rows[TRF_WRITE_ROWS], int by_col, uint32_t col_bytes,
                              uint32_t reg[8]) {
     for (uint32_t half = 0; half < 2; half++) {
         const uint32_t cols = by_col ? trf_col_offsets(codec, col_bytes, half) : 0;
-        for (uint32_t r = 0; r < TRF_STORE_ROWS; r++) {
+        for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
             uint32_t *to = reg + trf_row_register(r, half);
             *to = trf_add_exponents(codec, *to, by_col ? trf_add_exponents(codec, rows[r], cols) : rows[r]);
         }
@@ -130,29 +130,29 @@ TRF_HD void trf_step_offsets(uint32_t codec, const uint32_t rows[TRF_STORE_ROWS]
 
 /* ---- what is written ---- */
 
-typedef enum trf_store_format {
-    TRF_STORE_NONE,     /* the kernel for regular slabs does not write this */
-    TRF_STORE_ELEMENTS, /* 16 bits */
-    TRF_STORE_BYTES,    /* their lower 8 bits */
-    TRF_STORE_F32,
-    TRF_STORE_BF16, /* of another codec */
-    TRF_STORE_F16
-} trf_store_format;
+typedef enum trf_write_format {
+    TRF_WRITE_NONE,     /* the kernel for regular slabs does not write this */
+    TRF_WRITE_ELEMENTS, /* 16 bits */
+    TRF_WRITE_BYTES,    /* their lower 8 bits */
+    TRF_WRITE_F32,
+    TRF_WRITE_BF16, /* of another codec */
+    TRF_WRITE_F16
+} trf_write_format;
 
-TRF_HD trf_store_format trf_store_format_of(const trf_device_view *view, trf_decode_as as) {
+TRF_HD trf_write_format trf_write_format_of(const trf_device_view *view, trf_decode_as as) {
     const uint32_t dtype = trf_device_value_dtype(view, as);
     if (dtype == TRF_DTYPE_NONE)
-        return trf_device_value_bytes(view, as) == 1 ? TRF_STORE_BYTES : TRF_STORE_ELEMENTS;
+        return trf_device_value_bytes(view, as) == 1 ? TRF_WRITE_BYTES : TRF_WRITE_ELEMENTS;
     if (view->codec == TRF_CODEC_FP16)
-        return dtype == TRF_DTYPE_F16 ? TRF_STORE_ELEMENTS : TRF_STORE_NONE;
+        return dtype == TRF_DTYPE_F16 ? TRF_WRITE_ELEMENTS : TRF_WRITE_NONE;
     if (view->codec == TRF_CODEC_BF16 && dtype != TRF_DTYPE_F32)
-        return dtype == TRF_DTYPE_BF16 ? TRF_STORE_ELEMENTS : TRF_STORE_NONE;
-    return dtype == TRF_DTYPE_F32 ? TRF_STORE_F32 : dtype == TRF_DTYPE_BF16 ? TRF_STORE_BF16 : TRF_STORE_F16;
+        return dtype == TRF_DTYPE_BF16 ? TRF_WRITE_ELEMENTS : TRF_WRITE_NONE;
+    return dtype == TRF_DTYPE_F32 ? TRF_WRITE_F32 : dtype == TRF_DTYPE_BF16 ? TRF_WRITE_BF16 : TRF_WRITE_F16;
 }
 
 /* Bytes of a weight. */
-TRF_HD uint32_t trf_store_bytes(trf_store_format format) {
-    return format == TRF_STORE_F32 ? 4 : format == TRF_STORE_BYTES ? 1 : 2;
+TRF_HD uint32_t trf_write_bytes(trf_write_format format) {
+    return format == TRF_WRITE_F32 ? 4 : format == TRF_WRITE_BYTES ? 1 : 2;
 }
 
 /* ---- conversion of two elements ---- */
@@ -248,24 +248,24 @@ TRF_HD uint32_t trf_round_f16x2(float low, float high) {
 }
 
 /* What is written for two elements, of a format of 2 bytes a weight. scale: of both, for the int codec. */
-TRF_HD uint32_t trf_store_two(uint32_t codec, trf_store_format format, uint32_t two, float scale) {
-    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || format == TRF_STORE_ELEMENTS)
+TRF_HD uint32_t trf_write_two(uint32_t codec, trf_write_format format, uint32_t two, float scale) {
+    if (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || format == TRF_WRITE_ELEMENTS)
         return two;
     if (codec != TRF_CODEC_INT)
-        return format == TRF_STORE_F16 ? trf_fp8_to_f16x2(codec, two) : trf_fp8_to_bf16x2(codec, two);
+        return format == TRF_WRITE_F16 ? trf_fp8_to_f16x2(codec, two) : trf_fp8_to_bf16x2(codec, two);
     const float low = trf_scale_to_odd(trf_code_to_f32(two, 0), scale),
                 high = trf_scale_to_odd(trf_code_to_f32(two, 1), scale);
-    return format == TRF_STORE_F16 ? trf_round_f16x2(low, high) : trf_round_bf16x2(low, high);
+    return format == TRF_WRITE_F16 ? trf_round_f16x2(low, high) : trf_round_bf16x2(low, high);
 }
 
-/* One of two elements as TRF_STORE_F32. */
-TRF_HD uint32_t trf_store_f32(uint32_t codec, uint32_t two, uint32_t half, float scale) {
+/* One of two elements as TRF_WRITE_F32. */
+TRF_HD uint32_t trf_write_f32(uint32_t codec, uint32_t two, uint32_t half, float scale) {
     if (codec == TRF_CODEC_BF16)
         return half ? two & 0xFFFF0000 : two << 16;
     return trf_f32_bits(trf_code_to_f32(two, half) * scale);
 }
 
-/* Four elements as TRF_STORE_BYTES. */
-TRF_HD uint32_t trf_store_four_bytes(uint32_t first, uint32_t second) { return trf_pick_bytes(first, second, 0x6420); }
+/* Four elements as TRF_WRITE_BYTES. */
+TRF_HD uint32_t trf_write_four_bytes(uint32_t first, uint32_t second) { return trf_pick_bytes(first, second, 0x6420); }
 
 #endif

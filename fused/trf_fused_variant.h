@@ -3,8 +3,8 @@
  *
  * A *unit* is the one or two bands of 32 rows that a warp walks side by side; an *accumulator tile* is the sums of 16
  * of its rows by 8 rows of x. */
-#ifndef TRF_FUSED_GEOMETRY_H
-#define TRF_FUSED_GEOMETRY_H
+#ifndef TRF_FUSED_VARIANT_H
+#define TRF_FUSED_VARIANT_H
 
 #include "transfuse.h"
 #include "trf_smem_layout.h"
@@ -16,23 +16,23 @@ enum {
 
 /* Which ones a layer can have depends on its p, L and frequencies (trf_has_default_p), on the batch, and on shared
  * memory. */
-enum trf_fused_geometry {
-    /* usual p, two slabs a warp, 1 tile of 8 rows of x or up to trf_fused_two_slab_max_x_tiles; not with scale groups */
-    TRF_GEOMETRY_TWO_SLABS,
-    TRF_GEOMETRY_ONE_SLAB, /* usual p; 1, 2, 4 or 8 tiles */
-    TRF_GEOMETRY_GENERAL,  /* 1 or 8 tiles, 8 warps: for long rANS streams and little shared memory, too */
-    TRF_GEOMETRIES
+enum trf_fused_variant {
+    /* usual p, two slabs a warp, 1 x tile or up to trf_fused_two_slab_max_x_tiles; not with scale groups */
+    TRF_VARIANT_TWO_SLABS,
+    TRF_VARIANT_ONE_SLAB, /* usual p; 1, 2, 4 or 8 x tiles */
+    TRF_VARIANT_GENERAL,  /* 1 or 8 x tiles, 8 warps: for long rANS streams and little shared memory, too */
+    TRF_FUSED_VARIANTS
 };
 
-TRF_HD_CONSTEXPR int trf_fused_slabs(int geometry) { return geometry == TRF_GEOMETRY_TWO_SLABS ? 2 : 1; }
+TRF_HD_CONSTEXPR int trf_fused_slabs(int variant) { return variant == TRF_VARIANT_TWO_SLABS ? 2 : 1; }
 
-TRF_HD_CONSTEXPR int trf_fused_x_tiles(uint32_t m, int geometry) {
-    return m <= 8                                          ? 1
-           : geometry == TRF_GEOMETRY_GENERAL              ? 8
-           : m <= 16                                       ? 2
-           : m <= 24 && geometry == TRF_GEOMETRY_TWO_SLABS ? 3
-           : m <= 32                                       ? 4
-                                                           : 8;
+TRF_HD_CONSTEXPR int trf_fused_x_tiles(uint32_t m, int variant) {
+    return m <= 8                                        ? 1
+           : variant == TRF_VARIANT_GENERAL              ? 8
+           : m <= 16                                     ? 2
+           : m <= 24 && variant == TRF_VARIANT_TWO_SLABS ? 3
+           : m <= 32                                     ? 4
+                                                         : 8;
 }
 
 /* Whether int has kernels made for these raw bits: with quads, of 8-bit codes (6) and of those near 4 bits a weight
@@ -51,10 +51,10 @@ TRF_HD_CONSTEXPR int trf_fused_two_slab_max_x_tiles(uint32_t codec, int class_bi
 
 /* Warps of a block: what the accumulators leave registers for. Pairs have the longer chains of states, and want
  * more. */
-TRF_HD_CONSTEXPR int trf_fused_warps(uint32_t codec, int class_bits, int scaled, int x_tiles, int geometry) {
-    if (geometry == TRF_GEOMETRY_GENERAL || x_tiles == 8)
+TRF_HD_CONSTEXPR int trf_fused_warps(uint32_t codec, int class_bits, int scaled, int x_tiles, int variant) {
+    if (variant == TRF_VARIANT_GENERAL || x_tiles == 8)
         return 8;
-    if (geometry == TRF_GEOMETRY_TWO_SLABS)
+    if (variant == TRF_VARIANT_TWO_SLABS)
         return x_tiles > 2 || (x_tiles == 2 && codec == TRF_CODEC_FP16) ? 12 : 16;
     if (x_tiles == 4 && scaled)
         return 12;
@@ -75,8 +75,8 @@ TRF_HD_CONSTEXPR uint32_t trf_fused_sum_bytes(uint32_t slabs, uint32_t x_tiles) 
 /* ---- x of batches above 8 ----
  * With one slab a warp it is in a pipeline that warps share (trf_fused_x_pipeline.cuh). With two, whose warps mostly
  * have columns of their own, a warp copies it for itself, two steps ahead, each lane what it will read: that takes the
- * fewest registers. Three tiles of bf16 have enough of them to load x through the L1 cache, as one tile does, and are
- * faster so. */
+ * fewest registers. Three x tiles of bf16 have enough of them to load x through the L1 cache, as one x tile does, and
+ * are faster so. */
 
 TRF_HD_CONSTEXPR int trf_pipelines_x(int slabs, int x_tiles) { return slabs == 1 && x_tiles > 1; }
 TRF_HD_CONSTEXPR int trf_copies_x_by_warp(uint32_t codec, int slabs, int x_tiles) {
@@ -88,7 +88,7 @@ TRF_HD_CONSTEXPR uint32_t trf_copied_x_bytes(uint32_t codec, int slabs, int x_ti
     return trf_copies_x_by_warp(codec, slabs, x_tiles) ? 2 * (uint32_t)x_tiles * TRF_X_TILE_BYTES : 0;
 }
 
-/* Of a pipeline's stage: [pairs of steps][8 * tiles rows][64 bytes]. cols: 128 or 256. */
+/* Of a pipeline's stage: [step pairs][8 * x_tiles rows][64 bytes]. cols: 128 or 256. */
 TRF_HD_CONSTEXPR uint32_t trf_x_stage_bytes(uint32_t cols, int x_tiles) {
     return cols / 32 * (uint32_t)x_tiles * TRF_X_TILE_BYTES;
 }
@@ -103,7 +103,7 @@ TRF_HD_CONSTEXPR int trf_has_group(uint32_t codec, uint32_t class_bits, uint32_t
 /* Warps of a block; of any codec. */
 TRF_HD_CONSTEXPR uint32_t trf_group_warps(uint32_t class_bits, uint32_t slabs) {
     return (uint32_t)trf_fused_warps(TRF_CODEC_BF16, (int)class_bits, 0, 1,
-                                     slabs == 2 ? TRF_GEOMETRY_TWO_SLABS : TRF_GEOMETRY_ONE_SLAB);
+                                     slabs == 2 ? TRF_VARIANT_TWO_SLABS : TRF_VARIANT_ONE_SLAB);
 }
 
 /* ---- what planning of every family asks ---- */

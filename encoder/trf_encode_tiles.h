@@ -1,6 +1,6 @@
 /* Encoding all tiles of a layer, or a sample of them, on several threads, and writing them in order. */
-#ifndef TRF_TILE_WRITER_H
-#define TRF_TILE_WRITER_H
+#ifndef TRF_ENCODE_TILES_H
+#define TRF_ENCODE_TILES_H
 
 #include "trf_elements.h"
 #include "trf_tile_encode.h"
@@ -11,8 +11,8 @@ typedef struct trf_tile_pass {
     const trf_sink *sink;         /* NULL: only count bytes */
     const trf_progress *progress; /* or NULL */
     int threads;
-    int verify;            /* decode each tile and compare; needs metas */
-    uint32_t chunk_stride; /* encode each chunk_stride-th chunk of tiles only; 1 = all */
+    int verify;           /* decode each tile and compare; needs metas */
+    uint32_t span_stride; /* encode each span_stride-th span of tiles only; 1 = all */
     /* results */
     trf_tile_meta *metas; /* [num_tiles], the caller's, filled; or NULL */
     uint64_t data_bytes, weights, exceptions;
@@ -20,8 +20,8 @@ typedef struct trf_tile_pass {
     trf_energy energy;
 } trf_tile_pass;
 
-/* Chunks of tiles that a pass is made of: at most 16 neighbouring tiles of a row of tiles. */
-uint64_t trf_tile_chunks(const trf_header *header);
+/* Spans of tiles that a pass is made of: at most 16 neighbouring tiles of a row of tiles. */
+uint64_t trf_count_tile_spans(const trf_header *header);
 
 /* Runs the pass. data_offset: where tile 0 goes in the blob. Errors: TRF_ERR_MEMORY, _CANCELLED, _MISMATCH (naming
  * tile, row and column), source's and sink's. */

@@ -1,0 +1,200 @@
+/* Which slabs a warp walks, and the copies of their bytes to shared memory: of a step, a chunk or a slab ahead of the
+ * decoding. trf_slab_walk.cuh has the picture.
+ *
+ * The prefetcher goes through the same sequence of slabs as the walk does, only earlier: when it enters a slab, the
+ * copy of that slab's rANS streams starts; when it enters a chunk, that of its narrow planes; and with each step that
+ * of the 8-bit plane's 512 bytes. Slabs that are not there (stored tiles) and entries that make no sense it leaves
+ * out. */
+#ifndef TRF_SLAB_PREFETCHER_CUH
+#define TRF_SLAB_PREFETCHER_CUH
+
+#include "trf_fault.cuh"
+#include "trf_fragment.cuh"
+#include "trf_smem_layout.h"
+
+static constexpr int kRing = TRF_RING_STEPS, kShortRing = TRF_SHORT_RING_STEPS; /* places of a step each */
+static constexpr uint32_t kStepBytes = TRF_STEP_BYTES;                          /* of the 8-bit plane */
+
+/* ---- which slabs ---- */
+
+/* A sequence of slabs: columns within a unit, then in other units. */
+struct trf_walk {
+    uint32_t unit, col; /* of the slab at hand; kSlabs bands are a unit */
+    uint32_t stop;      /* column of slabs where the walk leaves the unit */
+    uint32_t left;      /* slabs from here on, it included */
+};
+
+/* Where a walk goes on: all columns of the next unit. Other grids have a function of this name, too. */
+struct trf_plain_unit_order {
+    uint32_t cols; /* regular ones */
+
+    __device__ __forceinline__ void next_unit(trf_walk &walk) const {
+        walk.unit++;
+        walk.col = 0;
+    }
+};
+
+template <class UnitOrder>
+static __device__ __forceinline__ void trf_walk_next(trf_walk &walk, const UnitOrder &unit_order) {
+    if (--walk.left && ++walk.col == walk.stop)
+        unit_order.next_unit(walk);
+}
+
+/* Chunks of a regular slab: fewer in the last column. */
+static __device__ __forceinline__ uint32_t trf_slab_chunks(const trf_device_view &view, uint32_t col) {
+    return min(view.cols - col * view.slab_cols, view.slab_cols) / 64;
+}
+
+/* A slab as the kernels hold it, a trf_device_slab: x = raw_offset_128, y = rans_offset_16 | rans_size_16 << 16; y = 0:
+ * there is none. */
+static __device__ __forceinline__ uint2 trf_slab_at(const trf_device_view &view, const trf_walk &walk, uint32_t band) {
+    if (!walk.left || band * TRF_SLAB_ROWS + TRF_SLAB_ROWS > view.rows)
+        return make_uint2(0, 0);
+    return __ldg(reinterpret_cast<const uint2 *>(view.slabs) + (uint64_t)band * view.num_slab_cols + walk.col);
+}
+
+/* Bytes of a slab's rANS streams, or 0 if the entry makes no sense or there is no slab. raw_bytes: of its raw bits.
+ * limit: of the rANS streams. */
+static __device__ __forceinline__ uint32_t trf_rans_bytes_of(const trf_device_view &view, uint2 slab,
+                                                             uint32_t raw_bytes, uint32_t limit) {
+    const uint32_t rans_streams = (slab.y & 0xFFFF) * TRF_ALIGNMENT, bytes = (slab.y >> 16) * TRF_ALIGNMENT;
+    const uint64_t end = (uint64_t)slab.x * TRF_TILE_ALIGNMENT + rans_streams + bytes;
+    return rans_streams >= raw_bytes && end <= view.blob_bytes && bytes <= limit && bytes >= TRF_RANS_HEAD_BYTES ? bytes
+                                                                                                                 : 0;
+}
+
+/* ---- prefetching: a chunk or a slab ahead of the decoding, through the same walk ---- */
+
+template <int kSlabs, int kSteps = kRing> struct trf_prefetcher {
+    static constexpr bool kRefillAfterRead = kSteps != kRing; /* a step's place is filled again once it has been read */
+    static constexpr int kAhead = kRefillAfterRead ? kSteps : kSteps - 1; /* steps */
+    static constexpr int kEnterStep = (4 - kAhead) % 4; /* of a chunk: where the copies of the next chunk begin */
+    trf_walk walk;                                      /* of the slabs to enter next */
+    uint2 slab[kSlabs];                                 /* their entries, loaded ahead */
+    const uint8_t *next_raw[kSlabs];                    /* raw bits of the chunk that comes next, plus 16 * lane */
+    uint32_t chunks_left;                               /* of the slabs entered last, from that chunk on */
+    uint32_t buffer;        /* 0 or 1: where the rANS streams of the slabs to enter next go */
+    uint32_t bytes[kSlabs]; /* of the rANS streams of the slabs entered last; 0: there were no slabs left */
+    trf_walk entered;       /* the slabs entered last */
+    uint32_t narrow;        /* 0 or trf_narrow_stride: where the next chunk's narrow planes go */
+    uint32_t read_buffer;   /* where the slabs to decode next have their rANS streams */
+    uint32_t read_narrow;   /* and the chunk to decode next its narrow planes */
+    uint32_t address;       /* shared address of the warp's buffers, plus 16 * lane */
+};
+
+/* Starts the copy of slab s's rANS streams. */
+template <class Codec, int kSlabs, int kSteps>
+static __device__ __forceinline__ void trf_copy_rans_stream(const trf_prefetcher<kSlabs, kSteps> &prefetcher,
+                                                            const trf_smem_layout &smem, int s, uint32_t lane) {
+    /* of a lane, which most slabs' rANS streams need; longer ones take a loop */
+    constexpr uint32_t kCopies = Codec::kClassBits == 2 ? 2 : 3;
+    const uint32_t to =
+        prefetcher.address + s * smem.slab_bytes + smem.rans_streams + prefetcher.buffer * smem.rans_bytes;
+    const uint8_t *from = prefetcher.next_raw[s] + (prefetcher.slab[s].y & 0xFFFF) * TRF_ALIGNMENT;
+#pragma unroll
+    for (uint32_t i = 0; i < kCopies; i++)
+        if (16 * (i * TRF_LANES + lane) < prefetcher.bytes[s])
+            trf_cp_async16(to + 16 * TRF_LANES * i, from + 16 * TRF_LANES * i);
+#pragma unroll 1
+    for (uint32_t i = 16 * TRF_LANES * kCopies; i + 16 * lane < prefetcher.bytes[s]; i += 16 * TRF_LANES)
+        trf_cp_async16(to + i, from + i);
+}
+
+/* Moves on to the next slabs that are there, and starts the copy of their rANS streams. */
+template <class Codec, int kSlabs, int kSteps, class UnitOrder>
+static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kSteps> &prefetcher,
+                                                      const trf_device_view &view, const trf_smem_layout &smem,
+                                                      const UnitOrder &unit_order, uint32_t lane) {
+    const uint32_t chunk_bytes = trf_chunk_offset(Codec::raw(view.raw_bits), 1);
+    prefetcher.bytes[0] = 0;
+#pragma unroll 1
+    while (prefetcher.walk.left && !prefetcher.bytes[0]) {
+        const uint32_t chunks = trf_slab_chunks(view, prefetcher.walk.col);
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++) {
+            prefetcher.bytes[s] = trf_rans_bytes_of(view, prefetcher.slab[s], chunks * chunk_bytes, smem.rans_bytes);
+            if (s && !prefetcher.bytes[s]) { /* an odd last band: its neighbour once more, unused */
+                prefetcher.slab[s] = prefetcher.slab[0];
+                prefetcher.bytes[s] = prefetcher.bytes[0];
+            }
+        }
+        if (prefetcher.bytes[0]) {
+            prefetcher.entered = prefetcher.walk;
+            prefetcher.chunks_left = chunks;
+#pragma unroll
+            for (int s = 0; s < kSlabs; s++) {
+                prefetcher.next_raw[s] = view.blob + (uint64_t)prefetcher.slab[s].x * TRF_TILE_ALIGNMENT + 16 * lane;
+                trf_copy_rans_stream<Codec>(prefetcher, smem, s, lane);
+            }
+            prefetcher.buffer ^= 1;
+        }
+        trf_walk_next(prefetcher.walk, unit_order);
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++)
+            prefetcher.slab[s] = trf_slab_at(view, prefetcher.walk, kSlabs * prefetcher.walk.unit + s);
+    }
+}
+
+/* Moves on to the next chunk. At the last one of all it stays: that chunk is loaded again, unused. */
+template <class Codec, int kSlabs, int kSteps, class UnitOrder>
+static __device__ __forceinline__ void trf_enter_chunk(trf_prefetcher<kSlabs, kSteps> &prefetcher,
+                                                       const trf_device_view &view, const trf_smem_layout &smem,
+                                                       const UnitOrder &unit_order, uint32_t lane) {
+    const uint32_t chunk_bytes = trf_chunk_offset(Codec::raw(view.raw_bits), 1);
+    if (--prefetcher.chunks_left) {
+#pragma unroll
+        for (int s = 0; s < kSlabs; s++)
+            prefetcher.next_raw[s] += chunk_bytes;
+    } else {
+        trf_enter_slab<Codec>(prefetcher, view, smem, unit_order, lane);
+    }
+}
+
+/* Starts the copy of step k of the chunk that prefetcher.next_raw points to; with step 0, of its narrow planes. */
+template <class Codec, int kSlabs, int kSteps>
+static __device__ __forceinline__ void trf_prefetch_step(trf_prefetcher<kSlabs, kSteps> &prefetcher,
+                                                         const trf_smem_layout &smem, int k, uint32_t lane,
+                                                         const trf_int_planes &planes) {
+#pragma unroll
+    for (int s = 0; s < kSlabs; s++) {
+        const uint32_t address = prefetcher.address + s * smem.slab_bytes;
+        if (Codec::kHasPlane8)
+            trf_cp_async16(address + k % kSteps * kStepBytes, prefetcher.next_raw[s] + k * kStepBytes);
+        if (k == 0)
+            trf_prefetch_narrow<Codec>(address + (Codec::kHasPlane8 ? kSteps * kStepBytes : 0) + prefetcher.narrow,
+                                       prefetcher.next_raw[s] + (Codec::kHasPlane8 ? 4 * kStepBytes : 0), lane, planes);
+    }
+    if (k == 0)
+        prefetcher.narrow ^= trf_narrow_stride(Codec::raw(planes.raw_bits), kSteps);
+    trf_cp_async_commit();
+}
+
+/* Begins a walk: starts the copies of the first slabs' rANS streams and first steps. memory: shared address of the
+ * warp's buffers. */
+template <class Codec, int kSlabs, int kSteps, class UnitOrder>
+static __device__ __forceinline__ void trf_start_walk(trf_prefetcher<kSlabs, kSteps> &prefetcher,
+                                                      const trf_device_view &view, const trf_smem_layout &smem,
+                                                      const trf_int_planes &planes, const trf_walk &walk,
+                                                      const UnitOrder &unit_order, uint32_t memory, uint32_t lane) {
+    prefetcher.walk = walk;
+    prefetcher.buffer = prefetcher.narrow = prefetcher.read_buffer = prefetcher.read_narrow = 0;
+    prefetcher.address = memory + 16 * lane;
+#pragma unroll
+    for (int s = 0; s < kSlabs; s++)
+        prefetcher.slab[s] = trf_slab_at(view, walk, kSlabs * walk.unit + s);
+    trf_enter_slab<Codec>(prefetcher, view, smem, unit_order, lane);
+    if (!prefetcher.bytes[0])
+        return;
+#pragma unroll
+    for (int k = 0; k < (Codec::kHasPlane8 ? trf_prefetcher<kSlabs, kSteps>::kAhead : 1); k++)
+        trf_prefetch_step<Codec>(prefetcher, smem, k, lane, planes);
+}
+
+/* Records a slab's tile as corrupt. One lane calls it. */
+static __device__ __forceinline__ void trf_report_fault(const trf_device_view &view, uint32_t band, uint32_t col) {
+    const uint64_t tile =
+        (uint64_t)(band / TRF_BANDS_PER_TILE) * view.num_tile_cols + col * view.slab_cols / TRF_TILE_SIZE;
+    trf_record_fault(view, tile);
+}
+
+#endif

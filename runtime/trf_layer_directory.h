@@ -1,0 +1,34 @@
+/* A layer as it lies in a GPU's memory: its blob, and a directory that the host makes of it:
+ *   slab directory | decode slots | fault word
+ * each at a multiple of 256 bytes; zeros between. An offloaded layer is one allocation: the blob, and, at the next
+ * multiple of 256, the directory but for its fault word, which stands elsewhere. No CUDA in here. */
+#ifndef TRF_LAYER_DIRECTORY_H
+#define TRF_LAYER_DIRECTORY_H
+
+#include "trf_slab_directory.h"
+
+/* Offsets from the directory's first byte, where the slab directory begins. */
+typedef struct trf_layer_directory_offsets {
+    uint64_t slots, fault;
+    uint64_t bytes;
+} trf_layer_directory_offsets;
+
+trf_layer_directory_offsets trf_layer_directory_offsets_of(const trf_header *header);
+
+/* Offsets from an offloaded layer's first byte, where the blob begins. */
+typedef struct trf_offloaded_layer_offsets {
+    uint64_t directory;
+    uint64_t bytes; /* a multiple of 256 */
+} trf_offloaded_layer_offsets;
+
+trf_offloaded_layer_offsets trf_offloaded_layer_offsets_of(const trf_header *header);
+
+/* Writes an offloaded layer's directory: offsets.bytes - offsets.directory bytes, zeros before. layer: as
+ * trf_describe_layer. */
+void trf_write_layer_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits);
+
+/* The view of `blob` at blob_dev, with a directory. */
+trf_device_view trf_device_view_of_layer(const trf_blob_view *blob, const uint8_t *blob_dev,
+                                         const uint8_t *directory_dev, trf_device_fault *fault_dev);
+
+#endif
