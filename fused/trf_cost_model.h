@@ -10,10 +10,10 @@
 extern "C" {
 #endif
 
-#define TRF_LAUNCH_US 3.0 /* that every launch takes beyond its estimate */
-#define TRF_EXPERT_BEGIN_US                                                                                            \
-    6.0 /* a block, to enter an expert (arguments, directory, table, first slabs: latencies of
-                                   memory) and to leave it */
+/* What comes before a launch's first and behind its last step, as far as the next one does not hide it. */
+#define TRF_LAUNCH_US 3.0
+/* For a block to enter an expert (arguments, directory, table, first slabs: latencies of memory) and to leave it. */
+#define TRF_EXPERT_BEGIN_US 6.0
 
 /* ---- one layer ---- */
 

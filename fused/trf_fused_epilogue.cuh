@@ -109,7 +109,7 @@ static __device__ __noinline__ void trf_apply_epilogue_of_block(const trf_fused_
     const trf_epilogue epilogue = args.epilogue;
     trf_each_remainder_element(a, [&](uint32_t n, uint32_t row) {
         trf_epilogue_elements elements;
-        elements.load(0, epilogue, n, row, trf_add_edges(a, n, row, 0.0f));
+        elements.load(0, epilogue, n, row, trf_add_edges(a, trf_y_place(a, n, row), 0.0f));
 #pragma unroll
         for (int i = 1; i < 4; i++)
             elements.skip(i);
@@ -126,7 +126,7 @@ static __device__ __forceinline__ void trf_apply_epilogue_of_acc_tile(const trf_
     for (int i = 0; i < 4; i++) {
         const uint32_t n = trf_n_of_sum(lane % 4, t, i), row = trf_row_of_sum(lane, first_row, b, i);
         if (n < a.m && row < a.whole_rows)
-            elements.load(i, args.epilogue, n, row, ((const float *)a.y)[n * a.y_stride + row]);
+            elements.load(i, args.epilogue, n, row, ((const float *)a.y)[trf_y_place(a, n, row)]);
         else
             elements.skip(i);
     }

@@ -123,6 +123,7 @@ static __device__ __forceinline__ uint32_t trf_x_stages_of(const trf_product_arg
 
 /* The product of a warp, with x from where it is. */
 template <class Product, int kXTiles> struct trf_fused_sink : Product {
+    const trf_fused_partition_args &p;
     trf_x_pipeline<kXTiles> x_pipeline;
     uint32_t walk_slabs; /* slabs on the warp's way */
     uint32_t next;       /* stage of x */
@@ -130,13 +131,13 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
 
     __device__ __forceinline__ trf_fused_sink(const trf_product_args &args, const trf_fused_partition_args &partition,
                                               uint32_t lane, const trf_x_pipeline_params &params, uint32_t walk_slabs_)
-        : Product(args, &partition, lane), x_pipeline(args, partition, params), walk_slabs(walk_slabs_) {}
+        : Product(args, lane), p(partition), x_pipeline(params), walk_slabs(walk_slabs_) {}
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         Product::begin_slab(walk);
         if (!Product::kPipelinedX)
             return;
-        next = trf_x_stages_of(this->a, x_pipeline.partition.x_stage_cols, walk_slabs - walk.left);
+        next = trf_x_stages_of(this->a, p.x_stage_cols, walk_slabs - walk.left);
         chunks = 0;
     }
 
@@ -145,10 +146,10 @@ template <class Product, int kXTiles> struct trf_fused_sink : Product {
         if (!Product::kPipelinedX || half != 0)
             return;
         if (chunks == 0) {
-            x_pipeline.need(next + 1);
+            x_pipeline.need(this->a, p, next + 1);
             x_pipeline.stepped = true;
-            this->x_shared = x_pipeline.stage(next++) + 16 * this->lane;
-            chunks = x_pipeline.partition.x_stage_cols / 64;
+            this->x_shared = x_pipeline.stage(p, next++) + 16 * this->lane;
+            chunks = p.x_stage_cols / 64;
         }
         chunks--;
     }
@@ -282,26 +283,27 @@ static __device__ __forceinline__ void trf_end_wave_alone(Product &product, uint
     });
 }
 
-/* Warps that share units add up the sums of units [first, first + units). waits: whether blocks, or warps that read
- * sums of the wave before, are to be waited for; last: of the block's waves. */
+/* Warps that share units add up the sums of units [first, first + units). is_first, is_last: of the block's waves. a is
+ * not taken from product: by a reference in there the compiler takes 14 registers more. */
 template <class Product>
-static __device__ __forceinline__ void trf_end_wave_shared(Product &product, const trf_fused_partition_args &p,
-                                                           const trf_fused_warp &w, uint32_t first, uint32_t units,
-                                                           float *partials, bool waits, bool last) {
-    if (last) { /* sums may lie in the warps' buffers */
+static __device__ __forceinline__ void trf_end_wave_shared(Product &product, const trf_product_args &a,
+                                                           const trf_fused_partition_args &p, const trf_fused_warp &w,
+                                                           uint32_t first, uint32_t units, float *partials,
+                                                           bool is_first, bool is_last) {
+    if (is_last) { /* sums may lie in the warps' buffers */
         trf_cp_async_wait<0>();
         __syncwarp();
     }
     if (p.sums_over_x)
         trf_cluster_arrive(p.cluster);
-    if (waits)
-        trf_cluster_wait(p.cluster);
+    if (p.cluster > 1 || !is_first)
+        trf_cluster_wait(p.cluster); /* the blocks are there; sums of the wave before are read */
     if (w.k_split < p.k_splits)
         trf_send_partial_sums<Product>(product, p, w.shared + p.sums, w.warp, w.unit_in_wave, w.k_split);
     trf_cluster_arrive(p.cluster);
     trf_cluster_wait(p.cluster);
-    trf_finish_wave<Product>(product.a, p, w.shared + p.sums, first, units, partials);
-    if (!last)
+    trf_finish_wave<Product>(a, p, w.shared + p.sums, first, units, partials);
+    if (!is_last)
         trf_cluster_arrive(p.cluster);
 }
 
@@ -315,14 +317,14 @@ static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_f
     unit_order.enter_wave(of_wave, g);
     *walk_slabs += of_wave.stop - of_wave.col;
     sink.x_pipeline.stepped = false; /* the way may have ended soon behind a copy */
-    sink.x_pipeline.need(trf_x_stages_of(sink.a, p.x_stage_cols, *walk_slabs));
+    sink.x_pipeline.need(sink.a, p, trf_x_stages_of(sink.a, p.x_stage_cols, *walk_slabs));
 }
 
 /* The block's waves: walk(unit) is the warp's walk through a unit, as far as it has some of it. */
 template <class Sink, class Walk>
-static __device__ __forceinline__ void trf_walk_waves(Sink &sink, const trf_fused_partition_args &p,
-                                                      const trf_fused_warp &w, const trf_block_share &share,
-                                                      const trf_split_k_unit_order &unit_order, Walk walk) {
+static __device__ __forceinline__ void
+trf_walk_waves(Sink &sink, const trf_product_args &a, const trf_fused_partition_args &p, const trf_fused_warp &w,
+               const trf_block_share &share, const trf_split_k_unit_order &unit_order, Walk walk) {
     const bool joins = p.cluster * p.k_splits > 1;
     const uint32_t first_wave = share.begin / share.cols;
     uint32_t walk_slabs = 0; /* slabs of the split, up to the end of the wave at hand */
@@ -336,7 +338,7 @@ static __device__ __forceinline__ void trf_walk_waves(Sink &sink, const trf_fuse
         float *const partials =
             is_partial ? trf_partial_of(p, blockIdx.x, g == first_wave, 0, Sink::kAccTiles) : nullptr;
         if (joins)
-            trf_end_wave_shared(sink, p, w, first, units, partials, p.cluster > 1 || g > first_wave,
+            trf_end_wave_shared(sink, a, p, w, first, units, partials, g == first_wave,
                                 (g + 1) * share.cols >= share.end);
         else if (w.unit_in_wave < units && w.k_split == 0)
             trf_end_wave_alone(sink, w.lane, w.unit_in_wave, first + w.unit_in_wave, partials);
@@ -386,7 +388,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     trf_fused_sink<Product, kXTiles> sink(
         a, p, w.lane, x_pipelines[Product::kPipelinedX ? min(w.k_split, p.k_splits - 1) : 0], walk.left);
     if (Product::kPipelinedX && w.k_split < p.k_splits && x_pipelines[w.k_split].total)
-        sink.x_pipeline.copy();
+        sink.x_pipeline.copy(a, p);
     const trf_rans_params<kP, kLog> params =
         trf_rans_params_of<kP, kLog>(a.view, shared_memory, p.smem.table_log, trf_shared_address(&constants), w.lane);
     if (Product::kCopiesX)
@@ -395,7 +397,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
         sink.prefetch_slab(prefetcher.entered);
     if (Product::kCopiesX)
         trf_cp_async_commit();
-    trf_walk_waves(sink, p, w, share, unit_order, [&](uint32_t unit) {
+    trf_walk_waves(sink, a, p, w, share, unit_order, [&](uint32_t unit) {
         trf_walk_slabs<Codec>(a.view, p.smem, planes, prefetcher, params, w.shared + p.smem.lane_pair_masks, unit_order,
                               unit, w.lane, sink);
     });

@@ -119,13 +119,13 @@ static trf_fused_partition_args partition_args(const trf_fused_partition &c, uin
     return args;
 }
 
-/* y, or the sums of an epilogue in the workspace. */
-static void set_y(const trf_product *product, const trf_fused_partition &c, const trf_operands *operands, uint8_t *base,
-                  trf_fused_args *args) {
+/* y, or sums in the workspace that wait for an epilogue. */
+static void set_y(const trf_layer_traits *traits, const trf_product *product, const trf_fused_partition &c,
+                  const trf_operands *operands, uint8_t *base, trf_fused_args *args) {
     args->product.y = operands->y;
-    args->product.y_stride = product->y_stride;
+    args->product.y_stride = (uint32_t)product->y_stride;
     args->product.y_dtype = product->y_dtype;
-    if (!trf_has_epilogue(product))
+    if (!trf_fused_sums_wait(&args->product.view, traits, product))
         return;
     args->epilogue = trf_epilogue_of(product, operands);
     args->product.y = base + c.epilogue_sums;
@@ -163,8 +163,9 @@ int trf_fused_launch(const trf_device_view *view, const trf_layer_traits *traits
     args.product.m = product->m;
     args.product.whole_rows = partition->units ? view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS : 0;
     args.product.use_row_offsets = (traits->predictor_modes & TRF_PREDICT_ROW) != 0;
+    args.product.warps_share_x = partition->wave_units > 2;
     args.partition = partition_args(*partition, base);
-    set_y(product, *partition, operands, base, &args);
+    set_y(traits, product, *partition, operands, base, &args);
     const int status = prepare_x_and_edges(traits, product->x_dtype, *partition, base, &args.product, stream);
     if (status)
         return status;

@@ -209,5 +209,6 @@ void trf_fused_choose(const trf_device_view *view, const trf_layer_traits *trait
     c->partials = trf_align_256(traits->irregular_weights ? 4ull * m * view->rows : 0);
     c->padded_x = c->partials + (c->is_stream_k ? 2ull * c->clusters * c->wave_units * sum_bytes(c) : 0);
     c->epilogue_sums = c->padded_x + trf_padded_x_bytes(view, m); /* x may be misaligned */
-    c->workspace_bytes = c->epilogue_sums + (trf_has_epilogue(product) ? trf_align_256(4ull * m * view->rows) : 0);
+    c->workspace_bytes =
+        c->epilogue_sums + (trf_fused_sums_wait(view, traits, product) ? trf_align_256(4ull * m * view->rows) : 0);
 }

@@ -28,6 +28,13 @@ typedef struct trf_fused_partition {
     uint64_t partials, padded_x, epilogue_sums, workspace_bytes;
 } trf_fused_partition;
 
+/* Whether sums go to the workspace, and an epilogue, which may have nothing in it, brings them to y: also where edges
+ * add to a y whose rows are not back to back, since kernels look for both at one place. */
+static inline int trf_fused_sums_wait(const trf_device_view *view, const trf_layer_traits *traits,
+                                      const trf_product *product) {
+    return trf_has_epilogue(product) || (traits->irregular_weights && product->y_stride != view->rows);
+}
+
 /* Warps of a block: the kernel's or fewer. */
 uint32_t trf_fused_block_warps(const trf_fused_partition *partition);
 

@@ -17,23 +17,20 @@ struct trf_x_pipeline_params {
 
 /* All warps of the pipeline call each function with equal arguments, at their own pace. */
 template <int kXTiles> struct trf_x_pipeline {
-    const trf_product_args &a;
-    const trf_fused_partition_args &partition;
     const trf_x_pipeline_params &params;
     uint32_t ready; /* stages that are in shared memory, or were */
     bool stepped;   /* whether the thread has waited for copies since it last came to the barrier */
 
-    __device__ __forceinline__ trf_x_pipeline(const trf_product_args &args, const trf_fused_partition_args &partition_,
-                                              const trf_x_pipeline_params &params_)
-        : a(args), partition(partition_), params(params_), ready(0), stepped(false) {}
+    __device__ __forceinline__ explicit trf_x_pipeline(const trf_x_pipeline_params &params_)
+        : params(params_), ready(0), stepped(false) {}
 
-    __device__ __forceinline__ uint32_t stage(uint32_t index) const {
+    __device__ __forceinline__ uint32_t stage(const trf_fused_partition_args &partition, uint32_t index) const {
         return params.address + index % 2 * trf_x_stage_bytes(partition.x_stage_cols, kXTiles);
     }
 
     /* Starts the copy of the ready-th stage. Part of the thread's next cp.async group. A lane copies 8 columns, of one
      * row or, of narrow stages, of every second. */
-    __device__ __forceinline__ void copy() const {
+    __device__ __forceinline__ void copy(const trf_product_args &a, const trf_fused_partition_args &partition) const {
         const uint32_t warp = threadIdx.x / 32 - params.first_warp, lane = threadIdx.x % 32;
         const uint32_t log_rows = partition.x_stage_cols == 128 ? 1 : 0;
         const uint32_t stage_col = lane & (32u >> log_rows) - 1,
@@ -42,7 +39,8 @@ template <int kXTiles> struct trf_x_pipeline {
         if (col >= a.view.cols)
             return;
         const uint8_t *const from = (const uint8_t *)a.x + 2 * col;
-        const uint32_t to = stage(ready) + stage_col / 4 * (kXTiles * TRF_X_TILE_BYTES) + 16 * (stage_col % 4);
+        const uint32_t to =
+            stage(partition, ready) + stage_col / 4 * (kXTiles * TRF_X_TILE_BYTES) + 16 * (stage_col % 4);
 #pragma unroll 1
         for (uint32_t row = (warp << log_rows) + (lane >> (5 - log_rows)); row < 8 * kXTiles;
              row += partition.wave_units << log_rows)
@@ -52,7 +50,8 @@ template <int kXTiles> struct trf_x_pipeline {
 
     /* Waits until the stages below `end` are there, and starts the copy of the next. At the barrier the stage before is
      * read, and this one written, by all. */
-    __device__ __forceinline__ void need(uint32_t end) {
+    __device__ __forceinline__ void need(const trf_product_args &a, const trf_fused_partition_args &partition,
+                                         uint32_t end) {
 #pragma unroll 1
         for (; ready < end; stepped = false) {
             if (!stepped) {
@@ -61,7 +60,7 @@ template <int kXTiles> struct trf_x_pipeline {
             }
             trf_named_barrier_sync(params.barrier, partition.wave_units);
             if (++ready < params.total)
-                copy();
+                copy(a, partition);
         }
     }
 };

@@ -425,7 +425,7 @@ static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_
     __syncthreads();
     trf_wait_for_predecessor();
 
-    Product product(a, nullptr, lane);
+    Product product(a, lane);
     const trf_rans_params<kP, kLog> params =
         trf_rans_params_of<kP, kLog>(a.view, shared_memory, g.smem.table_log, trf_shared_address(&b.constants), lane);
     if (prefetcher.bytes[0])

@@ -13,14 +13,14 @@
 /* What is computed. By value to every kernel, as what follows. */
 struct trf_product_args {
     trf_device_view view;
-    const void *x;      /* [m][x_stride], 16-bit, 16-byte aligned rows */
-    void *y;            /* [m] rows; with an epilogue its sums, in the workspace, and y_dtype is F32 */
-    const float *edges; /* [m][rows], or NULL */
-    uint64_t y_stride;  /* elements, as x_stride */
-    uint32_t x_stride;
+    const void *x;               /* [m][x_stride], 16-bit, 16-byte aligned rows */
+    void *y;                     /* [m] rows; with an epilogue its sums, in the workspace, and y_dtype is F32 */
+    const float *edges;          /* placed as y, or NULL */
+    uint32_t x_stride, y_stride; /* elements */
     uint32_t m, y_dtype;
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
     uint32_t use_row_offsets;
+    uint32_t warps_share_x; /* many warps copy the same columns of x: by way of the L1 cache */
 };
 
 /* How a layer's units are cut over clusters, their columns over the blocks of a cluster, and both over warps
@@ -79,14 +79,22 @@ static __device__ __forceinline__ float trf_scale_sum(const trf_product_args &a,
     return sum;
 }
 
+/* Where element (n, row) of y is, and what the edges add to it. The stride is read anew each time: the loop over slabs
+ * has no registers to spare for it, and the compiler would take one. */
+static __device__ __forceinline__ uint64_t trf_y_place(const trf_product_args &a, uint32_t n, uint32_t row) {
+    uint32_t stride;
+    asm volatile("mov.u32 %0, %1;" : "=r"(stride) : "r"(a.y_stride));
+    return (uint64_t)n * stride + row;
+}
+
 /* With what the edges add. */
-static __device__ __forceinline__ float trf_add_edges(const trf_product_args &a, uint32_t n, uint32_t row,
-                                                      float value) {
-    return a.edges ? value + a.edges[(uint64_t)n * a.view.rows + row] : value;
+static __device__ __forceinline__ float trf_add_edges(const trf_product_args &a, uint64_t at, float value) {
+    return a.edges ? value + a.edges[at] : value;
 }
 
 static __device__ __forceinline__ void trf_write_y(const trf_product_args &a, uint32_t n, uint32_t row, float value) {
-    trf_write_rounded(a.y, a.y_dtype, n * a.y_stride + row, trf_add_edges(a, n, row, value));
+    const uint64_t at = trf_y_place(a, n, row);
+    trf_write_rounded(a.y, a.y_dtype, at, trf_add_edges(a, at, value));
 }
 
 /* Where the i-th sum of a lane belongs: row of x, of lane % 4 = q and tile t; row of the layer, of block b of 16 rows
@@ -143,7 +151,6 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
     static constexpr bool kCopiesX = trf_copies_x_by_warp(Codec::kCodec, kSlabs, kXTiles);
     static constexpr int kLoaded = kPipelinedX || kCopiesX ? 1 : kXTiles; /* x tiles that come through the L1 cache */
     const trf_product_args &a;
-    const trf_partition_args *partition; /* NULL unless kCopiesX */
     uint32_t lane;
     float sum[kRowBlocks][kXTiles][4];
     float total[kScaled ? kRowBlocks : 1][kScaled ? kXTiles : 1][4]; /* kScaled: of the scale groups before this one */
@@ -158,9 +165,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
     uint32_t first_step[8];     /* the fragments of the first of them */
     float inverse_offset_scale; /* 2^-exponent_offset */
 
-    __device__ __forceinline__ trf_warp_product(const trf_product_args &args, const trf_partition_args *partition_,
-                                                uint32_t lane_)
-        : a(args), partition(partition_), lane(lane_) {
+    __device__ __forceinline__ trf_warp_product(const trf_product_args &args, uint32_t lane_) : a(args), lane(lane_) {
         inverse_offset_scale = __uint_as_float((uint32_t)(127 - trf_layer_exponent(a.view)) << 23);
         clear();
     }
@@ -221,7 +226,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
 #pragma unroll
         for (int t = 0; t < kXTiles; t++) {
             const bool here = t + 1 < kXTiles || lane < 4 * (a.m - 8 * t);
-            const bool shared = partition->wave_units > 2;
+            const bool shared = a.warps_share_x;
             trf_cp_async16_if(here, shared, x_shared + copied_at(half, t), from + 16ull * t * a.x_stride);
         }
     }

@@ -189,7 +189,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
     __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_barriers &barriers_,
                                              const trf_wide_unit_order &unit_order_, uint32_t producer_,
                                              uint32_t walk_slabs_, uint32_t shared)
-        : Product(args.product, nullptr, lane), x_map(args.x_map), p(args.partition), barriers(barriers_),
+        : Product(args.product, lane), x_map(args.x_map), p(args.partition), barriers(barriers_),
           unit_order(unit_order_), walk_slabs(walk_slabs_), next(0), producer(producer_), stages(0), left(0) {
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
         stage_address = shared + args.partition.stages + producer * TRF_WIDE_STAGE_BYTES +
@@ -332,7 +332,7 @@ static __device__ __forceinline__ void trf_write_two_sums(const trf_product_args
     const float other = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, 4);
     if (n + odd >= a.m)
         return;
-    uint16_t *const to = (uint16_t *)a.y + (n + odd) * a.y_stride + (row - odd);
+    uint16_t *const to = (uint16_t *)a.y + (uint64_t)(n + odd) * a.y_stride + (row - odd);
     *reinterpret_cast<uint32_t *>(to) = trf_round_two(a.y_dtype, odd ? other : first, odd ? second : other);
 }
 

@@ -76,7 +76,7 @@ int trf_wide_launch(const trf_device_view *view, const trf_product *product, con
     args.product.x_stride = view->cols;
     args.product.m = product->m;
     args.product.y = has_epilogue ? sums : operands->y;
-    args.product.y_stride = has_epilogue ? view->rows : product->y_stride;
+    args.product.y_stride = has_epilogue ? view->rows : (uint32_t)product->y_stride;
     args.product.y_dtype = has_epilogue ? TRF_DTYPE_F32 : product->y_dtype;
     args.product.whole_rows = view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS;
     args.partition = partition_args(*partition);

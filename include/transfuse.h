@@ -468,8 +468,8 @@ typedef struct trf_plan_options {
     trf_path path;
     trf_activation activation;
     int has_bias, has_multiplier, has_residual; /* operands that calls will have */
-    /* Leading dimensions: elements from a row to the next, at least the layer's rows; 0: its rows. So several layers
-     * can write side by side into one wider y. */
+    /* Leading dimensions: elements from a row to the next, at least the layer's rows and below 2^32; 0: its rows. So
+     * several layers can write side by side into one wider y. */
     uint64_t y_stride, multiplier_stride, residual_stride;
 } trf_plan_options;
 

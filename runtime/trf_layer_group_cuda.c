@@ -1,4 +1,5 @@
 /* Groups of layers and experts on a GPU. */
+#include "trf_cost_model.h"
 #include "trf_cuda_call.h"
 #include "trf_device_layer.h"
 #include "trf_group_launch.h"
@@ -6,10 +7,6 @@
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
-
-/* Of a product that stands alone, what comes before its first and behind its last step, as far as the next one does not
- * hide it; from measurements on an H200 (docs/performance.md). */
-static const double kLaunchUs = 3.0;
 
 /* ---- groups ---- */
 
@@ -37,10 +34,10 @@ static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t
         const trf_device_layer *layer = group->entries[members[i]].plan->layer;
         made.members[i] = members[i];
         products[i] = product_of(&group->entries[members[i]]);
-        alone_us += kLaunchUs + trf_fused_microseconds(&layer->view, &layer->traits, limits, products[i].m);
+        alone_us += TRF_LAUNCH_US + trf_fused_microseconds(&layer->view, &layer->traits, limits, products[i].m);
     }
     if (count < 2 || !trf_group_choose(products, count, limits, &made.choice) ||
-        made.choice.microseconds + kLaunchUs >= alone_us)
+        made.choice.microseconds + TRF_LAUNCH_US >= alone_us)
         return;
     for (uint32_t i = 0; i < count; i++)
         group->entries[members[i]].is_in_launch = 1;

@@ -30,7 +30,8 @@ trf_status trf_check_types(const trf_layer_info *info, uint32_t m, trf_dtype x_d
 
 /* *stride: what the caller has set, then the elements from row to row. */
 static trf_status take_stride(const char *of, uint32_t m, uint32_t rows, uint64_t *stride, trf_error *err) {
-    const uint64_t most = (UINT64_MAX >> 4) / m; /* so that no place in memory overflows */
+    const uint64_t addressable = (UINT64_MAX >> 4) / m; /* so that no place in memory overflows */
+    const uint64_t most = addressable < UINT32_MAX ? addressable : UINT32_MAX; /* which kernels take */
     if (*stride == 0)
         *stride = rows;
     if (*stride < rows || *stride > most)

@@ -499,8 +499,9 @@ START_TEST(refused_strides) {
     trf_device_layer *layer = make_layer(&kKinds[0], ROWS, 128, NULL);
     subject s = subject_make(layer, TRF_DTYPE_BF16, M, TRF_DTYPE_F32, TRF_PATH_AUTO);
     const combination c = {TRF_ACTIVATION_NONE, APART, APART, APART};
-    const strides wrong[] = {{ROWS - 1, 0, 0, 0},   {0, ROWS - 1, 0, 0},       {0, 0, ROWS - 1, 0},      {1, 0, 0, 0},
-                             {UINT64_MAX, 0, 0, 0}, {0, UINT64_MAX / 2, 0, 0}, {0, 0, UINT64_MAX / 4, 0}};
+    const strides wrong[] = {
+        {ROWS - 1, 0, 0, 0},   {0, ROWS - 1, 0, 0},   {0, 0, ROWS - 1, 0},       {1, 0, 0, 0},
+        {UINT64_MAX, 0, 0, 0}, {1ull << 32, 0, 0, 0}, {0, UINT64_MAX / 2, 0, 0}, {0, 0, UINT64_MAX / 4, 0}};
     trf_plan *plan = NULL;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         const trf_plan_options options = options_of(&s, c, wrong[i]);
