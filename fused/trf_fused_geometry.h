@@ -17,7 +17,8 @@ enum {
 /* Which ones a layer can have depends on its p, L and frequencies (trf_has_default_p), on the batch, and on shared
  * memory. */
 enum trf_fused_geometry {
-    /* usual p, two slabs a warp, 1 tile of 8 rows of x or up to trf_fused_two_slab_max_x_tiles; not with scale groups */
+    /* usual p, two slabs a warp, 1 tile of 8 rows of x or up to trf_fused_two_slab_max_x_tiles; not with scale
+     * groups */
     TRF_GEOMETRY_TWO_SLABS,
     TRF_GEOMETRY_ONE_SLAB, /* usual p; 1, 2, 4 or 8 tiles */
     TRF_GEOMETRY_GENERAL,  /* 1 or 8 tiles, 8 warps: for long rANS streams and little shared memory, too */

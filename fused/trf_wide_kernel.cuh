@@ -19,10 +19,10 @@
  *
  *          columns of W:   0      1024     2048             7168    8192      (32 columns of slabs, 8 producers)
  *                          +--------+--------+--   ...   --+--------+
- *     rows   0 to  63      |prod. 0 |prod. 1 |             |prod. 7 |   decoded by block 0, stored in both blocks
- *     rows  64 to 127      |prod. 0 |prod. 1 |             |prod. 7 |   decoded by block 1, stored in both blocks
- *                          +--------+--------+--   ...   --+--------+   = cluster 0; block 0 multiplies by rows 0 to 127
- *     rows 128 to 255                    cluster 1 ...                    of x, block 1 by rows 128 to 255
+ *     rows   0 to  63      |prod. 0 |prod. 1 |             |prod. 7 |  decoded by block 0, stored in both blocks
+ *     rows  64 to 127      |prod. 0 |prod. 1 |             |prod. 7 |  decoded by block 1, stored in both blocks
+ *                          +--------+--------+--   ...   --+--------+  = cluster 0; block 0 multiplies by rows 0 to 127
+ *     rows 128 to 255                    cluster 1 ...                   of x, block 1 by rows 128 to 255
  *
  *     a block    8 decoders ... -> stage of producer i (128 x 32 of W, 128 x 32 of x) -> 2 consumers ... -> registers
  *       full[i]  decoders of both blocks and the copy of x arrive; consumers wait
@@ -337,8 +337,8 @@ static __device__ __forceinline__ void trf_store_two(const trf_product_args &a, 
 }
 
 /* Of blocks that split an item: an *accumulator tile* is the sums of 16 rows of W by 8 of x. Tiles of every so many
- * columns of 8 rows of x are a block's, of which each block sends its own: [column][16 rows][block] of TRF_ACC_TILE_BYTES,
- * where stages were. */
+ * columns of 8 rows of x are a block's, of which each block sends its own: [column][16 rows][block] of
+ * TRF_ACC_TILE_BYTES, where stages were. */
 static __device__ __forceinline__ uint32_t trf_acc_tile_at(const trf_wide_partition_args &p, uint32_t acc_tile,
                                                            uint32_t from) {
     return p.stages + ((acc_tile << p.log_k_splits) + from) * TRF_ACC_TILE_BYTES + 16 * (threadIdx.x % 32);

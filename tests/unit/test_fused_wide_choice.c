@@ -1,5 +1,5 @@
-/* The choice of a wide product's cut, which needs no device: it comes to a partition that the device has room for, or to a
- * reason. */
+/* The choice of a wide product's cut, which needs no device: it comes to a partition that the device has room for, or
+ * to a reason. */
 #include "common/run_suite.h"
 #include "trf_wide_partition.h"
 
