@@ -18,12 +18,12 @@
  *     layer 0: blocks 0 to 42           layer 1: blocks 43 to 85         layer 2: blocks 86 to 128     (three idle)
  *
  *     block 0, three units, 48 columns: 3 for each of 16 warps
- *       unit 0 (rows  0 to 31) |w0 |w1 |w2 |w3 |w4 |5|   |: a warp whose share ends, or begins, in the middle of a unit
- *       unit 1 (rows 32 to 63) |5|w6 |w7 |w8 |w9 |w10|      leaves sums for each of the two; here w5 has 1 column of
- *       unit 2 (rows 64 to 95) |10|w11|w12|w13|w14|w15|     unit 0 and 2 of unit 1, w10 has 2 of unit 1 and 1 of unit 2
+ *       unit 0 (rows  0 to 31) |w0 |w1 |w2 |w3 |w4 |5|  |: a warp whose share ends, or begins, in the middle of a unit
+ *       unit 1 (rows 32 to 63) |5|w6 |w7 |w8 |w9 |w10|     leaves sums for each of the two; here w5 has 1 column of
+ *       unit 2 (rows 64 to 95) |10|w11|w12|w13|w14|w15|    unit 0 and 2 of unit 1, w10 has 2 of unit 1 and 1 of unit 2
  *
  *     pipeline of a warp: as trf_fused_kernel.cuh has it
- *     shared memory, bytes table 65536 | masks 512 | guard 544 | 16 warps x 4416 | guard 544 | sums 16 x 1024: 154176
+ *     shared memory, bytes   table 65536 | masks 512 | guard 544 | 16 warps x 4416 | guard 544 | sums 16 x 1024: 154176
  *
  * A layer's arguments lie in shared memory here, since they change from block to block; what the loop over slabs reads
  * of them it reads once a slab. The layout of shared memory, which it reads at every step, is the launch's.

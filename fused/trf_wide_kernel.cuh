@@ -19,10 +19,10 @@
  *
  *          columns of W:   0      1024     2048             7168    8192      (32 columns of slabs, 8 producers)
  *                          +--------+--------+--   ...   --+--------+
- *     rows   0 to  63      |prod. 0 |prod. 1 |             |prod. 7 |   decoded by block 0, stored in both blocks
- *     rows  64 to 127      |prod. 0 |prod. 1 |             |prod. 7 |   decoded by block 1, stored in both blocks
- *                          +--------+--------+-- ... --+--------+ = cluster 0; block 0 multiplies by rows 0 to 127
- *     rows 128 to 255                    cluster 1 ...                    of x, block 1 by rows 128 to 255
+ *     rows   0 to  63      |prod. 0 |prod. 1 |             |prod. 7 |  decoded by block 0, stored in both blocks
+ *     rows  64 to 127      |prod. 0 |prod. 1 |             |prod. 7 |  decoded by block 1, stored in both blocks
+ *                          +--------+--------+--   ...   --+--------+  = cluster 0; block 0 multiplies by rows 0 to 127
+ *     rows 128 to 255                    cluster 1 ...                   of x, block 1 by rows 128 to 255
  *
  *     a block    8 decoders ... -> stage of producer i (128 x 32 of W, 128 x 32 of x) -> 2 consumers ... -> registers
  *       full[i]  decoders of both blocks and the copy of x arrive; consumers wait

@@ -12,7 +12,10 @@ static cli_exit fail_exists(const char *path) {
     return cli_fail(TRF_ERR_EXISTS, "%s: exists already; -f replaces it", path);
 }
 
-static cli_exit fail_io(const char *path) { return cli_fail(TRF_ERR_IO, "%s: %s", path, strerror(errno)); }
+/* what: such as "cannot write". Takes the reason from errno. */
+static cli_exit fail_io(const char *path, const char *what) {
+    return cli_fail(TRF_ERR_IO, "%s: %s: %s", path, what, strerror(errno));
+}
 
 /* -f replaces files, not folders, and not devices such as /dev/null. */
 static cli_exit check_output_path(const char *path, int force) {
@@ -41,7 +44,7 @@ cli_exit cli_file_begin(cli_file *file, const char *path, int force) {
     if (descriptor >= 0)
         file->handle = fdopen(descriptor, "w");
     if (!file->handle) {
-        cli_exit status = fail_io(path);
+        cli_exit status = fail_io(path, "cannot create a file beside it");
         if (descriptor >= 0) {
             close(descriptor);
             unlink(file->temporary);
@@ -73,7 +76,7 @@ cli_exit cli_file_commit(cli_file *file) {
     file->handle = NULL;
     cli_exit status = CLI_OK;
     if (failed || publish(file)) {
-        status = errno == EEXIST && !file->force ? fail_exists(file->path) : fail_io(file->path);
+        status = errno == EEXIST && !file->force ? fail_exists(file->path) : fail_io(file->path, "cannot write");
         unlink(file->temporary);
     }
     free(file->temporary);

@@ -1,4 +1,4 @@
-/* Text files that appear under their name only when they are complete. */
+/* Files that appear under their name only when they are complete. */
 #ifndef CLI_FILE_H
 #define CLI_FILE_H
 

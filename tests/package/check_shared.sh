@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the library alone as a shared one, in a folder that stays, looks at its soname, and uses it through Python's
-# ctypes.
+# Builds the library alone as a shared one, in a folder that stays, looks at its soname and at what it exports, and uses
+# it through Python's ctypes.
 # Usage: check_shared.sh CMAKE SOURCE_DIR BUILD_DIR CC
 set -eu
 cmake=$1 source_dir=$2 build_dir=$3 cc=$4
@@ -21,7 +21,8 @@ grep -qF "[$soname]" "$log" || { echo "the soname is not $soname"; exit 1; }
 [ -e "$build_dir/$soname" ] || { echo "there is no $soname beside the library"; exit 1; }
 
 if ! command -v python3 >/dev/null; then
-    echo "skipped: the shared library was built, but there is no python3 to use it"
+    echo "skipped: the shared library was built, but there is no python3 to look at it"
     exit 77
 fi
+python3 -B "$here/../structure/test_exported_symbols.py" --library "$build_dir/libtransfuse.so"
 python3 -B "$here/check_ffi.py" "$build_dir/libtransfuse.so" "$source_dir"

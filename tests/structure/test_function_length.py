@@ -170,7 +170,8 @@ def test_counts_parameters() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=ROOT)
-    parser.add_argument("--build", type=Path, help="not used; all tests of this folder take it")
+    parser.add_argument("--build", type=Path, help="not used: every test of this folder gets it")
+    parser.add_argument("--nm", help="likewise")
     parser.add_argument("--report", type=int, default=0, metavar="N", help="list the N longest functions, too")
     options = parser.parse_args()
     test_finds_functions()

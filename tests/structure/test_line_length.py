@@ -45,7 +45,8 @@ def test_finds_long_lines() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=ROOT)
-    parser.add_argument("--build", type=Path, help="not used; all tests of this folder take it")
+    parser.add_argument("--build", type=Path, help="not used: every test of this folder gets it")
+    parser.add_argument("--nm", help="likewise")
     parser.add_argument("--count", action="store_true", help="print a count for each file in place of its lines")
     options = parser.parse_args()
     test_finds_long_lines()

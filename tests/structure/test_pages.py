@@ -114,7 +114,8 @@ def main() -> int:
         lines += [f"{page}: leads to {link}, which there is not" for link in sorted(find_links(text))
                   if not (options.root / page).parent.joinpath(link).exists()]
         if page != "CHANGELOG.md":
-            lines += [f"{page}: there is no {name}" for name in sorted(find_names(text)) if not is_known_name(name, words)]
+            lines += [f"{page}: there is no {name}" for name in sorted(find_names(text))
+                      if not is_known_name(name, words)]
             lines += [f"{page}: there is no file {name}" for name in sorted(find_mentioned_files(text))
                       if not is_known_file(name, files, folders)]
     print("".join(line + "\n" for line in lines), end="")
