@@ -241,7 +241,7 @@ static const pinned_case kFusedCases[] = {
 
 static trf_fused_partition choose_fused(const trf_device_view *view, const trf_layer_traits *traits,
                                         const trf_device_limits *limits, uint32_t m, int has_bias) {
-    const trf_product product = {.m = m, .has_bias = has_bias};
+    const trf_product product = {.m = m, .has_bias = has_bias, .y_stride = view->rows};
     trf_fused_partition partition;
     trf_fused_choose(view, traits, limits, &product, &partition);
     return partition;
@@ -340,7 +340,7 @@ static const pinned_case kWideCases[] = {
 
 static trf_wide_partition choose_wide(const trf_device_view *view, const trf_layer_traits *traits,
                                       const trf_device_limits *limits, uint32_t m, int has_bias) {
-    const trf_product product = {.m = m, .has_bias = has_bias};
+    const trf_product product = {.m = m, .has_bias = has_bias, .y_stride = view->rows};
     trf_wide_partition partition;
     trf_wide_choose(view, traits, limits, &product, &partition);
     return partition;
