@@ -22,19 +22,19 @@ typedef enum trf_write_method {
     TRF_WRITE_GATHERED /* by way of shared memory, with others of the row: TRF_GATHER_ROW_BYTES at a time */
 } trf_write_method;
 
-/* Whether kernels for a usual p have code for TRF_WRITE_GATHERED. FP8 and integers take fewer bytes, and longer with as
- * few warps as that leaves. bytes: of a weight, as stored. */
+/* Whether kernels for a default p have code for TRF_WRITE_GATHERED. FP8 and integers take fewer bytes, and longer with
+ * as few warps as that leaves. bytes: of a weight, as stored. */
 TRF_HD_CONSTEXPR int trf_may_gather(uint32_t codec, uint32_t bytes) {
     return bytes == 2 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16);
 }
 
-/* The size of the decode table of kernels for a usual p; the smaller one leaves space to gather in. */
+/* The size of the decode table of kernels for a default p; the smaller one leaves space to gather in. */
 TRF_HD_CONSTEXPR int trf_write_table_log(uint32_t codec, uint32_t bytes) {
     return trf_may_gather(codec, bytes) ? TRF_SMALL_TABLE_LOG : TRF_TABLE_LOG;
 }
 
 typedef struct trf_decode_choice {
-    int default_p; /* whether the kernel is the one for a usual p (trf_has_default_p) */
+    int default_p; /* whether the kernel is the one for a default p (trf_has_default_p) */
     uint32_t warps;
     trf_write_method method;
     trf_smem_layout smem;

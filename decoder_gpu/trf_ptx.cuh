@@ -113,7 +113,7 @@ template <int kPending> static __device__ __forceinline__ void trf_cp_async_wait
 
 /* Waits for the others of `warps` warps of the block, all lanes of which call it: from different places in the code,
  * perhaps, so it is not .aligned. barrier: 1 to 15, the warps' own; __syncthreads has 0. A warp alone needs none; that
- * is asked in a way for which the compiler finds registers (it spills in the kernels of 4 tiles otherwise). */
+ * is asked in a way for which the compiler finds registers (it spills in the kernels of 4 x tiles otherwise). */
 static __device__ __forceinline__ void trf_named_barrier_sync(uint32_t barrier, uint32_t warps) {
     __syncwarp();
     if (threadIdx.x % 32 < 32 * (warps - 1))

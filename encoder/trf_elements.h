@@ -22,8 +22,8 @@ static inline int trf_source_holds_elements(const trf_element_source *from) {
     return from->codec != TRF_CODEC_INT && trf_dtype_bytes(from->source->dtype) == 2;
 }
 
-/* Reads the block of rows x cols weights from (row, col) into elements, row-major [rows][cols]. scratch: rows * cols *
- * bytes of the source's dtype; NULL will do where elements are as they stand. Adds to *energy where the codec is
+/* Reads the rectangle of rows x cols weights from (row, col) into elements, row-major [rows][cols]. scratch: rows *
+ * cols * bytes of the source's dtype; NULL will do where elements are as they stand. Adds to *energy where the codec is
  * lossy. */
 trf_status trf_read_elements(const trf_element_source *from, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
                              void *scratch, uint16_t *elements, trf_energy *energy, trf_error *err);

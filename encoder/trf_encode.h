@@ -4,9 +4,9 @@
 
 #include "trf_error.h"
 
-/* Where a layer's weights come from. read fills dst (host, row-major [num_rows][num_cols] of dtype) with the block of
- * weights whose first one is (row, col); the block lies inside the matrix. It may be called several times for the same
- * block and from several threads at once. */
+/* Where a layer's weights come from. read fills dst (host, row-major [num_rows][num_cols] of dtype) with the
+ * rectangle of weights whose first one is (row, col), which lies inside the matrix. It may be called several times for
+ * the same rectangle and from several threads at once. */
 typedef struct trf_source {
     trf_dtype dtype;
     uint32_t rows, cols;

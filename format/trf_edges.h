@@ -1,6 +1,6 @@
-/* The edges of a layer: slabs that are not regular, slivers, stored tiles. Which rectangles they
- * are, and how a warp gets their elements segment by segment. C and CUDA; as in trf_slab_decode.h, a loop over 32 lanes
- * computes what a warp does.
+/* The edges of a layer: slabs that are not regular, slivers, stored tiles. Which rectangles they are, and how a warp
+ * gets their elements segment by segment. C and CUDA; as in trf_slab_decode.h, a loop over 32 lanes computes what a
+ * warp does.
  *
  * A band is 32 rows of the layer. Where a band crosses a tile it has up to four edges, numbered below (edge_id). A
  * segment is what a warp decodes to shared memory at a time: 32 columns of 32 rows, or 64 of 16. */
@@ -80,7 +80,7 @@ typedef struct trf_edge {
     uint32_t edge_id;
     uint32_t band_row; /* of the band's first row, from the tile's */
     uint32_t predictor_mode;
-    int intact; /* of slabs: raw bits and rANS streams lie inside the blob, and the streams hold what they say */
+    int intact; /* of slabs: raw bits and rANS streams lie inside the blob, and the latter hold what they say */
     trf_slab_reader slab;
     trf_lane_reader reader;
 } trf_edge;

@@ -20,7 +20,7 @@ typedef struct trf_slab_reader {
     uint32_t num_words; /* of all lane pairs */
 } trf_slab_reader;
 
-/* raw, rans_streams: device or host memory, the latter of rans_bytes. @return 1, or 0 if the streams do not hold what
+/* raw, rans_streams: device or host memory, the latter of rans_bytes. @return 1, or 0 if these do not hold what
  * they say: nothing else may be called then. */
 TRF_HD int trf_slab_reader_open(trf_slab_reader *slab, const uint8_t *raw, const uint8_t *rans_streams,
                                 uint32_t rans_bytes, trf_slab_shape shape) {

@@ -17,9 +17,9 @@ enum {
 /* Which ones a layer can have depends on its p, L and frequencies (trf_has_default_p), on the batch, and on shared
  * memory. */
 enum trf_fused_variant {
-    /* usual p, two slabs a warp, 1 x tile or up to trf_fused_two_slab_max_x_tiles; not with scale groups */
+    /* default p, two slabs a warp, 1 x tile or up to trf_fused_two_slab_max_x_tiles; not with scale groups */
     TRF_VARIANT_TWO_SLABS,
-    TRF_VARIANT_ONE_SLAB, /* usual p; 1, 2, 4 or 8 x tiles */
+    TRF_VARIANT_ONE_SLAB, /* default p; 1, 2, 4 or 8 x tiles */
     TRF_VARIANT_GENERAL,  /* 1 or 8 x tiles, 8 warps: for long rANS streams and little shared memory, too */
     TRF_FUSED_VARIANTS
 };
@@ -41,7 +41,7 @@ TRF_HD_CONSTEXPR int trf_has_known_planes(uint32_t codec, int class_bits, uint32
     return codec == TRF_CODEC_INT && class_bits == 2 && (raw_bits == 3 || raw_bits == 6);
 }
 
-/* Tiles of the kernels with two slabs a warp, at most: what was faster than with one slab, or has the registers. 0:
+/* x tiles of the kernels with two slabs a warp, at most: what was faster than with one slab, or has the registers. 0:
  * there are none. scaled: by scale groups or scale blocks. */
 TRF_HD_CONSTEXPR int trf_fused_two_slab_max_x_tiles(uint32_t codec, int class_bits, uint32_t raw_bits, int scaled) {
     return scaled                                                                                              ? 0

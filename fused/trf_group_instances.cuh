@@ -1,4 +1,4 @@
-/* The list of grouped kernels, and how to get at them; as trf_fused_instances.cuh, for usual p (trf_has_default_p),
+/* The list of grouped kernels, and how to get at them; as trf_fused_instances.cuh, for default p (trf_has_default_p),
  * without scale groups, and batches up to 8:
  *
  *   codec       type of x    slabs a warp

@@ -29,7 +29,7 @@
  * of them it reads once a slab. The layout of shared memory, which it reads at every step, is the launch's.
  * trf_fused_kernel.cuh has a kernel for one layer, whose arguments are constants.
  *
- * Shared memory: trf_smem_layout, then the warps' sums. Registers: as the kernels of one tile. */
+ * Shared memory: trf_smem_layout, then the warps' sums. Registers: as the kernels of one x tile. */
 #ifndef TRF_GROUP_KERNEL_CUH
 #define TRF_GROUP_KERNEL_CUH
 

@@ -36,8 +36,8 @@ struct trf_experts {
     trf_layer_info info; /* of the first one */
     /* A GPU's. */
     struct trf_expert *experts_dev; /* [count] */
-    uint32_t rans_bytes;            /* of the one with the longest streams */
-    int edges;                      /* whether any has some */
+    uint32_t rans_bytes;            /* of the one with the longest rANS streams */
+    int edges;                      /* whether any expert has some */
     const char *refusals[2];        /* of x in F16, in BF16; NULL: taken */
     uint32_t refused_experts[2];    /* the first one for which that holds */
 };

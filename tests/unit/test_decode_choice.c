@@ -11,7 +11,7 @@ enum {
     L4_BYTES = 101376
 };
 
-/* A layer with its usual p unless p says otherwise, a device, and what is chosen. */
+/* A layer with its default p unless p says otherwise, a device, and what is chosen. */
 typedef struct pinned_choice {
     uint32_t codec, class_bits, raw_bits, p, slab_cols, max_rans_bytes, max_frequency;
     trf_write_format format;

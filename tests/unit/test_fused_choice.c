@@ -130,7 +130,7 @@ START_TEST(clusters_are_not_needed) {
 }
 END_TEST
 
-/* A large device takes layers with the usual p, whatever their size. */
+/* A large device takes layers with the default p, whatever their size. */
 START_TEST(large_devices_take_usual_layers) {
     const uint32_t kind = (uint32_t)(_i & 1) | (_i & 2 ? 4 : 0);
     const trf_layer_traits traits = traits_of(kind);

@@ -354,7 +354,7 @@ const bench_mode bench_mode_layers_cuda = {
     .layout = &kLayout,
     .set_defaults = set_defaults,
     .measure = measure,
-    .verdict = check_weights,
+    .exit_status = check_weights,
 };
 
 const bench_mode bench_mode_sweep_cuda = {
@@ -362,5 +362,5 @@ const bench_mode bench_mode_sweep_cuda = {
     .layout = &kLayout,
     .set_defaults = set_sweep_defaults,
     .measure = measure,
-    .verdict = check_weights,
+    .exit_status = check_weights,
 };

@@ -26,7 +26,7 @@ typedef struct bench_mode {
     int (*measure)(const bench_task *task);
 
     /* Once files are written. @return CLI_OK, or another status after a message. NULL: always CLI_OK. */
-    cli_exit (*verdict)(const bench_record *record);
+    cli_exit (*exit_status)(const bench_record *record);
 } bench_mode;
 
 #endif

@@ -49,7 +49,7 @@ static cli_exit measure(const bench_mode *mode, const bench_task *task) {
     const int keeps = task->context && has_results(task->record);
     const cli_exit written = status == CLI_OK || keeps ? write_files(task) : CLI_OK;
     status = status == CLI_OK ? written : status;
-    return status == CLI_OK && mode->verdict ? mode->verdict(task->record) : status;
+    return status == CLI_OK && mode->exit_status ? mode->exit_status(task->record) : status;
 }
 
 /* mode: NULL: the build has none for that device, which opening it says. */
