@@ -20,9 +20,8 @@ struct trf_product_args {
     uint32_t m, y_dtype;
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
     uint32_t use_row_offsets;
-    uint32_t
-        /* warps that copy the same columns of x, by way of the L1 cache; 0: fewer than three, which do not */
-        x_sharers;
+    /* Warps that copy the same columns of x, by way of the L1 cache; 0: fewer than three, which go past it. */
+    uint32_t x_sharers;
 };
 
 /* How a layer's units are cut over clusters, their columns over the blocks of a cluster, and both over warps
