@@ -13,9 +13,9 @@ typedef struct trf_device_scope {
     int previous, device;
 } trf_device_scope;
 
-/* Makes `device` current for the calling thread until trf_leave_device, which follows if this succeeds, and otherwise
- * may: what is taken down goes on, of a lost device, too. Costs next to nothing if it is current already; allowed while
- * a stream is captured. Errors: TRF_ERR_CUDA. */
+/* Makes `device` current for the calling thread until trf_leave_device, which must follow a success and may follow a
+ * failure, so that clean-up goes on where a device is lost. Costs next to nothing if it is current already; allowed
+ * while a stream is captured. Errors: TRF_ERR_CUDA. */
 trf_status trf_enter_device(int device, trf_device_scope *scope, trf_error *err);
 void trf_leave_device(const trf_device_scope *scope);
 

@@ -1,4 +1,4 @@
-/* Launchers of the two-step decoder's kernels. C and CUDA; each returns the launch's cudaError_t as an int, 0 for
+/* Launchers of the kernels that decode to memory. C and CUDA; each returns the launch's cudaError_t as an int, 0 for
  * success, and only enqueues work on `stream`. */
 #ifndef TRF_DECODE_LAUNCH_H
 #define TRF_DECODE_LAUNCH_H

@@ -5,7 +5,7 @@
  *   bf16     the exponent                        rotated left by 7, so that bytes 0 and 2 lie on a register's exponents
  *   fp16     exponent[4:0] mantissa[9:7]         likewise, on bits 14:7
  *   fp8      the byte rotated left by 1          a rotation right by 1 brings each sign (stored one byte on) home
- *            or, in halves, what a product wants of E4M3 (trf_build_quad_f16)
+ *            or, as F16, what a product wants of E4M3 (trf_build_quad_f16)
  *   int      class index << r | R
  * In bf16 and fp16 the 8-bit plane has the other 8 bits of each weight: the quad's first register (weights 0, 1) takes
  * them from under kSignMantissaMask, the second from its complement, rotated by 8. */
@@ -233,8 +233,8 @@ static __device__ __forceinline__ void trf_build_quad_f16(uint32_t *out, uint32_
     out[1] = __byte_perm(upper, lower, 0x3614);
 }
 
-/* The two registers of a quad. x0, x1: what the table gave for its symbols (quads: x0 alone); wide: the word of the
- * 8-bit plane. bf16, fp16, fp8 in halves: elements with coded exponents. fp8, int: X in byte order, one register, in
+/* The two registers of a quad. x0, x1: what the table gave for its symbols (quads: x0 alone); plane8: the word of
+ * the 8-bit plane. bf16, fp16, fp8 as F16: elements with coded exponents. fp8, int: X in byte order, one register, in
  * out[0]. */
 template <class Codec>
 static __device__ __forceinline__ void trf_build_quad(uint32_t *out, uint32_t x0, uint32_t x1, uint32_t plane8,

@@ -24,7 +24,7 @@ struct trf_walk {
     uint32_t left;      /* slabs from here on, it included */
 };
 
-/* Where a walk goes on: all columns of the next unit. Other grids have a function of this name, too. */
+/* Where a walk goes on: all columns of the next unit. Other unit orders have a function of this name, too. */
 struct trf_plain_unit_order {
     uint32_t cols; /* regular ones */
 

@@ -246,8 +246,7 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
  * A unit is kSlabs bands. Sink::kCopiesX: begin_step_pair, prefetch_chunk and prefetch_slab start copies,
  * which the walk commits; they are there for the steps after the next begin_step_pair.
  *
- * masks: shared address of what
- * trf_build_lane_pair_masks leaves. All lanes of the warp call it. */
+ * masks: shared address of what trf_build_lane_pair_masks leaves. All lanes of the warp call it. */
 template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class UnitOrder, class Sink>
 static __device__ __forceinline__ void
 trf_walk_slabs(const trf_device_view &view, const trf_smem_layout &smem, const trf_int_planes &planes,

@@ -1,5 +1,4 @@
-/* Looking at a sample of a layer to decide how to encode it: predictor mode, grid of the exponents, classes,
- * frequencies. */
+/* Looking at a sample of a layer to decide how to encode it: predictor mode, exponent offset, classes, frequencies. */
 #ifndef TRF_ANALYZE_H
 #define TRF_ANALYZE_H
 

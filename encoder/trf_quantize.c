@@ -9,7 +9,7 @@
 enum {
     PATCH_WEIGHTS = 16, /* weights that are sampled together; divides every group size, so they share a scale group */
     MAX_PATCHES = 1 << 16,   /* in the sample */
-    STRIP_WEIGHTS = 1 << 18, /* that a worker reads at a time */
+    RANGE_WEIGHTS = 1 << 18, /* that a worker reads at a time */
 };
 
 /* ---- measuring ---- */
@@ -22,13 +22,13 @@ typedef struct scale_group_sum {
 typedef struct measurement {
     trf_quantizer *quantizer;
     const trf_source *source;
-    uint32_t strip_rows, strip_cols; /* that are read at a time; all columns unless strip_rows is 1 */
-    uint64_t strips_per_band;        /* a band is scale_group_rows rows; 1 if strips hold whole bands */
-    uint64_t num_strips;
+    uint32_t range_rows, range_cols; /* that are read at a time; all columns unless range_rows is 1 */
+    uint64_t ranges_per_band;        /* a band is scale_group_rows rows; 1 if ranges hold whole bands */
+    uint64_t num_ranges;
     scale_group_sum *
-        /* [workers][scale_groups_per_row], or [num_strips][scale_groups_per_row] if a band takes several strips */
+        /* [workers][scale_groups_per_row], or [num_ranges][scale_groups_per_row] if a band takes several ranges */
         sums;
-    uint8_t *values; /* [workers][strip_rows][strip_cols] of the source's dtype */
+    uint8_t *values; /* [workers][range_rows][range_cols] of the source's dtype */
     float *sample;   /* [MAX_PATCHES][PATCH_WEIGHTS]; NaN where a patch sticks out of the matrix */
     uint64_t patches_per_row, patch_stride;
 } measurement;
@@ -120,32 +120,32 @@ static void finish_band(trf_quantizer *q, uint64_t band, const scale_group_sum *
     }
 }
 
-/* @return the rows of a strip, *first and the following; 0 if its band is the last one and ends before it. */
-static uint32_t strip_extent(const measurement *m, uint64_t strip, uint32_t *first) {
+/* @return the rows of a range of rows, *first and the following; 0 if its band is the last one and ends before it. */
+static uint32_t range_extent(const measurement *m, uint64_t range, uint32_t *first) {
     const trf_quantizer *q = m->quantizer;
-    uint64_t begin = strip * m->strip_rows, end = q->rows;
-    if (m->strips_per_band > 1) {
-        uint64_t band_begin = strip / m->strips_per_band * q->scale_group_rows,
+    uint64_t begin = range * m->range_rows, end = q->rows;
+    if (m->ranges_per_band > 1) {
+        uint64_t band_begin = range / m->ranges_per_band * q->scale_group_rows,
                  band_end = band_begin + q->scale_group_rows;
-        begin = band_begin + strip % m->strips_per_band * m->strip_rows;
+        begin = band_begin + range % m->ranges_per_band * m->range_rows;
         end = band_end < end ? band_end : end;
     }
     *first = (uint32_t)begin;
-    return begin >= end ? 0 : (uint32_t)(end - begin < m->strip_rows ? end - begin : m->strip_rows);
+    return begin >= end ? 0 : (uint32_t)(end - begin < m->range_rows ? end - begin : m->range_rows);
 }
 
-static trf_status measure_strip(void *context, uint64_t strip, int worker, trf_error *err) {
+static trf_status measure_range(void *context, uint64_t range, int worker, trf_error *err) {
     const measurement *m = context;
     trf_quantizer *q = m->quantizer;
-    int whole_bands = m->strips_per_band == 1;
-    uint8_t *values = m->values + (uint64_t)worker * m->strip_rows * m->strip_cols * trf_dtype_bytes(q->dtype);
-    scale_group_sum *sums = m->sums + (whole_bands ? (uint64_t)worker : strip) * q->scale_groups_per_row;
+    int whole_bands = m->ranges_per_band == 1;
+    uint8_t *values = m->values + (uint64_t)worker * m->range_rows * m->range_cols * trf_dtype_bytes(q->dtype);
+    scale_group_sum *sums = m->sums + (whole_bands ? (uint64_t)worker : range) * q->scale_groups_per_row;
     memset(sums, 0, q->scale_groups_per_row * sizeof *sums);
 
-    uint32_t row, rows = strip_extent(m, strip, &row);
-    /* More than one round only where the strip is one row, which is why sums of one band suffice. */
+    uint32_t row, rows = range_extent(m, range, &row);
+    /* More than one round only where the range is one row, which is why sums of one band suffice. */
     for (uint32_t col = 0, cols; rows && col < q->cols; col += cols) {
-        cols = q->cols - col < m->strip_cols ? q->cols - col : m->strip_cols;
+        cols = q->cols - col < m->range_cols ? q->cols - col : m->range_cols;
         trf_status status = m->source->read(m->source->context, row, rows, col, cols, values, err);
         for (uint32_t r = 0; r < rows && status == TRF_OK; r++) {
             status = measure_row(q, row + r, col, cols, values, (uint64_t)r * cols, sums, err);
@@ -164,12 +164,12 @@ static trf_status measure_strip(void *context, uint64_t strip, int worker, trf_e
     return TRF_OK;
 }
 
-/* Adds up the strips of each band, in their order. */
+/* Adds up the ranges of each band, in their order. */
 static void merge_bands(const measurement *m) {
     trf_quantizer *q = m->quantizer;
-    for (uint64_t band = 0; band < m->num_strips / m->strips_per_band; band++) {
-        scale_group_sum *total = m->sums + band * m->strips_per_band * q->scale_groups_per_row;
-        for (uint64_t part = 1; part < m->strips_per_band; part++) {
+    for (uint64_t band = 0; band < m->num_ranges / m->ranges_per_band; band++) {
+        scale_group_sum *total = m->sums + band * m->ranges_per_band * q->scale_groups_per_row;
+        for (uint64_t part = 1; part < m->ranges_per_band; part++) {
             const scale_group_sum *sums = total + part * q->scale_groups_per_row;
             for (uint32_t u = 0; u < q->scale_groups_per_row; u++) {
                 total[u].squares += sums[u].squares;
@@ -222,19 +222,19 @@ static void find_peaks(trf_quantizer *q) {
         q->min_peak = q->max_peak = 1;
 }
 
-static void lay_out_strips(measurement *m) {
+static void lay_out_ranges(measurement *m) {
     const trf_quantizer *q = m->quantizer;
-    m->strip_cols = q->cols < STRIP_WEIGHTS ? q->cols : STRIP_WEIGHTS;
-    uint32_t most_rows = q->cols < STRIP_WEIGHTS ? STRIP_WEIGHTS / q->cols : 1;
+    m->range_cols = q->cols < RANGE_WEIGHTS ? q->cols : RANGE_WEIGHTS;
+    uint32_t most_rows = q->cols < RANGE_WEIGHTS ? RANGE_WEIGHTS / q->cols : 1;
     most_rows = most_rows < q->rows ? most_rows : q->rows;
     if (q->scale_group_rows <= most_rows) {
-        m->strip_rows = most_rows / q->scale_group_rows * q->scale_group_rows;
-        m->strips_per_band = 1;
-        m->num_strips = (q->rows + (uint64_t)m->strip_rows - 1) / m->strip_rows;
+        m->range_rows = most_rows / q->scale_group_rows * q->scale_group_rows;
+        m->ranges_per_band = 1;
+        m->num_ranges = (q->rows + (uint64_t)m->range_rows - 1) / m->range_rows;
     } else {
-        m->strip_rows = most_rows;
-        m->strips_per_band = ((uint64_t)q->scale_group_rows + most_rows - 1) / most_rows;
-        m->num_strips = q->num_scale_groups / q->scale_groups_per_row * m->strips_per_band;
+        m->range_rows = most_rows;
+        m->ranges_per_band = ((uint64_t)q->scale_group_rows + most_rows - 1) / most_rows;
+        m->num_ranges = q->num_scale_groups / q->scale_groups_per_row * m->ranges_per_band;
     }
     m->patches_per_row = ((uint64_t)q->cols + PATCH_WEIGHTS - 1) / PATCH_WEIGHTS;
     m->patch_stride = (q->rows * m->patches_per_row + MAX_PATCHES - 1) / MAX_PATCHES;
@@ -242,22 +242,22 @@ static void lay_out_strips(measurement *m) {
 
 static trf_status measure(trf_quantizer *q, const trf_source *source, int threads, trf_error *err) {
     measurement m = {.quantizer = q, .source = source};
-    lay_out_strips(&m);
+    lay_out_ranges(&m);
     uint64_t workers = (uint64_t)trf_thread_count(threads);
-    workers = workers < m.num_strips ? workers : m.num_strips;
-    uint64_t num_sums = (m.strips_per_band == 1 ? workers : m.num_strips) * q->scale_groups_per_row;
+    workers = workers < m.num_ranges ? workers : m.num_ranges;
+    uint64_t num_sums = (m.ranges_per_band == 1 ? workers : m.num_ranges) * q->scale_groups_per_row;
     m.sums = calloc(num_sums, sizeof *m.sums);
-    m.values = malloc(workers * m.strip_rows * m.strip_cols * trf_dtype_bytes(q->dtype));
+    m.values = malloc(workers * m.range_rows * m.range_cols * trf_dtype_bytes(q->dtype));
     m.sample = malloc(sizeof(float) * MAX_PATCHES * PATCH_WEIGHTS);
     trf_status status;
     if (!m.sums || !m.values || !m.sample) {
         status =
             trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory to measure a layer of %u x %u", q->rows, q->cols);
     } else {
-        status = trf_parallel_for((int)workers, m.num_strips, measure_strip, &m, err);
+        status = trf_parallel_for((int)workers, m.num_ranges, measure_range, &m, err);
     }
     if (status == TRF_OK) {
-        if (m.strips_per_band > 1)
+        if (m.ranges_per_band > 1)
             merge_bands(&m);
         find_peaks(q);
         count_sample(&m);

@@ -1,8 +1,8 @@
 /* The quantizer of the integer codec: scales of float weights, codes, and what a step would cost before it is tried.
  *
- * A weight w of a scale group (the tensor, a row, `scale_group_size` weights of a row, a block) becomes code = w /
- * scale rounded to nearest, ties to even. The scale group's scale is its magnitude (absmax for INT8, root mean square
- * under rate control) times one step common to the whole layer. */
+ * "Scale group" stands in these files for any scale region: the tensor, a row, a scale group or a scale block. A
+ * weight w becomes code = w / scale rounded to nearest, ties to even. The scale group's scale is its magnitude (absmax
+ * for INT8, root mean square under rate control) times one step common to the whole layer. */
 #ifndef TRF_QUANTIZE_H
 #define TRF_QUANTIZE_H
 
@@ -15,11 +15,11 @@ enum {
 
 typedef struct trf_quantizer trf_quantizer;
 
-/* Reads the source once, strips of rows on options->threads workers: every scale group's magnitude and absmax, and a
+/* Reads the source once, ranges of rows on options->threads workers: every scale group's magnitude and absmax, and a
  * sample of up to 2^20 weights (all of a smaller layer) spread evenly over the matrix. Of options it uses bits (0 =
  * INT8), granularity (NONE = channel), scale_group_size, threads. The result does not depend on threads. On success
  * *quantizer is the caller's, to be freed with trf_quantizer_free; on failure it is NULL. Holds 12 bytes a scale group
- * and 0.5 MiB; while it reads also 4 MiB, 1 MiB a worker, and for large scale groups the sums of strips (a byte a
+ * and 0.5 MiB; while it reads also 4 MiB, 1 MiB a worker, and for large scale groups the sums of ranges (a byte a
  * weight at the most).
  * Errors: TRF_ERR_ARGUMENT (source not F32, F16 or BF16, empty, scale_group_size, bits; a weight that is NaN or
  * infinite, named by row and column), TRF_ERR_MEMORY, whatever the source returns. */
@@ -43,7 +43,7 @@ double trf_quantizer_min_step(const trf_quantizer *quantizer);
 double trf_quantizer_max_step(const trf_quantizer *quantizer);
 
 /* Sets every scale group's scale to its magnitude times step, rounded to the table's dtype; larger where the scale
- * scale group's absmax would exceed TRF_MAX_CODE steps. May be called again; not while another thread uses the
+ * group's absmax would exceed TRF_MAX_CODE steps. May be called again; not while another thread uses the
  * quantizer. Limits: scale groups of zeros get an entry of 1; no scale is below 2^-126 or above 2^127; F16 scales are
  * kept normal numbers, and so no scale is below 2^-29 of the layer's largest. Weights of scale groups that these limits
  * touch are still coded to within half a scale. step: positive. */
@@ -57,7 +57,7 @@ trf_scale_dtype trf_quantizer_scale_dtype(const trf_quantizer *quantizer);
 uint32_t trf_quantizer_scale_group_size(const trf_quantizer *quantizer); /* 0 for tensor and channel */
 int32_t trf_quantizer_scale_exponent(const trf_quantizer *quantizer);    /* q; 0 for F32 scales */
 
-/* After trf_quantizer_set_step: quantizes the block of rows x cols weights from (row, col). values: row-major
+/* After trf_quantizer_set_step: quantizes the rectangle of rows x cols weights from (row, col). values: row-major
  * [rows][cols] of the source's dtype, as source->read gives them; codes: row-major [rows][cols], -TRF_MAX_CODE ...
  * TRF_MAX_CODE (INT8: -127 ... 127). code * scale differs from the weight by at most half a scale, or a whole one
  * where the next code would dequantize to infinity.

@@ -27,8 +27,8 @@ typedef struct trf_row_crossing {
     uint32_t rans_bytes;
 } trf_row_crossing;
 
-/* All but where the data is, which is 0. row: of the layer. slab_col: the column of slabs, from the layer's first one.
- * tile: the one that they meet in. */
+/* Fills all fields but the offsets of the data, which become 0. row: of the layer. slab_col: the column of slabs, from
+ * the layer's first one. tile: the one that they meet in. */
 TRF_HD trf_row_crossing trf_row_crossing_of(const trf_device_view *view, trf_tile_shape tile, uint32_t row,
                                             uint32_t slab_col) {
     trf_row_crossing crossing;

@@ -1,4 +1,4 @@
-/* The activations of an epilogue, in F32. C and CUDA; the two differ by what their expf and erfcf do.
+/* The activations of an epilogue, in F32. C and CUDA; the two differ by what their expf, erfcf and divisions do.
  *
  * They err by a few units of 2^-24 of the value, everywhere but among denormals: sums that would cancel are written as
  * products, and where an argument of exp or erfc is itself rounded, what it lacks is carried along. Nothing overflows

@@ -94,9 +94,9 @@ static double fullest_quarter(const trf_fused_partition *c) {
 }
 
 static double cost_of_stream_k_blocks(const trf_fused_partition *c, double each_us, double waiting_us) {
-    const double work_items = trf_ceil_div(c->work_items, c->clusters),
+    const double wave_columns = trf_ceil_div(c->wave_columns, c->clusters),
                  sums = 2.0 * c->clusters * c->wave_units * trf_fused_sum_bytes(c->slabs, c->x_tiles),
-                 decoding = work_items * c->wave_units * c->slabs * each_us, waiting = work_items * waiting_us;
+                 decoding = wave_columns * c->wave_units * c->slabs * each_us, waiting = wave_columns * waiting_us;
     return fmax(decoding, waiting) +
            (pipelines_x(c)   ? kFinishPipelinedUs
             : c->x_tiles > 1 ? kFinishTilesUs

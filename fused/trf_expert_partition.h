@@ -1,10 +1,10 @@
 /* How products of experts are shared out among blocks, from counts of tokens that only the device knows. Every block
  * works this out by itself, from the same numbers. C and CUDA.
  *
- * A *work item* is one pass over an expert's weights, with up to TRF_EXPERT_TOKENS of its tokens. Work items count
- * through the experts in order, those without tokens have none. A block has consecutive units (trf_warp_product.cuh),
- * counted through all work items, so that it enters few experts, and fewer of them if it enters another one; all of a
- * unit's columns are the block's. */
+ * A *work item* is one pass over an expert's weights, with up to TRF_EXPERT_TOKENS of its tokens. Work items are
+ * numbered expert by expert; an expert without tokens has none. A block has consecutive units (trf_warp_product.cuh),
+ * counted through all work items, so that it enters few experts; a block that enters one expert more gets fewer units.
+ * All of a unit's columns are the block's. */
 #ifndef TRF_EXPERT_PARTITION_H
 #define TRF_EXPERT_PARTITION_H
 

@@ -48,7 +48,7 @@
 #include "trf_fused_x_pipeline.cuh"
 #include "trf_stream_k.h"
 
-/* What a block has: work items [begin, end), a work item being one of `cols` columns of a wave of units. */
+/* What a block has: wave columns [begin, end), a wave column being one of a wave's `cols` slab columns. */
 struct trf_block_share {
     uint32_t unit, units; /* first unit of wave 0; units from there on */
     uint32_t col, cols;   /* first column; columns of a wave, at least 1 */
@@ -59,7 +59,7 @@ struct trf_block_share {
             unit = col = 0;
             units = p.units;
             cols = max(p.cols_per_block, 1u);
-            begin = trf_share_begin(p.units_per_cluster, p.units_remainder, blockIdx.x); /* work items here */
+            begin = trf_share_begin(p.units_per_cluster, p.units_remainder, blockIdx.x); /* wave columns here */
             end = trf_share_begin(p.units_per_cluster, p.units_remainder, blockIdx.x + 1);
             return;
         }

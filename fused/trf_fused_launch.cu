@@ -98,7 +98,7 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, c
 
 /* base: of the workspace. */
 static trf_fused_partition_args partition_args(const trf_fused_partition &c, uint8_t *base) {
-    const uint32_t shared_out = c.is_stream_k ? c.work_items : c.units;
+    const uint32_t shared_out = c.is_stream_k ? c.wave_columns : c.units;
     trf_fused_partition_args args = {};
     args.cluster = c.cluster;
     args.k_splits = c.k_splits;

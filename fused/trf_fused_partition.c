@@ -65,8 +65,8 @@ static trf_fused_partition make_partition(const fused_request *request, uint32_t
     const uint32_t most_at_once = c.warps / k_splits;
     if (c.is_stream_k) {
         c.wave_units = most_at_once;
-        c.work_items = trf_ceil_div(c.units, c.wave_units) * c.cols;
-        c.clusters = trf_max_u32(trf_min_u32(clusters, c.work_items), 1);
+        c.wave_columns = trf_ceil_div(c.units, c.wave_units) * c.cols;
+        c.clusters = trf_max_u32(trf_min_u32(clusters, c.wave_columns), 1);
         c.block_cols = c.cols;
         return c;
     }

@@ -42,7 +42,7 @@ TRF_HD_CONSTEXPR int trf_has_known_planes(uint32_t codec, int class_bits, uint32
 }
 
 /* Tiles of the kernels with two slabs a warp, at most: what was faster than with one slab, or has the registers. 0:
- * there are none. scaled: by scale groups, or blocks of them. */
+ * there are none. scaled: by scale groups or scale blocks. */
 TRF_HD_CONSTEXPR int trf_fused_two_slab_max_x_tiles(uint32_t codec, int class_bits, uint32_t raw_bits, int scaled) {
     return scaled                                                                                              ? 0
            : class_bits == 4 || (codec == TRF_CODEC_INT && !trf_has_known_planes(codec, class_bits, raw_bits)) ? 1

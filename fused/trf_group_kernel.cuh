@@ -12,7 +12,7 @@
  * buffers, which it needs no more. Then the block meets once, and adds them up in the order of warps.
  *
  * Three layers of 4096 x 4096 in BF16 (quads), a row of x each, 132 multiprocessors: 43 blocks a layer and 16 warps a
- * block, each warp with one slab side by side: units of 32 rows, 128 a layer, 16 columns of slabs each. Blocks have
+ * block, each warp with one slab at a time: units of 32 rows, 128 a layer, 16 columns of slabs each. Blocks have
  * two or three units.
  *
  *     layer 0: blocks 0 to 42           layer 1: blocks 43 to 85         layer 2: blocks 86 to 128     (three idle)

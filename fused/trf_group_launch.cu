@@ -71,36 +71,36 @@ static int prepare_layer(const trf_group_product *product, const trf_group_layer
     return trf_launch_edge_product(view, product->m, product->x_dtype, args->x, args->x_stride, edges, stream);
 }
 
-int trf_group_launch(const trf_group_product *products, uint32_t count, const trf_group_choice *choice,
+int trf_group_launch(const trf_group_product *products, uint32_t count, const trf_group_partition *partition,
                      const void *const *x, void *const *y, void *workspace, trf_stream stream) {
     trf_group_args args = {};
-    args.smem = choice->smem.layout;
-    args.sums = choice->smem.sums;
-    args.cluster = choice->cluster;
+    args.smem = partition->smem.layout;
+    args.sums = partition->smem.sums;
+    args.cluster = partition->cluster;
     args.count = count;
     for (uint32_t i = 0; i < count; i++) {
-        const trf_group_layer_partition *layer = &choice->layers[i];
-        args.layers[i] = layer_args_of(products[i].view, choice->slabs, products[i].y_dtype);
+        const trf_group_layer_partition *layer = &partition->layers[i];
+        args.layers[i] = layer_args_of(products[i].view, partition->slabs, products[i].y_dtype);
         args.layers[i].product.m = products[i].m;
         args.layers[i].product.y = y[i];
-        cut_layer(layer, choice->cluster, &args.layers[i].partition);
+        cut_layer(layer, partition->cluster, &args.layers[i].partition);
         args.first_cluster[i + 1] = args.first_cluster[i] + layer->clusters;
         int status = prepare_layer(&products[i], layer, x[i], (uint8_t *)workspace, &args.layers[i].product, stream);
         if (status)
             return status;
     }
-    return launch(kernel_of(products[0].view, choice->slabs, products[0].x_dtype), args,
-                  args.first_cluster[count] * args.cluster, choice->warps, choice->smem.bytes, stream);
+    return launch(kernel_of(products[0].view, partition->slabs, products[0].x_dtype), args,
+                  args.first_cluster[count] * args.cluster, partition->warps, partition->smem.bytes, stream);
 }
 
 /* ---- experts ---- */
 
 /* x in whole 16 bytes, and the edges' part of y, of all tokens. */
-static int prepare_tokens(const trf_experts_call *call, const trf_experts_choice *choice, trf_product_args *args,
+static int prepare_tokens(const trf_experts_call *call, const trf_experts_partition *partition, trf_product_args *args,
                           trf_stream stream) {
     const trf_device_view *view = call->view;
     if (view->cols % 8 || (uintptr_t)call->x % 16) {
-        uint8_t *const padded = call->workspace + trf_experts_padded_x(view, choice, call->max_rows);
+        uint8_t *const padded = call->workspace + trf_experts_padded_x(view, partition, call->max_rows);
         args->x_stride = trf_padded_x_stride(view);
         args->x = padded;
         int status = trf_launch_pad_tokens(call->x, call->offsets_dev + call->count, call->max_rows, view->cols, padded,
@@ -108,21 +108,21 @@ static int prepare_tokens(const trf_experts_call *call, const trf_experts_choice
         if (status)
             return status;
     }
-    if (!choice->edges)
+    if (!partition->edges)
         return cudaSuccess;
     float *edges = (float *)call->workspace;
     args->edges = edges;
     return trf_launch_expert_edge_product(call, args->x, args->x_stride, edges, stream);
 }
 
-int trf_experts_launch(const trf_experts_call *call, const trf_experts_choice *choice, const trf_device_limits *limits,
-                       trf_stream stream) {
+int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition *partition,
+                       const trf_device_limits *limits, trf_stream stream) {
     trf_group_args args = {};
     trf_expert_args *e = &args.experts;
-    args.smem = choice->smem.layout;
-    args.sums = choice->smem.sums;
+    args.smem = partition->smem.layout;
+    args.sums = partition->smem.sums;
     args.cluster = 1;
-    e->common = layer_args_of(call->view, choice->slabs, call->y_dtype);
+    e->common = layer_args_of(call->view, partition->slabs, call->y_dtype);
     e->common.partition.k_splits = e->common.partition.wave_units = 1;
     e->common.product.x = call->x;
     e->common.product.y = call->y;
@@ -130,10 +130,10 @@ int trf_experts_launch(const trf_experts_call *call, const trf_experts_choice *c
     e->offsets = call->offsets_dev;
     e->count = call->count;
     e->max_rows = call->max_rows;
-    e->cost_model = choice->cost_model;
-    int status = prepare_tokens(call, choice, &e->common.product, stream);
+    e->cost_model = partition->cost_model;
+    int status = prepare_tokens(call, partition, &e->common.product, stream);
     if (status)
         return status;
-    return launch(kernel_of(call->view, choice->slabs, call->x_dtype), args, (uint32_t)limits->multiprocessors,
-                  choice->warps, choice->smem.bytes, stream);
+    return launch(kernel_of(call->view, partition->slabs, call->x_dtype), args, (uint32_t)limits->multiprocessors,
+                  partition->warps, partition->smem.bytes, stream);
 }

@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* y[i] = x[i] . W^T of each; products, count: those of the choice. workspace: 256-byte aligned. */
-int trf_group_launch(const trf_group_product *products, uint32_t count, const trf_group_choice *choice,
+/* y[i] = x[i] . W^T of each; products, count: those of the partition. workspace: 256-byte aligned. */
+int trf_group_launch(const trf_group_product *products, uint32_t count, const trf_group_partition *partition,
                      const void *const *x, void *const *y, void *workspace, trf_stream stream);
 
 /* One expert, as the kernels see it: an array of them lies in device memory. */
@@ -31,8 +31,8 @@ typedef struct trf_experts_call {
     uint8_t *workspace;
 } trf_experts_call;
 
-int trf_experts_launch(const trf_experts_call *call, const trf_experts_choice *choice, const trf_device_limits *limits,
-                       trf_stream stream);
+int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition *partition,
+                       const trf_device_limits *limits, trf_stream stream);
 
 /* As trf_launch_edge_product, for the tokens of all experts that have edges. partial: [max_rows][rows]. */
 int trf_launch_expert_edge_product(const trf_experts_call *call, const void *x, uint64_t x_stride, float *partial,

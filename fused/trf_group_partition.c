@@ -61,14 +61,14 @@ typedef struct group_launch {
     uint32_t slabs, warps, cluster, clusters; /* clusters: at most */
 } group_launch;
 
-/* What is asked for, and the best choice so far. */
+/* What is asked for, and the best partition so far. */
 typedef struct group_search {
     const trf_group_product *products;
     uint32_t count;
     const trf_device_limits *limits;
     trf_cost_shape shapes[TRF_GROUP_LAYERS];
     layer_partitions *partitions; /* [TRF_GROUP_LAYERS] */
-    trf_group_choice best;
+    trf_group_partition best;
 } group_search;
 
 static void find_layer_partitions(const trf_cost_shape *s, uint32_t cluster, uint32_t clusters,
@@ -133,22 +133,22 @@ static double find_least_us(const group_search *search, uint32_t clusters, uint3
 }
 
 /* Bytes of sums of the launch. */
-static uint32_t sums_of(const trf_group_choice *choice, uint32_t count) {
-    const uint32_t sum_bytes = trf_fused_sum_bytes(choice->slabs, 1);
-    if (choice->cluster == 1)
-        return choice->warps * sum_bytes;
+static uint32_t sums_of(const trf_group_partition *partition, uint32_t count) {
+    const uint32_t sum_bytes = trf_fused_sum_bytes(partition->slabs, 1);
+    if (partition->cluster == 1)
+        return partition->warps * sum_bytes;
     uint32_t most = 0;
     for (uint32_t i = 0; i < count; i++) { /* tasks of a block, rounded up */
-        const trf_group_layer_partition *layer = &choice->layers[i];
-        most =
-            trf_max_u32(layer->k_splits * (layer->wave_units * sum_bytes + choice->cluster * TRF_ACC_TILE_BYTES), most);
+        const trf_group_layer_partition *layer = &partition->layers[i];
+        most = trf_max_u32(layer->k_splits * (layer->wave_units * sum_bytes + partition->cluster * TRF_ACC_TILE_BYTES),
+                           most);
     }
     return most;
 }
 
-/* Takes this kernel and size of cluster if they are better than the choice so far, and fit. */
+/* Takes this kernel and size of cluster if they are better than the partition so far, and fit. */
 static void consider(group_search *search, const group_launch *launch) {
-    trf_group_choice candidate = {.slabs = launch->slabs, .warps = launch->warps, .cluster = launch->cluster};
+    trf_group_partition candidate = {.slabs = launch->slabs, .warps = launch->warps, .cluster = launch->cluster};
     uint32_t n[TRF_GROUP_LAYERS];
     for (uint32_t i = 0; i < search->count; i++) {
         const trf_group_product *product = &search->products[i];
@@ -176,20 +176,20 @@ static void consider(group_search *search, const group_launch *launch) {
 }
 
 /* Edges' sums and x with whole 16 bytes, layer by layer. */
-static void lay_out_workspace(const trf_group_product *products, uint32_t count, trf_group_choice *choice) {
+static void lay_out_workspace(const trf_group_product *products, uint32_t count, trf_group_partition *partition) {
     uint64_t at = 0;
     for (uint32_t i = 0; i < count; i++) {
         const trf_device_view *view = products[i].view;
-        choice->layers[i].edges = at;
+        partition->layers[i].edges = at;
         at += trf_align_256(products[i].traits->irregular_weights ? 4ull * products[i].m * view->rows : 0);
-        choice->layers[i].padded_x = at;
+        partition->layers[i].padded_x = at;
         at += trf_padded_x_bytes(view, products[i].m); /* x may be misaligned */
     }
-    choice->workspace_bytes = at;
+    partition->workspace_bytes = at;
 }
 
 int trf_group_choose(const trf_group_product *products, uint32_t count, const trf_device_limits *limits,
-                     trf_group_choice *choice) {
+                     trf_group_partition *partition) {
     const trf_device_view *view = products[0].view;
     group_search search = {.products = products, .count = count, .limits = limits, .best.microseconds = HUGE_VAL};
     search.partitions = malloc(TRF_GROUP_LAYERS * sizeof *search.partitions);
@@ -206,8 +206,8 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
     free(search.partitions);
     if (search.best.microseconds == HUGE_VAL)
         return 0;
-    *choice = search.best;
-    lay_out_workspace(products, count, choice);
+    *partition = search.best;
+    lay_out_workspace(products, count, partition);
     return 1;
 }
 
@@ -229,17 +229,17 @@ static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t
 }
 
 int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
-                       trf_experts_choice *choice) {
+                       trf_experts_partition *partition) {
     uint64_t least = UINT64_MAX;
     for (uint32_t slabs = 1; slabs <= 2; slabs++) {
         if (!trf_has_group(view->codec, view->class_bits, slabs))
             continue;
         const uint32_t sum_bytes = trf_fused_sum_bytes(slabs, 1);
         uint32_t warps = trf_group_warps(view->class_bits, slabs);
-        trf_group_smem smem = lay_out(view, choice->rans_bytes, slabs, warps, warps * sum_bytes);
+        trf_group_smem smem = lay_out(view, partition->rans_bytes, slabs, warps, warps * sum_bytes);
         while (warps >= LEAST_WARPS && !trf_smem_fits(smem.bytes, limits)) {
             warps--;
-            smem = lay_out(view, choice->rans_bytes, slabs, warps, warps * sum_bytes);
+            smem = lay_out(view, partition->rans_bytes, slabs, warps, warps * sum_bytes);
         }
         if (warps < LEAST_WARPS)
             continue;
@@ -250,18 +250,19 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
         if (cost >= least)
             continue;
         least = cost;
-        choice->slabs = slabs;
-        choice->warps = warps;
-        choice->smem = smem;
-        choice->cost_model = cost_model;
+        partition->slabs = slabs;
+        partition->warps = warps;
+        partition->smem = smem;
+        partition->cost_model = cost_model;
     }
     return least < UINT64_MAX;
 }
 
-uint64_t trf_experts_padded_x(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows) {
-    return choice->edges ? trf_align_256(4ull * max_rows * view->rows) : 0;
+uint64_t trf_experts_padded_x(const trf_device_view *view, const trf_experts_partition *partition, uint32_t max_rows) {
+    return partition->edges ? trf_align_256(4ull * max_rows * view->rows) : 0;
 }
 
-uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows) {
-    return trf_experts_padded_x(view, choice, max_rows) + trf_padded_x_bytes(view, max_rows);
+uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,
+                                     uint32_t max_rows) {
+    return trf_experts_padded_x(view, partition, max_rows) + trf_padded_x_bytes(view, max_rows);
 }

@@ -42,38 +42,39 @@ typedef struct trf_group_layer_partition {
     uint64_t edges, padded_x;      /* offsets in the workspace */
 } trf_group_layer_partition;
 
-typedef struct trf_group_choice {
+typedef struct trf_group_partition {
     uint32_t slabs, warps, cluster; /* slabs that a warp walks side by side; warps of a block; blocks of a cluster */
     uint32_t rans_bytes;            /* of the layer with the longest rANS streams */
     trf_group_smem smem;
     double microseconds; /* estimated, of a whole launch but what every launch takes */
     uint64_t workspace_bytes;
     trf_group_layer_partition layers[TRF_GROUP_LAYERS];
-} trf_group_choice;
+} trf_group_partition;
 
 /* products: 1 to TRF_GROUP_LAYERS that fit each other (trf_group_fits), x of one type. @return whether there is a
- * choice for them. */
+ * partition for them. */
 int trf_group_choose(const trf_group_product *products, uint32_t count, const trf_device_limits *limits,
-                     trf_group_choice *choice);
+                     trf_group_partition *partition);
 
 /* ---- experts ---- */
 
-typedef struct trf_experts_choice {
+typedef struct trf_experts_partition {
     uint32_t slabs, warps; /* slabs that a warp walks side by side; warps of a block */
     uint32_t rans_bytes;   /* of the expert with the longest rANS streams */
     uint32_t edges;        /* whether any expert has some */
     trf_group_smem smem;
     trf_expert_cost_model cost_model;
-} trf_experts_choice;
+} trf_experts_partition;
 
 /* Sets all but rans_bytes and edges, which are set, for calls of so many tokens. view: of any expert. @return whether
- * there is a choice. */
+ * there is a partition. */
 int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
-                       trf_experts_choice *choice);
+                       trf_experts_partition *partition);
 
 /* Offset of x with rows of whole 16 bytes in the workspace, behind the edges' sums; and the bytes of it all. */
-uint64_t trf_experts_padded_x(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows);
-uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_choice *choice, uint32_t max_rows);
+uint64_t trf_experts_padded_x(const trf_device_view *view, const trf_experts_partition *partition, uint32_t max_rows);
+uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,
+                                     uint32_t max_rows);
 
 #ifdef __cplusplus
 }

@@ -15,7 +15,7 @@ struct trf_product_args {
     trf_device_view view;
     const void *x;               /* [m][x_stride], 16-bit, 16-byte aligned rows */
     void *y;                     /* [m] rows; with an epilogue its sums, in the workspace, and y_dtype is F32 */
-    const float *edges;          /* placed as y, or NULL */
+    const float *edges;          /* the sums of edges, placed as y, or NULL */
     uint32_t x_stride, y_stride; /* elements */
     uint32_t m, y_dtype;
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
@@ -31,9 +31,11 @@ struct trf_partition_args {
     uint32_t k_splits;   /* split-K in a block: warps that share a unit's columns */
     uint32_t wave_units; /* a wave: units that a block walks at once; wave_units * k_splits warps are at work */
     uint32_t units;      /* of the layer */
-    uint32_t units_per_cluster, units_remainder; /* the first units_remainder clusters have one unit more */
-    uint32_t cols_per_block, cols_remainder;     /* likewise, a block's columns of slabs */
-    uint32_t sums_stride;                        /* of sums in shared memory, from warp to warp: blocks alone */
+    /* The first units_remainder clusters have one unit more. Where is_stream_k, these two count wave columns of
+     * blocks instead: the first units_remainder blocks have one more. */
+    uint32_t units_per_cluster, units_remainder;
+    uint32_t cols_per_block, cols_remainder; /* likewise, a block's slab columns; is_stream_k: those of a wave, and 0 */
+    uint32_t sums_stride;                    /* of sums in shared memory, from warp to warp: blocks alone */
 };
 
 /* The same for the kernels of one layer. */
@@ -80,12 +82,12 @@ static __device__ __forceinline__ float trf_scale_sum(const trf_product_args &a,
     return sum;
 }
 
-/* Where element (n, row) of y is, and what the edges add to it. */
+/* Where element (n, row) of y is, and the sum that the edges add to it. */
 static __device__ __forceinline__ uint64_t trf_y_place(const trf_product_args &a, uint32_t n, uint32_t row) {
     return (uint64_t)n * a.y_stride + row;
 }
 
-/* With what the edges add. */
+/* A sum with what the edges add to it. */
 static __device__ __forceinline__ float trf_add_edges(const trf_product_args &a, uint64_t at, float value) {
     return a.edges ? value + a.edges[at] : value;
 }
@@ -161,7 +163,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
     uint32_t
         x_shared; /* shared address of this lane's x of the two steps to come, or of both copies: [kXTiles][8][64] */
     uint32_t first_step[8];     /* the fragments of the first of them */
-    float inverse_offset_scale; /* 2^-exponent_offset */
+    float inverse_offset_scale; /* 2^-trf_layer_exponent */
 
     __device__ __forceinline__ trf_warp_product(const trf_product_args &args, uint32_t lane_) : a(args), lane(lane_) {
         inverse_offset_scale = __uint_as_float((uint32_t)(127 - trf_layer_exponent(a.view)) << 23);
@@ -303,7 +305,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
         }
     }
 
-    /* 2^-offset of the row that an exception stands in. */
+    /* 2^-trf_row_exponent of the row that an exception stands in. */
     __device__ __forceinline__ float row_inverse_offset_scale(uint32_t s, uint32_t exception,
                                                               const trf_walk &walk) const {
         if (!kRowOffsets || !a.use_row_offsets)

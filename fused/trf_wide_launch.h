@@ -1,4 +1,4 @@
-/* The launcher of the fused product of larger batches, by warpgroups: compute capability 9.0 only. C and CUDA. */
+/* The launcher of wide products, by warpgroups: compute capability 9.0 only. C and CUDA. */
 #ifndef TRF_WIDE_LAUNCH_H
 #define TRF_WIDE_LAUNCH_H
 

@@ -21,8 +21,9 @@
  * - The library never prints or exits, and keeps no pointer of the caller's beyond the call unless a comment says so.
  * - Functions that take a const object are thread-safe on it. Destroying NULL does nothing.
  * - "Device memory" is that of the context's device: a GPU's, or the process's own on the CPU. Work is ordered on
- *   `stream`, and a call that takes one returns before its work is done, never allocates, synchronizes or reads back,
- *   and can be captured in a CUDA graph. On the CPU streams are ignored, and calls are done when they return. */
+ *   `stream`. On a GPU a call that takes one returns before its work is done, never allocates, synchronizes or reads
+ *   back, and can be captured in a CUDA graph (but for trf_stack_acquire and what goes with it, of offloaded layers:
+ *   transfuse/stacks.h). On the CPU streams are ignored, and calls are done when they return. */
 #ifndef TRANSFUSE_H
 #define TRANSFUSE_H
 
@@ -60,7 +61,7 @@ typedef enum trf_status {
     TRF_ERR_MAGIC = 7,        /* not a layer blob */
     TRF_ERR_VERSION = 8,      /* a format version that this build does not read */
     TRF_ERR_HEADER = 9,       /* a header or extension field is out of range or contradicts another */
-    TRF_ERR_TABLE = 10,       /* the frequency table is not one */
+    TRF_ERR_TABLE = 10,       /* the frequencies do not add up, or one is too large */
     TRF_ERR_TILE = 11,        /* a tile's metadata or its slab table is out of range */
     TRF_ERR_CHECKSUM = 12,    /* stored and computed checksum differ */
     TRF_ERR_RANS = 13,        /* a lane's rANS words do not end where they must */
@@ -197,7 +198,7 @@ typedef struct trf_layer_info {
 typedef struct trf_layer trf_layer;
 
 /* Wraps a blob, which stays the caller's, 16-byte aligned, and must outlive the layer. Validates all of it.
- * Errors: those of a malformed blob (TRF_ERR_TRUNCATED..TRF_ERR_CHECKSUM). */
+ * Errors: those of a malformed blob (TRF_ERR_TRUNCATED to TRF_ERR_RANS). */
 TRF_API trf_status trf_layer_from_memory(const void *blob, uint64_t blob_bytes, trf_layer **layer, trf_error *err);
 
 /* Maps a .trf file read-only and validates it. */
@@ -442,16 +443,19 @@ typedef enum trf_path {
     /* The context's tuning decides, else a table of crossovers that the library brings along for the GPU's generation;
      * where neither has anything: FUSED if it takes the product, else TWO_STEP. */
     TRF_PATH_AUTO = 0,
-    TRF_PATH_FUSED = 1,    /* decoded inside the product; m up to TRF_FUSED_MAX_M; docs/guide.md says which layers */
+    /* Decoded inside the product. On a GPU m up to TRF_FUSED_MAX_M, and docs/guide.md says which layers; on the CPU the
+     * only path, for every m. */
+    TRF_PATH_FUSED = 1,
     TRF_PATH_TWO_STEP = 2, /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU */
     TRF_PATH_WIDE = 3      /* decoded inside a product of warpgroups, every m: compute capability 9.0 */
 } trf_path;
 
 enum {
-    TRF_FUSED_MAX_M = 64 /* rows of x */
+    TRF_FUSED_MAX_M = 64 /* rows of x, on a GPU */
 };
 
-/* Applied to x . W^T + bias, in F32. They err by 2^-20 of their value at most, and 2^-145; of -infinity they are 0. */
+/* Applied to x . W^T + bias, in F32. The error is at most 2^-20 of the value plus 2^-145. Of -infinity all but NONE are
+ * 0. */
 typedef enum trf_activation {
     TRF_ACTIVATION_NONE = 0,
     TRF_ACTIVATION_SILU = 1,     /* v / (1 + exp(-v)) */

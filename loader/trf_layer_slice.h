@@ -25,7 +25,7 @@ typedef struct trf_slice {
     trf_head_sections sections;
 } trf_slice;
 
-/* Lays the slice out. Scales of a scale group or block may get smaller groups, so that groups begin where the selection
+/* Lays the slice out. Scale groups and scale blocks may become smaller ones, so that one begins where the selection
  * does, and where it leaps. Infinities and NaNs of columns that are not used become zeros, so that x = 0 leaves them
  * out of a product; tiles that may have some are read for that. threads: as trf_thread_count takes it. Release with
  * trf_slice_close on success only. Errors: TRF_ERR_MEMORY; those of read; TRF_ERR_RANS (a tile that had to be decoded).

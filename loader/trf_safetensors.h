@@ -85,7 +85,7 @@ void trf_safetensors_add_tensor(trf_text *text, const char *name, const char *su
 void trf_safetensors_end_header(trf_text *text, uint32_t alignment);
 
 /* Largest size that trf_safetensors_add_tensor can add for this tensor, whatever its offsets, as itself or as
- * `name``suffix` of U8. @return 0 without memory. */
+ * U8 with `suffix` behind its name. @return 0 without memory. */
 size_t trf_safetensors_entry_bound(const trf_tensor *tensor, const char *suffix);
 
 #endif

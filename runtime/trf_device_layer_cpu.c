@@ -1,7 +1,7 @@
 /* Layers on the CPU. */
 #include "trf_device_cpu.h"
-#include "trf_layer_open.h"
 #include "trf_slab_directory.h"
+#include "trf_source_to_layer.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ trf_status trf_cpu_adopt_layer(trf_device_layer *made, trf_layer *host, trf_erro
 trf_status trf_cpu_fill_layer(trf_device_layer *made, trf_layer_source *source, const trf_layer_memory *memory,
                               trf_error *err) {
     trf_layer *host;
-    trf_status status = trf_layer_open_source(source, memory->blob, &host, err);
+    trf_status status = trf_source_to_layer(source, memory->blob, &host, err);
     if (status != TRF_OK)
         return status;
     status = trf_cpu_adopt_layer(made, host, err);

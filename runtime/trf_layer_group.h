@@ -16,7 +16,7 @@ typedef struct trf_group_entry {
 
 /* A launch of several layers. */
 typedef struct trf_shared_launch {
-    trf_group_choice choice;
+    trf_group_partition partition;
     uint32_t count, members[TRF_GROUP_LAYERS]; /* of entries */
 } trf_shared_launch;
 
@@ -49,8 +49,8 @@ struct trf_experts_plan {
     trf_dtype x_dtype, y_dtype;
     uint64_t workspace_bytes;
     union {
-        trf_experts_choice launch; /* a GPU's */
-        trf_plan one;              /* the CPU's: the product of any one expert by all tokens */
+        trf_experts_partition launch; /* a GPU's */
+        trf_plan one;                 /* the CPU's: the product of any one expert by all tokens */
     } work;
 };
 

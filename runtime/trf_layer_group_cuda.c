@@ -36,14 +36,14 @@ static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t
         products[i] = product_of(&group->entries[members[i]]);
         alone_us += TRF_LAUNCH_US + trf_fused_microseconds(&layer->view, &layer->traits, limits, products[i].m);
     }
-    if (count < 2 || !trf_group_choose(products, count, limits, &made.choice) ||
-        made.choice.microseconds + TRF_LAUNCH_US >= alone_us)
+    if (count < 2 || !trf_group_choose(products, count, limits, &made.partition) ||
+        made.partition.microseconds + TRF_LAUNCH_US >= alone_us)
         return;
     for (uint32_t i = 0; i < count; i++)
         group->entries[members[i]].is_in_launch = 1;
     group->launches[group->num_launches++] = made;
-    if (group->workspace_bytes < made.choice.workspace_bytes)
-        group->workspace_bytes = made.choice.workspace_bytes;
+    if (group->workspace_bytes < made.partition.workspace_bytes)
+        group->workspace_bytes = made.partition.workspace_bytes;
 }
 
 static void cuda_choose_launches(trf_layer_group *group) {
@@ -79,7 +79,7 @@ static trf_status cuda_launch_group(const trf_layer_group *group, const void *co
             each_y[i] = y[launch->members[i]];
         }
         status = trf_check_cuda(
-            trf_group_launch(products, launch->count, &launch->choice, each_x, each_y, workspace, stream),
+            trf_group_launch(products, launch->count, &launch->partition, each_x, each_y, workspace, stream),
             "a grouped product", err);
     }
     trf_leave_device(&scope);
@@ -88,16 +88,16 @@ static trf_status cuda_launch_group(const trf_layer_group *group, const void *co
 
 /* ---- experts ---- */
 
-/* The choice for calls of so many tokens. @return whether there is one. */
-static int choose_experts_launch(const trf_experts *experts, uint32_t tokens, trf_experts_choice *choice) {
-    *choice = (trf_experts_choice){.rans_bytes = experts->rans_bytes, .edges = experts->edges != 0};
-    return trf_experts_choose(&experts->layers[0]->view, experts->count, tokens, &experts->context->limits, choice);
+/* The partition for calls of so many tokens. @return whether there is one. */
+static int choose_experts_partition(const trf_experts *experts, uint32_t tokens, trf_experts_partition *partition) {
+    *partition = (trf_experts_partition){.rans_bytes = experts->rans_bytes, .edges = experts->edges != 0};
+    return trf_experts_choose(&experts->layers[0]->view, experts->count, tokens, &experts->context->limits, partition);
 }
 
 /* Why the kernels do not take these experts, if they do not. */
 static void find_refusals(trf_experts *experts) {
     const trf_device_layer *first = experts->layers[0];
-    trf_experts_choice choice;
+    trf_experts_partition partition;
     for (uint32_t i = 0; i < experts->count; i++) {
         const trf_device_layer *layer = experts->layers[i];
         const uint32_t bytes = (layer->traits.max_rans_bytes + 15) / 16 * 16;
@@ -114,7 +114,7 @@ static void find_refusals(trf_experts *experts) {
         experts->rans_bytes = bytes > experts->rans_bytes ? bytes : experts->rans_bytes;
         experts->edges |= layer->traits.irregular_weights != 0;
     }
-    for (int bf16_x = 0; bf16_x < 2 && !choose_experts_launch(experts, 1, &choice); bf16_x++)
+    for (int bf16_x = 0; bf16_x < 2 && !choose_experts_partition(experts, 1, &partition); bf16_x++)
         if (!experts->refusals[bf16_x])
             experts->refusals[bf16_x] = "the streams of all experts do not fit this device's shared memory";
 }
@@ -155,7 +155,7 @@ static trf_status cuda_create_experts_plan(trf_experts_plan *plan, trf_error *er
     if (experts->refusals[bf16_x])
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "products of experts do not take expert %u: %s",
                         experts->refused_experts[bf16_x], experts->refusals[bf16_x]);
-    choose_experts_launch(experts, plan->max_tokens, &plan->work.launch);
+    choose_experts_partition(experts, plan->max_tokens, &plan->work.launch);
     plan->workspace_bytes =
         trf_experts_workspace_bytes(&experts->layers[0]->view, &plan->work.launch, plan->max_tokens);
     return TRF_OK;

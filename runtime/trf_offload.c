@@ -2,8 +2,8 @@
  * operations do it. */
 #include "trf_offload.h"
 
-#include "trf_layer_open.h"
 #include "trf_plan.h"
+#include "trf_source_to_layer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -99,7 +99,7 @@ trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const ch
         status = trf_layer_source_open_tensor(checkpoint, tensor, &taken, &source, err);
     if (status != TRF_OK)
         return status;
-    status = trf_layer_open_source(&source, NULL, &layer, err);
+    status = trf_source_to_layer(&source, NULL, &layer, err);
     if (status == TRF_OK)
         status = append(stack, layer, &source.shard, 1, err);
     if (status != TRF_OK) {

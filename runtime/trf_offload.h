@@ -8,10 +8,8 @@
 #include "trf_offload_order.h"
 
 typedef struct trf_stack_entry {
-    trf_device_layer *
-        /* the stack's; its context, serial, info and shard are set when it is added, the rest when the stack is
-         * prepared */
-        layer;
+    /* The stack's. Its context, info and shard are set when it is added, the rest when the stack is prepared. */
+    trf_device_layer *layer;
     trf_layer *source; /* until it is prepared, then NULL */
     int owned;         /* source is the stack's */
 } trf_stack_entry;

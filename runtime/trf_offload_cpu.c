@@ -1,7 +1,7 @@
 /* Stacks on the CPU: device memory is the process's, so that every layer simply stays, whatever the budget. */
 #include "trf_device_cpu.h"
-#include "trf_layer_open.h"
 #include "trf_offload.h"
+#include "trf_source_to_layer.h"
 
 #include <stdlib.h>
 
@@ -21,7 +21,7 @@ static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error
         trf_layer_source_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &source, err);
     if (status != TRF_OK)
         return status;
-    status = trf_layer_open_source(&source, NULL, copy, err);
+    status = trf_source_to_layer(&source, NULL, copy, err);
     trf_layer_source_close(&source);
     return status;
 }

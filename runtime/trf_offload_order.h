@@ -13,9 +13,8 @@ typedef struct trf_stack_state {
     uint8_t present;  /* its copy has been queued, and none to its place since */
     uint8_t spent;    /* may go: used since, or passed over */
     uint8_t released; /* at least once since its copy */
-    uint64_t
-        /* of layers that are present, the one that is to be used next has the least but for those that are spent */
-        turn;
+    /* Of layers that are present and not spent, the one that is to be used next has the least. */
+    uint64_t turn;
 } trf_stack_state;
 
 /* What is done on the device. Both only queue work behind all that they have queued before. */

@@ -6,16 +6,16 @@
 
 #include "trf_threads.h"
 
-/* 4 MiB take a copy over PCIe 5 about 80 us, beside which its start (3 us) is little, while a layer of some MiB still
- * goes in several transfers. Eight: one or two are under way, and the others are filled, by one load or by several at a
- * time. */
+/* Copying 4 MiB over PCIe 5 takes about 80 us, beside which the start of a copy (3 us) is little, while a layer of
+ * some MiB still goes in several transfers. Eight: one or two are under way, and the others are filled, by one load or
+ * by several at a time. */
 enum {
     TRF_STAGING_BUFFERS = 8,
     TRF_STAGING_BYTES = 4 << 20 /* of each; no tile is larger */
 };
 
-/* What moves the bytes. All but allocate and release run with the device current that the caller of the ring has made
- * so, or make it so themselves; thread-safe. */
+/* What moves the bytes. Before all but allocate and release the caller of the ring makes the device current, or these
+ * functions do so themselves. Thread-safe. */
 typedef struct trf_copy_engine {
     /* @return page-locked memory, or NULL if there is none to be had. */
     void *(*allocate)(void *context, uint64_t bytes);

@@ -22,7 +22,7 @@ typedef struct trf_tuned_point {
 typedef struct trf_tuning_key {
     trf_codec codec;
     uint32_t class_bits, raw_bits;
-    int has_scale_groups; /* along rows */
+    int has_scale_groups; /* or scale blocks */
     uint32_t rows, cols;
 } trf_tuning_key;
 
@@ -33,7 +33,7 @@ typedef struct trf_tuned_layer {
 } trf_tuned_layer;
 
 struct trf_tuning {
-    char device[256]; /* as trf_context_device_name has it */
+    char device[256]; /* as trf_context_info.name has it */
     uint32_t num_layers;
     trf_tuned_layer *layers;
 };
@@ -47,8 +47,8 @@ trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer);
  * differ. */
 double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b);
 
-/* The path for a batch: of the layer of the same codec and classes whose shape is the nearest. @return TRF_PATH_AUTO
- * where there is none, or for a batch beyond its last point. */
+/* The path for a batch: of the layer whose key is the nearest (trf_tuning_key_distance). @return TRF_PATH_AUTO where
+ * there is none, or for a batch beyond its last point. */
 trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m);
 
 /* The same by the table that the library brings along, for GPUs of this compute capability (10 * major + minor).

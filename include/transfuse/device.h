@@ -36,7 +36,7 @@ TRF_API void trf_row_request_init(trf_row_request *request);
 /* Decodes single rows. Of a shard, whatever its bounds, ids count from its first row, and its columns are written. A
  * row is what trf_device_layer_decode gives, bit for bit (but for which NaN it is where NaNs are converted). An id that
  * the layer does not have gives a row of NaN, or of zeros where integers are written; trf_device_layer_check does not
- * report it. Corrupt rANS words are found in the lanes that are read only. Errors: TRF_ERR_SHAPE (size),
+ * report it. Corrupt rANS words are found only in the lanes that are read. Errors: TRF_ERR_SHAPE (size),
  * TRF_ERR_UNSUPPORTED (BF16 or F16 of the other 16-bit float codec); on the CPU TRF_ERR_RANS. */
 TRF_API trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                    trf_error *err);

@@ -31,9 +31,10 @@ typedef struct trf_tune_options {
 TRF_API void trf_tune_options_init(trf_tune_options *options);
 
 /* Times every path that takes a layer, for each batch, with the weights in no cache of a GPU: the median of 9 calls. Of
- * layers with one codec, width of symbols and shape the first is measured. layers: [num_layers], of one context, not of
- * a stack; the device should have nothing else to do. options: NULL for the defaults. Takes device memory for max_m
- * rows of x, of y, the workspace, and twice the L2 cache; allocates and waits. A batch that no path takes is left out.
+ * layers with one codec, class bits, raw bits and shape (in whole tiles), all with scale groups or scale blocks or all
+ * without, the first is measured. layers: [num_layers], of one context, not of a stack; the device should have nothing
+ * else to do. options: NULL for the defaults. Takes device memory for max_m rows of x, of y, the workspace, and twice
+ * the L2 cache; allocates and waits. A batch that no path takes is left out.
  * Errors: TRF_ERR_CANCELLED; CPU: TRF_ERR_RANS. */
 TRF_API trf_status trf_tuning_measure(trf_device_layer *const *layers, uint32_t num_layers,
                                       const trf_tune_options *options, trf_tuning **tuning, trf_error *err);
@@ -45,8 +46,9 @@ TRF_API trf_status trf_tuning_write(const trf_tuning *tuning, const char *path, 
 TRF_API trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err);
 TRF_API void trf_tuning_free(trf_tuning *tuning);
 
-/* @return the path that it has for a product: of the layer of the same codec and width of symbols whose shape is the
- * nearest; TRF_PATH_AUTO if it has none, or for a batch beyond those measured. */
+/* @return the path that it has for a product: of the layer that is the nearest in shape and raw bits, among those of
+ * the same codec and class bits, with scale groups or scale blocks or without; TRF_PATH_AUTO if it has none, or for a
+ * batch beyond those measured. */
 TRF_API trf_path trf_tuning_path(const trf_tuning *tuning, const trf_device_layer *layer, uint32_t m);
 
 /* Plans with TRF_PATH_AUTO that are made from here on follow the tuning, which is copied; a path that does not take a

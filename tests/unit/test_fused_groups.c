@@ -51,27 +51,28 @@ static uint32_t units_of(const trf_device_view *view, uint32_t slabs) {
     return cols ? (view->rows / TRF_SLAB_ROWS + slabs - 1) / slabs : 0;
 }
 
-static void check_choice(const trf_group_choice *choice, const trf_group_product *products, uint32_t count,
-                         const trf_device_limits *limits) {
+static void check_partition(const trf_group_partition *partition, const trf_group_product *products, uint32_t count,
+                            const trf_device_limits *limits) {
     uint32_t clusters = 0, log = 0;
     uint64_t workspace = 0;
-    while (1u << log < choice->cluster)
+    while (1u << log < partition->cluster)
         log++;
-    EXPECT(choice->slabs == 1 || choice->slabs == 2);
-    EXPECT(choice->warps >= 8 && choice->warps <= 20 && log < TRF_CLUSTER_SIZES && limits->clusters[log] > 0);
+    EXPECT(partition->slabs == 1 || partition->slabs == 2);
+    EXPECT(partition->warps >= 8 && partition->warps <= 20 && log < TRF_CLUSTER_SIZES && limits->clusters[log] > 0);
     for (uint32_t i = 0; i < count; i++) {
-        const trf_group_layer_partition *layer = &choice->layers[i];
+        const trf_group_layer_partition *layer = &partition->layers[i];
         const trf_device_view *view = products[i].view;
-        const uint32_t units = units_of(view, choice->slabs);
+        const uint32_t units = units_of(view, partition->slabs);
         EXPECT(layer->clusters >= 1 && layer->clusters <= (units ? units : 1)); /* none without units but for edges */
-        EXPECT(layer->k_splits >= 1 && layer->wave_units >= 1 && layer->k_splits * layer->wave_units <= choice->warps);
-        EXPECT(choice->rans_bytes >= products[i].traits->max_rans_bytes);
+        EXPECT(layer->k_splits >= 1 && layer->wave_units >= 1 &&
+               layer->k_splits * layer->wave_units <= partition->warps);
+        EXPECT(partition->rans_bytes >= products[i].traits->max_rans_bytes);
         EXPECT(layer->edges >= workspace && layer->padded_x >= layer->edges && layer->padded_x % 256 == 0);
         workspace = layer->padded_x + 2ull * products[i].m * view->cols;
         clusters += layer->clusters;
     }
     EXPECT(clusters <= limits->clusters[log]);
-    EXPECT(choice->workspace_bytes >= workspace && choice->microseconds >= 0);
+    EXPECT(partition->workspace_bytes >= workspace && partition->microseconds >= 0);
 }
 
 /* Layers of all shapes, 1 to 8 at once. */
@@ -83,7 +84,7 @@ START_TEST(every_group_has_a_cut) {
         const uint32_t count = 1 + first % TRF_GROUP_LAYERS;
         trf_device_view views[TRF_GROUP_LAYERS];
         trf_group_product products[TRF_GROUP_LAYERS];
-        trf_group_choice choice;
+        trf_group_partition partition;
         for (uint32_t i = 0; i < count; i++) {
             const uint32_t shape = (first + 37 * i) % NUM_SHAPES;
             views[i] = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
@@ -93,11 +94,11 @@ START_TEST(every_group_has_a_cut) {
                 ck_abort_msg("%ux%u: %s", views[i].rows, views[i].cols, reason);
             EXPECT(trf_group_fits(&views[i], &views[0]));
         }
-        if (!trf_group_choose(products, count, limits, &choice)) {
+        if (!trf_group_choose(products, count, limits, &partition)) {
             EXPECT(limits->shared_bytes < 200000 && kind == 5); /* long streams */
             continue;
         }
-        check_choice(&choice, products, count, limits);
+        check_partition(&partition, products, count, limits);
     }
 }
 END_TEST
@@ -108,7 +109,7 @@ START_TEST(small_layers_overlap) {
     const trf_layer_traits traits = traits_of(2);
     const trf_group_product product = {&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
     const trf_group_product products[5] = {product, product, product, product, product};
-    trf_group_choice one, five;
+    trf_group_partition one, five;
     EXPECT(trf_group_choose(products, 1, &kDevices[0], &one) && trf_group_choose(products, 5, &kDevices[0], &five));
     ck_assert_double_lt(five.microseconds, 4 * one.microseconds);
     for (int i = 1; i < 5; i++)
@@ -138,27 +139,27 @@ START_TEST(refused_layers) {
 END_TEST
 
 /* What experts are to blocks, whatever the number of tokens. */
-START_TEST(every_expert_has_a_choice) {
+START_TEST(every_expert_has_a_partition) {
     static const uint32_t tokens[] = {1, 8, 128, 10000};
     const uint32_t kind = (uint32_t)_i % NUM_KINDS;
     const trf_device_limits *limits = &kDevices[_i / NUM_KINDS];
     for (uint32_t i = 0; i < 4 * NUM_SHAPES; i++) {
         const uint32_t shape = i / 4, most = tokens[i % 4];
         const trf_device_view view = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
-        trf_experts_choice choice = {.rans_bytes = traits_of(kind).max_rans_bytes};
-        if (!trf_experts_choose(&view, 64, most, limits, &choice)) {
+        trf_experts_partition partition = {.rans_bytes = traits_of(kind).max_rans_bytes};
+        if (!trf_experts_choose(&view, 64, most, limits, &partition)) {
             EXPECT(limits->shared_bytes < 200000 && kind == 5);
             continue;
         }
-        const uint32_t units = units_of(&view, choice.slabs);
-        EXPECT(choice.slabs == 1 || choice.slabs == 2);
-        EXPECT(choice.warps >= 8 && choice.warps <= 20 && choice.cost_model.warps == choice.warps);
-        EXPECT(choice.cost_model.units == (units ? units : 1) && choice.cost_model.cols >= 1 &&
-               choice.cost_model.step_ns > 0);
-        const uint64_t bytes = trf_experts_workspace_bytes(&view, &choice, most);
+        const uint32_t units = units_of(&view, partition.slabs);
+        EXPECT(partition.slabs == 1 || partition.slabs == 2);
+        EXPECT(partition.warps >= 8 && partition.warps <= 20 && partition.cost_model.warps == partition.warps);
+        EXPECT(partition.cost_model.units == (units ? units : 1) && partition.cost_model.cols >= 1 &&
+               partition.cost_model.step_ns > 0);
+        const uint64_t bytes = trf_experts_workspace_bytes(&view, &partition, most);
         EXPECT(bytes >= 2ull * most * view.cols && bytes <= 2ull * most * (view.cols + 8) + 256);
-        choice.edges = 1;
-        EXPECT(trf_experts_workspace_bytes(&view, &choice, most) >= bytes + 4ull * most * view.rows);
+        partition.edges = 1;
+        EXPECT(trf_experts_workspace_bytes(&view, &partition, most) >= bytes + 4ull * most * view.rows);
     }
 }
 END_TEST
@@ -170,7 +171,7 @@ int main(void) {
     tcase_add_loop_test(tests, every_group_has_a_cut, 0, NUM_KINDS * NUM_DEVICES);
     tcase_add_test(tests, small_layers_overlap);
     tcase_add_test(tests, refused_layers);
-    tcase_add_loop_test(tests, every_expert_has_a_choice, 0, NUM_KINDS * NUM_DEVICES);
+    tcase_add_loop_test(tests, every_expert_has_a_partition, 0, NUM_KINDS * NUM_DEVICES);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -241,7 +241,7 @@ static const pinned_case kFusedCases[] = {
 
 static trf_fused_partition choose_fused(const trf_device_view *view, const trf_layer_traits *traits,
                                         const trf_device_limits *limits, uint32_t m, int has_bias) {
-    const trf_product product = {.m = m, .has_bias = has_bias};
+    const trf_product product = {.m = m, .has_bias = has_bias, .y_stride = view->rows};
     trf_fused_partition partition;
     trf_fused_choose(view, traits, limits, &product, &partition);
     return partition;
@@ -256,9 +256,9 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
         return;
     }
     const trf_fused_partition c = choose_fused(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.variant,     c.x_tiles,      c.warps,       c.slabs,    c.smem.table_log, c.cluster,
-                              c.clusters,    c.units,        c.cols,        c.k_splits, c.wave_units,     c.waves,
-                              c.block_cols,  c.is_stream_k,  c.work_items,  c.sums,     c.sums_stride,    c.x_stages,
+    const uint32_t words[] = {c.variant,     c.x_tiles,      c.warps,        c.slabs,    c.smem.table_log, c.cluster,
+                              c.clusters,    c.units,        c.cols,         c.k_splits, c.wave_units,     c.waves,
+                              c.block_cols,  c.is_stream_k,  c.wave_columns, c.sums,     c.sums_stride,    c.x_stages,
                               c.sums_over_x, c.x_stage_cols, c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
@@ -340,7 +340,7 @@ static const pinned_case kWideCases[] = {
 
 static trf_wide_partition choose_wide(const trf_device_view *view, const trf_layer_traits *traits,
                                       const trf_device_limits *limits, uint32_t m, int has_bias) {
-    const trf_product product = {.m = m, .has_bias = has_bias};
+    const trf_product product = {.m = m, .has_bias = has_bias, .y_stride = view->rows};
     trf_wide_partition partition;
     trf_wide_choose(view, traits, limits, &product, &partition);
     return partition;
@@ -476,7 +476,7 @@ static trf_device_view group_view(const pinned_layer *layer, uint32_t shape) {
     return view_of(layer, kGroupRows[shape / GROUP_COLS], kGroupCols[shape % GROUP_COLS]);
 }
 
-static void hash_group(uint64_t *hash, const trf_group_choice *c, uint32_t count) {
+static void hash_group(uint64_t *hash, const trf_group_partition *c, uint32_t count) {
     const uint32_t words[] = {c->slabs, c->warps, c->cluster, c->rans_bytes, c->smem.sums, c->smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c->smem.layout);
@@ -496,7 +496,7 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
     const trf_layer_traits traits = traits_of(layer, first % 2);
     trf_device_view views[TRF_GROUP_LAYERS];
     trf_group_product products[TRF_GROUP_LAYERS];
-    trf_group_choice choice;
+    trf_group_partition choice;
     for (uint32_t i = 0; i < count; i++) {
         views[i] = group_view(layer, (first + 37 * i) % GROUP_SHAPES);
         products[i] = (trf_group_product){&views[i], &traits, 1 + (first + i) % 8, x_dtype_of(layer), TRF_DTYPE_F32};
@@ -517,7 +517,7 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
 static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_device_limits *limits, uint32_t shape,
                         uint32_t tokens) {
     const trf_device_view view = group_view(layer, shape);
-    trf_experts_choice c = {.rans_bytes = traits_of(layer, 0).max_rans_bytes, .edges = shape % 2};
+    trf_experts_partition c = {.rans_bytes = traits_of(layer, 0).max_rans_bytes, .edges = shape % 2};
     if (!trf_experts_choose(&view, EXPERTS, tokens, limits, &c)) {
         hash_text(hash, "none");
         return;
@@ -551,7 +551,7 @@ START_TEST(group_cases) {
     const trf_layer_traits traits = traits_of(&kLayers[pinned->layer], 0);
     const trf_device_view view = view_of(&kLayers[pinned->layer], pinned->rows, pinned->cols);
     trf_group_product products[TRF_GROUP_LAYERS];
-    trf_group_choice c;
+    trf_group_partition c;
     for (int i = 0; i < TRF_GROUP_LAYERS; i++)
         products[i] = (trf_group_product){&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
     ck_assert(trf_group_choose(products, pinned->m, &kDevices[0], &c));

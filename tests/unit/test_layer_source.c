@@ -4,7 +4,7 @@
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
-#include "trf_layer_open.h"
+#include "trf_source_to_layer.h"
 
 #include <check.h>
 #include <string.h>
@@ -85,7 +85,7 @@ static trf_status open_layer(void *context) {
     trf_status status = open_source(args, &source);
     if (status != TRF_OK)
         return status;
-    status = trf_layer_open_source(&source, NULL, &args->layer, &err);
+    status = trf_source_to_layer(&source, NULL, &args->layer, &err);
     if (status != TRF_OK)
         trf_layer_source_fail(&source, status, &err);
     args->shard = source.shard;

@@ -6,8 +6,8 @@
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_checkpoint.h"
-#include "trf_layer_open.h"
 #include "trf_slab_directory.h"
+#include "trf_source_to_layer.h"
 #include "trf_stage_layer.h"
 
 #include <check.h>
@@ -250,7 +250,7 @@ static trf_layer *open_layer(const char *tensor, const trf_load_options *options
     trf_layer *layer;
     trf_error error;
     fixture_check_status(trf_layer_source_open_tensor(checkpoint, tensor, options, &source, &error), TRF_OK, &error);
-    fixture_check_status(trf_layer_open_source(&source, NULL, &layer, &error), TRF_OK, &error);
+    fixture_check_status(trf_source_to_layer(&source, NULL, &layer, &error), TRF_OK, &error);
     *shard = source.shard;
     trf_layer_source_close(&source);
     return layer;

@@ -26,7 +26,7 @@ enum {
 typedef struct bench_grouped_product bench_grouped_product;
 
 /* Uploads what a call needs, so that bench_grouped_queue uploads and allocates nothing of its own. grouped, and what
- * items point to: outlive it. @return NULL after a message. */
+ * matrices point to: outlive it. @return NULL after a message. */
 bench_grouped_product *bench_grouped_product_make(bench_grouped *grouped, uint32_t rows, uint32_t cols,
                                                   const bench_grouped_matrix *matrices, uint32_t count);
 void bench_grouped_product_free(bench_grouped_product *product); /* NULL is allowed; not before graphs that have it */

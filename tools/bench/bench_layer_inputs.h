@@ -1,4 +1,4 @@
-/* The layers, scales and codecs that --mode layers goes through, on either device. */
+/* The layers, sigmas and codecs that --mode layers goes through, on either device. */
 #ifndef BENCH_LAYER_INPUTS_H
 #define BENCH_LAYER_INPUTS_H
 
@@ -28,7 +28,7 @@ void bench_label_input(bench_subject *subject, const bench_layer_input *input);
 /* @return 0, or -1 after a message. */
 typedef int bench_input_fn(void *context, const bench_layer_input *input);
 
-/* Calls measure for each codec of each scale of each layer that the options ask for. @return 0, or -1 once measure has,
+/* Calls measure for each codec of each sigma of each layer that the options ask for. @return 0, or -1 once measure has,
  * or after a message. */
 int bench_for_each_input(const cli_options *options, bench_input_fn *measure, void *context);
 

@@ -10,7 +10,7 @@ typedef struct bench_checkpoint {
     trf_encode_options encode;
     cli_shape shapes[CLI_MAX_LIST], table; /* table: what rows are looked up in */
     int num_shapes, num_layers;            /* num_layers: of all shapes, in turns */
-    float *drawn;                          /* of scale 1, as many as the largest shape has */
+    float *drawn;                          /* of sigma 1, as many as the largest shape has */
     uint64_t num_drawn;
     bench_blob blobs[CLI_MAX_LIST]; /* of the shapes */
     uint64_t largest, total;        /* bytes: of a blob, of all layers */

@@ -4,7 +4,7 @@
 
 #include "bench_task.h"
 
-/* Each is its own file's; those of a GPU are there in builds with device code only. */
+/* Each is defined in a bench_mode_*.c; those of a GPU are there in builds with device code only. */
 extern const bench_mode bench_mode_layers_cpu, bench_mode_layers_cuda, bench_mode_sweep_cuda, bench_mode_overlap_cuda,
     bench_mode_moe_cuda, bench_mode_load_cuda, bench_mode_offload_cuda;
 

@@ -4,10 +4,10 @@
 
 #include "cli_options.h"
 
-/* Fills n weights of scale 1: normal, or Student-t with 5 degrees of freedom. Always the same ones. */
+/* Fills n weights of sigma 1: normal, or Student-t with 5 degrees of freedom. Always the same ones. */
 void bench_draw(float *weights, uint64_t n, int student_t);
 
-/* weights: n of scale 1. Multiplies them by sigma and rounds them to dtype, as a checkpoint of that type would hold
+/* weights: n of sigma 1. Multiplies them by sigma and rounds them to dtype, as a checkpoint of that type would hold
  * them: FP8 weights are scaled so that the largest takes the type's largest value; I8 ones likewise, row by row.
  * target: n elements of dtype. */
 void bench_make_source(const float *weights, cli_shape shape, double sigma, trf_dtype dtype, void *target);

@@ -14,8 +14,8 @@ import json
 import math
 import sys
 
-HEADING = ("/* Made by tools/bench/crossovers.py: capability; codec, class bits, raw bits, scale groups, rows, columns; "
-           "batches to which FUSED and WIDE are chosen. */")
+HEADING = ("/* Made by tools/bench/crossovers.py: capability; codec, class bits, raw bits, scale groups, rows, columns;"
+           " batches to which FUSED and WIDE are chosen. */")
 CODECS = {"bf16": "TRF_CODEC_BF16", "fp16": "TRF_CODEC_FP16", "int": "TRF_CODEC_INT", "fp8_e4m3": "TRF_CODEC_E4M3",
           "fp8_e5m2": "TRF_CODEC_E5M2"}
 

@@ -1,5 +1,5 @@
 /* A blob is put where the layer has it, and checked, span by span of tiles; its head comes last. */
-#include "trf_layer_open.h"
+#include "trf_source_to_layer.h"
 
 #include "trf_threads.h"
 
@@ -124,7 +124,7 @@ static trf_status fill_layer(trf_layer_source *source, trf_layer *layer, uint8_t
     return open_head(layer, blob_bytes, err);
 }
 
-trf_status trf_layer_open_source(trf_layer_source *source, void *to, trf_layer **layer, trf_error *err) {
+trf_status trf_source_to_layer(trf_layer_source *source, void *to, trf_layer **layer, trf_error *err) {
     uint8_t *place = to;
     trf_layer *made = calloc(1, sizeof *made);
     if (!made)

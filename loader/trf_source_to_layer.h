@@ -1,6 +1,6 @@
 /* What a source loads as a layer in host memory. */
-#ifndef TRF_LAYER_OPEN_H
-#define TRF_LAYER_OPEN_H
+#ifndef TRF_SOURCE_TO_LAYER_H
+#define TRF_SOURCE_TO_LAYER_H
 
 #include "trf_layer.h"
 #include "trf_layer_source.h"
@@ -11,6 +11,6 @@
  * stay as it is; otherwise memory that the blob is copied to. Release with trf_layer_free; the source may be closed
  * before. Offsets of errors are those that trf_layer_source_fail completes. Errors: those of the source; TRF_ERR_IO
  * (the file cannot be mapped), TRF_ERR_TRUNCATED, TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
-trf_status trf_layer_open_source(trf_layer_source *source, void *to, trf_layer **layer, trf_error *err);
+trf_status trf_source_to_layer(trf_layer_source *source, void *to, trf_layer **layer, trf_error *err);
 
 #endif
