@@ -163,7 +163,7 @@ int trf_fused_launch(const trf_device_view *view, const trf_layer_traits *traits
     args.product.m = product->m;
     args.product.whole_rows = partition->units ? view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS : 0;
     args.product.use_row_offsets = (traits->predictor_modes & TRF_PREDICT_ROW) != 0;
-    args.product.warps_share_x = partition->wave_units > 2;
+    args.product.x_sharers = partition->wave_units > 2 ? partition->wave_units : 0;
     args.partition = partition_args(*partition, base);
     set_y(traits, product, *partition, operands, base, &args);
     const int status = prepare_x_and_edges(traits, product->x_dtype, *partition, base, &args.product, stream);

@@ -20,7 +20,8 @@ struct trf_product_args {
     uint32_t m, y_dtype;
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
     uint32_t use_row_offsets;
-    uint32_t warps_share_x; /* many warps copy the same columns of x: by way of the L1 cache */
+    /* Warps that copy the same columns of x, by way of the L1 cache; 0: fewer than three, which go past it. */
+    uint32_t x_sharers;
 };
 
 /* How a layer's units are cut over clusters, their columns over the blocks of a cluster, and both over warps
@@ -81,12 +82,9 @@ static __device__ __forceinline__ float trf_scale_sum(const trf_product_args &a,
     return sum;
 }
 
-/* Where element (n, row) of y is. The stride is read anew each time: the loop over slabs has no registers to spare for
- * it, and the compiler would take one. */
+/* Where element (n, row) of y is, and the sum that the edges add to it. */
 static __device__ __forceinline__ uint64_t trf_y_place(const trf_product_args &a, uint32_t n, uint32_t row) {
-    uint32_t stride;
-    asm volatile("mov.u32 %0, %1;" : "=r"(stride) : "r"(a.y_stride));
-    return (uint64_t)n * stride + row;
+    return (uint64_t)n * a.y_stride + row;
 }
 
 /* A sum with what the edges add to it. */
@@ -228,7 +226,8 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
 #pragma unroll
         for (int t = 0; t < kXTiles; t++) {
             const bool here = t + 1 < kXTiles || lane < 4 * (a.m - 8 * t);
-            const bool shared = a.warps_share_x;
+            /* Two ways to ask the same: each costs its kernels no registers, and the other one's would. */
+            const bool shared = kXTiles > 2 ? a.x_sharers != 0 : a.x_sharers > 2;
             trf_cp_async16_if(here, shared, x_shared + copied_at(half, t), from + 16ull * t * a.x_stride);
         }
     }
