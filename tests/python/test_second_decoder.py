@@ -252,7 +252,7 @@ def test_the_decoder_as_a_command(tmp_path: Path) -> None:
     name = "int_r2_group16_f16.trf"
     good = run(GOLDEN / name, "--dump", "--npy", tmp_path / "elements.npy")
     assert good.returncode == 0, good.stderr
-    assert "(group)" in good.stdout and GOLDEN_INDEX[name]["xxh3"] in good.stdout
+    assert "(scale-group)" in good.stdout and GOLDEN_INDEX[name]["xxh3"] in good.stdout
     assert np.array_equal(np.load(tmp_path / "elements.npy"), ref.read_blob((GOLDEN / name).read_bytes())[1])
     bad = run(GOLDEN / "corrupt" / "truncated_empty.trf")
     assert bad.returncode == 1 and "TRF_ERR_TRUNCATED" in bad.stderr
