@@ -361,9 +361,9 @@ typedef struct trf_load_options {
      * trf_device_layer_decode refuses it. */
     uint32_t first_row, num_rows, first_col, num_cols;
     /* In place of first_row and num_rows: several ranges of rows, one after the other (a part of q, k and v that are
-     * stored as one matrix), in any order, none twice. They begin and end at multiples of 256 (or with the matrix, the
-     * last one); others are TRF_ERR_UNSUPPORTED: load each as a layer of its own, and let them write into one y
-     * (trf_plan_options). */
+     * stored as one matrix), in any order, none twice. Two or more begin and end at multiples of 256 (or with the
+     * matrix, the last one); others are TRF_ERR_UNSUPPORTED: load each as a layer of its own, and let them write into
+     * one y (trf_plan_options). A single range is the shard of its rows, as by first_row and num_rows. */
     const trf_row_range *row_ranges;
     uint32_t num_row_ranges;
     int blob_is_on_device;    /* trf_device_layer_create and _get_size: the blob is in device memory */

@@ -26,11 +26,11 @@ static trf_status allocate_rows(trf_tile_selection *selection, trf_error *err) {
     return TRF_OK;
 }
 
-static trf_status select_row_span(const trf_header *header, const trf_load_options *options,
+/* num_rows: 0 for all from `first` on. */
+static trf_status select_row_span(const trf_header *header, uint32_t first, uint32_t num_rows,
                                   trf_tile_selection *selection, trf_shard_range *shard, trf_error *err) {
-    const uint32_t first = options->first_row;
     uint32_t end = 0;
-    trf_status status = check_span("rows", first, options->num_rows, header->rows, &end, err);
+    trf_status status = check_span("rows", first, num_rows, header->rows, &end, err);
     if (status != TRF_OK)
         return status;
     selection->num_rows = tiles_until(end) - first / TRF_TILE_SIZE;
@@ -44,17 +44,22 @@ static trf_status select_row_span(const trf_header *header, const trf_load_optio
 
 /* ---- ranges of rows ---- */
 
-/* Whether a range can be one of several: whole rows of tiles, in which only the last range may have the layer's last
- * ones, if these are fewer than a tile has. */
-static trf_status check_row_range(const trf_header *header, const trf_row_range *range, uint32_t number, int is_last,
+static trf_status check_row_range(const trf_header *header, const trf_row_range *range, uint32_t number,
                                   trf_error *err) {
     if (range->count == 0 || range->first >= header->rows || range->count > header->rows - range->first)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row range %u: %u rows from %u on of %u", number,
                         range->count, range->first, header->rows);
+    return TRF_OK;
+}
+
+/* Whether a range can be one of several: whole rows of tiles, in which only the last range may have the layer's last
+ * ones, if these are fewer than a tile has. */
+static trf_status check_one_of_several(const trf_header *header, const trf_row_range *range, uint32_t number,
+                                       int is_last, trf_error *err) {
     const uint32_t end = range->first + range->count;
     if (range->first % TRF_TILE_SIZE || (end % TRF_TILE_SIZE && !(is_last && end == header->rows)))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "row range %u, rows %u to %u of %u: ranges of one layer begin and end at multiples of %d (the "
+                        "row range %u, rows %u to %u of %u: several ranges begin and end at multiples of %d (the "
                         "last one may end with the matrix); load each range as a layer of its own",
                         number, range->first, end - 1, header->rows, TRF_TILE_SIZE);
     return TRF_OK;
@@ -68,7 +73,9 @@ static trf_status check_row_ranges(const trf_header *header, const trf_load_opti
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "%u row ranges come as a list, and without first_row and num_rows", count);
     for (uint32_t i = 0; i < count; i++) {
-        trf_status status = check_row_range(header, &options->row_ranges[i], i, i + 1 == count, err);
+        trf_status status = check_row_range(header, &options->row_ranges[i], i, err);
+        if (status == TRF_OK && count > 1)
+            status = check_one_of_several(header, &options->row_ranges[i], i, i + 1 == count, err);
         if (status != TRF_OK)
             return status;
         *rows += options->row_ranges[i].count;
@@ -102,6 +109,8 @@ static trf_status select_row_ranges(const trf_header *header, const trf_load_opt
     trf_status status = check_row_ranges(header, options, &rows, err);
     if (status != TRF_OK)
         return status;
+    if (options->num_row_ranges == 1)
+        return select_row_span(header, options->row_ranges->first, options->row_ranges->count, selection, shard, err);
     shard->row = 0;
     shard->rows = (uint32_t)rows;
     selection->num_rows = tiles_until(shard->rows);
@@ -135,7 +144,8 @@ trf_status trf_select_tiles(const trf_header *header, const trf_load_options *op
     trf_status status = check_span("columns", options->first_col, options->num_cols, header->cols, &made.used_end, err);
     if (status == TRF_OK)
         status = options->num_row_ranges ? select_row_ranges(header, options, &made, &range, err)
-                                         : select_row_span(header, options, &made, &range, err);
+                                         : select_row_span(header, options->first_row, options->num_rows, &made,
+                                                           &range, err);
     if (status != TRF_OK) {
         trf_tile_selection_free(&made);
         return status;

@@ -15,8 +15,8 @@ typedef struct trf_tile_selection {
 
 /* What options ask for of a layer. *shard: where it lies in the tiles that are selected. Release with
  * trf_tile_selection_free on success only. Errors: TRF_ERR_ARGUMENT (a range that the layer does not have, or that is
- * empty; rows twice; edges that are no multiples of 16), TRF_ERR_UNSUPPORTED (row ranges that begin or end inside of
- * tiles), TRF_ERR_MEMORY. */
+ * empty; rows twice; borders that are no multiples of 16), TRF_ERR_UNSUPPORTED (several row ranges that begin or end
+ * inside of tiles), TRF_ERR_MEMORY. */
 trf_status trf_select_tiles(const trf_header *header, const trf_load_options *options, trf_tile_selection *selection,
                             trf_shard_range *shard, trf_error *err);
 void trf_tile_selection_free(trf_tile_selection *selection);

@@ -1,6 +1,6 @@
 /* Tunings in files: JSON that people can read, and change.
  *
- *   {"format": "transfuse tuning", "version": 1, "device": "NVIDIA H200",
+ *   {"format": "transfuse tuning", "version": 2, "device": "NVIDIA H200",
  *    "layers": [{"codec": "bf16", "class_bits": 2, "raw_bits": 8, "scale_groups": false, "rows": 8192, "cols": 8192,
  *                "batches": [{"to": 1, "path": "fused", "microseconds": {"fused": 24.5, "two-step": 98.1}}, ...]},
  *                ...]}
@@ -18,7 +18,7 @@
 
 #define TRF_TUNING_FORMAT "transfuse tuning"
 enum {
-    TRF_TUNING_VERSION = 1,
+    TRF_TUNING_VERSION = 2, /* 1 called "scale_groups" "groups" */
     TRF_MAX_TUNING_BYTES = 64 << 20
 };
 
@@ -199,21 +199,33 @@ static trf_status check_distinct(const trf_tuning *tuning, const char *path, trf
     return status;
 }
 
+static trf_status check_version(const json_t *version, const char *path, trf_error *err) {
+    const json_int_t found = json_integer_value(version); /* 0 of anything but an integer */
+    if (found == TRF_TUNING_VERSION)
+        return TRF_OK;
+    if (found > 0 && found < TRF_TUNING_VERSION)
+        return trf_fail(err, TRF_ERR_VERSION, TRF_NO_OFFSET,
+                        "%s: a tuning of version %d, and this version of transfuse reads %d: run 'transfuse tune' again",
+                        path, (int)found, TRF_TUNING_VERSION);
+    return trf_fail(err, TRF_ERR_VERSION, TRF_NO_OFFSET, "%s: 'version' of the tuning is not %d", path,
+                    TRF_TUNING_VERSION);
+}
+
 static trf_status read_root(const json_t *root, const char *path, trf_tuning **tuning, trf_error *err) {
     const char *format = json_string_value(json_object_get(root, "format")),
                *device = json_string_value(json_object_get(root, "device"));
-    const json_t *version = json_object_get(root, "version"), *layers = json_object_get(root, "layers");
+    const json_t *layers = json_object_get(root, "layers");
     if (!format || strcmp(format, TRF_TUNING_FORMAT) != 0)
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: not a tuning: 'format' is not '%s'", path,
                         TRF_TUNING_FORMAT);
-    if (!json_is_integer(version) || json_integer_value(version) != TRF_TUNING_VERSION)
-        return trf_fail(err, TRF_ERR_VERSION, TRF_NO_OFFSET, "%s: 'version' of the tuning is not %d", path,
-                        TRF_TUNING_VERSION);
+    trf_status status = check_version(json_object_get(root, "version"), path, err);
+    if (status != TRF_OK)
+        return status;
     if (!device || strlen(device) >= sizeof(*tuning)->device)
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: 'device' is missing, no text, or too long", path);
     if (!json_is_array(layers) || json_array_size(layers) > TRF_TUNED_LAYERS)
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: 'layers' is no array, or too long a one", path);
-    trf_status status = trf_tuning_create(device, (uint32_t)json_array_size(layers), tuning, err);
+    status = trf_tuning_create(device, (uint32_t)json_array_size(layers), tuning, err);
     for (uint32_t i = 0; status == TRF_OK && i < (*tuning)->num_layers; i++) {
         trf_tuning_place at = {path, i, 0};
         status = read_layer(json_array_get(layers, i), &at, &(*tuning)->layers[i], err);

@@ -17,16 +17,22 @@ static cli_exit fail_io(const char *path, const char *what) {
     return cli_fail(TRF_ERR_IO, "%s: %s: %s", path, what, strerror(errno));
 }
 
-/* -f replaces files, not folders, and not devices such as /dev/null. */
+/* -f replaces files and links to files, not folders, and not devices such as /dev/null: as the library's outputs. */
 static cli_exit check_output_path(const char *path, int force) {
-    struct stat status;
-    if (lstat(path, &status) != 0)
+    struct stat existing, target;
+    if (lstat(path, &existing) != 0)
         return CLI_OK;
     if (!force)
         return fail_exists(path);
-    if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode))
-        return cli_fail(TRF_ERR_IO, "%s: not a regular file", path);
-    return CLI_OK;
+    if (S_ISLNK(existing.st_mode)) { /* the link itself is replaced; what it leads to stays */
+        if (stat(path, &target) != 0)
+            return CLI_OK;
+        existing = target;
+    }
+    if (S_ISREG(existing.st_mode))
+        return CLI_OK;
+    return cli_fail(TRF_ERR_EXISTS, "%s: exists and is %s; it is not replaced", path,
+                    S_ISDIR(existing.st_mode) ? "a directory" : "not a regular file");
 }
 
 cli_exit cli_file_begin(cli_file *file, const char *path, int force) {

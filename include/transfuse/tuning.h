@@ -42,7 +42,8 @@ TRF_API trf_status trf_tuning_measure(trf_device_layer *const *layers, uint32_t 
 /* As JSON (docs/guide.md), whole or not at all. Errors: TRF_ERR_EXISTS, TRF_ERR_IO. */
 TRF_API trf_status trf_tuning_write(const trf_tuning *tuning, const char *path, int overwrite, trf_error *err);
 
-/* Errors: TRF_ERR_NOT_FOUND, TRF_ERR_IO, TRF_ERR_FORMAT, TRF_ERR_VERSION; messages name the file and the entry. */
+/* Errors: TRF_ERR_NOT_FOUND, TRF_ERR_IO, TRF_ERR_FORMAT, TRF_ERR_VERSION (written by another version of transfuse:
+ * measure again); messages name the file and the entry. */
 TRF_API trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_error *err);
 TRF_API void trf_tuning_free(trf_tuning *tuning);
 

@@ -42,6 +42,25 @@ for command in 'compress mixed.safetensors -o keep' 'decompress compressed.safet
 done
 rm keep
 
+# ---- -f replaces files only ----
+mkdir folder && ln -s folder link && mkfifo pipe
+for place in folder link pipe; do
+    for command in 'compress mixed.safetensors -o' 'decompress compressed.safetensors -o' \
+        'extract compressed.safetensors layers.0.k_proj.weight -o' 'matmul layer.trf x.npy -o' \
+        'tune compressed.safetensors --max-batch 1 -o' 'bench --layers 16x16 --runs 1 --json' \
+        'bench --layers 16x16 --runs 1 --csv'; do
+        # shellcheck disable=SC2086
+        expect 1 $command $place -f
+        expect_error $place TRF_ERR_EXISTS 'not replaced'
+    done
+done
+for place in folder link; do
+    expect 1 matmul layer.trf x.npy -o $place -f
+    expect_error $place 'is a directory' TRF_ERR_EXISTS
+done
+[ -L link ] && [ -p pipe ] && rmdir folder || fail "something was replaced, or written into a folder"
+rm link pipe
+
 # ---- places that cannot be written ----
 for place in nowhere/out mixed.safetensors/out; do
     for command in 'compress mixed.safetensors' 'decompress compressed.safetensors' \

@@ -15,7 +15,7 @@ grep -q '^  bf16 .*: 1 fused$' out || {
 import json
 
 tuning = json.load(open("tuning.json"))
-assert tuning["format"] == "transfuse tuning" and tuning["version"] == 1 and tuning["device"] == "CPU", tuning
+assert tuning["format"] == "transfuse tuning" and tuning["version"] == 2 and tuning["device"] == "CPU", tuning
 layers = tuning["layers"]
 assert {"bf16", "int"} <= {layer["codec"] for layer in layers}, layers
 names = ("codec", "class_bits", "raw_bits", "scale_groups", "rows", "cols")

@@ -74,6 +74,8 @@ static const struct {
     {{{256, 256}, {768, 256}, {1024, 76}}, 3, 0, 256},
     {{{768, 256}, {0, 256}, {512, 256}, {1024, 76}}, 4, 272, 400},
     {{{512, 512}, {0, 256}}, 2, 16, 0},
+    {{{16, 400}}, 1, 48, 0}, /* one alone: any rows that a shard can have */
+    {{{304, 796}}, 1, 0, 0},
 };
 enum {
     NUM_RANGES = sizeof kRanges / sizeof kRanges[0]
@@ -440,19 +442,27 @@ END_TEST
 
 /* All ranges in order are the layer itself; one range is the shard of these rows. */
 START_TEST(ranges_that_are_shards) {
-    static const uint32_t rows[4] = {256, 512, 256, 0};
+    static const struct {
+        int range;
+        uint32_t shard[4];
+    } alike[] = {{1, {256, 512, 256, 0}}, {8, {16, 400, 48, 0}}, {9, {304, 796, 0, 0}}};
     const stored_layer *stored = &layers[_i];
-    trf_load_options all = range_options(4), one = range_options(1), shard = shard_options(rows);
+    trf_load_options all = range_options(4);
     trf_device_layer *layer = create(stored->blob, stored->bytes, &all);
     uint8_t *blob = read_blob(layer);
     ck_assert_uint_eq(layer->view.blob_bytes, stored->bytes);
     EXPECT(memcmp(blob, stored->blob, stored->bytes) == 0);
     free(blob);
     trf_device_layer_destroy(layer);
-    trf_device_layer *a = create(stored->blob, stored->bytes, &one), *b = create(stored->blob, stored->bytes, &shard);
-    check_same(a, b);
-    trf_device_layer_destroy(a);
-    trf_device_layer_destroy(b);
+    for (size_t i = 0; i < sizeof alike / sizeof alike[0]; i++) {
+        trf_load_options one = range_options(alike[i].range), shard = shard_options(alike[i].shard);
+        trf_device_layer *a = create(stored->blob, stored->bytes, &one),
+                         *b = create(stored->blob, stored->bytes, &shard);
+        check_same(a, b);
+        check_same_products(a, b);
+        trf_device_layer_destroy(a);
+        trf_device_layer_destroy(b);
+    }
 }
 END_TEST
 
@@ -470,6 +480,8 @@ START_TEST(ranges_that_are_none) {
         {{{4294967040u, 512}}, 1, TRF_ERR_ARGUMENT},
         {{{0, 512}, {256, 256}}, 2, TRF_ERR_ARGUMENT},            /* twice */
         {{{0, 1024}, {0, 1024}, {0, 1024}}, 3, TRF_ERR_ARGUMENT}, /* more than there are */
+        {{{8, 256}}, 1, TRF_ERR_ARGUMENT}, /* one alone: multiples of 16, as of a shard */
+        {{{16, 40}}, 1, TRF_ERR_ARGUMENT},
         {{{0, 16}, {256, 256}}, 2, TRF_ERR_UNSUPPORTED},
         {{{16, 240}, {256, 256}}, 2, TRF_ERR_UNSUPPORTED},
         {{{0, 256}, {512, 128}}, 2, TRF_ERR_UNSUPPORTED},

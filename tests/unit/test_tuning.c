@@ -393,7 +393,7 @@ START_TEST(files_there_and_back) {
 }
 END_TEST
 
-#define HEAD "{\"format\": \"transfuse tuning\", \"version\": 1, \"device\": \"CPU\", \"layers\": "
+#define HEAD "{\"format\": \"transfuse tuning\", \"version\": 2, \"device\": \"CPU\", \"layers\": "
 #define FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": false, \"rows\": 5, \"cols\": 6"
 #define OTHER_FORM                                                                                                     \
     "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": true, \"rows\": 5, \"cols\": 6"
@@ -412,9 +412,14 @@ static const struct {
     {HEAD, TRF_ERR_FORMAT, "not valid JSON"},
     {HEAD "[], \"layers\": []}", TRF_ERR_FORMAT, "not valid JSON"},
     {"{\"format\": \"transfuse\"}", TRF_ERR_FORMAT, "'format'"},
-    {"{\"format\": \"transfuse tuning\", \"version\": 2}", TRF_ERR_VERSION, "'version'"},
-    {"{\"format\": \"transfuse tuning\", \"version\": 1.0}", TRF_ERR_VERSION, "'version'"},
-    {"{\"format\": \"transfuse tuning\", \"version\": 1, \"layers\": []}", TRF_ERR_FORMAT, "'device'"},
+    {"{\"format\": \"transfuse tuning\", \"version\": 1}", TRF_ERR_VERSION,
+     "version 1, and this version of transfuse reads 2"},
+    {"{\"format\": \"transfuse tuning\", \"version\": 1}", TRF_ERR_VERSION, "run 'transfuse tune' again"},
+    {"{\"format\": \"transfuse tuning\", \"version\": 3}", TRF_ERR_VERSION, "'version'"},
+    {"{\"format\": \"transfuse tuning\", \"version\": 0}", TRF_ERR_VERSION, "'version'"},
+    {"{\"format\": \"transfuse tuning\", \"version\": 2.0}", TRF_ERR_VERSION, "'version'"},
+    {"{\"format\": \"transfuse tuning\"}", TRF_ERR_VERSION, "'version'"},
+    {"{\"format\": \"transfuse tuning\", \"version\": 2, \"layers\": []}", TRF_ERR_FORMAT, "'device'"},
     {HEAD "{}}", TRF_ERR_FORMAT, "'layers'"},
     {HEAD "[3]}", TRF_ERR_FORMAT, "layers[0]: 'codec'"},
     {HEAD "[{" FORM "}]}", TRF_ERR_FORMAT, "layers[0]: 'batches'"},
