@@ -1,6 +1,6 @@
 /* Rows of a layer by number: an embedding's look-up.
  *
- * A warp takes one row and eight columns of slabs, four lanes for each (trf_row_decode.h); warps go on by the grid's
+ * A warp takes one row and eight panels, four lanes for each (trf_row_decode.h); warps go on by the grid's
  * size. A row is in a quarter of a lane's weights, or half of them, so the walk costs four times the weights that are
  * kept; but nothing else of the row's band is read or decoded.
  *
@@ -32,15 +32,15 @@ __device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const 
  * view. */
 __device__ __forceinline__ void decode_row(const trf_device_view &view, const uint32_t *slots,
                                            const int16_t *class_value, int64_t id, const trf_shard_range &shard,
-                                           uint32_t slab_col, uint32_t lane, const trf_row_target &target) {
+                                           uint32_t panel, uint32_t lane, const trf_row_target &target) {
     const uint32_t quarter = lane % TRF_ROW_LANES;
-    const bool is_there = slab_col < view.num_slab_cols;
+    const bool is_there = panel < view.num_panels;
     trf_row_crossing crossing = {};
     bool good = true;
     if (is_there && (id < 0 || id >= shard.rows)) {
-        trf_row_fill(&view, slab_col, quarter, &target);
+        trf_row_fill(&view, panel, quarter, &target);
     } else if (is_there) {
-        crossing = trf_row_crossing_at(&view, shard.row + (uint32_t)id, slab_col);
+        crossing = trf_row_crossing_at(&view, shard.row + (uint32_t)id, panel);
         if (crossing.coded_cols && trf_row_is_wanted(&crossing, &target))
             prefetch_raw(view, crossing, quarter);
         good = trf_row_decode(&view, slots, class_value, &crossing, quarter, &target);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
         class_value[threadIdx.x] = view_arg.class_value[threadIdx.x]; /* not the copy, which is to stay in registers */
     __syncthreads();
 
-    const uint32_t warps_per_row = (view.num_slab_cols + kSlabs - 1) / kSlabs;
+    const uint32_t warps_per_row = (view.num_panels + kSlabs - 1) / kSlabs;
     const uint64_t work = (uint64_t)request.count * warps_per_row;
     trf_row_target target;
     target.col = shard.col;
@@ -81,10 +81,10 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     target.value_bytes = trf_device_value_bytes(&view, request.as);
     for (uint64_t w = (uint64_t)blockIdx.x * kWarps + warp; w < work; w += (uint64_t)gridDim.x * kWarps) {
         const uint64_t index = w / warps_per_row;
-        const uint32_t slab_col = (uint32_t)(w % warps_per_row) * kSlabs + lane / TRF_ROW_LANES;
+        const uint32_t panel = (uint32_t)(w % warps_per_row) * kSlabs + lane / TRF_ROW_LANES;
         target.to = (uint8_t *)request.rows + index * shard.cols * target.value_bytes;
         target.aligned = (uintptr_t)target.to % (4 * target.value_bytes) == 0;
-        decode_row(view, slots, class_value, trf_row_id(request.ids, request.id_bytes, index), shard, slab_col, lane,
+        decode_row(view, slots, class_value, trf_row_id(request.ids, request.id_bytes, index), shard, panel, lane,
                    target);
     }
 }
@@ -128,7 +128,7 @@ int trf_launch_decode_rows(const trf_device_view *view, const trf_shard_range *s
         error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess)
         return error;
-    const uint64_t warps_per_row = (view->num_slab_cols + kSlabs - 1) / kSlabs;
+    const uint64_t warps_per_row = (view->num_panels + kSlabs - 1) / kSlabs;
     const uint64_t wanted = (request->count * warps_per_row + kWarps - 1) / kWarps;
     const uint64_t most = (uint64_t)multiprocessors * kBlocksEach;
     trf_row_lookup simple = *request;

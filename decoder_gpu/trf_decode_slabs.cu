@@ -34,8 +34,8 @@ int launch(trf_write_kernel kernel, const trf_write_args &args, uint32_t warps, 
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,
                             void *weights, trf_stream stream) {
     trf_write_args args = {};
-    args.regular_cols = trf_regular_slab_cols(view);
-    args.slabs = view->rows / TRF_SLAB_ROWS * args.regular_cols;
+    args.regular_panels = trf_regular_panels(view);
+    args.slabs = view->rows / TRF_SLAB_ROWS * args.regular_panels;
     if (args.slabs == 0)
         return cudaSuccess;
     int device, multiprocessors, shared_bytes;

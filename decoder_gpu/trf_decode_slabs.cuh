@@ -4,7 +4,7 @@
  * has 132 multiprocessors, and gives bf16 quads of 8192 x 8192 (256 bands of 32 slabs of 256 columns) 13 warps in each:
  * 4.8 slabs for each of 1,716.
  *
- *     column of slabs    0   1   2   3   4   5   6   7   8   9  10  11  12  13       31
+ *     panel    0   1   2   3   4   5   6   7   8   9  10  11  12  13       31
  *     band 0           | warp 0        | warp 1            | warp 2            | ...   |  warps 0 to 12 are block 0's,
  *     band 1           | ...                                                           |  13 to 25 are block 1's
  *     ...
@@ -40,7 +40,7 @@ struct trf_write_args {
     trf_device_view view;
     trf_smem_layout smem;
     void *weights;         /* [rows][cols] */
-    uint32_t regular_cols; /* columns of slabs that are regular, at least 1 */
+    uint32_t regular_panels; /* panels that are regular, at least 1 */
     uint32_t slabs;        /* entries of whole bands in them */
     trf_decode_as as;
     trf_write_format format;
@@ -111,7 +111,7 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         if (a.view.row_offsets || a.view.col_offsets)
             mode = __ldg(&a.view
                               .tiles[(uint64_t)(walk.unit / TRF_BANDS_PER_TILE) * a.view.num_tile_cols +
-                                     walk.col * a.view.slab_cols / TRF_TILE_SIZE]
+                                     walk.panel * a.view.slab_cols / TRF_TILE_SIZE]
                               .predictor_mode);
         has_offsets = mode || a.view.exponent_offset;
         has_col_offsets = mode & TRF_PREDICT_COL;
@@ -140,10 +140,10 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         row = walk.unit * TRF_SLAB_ROWS + trf_write_row(lane, 0);
-        col = walk.col * a.view.slab_cols + trf_write_col(lane, 0);
+        col = walk.panel * a.view.slab_cols + trf_write_col(lane, 0);
         to = (uint8_t *)a.weights + row * row_bytes + (uint64_t)col * kBytes;
         gathered_to = (uint8_t *)a.weights + (uint64_t)walk.unit * TRF_SLAB_ROWS * row_bytes +
-                      (uint64_t)walk.col * a.view.slab_cols * kBytes;
+                      (uint64_t)walk.panel * a.view.slab_cols * kBytes;
         gathered = 0;
         scale_end = col;
         if (!Codec::kInt)
@@ -276,14 +276,14 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         if (good)
             return;
         __syncwarp(); /* behind the stores of all lanes */
-        const uint32_t bits = trf_device_corrupt_value(&a.view, a.as), width = 64 * trf_slab_chunks(a.view, walk.col);
+        const uint32_t bits = trf_device_corrupt_value(&a.view, a.as), width = 64 * trf_slab_chunks(a.view, walk.panel);
 #pragma unroll 1
         for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
 #pragma unroll 1
             for (uint32_t c = lane; c < width; c += TRF_LANES)
                 trf_device_value_store(
                     a.weights, kBytes,
-                    ((uint64_t)walk.unit * TRF_SLAB_ROWS + r) * a.view.cols + walk.col * a.view.slab_cols + c, bits);
+                    ((uint64_t)walk.unit * TRF_SLAB_ROWS + r) * a.view.cols + walk.panel * a.view.slab_cols + c, bits);
     }
 };
 
@@ -301,10 +301,10 @@ __global__ void __launch_bounds__(TRF_MAX_WRITE_WARPS *TRF_LANES, 1)
     const trf_table_source<kP> table_source(a.view);
     const uint64_t share = (uint64_t)blockIdx.x * warps + warp, shares = (uint64_t)gridDim.x * warps;
     const uint32_t begin = (uint32_t)(a.slabs * share / shares), end = (uint32_t)(a.slabs * (share + 1) / shares);
-    const trf_walk walk = {begin / a.regular_cols, begin % a.regular_cols, a.regular_cols, end - begin};
+    const trf_walk walk = {begin / a.regular_panels, begin % a.regular_panels, a.regular_panels, end - begin};
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     const uint32_t memory = shared + a.smem.warps + warp * a.smem.warp_bytes;
-    const trf_plain_unit_order unit_order = {a.regular_cols};
+    const trf_plain_unit_order unit_order = {a.regular_panels};
 
     trf_prefetcher<1> prefetcher;
     trf_start_walk<Codec>(prefetcher, a.view, a.smem, planes, walk, unit_order, memory, lane);

@@ -17,32 +17,32 @@ static constexpr uint32_t kStepBytes = TRF_STEP_BYTES;                          
 
 /* ---- which slabs ---- */
 
-/* A sequence of slabs: columns within a unit, then in other units. */
+/* A sequence of slabs: panels of a unit, then those of others. */
 struct trf_walk {
-    uint32_t unit, col; /* of the slab at hand; kSlabs bands are a unit */
-    uint32_t stop;      /* column of slabs where the walk leaves the unit */
-    uint32_t left;      /* slabs from here on, it included */
+    uint32_t unit, panel; /* of the slab at hand; kSlabs bands are a unit */
+    uint32_t stop;        /* panel where the walk leaves the unit */
+    uint32_t left;        /* slabs from here on, it included */
 };
 
-/* Where a walk goes on: all columns of the next unit. Other unit orders have a function of this name, too. */
+/* Where a walk goes on: all panels of the next unit. Other unit orders have a function of this name, too. */
 struct trf_plain_unit_order {
-    uint32_t cols; /* regular ones */
+    uint32_t panels; /* regular ones */
 
     __device__ __forceinline__ void next_unit(trf_walk &walk) const {
         walk.unit++;
-        walk.col = 0;
+        walk.panel = 0;
     }
 };
 
 template <class UnitOrder>
 static __device__ __forceinline__ void trf_walk_next(trf_walk &walk, const UnitOrder &unit_order) {
-    if (--walk.left && ++walk.col == walk.stop)
+    if (--walk.left && ++walk.panel == walk.stop)
         unit_order.next_unit(walk);
 }
 
-/* Chunks of a regular slab: fewer in the last column. */
-static __device__ __forceinline__ uint32_t trf_slab_chunks(const trf_device_view &view, uint32_t col) {
-    return min(view.cols - col * view.slab_cols, view.slab_cols) / 64;
+/* Chunks of a regular slab: fewer in the last panel. */
+static __device__ __forceinline__ uint32_t trf_slab_chunks(const trf_device_view &view, uint32_t panel) {
+    return min(view.cols - panel * view.slab_cols, view.slab_cols) / 64;
 }
 
 /* A slab as the kernels hold it, a trf_device_slab: x = raw_offset_128, y = rans_offset_16 | rans_size_16 << 16; y = 0:
@@ -50,7 +50,7 @@ static __device__ __forceinline__ uint32_t trf_slab_chunks(const trf_device_view
 static __device__ __forceinline__ uint2 trf_slab_at(const trf_device_view &view, const trf_walk &walk, uint32_t band) {
     if (!walk.left || band * TRF_SLAB_ROWS + TRF_SLAB_ROWS > view.rows)
         return make_uint2(0, 0);
-    return __ldg(reinterpret_cast<const uint2 *>(view.slabs) + (uint64_t)band * view.num_slab_cols + walk.col);
+    return __ldg(reinterpret_cast<const uint2 *>(view.slabs) + (uint64_t)band * view.num_panels + walk.panel);
 }
 
 /* Bytes of a slab's rANS streams, or 0 if the entry makes no sense or there is no slab. raw_bytes: of its raw bits.
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void trf_enter_slab(trf_prefetcher<kSlabs, kSt
     prefetcher.bytes[0] = 0;
 #pragma unroll 1
     while (prefetcher.walk.left && !prefetcher.bytes[0]) {
-        const uint32_t chunks = trf_slab_chunks(view, prefetcher.walk.col);
+        const uint32_t chunks = trf_slab_chunks(view, prefetcher.walk.panel);
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
             prefetcher.bytes[s] = trf_rans_bytes_of(view, prefetcher.slab[s], chunks * chunk_bytes, smem.rans_bytes);
@@ -191,9 +191,9 @@ static __device__ __forceinline__ void trf_start_walk(trf_prefetcher<kSlabs, kSt
 }
 
 /* Records a slab's tile as corrupt. One lane calls it. */
-static __device__ __forceinline__ void trf_report_fault(const trf_device_view &view, uint32_t band, uint32_t col) {
+static __device__ __forceinline__ void trf_report_fault(const trf_device_view &view, uint32_t band, uint32_t panel) {
     const uint64_t tile =
-        (uint64_t)(band / TRF_BANDS_PER_TILE) * view.num_tile_cols + col * view.slab_cols / TRF_TILE_SIZE;
+        (uint64_t)(band / TRF_BANDS_PER_TILE) * view.num_tile_cols + panel * view.slab_cols / TRF_TILE_SIZE;
     trf_record_fault(view, tile);
 }
 

@@ -227,7 +227,7 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
         good &= trf_lane_good(open.rans_stream[s], in.params);
     good = __all_sync(0xFFFFFFFFu, good);
     if (!good && in.lane == 0)
-        trf_report_fault(in.view, kSlabs * walk.unit, walk.col);
+        trf_report_fault(in.view, kSlabs * walk.unit, walk.panel);
     return good;
 }
 

@@ -76,8 +76,8 @@ TRF_HD int trf_has_default_p(const trf_device_view *view, uint32_t max_frequency
     return view->probability_bits == p && view->state_bits == p && max_frequency <= 255;
 }
 
-/* Columns of slabs that are regular. The last one may be too narrow. */
-TRF_HD uint32_t trf_regular_slab_cols(const trf_device_view *view) {
+/* Panels that are regular. The last one may be too narrow. */
+TRF_HD uint32_t trf_regular_panels(const trf_device_view *view) {
     const uint32_t steps = view->cols % view->slab_cols / TRF_FRAGMENT_SIZE; /* beside the full columns */
     return view->cols / view->slab_cols + (steps > 0 && steps % 4 == 0);
 }

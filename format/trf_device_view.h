@@ -7,7 +7,7 @@
 #include "trf_blob.h"
 #include "trf_validate.h"
 
-/* Where the slab at rows 32*band and columns slab_cols*j lies: entry [band * num_slab_cols + j]. */
+/* Where the slab at rows 32*band and columns slab_cols*j lies: entry [band * num_panels + j]. */
 typedef struct trf_device_slab {
     uint32_t raw_offset_128; /* in multiples of 128 bytes, from the blob's first byte: where its raw bits begin */
     uint16_t rans_offset_16; /* in multiples of 16 bytes, from the raw bits' first byte: where its rANS streams begin */
@@ -34,7 +34,7 @@ typedef struct trf_device_fault {
 typedef struct trf_device_view {
     const uint8_t *blob;
     uint64_t blob_bytes;
-    const trf_device_slab *slabs; /* [num_bands][num_slab_cols] */
+    const trf_device_slab *slabs; /* [num_bands][num_panels] */
     const uint32_t *slots;        /* [2^p], trf_slot_entry */
     const trf_tile_meta *tiles;   /* [num_tile_rows * num_tile_cols] */
     const void *scales;           /* F32 or F16, or NULL */
@@ -43,7 +43,7 @@ typedef struct trf_device_view {
     trf_device_fault *fault;
     uint32_t rows, cols, num_tile_rows, num_tile_cols;
     uint32_t slab_cols;     /* 128 or 256 */
-    uint32_t num_slab_cols; /* ceil(cols / slab_cols) */
+    uint32_t num_panels; /* ceil(cols / slab_cols) */
     uint32_t num_bands;     /* ceil(rows / 32) */
     uint32_t codec, source_dtype, class_bits, raw_bits, probability_bits, state_bits, stored_bytes;
     uint32_t granularity, scale_dtype, scale_group_size, scale_cols;

@@ -89,7 +89,7 @@ typedef struct trf_edge {
 TRF_HD const trf_device_slab *trf_slab_at_band(const trf_device_view *view, uint32_t band, uint32_t tile_col,
                                                uint32_t j) {
     const uint32_t across = view->slab_cols == TRF_MAX_SLAB_COLS ? 1 : TRF_MAX_SLABS_PER_BAND;
-    return view->slabs + (uint64_t)band * view->num_slab_cols + tile_col * across + j;
+    return view->slabs + (uint64_t)band * view->num_panels + tile_col * across + j;
 }
 
 /* The tile that a band crosses in a column of tiles. */

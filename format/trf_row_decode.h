@@ -1,4 +1,4 @@
-/* One row of a layer, column of slabs by column of slabs: what an embedding's look-up needs. C and CUDA.
+/* One row of a layer, panel by panel: what an embedding's look-up needs. C and CUDA.
  *
  * A row of a slab is in four neighbouring lanes, which walk their rANS streams from the beginning to the end (each has
  * four rows, or two) and keep what is the row's. A lane writes the columns that it has decoded, and no other; weights
@@ -14,7 +14,7 @@ enum {
     TRF_ROW_LANES = 4 /* of a slab that share a row */
 };
 
-/* Where a row crosses a column of slabs. All offsets are from the blob's first byte. */
+/* Where a row crosses a panel. All offsets are from the blob's first byte. */
 typedef struct trf_row_crossing {
     trf_tile_shape tile;
     uint64_t index;             /* of the tile */
@@ -27,16 +27,16 @@ typedef struct trf_row_crossing {
     uint32_t rans_bytes;
 } trf_row_crossing;
 
-/* Fills all fields but the offsets of the data, which become 0. row: of the layer. slab_col: the column of slabs, from
+/* Fills all fields but the offsets of the data, which become 0. row: of the layer. panel: the panel, from
  * the layer's first one. tile: the one that they meet in. */
 TRF_HD trf_row_crossing trf_row_crossing_of(const trf_device_view *view, trf_tile_shape tile, uint32_t row,
-                                            uint32_t slab_col) {
+                                            uint32_t panel) {
     trf_row_crossing crossing;
     crossing.tile = tile;
     crossing.index = (uint64_t)(row / TRF_TILE_SIZE) * view->num_tile_cols + tile.col / TRF_TILE_SIZE;
     crossing.predictor_mode = view->tiles[crossing.index].predictor_mode;
     crossing.row = row - tile.row;
-    crossing.col = slab_col * view->slab_cols - tile.col;
+    crossing.col = panel * view->slab_cols - tile.col;
     const uint32_t left = tile.cols - crossing.col;
     crossing.cols = left < view->slab_cols ? left : view->slab_cols;
     crossing.coded_cols = 0;
@@ -49,13 +49,13 @@ TRF_HD trf_row_crossing trf_row_crossing_of(const trf_device_view *view, trf_til
     return crossing;
 }
 
-/* The crossing as a slab directory has it. row: below view->rows. slab_col: below view->num_slab_cols. */
-TRF_HD trf_row_crossing trf_row_crossing_at(const trf_device_view *view, uint32_t row, uint32_t slab_col) {
+/* The crossing as a slab directory has it. row: below view->rows. panel: below view->num_panels. */
+TRF_HD trf_row_crossing trf_row_crossing_at(const trf_device_view *view, uint32_t row, uint32_t panel) {
     const uint32_t across = TRF_TILE_SIZE / view->slab_cols, band = row / TRF_SLAB_ROWS;
-    const trf_tile_shape tile = trf_tile_at_band(view, band, slab_col / across);
-    trf_row_crossing crossing = trf_row_crossing_of(view, tile, row, slab_col);
+    const trf_tile_shape tile = trf_tile_at_band(view, band, panel / across);
+    trf_row_crossing crossing = trf_row_crossing_of(view, tile, row, panel);
     if (crossing.coded_cols) {
-        const trf_device_slab slab = *trf_slab_at_band(view, band, slab_col / across, slab_col % across);
+        const trf_device_slab slab = *trf_slab_at_band(view, band, panel / across, panel % across);
         crossing.raw = trf_device_slab_raw(slab);
         crossing.rans_streams = trf_device_slab_rans_streams(slab);
         crossing.rans_bytes = slab.rans_size_16 * (uint32_t)TRF_ALIGNMENT;
@@ -240,10 +240,10 @@ TRF_HD int64_t trf_row_id(const void *ids, uint32_t id_bytes, uint64_t index) {
     return id_bytes == 8 ? ((const int64_t *)ids)[index] : ((const int32_t *)ids)[index];
 }
 
-/* One of the four's part of a row that the layer does not have: NaNs, or zeros, in the columns of a column of slabs. */
-TRF_HD void trf_row_fill(const trf_device_view *view, uint32_t slab_col, uint32_t quarter,
+/* One of the four's part of a row that the layer does not have: NaNs, or zeros, in the columns of a panel. */
+TRF_HD void trf_row_fill(const trf_device_view *view, uint32_t panel, uint32_t quarter,
                          const trf_row_target *target) {
-    const uint32_t begin = slab_col * view->slab_cols, left = view->cols - begin;
+    const uint32_t begin = panel * view->slab_cols, left = view->cols - begin;
     const uint32_t end = begin + (left < view->slab_cols ? left : view->slab_cols);
     for (uint32_t col = begin + quarter; col < end; col += TRF_ROW_LANES)
         if (col - target->col < target->cols)

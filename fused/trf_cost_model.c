@@ -1,5 +1,5 @@
 /* A multiprocessor's warps take turns at its four schedulers. While enough of them are at work, a step (each warp walks
- * one column of its unit) takes as long as the schedulers need for all their slabs: `decoding`. With fewer, it takes
+ * one panel of its unit) takes as long as the schedulers need for all their slabs: `decoding`. With fewer, it takes
  * what one warp's chain of rANS states needs, whatever the others do: `waiting`. What follows the walk is added. */
 #include "trf_cost_model.h"
 
@@ -87,16 +87,16 @@ static double fullest_quarter(const trf_fused_partition *c) {
     for (uint32_t warp = 0; warp < c->wave_units * c->k_splits; warp++) {
         const uint32_t k_split = warp / c->wave_units;
         uint32_t *const own = &slabs[warp % 4];
-        *own += c->block_cols * (k_split + 1) / c->k_splits - c->block_cols * k_split / c->k_splits;
+        *own += c->block_panels * (k_split + 1) / c->k_splits - c->block_panels * k_split / c->k_splits;
         fullest = trf_max_u32(*own, fullest);
     }
     return (double)c->waves * c->slabs * fullest;
 }
 
 static double cost_of_stream_k_blocks(const trf_fused_partition *c, double each_us, double waiting_us) {
-    const double wave_columns = trf_ceil_div(c->wave_columns, c->clusters),
+    const double wave_panels = trf_ceil_div(c->wave_panels, c->clusters),
                  sums = 2.0 * c->clusters * c->wave_units * trf_fused_sum_bytes(c->slabs, c->x_tiles),
-                 decoding = wave_columns * c->wave_units * c->slabs * each_us, waiting = wave_columns * waiting_us;
+                 decoding = wave_panels * c->wave_units * c->slabs * each_us, waiting = wave_panels * waiting_us;
     return fmax(decoding, waiting) +
            (pipelines_x(c)   ? kFinishPipelinedUs
             : c->x_tiles > 1 ? kFinishTilesUs
@@ -135,8 +135,8 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
     const double waiting_us = alone_us(view, c->slabs == 2 ? kAloneTwoSlabsUs : kAloneSlabUs);
     if (c->is_stream_k)
         return cost_of_stream_k_blocks(c, each_us, waiting_us);
-    const double steps = (double)c->waves * trf_ceil_div(c->block_cols, c->k_splits), waiting = steps * waiting_us;
-    const double mean = (double)c->units * c->cols * c->slabs / multiprocessors; /* slabs */
+    const double steps = (double)c->waves * trf_ceil_div(c->block_panels, c->k_splits), waiting = steps * waiting_us;
+    const double mean = (double)c->units * c->panels * c->slabs / multiprocessors; /* slabs */
     double cost;
     if (pipelines_x(c)) { /* bound by what a warp takes */
         cost = steps * c->warps * each_us;
@@ -158,8 +158,8 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
 trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m) {
     const uint32_t variant = slabs == 2 ? TRF_VARIANT_TWO_SLABS : TRF_VARIANT_ONE_SLAB;
     trf_cost_shape shape;
-    shape.cols = trf_regular_slab_cols(view);
-    shape.units = shape.cols ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
+    shape.panels = trf_regular_panels(view);
+    shape.units = shape.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
     shape.slabs = slabs;
     shape.warps = warps;
     shape.slab_us = width_of(view) * slab_us(view, variant, 1, slabs, m);
@@ -174,17 +174,17 @@ double trf_cost_of_step(const trf_cost_shape *shape, double warps_at_work) {
 
 /* Half of the warps may have a step less, which is time for the others unless each waits for itself. */
 double trf_cost_of_stream_k(const trf_cost_shape *shape, uint32_t units) {
-    const double columns_per_warp = (double)units * shape->cols / shape->warps, steps = ceil(columns_per_warp),
-                 decoding = 0.5 * (columns_per_warp + steps) * shape->warps * shape->slabs * shape->slab_us,
+    const double panels_per_warp = (double)units * shape->panels / shape->warps, steps = ceil(panels_per_warp),
+                 decoding = 0.5 * (panels_per_warp + steps) * shape->warps * shape->slabs * shape->slab_us,
                  waiting = steps * shape->alone_us;
     return units ? fmax(decoding, waiting) + kMeetBlockUs + kMeetWarpUs * shape->warps +
                        shape->warps * shape->sum_bytes / kBlockBytesPerUs
                  : 0;
 }
 
-double trf_cost_of_split_k(const trf_cost_shape *shape, uint32_t waves, uint32_t wave_units, uint32_t cols,
+double trf_cost_of_split_k(const trf_cost_shape *shape, uint32_t waves, uint32_t wave_units, uint32_t panels,
                            uint32_t k_splits, uint32_t cluster) {
-    const double steps = (double)waves * trf_ceil_div(cols, k_splits),
+    const double steps = (double)waves * trf_ceil_div(panels, k_splits),
                  rows = wave_units * shape->slabs > 8 ? kManyRowsFactor : 1.0,
                  meeting = cluster > 2 ? kMeetClusterUs : kMeetPairUs;
     return kGroupClusterUs + steps * trf_cost_of_step(shape, 0.5 * (shape->warps + wave_units * k_splits) * rows) +

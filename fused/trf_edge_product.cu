@@ -33,7 +33,7 @@ struct x_rows {
 /* A warp's way through its edges. */
 struct edge_walk {
     trf_edge edge;
-    uint32_t col, edge_id;      /* to open next */
+    uint32_t tile_col, edge_id; /* to open next */
     uint32_t segment, segments; /* of `edge` */
     bool corrupt;
 };
@@ -44,14 +44,14 @@ template <uint32_t kWarps>
 __device__ trf_edge_segment decode_next(edge_walk &walk, const trf_device_view &view, const int16_t *class_value,
                                         uint32_t band, uint32_t lane, uint16_t *decoded) {
     while (walk.segment == walk.segments) {
-        if (walk.col >= view.num_tile_cols)
+        if (walk.tile_col >= view.num_tile_cols)
             return trf_edge_segment{};
-        const bool found = trf_warp_edge_open(walk.edge, view, band, walk.col, walk.edge_id, lane);
+        const bool found = trf_warp_edge_open(walk.edge, view, band, walk.tile_col, walk.edge_id, lane);
         walk.segment = 0;
         walk.segments = found ? trf_edge_segments(&walk.edge) : 0;
         if (++walk.edge_id == TRF_EDGE_COUNT) {
             walk.edge_id = 0;
-            walk.col += kWarps;
+            walk.tile_col += kWarps;
         }
     }
     trf_warp_decode_segment(walk.edge, view, class_value, walk.segment, lane, decoded);
@@ -111,7 +111,7 @@ __device__ __forceinline__ void edges_of_band(const trf_device_view &view, const
     bool corrupt = false;
     if (find_edges(view, band)) { /* also orders class_value */
         edge_walk walk = {};
-        walk.col = warp;
+        walk.tile_col = warp;
         while (true) {
             const trf_edge_segment decoded_now =
                 decode_next<kWarps>(walk, view, class_value, band, lane, decoded[warp]);

@@ -17,9 +17,9 @@ enum {
 
 /* What an expert is to a block. */
 typedef struct trf_expert_cost_model {
-    uint32_t units, cols;    /* of an expert: units, at least 1; columns of slabs, at least 1 */
+    uint32_t units, panels;  /* of an expert, at least 1 of each */
     uint32_t warps;          /* of a block: they share its units' columns evenly */
-    uint32_t step_ns;        /* estimated time of a step, in which each warp walks one column of a unit */
+    uint32_t step_ns;        /* estimated time of a step, in which each warp walks one panel of a unit */
     uint32_t begin_ns;       /* and of entering an expert ... */
     uint32_t begin_quarters; /* ... in quarters of a unit's time */
 } trf_expert_cost_model;
@@ -48,7 +48,7 @@ TRF_HD uint64_t trf_even_share_begin(uint64_t count, uint64_t shares, uint64_t i
 
 /* Estimated time of a block with so many units of one expert. */
 TRF_HD uint64_t trf_expert_time(const trf_expert_cost_model *cost_model, uint64_t units) {
-    return (units * cost_model->cols + cost_model->warps - 1) / cost_model->warps * cost_model->step_ns +
+    return (units * cost_model->panels + cost_model->warps - 1) / cost_model->warps * cost_model->step_ns +
            cost_model->begin_ns;
 }
 

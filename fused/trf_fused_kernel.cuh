@@ -1,12 +1,12 @@
 /* y = x . W^T from the blob.
  *
- * Clusters of blocks, one block a multiprocessor. A cluster has consecutive units; its blocks cut the columns of slabs
+ * Clusters of blocks, one block a multiprocessor. A cluster has consecutive units; its blocks cut the panels
  * among them. A block walks a *wave* of its units at once: `k_splits` warps a unit (split-K), a range of the block's
  * columns each. Behind each wave the warps of the cluster add up the sums of those that share a unit, through shared
  * memory, and write y. Where one warp has all columns of a unit it writes y itself.
  *
  * 8192 x 8192 in BF16 (quads), a row of x, 132 multiprocessors: 128 units of 64 rows, each one block's; clusters of one
- * block, one wave of one unit; 16 splits of its 32 columns of slabs.
+ * block, one wave of one unit; 16 splits of its 32 panels.
  *
  *          columns of W:  0       512     1024             7680    8192
  *                         +-------+-------+--   ...   --+-------+
@@ -48,45 +48,45 @@
 #include "trf_fused_x_pipeline.cuh"
 #include "trf_stream_k.h"
 
-/* What a block has: wave columns [begin, end), a wave column being one of a wave's `cols` slab columns. */
+/* What a block has: wave panels [begin, end), a wave panel being one panel of all units of a wave. */
 struct trf_block_share {
-    uint32_t unit, units; /* first unit of wave 0; units from there on */
-    uint32_t col, cols;   /* first column; columns of a wave, at least 1 */
+    uint32_t unit, units;   /* first unit of wave 0; units from there on */
+    uint32_t panel, panels; /* first panel; panels of a wave, at least 1 */
     uint32_t begin, end;
 
     __device__ __forceinline__ void find(const trf_fused_partition_args &p) {
         if (p.is_stream_k) {
-            unit = col = 0;
+            unit = panel = 0;
             units = p.units;
-            cols = max(p.cols_per_block, 1u);
-            begin = trf_share_begin(p.units_per_cluster, p.units_remainder, blockIdx.x); /* wave columns here */
-            end = trf_share_begin(p.units_per_cluster, p.units_remainder, blockIdx.x + 1);
+            panels = max(p.panel_quotient, 1u);
+            begin = trf_share_begin(p.share_quotient, p.share_remainder, blockIdx.x); /* wave panels here */
+            end = trf_share_begin(p.share_quotient, p.share_remainder, blockIdx.x + 1);
             return;
         }
         const uint32_t cluster = blockIdx.x / p.cluster, rank = blockIdx.x % p.cluster;
-        unit = trf_share_begin(p.units_per_cluster, p.units_remainder, cluster);
-        units = p.units_per_cluster + (cluster < p.units_remainder ? 1 : 0);
-        col = trf_share_begin(p.cols_per_block, p.cols_remainder, rank);
-        cols = max(p.cols_per_block + (rank < p.cols_remainder ? 1 : 0), 1u);
+        unit = trf_share_begin(p.share_quotient, p.share_remainder, cluster);
+        units = p.share_quotient + (cluster < p.share_remainder ? 1 : 0);
+        panel = trf_share_begin(p.panel_quotient, p.panel_remainder, rank);
+        panels = max(p.panel_quotient + (rank < p.panel_remainder ? 1 : 0), 1u);
         begin = 0;
-        end = (units + p.wave_units - 1) / p.wave_units * cols; /* no columns, no units */
+        end = (units + p.wave_units - 1) / p.wave_units * panels; /* no panels, no units */
     }
 
-    /* Columns of wave g that are the block's, from the first of `cols`. */
-    __device__ __forceinline__ uint32_t from(uint32_t g) const { return max(begin, g * cols) - g * cols; }
-    __device__ __forceinline__ uint32_t to(uint32_t g) const { return min(end, (g + 1) * cols) - g * cols; }
+    /* Panels of wave g that are the block's, from the first of `panels`. */
+    __device__ __forceinline__ uint32_t from(uint32_t g) const { return max(begin, g * panels) - g * panels; }
+    __device__ __forceinline__ uint32_t to(uint32_t g) const { return min(end, (g + 1) * panels) - g * panels; }
 };
 
-/* A warp's way: of each of the block's waves one unit, a range of the block's columns. */
+/* A warp's way: of each of the block's waves one unit, a range of the block's panels. */
 struct trf_split_k_unit_order {
     const trf_block_share &share;
     uint32_t wave_units, k_split, k_splits;
 
-    /* The split's columns [col, stop) of wave g. */
+    /* The split's panels [panel, stop) of wave g. */
     __device__ __forceinline__ void enter_wave(trf_walk &walk, uint32_t g) const {
         const uint32_t from = share.from(g), count = share.to(g) - from;
-        walk.col = share.col + from + count * k_split / k_splits;
-        walk.stop = share.col + from + count * (k_split + 1) / k_splits;
+        walk.panel = share.panel + from + count * k_split / k_splits;
+        walk.stop = share.panel + from + count * (k_split + 1) / k_splits;
     }
 
     /* To the next wave in which the split has columns; there is one. */
@@ -94,22 +94,22 @@ struct trf_split_k_unit_order {
         do {
             walk.unit += wave_units;
             enter_wave(walk, (walk.unit - share.unit) / wave_units);
-        } while (walk.col == walk.stop);
+        } while (walk.panel == walk.stop);
     }
 
     /* unit_in_wave: the warp's. */
     __device__ __forceinline__ trf_walk start(uint32_t unit_in_wave) const {
         trf_walk walk = {share.unit + unit_in_wave, 0, 0, 0};
-        for (uint32_t g = share.begin / share.cols;
-             g * share.cols < share.end && g * wave_units + unit_in_wave < share.units; g++) {
+        for (uint32_t g = share.begin / share.panels;
+             g * share.panels < share.end && g * wave_units + unit_in_wave < share.units; g++) {
             trf_walk of_wave;
             enter_wave(of_wave, g);
             if (walk.left == 0) {
                 walk.unit = share.unit + g * wave_units + unit_in_wave;
-                walk.col = of_wave.col;
+                walk.panel = of_wave.panel;
                 walk.stop = of_wave.stop;
             }
-            walk.left += of_wave.stop - of_wave.col;
+            walk.left += of_wave.stop - of_wave.panel;
         }
         return walk;
     }
@@ -260,12 +260,12 @@ static __device__ __forceinline__ trf_x_pipeline_params trf_x_pipeline_of(const 
                                                                           uint32_t k_split) {
     const trf_walk of_split = trf_split_k_unit_order{share, p.wave_units, k_split, p.k_splits}.start(0);
     const uint32_t x_stages_per_slab = trf_x_stages_of(a, p.x_stage_cols, 1),
-                   width = p.is_stream_k ? share.cols : max(of_split.stop - of_split.col, 1u);
+                   width = p.is_stream_k ? share.panels : max(of_split.stop - of_split.panel, 1u);
     return {shared + p.x_stages + k_split * 2 * trf_x_stage_bytes(p.x_stage_cols, kXTiles),
             k_split * p.wave_units,
             k_split + 1,
-            (p.is_stream_k ? 0 : of_split.col) * x_stages_per_slab,
-            (p.is_stream_k ? of_split.col : 0) * x_stages_per_slab,
+            (p.is_stream_k ? 0 : of_split.panel) * x_stages_per_slab,
+            (p.is_stream_k ? of_split.panel : 0) * x_stages_per_slab,
             width * x_stages_per_slab,
             of_split.left * x_stages_per_slab};
 }
@@ -315,7 +315,7 @@ static __device__ __forceinline__ void trf_end_x_of_wave(Sink &sink, const trf_f
                                                          uint32_t *walk_slabs) {
     trf_walk of_wave;
     unit_order.enter_wave(of_wave, g);
-    *walk_slabs += of_wave.stop - of_wave.col;
+    *walk_slabs += of_wave.stop - of_wave.panel;
     sink.x_pipeline.stepped = false; /* the way may have ended soon behind a copy */
     sink.x_pipeline.need(sink.a, p, trf_x_stages_of(sink.a, p.x_stage_cols, *walk_slabs));
 }
@@ -326,12 +326,12 @@ static __device__ __forceinline__ void
 trf_walk_waves(Sink &sink, const trf_product_args &a, const trf_fused_partition_args &p, const trf_fused_warp &w,
                const trf_block_share &share, const trf_split_k_unit_order &unit_order, Walk walk) {
     const bool joins = p.cluster * p.k_splits > 1;
-    const uint32_t first_wave = share.begin / share.cols;
+    const uint32_t first_wave = share.begin / share.panels;
     uint32_t walk_slabs = 0; /* slabs of the split, up to the end of the wave at hand */
 #pragma unroll 1
-    for (uint32_t g = first_wave; g * share.cols < share.end; g++) {
+    for (uint32_t g = first_wave; g * share.panels < share.end; g++) {
         const uint32_t first = share.unit + g * p.wave_units, units = min(p.wave_units, share.units - g * p.wave_units);
-        const bool is_partial = share.to(g) - share.from(g) < share.cols; /* other blocks have the rest */
+        const bool is_partial = share.to(g) - share.from(g) < share.panels; /* other blocks have the rest */
         walk(first + w.unit_in_wave);
         if (Sink::kPipelinedX && w.k_split < p.k_splits)
             trf_end_x_of_wave(sink, p, unit_order, g, &walk_slabs);
@@ -339,7 +339,7 @@ trf_walk_waves(Sink &sink, const trf_product_args &a, const trf_fused_partition_
             is_partial ? trf_partial_of(p, blockIdx.x, g == first_wave, 0, Sink::kAccTiles) : nullptr;
         if (joins)
             trf_end_wave_shared(sink, a, p, w, first, units, partials, g == first_wave,
-                                (g + 1) * share.cols >= share.end);
+                                (g + 1) * share.panels >= share.end);
         else if (w.unit_in_wave < units && w.k_split == 0)
             trf_end_wave_alone(sink, w.lane, w.unit_in_wave, first + w.unit_in_wave, partials);
         sink.clear();
@@ -428,9 +428,9 @@ static __global__ void __launch_bounds__(256)
     trf_wait_for_predecessor();
     if (unit >= p.units || 2 * (lane % 4) >= a.m)
         return;
-    const uint32_t cols = p.cols_per_block, begin = g * cols,
-                   first = trf_share_of(p.units_per_cluster, p.units_remainder, begin),
-                   last = trf_share_of(p.units_per_cluster, p.units_remainder, begin + cols - 1);
+    const uint32_t panels = p.panel_quotient, begin = g * panels,
+                   first = trf_share_of(p.share_quotient, p.share_remainder, begin),
+                   last = trf_share_of(p.share_quotient, p.share_remainder, begin + panels - 1);
     const uint32_t first_row = unit * slabs * TRF_SLAB_ROWS;
     if (first != last) {
         float4 sum = {};
@@ -438,7 +438,7 @@ static __global__ void __launch_bounds__(256)
         for (uint32_t block = first; block <= last; block++) {
             /* Those behind the first block begin inside the wave. */
             const bool its_first =
-                block > first || trf_share_begin(p.units_per_cluster, p.units_remainder, block) >= begin;
+                block > first || trf_share_begin(p.share_quotient, p.share_remainder, block) >= begin;
             sum = trf_add(sum, __ldcg(reinterpret_cast<const float4 *>(
                                    trf_partial_of(p, block, its_first, unit % p.wave_units, acc_tiles) +
                                    128 * acc_tile + 4 * lane)));

@@ -98,16 +98,16 @@ static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, c
 
 /* base: of the workspace. */
 static trf_fused_partition_args partition_args(const trf_fused_partition &c, uint8_t *base) {
-    const uint32_t shared_out = c.is_stream_k ? c.wave_columns : c.units;
+    const uint32_t shared_out = c.is_stream_k ? c.wave_panels : c.units;
     trf_fused_partition_args args = {};
     args.cluster = c.cluster;
     args.k_splits = c.k_splits;
     args.wave_units = c.wave_units;
     args.units = c.units;
-    args.units_per_cluster = shared_out / c.clusters;
-    args.units_remainder = shared_out % c.clusters;
-    args.cols_per_block = c.cols / c.cluster;
-    args.cols_remainder = c.cols % c.cluster;
+    args.share_quotient = shared_out / c.clusters;
+    args.share_remainder = shared_out % c.clusters;
+    args.panel_quotient = c.panels / c.cluster;
+    args.panel_remainder = c.panels % c.cluster;
     args.sums_stride = c.sums_stride;
     args.smem = c.smem;
     args.is_stream_k = c.is_stream_k;

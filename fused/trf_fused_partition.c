@@ -58,23 +58,23 @@ static trf_fused_partition make_partition(const fused_request *request, uint32_t
     c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_is_scaled(view), (int)c.x_tiles,
                                         (int)variant);
     c.slabs = (uint32_t)trf_fused_slabs((int)variant);
-    c.cols = trf_regular_slab_cols(view);
-    c.units = c.cols ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
+    c.panels = trf_regular_panels(view);
+    c.units = c.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
     c.is_stream_k = flags & FLAG_STREAM_K;
     c.sums_over_x = (flags & FLAG_SUMS_OVER_X) != 0;
     const uint32_t most_at_once = c.warps / k_splits;
     if (c.is_stream_k) {
         c.wave_units = most_at_once;
-        c.wave_columns = trf_ceil_div(c.units, c.wave_units) * c.cols;
-        c.clusters = trf_max_u32(trf_min_u32(clusters, c.wave_columns), 1);
-        c.block_cols = c.cols;
+        c.wave_panels = trf_ceil_div(c.units, c.wave_units) * c.panels;
+        c.clusters = trf_max_u32(trf_min_u32(clusters, c.wave_panels), 1);
+        c.block_panels = c.panels;
         return c;
     }
     c.clusters = trf_max_u32(trf_min_u32(clusters, c.units), 1);
     const uint32_t most_units = c.units ? trf_ceil_div(c.units, c.clusters) : 1;
     c.wave_units = trf_min_u32(most_at_once, most_units);
     c.waves = trf_ceil_div(most_units, c.wave_units);
-    c.block_cols = trf_ceil_div(c.cols, cluster);
+    c.block_panels = trf_ceil_div(c.panels, cluster);
     return c;
 }
 
@@ -134,10 +134,10 @@ static void consider_clusters(fused_search *search, uint32_t variant, uint32_t l
     const uint32_t clusters = search->request->limits->clusters[log_cluster], cluster = 1u << log_cluster;
     for (uint32_t k_splits = 1; k_splits <= warps; k_splits++) {
         const trf_fused_partition c = make_partition(search->request, variant, cluster, clusters, k_splits, 0);
-        if ((cluster > 1 && cluster > c.cols) || (k_splits > 1 && k_splits > c.block_cols))
-            break; /* a block, or a warp, without columns */
+        if ((cluster > 1 && cluster > c.panels) || (k_splits > 1 && k_splits > c.block_panels))
+            break; /* a block, or a warp, without panels */
         consider(search, c);
-        if (c.x_tiles > 1 && cluster > 1 && c.waves == 1 && k_splits <= c.cols / cluster)
+        if (c.x_tiles > 1 && cluster > 1 && c.waves == 1 && k_splits <= c.panels / cluster)
             consider(search, make_partition(search->request, variant, cluster, clusters, k_splits, FLAG_SUMS_OVER_X));
     }
 }
@@ -187,7 +187,7 @@ const char *trf_fused_refuses(const trf_device_view *view, const trf_layer_trait
     const char *reason = trf_fused_refuses_layer(view, traits, x_dtype);
     if (reason)
         return reason;
-    if ((uint64_t)view->num_bands * view->num_slab_cols > UINT32_MAX || ((uint64_t)view->cols + 8) * m > UINT32_MAX / 2)
+    if ((uint64_t)view->num_bands * view->num_panels > UINT32_MAX || ((uint64_t)view->cols + 8) * m > UINT32_MAX / 2)
         return "the layer or the batch is too large";
     const fused_request request = {view, traits, limits, m};
     trf_fused_partition c;

@@ -12,7 +12,7 @@
  * buffers, which it needs no more. Then the block meets once, and adds them up in the order of warps.
  *
  * Three layers of 4096 x 4096 in BF16 (quads), a row of x each, 132 multiprocessors: 43 blocks a layer and 16 warps a
- * block, each warp with one slab at a time: units of 32 rows, 128 a layer, 16 columns of slabs each. Blocks have
+ * block, each warp with one slab at a time: units of 32 rows, 128 a layer, 16 panels each. Blocks have
  * two or three units.
  *
  *     layer 0: blocks 0 to 42           layer 1: blocks 43 to 85         layer 2: blocks 86 to 128     (three idle)
@@ -107,14 +107,14 @@ static __device__ __forceinline__ void trf_enter_layer(const trf_group_args &g, 
     trf_copy_arguments(b.layer, g.layers[layer]);
     if (threadIdx.x == 0) {
         const uint32_t own = cluster - g.first_cluster[layer],
-                       units = p.units_per_cluster + (own < p.units_remainder ? 1 : 0);
-        b.share.unit = trf_share_begin(p.units_per_cluster, p.units_remainder, own);
+                       units = p.share_quotient + (own < p.share_remainder ? 1 : 0);
+        b.share.unit = trf_share_begin(p.share_quotient, p.share_remainder, own);
         b.share.units = units;
-        b.share.col = trf_share_begin(p.cols_per_block, p.cols_remainder, rank);
-        b.share.cols = max(p.cols_per_block + (rank < p.cols_remainder ? 1 : 0), 1u);
+        b.share.panel = trf_share_begin(p.panel_quotient, p.panel_remainder, rank);
+        b.share.panels = max(p.panel_quotient + (rank < p.panel_remainder ? 1 : 0), 1u);
         b.share.begin = 0;
-        b.share.end = (units + p.wave_units - 1) / p.wave_units * b.share.cols;
-        b.stream_k = trf_stream_k_of(b.share.units, b.share.cols, blockDim.x / 32);
+        b.share.end = (units + p.wave_units - 1) / p.wave_units * b.share.panels;
+        b.stream_k = trf_stream_k_of(b.share.units, b.share.panels, blockDim.x / 32);
         b.remainder_rank = blockIdx.x - g.first_cluster[layer] * g.cluster;
         b.remainder_blocks = (g.first_cluster[layer + 1] - g.first_cluster[layer]) * g.cluster;
     }
@@ -210,9 +210,9 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
         a.edges = __ldg(&expert.has_edges) ? common.edges + row * common.view.rows : nullptr;
         b.share.unit = b.unit;
         b.share.units = e.common.partition.units ? stop - b.unit : 0; /* there may be edges alone */
-        b.share.col = 0;
-        b.share.cols = e.cost_model.cols;
-        b.stream_k = trf_stream_k_of(b.share.units, b.share.cols, blockDim.x / 32);
+        b.share.panel = 0;
+        b.share.panels = e.cost_model.panels;
+        b.stream_k = trf_stream_k_of(b.share.units, b.share.panels, blockDim.x / 32);
         b.remainder_rank = 0;
         b.remainder_blocks = stop == e.cost_model.units ? 1 : 0;
     }
@@ -306,15 +306,15 @@ struct trf_group_unit_order {
             return;
         }
         walk.unit++;
-        walk.col = 0;
-        walk.stop = b.share.cols;
+        walk.panel = 0;
+        walk.stop = b.share.panels;
     }
 
     __device__ __forceinline__ trf_walk start(uint32_t warp) const {
         if (!is_stream_k)
             return k_split < b.layer.partition.k_splits ? split_k().start(unit_in_wave) : trf_walk{};
         const uint32_t begin = trf_stream_k_begin(&b.stream_k, warp), end = trf_stream_k_begin(&b.stream_k, warp + 1);
-        return {b.share.unit + begin / b.share.cols, begin % b.share.cols, b.share.cols, end - begin};
+        return {b.share.unit + begin / b.share.panels, begin % b.share.panels, b.share.panels, end - begin};
     }
 };
 
@@ -376,7 +376,7 @@ template <class Product>
 static __device__ __forceinline__ void trf_add_shared_units(const trf_group_args &g, const trf_group_block &b,
                                                             uint32_t shared, uint32_t warp, uint32_t lane) {
     const uint32_t begin = trf_stream_k_begin(&b.stream_k, warp), end = trf_stream_k_begin(&b.stream_k, warp + 1),
-                   first = begin / b.stream_k.cols, last = (end - 1) / b.stream_k.cols;
+                   first = begin / b.stream_k.panels, last = (end - 1) / b.stream_k.panels;
     if (begin == end)
         return;
 #pragma unroll 1
@@ -399,7 +399,7 @@ static __device__ __forceinline__ void trf_end_wave(const trf_group_args &g, con
     trf_cluster_wait(g.cluster);
     trf_finish_wave<Product>(product.a, p, shared + g.sums, b.share.unit + n * p.wave_units,
                              min(p.wave_units, b.share.units - n * p.wave_units), nullptr);
-    if ((n + 1) * b.share.cols < b.share.end)
+    if ((n + 1) * b.share.panels < b.share.end)
         trf_cluster_arrive(g.cluster);
 }
 
@@ -433,7 +433,7 @@ static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_
     /* units of the warp's share, or waves of the block */
     uint32_t n = is_stream_k ? walk.unit - b.share.unit : 0;
     const uint32_t end =
-        is_stream_k ? walk.left ? n + (walk.col + walk.left - 1) / b.share.cols + 1 : n : b.share.end / b.share.cols;
+        is_stream_k ? walk.left ? n + (walk.panel + walk.left - 1) / b.share.panels + 1 : n : b.share.end / b.share.panels;
 #pragma unroll 1
     for (; n < end; n++) {
         trf_walk_slabs<Codec>(a.view, g.smem, planes, prefetcher, params, shared + g.smem.lane_pair_masks, unit_order,

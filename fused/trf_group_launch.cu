@@ -27,10 +27,10 @@ static cudaError_t launch(trf_group_kernel kernel, const trf_group_args &args, u
 
 /* What layers and experts have in common; y: rows without gaps. */
 static trf_group_layer_args layer_args_of(const trf_device_view *view, uint32_t slabs, trf_dtype y_dtype) {
-    const uint32_t cols = trf_regular_slab_cols(view);
+    const uint32_t panels = trf_regular_panels(view);
     trf_group_layer_args args = {};
-    args.partition.units = cols ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
-    args.partition.cols_per_block = cols;
+    args.partition.units = panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
+    args.partition.panel_quotient = panels;
     args.partition.cluster = 1;
     args.partition.sums_stride = trf_fused_sum_bytes(slabs, 1);
     args.product.view = *view;
@@ -41,15 +41,15 @@ static trf_group_layer_args layer_args_of(const trf_device_view *view, uint32_t 
     return args;
 }
 
-/* Which clusters and columns are whose. */
+/* Which clusters and panels are whose. */
 static void cut_layer(const trf_group_layer_partition *layer, uint32_t cluster, trf_partition_args *args) {
     args->cluster = cluster;
     args->k_splits = layer->k_splits;
     args->wave_units = layer->wave_units;
-    args->units_per_cluster = args->units / layer->clusters;
-    args->units_remainder = args->units % layer->clusters;
-    args->cols_remainder = args->cols_per_block % cluster;
-    args->cols_per_block /= cluster;
+    args->share_quotient = args->units / layer->clusters;
+    args->share_remainder = args->units % layer->clusters;
+    args->panel_remainder = args->panel_quotient % cluster;
+    args->panel_quotient /= cluster;
 }
 
 /* x in whole 16 bytes, and the edges' part of y. */

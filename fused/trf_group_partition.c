@@ -73,16 +73,16 @@ typedef struct group_search {
 
 static void find_layer_partitions(const trf_cost_shape *s, uint32_t cluster, uint32_t clusters,
                                   layer_partitions *partitions) {
-    const uint32_t cols = trf_ceil_div(s->cols, cluster);
+    const uint32_t panels = trf_ceil_div(s->panels, cluster);
     for (uint32_t n = 1; n <= clusters; n++) {
         const uint32_t most_units = s->units ? trf_ceil_div(s->units, n) : 0;
         partitions->us[n - 1] = cluster == 1 ? trf_cost_of_stream_k(s, most_units) : HUGE_VAL;
         partitions->k_splits[n - 1] = 1;
-        for (uint32_t k_splits = 1; cluster > 1 && k_splits <= s->warps && (k_splits == 1 || k_splits <= cols);
+        for (uint32_t k_splits = 1; cluster > 1 && k_splits <= s->warps && (k_splits == 1 || k_splits <= panels);
              k_splits++) {
             const uint32_t wave_units = trf_min_u32(s->warps / k_splits, most_units);
             const double us = wave_units ? trf_cost_of_split_k(s, trf_ceil_div(most_units, wave_units), wave_units,
-                                                               cols, k_splits, cluster)
+                                                               panels, k_splits, cluster)
                                          : 0;
             if (us < partitions->us[n - 1]) {
                 partitions->us[n - 1] = us;
@@ -153,8 +153,8 @@ static void consider(group_search *search, const group_launch *launch) {
     for (uint32_t i = 0; i < search->count; i++) {
         const trf_group_product *product = &search->products[i];
         search->shapes[i] = trf_cost_shape_of(product->view, launch->slabs, launch->warps, product->m);
-        if (launch->cluster > 1 && launch->cluster > search->shapes[i].cols)
-            return; /* a block without columns */
+        if (launch->cluster > 1 && launch->cluster > search->shapes[i].panels)
+            return; /* a block without panels */
         candidate.rans_bytes = trf_max_u32((product->traits->max_rans_bytes + 15) / 16 * 16, candidate.rans_bytes);
     }
     for (uint32_t i = 0; i < search->count; i++)
@@ -220,11 +220,11 @@ static uint64_t work_items_of(uint32_t count, uint32_t tokens) {
 
 static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t slabs, uint32_t warps) {
     const trf_cost_shape s = trf_cost_shape_of(view, slabs, warps, EXPERT_X_ROWS);
-    trf_expert_cost_model cost_model = {.units = s.units ? s.units : 1, .cols = s.cols ? s.cols : 1, .warps = warps};
+    trf_expert_cost_model cost_model = {.units = s.units ? s.units : 1, .panels = s.panels ? s.panels : 1, .warps = warps};
     cost_model.step_ns = (uint32_t)(1000 * trf_cost_of_step(&s, warps));
     cost_model.begin_ns = (uint32_t)(1000 * TRF_EXPERT_BEGIN_US);
     cost_model.begin_quarters =
-        (uint32_t)(4.0 * cost_model.begin_ns * warps / ((double)cost_model.step_ns * cost_model.cols) + 0.5);
+        (uint32_t)(4.0 * cost_model.begin_ns * warps / ((double)cost_model.step_ns * cost_model.panels) + 0.5);
     return cost_model;
 }
 

@@ -31,11 +31,12 @@ struct trf_partition_args {
     uint32_t k_splits;   /* split-K in a block: warps that share a unit's columns */
     uint32_t wave_units; /* a wave: units that a block walks at once; wave_units * k_splits warps are at work */
     uint32_t units;      /* of the layer */
-    /* The first units_remainder clusters have one unit more. Where is_stream_k, these two count wave columns of
-     * blocks instead: the first units_remainder blocks have one more. */
-    uint32_t units_per_cluster, units_remainder;
-    uint32_t cols_per_block, cols_remainder; /* likewise, a block's slab columns; is_stream_k: those of a wave, and 0 */
-    uint32_t sums_stride;                    /* of sums in shared memory, from warp to warp: blocks alone */
+    /* What a cluster has of the layer: share_quotient units, and one more in the first share_remainder clusters. Where
+     * is_stream_k, what a block has, counted in wave panels. */
+    uint32_t share_quotient, share_remainder;
+    /* Which panels of its cluster's units a block has: likewise. Where is_stream_k, the panels of a wave, and 0. */
+    uint32_t panel_quotient, panel_remainder;
+    uint32_t sums_stride; /* of sums in shared memory, from warp to warp: blocks alone */
 };
 
 /* The same for the kernels of one layer. */
@@ -209,10 +210,10 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
         });
     }
 
-    /* This lane's x of a tile and a column of slabs. Rows beyond the batch repeat its last; their sums are not used. */
-    __device__ __forceinline__ const uint8_t *x_of(int tile, uint32_t col) const {
+    /* This lane's x of a tile and a panel. Rows beyond the batch repeat its last; their sums are not used. */
+    __device__ __forceinline__ const uint8_t *x_of(int tile, uint32_t panel) const {
         return (const uint8_t *)a.x +
-               2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride + col * a.view.slab_cols + 8 * (lane % 4));
+               2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride + panel * a.view.slab_cols + 8 * (lane % 4));
     }
 
     /* Of a tile in the copy of a chunk's first two steps, or its last. */
@@ -234,7 +235,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         if (kScaled)
-            load_scales(walk.unit, walk.col * a.view.slab_cols);
+            load_scales(walk.unit, walk.panel * a.view.slab_cols);
     }
 
     /* Through the L1 cache a chunk's first 32 columns of x are loaded two steps before, since they are the first of a
@@ -264,7 +265,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
         if constexpr (!kPipelinedX) {
 #pragma unroll
             for (int t = 0; t < kLoaded; t++)
-                x_at[t] = x_of(t, walk.col);
+                x_at[t] = x_of(t, walk.panel);
             load_ahead();
         }
     }
@@ -387,7 +388,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
         }
         if (kScaled && k % 2 == 1 && --step_pairs_left == 0) {
             add_scale_group();
-            const uint32_t next = walk.col * a.view.slab_cols + 16 * (k + 1);
+            const uint32_t next = walk.panel * a.view.slab_cols + 16 * (k + 1);
             if (next < a.view.cols)
                 load_scales(walk.unit, next);
         }

@@ -6,7 +6,7 @@
  *              memory, sums in registers
  *   decoders   12 or 8 warps, each with slabs of a *unit*, two bands side by side; what they decode goes to a *stage*
  *              of 128 rows by 32 columns, to which x is copied beside
- * Decoders work in *producers* of 2 warps, one for each unit; each producer has consecutive columns of slabs, all go on
+ * Decoders work in *producers* of 2 warps, one for each unit; each producer has consecutive panels, all go on
  * at once, and consumers take their stages one by one: round by round of slabs, then 32 columns of each producer after
  * the other.
  *
@@ -17,7 +17,7 @@
  * 8192 x 8192 in BF16 (quads), 256 rows of x, 132 multiprocessors: 64 work items, each a cluster of two blocks that
  * decode for each other; four multiprocessors idle.
  *
- *          columns of W:   0      1024     2048             7168    8192      (32 columns of slabs, 8 producers)
+ *          columns of W:   0      1024     2048             7168    8192      (32 panels, 8 producers)
  *                          +--------+--------+--   ...   --+--------+
  *     rows   0 to  63      |prod. 0 |prod. 1 |             |prod. 7 |  decoded by block 0, stored in both blocks
  *     rows  64 to 127      |prod. 0 |prod. 1 |             |prod. 7 |  decoded by block 1, stored in both blocks
@@ -58,7 +58,7 @@ struct alignas(64) trf_tensor_map {
 /* How work items are cut over clusters, blocks and producers. */
 struct trf_wide_partition_args {
     trf_smem_layout smem;
-    uint32_t cols;         /* of slabs */
+    uint32_t panels;       /* of the layer, regular ones */
     uint32_t log_k_splits; /* of k_splits() */
     uint32_t producers;
     uint32_t x_rows, x_stage_bytes; /* of x: of a block; of these, in a stage */
@@ -83,15 +83,15 @@ struct trf_wide_args {
 
 /* ---- the order of things: the same for decoders and consumers ---- */
 
-/* A block's part of the columns of slabs, and how its producers cut it. */
+/* A block's part of the panels, and how its producers cut it. */
 struct trf_wide_k_range {
     uint32_t first, producers;
-    uint32_t each, more; /* producers have `each` columns, those below `more` one more */
+    uint32_t each, more; /* producers have `each` panels, those below `more` one more */
 
     __device__ __forceinline__ explicit trf_wide_k_range(const trf_wide_partition_args &p) {
-        first = p.cols * p.k_split() >> p.log_k_splits;
+        first = p.panels * p.k_split() >> p.log_k_splits;
         producers = p.producers;
-        const uint32_t count = (p.cols * (p.k_split() + 1) >> p.log_k_splits) - first;
+        const uint32_t count = (p.panels * (p.k_split() + 1) >> p.log_k_splits) - first;
         each = count / producers;
         more = count % producers;
     }
@@ -106,9 +106,9 @@ struct trf_wide_k_range {
     }
 };
 
-/* Stages of the slab in this column. */
-static __device__ __forceinline__ uint32_t trf_stages_of(const trf_device_view &view, uint32_t col) {
-    return 2 * trf_slab_chunks(view, col);
+/* Stages of a slab in this panel. */
+static __device__ __forceinline__ uint32_t trf_stages_of(const trf_device_view &view, uint32_t panel) {
+    return 2 * trf_slab_chunks(view, panel);
 }
 
 /* What a work item is of. */
@@ -147,11 +147,11 @@ template <class Shape, int kMulticast> static __device__ __forceinline__ void tr
 
 /* ---- decoders ---- */
 
-/* A decoder's way: its producer's columns of each of the block's work items. */
+/* A decoder's way: its producer's panels of each of the block's work items. */
 struct trf_wide_unit_order {
     const trf_wide_partition_args &p;
     uint32_t whole_rows;         /* of the layer */
-    uint32_t unit, begin, count; /* unit of a work item; columns */
+    uint32_t unit, begin, count; /* unit of a work item; panels */
     mutable uint32_t work_item;  /* of the slab that is staged next */
 
     __device__ __forceinline__ uint32_t
@@ -161,7 +161,7 @@ struct trf_wide_unit_order {
     __device__ __forceinline__ void next_unit(trf_walk &walk) const {
         work_item += p.clusters;
         walk.unit = unit_of(work_item);
-        walk.col = begin;
+        walk.panel = begin;
         walk.stop = begin + count;
     }
     __device__ __forceinline__ trf_walk start() const {
@@ -200,12 +200,12 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
                               : 0;
     }
 
-    /* To the next slab, which lies in this column. */
-    __device__ __forceinline__ void enter_slab(uint32_t col) {
+    /* To the next slab, which lies in this panel. */
+    __device__ __forceinline__ void enter_slab(uint32_t panel) {
         const uint32_t work_item = trf_first_work_item<kMulticast>(p) + next / unit_order.count * p.clusters;
-        x_col = col * this->a.view.slab_cols;
+        x_col = panel * this->a.view.slab_cols;
         x_row = trf_first_x<kMulticast>(p, work_item);
-        left = trf_stages_of(this->a.view, col);
+        left = trf_stages_of(this->a.view, panel);
         next++;
     }
 
@@ -259,7 +259,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         fill_zeros_until(walk_slabs - walk.left);
-        enter_slab(walk.col);
+        enter_slab(walk.panel);
     }
     __device__ __forceinline__ void begin_step_pair(int) {}
     static constexpr bool kCopiesX = false;
@@ -422,7 +422,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
     template <int kRows> __device__ __forceinline__ void multiply_work_item(const trf_wide_k_range &k_range) {
         constexpr uint32_t kNone = UINT32_MAX;
         const uint32_t all = a.view.slab_cols / TRF_WIDE_STAGE_COLS;
-        /* The layer's last column may be narrow: of the last producer that has columns, the last one. */
+        /* The layer's last panel may be narrow: of the last producer that has panels, the last one. */
         const uint32_t narrow = trf_stages_of(a.view, k_range.begin(k_range.producers) - 1),
                        narrow_round = k_range.each ? k_range.each - 1 : 0;
         uint32_t unreleased = kNone; /* the producer of the stage before, which is to be released */

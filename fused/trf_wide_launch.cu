@@ -38,7 +38,7 @@ static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_wide_par
 static trf_wide_partition_args partition_args(const trf_wide_partition &c) {
     trf_wide_partition_args args = {};
     args.smem = c.smem;
-    args.cols = c.cols;
+    args.panels = c.panels;
     while (1u << args.log_k_splits < c.k_splits)
         args.log_k_splits++;
     args.producers = c.producers;

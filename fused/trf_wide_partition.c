@@ -41,10 +41,10 @@ static trf_wide_partition make_partition(const wide_request *request, uint32_t m
     c.x_rows = x_rows_of(request->m, multicast);
     c.x_stage_bytes = c.x_rows * 2 * TRF_WIDE_STAGE_COLS;
     c.threads = trf_wide_threads(trf_wide_max_x_rows(c.x_rows));
-    c.cols = trf_regular_slab_cols(view);
+    c.panels = trf_regular_panels(view);
     const uint32_t most = trf_min_u32(producers, trf_wide_max_producers(trf_wide_max_x_rows(c.x_rows), multicast)),
-                   cols = trf_ceil_div(c.cols, k_splits), rounds = trf_ceil_div(cols, most);
-    c.producers = rounds ? trf_ceil_div(cols, rounds) : 1;
+                   panels = trf_ceil_div(c.panels, k_splits), rounds = trf_ceil_div(panels, most);
+    c.producers = rounds ? trf_ceil_div(panels, rounds) : 1;
     c.x_row_blocks = trf_ceil_div(trf_ceil_div(request->m, c.x_rows), multicast);
     c.work_items = trf_ceil_div(view->rows / TRF_SLAB_ROWS, TRF_WIDE_BANDS) * c.x_row_blocks;
     c.clusters = trf_min_u32(clusters, c.work_items);
@@ -65,7 +65,7 @@ static int fit(const wide_request *request, uint32_t multicast, uint32_t log_k_s
 
 /* Slabs that a block's decoders walk one after another, in the longest case. */
 static uint32_t slabs_in_turn(const trf_wide_partition *c) {
-    return trf_ceil_div(c->work_items, c->clusters) * trf_ceil_div(trf_ceil_div(c->cols, c->k_splits), c->producers);
+    return trf_ceil_div(c->work_items, c->clusters) * trf_ceil_div(trf_ceil_div(c->panels, c->k_splits), c->producers);
 }
 
 /* The one with the least slabs in turn, of as few blocks as that takes. @return whether there is one. */
@@ -76,7 +76,7 @@ static int find_partition(const wide_request *request, trf_wide_partition *best)
     for (uint32_t log_k_splits = 1; request->m <= 128 && log_k_splits < TRF_CLUSTER_SIZES; log_k_splits++) {
         trf_wide_partition c;
         if (fit(request, 1, log_k_splits, &c) && c.work_items <= request->limits->clusters[log_k_splits] &&
-            c.cols >= c.k_splits && (!found || slabs_in_turn(&c) < slabs_in_turn(best))) {
+            c.panels >= c.k_splits && (!found || slabs_in_turn(&c) < slabs_in_turn(best))) {
             *best = c;
             found = 1;
         }

@@ -12,8 +12,8 @@ extern "C" {
 
 typedef struct trf_wide_partition {
     uint32_t threads, x_rows; /* of a block; x_rows: rows of x that it multiplies by */
-    uint32_t producers;       /* of a block: warps that decode one range of columns */
-    uint32_t cols;            /* of the layer: slab columns */
+    uint32_t producers;       /* of a block: warps that decode one range of panels */
+    uint32_t panels;          /* of the layer */
     uint32_t multicast;       /* blocks of a cluster that decode for each other, 1 or 2 */
     uint32_t k_splits;        /* blocks of a cluster that cut a work item's columns among them: 1, 2, 4 or 8 */
     uint32_t x_row_blocks;    /* ranges that x's rows are cut into, of multicast * x_rows each */

@@ -68,15 +68,15 @@ typedef struct trf_cpu_row_work {
 } trf_cpu_row_work;
 
 /* As trf_row_crossing_at, with the tile's own slab table in place of the directory. */
-static trf_row_crossing find_row_segment(const trf_device_layer *layer, uint32_t row, uint32_t slab_col) {
+static trf_row_crossing find_row_segment(const trf_device_layer *layer, uint32_t row, uint32_t panel) {
     const trf_layer *host = layer->host;
     const trf_header *header = &host->view.header;
     const uint64_t tile =
-        (uint64_t)(row / TRF_TILE_SIZE) * header->num_tile_cols + slab_col / (TRF_TILE_SIZE / header->slab_cols);
+        (uint64_t)(row / TRF_TILE_SIZE) * header->num_tile_cols + panel / (TRF_TILE_SIZE / header->slab_cols);
     const trf_tile_meta *meta = &host->view.tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(header, tile, meta->coding);
     const uint8_t *bytes = trf_layer_tile(host, tile);
-    trf_row_crossing crossing = trf_row_crossing_of(&layer->view, shape, row, slab_col);
+    trf_row_crossing crossing = trf_row_crossing_of(&layer->view, shape, row, panel);
     if (crossing.coded_cols) {
         const uint32_t slab = crossing.row / TRF_SLAB_ROWS * shape.slabs_per_band + crossing.col / header->slab_cols;
         const trf_slab_location location = trf_locate_slab(&shape, bytes, slab, header->raw_bits);
@@ -101,13 +101,13 @@ static trf_status cpu_decode_row(void *context, uint64_t index, int worker, trf_
     target.value_bytes = trf_device_value_bytes(view, target.as);
     target.to = (uint8_t *)work->request->rows + index * target.cols * target.value_bytes;
     target.aligned = (uintptr_t)target.to % (4 * target.value_bytes) == 0;
-    for (uint32_t slab_col = 0; slab_col < view->num_slab_cols; slab_col++) {
+    for (uint32_t panel = 0; panel < view->num_panels; panel++) {
         if (id < 0 || id >= layer->shard.rows) {
             for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
-                trf_row_fill(view, slab_col, quarter, &target);
+                trf_row_fill(view, panel, quarter, &target);
             continue;
         }
-        const trf_row_crossing crossing = find_row_segment(layer, layer->shard.row + (uint32_t)id, slab_col);
+        const trf_row_crossing crossing = find_row_segment(layer, layer->shard.row + (uint32_t)id, panel);
         for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
             if (!trf_row_decode(view, view->slots, view->class_value, &crossing, quarter, &target))
                 return trf_fail(err, TRF_ERR_RANS, layer->host->view.tiles[crossing.index].data_offset,

@@ -15,12 +15,12 @@ typedef struct trf_described_tile {
     const uint8_t *bytes;
 } trf_described_tile;
 
-uint32_t trf_count_slab_cols(const trf_header *header) {
+uint32_t trf_count_panels(const trf_header *header) {
     return (header->cols + header->slab_cols - 1) / header->slab_cols;
 }
 
 uint64_t trf_count_device_slabs(const trf_header *header) {
-    return ((uint64_t)header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * trf_count_slab_cols(header);
+    return ((uint64_t)header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * trf_count_panels(header);
 }
 
 /* ---- exceptions as matrix fragments hold them ---- */
@@ -176,11 +176,11 @@ void trf_describe_tile(const trf_blob_view *view, uint64_t tile, const uint8_t *
     const trf_header *header = &view->header;
     const trf_tile_meta *meta = &view->tiles[tile];
     const trf_described_tile at = {view, meta, trf_tile_shape_of(header, tile, meta->coding), tile_bytes};
-    const uint32_t slab_cols = trf_count_slab_cols(header);
-    const uint64_t first = (uint64_t)at.shape.row / TRF_SLAB_ROWS * slab_cols + at.shape.col / header->slab_cols;
+    const uint32_t num_panels = trf_count_panels(header);
+    const uint64_t first = (uint64_t)at.shape.row / TRF_SLAB_ROWS * num_panels + at.shape.col / header->slab_cols;
     if (meta->coding == TRF_TILE_CODED)
         note_offsets(&at, traits);
-    uint32_t slivers = describe_slabs(&at, slabs + first, slab_cols, traits);
+    uint32_t slivers = describe_slabs(&at, slabs + first, num_panels, traits);
     if (!trf_codec_is_float(header->codec))
         note_stored_codes(&at, slivers, traits);
 }
@@ -226,7 +226,7 @@ trf_device_view trf_device_view_of(const trf_blob_view *view, const uint8_t *blo
         .num_tile_rows = header->num_tile_rows,
         .num_tile_cols = header->num_tile_cols,
         .slab_cols = header->slab_cols,
-        .num_slab_cols = trf_count_slab_cols(header),
+        .num_panels = trf_count_panels(header),
         .num_bands = (header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
         .codec = header->codec,
         .source_dtype = header->source_dtype,

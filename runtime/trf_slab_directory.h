@@ -9,10 +9,10 @@
 /* Largest blob whose slabs a trf_device_slab can place. */
 #define TRF_DEVICE_MAX_BLOB_BYTES ((uint64_t)TRF_TILE_ALIGNMENT << 32)
 
-/* Columns of slabs in a layer: entries of a band in its slab directory. */
-uint32_t trf_count_slab_cols(const trf_header *header);
+/* Panels in a layer: entries of a band in its slab directory. */
+uint32_t trf_count_panels(const trf_header *header);
 
-/* Entries of a layer's slab directory: bands of 32 rows times columns of slabs. */
+/* Entries of a layer's slab directory: bands of 32 rows times panels. */
 uint64_t trf_count_device_slabs(const trf_header *header);
 
 /* A layer whose blob has been copied to blob_dev, or lies there: all of its view but slabs, slots and fault. view: of

@@ -10,8 +10,8 @@ static void list_slabs(host_view *host, const trf_blob_view *from, uint64_t tile
     const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->coding);
     for (uint32_t s = 0; s < shape.slabs; s++) {
         const uint64_t band = (shape.row + trf_slab_row(&shape, s)) / TRF_SLAB_ROWS;
-        const uint32_t col = (shape.col + trf_slab_col(&shape, s)) / from->header.slab_cols;
-        trf_device_slab *slab = &host->slabs[band * host->view.num_slab_cols + col];
+        const uint32_t panel = (shape.col + trf_slab_col(&shape, s)) / from->header.slab_cols;
+        trf_device_slab *slab = &host->slabs[band * host->view.num_panels + panel];
         const trf_slab_location location =
             trf_locate_slab(&shape, host->view.blob + meta->data_offset, s, from->header.raw_bits);
         slab->raw_offset_128 = (uint32_t)((meta->data_offset + location.raw) / 128);
@@ -32,7 +32,7 @@ static void copy_fields(trf_device_view *view, const trf_blob_view *from) {
     view->num_tile_rows = header->num_tile_rows;
     view->num_tile_cols = header->num_tile_cols;
     view->slab_cols = header->slab_cols;
-    view->num_slab_cols = (header->cols + header->slab_cols - 1) / header->slab_cols;
+    view->num_panels = (header->cols + header->slab_cols - 1) / header->slab_cols;
     view->num_bands = (header->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
     view->codec = header->codec;
     view->source_dtype = header->source_dtype;
@@ -56,7 +56,7 @@ host_view *host_view_make(const trf_blob_view *from, const uint8_t *blob, uint64
     host_view *host = calloc(1, sizeof *host);
     ck_assert_ptr_nonnull(host);
     copy_fields(&host->view, from);
-    host->slabs = calloc((size_t)host->view.num_bands * host->view.num_slab_cols, sizeof *host->slabs);
+    host->slabs = calloc((size_t)host->view.num_bands * host->view.num_panels, sizeof *host->slabs);
     ck_assert_ptr_nonnull(host->slabs);
     host->view.blob = blob;
     host->view.blob_bytes = blob_bytes;

@@ -53,7 +53,7 @@ static void compare(const warp_walk *walk, const fuzzed_layer *layer) {
         for (uint32_t col = 0; col < view->cols; col++) {
             const size_t at = (size_t)row * view->cols + col;
             const uint64_t tile = row / TRF_TILE_SIZE * (uint64_t)view->num_tile_cols + col / TRF_TILE_SIZE;
-            const uint8_t slab = walk->slabs[row / TRF_SLAB_ROWS * (size_t)view->num_slab_cols + col / view->slab_cols];
+            const uint8_t slab = walk->slabs[row / TRF_SLAB_ROWS * (size_t)view->num_panels + col / view->slab_cols];
             if (walk->seen[at] != (slab != WARP_SLAB_PASSED_BY && col / 16 * 16 + 16 <= view->cols))
                 abort();
             if (walk->seen[at] && layer->good[tile] &&
@@ -64,7 +64,7 @@ static void compare(const warp_walk *walk, const fuzzed_layer *layer) {
 
 static void walk_all(const fuzzed_layer *layer, uint32_t order) {
     const trf_device_view *view = &layer->view;
-    const size_t weights = (size_t)view->rows * view->cols, slabs = (size_t)view->num_bands * view->num_slab_cols;
+    const size_t weights = (size_t)view->rows * view->cols, slabs = (size_t)view->num_bands * view->num_panels;
     warp_walk walk = {.view = view,
                       .max_rans_bytes = layer->traits.max_rans_bytes,
                       .max_frequency = layer->traits.max_frequency,

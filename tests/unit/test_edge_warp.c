@@ -62,7 +62,7 @@ typedef struct slab_copy {
 
 /* Entry of slab `slab` of a layer of one tile. */
 static trf_device_slab entry_of(const host_view *host, const trf_tile_shape *tile, uint32_t slab) {
-    return host->slabs[slab / tile->slabs_per_band * host->view.num_slab_cols + slab % tile->slabs_per_band];
+    return host->slabs[slab / tile->slabs_per_band * host->view.num_panels + slab % tile->slabs_per_band];
 }
 
 static slab_copy copy_slab(const host_view *host, const trf_tile_shape *tile, uint32_t slab) {

@@ -145,29 +145,29 @@ typedef struct left_sums {
     int there;
 } left_sums;
 
-static void check_runs(uint32_t units, uint32_t cols, uint32_t warps) {
+static void check_runs(uint32_t units, uint32_t panels, uint32_t warps) {
     left_sums left[20][2] = {{{0}}};
     uint8_t *done = calloc(units + 1, 1); /* how often y of a unit is written */
-    const trf_stream_k runs = trf_stream_k_of(units, cols, warps);
-    EXPECT(trf_stream_k_begin(&runs, 0) == 0 && trf_stream_k_begin(&runs, warps) == units * cols);
+    const trf_stream_k runs = trf_stream_k_of(units, panels, warps);
+    EXPECT(trf_stream_k_begin(&runs, 0) == 0 && trf_stream_k_begin(&runs, warps) == units * panels);
     for (uint32_t w = 0; w < warps; w++) {
         const uint32_t begin = trf_stream_k_begin(&runs, w), end = trf_stream_k_begin(&runs, w + 1);
-        EXPECT(begin <= end && end - begin <= (units * cols + warps - 1) / warps);
-        for (uint32_t unit = begin / cols; begin < end && unit <= (end - 1) / cols; unit++) {
+        EXPECT(begin <= end && end - begin <= (units * panels + warps - 1) / warps);
+        for (uint32_t unit = begin / panels; begin < end && unit <= (end - 1) / panels; unit++) {
             if (trf_stream_k_owns_unit(&runs, w, unit)) {
                 done[unit]++;
                 continue;
             }
-            const uint32_t first = unit * cols, from = begin > first ? begin : first,
-                           to = end < first + cols ? end : first + cols;
+            const uint32_t first = unit * panels, from = begin > first ? begin : first,
+                           to = end < first + panels ? end : first + panels;
             const int begins = trf_stream_k_begins_in(&runs, w, unit);
             EXPECT(!left[w][begins].there);
-            EXPECT(begins || unit == (end - 1) / cols); /* its buffers are free then */
+            EXPECT(begins || unit == (end - 1) / panels); /* its buffers are free then */
             left[w][begins] = (left_sums){unit, from, to, 1};
         }
     }
     for (uint32_t unit = 0; unit < units; unit++) {
-        uint32_t first, last, at = unit * cols;
+        uint32_t first, last, at = unit * panels;
         trf_stream_k_sharers(&runs, unit, &first, &last);
         EXPECT(first <= last && last < warps);
         for (uint32_t w = first; first < last && w <= last; w++) { /* in order, without gaps */
@@ -176,7 +176,7 @@ static void check_runs(uint32_t units, uint32_t cols, uint32_t warps) {
             at = part->to;
             part->there = 0;
         }
-        EXPECT(first == last || at == (unit + 1) * cols);
+        EXPECT(first == last || at == (unit + 1) * panels);
         done[unit] += first < last;
     }
     for (uint32_t unit = 0; unit < units; unit++)
@@ -189,9 +189,9 @@ static void check_runs(uint32_t units, uint32_t cols, uint32_t warps) {
 START_TEST(warps_share_units) {
     test_rng rng = {4};
     for (uint32_t units = 0; units < 40; units++)
-        for (uint32_t cols = 1; cols < 60; cols++)
+        for (uint32_t panels = 1; panels < 60; panels++)
             for (uint32_t warps = 8; warps <= 20; warps++)
-                check_runs(units, cols, warps);
+                check_runs(units, panels, warps);
     for (int i = 0; i < 1000; i++)
         check_runs(test_below(&rng, 3000), 1 + test_below(&rng, 500), 8 + test_below(&rng, 13));
 }

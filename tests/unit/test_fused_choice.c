@@ -33,7 +33,7 @@ static trf_device_view view_of(uint32_t kind, uint32_t rows, uint32_t cols) {
                              .num_tile_rows = (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
                              .num_tile_cols = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
                              .slab_cols = slab_cols,
-                             .num_slab_cols = (cols + slab_cols - 1) / slab_cols,
+                             .num_panels = (cols + slab_cols - 1) / slab_cols,
                              .num_bands = (rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
                              .codec = TRF_CODEC_BF16,
                              .class_bits = class_bits,

@@ -29,7 +29,7 @@ static trf_device_view view_of(uint32_t kind, uint32_t rows, uint32_t cols) {
                              .num_tile_rows = (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
                              .num_tile_cols = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE,
                              .slab_cols = slab_cols,
-                             .num_slab_cols = (cols + slab_cols - 1) / slab_cols,
+                             .num_panels = (cols + slab_cols - 1) / slab_cols,
                              .num_bands = (rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS,
                              .codec = kind & 4 ? TRF_CODEC_E4M3 : TRF_CODEC_BF16,
                              .class_bits = class_bits,
@@ -44,11 +44,11 @@ static trf_layer_traits traits_of(uint32_t kind) {
                               .exceptions_fit_fragments = 1};
 }
 
-/* Bands of the layer whose slabs are regular, and columns of slabs. */
+/* Bands of the layer whose slabs are regular, and panels. */
 static uint32_t units_of(const trf_device_view *view, uint32_t slabs) {
     const uint32_t steps = view->cols % view->slab_cols / TRF_FRAGMENT_SIZE,
-                   cols = view->cols / view->slab_cols + (steps && steps % 4 == 0 ? 1 : 0);
-    return cols ? (view->rows / TRF_SLAB_ROWS + slabs - 1) / slabs : 0;
+                   panels = view->cols / view->slab_cols + (steps && steps % 4 == 0 ? 1 : 0);
+    return panels ? (view->rows / TRF_SLAB_ROWS + slabs - 1) / slabs : 0;
 }
 
 static void check_partition(const trf_group_partition *partition, const trf_group_product *products, uint32_t count,
@@ -154,7 +154,7 @@ START_TEST(every_expert_has_a_partition) {
         const uint32_t units = units_of(&view, partition.slabs);
         EXPECT(partition.slabs == 1 || partition.slabs == 2);
         EXPECT(partition.warps >= 8 && partition.warps <= 20 && partition.cost_model.warps == partition.warps);
-        EXPECT(partition.cost_model.units == (units ? units : 1) && partition.cost_model.cols >= 1 &&
+        EXPECT(partition.cost_model.units == (units ? units : 1) && partition.cost_model.panels >= 1 &&
                partition.cost_model.step_ns > 0);
         const uint64_t bytes = trf_experts_workspace_bytes(&view, &partition, most);
         EXPECT(bytes >= 2ull * most * view.cols && bytes <= 2ull * most * (view.cols + 8) + 256);

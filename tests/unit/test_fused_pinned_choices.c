@@ -63,7 +63,7 @@ static trf_device_view view_of(const pinned_layer *layer, uint32_t rows, uint32_
     view.num_tile_rows = (rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
     view.num_tile_cols = (cols + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
     view.slab_cols = layer->slab_cols;
-    view.num_slab_cols = (cols + layer->slab_cols - 1) / layer->slab_cols;
+    view.num_panels = (cols + layer->slab_cols - 1) / layer->slab_cols;
     view.num_bands = (rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
     view.codec = layer->codec;
     view.class_bits = layer->class_bits;
@@ -257,8 +257,8 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
     }
     const trf_fused_partition c = choose_fused(view, &traits, limits, m, 0);
     const uint32_t words[] = {c.variant,     c.x_tiles,      c.warps,        c.slabs,    c.smem.table_log, c.cluster,
-                              c.clusters,    c.units,        c.cols,         c.k_splits, c.wave_units,     c.waves,
-                              c.block_cols,  c.is_stream_k,  c.wave_columns, c.sums,     c.sums_stride,    c.x_stages,
+                              c.clusters,    c.units,        c.panels,       c.k_splits, c.wave_units,     c.waves,
+                              c.block_panels,  c.is_stream_k,  c.wave_panels, c.sums,     c.sums_stride,    c.x_stages,
                               c.sums_over_x, c.x_stage_cols, c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
@@ -355,7 +355,7 @@ static void add_wide(uint64_t *hash, const pinned_layer *layer, const trf_device
         return;
     }
     const trf_wide_partition c = choose_wide(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.threads,   c.x_rows,   c.x_stage_bytes, c.producers,  c.cols,
+    const uint32_t words[] = {c.threads,   c.x_rows,   c.x_stage_bytes, c.producers,  c.panels,
                               c.multicast, c.k_splits, c.x_row_blocks,  c.work_items, c.clusters,
                               c.stages,    c.x_stages, c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
@@ -524,7 +524,7 @@ static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_dev
     }
     const trf_expert_cost_model *cost = &c.cost_model;
     const uint32_t words[] = {c.slabs,     c.warps,     c.rans_bytes,  c.edges,        cost->units,
-                              cost->cols,  cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters,
+                              cost->panels,  cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters,
                               c.smem.sums, c.smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem.layout);

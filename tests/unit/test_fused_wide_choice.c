@@ -23,7 +23,7 @@ static trf_device_view view_of(int pairs, uint32_t slab_cols, uint32_t rows, uin
     return (trf_device_view){.rows = rows,
                              .cols = cols,
                              .slab_cols = slab_cols,
-                             .num_slab_cols = (cols + slab_cols - 1) / slab_cols,
+                             .num_panels = (cols + slab_cols - 1) / slab_cols,
                              .num_bands = rows / TRF_SLAB_ROWS,
                              .codec = TRF_CODEC_BF16,
                              .class_bits = pairs ? 4 : 2,
@@ -64,7 +64,7 @@ static void check_plan(const trf_device_view *view, const trf_device_limits *lim
     ck_assert_uint_ge(c.producers, 1);
     ck_assert_uint_le(c.producers, c.x_rows <= 64 ? 6 : c.multicast == 1 ? 4 : 8);
     ck_assert_uint_le(c.producers * c.k_splits,
-                      (view->num_slab_cols + c.k_splits - 1) / c.k_splits * c.k_splits); /* none idle */
+                      (view->num_panels + c.k_splits - 1) / c.k_splits * c.k_splits); /* none idle */
     ck_assert_uint_eq(c.workspace_bytes, (2ull * m * view->cols + 255) / 256 * 256);     /* an aligned copy of x */
     ck_assert_uint_eq(with_bias.workspace_bytes, c.workspace_bytes + (4ull * m * view->rows + 255) / 256 * 256);
     ck_assert_mem_eq(&c, &with_bias, offsetof(trf_wide_partition, workspace_bytes));

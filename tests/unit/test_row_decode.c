@@ -56,7 +56,7 @@ static void check_rows(const trf_layer *layer, uint32_t first) {
         trf_row_target target = target_of(to, cols);
         target.col = first;
         memset(row, 0xA5, 2ull * cols + 8);
-        for (uint32_t s = 0; s < host->view.num_slab_cols; s++) {
+        for (uint32_t s = 0; s < host->view.num_panels; s++) {
             const trf_row_crossing crossing = trf_row_crossing_at(&host->view, r, s);
             EXPECT(decode_crossing(&host->view, &crossing, &target));
         }
@@ -119,7 +119,7 @@ START_TEST(corrupt_rans_streams) {
         memcpy(kept, data + at, sizeof kept);
         for (size_t k = 0; k < sizeof kept; k++)
             data[at + k] = (uint8_t)test_random(&rng);
-        const uint32_t r = test_below(&rng, ROWS), s = test_below(&rng, host->view.num_slab_cols);
+        const uint32_t r = test_below(&rng, ROWS), s = test_below(&rng, host->view.num_panels);
         const trf_row_target target = target_of(row, COLS);
         const trf_row_crossing crossing = trf_row_crossing_at(&host->view, r, s);
         memset(row, 0xA5, sizeof row);
@@ -138,7 +138,7 @@ START_TEST(corrupt_rans_streams) {
     ck_assert_int_gt(unnoticed, 1000); /* most bytes are of other slabs */
     /* The head of one slab's streams at a time, which all of its rows read. */
     for (uint32_t band = 0; band < host->view.num_bands; band++) {
-        const trf_device_slab slab = host->slabs[band * host->view.num_slab_cols];
+        const trf_device_slab slab = host->slabs[band * host->view.num_panels];
         uint8_t *const streams = (uint8_t *)blob + trf_device_slab_rans_streams(slab),
                        kept = streams[TRF_RANS_EXCEPTION_COUNT_OFFSET + 1];
         if (!slab.rans_size_16)

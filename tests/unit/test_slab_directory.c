@@ -123,8 +123,8 @@ static void count_weights(const trf_layer *layer, uint64_t tile, const uint16_t 
         for (uint32_t col = 0; col < shape.cols; col++) {
             const uint32_t slab_rows = row < shape.coded_rows / 32 * 32 ? 32 : 0;
             const uint32_t slab_cols = view->header.slab_cols, left = shape.coded_cols - col / slab_cols * slab_cols;
-            const int regular_cols = left >= slab_cols || left % 64 == 0;
-            c->traits.irregular_weights += !(slab_rows && col < shape.coded_cols && regular_cols);
+            const int regular_panels = left >= slab_cols || left % 64 == 0;
+            c->traits.irregular_weights += !(slab_rows && col < shape.coded_cols && regular_panels);
             const int code = (int16_t)elements[row * TRF_TILE_SIZE + col];
             if (!trf_codec_is_float(view->header.codec) && (uint32_t)abs(code) > c->traits.max_abs_code)
                 c->traits.max_abs_code = (uint32_t)abs(code);

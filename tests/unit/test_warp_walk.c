@@ -29,10 +29,10 @@ typedef struct walked_layer {
     uint32_t max_rans_bytes, max_frequency;
     uint16_t *due, *elements; /* [rows][cols] */
     uint8_t *seen;            /* [rows][cols] */
-    uint8_t *slabs, *verdict; /* [num_bands][num_slab_cols]; verdict: each slab's own, by itself */
+    uint8_t *slabs, *verdict; /* [num_bands][num_panels]; verdict: each slab's own, by itself */
 } walked_layer;
 
-static uint32_t num_slabs(const trf_device_view *view) { return view->num_bands * view->num_slab_cols; }
+static uint32_t num_slabs(const trf_device_view *view) { return view->num_bands * view->num_panels; }
 
 /* due: [rows][cols], copied, or NULL. */
 static walked_layer begin_layer(host_view *host, const uint16_t *frequency, const uint16_t *due) {
@@ -64,8 +64,8 @@ static void end_layer(walked_layer *t) {
     free(t->verdict);
 }
 
-static int is_regular(const trf_device_view *view, uint32_t band, uint32_t col) {
-    const uint32_t left = view->cols - col * view->slab_cols;
+static int is_regular(const trf_device_view *view, uint32_t band, uint32_t panel) {
+    const uint32_t left = view->cols - panel * view->slab_cols;
     return (band + 1) * TRF_SLAB_ROWS <= view->rows && (left >= view->slab_cols || left / 16 % 4 == 0) && left >= 16;
 }
 
@@ -76,10 +76,10 @@ enum {
 };
 
 /* A slab by the functions that C and CUDA share; its entry is not to be trusted. Only a regular one. */
-static uint8_t verdict_of(const trf_device_view *view, uint32_t band, uint32_t col, uint32_t max_rans_bytes) {
+static uint8_t verdict_of(const trf_device_view *view, uint32_t band, uint32_t panel, uint32_t max_rans_bytes) {
     static uint16_t elements[TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS];
-    const trf_device_slab entry = view->slabs[(size_t)band * view->num_slab_cols + col];
-    const uint32_t left = view->cols - col * view->slab_cols, bytes = 16u * entry.rans_size_16;
+    const trf_device_slab entry = view->slabs[(size_t)band * view->num_panels + panel];
+    const uint32_t left = view->cols - panel * view->slab_cols, bytes = 16u * entry.rans_size_16;
     const trf_slab_shape shape = {2, (left < view->slab_cols ? left : view->slab_cols) / 16};
     const uint32_t weights = trf_lane_weights(shape);
     if (16u * entry.rans_offset_16 < trf_raw_bytes(view->raw_bits, weights) || bytes > max_rans_bytes || bytes < 84 ||
@@ -104,9 +104,9 @@ static uint8_t verdict_of(const trf_device_view *view, uint32_t band, uint32_t c
 static void find_verdicts(walked_layer *t) {
     const trf_device_view *view = &t->host->view;
     for (uint32_t band = 0; band < view->num_bands; band++)
-        for (uint32_t col = 0; col < view->num_slab_cols; col++)
-            t->verdict[band * view->num_slab_cols + col] =
-                is_regular(view, band, col) ? verdict_of(view, band, col, t->max_rans_bytes) : WARP_SLAB_PASSED_BY;
+        for (uint32_t panel = 0; panel < view->num_panels; panel++)
+            t->verdict[band * view->num_panels + panel] =
+                is_regular(view, band, panel) ? verdict_of(view, band, panel, t->max_rans_bytes) : WARP_SLAB_PASSED_BY;
 }
 
 /* ---- one walk ---- */
@@ -117,12 +117,12 @@ static const char *const kVariantNames[] = {"store", "store, any", "one", "any",
 
 /* What a walk must say of a slab: its own verdict, or of two at a time the worse one. The second alone is not walked,
  * and of no account if it is not there. */
-static uint8_t due_of_slab(const walked_layer *t, const warp_walk *walk, uint32_t band, uint32_t col) {
-    const uint32_t cols = walk->view->num_slab_cols, two = walk->variant >= WARP_WALK_TWO_SLABS,
+static uint8_t due_of_slab(const walked_layer *t, const warp_walk *walk, uint32_t band, uint32_t panel) {
+    const uint32_t panels = walk->view->num_panels, two = walk->variant >= WARP_WALK_TWO_SLABS,
                    first = two ? band / 2 * 2 : band;
-    const uint8_t own = t->verdict[first * cols + col], said = walk->slabs[band * cols + col];
+    const uint8_t own = t->verdict[first * panels + panel], said = walk->slabs[band * panels + panel];
     const int alone = !two || (first + 2) * TRF_SLAB_ROWS > walk->view->rows || own == WARP_SLAB_PASSED_BY;
-    const uint8_t other = alone ? own : t->verdict[(first + 1) * cols + col];
+    const uint8_t other = alone ? own : t->verdict[(first + 1) * panels + panel];
     if (own == WARP_SLAB_BAD || other == WARP_SLAB_BAD)
         return WARP_SLAB_BAD;
     if (own == SLAB_EITHER || other == SLAB_EITHER)
@@ -131,12 +131,13 @@ static uint8_t due_of_slab(const walked_layer *t, const warp_walk *walk, uint32_
 }
 
 /* In place of a bad slab's weights there are NaNs, or codes 0. */
-static void expect_corrupt_values(const warp_walk *walk, uint32_t band, uint32_t col) {
+static void expect_corrupt_values(const warp_walk *walk, uint32_t band, uint32_t panel) {
     const trf_device_view *view = walk->view;
-    const uint32_t left = view->cols - col * view->slab_cols, due = trf_device_corrupt_value(view, TRF_DECODE_ELEMENTS);
+    const uint32_t left = view->cols - panel * view->slab_cols,
+                   due = trf_device_corrupt_value(view, TRF_DECODE_ELEMENTS);
     for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
         for (uint32_t c = 0; c < view->slab_cols && c < left / 16 * 16; c++)
-            EXPECT(walk->elements[(size_t)(band * TRF_SLAB_ROWS + r) * view->cols + col * view->slab_cols + c] == due);
+            EXPECT(walk->elements[(size_t)(band * TRF_SLAB_ROWS + r) * view->cols + panel * view->slab_cols + c] == due);
 }
 
 static void check_slabs(const walked_layer *t, const warp_walk *walk) {
@@ -145,17 +146,17 @@ static void check_slabs(const walked_layer *t, const warp_walk *walk) {
     uint64_t first_bad = UINT64_MAX;
     int bad = 0, fault_is_bad = 0;
     for (uint32_t band = 0; band < view->num_bands; band++)
-        for (uint32_t col = 0; col < view->num_slab_cols; col++) {
-            const uint8_t due = is_regular(view, band, col) ? due_of_slab(t, walk, band, col) : 0;
-            const uint64_t tile = band / 8 * (uint64_t)view->num_tile_cols + col * view->slab_cols / TRF_TILE_SIZE;
-            if (walk->slabs[band * view->num_slab_cols + col] != due)
+        for (uint32_t panel = 0; panel < view->num_panels; panel++) {
+            const uint8_t due = is_regular(view, band, panel) ? due_of_slab(t, walk, band, panel) : 0;
+            const uint64_t tile = band / 8 * (uint64_t)view->num_tile_cols + panel * view->slab_cols / TRF_TILE_SIZE;
+            if (walk->slabs[band * view->num_panels + panel] != due)
                 ck_abort_msg("%s: codec %u, %u class bits: band %u column %u is %u, not %u",
-                             kVariantNames[walk->variant], view->codec, view->class_bits, band, col,
-                             walk->slabs[band * view->num_slab_cols + col], due);
+                             kVariantNames[walk->variant], view->codec, view->class_bits, band, panel,
+                             walk->slabs[band * view->num_panels + panel], due);
             if (due != WARP_SLAB_BAD)
                 continue;
             if (walk->variant <= WARP_WALK_WRITE_GENERAL)
-                expect_corrupt_values(walk, band, col);
+                expect_corrupt_values(walk, band, panel);
             first_bad = bad ? first_bad : tile;
             fault_is_bad |= fault == tile;
             bad = 1;
@@ -171,7 +172,7 @@ static void check_elements(const walked_layer *t, const warp_walk *walk) {
         for (uint32_t col = 0; col < view->cols; col++) {
             const size_t at = (size_t)row * view->cols + col;
             const int stored =
-                t->verdict[row / TRF_SLAB_ROWS * view->num_slab_cols + col / view->slab_cols] == WARP_SLAB_GOOD &&
+                t->verdict[row / TRF_SLAB_ROWS * view->num_panels + col / view->slab_cols] == WARP_SLAB_GOOD &&
                 is_regular(view, row / TRF_SLAB_ROWS, col / view->slab_cols) && col / 16 * 16 + 16 <= view->cols;
             if (t->seen[at] != stored || t->elements[at] != (stored ? t->due[at] : 0x0101 * kUntouched))
                 ck_abort_msg("%s%s: codec %u c %u r %u p %u L %u %ux%u slabs of %u, %u warps, order %u: row %u column "

@@ -46,8 +46,8 @@ int warp_walk_layer(const warp_walk *w) {
     const trf_device_view *view = w->view;
     warp_walk_kernel *const kernel = kernel_of(w);
     warp_walk_args args = {};
-    args.cols = trf_regular_slab_cols(view);
-    if (!kernel || args.cols == 0 || view->rows < TRF_SLAB_ROWS)
+    args.panels = trf_regular_panels(view);
+    if (!kernel || args.panels == 0 || view->rows < TRF_SLAB_ROWS)
         return 0;
     const bool two =
         w->variant == WARP_WALK_TWO_SLABS || w->variant == WARP_WALK_TWO_SLABS_COPY || w->variant == WARP_WALK_WIDE;
@@ -61,8 +61,8 @@ int warp_walk_layer(const warp_walk *w) {
     args.store = {*view,
                   args.smem,
                   w->elements,
-                  args.cols,
-                  view->rows / TRF_SLAB_ROWS * args.cols,
+                  args.panels,
+                  view->rows / TRF_SLAB_ROWS * args.panels,
                   TRF_DECODE_ELEMENTS,
                   TRF_WRITE_ELEMENTS,
                   method};

@@ -40,7 +40,7 @@ typedef struct warp_walk {
     /* Filled. */
     uint16_t *elements; /* [rows][cols], 16-byte aligned */
     uint8_t *seen;      /* [rows][cols]: how often each weight was stored */
-    uint8_t *slabs;     /* [num_bands][num_slab_cols]: WARP_SLAB_... */
+    uint8_t *slabs;     /* [num_bands][num_panels]: WARP_SLAB_... */
 } warp_walk;
 
 /* Walks all regular slabs. @return 0 if no kernel of this variant takes the layer. */

@@ -11,7 +11,7 @@
 struct warp_walk_args {
     const warp_walk *walk;
     trf_smem_layout smem;
-    uint32_t cols;     /* of slabs, that are regular */
+    uint32_t panels;   /* that are regular */
     const uint16_t *x; /* WARP_WALK_TWO_SLABS_COPY: [8][x_stride] */
     uint32_t x_stride;
     trf_write_args store; /* WARP_WALK_WRITE, WARP_WALK_WRITE_GENERAL */
@@ -25,18 +25,18 @@ struct warp_split_k_unit_order {
 
     void next_unit(trf_walk &walk) const {
         walk.unit++;
-        walk.col = begin;
+        walk.panel = begin;
         walk.stop = end;
     }
 };
 
 /* ---- sinks: what decoding to memory has, and one that puts each weight where its lane, step and index say ---- */
 
-static void warp_note_verdict(const warp_walk &w, uint32_t band, uint32_t col, bool good) {
-    uint8_t &slab = w.slabs[(uint64_t)band * w.view->num_slab_cols + col];
+static void warp_note_verdict(const warp_walk &w, uint32_t band, uint32_t panel, bool good) {
+    uint8_t &slab = w.slabs[(uint64_t)band * w.view->num_panels + panel];
     const uint8_t verdict = good ? WARP_SLAB_GOOD : WARP_SLAB_BAD;
     if (slab != WARP_SLAB_PASSED_BY && slab != verdict)
-        warp_fail("does not agree with other lanes about the slab of band %u, column %u", band, col);
+        warp_fail("does not agree with other lanes about the slab of band %u, panel %u", band, panel);
     slab = verdict;
 }
 
@@ -51,13 +51,13 @@ template <class Codec, bool kMayGather> struct warp_store_sink : trf_write_sink<
     void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
         Base::step(reg, walk, k);
         for (uint32_t i = 0; i < TRF_FRAGMENT_SIZE; i++) /* its row of the step, in another lane's stead */
-            w.seen[(walk.unit * TRF_SLAB_ROWS + this->lane) * (uint64_t)w.view->cols + walk.col * w.view->slab_cols +
+            w.seen[(walk.unit * TRF_SLAB_ROWS + this->lane) * (uint64_t)w.view->cols + walk.panel * w.view->slab_cols +
                    TRF_FRAGMENT_SIZE * k + i]++;
     }
 
     void end_slab(const trf_walk &walk, bool good) {
         Base::end_slab(walk, good);
-        warp_note_verdict(w, walk.unit, walk.col, good);
+        warp_note_verdict(w, walk.unit, walk.panel, good);
     }
 };
 
@@ -83,11 +83,11 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
 
     /* Row and column of the lane's weight i of the step at hand, in the layer. */
     trf_slab_shape shape() const {
-        const uint32_t cols = min(view.cols - at.col * view.slab_cols, view.slab_cols) / TRF_FRAGMENT_SIZE;
+        const uint32_t cols = min(view.cols - at.panel * view.slab_cols, view.slab_cols) / TRF_FRAGMENT_SIZE;
         return {TRF_SLAB_ROWS / TRF_FRAGMENT_SIZE, cols};
     }
     uint32_t row_of(uint32_t s, uint32_t i) const { return first_row(s) + trf_lane_row(shape(), lane, i); }
-    uint32_t col_of(uint32_t i) const { return at.col * view.slab_cols + trf_lane_col(shape(), lane, i); }
+    uint32_t col_of(uint32_t i) const { return at.panel * view.slab_cols + trf_lane_col(shape(), lane, i); }
 
     void begin_slab(const trf_walk &walk) {
         at = walk;
@@ -108,7 +108,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
     }
     void prefetch_slab(const trf_walk &walk) {
         if (kCopiesX)
-            trf_cp_async16(x_shared, x_of(x_col = walk.col * view.slab_cols));
+            trf_cp_async16(x_shared, x_of(x_col = walk.panel * view.slab_cols));
     }
 
     /* The four columns that the lane multiplies in step k. */
@@ -154,8 +154,8 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
     }
 
     void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
-        if (walk.unit != at.unit || walk.col != at.col || k != finished / kSlabs - 1)
-            warp_fail("is at step %u of unit %u, column %u", k, walk.unit, walk.col);
+        if (walk.unit != at.unit || walk.panel != at.panel || k != finished / kSlabs - 1)
+            warp_fail("is at step %u of unit %u, column %u", k, walk.unit, walk.panel);
         if (kCopiesX)
             expect_x(k);
         for (uint32_t s = 0; s < kSlabs && is_there(s); s++)
@@ -170,7 +170,7 @@ template <class Codec, int kSlabs, bool kCopies_> struct warp_sink {
         if (finished != kSlabs * shape().steps)
             warp_fail("ends a slab behind %u steps", finished / kSlabs);
         for (uint32_t s = 0; s < kSlabs && is_there(s); s++)
-            warp_note_verdict(w, kSlabs * walk.unit + s, walk.col, good);
+            warp_note_verdict(w, kSlabs * walk.unit + s, walk.panel, good);
     }
 };
 
@@ -192,12 +192,12 @@ template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class Sink> voi
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
 
     trf_walk walk;
-    warp_split_k_unit_order unit_order = {0, a.cols};
+    warp_split_k_unit_order unit_order = {0, a.panels};
     if (kSlabs == 1) {
-        const uint32_t slabs = bands * a.cols, begin = slabs * warp / warps, end = slabs * (warp + 1) / warps;
-        walk = {begin / a.cols, begin % a.cols, a.cols, end - begin};
+        const uint32_t slabs = bands * a.panels, begin = slabs * warp / warps, end = slabs * (warp + 1) / warps;
+        walk = {begin / a.panels, begin % a.panels, a.panels, end - begin};
     } else {
-        unit_order = {a.cols * warp / warps, a.cols * (warp + 1) / warps};
+        unit_order = {a.panels * warp / warps, a.panels * (warp + 1) / warps};
         walk = {0, unit_order.begin, unit_order.end, bands * (unit_order.end - unit_order.begin)};
     }
     const uint32_t walked = walk.left;
