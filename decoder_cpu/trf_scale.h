@@ -15,7 +15,7 @@ static inline float trf_scale_value(const trf_blob_view *view, uint64_t index) {
 /* First column of the tile, from `col` on, that has another scale than column col has; at most shape->cols. */
 static inline uint32_t trf_scale_end(const trf_blob_view *view, const trf_tile_shape *shape, uint32_t col) {
     uint32_t granularity = view->extension.granularity, scale_group_size = view->extension.scale_group_size;
-    if (granularity != TRF_GRANULARITY_SCALE_GROUP && granularity != TRF_GRANULARITY_BLOCK)
+    if (granularity != TRF_GRANULARITY_SCALE_GROUP && granularity != TRF_GRANULARITY_SCALE_BLOCK)
         return shape->cols;
     uint32_t left = scale_group_size - (shape->col + col) % scale_group_size;
     return left < shape->cols - col ? col + left : shape->cols;

@@ -280,7 +280,7 @@ static trf_status check_arguments(const trf_source *source, const trf_encode_opt
     if (!(options->bits == 0 || (options->bits >= 2 && options->bits <= 8)))
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%g bits a weight: it takes 2 to 8, or 0 for absmax INT8",
                         options->bits);
-    if ((unsigned)options->granularity > TRF_GRANULARITY_BLOCK)
+    if ((unsigned)options->granularity > TRF_GRANULARITY_SCALE_BLOCK)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%d is no granularity", (int)options->granularity);
     if (options->granularity >= TRF_GRANULARITY_SCALE_GROUP &&
         (options->scale_group_size < PATCH_WEIGHTS || options->scale_group_size > TRF_MAX_SCALE_GROUP_SIZE ||
@@ -300,7 +300,7 @@ static void lay_out_scale_groups(trf_quantizer *q, const trf_source *source, con
     q->max_code = options->bits == 0 ? TRF_MAX_INT8_CODE : TRF_MAX_CODE;
     q->dtype_max = q->dtype == TRF_DTYPE_F16 ? 65504 : q->dtype == TRF_DTYPE_BF16 ? 0x1.FEp127 : (double)FLT_MAX;
     q->scale_group_rows = q->granularity == TRF_GRANULARITY_TENSOR  ? q->rows
-                          : q->granularity == TRF_GRANULARITY_BLOCK ? q->scale_group_size
+                          : q->granularity == TRF_GRANULARITY_SCALE_BLOCK ? q->scale_group_size
                                                                     : 1;
     q->scale_group_rows = q->scale_group_rows < q->rows ? q->scale_group_rows : q->rows;
     q->scale_group_cols = q->scale_group_size && q->scale_group_size < q->cols ? q->scale_group_size : q->cols;

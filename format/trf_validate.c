@@ -183,12 +183,12 @@ static trf_status check_extension(const trf_header *h, const trf_extension *x, t
     TRY(check_classes(h, x, err));
     if (x->exponent_offset < -254 || x->exponent_offset > 254 || (h->codec == TRF_CODEC_INT && x->exponent_offset))
         return EXTENSION_FAIL(exponent_offset, "is %d", x->exponent_offset);
-    if (x->granularity > TRF_GRANULARITY_BLOCK || (h->codec != TRF_CODEC_INT && x->granularity))
+    if (x->granularity > TRF_GRANULARITY_SCALE_BLOCK || (h->codec != TRF_CODEC_INT && x->granularity))
         return EXTENSION_FAIL(granularity, "is %u for codec %u", x->granularity, h->codec);
     if (!codec_takes(h->source_dtype, h->codec, x->granularity))
         return HEADER_FAIL(source_dtype, "is %u, which codec %u with granularity %u does not take", h->source_dtype,
                            h->codec, x->granularity);
-    int grouped = x->granularity == TRF_GRANULARITY_SCALE_GROUP || x->granularity == TRF_GRANULARITY_BLOCK;
+    int grouped = x->granularity == TRF_GRANULARITY_SCALE_GROUP || x->granularity == TRF_GRANULARITY_SCALE_BLOCK;
     int scale_dtype = grouped ? TRF_SCALE_F16 : x->granularity ? TRF_SCALE_F32 : TRF_SCALE_NONE;
     if (x->scale_dtype != scale_dtype)
         return EXTENSION_FAIL(scale_dtype, "is %u for granularity %u", x->scale_dtype, x->granularity);
@@ -232,7 +232,7 @@ static uint64_t count_scales(const trf_header *h, const trf_extension *x, uint32
     case TRF_GRANULARITY_SCALE_GROUP:
         *scale_cols = (uint32_t)across;
         return h->rows * across;
-    case TRF_GRANULARITY_BLOCK:
+    case TRF_GRANULARITY_SCALE_BLOCK:
         *scale_cols = (uint32_t)across;
         return (h->rows + g - 1) / g * across;
     default:

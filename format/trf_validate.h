@@ -152,7 +152,7 @@ TRF_HD uint64_t trf_scale_table_index(uint32_t granularity, uint32_t scale_group
         return row;
     case TRF_GRANULARITY_SCALE_GROUP:
         return row * scale_cols + col / scale_group_size;
-    case TRF_GRANULARITY_BLOCK:
+    case TRF_GRANULARITY_SCALE_BLOCK:
         return row / scale_group_size * scale_cols + col / scale_group_size;
     default:
         return 0;

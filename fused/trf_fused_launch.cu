@@ -147,9 +147,9 @@ static int prepare_x_and_edges(const trf_layer_traits *traits, trf_dtype x_dtype
     }
     if (!traits->irregular_weights)
         return cudaSuccess;
-    float *const edges = (float *)base;
-    args->edges = edges;
-    return trf_launch_edge_product(view, args->m, x_dtype, args->x, args->x_stride, edges, stream);
+    float *const edge_sums = (float *)base;
+    args->edge_sums = edge_sums;
+    return trf_launch_edge_product(view, args->m, x_dtype, args->x, args->x_stride, edge_sums, stream);
 }
 
 int trf_fused_launch(const trf_device_view *view, const trf_layer_traits *traits, const trf_product *product,

@@ -109,7 +109,7 @@ TRF_HD_CONSTEXPR uint32_t trf_group_warps(uint32_t class_bits, uint32_t slabs) {
 /* ---- what planning of every family asks ---- */
 
 static inline int trf_is_scaled(const trf_device_view *view) {
-    return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_BLOCK;
+    return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
 }
 
 static inline uint64_t trf_align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }

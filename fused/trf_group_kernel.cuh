@@ -46,7 +46,7 @@ struct trf_group_layer_args {
 
 /* What experts have in common. */
 struct trf_expert_args {
-    trf_group_layer_args common; /* without m; x, y, edges: of the first token; view: of any expert */
+    trf_group_layer_args common; /* without m; x, y, edge_sums: of the first token; view: of any expert */
     const trf_expert *experts;   /* device, [count] */
     const uint32_t *offsets;     /* device, [count + 1] */
     uint32_t count, max_rows;
@@ -207,7 +207,7 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
         a.m = min(tokens.count - before, (uint32_t)TRF_EXPERT_TOKENS);
         a.x = (const uint8_t *)common.x + 2 * row * common.x_stride;
         a.y = (uint8_t *)common.y + y_bytes * row * common.y_stride;
-        a.edges = __ldg(&expert.has_edges) ? common.edges + row * common.view.rows : nullptr;
+        a.edge_sums = __ldg(&expert.has_edges) ? common.edge_sums + row * common.view.rows : nullptr;
         b.share.unit = b.unit;
         b.share.units = e.common.partition.units ? stop - b.unit : 0; /* there may be edges alone */
         b.share.panel = 0;
@@ -433,7 +433,8 @@ static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_
     /* units of the warp's share, or waves of the block */
     uint32_t n = is_stream_k ? walk.unit - b.share.unit : 0;
     const uint32_t end =
-        is_stream_k ? walk.left ? n + (walk.panel + walk.left - 1) / b.share.panels + 1 : n : b.share.end / b.share.panels;
+        is_stream_k ? walk.left ? n + (walk.panel + walk.left - 1) / b.share.panels + 1 : n
+                    : b.share.end / b.share.panels;
 #pragma unroll 1
     for (; n < end; n++) {
         trf_walk_slabs<Codec>(a.view, g.smem, planes, prefetcher, params, shared + g.smem.lane_pair_masks, unit_order,

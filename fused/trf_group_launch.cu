@@ -66,9 +66,9 @@ static int prepare_layer(const trf_group_product *product, const trf_group_layer
     }
     if (!product->traits->irregular_weights)
         return cudaSuccess;
-    float *edges = (float *)(base + layer->edges);
-    args->edges = edges;
-    return trf_launch_edge_product(view, product->m, product->x_dtype, args->x, args->x_stride, edges, stream);
+    float *edge_sums = (float *)(base + layer->edge_sums);
+    args->edge_sums = edge_sums;
+    return trf_launch_edge_product(view, product->m, product->x_dtype, args->x, args->x_stride, edge_sums, stream);
 }
 
 int trf_group_launch(const trf_group_product *products, uint32_t count, const trf_group_partition *partition,
@@ -108,11 +108,11 @@ static int prepare_tokens(const trf_experts_call *call, const trf_experts_partit
         if (status)
             return status;
     }
-    if (!partition->edges)
+    if (!partition->has_edges)
         return cudaSuccess;
-    float *edges = (float *)call->workspace;
-    args->edges = edges;
-    return trf_launch_expert_edge_product(call, args->x, args->x_stride, edges, stream);
+    float *edge_sums = (float *)call->workspace;
+    args->edge_sums = edge_sums;
+    return trf_launch_expert_edge_product(call, args->x, args->x_stride, edge_sums, stream);
 }
 
 int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition *partition,

@@ -180,7 +180,7 @@ static void lay_out_workspace(const trf_group_product *products, uint32_t count,
     uint64_t at = 0;
     for (uint32_t i = 0; i < count; i++) {
         const trf_device_view *view = products[i].view;
-        partition->layers[i].edges = at;
+        partition->layers[i].edge_sums = at;
         at += trf_align_256(products[i].traits->irregular_weights ? 4ull * products[i].m * view->rows : 0);
         partition->layers[i].padded_x = at;
         at += trf_padded_x_bytes(view, products[i].m); /* x may be misaligned */
@@ -220,7 +220,8 @@ static uint64_t work_items_of(uint32_t count, uint32_t tokens) {
 
 static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t slabs, uint32_t warps) {
     const trf_cost_shape s = trf_cost_shape_of(view, slabs, warps, EXPERT_X_ROWS);
-    trf_expert_cost_model cost_model = {.units = s.units ? s.units : 1, .panels = s.panels ? s.panels : 1, .warps = warps};
+    trf_expert_cost_model cost_model = {
+        .units = s.units ? s.units : 1, .panels = s.panels ? s.panels : 1, .warps = warps};
     cost_model.step_ns = (uint32_t)(1000 * trf_cost_of_step(&s, warps));
     cost_model.begin_ns = (uint32_t)(1000 * TRF_EXPERT_BEGIN_US);
     cost_model.begin_quarters =
@@ -259,7 +260,7 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
 }
 
 uint64_t trf_experts_padded_x(const trf_device_view *view, const trf_experts_partition *partition, uint32_t max_rows) {
-    return partition->edges ? trf_align_256(4ull * max_rows * view->rows) : 0;
+    return partition->has_edges ? trf_align_256(4ull * max_rows * view->rows) : 0;
 }
 
 uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,

@@ -39,7 +39,7 @@ typedef struct trf_group_product {
 typedef struct trf_group_layer_partition {
     uint32_t clusters;             /* as trf_fused_kernel.cuh has it, as what follows */
     uint32_t k_splits, wave_units; /* 1 for clusters of one block, whose warps share units evenly */
-    uint64_t edges, padded_x;      /* offsets in the workspace */
+    uint64_t edge_sums, padded_x;  /* offsets in the workspace */
 } trf_group_layer_partition;
 
 typedef struct trf_group_partition {
@@ -61,12 +61,12 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
 typedef struct trf_experts_partition {
     uint32_t slabs, warps; /* slabs that a warp walks side by side; warps of a block */
     uint32_t rans_bytes;   /* of the expert with the longest rANS streams */
-    uint32_t edges;        /* whether any expert has some */
+    uint32_t has_edges;    /* whether any expert has some */
     trf_group_smem smem;
     trf_expert_cost_model cost_model;
 } trf_experts_partition;
 
-/* Sets all but rans_bytes and edges, which are set, for calls of so many tokens. view: of any expert. @return whether
+/* Sets all but rans_bytes and has_edges, which are set, for calls of so many tokens. view: of any expert. @return whether
  * there is a partition. */
 int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
                        trf_experts_partition *partition);

@@ -15,7 +15,7 @@ struct trf_product_args {
     trf_device_view view;
     const void *x;               /* [m][x_stride], 16-bit, 16-byte aligned rows */
     void *y;                     /* [m] rows; with an epilogue its sums, in the workspace, and y_dtype is F32 */
-    const float *edges;          /* the sums of edges, placed as y, or NULL */
+    const float *edge_sums;      /* what the edges add, placed as y, or NULL */
     uint32_t x_stride, y_stride; /* elements */
     uint32_t m, y_dtype;
     uint32_t whole_rows; /* in whole bands: a multiple of 32 */
@@ -90,7 +90,7 @@ static __device__ __forceinline__ uint64_t trf_y_place(const trf_product_args &a
 
 /* A sum with what the edges add to it. */
 static __device__ __forceinline__ float trf_add_edges(const trf_product_args &a, uint64_t at, float value) {
-    return a.edges ? value + a.edges[at] : value;
+    return a.edge_sums ? value + a.edge_sums[at] : value;
 }
 
 static __device__ __forceinline__ void trf_write_y(const trf_product_args &a, uint32_t n, uint32_t row, float value) {
@@ -196,7 +196,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
 #pragma unroll
         for (int i = 0; i < 2 * kRowBlocks; i++) {
             uint32_t row = min(unit * kRows + lane / 4 + 8 * i, a.view.rows - 1);
-            if (a.view.granularity == TRF_GRANULARITY_BLOCK)
+            if (a.view.granularity == TRF_GRANULARITY_SCALE_BLOCK)
                 row /= scale_group;
             const uint16_t bits = __ldg((const uint16_t *)a.view.scales + (uint64_t)row * a.view.scale_cols + at);
             scale[i] = ldexpf(__half2float(__ushort_as_half(bits)), a.view.scale_exponent);
@@ -213,7 +213,8 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
     /* This lane's x of a tile and a panel. Rows beyond the batch repeat its last; their sums are not used. */
     __device__ __forceinline__ const uint8_t *x_of(int tile, uint32_t panel) const {
         return (const uint8_t *)a.x +
-               2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride + panel * a.view.slab_cols + 8 * (lane % 4));
+               2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride + panel * a.view.slab_cols +
+                    8 * (lane % 4));
     }
 
     /* Of a tile in the copy of a chunk's first two steps, or its last. */

@@ -115,7 +115,7 @@ typedef enum trf_granularity {
     TRF_GRANULARITY_TENSOR = 1,
     TRF_GRANULARITY_CHANNEL = 2,     /* a scale for each output row */
     TRF_GRANULARITY_SCALE_GROUP = 3, /* for each scale_group_size weights along K */
-    TRF_GRANULARITY_BLOCK = 4        /* for each scale_group_size x scale_group_size block */
+    TRF_GRANULARITY_SCALE_BLOCK = 4  /* for each square of scale_group_size rows and columns */
 } trf_granularity;
 
 typedef enum trf_favor {
@@ -153,7 +153,7 @@ typedef struct trf_encode_options {
      * matrix is larger: what its head, row scales and edges take beyond 5 % of the bits is not taken from its codes. */
     double bits;
     trf_granularity granularity; /* int codec on float weights; NONE = channel */
-    uint32_t scale_group_size;   /* of SCALE_GROUP and BLOCK: a multiple of 16, 16..2^20 */
+    uint32_t scale_group_size;   /* of SCALE_GROUP and SCALE_BLOCK: a multiple of 16, 16..2^20 */
     int threads;                 /* 0 = one for each core that the process may run on */
     int verify;                  /* decode and compare each tile before it is handed out; default 1 */
     uint32_t probability_bits;   /* 9..12; 0 = the encoder's choice */

@@ -58,7 +58,7 @@ static trf_status slice_scales(trf_slice *s, uint64_t *bytes, trf_error *err) {
         down = 1;
     } else if (x->granularity != TRF_GRANULARITY_CHANNEL) {
         x->scale_group_size = common_divisor(x->scale_group_size, col);
-        if (x->granularity == TRF_GRANULARITY_BLOCK) {
+        if (x->granularity == TRF_GRANULARITY_SCALE_BLOCK) {
             x->scale_group_size = find_block_rows(s, x->scale_group_size);
             row_step = x->scale_group_size;
             down = (h->rows + row_step - 1) / row_step;

@@ -17,7 +17,7 @@ static inline uint64_t trf_device_align(uint64_t bytes) {
 }
 
 struct trf_blob_view;
-struct trf_layer_source;
+struct trf_layer_feed;
 
 /* Rows of `width` bytes within device memory. */
 typedef struct trf_row_copy {
@@ -42,14 +42,14 @@ typedef struct trf_timed_product {
 /* What a device does. The public functions have checked the arguments, and taken the structs that callers fill. */
 typedef struct trf_device_ops {
     void (*destroy)(trf_context *context);
-    /* Opens the source of a blob in the device's memory, 256-byte aligned, once that is written. */
+    /* Opens the feed of a blob in the device's memory, 256-byte aligned, once that is written. */
     trf_status (*open_device_blob)(const trf_context *context, const void *blob, uint64_t blob_bytes,
-                                   const trf_load_options *options, struct trf_layer_source *source, trf_error *err);
+                                   const trf_load_options *options, struct trf_layer_feed *feed, trf_error *err);
     /* What memory a layer takes. Errors: TRF_ERR_UNSUPPORTED. */
     trf_status (*measure_layer)(const struct trf_blob_view *view, trf_layer_size *size, trf_error *err);
     /* Fills a layer whose context and info are set. memory: the caller's, large enough, whose blob may be the
-     * source's own; NULL for what the library is to allocate: both, or the directory. */
-    trf_status (*fill_layer)(trf_device_layer *made, struct trf_layer_source *source, const trf_layer_memory *memory,
+     * feed's own; NULL for what the library is to allocate: both, or the directory. */
+    trf_status (*fill_layer)(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                              trf_error *err);
     void (*destroy_layer)(trf_device_layer *layer);
     trf_status (*check_layer)(const trf_device_layer *layer, trf_error *err);
@@ -76,7 +76,7 @@ typedef struct trf_device_ops {
     trf_status (*upload)(const trf_context *context, void *to, const void *from_host, uint64_t bytes, trf_error *err);
     trf_status (*download)(const trf_context *context, void *to_host, const void *from, uint64_t bytes, trf_error *err);
     trf_status (*copy_rows)(const trf_context *context, const trf_row_copy *copy, trf_stream stream, trf_error *err);
-    const struct trf_stack_ops *stack; /* trf_offload.h */
+    const struct trf_stack_ops *stack; /* trf_stack.h */
     /* Groups and experts (trf_layer_group.h). NULL where layers run one after another, as they would alone. */
     const struct trf_group_ops *groups;
 } trf_device_ops;

@@ -1,7 +1,7 @@
 /* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
 #include "trf_device.h"
 #include "trf_device_cpu.h"
-#include "trf_offload.h"
+#include "trf_stack.h"
 
 #include <stdlib.h>
 #include <string.h>

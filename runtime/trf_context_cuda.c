@@ -7,7 +7,7 @@
 #include "trf_gemm.h"
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
-#include "trf_offload.h"
+#include "trf_stack.h"
 #include "trf_staging_cuda.h"
 #include "trf_time_cuda.h"
 

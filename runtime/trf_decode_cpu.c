@@ -1,7 +1,7 @@
 /* Layers and rows decoded on the CPU. */
 #include "trf_device_cpu.h"
 #include "trf_device_value.h"
-#include "trf_layer_source.h"
+#include "trf_layer_feed.h"
 #include "trf_row_decode.h"
 #include "trf_slab_directory.h"
 #include "trf_threads.h"

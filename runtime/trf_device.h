@@ -6,7 +6,7 @@
 #include "trf_context.h"
 #include "trf_device_layer.h"
 #include "trf_error.h"
-#include "trf_layer_source.h"
+#include "trf_layer_feed.h"
 
 /* As trf_context_create. */
 trf_status trf_cpu_context_create(trf_context **context, trf_error *err);

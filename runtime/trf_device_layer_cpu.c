@@ -1,7 +1,7 @@
 /* Layers on the CPU. */
 #include "trf_device_cpu.h"
 #include "trf_slab_directory.h"
-#include "trf_source_to_layer.h"
+#include "trf_feed_to_layer.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -13,9 +13,9 @@ struct trf_cpu_fault {
 };
 
 trf_status trf_cpu_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
-                                    const trf_load_options *options, trf_layer_source *source, trf_error *err) {
+                                    const trf_load_options *options, trf_layer_feed *feed, trf_error *err) {
     (void)context;
-    return trf_layer_source_open_memory(blob, blob_bytes, options, source, err);
+    return trf_layer_feed_open_memory(blob, blob_bytes, options, feed, err);
 }
 
 trf_status trf_cpu_measure_layer(const trf_blob_view *view, trf_layer_size *size, trf_error *err) {
@@ -37,10 +37,10 @@ trf_status trf_cpu_adopt_layer(trf_device_layer *made, trf_layer *host, trf_erro
     return TRF_OK;
 }
 
-trf_status trf_cpu_fill_layer(trf_device_layer *made, trf_layer_source *source, const trf_layer_memory *memory,
+trf_status trf_cpu_fill_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                               trf_error *err) {
     trf_layer *host;
-    trf_status status = trf_source_to_layer(source, memory->blob, &host, err);
+    trf_status status = trf_feed_to_layer(feed, memory->blob, &host, err);
     if (status != TRF_OK)
         return status;
     status = trf_cpu_adopt_layer(made, host, err);

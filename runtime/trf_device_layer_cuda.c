@@ -3,7 +3,7 @@
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_layer_directory.h"
-#include "trf_layer_source.h"
+#include "trf_layer_feed.h"
 #include "trf_nvtx.h"
 #include "trf_stage_layer.h"
 #include "trf_staging_cuda.h"
@@ -13,7 +13,7 @@
 #include <string.h>
 
 trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
-                                     const trf_load_options *options, trf_layer_source *source, trf_error *err) {
+                                     const trf_load_options *options, trf_layer_feed *feed, trf_error *err) {
     trf_device_scope scope;
     trf_status status = trf_enter_device(context->device, &scope, err);
     if (status != TRF_OK)
@@ -23,7 +23,7 @@ trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blo
     trf_leave_device(&scope);
     if (status != TRF_OK)
         return status;
-    return trf_layer_source_open_device(blob, blob_bytes, trf_cuda_copy_back, context->copier, options, source, err);
+    return trf_layer_feed_open_device(blob, blob_bytes, trf_cuda_copy_back, context->copier, options, feed, err);
 }
 
 trf_status trf_cuda_measure_layer(const trf_blob_view *view, trf_layer_size *size, trf_error *err) {
@@ -62,19 +62,19 @@ static uint8_t *find_target(void *context, trf_error *err) {
 
 /* Copies the blob, unless it is there, and then what is made of it, to the device. directory: its bytes, all zero so
  * far. */
-static trf_status send_layer(trf_device_layer *made, trf_layer_source *source, uint8_t *directory,
+static trf_status send_layer(trf_device_layer *made, trf_layer_feed *feed, uint8_t *directory,
                              trf_layer_target *target, trf_error *err) {
     trf_staging *staging = made->context->staging;
-    const trf_header *header = &source->view->header;
-    const int in_place = source->dev && source->dev == target->blob;
+    const trf_header *header = &feed->view->header;
+    const int in_place = feed->dev && feed->dev == target->blob;
     trf_decode_table table;
-    trf_decode_table_init(&table, source->view);
+    trf_decode_table_init(&table, feed->view);
     memcpy(directory + trf_layer_directory_offsets_of(header).slots, table.slots,
            sizeof(uint32_t) << header->probability_bits);
     trf_status status = trf_staging_open(staging, err);
     if (status != TRF_OK)
         return status;
-    status = trf_stage_layer(staging, source, in_place ? NULL : find_target, target, (trf_device_slab *)directory,
+    status = trf_stage_layer(staging, feed, in_place ? NULL : find_target, target, (trf_device_slab *)directory,
                              &made->traits, err);
     if (status == TRF_OK)
         status = complete_target(target, err);
@@ -86,39 +86,39 @@ static trf_status send_layer(trf_device_layer *made, trf_layer_source *source, u
 }
 
 /* The device is current. */
-static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_source *source, trf_layer_target *target,
+static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_feed *feed, trf_layer_target *target,
                                     trf_error *err) {
     const uint64_t directory_bytes = target->size.directory_bytes;
     uint8_t *directory = calloc(1, directory_bytes);
     if (!directory)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
                         (unsigned long long)directory_bytes);
-    trf_status status = send_layer(layer, source, directory, target, err);
+    trf_status status = send_layer(layer, feed, directory, target, err);
     free(directory);
     if (status != TRF_OK) {
         cudaFree(target->memory);
         return status;
     }
-    const uint64_t fault = trf_layer_directory_offsets_of(&source->view->header).fault;
+    const uint64_t fault = trf_layer_directory_offsets_of(&feed->view->header).fault;
     layer->memory = target->memory;
     layer->memory_bytes = trf_device_align(target->size.blob_bytes) + directory_bytes;
     layer->directory_bytes = directory_bytes;
-    layer->view = trf_device_view_of_layer(source->view, target->blob, target->directory,
+    layer->view = trf_device_view_of_layer(feed->view, target->blob, target->directory,
                                            (trf_device_fault *)(target->directory + fault));
     return TRF_OK;
 }
 
-trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer_source *source, const trf_layer_memory *memory,
+trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                                trf_error *err) {
     trf_layer_target target = {.blob = memory->blob, .directory = memory->directory};
     trf_device_scope scope;
-    trf_status status = trf_cuda_measure_layer(source->view, &target.size, err);
+    trf_status status = trf_cuda_measure_layer(feed->view, &target.size, err);
     if (status == TRF_OK)
         status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
     trf_nvtx_push("load");
-    status = fill_device_layer(made, source, &target, err);
+    status = fill_device_layer(made, feed, &target, err);
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;

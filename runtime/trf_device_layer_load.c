@@ -1,7 +1,7 @@
 /* Making layers on devices: from blobs in memory, and from checkpoints, in the library's memory or the caller's. */
 #include "trf_device.h"
 #include "trf_layer.h"
-#include "trf_layer_source.h"
+#include "trf_layer_feed.h"
 
 #include <stdlib.h>
 
@@ -55,11 +55,11 @@ static trf_status check_memory(const trf_layer_memory *memory, const trf_layer_s
 
 /* What fill_layer is to use. A blob that is on the device and loaded as it is stays where it lies, unless there is a
  * place for it elsewhere. */
-static trf_status find_memory(const trf_context *context, const trf_layer_source *source, const trf_given_blob *given,
+static trf_status find_memory(const trf_context *context, const trf_layer_feed *feed, const trf_given_blob *given,
                               const trf_load_options *options, trf_layer_memory *memory, trf_error *err) {
     trf_layer_size size;
-    const int may_stay = options->blob_is_on_device && source->is_whole;
-    trf_status status = context->ops->measure_layer(source->view, &size, err);
+    const int may_stay = options->blob_is_on_device && feed->is_whole;
+    trf_status status = context->ops->measure_layer(feed->view, &size, err);
     if (status != TRF_OK)
         return status;
     *memory = options->memory;
@@ -89,14 +89,14 @@ trf_status trf_begin_device_layer(trf_context *context, const trf_blob_view *vie
     return TRF_OK;
 }
 
-/* Messages do not name the source yet. */
-static trf_status make_device_layer(trf_context *context, trf_layer_source *source, const trf_layer_memory *memory,
+/* Messages do not name the feed yet. */
+static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, const trf_layer_memory *memory,
                                     trf_device_layer **layer, trf_error *err) {
     trf_device_layer *made = NULL;
-    trf_status status = trf_begin_device_layer(context, source->view, &source->shard, &made, err);
+    trf_status status = trf_begin_device_layer(context, feed->view, &feed->shard, &made, err);
     if (status != TRF_OK)
         return status;
-    status = context->ops->fill_layer(made, source, memory, err);
+    status = context->ops->fill_layer(made, feed, memory, err);
     if (status != TRF_OK) {
         free(made);
         return status;
@@ -106,30 +106,30 @@ static trf_status make_device_layer(trf_context *context, trf_layer_source *sour
 }
 
 static trf_status open_blob(const trf_context *context, const trf_given_blob *blob, const trf_load_options *options,
-                            trf_layer_source *source, trf_error *err) {
+                            trf_layer_feed *feed, trf_error *err) {
     const int alignment = options->blob_is_on_device ? TRF_DEVICE_ALIGNMENT : TRF_ALIGNMENT;
     if ((uintptr_t)blob->at % (uintptr_t)alignment)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the blob is not %d-byte aligned", alignment);
     if (options->blob_is_on_device)
-        return context->ops->open_device_blob(context, blob->at, blob->bytes, options, source, err);
-    return trf_layer_source_open_memory(blob->at, blob->bytes, options, source, err);
+        return context->ops->open_device_blob(context, blob->at, blob->bytes, options, feed, err);
+    return trf_layer_feed_open_memory(blob->at, blob->bytes, options, feed, err);
 }
 
 trf_status trf_device_layer_get_size(const trf_context *context, const void *blob, uint64_t blob_bytes,
                                      const trf_load_options *options, trf_layer_size *size, trf_error *err) {
     trf_load_options taken;
-    trf_layer_source source;
+    trf_layer_feed feed;
     trf_layer_size found;
     const trf_given_blob given = {blob, blob_bytes};
     if (!context || !blob || !size)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer's size needs a context and a blob");
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
-        status = open_blob(context, &given, &taken, &source, err);
+        status = open_blob(context, &given, &taken, &feed, err);
     if (status != TRF_OK)
         return status;
-    status = context->ops->measure_layer(source.view, &found, err);
-    trf_layer_source_close(&source);
+    status = context->ops->measure_layer(feed.view, &found, err);
+    trf_layer_feed_close(&feed);
     if (status == TRF_OK)
         *size = found;
     return status;
@@ -138,23 +138,23 @@ trf_status trf_device_layer_get_size(const trf_context *context, const void *blo
 trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
                                    const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_load_options taken;
-    trf_layer_source source;
+    trf_layer_feed feed;
     trf_layer_memory memory;
     const trf_given_blob given = {blob, blob_bytes};
     if (!context || !blob || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a blob");
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
-        status = open_blob(context, &given, &taken, &source, err);
+        status = open_blob(context, &given, &taken, &feed, err);
     if (status != TRF_OK)
         return status;
-    status = find_memory(context, &source, &given, &taken, &memory, err);
+    status = find_memory(context, &feed, &given, &taken, &memory, err);
     if (status == TRF_OK) {
-        status = make_device_layer(context, &source, &memory, layer, err);
+        status = make_device_layer(context, &feed, &memory, layer, err);
         if (status != TRF_OK)
-            trf_layer_source_fail(&source, status, err);
+            trf_layer_feed_fail(&feed, status, err);
     }
-    trf_layer_source_close(&source);
+    trf_layer_feed_close(&feed);
     return status;
 }
 
@@ -162,7 +162,7 @@ trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoin
                                  const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     static const trf_layer_memory none;
     trf_load_options taken;
-    trf_layer_source source;
+    trf_layer_feed feed;
     if (!context || !checkpoint || !tensor || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "loading a layer needs a context, a checkpoint and a name");
@@ -171,12 +171,12 @@ trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoin
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                           "tensor '%s': a checkpoint's layers are loaded to memory of the library's", tensor);
     if (status == TRF_OK)
-        status = trf_layer_source_open_tensor(checkpoint, tensor, &taken, &source, err);
+        status = trf_layer_feed_open_tensor(checkpoint, tensor, &taken, &feed, err);
     if (status != TRF_OK)
         return status;
-    status = make_device_layer(context, &source, &none, layer, err);
+    status = make_device_layer(context, &feed, &none, layer, err);
     if (status != TRF_OK)
-        trf_layer_source_fail(&source, status, err);
-    trf_layer_source_close(&source);
+        trf_layer_feed_fail(&feed, status, err);
+    trf_layer_feed_close(&feed);
     return status;
 }

@@ -37,7 +37,7 @@ struct trf_experts {
     /* A GPU's. */
     struct trf_expert *experts_dev; /* [count] */
     uint32_t rans_bytes;            /* of the one with the longest rANS streams */
-    int edges;                      /* whether any expert has some */
+    int has_edges;                  /* whether any expert has some */
     const char *refusals[2];        /* of x in F16, in BF16; NULL: taken */
     uint32_t refused_experts[2];    /* the first one for which that holds */
 };

@@ -90,7 +90,7 @@ static trf_status cuda_launch_group(const trf_layer_group *group, const void *co
 
 /* The partition for calls of so many tokens. @return whether there is one. */
 static int choose_experts_partition(const trf_experts *experts, uint32_t tokens, trf_experts_partition *partition) {
-    *partition = (trf_experts_partition){.rans_bytes = experts->rans_bytes, .edges = experts->edges != 0};
+    *partition = (trf_experts_partition){.rans_bytes = experts->rans_bytes, .has_edges = experts->has_edges != 0};
     return trf_experts_choose(&experts->layers[0]->view, experts->count, tokens, &experts->context->limits, partition);
 }
 
@@ -112,7 +112,7 @@ static void find_refusals(trf_experts *experts) {
                                         bf16_x ? TRF_DTYPE_BF16 : TRF_DTYPE_F16);
         }
         experts->rans_bytes = bytes > experts->rans_bytes ? bytes : experts->rans_bytes;
-        experts->edges |= layer->traits.irregular_weights != 0;
+        experts->has_edges |= layer->traits.irregular_weights != 0;
     }
     for (int bf16_x = 0; bf16_x < 2 && !choose_experts_partition(experts, 1, &partition); bf16_x++)
         if (!experts->refusals[bf16_x])

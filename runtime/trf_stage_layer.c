@@ -53,7 +53,7 @@ typedef struct trf_transfer {
 
 typedef struct trf_stage_load {
     trf_staging *staging;
-    const trf_layer_source *source;
+    const trf_layer_feed *feed;
     trf_target_fn *target; /* NULL: no transfer gets a buffer */
     void *target_context;
     trf_device_slab *slabs;
@@ -93,8 +93,8 @@ static trf_staged_span cut_span(const trf_blob_view *view, uint64_t offset, uint
 
 /* Counts spans and transfers, and fills the load's lists if they are there. */
 static void cut_blob(trf_stage_load *load) {
-    const trf_blob_view *view = load->source->view;
-    const int sends_head = load->target && load->source->is_whole;
+    const trf_blob_view *view = load->feed->view;
+    const int sends_head = load->target && load->feed->is_whole;
     trf_transfer transfer = {0};
     load->num_spans = load->num_transfers = 0;
     for (uint64_t offset = sends_head ? 0 : view->extension.data_offset, tile = 0; tile < view->num_tiles;) {
@@ -123,7 +123,7 @@ static trf_status make_lists(trf_stage_load *load, trf_error *err) {
     load->scratches = calloc((size_t)load->workers, sizeof *load->scratches);
     if (!load->spans || !load->transfers || !load->scratches)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %llu tiles",
-                        (unsigned long long)load->source->view->num_tiles);
+                        (unsigned long long)load->feed->view->num_tiles);
     cut_blob(load);
     return TRF_OK;
 }
@@ -222,9 +222,9 @@ static uint64_t count_total_bytes(const trf_blob_view *view) {
 }
 
 static trf_status report_load(const trf_stage_load *load, uint64_t done_bytes, trf_error *err) {
-    const trf_layer_source *source = load->source;
-    if (source->progress &&
-        source->progress(source->progress_context, source->tensor, done_bytes, count_total_bytes(source->view)))
+    const trf_layer_feed *feed = load->feed;
+    if (feed->progress &&
+        feed->progress(feed->progress_context, feed->tensor, done_bytes, count_total_bytes(feed->view)))
         return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "stopped on request");
     return TRF_OK;
 }
@@ -234,7 +234,7 @@ static trf_status report_new_bytes(trf_stage_load *load, trf_error *err) {
     pthread_mutex_lock(&load->lock);
     const uint64_t done_bytes = load->done_bytes;
     pthread_mutex_unlock(&load->lock);
-    if (!load->source->progress || done_bytes - load->reported_bytes < TRF_STAGING_BYTES)
+    if (!load->feed->progress || done_bytes - load->reported_bytes < TRF_STAGING_BYTES)
         return TRF_OK;
     load->reported_bytes = done_bytes;
     return report_load(load, done_bytes, err);
@@ -243,12 +243,12 @@ static trf_status report_new_bytes(trf_stage_load *load, trf_error *err) {
 /* A span's tiles, in the worker's scratch or where they are anyway. */
 static trf_status read_tiles(trf_stage_load *load, const trf_staged_span *span, int worker, const uint8_t **tiles,
                              trf_error *err) {
-    const trf_layer_source *source = load->source;
+    const trf_layer_feed *feed = load->feed;
     if (!load->scratches[worker])
         load->scratches[worker] = trf_staging_take_scratch(load->staging);
     if (!load->scratches[worker])
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to read to", TRF_SCRATCH_BYTES);
-    return source->read(source->reader, span->first, span->tiles, load->scratches[worker], tiles, err);
+    return feed->read(feed->reader, span->first, span->tiles, load->scratches[worker], tiles, err);
 }
 
 /* Copies bytes, a multiple of 16 as both places are, that this thread and its neighbours will not need again: the
@@ -264,7 +264,7 @@ static void copy_past_caches(uint8_t *to, const uint8_t *from, size_t bytes) {
 }
 
 static trf_status fill_span(trf_stage_load *load, uint64_t index, int worker, trf_error *err) {
-    const trf_layer_source *source = load->source;
+    const trf_layer_feed *feed = load->feed;
     const trf_staged_span *span = &load->spans[index];
     trf_transfer *transfer = &load->transfers[span->transfer];
     trf_layer_traits traits = TRF_NO_TRAITS;
@@ -275,11 +275,11 @@ static trf_status fill_span(trf_stage_load *load, uint64_t index, int worker, tr
         status = open_transfer(load, transfer, err);
     if (status != TRF_OK)
         return status;
-    const uint8_t *from = source->view->head + span->offset;
+    const uint8_t *from = feed->view->head + span->offset;
     if (span->tiles)
         status = read_tiles(load, span, worker, &from, err);
     for (uint64_t t = span->first; status == TRF_OK && t < span->first + span->tiles; t++)
-        trf_describe_tile(source->view, t, from + (source->view->tiles[t].data_offset - span->offset), load->slabs,
+        trf_describe_tile(feed->view, t, from + (feed->view->tiles[t].data_offset - span->offset), load->slabs,
                           &traits);
     if (status != TRF_OK)
         return status;
@@ -314,34 +314,34 @@ static trf_status stage_spans(trf_stage_load *load, trf_error *err) {
     return status == TRF_OK ? report_load(load, load->done_bytes, err) : status;
 }
 
-static trf_status send_slice_head(trf_stage_load *load, trf_layer_source *source, trf_error *err) {
-    trf_status status = trf_layer_source_complete_head(source, err);
+static trf_status send_slice_head(trf_stage_load *load, trf_layer_feed *feed, trf_error *err) {
+    trf_status status = trf_layer_feed_complete_head(feed, err);
     if (status != TRF_OK)
         return status;
-    return trf_staging_finish(load->staging, load->to, source->view->head, source->view->extension.data_offset, err);
+    return trf_staging_finish(load->staging, load->to, feed->view->head, feed->view->extension.data_offset, err);
 }
 
-trf_status trf_stage_layer(trf_staging *staging, trf_layer_source *source, trf_target_fn *target, void *context,
+trf_status trf_stage_layer(trf_staging *staging, trf_layer_feed *feed, trf_target_fn *target, void *context,
                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err) {
     trf_error own = {.offset = TRF_NO_OFFSET};
     trf_stage_load load = {.staging = staging,
-                           .source = source,
+                           .feed = feed,
                            .target = target,
                            .target_context = context,
                            .slabs = slabs,
                            .traits = traits};
-    const uint64_t most = 1 + source->view->header.blob_bytes / WORKER_BYTES;
-    const int threads = trf_thread_count(source->threads);
+    const uint64_t most = 1 + feed->view->header.blob_bytes / WORKER_BYTES;
+    const int threads = trf_thread_count(feed->threads);
     load.workers = (uint64_t)threads < most ? threads : (int)most;
     err = err ? err : &own;
     if (pthread_mutex_init(&load.lock, NULL) != 0 || pthread_cond_init(&load.opened, NULL) != 0)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
-    trf_describe_head(source->view, traits);
+    trf_describe_head(feed->view, traits);
     trf_status status = make_lists(&load, err);
     if (status == TRF_OK)
         status = stage_spans(&load, err);
-    if (status == TRF_OK && target && !source->is_whole)
-        status = send_slice_head(&load, source, err);
+    if (status == TRF_OK && target && !feed->is_whole)
+        status = send_slice_head(&load, feed, err);
     free(load.spans);
     free(load.transfers);
     free(load.scratches);

@@ -1,10 +1,10 @@
-/* A layer from its source through staging buffers to a device: read, checked and described by several threads while
+/* A layer from its feed through staging buffers to a device: read, checked and described by several threads while
  * what they have finished is copied. */
 #ifndef TRF_STAGE_LAYER_H
 #define TRF_STAGE_LAYER_H
 
 #include "trf_device_view.h"
-#include "trf_layer_source.h"
+#include "trf_layer_feed.h"
 #include "trf_layer_traits.h"
 #include "trf_staging.h"
 
@@ -15,9 +15,9 @@ typedef uint8_t *trf_target_fn(void *context, trf_error *err);
 /* Copies the blob to the target, and describes it: slabs, as trf_count_device_slabs says and zero before, and *traits.
  * staging: open. target: NULL: nothing is copied; the tiles, which lie where they are to be, are only read, checked and
  * described. What has been sent may still be under way when this returns: trf_staging_finish or, after a failure,
- * trf_staging_drain waits for it. Offsets of errors are the source's. Errors: those of the source, the engine and the
+ * trf_staging_drain waits for it. Offsets of errors are the feed's. Errors: those of the feed, the engine and the
  * target; TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
-trf_status trf_stage_layer(trf_staging *staging, trf_layer_source *source, trf_target_fn *target, void *context,
+trf_status trf_stage_layer(trf_staging *staging, trf_layer_feed *feed, trf_target_fn *target, void *context,
                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
 
 #endif

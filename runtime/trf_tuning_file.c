@@ -205,7 +205,8 @@ static trf_status check_version(const json_t *version, const char *path, trf_err
         return TRF_OK;
     if (found > 0 && found < TRF_TUNING_VERSION)
         return trf_fail(err, TRF_ERR_VERSION, TRF_NO_OFFSET,
-                        "%s: a tuning of version %d, and this version of transfuse reads %d: run 'transfuse tune' again",
+                        "%s: a tuning of version %d, and this version of transfuse reads %d: run 'transfuse tune' "
+                        "again",
                         path, (int)found, TRF_TUNING_VERSION);
     return trf_fail(err, TRF_ERR_VERSION, TRF_NO_OFFSET, "%s: 'version' of the tuning is not %d", path,
                     TRF_TUNING_VERSION);

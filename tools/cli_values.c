@@ -57,8 +57,8 @@ int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32
         *granularity = TRF_GRANULARITY_TENSOR;
     } else if (strcmp(text, "channel") == 0) {
         *granularity = TRF_GRANULARITY_CHANNEL;
-    } else if (strncmp(text, "scale-group:", 12) == 0 || strncmp(text, "block:", 6) == 0) {
-        *granularity = text[0] == 's' ? TRF_GRANULARITY_SCALE_GROUP : TRF_GRANULARITY_BLOCK;
+    } else if (strncmp(text, "scale-group:", 12) == 0 || strncmp(text, "scale-block:", 12) == 0) {
+        *granularity = text[6] == 'g' ? TRF_GRANULARITY_SCALE_GROUP : TRF_GRANULARITY_SCALE_BLOCK;
         if (cli_parse_uint(strchr(text, ':') + 1, 16, 1 << 20, &size) || size % 16)
             return -1;
     } else {

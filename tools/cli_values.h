@@ -16,7 +16,7 @@ int cli_parse_bytes(const char *text, uint64_t *bytes);
 /* @return the index of text among the NULL-terminated names, or -1. */
 int cli_parse_name(const char *text, const char *const *names);
 
-/* "tensor", "channel", "scale-group:G" or "block:B". */
+/* "tensor", "channel", "scale-group:G" or "scale-block:B". */
 int cli_parse_granularity(const char *text, trf_granularity *granularity, uint32_t *scale_group_size);
 
 /* "4096x4096". */

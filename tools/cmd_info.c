@@ -12,10 +12,10 @@ typedef struct totals {
     uint64_t tensors, compressed, source_bytes, bytes, compressed_source_bytes, compressed_bytes, compressed_weights;
 } totals;
 
-static const char *const kGranularityNames[] = {"none", "tensor", "channel", "scale-group", "block"};
+static const char *const kGranularityNames[] = {"none", "tensor", "channel", "scale-group", "scale-block"};
 
 static const char *granularity_name(trf_granularity granularity) {
-    return (unsigned)granularity <= TRF_GRANULARITY_BLOCK ? kGranularityNames[granularity] : "?";
+    return (unsigned)granularity <= TRF_GRANULARITY_SCALE_BLOCK ? kGranularityNames[granularity] : "?";
 }
 
 static uint64_t count_weights(const trf_tensor_info *tensor) {

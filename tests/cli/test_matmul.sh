@@ -52,7 +52,7 @@ done
 import numpy as np
 np.save("x1024.npy", np.random.default_rng(6).standard_normal((4, 1024)).astype(np.float32))'
 for options in '--int8' '--bits 4.25' '--bits 3 --granularity scale-group:64' \
-    '--int8 --granularity block:128 --favor size' '--bits 5 --granularity tensor'; do
+    '--int8 --granularity scale-block:128 --favor size' '--bits 5 --granularity tensor'; do
     # shellcheck disable=SC2086
     expect 0 compress float.safetensors -o compressed.safetensors --include 'a.weight' $options -f
     expect 0 decompress compressed.safetensors -o decompressed.safetensors -f

@@ -38,7 +38,7 @@ for bits in '' 1.99 8.01 nan inf 4x 4,5 ' 4' -4; do
     wrong --bits compress in -o out --bits "$bits"
 done
 for granularity in '' row group:64 scale-group scale-group: scale-group:0 scale-group:8 scale-group:24 \
-    scale-group:-16 scale-group:1048592 block block:17 channel:16; do
+    scale-group:-16 scale-group:1048592 block:32 scale-block scale-block:17 channel:16; do
     wrong --granularity compress in -o out --int8 --granularity "$granularity"
 done
 for threads in '' -1 1025 1.5 two 99999999999999999999; do

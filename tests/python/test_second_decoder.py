@@ -465,7 +465,7 @@ def lossy_tensors(rng: np.random.Generator) -> dict[str, Tensor]:
         ["--bits", "4.25", "--granularity", "tensor"],
         ["--bits", "3.5", "--granularity", "channel"],
         ["--bits", "4.25", "--granularity", "scale-group:64"],
-        ["--bits", "6", "--granularity", "block:32"],
+        ["--bits", "6", "--granularity", "scale-block:32"],
         ["--bits", "2", "--granularity", "scale-group:16", "--favor", "speed"],
     ],
     ids=" ".join,

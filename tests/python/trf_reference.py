@@ -55,7 +55,7 @@ DTYPE_NAMES = {F32: "F32", F16: "F16", BF16_DTYPE: "BF16", F8_E4M3: "F8_E4M3", F
 FLOAT_PAIRS = {(BF16_DTYPE, BF16), (F32, BF16), (F16, FP16), (F8_E4M3, E4M3), (F8_E5M2, E5M2)}
 
 GRANULARITY_NONE, TENSOR, CHANNEL, SCALE_GROUP, BLOCK = range(5)
-GRANULARITY_NAMES = ["none", "tensor", "channel", "scale-group", "block"]
+GRANULARITY_NAMES = ["none", "tensor", "channel", "scale-group", "scale-block"]
 SCALE_NONE, SCALE_F32, SCALE_F16 = range(3)
 ROW_OFFSETS, COL_OFFSETS = 1, 2
 CODED, STORED = 0, 1

@@ -102,7 +102,7 @@ static inline uint64_t num_scale_groups(const trf_quantizer *q, const layer *l) 
         return l->source.rows;
     case TRF_GRANULARITY_SCALE_GROUP:
         return l->source.rows * scale_groups_across(q, l);
-    case TRF_GRANULARITY_BLOCK:
+    case TRF_GRANULARITY_SCALE_BLOCK:
         return (l->source.rows + (uint64_t)g - 1) / g * scale_groups_across(q, l);
     default:
         return 1;
@@ -116,7 +116,7 @@ static inline uint64_t scale_group_of(const trf_quantizer *q, const layer *l, ui
         return row;
     case TRF_GRANULARITY_SCALE_GROUP:
         return row * scale_groups_across(q, l) + col / g;
-    case TRF_GRANULARITY_BLOCK:
+    case TRF_GRANULARITY_SCALE_BLOCK:
         return row / g * scale_groups_across(q, l) + col / g;
     default:
         return 0;

@@ -290,7 +290,7 @@ END_TEST
 START_TEST(rate_control_hits_its_bits) {
     static const double kBits[] = {2, 2.5, 3.3, 4.25, 5.7, 8};
     static const trf_granularity kGranularity[] = {TRF_GRANULARITY_TENSOR, TRF_GRANULARITY_CHANNEL,
-                                                   TRF_GRANULARITY_SCALE_GROUP, TRF_GRANULARITY_BLOCK};
+                                                   TRF_GRANULARITY_SCALE_GROUP, TRF_GRANULARITY_SCALE_BLOCK};
     size_t rows = 1024, cols = 1040;
     rng.state = 5;
     float *weights = malloc(rows * cols * sizeof *weights);

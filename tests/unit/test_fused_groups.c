@@ -67,7 +67,7 @@ static void check_partition(const trf_group_partition *partition, const trf_grou
         EXPECT(layer->k_splits >= 1 && layer->wave_units >= 1 &&
                layer->k_splits * layer->wave_units <= partition->warps);
         EXPECT(partition->rans_bytes >= products[i].traits->max_rans_bytes);
-        EXPECT(layer->edges >= workspace && layer->padded_x >= layer->edges && layer->padded_x % 256 == 0);
+        EXPECT(layer->edge_sums >= workspace && layer->padded_x >= layer->edge_sums && layer->padded_x % 256 == 0);
         workspace = layer->padded_x + 2ull * products[i].m * view->cols;
         clusters += layer->clusters;
     }
@@ -158,7 +158,7 @@ START_TEST(every_expert_has_a_partition) {
                partition.cost_model.step_ns > 0);
         const uint64_t bytes = trf_experts_workspace_bytes(&view, &partition, most);
         EXPECT(bytes >= 2ull * most * view.cols && bytes <= 2ull * most * (view.cols + 8) + 256);
-        partition.edges = 1;
+        partition.has_edges = 1;
         EXPECT(trf_experts_workspace_bytes(&view, &partition, most) >= bytes + 4ull * most * view.rows);
     }
 }

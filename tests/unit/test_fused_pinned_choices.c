@@ -484,7 +484,7 @@ static void hash_group(uint64_t *hash, const trf_group_partition *c, uint32_t co
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t own[] = {c->layers[i].clusters, c->layers[i].k_splits, c->layers[i].wave_units};
         hash_words(hash, own, sizeof own / sizeof own[0]);
-        hash_bytes(hash, c->layers[i].edges);
+        hash_bytes(hash, c->layers[i].edge_sums);
         hash_bytes(hash, c->layers[i].padded_x);
     }
 }
@@ -517,13 +517,13 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
 static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_device_limits *limits, uint32_t shape,
                         uint32_t tokens) {
     const trf_device_view view = group_view(layer, shape);
-    trf_experts_partition c = {.rans_bytes = traits_of(layer, 0).max_rans_bytes, .edges = shape % 2};
+    trf_experts_partition c = {.rans_bytes = traits_of(layer, 0).max_rans_bytes, .has_edges = shape % 2};
     if (!trf_experts_choose(&view, EXPERTS, tokens, limits, &c)) {
         hash_text(hash, "none");
         return;
     }
     const trf_expert_cost_model *cost = &c.cost_model;
-    const uint32_t words[] = {c.slabs,     c.warps,     c.rans_bytes,  c.edges,        cost->units,
+    const uint32_t words[] = {c.slabs,     c.warps,     c.rans_bytes,  c.has_edges,      cost->units,
                               cost->panels,  cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters,
                               c.smem.sums, c.smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);

@@ -10,7 +10,7 @@ typedef struct granularity_choice {
 static const granularity_choice choices[] = {
     {TRF_GRANULARITY_TENSOR, 0},        {TRF_GRANULARITY_CHANNEL, 0},      {TRF_GRANULARITY_SCALE_GROUP, 16},
     {TRF_GRANULARITY_SCALE_GROUP, 128}, {TRF_GRANULARITY_SCALE_GROUP, 48}, {TRF_GRANULARITY_SCALE_GROUP, 1 << 20},
-    {TRF_GRANULARITY_BLOCK, 16},        {TRF_GRANULARITY_BLOCK, 80},       {TRF_GRANULARITY_BLOCK, 1 << 20},
+    {TRF_GRANULARITY_SCALE_BLOCK, 16},        {TRF_GRANULARITY_SCALE_BLOCK, 80},       {TRF_GRANULARITY_SCALE_BLOCK, 1 << 20},
 };
 enum {
     NUM_CHOICES = sizeof choices / sizeof *choices
@@ -373,7 +373,7 @@ START_TEST(arguments_are_checked) {
         {.granularity = (trf_granularity)5},
         {.granularity = TRF_GRANULARITY_SCALE_GROUP},
         {.granularity = TRF_GRANULARITY_SCALE_GROUP, .scale_group_size = 24},
-        {.granularity = TRF_GRANULARITY_BLOCK, .scale_group_size = (1 << 20) + 16},
+        {.granularity = TRF_GRANULARITY_SCALE_BLOCK, .scale_group_size = (1 << 20) + 16},
     };
     trf_encode_options good = {.bits = 8};
     trf_quantizer *q;

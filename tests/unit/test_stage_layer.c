@@ -7,7 +7,7 @@
 #include "common/test_weights.h"
 #include "trf_checkpoint.h"
 #include "trf_slab_directory.h"
-#include "trf_source_to_layer.h"
+#include "trf_feed_to_layer.h"
 #include "trf_stage_layer.h"
 
 #include <check.h>
@@ -206,10 +206,10 @@ static uint8_t *allocate_target(void *context, trf_error *error) {
     return a->memory;
 }
 
-static trf_status stage(trf_layer_source *source, arrival *a, trf_error *error) {
-    a->bytes = source->view->header.blob_bytes;
-    a->num_slabs = trf_count_device_slabs(&source->view->header);
-    a->shard = source->shard;
+static trf_status stage(trf_layer_feed *feed, arrival *a, trf_error *error) {
+    a->bytes = feed->view->header.blob_bytes;
+    a->num_slabs = trf_count_device_slabs(&feed->view->header);
+    a->shard = feed->shard;
     a->memory = NULL;
     a->slabs = calloc(a->num_slabs, sizeof *a->slabs);
     ck_assert_ptr_nonnull(a->slabs);
@@ -218,7 +218,7 @@ static trf_status stage(trf_layer_source *source, arrival *a, trf_error *error) 
     memset(tail, 0x5A, sizeof tail);
     trf_status status = trf_staging_open(staging, error);
     if (status == TRF_OK)
-        status = trf_stage_layer(staging, source, allocate_target, a, a->slabs, &a->traits, error);
+        status = trf_stage_layer(staging, feed, allocate_target, a, a->slabs, &a->traits, error);
     if (status == TRF_OK)
         status = trf_staging_finish(staging, tail_copy, tail, sizeof tail, error);
     if (status == TRF_OK)
@@ -232,27 +232,27 @@ static trf_status stage(trf_layer_source *source, arrival *a, trf_error *error) 
 
 static trf_status load_from(const trf_checkpoint *from, const char *tensor, const trf_load_options *options, arrival *a,
                             trf_error *error) {
-    trf_layer_source source;
+    trf_layer_feed feed;
     *a = (arrival){0};
-    trf_status status = trf_layer_source_open_tensor(from, tensor, options, &source, error);
+    trf_status status = trf_layer_feed_open_tensor(from, tensor, options, &feed, error);
     if (status != TRF_OK)
         return status;
-    status = stage(&source, a, error);
+    status = stage(&feed, a, error);
     if (status != TRF_OK)
-        trf_layer_source_fail(&source, status, error);
-    trf_layer_source_close(&source);
+        trf_layer_feed_fail(&feed, status, error);
+    trf_layer_feed_close(&feed);
     return status;
 }
 
 /* The layer as the CPU loads it, and its shard. */
 static trf_layer *open_layer(const char *tensor, const trf_load_options *options, trf_shard_range *shard) {
-    trf_layer_source source;
+    trf_layer_feed feed;
     trf_layer *layer;
     trf_error error;
-    fixture_check_status(trf_layer_source_open_tensor(checkpoint, tensor, options, &source, &error), TRF_OK, &error);
-    fixture_check_status(trf_source_to_layer(&source, NULL, &layer, &error), TRF_OK, &error);
-    *shard = source.shard;
-    trf_layer_source_close(&source);
+    fixture_check_status(trf_layer_feed_open_tensor(checkpoint, tensor, options, &feed, &error), TRF_OK, &error);
+    fixture_check_status(trf_feed_to_layer(&feed, NULL, &layer, &error), TRF_OK, &error);
+    *shard = feed.shard;
+    trf_layer_feed_close(&feed);
     return layer;
 }
 
@@ -323,16 +323,16 @@ START_TEST(layers_in_memory) {
         fixture_check_status(trf_extract_layer(compressed_path, kTensors[t].name, path, 1, &err), TRF_OK, &err);
         fixture_check_status(trf_layer_open(path, &layer, &err), TRF_OK, &err);
         trf_load_options options;
-        trf_layer_source source;
+        trf_layer_feed feed;
         trf_load_options_init(&options);
         fixture_check_status(
-            trf_layer_source_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &source, &err), TRF_OK,
+            trf_layer_feed_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &feed, &err), TRF_OK,
             &err);
         arrival a;
-        fixture_check_status(stage(&source, &a, &err), TRF_OK, &err);
+        fixture_check_status(stage(&feed, &a, &err), TRF_OK, &err);
         check_arrival(&a, kTensors[t].name, &options);
         arrival_free(&a);
-        trf_layer_source_close(&source);
+        trf_layer_feed_close(&feed);
         trf_layer_free(layer);
     }
 }
@@ -342,7 +342,7 @@ END_TEST
 START_TEST(layers_in_place) {
     for (int t = 0; t < NUM_TENSORS; t++) {
         trf_load_options options;
-        trf_layer_source source;
+        trf_layer_feed feed;
         trf_shard_range shard;
         trf_layer_traits traits, found;
         trf_load_options_init(&options);
@@ -353,19 +353,19 @@ START_TEST(layers_in_place) {
         uint8_t *blob = aligned_alloc(TRF_TILE_ALIGNMENT, blob_bytes);
         trf_device_slab *slabs = calloc(num_slabs, sizeof *slabs), *found_slabs = calloc(num_slabs, sizeof *slabs);
         memcpy(blob, layer->blob, blob_bytes);
-        fixture_check_status(trf_layer_source_open_memory(blob, blob_bytes, &options, &source, &err), TRF_OK, &err);
+        fixture_check_status(trf_layer_feed_open_memory(blob, blob_bytes, &options, &feed, &err), TRF_OK, &err);
         fixture_check_status(trf_staging_open(staging, &err), TRF_OK, &err);
-        fixture_check_status(trf_stage_layer(staging, &source, NULL, NULL, found_slabs, &found, &err), TRF_OK, &err);
+        fixture_check_status(trf_stage_layer(staging, &feed, NULL, NULL, found_slabs, &found, &err), TRF_OK, &err);
         trf_describe_layer(layer, slabs, &traits);
         ck_assert_mem_eq(found_slabs, slabs, num_slabs * sizeof *slabs);
         ck_assert_mem_eq(&found, &traits, sizeof traits);
         ck_assert_uint_eq(engine.begun, 0);
         const uint64_t at = view->tiles[view->num_tiles - 1].data_offset;
         blob[at] ^= 1;
-        fixture_check_status(trf_stage_layer(staging, &source, NULL, NULL, found_slabs, &found, &err), TRF_ERR_CHECKSUM,
+        fixture_check_status(trf_stage_layer(staging, &feed, NULL, NULL, found_slabs, &found, &err), TRF_ERR_CHECKSUM,
                              &err);
         ck_assert_uint_eq(err.offset, at);
-        trf_layer_source_close(&source);
+        trf_layer_feed_close(&feed);
         trf_layer_free(layer);
         free(blob);
         free(slabs);
@@ -427,20 +427,20 @@ START_TEST(files_that_shrink) {
     const trf_tensor_info info = info_of("large.weight");
     fixture_write(shrinking, file, bytes);
     trf_checkpoint *opened;
-    trf_layer_source source;
+    trf_layer_feed feed;
     trf_load_options options;
     trf_load_options_init(&options);
     fixture_check_status(trf_checkpoint_open(shrinking, &opened, &err), TRF_OK, &err);
-    fixture_check_status(trf_layer_source_open_tensor(opened, "large.weight", &options, &source, &err), TRF_OK, &err);
+    fixture_check_status(trf_layer_feed_open_tensor(opened, "large.weight", &options, &feed, &err), TRF_OK, &err);
     const uint64_t left = info.file_offset + info.bytes / 3;
     ck_assert_int_eq(truncate(shrinking, (off_t)left), 0);
     arrival a;
-    trf_status status = stage(&source, &a, &err);
-    trf_layer_source_fail(&source, status, &err);
+    trf_status status = stage(&feed, &a, &err);
+    trf_layer_feed_fail(&feed, status, &err);
     fixture_check_status(status, TRF_ERR_TRUNCATED, &err);
     ck_assert_uint_eq(err.offset, left);
     arrival_free(&a);
-    trf_layer_source_close(&source);
+    trf_layer_feed_close(&feed);
     trf_checkpoint_close(opened);
     free(file);
 }

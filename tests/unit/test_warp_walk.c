@@ -137,7 +137,7 @@ static void expect_corrupt_values(const warp_walk *walk, uint32_t band, uint32_t
                    due = trf_device_corrupt_value(view, TRF_DECODE_ELEMENTS);
     for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
         for (uint32_t c = 0; c < view->slab_cols && c < left / 16 * 16; c++)
-            EXPECT(walk->elements[(size_t)(band * TRF_SLAB_ROWS + r) * view->cols + panel * view->slab_cols + c] == due);
+            EXPECT(walk->elements[(band * (size_t)TRF_SLAB_ROWS + r) * view->cols + panel * view->slab_cols + c] == due);
 }
 
 static void check_slabs(const walked_layer *t, const warp_walk *walk) {

@@ -128,7 +128,7 @@ static void print_heading(const bench_record *record) {
            bench_text_of(&record->environment, "mode"), bench_integer_of(&record->environment, "runs"));
 }
 
-const bench_layout bench_figures_layout = {
+const bench_style bench_figures_style = {
     .print_heading = print_heading,
     .columns = kColumns,
     .num_columns = sizeof kColumns / sizeof kColumns[0],

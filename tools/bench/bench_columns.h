@@ -1,5 +1,5 @@
 /* How a record is shown: which labels and figures are columns of the table and of the CSV file, and where they stand in
- * JSON. A mode names one constant layout; the printer and the writers follow it. Here are also the cells that several
+ * JSON. A mode names one constant style; the printer and the writers follow it. Here are also the cells that several
  * modes have. */
 #ifndef BENCH_COLUMNS_H
 #define BENCH_COLUMNS_H
@@ -31,7 +31,7 @@ typedef struct bench_csv_column {
 #define BENCH_CSV_RUN "(run)"
 #define BENCH_CSV_VALUE "(value)"
 
-typedef struct bench_layout {
+typedef struct bench_style {
     void (*print_heading)(const bench_record *record); /* the lines above the table */
     const bench_column *columns;
     int num_columns;
@@ -48,7 +48,7 @@ typedef struct bench_layout {
     int num_csv_columns;
     const char *const *csv_details; /* those that have rows of their own, NULL-terminated */
     int csv_digits;                 /* significant ones of a value */
-} bench_layout;
+} bench_style;
 
 /* ---- texts ---- */
 
@@ -70,7 +70,7 @@ bench_cell_fn bench_cell_batch, bench_cell_what;
 
 /* ---- modes that compare times of a few cases ---- */
 
-extern const bench_layout bench_figures_layout;
+extern const bench_style bench_figures_style;
 
 /* A subject with the labels subject and batch (0 where there is no x). @return NULL after a message. */
 bench_subject *bench_add_figures_subject(bench_record *record, const char *subject, uint32_t batch);

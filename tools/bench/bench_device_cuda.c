@@ -68,7 +68,7 @@ static void describe(const bench_device *device, const bench_task *task, const d
     add_cuda_version(e, "cuda_runtime_version", numbers->runtime_cuda);
     bench_add_integer(e, "cublaslt_version", bench_cublaslt_version(device->lt));
     bench_add_conditions(e, task->options);
-    if (task->layout->names_mode)
+    if (task->style->names_mode)
         bench_add_word(e, "mode", task->mode);
 }
 
@@ -82,7 +82,7 @@ int bench_device_open(bench_device *device, const bench_task *task) {
         return -1;
     device->l2_bytes = (uint64_t)numbers.l2_bytes;
     describe(device, task, &numbers);
-    bench_print_heading(task->layout, task->record);
+    bench_print_heading(task->style, task->record);
     return 0;
 }
 

@@ -38,7 +38,7 @@ static json_t *list_of(json_t *object, const char *name) {
     return list;
 }
 
-static void set_figure(json_t *object, const bench_layout *layout, const bench_subject *subject,
+static void set_figure(json_t *object, const bench_style *style, const bench_subject *subject,
                        const bench_figure *figure) {
     set_fields(object, &figure->labels);
     if (figure->reason) {
@@ -52,7 +52,7 @@ static void set_figure(json_t *object, const bench_layout *layout, const bench_s
     }
     if (!figure->num_values)
         return;
-    if (layout->json_has_median)
+    if (style->json_has_median)
         json_object_set_new(object, "median_seconds", real_json(figure->median));
     json_t *values = json_array();
     for (int i = 0; i < figure->num_values; i++)
@@ -60,42 +60,42 @@ static void set_figure(json_t *object, const bench_layout *layout, const bench_s
     json_object_set_new(object, figure->json_key, values);
 }
 
-static void append_flattened(json_t *list, const bench_layout *layout, const bench_subject *subject) {
+static void append_flattened(json_t *list, const bench_style *style, const bench_subject *subject) {
     for (size_t i = 0; i < subject->num_figures; i++) {
         json_t *object = json_object();
         set_fields(object, &subject->labels);
-        set_figure(object, layout, subject, subject->figures[i]);
+        set_figure(object, style, subject, subject->figures[i]);
         json_array_append_new(list, object);
     }
 }
 
-static void append_subject(json_t *list, const bench_layout *layout, const bench_subject *subject) {
+static void append_subject(json_t *list, const bench_style *style, const bench_subject *subject) {
     json_t *object = json_object();
     set_fields(object, &subject->labels);
     for (size_t i = 0; i < subject->num_figures; i++) {
         const bench_figure *figure = subject->figures[i];
         json_t *own = figure->json_list ? json_object() : object;
-        set_figure(own, layout, subject, figure);
+        set_figure(own, style, subject, figure);
         if (figure->json_list)
             json_array_append_new(list_of(object, figure->json_list), own);
     }
     json_array_append_new(list, object);
 }
 
-trf_status bench_write_json(const bench_layout *layout, const bench_record *record, FILE *file) {
+trf_status bench_write_json(const bench_style *style, const bench_record *record, FILE *file) {
     cli_json_begin();
     json_t *root = json_object();
     set_fields(root, &record->environment);
-    for (const char *const *name = layout->json_lists; *name; name++)
+    for (const char *const *name = style->json_lists; *name; name++)
         list_of(root, *name);
     for (size_t i = 0; i < record->num_subjects; i++) {
         const bench_subject *subject = record->subjects[i];
         if (!subject->is_finished)
             continue;
-        if (layout->json_flattens)
-            append_flattened(list_of(root, subject->json_list), layout, subject);
+        if (style->json_flattens)
+            append_flattened(list_of(root, subject->json_list), style, subject);
         else
-            append_subject(list_of(root, subject->json_list), layout, subject);
+            append_subject(list_of(root, subject->json_list), style, subject);
     }
     return cli_json_write(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9), file);
 }
@@ -103,7 +103,7 @@ trf_status bench_write_json(const bench_layout *layout, const bench_record *reco
 /* ---- CSV: one row for each value, `run` counting from 0 ---- */
 
 typedef struct csv_row {
-    const bench_layout *layout;
+    const bench_style *style;
     const bench_record *record;
     const bench_subject *subject;
     const bench_figure *figure;
@@ -150,9 +150,9 @@ static const bench_field *find_cell(const csv_row *row, const char *key) {
 }
 
 static void write_row(const csv_row *row, const char *measure, int run, double value) {
-    const bench_layout *layout = row->layout;
-    for (int i = 0; i < layout->num_csv_columns; i++) {
-        const char *key = layout->csv_columns[i].key;
+    const bench_style *style = row->style;
+    for (int i = 0; i < style->num_csv_columns; i++) {
+        const char *key = style->csv_columns[i].key;
         if (i > 0)
             fputc(',', row->file);
         if (strcmp(key, BENCH_CSV_MEASURE) == 0)
@@ -160,7 +160,7 @@ static void write_row(const csv_row *row, const char *measure, int run, double v
         else if (strcmp(key, BENCH_CSV_RUN) == 0)
             fprintf(row->file, "%d", run);
         else if (strcmp(key, BENCH_CSV_VALUE) == 0)
-            fprintf(row->file, "%.*g", layout->csv_digits, value);
+            fprintf(row->file, "%.*g", style->csv_digits, value);
         else if (find_cell(row, key))
             write_field(row->file, find_cell(row, key));
     }
@@ -171,7 +171,7 @@ static void write_figure(const csv_row *row) {
     const bench_figure *figure = row->figure;
     if (figure->reason)
         return;
-    for (const char *const *key = row->layout->csv_details; *key; key++) {
+    for (const char *const *key = row->style->csv_details; *key; key++) {
         const bench_field *field = bench_find_field(&figure->details, *key);
         if (field)
             write_row(row, *key, 0, field->type == BENCH_INTEGER ? (double)field->integer : field->real);
@@ -180,21 +180,21 @@ static void write_figure(const csv_row *row) {
         write_row(row, figure->measure, i, figure->values[i]);
 }
 
-static void write_list(const bench_layout *layout, const bench_record *record, const char *list, FILE *file) {
+static void write_list(const bench_style *style, const bench_record *record, const char *list, FILE *file) {
     for (size_t i = 0; i < record->num_subjects; i++) {
         const bench_subject *subject = record->subjects[i];
         if (!subject->is_finished || strcmp(subject->json_list, list) != 0)
             continue;
         for (size_t k = 0; k < subject->num_figures; k++)
-            write_figure(&(csv_row){layout, record, subject, subject->figures[k], file});
+            write_figure(&(csv_row){style, record, subject, subject->figures[k], file});
     }
 }
 
-trf_status bench_write_csv(const bench_layout *layout, const bench_record *record, FILE *file) {
-    for (int i = 0; i < layout->num_csv_columns; i++)
-        fprintf(file, "%s%s", i ? "," : "", layout->csv_columns[i].name);
+trf_status bench_write_csv(const bench_style *style, const bench_record *record, FILE *file) {
+    for (int i = 0; i < style->num_csv_columns; i++)
+        fprintf(file, "%s%s", i ? "," : "", style->csv_columns[i].name);
     fputc('\n', file);
-    for (const char *const *name = layout->json_lists; *name; name++)
-        write_list(layout, record, *name, file);
+    for (const char *const *name = style->json_lists; *name; name++)
+        write_list(style, record, *name, file);
     return ferror(file) ? TRF_ERR_IO : TRF_OK;
 }

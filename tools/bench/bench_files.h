@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 /* Errors, without a message: TRF_ERR_MEMORY, TRF_ERR_IO. */
-trf_status bench_write_json(const bench_layout *layout, const bench_record *record, FILE *file);
-trf_status bench_write_csv(const bench_layout *layout, const bench_record *record, FILE *file);
+trf_status bench_write_json(const bench_style *style, const bench_record *record, FILE *file);
+trf_status bench_write_csv(const bench_style *style, const bench_record *record, FILE *file);
 
 #endif

@@ -122,7 +122,7 @@ static int measure_batch(rows_session *b, const char *text) {
     for (int i = 0; i < 2; i++)
         bench_timer_free(&timers[i]);
     if (!failed)
-        bench_print_subject(b->task->layout, b->task->record, subject);
+        bench_print_subject(b->task->style, b->task->record, subject);
     return failed ? -1 : 0;
 }
 

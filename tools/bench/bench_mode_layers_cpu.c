@@ -171,7 +171,7 @@ static int measure_codec(const bench_task *task, const bench_layer_input *input,
     trf_free(work.blob.bytes);
     free(work.decoded);
     if (!failed)
-        bench_print_subject(task->layout, task->record, work.subject);
+        bench_print_subject(task->style, task->record, work.subject);
     return failed ? -1 : 0;
 }
 
@@ -208,7 +208,7 @@ static int measure_baseline(const bench_task *task, const bench_layer_input *inp
     const int failed = !compressor || time_compressor(task, subject, compressor, bytes);
     bench_compressor_close(compressor);
     if (!failed)
-        bench_print_subject(task->layout, task->record, subject);
+        bench_print_subject(task->style, task->record, subject);
     return failed ? -1 : 0;
 }
 
@@ -341,7 +341,7 @@ static const bench_csv_column kCsvColumns[] = {
 static const char *const kJsonLists[] = {"results", "baselines", NULL};
 static const char *const kCsvDetails[] = {"bits_per_weight", "entropy_bits", "relative_rms_error", "exceptions", NULL};
 
-static const bench_layout kLayout = {
+static const bench_style kStyle = {
     .print_heading = print_heading,
     .columns = kColumns,
     .num_columns = sizeof kColumns / sizeof kColumns[0],
@@ -384,13 +384,13 @@ static int measure_input(void *context, const bench_layer_input *input) {
 static int measure(const bench_task *task) {
     bench_task own = *task;
     describe_environment(task);
-    bench_print_heading(task->layout, task->record);
+    bench_print_heading(task->style, task->record);
     return bench_for_each_input(task->options, measure_input, &own);
 }
 
 const bench_mode bench_mode_layers_cpu = {
     .name = "layers",
-    .layout = &kLayout,
+    .style = &kStyle,
     .set_defaults = set_defaults,
     .measure = measure,
 };

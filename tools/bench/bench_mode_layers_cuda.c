@@ -147,7 +147,7 @@ static const char *const kCsvDetails[] = {"bits_per_weight",
                                           "error_f32",
                                           NULL};
 
-static const bench_layout kLayout = {
+static const bench_style kStyle = {
     .print_heading = print_heading,
     .columns = kColumns,
     .num_columns = sizeof kColumns / sizeof kColumns[0],
@@ -302,7 +302,7 @@ static int measure_input(void *context, const bench_layer_input *input) {
     if (failed)
         return -1;
     note_decoding(subject);
-    bench_print_subject(task->layout, task->record, subject);
+    bench_print_subject(task->style, task->record, subject);
     return 0;
 }
 
@@ -351,7 +351,7 @@ static void set_sweep_defaults(cli_options *options) {
 
 const bench_mode bench_mode_layers_cuda = {
     .name = "layers",
-    .layout = &kLayout,
+    .style = &kStyle,
     .set_defaults = set_defaults,
     .measure = measure,
     .exit_status = check_weights,
@@ -359,7 +359,7 @@ const bench_mode bench_mode_layers_cuda = {
 
 const bench_mode bench_mode_sweep_cuda = {
     .name = "batch-sweep",
-    .layout = &kLayout,
+    .style = &kStyle,
     .set_defaults = set_sweep_defaults,
     .measure = measure,
     .exit_status = check_weights,

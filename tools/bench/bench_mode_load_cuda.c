@@ -152,7 +152,7 @@ static int time_cases(load_session *s) {
             if (time_case(s, (load_case)i, repeat < 0 ? NULL : figures[i]))
                 return -1;
     cli_progress_end(&s->progress);
-    bench_print_subject(task->layout, task->record, subject);
+    bench_print_subject(task->style, task->record, subject);
     return 0;
 }
 
@@ -205,7 +205,7 @@ static void set_defaults(cli_options *options) { options->repeats = options->rep
 
 const bench_mode bench_mode_load_cuda = {
     .name = "load",
-    .layout = &bench_figures_layout,
+    .style = &bench_figures_style,
     .set_defaults = set_defaults,
     .measure = measure,
 };

@@ -204,7 +204,7 @@ static int measure_batch(const bench_task *task, bench_moe_session *s) {
                        bench_time(timers, (size_t)count, task->options->repeats, s->device->stream);
     if (!failed) {
         compare(timers, cases, count);
-        bench_print_subject(task->layout, task->record, subject);
+        bench_print_subject(task->style, task->record, subject);
     }
     for (int i = 0; i < count; i++)
         bench_timer_free(&timers[i]);
@@ -273,7 +273,7 @@ static void set_defaults(cli_options *options) { options->repeats = options->rep
 
 const bench_mode bench_mode_moe_cuda = {
     .name = "moe",
-    .layout = &bench_figures_layout,
+    .style = &bench_figures_style,
     .set_defaults = set_defaults,
     .measure = measure,
 };

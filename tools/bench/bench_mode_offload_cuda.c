@@ -213,7 +213,7 @@ static int measure_budget(const bench_task *task, bench_offload_session *session
                        time_stacks(&s, task->options->repeats, figures);
     if (!failed) {
         note_rates(&s, figures);
-        bench_print_subject(task->layout, task->record, subject);
+        bench_print_subject(task->style, task->record, subject);
     }
     free_stacks(&s);
     return failed ? -1 : 0;
@@ -248,7 +248,7 @@ static void set_defaults(cli_options *options) {
 
 const bench_mode bench_mode_offload_cuda = {
     .name = "offload",
-    .layout = &bench_figures_layout,
+    .style = &bench_figures_style,
     .set_defaults = set_defaults,
     .measure = measure,
 };

@@ -264,7 +264,7 @@ static int time_batch(overlap_session *s) {
     for (int i = 0; i < CASES; i++)
         bench_timer_free(&timers[i]);
     if (!failed)
-        bench_print_subject(task->layout, task->record, subject);
+        bench_print_subject(task->style, task->record, subject);
     return failed ? -1 : 0;
 }
 
@@ -321,7 +321,7 @@ static void set_defaults(cli_options *options) { options->repeats = options->rep
 
 const bench_mode bench_mode_overlap_cuda = {
     .name = "overlap",
-    .layout = &bench_figures_layout,
+    .style = &bench_figures_style,
     .set_defaults = set_defaults,
     .measure = measure,
 };

@@ -4,14 +4,14 @@
 
 static void print_padded(int first, int width, const char *text) { printf("%s%*s", first ? "" : " ", width, text); }
 
-void bench_print_heading(const bench_layout *layout, const bench_record *record) {
-    layout->print_heading(record);
-    for (int i = 0; i < layout->num_columns; i++)
-        print_padded(i == 0, layout->columns[i].width, layout->columns[i].title);
-    for (int i = 0; layout->batch_column && i < record->num_batches; i++) {
+void bench_print_heading(const bench_style *style, const bench_record *record) {
+    style->print_heading(record);
+    for (int i = 0; i < style->num_columns; i++)
+        print_padded(i == 0, style->columns[i].width, style->columns[i].title);
+    for (int i = 0; style->batch_column && i < record->num_batches; i++) {
         char title[64];
-        snprintf(title, sizeof title, "%s %6u", layout->batch_column->title, record->batches[i]);
-        print_padded(0, layout->batch_column->width, title);
+        snprintf(title, sizeof title, "%s %6u", style->batch_column->title, record->batches[i]);
+        print_padded(0, style->batch_column->width, title);
     }
     putchar('\n');
     fflush(stdout);
@@ -26,15 +26,15 @@ static int print_cell(const bench_row *row, const bench_column *column, int firs
     return text != NULL;
 }
 
-static void print_row(const bench_layout *layout, bench_row *row) {
+static void print_row(const bench_style *style, bench_row *row) {
     const char *reason = row->figure ? row->figure->reason : NULL;
-    const int count = reason ? layout->num_label_columns : layout->num_columns;
+    const int count = reason ? style->num_label_columns : style->num_columns;
     int goes_on = 1;
     for (int i = 0; goes_on && i < count; i++)
-        goes_on = print_cell(row, &layout->columns[i], i == 0);
-    for (int i = 0; goes_on && layout->batch_column && i < row->record->num_batches; i++) {
+        goes_on = print_cell(row, &style->columns[i], i == 0);
+    for (int i = 0; goes_on && style->batch_column && i < row->record->num_batches; i++) {
         row->batch = row->record->batches[i];
-        goes_on = print_cell(row, layout->batch_column, 0);
+        goes_on = print_cell(row, style->batch_column, 0);
     }
     if (reason)
         printf(" (%s)", reason);
@@ -43,15 +43,15 @@ static void print_row(const bench_layout *layout, bench_row *row) {
         printf("    %s\n", row->figure->note);
 }
 
-void bench_print_subject(const bench_layout *layout, const bench_record *record, bench_subject *subject) {
+void bench_print_subject(const bench_style *style, const bench_record *record, bench_subject *subject) {
     bench_finish_subject(subject);
-    if (layout->batch_column) {
-        print_row(layout, &(bench_row){.record = record, .subject = subject});
+    if (style->batch_column) {
+        print_row(style, &(bench_row){.record = record, .subject = subject});
     } else {
         for (size_t i = 0; i < subject->num_figures; i++) {
             const bench_figure *figure = subject->figures[i];
             if (figure->num_values || figure->reason)
-                print_row(layout, &(bench_row){.record = record, .subject = subject, .figure = figure});
+                print_row(style, &(bench_row){.record = record, .subject = subject, .figure = figure});
         }
     }
     fflush(stdout);

@@ -4,9 +4,9 @@
 
 #include "bench_columns.h"
 
-void bench_print_heading(const bench_layout *layout, const bench_record *record);
+void bench_print_heading(const bench_style *style, const bench_record *record);
 
 /* Finishes the subject first. */
-void bench_print_subject(const bench_layout *layout, const bench_record *record, bench_subject *subject);
+void bench_print_subject(const bench_style *style, const bench_record *record, bench_subject *subject);
 
 #endif

@@ -10,7 +10,7 @@
 /* What a mode is given. */
 typedef struct bench_task {
     const char *mode; /* its name */
-    const bench_layout *layout;
+    const bench_style *style;
     const cli_options *options;
     trf_context *context; /* NULL: the CPU is measured */
     bench_record *record;
@@ -18,7 +18,7 @@ typedef struct bench_task {
 
 typedef struct bench_mode {
     const char *name;
-    const bench_layout *layout;
+    const bench_style *style;
     void (*set_defaults)(cli_options *options);
 
     /* Describes the environment, prints the heading, and measures; prints each subject when it is finished. @return 0,

@@ -9,7 +9,7 @@ static const cli_option_id kOptions[] = {
     CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,  CLI_OPT_REPEATS, CLI_OPT_GRANULARITY,  CLI_OPT_JSON_FILE, CLI_OPT_CSV_FILE,
     CLI_OPT_THREADS,      CLI_OPT_FORCE,  CLI_OPT_MODE,    CLI_OPT_BUDGET,       CLI_OPT_TUNING,    0};
 
-typedef trf_status write_fn(const bench_layout *layout, const bench_record *record, FILE *file);
+typedef trf_status write_fn(const bench_style *style, const bench_record *record, FILE *file);
 
 static cli_exit write_file(const bench_task *task, const char *path, write_fn *write) {
     if (!path)
@@ -18,7 +18,7 @@ static cli_exit write_file(const bench_task *task, const char *path, write_fn *w
     cli_signals_hold();
     cli_exit status = cli_file_begin(&file, path, task->options->force);
     if (status == CLI_OK) {
-        const trf_status written = write(task->layout, task->record, file.handle);
+        const trf_status written = write(task->style, task->record, file.handle);
         if (written == TRF_OK) {
             status = cli_file_commit(&file);
         } else {
@@ -82,7 +82,7 @@ static int run(const cli_options *given) {
         status = cli_file_check(options.csv_file, options.force);
     if (status == CLI_OK && mode) {
         bench_record record = {.batches = options.batches, .num_batches = options.num_batches};
-        const bench_task task = {mode->name, mode->layout, &options, context, &record};
+        const bench_task task = {mode->name, mode->style, &options, context, &record};
         status = measure(mode, &task);
         bench_record_free(&record);
     }
@@ -107,7 +107,8 @@ const cli_command cmd_bench = {
         "  --batch M,...                 rows of x in the products [1,8]\n"
         "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"
         "  --bits B,...                  sizes for the codec bits, 2 to 8 [4.25]\n"
-        "  --granularity G               of int8 and bits: tensor, channel, scale-group:SIZE, block:SIZE [channel]\n"
+        "  --granularity G               of int8 and bits: tensor, channel, scale-group:SIZE,\n"
+        "                                scale-block:SIZE [channel]\n"
         "  --favor speed|size            [both]\n"
         "  --distribution normal|student-t   Student-t has 5 degrees of freedom [normal]\n"
         "  --sigma S,...                 scale of the weights [0.02]\n"

@@ -1,5 +1,5 @@
 /* A blob is put where the layer has it, and checked, span by span of tiles; its head comes last. */
-#include "trf_source_to_layer.h"
+#include "trf_feed_to_layer.h"
 
 #include "trf_threads.h"
 
@@ -16,16 +16,16 @@ enum {
 
 /* ---- where the blob is to be ---- */
 
-static trf_status map_blob(trf_layer_source *source, trf_layer *layer, trf_error *err) {
-    const uint64_t offset = source->blob.offset, bytes = source->blob.bytes;
+static trf_status map_blob(trf_layer_feed *feed, trf_layer *layer, trf_error *err) {
+    const uint64_t offset = feed->blob.offset, bytes = feed->blob.bytes;
     /* The file may have been cut since the checkpoint was opened; beyond its end a mapping raises SIGBUS. */
-    if (offset > source->file_bytes || bytes > source->file_bytes - offset)
-        return trf_fail(err, TRF_ERR_TRUNCATED, source->file_bytes - offset,
+    if (offset > feed->file_bytes || bytes > feed->file_bytes - offset)
+        return trf_fail(err, TRF_ERR_TRUNCATED, feed->file_bytes - offset,
                         "the file ends at byte %" PRIu64 ", its blob of %" PRIu64 " bytes begins at byte %" PRIu64,
-                        source->file_bytes, bytes, offset);
+                        feed->file_bytes, bytes, offset);
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
     layer->mapping_bytes = (size_t)(bytes + (offset - first));
-    layer->mapping = mmap(NULL, layer->mapping_bytes, PROT_READ, MAP_PRIVATE, source->file.fd, (off_t)first);
+    layer->mapping = mmap(NULL, layer->mapping_bytes, PROT_READ, MAP_PRIVATE, feed->file.fd, (off_t)first);
     if (layer->mapping == MAP_FAILED) {
         layer->mapping = NULL;
         return trf_fail(err, TRF_ERR_IO, 0, "cannot map %" PRIu64 " bytes: %s", bytes, strerror(errno));
@@ -35,15 +35,15 @@ static trf_status map_blob(trf_layer_source *source, trf_layer *layer, trf_error
 }
 
 /* Finds the place of the layer's blob. *to: NULL where the blob is there already, and only has to be checked. */
-static trf_status find_place(trf_layer_source *source, trf_layer *layer, uint8_t **to, trf_error *err) {
+static trf_status find_place(trf_layer_feed *feed, trf_layer *layer, uint8_t **to, trf_error *err) {
     if (*to) {
         layer->blob = *to;
-        *to = source->is_whole && source->host == *to ? NULL : *to;
+        *to = feed->is_whole && feed->host == *to ? NULL : *to;
         return TRF_OK;
     }
-    if (source->is_whole && source->file.fd >= 0 && source->blob.offset % TRF_ALIGNMENT == 0)
-        return map_blob(source, layer, err);
-    const uint64_t bytes = source->view->header.blob_bytes;
+    if (feed->is_whole && feed->file.fd >= 0 && feed->blob.offset % TRF_ALIGNMENT == 0)
+        return map_blob(feed, layer, err);
+    const uint64_t bytes = feed->view->header.blob_bytes;
     layer->blob = layer->memory = *to = aligned_alloc(TRF_TILE_ALIGNMENT, trf_tile_align(bytes));
     return *to ? TRF_OK : trf_fail_memory(err, bytes);
 }
@@ -52,7 +52,7 @@ static trf_status find_place(trf_layer_source *source, trf_layer *layer, uint8_t
 
 /* Tiles from `first` on, of a blob that is in the layer's place already, or is read there. */
 typedef struct trf_tile_work {
-    const trf_layer_source *source;
+    const trf_layer_feed *feed;
     const trf_layer *layer;
     uint8_t *to; /* NULL: it is there */
     uint64_t first;
@@ -61,40 +61,40 @@ typedef struct trf_tile_work {
 /* A trf_parallel_fn; index: from the first tile on. */
 static trf_status place_tile(void *context, uint64_t index, int worker, trf_error *err) {
     const trf_tile_work *work = context;
-    const trf_layer_source *source = work->source;
+    const trf_layer_feed *feed = work->feed;
     const uint64_t tile = work->first + index;
     (void)worker;
     if (!work->to)
         return trf_blob_check_tile(&work->layer->view, tile, trf_layer_tile(work->layer, tile), err);
-    uint8_t *const to = work->to + source->view->tiles[tile].data_offset;
+    uint8_t *const to = work->to + feed->view->tiles[tile].data_offset;
     const uint8_t *from;
-    trf_status status = source->read(source->reader, tile, 1, to, &from, err);
+    trf_status status = feed->read(feed->reader, tile, 1, to, &from, err);
     if (status == TRF_OK && from != to)
-        memcpy(to, from, source->view->tiles[tile].data_size);
+        memcpy(to, from, feed->view->tiles[tile].data_size);
     return status;
 }
 
-static trf_status report_progress(const trf_layer_source *source, uint64_t done, trf_error *err) {
-    const uint64_t total = source->view->header.blob_bytes - source->view->extension.data_offset;
-    if (source->progress && source->progress(source->progress_context, source->tensor, done, total))
+static trf_status report_progress(const trf_layer_feed *feed, uint64_t done, trf_error *err) {
+    const uint64_t total = feed->view->header.blob_bytes - feed->view->extension.data_offset;
+    if (feed->progress && feed->progress(feed->progress_context, feed->tensor, done, total))
         return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "stopped on request");
     return TRF_OK;
 }
 
 /* Span by span, each of tiles of one row of tiles. */
 static trf_status place_tiles(trf_tile_work work, trf_error *err) {
-    const trf_blob_view *view = work.source->view;
+    const trf_blob_view *view = work.feed->view;
     const trf_tile_meta *metas = view->tiles;
     uint64_t done = 0;
-    trf_status status = report_progress(work.source, done, err);
+    trf_status status = report_progress(work.feed, done, err);
     for (uint64_t end; work.first < view->num_tiles && status == TRF_OK; work.first = end) {
         uint64_t bytes = metas[work.first].data_size;
         for (end = work.first + 1; end % view->header.num_tile_cols && bytes < SPAN_BYTES; end++)
             bytes += metas[end].data_size;
-        status = trf_parallel_for(work.source->threads, end - work.first, place_tile, &work, err);
+        status = trf_parallel_for(work.feed->threads, end - work.first, place_tile, &work, err);
         done += bytes;
         if (status == TRF_OK)
-            status = report_progress(work.source, done, err);
+            status = report_progress(work.feed, done, err);
     }
     return status;
 }
@@ -106,32 +106,32 @@ static trf_status open_head(trf_layer *layer, uint64_t blob_bytes, trf_error *er
 }
 
 /* A blob that is where it is to be has its head as well: what tiles are checked by is that one. */
-static trf_status fill_layer(trf_layer_source *source, trf_layer *layer, uint8_t *to, trf_error *err) {
-    const uint64_t blob_bytes = source->view->header.blob_bytes;
+static trf_status fill_layer(trf_layer_feed *feed, trf_layer *layer, uint8_t *to, trf_error *err) {
+    const uint64_t blob_bytes = feed->view->header.blob_bytes;
     trf_status status = TRF_OK;
-    if (!to && memcmp(layer->blob, source->view->head, source->view->extension.data_offset) != 0)
+    if (!to && memcmp(layer->blob, feed->view->head, feed->view->extension.data_offset) != 0)
         return trf_fail(err, TRF_ERR_IO, 0, "the file has changed while it was opened");
     if (!to)
         status = open_head(layer, blob_bytes, err);
     if (status == TRF_OK)
-        status = place_tiles((trf_tile_work){source, layer, to, 0}, err);
+        status = place_tiles((trf_tile_work){feed, layer, to, 0}, err);
     if (status != TRF_OK || !to)
         return status;
-    status = trf_layer_source_complete_head(source, err);
+    status = trf_layer_feed_complete_head(feed, err);
     if (status != TRF_OK)
         return status;
-    memcpy(to, source->view->head, source->view->extension.data_offset);
+    memcpy(to, feed->view->head, feed->view->extension.data_offset);
     return open_head(layer, blob_bytes, err);
 }
 
-trf_status trf_source_to_layer(trf_layer_source *source, void *to, trf_layer **layer, trf_error *err) {
+trf_status trf_feed_to_layer(trf_layer_feed *feed, void *to, trf_layer **layer, trf_error *err) {
     uint8_t *place = to;
     trf_layer *made = calloc(1, sizeof *made);
     if (!made)
         return trf_fail_memory(err, sizeof *made);
-    trf_status status = find_place(source, made, &place, err);
+    trf_status status = find_place(feed, made, &place, err);
     if (status == TRF_OK)
-        status = fill_layer(source, made, place, err);
+        status = fill_layer(feed, made, place, err);
     if (status != TRF_OK) {
         trf_layer_free(made);
         return status;

@@ -1,4 +1,4 @@
-#include "trf_offload_placement.h"
+#include "trf_stack_placement.h"
 
 /* A buffer of this size is copied to in about half a millisecond: longer than what layers that stay keep a GPU busy
  * between two that are offloaded. */

@@ -1,7 +1,7 @@
 /* Stacks on the CPU: device memory is the process's, so that every layer simply stays, whatever the budget. */
 #include "trf_device_cpu.h"
-#include "trf_offload.h"
-#include "trf_source_to_layer.h"
+#include "trf_stack.h"
+#include "trf_feed_to_layer.h"
 
 #include <stdlib.h>
 
@@ -15,20 +15,20 @@ static trf_status cpu_measure(const trf_layer *layer, uint64_t *bytes, trf_error
 /* A layer of its own, with the same blob. */
 static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error *err) {
     trf_load_options options;
-    trf_layer_source source;
+    trf_layer_feed feed;
     trf_load_options_init(&options);
     trf_status status =
-        trf_layer_source_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &source, err);
+        trf_layer_feed_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &feed, err);
     if (status != TRF_OK)
         return status;
-    status = trf_source_to_layer(&source, NULL, copy, err);
-    trf_layer_source_close(&source);
+    status = trf_feed_to_layer(&feed, NULL, copy, err);
+    trf_layer_feed_close(&feed);
     return status;
 }
 
 static trf_status fill_entry(trf_stack_entry *entry, trf_error *err) {
-    trf_layer *host = entry->source;
-    trf_status status = entry->owned ? TRF_OK : copy_layer(entry->source, &host, err);
+    trf_layer *host = entry->host;
+    trf_status status = entry->owned ? TRF_OK : copy_layer(entry->host, &host, err);
     if (status != TRF_OK)
         return status;
     status = trf_cpu_adopt_layer(entry->layer, host, err);
@@ -43,12 +43,12 @@ static trf_status cpu_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error
     (void)budget_bytes;
     for (uint32_t i = 0; i < stack->count; i++) {
         trf_stack_entry *entry = &stack->entries[i];
-        if (!entry->source) /* made before an earlier attempt failed */
+        if (!entry->host) /* made before an earlier attempt failed */
             continue;
         trf_status status = fill_entry(entry, err);
         if (status != TRF_OK)
             return trf_prefix_error(err, status, "layer %u of the stack", i);
-        entry->source = NULL;
+        entry->host = NULL;
     }
     return trf_stack_placement_make(stack->places, stack->count, 0, UINT64_MAX, &stack->placement, err);
 }
@@ -56,7 +56,7 @@ static trf_status cpu_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error
 static void cpu_destroy_stack(trf_stack *stack) {
     for (uint32_t i = 0; i < stack->count; i++) {
         trf_stack_entry *entry = &stack->entries[i];
-        if (!entry->source)
+        if (!entry->host)
             stack->context->ops->destroy_layer(entry->layer);
         free(entry->layer);
     }

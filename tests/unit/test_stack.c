@@ -280,8 +280,8 @@ START_TEST(calls_do_not_allocate) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("offload");
-    TCase *tests = tcase_create("offload");
+    Suite *suite = suite_create("stack");
+    TCase *tests = tcase_create("stack");
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, any_order, 0, 2);

@@ -5,7 +5,7 @@
 #include "trf_cuda_call.h"
 #include "trf_layer_directory.h"
 #include "trf_nvtx.h"
-#include "trf_offload.h"
+#include "trf_stack.h"
 #include "trf_threads.h"
 
 #include <cuda_runtime_api.h>
@@ -133,20 +133,20 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
     const uint32_t i = work->first + (uint32_t)index;
     const trf_stack *stack = work->stack;
     const trf_stack_place *place = &stack->places[i];
-    const trf_layer *source = stack->entries[i].source;
+    const trf_layer *host = stack->entries[i].host;
     trf_device_layer *layer = stack->entries[i].layer;
     uint8_t *image = stack->device->copies[i].image;
     (void)worker;
     if (place->resident != work->resident)
         return TRF_OK;
-    const uint64_t blob_bytes = source->view.header.blob_bytes;
-    memcpy(image, source->blob, blob_bytes);
-    const uint64_t directory = trf_offloaded_layer_offsets_of(&source->view.header).directory;
+    const uint64_t blob_bytes = host->view.header.blob_bytes;
+    memcpy(image, host->blob, blob_bytes);
+    const uint64_t directory = trf_offloaded_layer_offsets_of(&host->view.header).directory;
     const uint8_t *const place_dev = stack->device->memory_dev + place->offset;
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
-    trf_write_layer_directory(source, image + directory, &layer->traits);
-    layer->view = trf_device_view_of_layer(&source->view, place_dev, place_dev + directory, fault_of(stack, i));
-    return place->resident ? TRF_OK : open_image(image, source, &layer->host, err);
+    trf_write_layer_directory(host, image + directory, &layer->traits);
+    layer->view = trf_device_view_of_layer(&host->view, place_dev, place_dev + directory, fault_of(stack, i));
+    return place->resident ? TRF_OK : open_image(image, host, &layer->host, err);
 }
 
 static trf_status write_images(trf_image_work work, trf_error *err) {
@@ -282,8 +282,8 @@ static trf_status cuda_prepare(trf_stack *stack, uint64_t budget_bytes, trf_erro
     trf_leave_device(&scope);
     for (uint32_t i = 0; status == TRF_OK && i < stack->count; i++) {
         if (stack->entries[i].owned)
-            trf_layer_free(stack->entries[i].source);
-        stack->entries[i].source = NULL;
+            trf_layer_free(stack->entries[i].host);
+        stack->entries[i].host = NULL;
     }
     return status;
 }

@@ -1,17 +1,17 @@
 /* What stands behind trf_stack, and what a device does for it. */
-#ifndef TRF_OFFLOAD_H
-#define TRF_OFFLOAD_H
+#ifndef TRF_STACK_H
+#define TRF_STACK_H
 
 #include "transfuse/stacks.h"
 #include "trf_device.h"
 #include "trf_layer.h"
-#include "trf_offload_order.h"
+#include "trf_stack_order.h"
 
 typedef struct trf_stack_entry {
     /* The stack's. Its context, info and shard are set when it is added, the rest when the stack is prepared. */
     trf_device_layer *layer;
-    trf_layer *source; /* until it is prepared, then NULL */
-    int owned;         /* source is the stack's */
+    trf_layer *host; /* as it was added: until it is prepared, then NULL */
+    int owned;       /* host is the stack's */
 } trf_stack_entry;
 
 struct trf_stack {
@@ -33,7 +33,7 @@ typedef struct trf_stack_ops {
     trf_status (*measure)(const trf_layer *layer, uint64_t *bytes, trf_error *err);
     /* Besides the layers: of `count` of them. */
     uint64_t (*fixed_bytes)(uint32_t count);
-    /* Makes placement and places, and all layers; takes the sources. After a failure the stack can be destroyed, or
+    /* Makes placement and places, and all layers; takes the host layers. After a failure the stack can be destroyed, or
      * prepared anew. */
     trf_status (*prepare)(trf_stack *stack, uint64_t budget_bytes, trf_error *err);
     /* Frees the layers and whatever prepare has made; waits for the device. */

@@ -3,7 +3,7 @@
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
-#include "trf_offload_order.h"
+#include "trf_stack_order.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -215,7 +215,7 @@ static trf_status release(fake_device *d, uint32_t layer) {
     d->uses[layer]--;
     d->used_since[layer] = 1;
     d->waited_since[layer] = 0;
-    d->states[layer].released = !d->places[layer].resident; /* trf_offload.c's part */
+    d->states[layer].released = !d->places[layer].resident; /* trf_stack.c's part */
     return trf_order_release(&d->order, layer, &err);
 }
 
@@ -335,8 +335,8 @@ START_TEST(failures) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("offload_order");
-    TCase *tests = tcase_create("offload_order");
+    Suite *suite = suite_create("stack_order");
+    TCase *tests = tcase_create("stack_order");
     tcase_set_timeout(tests, 120);
     tcase_add_loop_test(tests, plans_keep_their_promises, 0, 200);
     tcase_add_test(tests, layers_that_stay_are_spread);

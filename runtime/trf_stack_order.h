@@ -2,10 +2,10 @@
  *
  * Everything is decided when calls are made, before the device does it: a layer may go once all that will use it has
  * been queued, and a copy to its place waits on the device. */
-#ifndef TRF_OFFLOAD_ORDER_H
-#define TRF_OFFLOAD_ORDER_H
+#ifndef TRF_STACK_ORDER_H
+#define TRF_STACK_ORDER_H
 
-#include "trf_offload_placement.h"
+#include "trf_stack_placement.h"
 
 /* A layer, as far as calls have been made. */
 typedef struct trf_stack_state {

@@ -1,8 +1,8 @@
 /* A layer on its way to a device, wherever its blob is: in a file of a checkpoint, in host memory, or in a device's
  * memory. Opening one finds the blob, checks its head and lays out the shard; after that all are the same: a head, and
  * tiles that are read and checked span by span. */
-#ifndef TRF_LAYER_SOURCE_H
-#define TRF_LAYER_SOURCE_H
+#ifndef TRF_LAYER_FEED_H
+#define TRF_LAYER_FEED_H
 
 #include "trf_blob_reader.h"
 #include "trf_checkpoint.h"
@@ -16,9 +16,9 @@ typedef trf_status trf_copy_back_fn(void *context, void *to_host, const void *fr
 trf_status trf_take_load_options(const trf_load_options *options, trf_load_options *taken, trf_error *err);
 
 /* Not to be moved once it is open. */
-typedef struct trf_layer_source {
+typedef struct trf_layer_feed {
     /* What is loaded: all of the blob, or a slice of it. view->head is extension.data_offset bytes. No tile is larger
-     * than TRF_MAX_TILE_BYTES. A slice's head lacks checksums until trf_layer_source_complete_head. */
+     * than TRF_MAX_TILE_BYTES. A slice's head lacks checksums until trf_layer_feed_complete_head. */
     const trf_blob_view *view;
     int is_whole;
     trf_shard_range shard; /* what is meant of it */
@@ -41,33 +41,33 @@ typedef struct trf_layer_source {
     trf_slice slice;
     void *slice_head;
     trf_blob_view slice_view;
-} trf_layer_source;
+} trf_layer_feed;
 
 /* The blob of a checkpoint's tensor, named as in trf_device_layer_load. options: with all fields that this build knows;
- * what they point to, `tensor` and the checkpoint outlive the source. Release with trf_layer_source_close on success
+ * what they point to, `tensor` and the checkpoint outlive the feed. Release with trf_layer_feed_close on success
  * only. Messages name file and tensor, offsets count from the file's first byte; what comes later leaves both to
- * trf_layer_source_fail. Errors: as trf_device_layer_load. */
-trf_status trf_layer_source_open_tensor(const trf_checkpoint *checkpoint, const char *tensor,
-                                        const trf_load_options *options, trf_layer_source *source, trf_error *err);
+ * trf_layer_feed_fail. Errors: as trf_device_layer_load. */
+trf_status trf_layer_feed_open_tensor(const trf_checkpoint *checkpoint, const char *tensor,
+                                        const trf_load_options *options, trf_layer_feed *feed, trf_error *err);
 
-/* The same for a blob in host memory, 16-byte aligned, which outlives the source. Errors: as
+/* The same for a blob in host memory, 16-byte aligned, which outlives the feed. Errors: as
  * trf_device_layer_create. */
-trf_status trf_layer_source_open_memory(const void *blob, uint64_t blob_bytes, const trf_load_options *options,
-                                        trf_layer_source *source, trf_error *err);
+trf_status trf_layer_feed_open_memory(const void *blob, uint64_t blob_bytes, const trf_load_options *options,
+                                        trf_layer_feed *feed, trf_error *err);
 
 /* The same for one in device memory. copy_context: copy_back's. */
-trf_status trf_layer_source_open_device(const void *blob_dev, uint64_t blob_bytes, trf_copy_back_fn *copy_back,
-                                        void *copy_context, const trf_load_options *options, trf_layer_source *source,
+trf_status trf_layer_feed_open_device(const void *blob_dev, uint64_t blob_bytes, trf_copy_back_fn *copy_back,
+                                        void *copy_context, const trf_load_options *options, trf_layer_feed *feed,
                                         trf_error *err);
 
-void trf_layer_source_close(trf_layer_source *source);
+void trf_layer_feed_close(trf_layer_feed *feed);
 
 /* Once each tile has been read: makes a slice's head that of a valid blob. Whole blobs have theirs anyway. Errors:
- * those of a malformed head, if the source was changed meanwhile. */
-trf_status trf_layer_source_complete_head(trf_layer_source *source, trf_error *err);
+ * those of a malformed head, if the feed was changed meanwhile. */
+trf_status trf_layer_feed_complete_head(trf_layer_feed *feed, trf_error *err);
 
-/* Completes the failure of what has read the source: with file and tensor, and the offset from the first byte of the
+/* Completes the failure of what has read the feed: with file and tensor, and the offset from the first byte of the
  * file or of the blob in memory. @return status. */
-trf_status trf_layer_source_fail(const trf_layer_source *source, trf_status status, trf_error *err);
+trf_status trf_layer_feed_fail(const trf_layer_feed *feed, trf_status status, trf_error *err);
 
 #endif

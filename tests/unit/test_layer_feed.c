@@ -1,10 +1,10 @@
-/* Sources of layers (loader/trf_layer_source.h): blobs in files, in host memory, and in memory that bytes have to be
+/* Feeds of layers (loader/trf_layer_feed.h): blobs in files, in host memory, and in memory that bytes have to be
  * copied back from, which may fail, all give the same. And every allocation fails once: a status each time, nothing
  * lost (the address sanitizer's run looks for leaks). TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
-#include "trf_source_to_layer.h"
+#include "trf_feed_to_layer.h"
 
 #include <check.h>
 #include <string.h>
@@ -51,45 +51,45 @@ static trf_status copy_back(void *context, void *to_host, const void *from, uint
     return TRF_OK;
 }
 
-typedef enum source_place {
+typedef enum feed_place {
     IN_FILE,
     IN_HOST_MEMORY,
     IN_FAR_MEMORY,
-    SOURCE_PLACES
-} source_place;
+    FEED_PLACES
+} feed_place;
 
 typedef struct attempt_args {
-    source_place place;
+    feed_place place;
     const trf_load_options *options;
     far_memory far;
     trf_layer *layer;
     trf_shard_range shard;
 } attempt_args;
 
-static trf_status open_source(attempt_args *args, trf_layer_source *source) {
+static trf_status open_feed(attempt_args *args, trf_layer_feed *feed) {
     switch (args->place) {
     case IN_FILE:
-        return trf_layer_source_open_tensor(checkpoint, "w.weight", args->options, source, &err);
+        return trf_layer_feed_open_tensor(checkpoint, "w.weight", args->options, feed, &err);
     case IN_HOST_MEMORY:
-        return trf_layer_source_open_memory(blob, blob_bytes, args->options, source, &err);
+        return trf_layer_feed_open_memory(blob, blob_bytes, args->options, feed, &err);
     default:
-        return trf_layer_source_open_device(blob, blob_bytes, copy_back, &args->far, args->options, source, &err);
+        return trf_layer_feed_open_device(blob, blob_bytes, copy_back, &args->far, args->options, feed, &err);
     }
 }
 
-/* The source's layer in host memory; no assertions. */
+/* The feed's layer in host memory; no assertions. */
 static trf_status open_layer(void *context) {
     attempt_args *args = context;
-    trf_layer_source source;
+    trf_layer_feed feed;
     args->far.copies = 0;
-    trf_status status = open_source(args, &source);
+    trf_status status = open_feed(args, &feed);
     if (status != TRF_OK)
         return status;
-    status = trf_source_to_layer(&source, NULL, &args->layer, &err);
+    status = trf_feed_to_layer(&feed, NULL, &args->layer, &err);
     if (status != TRF_OK)
-        trf_layer_source_fail(&source, status, &err);
-    args->shard = source.shard;
-    trf_layer_source_close(&source);
+        trf_layer_feed_fail(&feed, status, &err);
+    args->shard = feed.shard;
+    trf_layer_feed_close(&feed);
     return status;
 }
 
@@ -126,8 +126,8 @@ START_TEST(all_places_give_the_same) {
     const trf_load_options options = options_of(_i);
     attempt_args first = {.place = IN_FILE, .options = &options};
     fixture_check_status(open_layer(&first), TRF_OK, &err);
-    for (int place = IN_HOST_MEMORY; place < SOURCE_PLACES; place++) {
-        attempt_args other = {.place = (source_place)place, .options = &options};
+    for (int place = IN_HOST_MEMORY; place < FEED_PLACES; place++) {
+        attempt_args other = {.place = (feed_place)place, .options = &options};
         fixture_check_status(open_layer(&other), TRF_OK, &err);
         const uint64_t bytes = first.layer->view.header.blob_bytes;
         ck_assert_uint_eq(other.layer->view.header.blob_bytes, bytes);
@@ -145,10 +145,10 @@ END_TEST
 /* Wherever the blob is, the message says which tile it is, and the offset counts from the blob's or the file's first
  * byte. */
 START_TEST(corrupt_tiles_are_found) {
-    for (int place = IN_HOST_MEMORY; place < SOURCE_PLACES; place++)
+    for (int place = IN_HOST_MEMORY; place < FEED_PLACES; place++)
         for (int what = 0; what < 3; what++) {
             const trf_load_options options = options_of(what);
-            attempt_args args = {.place = (source_place)place, .options = &options};
+            attempt_args args = {.place = (feed_place)place, .options = &options};
             trf_blob_view view;
             char name[64];
             fixture_check_status(trf_blob_open(blob, blob_bytes, blob_bytes, &view, &err), TRF_OK, &err);
@@ -181,8 +181,8 @@ START_TEST(copies_that_fail) {
 END_TEST
 
 START_TEST(every_allocation_fails_once) {
-    const trf_load_options options = options_of(_i / SOURCE_PLACES);
-    attempt_args args = {.place = (source_place)(_i % SOURCE_PLACES), .options = &options};
+    const trf_load_options options = options_of(_i / FEED_PLACES);
+    attempt_args args = {.place = (feed_place)(_i % FEED_PLACES), .options = &options};
     /* TRF_ERR_IO: of mmap */
     ck_assert_int_gt(fail_each_allocation(try_layer, &args, TRF_ERR_IO, &err), 2);
 }
@@ -194,24 +194,24 @@ static int stop_at_once(void *context, const char *tensor, uint64_t done, uint64
 }
 
 START_TEST(stopped_at_once) {
-    for (int place = 0; place < SOURCE_PLACES; place++) {
+    for (int place = 0; place < FEED_PLACES; place++) {
         trf_load_options options = options_of(_i);
         options.progress = stop_at_once;
-        attempt_args args = {.place = (source_place)place, .options = &options};
+        attempt_args args = {.place = (feed_place)place, .options = &options};
         fixture_check_status(try_layer(&args), TRF_ERR_CANCELLED, &err);
     }
 }
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("layer_source");
-    TCase *tests = tcase_create("layer_source");
+    Suite *suite = suite_create("layer_feed");
+    TCase *tests = tcase_create("layer_feed");
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, all_places_give_the_same, 0, 3);
     tcase_add_test(tests, corrupt_tiles_are_found);
     tcase_add_loop_test(tests, copies_that_fail, 0, 3);
-    tcase_add_loop_test(tests, every_allocation_fails_once, 0, 3 * SOURCE_PLACES);
+    tcase_add_loop_test(tests, every_allocation_fails_once, 0, 3 * FEED_PLACES);
     tcase_add_loop_test(tests, stopped_at_once, 0, 3);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -1,9 +1,9 @@
-/* Stacks: the public functions. They check arguments; trf_offload_order.c says what is copied when, the device's
+/* Stacks: the public functions. They check arguments; trf_stack_order.c says what is copied when, the device's
  * operations do it. */
-#include "trf_offload.h"
+#include "trf_stack.h"
 
 #include "trf_plan.h"
-#include "trf_source_to_layer.h"
+#include "trf_feed_to_layer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@ void trf_stack_destroy(trf_stack *stack) {
     stack_ops_of(stack)->destroy(stack);
     for (uint32_t i = 0; i < stack->count; i++)
         if (stack->entries[i].owned)
-            trf_layer_free(stack->entries[i].source);
+            trf_layer_free(stack->entries[i].host);
     free(stack->entries);
     free(stack->places);
     free(stack->order.states);
@@ -51,20 +51,20 @@ static trf_status grow_stack(trf_stack *stack, trf_error *err) {
     return TRF_OK;
 }
 
-/* owned: source is the stack's if this succeeds. */
-static trf_status append(trf_stack *stack, trf_layer *source, const trf_shard_range *shard, int owned, trf_error *err) {
+/* owned: host is the stack's if this succeeds. */
+static trf_status append(trf_stack *stack, trf_layer *host, const trf_shard_range *shard, int owned, trf_error *err) {
     uint64_t bytes;
     trf_device_layer *layer;
-    trf_status status = stack_ops_of(stack)->measure(source, &bytes, err);
+    trf_status status = stack_ops_of(stack)->measure(host, &bytes, err);
     if (status == TRF_OK)
         status = grow_stack(stack, err);
     if (status == TRF_OK)
-        status = trf_begin_device_layer(stack->context, &source->view, shard, &layer, err);
+        status = trf_begin_device_layer(stack->context, &host->view, shard, &layer, err);
     if (status != TRF_OK)
         return status;
     layer->memory_bytes = bytes;
     stack->places[stack->count] = (trf_stack_place){.bytes = bytes};
-    stack->entries[stack->count++] = (trf_stack_entry){layer, source, owned};
+    stack->entries[stack->count++] = (trf_stack_entry){layer, host, owned};
     return TRF_OK;
 }
 
@@ -87,7 +87,7 @@ trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const ch
     if (!stack || !checkpoint || !tensor)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "loading a layer needs a stack, a checkpoint and a name");
     trf_load_options taken;
-    trf_layer_source source;
+    trf_layer_feed feed;
     trf_layer *layer = NULL;
     trf_status status = check_open(stack, err);
     if (status == TRF_OK)
@@ -96,17 +96,17 @@ trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const ch
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                           "tensor '%s': a stack's layers are in memory of its own", tensor);
     if (status == TRF_OK)
-        status = trf_layer_source_open_tensor(checkpoint, tensor, &taken, &source, err);
+        status = trf_layer_feed_open_tensor(checkpoint, tensor, &taken, &feed, err);
     if (status != TRF_OK)
         return status;
-    status = trf_source_to_layer(&source, NULL, &layer, err);
+    status = trf_feed_to_layer(&feed, NULL, &layer, err);
     if (status == TRF_OK)
-        status = append(stack, layer, &source.shard, 1, err);
+        status = append(stack, layer, &feed.shard, 1, err);
     if (status != TRF_OK) {
         trf_layer_free(layer);
-        trf_layer_source_fail(&source, status, err);
+        trf_layer_feed_fail(&feed, status, err);
     }
-    trf_layer_source_close(&source);
+    trf_layer_feed_close(&feed);
     return status;
 }
 

@@ -1,4 +1,4 @@
-#include "trf_offload_order.h"
+#include "trf_stack_order.h"
 
 static int shares_place(const trf_stack_order *order, uint32_t a, uint32_t b) {
     const trf_stack_place *p = &order->places[a], *q = &order->places[b];

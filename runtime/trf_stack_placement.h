@@ -1,6 +1,6 @@
 /* Which layers of a stack stay in device memory, and where each of them lies when it is there. No CUDA in here. */
-#ifndef TRF_OFFLOAD_PLACEMENT_H
-#define TRF_OFFLOAD_PLACEMENT_H
+#ifndef TRF_STACK_PLACEMENT_H
+#define TRF_STACK_PLACEMENT_H
 
 #include "trf_error.h"
 

@@ -1,0 +1,16 @@
+/* What a feed loads as a layer in host memory. */
+#ifndef TRF_FEED_TO_LAYER_H
+#define TRF_FEED_TO_LAYER_H
+
+#include "trf_layer.h"
+#include "trf_layer_feed.h"
+
+/* Checks all tiles of a feed, and makes a layer of them. to: 16-byte aligned memory for the blob, of
+ * view->header.blob_bytes, which outlives the layer; where that is the feed's own blob, it is only checked. NULL: the
+ * layer has its own: where all of a file's blob is loaded and begins at a multiple of 16, the file is mapped, and must
+ * stay as it is; otherwise memory that the blob is copied to. Release with trf_layer_free; the feed may be closed
+ * before. Offsets of errors are those that trf_layer_feed_fail completes. Errors: those of the feed; TRF_ERR_IO
+ * (the file cannot be mapped), TRF_ERR_TRUNCATED, TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
+trf_status trf_feed_to_layer(trf_layer_feed *feed, void *to, trf_layer **layer, trf_error *err);
+
+#endif
