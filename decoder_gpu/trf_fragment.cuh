@@ -20,8 +20,8 @@ static constexpr uint32_t kSignMantissaMask = 0x807F807F; /* sign and mantissa[6
 /* Codec, class bits and raw bits at compile time. Raw bits of int come at run time, unless kIntRaw is what they are:
  * without it each quad of weights pays for planes that the layer may not have. kAsF16: of E4M3, elements leave as F16,
  * times 2^-8. */
-template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kHalves_ = false> struct trf_codec_config {
-    static constexpr bool kAsF16 = kHalves_;
+template <int kCodec_, int kClassBits_, int kIntRaw = 0, bool kAsF16_ = false> struct trf_codec_config {
+    static constexpr bool kAsF16 = kAsF16_;
     static constexpr int kCodec = kCodec_, kClassBits = kClassBits_;
     static constexpr bool kHasPlane8 = kCodec == TRF_CODEC_BF16 || kCodec == TRF_CODEC_FP16; /* has an 8-bit plane */
     static constexpr bool kFp8 = kCodec == TRF_CODEC_E4M3 || kCodec == TRF_CODEC_E5M2;
@@ -74,7 +74,7 @@ static __device__ __forceinline__ constexpr uint32_t trf_narrow_at(uint32_t raw_
     return (raw_bits & 7 & ~(2 * width - 1)) * (4 * TRF_CHUNK_WEIGHTS);
 }
 
-/* A lane's narrow words, as far as the form has them. */
+/* A lane's narrow words, as far as the codec config has them. */
 struct trf_narrow_words {
     uint4 four; /* of two steps */
     uint4 two;  /* of a chunk */

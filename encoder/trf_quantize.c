@@ -1,4 +1,4 @@
-/* Making a quantizer: one pass over the source measures its scale groups and takes a sample of its weights. */
+/* Making a quantizer: one pass over the source measures its scale regions and takes a sample of its weights. */
 #include "trf_quantize_state.h"
 #include "trf_threads.h"
 
@@ -7,33 +7,33 @@
 #include <stdlib.h>
 
 enum {
-    PATCH_WEIGHTS = 16, /* weights that are sampled together; divides every group size, so they share a scale group */
+    PATCH_WEIGHTS = 16, /* weights that are sampled together; divides every group size, so they share a scale region */
     MAX_PATCHES = 1 << 16,   /* in the sample */
     RANGE_WEIGHTS = 1 << 18, /* that a worker reads at a time */
 };
 
 /* ---- measuring ---- */
 
-typedef struct scale_group_sum {
+typedef struct scale_region_sum {
     double squares;
     uint32_t absmax_bits; /* F32 bits order like the magnitudes they stand for */
-} scale_group_sum;
+} scale_region_sum;
 
 typedef struct measurement {
     trf_quantizer *quantizer;
     const trf_source *source;
     uint32_t range_rows, range_cols; /* that are read at a time; all columns unless range_rows is 1 */
-    uint64_t ranges_per_band;        /* a band is scale_group_rows rows; 1 if ranges hold whole bands */
+    /* A region row is scale_region_rows rows: scale regions side by side. 1 if ranges hold whole ones. */
+    uint64_t ranges_per_region_row;
     uint64_t num_ranges;
-    scale_group_sum *
-        /* [workers][scale_groups_per_row], or [num_ranges][scale_groups_per_row] if a band takes several ranges */
-        sums;
+    /* [workers][scale_regions_per_row], or [num_ranges][scale_regions_per_row] if a region row takes several ranges */
+    scale_region_sum *sums;
     uint8_t *values; /* [workers][range_rows][range_cols] of the source's dtype */
     float *sample;   /* [MAX_PATCHES][PATCH_WEIGHTS]; NaN where a patch sticks out of the matrix */
     uint64_t patches_per_row, patch_stride;
 } measurement;
 
-static void measure_weights(const float *w, uint32_t count, scale_group_sum *sum) {
+static void measure_weights(const float *w, uint32_t count, scale_region_sum *sum) {
     double squares[TRF_QUANTIZE_SUMS] = {0};
     int32_t absmax[TRF_QUANTIZE_SUMS] = {0}; /* signed, since SSE2 has no unsigned compare */
     uint32_t i = 0;
@@ -57,14 +57,14 @@ static void measure_weights(const float *w, uint32_t count, scale_group_sum *sum
 
 /* Measures columns col ... col+cols-1 of a row. */
 static trf_status measure_row(const trf_quantizer *q, uint32_t row, uint32_t col, uint32_t cols, const void *values,
-                              uint64_t first, scale_group_sum *sums, trf_error *err) {
+                              uint64_t first, scale_region_sum *sums, trf_error *err) {
     float widened[TRF_WIDENED_WEIGHTS];
     for (uint32_t c = 0; c < cols; c += TRF_WIDENED_WEIGHTS) {
         uint32_t width = cols - c < TRF_WIDENED_WEIGHTS ? cols - c : TRF_WIDENED_WEIGHTS;
         trf_widen(q->dtype, values, first + c, width, widened);
         for (uint32_t i = 0, length; i < width; i += length) {
-            length = trf_cols_in_scale_group(q, col + c + i, width - i);
-            scale_group_sum *sum = &sums[(col + c + i) / q->scale_group_cols];
+            length = trf_cols_in_scale_region(q, col + c + i, width - i);
+            scale_region_sum *sum = &sums[(col + c + i) / q->scale_region_cols];
             measure_weights(widened + i, length, sum);
             if (sum->absmax_bits < 0x7F800000u)
                 continue;
@@ -105,30 +105,31 @@ static void sample_row(const measurement *m, uint32_t row, uint32_t col, uint32_
     }
 }
 
-static void finish_band(trf_quantizer *q, uint64_t band, const scale_group_sum *sums) {
-    uint64_t first_row = band * q->scale_group_rows;
-    uint64_t rows = q->rows - first_row < q->scale_group_rows ? q->rows - first_row : q->scale_group_rows;
-    for (uint32_t u = 0; u < q->scale_groups_per_row; u++) {
-        uint64_t first_col = (uint64_t)u * q->scale_group_cols;
-        uint64_t cols = q->cols - first_col < q->scale_group_cols ? q->cols - first_col : q->scale_group_cols;
+static void finish_region_row(trf_quantizer *q, uint64_t region_row, const scale_region_sum *sums) {
+    uint64_t first_row = region_row * q->scale_region_rows;
+    uint64_t rows = q->rows - first_row < q->scale_region_rows ? q->rows - first_row : q->scale_region_rows;
+    for (uint32_t u = 0; u < q->scale_regions_per_row; u++) {
+        uint64_t first_col = (uint64_t)u * q->scale_region_cols;
+        uint64_t cols = q->cols - first_col < q->scale_region_cols ? q->cols - first_col : q->scale_region_cols;
         float absmax = trf_f32_from_bits(sums[u].absmax_bits);
         float rms = (float)sqrt(sums[u].squares / ((double)rows * (double)cols));
         if (absmax > 0 && rms < FLT_TRUE_MIN)
             rms = FLT_TRUE_MIN;
-        q->absmax[band * q->scale_groups_per_row + u] = absmax;
-        q->magnitude[band * q->scale_groups_per_row + u] = q->max_code == TRF_MAX_INT8_CODE ? absmax : rms;
+        q->absmax[region_row * q->scale_regions_per_row + u] = absmax;
+        q->magnitude[region_row * q->scale_regions_per_row + u] = q->max_code == TRF_MAX_INT8_CODE ? absmax : rms;
     }
 }
 
-/* @return the rows of a range of rows, *first and the following; 0 if its band is the last one and ends before it. */
+/* @return the rows of a range of rows, *first and the following; 0 if its row of regions is the last one and ends
+ * before it. */
 static uint32_t range_extent(const measurement *m, uint64_t range, uint32_t *first) {
     const trf_quantizer *q = m->quantizer;
     uint64_t begin = range * m->range_rows, end = q->rows;
-    if (m->ranges_per_band > 1) {
-        uint64_t band_begin = range / m->ranges_per_band * q->scale_group_rows,
-                 band_end = band_begin + q->scale_group_rows;
-        begin = band_begin + range % m->ranges_per_band * m->range_rows;
-        end = band_end < end ? band_end : end;
+    if (m->ranges_per_region_row > 1) {
+        uint64_t region_row_begin = range / m->ranges_per_region_row * q->scale_region_rows,
+                 region_row_end = region_row_begin + q->scale_region_rows;
+        begin = region_row_begin + range % m->ranges_per_region_row * m->range_rows;
+        end = region_row_end < end ? region_row_end : end;
     }
     *first = (uint32_t)begin;
     return begin >= end ? 0 : (uint32_t)(end - begin < m->range_rows ? end - begin : m->range_rows);
@@ -137,13 +138,13 @@ static uint32_t range_extent(const measurement *m, uint64_t range, uint32_t *fir
 static trf_status measure_range(void *context, uint64_t range, int worker, trf_error *err) {
     const measurement *m = context;
     trf_quantizer *q = m->quantizer;
-    int whole_bands = m->ranges_per_band == 1;
+    int whole_region_rows = m->ranges_per_region_row == 1;
     uint8_t *values = m->values + (uint64_t)worker * m->range_rows * m->range_cols * trf_dtype_bytes(q->dtype);
-    scale_group_sum *sums = m->sums + (whole_bands ? (uint64_t)worker : range) * q->scale_groups_per_row;
-    memset(sums, 0, q->scale_groups_per_row * sizeof *sums);
+    scale_region_sum *sums = m->sums + (whole_region_rows ? (uint64_t)worker : range) * q->scale_regions_per_row;
+    memset(sums, 0, q->scale_regions_per_row * sizeof *sums);
 
     uint32_t row, rows = range_extent(m, range, &row);
-    /* More than one round only where the range is one row, which is why sums of one band suffice. */
+    /* More than one round only where the range is one row, which is why sums of one region row suffice. */
     for (uint32_t col = 0, cols; rows && col < q->cols; col += cols) {
         cols = q->cols - col < m->range_cols ? q->cols - col : m->range_cols;
         trf_status status = m->source->read(m->source->context, row, rows, col, cols, values, err);
@@ -152,10 +153,10 @@ static trf_status measure_range(void *context, uint64_t range, int worker, trf_e
             if (status != TRF_OK)
                 break;
             sample_row(m, row + r, col, cols, values, (uint64_t)r * cols);
-            int band_ends = r + 1 == rows || (row + r + 1) % q->scale_group_rows == 0;
-            if (whole_bands && band_ends && col + cols == q->cols) {
-                finish_band(q, (row + r) / q->scale_group_rows, sums);
-                memset(sums, 0, q->scale_groups_per_row * sizeof *sums);
+            int region_row_ends = r + 1 == rows || (row + r + 1) % q->scale_region_rows == 0;
+            if (whole_region_rows && region_row_ends && col + cols == q->cols) {
+                finish_region_row(q, (row + r) / q->scale_region_rows, sums);
+                memset(sums, 0, q->scale_regions_per_row * sizeof *sums);
             }
         }
         if (status != TRF_OK)
@@ -164,20 +165,20 @@ static trf_status measure_range(void *context, uint64_t range, int worker, trf_e
     return TRF_OK;
 }
 
-/* Adds up the ranges of each band, in their order. */
-static void merge_bands(const measurement *m) {
+/* Adds up the ranges of each row of regions, in their order. */
+static void merge_region_rows(const measurement *m) {
     trf_quantizer *q = m->quantizer;
-    for (uint64_t band = 0; band < m->num_ranges / m->ranges_per_band; band++) {
-        scale_group_sum *total = m->sums + band * m->ranges_per_band * q->scale_groups_per_row;
-        for (uint64_t part = 1; part < m->ranges_per_band; part++) {
-            const scale_group_sum *sums = total + part * q->scale_groups_per_row;
-            for (uint32_t u = 0; u < q->scale_groups_per_row; u++) {
+    for (uint64_t region_row = 0; region_row < m->num_ranges / m->ranges_per_region_row; region_row++) {
+        scale_region_sum *total = m->sums + region_row * m->ranges_per_region_row * q->scale_regions_per_row;
+        for (uint64_t part = 1; part < m->ranges_per_region_row; part++) {
+            const scale_region_sum *sums = total + part * q->scale_regions_per_row;
+            for (uint32_t u = 0; u < q->scale_regions_per_row; u++) {
                 total[u].squares += sums[u].squares;
                 if (sums[u].absmax_bits > total[u].absmax_bits)
                     total[u].absmax_bits = sums[u].absmax_bits;
             }
         }
-        finish_band(q, band, total);
+        finish_region_row(q, region_row, total);
     }
 }
 
@@ -191,7 +192,7 @@ static void count_sample(const measurement *m) {
             continue;
         uint64_t row = patch / m->patches_per_row, col = patch % m->patches_per_row * PATCH_WEIGHTS;
         double magnitude =
-            q->magnitude[row / q->scale_group_rows * q->scale_groups_per_row + col / q->scale_group_cols];
+            q->magnitude[row / q->scale_region_rows * q->scale_regions_per_row + col / q->scale_region_cols];
         double inverse = magnitude > 0 ? 1 / magnitude : 0;
         const float *w = m->sample + k * PATCH_WEIGHTS;
         for (int i = 0; i < PATCH_WEIGHTS && !isnan(w[i]); i++) {
@@ -210,7 +211,7 @@ static void count_sample(const measurement *m) {
 static void find_peaks(trf_quantizer *q) {
     q->min_peak = INFINITY;
     q->max_peak = 0;
-    for (uint64_t u = 0; u < q->num_scale_groups; u++) {
+    for (uint64_t u = 0; u < q->num_scale_regions; u++) {
         if (q->absmax[u] == 0)
             continue;
         double peak = (double)q->absmax[u] / q->magnitude[u];
@@ -227,14 +228,14 @@ static void lay_out_ranges(measurement *m) {
     m->range_cols = q->cols < RANGE_WEIGHTS ? q->cols : RANGE_WEIGHTS;
     uint32_t most_rows = q->cols < RANGE_WEIGHTS ? RANGE_WEIGHTS / q->cols : 1;
     most_rows = most_rows < q->rows ? most_rows : q->rows;
-    if (q->scale_group_rows <= most_rows) {
-        m->range_rows = most_rows / q->scale_group_rows * q->scale_group_rows;
-        m->ranges_per_band = 1;
+    if (q->scale_region_rows <= most_rows) {
+        m->range_rows = most_rows / q->scale_region_rows * q->scale_region_rows;
+        m->ranges_per_region_row = 1;
         m->num_ranges = (q->rows + (uint64_t)m->range_rows - 1) / m->range_rows;
     } else {
         m->range_rows = most_rows;
-        m->ranges_per_band = ((uint64_t)q->scale_group_rows + most_rows - 1) / most_rows;
-        m->num_ranges = q->num_scale_groups / q->scale_groups_per_row * m->ranges_per_band;
+        m->ranges_per_region_row = ((uint64_t)q->scale_region_rows + most_rows - 1) / most_rows;
+        m->num_ranges = q->num_scale_regions / q->scale_regions_per_row * m->ranges_per_region_row;
     }
     m->patches_per_row = ((uint64_t)q->cols + PATCH_WEIGHTS - 1) / PATCH_WEIGHTS;
     m->patch_stride = (q->rows * m->patches_per_row + MAX_PATCHES - 1) / MAX_PATCHES;
@@ -245,7 +246,7 @@ static trf_status measure(trf_quantizer *q, const trf_source *source, int thread
     lay_out_ranges(&m);
     uint64_t workers = (uint64_t)trf_thread_count(threads);
     workers = workers < m.num_ranges ? workers : m.num_ranges;
-    uint64_t num_sums = (m.ranges_per_band == 1 ? workers : m.num_ranges) * q->scale_groups_per_row;
+    uint64_t num_sums = (m.ranges_per_region_row == 1 ? workers : m.num_ranges) * q->scale_regions_per_row;
     m.sums = calloc(num_sums, sizeof *m.sums);
     m.values = malloc(workers * m.range_rows * m.range_cols * trf_dtype_bytes(q->dtype));
     m.sample = malloc(sizeof(float) * MAX_PATCHES * PATCH_WEIGHTS);
@@ -257,8 +258,8 @@ static trf_status measure(trf_quantizer *q, const trf_source *source, int thread
         status = trf_parallel_for((int)workers, m.num_ranges, measure_range, &m, err);
     }
     if (status == TRF_OK) {
-        if (m.ranges_per_band > 1)
-            merge_bands(&m);
+        if (m.ranges_per_region_row > 1)
+            merge_region_rows(&m);
         find_peaks(q);
         count_sample(&m);
     }
@@ -291,7 +292,7 @@ static trf_status check_arguments(const trf_source *source, const trf_encode_opt
     return TRF_OK;
 }
 
-static void lay_out_scale_groups(trf_quantizer *q, const trf_source *source, const trf_encode_options *options) {
+static void lay_out_scale_regions(trf_quantizer *q, const trf_source *source, const trf_encode_options *options) {
     q->dtype = source->dtype;
     q->rows = source->rows;
     q->cols = source->cols;
@@ -299,13 +300,14 @@ static void lay_out_scale_groups(trf_quantizer *q, const trf_source *source, con
     q->scale_group_size = q->granularity >= TRF_GRANULARITY_SCALE_GROUP ? options->scale_group_size : 0;
     q->max_code = options->bits == 0 ? TRF_MAX_INT8_CODE : TRF_MAX_CODE;
     q->dtype_max = q->dtype == TRF_DTYPE_F16 ? 65504 : q->dtype == TRF_DTYPE_BF16 ? 0x1.FEp127 : (double)FLT_MAX;
-    q->scale_group_rows = q->granularity == TRF_GRANULARITY_TENSOR  ? q->rows
+    q->scale_region_rows = q->granularity == TRF_GRANULARITY_TENSOR  ? q->rows
                           : q->granularity == TRF_GRANULARITY_SCALE_BLOCK ? q->scale_group_size
                                                                     : 1;
-    q->scale_group_rows = q->scale_group_rows < q->rows ? q->scale_group_rows : q->rows;
-    q->scale_group_cols = q->scale_group_size && q->scale_group_size < q->cols ? q->scale_group_size : q->cols;
-    q->scale_groups_per_row = (q->cols + q->scale_group_cols - 1) / q->scale_group_cols;
-    q->num_scale_groups = ((uint64_t)q->rows + q->scale_group_rows - 1) / q->scale_group_rows * q->scale_groups_per_row;
+    q->scale_region_rows = q->scale_region_rows < q->rows ? q->scale_region_rows : q->rows;
+    q->scale_region_cols = q->scale_group_size && q->scale_group_size < q->cols ? q->scale_group_size : q->cols;
+    q->scale_regions_per_row = (q->cols + q->scale_region_cols - 1) / q->scale_region_cols;
+    q->num_scale_regions =
+        ((uint64_t)q->rows + q->scale_region_rows - 1) / q->scale_region_rows * q->scale_regions_per_row;
 }
 
 trf_status trf_quantizer_create(const trf_source *source, const trf_encode_options *options, trf_quantizer **quantizer,
@@ -317,15 +319,15 @@ trf_status trf_quantizer_create(const trf_source *source, const trf_encode_optio
     trf_quantizer *q = calloc(1, sizeof *q);
     if (!q)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for a quantizer");
-    lay_out_scale_groups(q, source, options);
-    q->absmax = calloc(q->num_scale_groups, sizeof *q->absmax);
-    q->magnitude = calloc(q->num_scale_groups, sizeof *q->magnitude);
-    q->table = calloc(q->num_scale_groups, sizeof(float));
+    lay_out_scale_regions(q, source, options);
+    q->absmax = calloc(q->num_scale_regions, sizeof *q->absmax);
+    q->magnitude = calloc(q->num_scale_regions, sizeof *q->magnitude);
+    q->table = calloc(q->num_scale_regions, sizeof(float));
     for (int sign = 0; sign < 2; sign++)
         q->tail[sign] = calloc(TRF_HISTOGRAM_BINS + 1, sizeof *q->tail[sign]);
     if (!q->absmax || !q->magnitude || !q->table || !q->tail[0] || !q->tail[1]) {
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for %llu scales",
-                          (unsigned long long)q->num_scale_groups);
+                          (unsigned long long)q->num_scale_regions);
         goto fail;
     }
     status = measure(q, source, options->threads, err);

@@ -45,9 +45,9 @@ double trf_quantizer_min_step(const trf_quantizer *q) { return q->min_peak / q->
 /* A little more than twice the peak, for the rounding of the scale. */
 double trf_quantizer_max_step(const trf_quantizer *q) { return 2.002 * q->max_peak; }
 
-/* @return the scale that a scale group would get in a table of unlimited precision. */
-static double exact_scale(const trf_quantizer *q, uint64_t scale_group, double step) {
-    double scale = q->magnitude[scale_group] * step, least = (double)q->absmax[scale_group] / q->max_code;
+/* @return the scale that a scale region would get in a table of unlimited precision. */
+static double exact_scale(const trf_quantizer *q, uint64_t scale_region, double step) {
+    double scale = q->magnitude[scale_region] * step, least = (double)q->absmax[scale_region] / q->max_code;
     scale = scale > least ? scale : least;
     return scale < min_scale ? min_scale : scale > max_scale ? max_scale : scale;
 }
@@ -56,7 +56,7 @@ static double exact_scale(const trf_quantizer *q, uint64_t scale_group, double s
  * it is too wide for that, the largest at the top. */
 static int32_t choose_exponent(const trf_quantizer *q, double step) {
     double least = max_scale, most = min_scale;
-    for (uint64_t u = 0; u < q->num_scale_groups; u++) {
+    for (uint64_t u = 0; u < q->num_scale_regions; u++) {
         if (q->absmax[u] == 0)
             continue;
         double scale = exact_scale(q, u, step);
@@ -93,7 +93,7 @@ static double lower_scale(const trf_quantizer *q, double absmax, double scale) {
 void trf_quantizer_set_step(trf_quantizer *q, double step) {
     q->scale_exponent = q->scale_group_size ? choose_exponent(q, step) : 0;
     q->table_factor = ldexp(1, q->scale_exponent);
-    for (uint64_t u = 0; u < q->num_scale_groups; u++) {
+    for (uint64_t u = 0; u < q->num_scale_regions; u++) {
         double scale = 1;
         if (q->absmax[u] > 0)
             scale = lower_scale(q, q->absmax[u], round_scale(q, exact_scale(q, u, step)));
@@ -107,7 +107,7 @@ void trf_quantizer_set_step(trf_quantizer *q, double step) {
 }
 
 const void *trf_quantizer_table(const trf_quantizer *q, uint64_t *bytes) {
-    *bytes = q->num_scale_groups * (q->scale_group_size ? sizeof(uint16_t) : sizeof(float));
+    *bytes = q->num_scale_regions * (q->scale_group_size ? sizeof(uint16_t) : sizeof(float));
     return q->table;
 }
 
@@ -124,13 +124,14 @@ int32_t trf_quantizer_scale_exponent(const trf_quantizer *q) { return q->scale_e
 /* ---- codes ---- */
 
 static double scale_at(const trf_quantizer *q, uint32_t row, uint32_t col) {
-    uint64_t scale_group = (uint64_t)(row / q->scale_group_rows) * q->scale_groups_per_row + col / q->scale_group_cols;
+    uint64_t scale_region =
+        (uint64_t)(row / q->scale_region_rows) * q->scale_regions_per_row + col / q->scale_region_cols;
     if (!q->scale_group_size)
-        return ((const float *)q->table)[scale_group];
-    return trf_f16_to_f32(((const uint16_t *)q->table)[scale_group]) * q->table_factor;
+        return ((const float *)q->table)[scale_region];
+    return trf_f16_to_f32(((const uint16_t *)q->table)[scale_region]) * q->table_factor;
 }
 
-/* Codes of one scale group's weights, and what they dequantize to, rounded to F32. The quotient is taken in binary64,
+/* Codes of one scale region's weights, and what they dequantize to, rounded to F32. The quotient is taken in binary64,
  * where it cannot be rounded onto or across a tie: a quotient of 24-bit numbers below 2^10 that is no tie is at least
  * 2^-36 of itself away from one. */
 static void quantize_weights(const float *w, uint32_t count, double scale, double limit, int16_t *codes,
@@ -192,7 +193,7 @@ void trf_quantizer_codes(const trf_quantizer *q, uint32_t row, uint32_t rows, ui
             uint64_t first = (uint64_t)r * cols + c;
             trf_widen(q->dtype, values, first, width, widened);
             for (uint32_t i = 0, length; i < width; i += length) {
-                length = trf_cols_in_scale_group(q, col + c + i, width - i);
+                length = trf_cols_in_scale_region(q, col + c + i, width - i);
                 double scale = scale_at(q, row + r, col + c + i), limit = q->max_code;
                 if (scale * limit > q->dtype_max)
                     limit = floor(q->dtype_max / scale);

@@ -22,14 +22,14 @@ struct trf_quantizer {
     uint32_t scale_group_size;
     int max_code;
     double dtype_max;
-    uint32_t scale_group_rows, scale_group_cols; /* that a scale group spans */
-    uint32_t scale_groups_per_row;
-    uint64_t num_scale_groups;
-    float *absmax, *magnitude; /* [num_scale_groups] */
-    void *table;               /* [num_scale_groups] */
+    uint32_t scale_region_rows, scale_region_cols; /* that a scale region spans */
+    uint32_t scale_regions_per_row;
+    uint64_t num_scale_regions;
+    float *absmax, *magnitude; /* [num_scale_regions] */
+    void *table;               /* [num_scale_regions] */
     int32_t scale_exponent;
     double table_factor;       /* 2^scale_exponent */
-    double min_peak, max_peak; /* of absmax / magnitude over the scale groups that are not all zeros */
+    double min_peak, max_peak; /* of absmax / magnitude over the scale regions that are not all zeros */
     double sampled_weights;
     uint32_t *tail[2]; /* positive, negative; [TRF_HISTOGRAM_BINS + 1]: sampled weights in this bin or a higher one */
 };
@@ -48,9 +48,9 @@ static inline void trf_widen(trf_dtype dtype, const void *values, uint64_t first
     }
 }
 
-/* @return how many of `count` columns from `col` on lie in the same scale group. */
-static inline uint32_t trf_cols_in_scale_group(const trf_quantizer *q, uint32_t col, uint32_t count) {
-    uint32_t left = q->scale_group_cols - col % q->scale_group_cols;
+/* @return how many of `count` columns from `col` on lie in the same scale region. */
+static inline uint32_t trf_cols_in_scale_region(const trf_quantizer *q, uint32_t col, uint32_t count) {
+    uint32_t left = q->scale_region_cols - col % q->scale_region_cols;
     return left < count ? left : count;
 }
 

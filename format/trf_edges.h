@@ -1,5 +1,5 @@
 /* The edges of a layer: slabs that are not regular, slivers, stored tiles. Which rectangles they are, and how a warp
- * gets their elements segment by segment. C and CUDA; as in trf_slab_decode.h, a loop over 32 lanes computes what a
+ * gets their elements segment by segment. C and CUDA; as in trf_slab_reader.h, a loop over 32 lanes computes what a
  * warp does.
  *
  * A band is 32 rows of the layer. Where a band crosses a tile it has up to four edges, numbered below (edge_id). A
@@ -7,7 +7,7 @@
 #ifndef TRF_EDGES_H
 #define TRF_EDGES_H
 
-#include "trf_slab_decode.h"
+#include "trf_slab_reader.h"
 
 enum {
     TRF_EDGE_SLAB = 0,                       /* + j: the band's slab j in the tile, unless it is regular */
@@ -28,7 +28,7 @@ TRF_STATIC_ASSERT(TRF_EDGE_SEGMENT_ELEMENTS >= 16 * (64 + TRF_EDGE_SEGMENT_PADDI
 
 /* A slab is *regular* if it has 32 rows and whole chunks: 64, 128, 192 or 256 columns. All else of a layer (other
  * slabs, slivers, stored tiles) are its *edges*. */
-TRF_HD int trf_slab_is_regular(uint32_t blocks, uint32_t steps) { return blocks == 2 && steps % 4 == 0; }
+TRF_HD int trf_slab_is_regular(uint32_t row_blocks, uint32_t steps) { return row_blocks == 2 && steps % 4 == 0; }
 
 /* Whether an edge is a slab, and not stored elements; which one of the tile's in the band. */
 TRF_HD int trf_edge_is_slab(uint32_t edge_id) { return edge_id < TRF_EDGE_RIGHT || edge_id >= TRF_EDGE_REGULAR; }

@@ -4,6 +4,7 @@
 #include "trf_fused_partition.h"
 
 #include "trf_cost_model.h"
+#include "trf_product_request.h"
 
 #include <math.h>
 
@@ -12,17 +13,9 @@ enum {
     FLAG_SUMS_OVER_X = 2
 };
 
-/* What is asked for. */
-typedef struct fused_request {
-    const trf_device_view *view;
-    const trf_layer_traits *traits;
-    const trf_device_limits *limits;
-    uint32_t m;
-} fused_request;
-
 /* ---- what the kernels take ---- */
 
-static int variant_takes(const fused_request *request, uint32_t variant) {
+static int variant_takes(const trf_product_request *request, uint32_t variant) {
     const trf_device_view *view = request->view;
     if (variant == TRF_VARIANT_GENERAL)
         return 1;
@@ -50,7 +43,7 @@ uint32_t trf_fused_block_warps(const trf_fused_partition *c) {
 }
 
 /* The partition that these lead to; what depends on shared memory is left out. clusters: at most. */
-static trf_fused_partition make_partition(const fused_request *request, uint32_t variant, uint32_t cluster,
+static trf_fused_partition make_partition(const trf_product_request *request, uint32_t variant, uint32_t cluster,
                                           uint32_t clusters, uint32_t k_splits, uint32_t flags) {
     const trf_device_view *view = request->view;
     trf_fused_partition c = {.variant = variant, .cluster = cluster, .k_splits = k_splits};
@@ -79,7 +72,8 @@ static trf_fused_partition make_partition(const fused_request *request, uint32_t
 }
 
 /* Lays out shared memory. @return whether a block can have it. */
-static int lay_out(trf_fused_partition *c, const fused_request *request, uint32_t table_log, uint32_t x_stage_cols) {
+static int lay_out(trf_fused_partition *c, const trf_product_request *request, uint32_t table_log,
+                   uint32_t x_stage_cols) {
     const trf_device_view *view = request->view;
     const int in_buffers = c->k_splits > 1 && c->cluster == 1 && c->waves == 1; /* those of the warps that left them */
     c->x_stage_cols = x_stage_cols;
@@ -99,7 +93,7 @@ static int lay_out(trf_fused_partition *c, const fused_request *request, uint32_
 }
 
 /* With the largest table that fits. @return whether one does. */
-static int fit(trf_fused_partition *c, const fused_request *request) {
+static int fit(trf_fused_partition *c, const trf_product_request *request) {
     const trf_device_view *view = request->view;
     const int any = c->variant == TRF_VARIANT_GENERAL;
     const uint32_t largest = any ? TRF_TABLE_LOG : trf_fused_table_log((int)view->class_bits, (int)c->slabs),
@@ -114,13 +108,13 @@ static int fit(trf_fused_partition *c, const fused_request *request) {
 /* ---- the choice ---- */
 
 typedef struct fused_search {
-    const fused_request *request;
+    const trf_product_request *request;
     trf_fused_partition best;
     double least_us; /* infinite: there is none yet */
 } fused_search;
 
 static void consider(fused_search *search, trf_fused_partition candidate) {
-    const fused_request *request = search->request;
+    const trf_product_request *request = search->request;
     const double us =
         trf_cost_of_fused(request->view, &candidate, (uint32_t)request->limits->multiprocessors, request->m);
     if (us < search->least_us && fit(&candidate, request)) {
@@ -143,7 +137,7 @@ static void consider_clusters(fused_search *search, uint32_t variant, uint32_t l
 }
 
 /* The best of all. @return whether there is one. */
-static int find_partition(const fused_request *request, trf_fused_partition *best) {
+static int find_partition(const trf_product_request *request, trf_fused_partition *best) {
     const trf_device_limits *limits = request->limits;
     fused_search search = {.request = request, .least_us = HUGE_VAL};
     for (uint32_t variant = 0; variant < TRF_FUSED_VARIANTS; variant++) {
@@ -160,43 +154,23 @@ static int find_partition(const fused_request *request, trf_fused_partition *bes
     return search.least_us < HUGE_VAL;
 }
 
-const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype) {
-    if (traits->predictor_modes & TRF_PREDICT_COL)
-        return "the layer has column offsets";
-    if (traits->mixed_predictor_modes)
-        return "the tiles differ in their row offsets";
-    if (traits->max_abs_offset + (uint32_t)trf_fragment_exponent(view->codec) > 126)
-        return "its exponent offsets are larger than 126";
-    if (!traits->exceptions_fit_fragments)
-        return "an exception is not exact under the layer's exponent offset";
-    if (view->codec == TRF_CODEC_INT) {
-        if (view->class_bits + view->raw_bits > 8)
-            return "its codes are wider than 8 bits";
-        if (x_dtype == TRF_DTYPE_BF16 && traits->max_abs_code > 256)
-            return "its codes are not exact in BF16";
-        if (trf_is_scaled(view) && view->scale_group_size % 32)
-            return "its scale groups are not multiples of 32";
-    }
-    return NULL;
-}
-
 const char *trf_fused_refuses(const trf_device_view *view, const trf_layer_traits *traits,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
     if (m > TRF_FUSED_MAX_M)
         return "the batch is larger than 64";
-    const char *reason = trf_fused_refuses_layer(view, traits, x_dtype);
+    const char *reason = trf_fragments_refuse_layer(view, traits, x_dtype);
     if (reason)
         return reason;
     if ((uint64_t)view->num_bands * view->num_panels > UINT32_MAX || ((uint64_t)view->cols + 8) * m > UINT32_MAX / 2)
         return "the layer or the batch is too large";
-    const fused_request request = {view, traits, limits, m};
+    const trf_product_request request = {view, traits, limits, m};
     trf_fused_partition c;
     return find_partition(&request, &c) ? NULL : "its rANS streams do not fit this device's shared memory";
 }
 
 double trf_fused_microseconds(const trf_device_view *view, const trf_layer_traits *traits,
                               const trf_device_limits *limits, uint32_t m) {
-    const fused_request request = {view, traits, limits, m};
+    const trf_product_request request = {view, traits, limits, m};
     trf_fused_partition c;
     return find_partition(&request, &c) ? trf_cost_of_fused(view, &c, (uint32_t)limits->multiprocessors, m) : HUGE_VAL;
 }
@@ -204,7 +178,7 @@ double trf_fused_microseconds(const trf_device_view *view, const trf_layer_trait
 void trf_fused_choose(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
                       const trf_product *product, trf_fused_partition *c) {
     const uint32_t m = product->m;
-    const fused_request request = {view, traits, limits, m};
+    const trf_product_request request = {view, traits, limits, m};
     find_partition(&request, c);
     c->partials = trf_align_256(traits->irregular_weights ? 4ull * m * view->rows : 0);
     c->padded_x = c->partials + (c->is_stream_k ? 2ull * c->clusters * c->wave_units * sum_bytes(c) : 0);

@@ -38,9 +38,6 @@ static inline int trf_fused_sums_wait(const trf_device_view *view, const trf_lay
 /* Warps of a block: the kernel's or fewer. */
 uint32_t trf_fused_block_warps(const trf_fused_partition *partition);
 
-/* Whether kernels that decode inside a product take this layer at all. @return NULL, or why not: a static string. */
-const char *trf_fused_refuses_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype);
-
 /* Whether the fused kernels take this layer and batch. @return NULL, or why not: a static string. */
 const char *trf_fused_refuses(const trf_device_view *view, const trf_layer_traits *traits,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);

@@ -66,8 +66,8 @@ typedef struct trf_experts_partition {
     trf_expert_cost_model cost_model;
 } trf_experts_partition;
 
-/* Sets all but rans_bytes and has_edges, which are set, for calls of so many tokens. view: of any expert. @return whether
- * there is a partition. */
+/* Sets all but rans_bytes and has_edges, which are set, for calls of so many tokens. view: of any expert. @return
+ * whether there is a partition. */
 int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
                        trf_experts_partition *partition);
 

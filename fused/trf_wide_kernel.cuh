@@ -62,7 +62,7 @@ struct trf_wide_partition_args {
     uint32_t log_k_splits; /* of k_splits() */
     uint32_t producers;
     uint32_t x_rows, x_stage_bytes; /* of x: of a block; of these, in a stage */
-    uint32_t x_row_blocks;          /* ranges that x's rows are cut into, each of kMulticast times x_rows */
+    uint32_t x_ranges;          /* ranges that x's rows are cut into, each of kMulticast times x_rows */
     uint32_t work_items, clusters;
     uint32_t stages, x_stages; /* shared offsets, multiples of 1024: [producer] */
 
@@ -113,11 +113,11 @@ static __device__ __forceinline__ uint32_t trf_stages_of(const trf_device_view &
 
 /* What a work item is of. */
 static __device__ __forceinline__ uint32_t trf_first_band(const trf_wide_partition_args &p, uint32_t work_item) {
-    return work_item / p.x_row_blocks * TRF_WIDE_BANDS;
+    return work_item / p.x_ranges * TRF_WIDE_BANDS;
 }
 template <int kMulticast>
 static __device__ __forceinline__ uint32_t trf_first_x(const trf_wide_partition_args &p, uint32_t work_item) {
-    return (work_item % p.x_row_blocks * kMulticast + blockIdx.x % kMulticast) * p.x_rows;
+    return (work_item % p.x_ranges * kMulticast + blockIdx.x % kMulticast) * p.x_rows;
 }
 
 /* The block's first one. */

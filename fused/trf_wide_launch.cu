@@ -44,7 +44,7 @@ static trf_wide_partition_args partition_args(const trf_wide_partition &c) {
     args.producers = c.producers;
     args.x_rows = c.x_rows;
     args.x_stage_bytes = c.x_stage_bytes;
-    args.x_row_blocks = c.x_row_blocks;
+    args.x_ranges = c.x_ranges;
     args.work_items = c.work_items;
     args.clusters = c.clusters;
     args.stages = c.stages;

@@ -1,16 +1,9 @@
 /* The choice among wide partitions: as few slabs one after another as possible, on as few blocks as that takes. */
 #include "trf_wide_partition.h"
 
-#include "trf_fused_partition.h"
+#include "trf_fused_variant.h"
+#include "trf_product_request.h"
 #include "trf_wide_sizes.h"
-
-/* What is asked for. */
-typedef struct wide_request {
-    const trf_device_view *view;
-    const trf_layer_traits *traits;
-    const trf_device_limits *limits;
-    uint32_t m;
-} wide_request;
 
 /* Rows of x of a block, where `multicast` blocks decode for each other: as even as multiples of 16 are, which is what
  * kernels have loops for. */
@@ -22,7 +15,7 @@ static uint32_t x_rows_of(uint32_t m, uint32_t multicast) {
 }
 
 /* Stages behind the decoders' buffers, and the sums of blocks that split a work item, which take the stages' place. */
-static void lay_out(trf_wide_partition *c, const wide_request *request) {
+static void lay_out(trf_wide_partition *c, const trf_product_request *request) {
     c->smem = trf_smem_layout_of(request->view->raw_bits, request->traits->max_rans_bytes,
                                  c->producers * trf_wide_units(c->multicast), TRF_WIDE_SLABS, TRF_WIDE_TABLE_LOG, 0, 0,
                                  TRF_SHORT_RING_STEPS);
@@ -34,7 +27,7 @@ static void lay_out(trf_wide_partition *c, const wide_request *request) {
 }
 
 /* Of at most so many producers; of fewer, if these need no more rounds. */
-static trf_wide_partition make_partition(const wide_request *request, uint32_t multicast, uint32_t k_splits,
+static trf_wide_partition make_partition(const trf_product_request *request, uint32_t multicast, uint32_t k_splits,
                                          uint32_t clusters, uint32_t producers) {
     const trf_device_view *view = request->view;
     trf_wide_partition c = {.multicast = multicast, .k_splits = k_splits};
@@ -45,15 +38,16 @@ static trf_wide_partition make_partition(const wide_request *request, uint32_t m
     const uint32_t most = trf_min_u32(producers, trf_wide_max_producers(trf_wide_max_x_rows(c.x_rows), multicast)),
                    panels = trf_ceil_div(c.panels, k_splits), rounds = trf_ceil_div(panels, most);
     c.producers = rounds ? trf_ceil_div(panels, rounds) : 1;
-    c.x_row_blocks = trf_ceil_div(trf_ceil_div(request->m, c.x_rows), multicast);
-    c.work_items = trf_ceil_div(view->rows / TRF_SLAB_ROWS, TRF_WIDE_BANDS) * c.x_row_blocks;
+    c.x_ranges = trf_ceil_div(trf_ceil_div(request->m, c.x_rows), multicast);
+    c.work_items = trf_ceil_div(view->rows / TRF_SLAB_ROWS, TRF_WIDE_BANDS) * c.x_ranges;
     c.clusters = trf_min_u32(clusters, c.work_items);
     lay_out(&c, request);
     return c;
 }
 
 /* With as many producers as there is room for. @return whether there is room for one. */
-static int fit(const wide_request *request, uint32_t multicast, uint32_t log_k_splits, trf_wide_partition *partition) {
+static int fit(const trf_product_request *request, uint32_t multicast, uint32_t log_k_splits,
+               trf_wide_partition *partition) {
     const uint32_t clusters = request->limits->clusters[log_k_splits + multicast - 1];
     for (uint32_t most = TRF_WIDE_MAX_PRODUCERS; most > 0; most--) {
         *partition = make_partition(request, multicast, 1u << log_k_splits, clusters, most);
@@ -69,7 +63,7 @@ static uint32_t slabs_in_turn(const trf_wide_partition *c) {
 }
 
 /* The one with the least slabs in turn, of as few blocks as that takes. @return whether there is one. */
-static int find_partition(const wide_request *request, trf_wide_partition *best) {
+static int find_partition(const trf_product_request *request, trf_wide_partition *best) {
     if (request->m > 128 && fit(request, 2, 0, best))
         return 1;
     int found = fit(request, 1, 0, best);
@@ -94,7 +88,7 @@ const char *trf_wide_refuses_device(const trf_device_limits *limits) {
 
 const char *trf_wide_refuses(const trf_device_view *view, const trf_layer_traits *traits,
                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
-    const char *reason = trf_fused_refuses_layer(view, traits, x_dtype);
+    const char *reason = trf_fragments_refuse_layer(view, traits, x_dtype);
     if (!reason)
         reason = trf_wide_refuses_device(limits);
     if (reason)
@@ -107,14 +101,14 @@ const char *trf_wide_refuses(const trf_device_view *view, const trf_layer_traits
         return "the layer has scales of scale groups or blocks";
     if (m > INT32_MAX || (uint64_t)view->rows * m > UINT64_MAX / 8)
         return "the layer or the batch is too large";
-    const wide_request request = {view, traits, limits, m};
+    const trf_product_request request = {view, traits, limits, m};
     trf_wide_partition c;
     return find_partition(&request, &c) ? NULL : "its rANS streams do not fit this device's shared memory";
 }
 
 void trf_wide_choose(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
                      const trf_product *product, trf_wide_partition *c) {
-    const wide_request request = {view, traits, limits, product->m};
+    const trf_product_request request = {view, traits, limits, product->m};
     find_partition(&request, c);
     c->epilogue_sums = trf_align_256(2ull * product->m * view->cols); /* x may be misaligned */
     c->workspace_bytes =

@@ -16,7 +16,7 @@ typedef struct trf_wide_partition {
     uint32_t panels;          /* of the layer */
     uint32_t multicast;       /* blocks of a cluster that decode for each other, 1 or 2 */
     uint32_t k_splits;        /* blocks of a cluster that cut a work item's columns among them: 1, 2, 4 or 8 */
-    uint32_t x_row_blocks;    /* ranges that x's rows are cut into, of multicast * x_rows each */
+    uint32_t x_ranges;    /* ranges that x's rows are cut into, of multicast * x_rows each */
     uint32_t work_items, clusters;
     /* Shared memory, offsets and bytes; stages: one a producer. */
     trf_smem_layout smem;

@@ -3,7 +3,7 @@
  * tensors; and the header, for which room was left, last. */
 #include "trf_encode.h"
 #include "trf_output.h"
-#include "trf_select.h"
+#include "trf_tensor_selection.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 /* What became of a tensor. */
 typedef struct trf_compressed_tensor {
     const trf_tensor *source;
-    trf_selection selection;
+    trf_tensor_selection selection;
     uint64_t begin, end; /* in the output's data */
     int is_blob;
 } trf_compressed_tensor;
@@ -333,7 +333,7 @@ static trf_status check_compressible_file(const trf_checkpoint *checkpoint, cons
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%s: __metadata__ has '" TRF_METADATA_HEADER "' already",
                         file->path);
     for (size_t i = 0; i < file->num_tensors; i++) {
-        trf_selection selection;
+        trf_tensor_selection selection;
         const trf_tensor *tensor = file->tensors[i].source;
         trf_status status = trf_select_tensor(rules, tensor, &selection, err);
         if (status != TRF_OK)

@@ -138,7 +138,7 @@ trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error 
     if (status != TRF_OK)
         return status;
     stack->prepared = 1;
-    return trf_order_begin(&stack->order, err);
+    return trf_stack_order_begin(&stack->order, err);
 }
 
 /* ---- what it holds ---- */
@@ -172,7 +172,7 @@ trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream
     trf_status status = check_index(stack, index, err);
     if (status != TRF_OK)
         return status;
-    status = trf_order_acquire(&stack->order, index, err);
+    status = trf_stack_order_acquire(&stack->order, index, err);
     if (status != TRF_OK)
         return status;
     if (!stack->places[index].resident)
@@ -196,7 +196,7 @@ trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream
             return status;
         state->released = 1;
     }
-    return trf_order_release(&stack->order, index, err);
+    return trf_stack_order_release(&stack->order, index, err);
 }
 
 trf_status trf_stack_linear(trf_stack *stack, uint32_t index, const trf_plan *plan, const trf_operands *operands,

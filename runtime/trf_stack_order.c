@@ -74,14 +74,14 @@ static trf_status copy_out_of_order(trf_stack_order *order, uint32_t layer, trf_
     return status;
 }
 
-trf_status trf_order_begin(trf_stack_order *order, trf_error *err) {
+trf_status trf_stack_order_begin(trf_stack_order *order, trf_error *err) {
     order->next = 0;
     while (order->next < order->count && order->places[order->next].resident)
         order->next++;
     return order->next < order->count ? copy_ahead(order, err) : TRF_OK;
 }
 
-trf_status trf_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *err) {
+trf_status trf_stack_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *err) {
     trf_stack_state *state = &order->states[layer];
     trf_status status = TRF_OK;
     if (!order->places[layer].resident) {
@@ -98,7 +98,7 @@ trf_status trf_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *
     return status;
 }
 
-trf_status trf_order_release(trf_stack_order *order, uint32_t layer, trf_error *err) {
+trf_status trf_stack_order_release(trf_stack_order *order, uint32_t layer, trf_error *err) {
     trf_stack_state *state = &order->states[layer];
     state->uses--;
     if (order->places[layer].resident)

@@ -37,13 +37,13 @@ typedef struct trf_stack_order {
 /* All: errors are those of the actions. */
 
 /* Copies ahead as far as there is room. No layer has been acquired. */
-trf_status trf_order_begin(trf_stack_order *order, trf_error *err);
+trf_status trf_stack_order_begin(trf_stack_order *order, trf_error *err);
 
 /* Sees to it that a layer is present, and stays. In order it is; else it is copied now, and what follows it next. Also
  * TRF_ERR_ARGUMENT: a layer that has not been released lies in its place. On failure it has not been acquired. */
-trf_status trf_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *err);
+trf_status trf_stack_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *err);
 
 /* layer: acquired. Copies ahead what there is room for now. */
-trf_status trf_order_release(trf_stack_order *order, uint32_t layer, trf_error *err);
+trf_status trf_stack_order_release(trf_stack_order *order, uint32_t layer, trf_error *err);
 
 #endif

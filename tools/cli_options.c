@@ -234,7 +234,8 @@ static const option_entry kOptions[] = {
     [CLI_OPT_INT8] = {"int8", NULL, set_int8, 0},
     [CLI_OPT_BITS] = {"bits", "a number from 2 to 8", set_bits, 0},
     [CLI_OPT_GRANULARITY] = {"granularity",
-                             "tensor, channel, scale-group:G or scale-block:B (G, B: multiples of 16 from 16 to 1048576)",
+                             "tensor, channel, scale-group:G or scale-block:B (G, B: multiples of 16 from 16 to "
+                             "1048576)",
                              set_granularity, 0},
     [CLI_OPT_FAVOR] = {"favor", "speed or size", set_favor, 0},
     [CLI_OPT_INCLUDE] = {"include", "a pattern of tensor names", set_include, 0},

@@ -90,48 +90,48 @@ static inline trf_quantizer *quantizer_of(const layer *l, double bits, trf_granu
 
 /* ---- the rules of FORMAT.md, said again ---- */
 
-static inline uint64_t scale_groups_across(const trf_quantizer *q, const layer *l) {
+static inline uint64_t scale_regions_across(const trf_quantizer *q, const layer *l) {
     uint32_t g = trf_quantizer_scale_group_size(q);
     return g ? (l->source.cols + g - 1) / g : 1;
 }
 
-static inline uint64_t num_scale_groups(const trf_quantizer *q, const layer *l) {
+static inline uint64_t num_scale_regions(const trf_quantizer *q, const layer *l) {
     uint32_t g = trf_quantizer_scale_group_size(q);
     switch (trf_quantizer_granularity(q)) {
     case TRF_GRANULARITY_CHANNEL:
         return l->source.rows;
     case TRF_GRANULARITY_SCALE_GROUP:
-        return l->source.rows * scale_groups_across(q, l);
+        return l->source.rows * scale_regions_across(q, l);
     case TRF_GRANULARITY_SCALE_BLOCK:
-        return (l->source.rows + (uint64_t)g - 1) / g * scale_groups_across(q, l);
+        return (l->source.rows + (uint64_t)g - 1) / g * scale_regions_across(q, l);
     default:
         return 1;
     }
 }
 
-static inline uint64_t scale_group_of(const trf_quantizer *q, const layer *l, uint64_t i) {
+static inline uint64_t scale_region_of(const trf_quantizer *q, const layer *l, uint64_t i) {
     uint64_t row = i / l->source.cols, col = i % l->source.cols, g = trf_quantizer_scale_group_size(q);
     switch (trf_quantizer_granularity(q)) {
     case TRF_GRANULARITY_CHANNEL:
         return row;
     case TRF_GRANULARITY_SCALE_GROUP:
-        return row * scale_groups_across(q, l) + col / g;
+        return row * scale_regions_across(q, l) + col / g;
     case TRF_GRANULARITY_SCALE_BLOCK:
-        return row / g * scale_groups_across(q, l) + col / g;
+        return row / g * scale_regions_across(q, l) + col / g;
     default:
         return 0;
     }
 }
 
-static inline float scale_of(const trf_quantizer *q, uint64_t scale_group) {
+static inline float scale_of(const trf_quantizer *q, uint64_t scale_region) {
     uint64_t bytes;
     const void *table = trf_quantizer_table(q, &bytes);
     if (trf_quantizer_scale_dtype(q) == TRF_SCALE_F32) {
-        EXPECT(trf_quantizer_scale_exponent(q) == 0 && scale_group < bytes / 4);
-        return ((const float *)table)[scale_group];
+        EXPECT(trf_quantizer_scale_exponent(q) == 0 && scale_region < bytes / 4);
+        return ((const float *)table)[scale_region];
     }
-    EXPECT(abs(trf_quantizer_scale_exponent(q)) <= 126 && scale_group < bytes / 2);
-    return trf_f16_to_f32(((const uint16_t *)table)[scale_group]) * (float)ldexp(1, trf_quantizer_scale_exponent(q));
+    EXPECT(abs(trf_quantizer_scale_exponent(q)) <= 126 && scale_region < bytes / 2);
+    return trf_f16_to_f32(((const uint16_t *)table)[scale_region]) * (float)ldexp(1, trf_quantizer_scale_exponent(q));
 }
 
 static inline double dequantized(const layer *l, int code, float scale) {
@@ -155,7 +155,7 @@ static inline int16_t *check_codes(trf_quantizer *q, const layer *l, double step
     trf_quantizer_codes(q, 0, l->source.rows, 0, l->source.cols, l->values, codes, &energy, &error_energy);
     for (uint64_t i = 0; i < layer_size(l); i++) {
         double w = layer_get(l, i);
-        float scale = scale_of(q, scale_group_of(q, l, i));
+        float scale = scale_of(q, scale_region_of(q, l, i));
         EXPECT(isfinite(scale) && scale >= FLT_MIN);
         double code = (double)rintl((long double)w / (long double)scale);
         if (codes[i] != code)

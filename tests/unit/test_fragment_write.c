@@ -126,7 +126,8 @@ static void make_scales(test_rng *rng, trf_device_view *view, float *scales) {
     view->scales = NULL;
     if (view->granularity == TRF_GRANULARITY_NONE)
         return;
-    const int grouped = view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
+    const int grouped =
+        view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
     view->scale_dtype = grouped ? TRF_SCALE_F16 : TRF_SCALE_F32;
     view->scales = scales;
     view->scale_group_size = grouped ? 16 * (1 + test_below(rng, 20)) : 0;

@@ -356,7 +356,7 @@ static void add_wide(uint64_t *hash, const pinned_layer *layer, const trf_device
     }
     const trf_wide_partition c = choose_wide(view, &traits, limits, m, 0);
     const uint32_t words[] = {c.threads,   c.x_rows,   c.x_stage_bytes, c.producers,  c.panels,
-                              c.multicast, c.k_splits, c.x_row_blocks,  c.work_items, c.clusters,
+                              c.multicast, c.k_splits, c.x_ranges,  c.work_items, c.clusters,
                               c.stages,    c.x_stages, c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);

@@ -10,7 +10,7 @@ typedef struct granularity_choice {
 static const granularity_choice choices[] = {
     {TRF_GRANULARITY_TENSOR, 0},        {TRF_GRANULARITY_CHANNEL, 0},      {TRF_GRANULARITY_SCALE_GROUP, 16},
     {TRF_GRANULARITY_SCALE_GROUP, 128}, {TRF_GRANULARITY_SCALE_GROUP, 48}, {TRF_GRANULARITY_SCALE_GROUP, 1 << 20},
-    {TRF_GRANULARITY_SCALE_BLOCK, 16},        {TRF_GRANULARITY_SCALE_BLOCK, 80},       {TRF_GRANULARITY_SCALE_BLOCK, 1 << 20},
+    {TRF_GRANULARITY_SCALE_BLOCK, 16},  {TRF_GRANULARITY_SCALE_BLOCK, 80}, {TRF_GRANULARITY_SCALE_BLOCK, 1 << 20},
 };
 enum {
     NUM_CHOICES = sizeof choices / sizeof *choices
@@ -92,7 +92,7 @@ START_TEST(blocks_give_the_codes_of_the_whole) {
 }
 END_TEST
 
-/* Sizes for which strips hold several bands, parts of one, and parts of one row. */
+/* Sizes for which strips hold several rows of regions, parts of one, and parts of one row. */
 START_TEST(threads_change_nothing) {
     static const uint32_t shapes[][2] = {{700, 1500}, {40, 40000}, {20, 300000}};
     const granularity_choice *choice = &choices[_i];
@@ -111,7 +111,7 @@ START_TEST(threads_change_nothing) {
             trf_quantizer_set_step(q, 0.07);
             uint64_t bytes;
             const void *scales = trf_quantizer_table(q, &bytes);
-            ck_assert_uint_eq(bytes, num_scale_groups(q, &l) * (trf_quantizer_scale_group_size(q) ? 2 : 4));
+            ck_assert_uint_eq(bytes, num_scale_regions(q, &l) * (trf_quantizer_scale_group_size(q) ? 2 : 4));
             if (threads == 1) {
                 table = malloc(bytes);
                 memcpy(table, scales, bytes);
@@ -296,7 +296,7 @@ START_TEST(dequantized_weights_are_finite) {
             trf_quantizer_set_step(q, bits ? step : trf_quantizer_int8_step(q));
             trf_quantizer_codes(q, 0, 48, 0, 64, l.values, codes, &energy, &error_energy);
             for (uint64_t i = 0; i < layer_size(&l); i++) {
-                float scale = scale_of(q, scale_group_of(q, &l, i));
+                float scale = scale_of(q, scale_region_of(q, &l, i));
                 EXPECT(isfinite(dequantized(&l, codes[i], scale)));
                 EXPECT(fabs(layer_get(&l, i) - codes[i] * (double)scale) <= (bits ? 1 : 0.5001) * (double)scale);
             }

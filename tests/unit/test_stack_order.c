@@ -195,12 +195,12 @@ static fake_device *make_device(const uint64_t *sizes, uint32_t count, uint64_t 
     EXPECT(d->placement.device_bytes <= sizeof d->owner);
     d->order = (trf_stack_order){
         .places = d->places, .states = d->states, .count = count, .actions = {d, fake_copy, fake_wait}};
-    EXPECT(trf_order_begin(&d->order, &err) == TRF_OK);
+    EXPECT(trf_stack_order_begin(&d->order, &err) == TRF_OK);
     return d;
 }
 
 static trf_status acquire(fake_device *d, uint32_t layer) {
-    trf_status status = trf_order_acquire(&d->order, layer, &err);
+    trf_status status = trf_stack_order_acquire(&d->order, layer, &err);
     if (status != TRF_OK)
         return status;
     d->uses[layer]++;
@@ -216,7 +216,7 @@ static trf_status release(fake_device *d, uint32_t layer) {
     d->used_since[layer] = 1;
     d->waited_since[layer] = 0;
     d->states[layer].released = !d->places[layer].resident; /* trf_stack.c's part */
-    return trf_order_release(&d->order, layer, &err);
+    return trf_stack_order_release(&d->order, layer, &err);
 }
 
 static fake_device *random_device(test_rng *rng) {

@@ -1,6 +1,6 @@
 /* The walk of a warp through slabs as the fused, group, wide and decoding kernels have it (trf_slab_walk.cuh), in an
  * emulated block: against the elements that the tests' own encoder began with, the reference decoder's, and for corrupt
- * rANS streams and directories against trf_slab_decode.h. */
+ * rANS streams and directories against trf_slab_reader.h. */
 #include <stdio.h>
 
 #ifndef TRF_HAVE_WARP_WALK
@@ -17,7 +17,7 @@ int main(void) {
 #include "trf_decode.h"
 #include "trf_device_value.h"
 #include "trf_layer.h"
-#include "trf_slab_decode.h"
+#include "trf_slab_reader.h"
 #include "warp/warp_walk.h"
 
 #include <check.h>
@@ -135,9 +135,10 @@ static void expect_corrupt_values(const warp_walk *walk, uint32_t band, uint32_t
     const trf_device_view *view = walk->view;
     const uint32_t left = view->cols - panel * view->slab_cols,
                    due = trf_device_corrupt_value(view, TRF_DECODE_ELEMENTS);
+    const uint16_t *slab = walk->elements + (size_t)(band * TRF_SLAB_ROWS) * view->cols + panel * view->slab_cols;
     for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
         for (uint32_t c = 0; c < view->slab_cols && c < left / 16 * 16; c++)
-            EXPECT(walk->elements[(band * (size_t)TRF_SLAB_ROWS + r) * view->cols + panel * view->slab_cols + c] == due);
+            EXPECT(slab[(size_t)r * view->cols + c] == due);
 }
 
 static void check_slabs(const walked_layer *t, const warp_walk *walk) {

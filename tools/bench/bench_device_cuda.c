@@ -54,7 +54,7 @@ static void describe(const bench_device *device, const bench_task *task, const d
     char text[128];
     trf_context_info info;
     trf_context_get_info(device->context, &info);
-    bench_add_word(e, "version", TRF_VERSION);
+    bench_add_word(e, "version", trf_version());
     bench_add_name(e, "commit", cli_printable(commit ? commit : "", text, 64));
     bench_add_machine(e);
     bench_add_word(e, "device", "cuda");

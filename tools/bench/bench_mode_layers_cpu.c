@@ -358,7 +358,7 @@ static void set_defaults(cli_options *options) { bench_set_layer_defaults(option
 static void describe_environment(const bench_task *task) {
     bench_fields *e = &task->record->environment;
     const int threads = task->options->threads;
-    bench_add_word(e, "version", TRF_VERSION);
+    bench_add_word(e, "version", trf_version());
     bench_add_machine(e);
     bench_add_word(e, "device", "cpu");
     bench_add_integer(e, "threads", (uint64_t)(threads ? threads : bench_count_cores()));

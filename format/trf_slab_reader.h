@@ -4,8 +4,8 @@
  * A warp runs these functions with a lane each; a loop over 32 lanes on the CPU computes the same. The layer and the
  * slab table are trusted as far as validation went, the slab's bytes are not: nothing here reads outside its raw bits
  * and its rANS streams, whatever is in them. */
-#ifndef TRF_SLAB_DECODE_H
-#define TRF_SLAB_DECODE_H
+#ifndef TRF_SLAB_READER_H
+#define TRF_SLAB_READER_H
 
 #include "trf_device_view.h"
 

@@ -2,7 +2,7 @@
  * codec of each. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
-#include "trf_select.h"
+#include "trf_tensor_selection.h"
 
 #include <check.h>
 #include <string.h>
@@ -12,7 +12,7 @@ typedef struct choice_case {
     uint64_t shape[4];
     uint32_t num_dims;
     trf_codec codec;
-    trf_selection selection;
+    trf_tensor_selection selection;
 } choice_case;
 
 static const choice_case kDefault[] = {
@@ -79,7 +79,7 @@ START_TEST(default_choice) {
     options.encode.codec = c->codec;
     trf_selection_rules rules = {&options, 0};
     trf_tensor tensor = tensor_of(c->name, c->dtype, c->shape, c->num_dims);
-    trf_selection selection;
+    trf_tensor_selection selection;
     for (int empty_lists = 0; empty_lists < 2; empty_lists++) {
         options.include = options.exclude = empty_lists ? nothing : NULL;
         ck_assert_int_eq(trf_select_tensor(&rules, &tensor, &selection, NULL), TRF_OK);
@@ -94,7 +94,7 @@ START_TEST(tied_tensors_stay) {
     trf_checkpoint_options_init(&options);
     trf_selection_rules rules = {&options, 1};
     trf_tensor head = tensor_of("lm_head.weight", "BF16", shape, 2), other = tensor_of("a.weight", "BF16", shape, 2);
-    trf_selection selection;
+    trf_tensor_selection selection;
     ck_assert_int_eq(trf_select_tensor(&rules, &head, &selection, NULL), TRF_OK);
     ck_assert_int_eq(selection, TRF_SELECT_KEEP);
     ck_assert_int_eq(trf_select_tensor(&rules, &other, &selection, NULL), TRF_OK);
@@ -112,7 +112,7 @@ typedef struct glob_case {
     uint32_t num_dims;
     trf_codec codec;
     trf_status status;
-    trf_selection selection;
+    trf_tensor_selection selection;
 } glob_case;
 
 static const glob_case kGlobs[] = {
@@ -144,7 +144,7 @@ START_TEST(globs_choose) {
     options.encode.codec = c->codec;
     trf_selection_rules rules = {&options, 0};
     trf_tensor tensor = tensor_of(c->name, c->dtype, shape, c->num_dims);
-    trf_selection selection;
+    trf_tensor_selection selection;
     trf_error err = {0};
     trf_status status = trf_select_tensor(&rules, &tensor, &selection, &err);
     fixture_check_status(status, c->status, &err);
@@ -172,8 +172,8 @@ START_TEST(eight_bit_integers_are_not_quantized) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("select");
-    TCase *tests = tcase_create("select");
+    Suite *suite = suite_create("tensor_selection");
+    TCase *tests = tcase_create("tensor_selection");
     tcase_add_loop_test(tests, default_choice, 0, sizeof kDefault / sizeof kDefault[0]);
     tcase_add_test(tests, tied_tensors_stay);
     tcase_add_loop_test(tests, globs_choose, 0, sizeof kGlobs / sizeof kGlobs[0]);

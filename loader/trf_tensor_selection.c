@@ -1,4 +1,4 @@
-#include "trf_select.h"
+#include "trf_tensor_selection.h"
 
 #include "trf_json.h"
 
@@ -108,8 +108,8 @@ static int list_length(const char *const *list) {
     return length;
 }
 
-trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor, trf_selection *selection,
-                             trf_error *err) {
+trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor,
+                             trf_tensor_selection *selection, trf_error *err) {
     const char *const *include = rules->options->include, *const *exclude = rules->options->exclude;
     const char *obstacle = find_obstacle(rules, tensor);
     *selection = TRF_SELECT_KEEP;

@@ -1,14 +1,14 @@
 /* Which tensors are compressed, and with which codec. */
-#ifndef TRF_SELECT_H
-#define TRF_SELECT_H
+#ifndef TRF_TENSOR_SELECTION_H
+#define TRF_TENSOR_SELECTION_H
 
 #include "trf_checkpoint.h"
 
-typedef enum trf_selection {
+typedef enum trf_tensor_selection {
     TRF_SELECT_KEEP = 0,
     TRF_SELECT_COMPRESS = 1, /* unless its blob comes out larger than it is */
     TRF_SELECT_ALWAYS = 2    /* `include` names it, without a wildcard */
-} trf_selection;
+} trf_tensor_selection;
 
 /* What a choice rests on, besides the tensor itself. */
 typedef struct trf_selection_rules {
@@ -22,8 +22,8 @@ trf_status trf_selection_rules_read(const trf_checkpoint *checkpoint, const trf_
                                     trf_selection_rules *rules, char *warning, size_t warning_bytes, trf_error *err);
 
 /* Errors: TRF_ERR_ARGUMENT if `include` names a tensor that cannot be compressed, TRF_ERR_MEMORY. */
-trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor, trf_selection *selection,
-                             trf_error *err);
+trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor,
+                             trf_tensor_selection *selection, trf_error *err);
 
 /* The encoder's options for a tensor of this dtype. @return 0 if the codec that was asked for does not take it. */
 int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf_encode_options *options);

@@ -1,0 +1,28 @@
+/* What planning of the fused and of the wide family begins with: the product that is asked for, and what keeps a layer
+ * from either. Plain C: nothing here touches a device. */
+#ifndef TRF_PRODUCT_REQUEST_H
+#define TRF_PRODUCT_REQUEST_H
+
+#include "trf_device_limits.h"
+#include "trf_product.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct trf_product_request {
+    const trf_device_view *view;
+    const trf_layer_traits *traits;
+    const trf_device_limits *limits;
+    uint32_t m;
+} trf_product_request;
+
+/* Whether a layer's weights cannot be decoded to exact fragments for x of a type, whatever the kernel family. @return
+ * NULL, or why not: a static string. */
+const char *trf_fragments_refuse_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
