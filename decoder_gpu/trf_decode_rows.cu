@@ -1,6 +1,6 @@
 /* Rows of a layer by number: an embedding's look-up.
  *
- * A warp takes one row and eight panels, four lanes for each (trf_row_lookup.h); warps go on by the grid's
+ * A warp takes one row and eight panels, four lanes for each (trf_row_reader.h); warps go on by the grid's
  * size. A row is in a quarter of a lane's weights, or half of them, so the walk costs four times the weights that are
  * kept; but nothing else of the row's band is read or decoded.
  *
@@ -8,7 +8,7 @@
  * look-up in each; for small batches also the first touch of the raw bits, which are therefore asked for ahead. */
 #include "trf_decode_rows.h"
 #include "trf_edge_warp.cuh"
-#include "trf_row_lookup.h"
+#include "trf_row_reader.h"
 
 namespace {
 

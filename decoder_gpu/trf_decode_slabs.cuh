@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(TRF_MAX_WRITE_WARPS *TRF_LANES, 1)
     const uint32_t begin = (uint32_t)(a.slabs * share / shares), end = (uint32_t)(a.slabs * (share + 1) / shares);
     const trf_walk walk = {begin / a.regular_panels, begin % a.regular_panels, a.regular_panels, end - begin};
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
-    const uint32_t memory = shared + a.smem.warps + warp * a.smem.warp_bytes;
+    const uint32_t memory = shared + a.smem.first_warp + warp * a.smem.warp_bytes;
     const trf_plain_unit_order unit_order = {a.regular_panels};
 
     trf_prefetcher<1> prefetcher;

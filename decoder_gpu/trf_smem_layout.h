@@ -15,7 +15,7 @@
 #endif
 
 enum {
-    TRF_RING_STEPS = 4, /* of the 8-bit plane; the unrolling is a multiple, so that slots are constants */
+    TRF_RING_STEPS = 4, /* of the 8-bit plane; the unrolling is a multiple, so that places are constants */
     TRF_SHORT_RING_STEPS = 2,
     TRF_STEP_BYTES = 512,  /* of the 8-bit plane, one step of 16 columns */
     TRF_GUARD_BYTES = 544, /* in front of and behind all buffers: as far as a corrupt rANS stream can lead a lane */
@@ -31,7 +31,7 @@ enum {
 typedef struct trf_smem_layout {
     uint32_t table_log;       /* bytes of the table at 0, [2^p][copies]: 1 << table_log */
     uint32_t lane_pair_masks; /* uint4[32] */
-    uint32_t warps;           /* of warp 0; warp_bytes from warp to warp */
+    uint32_t first_warp;      /* what warp 0 has; warp_bytes from warp to warp */
     uint32_t warp_bytes;      /* each slab's buffers and others, or a unit's sums at the end if that is more */
     uint32_t slab_bytes;      /* ring, narrow buffers, two buffers of rANS streams */
     uint32_t narrow_bytes;    /* of one buffer */
@@ -57,7 +57,7 @@ TRF_HD trf_smem_layout trf_smem_layout_of(uint32_t raw_bits, uint32_t max_rans_b
     trf_smem_layout smem;
     smem.table_log = table_log;
     smem.lane_pair_masks = 1u << table_log;
-    smem.warps = smem.lane_pair_masks + 32 * 16 + TRF_GUARD_BYTES;
+    smem.first_warp = smem.lane_pair_masks + 32 * 16 + TRF_GUARD_BYTES;
     smem.narrow_bytes = trf_narrow_bytes(raw_bits);
     smem.rans_streams = (raw_bits & 8 ? (uint32_t)ring_steps * TRF_STEP_BYTES : 0) + smem.narrow_bytes +
                         trf_narrow_stride(raw_bits, ring_steps);
@@ -66,7 +66,7 @@ TRF_HD trf_smem_layout trf_smem_layout_of(uint32_t raw_bits, uint32_t max_rans_b
     smem.warp_bytes = slabs * smem.slab_bytes + other_bytes;
     if (smem.warp_bytes < sum_bytes)
         smem.warp_bytes = sum_bytes;
-    smem.total = smem.warps + warps * smem.warp_bytes + TRF_GUARD_BYTES;
+    smem.total = smem.first_warp + warps * smem.warp_bytes + TRF_GUARD_BYTES;
     return smem;
 }
 

@@ -374,7 +374,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     trf_prefetcher<kSlabs> prefetcher;
     trf_start_walk<Codec>(prefetcher, a.view, p.smem, planes, walk, unit_order_at_start,
-                          w.shared + p.smem.warps + w.warp * p.smem.warp_bytes, w.lane);
+                          w.shared + p.smem.first_warp + w.warp * p.smem.warp_bytes, w.lane);
     trf_build_constants<Codec, kP, kLog>(a.view, table_source, w.shared, p.smem, &constants);
     if (threadIdx.x == 0)
         share = share_at_start;
@@ -392,7 +392,8 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     const trf_rans_params<kP, kLog> params =
         trf_rans_params_of<kP, kLog>(a.view, shared_memory, p.smem.table_log, trf_shared_address(&constants), w.lane);
     if (Product::kCopiesX)
-        sink.x_shared = w.shared + p.smem.warps + w.warp * p.smem.warp_bytes + kSlabs * p.smem.slab_bytes + 16 * w.lane;
+        sink.x_shared =
+            w.shared + p.smem.first_warp + w.warp * p.smem.warp_bytes + kSlabs * p.smem.slab_bytes + 16 * w.lane;
     if (prefetcher.bytes[0])
         sink.prefetch_slab(prefetcher.entered);
     if (Product::kCopiesX)

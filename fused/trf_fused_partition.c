@@ -82,8 +82,8 @@ static int lay_out(trf_fused_partition *c, const trf_product_request *request, u
                                  trf_copied_x_bytes(view->codec, (int)c->slabs, (int)c->x_tiles), TRF_RING_STEPS);
     c->x_stages = c->smem.total;
     c->shared_bytes = c->x_stages + c->k_splits * 2 * trf_x_stage_bytes(x_stage_cols, (int)c->x_tiles);
-    const uint32_t in_place_of = pipelines_x(c) ? c->x_stages : c->smem.warps;
-    c->sums = in_buffers ? c->smem.warps : c->sums_over_x ? in_place_of : c->shared_bytes;
+    const uint32_t in_place_of = pipelines_x(c) ? c->x_stages : c->smem.first_warp;
+    c->sums = in_buffers ? c->smem.first_warp : c->sums_over_x ? in_place_of : c->shared_bytes;
     c->sums_stride = in_buffers ? c->smem.warp_bytes : sum_bytes(c);
     if (shares_units(c) && !in_buffers) { /* tasks of a block, rounded up */
         const uint32_t end = c->sums + c->k_splits * (c->wave_units * c->sums_stride + c->cluster * TRF_ACC_TILE_BYTES);

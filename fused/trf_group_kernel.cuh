@@ -323,7 +323,8 @@ struct trf_group_unit_order {
 /* Shared address of the sums that a warp leaves of the unit that its share begins in, or of the one that it ends in. */
 static __device__ __forceinline__ uint32_t trf_partial_sums_at(const trf_group_args &g, const trf_group_block &b,
                                                                uint32_t shared, uint32_t warp, bool begins) {
-    return shared + (begins ? g.sums + warp * b.layer.partition.sums_stride : g.smem.warps + warp * g.smem.warp_bytes);
+    return shared + (begins ? g.sums + warp * b.layer.partition.sums_stride
+                            : g.smem.first_warp + warp * g.smem.warp_bytes);
 }
 
 /* The warp has walked its columns of the unit-th of the block's units. */
@@ -420,7 +421,7 @@ static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_
     const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
     trf_prefetcher<kSlabs> prefetcher;
     trf_start_walk<Codec>(prefetcher, a.view, g.smem, planes, walk, unit_order,
-                          shared + g.smem.warps + warp * g.smem.warp_bytes, lane);
+                          shared + g.smem.first_warp + warp * g.smem.warp_bytes, lane);
     trf_build_constants<Codec, kP, kLog>(a.view, table_source, shared, g.smem, &b.constants);
     __syncthreads();
     trf_wait_for_predecessor();

@@ -612,7 +612,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     trf_prefetcher<TRF_WIDE_SLABS, kShortRing> prefetcher;
     if (decodes)
         trf_start_walk<Codec>(prefetcher, view, p.smem, planes, walk, unit_order,
-                              shared + p.smem.warps + decoder * p.smem.warp_bytes, lane);
+                              shared + p.smem.first_warp + decoder * p.smem.warp_bytes, lane);
     trf_build_constants<Codec, kP, kLog>(view, table_source, shared, p.smem, &constants);
     if (kMulticast == 1) {
         __syncthreads();

@@ -2,7 +2,7 @@
 #include "trf_device_cpu.h"
 #include "trf_device_value.h"
 #include "trf_layer_feed.h"
-#include "trf_row_lookup.h"
+#include "trf_row_reader.h"
 #include "trf_slab_directory.h"
 #include "trf_threads.h"
 

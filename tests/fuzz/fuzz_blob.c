@@ -1,7 +1,7 @@
 /* Any bytes as a layer blob: the validator and, where it accepts them, every decoder. Checksums are put right first. */
 #include "common/decoders.h"
 #include "fuzz_checksums.h"
-#include "trf_row_lookup.h"
+#include "trf_row_reader.h"
 #include "trf_slab_directory.h"
 
 #include <stdlib.h>

@@ -105,7 +105,7 @@ static void hash_text(uint64_t *hash, const char *text) {
         *hash = (*hash ^ (uint8_t)*text) * 0x100000001B3ull;
 }
 static void hash_smem(uint64_t *hash, const trf_smem_layout *smem) {
-    const uint32_t words[9] = {smem->table_log,    smem->lane_pair_masks, smem->warps,
+    const uint32_t words[9] = {smem->table_log,    smem->lane_pair_masks, smem->first_warp,
                                smem->warp_bytes,   smem->slab_bytes,      smem->narrow_bytes,
                                smem->rans_streams, smem->rans_bytes,      smem->total};
     hash_words(hash, words, 9);

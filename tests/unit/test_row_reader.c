@@ -8,7 +8,7 @@
 #include "common/test_weights.h"
 #include "trf_decode.h"
 #include "trf_layer.h"
-#include "trf_row_lookup.h"
+#include "trf_row_reader.h"
 
 #include <check.h>
 #include <glob.h>
@@ -168,8 +168,8 @@ START_TEST(corrupt_rans_streams) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("row_lookup");
-    TCase *tests = tcase_create("row_lookup");
+    Suite *suite = suite_create("row_reader");
+    TCase *tests = tcase_create("row_reader");
     tcase_set_timeout(tests, 120);
     tcase_add_test(tests, golden_files);
     tcase_add_loop_test(tests, corrupt_rans_streams, 0, 4);

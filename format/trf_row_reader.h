@@ -4,8 +4,8 @@
  * four rows, or two) and keep what is the row's. A lane writes the columns that it has decoded, and no other; weights
  * that lie uncoded (slivers, stored tiles) the four share. As in trf_slab_reader.h nothing outside the slab is read,
  * whatever is in it. */
-#ifndef TRF_ROW_LOOKUP_H
-#define TRF_ROW_LOOKUP_H
+#ifndef TRF_ROW_READER_H
+#define TRF_ROW_READER_H
 
 #include "trf_device_value.h"
 #include "trf_edges.h"
