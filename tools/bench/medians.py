@@ -56,7 +56,7 @@ def rows_of(bench: dict) -> list[dict]:
         median, q1, q3 = spread(m["seconds"])
         error = f"{m['error_f32']:.2g}" if m.get("error_f32") else ""
         rows.append({"card": bench["gpu"], "commit": bench.get("commit", ""), "rounds": len(m["seconds"]), **subject,
-                     "batch": m["batch"], "what": m["what"], "median_us": median, "q1_us": q1, "q3_us": q3,
+                     "batch": m.get("batch") or 0, "what": m["what"], "median_us": median, "q1_us": q1, "q3_us": q3,
                      "error_f32": error})
     return rows
 
