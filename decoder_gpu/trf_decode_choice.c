@@ -1,7 +1,7 @@
 #include "trf_decode_choice.h"
 
-/* What kernels take, measured on an H200 (docs/performance.md). The unit of time is what memory takes for the gathered
- * weights of a slab of 256 columns a multiprocessor: 0.96 us. */
+/* What kernels take, measured on an H200 (docs/notebook/2026-11-23-two-step-decoding.md). The unit of time is what
+ * memory takes for the gathered weights of a slab of 256 columns a multiprocessor: 0.96 us. */
 static const double kSlabTimeOfWarp = 10.5; /* of a warp that gathers, at least, for such a slab */
 static const double kGatheredEnd = 2.2;     /* when the last slabs are there, memory waits */
 static const double kPlainTime = 1.14;      /* of memory, for such a slab, where warps do not gather */

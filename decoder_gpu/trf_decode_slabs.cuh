@@ -28,7 +28,8 @@
  * beside at most 1,024 static ones, of the 232,448 that a block of an H200 can have. More than 15 that gather find no
  * room.
  *
- * Registers: at most 128 a thread with 16 warps. What limits it: docs/performance.md. */
+ * Registers: at most 128 a thread with 16 warps. What limits it:
+ * docs/notebook/2026-11-23-two-step-decoding.md. */
 #ifndef TRF_DECODE_SLABS_CUH
 #define TRF_DECODE_SLABS_CUH
 

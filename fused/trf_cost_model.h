@@ -1,6 +1,6 @@
 /* Estimated times of products that are decoded on the way: what planning compares partitions by. All constants of the
  * estimates stand in trf_cost_model.c, each with its unit; they are fits to measurements on an H200
- * (docs/performance.md). Microseconds, beyond what every launch takes. Plain C. */
+ * (docs/notebook/2026-11-22-fused-kernel.md). Microseconds, beyond what every launch takes. Plain C. */
 #ifndef TRF_COST_MODEL_H
 #define TRF_COST_MODEL_H
 

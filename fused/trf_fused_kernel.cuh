@@ -40,7 +40,7 @@
  *
  * Shared memory: trf_smem_layout, with warps' copies of x in it, then stages of x, then sums if they cannot lie in the
  * warps' buffers or, behind one meeting more, in place of those or of stages of x. Registers: 96 to 128 a thread with
- * 16 to 20 warps, 168 with 12, 255 with 8. What limits it: docs/performance.md. */
+ * 16 to 20 warps, 168 with 12, 255 with 8. What limits it: docs/notebook/2026-11-22-fused-kernel.md. */
 #ifndef TRF_FUSED_KERNEL_CUH
 #define TRF_FUSED_KERNEL_CUH
 

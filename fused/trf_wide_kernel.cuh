@@ -33,7 +33,7 @@
  *                            | to a multiple of 1024 | 8 stages x 8192 | 8 copies of x x 8192: 220160
  *       a slab's 3392        ring of 2 steps 1024 | narrow planes 512 | two of rANS streams, 928 each
  *
- * Registers: 128 a thread. What limits it: docs/performance.md. */
+ * Registers: 128 a thread. What limits it: docs/notebook/2026-11-23-wide-kernel.md. */
 #ifndef TRF_WIDE_KERNEL_CUH
 #define TRF_WIDE_KERNEL_CUH
 

@@ -440,8 +440,8 @@ TRF_API trf_status trf_device_layer_check(const trf_device_layer *layer, trf_err
 
 /* How y = x . W^T is computed. */
 typedef enum trf_path {
-    /* The context's tuning decides, else a table of crossovers that the library brings along for the GPU's generation;
-     * where neither has anything: FUSED if it takes the product, else TWO_STEP. */
+    /* The context's tuning decides, else a table of crossovers that the library brings along: the GPU's own, or that of
+     * the most similar GPU of its generation; where none has anything: FUSED if it takes the product, else TWO_STEP. */
     TRF_PATH_AUTO = 0,
     /* Decoded inside the product. On a GPU m up to TRF_FUSED_MAX_M, and docs/guide.md says which layers; on the CPU the
      * only path, for every m. */

@@ -39,6 +39,18 @@ static trf_status find_device(int device, struct cudaDeviceProp *properties, trf
     return TRF_OK;
 }
 
+/* By the driver's peak clock and width of the memory, at two transfers a clock. CUDA 13 has no properties for them any
+ * more, and the attributes may be 0, or fail: then it is not known, which is no error. */
+static uint32_t memory_gb_per_second(int device) {
+    int kilohertz = 0, bits = 0;
+    if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return kilohertz > 0 && bits > 0 ? (uint32_t)(2.0 * kilohertz * 1e3 * bits / 8 / 1e9 + 0.5) : 0;
+}
+
 static void cuda_destroy(trf_context *context) {
     trf_device_scope scope;
     trf_enter_device(context->device, &scope, NULL);
@@ -98,6 +110,7 @@ trf_status trf_cuda_context_create(int device, trf_context **context, trf_error 
     made->ops = &cuda_device_ops;
     made->device = device;
     made->cache_bytes = (uint64_t)properties.l2CacheSize;
+    made->memory_gb_per_second = memory_gb_per_second(device);
     made->limits = (trf_device_limits){.multiprocessors = properties.multiProcessorCount,
                                        .shared_bytes = (int)properties.sharedMemPerBlockOptin,
                                        .capability = 10 * properties.major + properties.minor};

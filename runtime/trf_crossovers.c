@@ -1,25 +1,56 @@
-/* The table of crossovers that the library brings along: which path a product gets on a GPU that nobody has tuned. Of
- * one GPU of each generation (docs/performance.md). */
+/* The tables of crossovers that the library brings along: which path a product gets on a GPU that nobody has tuned.
+ * There is one for each card that was measured, and other cards of its generation go by the one that is the most like
+ * them.
+ *
+ * What moves a crossover between cards of one generation is how fast memory is beside the multiprocessors: where memory
+ * is slower, reading fewer bytes is worth more, and decoding costs less in comparison. So the distance of two cards is
+ * that of their memory bandwidths a multiprocessor. */
 #include "trf_tuning.h"
 
 #include <math.h>
+#include <string.h>
 
-static const struct crossover {
-    int capability;
-    trf_tuning_key key;
-    uint32_t fused_to, wide_to; /* batches; what comes behind is two-step's */
-} kCrossovers[] = {
+/* kTables. runtime/crossovers/make_crossovers.py makes it of the cards beside itself. */
 #include "trf_crossovers.inc"
-};
 
-trf_path trf_crossover_path(int capability, const trf_tuning_key *key, uint32_t m) {
-    const struct crossover *nearest = NULL;
+const trf_crossover_table *trf_crossover_tables(uint32_t *num_tables) {
+    *num_tables = sizeof kTables / sizeof kTables[0];
+    return kTables;
+}
+
+/* Octaves of memory bandwidth a multiprocessor; 0 where a card's is not known. */
+static double card_distance(const trf_card *a, const trf_card *b) {
+    if (!a->memory_gb_per_second || !b->memory_gb_per_second || !a->multiprocessors || !b->multiprocessors)
+        return 0;
+    return fabs(log2((double)a->memory_gb_per_second / a->multiprocessors) -
+                log2((double)b->memory_gb_per_second / b->multiprocessors));
+}
+
+const trf_crossover_table *trf_crossovers_for(const trf_crossover_table *tables, uint32_t num_tables,
+                                              const trf_card *card) {
+    const trf_crossover_table *nearest = NULL;
     double least = HUGE_VAL;
-    for (size_t i = 0; i < sizeof kCrossovers / sizeof kCrossovers[0]; i++) {
-        const double distance =
-            kCrossovers[i].capability == capability ? trf_tuning_key_distance(key, &kCrossovers[i].key) : HUGE_VAL;
+    for (uint32_t i = 0; i < num_tables; i++) {
+        if (tables[i].card.capability != card->capability)
+            continue;
+        if (strcmp(tables[i].card.name, card->name) == 0)
+            return &tables[i];
+        const double distance = card_distance(&tables[i].card, card);
         if (distance < least) {
-            nearest = &kCrossovers[i];
+            nearest = &tables[i];
+            least = distance;
+        }
+    }
+    return nearest;
+}
+
+trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_key *key, uint32_t m) {
+    const trf_crossover *nearest = NULL;
+    double least = HUGE_VAL;
+    for (uint32_t i = 0; table && i < table->num_crossovers; i++) {
+        const double distance = trf_tuning_key_distance(key, &table->crossovers[i].key);
+        if (distance < least) {
+            nearest = &table->crossovers[i];
             least = distance;
         }
     }

@@ -90,10 +90,15 @@ static void set_tiles_product(trf_plan *plan) {
 static trf_path path_for(const trf_device_layer *layer, uint32_t m, const char **reason) {
     const trf_context *context = layer->context;
     const trf_tuning_key key = trf_tuning_key_of(layer);
+    const trf_card card = trf_card_of(context);
     const trf_path tuned = context->tuning ? trf_tuned_path(context->tuning, &key, m) : TRF_PATH_AUTO;
     *reason = tuned != TRF_PATH_AUTO ? "the context's tuning has another path for this batch"
                                      : "another path is faster for this batch, on GPUs of this generation";
-    return tuned != TRF_PATH_AUTO ? tuned : trf_crossover_path(context->limits.capability, &key, m);
+    if (tuned != TRF_PATH_AUTO)
+        return tuned;
+    uint32_t num_tables;
+    const trf_crossover_table *tables = trf_crossover_tables(&num_tables);
+    return trf_crossover_path(trf_crossovers_for(tables, num_tables, &card), &key, m);
 }
 
 static trf_status choose_path(trf_plan *plan, trf_path path, trf_error *err) {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-trf_status trf_tuning_create(const char *device, uint32_t num_layers, trf_tuning **tuning, trf_error *err) {
+trf_status trf_tuning_create(const trf_card *card, uint32_t num_layers, trf_tuning **tuning, trf_error *err) {
     trf_tuning *made = calloc(1, sizeof *made);
     trf_tuned_layer *layers = calloc(num_layers ? num_layers : 1, sizeof *layers);
     if (!made || !layers) {
@@ -17,7 +17,7 @@ trf_status trf_tuning_create(const char *device, uint32_t num_layers, trf_tuning
         free(layers);
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a tuning of %u layers", num_layers);
     }
-    snprintf(made->device, sizeof made->device, "%s", device);
+    made->card = *card;
     made->num_layers = num_layers;
     made->layers = layers;
     *tuning = made;
@@ -29,6 +29,14 @@ void trf_tuning_free(trf_tuning *tuning) {
         return;
     free(tuning->layers);
     free(tuning);
+}
+
+trf_card trf_card_of(const trf_context *context) {
+    trf_card card = {.capability = (uint32_t)context->limits.capability,
+                     .multiprocessors = (uint32_t)context->limits.multiprocessors,
+                     .memory_gb_per_second = context->memory_gb_per_second};
+    snprintf(card.name, sizeof card.name, "%s", context->name);
+    return card;
 }
 
 trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer) {
@@ -80,11 +88,11 @@ trf_status trf_context_set_tuning(trf_context *context, const trf_tuning *tuning
     trf_tuning *copy = NULL;
     if (!context)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a tuning is set in a context");
-    if (tuning && strcmp(tuning->device, context->name) != 0)
+    if (tuning && strcmp(tuning->card.name, context->name) != 0)
         return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET, "the tuning is one for '%s', and the device is '%s'",
-                        tuning->device, context->name);
+                        tuning->card.name, context->name);
     if (tuning) {
-        trf_status status = trf_tuning_create(tuning->device, tuning->num_layers, &copy, err);
+        trf_status status = trf_tuning_create(&tuning->card, tuning->num_layers, &copy, err);
         if (status != TRF_OK)
             return status;
         memcpy(copy->layers, tuning->layers, tuning->num_layers * sizeof *copy->layers);

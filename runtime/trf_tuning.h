@@ -32,14 +32,24 @@ typedef struct trf_tuned_layer {
     trf_tuned_point points[TRF_TUNED_POINTS]; /* m ascending */
 } trf_tuned_layer;
 
+/* A GPU as tunings and the tables of crossovers know it. */
+typedef struct trf_card {
+    char name[256];                /* as trf_context_info.name has it */
+    uint32_t capability;           /* 10 * major + minor; 0: not known, or the CPU */
+    uint32_t multiprocessors;      /* likewise */
+    uint32_t memory_gb_per_second; /* 10^9 bytes a second, by the memory's clock and width; 0: not known */
+} trf_card;
+
 struct trf_tuning {
-    char device[256]; /* as trf_context_info.name has it */
+    trf_card card; /* that was measured */
     uint32_t num_layers;
     trf_tuned_layer *layers;
 };
 
-/* A tuning for so many layers, all zeros. Errors: TRF_ERR_MEMORY. */
-trf_status trf_tuning_create(const char *device, uint32_t num_layers, trf_tuning **tuning, trf_error *err);
+/* A tuning of a card for so many layers, all zeros. Errors: TRF_ERR_MEMORY. */
+trf_status trf_tuning_create(const trf_card *card, uint32_t num_layers, trf_tuning **tuning, trf_error *err);
+
+trf_card trf_card_of(const trf_context *context);
 
 trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer);
 
@@ -51,9 +61,31 @@ double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b)
  * there is none, or for a batch beyond its last point. */
 trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uint32_t m);
 
-/* The same by the table that the library brings along, for GPUs of this compute capability (10 * major + minor).
- * @return TRF_PATH_AUTO where it has none. */
-trf_path trf_crossover_path(int capability, const trf_tuning_key *key, uint32_t m);
+/* A layer of a table of crossovers: FUSED up to a batch, WIDE from there up to another one, and then TWO_STEP. */
+typedef struct trf_crossover {
+    trf_tuning_key key;
+    uint32_t fused_to, wide_to;
+} trf_crossover;
+
+/* What was measured on one card. */
+typedef struct trf_crossover_table {
+    trf_card card;
+    const trf_crossover *crossovers;
+    uint32_t num_crossovers;
+} trf_crossover_table;
+
+/* @return the tables that the library brings along (runtime/crossovers), one a card that was measured. */
+const trf_crossover_table *trf_crossover_tables(uint32_t *num_tables);
+
+/* @return the table for a card: the one of its name; else, of those of its compute capability, the one whose memory
+ * bandwidth a multiprocessor is the nearest (in octaves, the first of those that are equally near; of a bandwidth that
+ * is not known the first of all); NULL where there is none. */
+const trf_crossover_table *trf_crossovers_for(const trf_crossover_table *tables, uint32_t num_tables,
+                                              const trf_card *card);
+
+/* trf_tuned_path, by a table of crossovers. @return TRF_PATH_AUTO where it has no layer of this kind; table may be
+ * NULL. */
+trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_key *key, uint32_t m);
 
 /* @return the path that the times speak for: the first of FUSED, WIDE and TWO_STEP that no other beats by 1 %; AUTO if
  * there are none. */

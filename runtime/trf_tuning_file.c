@@ -1,11 +1,13 @@
 /* Tunings in files: JSON that people can read, and change.
  *
  *   {"format": "transfuse tuning", "version": 2, "device": "NVIDIA H200",
+ *    "capability": 90, "multiprocessors": 132, "memory_gb_per_second": 4917,
  *    "layers": [{"codec": "bf16", "class_bits": 2, "raw_bits": 8, "scale_groups": false, "rows": 8192, "cols": 8192,
  *                "batches": [{"to": 1, "path": "fused", "microseconds": {"fused": 24.5, "two-step": 98.1}}, ...]},
  *                ...]}
  *
- * "path" decides; "microseconds" tells why, and may be missing. */
+ * "path" decides; "microseconds" tells why, and may be missing. So may the three numbers of the device, of which the
+ * library's tables of crossovers are made (runtime/crossovers). */
 #include "trf_checkpoint.h"
 #include "trf_json.h"
 #include "trf_output.h"
@@ -58,8 +60,11 @@ static char *tuning_to_text(const trf_tuning *tuning) {
             json_decref(layers);
             return NULL;
         }
-    json_t *root = json_pack("{s:s, s:i, s:s, s:o}", "format", TRF_TUNING_FORMAT, "version", TRF_TUNING_VERSION,
-                             "device", tuning->device, "layers", layers);
+    const trf_card *card = &tuning->card;
+    json_t *root = json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:o}", "format", TRF_TUNING_FORMAT, "version",
+                             TRF_TUNING_VERSION, "device", card->name, "capability", (json_int_t)card->capability,
+                             "multiprocessors", (json_int_t)card->multiprocessors, "memory_gb_per_second",
+                             (json_int_t)card->memory_gb_per_second, "layers", layers);
     char *text = root ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(root);
     return text;
@@ -212,21 +217,41 @@ static trf_status check_version(const json_t *version, const char *path, trf_err
                     TRF_TUNING_VERSION);
 }
 
+/* What is missing is not known, and 0. */
+static trf_status read_card(const json_t *root, const char *path, trf_card *card, trf_error *err) {
+    const char *name = json_string_value(json_object_get(root, "device"));
+    const struct {
+        const char *key;
+        uint32_t *number;
+    } fields[] = {{"capability", &card->capability},
+                  {"multiprocessors", &card->multiprocessors},
+                  {"memory_gb_per_second", &card->memory_gb_per_second}};
+    *card = (trf_card){{0}, 0, 0, 0};
+    if (!name || strlen(name) >= sizeof card->name)
+        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: 'device' is missing, no text, or too long", path);
+    memcpy(card->name, name, strlen(name) + 1);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (json_object_get(root, fields[i].key) && read_number(root, fields[i].key, 0, UINT32_MAX, fields[i].number))
+            return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: '%s' is no number of a device", path,
+                            fields[i].key);
+    return TRF_OK;
+}
+
 static trf_status read_root(const json_t *root, const char *path, trf_tuning **tuning, trf_error *err) {
-    const char *format = json_string_value(json_object_get(root, "format")),
-               *device = json_string_value(json_object_get(root, "device"));
+    const char *format = json_string_value(json_object_get(root, "format"));
     const json_t *layers = json_object_get(root, "layers");
     if (!format || strcmp(format, TRF_TUNING_FORMAT) != 0)
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: not a tuning: 'format' is not '%s'", path,
                         TRF_TUNING_FORMAT);
+    trf_card card;
     trf_status status = check_version(json_object_get(root, "version"), path, err);
+    if (status == TRF_OK)
+        status = read_card(root, path, &card, err);
     if (status != TRF_OK)
         return status;
-    if (!device || strlen(device) >= sizeof(*tuning)->device)
-        return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: 'device' is missing, no text, or too long", path);
     if (!json_is_array(layers) || json_array_size(layers) > TRF_TUNED_LAYERS)
         return trf_fail(err, TRF_ERR_FORMAT, TRF_NO_OFFSET, "%s: 'layers' is no array, or too long a one", path);
-    status = trf_tuning_create(device, (uint32_t)json_array_size(layers), tuning, err);
+    status = trf_tuning_create(&card, (uint32_t)json_array_size(layers), tuning, err);
     for (uint32_t i = 0; status == TRF_OK && i < (*tuning)->num_layers; i++) {
         trf_tuning_place at = {path, i, 0};
         status = read_layer(json_array_get(layers, i), &at, &(*tuning)->layers[i], err);

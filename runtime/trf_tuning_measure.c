@@ -215,8 +215,9 @@ trf_status trf_tuning_measure(trf_device_layer *const *layers, uint32_t num_laye
     for (uint32_t i = 0; i < num_layers; i++)
         keys += !is_repeated(layers, i);
     progress.total = keys * count_batches(progress.options->max_m);
+    const trf_card card = trf_card_of(layers[0]->context);
     trf_tuning *made;
-    status = trf_tuning_create(layers[0]->context->name, keys, &made, err);
+    status = trf_tuning_create(&card, keys, &made, err);
     if (status != TRF_OK)
         return status;
     trf_tuned_layer *next = made->layers;

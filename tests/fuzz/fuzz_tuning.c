@@ -14,7 +14,7 @@ static void check_again(const trf_tuning *tuning) {
         abort();
     snprintf(path, sizeof path, "%s/tuning.json", folder);
     if (trf_tuning_write(tuning, path, 0, NULL) != TRF_OK || trf_tuning_read(path, &again, NULL) != TRF_OK ||
-        again->num_layers != tuning->num_layers || strcmp(again->device, tuning->device) != 0)
+        again->num_layers != tuning->num_layers || memcmp(&again->card, &tuning->card, sizeof again->card) != 0)
         abort();
     for (uint32_t i = 0; i < tuning->num_layers; i++) {
         const trf_tuned_layer *layer = &tuning->layers[i], *other = &again->layers[i];

@@ -81,13 +81,17 @@ END_TEST
 
 /* Without a tuning, AUTO is what the library's table has for this GPU, where that path takes the product. */
 START_TEST(plans_follow_the_table) {
+    const trf_card card = trf_card_of(gpu_context);
+    uint32_t num_tables;
+    const trf_crossover_table *tables = trf_crossover_tables(&num_tables),
+                              *table = trf_crossovers_for(tables, num_tables, &card);
     gpu_layer layers[LAYERS];
     trf_device_layer *on_device[LAYERS];
     make_layers(layers, on_device);
     for (int i = 0; i < LAYERS; i++) {
         const trf_tuning_key key = trf_tuning_key_of(layers[i].device);
         for (uint32_t m = 1; m <= 2 * MAX_M; m++) {
-            const trf_path due = trf_crossover_path(gpu_context->limits.capability, &key, m),
+            const trf_path due = trf_crossover_path(table, &key, m),
                            takes = due == TRF_PATH_AUTO ? TRF_PATH_AUTO : planned(&layers[i], m, due),
                            found = planned(&layers[i], m, TRF_PATH_AUTO);
             if (takes != TRF_PATH_AUTO ? found != due : found != TRF_PATH_FUSED && found != TRF_PATH_TWO_STEP)

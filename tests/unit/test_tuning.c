@@ -67,7 +67,8 @@ static void end(void) {
 
 static trf_tuning *make_tuning(void) {
     trf_tuning *made;
-    fixture_check_status(trf_tuning_create("some device", 3, &made, &err), TRF_OK, &err);
+    const trf_card card = {"some device", 90, 100, 3000};
+    fixture_check_status(trf_tuning_create(&card, 3, &made, &err), TRF_OK, &err);
     made->layers[0] = (trf_tuned_layer){{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
                                         3,
                                         {{32, TRF_PATH_FUSED, {20, 0, 30.25}},
@@ -78,31 +79,91 @@ static trf_tuning *make_tuning(void) {
     return made;
 }
 
+static const trf_card kCpu = {"CPU", 0, 0, 0}, kH200 = {"NVIDIA H200", 90, 132, 4917};
+
 /* The table that the library brings along: fused, then wide, then two-step, whatever the layer; nothing for other
- * GPUs. */
+ * generations. */
 START_TEST(shipped_crossovers) {
     static const trf_tuning_key keys[] = {
         {TRF_CODEC_BF16, 2, 10, 0, 8192, 8192}, {TRF_CODEC_BF16, 4, 8, 0, 28672, 8192},
         {TRF_CODEC_FP16, 2, 13, 0, 96, 64},     {TRF_CODEC_E4M3, 2, 6, 0, 151936, 896},
         {TRF_CODEC_E5M2, 4, 3, 0, 4096, 4096},  {TRF_CODEC_INT, 2, 1, 0, 4096, 11008},
         {TRF_CODEC_INT, 4, 1, 1, 5120, 13824}};
+    static const trf_card older = {"NVIDIA A100-SXM4-80GB", 80, 108, 2039}, unknown = {"a GPU of 9.0", 90, 64, 0};
+    uint32_t num_tables;
+    const trf_crossover_table *tables = trf_crossover_tables(&num_tables),
+                              *table = trf_crossovers_for(tables, num_tables, &kH200);
+    ck_assert_ptr_nonnull(table);
+    ck_assert_str_eq(table->card.name, "NVIDIA H200");
+    ck_assert_ptr_null(trf_crossovers_for(tables, num_tables, &older));
+    ck_assert_ptr_null(trf_crossovers_for(tables, num_tables, &kCpu));
+    ck_assert_ptr_nonnull(trf_crossovers_for(tables, num_tables, &unknown));
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         static const trf_path order[] = {TRF_PATH_FUSED, TRF_PATH_WIDE, TRF_PATH_TWO_STEP};
         int at = 0;
         for (uint32_t m = 1; m <= 10000; m += 1 + m / 64) {
-            const trf_path path = trf_crossover_path(90, &keys[i], m);
+            const trf_path path = trf_crossover_path(table, &keys[i], m);
             while (at < 2 && order[at] != path)
                 at++;
             EXPECT(order[at] == path);
             EXPECT(path != TRF_PATH_FUSED || m <= TRF_FUSED_MAX_M);
-            EXPECT(trf_crossover_path(80, &keys[i], m) == TRF_PATH_AUTO);
-            EXPECT(trf_crossover_path(0, &keys[i], m) == TRF_PATH_AUTO);
+            EXPECT(trf_crossover_path(NULL, &keys[i], m) == TRF_PATH_AUTO);
         }
-        ck_assert_int_eq(trf_crossover_path(90, &keys[i], 1), TRF_PATH_FUSED);
+        ck_assert_int_eq(trf_crossover_path(table, &keys[i], 1), TRF_PATH_FUSED);
         ck_assert_int_eq(at, 2);
     }
-    ck_assert_int_eq(trf_crossover_path(90, &keys[0], 128), TRF_PATH_WIDE);
-    ck_assert_int_eq(trf_crossover_path(90, &keys[6], 100), TRF_PATH_TWO_STEP); /* wide takes no scale groups */
+    ck_assert_int_eq(trf_crossover_path(table, &keys[0], 128), TRF_PATH_WIDE);
+    ck_assert_int_eq(trf_crossover_path(table, &keys[6], 100), TRF_PATH_TWO_STEP); /* wide takes no scale groups */
+}
+END_TEST
+
+/* Made-up tables of two cards of one generation, whose memory has 20 and 40 GB/s a multiprocessor, and of an older one
+ * with 30. */
+START_TEST(tables_of_cards) {
+    static const trf_tuning_key layer = {TRF_CODEC_BF16, 2, 10, 0, 4096, 4096},
+                                no_layer = {TRF_CODEC_INT, 2, 10, 0, 4096, 4096};
+    static const trf_crossover slow[] = {{{TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 64, 128}},
+                               fast[] = {{{TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 16, 32}},
+                               older[] = {{{TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 8, 8}};
+    static const trf_crossover_table tables[] = {
+        {{"slow", 90, 100, 2000}, slow, 1}, {{"fast", 90, 100, 4000}, fast, 1}, {{"older", 80, 100, 3000}, older, 1}};
+    static const struct {
+        trf_card card;
+        int due; /* of tables, or -1 */
+    } cases[] = {
+        {{"slow", 90, 100, 2000}, 0},
+        {{"fast", 90, 100, 4000}, 1},
+        {{"fast", 90, 0, 0}, 1},        /* by its name alone, */
+        {{"fast", 90, 100, 2000}, 1},   /* whatever else is said of it */
+        {{"slower", 90, 100, 1000}, 0}, /* beyond either end: the nearer one */
+        {{"faster", 90, 100, 9000}, 1},
+        {{"like slow", 90, 100, 2800}, 0}, /* 0.49 octaves from slow, 0.51 from fast */
+        {{"like fast", 90, 100, 2900}, 1},
+        {{"smaller", 90, 50, 1900}, 1}, /* 38 GB/s a multiprocessor, less than slow's in all */
+        {{"larger", 90, 200, 4200}, 0}, /* 21, more than fast's in all */
+        {{"not known", 90, 100, 0}, 0}, /* the first of the generation */
+        {{"not known", 90, 0, 4000}, 0},
+        {{"another A100", 80, 108, 4000}, 2}, /* another generation: whatever is nearer in bandwidth */
+        {{"fast", 80, 100, 4000}, 2},
+        {{"newer", 100, 100, 4000}, -1},
+        {{"CPU", 0, 0, 0}, -1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const trf_crossover_table *found = trf_crossovers_for(tables, 3, &cases[i].card);
+        ck_assert_msg(found == (cases[i].due < 0 ? NULL : &tables[cases[i].due]), "case %zu: %s", i,
+                      found ? found->card.name : "none");
+    }
+    for (uint32_t m = 1; m <= 256; m++) {
+        ck_assert_int_eq(trf_crossover_path(&tables[0], &layer, m), m <= 64    ? TRF_PATH_FUSED
+                                                                    : m <= 128 ? TRF_PATH_WIDE
+                                                                               : TRF_PATH_TWO_STEP);
+        ck_assert_int_eq(trf_crossover_path(&tables[1], &layer, m), m <= 16   ? TRF_PATH_FUSED
+                                                                    : m <= 32 ? TRF_PATH_WIDE
+                                                                              : TRF_PATH_TWO_STEP);
+        ck_assert_int_eq(trf_crossover_path(&tables[2], &layer, m), m <= 8 ? TRF_PATH_FUSED : TRF_PATH_TWO_STEP);
+    }
+    ck_assert_int_eq(trf_crossover_path(&tables[0], &no_layer, 1), TRF_PATH_AUTO);
+    ck_assert_ptr_null(trf_crossovers_for(tables, 0, &cases[0].card));
 }
 END_TEST
 
@@ -177,7 +238,7 @@ START_TEST(measured_on_the_cpu) {
     trf_tune_options options = options_to(17, &s);
     trf_tuning *tuning;
     fixture_check_status(trf_tuning_measure(all_layers, NUM_LAYERS, &options, &tuning, &err), TRF_OK, &err);
-    ck_assert_str_eq(tuning->device, "CPU");
+    ck_assert_str_eq(tuning->card.name, "CPU");
     ck_assert_uint_eq(tuning->num_layers, 3); /* two of the four are alike */
     ck_assert_uint_eq(s.calls, 24);
     ck_assert_uint_eq(s.total, 24);
@@ -273,7 +334,7 @@ START_TEST(contexts_follow) {
     trf_tuning *tuning;
     trf_plan *plan;
     const trf_tuning_key key = trf_tuning_key_of(all_layers[0]);
-    fixture_check_status(trf_tuning_create("CPU", 1, &tuning, &err), TRF_OK, &err);
+    fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
     tuning->layers[0] =
         (trf_tuned_layer){key, 3, {{4, TRF_PATH_FUSED, {0}}, {24, TRF_PATH_WIDE, {0}}, {96, TRF_PATH_TWO_STEP, {0}}}};
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
@@ -306,11 +367,36 @@ START_TEST(contexts_follow) {
 }
 END_TEST
 
+/* Plans go by the table of the context's card: here a CPU that says that it is a GPU. */
+START_TEST(plans_go_by_the_card) {
+    trf_plan *plan;
+    static const struct {
+        uint32_t capability;
+        trf_path due;
+    } cases[] = {{90, TRF_PATH_TWO_STEP}, {80, TRF_PATH_AUTO}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cpu->limits.capability = (int)cases[i].capability;
+        cpu->limits.multiprocessors = 132;
+        cpu->memory_gb_per_second = 4917;
+        num_asked = 0;
+        fixture_check_status(
+            test_make_plan(all_layers[0], 5000, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK,
+            &err);
+        ck_assert_int_eq(asked[0], cases[i].due);
+        trf_plan_destroy(plan);
+    }
+    const trf_card card = trf_card_of(cpu);
+    ck_assert_str_eq(card.name, "CPU");
+    ck_assert(card.capability == 80 && card.multiprocessors == 132 && card.memory_gb_per_second == 4917);
+    cpu->limits.capability = 0;
+}
+END_TEST
+
 /* What a tuning has and the device does not take gives way. */
 START_TEST(refused_paths_give_way) {
     trf_tuning *tuning;
     trf_plan *plan;
-    fixture_check_status(trf_tuning_create("CPU", 1, &tuning, &err), TRF_OK, &err);
+    fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
     tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(all_layers[0]), 1, {{9, TRF_PATH_WIDE, {0}}}};
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
     fixture_check_status(test_make_plan(all_layers[0], 2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
@@ -320,7 +406,7 @@ START_TEST(refused_paths_give_way) {
     ck_assert_int_eq(test_plan_info(plan).path, TRF_PATH_FUSED);
     ck_assert_ptr_null(test_plan_info(plan).reason);
     trf_plan_destroy(plan);
-    memcpy(tuning->device, "another", sizeof "another");
+    memcpy(tuning->card.name, "another", sizeof "another");
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_ERR_DEVICE, &err);
     ck_assert_ptr_nonnull(strstr(err.message, "'another'"));
     fixture_check_status(trf_context_set_tuning(NULL, tuning, &err), TRF_ERR_ARGUMENT, &err);
@@ -372,7 +458,7 @@ START_TEST(files_there_and_back) {
     fixture_check_status(trf_tuning_write(made, path, 0, &err), TRF_ERR_EXISTS, &err);
     fixture_check_status(trf_tuning_write(made, path, 1, &err), TRF_OK, &err);
     fixture_check_status(trf_tuning_read(path, &read, &err), TRF_OK, &err);
-    ck_assert_str_eq(read->device, made->device);
+    ck_assert_mem_eq(&read->card, &made->card, sizeof read->card);
     ck_assert_uint_eq(read->num_layers, made->num_layers);
     for (uint32_t l = 0; l < made->num_layers; l++) {
         const trf_tuned_layer *a = &read->layers[l], *b = &made->layers[l];
@@ -420,6 +506,10 @@ static const struct {
     {"{\"format\": \"transfuse tuning\", \"version\": 2.0}", TRF_ERR_VERSION, "'version'"},
     {"{\"format\": \"transfuse tuning\"}", TRF_ERR_VERSION, "'version'"},
     {"{\"format\": \"transfuse tuning\", \"version\": 2, \"layers\": []}", TRF_ERR_FORMAT, "'device'"},
+    {HEAD "[], \"capability\": 90, \"multiprocessors\": 132, \"memory_gb_per_second\": 4917}", TRF_OK, NULL},
+    {HEAD "[], \"capability\": -1}", TRF_ERR_FORMAT, "'capability'"},
+    {HEAD "[], \"multiprocessors\": \"132\"}", TRF_ERR_FORMAT, "'multiprocessors'"},
+    {HEAD "[], \"memory_gb_per_second\": 4.8}", TRF_ERR_FORMAT, "'memory_gb_per_second'"},
     {HEAD "{}}", TRF_ERR_FORMAT, "'layers'"},
     {HEAD "[3]}", TRF_ERR_FORMAT, "layers[0]: 'codec'"},
     {HEAD "[{" FORM "}]}", TRF_ERR_FORMAT, "layers[0]: 'batches'"},
@@ -478,6 +568,7 @@ int main(void) {
     TCase *tests = tcase_create("tuning"), *on_made_up = tcase_create("made_up");
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_add_test(tests, shipped_crossovers);
+    tcase_add_test(tests, tables_of_cards);
     tcase_add_test(tests, choices);
     tcase_add_test(tests, fastest);
     tcase_add_test(tests, measured_on_the_cpu);
@@ -488,6 +579,7 @@ int main(void) {
     tcase_add_unchecked_fixture(on_made_up, make_up, unmake);
     tcase_add_test(on_made_up, crossovers);
     tcase_add_test(on_made_up, contexts_follow);
+    tcase_add_test(on_made_up, plans_go_by_the_card);
     tcase_add_test(on_made_up, refused_paths_give_way);
     tcase_add_test(on_made_up, measurements_that_fail);
     suite_add_tcase(suite, on_made_up);

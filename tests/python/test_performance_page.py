@@ -1,0 +1,116 @@
+"""docs/performance.md and its plot against the medians that they are made of, and how medians are made."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "tools" / "bench"
+DATA = ROOT / "docs" / "performance"
+PAGE = ROOT / "docs" / "performance.md"
+
+
+def run(script: Path, *arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-B", str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture()
+def copy(tmp_path: Path) -> Path:
+    """A folder with what the scripts read, which they may write to."""
+    for folder in ("tools/bench", "docs/performance", "runtime"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in (*BENCH.glob("*.py"), *DATA.iterdir(), PAGE, ROOT / "runtime" / "trf_crossovers.inc"):
+        shutil.copy(file, tmp_path / file.relative_to(ROOT))
+    return tmp_path
+
+
+def test_tables_are_those_of_the_medians() -> None:
+    checked = run(BENCH / "performance_tables.py", "--check")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_plot_is_that_of_the_medians(tmp_path: Path) -> None:
+    drawn = run(BENCH / "plot_speed.py", "-o", tmp_path / "plot.svg")
+    assert drawn.returncode == 0, drawn.stderr
+    plot = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    assert plot == (DATA / "speed-over-batch.svg").read_text(encoding="utf-8")
+    assert len(plot) < 60_000 and 'fill="#ffffff"' in plot.splitlines()[1]
+
+
+def test_medians_change_the_page_and_the_plot(copy: Path) -> None:
+    speed = copy / "docs" / "performance" / "speed.csv"
+    text = speed.read_text(encoding="utf-8")
+    line = re.search(r"^NVIDIA H200,\w+,\d+,8192x8192,bf16,,1,cublaslt,([\d.]+),.*$", text, re.M)
+    speed.write_text(text.replace(line[0], line[0].replace(line[1], f"{2 * float(line[1]):.2f}")), encoding="utf-8")
+    assert run(copy / "tools/bench/performance_tables.py", "--check").returncode == 1
+    assert run(copy / "tools/bench/performance_tables.py").returncode == 0
+    assert run(copy / "tools/bench/performance_tables.py", "--check").returncode == 0
+    assert "| 8192×8192 | H200 | **2.63** |" in (copy / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert run(copy / "tools/bench/plot_speed.py").returncode == 0
+    drawn = copy / "docs" / "performance" / "speed-over-batch.svg"
+    assert drawn.read_text() != (DATA / "speed-over-batch.svg").read_text()
+
+
+def test_a_second_card_makes_rows_of_its_own(copy: Path) -> None:
+    row = "NVIDIA H100 80GB HBM3,abc,9,2048x5632,bf16,{favor},1,{what},{time},{time},{time},\n"
+    with open(copy / "docs" / "performance" / "speed.csv", "a", encoding="utf-8") as speed:
+        speed.write(row.format(favor="", what="cublaslt", time="30.00"))
+        speed.write(row.format(favor="speed", what="auto", time="20.00"))
+    assert run(copy / "tools/bench/performance_tables.py").returncode == 0
+    page = (copy / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert re.search(r"^\| 2048×5632 \| H200 \|.*\n\| 2048×5632 \| H100 \| \*\*1\.50\*\*", page, re.M)
+
+
+def test_data_are_small_and_have_medians_within_their_quartiles() -> None:
+    files = list(DATA.iterdir())
+    assert sum(file.stat().st_size for file in files) < 150_000
+    lines = 0
+    for file in files:
+        if file.suffix != ".csv":
+            continue
+        with open(file, newline="", encoding="utf-8") as rows:
+            for row in csv.DictReader(rows):
+                if "median_us" in row:
+                    low, high = row.get("q1_us") or row.get("min_us"), row.get("q3_us") or row.get("max_us")
+                    assert 0 < float(low) <= float(row["median_us"]) <= float(high), (file.name, row)
+                    lines += 1
+    assert lines > 900
+
+
+def test_medians_and_quartiles_of_a_bench(tmp_path: Path) -> None:
+    seconds = [4e-6, 1e-6, 3e-6, 2e-6, 5e-6]
+    measurements = [
+        {"what": "fused", "favor": "speed", "batch": 8, "seconds": seconds, "error_f32": 1.234e-6},
+        {"what": "cublaslt", "favor": None, "batch": 8, "seconds": [1500e-6]},
+        {"what": "ahead", "favor": "speed", "batch": 8, "seconds": seconds},
+    ]
+    blob = {"favor": "size", "bits_per_weight": 10.81234, "entropy_bits": 10.5, "relative_rms_error": 0.0}
+    layers = {"device": "cuda", "gpu": "A GPU", "commit": "abc", "results": [
+        {"rows": 64, "cols": 32, "codec": "bf16", "measurements": measurements, "blobs": [blob]}]}
+    figures = {"device": "cuda", "gpu": "A GPU", "figures": [
+        {"subject": "2 x 3x4, a b", "batch": 1, "what": "grouped", "seconds": seconds}]}
+    for name, bench in (("layers", layers), ("figures", figures)):
+        (tmp_path / name).write_text(json.dumps(bench))
+    made = run(BENCH / "medians.py", tmp_path / "layers", tmp_path / "figures")
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines() == [
+        "card,commit,rounds,subject,codec,favor,batch,what,median_us,q1_us,q3_us,error_f32",
+        "A GPU,abc,5,64x32,bf16,speed,8,fused,3.00,2.00,4.00,1.2e-06",
+        "A GPU,abc,1,64x32,bf16,,8,cublaslt,1500.0,1500.0,1500.0,",
+        'A GPU,,5,"2 x 3x4, a b",bf16,speed,1,grouped,3.00,2.00,4.00,',
+    ]
+    made = run(BENCH / "medians.py", "--sizes", tmp_path / "layers")
+    assert made.stdout.splitlines()[1:] == ["A GPU,abc,64x32,bf16,size,10.500,10.812,0"]
+    (tmp_path / "figures").write_text("no JSON")
+    made = run(BENCH / "medians.py", tmp_path / "figures")
+    assert made.returncode == 1 and "cannot be read" in made.stderr
+    assert run(BENCH / "medians.py").returncode == 1
