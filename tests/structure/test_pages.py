@@ -157,7 +157,8 @@ class Repository:
         self.words |= {word for file in sources for word in re.findall(r"\w+", Path(file).name)}
         scripts = [text for file, text in texts.items() if file.endswith((".sh", ".py"))]
         self.script_options = {option for text in scripts for option in _OPTION.findall(text)}
-        self.presets = {preset["name"] for preset in json.loads(read_text(root / "CMakePresets.json"))["configurePresets"]}
+        presets = json.loads(read_text(root / "CMakePresets.json"))
+        self.presets = {preset["name"] for preset in presets["configurePresets"]}
         lists = "\n".join(text for file, text in texts.items() if file.startswith("tests/") and file.endswith(".txt"))
         self.labels = set(re.findall(r"\bLABELS \"?(\w+)", lists))
         self.tests = self._find_tests(lists)
@@ -236,7 +237,8 @@ class Repository:
 
 
 def test_finds_names_and_files(repository: Repository) -> None:
-    text = "Of `trf_one` and `TRF_TWO`, not trf_four.\n`a/b.c`, `x y.c`, `trf_five.h`, `make`\n```c\ntrf_three(x) a/d.c\n```\n"
+    text = ("Of `trf_one` and `TRF_TWO`, not trf_four.\n`a/b.c`, `x y.c`, `trf_five.h`, `make`\n"
+            "```c\ntrf_three(x) a/d.c\n```\n")
     assert find_names(text) == {"trf_one", "TRF_TWO", "trf_three", "trf_five"}, find_names(text)
     text += "\n\n    sh do.sh a/e.py # a/f.py\n    cc x.c\n"
     assert find_mentioned_files(text, {"a"}) == {"a/b.c", "trf_five.h", "do.sh", "a/e.py"}
