@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(TRF_MAX_WRITE_WARPS *TRF_LANES, 1)
     constexpr bool kMayGather = kP && trf_may_gather(Codec::kCodec, kBytes);
     constexpr int kLog = kP ? trf_write_table_log(Codec::kCodec, kBytes) : 0;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
-    __shared__ uint2 constants;
+    __shared__ uint2 constants[2];
     const uint32_t shared = trf_shared_address(shared_memory);
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const trf_table_source<kP> table_source(a.view);
@@ -309,13 +309,13 @@ __global__ void __launch_bounds__(TRF_MAX_WRITE_WARPS *TRF_LANES, 1)
 
     trf_prefetcher<1> prefetcher;
     trf_start_walk<Codec>(prefetcher, a.view, a.smem, planes, walk, unit_order, memory, lane);
-    trf_build_constants<Codec, kP, kLog>(a.view, table_source, shared, a.smem, &constants);
+    trf_build_constants<Codec, kP, kLog>(a.view, table_source, shared, a.smem, constants);
     __syncthreads();
 
     trf_write_sink<Codec, kBytes, kMayGather> sink(a, lane, memory + a.smem.slab_bytes);
     trf_walk_slabs<Codec>(
         a.view, a.smem, planes, prefetcher,
-        trf_rans_params_of<kP, kLog>(a.view, shared_memory, a.smem.table_log, trf_shared_address(&constants), lane),
+        trf_rans_params_of<kP, kLog>(a.view, shared_memory, a.smem.table_log, trf_shared_address(constants), lane),
         shared + a.smem.lane_pair_masks, unit_order, 0xFFFFFFFF, lane, sink);
     trf_cp_async_wait<0>();
 }

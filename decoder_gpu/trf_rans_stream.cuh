@@ -25,9 +25,10 @@ template <int kP, int kLog> struct trf_rans_params {
     uint32_t mark, palette;   /* kP: a 1 for above the quotient; trf_class_palette */
 };
 
-/* constants: shared address of mark and palette. Read from there they stand in vector registers, where the steps want
- * them; the compiler would keep them in uniform ones, and copy them each time. */
-template <int kP, int kLog>
+/* constants: shared address of mark and palette, which stand there twice. Read by each lane from a copy that its number
+ * picks they stay in vector registers, where the steps want them (kKeep): the compiler cannot know that all lanes get
+ * the same. Otherwise it puts them into uniform registers, and copies them each time. */
+template <int kP, int kLog, bool kKeep = true>
 static __device__ __forceinline__ trf_rans_params<kP, kLog> trf_rans_params_of(const trf_device_view &view,
                                                                                const uint8_t *table, uint32_t table_log,
                                                                                uint32_t constants, uint32_t lane) {
@@ -39,7 +40,7 @@ static __device__ __forceinline__ trf_rans_params<kP, kLog> trf_rans_params_of(c
     params.slot_mask = ((1u << params.p) - 1) << params.slot_shift;
     params.copy = (kP ? 4 : 8) * lane & ((1u << params.slot_shift) - 1);
     if (kP) {
-        const uint2 both = trf_lds64(constants);
+        const uint2 both = trf_lds64(constants + (kKeep ? 8 * (lane % 2) : 0));
         params.mark = both.x;
         params.palette = both.y;
     }

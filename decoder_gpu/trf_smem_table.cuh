@@ -78,15 +78,15 @@ static __device__ __forceinline__ void trf_build_lane_pair_masks(uint32_t masks)
     }
 }
 
-/* Builds all of it; the block meets afterwards. constants: mark and palette of trf_rans_params. */
+/* Builds all of it; the block meets afterwards. constants: two copies of mark and palette of trf_rans_params. */
 template <class Codec, int kP, int kLog>
 static __device__ __forceinline__ void trf_build_constants(const trf_device_view &view,
                                                            const trf_table_source<kP> &source, uint32_t shared,
                                                            const trf_smem_layout &smem, uint2 *constants) {
     trf_build_table<Codec>(view, source, shared, smem.table_log);
     trf_build_lane_pair_masks(shared + smem.lane_pair_masks);
-    if (threadIdx.x == 0)
-        *constants = make_uint2(kLog == 15 ? 1u << 31 : 1, trf_class_palette<Codec>(view));
+    if (threadIdx.x < 2)
+        constants[threadIdx.x] = make_uint2(kLog == 15 ? 1u << 31 : 1, trf_class_palette<Codec>(view));
 }
 
 #endif

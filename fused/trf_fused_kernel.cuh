@@ -357,7 +357,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     constexpr int kLog = kP == 0 ? 0 : trf_fused_table_log(Codec::kClassBits, kSlabs);
     static_assert(!Product::kPipelinedX || kWarps / 2 <= 15, "a barrier for each split of two warps or more");
     extern __shared__ __align__(1024) uint8_t shared_memory[];
-    __shared__ uint2 constants;
+    __shared__ uint2 constants[2];
     __shared__ trf_block_share share; /* here, since the loop over slabs has no registers to spare */
     __shared__ trf_x_pipeline_params x_pipelines[Product::kPipelinedX ? kWarps : 1];
     const trf_fused_warp w(p, shared_memory);
@@ -375,7 +375,7 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     trf_prefetcher<kSlabs> prefetcher;
     trf_start_walk<Codec>(prefetcher, a.view, p.smem, planes, walk, unit_order_at_start,
                           w.shared + p.smem.first_warp + w.warp * p.smem.warp_bytes, w.lane);
-    trf_build_constants<Codec, kP, kLog>(a.view, table_source, w.shared, p.smem, &constants);
+    trf_build_constants<Codec, kP, kLog>(a.view, table_source, w.shared, p.smem, constants);
     if (threadIdx.x == 0)
         share = share_at_start;
     if (Product::kPipelinedX && threadIdx.x < p.k_splits)
@@ -390,7 +390,8 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
     if (Product::kPipelinedX && w.k_split < p.k_splits && x_pipelines[w.k_split].total)
         sink.x_pipeline.copy(a, p);
     const trf_rans_params<kP, kLog> params =
-        trf_rans_params_of<kP, kLog>(a.view, shared_memory, p.smem.table_log, trf_shared_address(&constants), w.lane);
+        trf_rans_params_of<kP, kLog, trf_fused_keeps_constants(Codec::kCodec, kSlabs, kXTiles)>(
+            a.view, shared_memory, p.smem.table_log, trf_shared_address(constants), w.lane);
     if (Product::kCopiesX)
         sink.x_shared =
             w.shared + p.smem.first_warp + w.warp * p.smem.warp_bytes + kSlabs * p.smem.slab_bytes + 16 * w.lane;

@@ -67,6 +67,15 @@ TRF_HD_CONSTEXPR uint32_t trf_fused_table_log(int class_bits, int slabs) {
     return class_bits == 2 && slabs == 2 ? TRF_SMALL_TABLE_LOG : TRF_TABLE_LOG;
 }
 
+/* Whether the steps' constants (trf_rans_params) are kept in vector registers, rather than where the compiler likes to
+ * have them, which is in uniform ones, copied each time: up to 4 % slower. Not in those kernels of two slabs a warp that
+ * have no register left for it, and spill: with bf16 and fp16 of three x tiles, which it makes 7-28 % slower, and int of
+ * two, 2-4 %. */
+TRF_HD_CONSTEXPR int trf_fused_keeps_constants(uint32_t codec, int slabs, int x_tiles) {
+    return !(slabs == 2 && ((x_tiles == 3 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16)) ||
+                            (x_tiles == 2 && codec == TRF_CODEC_INT)));
+}
+
 /* Of a warp's sums, as they are left in shared memory. */
 TRF_HD_CONSTEXPR uint32_t trf_fused_sum_bytes(uint32_t slabs, uint32_t x_tiles) {
     return TRF_ACC_TILE_BYTES * 2 * slabs * x_tiles;

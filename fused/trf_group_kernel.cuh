@@ -71,7 +71,7 @@ static_assert(sizeof(trf_group_args) <= 4096, "kernels take 4 KiB of arguments e
 struct trf_group_block {
     trf_group_layer_args layer; /* at hand */
     trf_block_share share;
-    uint2 constants;
+    uint2 constants[2];
     trf_stream_k stream_k; /* of warps, if they share units evenly */
     /* The block stores this part of so many of the rows behind whole bands. */
     uint32_t remainder_rank, remainder_blocks;
@@ -422,13 +422,13 @@ static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_
     trf_prefetcher<kSlabs> prefetcher;
     trf_start_walk<Codec>(prefetcher, a.view, g.smem, planes, walk, unit_order,
                           shared + g.smem.first_warp + warp * g.smem.warp_bytes, lane);
-    trf_build_constants<Codec, kP, kLog>(a.view, table_source, shared, g.smem, &b.constants);
+    trf_build_constants<Codec, kP, kLog>(a.view, table_source, shared, g.smem, b.constants);
     __syncthreads();
     trf_wait_for_predecessor();
 
     Product product(a, lane);
     const trf_rans_params<kP, kLog> params =
-        trf_rans_params_of<kP, kLog>(a.view, shared_memory, g.smem.table_log, trf_shared_address(&b.constants), lane);
+        trf_rans_params_of<kP, kLog>(a.view, shared_memory, g.smem.table_log, trf_shared_address(b.constants), lane);
     if (prefetcher.bytes[0])
         product.prefetch_slab(prefetcher.entered);
     /* units of the warp's share, or waves of the block */

@@ -589,7 +589,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     using Product = trf_warp_product<Codec, Type, TRF_WIDE_SLABS, 1, false, false>;
     constexpr int kP = kDefaultP<Codec>, kLog = TRF_WIDE_TABLE_LOG;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
-    __shared__ uint2 constants;
+    __shared__ uint2 constants[2];
     __shared__ trf_wide_barriers barriers;
     const uint32_t shared = trf_shared_address(shared_memory), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t decoder = warp - 4 * Shape::kConsumers; /* of other warps: large */
@@ -613,7 +613,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     if (decodes)
         trf_start_walk<Codec>(prefetcher, view, p.smem, planes, walk, unit_order,
                               shared + p.smem.first_warp + decoder * p.smem.warp_bytes, lane);
-    trf_build_constants<Codec, kP, kLog>(view, table_source, shared, p.smem, &constants);
+    trf_build_constants<Codec, kP, kLog>(view, table_source, shared, p.smem, constants);
     if (kMulticast == 1) {
         __syncthreads();
     } else { /* barriers of the other block, too */
@@ -624,7 +624,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
 
     if (decodes) {
         const trf_rans_params<kP, kLog> params =
-            trf_rans_params_of<kP, kLog>(view, shared_memory, p.smem.table_log, trf_shared_address(&constants), lane);
+            trf_rans_params_of<kP, kLog>(view, shared_memory, p.smem.table_log, trf_shared_address(constants), lane);
         trf_wide_sink<Product, kXRows, kMulticast> sink(args, lane, barriers, unit_order, producer, walk.left, shared);
         trf_walk_slabs<Codec>(view, p.smem, planes, prefetcher, params, shared + p.smem.lane_pair_masks, unit_order,
                               UINT32_MAX, lane, sink);
