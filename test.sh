@@ -22,8 +22,9 @@ run_tests() {
     preset=$1
     shift
     say "$preset: testing"
+    : >"build/$preset-tests.log"
     reporting "$preset: testing" "build/$preset-tests.log" if-silent -- \
-        "$@" ctest --preset "$preset" -j "$jobs" --output-log "build/$preset-tests.log"
+        to_log_too "build/$preset-tests.log" "$@" ctest --preset "$preset" -j "$jobs"
 }
 
 set_up

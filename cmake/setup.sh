@@ -57,6 +57,18 @@ to_log() {
     "$@" >"$to" 2>&1
 }
 
+# Shows the command's output as well.
+to_log_too() {
+    to=$1
+    shift
+    {
+        status=0
+        "$@" 2>&1 || status=$?
+        echo "$status" >"$to.status"
+    } | tee "$to"
+    return "$(cat "$to.status")"
+}
+
 # Runs a command with its output in a log, which is shown only if the command fails. Usage: quietly STEP LOG COMMAND...
 quietly() {
     step=$1 log=$2
@@ -121,8 +133,9 @@ make_venv() {
 }
 
 set_up() {
-    command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
-        die "this is not a Debian system; README.md says how to build by hand"
+    for program in dpkg-query apt-get; do
+        command -v $program >/dev/null || die "this is not a Debian system; README.md says how to build by hand"
+    done
     mkdir -p build
     install_packages
     make_venv

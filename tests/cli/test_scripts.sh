@@ -153,7 +153,7 @@ report_interval=1
 quietly slowly log sh -c "echo \"[3/9] one\"; sleep 2.5"
 reporting silent log if-silent -- sleep 2.5
 report_interval=2
-reporting talking log if-silent -- sh -c "for i in \$(seq 45); do echo word >>log; sleep 0.1; done"
+reporting talking log if-silent -- to_log_too log sh -c "for i in \$(seq 45); do echo word; sleep 0.1; done"
 ' >out || fail "steps that take long: $(cat out)"
 grep -qx '== slowly: \[3/9\] 1 s' out || fail "a step's counter: $(cat out)"
 grep -qx '== silent: .*2 s' out || fail "a silent step: $(cat out)"
