@@ -3,6 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#undef trf_fail
+#undef trf_prefix_error
+
 static const char *const kNames[TRF_STATUS_COUNT] = {
     "TRF_OK",
     "TRF_ERR_ARGUMENT",

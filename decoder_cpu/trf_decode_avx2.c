@@ -4,6 +4,7 @@
  * them from there. A quartet's lanes are two registers' work. */
 #include "trf_decode_simd.h"
 
+#include <assert.h>
 #include <immintrin.h>
 #include <string.h>
 
@@ -309,6 +310,7 @@ static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_vie
     make_constants(&assembly, &constants);
     for (uint32_t s = 0; s < num_slabs; s++) {
         const uint32_t across = decoder->shape.slabs_per_band;
+        assert(across > 0);
         const trf_slab_view *slab = &slabs[s], *above = s >= across ? slab - across : NULL;
         trf_simd_scratch *scratch = &memory[s % across];
         if (!decode_symbols(decoder, slab, scratch))

@@ -13,9 +13,8 @@ typedef struct trf_source {
     void *context;
     trf_status (*read)(void *context, uint32_t row, uint32_t num_rows, uint32_t col, uint32_t num_cols, void *dst,
                        trf_error *err);
-    const void
-        *weights; /* the whole matrix where it is in memory, host, row-major [rows][cols], aligned for dtype; or NULL.
-                          * Spares the encoder a copy; read must work all the same. */
+    const void *weights; /* the whole matrix where it is in memory, host, row-major [rows][cols], aligned for dtype; or
+                          * NULL. Spares the encoder a copy; read must work all the same. */
 } trf_source;
 
 /* Where the blob goes. write puts size bytes at `offset` from the blob's first byte; it may be called from several

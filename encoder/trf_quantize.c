@@ -2,6 +2,7 @@
 #include "trf_quantize_state.h"
 #include "trf_threads.h"
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -68,7 +69,8 @@ static trf_status measure_row(const trf_quantizer *q, uint32_t row, uint32_t col
             measure_weights(widened + i, length, sum);
             if (sum->absmax_bits < 0x7F800000u)
                 continue;
-            while (isfinite(widened[i]))
+            /* One of these is not finite. */
+            while (isfinite(widened[i])) // NOLINT(clang-analyzer-core.CallAndMessage): trf_widen filled them
                 i++;
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                             "the weight at row %u, column %u is %s; the int codec takes finite weights only", row,
@@ -225,9 +227,11 @@ static void find_peaks(trf_quantizer *q) {
 
 static void lay_out_ranges(measurement *m) {
     const trf_quantizer *q = m->quantizer;
+    assert(q->rows > 0 && q->cols > 0 && q->scale_group_rows > 0 && q->scale_groups_per_row > 0);
     m->range_cols = q->cols < RANGE_WEIGHTS ? q->cols : RANGE_WEIGHTS;
     uint32_t most_rows = q->cols < RANGE_WEIGHTS ? RANGE_WEIGHTS / q->cols : 1;
     most_rows = most_rows < q->rows ? most_rows : q->rows;
+    assert(most_rows > 0);
     if (q->scale_region_rows <= most_rows) {
         m->range_rows = most_rows / q->scale_region_rows * q->scale_region_rows;
         m->ranges_per_region_row = 1;
@@ -296,6 +300,7 @@ static void lay_out_scale_regions(trf_quantizer *q, const trf_source *source, co
     q->dtype = source->dtype;
     q->rows = source->rows;
     q->cols = source->cols;
+    assert(q->rows > 0 && q->cols > 0);
     q->granularity = options->granularity == TRF_GRANULARITY_NONE ? TRF_GRANULARITY_CHANNEL : options->granularity;
     q->scale_group_size = q->granularity >= TRF_GRANULARITY_SCALE_GROUP ? options->scale_group_size : 0;
     q->max_code = options->bits == 0 ? TRF_MAX_INT8_CODE : TRF_MAX_CODE;

@@ -9,6 +9,8 @@
 #include "transfuse.h"
 #include "trf_smem_layout.h"
 
+#include <assert.h>
+
 enum {
     TRF_ACC_TILE_BYTES = 512, /* 16 bytes a lane */
     TRF_X_TILE_BYTES = 8 * 64 /* 8 rows of x, two steps' columns */
@@ -122,7 +124,10 @@ static inline int trf_is_scaled(const trf_device_view *view) {
 }
 
 static inline uint64_t trf_align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
-static inline uint32_t trf_ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+static inline uint32_t trf_ceil_div(uint32_t a, uint32_t b) {
+    assert(b > 0);
+    return (a + b - 1) / b;
+}
 static inline uint32_t trf_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static inline uint32_t trf_max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 

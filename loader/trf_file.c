@@ -3,6 +3,7 @@
 #endif
 #include "trf_file.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +14,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#undef trf_fail_errno
+#undef trf_fail_memory
 
 /* A system call that moves data may be asked for no more than SSIZE_MAX. */
 enum {
@@ -185,6 +189,7 @@ trf_status trf_folder_list(const char *path, trf_folder *folder, trf_error *err)
 }
 
 void trf_folder_free(trf_folder *folder) {
+    assert(folder->names || folder->count == 0);
     for (size_t i = 0; i < folder->count; i++)
         free(folder->names[i]);
     free(folder->names);

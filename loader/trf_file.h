@@ -56,4 +56,9 @@ trf_status trf_fail_errno(trf_error *err, const char *path, uint64_t offset, con
 
 trf_status trf_fail_memory(trf_error *err, uint64_t bytes);
 
+#ifdef __clang_analyzer__ /* as in trf_error.h */
+#define trf_fail_errno(...) trf_not_ok(trf_fail_errno(__VA_ARGS__))
+#define trf_fail_memory(...) trf_not_ok(trf_fail_memory(__VA_ARGS__))
+#endif
+
 #endif

@@ -19,7 +19,7 @@ static trf_status check_span(const char *what, uint32_t first, uint32_t count, u
 static uint32_t tiles_until(uint32_t end) { return end / TRF_TILE_SIZE + (end % TRF_TILE_SIZE != 0); }
 
 static trf_status allocate_rows(trf_tile_selection *selection, trf_error *err) {
-    selection->rows = malloc(selection->num_rows * sizeof *selection->rows);
+    selection->rows = calloc(selection->num_rows, sizeof *selection->rows);
     if (!selection->rows)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u rows of tiles",
                         selection->num_rows);

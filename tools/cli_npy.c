@@ -206,8 +206,10 @@ trf_status cli_read_npy(const char *path, float **values, uint64_t *rows, uint64
     if (status != TRF_OK)
         return status;
     npy_header *header = calloc(1, sizeof *header);
-    if (!header)
-        status = fail_npy(&file, TRF_ERR_MEMORY, TRF_NO_OFFSET, "out of memory");
+    if (!header) {
+        status = TRF_ERR_MEMORY;
+        fail_npy(&file, status, TRF_NO_OFFSET, "out of memory");
+    }
     if (status == TRF_OK)
         status = read_header_text(&file, header);
     if (status == TRF_OK)

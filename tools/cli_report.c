@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#undef cli_fail
+
 static const double kProgressSeconds = 0.1;
 static const int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
 enum {

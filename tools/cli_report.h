@@ -16,6 +16,16 @@ cli_exit cli_report_error(const trf_error *err);
 /* The same for a failure that the command finds itself. */
 __attribute__((format(printf, 2, 3))) cli_exit cli_fail(trf_status status, const char *format, ...);
 
+#ifdef __clang_analyzer__
+/* clang-tidy reads one source at a time and would follow every failure as if it could return CLI_OK. */
+static inline cli_exit cli_not_ok(cli_exit status) {
+    if (status == CLI_OK)
+        __builtin_unreachable();
+    return status;
+}
+#define cli_fail(...) cli_not_ok(cli_fail(__VA_ARGS__))
+#endif
+
 /* Prints "transfuse: warning: ..." on stderr; nothing for an empty text. */
 void cli_warn(const char *text);
 

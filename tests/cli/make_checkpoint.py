@@ -78,7 +78,10 @@ def hostile():
     return {"a\x1b[2Jb\rc.weight": ("BF16", bf16(normal(np.random.default_rng(4), 32, 32)))}
 
 
-def write(path, tensors, metadata={"format": "pt"}):
+_METADATA = {"format": "pt"}
+
+
+def write(path, tensors, metadata=_METADATA):
     # The canonical layout: by falling alignment, then by name; no gaps; a header padded with spaces.
     sizes = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2}
     names = sorted(tensors, key=lambda name: (-sizes.get(tensors[name][0], 1), name))

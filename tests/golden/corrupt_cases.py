@@ -230,7 +230,7 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
     for name, field, value, status in table:
         before = get(base[name], field)
 
-        def change(blob: bytearray, field: str = field, value: int = value) -> None:
+        def change(blob: bytearray, name: str = name, field: str = field, value: int = value) -> None:
             put(blob, field, value)
             if field != "head_checksum":
                 seal_head(blob, get(base[name], "data_offset"))
@@ -272,7 +272,7 @@ def section_cases(base: dict[str, bytes]) -> Iterator[Case]:
     ]  # fmt: skip
     for name, field, value in table:
 
-        def change(blob: bytearray, field: str = field, value: int = value) -> None:
+        def change(blob: bytearray, name: str = name, field: str = field, value: int = value) -> None:
             put(blob, field, value)
             seal_head(blob, get(base[name], "data_offset"))
 

@@ -2,6 +2,7 @@
 
 #include "bench_memory.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -69,6 +70,7 @@ int bench_checkpoint_encode(bench_checkpoint *c) {
         sum += c->blobs[i].size;
         c->largest = c->blobs[i].size > c->largest ? c->blobs[i].size : c->largest;
     }
+    assert(sum > 0);
     const int copies = c->options->num_layers ? FEW_COPIES : (int)((kCheckpointBytes + sum - 1) / sum);
     c->num_layers = copies * c->num_shapes;
     c->total = sum * (uint64_t)copies;

@@ -24,7 +24,7 @@ def read_results(paths):
         try:
             bench = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as fault:
-            raise SystemExit(f"{path}: cannot be read: {fault}")
+            raise SystemExit(f"{path}: cannot be read: {fault}") from fault
         if bench.get("device") != "cuda":
             raise SystemExit(f"{path}: not a file of bench --device cuda")
         if "results" not in bench:
