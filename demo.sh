@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Sets up the machine, builds transfuse, and takes a checkpoint through it: compress, verify, decompress, multiply,
 # and a table of what came out. What is built is what the machine can use: with a GPU, code for it alone, and a second
 # table compares the products on it; without one, no device code.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Sets up the machine, then builds and runs the whole test suite: under the address and undefined-behaviour
 # sanitizers, under the thread sanitizer (tests labelled `threads`), and last the release build. Stops at the first
 # of the three that fails; the last lines are ctest's own summary.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* XXH3-64, compiled for several instruction sets: it is half of what checking a tile costs. */
 #ifndef TRF_CHECKSUM_H
 #define TRF_CHECKSUM_H

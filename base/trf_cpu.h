@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What this CPU has, for functions that are compiled several times (cmake: TRF_HAVE_X86_SIMD, whose compiler flags
  * these are). */
 #ifndef TRF_CPU_H

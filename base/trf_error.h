@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Filling the caller-owned trf_error: the one way in which this library reports a failure. */
 #ifndef TRF_ERROR_H
 #define TRF_ERROR_H

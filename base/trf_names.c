@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Small parts of the public interface: the version, names and sizes of types, release of memory. */
 #include "transfuse/tuning.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Structs that callers fill, which begin with their size in bytes and grow from version to version: a program may have
  * been compiled against an older transfuse.h than the library, or a newer one. */
 #ifndef TRF_STRUCT_H

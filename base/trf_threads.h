@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A parallel loop over worker threads: the one place where the library makes threads. */
 #ifndef TRF_THREADS_H
 #define TRF_THREADS_H

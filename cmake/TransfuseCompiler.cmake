@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Language standard, warnings, sanitizers, and the flags of the x86 SIMD sources.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)

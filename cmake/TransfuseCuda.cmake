@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Finds CUDA, which is optional, and adds the device code to the library. Sets TRF_HAVE_DEVICE_CODE.
 
 set(TRF_HAVE_DEVICE_CODE OFF)

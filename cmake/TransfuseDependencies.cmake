@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What the library needs; tools and tests look for their own in their folders.
 
 find_package(Threads REQUIRED)

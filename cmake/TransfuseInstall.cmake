@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Headers, library, command, and the two ways to find them: find_package(transfuse) and pkg-config.
 
 include(CMakePackageConfigHelpers)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Sets up a Debian 12 machine and builds presets. Sourced, from the top of the source tree, by demo.sh and test.sh;
 # POSIX sh.
 

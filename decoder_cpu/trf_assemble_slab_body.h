@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Included by each SIMD decoder behind its assemble_slab, an always-inlined function that wants its last three
  * arguments constant. */
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The decode table, the choice of a decoder, and turning elements into values of a dtype. */
 #include "trf_decode.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decoding tiles on the CPU: the scalar reference decoder (the oracle) and the SIMD decoders behind one choice. */
 #ifndef TRF_DECODE_H
 #define TRF_DECODE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The AVX2 decoder: the same two passes as the AVX-512 one, 8 lanes a register in the first, 32 weights in the second.
  *
  * AVX2 has no shifts of single bytes; classes are isolated by masks where they lie, and a look-up of 16 bytes takes

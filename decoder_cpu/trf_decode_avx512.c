@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The AVX-512 decoder. A slab takes two passes: rANS, 16 lanes a register, which leaves symbols; then assembly, 64
  * weights at a time (trf_decode_simd.h), which never leaves the order in which planes lie in the slab: but for one
  * interleaving where there are two blocks, it is that of rows.

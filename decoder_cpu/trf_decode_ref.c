@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The reference decoder: FORMAT.md sections 5 to 7 word by word, one lane after the other, on the functions that the
  * CUDA code shares. The other decoders are tested against it. */
 #include "trf_decode_tile.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How each codec's elements are assembled, and a slab's preparation for the SIMD decoders. */
 #include "trf_decode_simd.h"
 

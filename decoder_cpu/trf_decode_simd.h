@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The scheme that both SIMD decoders follow to put elements together, and what they share in plain C.
  *
  * Their unit of work is a *strip*: 16 consecutive weights of each of the four lanes 4u ... 4u+3 (quartet u, 0 to 7),

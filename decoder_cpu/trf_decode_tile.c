@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of decoding a tile that touch few of its weights, the same for every decoder. */
 #include "trf_decode_tile.h"
 

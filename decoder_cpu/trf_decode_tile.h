@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What all tile decoders share: finding what a slab is made of, writing exceptions, copying slivers. A decoder proper
  * turns slabs into elements; trf_decode_tile_by_slabs does the rest around it. */
 #ifndef TRF_DECODE_TILE_H

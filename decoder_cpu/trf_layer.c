@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One layer on the host: from memory or a mapped .trf file, and back to a matrix. */
 #include "trf_layer.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* y = x . W^T on the CPU, one row of tiles after the other. */
 #define TRF_DOT_ROWS trf_dot_rows_portable
 #define TRF_DOT_LANES 4

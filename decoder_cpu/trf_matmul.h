@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU product, and its inner kernels: dot products of rows of W with rows of x. */
 #ifndef TRF_MATMUL_H
 #define TRF_MATMUL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The dot products of the CPU product in AVX2 and FMA: 8 sums of 8 floats in 16 registers. */
 #define TRF_DOT_ROWS trf_dot_rows_avx2
 #define TRF_DOT_LANES 8

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The dot products of the CPU product in AVX-512: 16 sums of 16 floats in 32 registers. */
 #define TRF_DOT_ROWS trf_dot_rows_avx512
 #define TRF_DOT_LANES 16

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The loops behind trf_dot_rows_fn, on the vector types of gcc and clang. Compiled once for each instruction set, by
  * files that define TRF_DOT_ROWS (the function's name), TRF_DOT_LANES (floats in a vector, 4 to 16) and
  * TRF_DOT_BATCH (rows of x at a time: 4 * TRF_DOT_BATCH sums must fit the registers). */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Scales of the int codec: FORMAT.md section 3. */
 #ifndef TRF_SCALE_H
 #define TRF_SCALE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Calling CUDA from the host: errors as statuses, and the current device put back. */
 #ifndef TRF_CUDA_CALL_H
 #define TRF_CUDA_CALL_H

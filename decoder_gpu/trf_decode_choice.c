@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_decode_choice.h"
 
 /* What kernels take, measured on an H200 (docs/notebook/2026-11-23-two-step-decoding.md). The unit of time is what

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How decoding to memory uses a device: which kernel takes a layer's regular slabs, with how many warps, how large a
  * table, and by which way rows get to memory. Planning, in plain C; C and CUDA. */
 #ifndef TRF_DECODE_CHOICE_H

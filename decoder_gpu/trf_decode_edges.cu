@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every edge weight of a layer, written to memory; or, by the same slow and general way, every weight of its regular
  * slabs.
  *

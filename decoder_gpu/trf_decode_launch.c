@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_decode_launch.h"
 
 int trf_launch_decode_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,

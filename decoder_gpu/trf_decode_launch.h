@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Launchers of the kernels that decode to memory. C and CUDA; each returns the launch's cudaError_t as an int, 0 for
  * success, and only enqueues work on `stream`. */
 #ifndef TRF_DECODE_LAUNCH_H

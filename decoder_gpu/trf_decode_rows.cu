@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of a layer by number: an embedding's look-up.
  *
  * A warp takes one row and eight panels, four lanes for each (trf_row_reader.h); warps go on by the grid's

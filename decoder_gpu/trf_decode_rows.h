@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decoding single rows of a layer on the device. C and CUDA. */
 #ifndef TRF_DECODE_ROWS_H
 #define TRF_DECODE_ROWS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every weight of a layer's regular slabs, written to memory.
  *
  * One persistent block a multiprocessor. The slabs, band by band, are divided into equal shares, one a warp. An H200
@@ -40,9 +41,9 @@
 struct trf_write_args {
     trf_device_view view;
     trf_smem_layout smem;
-    void *weights;         /* [rows][cols] */
+    void *weights;           /* [rows][cols] */
     uint32_t regular_panels; /* panels that are regular, at least 1 */
-    uint32_t slabs;        /* entries of whole bands in them */
+    uint32_t slabs;          /* entries of whole bands in them */
     trf_decode_as as;
     trf_write_format format;
     trf_write_method method;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels that decode slabs of the int codec. */
 #include "trf_decode_slabs.cuh"
 

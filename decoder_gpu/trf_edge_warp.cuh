@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Edges by a warp: trf_edges.h with the lanes at work together. All lanes of the warp call each function. */
 #ifndef TRF_EDGE_WARP_CUH
 #define TRF_EDGE_WARP_CUH

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The sticky word that tells of corrupt tiles. */
 #ifndef TRF_FAULT_CUH
 #define TRF_FAULT_CUH

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From class look-ups and raw-bit words to matrix fragments: how four weights of a lane (a *quad*) are put together.
  *
  * A 32-bit word X holds one byte for each weight of a quad, in the order 0, 2, 1, 3 in which planes hold their fields.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From a slab's fragments to a dense matrix: elements, their conversion, and which register goes where. C and CUDA; a
  * loop over 32 lanes computes what a warp does.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Shared memory that a kernel can have. */
 #ifndef TRF_KERNEL_LIMITS_CUH
 #define TRF_KERNEL_LIMITS_CUH

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the host knows of a layer, beside what the kernels see of it, when it chooses among them. C and CUDA. */
 #ifndef TRF_LAYER_TRAITS_H
 #define TRF_LAYER_TRAITS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_nvtx.h"
 
 #if defined(__has_include)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The PTX that the kernels use, each instruction under a name. Shared-memory addresses are 32-bit (shared window). */
 #ifndef TRF_PTX_CUH
 #define TRF_PTX_CUH

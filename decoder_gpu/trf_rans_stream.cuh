@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One lane's rANS stream, and a slab's exceptions, in shared memory: begin, decode a symbol, verdict. The decode step
  * is that of trf_lane.h in the form that takes the fewest instructions. A corrupt stream leads a lane no farther than
  * the guard bytes (TRF_GUARD_BYTES) around a block's buffers. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which slabs a warp walks, and the copies of their bytes to shared memory: of a step, a chunk or a slab ahead of the
  * decoding. trf_slab_walk.cuh has the picture.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A warp's walk through a sequence of slabs, which every kernel that decodes coded tiles has in its middle. Kernels
  * differ in the slabs that a warp gets, and in the sink to which the walk hands what it has decoded.
  *

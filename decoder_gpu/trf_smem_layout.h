@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a block that walks slabs divides its shared memory, and what of a layer decides which kernels walk it: what
  * planning on the host and the kernels (trf_slab_walk.cuh) both compute. C and CUDA. */
 #ifndef TRF_SMEM_LAYOUT_H

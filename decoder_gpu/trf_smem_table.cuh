@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The decode table in shared memory, and what else a block's warps share there: built once, before the walk.
  *
  * Lanes read different copies of an entry, so that they meet in banks as little as the space allows. Copy c of slot s

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Looking at a sample of a layer to decide how to encode it: predictor mode, exponent offset, classes, frequencies. */
 #ifndef TRF_ANALYZE_H
 #define TRF_ANALYZE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_elements.h"
 
 #include "trf_convert.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reading a layer's weights as the elements of a codec: FORMAT.md section 1. */
 #ifndef TRF_ELEMENTS_H
 #define TRF_ELEMENTS_H

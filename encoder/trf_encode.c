@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Encoding a layer: options checked, sample analyzed, step searched, tiles written, head written last. */
 #include "trf_encode.h"
 

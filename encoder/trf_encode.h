@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Encoding one layer from a source of rows into a sink of bytes, in memory bounded by a few tile spans. */
 #ifndef TRF_ENCODE_H
 #define TRF_ENCODE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trf_encode_layer: the encoder, from memory to memory. */
 #include "trf_blob.h"
 #include "trf_encode.h"

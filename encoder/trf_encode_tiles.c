@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Workers take spans in ascending order, encode them side by side, take their places in the blob one after another,
  * and write side by side: so a tile's place, and the blob, do not depend on the number of threads. */
 #include "trf_encode_tiles.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The statistical model of a layer: which classes there are, and how often each symbol occurs. */
 #ifndef TRF_MODEL_H
 #define TRF_MODEL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Making a quantizer: one pass over the source measures its scale regions and takes a sample of its weights. */
 #include "trf_quantize_state.h"
 #include "trf_threads.h"
@@ -305,9 +306,9 @@ static void lay_out_scale_regions(trf_quantizer *q, const trf_source *source, co
     q->scale_group_size = q->granularity >= TRF_GRANULARITY_SCALE_GROUP ? options->scale_group_size : 0;
     q->max_code = options->bits == 0 ? TRF_MAX_INT8_CODE : TRF_MAX_CODE;
     q->dtype_max = q->dtype == TRF_DTYPE_F16 ? 65504 : q->dtype == TRF_DTYPE_BF16 ? 0x1.FEp127 : (double)FLT_MAX;
-    q->scale_region_rows = q->granularity == TRF_GRANULARITY_TENSOR  ? q->rows
-                          : q->granularity == TRF_GRANULARITY_SCALE_BLOCK ? q->scale_group_size
-                                                                    : 1;
+    q->scale_region_rows = q->granularity == TRF_GRANULARITY_TENSOR        ? q->rows
+                           : q->granularity == TRF_GRANULARITY_SCALE_BLOCK ? q->scale_group_size
+                                                                           : 1;
     q->scale_region_rows = q->scale_region_rows < q->rows ? q->scale_region_rows : q->rows;
     q->scale_region_cols = q->scale_group_size && q->scale_group_size < q->cols ? q->scale_group_size : q->cols;
     q->scale_regions_per_row = (q->cols + q->scale_region_cols - 1) / q->scale_region_cols;

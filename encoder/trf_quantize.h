@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The quantizer of the integer codec: scales of float weights, codes, and what a step would cost before it is tried.
  *
  * A scale region is what shares a scale: the tensor, a row, a scale group or a scale block. A weight w becomes code =

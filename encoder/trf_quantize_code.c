@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Using a quantizer: what a step would cost, the scales of a step, and the codes of weights. */
 #include "trf_quantize_state.h"
 

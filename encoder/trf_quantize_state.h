@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a quantizer holds, for the two files that make it up. */
 #ifndef TRF_QUANTIZE_STATE_H
 #define TRF_QUANTIZE_STATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The rANS encoder of one slab: the decode step of format/trf_lane.h run backwards, without division. */
 #ifndef TRF_RANS_H
 #define TRF_RANS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The sample from which an encoding's choices are made. */
 #include "trf_analyze.h"
 

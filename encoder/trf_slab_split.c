@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #define TRF_SPLIT_SLAB trf_split_slab_portable
 #include "trf_slab_split_body.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Splitting a slab's elements into symbols, planes of raw bits and exceptions: the part of encoding that touches every
  * weight. */
 #ifndef TRF_SLAB_SPLIT_H

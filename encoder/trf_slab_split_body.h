@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The loops behind trf_split_slab_fn, in plain C that compilers vectorize. This file is compiled once for each
  * instruction set, by the files that define TRF_SPLIT_SLAB (the function's name) and include it. */
 #include "trf_slab_split.h"

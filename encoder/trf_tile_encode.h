@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Encoding one tile with a finished trf_tile_encoder. */
 #ifndef TRF_TILE_ENCODE_H
 #define TRF_TILE_ENCODE_H

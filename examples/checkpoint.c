@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A checkpoint's life: compressed, listed, one layer taken out as a .trf file, verified against its source, and
  * decompressed again.
  *

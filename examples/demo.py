@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Takes a checkpoint through the transfuse command and checks every result with numpy. demo.sh calls it.
 
 Usage: demo.py [--gpu] TRANSFUSE CHECKPOINT WORK_FOLDER      CHECKPOINT: a .safetensors file or a folder of them
@@ -16,9 +17,18 @@ import ml_dtypes
 import numpy as np
 
 DTYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
 }
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 BITS = "4.25"
@@ -131,8 +141,11 @@ class Command:
 def choose_layer(info):
     """The largest compressed float matrix that is no embedding (nothing multiplies by those)."""
     matrices = [
-        t for t in info["tensors"]
-        if len(t["shape"]) == 2 and t["dtype"] in ("BF16", "F16", "F32") and t.get("codec") in ("bf16", "fp16", "int")
+        t
+        for t in info["tensors"]
+        if len(t["shape"]) == 2
+        and t["dtype"] in ("BF16", "F16", "F32")
+        and t.get("codec") in ("bf16", "fp16", "int")
         and np.prod(t["shape"]) <= MAX_LAYER_WEIGHTS
     ]
     matrices.sort(key=lambda t: ("embed" in t["name"], -np.prod(t["shape"]), t["name"]))
@@ -165,8 +178,10 @@ def gpu_table(bench):
             plain, fused, two_step = (times.get((what, batch)) for what in ("cublaslt", "fused", "two-step"))
             cells = [f"{1e6 * seconds:.1f}" if seconds else "-" for seconds in (plain, fused, two_step)]
             ratio = f"{plain / fused:.2f}" if plain and fused else "-"
-            lines.append(f"{result['rows']}x{result['cols']:<{13 - len(str(result['rows']))}}{batch:>10}"
-                         f"{cells[0]:>18}{cells[1]:>10}{cells[2]:>10}{ratio:>18}")
+            lines.append(
+                f"{result['rows']}x{result['cols']:<{13 - len(str(result['rows']))}}{batch:>10}"
+                f"{cells[0]:>18}{cells[1]:>10}{cells[2]:>10}{ratio:>18}"
+            )
     return lines
 
 
@@ -176,8 +191,21 @@ def show_gpu(transfuse, work, stems):
     try:
         errors = [multiply_on_gpu(transfuse, stem) for stem in stems]
         record = work / "bench.json"
-        transfuse("bench", "--device", "cuda", "--layers", GPU_LAYERS, "--codec", "bf16", "--favor", "speed",
-                  "--batch", GPU_BATCHES, "--json", record)
+        transfuse(
+            "bench",
+            "--device",
+            "cuda",
+            "--layers",
+            GPU_LAYERS,
+            "--codec",
+            "bf16",
+            "--favor",
+            "speed",
+            "--batch",
+            GPU_BATCHES,
+            "--json",
+            record,
+        )
     except NoDevice as reason:
         print(f"left out: {reason}")
         return
@@ -229,7 +257,8 @@ def take_through(transfuse, checkpoint, source, work, title, options):
         # type.
         rounding = {"BF16": 2**-8, "F16": 2**-11, "F32": 0}[copy[name].dtype] if options else 0
         error, source_error, seconds = multiply(
-            transfuse, compressed_path, name, work / title, copy[name].matrix(), source[name].matrix(), rounding)
+            transfuse, compressed_path, name, work / title, copy[name].matrix(), source[name].matrix(), rounding
+        )
         product, product_of_source, matmul_time = f"{error:.1e}", f"{source_error:.1e}", f"{seconds:.2f} s"
     del copy
     shutil.rmtree(decompressed_path) if decompressed_path.is_dir() else decompressed_path.unlink()
@@ -277,12 +306,25 @@ def main():
 
     source_bytes = sum(t.bytes.size for t in source.values())
     weights = sum(int(np.prod(t.shape)) for t in source.values())
-    labels = ["", "size", "ratio", "bits a weight", "  of the tensors compressed", "weights against the source",
-              "compress", "verify", "decompress", "matmul, 8 rows of x", "  error of y, decompressed weights",
-              "  error of y, source weights"]
+    labels = [
+        "",
+        "size",
+        "ratio",
+        "bits a weight",
+        "  of the tensors compressed",
+        "weights against the source",
+        "compress",
+        "verify",
+        "decompress",
+        "matmul, 8 rows of x",
+        "  error of y, decompressed weights",
+        "  error of y, source weights",
+    ]
     plain = ["source", f"{source_bytes / 1e6:.2f} MB", "1.000", f"{8 * source_bytes / weights:.2f}"] + [""] * 8
-    print(f"\n{checkpoint}: {len(source)} tensors, {weights / 1e6:.1f} million weights"
-          + (f"; multiplied: {name}" if name else ""))
+    print(
+        f"\n{checkpoint}: {len(source)} tensors, {weights / 1e6:.1f} million weights"
+        + (f"; multiplied: {name}" if name else "")
+    )
     for label, *cells in zip(labels, plain, lossless, lossy):
         print(f"{label:<36}" + "".join(f"{cell:>15}" for cell in cells))
 

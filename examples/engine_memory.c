@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An engine that owns its memory: it reserves device memory once, asks how much each layer takes, and has layers placed
  * where it wants them. Two layers that stand for attention's q and a fused k|v are encoded here; one comes from host
  * memory, the other is in device memory already. Both write side by side into rows of one y. Everything runs on the GPU

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a made-up language model as a Hugging Face folder: config.json, tokenizer.json, model.safetensors.
 
 The weights have the shapes of a small Llama, the spread of trained ones (a standard deviation of its own for each

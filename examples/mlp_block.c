@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The MLP block of a Llama, from a compressed checkpoint: y = down(silu(gate(x)) * up(x)), on the GPU if there is one,
  * else on the CPU. Three products, and nothing between them: what silu(gate) * up takes is gate's epilogue, which
  * overwrites the output of up.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conversions between the number formats of weights, in portable C and CUDA: exact when widening, one rounding to
  * nearest even when narrowing. 16- and 8-bit floats travel as their bit patterns.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From elements to values, one weight at a time: what a decoder on the device writes, and what an edge is worth in F32.
  * C and CUDA. */
 #ifndef TRF_DEVICE_VALUE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What device code sees of a layer in memory: pointers into its blob, where each slab lies, and the word in which
  * corrupt tiles are recorded. The CPU's device fills one in, too, to share that code. C and CUDA. */
 #ifndef TRF_DEVICE_VIEW_H
@@ -42,9 +43,9 @@ typedef struct trf_device_view {
     const int8_t *col_offsets;    /* [cols] or NULL */
     trf_device_fault *fault;
     uint32_t rows, cols, num_tile_rows, num_tile_cols;
-    uint32_t slab_cols;     /* 128 or 256 */
+    uint32_t slab_cols;  /* 128 or 256 */
     uint32_t num_panels; /* ceil(cols / slab_cols) */
-    uint32_t num_bands;     /* ceil(rows / 32) */
+    uint32_t num_bands;  /* ceil(rows / 32) */
     uint32_t codec, source_dtype, class_bits, raw_bits, probability_bits, state_bits, stored_bytes;
     uint32_t granularity, scale_dtype, scale_group_size, scale_cols;
     int32_t scale_exponent, exponent_offset;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The edges of a layer: slabs that are not regular, slivers, stored tiles. Which rectangles they are, and how a warp
  * gets their elements segment by segment. C and CUDA; as in trf_slab_reader.h, a loop over 32 lanes computes what a
  * warp does.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Making a blob's head: where its sections lie, and its checksum. FORMAT.md section 3. */
 #ifndef TRF_HEAD_H
 #define TRF_HEAD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One lane of a slab: where its weights lie, where its bits lie, and its rANS decode step.
  *
  * This header is the one definition of FORMAT.md sections 6 to 8 for C and for CUDA. The kernels' main loops have forms

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One row of a layer, panel by panel: what an embedding's look-up needs. C and CUDA.
  *
  * A row of a slab is in four neighbouring lanes, which walk their rANS streams from the beginning to the end (each has
@@ -241,8 +242,7 @@ TRF_HD int64_t trf_row_id(const void *ids, uint32_t id_bytes, uint64_t index) {
 }
 
 /* One of the four's part of a row that the layer does not have: NaNs, or zeros, in the columns of a panel. */
-TRF_HD void trf_row_fill(const trf_device_view *view, uint32_t panel, uint32_t quarter,
-                         const trf_row_target *target) {
+TRF_HD void trf_row_fill(const trf_device_view *view, uint32_t panel, uint32_t quarter, const trf_row_target *target) {
     const uint32_t begin = panel * view->slab_cols, left = view->cols - begin;
     const uint32_t end = begin + (left < view->slab_cols ? left : view->slab_cols);
     for (uint32_t col = begin + quarter; col < end; col += TRF_ROW_LANES)

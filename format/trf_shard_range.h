@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which part of a matrix a shard is. C and CUDA. */
 #ifndef TRF_SHARD_RANGE_H
 #define TRF_SHARD_RANGE_H

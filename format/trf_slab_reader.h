@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One lane's way through one slab in memory: rANS stream, raw bits, elements, verdict. Plain and general: any shape,
  * any codec, C and CUDA.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Elements and their two halves, class and raw bits: FORMAT.md sections 1 and 5, for C and CUDA.
  *
  * An element travels as a uint16_t: the bit pattern of a float, or a signed code in two's complement. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The validator: FORMAT.md section 9, in the order that its last paragraph gives. Every sum and product of untrusted
  * numbers is done in 64 bits on operands that were bounded before. */
 #include "trf_validate.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The one validator of layer blobs: every reader opens a blob here before it uses a byte of it. */
 #ifndef TRF_VALIDATE_H
 #define TRF_VALIDATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The activations of an epilogue, in F32. C and CUDA; the two differ by what their expf, erfcf and divisions do.
  *
  * They err by a few units of 2^-24 of the value, everywhere but among denormals: sums that would cancel are written as

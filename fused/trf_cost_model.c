@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A multiprocessor's warps take turns at its four schedulers. While enough of them are at work, a step (each warp walks
  * one panel of its unit) takes as long as the schedulers need for all their slabs: `decoding`. With fewer, it takes
  * what one warp's chain of rANS states needs, whatever the others do: `waiting`. What follows the walk is added. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Estimated times of products that are decoded on the way: what planning compares partitions by. All constants of the
  * estimates stand in trf_cost_model.c, each with its unit; they are fits to measurements on an H200
  * (docs/notebook/2026-11-22-fused-kernel.md). Microseconds, beyond what every launch takes. Plain C. */
@@ -26,8 +27,8 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
 /* A layer, as a block of a grouped kernel walks it. */
 typedef struct trf_cost_shape {
     uint32_t units, panels, slabs, warps; /* slabs: side by side; warps: of a block */
-    double slab_us, alone_us;           /* of a slab; of a warp's slabs with little else to do */
-    double sum_bytes;                   /* that a warp leaves */
+    double slab_us, alone_us;             /* of a slab; of a warp's slabs with little else to do */
+    double sum_bytes;                     /* that a warp leaves */
 } trf_cost_shape;
 
 trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m);

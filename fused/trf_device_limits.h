@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What planning needs to know of a device. C and CUDA. */
 #ifndef TRF_DEVICE_LIMITS_H
 #define TRF_DEVICE_LIMITS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The edges' part of a product: partial[m][rows] = x . W^T over the weights outside regular slabs; and the copy of x
  * that regular slabs want.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A lane's part of multiplying a decoded segment of an edge (trf_edges.h) by rows of x. C and CUDA.
  *
  * A lane holds 32 columns of one row: row `lane` of the band, or, of a segment of 64 columns, one half of row lane %

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An epilogue (trf_product.h) applied to one element of y. C and CUDA. */
 #ifndef TRF_EPILOGUE_H
 #define TRF_EPILOGUE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How products of experts are shared out among blocks, from counts of tokens that only the device knows. Every block
  * works this out by itself, from the same numbers. C and CUDA.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Epilogues of fused products.
  *
  * Kernels have no registers to spare where their sums are ready, and another wave of units may follow. So with an

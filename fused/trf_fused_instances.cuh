@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The list of fused kernels, and how to get at them. Each .cu of the family instantiates its own codecs, with quads and
  * pairs:
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* y = x . W^T from the blob.
  *
  * Clusters of blocks, one block a multiprocessor. A cluster has consecutive units; its blocks cut the panels

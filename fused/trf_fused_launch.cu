@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a device can do, and the launch of a fused product: x in whole 16 bytes where it is not, the edges' part, the
  * kernel, and behind a stream-K partition the kernel that adds up what blocks share. */
 #include "trf_fused_launch.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The fused product's launchers. C and CUDA; each returns a cudaError_t as an int, and only enqueues work on
  * `stream`. */
 #ifndef TRF_FUSED_LAUNCH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every way to cut a product that the kernels know is tried: variants, sizes of clusters, splits of a unit's columns
  * among warps (split-K), columns cut evenly among blocks (stream-K). The cheapest by the cost model whose shared memory
  * a block can have is the choice. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which fused kernel computes a product, and how the work is cut over a device (trf_fused_kernel.cuh has the terms and
  * a picture). Plain C: nothing here touches a device. */
 #ifndef TRF_FUSED_PARTITION_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which fused and grouped kernels there are, and their sizes: what the kernels are compiled for and what planning
  * chooses from. C and CUDA.
  *
@@ -70,9 +71,9 @@ TRF_HD_CONSTEXPR uint32_t trf_fused_table_log(int class_bits, int slabs) {
 }
 
 /* Whether the steps' constants (trf_rans_params) are kept in vector registers, rather than where the compiler likes to
- * have them, which is in uniform ones, copied each time: up to 4 % slower. Not in those kernels of two slabs a warp that
- * have no register left for it, and spill: with bf16 and fp16 of three x tiles, which it makes 7-28 % slower, and int of
- * two, 2-4 %. */
+ * have them, which is in uniform ones, copied each time: up to 4 % slower. Not in those kernels of two slabs a warp
+ * that have no register left for it, and spill: with bf16 and fp16 of three x tiles, which it makes 7-28 % slower, and
+ * int of two, 2-4 %. */
 TRF_HD_CONSTEXPR int trf_fused_keeps_constants(uint32_t codec, int slabs, int x_tiles) {
     return !(slabs == 2 && ((x_tiles == 3 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16)) ||
                             (x_tiles == 2 && codec == TRF_CODEC_INT)));

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* x of batches above 8: a pipeline of two stages in shared memory for the warps that walk the same columns. It holds
  * two stages of 128 or 256 columns, and moves on with its warps: while they read one stage, they copy the other. */
 #ifndef TRF_FUSED_X_PIPELINE_CUH

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The list of grouped kernels, and how to get at them; as trf_fused_instances.cuh, for default p (trf_has_default_p),
  * without scale groups, and batches up to 8:
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Products of several layers in one launch: y = x . W^T of each, batches up to 8.
  *
  * Two uses. *Layers*: clusters of blocks are shared out among a few layers by the host, a cluster has units of one of
@@ -323,8 +324,8 @@ struct trf_group_unit_order {
 /* Shared address of the sums that a warp leaves of the unit that its share begins in, or of the one that it ends in. */
 static __device__ __forceinline__ uint32_t trf_partial_sums_at(const trf_group_args &g, const trf_group_block &b,
                                                                uint32_t shared, uint32_t warp, bool begins) {
-    return shared + (begins ? g.sums + warp * b.layer.partition.sums_stride
-                            : g.smem.first_warp + warp * g.smem.warp_bytes);
+    return shared +
+           (begins ? g.sums + warp * b.layer.partition.sums_stride : g.smem.first_warp + warp * g.smem.warp_bytes);
 }
 
 /* The warp has walked its columns of the unit-th of the block's units. */
@@ -433,9 +434,8 @@ static __device__ __forceinline__ void trf_multiply_block_layer(const trf_group_
         product.prefetch_slab(prefetcher.entered);
     /* units of the warp's share, or waves of the block */
     uint32_t n = is_stream_k ? walk.unit - b.share.unit : 0;
-    const uint32_t end =
-        is_stream_k ? walk.left ? n + (walk.panel + walk.left - 1) / b.share.panels + 1 : n
-                    : b.share.end / b.share.panels;
+    const uint32_t end = is_stream_k ? walk.left ? n + (walk.panel + walk.left - 1) / b.share.panels + 1 : n
+                                     : b.share.end / b.share.panels;
 #pragma unroll 1
     for (; n < end; n++) {
         trf_walk_slabs<Codec>(a.view, g.smem, planes, prefetcher, params, shared + g.smem.lane_pair_masks, unit_order,

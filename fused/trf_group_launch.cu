@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The launches of grouped products. */
 #include "trf_group_launch.h"
 

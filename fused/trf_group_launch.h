@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The launchers of products of several layers in one launch, and of products of experts. C and CUDA; each returns a
  * cudaError_t as an int, and only enqueues work on `stream`. */
 #ifndef TRF_GROUP_LAUNCH_H

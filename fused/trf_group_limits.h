@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How many layers one grouped launch takes. */
 #ifndef TRF_GROUP_LIMITS_H
 #define TRF_GROUP_LIMITS_H

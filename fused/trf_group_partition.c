@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layers of a group: for each kernel, size of clusters and number of warps, the least time in which all layers can be
  * done is searched for by halving an interval; a layer needs the more clusters the less time there is, and all of them
  * must be there. Experts: the kernel that takes less time by the blocks' own estimates (trf_expert_partition.h). */

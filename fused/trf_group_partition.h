@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How products of several layers share a launch, and how experts do (trf_group_kernel.cuh has the terms and a picture).
  * Plain C: nothing here touches a device. */
 #ifndef TRF_GROUP_PARTITION_H

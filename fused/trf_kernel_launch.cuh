@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the launchers of kernels share: attributes of a launch. */
 #ifndef TRF_KERNEL_LAUNCH_CUH
 #define TRF_KERNEL_LAUNCH_CUH

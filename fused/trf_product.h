@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A product as the kernels see it: what is computed (trf_product), and what follows it (trf_epilogue). How the work
  * is cut over a device is each kernel family's partition. C and CUDA. */
 #ifndef TRF_PRODUCT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_product_request.h"
 
 #include "trf_fused_variant.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What planning of the fused and of the wide family begins with: the product that is asked for, and what keeps a layer
  * from either. Plain C: nothing here touches a device. */
 #ifndef TRF_PRODUCT_REQUEST_H

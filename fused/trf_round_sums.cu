@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* F32 sums to y: with an epilogue, or where cuBLASLt does not write y's type. A thread takes a few elements of a row of
  * y, and loads all that it needs of them before it stores any; each element's operands are read and the element is
  * written by one thread, so that they may be y. Limited by memory. */

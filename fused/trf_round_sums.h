@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel behind sums in F32: an epilogue, or rounding alone. C and CUDA. */
 #ifndef TRF_ROUND_SUMS_H
 #define TRF_ROUND_SUMS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How the warps of a block share its units evenly: the units' panels, one unit behind the other, are cut into one
  * equal share a warp: stream-K. C and CUDA.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What kernels are told of a product and of its partition, a warp's accumulators, and how a finished sum gets to y.
  *
  * Decoded weights are the A fragments of mma.m16n8k16, x is B. A *unit* is the one or two bands of 32 rows that a warp
@@ -212,9 +213,8 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
 
     /* This lane's x of a tile and a panel. Rows beyond the batch repeat its last; their sums are not used. */
     __device__ __forceinline__ const uint8_t *x_of(int tile, uint32_t panel) const {
-        return (const uint8_t *)a.x +
-               2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride + panel * a.view.slab_cols +
-                    8 * (lane % 4));
+        return (const uint8_t *)a.x + 2 * ((uint64_t)min(8 * tile + lane / 4, a.m - 1) * a.x_stride +
+                                           panel * a.view.slab_cols + 8 * (lane % 4));
     }
 
     /* Of a tile in the copy of a chunk's first two steps, or its last. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The list of wide kernels: every codec without scale groups, quads and pairs, each type of x that the codec takes, up
  * to 64 or up to 128 rows of x a block (in loops for 48, 64, 80, 96, 112 and 128), those for 128 also with two blocks
  * that decode for each other. */

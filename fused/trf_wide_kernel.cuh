@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* y = x . W^T by warpgroups (sm_90a), for larger batches; takes every m.
  *
  * A *work item* is 128 rows of W (4 bands of 32), a range of its columns, and 48 to 128 rows of x. A block has two
@@ -62,7 +63,7 @@ struct trf_wide_partition_args {
     uint32_t log_k_splits; /* of k_splits() */
     uint32_t producers;
     uint32_t x_rows, x_stage_bytes; /* of x: of a block; of these, in a stage */
-    uint32_t x_ranges;          /* ranges that x's rows are cut into, each of kMulticast times x_rows */
+    uint32_t x_ranges;              /* ranges that x's rows are cut into, each of kMulticast times x_rows */
     uint32_t work_items, clusters;
     uint32_t stages, x_stages; /* shared offsets, multiples of 1024: [producer] */
 

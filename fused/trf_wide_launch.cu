@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The launch of a wide product: x copied if it is misaligned, the kernel, and an epilogue behind its sums. */
 #include "trf_wide_launch.h"
 

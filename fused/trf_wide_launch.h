@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The launcher of wide products, by warpgroups: compute capability 9.0 only. C and CUDA. */
 #ifndef TRF_WIDE_LAUNCH_H
 #define TRF_WIDE_LAUNCH_H

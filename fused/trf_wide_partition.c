@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The choice among wide partitions: as few slabs one after another as possible, on as few blocks as that takes. */
 #include "trf_wide_partition.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Whether the wide kernels take a product, and how its work is cut over a device (trf_wide_kernel.cuh has the terms and
  * a picture). Plain C: nothing here touches a device. */
 #ifndef TRF_WIDE_PARTITION_H
@@ -16,7 +17,7 @@ typedef struct trf_wide_partition {
     uint32_t panels;          /* of the layer */
     uint32_t multicast;       /* blocks of a cluster that decode for each other, 1 or 2 */
     uint32_t k_splits;        /* blocks of a cluster that cut a work item's columns among them: 1, 2, 4 or 8 */
-    uint32_t x_ranges;    /* ranges that x's rows are cut into, of multicast * x_rows each */
+    uint32_t x_ranges;        /* ranges that x's rows are cut into, of multicast * x_rows each */
     uint32_t work_items, clusters;
     /* Shared memory, offsets and bytes; stages: one a producer. */
     trf_smem_layout smem;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What wide kernels use of sm_90a: barriers in shared memory, the tensor memory accelerator, products of warpgroups.
  * Addresses are 32-bit (shared window). */
 #ifndef TRF_WIDE_PTX_CUH

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The sizes of the wide kernels (trf_wide_kernel.cuh), which planning needs, too. C and CUDA. */
 #ifndef TRF_WIDE_SIZES_H
 #define TRF_WIDE_SIZES_H

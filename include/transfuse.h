@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse: entropy-coded weights of large language models, decoded where they are used.
  *
  * The core of the library: encode and decode a layer, checkpoints, and y = x . W^T on a device from a compressed W.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reading blobs where they lie in a file: the head at once, tiles in spans, so that memory does not grow with the
  * layer.
  * */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Opening a checkpoint and listing what is in it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* realpath */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A checkpoint as all commands see it: its files opened and checked against each other, before any of them is worked
  * on. */
 #ifndef TRF_CHECKPOINT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One file of a checkpoint, compressed or not: which source tensors it stands for, and where they lie in it. */
 #ifndef TRF_CHECKPOINT_FILE_H
 #define TRF_CHECKPOINT_FILE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A *.safetensors.index.json: which file holds which tensor. */
 #ifndef TRF_CHECKPOINT_INDEX_H
 #define TRF_CHECKPOINT_INDEX_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Compressing a checkpoint: tensor by tensor, from the source file into the output, where a blob's size is known only
  * once it is written. So blobs come first, each where the last one that was worth keeping ended; then the other
  * tensors; and the header, for which room was left, last. */

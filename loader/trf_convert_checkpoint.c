@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From one checkpoint to another: the files of the output, whatever is done to the tensors. */
 #include "trf_checkpoint.h"
 #include "trf_output.h"

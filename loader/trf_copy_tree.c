@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Carrying over the files of a checkpoint's folder that are none of our business. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* realpath */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decompressing a checkpoint: each source tensor goes back to where the source's header says it was. */
 #include "trf_checkpoint.h"
 

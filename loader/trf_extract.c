@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Taking one blob out of a checkpoint, as a .trf file. */
 #include "trf_checkpoint.h"
 #include "trf_output.h"

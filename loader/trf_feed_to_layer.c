@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A blob is put where the layer has it, and checked, span by span of tiles; its head comes last. */
 #include "trf_feed_to_layer.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a feed loads as a layer in host memory. */
 #ifndef TRF_FEED_TO_LAYER_H
 #define TRF_FEED_TO_LAYER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Files and paths: whole reads and writes at an offset, with failures that name the file and the byte. */
 #ifndef TRF_FILE_H
 #define TRF_FILE_H

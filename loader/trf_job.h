@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One pass over a checkpoint: the caller's options, how far it is, and the totals. */
 #ifndef TRF_JOB_H
 #define TRF_JOB_H

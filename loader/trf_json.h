@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* JSON in files. */
 #ifndef TRF_JSON_H
 #define TRF_JSON_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_layer_feed.h"
 
 #include "trf_struct.h"
@@ -86,7 +87,7 @@ static trf_status read_tiles_of_device(void *reader, uint64_t first, uint64_t co
     const trf_layer_feed *feed = reader;
     const trf_blob_view *view = &feed->blob.view;
     trf_status status = feed->copy_back(feed->copy_context, scratch, feed->dev + view->tiles[first].data_offset,
-                                          count_tile_bytes(view, first, count), err);
+                                        count_tile_bytes(view, first, count), err);
     *tiles = scratch;
     return status == TRF_OK ? check_tiles(view, first, count, scratch, err) : status;
 }
@@ -106,8 +107,7 @@ static trf_status check_sizes(const trf_blob_view *view, trf_error *err) {
 /* Makes the feed that of the selection's slice. */
 static trf_status take_slice(trf_layer_feed *feed, trf_error *err) {
     trf_slice *slice = &feed->slice;
-    *slice = (trf_slice){
-        .view = feed->view, .selection = &feed->selection, .read = feed->read, .reader = feed->reader};
+    *slice = (trf_slice){.view = feed->view, .selection = &feed->selection, .read = feed->read, .reader = feed->reader};
     trf_status status = trf_slice_open(slice, feed->threads, err);
     if (status != TRF_OK)
         return status;
@@ -147,10 +147,10 @@ static trf_status take_blob(trf_layer_feed *feed, trf_read_tiles_fn *read, const
 
 static trf_layer_feed begin_feed(const trf_load_options *options, const char *tensor) {
     return (trf_layer_feed){.threads = options->threads,
-                              .progress = options->progress,
-                              .progress_context = options->progress_context,
-                              .tensor = tensor,
-                              .file = {.fd = -1}};
+                            .progress = options->progress,
+                            .progress_context = options->progress_context,
+                            .tensor = tensor,
+                            .file = {.fd = -1}};
 }
 
 /* What opens a feed ends with it: after a failure nothing of it is left. */
@@ -184,7 +184,7 @@ static trf_status open_file_blob(trf_layer_feed *feed, const trf_checkpoint_matr
 }
 
 trf_status trf_layer_feed_open_tensor(const trf_checkpoint *checkpoint, const char *tensor,
-                                        const trf_load_options *options, trf_layer_feed *feed, trf_error *err) {
+                                      const trf_load_options *options, trf_layer_feed *feed, trf_error *err) {
     trf_checkpoint_matrix matrix;
     trf_status status = trf_checkpoint_find(checkpoint, tensor, &matrix, err);
     if (status != TRF_OK)
@@ -197,7 +197,7 @@ trf_status trf_layer_feed_open_tensor(const trf_checkpoint *checkpoint, const ch
 }
 
 trf_status trf_layer_feed_open_memory(const void *blob, uint64_t blob_bytes, const trf_load_options *options,
-                                        trf_layer_feed *feed, trf_error *err) {
+                                      trf_layer_feed *feed, trf_error *err) {
     *feed = begin_feed(options, "");
     feed->host = blob;
     trf_status status = trf_blob_open(blob, blob_bytes, blob_bytes, &feed->blob.view, err);
@@ -224,8 +224,8 @@ static trf_status read_head_of_device(trf_layer_feed *feed, uint64_t blob_bytes,
 }
 
 trf_status trf_layer_feed_open_device(const void *blob_dev, uint64_t blob_bytes, trf_copy_back_fn *copy_back,
-                                        void *copy_context, const trf_load_options *options, trf_layer_feed *feed,
-                                        trf_error *err) {
+                                      void *copy_context, const trf_load_options *options, trf_layer_feed *feed,
+                                      trf_error *err) {
     *feed = begin_feed(options, "");
     feed->dev = blob_dev;
     feed->copy_back = copy_back;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A layer on its way to a device, wherever its blob is: in a file of a checkpoint, in host memory, or in a device's
  * memory. Opening one finds the blob, checks its head and lays out the shard; after that all are the same: a head, and
  * tiles that are read and checked span by span. */
@@ -48,17 +49,17 @@ typedef struct trf_layer_feed {
  * only. Messages name file and tensor, offsets count from the file's first byte; what comes later leaves both to
  * trf_layer_feed_fail. Errors: as trf_device_layer_load. */
 trf_status trf_layer_feed_open_tensor(const trf_checkpoint *checkpoint, const char *tensor,
-                                        const trf_load_options *options, trf_layer_feed *feed, trf_error *err);
+                                      const trf_load_options *options, trf_layer_feed *feed, trf_error *err);
 
 /* The same for a blob in host memory, 16-byte aligned, which outlives the feed. Errors: as
  * trf_device_layer_create. */
 trf_status trf_layer_feed_open_memory(const void *blob, uint64_t blob_bytes, const trf_load_options *options,
-                                        trf_layer_feed *feed, trf_error *err);
+                                      trf_layer_feed *feed, trf_error *err);
 
 /* The same for one in device memory. copy_context: copy_back's. */
 trf_status trf_layer_feed_open_device(const void *blob_dev, uint64_t blob_bytes, trf_copy_back_fn *copy_back,
-                                        void *copy_context, const trf_load_options *options, trf_layer_feed *feed,
-                                        trf_error *err);
+                                      void *copy_context, const trf_load_options *options, trf_layer_feed *feed,
+                                      trf_error *err);
 
 void trf_layer_feed_close(trf_layer_feed *feed);
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Part of a layer as a layer of its own: whole tiles, with what they need of the head. */
 #ifndef TRF_LAYER_SLICE_H
 #define TRF_LAYER_SLICE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Outputs that appear whole or not at all: built under a temporary name beside the final one, synced, then renamed. */
 #ifndef TRF_OUTPUT_H
 #define TRF_OUTPUT_H

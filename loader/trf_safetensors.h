@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The header of a safetensors file: reading it as strictly as the reference implementation does, and writing one.
  *
  * A file is a u64 length, that many bytes of JSON, and the tensors' data without holes. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Writing the header of a safetensors file. */
 #include "trf_safetensors.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which tensors are compressed, and with which codec. */
 #ifndef TRF_TENSOR_SELECTION_H
 #define TRF_TENSOR_SELECTION_H

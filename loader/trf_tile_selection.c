@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_tile_selection.h"
 
 #include <stdlib.h>
@@ -143,9 +144,9 @@ trf_status trf_select_tiles(const trf_header *header, const trf_load_options *op
     trf_shard_range range = {0};
     trf_status status = check_span("columns", options->first_col, options->num_cols, header->cols, &made.used_end, err);
     if (status == TRF_OK)
-        status = options->num_row_ranges ? select_row_ranges(header, options, &made, &range, err)
-                                         : select_row_span(header, options->first_row, options->num_rows, &made,
-                                                           &range, err);
+        status = options->num_row_ranges
+                     ? select_row_ranges(header, options, &made, &range, err)
+                     : select_row_span(header, options->first_row, options->num_rows, &made, &range, err);
     if (status != TRF_OK) {
         trf_tile_selection_free(&made);
         return status;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which tiles of a layer a load takes: all of them, or those that a shard touches. */
 #ifndef TRF_TILE_SELECTION_H
 #define TRF_TILE_SELECTION_H

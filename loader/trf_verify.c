@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Verifying a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is
  * one. */
 #include "trf_checkpoint.h"

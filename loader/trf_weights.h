@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Weights of a source tensor as numbers. */
 #ifndef TRF_WEIGHTS_H
 #define TRF_WEIGHTS_H

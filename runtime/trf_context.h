@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What stands behind trf_context: a device, which is the CPU or a GPU, and what it does. */
 #ifndef TRF_CONTEXT_H
 #define TRF_CONTEXT_H

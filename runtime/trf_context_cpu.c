@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
 #include "trf_device.h"
 #include "trf_device_cpu.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU as a device: contexts, and the operations that they have. */
 #include "trf_cuda_call.h"
 #include "trf_decode_cuda.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The tables of crossovers that the library brings along: which path a product gets on a GPU that nobody has tuned.
  * There is one for each card that was measured, and other cards of its generation go by the one that is the most like
  * them.

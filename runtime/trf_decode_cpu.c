@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layers and rows decoded on the CPU. */
 #include "trf_device_cpu.h"
 #include "trf_device_value.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU's decode and decode_rows (trf_context.h): the layer's device is made current, the kernels are launched. */
 #include "trf_decode_cuda.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decoding layers and rows on a GPU, as contexts and the two-step path ask for it. */
 #ifndef TRF_DECODE_CUDA_H
 #define TRF_DECODE_CUDA_H

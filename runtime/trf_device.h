@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The devices, each in a file of its own: trf_context_cpu.c, and trf_context_cuda.c or, in a build without device code,
  * trf_no_device_code.c. */
 #ifndef TRF_DEVICE_H

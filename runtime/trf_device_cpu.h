@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the CPU does as a device, as trf_device_ops has it. */
 #ifndef TRF_DEVICE_CPU_H
 #define TRF_DEVICE_CPU_H

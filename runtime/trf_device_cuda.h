@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a GPU does as a device, as trf_device_ops has it: memory and layers. Products: trf_linear_cuda.h. */
 #ifndef TRF_DEVICE_CUDA_H
 #define TRF_DEVICE_CUDA_H

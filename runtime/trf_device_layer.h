@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A layer in a device's memory: the handle of that name in transfuse.h. */
 #ifndef TRF_DEVICE_LAYER_H
 #define TRF_DEVICE_LAYER_H

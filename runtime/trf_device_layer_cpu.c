@@ -1,7 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layers on the CPU. */
 #include "trf_device_cpu.h"
-#include "trf_slab_directory.h"
 #include "trf_feed_to_layer.h"
+#include "trf_slab_directory.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layers in a GPU's memory. What the library allocates is one allocation: blob | directory (trf_layer_directory.h),
  * each at a multiple of 256 bytes, or the directory alone of a blob that stays where it lies. */
 #include "trf_cuda_call.h"
@@ -62,8 +63,8 @@ static uint8_t *find_target(void *context, trf_error *err) {
 
 /* Copies the blob, unless it is there, and then what is made of it, to the device. directory: its bytes, all zero so
  * far. */
-static trf_status send_layer(trf_device_layer *made, trf_layer_feed *feed, uint8_t *directory,
-                             trf_layer_target *target, trf_error *err) {
+static trf_status send_layer(trf_device_layer *made, trf_layer_feed *feed, uint8_t *directory, trf_layer_target *target,
+                             trf_error *err) {
     trf_staging *staging = made->context->staging;
     const trf_header *header = &feed->view->header;
     const int in_place = feed->dev && feed->dev == target->blob;

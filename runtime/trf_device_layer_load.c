@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Making layers on devices: from blobs in memory, and from checkpoints, in the library's memory or the caller's. */
 #include "trf_device.h"
 #include "trf_layer.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU's device memory, which is the process's. */
 #include "trf_device_cpu.h"
 

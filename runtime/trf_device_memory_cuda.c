@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU's memory. */
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"

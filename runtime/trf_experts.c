@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Mixtures of experts: the public functions, and how a device without kernels for them goes through the experts. */
 #include "trf_device.h"
 #include "trf_layer_group.h"

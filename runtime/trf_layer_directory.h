@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A layer as it lies in a GPU's memory: its blob, and a directory that the host makes of it:
  *   slab directory | decode slots | fault word
  * each at a multiple of 256 bytes; zeros between. An offloaded layer is one allocation: the blob, and, at the next

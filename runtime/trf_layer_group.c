@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of layers: the public functions. */
 #include "trf_layer_group.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What stands behind trf_layer_group and trf_experts; trf_layer_group.c and trf_experts.c have the public functions. */
 #ifndef TRF_LAYER_GROUP_H
 #define TRF_LAYER_GROUP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of layers and experts on a GPU. */
 #include "trf_cost_model.h"
 #include "trf_cuda_call.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Products on the CPU.
  * The workspace: x as F32 | y as F32, if that is not what the caller's y is | what the workers need. Each part begins
  * at a multiple of 256 bytes. */

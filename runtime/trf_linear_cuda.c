@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* y = x . W^T on a GPU: plans, and which path runs them. */
 #include "trf_linear_cuda.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Products on a GPU, as trf_device_ops has them. */
 #ifndef TRF_LINEAR_CUDA_H
 #define TRF_LINEAR_CUDA_H

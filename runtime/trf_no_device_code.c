@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What stands in for the CUDA device in a build without device code. */
 #include "trf_device.h"
 

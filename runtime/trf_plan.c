@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans and products: the public functions. They check arguments; the device's operations do the rest. */
 #include "trf_plan.h"
 

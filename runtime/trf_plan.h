@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A product of one layer, prepared: the handle of that name in transfuse.h. */
 #ifndef TRF_PLAN_H
 #define TRF_PLAN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the host finds out about a layer while it goes to a device. No CUDA in here. */
 #ifndef TRF_SLAB_DIRECTORY_H
 #define TRF_SLAB_DIRECTORY_H

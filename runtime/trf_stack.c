@@ -1,9 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks: the public functions. They check arguments; trf_stack_order.c says what is copied when, the device's
  * operations do it. */
 #include "trf_stack.h"
 
-#include "trf_plan.h"
 #include "trf_feed_to_layer.h"
+#include "trf_plan.h"
 
 #include <stdlib.h>
 #include <string.h>

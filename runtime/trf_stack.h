@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What stands behind trf_stack, and what a device does for it. */
 #ifndef TRF_STACK_H
 #define TRF_STACK_H

@@ -1,7 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks on the CPU: device memory is the process's, so that every layer simply stays, whatever the budget. */
 #include "trf_device_cpu.h"
-#include "trf_stack.h"
 #include "trf_feed_to_layer.h"
+#include "trf_stack.h"
 
 #include <stdlib.h>
 
@@ -17,8 +18,7 @@ static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error
     trf_load_options options;
     trf_layer_feed feed;
     trf_load_options_init(&options);
-    trf_status status =
-        trf_layer_feed_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &feed, err);
+    trf_status status = trf_layer_feed_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &feed, err);
     if (status != TRF_OK)
         return status;
     status = trf_feed_to_layer(&feed, NULL, copy, err);

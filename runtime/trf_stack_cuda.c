@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks on a GPU. Its memory is one allocation, inside the budget: a fault word for each layer | two buffers | layers
  * that stay. So every layer has one place, and its view and plans stay good; the fault words outlast what is copied
  * through the buffers. The images of offloaded layers lie in pinned memory, each contiguous for one copy; copies have a

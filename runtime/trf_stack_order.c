@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_stack_order.h"
 
 static int shares_place(const trf_stack_order *order, uint32_t a, uint32_t b) {

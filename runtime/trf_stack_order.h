@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which layer of a stack is copied when: ahead of use, as soon as what lies in its place may go. No CUDA in here.
  *
  * Everything is decided when calls are made, before the device does it: a layer may go once all that will use it has

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_stack_placement.h"
 
 /* A buffer of this size is copied to in about half a millisecond: longer than what layers that stay keep a GPU busy

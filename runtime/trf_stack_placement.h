@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which layers of a stack stay in device memory, and where each of them lies when it is there. No CUDA in here. */
 #ifndef TRF_STACK_PLACEMENT_H
 #define TRF_STACK_PLACEMENT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A blob is cut into *spans* of some tiles side by side (or of a part of the head), which threads take in order, and
  * these into *transfers*, which are what one staging buffer holds. The thread that comes to a transfer first takes a
  * buffer for it; the one that finishes its last span sends it. Spans of a transfer are handed out before those of the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A layer from its feed through staging buffers to a device: read, checked and described by several threads while
  * what they have finished is copied. */
 #ifndef TRF_STAGE_LAYER_H

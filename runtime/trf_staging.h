@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Staging buffers: page-locked host memory through which bytes go to a device while the next ones are made ready. One
  * ring serves all loads of a context. No CUDA in here: what moves the bytes is an engine (trf_staging_cuda.c; the tests
  * have one of their own). */

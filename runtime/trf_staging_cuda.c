@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_staging_cuda.h"
 
 #include "trf_cuda_call.h"

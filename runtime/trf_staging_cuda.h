@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The copy engine of a GPU: a stream of its own, which waits for no other, and an event for each staging buffer. */
 #ifndef TRF_STAGING_CUDA_H
 #define TRF_STAGING_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Timing products on a GPU: graphs of products by copies of the layer, which together are larger than the L2 cache, one
  * behind the other as in a stream of layers. A call alone would begin later, and leave others to wait until what it has
  * left in the cache is written: by path that differs by 3 to 9 us. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Timing products on a GPU, as trf_device_ops has it. */
 #ifndef TRF_TIME_CUDA_H
 #define TRF_TIME_CUDA_H

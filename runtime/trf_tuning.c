@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tunings: what they hold, and which path they give a product. */
 #include "trf_tuning.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tunings: for layers of a codec and a shape, which path is the fastest at which batch. */
 #ifndef TRF_TUNING_H
 #define TRF_TUNING_H

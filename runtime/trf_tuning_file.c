@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tunings in files: JSON that people can read, and change.
  *
  *   {"format": "transfuse tuning", "version": 2, "device": "NVIDIA H200",

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tunings by measurement: every path that takes a layer, batch by batch. The device times the calls. */
 #include "trf_context.h"
 #include "trf_convert.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The workspace: dense weights [rows][cols] of x's type | F32 sums [m][rows], if there is an epilogue or y's type is
  * not one that cuBLASLt writes for x's | cuBLASLt's own. Each part begins at a multiple of 256 bytes. */
 #include "trf_two_step.h"

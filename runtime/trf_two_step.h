@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The two-step path: the layer decoded to the workspace, then a dense product. */
 #ifndef TRF_TWO_STEP_H
 #define TRF_TWO_STEP_H

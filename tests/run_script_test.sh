@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Runs one .sh or .py test of the suite. ctest calls it with TRF_SOURCE_DIR set. The Python is chosen here rather than
 # by CMake so that a .venv made after configuring is used.
 set -u

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory for the commands, over the CUDA runtime. Built only with device code. */
 #ifndef CLI_CUDA_H
 #define CLI_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Files that appear under their name only when they are complete. */
 #ifndef CLI_FILE_H
 #define CLI_FILE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conversion between F32 and the smaller types, for synthetic weights and plain products. Slow and simple. */
 #ifndef CLI_FLOAT_H
 #define CLI_FLOAT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* JSON output through Jansson. A failed allocation inside it yields NULL, which its setters refuse: what is written
  * without that would be a text that lacks something. So allocations are watched from cli_json_begin on. */
 #ifndef CLI_JSON_H

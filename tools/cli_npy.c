@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays in .npy files, the format that numpy.save writes: a magic, a version, a header that is a Python dict, the
  * values. */
 #include "cli_npy.h"

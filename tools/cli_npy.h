@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays in .npy files, as numpy.save writes them. */
 #ifndef CLI_NPY_H
 #define CLI_NPY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The command line: which options there are, and their checked values. One table serves every command; a command lists
  * the ones that it takes. */
 #ifndef CLI_OPTIONS_H

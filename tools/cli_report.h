@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What commands tell the user: errors, progress, sizes. */
 #ifndef CLI_REPORT_H
 #define CLI_REPORT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Parsers of option values. Each returns 0, or -1 for text that is no such value (the output is then unspecified). */
 #ifndef CLI_VALUES_H
 #define CLI_VALUES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse info */
 #include "cli_json.h"
 #include "cli_report.h"

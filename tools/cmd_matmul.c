@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse matmul */
 #include "cli_float.h"
 #include "cli_npy.h"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares the machine code of the kernels in two builds: a change that only moves or renames things changes none.
 
 Usage: compare_sass.py OLD NEW [--renames FILE] [--cuobjdump PATH] [--demangler PATH] [--jobs N]
@@ -170,7 +171,7 @@ def without_file_hashes(name: str) -> str:
         end = _FILE_HASH_END.match(name, match.end() + int(match[2]))
         at = match.start() + len(match[1]) + 1
         if end:
-            name = f"{name[:match.start()]}_{match[1]}{name[end.end():]}"
+            name = f"{name[: match.start()]}_{match[1]}{name[end.end() :]}"
     return re.sub(r"\$__internal_\d+_\$", "$__internal_$", name)
 
 
@@ -257,8 +258,10 @@ def compare(old: Build, new: Build) -> tuple[list[str], str]:
         return sum(1 for _, name in keys if name != MODULES)
 
     archs = ", ".join(sorted({arch for arch, _ in old.keys() | new.keys()}))
-    summary = (f"{count(both) - count(different)} kernels are the same, {count(different)} differ, "
-               f"{count(only_old)} are only in OLD, {count(only_new)} only in NEW ({archs})")
+    summary = (
+        f"{count(both) - count(different)} kernels are the same, {count(different)} differ, "
+        f"{count(only_old)} are only in OLD, {count(only_new)} only in NEW ({archs})"
+    )
     if any(name == MODULES for _, name in different + only_old + only_new):
         summary += "; memory of no kernel differs"
     return lines, summary
@@ -277,8 +280,9 @@ def find_cuobjdump() -> str | None:
     return next(filter(None, found), None)
 
 
-def read_builds(cuobjdump: str, demangler: str, paths: list[Path], jobs: int,
-                renames: list[tuple[str, str]]) -> list[Build]:
+def read_builds(
+    cuobjdump: str, demangler: str, paths: list[Path], jobs: int, renames: list[tuple[str, str]]
+) -> list[Build]:
     inputs = [(side, file) for side, path in enumerate(paths) for file in find_inputs(path)]
     with ThreadPoolExecutor(jobs) as pool:
         dumps = list(pool.map(lambda entry: read_file(cuobjdump, entry[1]), inputs))

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse: the command line tool. Everything that it does, it does through transfuse.h. */
 #include "cli_options.h"
 #include "cli_report.h"

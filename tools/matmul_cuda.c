@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "matmul_cuda.h"
 
 #include "cli_cuda.h"

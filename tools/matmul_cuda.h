@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse matmul --device cuda */
 #ifndef MATMUL_CUDA_H
 #define MATMUL_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fused kernels of the e4m3 codec. */
 #include "trf_fused_instances.cuh"
 

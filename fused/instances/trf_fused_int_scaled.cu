@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fused kernels of the int codec with scale groups. */
 #include "trf_fused_instances.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Grouped kernels of the fp16 codec. */
 #include "trf_group_instances.cuh"
 

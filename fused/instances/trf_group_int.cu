@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Grouped kernels of the int codec. */
 #include "trf_group_instances.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Wide kernels of the bf16 and fp16 codecs. */
 #include "trf_wide_instances.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU without a device layer: one product by a layer in host memory, in F32, and how many threads a context of the
  * CPU uses. Programs that run on either device need neither: TRF_DEVICE_CPU stands behind the calls of transfuse.h.
  * Conventions: transfuse.h. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Mixtures of experts: layers of one shape, of which each has its own rows of x. One needs this where only the device
  * knows how many tokens each expert has, so that a host could not launch one product an expert. Conventions:
  * transfuse.h. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups: products that do not depend on each other, such as q, k and v, or gate and up, in shared launches. One needs
  * them at small batches of small layers, which alone do not fill a GPU. Conventions: transfuse.h. */
 #ifndef TRANSFUSE_GROUPS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks: an ordered list of layers that a program goes through again and again, such as a transformer's, of which
  * some are offloaded to host memory. One needs them for models that are larger than device memory. On a GPU as many
  * layers as a budget allows stay in device memory; the others lie compressed in pinned host memory, and are copied

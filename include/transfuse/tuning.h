@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tuning: which path is the fastest for a layer and a batch, measured on the device at hand. One needs it where the
  * table of crossovers that the library brings along does not know the device, or for the last few percent. Nothing is
  * timed but by trf_tuning_measure, and one file gives the same choices, and so the same bits of y, on every run.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes runtime/trf_crossovers.inc, the tables of crossovers that the library brings along, of the cards beside it.
 
     python3 runtime/crossovers/make_crossovers.py > runtime/trf_crossovers.inc
@@ -21,12 +22,18 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-CODECS = {"bf16": "TRF_CODEC_BF16", "fp16": "TRF_CODEC_FP16", "int": "TRF_CODEC_INT", "fp8_e4m3": "TRF_CODEC_E4M3",
-          "fp8_e5m2": "TRF_CODEC_E5M2"}
+CODECS = {
+    "bf16": "TRF_CODEC_BF16",
+    "fp16": "TRF_CODEC_FP16",
+    "int": "TRF_CODEC_INT",
+    "fp8_e4m3": "TRF_CODEC_E4M3",
+    "fp8_e5m2": "TRF_CODEC_E5M2",
+}
 CARD_FIELDS = ["name", "capability", "multiprocessors", "memory_gb_per_second"]
 KEY_FIELDS = ["codec", "class_bits", "raw_bits", "scale_groups", "rows", "cols"]
 PATHS = ["fused", "wide", "two-step"]
 HEADING = """\
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Made by runtime/crossovers/make_crossovers.py of the cards beside it. A layer: codec, class bits, raw bits, scale
  * groups, rows, columns; batches to which FUSED and WIDE are chosen. */"""
 
@@ -35,17 +42,17 @@ def read_card(path):
     """Returns the card, and for each layer its key and, batch by batch, the times of the paths that take it."""
     with open(path, newline="") as file:
         lines = list(csv.reader(file))
-    if len(lines) < 3 or lines[0] != CARD_FIELDS or lines[2][:len(KEY_FIELDS) + 1] != [*KEY_FIELDS, "path"]:
+    if len(lines) < 3 or lines[0] != CARD_FIELDS or lines[2][: len(KEY_FIELDS) + 1] != [*KEY_FIELDS, "path"]:
         sys.exit(f"{path}: not a card as make_crossovers.py writes it")
     card = dict(zip(CARD_FIELDS, lines[1]))
     for field in CARD_FIELDS[1:]:
         if not card.get(field, "").isdigit() or int(card[field]) == 0:
             sys.exit(f"{path}: '{field}' of the card is to be filled in")
-    batches = list(map(int, lines[2][len(KEY_FIELDS) + 1:]))
+    batches = list(map(int, lines[2][len(KEY_FIELDS) + 1 :]))
     layers = {}
     for line in lines[3:]:
-        times = layers.setdefault(tuple(line[:len(KEY_FIELDS)]), {m: {} for m in batches})
-        for m, time in zip(batches, line[len(KEY_FIELDS) + 1:]):
+        times = layers.setdefault(tuple(line[: len(KEY_FIELDS)]), {m: {} for m in batches})
+        for m, time in zip(batches, line[len(KEY_FIELDS) + 1 :]):
             if time:
                 times[m][line[len(KEY_FIELDS)]] = float(time)
     return card, layers
@@ -83,7 +90,7 @@ def write_tables(cards):
             print(f"    {{{{{fields}}}, {fused_to}, {wide_to}}},")
         print("};")
         numbers = ", ".join(card[field] for field in CARD_FIELDS[1:])
-        tables.append(f"    {{{{\"{card['name']}\", {numbers}}}, {name}, sizeof {name} / sizeof {name}[0]}},")
+        tables.append(f'    {{{{"{card["name"]}", {numbers}}}, {name}, sizeof {name} / sizeof {name}[0]}},')
     print("static const trf_crossover_table kTables[] = {", *tables, "};", sep="\n")
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares what `transfuse info --json` says with the checkpoints themselves.
 
 Usage: check_info.py INFO.json SOURCE [COMPRESSED_NAME...]   names: exactly the tensors that must be compressed
@@ -19,7 +20,8 @@ def main():
     assert len(listed) == len(info["tensors"]) == info["num_tensors"], "a name twice"
     assert listed.keys() == source.keys(), listed.keys() ^ source.keys()
     assert {name for name, tensor in listed.items() if tensor["compressed"]} == set(sys.argv[3:]), sorted(
-        name for name, tensor in listed.items() if tensor["compressed"])
+        name for name, tensor in listed.items() if tensor["compressed"]
+    )
     assert info["compressed_tensors"] == len(sys.argv) - 3
     for name, (dtype, array) in source.items():
         tensor = listed[name]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares what layers of two checkpoints compute: the cosine between x . W^T with the weights of one and of the other.
 
 Usage: check_outputs.py SOURCE COPY INFO.json LABEL BOUND      INFO.json: `transfuse info --json` of the compressed COPY

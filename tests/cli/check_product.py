@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares Y.npy with X . W^T, where W is a matrix of a safetensors file.
 
 Usage: check_product.py Y.npy X.npy CHECKPOINT TENSOR [EXPERT]

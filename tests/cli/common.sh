@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=sh
 # Sourced by test_*.sh of this folder. TRANSFUSE: the binary under test; TRF_PYTHON: a Python that has numpy.
 set -u

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies a file with one change.
 
 Usage: corrupt.py IN OUT flip OFFSET     inverts the bits of a byte

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stops transfuse in the middle of its work. Usage: interrupt.py TRANSFUSE
 
 A shell cannot do this: what it starts in the background ignores SIGINT.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the checkpoints of the command line tests, with numpy alone. The same arguments give the same bytes.
 
 Usage: make_checkpoint.py NAME PATH

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads safetensors files for the command line tests: read(path) gives {name: (dtype, numpy array)}."""
 
 import json

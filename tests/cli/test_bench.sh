@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # bench: a small run of everything, its table, and both of its files.
 . "$(dirname "$0")/common.sh"
 need_numpy

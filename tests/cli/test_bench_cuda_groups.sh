@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # bench --device cuda --mode overlap, moe: small runs, their tables and files.
 . "$(dirname "$0")/common.sh"
 need_numpy

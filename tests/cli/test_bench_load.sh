@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # bench --device cuda --mode load: a small checkpoint, its table and its file; nothing stays behind, in $TMPDIR either,
 # also after an interrupt.
 . "$(dirname "$0")/common.sh"

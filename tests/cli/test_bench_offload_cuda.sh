@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # bench --device cuda --mode offload: a small run, its table, and its file.
 . "$(dirname "$0")/common.sh"
 need_numpy

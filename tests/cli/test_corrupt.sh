@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Damaged files: the message names the file, the tensor and the byte; nothing is written from them.
 . "$(dirname "$0")/common.sh"
 need_numpy

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The demo's own program on a small sample: it checks every step itself and ends in its table. What it does with a GPU
 # is tested with a command that has one in part: products on the "GPU" are the CPU's, and the bench's record is made up.
 . "$(dirname "$0")/common.sh"

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The example of a checkpoint's life, from a source file and back to it.
 . "$(dirname "$0")/common.sh"
 need_numpy

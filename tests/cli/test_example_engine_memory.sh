@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The example of an engine that owns its memory, on the CPU.
 . "$(dirname "$0")/common.sh"
 [ -x "${TRF_EXAMPLE_ENGINE_MEMORY-}" ] || {

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The MLP block of examples/: against numpy, on the CPU; and what it says where something is missing.
 . "$(dirname "$0")/common.sh"
 need_numpy

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # extract and matmul: products against numpy; X in its shapes and types; what does not fit together.
 . "$(dirname "$0")/common.sh"
 need_numpy

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # matmul --device cuda: products against numpy on both paths, batches of more than one chunk, what does not fit F16.
 . "$(dirname "$0")/common.sh"
 need_numpy

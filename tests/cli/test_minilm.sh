@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # A trained model: all-MiniLM-L6-v2 (22 million F32 weights) with each codec that takes it. TRF_MINILM: its folder.
 . "$(dirname "$0")/common.sh"
 need_numpy

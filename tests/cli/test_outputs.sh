@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Outputs: never over something that exists without -f, never half made, nowhere that cannot be written.
 . "$(dirname "$0")/common.sh"
 need_numpy

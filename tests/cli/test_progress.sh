@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Progress is shown on standard error if that is a terminal, and wiped at the end.
 . "$(dirname "$0")/common.sh"
 need_numpy

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # compress, verify, decompress give the source's bytes back: a file, a folder of several files, every codec, any number
 # of threads.
 . "$(dirname "$0")/common.sh"

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # demo.sh, test.sh and .ci/run, with their presets, on a project that stands in for ours and builds at once: what each
 # configures, in which folder, what it runs, and that it says how far it is. The machine is made up as well: its
 # packages are all there, and its GPUs are what FAKE_GPUS says.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # tune on the CPU: what the file holds, what is refused, and that nothing is left behind.
 . "$(dirname "$0")/common.sh"
 need_numpy

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Command lines that cannot be run: exit status 2, and a message that says what is wrong; help; missing devices.
 . "$(dirname "$0")/common.sh"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewrites a checkpoint file with its F32 tensors cut to BF16. Usage: to_bf16.py IN OUT"""
 
 import sys

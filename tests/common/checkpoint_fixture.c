@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* nftw, asprintf */
 #include "checkpoint_fixture.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Made-up checkpoints in a temporary folder. Everything here ends the test on failure. */
 #ifndef CHECKPOINT_FIXTURE_H
 #define CHECKPOINT_FIXTURE_H

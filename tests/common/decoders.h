@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The tile decoders that this CPU runs; a test that compares them takes them from here. */
 #ifndef DECODERS_H
 #define DECODERS_H

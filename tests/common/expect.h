@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Assertions for inner loops, and how much a test tries. */
 #ifndef EXPECT_H
 #define EXPECT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Allocations of the library that fail when a test says so. Included by one file of a test that mentions
  * TRF_TEST_WRAPS_ALLOCATIONS: the linker then sends the library's allocations here (tests/unit/CMakeLists.txt). */
 #ifndef FAILING_MEMORY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A layer as the kernels see it, with everything in host memory: for tests that run device code's shared functions on
  * the CPU. */
 #ifndef HOST_VIEW_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The end of every unit test's main. */
 #ifndef RUN_SUITE_H
 #define RUN_SUITE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The public API's structs in one line each, and the calls that tests make most. Each returns the library's status, and
  * makes no assertion, since Check allocates. */
 #ifndef TEST_CALLS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The slow encoder, in the order of FORMAT.md: choices, elements and their split, a slab, the tile. */
 #include "test_tile.h"
 

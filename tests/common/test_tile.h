@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A slow encoder of single tiles, written from FORMAT.md for tests alone: it reaches every corner of the format, also
  * those that the real encoder has no reason to choose, and knows which elements must come out. */
 #ifndef TEST_TILE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Deterministic random numbers and weights for tests. */
 #ifndef TEST_WEIGHTS_H
 #define TEST_WEIGHTS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a layer blob: the validator and, where it accepts them, every decoder. Checksums are put right first. */
 #include "common/decoders.h"
 #include "fuzz_checksums.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a checkpoint: a safetensors file, compressed or not, or a .trf file. Opened, listed and verified. */
 #include "fuzz_file.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* For fuzz targets of layer blobs: a fuzzer would never find the checksums, and what lies behind them is what wants
  * testing. */
 #ifndef FUZZ_CHECKSUMS_H

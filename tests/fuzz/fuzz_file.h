@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A fuzzer's bytes as a file, for what takes a path. Include it first: memfd_create is GNU's. */
 #ifndef FUZZ_FILE_H
 #define FUZZ_FILE_H

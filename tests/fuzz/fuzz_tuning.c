@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a tuning: what is read can be asked, written, and read again as the same. */
 #include "fuzz_file.h"
 

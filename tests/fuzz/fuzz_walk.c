@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a layer blob: what its regular slabs are to the kernels' walk (tests/warp), against the reference
  * decoder. Tiles that the validator refuses have no slabs then. Checksums are put right first. */
 #include "fuzz_checksums.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Replays stored inputs through a fuzz target, for compilers without libFuzzer and for the test suite.
  * Arguments are files and folders, walked in depth. One that does not exist is skipped: a target's corpus begins with
  * its first finding. The empty input is always tried. */

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blobs that a reader has to reject, each with exactly one fault and the status that this fault has.
 
 Where the fault lies behind a checksum, the checksums are made right again, so that the check that is meant fires.

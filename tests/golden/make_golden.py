@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the golden files: small blobs that exercise every corner of format/FORMAT.md, and corrupt ones.
 
     tests/golden/NAME.trf            legal blobs; golden.json has size and XXH3-64 of what they decode to
@@ -309,8 +310,10 @@ def narrow_slab_cases() -> Iterator[Case]:
                 options.modes = lambda t: 3
             yield f"{name}_{word}_slabs128_53x{width}", elements, options
     i8 = codes(640, 31, 200, 128).clip(-128, 127)
-    yield "int_i8_pairs_slabs128_31x200", i8, Options(
-        ref.INT, ref.I8, raw_bits=4, class_value=[-128], stored_bytes=1, slab_cols=128
+    yield (
+        "int_i8_pairs_slabs128_31x200",
+        i8,
+        Options(ref.INT, ref.I8, raw_bits=4, class_value=[-128], stored_bytes=1, slab_cols=128),
     )
     scales = (below(641, 0x4000, 50, 13) + 0x2000).astype(np.uint16).view(np.float16)
     yield "int_quads_slabs128_50x407", codes(642, 50, 407, 500), Options(
@@ -327,8 +330,10 @@ def narrow_slab_cases() -> Iterator[Case]:
     )  # fmt: skip
     yield "bf16_slabs128_modes_0123_and_stored", weights(ref.BF16, 646, 20, 5 * 256 - 100), options
     elements = weights(ref.E4M3, 647, 32, 256)
-    yield "e4m3_slabs128_all_exceptions", elements, float_options(
-        ref.E4M3, force=np.ones((32, 256), bool), exception_class=9, exception_raw=6, slab_cols=128
+    yield (
+        "e4m3_slabs128_all_exceptions",
+        elements,
+        float_options(ref.E4M3, force=np.ones((32, 256), bool), exception_class=9, exception_raw=6, slab_cols=128),
     )
 
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* CUDA calls of the library that are counted, and fail when a test says so: the linker sends them here in the targets
  * that tests/gpu/CMakeLists.txt names. */
 #ifndef GPU_FAILING_CALLS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the GPU tests share: the device, memory with guards, and a main that skips by name where there is no device.
  * Everything here ends the test on failure. */
 #ifndef GPU_FIXTURE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layers for the GPU tests: of every codec and scale layout, on the host and on the device, and what the CPU says that
  * they hold. */
 #ifndef GPU_LAYERS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Products for the GPU tests: inputs, calls with guarded memory, and the product in F64 that they are compared with. */
 #ifndef GPU_PRODUCTS_H
 #define GPU_PRODUCTS_H

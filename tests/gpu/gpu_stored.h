@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layers in files of their own, for tests of loading. Between fixture_begin and fixture_end. */
 #ifndef GPU_STORED_H
 #define GPU_STORED_H

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The standard run on a machine with a GPU: builds device code for that GPU, runs the GPU suites and the command's
 # tests with --device cuda, and, where it is asked to, compute-sanitizer and the bench. The last lines say what ran,
 # what was skipped and what failed; all output stays in DIR.

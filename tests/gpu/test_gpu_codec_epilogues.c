@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Epilogues on the device: both paths against F64, for every codec, all ways of sharing rows among blocks, in place and
  * not; the same bits on every run; graphs. tests/unit/test_device_epilogue.c has all combinations, activations and
  * shards. */

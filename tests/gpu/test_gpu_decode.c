@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decoding on the device: every weight that trf_device_layer_decode writes is the one that the CPU decodes, bit for
  * bit, for every codec, scale layout, shape and kind of output; and nothing else is written. */
 #include "gpu_layers.h"

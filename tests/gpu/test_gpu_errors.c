@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the device API refuses, and what it makes of corrupt streams, which validation cannot see. */
 #include "gpu_corrupt.h"
 #include "gpu_products.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What fails on a GPU: a tensor that is missing, memory that runs out for real, each CUDA call of a context's and a
  * layer's way once, and a device that is lost under everything. A status and a message each time, no memory lost, and
  * the next call works; of a lost device, the next process. Corrupt tiles and cancelled loads are test_gpu_load.c's. */

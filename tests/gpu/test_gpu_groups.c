@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of layers in shared launches, and products of experts: against F64, for every codec, with counts of all kinds;
  * the same bits on every run; graphs whose counts change between replays; corrupt experts. */
 #include "gpu_corrupt.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A chain of 32 layers, each of which takes the y of the one before: in one CUDA graph the same bits as call by call,
  * with epilogues, residuals in place, both paths and one workspace; and calls that only enqueue: no memory is
  * allocated, on the host or the device, nothing waits, and all can be captured.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Products on the device: both paths against F64, for every codec, scale layout, batch and type; the bits of single
  * weights; the same bits on every run; graphs. */
 #include "gpu_products.h"

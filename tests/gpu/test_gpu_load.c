@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Loading to a device through staging buffers: layers of every size come whole, from any number of loads at once; and a
  * load that fails, or is stopped, leaves no memory behind. */
 #include "gpu_stored.h"

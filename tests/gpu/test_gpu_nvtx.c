@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The NVTX ranges of loading, decoding, products and stacks, as a profiler would see them: this program listens itself,
  * by NVTX's static injection. */
 #include "gpu_products.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks on a GPU: products of offloaded layers are bit for bit those of layers that stay, in any order, on several
  * streams, while the GPU lags behind the host; memory stays inside the budget and comes back; corrupt tiles are
  * remembered; every CUDA call of trf_stack_prepare fails once (the linker sends them here), and calls neither allocate

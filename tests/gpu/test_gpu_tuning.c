@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tunings on a GPU: that every path which takes a product is timed, that plans follow what was found, that no device
  * memory stays behind, and what is refused. */
 #include "gpu_layers.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The wide path: every codec that it takes against F64, in all partitions that it knows, the same bits on every run,
  * and corrupt streams. */
 #include "gpu_products.h"

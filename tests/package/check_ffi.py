@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uses the shared library through FFI. Usage: check_ffi.py LIBRARY SOURCE_DIR; Python's own modules only."""
 
 from __future__ import annotations

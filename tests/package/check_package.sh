@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Installs the build into a folder of its own and uses it as a stranger would: each public header alone under strict C11
 # and C++17, without CUDA's headers; through find_package from C and C++, examples too; through pkg-config from C. The C
 # that README.md and docs/guide.md show compiles, and the program among it runs.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Builds the library alone as a shared one, in a folder that stays, looks at its soname and at what it exports, and uses
 # it through Python's ctypes.
 # Usage: check_shared.sh CMAKE SOURCE_DIR BUILD_DIR CC

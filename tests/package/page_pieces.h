@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the pieces of C in docs/guide.md take from the program around them; check_package.sh compiles each as a function
  * of its own behind this header. Nothing here is defined, since nothing is linked. */
 #ifndef PAGE_PIECES_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tools/compare_sass.py on made-up listings: what it reads of them, how it pairs kernels, and what it reports."""
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ KERNEL = mangle("edges_a_cu", "edges", "trf_slice")
 MEANING = "void (anonymous namespace)::edges<false>(trf_slice, (anonymous namespace)::x)"
 
 
-def listing(name: str, code: str = "IADD R1, R2, 0x10", called: str = "_Z3onev", registers: int = 32,
-            arch: str = "sm_90a", common: int = 0) -> str:
+def listing(
+    name: str,
+    code: str = "IADD R1, R2, 0x10",
+    called: str = "_Z3onev",
+    registers: int = 32,
+    arch: str = "sm_90a",
+    common: int = 0,
+) -> str:
     return f"""
 Fatbin elf code:
 ================
@@ -71,12 +78,26 @@ def test_reads_listings() -> None:
     lines = (listing(KERNEL, common=4) + listing(KERNEL, arch="sm_80")).encode().splitlines(keepends=True)
     kernels, modules = compare_sass.parse_dump(lines)
     assert [(kernel.arch, kernel.name, kernel.instructions) for kernel in kernels] == [
-        ("sm_90a", KERNEL, 2), ("sm_80", KERNEL, 2)]
+        ("sm_90a", KERNEL, 2),
+        ("sm_80", KERNEL, 2),
+    ]
     assert kernels[0].names == ["`(_Z3onev)"] and kernels[0].code == kernels[1].code
-    assert dict(kernels[0].resources) == {"REG": 32, "STACK": 0, "SHARED": 1024, "LOCAL": 0, "CONSTANT[0]": 768,
-                                          "TEXTURE": 0, "SURFACE": 0, "SAMPLER": 0}
-    assert modules == {("sm_90a", "GLOBAL"): 4, ("sm_90a", "CONSTANT[3]"): 8,
-                       ("sm_80", "GLOBAL"): 0, ("sm_80", "CONSTANT[3]"): 8}
+    assert dict(kernels[0].resources) == {
+        "REG": 32,
+        "STACK": 0,
+        "SHARED": 1024,
+        "LOCAL": 0,
+        "CONSTANT[0]": 768,
+        "TEXTURE": 0,
+        "SURFACE": 0,
+        "SAMPLER": 0,
+    }
+    assert modules == {
+        ("sm_90a", "GLOBAL"): 4,
+        ("sm_90a", "CONSTANT[3]"): 8,
+        ("sm_80", "GLOBAL"): 0,
+        ("sm_80", "CONSTANT[3]"): 8,
+    }
 
 
 def test_leaves_out_file_hashes() -> None:
@@ -89,7 +110,9 @@ def test_leaves_out_file_hashes() -> None:
 
 def test_reads_renames() -> None:
     assert compare_sass.read_renames("# table\nold_a new_a\n\n old_b\tnew_b # why\n") == [
-        ("old_a", "new_a"), ("old_b", "new_b")]
+        ("old_a", "new_a"),
+        ("old_b", "new_b"),
+    ]
     with pytest.raises(ValueError, match="only_one"):
         compare_sass.read_renames("only_one\n")
 
@@ -106,7 +129,9 @@ def test_pairs_kernels_across_files_and_names() -> None:
     assert ("sm_90a", MEANING) in old
     moved = build_of(listing(mangle("edges_bb_cu", "edges", "trf_slice")))
     assert compare_sass.compare(old, moved) == (
-        [], "1 kernels are the same, 0 differ, 0 are only in OLD, 0 only in NEW (sm_90a)")
+        [],
+        "1 kernels are the same, 0 differ, 0 are only in OLD, 0 only in NEW (sm_90a)",
+    )
     renamed = build_of(listing(mangle("edges_bb_cu", "trf_edges", "trf_cut"), called="_Z5firstv"))
     assert len(compare_sass.compare(old, renamed)[0]) == 2
     renames = (("edges", "trf_edges"), ("trf_slice", "trf_cut"), ("one", "first"))
@@ -114,12 +139,15 @@ def test_pairs_kernels_across_files_and_names() -> None:
 
 
 @needs_demangler
-@pytest.mark.parametrize(("changed", "said"), [
-    ({"code": "IADD R1, R2, 0x11"}, "code of 2 instructions"),
-    ({"code": "NOP ;\n        /*0008*/ NOP"}, "2 -> 3 instructions"),
-    ({"called": "_Z3twov"}, "names in the code"),
-    ({"registers": 40}, "REG 32 -> 40"),
-])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"code": "IADD R1, R2, 0x11"}, "code of 2 instructions"),
+        ({"code": "NOP ;\n        /*0008*/ NOP"}, "2 -> 3 instructions"),
+        ({"called": "_Z3twov"}, "names in the code"),
+        ({"registers": 40}, "REG 32 -> 40"),
+    ],
+)
 def test_reports_what_differs(changed: dict, said: str) -> None:
     lines, summary = compare_sass.compare(build_of(listing(KERNEL)), build_of(listing(KERNEL, **changed)))
     assert lines == [f"differs: sm_90a {MEANING}: {said}"]
@@ -134,7 +162,8 @@ def test_reports_other_differences() -> None:
     assert summary == "0 kernels are the same, 0 differ, 1 are only in OLD, 1 only in NEW (sm_90a)"
     # Copies of a kernel are one; variants of it are several.
     assert compare_sass.compare(build_of(one), build_of(one, one))[0] == [
-        f"differs: sm_90a {compare_sass.MODULES}: CONSTANT[3] 8 -> 16"]
+        f"differs: sm_90a {compare_sass.MODULES}: CONSTANT[3] 8 -> 16"
+    ]
     lines, _ = compare_sass.compare(build_of(one, listing("_Z3onev", registers=8)), build_of(one, one))
     assert lines == ["differs: sm_90a one(): 2 variants -> 1"]
     lines, summary = compare_sass.compare(build_of(one), build_of(listing("_Z3onev", common=12)))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library's tables of crossovers against the cards that they are made of."""
 
 from __future__ import annotations
@@ -57,8 +58,12 @@ def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     layer = "    {{TRF_CODEC_INT, 4, 3, 1, 64, 128}, 4, 6},"
     assert made.stdout.splitlines()[2:] == [
-        "static const trf_crossover kOfAnother[] = {", layer, "};",
-        "static const trf_crossover kOfACard[] = {", layer, "};",
+        "static const trf_crossover kOfAnother[] = {",
+        layer,
+        "};",
+        "static const trf_crossover kOfACard[] = {",
+        layer,
+        "};",
         "static const trf_crossover_table kTables[] = {",
         '    {{"Another", 90, 50, 1000}, kOfAnother, sizeof kOfAnother / sizeof kOfAnother[0]},',
         '    {{"A Card", 80, 100, 2000}, kOfACard, sizeof kOfACard / sizeof kOfACard[0]},',

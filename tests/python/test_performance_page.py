@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/performance.md and its plot against the medians that they are made of, and how medians are made."""
 
 from __future__ import annotations
@@ -94,10 +95,17 @@ def test_medians_and_quartiles_of_a_bench(tmp_path: Path) -> None:
         {"what": "ahead", "favor": "speed", "batch": 8, "seconds": seconds},
     ]
     blob = {"favor": "size", "bits_per_weight": 10.81234, "entropy_bits": 10.5, "relative_rms_error": 0.0}
-    layers = {"device": "cuda", "gpu": "A GPU", "commit": "abc", "results": [
-        {"rows": 64, "cols": 32, "codec": "bf16", "measurements": measurements, "blobs": [blob]}]}
-    figures = {"device": "cuda", "gpu": "A GPU", "figures": [
-        {"subject": "2 x 3x4, a b", "batch": 1, "what": "grouped", "seconds": seconds}]}
+    layers = {
+        "device": "cuda",
+        "gpu": "A GPU",
+        "commit": "abc",
+        "results": [{"rows": 64, "cols": 32, "codec": "bf16", "measurements": measurements, "blobs": [blob]}],
+    }
+    figures = {
+        "device": "cuda",
+        "gpu": "A GPU",
+        "figures": [{"subject": "2 x 3x4, a b", "batch": 1, "what": "grouped", "seconds": seconds}],
+    }
     for name, bench in (("layers", layers), ("figures", figures)):
         (tmp_path / name).write_text(json.dumps(bench))
     made = run(BENCH / "medians.py", tmp_path / "layers", tmp_path / "figures")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tools/bench/plot_bench.py on small files as `transfuse bench --device cuda` writes them."""
 
 from __future__ import annotations

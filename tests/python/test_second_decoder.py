@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The second decoder against its own encoder, the golden files, and (where TRANSFUSE names the command) the C one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A second, independent decoder of the transfuse layer blob, written from format/FORMAT.md alone.
 
 It shares nothing with the C library, so that a fault has to be made twice to go unseen. Section numbers in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small encoder of the transfuse layer blob, written from format/FORMAT.md alone.
 
 It is slow and optimizes nothing, but makes any choice that the format allows, as the caller asks: what the tests need

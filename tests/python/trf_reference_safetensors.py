@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads compressed safetensors files (section 10 of format/FORMAT.md) with the second decoder.
 
 `read_safetensors` gives the source's tensors, `rebuild_source` the source file. `write_safetensors` writes plain

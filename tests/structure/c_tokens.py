@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tokenizer for C, C++ and CUDA, and the function definitions that it finds.
 
 It is no parser: it knows scopes by their braces and declarations by their shape, which is enough for code that is
@@ -20,12 +21,26 @@ _TOKEN = re.compile(
       | (?P<name>[A-Za-z_$][A-Za-z0-9_$]*)
       | (?P<blank>(?:\s|\\\n)+)
       | (?P<other>::|->|.)""",
-    re.VERBOSE | re.DOTALL)
+    re.VERBOSE | re.DOTALL,
+)
 _DIRECTIVE = re.compile(r"#(?:[^\n\\/]|\\\n|\\.|//[^\n]*|/\*.*?\*/|/)*", re.DOTALL)
 
 # What may stand before a parenthesis at the level of declarations and is not the function's name.
-_ATTRIBUTES = {"__attribute__", "__launch_bounds__", "__align__", "__declspec", "alignas", "_Alignas", "decltype",
-               "noexcept", "explicit", "requires", "__cluster_dims__", "__maxnreg__", "__block_size__"}
+_ATTRIBUTES = {
+    "__attribute__",
+    "__launch_bounds__",
+    "__align__",
+    "__declspec",
+    "alignas",
+    "_Alignas",
+    "decltype",
+    "noexcept",
+    "explicit",
+    "requires",
+    "__cluster_dims__",
+    "__maxnreg__",
+    "__block_size__",
+}
 
 
 @dataclass(frozen=True)
@@ -233,7 +248,7 @@ def find_declarations(text: str, mark: str) -> dict[str, int]:
         if token.text != mark:
             continue
         stop = next(at for at in range(start, len(tokens)) if tokens[at].text in (";", "{"))
-        declaration = tokens[start + 1:stop]
+        declaration = tokens[start + 1 : stop]
         name = _function_name(declaration)
         place = declaration.index(name) + 1
         depth, parameters, commas = 0, 0, 0

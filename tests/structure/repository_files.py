@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The repository's own files, for the tests of this folder."""
 
 from __future__ import annotations

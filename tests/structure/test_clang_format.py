@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """clang-format leaves the C, C++ and CUDA sources as they are; /.clang-format has the settings.
 
 Usage: test_clang_format.py [--root DIR]; other arguments are those that every test here gets. What it complains of is
@@ -34,8 +35,9 @@ def find_tool() -> str | None:
 
 def find_unformatted(tool: str, root: Path, names: list[str]) -> list[str]:
     """Returns what clang-format says of the places that it would change."""
-    done = subprocess.run([tool, "--style=file", "--dry-run", "-Werror", *names], cwd=root, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [tool, "--style=file", "--dry-run", "-Werror", *names], cwd=root, capture_output=True, text=True, check=False
+    )
     lines = [line for line in done.stderr.splitlines() if ": error: " in line]
     return lines or ([done.stderr] if done.returncode else [])
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """clang-tidy finds nothing in the C files of a build; /.clang-tidy has the checks, and why others are left out.
 
 The tests themselves are left out: they take as long as all of the rest, and sanitizers watch them run.
@@ -55,8 +56,10 @@ def read_commands(build: Path, root: Path) -> dict[str, str]:
 
 def find_keys(commands: dict[str, str], shared: bytes) -> dict[str, str]:
     """Returns for each file a digest of all that its result depends on; `shared` stands for what is common to all."""
-    return {path: hashlib.sha256(shared + command.encode() + Path(path).read_bytes()).hexdigest()
-            for path, command in commands.items()}
+    return {
+        path: hashlib.sha256(shared + command.encode() + Path(path).read_bytes()).hexdigest()
+        for path, command in commands.items()
+    }
 
 
 def digest_shared(root: Path, version: str) -> bytes:
@@ -119,8 +122,10 @@ def main() -> int:
     found = find_tool()
     build, root = options.build.resolve(), options.root.resolve()
     if not found or not (build / "compile_commands.json").is_file():
-        print("skipped structure.clang_tidy: there is no " +
-              ("compile_commands.json in the build" if found else f"clang-tidy {VERSION}"))
+        print(
+            "skipped structure.clang_tidy: there is no "
+            + ("compile_commands.json in the build" if found else f"clang-tidy {VERSION}")
+        )
         return SKIPPED
     tool, version = found
     test_finds(tool, root)
@@ -139,8 +144,10 @@ def main() -> int:
         else:
             num_bad += 1
             print(findings.replace(f"{root}/", ""), flush=True)
-    print(f"{len(keys)} files, {len(left)} of them looked at in {time.monotonic() - start:.0f} s; "
-          f"clang-tidy complains of {num_bad}")
+    print(
+        f"{len(keys)} files, {len(left)} of them looked at in {time.monotonic() - start:.0f} s; "
+        f"clang-tidy complains of {num_bad}"
+    )
     return 1 if num_bad or not keys else 0
 
 

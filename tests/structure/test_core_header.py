@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """include/transfuse.h stays a core: how many functions it declares, how many lines it has, and that each of its
 functions is called by a program in examples/.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds everyone to the rule on who may depend on whom, which is the table in docs/architecture.md.
 
 It looks at the #include lines of all sources and, if there is a build folder, at the symbols of its object files or of
@@ -62,7 +63,7 @@ def read_rule(text: str) -> dict[str, set[str]]:
     if len(starts) != 1:
         raise ValueError(f"{len(starts)} tables begin with '| room | depends on |', there has to be one")
     rule = {}
-    for cells in lines[starts[0] + 2:]:
+    for cells in lines[starts[0] + 2 :]:
         if len(cells) != 2:
             break
         room, uses = cells[0].strip("`"), cells[1]
@@ -150,8 +151,11 @@ def find_objects(root: Path, build: Path) -> dict[Path, str]:
             objects[path] = root / folder / source
     top = root.resolve()
     resolved = {path: source.resolve() for path, source in objects.items()}
-    return {path: source.relative_to(top).as_posix() for path, source in resolved.items()
-            if source.is_file() and source.is_relative_to(top)}
+    return {
+        path: source.relative_to(top).as_posix()
+        for path, source in resolved.items()
+        if source.is_file() and source.is_relative_to(top)
+    }
 
 
 def read_symbols(nm: str, paths: Iterable[Path]) -> dict[str, tuple[set[str], set[str]]]:
@@ -159,7 +163,7 @@ def read_symbols(nm: str, paths: Iterable[Path]) -> dict[str, tuple[set[str], se
     paths = [str(path) for path in paths]
     text = ""
     for start in range(0, len(paths), 200):
-        call = [nm, "-A", "-P", "-g", *paths[start:start + 200]]
+        call = [nm, "-A", "-P", "-g", *paths[start : start + 200]]
         text += subprocess.run(call, stdout=subprocess.PIPE, text=True, check=True).stdout
     return parse_symbols(text)
 
@@ -346,12 +350,19 @@ def test_finds_includes() -> None:
         graph, missing = find_includes(Path(folder), sorted(files))
     assert missing == ["high/three.h:2: includes absent.h, which is not in the repository"], missing
     rule = read_rule(_RULE)
-    assert find_violations(rule, graph, {}, set()) == ["low -> high: low/four.cu includes high/three.h",
-                                                       "tools -> low: tools/main.c includes low/one.h"]
-    assert describe_circles(graph, "includes") == ["2 files in a circle of includes: low/one, low/two",
-                                                   "    low/one -> low/two", "    low/two -> low/one"]
-    assert find_stray_files(rule, sorted(files)) == ["stray/five.cuh is in no room",
-                                                     "one name for several files: low/one, tests/one"]
+    assert find_violations(rule, graph, {}, set()) == [
+        "low -> high: low/four.cu includes high/three.h",
+        "tools -> low: tools/main.c includes low/one.h",
+    ]
+    assert describe_circles(graph, "includes") == [
+        "2 files in a circle of includes: low/one, low/two",
+        "    low/one -> low/two",
+        "    low/two -> low/one",
+    ]
+    assert find_stray_files(rule, sorted(files)) == [
+        "stray/five.cuh is in no room",
+        "one name for several files: low/one, tests/one",
+    ]
 
 
 def test_finds_calls() -> None:
@@ -373,9 +384,11 @@ other.o: main T 0 1
 """
     sources = {"one.o": "low/one.c", "two.o": "low/two.c", "three.o": "high/three.cu", "main.o": "tools/main.c"}
     calls = find_calls(sources, parse_symbols(text.strip()))
-    assert calls == {"low/one.c": {"low/two.c": {"trf_two"}},
-                     "high/three.cu": {"low/two.c": {"trf_two"}, "low/one.c": {"trf_one"}},
-                     "tools/main.c": {"high/three.cu": {"trf_public"}, "low/two.c": {"trf_data"}}}, calls
+    assert calls == {
+        "low/one.c": {"low/two.c": {"trf_two"}},
+        "high/three.cu": {"low/two.c": {"trf_two"}, "low/one.c": {"trf_one"}},
+        "tools/main.c": {"high/three.cu": {"trf_public"}, "low/two.c": {"trf_data"}},
+    }, calls
     lines = find_violations(read_rule(_RULE), {}, calls, {"trf_public"})
     assert lines == ["tools -> low: tools/main.c calls trf_data of low/two.c"], lines
     calls["low/two.c"] = {"high/three.cu": {"trf_public"}}
@@ -410,8 +423,10 @@ def main() -> int:
     lines += describe_circles(headers, "includes") + describe_circles(calls, "calls")
     lines += find_stray_files(rule, [name for name in files if is_named_freely(name)])
     print("".join(line + "\n" for line in lines), end="")
-    print(f"{len(names)} files, {sum(map(len, includes.values()))} includes, {sum(map(len, calls.values()))} "
-          f"pairs of files with calls; {len([line for line in lines if not line.startswith(' ')])} findings")
+    print(
+        f"{len(names)} files, {sum(map(len, includes.values()))} includes, {sum(map(len, calls.values()))} "
+        f"pairs of files with calls; {len([line for line in lines if not line.startswith(' ')])} findings"
+    )
     return 1 if lines else 0
 
 

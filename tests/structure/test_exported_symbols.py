@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library exports what cmake/exported_symbols.txt lists, which is what the public headers declare.
 
 The list has one name a line, sorted: a change of it shows in a review. A shared library is looked at if one is named,
@@ -38,7 +39,9 @@ def test_compares() -> None:
     text = "trf_b T 1000 20\ntrf_a@@V1 T 2000\ndata B 10 8\nV1 A 0\n"
     assert parse_exported(text) == {"trf_a", "trf_b", "data"}
     assert compare(["trf_a", "trf_c"], {"trf_a", "data"}, "it") == [
-        f"it has data, {LIST} does not", f"{LIST} has trf_c, it does not"]
+        f"it has data, {LIST} does not",
+        f"{LIST} has trf_c, it does not",
+    ]
 
 
 def main() -> int:

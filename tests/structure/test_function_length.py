@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No function is longer than 60 lines, no kernel longer than 80; public functions have 8 parameters at most.
 
 Lines are those of the body with code on them: blank lines, comments and, in Python, docstrings do not count. Tests may
@@ -64,8 +65,11 @@ def find_all_functions(root: Path) -> list[tuple[str, Function]]:
 
 def find_wide_declarations(root: Path) -> list[str]:
     """Returns a line for each public function with more parameters than it may have."""
-    return [f"{path}: {name} has {parameters} parameters, {MAX_PARAMETERS} are allowed"
-            for name, (path, parameters) in find_public_functions(root).items() if parameters > MAX_PARAMETERS]
+    return [
+        f"{path}: {name} has {parameters} parameters, {MAX_PARAMETERS} are allowed"
+        for name, (path, parameters) in find_public_functions(root).items()
+        if parameters > MAX_PARAMETERS
+    ]
 
 
 def print_functions(functions: list[tuple[str, Function]]) -> None:
@@ -152,9 +156,17 @@ def outer(a):
 
 def test_finds_functions() -> None:
     found = [(f.name, f.lines, f.kernel) for f in c_tokens.find_functions(_SNIPPET)]
-    assert found == [("one_line", 1, False), ("two_lines", 2, False), ("twice", 2, False), ("run", 4, True),
-                     ("to_type", 1, False), ("walk", 1, False), ("operator", 1, False), ("y", 4, False),
-                     ("START", 1, False)], found
+    assert found == [
+        ("one_line", 1, False),
+        ("two_lines", 2, False),
+        ("twice", 2, False),
+        ("run", 4, True),
+        ("to_type", 1, False),
+        ("walk", 1, False),
+        ("operator", 1, False),
+        ("y", 4, False),
+        ("START", 1, False),
+    ], found
     assert [(f.name, f.lines) for f in find_python_functions(_PYTHON_SNIPPET)] == [("outer", 6), ("inner", 1)]
     long_body = "".join(f"    x += {i};\n" for i in range(MAX_LINES + 1))
     (function,) = c_tokens.find_functions("void f(int x) {\n" + long_body + "}\n")
@@ -179,7 +191,7 @@ def main() -> int:
 
     functions = find_all_functions(options.root)
     if options.report:
-        print_functions(functions[:options.report])
+        print_functions(functions[: options.report])
     too_long = [entry for entry in functions if entry[1].lines > limit_of(entry[1])]
     too_wide = find_wide_declarations(options.root)
     if too_long:

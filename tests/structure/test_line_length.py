@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No line of the sources is longer than 120 characters.
 
 Generated tables (*.inc) are left out, as they are what a script writes, and so are pages, whose tables have long rows.

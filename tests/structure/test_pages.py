@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pages say of the repository is true: names and files that they mention exist, links and their anchors lead
 somewhere, commands have the options that pages give them, presets and labels of tests exist, and lines are not longer
 than 120 characters.
@@ -30,8 +31,12 @@ _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
 def is_page(name: str) -> bool:
-    return "/" not in name and name.endswith(".md") or name == "format/FORMAT.md" or \
-        bool(re.fullmatch(r"docs/[^/]+\.md", name))
+    return (
+        "/" not in name
+        and name.endswith(".md")
+        or name == "format/FORMAT.md"
+        or bool(re.fullmatch(r"docs/[^/]+\.md", name))
+    )
 
 
 def is_page_with_links(name: str) -> bool:
@@ -42,8 +47,11 @@ def is_page_with_links(name: str) -> bool:
 
 
 def find_long_lines(text: str) -> list[int]:
-    return [number for number, line in enumerate(text.split("\n"), 1)
-            if len(line) > MAX_COLUMNS and "://" not in line and not line.startswith("|")]
+    return [
+        number
+        for number, line in enumerate(text.split("\n"), 1)
+        if len(line) > MAX_COLUMNS and "://" not in line and not line.startswith("|")
+    ]
 
 
 def split_code(text: str) -> tuple[str, str, str]:
@@ -134,8 +142,11 @@ class Transfuse:
         for command, options in find_commands(text, set(self.options)):
             if command not in self.options and command not in self.own:
                 faults.append(f"there is no command 'transfuse {command}'")
-            faults += [f"'transfuse {command}' has no option {option}" for option in options
-                       if option not in self.options.get(command, self.own)]
+            faults += [
+                f"'transfuse {command}' has no option {option}"
+                for option in options
+                if option not in self.options.get(command, self.own)
+            ]
         return faults
 
 
@@ -146,10 +157,14 @@ class Repository:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.files = set(list_files(root))
-        self.folders = {"/".join(file.split("/")[:depth])
-                        for file in self.files for depth in range(1, file.count("/") + 1)}
-        sources = [file for file in self.files
-                   if file.endswith((*C_SUFFIXES, ".inc", ".cmake", ".py", ".sh", "CMakeLists.txt"))]
+        self.folders = {
+            "/".join(file.split("/")[:depth]) for file in self.files for depth in range(1, file.count("/") + 1)
+        }
+        sources = [
+            file
+            for file in self.files
+            if file.endswith((*C_SUFFIXES, ".inc", ".cmake", ".py", ".sh", "CMakeLists.txt"))
+        ]
         # This file's own text has names that there are not.
         sources = [file for file in sources if Path(file).name != Path(__file__).name]
         texts = {file: read_text(root / file) for file in sources}
@@ -192,15 +207,24 @@ class Repository:
         """Presets, and what ctest is to run."""
         _, shell, _ = split_code(text)
         code = shell + "\n" + "\n".join(find_spans(split_code(text)[0]))
-        faults = [f"there is no preset {preset}" for preset in re.findall(r"--preset ([a-z]\w*)", code)
-                  if preset not in self.presets]
+        faults = [
+            f"there is no preset {preset}"
+            for preset in re.findall(r"--preset ([a-z]\w*)", code)
+            if preset not in self.presets
+        ]
         for line in code.split("\n"):
             if not re.search(r"\bctest\b", line):
                 continue
-            faults += [f"no test has the label {label}" for label in re.findall(r" -L '?(\w+)", line)
-                       if label not in self.labels]
-            faults += [f"no test has a name like {pattern}" for pattern in re.findall(r" -R '?([^\s']+)", line)
-                       if not any(re.search(pattern, test) for test in self.tests)]
+            faults += [
+                f"no test has the label {label}"
+                for label in re.findall(r" -L '?(\w+)", line)
+                if label not in self.labels
+            ]
+            faults += [
+                f"no test has a name like {pattern}"
+                for pattern in re.findall(r" -R '?([^\s']+)", line)
+                if not any(re.search(pattern, test) for test in self.tests)
+            ]
         return faults
 
     def find_link_faults(self, page: str, text: str) -> list[str]:
@@ -222,14 +246,20 @@ class Repository:
         if not is_page(page) or page == "CHANGELOG.md":
             return faults
         faults += [f"there is no {name}" for name in sorted(find_names(text)) if not self.knows_name(name)]
-        faults += [f"there is no file {name}" for name in sorted(find_mentioned_files(text, self.folders))
-                   if not self.knows_file(name)]
+        faults += [
+            f"there is no file {name}"
+            for name in sorted(find_mentioned_files(text, self.folders))
+            if not self.knows_file(name)
+        ]
         faults += self.find_build_faults(text)
         if transfuse:
             known = set().union(*transfuse.options.values()) | self.script_options | OPTIONS_OF_OTHERS
             faults += transfuse.find_faults(text)
-            faults += [f"nothing has an option {option}" for option in sorted(find_bare_options(split_code(text)[0]))
-                       if option not in known]
+            faults += [
+                f"nothing has an option {option}"
+                for option in sorted(find_bare_options(split_code(text)[0]))
+                if option not in known
+            ]
         return faults
 
 
@@ -237,8 +267,10 @@ class Repository:
 
 
 def test_finds_names_and_files(repository: Repository) -> None:
-    text = ("Of `trf_one` and `TRF_TWO`, not trf_four.\n`a/b.c`, `x y.c`, `trf_five.h`, `make`\n"
-            "```c\ntrf_three(x) a/d.c\n```\n")
+    text = (
+        "Of `trf_one` and `TRF_TWO`, not trf_four.\n`a/b.c`, `x y.c`, `trf_five.h`, `make`\n"
+        "```c\ntrf_three(x) a/d.c\n```\n"
+    )
     assert find_names(text) == {"trf_one", "TRF_TWO", "trf_three", "trf_five"}, find_names(text)
     text += "\n\n    sh do.sh a/e.py # a/f.py\n    cc x.c\n"
     assert find_mentioned_files(text, {"a"}) == {"a/b.c", "trf_five.h", "do.sh", "a/e.py"}
@@ -259,12 +291,17 @@ def test_finds_links() -> None:
 
 
 def test_finds_commands(repository: Repository) -> None:
-    text = ("    build/transfuse pack a/ -o b --fast 2 --glob '*--x'   # or --slow\n    cmake --preset other\n"
-            "    ctest --preset release -L gpus -R '^unit\\.nothing'\n`pack --small`, `--bits 4` and `transfuse`")
+    text = (
+        "    build/transfuse pack a/ -o b --fast 2 --glob '*--x'   # or --slow\n    cmake --preset other\n"
+        "    ctest --preset release -L gpus -R '^unit\\.nothing'\n`pack --small`, `--bits 4` and `transfuse`"
+    )
     assert find_commands(text, {"pack"}) == [("pack", ["-o", "--fast", "--glob"]), ("pack", ["--small"])]
     assert find_bare_options(text) == {"--bits"}
-    assert repository.find_build_faults(text) == ["there is no preset other", "no test has the label gpus",
-                                                  "no test has a name like ^unit\\.nothing"]
+    assert repository.find_build_faults(text) == [
+        "there is no preset other",
+        "no test has the label gpus",
+        "no test has a name like ^unit\\.nothing",
+    ]
     assert repository.find_build_faults("`ctest --preset asan -L gpu -R '^structure.pages'`") == []
 
 
@@ -284,8 +321,11 @@ def main() -> int:
     transfuse = Transfuse(binary) if binary and binary.is_file() else None
     if not transfuse:
         print("skipped: the options of the command, as this build has none")
-    lines = [f"{page}: {fault}" for page in sorted(filter(is_page_with_links, repository.files))
-             for fault in repository.find_faults(page, transfuse)]
+    lines = [
+        f"{page}: {fault}"
+        for page in sorted(filter(is_page_with_links, repository.files))
+        for fault in repository.find_faults(page, transfuse)
+    ]
     print("".join(line + "\n" for line in lines), end="")
     print(f"{len(lines)} findings")
     return 1 if lines else 0

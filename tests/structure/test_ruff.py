@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ruff finds nothing in the Python files and leaves their format as it is; /ruff.toml has the settings.
 
 ruff is the one that sh test.sh puts into .venv. Usage: test_ruff.py [--root DIR]; other arguments are those that every
@@ -34,8 +35,13 @@ def find_faults(tool: str, root: Path, names: list[str]) -> list[str]:
     """Returns what ruff says of the files, a line each."""
     lines = []
     for command in (["check"], ["format", "--check"]):
-        done = subprocess.run([tool, *command, "--output-format=concise", "--no-cache", "--quiet", "--config=ruff.toml",
-                               *names], cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [tool, *command, "--output-format=concise", "--no-cache", "--quiet", "--config=ruff.toml", *names],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         said = (done.stdout + done.stderr).splitlines()
         lines += (said or [f"ruff {command[0]} fails"]) if done.returncode else []
     return lines

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every file names its licence: its first line, or the second behind `#!`, is SPDX's one in a comment of its language.
 
 A file is of a language that is listed here, or stands among those that hold data, pages or settings.
@@ -17,10 +18,36 @@ from repository_files import C_SUFFIXES, ROOT, list_files, read_text
 # In two parts, so that this very line is not taken for a licence.
 TAG = "SPDX-License-" + "Identifier: Apache-2.0"
 _C_COMMENT = (*C_SUFFIXES, ".inc")
-_HASH_COMMENT = (".py", ".sh", ".cmake", ".in", ".toml", "CMakeLists.txt", "requirements.txt", ".ci/run")
+_HASH_COMMENT = (
+    ".py",
+    ".sh",
+    ".cmake",
+    ".in",
+    ".toml",
+    "CMakeLists.txt",
+    "requirements.txt",
+    ".ci/run",
+    ".yml",
+    "Containerfile",
+)
 # What has no such line: the licence and pages, data (some without comments, some held to its bytes), lists, settings.
-EXCEPTIONS = ("LICENSE", "*.md", "*.json", "*.csv", "*.svg", "*.trf", "*.safetensors", "docs/performance/*.txt",
-              "cmake/exported_symbols.txt", ".clang-format", ".clang-tidy", ".gitignore", "*/.gitignore", "*/py.typed")
+EXCEPTIONS = (
+    "LICENSE",
+    "*.md",
+    "*.json",
+    "*.csv",
+    "*.svg",
+    "*.trf",
+    "*.safetensors",
+    "docs/performance/*.txt",
+    "cmake/exported_symbols.txt",
+    ".clang-format",
+    ".clang-tidy",
+    ".gitignore",
+    "*/.gitignore",
+    ".containerignore",
+    "*/py.typed",
+)
 
 
 def find_line(name: str) -> str | None:
@@ -42,7 +69,7 @@ def find_faults(root: Path) -> tuple[int, list[str]]:
         at = 1 if head[0].startswith("#!") else 0
         if wanted is None:
             lines.append(f"{name}: neither of a known language nor among the exceptions of {Path(__file__).name}")
-        elif head[at:at + 1] != [wanted]:
+        elif head[at : at + 1] != [wanted]:
             lines.append(f"{name}:{at + 1}: must be {wanted}")
     return checked, lines
 
@@ -50,8 +77,15 @@ def find_faults(root: Path) -> tuple[int, list[str]]:
 def test_finds() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        texts = {"good.c": f"/* {TAG} */\n", "good.sh": f"#!/bin/sh\n# {TAG}\n", "page.md": "", "CMakeLists.txt": "",
-                 "late.py": f'"""."""\n# {TAG}\n', "other.h": f"// {TAG}\n", "odd.rs": f"/* {TAG} */\n"}
+        texts = {
+            "good.c": f"/* {TAG} */\n",
+            "good.sh": f"#!/bin/sh\n# {TAG}\n",
+            "page.md": "",
+            "CMakeLists.txt": "",
+            "late.py": f'"""."""\n# {TAG}\n',
+            "other.h": f"// {TAG}\n",
+            "odd.rs": f"/* {TAG} */\n",
+        }
         for name, text in texts.items():
             (root / name).write_text(text, encoding="utf-8")
         checked, lines = find_faults(root)

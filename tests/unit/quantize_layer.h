@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layers for the tests of the quantizer, and the rules of FORMAT.md that its codes and scales have to follow, said
  * again. */
 #ifndef QUANTIZE_LAYER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints there and back: files, directories, indexes, tensors of experts; listing, verifying, extracting.
  * Tiles are decoded in parallel. */
 #include "common/checkpoint_fixture.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What goes wrong with checkpoints: each failure has its status, and none leaves anything behind. */
 #define _GNU_SOURCE /* memmem */
 #include "common/checkpoint_fixture.h"

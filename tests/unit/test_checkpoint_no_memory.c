@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every allocation of compressing, decompressing, verifying and extracting fails once: a status each time, nothing left
  * under any name, and what comes out when nothing failed is what comes out without failures. (The address sanitizer's
  * run looks for leaks.) TRF_TEST_WRAPS_ALLOCATIONS. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every build of the checksum that this CPU runs gives the same, at any length and alignment. */
 #include "common/run_suite.h"
 #include "common/test_weights.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* JSON output of the command: whole, or not at all. TRF_TEST_WRAPS_ALLOCATIONS */
 #include "../../tools/cli_json.c"
 #include "common/failing_memory.h"

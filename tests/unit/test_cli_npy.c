@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* .npy files of the command: written ones read back, other writers' headers, and the status of malformed ones. */
 #include "../../tools/cli_file.c"
 #include "../../tools/cli_float.c"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The tile decoders: each against the elements that a slow encoder of the tests' own began with, on random tiles of
  * every codec; and all of them on corrupt streams, where they must agree on the verdict and stay inside the tile. */
 #include "common/decoders.h"

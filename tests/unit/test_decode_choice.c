@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of how decoding to memory uses a device: pinned, for layers and devices of all sorts. */
 #include "common/run_suite.h"
 #include "trf_decode_choice.h"

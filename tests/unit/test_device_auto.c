@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* TRF_DEVICE_AUTO where the attempt to use a GPU ends in each way.
  * TRF_TEST_WRAPS: trf_cuda_context_create */
 #include "common/checkpoint_fixture.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU as a device: contexts, loading from checkpoints, products, decoding, and what goes wrong. Tiles are checked
  * and decoded in parallel. */
 #include "common/checkpoint_fixture.h"

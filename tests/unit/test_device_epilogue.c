@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Epilogues of products: activations against F64, every combination of operands, in place and not, of whole layers and
  * of shards; what is refused; NaN. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as
  * TRF_TEST_DEVICE.

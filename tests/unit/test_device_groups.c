@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of layers and mixtures of experts on the CPU device: what each layer gives alone, bit for bit; and what is
  * refused. */
 #include "common/checkpoint_fixture.h"

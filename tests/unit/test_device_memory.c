@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layers of blobs in memory, and in the caller's memory: shards against the same ones of a file, rows of several ranges
  * against the rows of the whole layer, what is checked and what is not, and that nobody writes beside the caller's
  * buffers. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
@@ -480,7 +481,7 @@ START_TEST(ranges_that_are_none) {
         {{{4294967040u, 512}}, 1, TRF_ERR_ARGUMENT},
         {{{0, 512}, {256, 256}}, 2, TRF_ERR_ARGUMENT},            /* twice */
         {{{0, 1024}, {0, 1024}, {0, 1024}}, 3, TRF_ERR_ARGUMENT}, /* more than there are */
-        {{{8, 256}}, 1, TRF_ERR_ARGUMENT}, /* one alone: multiples of 16, as of a shard */
+        {{{8, 256}}, 1, TRF_ERR_ARGUMENT},                        /* one alone: multiples of 16, as of a shard */
         {{{16, 40}}, 1, TRF_ERR_ARGUMENT},
         {{{0, 16}, {256, 256}}, 2, TRF_ERR_UNSUPPORTED},
         {{{16, 240}, {256, 256}}, 2, TRF_ERR_UNSUPPORTED},

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every allocation of loading and running a layer on the CPU device fails once: a status each time, nothing lost (the
  * address sanitizer's run looks for leaks), and the next attempt works. And the call path allocates nothing.
  * TRF_TEST_WRAPS_ALLOCATIONS. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rows by number, against the whole layer as the host decodes it: every codec and kind of scales, odd shapes, exponent
  * offsets, both sizes of ids, ids that there are not, what is refused. On the CPU; tests/gpu/ builds this file for a
  * GPU, too, with its ordinal as TRF_TEST_DEVICE. */

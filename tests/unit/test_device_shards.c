@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Shards of layers: against the whole layer, at multiples of 16 and of whole tiles; weights that must not leak in;
  * damage outside. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/checkpoint_fixture.h"

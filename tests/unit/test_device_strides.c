@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Plans: y, multiplier and residual whose rows lie apart, bit for bit as where they lie one behind the other, with
  * nothing written in between; several layers that write into one wider y; one plan used by several threads; and that a
  * plan keeps what it was made of. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The functions that device code shares for a layer's edges, run by a loop over 32 lanes as a warp runs them: slabs of
  * every codec and shape against the elements that the tests' own encoder began with, the edges of whole layers, their
  * values and products, corrupt slabs. */

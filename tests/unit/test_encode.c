@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The encoder: what it chooses, what it costs, that its bytes depend on nothing but weights and options, and how it
  * fails.
  * */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How products of experts are shared out: whatever the counts, each unit of each work item belongs to one block, and
  * each token to one pass; and each column of a block's units to one warp, whose sums reach y once. */
 #include "common/expect.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the kernel for regular slabs writes, lane by lane on the CPU: fragments as the kernel forms them, from the
  * tests' own encoder's elements, through the kernel's functions to bytes in memory, against trf_device_value of every
  * weight; and each conversion by itself. */

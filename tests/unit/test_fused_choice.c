@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The choice among the fused kernels, which needs no device: for shapes of all kinds, on several devices, it comes to a
  * plan or to a reason. */
 #include "common/expect.h"

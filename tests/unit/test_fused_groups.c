@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How grouped launches and experts are cut, which needs no device. */
 #include "common/expect.h"
 #include "common/run_suite.h"

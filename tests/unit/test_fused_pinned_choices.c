@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Choices that must not change unawares: partitions of fused, wide and grouped products, by hashes over a grid of
  * shapes, batches and devices, by sums of their estimated times, and some of them spelled out. They decide how fast a
  * product is and, by the order of additions, its bits. Whoever changes them on purpose puts the numbers here that the
@@ -256,10 +257,10 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
         return;
     }
     const trf_fused_partition c = choose_fused(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.variant,     c.x_tiles,      c.warps,        c.slabs,    c.smem.table_log, c.cluster,
-                              c.clusters,    c.units,        c.panels,       c.k_splits, c.wave_units,     c.waves,
-                              c.block_panels,  c.is_stream_k,  c.wave_panels, c.sums,     c.sums_stride,    c.x_stages,
-                              c.sums_over_x, c.x_stage_cols, c.shared_bytes};
+    const uint32_t words[] = {c.variant,      c.x_tiles,      c.warps,       c.slabs,    c.smem.table_log, c.cluster,
+                              c.clusters,     c.units,        c.panels,      c.k_splits, c.wave_units,     c.waves,
+                              c.block_panels, c.is_stream_k,  c.wave_panels, c.sums,     c.sums_stride,    c.x_stages,
+                              c.sums_over_x,  c.x_stage_cols, c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
     hash_bytes(hash, c.workspace_bytes);
@@ -356,7 +357,7 @@ static void add_wide(uint64_t *hash, const pinned_layer *layer, const trf_device
     }
     const trf_wide_partition c = choose_wide(view, &traits, limits, m, 0);
     const uint32_t words[] = {c.threads,   c.x_rows,   c.x_stage_bytes, c.producers,  c.panels,
-                              c.multicast, c.k_splits, c.x_ranges,  c.work_items, c.clusters,
+                              c.multicast, c.k_splits, c.x_ranges,      c.work_items, c.clusters,
                               c.stages,    c.x_stages, c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
@@ -523,9 +524,9 @@ static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_dev
         return;
     }
     const trf_expert_cost_model *cost = &c.cost_model;
-    const uint32_t words[] = {c.slabs,     c.warps,     c.rans_bytes,  c.has_edges,      cost->units,
-                              cost->panels,  cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters,
-                              c.smem.sums, c.smem.bytes};
+    const uint32_t words[] = {c.slabs,      c.warps,     c.rans_bytes,  c.has_edges,    cost->units,
+                              cost->panels, cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters,
+                              c.smem.sums,  c.smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem.layout);
     hash_bytes(hash, trf_experts_workspace_bytes(&view, &c, tokens));

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of a wide product's partition, which needs no device: it comes to a partition that the device has room
  * for, or to a reason. */
 #include "common/run_suite.h"
@@ -65,7 +66,7 @@ static void check_plan(const trf_device_view *view, const trf_device_limits *lim
     ck_assert_uint_le(c.producers, c.x_rows <= 64 ? 6 : c.multicast == 1 ? 4 : 8);
     ck_assert_uint_le(c.producers * c.k_splits,
                       (view->num_panels + c.k_splits - 1) / c.k_splits * c.k_splits); /* none idle */
-    ck_assert_uint_eq(c.workspace_bytes, (2ull * m * view->cols + 255) / 256 * 256);     /* an aligned copy of x */
+    ck_assert_uint_eq(c.workspace_bytes, (2ull * m * view->cols + 255) / 256 * 256);  /* an aligned copy of x */
     ck_assert_uint_eq(with_bias.workspace_bytes, c.workspace_bytes + (4ull * m * view->rows + 255) / 256 * 256);
     ck_assert_mem_eq(&c, &with_bias, offsetof(trf_wide_partition, workspace_bytes));
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Golden files: blobs that every build must decode to the recorded bytes, and corrupt ones with the exact status that
  * each must give. They were written by an encoder of their own (tests/python), so this also checks that two
  * implementations agree. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Feeds of layers (loader/trf_layer_feed.h): blobs in files, in host memory, and in memory that bytes have to be
  * copied back from, which may fail, all give the same. And every allocation fails once: a status each time, nothing
  * lost (the address sanitizer's run looks for leaks). TRF_TEST_WRAPS_ALLOCATIONS. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU product against one in double precision, for every codec and scale layout; and that neither it nor decoding
  * depends on the number of threads. */
 #include "common/run_suite.h"

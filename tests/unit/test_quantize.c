@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The quantizer of the integer codec against plain computations in long double, and against theory. */
 #include "common/run_suite.h"
 #include "quantize_layer.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One row of a slab as device code decodes it, four lanes after each other, by a slab directory: against the elements
  * that the reference decoder gives, in the golden files; and corrupt streams, from which nothing outside may be read
  * (the address sanitizer's run looks for that) and of which no lane takes notice that does not hold the row. */

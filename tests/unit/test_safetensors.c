@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Headers of safetensors files: which ones are taken, the exact status of those that are not, and ones of our own
  * making. */
 #include "common/checkpoint_fixture.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the host finds out about a layer on its way to a device, against the golden files' elements, weight by
  * weight. */
 #include "common/run_suite.h"

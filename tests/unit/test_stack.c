@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks on the CPU device, through the public calls: every layer's products as without a stack, in any order; what is
  * refused; and every allocation fails once. TRF_TEST_WRAPS_ALLOCATIONS. */
 #include "common/checkpoint_fixture.h"

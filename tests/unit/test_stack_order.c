@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a stack decides without a device: which layers stay and where they lie, and what is copied when. A made-up
  * device keeps book of every byte. */
 #include "common/expect.h"

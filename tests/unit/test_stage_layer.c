@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Loading through staging buffers, with an engine whose copies arrive late, from a thread of its own: what arrives,
  * what is found out about it, corrupt tiles, cancellation, engines that fail, several loads at once, shards. "Device
  * memory" is malloc'd here. */
@@ -6,8 +7,8 @@
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_checkpoint.h"
-#include "trf_slab_directory.h"
 #include "trf_feed_to_layer.h"
+#include "trf_slab_directory.h"
 #include "trf_stage_layer.h"
 
 #include <check.h>

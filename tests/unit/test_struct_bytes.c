@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Structs that callers fill, of older and newer versions than this library's, and of none. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which tensors are compressed: the default choice, what --include, --exclude and an explicit codec change, and the
  * codec of each. */
 #include "common/checkpoint_fixture.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The parallel loop: every index once, workers apart, and the same failure in every run. */
 #include "common/run_suite.h"
 #include "trf_threads.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tunings: what they choose, what measuring makes of times (on the CPU, and on a made-up device with three paths),
  * files there and back, files that are none, contexts that follow them. */
 #include "common/checkpoint_fixture.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The walk of a warp through slabs as the fused, group, wide and decoding kernels have it (trf_slab_walk.cuh), in an
  * emulated block: against the elements that the tests' own encoder began with, the reference decoder's, and for corrupt
  * rANS streams and directories against trf_slab_reader.h. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fibers, where they meet, and shared memory with a note of who wrote and read each word. */
 #include "warp_emulation.h"
 

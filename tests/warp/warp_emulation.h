@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A block of warps on the CPU, so that device headers run under sanitizers as they are: stands in for CUDA's own words
  * and for trf_ptx.cuh.
  *

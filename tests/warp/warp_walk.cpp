@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which kernel walks a layer, its shared memory, and x for the one that copies it. */
 #include "warp_walk_kernel.h"
 

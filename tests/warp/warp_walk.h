@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* trf_walk_slabs, as the kernels instantiate it, run by an emulated block (warp_emulation.h) that stores what it
  * decodes. */
 #ifndef WARP_WALK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "warp_walk_kernel.h"
 
 warp_walk_kernel *warp_walk_of_e4m3(const warp_walk *w) {

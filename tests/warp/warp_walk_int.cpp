@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "warp_walk_kernel.h"
 
 /* Codes of more than 8 bits do not fit the bytes that quads are built in. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the kernels around trf_walk_slabs have in common, and sinks that store elements. */
 #ifndef WARP_WALK_KERNEL_H
 #define WARP_WALK_KERNEL_H

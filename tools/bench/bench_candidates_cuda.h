@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The fastest of the algorithms that cuBLASLt proposes for a product. */
 #ifndef BENCH_CANDIDATES_CUDA_H
 #define BENCH_CANDIDATES_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a record is shown: which labels and figures are columns of the table and of the CSV file, and where they stand in
  * JSON. A mode names one constant style; the printer and the writers follow it. Here are also the cells that several
  * modes have. */

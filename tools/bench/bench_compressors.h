@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* General-purpose compressors on the same bytes: LZ4 and zstd at their default levels, in one thread. */
 #ifndef BENCH_COMPRESSORS_H
 #define BENCH_COMPRESSORS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of device memory, as fast as it allows: of one range, and of rows by number. */
 #include "bench_kernels.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Products of several dense BF16 matrices in one call of cuBLAS: cublasGemmGroupedBatchedEx, of CUDA 12.5 and newer.
  * The library is opened at run time, as cuBLASLt is. */
 #ifndef BENCH_CUBLAS_GROUPED_CUDA_H

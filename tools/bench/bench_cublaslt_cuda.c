@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_cublaslt_cuda.h"
 
 #include "bench_library_cuda.h"

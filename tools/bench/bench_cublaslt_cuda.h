@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The product of uncompressed weights by cuBLASLt, with the fastest algorithm that it proposes. The library is opened
  * at run time: it is large, and no other command needs it. */
 #ifndef BENCH_CUBLASLT_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A plain product of experts: dense BF16 weights, counts of tokens that only the device knows. What memory speed gives
  * without any decoding.
  *

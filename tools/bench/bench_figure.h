@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a bench command has measured, for all modes: a record of subjects, each with its figures.
  *
  * A *subject* is what is measured: a layer with codec and sigma, or a mode's own text such as "2 x 14336x4096 bf16". A

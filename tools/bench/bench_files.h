@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Writes a record to files: of its finished subjects, every figure, repeat by repeat. */
 #ifndef BENCH_FILES_H
 #define BENCH_FILES_H

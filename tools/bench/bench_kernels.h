@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What products of compressed weights are compared with: plain 8-bit products, copies, and dense experts. */
 #ifndef BENCH_KERNELS_H
 #define BENCH_KERNELS_H

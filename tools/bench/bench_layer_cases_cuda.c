@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_layer_cases_cuda.h"
 
 #include "bench_candidates_cuda.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The cases of a session of --mode layers: what each of them queues, its errors, and its timer. */
 #ifndef BENCH_LAYER_CASES_CUDA_H
 #define BENCH_LAYER_CASES_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The layers, sigmas and codecs that --mode layers goes through, on either device. */
 #ifndef BENCH_LAYER_INPUTS_H
 #define BENCH_LAYER_INPUTS_H

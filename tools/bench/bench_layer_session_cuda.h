@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One layer and codec on the device, with all that the cases of --mode layers need: copies of the weights in every
  * form, x, y, and the product in F64. */
 #ifndef BENCH_LAYER_SESSION_CUDA_H

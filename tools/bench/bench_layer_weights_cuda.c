@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_layer_weights_cuda.h"
 
 #include "bench_kernels.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The weights of a session of --mode layers: compressed, dense, and as plain 8-bit codes. */
 #ifndef BENCH_LAYER_WEIGHTS_CUDA_H
 #define BENCH_LAYER_WEIGHTS_CUDA_H

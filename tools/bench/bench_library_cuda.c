@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_library_cuda.h"
 
 #include "cli_report.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Libraries of the CUDA toolkit that the bench opens at run time. Messages name the library. */
 #ifndef BENCH_LIBRARY_CUDA_H
 #define BENCH_LIBRARY_CUDA_H

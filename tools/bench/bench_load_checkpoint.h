@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The temporary checkpoint that bench --mode load loads: BF16 weights of each shape, under several names. */
 #ifndef BENCH_LOAD_CHECKPOINT_H
 #define BENCH_LOAD_CHECKPOINT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Batches of random rows, others in every call. */
 #include "bench_load_rows_cuda.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The look-up of rows in a compressed table: the second half of bench --mode load. */
 #ifndef BENCH_LOAD_ROWS_CUDA_H
 #define BENCH_LOAD_ROWS_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* BF16 matrices for the bench modes that need no more: compressed on the host, copied to the device as often as wanted,
  * and their products in F64. Built only with device code. */
 #ifndef BENCH_MATRIX_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory for the bench. */
 #ifndef BENCH_MEMORY_H
 #define BENCH_MEMORY_H

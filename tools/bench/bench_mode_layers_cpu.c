@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse bench --mode layers on the CPU: encoding, decoding and products, and LZ4 and zstd on the same weights. */
 #include "bench_compressors.h"
 #include "bench_environment.h"

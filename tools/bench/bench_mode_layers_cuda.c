@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse bench --device cuda --mode layers and batch-sweep: layer by layer and codec by codec, fused, wide and
  * two-step products, decoding, cuBLASLt on the plain weights, a plain 8-bit product and a device copy.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse bench --device cuda --mode load: a checkpoint to the device, checked on the way, against copies of the same
  * bytes that are page-locked already; and the look-up of rows (bench_load_rows_cuda.h).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse bench --device cuda --mode moe: mixtures of 64 experts, each token routed to 8 of them. One call over
  * compressed experts (trf_experts_linear), which takes the counts from device memory, against dense BF16 experts whose
  * counts the host knows: one cuBLASLt call an active expert, in a row and on several streams (that of CUDA 13.0 has no

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse bench --device cuda --mode offload: passes through the layers of a model that lie in pinned host memory,
  * compressed (trf_stack) and plain (bench_offload_dense_cuda.h), with no layer in device memory but those on their way,
  * and with a budget. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse bench --mode overlap: independent layers in one call (trf_linear_group), one after another on one stream,
  * and each on a stream of its own. All are graphs over rotating copies of the layers. */
 #include "bench_device_cuda.h"

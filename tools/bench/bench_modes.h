@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* All modes. */
 #ifndef BENCH_MODES_H
 #define BENCH_MODES_H

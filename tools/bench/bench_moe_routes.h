@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which experts tokens go to in --mode moe: 64 experts, of which each token has 8. */
 #ifndef BENCH_MOE_ROUTES_H
 #define BENCH_MOE_ROUTES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Experts of one shape for --mode moe, compressed and dense, and what a batch of tokens needs: x, y, routes, and
  * products that are prepared for every number of tokens that an expert has. */
 #ifndef BENCH_MOE_SESSION_CUDA_H

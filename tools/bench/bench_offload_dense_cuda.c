@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_offload_dense_cuda.h"
 
 #include "cli_cuda.h"

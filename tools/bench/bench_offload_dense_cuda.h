@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Uncompressed layers that are offloaded to pinned host memory: what `bench --mode offload` compares with. As trf_stack
  * does it, in order alone: layers that stay are spread evenly, the others take two buffers in turns, neighbours that
  * fit share one, and copies run ahead on a stream of their own. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What --mode offload goes through, at one batch: the matrices of a transformer of 8 G parameters, or --layers as one
  * block of 32. Weights are drawn once for each shape; every layer has its own copy in host memory. */
 #ifndef BENCH_OFFLOAD_SESSION_CUDA_H

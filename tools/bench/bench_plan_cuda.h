@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The library's product of one device layer, prepared. */
 #ifndef BENCH_PLAN_CUDA_H
 #define BENCH_PLAN_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_random.h"
 
 uint64_t bench_random(uint64_t *state) {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers and orders at random, the same in every run (splitmix64). state: any number to begin with. */
 #ifndef BENCH_RANDOM_H
 #define BENCH_RANDOM_H

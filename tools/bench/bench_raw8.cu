@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A weight-only product of plain 8-bit codes, on tensor cores.
  *
  * A block computes 16 rows of W for all rows of x; its 8 warps take turns along K, in steps of 64 columns, and their

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Prints a record's table, subject by subject as they are finished. */
 #ifndef BENCH_TABLE_H
 #define BENCH_TABLE_H

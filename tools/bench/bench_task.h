@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A mode of the bench, which is what --mode names. Each is a bench_mode in a file bench_mode_*.c (batch-sweep stands
  * beside layers, whose measuring it shares), declared in bench_modes.h and listed in bench_modes.c. Its value belongs
  * to cli_bench_mode (cli_options.h), its name to set_mode and kOptions (cli_options.c) and the help (cmd_bench.c). */

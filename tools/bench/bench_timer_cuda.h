@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Times of calls on the device: a timer is a graph of several calls in a row, and several timers take turns. */
 #ifndef BENCH_TIMER_CUDA_H
 #define BENCH_TIMER_CUDA_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_weights.h"
 
 #include "bench_random.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Synthetic weights, and how they become a blob. */
 #ifndef BENCH_WEIGHTS_H
 #define BENCH_WEIGHTS_H

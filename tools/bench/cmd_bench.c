@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* transfuse bench */
 #include "bench_files.h"
 #include "bench_modes.h"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Condenses JSON files of `transfuse bench --device cuda` to medians with their spread, as docs/performance has them.
 
     python3 tools/bench/medians.py BENCH.json... > rows.csv
@@ -17,8 +18,20 @@ import statistics
 import sys
 from pathlib import Path
 
-FIELDS = ["card", "commit", "rounds", "subject", "codec", "favor", "batch", "what", "median_us", "q1_us", "q3_us",
-          "error_f32"]
+FIELDS = [
+    "card",
+    "commit",
+    "rounds",
+    "subject",
+    "codec",
+    "favor",
+    "batch",
+    "what",
+    "median_us",
+    "q1_us",
+    "q3_us",
+    "error_f32",
+]
 SIZE_FIELDS = ["card", "commit", "subject", "codec", "favor", "entropy_bits", "bits", "relative_error"]
 # Lines that no reader of the tables needs: a path that is gone.
 GONE = {"ahead"}
@@ -28,7 +41,7 @@ def read_bench(path: str | Path) -> dict:
     try:
         bench = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
-        raise SystemExit(f"{path}: cannot be read: {fault}")
+        raise SystemExit(f"{path}: cannot be read: {fault}") from fault
     if bench.get("device") != "cuda":
         raise SystemExit(f"{path}: not a file of bench --device cuda")
     return bench
@@ -46,27 +59,51 @@ def rows_of(bench: dict) -> list[dict]:
     """The timed things of a file of any mode, by FIELDS."""
     measured = [
         ({"subject": f"{result['rows']}x{result['cols']}", "codec": result["codec"], "favor": m["favor"] or ""}, m)
-        for result in bench.get("results", []) for m in result["measurements"]
-    ] + [({"subject": figure["subject"], "codec": "bf16", "favor": "speed"}, figure)
-         for figure in bench.get("figures", [])]
+        for result in bench.get("results", [])
+        for m in result["measurements"]
+    ] + [
+        ({"subject": figure["subject"], "codec": "bf16", "favor": "speed"}, figure)
+        for figure in bench.get("figures", [])
+    ]
     rows = []
     for subject, m in measured:
         if m["what"] in GONE or not m.get("seconds"):
             continue
         median, q1, q3 = spread(m["seconds"])
         error = f"{m['error_f32']:.2g}" if m.get("error_f32") else ""
-        rows.append({"card": bench["gpu"], "commit": bench.get("commit", ""), "rounds": len(m["seconds"]), **subject,
-                     "batch": m.get("batch") or 0, "what": m["what"], "median_us": median, "q1_us": q1, "q3_us": q3,
-                     "error_f32": error})
+        rows.append(
+            {
+                "card": bench["gpu"],
+                "commit": bench.get("commit", ""),
+                "rounds": len(m["seconds"]),
+                **subject,
+                "batch": m.get("batch") or 0,
+                "what": m["what"],
+                "median_us": median,
+                "q1_us": q1,
+                "q3_us": q3,
+                "error_f32": error,
+            }
+        )
     return rows
 
 
 def sizes_of(bench: dict) -> list[dict]:
     """The compressed layers of a file of --mode layers or batch-sweep, by SIZE_FIELDS."""
-    return [{"card": bench["gpu"], "commit": bench.get("commit", ""), "subject": f"{result['rows']}x{result['cols']}",
-             "codec": result["codec"], "favor": blob["favor"], "entropy_bits": f"{blob['entropy_bits']:.3f}",
-             "bits": f"{blob['bits_per_weight']:.3f}", "relative_error": f"{blob['relative_rms_error']:.3g}"}
-            for result in bench.get("results", []) for blob in result["blobs"]]
+    return [
+        {
+            "card": bench["gpu"],
+            "commit": bench.get("commit", ""),
+            "subject": f"{result['rows']}x{result['cols']}",
+            "codec": result["codec"],
+            "favor": blob["favor"],
+            "entropy_bits": f"{blob['entropy_bits']:.3f}",
+            "bits": f"{blob['bits_per_weight']:.3f}",
+            "relative_error": f"{blob['relative_rms_error']:.3g}",
+        }
+        for result in bench.get("results", [])
+        for blob in result["blobs"]
+    ]
 
 
 def write(rows: list[dict], fields: list[str], file) -> None:

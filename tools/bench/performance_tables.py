@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the tables of docs/performance.md from the medians in docs/performance.
 
     python3 tools/bench/performance_tables.py            # into the page, in place of the tables between its marks
@@ -24,8 +25,13 @@ CARDS = {"NVIDIA H200": "H200", "NVIDIA H100": "H100"}  # beginnings of names as
 LAYERS = ["65536x8192", "28672x8192", "8192x8192", "14336x4096", "4096x14336", "4096x4096", "2048x5632", "1024x4096"]
 SMALL = [1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
 LARGE = [384, 512, 1024, 1536, 2048, 4096, 8192]
-CODECS = {"fp16": "F16, lossless", "fp8_e4m3": "FP8 E4M3, lossless", "fp8_e5m2": "FP8 E5M2, lossless",
-          "int8": "INT8, absmax a channel", "bits:4.25": "`--bits 4.25`"}
+CODECS = {
+    "fp16": "F16, lossless",
+    "fp8_e4m3": "FP8 E4M3, lossless",
+    "fp8_e5m2": "FP8 E5M2, lossless",
+    "int8": "INT8, absmax a channel",
+    "bits:4.25": "`--bits 4.25`",
+}
 MARKS = {"fused": "", "wide": " w", "two-step": " t", None: " ?"}  # None: of a card without crossovers
 NONE = "–"
 
@@ -64,8 +70,9 @@ def path_of(crossovers: list[tuple], layer: str, batch: int) -> str | None:
     if not crossovers:
         return None
     rows, cols = map(int, layer.split("x"))
-    _, _, fused_to, wide_to = min(crossovers,
-                                  key=lambda of: abs(math.log2(rows / of[0])) + abs(math.log2(cols / of[1])))
+    _, _, fused_to, wide_to = min(
+        crossovers, key=lambda of: abs(math.log2(rows / of[0])) + abs(math.log2(cols / of[1]))
+    )
     return "fused" if batch <= fused_to else "wide" if batch <= wide_to else "two-step"
 
 
@@ -83,8 +90,10 @@ def plan_ratio(times: dict, crossovers: dict, card: str, layer: str, batch: int)
 
 def first_run() -> dict:
     """Ratios of the H100's first run by layer and batch."""
-    return {(row["card"], row["subject"], int(row["batch"])): float(row["ratio_to_cublaslt"])
-            for row in read("speed-h100-first-run.csv")}
+    return {
+        (row["card"], row["subject"], int(row["batch"])): float(row["ratio_to_cublaslt"])
+        for row in read("speed-h100-first-run.csv")
+    }
 
 
 def bold(ratio: float, mark: str = "") -> str:
@@ -115,8 +124,9 @@ def speed_table() -> str:
             for batch in SMALL:
                 found = plan_ratio(times, crossovers, card, layer, batch)
                 first_ratio = first.get((card, layer, batch))
-                cells.append(bold(found[0], MARKS[found[1]]) if found
-                             else bold(first_ratio, " ¹") if first_ratio else NONE)
+                cells.append(
+                    bold(found[0], MARKS[found[1]]) if found else bold(first_ratio, " ¹") if first_ratio else NONE
+                )
             rows.append([shape(layer), name, *cells])
     return table(["layer", "card", *map(str, SMALL)], measured_rows(rows))
 
@@ -154,9 +164,16 @@ def codecs_table() -> str:
         bits = f"{float(sizes[codec, 'speed']):.2f} / {float(sizes[codec, 'size']):.2f}"
         for card, short in CARDS.items():
             found = [times.get((card, layer, codec, batch), {}) for layer, batch in points]
-            rows.append([f"{name}, {bits}", short,
-                         *(bold(m["cublaslt"] / m["fused/speed"]) if m.keys() >= {"cublaslt", "fused/speed"} else NONE
-                           for m in found)])
+            rows.append(
+                [
+                    f"{name}, {bits}",
+                    short,
+                    *(
+                        bold(m["cublaslt"] / m["fused/speed"]) if m.keys() >= {"cublaslt", "fused/speed"} else NONE
+                        for m in found
+                    ),
+                ]
+            )
     heads = [f"{shape(layer)}: {batch}" if batch == 1 else str(batch) for layer, batch in points]
     return table(["codec, bits (speed / size)", "card", *heads], measured_rows(rows))
 
@@ -168,49 +185,87 @@ def others_table() -> str:
 
     pairs = times_of(read("pairs.csv"))
     found = [pairs[card, layer, "bf16", 1] for layer in ("65536x8192", "28672x8192", "8192x8192")]
-    rows.append(["bf16, `--favor size`: 65536×8192, 28672×8192, 8192×8192, batch 1",
-                 ", ".join(bold(m["cublaslt"] / m["fused/size"]) for m in found), "cuBLASLt"])
+    rows.append(
+        [
+            "bf16, `--favor size`: 65536×8192, 28672×8192, 8192×8192, batch 1",
+            ", ".join(bold(m["cublaslt"] / m["fused/size"]) for m in found),
+            "cuBLASLt",
+        ]
+    )
     groups = times_of(read("groups.csv"))
-    for subject, name in (("5 x 2048x5632 bf16", "five 2048×5632"), ("4096x4096, 2 x 1024x4096 bf16", "q, k and v"),
-                          ("2 x 14336x4096 bf16", "gate and up, 14336×4096")):
+    for subject, name in (
+        ("5 x 2048x5632 bf16", "five 2048×5632"),
+        ("4096x4096, 2 x 1024x4096 bf16", "q, k and v"),
+        ("2 x 14336x4096 bf16", "gate and up, 14336×4096"),
+    ):
         found = [groups[card, subject, "bf16", batch] for batch in (1, 8)]
-        rows.append([f"layers in one launch: {name}, batch 1, 8",
-                     ", ".join(f"{m['one after another/speed'] / m['grouped/speed']:.2f}" for m in found),
-                     "the same layers one after another"])
+        rows.append(
+            [
+                f"layers in one launch: {name}, batch 1, 8",
+                ", ".join(f"{m['one after another/speed'] / m['grouped/speed']:.2f}" for m in found),
+                "the same layers one after another",
+            ]
+        )
     experts = times_of(read("experts.csv"))
     for layer in ("4096x1536", "1536x4096"):
         found = [m for key, m in experts.items() if layer in key[1]]
         dense = [min(time for what, time in m.items() if what.startswith("cuBLAS")) for m in found]
-        rows.append([f"64 experts of {shape(layer)}, 8 a token, batch 1, 16",
-                     ", ".join(bold(time / m["experts/speed"]) for time, m in zip(dense, found)),
-                     "the fastest of cuBLAS and cuBLASLt"])
+        rows.append(
+            [
+                f"64 experts of {shape(layer)}, 8 a token, batch 1, 16",
+                ", ".join(bold(time / m["experts/speed"]) for time, m in zip(dense, found)),
+                "the fastest of cuBLAS and cuBLASLt",
+            ]
+        )
     offload = times_of(read("offload.csv"))[card, "32 x 7 layers, 6.98 G weights", "bf16", 1]
     for end, name in (("none stay", "none stays"), ("in 8 GB", "8 GB stay")):
         ours, dense = offload[f"packed, {end}/speed"], offload[f"bf16, {end}/speed"]
-        rows.append([f"7 G weights in host memory, {name}, batch 1", bold(dense / ours),
-                     f"plain BF16; {1e6 / ours:.2f} instead of {1e6 / dense:.2f} tokens/s"])
+        rows.append(
+            [
+                f"7 G weights in host memory, {name}, batch 1",
+                bold(dense / ours),
+                f"plain BF16; {1e6 / ours:.2f} instead of {1e6 / dense:.2f} tokens/s",
+            ]
+        )
     decode = times_of(read("decode.csv"))
     for layer in ("65536x8192", "8192x8192"):
         weights = math.prod(map(int, layer.split("x")))
         measured = decode[card, layer, "bf16", 0]
-        bits = next(float(row["bits"]) for row in read("sizes.csv")
-                    if (row["subject"], row["codec"], row["favor"]) == (layer, "bf16", "speed"))
+        bits = next(
+            float(row["bits"])
+            for row in read("sizes.csv")
+            if (row["subject"], row["codec"], row["favor"]) == (layer, "bf16", "speed")
+        )
         both_ways = (16 + bits) / 8 * weights / measured["decode/speed"] / 1e6
         copy = 2 * 2**30 / measured["copy"] / 1e6
-        rows.append([f"decoding alone, {shape(layer)}: TB/s written",
-                     f"{2 * weights / measured['decode/speed'] / 1e6:.2f}",
-                     f"a copy; reads and writes {both_ways:.2f} instead of {copy:.2f} TB/s"])
+        rows.append(
+            [
+                f"decoding alone, {shape(layer)}: TB/s written",
+                f"{2 * weights / measured['decode/speed'] / 1e6:.2f}",
+                f"a copy; reads and writes {both_ways:.2f} instead of {copy:.2f} TB/s",
+            ]
+        )
     load = {(row["what"], int(row["batch"])): float(row["median_us"]) for row in read("load.csv")}
-    rows.append(["loading 3.28 GB from the page cache, all checked",
-                 f"{load['copy, page-locked', 0] / load['load', 0]:.2f}", "a copy of page-locked memory, 16 threads"])
+    rows.append(
+        [
+            "loading 3.28 GB from the page cache, all checked",
+            f"{load['copy, page-locked', 0] / load['load', 0]:.2f}",
+            "a copy of page-locked memory, 16 threads",
+        ]
+    )
     times = ", ".join(f"{load['decode rows', count]:.0f}" for count in (1, 64, 4096))
     gathers = ", ".join(f"{load['gather, plain table', count]:.1f}" for count in (1, 64, 4096))
     rows.append(["1, 64, 4096 random rows of 32768×4096, µs", times, f"a gather from the plain table, {gathers}"])
     return table(["on an H200", "speed", "compared with"], rows)
 
 
-TABLES = {"speed": speed_table, "microseconds": microseconds_table, "large": large_table, "codecs": codecs_table,
-          "others": others_table}
+TABLES = {
+    "speed": speed_table,
+    "microseconds": microseconds_table,
+    "large": large_table,
+    "codecs": codecs_table,
+    "others": others_table,
+}
 
 
 def fill(text: str) -> str:
@@ -224,8 +279,9 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     filled = fill(text)
     if sys.argv[1:] == ["--check"]:
-        raise SystemExit(f"{PAGE}: its tables are not those of {DATA}; run this without --check" if filled != text
-                         else 0)
+        raise SystemExit(
+            f"{PAGE}: its tables are not those of {DATA}; run this without --check" if filled != text else 0
+        )
     if sys.argv[1:]:
         raise SystemExit(__doc__)
     PAGE.write_text(filled, encoding="utf-8")

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Plots JSON files of `transfuse bench --device cuda`.
 
 It shows cuBLASLt's time by ours for each layer, path and batch, and rates of decoding.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws docs/performance/speed-over-batch.svg: cuBLASLt's time by ours over the batch, from the medians beside it.
 
     python3 tools/bench/plot_speed.py [-o FILE]
@@ -53,8 +54,9 @@ def line(points: list[tuple[int, float]], colour: str, dashed: bool) -> str:
 
 def axes() -> list[str]:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    parts = [f'<rect x="{LEFT}" y="{y_of(1):.1f}" width="{right - LEFT}" height="{bottom - y_of(1):.1f}" '
-             'fill="#f2f2f2"/>']
+    parts = [
+        f'<rect x="{LEFT}" y="{y_of(1):.1f}" width="{right - LEFT}" height="{bottom - y_of(1):.1f}" fill="#f2f2f2"/>'
+    ]
     for tenth in range(4, 16, 1):
         y = y_of(tenth / 10)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="#dddddd"/>')
@@ -63,12 +65,19 @@ def axes() -> list[str]:
     for batch in BATCHES:
         x = x_of(batch)
         parts += [f'<path d="M{x:.1f} {TOP}V{bottom}" stroke="#dddddd"/>', text(x, bottom + 20, str(batch), "middle")]
-    parts += [f'<path d="M{LEFT} {y_of(1):.1f}H{right}" stroke="#000000" stroke-width="1.6"/>',
-              text(LEFT + 6, y_of(1) - 6, "faster than cuBLASLt", size=12),
-              text(LEFT + 6, y_of(1) + 16, "slower", size=12),
-              text((LEFT + right) / 2, HEIGHT - 16, "batch (rows of x)", "middle"),
-              text(LEFT - 44, TOP - 30, "Speed of a product with lossless BF16 weights: cuBLASLt on the plain ones = 1",
-                   size=16, more=' font-weight="bold"')]
+    parts += [
+        f'<path d="M{LEFT} {y_of(1):.1f}H{right}" stroke="#000000" stroke-width="1.6"/>',
+        text(LEFT + 6, y_of(1) - 6, "faster than cuBLASLt", size=12),
+        text(LEFT + 6, y_of(1) + 16, "slower", size=12),
+        text((LEFT + right) / 2, HEIGHT - 16, "batch (rows of x)", "middle"),
+        text(
+            LEFT - 44,
+            TOP - 30,
+            "Speed of a product with lossless BF16 weights: cuBLASLt on the plain ones = 1",
+            size=16,
+            more=' font-weight="bold"',
+        ),
+    ]
     return parts
 
 
@@ -76,14 +85,20 @@ def legend() -> list[str]:
     left, parts = WIDTH - RIGHT + 16, []
     y = TOP + 12
     for layer, (colour, kind) in LAYERS.items():
-        parts += [f'<path d="M{left} {y}h28" stroke="{colour}" stroke-width="2"/>',
-                  marker(kind, left + 14, y, colour, True), text(left + 36, y + 4.5, shape(layer))]
+        parts += [
+            f'<path d="M{left} {y}h28" stroke="{colour}" stroke-width="2"/>',
+            marker(kind, left + 14, y, colour, True),
+            text(left + 36, y + 4.5, shape(layer)),
+        ]
         y += 24
     y += 8
     parts += [f'<path d="M{left} {y}h28" stroke="#000000" stroke-width="2"/>', text(left + 36, y + 4.5, "H200")]
     y += 24
-    parts += [f'<path d="M{left} {y}h28" stroke="#000000" stroke-width="2" stroke-dasharray="7 5"/>',
-              text(left + 36, y + 4.5, "H100, first run"), text(left + 36, y + 20, "of version 0.1")]
+    parts += [
+        f'<path d="M{left} {y}h28" stroke="#000000" stroke-width="2" stroke-dasharray="7 5"/>',
+        text(left + 36, y + 4.5, "H100, first run"),
+        text(left + 36, y + 20, "of version 0.1"),
+    ]
     y += 52
     parts += [marker("circle", left + 14, y, "#000000", True), text(left + 36, y + 4.5, "fused path")]
     y += 24
@@ -106,8 +121,10 @@ def curves() -> list[str]:
 
 
 def draw() -> str:
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            'font-family="DejaVu Sans, Verdana, Helvetica, Arial, sans-serif">')
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        'font-family="DejaVu Sans, Verdana, Helvetica, Arial, sans-serif">'
+    )
     background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
     return "\n".join([head, background, *axes(), *curves(), *legend(), "</svg>"]) + "\n"
 
