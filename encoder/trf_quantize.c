@@ -228,7 +228,7 @@ static void find_peaks(trf_quantizer *q) {
 
 static void lay_out_ranges(measurement *m) {
     const trf_quantizer *q = m->quantizer;
-    assert(q->rows > 0 && q->cols > 0 && q->scale_group_rows > 0 && q->scale_groups_per_row > 0);
+    assert(q->rows > 0 && q->cols > 0 && q->scale_region_rows > 0 && q->scale_regions_per_row > 0);
     m->range_cols = q->cols < RANGE_WEIGHTS ? q->cols : RANGE_WEIGHTS;
     uint32_t most_rows = q->cols < RANGE_WEIGHTS ? RANGE_WEIGHTS / q->cols : 1;
     most_rows = most_rows < q->rows ? most_rows : q->rows;
