@@ -57,7 +57,7 @@ def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:
     made = run(tool)
     assert made.returncode == 0, made.stderr
     layer = "    {{TRF_CODEC_INT, 4, 3, 1, 64, 128}, 4, 6},"
-    assert made.stdout.splitlines()[2:] == [
+    assert made.stdout.splitlines()[3:] == [
         "static const trf_crossover kOfAnother[] = {",
         layer,
         "};",
