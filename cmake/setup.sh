@@ -15,8 +15,8 @@ die() {
     exit 1
 }
 
-# Seconds without a line after which one says that a step is still under way.
-report_interval=5
+# Seconds after which a line says that a step is still under way; where it must be silent first, up to twice as many.
+report_interval=4
 
 # Says so until it is ended: for how long, and the last counter in the step's log, as ninja writes it ([12/180]). With
 # `if-silent` only while nothing is added to the log, for a step whose output is shown.
