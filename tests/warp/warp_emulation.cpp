@@ -30,7 +30,7 @@ namespace {
 constexpr uint32_t kLanes = 32, kMostThreads = 8 * kLanes;
 constexpr size_t kStackBytes = 256 << 10;
 /* Where shared memory begins: the static part, a gap, the dynamic part. An address of 0 is a mistake. */
-constexpr uint32_t kStaticAt = 0x100, kStaticBytes = 8, kDynamicAt = 0x400;
+constexpr uint32_t kStaticAt = 0x100, kStaticBytes = 16, kDynamicAt = 0x400;
 constexpr uint8_t kGarbage = 0xDB;
 
 /* ---- state ---- */

@@ -32,6 +32,7 @@ CODECS = {
     "int8": "INT8, absmax a channel",
     "bits:4.25": "`--bits 4.25`",
 }
+CARD = "NVIDIA H200"  # whose figures the table of what does not fit in the others has
 MARKS = {"fused": "", "wide": " w", "two-step": " t", None: " ?"}  # None: of a card without crossovers
 NONE = "–"
 
@@ -178,13 +179,11 @@ def codecs_table() -> str:
     return table(["codec, bits (speed / size)", "card", *heads], measured_rows(rows))
 
 
-def others_table() -> str:
-    """What does not fit in the other tables: pairs, decoding, groups, experts, layers that are offloaded, loads."""
-    card = "NVIDIA H200"
+def pairs_rows() -> list[list[str]]:
+    """Pairs of weights a symbol: `--favor size`."""
     rows = []
-
     pairs = times_of(read("pairs.csv"))
-    found = [pairs[card, layer, "bf16", 1] for layer in ("65536x8192", "28672x8192", "8192x8192")]
+    found = [pairs[CARD, layer, "bf16", 1] for layer in ("65536x8192", "28672x8192", "8192x8192")]
     rows.append(
         [
             "bf16, `--favor size`: 65536×8192, 28672×8192, 8192×8192, batch 1",
@@ -192,13 +191,19 @@ def others_table() -> str:
             "cuBLASLt",
         ]
     )
+    return rows
+
+
+def groups_rows() -> list[list[str]]:
+    """Layers that share a launch."""
+    rows = []
     groups = times_of(read("groups.csv"))
     for subject, name in (
         ("5 x 2048x5632 bf16", "five 2048×5632"),
         ("4096x4096, 2 x 1024x4096 bf16", "q, k and v"),
         ("2 x 14336x4096 bf16", "gate and up, 14336×4096"),
     ):
-        found = [groups[card, subject, "bf16", batch] for batch in (1, 8)]
+        found = [groups[CARD, subject, "bf16", batch] for batch in (1, 8)]
         rows.append(
             [
                 f"layers in one launch: {name}, batch 1, 8",
@@ -206,6 +211,12 @@ def others_table() -> str:
                 "the same layers one after another",
             ]
         )
+    return rows
+
+
+def experts_rows() -> list[list[str]]:
+    """Mixtures of experts."""
+    rows = []
     experts = times_of(read("experts.csv"))
     for layer in ("4096x1536", "1536x4096"):
         found = [m for key, m in experts.items() if layer in key[1]]
@@ -217,7 +228,13 @@ def others_table() -> str:
                 "the fastest of cuBLAS and cuBLASLt",
             ]
         )
-    offload = times_of(read("offload.csv"))[card, "32 x 7 layers, 6.98 G weights", "bf16", 1]
+    return rows
+
+
+def offload_rows() -> list[list[str]]:
+    """Layers in host memory."""
+    rows = []
+    offload = times_of(read("offload.csv"))[CARD, "32 x 7 layers, 6.98 G weights", "bf16", 1]
     for end, name in (("none stay", "none stays"), ("in 8 GB", "8 GB stay")):
         ours, dense = offload[f"packed, {end}/speed"], offload[f"bf16, {end}/speed"]
         rows.append(
@@ -227,10 +244,16 @@ def others_table() -> str:
                 f"plain BF16; {1e6 / ours:.2f} instead of {1e6 / dense:.2f} tokens/s",
             ]
         )
+    return rows
+
+
+def decode_rows() -> list[list[str]]:
+    """Decoding to memory, alone."""
+    rows = []
     decode = times_of(read("decode.csv"))
     for layer in ("65536x8192", "8192x8192"):
         weights = math.prod(map(int, layer.split("x")))
-        measured = decode[card, layer, "bf16", 0]
+        measured = decode[CARD, layer, "bf16", 0]
         bits = next(
             float(row["bits"])
             for row in read("sizes.csv")
@@ -245,6 +268,12 @@ def others_table() -> str:
                 f"a copy; reads and writes {both_ways:.2f} instead of {copy:.2f} TB/s",
             ]
         )
+    return rows
+
+
+def load_rows() -> list[list[str]]:
+    """Loading, and look-ups of single rows."""
+    rows = []
     load = {(row["what"], int(row["batch"])): float(row["median_us"]) for row in read("load.csv")}
     rows.append(
         [
@@ -256,6 +285,12 @@ def others_table() -> str:
     times = ", ".join(f"{load['decode rows', count]:.0f}" for count in (1, 64, 4096))
     gathers = ", ".join(f"{load['gather, plain table', count]:.1f}" for count in (1, 64, 4096))
     rows.append(["1, 64, 4096 random rows of 32768×4096, µs", times, f"a gather from the plain table, {gathers}"])
+    return rows
+
+
+def others_table() -> str:
+    """What does not fit in the other tables."""
+    rows = [*pairs_rows(), *groups_rows(), *experts_rows(), *offload_rows(), *decode_rows(), *load_rows()]
     return table(["on an H200", "speed", "compared with"], rows)
 
 
