@@ -114,7 +114,7 @@ run_ctest command -R '^cli\..*_cuda'
 # Suites without kernels of their own: memcheck alone. nvtx hooks NVTX, and so does the tool.
 runs_only_memcheck() {
     case $1 in
-    load | offload | failures | stack | tuning) return 0 ;;
+    load | stack | layer_chain | failures | tuning) return 0 ;;
     esac
     return 1
 }
