@@ -36,7 +36,7 @@ enum {
     X(cublasLtMatrixLayoutInit_internal)                                                                               \
     X(cublasLtMatrixLayoutSetAttribute)
 
-#define TRF_LT_MEMBER(name) __typeof__(&name) name;
+#define TRF_LT_MEMBER(name) __typeof__(&name) name; /* NOLINT(bugprone-macro-parentheses): it is declared */
 typedef struct trf_lt {
     TRF_LT_FUNCTIONS(TRF_LT_MEMBER)
     char missing[256]; /* why there is no library; empty if there is one */

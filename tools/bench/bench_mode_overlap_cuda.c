@@ -12,6 +12,7 @@
 #include "cli_report.h"
 #include "transfuse/groups.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,7 @@ static int make_layers(overlap_session *s) {
             return -1;
         s->layer_bytes += s->matrices[first].blob.size;
     }
+    assert(s->layer_bytes > 0);
     const uint64_t sets = (4 * l2_bytes + s->layer_bytes - 1) / s->layer_bytes;
     s->num_sets = sets < MIN_SETS ? MIN_SETS : (uint32_t)sets;
     s->sets = bench_alloc_zeros(s->num_sets, sizeof *s->sets);
