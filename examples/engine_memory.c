@@ -6,7 +6,7 @@
  *
  * Usage: example_engine_memory [cpu] */
 #include "transfuse.h"
-#include "transfuse/device.h" /* stands for what an engine does with CUDA calls of its own */
+#include "transfuse/device_memory.h" /* stands for what an engine does with CUDA calls of its own */
 
 #include <math.h>
 #include <stdint.h>

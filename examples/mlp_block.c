@@ -8,7 +8,7 @@
  *   X.f32     F32 values without a header, a row for each token; rounded to BF16, as are the activations in between
  *   Y.f32     is replaced */
 #include "transfuse.h"
-#include "transfuse/device.h" /* only for device memory: programs with CUDA calls of their own do without */
+#include "transfuse/device_memory.h" /* only for device memory: programs with CUDA calls of their own do without */
 
 #include <math.h>
 #include <stdint.h>

@@ -126,7 +126,7 @@ static void set_y(const trf_layer_traits *traits, const trf_product *product, co
     args->product.y = operands->y;
     args->product.y_stride = (uint32_t)product->y_stride;
     args->product.y_dtype = product->y_dtype;
-    if (!trf_fused_sums_wait(&args->product.view, traits, product))
+    if (!trf_fused_has_sums_in_workspace(&args->product.view, traits, product))
         return;
     args->epilogue = trf_epilogue_of(product, operands);
     args->product.y = base + c.epilogue_sums;

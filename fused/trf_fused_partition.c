@@ -155,11 +155,11 @@ static int find_partition(const trf_product_request *request, trf_fused_partitio
     return search.least_us < HUGE_VAL;
 }
 
-const char *trf_fused_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+const char *trf_fused_refusal(const trf_device_view *view, const trf_layer_traits *traits,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
     if (m > TRF_FUSED_MAX_M)
         return "the batch is larger than 64";
-    const char *reason = trf_fragments_refuse_layer(view, traits, x_dtype);
+    const char *reason = trf_fragment_refusal(view, traits, x_dtype);
     if (reason)
         return reason;
     if ((uint64_t)view->num_bands * view->num_panels > UINT32_MAX || ((uint64_t)view->cols + 8) * m > UINT32_MAX / 2)
@@ -185,5 +185,6 @@ void trf_fused_choose(const trf_device_view *view, const trf_layer_traits *trait
     c->padded_x = c->partials + (c->is_stream_k ? 2ull * c->clusters * c->wave_units * sum_bytes(c) : 0);
     c->epilogue_sums = c->padded_x + trf_padded_x_bytes(view, m); /* x may be misaligned */
     c->workspace_bytes =
-        c->epilogue_sums + (trf_fused_sums_wait(view, traits, product) ? trf_align_256(4ull * m * view->rows) : 0);
+        c->epilogue_sums +
+        (trf_fused_has_sums_in_workspace(view, traits, product) ? trf_align_256(4ull * m * view->rows) : 0);
 }

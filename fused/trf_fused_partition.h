@@ -31,23 +31,23 @@ typedef struct trf_fused_partition {
 
 /* Whether sums go to the workspace, and an epilogue, which may have nothing in it, brings them to y: also where edges
  * add to a y whose rows are not back to back, since kernels look for both at one place. */
-static inline int trf_fused_sums_wait(const trf_device_view *view, const trf_layer_traits *traits,
-                                      const trf_product *product) {
+static inline int trf_fused_has_sums_in_workspace(const trf_device_view *view, const trf_layer_traits *traits,
+                                                  const trf_product *product) {
     return trf_has_epilogue(product) || (traits->irregular_weights && product->y_stride != view->rows);
 }
 
 /* Warps of a block: the kernel's or fewer. */
 uint32_t trf_fused_block_warps(const trf_fused_partition *partition);
 
-/* Whether the fused kernels take this layer and batch. @return NULL, or why not: a static string. */
-const char *trf_fused_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+/* Why the fused kernels do not take this layer and batch: a static string, or NULL if they do. */
+const char *trf_fused_refusal(const trf_device_view *view, const trf_layer_traits *traits,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
 
-/* The partition that is estimated to be the fastest. Only for what trf_fused_refuses takes. */
+/* The partition that is estimated to be the fastest. Only where trf_fused_refusal is NULL. */
 void trf_fused_choose(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
                       const trf_product *product, trf_fused_partition *partition);
 
-/* Estimated time of the product alone, beyond what every launch takes. Only for what trf_fused_refuses takes. */
+/* Estimated time of the product alone, beyond what every launch takes. Only where trf_fused_refusal is NULL. */
 double trf_fused_microseconds(const trf_device_view *view, const trf_layer_traits *traits,
                               const trf_device_limits *limits, uint32_t m);
 

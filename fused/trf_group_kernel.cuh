@@ -3,7 +3,7 @@
  *
  * Two uses. *Layers*: clusters of blocks are shared out among a few layers by the host, a cluster has units of one of
  * them. *Experts*: layers of one shape, of which only the device knows how many rows of x each one has; a block finds
- * its part from the counts (trf_expert_partition.h), and goes through the experts that it touches, one after the other.
+ * its part from the counts (trf_expert_share.h), and goes through the experts that it touches, one after the other.
  * No unit lies in several clusters, and there is no second kernel: no sum depends on timing.
  *
  * How a block's units are walked. In clusters of several blocks, as trf_fused_kernel.cuh has it: waves of units at

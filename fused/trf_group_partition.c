@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers of a group: for each kernel, size of clusters and number of warps, the least time in which all layers can be
  * done is searched for by halving an interval; a layer needs the more clusters the less time there is, and all of them
- * must be there. Experts: the kernel that takes less time by the blocks' own estimates (trf_expert_partition.h). */
+ * must be there. Experts: the kernel that takes less time by the blocks' own estimates (trf_expert_share.h). */
 #include "trf_group_partition.h"
 
 #include "trf_cost_model.h"
@@ -22,7 +22,7 @@ int trf_group_fits(const trf_device_view *view, const trf_device_view *other) {
     return view->codec == other->codec && view->class_bits == other->class_bits && view->raw_bits == other->raw_bits;
 }
 
-const char *trf_group_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+const char *trf_group_refusal(const trf_device_view *view, const trf_layer_traits *traits,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
     if (m > TRF_GROUP_MAX_M)
         return "more than 8 rows of x";
@@ -34,7 +34,7 @@ const char *trf_group_refuses(const trf_device_view *view, const trf_layer_trait
         return "the layer's probability bits or frequencies are not the usual ones";
     if (traits->predictor_modes & TRF_PREDICT_ROW)
         return "the layer has row offsets";
-    return trf_fused_refuses(view, traits, limits, m, x_dtype);
+    return trf_fused_refusal(view, traits, limits, m, x_dtype);
 }
 
 /* sums: bytes of them. */

@@ -5,7 +5,7 @@
 #define TRF_GROUP_PARTITION_H
 
 #include "trf_device_limits.h"
-#include "trf_expert_partition.h"
+#include "trf_expert_share.h"
 #include "trf_fused_variant.h"
 #include "trf_group_limits.h"
 
@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-/* Whether the grouped kernels take this layer and batch. @return NULL, or why not: a static string. */
-const char *trf_group_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+/* Why the grouped kernels do not take this layer and batch: a static string, or NULL if they do. */
+const char *trf_group_refusal(const trf_device_view *view, const trf_layer_traits *traits,
                               const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
 
 /* Whether one kernel takes both layers, with x of one type. */
@@ -28,7 +28,7 @@ typedef struct trf_group_smem {
 
 /* ---- layers ---- */
 
-/* One layer's product, which trf_group_refuses takes. */
+/* One layer's product, for which trf_group_refusal is NULL. */
 typedef struct trf_group_product {
     const trf_device_view *view;
     const trf_layer_traits *traits;

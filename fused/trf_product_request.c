@@ -3,7 +3,7 @@
 
 #include "trf_fused_variant.h"
 
-const char *trf_fragments_refuse_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype) {
+const char *trf_fragment_refusal(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype) {
     if (traits->predictor_modes & TRF_PREDICT_COL)
         return "the layer has column offsets";
     if (traits->mixed_predictor_modes)

@@ -20,7 +20,7 @@ typedef struct trf_product_request {
 
 /* Whether a layer's weights cannot be decoded to exact fragments for x of a type, whatever the kernel family. @return
  * NULL, or why not: a static string. */
-const char *trf_fragments_refuse_layer(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype);
+const char *trf_fragment_refusal(const trf_device_view *view, const trf_layer_traits *traits, trf_dtype x_dtype);
 
 #ifdef __cplusplus
 }

@@ -16,7 +16,8 @@ template <class Codec, class Type> static trf_wide_kernel trf_wide_pick(int max_
 }
 
 /* One for each .cu. */
-trf_wide_kernel trf_wide_float(uint32_t codec, int class_bits, int max_x_rows, int multicast); /* bf16, fp16 */
-trf_wide_kernel trf_wide_code(uint32_t codec, int class_bits, int bf16_x, int max_x_rows, int multicast); /* fp8, int */
+trf_wide_kernel trf_wide_16_bit(uint32_t codec, int class_bits, int max_x_rows, int multicast); /* bf16, fp16 */
+trf_wide_kernel trf_wide_8_bit(uint32_t codec, int class_bits, int bf16_x, int max_x_rows,
+                               int multicast); /* fp8, int */
 
 #endif

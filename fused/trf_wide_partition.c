@@ -79,7 +79,7 @@ static int find_partition(const trf_product_request *request, trf_wide_partition
     return found;
 }
 
-const char *trf_wide_refuses_device(const trf_device_limits *limits) {
+const char *trf_wide_device_refusal(const trf_device_limits *limits) {
     if (limits->capability != 90)
         return "the device is not of compute capability 9.0";
     if (limits->missing_kernels & TRF_KERNELS_WIDE)
@@ -87,11 +87,11 @@ const char *trf_wide_refuses_device(const trf_device_limits *limits) {
     return NULL;
 }
 
-const char *trf_wide_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+const char *trf_wide_refusal(const trf_device_view *view, const trf_layer_traits *traits,
                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
-    const char *reason = trf_fragments_refuse_layer(view, traits, x_dtype);
+    const char *reason = trf_fragment_refusal(view, traits, x_dtype);
     if (!reason)
-        reason = trf_wide_refuses_device(limits);
+        reason = trf_wide_device_refusal(limits);
     if (reason)
         return reason;
     if (traits->irregular_weights)

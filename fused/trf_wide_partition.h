@@ -26,14 +26,14 @@ typedef struct trf_wide_partition {
     uint64_t epilogue_sums, workspace_bytes;
 } trf_wide_partition;
 
-/* Whether there are wide kernels for the device. @return NULL, or why not: a static string. */
-const char *trf_wide_refuses_device(const trf_device_limits *limits);
+/* Why there are no wide kernels for the device: a static string, or NULL if there are. */
+const char *trf_wide_device_refusal(const trf_device_limits *limits);
 
-/* Whether the wide kernels take this layer and batch. @return NULL, or why not: a static string. */
-const char *trf_wide_refuses(const trf_device_view *view, const trf_layer_traits *traits,
+/* Why the wide kernels do not take this layer and batch: a static string, or NULL if they do. */
+const char *trf_wide_refusal(const trf_device_view *view, const trf_layer_traits *traits,
                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype);
 
-/* The partition with the shortest walk of a decoder. Only for what trf_wide_refuses takes. */
+/* The partition with the shortest walk of a decoder. Only where trf_wide_refusal is NULL. */
 void trf_wide_choose(const trf_device_view *view, const trf_layer_traits *traits, const trf_device_limits *limits,
                      const trf_product *product, trf_wide_partition *partition);
 

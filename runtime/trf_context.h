@@ -3,7 +3,7 @@
 #ifndef TRF_CONTEXT_H
 #define TRF_CONTEXT_H
 
-#include "transfuse/device.h"
+#include "transfuse/device_memory.h"
 #include "transfuse/tuning.h"
 #include "trf_device_limits.h"
 #include "trf_error.h"

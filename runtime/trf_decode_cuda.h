@@ -3,7 +3,7 @@
 #ifndef TRF_DECODE_CUDA_H
 #define TRF_DECODE_CUDA_H
 
-#include "transfuse/device.h"
+#include "transfuse/device_memory.h"
 
 /* As trf_device_layer_decode, arguments checked. */
 trf_status trf_cuda_decode(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,

@@ -22,7 +22,7 @@ static int can_group(const trf_group_entry *entry) {
     const trf_device_layer *layer = entry->plan->layer;
     const trf_product *product = &entry->plan->product;
     return entry->plan->path == TRF_PATH_FUSED && !trf_shard_cuts_rows(layer) && !trf_shard_cuts_cols(layer) &&
-           !trf_group_refuses(&layer->view, &layer->traits, &layer->context->limits, product->m, product->x_dtype);
+           !trf_group_refusal(&layer->view, &layer->traits, &layer->context->limits, product->m, product->x_dtype);
 }
 
 /* Adds a launch of these entries if it is estimated to be faster than they are one after another. */
@@ -109,7 +109,7 @@ static void find_refusals(trf_experts *experts) {
             experts->refusals[bf16_x] =
                 layer->view.slab_cols != first->view.slab_cols || !trf_group_fits(&layer->view, &first->view)
                     ? "its slabs, classes or raw bits are not those of expert 0"
-                    : trf_group_refuses(&layer->view, &layer->traits, &experts->context->limits, 1,
+                    : trf_group_refusal(&layer->view, &layer->traits, &experts->context->limits, 1,
                                         bf16_x ? TRF_DTYPE_BF16 : TRF_DTYPE_F16);
         }
         experts->rans_bytes = bytes > experts->rans_bytes ? bytes : experts->rans_bytes;

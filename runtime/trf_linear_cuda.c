@@ -13,7 +13,7 @@ static trf_status plan_wide(trf_plan *plan, trf_error *err) {
     const trf_device_layer *layer = plan->layer;
     const trf_device_limits *limits = &layer->context->limits;
     const trf_product *product = &plan->tiles_product;
-    const char *const refusal = trf_wide_refuses(&layer->view, &layer->traits, limits, product->m, product->x_dtype);
+    const char *const refusal = trf_wide_refusal(&layer->view, &layer->traits, limits, product->m, product->x_dtype);
     if (refusal)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the wide path does not take this product: %s",
                         refusal);
@@ -32,7 +32,7 @@ trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     const trf_device_layer *layer = plan->layer;
     const trf_device_limits *limits = &layer->context->limits;
     const trf_product *product = &plan->tiles_product;
-    const char *const refusal = trf_fused_refuses(&layer->view, &layer->traits, limits, product->m, product->x_dtype);
+    const char *const refusal = trf_fused_refusal(&layer->view, &layer->traits, limits, product->m, product->x_dtype);
     if (!refusal && path != TRF_PATH_TWO_STEP) {
         plan->path = TRF_PATH_FUSED;
         plan->reason = NULL;

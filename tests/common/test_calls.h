@@ -4,7 +4,7 @@
 #ifndef TEST_CALLS_H
 #define TEST_CALLS_H
 
-#include "transfuse/device.h"
+#include "transfuse/device_memory.h"
 #include "transfuse/groups.h"
 
 static inline trf_matrix test_matrix(const void *weights, trf_dtype dtype, uint32_t rows, uint32_t cols) {

@@ -67,9 +67,9 @@ static uint32_t count_apart(const group_case *g) {
         uint32_t others = 0;
         for (uint32_t k = 0; k < g->count; k++)
             others += k != i && trf_group_fits(&g->layers[k].device->view, &layer->view) &&
-                      !trf_group_refuses(&g->layers[k].device->view, &g->layers[k].device->traits, &gpu_context->limits,
+                      !trf_group_refusal(&g->layers[k].device->view, &g->layers[k].device->traits, &gpu_context->limits,
                                          g->products[k].info.m, g->products[k].info.x_dtype);
-        apart += !others || trf_group_refuses(&layer->view, &layer->traits, &gpu_context->limits, g->products[i].info.m,
+        apart += !others || trf_group_refusal(&layer->view, &layer->traits, &gpu_context->limits, g->products[i].info.m,
                                               g->products[i].info.x_dtype) != NULL;
     }
     return apart;
@@ -386,7 +386,7 @@ static trf_status plan_experts(expert_case *c, trf_dtype x_dtype, trf_dtype y_dt
 static int may_be_refused(const expert_case *c, trf_dtype x_dtype) {
     for (int i = 0; i < DISTINCT; i++) {
         const trf_device_layer *layer = c->layers[i].device;
-        if (trf_group_refuses(&layer->view, &layer->traits, &gpu_context->limits, 1, x_dtype) ||
+        if (trf_group_refusal(&layer->view, &layer->traits, &gpu_context->limits, 1, x_dtype) ||
             !trf_group_fits(&layer->view, &c->layers[0].device->view))
             return 1;
     }

@@ -130,7 +130,7 @@ START_TEST(refusals) {
 }
 END_TEST
 
-static const char *lacks_wide(const trf_context *context) { return trf_wide_refuses_device(&context->limits); }
+static const char *lacks_wide(const trf_context *context) { return trf_wide_device_refusal(&context->limits); }
 
 int main(void) {
     const gpu_test tests[] = {{near_f64, 4 * WIDE_CHOICES},

@@ -6,7 +6,7 @@
 
 #include <transfuse.h>
 #include <transfuse/cpu.h>
-#include <transfuse/device.h>
+#include <transfuse/device_memory.h>
 #include <transfuse/experts.h>
 #include <transfuse/groups.h>
 #include <transfuse/stacks.h>

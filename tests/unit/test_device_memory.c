@@ -5,7 +5,7 @@
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
-#include "transfuse/device.h"
+#include "transfuse/device_memory.h"
 #include "trf_device_layer.h"
 #include "trf_layer.h"
 

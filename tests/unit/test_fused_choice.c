@@ -99,7 +99,7 @@ START_TEST(every_shape_has_a_plan_or_a_reason) {
     for (uint32_t i = 0; i < NUM_CASES; i++) {
         trf_device_view view;
         const uint32_t m = case_of(kind, i, &view);
-        const char *reason = trf_fused_refuses(&view, &traits, limits, m, TRF_DTYPE_BF16);
+        const char *reason = trf_fused_refusal(&view, &traits, limits, m, TRF_DTYPE_BF16);
         if (reason) {
             ck_assert_int_gt((int)strlen(reason), 0);
             ck_assert(m > 8 || limits->shared_bytes < 150000); /* batches to 8 fit the larger devices */
@@ -122,8 +122,8 @@ START_TEST(clusters_are_not_needed) {
     for (uint32_t i = 0; i < NUM_CASES; i++) {
         trf_device_view view;
         const uint32_t m = case_of(kind, i, &view);
-        const char *reason = trf_fused_refuses(&view, &traits, &kDevices[0], m, TRF_DTYPE_BF16),
-                   *reason_without = trf_fused_refuses(&view, &traits, &without, m, TRF_DTYPE_BF16);
+        const char *reason = trf_fused_refusal(&view, &traits, &kDevices[0], m, TRF_DTYPE_BF16),
+                   *reason_without = trf_fused_refusal(&view, &traits, &without, m, TRF_DTYPE_BF16);
         ck_assert_int_eq(!reason, !reason_without);
         if (!reason)
             check_plan(&view, &traits, &without, m);
@@ -138,7 +138,7 @@ START_TEST(large_devices_take_usual_layers) {
     for (uint32_t i = 0; i < NUM_CASES; i++) {
         trf_device_view view;
         const uint32_t m = case_of(kind, i, &view);
-        const char *reason = trf_fused_refuses(&view, &traits, &kDevices[0], m, TRF_DTYPE_BF16);
+        const char *reason = trf_fused_refusal(&view, &traits, &kDevices[0], m, TRF_DTYPE_BF16);
         if (reason)
             ck_abort_msg("%u x %u, slabs of %u, m %u: %s", view.rows, view.cols, view.slab_cols, m, reason);
     }
@@ -154,7 +154,7 @@ START_TEST(missing_code_is_not_chosen) {
     for (uint32_t i = 0; i < NUM_CASES; i++) {
         trf_device_view view;
         const uint32_t m = case_of(0, i, &view);
-        if (trf_fused_refuses(&view, &traits, &limits, m, TRF_DTYPE_BF16))
+        if (trf_fused_refusal(&view, &traits, &limits, m, TRF_DTYPE_BF16))
             continue;
         const trf_fused_partition plan = choose(&view, &traits, &limits, m, 0),
                                   usual = choose(&view, &traits, &kDevices[0], m, 0);
@@ -182,7 +182,7 @@ START_TEST(two_slabs_a_warp_have_kernels) {
     uint32_t taken = 0;
     for (uint32_t m = 1; m <= TRF_FUSED_MAX_M; m++) {
         const trf_dtype x_dtype = view.codec == TRF_CODEC_BF16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F16;
-        ck_assert_ptr_null(trf_fused_refuses(&view, &traits, &kDevices[0], m, x_dtype));
+        ck_assert_ptr_null(trf_fused_refusal(&view, &traits, &kDevices[0], m, x_dtype));
         const trf_fused_partition plan = choose(&view, &traits, &kDevices[0], m, 0);
         if (plan.variant == TRF_VARIANT_TWO_SLABS) {
             ck_assert_uint_le(m, kinds[_i].most);

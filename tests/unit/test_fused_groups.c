@@ -90,7 +90,7 @@ START_TEST(every_group_has_a_cut) {
             const uint32_t shape = (first + 37 * i) % NUM_SHAPES;
             views[i] = view_of(kind, kRows[shape / NUM_COLS], kCols[shape % NUM_COLS]);
             products[i] = (trf_group_product){&views[i], &traits, 1 + (first + i) % 8, TRF_DTYPE_BF16, TRF_DTYPE_F32};
-            const char *reason = trf_group_refuses(&views[i], &traits, limits, products[i].m, TRF_DTYPE_BF16);
+            const char *reason = trf_group_refusal(&views[i], &traits, limits, products[i].m, TRF_DTYPE_BF16);
             if (reason)
                 ck_abort_msg("%ux%u: %s", views[i].rows, views[i].cols, reason);
             EXPECT(trf_group_fits(&views[i], &views[0]));
@@ -122,20 +122,20 @@ START_TEST(refused_layers) {
     trf_device_view view = view_of(0, 256, 256);
     trf_layer_traits traits = traits_of(0);
     const trf_device_limits small = {128, 101376, 89, {128, 0, 0, 0}, 0};
-    ck_assert_ptr_null(trf_group_refuses(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16));
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &kDevices[0], 9, TRF_DTYPE_BF16));
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &small, 1, TRF_DTYPE_BF16));
+    ck_assert_ptr_null(trf_group_refusal(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &kDevices[0], 9, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &small, 1, TRF_DTYPE_BF16));
     trf_device_limits other_build = kDevices[0];
     other_build.missing_kernels = TRF_KERNELS_LARGE_SMEM;
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &other_build, 1, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &other_build, 1, TRF_DTYPE_BF16));
     view.granularity = TRF_GRANULARITY_SCALE_GROUP;
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &kDevices[0], 1, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &kDevices[0], 1, TRF_DTYPE_BF16));
     view.granularity = TRF_GRANULARITY_NONE;
     traits.max_frequency = 256;
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &kDevices[0], 1, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &kDevices[0], 1, TRF_DTYPE_BF16));
     traits.max_frequency = 255;
     traits.predictor_modes = 1; /* row offsets */
-    ck_assert_ptr_nonnull(trf_group_refuses(&view, &traits, &kDevices[0], 1, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &kDevices[0], 1, TRF_DTYPE_BF16));
 }
 END_TEST
 

@@ -251,7 +251,7 @@ static trf_fused_partition choose_fused(const trf_device_view *view, const trf_l
 static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer, const trf_device_limits *limits,
                       const trf_device_view *view, uint32_t m) {
     const trf_layer_traits traits = traits_of(layer, (layer - kLayers) % 2);
-    const char *reason = trf_fused_refuses(view, &traits, limits, m, x_dtype_of(layer));
+    const char *reason = trf_fused_refusal(view, &traits, limits, m, x_dtype_of(layer));
     if (reason) {
         hash_text(hash, reason);
         return;
@@ -350,7 +350,7 @@ static trf_wide_partition choose_wide(const trf_device_view *view, const trf_lay
 static void add_wide(uint64_t *hash, const pinned_layer *layer, const trf_device_limits *limits,
                      const trf_device_view *view, uint32_t m) {
     const trf_layer_traits traits = traits_of(layer, 0);
-    const char *reason = trf_wide_refuses(view, &traits, limits, m, x_dtype_of(layer));
+    const char *reason = trf_wide_refusal(view, &traits, limits, m, x_dtype_of(layer));
     if (reason) {
         hash_text(hash, reason);
         return;
@@ -501,7 +501,7 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
     for (uint32_t i = 0; i < count; i++) {
         views[i] = group_view(layer, (first + 37 * i) % GROUP_SHAPES);
         products[i] = (trf_group_product){&views[i], &traits, 1 + (first + i) % 8, x_dtype_of(layer), TRF_DTYPE_F32};
-        const char *reason = trf_group_refuses(&views[i], &traits, limits, products[i].m, products[i].x_dtype);
+        const char *reason = trf_group_refusal(&views[i], &traits, limits, products[i].m, products[i].x_dtype);
         if (reason) {
             hash_text(hash, reason);
             return;

@@ -2,7 +2,7 @@
 /* Structs that callers fill, of older and newer versions than this library's, and of none. */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
-#include "transfuse/device.h"
+#include "transfuse/device_memory.h"
 #include "transfuse/groups.h"
 #include "transfuse/tuning.h"
 #include "trf_encode.h"

@@ -5,7 +5,7 @@
 #include "cli_cuda.h"
 #include "cli_float.h"
 #include "cli_report.h"
-#include "transfuse/device.h"
+#include "transfuse/device_memory.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
 #include "bench_weights.h"
 #include "cli_cuda.h"
 #include "cli_report.h"
-#include "transfuse/device.h"
+#include "transfuse/device_memory.h"
 
 #include <stdlib.h>
 #include <string.h>

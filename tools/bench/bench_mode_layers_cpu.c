@@ -9,7 +9,7 @@
 #include "bench_weights.h"
 #include "cli_report.h"
 #include "transfuse/cpu.h"
-#include "transfuse/device.h"
+#include "transfuse/device_memory.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

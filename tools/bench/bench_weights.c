@@ -4,7 +4,7 @@
 #include "bench_random.h"
 #include "cli_float.h"
 #include "cli_report.h"
-#include "transfuse/device.h"
+#include "transfuse/device_memory.h"
 
 #include <math.h>
 #include <string.h>

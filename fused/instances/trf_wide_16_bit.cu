@@ -2,7 +2,7 @@
 /* Wide kernels of the bf16 and fp16 codecs. */
 #include "trf_wide_instances.cuh"
 
-trf_wide_kernel trf_wide_float(uint32_t codec, int class_bits, int max_x_rows, int multicast) {
+trf_wide_kernel trf_wide_16_bit(uint32_t codec, int class_bits, int max_x_rows, int multicast) {
     if (codec == TRF_CODEC_BF16)
         return class_bits == 2
                    ? trf_wide_pick<trf_codec_config<TRF_CODEC_BF16, 2>, trf_bf16_type>(max_x_rows, multicast)

@@ -4,7 +4,7 @@
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
-#include "trf_expert_partition.h"
+#include "trf_expert_share.h"
 #include "trf_stream_k.h"
 
 #include <check.h>

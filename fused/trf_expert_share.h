@@ -6,8 +6,8 @@
  * numbered expert by expert; an expert without tokens has none. A block has consecutive units (trf_warp_product.cuh),
  * counted through all work items, so that it enters few experts; a block that enters one expert more gets fewer units.
  * All of a unit's columns are the block's. */
-#ifndef TRF_EXPERT_PARTITION_H
-#define TRF_EXPERT_PARTITION_H
+#ifndef TRF_EXPERT_SHARE_H
+#define TRF_EXPERT_SHARE_H
 
 #include "trf_blob.h"
 

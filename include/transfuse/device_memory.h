@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory and rows: for programs that have no CUDA calls of their own (a command, a binding by FFI), and for the
  * look-up of single rows, such as token embeddings, in a compressed table. Conventions: transfuse.h. */
-#ifndef TRANSFUSE_DEVICE_H
-#define TRANSFUSE_DEVICE_H
+#ifndef TRANSFUSE_DEVICE_MEMORY_H
+#define TRANSFUSE_DEVICE_MEMORY_H
 
 #include "../transfuse.h"
 

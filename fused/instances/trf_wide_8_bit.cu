@@ -7,7 +7,7 @@ template <class Codec> static trf_wide_kernel pick_type(int bf16_x, int max_x_ro
                   : trf_wide_pick<Codec, trf_f16_type>(max_x_rows, multicast);
 }
 
-trf_wide_kernel trf_wide_code(uint32_t codec, int class_bits, int bf16_x, int max_x_rows, int multicast) {
+trf_wide_kernel trf_wide_8_bit(uint32_t codec, int class_bits, int bf16_x, int max_x_rows, int multicast) {
     if (codec == TRF_CODEC_E5M2)
         return class_bits == 2 ? pick_type<trf_codec_config<TRF_CODEC_E5M2, 2>>(bf16_x, max_x_rows, multicast)
                                : pick_type<trf_codec_config<TRF_CODEC_E5M2, 4>>(bf16_x, max_x_rows, multicast);
