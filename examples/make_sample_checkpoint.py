@@ -97,8 +97,13 @@ def main():
     }
     tokenizer = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
 
+    config_text = json.dumps(config, indent=2) + "\n"
+    old = args.folder / "config.json"
+    if args.folder.is_dir() and any(args.folder.iterdir()) and not (old.is_file() and old.read_text() == config_text):
+        raise SystemExit(f"{args.folder}: exists already, and is no such sample")
+
     args.folder.mkdir(parents=True, exist_ok=True)
-    (args.folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    old.write_text(config_text)
     (args.folder / "tokenizer.json").write_text(json.dumps(tokenizer) + "\n")
     # Under its final name only when whole: an interrupted run must not leave half a checkpoint to be taken for one.
     unfinished = args.folder / "model.safetensors.part"

@@ -10,6 +10,12 @@ need_numpy
 }
 
 "$TRF_PYTHON" "$TRF_SOURCE_DIR/examples/make_sample_checkpoint.py" --small sample || fail "make_sample_checkpoint.py"
+# Again over a sample of its own, but never over a checkpoint that it did not make.
+"$TRF_PYTHON" "$TRF_SOURCE_DIR/examples/make_sample_checkpoint.py" --small sample || fail "the sample, made again"
+mkdir own && echo '{}' >own/config.json && echo weights >own/model.safetensors
+"$TRF_PYTHON" "$TRF_SOURCE_DIR/examples/make_sample_checkpoint.py" --small own 2>error &&
+    fail "a sample over a checkpoint"
+grep -q 'own: exists already' error && [ "$(cat own/model.safetensors)" = weights ] || fail "a checkpoint was touched"
 "$TRF_PYTHON" "$TRF_SOURCE_DIR/examples/demo.py" "$TRANSFUSE" sample work >out || fail "demo.py"
 grep -q '^weights against the source .*bit for bit .*error' out || fail "no table: $(cat out)"
 grep -q '^matmul, 8 rows of x .* s .* s$' out || fail "nothing was multiplied: $(cat out)"
