@@ -159,31 +159,30 @@ static int is_unchanged(json_t *root, const json_t *source) {
 
 /* Takes the text that is kept in `ours`. */
 static trf_status take_kept(const trf_config_file *file, const json_t *ours, trf_model_config *config, trf_error *err) {
-    json_t *kept = json_object_get(ours, TRF_CONFIG_SOURCE), *source = NULL;
+    const json_t *kept = json_object_get(ours, TRF_CONFIG_SOURCE);
+    json_t *source = NULL;
+    const char *text = json_string_value(kept);
     size_t bytes = json_string_length(kept);
     trf_error fault;
-    trf_status status = TRF_ERR_FORMAT;
-    if (json_is_string(kept))
-        status = trf_model_config_parse(file->path, json_string_value(kept), bytes, &source, &fault);
-    if (status == TRF_ERR_MEMORY || (status == TRF_OK && !(config->text = malloc(bytes + 1)))) {
-        json_decref(source);
+    if (text && trf_model_config_parse(file->path, text, bytes, &source, &fault) == TRF_ERR_MEMORY)
         return trf_fail_memory(err, bytes);
-    }
-    if (!json_is_object(source)) {
-        free(config->text);
-        config->text = NULL;
+    if (!text || !json_is_object(source)) {
+        json_decref(source);
         snprintf(config->warning, sizeof config->warning,
                  "%.500s: its " TRF_CONFIG_KEY " has no " TRF_CONFIG_SOURCE
                  " that could be restored; it stays as it is",
                  file->path);
-    } else {
-        memcpy(config->text, json_string_value(kept), bytes + 1);
-        config->bytes = bytes;
-        if (!is_unchanged(file->root, source))
-            snprintf(config->warning, sizeof config->warning,
-                     "%.500s: was changed after compressing; the source's text counts, without the changes",
-                     file->path);
+        return TRF_OK;
     }
+    if (!(config->text = malloc(bytes + 1))) {
+        json_decref(source);
+        return trf_fail_memory(err, bytes);
+    }
+    memcpy(config->text, text, bytes + 1);
+    config->bytes = bytes;
+    if (!is_unchanged(file->root, source)) /* it takes the member away, and with it `text` */
+        snprintf(config->warning, sizeof config->warning,
+                 "%.500s: was changed after compressing; the source's text counts, without the changes", file->path);
     json_decref(source);
     return TRF_OK;
 }
