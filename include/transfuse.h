@@ -229,6 +229,7 @@ typedef struct trf_checkpoint_options {
     int overwrite;              /* replace an existing output, atomically */
     trf_progress_fn progress;   /* or NULL */
     void *progress_context;
+    int embeddings; /* compress: without `include`, embeddings and outputs tied to them, too */
 } trf_checkpoint_options;
 
 TRF_API void trf_checkpoint_options_init(trf_checkpoint_options *options);
@@ -244,13 +245,15 @@ typedef struct trf_checkpoint_report {
     uint64_t rounded_tensors;   /* F32 tensors that the codec bf16 rounded */
     double relative_rms_error;  /* over the weights that a lossy codec took; 0 if every codec was lossless */
     uint64_t peak_buffer_bytes; /* largest sum of the library's own buffers, as far as it counts them */
-    char warning[1024]; /* compress: a line about a config.json that cannot be read, and may tie tensors; or "" */
+    char warning[1024]; /* a line about a config.json: compress: that cannot be read, and may tie tensors, or takes no
+                         * quantization_config; decompress, verify: that was changed since; or "" */
 } trf_checkpoint_report;
 
 /* Compresses the checkpoint at in_path to out_path, of the same kind: file to file, directory to directory (an index
  * stands for its directory). 2-D weights and 3-D tensors of experts become blobs; embeddings, tensors tied to them, F32
- * tensors and all else are copied unless `include` asks for them, and so are other files of a directory. Every tile is
- * decoded and compared before anything appears under out_path. options, report: may be NULL.
+ * tensors and all else are copied unless `include` asks for them, and so are other files of a directory; config.json
+ * gets a quantization_config (FORMAT.md, section 10). Every tile is decoded and compared before anything appears under
+ * out_path. options, report: may be NULL.
  * Errors: TRF_ERR_NOT_FOUND, _EXISTS, _IO, _FORMAT, _CANCELLED, _MISMATCH; _ARGUMENT also where dtype and codec do not
  * fit for a tensor that `include` names. */
 TRF_API trf_status trf_compress_checkpoint(const char *in_path, const char *out_path,
@@ -258,7 +261,8 @@ TRF_API trf_status trf_compress_checkpoint(const char *in_path, const char *out_
                                            trf_error *err);
 
 /* The inverse: the source's tensors, names and metadata; for lossless codecs bit for bit, and the file byte for byte
- * where its layout was canonical. A .trf file becomes a safetensors file of one tensor named "weight". */
+ * where its layout was canonical; config.json byte for byte. A .trf file becomes a safetensors file of one tensor named
+ * "weight". */
 TRF_API trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path,
                                              const trf_checkpoint_options *options, trf_checkpoint_report *report,
                                              trf_error *err);

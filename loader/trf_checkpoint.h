@@ -46,12 +46,15 @@ void trf_count_tensor(trf_job *job, const trf_file_tensor *tensor);
 /* The way out of every public function: makes the message one line, whatever names it quotes. @return status. */
 trf_status trf_sanitize_error(trf_status status, trf_error *err);
 
-/* Builds an output from a checkpoint: each file through `convert`, indexes rewritten, other files copied; all of it
- * published at once or not at all. Errors: those of convert; TRF_ERR_EXISTS, _ARGUMENT, _IO, _MEMORY. */
+struct trf_model_config; /* trf_model_config.h */
+
+/* Builds an output from a checkpoint: each file through `convert`, indexes rewritten, config.json as `config` has it,
+ * other files copied; all of it published at once or not at all. Errors: those of convert; TRF_ERR_EXISTS, _ARGUMENT,
+ * _IO, _MEMORY. */
 typedef trf_status trf_convert_fn(void *context, const trf_checkpoint_file *checkpoint_file, const trf_file *out,
                                   trf_error *err);
-trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_job *job, const char *out_path,
-                                  trf_convert_fn *convert, void *context, trf_error *err);
+trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, const struct trf_model_config *config, trf_job *job,
+                                  const char *out_path, trf_convert_fn *convert, void *context, trf_error *err);
 
 /* Copies one entry of a folder and all below it. root: the checkpoint's folder; relative symbolic links that lead
  * to something in it, and ones that lead nowhere, are made anew; others are followed. Errors: TRF_ERR_IO, _UNSUPPORTED

@@ -3,6 +3,7 @@
  * once it is written. So blobs come first, each where the last one that was worth keeping ended; then the other
  * tensors; and the header, for which room was left, last. */
 #include "trf_encode.h"
+#include "trf_model_config.h"
 #include "trf_output.h"
 #include "trf_tensor_selection.h"
 
@@ -374,6 +375,7 @@ static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf
 trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, const trf_checkpoint_options *options,
                                    trf_checkpoint_report *report, trf_error *err) {
     trf_checkpoint *checkpoint = NULL;
+    trf_model_config config = {0};
     trf_compression work = {0};
     if (!out_path)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
@@ -390,10 +392,15 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
     work.job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
     status = check_compressible(checkpoint, &work.rules, err);
     if (status == TRF_OK)
-        status = trf_checkpoint_convert(checkpoint, &work.job, out_path, compress_file, &work, err);
+        status = trf_model_config_compress(checkpoint, &work.job.options.encode, &config, err);
+    if (status == TRF_OK)
+        status = trf_checkpoint_convert(checkpoint, &config, &work.job, out_path, compress_file, &work, err);
+    if (status == TRF_OK && work.job.report.compressed_tensors)
+        trf_model_config_warn(&config, &work.job.report);
     if (status == TRF_OK)
         trf_job_report(&work.job, report);
 done:
+    trf_model_config_free(&config);
     trf_checkpoint_close(checkpoint);
     trf_job_end(&work.job);
     return trf_sanitize_error(status, err);

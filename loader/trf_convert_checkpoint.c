@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From one checkpoint to another: the files of the output, whatever is done to the tensors. */
-#include "trf_checkpoint.h"
+#include "trf_model_config.h"
 #include "trf_output.h"
 
 #include <stdlib.h>
@@ -9,6 +9,7 @@
 /* A folder under construction: its files are opened again once written, since the indexes tell what is in them. */
 typedef struct trf_conversion {
     const trf_checkpoint *checkpoint;
+    const trf_model_config *config;
     trf_job *job;
     trf_convert_fn *convert;
     void *context;
@@ -36,23 +37,40 @@ static trf_status convert_file(trf_conversion *work, const trf_checkpoint_file *
     return status;
 }
 
-static trf_status convert_index(trf_conversion *work, const trf_checkpoint_index *index, trf_error *err) {
-    char *path = trf_path_join(work->folder, index->name), *text = NULL;
-    size_t bytes;
+/* Writes a new file of the folder. */
+static trf_status write_text(const trf_conversion *work, const char *name, unsigned mode, const char *text,
+                             size_t bytes, trf_error *err) {
+    char *path = trf_path_join(work->folder, name);
     trf_file out = {.fd = -1};
     if (!path)
-        return trf_fail_memory(err, strlen(index->name));
-    trf_status status = trf_checkpoint_index_convert(index, work->checkpoint->files, work->written, work->num_written,
-                                                     &text, &bytes, err);
-    if (status == TRF_OK)
-        status = trf_file_create(path, 0666, &out, err);
+        return trf_fail_memory(err, strlen(name));
+    trf_status status = trf_file_create(path, mode, &out, err);
     if (status == TRF_OK)
         status = trf_file_write(&out, 0, text, bytes, err);
     if (status == TRF_OK)
         status = trf_file_sync(&out, err);
     trf_file_close(&out);
-    free(text);
     free(path);
+    return status;
+}
+
+static trf_status convert_index(trf_conversion *work, const trf_checkpoint_index *index, trf_error *err) {
+    char *text = NULL;
+    size_t bytes;
+    trf_status status = trf_checkpoint_index_convert(index, work->checkpoint->files, work->written, work->num_written,
+                                                     &text, &bytes, err);
+    if (status == TRF_OK)
+        status = write_text(work, index->name, 0666, text, bytes, err);
+    free(text);
+    return status;
+}
+
+static trf_status copy_other(trf_conversion *work, const char *name, trf_error *err) {
+    const char *root = work->checkpoint->root;
+    char *in = trf_path_join(root, name), *out = trf_path_join(work->folder, name);
+    trf_status status = in && out ? trf_copy_tree(work->job, root, in, out, err) : trf_fail_memory(err, strlen(root));
+    free(in);
+    free(out);
     return status;
 }
 
@@ -61,15 +79,22 @@ static trf_status copy_others(trf_conversion *work, trf_error *err) {
     trf_folder folder;
     trf_status status = trf_folder_list(root, &folder, err);
     for (size_t i = 0; i < folder.count && status == TRF_OK; i++) {
-        if (trf_checkpoint_has_file(work->checkpoint, folder.names[i]))
-            continue;
-        char *in = trf_path_join(root, folder.names[i]), *out = trf_path_join(work->folder, folder.names[i]);
-        status = in && out ? trf_copy_tree(work->job, root, in, out, err) : trf_fail_memory(err, strlen(root));
-        free(in);
-        free(out);
+        int is_config = work->config->text && strcmp(folder.names[i], TRF_MODEL_CONFIG_NAME) == 0;
+        if (!is_config && !trf_checkpoint_has_file(work->checkpoint, folder.names[i]))
+            status = copy_other(work, folder.names[i], err);
     }
     trf_folder_free(&folder);
     return status;
+}
+
+/* Comes behind the tensors: whether there are blobs is known by then. */
+static trf_status convert_config(trf_conversion *work, trf_error *err) {
+    const trf_model_config *config = work->config;
+    if (!config->text)
+        return TRF_OK;
+    if (config->for_blobs_only && work->job->report.compressed_tensors == 0)
+        return copy_other(work, TRF_MODEL_CONFIG_NAME, err);
+    return write_text(work, TRF_MODEL_CONFIG_NAME, config->mode, config->text, config->bytes, err);
 }
 
 static trf_status convert_folder(trf_conversion *work, trf_error *err) {
@@ -82,6 +107,8 @@ static trf_status convert_folder(trf_conversion *work, trf_error *err) {
         status = convert_file(work, &checkpoint->files[i], err);
     for (size_t i = 0; i < checkpoint->num_indexes && status == TRF_OK; i++)
         status = convert_index(work, &checkpoint->indexes[i], err);
+    if (status == TRF_OK)
+        status = convert_config(work, err);
     for (size_t i = 0; i < work->num_written; i++)
         trf_checkpoint_file_free(&work->written[i]);
     free(work->written);
@@ -97,10 +124,10 @@ static trf_status check_out_name(const trf_checkpoint *checkpoint, const char *o
     return TRF_OK;
 }
 
-trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, trf_job *job, const char *out_path,
-                                  trf_convert_fn *convert, void *context, trf_error *err) {
+trf_status trf_checkpoint_convert(const trf_checkpoint *checkpoint, const trf_model_config *config, trf_job *job,
+                                  const char *out_path, trf_convert_fn *convert, void *context, trf_error *err) {
     trf_output output = {.file = {.fd = -1}};
-    trf_conversion work = {.checkpoint = checkpoint, .job = job, .convert = convert, .context = context};
+    trf_conversion work = {checkpoint, config, job, convert, context, .folder = NULL};
     trf_status status = check_out_name(checkpoint, out_path, err);
     if (status == TRF_OK)
         status = trf_output_check_apart(checkpoint->root, out_path, err);

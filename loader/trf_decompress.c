@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decompressing a checkpoint: each source tensor goes back to where the source's header says it was. */
-#include "trf_checkpoint.h"
+#include "trf_model_config.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -91,6 +91,7 @@ static trf_status decompress_file(void *context, const trf_checkpoint_file *file
 trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path, const trf_checkpoint_options *options,
                                      trf_checkpoint_report *report, trf_error *err) {
     trf_checkpoint *checkpoint = NULL;
+    trf_model_config config = {0};
     trf_job job;
     if (!out_path)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "an output needs a path");
@@ -101,10 +102,14 @@ trf_status trf_decompress_checkpoint(const char *in_path, const char *out_path, 
         goto done;
     job.total_bytes = job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
     job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
-    status = trf_checkpoint_convert(checkpoint, &job, out_path, decompress_file, &job, err);
+    status = trf_model_config_restore(checkpoint, &config, err);
+    trf_model_config_warn(&config, &job.report);
+    if (status == TRF_OK)
+        status = trf_checkpoint_convert(checkpoint, &config, &job, out_path, decompress_file, &job, err);
     if (status == TRF_OK)
         trf_job_report(&job, report);
 done:
+    trf_model_config_free(&config);
     trf_checkpoint_close(checkpoint);
     trf_job_end(&job);
     return trf_sanitize_error(status, err);

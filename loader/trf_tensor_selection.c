@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_tensor_selection.h"
 
-#include "trf_json.h"
+#include "trf_model_config.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
@@ -11,15 +11,18 @@
 enum {
     TRF_LEAST_ROWS = 16, /* below the size of a coded tile nothing shrinks */
     TRF_LEAST_COLS = 16,
-    TRF_MOST_CONFIG_BYTES = 16 << 20,
 };
 
-/* Last parts of names, without ".weight": of tables that are looked up by row (a blob would have to be decoded for
- * that), and of the side tables of quantized checkpoints, which other code reads. */
-static const char *const kKeptParts[] = {
+/* Last parts of names, without ".weight": of tables that are looked up by row, for which single rows of a blob have to
+ * be decoded ... */
+static const char *const kEmbeddingParts[] = {
     "embed_tokens*", "embed_positions*", "embed_in",   "wte",         "wpe",        "emb",
     "embed",         "shared",           "*embedding", "*embeddings", "*pos_embed", "*_embed",
-    "*_scale",       "*_scale_inv",      "*_scales",   "scale",       "scales",     "*_zero_point",
+};
+
+/* ... and of the side tables of quantized checkpoints, which other code reads. */
+static const char *const kSideParts[] = {
+    "*_scale", "*_scale_inv", "*_scales", "scale", "scales", "*_zero_point",
 };
 
 /* Tensors that share the input embedding's memory where the config ties them. */
@@ -39,7 +42,9 @@ static int matches(const char *const *patterns, size_t count, const char *name) 
 
 /* *kept: whether a tensor is one that is kept by default, going by its name. */
 static trf_status ask_name(const trf_selection_rules *rules, const char *name, int *kept, trf_error *err) {
-    *kept = rules->tied_embeddings && matches(kTiedNames, sizeof kTiedNames / sizeof kTiedNames[0], name);
+    int embeddings = rules->options->embeddings;
+    *kept =
+        !embeddings && rules->tied_embeddings && matches(kTiedNames, sizeof kTiedNames / sizeof kTiedNames[0], name);
     if (*kept)
         return TRF_OK;
     char *part = strdup(name);
@@ -49,7 +54,9 @@ static trf_status ask_name(const trf_selection_rules *rules, const char *name, i
     if (length > tail && strcmp(part + length - tail, ".weight") == 0)
         part[length - tail] = 0;
     const char *dot = strrchr(part, '.');
-    *kept = matches(kKeptParts, sizeof kKeptParts / sizeof kKeptParts[0], dot ? dot + 1 : part);
+    const char *last = dot ? dot + 1 : part;
+    *kept = matches(kSideParts, sizeof kSideParts / sizeof kSideParts[0], last) ||
+            (!embeddings && matches(kEmbeddingParts, sizeof kEmbeddingParts / sizeof kEmbeddingParts[0], last));
     free(part);
     return TRF_OK;
 }
@@ -150,10 +157,10 @@ static trf_status read_config(const char *path, trf_selection_rules *rules, trf_
     char *text = NULL;
     size_t bytes;
     json_t *config = NULL;
-    trf_status status = trf_file_load(path, TRF_MOST_CONFIG_BYTES, &text, &bytes, err);
+    trf_status status = trf_file_load(path, TRF_MOST_MODEL_CONFIG_BYTES, &text, &bytes, err);
     if (status != TRF_OK)
         return status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
-    status = trf_json_parse(path, text, bytes, 0, &config, err);
+    status = trf_model_config_parse(path, text, bytes, &config, err);
     rules->tied_embeddings = says_tied(config);
     json_decref(config);
     free(text);
@@ -165,7 +172,7 @@ trf_status trf_selection_rules_read(const trf_checkpoint *checkpoint, const trf_
     *rules = (trf_selection_rules){.options = options};
     trf_error fault;
     char *folder = checkpoint->is_folder ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
-    char *path = folder ? trf_path_join(folder, "config.json") : NULL;
+    char *path = folder ? trf_path_join(folder, TRF_MODEL_CONFIG_NAME) : NULL;
     trf_status status = path ? read_config(path, rules, &fault) : trf_fail_memory(&fault, strlen(checkpoint->root));
     free(path);
     free(folder);
@@ -174,8 +181,8 @@ trf_status trf_selection_rules_read(const trf_checkpoint *checkpoint, const trf_
             *err = fault;
         return status;
     }
-    /* With `include` it would not have been asked. */
-    if (status != TRF_OK && (!options->include || !options->include[0]))
+    /* With `include` or `embeddings` it would not have been asked. */
+    if (status != TRF_OK && !options->embeddings && (!options->include || !options->include[0]))
         snprintf(warning, warning_bytes, "%s; it counts as missing, and a tied output as any other matrix",
                  fault.message);
     return TRF_OK;

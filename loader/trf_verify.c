@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Verifying a checkpoint: every tile of every blob is checked and decoded, and compared with the source if there is
  * one. */
-#include "trf_checkpoint.h"
 #include "trf_convert.h"
+#include "trf_model_config.h"
 #include "trf_weights.h"
 
 #include <inttypes.h>
@@ -293,6 +293,8 @@ trf_status trf_verify_checkpoint(const char *path, const char *against_path, con
         status = open_against(against_path, &against, err);
     if (status == TRF_OK && against)
         status = check_missing(checkpoint, against, err);
+    if (status == TRF_OK && against)
+        status = trf_model_config_check(checkpoint, against, &job.report, err);
     if (status != TRF_OK)
         goto done;
     job.total_bytes = job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);

@@ -46,6 +46,12 @@ static int set_json(cli_options *o, const char *value) {
     return 0;
 }
 
+static int set_embeddings(cli_options *o, const char *value) {
+    (void)value;
+    o->embeddings = 1;
+    return 0;
+}
+
 static int set_int8(cli_options *o, const char *value) {
     (void)value;
     o->int8 = 1;
@@ -241,6 +247,7 @@ static const option_entry kOptions[] = {
     [CLI_OPT_FAVOR] = {"favor", "speed or size", set_favor, 0},
     [CLI_OPT_INCLUDE] = {"include", "a pattern of tensor names", set_include, 0},
     [CLI_OPT_EXCLUDE] = {"exclude", "a pattern of tensor names", set_exclude, 0},
+    [CLI_OPT_EMBEDDINGS] = {"embeddings", NULL, set_embeddings, 0},
     [CLI_OPT_AGAINST] = {"against", "a path", set_against, 0},
     [CLI_OPT_JSON] = {"json", NULL, set_json, 0},
     [CLI_OPT_DEVICE] = {"device", "cpu or cuda", set_device, 0},

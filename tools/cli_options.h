@@ -51,6 +51,7 @@ typedef enum cli_option_id {
     CLI_OPT_FAVOR,
     CLI_OPT_INCLUDE,
     CLI_OPT_EXCLUDE,
+    CLI_OPT_EMBEDDINGS,
     CLI_OPT_AGAINST,
     CLI_OPT_JSON,
     CLI_OPT_DEVICE,
@@ -99,6 +100,7 @@ typedef struct cli_options {
     trf_favor favor;
     int has_favor;
     const char **include, **exclude; /* NULL-terminated */
+    int embeddings;
 
     const char *against;
     int json;

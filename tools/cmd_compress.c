@@ -2,17 +2,9 @@
 /* transfuse compress */
 #include "cli_report.h"
 
-static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,
-                                         CLI_OPT_CODEC,
-                                         CLI_OPT_INT8,
-                                         CLI_OPT_BITS,
-                                         CLI_OPT_GRANULARITY,
-                                         CLI_OPT_FAVOR,
-                                         CLI_OPT_INCLUDE,
-                                         CLI_OPT_EXCLUDE,
-                                         CLI_OPT_THREADS,
-                                         CLI_OPT_FORCE,
-                                         0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,      CLI_OPT_CODEC,   CLI_OPT_INT8,    CLI_OPT_BITS,
+                                         CLI_OPT_GRANULARITY, CLI_OPT_FAVOR,   CLI_OPT_INCLUDE, CLI_OPT_EXCLUDE,
+                                         CLI_OPT_EMBEDDINGS,  CLI_OPT_THREADS, CLI_OPT_FORCE,   0};
 
 static cli_exit set_encoding(const cli_options *options, trf_encode_options *encode) {
     const char *name = cmd_compress.name;
@@ -53,21 +45,23 @@ static void print_summary(const cli_options *options, const trf_checkpoint_repor
     else if (r->compressed_tensors && !r->rounded_tensors)
         printf("  lossless        every tile was decoded and compared\n");
     if (!r->compressed_tensors) {
-        printf(
-            "  Nothing was compressed: no tensor was chosen, or none shrinks. Embeddings need --include, F32 tensors\n"
-            "  --codec bf16, --int8 or --bits.\n");
+        printf("  Nothing was compressed: no tensor was chosen, or none shrinks. Embeddings need --embeddings, F32\n"
+               "  tensors --codec bf16, --int8 or --bits.\n");
     }
 }
 
 static int run(const cli_options *options) {
     trf_checkpoint_options library;
     trf_checkpoint_options_init(&library);
+    if (options->embeddings && options->include)
+        return cli_usage_error(cmd_compress.name, "--embeddings and --include exclude each other");
     cli_exit status = set_encoding(options, &library.encode);
     if (status != CLI_OK)
         return status;
     cli_progress progress;
     library.include = options->include;
     library.exclude = options->exclude;
+    library.embeddings = options->embeddings;
     library.overwrite = options->force;
     library.progress = cli_progress_step;
     library.progress_context = &progress;
@@ -91,7 +85,7 @@ const cli_command cmd_compress = {
         "usage: transfuse compress IN -o OUT [OPTIONS]\n"
         "IN: a .safetensors file, a model.safetensors.index.json, or a folder that holds either; OUT is a file or a\n"
         "folder likewise. Matrices and stacks of experts whose type the codec takes are compressed; embeddings, small\n"
-        "tensors and all else are copied.\n\n"
+        "tensors and all else are copied. A folder's config.json gets a quantization_config.\n\n"
         "  -o, --output OUT      where to write\n"
         "  --codec CODEC         auto (default: lossless for each tensor's type), bf16 (rounds F32), fp16, fp8, int\n"
         "  --int8                quantize to 8 bits, then code; implies --codec int\n"
@@ -100,6 +94,7 @@ const cli_command cmd_compress = {
         "                        scale-block:SIZE\n"
         "  --favor speed|size    decode four weights a step (default), or two for smaller files\n"
         "  --include GLOB        compress the tensors of these names, embeddings too, and no others; may be repeated\n"
+        "  --embeddings          compress embeddings and outputs tied to them, too\n"
         "  --exclude GLOB        leave the tensors of these names as they are; may be repeated\n"
         "  -T, --threads N       threads; 0 (default): one for each core\n"
         "  -f, --force           replace OUT if it exists\n",

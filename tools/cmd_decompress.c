@@ -20,6 +20,7 @@ static int run(const cli_options *options) {
     double seconds = cli_progress_end(&progress);
     if (failed)
         return cli_report_error(&err);
+    cli_warn(report.warning);
 
     char from[16], to[16];
     printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, seconds);
@@ -36,7 +37,8 @@ const cli_command cmd_decompress = {
     .help =
         "usage: transfuse decompress IN -o OUT [OPTIONS]\n"
         "IN: a compressed checkpoint, or a .trf file, which becomes a safetensors file with one tensor, \"weight\".\n"
-        "Quantized tensors come back dequantized in their first type; all others bit for bit.\n\n"
+        "Quantized tensors come back dequantized in their first type; all others bit for bit, and\n"
+        "config.json byte for byte.\n\n"
         "  -o, --output OUT      where to write\n"
         "  -T, --threads N       threads; 0 (default): one for each core\n"
         "  -f, --force           replace OUT if it exists\n",

@@ -36,6 +36,7 @@ static int run(const cli_options *options) {
     double seconds = cli_progress_end(&progress);
     if (failed)
         return cli_report_error(&err);
+    cli_warn(report.warning);
     print_summary(options, &report, seconds);
     return CLI_OK;
 }
@@ -45,7 +46,8 @@ const cli_command cmd_verify = {
     .summary = "check a compressed checkpoint",
     .help = "usage: transfuse verify IN [OPTIONS]\n"
             "IN: a compressed checkpoint or a .trf file. Checks every checksum and decodes every tile.\n\n"
-            "  --against SOURCE      also compare every tensor with the checkpoint that was compressed\n"
+            "  --against SOURCE      also compare every tensor and config.json with the checkpoint that was\n"
+            "                        compressed\n"
             "  -T, --threads N       threads; 0 (default): one for each core\n",
     .arguments = {"IN"},
     .options = kOptions,

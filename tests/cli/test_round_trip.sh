@@ -72,7 +72,6 @@ same mixed.safetensors compressed.safetensors
 # ---- a folder: by its name, or by its index ----
 for source in several_files several_files/model.safetensors.index.json; do
     expect 0 compress $source -o compressed -f
-    same several_files/config.json compressed/config.json
     same several_files/extra/notes.txt compressed/extra/notes.txt
     # shellcheck disable=SC2086
     check_info several_files compressed $default_choice "$odd"
@@ -111,16 +110,20 @@ expect 0 compress mixed.safetensors -o compressed.safetensors --codec fp8 -f
 check_info mixed.safetensors compressed.safetensors layers.0.v_proj.weight layers.0.o_proj.weight
 [ ! -e no.safetensors ] || fail "an output of a failed command"
 
-# ---- a config.json that nobody can parse: a warning; with --include it does not matter ----
+# ---- a config.json that nobody can parse: a warning; with --include the tied output is no part of it ----
 make several_files broken
 expect 0 compress broken -o broken-compressed
 [ ! -s err ] || fail "a warning about a sound config.json"
 printf '{"tie_word_embeddings": true,' >broken/config.json
 expect 0 compress broken -o broken-compressed -f
 grep -q '^transfuse: warning: broken/config.json: not valid JSON: .* at byte ' err || fail "no warning: $(cat err)"
+grep -q 'tied output .* transformers will not load' err || fail "not both warnings: $(cat err)"
 [ "$(wc -l <err)" -eq 1 ] || fail "the warning has more than one line"
-expect 0 compress broken -o broken-compressed -f --include '*_proj.weight'
-[ ! -s err ] || fail "a warning about a config.json that does not count"
+for option in --embeddings '--include=*_proj.weight'; do
+    expect 0 compress broken -o broken-compressed -f "$option"
+    ! grep -q 'tied output' err || fail "a warning about a tied output that does not count"
+    grep -q 'broken/config.json: .* transformers will not load' err || fail "no warning: $(cat err)"
+done
 rm broken/config.json
 expect 0 compress broken -o broken-compressed -f
 [ ! -s err ] || fail "a warning about a config.json that is not there"

@@ -107,6 +107,38 @@ START_TEST(tied_tensors_stay) {
 }
 END_TEST
 
+START_TEST(embeddings_on_request) {
+    static const uint64_t shape[] = {64, 32};
+    static const struct {
+        const char *name;
+        trf_tensor_selection selection;
+    } kNames[] = {{"lm_head.weight", TRF_SELECT_COMPRESS},        {"model.embed_tokens.weight", TRF_SELECT_COMPRESS},
+                  {"shared.weight", TRF_SELECT_COMPRESS},         {"a.weight", TRF_SELECT_COMPRESS},
+                  {"a.weight_scale_inv", TRF_SELECT_KEEP},        {"lm_head.weight_scale", TRF_SELECT_KEEP},
+                  {"transformer.wte.weight", TRF_SELECT_COMPRESS}};
+    const char *const exclude[] = {"*.wte.*", NULL}, *const include[] = {"b.*", NULL};
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    ck_assert_int_eq(options.embeddings, 0);
+    options.embeddings = 1;
+    trf_selection_rules rules = {&options, 1};
+    trf_tensor_selection selection;
+    for (size_t i = 0; i < sizeof kNames / sizeof kNames[0]; i++) {
+        trf_tensor tensor = tensor_of(kNames[i].name, "BF16", shape, 2);
+        ck_assert_int_eq(trf_select_tensor(&rules, &tensor, &selection, NULL), TRF_OK);
+        ck_assert_msg(selection == kNames[i].selection, "%s: %d", kNames[i].name, selection);
+    }
+    trf_tensor wte = tensor_of("transformer.wte.weight", "BF16", shape, 2);
+    options.exclude = exclude;
+    ck_assert_int_eq(trf_select_tensor(&rules, &wte, &selection, NULL), TRF_OK);
+    ck_assert_int_eq(selection, TRF_SELECT_KEEP);
+    options.exclude = NULL;
+    options.include = include; /* which alone decides */
+    ck_assert_int_eq(trf_select_tensor(&rules, &wte, &selection, NULL), TRF_OK);
+    ck_assert_int_eq(selection, TRF_SELECT_KEEP);
+}
+END_TEST
+
 typedef struct glob_case {
     const char *include[3], *exclude[3];
     const char *name, *dtype;
@@ -177,6 +209,7 @@ int main(void) {
     TCase *tests = tcase_create("tensor_selection");
     tcase_add_loop_test(tests, default_choice, 0, sizeof kDefault / sizeof kDefault[0]);
     tcase_add_test(tests, tied_tensors_stay);
+    tcase_add_test(tests, embeddings_on_request);
     tcase_add_loop_test(tests, globs_choose, 0, sizeof kGlobs / sizeof kGlobs[0]);
     tcase_add_test(tests, eight_bit_integers_are_not_quantized);
     suite_add_tcase(suite, tests);
