@@ -2,7 +2,8 @@
 # What is different where scikit-build-core makes a Python wheel of this project (it defines SKBUILD).
 
 # Device code for the GPUs that are here, and none where there is no GPU. TRF_CUDA or CMAKE_CUDA_ARCHITECTURES given by
-# the user (pip install -C cmake.define.TRF_CUDA=ON .) are left as they are. To be called before TRF_CUDA has its default.
+# the user (pip install --config-settings=cmake.define.TRF_CUDA=ON .) are left as they are. To be called before TRF_CUDA
+# has its default.
 function(trf_default_to_own_gpus)
     if(DEFINED TRF_CUDA OR DEFINED CMAKE_CUDA_ARCHITECTURES)
         return()

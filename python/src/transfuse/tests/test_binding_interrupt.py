@@ -58,7 +58,7 @@ def test_interrupt(tmp_path: Path, request: pytest.FixtureRequest, job: str, of:
     assert process.stdout is not None
     assert process.stdout.readline() == "busy\n"
     process.send_signal(signal.SIGINT)
-    # Generous: the machine may be busy with other things.
+    # What goes on to its end leaves a target. Generous: the machine may be busy with other things.
     output, errors = process.communicate(timeout=60)
     assert (output, errors, process.returncode) == ("interrupted\n", "", 0)
     assert list(tmp_path.iterdir()) == []
