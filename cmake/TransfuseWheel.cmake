@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# What is different where scikit-build-core makes a Python wheel of this project (it defines SKBUILD), and not of another
-# one that includes it.
+# What is different where scikit-build-core makes a Python wheel of this project (it defines SKBUILD), and not of one
+# that includes it.
 
 # Device code for the GPUs that are here, and none where there is no GPU. TRF_CUDA or CMAKE_CUDA_ARCHITECTURES given by
 # the user (pip install --config-settings=cmake.define.TRF_CUDA=ON .) are left as they are. To be called before TRF_CUDA
