@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# What is different where scikit-build-core makes a Python wheel of this project (it defines SKBUILD), and not of one
+# that includes it.
+
+# Device code for the GPUs that are here, and none where there is no GPU. TRF_CUDA or CMAKE_CUDA_ARCHITECTURES given by
+# the user (pip install --config-settings=cmake.define.TRF_CUDA=ON .) are left as they are. To be called before TRF_CUDA
+# has its default.
+function(trf_default_to_own_gpus)
+    if(DEFINED TRF_CUDA OR DEFINED CMAKE_CUDA_ARCHITECTURES)
+        return()
+    endif()
+    execute_process(COMMAND sh -c ". cmake/setup.sh && gpu_architectures"
+        WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+        OUTPUT_VARIABLE architectures ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(architectures)
+        set(TRF_CUDA AUTO CACHE STRING "Device code, for the GPUs that are here")
+        set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "Those of the GPUs that are here")
+    else()
+        set(TRF_CUDA OFF CACHE STRING "Device code; there is no GPU that it runs on")
+    endif()
+endfunction()
+
+# Library and command go into the package, where _library.py and _command.py look for them. A wheel has no symbolic
+# links, so that the library is one file, by the name under which the command needs it.
+function(trf_install_wheel soversion)
+    set_target_properties(transfuse PROPERTIES VERSION ${soversion})
+    install(TARGETS transfuse LIBRARY DESTINATION transfuse/lib NAMELINK_SKIP)
+    set_target_properties(transfuse_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
+    install(TARGETS transfuse_cli RUNTIME DESTINATION transfuse/bin)
+endfunction()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transfuse: entropy-coded weights of large language models, decoded where they are used.
+
+Checkpoints are compressed, verified, decompressed and listed by `compress`, `verify`, `decompress` and `info`; a
+`Layer` is one compressed matrix in host memory. All of it runs on the CPU and needs NumPy alone. Functions may be
+called from several threads at once, and do not hold the interpreter's lock while the library works. Failures are
+exceptions of one family, `TransfuseError`. docs/python.md in the source tree is the page for users.
+"""
+
+from __future__ import annotations
+
+from transfuse._checkpoint import (
+    CheckpointInfo,
+    CheckpointReport,
+    Progress,
+    TensorInfo,
+    compress,
+    decompress,
+    info,
+    verify,
+)
+from transfuse._errors import (
+    ArgumentError,
+    CancelledError,
+    DataError,
+    DeviceError,
+    InputOutputError,
+    MismatchError,
+    NotFoundError,
+    OutOfMemoryError,
+    OutputExistsError,
+    ShapeError,
+    Status,
+    TransfuseError,
+    UnsupportedError,
+)
+from transfuse._layer import Layer
+from transfuse._options import Granularity
+from transfuse._results import LayerInfo, LayerReport
+
+__all__ = [
+    "ArgumentError",
+    "CancelledError",
+    "CheckpointInfo",
+    "CheckpointReport",
+    "DataError",
+    "DeviceError",
+    "Granularity",
+    "InputOutputError",
+    "Layer",
+    "LayerInfo",
+    "LayerReport",
+    "MismatchError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "OutputExistsError",
+    "Progress",
+    "ShapeError",
+    "Status",
+    "TensorInfo",
+    "TransfuseError",
+    "UnsupportedError",
+    "compress",
+    "decompress",
+    "info",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from transfuse._library import library
+
+        return str(library().trf_version().decode())
+    raise AttributeError(f"module 'transfuse' has no attribute '{name}'")

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole checkpoints: a .safetensors file, a model.safetensors.index.json, or a folder that holds either."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from transfuse import _structs as s
+from transfuse._library import call, call_interruptible, library
+from transfuse._options import Granularity, check_threads, encode_path, encode_text, fill_encode_options
+from transfuse._results import LayerInfo, make_layer_info
+
+# Called with the name of the tensor at work, and with bytes of the source checkpoint: done, and in all.
+Progress: TypeAlias = Callable[[str, int, int], object]
+Path: TypeAlias = "str | os.PathLike[str]"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointReport:
+    """Totals over a checkpoint (`trf_checkpoint_report`).
+
+    `source_bytes` are those of all tensors uncompressed, `output_bytes` those of all tensors as the compressed
+    checkpoint holds them; `compressed_source_bytes`, `compressed_bytes` and `compressed_weights` are of the compressed
+    tensors alone. `rounded_tensors` counts F32 tensors that the codec bf16 rounded, and `relative_rms_error` is over
+    the weights that a lossy codec took. `warning` is a line about a config.json that cannot be read, or "".
+    """
+
+    tensors: int
+    compressed_tensors: int
+    source_bytes: int
+    output_bytes: int
+    compressed_source_bytes: int
+    compressed_bytes: int
+    compressed_weights: int
+    rounded_tensors: int
+    relative_rms_error: float
+    peak_buffer_bytes: int
+    warning: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a checkpoint (`trf_tensor_info`).
+
+    `name`, `dtype` and `shape` are the source's. `bytes` is what it takes in this checkpoint, of which the first lies
+    at `file_offset` of `file`. `blobs` is 0 if it is not compressed, and 1 or the number of experts if it is; `layer`
+    is None or what the first blob says of itself, with exceptions, tiles and bytes summed over all.
+    """
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    compressed: bool
+    source_bytes: int
+    bytes: int
+    file_offset: int
+    blobs: int
+    layer: LayerInfo | None
+
+    @property
+    def codec(self) -> str | None:
+        """The codec's name, such as "bf16"; None for a tensor that is not compressed."""
+        return self.layer.codec if self.layer else None
+
+    @property
+    def bits(self) -> float:
+        """Bits a weight in this checkpoint; 0 for a tensor without weights."""
+        weights = 1
+        for size in self.shape:
+            weights *= size
+        return 8 * self.bytes / weights if weights else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """What is in a checkpoint: its tensors, in order of the files."""
+
+    path: str
+    tensors: tuple[TensorInfo, ...]
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of all tensors, uncompressed."""
+        return sum(tensor.source_bytes for tensor in self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors in this checkpoint."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+
+def compress(
+    source: Path,
+    target: Path,
+    *,
+    codec: str = "auto",
+    favor: str = "speed",
+    bits: float | None = None,
+    granularity: Granularity | None = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+    embeddings: bool = False,
+    threads: int = 0,
+    verify: bool = True,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> CheckpointReport:
+    """Compresses a checkpoint to another one of the same kind: file to file, folder to folder.
+
+    The target appears whole or not at all; Ctrl-C, too, leaves nothing behind.
+
+    Parameters
+    ----------
+    source, target : path
+        A ``.safetensors`` file, an index (which stands for its folder), or a folder.
+    codec : str
+        "auto" (the lossless codec of each tensor's dtype), "bf16", "fp16", "fp8_e4m3", "fp8_e5m2" or "int".
+    favor : str
+        "speed" or "size".
+    bits : float, optional
+        Quantizes floats to so many bits a weight, 2 to 8, scales included; implies the codec int. The codec int without
+        `bits` is absmax INT8.
+    granularity : str, optional
+        Which weights share a scale, with the codec int: "tensor", "channel", "scale-group:G" or "scale-block:B".
+    include, exclude : sequence of str, optional
+        Globs of the tensors to compress, in place of the usual choice, and of those to leave as they are.
+    embeddings : bool
+        Compress embeddings and what is tied to them, too; not together with `include`, which decides alone.
+    threads : int
+        0 for one for each core.
+    verify : bool
+        Decode and compare each tile before it is written.
+    overwrite : bool
+        Replace a target that exists, atomically.
+    progress : callable, optional
+        ``progress(tensor, done_bytes, total_bytes)``, called now and then from another thread. If it returns something
+        true, the call ends with `CancelledError`; what it raises ends the call, too, and is passed on.
+
+    Returns
+    -------
+    CheckpointReport
+
+    Raises
+    ------
+    NotFoundError, OutputExistsError, InputOutputError, DataError, CancelledError, MismatchError
+    ArgumentError
+        Also where dtype and codec do not fit for a tensor that `include` names.
+    """
+    if embeddings and include is not None:
+        raise ValueError("embeddings goes with the usual choice of tensors, not with include")
+    options = s.CheckpointOptionsStruct()
+    library().trf_checkpoint_options_init(ctypes.byref(options))
+    fill_encode_options(
+        options.encode,
+        codec=codec,
+        favor=favor,
+        bits=bits,
+        granularity=granularity,
+        threads=threads,
+        verify=verify,
+    )
+    globs = _make_globs(include, "include"), _make_globs(exclude, "exclude")
+    options.include, options.exclude = globs
+    options.embeddings = int(embeddings)
+    options.overwrite = int(overwrite)
+    return _run("trf_compress_checkpoint", [encode_path(source), encode_path(target)], options, progress)
+
+
+def decompress(
+    source: Path,
+    target: Path,
+    *,
+    threads: int = 0,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> CheckpointReport:
+    """Undoes `compress`: the source's tensors, names and metadata, for lossless codecs bit for bit.
+
+    A ``.trf`` file becomes a safetensors file of one tensor named "weight".
+
+    Parameters
+    ----------
+    source, target, threads, overwrite, progress
+        As of `compress`.
+
+    Returns
+    -------
+    CheckpointReport
+
+    Raises
+    ------
+    NotFoundError, OutputExistsError, InputOutputError, DataError, UnsupportedError, CancelledError
+    """
+    options = _make_options(threads)
+    options.overwrite = int(overwrite)
+    return _run("trf_decompress_checkpoint", [encode_path(source), encode_path(target)], options, progress)
+
+
+def verify(
+    path: Path, against: Path | None = None, *, threads: int = 0, progress: Progress | None = None
+) -> CheckpointReport:
+    """Checks every blob of a compressed checkpoint or ``.trf`` file, and decodes every tile.
+
+    Parameters
+    ----------
+    path : path
+        The compressed checkpoint.
+    against : path, optional
+        The source checkpoint, with which every tensor is compared: bit for bit, but for the codec int on floats, whose
+        error is in the report.
+    threads, progress
+        As of `compress`.
+
+    Returns
+    -------
+    CheckpointReport
+
+    Raises
+    ------
+    DataError
+        The file is malformed, truncated or corrupt.
+    MismatchError
+        A tensor is another one than in `against`; the message names tensor, row and column.
+    NotFoundError, InputOutputError, UnsupportedError, CancelledError
+    """
+    paths = [encode_path(path), None if against is None else encode_path(against)]
+    return _run("trf_verify_checkpoint", paths, _make_options(threads), progress)
+
+
+def info(path: Path) -> CheckpointInfo:
+    """Lists the tensors of a checkpoint, compressed or not, or of a ``.trf`` file (one tensor, "weight").
+
+    Raises
+    ------
+    NotFoundError, InputOutputError, DataError, UnsupportedError
+    """
+    checkpoint = ctypes.c_void_p()
+    call("trf_checkpoint_open", encode_path(path), ctypes.byref(checkpoint))
+    try:
+        count = library().trf_checkpoint_num_tensors(checkpoint)
+        return CheckpointInfo(os.fsdecode(path), tuple(_read_tensor(checkpoint, index) for index in range(count)))
+    finally:
+        library().trf_checkpoint_close(checkpoint)
+
+
+def _read_tensor(checkpoint: ctypes.c_void_p, index: int) -> TensorInfo:
+    tensor = s.TensorInfoStruct()
+    call("trf_checkpoint_tensor", checkpoint, index, ctypes.byref(tensor))
+    return TensorInfo(
+        name=tensor.name.decode("utf-8", "replace"),
+        file=os.fsdecode(tensor.file),
+        dtype=tensor.dtype.decode("utf-8", "replace"),
+        shape=tuple(tensor.shape[: tensor.num_dims]),
+        compressed=bool(tensor.compressed),
+        source_bytes=tensor.source_bytes,
+        bytes=tensor.bytes,
+        file_offset=tensor.file_offset,
+        blobs=tensor.blobs,
+        layer=make_layer_info(tensor.layer) if tensor.compressed else None,
+    )
+
+
+def _make_options(threads: int) -> s.CheckpointOptionsStruct:
+    options = s.CheckpointOptionsStruct()
+    library().trf_checkpoint_options_init(ctypes.byref(options))
+    options.encode.threads = check_threads(threads)
+    return options
+
+
+def _make_globs(globs: Sequence[str] | None, what: str) -> ctypes.Array[ctypes.c_char_p] | None:
+    if globs is None:
+        return None
+    if isinstance(globs, str):
+        raise TypeError(f"{what} must be a sequence of globs, not one string")
+    return (ctypes.c_char_p * (len(globs) + 1))(*(encode_text(glob, what) for glob in globs), None)
+
+
+def _run(
+    name: str, paths: list[bytes | None], options: s.CheckpointOptionsStruct, progress: Progress | None
+) -> CheckpointReport:
+    """Runs a job on a thread of its own, whose progress function says whether the caller wants to stop."""
+    report = s.CheckpointReportStruct()
+    cancel = threading.Event()
+    raised: list[BaseException] = []
+
+    def on_progress(_context: object, tensor: bytes, done: int, total: int) -> int:
+        if progress is not None and not cancel.is_set():
+            try:
+                if progress(tensor.decode("utf-8", "replace"), done, total):
+                    cancel.set()
+            except BaseException as failure:
+                raised.append(failure)
+                cancel.set()
+        return int(cancel.is_set())
+
+    options.progress = s.ProgressFunction(on_progress)
+    arguments = [*paths, ctypes.byref(options), ctypes.byref(report)]
+    try:
+        call_interruptible(lambda: call(name, *arguments), cancel)
+    finally:
+        if raised:
+            raise raised[0]
+    values = {field.name: getattr(report, field.name) for field in dataclasses.fields(CheckpointReport)}
+    values["warning"] = report.warning.decode("utf-8", "replace")
+    return CheckpointReport(**values)

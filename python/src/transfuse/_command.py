@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `transfuse` command of an installed package: it becomes the program that the wheel holds."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from transfuse._library import find_installed
+
+
+def main() -> None:
+    """Replaces this process by the command, with the same arguments."""
+    os.execv(find_installed("bin", "transfuse"), ["transfuse", *sys.argv[1:]])

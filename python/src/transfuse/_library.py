@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared library: opening it at its first use, and the types of the functions that the package calls."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+from transfuse import _structs as s
+from transfuse._errors import Status, make_error
+
+# The name says which minor version of the library this package goes with.
+LIBRARY_NAME = "libtransfuse.so.0.2"
+
+
+def find_installed(folder: str, name: str) -> Path:
+    """Returns the path of a file that CMake has put into the package; an editable one lies in two folders."""
+    import transfuse
+
+    paths = [Path(top) / folder / name for top in transfuse.__path__]
+    for path in paths:
+        if path.is_file():
+            return path
+    raise ImportError(f"transfuse is not installed: there is no {paths[0]}; 'pip install .' builds it")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Returns the library, whose functions release the interpreter's lock while they run."""
+    lib = ctypes.CDLL(str(find_installed("lib", LIBRARY_NAME)))
+    error, path = POINTER(s.ErrorStruct), c_char_p
+    handle, handle_out = c_void_p, POINTER(c_void_p)
+    options, report = POINTER(s.CheckpointOptionsStruct), POINTER(s.CheckpointReportStruct)
+    functions: dict[str, tuple[object, list[object]]] = {
+        "trf_version": (c_char_p, []),
+        "trf_dtype_name": (c_char_p, [c_int]),
+        "trf_codec_name": (c_char_p, [c_int]),
+        "trf_free": (None, [c_void_p]),
+        "trf_matrix_init": (None, [POINTER(s.MatrixStruct)]),
+        "trf_encode_options_init": (None, [POINTER(s.EncodeOptionsStruct)]),
+        "trf_checkpoint_options_init": (None, [options]),
+        "trf_encode_layer": (
+            c_int,
+            [
+                POINTER(s.MatrixStruct),
+                POINTER(s.EncodeOptionsStruct),
+                handle_out,
+                POINTER(c_uint64),
+                POINTER(s.LayerReportStruct),
+                error,
+            ],
+        ),
+        "trf_layer_from_memory": (c_int, [c_void_p, c_uint64, handle_out, error]),
+        "trf_layer_open": (c_int, [path, handle_out, error]),
+        "trf_layer_free": (None, [handle]),
+        "trf_layer_get_info": (None, [handle, POINTER(s.LayerInfoStruct)]),
+        "trf_layer_decode": (c_int, [handle, c_void_p, c_uint64, c_int, error]),
+        "trf_layer_matmul_cpu": (c_int, [handle, c_void_p, c_uint32, c_void_p, c_int, error]),
+        "trf_compress_checkpoint": (c_int, [path, path, options, report, error]),
+        "trf_decompress_checkpoint": (c_int, [path, path, options, report, error]),
+        "trf_verify_checkpoint": (c_int, [path, path, options, report, error]),
+        "trf_checkpoint_open": (c_int, [path, handle_out, error]),
+        "trf_checkpoint_close": (None, [handle]),
+        "trf_checkpoint_num_tensors": (c_uint64, [handle]),
+        "trf_checkpoint_tensor": (c_int, [handle, c_uint64, POINTER(s.TensorInfoStruct), error]),
+        "trf_extract_layer": (c_int, [path, c_char_p, path, c_int, error]),
+    }
+    for name, (result, arguments) in functions.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+def call(name: str, *arguments: object) -> None:
+    """Calls a function that returns a status and takes a `trf_error` last; raises what it reports."""
+    err = s.ErrorStruct()
+    status = int(getattr(library(), name)(*arguments, ctypes.byref(err)))
+    if status != Status.TRF_OK:
+        offset = None if err.offset == s.NO_OFFSET else int(err.offset)
+        raise make_error(status, err.message.decode("utf-8", "replace"), offset, int(err.cuda))
+
+
+def call_interruptible(work: Callable[[], None], cancel: threading.Event) -> None:
+    """Runs `work` on a thread of its own, so that Ctrl-C is noticed while it runs; passes on what it raises.
+
+    An exception that comes meanwhile in the calling thread, such as KeyboardInterrupt, sets `cancel`, waits until
+    `work` has ended, for which it has to look at `cancel`, and goes on its way.
+    """
+    done = threading.Event()
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as failure:
+            raised.append(failure)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, name="transfuse")
+    try:
+        thread.start()
+        done.wait()
+    except BaseException:
+        cancel.set()
+        # `work` uses memory of this call: there is no leaving it, however often Ctrl-C is pressed.
+        while thread.ident is not None and not done.is_set():
+            try:
+                done.wait()
+            except KeyboardInterrupt:
+                continue
+        raise
+    if raised:
+        raise raised[0]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How to encode, from words to the struct of the library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from typing import TypeAlias
+
+from transfuse import _structs as s
+from transfuse._errors import argument_error
+from transfuse._library import library
+
+# "tensor", "channel", "scale-group:G" or "scale-block:B", as the command has them.
+Granularity: TypeAlias = str
+
+_CODECS = {
+    "auto": s.Codec.AUTO,
+    "bf16": s.Codec.BF16,
+    "fp16": s.Codec.FP16,
+    "fp8_e4m3": s.Codec.E4M3,
+    "fp8_e5m2": s.Codec.E5M2,
+    "int": s.Codec.INT,
+}
+_FAVORS = {"speed": s.Favor.SPEED, "size": s.Favor.SIZE}
+_GRANULARITIES = {
+    "none": s.GranularityKind.NONE,
+    "tensor": s.GranularityKind.TENSOR,
+    "channel": s.GranularityKind.CHANNEL,
+    "scale-group": s.GranularityKind.SCALE_GROUP,
+    "scale-block": s.GranularityKind.SCALE_BLOCK,
+}
+
+
+def granularity_name(kind: int, scale_group_size: int) -> str:
+    """Returns the word for a granularity, with its size where it has one."""
+    names = {value: name for name, value in _GRANULARITIES.items()}
+    name = names[s.GranularityKind(kind)]
+    return f"{name}:{scale_group_size}" if kind >= s.GranularityKind.SCALE_GROUP else name
+
+
+def check_threads(threads: int) -> int:
+    """Returns a number of threads; 0 stands for one for each core."""
+    if isinstance(threads, bool) or not isinstance(threads, int):
+        raise TypeError(f"threads must be an int, not {type(threads).__name__}")
+    if not 0 <= threads < 2**31:
+        raise argument_error(f"threads is {threads}; it must be 0 (one for each core) or more")
+    return threads
+
+
+def encode_path(path: str | os.PathLike[str]) -> bytes:
+    """Returns a path as the library takes it."""
+    return _without_nul(os.fsencode(path), "a path")
+
+
+def encode_text(text: str, what: str) -> bytes:
+    """Returns a name or glob as the library takes it."""
+    return _without_nul(text.encode(), what)
+
+
+def _without_nul(text: bytes, what: str) -> bytes:
+    if b"\0" in text:
+        raise argument_error(f"{what} has a NUL character in it: {text!r}")
+    return text
+
+
+def _parse_granularity(granularity: Granularity) -> tuple[int, int]:
+    match = re.fullmatch(r"(tensor|channel)|(scale-group|scale-block):([0-9]{1,7})", granularity)
+    if not match:
+        raise argument_error(
+            f"granularity is {granularity!r}; it must be 'tensor', 'channel', 'scale-group:G' or 'scale-block:B'"
+        )
+    return _GRANULARITIES[match[1] or match[2]], int(match[3] or 0)
+
+
+def fill_encode_options(
+    options: s.EncodeOptionsStruct,
+    *,
+    codec: str,
+    favor: str,
+    bits: float | None,
+    granularity: Granularity | None,
+    threads: int,
+    verify: bool,
+) -> None:
+    """Sets defaults, then what the caller wants. `bits` alone stands for the codec int."""
+    library().trf_encode_options_init(ctypes.byref(options))
+    if codec not in _CODECS:
+        raise argument_error(f"codec is {codec!r}; it must be one of {', '.join(_CODECS)}")
+    if favor not in _FAVORS:
+        raise argument_error(f"favor is {favor!r}; it must be 'speed' or 'size'")
+    if bits is not None and codec not in ("auto", "int"):
+        raise argument_error(f"bits go with the codec int, not with {codec}")
+    options.codec = _CODECS[codec] if bits is None else s.Codec.INT
+    options.favor = _FAVORS[favor]
+    if bits is not None:
+        if not 2 <= bits <= 8:
+            raise argument_error(f"bits is {bits}; it must be a number from 2 to 8")
+        options.bits = bits
+    if granularity is not None:
+        if options.codec != s.Codec.INT:
+            raise argument_error("granularity goes with bits, or with the codec int, alone")
+        options.granularity, options.scale_group_size = _parse_granularity(granularity)
+    options.threads = check_threads(threads)
+    options.verify = int(verify)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structs and enums of include/transfuse.h that this package uses.
+
+`tests/test_binding_structs.py` compiles a program against the header and holds sizes, offsets and values to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from ctypes import c_char, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+
+NO_OFFSET = 2**64 - 1
+
+
+class Dtype(enum.IntEnum):
+    """`trf_dtype`."""
+
+    NONE = 0
+    F32 = 1
+    F16 = 2
+    BF16 = 3
+    F8_E4M3 = 4
+    F8_E5M2 = 5
+    I8 = 6
+
+
+class Codec(enum.IntEnum):
+    """`trf_codec`."""
+
+    AUTO = 0
+    BF16 = 1
+    FP16 = 2
+    E4M3 = 3
+    E5M2 = 4
+    INT = 5
+
+
+class GranularityKind(enum.IntEnum):
+    """`trf_granularity`."""
+
+    NONE = 0
+    TENSOR = 1
+    CHANNEL = 2
+    SCALE_GROUP = 3
+    SCALE_BLOCK = 4
+
+
+class Favor(enum.IntEnum):
+    """`trf_favor`."""
+
+    SPEED = 0
+    SIZE = 1
+
+
+class ErrorStruct(ctypes.Structure):
+    """`trf_error`."""
+
+    _fields_ = [("status", c_int), ("cuda", c_int32), ("offset", c_uint64), ("message", c_char * 1024)]
+
+
+class MatrixStruct(ctypes.Structure):
+    """`trf_matrix`."""
+
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("weights", c_void_p),
+        ("dtype", c_int),
+        ("rows", c_uint32),
+        ("cols", c_uint32),
+    ]
+
+
+class EncodeOptionsStruct(ctypes.Structure):
+    """`trf_encode_options`."""
+
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("codec", c_int),
+        ("favor", c_int),
+        ("bits", c_double),
+        ("granularity", c_int),
+        ("scale_group_size", c_uint32),
+        ("threads", c_int),
+        ("verify", c_int),
+        ("probability_bits", c_uint32),
+        ("slab_cols", c_uint32),
+    ]
+
+
+class LayerReportStruct(ctypes.Structure):
+    """`trf_layer_report`."""
+
+    _fields_ = [
+        ("weights", c_uint64),
+        ("source_bytes", c_uint64),
+        ("blob_bytes", c_uint64),
+        ("exceptions", c_uint64),
+        ("entropy_bits", c_double),
+        ("relative_rms_error", c_double),
+        ("weight_energy", c_double),
+        ("predictor_modes", c_uint32),
+    ]
+
+
+class LayerInfoStruct(ctypes.Structure):
+    """`trf_layer_info`."""
+
+    _fields_ = [
+        ("rows", c_uint32),
+        ("cols", c_uint32),
+        ("dtype", c_int),
+        ("codec", c_int),
+        ("class_bits", c_uint32),
+        ("raw_bits", c_uint32),
+        ("probability_bits", c_uint32),
+        ("state_bits", c_uint32),
+        ("slab_cols", c_uint32),
+        ("granularity", c_int),
+        ("scale_group_size", c_uint32),
+        ("predictor_modes", c_uint32),
+        ("blob_bytes", c_uint64),
+        ("tiles", c_uint64),
+        ("stored_tiles", c_uint64),
+        ("exceptions", c_uint64),
+    ]
+
+
+# trf_progress_fn
+ProgressFunction = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint64, c_uint64)
+
+
+class CheckpointOptionsStruct(ctypes.Structure):
+    """`trf_checkpoint_options`."""
+
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("encode", EncodeOptionsStruct),
+        ("include", ctypes.POINTER(c_char_p)),
+        ("exclude", ctypes.POINTER(c_char_p)),
+        ("overwrite", c_int),
+        ("progress", ProgressFunction),
+        ("progress_context", c_void_p),
+        ("embeddings", c_int),
+    ]
+
+
+class CheckpointReportStruct(ctypes.Structure):
+    """`trf_checkpoint_report`."""
+
+    _fields_ = [
+        ("tensors", c_uint64),
+        ("compressed_tensors", c_uint64),
+        ("source_bytes", c_uint64),
+        ("output_bytes", c_uint64),
+        ("compressed_source_bytes", c_uint64),
+        ("compressed_bytes", c_uint64),
+        ("compressed_weights", c_uint64),
+        ("rounded_tensors", c_uint64),
+        ("relative_rms_error", c_double),
+        ("peak_buffer_bytes", c_uint64),
+        ("warning", c_char * 1024),
+    ]
+
+
+class TensorInfoStruct(ctypes.Structure):
+    """`trf_tensor_info`."""
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("file", c_char_p),
+        ("dtype", c_char_p),
+        ("shape", ctypes.POINTER(c_uint64)),
+        ("num_dims", c_uint32),
+        ("compressed", c_int),
+        ("source_bytes", c_uint64),
+        ("bytes", c_uint64),
+        ("file_offset", c_uint64),
+        ("blobs", c_uint64),
+        ("layer", LayerInfoStruct),
+    ]

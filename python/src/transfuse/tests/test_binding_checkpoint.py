@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: there and back, against the command, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+import transfuse
+from transfuse.tests.conftest import Command, Tensors
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
+    path = tmp_path_factory.mktemp("compressed") / "model.safetensors"
+    transfuse.compress(source, path)
+    return path
+
+
+def test_there_and_back(tmp_path: Path, source: Path, compressed: Path) -> None:
+    back = tmp_path / "back.safetensors"
+    report = transfuse.decompress(str(compressed), back)
+    assert back.read_bytes() == source.read_bytes()
+    assert report.tensors == 7 and report.compressed_tensors == 5 and report.warning == ""
+    assert report.output_bytes < report.source_bytes and report.relative_rms_error == 0
+    assert transfuse.verify(compressed, against=source).compressed_tensors == 5
+    assert transfuse.verify(compressed).compressed_tensors == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, []),
+        ({"favor": "size"}, ["--favor", "size"]),
+        ({"bits": 4.25}, ["--bits", "4.25"]),
+        ({"codec": "int"}, ["--int8"]),
+        ({"embeddings": True}, ["--embeddings"]),
+        (
+            {"bits": 5, "granularity": "scale-group:32", "include": ["*q_proj*", "*float*"], "exclude": ["*float*"]},
+            "--bits 5 --granularity scale-group:32 --include *q_proj* --include *float* --exclude *float*".split(),
+        ),
+    ],
+)
+def test_same_bytes_as_the_program(
+    tmp_path: Path, source: Path, command: Command, options: dict[str, object], words: list[str]
+) -> None:
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    transfuse.compress(source, ours, **options)  # type: ignore[arg-type]
+    done = command("compress", source, "-o", theirs, *words)
+    assert done.returncode == 0, done.stderr
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert ours.read_bytes() != source.read_bytes()
+
+
+def test_info(source: Path, compressed: Path, tensors: Tensors, command: Command) -> None:
+    listed = transfuse.info(compressed)
+    assert {tensor.name: tensor.shape for tensor in listed.tensors} == {n: a.shape for n, (_, a) in tensors.items()}
+    assert {tensor.name: tensor.dtype for tensor in listed.tensors} == {n: d for n, (d, _) in tensors.items()}
+    said = {tensor["name"]: tensor for tensor in json.loads(command("info", compressed, "--json").stdout)["tensors"]}
+    for tensor in listed.tensors:
+        assert tensor.file == str(compressed) and tensor.bytes == said[tensor.name]["bytes"]
+        assert tensor.compressed == (tensor.layer is not None) == (tensor.codec is not None)
+    experts = next(tensor for tensor in listed.tensors if tensor.name.endswith("experts.up_proj"))
+    assert experts.blobs == 3 and experts.codec == "bf16" and 0 < experts.bits < 16
+    assert listed.source_bytes == transfuse.info(source).bytes == sum(a.nbytes for _, a in tensors.values())
+    assert not any(tensor.compressed for tensor in transfuse.info(source).tensors)
+
+
+def test_missing_and_existing(tmp_path: Path, source: Path, compressed: Path) -> None:
+    missing = tmp_path / "no such file.safetensors"
+    for call in (
+        lambda: transfuse.compress(missing, tmp_path / "target"),
+        lambda: transfuse.decompress(missing, tmp_path / "target"),
+        lambda: transfuse.verify(missing),
+        lambda: transfuse.verify(compressed, missing),
+        lambda: transfuse.info(missing),
+    ):
+        with pytest.raises(FileNotFoundError, match="no such file.safetensors") as caught:
+            call()
+        assert isinstance(caught.value, transfuse.NotFoundError)
+        assert caught.value.status is transfuse.Status.TRF_ERR_NOT_FOUND
+    with pytest.raises(FileExistsError) as exists:
+        transfuse.compress(source, compressed)
+    assert isinstance(exists.value, transfuse.OutputExistsError) and str(compressed) in exists.value.message
+    target = tmp_path / "target"
+    target.write_text("old")
+    transfuse.decompress(compressed, target, overwrite=True)
+    assert target.read_bytes() == source.read_bytes()
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_corrupt(tmp_path: Path, source: Path, compressed: Path, tensors: Tensors) -> None:
+    data = bytearray(compressed.read_bytes())
+    cut, flipped = tmp_path / "cut.safetensors", tmp_path / "flipped.safetensors"
+    cut.write_bytes(data[:-1])
+    with pytest.raises(transfuse.DataError, match="cut.safetensors"):
+        transfuse.verify(cut)
+    tensor = next(t for t in transfuse.info(compressed).tensors if t.codec == "bf16")
+    data[tensor.file_offset + tensor.bytes // 2] ^= 1
+    flipped.write_bytes(data)
+    with pytest.raises(ValueError, match="flipped.safetensors") as caught:
+        transfuse.decompress(flipped, tmp_path / "target")
+    error = caught.value
+    assert isinstance(error, transfuse.DataError) and error.status is transfuse.Status.TRF_ERR_CHECKSUM
+    assert error.offset is not None and tensor.name in error.message and str(error).endswith("[TRF_ERR_CHECKSUM]")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is transfuse.DataError and vars(again) == vars(error)
+    assert not (tmp_path / "target").exists()
+
+
+def test_mismatch(tmp_path: Path, source: Path, compressed: Path) -> None:
+    data = bytearray(source.read_bytes())
+    place = next(t for t in transfuse.info(source).tensors if t.name.endswith("q_proj.weight")).file_offset
+    data[place] ^= 1
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(data)
+    with pytest.raises(transfuse.MismatchError, match=r"q_proj\.weight"):
+        transfuse.verify(compressed, other)
+
+
+def test_bad_arguments(tmp_path: Path, source: Path) -> None:
+    target = tmp_path / "target"
+    for options in (
+        {"codec": "zip"},
+        {"favor": "nobody"},
+        {"bits": 9},
+        {"bits": float("nan")},
+        {"bits": 4, "codec": "bf16"},
+        {"granularity": "channel"},
+        {"bits": 4, "granularity": "scale-group:17"},
+        {"bits": 4, "granularity": "row"},
+        {"threads": -1},
+        {"include": ["a\0b"]},
+    ):
+        with pytest.raises(ValueError) as caught:
+            transfuse.compress(source, target, **options)
+        assert isinstance(caught.value, transfuse.ArgumentError), options
+    with pytest.raises(TypeError, match="include"):
+        transfuse.compress(source, target, include="*")
+    with pytest.raises(transfuse.ArgumentError, match="NUL"):
+        transfuse.info("a\0b")
+    assert not target.exists()
+
+
+def test_progress(tmp_path: Path, source: Path, tensors: Tensors) -> None:
+    seen: list[tuple[str, int, int]] = []
+    transfuse.compress(source, tmp_path / "target", progress=lambda *said: seen.append(said))
+    assert {name for name, _, _ in seen} <= set(tensors) | {source.name} and seen
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    assert all(done <= total for _, done, total in seen)
+
+
+def test_progress_stops(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(transfuse.CancelledError) as caught:
+        transfuse.compress(source, tmp_path / "target", progress=lambda *_: True)
+    assert caught.value.status is transfuse.Status.TRF_ERR_CANCELLED
+
+    def fail(*_: object) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        transfuse.compress(source, tmp_path / "target", progress=fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads(tmp_path: Path, source: Path, compressed: Path) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            target = tmp_path / str(number)
+            transfuse.compress(source, target)
+            assert target.read_bytes() == compressed.read_bytes()
+            transfuse.verify(target, source)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
