@@ -295,6 +295,10 @@ def main():
         checkpoint = checkpoint.parent
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
+    # The command looks first: it says what is wrong with a file, and where.
+    looked = subprocess.run([args.transfuse, "info", checkpoint], capture_output=True, text=True)
+    if looked.returncode != 0:
+        raise Failure(looked.stderr.strip())
     source = read_checkpoint(checkpoint)
     transfuse = Command(args.transfuse)
     titles = ["lossless", f"bits-{BITS}"]

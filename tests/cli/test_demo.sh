@@ -28,6 +28,12 @@ timed() {
     printf '"median_seconds": %s, "seconds": [%s, %s]},\n' "$4" "$4" "$4"
 }
 
+# A file that is cut is named, by the command's own message.
+mkdir cut && head -c 100000 sample/model.safetensors >cut/model.safetensors
+"$TRF_PYTHON" "$TRF_SOURCE_DIR/examples/demo.py" "$TRANSFUSE" cut cut-work >out 2>err &&
+    fail "a cut checkpoint: $(cat out)"
+grep -q '^demo failed: .*cut/model.safetensors' err || fail "a cut checkpoint: $(cat err)"
+
 cat >fake_gpu <<'SH'
 #!/bin/sh
 case "$1 $*" in
