@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import fnmatch
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +17,10 @@ from transfuse._checkpoint import Progress
 from transfuse._errors import Status, argument_error, make_error
 from transfuse._options import Granularity, fill_encode_options
 from transfuse._results import LayerInfo
+from transfuse.torch._blob_module import as_parameter
 from transfuse.torch._modules import (
     CompressedModule,
     TransfuseLinear,
-    as_parameter,
     encode_weight,
     find_scale,
     make_embedding,
@@ -53,7 +52,6 @@ _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
     "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
-_Dense = Union[nn.Linear, nn.Embedding]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +110,8 @@ def compress_model(
     Which weights are taken follows the rules of the command. Left, with the reason in the report: modules whose weight
     is on the meta device, not a plain parameter (`torch.nn.utils.parametrize`, `weight_norm`, tensor subclasses), or
     shared with something that stays dense; modules with hooks, and those of other classes that derive from `nn.Linear`
-    or `nn.Embedding`, unless transfuse knows them; weights with a side below 16; dtypes that the codec does not take. F32
-    has no lossless codec: `codec="bf16"` rounds it, `bits` quantizes it.
+    or `nn.Embedding`, unless transfuse knows them; weights with a side below 16; dtypes that the codec does not take.
+    F32 has no lossless codec: `codec="bf16"` rounds it, `bits` quantizes it. Products with x of F32 then decode to F32.
 
     Parameters
     ----------
@@ -219,7 +217,7 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module | None]]
         yield (f"{name}.weight" if name else "weight"), module, above.get(module)
 
 
-def _find_module_obstacle(module: _Dense, parent: nn.Module | None) -> str | None:
+def _find_module_obstacle(module: nn.Linear | nn.Embedding, parent: nn.Module | None) -> str | None:
     """Returns why a module cannot become a compressed one, or None."""
     kind = type(module)
     known = kind in (nn.Linear, nn.Embedding) or (isinstance(module, nn.Embedding) and find_scale(module) is not None)
@@ -318,7 +316,8 @@ def _select(model: nn.Module, rules: _Rules) -> tuple[list[_Weight], dict[str, s
     for pattern in rules.include:
         if _is_name(pattern) and pattern not in known:
             raise make_error(
-                Status.TRF_ERR_NOT_FOUND, f"include names {pattern!r}, which is no weight of a linear layer or embedding"
+                Status.TRF_ERR_NOT_FOUND,
+                f"include names {pattern!r}, which is no weight of a linear layer or embedding",
             )
         if pattern in left:
             raise argument_error(f"{pattern} is to be compressed, but {left[pattern]}")

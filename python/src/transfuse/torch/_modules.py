@@ -7,14 +7,14 @@ goes on working; what it must not do is take `weight` for a matrix. `decode_weig
 
 What moves the blob (`to`, `cuda`, `cpu`, `deepcopy`, `pickle`, `torch.load`, `load_state_dict`) registers it where it
 has come to lie. What changes dtypes (`half`, `bfloat16`, `float`, `to(dtype)`) leaves the blob, and `weight_dtype`, as
-they are, and changes the bias alone. Bytes that are written into a blob behind the module's back are not noticed: set
-`weight`, or load a state dict, instead.
+they are, and changes the bias alone. A linear layer takes x of another dtype than its weights', decodes them to it, and
+multiplies as torch does: that works, slowly. An embedding gives rows of the dtype that its model was made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from transfuse._errors import TransfuseError
 from transfuse._results import LayerInfo
 from transfuse.torch import _ops, _registry
+from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
 
-_Self = TypeVar("_Self", bound="CompressedModule")
+if TYPE_CHECKING:
+    from typing import Self
 
 # By the names that safetensors has for them, which are those of LayerInfo.dtype.
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -34,50 +36,10 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "F8_E5M2": torch.float8_e5m2,
     "I8": torch.int8,
 }
-_NOT_TRAINABLE = (
-    "compressed weights cannot be trained: train an adapter such as LoRA on top of them, or leave the layer out of the "
-    "compression"
-)
 
 
-def is_blob(tensor: Tensor) -> bool:
-    """Returns whether a tensor can be a blob, going by its type: uint8, 1-D."""
-    return tensor.dtype == torch.uint8 and tensor.dim() == 1
-
-
-def has_bytes(tensor: Tensor) -> bool:
-    """Returns whether there is anything to read: not on the meta device, and not the empty one of a module to fill."""
-    return not tensor.is_meta and tensor.numel() > 0
-
-
-def align_blob(blob: Tensor) -> Tensor:
-    """Returns the blob, copied if it does not begin where kernels can read it: a slice of a file's memory may not."""
-    alignment = 16 if blob.device.type == "cpu" else 256
-    if blob.is_contiguous() and blob.data_ptr() % alignment == 0:
-        return blob
-    return blob.clone(memory_format=torch.contiguous_format)
-
-
-def as_parameter(blob: Tensor) -> nn.Parameter:
-    """Returns a parameter without a gradient; one that there is already stays the same one, so that ties hold."""
-    return blob if isinstance(blob, nn.Parameter) else nn.Parameter(blob, requires_grad=False)
-
-
-def adopt_moved(blob: Tensor) -> None:
-    """Registers a blob that was moved, if it is one: what `to_empty` made, or a file that is being read, is not yet.
-
-    Such bytes are registered when they are used, and refused then if they still are no blob.
-    """
-    if not has_bytes(blob):
-        return
-    try:
-        _registry.adopt(blob)
-    except TransfuseError:
-        pass
-
-
-class CompressedModule(nn.Module):
-    """What modules with a blob as their `weight` have in common.
+class CompressedModule(BlobModule):
+    """What modules with one matrix, whose blob is their `weight`, have in common.
 
     Attributes
     ----------
@@ -109,8 +71,7 @@ class CompressedModule(nn.Module):
         ValueError
             There is no blob yet.
         """
-        if not has_bytes(self.weight):
-            raise ValueError(f"{type(self).__name__} has no weights yet: they are to be loaded")
+        self._check_loaded()
         return _registry.blob_info(self.weight)
 
     def decode_weight(self) -> Tensor:
@@ -123,44 +84,17 @@ class CompressedModule(nn.Module):
         DataError
             A tile is corrupt.
         """
-        if not has_bytes(self.weight):
-            raise ValueError(f"{type(self).__name__} has no weights yet: they are to be loaded")
+        self._check_loaded()
         return _ops.decode(self.weight, *self.weight_shape, self.weight_dtype)
 
-    def reset_parameters(self) -> None:
-        """Refused: nn.Linear and nn.Embedding draw random weights here, and a blob cannot be drawn."""
-        raise RuntimeError(f"{type(self).__name__} has compressed weights, which cannot be drawn at random")
+    def _check_loaded(self) -> None:
+        if not has_bytes(self.weight):
+            raise ValueError(f"{type(self).__name__} has no weights yet: they are to be loaded")
 
-    def requires_grad_(self: _Self, requires_grad: bool = True) -> _Self:
-        """As `nn.Module.requires_grad_`, of which compressed weights take False alone.
+    def _blob_names(self) -> tuple[str, ...]:
+        return ("weight",)
 
-        Raises
-        ------
-        RuntimeError
-            `requires_grad` is true.
-        """
-        if requires_grad:
-            raise RuntimeError(_NOT_TRAINABLE)
-        return super().requires_grad_(False)
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As `nn.Module.register_parameter`, which setting an attribute calls; `weight` has to be a blob that fits.
-
-        Raises
-        ------
-        TypeError
-            `weight` is no blob, but dense weights, for instance.
-        ValueError
-            The blob is one of another shape.
-        DataError, UnsupportedError
-            The blob is corrupt, or of another version.
-        """
-        if name == "weight":
-            self._take_weight(param)
-        super().register_parameter(name, param)
-
-    def _take_weight(self, blob: Tensor | None) -> None:
-        """Checks and registers what is to become the weight, and takes over its dtype."""
+    def _take_blob(self, name: str, blob: Tensor | None) -> None:
         rows, cols = self.weight_shape
         if blob is None or not is_blob(blob):
             found = "None" if blob is None else f"{blob.dtype} {list(blob.shape)}"
@@ -173,63 +107,10 @@ class CompressedModule(nn.Module):
         _registry.adopt(blob)
         info = _registry.blob_info(blob)
         if (info.rows, info.cols) != (rows, cols):
-            raise ValueError(f"the blob is one of {info.rows} x {info.cols} weights, and the module's are {rows} x {cols}")
+            raise ValueError(
+                f"the blob is one of {info.rows} x {info.cols} weights, and the module's are {rows} x {cols}"
+            )
         self.weight_dtype = TORCH_DTYPES[info.dtype]
-
-    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
-        before = self.weight.data
-        super()._apply(fn, recurse)
-        after = self.weight
-        if not is_blob(after):
-            self._parameters["weight"] = as_parameter(before)
-            raise TypeError(f"compressed weights cannot be made {after.dtype}; decode_weight() gives dense ones")
-        if not before.is_meta and (after.is_meta or after.data_ptr() != before.data_ptr()):
-            adopt_moved(after)
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        adopt_moved(self.weight)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        key = prefix + "weight"
-        blob = state_dict.get(key)
-        if isinstance(blob, Tensor):
-            assign = bool(local_metadata.get("assign_to_params_buffers", False))
-            try:
-                self._load_blob(blob, assign)
-            except (TransfuseError, TypeError, ValueError) as failure:
-                error_msgs.append(f'While loading the compressed parameter named "{key}": {failure}')
-            # What is left to torch is the bias; the weight, by now, is a copy of itself.
-            state_dict = {**state_dict, key: self.weight if assign else self._without_copy(blob)}
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-    def _without_copy(self, blob: Tensor) -> Tensor:
-        """Returns what copies nothing into the weight, but makes torch warn where a blob meets the meta device."""
-        return torch.empty_like(self.weight, device=blob.device) if self.weight.is_meta else self.weight.data
-
-    def _load_blob(self, blob: Tensor, assign: bool) -> None:
-        """Takes a blob of a state dict, of whatever length; the parameter stays the same one unless `assign`."""
-        if assign:
-            self.weight = as_parameter(align_blob(blob) if has_bytes(blob) and is_blob(blob) else blob)
-        elif self.weight.is_meta or not is_blob(blob):
-            self._take_weight(blob)
-        else:
-            # In memory of its own: a blob that is overwritten in place would not be the one that was registered.
-            fresh = blob.detach().to(self.weight.device, copy=True, memory_format=torch.contiguous_format)
-            self._take_weight(fresh)
-            self.weight.data = fresh
 
     def _describe_weight(self) -> str:
         if not has_bytes(self.weight):
@@ -356,7 +237,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
 class TransfuseEmbedding(CompressedModule, nn.Embedding):
     """An `nn.Embedding` with compressed weights, of which single rows are decoded.
 
-    ids are int32 or int64 of any shape; what comes back is [..., embedding_dim] of `weight_dtype`. There is no
+    ids are int32 or int64 of any shape; what comes back is [..., embedding_dim] of `output_dtype`. There is no
     gradient, so that `padding_idx`, `scale_grad_by_freq` and `sparse` change nothing; they are kept for those who ask.
 
     Parameters
@@ -367,6 +248,12 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
     device : torch.device, optional
     dtype : torch.dtype, optional
         Of the weights that are to come.
+
+    Attributes
+    ----------
+    output_dtype : torch.dtype
+        Of the rows: that of the weights, unless the weights were rounded or quantized to another one than the model
+        has, or the model was made another one by `half`, `to(dtype)` and so on.
     """
 
     _from_dense = "TransfuseEmbedding.from_embedding"
@@ -390,7 +277,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
         self.norm_type = 2.0
         self.scale_grad_by_freq = False
         self.sparse = False
-        self.weight_dtype = dtype or torch.get_default_dtype()
+        self.weight_dtype = self.output_dtype = dtype or torch.get_default_dtype()
         self.weight = as_parameter(_empty_blob(device))
 
     @property
@@ -406,6 +293,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
         embedding = cls(rows, cols, padding_idx, device="meta", dtype=dtype)
         embedding.weight = as_parameter(blob)
         _check_dtype(embedding, dtype)
+        embedding._set_output_dtype(embedding.weight_dtype)
         return embedding
 
     @classmethod
@@ -421,13 +309,24 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
             The embedding has a `max_norm`, which changes weights while they are read.
         """
         if not isinstance(embedding, nn.Embedding) or isinstance(embedding, CompressedModule):
-            raise TypeError(f"from_embedding takes an nn.Embedding with dense weights, not a {type(embedding).__name__}")
+            raise TypeError(
+                f"from_embedding takes an nn.Embedding with dense weights, not a {type(embedding).__name__}"
+            )
         blob = encode_weight(embedding.weight, **options)
         return make_embedding(embedding, blob).train(embedding.training)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Returns the rows of ids, [..., embedding_dim], of `weight_dtype`."""
-        return _ops.embedding(ids, self.weight, self.num_embeddings, self.embedding_dim, self.weight_dtype)
+        """Returns the rows of ids, [..., embedding_dim], of `output_dtype`."""
+        return _ops.embedding(ids, self.weight, self.num_embeddings, self.embedding_dim, self.output_dtype)
+
+    def _set_output_dtype(self, dtype: torch.dtype) -> None:
+        self.output_dtype = dtype
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # What becomes of a float parameter is known from one that has no elements.
+        self._set_output_dtype(fn(torch.empty(0, dtype=self.output_dtype, device=self.weight.device)).dtype)
+        return self
 
     def extra_repr(self) -> str:
         """As nn.Embedding's, and the codec, bits a weight and dtype of the weights."""
@@ -442,7 +341,7 @@ class TransfuseScaledEmbedding(TransfuseEmbedding):
     ----------
     scale : float
     rounds_scale : bool
-        Whether the number is rounded to the dtype of the weights first, as Gemma's is.
+        Whether the number is rounded to the dtype of the rows first, as Gemma's is.
     multiplier : float
         The number that rows are multiplied by.
     """
@@ -455,8 +354,9 @@ class TransfuseScaledEmbedding(TransfuseEmbedding):
     def with_scale(cls, embedding: TransfuseEmbedding, scale: float, rounds_scale: bool) -> TransfuseScaledEmbedding:
         """Makes one of the same blob, the same parameter, or of one that is still to be loaded."""
         scaled = cls(*embedding.weight_shape, embedding.padding_idx, device="meta", dtype=embedding.weight_dtype)
-        scaled.scale, scaled.rounds_scale = scale, rounds_scale
         scaled.weight = embedding.weight
+        scaled.scale, scaled.rounds_scale = scale, rounds_scale
+        scaled._set_output_dtype(embedding.output_dtype)
         return scaled
 
     @property
@@ -464,13 +364,13 @@ class TransfuseScaledEmbedding(TransfuseEmbedding):
         """The multiplier as a tensor, as transformers and PEFT ask for it."""
         return torch.tensor(self.multiplier, device=self.weight.device)
 
-    def _take_weight(self, blob: Tensor | None) -> None:
-        super()._take_weight(blob)
-        rounded = torch.tensor(self.scale, dtype=self.weight_dtype, device="cpu").item()
+    def _set_output_dtype(self, dtype: torch.dtype) -> None:
+        super()._set_output_dtype(dtype)
+        rounded = torch.tensor(self.scale, dtype=dtype, device="cpu").item()
         self.multiplier = float(rounded) if self.rounds_scale else self.scale
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Returns the rows of ids, [..., embedding_dim], of `weight_dtype`, times the scale."""
+        """Returns the rows of ids, [..., embedding_dim], of `output_dtype`, times the scale."""
         return super().forward(ids) * self.multiplier
 
     def extra_repr(self) -> str:
@@ -499,6 +399,8 @@ def find_scale(embedding: nn.Embedding) -> tuple[float, bool] | None:
 def make_embedding(embedding: nn.Embedding, blob: Tensor) -> TransfuseEmbedding:
     """Returns the compressed module for an embedding, plain or scaled, which stays as it is.
 
+    The embedding may be on the meta device, and so may the blob. Rows have the dtype of the embedding's weights.
+
     Raises
     ------
     TypeError
@@ -514,6 +416,8 @@ def make_embedding(embedding: nn.Embedding, blob: Tensor) -> TransfuseEmbedding:
     made = TransfuseEmbedding.from_blob(
         blob, embedding.num_embeddings, embedding.embedding_dim, None, embedding.padding_idx
     )
+    if embedding.weight.is_floating_point():
+        made._set_output_dtype(embedding.weight.dtype)
     if scale is not None:
         made = TransfuseScaledEmbedding.with_scale(made, *scale)
     made.norm_type, made.scale_grad_by_freq = embedding.norm_type, embedding.scale_grad_by_freq
