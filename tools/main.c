@@ -19,7 +19,8 @@ static void print_usage(FILE *file) {
           file);
     for (int i = 0; i < kNumCommands; i++)
         fprintf(file, "  %-12s%s\n", kCommands[i]->name, kCommands[i]->summary);
-    fputs("\n'transfuse COMMAND --help' tells more; 'transfuse --version' prints the version.\n"
+    fputs("\n'transfuse COMMAND --help' tells more; 'transfuse --version' prints the version. Where the Python package is\n"
+          "installed 'transfuse doctor' says what works on this machine.\n"
           "Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such device.\n",
           file);
 }
@@ -62,6 +63,12 @@ int main(int argc, char **argv) {
     for (int i = 0; i < kNumCommands; i++) {
         if (strcmp(name, kCommands[i]->name) == 0)
             return run_command(kCommands[i], argc - 1, argv + 1);
+    }
+    if (strcmp(name, "doctor") == 0) {
+        fputs("transfuse: 'doctor' is a part of the Python package, whose transfuse command has it; this is the program\n"
+              "alone. 'pip install .' in transfuse's sources installs the package.\n",
+              stderr);
+        return CLI_USAGE;
     }
     fprintf(stderr, "transfuse: unknown command '%s'\nTry 'transfuse --help'.\n", name);
     return CLI_USAGE;

@@ -22,6 +22,7 @@ from transfuse._library import library
 
 _STRUCTS = {
     "trf_error": s.ErrorStruct,
+    "trf_build_info": s.BuildInfoStruct,
     "trf_matrix": s.MatrixStruct,
     "trf_encode_options": s.EncodeOptionsStruct,
     "trf_layer_report": s.LayerReportStruct,
