@@ -27,4 +27,8 @@ function(trf_install_wheel soversion)
     install(TARGETS transfuse LIBRARY DESTINATION transfuse/lib NAMELINK_SKIP)
     set_target_properties(transfuse_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
     install(TARGETS transfuse_cli RUNTIME DESTINATION transfuse/bin)
+    # Licences of what tools/build_wheel.sh puts into a wheel beside transfuse's own code.
+    if(TRF_WHEEL_NOTICES)
+        install(DIRECTORY "${TRF_WHEEL_NOTICES}/" DESTINATION "${SKBUILD_METADATA_DIR}/licenses")
+    endif()
 endfunction()
