@@ -57,8 +57,9 @@ END
 find_cuda() {
     [ -z "${CUDACXX-}" ] || return 0
     pip_install_pins cuda tools/wheel_cuda_requirements.txt || die "pip could not install the CUDA toolkit"
-    # nvcc looks for its libraries in lib64.
+    # nvcc looks for libraries in lib64, and CMake for one of this name.
     ln -sfn lib "$site_packages/nvidia/cu13/lib64"
+    ln -sfn libcudart.so.13 "$site_packages/nvidia/cu13/lib/libcudart.so"
     export CUDACXX="$site_packages/nvidia/cu13/bin/nvcc"
 }
 
@@ -103,6 +104,7 @@ set -- --config-settings=build-dir="$work/cmake${cuda:+-cuda}" --config-settings
 if [ -n "$cuda" ]; then
     find_cuda
     set -- "$@" --config-settings=cmake.define.TRF_CUDA=ON \
+        --config-settings=cmake.define.CUDAToolkit_ROOT="$(dirname "$(dirname "$CUDACXX")")" \
         "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=80-real;86-real;89-real;90a-real;90-virtual"
 else
     set -- "$@" --config-settings=cmake.define.TRF_CUDA=OFF
