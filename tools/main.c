@@ -19,10 +19,11 @@ static void print_usage(FILE *file) {
           file);
     for (int i = 0; i < kNumCommands; i++)
         fprintf(file, "  %-12s%s\n", kCommands[i]->name, kCommands[i]->summary);
-    fputs("\n'transfuse COMMAND --help' tells more; 'transfuse --version' prints the version. Where the Python package is\n"
-          "installed 'transfuse doctor' says what works on this machine.\n"
-          "Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such device.\n",
-          file);
+    fputs(
+        "\n'transfuse COMMAND --help' tells more; 'transfuse --version' prints the version. Where the Python package\n"
+        "is installed, 'transfuse doctor' says what works on this machine.\n"
+        "Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such device.\n",
+        file);
 }
 
 /* Output that could not be written is a failure, whatever the command says. */
@@ -65,8 +66,8 @@ int main(int argc, char **argv) {
             return run_command(kCommands[i], argc - 1, argv + 1);
     }
     if (strcmp(name, "doctor") == 0) {
-        fputs("transfuse: 'doctor' is a part of the Python package, whose transfuse command has it; this is the program\n"
-              "alone. 'pip install .' in transfuse's sources installs the package.\n",
+        fputs("transfuse: this is the program alone; 'doctor' comes with the Python package, which 'pip install .'\n"
+              "in transfuse's sources installs.\n",
               stderr);
         return CLI_USAGE;
     }

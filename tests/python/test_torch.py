@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's parts for PyTorch and transformers: a wheel with the ops passes the tests that need torch, on the CPU.
 
-Without torch (tests/requirements-torch.txt) this skips. tests/python/test_binding.py has the tests that need none.
+Without torch (tests/torch_requirements.txt) this skips. tests/python/test_binding.py has the tests that need none.
 """
 
 from __future__ import annotations
