@@ -9,6 +9,9 @@ exceptions of one family, `TransfuseError`. docs/python.md in the source tree is
 
 from __future__ import annotations
 
+from typing import Any
+
+from transfuse import _hook
 from transfuse._checkpoint import (
     CheckpointInfo,
     CheckpointReport,
@@ -67,9 +70,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         from transfuse._library import library
 
         return str(library().trf_version().decode())
+    if name == "TransfuseConfig":
+        from transfuse.hf import TransfuseConfig
+
+        return TransfuseConfig
     raise AttributeError(f"module 'transfuse' has no attribute '{name}'")
+
+
+_hook.install()

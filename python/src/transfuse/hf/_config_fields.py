@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the member `quantization_config` of a compressed checkpoint's config.json holds (format/FORMAT.md, section 10)."""
+
+from __future__ import annotations
+
+import copy
+import enum
+from typing import Any
+
+from transfuse._errors import Status, make_error
+
+LAYOUTS = ("coded",)
+
+
+class TransfuseMethod(str, enum.Enum):
+    """The quantization method, as the hosts' own enums would have it: a str, and with a `value`."""
+
+    TRANSFUSE = "transfuse"
+
+
+class ConfigFields:
+    """The attributes that the configs for transformers and for diffusers share.
+
+    Parameters
+    ----------
+    exact : bool
+        Turns the exact mode on when a model is loaded with this config (`transfuse.set_exact`): logits are then those
+        of the uncompressed model on the same machine, bit for bit. It holds for the whole process, and is not saved.
+    layout : str
+        How the weights lie in memory. There is "coded" only.
+    version, codec, bits, source_config
+        What `transfuse compress` wrote; not for users.
+    others
+        Keys of later versions, which are kept and otherwise ignored.
+
+    Raises
+    ------
+    UnsupportedError
+        The layout is another one.
+    TypeError
+        `exact` is not a bool.
+    """
+
+    quant_method: Any
+
+    def __init__(
+        self,
+        *,
+        exact: bool = False,
+        layout: str = "coded",
+        version: int | None = None,
+        codec: str | None = None,
+        bits: float | None = None,
+        source_config: str | None = None,
+        **others: Any,
+    ) -> None:
+        if not isinstance(exact, bool):
+            raise TypeError(f"exact is a bool, not {type(exact).__name__}")
+        if layout not in LAYOUTS:
+            known = ", ".join(map(repr, LAYOUTS))
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"the layout {layout!r} is not known; there is {known}")
+        others.pop("quant_method", None)
+        self.quant_method = TransfuseMethod.TRANSFUSE
+        self.exact, self.layout = exact, layout
+        self.version, self.codec, self.bits, self.source_config = version, codec, bits, source_config
+        self.__dict__.update(others)
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        """Returns what an argument of from_pretrained decides, whatever the file says."""
+        return {"exact": self.exact}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what config.json holds: without `exact`, which is a matter of each loading."""
+        fields = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if value is not None}
+        fields.pop("exact", None)
+        fields["quant_method"] = TransfuseMethod.TRANSFUSE.value
+        return fields
