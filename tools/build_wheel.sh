@@ -34,14 +34,15 @@ transfuse_packages="gcc g++ cmake ninja-build pkg-config libjansson-dev libxxhas
 venv=$work/env
 requirements=tools/wheel_requirements.txt
 
-# Headers of torch and the one library that the ops link; all of it would be 3 GB. CMake looks for it in site-packages.
-install_torch_headers() {
-    [ "$(cat "$venv/torch.stamp" 2>/dev/null)" != "$torch" ] || return 0
+# Headers of torch and the one library that the ops link; all of it would be 3 GB. Sets torch_folder.
+find_torch() {
+    torch_folder=$work/torch-$torch/torch
+    [ ! -f "$torch_folder.stamp" ] || return 0
     say "fetching torch $torch, of which the headers and libtorch_cpu.so are kept"
-    rm -rf "$work/torch"
-    quietly "pip download" "$work/torch.log" "$venv/bin/python" -m pip download --no-cache-dir \
-        --disable-pip-version-check --no-input --no-deps --only-binary :all: -d "$work/torch" "torch==$torch"
-    "$venv/bin/python" - "$work"/torch/torch-*.whl "$site_packages" <<'END'
+    rm -rf "$work/download" "$work/torch-$torch"
+    quietly "pip download" "$work/download.log" "$venv/bin/python" -m pip download --no-cache-dir \
+        --disable-pip-version-check --no-input --no-deps --only-binary :all: -d "$work/download" "torch==$torch"
+    "$venv/bin/python" - "$work"/download/torch-*.whl "$work/torch-$torch" <<'END'
 import sys
 import zipfile
 
@@ -49,8 +50,8 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     kept = [name for name in wheel.namelist() if name.startswith(("torch/include/", "torch/lib/libtorch_cpu.so"))]
     wheel.extractall(sys.argv[2], kept)
 END
-    rm -rf "$work/torch"
-    printf '%s\n' "$torch" >"$venv/torch.stamp"
+    rm -rf "$work/download"
+    : >"$torch_folder.stamp"
 }
 
 # Sets CUDACXX.
@@ -97,10 +98,11 @@ mkdir -p "$work" "$folder"
 install_packages
 make_venv
 site_packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-install_torch_headers
+find_torch
 gather_notices
 rm -rf "$work/made" "$work/repaired"
-set -- --config-settings=build-dir="$work/cmake${cuda:+-cuda}" --config-settings=cmake.define.TRF_WHEEL_TORCH=ON \
+set -- --config-settings=build-dir="$work/cmake${cuda:+-cuda}" --config-settings=cmake.define.TRF_TORCH=ON \
+    --config-settings=cmake.define.TRF_TORCH_DIR="$torch_folder" \
     --config-settings=cmake.define.TRF_WHEEL_NOTICES="$work/notices"
 if [ -n "$cuda" ]; then
     find_cuda
