@@ -78,10 +78,30 @@ function(trf_add_device_folder target folder)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:transfuse_${folder}>)
 endfunction()
 
+# Writes CMAKE_CUDA_ARCHITECTURES as trf_get_build_info has them: "80-real;90a-real;90-virtual" is "8.0 9.0a 9.0+PTX".
+# What has neither suffix is both.
+function(trf_name_architectures variable)
+    set(names "")
+    foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
+        string(REGEX REPLACE "^([0-9]+)([0-9][a-z]?)(-real|-virtual)?$" "\\1.\\2" name "${architecture}")
+        if(NOT architecture MATCHES "-virtual$")
+            list(APPEND names "${name}")
+        endif()
+        if(NOT architecture MATCHES "-real$")
+            list(APPEND names "${name}+PTX")
+        endif()
+    endforeach()
+    list(JOIN names " " names)
+    set(${variable} "${names}" PARENT_SCOPE)
+endfunction()
+
 function(trf_add_device_code target)
     if(NOT TRF_HAVE_DEVICE_CODE)
         return()
     endif()
+    trf_name_architectures(architectures)
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/runtime/trf_build_info.c" PROPERTIES
+        COMPILE_DEFINITIONS "TRF_DEVICE_CODE=\"${architectures}\"")
     trf_add_device_folder(${target} decoder_gpu)
     trf_add_device_folder(${target} fused)
     # cuBLASLt is opened at run time (runtime/trf_gemm.c): by its name, and where the toolkit has it.

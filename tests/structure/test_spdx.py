@@ -20,6 +20,7 @@ TAG = "SPDX-License-" + "Identifier: Apache-2.0"
 _C_COMMENT = (*C_SUFFIXES, ".inc")
 _HASH_COMMENT = (
     ".py",
+    ".pth",
     ".sh",
     ".cmake",
     ".in",
