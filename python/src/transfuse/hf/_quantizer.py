@@ -131,15 +131,20 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._hook = model.register_state_dict_post_hook(hide)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
-        from transfuse.hf._saving import finish_model
+        from transfuse.hf._saving import compressed_parameters, finish_model
 
         assert self._plan is not None
         self._hook.remove()
         finish_model(model, self._plan)
-        # The host would undo conversions on all that is saved; we give it names of files, to which none applies.
-        model._weight_conversions = []
         self._model = self._plan = self._hook = None
         self._tensors = []
+        if not compressed_parameters(model):
+            # Everything was decoded: this is a dense model, which the host saves by itself.
+            model._weight_conversions = self._conversions
+            self.remove_quantization_config(model)
+            return model
+        # The host would undo conversions on all that is saved; we give it names of files, to which none applies.
+        model._weight_conversions = []
         if self.quantization_config.exact:
             import transfuse.torch
 

@@ -39,6 +39,8 @@ def find_taker(module: nn.Module, name: str, tensor: TensorInfo) -> tuple[nn.Mod
         if dtype != module.weight.dtype:
             return None, f"its rows are {dtype}, and the model takes {module.weight.dtype}"
         taker.weight_dtype = dtype
+    elif type(module).__name__ == "Conv1D":
+        return None, "Conv1D has its weights transposed"
     else:
         return None, f"{type(module).__name__} is no Linear and no Embedding"
     taker.train(module.training)
