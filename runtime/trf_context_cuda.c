@@ -63,6 +63,7 @@ static void cuda_destroy(trf_context *context) {
 
 static const trf_device_ops cuda_device_ops = {
     .destroy = cuda_destroy,
+    .alignment = TRF_DEVICE_ALIGNMENT,
     .open_device_blob = trf_cuda_open_device_blob,
     .measure_layer = trf_cuda_measure_layer,
     .fill_layer = trf_cuda_fill_layer,

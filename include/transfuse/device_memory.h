@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory and rows: for programs that have no CUDA calls of their own (a command, a binding by FFI), and for the
- * look-up of single rows, such as token embeddings, in a compressed table. Conventions: transfuse.h. */
+/* Device memory and rows: for programs that have no CUDA calls of their own (a command, a binding by FFI) or that load
+ * checkpoints to memory of their own (an engine), and for the look-up of single rows, such as token embeddings, in a
+ * compressed table. Conventions: transfuse.h. */
 #ifndef TRANSFUSE_DEVICE_MEMORY_H
 #define TRANSFUSE_DEVICE_MEMORY_H
 
@@ -20,6 +21,13 @@ TRF_API trf_status trf_device_upload(const trf_context *context, void *to, const
                                      trf_error *err);
 TRF_API trf_status trf_device_download(const trf_context *context, void *to_host, const void *from, uint64_t bytes,
                                        trf_error *err);
+
+/* The memory that trf_device_layer_load will take with these options (NULL: the defaults), in order to pass it as
+ * options->memory. Reads the head of the tensor's blob; of a shard that cuts tiles of float weights, tiles are read and
+ * checked. Errors: as trf_device_layer_load, but for what is wrong with tiles. */
+TRF_API trf_status trf_device_layer_get_load_size(const trf_context *context, trf_checkpoint *checkpoint,
+                                                  const char *tensor, const trf_load_options *options,
+                                                  trf_layer_size *size, trf_error *err);
 
 /* Which rows, and where they go. Everything is in device memory. */
 typedef struct trf_row_request {

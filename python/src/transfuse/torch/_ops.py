@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops on compressed layers, as functions: products, decoding, look-up of rows.
+
+All of them trace under `torch.compile(fullgraph=True)`. A layer is given as its blob, a uint8 tensor, with the shape of
+its weights, which cannot be read off it while a graph is traced; the op checks it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from transfuse.torch._registry import adopt_kernel
+from transfuse.torch._shim import shim
+
+shim()
+_library = torch.library.Library("transfuse", "FRAGMENT")
+_linear = torch.ops.transfuse.linear.default
+_decode = torch.ops.transfuse.decode.default
+_embedding = torch.ops.transfuse.embedding.default
+
+# Read by `linear`, so that graphs are guarded by it: switching it recompiles.
+_exact = False
+
+
+def set_exact(exact: bool) -> None:
+    """Switches exact mode on or off, for the whole process.
+
+    In exact mode products are `F.linear` of the decoded weights: for lossless codecs bit for bit what the uncompressed
+    model gives on the same machine, and slow. Compiled models are compiled anew at their next call; a CUDA graph
+    keeps what it has captured.
+    """
+    global _exact
+    _exact = bool(exact)
+
+
+def is_exact() -> bool:
+    """Returns whether exact mode is on."""
+    return _exact
+
+
+def linear(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    """Multiplies by a compressed layer: y = x . W^T + bias.
+
+    Parameters
+    ----------
+    x : torch.Tensor, [..., cols]
+        BF16 or F16 as the codec multiplies it (BF16 for bf16, F16 for fp16, either for fp8 and int), on the CPU or a
+        CUDA device. For any other float dtype the layer is decoded to it, and torch multiplies: the same values, at
+        the cost of a dense matrix while the call runs. Under `torch.autocast` x is cast as `F.linear`'s.
+    blob : torch.Tensor, uint8, [blob_bytes]
+    bias : torch.Tensor, [rows], or None
+        Of x's dtype.
+    rows : int
+        Of the layer.
+
+    Returns
+    -------
+    torch.Tensor, [..., rows]
+        Of x's dtype, with a gradient with respect to x and bias.
+
+    Raises
+    ------
+    RuntimeError
+        Shapes, dtypes or devices do not fit; the blob is corrupt, or unknown while a CUDA graph is captured.
+    """
+    if _exact or (torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))):
+        return _linear_by_torch(x, blob, bias, rows)
+    result: torch.Tensor = _linear(x, blob, bias, rows)
+    return result
+
+
+def decode(blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decodes a layer.
+
+    Returns
+    -------
+    torch.Tensor, [rows][cols]
+        The weights as `transfuse decompress` gives them (for lossless codecs the source's bits, for int on floats
+        rounded once to the source's dtype), converted to `dtype`.
+    """
+    result: torch.Tensor = _decode(blob, rows, cols, dtype)
+    return result
+
+
+def embedding(ids: torch.Tensor, blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decodes single rows, as for token embeddings.
+
+    Parameters
+    ----------
+    ids : torch.Tensor, int32 or int64, of any shape
+        Of rows, which may repeat. One that there is not is an IndexError on the CPU; on a CUDA device, whose memory is
+        not read back, its row becomes NaN (zeros where weights are integers).
+
+    Returns
+    -------
+    torch.Tensor, [*ids.shape, cols]
+        Rows of what `decode` gives.
+    """
+    result: torch.Tensor = _embedding(ids, blob, rows, cols, dtype)
+    return result
+
+
+# ---- gradients, and exact mode ----
+
+
+class _Linear(torch.autograd.Function):
+    """The product with its gradients, for which the layer is decoded again rather than kept."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int, exact: bool) -> torch.Tensor:
+        if exact:
+            return F.linear(x, decode(blob, rows, x.shape[-1], x.dtype), bias)
+        result: torch.Tensor = _linear(x, blob, bias, rows)
+        return result
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        x, blob, _, ctx.rows, _ = inputs
+        ctx.cols = x.shape[-1]
+        ctx.save_for_backward(blob)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (blob,) = ctx.saved_tensors
+        grad_x = grad_bias = None
+        rows_of_grad = grad.reshape(-1, ctx.rows)
+        if ctx.needs_input_grad[0]:
+            weight = decode(blob, ctx.rows, ctx.cols, grad.dtype)
+            grad_x = rows_of_grad.mm(weight).reshape(*grad.shape[:-1], ctx.cols)
+        if ctx.needs_input_grad[2]:
+            grad_bias = rows_of_grad.sum(0)
+        return grad_x, None, grad_bias, None, None
+
+
+def _linear_by_torch(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    """The product in exact mode or with gradients: x is cast here, outside of what autograd sees as one step."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        result: torch.Tensor = _Linear.apply(x, blob, bias, rows, _exact)
+        return result
+    return F.linear(x, decode(blob, rows, x.shape[-1], x.dtype), bias)
+
+
+# ---- autocast ----
+
+
+def _cast(x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As autocast does for F.linear, which leaves F64 as it is."""
+    if x.is_floating_point() and x.dtype != torch.float64:
+        x = x.to(dtype)
+    if bias is not None and bias.dtype != torch.float64:
+        bias = bias.to(dtype)
+    return x, bias
+
+
+def _register_autocast(device: str, key: str) -> None:
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def linear_kernel(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
+            result: torch.Tensor = _linear(x, blob, bias, rows)
+            return result
+
+    _library.impl("linear", linear_kernel, key)
+
+
+# ---- fake implementations ----
+
+
+def _check_fake(blob: torch.Tensor, other: torch.Tensor) -> None:
+    torch._check(blob.dtype == torch.uint8 and blob.dim() == 1, lambda: "blob must be uint8 of one dimension")
+    torch._check(blob.device == other.device, lambda: f"tensors are on {other.device} and {blob.device}")
+
+
+@torch.library.register_fake("transfuse::linear", lib=_library)
+def _(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    _check_fake(blob, x)
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("transfuse::decode", lib=_library)
+def _(blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    return blob.new_empty((rows, cols), dtype=dtype)
+
+
+@torch.library.register_fake("transfuse::embedding", lib=_library)
+def _(ids: torch.Tensor, blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    _check_fake(blob, ids)
+    return ids.new_empty((*ids.shape, cols), dtype=dtype)
+
+
+for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+    _register_autocast(_device, _key)
+for _key in ("CPU", "CUDA"):
+    _library.impl("adopt", adopt_kernel, _key)
