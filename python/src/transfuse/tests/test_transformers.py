@@ -38,7 +38,7 @@ SIZES = {
     "eos_token_id": 2,
     "initializer_range": 0.02,
 }
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 96, "num_experts": 4, "num_local_experts": 4}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 96, "num_experts": 16, "num_local_experts": 16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +70,16 @@ KINDS = {
     "phi3": Kind("Phi3Config", SIZES),
     "gemma": Kind("GemmaConfig", {**SIZES, "head_dim": 48}),
     "gemma3": Kind("Gemma3TextConfig", {**SIZES, "head_dim": 48, "sliding_window": 32}),
-    "mixtral": Kind("MixtralConfig", {**SIZES, "num_local_experts": 4}, decoded="TopKRouter"),
+    "mixtral": Kind("MixtralConfig", {**SIZES, "num_local_experts": 3}),
     "qwen3_moe": Kind("Qwen3MoeConfig", {**SIZES, **EXPERTS, "head_dim": 48}, decoded="TopKRouter"),
     "gpt2": Kind("GPT2Config", {"n_embd": 192, "n_layer": 2, "n_head": 4, "vocab_size": 515}, decoded="Conv1D"),
     "bert": Kind("BertConfig", SIZES, "AutoModelForMaskedLM"),
+    "t5": Kind(
+        "T5Config",
+        {"d_model": 192, "d_kv": 48, "d_ff": 352, "num_layers": 2, "num_heads": 4, "vocab_size": 515, "dropout_rate": 0.0},
+        "AutoModelForSeq2SeqLM",
+        decoded="T5DenseActDense reads its weight",
+    ),
 }
 DEVICES = ("cpu", "cuda")
 
@@ -126,12 +132,17 @@ def load(path: Path, name: str = "llama", device: str = "cpu", **options: Any) -
 
 def dense_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns parameters and buffers by their names, blobs decoded."""
+    from transfuse.torch._experts import TransfuseExperts
     from transfuse.torch._modules import CompressedModule
 
     tensors = dict(model.state_dict())
     for path, module in model.named_modules():
         if isinstance(module, CompressedModule):
             tensors[f"{path}.weight"] = module.decode_weight()
+        elif isinstance(module, TransfuseExperts):
+            for name in module.blob_shapes:
+                del tensors[f"{path}.{name}"]
+            tensors.update((f"{path}.{name}", weight) for name, weight in module.decode_weights().items())
     return tensors
 
 
@@ -151,8 +162,10 @@ def some_ids(model: Any, rows: int = 2, length: int = 13) -> torch.Tensor:
 
 
 def run(model: Any) -> torch.Tensor:
+    ids = some_ids(model)
+    inputs = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
-        logits: torch.Tensor = model(some_ids(model)).logits
+        logits: torch.Tensor = model(ids, **inputs).logits
     return logits
 
 
