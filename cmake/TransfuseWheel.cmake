@@ -31,8 +31,7 @@ function(trf_install_wheel soversion)
     if(TARGET transfuse_torch)
         install(TARGETS transfuse_torch LIBRARY DESTINATION transfuse/lib)
     endif()
-    # Beside the package, where Python looks for such files.
-    install(FILES python/src/transfuse_hook.pth DESTINATION .)
+    install(FILES "${PROJECT_SOURCE_DIR}/python/src/transfuse_hook.pth" DESTINATION .)
     # Licences of what tools/build_wheel.sh puts into a wheel beside transfuse's own code.
     if(TRF_WHEEL_NOTICES)
         install(DIRECTORY "${TRF_WHEEL_NOTICES}/" DESTINATION "${SKBUILD_METADATA_DIR}/licenses")

@@ -63,10 +63,3 @@ def make_environment(folder: Path, build: str, *settings: str, hidden: Container
     (site / "outer.pth").write_text(f"{link_packages(folder / 'outer', hidden)}\n")
     run(*pip, "--python", python, "install", *offline, folder / wheels[0])
     return python.parent
-
-
-def check_types(cache: Path, *excluded: str) -> None:
-    """Runs mypy on the package, but for the files that the regular expressions match."""
-    config = f"--config-file={ROOT / 'pyproject.toml'}"
-    excludes = [f"--exclude={pattern}" for pattern in excluded]
-    run(sys.executable, "-m", "mypy", config, f"--cache-dir={cache}", *excludes, ROOT / "python/src/transfuse")
