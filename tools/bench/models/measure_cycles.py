@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from model_session import Session, judge, synchronize
 
+import transfuse.torch
+
 
 def _measure_held(device: torch.device) -> dict[str, int]:
     """Returns what the process holds now, in bytes: of the device, and of the host at its most."""
@@ -26,22 +28,19 @@ def _measure_held(device: torch.device) -> dict[str, int]:
 
 def measure_cycles(session: Session) -> None:
     """k: memory after many cycles against that after the first tenth of them."""
-    from transfuse.torch import _ops, _registry
-
     folder, device = session.folder, session.device
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     name = next(key for key in index if "layers.0" in key and "k_proj.weight" in key or "qkv_proj.weight" in key)
     name = name.removesuffix("_trf")
     cycles = session.options.cycles
-    checkpoint = _registry.open_checkpoint(folder)
     held = {}
     for cycle in range(cycles + 1):
         if cycle in (cycles // 10, cycles):
             held[cycle] = _measure_held(device)
-        blob = _registry.load_blob(checkpoint, name, device)
-        info = _registry.blob_info(blob)
+        blob = transfuse.torch.load_blob(folder, name, device)
+        info = transfuse.torch.blob_info(blob)
         x = torch.ones(1, info.cols, device=device, dtype=torch.bfloat16)
-        _ops.linear(x, blob, None, info.rows)
+        transfuse.torch.linear(x, blob, None, info.rows)
         del blob, x
     first, last = held.values()
     grown = {key: last[key] - first[key] for key in first}

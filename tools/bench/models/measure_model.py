@@ -7,7 +7,7 @@ Each row writes lines of JSON, with what it measured as `value` and, where issue
 a weights that differ after loading; b logits in exact mode; c memory; d load time (needs --plain, the source);
 e decoding of a dense model; f prefill; g decoding and prefill of a model with experts; h decoding of a model that BF16
 has no room for; i the host's time for a call; j LoRA's gradients; k load-free cycles.
-A row that fails writes a line with its traceback, and the next one goes on.
+A row that fails writes a line with its traceback, and the next one goes on; one that has ended writes `done`.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def main() -> int:
         except Exception as failure:
             failed = 1
             session.emit(row, error=f"{type(failure).__name__}: {failure}", traceback=traceback.format_exc())
+        else:
+            session.emit(row, done=True, seconds=round(time.perf_counter() - start, 1))
         session.log(f"row {row} took {time.perf_counter() - start:.1f} s")
     return failed
 

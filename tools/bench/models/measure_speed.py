@@ -15,7 +15,8 @@ from model_session import MODELS, Session, judge, summarize, synchronize, time_i
 from torch import nn
 from transformers import PreTrainedModel, StaticCache
 
-import transfuse
+import transfuse.torch
+from transfuse.torch._modules import TransfuseLinear
 
 # A must for each batch of an 8B on an H200.
 DECODE_MUST = {1: ">= 1.15", 8: ">= 1.05", 16: ">= 1.0"}
@@ -36,6 +37,7 @@ class Decoder:
         with torch.inference_mode():
             out = model(prompt, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             self.token = out.logits[:, -1].argmax(-1, keepdim=True)
+            self.first = self.token.clone()
         start = time.perf_counter()
         self._step: Callable[[torch.Tensor], torch.Tensor] = self._compute
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -70,15 +72,32 @@ class Decoder:
             layer.cumulative_length.fill_(self.prompt.shape[1])
 
     @torch.inference_mode()
-    def run(self, steps: int | None = None) -> None:
-        """Decodes from the end of the prompt."""
+    def run(self, steps: int | None = None, tokens: list[torch.Tensor] | None = None) -> None:
+        """Decodes from the end of the prompt; adds the tokens to `tokens`, if that is given."""
         self._rewind()
         for _ in range(self.steps if steps is None else steps):
             if self._graph:
                 self._graph.replay()
-                continue
-            torch.compiler.cudagraph_mark_step_begin()
-            self.token.copy_(self._step(self.token))
+            else:
+                torch.compiler.cudagraph_mark_step_begin()
+                self.token.copy_(self._step(self.token))
+            if tokens is not None:
+                tokens.append(self.token.clone())
+
+    def compare_with_eager(self) -> float:
+        """Returns which part of the prepared step's tokens are those of eager steps on the same tokens.
+
+        Not all need be: compiled kernels round elsewhere. But a graph that computes something else shows here.
+        """
+        self.token.copy_(self.first)
+        prepared: list[torch.Tensor] = []
+        self.run(tokens=prepared)
+        self._rewind()
+        same = 0.0
+        with torch.inference_mode():
+            for before, after in zip([self.first, *prepared], prepared):
+                same += float((self._compute(before) == after).float().mean()) / len(prepared)
+        return round(same, 4)
 
 
 @contextlib.contextmanager
@@ -89,7 +108,7 @@ def decoding(model: PreTrainedModel):
 
 
 def read_counters() -> dict[str, int]:
-    """Returns what torch.compile could not do since the last reset: an honest figure has zeros."""
+    """Returns what torch.compile could not do since the last reset, for all models together; zeros are expected."""
     from torch._dynamo.utils import counters
 
     return {
@@ -119,13 +138,16 @@ def measure_decoding(session: Session, row: str, batch: int, must: str | None, n
             decoders[name] = Decoder(session.get(name), prompt, steps, session.options.decode)
         works = {name: decoder.run for name, decoder in decoders.items()}
         times = time_in_turns(works, session.device, session.options.rounds)
+        counters = read_counters()
+        same = {name: decoder.compare_with_eager() for name, decoder in decoders.items()}
     report = {
         "what": "decoding, a loop of one prepared step",
         "decode": session.options.decode,
         "batch": batch,
         "tokens_per_second": {n: round(batch * steps / statistics.median(t), 2) for n, t in times.items()},
         "seconds_to_prepare": {name: round(d.seconds_to_prepare, 1) for name, d in decoders.items()},
-        **read_counters(),
+        "same_tokens_as_eager": same,
+        **counters,
     }
     _emit_speed(session, row, report, times, must, report["tokens_per_second"]["compressed"])
 
@@ -213,23 +235,20 @@ def time_calls(call: Callable[[], object], device: torch.device, calls: int, rou
 @torch.no_grad()
 def measure_host_time(session: Session) -> None:
     """i: what a call of the op takes of the host, eager, beside F.linear's in the same run."""
-    from transfuse.torch import _ops, _registry
-
     size, calls, rounds = 256, 500, 20
     weight = torch.randn(size, size, device=session.device).mul_(0.02).bfloat16()
-    blob = _registry.encode(weight.cpu()).to(session.device)
-    _registry.adopt(blob)
+    blob = transfuse.torch.encode(weight.cpu()).to(session.device)
+    transfuse.torch.adopt(blob)
     x = torch.randn(1, size, device=session.device).bfloat16()
     dense = nn.Linear(size, size, bias=False, device=session.device, dtype=torch.bfloat16)
+    module = TransfuseLinear.from_blob(blob, size, size)
     works: dict[str, Callable[[], object]] = {
         "F.linear": lambda: F.linear(x, weight),
         "op": lambda: torch.ops.transfuse.linear.default(x, blob, None, size),
-        "transfuse.torch linear": lambda: _ops.linear(x, blob, None, size),
+        "transfuse.torch linear": lambda: transfuse.torch.linear(x, blob, None, size),
         "nn.Linear": lambda: dense(x),
+        "TransfuseLinear": lambda: module(x),
     }
-    if hasattr(transfuse, "TransfuseLinear"):
-        module = transfuse.TransfuseLinear.from_blob(blob, size, size)
-        works["TransfuseLinear"] = lambda: module(x)
     times: dict[str, list[float]] = {name: [] for name in works}
     for at in range(4):
         for name, work in works.items():

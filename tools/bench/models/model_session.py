@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import transfuse
+import transfuse.torch
 
 MODELS = ("bf16", "compressed")
 
@@ -29,6 +29,7 @@ class Session:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.device = torch.device(options.device)
+        self.device_name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
         self.tiny = options.scale == "tiny"
         config = model_shapes.make_config(options.model, options.scale, options.layers)
         self.source = model_shapes.Source(config, options.seed, options.repeat)
@@ -39,8 +40,9 @@ class Session:
 
     def emit(self, row: str, **values: object) -> None:
         """Writes one result as a line of JSON, to the standard output and to --out."""
-        line = {"row": row, "model": self.options.model, "layers": self.source.config.num_hidden_layers}
-        text = json.dumps(line | values)
+        options = self.options
+        where = {"model": options.model, "layers": self.source.config.num_hidden_layers, "scale": options.scale}
+        text = json.dumps({"row": row, **where, "device": self.device_name, **values})
         print(text, flush=True)
         if self.options.out:
             with self.options.out.open("a") as file:
@@ -89,12 +91,12 @@ def _read_compressed_bytes(folder: Path) -> int:
 @contextlib.contextmanager
 def exact_mode(on: bool) -> Iterator[None]:
     """Runs the block in exact mode, or out of it."""
-    before = transfuse.is_exact()
-    transfuse.set_exact(on)
+    before = transfuse.torch.is_exact()
+    transfuse.torch.set_exact(on)
     try:
         yield
     finally:
-        transfuse.set_exact(before)
+        transfuse.torch.set_exact(before)
 
 
 # ---- memory ----
