@@ -22,8 +22,10 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 
 from transfuse._checkpoint import TensorInfo, info
 from transfuse._errors import Status, make_error
-from transfuse.hf._name_check import check_names
+from transfuse.hf._expert_parts import CannotTake, sort_experts
+from transfuse.hf._name_check import check_names, raise_unfit
 from transfuse.hf._takers import find_taker, reject_dtype
+from transfuse.hf._weight_readers import find_weight_reader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,6 +56,14 @@ class Taken:
 
 
 @dataclasses.dataclass
+class TakenExperts:
+    """The blobs of an experts module, which stays the same object: the parts of each of its parameters."""
+
+    path: str
+    blobs: dict[str, list[Part]]
+
+
+@dataclasses.dataclass
 class Decoded:
     """Tensors that are decoded, or read, while loading, and become `target` (with a converter also its siblings)."""
 
@@ -69,7 +79,7 @@ class LoadPlan:
 
     Attributes
     ----------
-    taken, decoded : list
+    taken, experts, decoded : list
     replaced : dict of str to nn.Module
         Modules, on the meta device, that go in the place of those of these names.
     targets : set of str
@@ -81,6 +91,7 @@ class LoadPlan:
     """
 
     taken: list[Taken] = dataclasses.field(default_factory=list)
+    experts: list[TakenExperts] = dataclasses.field(default_factory=list)
     decoded: list[Decoded] = dataclasses.field(default_factory=list)
     conversions: list[Any] = dataclasses.field(default_factory=list)
     replaced: dict[str, nn.Module] = dataclasses.field(default_factory=dict)
@@ -115,6 +126,12 @@ def read_headers(files: Sequence[str]) -> list[TensorInfo]:
 class Planner:
     """Makes the plan for one model, which lies on the meta device and has its dense modules still."""
 
+    model: nn.Module
+    conversions: list[Any]
+    renamings: list[Any]
+    converters: list[Any]
+    dtype_rules: list[tuple[re.Pattern[str], torch.dtype]]
+
     def __init__(self, model: PreTrainedModel, conversions: Iterable[Any], dtype: torch.dtype) -> None:
         self.model = model
         self.conversions = copy.deepcopy(list(conversions))
@@ -122,6 +139,7 @@ class Planner:
         self.converters = [rule for rule in self.conversions if isinstance(rule, WeightConverter)]
         self.expected: dict[str, torch.Tensor] = model.state_dict()
         self.dtype_rules = [(re.compile(p.replace("*", ".*")), d) for p, d in model._get_dtype_plan(dtype).items()]
+        self.ties: dict[str, str] = model.all_tied_weights_keys
         self.plan = LoadPlan()
 
     def make(self, tensors: Iterable[TensorInfo]) -> LoadPlan:
@@ -145,13 +163,17 @@ class Planner:
             else:
                 unknown.append(tensor.name)
         given = {name for target, parts in groups.items() for name in self._targets_of(target, parts[0].pattern)}
-        check_names(self.model, self.expected, given, unknown)
+        self._check_names(given, unknown)
+        self.plan.dtypes = {name: self._dtype_of(name) for name in given if name in self.expected}
+        self._place_experts(groups)
         for target, parts in groups.items():
             self._place(target, parts)
         self._keep_ties_alike()
-        self.plan.dtypes = {name: self._dtype_of(name) for name in given if name in self.expected}
         self.plan.conversions = [rule for rule in self.conversions if rule.was_used()]
         return self.plan
+
+    def _check_names(self, given: set[str], unknown: list[str]) -> None:
+        check_names(self.model, self.expected, given, unknown)
 
     def _rename(self, name: str) -> tuple[str, str | None]:
         """Returns the parameter that the host would load a tensor into, and its converter's pattern."""
@@ -182,6 +204,32 @@ class Planner:
                 return dtype
         return self.expected[target].dtype
 
+    def _place_experts(self, groups: dict[str, list[Part]]) -> None:
+        """Plans for the experts modules that can take blobs, whose parameters are then no longer in `groups`."""
+        paths = {target.rpartition(".")[0] for target, parts in groups.items() if any(p.tensor.compressed for p in parts)}
+        for path in sorted(paths, key=dot_natural_key):
+            module = self.model.get_submodule(path)
+            # What transformers' decorator puts on the experts modules that it knows to run.
+            if not hasattr(module, "is_transposed"):
+                continue
+            names = [name for name, _ in module.named_parameters(recurse=False) if f"{path}.{name}" in groups]
+            weights = {name: self._with_converter(groups[f"{path}.{name}"]) for name in names}
+            try:
+                blobs = sort_experts(module, weights, self._dtype_of(f"{path}.{names[0]}"))
+            except CannotTake as obstacle:
+                for name, (parts, converter) in weights.items():
+                    if any(part.tensor.compressed for part in parts):
+                        self._decode(f"{path}.{name}", groups.pop(f"{path}.{name}"), converter, str(obstacle))
+                continue
+            self.plan.experts.append(TakenExperts(path, blobs))
+            self.plan.targets.update(f"{path}.{name}" for name in (*names, *blobs))
+            for name in names:
+                del groups[f"{path}.{name}"]
+
+    def _with_converter(self, parts: list[Part]) -> tuple[list[Part], WeightConverter | None]:
+        pattern = parts[0].pattern
+        return parts, self._converter_of(pattern) if pattern is not None else None
+
     def _place(self, target: str, parts: list[Part]) -> None:
         compressed = [part for part in parts if part.tensor.compressed]
         pattern = parts[0].pattern
@@ -209,6 +257,9 @@ class Planner:
         taker, reason = find_taker(module, name, part.tensor)
         if taker is None:
             return reason
+        reader = find_weight_reader(self.model, path)
+        if reader:
+            return f"{reader} reads its weight"
         wanted = self._dtype_of(target)
         unfit = reject_dtype(part.tensor, wanted)
         if unfit and wanted == self.expected[target].dtype:
@@ -234,7 +285,7 @@ class Planner:
     def _keep_ties_alike(self) -> None:
         """Has parameters that are tied be blobs in all of their modules, or in none."""
         taken = {each.target: each for each in self.plan.taken}
-        for member, source in self.model.all_tied_weights_keys.items():
+        for member, source in self.ties.items():
             for name, other in ((source, member), (member, source)):
                 if name in taken and other not in taken:
                     reason = self._find_taker(other, taken[name].part)
@@ -245,3 +296,20 @@ class Planner:
         self.plan.taken.remove(taken)
         self.plan.replaced.pop(taken.target.rpartition(".")[0], None)
         self._decode(taken.target, [taken.part], None, reason)
+
+
+class NamesPlanner(Planner):
+    """Plans for a model whose parameters have the names of the files, as those of diffusers: nothing is converted."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.conversions, self.renamings, self.converters, self.dtype_rules = [], [], [], []
+        self.expected = model.state_dict()
+        self.ties = {}
+        self.plan = LoadPlan()
+
+    def _check_names(self, given: set[str], unknown: list[str]) -> None:
+        raise_unfit(self.model, [name for name in self.expected if name not in given], unknown)
+
+    def _rename(self, name: str) -> tuple[str, str | None]:
+        return name, None

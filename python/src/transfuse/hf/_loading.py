@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,8 +17,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from transfuse.hf._load_plan import Decoded, LoadPlan, Part, Taken
+from transfuse.hf._load_plan import Decoded, LoadPlan, Part, TakenExperts
+from transfuse.hf._expert_parts import make_placeholders
 from transfuse.torch import _ops, _registry
+from transfuse.torch._experts import replace_experts
 from transfuse.torch._modules import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -30,18 +33,28 @@ _THREADS = min(4, os.cpu_count() or 4)
 _NAMES_SHOWN = 6
 
 
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A blob to read: a part, or one expert of it by its name."""
+
+    key: Any
+    part: Part
+    device: torch.device
+    name: str | None = None
+
+
 class Loader:
     """Loads what a plan names. `device_of` tells where the parameter of a name goes."""
 
     def __init__(self, model: PreTrainedModel, plan: LoadPlan, device_of: Callable[[str], torch.device]) -> None:
         self.model, self.plan, self.device_of = model, plan, device_of
         self._files = ExitStack()
-        self._open_files: dict[str, Any] = {}
+        self._checkpoints: dict[str, _registry.Checkpoint] = {}
+        self._dense_files: dict[str, Any] = {}
+        self._cancel = _registry.Cancel()
 
     def run(self) -> None:
-        """Loads everything.
-
-        Ctrl-C ends it when the blobs that are being read at the moment are done.
+        """Loads everything. Ctrl-C ends it within a second.
 
         Raises
         ------
@@ -49,38 +62,65 @@ class Loader:
             Of any tensor; the model is not to be used then.
         """
         with self._files, logging.tqdm(total=self._num_parts(), desc="Loading compressed weights") as bar:
-            for taken, blob in self._read_all(self.plan.taken):
-                set_parameter(self.model, taken.target, nn.Parameter(blob, requires_grad=False))
+            self._open_checkpoints()
+            singles = [_Job(taken, taken.part, self.device_of(taken.target)) for taken in self.plan.taken]
+            for job, blob in self._read_all(singles):
+                set_parameter(self.model, job.key.target, nn.Parameter(blob, requires_grad=False))
                 bar.update(1)
+            for experts in self.plan.experts:
+                self._load_experts(experts)
+                bar.update(sum(map(len, experts.blobs.values())))
             for decoded in self.plan.decoded:
                 self._decode(decoded)
                 bar.update(len(decoded.parts))
 
     def _num_parts(self) -> int:
-        return len(self.plan.taken) + sum(len(each.parts) for each in self.plan.decoded)
+        experts = sum(len(parts) for each in self.plan.experts for parts in each.blobs.values())
+        return len(self.plan.taken) + experts + sum(len(each.parts) for each in self.plan.decoded)
 
-    def _read_all(self, items: list[Taken]) -> Iterator[tuple[Taken, Tensor]]:
+    def _open_checkpoints(self) -> None:
+        lists = [[taken.part] for taken in self.plan.taken] + [decoded.parts for decoded in self.plan.decoded]
+        lists += [parts for experts in self.plan.experts for parts in experts.blobs.values()]
+        for path in {part.tensor.file for parts in lists for part in parts}:
+            self._checkpoints[path] = self._files.enter_context(_registry.open_checkpoint(path))
+
+    def _read_all(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Tensor]]:
         """Reads blobs on several threads, in the order of the files, and gives them as they come."""
-        order = iter(sorted(items, key=lambda item: (item.part.tensor.file, item.part.tensor.file_offset)))
+        waiting = sorted(jobs, key=lambda job: (job.part.tensor.file, job.part.tensor.file_offset), reverse=True)
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="transfuse")
-        running: dict[Future[Tensor], Taken] = {}
+        running: dict[Future[Tensor], _Job] = {}
         try:
-            while True:
-                # No more at once than there are threads, so that little is left to do once somebody interrupts.
-                for item in order:
-                    running[pool.submit(self._read, item.part, item.target)] = item
-                    if len(running) > _THREADS:
-                        break
-                if not running:
-                    return
+            while waiting or running:
+                while waiting and len(running) <= _THREADS:
+                    job = waiting.pop()
+                    running[pool.submit(self._read, job.part, job.device, job.name)] = job
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
+        except BaseException:
+            self._cancel.set()
+            raise
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # What is being read at this moment uses the open checkpoints.
+            pool.shutdown(cancel_futures=True)
 
-    def _read(self, part: Part, target: str) -> Tensor:
-        """Returns a blob on the device of its target, validated and registered."""
-        return _registry.load_blob(part.tensor.file, part.tensor.name, self.device_of(target))
+    def _read(self, part: Part, device: torch.device, name: str | None = None) -> Tensor:
+        """Returns a blob on a device, validated and registered."""
+        checkpoint = self._checkpoints[part.tensor.file]
+        return _registry.load_blob(checkpoint, name or part.tensor.name, device, cancel=self._cancel)
+
+    def _load_experts(self, experts: TakenExperts) -> None:
+        """Reads the blobs of an experts module, one of its parameters after the other."""
+        module = self.model.get_submodule(experts.path)
+        for name, parts in experts.blobs.items():
+            device = self.device_of(f"{experts.path}.{name}")
+            if len(parts) == 1 and len(parts[0].tensor.shape) == 3:
+                count = parts[0].tensor.shape[0]
+                jobs = [_Job(index, parts[0], device, f"{parts[0].tensor.name}[{index}]") for index in range(count)]
+            else:
+                jobs = [_Job(index, part, device) for index, part in enumerate(parts)]
+            blobs = {job.key: blob for job, blob in self._read_all(jobs)}
+            packed = _registry.pack_experts([blobs.pop(index) for index in range(len(jobs))])
+            setattr(module, name, mark_loaded(nn.Parameter(packed, requires_grad=False)))
 
     def _decode(self, item: Decoded) -> None:
         """Decodes the parts of an item, has the host convert them, and sets what comes of it."""
@@ -102,18 +142,17 @@ class Loader:
         """Returns a tensor as the source had it, on the device of its target."""
         tensor, device = part.tensor, self.device_of(target)
         if not tensor.compressed:
-            if tensor.file not in self._open_files:
-                self._open_files[tensor.file] = self._files.enter_context(safe_open(tensor.file, framework="pt"))
-            return self._open_files[tensor.file].get_tensor(tensor.name).to(device)
+            if tensor.file not in self._dense_files:
+                self._dense_files[tensor.file] = self._files.enter_context(safe_open(tensor.file, framework="pt"))
+            return self._dense_files[tensor.file].get_tensor(tensor.name).to(device)  # type: ignore[no-any-return]
         assert tensor.layer is not None
         dtype, (*_, rows, cols) = TORCH_DTYPES[tensor.layer.dtype], tensor.shape
         if len(tensor.shape) == 2:
-            return _ops.decode(self._read(part, target), rows, cols, dtype)
+            return _ops.decode(self._read(part, device), rows, cols, dtype)
         dense = torch.empty(tensor.shape, dtype=dtype, device=device)
         for index in range(tensor.shape[0]):
             name = f"{tensor.name}[{index}]"
-            blob = _registry.load_blob(tensor.file, name, device)
-            dense[index] = _ops.decode(blob, rows, cols, dtype)
+            dense[index] = _ops.decode(self._read(part, device, name), rows, cols, dtype)
         return dense
 
     def _set_dense(self, target: str, value: Tensor) -> None:
@@ -124,13 +163,18 @@ class Loader:
 
 
 def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
-    """Sets a parameter or buffer, marked so that the host does not draw it at random."""
+    """Sets a parameter or buffer, as loaded."""
     path, _, attribute = name.rpartition(".")
     module = model.get_submodule(path)
     if attribute not in module._buffers and not isinstance(value, nn.Parameter):
         value = nn.Parameter(value, requires_grad=value.is_floating_point())
+    setattr(module, attribute, mark_loaded(value))
+
+
+def mark_loaded(value: Tensor) -> Tensor:
+    """Returns a parameter or buffer that the host does not draw at random."""
     value._is_hf_initialized = True  # type: ignore[attr-defined]
-    setattr(module, attribute, value)
+    return value
 
 
 def get_tensor(model: nn.Module, name: str) -> Tensor:
@@ -139,17 +183,30 @@ def get_tensor(model: nn.Module, name: str) -> Tensor:
     return getattr(model.get_submodule(path), attribute)  # type: ignore[no-any-return]
 
 
-def put_modules(model: nn.Module, modules: dict[str, nn.Module]) -> None:
-    """Puts modules in the place of others; one that has several names is replaced by all of them."""
+def put_modules(model: nn.Module, plan: LoadPlan) -> None:
+    """Puts our modules, still without blobs, in the place of others; one that has several names goes by all of them."""
+    for experts in plan.experts:
+        module = replace_experts(model.get_submodule(experts.path), **make_placeholders(experts.blobs))
+        module._is_hf_initialized = True  # type: ignore[assignment]
     names = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         names[id(module)].append(name)
-    for path, module in modules.items():
+    for path, module in plan.replaced.items():
         # The host would call the random initialization of nn.Linear on it.
         module._is_hf_initialized = True  # type: ignore[assignment]
         for name in names[id(model.get_submodule(path))]:
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, module)
+
+
+def hide_from_host(model: nn.Module, names: set[str]) -> Any:
+    """Leaves names out of the model's state dict, by which the host goes while it loads; returns a handle to undo it."""
+
+    def hide(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name in names:
+            state_dict.pop(prefix + name, None)
+
+    return model.register_state_dict_post_hook(hide)
 
 
 def warn_of_decoded(plan: LoadPlan) -> None:

@@ -8,16 +8,17 @@ wrong names must not pass for a model, so that we raise.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
 SHOWN = 8
 
 
-def check_names(model: PreTrainedModel, expected: dict[str, Any], given: Collection[str], unknown: Iterable[str]) -> None:
+def check_names(model: PreTrainedModel, expected: dict[str, Any], given: set[str], unknown: Iterable[str]) -> None:
     """Compares names, those of the checkpoint after the host's renaming.
 
     Parameters
@@ -38,7 +39,7 @@ def check_names(model: PreTrainedModel, expected: dict[str, Any], given: Collect
         that is to be trained on a language model: these the host reports, and draws at random.
     """
     ties: dict[str, str] = model.all_tied_weights_keys
-    tied = {name for pair in ties.items() if given & set(pair) for name in pair} if isinstance(given, set) else set()
+    tied = {name for pair in ties.items() if given & set(pair) for name in pair}
     missing = [name for name in expected if name not in given and name not in tied]
     missing = _without(missing, model._keys_to_ignore_on_load_missing)
     ignored = set(model._keys_to_ignore_on_load_unexpected or ()) | _old_buffers(model)
@@ -47,6 +48,11 @@ def check_names(model: PreTrainedModel, expected: dict[str, Any], given: Collect
         heads = _HeadNames(model)
         missing = [name for name in missing if not heads.is_of_model_head(name)]
         untaken = [name for name in untaken if not heads.is_of_file_head(name)]
+    raise_unfit(model, missing, untaken)
+
+
+def raise_unfit(model: nn.Module, missing: list[str], untaken: list[str]) -> None:
+    """Raises ValueError if there are names on either side that the other one lacks."""
     if missing or untaken:
         lines = [f"the checkpoint does not fit {type(model).__name__}"]
         if untaken:

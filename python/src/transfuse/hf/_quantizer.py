@@ -16,6 +16,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils import logging
 
 from transfuse._errors import Status, make_error
+from transfuse.hf._device_map import check_device_map
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-MAP_WORDS = ("auto", "balanced", "balanced_low_0", "sequential")
 # What a device needs beside the blobs: directories, and workspaces of products.
 _USABLE_MEMORY = 0.97
 
@@ -101,45 +101,40 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
         assert self._dtype is not None
         plan = self._plan = Planner(model, conversions, self._dtype).make(self._tensors)
-        put_modules(model, plan.replaced)
+        put_modules(model, plan)
         warn_of_decoded(plan)
         self._conversions = plan.conversions
         self._disk_names = {taken.target: [taken.part.disk_name] for taken in plan.taken}
+        for experts in plan.experts:
+            for name, parts in experts.blobs.items():
+                self._disk_names[f"{experts.path}.{name}"] = [part.disk_name for part in parts]
         ours = {rf"{re.escape(SUFFIX)}$"} | {rf"^{re.escape(name)}$" for name in plan.targets}
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ours
 
     def _load(self) -> None:
-        import torch
-        from transformers.integrations.accelerate import get_device
-
-        from transfuse.hf._loading import Loader
+        from transfuse.hf._device_map import make_device_finder
+        from transfuse.hf._loading import Loader, hide_from_host
 
         model, plan = self._model, self._plan
         assert model is not None and plan is not None
-        device_map = self._device_map or {"": "cpu"}
-
-        def device_of(name: str) -> torch.device:
-            return torch.device(get_device(device_map, name))
-
-        Loader(model, plan, device_of).run()
-        hidden = plan.targets
-
-        def hide(module: Any, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-            for name in hidden:
-                state_dict.pop(prefix + name, None)
-
-        self._hook = model.register_state_dict_post_hook(hide)
+        Loader(model, plan, make_device_finder(self._device_map)).run()
+        self._hook = hide_from_host(model, plan.targets)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
-        from transfuse.hf._saving import finish_model
+        from transfuse.hf._saving import compressed_parameters, finish_model
 
         assert self._plan is not None
         self._hook.remove()
         finish_model(model, self._plan)
-        # The host would undo conversions on all that is saved; we give it names of files, to which none applies.
-        model._weight_conversions = []
         self._model = self._plan = self._hook = None
         self._tensors = []
+        if not compressed_parameters(model):
+            # Everything was decoded: this is a dense model, which the host saves by itself.
+            model._weight_conversions = self._conversions
+            self.remove_quantization_config(model)
+            return model
+        # The host would undo conversions on all that is saved; we give it names of files, to which none applies.
+        model._weight_conversions = []
         if self.quantization_config.exact:
             import transfuse.torch
 
@@ -166,35 +161,3 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
     @property
     def is_compileable(self) -> bool:
         return True
-
-
-def check_device_map(device_map: Any) -> None:
-    """Refuses what we do not serve.
-
-    Raises
-    ------
-    UnsupportedError
-        A map that puts parts on a disk, or both on a GPU and on the CPU, and devices that are neither of these.
-    """
-    if device_map is None or (isinstance(device_map, str) and device_map in MAP_WORDS):
-        return
-    import torch
-
-    places = device_map.values() if isinstance(device_map, dict) else [device_map]
-    kinds = {"disk" if place == "disk" else torch.device(place).type for place in places}
-    if "disk" in kinds:
-        raise make_error(
-            Status.TRF_ERR_UNSUPPORTED,
-            "the device map puts parts of the model on the disk: compressed weights have to be in memory. Give the "
-            "model more memory (max_memory), or more GPUs",
-        )
-    if not kinds <= {"cpu", "cuda"}:
-        raise make_error(
-            Status.TRF_ERR_UNSUPPORTED, f"compressed weights are for 'cuda' and 'cpu', not for {sorted(kinds)}"
-        )
-    if len(kinds) > 1:
-        raise make_error(
-            Status.TRF_ERR_UNSUPPORTED,
-            "the device map puts one part of the model on a GPU and another one on the CPU: compressed models lie on "
-            "GPUs or on the CPU as a whole. With device_map='auto' that means that the GPUs have too little memory",
-        )

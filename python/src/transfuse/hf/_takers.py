@@ -36,9 +36,9 @@ def find_taker(module: nn.Module, name: str, tensor: TensorInfo) -> tuple[nn.Mod
             taker = make_embedding(module, blob)
         except (TypeError, ValueError) as failure:
             return None, str(failure)
-        if dtype != module.weight.dtype:
-            return None, f"its rows are {dtype}, and the model takes {module.weight.dtype}"
         taker.weight_dtype = dtype
+    elif type(module).__name__ == "Conv1D":
+        return None, "Conv1D has its weights transposed"
     else:
         return None, f"{type(module).__name__} is no Linear and no Embedding"
     taker.train(module.training)
@@ -52,3 +52,8 @@ def reject_dtype(tensor: TensorInfo, dtype: torch.dtype) -> str:
         return ""
     known = " or ".join(f"dtype={fit}" for fit in fitting)
     return f"weights of the codec {tensor.codec} are for {known}, and the model is to be loaded in {dtype}"
+
+
+def multiplies(tensor: TensorInfo, dtype: torch.dtype) -> bool:
+    """Returns whether compressed products take x of a dtype; for others the weights are decoded each time."""
+    return dtype in (torch.bfloat16, torch.float16) and dtype in _EXACT.get(str(tensor.codec), _ANY)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -419,4 +419,4 @@ def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:
         raise raised[0]
 
 
-__all__: Sequence[str] = ["ModelReport", "compress_model"]
+__all__ = ["ModelReport", "compress_model"]

@@ -49,7 +49,7 @@ class CompressedModule(BlobModule):
         Of the decoded weights, which is the source's.
     """
 
-    weight: nn.Parameter
+    weight: Tensor
     weight_dtype: torch.dtype
     _from_dense: str  # the name of what makes such a module of a dense one
 
@@ -224,6 +224,15 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         layer = cls.from_blob(blob, linear.out_features, linear.in_features, None, linear.bias)
         return layer.train(linear.training)
 
+    @property
+    def W_q(self) -> Tensor:
+        """The blob, under the name by which PEFT tells that `dequantize` gives the weights, for DoRA for instance."""
+        return self.weight
+
+    def dequantize(self) -> Tensor:
+        """As `decode_weight`, under PEFT's name."""
+        return self.decode_weight()
+
     def forward(self, x: Tensor) -> Tensor:
         """Returns y, [..., out_features], of the dtype of x, [..., in_features]."""
         return _ops.linear(x, self.weight, self.bias, self.out_features)
@@ -271,8 +280,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
             raise ValueError(f"padding_idx is {padding_idx}; there are {num_embeddings} rows")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        # mypy takes nn.Embedding's annotation, which leaves out the None that it sets.
-        self.padding_idx = padding_idx % num_embeddings if padding_idx is not None else None  # type: ignore[assignment]
+        self.padding_idx = padding_idx % num_embeddings if padding_idx is not None else None
         self.max_norm = None
         self.norm_type = 2.0
         self.scale_grad_by_freq = False

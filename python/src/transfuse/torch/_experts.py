@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of experts of transformers whose weights are compressed.
+
+transformers keeps the experts of a layer in two 3-D parameters: `gate_up_proj`, [experts][2 x intermediate][hidden],
+and `down_proj`, [experts][hidden][intermediate]. `replace_experts` gives such a module blobs in their place. A blob of
+experts is one uint8 tensor that holds the blobs of all experts (`_registry.pack_experts`), and a parameter:
+
+    gate_proj, up_proj, down_proj       where gate and up are tensors of their own, [experts][intermediate][hidden]
+    gate_up_proj, down_proj             where they are one tensor, [experts][2 x intermediate][hidden]
+    up_proj, down_proj                  of experts without a gate
+
+So a state dict has the blobs under these names. The module becomes one of a class that derives from the model's own,
+which decides, for each call, between two ways:
+
+* few tokens: they are sorted by expert on the device, and multiplied by the compressed experts. Nothing waits for the
+  device, so that the call can be captured in a CUDA graph.
+* more than `set_dense_tokens` says, exact mode, or gradients: the experts of this layer are decoded, and the model's
+  own function of `config._experts_implementation` is called with the dense weights, for the bits that it gives without
+  compression. Their memory comes from torch's allocator and goes back before the next layer runs, which takes the same
+  memory again: one layer's dense weights are held at a time. With gradients they are decoded again in the backward pass.
+
+Expert parallelism, transposed weights and biases are not supported; `find_experts_obstacle` says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from transfuse.torch import _ops, _registry
+from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
+from transfuse.torch._modules import TORCH_DTYPES, encode_weight
+
+_NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+# Above how many tokens decoding all experts of a layer is taken to be faster than multiplying by compressed ones.
+_dense_tokens = 64
+
+
+def set_dense_tokens(tokens: int) -> None:
+    """Sets above how many tokens of a call experts are decoded and multiplied by the model's own function.
+
+    It holds for the whole process. Compiled models are compiled anew at their next call.
+
+    Raises
+    ------
+    ValueError
+        `tokens` is negative.
+    """
+    global _dense_tokens
+    if tokens < 0:
+        raise ValueError(f"tokens is {tokens}; it must be 0 (always decode) or more")
+    _dense_tokens = int(tokens)
+
+
+def get_dense_tokens() -> int:
+    """Returns what `set_dense_tokens` set."""
+    return _dense_tokens
+
+
+def find_experts_obstacle(module: nn.Module) -> str | None:
+    """Returns why the experts of a module of transformers cannot run compressed, or None.
+
+    It looks at shapes and attributes alone, so that the module may be on the meta device.
+    """
+    if isinstance(module, TransfuseExperts):
+        return "its experts are compressed already"
+    # The attributes that transformers.integrations.use_experts_implementation sets.
+    if not all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "is_concatenated")):
+        return f"{type(module).__name__} is no experts module of transformers"
+    first, down = _first_name(module), "down_proj"
+    if module.is_transposed or module.has_bias:
+        return "its weights are transposed" if module.is_transposed else "its experts have biases"
+    for name in (first, down):
+        weight = module._parameters.get(name)
+        if weight is None or weight.dim() != 3 or weight.shape[0] != module.num_experts:
+            return f"its {name} is no parameter of the shape [experts][rows][columns]"
+    extra = set(module._parameters) - {first, down}
+    if extra or module._buffers:
+        return f"what it does with {', '.join(sorted(extra | set(module._buffers)))} is not known"
+    return None
+
+
+def replace_experts(
+    module: nn.Module,
+    *,
+    gate_up: Tensor | Sequence[Tensor] | None = None,
+    gate: Tensor | Sequence[Tensor] | None = None,
+    up: Tensor | Sequence[Tensor] | None = None,
+    down: Tensor | Sequence[Tensor],
+) -> TransfuseExperts:
+    """Gives an experts module of transformers compressed weights, in place.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Of a class that transformers decorates with `use_experts_implementation` (MixtralExperts, Qwen3MoeExperts,
+        DeepseekV3Experts ...), with dense weights, which may be on the meta device. It stays the same object and an
+        instance of that class; `gate_up_proj` and `down_proj` go.
+    gate_up : blob of experts, [experts][2 x intermediate][hidden]
+        Or `gate` and `up`, each [experts][intermediate][hidden]; `up` alone where the experts have no gate.
+    down : blob of experts, [experts][hidden][intermediate]
+        A blob of experts is the one tensor of `_registry.pack_experts`, or the blobs of all experts in a list. On the
+        meta device, or empty: to be loaded, by setting the parameter or from a state dict.
+
+    Returns
+    -------
+    TransfuseExperts
+        `module`.
+
+    Raises
+    ------
+    TypeError
+        A tensor is no blob.
+    ValueError
+        The module cannot run compressed experts (`find_experts_obstacle`), these are not the blobs that it needs, or
+        one has another shape.
+    DataError, UnsupportedError
+        A blob is corrupt, or of another version.
+    """
+    obstacle = find_experts_obstacle(module)
+    if obstacle:
+        raise ValueError(obstacle)
+    given = {"gate_up_proj": gate_up, "gate_proj": gate, "up_proj": up, "down_proj": down}
+    blobs = {name: _pack(blob) for name, blob in given.items() if blob is not None}
+    shapes = _shapes_of(module, tuple(blobs))
+    dtype = next(parameter.dtype for parameter in module._parameters.values() if parameter is not None)
+    made = _class_of(type(module)).__new__(_class_of(type(module)))
+    state = {key: value for key, value in module.__dict__.items() if key != "_parameters"}
+    made.__dict__.update(state, _parameters={}, blob_shapes=shapes, weight_dtype=dtype)
+    for name, blob in blobs.items():
+        made.register_parameter(name, as_parameter(blob))
+    object.__setattr__(module, "__dict__", made.__dict__)
+    object.__setattr__(module, "__class__", type(made))
+    assert isinstance(module, TransfuseExperts)
+    return module
+
+
+def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
+    """Encodes the dense experts of a module, gate and up apart where it keeps one behind the other.
+
+    Parameters
+    ----------
+    module : nn.Module
+        One that `find_experts_obstacle` finds nothing against.
+    **options
+        Of `transfuse.Layer.encode`.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The arguments of `replace_experts`, on the device of the weights.
+    """
+    weights = {name: module._parameters[name] for name in (_first_name(module), "down_proj")}
+    parts: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        assert weight is not None
+        if name == "gate_up_proj" and module.is_concatenated:
+            parts["gate"], parts["up"] = weight.detach().chunk(2, dim=1)
+        else:
+            parts[name.removesuffix("_proj")] = weight.detach()
+    return {
+        key: _pack([encode_weight(expert, **options) for expert in part.cpu()]).to(part.device)
+        for key, part in parts.items()
+    }
+
+
+class TransfuseExperts(BlobModule):
+    """What the experts modules that `replace_experts` makes have in common; their class derives from the model's, too.
+
+    Attributes
+    ----------
+    gate_up_proj, gate_proj, up_proj, down_proj : nn.Parameter, uint8, [bytes]
+        Two or three of them, as the module's docstring says.
+    blob_shapes : dict of str to (int, int, int)
+        Of these: experts, rows and columns of their decoded weights.
+    weight_dtype : torch.dtype
+        Of the decoded weights.
+    """
+
+    blob_shapes: dict[str, tuple[int, int, int]]
+    weight_dtype: torch.dtype
+    _dense_class: type[nn.Module]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Returns the weighted sum of each token's experts.
+
+        Parameters
+        ----------
+        hidden_states : Tensor, [tokens][hidden]
+        top_k_index : Tensor, [tokens][k]
+            The experts of each token.
+        top_k_weights : Tensor, [tokens][k]
+
+        Returns
+        -------
+        Tensor, [tokens][hidden]
+            Of the dtype of `hidden_states`.
+        """
+        if torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad):
+            # The dense weights are not kept for the backward pass, but decoded again.
+            result: Tensor = checkpoint(
+                self._forward_dense, hidden_states, top_k_index, top_k_weights, use_reentrant=False
+            )
+            return result
+        if _ops.is_exact() or hidden_states.shape[0] > _dense_tokens:
+            return self._forward_dense(hidden_states, top_k_index, top_k_weights)
+        return self._forward_compressed(hidden_states, top_k_index, top_k_weights)
+
+    def decode_weights(self) -> dict[str, Tensor]:
+        """Returns the dense weights as the model has them: `gate_up_proj` (or `up_proj`) and `down_proj`.
+
+        Returns
+        -------
+        dict of str to Tensor
+            [experts][rows][columns] each, of `weight_dtype`.
+
+        Raises
+        ------
+        ValueError
+            There are no blobs yet.
+        """
+        if "gate_proj" not in self.blob_shapes:
+            return {name: self._decode(name, self._new_dense(name)) for name in self.blob_shapes}
+        experts, rows, cols = self.blob_shapes["gate_proj"]
+        both = torch.empty(experts, 2 * rows, cols, dtype=self.weight_dtype, device=self.down_proj.device)
+        self._decode("gate_proj", both[:, :rows])
+        self._decode("up_proj", both[:, rows:])
+        return {"gate_up_proj": both, "down_proj": self._decode("down_proj", self._new_dense("down_proj"))}
+
+    def extra_repr(self) -> str:
+        """Shapes of the blobs, codec, bits a weight and dtype."""
+        lines = []
+        for name, (experts, rows, cols) in self.blob_shapes.items():
+            blob = getattr(self, name)
+            if not has_bytes(blob):
+                lines.append(f"{name}: {experts} of {rows} x {cols}, weights to be loaded, dtype={self.weight_dtype}")
+                continue
+            info = _registry.expert_infos(blob)[0]
+            bits = 8 * blob.numel() / (experts * rows * cols)
+            about = f"codec={info.codec}, bits={bits:.2f}, dtype={self.weight_dtype}"
+            lines.append(f"{name}: {experts} of {rows} x {cols}, {about}")
+        return "\n".join(lines)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The class is made at run time: by its name nobody finds it.
+        return _new_instance, (self._dense_class,), self.__dict__.copy()
+
+    def _blob_names(self) -> tuple[str, ...]:
+        return tuple(self.blob_shapes)
+
+    def _take_blob(self, name: str, blob: Tensor | None) -> None:
+        experts, rows, cols = self.blob_shapes[name]
+        what = f"{name} of a {type(self).__name__} of {experts} experts of {rows} x {cols}"
+        if blob is None or not is_blob(blob):
+            found = "None" if blob is None else f"{blob.dtype} {list(blob.shape)}"
+            raise TypeError(f"{what} is a blob of experts (torch.uint8, 1-D), not {found}")
+        if not has_bytes(blob):
+            return
+        _registry.adopt(blob)
+        infos = _registry.expert_infos(blob)
+        shapes = {(info.rows, info.cols) for info in infos}
+        if len(infos) != experts or shapes != {(rows, cols)}:
+            listed = ", ".join(f"{r} x {c}" for r, c in sorted(shapes))
+            raise ValueError(f"{what}: the blob has {len(infos)} experts of {listed}")
+        self.weight_dtype = TORCH_DTYPES[infos[0].dtype]
+
+    def _new_dense(self, name: str) -> Tensor:
+        return torch.empty(self.blob_shapes[name], dtype=self.weight_dtype, device=self.down_proj.device)
+
+    def _decode(self, name: str, out: Tensor) -> Tensor:
+        """Decodes the experts of a blob to [experts][rows][columns], whose experts may lie apart."""
+        blob = getattr(self, name)
+        if not has_bytes(blob):
+            raise ValueError(f"{name} has no weights yet: they are to be loaded")
+        torch.ops.transfuse.decode_experts(blob, out)
+        return out
+
+    def _forward_dense(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        own = self._dense_class.forward
+        result: Tensor = own(_Dense(self, self.decode_weights()), hidden_states, top_k_index, top_k_weights)
+        return result
+
+    def _forward_compressed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        tokens, k = top_k_index.shape
+        ids, order = torch.sort(top_k_index.reshape(-1))
+        # Where each expert's tokens begin, and the last one's end: [experts + 1].
+        bounds = torch.arange(self.num_experts + 1, device=ids.device, dtype=ids.dtype)
+        offsets = torch.searchsorted(ids, bounds, out_int32=True)
+        y = self._multiply_by_experts(hidden_states[order // k], offsets)
+        y = y * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+        # Back to the order of the tokens, and summed up as transformers does: without atomic additions.
+        back = torch.empty_like(order)
+        back[order] = torch.arange(tokens * k, device=order.device)
+        return y[back].view(tokens, k, -1).sum(dim=1).to(hidden_states.dtype)
+
+    def _multiply_by_experts(self, x: Tensor, offsets: Tensor) -> Tensor:
+        """Returns what each row's expert makes of it; rows are sorted by expert."""
+        products = {
+            name: _ops.experts(x, offsets, getattr(self, name), rows)
+            for name, (_, rows, _) in self.blob_shapes.items()
+            if name != "down_proj"
+        }
+        if not self.has_gate:
+            hidden = self.act_fn(products["up_proj"])
+        elif "gate_up_proj" in products:
+            hidden = self._apply_gate(products["gate_up_proj"])
+        elif self._has_plain_gate():
+            hidden = self.act_fn(products["gate_proj"]) * products["up_proj"]
+        else:
+            hidden = self._apply_gate(torch.cat([products["gate_proj"], products["up_proj"]], dim=-1))
+        return _ops.experts(hidden, offsets, self.down_proj, self.blob_shapes["down_proj"][1])
+
+    def _has_plain_gate(self) -> bool:
+        """Returns whether the gate is act_fn(gate) * up: what the decorator of transformers adds by this name."""
+        return getattr(self._dense_class._apply_gate, "__name__", "") == "_default_apply_gate"
+
+
+@torch.library.custom_op("transfuse::decode_experts", mutates_args=("out",))
+def _decode_experts(blobs: Tensor, out: Tensor) -> None:
+    """Decodes a blob of experts to [experts][rows][columns]. An op, so that a compiled graph has one node of it."""
+    rows, cols = out.shape[1:]
+    for expert, blob in zip(out, _registry.unpack_experts(blobs)):
+        expert.copy_(_ops.decode(blob, rows, cols, out.dtype))
+
+
+class _Dense:
+    """An experts module as the model's own function sees it: with dense weights, and all else as it is."""
+
+    def __init__(self, module: TransfuseExperts, weights: dict[str, Tensor]) -> None:
+        self._module = module
+        for name, weight in weights.items():
+            setattr(self, name, weight)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _first_name(module: nn.Module) -> str:
+    return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+def _pack(blobs: Tensor | Sequence[Tensor]) -> Tensor:
+    return blobs if isinstance(blobs, Tensor) else _registry.pack_experts(list(blobs))
+
+
+def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int, int, int]]:
+    """Returns what the decoded blobs have to be, in the order of _NAMES; the dense parameters say it."""
+    choices: list[set[str]] = [{"up_proj", "down_proj"}]
+    if module.has_gate:
+        choices = [{"gate_up_proj", "down_proj"}]
+        if module.is_concatenated:
+            choices.append({"gate_proj", "up_proj", "down_proj"})
+    if set(given) not in choices:
+        wanted = " or ".join(", ".join(name for name in _NAMES if name in choice) for choice in choices)
+        raise ValueError(f"blobs are given for {', '.join(given)}; {type(module).__name__} takes {wanted}")
+    first, down = module._parameters[_first_name(module)], module._parameters["down_proj"]
+    assert first is not None and down is not None
+    experts, rows, cols = first.shape
+    shapes = {"down_proj": (experts, down.shape[1], down.shape[2])}
+    if "gate_proj" in given:
+        shapes.update(gate_proj=(experts, rows // 2, cols), up_proj=(experts, rows // 2, cols))
+    else:
+        shapes[_first_name(module)] = (experts, rows, cols)
+    return {name: shapes[name] for name in _NAMES if name in given}
+
+
+@functools.cache
+def _class_of(dense_class: type[nn.Module]) -> type[TransfuseExperts]:
+    """Returns the class of compressed modules that stands for one of a model's."""
+    members = {"_dense_class": dense_class, "__module__": __name__, "__doc__": TransfuseExperts.__doc__}
+    return type(f"Transfuse{dense_class.__name__}", (TransfuseExperts, dense_class), members)
+
+
+def _new_instance(dense_class: type[nn.Module]) -> TransfuseExperts:
+    made = _class_of(dense_class)
+    return made.__new__(made)
+
+
+__all__ = [
+    "TransfuseExperts",
+    "encode_experts",
+    "find_experts_obstacle",
+    "get_dense_tokens",
+    "replace_experts",
+    "set_dense_tokens",
+]
