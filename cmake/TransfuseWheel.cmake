@@ -32,4 +32,8 @@ function(trf_install_wheel soversion)
         install(TARGETS transfuse_torch LIBRARY DESTINATION transfuse/lib)
     endif()
     install(FILES "${PROJECT_SOURCE_DIR}/python/src/transfuse_hook.pth" DESTINATION .)
+    # Licences of what tools/build_wheel.sh puts into a wheel beside transfuse's own code.
+    if(TRF_WHEEL_NOTICES)
+        install(DIRECTORY "${TRF_WHEEL_NOTICES}/" DESTINATION "${SKBUILD_METADATA_DIR}/licenses")
+    endif()
 endfunction()

@@ -11,6 +11,16 @@
 extern "C" {
 #endif
 
+/* The device code that the library which runs was built with. */
+typedef struct trf_build_info {
+    /* Compute capabilities, and those of the PTX that drivers compile for newer GPUs: "8.0 8.6 8.9 9.0a 9.0+PTX"; "" in
+     * a build without device code. */
+    const char *device_code;
+    int cuda_version; /* of its CUDA runtime, 13000 for 13.0; 0 without device code */
+} trf_build_info;
+
+TRF_API void trf_get_build_info(trf_build_info *info);
+
 /* *memory is 256-byte aligned, and NULL for no bytes. */
 TRF_API trf_status trf_device_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
 TRF_API void trf_device_free(const trf_context *context, void *memory);

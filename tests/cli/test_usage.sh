@@ -17,6 +17,7 @@ wrong() {
 
 wrong usage
 wrong nonsense nonsense
+wrong 'Python package' doctor
 wrong --nonsense --nonsense
 wrong IN compress
 wrong IN compress ''

@@ -37,6 +37,7 @@ def library() -> ctypes.CDLL:
     options, report = POINTER(s.CheckpointOptionsStruct), POINTER(s.CheckpointReportStruct)
     functions: dict[str, tuple[object, list[object]]] = {
         "trf_version": (c_char_p, []),
+        "trf_get_build_info": (None, [POINTER(s.BuildInfoStruct)]),
         "trf_dtype_name": (c_char_p, [c_int]),
         "trf_codec_name": (c_char_p, [c_int]),
         "trf_free": (None, [c_void_p]),
