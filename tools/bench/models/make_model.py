@@ -22,9 +22,8 @@ from pathlib import Path
 
 import model_shapes
 import torch
-from safetensors.torch import save_file
-
 import transfuse
+from safetensors.torch import save_file
 
 INDEX = "model.safetensors.index.json"
 

@@ -9,9 +9,8 @@ import resource
 from pathlib import Path
 
 import torch
-from model_session import Session, judge, synchronize
-
 import transfuse.torch
+from model_session import Session, judge, synchronize
 
 
 def _measure_held(device: torch.device) -> dict[str, int]:

@@ -20,12 +20,11 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+import transfuse
 from measure_same import count_blobs
 from model_session import MODELS, exact_mode, judge
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
-
-import transfuse
 
 # The sizes to which the bound refers, chosen before anything was measured. The others are for information.
 SAME, OTHER, MORE = 16, 8, (1, 64)

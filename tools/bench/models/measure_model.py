@@ -26,10 +26,9 @@ import measure_cycles
 import measure_memory
 import measure_same
 import measure_speed
+import transfuse  # noqa: F401  (registers the quantizer)
 from model_session import Session
 from transformers.utils import logging
-
-import transfuse  # noqa: F401  (registers the quantizer)
 
 
 def measure_dense(session: Session) -> None:

@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+import transfuse.torch
 from measure_memory import run_prefill
 from model_session import MODELS, Session, judge, summarize, synchronize, time_in_turns, time_once
 from torch import nn
 from transformers import PreTrainedModel, StaticCache
-
-import transfuse.torch
 from transfuse.torch._modules import TransfuseLinear
 
 # A must for each batch of an 8B on an H200.

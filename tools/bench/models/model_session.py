@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the measured rows share: the two models, their memory, timing them in turns, and writing a line of JSON a result."""
+"""What the rows share: the two models, memory, time that is taken in turns, and a line of JSON for each result."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from pathlib import Path
 
 import model_shapes
 import torch
+import transfuse.torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
-
-import transfuse.torch
 
 MODELS = ("bf16", "compressed")
 
@@ -191,7 +190,7 @@ def time_once(work: Callable[[], object], device: torch.device) -> float:
 def time_in_turns(works: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each work in each round; in each round all of them take a turn, the order alternating."""
     times: dict[str, list[float]] = {name: [] for name in works}
-    for name, work in works.items():
+    for work in works.values():
         time_once(work, device)
     for at in range(rounds):
         for name in works if at % 2 == 0 else reversed(works):
