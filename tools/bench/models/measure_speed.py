@@ -83,6 +83,7 @@ class Decoder:
             if tokens is not None:
                 tokens.append(self.token.clone())
 
+    @torch.inference_mode()
     def compare_with_eager(self) -> float:
         """Returns which part of the prepared step's tokens are those of eager steps on the same tokens.
 
@@ -93,9 +94,8 @@ class Decoder:
         self.run(tokens=prepared)
         self._rewind()
         same = 0.0
-        with torch.inference_mode():
-            for before, after in zip([self.first, *prepared], prepared):
-                same += float((self._compute(before) == after).float().mean()) / len(prepared)
+        for before, after in zip([self.first, *prepared], prepared):
+            same += float((self._compute(before) == after).float().mean()) / len(prepared)
         return round(same, 4)
 
 

@@ -235,6 +235,10 @@ def build_reference(source: Source, device: str, dtype: torch.dtype = torch.bflo
     for name, parameter in model.named_parameters():
         for part, shape, take in list_parts(name, tuple(parameter.shape)):
             take(parameter).copy_(source.make(part, shape, device))
+    for module in model.modules():
+        # from_pretrained computes these frequencies on the CPU, whose powers are not a GPU's to the last bit.
+        if "RotaryEmbedding" in type(module).__name__:
+            model._init_weights(module)
     model.eval().requires_grad_(False)
     model.tie_weights()
     return model
