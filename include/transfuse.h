@@ -350,8 +350,9 @@ typedef struct trf_row_range {
 
 /* Device memory that the caller supplies for a layer, as large as trf_device_layer_get_size says, or for a tensor of a
  * checkpoint trf_device_layer_get_load_size (transfuse/device_memory.h). Both parts are 256-byte aligned; on the CPU
- * the blob is 16-byte aligned, and the directory, of no bytes, is not looked at. It must stay, and be written by
- * nobody, while the layer lives and work that uses it is under way. */
+ * the blob is 16-byte aligned, and the directory, of no bytes, is not looked at. No work under way may use it when it
+ * is passed, since a stream of the library's writes it. It must stay, and be written by nobody, while the layer lives
+ * and work that uses the layer is under way. */
 typedef struct trf_layer_memory {
     void *blob;
     uint64_t blob_bytes;
