@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed checkpoints in transformers: real architectures, small and with random weights, on the CPU and on a GPU."""
+"""Compressed checkpoints in transformers: real architectures, small, with random weights; on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,15 @@ KINDS = {
     "bert": Kind("BertConfig", SIZES, "AutoModelForMaskedLM"),
     "t5": Kind(
         "T5Config",
-        {"d_model": 192, "d_kv": 48, "d_ff": 352, "num_layers": 2, "num_heads": 4, "vocab_size": 515, "dropout_rate": 0.0},
+        {
+            "d_model": 192,
+            "d_kv": 48,
+            "d_ff": 352,
+            "num_layers": 2,
+            "num_heads": 4,
+            "vocab_size": 515,
+            "dropout_rate": 0.0,
+        },
         "AutoModelForSeq2SeqLM",
         decoded="T5DenseActDense reads its weight",
     ),
@@ -501,15 +509,15 @@ import sys, threading, time
 import transfuse.torch._registry as registry
 import transformers
 real, started = registry.load_blob, threading.Event()
-def slow(*arguments):
+def slow(*arguments, **options):
     started.set()
     time.sleep(0.2)
-    return real(*arguments)
+    return real(*arguments, **options)
 registry.load_blob = slow
 def tell():
     started.wait()
     print("reading", flush=True)
-threading.Thread(target=tell).start()
+threading.Thread(target=tell, daemon=True).start()
 try:
     transformers.AutoModelForCausalLM.from_pretrained({str(compressed)!r})
 except KeyboardInterrupt:
