@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_torch_manage.h"
 
+#include "transfuse/device_memory.h"
 #include "trf_torch_registry.h"
 
 #include <utility>
@@ -9,11 +10,15 @@ namespace {
 
 thread_local std::string adoption_error;
 
-trf_load_options options_for_blob(int device) {
+trf_load_options options_for_device_blob() {
     trf_load_options options;
     trf_load_options_init(&options);
-    options.blob_is_on_device = device != TRF_DEVICE_CPU;
+    options.blob_is_on_device = 1;
     return options;
+}
+
+int is_cancelled(void *cancel, const char *, uint64_t, uint64_t) {
+    return __atomic_load_n(static_cast<const int32_t *>(cancel), __ATOMIC_RELAXED);
 }
 
 } // namespace
@@ -24,7 +29,7 @@ trf_status trf_torch_measure(int device, const void *blob, uint64_t blob_bytes, 
     trf_status status = trf_torch::find_context(device, &context, err);
     if (status != TRF_OK)
         return status;
-    const trf_load_options options = options_for_blob(device);
+    const trf_load_options options = options_for_device_blob();
     trf_layer_size size;
     status = trf_device_layer_get_size(context, blob, blob_bytes, &options, &size, err);
     if (status == TRF_OK)
@@ -38,13 +43,39 @@ trf_status trf_torch_adopt(int device, void *blob, uint64_t blob_bytes, void *di
     trf_status status = trf_torch::find_context(device, &context, err);
     if (status != TRF_OK)
         return status;
-    trf_load_options options = options_for_blob(device);
-    if (device != TRF_DEVICE_CPU)
-        options.memory = {blob, blob_bytes, directory, directory_bytes};
+    trf_load_options options = options_for_device_blob();
+    options.memory = {blob, blob_bytes, directory, directory_bytes};
     trf_device_layer *made = nullptr;
     status = trf_device_layer_create(context, blob, blob_bytes, &options, &made, err);
     if (status == TRF_OK)
         status = trf_torch::insert_layer(device, blob, blob_bytes, made, err);
+    if (status != TRF_OK)
+        trf_device_layer_destroy(made);
+    return status;
+}
+
+trf_status trf_torch_measure_tensor(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layer_size *size,
+                                    trf_error *err) {
+    trf_context *context;
+    const trf_status status = trf_torch::find_context(device, &context, err);
+    return status == TRF_OK ? trf_device_layer_get_load_size(context, checkpoint, tensor, nullptr, size, err) : status;
+}
+
+trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor, const trf_layer_memory *memory,
+                          const int32_t *cancel, trf_error *err) {
+    trf_context *context;
+    trf_status status = trf_torch::find_context(device, &context, err);
+    if (status != TRF_OK)
+        return status;
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.memory = *memory;
+    options.progress = cancel ? is_cancelled : nullptr;
+    options.progress_context = const_cast<int32_t *>(cancel);
+    trf_device_layer *made = nullptr;
+    status = trf_device_layer_load(context, checkpoint, tensor, &options, &made, err);
+    if (status == TRF_OK)
+        status = trf_torch::insert_layer(device, memory->blob, memory->blob_bytes, made, err);
     if (status != TRF_OK)
         trf_device_layer_destroy(made);
     return status;

@@ -20,6 +20,13 @@ TRF_TORCH_API trf_status trf_torch_measure(int device, const void *blob, uint64_
 TRF_TORCH_API trf_status trf_torch_adopt(int device, void *blob, uint64_t blob_bytes, void *directory,
                                          uint64_t directory_bytes, trf_error *err);
 
+/* As both of these, of a tensor of a checkpoint, which is read to the memory that is given: *size is what it takes.
+ * cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */
+TRF_TORCH_API trf_status trf_torch_measure_tensor(int device, trf_checkpoint *checkpoint, const char *tensor,
+                                                  trf_layer_size *size, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor,
+                                        const trf_layer_memory *memory, const int32_t *cancel, trf_error *err);
+
 /* @return whether there is a layer at a place; *info is filled then. */
 TRF_TORCH_API int trf_torch_find(int device, const void *blob, trf_layer_info *info);
 

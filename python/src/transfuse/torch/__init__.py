@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from transfuse.torch._ops import decode, embedding, is_exact, linear, set_exact
-from transfuse.torch._registry import adopt, blob_info, encode, forget, load_blob
+from transfuse.torch._registry import Checkpoint, adopt, blob_info, encode, forget, load_blob, open_checkpoint
 
 __all__ = [
+    "Checkpoint",
     "adopt",
     "blob_info",
     "decode",
@@ -16,5 +17,6 @@ __all__ = [
     "is_exact",
     "linear",
     "load_blob",
+    "open_checkpoint",
     "set_exact",
 ]

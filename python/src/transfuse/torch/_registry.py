@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
 from typing import Any
 
@@ -18,8 +19,11 @@ import torch
 from transfuse import _structs as s
 from transfuse._errors import Status, TransfuseError
 from transfuse._layer import Layer
+from transfuse._library import call as library_call
+from transfuse._library import call_interruptible, library
+from transfuse._options import encode_path, encode_text
 from transfuse._results import LayerInfo, make_layer_info
-from transfuse.torch._shim import CPU, call, shim
+from transfuse.torch._shim import CPU, LayerMemory, LayerSize, call, shim
 
 # What codecs take: the name by which Layer.encode knows it, and a dtype of its bits where NumPy has none of its own.
 _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
@@ -31,8 +35,8 @@ _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
     torch.float8_e5m2: ("fp8_e5m2", torch.uint8),
 }
 
-# What holds a layer's directory, and the finalizer of its blob's storage, by device and address.
-_adopted: dict[tuple[int, int], tuple[torch.Tensor, weakref.finalize]] = {}  # type: ignore[type-arg]
+# Those of the storages of blobs that are known, by device and address; each holds its layer's directory.
+_finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] = {}
 
 
 def device_index(device: torch.device) -> int:
@@ -86,29 +90,54 @@ def adopt(blob: torch.Tensor) -> None:
     size = ctypes.c_uint64()
     call("trf_torch_measure", device, pointer, blob.numel(), ctypes.byref(size), what=what)
     directory = torch.empty(size.value, dtype=torch.uint8, device=blob.device)
-    try:
-        call("trf_torch_adopt", device, pointer, blob.numel(), directory.data_ptr(), size.value, what=what)
-    except TransfuseError as failure:
-        if failure.status == Status.TRF_ERR_EXISTS:  # another thread was faster
-            return
-        raise
-    finalizer = weakref.finalize(blob.untyped_storage(), _forget, device, pointer)
-    finalizer.atexit = False
-    _adopted[device, pointer] = directory, finalizer
+    with _Keeping(blob, directory) as keeping:
+        try:
+            call("trf_torch_adopt", device, pointer, blob.numel(), directory.data_ptr(), size.value, what=what)
+        except TransfuseError as failure:
+            if failure.status != Status.TRF_ERR_EXISTS:
+                raise
+            keeping.drop()  # another thread was faster
+
+
+class _Keeping:
+    """Keeps what a layer needs beside its blob for as long as the blob's storage, which has it forgotten.
+
+    It is there before the layer is, so that no exception can come in between; one that leaves the block undoes it.
+    """
+
+    def __init__(self, blob: torch.Tensor, directory: torch.Tensor) -> None:
+        self._place = device_index(blob.device), blob.data_ptr()
+        self._finalizer = weakref.finalize(blob.untyped_storage(), _forget, *self._place, directory)
+        self._finalizer.atexit = False
+
+    def __enter__(self) -> _Keeping:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.drop()
+            if not issubclass(kind, TransfuseError):  # those come from the call, which has made nothing then
+                shim().trf_torch_forget(*self._place)
+        elif self._finalizer.alive:
+            _finalizers[self._place] = self._finalizer
+
+    def drop(self) -> None:
+        """Leaves the storage alone."""
+        self._finalizer.detach()
 
 
 def forget(blob: torch.Tensor) -> None:
     """Makes a blob unknown, as to be done before its bytes change; of one that is not known nothing is done."""
     device, pointer = _place_of(blob)
-    entry = _adopted.get((device, pointer))
-    if entry:
-        entry[1].detach()
+    finalizer = _finalizers.get((device, pointer))
+    if finalizer:
+        finalizer.detach()
     _forget(device, pointer)
 
 
-def _forget(device: int, pointer: int) -> None:
+def _forget(device: int, pointer: int, _directory: torch.Tensor | None = None) -> None:
     shim().trf_torch_forget(device, pointer)
-    _adopted.pop((device, pointer), None)
+    _finalizers.pop((device, pointer), None)
 
 
 def blob_info(blob: torch.Tensor) -> LayerInfo:
@@ -160,17 +189,81 @@ def tensor_of(layer: Layer) -> torch.Tensor:
     return blob
 
 
-def load_blob(checkpoint: str | os.PathLike[str], tensor: str, device: torch.device | str) -> torch.Tensor:
-    """Reads one compressed tensor of a checkpoint to memory of torch's, and makes it known to the ops.
+class Checkpoint:
+    """A checkpoint that is open for loading: a ``.safetensors`` file, an index, a folder, or a ``.trf`` file.
+
+    To be closed, which `with` does; several threads may load from it at once.
+
+    Raises
+    ------
+    NotFoundError, InputOutputError, DataError, UnsupportedError
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        handle = ctypes.c_void_p()
+        library_call("trf_checkpoint_open", encode_path(path), ctypes.byref(handle))
+        self._handle: ctypes.c_void_p | None = handle
+        self._close = weakref.finalize(self, library().trf_checkpoint_close, handle)
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The library's `trf_checkpoint`."""
+        if self._handle is None:
+            raise ValueError(f"the checkpoint {self.path} is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Closes it; tensors that were loaded stay."""
+        self._handle = None
+        self._close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Opens a checkpoint for `load_blob`; raises what `Checkpoint` does."""
+    return Checkpoint(path)
+
+
+class Cancel(threading.Event):
+    """An event that stops loads: `set` ends those that were given it within a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flag = ctypes.c_int32(0)
+
+    def set(self) -> None:
+        """Asks to stop."""
+        self.flag.value = 1
+        super().set()
+
+
+def load_blob(
+    checkpoint: Checkpoint | str | os.PathLike[str],
+    tensor: str,
+    device: torch.device | str,
+    *,
+    cancel: Cancel | None = None,
+) -> torch.Tensor:
+    """Reads one compressed tensor of a checkpoint to memory that torch allocates, and makes it known to the ops.
+
+    The library reads, checks and copies the bytes. Ctrl-C ends it within about a second, and nothing is left behind.
 
     Parameters
     ----------
-    checkpoint : path
-        A ``.safetensors`` file, an index, or a folder.
+    checkpoint : Checkpoint or path
+        A path is opened and closed, which takes longer for each tensor.
     tensor : str
         The source's name; an expert of a 3-D tensor is "name[3]".
     device : torch.device
         The CPU or a CUDA device.
+    cancel : Cancel, optional
+        Of a caller who looks after Ctrl-C: the call then runs on the thread that it comes from.
 
     Returns
     -------
@@ -178,11 +271,35 @@ def load_blob(checkpoint: str | os.PathLike[str], tensor: str, device: torch.dev
 
     Raises
     ------
-    TransfuseError
-        What `transfuse.Layer.load` raises; the device is not there or cannot be used.
+    NotFoundError
+        There is no such checkpoint, tensor or expert.
+    ArgumentError
+        The tensor is not compressed, or one of experts without an index.
+    CancelledError
+        `cancel` was set.
+    DeviceError, InputOutputError, DataError, UnsupportedError
     """
-    blob = tensor_of(Layer.load(checkpoint, tensor)).to(device)
-    adopt(blob)
+    if not isinstance(checkpoint, Checkpoint):
+        with Checkpoint(checkpoint) as opened:
+            return load_blob(opened, tensor, device, cancel=cancel)
+    place = torch.device(device)
+    index = device_index(place)
+    name = encode_text(tensor, "tensor")
+    size = LayerSize()
+    call("trf_torch_measure_tensor", index, checkpoint.handle, name, ctypes.byref(size))
+    blob = torch.empty(size.blob_bytes, dtype=torch.uint8, device=place)
+    directory = torch.empty(size.directory_bytes, dtype=torch.uint8, device=place)
+    if place.type == "cuda":
+        # The memory may have been another tensor's, of work that is still under way.
+        torch.cuda.current_stream(place).synchronize()
+    memory = LayerMemory(blob.data_ptr(), blob.numel(), directory.data_ptr(), directory.numel())
+    asked = cancel or Cancel()
+    arguments = (index, checkpoint.handle, name, ctypes.byref(memory), ctypes.byref(asked.flag))
+    with _Keeping(blob, directory):
+        if cancel:
+            call("trf_torch_load", *arguments)
+        else:
+            call_interruptible(lambda: call("trf_torch_load", *arguments), asked)
     return blob
 
 
