@@ -103,7 +103,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def approximate() -> Iterator[None]:
     """Leaves exact mode off behind a test that turned it on."""
     yield
-    transfuse.torch.set_exact(False)
+    transfuse.set_exact(False)
 
 
 class Checkpoints:
@@ -194,7 +194,7 @@ def test_parameters_and_logits(
     assert all(parameter.device.type == device for parameter in model.parameters())
     expected = run(source)
     assert torch.allclose(run(model).float(), expected.float(), atol=0.02, rtol=0.02)
-    transfuse.torch.set_exact(True)
+    transfuse.set_exact(True)
     assert torch.equal(run(model), expected)
 
 
@@ -257,7 +257,7 @@ def test_exact_as_an_argument(checkpoints: Checkpoints, device: str) -> None:
     config = transfuse.TransfuseConfig(exact=True)
     with pytest.warns(UserWarning, match="exact"):
         model = load(checkpoints.compressed("llama"), device=device, quantization_config=config)
-    assert transfuse.torch.is_exact() and torch.equal(run(model), run(source))
+    assert transfuse.is_exact() and torch.equal(run(model), run(source))
     assert model.config.quantization_config.codec == "auto"
     assert "exact" not in model.config.to_dict()["quantization_config"]
 
@@ -269,11 +269,11 @@ def test_generate(checkpoints: Checkpoints, cache: str, device: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": cache}
     ids = some_ids(model)
     mask = torch.ones_like(ids)
-    transfuse.torch.set_exact(True)
+    transfuse.set_exact(True)
     assert model.generate(ids, attention_mask=mask, **options).equal(
         source.generate(ids, attention_mask=mask, **options)
     )
-    transfuse.torch.set_exact(False)
+    transfuse.set_exact(False)
     assert model.generate(ids, attention_mask=mask, **options).shape == (2, 25)
 
 
@@ -300,7 +300,7 @@ def test_adapters(tmp_path: Path, checkpoints: Checkpoints, device: str) -> None
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model = load(checkpoints.compressed("llama"), device=device)
     source = load(checkpoints.source("llama"), device=device)
-    transfuse.torch.set_exact(True)
+    transfuse.set_exact(True)
     gradients = []
     for base in (model, source):
         torch.manual_seed(0)
@@ -349,7 +349,7 @@ def test_dtypes_that_fit(checkpoints: Checkpoints, dtype: str, device: str) -> N
     source = load(checkpoints.source("llama"), device=device, dtype=dtype)
     model = load(checkpoints.compressed("llama"), device=device, dtype=dtype)
     assert model.dtype == source.dtype and model.model.norm.weight.dtype == source.dtype
-    transfuse.torch.set_exact(True)
+    transfuse.set_exact(True)
     assert torch.equal(run(model), run(source))
 
 
