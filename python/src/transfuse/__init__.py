@@ -4,10 +4,14 @@
 Checkpoints are compressed, verified, decompressed and listed by `compress`, `verify`, `decompress` and `info`; a
 `Layer` is one compressed matrix in host memory. All of it runs on the CPU and needs NumPy alone. Functions may be
 called from several threads at once, and do not hold the interpreter's lock while the library works. Failures are
-exceptions of one family, `TransfuseError`. docs/python.md in the source tree is the page for users.
+exceptions of one family, `TransfuseError`. With torch installed, `compress_model` compresses a model in place, and
+`transfuse.torch` has what it is made of. docs/python.md in the source tree is the page for users.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from transfuse._checkpoint import (
     CheckpointInfo,
@@ -66,10 +70,15 @@ __all__ = [
     "verify",
 ]
 
+# What is imported with transfuse.torch, and so with torch, when it is asked for.
+_OF_TORCH = ("TransfuseEmbedding", "TransfuseLinear", "compress_model", "is_exact", "set_exact")
 
-def __getattr__(name: str) -> str:
+
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         from transfuse._library import library
 
         return str(library().trf_version().decode())
+    if name in _OF_TORCH:
+        return getattr(importlib.import_module("transfuse.torch"), name)
     raise AttributeError(f"module 'transfuse' has no attribute '{name}'")
