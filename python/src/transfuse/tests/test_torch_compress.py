@@ -120,7 +120,9 @@ def test_shared_weights_stay_shared() -> None:
     second.weight = first.weight
     third = linear(64, 96)
     third.weight = nn.Parameter(first.weight.data, requires_grad=False)  # another parameter, the same memory
-    model: Any = nn.ModuleDict({"first": first, "second": second, "again": first, "third": third, "other": linear(64, 96)})
+    model: Any = nn.ModuleDict(
+        {"first": first, "second": second, "again": first, "third": third, "other": linear(64, 96)}
+    )
     report = compress_model(model)
     assert first.weight is second.weight is third.weight is not model["other"].weight
     assert model["again"] is first and isinstance(first, TransfuseLinear)
