@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from transfuse.hf._expert_parts import make_placeholders
-from transfuse.hf._load_plan import Decoded, LoadPlan, Part, TakenExperts
+from transfuse.hf._load_plan import Decoded, LoadPlan, Part
 from transfuse.torch import _ops, _registry
 from transfuse.torch._containers import unpack_experts
 from transfuse.torch._experts import replace_experts
@@ -40,6 +40,7 @@ class _Job:
 
     target: str
     parts: list[Part]
+    is_set: bool = False
 
 
 class Loader:
@@ -82,7 +83,7 @@ class Loader:
     def _make_jobs(self) -> list[_Job]:
         jobs = [_Job(taken.target, [taken.part]) for taken in self.plan.taken]
         for experts in self.plan.experts:
-            jobs += [_Job(f"{experts.path}.{name}", parts) for name, parts in experts.blobs.items()]
+            jobs += [_Job(f"{experts.path}.{name}", parts, True) for name, parts in experts.blobs.items()]
         return jobs
 
     def _read_all(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Tensor]]:
@@ -96,7 +97,7 @@ class Loader:
             while waiting or running:
                 while waiting and len(running) <= _THREADS:
                     job = waiting.pop()
-                    running[pool.submit(self._read, job.parts, self.device_of(job.target))] = job
+                    running[pool.submit(self._read_job, job)] = job
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
         except BaseException:
@@ -106,10 +107,12 @@ class Loader:
             # What is being read at this moment uses the open checkpoints.
             pool.shutdown(cancel_futures=True)
 
-    def _read(self, parts: list[Part], device: torch.device) -> Tensor:
-        """Returns a blob, or one of experts, on a device, validated and registered."""
-        sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in parts]
-        if len(sources) > 1:
+    def _read_job(self, job: _Job) -> Tensor:
+        """Returns a blob, or one of experts, on the device of its target, validated and registered."""
+        device = self.device_of(job.target)
+        sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in job.parts]
+        # A 3-D tensor of a file is a set of experts already.
+        if job.is_set and len(job.parts[0].tensor.shape) == 2:
             return _registry.load_experts(sources, device, cancel=self._cancel)
         return _registry.load_blob(*sources[0], device, cancel=self._cancel)
 
@@ -138,7 +141,7 @@ class Loader:
             return self._dense_files[tensor.file].get_tensor(tensor.name).to(device)  # type: ignore[no-any-return]
         assert tensor.layer is not None
         dtype, (*_, rows, cols) = TORCH_DTYPES[tensor.layer.dtype], tensor.shape
-        blob = self._read([part], device)
+        blob = _registry.load_blob(self._checkpoints[tensor.file], tensor.name, device)
         if len(tensor.shape) == 2:
             return _ops.decode(blob, rows, cols, dtype)
         dense = torch.empty(tensor.shape, dtype=dtype, device=device)
