@@ -80,3 +80,7 @@ class ConfigFields:
         fields.pop("exact", None)
         fields["quant_method"] = METHOD.value
         return fields
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The same: nothing is left out that is a default."""
+        return self.to_dict()

@@ -10,11 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from typing import Any
 
 from torch import nn
-
-# Set weights up, and are over by the time that there are blobs.
-_SETUP = ("__init__", "_init_weights", "reset_parameters", "_reset_parameters", "tie_weights", "_tie_weights")
 
 
 def find_weight_reader(model: nn.Module, path: str) -> str:
@@ -26,23 +24,26 @@ def find_weight_reader(model: nn.Module, path: str) -> str:
     around = model
     for depth in range(len(parts)):
         reads = re.compile(rf"\bself\.{re.escape('.'.join(parts[depth:]))}\.weight\b(?!\.device\b)")
-        if reads.search(_source_of(type(around))):
-            return type(around).__name__
+        kind: Any = type(around)
+        if reads.search(_source_of(kind)):
+            return str(kind.__name__)
         around = around.get_submodule(parts[depth])
     return ""
 
 
 @functools.cache
-def _source_of(kind: type[nn.Module]) -> str:
-    """Returns the text of the methods of a class and its bases, up to those that every module has."""
-    texts = []
-    for base in kind.__mro__:
-        if base.__module__ in ("torch.nn.modules.module", "transformers.modeling_utils", "builtins"):
+def _source_of(kind: Any) -> str:
+    """Returns the text of `forward` and of the methods of the class that it calls, directly or not."""
+    texts: dict[str, str] = {}
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        method = getattr(kind, name, None)
+        if name in texts or not inspect.isfunction(method) or getattr(nn.Module, name, None) is method:
             continue
-        for name, member in vars(base).items():
-            if inspect.isfunction(member) and name not in _SETUP:
-                try:
-                    texts.append(inspect.getsource(member))
-                except (OSError, TypeError):
-                    continue
-    return "\n".join(texts)
+        try:
+            texts[name] = inspect.getsource(method)
+        except (OSError, TypeError):
+            texts[name] = ""
+        waiting += re.findall(r"\bself\.(\w+)\(", texts[name])
+    return "\n".join(texts.values())
