@@ -4,10 +4,17 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import transfuse
+from transfuse.tests.conftest import Tensors
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 try:
@@ -98,9 +105,7 @@ def test_decode_gives_the_source(codec: str, device: str, shape: tuple[int, int]
     if case.is_lossless:
         assert torch.equal(bits_of(case.dense), bits_of(case.source))
     else:
-        from transfuse import Layer
-
-        values = Layer.from_bytes(case.blob.cpu().numpy().tobytes()).decode()
+        values = transfuse.Layer.from_bytes(case.blob.cpu().numpy().tobytes()).decode()
         assert bits_of(case.dense).flatten().numpy().tobytes() == values.tobytes()
 
 
@@ -259,3 +264,321 @@ def test_other_bytes_at_the_same_place(device: str) -> None:
         tt.forget(view)
         view.copy_(one.blob)
         assert torch.equal(tt.linear(x, view, None, 64), one.linear(x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_load_blob(device: str, source: Path, tensors: Tensors, tmp_path: Path) -> None:
+    target = tmp_path / "model.safetensors"
+    transfuse.compress(source, target)
+    gc.collect()
+    before = _registry.count_layers()
+    with tt.open_checkpoint(target) as checkpoint:
+        blob = tt.load_blob(checkpoint, "layers.0.q_proj.weight", device)
+        expert = tt.load_blob(checkpoint, "layers.0.experts.up_proj[1]", device)
+    assert blob.device.type == device and _registry.count_layers() == before + 2
+    for one, dense in (
+        (blob, tensors["layers.0.q_proj.weight"][1]),
+        (expert, tensors["layers.0.experts.up_proj"][1][1]),
+    ):
+        assert (
+            tt.decode(one, *dense.shape, torch.bfloat16).cpu().view(torch.uint16).numpy().tobytes() == dense.tobytes()
+        )
+    same = tt.load_blob(target, "layers.0.q_proj.weight", device)
+    assert torch.equal(same, blob)
+    del blob, expert, one, same
+    assert _registry.count_layers() == before
+
+
+def test_load_blob_refuses(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "model.safetensors"
+    transfuse.compress(source, target)
+    with tt.open_checkpoint(target) as checkpoint:
+        with pytest.raises(transfuse.NotFoundError, match="layers.9"):
+            tt.load_blob(checkpoint, "layers.9.weight", "cpu")
+        with pytest.raises(transfuse.ArgumentError, match="norm"):
+            tt.load_blob(checkpoint, "layers.0.norm.weight", "cpu")
+        stop = _registry.Cancel()
+        stop.set()
+        with pytest.raises(transfuse.CancelledError):
+            tt.load_blob(checkpoint, "layers.0.q_proj.weight", "cpu", cancel=stop)
+        with pytest.raises(ValueError, match="not on meta"):
+            tt.load_blob(checkpoint, "layers.0.q_proj.weight", "meta")
+    with pytest.raises(ValueError, match="is closed"):
+        tt.load_blob(checkpoint, "layers.0.q_proj.weight", "cpu")
+    with pytest.raises(transfuse.NotFoundError):
+        tt.open_checkpoint(tmp_path / "nothing")
+    data = bytearray(target.read_bytes())
+    data[len(data) // 2] ^= 1
+    target.write_bytes(data)
+    before = _registry.count_layers()
+    with tt.open_checkpoint(target) as checkpoint:
+        with pytest.raises(transfuse.DataError, match="model.safetensors"):
+            for name in ("q_proj.weight", "k_proj.weight", "v_proj.weight", "codes.weight", "experts.up_proj[0]"):
+                tt.load_blob(checkpoint, f"layers.0.{name}", "cpu")
+            for expert in (1, 2):
+                tt.load_blob(checkpoint, f"layers.0.experts.up_proj[{expert}]", "cpu")
+    assert _registry.count_layers() == before
+
+
+# ---- gradients, exact mode, autocast ----
+
+X_SHAPES = [(7, 520), (2, 3, 520), (1, 1, 520), (520,), (1, 520), (0, 520)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("x_shape", X_SHAPES, ids=str)
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+def test_exact_mode_is_the_uncompressed_model(
+    with_bias: bool, x_shape: tuple[int, ...], dtype: torch.dtype, device: str
+) -> None:
+    """Values and gradients bit for bit; what the layer multiplies in exact mode is the source itself."""
+    case = Case("bf16", device)
+    weight = case.source.to(device, dtype)
+    tt.set_exact(True)
+    results = []
+    for compressed in (True, False):
+        x = make_x(*x_shape, dtype=dtype, device=device).requires_grad_()
+        bias = make_x(300, dtype=dtype, device=device, seed=2).requires_grad_() if with_bias else None
+        with torch.no_grad():
+            plain = case.linear(x, bias) if compressed else F.linear(x, weight, bias)
+        y = case.linear(x, bias) if compressed else F.linear(x, weight, bias)
+        y.backward(make_x(*y.shape, dtype=dtype, device=device, seed=3))
+        results.append([plain, y, x.grad, *([] if bias is None else [bias.grad])])
+    for one, other in zip(*results, strict=True):
+        assert one.shape == other.shape and torch.equal(bits_of(one), bits_of(other))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients(device: str) -> None:
+    """Without exact mode: an error against F64 of at most twice that of the uncompressed layer."""
+    case = Case("bf16", device)
+    weight = case.source.to(device)
+    grad = make_x(7, 300, dtype=torch.bfloat16, device=device, seed=3)
+    x, other = (make_x(7, 520, dtype=torch.bfloat16, device=device).requires_grad_() for _ in range(2))
+    case.linear(x).backward(grad)
+    F.linear(other, weight).backward(grad)
+    true = grad.double() @ weight.double()
+    assert (x.grad.double() - true).norm() <= 2 * (other.grad.double() - true).norm()
+    # The layer's blob is what autograd keeps, not its weights.
+    kept = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        case.linear(x)
+    assert kept == case.blob.numel()
+    with torch.no_grad():
+        assert not case.linear(x).requires_grad
+    assert not case.linear(x.detach()).requires_grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_second_derivatives(device: str) -> None:
+    case = Case("bf16", device, (16, 48))
+    x = make_x(3, 48, dtype=torch.float64, device=device).requires_grad_()
+    assert torch.autograd.gradcheck(case.linear, (x,))
+    assert torch.autograd.gradgradcheck(lambda x: case.linear(x).square(), (x,))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_autocast(requires_grad: bool, dtype: torch.dtype, exact: bool, device: str) -> None:
+    """x and bias become what they become for F.linear."""
+    case = Case("bf16", device)
+    tt.set_exact(exact)
+    x = make_x(4, 520, dtype=dtype, device=device)
+    bias = make_x(300, dtype=dtype, device=device, seed=2)
+    weight = case.source.to(device, torch.float64 if dtype == torch.float64 else None)
+    grads = []
+    for compressed in (True, False):
+        leaf = x.clone().requires_grad_(requires_grad)
+        with torch.autocast(device, torch.bfloat16):
+            y = case.linear(leaf, bias) if compressed else F.linear(leaf, weight, bias)
+        assert y.dtype == (torch.float64 if dtype == torch.float64 else torch.bfloat16)
+        if exact:
+            grads.append(y)
+        if requires_grad:
+            y.sum().backward()
+            assert leaf.grad is not None and leaf.grad.dtype == dtype
+            grads.append(leaf.grad)
+    assert not grads or all(torch.equal(a, b) for a, b in zip(grads[::2], grads[1::2], strict=True)) or len(grads) == 4
+    if len(grads) == 4:
+        assert torch.equal(grads[0], grads[2]) and torch.equal(grads[1], grads[3])
+
+
+# ---- torch.compile, and what torch checks of ops ----
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device: str) -> None:
+    case = Case("bf16", device)
+    bias = make_x(300, dtype=torch.bfloat16, device=device, seed=2)
+    ids = torch.tensor([[0, 299], [5, 5]], device=device)
+    for sizes in ((3, 520), (2, 3, 520), (520,), (0, 520)):
+        x = make_x(*sizes, dtype=torch.bfloat16, device=device)
+        for b in (None, bias):
+            torch.library.opcheck(torch.ops.transfuse.linear.default, (x, case.blob, b, 300))
+    torch.library.opcheck(torch.ops.transfuse.linear.default, (x.float(), case.blob, None, 300))
+    torch.library.opcheck(torch.ops.transfuse.decode.default, (case.blob, 300, 520, torch.float32))
+    torch.library.opcheck(torch.ops.transfuse.embedding.default, (ids, case.blob, 300, 520, torch.bfloat16))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compile(device: str) -> None:
+    case = Case("bf16", device)
+    compiles = 0
+
+    def counting(graph: Any, _inputs: Any) -> Any:
+        nonlocal compiles
+        compiles += 1
+        return graph.forward
+
+    def model(x: Tensor, ids: Tensor) -> Tensor:
+        y = F.silu(case.linear(x)) @ tt.decode(case.blob, 300, 520, x.dtype)
+        return y + tt.embedding(ids, case.blob, 300, 520, x.dtype)
+
+    compiled = torch.compile(model, backend=counting, fullgraph=True, dynamic=True)
+    x = make_x(5, 520, dtype=torch.bfloat16, device=device)
+    ids = torch.arange(5, device=device)
+    assert torch.equal(compiled(x, ids), model(x, ids))
+    assert torch.equal(compiled(x[:3], ids[:3]), model(x[:3], ids[:3]))
+    assert compiles == 1
+    tt.set_exact(True)
+    assert torch.equal(compiled(x, ids), model(x, ids))
+    assert compiles == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("exact", [False, True])
+def test_compile_with_gradients_and_autocast(exact: bool, device: str) -> None:
+    case = Case("bf16", device)
+    tt.set_exact(exact)
+
+    def model(x: Tensor) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            return case.linear(x).float().square().sum()
+
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for requires_grad in (False, True):
+        grads = []
+        for function in (model, compiled):
+            x = make_x(5, 520, dtype=torch.float32, device=device).requires_grad_(requires_grad)
+            y = function(x)
+            if requires_grad:
+                y.backward()
+            grads.append((y.detach(), x.grad))
+        assert torch.equal(grads[0][0], grads[1][0])
+        assert not requires_grad or torch.equal(grads[0][1], grads[1][1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inductor(device: str) -> None:
+    case = Case("bf16", device)
+
+    def model(x: Tensor) -> Tensor:
+        return F.silu(case.linear(x * 2)) + 1
+
+    x = make_x(5, 520, dtype=torch.bfloat16, device=device)
+    try:
+        y = torch.compile(model, fullgraph=True)(x)
+    except Exception as failure:
+        if "compiler" in str(failure).lower():
+            pytest.skip("inductor finds no compiler here")
+        raise
+    torch.testing.assert_close(y, model(x))
+
+
+# ---- threads and processes ----
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_threads(device: str) -> None:
+    """Threads that adopt, multiply and forget at once, each with more batches than a layer keeps plans of."""
+    shared = Case("bf16", device)
+    x = make_x(100, 520, dtype=torch.bfloat16, device=device)
+    expected = {m: shared.linear(x[:m]) for m in range(1, 101, 3)}
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for turn in range(3):
+                own = shared.blob.clone()
+                for m, y in expected.items():
+                    assert torch.equal(tt.linear(x[:m], shared.blob, None, 300), y)
+                    if (m + seed + turn) % 5 == 0:
+                        assert torch.equal(tt.linear(x[:m], own, None, 300), y)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_fork() -> None:
+    """What is on the CPU goes on in a child, which adopts layers, too."""
+    case = Case("bf16", "cpu")
+    x = make_x(2, 520, dtype=torch.bfloat16, device="cpu")
+    y = case.linear(x)
+    other = case.blob.clone()  # here: torch's own threads do not outlive a fork
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            code = 0 if torch.equal(case.linear(x), y) and torch.equal(tt.linear(x, other, None, 300), y) else 1
+        except BaseException:
+            code = 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_fork_refuses_a_gpu() -> None:
+    case = Case("bf16", "cuda")
+    x = make_x(2, 520, dtype=torch.bfloat16, device="cuda")
+    case.linear(x)
+    child = os.fork()
+    if child == 0:
+        try:
+            case.linear(x)
+            code = 1
+        except RuntimeError as failure:
+            code = 0 if "fork" in str(failure) else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert case.linear(x).shape == (2, 300)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_of_many_layers(device: str) -> None:
+    """10,000 layers come and go; memory does not grow."""
+    blob = tt.encode(make_weight(64, 64, torch.bfloat16)).to(device)
+    x = make_x(2, 64, dtype=torch.bfloat16, device=device)
+
+    def cycle(count: int) -> None:
+        for _ in range(count):
+            tt.linear(x, blob.clone(), None, 64)
+
+    def resident_bytes() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    gc.collect()
+    known = _registry.count_layers()
+    cycle(1000)
+    before, allocated = resident_bytes(), torch.cuda.memory_allocated() if device == "cuda" else 0
+    cycle(9000)
+    assert _registry.count_layers() == known
+    # A leak of a layer's smallest part, 100 bytes, would come to 900 kB.
+    assert resident_bytes() - before < 800_000
+    assert device == "cpu" or torch.cuda.memory_allocated() == allocated

@@ -9,17 +9,24 @@ which whoever writes other bytes into the same memory has to call.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import threading
 import weakref
 from typing import Any
 
 import torch
 
 from transfuse import _structs as s
-from transfuse._errors import Status, TransfuseError
+from transfuse._checkpoint import TensorInfo, read_tensor_info
+from transfuse._errors import Status, TransfuseError, make_error
 from transfuse._layer import Layer
+from transfuse._library import call as library_call
+from transfuse._library import call_interruptible, library
+from transfuse._options import encode_path, encode_text
 from transfuse._results import LayerInfo, make_layer_info
-from transfuse.torch._shim import CPU, call, shim
+from transfuse.torch._containers import is_container, layout, read_head, write_head
+from transfuse.torch._shim import CPU, LayerMemory, LayerSize, call, shim
 
 # What codecs take: the name by which Layer.encode knows it, and a dtype of its bits where NumPy has none of its own.
 _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
@@ -31,8 +38,10 @@ _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
     torch.float8_e5m2: ("fp8_e5m2", torch.uint8),
 }
 
-# What holds a layer's directory, and the finalizer of its blob's storage, by device and address.
-_adopted: dict[tuple[int, int], tuple[torch.Tensor, weakref.finalize]] = {}  # type: ignore[type-arg]
+_DIRECTORY_ALIGNMENT = 256
+
+# Those of the storages of blobs that are known, by device and address; each holds the directories.
+_finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] = {}
 
 
 def device_index(device: torch.device) -> int:
@@ -62,7 +71,7 @@ def _place_of(blob: torch.Tensor) -> tuple[int, int]:
 
 
 def adopt(blob: torch.Tensor) -> None:
-    """Validates a blob and makes it known to the ops; of one that is known nothing is done.
+    """Validates a blob, or a container of experts, and makes it known to the ops; one that is known is left as it is.
 
     Parameters
     ----------
@@ -78,37 +87,95 @@ def adopt(blob: torch.Tensor) -> None:
         The bytes are no valid blob; the device is not there or cannot be used.
     """
     device, pointer = _place_of(blob)
-    if shim().trf_torch_find(device, pointer, ctypes.byref(s.LayerInfoStruct())):
+    if is_known(blob):
         return
     what = f"blob of {blob.numel()} bytes on {blob.device}: "
     if blob.device.type == "cuda":
         torch.cuda.current_stream(blob.device).synchronize()  # what writes it
-    size = ctypes.c_uint64()
-    call("trf_torch_measure", device, pointer, blob.numel(), ctypes.byref(size), what=what)
-    directory = torch.empty(size.value, dtype=torch.uint8, device=blob.device)
-    try:
-        call("trf_torch_adopt", device, pointer, blob.numel(), directory.data_ptr(), size.value, what=what)
-    except TransfuseError as failure:
-        if failure.status == Status.TRF_ERR_EXISTS:  # another thread was faster
-            return
-        raise
-    finalizer = weakref.finalize(blob.untyped_storage(), _forget, device, pointer)
-    finalizer.atexit = False
-    _adopted[device, pointer] = directory, finalizer
+    is_set = is_container(blob)
+    offsets, sizes = read_head(blob) if is_set else ([0], [blob.numel()])
+    parts = []
+    for offset, count in zip(offsets, sizes, strict=True):
+        size = ctypes.c_uint64()
+        call("trf_torch_measure", device, pointer + offset, count, ctypes.byref(size), what=what)
+        parts.append(size.value)
+    keeping = _Keeping(blob, parts, offsets)
+    with keeping:
+        try:
+            for offset, count, directory in zip(offsets, sizes, keeping.directories, strict=True):
+                call("trf_torch_adopt", device, pointer + offset, count, *directory, what=what)
+            if is_set:
+                _make_experts(blob, offsets, what)
+        except TransfuseError as failure:
+            if failure.status != Status.TRF_ERR_EXISTS:
+                raise
+            keeping.drop()  # another thread was faster
+
+
+def _make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
+    array = (ctypes.c_uint64 * len(offsets))(*offsets)
+    device, pointer = _place_of(container)
+    call("trf_torch_make_experts", device, pointer, container.numel(), array, len(offsets), what=what)
+
+
+class _Keeping:
+    """Keeps what layers need beside their blobs for as long as the storage of these, which has them forgotten.
+
+    It is there before the layers are, so that no exception can come in between; one that leaves the block undoes it.
+    """
+
+    def __init__(self, blob: torch.Tensor, directory_bytes: list[int], offsets: list[int]) -> None:
+        starts = [0]
+        for size in directory_bytes:
+            starts.append(-(-(starts[-1] + size) // _DIRECTORY_ALIGNMENT) * _DIRECTORY_ALIGNMENT)
+        memory = torch.empty(starts[-1], dtype=torch.uint8, device=blob.device)
+        # Address and bytes of each.
+        self.directories = [
+            (memory.data_ptr() + start, size) for start, size in zip(starts, directory_bytes, strict=False)
+        ]
+        self._place = _place_of(blob)
+        self._finalizer = weakref.finalize(blob.untyped_storage(), _forget, *self._place, offsets, memory)
+        self._finalizer.atexit = False
+
+    def __enter__(self) -> _Keeping:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._finalizer.alive:
+            _call_now(self._finalizer)
+        elif self._finalizer.alive:
+            _finalizers[self._place] = self._finalizer
+
+    def drop(self) -> None:
+        """Leaves storage and layers alone."""
+        self._finalizer.detach()
+
+
+def is_known(blob: torch.Tensor) -> bool:
+    """Returns whether the ops know a blob or container."""
+    device, pointer = _place_of(blob)
+    return bool(shim().trf_torch_is_known(device, pointer))
 
 
 def forget(blob: torch.Tensor) -> None:
-    """Makes a blob unknown, as to be done before its bytes change; of one that is not known nothing is done."""
-    device, pointer = _place_of(blob)
-    entry = _adopted.get((device, pointer))
-    if entry:
-        entry[1].detach()
-    _forget(device, pointer)
+    """Makes a blob or container unknown, as to be done before its bytes change; an unknown one is left as it is."""
+    finalizer = _finalizers.get(_place_of(blob))
+    if finalizer:
+        _call_now(finalizer)
 
 
-def _forget(device: int, pointer: int) -> None:
-    shim().trf_torch_forget(device, pointer)
-    _adopted.pop((device, pointer), None)
+def _call_now(finalizer: weakref.finalize[..., torch.UntypedStorage]) -> None:
+    found = finalizer.detach()
+    if found:
+        _, function, arguments, _ = found
+        function(*arguments)
+
+
+def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.Tensor) -> None:
+    shim().trf_torch_forget_experts(device, pointer)
+    for offset in offsets:
+        shim().trf_torch_forget(device, pointer + offset)
+    _finalizers.pop((device, pointer), None)
 
 
 def blob_info(blob: torch.Tensor) -> LayerInfo:
@@ -119,6 +186,42 @@ def blob_info(blob: torch.Tensor) -> LayerInfo:
         adopt(blob)
         shim().trf_torch_find(device, pointer, ctypes.byref(info))
     return make_layer_info(info)
+
+
+def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
+    """Returns what the blobs of a container say of themselves; one that is not known is adopted.
+
+    Raises
+    ------
+    DataError
+        It is no container, or a malformed one.
+    TransfuseError
+        What `adopt` raises.
+    """
+    offsets, _ = read_head(container)
+    adopt(container)
+    device, pointer = _place_of(container)
+    infos = []
+    for offset in offsets:
+        info = s.LayerInfoStruct()
+        shim().trf_torch_find(device, pointer + offset, ctypes.byref(info))
+        infos.append(make_layer_info(info))
+    return infos
+
+
+def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises the reason if `experts` does not take a container with an x of this dtype, BF16 or F16.
+
+    Raises
+    ------
+    UnsupportedError, ArgumentError
+        Experts of several codecs; on a CUDA device also those that cannot share launches.
+    """
+    adopt(container)
+    known = {torch.bfloat16: s.Dtype.BF16, torch.float16: s.Dtype.F16}
+    if dtype not in known:
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, f"experts do not multiply x of {dtype}")
+    call("trf_torch_check_experts", *_place_of(container), known[dtype])
 
 
 def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -160,17 +263,88 @@ def tensor_of(layer: Layer) -> torch.Tensor:
     return blob
 
 
-def load_blob(checkpoint: str | os.PathLike[str], tensor: str, device: torch.device | str) -> torch.Tensor:
-    """Reads one compressed tensor of a checkpoint to memory of torch's, and makes it known to the ops.
+class Checkpoint:
+    """A checkpoint that is open for loading: a ``.safetensors`` file, an index, a folder, or a ``.trf`` file.
+
+    To be closed, which `with` does; several threads may load from it at once.
+
+    Raises
+    ------
+    NotFoundError, InputOutputError, DataError, UnsupportedError
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        handle = ctypes.c_void_p()
+        library_call("trf_checkpoint_open", encode_path(path), ctypes.byref(handle))
+        self._handle: ctypes.c_void_p | None = handle
+        self._close = weakref.finalize(self, library().trf_checkpoint_close, handle)
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """What is in it, by the source's names."""
+        count = library().trf_checkpoint_num_tensors(self.handle)
+        found = [read_tensor_info(self.handle, index) for index in range(count)]
+        return {tensor.name: tensor for tensor in found}
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The library's `trf_checkpoint`."""
+        if self._handle is None:
+            raise ValueError(f"the checkpoint {self.path} is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Closes it; tensors that were loaded stay."""
+        self._handle = None
+        self._close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Opens a checkpoint for `load_blob`; raises what `Checkpoint` does."""
+    return Checkpoint(path)
+
+
+class Cancel(threading.Event):
+    """An event that stops loads: `set` ends those that were given it within a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flag = ctypes.c_int32(0)
+
+    def set(self) -> None:
+        """Asks to stop."""
+        self.flag.value = 1
+        super().set()
+
+
+def load_blob(
+    checkpoint: Checkpoint | str | os.PathLike[str],
+    tensor: str,
+    device: torch.device | str,
+    *,
+    cancel: Cancel | None = None,
+) -> torch.Tensor:
+    """Reads one compressed tensor of a checkpoint to memory that torch allocates, and makes it known to the ops.
+
+    The library reads, checks and copies the bytes. Ctrl-C ends it within about a second, and nothing is left behind.
 
     Parameters
     ----------
-    checkpoint : path
-        A ``.safetensors`` file, an index, or a folder.
+    checkpoint : Checkpoint or path
+        A path is opened and closed, which takes longer for each tensor.
     tensor : str
-        The source's name; an expert of a 3-D tensor is "name[3]".
+        The source's name; an expert of a 3-D tensor is "name[3]", and of the whole of it a container is made.
     device : torch.device
         The CPU or a CUDA device.
+    cancel : Cancel, optional
+        Of a caller who looks after Ctrl-C: the call then runs on the thread that it comes from.
 
     Returns
     -------
@@ -178,11 +352,50 @@ def load_blob(checkpoint: str | os.PathLike[str], tensor: str, device: torch.dev
 
     Raises
     ------
-    TransfuseError
-        What `transfuse.Layer.load` raises; the device is not there or cannot be used.
+    NotFoundError
+        There is no such checkpoint, tensor or expert.
+    ArgumentError
+        The tensor is not compressed, or one of experts without an index.
+    CancelledError
+        `cancel` was set.
+    DeviceError, InputOutputError, DataError, UnsupportedError
     """
-    blob = tensor_of(Layer.load(checkpoint, tensor)).to(device)
-    adopt(blob)
+    if not isinstance(checkpoint, Checkpoint):
+        with Checkpoint(checkpoint) as opened:
+            return load_blob(opened, tensor, device, cancel=cancel)
+    place = torch.device(device)
+    info = checkpoint.tensors.get(tensor)
+    is_set = info is not None and info.compressed and len(info.shape) == 3
+    names = [f"{tensor}[{index}]" for index in range(info.blobs)] if is_set and info else [tensor]
+    encoded = [encode_text(name, "tensor") for name in names]
+    sizes = []
+    for name in encoded:
+        size = LayerSize()
+        call("trf_torch_measure_tensor", device_index(place), checkpoint.handle, name, ctypes.byref(size))
+        sizes.append(size)
+    offsets, total = layout([size.blob_bytes for size in sizes]) if is_set else ([0], sizes[0].blob_bytes)
+    blob = torch.empty(total, dtype=torch.uint8, device=place)
+    if is_set:
+        write_head(blob, offsets, [size.blob_bytes for size in sizes])
+    keeping = _Keeping(blob, [size.directory_bytes for size in sizes], offsets)
+    if place.type == "cuda":
+        # The memory may have been another tensor's, of work that is still under way.
+        torch.cuda.current_stream(place).synchronize()
+    asked = cancel or Cancel()
+
+    def load() -> None:
+        for name, offset, size, directory in zip(encoded, offsets, sizes, keeping.directories, strict=True):
+            memory = LayerMemory(blob.data_ptr() + offset, size.blob_bytes, *directory)
+            at = (device_index(place), checkpoint.handle, name)
+            call("trf_torch_load", *at, ctypes.byref(memory), ctypes.byref(asked.flag))
+
+    with keeping:
+        if cancel:
+            load()
+        else:
+            call_interruptible(load, asked)
+        if is_set:
+            _make_experts(blob, offsets)
     return blob
 
 

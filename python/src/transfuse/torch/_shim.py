@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_uint32, c_uint64, c_void_p
 
 import torch
 
@@ -18,6 +18,23 @@ OLDEST_TORCH = (2, 10)
 
 # In place of a CUDA ordinal (TRF_DEVICE_CPU).
 CPU = -1
+
+
+class LayerSize(ctypes.Structure):
+    """`trf_layer_size`."""
+
+    _fields_ = [("blob_bytes", c_uint64), ("directory_bytes", c_uint64)]
+
+
+class LayerMemory(ctypes.Structure):
+    """`trf_layer_memory`."""
+
+    _fields_ = [
+        ("blob", c_void_p),
+        ("blob_bytes", c_uint64),
+        ("directory", c_void_p),
+        ("directory_bytes", c_uint64),
+    ]
 
 
 @functools.cache
@@ -45,8 +62,14 @@ def shim() -> ctypes.CDLL:
     functions: dict[str, tuple[object, list[object]]] = {
         "trf_torch_measure": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), error]),
         "trf_torch_adopt": (c_int, [c_int, c_void_p, c_uint64, c_void_p, c_uint64, error]),
+        "trf_torch_measure_tensor": (c_int, [c_int, c_void_p, c_char_p, POINTER(LayerSize), error]),
+        "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, POINTER(LayerMemory), POINTER(c_int32), error]),
+        "trf_torch_is_known": (c_int, [c_int, c_void_p]),
         "trf_torch_find": (c_int, [c_int, c_void_p, info]),
+        "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
+        "trf_torch_check_experts": (c_int, [c_int, c_void_p, c_int, error]),
         "trf_torch_forget": (None, [c_int, c_void_p]),
+        "trf_torch_forget_experts": (None, [c_int, c_void_p]),
         "trf_torch_count": (c_uint64, []),
         "trf_torch_set_adoption_error": (None, [c_char_p]),
     }
