@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,11 @@ def adopt_moved(blob: Tensor) -> None:
         _registry.adopt(blob)
     except TransfuseError:
         pass
+
+
+def _tensor_at(pointer: int, num_bytes: int) -> Tensor:
+    """Returns a tensor that lies at an address of the host, which need not be there: only to be named, not read."""
+    return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(pointer), dtype=torch.uint8)
 
 
 class BlobModule(nn.Module):
@@ -104,21 +110,25 @@ class BlobModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = {name: self._parameters[name] for name in self._blob_names()}
-        old = {name: parameter.data for name, parameter in before.items() if parameter is not None}
+        old = [(name, each.data, each.data_ptr()) for name, each in before.items() if each is not None]
         super()._apply(fn, recurse)
-        for name, data in old.items():
-            self._follow_blob(name, data)
+        for name, data, pointer in old:
+            self._follow_blob(name, data, pointer)
         return self
 
-    def _follow_blob(self, name: str, old: Tensor) -> None:
+    def _follow_blob(self, name: str, old: Tensor, old_pointer: int) -> None:
         """Registers a blob at its new place, or puts the old one back where it was converted."""
         blob = self._parameters[name]
         assert blob is not None
         if not is_blob(blob):
             self._parameters[name] = as_parameter(old)
             raise TypeError(f"compressed weights cannot be made {blob.dtype}: {name} is a blob, and stays one")
-        if not old.is_meta and (blob.is_meta or blob.data_ptr() != old.data_ptr()):
-            adopt_moved(blob)
+        if old.is_meta or blob.is_meta or blob.data_ptr() == old_pointer:
+            return
+        if old.data_ptr() != old_pointer:
+            # share_memory has moved the storage itself, so that nobody else says that the old place is free again.
+            _registry.forget(_tensor_at(old_pointer, old.numel()))
+        adopt_moved(blob)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

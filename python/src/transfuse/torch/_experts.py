@@ -15,17 +15,17 @@ which decides, for each call, between two ways:
 * few tokens: they are sorted by expert on the device, and multiplied by the compressed experts. Nothing waits for the
   device, so that the call can be captured in a CUDA graph.
 * more than `set_dense_tokens` says, exact mode, or gradients: the experts of this layer are decoded, and the model's
-  own function of `config._experts_implementation` is called with the dense weights, for the bits that it gives without
-  compression. Their memory comes from torch's allocator and goes back before the next layer runs, which takes the same
-  memory again: one layer's dense weights are held at a time. With gradients they are decoded again in the backward pass.
+  own function of `config._experts_implementation` is called with the dense weights, for the bits that it gives
+  without compression. Their memory comes from torch's allocator and goes back before the next layer runs, which takes
+  the same memory again: one layer's dense weights are held at a time. With gradients they are decoded again in the
+  backward pass.
 
 Expert parallelism, transposed weights and biases are not supported; `find_experts_obstacle` says so.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,9 +36,11 @@ from transfuse.torch import _ops, _registry
 from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
 from transfuse.torch._modules import TORCH_DTYPES, encode_weight
 
+_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 # Above how many tokens decoding all experts of a layer is taken to be faster than multiplying by compressed ones.
 _dense_tokens = 64
+_classes: dict[type[nn.Module], type[TransfuseExperts]] = {}
 
 
 def set_dense_tokens(tokens: int) -> None:
@@ -62,6 +64,14 @@ def get_dense_tokens() -> int:
     return _dense_tokens
 
 
+def get_expert_names(module: nn.Module) -> tuple[str, ...]:
+    """Returns the names of the weights of a dense experts module of transformers; none of any other module."""
+    # The attributes that transformers.integrations.use_experts_implementation sets.
+    if isinstance(module, TransfuseExperts) or not all(hasattr(module, name) for name in _FLAGS):
+        return ()
+    return "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+
+
 def find_experts_obstacle(module: nn.Module) -> str | None:
     """Returns why the experts of a module of transformers cannot run compressed, or None.
 
@@ -69,17 +79,16 @@ def find_experts_obstacle(module: nn.Module) -> str | None:
     """
     if isinstance(module, TransfuseExperts):
         return "its experts are compressed already"
-    # The attributes that transformers.integrations.use_experts_implementation sets.
-    if not all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "is_concatenated")):
+    names = get_expert_names(module)
+    if not names:
         return f"{type(module).__name__} is no experts module of transformers"
-    first, down = _first_name(module), "down_proj"
     if module.is_transposed or module.has_bias:
         return "its weights are transposed" if module.is_transposed else "its experts have biases"
-    for name in (first, down):
+    for name in names:
         weight = module._parameters.get(name)
         if weight is None or weight.dim() != 3 or weight.shape[0] != module.num_experts:
             return f"its {name} is no parameter of the shape [experts][rows][columns]"
-    extra = set(module._parameters) - {first, down}
+    extra = set(module._parameters) - set(names)
     if extra or module._buffers:
         return f"what it does with {', '.join(sorted(extra | set(module._buffers)))} is not known"
     return None
@@ -155,7 +164,7 @@ def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
     dict of str to Tensor
         The arguments of `replace_experts`, on the device of the weights.
     """
-    weights = {name: module._parameters[name] for name in (_first_name(module), "down_proj")}
+    weights = {name: module._parameters[name] for name in get_expert_names(module)}
     parts: dict[str, Tensor] = {}
     for name, weight in weights.items():
         assert weight is not None
@@ -184,6 +193,12 @@ class TransfuseExperts(BlobModule):
 
     blob_shapes: dict[str, tuple[int, int, int]]
     weight_dtype: torch.dtype
+    down_proj: Tensor
+    # Of the model's class.
+    num_experts: int
+    has_gate: bool
+    act_fn: Callable[[Tensor], Tensor]
+    _apply_gate: Callable[[Tensor], Tensor]
     _dense_class: type[nn.Module]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -296,7 +311,7 @@ class TransfuseExperts(BlobModule):
         # Back to the order of the tokens, and summed up as transformers does: without atomic additions.
         back = torch.empty_like(order)
         back[order] = torch.arange(tokens * k, device=order.device)
-        return y[back].view(tokens, k, -1).sum(dim=1).to(hidden_states.dtype)
+        return y[back].view(tokens, k, y.shape[-1]).sum(dim=1).to(hidden_states.dtype)
 
     def _multiply_by_experts(self, x: Tensor, offsets: Tensor) -> Tensor:
         """Returns what each row's expert makes of it; rows are sorted by expert."""
@@ -317,7 +332,7 @@ class TransfuseExperts(BlobModule):
 
     def _has_plain_gate(self) -> bool:
         """Returns whether the gate is act_fn(gate) * up: what the decorator of transformers adds by this name."""
-        return getattr(self._dense_class._apply_gate, "__name__", "") == "_default_apply_gate"
+        return getattr(self._apply_gate, "__name__", "") == "_default_apply_gate"
 
 
 @torch.library.custom_op("transfuse::decode_experts", mutates_args=("out",))
@@ -340,10 +355,6 @@ class _Dense:
         return getattr(self._module, name)
 
 
-def _first_name(module: nn.Module) -> str:
-    return "gate_up_proj" if module.has_gate else "up_proj"
-
-
 def _pack(blobs: Tensor | Sequence[Tensor]) -> Tensor:
     return blobs if isinstance(blobs, Tensor) else _registry.pack_experts(list(blobs))
 
@@ -358,20 +369,26 @@ def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int
     if set(given) not in choices:
         wanted = " or ".join(", ".join(name for name in _NAMES if name in choice) for choice in choices)
         raise ValueError(f"blobs are given for {', '.join(given)}; {type(module).__name__} takes {wanted}")
-    first, down = module._parameters[_first_name(module)], module._parameters["down_proj"]
+    own = get_expert_names(module)[0]
+    first, down = module._parameters[own], module._parameters["down_proj"]
     assert first is not None and down is not None
     experts, rows, cols = first.shape
     shapes = {"down_proj": (experts, down.shape[1], down.shape[2])}
     if "gate_proj" in given:
         shapes.update(gate_proj=(experts, rows // 2, cols), up_proj=(experts, rows // 2, cols))
     else:
-        shapes[_first_name(module)] = (experts, rows, cols)
+        shapes[own] = (experts, rows, cols)
     return {name: shapes[name] for name in _NAMES if name in given}
 
 
-@functools.cache
 def _class_of(dense_class: type[nn.Module]) -> type[TransfuseExperts]:
     """Returns the class of compressed modules that stands for one of a model's."""
+    if dense_class not in _classes:
+        _classes[dense_class] = _make_class(dense_class)
+    return _classes[dense_class]
+
+
+def _make_class(dense_class: type[nn.Module]) -> type[TransfuseExperts]:
     members = {"_dense_class": dense_class, "__module__": __name__, "__doc__": TransfuseExperts.__doc__}
     return type(f"Transfuse{dense_class.__name__}", (TransfuseExperts, dense_class), members)
 
@@ -385,6 +402,7 @@ __all__ = [
     "TransfuseExperts",
     "encode_experts",
     "find_experts_obstacle",
+    "get_expert_names",
     "get_dense_tokens",
     "replace_experts",
     "set_dense_tokens",

@@ -41,7 +41,7 @@ def register_peft(tuners_utils: ModuleType) -> None:
     tuner._check_merge_allowed = check_merge_allowed
     _wrap_merges(layer)
 
-    def init_subclass(cls: type, **options: Any) -> None:
+    def init_subclass(cls: type[Any], /, **options: Any) -> None:
         super(layer, cls).__init_subclass__(**options)
         _wrap_merge(cls)
 
@@ -57,13 +57,14 @@ def _refuse(layer: Any, name: str = "") -> None:
         )
 
 
-def _wrap_merges(cls: type) -> None:
+def _wrap_merges(cls: type[Any]) -> None:
+    derived: type[Any]
     for derived in cls.__subclasses__():
         _wrap_merge(derived)
         _wrap_merges(derived)
 
 
-def _wrap_merge(cls: type) -> None:
+def _wrap_merge(cls: type[Any]) -> None:
     merge = cls.__dict__.get("merge")
     if merge is None or hasattr(merge, _MARK):
         return
@@ -74,4 +75,4 @@ def _wrap_merge(cls: type) -> None:
         return merge(self, *arguments, **options)
 
     setattr(guarded, _MARK, True)
-    cls.merge = guarded  # type: ignore[attr-defined]
+    cls.merge = guarded
