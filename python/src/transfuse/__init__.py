@@ -4,8 +4,7 @@
 Checkpoints are compressed, verified, decompressed and listed by `compress`, `verify`, `decompress` and `info`; a
 `Layer` is one compressed matrix in host memory. All of it runs on the CPU and needs NumPy alone. Functions may be
 called from several threads at once, and do not hold the interpreter's lock while the library works. Failures are
-exceptions of one family, `TransfuseError`. With torch installed, `compress_model` compresses a model in place, and
-`transfuse.torch` has what it is made of. docs/python.md in the source tree is the page for users.
+exceptions of one family, `TransfuseError`. docs/python.md in the source tree is the page for users.
 """
 
 from __future__ import annotations
