@@ -346,16 +346,24 @@ static trf_status check_compressible_file(const trf_checkpoint *checkpoint, cons
     return TRF_OK;
 }
 
-/* A name in `include` that is no tensor's is a mistake; better to hear of it now. */
+static int has_match(const trf_checkpoint *checkpoint, const char *pattern) {
+    for (size_t i = 0; i < checkpoint->num_files; i++)
+        for (size_t t = 0; t < checkpoint->files[i].num_tensors; t++)
+            if (trf_pattern_matches(pattern, checkpoint->files[i].tensors[t].source->name))
+                return 1;
+    return 0;
+}
+
+/* A name or glob in `include` that is no tensor's is a mistake; better to hear of it now. */
 static trf_status check_include(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
                                 trf_error *err) {
     for (size_t p = 0; options->include && options->include[p]; p++) {
-        int found = !trf_pattern_is_name(options->include[p]);
-        for (size_t i = 0; i < checkpoint->num_files && !found; i++)
-            found = trf_checkpoint_file_find(&checkpoint->files[i], options->include[p]) != NULL;
-        if (!found)
-            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s' to include",
-                            checkpoint->root, options->include[p]);
+        const char *pattern = options->include[p];
+        if (!has_match(checkpoint, pattern))
+            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,
+                            trf_pattern_is_name(pattern) ? "%s: there is no tensor '%s' to include"
+                                                         : "%s: no tensor's name matches '%s', which is to be included",
+                            checkpoint->root, pattern);
     }
     return TRF_OK;
 }

@@ -32,10 +32,11 @@ static const char *const kTiedNames[] = {
 };
 
 int trf_pattern_is_name(const char *pattern) { return strpbrk(pattern, "*?[\\") == NULL; }
+int trf_pattern_matches(const char *pattern, const char *name) { return fnmatch(pattern, name, 0) == 0; }
 
 static int matches(const char *const *patterns, size_t count, const char *name) {
     for (size_t i = 0; i < count && patterns[i]; i++)
-        if (fnmatch(patterns[i], name, 0) == 0)
+        if (trf_pattern_matches(patterns[i], name))
             return 1;
     return 0;
 }
@@ -141,7 +142,7 @@ trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor 
             *selection = TRF_SELECT_ALWAYS;
             return TRF_OK;
         }
-        if (!obstacle && fnmatch(include[i], tensor->name, 0) == 0)
+        if (!obstacle && trf_pattern_matches(include[i], tensor->name))
             *selection = TRF_SELECT_COMPRESS;
     }
     return TRF_OK;

@@ -32,4 +32,7 @@ int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf
 /* @return whether a pattern is a name: it has no wildcard. */
 int trf_pattern_is_name(const char *pattern);
 
+/* @return whether a pattern of `include` stands for a tensor of this name. */
+int trf_pattern_matches(const char *pattern, const char *name);
+
 #endif

@@ -4,7 +4,9 @@
 #include "transfuse/device_memory.h"
 #include "trf_torch_registry.h"
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -81,12 +83,40 @@ trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *te
     return status;
 }
 
+int trf_torch_is_known(int device, const void *blob) {
+    return trf_torch::find_layer(device, blob).layer || trf_torch::find_experts(device, blob);
+}
+
 int trf_torch_find(int device, const void *blob, trf_layer_info *info) {
     const trf_torch::found_layer found = trf_torch::find_layer(device, blob);
     if (found.layer)
         *info = found.layer->info;
     return found.layer != nullptr;
 }
+
+trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,
+                                  uint32_t count, trf_error *err) {
+    std::vector<const void *> blobs;
+    for (uint32_t i = 0; i < count; i++)
+        blobs.push_back(static_cast<const uint8_t *>(container) + offsets[i]);
+    return trf_torch::insert_experts(device, container, container_bytes, blobs, err);
+}
+
+trf_status trf_torch_check_experts(int device, const void *container, trf_dtype dtype, trf_error *err) {
+    const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, container);
+    if (!found)
+        return TRF_ERR_NOT_FOUND;
+    if (!found->handle) {
+        *err = found->refusal;
+        return found->refusal.status;
+    }
+    trf_experts_plan *plan = nullptr;
+    const trf_status status = trf_experts_plan_create(found->handle, 1, dtype, dtype, &plan, err);
+    trf_experts_plan_destroy(plan);
+    return status;
+}
+
+void trf_torch_forget_experts(int device, const void *container) { trf_torch::forget_experts(device, container); }
 
 void trf_torch_forget(int device, const void *blob) { trf_torch::forget_layer(device, blob); }
 

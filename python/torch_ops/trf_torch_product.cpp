@@ -12,8 +12,6 @@
 
 namespace trf_torch {
 
-namespace {
-
 std::runtime_error bad_argument(const char *op, const std::string &text) {
     return std::runtime_error(std::string(op) + ": " + text);
 }
@@ -39,6 +37,16 @@ void check_layer(const layer &of, const Tensor &blob, int64_t rows, int64_t cols
                                    std::to_string(of.info.cols) + "]");
 }
 
+bool takes_dtype(trf_codec codec, trf_dtype dtype) {
+    if (dtype == TRF_DTYPE_BF16)
+        return codec != TRF_CODEC_FP16;
+    return dtype == TRF_DTYPE_F16 && codec != TRF_CODEC_BF16;
+}
+
+int32_t torch_code(ScalarType dtype) { return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)); }
+
+namespace {
+
 /* An operand of the epilogue, in order. */
 std::optional<Tensor> take_operand(const std::optional<Tensor> &operand, const product &of,
                                    const std::vector<int64_t> &sizes, const char *name) {
@@ -60,12 +68,6 @@ std::optional<Tensor> take_operand(const std::optional<Tensor> &operand, const p
                                       text + "]");
     }
     return in_order(*operand);
-}
-
-bool takes_dtype(trf_codec codec, trf_dtype dtype) {
-    if (dtype == TRF_DTYPE_BF16)
-        return codec != TRF_CODEC_FP16;
-    return dtype == TRF_DTYPE_F16 && codec != TRF_CODEC_BF16;
 }
 
 Tensor call_aten(const char *name, const char *overload, std::vector<StableIValue> stack) {
@@ -91,8 +93,6 @@ Tensor multiply_dense(const product &of, const layer &layer) {
         y = torch::stable::subtract(y, *of.residual, -1.0);
     return y;
 }
-
-int32_t torch_code(ScalarType dtype) { return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)); }
 
 uint32_t id_bytes_of(const Tensor &ids, const char *op) {
     int32_t dtype;
@@ -125,19 +125,27 @@ uint32_t check_ids(const Tensor &ids, int device, const decoding &of) {
 
 } // namespace
 
-found_layer find_or_adopt(const Tensor &blob, int device, const char *op, const plan_key *key) {
-    const void *const at = blob.const_data_ptr();
-    found_layer found = find_layer(device, at, key);
-    if (found.layer)
-        return found;
+void adopt_missing(const Tensor &blob, int device, const char *op) {
     if (is_capturing(device))
         throw std::runtime_error(std::string(op) + ": this blob is used for the first time while a CUDA graph is being "
                                                    "captured; call transfuse.torch.adopt on it before");
     StableIValue stack[1] = {torch::stable::detail::from(blob)};
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("transfuse::adopt", "", stack, TORCH_ABI_VERSION));
+}
+
+std::runtime_error adoption_failure(const char *op) {
+    return std::runtime_error(std::string(op) + ": " + take_adoption_error());
+}
+
+found_layer find_or_adopt(const Tensor &blob, int device, const char *op, const plan_key *key) {
+    const void *const at = blob.const_data_ptr();
+    found_layer found = find_layer(device, at, key);
+    if (found.layer)
+        return found;
+    adopt_missing(blob, device, op);
     found = find_layer(device, at, key);
     if (!found.layer)
-        throw std::runtime_error(std::string(op) + ": " + take_adoption_error());
+        throw adoption_failure(op);
     return found;
 }
 

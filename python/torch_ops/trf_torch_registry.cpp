@@ -18,8 +18,6 @@ namespace trf_torch {
 
 namespace {
 
-constexpr size_t kMaxPlans = 32; // of one layer: as many batch sizes as a server captures graphs of
-
 struct place {
     int device;
     const void *blob;
@@ -42,8 +40,10 @@ struct context_slot {
 struct registry {
     std::mutex lock;
     std::unordered_map<place, std::shared_ptr<layer>, place_hash> layers;
+    std::unordered_map<place, std::shared_ptr<trf_torch::experts>, place_hash> experts;
     std::unordered_map<int, context_slot> contexts;
-    uint32_t process = 0; // forks before this process
+    uint64_t next_number = 0; // of layers
+    uint32_t process = 0;     // forks before this process
 
     registry();
 };
@@ -77,44 +77,65 @@ trf_status fail(trf_error *err, trf_status status, const char *message) {
     return status;
 }
 
-/* One that is found moves towards the end, away from where plans are evicted. */
-std::shared_ptr<plan> find_plan(std::vector<std::pair<plan_key, std::shared_ptr<plan>>> &plans, const plan_key &key) {
-    for (size_t i = plans.size(); i-- > 0;)
-        if (plans[i].first == key) {
-            std::shared_ptr<plan> found = plans[i].second;
-            if (i + 1 < plans.size())
-                std::swap(plans[i], plans[i + 1]);
-            return found;
+/* Under the lock. */
+void note_owner(layer &member, const std::shared_ptr<layer> &owner) {
+    for (const auto &known : member.grouped_under)
+        if (known.lock() == owner)
+            return;
+    member.grouped_under.push_back(owner);
+}
+
+/* What forgetting releases, when the lock is free: groups before layers. */
+struct forgotten {
+    std::vector<std::shared_ptr<layer>> layers;
+    std::vector<std::shared_ptr<group>> groups;
+};
+
+/* Under the lock. */
+void take_layer(registry &in, const place &at, forgotten *into) {
+    const auto found = in.layers.find(at);
+    if (found == in.layers.end())
+        return;
+    layer &of = *found->second;
+    of.groups.remove([](const group_key &) { return true; }, &into->groups);
+    for (const auto &weak : of.grouped_under)
+        if (const std::shared_ptr<layer> first = weak.lock()) {
+            first->groups.remove(
+                [&](const group_key &key) {
+                    for (const uint64_t number : key.members)
+                        if (number == of.number)
+                            return true;
+                    return false;
+                },
+                &into->groups);
+            into->layers.push_back(first);
         }
-    return nullptr;
+    into->layers.push_back(std::move(found->second));
+    in.layers.erase(found);
 }
 
 } // namespace
 
 layer::~layer() {
-    registry &in = the_registry();
-    const bool is_lost = !is_usable(device, process, in);
-    if (is_lost)
-        for (auto &[key, kept] : plans)
-            (void)new std::shared_ptr<plan>(std::move(kept)); // a plan counts on its layer
-    plans.clear();
-    if (!is_lost)
+    plans = {}; // before the layer that they are of
+    if (is_usable(device, process, the_registry()))
         trf_device_layer_destroy(handle);
+}
+
+experts::~experts() {
+    plans = {};
+    if (layers.empty() || is_usable(layers[0]->device, layers[0]->process, the_registry()))
+        trf_experts_destroy(handle);
 }
 
 found_layer find_layer(int device, const void *blob, const plan_key *key) {
     registry &in = the_registry();
     const std::lock_guard<std::mutex> guard(in.lock);
     const auto at = in.layers.find({device, blob});
-    if (at == in.layers.end())
+    if (at == in.layers.end() || !is_usable(device, at->second->process, in))
         return {};
     const std::shared_ptr<layer> &found = at->second;
-    if (!is_usable(device, found->process, in))
-        throw std::runtime_error("transfuse: a layer on a GPU cannot be used after a fork; start processes by spawn");
-    found_layer result = {found, nullptr};
-    if (key)
-        result.plan = find_plan(found->plans, *key);
-    return result;
+    return {found, key ? found->plans.find(*key) : nullptr};
 }
 
 std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op) {
@@ -136,17 +157,115 @@ std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key
         trf_plan_get_info(made->handle, &info);
         made->workspace_bytes = info.workspace_bytes;
     }
-    std::shared_ptr<plan> evicted; // goes when the lock is free
     const std::lock_guard<std::mutex> guard(the_registry().lock);
-    auto &plans = of->plans;
-    if (const auto other = find_plan(plans, key)) // of another thread
-        return other;
-    if (plans.size() >= kMaxPlans) {
-        evicted = std::move(plans.front().second);
-        plans.erase(plans.begin());
+    return of->plans.insert(key, &made);
+}
+
+std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<layer>> &layers, uint32_t m,
+                                          trf_dtype dtype, const char *op) {
+    group_key key = {m, dtype, {}};
+    std::vector<trf_group_member> members(layers.size());
+    for (size_t i = 0; i < layers.size(); i++) {
+        key.members.push_back(layers[i]->number);
+        trf_group_member_init(&members[i]);
+        members[i].layer = layers[i]->handle;
+        members[i].m = m;
+        members[i].x_dtype = members[i].y_dtype = dtype;
     }
-    plans.emplace_back(key, made);
-    return made;
+    {
+        const std::lock_guard<std::mutex> guard(the_registry().lock);
+        if (const std::shared_ptr<group> found = layers[0]->groups.find(key))
+            return found;
+    }
+    auto made = std::make_shared<group>();
+    trf_error error;
+    const trf_status status =
+        trf_layer_group_create(members.data(), static_cast<uint32_t>(members.size()), &made->handle, &error);
+    if (status != TRF_ERR_UNSUPPORTED)
+        check_status(status, error, op);
+    if (made->handle) {
+        trf_layer_group_info info;
+        trf_layer_group_get_info(made->handle, &info);
+        made->workspace_bytes = info.workspace_bytes;
+    }
+    for (size_t i = 1; i < layers.size(); i++)
+        if (layers[i] != layers[0])
+            made->others.push_back(layers[i]);
+    const std::lock_guard<std::mutex> guard(the_registry().lock);
+    for (const auto &other : made->others)
+        note_owner(*other, layers[0]);
+    return layers[0]->groups.insert(key, &made);
+}
+
+std::shared_ptr<experts> find_experts(int device, const void *container) {
+    registry &in = the_registry();
+    const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.experts.find({device, container});
+    if (at == in.experts.end() || !is_usable(device, at->second->layers[0]->process, in))
+        return nullptr;
+    return at->second;
+}
+
+std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &of, const experts_key &key,
+                                                const char *op) {
+    check_status(of->refusal.status, of->refusal, op);
+    {
+        const std::lock_guard<std::mutex> guard(the_registry().lock);
+        if (const std::shared_ptr<experts_plan> found = of->plans.find(key))
+            return found;
+    }
+    auto made = std::make_shared<experts_plan>();
+    trf_error error;
+    check_status(trf_experts_plan_create(of->handle, key.tokens, key.dtype, key.dtype, &made->handle, &error), error,
+                 op);
+    made->workspace_bytes = trf_experts_plan_workspace_bytes(made->handle);
+    const std::lock_guard<std::mutex> guard(the_registry().lock);
+    return of->plans.insert(key, &made);
+}
+
+trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
+                          const std::vector<const void *> &blobs, trf_error *err) {
+    auto made = std::make_shared<experts>();
+    made->container = container;
+    made->container_bytes = container_bytes;
+    std::vector<trf_device_layer *> handles;
+    for (const void *blob : blobs) {
+        made->layers.push_back(find_layer(device, blob).layer);
+        const std::shared_ptr<layer> &last = made->layers.back(), &first = made->layers.front();
+        if (!last)
+            return fail(err, TRF_ERR_ARGUMENT, "an expert's layer is unknown");
+        if (last->info.rows != first->info.rows || last->info.cols != first->info.cols ||
+            last->info.dtype != first->info.dtype)
+            return fail(err, TRF_ERR_ARGUMENT, "experts differ in shape or source dtype");
+        handles.push_back(last->handle);
+    }
+    const trf_status status =
+        trf_experts_create(handles.data(), static_cast<uint32_t>(handles.size()), &made->handle, &made->refusal);
+    if (status == TRF_OK)
+        made->refusal = {};
+    else if (status != TRF_ERR_ARGUMENT && status != TRF_ERR_UNSUPPORTED) {
+        *err = made->refusal;
+        return status;
+    }
+    registry &in = the_registry();
+    const std::lock_guard<std::mutex> guard(in.lock);
+    if (!in.experts.insert({{device, container}, made}).second)
+        return fail(err, TRF_ERR_EXISTS, "there are experts at this place already");
+    return TRF_OK;
+}
+
+void forget_experts(int device, const void *container) {
+    registry &in = the_registry();
+    forgotten layers;
+    std::shared_ptr<experts> found; // goes before its layers
+    const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.experts.find({device, container});
+    if (at == in.experts.end())
+        return;
+    found = std::move(at->second);
+    in.experts.erase(at);
+    for (const auto &one : found->layers)
+        take_layer(in, {device, one->blob}, &layers);
 }
 
 trf_status find_context(int device, trf_context **context, trf_error *err) {
@@ -191,6 +310,7 @@ trf_status insert_layer(int device, const void *blob, uint64_t blob_bytes, trf_d
     registry &in = the_registry();
     const std::lock_guard<std::mutex> guard(in.lock);
     made->process = in.process;
+    made->number = in.next_number++;
     if (!in.layers.insert({{device, blob}, made}).second)
         return fail(err, TRF_ERR_EXISTS, "there is a layer at this place already");
     made->handle = handle;
@@ -199,13 +319,9 @@ trf_status insert_layer(int device, const void *blob, uint64_t blob_bytes, trf_d
 
 void forget_layer(int device, const void *blob) {
     registry &in = the_registry();
-    std::shared_ptr<layer> forgotten; // goes when the lock is free
+    forgotten released;
     const std::lock_guard<std::mutex> guard(in.lock);
-    const auto at = in.layers.find({device, blob});
-    if (at == in.layers.end())
-        return;
-    forgotten = std::move(at->second);
-    in.layers.erase(at);
+    take_layer(in, {device, blob}, &released);
 }
 
 uint64_t count_layers() {

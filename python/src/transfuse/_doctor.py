@@ -220,6 +220,10 @@ class _Doctor:
             # A GPU that is only there for a screen is no fault beside one that works.
             reason = reasons[gpu.index]
             report.verdict(f"{what} ({gpu.index})", "" if self.gpus else reason, reason if self.gpus else "")
+        if self.gpus:
+            major = self.build.cuda_version // 1000
+            missing = _probes.run_probe(_probes.CUBLASLT.format(major=major)).failure
+            report.verdict("large batches on a GPU", missing and f"{missing}; pip install 'nvidia-cublas=={major}.*'")
 
     def try_torch(self) -> bool:
         """Torch ops on the CPU and on each GPU; returns whether those on the CPU work."""
@@ -245,33 +249,33 @@ class _Doctor:
             report.verdict("PyTorch on a GPU", f"{ops.values['doing']}: {ops.failure}" if ops.failure else "")
         return works
 
-    def try_transformers(self, torch_works: bool) -> None:
-        report, version = self.report, self.versions["transformers"]
-        what = "transformers"
-        if version is None:
-            report.verdict(what, "", "it is not installed: pip install 'transfuse[transformers]'")
-        elif _parse_version(version) < _OLDEST_TRANSFORMERS:
-            report.verdict(what, f"transformers {version} is older than 5: pip install -U transformers")
-        elif not torch_works:
-            report.verdict(what, "", "it needs transfuse's part for PyTorch")
-        else:
-            result = _probes.run_probe(_probes.TRANSFORMERS)
+    def _try_host(self, host: str) -> None:
+        """Whether a host that is installed knows transfuse's checkpoints."""
+        result = _probes.run_probe(_probes.HOST.format(host=host))
+        if result.failure or result.values["registered"]:
             fault = f"{result.values['doing']}: {result.failure}" if result.failure else ""
-            if not fault and not result.values["registered_by_import"]:
-                fault = "it does not know transfuse's checkpoints, though transfuse was imported"
-            if not fault and not result.values["registered"]:
-                off = os.environ.get("TRANSFUSE_NO_HOOK") == "1"
-                why = "TRANSFUSE_NO_HOOK=1 is set" if off else "the wheel's .pth file is not in this environment"
-                report.row(what, f"yes, in programs that import transfuse: {why}")
-            else:
-                report.verdict(what, fault)
+            self.report.verdict(host, fault)
+            return
+        off = os.environ.get("TRANSFUSE_NO_HOOK") == "1"
+        why = "TRANSFUSE_NO_HOOK=1 is set" if off else "the wheel's .pth file is not in this environment"
+        self.report.row(host, f"yes, in programs that import transfuse: {why}")
 
-    def try_others(self, torch_works: bool) -> None:
-        for package in ("peft", "diffusers"):
-            if self.versions[package]:
-                self.report.verdict(package, "", "" if torch_works else "it needs transfuse's part for PyTorch")
+    def try_hosts(self, torch_works: bool) -> None:
+        """What stands upon PyTorch."""
+        report, version = self.report, self.versions["transformers"]
+        needs = "" if torch_works else "it needs transfuse's part for PyTorch"
+        if version is None:
+            report.verdict("transformers", "", "it is not installed: pip install 'transfuse[transformers]'")
+        elif _parse_version(version) < _OLDEST_TRANSFORMERS:
+            report.verdict("transformers", f"transformers {version} is older than 5: pip install -U transformers")
+        elif needs:
+            report.verdict("transformers", "", needs)
+        else:
+            self._try_host("transformers")
+        if self.versions["diffusers"] and torch_works:
+            self._try_host("diffusers")
         if self.versions["vllm"]:
-            self.report.verdict("vLLM", "", "transfuse has no plugin for it yet")
+            report.verdict("vLLM", "", "transfuse has no plugin for it yet")
 
     # ---- a checkpoint ----
 
@@ -356,8 +360,7 @@ def main(arguments: Sequence[str]) -> int:
     doctor.try_cpu()
     doctor.try_gpus()
     torch_works = doctor.try_torch()
-    doctor.try_transformers(torch_works)
-    doctor.try_others(torch_works)
+    doctor.try_hosts(torch_works)
     if options.checkpoint and not doctor.library_problem:
         doctor.look_at_checkpoint(options.checkpoint)
     count = len(report.faults)

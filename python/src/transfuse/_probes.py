@@ -71,14 +71,36 @@ for device in {devices}:
     tell(**{{device: True}})
 """
 
-# Without `import transfuse`: as a program that knows transformers alone.
-TRANSFORMERS = """
-tell(doing="import transformers")
-import transformers.quantizers.auto as auto
-tell(registered="transfuse" in auto.AUTO_QUANTIZATION_CONFIG_MAPPING)
-tell(doing="import transfuse")
+# Without `import transfuse` at first: as a program that knows the host alone.
+HOST = """
+import importlib, warnings
+tell(doing="import {host}")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    auto = importlib.import_module("{host}.quantizers.auto")
+    tell(registered="transfuse" in auto.AUTO_QUANTIZATION_CONFIG_MAPPING)
+    tell(doing="import transfuse")
+    import transfuse
+said = [str(warning.message) for warning in caught if "transfuse" in str(warning.message)]
+if "transfuse" not in auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
+    sys.exit(said[-1] if said else "{host} does not know transfuse's checkpoints after it")
+"""
+
+# A library that the package opens by its name, or in the folders of NVIDIA's packages beside its own.
+CUBLASLT = """
+import ctypes, os
 import transfuse
-tell(registered_by_import="transfuse" in auto.AUTO_QUANTIZATION_CONFIG_MAPPING)
+tell(doing="opening libcublasLt.so.{major}")
+site = os.path.dirname(transfuse.__path__[0])
+places = [os.path.join(site, "nvidia", folder, "lib", "") for folder in ("cu{major}", "cublas")]
+for place in ["", *(place for place in places if os.path.isdir(place))]:
+    try:
+        ctypes.CDLL(place + "libcublasLt.so.{major}")
+        break
+    except OSError as failure:
+        why = failure
+else:
+    sys.exit(str(why))
 """
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the member `quantization_config` of a compressed checkpoint's config.json holds (format/FORMAT.md, section 10)."""
+"""What `quantization_config` in the config.json of a compressed checkpoint holds (format/FORMAT.md, section 10)."""
 
 from __future__ import annotations
 
 import copy
-import enum
 from typing import Any
 
 from transfuse._errors import Status, make_error
@@ -12,10 +11,16 @@ from transfuse._errors import Status, make_error
 LAYOUTS = ("coded",)
 
 
-class TransfuseMethod(str, enum.Enum):
-    """The quantization method, as the hosts' own enums would have it: a str, and with a `value`."""
+class Method(str):
+    """The name of a quantization method, with what the hosts expect of a member of their enums."""
 
-    TRANSFUSE = "transfuse"
+    @property
+    def value(self) -> str:
+        """The name."""
+        return str(self)
+
+
+METHOD = Method("transfuse")
 
 
 class ConfigFields:
@@ -60,7 +65,7 @@ class ConfigFields:
             known = ", ".join(map(repr, LAYOUTS))
             raise make_error(Status.TRF_ERR_UNSUPPORTED, f"the layout {layout!r} is not known; there is {known}")
         others.pop("quant_method", None)
-        self.quant_method = TransfuseMethod.TRANSFUSE
+        self.quant_method = METHOD
         self.exact, self.layout = exact, layout
         self.version, self.codec, self.bits, self.source_config = version, codec, bits, source_config
         self.__dict__.update(others)
@@ -73,5 +78,9 @@ class ConfigFields:
         """Returns what config.json holds: without `exact`, which is a matter of each loading."""
         fields = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if value is not None}
         fields.pop("exact", None)
-        fields["quant_method"] = TransfuseMethod.TRANSFUSE.value
+        fields["quant_method"] = METHOD.value
         return fields
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The same: nothing is left out that is a default."""
+        return self.to_dict()

@@ -73,7 +73,9 @@ def sort_experts(
 
 def make_placeholders(sorted_parts: dict[str, list[Part]]) -> dict[str, Any]:
     """Returns the arguments of `replace_experts`, on the meta device and of about the size that they will have."""
-    sizes = {name: sum(_aligned(part.tensor.bytes) + _HEAD_BYTES for part in parts) for name, parts in sorted_parts.items()}
+    sizes = {
+        name: sum(_aligned(part.tensor.bytes) + _HEAD_BYTES for part in parts) for name, parts in sorted_parts.items()
+    }
     return {
         name.removesuffix("_proj"): torch.empty(size, dtype=torch.uint8, device="meta") for name, size in sizes.items()
     }

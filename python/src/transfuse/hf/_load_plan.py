@@ -187,7 +187,7 @@ class Planner:
         return next(converter for converter in self.converters if pattern in converter.source_patterns)
 
     def _targets_of(self, target: str, pattern: str | None) -> list[str]:
-        """Returns all parameters that a converter makes at once; a pattern with a star stands for any number of them."""
+        """Returns all parameters that a converter makes at once; a star in a pattern stands for any number."""
         if pattern is None:
             return [target]
         first, *others = self._converter_of(pattern).target_patterns
@@ -206,7 +206,9 @@ class Planner:
 
     def _place_experts(self, groups: dict[str, list[Part]]) -> None:
         """Plans for the experts modules that can take blobs, whose parameters are then no longer in `groups`."""
-        paths = {target.rpartition(".")[0] for target, parts in groups.items() if any(p.tensor.compressed for p in parts)}
+        paths = {
+            target.rpartition(".")[0] for target, parts in groups.items() if any(p.tensor.compressed for p in parts)
+        }
         for path in sorted(paths, key=dot_natural_key):
             module = self.model.get_submodule(path)
             # What transformers' decorator puts on the experts modules that it knows to run.

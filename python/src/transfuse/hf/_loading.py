@@ -17,8 +17,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from transfuse.hf._load_plan import Decoded, LoadPlan, Part, TakenExperts
 from transfuse.hf._expert_parts import make_placeholders
+from transfuse.hf._load_plan import Decoded, LoadPlan, Part, TakenExperts
 from transfuse.torch import _ops, _registry
 from transfuse.torch._experts import replace_experts
 from transfuse.torch._modules import TORCH_DTYPES
@@ -200,7 +200,7 @@ def put_modules(model: nn.Module, plan: LoadPlan) -> None:
 
 
 def hide_from_host(model: nn.Module, names: set[str]) -> Any:
-    """Leaves names out of the model's state dict, by which the host goes while it loads; returns a handle to undo it."""
+    """Leaves names out of the state dict, by which the host goes while it loads; returns a handle to undo it."""
 
     def hide(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
         for name in names:
@@ -217,4 +217,3 @@ def warn_of_decoded(plan: LoadPlan) -> None:
     for reason, targets in names.items():
         more = f" and {len(targets) - _NAMES_SHOWN} more" if len(targets) > _NAMES_SHOWN else ""
         logger.warning(f"decoded at load, since {reason}: {', '.join(targets[:_NAMES_SHOWN])}{more}")
-

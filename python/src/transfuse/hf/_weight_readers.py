@@ -13,9 +13,6 @@ import re
 
 from torch import nn
 
-# Set weights up, and are over by the time that there are blobs.
-_SETUP = ("__init__", "_init_weights", "reset_parameters", "_reset_parameters", "tie_weights", "_tie_weights")
-
 
 def find_weight_reader(model: nn.Module, path: str) -> str:
     """Returns the class of a module around that of a path which reads its weight, or "".
@@ -34,15 +31,17 @@ def find_weight_reader(model: nn.Module, path: str) -> str:
 
 @functools.cache
 def _source_of(kind: type[nn.Module]) -> str:
-    """Returns the text of the methods of a class and its bases, up to those that every module has."""
-    texts = []
-    for base in kind.__mro__:
-        if base.__module__ in ("torch.nn.modules.module", "transformers.modeling_utils", "builtins"):
+    """Returns the text of `forward` and of the methods of the class that it calls, directly or not."""
+    texts: dict[str, str] = {}
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        method = getattr(kind, name, None)
+        if name in texts or not inspect.isfunction(method) or getattr(nn.Module, name, None) is method:
             continue
-        for name, member in vars(base).items():
-            if inspect.isfunction(member) and name not in _SETUP:
-                try:
-                    texts.append(inspect.getsource(member))
-                except (OSError, TypeError):
-                    continue
-    return "\n".join(texts)
+        try:
+            texts[name] = inspect.getsource(method)
+        except (OSError, TypeError):
+            texts[name] = ""
+        waiting += re.findall(r"\bself\.(\w+)\(", texts[name])
+    return "\n".join(texts.values())

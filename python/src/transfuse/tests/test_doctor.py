@@ -93,7 +93,7 @@ def test_this_machine() -> None:
 
 def test_no_torch_is_no_fault(doctor: _Doctor, capsys: pytest.CaptureFixture[str]) -> None:
     assert not doctor.try_torch()
-    doctor.try_transformers(False)
+    doctor.try_hosts(False)
     assert doctor.report.faults == []
     assert "torch is not installed: pip install torch" in capsys.readouterr().out
 
@@ -117,6 +117,20 @@ def test_old_torch(tmp_path: Path) -> None:
     status, output = run_doctor(path=make_torch(tmp_path, "2.9.1", ""))
     assert status == 1
     assert "torch 2.9.1 is older than 2.10: pip install -U torch" in output
+
+
+def test_host_that_does_not_know_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of transformers' name whose table cannot be written to."""
+    (tmp_path / "transformers" / "quantizers").mkdir(parents=True)
+    for name in ("__init__.py", "quantizers/__init__.py"):
+        (tmp_path / "transformers" / name).write_text("")
+    (tmp_path / "transformers" / "quantizers" / "auto.py").write_text(
+        "from types import MappingProxyType\nAUTO_QUANTIZATION_CONFIG_MAPPING = MappingProxyType({})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = run_probe(_probes.HOST.format(host="transformers"))
+    assert not result.values["registered"]
+    assert "transfuse could not register with transformers.quantizers.auto" in result.failure
 
 
 def test_probe_that_hangs() -> None:
@@ -190,6 +204,18 @@ def test_no_gpu_is_no_fault(doctor: _Doctor, driver: Driver) -> None:
     doctor.driver = driver
     doctor.try_gpus()
     assert doctor.report.faults == []
+
+
+def test_large_batches_need_cublaslt(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No CUDA has this version.
+    code = _probes.CUBLASLT.format(major=99)
+    result = run_probe(code)
+    assert "libcublasLt.so.99: cannot open shared object file" in result.failure
+    monkeypatch.setattr(_probes, "run_probe", lambda code: result if "cublas" in code else ProbeResult({}, ""))
+    doctor.driver = Driver("580.82.07", 13000, (H200,), "")
+    doctor.try_gpus()
+    assert doctor.gpus == [H200]
+    assert doctor.report.faults == [f"large batches on a GPU: {result.failure}; pip install 'nvidia-cublas==13.*'"]
 
 
 def test_gpu_that_fails(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch) -> None:

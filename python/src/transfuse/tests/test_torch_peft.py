@@ -11,15 +11,15 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
 
-import peft  # noqa: E402
-import torch  # noqa: E402
-from peft.tuners import tuners_utils  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import peft
+import torch
+from peft.tuners import tuners_utils
+from torch import Tensor, nn
 
-from transfuse.tests.torch_cases import TiedModel, exact, make_ids, make_model, normal, same_bits  # noqa: E402
-from transfuse.torch._compress import compress_model  # noqa: E402
-from transfuse.torch._modules import TransfuseLinear  # noqa: E402
-from transfuse.torch._peft import register_peft  # noqa: E402
+from transfuse.tests.torch_cases import TiedModel, exact, make_ids, make_model, normal, same_bits
+from transfuse.torch._compress import compress_model
+from transfuse.torch._modules import TransfuseLinear
+from transfuse.torch._peft import register_peft
 
 register_peft(tuners_utils)
 register_peft(tuners_utils)
@@ -134,13 +134,15 @@ def test_merging_into_the_dense_layers_of_a_compressed_model() -> None:
 
 
 def test_tuners_that_come_later_refuse_too(models: tuple[TiedModel, TiedModel]) -> None:
-    class Tuner(tuners_utils.BaseTunerLayer):  # type: ignore[misc]
+    class Tuner(tuners_utils.BaseTunerLayer):
         def __init__(self, base_layer: nn.Module) -> None:
             self.base_layer = base_layer
 
-        def merge(self) -> str:
-            return "merged"
+        def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+            self.merged_adapters = ["it"]
 
-    assert Tuner(models[0].up).merge() == "merged"
+    tuner = Tuner(models[0].up)
+    tuner.merge()
+    assert tuner.merged
     with pytest.raises(ValueError, match="compressed"):
         Tuner(models[1].up).merge()

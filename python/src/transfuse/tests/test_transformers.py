@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed checkpoints in transformers: real architectures, small and with random weights, on the CPU and on a GPU."""
+"""Compressed checkpoints in transformers: real architectures, small, with random weights; on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,15 @@ KINDS = {
     "bert": Kind("BertConfig", SIZES, "AutoModelForMaskedLM"),
     "t5": Kind(
         "T5Config",
-        {"d_model": 192, "d_kv": 48, "d_ff": 352, "num_layers": 2, "num_heads": 4, "vocab_size": 515, "dropout_rate": 0.0},
+        {
+            "d_model": 192,
+            "d_kv": 48,
+            "d_ff": 352,
+            "num_layers": 2,
+            "num_heads": 4,
+            "vocab_size": 515,
+            "dropout_rate": 0.0,
+        },
         "AutoModelForSeq2SeqLM",
         decoded="T5DenseActDense reads its weight",
     ),
@@ -95,7 +103,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def approximate() -> Iterator[None]:
     """Leaves exact mode off behind a test that turned it on."""
     yield
-    transfuse.torch.set_exact(False)
+    transfuse.set_exact(False)
 
 
 class Checkpoints:
@@ -186,7 +194,7 @@ def test_parameters_and_logits(
     assert all(parameter.device.type == device for parameter in model.parameters())
     expected = run(source)
     assert torch.allclose(run(model).float(), expected.float(), atol=0.02, rtol=0.02)
-    transfuse.torch.set_exact(True)
+    transfuse.set_exact(True)
     assert torch.equal(run(model), expected)
 
 
@@ -249,7 +257,7 @@ def test_exact_as_an_argument(checkpoints: Checkpoints, device: str) -> None:
     config = transfuse.TransfuseConfig(exact=True)
     with pytest.warns(UserWarning, match="exact"):
         model = load(checkpoints.compressed("llama"), device=device, quantization_config=config)
-    assert transfuse.torch.is_exact() and torch.equal(run(model), run(source))
+    assert transfuse.is_exact() and torch.equal(run(model), run(source))
     assert model.config.quantization_config.codec == "auto"
     assert "exact" not in model.config.to_dict()["quantization_config"]
 
@@ -261,11 +269,11 @@ def test_generate(checkpoints: Checkpoints, cache: str, device: str) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": cache}
     ids = some_ids(model)
     mask = torch.ones_like(ids)
-    transfuse.torch.set_exact(True)
+    transfuse.set_exact(True)
     assert model.generate(ids, attention_mask=mask, **options).equal(
         source.generate(ids, attention_mask=mask, **options)
     )
-    transfuse.torch.set_exact(False)
+    transfuse.set_exact(False)
     assert model.generate(ids, attention_mask=mask, **options).shape == (2, 25)
 
 
@@ -292,7 +300,7 @@ def test_adapters(tmp_path: Path, checkpoints: Checkpoints, device: str) -> None
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model = load(checkpoints.compressed("llama"), device=device)
     source = load(checkpoints.source("llama"), device=device)
-    transfuse.torch.set_exact(True)
+    transfuse.set_exact(True)
     gradients = []
     for base in (model, source):
         torch.manual_seed(0)
@@ -341,7 +349,7 @@ def test_dtypes_that_fit(checkpoints: Checkpoints, dtype: str, device: str) -> N
     source = load(checkpoints.source("llama"), device=device, dtype=dtype)
     model = load(checkpoints.compressed("llama"), device=device, dtype=dtype)
     assert model.dtype == source.dtype and model.model.norm.weight.dtype == source.dtype
-    transfuse.torch.set_exact(True)
+    transfuse.set_exact(True)
     assert torch.equal(run(model), run(source))
 
 
@@ -501,15 +509,15 @@ import sys, threading, time
 import transfuse.torch._registry as registry
 import transformers
 real, started = registry.load_blob, threading.Event()
-def slow(*arguments):
+def slow(*arguments, **options):
     started.set()
     time.sleep(0.2)
-    return real(*arguments)
+    return real(*arguments, **options)
 registry.load_blob = slow
 def tell():
     started.wait()
     print("reading", flush=True)
-threading.Thread(target=tell).start()
+threading.Thread(target=tell, daemon=True).start()
 try:
     transformers.AutoModelForCausalLM.from_pretrained({str(compressed)!r})
 except KeyboardInterrupt:

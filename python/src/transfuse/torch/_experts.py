@@ -311,7 +311,7 @@ class TransfuseExperts(BlobModule):
         # Back to the order of the tokens, and summed up as transformers does: without atomic additions.
         back = torch.empty_like(order)
         back[order] = torch.arange(tokens * k, device=order.device)
-        return y[back].view(tokens, k, -1).sum(dim=1).to(hidden_states.dtype)
+        return y[back].view(tokens, k, y.shape[-1]).sum(dim=1).to(hidden_states.dtype)
 
     def _multiply_by_experts(self, x: Tensor, offsets: Tensor) -> Tensor:
         """Returns what each row's expert makes of it; rows are sorted by expert."""

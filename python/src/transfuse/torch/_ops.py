@@ -7,6 +7,8 @@ its weights, which cannot be read off it while a graph is traced; the op checks 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -16,7 +18,10 @@ from transfuse.torch._shim import shim
 shim()
 _library = torch.library.Library("transfuse", "FRAGMENT")
 _linear = torch.ops.transfuse.linear.default
+_linear_group = torch.ops.transfuse.linear_group.default
+_experts = torch.ops.transfuse.experts.default
 _decode = torch.ops.transfuse.decode.default
+_decode_experts = torch.ops.transfuse.decode_experts.default
 _embedding = torch.ops.transfuse.embedding.default
 
 # Read by `linear`, so that graphs are guarded by it: switching it recompiles.
@@ -64,7 +69,7 @@ def linear(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows:
     RuntimeError
         Shapes, dtypes or devices do not fit; the blob is corrupt, or unknown while a CUDA graph is captured.
     """
-    if _exact or (torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))):
+    if _exact or _needs_gradients(x, bias):
         return _linear_by_torch(x, blob, bias, rows)
     result: torch.Tensor = _linear(x, blob, bias, rows)
     return result
@@ -101,7 +106,77 @@ def embedding(ids: torch.Tensor, blob: torch.Tensor, rows: int, cols: int, dtype
     return result
 
 
+def linear_group(x: torch.Tensor, blobs: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
+    """Multiplies by several layers that have one x, such as q, k and v, on a GPU in shared launches where that is
+    estimated to be faster.
+
+    Parameters
+    ----------
+    x : torch.Tensor, [..., cols]
+        As in `linear`, with a gradient, too.
+    blobs : sequence of torch.Tensor, uint8, [blob_bytes]
+    rows : sequence of int
+        Of each layer.
+
+    Returns
+    -------
+    list of torch.Tensor, [..., rows[i]]
+        Of x's dtype. Where layers share a launch, sums are added in another order than in `linear`.
+    """
+    if _exact or _needs_gradients(x, None):
+        return [linear(x, blob, None, count) for blob, count in zip(blobs, rows, strict=True)]
+    results: list[torch.Tensor] = _linear_group(x, list(blobs), list(rows))
+    return results
+
+
+def experts(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: int) -> torch.Tensor:
+    """Multiplies tokens by the experts that they belong to: y[t] = x[t] . W(e)^T for offsets[e] <= t < offsets[e + 1].
+
+    Parameters
+    ----------
+    x : torch.Tensor, [tokens][cols]
+        Sorted by expert; of a dtype that the codec multiplies, as in `linear`.
+    offsets : torch.Tensor, int32, [experts + 1]
+        On x's device, not decreasing; the last one is at most `tokens`. It is not read back from a GPU.
+    blobs : torch.Tensor, uint8, [container_bytes]
+        Of `pack_experts`.
+    rows : int
+        Of each expert.
+
+    Returns
+    -------
+    torch.Tensor, [tokens][rows]
+        Of x's dtype. Rows that no expert has are uninitialized.
+
+    Raises
+    ------
+    RuntimeError
+        As `linear`; x requires a gradient, or exact mode is on: for these there is `decode_experts`; experts that
+        `check_experts` refuses.
+    """
+    if _exact or _needs_gradients(x, None):
+        raise RuntimeError("experts has neither gradients nor an exact mode; multiply by what decode_experts gives")
+    result: torch.Tensor = _experts(x, offsets, blobs, rows)
+    return result
+
+
+def decode_experts(blobs: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decodes all experts of a container.
+
+    Returns
+    -------
+    torch.Tensor, [count][rows][cols]
+        Each as `decode` gives it.
+    """
+    result: torch.Tensor = _decode_experts(blobs, count, rows, cols, dtype)
+    return result
+
+
 # ---- gradients, and exact mode ----
+
+
+def _needs_gradients(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
 
 
 class _Linear(torch.autograd.Function):
@@ -138,7 +213,7 @@ def _linear_by_torch(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | N
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+    if _needs_gradients(x, bias):
         result: torch.Tensor = _Linear.apply(x, blob, bias, rows, _exact)
         return result
     return F.linear(x, decode(blob, rows, x.shape[-1], x.dtype), bias)
@@ -165,7 +240,22 @@ def _register_autocast(device: str, key: str) -> None:
             result: torch.Tensor = _linear(x, blob, bias, rows)
             return result
 
+    def group_kernel(x: torch.Tensor, blobs: list[torch.Tensor], rows: list[int]) -> list[torch.Tensor]:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            results: list[torch.Tensor] = _linear_group(
+                _cast(x, None, torch.get_autocast_dtype(device))[0], blobs, rows
+            )
+            return results
+
+    def experts_kernel(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: int) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            x, _ = _cast(x, None, torch.get_autocast_dtype(device))
+            result: torch.Tensor = _experts(x, offsets, blobs, rows)
+            return result
+
     _library.impl("linear", linear_kernel, key)
+    _library.impl("linear_group", group_kernel, key)
+    _library.impl("experts", experts_kernel, key)
 
 
 # ---- fake implementations ----
@@ -180,6 +270,38 @@ def _check_fake(blob: torch.Tensor, other: torch.Tensor) -> None:
 def _(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
     _check_fake(blob, x)
     return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("transfuse::linear_epilogue", lib=_library)
+def _(
+    x: torch.Tensor,
+    blob: torch.Tensor,
+    bias: torch.Tensor | None,
+    multiplier: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str,
+    rows: int,
+) -> torch.Tensor:
+    _check_fake(blob, x)
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("transfuse::linear_group", lib=_library)
+def _(x: torch.Tensor, blobs: list[torch.Tensor], rows: list[int]) -> list[torch.Tensor]:
+    for blob in blobs:
+        _check_fake(blob, x)
+    return [x.new_empty((*x.shape[:-1], count)) for count in rows]
+
+
+@torch.library.register_fake("transfuse::experts", lib=_library)
+def _(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: int) -> torch.Tensor:
+    _check_fake(blobs, x)
+    return x.new_empty((x.shape[0], rows))
+
+
+@torch.library.register_fake("transfuse::decode_experts", lib=_library)
+def _(blobs: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    return blobs.new_empty((count, rows, cols), dtype=dtype)
 
 
 @torch.library.register_fake("transfuse::decode", lib=_library)

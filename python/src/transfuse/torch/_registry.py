@@ -9,6 +9,7 @@ which whoever writes other bytes into the same memory has to call.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import weakref
@@ -17,12 +18,14 @@ from typing import Any
 import torch
 
 from transfuse import _structs as s
-from transfuse._errors import Status, TransfuseError
+from transfuse._checkpoint import TensorInfo, read_tensor_info
+from transfuse._errors import Status, TransfuseError, make_error
 from transfuse._layer import Layer
 from transfuse._library import call as library_call
 from transfuse._library import call_interruptible, library
 from transfuse._options import encode_path, encode_text
 from transfuse._results import LayerInfo, make_layer_info
+from transfuse.torch._containers import is_container, layout, read_head, write_head
 from transfuse.torch._shim import CPU, LayerMemory, LayerSize, call, shim
 
 # What codecs take: the name by which Layer.encode knows it, and a dtype of its bits where NumPy has none of its own.
@@ -35,7 +38,9 @@ _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
     torch.float8_e5m2: ("fp8_e5m2", torch.uint8),
 }
 
-# Those of the storages of blobs that are known, by device and address; each holds its layer's directory.
+_DIRECTORY_ALIGNMENT = 256
+
+# Those of the storages of blobs that are known, by device and address; each holds the directories.
 _finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] = {}
 
 
@@ -66,7 +71,7 @@ def _place_of(blob: torch.Tensor) -> tuple[int, int]:
 
 
 def adopt(blob: torch.Tensor) -> None:
-    """Validates a blob and makes it known to the ops; of one that is known nothing is done.
+    """Validates a blob, or a container of experts, and makes it known to the ops; one that is known is left as it is.
 
     Parameters
     ----------
@@ -82,61 +87,94 @@ def adopt(blob: torch.Tensor) -> None:
         The bytes are no valid blob; the device is not there or cannot be used.
     """
     device, pointer = _place_of(blob)
-    if shim().trf_torch_find(device, pointer, ctypes.byref(s.LayerInfoStruct())):
+    if is_known(blob):
         return
     what = f"blob of {blob.numel()} bytes on {blob.device}: "
     if blob.device.type == "cuda":
         torch.cuda.current_stream(blob.device).synchronize()  # what writes it
-    size = ctypes.c_uint64()
-    call("trf_torch_measure", device, pointer, blob.numel(), ctypes.byref(size), what=what)
-    directory = torch.empty(size.value, dtype=torch.uint8, device=blob.device)
-    with _Keeping(blob, directory) as keeping:
+    is_set = is_container(blob)
+    offsets, sizes = read_head(blob) if is_set else ([0], [blob.numel()])
+    parts = []
+    for offset, count in zip(offsets, sizes, strict=True):
+        size = ctypes.c_uint64()
+        call("trf_torch_measure", device, pointer + offset, count, ctypes.byref(size), what=what)
+        parts.append(size.value)
+    keeping = _Keeping(blob, parts, offsets)
+    with keeping:
         try:
-            call("trf_torch_adopt", device, pointer, blob.numel(), directory.data_ptr(), size.value, what=what)
+            for offset, count, directory in zip(offsets, sizes, keeping.directories, strict=True):
+                call("trf_torch_adopt", device, pointer + offset, count, *directory, what=what)
+            if is_set:
+                _make_experts(blob, offsets, what)
         except TransfuseError as failure:
             if failure.status != Status.TRF_ERR_EXISTS:
                 raise
             keeping.drop()  # another thread was faster
 
 
-class _Keeping:
-    """Keeps what a layer needs beside its blob for as long as the blob's storage, which has it forgotten.
+def _make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
+    array = (ctypes.c_uint64 * len(offsets))(*offsets)
+    device, pointer = _place_of(container)
+    call("trf_torch_make_experts", device, pointer, container.numel(), array, len(offsets), what=what)
 
-    It is there before the layer is, so that no exception can come in between; one that leaves the block undoes it.
+
+class _Keeping:
+    """Keeps what layers need beside their blobs for as long as the storage of these, which has them forgotten.
+
+    It is there before the layers are, so that no exception can come in between; one that leaves the block undoes it.
     """
 
-    def __init__(self, blob: torch.Tensor, directory: torch.Tensor) -> None:
-        self._place = device_index(blob.device), blob.data_ptr()
-        self._finalizer = weakref.finalize(blob.untyped_storage(), _forget, *self._place, directory)
+    def __init__(self, blob: torch.Tensor, directory_bytes: list[int], offsets: list[int]) -> None:
+        starts = [0]
+        for size in directory_bytes:
+            starts.append(-(-(starts[-1] + size) // _DIRECTORY_ALIGNMENT) * _DIRECTORY_ALIGNMENT)
+        memory = torch.empty(starts[-1], dtype=torch.uint8, device=blob.device)
+        # Address and bytes of each.
+        self.directories = [
+            (memory.data_ptr() + start, size) for start, size in zip(starts, directory_bytes, strict=False)
+        ]
+        self._place = _place_of(blob)
+        self._finalizer = weakref.finalize(blob.untyped_storage(), _forget, *self._place, offsets, memory)
         self._finalizer.atexit = False
 
     def __enter__(self) -> _Keeping:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.drop()
-            if not issubclass(kind, TransfuseError):  # those come from the call, which has made nothing then
-                shim().trf_torch_forget(*self._place)
+        if kind is not None and self._finalizer.alive:
+            _call_now(self._finalizer)
         elif self._finalizer.alive:
             _finalizers[self._place] = self._finalizer
 
     def drop(self) -> None:
-        """Leaves the storage alone."""
+        """Leaves storage and layers alone."""
         self._finalizer.detach()
 
 
-def forget(blob: torch.Tensor) -> None:
-    """Makes a blob unknown, as to be done before its bytes change; of one that is not known nothing is done."""
+def is_known(blob: torch.Tensor) -> bool:
+    """Returns whether the ops know a blob or container."""
     device, pointer = _place_of(blob)
-    finalizer = _finalizers.get((device, pointer))
+    return bool(shim().trf_torch_is_known(device, pointer))
+
+
+def forget(blob: torch.Tensor) -> None:
+    """Makes a blob or container unknown, as to be done before its bytes change; an unknown one is left as it is."""
+    finalizer = _finalizers.get(_place_of(blob))
     if finalizer:
-        finalizer.detach()
-    _forget(device, pointer)
+        _call_now(finalizer)
 
 
-def _forget(device: int, pointer: int, _directory: torch.Tensor | None = None) -> None:
-    shim().trf_torch_forget(device, pointer)
+def _call_now(finalizer: weakref.finalize[..., torch.UntypedStorage]) -> None:
+    found = finalizer.detach()
+    if found:
+        _, function, arguments, _ = found
+        function(*arguments)
+
+
+def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.Tensor) -> None:
+    shim().trf_torch_forget_experts(device, pointer)
+    for offset in offsets:
+        shim().trf_torch_forget(device, pointer + offset)
     _finalizers.pop((device, pointer), None)
 
 
@@ -148,6 +186,42 @@ def blob_info(blob: torch.Tensor) -> LayerInfo:
         adopt(blob)
         shim().trf_torch_find(device, pointer, ctypes.byref(info))
     return make_layer_info(info)
+
+
+def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
+    """Returns what the blobs of a container say of themselves; one that is not known is adopted.
+
+    Raises
+    ------
+    DataError
+        It is no container, or a malformed one.
+    TransfuseError
+        What `adopt` raises.
+    """
+    offsets, _ = read_head(container)
+    adopt(container)
+    device, pointer = _place_of(container)
+    infos = []
+    for offset in offsets:
+        info = s.LayerInfoStruct()
+        shim().trf_torch_find(device, pointer + offset, ctypes.byref(info))
+        infos.append(make_layer_info(info))
+    return infos
+
+
+def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises the reason if `experts` does not take a container with an x of this dtype, BF16 or F16.
+
+    Raises
+    ------
+    UnsupportedError, ArgumentError
+        Experts of several codecs; on a CUDA device also those that cannot share launches.
+    """
+    adopt(container)
+    known = {torch.bfloat16: s.Dtype.BF16, torch.float16: s.Dtype.F16}
+    if dtype not in known:
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, f"experts do not multiply x of {dtype}")
+    call("trf_torch_check_experts", *_place_of(container), known[dtype])
 
 
 def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -206,6 +280,13 @@ class Checkpoint:
         self._handle: ctypes.c_void_p | None = handle
         self._close = weakref.finalize(self, library().trf_checkpoint_close, handle)
 
+    @functools.cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """What is in it, by the source's names."""
+        count = library().trf_checkpoint_num_tensors(self.handle)
+        found = [read_tensor_info(self.handle, index) for index in range(count)]
+        return {tensor.name: tensor for tensor in found}
+
     @property
     def handle(self) -> ctypes.c_void_p:
         """The library's `trf_checkpoint`."""
@@ -259,7 +340,7 @@ def load_blob(
     checkpoint : Checkpoint or path
         A path is opened and closed, which takes longer for each tensor.
     tensor : str
-        The source's name; an expert of a 3-D tensor is "name[3]".
+        The source's name; an expert of a 3-D tensor is "name[3]", and of the whole of it a container is made.
     device : torch.device
         The CPU or a CUDA device.
     cancel : Cancel, optional
@@ -283,23 +364,38 @@ def load_blob(
         with Checkpoint(checkpoint) as opened:
             return load_blob(opened, tensor, device, cancel=cancel)
     place = torch.device(device)
-    index = device_index(place)
-    name = encode_text(tensor, "tensor")
-    size = LayerSize()
-    call("trf_torch_measure_tensor", index, checkpoint.handle, name, ctypes.byref(size))
-    blob = torch.empty(size.blob_bytes, dtype=torch.uint8, device=place)
-    directory = torch.empty(size.directory_bytes, dtype=torch.uint8, device=place)
+    info = checkpoint.tensors.get(tensor)
+    is_set = info is not None and info.compressed and len(info.shape) == 3
+    names = [f"{tensor}[{index}]" for index in range(info.blobs)] if is_set and info else [tensor]
+    encoded = [encode_text(name, "tensor") for name in names]
+    sizes = []
+    for name in encoded:
+        size = LayerSize()
+        call("trf_torch_measure_tensor", device_index(place), checkpoint.handle, name, ctypes.byref(size))
+        sizes.append(size)
+    offsets, total = layout([size.blob_bytes for size in sizes]) if is_set else ([0], sizes[0].blob_bytes)
+    blob = torch.empty(total, dtype=torch.uint8, device=place)
+    if is_set:
+        write_head(blob, offsets, [size.blob_bytes for size in sizes])
+    keeping = _Keeping(blob, [size.directory_bytes for size in sizes], offsets)
     if place.type == "cuda":
         # The memory may have been another tensor's, of work that is still under way.
         torch.cuda.current_stream(place).synchronize()
-    memory = LayerMemory(blob.data_ptr(), blob.numel(), directory.data_ptr(), directory.numel())
     asked = cancel or Cancel()
-    arguments = (index, checkpoint.handle, name, ctypes.byref(memory), ctypes.byref(asked.flag))
-    with _Keeping(blob, directory):
+
+    def load() -> None:
+        for name, offset, size, directory in zip(encoded, offsets, sizes, keeping.directories, strict=True):
+            memory = LayerMemory(blob.data_ptr() + offset, size.blob_bytes, *directory)
+            at = (device_index(place), checkpoint.handle, name)
+            call("trf_torch_load", *at, ctypes.byref(memory), ctypes.byref(asked.flag))
+
+    with keeping:
         if cancel:
-            call("trf_torch_load", *arguments)
+            load()
         else:
-            call_interruptible(lambda: call("trf_torch_load", *arguments), asked)
+            call_interruptible(load, asked)
+        if is_set:
+            _make_experts(blob, offsets)
     return blob
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_uint32, c_uint64, c_void_p
 
 import torch
 
@@ -64,8 +64,12 @@ def shim() -> ctypes.CDLL:
         "trf_torch_adopt": (c_int, [c_int, c_void_p, c_uint64, c_void_p, c_uint64, error]),
         "trf_torch_measure_tensor": (c_int, [c_int, c_void_p, c_char_p, POINTER(LayerSize), error]),
         "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, POINTER(LayerMemory), POINTER(c_int32), error]),
+        "trf_torch_is_known": (c_int, [c_int, c_void_p]),
         "trf_torch_find": (c_int, [c_int, c_void_p, info]),
+        "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
+        "trf_torch_check_experts": (c_int, [c_int, c_void_p, c_int, error]),
         "trf_torch_forget": (None, [c_int, c_void_p]),
+        "trf_torch_forget_experts": (None, [c_int, c_void_p]),
         "trf_torch_count": (c_uint64, []),
         "trf_torch_set_adoption_error": (None, [c_char_p]),
     }
