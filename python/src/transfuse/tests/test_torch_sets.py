@@ -93,9 +93,12 @@ def test_group(device: str) -> None:
                 assert y.shape == (*x.shape[:-1], case.rows)
                 assert_is_product(y.reshape(-1, case.rows), x.reshape(-1, 520), case.dense)
     x = make_x(3, 520, dtype=torch.bfloat16, device=device)
-    for other in (x.float(), x[:0], x[0]):
+    for other in (x.float(), x[:0]):
         for case, y in zip(cases, tt.linear_group(other, blobs, rows), strict=True):
             assert torch.equal(y, case.linear(other))
+    for case, y in zip(cases, tt.linear_group(x[0], blobs, rows), strict=True):
+        assert y.shape == (case.rows,)
+        assert_is_product(y[None], x[:1], case.dense)
     (alone,) = tt.linear_group(x, blobs[:1], rows[:1])
     assert torch.equal(alone, cases[0].linear(x))
     with pytest.raises(RuntimeError, match="4 blobs, but 3 numbers of rows"):
