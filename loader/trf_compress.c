@@ -8,6 +8,7 @@
 #include "trf_tensor_selection.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -380,9 +381,25 @@ static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf
     return status;
 }
 
+/* Takes from config.json what the choice of tensors rests on. */
+static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *work, trf_source_config *source,
+                             trf_error *err) {
+    const trf_checkpoint_options *options = &work->job.options;
+    trf_checkpoint_report *report = &work->job.report;
+    trf_status status = trf_source_config_read(checkpoint, source, err);
+    work->rules = (trf_selection_rules){options, trf_source_config_is_tied(source)};
+    /* With `include` or `embeddings` it would not have been asked. */
+    if (status == TRF_OK && source->fault.status != TRF_OK && !options->embeddings &&
+        (!options->include || !options->include[0]))
+        snprintf(report->warning, sizeof report->warning,
+                 "%.700s; it counts as missing, and a tied output as any other matrix", source->fault.message);
+    return status;
+}
+
 trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, const trf_checkpoint_options *options,
                                    trf_checkpoint_report *report, trf_error *err) {
     trf_checkpoint *checkpoint = NULL;
+    trf_source_config source = {0};
     trf_model_config config = {0};
     trf_compression work = {0};
     if (!out_path)
@@ -392,15 +409,14 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
         status = trf_checkpoint_open(in_path, &checkpoint, err);
     if (status != TRF_OK)
         goto done;
-    status = trf_selection_rules_read(checkpoint, &work.job.options, &work.rules, work.job.report.warning,
-                                      sizeof work.job.report.warning, err);
+    status = read_rules(checkpoint, &work, &source, err);
     if (status != TRF_OK)
         goto done;
     work.job.total_bytes = work.job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
     work.job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
     status = check_compressible(checkpoint, &work.rules, err);
-    if (status == TRF_OK)
-        status = trf_model_config_compress(checkpoint, &work.job.options.encode, &config, err);
+    if (status == TRF_OK && checkpoint->is_folder)
+        status = trf_model_config_compress(&source, &work.job.options.encode, &config, err);
     if (status == TRF_OK)
         status = trf_checkpoint_convert(checkpoint, &config, &work.job, out_path, compress_file, &work, err);
     if (status == TRF_OK && work.job.report.compressed_tensors)
@@ -409,6 +425,7 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
         trf_job_report(&work.job, report);
 done:
     trf_model_config_free(&config);
+    trf_source_config_free(&source);
     trf_checkpoint_close(checkpoint);
     trf_job_end(&work.job);
     return trf_sanitize_error(status, err);
