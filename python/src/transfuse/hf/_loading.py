@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from transfuse.hf._expert_parts import make_placeholders
-from transfuse.hf._load_plan import Decoded, LoadPlan, Part, TakenExperts
+from transfuse.hf._load_plan import Decoded, LoadPlan, Part
 from transfuse.torch import _ops, _registry
+from transfuse.torch._containers import unpack_experts
 from transfuse.torch._experts import replace_experts
 from transfuse.torch._modules import TORCH_DTYPES
 
@@ -35,12 +36,11 @@ _NAMES_SHOWN = 6
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A blob to read: a part, or one expert of it by its name."""
+    """A parameter to load: of one blob, or of those of experts."""
 
-    key: Any
-    part: Part
-    device: torch.device
-    name: str | None = None
+    target: str
+    parts: list[Part]
+    is_set: bool = False
 
 
 class Loader:
@@ -63,13 +63,9 @@ class Loader:
         """
         with self._files, logging.tqdm(total=self._num_parts(), desc="Loading compressed weights") as bar:
             self._open_checkpoints()
-            singles = [_Job(taken, taken.part, self.device_of(taken.target)) for taken in self.plan.taken]
-            for job, blob in self._read_all(singles):
-                set_parameter(self.model, job.key.target, nn.Parameter(blob, requires_grad=False))
-                bar.update(1)
-            for experts in self.plan.experts:
-                self._load_experts(experts)
-                bar.update(sum(map(len, experts.blobs.values())))
+            for job, blob in self._read_all(self._make_jobs()):
+                set_parameter(self.model, job.target, nn.Parameter(blob, requires_grad=False))
+                bar.update(len(job.parts))
             for decoded in self.plan.decoded:
                 self._decode(decoded)
                 bar.update(len(decoded.parts))
@@ -84,16 +80,24 @@ class Loader:
         for path in {part.tensor.file for parts in lists for part in parts}:
             self._checkpoints[path] = self._files.enter_context(_registry.open_checkpoint(path))
 
+    def _make_jobs(self) -> list[_Job]:
+        jobs = [_Job(taken.target, [taken.part]) for taken in self.plan.taken]
+        for experts in self.plan.experts:
+            jobs += [_Job(f"{experts.path}.{name}", parts, True) for name, parts in experts.blobs.items()]
+        return jobs
+
     def _read_all(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Tensor]]:
         """Reads blobs on several threads, in the order of the files, and gives them as they come."""
-        waiting = sorted(jobs, key=lambda job: (job.part.tensor.file, job.part.tensor.file_offset), reverse=True)
+        waiting = sorted(
+            jobs, key=lambda job: (job.parts[0].tensor.file, job.parts[0].tensor.file_offset), reverse=True
+        )
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="transfuse")
         running: dict[Future[Tensor], _Job] = {}
         try:
             while waiting or running:
                 while waiting and len(running) <= _THREADS:
                     job = waiting.pop()
-                    running[pool.submit(self._read, job.part, job.device, job.name)] = job
+                    running[pool.submit(self._read_job, job)] = job
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
         except BaseException:
@@ -103,24 +107,14 @@ class Loader:
             # What is being read at this moment uses the open checkpoints.
             pool.shutdown(cancel_futures=True)
 
-    def _read(self, part: Part, device: torch.device, name: str | None = None) -> Tensor:
-        """Returns a blob on a device, validated and registered."""
-        checkpoint = self._checkpoints[part.tensor.file]
-        return _registry.load_blob(checkpoint, name or part.tensor.name, device, cancel=self._cancel)
-
-    def _load_experts(self, experts: TakenExperts) -> None:
-        """Reads the blobs of an experts module, one of its parameters after the other."""
-        module = self.model.get_submodule(experts.path)
-        for name, parts in experts.blobs.items():
-            device = self.device_of(f"{experts.path}.{name}")
-            if len(parts) == 1 and len(parts[0].tensor.shape) == 3:
-                count = parts[0].tensor.shape[0]
-                jobs = [_Job(index, parts[0], device, f"{parts[0].tensor.name}[{index}]") for index in range(count)]
-            else:
-                jobs = [_Job(index, part, device) for index, part in enumerate(parts)]
-            blobs = {job.key: blob for job, blob in self._read_all(jobs)}
-            packed = _registry.pack_experts([blobs.pop(index) for index in range(len(jobs))])
-            setattr(module, name, mark_loaded(nn.Parameter(packed, requires_grad=False)))
+    def _read_job(self, job: _Job) -> Tensor:
+        """Returns a blob, or one of experts, on the device of its target, validated and registered."""
+        device = self.device_of(job.target)
+        sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in job.parts]
+        # A 3-D tensor of a file is a set of experts already.
+        if job.is_set and len(job.parts[0].tensor.shape) == 2:
+            return _registry.load_experts(sources, device, cancel=self._cancel)
+        return _registry.load_blob(*sources[0], device, cancel=self._cancel)
 
     def _decode(self, item: Decoded) -> None:
         """Decodes the parts of an item, has the host convert them, and sets what comes of it."""
@@ -147,12 +141,12 @@ class Loader:
             return self._dense_files[tensor.file].get_tensor(tensor.name).to(device)  # type: ignore[no-any-return]
         assert tensor.layer is not None
         dtype, (*_, rows, cols) = TORCH_DTYPES[tensor.layer.dtype], tensor.shape
+        blob = _registry.load_blob(self._checkpoints[tensor.file], tensor.name, device)
         if len(tensor.shape) == 2:
-            return _ops.decode(self._read(part, device), rows, cols, dtype)
+            return _ops.decode(blob, rows, cols, dtype)
         dense = torch.empty(tensor.shape, dtype=dtype, device=device)
-        for index in range(tensor.shape[0]):
-            name = f"{tensor.name}[{index}]"
-            dense[index] = _ops.decode(self._read(part, device, name), rows, cols, dtype)
+        for index, expert in enumerate(unpack_experts(blob)):
+            dense[index] = _ops.decode(expert, rows, cols, dtype)
         return dense
 
     def _set_dense(self, target: str, value: Tensor) -> None:

@@ -15,8 +15,8 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from transfuse.hf._load_plan import SUFFIX, LoadPlan
 from transfuse.hf._loading import get_tensor
-from transfuse.torch import _registry
 from transfuse.torch._blob_module import BlobModule
+from transfuse.torch._containers import unpack_experts
 from transfuse.torch._experts import TransfuseExperts
 from transfuse.torch._modules import TransfuseLinear
 
@@ -102,7 +102,7 @@ def _name_blobs(names: list[str], tensor: Tensor, module: BlobModule) -> dict[st
     """Returns the tensors of the files that a blob becomes: several, where the files have experts one by one."""
     if not isinstance(module, TransfuseExperts):
         return {names[0]: tensor}
-    experts = _registry.unpack_experts(tensor)
+    experts = unpack_experts(tensor)
     if len(names) > 1 or len(experts) == 1:
         # Copies, since the host takes tensors that share memory for tied ones; on the CPU, where they are written from.
         return {name: expert.to("cpu", copy=True) for name, expert in zip(names, experts)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from typing import Any
 
 from torch import nn
 
@@ -30,7 +31,7 @@ def find_weight_reader(model: nn.Module, path: str) -> str:
 
 
 @functools.cache
-def _source_of(kind: type[nn.Module]) -> str:
+def _source_of(kind: Any) -> str:
     """Returns the text of `forward` and of the methods of the class that it calls, directly or not."""
     texts: dict[str, str] = {}
     waiting = ["forward"]

@@ -30,7 +30,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qw
 
 import transfuse
 from transfuse.tests.torch_cases import exact, normal, same_bits
-from transfuse.torch import _experts, _registry
+from transfuse.torch import _experts, _registry, pack_experts
 from transfuse.torch._compress import compress_model
 from transfuse.torch._experts import (
     TransfuseExperts,
@@ -309,7 +309,7 @@ def test_wrong_blobs_are_refused() -> None:
         ({"gate": blobs["gate"], "down": blobs["down"]}, "takes gate_up_proj, down_proj or gate_proj, up_proj"),
         ({"up": blobs["up"], "down": blobs["down"]}, "are given for up_proj, down_proj"),
         ({**blobs, "down": blobs["up"]}, "down_proj of .* the blob has 8 experts of 112 x 80"),
-        ({**blobs, "up": _registry.pack_experts([_registry.encode(normal(INNER, HIDDEN))])}, "the blob has 1 experts"),
+        ({**blobs, "up": pack_experts([_registry.encode(normal(INNER, HIDDEN))])}, "the blob has 1 experts"),
     ):
         with pytest.raises(ValueError, match=words):
             replace_experts(module, **wrong)

@@ -10,6 +10,7 @@ from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
 from transfuse.torch._ops import (
     decode,
     decode_experts,
+    decode_experts_into,
     embedding,
     experts,
     is_exact,
@@ -44,6 +45,7 @@ __all__ = [
     "compress_model",
     "decode",
     "decode_experts",
+    "decode_experts_into",
     "embedding",
     "encode",
     "expert_infos",

@@ -83,6 +83,9 @@ class BlobModule(nn.Module):
         """
         raise NotImplementedError
 
+    def _note_adoption(self) -> None:
+        """Is called when blobs are registered at a new place."""
+
     def reset_parameters(self) -> None:
         """Refused: dense modules draw random weights here, and a blob cannot be drawn."""
         raise RuntimeError(f"{type(self).__name__} has compressed weights, which cannot be drawn at random")
@@ -107,6 +110,7 @@ class BlobModule(nn.Module):
         if name in self._blob_names():
             self._take_blob(name, param)
         super().register_parameter(name, param)
+        self._note_adoption()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = {name: self._parameters[name] for name in self._blob_names()}
@@ -129,6 +133,7 @@ class BlobModule(nn.Module):
             # share_memory has moved the storage itself, so that nobody else says that the old place is free again.
             _registry.forget(_tensor_at(old_pointer, old.numel()))
         adopt_moved(blob)
+        self._note_adoption()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -136,6 +141,7 @@ class BlobModule(nn.Module):
             blob = self._parameters[name]
             if blob is not None:
                 adopt_moved(blob)
+        self._note_adoption()
 
     def _load_from_state_dict(
         self,
@@ -183,3 +189,4 @@ class BlobModule(nn.Module):
             fresh = blob.detach().to(parameter.device, copy=True, memory_format=torch.contiguous_format)
             self._take_blob(name, fresh)
             parameter.data = fresh
+            self._note_adoption()

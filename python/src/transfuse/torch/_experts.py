@@ -3,7 +3,7 @@
 
 transformers keeps the experts of a layer in two 3-D parameters: `gate_up_proj`, [experts][2 x intermediate][hidden],
 and `down_proj`, [experts][hidden][intermediate]. `replace_experts` gives such a module blobs in their place. A blob of
-experts is one uint8 tensor that holds the blobs of all experts (`_registry.pack_experts`), and a parameter:
+experts is one uint8 tensor that holds the blobs of all experts (`transfuse.torch.pack_experts`), and a parameter:
 
     gate_proj, up_proj, down_proj       where gate and up are tensors of their own, [experts][intermediate][hidden]
     gate_up_proj, down_proj             where they are one tensor, [experts][2 x intermediate][hidden]
@@ -26,15 +26,20 @@ Expert parallelism, transposed weights and biases are not supported; `find_exper
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from transfuse._errors import TransfuseError
 from transfuse.torch import _ops, _registry
 from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
+from transfuse.torch._containers import pack_experts
 from transfuse.torch._modules import TORCH_DTYPES, encode_weight
+
+if TYPE_CHECKING:
+    from typing import Self
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
@@ -113,7 +118,7 @@ def replace_experts(
     gate_up : blob of experts, [experts][2 x intermediate][hidden]
         Or `gate` and `up`, each [experts][intermediate][hidden]; `up` alone where the experts have no gate.
     down : blob of experts, [experts][hidden][intermediate]
-        A blob of experts is the one tensor of `_registry.pack_experts`, or the blobs of all experts in a list. On the
+        A blob of experts is the one tensor of `pack_experts`, or the blobs of all experts in a list. On the
         meta device, or empty: to be loaded, by setting the parameter or from a state dict.
 
     Returns
@@ -140,7 +145,8 @@ def replace_experts(
     dtype = next(parameter.dtype for parameter in module._parameters.values() if parameter is not None)
     made = _class_of(type(module)).__new__(_class_of(type(module)))
     state = {key: value for key, value in module.__dict__.items() if key != "_parameters"}
-    made.__dict__.update(state, _parameters={}, blob_shapes=shapes, weight_dtype=dtype)
+    made.__dict__.update(state, _parameters={}, blob_shapes=shapes, weight_dtype=dtype, dense_dtype=dtype)
+    made.product_dtypes = ()
     for name, blob in blobs.items():
         made.register_parameter(name, as_parameter(blob))
     object.__setattr__(module, "__dict__", made.__dict__)
@@ -188,11 +194,19 @@ class TransfuseExperts(BlobModule):
     blob_shapes : dict of str to (int, int, int)
         Of these: experts, rows and columns of their decoded weights.
     weight_dtype : torch.dtype
-        Of the decoded weights.
+        Of the weights that were encoded.
+    dense_dtype : torch.dtype
+        Of the decoded weights that the model's own function gets: that of the module before, which `half`, `to(dtype)`
+        and so on change.
+    product_dtypes : tuple of torch.dtype
+        Of x that the compressed experts multiply on the device where they are. Any other x is multiplied by decoded
+        weights.
     """
 
     blob_shapes: dict[str, tuple[int, int, int]]
     weight_dtype: torch.dtype
+    dense_dtype: torch.dtype
+    product_dtypes: tuple[torch.dtype, ...]
     down_proj: Tensor
     # Of the model's class.
     num_experts: int
@@ -222,7 +236,8 @@ class TransfuseExperts(BlobModule):
                 self._forward_dense, hidden_states, top_k_index, top_k_weights, use_reentrant=False
             )
             return result
-        if _ops.is_exact() or hidden_states.shape[0] > _dense_tokens:
+        few = hidden_states.shape[0] <= _dense_tokens and hidden_states.dtype in self.product_dtypes
+        if _ops.is_exact() or not few:
             return self._forward_dense(hidden_states, top_k_index, top_k_weights)
         return self._forward_compressed(hidden_states, top_k_index, top_k_weights)
 
@@ -232,7 +247,7 @@ class TransfuseExperts(BlobModule):
         Returns
         -------
         dict of str to Tensor
-            [experts][rows][columns] each, of `weight_dtype`.
+            [experts][rows][columns] each, of `dense_dtype`.
 
         Raises
         ------
@@ -240,12 +255,15 @@ class TransfuseExperts(BlobModule):
             There are no blobs yet.
         """
         if "gate_proj" not in self.blob_shapes:
-            return {name: self._decode(name, self._new_dense(name)) for name in self.blob_shapes}
+            return {name: self._decode(name) for name in self.blob_shapes}
         experts, rows, cols = self.blob_shapes["gate_proj"]
-        both = torch.empty(experts, 2 * rows, cols, dtype=self.weight_dtype, device=self.down_proj.device)
-        self._decode("gate_proj", both[:, :rows])
-        self._decode("up_proj", both[:, rows:])
-        return {"gate_up_proj": both, "down_proj": self._decode("down_proj", self._new_dense("down_proj"))}
+        both = torch.empty(experts, 2 * rows, cols, dtype=self.dense_dtype, device=self.down_proj.device)
+        for name, out in (("gate_proj", both[:, :rows]), ("up_proj", both[:, rows:])):
+            if self.dense_dtype == self.weight_dtype:
+                _ops.decode_experts_into(self._loaded_blob(name), out)
+            else:
+                out.copy_(self._decode(name))
+        return {"gate_up_proj": both, "down_proj": self._decode("down_proj")}
 
     def extra_repr(self) -> str:
         """Shapes of the blobs, codec, bits a weight and dtype."""
@@ -284,16 +302,25 @@ class TransfuseExperts(BlobModule):
             raise ValueError(f"{what}: the blob has {len(infos)} experts of {listed}")
         self.weight_dtype = TORCH_DTYPES[infos[0].dtype]
 
-    def _new_dense(self, name: str) -> Tensor:
-        return torch.empty(self.blob_shapes[name], dtype=self.weight_dtype, device=self.down_proj.device)
+    def _decode(self, name: str) -> Tensor:
+        return _ops.decode_experts(self._loaded_blob(name), *self.blob_shapes[name], self.dense_dtype)
 
-    def _decode(self, name: str, out: Tensor) -> Tensor:
-        """Decodes the experts of a blob to [experts][rows][columns], whose experts may lie apart."""
-        blob = getattr(self, name)
+    def _loaded_blob(self, name: str) -> Tensor:
+        blob: Tensor = getattr(self, name)
         if not has_bytes(blob):
             raise ValueError(f"{name} has no weights yet: they are to be loaded")
-        torch.ops.transfuse.decode_experts(blob, out)
-        return out
+        return blob
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.dense_dtype = fn(torch.empty(0, dtype=self.dense_dtype, device=self.down_proj.device)).dtype
+        return self
+
+    def _note_adoption(self) -> None:
+        blobs = [blob for blob in self._parameters.values() if blob is not None and has_bytes(blob)]
+        self.product_dtypes = tuple(
+            dtype for dtype in (torch.bfloat16, torch.float16) if all(_multiplies(blob, dtype) for blob in blobs)
+        )
 
     def _forward_dense(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         own = self._dense_class.forward
@@ -335,12 +362,13 @@ class TransfuseExperts(BlobModule):
         return getattr(self._apply_gate, "__name__", "") == "_default_apply_gate"
 
 
-@torch.library.custom_op("transfuse::decode_experts", mutates_args=("out",))
-def _decode_experts(blobs: Tensor, out: Tensor) -> None:
-    """Decodes a blob of experts to [experts][rows][columns]. An op, so that a compiled graph has one node of it."""
-    rows, cols = out.shape[1:]
-    for expert, blob in zip(out, _registry.unpack_experts(blobs)):
-        expert.copy_(_ops.decode(blob, rows, cols, out.dtype))
+def _multiplies(blob: Tensor, dtype: torch.dtype) -> bool:
+    """Returns whether the library multiplies x of a dtype by these experts, where they are."""
+    try:
+        _registry.check_experts(blob, dtype)
+    except TransfuseError:
+        return False
+    return True
 
 
 class _Dense:
@@ -356,7 +384,7 @@ class _Dense:
 
 
 def _pack(blobs: Tensor | Sequence[Tensor]) -> Tensor:
-    return blobs if isinstance(blobs, Tensor) else _registry.pack_experts(list(blobs))
+    return blobs if isinstance(blobs, Tensor) else pack_experts(list(blobs))
 
 
 def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int, int, int]]:
