@@ -23,7 +23,6 @@ from pathlib import Path
 import model_shapes
 import torch
 import transfuse
-from safetensors.torch import save_file
 
 INDEX = "model.safetensors.index.json"
 
@@ -69,10 +68,18 @@ class Maker:
         """Writes one file of the source into a folder of its own, beside the config; returns the folder."""
         folder = self.work / file
         folder.mkdir()
-        weights = {
-            name: self.source.make(name, self.tensors[name], self.options.device).cpu() for name in self.files[file]
-        }
-        save_file(weights, folder / file, metadata={"format": "pt"})
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name in self.files[file]:
+            start, end = end, end + 2 * torch.Size(self.tensors[name]).numel()
+            header[name] = {"dtype": "BF16", "shape": self.tensors[name], "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with (folder / file).open("wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            for name in self.files[file]:
+                weights = self.source.make(name, self.tensors[name], self.options.device).cpu()
+                out.write(weights.view(torch.uint8).flatten().numpy().data)
         self.source.config.save_pretrained(folder)
         return folder
 

@@ -34,10 +34,10 @@ from transformers.utils import logging
 def measure_dense(session: Session) -> None:
     """e: decoding at each batch, by the loop, and for the batches that are asked for by generate, too."""
     options = session.options
-    for batch in options.generate_batches:
-        measure_speed.measure_generate(session, "e", batch, measure_speed.DECODE_MUST.get(batch))
     for batch in options.batches:
         measure_speed.measure_decoding(session, "e", batch, measure_speed.DECODE_MUST.get(batch))
+    for batch in options.generate_batches:
+        measure_speed.measure_generate(session, "e", batch, measure_speed.DECODE_MUST.get(batch))
 
 
 def measure_prompts(session: Session) -> None:

@@ -18,8 +18,10 @@ def decode_parameter(model: nn.Module, name: str) -> torch.Tensor:
     """Returns a parameter of the uncompressed model, decoded where the model holds a blob in its place."""
     prefix, _, last = name.rpartition(".")
     module = model.get_submodule(prefix)
-    if hasattr(module, "decode_weight"):
-        return module.decode_weight() if last == "weight" else module.decode_weight(last)
+    if hasattr(module, "decode_weights"):  # experts
+        return module.decode_weights()[last]
+    if hasattr(module, "decode_weight") and last == "weight":
+        return module.decode_weight()
     return module.get_parameter(last)
 
 

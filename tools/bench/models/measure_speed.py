@@ -33,7 +33,7 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, prompt: torch.Tensor, steps: int, mode: str) -> None:
         self.model, self.prompt, self.steps = model, prompt, steps
         self.cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + steps)
-        with torch.inference_mode():
+        with torch.no_grad():
             out = model(prompt, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             self.token = out.logits[:, -1].argmax(-1, keepdim=True)
             self.first = self.token.clone()
@@ -53,16 +53,17 @@ class Decoder:
         out = self.model(input_ids=token, past_key_values=self.cache, use_cache=True)
         return out.logits[:, -1].argmax(-1, keepdim=True)
 
+    @torch.no_grad()
     def _capture(self) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.inference_mode(), torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):
             for _ in range(3):
                 self._compute(self.token)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         self._rewind()
-        with torch.inference_mode(), torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph):
             self.token.copy_(self._compute(self.token))
 
     def _rewind(self) -> None:
@@ -70,7 +71,7 @@ class Decoder:
         for layer in self.cache.layers:
             layer.cumulative_length.fill_(self.prompt.shape[1])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def run(self, steps: int | None = None, tokens: list[torch.Tensor] | None = None) -> None:
         """Decodes from the end of the prompt; adds the tokens to `tokens`, if that is given."""
         self._rewind()
@@ -83,7 +84,7 @@ class Decoder:
             if tokens is not None:
                 tokens.append(self.token.clone())
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def compare_with_eager(self) -> float:
         """Returns which part of the prepared step's tokens are those of eager steps on the same tokens.
 

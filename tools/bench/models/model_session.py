@@ -41,7 +41,7 @@ class Session:
         """Writes one result as a line of JSON, to the standard output and to --out."""
         options = self.options
         where = {"model": options.model, "layers": self.source.config.num_hidden_layers, "scale": options.scale}
-        text = json.dumps({"row": row, **where, "device": self.device_name, **values})
+        text = json.dumps({"row": row, "case": self.folder.name, **where, "device": self.device_name, **values})
         print(text, flush=True)
         if self.options.out:
             with self.options.out.open("a") as file:

@@ -33,10 +33,12 @@ class Case:
     rows: str
     make: tuple[str, ...] = ()
     keep_source: bool = False
+    only_if_named: bool = False
 
 
 CASES = {
     "llama-8b": Case("llama-8b", "cdabief", keep_source=True),
+    "llama-8b-8": Case("llama-8b", "ef", make=("--layers", "8"), only_if_named=True),
     "llama-8b-4": Case("llama-8b", "j", make=("--layers", "4")),
     "cycles": Case("llama-8b", "k", make=("--scale", "tiny")),
     "qwen3-8b": Case("qwen3-8b", "ab"),
@@ -54,6 +56,22 @@ class Runner:
         self.options = options
         self.until = time.monotonic() + options.budget
         self.failed = 0
+
+    def describe_machine(self) -> None:
+        """Writes what the rows were measured with."""
+        import torch
+        import transformers
+        import transfuse
+
+        self.emit(
+            row="machine",
+            torch=torch.__version__,
+            transformers=transformers.__version__,
+            transfuse=transfuse.__version__,
+            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            gpu_bytes=torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None,
+            free_bytes={str(self.options.work): shutil.disk_usage(self.options.work).free},
+        )
 
     def left(self) -> float:
         return self.until - time.monotonic()
@@ -85,15 +103,14 @@ class Runner:
             return []
         return [json.loads(line) for line in self.options.out.read_text().splitlines() if line.strip()]
 
-    def is_done(self, row: str, case: Case) -> bool:
+    def is_done(self, row: str, name: str) -> bool:
         """Returns whether a row has been measured to its end."""
-        done = [line for line in self.read_lines() if line["row"] == row and line.get("done")]
-        return any(line["model"] == case.model for line in done)
+        return any(line["row"] == row and line.get("case") == name and line.get("done") for line in self.read_lines())
 
     def measure_case(self, name: str, case: Case, rows: list[str]) -> None:
         """Makes the case's checkpoint and measures its rows."""
         options = self.options
-        rows = [row for row in rows if not self.is_done(row, case)]
+        rows = [row for row in rows if not self.is_done(row, name)]
         if not rows:
             return
         folder, plain = options.work / name, options.work / f"{name}-source"
@@ -109,12 +126,12 @@ class Runner:
         fixed = [HERE / "measure_model.py", case.model, folder, "--out", options.out, *case.make, *place]
         if keep:
             fixed += ["--plain", plain]
-        self.measure_rows(name, case, rows, [*fixed, *options.measure])
+        self.measure_rows(name, rows, [*fixed, *options.measure])
         if options.free_models:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(plain, ignore_errors=True)
 
-    def measure_rows(self, name: str, case: Case, rows: list[str], command: list[object]) -> None:
+    def measure_rows(self, name: str, rows: list[str], command: list[object]) -> None:
         """Measures rows in one process, and starts it again behind the row at which it ended or stood still."""
         while rows and self.left() > 5:
             known = len(self.read_lines())
@@ -127,7 +144,7 @@ class Runner:
                 if self.left() < 0 or time.monotonic() - moved > self.options.budget_a_row:
                     process.kill()
                     process.wait()
-            finished = [row for row in rows if self.is_done(row, case)]
+            finished = [row for row in rows if self.is_done(row, name)]
             if process.returncode in (0, 1):  # what failed has said so itself
                 self.failed |= process.returncode
                 return
@@ -147,7 +164,12 @@ class Runner:
 
     def run_package_tests(self) -> None:
         """p: the tests that come with the package: ops, graphs, modules, loading."""
-        self.run("p", "tests", ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--pyargs", "transfuse"])
+        command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--pyargs", "transfuse"]
+        done = subprocess.run(command, timeout=max(self.left(), 1), check=False, capture_output=True, text=True)
+        print(done.stdout[-4000:], done.stderr[-2000:], sep="\n", file=sys.stderr, flush=True)
+        last = (done.stdout.strip().splitlines() or ["no output"])[-1]
+        self.emit(row="p", what="the package's own tests", value=last, **{"pass": done.returncode == 0})
+        self.failed |= done.returncode != 0
 
 
 def main() -> int:
@@ -167,7 +189,9 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     runner = Runner(options)
     asked = options.rows.split(",")
-    for name in options.models.split(",") if options.models else CASES:
+    runner.describe_machine()
+    usual = [name for name, case in CASES.items() if not case.only_if_named]
+    for name in options.models.split(",") if options.models else usual:
         runner.measure_case(name, CASES[name], [row for row in CASES[name].rows if row in asked])
     if "l" in asked:
         runner.measure_greedy()

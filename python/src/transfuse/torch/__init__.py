@@ -6,6 +6,7 @@ from __future__ import annotations
 from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
 from transfuse.torch._containers import pack_experts, unpack_experts
 from transfuse.torch._experts import TransfuseExperts, get_dense_tokens, set_dense_tokens
+from transfuse.torch._fusion import install, is_grouping, set_grouping
 from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
 from transfuse.torch._ops import (
     decode,
@@ -53,6 +54,7 @@ __all__ = [
     "forget",
     "get_dense_tokens",
     "is_exact",
+    "is_grouping",
     "linear",
     "linear_group",
     "load_blob",
@@ -60,5 +62,8 @@ __all__ = [
     "pack_experts",
     "set_dense_tokens",
     "set_exact",
+    "set_grouping",
     "unpack_experts",
 ]
+
+install()
