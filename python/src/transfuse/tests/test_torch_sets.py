@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +175,44 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     with pytest.raises(transfuse.TransfuseError, match="bf16"):
         tt.check_experts(blobs, torch.float16)
     moved = blobs.clone()
+    assert tt.blob_info(tt.unpack_experts(moved)[1]).rows == shape[0]  # known by itself, before the container is
+    assert _registry.count_layers() == known + 4
     tt.adopt(moved)
+    assert torch.equal(tt.decode_experts(moved, 3, *shape, torch.bfloat16), dense)
     assert _registry.count_layers() == known + 6
     tt.forget(moved)
     assert _registry.count_layers() == known + 3
     del blobs, views, view
+    assert _registry.count_layers() == known
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_containers_in_threads(device: str) -> None:
+    """Threads that meet a container for the first time at once."""
+    dense, blobs = make_experts(device, 3)
+    known = _registry.count_layers()
+    failures: list[BaseException] = []
+    for _ in range(20):
+        one = blobs.clone()
+        gate = threading.Barrier(4)
+
+        def work(index: int, one: Tensor = one, gate: threading.Barrier = gate) -> None:
+            try:
+                gate.wait()
+                if index == 0:
+                    tt.adopt(tt.unpack_experts(one)[2])
+                assert torch.equal(tt.decode_experts(one, 3, 96, 160, torch.bfloat16), dense)
+            except BaseException as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        del one, work, threads, thread
     assert _registry.count_layers() == known
 
 
