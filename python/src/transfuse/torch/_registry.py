@@ -85,14 +85,15 @@ def adopt(blob: torch.Tensor) -> None:
     ------
     ValueError, TypeError
         It is no such tensor.
+    RuntimeError
+        A CUDA graph is being captured.
     TransfuseError
         The bytes are no valid blob; the device is not there or cannot be used.
     """
     _place_of(blob)
     if is_known(blob):
         return
-    if blob.device.type == "cuda":
-        torch.cuda.current_stream(blob.device).synchronize()  # what writes it
+    _wait_for(blob.device)  # what writes it
     if is_container(blob):
         with _container_lock:
             if not is_known(blob):
@@ -108,6 +109,15 @@ def adopt(blob: torch.Tensor) -> None:
             if failure.status != Status.TRF_ERR_EXISTS:
                 raise
             keeping.drop()  # another thread was faster
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    stream = torch.cuda.current_stream(device)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("layers cannot be adopted or loaded while a CUDA graph is captured; do so before")
+    stream.synchronize()
 
 
 def _adopt_container(container: torch.Tensor) -> None:
@@ -403,9 +413,7 @@ def load_blob(
     if is_set:
         write_head(blob, offsets, [size.blob_bytes for size in sizes])
     keeping = _Keeping(blob, [size.directory_bytes for size in sizes], offsets)
-    if place.type == "cuda":
-        # The memory may have been another tensor's, of work that is still under way.
-        torch.cuda.current_stream(place).synchronize()
+    _wait_for(place)  # the memory may have been another tensor's, of work that is still under way
     asked = cancel or Cancel()
 
     def load() -> None:
