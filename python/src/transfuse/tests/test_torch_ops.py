@@ -261,9 +261,10 @@ def test_other_bytes_at_the_same_place(device: str) -> None:
         assert torch.equal(case.linear(x), case.linear(x)) and torch.equal(bits_of(case.dense), bits_of(case.source))
     other = Case("bf16", device, (64, 64), 99)
     blob = torch.empty(max(case.blob.numel(), other.blob.numel()), dtype=torch.uint8, device=device)
-    for one in (case, other):
+    for one in (case, other, case):
         view = blob[: one.blob.numel()]
-        tt.forget(view)
+        if device != "cpu":  # there it is seen
+            tt.forget(view)
         view.copy_(one.blob)
         assert torch.equal(tt.linear(x, view, None, 64), one.linear(x))
 
