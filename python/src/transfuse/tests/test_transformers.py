@@ -17,13 +17,15 @@ from typing import Any
 
 import pytest
 
-import transfuse
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", minversion="5.17", reason="transformers 5.17 is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-from torch import nn  # noqa: E402
+import torch
+import transformers
+from torch import nn
+
+import transfuse
 
 SIZES = {
     "hidden_size": 192,
@@ -294,7 +296,7 @@ def test_key_mapping(tmp_path: Path, checkpoints: Checkpoints, device: str) -> N
     file = tmp_path / "source" / "model.safetensors"
     save_file({f"old.{name}": tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
     transfuse.compress(tmp_path / "source", tmp_path / "trf")
-    mapping = {"key_mapping": {r"^old\.": ""}}
+    mapping: dict[str, Any] = {"key_mapping": {r"^old\.": ""}}
     source = load(checkpoints.source("llama"), device=device)
     model = load(tmp_path / "trf", device=device, **mapping)
     assert count_different(model, source) == [] and count_compressed(model) == 15
@@ -365,7 +367,7 @@ def test_compiled_forward(checkpoints: Checkpoints, device: str) -> None:
     assert model.hf_quantizer.is_compileable
     expected = run(model)
     # Without a compiler for C++, which the tests do not ask for, inductor has nothing to do on the CPU.
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager" if device == "cpu" else "inductor")
+    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager" if device == "cpu" else "inductor")
     with torch.no_grad():
         logits = compiled(some_ids(model)).logits
     assert torch.allclose(logits.float(), expected.float(), atol=0.02, rtol=0.02)
