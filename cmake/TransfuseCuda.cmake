@@ -38,6 +38,9 @@ elseif(NOT TRF_CUDA STREQUAL "OFF")
 endif()
 
 if(TRF_HAVE_DEVICE_CODE)
+    # cuBLASLt is opened at run time (runtime/trf_gemm.c). What is run from the build folder finds the toolkit's; what
+    # is installed knows no folder of the build.
+    list(APPEND CMAKE_BUILD_RPATH "${CUDAToolkit_LIBRARY_DIR}")
     message(STATUS "transfuse: CUDA ${CUDAToolkit_VERSION}, device code for ${CMAKE_CUDA_ARCHITECTURES}")
 elseif(TRF_CUDA STREQUAL "ON")
     message(FATAL_ERROR "TRF_CUDA is ON, but no working CUDA 12.0 or newer, with cuBLAS, was found")
@@ -84,9 +87,7 @@ function(trf_add_device_code target)
     endif()
     trf_add_device_folder(${target} decoder_gpu)
     trf_add_device_folder(${target} fused)
-    # cuBLASLt is opened at run time (runtime/trf_gemm.c): by its name, and where the toolkit has it.
-    target_compile_definitions(${target} PRIVATE
-        TRF_HAVE_CUDA=1 "TRF_CUDA_LIBRARY_DIR=\"${CUDAToolkit_LIBRARY_DIR}\"")
+    target_compile_definitions(${target} PRIVATE TRF_HAVE_CUDA=1)
     # The C++ library by name: a C program that links a static transfuse does not bring it along.
-    target_link_libraries(${target} PRIVATE CUDA::cudart_static stdc++ ${CMAKE_DL_LIBS})
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static stdc++)
 endfunction()

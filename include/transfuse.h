@@ -224,7 +224,8 @@ typedef struct trf_checkpoint_options {
     /* compress only; encode.threads serves the others too. The codecs E4M3 and E5M2 each stand for both: every FP8
      * tensor takes its own. */
     trf_encode_options encode;
-    const char *const *include; /* compress: globs of tensors to compress, NULL-terminated; NULL = the usual choice */
+    const char *const *include; /* compress: globs of tensors to compress, NULL-terminated; NULL = the usual choice;
+                                 * each has to match a tensor's name */
     const char *const *exclude; /* compress: globs of tensors to leave as they are, NULL-terminated; or NULL */
     int overwrite;              /* replace an existing output, atomically */
     trf_progress_fn progress;   /* or NULL */
@@ -254,8 +255,8 @@ typedef struct trf_checkpoint_report {
  * tensors and all else are copied unless `include` asks for them, and so are other files of a directory; config.json
  * gets a quantization_config (FORMAT.md, section 10). Every tile is decoded and compared before anything appears under
  * out_path. options, report: may be NULL.
- * Errors: TRF_ERR_NOT_FOUND, _EXISTS, _IO, _FORMAT, _CANCELLED, _MISMATCH; _ARGUMENT also where dtype and codec do not
- * fit for a tensor that `include` names. */
+ * Errors: TRF_ERR_NOT_FOUND (also what `include` does not find), _EXISTS, _IO, _FORMAT, _CANCELLED, _MISMATCH;
+ * _ARGUMENT also where dtype and codec do not fit for a tensor that `include` names. */
 TRF_API trf_status trf_compress_checkpoint(const char *in_path, const char *out_path,
                                            const trf_checkpoint_options *options, trf_checkpoint_report *report,
                                            trf_error *err);
@@ -349,8 +350,9 @@ typedef struct trf_row_range {
 
 /* Device memory that the caller supplies for a layer, as large as trf_device_layer_get_size says, or for a tensor of a
  * checkpoint trf_device_layer_get_load_size (transfuse/device_memory.h). Both parts are 256-byte aligned; on the CPU
- * the blob is 16-byte aligned, and the directory, of no bytes, is not looked at. It must stay, and be written by
- * nobody, while the layer lives and work that uses it is under way. */
+ * the blob is 16-byte aligned, and the directory, of no bytes, is not looked at. No work under way may use it when it
+ * is passed, since a stream of the library's writes it. It must stay, and be written by nobody, while the layer lives
+ * and work that uses the layer is under way. */
 typedef struct trf_layer_memory {
     void *blob;
     uint64_t blob_bytes;

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from repository_files import C_SUFFIXES, ROOT, list_files, read_text
+from repository_files import C_SUFFIXES, ROOT, list_files, read_text, report
 
 MAX_COLUMNS = 120
 # Options of other programs that pages speak of, and that no script of ours passes.
@@ -326,9 +326,7 @@ def main() -> int:
         for page in sorted(filter(is_page_with_links, repository.files))
         for fault in repository.find_faults(page, transfuse)
     ]
-    print("".join(line + "\n" for line in lines), end="")
-    print(f"{len(lines)} findings")
-    return 1 if lines else 0
+    return report(lines, f"{len(lines)} findings")
 
 
 if __name__ == "__main__":
