@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from transfuse import _hook
 from transfuse._checkpoint import (
     CheckpointInfo,
     CheckpointReport,
@@ -70,8 +71,15 @@ __all__ = [
     "verify",
 ]
 
-# What is imported with transfuse.torch, and so with torch, when it is asked for.
-_OF_TORCH = ("TransfuseEmbedding", "TransfuseLinear", "compress_model", "is_exact", "set_exact")
+# What is imported, with torch or transformers, when it is asked for, and from where.
+_LATER = {
+    "TransfuseConfig": "transfuse.hf",
+    "TransfuseEmbedding": "transfuse.torch",
+    "TransfuseLinear": "transfuse.torch",
+    "compress_model": "transfuse.torch",
+    "is_exact": "transfuse.torch",
+    "set_exact": "transfuse.torch",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -79,6 +87,9 @@ def __getattr__(name: str) -> Any:
         from transfuse._library import library
 
         return str(library().trf_version().decode())
-    if name in _OF_TORCH:
-        return getattr(importlib.import_module("transfuse.torch"), name)
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'transfuse' has no attribute '{name}'")
+
+
+_hook.install()
