@@ -22,6 +22,7 @@ endfunction()
 
 # Library, command and torch ops go into the package, where _library.py, _command.py and torch/_shim.py look for them.
 # A wheel has no symbolic links, so that the library is one file, by the name under which the others need it.
+# Beside the package comes a file that Python reads at each start (python/src/transfuse/_hook.py).
 function(trf_install_wheel soversion)
     set_target_properties(transfuse PROPERTIES VERSION ${soversion})
     install(TARGETS transfuse LIBRARY DESTINATION transfuse/lib NAMELINK_SKIP)
@@ -30,4 +31,5 @@ function(trf_install_wheel soversion)
     if(TARGET transfuse_torch)
         install(TARGETS transfuse_torch LIBRARY DESTINATION transfuse/lib)
     endif()
+    install(FILES "${PROJECT_SOURCE_DIR}/python/src/transfuse_hook.pth" DESTINATION .)
 endfunction()

@@ -52,6 +52,8 @@ Tensor embedding(const Tensor &ids, const Tensor &blob, int64_t rows, int64_t co
     return trf_torch::decode_rows({"transfuse::embedding", blob, rows, cols, dtype}, ids);
 }
 
+void decode_experts_into(const Tensor &blobs, const Tensor &out) { trf_torch::decode_experts_into(blobs, out); }
+
 void add_kernels(torch::stable::detail::StableLibrary &library) {
     library.impl("linear", TORCH_BOX(&linear));
     library.impl("linear_epilogue", TORCH_BOX(&linear_epilogue));
@@ -59,6 +61,7 @@ void add_kernels(torch::stable::detail::StableLibrary &library) {
     library.impl("experts", TORCH_BOX(&experts));
     library.impl("decode", TORCH_BOX(&decode));
     library.impl("decode_experts", TORCH_BOX(&decode_experts));
+    library.impl("decode_experts_into", TORCH_BOX(&decode_experts_into));
     library.impl("embedding", TORCH_BOX(&embedding));
 }
 
@@ -73,6 +76,7 @@ STABLE_TORCH_LIBRARY(transfuse, library) {
     library.def("experts(Tensor x, Tensor offsets, Tensor blobs, int rows) -> Tensor");
     library.def("decode(Tensor blob, int rows, int cols, ScalarType dtype) -> Tensor");
     library.def("decode_experts(Tensor blobs, int count, int rows, int cols, ScalarType dtype) -> Tensor");
+    library.def("decode_experts_into(Tensor blobs, Tensor(a!) out) -> ()");
     library.def("embedding(Tensor ids, Tensor blob, int rows, int cols, ScalarType dtype) -> Tensor");
 }
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char *kGroupOp = "transfuse::linear_group";
 constexpr const char *kExpertsOp = "transfuse::experts";
+constexpr const char *kDecodeExpertsOp = "transfuse::decode_experts";
 
 /* The experts of a container, which is adopted if it is not known. */
 std::shared_ptr<experts> find_or_adopt_experts(const Tensor &container, int device, const char *op) {
@@ -39,6 +40,34 @@ bool are_groupable(const std::vector<std::shared_ptr<layer>> &layers, int64_t m,
 
 std::string matrix_text(int64_t rows, int64_t cols) {
     return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
+}
+
+void check_decoding(const experts &of, int64_t count, int64_t rows, int64_t cols) {
+    const trf_layer_info &info = of.layers[0]->info;
+    if (static_cast<uint64_t>(count) != of.layers.size() || rows != info.rows || cols != info.cols)
+        throw bad_argument(kDecodeExpertsOp, "the call is for " + std::to_string(count) + " experts of " +
+                                                 matrix_text(rows, cols) + "; there are " +
+                                                 std::to_string(of.layers.size()) + " of " +
+                                                 matrix_text(info.rows, info.cols));
+}
+
+/* Decodes the experts to weights, [count][rows][cols] of their own dtype, each matrix contiguous. */
+void decode_each(const experts &of, const Tensor &weights, int device) {
+    const trf_layer_info &info = of.layers[0]->info;
+    const dtype_codes source = dtype_of(info.dtype);
+    const uint64_t bytes = static_cast<uint64_t>(info.rows) * info.cols * trf_dtype_bytes(source.dtype);
+    for (size_t i = 0; i < of.layers.size(); i++) {
+        const Tensor place = torch::stable::select(weights, 0, static_cast<int64_t>(i));
+        // The library decodes to multiples of 16 bytes.
+        const bool is_aligned = reinterpret_cast<uintptr_t>(place.mutable_data_ptr()) % 16 == 0;
+        const Tensor decoded = is_aligned ? place : allocate({info.rows, info.cols}, source.torch_dtype, device);
+        trf_error error;
+        check_status(trf_device_layer_decode(of.layers[i]->handle, TRF_DECODE_SOURCE, decoded.mutable_data_ptr(), bytes,
+                                             current_stream(device), &error),
+                     error, kDecodeExpertsOp);
+        if (!is_aligned)
+            TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(place.get(), decoded.get(), 0));
+    }
 }
 
 } // namespace
@@ -123,32 +152,29 @@ Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &co
 }
 
 Tensor decode_experts(const expert_decoding &of) {
-    constexpr const char *op = "transfuse::decode_experts";
     const int device = device_of(of.container, "blobs");
-    check_blob(of.container, device, op);
-    const std::shared_ptr<experts> found = find_or_adopt_experts(of.container, device, op);
-    const trf_layer_info &info = found->layers[0]->info;
-    if (static_cast<uint64_t>(of.count) != found->layers.size() || of.rows != info.rows || of.cols != info.cols)
-        throw bad_argument(op, "the call is for " + std::to_string(of.count) + " experts of " +
-                                   matrix_text(of.rows, of.cols) + "; there are " +
-                                   std::to_string(found->layers.size()) + " of " + matrix_text(info.rows, info.cols));
-    const dtype_codes source = dtype_of(info.dtype);
+    check_blob(of.container, device, kDecodeExpertsOp);
+    const std::shared_ptr<experts> found = find_or_adopt_experts(of.container, device, kDecodeExpertsOp);
+    check_decoding(*found, of.count, of.rows, of.cols);
+    const dtype_codes source = dtype_of(found->layers[0]->info.dtype);
     const Tensor weights = allocate({of.count, of.rows, of.cols}, source.torch_dtype, device);
-    const uint64_t bytes = static_cast<uint64_t>(of.rows) * of.cols * trf_dtype_bytes(source.dtype);
-    for (int64_t i = 0; i < of.count; i++) {
-        const Tensor place = torch::stable::select(weights, 0, i);
-        // The library decodes to multiples of 16 bytes.
-        const bool is_aligned = bytes % 16 == 0;
-        const Tensor decoded = is_aligned ? place : allocate({of.rows, of.cols}, source.torch_dtype, device);
-        trf_error error;
-        check_status(trf_device_layer_decode(found->layers[static_cast<size_t>(i)]->handle, TRF_DECODE_SOURCE,
-                                             decoded.mutable_data_ptr(), bytes, current_stream(device), &error),
-                     error, op);
-        if (!is_aligned)
-            TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(place.get(), decoded.get(), 0));
-    }
+    decode_each(*found, weights, device);
     const int32_t wanted = torch_code(of.dtype);
     return wanted == source.torch_dtype ? weights : convert(weights, wanted);
+}
+
+void decode_experts_into(const Tensor &container, const Tensor &out) {
+    const int device = device_of(container, "blobs");
+    check_blob(container, device, kDecodeExpertsOp);
+    const std::shared_ptr<experts> found = find_or_adopt_experts(container, device, kDecodeExpertsOp);
+    if (out.dim() != 3 || out.stride(2) != 1 || out.stride(1) != out.size(2) || device_of(out, "out") != device ||
+        dtype_of(out).dtype != found->layers[0]->info.dtype)
+        throw bad_argument(kDecodeExpertsOp,
+                           "out must be [experts][rows][cols] on the device of blobs, of the dtype of "
+                           "the weights, each matrix contiguous; its shape is " +
+                               shape_text(out));
+    check_decoding(*found, out.size(0), out.size(1), out.size(2));
+    decode_each(*found, out, device);
 }
 
 } // namespace trf_torch

@@ -4,11 +4,16 @@
 Checkpoints are compressed, verified, decompressed and listed by `compress`, `verify`, `decompress` and `info`; a
 `Layer` is one compressed matrix in host memory. All of it runs on the CPU and needs NumPy alone. Functions may be
 called from several threads at once, and do not hold the interpreter's lock while the library works. Failures are
-exceptions of one family, `TransfuseError`. docs/python.md in the source tree is the page for users.
+exceptions of one family, `TransfuseError`. With torch installed, `compress_model` compresses a model in place, and
+`transfuse.torch` has what it is made of. docs/python.md in the source tree is the page for users.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
+from transfuse import _hook
 from transfuse._checkpoint import (
     CheckpointInfo,
     CheckpointReport,
@@ -66,10 +71,25 @@ __all__ = [
     "verify",
 ]
 
+# What is imported, with torch or transformers, when it is asked for, and from where.
+_LATER = {
+    "TransfuseConfig": "transfuse.hf",
+    "TransfuseEmbedding": "transfuse.torch",
+    "TransfuseLinear": "transfuse.torch",
+    "compress_model": "transfuse.torch",
+    "is_exact": "transfuse.torch",
+    "set_exact": "transfuse.torch",
+}
 
-def __getattr__(name: str) -> str:
+
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         from transfuse._library import library
 
         return str(library().trf_version().decode())
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'transfuse' has no attribute '{name}'")
+
+
+_hook.install()

@@ -22,6 +22,7 @@ _linear_group = torch.ops.transfuse.linear_group.default
 _experts = torch.ops.transfuse.experts.default
 _decode = torch.ops.transfuse.decode.default
 _decode_experts = torch.ops.transfuse.decode_experts.default
+_decode_experts_into = torch.ops.transfuse.decode_experts_into.default
 _embedding = torch.ops.transfuse.embedding.default
 
 # Read by `linear`, so that graphs are guarded by it: switching it recompiles.
@@ -172,6 +173,19 @@ def decode_experts(blobs: torch.Tensor, count: int, rows: int, cols: int, dtype:
     return result
 
 
+def decode_experts_into(blobs: torch.Tensor, out: torch.Tensor) -> None:
+    """Decodes all experts of a container to memory that is there.
+
+    Parameters
+    ----------
+    blobs : torch.Tensor, uint8, [container_bytes]
+    out : torch.Tensor, [count][rows][cols]
+        Of the dtype of the weights. Each matrix is contiguous, but they need not follow each other: gate and up of the
+        experts can be decoded to one tensor, [count][2 x rows][cols].
+    """
+    _decode_experts_into(blobs, out)
+
+
 # ---- gradients, and exact mode ----
 
 
@@ -307,6 +321,11 @@ def _(blobs: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype)
 @torch.library.register_fake("transfuse::decode", lib=_library)
 def _(blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
     return blob.new_empty((rows, cols), dtype=dtype)
+
+
+@torch.library.register_fake("transfuse::decode_experts_into", lib=_library)
+def _(blobs: torch.Tensor, out: torch.Tensor) -> None:
+    _check_fake(blobs, out)
 
 
 @torch.library.register_fake("transfuse::embedding", lib=_library)

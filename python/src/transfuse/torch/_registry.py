@@ -13,6 +13,7 @@ import functools
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -400,15 +401,38 @@ def load_blob(
     if not isinstance(checkpoint, Checkpoint):
         with Checkpoint(checkpoint) as opened:
             return load_blob(opened, tensor, device, cancel=cancel)
-    place = torch.device(device)
     info = checkpoint.tensors.get(tensor)
-    is_set = info is not None and info.compressed and len(info.shape) == 3
-    names = [f"{tensor}[{index}]" for index in range(info.blobs)] if is_set and info else [tensor]
-    encoded = [encode_text(name, "tensor") for name in names]
+    if info is not None and info.compressed and len(info.shape) == 3:
+        return load_experts([(checkpoint, f"{tensor}[{index}]") for index in range(info.blobs)], device, cancel=cancel)
+    return _load([(checkpoint, tensor)], torch.device(device), cancel, is_set=False)
+
+
+def load_experts(
+    tensors: Sequence[tuple[Checkpoint, str]], device: torch.device | str, *, cancel: Cancel | None = None
+) -> torch.Tensor:
+    """Reads compressed tensors that files have one by one into one container of experts, as `load_blob` reads one.
+
+    Parameters
+    ----------
+    tensors : sequence of (Checkpoint, str)
+        In the order of the experts.
+
+    Returns
+    -------
+    torch.Tensor, uint8, [container_bytes]
+    """
+    return _load(tensors, torch.device(device), cancel, is_set=True)
+
+
+def _load(
+    tensors: Sequence[tuple[Checkpoint, str]], place: torch.device, cancel: Cancel | None, *, is_set: bool
+) -> torch.Tensor:
+    index = device_index(place)
+    sources = [(checkpoint.handle, encode_text(name, "tensor")) for checkpoint, name in tensors]
     sizes = []
-    for name in encoded:
+    for handle, name in sources:
         size = LayerSize()
-        call("trf_torch_measure_tensor", device_index(place), checkpoint.handle, name, ctypes.byref(size))
+        call("trf_torch_measure_tensor", index, handle, name, ctypes.byref(size))
         sizes.append(size)
     offsets, total = layout([size.blob_bytes for size in sizes]) if is_set else ([0], sizes[0].blob_bytes)
     blob = torch.empty(total, dtype=torch.uint8, device=place)
@@ -419,10 +443,9 @@ def load_blob(
     asked = cancel or Cancel()
 
     def load() -> None:
-        for name, offset, size, directory in zip(encoded, offsets, sizes, keeping.directories, strict=True):
+        for source, offset, size, directory in zip(sources, offsets, sizes, keeping.directories, strict=True):
             memory = LayerMemory(blob.data_ptr() + offset, size.blob_bytes, *directory)
-            at = (device_index(place), checkpoint.handle, name)
-            call("trf_torch_load", *at, ctypes.byref(memory), ctypes.byref(asked.flag))
+            call("trf_torch_load", index, *source, ctypes.byref(memory), ctypes.byref(asked.flag))
 
     with keeping:
         if cancel:
