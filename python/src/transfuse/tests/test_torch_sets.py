@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from transfuse.tests.test_torch_ops import (
     make_weight,
     make_x,
     not_exact,  # noqa: F401
+    resident_bytes,
 )
 
 # ---- epilogues ----
@@ -165,6 +167,8 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     infos = tt.expert_infos(blobs)
     assert [(info.rows, info.cols, info.codec) for info in infos] == [(*shape, "bf16")] * 3
     assert _registry.count_layers() == known + 3
+    with pytest.raises(ValueError, match="expert_infos tells"):
+        tt.blob_info(blobs)
     views = tt.unpack_experts(blobs)
     assert [view.numel() for view in views] == [info.blob_bytes for info in infos]
     for view, one in zip(views, dense, strict=True):
@@ -174,11 +178,56 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     with pytest.raises(transfuse.TransfuseError, match="bf16"):
         tt.check_experts(blobs, torch.float16)
     moved = blobs.clone()
+    assert tt.blob_info(tt.unpack_experts(moved)[1]).rows == shape[0]  # known by itself, before the container is
+    assert _registry.count_layers() == known + 4
     tt.adopt(moved)
+    assert torch.equal(tt.decode_experts(moved, 3, *shape, torch.bfloat16), dense)
     assert _registry.count_layers() == known + 6
     tt.forget(moved)
     assert _registry.count_layers() == known + 3
     del blobs, views, view
+    assert _registry.count_layers() == known
+
+
+def test_containers_that_change_on_the_cpu() -> None:
+    """Experts whose bytes have changed are adopted anew."""
+    dense, blobs = make_experts("cpu", 3)
+    other = torch.stack([make_weight(96, 160, torch.bfloat16, seed) for seed in (7, 1, 8)])
+    changed = tt.pack_experts([tt.encode(one) for one in other])
+    memory = torch.empty(max(blobs.numel(), changed.numel()), dtype=torch.uint8)
+    for container, weights in ((blobs, dense), (changed, other), (blobs, dense)):
+        view = memory[: container.numel()]
+        view.copy_(container)
+        assert torch.equal(tt.decode_experts(view, 3, 96, 160, torch.bfloat16), weights)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_containers_in_threads(device: str) -> None:
+    """Threads that meet a container for the first time at once."""
+    dense, blobs = make_experts(device, 3)
+    known = _registry.count_layers()
+    failures: list[BaseException] = []
+    for _ in range(20):
+        one = blobs.clone()
+        gate = threading.Barrier(4)
+
+        def work(index: int, one: Tensor = one, gate: threading.Barrier = gate) -> None:
+            try:
+                gate.wait()
+                if index == 0:
+                    tt.adopt(tt.unpack_experts(one)[2])
+                assert torch.equal(tt.decode_experts(one, 3, 96, 160, torch.bfloat16), dense)
+            except BaseException as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        del one, work, threads, thread
     assert _registry.count_layers() == known
 
 
@@ -267,3 +316,29 @@ def test_autocast_of_sets(device: str) -> None:
         (y,) = tt.linear_group(x.float(), [case.blob], [300])
         z = tt.experts(tokens.float(), offsets, blobs, 96)
     assert torch.equal(y, case.linear(x)) and torch.equal(z, tt.experts(tokens, offsets, blobs, 96))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_of_many_sets(device: str) -> None:
+    """Groups and experts come and go, some with a layer that stays; memory does not grow."""
+    blobs = [tt.encode(make_weight(64, 64, torch.bfloat16, seed)).to(device) for seed in range(3)]
+    container = tt.pack_experts(blobs)
+    x = make_x(4, 64, dtype=torch.bfloat16, device=device)
+    offsets = torch.tensor([0, 1, 2, 4], dtype=torch.int32, device=device)
+
+    def cycle(count: int) -> None:
+        for _ in range(count):
+            tt.experts(x, offsets, container.clone(), 64)
+            first, second = blobs[1].clone(), blobs[2].clone()
+            tt.linear_group(x, [blobs[0], first, second], [64] * 3)
+            tt.linear_group(x[:2], [second, first, blobs[0]], [64] * 3)
+
+    cycle(500)
+    gc.collect()
+    known, before = _registry.count_layers(), resident_bytes()
+    allocated = torch.cuda.memory_allocated() if device == "cuda" else 0
+    cycle(5000)
+    assert _registry.count_layers() == known
+    # 200 bytes that each cycle left behind would come to 1 MB.
+    assert resident_bytes() - before < 700_000
+    assert device == "cpu" or torch.cuda.memory_allocated() == allocated

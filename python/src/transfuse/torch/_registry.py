@@ -41,6 +41,8 @@ _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
 
 _DIRECTORY_ALIGNMENT = 256
 
+_container_lock = threading.Lock()
+
 # Those of the storages of blobs that are known, by device and address; each holds the directories.
 _finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] = {}
 
@@ -56,7 +58,7 @@ def device_index(device: torch.device) -> int:
     if device.type == "cpu":
         return CPU
     if device.type == "cuda":
-        return torch.cuda.current_device() if device.index is None else device.index
+        return int(torch.cuda.current_device()) if device.index is None else device.index
     raise ValueError(f"a blob is on the CPU or on a CUDA device, not on {device}")
 
 
@@ -69,6 +71,14 @@ def _place_of(blob: torch.Tensor) -> tuple[int, int]:
             f"{tuple(blob.shape)}"
         )
     return device_index(blob.device), blob.data_ptr()
+
+
+def _check_alignment(blob: torch.Tensor) -> None:
+    wanted = 16 if blob.device.type == "cpu" else 256
+    if blob.data_ptr() % wanted:
+        raise ValueError(
+            f"blob lies at {blob.data_ptr() % wanted} beyond a multiple of {wanted} bytes; what clone() gives does not"
+        )
 
 
 def adopt(blob: torch.Tensor) -> None:
@@ -84,33 +94,66 @@ def adopt(blob: torch.Tensor) -> None:
     ------
     ValueError, TypeError
         It is no such tensor.
+    RuntimeError
+        A CUDA graph is being captured.
     TransfuseError
         The bytes are no valid blob; the device is not there or cannot be used.
     """
-    device, pointer = _place_of(blob)
     if is_known(blob):
         return
+    _check_alignment(blob)
+    _wait_for(blob.device)  # what writes it
+    if is_container(blob):
+        with _container_lock:
+            if not is_known(blob):
+                _adopt_container(blob)
+        return
+    device, pointer = _place_of(blob)
     what = f"blob of {blob.numel()} bytes on {blob.device}: "
-    if blob.device.type == "cuda":
-        torch.cuda.current_stream(blob.device).synchronize()  # what writes it
-    is_set = is_container(blob)
-    offsets, sizes = read_head(blob) if is_set else ([0], [blob.numel()])
-    parts = []
-    for offset, count in zip(offsets, sizes, strict=True):
-        size = ctypes.c_uint64()
-        call("trf_torch_measure", device, pointer + offset, count, ctypes.byref(size), what=what)
-        parts.append(size.value)
-    keeping = _Keeping(blob, parts, offsets)
+    keeping = _Keeping(blob, [_measure(device, pointer, blob.numel(), what)], [0])
     with keeping:
         try:
-            for offset, count, directory in zip(offsets, sizes, keeping.directories, strict=True):
-                call("trf_torch_adopt", device, pointer + offset, count, *directory, what=what)
-            if is_set:
-                _make_experts(blob, offsets, what)
+            call("trf_torch_adopt", device, pointer, blob.numel(), *keeping.directories[0], what=what)
         except TransfuseError as failure:
             if failure.status != Status.TRF_ERR_EXISTS:
                 raise
             keeping.drop()  # another thread was faster
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    stream = torch.cuda.current_stream(device)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("layers cannot be adopted or loaded while a CUDA graph is captured; do so before")
+    stream.synchronize()
+
+
+def _adopt_container(container: torch.Tensor) -> None:
+    """Makes a container known. Experts that are known by themselves become its own."""
+    device, pointer = _place_of(container)
+    what = f"container of {container.numel()} bytes on {container.device}: "
+    offsets, sizes = read_head(container)
+    places = [(pointer + offset, size) for offset, size in zip(offsets, sizes, strict=True)]
+    keeping = _Keeping(container, [_measure(device, *place, what) for place in places], offsets)
+    with keeping:
+        for index, (place, directory) in enumerate(zip(places, keeping.directories, strict=True)):
+            while True:  # until no thread has adopted this one expert in between
+                shim().trf_torch_forget(device, place[0])
+                try:
+                    call("trf_torch_adopt", device, *place, *directory, what=f"{what}expert {index}: ")
+                    break
+                except TransfuseError as failure:
+                    if failure.status != Status.TRF_ERR_EXISTS:
+                        raise
+        _make_experts(container, offsets, what)
+
+
+def _measure(device: int, pointer: int, count: int, what: str) -> int:
+    """Returns how large the directory of a blob is."""
+    size = ctypes.c_uint64()
+    call("trf_torch_measure", device, pointer, count, ctypes.byref(size), what=what)
+    return size.value
 
 
 def _make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
@@ -155,7 +198,7 @@ class _Keeping:
 def is_known(blob: torch.Tensor) -> bool:
     """Returns whether the ops know a blob or container."""
     device, pointer = _place_of(blob)
-    return bool(shim().trf_torch_is_known(device, pointer))
+    return bool(shim().trf_torch_is_known(device, pointer, blob.numel()))
 
 
 def forget(blob: torch.Tensor) -> None:
@@ -181,11 +224,11 @@ def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.T
 
 def blob_info(blob: torch.Tensor) -> LayerInfo:
     """Returns what a blob says of itself; one that is not known is adopted. Raises what `adopt` does."""
+    adopt(blob)
     device, pointer = _place_of(blob)
     info = s.LayerInfoStruct()
-    if not shim().trf_torch_find(device, pointer, ctypes.byref(info)):
-        adopt(blob)
-        shim().trf_torch_find(device, pointer, ctypes.byref(info))
+    if not shim().trf_torch_find(device, pointer, blob.numel(), ctypes.byref(info)):
+        raise ValueError("this is a container of experts; expert_infos tells of them")
     return make_layer_info(info)
 
 
@@ -199,15 +242,9 @@ def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
     TransfuseError
         What `adopt` raises.
     """
-    offsets, _ = read_head(container)
+    offsets, sizes = read_head(container)
     adopt(container)
-    device, pointer = _place_of(container)
-    infos = []
-    for offset in offsets:
-        info = s.LayerInfoStruct()
-        shim().trf_torch_find(device, pointer + offset, ctypes.byref(info))
-        infos.append(make_layer_info(info))
-    return infos
+    return [blob_info(container[offset : offset + size]) for offset, size in zip(offsets, sizes, strict=True)]
 
 
 def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
@@ -222,7 +259,7 @@ def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
     known = {torch.bfloat16: s.Dtype.BF16, torch.float16: s.Dtype.F16}
     if dtype not in known:
         raise make_error(Status.TRF_ERR_UNSUPPORTED, f"experts do not multiply x of {dtype}")
-    call("trf_torch_check_experts", *_place_of(container), known[dtype])
+    call("trf_torch_check_experts", *_place_of(container), container.numel(), known[dtype])
 
 
 def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -402,9 +439,7 @@ def _load(
     if is_set:
         write_head(blob, offsets, [size.blob_bytes for size in sizes])
     keeping = _Keeping(blob, [size.directory_bytes for size in sizes], offsets)
-    if place.type == "cuda":
-        # The memory may have been another tensor's, of work that is still under way.
-        torch.cuda.current_stream(place).synchronize()
+    _wait_for(place)  # the memory may have been another tensor's, of work that is still under way
     asked = cancel or Cancel()
 
     def load() -> None:
