@@ -403,7 +403,7 @@ def test_compiles_as_one_graph(tokens: int) -> None:
 
 def test_gradients_of_a_compiled_module() -> None:
     dense, module = make_experts("batched_mm"), compress(make_experts("batched_mm"))
-    gradients = []
+    gradients: list[Any] = []
     for each in (dense, torch.compile(module, fullgraph=True, backend="aot_eager")):
         x, index, weights = make_routes(5)
         each(x.requires_grad_(), index, weights).sum().backward()
