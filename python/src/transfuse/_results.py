@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from transfuse import _structs as s
 from transfuse._library import library
@@ -63,8 +64,9 @@ def make_layer_report(report: s.LayerReportStruct) -> LayerReport:
 def make_layer_info(info: s.LayerInfoStruct) -> LayerInfo:
     """Returns the dataclass of a struct."""
     # A checkpoint may have tens of thousands of blobs.
-    values = {name: getattr(info, name) for name in _NUMBERS}
-    return LayerInfo(**values, **_name_traits(info.dtype, info.codec, info.granularity, info.scale_group_size))
+    values: dict[str, Any] = {name: getattr(info, name) for name in _NUMBERS}
+    values.update(_name_traits(info.dtype, info.codec, info.granularity, info.scale_group_size))
+    return LayerInfo(**values)
 
 
 _NAMED = ("dtype", "codec", "granularity")
