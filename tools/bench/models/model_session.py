@@ -27,7 +27,7 @@ class Session:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.device = torch.device(options.device)
+        self.device = torch.device("cuda:0" if options.device == "cuda" else options.device)
         self.device_name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
         self.tiny = options.scale == "tiny"
         config = model_shapes.make_config(options.model, options.scale, options.layers)

@@ -121,15 +121,16 @@ class Runner:
         if keep and not plain.exists():
             shutil.rmtree(folder, ignore_errors=True)
         source = ["--keep-source", plain] if keep else []
-        if self.run("make", name, [HERE / "make_model.py", case.model, folder, *case.make, *source, *place]):
+        more = ["--overflow", options.overflow, *source]
+        if self.run("make", name, [HERE / "make_model.py", case.model, folder, *case.make, *more, *place]):
             return
         fixed = [HERE / "measure_model.py", case.model, folder, "--out", options.out, *case.make, *place]
         if keep:
             fixed += ["--plain", plain]
         self.measure_rows(name, rows, [*fixed, *options.measure])
         if options.free_models:
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.rmtree(plain, ignore_errors=True)
+            for path in (folder, plain, options.overflow / name):
+                shutil.rmtree(path, ignore_errors=True)
 
     def measure_rows(self, name: str, rows: list[str], command: list[object]) -> None:
         """Measures rows in one process, and starts it again behind the row at which it ended or stood still."""
@@ -180,6 +181,7 @@ def main() -> int:
     parser.add_argument("--budget-a-row", type=float, default=400, help="seconds for one row of one model")
     parser.add_argument("--out", type=Path, default=Path("rows.jsonl"))
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/transfuse-models"))
+    parser.add_argument("--overflow", type=Path, default=Path("/tmp/transfuse-models"), help="as of make_model.py")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", choices=("real", "tiny"), default="real")
     parser.add_argument("--free-models", action="store_true", help="remove each checkpoint after its last row")
