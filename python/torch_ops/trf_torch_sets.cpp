@@ -171,9 +171,10 @@ void decode_experts_into(const Tensor &container, const Tensor &out) {
     const std::shared_ptr<experts> found = find_or_adopt_experts(container, device, kDecodeExpertsOp);
     if (out.dim() != 3 || out.stride(2) != 1 || out.stride(1) != out.size(2) || device_of(out, "out") != device ||
         dtype_of(out).dtype != found->layers[0]->info.dtype)
-        throw bad_argument(kDecodeExpertsOp, "out must be [experts][rows][cols] on the device of blobs, of the dtype of "
-                                             "the weights, each matrix contiguous; its shape is " +
-                                                 shape_text(out));
+        throw bad_argument(kDecodeExpertsOp,
+                           "out must be [experts][rows][cols] on the device of blobs, of the dtype of "
+                           "the weights, each matrix contiguous; its shape is " +
+                               shape_text(out));
     check_decoding(*found, out.size(0), out.size(1), out.size(2));
     decode_each(*found, out, device);
 }

@@ -137,8 +137,11 @@ bool is_capturing(int device) {
     if (device == TRF_DEVICE_CPU)
         return false;
     static const auto query = reinterpret_cast<capture_function>(find_loaded("libcuda.so.1", "cuStreamIsCapturing"));
+    // Of the default stream, if another one is captured that waits for it: cudaErrorStreamCaptureImplicit.
+    constexpr int kImplicit = 906;
     int status = 0;
-    return query(current_stream(device), &status) == 0 && status != 0;
+    const int error = query(current_stream(device), &status);
+    return error == kImplicit || (error == 0 && status != 0);
 }
 
 void check_status(trf_status status, const trf_error &error, const char *op) {

@@ -41,6 +41,6 @@ def test_doctor_finds_no_fault(environment: Path) -> None:
 
 
 def test_types(tmp_path: Path) -> None:
-    """Here, because types come from torch and transformers, and differ where these are not installed."""
+    """Here, because types come from torch, and there are none where it is not installed."""
     config = f"--config-file={ROOT / 'pyproject.toml'}"
     run(sys.executable, "-m", "mypy", config, f"--cache-dir={tmp_path}", ROOT / "python/src/transfuse")

@@ -19,6 +19,7 @@ from repository_files import C_SUFFIXES, ROOT, list_files, read_text, report
 TAG = "SPDX-License-" + "Identifier: Apache-2.0"
 _C_COMMENT = (*C_SUFFIXES, ".inc")
 _HASH_COMMENT = (
+    ".pth",
     ".py",
     ".pth",
     ".sh",

@@ -56,7 +56,7 @@ def install() -> None:
     """Registers with the hosts that are imported already, and waits for the others. May be called again."""
     this = sys.modules[__name__]
     if this not in sys.meta_path:
-        sys.meta_path.insert(0, this)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, this)
     for name in HOSTS:
         module = sys.modules.get(name)
         # One that is still being imported registers when it has run.

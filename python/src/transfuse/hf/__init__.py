@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["TransfuseConfig", "register_diffusers", "register_transformers"]
 
 METHOD = "transfuse"
+# Of transformers: the configs of which an argument of from_pretrained overrides some attributes.
+_OVERRIDABLE = "LOADING_ATTRIBUTES_CONFIG_TYPES"
 
 
 def __getattr__(name: str) -> Any:
@@ -35,8 +37,8 @@ def register_transformers(auto: ModuleType) -> None:
 
     auto.register_quantization_config(METHOD)(TransfuseConfig)
     auto.register_quantizer(METHOD)(TransfuseHfQuantizer)
-    # Configs of which an argument of from_pretrained may override some attributes; there is no function for it.
-    auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*auto.LOADING_ATTRIBUTES_CONFIG_TYPES, TransfuseConfig)
+    # There is no function for it.
+    vars(auto)[_OVERRIDABLE] = (*vars(auto)[_OVERRIDABLE], TransfuseConfig)
 
 
 def register_diffusers(auto: ModuleType) -> None:

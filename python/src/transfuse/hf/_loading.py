@@ -180,8 +180,8 @@ def get_tensor(model: nn.Module, name: str) -> Tensor:
 def put_modules(model: nn.Module, plan: LoadPlan) -> None:
     """Puts our modules, still without blobs, in the place of others; one that has several names goes by all of them."""
     for experts in plan.experts:
-        module = replace_experts(model.get_submodule(experts.path), **make_placeholders(experts.blobs))
-        module._is_hf_initialized = True  # type: ignore[assignment]
+        replaced = replace_experts(model.get_submodule(experts.path), **make_placeholders(experts.blobs))
+        replaced._is_hf_initialized = True  # type: ignore[assignment]
     names = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         names[id(module)].append(name)
@@ -200,7 +200,7 @@ def hide_from_host(model: nn.Module, names: set[str]) -> Any:
         for name in names:
             state_dict.pop(prefix + name, None)
 
-    return model.register_state_dict_post_hook(hide)
+    return model.register_state_dict_post_hook(hide)  # type: ignore[no-untyped-call]
 
 
 def warn_of_decoded(plan: LoadPlan) -> None:

@@ -80,7 +80,7 @@ def _old_buffers(model: PreTrainedModel) -> set[str]:
 
 def _is_another_class(model: PreTrainedModel) -> bool:
     """Returns whether the checkpoint says that it was made of another class than the model's."""
-    architectures = getattr(model.config, "architectures", None)
+    architectures: list[str] = getattr(model.config, "architectures", None) or []
     return bool(architectures) and type(model).__name__ not in architectures
 
 

@@ -24,8 +24,9 @@ def find_weight_reader(model: nn.Module, path: str) -> str:
     around = model
     for depth in range(len(parts)):
         reads = re.compile(rf"\bself\.{re.escape('.'.join(parts[depth:]))}\.weight\b(?!\.device\b)")
-        if reads.search(_source_of(type(around))):
-            return type(around).__name__
+        kind: Any = type(around)
+        if reads.search(_source_of(kind)):
+            return str(kind.__name__)
         around = around.get_submodule(parts[depth])
     return ""
 

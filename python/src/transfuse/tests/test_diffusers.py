@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-import transfuse
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
-diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("diffusers", reason="diffusers is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
+
+import diffusers
+import torch
+
+import transfuse
 
 DEVICES = ("cpu", "cuda")
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from transfuse import _doctor, _probes
 from transfuse import _structs as s
 from transfuse._doctor import _Doctor, _Report, covers
 from transfuse._fit import MARGIN_BYTES, measure_need
+from transfuse._library import library
 from transfuse._nvidia import Driver, Gpu
 from transfuse._probes import ProbeResult, run_probe
 from transfuse.tests.conftest import Tensors, write_safetensors
@@ -306,3 +308,10 @@ def test_wrong_usage() -> None:
     status, output = run_doctor("one", "two")
     assert status == 2
     assert "usage: transfuse doctor" in output
+
+
+def test_device_code_goes_with_a_runtime() -> None:
+    info = s.BuildInfoStruct()
+    library().trf_get_build_info(ctypes.byref(info))
+    assert bool(info.device_code) == (info.cuda_version >= 12000)
+    assert info.device_code or info.cuda_version == 0

@@ -5,36 +5,37 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 try:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+
     import transfuse.torch as tt
+    from transfuse.torch import _registry
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
-import torch.nn.functional as F  # noqa: E402
-
-from transfuse.tests.test_torch_ops import CODECS, Case, make_x  # noqa: E402
-from transfuse.tests.test_torch_sets import make_experts  # noqa: E402
-from transfuse.torch import _registry  # noqa: E402
-
-Tensor = torch.Tensor
+from transfuse.tests.test_torch_ops import CODECS, Case, make_x
+from transfuse.tests.test_torch_sets import make_experts
 
 
-def capture(function: object, *inputs: Tensor) -> tuple[torch.cuda.CUDAGraph, object]:
+def capture(function: Callable[..., Any], *inputs: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Runs a function once on a side stream, then captures it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        function(*inputs)  # type: ignore[operator]
+        function(*inputs)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = function(*inputs)  # type: ignore[operator]
+        outputs = function(*inputs)
     return graph, outputs
 
 
@@ -77,12 +78,12 @@ def test_graph_of_all_ops() -> None:
     ids.copy_(torch.tensor([9, 8, 7, 6]))
     offsets.copy_(torch.tensor([0, 0, 5, 5, 9]))
     graph.replay()
-    for got, expected in zip(outputs, model(x, ids, tokens, offsets), strict=True):  # type: ignore[call-overload]
+    for got, expected in zip(outputs, model(x, ids, tokens, offsets), strict=True):
         assert torch.equal(got, expected)
     begin = 0
     for expert, end in enumerate((0, 5, 5, 9)):
         torch.testing.assert_close(
-            outputs[5][begin:end],  # type: ignore[index]
+            outputs[5][begin:end],
             F.linear(tokens[begin:end], dense[expert]),
             rtol=0.02,
             atol=0.01,

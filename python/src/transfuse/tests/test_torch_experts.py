@@ -256,9 +256,9 @@ def test_state_dict() -> None:
     down = other.down_proj
     other.load_state_dict(module.state_dict())
     assert other.down_proj is down and same_bits(other(*make_routes(4)), module(*make_routes(4)))
-    with pytest.raises(RuntimeError, match='"down_proj": .*of 80 x 112: the blob has 8 experts of 112 x 80'):
+    with pytest.raises(RuntimeError, match='"down_proj": .*of 80 x 112: the container has 8 experts of 112 x 80'):
         other.load_state_dict({**module.state_dict(), "down_proj": module.up_proj.data})
-    with pytest.raises(RuntimeError, match='"up_proj": .* is a blob of experts'):
+    with pytest.raises(RuntimeError, match='"up_proj": .* is a container'):
         other.load_state_dict({**module.state_dict(), "up_proj": normal(EXPERTS, INNER, HIDDEN)})
     assert same_bits(other(*make_routes(4)), module(*make_routes(4)))
 
@@ -308,12 +308,12 @@ def test_wrong_blobs_are_refused() -> None:
     for wrong, words in (
         ({"gate": blobs["gate"], "down": blobs["down"]}, "takes gate_up_proj, down_proj or gate_proj, up_proj"),
         ({"up": blobs["up"], "down": blobs["down"]}, "are given for up_proj, down_proj"),
-        ({**blobs, "down": blobs["up"]}, "down_proj of .* the blob has 8 experts of 112 x 80"),
-        ({**blobs, "up": pack_experts([_registry.encode(normal(INNER, HIDDEN))])}, "the blob has 1 experts"),
+        ({**blobs, "down": blobs["up"]}, "down_proj of .* the container has 8 experts of 112 x 80"),
+        ({**blobs, "up": pack_experts([_registry.encode(normal(INNER, HIDDEN))])}, "the container has 1 experts"),
     ):
         with pytest.raises(ValueError, match=words):
             replace_experts(module, **wrong)
-    with pytest.raises(TypeError, match="blob of experts"):
+    with pytest.raises(TypeError, match="is a container"):
         replace_experts(module, **{**blobs, "up": normal(EXPERTS, INNER, HIDDEN)})
     with pytest.raises(transfuse.DataError):
         replace_experts(module, **{**blobs, "up": blobs["up"][:-512].clone()})
@@ -397,6 +397,32 @@ def test_compiles_as_one_graph(tokens: int) -> None:
         assert same_bits(compiled(*routes), module(*routes))
         with exact():
             assert same_bits(compiled(*routes), make_experts("batched_mm")(*routes))
+        set_dense_tokens(0)
+        assert same_bits(compiled(*routes), make_experts("batched_mm")(*routes))
+
+
+def test_gradients_of_a_compiled_module() -> None:
+    dense, module = make_experts("batched_mm"), compress(make_experts("batched_mm"))
+    gradients: list[Any] = []
+    for each in (dense, torch.compile(module, fullgraph=True, backend="aot_eager")):
+        x, index, weights = make_routes(5)
+        each(x.requires_grad_(), index, weights).sum().backward()
+        gradients.append(x.grad)
+    assert same_bits(*gradients)
+
+
+def test_casts_of_the_model() -> None:
+    module = compress(make_experts())
+    for dtype in (torch.float16, torch.float32, torch.bfloat16):
+        routes = make_routes(4, dtype)
+        found, want = module.to(dtype)(*routes), make_experts().to(dtype)(*routes)
+        assert found.dtype == dtype
+        # Any other x than BF16 is multiplied by decoded weights, as the model does it.
+        assert same_bits(found, want) if dtype != torch.bfloat16 else error_of(found, want) < 0.02
+    quantized = compress(make_experts(), bits=7)
+    assert quantized.product_dtypes == (torch.bfloat16, torch.float16)
+    found, want = (each(*make_routes(4)) for each in (quantized, make_experts()))
+    assert error_of(found, want) < 0.05
 
 
 def test_what_is_exported() -> None:

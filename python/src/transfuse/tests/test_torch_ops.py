@@ -16,17 +16,17 @@ import pytest
 import transfuse
 from transfuse.tests.conftest import Tensors
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 try:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+
     import transfuse.torch as tt
+    from transfuse.torch import _registry
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-import torch.nn.functional as F  # noqa: E402
 
-from transfuse.torch import _registry  # noqa: E402
-
-Tensor = torch.Tensor
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
@@ -281,7 +281,8 @@ def test_load_blob(device: str, source: Path, tensors: Tensors, tmp_path: Path) 
         (expert, tensors["layers.0.experts.up_proj"][1][1]),
     ):
         assert (
-            tt.decode(one, *dense.shape, torch.bfloat16).cpu().view(torch.uint16).numpy().tobytes() == dense.tobytes()
+            tt.decode(one, dense.shape[0], dense.shape[1], torch.bfloat16).cpu().view(torch.uint16).numpy().tobytes()
+            == dense.tobytes()
         )
     same = tt.load_blob(target, "layers.0.q_proj.weight", device)
     assert torch.equal(same, blob)
@@ -359,6 +360,7 @@ def test_gradients(device: str) -> None:
     case.linear(x).backward(grad)
     F.linear(other, weight).backward(grad)
     true = grad.double() @ weight.double()
+    assert x.grad is not None and other.grad is not None
     assert (x.grad.double() - true).norm() <= 2 * (other.grad.double() - true).norm()
     # The layer's blob is what autograd keeps, not its weights.
     kept = 0
@@ -466,7 +468,7 @@ def test_compile_with_gradients_and_autocast(exact: bool, device: str) -> None:
 
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for requires_grad in (False, True):
-        grads = []
+        grads: list[Any] = []
         for function in (model, compiled):
             x = make_x(5, 520, dtype=torch.float32, device=device).requires_grad_(requires_grad)
             y = function(x)

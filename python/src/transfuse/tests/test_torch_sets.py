@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ import pytest
 import transfuse
 from transfuse.tests.conftest import Tensors
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 try:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+
     import transfuse.torch as tt
+    from transfuse.torch import _registry
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-import torch.nn.functional as F  # noqa: E402
-
-from transfuse.tests.test_torch_ops import (  # noqa: E402
+from transfuse.tests.test_torch_ops import (
     DEVICES,
     Case,
     assert_is_product,
@@ -28,10 +31,6 @@ from transfuse.tests.test_torch_ops import (  # noqa: E402
     make_x,
     not_exact,  # noqa: F401
 )
-from transfuse.torch import _registry  # noqa: E402
-
-Tensor = torch.Tensor
-
 
 # ---- epilogues ----
 
@@ -109,9 +108,10 @@ def test_group(device: str) -> None:
     for case, y in zip(cases, tt.linear_group(x, blobs, rows), strict=True):
         assert torch.equal(y, F.linear(x, case.dense))
     x.requires_grad_()
-    sum(y.sum() for y in tt.linear_group(x, blobs, rows)).backward()
+    torch.cat(tt.linear_group(x, blobs, rows), -1).sum().backward()
     other = x.detach().clone().requires_grad_()
-    sum(F.linear(other, case.dense).sum() for case in cases).backward()
+    torch.cat([F.linear(other, case.dense) for case in cases], -1).sum().backward()
+    assert x.grad is not None and other.grad is not None
     assert torch.equal(x.grad, other.grad)
 
 
@@ -175,11 +175,44 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     with pytest.raises(transfuse.TransfuseError, match="bf16"):
         tt.check_experts(blobs, torch.float16)
     moved = blobs.clone()
+    assert tt.blob_info(tt.unpack_experts(moved)[1]).rows == shape[0]  # known by itself, before the container is
+    assert _registry.count_layers() == known + 4
     tt.adopt(moved)
+    assert torch.equal(tt.decode_experts(moved, 3, *shape, torch.bfloat16), dense)
     assert _registry.count_layers() == known + 6
     tt.forget(moved)
     assert _registry.count_layers() == known + 3
     del blobs, views, view
+    assert _registry.count_layers() == known
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_containers_in_threads(device: str) -> None:
+    """Threads that meet a container for the first time at once."""
+    dense, blobs = make_experts(device, 3)
+    known = _registry.count_layers()
+    failures: list[BaseException] = []
+    for _ in range(20):
+        one = blobs.clone()
+        gate = threading.Barrier(4)
+
+        def work(index: int, one: Tensor = one, gate: threading.Barrier = gate) -> None:
+            try:
+                gate.wait()
+                if index == 0:
+                    tt.adopt(tt.unpack_experts(one)[2])
+                assert torch.equal(tt.decode_experts(one, 3, 96, 160, torch.bfloat16), dense)
+            except BaseException as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        del one, work, threads, thread
     assert _registry.count_layers() == known
 
 
@@ -224,7 +257,7 @@ def test_load_experts(device: str, source: Path, tensors: Tensors, tmp_path: Pat
     known = _registry.count_layers()
     blobs = tt.load_blob(target, "layers.0.experts.up_proj", device)
     dense = tensors["layers.0.experts.up_proj"][1]
-    decoded = tt.decode_experts(blobs, *dense.shape, torch.bfloat16)
+    decoded = tt.decode_experts(blobs, dense.shape[0], dense.shape[1], dense.shape[2], torch.bfloat16)
     assert decoded.cpu().view(torch.uint16).numpy().tobytes() == dense.tobytes()
     views = [tt.load_blob(target, f"layers.0.experts.up_proj[{expert}]", device) for expert in range(3)]
     assert torch.equal(tt.pack_experts(views), blobs)

@@ -68,10 +68,12 @@ class TiedModel(nn.Module):
     def hidden(self, ids: Tensor) -> Tensor:
         x = self.norm(self.embed_tokens(ids))
         x = x + self.mix(x.transpose(1, 2)).transpose(1, 2)
-        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+        result: Tensor = x + self.down(torch.nn.functional.gelu(self.up(x)))
+        return result
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.lm_head(self.hidden(ids))
+        logits: Tensor = self.lm_head(self.hidden(ids))
+        return logits
 
 
 def make_model(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> TiedModel:

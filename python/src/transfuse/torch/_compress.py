@@ -282,7 +282,9 @@ def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:
     thread = threading.Thread(target=run, name="transfuse", daemon=True)
     try:
         thread.start()
-        done.wait()
+        # Now and then by itself: a signal that came to another thread does not wake this one.
+        while not done.wait(0.1):
+            pass
     except BaseException:
         with lock:
             abandoned = True

@@ -2,15 +2,15 @@
 """Mixtures of experts of transformers whose weights are compressed.
 
 transformers keeps the experts of a layer in two 3-D parameters: `gate_up_proj`, [experts][2 x intermediate][hidden],
-and `down_proj`, [experts][hidden][intermediate]. `replace_experts` gives such a module blobs in their place. A blob of
-experts is one uint8 tensor that holds the blobs of all experts (`transfuse.torch.pack_experts`), and a parameter:
+and `down_proj`, [experts][hidden][intermediate]. `replace_experts` gives such a module containers in their place. A
+container is one uint8 tensor that holds the blobs of all experts (`transfuse.torch.pack_experts`), and a parameter:
 
     gate_proj, up_proj, down_proj       where gate and up are tensors of their own, [experts][intermediate][hidden]
     gate_up_proj, down_proj             where they are one tensor, [experts][2 x intermediate][hidden]
     up_proj, down_proj                  of experts without a gate
 
-So a state dict has the blobs under these names. The module becomes one of a class that derives from the model's own,
-which decides, for each call, between two ways:
+So a state dict has the containers under these names. The module becomes one of a class that derives from the model's
+own, which decides, for each call, between two ways:
 
 * few tokens: they are sorted by expert on the device, and multiplied by the compressed experts. Nothing waits for the
   device, so that the call can be captured in a CUDA graph.
@@ -45,6 +45,7 @@ _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 # Above how many tokens decoding all experts of a layer is taken to be faster than multiplying by compressed ones.
 _dense_tokens = 64
+_X_DTYPES = (torch.bfloat16, torch.float16)
 _classes: dict[type[nn.Module], type[TransfuseExperts]] = {}
 
 
@@ -115,11 +116,11 @@ def replace_experts(
         Of a class that transformers decorates with `use_experts_implementation` (MixtralExperts, Qwen3MoeExperts,
         DeepseekV3Experts ...), with dense weights, which may be on the meta device. It stays the same object and an
         instance of that class; `gate_up_proj` and `down_proj` go.
-    gate_up : blob of experts, [experts][2 x intermediate][hidden]
-        Or `gate` and `up`, each [experts][intermediate][hidden]; `up` alone where the experts have no gate.
-    down : blob of experts, [experts][hidden][intermediate]
-        A blob of experts is the one tensor of `pack_experts`, or the blobs of all experts in a list. On the
-        meta device, or empty: to be loaded, by setting the parameter or from a state dict.
+    gate_up : container, or blobs of all experts, of [2 x intermediate][hidden]
+        Or `gate` and `up`, each of [intermediate][hidden]; `up` alone where the experts have no gate.
+    down : container, or blobs of all experts, of [hidden][intermediate]
+        A container on the meta device, or an empty one, is to be loaded: by setting the parameter, or from a state
+        dict.
 
     Returns
     -------
@@ -129,10 +130,10 @@ def replace_experts(
     Raises
     ------
     TypeError
-        A tensor is no blob.
+        A tensor is no container.
     ValueError
-        The module cannot run compressed experts (`find_experts_obstacle`), these are not the blobs that it needs, or
-        one has another shape.
+        The module cannot run compressed experts (`find_experts_obstacle`), these are not the containers that it needs,
+        or one has experts of another number or shape.
     DataError, UnsupportedError
         A blob is corrupt, or of another version.
     """
@@ -189,7 +190,7 @@ class TransfuseExperts(BlobModule):
 
     Attributes
     ----------
-    gate_up_proj, gate_proj, up_proj, down_proj : nn.Parameter, uint8, [bytes]
+    gate_up_proj, gate_proj, up_proj, down_proj : nn.Parameter, uint8, [container_bytes]
         Two or three of them, as the module's docstring says.
     blob_shapes : dict of str to (int, int, int)
         Of these: experts, rows and columns of their decoded weights.
@@ -233,7 +234,12 @@ class TransfuseExperts(BlobModule):
         if torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad):
             # The dense weights are not kept for the backward pass, but decoded again.
             result: Tensor = checkpoint(
-                self._forward_dense, hidden_states, top_k_index, top_k_weights, use_reentrant=False
+                self._forward_dense,
+                hidden_states,
+                top_k_index,
+                top_k_weights,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
             return result
         few = hidden_states.shape[0] <= _dense_tokens and hidden_states.dtype in self.product_dtypes
@@ -252,7 +258,7 @@ class TransfuseExperts(BlobModule):
         Raises
         ------
         ValueError
-            There are no blobs yet.
+            There are no weights yet.
         """
         if "gate_proj" not in self.blob_shapes:
             return {name: self._decode(name) for name in self.blob_shapes}
@@ -266,7 +272,7 @@ class TransfuseExperts(BlobModule):
         return {"gate_up_proj": both, "down_proj": self._decode("down_proj")}
 
     def extra_repr(self) -> str:
-        """Shapes of the blobs, codec, bits a weight and dtype."""
+        """Shapes of the experts, codec, bits a weight and dtype."""
         lines = []
         for name, (experts, rows, cols) in self.blob_shapes.items():
             blob = getattr(self, name)
@@ -291,7 +297,7 @@ class TransfuseExperts(BlobModule):
         what = f"{name} of a {type(self).__name__} of {experts} experts of {rows} x {cols}"
         if blob is None or not is_blob(blob):
             found = "None" if blob is None else f"{blob.dtype} {list(blob.shape)}"
-            raise TypeError(f"{what} is a blob of experts (torch.uint8, 1-D), not {found}")
+            raise TypeError(f"{what} is a container (torch.uint8, 1-D), not {found}")
         if not has_bytes(blob):
             return
         _registry.adopt(blob)
@@ -299,7 +305,7 @@ class TransfuseExperts(BlobModule):
         shapes = {(info.rows, info.cols) for info in infos}
         if len(infos) != experts or shapes != {(rows, cols)}:
             listed = ", ".join(f"{r} x {c}" for r, c in sorted(shapes))
-            raise ValueError(f"{what}: the blob has {len(infos)} experts of {listed}")
+            raise ValueError(f"{what}: the container has {len(infos)} experts of {listed}")
         self.weight_dtype = TORCH_DTYPES[infos[0].dtype]
 
     def _decode(self, name: str) -> Tensor:
@@ -318,8 +324,9 @@ class TransfuseExperts(BlobModule):
 
     def _note_adoption(self) -> None:
         blobs = [blob for blob in self._parameters.values() if blob is not None and has_bytes(blob)]
+        whole = len(blobs) == len(self.blob_shapes)
         self.product_dtypes = tuple(
-            dtype for dtype in (torch.bfloat16, torch.float16) if all(_multiplies(blob, dtype) for blob in blobs)
+            dtype for dtype in _X_DTYPES if whole and all(_multiplies(blob, dtype) for blob in blobs)
         )
 
     def _forward_dense(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -333,8 +340,10 @@ class TransfuseExperts(BlobModule):
         # Where each expert's tokens begin, and the last one's end: [experts + 1].
         bounds = torch.arange(self.num_experts + 1, device=ids.device, dtype=ids.dtype)
         offsets = torch.searchsorted(ids, bounds, out_int32=True)
-        y = self._multiply_by_experts(hidden_states[order // k], offsets)
-        y = y * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+        x = hidden_states.expand(k, -1) if tokens == 1 else hidden_states[order // k]
+        y = self._multiply_by_experts(x, offsets) * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+        if tokens == 1:
+            return y.sum(dim=0, keepdim=True).to(hidden_states.dtype)
         # Back to the order of the tokens, and summed up as transformers does: without atomic additions.
         back = torch.empty_like(order)
         back[order] = torch.arange(tokens * k, device=order.device)
@@ -388,7 +397,7 @@ def _pack(blobs: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int, int, int]]:
-    """Returns what the decoded blobs have to be, in the order of _NAMES; the dense parameters say it."""
+    """Returns what the decoded containers have to be, in the order of _NAMES; the dense parameters say it."""
     choices: list[set[str]] = [{"up_proj", "down_proj"}]
     if module.has_gate:
         choices = [{"gate_up_proj", "down_proj"}]
@@ -396,7 +405,7 @@ def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int
             choices.append({"gate_proj", "up_proj", "down_proj"})
     if set(given) not in choices:
         wanted = " or ".join(", ".join(name for name in _NAMES if name in choice) for choice in choices)
-        raise ValueError(f"blobs are given for {', '.join(given)}; {type(module).__name__} takes {wanted}")
+        raise ValueError(f"containers are given for {', '.join(given)}; {type(module).__name__} takes {wanted}")
     own = get_expert_names(module)[0]
     first, down = module._parameters[own], module._parameters["down_proj"]
     assert first is not None and down is not None

@@ -41,6 +41,8 @@ _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
 
 _DIRECTORY_ALIGNMENT = 256
 
+_container_lock = threading.Lock()
+
 # Those of the storages of blobs that are known, by device and address; each holds the directories.
 _finalizers: dict[tuple[int, int], weakref.finalize[..., torch.UntypedStorage]] = {}
 
@@ -56,7 +58,7 @@ def device_index(device: torch.device) -> int:
     if device.type == "cpu":
         return CPU
     if device.type == "cuda":
-        return torch.cuda.current_device() if device.index is None else device.index
+        return int(torch.cuda.current_device()) if device.index is None else device.index
     raise ValueError(f"a blob is on the CPU or on a CUDA device, not on {device}")
 
 
@@ -84,33 +86,66 @@ def adopt(blob: torch.Tensor) -> None:
     ------
     ValueError, TypeError
         It is no such tensor.
+    RuntimeError
+        A CUDA graph is being captured.
     TransfuseError
         The bytes are no valid blob; the device is not there or cannot be used.
     """
-    device, pointer = _place_of(blob)
+    _place_of(blob)
     if is_known(blob):
         return
+    _wait_for(blob.device)  # what writes it
+    if is_container(blob):
+        with _container_lock:
+            if not is_known(blob):
+                _adopt_container(blob)
+        return
+    device, pointer = _place_of(blob)
     what = f"blob of {blob.numel()} bytes on {blob.device}: "
-    if blob.device.type == "cuda":
-        torch.cuda.current_stream(blob.device).synchronize()  # what writes it
-    is_set = is_container(blob)
-    offsets, sizes = read_head(blob) if is_set else ([0], [blob.numel()])
-    parts = []
-    for offset, count in zip(offsets, sizes, strict=True):
-        size = ctypes.c_uint64()
-        call("trf_torch_measure", device, pointer + offset, count, ctypes.byref(size), what=what)
-        parts.append(size.value)
-    keeping = _Keeping(blob, parts, offsets)
+    keeping = _Keeping(blob, [_measure(device, pointer, blob.numel(), what)], [0])
     with keeping:
         try:
-            for offset, count, directory in zip(offsets, sizes, keeping.directories, strict=True):
-                call("trf_torch_adopt", device, pointer + offset, count, *directory, what=what)
-            if is_set:
-                _make_experts(blob, offsets, what)
+            call("trf_torch_adopt", device, pointer, blob.numel(), *keeping.directories[0], what=what)
         except TransfuseError as failure:
             if failure.status != Status.TRF_ERR_EXISTS:
                 raise
             keeping.drop()  # another thread was faster
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    stream = torch.cuda.current_stream(device)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("layers cannot be adopted or loaded while a CUDA graph is captured; do so before")
+    stream.synchronize()
+
+
+def _adopt_container(container: torch.Tensor) -> None:
+    """Makes a container known. Experts that are known by themselves become its own."""
+    device, pointer = _place_of(container)
+    what = f"container of {container.numel()} bytes on {container.device}: "
+    offsets, sizes = read_head(container)
+    places = [(pointer + offset, size) for offset, size in zip(offsets, sizes, strict=True)]
+    keeping = _Keeping(container, [_measure(device, *place, what) for place in places], offsets)
+    with keeping:
+        for index, (place, directory) in enumerate(zip(places, keeping.directories, strict=True)):
+            while True:  # until no thread has adopted this one expert in between
+                shim().trf_torch_forget(device, place[0])
+                try:
+                    call("trf_torch_adopt", device, *place, *directory, what=f"{what}expert {index}: ")
+                    break
+                except TransfuseError as failure:
+                    if failure.status != Status.TRF_ERR_EXISTS:
+                        raise
+        _make_experts(container, offsets, what)
+
+
+def _measure(device: int, pointer: int, count: int, what: str) -> int:
+    """Returns how large the directory of a blob is."""
+    size = ctypes.c_uint64()
+    call("trf_torch_measure", device, pointer, count, ctypes.byref(size), what=what)
+    return size.value
 
 
 def _make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
@@ -402,9 +437,7 @@ def _load(
     if is_set:
         write_head(blob, offsets, [size.blob_bytes for size in sizes])
     keeping = _Keeping(blob, [size.directory_bytes for size in sizes], offsets)
-    if place.type == "cuda":
-        # The memory may have been another tensor's, of work that is still under way.
-        torch.cuda.current_stream(place).synchronize()
+    _wait_for(place)  # the memory may have been another tensor's, of work that is still under way
     asked = cancel or Cancel()
 
     def load() -> None:
