@@ -73,6 +73,14 @@ def _place_of(blob: torch.Tensor) -> tuple[int, int]:
     return device_index(blob.device), blob.data_ptr()
 
 
+def _check_alignment(blob: torch.Tensor) -> None:
+    wanted = 16 if blob.device.type == "cpu" else 256
+    if blob.data_ptr() % wanted:
+        raise ValueError(
+            f"blob lies at {blob.data_ptr() % wanted} beyond a multiple of {wanted} bytes; what clone() gives does not"
+        )
+
+
 def adopt(blob: torch.Tensor) -> None:
     """Validates a blob, or a container of experts, and makes it known to the ops; one that is known is left as it is.
 
@@ -91,9 +99,9 @@ def adopt(blob: torch.Tensor) -> None:
     TransfuseError
         The bytes are no valid blob; the device is not there or cannot be used.
     """
-    _place_of(blob)
     if is_known(blob):
         return
+    _check_alignment(blob)
     _wait_for(blob.device)  # what writes it
     if is_container(blob):
         with _container_lock:
