@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers transfuse with transformers and diffusers once a program imports their quantizers.
+"""Registers transfuse with transformers, diffusers and PEFT once a program imports what they look it up in.
 
-Neither of them looks for plug-ins, so that a finder on ``sys.meta_path`` waits for the import of their tables.
+None of them looks for plug-ins, so that a finder on ``sys.meta_path`` waits for the import of their tables.
 `import transfuse` puts it there, and so does the file transfuse_hook.pth of the wheel, for programs that do not import
 transfuse. Nothing of torch, transformers or diffusers is imported by it. ``TRANSFUSE_NO_HOOK=1`` turns that file off.
 """
@@ -19,6 +19,7 @@ from types import ModuleType
 HOSTS = {
     "transformers.quantizers.auto": "register_transformers",
     "diffusers.quantizers.auto": "register_diffusers",
+    "peft.tuners.tuners_utils": "register_peft",
 }
 
 

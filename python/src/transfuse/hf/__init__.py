@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading compressed checkpoints with transformers and diffusers.
 
-`register_transformers` and `register_diffusers` are called by transfuse._hook; `TransfuseConfig` is what users pass as
-`quantization_config`. Importing this package imports neither torch nor a host.
+`register_transformers`, `register_diffusers` and `register_peft` are called by transfuse._hook; `TransfuseConfig` is
+what users pass as `quantization_config`. Importing this package imports neither torch nor a host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transfuse.hf._quantization_config import TransfuseConfig as TransfuseConfig
 
-__all__ = ["TransfuseConfig", "register_diffusers", "register_transformers"]
+__all__ = ["TransfuseConfig", "register_diffusers", "register_peft", "register_transformers"]
 
 METHOD = "transfuse"
 # Of transformers: the configs of which an argument of from_pretrained overrides some attributes.
@@ -49,3 +49,10 @@ def register_diffusers(auto: ModuleType) -> None:
 
     auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = DiffusersTransfuseConfig
     auto.AUTO_QUANTIZER_MAPPING[METHOD] = TransfuseDiffusersQuantizer
+
+
+def register_peft(tuners_utils: ModuleType) -> None:
+    """Makes the adapters of `peft.tuners.tuners_utils` refuse to be merged into compressed weights."""
+    from transfuse.hf import _peft
+
+    _peft.register_peft(tuners_utils)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -19,10 +21,6 @@ from torch import Tensor, nn
 from transfuse.tests.torch_cases import TiedModel, exact, make_ids, make_model, normal, same_bits
 from transfuse.torch._compress import compress_model
 from transfuse.torch._modules import TransfuseLinear
-from transfuse.torch._peft import register_peft
-
-register_peft(tuners_utils)
-register_peft(tuners_utils)
 
 
 def with_adapter(model: nn.Module, **options: Any) -> Any:
@@ -120,6 +118,24 @@ def test_merging_is_refused(models: tuple[TiedModel, TiedModel], dora: bool) -> 
     assert isinstance(unloaded.up, TransfuseLinear)
     dense.merge_adapter()  # others may
     assert dense.base_model.model.up.merged
+
+
+@pytest.mark.parametrize("first", ["transfuse", "peft"])
+def test_either_may_be_imported_first(first: str) -> None:
+    program = f"""
+import {first}, transfuse, peft, sys
+assert "transfuse.torch" not in sys.modules
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 96).bfloat16())
+transfuse.compress_model(model)
+adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["0"]))
+try:
+    adapted.merge_adapter()
+except ValueError as refusal:
+    print(refusal)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "cannot be merged into compressed weights" in done.stdout, done.stderr
 
 
 def test_merging_into_the_dense_layers_of_a_compressed_model() -> None:

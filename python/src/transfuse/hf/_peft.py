@@ -3,16 +3,16 @@
 
 By itself it would add the adapter's matrix to the bytes of a blob, which torch refuses for the shapes, in words that
 tell nothing. PEFT has a method for what forbids merging in a model, `BaseTuner._check_merge_allowed`, but none for a
-layer by itself, which diffusers calls directly; so that `merge` of its layers is wrapped, too.
+layer by itself, which diffusers calls directly; so that `merge` of its layers is wrapped, too. Importing PEFT does not
+import transfuse.torch by this: as long as nobody else has, there are no compressed weights.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from types import ModuleType
 from typing import Any
-
-from transfuse.torch._blob_module import BlobModule
 
 _MARK = "_transfuse_refuses"
 
@@ -49,8 +49,9 @@ def register_peft(tuners_utils: ModuleType) -> None:
 
 
 def _refuse(layer: Any, name: str = "") -> None:
+    blob_module = sys.modules.get("transfuse.torch._blob_module")
     base = layer.get_base_layer()
-    if isinstance(base, BlobModule):
+    if blob_module is not None and isinstance(base, blob_module.BlobModule):
         raise ValueError(
             f"an adapter cannot be merged into compressed weights ({name or type(base).__name__}): use it unmerged, or "
             "merge it into the uncompressed model and compress that"
