@@ -109,12 +109,13 @@ def decoding(model: PreTrainedModel):
 
 @contextlib.contextmanager
 def counting(found: dict[str, dict[str, int]], name: str):
-    """Adds to `found` what torch.compile could not do in the block: zeros are expected."""
+    """Adds to `found` how many graphs torch.compile makes in the block, and what it cannot do (zeros are expected)."""
     from torch._dynamo.utils import counters
 
     counters.clear()
     yield
     found[name] = {
+        "graphs": counters["stats"]["unique_graphs"],
         "graph_breaks": sum(counters["graph_break"].values()),
         "cudagraph_skips": counters["inductor"]["cudagraph_skips"],
     }
@@ -125,29 +126,37 @@ def reset_compiler() -> None:
     torch._dynamo.reset()
 
 
-def measure_decoding(session: Session, row: str, batch: int, must: str | None, names: tuple[str, ...] = MODELS) -> None:
-    """e, g, h: tokens/s of a loop of one prepared step."""
+def measure_decoding(
+    session: Session,
+    row: str,
+    batch: int,
+    must: str | None,
+    names: tuple[str, ...] = MODELS,
+    mode: str | None = None,
+) -> None:
+    """e, g, h, q: tokens/s of a loop of one prepared step; `mode` is Decoder's, --decode's if it is left out."""
+    mode = mode or session.options.decode
     prompt_tokens, steps = (16, 8) if session.tiny else (128, 32)
     prompt = session.make_tokens(batch, prompt_tokens)
     reset_compiler()
     decoders, counters = {}, {}
     with contextlib.ExitStack() as stack:
         for name in names:
-            session.log(f"row {row}: preparing {name} at batch {batch} ({session.options.decode})")
+            session.log(f"row {row}: preparing {name} at batch {batch} ({mode})")
             stack.enter_context(decoding(session.get(name)))
             with counting(counters, name):
-                decoders[name] = Decoder(session.get(name), prompt, steps, session.options.decode)
+                decoders[name] = Decoder(session.get(name), prompt, steps, mode)
         works = {name: decoder.run for name, decoder in decoders.items()}
         times = time_in_turns(works, session.device, session.options.rounds)
         same = {name: decoder.compare_with_eager() for name, decoder in decoders.items()}
     report = {
         "what": "decoding, a loop of one prepared step",
-        "decode": session.options.decode,
+        "decode": mode,
         "batch": batch,
         "tokens_per_second": {n: round(batch * steps / statistics.median(t), 2) for n, t in times.items()},
         "seconds_to_prepare": {name: round(d.seconds_to_prepare, 1) for name, d in decoders.items()},
         "same_tokens_as_eager": same,
-        "not_compiled": counters,
+        "torch_compile": counters,
     }
     _emit_speed(session, row, report, times, must, report["tokens_per_second"]["compressed"])
 
@@ -193,7 +202,7 @@ def measure_generate(session: Session, row: str, batch: int, must: str | None, n
         "batch": batch,
         "tokens_per_second": rates,
         "seconds_to_prepare": prepared,
-        "not_compiled": counters,
+        "torch_compile": counters,
     }
     _emit_speed(session, row, report, times, must, rates["compressed"])
 

@@ -75,6 +75,10 @@ class Session:
             self._models.pop(name, None)
         collect(self.device)
 
+    def takes(self, way: str, usual: bool) -> bool:
+        """Returns whether --ways asks for a way to decode, or whether it is usual, if --ways is not given."""
+        return self.options.ways in (way, "both") if self.options.ways else usual
+
     def make_tokens(self, batch: int, length: int, seed: int = 0) -> torch.Tensor:
         """Returns random tokens [batch][length] on the device."""
         generator = torch.Generator().manual_seed(seed)
