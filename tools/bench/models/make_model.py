@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the compressed checkpoint of a model with random weights, one small file after the other.
 
-Usage: make_model.py MODEL FOLDER [--scale tiny] [--layers N] [--repeat] [--embeddings] [--keep-source FOLDER]
+Usage: make_model.py MODEL FOLDER [--scale tiny] [--layers N] [--repeat] [--no-embeddings] [--keep-source FOLDER]
+                     [--overflow FOLDER]
 
 The source never exists as a whole, unless --keep-source names a folder for it: a layer's tensors are made on the
 device from the seed, written to a file, compressed to FOLDER, and deleted. With --repeat all layers are the first one,
-which is compressed once; its file is then written again under the names of the others.
+which is compressed once; its file is then written again under the names of the others. Files for which FOLDER's file
+system has no room go to --overflow, and links to them to FOLDER.
 """
 
 from __future__ import annotations
@@ -64,6 +66,17 @@ class Maker:
         self.files = split_to_files(self.tensors)
         self.work = Path(tempfile.mkdtemp(dir=target.parent, prefix="making-"))
 
+    def find_place(self, file: str, size: int) -> Path:
+        """Returns where to write a file of the checkpoint; where it is another folder, a link is there already."""
+        place = self.target / file
+        # The sources that are at work need room beside it.
+        if self.options.overflow and shutil.disk_usage(self.target).free < 8 * size:
+            folder = self.options.overflow / self.target.name
+            folder.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(folder / file)
+            return folder / file
+        return place
+
     def write_source(self, file: str) -> Path:
         """Writes one file of the source into a folder of its own, beside the config; returns the folder."""
         folder = self.work / file
@@ -87,7 +100,7 @@ class Maker:
         """Compresses a folder of `write_source`; its file, and the first time its config, go to the target."""
         done = self.work / f"{file}.done"
         transfuse.compress(folder, done, embeddings=self.options.embeddings, verify=self.options.verify)
-        shutil.move(done / file, self.target / file)
+        shutil.move(done / file, self.find_place(file, (done / file).stat().st_size))
         if not (self.target / "config.json").exists():
             shutil.move(done / "config.json", self.target / "config.json")
         if self.options.keep_source:
@@ -111,8 +124,10 @@ class Maker:
                     ahead = pool.submit(self.write_source, made[at + 1])
                 self.compress(file, folder)
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            size = (self.target / first).stat().st_size
             rest = [file for file in self.files if file not in made]
-            list(pool.map(lambda f: repeat_layer(self.target / first, self.target / f, layer[f][1]), rest))
+            for _ in pool.map(lambda f: repeat_layer(self.target / first, self.find_place(f, size), layer[f][1]), rest):
+                pass
 
     def write_index(self) -> int:
         """Writes the index, and the source's if that is kept; returns the bytes of all tensors of the checkpoint."""
@@ -176,6 +191,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     add_model_options(parser)
     parser.add_argument("--keep-source", type=Path, help="where the uncompressed checkpoint is to be kept")
+    parser.add_argument("--overflow", type=Path, help="where files go for which FOLDER's file system has no room")
     parser.add_argument("--verify", action="store_true", help="decode and compare each tile while compressing")
     options = parser.parse_args()
     print(json.dumps(make(options)), flush=True)

@@ -3,11 +3,12 @@
 
 Usage: measure_model.py MODEL FOLDER --rows a,b,... [--out FILE] [--scale tiny] ...
 
-Each row writes lines of JSON, with what it measured as `value` and, where issue 22 has a bound, `must` and `pass`:
+Each row writes lines of JSON, with what it measured as `value` and, where there is a bound, `must` and `pass`:
 a weights that differ after loading; b logits in exact mode; c memory; d load time (needs --plain, the source);
 e decoding of a dense model; f prefill; g decoding and prefill of a model with experts; h decoding of a model that BF16
-has no room for; i the host's time for a call; j LoRA's gradients; k load-free cycles.
-A row that fails writes a line with its traceback, and the next one goes on; one that has ended writes `done`.
+has no room for; i the host's time for a call; j LoRA's gradients; k load-free cycles; q decoding of eager steps in a
+CUDA graph, for a first look. A row that fails writes a line with its traceback, and the next one goes on; one that has
+ended writes `done`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ from model_session import Session
 from transformers.utils import logging
 
 
+def measure_quickly(session: Session) -> None:
+    """q: decoding at each batch, eager steps in a CUDA graph: nothing is compiled, seconds in place of minutes."""
+    for batch in (1, 8, 16, 32):
+        measure_speed.measure_decoding(session, "q", batch, None, mode="graph")
+
+
 def measure_dense(session: Session) -> None:
-    """e: decoding at each batch, by the loop, and for the batches that are asked for by generate, too."""
-    options = session.options
-    for batch in options.batches:
-        measure_speed.measure_decoding(session, "e", batch, measure_speed.DECODE_MUST.get(batch))
-    for batch in options.generate_batches:
-        measure_speed.measure_generate(session, "e", batch, measure_speed.DECODE_MUST.get(batch))
+    """e: decoding at each batch, by the loop, and at batch 1 by generate, too."""
+    must = measure_speed.DECODE_MUST
+    for batch in session.options.batches if session.takes("loop", True) else ():
+        measure_speed.measure_decoding(session, "e", batch, must.get(batch))
+    for batch in session.options.generate_batches if session.takes("generate", True) else ():
+        measure_speed.measure_generate(session, "e", batch, must.get(batch))
 
 
 def measure_prompts(session: Session) -> None:
@@ -47,20 +54,22 @@ def measure_prompts(session: Session) -> None:
 
 
 def measure_experts(session: Session) -> None:
-    """g: a model with experts."""
+    """g: a model with experts: prefill, and decoding by the loop."""
     measure_speed.measure_prefill(session, "g", 2048, ">= 0.8")
-    if session.options.generate_batches:
+    if session.takes("loop", True):
+        measure_speed.measure_decoding(session, "g", 1, ">= 1.0")
+    if session.takes("generate", False):
         measure_speed.measure_generate(session, "g", 1, ">= 1.0")
-    measure_speed.measure_decoding(session, "g", 1, ">= 1.0")
 
 
 def measure_large(session: Session) -> None:
-    """h: a model that is too large in BF16."""
+    """h: a model that is too large in BF16: loading, and decoding by generate."""
     model = session.get("compressed")
     session.emit("h", what="loaded", value=round(session.load_seconds or 0.0, 2), blobs=measure_same.count_blobs(model))
-    if session.options.generate_batches:
+    if session.takes("generate", True):
         measure_speed.measure_generate(session, "h", 1, ">= 28", ("compressed",))
-    measure_speed.measure_decoding(session, "h", 1, ">= 28", ("compressed",))
+    if session.takes("loop", False):
+        measure_speed.measure_decoding(session, "h", 1, ">= 28", ("compressed",))
 
 
 def measure_loading(session: Session) -> None:
@@ -82,6 +91,7 @@ ROWS = {
     "i": measure_speed.measure_host_time,
     "j": measure_same.measure_adapters,
     "k": measure_cycles.measure_cycles,
+    "q": measure_quickly,
 }
 
 
@@ -100,8 +110,11 @@ def main() -> int:
     parser.add_argument("--plain", type=Path, help="the uncompressed checkpoint, for row d")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rounds-of-loading", type=int, default=3)
-    parser.add_argument("--batches", type=make_numbers, default=[1, 8, 16, 32])
-    parser.add_argument("--generate-batches", type=make_numbers, default=[1], help="empty leaves generate out")
+    parser.add_argument("--batches", type=make_numbers, default=[1, 8, 16])
+    parser.add_argument("--generate-batches", type=make_numbers, default=[1])
+    parser.add_argument(
+        "--ways", choices=("loop", "generate", "both"), help="how to decode; each row has its own usual"
+    )
     parser.add_argument("--prompts", type=make_numbers, default=[512, 2048, 8192])
     parser.add_argument("--decode", choices=("compile", "graph", "eager"), default="compile")
     parser.add_argument("--cycles", type=int, default=10000)

@@ -15,7 +15,7 @@ from measure_memory import run_prefill
 from model_session import MODELS, Session, judge, summarize, synchronize, time_in_turns, time_once
 from torch import nn
 from transformers import PreTrainedModel, StaticCache
-from transfuse.torch._modules import TransfuseLinear
+from transfuse.torch import TransfuseLinear
 
 # A must for each batch of an 8B on an H200.
 DECODE_MUST = {1: ">= 1.15", 8: ">= 1.05", 16: ">= 1.0"}
@@ -107,11 +107,15 @@ def decoding(model: PreTrainedModel):
         yield
 
 
-def read_counters() -> dict[str, int]:
-    """Returns what torch.compile could not do since the last reset, for all models together; zeros are expected."""
+@contextlib.contextmanager
+def counting(found: dict[str, dict[str, int]], name: str):
+    """Adds to `found` how many graphs torch.compile makes in the block, and what it cannot do (zeros are expected)."""
     from torch._dynamo.utils import counters
 
-    return {
+    counters.clear()
+    yield
+    found[name] = {
+        "graphs": counters["stats"]["unique_graphs"],
         "graph_breaks": sum(counters["graph_break"].values()),
         "cudagraph_skips": counters["inductor"]["cudagraph_skips"],
     }
@@ -119,35 +123,40 @@ def read_counters() -> dict[str, int]:
 
 def reset_compiler() -> None:
     """Forgets compiled code, so that a batch is compiled for its own size, and not with a size left open."""
-    from torch._dynamo.utils import counters
-
     torch._dynamo.reset()
-    counters.clear()
 
 
-def measure_decoding(session: Session, row: str, batch: int, must: str | None, names: tuple[str, ...] = MODELS) -> None:
-    """e, g, h: tokens/s of a loop of one prepared step."""
+def measure_decoding(
+    session: Session,
+    row: str,
+    batch: int,
+    must: str | None,
+    names: tuple[str, ...] = MODELS,
+    mode: str | None = None,
+) -> None:
+    """e, g, h, q: tokens/s of a loop of one prepared step; `mode` is Decoder's, --decode's if it is left out."""
+    mode = mode or session.options.decode
     prompt_tokens, steps = (16, 8) if session.tiny else (128, 32)
     prompt = session.make_tokens(batch, prompt_tokens)
     reset_compiler()
-    decoders = {}
+    decoders, counters = {}, {}
     with contextlib.ExitStack() as stack:
         for name in names:
-            session.log(f"row {row}: preparing {name} at batch {batch} ({session.options.decode})")
+            session.log(f"row {row}: preparing {name} at batch {batch} ({mode})")
             stack.enter_context(decoding(session.get(name)))
-            decoders[name] = Decoder(session.get(name), prompt, steps, session.options.decode)
+            with counting(counters, name):
+                decoders[name] = Decoder(session.get(name), prompt, steps, mode)
         works = {name: decoder.run for name, decoder in decoders.items()}
         times = time_in_turns(works, session.device, session.options.rounds)
-        counters = read_counters()
         same = {name: decoder.compare_with_eager() for name, decoder in decoders.items()}
     report = {
         "what": "decoding, a loop of one prepared step",
-        "decode": session.options.decode,
+        "decode": mode,
         "batch": batch,
         "tokens_per_second": {n: round(batch * steps / statistics.median(t), 2) for n, t in times.items()},
         "seconds_to_prepare": {name: round(d.seconds_to_prepare, 1) for name, d in decoders.items()},
         "same_tokens_as_eager": same,
-        **counters,
+        "torch_compile": counters,
     }
     _emit_speed(session, row, report, times, must, report["tokens_per_second"]["compressed"])
 
@@ -173,12 +182,13 @@ def measure_generate(session: Session, row: str, batch: int, must: str | None, n
             max_cache_len=prompt_tokens + many,
         )
 
-    prepared = {}
+    prepared, counters = {}, {}
     for name in names:
         session.log(f"row {row}: preparing generate of {name} at batch {batch}")
         start = time.perf_counter()
-        generate(name, few)
-        synchronize(session.device)
+        with counting(counters, name):
+            generate(name, few)
+            synchronize(session.device)
         prepared[name] = round(time.perf_counter() - start, 1)
     times: dict[str, list[float]] = {name: [] for name in names}
     for at in range(1 + max(3, session.options.rounds // 2)):
@@ -192,7 +202,7 @@ def measure_generate(session: Session, row: str, batch: int, must: str | None, n
         "batch": batch,
         "tokens_per_second": rates,
         "seconds_to_prepare": prepared,
-        **read_counters(),
+        "torch_compile": counters,
     }
     _emit_speed(session, row, report, times, must, rates["compressed"])
 

@@ -27,7 +27,7 @@ class Session:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.device = torch.device(options.device)
+        self.device = torch.device("cuda:0" if options.device == "cuda" else options.device)
         self.device_name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
         self.tiny = options.scale == "tiny"
         config = model_shapes.make_config(options.model, options.scale, options.layers)
@@ -74,6 +74,10 @@ class Session:
         for name in names or MODELS:
             self._models.pop(name, None)
         collect(self.device)
+
+    def takes(self, way: str, usual: bool) -> bool:
+        """Returns whether --ways asks for a way to decode, or whether it is usual, if --ways is not given."""
+        return self.options.ways in (way, "both") if self.options.ways else usual
 
     def make_tokens(self, batch: int, length: int, seed: int = 0) -> torch.Tensor:
         """Returns random tokens [batch][length] on the device."""

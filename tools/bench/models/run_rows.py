@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the rows of issue 22 that need a GPU: makes the models that they need, measures, and goes on after failures.
+"""Runs the rows that say how whole models do on a GPU: makes the models, measures, and goes on after failures.
 
 Usage: run_rows.py --rows a,b,... [--models llama-8b,...] [--budget SECONDS] [--out rows.jsonl] [--work FOLDER]
 
@@ -37,14 +37,14 @@ class Case:
 
 
 CASES = {
-    "llama-8b": Case("llama-8b", "cdabief", keep_source=True),
+    "llama-8b": Case("llama-8b", "cdabifqe", keep_source=True),
     "llama-8b-8": Case("llama-8b", "ef", make=("--layers", "8"), only_if_named=True),
     "llama-8b-4": Case("llama-8b", "j", make=("--layers", "4")),
     "cycles": Case("llama-8b", "k", make=("--scale", "tiny")),
     "qwen3-8b": Case("qwen3-8b", "ab"),
     "phi3-mini": Case("phi3-mini", "ab"),
     "gemma3-4b": Case("gemma3-4b", "ab"),
-    "qwen3-30b-a3b": Case("qwen3-30b-a3b", "abg"),
+    "qwen3-30b-a3b": Case("qwen3-30b-a3b", "abqg"),
     "llama-70b": Case("llama-70b", "ha", make=("--repeat",)),
 }
 
@@ -63,13 +63,15 @@ class Runner:
         import transformers
         import transfuse
 
+        # Not by torch, whose context would take memory of the GPU.
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        gpu = subprocess.run(query, capture_output=True, text=True).stdout.strip() if shutil.which(query[0]) else None
         self.emit(
             row="machine",
             torch=torch.__version__,
             transformers=transformers.__version__,
             transfuse=transfuse.__version__,
-            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            gpu_bytes=torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None,
+            gpu=gpu,
             free_bytes={str(self.options.work): shutil.disk_usage(self.options.work).free},
         )
 
@@ -121,15 +123,16 @@ class Runner:
         if keep and not plain.exists():
             shutil.rmtree(folder, ignore_errors=True)
         source = ["--keep-source", plain] if keep else []
-        if self.run("make", name, [HERE / "make_model.py", case.model, folder, *case.make, *source, *place]):
+        more = ["--overflow", options.overflow, *source]
+        if self.run("make", name, [HERE / "make_model.py", case.model, folder, *case.make, *more, *place]):
             return
         fixed = [HERE / "measure_model.py", case.model, folder, "--out", options.out, *case.make, *place]
         if keep:
             fixed += ["--plain", plain]
         self.measure_rows(name, rows, [*fixed, *options.measure])
         if options.free_models:
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.rmtree(plain, ignore_errors=True)
+            for path in (folder, plain, options.overflow / name):
+                shutil.rmtree(path, ignore_errors=True)
 
     def measure_rows(self, name: str, rows: list[str], command: list[object]) -> None:
         """Measures rows in one process, and starts it again behind the row at which it ended or stood still."""
@@ -180,6 +183,7 @@ def main() -> int:
     parser.add_argument("--budget-a-row", type=float, default=400, help="seconds for one row of one model")
     parser.add_argument("--out", type=Path, default=Path("rows.jsonl"))
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/transfuse-models"))
+    parser.add_argument("--overflow", type=Path, default=Path("/tmp/transfuse-models"), help="as of make_model.py")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", choices=("real", "tiny"), default="real")
     parser.add_argument("--free-models", action="store_true", help="remove each checkpoint after its last row")

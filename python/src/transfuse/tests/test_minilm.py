@@ -162,7 +162,7 @@ def test_quantized_model_is_the_decompressed_one(source: Path, tokens: Any, tmp_
 @pytest.mark.xfail(strict=True, reason="six layers add up the quantizer's error: 0.9945 and 0.962 were measured")
 @pytest.mark.parametrize(("bits", "least"), [(5.7, 0.999), (4.25, 0.99)])
 def test_quantized_sentences(source: Path, tokens: Any, plain: Any, tmp_path: Path, bits: float, least: float) -> None:
-    """What issue 22 asks of whole sentences; what it asks holds for each layer (test_quantized_layers)."""
+    """What each layer keeps to (test_quantized_layers), asked of whole sentences."""
     transfuse.compress(source, tmp_path / "coded", bits=bits)
     coded = Encoder(tmp_path / "coded", torch.float32, tokens)
     assert float(cosine(coded.encode(), plain).min()) >= least
