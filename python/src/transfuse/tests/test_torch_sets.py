@@ -166,6 +166,8 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     infos = tt.expert_infos(blobs)
     assert [(info.rows, info.cols, info.codec) for info in infos] == [(*shape, "bf16")] * 3
     assert _registry.count_layers() == known + 3
+    with pytest.raises(ValueError, match="expert_infos tells"):
+        tt.blob_info(blobs)
     views = tt.unpack_experts(blobs)
     assert [view.numel() for view in views] == [info.blob_bytes for info in infos]
     for view, one in zip(views, dense, strict=True):
@@ -184,6 +186,18 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     assert _registry.count_layers() == known + 3
     del blobs, views, view
     assert _registry.count_layers() == known
+
+
+def test_containers_that_change_on_the_cpu() -> None:
+    """Experts whose bytes have changed are adopted anew."""
+    dense, blobs = make_experts("cpu", 3)
+    other = torch.stack([make_weight(96, 160, torch.bfloat16, seed) for seed in (7, 1, 8)])
+    changed = tt.pack_experts([tt.encode(one) for one in other])
+    memory = torch.empty(max(blobs.numel(), changed.numel()), dtype=torch.uint8)
+    for container, weights in ((blobs, dense), (changed, other), (blobs, dense)):
+        view = memory[: container.numel()]
+        view.copy_(container)
+        assert torch.equal(tt.decode_experts(view, 3, 96, 160, torch.bfloat16), weights)
 
 
 @pytest.mark.parametrize("device", DEVICES)
