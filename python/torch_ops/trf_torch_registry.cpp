@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -104,12 +105,16 @@ std::shared_ptr<layer> layer_at(const place &where) {
     return at == in.layers.end() ? nullptr : at->second;
 }
 
-/* Under the lock. */
+/* Under the lock. Owners that are gone go from the list, too: it would grow without end. */
 void note_owner(layer &member, const std::shared_ptr<layer> &owner) {
-    for (const auto &known : member.grouped_under)
-        if (known.lock() == owner)
-            return;
-    member.grouped_under.push_back(owner);
+    auto &owners = member.grouped_under;
+    owners.erase(std::remove_if(owners.begin(), owners.end(),
+                                [&](const std::weak_ptr<layer> &known) {
+                                    const std::shared_ptr<layer> one = known.lock();
+                                    return !one || one == owner;
+                                }),
+                 owners.end());
+    owners.push_back(owner);
 }
 
 /* What forgetting releases, when the lock is free: groups before layers. */

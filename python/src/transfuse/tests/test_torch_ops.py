@@ -60,6 +60,11 @@ def bits_of(tensor: Tensor) -> Tensor:
     return tensor.cpu().contiguous().view(torch.uint8)
 
 
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class Case:
     """A layer with its dense weights, as decoding gives them."""
 
@@ -573,10 +578,6 @@ def test_memory_of_many_layers(device: str) -> None:
     def cycle(count: int) -> None:
         for _ in range(count):
             tt.linear(x, blob.clone(), None, 64)
-
-    def resident_bytes() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     gc.collect()
     known = _registry.count_layers()

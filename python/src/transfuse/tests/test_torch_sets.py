@@ -30,6 +30,7 @@ from transfuse.tests.test_torch_ops import (
     make_weight,
     make_x,
     not_exact,  # noqa: F401
+    resident_bytes,
 )
 
 # ---- epilogues ----
@@ -315,3 +316,29 @@ def test_autocast_of_sets(device: str) -> None:
         (y,) = tt.linear_group(x.float(), [case.blob], [300])
         z = tt.experts(tokens.float(), offsets, blobs, 96)
     assert torch.equal(y, case.linear(x)) and torch.equal(z, tt.experts(tokens, offsets, blobs, 96))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_of_many_sets(device: str) -> None:
+    """Groups and experts come and go, some with a layer that stays; memory does not grow."""
+    blobs = [tt.encode(make_weight(64, 64, torch.bfloat16, seed)).to(device) for seed in range(3)]
+    container = tt.pack_experts(blobs)
+    x = make_x(4, 64, dtype=torch.bfloat16, device=device)
+    offsets = torch.tensor([0, 1, 2, 4], dtype=torch.int32, device=device)
+
+    def cycle(count: int) -> None:
+        for _ in range(count):
+            tt.experts(x, offsets, container.clone(), 64)
+            first, second = blobs[1].clone(), blobs[2].clone()
+            tt.linear_group(x, [blobs[0], first, second], [64] * 3)
+            tt.linear_group(x[:2], [second, first, blobs[0]], [64] * 3)
+
+    cycle(500)
+    gc.collect()
+    known, before = _registry.count_layers(), resident_bytes()
+    allocated = torch.cuda.memory_allocated() if device == "cuda" else 0
+    cycle(5000)
+    assert _registry.count_layers() == known
+    # 200 bytes that each cycle left behind would come to 1 MB.
+    assert resident_bytes() - before < 700_000
+    assert device == "cpu" or torch.cuda.memory_allocated() == allocated
