@@ -83,12 +83,12 @@ trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *te
     return status;
 }
 
-int trf_torch_is_known(int device, const void *blob) {
-    return trf_torch::find_layer(device, blob).layer || trf_torch::find_experts(device, blob);
+int trf_torch_is_known(int device, const void *blob, uint64_t blob_bytes) {
+    return trf_torch::find_layer(device, blob, blob_bytes).layer || trf_torch::find_experts(device, blob, blob_bytes);
 }
 
-int trf_torch_find(int device, const void *blob, trf_layer_info *info) {
-    const trf_torch::found_layer found = trf_torch::find_layer(device, blob);
+int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_layer_info *info) {
+    const trf_torch::found_layer found = trf_torch::find_layer(device, blob, blob_bytes);
     if (found.layer)
         *info = found.layer->info;
     return found.layer != nullptr;
@@ -102,10 +102,13 @@ trf_status trf_torch_make_experts(int device, const void *container, uint64_t co
     return trf_torch::insert_experts(device, container, container_bytes, blobs, err);
 }
 
-trf_status trf_torch_check_experts(int device, const void *container, trf_dtype dtype, trf_error *err) {
-    const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, container);
-    if (!found)
+trf_status trf_torch_check_experts(int device, const void *container, uint64_t container_bytes, trf_dtype dtype,
+                                   trf_error *err) {
+    const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, container, container_bytes);
+    if (!found) {
+        *err = {TRF_ERR_NOT_FOUND, 0, TRF_NO_OFFSET, "there are no experts at this place"};
         return TRF_ERR_NOT_FOUND;
+    }
     if (!found->handle) {
         *err = found->refusal;
         return found->refusal.status;

@@ -27,10 +27,7 @@ void check_blob(const Tensor &blob, int device, const char *op) {
         throw bad_argument(op, "x is on " + device_text(device) + ", blob is on " + device_text(own));
 }
 
-void check_layer(const layer &of, const Tensor &blob, int64_t rows, int64_t cols, const char *op) {
-    if (static_cast<uint64_t>(blob.numel()) != of.blob_bytes)
-        throw bad_argument(op, "blob has " + std::to_string(blob.numel()) + " bytes; the layer at its place has " +
-                                   std::to_string(of.blob_bytes));
+void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op) {
     if (rows != of.info.rows || cols != of.info.cols)
         throw bad_argument(op, "the call is for weights of [" + std::to_string(rows) + ", " + std::to_string(cols) +
                                    "]; the layer has [" + std::to_string(of.info.rows) + ", " +
@@ -139,11 +136,12 @@ std::runtime_error adoption_failure(const char *op) {
 
 found_layer find_or_adopt(const Tensor &blob, int device, const char *op, const plan_key *key) {
     const void *const at = blob.const_data_ptr();
-    found_layer found = find_layer(device, at, key);
+    const uint64_t bytes = static_cast<uint64_t>(blob.numel());
+    found_layer found = find_layer(device, at, bytes, key);
     if (found.layer)
         return found;
     adopt_missing(blob, device, op);
-    found = find_layer(device, at, key);
+    found = find_layer(device, at, bytes, key);
     if (!found.layer)
         throw adoption_failure(op);
     return found;
@@ -164,7 +162,7 @@ Tensor multiply(product of) {
         static_cast<uint32_t>(m), static_cast<uint8_t>(dtype.dtype), static_cast<uint8_t>(of.activation),
         of.bias.has_value(),      of.multiplier.has_value(),         of.residual.has_value()};
     found_layer found = find_or_adopt(of.blob, device, of.op, &key);
-    check_layer(*found.layer, of.blob, of.rows, cols, of.op);
+    check_layer(*found.layer, of.rows, cols, of.op);
     of.bias = take_operand(of.bias, of, {of.rows}, "bias");
     of.multiplier = take_operand(of.multiplier, of, y_sizes, "multiplier");
     of.residual = take_operand(of.residual, of, y_sizes, "residual");
@@ -199,7 +197,7 @@ Tensor decode(const decoding &of) {
     const int device = device_of(of.blob, "blob");
     check_blob(of.blob, device, of.op);
     const found_layer found = find_or_adopt(of.blob, device, of.op);
-    check_layer(*found.layer, of.blob, of.rows, of.cols, of.op);
+    check_layer(*found.layer, of.rows, of.cols, of.op);
     const dtype_codes source = dtype_of(found.layer->info.dtype);
     const Tensor weights = allocate({of.rows, of.cols}, source.torch_dtype, device);
     trf_error error;
@@ -215,7 +213,7 @@ Tensor decode_rows(const decoding &of, const Tensor &ids) {
     const int device = device_of(ids, "ids");
     check_blob(of.blob, device, of.op);
     const found_layer found = find_or_adopt(of.blob, device, of.op);
-    check_layer(*found.layer, of.blob, of.rows, of.cols, of.op);
+    check_layer(*found.layer, of.rows, of.cols, of.op);
     const auto ids_sizes = ids.sizes();
     std::vector<int64_t> sizes(ids_sizes.begin(), ids_sizes.end());
     sizes.push_back(of.cols);

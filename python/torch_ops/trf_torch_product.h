@@ -50,7 +50,7 @@ std::runtime_error bad_argument(const char *op, const std::string &text);
 
 /* A blob, or a container of blobs, on this device. */
 void check_blob(const Tensor &blob, int device, const char *op);
-void check_layer(const layer &of, const Tensor &blob, int64_t rows, int64_t cols, const char *op);
+void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op);
 
 /* @return whether a codec's weights multiply x of a dtype. */
 bool takes_dtype(trf_codec codec, trf_dtype dtype);

@@ -8,7 +8,9 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -67,6 +69,24 @@ bool is_usable(int device, uint32_t process, const registry &in) {
     return device == TRF_DEVICE_CPU || process == in.process;
 }
 
+/* Whether a layer that was found at a place may be used there. */
+bool is_current(const layer &of, uint64_t blob_bytes, const registry &in) {
+    if (of.blob_bytes != blob_bytes)
+        return false;
+    if (of.device == TRF_DEVICE_CPU)
+        return std::memcmp(of.head, of.blob, sizeof of.head) == 0;
+    return is_usable(of.device, of.process, in);
+}
+
+bool is_current(const experts &of, uint64_t container_bytes, const registry &in) {
+    if (of.container_bytes != container_bytes)
+        return false;
+    for (const auto &one : of.layers)
+        if (!is_current(*one, one->blob_bytes, in))
+            return false;
+    return true;
+}
+
 trf_status fail(trf_error *err, trf_status status, const char *message) {
     if (err) {
         *err = trf_error{};
@@ -77,12 +97,24 @@ trf_status fail(trf_error *err, trf_status status, const char *message) {
     return status;
 }
 
-/* Under the lock. */
+/* Whatever is there. @return NULL if there is nothing. */
+std::shared_ptr<layer> layer_at(const place &where) {
+    registry &in = the_registry();
+    const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.layers.find(where);
+    return at == in.layers.end() ? nullptr : at->second;
+}
+
+/* Under the lock. Owners that are gone go from the list, too: it would grow without end. */
 void note_owner(layer &member, const std::shared_ptr<layer> &owner) {
-    for (const auto &known : member.grouped_under)
-        if (known.lock() == owner)
-            return;
-    member.grouped_under.push_back(owner);
+    auto &owners = member.grouped_under;
+    owners.erase(std::remove_if(owners.begin(), owners.end(),
+                                [&](const std::weak_ptr<layer> &known) {
+                                    const std::shared_ptr<layer> one = known.lock();
+                                    return !one || one == owner;
+                                }),
+                 owners.end());
+    owners.push_back(owner);
 }
 
 /* What forgetting releases, when the lock is free: groups before layers. */
@@ -128,11 +160,11 @@ experts::~experts() {
         trf_experts_destroy(handle);
 }
 
-found_layer find_layer(int device, const void *blob, const plan_key *key) {
+found_layer find_layer(int device, const void *blob, uint64_t blob_bytes, const plan_key *key) {
     registry &in = the_registry();
     const std::lock_guard<std::mutex> guard(in.lock);
     const auto at = in.layers.find({device, blob});
-    if (at == in.layers.end() || !is_usable(device, at->second->process, in))
+    if (at == in.layers.end() || !is_current(*at->second, blob_bytes, in))
         return {};
     const std::shared_ptr<layer> &found = at->second;
     return {found, key ? found->plans.find(*key) : nullptr};
@@ -197,11 +229,11 @@ std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<laye
     return layers[0]->groups.insert(key, &made);
 }
 
-std::shared_ptr<experts> find_experts(int device, const void *container) {
+std::shared_ptr<experts> find_experts(int device, const void *container, uint64_t container_bytes) {
     registry &in = the_registry();
     const std::lock_guard<std::mutex> guard(in.lock);
     const auto at = in.experts.find({device, container});
-    if (at == in.experts.end() || !is_usable(device, at->second->layers[0]->process, in))
+    if (at == in.experts.end() || !is_current(*at->second, container_bytes, in))
         return nullptr;
     return at->second;
 }
@@ -230,7 +262,7 @@ trf_status insert_experts(int device, const void *container, uint64_t container_
     made->container_bytes = container_bytes;
     std::vector<trf_device_layer *> handles;
     for (const void *blob : blobs) {
-        made->layers.push_back(find_layer(device, blob).layer);
+        made->layers.push_back(layer_at({device, blob}));
         const std::shared_ptr<layer> &last = made->layers.back(), &first = made->layers.front();
         if (!last)
             return fail(err, TRF_ERR_ARGUMENT, "an expert's layer is unknown");
@@ -248,7 +280,13 @@ trf_status insert_experts(int device, const void *container, uint64_t container_
         return status;
     }
     registry &in = the_registry();
+    std::shared_ptr<experts> released;
     const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.experts.find({device, container});
+    if (at != in.experts.end() && !is_current(*at->second, container_bytes, in)) {
+        released = std::move(at->second);
+        in.experts.erase(at);
+    }
     if (!in.experts.insert({{device, container}, made}).second)
         return fail(err, TRF_ERR_EXISTS, "there are experts at this place already");
     return TRF_OK;
@@ -307,8 +345,14 @@ trf_status insert_layer(int device, const void *blob, uint64_t blob_bytes, trf_d
     made->blob = blob;
     made->blob_bytes = blob_bytes;
     made->info = info.layer;
+    if (device == TRF_DEVICE_CPU)
+        std::memcpy(made->head, blob, sizeof made->head);
     registry &in = the_registry();
+    forgotten released;
     const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.layers.find({device, blob});
+    if (at != in.layers.end() && !is_current(*at->second, blob_bytes, in))
+        take_layer(in, {device, blob}, &released);
     made->process = in.process;
     made->number = in.next_number++;
     if (!in.layers.insert({{device, blob}, made}).second)

@@ -2,6 +2,9 @@
 /* The layers of this process that ops know, by the device and address of their blobs, and the plans of each. A blob is
  * a torch tensor of the caller's; `_registry.py` adopts it here and has it forgotten when its storage goes.
  *
+ * A layer whose blob has another size is unknown, and on the CPU one whose blob has changed since; on a GPU, whose
+ * memory is not read back, nobody sees that.
+ *
  * One lock guards all of it; nothing but look-ups runs under it. Layers and plans are shared: whoever has found one may
  * use it after it was forgotten or evicted. All of it stays as it is at the end of the process, when CUDA may be gone
  * already. After a fork the child keeps layers of the CPU; what was on a GPU is unknown to it, and is not destroyed. */
@@ -120,8 +123,9 @@ struct layer {
     uint64_t blob_bytes = 0;
     trf_device_layer *handle = nullptr;
     trf_layer_info info = {};
-    uint64_t number = 0;  /* none has it a second time */
-    uint32_t process = 0; /* forks of this process before it was made */
+    uint8_t head[64] = {}; /* on the CPU: the blob's first bytes, which have a checksum of all of it */
+    uint64_t number = 0;   /* none has it a second time */
+    uint32_t process = 0;  /* forks of this process before it was made */
 
     layer() = default;
     layer(const layer &) = delete;
@@ -140,7 +144,7 @@ struct found_layer {
 };
 
 /* Looks up a layer, and one of its plans if a key is given. */
-found_layer find_layer(int device, const void *blob, const plan_key *key = nullptr);
+found_layer find_layer(int device, const void *blob, uint64_t blob_bytes, const plan_key *key = nullptr);
 
 /* Makes a plan and keeps it with the layer. Throws what the library reports, but for products that no path takes: see
  * `plan`. */
@@ -183,7 +187,7 @@ struct experts {
 };
 
 /* @return NULL if none is known. */
-std::shared_ptr<experts> find_experts(int device, const void *container);
+std::shared_ptr<experts> find_experts(int device, const void *container, uint64_t container_bytes);
 
 /* Throws what the library reports. */
 std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &of, const experts_key &key,

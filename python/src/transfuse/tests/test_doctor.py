@@ -227,6 +227,64 @@ def test_gpu_that_fails(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor.report.faults == ["products on a GPU (0): DeviceError: starting CUDA: busy"]
 
 
+# ---- what stands upon PyTorch ----
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, torch: dict[str, object], ops: dict[str, object], failure: str) -> None:
+    """Makes up what torch and the ops say; `failure` is the ops'."""
+
+    def run(code: str) -> ProbeResult:
+        return ProbeResult(torch, "") if code == _probes.TORCH else ProbeResult(ops, failure)
+
+    monkeypatch.setattr(_probes, "run_probe", run)
+
+
+def test_torch_on_a_gpu(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.versions["torch"], doctor.gpus = "2.11.0", [H200]
+    answer(monkeypatch, {"cuda": "13.0", "devices": 1}, {"cpu": True, "cuda:0": True}, "")
+    assert doctor.try_torch()
+    assert doctor.report.faults == []
+    assert "PyTorch on a GPU             yes" in capsys.readouterr().out
+
+
+def test_torch_whose_products_on_a_gpu_fail(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    doctor.versions["torch"], doctor.gpus = "2.11.0", [H200]
+    at_work = {"cpu": True, "doing": "a product of 1 rows on cuda:0"}
+    answer(monkeypatch, {"cuda": "13.0", "devices": 1}, at_work, "RuntimeError: no kernel")
+    assert doctor.try_torch()  # on the CPU
+    assert doctor.report.faults == ["PyTorch on a GPU: a product of 1 rows on cuda:0: RuntimeError: no kernel"]
+
+
+@pytest.mark.parametrize(("cuda", "why"), [(None, "was built for the CPU"), ("13.0", "finds no GPU")])
+def test_torch_without_gpu(doctor: _Doctor, monkeypatch: pytest.MonkeyPatch, cuda: str | None, why: str) -> None:
+    doctor.versions["torch"], doctor.gpus = "2.11.0", [H200]
+    answer(monkeypatch, {"cuda": cuda, "devices": 0}, {"cpu": True}, "")
+    assert doctor.try_torch()
+    assert doctor.report.faults == [f"PyTorch on a GPU: torch 2.11.0 {why}: install a torch for CUDA"]
+
+
+@pytest.mark.parametrize(
+    ("off", "why"), [("1", "TRANSFUSE_NO_HOOK=1 is set"), ("", "the wheel's .pth file is not in this environment")]
+)
+def test_hook_is_off(
+    doctor: _Doctor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], off: str, why: str
+) -> None:
+    doctor.versions["transformers"] = "5.17.0"
+    monkeypatch.setenv("TRANSFUSE_NO_HOOK", off)
+    monkeypatch.setattr(_probes, "run_probe", lambda code: ProbeResult({"registered": False}, ""))
+    doctor.try_hosts(True)
+    assert doctor.report.faults == []
+    assert f"yes, in programs that import transfuse: {why}" in capsys.readouterr().out
+
+
+def test_old_transformers(doctor: _Doctor) -> None:
+    doctor.versions["transformers"] = "4.57.1"
+    doctor.try_hosts(True)
+    assert doctor.report.faults == [
+        "transformers: transformers 4.57.1 is older than 5: pip install -U transformers",
+    ]
+
+
 # ---- checkpoints ----
 
 

@@ -30,6 +30,7 @@ from transfuse.tests.test_torch_ops import (
     make_weight,
     make_x,
     not_exact,  # noqa: F401
+    resident_bytes,
 )
 
 # ---- epilogues ----
@@ -166,6 +167,8 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     infos = tt.expert_infos(blobs)
     assert [(info.rows, info.cols, info.codec) for info in infos] == [(*shape, "bf16")] * 3
     assert _registry.count_layers() == known + 3
+    with pytest.raises(ValueError, match="expert_infos tells"):
+        tt.blob_info(blobs)
     views = tt.unpack_experts(blobs)
     assert [view.numel() for view in views] == [info.blob_bytes for info in infos]
     for view, one in zip(views, dense, strict=True):
@@ -184,6 +187,18 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     assert _registry.count_layers() == known + 3
     del blobs, views, view
     assert _registry.count_layers() == known
+
+
+def test_containers_that_change_on_the_cpu() -> None:
+    """Experts whose bytes have changed are adopted anew."""
+    dense, blobs = make_experts("cpu", 3)
+    other = torch.stack([make_weight(96, 160, torch.bfloat16, seed) for seed in (7, 1, 8)])
+    changed = tt.pack_experts([tt.encode(one) for one in other])
+    memory = torch.empty(max(blobs.numel(), changed.numel()), dtype=torch.uint8)
+    for container, weights in ((blobs, dense), (changed, other), (blobs, dense)):
+        view = memory[: container.numel()]
+        view.copy_(container)
+        assert torch.equal(tt.decode_experts(view, 3, 96, 160, torch.bfloat16), weights)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -301,3 +316,29 @@ def test_autocast_of_sets(device: str) -> None:
         (y,) = tt.linear_group(x.float(), [case.blob], [300])
         z = tt.experts(tokens.float(), offsets, blobs, 96)
     assert torch.equal(y, case.linear(x)) and torch.equal(z, tt.experts(tokens, offsets, blobs, 96))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_of_many_sets(device: str) -> None:
+    """Groups and experts come and go, some with a layer that stays; memory does not grow."""
+    blobs = [tt.encode(make_weight(64, 64, torch.bfloat16, seed)).to(device) for seed in range(3)]
+    container = tt.pack_experts(blobs)
+    x = make_x(4, 64, dtype=torch.bfloat16, device=device)
+    offsets = torch.tensor([0, 1, 2, 4], dtype=torch.int32, device=device)
+
+    def cycle(count: int) -> None:
+        for _ in range(count):
+            tt.experts(x, offsets, container.clone(), 64)
+            first, second = blobs[1].clone(), blobs[2].clone()
+            tt.linear_group(x, [blobs[0], first, second], [64] * 3)
+            tt.linear_group(x[:2], [second, first, blobs[0]], [64] * 3)
+
+    cycle(500)
+    gc.collect()
+    known, before = _registry.count_layers(), resident_bytes()
+    allocated = torch.cuda.memory_allocated() if device == "cuda" else 0
+    cycle(5000)
+    assert _registry.count_layers() == known
+    # 200 bytes that each cycle left behind would come to 1 MB.
+    assert resident_bytes() - before < 700_000
+    assert device == "cpu" or torch.cuda.memory_allocated() == allocated

@@ -198,7 +198,7 @@ class _Keeping:
 def is_known(blob: torch.Tensor) -> bool:
     """Returns whether the ops know a blob or container."""
     device, pointer = _place_of(blob)
-    return bool(shim().trf_torch_is_known(device, pointer))
+    return bool(shim().trf_torch_is_known(device, pointer, blob.numel()))
 
 
 def forget(blob: torch.Tensor) -> None:
@@ -224,11 +224,11 @@ def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.T
 
 def blob_info(blob: torch.Tensor) -> LayerInfo:
     """Returns what a blob says of itself; one that is not known is adopted. Raises what `adopt` does."""
+    adopt(blob)
     device, pointer = _place_of(blob)
     info = s.LayerInfoStruct()
-    if not shim().trf_torch_find(device, pointer, ctypes.byref(info)):
-        adopt(blob)
-        shim().trf_torch_find(device, pointer, ctypes.byref(info))
+    if not shim().trf_torch_find(device, pointer, blob.numel(), ctypes.byref(info)):
+        raise ValueError("this is a container of experts; expert_infos tells of them")
     return make_layer_info(info)
 
 
@@ -242,15 +242,9 @@ def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
     TransfuseError
         What `adopt` raises.
     """
-    offsets, _ = read_head(container)
+    offsets, sizes = read_head(container)
     adopt(container)
-    device, pointer = _place_of(container)
-    infos = []
-    for offset in offsets:
-        info = s.LayerInfoStruct()
-        shim().trf_torch_find(device, pointer + offset, ctypes.byref(info))
-        infos.append(make_layer_info(info))
-    return infos
+    return [blob_info(container[offset : offset + size]) for offset, size in zip(offsets, sizes, strict=True)]
 
 
 def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
@@ -265,7 +259,7 @@ def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
     known = {torch.bfloat16: s.Dtype.BF16, torch.float16: s.Dtype.F16}
     if dtype not in known:
         raise make_error(Status.TRF_ERR_UNSUPPORTED, f"experts do not multiply x of {dtype}")
-    call("trf_torch_check_experts", *_place_of(container), known[dtype])
+    call("trf_torch_check_experts", *_place_of(container), container.numel(), known[dtype])
 
 
 def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
