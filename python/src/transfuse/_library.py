@@ -105,13 +105,15 @@ def call_interruptible(work: Callable[[], None], cancel: threading.Event) -> Non
     thread = threading.Thread(target=run, name="transfuse")
     try:
         thread.start()
-        done.wait()
+        # A signal that another thread got wakes nobody here: look now and then whether there was one.
+        while not done.wait(0.1):
+            pass
     except BaseException:
         cancel.set()
         # `work` uses memory of this call: there is no leaving it, however often Ctrl-C is pressed.
         while thread.ident is not None and not done.is_set():
             try:
-                done.wait()
+                done.wait(0.1)
             except KeyboardInterrupt:
                 continue
         raise
