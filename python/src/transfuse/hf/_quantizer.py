@@ -9,6 +9,7 @@ set are then hidden from the host: while it loads the rest, the model's state di
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,8 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Refuses device maps that we cannot serve; the second call of a loading brings the one that was worked out."""
+        # An ImportError here says what is missing: torch is too old, or this transfuse was built without torch.
+        importlib.import_module("transfuse.torch")
         check_device_map(device_map)
         if self._plan is not None and isinstance(self._device_map, str) and device_map is not None:
             self._device_map = device_map
@@ -136,9 +139,9 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         # The host would undo conversions on all that is saved; we give it names of files, to which none applies.
         model._weight_conversions = []
         if self.quantization_config.exact:
-            import transfuse.torch
+            from transfuse.torch import set_exact
 
-            transfuse.torch.set_exact(True)
+            set_exact(True)
         return model
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, Any] | None, dict[str, str]]:

@@ -23,15 +23,19 @@ def find_weight_reader(model: nn.Module, path: str) -> str:
     parts = path.split(".")
     around = model
     for depth in range(len(parts)):
-        reads = re.compile(rf"\bself\.{re.escape('.'.join(parts[depth:]))}\.weight\b(?!\.device\b)")
         kind: Any = type(around)
-        if reads.search(_source_of(kind)):
+        if ".".join(parts[depth:]) in _find_reads(kind):
             return str(kind.__name__)
         around = around.get_submodule(parts[depth])
     return ""
 
 
 @functools.cache
+def _find_reads(kind: Any) -> frozenset[str]:
+    """Returns what a class reads the weights of: "wo" for `self.wo.weight`."""
+    return frozenset(re.findall(r"\bself\.([\w.]+)\.weight\b(?!\.device\b)", _source_of(kind)))
+
+
 def _source_of(kind: Any) -> str:
     """Returns the text of `forward` and of the methods of the class that it calls, directly or not."""
     texts: dict[str, str] = {}
