@@ -30,7 +30,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qw
 
 import transfuse
 from transfuse.tests.torch_cases import exact, normal, same_bits
-from transfuse.torch import _experts, _registry, pack_experts
+from transfuse.torch import _experts, _ops, _registry, pack_experts
 from transfuse.torch._compress import compress_model
 from transfuse.torch._experts import (
     TransfuseExperts,
@@ -223,6 +223,26 @@ def test_dense_weights_are_not_kept_for_the_backward_pass() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         module(x.requires_grad_(), index, weights)
     assert max(sizes, default=0) < 2 * EXPERTS * INNER * HIDDEN
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(64, 48), (33, 17)])
+def test_decoding_to_memory_that_is_there(rows: int, cols: int) -> None:
+    dense = normal(3, rows, cols)
+    blobs = pack_experts([_registry.encode(expert) for expert in dense])
+    both = torch.full((3, 2 * rows, cols), 7.0, dtype=torch.bfloat16)
+    # Experts of 33 x 17 begin at addresses that are no multiples of 16.
+    _ops.decode_experts_into(blobs, both[:, rows:])
+    assert same_bits(both[:, rows:], dense) and bool((both[:, :rows] == 7).all())
+    torch.library.opcheck(torch.ops.transfuse.decode_experts_into.default, (blobs, torch.empty_like(dense)))
+    for out in (
+        torch.empty(3, rows, cols),  # F32
+        torch.empty(2, rows, cols, dtype=torch.bfloat16),
+        torch.empty(3, cols, rows, dtype=torch.bfloat16).transpose(1, 2),
+        torch.empty(3, rows, 2 * cols, dtype=torch.bfloat16)[:, :, ::2],
+        torch.empty(rows, cols, dtype=torch.bfloat16),
+    ):
+        with pytest.raises(RuntimeError, match="decode_experts: "):
+            _ops.decode_experts_into(blobs, out)
 
 
 # ---- state, copies ----

@@ -379,13 +379,23 @@ def test_compiled_forward(checkpoints: Checkpoints, device: str) -> None:
 
 
 def test_continuous_batching(checkpoints: Checkpoints, device: str) -> None:
-    if device == "cpu":
-        pytest.skip("continuous batching of transformers needs a GPU")
+    source = load(checkpoints.source("llama"), device=device)
     model = load(checkpoints.compressed("llama"), device=device)
-    config = transformers.GenerationConfig(max_new_tokens=5, do_sample=False, eos_token_id=-1)
+    # By themselves the caches take most of the memory that there is.
+    options = {
+        "generation_config": transformers.GenerationConfig(
+            max_new_tokens=5, do_sample=False, eos_token_id=-1, pad_token_id=0
+        ),
+        "continuous_batching_config": transformers.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64),
+    }
     prompts = some_ids(model, 3).tolist()
-    results = model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
-    assert [len(result.generated_tokens) for result in results.values()] == [5, 5, 5]
+    transfuse.set_exact(True)
+    ours, theirs = (base.generate_batch(inputs=prompts, **options).values() for base in (model, source))
+    assert [each.error for each in ours] == [None] * 3
+    assert [each.generated_tokens for each in ours] == [each.generated_tokens for each in theirs]
+    transfuse.set_exact(False)
+    results = model.generate_batch(inputs=prompts, **options)
+    assert [len(each.generated_tokens) for each in results.values()] == [5, 5, 5]
 
 
 def test_adapters(tmp_path: Path, checkpoints: Checkpoints, device: str) -> None:
