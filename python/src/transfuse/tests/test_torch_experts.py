@@ -56,13 +56,17 @@ def dense_tokens() -> Iterator[None]:
 
 
 def make_experts(
-    implementation: str = "eager", kind: type[Any] = MixtralExperts, dtype: torch.dtype = torch.bfloat16
+    implementation: str = "eager",
+    kind: type[Any] = MixtralExperts,
+    dtype: torch.dtype = torch.bfloat16,
+    hidden: int = HIDDEN,
+    inner: int = INNER,
 ) -> Any:
-    sizes: dict[str, Any] = {"hidden_size": HIDDEN, "num_experts_per_tok": K}
+    sizes: dict[str, Any] = {"hidden_size": hidden, "num_experts_per_tok": K}
     if kind is Qwen3MoeExperts:
-        config: Any = Qwen3MoeConfig(num_experts=EXPERTS, moe_intermediate_size=INNER, **sizes)
+        config: Any = Qwen3MoeConfig(num_experts=EXPERTS, moe_intermediate_size=inner, **sizes)
     else:
-        config = MixtralConfig(num_local_experts=EXPERTS, intermediate_size=INNER, **sizes)
+        config = MixtralConfig(num_local_experts=EXPERTS, intermediate_size=inner, **sizes)
     config._experts_implementation = implementation
     return fill(kind(config)).to(dtype)
 
@@ -73,12 +77,14 @@ def fill(module: nn.Module) -> Any:
     return module.requires_grad_(False).eval()
 
 
-def make_routes(tokens: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def make_routes(
+    tokens: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0, hidden: int = HIDDEN
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns tokens, the experts of each (the last expert has none), and their weights."""
     generator = torch.Generator().manual_seed(seed)
     index = [torch.randperm(EXPERTS - 1, generator=generator)[:K] for _ in range(tokens)]
     weights = torch.rand(tokens, K, generator=generator).softmax(-1).to(dtype)
-    x = normal(tokens, HIDDEN, dtype=dtype, seed=seed + 1, scale=1.0)
+    x = normal(tokens, hidden, dtype=dtype, seed=seed + 1, scale=1.0)
     return x, torch.stack(index) if tokens else torch.empty(0, K, dtype=torch.int64), weights
 
 

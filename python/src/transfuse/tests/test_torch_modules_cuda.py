@@ -91,13 +91,15 @@ def test_experts() -> None:
     from transfuse.tests.test_torch_experts import compress, error_of, make_experts, make_routes
     from transfuse.torch import set_dense_tokens
 
-    dense = make_experts("batched_mm").cuda()
-    module = compress(make_experts("batched_mm")).cuda()
+    # On a GPU experts share launches where their sides are whole slabs.
+    hidden, inner = 512, 256
+    dense = make_experts("batched_mm", hidden=hidden, inner=inner).cuda()
+    module = compress(make_experts("batched_mm", hidden=hidden, inner=inner)).cuda()
     assert module.product_dtypes == (torch.bfloat16,)
     precise = copy.deepcopy(dense).double()
     set_dense_tokens(64)
     for tokens in (1, 7, 64):
-        x, index, weights = (each.cuda() for each in make_routes(tokens))
+        x, index, weights = (each.cuda() for each in make_routes(tokens, hidden=hidden))
         want = precise(x.double(), index, weights.double())
         assert error_of(module(x, index, weights), want) <= 2 * error_of(dense(x, index, weights), want)
         with exact():
