@@ -38,6 +38,9 @@ elseif(NOT TRF_CUDA STREQUAL "OFF")
 endif()
 
 if(TRF_HAVE_DEVICE_CODE)
+    # cuBLASLt is opened at run time (runtime/trf_gemm.c). What is run from the build folder finds the toolkit's; what
+    # is installed knows no folder of the build.
+    list(APPEND CMAKE_BUILD_RPATH "${CUDAToolkit_LIBRARY_DIR}")
     message(STATUS "transfuse: CUDA ${CUDAToolkit_VERSION}, device code for ${CMAKE_CUDA_ARCHITECTURES}")
 elseif(TRF_CUDA STREQUAL "ON")
     message(FATAL_ERROR "TRF_CUDA is ON, but no working CUDA 12.0 or newer, with cuBLAS, was found")
@@ -78,15 +81,33 @@ function(trf_add_device_folder target folder)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:transfuse_${folder}>)
 endfunction()
 
+# Writes CMAKE_CUDA_ARCHITECTURES as trf_get_build_info has them: "80-real;90a-real;90-virtual" is "8.0 9.0a 9.0+PTX".
+# What has neither suffix is both.
+function(trf_name_architectures variable)
+    set(names "")
+    foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
+        string(REGEX REPLACE "^([0-9]+)([0-9][a-z]?)(-real|-virtual)?$" "\\1.\\2" name "${architecture}")
+        if(NOT architecture MATCHES "-virtual$")
+            list(APPEND names "${name}")
+        endif()
+        if(NOT architecture MATCHES "-real$")
+            list(APPEND names "${name}+PTX")
+        endif()
+    endforeach()
+    list(JOIN names " " names)
+    set(${variable} "${names}" PARENT_SCOPE)
+endfunction()
+
 function(trf_add_device_code target)
     if(NOT TRF_HAVE_DEVICE_CODE)
         return()
     endif()
+    trf_name_architectures(architectures)
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/runtime/trf_build_info.c" PROPERTIES
+        COMPILE_DEFINITIONS "TRF_DEVICE_CODE=\"${architectures}\"")
     trf_add_device_folder(${target} decoder_gpu)
     trf_add_device_folder(${target} fused)
-    # cuBLASLt is opened at run time (runtime/trf_gemm.c): by its name, and where the toolkit has it.
-    target_compile_definitions(${target} PRIVATE
-        TRF_HAVE_CUDA=1 "TRF_CUDA_LIBRARY_DIR=\"${CUDAToolkit_LIBRARY_DIR}\"")
+    target_compile_definitions(${target} PRIVATE TRF_HAVE_CUDA=1)
     # The C++ library by name: a C program that links a static transfuse does not bring it along.
-    target_link_libraries(${target} PRIVATE CUDA::cudart_static stdc++ ${CMAKE_DL_LIBS})
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static stdc++)
 endfunction()

@@ -20,11 +20,20 @@ function(trf_default_to_own_gpus)
     endif()
 endfunction()
 
-# Library and command go into the package, where _library.py and _command.py look for them. A wheel has no symbolic
-# links, so that the library is one file, by the name under which the command needs it.
+# Library, command and torch ops go into the package, where _library.py, _command.py and torch/_shim.py look for them.
+# A wheel has no symbolic links, so that the library is one file, by the name under which the others need it.
+# Beside the package comes a file that Python reads at each start (python/src/transfuse/_hook.py).
 function(trf_install_wheel soversion)
     set_target_properties(transfuse PROPERTIES VERSION ${soversion})
     install(TARGETS transfuse LIBRARY DESTINATION transfuse/lib NAMELINK_SKIP)
     set_target_properties(transfuse_cli PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
     install(TARGETS transfuse_cli RUNTIME DESTINATION transfuse/bin)
+    if(TARGET transfuse_torch)
+        install(TARGETS transfuse_torch LIBRARY DESTINATION transfuse/lib)
+    endif()
+    install(FILES "${PROJECT_SOURCE_DIR}/python/src/transfuse_hook.pth" DESTINATION .)
+    # Licences of what tools/build_wheel.sh puts into a wheel beside transfuse's own code.
+    if(TRF_WHEEL_NOTICES)
+        install(DIRECTORY "${TRF_WHEEL_NOTICES}/" DESTINATION "${SKBUILD_METADATA_DIR}/licenses")
+    endif()
 endfunction()

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sets up a Debian 12 machine and builds presets. Sourced, from the top of the source tree, by demo.sh and test.sh;
-# POSIX sh.
+# Sets up a Debian 12 machine and builds presets. Sourced, from the top of the source tree, by demo.sh, test.sh and
+# tools/build_wheel.sh; POSIX sh.
 
 # What the build, the tests and the demo need beyond the base system.
 transfuse_packages="gcc g++ cmake ninja-build pkg-config libjansson-dev libxxhash-dev check libsubunit-dev liblz4-dev
     libzstd-dev python3 python3-venv ca-certificates clang-format-14 clang-tidy-14"
 # The venv is made from Debian's own Python, whatever python3 comes first in PATH: the pins are for that version.
 system_python=/usr/bin/python3
+# The Python environment, and what is in it.
+venv=.venv
+requirements=tests/requirements.txt
 
 say() { printf '%s\n' "== $*"; }
 
@@ -110,27 +113,31 @@ install_packages() {
         as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
 }
 
-# Installs into .venv what its stamp file does not show as installed. Usage: pip_install NAME VERSION ARGUMENT...
+# Installs into $venv what its stamp file does not show as installed. Usage: pip_install NAME VERSION ARGUMENT...
 pip_install() {
-    stamp=.venv/$1.stamp
+    stamp=$venv/$1.stamp
     wanted=$2
     shift 2
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
-    say "installing into .venv: $*"
+    say "installing into $venv: $*"
     reporting "pip install" /dev/null -- \
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input "$@" || return
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "$@" || return
     printf '%s\n' "$wanted" >"$stamp"
+}
+
+# As pip_install, of a file of pins. Usage: pip_install_pins NAME FILE
+pip_install_pins() {
+    pip_install "$1" "$(sha256sum <"$2")" -r "$2"
 }
 
 make_venv() {
     # --clear also mends a venv whose Python was upgraded or whose making was interrupted.
-    .venv/bin/python -c 'import pip' 2>/dev/null || {
-        say "making a Python environment in .venv"
-        reporting "python3 -m venv" /dev/null -- "$system_python" -m venv --clear .venv ||
-            die "$system_python could not make .venv"
+    "$venv/bin/python" -c 'import pip' 2>/dev/null || {
+        say "making a Python environment in $venv"
+        reporting "python3 -m venv" /dev/null -- "$system_python" -m venv --clear "$venv" ||
+            die "$system_python could not make $venv"
     }
-    pip_install requirements "$(sha256sum <tests/requirements.txt)" -r tests/requirements.txt ||
-        die "pip could not install tests/requirements.txt"
+    pip_install_pins requirements "$requirements" || die "pip could not install $requirements"
 }
 
 set_up() {

@@ -224,7 +224,8 @@ typedef struct trf_checkpoint_options {
     /* compress only; encode.threads serves the others too. The codecs E4M3 and E5M2 each stand for both: every FP8
      * tensor takes its own. */
     trf_encode_options encode;
-    const char *const *include; /* compress: globs of tensors to compress, NULL-terminated; NULL = the usual choice */
+    const char *const *include; /* compress: globs of tensors to compress, NULL-terminated; NULL = the usual choice;
+                                 * each has to match a tensor's name */
     const char *const *exclude; /* compress: globs of tensors to leave as they are, NULL-terminated; or NULL */
     int overwrite;              /* replace an existing output, atomically */
     trf_progress_fn progress;   /* or NULL */
@@ -254,8 +255,8 @@ typedef struct trf_checkpoint_report {
  * tensors and all else are copied unless `include` asks for them, and so are other files of a directory; config.json
  * gets a quantization_config (FORMAT.md, section 10). Every tile is decoded and compared before anything appears under
  * out_path. options, report: may be NULL.
- * Errors: TRF_ERR_NOT_FOUND, _EXISTS, _IO, _FORMAT, _CANCELLED, _MISMATCH; _ARGUMENT also where dtype and codec do not
- * fit for a tensor that `include` names. */
+ * Errors: TRF_ERR_NOT_FOUND (also what `include` does not find), _EXISTS, _IO, _FORMAT, _CANCELLED, _MISMATCH;
+ * _ARGUMENT also where dtype and codec do not fit for a tensor that `include` names. */
 TRF_API trf_status trf_compress_checkpoint(const char *in_path, const char *out_path,
                                            const trf_checkpoint_options *options, trf_checkpoint_report *report,
                                            trf_error *err);
@@ -347,8 +348,11 @@ typedef struct trf_row_range {
     uint32_t first, count;
 } trf_row_range;
 
-/* Device memory that the caller supplies for a layer, both parts 256-byte aligned and as large as
- * trf_device_layer_get_size says. It must stay, and be written by nobody, while the layer lives. */
+/* Device memory that the caller supplies for a layer, as large as trf_device_layer_get_size says, or for a tensor of a
+ * checkpoint trf_device_layer_get_load_size (transfuse/device_memory.h). Both parts are 256-byte aligned; on the CPU
+ * the blob is 16-byte aligned, and the directory, of no bytes, is not looked at. No work under way may use it when it
+ * is passed, since a stream of the library's writes it. It must stay, and be written by nobody, while the layer lives
+ * and work that uses the layer is under way. */
 typedef struct trf_layer_memory {
     void *blob;
     uint64_t blob_bytes;
@@ -372,7 +376,7 @@ typedef struct trf_load_options {
     const trf_row_range *row_ranges;
     uint32_t num_row_ranges;
     int blob_is_on_device;    /* trf_device_layer_create and _get_size: the blob is in device memory */
-    trf_layer_memory memory;  /* trf_device_layer_create: the caller's; zeros: the library allocates */
+    trf_layer_memory memory;  /* trf_device_layer_create and _load: the caller's; zeros: the library allocates */
     int threads;              /* that read and check the blob: 0 = one for each core */
     trf_progress_fn progress; /* or NULL; called by the thread that loads; done and total: bytes of the tiles read */
     void *progress_context;
@@ -392,24 +396,26 @@ TRF_API trf_status trf_device_layer_get_size(const trf_context *context, const v
                                              const trf_load_options *options, trf_layer_size *size, trf_error *err);
 
 /* Makes a layer of a blob in memory: host memory, 16-byte aligned, which is not needed afterwards, or, with
- * options->blob_is_on_device, device memory, 256-byte aligned. The latter is read back to be checked; where the whole
- * of it is loaded and options->memory.blob is NULL or the same, it is not copied but used where it lies, and must stay.
- * Validates the head and the tiles that are loaded. Synchronous: any stream may use the layer then.
+ * options->blob_is_on_device, device memory, aligned as trf_layer_memory. The latter is read back to be checked; where
+ * the whole of it is loaded and options->memory.blob is NULL or the same, it is not copied but used where it lies, and
+ * must stay. Validates the head and the tiles that are loaded. Synchronous: any stream may use the layer then.
  * options: NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT also for memory that is too small
  * or misaligned; TRF_ERR_UNSUPPORTED (row_ranges; a GPU: a blob of more than 512 GiB); TRF_ERR_CANCELLED. */
 TRF_API trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
                                            const trf_load_options *options, trf_device_layer **layer, trf_error *err);
 
-/* Loads a compressed tensor of a checkpoint, in memory of the library's. tensor: the source's name, with or without
- * _trf; an expert of a 3-D tensor is "name[3]". The checkpoint may be closed afterwards. Several threads may load from
- * one checkpoint to one context at once. On the CPU the file is mapped while the layer lives, unless a shard was asked
- * for. Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not
- * compressed; a tensor of experts without an index; options->memory), TRF_ERR_IO, TRF_ERR_TRUNCATED (a file that was
- * cut). Messages name file and tensor, offsets count from the file's first byte. */
+/* Loads a compressed tensor of a checkpoint, to memory of the library's or to options->memory, whose content is
+ * unspecified after a failure. tensor: the source's name, with or without _trf; an expert of a 3-D tensor is
+ * "name[3]". The checkpoint may be closed afterwards. Several threads may load from one checkpoint to one context at
+ * once. On the CPU the file is mapped while the layer lives, unless a shard or options->memory was asked for. Errors:
+ * as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a tensor
+ * of experts without an index), TRF_ERR_IO, TRF_ERR_TRUNCATED (a file that was cut). Messages name file and tensor,
+ * offsets count from the file's first byte. */
 TRF_API trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                          const trf_load_options *options, trf_device_layer **layer, trf_error *err);
 
-/* Waits for the device. The layer's plans must have been destroyed. */
+/* Waits for the device, unless all of the layer's memory is the caller's, who then keeps it until the work that uses it
+ * is done; such a layer may be destroyed while a stream captures a graph. The layer's plans must be gone by then. */
 TRF_API void trf_device_layer_destroy(trf_device_layer *layer);
 
 typedef struct trf_device_layer_info {

@@ -344,3 +344,11 @@ trf_status trf_file_tensor_open_blob(const trf_file *file, const trf_file_tensor
                     "blob %" PRIu64 " of %" PRIu64 " at byte %" PRIu64 ": dtype or shape differ from the tensor's", x,
                     list->count, offset);
 }
+
+trf_status trf_fail_in_tensor(const trf_checkpoint_file *checkpoint_file, const trf_file_tensor *tensor,
+                              trf_status status, trf_error *err) {
+    const char *path = checkpoint_file->path, *name = tensor->source->name;
+    if (tensor->blobs)
+        return trf_prefix_error(err, status, "%s: tensor '%s'", path, name);
+    return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, path, name, tensor->file_offset);
+}

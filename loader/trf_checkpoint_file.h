@@ -48,6 +48,11 @@ const trf_file_tensor *trf_checkpoint_file_find(const trf_checkpoint_file *check
 trf_status trf_file_tensor_open_blob(const trf_file *file, const trf_file_tensor *tensor, const trf_blob_list *list,
                                      uint64_t x, trf_blob_reader *reader, trf_error *err);
 
+/* Prefixes the failure of what was done to a tensor with file and tensor, and with its place unless it is a blob, whose
+ * messages say where they are. @return status. */
+trf_status trf_fail_in_tensor(const trf_checkpoint_file *checkpoint_file, const trf_file_tensor *tensor,
+                              trf_status status, trf_error *err);
+
 /* @return malloc'd name + "_trf", or NULL without memory. */
 char *trf_blob_name(const char *name);
 

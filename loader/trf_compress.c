@@ -8,6 +8,7 @@
 #include "trf_tensor_selection.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -346,16 +347,24 @@ static trf_status check_compressible_file(const trf_checkpoint *checkpoint, cons
     return TRF_OK;
 }
 
-/* A name in `include` that is no tensor's is a mistake; better to hear of it now. */
+static int has_match(const trf_checkpoint *checkpoint, const char *pattern) {
+    for (size_t i = 0; i < checkpoint->num_files; i++)
+        for (size_t t = 0; t < checkpoint->files[i].num_tensors; t++)
+            if (trf_pattern_matches(pattern, checkpoint->files[i].tensors[t].source->name))
+                return 1;
+    return 0;
+}
+
+/* A name or glob in `include` that is no tensor's is a mistake; better to hear of it now. */
 static trf_status check_include(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
                                 trf_error *err) {
     for (size_t p = 0; options->include && options->include[p]; p++) {
-        int found = !trf_pattern_is_name(options->include[p]);
-        for (size_t i = 0; i < checkpoint->num_files && !found; i++)
-            found = trf_checkpoint_file_find(&checkpoint->files[i], options->include[p]) != NULL;
-        if (!found)
-            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET, "%s: there is no tensor '%s' to include",
-                            checkpoint->root, options->include[p]);
+        const char *pattern = options->include[p];
+        if (!has_match(checkpoint, pattern))
+            return trf_fail(err, TRF_ERR_NOT_FOUND, TRF_NO_OFFSET,
+                            trf_pattern_is_name(pattern) ? "%s: there is no tensor '%s' to include"
+                                                         : "%s: no tensor's name matches '%s', which is to be included",
+                            checkpoint->root, pattern);
     }
     return TRF_OK;
 }
@@ -372,9 +381,25 @@ static trf_status check_compressible(const trf_checkpoint *checkpoint, const trf
     return status;
 }
 
+/* Takes from config.json what the choice of tensors rests on. */
+static trf_status read_rules(const trf_checkpoint *checkpoint, trf_compression *work, trf_source_config *source,
+                             trf_error *err) {
+    const trf_checkpoint_options *options = &work->job.options;
+    trf_checkpoint_report *report = &work->job.report;
+    trf_status status = trf_source_config_read(checkpoint, source, err);
+    work->rules = (trf_selection_rules){options, trf_source_config_is_tied(source)};
+    /* With `include` or `embeddings` it would not have been asked. */
+    if (status == TRF_OK && source->fault.status != TRF_OK && !options->embeddings &&
+        (!options->include || !options->include[0]))
+        snprintf(report->warning, sizeof report->warning,
+                 "%.700s; it counts as missing, and a tied output as any other matrix", source->fault.message);
+    return status;
+}
+
 trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, const trf_checkpoint_options *options,
                                    trf_checkpoint_report *report, trf_error *err) {
     trf_checkpoint *checkpoint = NULL;
+    trf_source_config source = {0};
     trf_model_config config = {0};
     trf_compression work = {0};
     if (!out_path)
@@ -384,15 +409,14 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
         status = trf_checkpoint_open(in_path, &checkpoint, err);
     if (status != TRF_OK)
         goto done;
-    status = trf_selection_rules_read(checkpoint, &work.job.options, &work.rules, work.job.report.warning,
-                                      sizeof work.job.report.warning, err);
+    status = read_rules(checkpoint, &work, &source, err);
     if (status != TRF_OK)
         goto done;
     work.job.total_bytes = work.job.report.source_bytes = trf_checkpoint_source_bytes(checkpoint);
     work.job.report.tensors = trf_checkpoint_num_tensors(checkpoint);
     status = check_compressible(checkpoint, &work.rules, err);
-    if (status == TRF_OK)
-        status = trf_model_config_compress(checkpoint, &work.job.options.encode, &config, err);
+    if (status == TRF_OK && checkpoint->is_folder)
+        status = trf_model_config_compress(&source, &work.job.options.encode, &config, err);
     if (status == TRF_OK)
         status = trf_checkpoint_convert(checkpoint, &config, &work.job, out_path, compress_file, &work, err);
     if (status == TRF_OK && work.job.report.compressed_tensors)
@@ -401,6 +425,7 @@ trf_status trf_compress_checkpoint(const char *in_path, const char *out_path, co
         trf_job_report(&work.job, report);
 done:
     trf_model_config_free(&config);
+    trf_source_config_free(&source);
     trf_checkpoint_close(checkpoint);
     trf_job_end(&work.job);
     return trf_sanitize_error(status, err);

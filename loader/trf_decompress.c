@@ -70,8 +70,7 @@ static trf_status decompress_tensors(trf_job *job, const trf_checkpoint_file *fi
             status =
                 trf_job_copy(job, tensor->source->name, in, tensor->file_offset, out, out_offset, tensor->bytes, err);
         if (status != TRF_OK)
-            return trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, file->path, tensor->source->name,
-                                    tensor->file_offset);
+            return trf_fail_in_tensor(file, tensor, status, err);
         trf_count_tensor(job, tensor);
     }
     return status;

@@ -63,8 +63,7 @@ trf_status trf_extract_layer(const char *in_path, const char *tensor, const char
     if (status == TRF_OK) {
         status = extract_from(&matrix, out_path, overwrite, err);
         if (status != TRF_OK)
-            trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, matrix.checkpoint_file->path, tensor,
-                             matrix.tensor->file_offset);
+            trf_prefix_error(err, status, "%s: tensor '%s'", matrix.checkpoint_file->path, tensor);
     }
     trf_checkpoint_close(checkpoint);
     return trf_sanitize_error(status, err);

@@ -16,6 +16,11 @@ typedef trf_status trf_copy_back_fn(void *context, void *to_host, const void *fr
  * there is not; as trf_take_struct), TRF_ERR_UNSUPPORTED. */
 trf_status trf_take_load_options(const trf_load_options *options, trf_load_options *taken, trf_error *err);
 
+/* Whether a program supplies memory for a layer, be it enough or not. */
+static inline int trf_has_memory(const trf_layer_memory *memory) {
+    return memory->blob || memory->blob_bytes || memory->directory || memory->directory_bytes;
+}
+
 /* Not to be moved once it is open. */
 typedef struct trf_layer_feed {
     /* What is loaded: all of the blob, or a slice of it. view->head is extension.data_offset bytes. No tile is larger

@@ -20,15 +20,8 @@ enum {
     TRF_MOST_COMPRESSED_CONFIG_BYTES = 8 * TRF_MOST_MODEL_CONFIG_BYTES
 };
 
-/* A config.json as it stands in a folder. */
-typedef struct trf_config_file {
-    char *path, *text;
-    size_t bytes;
-    unsigned mode;
-    json_t *root;
-} trf_config_file;
-
-trf_status trf_model_config_parse(const char *path, const char *text, size_t bytes, json_t **root, trf_error *err) {
+/* Numbers all become reals: none is too large to be one of a sound config. */
+static trf_status parse_config(const char *path, const char *text, size_t bytes, json_t **root, trf_error *err) {
     return trf_json_parse(path, text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, root,
                           err);
 }
@@ -40,11 +33,14 @@ static void free_file(trf_config_file *file) {
     *file = (trf_config_file){0};
 }
 
-/* Release with free_file in every case. Errors: as trf_file_load. */
+/* That in the checkpoint's folder, or beside its file. Release with free_file in every case. Errors: as
+ * trf_file_load. */
 static trf_status load_file(const trf_checkpoint *checkpoint, uint64_t max_bytes, trf_config_file *file,
                             trf_error *err) {
     struct stat info;
-    *file = (trf_config_file){.path = trf_path_join(checkpoint->root, TRF_MODEL_CONFIG_NAME), .mode = 0666};
+    char *folder = checkpoint->is_folder ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
+    *file = (trf_config_file){.path = folder ? trf_path_join(folder, TRF_MODEL_CONFIG_NAME) : NULL, .mode = 0666};
+    free(folder);
     if (!file->path)
         return trf_fail_memory(err, strlen(checkpoint->root));
     if (stat(file->path, &info) == 0) {
@@ -60,7 +56,7 @@ static trf_status read_file(const trf_checkpoint *checkpoint, uint64_t max_bytes
                             trf_error *err) {
     trf_status status = load_file(checkpoint, max_bytes, file, err);
     if (status == TRF_OK)
-        status = trf_model_config_parse(file->path, file->text, file->bytes, &file->root, err);
+        status = parse_config(file->path, file->text, file->bytes, &file->root, err);
     if (status == TRF_OK && !json_is_object(file->root))
         status = trf_fail(err, TRF_ERR_FORMAT, 0, "%s: not a JSON object", file->path);
     return status;
@@ -117,37 +113,43 @@ static trf_status add_member(const trf_config_file *source, const trf_encode_opt
     return TRF_OK;
 }
 
-trf_status trf_model_config_compress(const trf_checkpoint *checkpoint, const trf_encode_options *encode,
+trf_status trf_source_config_read(const trf_checkpoint *checkpoint, trf_source_config *source, trf_error *err) {
+    *source = (trf_source_config){0};
+    trf_status status = read_file(checkpoint, TRF_MOST_MODEL_CONFIG_BYTES, &source->file, &source->fault);
+    source->fault.status = status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
+    if (status != TRF_ERR_MEMORY)
+        return TRF_OK;
+    if (err)
+        *err = source->fault;
+    return status;
+}
+
+void trf_source_config_free(trf_source_config *source) { free_file(&source->file); }
+
+int trf_source_config_is_tied(const trf_source_config *source) {
+    const json_t *root = source->file.root;
+    return json_is_true(json_object_get(root, "tie_word_embeddings")) ||
+           json_is_true(json_object_get(json_object_get(root, "text_config"), "tie_word_embeddings"));
+}
+
+trf_status trf_model_config_compress(const trf_source_config *source, const trf_encode_options *encode,
                                      trf_model_config *config, trf_error *err) {
     static const char consequence[] = "Hugging Face transformers will not load the compressed checkpoint";
-    trf_config_file source;
-    trf_error fault = {0};
-    *config = (trf_model_config){.for_blobs_only = 1};
-    if (!checkpoint->is_folder)
-        return TRF_OK;
-    trf_status status = read_file(checkpoint, TRF_MOST_MODEL_CONFIG_BYTES, &source, &fault);
-    config->mode = source.mode;
-    if (status == TRF_ERR_MEMORY) {
-        if (err)
-            *err = fault;
-    } else if (status == TRF_ERR_NOT_FOUND) {
-        status = TRF_OK;
-    } else if (status != TRF_OK) {
-        config->has_fault = 1;
-        snprintf(config->warning, sizeof config->warning, "%.500s; without a " TRF_CONFIG_KEY " in it, %s",
-                 fault.message, consequence);
-        status = TRF_OK;
-    } else if (find_ours(source.root)) {
-        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                          "%s: its " TRF_CONFIG_KEY " is that of a compressed checkpoint", source.path);
-    } else if (json_object_get(source.root, TRF_CONFIG_KEY)) {
+    const trf_config_file *file = &source->file;
+    *config = (trf_model_config){.for_blobs_only = 1, .mode = file->mode};
+    if (source->fault.status != TRF_OK) {
+        config->fault = source->fault.message;
+        snprintf(config->warning, sizeof config->warning, "without a " TRF_CONFIG_KEY " in it, %s", consequence);
+    } else if (find_ours(file->root)) {
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "%s: its " TRF_CONFIG_KEY " is that of a compressed checkpoint", file->path);
+    } else if (json_object_get(file->root, TRF_CONFIG_KEY)) {
         snprintf(config->warning, sizeof config->warning, "%.500s: keeps the " TRF_CONFIG_KEY " that it has; %s",
-                 source.path, consequence);
-    } else {
-        status = add_member(&source, encode, config, err);
+                 file->path, consequence);
+    } else if (file->root) {
+        return add_member(file, encode, config, err);
     }
-    free_file(&source);
-    return status;
+    return TRF_OK;
 }
 
 /* ---- decompressing ---- */
@@ -164,7 +166,7 @@ static trf_status take_kept(const trf_config_file *file, const json_t *ours, trf
     const char *text = json_string_value(kept);
     size_t bytes = json_string_length(kept);
     trf_error fault;
-    if (text && trf_model_config_parse(file->path, text, bytes, &source, &fault) == TRF_ERR_MEMORY)
+    if (text && parse_config(file->path, text, bytes, &source, &fault) == TRF_ERR_MEMORY)
         return trf_fail_memory(err, bytes);
     if (!text || !json_is_object(source)) {
         json_decref(source);
@@ -220,13 +222,11 @@ void trf_model_config_free(trf_model_config *config) {
 }
 
 void trf_model_config_warn(const trf_model_config *config, trf_checkpoint_report *report) {
-    const char *text = config->warning;
     const size_t used = strlen(report->warning);
-    if (!*text)
-        return;
-    if (used && config->has_fault) /* the same fault, told already */
-        text = strrchr(text, ';');
-    snprintf(report->warning + used, sizeof report->warning - used, "%s%s", used && *text != ';' ? "; " : "", text);
+    const char *fault = config->fault && !used ? config->fault : ""; /* else it has been told */
+    if (*config->warning)
+        snprintf(report->warning + used, sizeof report->warning - used, "%.500s%s%s", fault, used || *fault ? "; " : "",
+                 config->warning);
 }
 
 /* ---- comparing ---- */

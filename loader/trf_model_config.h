@@ -15,24 +15,41 @@ enum {
     TRF_MOST_MODEL_CONFIG_BYTES = 16 << 20
 };
 
+/* A config.json as it stands in a folder. */
+typedef struct trf_config_file {
+    char *path, *text;
+    size_t bytes;
+    unsigned mode;
+    json_t *root; /* NULL: there is none, or none that can be read */
+} trf_config_file;
+
+/* That of a checkpoint which is compressed: in its folder, or beside its file. */
+typedef struct trf_source_config {
+    trf_config_file file;
+    trf_error fault; /* status: not TRF_OK if it is there and cannot be read; the message says why */
+} trf_source_config;
+
 /* What becomes of it. Without `text` it is carried over as other files are. */
 typedef struct trf_model_config {
     char *text; /* malloc'd; or NULL */
     size_t bytes;
     unsigned mode;      /* the file's permissions */
     int for_blobs_only; /* `text` counts if a tensor is compressed */
-    char warning[640];  /* a line for the report, which begins with the file's path; or "" */
-    int has_fault;      /* the warning begins with why the file cannot be read */
+    const char *fault;  /* why the file cannot be read, before the warning; not owned, or NULL */
+    char warning[640];  /* a line for the report, which begins with the file's path if `fault` does not; or "" */
 } trf_model_config;
 
-/* Parses its text, whose numbers all become reals: none is too large to be one of a sound config. Release *root with
- * json_decref. Errors: TRF_ERR_FORMAT (also for a key that occurs twice), _MEMORY. */
-trf_status trf_model_config_parse(const char *path, const char *text, size_t bytes, json_t **root, trf_error *err);
+/* Release with trf_source_config_free in every case. Errors: TRF_ERR_MEMORY. */
+trf_status trf_source_config_read(const trf_checkpoint *checkpoint, trf_source_config *source, trf_error *err);
+void trf_source_config_free(trf_source_config *source);
 
-/* Compressing: the source's text with a quantization_config at its end. One that is no JSON object, or has a
- * quantization_config, is carried over, with a warning. Release with trf_model_config_free in every case.
- * Errors: TRF_ERR_ARGUMENT (its quantization_config is of a compressed checkpoint), _MEMORY. */
-trf_status trf_model_config_compress(const trf_checkpoint *checkpoint, const trf_encode_options *encode,
+/* @return whether it says that outputs share the embeddings' memory. */
+int trf_source_config_is_tied(const trf_source_config *source);
+
+/* Compressing a folder: the source's text with a quantization_config at its end. One that cannot be read, or has a
+ * quantization_config, is carried over, with a warning. source: outlives *config. Release with trf_model_config_free in
+ * every case. Errors: TRF_ERR_ARGUMENT (its quantization_config is of a compressed checkpoint), _MEMORY. */
+trf_status trf_model_config_compress(const trf_source_config *source, const trf_encode_options *encode,
                                      trf_model_config *config, trf_error *err);
 
 /* Decompressing: the source's text, where one is kept; with a warning if other keys are not the source's any more.

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_tensor_selection.h"
 
-#include "trf_model_config.h"
-
 #include <fnmatch.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,10 +29,11 @@ static const char *const kTiedNames[] = {
 };
 
 int trf_pattern_is_name(const char *pattern) { return strpbrk(pattern, "*?[\\") == NULL; }
+int trf_pattern_matches(const char *pattern, const char *name) { return fnmatch(pattern, name, 0) == 0; }
 
 static int matches(const char *const *patterns, size_t count, const char *name) {
     for (size_t i = 0; i < count && patterns[i]; i++)
-        if (fnmatch(patterns[i], name, 0) == 0)
+        if (trf_pattern_matches(patterns[i], name))
             return 1;
     return 0;
 }
@@ -141,49 +139,8 @@ trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor 
             *selection = TRF_SELECT_ALWAYS;
             return TRF_OK;
         }
-        if (!obstacle && fnmatch(include[i], tensor->name, 0) == 0)
+        if (!obstacle && trf_pattern_matches(include[i], tensor->name))
             *selection = TRF_SELECT_COMPRESS;
     }
-    return TRF_OK;
-}
-
-static int says_tied(const json_t *config) {
-    return json_is_true(json_object_get(config, "tie_word_embeddings")) ||
-           json_is_true(json_object_get(json_object_get(config, "text_config"), "tie_word_embeddings"));
-}
-
-/* A config that is missing says nothing. Errors: as trf_file_load; TRF_ERR_FORMAT. */
-static trf_status read_config(const char *path, trf_selection_rules *rules, trf_error *err) {
-    char *text = NULL;
-    size_t bytes;
-    json_t *config = NULL;
-    trf_status status = trf_file_load(path, TRF_MOST_MODEL_CONFIG_BYTES, &text, &bytes, err);
-    if (status != TRF_OK)
-        return status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
-    status = trf_model_config_parse(path, text, bytes, &config, err);
-    rules->tied_embeddings = says_tied(config);
-    json_decref(config);
-    free(text);
-    return status;
-}
-
-trf_status trf_selection_rules_read(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
-                                    trf_selection_rules *rules, char *warning, size_t warning_bytes, trf_error *err) {
-    *rules = (trf_selection_rules){.options = options};
-    trf_error fault;
-    char *folder = checkpoint->is_folder ? strdup(checkpoint->root) : trf_path_parent(checkpoint->root);
-    char *path = folder ? trf_path_join(folder, TRF_MODEL_CONFIG_NAME) : NULL;
-    trf_status status = path ? read_config(path, rules, &fault) : trf_fail_memory(&fault, strlen(checkpoint->root));
-    free(path);
-    free(folder);
-    if (status == TRF_ERR_MEMORY) {
-        if (err)
-            *err = fault;
-        return status;
-    }
-    /* With `include` or `embeddings` it would not have been asked. */
-    if (status != TRF_OK && !options->embeddings && (!options->include || !options->include[0]))
-        snprintf(warning, warning_bytes, "%s; it counts as missing, and a tied output as any other matrix",
-                 fault.message);
     return TRF_OK;
 }

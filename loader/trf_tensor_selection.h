@@ -17,11 +17,6 @@ typedef struct trf_selection_rules {
     int tied_embeddings; /* config.json says so */
 } trf_selection_rules;
 
-/* Reads what the checkpoint's config.json says, if there is one. warning: receives a line if it cannot be read and
- * would have counted, else stays as it is. Errors: TRF_ERR_MEMORY. */
-trf_status trf_selection_rules_read(const trf_checkpoint *checkpoint, const trf_checkpoint_options *options,
-                                    trf_selection_rules *rules, char *warning, size_t warning_bytes, trf_error *err);
-
 /* Errors: TRF_ERR_ARGUMENT if `include` names a tensor that cannot be compressed, TRF_ERR_MEMORY. */
 trf_status trf_select_tensor(const trf_selection_rules *rules, const trf_tensor *tensor,
                              trf_tensor_selection *selection, trf_error *err);
@@ -31,5 +26,8 @@ int trf_encode_options_for(const trf_encode_options *asked, trf_dtype dtype, trf
 
 /* @return whether a pattern is a name: it has no wildcard. */
 int trf_pattern_is_name(const char *pattern);
+
+/* @return whether a pattern of `include` stands for a tensor of this name. */
+int trf_pattern_matches(const char *pattern, const char *name);
 
 #endif

@@ -248,8 +248,7 @@ static trf_status verify_file(trf_job *job, const trf_checkpoint_file *checkpoin
     for (size_t i = 0; i < checkpoint_file->num_tensors && status == TRF_OK; i++) {
         status = verify_tensor(job, &file, checkpoint_file, &checkpoint_file->tensors[i], against, err);
         if (status != TRF_OK)
-            trf_prefix_error(err, status, "%s: tensor '%s' at byte %" PRIu64, checkpoint_file->path,
-                             checkpoint_file->tensors[i].source->name, checkpoint_file->tensors[i].file_offset);
+            trf_fail_in_tensor(checkpoint_file, &checkpoint_file->tensors[i], status, err);
         else
             trf_count_tensor(job, &checkpoint_file->tensors[i]);
     }

@@ -43,7 +43,8 @@ typedef struct trf_timed_product {
 /* What a device does. The public functions have checked the arguments, and taken the structs that callers fill. */
 typedef struct trf_device_ops {
     void (*destroy)(trf_context *context);
-    /* Opens the feed of a blob in the device's memory, 256-byte aligned, once that is written. */
+    uint32_t alignment; /* of blobs and directories in the device's memory */
+    /* Opens the feed of a blob in the device's memory, aligned so, once that is written. */
     trf_status (*open_device_blob)(const trf_context *context, const void *blob, uint64_t blob_bytes,
                                    const trf_load_options *options, struct trf_layer_feed *feed, trf_error *err);
     /* What memory a layer takes. Errors: TRF_ERR_UNSUPPORTED. */

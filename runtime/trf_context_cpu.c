@@ -11,6 +11,7 @@ static void cpu_destroy(trf_context *context) { (void)context; }
 
 static const trf_device_ops cpu_device_ops = {
     .destroy = cpu_destroy,
+    .alignment = TRF_ALIGNMENT, /* as any blob's in host memory */
     .open_device_blob = trf_cpu_open_device_blob,
     .measure_layer = trf_cpu_measure_layer,
     .fill_layer = trf_cpu_fill_layer,

@@ -4,6 +4,7 @@
 #include "trf_decode_cuda.h"
 #include "trf_device.h"
 #include "trf_device_cuda.h"
+#include "trf_driver.h"
 #include "trf_fused_launch.h"
 #include "trf_gemm.h"
 #include "trf_layer_group.h"
@@ -24,7 +25,10 @@ static trf_status find_device(int device, struct cudaDeviceProp *properties, trf
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess) {
+        int driver_cuda = 0; /* 0 where there is no driver at all, which is the same error */
         cudaGetLastError();
+        if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver_cuda) == cudaSuccess && driver_cuda)
+            return trf_fail_old_driver(driver_cuda, CUDART_VERSION, TRF_DRIVER_MODULE_FILE, err);
         return trf_fail(err, TRF_ERR_DEVICE, TRF_NO_OFFSET, "no CUDA device can be used: %s",
                         cudaGetErrorString(error));
     }
@@ -63,6 +67,7 @@ static void cuda_destroy(trf_context *context) {
 
 static const trf_device_ops cuda_device_ops = {
     .destroy = cuda_destroy,
+    .alignment = TRF_DEVICE_ALIGNMENT,
     .open_device_blob = trf_cuda_open_device_blob,
     .measure_layer = trf_cuda_measure_layer,
     .fill_layer = trf_cuda_fill_layer,

@@ -125,8 +125,11 @@ trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer_feed *feed, con
     return status;
 }
 
+/* Where all memory is the caller's, nothing is asked of the device: the caller may be capturing a graph. */
 void trf_cuda_destroy_layer(trf_device_layer *layer) {
     trf_device_scope scope;
+    if (!layer->memory)
+        return;
     trf_enter_device(layer->device, &scope, NULL);
     cudaDeviceSynchronize();
     cudaFree(layer->memory);

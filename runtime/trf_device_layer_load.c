@@ -8,15 +8,12 @@
 
 /* ---- the caller's memory ---- */
 
-static int has_memory(const trf_layer_memory *memory) {
-    return memory->blob || memory->blob_bytes || memory->directory || memory->directory_bytes;
-}
-
-/* One buffer. */
-static trf_status check_buffer(const char *what, const void *at, uint64_t bytes, uint64_t needed, trf_error *err) {
-    if ((uintptr_t)at % TRF_DEVICE_ALIGNMENT)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer's %s is not %d-byte aligned", what,
-                        TRF_DEVICE_ALIGNMENT);
+/* One buffer. alignment: the device's. */
+static trf_status check_buffer(const char *what, const void *at, uint64_t bytes, uint64_t needed, uint32_t alignment,
+                               trf_error *err) {
+    if ((uintptr_t)at % alignment)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer's %s is not %u-byte aligned", what,
+                        alignment);
     if (bytes < needed)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "%llu bytes of memory for a layer's %s of %llu",
                         (unsigned long long)bytes, what, (unsigned long long)needed);
@@ -28,7 +25,7 @@ static int overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_by
     return a_bytes && b_bytes && (first < second ? second - first < a_bytes : first - second < b_bytes);
 }
 
-/* A blob in memory that a layer is made of. */
+/* A blob in memory that a layer is made of; of a checkpoint's tensor none. */
 typedef struct trf_given_blob {
     const void *at;
     uint64_t bytes;
@@ -36,17 +33,17 @@ typedef struct trf_given_blob {
 
 /* Whether the caller's memory is enough, and in nobody's way. in_place: memory->blob is the given blob. */
 static trf_status check_memory(const trf_layer_memory *memory, const trf_layer_size *size, const trf_given_blob *given,
-                               int in_place, trf_error *err) {
+                               uint32_t alignment, int in_place, trf_error *err) {
+    const uint64_t directory_bytes = memory->directory ? size->directory_bytes : 0;
     if (!memory->blob)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its blob");
     if (!memory->directory && size->directory_bytes && !in_place)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its directory");
-    trf_status status = check_buffer("blob", memory->blob, memory->blob_bytes, size->blob_bytes, err);
-    if (status == TRF_OK && memory->directory)
-        status = check_buffer("directory", memory->directory, memory->directory_bytes, size->directory_bytes, err);
+    trf_status status = check_buffer("blob", memory->blob, memory->blob_bytes, size->blob_bytes, alignment, err);
+    if (status == TRF_OK && directory_bytes)
+        status = check_buffer("directory", memory->directory, memory->directory_bytes, directory_bytes, alignment, err);
     if (status != TRF_OK)
         return status;
-    const uint64_t directory_bytes = memory->directory ? size->directory_bytes : 0;
     if (overlap(memory->blob, size->blob_bytes, memory->directory, directory_bytes) ||
         overlap(given->at, given->bytes, memory->directory, directory_bytes) ||
         (!in_place && overlap(given->at, given->bytes, memory->blob, size->blob_bytes)))
@@ -59,7 +56,7 @@ static trf_status check_memory(const trf_layer_memory *memory, const trf_layer_s
 static trf_status find_memory(const trf_context *context, const trf_layer_feed *feed, const trf_given_blob *given,
                               const trf_load_options *options, trf_layer_memory *memory, trf_error *err) {
     trf_layer_size size;
-    const int may_stay = options->blob_is_on_device && feed->is_whole;
+    const int may_stay = given->at && options->blob_is_on_device && feed->is_whole;
     trf_status status = context->ops->measure_layer(feed->view, &size, err);
     if (status != TRF_OK)
         return status;
@@ -68,9 +65,9 @@ static trf_status find_memory(const trf_context *context, const trf_layer_feed *
         memory->blob = (void *)given->at; /* which nobody writes to */
         memory->blob_bytes = given->bytes;
     }
-    if (!has_memory(memory))
+    if (!trf_has_memory(memory))
         return TRF_OK;
-    return check_memory(memory, &size, given, may_stay && memory->blob == given->at, err);
+    return check_memory(memory, &size, given, context->ops->alignment, may_stay && memory->blob == given->at, err);
 }
 
 /* ---- making layers ---- */
@@ -90,27 +87,43 @@ trf_status trf_begin_device_layer(trf_context *context, const trf_blob_view *vie
     return TRF_OK;
 }
 
-/* Messages do not name the feed yet. */
-static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, const trf_layer_memory *memory,
-                                    trf_device_layer **layer, trf_error *err) {
+/* What a feed loads, which is closed. */
+static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, const trf_given_blob *given,
+                                    const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
+    trf_layer_memory memory;
     trf_device_layer *made = NULL;
-    trf_status status = trf_begin_device_layer(context, feed->view, &feed->shard, &made, err);
-    if (status != TRF_OK)
-        return status;
-    status = context->ops->fill_layer(made, feed, memory, err);
-    if (status != TRF_OK) {
+    trf_status status = find_memory(context, feed, given, options, &memory, err);
+    if (status == TRF_OK)
+        status = trf_begin_device_layer(context, feed->view, &feed->shard, &made, err);
+    if (status == TRF_OK)
+        status = context->ops->fill_layer(made, feed, &memory, err);
+    if (status == TRF_OK)
+        *layer = made;
+    else {
         free(made);
-        return status;
+        trf_layer_feed_fail(feed, status, err);
     }
-    *layer = made;
-    return TRF_OK;
+    trf_layer_feed_close(feed);
+    return status;
+}
+
+/* The memory that a feed's layer takes; closes the feed. */
+static trf_status measure_feed(const trf_context *context, trf_layer_feed *feed, trf_layer_size *size, trf_error *err) {
+    trf_layer_size found;
+    trf_status status = context->ops->measure_layer(feed->view, &found, err);
+    if (status == TRF_OK)
+        *size = found;
+    else
+        trf_layer_feed_fail(feed, status, err);
+    trf_layer_feed_close(feed);
+    return status;
 }
 
 static trf_status open_blob(const trf_context *context, const trf_given_blob *blob, const trf_load_options *options,
                             trf_layer_feed *feed, trf_error *err) {
-    const int alignment = options->blob_is_on_device ? TRF_DEVICE_ALIGNMENT : TRF_ALIGNMENT;
-    if ((uintptr_t)blob->at % (uintptr_t)alignment)
-        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the blob is not %d-byte aligned", alignment);
+    const uint32_t alignment = options->blob_is_on_device ? context->ops->alignment : TRF_ALIGNMENT;
+    if ((uintptr_t)blob->at % alignment)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the blob is not %u-byte aligned", alignment);
     if (options->blob_is_on_device)
         return context->ops->open_device_blob(context, blob->at, blob->bytes, options, feed, err);
     return trf_layer_feed_open_memory(blob->at, blob->bytes, options, feed, err);
@@ -120,7 +133,6 @@ trf_status trf_device_layer_get_size(const trf_context *context, const void *blo
                                      const trf_load_options *options, trf_layer_size *size, trf_error *err) {
     trf_load_options taken;
     trf_layer_feed feed;
-    trf_layer_size found;
     const trf_given_blob given = {blob, blob_bytes};
     if (!context || !blob || !size)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer's size needs a context and a blob");
@@ -129,55 +141,45 @@ trf_status trf_device_layer_get_size(const trf_context *context, const void *blo
         status = open_blob(context, &given, &taken, &feed, err);
     if (status != TRF_OK)
         return status;
-    status = context->ops->measure_layer(feed.view, &found, err);
-    trf_layer_feed_close(&feed);
+    return measure_feed(context, &feed, size, err);
+}
+
+trf_status trf_device_layer_get_load_size(const trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
+                                          const trf_load_options *options, trf_layer_size *size, trf_error *err) {
+    trf_load_options taken;
+    trf_layer_feed feed;
+    if (!context || !checkpoint || !tensor || !size)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "a layer's size needs a context, a checkpoint and a name");
+    trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
-        *size = found;
-    return status;
+        status = trf_layer_feed_open_tensor(checkpoint, tensor, &taken, &feed, err);
+    return status == TRF_OK ? measure_feed(context, &feed, size, err) : status;
 }
 
 trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
                                    const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_load_options taken;
     trf_layer_feed feed;
-    trf_layer_memory memory;
     const trf_given_blob given = {blob, blob_bytes};
     if (!context || !blob || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a blob");
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
         status = open_blob(context, &given, &taken, &feed, err);
-    if (status != TRF_OK)
-        return status;
-    status = find_memory(context, &feed, &given, &taken, &memory, err);
-    if (status == TRF_OK) {
-        status = make_device_layer(context, &feed, &memory, layer, err);
-        if (status != TRF_OK)
-            trf_layer_feed_fail(&feed, status, err);
-    }
-    trf_layer_feed_close(&feed);
-    return status;
+    return status == TRF_OK ? make_device_layer(context, &feed, &given, &taken, layer, err) : status;
 }
 
 trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                  const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
-    static const trf_layer_memory none;
+    static const trf_given_blob none;
     trf_load_options taken;
     trf_layer_feed feed;
     if (!context || !checkpoint || !tensor || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                         "loading a layer needs a context, a checkpoint and a name");
     trf_status status = trf_take_load_options(options, &taken, err);
-    if (status == TRF_OK && has_memory(&taken.memory))
-        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
-                          "tensor '%s': a checkpoint's layers are loaded to memory of the library's", tensor);
     if (status == TRF_OK)
         status = trf_layer_feed_open_tensor(checkpoint, tensor, &taken, &feed, err);
-    if (status != TRF_OK)
-        return status;
-    status = make_device_layer(context, &feed, &none, layer, err);
-    if (status != TRF_OK)
-        trf_layer_feed_fail(&feed, status, err);
-    trf_layer_feed_close(&feed);
-    return status;
+    return status == TRF_OK ? make_device_layer(context, &feed, &none, &taken, layer, err) : status;
 }

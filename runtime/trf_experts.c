@@ -124,13 +124,19 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
     const char *name = NULL;
     uint32_t count = 0, loaded = 0;
     trf_experts *made = NULL;
-    trf_status status = find_expert_tensor(checkpoint, tensor, &name, &count, err);
+    trf_load_options taken;
+    trf_status status = trf_take_load_options(options, &taken, err);
+    if (status == TRF_OK && trf_has_memory(&taken.memory))
+        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                          "tensor '%s': experts that are loaded together are in memory of the library's", tensor);
+    if (status == TRF_OK)
+        status = find_expert_tensor(checkpoint, tensor, &name, &count, err);
     if (status != TRF_OK)
         return status;
     trf_device_layer **layers = calloc(count, sizeof *layers);
     if (!layers)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u experts", count);
-    status = load_expert_tensor(context, checkpoint, name, count, options, layers, &loaded, err);
+    status = load_expert_tensor(context, checkpoint, name, count, &taken, layers, &loaded, err);
     if (status == TRF_OK)
         status = trf_experts_create(layers, count, &made, err);
     for (uint32_t i = 0; status != TRF_OK && i < loaded; i++)

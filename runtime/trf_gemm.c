@@ -4,6 +4,8 @@
  * the one that tensor cores like best. */
 #include "trf_gemm.h"
 
+#include "trf_library_search.h"
+
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -55,11 +57,9 @@ static void find_function(void *library, const char *name, void *function, size_
 }
 
 static void load_lt(void) {
-    void *library = dlopen(TRF_CUBLASLT_FILE, RTLD_NOW | RTLD_LOCAL);
-#ifdef TRF_CUDA_LIBRARY_DIR
-    if (!library) /* where the toolkit was that this was built with */
-        library = dlopen(TRF_CUDA_LIBRARY_DIR "/" TRF_CUBLASLT_FILE, RTLD_NOW | RTLD_LOCAL);
-#endif
+    /* Those of NVIDIA's packages, on which PyTorch depends: from CUDA 13 on, and before. */
+    static const char *const folders[] = {"nvidia/cu" TRF_STRING(CUBLAS_VER_MAJOR) "/lib", "nvidia/cublas/lib", NULL};
+    void *library = trf_open_library(TRF_CUBLASLT_FILE, folders);
     if (!library) {
         const char *why = dlerror();
         snprintf(lt_library.missing, sizeof lt_library.missing, "%s", why ? why : TRF_CUBLASLT_FILE " does not load");

@@ -93,7 +93,7 @@ trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const ch
     trf_status status = check_open(stack, err);
     if (status == TRF_OK)
         status = trf_take_load_options(options, &taken, err);
-    if (status == TRF_OK && (taken.memory.blob || taken.memory.directory))
+    if (status == TRF_OK && trf_has_memory(&taken.memory))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                           "tensor '%s': a stack's layers are in memory of its own", tensor);
     if (status == TRF_OK)

@@ -72,7 +72,7 @@ static int run(const cli_options *options) {
     trf_status failed = trf_compress_checkpoint(options->arguments[0], options->output, &library, &report, &err);
     double seconds = cli_progress_end(&progress);
     if (failed)
-        return cli_report_error(&err);
+        return cli_report_output_error(options, &err);
     cli_warn(report.warning);
     print_summary(options, &report, seconds);
     return CLI_OK;

@@ -19,13 +19,17 @@ static int run(const cli_options *options) {
     trf_status failed = trf_decompress_checkpoint(options->arguments[0], options->output, &library, &report, &err);
     double seconds = cli_progress_end(&progress);
     if (failed)
-        return cli_report_error(&err);
+        return cli_report_output_error(options, &err);
     cli_warn(report.warning);
 
     char from[16], to[16];
     printf("%s -> %s, %.1f s\n", options->arguments[0], options->output, seconds);
-    printf("  tensors         %llu, of which %llu were compressed\n", (unsigned long long)report.tensors,
-           (unsigned long long)report.compressed_tensors);
+    if (report.compressed_tensors)
+        printf("  tensors         %llu, of which %llu were compressed\n", (unsigned long long)report.tensors,
+               (unsigned long long)report.compressed_tensors);
+    else
+        printf("  tensors         %llu, copied: nothing in %s is compressed\n", (unsigned long long)report.tensors,
+               options->arguments[0]);
     printf("  all tensors     %s -> %s\n", cli_size_text(report.output_bytes, from),
            cli_size_text(report.source_bytes, to));
     return CLI_OK;

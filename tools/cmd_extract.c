@@ -10,7 +10,7 @@ static int run(const cli_options *options) {
     trf_status failed =
         trf_extract_layer(options->arguments[0], options->arguments[1], options->output, options->force, &err);
     cli_signals_settle(failed);
-    return failed ? cli_report_error(&err) : CLI_OK;
+    return failed ? cli_report_output_error(options, &err) : CLI_OK;
 }
 
 const cli_command cmd_extract = {

@@ -14,46 +14,11 @@
 static const cli_option_id kOptions[] = {
     CLI_OPT_OUTPUT, CLI_OPT_DEVICE, CLI_OPT_PATH, CLI_OPT_THREADS, CLI_OPT_FORCE, CLI_OPT_TUNING, 0};
 
-/* y = x . W^T with W decoded to memory first: what the fused product is compared with. */
-static trf_status multiply_two_step(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
-                                    trf_error *err) {
-    trf_layer_info info;
-    trf_layer_get_info(layer, &info);
-    uint64_t row_bytes = info.cols * trf_dtype_bytes(info.dtype), bytes = info.rows * row_bytes;
-    unsigned char *weights = malloc(bytes);
-    float *row = malloc(info.cols * sizeof *row);
-    trf_status status = TRF_ERR_MEMORY;
-    snprintf(err->message, sizeof err->message, "out of memory for the decoded layer");
-    if (weights && row)
-        status = trf_layer_decode(layer, weights, bytes, threads, err);
-    for (uint32_t n = 0; status == TRF_OK && n < info.rows; n++) {
-        if (cli_widen(weights + n * row_bytes, info.dtype, info.cols, row)) {
-            status = TRF_ERR_MEMORY;
-            break;
-        }
-        for (uint32_t i = 0; i < m; i++) {
-            const float *x_row = x + (uint64_t)i * info.cols;
-            double sum = 0;
-            for (uint32_t k = 0; k < info.cols; k++)
-                sum += (double)x_row[k] * row[k];
-            y[(uint64_t)i * info.rows + n] = (float)sum;
-        }
-    }
-    err->status = status;
-    free(row);
-    free(weights);
-    return status;
-}
-
 static cli_exit multiply_on_cpu(const cli_options *options, const trf_layer *layer, const float *x, uint64_t m,
                                 float *y, double *seconds) {
     trf_error err = {0};
-    trf_status failed;
     double start = cli_now();
-    if (options->path == TRF_PATH_TWO_STEP)
-        failed = multiply_two_step(layer, x, (uint32_t)m, y, options->threads, &err);
-    else
-        failed = trf_layer_matmul_cpu(layer, x, (uint32_t)m, y, options->threads, &err);
+    trf_status failed = trf_layer_matmul_cpu(layer, x, (uint32_t)m, y, options->threads, &err);
     *seconds = cli_now() - start;
     return failed ? cli_report_error(&err) : CLI_OK;
 }
@@ -139,8 +104,8 @@ static int run(const cli_options *options) {
     trf_context *context;
     if (options->tuning && (options->device != CLI_DEVICE_CUDA || options->path != TRF_PATH_AUTO))
         return cli_usage_error(cmd_matmul.name, "--tuning goes with --device cuda, and without --path, only");
-    if (options->path == TRF_PATH_WIDE && options->device != CLI_DEVICE_CUDA)
-        return cli_usage_error(cmd_matmul.name, "--path wide goes with --device cuda only");
+    if ((options->path == TRF_PATH_WIDE || options->path == TRF_PATH_TWO_STEP) && options->device != CLI_DEVICE_CUDA)
+        return cli_usage_error(cmd_matmul.name, "--path %s goes with --device cuda only", trf_path_name(options->path));
     cli_exit status = cli_open_device(options->device, &context);
     if (status == CLI_OK)
         status = cli_use_tuning(context, options->tuning);
@@ -160,9 +125,9 @@ const cli_command cmd_matmul = {
         "for bf16 weights and to F16 for all others.\n\n"
         "  -o, --output OUT          where to write\n"
         "  --device cpu|cuda         default: cpu\n"
-        "  --path fused|two-step|wide  decode while multiplying, or decode to memory first; wide: while\n"
-        "                            multiplying many rows on a GPU. Default: fused; on a GPU by the layer and the\n"
-        "                            number of rows\n"
+        "  --path fused|two-step|wide  decode while multiplying; on a GPU also: decode to memory first; wide: while\n"
+        "                            multiplying many rows. Default: fused; on a GPU by the layer and the number of\n"
+        "                            rows\n"
         "  --tuning FILE             on a GPU: by the path that 'transfuse tune' found the fastest\n"
         "  -T, --threads N           threads; 0 (default): one for each core\n"
         "  -f, --force               replace OUT if it exists\n",

@@ -6,9 +6,15 @@ static const cli_option_id kOptions[] = {CLI_OPT_AGAINST, CLI_OPT_THREADS, 0};
 
 static void print_summary(const cli_options *options, const trf_checkpoint_report *report, double seconds) {
     char size[16];
-    printf("%s: sound, %.1f s\n", options->arguments[0], seconds);
-    printf("  tensors         %llu, of which %llu compressed; every tile of those was decoded\n",
-           (unsigned long long)report->tensors, (unsigned long long)report->compressed_tensors);
+    if (report->compressed_tensors) {
+        printf("%s: sound, %.1f s\n", options->arguments[0], seconds);
+        printf("  tensors         %llu, of which %llu compressed; every tile of those was decoded\n",
+               (unsigned long long)report->tensors, (unsigned long long)report->compressed_tensors);
+    } else {
+        printf("%s: nothing in it is compressed, %.1f s\n", options->arguments[0], seconds);
+        printf("  tensors         %llu, which have no checksums; what was checked is where they lie\n",
+               (unsigned long long)report->tensors);
+    }
     printf("  size            %s", cli_size_text(report->output_bytes, size));
     printf(" for %s of tensors\n", cli_size_text(report->source_bytes, size));
     if (!options->against)
@@ -45,7 +51,8 @@ const cli_command cmd_verify = {
     .name = "verify",
     .summary = "check a compressed checkpoint",
     .help = "usage: transfuse verify IN [OPTIONS]\n"
-            "IN: a compressed checkpoint or a .trf file. Checks every checksum and decodes every tile.\n\n"
+            "IN: a compressed checkpoint or a .trf file. Checks every checksum and decodes every tile. One in which\n"
+            "nothing is compressed passes, and the output says so.\n\n"
             "  --against SOURCE      also compare every tensor and config.json with the checkpoint that was\n"
             "                        compressed\n"
             "  -T, --threads N       threads; 0 (default): one for each core\n",

@@ -19,9 +19,11 @@ static void print_usage(FILE *file) {
           file);
     for (int i = 0; i < kNumCommands; i++)
         fprintf(file, "  %-12s%s\n", kCommands[i]->name, kCommands[i]->summary);
-    fputs("\n'transfuse COMMAND --help' tells more; 'transfuse --version' prints the version.\n"
-          "Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such device.\n",
-          file);
+    fputs(
+        "\n'transfuse COMMAND --help' tells more; 'transfuse --version' prints the version. Where the Python package\n"
+        "is installed, 'transfuse doctor' says what works on this machine.\n"
+        "Exit status: 0 done, 1 failed, 2 wrong usage, 3 no such device.\n",
+        file);
 }
 
 /* Output that could not be written is a failure, whatever the command says. */
@@ -62,6 +64,12 @@ int main(int argc, char **argv) {
     for (int i = 0; i < kNumCommands; i++) {
         if (strcmp(name, kCommands[i]->name) == 0)
             return run_command(kCommands[i], argc - 1, argv + 1);
+    }
+    if (strcmp(name, "doctor") == 0) {
+        fputs("transfuse: this is the program alone; 'doctor' comes with the Python package, which 'pip install .'\n"
+              "in transfuse's sources installs.\n",
+              stderr);
+        return CLI_USAGE;
     }
     fprintf(stderr, "transfuse: unknown command '%s'\nTry 'transfuse --help'.\n", name);
     return CLI_USAGE;

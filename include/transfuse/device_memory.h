@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory and rows: for programs that have no CUDA calls of their own (a command, a binding by FFI), and for the
- * look-up of single rows, such as token embeddings, in a compressed table. Conventions: transfuse.h. */
+/* Device memory and rows: for programs that have no CUDA calls of their own (a command, a binding by FFI) or that load
+ * checkpoints to memory of their own (an engine), and for the look-up of single rows, such as token embeddings, in a
+ * compressed table. Conventions: transfuse.h. */
 #ifndef TRANSFUSE_DEVICE_MEMORY_H
 #define TRANSFUSE_DEVICE_MEMORY_H
 
@@ -9,6 +10,16 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* The device code that the library which runs was built with. */
+typedef struct trf_build_info {
+    /* Compute capabilities, and those of the PTX that drivers compile for newer GPUs: "8.0 8.6 8.9 9.0a 9.0+PTX"; "" in
+     * a build without device code. */
+    const char *device_code;
+    int cuda_version; /* of its CUDA runtime, 13000 for 13.0; 0 without device code */
+} trf_build_info;
+
+TRF_API void trf_get_build_info(trf_build_info *info);
 
 /* *memory is 256-byte aligned, and NULL for no bytes. */
 TRF_API trf_status trf_device_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
@@ -20,6 +31,13 @@ TRF_API trf_status trf_device_upload(const trf_context *context, void *to, const
                                      trf_error *err);
 TRF_API trf_status trf_device_download(const trf_context *context, void *to_host, const void *from, uint64_t bytes,
                                        trf_error *err);
+
+/* The memory that trf_device_layer_load will take with these options (NULL: the defaults), in order to pass it as
+ * options->memory. Reads the head of the tensor's blob; of a shard that cuts tiles of float weights, tiles are read and
+ * checked. Errors: as trf_device_layer_load, but for what is wrong with tiles. */
+TRF_API trf_status trf_device_layer_get_load_size(const trf_context *context, trf_checkpoint *checkpoint,
+                                                  const char *tensor, const trf_load_options *options,
+                                                  trf_layer_size *size, trf_error *err);
 
 /* Which rows, and where they go. Everything is in device memory. */
 typedef struct trf_row_request {

@@ -31,9 +31,19 @@ def read(path):
     return tensors
 
 
+def widen_e4m3(codes):
+    """The values of F8_E4M3's bit patterns, as float64: a sign, four bits of exponent, three of mantissa."""
+    exponents, mantissas = codes >> 3 & 15, (codes & 7).astype(np.float64)
+    values = np.where(exponents == 0, mantissas * 2.0**-9, (8 + mantissas) * 2.0 ** (exponents.astype(int) - 10))
+    values[(codes & 0x7F) == 0x7F] = np.nan
+    return np.where(codes & 0x80, -values, values)
+
+
 def as_float(tensor):
-    """The values of an F32, F16 or BF16 tensor, as float64."""
+    """The values of an F32, F16, BF16 or F8_E4M3 tensor, as float64."""
     dtype, array = tensor
+    if dtype == "F8_E4M3":
+        return widen_e4m3(array)
     if dtype == "BF16":
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64)

@@ -51,6 +51,15 @@ begin, end, text = int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2]), open("
 assert any(begin <= int(n) < end for n in re.findall(r"\d+", text)), text' "$offset" "$bytes" ||
     fail "the message gives no offset in the tensor"
 
+# The blob is named once.
+for command in verify 'decompress -o no'; do
+    # shellcheck disable=SC2086
+    expect 1 $command bad.safetensors
+    expect_error "tensor 'layers.0.k_proj.weight': blob at byte $offset: tile "
+done
+expect 1 extract bad.safetensors layers.0.k_proj.weight -o no
+expect_error "tensor 'layers.0.k_proj.weight': blob at byte $offset: tile "
+
 # Cut short.
 for size in 0 1 7 8 50 $((offset + bytes / 2)) -1; do
     corrupt compressed.safetensors bad.safetensors cut $size

@@ -18,7 +18,7 @@ for command in 'compress mixed.safetensors -o keep' 'decompress compressed.safet
     'bench --layers 16x16 --runs 1 --json keep' 'bench --layers 16x16 --runs 1 --csv keep'; do
     # shellcheck disable=SC2086
     expect 1 $command
-    expect_error keep TRF_ERR_EXISTS
+    expect_error keep TRF_ERR_EXISTS 'exists already; -f replaces it'
     [ "$(cat keep)" = precious ] || fail "$command overwrote a file"
 done
 mkdir folder && echo precious >folder/keep

@@ -110,6 +110,31 @@ expect 0 compress mixed.safetensors -o compressed.safetensors --codec fp8 -f
 check_info mixed.safetensors compressed.safetensors layers.0.v_proj.weight layers.0.o_proj.weight
 [ ! -e no.safetensors ] || fail "an output of a failed command"
 
+# ---- what --include does not find ----
+for glob in '*q_prj*' 'layers.9.*' layers.0.q_proj; do
+    expect 1 compress mixed.safetensors -o no.safetensors --include '*q_proj*' --include "$glob"
+    expect_error mixed.safetensors "'$glob'" TRF_ERR_NOT_FOUND
+    expect 1 compress several_files -o no.safetensors --include "$glob"
+    expect_error several_files "'$glob'" TRF_ERR_NOT_FOUND
+done
+[ ! -e no.safetensors ] || fail "an output of a failed command"
+
+# ---- nothing that is compressed: nobody calls it sound, and it comes as it went ----
+expect 0 compress mixed.safetensors -o plain.safetensors --exclude '*'
+grep -q 'Nothing was compressed' out || fail "compress does not say that it did nothing"
+same mixed.safetensors plain.safetensors
+for plain in plain.safetensors several_files; do
+    expect 0 verify $plain
+    grep -q "^$plain: nothing in it is compressed" out || fail "verify does not say that there is nothing to check"
+    ! grep -q -e sound -e decoded out || fail "verify praises what it has not checked"
+    expect 0 decompress $plain -o copied
+    grep -q "copied: nothing in $plain is compressed" out || fail "decompress does not say that it only copied"
+    diff -r $plain copied || fail "decompress changed $plain"
+    rm -r copied
+done
+expect 0 verify plain.safetensors --against mixed.safetensors
+grep -q 'nothing in it is compressed' out && grep -q 'bit for bit' out || fail "verify --against of a plain checkpoint"
+
 # ---- a config.json that nobody can parse: a warning; with --include the tied output is no part of it ----
 make several_files broken
 expect 0 compress broken -o broken-compressed

@@ -17,6 +17,7 @@ wrong() {
 
 wrong usage
 wrong nonsense nonsense
+wrong 'Python package' doctor
 wrong --nonsense --nonsense
 wrong IN compress
 wrong IN compress ''
@@ -57,7 +58,9 @@ wrong TENSOR extract in -o out
 wrong X.npy matmul layer -o out
 wrong --device matmul layer x -o out --device tpu
 wrong --path matmul layer x -o out --path slow
-wrong --path matmul layer x -o out --path wide
+wrong '--path wide' matmul layer x -o out --path wide
+wrong '--path two-step' matmul layer x -o out --path two-step
+wrong '--path two-step' matmul layer x -o out --path two-step --device cpu
 wrong --tuning matmul layer x -o out --tuning tuning.json
 wrong --tuning matmul layer x -o out --device cuda --path fused --tuning tuning.json
 wrong --tuning bench --tuning tuning.json

@@ -17,25 +17,25 @@ from trf_reference_encoder import Options, encode, seal, seal_head
 Case = tuple[str, bytes, str, str]
 
 TRUNCATED, MAGIC, VERSION, HEADER = "TRF_ERR_TRUNCATED", "TRF_ERR_MAGIC", "TRF_ERR_VERSION", "TRF_ERR_HEADER"
-TABLE, TILE, CHECKSUM, STREAM = "TRF_ERR_TABLE", "TRF_ERR_TILE", "TRF_ERR_CHECKSUM", "TRF_ERR_RANS"
+TABLE, TILE, CHECKSUM, RANS = "TRF_ERR_TABLE", "TRF_ERR_TILE", "TRF_ERR_CHECKSUM", "TRF_ERR_RANS"
 
 #: struct format and byte offset of the fields, extension fields included
 FIELDS = {
     "magic": ("I", 0), "version": ("H", 4), "codec": ("B", 6), "source_dtype": ("B", 7), "class_bits": ("B", 8),
-    "raw_bits": ("B", 9), "tile_size": ("H", 10), "rows": ("I", 12), "cols": ("I", 16), "num_tiles_row": ("I", 20),
-    "num_tiles_col": ("I", 24), "probability_bits": ("B", 28), "state_bits": ("B", 29), "slab_rows": ("B", 30),
-    "streams_per_lane": ("B", 31), "slab_cols": ("H", 32), "stored_bytes": ("B", 34), "predictor_modes": ("B", 35),
+    "raw_bits": ("B", 9), "tile_size": ("H", 10), "rows": ("I", 12), "cols": ("I", 16), "num_tile_rows": ("I", 20),
+    "num_tile_cols": ("I", 24), "probability_bits": ("B", 28), "state_bits": ("B", 29), "slab_rows": ("B", 30),
+    "rans_streams_per_lane": ("B", 31), "slab_cols": ("H", 32), "stored_bytes": ("B", 34), "predictor_modes": ("B", 35),
     "extension_offset": ("I", 36), "extension_bytes": ("I", 40), "flags": ("I", 44), "blob_bytes": ("Q", 48),
     "head_checksum": ("Q", 56), "exponent_offset": ("i", 96), "granularity": ("B", 100), "scale_dtype": ("B", 101),
-    "reserved": ("H", 102), "group_size": ("I", 104), "scale_exponent": ("i", 108), "frequency_offset": ("Q", 112),
-    "tiles_offset": ("Q", 120), "scales_offset": ("Q", 128), "scales_bytes": ("Q", 136),
+    "reserved": ("H", 102), "scale_group_size": ("I", 104), "scale_exponent": ("i", 108),
+    "frequency_offset": ("Q", 112), "tiles_offset": ("Q", 120), "scales_offset": ("Q", 128), "scales_bytes": ("Q", 136),
     "row_offsets_offset": ("Q", 144), "row_offsets_bytes": ("Q", 152), "col_offsets_offset": ("Q", 160),
     "col_offsets_bytes": ("Q", 168), "data_offset": ("Q", 176), "exception_count": ("Q", 184),
     **{f"class_value[{k}]": ("h", 64 + 2 * k) for k in range(16)},
     **{f"extension byte {k}": ("B", 64 + k) for k in range(128, 256)},
 }  # fmt: skip
 TILE_FIELDS = {
-    "data_offset": ("Q", 0), "data_size": ("I", 8), "predictor_mode": ("B", 12), "kind": ("B", 13),
+    "data_offset": ("Q", 0), "data_size": ("I", 8), "predictor_mode": ("B", 12), "coding": ("B", 13),
     "reserved (14)": ("H", 14), "exception_count": ("I", 16), "reserved (20)": ("I", 20), "checksum": ("Q", 24),
 }  # fmt: skip
 
@@ -193,11 +193,11 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("tiny", "raw_bits", 7, HEADER), ("tiny", "raw_bits", 10, HEADER), ("i8", "raw_bits", 9, HEADER),
         ("tiny", "tile_size", 128, HEADER), ("tiny", "rows", 0, HEADER), ("tiny", "cols", 0, HEADER),
         ("tiny", "rows", 1 << 31, HEADER), ("tiny", "cols", 0xFFFFFFFF, HEADER), ("tiny", "rows", 257, HEADER),
-        ("tiny", "num_tiles_row", 0, HEADER), ("tiny", "num_tiles_row", 2, HEADER),
-        ("tiny", "num_tiles_col", 0, HEADER), ("tiny", "num_tiles_col", 0xFFFFFFFF, HEADER),
+        ("tiny", "num_tile_rows", 0, HEADER), ("tiny", "num_tile_rows", 2, HEADER),
+        ("tiny", "num_tile_cols", 0, HEADER), ("tiny", "num_tile_cols", 0xFFFFFFFF, HEADER),
         ("tiny", "probability_bits", 8, HEADER), ("tiny", "probability_bits", 13, HEADER),
         ("tiny", "state_bits", 11, HEADER), ("tiny", "state_bits", 17, HEADER), ("tiny", "slab_rows", 16, HEADER),
-        ("tiny", "streams_per_lane", 2, HEADER), ("tiny", "slab_cols", 0, HEADER),
+        ("tiny", "rans_streams_per_lane", 2, HEADER), ("tiny", "slab_cols", 0, HEADER),
         ("tiny", "slab_cols", 64, HEADER), ("tiny", "slab_cols", 129, HEADER), ("tiny", "slab_cols", 192, HEADER),
         ("tiny", "slab_cols", 512, HEADER), ("narrow", "slab_cols", 16, HEADER), ("narrow", "slab_cols", 144, HEADER),
         ("tiny", "stored_bytes", 1, HEADER), ("i8", "stored_bytes", 3, HEADER), ("i8", "stored_bytes", 0, HEADER),
@@ -221,9 +221,9 @@ def header_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("tiny", "granularity", 1, HEADER), ("channel", "granularity", 5, HEADER),
         ("channel", "granularity", 0, HEADER), ("group", "granularity", 4, HEADER),
         ("channel", "scale_dtype", 2, HEADER), ("group", "scale_dtype", 1, HEADER), ("tiny", "scale_dtype", 1, HEADER),
-        ("group", "scale_dtype", 3, HEADER), ("tiny", "reserved", 1, HEADER), ("tiny", "group_size", 16, HEADER),
-        ("channel", "group_size", 32, HEADER), ("group", "group_size", 0, HEADER),
-        ("group", "group_size", 24, HEADER), ("group", "group_size", (1 << 20) + 16, HEADER),
+        ("group", "scale_dtype", 3, HEADER), ("tiny", "reserved", 1, HEADER), ("tiny", "scale_group_size", 16, HEADER),
+        ("channel", "scale_group_size", 32, HEADER), ("group", "scale_group_size", 0, HEADER),
+        ("group", "scale_group_size", 24, HEADER), ("group", "scale_group_size", (1 << 20) + 16, HEADER),
         ("group", "scale_exponent", 127, HEADER), ("group", "scale_exponent", -127, HEADER),
         ("channel", "scale_exponent", 1, HEADER), ("tiny", "scale_exponent", -1, HEADER),
         ("tiny", "extension byte 128", 1, HEADER), ("tiny", "extension byte 255", 128, HEADER),
@@ -378,8 +378,9 @@ def tile_cases(base: dict[str, bytes]) -> Iterator[Case]:
         ("offsets", 0, "data_size", 0), ("offsets", 1, "data_size", 0xFFFFFF80),
         ("offsets", 0, "predictor_mode", 4), ("offsets", 0, "predictor_mode", 128),
         ("slabs", 0, "predictor_mode", 1), ("i8", 0, "predictor_mode", 1), ("stored", 0, "predictor_mode", 2),
-        ("offsets", 0, "kind", 2), ("offsets", 0, "kind", 255), ("offsets", 0, "kind", 1), ("stored", 1, "kind", 0),
-        ("tiny", 0, "kind", 0), ("offsets", 1, "reserved (14)", 1), ("offsets", 1, "reserved (20)", 1 << 31),
+        ("offsets", 0, "coding", 2), ("offsets", 0, "coding", 255), ("offsets", 0, "coding", 1),
+        ("stored", 1, "coding", 0), ("tiny", 0, "coding", 0),
+        ("offsets", 1, "reserved (14)", 1), ("offsets", 1, "reserved (20)", 1 << 31),
     ]  # fmt: skip
     for name, t, field, value in table:
         blob = changed(base[name], lambda b, t=t, f=field, v=value: put_tile(b, t, f, v))
@@ -540,7 +541,7 @@ def narrow_slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
         blob = changed(narrow, lambda b, a=place, v=value: struct.pack_into("<I", b, a, v))
         yield f"narrow_exception_behind_slab_{s}", blob, TILE, f"index n = {p.n}"
         blob = changed(narrow, lambda b, a=p.state: b.__setitem__(a + 2, b[a + 2] ^ 1))
-        yield f"narrow_start_state_of_slab_{s}", blob, STREAM, "one bit of a start state"
+        yield f"narrow_start_state_of_slab_{s}", blob, RANS, "one bit of a start state"
 
 
 def exception_cases(base: dict[str, bytes]) -> Iterator[Case]:
@@ -586,29 +587,29 @@ def stream_cases(base: dict[str, bytes]) -> Iterator[Case]:
         p = Places(slabs, 0, s)
         for lane in (0, 31):
             blob = changed(slabs, lambda b, p=p, k=lane: struct.pack_into("<H", b, p.state + 2 * k, 0))
-            yield f"start_state_0_slab{s}_lane{lane}", blob, STREAM, "start state 0"
+            yield f"start_state_0_slab{s}_lane{lane}", blob, RANS, "start state 0"
         for lane in (5, 16):
             at = p.state + 2 * lane
             blob = changed(slabs, lambda b, at=at: b.__setitem__(at, b[at] ^ 1))
-            yield f"start_state_wrong_slab{s}_lane{lane}", blob, STREAM, "one bit of a start state"
+            yield f"start_state_wrong_slab{s}_lane{lane}", blob, RANS, "one bit of a start state"
 
     first = Places(slabs, 0, 0)
     for label, at in (("first", first.words), ("last", first.contents_end - 2)):
         blob = changed(slabs, lambda b, at=at: b.__setitem__(at, b[at] ^ 1))
-        yield f"stream_{label}_word", blob, STREAM, "one bit of a word"
+        yield f"rans_{label}_word", blob, RANS, "one bit of a word"
     counts = slabs[first.pairs : first.count]
 
     def move_word(blob: bytearray) -> None:
         blob[first.pairs] += 1
         blob[first.pairs + 1] -= 1
 
-    yield "stream_word_of_other_pair", changed(slabs, move_word), STREAM, "pair 0 gets a word of pair 1"
+    yield "rans_word_of_other_pair", changed(slabs, move_word), RANS, "pair 0 gets a word of pair 1"
     k = next(k for k in range(15) if counts[k] != counts[k + 1])
 
     def swap_counts(blob: bytearray) -> None:
         blob[first.pairs + k], blob[first.pairs + k + 1] = counts[k + 1], counts[k]
 
-    yield "stream_pair_counts_swapped", changed(slabs, swap_counts), STREAM, f"counts of pairs {k} and {k + 1}"
+    yield "rans_pair_counts_swapped", changed(slabs, swap_counts), RANS, f"counts of pairs {k} and {k + 1}"
 
     def swap_frequencies(blob: bytearray) -> None:
         table = np.frombuffer(bytes(blob[320:832]), "<u2").copy()
@@ -616,9 +617,9 @@ def stream_cases(base: dict[str, bytes]) -> Iterator[Case]:
         table[[a, b]] = table[[b, a]]
         blob[320:832] = table.tobytes()
 
-    yield "stream_other_table", changed(slabs, swap_frequencies), STREAM, "frequencies of two symbols exchanged"
-    yield "stream_other_state_bits", changed(slabs, lambda b: put(b, "state_bits", 15)), STREAM, "L 15 in place of 16"
-    yield "stream_word_left", word_left(slabs), STREAM, "all states end right, but a pair has a word more than it takes"
+    yield "rans_other_table", changed(slabs, swap_frequencies), RANS, "frequencies of two symbols exchanged"
+    yield "rans_other_state_bits", changed(slabs, lambda b: put(b, "state_bits", 15)), RANS, "L 15 in place of 16"
+    yield "rans_word_left", word_left(slabs), RANS, "all states end right, but a pair has a word more than it takes"
 
 
 def word_left(base: bytes) -> bytes:

@@ -264,35 +264,52 @@ static cudaGraphExec_t capture(queue_fn *queue, const void *context, cudaStream_
     return executable;
 }
 
+/* A chain that has been run by calls one by one. */
+typedef struct chain_run {
+    chain_layer *layers;
+    chain chain;
+    cudaStream_t stream;
+    uint8_t *expected[INPUTS], *found; /* y_bytes each */
+} chain_run;
+
+static chain_run run_make(uint64_t seed, uint32_t m) {
+    test_rng rng = {seed};
+    chain_run run = {.layers = make_layers(&rng)};
+    run.chain = chain_make(&rng, run.layers, m);
+    run.found = gpu_malloc(run.chain.y_bytes);
+    CUDA(cudaStreamCreateWithFlags(&run.stream, cudaStreamNonBlocking));
+    run_eagerly(&run.chain, run.stream, run.expected); /* kernels are loaded at their first launch */
+    return run;
+}
+
+static void run_free(chain_run *run) {
+    CUDA(cudaStreamDestroy(run->stream));
+    for (int i = 0; i < INPUTS; i++)
+        free(run->expected[i]);
+    free(run->found);
+    chain_free(&run->chain);
+    free_layers(run->layers);
+}
+
 /* loop: the batch. */
 START_TEST(one_graph) {
-    test_rng rng = {15000};
-    chain_layer *layers = make_layers(&rng);
-    chain s = chain_make(&rng, layers, _i ? MOST_M : 1);
-    uint8_t *expected[INPUTS], *found = gpu_malloc(s.y_bytes);
-    cudaStream_t stream;
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    run_eagerly(&s, stream, expected);
-    cudaGraphExec_t executable = capture(chain_queue, &s, stream);
+    chain_run made = run_make(15000, _i ? MOST_M : 1);
+    const chain *s = &made.chain;
+    cudaGraphExec_t executable = capture(chain_queue, s, made.stream);
     for (int run = 0; run < (test_quick() ? INPUTS : 5 * INPUTS); run++) {
         const int input = (run * 3 + run / INPUTS) % INPUTS;
-        poison(&s);
+        poison(s);
         if (run % 2) { /* right behind a replay with another input */
-            set_input(&s, (input + 1) % INPUTS, stream);
-            CUDA(cudaGraphLaunch(executable, stream));
+            set_input(s, (input + 1) % INPUTS, made.stream);
+            CUDA(cudaGraphLaunch(executable, made.stream));
         }
-        set_input(&s, input, stream);
-        CUDA(cudaGraphLaunch(executable, stream));
-        read_all(&s, found);
-        ck_assert_mem_eq(found, expected[input], s.y_bytes);
+        set_input(s, input, made.stream);
+        CUDA(cudaGraphLaunch(executable, made.stream));
+        read_all(s, made.found);
+        ck_assert_mem_eq(made.found, made.expected[input], s->y_bytes);
     }
     CUDA(cudaGraphExecDestroy(executable));
-    CUDA(cudaStreamDestroy(stream));
-    for (int i = 0; i < INPUTS; i++)
-        free(expected[i]);
-    free(found);
-    chain_free(&s);
-    free_layers(layers);
+    run_free(&made);
 }
 END_TEST
 
@@ -356,34 +373,22 @@ static void check_only_enqueued(queue_fn *queue, const void *context, cudaStream
 
 /* loop: the batch. */
 START_TEST(calls_only_enqueue) {
-    test_rng rng = {15100};
-    chain_layer *layers = make_layers(&rng);
-    chain s = chain_make(&rng, layers, _i ? MOST_M : 1);
-    uint8_t *expected[INPUTS], *found = gpu_malloc(s.y_bytes);
-    cudaStream_t stream;
+    chain_run run = run_make(15100, _i ? MOST_M : 1);
     trf_error err = {0};
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    run_eagerly(&s, stream, expected); /* kernels are loaded at their first launch */
-    set_input(&s, 0, stream);
-    check_only_enqueued(chain_queue, &s, stream);
-    read_all(&s, found);
-    ck_assert_mem_eq(found, expected[0], s.y_bytes);
+    set_input(&run.chain, 0, run.stream);
+    check_only_enqueued(chain_queue, &run.chain, run.stream);
+    read_all(&run.chain, run.found);
+    ck_assert_mem_eq(run.found, run.expected[0], run.chain.y_bytes);
 
     /* The linker does send allocations here. */
     const long of_layers = atomic_load(&allocations);
+    const gpu_layer *first = &run.layers[0].layer;
     trf_device_layer *another;
-    gpu_check(
-        trf_device_layer_create(gpu_context, layers[0].layer.blob, layers[0].layer.blob_bytes, NULL, &another, &err),
-        TRF_OK, &err, "a layer");
+    gpu_check(trf_device_layer_create(gpu_context, first->blob, first->blob_bytes, NULL, &another, &err), TRF_OK, &err,
+              "a layer");
     ck_assert_int_gt(atomic_load(&allocations), of_layers);
     trf_device_layer_destroy(another);
-
-    CUDA(cudaStreamDestroy(stream));
-    for (int i = 0; i < INPUTS; i++)
-        free(expected[i]);
-    free(found);
-    chain_free(&s);
-    free_layers(layers);
+    run_free(&run);
 }
 END_TEST
 

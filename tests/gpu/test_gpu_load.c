@@ -2,6 +2,7 @@
 /* Loading to a device through staging buffers: layers of every size come whole, from any number of loads at once; and a
  * load that fails, or is stopped, leaves no memory behind. */
 #include "gpu_stored.h"
+#include "transfuse/device_memory.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -247,8 +248,61 @@ START_TEST(rows_in_a_graph) {
 }
 END_TEST
 
+/* A layer to memory of the test's own, which the caller frees. */
+static trf_device_layer *load_to(const gpu_stored_layer *stored, gpu_memory *blob, gpu_memory *directory) {
+    trf_error err = {0};
+    trf_checkpoint *checkpoint;
+    trf_device_layer *layer;
+    trf_layer_size size;
+    trf_load_options options = gpu_load_options(0);
+    gpu_check(trf_checkpoint_open(stored->path, &checkpoint, &err), TRF_OK, &err, stored->path);
+    gpu_check(trf_device_layer_get_load_size(gpu_context, checkpoint, "weight", &options, &size, &err), TRF_OK, &err,
+              stored->path);
+    *blob = gpu_memory_make(size.blob_bytes);
+    *directory = gpu_memory_make(size.directory_bytes);
+    options.memory = (trf_layer_memory){blob->at, blob->bytes, directory->at, directory->bytes};
+    gpu_check(trf_device_layer_load(gpu_context, checkpoint, "weight", &options, &layer, &err), TRF_OK, &err,
+              stored->path);
+    trf_checkpoint_close(checkpoint);
+    return layer;
+}
+
+/* To wait for the device while a stream captures would end the capture with an error. */
+START_TEST(destroyed_during_a_capture) {
+    fixture_begin();
+    gpu_stored_layer stored = gpu_store_large();
+    gpu_memory blob, directory, weights = gpu_memory_make(stored.weights_bytes);
+    trf_error err = {0};
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t runs;
+    trf_device_layer *layer = load_to(&stored, &blob, &directory);
+    void *found = gpu_malloc(stored.weights_bytes);
+    ck_assert(gpu_is_stored(layer, &stored));
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    gpu_check(trf_device_layer_decode(layer, TRF_DECODE_SOURCE, weights.at, weights.bytes, stream, &err), TRF_OK, &err,
+              "captured");
+    trf_device_layer_destroy(layer);
+    CUDA(cudaStreamEndCapture(stream, &graph));
+    CUDA(cudaGraphInstantiate(&runs, graph, 0));
+    CUDA(cudaGraphLaunch(runs, stream)); /* of memory that is still there */
+    gpu_memory_read(&weights, found);
+    EXPECT(memcmp(found, stored.weights, stored.weights_bytes) == 0);
+    CUDA(cudaGraphExecDestroy(runs));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(stream));
+    gpu_memory_free(&blob);
+    gpu_memory_free(&directory);
+    gpu_memory_free(&weights);
+    free(found);
+    free(stored.weights);
+    fixture_end();
+}
+END_TEST
+
 int main(void) {
-    const gpu_test tests[] = {{every_size, 1}, {corrupt_tiles, 1},   {cancelled_loads, 1},
-                              {shards, 1},     {several_at_once, 1}, {rows_in_a_graph, 1}};
+    const gpu_test tests[] = {{every_size, 1},      {corrupt_tiles, 1},   {cancelled_loads, 1},           {shards, 1},
+                              {several_at_once, 1}, {rows_in_a_graph, 1}, {destroyed_during_a_capture, 1}};
     return gpu_main("load", tests, sizeof tests / sizeof tests[0]);
 }

@@ -21,6 +21,34 @@ class Error(ctypes.Structure):
     _fields_ = [("status", c_int), ("cuda", c_int32), ("offset", c_uint64), ("message", ctypes.c_char * 1024)]
 
 
+class LayerMemory(ctypes.Structure):
+    _fields_ = [
+        ("blob", c_void_p),
+        ("blob_bytes", c_uint64),
+        ("directory", c_void_p),
+        ("directory_bytes", c_uint64),
+    ]
+
+
+class LoadOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("layout", c_int),
+        ("shard", c_uint32 * 4),
+        ("row_ranges", c_void_p),
+        ("num_row_ranges", c_uint32),
+        ("blob_is_on_device", c_int),
+        ("memory", LayerMemory),
+        ("threads", c_int),
+        ("progress", c_void_p),
+        ("progress_context", c_void_p),
+    ]
+
+
+class LayerSize(ctypes.Structure):
+    _fields_ = [("blob_bytes", c_uint64), ("directory_bytes", c_uint64)]
+
+
 class PlanOptions(ctypes.Structure):
     _fields_ = [
         ("struct_bytes", c_size_t),
@@ -156,12 +184,46 @@ def check_product(library: ctypes.CDLL, golden: Path) -> None:
     library.trf_context_destroy(context)
 
 
+def check_load(library: ctypes.CDLL, golden: Path) -> None:
+    """A tensor of a checkpoint to memory of this program's."""
+    error, context, checkpoint, layer = Error(), c_void_p(), c_void_p(), c_void_p()
+    options, size = LoadOptions(), LayerSize()
+
+    def check(status: int) -> None:
+        assert status == TRF_OK, error.message
+
+    library.trf_device_layer_get_load_size.argtypes = [
+        c_void_p, c_void_p, c_char_p, POINTER(LoadOptions), POINTER(LayerSize), POINTER(Error)]  # fmt: skip
+    library.trf_device_layer_load.argtypes = [
+        c_void_p, c_void_p, c_char_p, POINTER(LoadOptions), POINTER(c_void_p), POINTER(Error)]  # fmt: skip
+    check(library.trf_context_create(TRF_DEVICE_CPU, byref(context), byref(error)))
+    check(library.trf_checkpoint_open(bytes(golden), byref(checkpoint), byref(error)))
+    library.trf_load_options_init(byref(options))
+    assert options.struct_bytes == ctypes.sizeof(options)
+    check(library.trf_device_layer_get_load_size(
+        context, checkpoint, b"weight", byref(options), byref(size), byref(error)))  # fmt: skip
+    assert (size.blob_bytes, size.directory_bytes) == (golden.stat().st_size, 0)
+    memory = ctypes.create_string_buffer(size.blob_bytes + 16)
+    blob = (ctypes.addressof(memory) + 15) // 16 * 16
+    options.memory = LayerMemory(blob, size.blob_bytes - 1, None, 0)
+    load = library.trf_device_layer_load
+    status = load(context, checkpoint, b"weight", byref(options), byref(layer), byref(error))
+    assert status == TRF_ERR_ARGUMENT and not layer and b"'weight'" in error.message, error.message
+    options.memory.blob_bytes += 1
+    check(load(context, checkpoint, b"weight", byref(options), byref(layer), byref(error)))
+    library.trf_checkpoint_close(checkpoint)
+    library.trf_device_layer_destroy(layer)
+    assert ctypes.string_at(blob, size.blob_bytes) == golden.read_bytes()
+    library.trf_context_destroy(context)
+
+
 def main() -> None:
     library, source = ctypes.CDLL(sys.argv[1]), Path(sys.argv[2])
     golden = source / "tests/golden/bf16_16x16.trf"
     check_symbols(library, source)
     check_checkpoints(library, golden)
     check_product(library, golden)
+    check_load(library, golden)
 
 
 if __name__ == "__main__":

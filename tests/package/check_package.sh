@@ -15,6 +15,13 @@ prefix=$work/prefix
 
 "$cmake" --install "$build_dir" --prefix "$prefix" >"$work/log" || { cat "$work/log"; exit 1; }
 
+if [ -e "$prefix/bin/transfuse" ] &&
+    readelf -d "$prefix/bin/transfuse" | sed -n 's/.*R\(UN\)\{0,1\}PATH.*\[\(.*\)\]/\2/p' | tr ':' '\n' |
+    grep -v '^\$ORIGIN/'; then
+    echo "the installed command looks for libraries in a folder of this machine"
+    exit 1
+fi
+
 echo "== each header alone"
 (cd "$source_dir/include" && find . -name '*.h' | sort) >"$work/public"
 (cd "$prefix/include" && find . -type f | sort) >"$work/installed"

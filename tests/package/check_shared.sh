@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds the library alone as a shared one, in a folder that stays, looks at its soname and at what it exports, and uses
-# it through Python's ctypes.
+# Builds the library alone as a shared one, in a folder that stays, looks at its soname, at what it exports and for
+# paths of this machine, and uses it through Python's ctypes.
 # Usage: check_shared.sh CMAKE SOURCE_DIR BUILD_DIR CC
 set -eu
 cmake=$1 source_dir=$2 build_dir=$3 cc=$4
@@ -20,6 +20,10 @@ soname=libtransfuse.so.0.2
 readelf -d "$build_dir/libtransfuse.so" | grep SONAME | tee "$log"
 grep -qF "[$soname]" "$log" || { echo "the soname is not $soname"; exit 1; }
 [ -e "$build_dir/$soname" ] || { echo "there is no $soname beside the library"; exit 1; }
+if grep -qaF -e "$source_dir" -e "$build_dir" "$build_dir/libtransfuse.so"; then
+    echo "the library has a path of the build in it"
+    exit 1
+fi
 
 if ! command -v python3 >/dev/null; then
     echo "skipped: the shared library was built, but there is no python3 to look at it"

@@ -38,6 +38,16 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
+def report(lines: list[str], summary: str, has_checked: bool = True) -> int:
+    """Prints what a test has found, and a summary.
+
+    Returns the exit status: a test that has checked nothing fails, too.
+    """
+    print("".join(line + "\n" for line in lines), end="")
+    print(summary)
+    return 1 if lines or not has_checked else 0
+
+
 def find_public_functions(root: Path) -> dict[str, tuple[str, int]]:
     """Returns the functions that headers in include/ declare with TRF_API: the header of each, and its parameters."""
     found = {}

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from repository_files import C_SUFFIXES, ROOT, list_files
+from repository_files import C_SUFFIXES, ROOT, list_files, report
 
 TOOLS = ("clang-format-14", "clang-format")
 VERSION = 14
@@ -65,9 +65,7 @@ def main() -> int:
 
     names = [name for name in list_files(options.root) if name.endswith(C_SUFFIXES)]
     lines = find_unformatted(tool, options.root, names)
-    print("".join(line + "\n" for line in lines), end="")
-    print(f"{len(names)} files; clang-format would change {len(lines)} places")
-    return 1 if lines or not names else 0
+    return report(lines, f"{len(names)} files; clang-format would change {len(lines)} places", bool(names))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from repository_files import ROOT, find_public_functions, read_text
+from repository_files import ROOT, find_public_functions, read_text, report
 
 CORE = "include/transfuse.h"
 MOST_FUNCTIONS = 40
@@ -42,9 +42,7 @@ def main() -> int:
         lines.append(f"{CORE} declares {len(core)} functions, and {MOST_FUNCTIONS} are the limit")
     if num_lines > MOST_LINES:
         lines.append(f"{CORE} has {num_lines} lines, and {MOST_LINES} are the limit")
-    print("".join(line + "\n" for line in lines), end="")
-    print(f"{len(core)} functions, {num_lines} lines; {len(lines)} findings")
-    return 1 if lines else 0
+    return report(lines, f"{len(core)} functions, {num_lines} lines; {len(lines)} findings")
 
 
 if __name__ == "__main__":

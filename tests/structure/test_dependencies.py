@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 import c_tokens
-from repository_files import C_SUFFIXES, ROOT, find_public_functions, list_files, read_text
+from repository_files import C_SUFFIXES, ROOT, find_public_functions, list_files, read_text, report
 
 EVERYTHING = "everything"
 PUBLIC = "the public API"
@@ -422,12 +422,11 @@ def main() -> int:
     headers = {name: uses for name, uses in includes.items() if name.endswith((".h", ".cuh"))}
     lines += describe_circles(headers, "includes") + describe_circles(calls, "calls")
     lines += find_stray_files(rule, [name for name in files if is_named_freely(name)])
-    print("".join(line + "\n" for line in lines), end="")
-    print(
+    return report(
+        lines,
         f"{len(names)} files, {sum(map(len, includes.values()))} includes, {sum(map(len, calls.values()))} "
-        f"pairs of files with calls; {len([line for line in lines if not line.startswith(' ')])} findings"
+        f"pairs of files with calls; {len([line for line in lines if not line.startswith(' ')])} findings",
     )
-    return 1 if lines else 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from repository_files import ROOT, find_public_functions, read_text
+from repository_files import ROOT, find_public_functions, read_text, report
 
 LIST = "cmake/exported_symbols.txt"
 
@@ -65,9 +65,8 @@ def main() -> int:
         library = options.build / "libtransfuse.so"
     if library:
         lines += compare(listed, read_exported(options.nm, library), library.name)
-    print("".join(line + "\n" for line in lines), end="")
-    print(f"{len(listed)} names, {'with' if library else 'without'} a shared library; {len(lines)} findings")
-    return 1 if lines else 0
+    with_library = "with" if library else "without"
+    return report(lines, f"{len(listed)} names, {with_library} a shared library; {len(lines)} findings")
 
 
 if __name__ == "__main__":

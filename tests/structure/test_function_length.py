@@ -16,7 +16,7 @@ from pathlib import Path
 
 import c_tokens
 from c_tokens import Function
-from repository_files import C_SUFFIXES, ROOT, find_public_functions, list_files, read_text
+from repository_files import C_SUFFIXES, ROOT, find_public_functions, list_files, read_text, report
 
 MAX_LINES = 60
 MAX_KERNEL_LINES = 80
@@ -72,10 +72,12 @@ def find_wide_declarations(root: Path) -> list[str]:
     ]
 
 
-def print_functions(functions: list[tuple[str, Function]]) -> None:
-    for name, function in functions:
-        kind = "kernel" if function.kernel else ""
-        print(f"{function.lines:5}  {kind:6}  {function.name:36}  {name}:{function.line}")
+def describe(functions: list[tuple[str, Function]]) -> list[str]:
+    """Returns a line for each."""
+    return [
+        f"{function.lines:5}  {'kernel' if function.kernel else '':6}  {function.name:36}  {name}:{function.line}"
+        for name, function in functions
+    ]
 
 
 _SNIPPET = r"""
@@ -190,16 +192,17 @@ def main() -> int:
     test_counts_parameters()
 
     functions = find_all_functions(options.root)
-    if options.report:
-        print_functions(functions[: options.report])
+    for line in describe(functions[: options.report]):
+        print(line)
     too_long = [entry for entry in functions if entry[1].lines > limit_of(entry[1])]
     too_wide = find_wide_declarations(options.root)
+    lines = describe(too_long)
     if too_long:
-        print(f"functions of more than {MAX_LINES} lines, kernels of more than {MAX_KERNEL_LINES}:")
-        print_functions(too_long)
-    print("".join(line + "\n" for line in too_wide), end="")
-    print(f"{len(functions)} functions; {len(too_long)} are too long, {len(too_wide)} have too many parameters")
-    return 1 if too_long or too_wide else 0
+        lines.insert(0, f"functions of more than {MAX_LINES} lines, kernels of more than {MAX_KERNEL_LINES}:")
+    return report(
+        lines + too_wide,
+        f"{len(functions)} functions; {len(too_long)} are too long, {len(too_wide)} have too many parameters",
+    )
 
 
 if __name__ == "__main__":

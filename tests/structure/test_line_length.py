@@ -13,13 +13,13 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from repository_files import C_SUFFIXES, ROOT, list_files, read_text
+from repository_files import C_SUFFIXES, ROOT, list_files, read_text, report
 
 MAX_COLUMNS = 120
 
 
 def is_checked(name: str) -> bool:
-    return name.endswith((*C_SUFFIXES, ".py", ".sh", ".cmake")) or Path(name).name == "CMakeLists.txt"
+    return name.endswith((*C_SUFFIXES, ".py", ".sh", ".cmake", ".toml")) or Path(name).name == "CMakeLists.txt"
 
 
 def find_long_lines(root: Path) -> list[tuple[str, int, int]]:
@@ -54,13 +54,10 @@ def main() -> int:
 
     long_lines = find_long_lines(options.root)
     if options.count:
-        for name, count in Counter(name for name, _, _ in long_lines).most_common():
-            print(f"{count:5}  {name}")
+        lines = [f"{count:5}  {name}" for name, count in Counter(name for name, _, _ in long_lines).most_common()]
     else:
-        for name, number, columns in long_lines:
-            print(f"{name}:{number}: {columns} columns")
-    print(f"{len(long_lines)} lines are longer than {MAX_COLUMNS} columns")
-    return 1 if long_lines else 0
+        lines = [f"{name}:{number}: {columns} columns" for name, number, columns in long_lines]
+    return report(lines, f"{len(long_lines)} lines are longer than {MAX_COLUMNS} columns")
 
 
 if __name__ == "__main__":

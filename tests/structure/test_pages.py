@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from repository_files import C_SUFFIXES, ROOT, list_files, read_text
+from repository_files import C_SUFFIXES, ROOT, list_files, read_text, report
 
 MAX_COLUMNS = 120
 # Options of other programs that pages speak of, and that no script of ours passes.
@@ -109,6 +109,8 @@ def find_commands(text: str, commands: set[str]) -> list[tuple[str, list[str]]]:
     """Returns the calls of transfuse that a page shows: the command, and its options. In spans `bench --mode moe` is a
     call, too."""
     prose, shell, _ = split_code(text)
+    # There it is the package's name.
+    shell = "\n".join(line for line in shell.split("\n") if not re.search(r"\bpip install\b|--pyargs\b", line))
     spans = find_spans(prose)
     called = re.findall(r"(?:^|[\s/])transfuse +([^\n]+)", "\n".join([shell.replace("\\\n", " "), *spans]))
     called += [span for span in spans if span.split()[0] in commands]
@@ -132,6 +134,7 @@ class Transfuse:
         self.binary = binary
         listed = re.findall(r"^  ([a-z]+) ", self._ask("--help"), re.M)
         self.options = {command: set(_OPTION.findall(self._ask(command, "--help"))) | {"--help"} for command in listed}
+        self.options["doctor"] = {"--help"}  # the Python package's
         self.own = {"--help", "--version"}
 
     def _ask(self, *arguments: str) -> str:
@@ -326,9 +329,7 @@ def main() -> int:
         for page in sorted(filter(is_page_with_links, repository.files))
         for fault in repository.find_faults(page, transfuse)
     ]
-    print("".join(line + "\n" for line in lines), end="")
-    print(f"{len(lines)} findings")
-    return 1 if lines else 0
+    return report(lines, f"{len(lines)} findings")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from repository_files import ROOT, list_files, read_text
+from repository_files import ROOT, list_files, read_text, report
 
 SKIPPED = 77
 
@@ -70,9 +70,7 @@ def main() -> int:
 
     names = [name for name in list_files(options.root) if name.endswith(".py")]
     lines = find_faults(tool, options.root, names)
-    print("".join(line + "\n" for line in lines), end="")
-    print(f"{len(names)} files; {len(lines)} findings")
-    return 1 if lines or not names else 0
+    return report(lines, f"{len(names)} files; {len(lines)} findings", bool(names))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,15 @@ import tempfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from repository_files import C_SUFFIXES, ROOT, list_files, read_text
+from repository_files import C_SUFFIXES, ROOT, list_files, read_text, report
 
 # In two parts, so that this very line is not taken for a licence.
 TAG = "SPDX-License-" + "Identifier: Apache-2.0"
 _C_COMMENT = (*C_SUFFIXES, ".inc")
 _HASH_COMMENT = (
+    ".pth",
     ".py",
+    ".pth",
     ".sh",
     ".cmake",
     ".in",
@@ -100,9 +102,7 @@ def main() -> int:
     test_finds()
 
     checked, lines = find_faults(options.root)
-    print("".join(line + "\n" for line in lines), end="")
-    print(f"{checked} files; {len(lines)} findings")
-    return 1 if lines or not checked else 0
+    return report(lines, f"{checked} files; {len(lines)} findings", checked > 0)
 
 
 if __name__ == "__main__":

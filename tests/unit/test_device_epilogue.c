@@ -4,6 +4,7 @@
  * TRF_TEST_DEVICE.
  *
  * The sums that an epilogue starts from are those of the same product without one, to F32: they have the same bits. */
+#include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
@@ -18,10 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#ifndef TRF_TEST_DEVICE
-#define TRF_TEST_DEVICE TRF_DEVICE_CPU
-#endif
 
 enum {
     ROWS = 600, /* not in whole bands: the last rows have edges only */
@@ -634,15 +631,8 @@ START_TEST(nan_stays) {
 END_TEST
 
 int main(void) {
-    if (TRF_TEST_DEVICE != TRF_DEVICE_CPU) {
-        trf_context *there;
-        if (trf_context_create(TRF_TEST_DEVICE, &there, &err) != TRF_OK) {
-            printf("skipped gpu.epilogue: %s\n", err.message);
-            return 77;
-        }
-        trf_context_destroy(there);
-        setenv("CK_FORK", "no", 1); /* what CUDA has set up does not survive a fork */
-    }
+    if (test_device_missing("gpu.epilogue"))
+        return 77;
     Suite *suite = suite_create("device_epilogue");
     TCase *tests = tcase_create("device_epilogue");
     tcase_add_unchecked_fixture(tests, begin, end);

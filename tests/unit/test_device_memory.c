@@ -2,8 +2,10 @@
 /* Layers of blobs in memory, and in the caller's memory: shards against the same ones of a file, rows of several ranges
  * against the rows of the whole layer, what is checked and what is not, and that nobody writes beside the caller's
  * buffers. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+#include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
+#include "common/guarded_memory.h"
 #include "common/run_suite.h"
 #include "transfuse/device_memory.h"
 #include "trf_device_layer.h"
@@ -15,16 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef TRF_TEST_DEVICE
-#define TRF_TEST_DEVICE TRF_DEVICE_CPU
-#endif
-
 enum {
     ROWS = 1100, /* five rows of tiles, of which the last has 76 rows */
     COLS = 700,
     M = 3,
-    CANARY_BYTES = 512,
-    CANARY = 0xA7
+    MISALIGNED = TRF_TEST_DEVICE == TRF_DEVICE_CPU ? 8 : 128 /* bytes, half of what is asked for */
 };
 
 static const struct {
@@ -197,55 +194,17 @@ static trf_device_layer *create(const void *blob, uint64_t bytes, const trf_load
 
 /* ---- the caller's memory ---- */
 
-/* Device memory with canaries before and behind what is given away. */
-typedef struct guarded {
-    uint8_t *memory, *at;
-    uint64_t bytes;
-} guarded;
-
-static guarded make_guarded(uint64_t bytes) {
-    guarded g = {.bytes = bytes};
-    void *memory;
-    uint8_t *canaries = malloc(bytes + 2 * CANARY_BYTES);
-    memset(canaries, CANARY, bytes + 2 * CANARY_BYTES);
-    fixture_check_status(trf_device_allocate(device, bytes + 2 * CANARY_BYTES, &memory, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_upload(device, memory, canaries, bytes + 2 * CANARY_BYTES, &err), TRF_OK, &err);
-    free(canaries);
-    g.memory = memory;
-    g.at = g.memory + CANARY_BYTES;
-    return g;
-}
-
-/* What is in it, malloc'd, between canaries that are as they were. */
-static uint8_t *read_guarded(const guarded *g) {
-    uint8_t *all = malloc(g->bytes + 2 * CANARY_BYTES);
-    fixture_check_status(trf_device_download(device, all, g->memory, g->bytes + 2 * CANARY_BYTES, &err), TRF_OK, &err);
-    for (int i = 0; i < CANARY_BYTES; i++)
-        EXPECT(all[i] == CANARY && all[CANARY_BYTES + g->bytes + (uint64_t)i] == CANARY);
-    memmove(all, all + CANARY_BYTES, g->bytes);
-    return all;
-}
-
-static void check_untouched(const guarded *g) {
-    uint8_t *found = read_guarded(g);
-    for (uint64_t i = 0; i < g->bytes; i++)
-        EXPECT(found[i] == CANARY);
-    free(found);
-}
-
-static void free_guarded(guarded *g) { trf_device_free(device, g->memory); }
-
 /* Both parts of a layer's memory, as large as the library says. */
 typedef struct layer_room {
-    guarded blob, directory;
+    guarded_memory blob, directory;
     trf_layer_size size;
 } layer_room;
 
 static layer_room make_room(const void *blob, uint64_t bytes, trf_load_options *options) {
     layer_room room;
     fixture_check_status(trf_device_layer_get_size(device, blob, bytes, options, &room.size, &err), TRF_OK, &err);
-    room.blob = make_guarded(room.size.blob_bytes);
-    room.directory = make_guarded(room.size.directory_bytes);
+    room.blob = guarded_allocate(device, room.size.blob_bytes);
+    room.directory = guarded_allocate(device, room.size.directory_bytes);
     ck_assert_int_eq(room.size.directory_bytes == 0, TRF_TEST_DEVICE == TRF_DEVICE_CPU);
     options->memory =
         (trf_layer_memory){room.blob.at, room.size.blob_bytes, room.directory.at, room.size.directory_bytes};
@@ -253,8 +212,8 @@ static layer_room make_room(const void *blob, uint64_t bytes, trf_load_options *
 }
 
 static void free_room(layer_room *room) {
-    free_guarded(&room->blob);
-    free_guarded(&room->directory);
+    guarded_free(&room->blob);
+    guarded_free(&room->directory);
 }
 
 /* ---- comparing ---- */
@@ -394,11 +353,11 @@ static void check_everywhere(const stored_layer *stored, trf_load_options option
     check_same(from_file, placed);
     check_same_products(from_file, placed);
     check_rows(placed, stored, rows, options.first_col);
-    uint8_t *blob = read_guarded(&room.blob), *same = read_blob(from_file);
+    uint8_t *blob = guarded_read(&room.blob), *same = read_blob(from_file);
     EXPECT(memcmp(blob, same, room.size.blob_bytes) == 0);
-    free(read_guarded(&room.directory));
+    free(guarded_read(&room.directory));
     trf_device_layer_destroy(placed);
-    uint8_t *still = read_guarded(&room.blob); /* the caller's, and as it was */
+    uint8_t *still = guarded_read(&room.blob); /* the caller's, and as it was */
     EXPECT(memcmp(blob, still, room.size.blob_bytes) == 0);
     free(blob);
     free(same);
@@ -418,7 +377,7 @@ START_TEST(whole_layers_are_the_file) {
     layer_room room = make_room(stored->blob, stored->bytes, &options);
     ck_assert_uint_eq(room.size.blob_bytes, stored->bytes);
     trf_device_layer *layer = create(stored->blob, stored->bytes, &options);
-    uint8_t *blob = read_guarded(&room.blob);
+    uint8_t *blob = guarded_read(&room.blob);
     EXPECT(memcmp(blob, stored->blob, stored->bytes) == 0);
     free(blob);
     trf_device_layer_destroy(layer);
@@ -574,13 +533,13 @@ START_TEST(memory_that_does_not_do) {
         wrong[i] = right;
     wrong[0].blob_bytes--;
     wrong[1].blob_bytes = 0;
-    wrong[2].blob = (uint8_t *)right.blob + 16;
+    wrong[2].blob = (uint8_t *)right.blob + MISALIGNED;
     wrong[3].blob = NULL;
     wrong[4].directory = room.blob.at + 256; /* inside of the blob */
     wrong[4].directory_bytes = room.size.directory_bytes;
     wrong[5].directory = NULL;
     wrong[6].directory_bytes--;
-    wrong[7].directory = (uint8_t *)right.directory + 16;
+    wrong[7].directory = (uint8_t *)right.directory + MISALIGNED;
     wrong[8].directory = (uint8_t *)right.blob - 256; /* which reaches into the blob */
     for (int i = 0; i < (has_directory ? 9 : 4); i++) {
         trf_load_options options = good;
@@ -590,18 +549,15 @@ START_TEST(memory_that_does_not_do) {
                              TRF_ERR_ARGUMENT, &err);
         ck_assert_ptr_null(layer);
     }
-    trf_device_layer *layer = NULL;
-    fixture_check_status(load(stored->path, &good, &layer), TRF_ERR_ARGUMENT, &err);
-    ck_assert_ptr_null(layer);
-    check_untouched(&room.blob);
-    check_untouched(&room.directory);
+    guarded_check_untouched(&room.blob);
+    guarded_check_untouched(&room.directory);
     trf_device_layer_destroy(create(stored->blob, stored->bytes, &good));
     free_room(&room);
 }
 END_TEST
 
-static guarded upload_blob(const stored_layer *stored) {
-    guarded blob = make_guarded(stored->bytes);
+static guarded_memory upload_blob(const stored_layer *stored) {
+    guarded_memory blob = guarded_allocate(device, stored->bytes);
     fixture_check_status(trf_device_upload(device, blob.at, stored->blob, stored->bytes, &err), TRF_OK, &err);
     return blob;
 }
@@ -609,7 +565,7 @@ static guarded upload_blob(const stored_layer *stored) {
 /* A blob on the device is used where it lies, unless there is a place for it or only a part is loaded. */
 START_TEST(blobs_on_the_device) {
     const stored_layer *stored = &layers[_i];
-    guarded blob = upload_blob(stored);
+    guarded_memory blob = upload_blob(stored);
     for (int how = 0; how < 4; how++) {
         trf_load_options options;
         trf_load_options_init(&options);
@@ -626,22 +582,22 @@ START_TEST(blobs_on_the_device) {
         uint32_t *rows = list_rows(&options);
         check_rows(layer, stored, rows, 0);
         trf_device_layer_destroy(layer);
-        uint8_t *found = read_guarded(&blob);
+        uint8_t *found = guarded_read(&blob);
         EXPECT(memcmp(found, stored->blob, stored->bytes) == 0);
         if (how < 3)
-            check_untouched(&room.blob);
+            guarded_check_untouched(&room.blob);
         free(found);
         free(rows);
-        free(read_guarded(&room.directory));
+        free(guarded_read(&room.directory));
         free_room(&room);
     }
-    free_guarded(&blob);
+    guarded_free(&blob);
 }
 END_TEST
 
 START_TEST(shards_of_blobs_on_the_device) {
     const stored_layer *stored = &layers[_i];
-    guarded blob = upload_blob(stored);
+    guarded_memory blob = upload_blob(stored);
     for (int s = 1; s < NUM_SHARDS + NUM_RANGES; s++) {
         trf_load_options options = s < NUM_SHARDS ? shard_options(kShards[s]) : range_options(s - NUM_SHARDS);
         trf_device_layer *from_file = NULL;
@@ -659,12 +615,12 @@ START_TEST(shards_of_blobs_on_the_device) {
         check_same(from_file, from_device);
         trf_device_layer_destroy(from_device);
         trf_device_layer_destroy(from_file);
-        free(read_guarded(&room.blob));
-        free(read_guarded(&room.directory));
+        free(guarded_read(&room.blob));
+        free(guarded_read(&room.directory));
         free_room(&room);
     }
-    free(read_guarded(&blob));
-    free_guarded(&blob);
+    free(guarded_read(&blob));
+    guarded_free(&blob);
 }
 END_TEST
 
@@ -676,7 +632,7 @@ START_TEST(corrupt_blobs_on_the_device) {
     damaged.blob = malloc(stored->bytes);
     memcpy(damaged.blob, stored->blob, stored->bytes);
     damaged.blob[at] ^= 1;
-    guarded blob = upload_blob(&damaged);
+    guarded_memory blob = upload_blob(&damaged);
     trf_device_layer *layer = NULL;
     for (int whole = 0; whole < 2; whole++) {
         trf_load_options options = shard_options(whole ? kShards[0] : touching);
@@ -694,10 +650,11 @@ START_TEST(corrupt_blobs_on_the_device) {
                          TRF_ERR_ARGUMENT, &err);
     options = shard_options(above);
     options.blob_is_on_device = 1;
-    fixture_check_status(trf_device_layer_create(device, blob.at + 16, stored->bytes - 16, &options, &layer, &err),
-                         TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(
+        trf_device_layer_create(device, blob.at + MISALIGNED, stored->bytes - MISALIGNED, &options, &layer, &err),
+        TRF_ERR_ARGUMENT, &err);
     ck_assert_ptr_null(layer);
-    free_guarded(&blob);
+    guarded_free(&blob);
     free(damaged.blob);
 }
 END_TEST
@@ -735,8 +692,8 @@ START_TEST(stopped_loads) {
         fixture_check_status(status, TRF_ERR_CANCELLED, &err);
         ck_assert_ptr_null(layer);
     }
-    free(read_guarded(&room.blob));
-    free(read_guarded(&room.directory));
+    free(guarded_read(&room.blob));
+    free(guarded_read(&room.directory));
     free_room(&room);
 }
 END_TEST
@@ -771,15 +728,8 @@ START_TEST(several_at_once) {
 END_TEST
 
 int main(void) {
-    if (TRF_TEST_DEVICE != TRF_DEVICE_CPU) {
-        trf_context *there;
-        if (trf_context_create(TRF_TEST_DEVICE, &there, &err) != TRF_OK) {
-            printf("skipped gpu.memory: %s\n", err.message);
-            return 77;
-        }
-        trf_context_destroy(there);
-        setenv("CK_FORK", "no", 1); /* what CUDA has set up does not survive a fork */
-    }
+    if (test_device_missing("gpu.memory"))
+        return 77;
     Suite *suite = suite_create("device_memory");
     TCase *tests = tcase_create("device_memory"), *threads = tcase_create("threads");
     tcase_add_unchecked_fixture(tests, begin, end);

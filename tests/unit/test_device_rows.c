@@ -2,6 +2,7 @@
 /* Rows by number, against the whole layer as the host decodes it: every codec and kind of scales, odd shapes, exponent
  * offsets, both sizes of ids, ids that there are not, what is refused. On the CPU; tests/gpu/ builds this file for a
  * GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+#include "common/any_device.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "common/test_calls.h"
@@ -14,10 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#ifndef TRF_TEST_DEVICE
-#define TRF_TEST_DEVICE TRF_DEVICE_CPU
-#endif
 
 static trf_error err;
 static trf_context *device;
@@ -353,15 +350,8 @@ START_TEST(refused) {
 END_TEST
 
 int main(void) {
-    if (TRF_TEST_DEVICE != TRF_DEVICE_CPU) {
-        trf_context *there;
-        if (trf_context_create(TRF_TEST_DEVICE, &there, &err) != TRF_OK) {
-            printf("skipped gpu.rows: %s\n", err.message);
-            return 77;
-        }
-        trf_context_destroy(there);
-        setenv("CK_FORK", "no", 1); /* what CUDA has set up does not survive a fork */
-    }
+    if (test_device_missing("gpu.rows"))
+        return 77;
     Suite *suite = suite_create("device_rows");
     TCase *tests = tcase_create("device_rows");
     tcase_add_unchecked_fixture(tests, begin, end);

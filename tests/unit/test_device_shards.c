@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shards of layers: against the whole layer, at multiples of 16 and of whole tiles; weights that must not leak in;
  * damage outside. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as TRF_TEST_DEVICE. */
+#include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
@@ -13,13 +14,8 @@
 
 #include <check.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#ifndef TRF_TEST_DEVICE
-#define TRF_TEST_DEVICE TRF_DEVICE_CPU
-#endif
 
 enum {
     ROWS = 600,
@@ -335,15 +331,8 @@ START_TEST(no_such_shard) {
 END_TEST
 
 int main(void) {
-    if (TRF_TEST_DEVICE != TRF_DEVICE_CPU) {
-        trf_context *there;
-        if (trf_context_create(TRF_TEST_DEVICE, &there, &err) != TRF_OK) {
-            printf("skipped gpu.shards: %s\n", err.message);
-            return 77;
-        }
-        trf_context_destroy(there);
-        setenv("CK_FORK", "no", 1); /* what CUDA has set up does not survive a fork */
-    }
+    if (test_device_missing("gpu.shards"))
+        return 77;
     Suite *suite = suite_create("device_shards");
     TCase *tests = tcase_create("device_shards");
     tcase_add_unchecked_fixture(tests, begin, end);

@@ -3,6 +3,7 @@
  * nothing written in between; several layers that write into one wider y; one plan used by several threads; and that a
  * plan keeps what it was made of. On the CPU; tests/gpu/ builds this file for a GPU, too, with its ordinal as
  * TRF_TEST_DEVICE. */
+#include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/expect.h"
 #include "common/run_suite.h"
@@ -18,10 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#ifndef TRF_TEST_DEVICE
-#define TRF_TEST_DEVICE TRF_DEVICE_CPU
-#endif
 
 enum {
     ON_GPU = TRF_TEST_DEVICE != TRF_DEVICE_CPU,
@@ -734,15 +731,8 @@ START_TEST(plans_in_several_threads) {
 END_TEST
 
 int main(void) {
-    if (ON_GPU) {
-        trf_context *there;
-        if (trf_context_create(TRF_TEST_DEVICE, &there, &err) != TRF_OK) {
-            printf("skipped gpu.strides: %s\n", err.message);
-            return 77;
-        }
-        trf_context_destroy(there);
-        setenv("CK_FORK", "no", 1); /* what CUDA has set up does not survive a fork */
-    }
+    if (test_device_missing("gpu.strides"))
+        return 77;
     Suite *suite = suite_create("device_strides");
     TCase *tests = tcase_create("device_strides");
     tcase_add_unchecked_fixture(tests, begin, end);

@@ -81,7 +81,7 @@ bench_grouped *bench_grouped_open(void) {
         return NULL;
     }
     /* Not closed again: unloading a CUDA library can only go wrong. */
-    void *library = bench_library_open(LIBRARY);
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!library)
         cli_fail(TRF_ERR_UNSUPPORTED, "bench: cuBLAS is not there: %s", dlerror());
     else if (!find_functions(library, grouped) && !check(grouped, grouped->create(&grouped->handle), "opening it"))

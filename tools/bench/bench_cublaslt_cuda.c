@@ -82,7 +82,7 @@ bench_cublaslt *bench_cublaslt_open(void) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory");
         return NULL;
     }
-    lt->library = bench_library_open(LIBRARY);
+    lt->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!lt->library)
         cli_fail(TRF_ERR_UNSUPPORTED, "bench: cuBLASLt is needed for comparison: %s", dlerror());
     else if (!find_functions(lt) && !check(lt, lt->create(&lt->handle), "opening it"))

@@ -4,14 +4,6 @@
 #include "cli_report.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
-
-void *bench_library_open(const char *name) {
-    char path[sizeof TRF_CUDA_LIBRARY_DIR + 64];
-    snprintf(path, sizeof path, "%s/%s", TRF_CUDA_LIBRARY_DIR, name);
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    return library ? library : dlopen(path, RTLD_NOW | RTLD_LOCAL);
-}
 
 int bench_library_find(void *library, const char *name, const bench_library_function *functions, size_t count) {
     for (size_t i = 0; i < count; i++) {

@@ -9,9 +9,9 @@ The files are those of --mode layers and batch-sweep. Needs matplotlib.
 """
 
 import argparse
-import json
 from itertools import product
-from pathlib import Path
+
+from medians import read_bench
 
 FAVOR_LINES = {"speed": "-", "size": "--"}
 # "ahead" is in older files only.
@@ -22,12 +22,7 @@ def read_results(paths):
     """All results of the files, each with its file's GPU name."""
     results = []
     for path in paths:
-        try:
-            bench = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as fault:
-            raise SystemExit(f"{path}: cannot be read: {fault}") from fault
-        if bench.get("device") != "cuda":
-            raise SystemExit(f"{path}: not a file of bench --device cuda")
+        bench = read_bench(path)
         if "results" not in bench:
             mode = bench.get("mode", "?")
             raise SystemExit(f"{path}: of --mode {mode}; only files of --mode layers and batch-sweep can be plotted")

@@ -9,6 +9,10 @@ exceptions of one family, `TransfuseError`. docs/python.md in the source tree is
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
+from transfuse import _hook
 from transfuse._checkpoint import (
     CheckpointInfo,
     CheckpointReport,
@@ -66,10 +70,25 @@ __all__ = [
     "verify",
 ]
 
+# What is imported, with torch or transformers, when it is asked for, and from where.
+_LATER = {
+    "TransfuseConfig": "transfuse.hf",
+    "TransfuseEmbedding": "transfuse.torch",
+    "TransfuseLinear": "transfuse.torch",
+    "compress_model": "transfuse.torch",
+    "is_exact": "transfuse.torch",
+    "set_exact": "transfuse.torch",
+}
 
-def __getattr__(name: str) -> str:
+
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         from transfuse._library import library
 
         return str(library().trf_version().decode())
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'transfuse' has no attribute '{name}'")
+
+
+_hook.install()

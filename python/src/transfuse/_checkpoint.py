@@ -244,12 +244,13 @@ def info(path: Path) -> CheckpointInfo:
     call("trf_checkpoint_open", encode_path(path), ctypes.byref(checkpoint))
     try:
         count = library().trf_checkpoint_num_tensors(checkpoint)
-        return CheckpointInfo(os.fsdecode(path), tuple(_read_tensor(checkpoint, index) for index in range(count)))
+        return CheckpointInfo(os.fsdecode(path), tuple(read_tensor_info(checkpoint, index) for index in range(count)))
     finally:
         library().trf_checkpoint_close(checkpoint)
 
 
-def _read_tensor(checkpoint: ctypes.c_void_p, index: int) -> TensorInfo:
+def read_tensor_info(checkpoint: ctypes.c_void_p, index: int) -> TensorInfo:
+    """Returns what an open checkpoint says of one of its tensors."""
     tensor = s.TensorInfoStruct()
     call("trf_checkpoint_tensor", checkpoint, index, ctypes.byref(tensor))
     return TensorInfo(

@@ -37,6 +37,7 @@ def library() -> ctypes.CDLL:
     options, report = POINTER(s.CheckpointOptionsStruct), POINTER(s.CheckpointReportStruct)
     functions: dict[str, tuple[object, list[object]]] = {
         "trf_version": (c_char_p, []),
+        "trf_get_build_info": (None, [POINTER(s.BuildInfoStruct)]),
         "trf_dtype_name": (c_char_p, [c_int]),
         "trf_codec_name": (c_char_p, [c_int]),
         "trf_free": (None, [c_void_p]),
@@ -104,13 +105,15 @@ def call_interruptible(work: Callable[[], None], cancel: threading.Event) -> Non
     thread = threading.Thread(target=run, name="transfuse")
     try:
         thread.start()
-        done.wait()
+        # A signal that another thread got wakes nobody here: look now and then whether there was one.
+        while not done.wait(0.1):
+            pass
     except BaseException:
         cancel.set()
         # `work` uses memory of this call: there is no leaving it, however often Ctrl-C is pressed.
         while thread.ident is not None and not done.is_set():
             try:
-                done.wait()
+                done.wait(0.1)
             except KeyboardInterrupt:
                 continue
         raise

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 from transfuse import _structs as s
 from transfuse._library import library
@@ -61,8 +63,21 @@ def make_layer_report(report: s.LayerReportStruct) -> LayerReport:
 
 def make_layer_info(info: s.LayerInfoStruct) -> LayerInfo:
     """Returns the dataclass of a struct."""
-    values = {field.name: getattr(info, field.name) for field in dataclasses.fields(LayerInfo)}
-    values["dtype"] = library().trf_dtype_name(info.dtype).decode()
-    values["codec"] = library().trf_codec_name(info.codec).decode()
-    values["granularity"] = granularity_name(info.granularity, info.scale_group_size)
+    # A checkpoint may have tens of thousands of blobs.
+    values: dict[str, Any] = {name: getattr(info, name) for name in _NUMBERS}
+    values.update(_name_traits(info.dtype, info.codec, info.granularity, info.scale_group_size))
     return LayerInfo(**values)
+
+
+_NAMED = ("dtype", "codec", "granularity")
+_NUMBERS = [field.name for field in dataclasses.fields(LayerInfo) if field.name not in _NAMED]
+
+
+@functools.cache
+def _name_traits(dtype: int, codec: int, granularity: int, scale_group_size: int) -> dict[str, str]:
+    names = (
+        library().trf_dtype_name(dtype).decode(),
+        library().trf_codec_name(codec).decode(),
+        granularity_name(granularity, scale_group_size),
+    )
+    return dict(zip(_NAMED, names, strict=True))

@@ -59,6 +59,12 @@ class ErrorStruct(ctypes.Structure):
     _fields_ = [("status", c_int), ("cuda", c_int32), ("offset", c_uint64), ("message", c_char * 1024)]
 
 
+class BuildInfoStruct(ctypes.Structure):
+    """`trf_build_info`."""
+
+    _fields_ = [("device_code", c_char_p), ("cuda_version", c_int)]
+
+
 class MatrixStruct(ctypes.Structure):
     """`trf_matrix`."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and enums of this package are those of include/transfuse.h, which a C compiler is asked about.
+"""The structs and enums of this package are those of the public headers, which a C compiler is asked about.
 
-TRF_SOURCE_DIR names the source tree whose header it is; without it, or without a compiler, this is skipped.
+TRF_SOURCE_DIR names the source tree whose headers they are; without it, or without a compiler, this is skipped.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import transfuse
 from transfuse import _structs as s
 from transfuse._library import library
 
+_HEADERS = ("transfuse.h", "transfuse/device_memory.h")
 _STRUCTS = {
     "trf_error": s.ErrorStruct,
+    "trf_build_info": s.BuildInfoStruct,
     "trf_matrix": s.MatrixStruct,
     "trf_encode_options": s.EncodeOptionsStruct,
     "trf_layer_report": s.LayerReportStruct,
@@ -56,10 +58,11 @@ def _ctypes_values() -> dict[str, int]:
 
 
 def _read_header() -> str:
-    """Returns the header without its comments."""
+    """Returns the headers without their comments."""
     if "TRF_SOURCE_DIR" not in os.environ:
         pytest.skip("there is no TRF_SOURCE_DIR")
-    text = (Path(os.environ["TRF_SOURCE_DIR"]) / "include" / "transfuse.h").read_text()
+    include = Path(os.environ["TRF_SOURCE_DIR"]) / "include"
+    text = "".join((include / name).read_text() for name in _HEADERS)
     return re.sub(r"/\*.*?\*/", "", text, flags=re.S)
 
 
@@ -88,7 +91,8 @@ def test_same_as_the_header(tmp_path: Path) -> None:
     wanted = _ctypes_values()
     lines = "".join(f'    printf("%lld\\n", (long long)({expression}));\n' for expression in wanted)
     program = tmp_path / "values.c"
-    program.write_text(f"#include <stdio.h>\n#include <transfuse.h>\nint main(void) {{\n{lines}    return 0;\n}}\n")
+    includes = "".join(f"#include <{name}>\n" for name in ("stdio.h", *_HEADERS))
+    program.write_text(f"{includes}int main(void) {{\n{lines}    return 0;\n}}\n")
     include = Path(os.environ["TRF_SOURCE_DIR"]) / "include"
     subprocess.run([compiler, f"-I{include}", program, "-o", tmp_path / "values"], check=True)
     printed = subprocess.run([tmp_path / "values"], capture_output=True, text=True, check=True).stdout.split()

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`transfuse doctor`: what this machine has, what of transfuse works on it, and whether a checkpoint fits its GPUs.
+
+What can fail hard is tried in other interpreters (`_probes`), so that the report comes whatever is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from transfuse import _probes
+from transfuse import _structs as s
+from transfuse._checkpoint import CheckpointInfo, info
+from transfuse._errors import TransfuseError
+from transfuse._fit import measure_need, read_quant_method
+from transfuse._library import find_installed, library
+from transfuse._nvidia import Driver, Gpu, find_driver
+
+_OLDEST_CAPABILITY = (8, 0)
+_OLDEST_TORCH = (2, 10)
+_OLDEST_TRANSFORMERS = (5, 0)
+# The oldest driver for each major version of the CUDA runtime; a driver serves all minor versions of its own.
+_OLDEST_DRIVER = {12: "525.60.13", 13: "580"}
+_PACKAGES = ("numpy", "ml_dtypes", "torch", "transformers", "accelerate", "peft", "diffusers", "vllm")
+_GIB = 1 << 30
+
+
+class _Report:
+    """Prints as it goes, and gathers the faults."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def section(self, title: str) -> None:
+        print(f"\n{title}", flush=True)
+
+    def row(self, label: str, text: str) -> None:
+        print(f"  {label:<28} {text}", flush=True)
+
+    def fault(self, text: str) -> None:
+        self.faults.append(text)
+
+    def verdict(self, what: str, fault: str, reason: str = "") -> bool:
+        """Says whether something works; `fault` says what is wrong and what to do, `reason` why there is no fault."""
+        self.row(what, f"no: {fault or reason}" if fault or reason else "yes")
+        if fault:
+            self.fault(f"{what}: {fault}")
+        return not fault and not reason
+
+
+def _parse_version(text: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _write_cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _write_size(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB"
+
+
+def covers(device_code: str, capability: tuple[int, int]) -> str:
+    """Returns "native", "PTX" or "": how code for these architectures runs on a GPU of that compute capability."""
+    found = ""
+    for word in device_code.split():
+        match = re.fullmatch(r"(\d+)\.(\d)([a-z]?)(\+PTX)?", word)
+        if not match:
+            continue
+        of = int(match[1]), int(match[2])
+        if match[4]:
+            if of <= capability and (not match[3] or of == capability):
+                found = found or "PTX"
+        elif of == capability or (match[3] in ("", "f") and of[0] == capability[0] and of <= capability):
+            return "native"
+    return found
+
+
+class _Doctor:
+    def __init__(self, report: _Report) -> None:
+        self.report = report
+        self.build = s.BuildInfoStruct(b"", 0)
+        self.library_problem = ""
+        self.driver = Driver(None, 0, (), "")
+        self.versions: dict[str, str | None] = {}
+        self.gpus: list[Gpu] = []  # those that products run on
+
+    @property
+    def device_code(self) -> str:
+        return str(self.build.device_code.decode())
+
+    # ---- what there is ----
+
+    def look_at_library(self) -> None:
+        report = self.report
+        report.section("transfuse")
+        try:
+            library().trf_get_build_info(ctypes.byref(self.build))
+            report.row("library", f"{library().trf_version().decode()}, {library()._name}")
+            code = self.device_code
+            runtime = f"for compute capability {code}; CUDA runtime {_write_cuda(self.build.cuda_version)}"
+            report.row("device code", runtime if code else "none: this build is for the CPU alone")
+        except (ImportError, OSError, AttributeError) as failure:
+            self.library_problem = f"the library does not load: {failure}; install transfuse again"
+            report.row("library", "does not load")
+        report.row("command", self._run_command())
+
+    def _run_command(self) -> str:
+        try:
+            program = find_installed("bin", "transfuse")
+            done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
+            return f"{done.stdout.split()[-1]}, {program}"
+        except (ImportError, OSError, IndexError, subprocess.SubprocessError) as failure:
+            self.report.fault(f"the command does not run: {failure}; install transfuse again")
+            return "does not run"
+
+    def look_at_gpus(self) -> None:
+        report = self.report
+        self.driver = find_driver()
+        report.section("GPUs")
+        driver = self.driver
+        if driver.version is None and not driver.cuda_version:
+            report.row("driver", "none of NVIDIA's was found")
+        else:
+            cuda = f", for CUDA {_write_cuda(driver.cuda_version)}" if driver.cuda_version else ""
+            report.row("driver", (driver.version or "of unknown version") + cuda)
+        if driver.problem:
+            report.row("CUDA", f"does not start: {driver.problem}")
+        elif not driver.gpus:
+            report.row("GPU", "none")
+        for gpu in driver.gpus:
+            free = "" if gpu.free_bytes is None else f", {_write_size(gpu.free_bytes)} of them free"
+            capability = ".".join(map(str, gpu.capability))
+            report.row(
+                f"GPU {gpu.index}",
+                f"{gpu.name}, compute capability {capability}, {_write_size(gpu.total_bytes)}{free}",
+            )
+
+    def look_at_packages(self) -> None:
+        self.report.section("Python")
+        self.report.row("Python", f"{platform.python_version()}, {sys.executable}")
+        for package in _PACKAGES:
+            self.versions[package] = _find_version(package)
+            self.report.row(package, self.versions[package] or "not installed")
+
+    # ---- what works ----
+
+    def try_cpu(self) -> bool:
+        failure = self.library_problem
+        if not failure:
+            result = _probes.run_probe(_probes.CPU)
+            failure = f"{result.values.get('doing')}: {result.failure}" if result.failure else ""
+        return self.report.verdict("checkpoints, layers on a CPU", failure)
+
+    def _explain_driver(self) -> str:
+        """Returns what is wrong with the driver, for a build with device code, or ""."""
+        driver, runtime = self.driver, self.build.cuda_version
+        if not driver.cuda_version or driver.cuda_version // 1000 >= runtime // 1000:
+            return ""
+        return (
+            f"driver {driver.version or 'of unknown version'} is for CUDA {_write_cuda(driver.cuda_version)}, and this "
+            f"build's CUDA runtime {_write_cuda(runtime)} needs driver {_OLDEST_DRIVER.get(runtime // 1000, '')} or "
+            "newer: update the driver"
+        )
+
+    def _explain_gpu(self, gpu: Gpu) -> str:
+        """Returns why a GPU cannot be used, or ""."""
+        if gpu.capability < _OLDEST_CAPABILITY:
+            return "its compute capability is below 8.0"
+        code = covers(self.device_code, gpu.capability)
+        if not code:
+            return f"there is no device code for it among {self.device_code}; build transfuse on this machine"
+        if code == "PTX" and self.driver.cuda_version < self.build.cuda_version:
+            of, known = _write_cuda(self.build.cuda_version), _write_cuda(self.driver.cuda_version)
+            return f"its code is PTX of CUDA {of}, which a driver for CUDA {known} does not read: update the driver"
+        result = _probes.run_probe(_probes.GPU.format(index=gpu.index))
+        return result.failure
+
+    def try_gpus(self) -> None:
+        report, driver = self.report, self.driver
+        what = "products on a GPU"
+        if not driver.gpus:
+            outdated = self._explain_driver() if self.device_code else ""
+            fault = outdated or (driver.problem and f"CUDA does not start: {driver.problem}")
+            # Without libcuda, as in a container that was started without GPUs, nothing is wrong.
+            seen = bool(driver.cuda_version)
+            report.verdict(what, fault if seen else "", "" if fault and seen else "there is no GPU")
+            return
+        if self.library_problem:
+            report.verdict(what, "", "the library does not load")
+            return
+        if not self.device_code:
+            report.verdict(
+                what, "this build of transfuse has no device code: install a wheel that has, or build it where nvcc is"
+            )
+            return
+        outdated = self._explain_driver()
+        if outdated:
+            report.verdict(what, outdated)
+            return
+        reasons = {gpu.index: self._explain_gpu(gpu) for gpu in driver.gpus}
+        self.gpus = [gpu for gpu in driver.gpus if not reasons[gpu.index]]
+        for gpu in driver.gpus:
+            # A GPU that is only there for a screen is no fault beside one that works.
+            reason = reasons[gpu.index]
+            report.verdict(f"{what} ({gpu.index})", "" if self.gpus else reason, reason if self.gpus else "")
+        if self.gpus:
+            major = self.build.cuda_version // 1000
+            missing = _probes.run_probe(_probes.CUBLASLT.format(major=major)).failure
+            report.verdict("large batches on a GPU", missing and f"{missing}; pip install 'nvidia-cublas=={major}.*'")
+
+    def try_torch(self) -> bool:
+        """Torch ops on the CPU and on each GPU; returns whether those on the CPU work."""
+        report, version = self.report, self.versions["torch"]
+        what = "PyTorch on a CPU"
+        if version is None:
+            return report.verdict(what, "", "torch is not installed: pip install torch")
+        if _parse_version(version) < _OLDEST_TORCH:
+            return report.verdict(what, f"torch {version} is older than 2.10: pip install -U torch")
+        result = _probes.run_probe(_probes.TORCH)
+        if result.failure:
+            return report.verdict(what, f"{result.values['doing']}: {result.failure}; install torch again")
+        devices = ["cpu", *(f"cuda:{index}" for index in range(result.values["devices"]))] if self.gpus else ["cpu"]
+        ops = _probes.run_probe(_probes.OPS.format(devices=devices))
+        works = bool(ops.values.get("cpu"))
+        report.verdict(what, "" if works else f"{ops.values['doing']}: {ops.failure}")
+        if not self.gpus:
+            report.verdict("PyTorch on a GPU", "", "there is no GPU that transfuse can use")
+        elif len(devices) == 1:
+            why = "was built for the CPU" if result.values["cuda"] is None else "finds no GPU"
+            report.verdict("PyTorch on a GPU", f"torch {version} {why}: install a torch for CUDA")
+        elif works:
+            report.verdict("PyTorch on a GPU", f"{ops.values['doing']}: {ops.failure}" if ops.failure else "")
+        return works
+
+    def _try_host(self, host: str) -> None:
+        """Whether a host that is installed knows transfuse's checkpoints."""
+        result = _probes.run_probe(_probes.HOST.format(host=host))
+        if result.failure or result.values["registered"]:
+            fault = f"{result.values['doing']}: {result.failure}" if result.failure else ""
+            self.report.verdict(host, fault)
+            return
+        off = os.environ.get("TRANSFUSE_NO_HOOK") == "1"
+        why = "TRANSFUSE_NO_HOOK=1 is set" if off else "the wheel's .pth file is not in this environment"
+        self.report.row(host, f"yes, in programs that import transfuse: {why}")
+
+    def try_hosts(self, torch_works: bool) -> None:
+        """What stands upon PyTorch."""
+        report, version = self.report, self.versions["transformers"]
+        needs = "" if torch_works else "it needs transfuse's part for PyTorch"
+        if version is None:
+            report.verdict("transformers", "", "it is not installed: pip install 'transfuse[transformers]'")
+        elif _parse_version(version) < _OLDEST_TRANSFORMERS:
+            report.verdict("transformers", f"transformers {version} is older than 5: pip install -U transformers")
+        elif needs:
+            report.verdict("transformers", "", needs)
+        else:
+            self._try_host("transformers")
+        if self.versions["diffusers"] and torch_works:
+            self._try_host("diffusers")
+        if self.versions["vllm"]:
+            report.verdict("vLLM", "", "transfuse has no plugin for it yet")
+
+    # ---- a checkpoint ----
+
+    def look_at_checkpoint(self, path: str) -> None:
+        report = self.report
+        report.section(f"Checkpoint {path}")
+        try:
+            checkpoint = info(path)
+        except TransfuseError as failure:
+            report.row("checkpoint", "cannot be read")
+            report.fault(f"{path}: {failure}")
+            return
+        tensors = [tensor for tensor in checkpoint.tensors if tensor.compressed]
+        report.row("compressed", f"{len(tensors)} of {len(checkpoint.tensors)} tensors" if tensors else "no")
+        report.row("size", _write_size(checkpoint.bytes))
+        if not tensors:
+            report.row("to compress it", f"transfuse compress {path} -o TARGET")
+            return
+        share = 100 * checkpoint.bytes / max(checkpoint.source_bytes, 1)
+        report.row("size uncompressed", f"{_write_size(checkpoint.source_bytes)}, of which it takes {share:.1f} %")
+        self._look_at_config(path)
+        self._look_at_fit(checkpoint)
+
+    def _look_at_config(self, path: str) -> None:
+        try:
+            method = read_quant_method(path)
+        except (OSError, ValueError) as failure:
+            self.report.row("config.json", "cannot be read")
+            self.report.fault(f"config.json of {path}: {failure}")
+            return
+        if method is None:
+            self.report.row("config.json", "none: transformers cannot load it")
+        elif method == "transfuse":
+            self.report.row("config.json", "names transfuse: transformers can load it")
+        else:
+            named = f"names the quantization method {method!r}" if method else "has no quantization_config"
+            self.report.row("config.json", f"{named}: transformers cannot load it")
+            if not method:
+                self.report.fault(
+                    f"config.json of {path} does not name transfuse, and transformers would give random weights: "
+                    "compress the checkpoint again with this version"
+                )
+
+    def _look_at_fit(self, checkpoint: CheckpointInfo) -> None:
+        report, need = self.report, measure_need(checkpoint)
+        report.row("needs of a GPU's memory", _write_size(need.total))
+        for size, what in (
+            (need.weights, "tensors as they are stored"),
+            (need.directories, "directories of the compressed ones"),
+            (need.workspace, "room to decode the largest tensor"),
+            (need.margin, "margin for CUDA and the framework"),
+        ):
+            report.row("", f"{_write_size(size):>12}  {what}")
+        report.row("", "beside it: the KV cache and activations, which grow with batch and context")
+        fits = []
+        for gpu in self.gpus:
+            room = gpu.total_bytes if gpu.free_bytes is None else gpu.free_bytes
+            fits.append(room >= need.total)
+            left = f"{_write_size(room - need.total)} remain" if fits[-1] else f"{_write_size(need.total - room)} short"
+            report.row(f"GPU {gpu.index}", f"{'fits' if fits[-1] else 'does not fit'}: {left}")
+        if fits and not any(fits):
+            report.fault(f"{checkpoint.path} needs {_write_size(need.total)}, and no GPU has as much memory free")
+        if not self.gpus:
+            report.row("GPU", "none to load it to")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the report; returns 0 if no fault was found, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="transfuse doctor",
+        description="Says what this machine has, what of transfuse works on it, and whether a checkpoint fits a GPU.",
+        epilog="Exit status: 0 no fault found, 1 a fault found, 2 wrong usage.",
+    )
+    parser.add_argument("checkpoint", nargs="?", help="a .safetensors file, an index, or a folder")
+    options = parser.parse_args(arguments)
+    report = _Report()
+    doctor = _Doctor(report)
+    doctor.look_at_library()
+    doctor.look_at_gpus()
+    doctor.look_at_packages()
+    report.section("What works")
+    doctor.try_cpu()
+    doctor.try_gpus()
+    torch_works = doctor.try_torch()
+    doctor.try_hosts(torch_works)
+    if options.checkpoint and not doctor.library_problem:
+        doctor.look_at_checkpoint(options.checkpoint)
+    count = len(report.faults)
+    print(f"\n{count} fault{'s' if count > 1 else ''} found:" if count else "\nno fault found")
+    for fault in report.faults:
+        print(f"  * {fault}")
+    return 1 if report.faults else 0

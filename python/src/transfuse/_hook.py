@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registers transfuse with transformers, diffusers and PEFT once a program imports what they look it up in.
+
+None of them looks for plug-ins, so that a finder on ``sys.meta_path`` waits for the import of their tables.
+`import transfuse` puts it there, and so does the file transfuse_hook.pth of the wheel, for programs that do not import
+transfuse. Nothing of torch, transformers or diffusers is imported by it. ``TRANSFUSE_NO_HOOK=1`` turns that file off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+# The modules whose tables we enter, and the function of transfuse.hf that does it.
+HOSTS = {
+    "transformers.quantizers.auto": "register_transformers",
+    "diffusers.quantizers.auto": "register_diffusers",
+    "peft.tuners.tuners_utils": "register_peft",
+}
+
+
+def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    """Finds a host's module as Python would, and has us registered after it has run; None for any other module."""
+    if name not in HOSTS:
+        return None
+    spec = PathFinder.find_spec(name, path, target)
+    if spec is None or spec.loader is None:
+        return spec
+    loader = spec.loader
+    run = loader.exec_module
+
+    def run_and_register(module: ModuleType) -> None:
+        # A loader is made for each module: what is put on it goes with it.
+        loader.__dict__.pop("exec_module", None)
+        run(module)
+        register(module)
+
+    loader.exec_module = run_and_register  # type: ignore[method-assign]
+    return spec
+
+
+def register(module: ModuleType) -> None:
+    """Enters us into a host's tables. A failure is a warning: it must not break the import of the host."""
+    try:
+        getattr(importlib.import_module("transfuse.hf"), HOSTS[module.__name__])(module)
+    except Exception as failure:
+        warnings.warn(
+            f"transfuse could not register with {module.__name__}: {type(failure).__name__}: {failure}", stacklevel=2
+        )
+
+
+def install() -> None:
+    """Registers with the hosts that are imported already, and waits for the others. May be called again."""
+    this = sys.modules[__name__]
+    if this not in sys.meta_path:
+        sys.meta_path.insert(0, this)
+    for name in HOSTS:
+        module = sys.modules.get(name)
+        # One that is still being imported registers when it has run.
+        if module is not None and not getattr(module.__spec__, "_initializing", False):
+            register(module)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading compressed checkpoints with transformers and diffusers.
+
+`register_transformers`, `register_diffusers` and `register_peft` are called by transfuse._hook; `TransfuseConfig` is
+what users pass as `quantization_config`. Importing this package imports neither torch nor a host.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transfuse.hf._quantization_config import TransfuseConfig as TransfuseConfig
+
+__all__ = ["TransfuseConfig", "register_diffusers", "register_peft", "register_transformers"]
+
+METHOD = "transfuse"
+# Of transformers: the configs of which an argument of from_pretrained overrides some attributes.
+_OVERRIDABLE = "LOADING_ATTRIBUTES_CONFIG_TYPES"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TransfuseConfig":
+        from transfuse.hf._quantization_config import TransfuseConfig
+
+        return TransfuseConfig
+    raise AttributeError(f"module 'transfuse.hf' has no attribute '{name}'")
+
+
+def register_transformers(auto: ModuleType) -> None:
+    """Enters quantizer and config into the tables of `transformers.quantizers.auto`; does nothing the second time."""
+    if METHOD in auto.AUTO_QUANTIZER_MAPPING:
+        return
+    from transfuse.hf._quantization_config import TransfuseConfig
+    from transfuse.hf._quantizer import TransfuseHfQuantizer
+
+    auto.register_quantization_config(METHOD)(TransfuseConfig)
+    auto.register_quantizer(METHOD)(TransfuseHfQuantizer)
+    # There is no function for it.
+    vars(auto)[_OVERRIDABLE] = (*vars(auto)[_OVERRIDABLE], TransfuseConfig)
+
+
+def register_diffusers(auto: ModuleType) -> None:
+    """Enters quantizer and config into the tables of `diffusers.quantizers.auto`, which has no functions for it."""
+    if METHOD in auto.AUTO_QUANTIZER_MAPPING:
+        return
+    from transfuse.hf._diffusers import DiffusersTransfuseConfig, TransfuseDiffusersQuantizer
+
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = DiffusersTransfuseConfig
+    auto.AUTO_QUANTIZER_MAPPING[METHOD] = TransfuseDiffusersQuantizer
+
+
+def register_peft(tuners_utils: ModuleType) -> None:
+    """Makes the adapters of `peft.tuners.tuners_utils` refuse to be merged into compressed weights."""
+    from transfuse.hf import _peft
+
+    _peft.register_peft(tuners_utils)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `quantization_config` in the config.json of a compressed checkpoint holds (format/FORMAT.md, section 10)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from transfuse._errors import Status, make_error
+
+LAYOUTS = ("coded",)
+
+
+class Method(str):
+    """The name of a quantization method, with what the hosts expect of a member of their enums."""
+
+    @property
+    def value(self) -> str:
+        """The name."""
+        return str(self)
+
+
+METHOD = Method("transfuse")
+
+
+class ConfigFields:
+    """The attributes that the configs for transformers and for diffusers share.
+
+    Parameters
+    ----------
+    exact : bool
+        Turns the exact mode on when a model is loaded with this config (`transfuse.set_exact`): logits are then those
+        of the uncompressed model on the same machine, bit for bit. It holds for the whole process, and is not saved.
+    layout : str
+        How the weights lie in memory. There is "coded" only.
+    version, codec, bits, source_config
+        What `transfuse compress` wrote; not for users.
+    others
+        Keys of later versions, which are kept and otherwise ignored.
+
+    Raises
+    ------
+    UnsupportedError
+        The layout is another one.
+    TypeError
+        `exact` is not a bool.
+    """
+
+    quant_method: Any
+
+    def __init__(
+        self,
+        *,
+        exact: bool = False,
+        layout: str = "coded",
+        version: int | None = None,
+        codec: str | None = None,
+        bits: float | None = None,
+        source_config: str | None = None,
+        **others: Any,
+    ) -> None:
+        if not isinstance(exact, bool):
+            raise TypeError(f"exact is a bool, not {type(exact).__name__}")
+        if layout not in LAYOUTS:
+            known = ", ".join(map(repr, LAYOUTS))
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"the layout {layout!r} is not known; there is {known}")
+        others.pop("quant_method", None)
+        self.quant_method = METHOD
+        self.exact, self.layout = exact, layout
+        self.version, self.codec, self.bits, self.source_config = version, codec, bits, source_config
+        self.__dict__.update(others)
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        """Returns what an argument of from_pretrained decides, whatever the file says."""
+        return {"exact": self.exact}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what config.json holds: without `exact`, which is a matter of each loading."""
+        fields = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if value is not None}
+        fields.pop("exact", None)
+        fields["quant_method"] = METHOD.value
+        return fields
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The same: nothing is left out that is a default."""
+        return self.to_dict()

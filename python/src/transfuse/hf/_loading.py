@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out a load plan: the blobs go from the files into a model's modules, and what no module takes is decoded."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from transfuse.hf._expert_parts import make_placeholders
+from transfuse.hf._load_plan import Decoded, LoadPlan, Part
+from transfuse.torch import _ops, _registry
+from transfuse.torch._containers import unpack_experts
+from transfuse.torch._experts import replace_experts
+from transfuse.torch._modules import TORCH_DTYPES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.get_logger(__name__)
+
+# Reading and checking one blob does not use a machine up; as many at once as transformers reads tensors.
+_THREADS = min(4, os.cpu_count() or 4)
+_NAMES_SHOWN = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A parameter to load: of one blob, or of those of experts."""
+
+    target: str
+    parts: list[Part]
+    is_set: bool = False
+
+
+class Loader:
+    """Loads what a plan names. `device_of` tells where the parameter of a name goes."""
+
+    def __init__(self, model: PreTrainedModel, plan: LoadPlan, device_of: Callable[[str], torch.device]) -> None:
+        self.model, self.plan, self.device_of = model, plan, device_of
+        self._files = ExitStack()
+        self._checkpoints: dict[str, _registry.Checkpoint] = {}
+        self._dense_files: dict[str, Any] = {}
+        self._cancel = _registry.Cancel()
+
+    def run(self) -> None:
+        """Loads everything. Ctrl-C ends it within a second.
+
+        Raises
+        ------
+        TransfuseError
+            Of any tensor; the model is not to be used then.
+        """
+        with self._files, logging.tqdm(total=self._num_parts(), desc="Loading compressed weights") as bar:
+            self._open_checkpoints()
+            for job, blob in self._read_all(self._make_jobs()):
+                set_parameter(self.model, job.target, nn.Parameter(blob, requires_grad=False))
+                bar.update(len(job.parts))
+            for decoded in self.plan.decoded:
+                self._decode(decoded)
+                bar.update(len(decoded.parts))
+
+    def _num_parts(self) -> int:
+        experts = sum(len(parts) for each in self.plan.experts for parts in each.blobs.values())
+        return len(self.plan.taken) + experts + sum(len(each.parts) for each in self.plan.decoded)
+
+    def _open_checkpoints(self) -> None:
+        lists = [[taken.part] for taken in self.plan.taken] + [decoded.parts for decoded in self.plan.decoded]
+        lists += [parts for experts in self.plan.experts for parts in experts.blobs.values()]
+        for path in {part.tensor.file for parts in lists for part in parts}:
+            self._checkpoints[path] = self._files.enter_context(_registry.open_checkpoint(path))
+
+    def _make_jobs(self) -> list[_Job]:
+        jobs = [_Job(taken.target, [taken.part]) for taken in self.plan.taken]
+        for experts in self.plan.experts:
+            jobs += [_Job(f"{experts.path}.{name}", parts, True) for name, parts in experts.blobs.items()]
+        return jobs
+
+    def _read_all(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Tensor]]:
+        """Reads blobs on several threads, in the order of the files, and gives them as they come."""
+        waiting = sorted(
+            jobs, key=lambda job: (job.parts[0].tensor.file, job.parts[0].tensor.file_offset), reverse=True
+        )
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="transfuse")
+        running: dict[Future[Tensor], _Job] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) <= _THREADS:
+                    job = waiting.pop()
+                    running[pool.submit(self._read_job, job)] = job
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+        except BaseException:
+            self._cancel.set()
+            raise
+        finally:
+            # What is being read at this moment uses the open checkpoints.
+            pool.shutdown(cancel_futures=True)
+
+    def _read_job(self, job: _Job) -> Tensor:
+        """Returns a blob, or one of experts, on the device of its target, validated and registered."""
+        device = self.device_of(job.target)
+        sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in job.parts]
+        # A 3-D tensor of a file is a set of experts already.
+        if job.is_set and len(job.parts[0].tensor.shape) == 2:
+            return _registry.load_experts(sources, device, cancel=self._cancel)
+        return _registry.load_blob(*sources[0], device, cancel=self._cancel)
+
+    def _decode(self, item: Decoded) -> None:
+        """Decodes the parts of an item, has the host convert them, and sets what comes of it."""
+        if item.converter is None:
+            self._set_dense(item.target, self._read_dense(item.parts[0], item.target))
+            return
+        converter = copy.deepcopy(item.converter)
+        for part in item.parts:
+            # The converter calls them when it comes to them: decoded weights do not pile up beyond one target.
+            converter.add_tensor(item.target, part.tensor.name, part.pattern, self._deferred(part, item.target))
+        values = converter.convert(item.target, model=self.model, config=self.model.config)
+        for name, value in values.items():
+            self._set_dense(name, value[0] if isinstance(value, list) else value)
+
+    def _deferred(self, part: Part, target: str) -> Callable[[], Tensor]:
+        return lambda: self._read_dense(part, target)
+
+    def _read_dense(self, part: Part, target: str) -> Tensor:
+        """Returns a tensor as the source had it, on the device of its target."""
+        tensor, device = part.tensor, self.device_of(target)
+        if not tensor.compressed:
+            if tensor.file not in self._dense_files:
+                self._dense_files[tensor.file] = self._files.enter_context(safe_open(tensor.file, framework="pt"))
+            return self._dense_files[tensor.file].get_tensor(tensor.name).to(device)  # type: ignore[no-any-return]
+        assert tensor.layer is not None
+        dtype, (*_, rows, cols) = TORCH_DTYPES[tensor.layer.dtype], tensor.shape
+        blob = _registry.load_blob(self._checkpoints[tensor.file], tensor.name, device)
+        if len(tensor.shape) == 2:
+            return _ops.decode(blob, rows, cols, dtype)
+        dense = torch.empty(tensor.shape, dtype=dtype, device=device)
+        for index, expert in enumerate(unpack_experts(blob)):
+            dense[index] = _ops.decode(expert, rows, cols, dtype)
+        return dense
+
+    def _set_dense(self, target: str, value: Tensor) -> None:
+        wanted = get_tensor(self.model, target)
+        if wanted.shape != value.shape:
+            raise ValueError(f"{target} has shape {list(wanted.shape)}, and the checkpoint gives {list(value.shape)}")
+        set_parameter(self.model, target, value.to(self.plan.dtypes[target]))
+
+
+def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
+    """Sets a parameter or buffer, as loaded."""
+    path, _, attribute = name.rpartition(".")
+    module = model.get_submodule(path)
+    if attribute not in module._buffers and not isinstance(value, nn.Parameter):
+        value = nn.Parameter(value, requires_grad=value.is_floating_point())
+    setattr(module, attribute, mark_loaded(value))
+
+
+def mark_loaded(value: Tensor) -> Tensor:
+    """Returns a parameter or buffer that the host does not draw at random."""
+    value._is_hf_initialized = True  # type: ignore[attr-defined]
+    return value
+
+
+def get_tensor(model: nn.Module, name: str) -> Tensor:
+    """Returns a parameter or buffer."""
+    path, _, attribute = name.rpartition(".")
+    return getattr(model.get_submodule(path), attribute)  # type: ignore[no-any-return]
+
+
+def put_modules(model: nn.Module, plan: LoadPlan) -> None:
+    """Puts our modules, still without blobs, in the place of others; one that has several names goes by all of them."""
+    for experts in plan.experts:
+        replaced = replace_experts(model.get_submodule(experts.path), **make_placeholders(experts.blobs))
+        replaced._is_hf_initialized = True  # type: ignore[assignment]
+    names = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        names[id(module)].append(name)
+    for path, module in plan.replaced.items():
+        # The host would call the random initialization of nn.Linear on it.
+        module._is_hf_initialized = True  # type: ignore[assignment]
+        for name in names[id(model.get_submodule(path))]:
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, module)
+
+
+def hide_from_host(model: nn.Module, names: set[str]) -> Any:
+    """Leaves names out of the state dict, by which the host goes while it loads; returns a handle to undo it."""
+
+    def hide(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name in names:
+            state_dict.pop(prefix + name, None)
+
+    return model.register_state_dict_post_hook(hide)  # type: ignore[no-untyped-call]
+
+
+def warn_of_decoded(plan: LoadPlan) -> None:
+    """Names the weights that take as much memory as in the uncompressed model, by their reasons."""
+    names = defaultdict(list)
+    for item in plan.decoded:
+        names[item.reason].append(item.target)
+    for reason, targets in names.items():
+        more = f" and {len(targets) - _NAMES_SHOWN} more" if len(targets) > _NAMES_SHOWN else ""
+        logger.warning(f"decoded at load, since {reason}: {', '.join(targets[:_NAMES_SHOWN])}{more}")

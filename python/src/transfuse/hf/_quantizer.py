@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quantizer that transformers calls while it loads and saves a compressed model.
+
+In the order of transformers' `from_pretrained`: `_process_model_before_weight_loading` reads the headers,
+`update_weight_conversions` plans and puts our modules in place, and the blobs are loaded as soon as the device map is
+known, that is there or, where transformers works the map out, in `validate_environment`. The parameters that we have
+set are then hidden from the host: while it loads the rest, the model's state dict does not name them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils import logging
+
+from transfuse._errors import Status, make_error
+from transfuse.hf._device_map import check_device_map
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from transfuse._checkpoint import TensorInfo
+    from transfuse.hf._load_plan import LoadPlan
+    from transfuse.hf._quantization_config import TransfuseConfig
+
+logger = logging.get_logger(__name__)
+
+# What a device needs beside the blobs: directories, and workspaces of products.
+_USABLE_MEMORY = 0.97
+
+
+class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Loads checkpoints that `transfuse compress` made, and saves models that were loaded so."""
+
+    requires_calibration = False
+    quantization_config: TransfuseConfig
+
+    def __init__(self, quantization_config: TransfuseConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        if not self.pre_quantized:
+            raise make_error(
+                Status.TRF_ERR_ARGUMENT,
+                "this checkpoint is not compressed: its config.json has no quantization_config of transfuse. Run "
+                "'transfuse compress' on it first, or load it as it is and call transfuse.compress_model",
+            )
+        self._model: PreTrainedModel | None = None
+        self._tensors: list[TensorInfo] = []
+        self._dtype: torch.dtype | None = None
+        self._device_map: Any = None
+        self._plan: LoadPlan | None = None
+        self._hook: Any = None
+        # Kept for saving: the host's conversions, and the tensors of the files by the parameters that they became.
+        self._conversions: list[Any] = []
+        self._disk_names: dict[str, list[str]] = {}
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Refuses device maps that we cannot serve; the second call of a loading brings the one that was worked out."""
+        # An ImportError here says what is missing: torch is too old, or this transfuse was built without torch.
+        importlib.import_module("transfuse.torch")
+        check_device_map(device_map)
+        if self._plan is not None and isinstance(self._device_map, str) and device_map is not None:
+            self._device_map = device_map
+            self._load()
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        self._dtype = dtype
+        return dtype
+
+    def adjust_max_memory(self, max_memory: dict[int | str, Any]) -> dict[int | str, Any]:
+        return {key: _USABLE_MEMORY * size if isinstance(key, int) else size for key, size in max_memory.items()}
+
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, device_map: Any = None, **kwargs: Any
+    ) -> None:
+        from transfuse.hf._load_plan import read_headers
+
+        if getattr(model.config, "distributed_config", None) is not None:
+            raise make_error(
+                Status.TRF_ERR_UNSUPPORTED, "compressed weights are not cut for tensor parallelism by transformers"
+            )
+        if not checkpoint_files:
+            raise make_error(Status.TRF_ERR_ARGUMENT, "compressed weights are loaded from files, not from a state dict")
+        self._model, self._device_map = model, device_map
+        self._tensors = read_headers(checkpoint_files)
+
+    def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
+        """Plans, now that all conversions are known, those of the `key_mapping` of the user among them.
+
+        None of them is changed: what we load is not in the state dict that the host compares names with.
+        """
+        if self._model is not None and self._plan is None:
+            self._prepare(self._model, weight_conversions)
+            if not isinstance(self._device_map, str):
+                self._load()
+        return weight_conversions
+
+    def _prepare(self, model: PreTrainedModel, conversions: list[Any]) -> None:
+        from transfuse.hf._load_plan import SUFFIX, Planner
+        from transfuse.hf._loading import put_modules, warn_of_decoded
+
+        assert self._dtype is not None
+        plan = self._plan = Planner(model, conversions, self._dtype).make(self._tensors)
+        put_modules(model, plan)
+        warn_of_decoded(plan)
+        self._conversions = plan.conversions
+        self._disk_names = {taken.target: [taken.part.disk_name] for taken in plan.taken}
+        for experts in plan.experts:
+            for name, parts in experts.blobs.items():
+                self._disk_names[f"{experts.path}.{name}"] = [part.disk_name for part in parts]
+        ours = {rf"{re.escape(SUFFIX)}$"} | {rf"^{re.escape(name)}$" for name in plan.targets}
+        model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ours
+
+    def _load(self) -> None:
+        from transfuse.hf._device_map import make_device_finder
+        from transfuse.hf._loading import Loader, hide_from_host
+
+        model, plan = self._model, self._plan
+        assert model is not None and plan is not None
+        Loader(model, plan, make_device_finder(self._device_map)).run()
+        self._hook = hide_from_host(model, plan.targets)
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+        from transfuse.hf._saving import compressed_parameters, finish_model
+
+        assert self._plan is not None
+        self._hook.remove()
+        finish_model(model, self._plan)
+        self._model = self._plan = self._hook = None
+        self._tensors = []
+        if not compressed_parameters(model):
+            # Everything was decoded: this is a dense model, which the host saves by itself.
+            model._weight_conversions = self._conversions
+            self.remove_quantization_config(model)
+            return model
+        # The host would undo conversions on all that is saved; we give it names of files, to which none applies.
+        model._weight_conversions = []
+        if self.quantization_config.exact:
+            from transfuse.torch import set_exact
+
+            set_exact(True)
+        return model
+
+    def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        """Returns tensors by their names in files, so that what is saved is a compressed checkpoint again."""
+        from transfuse.hf._saving import make_file_tensors
+
+        # With adapters it is these alone that are saved, which the host finds by the names in the model.
+        if getattr(model, "_hf_peft_config_loaded", False):
+            return None, {}
+        return make_file_tensors(model, self._conversions, self._disk_names, self.quantization_config), {}
+
+    def is_serializable(self, safe_serialization: bool | None = None) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters are; the compressed weights are not."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True

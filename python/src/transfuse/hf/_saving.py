@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left to do when a model has been loaded, and what `save_pretrained` writes of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+from transfuse.hf._load_plan import SUFFIX, LoadPlan
+from transfuse.hf._loading import get_tensor
+from transfuse.torch._blob_module import BlobModule
+from transfuse.torch._containers import unpack_experts
+from transfuse.torch._experts import TransfuseExperts
+from transfuse.torch._modules import TransfuseLinear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from transfuse.hf._config_fields import ConfigFields
+
+# Of an expert index (format/FORMAT.md, section 10).
+_INDEX_MAGIC = 0x58414E53
+_INDEX_BYTES = 16
+
+
+def finish_model(model: PreTrainedModel, plan: LoadPlan) -> None:
+    """Sets right what the host does not know of compressed weights.
+
+    Raises
+    ------
+    RuntimeError
+        A parameter was given by nobody.
+    """
+    compressed = compressed_parameters(model)
+    for name in plan.dtypes.keys() - plan.targets:
+        tensor, dtype = get_tensor(model, name), plan.dtypes[name]
+        # transformers 5.17 keeps the file's dtype for parameters of quantized models that were renamed.
+        if name not in compressed and tensor.is_floating_point() and tensor.dtype != dtype:
+            tensor.data = tensor.data.to(dtype)
+    for module in model.modules():
+        # Tying pads the bias of an output to the length of its weights, which it takes a blob's for.
+        if isinstance(module, TransfuseLinear) and module.bias is not None and len(module.bias) > module.out_features:
+            module.bias.data = module.bias.data[: module.out_features].clone()
+    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if empty:
+        raise RuntimeError(f"no weights were loaded for {', '.join(empty)}")
+
+
+def compressed_parameters(model: PreTrainedModel) -> dict[str, BlobModule]:
+    """Returns the modules with blobs by the names of these, one that has several names under each."""
+    modules = [(p, m) for p, m in model.named_modules(remove_duplicate=False) if isinstance(m, BlobModule)]
+    return {f"{path}.{name}": module for path, module in modules for name in module._blob_names()}
+
+
+def make_file_tensors(
+    model: PreTrainedModel, conversions: list[Any], disk_names: dict[str, list[str]], config: ConfigFields
+) -> dict[str, Tensor]:
+    """Returns the tensors of a compressed checkpoint of a model, by the names in its files.
+
+    Blobs go by the names that they were loaded by, and what is dense by those that the host's conversions, undone,
+    give it. Tied weights are there once.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    conversions : list
+        Those of the host that the model was loaded with.
+    disk_names : dict of str to list of str
+        Tensors of the files by the parameters that they became.
+    config : ConfigFields
+        Gets the text of the model's config in place of the source's, if the model is of another class by now.
+    """
+    compressed = compressed_parameters(model)
+    dense: dict[str, Tensor] = {}
+    blobs: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in model.state_dict().items():
+        if name not in compressed:
+            dense[name] = tensor
+        elif name in disk_names:
+            blobs[tensor.data_ptr()] = _name_blobs(disk_names[name], tensor, compressed[name])
+        else:
+            blobs.setdefault(tensor.data_ptr(), _name_blobs([name + SUFFIX], tensor, compressed[name]))
+    dense = remove_tied_weights_from_state_dict(dense, model)
+    kept = getattr(model, "_weight_conversions", None)
+    model._weight_conversions = conversions
+    try:
+        dense = revert_weight_conversion(model, dense)
+    finally:
+        model._weight_conversions = kept
+    _renew_source_config(model, config)
+    return dense | {name: blob for named in blobs.values() for name, blob in named.items()}
+
+
+def _name_blobs(names: list[str], tensor: Tensor, module: BlobModule) -> dict[str, Tensor]:
+    """Returns the tensors of the files that a blob becomes: several, where the files have experts one by one."""
+    if not isinstance(module, TransfuseExperts):
+        return {names[0]: tensor}
+    experts = unpack_experts(tensor)
+    if len(names) > 1 or len(experts) == 1:
+        # Copies, since the host takes tensors that share memory for tied ones; on the CPU, where they are written from.
+        return {name: expert.to("cpu", copy=True) for name, expert in zip(names, experts)}
+    return {names[0]: _join_experts([expert.cpu() for expert in experts])}
+
+
+def _join_experts(blobs: list[Tensor]) -> Tensor:
+    """Returns the expert tensor of a file (format/FORMAT.md, section 10): an expert index, and the blobs behind it."""
+    start = -(-(_INDEX_BYTES + 8 * len(blobs)) // 16) * 16
+    offsets = list(itertools.accumulate((len(blob) for blob in blobs), initial=start))
+    head = struct.pack(f"<IIQ{len(blobs)}Q", _INDEX_MAGIC, len(blobs), 0, *offsets[:-1])
+    index = torch.frombuffer(bytearray(head.ljust(start, b"\0")), dtype=torch.uint8)
+    return torch.cat([index, *blobs])
+
+
+def _renew_source_config(model: PreTrainedModel, config: ConfigFields) -> None:
+    """`transfuse decompress` restores the source's config.json, which is not that of a model of another class."""
+    if config.source_config is None:
+        return
+    architectures = json.loads(config.source_config).get("architectures") or []
+    if type(model).__name__ in architectures:
+        return
+    fields = model.config.to_diff_dict()
+    fields.pop("quantization_config", None)
+    fields["architectures"] = [type(model).__name__]
+    config.source_config = json.dumps(fields, indent=2, sort_keys=True) + "\n"

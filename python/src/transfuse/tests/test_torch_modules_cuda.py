@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules with compressed weights on a GPU: moving there, products, CUDA graphs, compressing what lies there."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from torch import Tensor, nn
+
+from transfuse.tests.torch_cases import exact, make_ids, make_model, normal, same_bits
+from transfuse.torch import _registry
+from transfuse.torch._compress import compress_model
+from transfuse.torch._modules import TransfuseLinear
+
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+
+
+def relative_error(found: Tensor, want: Tensor) -> float:
+    return float((found.double() - want).norm() / want.norm())
+
+
+def test_a_model_there_and_back() -> None:
+    dense, model = make_model(), make_model()
+    compress_model(model, embeddings=True)
+    ids, blob = make_ids(model, 2, 9), model.up.weight.clone()
+    on_cpu = model(ids)
+    model.cuda()
+    dense.cuda()
+    assert model.lm_head.weight is model.embed_tokens.weight and model.lm_head.weight.is_cuda
+    assert same_bits(model.up.weight, blob) and same_bits(model.up.decode_weight(), dense.up.weight)
+    assert same_bits(model.embed_tokens(ids.cuda()), dense.embed_tokens(ids.cuda()))
+    with exact():
+        assert same_bits(model(ids.cuda()), dense(ids.cuda()))
+    want = copy.deepcopy(dense).double()(ids.cuda())
+    assert relative_error(model(ids.cuda()), want) <= 2 * relative_error(dense(ids.cuda()), want)
+    again = copy.deepcopy(model)
+    assert same_bits(again(ids.cuda()), model(ids.cuda()))
+    assert same_bits(model.cpu()(ids), on_cpu)
+
+
+def test_compressing_a_model_on_the_gpu() -> None:
+    dense, model = make_model().cuda(), make_model().cuda()
+    report = compress_model(model, embeddings=True)
+    assert set(report.compressed) == {"up.weight", "down.weight", "embed_tokens.weight", "lm_head.weight"}
+    assert model.up.weight.is_cuda and model.lm_head.weight is model.embed_tokens.weight
+    with exact():
+        ids = make_ids(model, 3, 5).cuda()
+        assert same_bits(model(ids), dense(ids))
+
+
+def test_moving_registers_and_graphs_are_captured() -> None:
+    linear = nn.Linear(512, 768, dtype=torch.bfloat16).requires_grad_(False)
+    linear.weight.data = normal(768, 512)
+    layer = TransfuseLinear.from_linear(linear).cuda()
+    assert _registry.is_known(layer.weight)
+    x = normal(4, 512, scale=1.0).cuda()
+    with torch.no_grad():
+        layer(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        for seed in (5, 6):
+            x.copy_(normal(4, 512, seed=seed, scale=1.0))
+            graph.replay()
+            assert same_bits(y, layer(x))
+
+
+def test_memory_goes_back() -> None:
+    def run() -> tuple[int, int]:
+        model = make_model().cuda()
+        compress_model(model, embeddings=True)
+        model(make_ids(model, 2, 9).cuda())
+        del model
+        gc.collect()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated(), _registry.count_layers()
+
+    before = run()  # torch sets up workspaces at first
+    assert run() == before
+
+
+def test_experts() -> None:
+    pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
+    from transfuse.tests.test_torch_experts import compress, error_of, make_experts, make_routes
+    from transfuse.torch import set_dense_tokens
+
+    # On a GPU experts share launches where their sides are whole slabs.
+    hidden, inner = 512, 256
+    dense = make_experts("batched_mm", hidden=hidden, inner=inner).cuda()
+    module = compress(make_experts("batched_mm", hidden=hidden, inner=inner)).cuda()
+    assert module.product_dtypes == (torch.bfloat16,)
+    precise = copy.deepcopy(dense).double()
+    set_dense_tokens(64)
+    for tokens in (1, 7, 64):
+        x, index, weights = (each.cuda() for each in make_routes(tokens, hidden=hidden))
+        want = precise(x.double(), index, weights.double())
+        assert error_of(module(x, index, weights), want) <= 2 * error_of(dense(x, index, weights), want)
+        with exact():
+            assert same_bits(module(x, index, weights), dense(x, index, weights))
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):  # nothing waits for the device
+            y = module(x, index, weights)
+        graph.replay()
+        assert same_bits(y, module(x, index, weights))

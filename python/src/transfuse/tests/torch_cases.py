@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the torch modules share: random weights, small models, and skipping where torch is missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from torch import Tensor, nn
+
+try:
+    from transfuse.torch import _ops
+except ImportError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+
+def normal(*sizes: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0, scale: float = 0.02) -> Tensor:
+    """Returns normally distributed numbers, the same ones for the same arguments."""
+    return (scale * torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Returns whether two tensors have shape, dtype and bits in common, those of NaNs too."""
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(
+            a.detach().cpu().contiguous().view(torch.uint8), b.detach().cpu().contiguous().view(torch.uint8)
+        )
+    )
+
+
+@contextlib.contextmanager
+def exact() -> Iterator[None]:
+    """Exact mode, as long as it lasts."""
+    _ops.set_exact(True)
+    try:
+        yield
+    finally:
+        _ops.set_exact(False)
+
+
+class TiedModel(nn.Module):
+    """An embedding, an MLP of odd sizes, a convolution and a norm, and an output that is tied to the embedding."""
+
+    # What compress_model changes: dense modules, or compressed ones, or adapters around them.
+    embed_tokens: Any
+    up: Any
+    down: Any
+    lm_head: Any
+
+    def __init__(self, vocabulary: int = 130, width: int = 72, inner: int = 300) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocabulary, width, padding_idx=3)
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Conv1d(width, width, 1)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width, bias=False)
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.embed_tokens(ids))
+        x = x + self.mix(x.transpose(1, 2)).transpose(1, 2)
+        result: Tensor = x + self.down(torch.nn.functional.gelu(self.up(x)))
+        return result
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(self.hidden(ids))
+        return logits
+
+
+def make_model(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> TiedModel:
+    """Returns a model with random weights, without gradients."""
+    model = TiedModel()
+    for index, parameter in enumerate(model.parameters()):
+        parameter.data = normal(*parameter.shape, dtype=torch.float32, seed=100 * seed + index, scale=0.1)
+    return model.to(dtype).requires_grad_(False).eval()
+
+
+def make_ids(model: TiedModel, *sizes: int, seed: int = 0) -> Tensor:
+    """Returns random ids for a model."""
+    return torch.randint(0, model.embed_tokens.num_embeddings, sizes, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transfuse for PyTorch 2.10 and newer: compressed layers as torch tensors, ops on them, and modules made of them."""
+
+from __future__ import annotations
+
+from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
+from transfuse.torch._containers import pack_experts, unpack_experts
+from transfuse.torch._experts import TransfuseExperts, get_dense_tokens, set_dense_tokens
+from transfuse.torch._fusion import install, is_grouping, set_grouping
+from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
+from transfuse.torch._ops import (
+    decode,
+    decode_experts,
+    decode_experts_into,
+    embedding,
+    experts,
+    is_exact,
+    linear,
+    linear_group,
+    set_exact,
+)
+from transfuse.torch._registry import (
+    Cancel,
+    Checkpoint,
+    adopt,
+    blob_info,
+    check_experts,
+    encode,
+    expert_infos,
+    forget,
+    load_blob,
+    open_checkpoint,
+)
+
+__all__ = [
+    "Cancel",
+    "Checkpoint",
+    "CompressedWeight",
+    "ModelReport",
+    "TransfuseEmbedding",
+    "TransfuseExperts",
+    "TransfuseLinear",
+    "adopt",
+    "blob_info",
+    "check_experts",
+    "compress_model",
+    "decode",
+    "decode_experts",
+    "decode_experts_into",
+    "embedding",
+    "encode",
+    "expert_infos",
+    "experts",
+    "forget",
+    "get_dense_tokens",
+    "is_exact",
+    "is_grouping",
+    "linear",
+    "linear_group",
+    "load_blob",
+    "open_checkpoint",
+    "pack_experts",
+    "set_dense_tokens",
+    "set_exact",
+    "set_grouping",
+    "unpack_experts",
+]
+
+install()

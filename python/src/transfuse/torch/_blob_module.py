@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules some of whose parameters are blobs: how these are set, moved, copied and loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from transfuse._errors import TransfuseError
+from transfuse.torch import _registry
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+def is_blob(tensor: Tensor) -> bool:
+    """Returns whether a tensor can be a blob, going by its type: uint8, 1-D."""
+    return tensor.dtype == torch.uint8 and tensor.dim() == 1
+
+
+def has_bytes(tensor: Tensor) -> bool:
+    """Returns whether there is anything to read: not on the meta device, and not the empty one of a module to fill."""
+    return not tensor.is_meta and tensor.numel() > 0
+
+
+def align_blob(blob: Tensor) -> Tensor:
+    """Returns the blob, copied if it does not begin where kernels can read it: a slice of a file's memory may not."""
+    alignment = 16 if blob.device.type == "cpu" else 256
+    if blob.is_contiguous() and blob.data_ptr() % alignment == 0:
+        return blob
+    return blob.clone(memory_format=torch.contiguous_format)
+
+
+def as_parameter(blob: Tensor) -> nn.Parameter:
+    """Returns a parameter without a gradient; one that there is already stays the same one, so that ties hold."""
+    return blob if isinstance(blob, nn.Parameter) else nn.Parameter(blob, requires_grad=False)
+
+
+def adopt_moved(blob: Tensor) -> None:
+    """Registers a blob that was moved, if it is one: what `to_empty` made, or a file that is being read, is not yet.
+
+    Such bytes are registered when they are used, and refused then if they still are no blob.
+    """
+    if not has_bytes(blob):
+        return
+    try:
+        _registry.adopt(blob)
+    except TransfuseError:
+        pass
+
+
+def _tensor_at(pointer: int, num_bytes: int) -> Tensor:
+    """Returns a tensor that lies at an address of the host, which need not be there: only to be named, not read."""
+    return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(pointer), dtype=torch.uint8)
+
+
+class BlobModule(nn.Module):
+    """A module some of whose parameters are blobs, which stay registered wherever they go.
+
+    A parameter that holds a blob is uint8, 1-D, and has no gradient. Bytes that are written into it behind the module's
+    back are not noticed: the parameter is to be set, or a state dict loaded.
+    """
+
+    def _blob_names(self) -> tuple[str, ...]:
+        """Returns the names of the parameters that hold blobs."""
+        raise NotImplementedError
+
+    def _take_blob(self, name: str, blob: Tensor | None) -> None:
+        """Checks and registers what is to become a parameter; it may still be empty, or on the meta device.
+
+        Raises
+        ------
+        TypeError
+            It is no blob, but dense weights, for instance.
+        ValueError
+            The blob is one of another shape.
+        DataError, UnsupportedError
+            The blob is corrupt, or of another version.
+        """
+        raise NotImplementedError
+
+    def _note_adoption(self) -> None:
+        """Is called when blobs are registered at a new place."""
+
+    def reset_parameters(self) -> None:
+        """Refused: dense modules draw random weights here, and a blob cannot be drawn."""
+        raise RuntimeError(f"{type(self).__name__} has compressed weights, which cannot be drawn at random")
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As `nn.Module.requires_grad_`, of which compressed weights take False alone.
+
+        Raises
+        ------
+        RuntimeError
+            `requires_grad` is true.
+        """
+        if requires_grad:
+            raise RuntimeError(
+                f"{type(self).__name__} has compressed weights, which cannot be trained: train an adapter such as LoRA "
+                "on top of them, or leave the layer out of the compression"
+            )
+        return super().requires_grad_(False)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As `nn.Module.register_parameter`, which setting an attribute calls, too; raises what `_take_blob` does."""
+        if name in self._blob_names():
+            self._take_blob(name, param)
+        super().register_parameter(name, param)
+        self._note_adoption()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = {name: self._parameters[name] for name in self._blob_names()}
+        old = [(name, each.data, each.data_ptr()) for name, each in before.items() if each is not None]
+        super()._apply(fn, recurse)
+        for name, data, pointer in old:
+            self._follow_blob(name, data, pointer)
+        return self
+
+    def _follow_blob(self, name: str, old: Tensor, old_pointer: int) -> None:
+        """Registers a blob at its new place, or puts the old one back where it was converted."""
+        blob = self._parameters[name]
+        assert blob is not None
+        if not is_blob(blob):
+            self._parameters[name] = as_parameter(old)
+            raise TypeError(f"compressed weights cannot be made {blob.dtype}: {name} is a blob, and stays one")
+        if old.is_meta or blob.is_meta or blob.data_ptr() == old_pointer:
+            return
+        if old.data_ptr() != old_pointer:
+            # share_memory has moved the storage itself, so that nobody else says that the old place is free again.
+            _registry.forget(_tensor_at(old_pointer, old.numel()))
+        adopt_moved(blob)
+        self._note_adoption()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for name in self._blob_names():
+            blob = self._parameters[name]
+            if blob is not None:
+                adopt_moved(blob)
+        self._note_adoption()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        assign = bool(local_metadata.get("assign_to_params_buffers", False))
+        rest = dict(state_dict)
+        for name in self._blob_names():
+            blob = state_dict.get(prefix + name)
+            if not isinstance(blob, Tensor):
+                continue
+            try:
+                self._load_blob(name, blob, assign)
+            except (TransfuseError, TypeError, ValueError) as failure:
+                error_msgs.append(f'While loading the compressed parameter named "{prefix}{name}": {failure}')
+            rest[prefix + name] = self._loaded(name, blob, assign)
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+
+    def _loaded(self, name: str, blob: Tensor, assign: bool) -> Tensor:
+        """Returns what torch may load once the blob is there: the parameter again, which changes nothing."""
+        parameter = self._parameters[name]
+        assert parameter is not None
+        if assign:
+            return parameter
+        if parameter.is_meta:  # torch then warns, as of any tensor that meets the meta device
+            return torch.empty_like(parameter, device=blob.device)
+        return parameter.data
+
+    def _load_blob(self, name: str, blob: Tensor, assign: bool) -> None:
+        """Takes a blob of a state dict, of whatever length; the parameter stays the same one unless `assign`."""
+        parameter = self._parameters[name]
+        assert parameter is not None
+        if assign:
+            setattr(self, name, as_parameter(align_blob(blob) if has_bytes(blob) and is_blob(blob) else blob))
+        elif parameter.is_meta or not is_blob(blob):
+            self._take_blob(name, blob)
+        else:
+            # In memory of its own: a blob that is overwritten in place would not be the one that was registered.
+            fresh = blob.detach().to(parameter.device, copy=True, memory_format=torch.contiguous_format)
+            self._take_blob(name, fresh)
+            parameter.data = fresh
+            self._note_adoption()

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressing the layers of a torch module in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from transfuse import _structs as s
+from transfuse._checkpoint import Progress
+from transfuse._errors import Status, argument_error, make_error
+from transfuse._options import Granularity, fill_encode_options
+from transfuse.torch import _registry
+from transfuse.torch._blob_module import as_parameter
+from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
+from transfuse.torch._modules import CompressedModule, TransfuseLinear, encode_weight, make_embedding
+from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, select
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedWeight:
+    """One weight that was compressed: shape and dtype of the source, codec, and bytes before and after."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    codec: str
+    source_bytes: int
+    compressed_bytes: int
+
+    @property
+    def bits(self) -> float:
+        """Bits a weight, after."""
+        return 8 * self.compressed_bytes / math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelReport:
+    """What `compress_model` came to.
+
+    Attributes
+    ----------
+    compressed : dict of str to CompressedWeight
+        By the name of the parameter, "lm_head.weight"; one that modules share stands there under each of its names.
+    left : dict of str to str
+        The weights of linear layers, embeddings and experts that stay as they are, and why.
+    source_bytes, compressed_bytes : int
+        Of what was compressed, before and after; shared weights count once.
+    left_bytes : int
+        Of all other parameters and buffers of the model.
+    """
+
+    compressed: dict[str, CompressedWeight]
+    left: dict[str, str]
+    source_bytes: int
+    compressed_bytes: int
+    left_bytes: int
+
+    def __str__(self) -> str:
+        after = self.compressed_bytes + self.left_bytes
+        lines = [
+            f"{len(self.compressed)} weights compressed, {self.source_bytes} bytes to {self.compressed_bytes}; "
+            f"the model takes {after} bytes, and took {self.source_bytes + self.left_bytes}"
+        ]
+        lines += [f"left: {name}: {why}" for name, why in self.left.items()]
+        return "\n".join(lines)
+
+
+def compress_model(
+    model: nn.Module,
+    *,
+    codec: str = "auto",
+    bits: float | None = None,
+    granularity: Granularity | None = None,
+    favor: str = "speed",
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+    embeddings: bool = False,
+    threads: int = 0,
+    layout: str = "coded",
+    progress: Progress | None = None,
+) -> ModelReport:
+    """Compresses the weights of a model's linear layers, and of its embeddings on request, in place.
+
+    Each `nn.Linear` becomes a `TransfuseLinear`, each `nn.Embedding` a `TransfuseEmbedding`, and stays the same object;
+    so do the experts of transformers (`TransfuseExperts`). Weights that modules share stay shared. One layer at a time
+    is encoded on the CPU, on whatever device it lies, and its dense weights are given back as soon as the blob is
+    there; beside the model that takes the memory of one layer.
+    Ctrl-C, and whatever else is raised, leaves a model that works, of which some layers are compressed.
+
+    Which weights are taken follows the rules of the command. Left, with the reason in the report: modules whose weight
+    is on the meta device, not a plain parameter (`torch.nn.utils.parametrize`, `weight_norm`, tensor subclasses), or
+    shared with something that stays dense; modules with hooks, and those of other classes that derive from `nn.Linear`
+    or `nn.Embedding`, unless transfuse knows them; weights with a side below 16, or that would not become smaller;
+    dtypes that the codec does not take. F32 has no lossless codec: `codec="bf16"` rounds it, `bits` quantizes it.
+    Products with x of F32 then decode to F32.
+
+    Parameters
+    ----------
+    model : nn.Module
+        May itself be an `nn.Linear`.
+    codec, bits, granularity, favor, threads
+        As of `transfuse.compress`.
+    include, exclude : iterables of str, optional
+        Names of parameters ("model.layers.0.mlp.up_proj.weight") or patterns, as of `transfuse.compress`.
+    embeddings : bool
+        Take embeddings, too, and linear layers that share their weights.
+    layout : str
+        How weights lie in memory; "coded" is the only one so far.
+    progress : callable, optional
+        Is called before each layer with its name and with bytes of weights, done and in all, and once at the end. If
+        it returns something true, the call ends with CancelledError.
+
+    Returns
+    -------
+    ModelReport
+
+    Raises
+    ------
+    ArgumentError
+        An option is out of its range, or `include` names a weight that cannot be compressed.
+    NotFoundError
+        `include` names a parameter that there is not.
+    CancelledError
+    """
+    if layout != "coded":
+        raise argument_error(f"layout is {layout!r}; 'coded' is the only one so far")
+    options: dict[str, Any] = {
+        "codec": codec, "bits": bits, "granularity": granularity, "favor": favor, "threads": threads,
+    }  # fmt: skip
+    fill_encode_options(s.EncodeOptionsStruct(), verify=True, **options)
+    rules = Rules("int" if bits is not None else codec, _as_list(include), _as_list(exclude), embeddings)
+    taken, left = select(model, rules)
+    total, done = sum(weight.source_bytes for weight in taken), 0
+    compressed: dict[str, CompressedWeight] = {}
+    source_bytes = compressed_bytes = 0
+    for weight in taken:
+        _report_progress(progress, weight.names[0], done, total)
+        results = _compress_weight(weight, _options_for(options, weight))
+        if results:
+            compressed.update(results)
+            source_bytes += weight.source_bytes
+            compressed_bytes += _count_compressed(results)
+        else:
+            left.update(dict.fromkeys(weight.names, "it would not become smaller"))
+        done += weight.source_bytes
+    if taken:
+        _report_progress(progress, taken[-1].names[0], done, total)
+    return ModelReport(compressed, left, source_bytes, compressed_bytes, count_bytes(model) - compressed_bytes)
+
+
+def _as_list(patterns: Iterable[str] | None) -> list[str]:
+    if isinstance(patterns, str):
+        raise TypeError("include and exclude are lists of names or patterns, not a str")
+    return list(patterns or ())
+
+
+def _options_for(options: dict[str, Any], weight: Weight) -> dict[str, Any]:
+    """Returns the options for a dtype: either FP8 codec stands for both, and codes of I8 are not quantized again."""
+    own = dict(options)
+    if weight.dtype == torch.int8:
+        own.update(codec="int", bits=None, granularity=None)
+    elif own["codec"] in ("fp8_e4m3", "fp8_e5m2"):
+        own["codec"] = LOSSLESS[weight.dtype]
+    return own
+
+
+def _report_progress(progress: Progress | None, name: str, done: int, total: int) -> None:
+    if progress is not None and progress(name, done, total):
+        raise make_error(Status.TRF_ERR_CANCELLED, f"compressing the model was cancelled before {name}")
+
+
+def _make_compressed(module: nn.Module, blob: nn.Parameter) -> CompressedModule:
+    made: CompressedModule
+    if isinstance(module, nn.Linear):
+        made = TransfuseLinear.from_blob(blob, module.out_features, module.in_features, None, module.bias)
+    else:
+        assert isinstance(module, nn.Embedding)
+        made = make_embedding(module, blob)
+    return made.train(module.training)
+
+
+def become(module: nn.Module, made: nn.Module) -> None:
+    """Makes a module what another one is, of which it takes class, parameters and all; its other attributes stay."""
+    state = {**module.__dict__, **made.__dict__}
+    object.__setattr__(module, "__dict__", state)
+    object.__setattr__(module, "__class__", type(made))
+
+
+def _compress_weight(weight: Weight, options: dict[str, Any]) -> dict[str, CompressedWeight]:
+    """Encodes a weight and swaps the modules that share it, all or none.
+
+    Returns what became of each name; nothing if the blob is no smaller, and nobody asked for it by name.
+    """
+    results: dict[str, CompressedWeight] = {}
+    prepare = _prepare_experts if get_expert_names(weight.modules[0]) else _prepare_matrix
+
+    def prepare_if_smaller() -> Callable[[], None]:
+        found, swap = prepare(weight, options)
+        if weight.asked or _count_compressed(found) < weight.source_bytes:
+            results.update(found)
+            return swap
+        return lambda: None
+
+    run_abandonable(prepare_if_smaller)
+    return results
+
+
+def _count_compressed(results: dict[str, CompressedWeight]) -> int:
+    """Returns the bytes of what was compressed; weights that modules share have several names and one result."""
+    return sum({id(each): each.compressed_bytes for each in results.values()}.values())
+
+
+_Prepared = tuple[dict[str, CompressedWeight], Callable[[], None]]
+
+
+def _prepare_matrix(weight: Weight, options: dict[str, Any]) -> _Prepared:
+    """Encodes one matrix; the function that it returns swaps the modules."""
+    dense = weight.modules[0]._parameters["weight"]
+    assert dense is not None
+    blob = as_parameter(encode_weight(dense, **options))
+    made = [_make_compressed(module, blob) for module in weight.modules]
+    codec = made[0].info().codec
+    result = CompressedWeight(tuple(dense.shape), dense.dtype, codec, weight.source_bytes, blob.numel())
+
+    def swap() -> None:
+        for module, compressed in zip(weight.modules, made):
+            become(module, compressed)
+
+    return dict.fromkeys(weight.names, result), swap
+
+
+def _prepare_experts(weight: Weight, options: dict[str, Any]) -> _Prepared:
+    """Encodes the experts of a module; the function that it returns puts them in."""
+    module = weight.modules[0]
+    blobs = encode_experts(module, **options)
+    results = {}
+    for name in weight.names:
+        own = name.rpartition(".")[2]
+        dense = module._parameters[own]
+        assert dense is not None
+        parts = [blob for key, blob in blobs.items() if key in own.split("_")]
+        codec = _registry.expert_infos(parts[0])[0].codec
+        nbytes = dense.numel() * dense.element_size()
+        size = sum(part.numel() for part in parts)
+        results[name] = CompressedWeight(tuple(dense.shape), dense.dtype, codec, nbytes, size)
+
+    def swap() -> None:
+        replace_experts(module, **blobs)
+
+    return results, swap
+
+
+def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:
+    """Runs `prepare` on a thread of its own, then there, too, what it returns; passes on what it raises.
+
+    An exception that comes meanwhile in the calling thread, such as KeyboardInterrupt, goes on its way at once. Then
+    `prepare` ends by itself, later, and what it returned is not run: the encoder cannot be stopped within a layer. What
+    is run is run to its end, since no KeyboardInterrupt reaches that thread.
+    """
+    lock = threading.Lock()
+    done = threading.Event()
+    raised: list[BaseException] = []
+    abandoned = False
+
+    def run() -> None:
+        try:
+            finish = prepare()
+            with lock:
+                if not abandoned:
+                    finish()
+        except BaseException as failure:
+            raised.append(failure)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, name="transfuse", daemon=True)
+    try:
+        thread.start()
+        # Now and then by itself: a signal that came to another thread does not wake this one.
+        while not done.wait(0.1):
+            pass
+    except BaseException:
+        with lock:
+            abandoned = True
+        raise
+    if raised:
+        raise raised[0]
+
+
+__all__ = ["CompressedWeight", "ModelReport", "compress_model"]

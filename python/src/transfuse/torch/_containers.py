@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the blobs of several experts lie in one tensor, a *container*.
+
+bytes 0 .. 15        "TRFX", then as little-endian u32: version 1, count, 0
+then                 u64 offset[count], u64 bytes[count]
+at each offset       a blob; offsets are multiples of 256, ascending, and no blob overlaps another
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from transfuse._errors import Status, make_error
+
+_MAGIC = b"TRFX"
+_VERSION = 1
+_HEAD = struct.Struct("<4sIII")
+_ALIGNMENT = 256
+
+
+def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Returns where blobs of these sizes lie in a container, and its size."""
+    offsets = []
+    end = _HEAD.size + 16 * len(sizes)
+    for size in sizes:
+        offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+        end = offsets[-1] + size
+    return offsets, end
+
+
+def write_head(container: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+    """Writes all of a container but its blobs: what stands in front, and zeros in between."""
+    count = len(offsets)
+    data = _HEAD.pack(_MAGIC, _VERSION, count, 0) + struct.pack(f"<{2 * count}Q", *offsets, *sizes)
+    container[: len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    end = len(data)
+    for offset, size in zip(offsets, sizes, strict=True):
+        container[end:offset].zero_()
+        end = offset + size
+
+
+def is_container(blob: torch.Tensor) -> bool:
+    """Returns whether a tensor of bytes begins as a container does; waits for a CUDA device."""
+    return bytes(blob[: len(_MAGIC)].tolist()) == _MAGIC
+
+
+def read_head(container: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Returns offsets and sizes of the blobs; waits for a CUDA device.
+
+    Raises
+    ------
+    DataError
+        It is no container, or a malformed one.
+    """
+    total = container.numel()
+    if total < _HEAD.size:
+        raise make_error(Status.TRF_ERR_TRUNCATED, f"a container of experts has {total} bytes", total)
+    magic, version, count, zero = _HEAD.unpack(bytes(container[: _HEAD.size].tolist()))
+    if magic != _MAGIC:
+        raise make_error(Status.TRF_ERR_MAGIC, "not a container of experts", 0)
+    if version != _VERSION:
+        raise make_error(Status.TRF_ERR_VERSION, f"a container of experts of version {version}", 4)
+    end = _HEAD.size + 16 * count
+    if count < 1 or zero or end > total:
+        raise make_error(Status.TRF_ERR_HEADER, f"a container of {total} bytes cannot have {count} experts", 8)
+    numbers = struct.unpack(f"<{2 * count}Q", bytes(container[_HEAD.size : end].tolist()))
+    offsets, sizes = list(numbers[:count]), list(numbers[count:])
+    for index, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        if offset % _ALIGNMENT or offset < end or size < 1 or offset + size > total:
+            raise make_error(
+                Status.TRF_ERR_HEADER,
+                f"expert {index} cannot lie at {offset} to {offset + size} of a container of {total} bytes",
+                _HEAD.size + 8 * index,
+            )
+        end = offset + size
+    return offsets, sizes
+
+
+def pack_experts(blobs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Puts blobs into one tensor, on the device of the first one.
+
+    Parameters
+    ----------
+    blobs : sequence of torch.Tensor, uint8, [blob_bytes]
+        Of layers of one shape, codec and source dtype.
+
+    Returns
+    -------
+    torch.Tensor, uint8, [container_bytes]
+        Not yet known to the ops.
+
+    Raises
+    ------
+    ValueError
+        There are none, or one is no uint8 tensor of one dimension.
+    """
+    if not blobs:
+        raise ValueError("a container needs one expert at least")
+    for blob in blobs:
+        if blob.dtype != torch.uint8 or blob.dim() != 1:
+            raise ValueError(f"a blob is uint8 of one dimension, not {blob.dtype} of shape {tuple(blob.shape)}")
+    sizes = [blob.numel() for blob in blobs]
+    offsets, total = layout(sizes)
+    container = torch.empty(total, dtype=torch.uint8, device=blobs[0].device)
+    write_head(container, offsets, sizes)
+    for blob, offset, size in zip(blobs, offsets, sizes, strict=True):
+        container[offset : offset + size].copy_(blob)
+    return container
+
+
+def unpack_experts(container: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the blobs of a container, as views of it. Raises what `read_head` does."""
+    offsets, sizes = read_head(container)
+    return [container[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]

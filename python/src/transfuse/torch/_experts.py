@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of experts of transformers whose weights are compressed.
+
+transformers keeps the experts of a layer in two 3-D parameters: `gate_up_proj`, [experts][2 x intermediate][hidden],
+and `down_proj`, [experts][hidden][intermediate]. `replace_experts` gives such a module containers in their place. A
+container is one uint8 tensor that holds the blobs of all experts (`transfuse.torch.pack_experts`), and a parameter:
+
+    gate_proj, up_proj, down_proj       where gate and up are tensors of their own, [experts][intermediate][hidden]
+    gate_up_proj, down_proj             where they are one tensor, [experts][2 x intermediate][hidden]
+    up_proj, down_proj                  of experts without a gate
+
+So a state dict has the containers under these names. The module becomes one of a class that derives from the model's
+own, which decides, for each call, between two ways:
+
+* few tokens: they are sorted by expert on the device, and multiplied by the compressed experts. Nothing waits for the
+  device, so that the call can be captured in a CUDA graph.
+* more than `set_dense_tokens` says, exact mode, or gradients: the experts of this layer are decoded, and the model's
+  own function of `config._experts_implementation` is called with the dense weights, for the bits that it gives
+  without compression. Their memory comes from torch's allocator and goes back before the next layer runs, which takes
+  the same memory again: one layer's dense weights are held at a time. With gradients they are decoded again in the
+  backward pass.
+
+Expert parallelism, transposed weights and biases are not supported; `find_experts_obstacle` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from transfuse._errors import TransfuseError
+from transfuse.torch import _ops, _registry
+from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
+from transfuse.torch._containers import pack_experts
+from transfuse.torch._modules import TORCH_DTYPES, encode_weight
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
+_NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+# Above how many tokens decoding all experts of a layer is taken to be faster than multiplying by compressed ones.
+_dense_tokens = 64
+_X_DTYPES = (torch.bfloat16, torch.float16)
+_classes: dict[type[nn.Module], type[TransfuseExperts]] = {}
+
+
+def set_dense_tokens(tokens: int) -> None:
+    """Sets above how many tokens of a call experts are decoded and multiplied by the model's own function.
+
+    It holds for the whole process. Compiled models are compiled anew at their next call.
+
+    Raises
+    ------
+    ValueError
+        `tokens` is negative.
+    """
+    global _dense_tokens
+    if tokens < 0:
+        raise ValueError(f"tokens is {tokens}; it must be 0 (always decode) or more")
+    _dense_tokens = int(tokens)
+
+
+def get_dense_tokens() -> int:
+    """Returns what `set_dense_tokens` set."""
+    return _dense_tokens
+
+
+def get_expert_names(module: nn.Module) -> tuple[str, ...]:
+    """Returns the names of the weights of a dense experts module of transformers; none of any other module."""
+    # The attributes that transformers.integrations.use_experts_implementation sets.
+    if isinstance(module, TransfuseExperts) or not all(hasattr(module, name) for name in _FLAGS):
+        return ()
+    return "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+
+
+def find_experts_obstacle(module: nn.Module) -> str | None:
+    """Returns why the experts of a module of transformers cannot run compressed, or None.
+
+    It looks at shapes and attributes alone, so that the module may be on the meta device.
+    """
+    if isinstance(module, TransfuseExperts):
+        return "its experts are compressed already"
+    names = get_expert_names(module)
+    if not names:
+        return f"{type(module).__name__} is no experts module of transformers"
+    if module.is_transposed or module.has_bias:
+        return "its weights are transposed" if module.is_transposed else "its experts have biases"
+    for name in names:
+        weight = module._parameters.get(name)
+        if weight is None or weight.dim() != 3 or weight.shape[0] != module.num_experts:
+            return f"its {name} is no parameter of the shape [experts][rows][columns]"
+    extra = set(module._parameters) - set(names)
+    if extra or module._buffers:
+        return f"what it does with {', '.join(sorted(extra | set(module._buffers)))} is not known"
+    return None
+
+
+def replace_experts(
+    module: nn.Module,
+    *,
+    gate_up: Tensor | Sequence[Tensor] | None = None,
+    gate: Tensor | Sequence[Tensor] | None = None,
+    up: Tensor | Sequence[Tensor] | None = None,
+    down: Tensor | Sequence[Tensor],
+) -> TransfuseExperts:
+    """Gives an experts module of transformers compressed weights, in place.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Of a class that transformers decorates with `use_experts_implementation` (MixtralExperts, Qwen3MoeExperts,
+        DeepseekV3Experts ...), with dense weights, which may be on the meta device. It stays the same object and an
+        instance of that class; `gate_up_proj` and `down_proj` go.
+    gate_up : container, or blobs of all experts, of [2 x intermediate][hidden]
+        Or `gate` and `up`, each of [intermediate][hidden]; `up` alone where the experts have no gate.
+    down : container, or blobs of all experts, of [hidden][intermediate]
+        A container on the meta device, or an empty one, is to be loaded: by setting the parameter, or from a state
+        dict.
+
+    Returns
+    -------
+    TransfuseExperts
+        `module`.
+
+    Raises
+    ------
+    TypeError
+        A tensor is no container.
+    ValueError
+        The module cannot run compressed experts (`find_experts_obstacle`), these are not the containers that it needs,
+        or one has experts of another number or shape.
+    DataError, UnsupportedError
+        A blob is corrupt, or of another version.
+    """
+    obstacle = find_experts_obstacle(module)
+    if obstacle:
+        raise ValueError(obstacle)
+    given = {"gate_up_proj": gate_up, "gate_proj": gate, "up_proj": up, "down_proj": down}
+    blobs = {name: _pack(blob) for name, blob in given.items() if blob is not None}
+    shapes = _shapes_of(module, tuple(blobs))
+    dtype = next(parameter.dtype for parameter in module._parameters.values() if parameter is not None)
+    made = _class_of(type(module)).__new__(_class_of(type(module)))
+    state = {key: value for key, value in module.__dict__.items() if key != "_parameters"}
+    made.__dict__.update(state, _parameters={}, blob_shapes=shapes, weight_dtype=dtype, dense_dtype=dtype)
+    made.product_dtypes = ()
+    for name, blob in blobs.items():
+        made.register_parameter(name, as_parameter(blob))
+    object.__setattr__(module, "__dict__", made.__dict__)
+    object.__setattr__(module, "__class__", type(made))
+    assert isinstance(module, TransfuseExperts)
+    return module
+
+
+def encode_experts(module: nn.Module, **options: Any) -> dict[str, Tensor]:
+    """Encodes the dense experts of a module, gate and up apart where it keeps one behind the other.
+
+    Parameters
+    ----------
+    module : nn.Module
+        One that `find_experts_obstacle` finds nothing against.
+    **options
+        Of `transfuse.Layer.encode`.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The arguments of `replace_experts`, on the device of the weights.
+    """
+    weights = {name: module._parameters[name] for name in get_expert_names(module)}
+    parts: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        assert weight is not None
+        if name == "gate_up_proj" and module.is_concatenated:
+            parts["gate"], parts["up"] = weight.detach().chunk(2, dim=1)
+        else:
+            parts[name.removesuffix("_proj")] = weight.detach()
+    return {
+        key: _pack([encode_weight(expert, **options) for expert in part.cpu()]).to(part.device)
+        for key, part in parts.items()
+    }
+
+
+class TransfuseExperts(BlobModule):
+    """What the experts modules that `replace_experts` makes have in common; their class derives from the model's, too.
+
+    Attributes
+    ----------
+    gate_up_proj, gate_proj, up_proj, down_proj : nn.Parameter, uint8, [container_bytes]
+        Two or three of them, as the module's docstring says.
+    blob_shapes : dict of str to (int, int, int)
+        Of these: experts, rows and columns of their decoded weights.
+    weight_dtype : torch.dtype
+        Of the weights that were encoded.
+    dense_dtype : torch.dtype
+        Of the decoded weights that the model's own function gets: that of the module before, which `half`, `to(dtype)`
+        and so on change.
+    product_dtypes : tuple of torch.dtype
+        Of x that the compressed experts multiply on the device where they are. Any other x is multiplied by decoded
+        weights.
+    """
+
+    blob_shapes: dict[str, tuple[int, int, int]]
+    weight_dtype: torch.dtype
+    dense_dtype: torch.dtype
+    product_dtypes: tuple[torch.dtype, ...]
+    down_proj: Tensor
+    # Of the model's class.
+    num_experts: int
+    has_gate: bool
+    act_fn: Callable[[Tensor], Tensor]
+    _apply_gate: Callable[[Tensor], Tensor]
+    _dense_class: type[nn.Module]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Returns the weighted sum of each token's experts.
+
+        Parameters
+        ----------
+        hidden_states : Tensor, [tokens][hidden]
+        top_k_index : Tensor, [tokens][k]
+            The experts of each token.
+        top_k_weights : Tensor, [tokens][k]
+
+        Returns
+        -------
+        Tensor, [tokens][hidden]
+            Of the dtype of `hidden_states`.
+        """
+        if torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad):
+            # The dense weights are not kept for the backward pass, but decoded again.
+            result: Tensor = checkpoint(
+                self._forward_dense,
+                hidden_states,
+                top_k_index,
+                top_k_weights,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            return result
+        few = hidden_states.shape[0] <= _dense_tokens and hidden_states.dtype in self.product_dtypes
+        if _ops.is_exact() or not few:
+            return self._forward_dense(hidden_states, top_k_index, top_k_weights)
+        return self._forward_compressed(hidden_states, top_k_index, top_k_weights)
+
+    def decode_weights(self) -> dict[str, Tensor]:
+        """Returns the dense weights as the model has them: `gate_up_proj` (or `up_proj`) and `down_proj`.
+
+        Returns
+        -------
+        dict of str to Tensor
+            [experts][rows][columns] each, of `dense_dtype`.
+
+        Raises
+        ------
+        ValueError
+            There are no weights yet.
+        """
+        if "gate_proj" not in self.blob_shapes:
+            return {name: self._decode(name) for name in self.blob_shapes}
+        experts, rows, cols = self.blob_shapes["gate_proj"]
+        both = torch.empty(experts, 2 * rows, cols, dtype=self.dense_dtype, device=self.down_proj.device)
+        for name, out in (("gate_proj", both[:, :rows]), ("up_proj", both[:, rows:])):
+            if self.dense_dtype == self.weight_dtype:
+                _ops.decode_experts_into(self._loaded_blob(name), out)
+            else:
+                out.copy_(self._decode(name))
+        return {"gate_up_proj": both, "down_proj": self._decode("down_proj")}
+
+    def extra_repr(self) -> str:
+        """Shapes of the experts, codec, bits a weight and dtype."""
+        lines = []
+        for name, (experts, rows, cols) in self.blob_shapes.items():
+            blob = getattr(self, name)
+            if not has_bytes(blob):
+                lines.append(f"{name}: {experts} of {rows} x {cols}, weights to be loaded, dtype={self.weight_dtype}")
+                continue
+            info = _registry.expert_infos(blob)[0]
+            bits = 8 * blob.numel() / (experts * rows * cols)
+            about = f"codec={info.codec}, bits={bits:.2f}, dtype={self.weight_dtype}"
+            lines.append(f"{name}: {experts} of {rows} x {cols}, {about}")
+        return "\n".join(lines)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The class is made at run time: by its name nobody finds it.
+        return _new_instance, (self._dense_class,), self.__dict__.copy()
+
+    def _blob_names(self) -> tuple[str, ...]:
+        return tuple(self.blob_shapes)
+
+    def _take_blob(self, name: str, blob: Tensor | None) -> None:
+        experts, rows, cols = self.blob_shapes[name]
+        what = f"{name} of a {type(self).__name__} of {experts} experts of {rows} x {cols}"
+        if blob is None or not is_blob(blob):
+            found = "None" if blob is None else f"{blob.dtype} {list(blob.shape)}"
+            raise TypeError(f"{what} is a container (torch.uint8, 1-D), not {found}")
+        if not has_bytes(blob):
+            return
+        _registry.adopt(blob)
+        infos = _registry.expert_infos(blob)
+        shapes = {(info.rows, info.cols) for info in infos}
+        if len(infos) != experts or shapes != {(rows, cols)}:
+            listed = ", ".join(f"{r} x {c}" for r, c in sorted(shapes))
+            raise ValueError(f"{what}: the container has {len(infos)} experts of {listed}")
+        self.weight_dtype = TORCH_DTYPES[infos[0].dtype]
+
+    def _decode(self, name: str) -> Tensor:
+        return _ops.decode_experts(self._loaded_blob(name), *self.blob_shapes[name], self.dense_dtype)
+
+    def _loaded_blob(self, name: str) -> Tensor:
+        blob: Tensor = getattr(self, name)
+        if not has_bytes(blob):
+            raise ValueError(f"{name} has no weights yet: they are to be loaded")
+        return blob
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.dense_dtype = fn(torch.empty(0, dtype=self.dense_dtype, device=self.down_proj.device)).dtype
+        return self
+
+    def _note_adoption(self) -> None:
+        blobs = [blob for blob in self._parameters.values() if blob is not None and has_bytes(blob)]
+        whole = len(blobs) == len(self.blob_shapes)
+        self.product_dtypes = tuple(
+            dtype for dtype in _X_DTYPES if whole and all(_multiplies(blob, dtype) for blob in blobs)
+        )
+
+    def _forward_dense(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        own = self._dense_class.forward
+        result: Tensor = own(_Dense(self, self.decode_weights()), hidden_states, top_k_index, top_k_weights)
+        return result
+
+    def _forward_compressed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        tokens, k = top_k_index.shape
+        ids, order = torch.sort(top_k_index.reshape(-1))
+        # Where each expert's tokens begin, and the last one's end: [experts + 1].
+        bounds = torch.arange(self.num_experts + 1, device=ids.device, dtype=ids.dtype)
+        offsets = torch.searchsorted(ids, bounds, out_int32=True)
+        x = hidden_states.expand(k, -1) if tokens == 1 else hidden_states[order // k]
+        y = self._multiply_by_experts(x, offsets) * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+        if tokens == 1:
+            return y.sum(dim=0, keepdim=True).to(hidden_states.dtype)
+        # Back to the order of the tokens, and summed up as transformers does: without atomic additions.
+        back = torch.empty_like(order)
+        back[order] = torch.arange(tokens * k, device=order.device)
+        return y[back].view(tokens, k, y.shape[-1]).sum(dim=1).to(hidden_states.dtype)
+
+    def _multiply_by_experts(self, x: Tensor, offsets: Tensor) -> Tensor:
+        """Returns what each row's expert makes of it; rows are sorted by expert."""
+        products = {
+            name: _ops.experts(x, offsets, getattr(self, name), rows)
+            for name, (_, rows, _) in self.blob_shapes.items()
+            if name != "down_proj"
+        }
+        if not self.has_gate:
+            hidden = self.act_fn(products["up_proj"])
+        elif "gate_up_proj" in products:
+            hidden = self._apply_gate(products["gate_up_proj"])
+        elif self._has_plain_gate():
+            hidden = self.act_fn(products["gate_proj"]) * products["up_proj"]
+        else:
+            hidden = self._apply_gate(torch.cat([products["gate_proj"], products["up_proj"]], dim=-1))
+        return _ops.experts(hidden, offsets, self.down_proj, self.blob_shapes["down_proj"][1])
+
+    def _has_plain_gate(self) -> bool:
+        """Returns whether the gate is act_fn(gate) * up: what the decorator of transformers adds by this name."""
+        return getattr(self._apply_gate, "__name__", "") == "_default_apply_gate"
+
+
+def _multiplies(blob: Tensor, dtype: torch.dtype) -> bool:
+    """Returns whether the library multiplies x of a dtype by these experts, where they are."""
+    try:
+        _registry.check_experts(blob, dtype)
+    except TransfuseError:
+        return False
+    return True
+
+
+class _Dense:
+    """An experts module as the model's own function sees it: with dense weights, and all else as it is."""
+
+    def __init__(self, module: TransfuseExperts, weights: dict[str, Tensor]) -> None:
+        self._module = module
+        for name, weight in weights.items():
+            setattr(self, name, weight)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _pack(blobs: Tensor | Sequence[Tensor]) -> Tensor:
+    return blobs if isinstance(blobs, Tensor) else pack_experts(list(blobs))
+
+
+def _shapes_of(module: nn.Module, given: tuple[str, ...]) -> dict[str, tuple[int, int, int]]:
+    """Returns what the decoded containers have to be, in the order of _NAMES; the dense parameters say it."""
+    choices: list[set[str]] = [{"up_proj", "down_proj"}]
+    if module.has_gate:
+        choices = [{"gate_up_proj", "down_proj"}]
+        if module.is_concatenated:
+            choices.append({"gate_proj", "up_proj", "down_proj"})
+    if set(given) not in choices:
+        wanted = " or ".join(", ".join(name for name in _NAMES if name in choice) for choice in choices)
+        raise ValueError(f"containers are given for {', '.join(given)}; {type(module).__name__} takes {wanted}")
+    own = get_expert_names(module)[0]
+    first, down = module._parameters[own], module._parameters["down_proj"]
+    assert first is not None and down is not None
+    experts, rows, cols = first.shape
+    shapes = {"down_proj": (experts, down.shape[1], down.shape[2])}
+    if "gate_proj" in given:
+        shapes.update(gate_proj=(experts, rows // 2, cols), up_proj=(experts, rows // 2, cols))
+    else:
+        shapes[own] = (experts, rows, cols)
+    return {name: shapes[name] for name in _NAMES if name in given}
+
+
+def _class_of(dense_class: type[nn.Module]) -> type[TransfuseExperts]:
+    """Returns the class of compressed modules that stands for one of a model's."""
+    if dense_class not in _classes:
+        _classes[dense_class] = _make_class(dense_class)
+    return _classes[dense_class]
+
+
+def _make_class(dense_class: type[nn.Module]) -> type[TransfuseExperts]:
+    members = {"_dense_class": dense_class, "__module__": __name__, "__doc__": TransfuseExperts.__doc__}
+    return type(f"Transfuse{dense_class.__name__}", (TransfuseExperts, dense_class), members)
+
+
+def _new_instance(dense_class: type[nn.Module]) -> TransfuseExperts:
+    made = _class_of(dense_class)
+    return made.__new__(made)
+
+
+__all__ = [
+    "TransfuseExperts",
+    "encode_experts",
+    "find_experts_obstacle",
+    "get_expert_names",
+    "get_dense_tokens",
+    "replace_experts",
+    "set_dense_tokens",
+]

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules whose weights are compressed: `TransfuseLinear` is an `nn.Linear`, `TransfuseEmbedding` an `nn.Embedding`.
+
+The parameter `weight` holds the blob: uint8, 1-D, without a gradient, in memory of torch. So tied weights stay one
+parameter, a state dict has the names of the uncompressed model, and code that asks `isinstance(module, nn.Linear)`
+goes on working; what it must not do is take `weight` for a matrix. `decode_weight` gives the matrix.
+
+What moves the blob (`to`, `cuda`, `cpu`, `deepcopy`, `pickle`, `torch.load`, `load_state_dict`) registers it where it
+has come to lie. What changes dtypes (`half`, `bfloat16`, `float`, `to(dtype)`) leaves the blob, and `weight_dtype`, as
+they are, and changes the bias alone. A linear layer takes x of another dtype than its weights', decodes them to it, and
+multiplies as torch does: that works, slowly. An embedding gives rows of the dtype that its model was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from transfuse._errors import TransfuseError
+from transfuse._results import LayerInfo
+from transfuse.torch import _ops, _registry
+from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
+
+if TYPE_CHECKING:
+    from typing import Self
+
+# By the names that safetensors has for them, which are those of LayerInfo.dtype.
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+}
+
+
+class CompressedModule(BlobModule):
+    """What modules with one matrix, whose blob is their `weight`, have in common.
+
+    Attributes
+    ----------
+    weight : nn.Parameter, uint8, [blob_bytes]
+        Empty on the meta device, and where the blob is still to come.
+    weight_dtype : torch.dtype
+        Of the decoded weights, which is the source's.
+    """
+
+    weight: Tensor
+    weight_dtype: torch.dtype
+    _from_dense: str  # the name of what makes such a module of a dense one
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        """Rows and columns of the decoded weights."""
+        raise NotImplementedError
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of the weights, under the name by which PEFT asks quantized layers for it."""
+        return self.weight_dtype
+
+    def info(self) -> LayerInfo:
+        """Returns what the blob says of itself.
+
+        Raises
+        ------
+        ValueError
+            There is no blob yet.
+        """
+        self._check_loaded()
+        return _registry.blob_info(self.weight)
+
+    def decode_weight(self) -> Tensor:
+        """Returns the decoded weights, a tensor of `weight_dtype`, [rows][cols], on the device of the blob.
+
+        Raises
+        ------
+        ValueError
+            There is no blob yet.
+        DataError
+            A tile is corrupt.
+        """
+        self._check_loaded()
+        return _ops.decode(self.weight, *self.weight_shape, self.weight_dtype)
+
+    def _check_loaded(self) -> None:
+        if not has_bytes(self.weight):
+            raise ValueError(f"{type(self).__name__} has no weights yet: they are to be loaded")
+
+    def _blob_names(self) -> tuple[str, ...]:
+        return ("weight",)
+
+    def _take_blob(self, name: str, blob: Tensor | None) -> None:
+        rows, cols = self.weight_shape
+        if blob is None or not is_blob(blob):
+            found = "None" if blob is None else f"{blob.dtype} {list(blob.shape)}"
+            raise TypeError(
+                f"the weight of a {type(self).__name__} of {rows} x {cols} is a blob (torch.uint8, 1-D), not {found}; "
+                f"{self._from_dense} compresses dense weights"
+            )
+        if not has_bytes(blob):
+            return
+        _registry.adopt(blob)
+        info = _registry.blob_info(blob)
+        if (info.rows, info.cols) != (rows, cols):
+            raise ValueError(
+                f"the blob is one of {info.rows} x {info.cols} weights, and the module's are {rows} x {cols}"
+            )
+        self.weight_dtype = TORCH_DTYPES[info.dtype]
+
+    def _describe_weight(self) -> str:
+        if not has_bytes(self.weight):
+            return f"weights to be loaded, dtype={self.weight_dtype}"
+        try:
+            info = _registry.blob_info(self.weight)
+        except TransfuseError as failure:
+            return f"weights that are no blob ({failure.message})"
+        bits = 8 * info.blob_bytes / (info.rows * info.cols)
+        return f"codec={info.codec}, bits={bits:.2f}, dtype={self.weight_dtype}"
+
+
+def _empty_blob(device: torch.device | str | None) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=device)
+
+
+class TransfuseLinear(CompressedModule, nn.Linear):
+    """An `nn.Linear` with compressed weights: y = x . W^T + bias.
+
+    x is [..., in_features], y [..., out_features] of x's dtype. The gradient with respect to x and bias is there, so
+    that adapters train on top; the weights have none. In exact mode (`transfuse.set_exact`) y is that of `nn.Linear`
+    with the decoded weights, bit for bit.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    bias : bool
+    device : torch.device, optional
+    dtype : torch.dtype, optional
+        Of the weights that are to come, and of the bias.
+
+    The constructor makes a module whose blob is still to be loaded; `from_blob` and `from_linear` make whole ones.
+    """
+
+    _from_dense = "TransfuseLinear.from_linear"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight_dtype = dtype or torch.get_default_dtype()
+        self.weight = as_parameter(_empty_blob(device))
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(out_features, dtype=self.weight_dtype, device=device))
+        else:
+            self.register_parameter("bias", None)
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        """`out_features` and `in_features`."""
+        return self.out_features, self.in_features
+
+    @classmethod
+    def from_blob(
+        cls, blob: Tensor, rows: int, cols: int, dtype: torch.dtype | None = None, bias: Tensor | None = None
+    ) -> TransfuseLinear:
+        """Makes a layer of a blob, which is validated and registered.
+
+        Parameters
+        ----------
+        blob : Tensor, uint8, [blob_bytes]
+            A parameter stays the same one, so that modules can share it. On the meta device, or empty: to be loaded.
+        rows, cols : int
+            `out_features` and `in_features`.
+        dtype : torch.dtype, optional
+            What the weights have to be; needed where the blob cannot say it.
+        bias : Tensor, [rows], optional
+
+        Raises
+        ------
+        TypeError, ValueError
+            `blob` is no blob, or one of another shape or dtype.
+        DataError, UnsupportedError
+            The blob is corrupt, or of another version.
+        """
+        layer = cls(cols, rows, bias=False, device="meta", dtype=dtype)
+        layer.weight = as_parameter(blob)
+        _check_dtype(layer, dtype)
+        if bias is not None:
+            layer.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias, bias.is_floating_point())
+        return layer
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, **options: Any) -> TransfuseLinear:
+        """Compresses the weights of an `nn.Linear`, which stays as it is; the bias is the same parameter.
+
+        Parameters
+        ----------
+        linear : nn.Linear
+            Its weights may lie on any device, where the blob comes to lie, too.
+        **options
+            `codec`, `bits`, `granularity`, `favor`, `threads` and `verify` of `transfuse.Layer.encode`.
+
+        Raises
+        ------
+        TypeError
+            `linear` is something else, or has compressed weights already.
+        ArgumentError
+            No codec takes the weights: F32 needs `bits`, or `codec="bf16"`, which rounds.
+        """
+        if not isinstance(linear, nn.Linear) or isinstance(linear, CompressedModule):
+            raise TypeError(f"from_linear takes an nn.Linear with dense weights, not a {type(linear).__name__}")
+        blob = encode_weight(linear.weight, **options)
+        layer = cls.from_blob(blob, linear.out_features, linear.in_features, None, linear.bias)
+        return layer.train(linear.training)
+
+    @property
+    def W_q(self) -> Tensor:
+        """The blob, under the name by which PEFT tells that `dequantize` gives the weights, for DoRA for instance."""
+        return self.weight
+
+    def dequantize(self) -> Tensor:
+        """As `decode_weight`, under PEFT's name."""
+        return self.decode_weight()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns y, [..., out_features], of the dtype of x, [..., in_features]."""
+        # Not self.weight: nn.Module looks that up in three dictionaries, in Python, which takes a microsecond a call.
+        parameters: dict[str, Any] = self._parameters
+        return _ops.linear(x, parameters["weight"], parameters["bias"], self.out_features)
+
+    def extra_repr(self) -> str:
+        """As nn.Linear's, and the codec, bits a weight and dtype of the weights."""
+        features = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{features}, {self._describe_weight()}"
+
+
+class TransfuseEmbedding(CompressedModule, nn.Embedding):
+    """An `nn.Embedding` with compressed weights, of which single rows are decoded.
+
+    ids are int32 or int64 of any shape; what comes back is [..., embedding_dim] of `output_dtype`. There is no
+    gradient, so that `padding_idx`, `scale_grad_by_freq` and `sparse` change nothing; they are kept for those who ask.
+
+    Parameters
+    ----------
+    num_embeddings, embedding_dim : int
+    padding_idx : int, optional
+        A row, counted from the end if negative, as of nn.Embedding.
+    device : torch.device, optional
+    dtype : torch.dtype, optional
+        Of the weights that are to come.
+
+    Attributes
+    ----------
+    output_dtype : torch.dtype
+        Of the rows: that of the weights, unless the weights were rounded or quantized to another one than the model
+        has, or the model was made another one by `half`, `to(dtype)` and so on.
+    """
+
+    _from_dense = "TransfuseEmbedding.from_embedding"
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise ValueError(f"padding_idx is {padding_idx}; there are {num_embeddings} rows")
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx % num_embeddings if padding_idx is not None else None
+        self.max_norm = None
+        self.norm_type = 2.0
+        self.scale_grad_by_freq = False
+        self.sparse = False
+        self.weight_dtype = self.output_dtype = dtype or torch.get_default_dtype()
+        self.weight = as_parameter(_empty_blob(device))
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        """`num_embeddings` and `embedding_dim`."""
+        return self.num_embeddings, self.embedding_dim
+
+    @classmethod
+    def from_blob(
+        cls, blob: Tensor, rows: int, cols: int, dtype: torch.dtype | None = None, padding_idx: int | None = None
+    ) -> TransfuseEmbedding:
+        """Makes an embedding of a blob; parameters and errors are those of `TransfuseLinear.from_blob`."""
+        embedding = cls(rows, cols, padding_idx, device="meta", dtype=dtype)
+        embedding.weight = as_parameter(blob)
+        _check_dtype(embedding, dtype)
+        embedding._set_output_dtype(embedding.weight_dtype)
+        return embedding
+
+    @classmethod
+    def from_embedding(cls, embedding: nn.Embedding, **options: Any) -> TransfuseEmbedding:
+        """Compresses the weights of an `nn.Embedding`, which stays as it is.
+
+        Embeddings of transformers that multiply by a scale (Gemma's, BART's) become `TransfuseScaledEmbedding`.
+        Parameters and errors are those of `TransfuseLinear.from_linear`.
+
+        Raises
+        ------
+        ValueError
+            The embedding has a `max_norm`, which changes weights while they are read.
+        """
+        if not isinstance(embedding, nn.Embedding) or isinstance(embedding, CompressedModule):
+            raise TypeError(
+                f"from_embedding takes an nn.Embedding with dense weights, not a {type(embedding).__name__}"
+            )
+        blob = encode_weight(embedding.weight, **options)
+        return make_embedding(embedding, blob).train(embedding.training)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Returns the rows of ids, [..., embedding_dim], of `output_dtype`."""
+        return _ops.embedding(ids, self.weight, self.num_embeddings, self.embedding_dim, self.output_dtype)
+
+    def _set_output_dtype(self, dtype: torch.dtype) -> None:
+        self.output_dtype = dtype
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # What becomes of a float parameter is known from one that has no elements.
+        self._set_output_dtype(fn(torch.empty(0, dtype=self.output_dtype, device=self.weight.device)).dtype)
+        return self
+
+    def extra_repr(self) -> str:
+        """As nn.Embedding's, and the codec, bits a weight and dtype of the weights."""
+        padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, {self._describe_weight()}"
+
+
+class TransfuseScaledEmbedding(TransfuseEmbedding):
+    """An embedding whose rows are multiplied by a number, as the models of Gemma and BART have them.
+
+    Attributes
+    ----------
+    scale : float
+    rounds_scale : bool
+        Whether the number is rounded to the dtype of the rows first, as Gemma's is.
+    multiplier : float
+        The number that rows are multiplied by.
+    """
+
+    scale: float = 1.0
+    rounds_scale: bool = False
+    multiplier: float = 1.0
+
+    @classmethod
+    def with_scale(cls, embedding: TransfuseEmbedding, scale: float, rounds_scale: bool) -> TransfuseScaledEmbedding:
+        """Makes one of the same blob, the same parameter, or of one that is still to be loaded."""
+        scaled = cls(*embedding.weight_shape, embedding.padding_idx, device="meta", dtype=embedding.weight_dtype)
+        scaled.weight = embedding.weight
+        scaled.scale, scaled.rounds_scale = scale, rounds_scale
+        scaled._set_output_dtype(embedding.output_dtype)
+        return scaled
+
+    @property
+    def embed_scale(self) -> Tensor:
+        """The multiplier as a tensor, as transformers and PEFT ask for it."""
+        return torch.tensor(self.multiplier, device=self.weight.device)
+
+    def _set_output_dtype(self, dtype: torch.dtype) -> None:
+        super()._set_output_dtype(dtype)
+        rounded = torch.tensor(self.scale, dtype=dtype, device="cpu").item()
+        self.multiplier = float(rounded) if self.rounds_scale else self.scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Returns the rows of ids, [..., embedding_dim], of `output_dtype`, times the scale."""
+        return super().forward(ids) * self.multiplier
+
+    def extra_repr(self) -> str:
+        """As TransfuseEmbedding's, and the multiplier."""
+        return f"{super().extra_repr()}, multiplier={self.multiplier:g}"
+
+
+def find_scale(embedding: nn.Embedding) -> tuple[float, bool] | None:
+    """Returns scale and `rounds_scale` of an embedding of transformers that multiplies by one; None for any other.
+
+    Those of Gemma keep it in a buffer, which is rounded to the weights' dtype, and as a float; those of BART as a float
+    alone. They share no class, so that it is their names that tell them, and that they have nothing else.
+    """
+    kind = type(embedding)
+    if not kind.__name__.endswith("ScaledWordEmbedding") or kind.__bases__ != (nn.Embedding,):
+        return None
+    if set(embedding._parameters) != {"weight"} or not set(embedding._buffers) <= {"embed_scale"}:
+        return None
+    if "embed_scale" in embedding._buffers:
+        scale = getattr(embedding, "scalar_embed_scale", None)
+        return (float(scale), True) if isinstance(scale, (int, float)) else None
+    scale = getattr(embedding, "embed_scale", None)
+    return (float(scale), False) if isinstance(scale, (int, float)) else None
+
+
+def make_embedding(embedding: nn.Embedding, blob: Tensor) -> TransfuseEmbedding:
+    """Returns the compressed module for an embedding, plain or scaled, which stays as it is.
+
+    The embedding may be on the meta device, and so may the blob. Rows have the dtype of the embedding's weights.
+
+    Raises
+    ------
+    TypeError
+        It is of a class whose forward is not known.
+    ValueError
+        It has a `max_norm`.
+    """
+    scale = find_scale(embedding)
+    if scale is None and type(embedding) is not nn.Embedding:
+        raise TypeError(f"what a {type(embedding).__name__} does with its weights is not known")
+    if embedding.max_norm is not None:
+        raise ValueError(f"max_norm is {embedding.max_norm}: it would change compressed weights while they are read")
+    made = TransfuseEmbedding.from_blob(
+        blob, embedding.num_embeddings, embedding.embedding_dim, None, embedding.padding_idx
+    )
+    if embedding.weight.is_floating_point():
+        made._set_output_dtype(embedding.weight.dtype)
+    if scale is not None:
+        made = TransfuseScaledEmbedding.with_scale(made, *scale)
+    made.norm_type, made.scale_grad_by_freq = embedding.norm_type, embedding.scale_grad_by_freq
+    made.sparse = embedding.sparse
+    return made
+
+
+def encode_weight(weight: Tensor, **options: Any) -> Tensor:
+    """Returns the blob of dense weights, [rows][cols], on their device; they need not be contiguous.
+
+    Raises
+    ------
+    ArgumentError
+        No codec takes the weights.
+    """
+    blob = _registry.encode(weight.detach().to("cpu").contiguous(), **options)
+    return blob.to(weight.device)
+
+
+def _check_dtype(module: CompressedModule, dtype: torch.dtype | None) -> None:
+    if dtype is not None and module.weight_dtype != dtype:
+        raise ValueError(f"the blob's weights are {module.weight_dtype}, not {dtype}")

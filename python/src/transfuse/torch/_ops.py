@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops on compressed layers, as functions: products, decoding, look-up of rows.
+
+All of them trace under `torch.compile(fullgraph=True)`. A layer is given as its blob, a uint8 tensor, with the shape of
+its weights, which cannot be read off it while a graph is traced; the op checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from transfuse.torch._registry import adopt_kernel
+from transfuse.torch._shim import shim
+
+shim()
+_library = torch.library.Library("transfuse", "FRAGMENT")
+_linear = torch.ops.transfuse.linear.default
+_linear_group = torch.ops.transfuse.linear_group.default
+_experts = torch.ops.transfuse.experts.default
+_decode = torch.ops.transfuse.decode.default
+_decode_experts = torch.ops.transfuse.decode_experts.default
+_decode_experts_into = torch.ops.transfuse.decode_experts_into.default
+_embedding = torch.ops.transfuse.embedding.default
+
+# Read by `linear`, so that graphs are guarded by it: switching it recompiles.
+_exact = False
+
+
+def set_exact(exact: bool) -> None:
+    """Switches exact mode on or off, for the whole process.
+
+    In exact mode products are `F.linear` of the decoded weights: for lossless codecs bit for bit what the uncompressed
+    model gives on the same machine, and slow. Compiled models are compiled anew at their next call; a CUDA graph
+    keeps what it has captured.
+    """
+    global _exact
+    _exact = bool(exact)
+
+
+def is_exact() -> bool:
+    """Returns whether exact mode is on."""
+    return _exact
+
+
+def linear(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    """Multiplies by a compressed layer: y = x . W^T + bias.
+
+    Parameters
+    ----------
+    x : torch.Tensor, [..., cols]
+        BF16 or F16 as the codec multiplies it (BF16 for bf16, F16 for fp16, either for fp8 and int), on the CPU or a
+        CUDA device. For any other float dtype the layer is decoded to it, and torch multiplies: the same values, at
+        the cost of a dense matrix while the call runs. Under `torch.autocast` x is cast as `F.linear`'s.
+    blob : torch.Tensor, uint8, [blob_bytes]
+    bias : torch.Tensor, [rows], or None
+        Of x's dtype.
+    rows : int
+        Of the layer.
+
+    Returns
+    -------
+    torch.Tensor, [..., rows]
+        Of x's dtype, with a gradient with respect to x and bias.
+
+    Raises
+    ------
+    RuntimeError
+        Shapes, dtypes or devices do not fit; the blob is corrupt, or unknown while a CUDA graph is captured.
+    """
+    if _exact or _needs_gradients(x, bias):
+        return _linear_by_torch(x, blob, bias, rows)
+    result: torch.Tensor = _linear(x, blob, bias, rows)
+    return result
+
+
+def decode(blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decodes a layer.
+
+    Returns
+    -------
+    torch.Tensor, [rows][cols]
+        The weights as `transfuse decompress` gives them (for lossless codecs the source's bits, for int on floats
+        rounded once to the source's dtype), converted to `dtype`.
+    """
+    result: torch.Tensor = _decode(blob, rows, cols, dtype)
+    return result
+
+
+def embedding(ids: torch.Tensor, blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decodes single rows, as for token embeddings.
+
+    Parameters
+    ----------
+    ids : torch.Tensor, int32 or int64, of any shape
+        Of rows, which may repeat. One that there is not is an IndexError on the CPU; on a CUDA device, whose memory is
+        not read back, its row becomes NaN (zeros where weights are integers).
+
+    Returns
+    -------
+    torch.Tensor, [*ids.shape, cols]
+        Rows of what `decode` gives.
+    """
+    result: torch.Tensor = _embedding(ids, blob, rows, cols, dtype)
+    return result
+
+
+def linear_group(x: torch.Tensor, blobs: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
+    """Multiplies by several layers that have one x, such as q, k and v, on a GPU in shared launches where that is
+    estimated to be faster.
+
+    Parameters
+    ----------
+    x : torch.Tensor, [..., cols]
+        As in `linear`, with a gradient, too.
+    blobs : sequence of torch.Tensor, uint8, [blob_bytes]
+    rows : sequence of int
+        Of each layer.
+
+    Returns
+    -------
+    list of torch.Tensor, [..., rows[i]]
+        Of x's dtype. Where layers share a launch, sums are added in another order than in `linear`.
+    """
+    if _exact or _needs_gradients(x, None):
+        return [linear(x, blob, None, count) for blob, count in zip(blobs, rows, strict=True)]
+    results: list[torch.Tensor] = _linear_group(x, list(blobs), list(rows))
+    return results
+
+
+def experts(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: int) -> torch.Tensor:
+    """Multiplies tokens by the experts that they belong to: y[t] = x[t] . W(e)^T for offsets[e] <= t < offsets[e + 1].
+
+    Parameters
+    ----------
+    x : torch.Tensor, [tokens][cols]
+        Sorted by expert; of a dtype that the codec multiplies, as in `linear`.
+    offsets : torch.Tensor, int32, [experts + 1]
+        On x's device, not decreasing; the last one is at most `tokens`. It is not read back from a GPU.
+    blobs : torch.Tensor, uint8, [container_bytes]
+        Of `pack_experts`.
+    rows : int
+        Of each expert.
+
+    Returns
+    -------
+    torch.Tensor, [tokens][rows]
+        Of x's dtype. Rows that no expert has are uninitialized.
+
+    Raises
+    ------
+    RuntimeError
+        As `linear`; x requires a gradient, or exact mode is on: for these there is `decode_experts`; experts that
+        `check_experts` refuses.
+    """
+    if _exact or _needs_gradients(x, None):
+        raise RuntimeError("experts has neither gradients nor an exact mode; multiply by what decode_experts gives")
+    result: torch.Tensor = _experts(x, offsets, blobs, rows)
+    return result
+
+
+def decode_experts(blobs: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """Decodes all experts of a container.
+
+    Returns
+    -------
+    torch.Tensor, [count][rows][cols]
+        Each as `decode` gives it.
+    """
+    result: torch.Tensor = _decode_experts(blobs, count, rows, cols, dtype)
+    return result
+
+
+def decode_experts_into(blobs: torch.Tensor, out: torch.Tensor) -> None:
+    """Decodes all experts of a container to memory that is there.
+
+    Parameters
+    ----------
+    blobs : torch.Tensor, uint8, [container_bytes]
+    out : torch.Tensor, [count][rows][cols]
+        Of the dtype of the weights. Each matrix is contiguous, but they need not follow each other: gate and up of the
+        experts can be decoded to one tensor, [count][2 x rows][cols].
+    """
+    _decode_experts_into(blobs, out)
+
+
+# ---- gradients, and exact mode ----
+
+
+def _needs_gradients(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+
+
+class _Linear(torch.autograd.Function):
+    """The product with its gradients, for which the layer is decoded again rather than kept."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int, exact: bool) -> torch.Tensor:
+        if exact:
+            return F.linear(x, decode(blob, rows, x.shape[-1], x.dtype), bias)
+        result: torch.Tensor = _linear(x, blob, bias, rows)
+        return result
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        x, blob, _, ctx.rows, _ = inputs
+        ctx.cols = x.shape[-1]
+        ctx.save_for_backward(blob)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (blob,) = ctx.saved_tensors
+        grad_x = grad_bias = None
+        rows_of_grad = grad.reshape(-1, ctx.rows)
+        if ctx.needs_input_grad[0]:
+            weight = decode(blob, ctx.rows, ctx.cols, grad.dtype)
+            grad_x = rows_of_grad.mm(weight).reshape(*grad.shape[:-1], ctx.cols)
+        if ctx.needs_input_grad[2]:
+            grad_bias = rows_of_grad.sum(0)
+        return grad_x, None, grad_bias, None, None
+
+
+def _linear_by_torch(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    """The product in exact mode or with gradients: x is cast here, outside of what autograd sees as one step."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
+    if _needs_gradients(x, bias):
+        result: torch.Tensor = _Linear.apply(x, blob, bias, rows, _exact)
+        return result
+    return F.linear(x, decode(blob, rows, x.shape[-1], x.dtype), bias)
+
+
+# ---- autocast ----
+
+
+def _cast(x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As autocast does for F.linear, which leaves F64 as it is."""
+    if x.is_floating_point() and x.dtype != torch.float64:
+        x = x.to(dtype)
+    if bias is not None and bias.dtype != torch.float64:
+        bias = bias.to(dtype)
+    return x, bias
+
+
+def _register_autocast(device: str, key: str) -> None:
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def linear_kernel(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            x, bias = _cast(x, bias, torch.get_autocast_dtype(device))
+            result: torch.Tensor = _linear(x, blob, bias, rows)
+            return result
+
+    def group_kernel(x: torch.Tensor, blobs: list[torch.Tensor], rows: list[int]) -> list[torch.Tensor]:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            results: list[torch.Tensor] = _linear_group(
+                _cast(x, None, torch.get_autocast_dtype(device))[0], blobs, rows
+            )
+            return results
+
+    def experts_kernel(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: int) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            x, _ = _cast(x, None, torch.get_autocast_dtype(device))
+            result: torch.Tensor = _experts(x, offsets, blobs, rows)
+            return result
+
+    _library.impl("linear", linear_kernel, key)
+    _library.impl("linear_group", group_kernel, key)
+    _library.impl("experts", experts_kernel, key)
+
+
+# ---- fake implementations ----
+
+
+def _check_fake(blob: torch.Tensor, other: torch.Tensor) -> None:
+    torch._check(blob.dtype == torch.uint8 and blob.dim() == 1, lambda: "blob must be uint8 of one dimension")
+    torch._check(blob.device == other.device, lambda: f"tensors are on {other.device} and {blob.device}")
+
+
+@torch.library.register_fake("transfuse::linear", lib=_library)
+def _(x: torch.Tensor, blob: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
+    _check_fake(blob, x)
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("transfuse::linear_epilogue", lib=_library)
+def _(
+    x: torch.Tensor,
+    blob: torch.Tensor,
+    bias: torch.Tensor | None,
+    multiplier: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str,
+    rows: int,
+) -> torch.Tensor:
+    _check_fake(blob, x)
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+@torch.library.register_fake("transfuse::linear_group", lib=_library)
+def _(x: torch.Tensor, blobs: list[torch.Tensor], rows: list[int]) -> list[torch.Tensor]:
+    for blob in blobs:
+        _check_fake(blob, x)
+    return [x.new_empty((*x.shape[:-1], count)) for count in rows]
+
+
+@torch.library.register_fake("transfuse::experts", lib=_library)
+def _(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: int) -> torch.Tensor:
+    _check_fake(blobs, x)
+    return x.new_empty((x.shape[0], rows))
+
+
+@torch.library.register_fake("transfuse::decode_experts", lib=_library)
+def _(blobs: torch.Tensor, count: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    return blobs.new_empty((count, rows, cols), dtype=dtype)
+
+
+@torch.library.register_fake("transfuse::decode", lib=_library)
+def _(blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    return blob.new_empty((rows, cols), dtype=dtype)
+
+
+@torch.library.register_fake("transfuse::decode_experts_into", lib=_library)
+def _(blobs: torch.Tensor, out: torch.Tensor) -> None:
+    _check_fake(blobs, out)
+
+
+@torch.library.register_fake("transfuse::embedding", lib=_library)
+def _(ids: torch.Tensor, blob: torch.Tensor, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    _check_fake(blob, ids)
+    return ids.new_empty((*ids.shape, cols), dtype=dtype)
+
+
+for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+    _register_autocast(_device, _key)
+for _key in ("CPU", "CUDA"):
+    _library.impl("adopt", adopt_kernel, _key)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch shim, libtransfuse_torch.so: loading it, which registers the ops, and the functions that manage layers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_uint32, c_uint64, c_void_p
+
+import torch
+
+from transfuse import _structs as s
+from transfuse._errors import Status, make_error
+from transfuse._library import find_installed
+
+LIBRARY_NAME = "libtransfuse_torch.so"
+OLDEST_TORCH = (2, 10)
+
+# In place of a CUDA ordinal (TRF_DEVICE_CPU).
+CPU = -1
+
+
+class LayerSize(ctypes.Structure):
+    """`trf_layer_size`."""
+
+    _fields_ = [("blob_bytes", c_uint64), ("directory_bytes", c_uint64)]
+
+
+class LayerMemory(ctypes.Structure):
+    """`trf_layer_memory`."""
+
+    _fields_ = [
+        ("blob", c_void_p),
+        ("blob_bytes", c_uint64),
+        ("directory", c_void_p),
+        ("directory_bytes", c_uint64),
+    ]
+
+
+@functools.cache
+def shim() -> ctypes.CDLL:
+    """Returns the shim, which the first call loads.
+
+    Raises
+    ------
+    ImportError
+        torch is too old, or this installation of transfuse was built without torch.
+    """
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST_TORCH:
+        raise ImportError(f"transfuse.torch needs torch 2.10 or newer; this is torch {torch.__version__}")
+    try:
+        path = str(find_installed("lib", LIBRARY_NAME))
+    except ImportError as missing:
+        raise ImportError(
+            f"this installation of transfuse has no torch ops ({LIBRARY_NAME}): torch 2.10 or newer was not there when "
+            "it was built. Install torch, then transfuse again: 'pip install --force-reinstall --no-deps .'"
+        ) from missing
+    torch.ops.load_library(path)
+    lib = ctypes.CDLL(path)
+    error, info = POINTER(s.ErrorStruct), POINTER(s.LayerInfoStruct)
+    functions: dict[str, tuple[object, list[object]]] = {
+        "trf_torch_measure": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), error]),
+        "trf_torch_adopt": (c_int, [c_int, c_void_p, c_uint64, c_void_p, c_uint64, error]),
+        "trf_torch_measure_tensor": (c_int, [c_int, c_void_p, c_char_p, POINTER(LayerSize), error]),
+        "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, POINTER(LayerMemory), POINTER(c_int32), error]),
+        "trf_torch_is_known": (c_int, [c_int, c_void_p, c_uint64]),
+        "trf_torch_find": (c_int, [c_int, c_void_p, c_uint64, info]),
+        "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),
+        "trf_torch_check_experts": (c_int, [c_int, c_void_p, c_uint64, c_int, error]),
+        "trf_torch_forget": (None, [c_int, c_void_p]),
+        "trf_torch_forget_experts": (None, [c_int, c_void_p]),
+        "trf_torch_count": (c_uint64, []),
+        "trf_torch_set_adoption_error": (None, [c_char_p]),
+    }
+    for name, (result, arguments) in functions.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+def call(name: str, *arguments: object, what: str = "") -> None:
+    """Calls a function that returns a status and takes a `trf_error` last; raises what it reports, after `what`."""
+    err = s.ErrorStruct()
+    status = int(getattr(shim(), name)(*arguments, ctypes.byref(err)))
+    if status != Status.TRF_OK:
+        offset = None if err.offset == s.NO_OFFSET else int(err.offset)
+        raise make_error(status, what + err.message.decode("utf-8", "replace"), offset, int(err.cuda))

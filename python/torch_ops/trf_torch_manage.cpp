@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_torch_manage.h"
+
+#include "transfuse/device_memory.h"
+#include "trf_torch_registry.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace {
+
+thread_local std::string adoption_error;
+
+trf_load_options options_for_device_blob() {
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.blob_is_on_device = 1;
+    return options;
+}
+
+int is_cancelled(void *cancel, const char *, uint64_t, uint64_t) {
+    return __atomic_load_n(static_cast<const int32_t *>(cancel), __ATOMIC_RELAXED);
+}
+
+} // namespace
+
+trf_status trf_torch_measure(int device, const void *blob, uint64_t blob_bytes, uint64_t *directory_bytes,
+                             trf_error *err) {
+    trf_context *context;
+    trf_status status = trf_torch::find_context(device, &context, err);
+    if (status != TRF_OK)
+        return status;
+    const trf_load_options options = options_for_device_blob();
+    trf_layer_size size;
+    status = trf_device_layer_get_size(context, blob, blob_bytes, &options, &size, err);
+    if (status == TRF_OK)
+        *directory_bytes = size.directory_bytes;
+    return status;
+}
+
+trf_status trf_torch_adopt(int device, void *blob, uint64_t blob_bytes, void *directory, uint64_t directory_bytes,
+                           trf_error *err) {
+    trf_context *context;
+    trf_status status = trf_torch::find_context(device, &context, err);
+    if (status != TRF_OK)
+        return status;
+    trf_load_options options = options_for_device_blob();
+    options.memory = {blob, blob_bytes, directory, directory_bytes};
+    trf_device_layer *made = nullptr;
+    status = trf_device_layer_create(context, blob, blob_bytes, &options, &made, err);
+    if (status == TRF_OK)
+        status = trf_torch::insert_layer(device, blob, blob_bytes, made, err);
+    if (status != TRF_OK)
+        trf_device_layer_destroy(made);
+    return status;
+}
+
+trf_status trf_torch_measure_tensor(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layer_size *size,
+                                    trf_error *err) {
+    trf_context *context;
+    const trf_status status = trf_torch::find_context(device, &context, err);
+    return status == TRF_OK ? trf_device_layer_get_load_size(context, checkpoint, tensor, nullptr, size, err) : status;
+}
+
+trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor, const trf_layer_memory *memory,
+                          const int32_t *cancel, trf_error *err) {
+    trf_context *context;
+    trf_status status = trf_torch::find_context(device, &context, err);
+    if (status != TRF_OK)
+        return status;
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.memory = *memory;
+    options.progress = cancel ? is_cancelled : nullptr;
+    options.progress_context = const_cast<int32_t *>(cancel);
+    trf_device_layer *made = nullptr;
+    status = trf_device_layer_load(context, checkpoint, tensor, &options, &made, err);
+    if (status == TRF_OK)
+        status = trf_torch::insert_layer(device, memory->blob, memory->blob_bytes, made, err);
+    if (status != TRF_OK)
+        trf_device_layer_destroy(made);
+    return status;
+}
+
+int trf_torch_is_known(int device, const void *blob, uint64_t blob_bytes) {
+    return trf_torch::find_layer(device, blob, blob_bytes).layer || trf_torch::find_experts(device, blob, blob_bytes);
+}
+
+int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_layer_info *info) {
+    const trf_torch::found_layer found = trf_torch::find_layer(device, blob, blob_bytes);
+    if (found.layer)
+        *info = found.layer->info;
+    return found.layer != nullptr;
+}
+
+trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes, const uint64_t *offsets,
+                                  uint32_t count, trf_error *err) {
+    std::vector<const void *> blobs;
+    for (uint32_t i = 0; i < count; i++)
+        blobs.push_back(static_cast<const uint8_t *>(container) + offsets[i]);
+    return trf_torch::insert_experts(device, container, container_bytes, blobs, err);
+}
+
+trf_status trf_torch_check_experts(int device, const void *container, uint64_t container_bytes, trf_dtype dtype,
+                                   trf_error *err) {
+    const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, container, container_bytes);
+    if (!found) {
+        *err = {TRF_ERR_NOT_FOUND, 0, TRF_NO_OFFSET, "there are no experts at this place"};
+        return TRF_ERR_NOT_FOUND;
+    }
+    if (!found->handle) {
+        *err = found->refusal;
+        return found->refusal.status;
+    }
+    trf_experts_plan *plan = nullptr;
+    const trf_status status = trf_experts_plan_create(found->handle, 1, dtype, dtype, &plan, err);
+    trf_experts_plan_destroy(plan);
+    return status;
+}
+
+void trf_torch_forget_experts(int device, const void *container) { trf_torch::forget_experts(device, container); }
+
+void trf_torch_forget(int device, const void *blob) { trf_torch::forget_layer(device, blob); }
+
+uint64_t trf_torch_count(void) { return trf_torch::count_layers(); }
+
+void trf_torch_set_adoption_error(const char *message) { adoption_error = message; }
+
+namespace trf_torch {
+
+std::string take_adoption_error() {
+    return std::exchange(adoption_error, "this blob is unknown, and transfuse::adopt did not take it");
+}
+
+} // namespace trf_torch

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The functions by which _registry.py manages the layers, through ctypes. device: CUDA ordinal, or TRF_DEVICE_CPU. */
+#ifndef TRF_TORCH_MANAGE_H
+#define TRF_TORCH_MANAGE_H
+
+#include "transfuse.h"
+
+#include <string>
+
+#define TRF_TORCH_API __attribute__((visibility("default")))
+
+extern "C" {
+
+/* Bytes of the directory that adopting a blob in device memory will take. Errors: trf_device_layer_get_size's. */
+TRF_TORCH_API trf_status trf_torch_measure(int device, const void *blob, uint64_t blob_bytes, uint64_t *directory_bytes,
+                                           trf_error *err);
+
+/* Makes a layer of a blob, which is used where it lies, as is the directory; both stay until the layer is forgotten.
+ * Errors: trf_device_layer_create's; TRF_ERR_EXISTS (there is one already). */
+TRF_TORCH_API trf_status trf_torch_adopt(int device, void *blob, uint64_t blob_bytes, void *directory,
+                                         uint64_t directory_bytes, trf_error *err);
+
+/* As both of these, of a tensor of a checkpoint, which is read to the memory that is given: *size is what it takes.
+ * cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */
+TRF_TORCH_API trf_status trf_torch_measure_tensor(int device, trf_checkpoint *checkpoint, const char *tensor,
+                                                  trf_layer_size *size, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor,
+                                        const trf_layer_memory *memory, const int32_t *cancel, trf_error *err);
+
+/* @return whether there is a layer at a place, or a container of experts. */
+TRF_TORCH_API int trf_torch_is_known(int device, const void *blob, uint64_t blob_bytes);
+
+/* @return whether there is a layer at a place; *info is filled then. */
+TRF_TORCH_API int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_layer_info *info);
+
+/* Makes experts of layers that are known: [count] blobs at these offsets of a container. Where the library does not
+ * take them together, trf_torch_check_experts says so. Errors: see insert_experts. */
+TRF_TORCH_API trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes,
+                                                const uint64_t *offsets, uint32_t count, trf_error *err);
+
+/* Whether transfuse::experts takes them with an x of this dtype. Errors: trf_experts_create's and _plan_create's;
+ * TRF_ERR_NOT_FOUND. */
+TRF_TORCH_API trf_status trf_torch_check_experts(int device, const void *container, uint64_t container_bytes,
+                                                 trf_dtype dtype, trf_error *err);
+
+TRF_TORCH_API void trf_torch_forget(int device, const void *blob);
+TRF_TORCH_API void trf_torch_forget_experts(int device, const void *container); /* and their layers */
+TRF_TORCH_API uint64_t trf_torch_count(void);
+
+/* What the op that misses a layer throws, if this thread's transfuse::adopt did not make one. */
+TRF_TORCH_API void trf_torch_set_adoption_error(const char *message);
+}
+
+namespace trf_torch {
+
+std::string take_adoption_error();
+
+} // namespace trf_torch
+
+#endif

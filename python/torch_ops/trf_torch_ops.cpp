@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The operators torch.ops.transfuse.*: their schemas, and their kernels for the CPU and CUDA. Fake implementations,
+ * autograd and autocast stand in _ops.py; transfuse::adopt has its kernel in _registry.py. */
+#include "trf_torch_product.h"
+#include "trf_torch_sets.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <utility>
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+Tensor linear(const Tensor &x, const Tensor &blob, const std::optional<Tensor> &bias, int64_t rows) {
+    return trf_torch::multiply({"transfuse::linear", x, blob, rows, bias, std::nullopt, std::nullopt});
+}
+
+Tensor linear_epilogue(const Tensor &x, const Tensor &blob, const std::optional<Tensor> &bias,
+                       const std::optional<Tensor> &multiplier, const std::optional<Tensor> &residual,
+                       const std::string &activation, int64_t rows) {
+    constexpr const char *op = "transfuse::linear_epilogue";
+    const std::pair<const char *, trf_activation> known[] = {{"none", TRF_ACTIVATION_NONE},
+                                                             {"silu", TRF_ACTIVATION_SILU},
+                                                             {"gelu", TRF_ACTIVATION_GELU},
+                                                             {"gelu_tanh", TRF_ACTIVATION_GELU_TANH}};
+    for (const auto &[name, value] : known)
+        if (activation == name)
+            return trf_torch::multiply({op, x, blob, rows, bias, multiplier, residual, value});
+    throw trf_torch::bad_argument(op, "there is no activation '" + activation +
+                                          "'; there are none, silu, gelu and gelu_tanh");
+}
+
+std::vector<Tensor> linear_group(const Tensor &x, const std::vector<Tensor> &blobs, const std::vector<int64_t> &rows) {
+    return trf_torch::multiply_group(x, blobs, rows);
+}
+
+Tensor experts(const Tensor &x, const Tensor &offsets, const Tensor &blobs, int64_t rows) {
+    return trf_torch::multiply_experts(x, offsets, blobs, rows);
+}
+
+Tensor decode_experts(const Tensor &blobs, int64_t count, int64_t rows, int64_t cols, ScalarType dtype) {
+    return trf_torch::decode_experts({blobs, count, rows, cols, dtype});
+}
+
+Tensor decode(const Tensor &blob, int64_t rows, int64_t cols, ScalarType dtype) {
+    return trf_torch::decode({"transfuse::decode", blob, rows, cols, dtype});
+}
+
+Tensor embedding(const Tensor &ids, const Tensor &blob, int64_t rows, int64_t cols, ScalarType dtype) {
+    return trf_torch::decode_rows({"transfuse::embedding", blob, rows, cols, dtype}, ids);
+}
+
+void decode_experts_into(const Tensor &blobs, const Tensor &out) { trf_torch::decode_experts_into(blobs, out); }
+
+void add_kernels(torch::stable::detail::StableLibrary &library) {
+    library.impl("linear", TORCH_BOX(&linear));
+    library.impl("linear_epilogue", TORCH_BOX(&linear_epilogue));
+    library.impl("linear_group", TORCH_BOX(&linear_group));
+    library.impl("experts", TORCH_BOX(&experts));
+    library.impl("decode", TORCH_BOX(&decode));
+    library.impl("decode_experts", TORCH_BOX(&decode_experts));
+    library.impl("decode_experts_into", TORCH_BOX(&decode_experts_into));
+    library.impl("embedding", TORCH_BOX(&embedding));
+}
+
+} // namespace
+
+STABLE_TORCH_LIBRARY(transfuse, library) {
+    library.def("adopt(Tensor blob) -> ()");
+    library.def("linear(Tensor x, Tensor blob, Tensor? bias, int rows) -> Tensor");
+    library.def("linear_epilogue(Tensor x, Tensor blob, Tensor? bias, Tensor? multiplier, Tensor? residual, "
+                "str activation, int rows) -> Tensor");
+    library.def("linear_group(Tensor x, Tensor[] blobs, int[] rows) -> Tensor[]");
+    library.def("experts(Tensor x, Tensor offsets, Tensor blobs, int rows) -> Tensor");
+    library.def("decode(Tensor blob, int rows, int cols, ScalarType dtype) -> Tensor");
+    library.def("decode_experts(Tensor blobs, int count, int rows, int cols, ScalarType dtype) -> Tensor");
+    library.def("decode_experts_into(Tensor blobs, Tensor(a!) out) -> ()");
+    library.def("embedding(Tensor ids, Tensor blob, int rows, int cols, ScalarType dtype) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(transfuse, CPU, library) { add_kernels(library); }
+
+STABLE_TORCH_LIBRARY_IMPL(transfuse, CUDA, library) { add_kernels(library); }

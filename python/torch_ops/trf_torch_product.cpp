@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_torch_product.h"
+
+#include "transfuse/device_memory.h"
+#include "trf_torch_manage.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <cstring>
+#include <stdexcept>
+
+namespace trf_torch {
+
+std::runtime_error bad_argument(const char *op, const std::string &text) {
+    return std::runtime_error(std::string(op) + ": " + text);
+}
+
+void check_blob(const Tensor &blob, int device, const char *op) {
+    int32_t dtype;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(blob.get(), &dtype));
+    if (dtype != aoti_torch_dtype_uint8() || blob.dim() != 1 || !blob.is_contiguous())
+        throw bad_argument(op, "blob must be a contiguous uint8 tensor of one dimension, not one of shape " +
+                                   shape_text(blob));
+    const int own = device_of(blob, "blob");
+    if (own != device)
+        throw bad_argument(op, "x is on " + device_text(device) + ", blob is on " + device_text(own));
+}
+
+void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op) {
+    if (rows != of.info.rows || cols != of.info.cols)
+        throw bad_argument(op, "the call is for weights of [" + std::to_string(rows) + ", " + std::to_string(cols) +
+                                   "]; the layer has [" + std::to_string(of.info.rows) + ", " +
+                                   std::to_string(of.info.cols) + "]");
+}
+
+bool takes_dtype(trf_codec codec, trf_dtype dtype) {
+    if (dtype == TRF_DTYPE_BF16)
+        return codec != TRF_CODEC_FP16;
+    return dtype == TRF_DTYPE_F16 && codec != TRF_CODEC_BF16;
+}
+
+int32_t torch_code(ScalarType dtype) { return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)); }
+
+namespace {
+
+/* An operand of the epilogue, in order. */
+std::optional<Tensor> take_operand(const std::optional<Tensor> &operand, const product &of,
+                                   const std::vector<int64_t> &sizes, const char *name) {
+    if (!operand)
+        return std::nullopt;
+    int32_t own, wanted;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(operand->get(), &own));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(of.x.get(), &wanted));
+    if (own != wanted)
+        throw bad_argument(of.op, std::string(name) + " must be of x's dtype");
+    if (device_of(*operand, name) != device_of(of.x, "x"))
+        throw bad_argument(of.op, std::string(name) + " must be on x's device");
+    const auto found = operand->sizes();
+    if (found.size() != sizes.size() || std::memcmp(found.data(), sizes.data(), sizes.size() * sizeof sizes[0]) != 0) {
+        std::string text;
+        for (const int64_t size : sizes)
+            text += (text.empty() ? "" : ", ") + std::to_string(size);
+        throw bad_argument(of.op, std::string(name) + " has the shape " + shape_text(*operand) + "; it must be [" +
+                                      text + "]");
+    }
+    return in_order(*operand);
+}
+
+Tensor call_aten(const char *name, const char *overload, std::vector<StableIValue> stack) {
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+    return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+/* The same by torch's own product, on weights decoded to x's dtype, rounding after each step as a model does that has
+ * them uncompressed. */
+Tensor multiply_dense(const product &of, const layer &layer) {
+    using torch::stable::detail::from;
+    const Tensor weight =
+        decode({of.op, of.blob, static_cast<int64_t>(layer.info.rows), layer.info.cols, of.x.scalar_type()});
+    Tensor y = dense_linear(of.x, weight, of.bias);
+    if (of.activation == TRF_ACTIVATION_SILU)
+        y = call_aten("aten::silu", "", {from(y)});
+    else if (of.activation != TRF_ACTIVATION_NONE)
+        y = call_aten("aten::gelu", "",
+                      {from(y), from(std::string(of.activation == TRF_ACTIVATION_GELU ? "none" : "tanh"))});
+    if (of.multiplier)
+        y = call_aten("aten::mul", "Tensor", {from(y), from(*of.multiplier)});
+    if (of.residual) // the stable ABI has no call of aten::add, whose alpha is a Scalar
+        y = torch::stable::subtract(y, *of.residual, -1.0);
+    return y;
+}
+
+uint32_t id_bytes_of(const Tensor &ids, const char *op) {
+    int32_t dtype;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(ids.get(), &dtype));
+    if (dtype == aoti_torch_dtype_int64())
+        return 8;
+    if (dtype == aoti_torch_dtype_int32())
+        return 4;
+    throw bad_argument(op, "ids must be int32 or int64");
+}
+
+/* @return how many there are. On the CPU they are looked at; on a GPU, whose memory is not read back, rows that there
+ * are not become NaN. ids: contiguous. */
+uint32_t check_ids(const Tensor &ids, int device, const decoding &of) {
+    const int64_t count = ids.numel();
+    if (count > UINT32_MAX)
+        throw bad_argument(of.op, std::to_string(count) + " ids are more than 2^32 - 1");
+    if (device != TRF_DEVICE_CPU)
+        return static_cast<uint32_t>(count);
+    const bool is_long = id_bytes_of(ids, of.op) == 8;
+    const void *const at = ids.const_data_ptr();
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t id = is_long ? static_cast<const int64_t *>(at)[i] : static_cast<const int32_t *>(at)[i];
+        if (id < 0 || id >= of.rows)
+            throw std::out_of_range(std::string(of.op) + ": there is no row " + std::to_string(id) + "; there are " +
+                                    std::to_string(of.rows));
+    }
+    return static_cast<uint32_t>(count);
+}
+
+} // namespace
+
+void adopt_missing(const Tensor &blob, int device, const char *op) {
+    if (is_capturing(device))
+        throw std::runtime_error(std::string(op) + ": this blob is used for the first time while a CUDA graph is being "
+                                                   "captured; call transfuse.torch.adopt on it before");
+    StableIValue stack[1] = {torch::stable::detail::from(blob)};
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("transfuse::adopt", "", stack, TORCH_ABI_VERSION));
+}
+
+std::runtime_error adoption_failure(const char *op) {
+    return std::runtime_error(std::string(op) + ": " + take_adoption_error());
+}
+
+found_layer find_or_adopt(const Tensor &blob, int device, const char *op, const plan_key *key) {
+    const void *const at = blob.const_data_ptr();
+    const uint64_t bytes = static_cast<uint64_t>(blob.numel());
+    found_layer found = find_layer(device, at, bytes, key);
+    if (found.layer)
+        return found;
+    adopt_missing(blob, device, op);
+    found = find_layer(device, at, bytes, key);
+    if (!found.layer)
+        throw adoption_failure(op);
+    return found;
+}
+
+Tensor multiply(product of) {
+    const int device = device_of(of.x, "x");
+    check_blob(of.blob, device, of.op);
+    const auto x_sizes = of.x.sizes();
+    if (x_sizes.size() == 0)
+        throw bad_argument(of.op, "x has no dimensions; it must be [..., cols]");
+    const int64_t cols = x_sizes[x_sizes.size() - 1];
+    std::vector<int64_t> y_sizes(x_sizes.begin(), x_sizes.end());
+    y_sizes.back() = of.rows;
+    const int64_t m = cols ? of.x.numel() / cols : 0;
+    const dtype_codes dtype = dtype_of(of.x);
+    const plan_key key = {
+        static_cast<uint32_t>(m), static_cast<uint8_t>(dtype.dtype), static_cast<uint8_t>(of.activation),
+        of.bias.has_value(),      of.multiplier.has_value(),         of.residual.has_value()};
+    found_layer found = find_or_adopt(of.blob, device, of.op, &key);
+    check_layer(*found.layer, of.rows, cols, of.op);
+    of.bias = take_operand(of.bias, of, {of.rows}, "bias");
+    of.multiplier = take_operand(of.multiplier, of, y_sizes, "multiplier");
+    of.residual = take_operand(of.residual, of, y_sizes, "residual");
+    if (m == 0)
+        return allocate(y_sizes, dtype.torch_dtype, device);
+    if (m > UINT32_MAX)
+        throw bad_argument(of.op, "x has " + std::to_string(m) + " rows, which is more than 2^32 - 1");
+    if (!takes_dtype(found.layer->info.codec, dtype.dtype))
+        return multiply_dense(of, *found.layer);
+    if (!found.plan)
+        found.plan = make_plan(found.layer, key, of.op);
+    if (!found.plan->handle)
+        return multiply_dense(of, *found.layer);
+
+    const Tensor x = in_order(of.x);
+    const Tensor y = allocate(y_sizes, dtype.torch_dtype, device);
+    const workspace scratch(found.plan->workspace_bytes, device);
+    trf_operands operands;
+    trf_operands_init(&operands);
+    operands.x = x.const_data_ptr();
+    operands.y = y.mutable_data_ptr();
+    operands.bias = of.bias ? of.bias->const_data_ptr() : nullptr;
+    operands.multiplier = of.multiplier ? of.multiplier->const_data_ptr() : nullptr;
+    operands.residual = of.residual ? of.residual->const_data_ptr() : nullptr;
+    trf_error error;
+    const trf_status status = trf_linear(found.plan->handle, &operands, scratch.at(), current_stream(device), &error);
+    check_status(status, error, of.op);
+    return y;
+}
+
+Tensor decode(const decoding &of) {
+    const int device = device_of(of.blob, "blob");
+    check_blob(of.blob, device, of.op);
+    const found_layer found = find_or_adopt(of.blob, device, of.op);
+    check_layer(*found.layer, of.rows, of.cols, of.op);
+    const dtype_codes source = dtype_of(found.layer->info.dtype);
+    const Tensor weights = allocate({of.rows, of.cols}, source.torch_dtype, device);
+    trf_error error;
+    const trf_status status = trf_device_layer_decode(
+        found.layer->handle, TRF_DECODE_SOURCE, weights.mutable_data_ptr(),
+        static_cast<uint64_t>(of.rows * of.cols) * trf_dtype_bytes(source.dtype), current_stream(device), &error);
+    check_status(status, error, of.op);
+    const int32_t wanted = torch_code(of.dtype);
+    return wanted == source.torch_dtype ? weights : convert(weights, wanted);
+}
+
+Tensor decode_rows(const decoding &of, const Tensor &ids) {
+    const int device = device_of(ids, "ids");
+    check_blob(of.blob, device, of.op);
+    const found_layer found = find_or_adopt(of.blob, device, of.op);
+    check_layer(*found.layer, of.rows, of.cols, of.op);
+    const auto ids_sizes = ids.sizes();
+    std::vector<int64_t> sizes(ids_sizes.begin(), ids_sizes.end());
+    sizes.push_back(of.cols);
+    const dtype_codes source = dtype_of(found.layer->info.dtype);
+    const int32_t wanted = torch_code(of.dtype);
+    const Tensor ordered = in_order(ids);
+    trf_row_request request;
+    trf_row_request_init(&request);
+    request.row_ids = ordered.const_data_ptr();
+    request.id_bytes = id_bytes_of(ids, of.op);
+    request.count = check_ids(ordered, device, of);
+    if (request.count == 0)
+        return allocate(sizes, wanted, device);
+    const Tensor rows = allocate(sizes, source.torch_dtype, device);
+    request.as = TRF_DECODE_SOURCE;
+    request.rows = rows.mutable_data_ptr();
+    request.rows_bytes = static_cast<uint64_t>(rows.numel()) * trf_dtype_bytes(source.dtype);
+    trf_error error;
+    check_status(trf_decode_rows(found.layer->handle, &request, current_stream(device), &error), error, of.op);
+    return wanted == source.torch_dtype ? rows : convert(rows, wanted);
+}
+
+} // namespace trf_torch

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the ops on one layer compute. Python's _ops.py has the contracts; errors are thrown. */
+#ifndef TRF_TORCH_PRODUCT_H
+#define TRF_TORCH_PRODUCT_H
+
+#include "trf_torch_registry.h"
+#include "trf_torch_tensor.h"
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+namespace trf_torch {
+
+/* y = activation(x . W^T + bias) * multiplier + residual. */
+struct product {
+    const char *op;
+    const Tensor &x;    /* [..., cols] */
+    const Tensor &blob; /* uint8, [blob_bytes] */
+    int64_t rows;
+    std::optional<Tensor> bias;                 /* [rows] of x's dtype */
+    std::optional<Tensor> multiplier, residual; /* [..., rows] of x's dtype */
+    trf_activation activation = TRF_ACTIVATION_NONE;
+};
+
+/* @return y [..., rows] of x's dtype. */
+Tensor multiply(product of);
+
+/* What decoding gives, and where to. */
+struct decoding {
+    const char *op;
+    const Tensor &blob;
+    int64_t rows, cols;
+    ScalarType dtype;
+};
+
+/* @return [rows][cols]: the weights of the source's dtype, converted. */
+Tensor decode(const decoding &of);
+
+/* @return [...][cols]: rows of these weights. ids: [...] of int32 or int64. */
+Tensor decode_rows(const decoding &of, const Tensor &ids);
+
+/* The layer of a blob, with a plan if a key is given and there is one. Has it adopted if it is not known, but for a
+ * stream that is being captured. */
+found_layer find_or_adopt(const Tensor &blob, int device, const char *op, const plan_key *key = nullptr);
+
+/* ---- what the ops check ---- */
+
+std::runtime_error bad_argument(const char *op, const std::string &text);
+
+/* A blob, or a container of blobs, on this device. */
+void check_blob(const Tensor &blob, int device, const char *op);
+void check_layer(const layer &of, int64_t rows, int64_t cols, const char *op);
+
+/* @return whether a codec's weights multiply x of a dtype. */
+bool takes_dtype(trf_codec codec, trf_dtype dtype);
+
+int32_t torch_code(ScalarType dtype);
+
+/* What a stream that is being captured forbids; else has the blob adopted. */
+void adopt_missing(const Tensor &blob, int device, const char *op);
+
+/* What an op throws if a blob is unknown after that. */
+std::runtime_error adoption_failure(const char *op);
+
+} // namespace trf_torch
+
+#endif

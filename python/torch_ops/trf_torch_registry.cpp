@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_torch_registry.h"
+
+#include "transfuse/cpu.h"
+#include "trf_torch_tensor.h"
+
+#include <torch/csrc/stable/c/shim.h>
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+namespace trf_torch {
+
+namespace {
+
+struct place {
+    int device;
+    const void *blob;
+
+    bool operator==(const place &other) const { return device == other.device && blob == other.blob; }
+};
+
+struct place_hash {
+    size_t operator()(const place &of) const {
+        // Blobs begin at multiples of 16 at least.
+        return (reinterpret_cast<uintptr_t>(of.blob) >> 4) * 31 + static_cast<size_t>(of.device);
+    }
+};
+
+struct context_slot {
+    trf_context *context;
+    uint32_t process;
+};
+
+struct registry {
+    std::mutex lock;
+    std::unordered_map<place, std::shared_ptr<layer>, place_hash> layers;
+    std::unordered_map<place, std::shared_ptr<trf_torch::experts>, place_hash> experts;
+    std::unordered_map<int, context_slot> contexts;
+    uint64_t next_number = 0; // of layers
+    uint32_t process = 0;     // forks before this process
+
+    registry();
+};
+
+/* Never destroyed: threads may still multiply when the process ends. */
+registry &the_registry() {
+    static registry *const made = new registry;
+    return *made;
+}
+
+/* So that no thread of the parent holds the lock in the child. */
+registry::registry() {
+    pthread_atfork([] { the_registry().lock.lock(); }, [] { the_registry().lock.unlock(); },
+                   [] {
+                       the_registry().process++;
+                       the_registry().lock.unlock();
+                   });
+}
+
+bool is_usable(int device, uint32_t process, const registry &in) {
+    return device == TRF_DEVICE_CPU || process == in.process;
+}
+
+/* Whether a layer that was found at a place may be used there. */
+bool is_current(const layer &of, uint64_t blob_bytes, const registry &in) {
+    if (of.blob_bytes != blob_bytes)
+        return false;
+    if (of.device == TRF_DEVICE_CPU)
+        return std::memcmp(of.head, of.blob, sizeof of.head) == 0;
+    return is_usable(of.device, of.process, in);
+}
+
+bool is_current(const experts &of, uint64_t container_bytes, const registry &in) {
+    if (of.container_bytes != container_bytes)
+        return false;
+    for (const auto &one : of.layers)
+        if (!is_current(*one, one->blob_bytes, in))
+            return false;
+    return true;
+}
+
+trf_status fail(trf_error *err, trf_status status, const char *message) {
+    if (err) {
+        *err = trf_error{};
+        err->status = status;
+        err->offset = TRF_NO_OFFSET;
+        snprintf(err->message, sizeof err->message, "%s", message);
+    }
+    return status;
+}
+
+/* Whatever is there. @return NULL if there is nothing. */
+std::shared_ptr<layer> layer_at(const place &where) {
+    registry &in = the_registry();
+    const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.layers.find(where);
+    return at == in.layers.end() ? nullptr : at->second;
+}
+
+/* Under the lock. Owners that are gone go from the list, too: it would grow without end. */
+void note_owner(layer &member, const std::shared_ptr<layer> &owner) {
+    auto &owners = member.grouped_under;
+    owners.erase(std::remove_if(owners.begin(), owners.end(),
+                                [&](const std::weak_ptr<layer> &known) {
+                                    const std::shared_ptr<layer> one = known.lock();
+                                    return !one || one == owner;
+                                }),
+                 owners.end());
+    owners.push_back(owner);
+}
+
+/* What forgetting releases, when the lock is free: groups before layers. */
+struct forgotten {
+    std::vector<std::shared_ptr<layer>> layers;
+    std::vector<std::shared_ptr<group>> groups;
+};
+
+/* Under the lock. */
+void take_layer(registry &in, const place &at, forgotten *into) {
+    const auto found = in.layers.find(at);
+    if (found == in.layers.end())
+        return;
+    layer &of = *found->second;
+    of.groups.remove([](const group_key &) { return true; }, &into->groups);
+    for (const auto &weak : of.grouped_under)
+        if (const std::shared_ptr<layer> first = weak.lock()) {
+            first->groups.remove(
+                [&](const group_key &key) {
+                    for (const uint64_t number : key.members)
+                        if (number == of.number)
+                            return true;
+                    return false;
+                },
+                &into->groups);
+            into->layers.push_back(first);
+        }
+    into->layers.push_back(std::move(found->second));
+    in.layers.erase(found);
+}
+
+} // namespace
+
+layer::~layer() {
+    plans = {}; // before the layer that they are of
+    if (is_usable(device, process, the_registry()))
+        trf_device_layer_destroy(handle);
+}
+
+experts::~experts() {
+    plans = {};
+    if (layers.empty() || is_usable(layers[0]->device, layers[0]->process, the_registry()))
+        trf_experts_destroy(handle);
+}
+
+found_layer find_layer(int device, const void *blob, uint64_t blob_bytes, const plan_key *key) {
+    registry &in = the_registry();
+    const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.layers.find({device, blob});
+    if (at == in.layers.end() || !is_current(*at->second, blob_bytes, in))
+        return {};
+    const std::shared_ptr<layer> &found = at->second;
+    return {found, key ? found->plans.find(*key) : nullptr};
+}
+
+std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op) {
+    trf_plan_options options;
+    trf_plan_options_init(&options);
+    options.m = key.m;
+    options.x_dtype = options.y_dtype = static_cast<trf_dtype>(key.dtype);
+    options.activation = static_cast<trf_activation>(key.activation);
+    options.has_bias = key.has_bias;
+    options.has_multiplier = key.has_multiplier;
+    options.has_residual = key.has_residual;
+    auto made = std::make_shared<plan>();
+    trf_error error;
+    const trf_status status = trf_plan_create(of->handle, &options, &made->handle, &error);
+    if (status != TRF_ERR_UNSUPPORTED)
+        check_status(status, error, op);
+    if (made->handle) {
+        trf_plan_info info;
+        trf_plan_get_info(made->handle, &info);
+        made->workspace_bytes = info.workspace_bytes;
+    }
+    const std::lock_guard<std::mutex> guard(the_registry().lock);
+    return of->plans.insert(key, &made);
+}
+
+std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<layer>> &layers, uint32_t m,
+                                          trf_dtype dtype, const char *op) {
+    group_key key = {m, dtype, {}};
+    std::vector<trf_group_member> members(layers.size());
+    for (size_t i = 0; i < layers.size(); i++) {
+        key.members.push_back(layers[i]->number);
+        trf_group_member_init(&members[i]);
+        members[i].layer = layers[i]->handle;
+        members[i].m = m;
+        members[i].x_dtype = members[i].y_dtype = dtype;
+    }
+    {
+        const std::lock_guard<std::mutex> guard(the_registry().lock);
+        if (const std::shared_ptr<group> found = layers[0]->groups.find(key))
+            return found;
+    }
+    auto made = std::make_shared<group>();
+    trf_error error;
+    const trf_status status =
+        trf_layer_group_create(members.data(), static_cast<uint32_t>(members.size()), &made->handle, &error);
+    if (status != TRF_ERR_UNSUPPORTED)
+        check_status(status, error, op);
+    if (made->handle) {
+        trf_layer_group_info info;
+        trf_layer_group_get_info(made->handle, &info);
+        made->workspace_bytes = info.workspace_bytes;
+    }
+    for (size_t i = 1; i < layers.size(); i++)
+        if (layers[i] != layers[0])
+            made->others.push_back(layers[i]);
+    const std::lock_guard<std::mutex> guard(the_registry().lock);
+    for (const auto &other : made->others)
+        note_owner(*other, layers[0]);
+    return layers[0]->groups.insert(key, &made);
+}
+
+std::shared_ptr<experts> find_experts(int device, const void *container, uint64_t container_bytes) {
+    registry &in = the_registry();
+    const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.experts.find({device, container});
+    if (at == in.experts.end() || !is_current(*at->second, container_bytes, in))
+        return nullptr;
+    return at->second;
+}
+
+std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &of, const experts_key &key,
+                                                const char *op) {
+    check_status(of->refusal.status, of->refusal, op);
+    {
+        const std::lock_guard<std::mutex> guard(the_registry().lock);
+        if (const std::shared_ptr<experts_plan> found = of->plans.find(key))
+            return found;
+    }
+    auto made = std::make_shared<experts_plan>();
+    trf_error error;
+    check_status(trf_experts_plan_create(of->handle, key.tokens, key.dtype, key.dtype, &made->handle, &error), error,
+                 op);
+    made->workspace_bytes = trf_experts_plan_workspace_bytes(made->handle);
+    const std::lock_guard<std::mutex> guard(the_registry().lock);
+    return of->plans.insert(key, &made);
+}
+
+trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
+                          const std::vector<const void *> &blobs, trf_error *err) {
+    auto made = std::make_shared<experts>();
+    made->container = container;
+    made->container_bytes = container_bytes;
+    std::vector<trf_device_layer *> handles;
+    for (const void *blob : blobs) {
+        made->layers.push_back(layer_at({device, blob}));
+        const std::shared_ptr<layer> &last = made->layers.back(), &first = made->layers.front();
+        if (!last)
+            return fail(err, TRF_ERR_ARGUMENT, "an expert's layer is unknown");
+        if (last->info.rows != first->info.rows || last->info.cols != first->info.cols ||
+            last->info.dtype != first->info.dtype)
+            return fail(err, TRF_ERR_ARGUMENT, "experts differ in shape or source dtype");
+        handles.push_back(last->handle);
+    }
+    const trf_status status =
+        trf_experts_create(handles.data(), static_cast<uint32_t>(handles.size()), &made->handle, &made->refusal);
+    if (status == TRF_OK)
+        made->refusal = {};
+    else if (status != TRF_ERR_ARGUMENT && status != TRF_ERR_UNSUPPORTED) {
+        *err = made->refusal;
+        return status;
+    }
+    registry &in = the_registry();
+    std::shared_ptr<experts> released;
+    const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.experts.find({device, container});
+    if (at != in.experts.end() && !is_current(*at->second, container_bytes, in)) {
+        released = std::move(at->second);
+        in.experts.erase(at);
+    }
+    if (!in.experts.insert({{device, container}, made}).second)
+        return fail(err, TRF_ERR_EXISTS, "there are experts at this place already");
+    return TRF_OK;
+}
+
+void forget_experts(int device, const void *container) {
+    registry &in = the_registry();
+    forgotten layers;
+    std::shared_ptr<experts> found; // goes before its layers
+    const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.experts.find({device, container});
+    if (at == in.experts.end())
+        return;
+    found = std::move(at->second);
+    in.experts.erase(at);
+    for (const auto &one : found->layers)
+        take_layer(in, {device, one->blob}, &layers);
+}
+
+trf_status find_context(int device, trf_context **context, trf_error *err) {
+    registry &in = the_registry();
+    {
+        const std::lock_guard<std::mutex> guard(in.lock);
+        const auto at = in.contexts.find(device);
+        if (at != in.contexts.end()) {
+            if (!is_usable(device, at->second.process, in))
+                return fail(err, TRF_ERR_DEVICE, "a GPU cannot be used after a fork; start processes by spawn");
+            *context = at->second.context;
+            return TRF_OK;
+        }
+    }
+    trf_context *made;
+    const trf_status status = trf_context_create(device, &made, err);
+    if (status != TRF_OK)
+        return status;
+    uint32_t threads;
+    if (torch_get_num_threads(&threads) == 0)
+        trf_context_set_threads(made, static_cast<int>(threads));
+    trf_context *other = nullptr;
+    {
+        const std::lock_guard<std::mutex> guard(in.lock);
+        const auto [at, is_first] = in.contexts.insert({device, {made, in.process}});
+        if (!is_first)
+            other = made;
+        *context = at->second.context;
+    }
+    trf_context_destroy(other);
+    return TRF_OK;
+}
+
+trf_status insert_layer(int device, const void *blob, uint64_t blob_bytes, trf_device_layer *handle, trf_error *err) {
+    trf_device_layer_info info;
+    trf_device_layer_get_info(handle, &info);
+    auto made = std::make_shared<layer>();
+    made->device = device;
+    made->blob = blob;
+    made->blob_bytes = blob_bytes;
+    made->info = info.layer;
+    if (device == TRF_DEVICE_CPU)
+        std::memcpy(made->head, blob, sizeof made->head);
+    registry &in = the_registry();
+    forgotten released;
+    const std::lock_guard<std::mutex> guard(in.lock);
+    const auto at = in.layers.find({device, blob});
+    if (at != in.layers.end() && !is_current(*at->second, blob_bytes, in))
+        take_layer(in, {device, blob}, &released);
+    made->process = in.process;
+    made->number = in.next_number++;
+    if (!in.layers.insert({{device, blob}, made}).second)
+        return fail(err, TRF_ERR_EXISTS, "there is a layer at this place already");
+    made->handle = handle;
+    return TRF_OK;
+}
+
+void forget_layer(int device, const void *blob) {
+    registry &in = the_registry();
+    forgotten released;
+    const std::lock_guard<std::mutex> guard(in.lock);
+    take_layer(in, {device, blob}, &released);
+}
+
+uint64_t count_layers() {
+    registry &in = the_registry();
+    const std::lock_guard<std::mutex> guard(in.lock);
+    return in.layers.size();
+}
+
+} // namespace trf_torch

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The layers of this process that ops know, by the device and address of their blobs, and the plans of each. A blob is
+ * a torch tensor of the caller's; `_registry.py` adopts it here and has it forgotten when its storage goes.
+ *
+ * A layer whose blob has another size is unknown, and on the CPU one whose blob has changed since; on a GPU, whose
+ * memory is not read back, nobody sees that.
+ *
+ * One lock guards all of it; nothing but look-ups runs under it. Layers and plans are shared: whoever has found one may
+ * use it after it was forgotten or evicted. All of it stays as it is at the end of the process, when CUDA may be gone
+ * already. After a fork the child keeps layers of the CPU; what was on a GPU is unknown to it, and is not destroyed. */
+#ifndef TRF_TORCH_REGISTRY_H
+#define TRF_TORCH_REGISTRY_H
+
+#include "transfuse.h"
+#include "transfuse/experts.h"
+#include "transfuse/groups.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace trf_torch {
+
+/* A few objects by their keys, of which one that is seldom used goes if there are too many. */
+template <typename Key, typename Value> class bounded_cache {
+  public:
+    /* One that is found moves away from the end where they go. @return NULL if there is none. */
+    std::shared_ptr<Value> find(const Key &key) {
+        for (size_t i = entries_.size(); i-- > 0;)
+            if (entries_[i].first == key) {
+                std::shared_ptr<Value> found = entries_[i].second;
+                if (i + 1 < entries_.size())
+                    std::swap(entries_[i], entries_[i + 1]);
+                return found;
+            }
+        return nullptr;
+    }
+
+    /* *value: what is taken, and then what goes, if anything: to be released by the caller. @return what is there. */
+    std::shared_ptr<Value> insert(const Key &key, std::shared_ptr<Value> *value) {
+        std::shared_ptr<Value> found = find(key); // of another thread
+        if (found)
+            return found;
+        found = std::move(*value);
+        value->reset();
+        if (entries_.size() >= kMost) {
+            *value = std::move(entries_.front().second);
+            entries_.erase(entries_.begin());
+        }
+        entries_.emplace_back(key, found);
+        return found;
+    }
+
+    /* Moves those that `is_meant` says so of to *removed. */
+    template <typename Predicate> void remove(Predicate is_meant, std::vector<std::shared_ptr<Value>> *removed) {
+        std::vector<std::pair<Key, std::shared_ptr<Value>>> kept;
+        for (auto &entry : entries_)
+            if (is_meant(entry.first))
+                removed->push_back(std::move(entry.second));
+            else
+                kept.push_back(std::move(entry));
+        entries_ = std::move(kept);
+    }
+
+  private:
+    static constexpr size_t kMost = 32; // as many batch sizes as a server captures graphs of
+
+    std::vector<std::pair<Key, std::shared_ptr<Value>>> entries_;
+};
+
+/* What the plans of one layer differ in; x and y have one dtype. */
+struct plan_key {
+    uint32_t m;
+    uint8_t dtype;      /* trf_dtype */
+    uint8_t activation; /* trf_activation */
+    bool has_bias, has_multiplier, has_residual;
+
+    bool operator==(const plan_key &other) const {
+        return m == other.m && dtype == other.dtype && activation == other.activation && has_bias == other.has_bias &&
+               has_multiplier == other.has_multiplier && has_residual == other.has_residual;
+    }
+};
+
+struct plan {
+    trf_plan *handle = nullptr; /* NULL: no path takes this product; it is decoded and multiplied by torch */
+    uint64_t workspace_bytes = 0;
+
+    plan() = default;
+    plan(const plan &) = delete;
+    plan &operator=(const plan &) = delete;
+    ~plan() { trf_plan_destroy(handle); }
+};
+
+struct layer;
+
+/* The groups of one layer, which is the first of each. */
+struct group_key {
+    uint32_t m;
+    trf_dtype dtype;
+    std::vector<uint64_t> members; /* their layers' numbers */
+
+    bool operator==(const group_key &other) const {
+        return m == other.m && dtype == other.dtype && members == other.members;
+    }
+};
+
+struct group {
+    std::vector<std::shared_ptr<layer>> others; /* all but the first */
+    trf_layer_group *handle = nullptr;          /* NULL: each by itself */
+    uint64_t workspace_bytes = 0;
+
+    group() = default;
+    group(const group &) = delete;
+    group &operator=(const group &) = delete;
+    ~group() { trf_layer_group_destroy(handle); }
+};
+
+struct layer {
+    int device = TRF_DEVICE_CPU;
+    const void *blob = nullptr;
+    uint64_t blob_bytes = 0;
+    trf_device_layer *handle = nullptr;
+    trf_layer_info info = {};
+    uint8_t head[64] = {}; /* on the CPU: the blob's first bytes, which have a checksum of all of it */
+    uint64_t number = 0;   /* none has it a second time */
+    uint32_t process = 0;  /* forks of this process before it was made */
+
+    layer() = default;
+    layer(const layer &) = delete;
+    layer &operator=(const layer &) = delete;
+    ~layer();
+
+    /* Of the registry alone, under its lock. */
+    bounded_cache<plan_key, plan> plans;
+    bounded_cache<group_key, group> groups;
+    std::vector<std::weak_ptr<layer>> grouped_under; /* whose groups it is in */
+};
+
+struct found_layer {
+    std::shared_ptr<trf_torch::layer> layer; /* NULL: none is known */
+    std::shared_ptr<trf_torch::plan> plan;   /* NULL: none was made with this key */
+};
+
+/* Looks up a layer, and one of its plans if a key is given. */
+found_layer find_layer(int device, const void *blob, uint64_t blob_bytes, const plan_key *key = nullptr);
+
+/* Makes a plan and keeps it with the layer. Throws what the library reports, but for products that no path takes: see
+ * `plan`. */
+std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key &key, const char *op);
+
+/* The group of these layers, two at least, of one device. Throws as make_plan. */
+std::shared_ptr<group> find_or_make_group(const std::vector<std::shared_ptr<layer>> &layers, uint32_t m,
+                                          trf_dtype dtype, const char *op);
+
+struct experts_key {
+    uint32_t tokens;
+    trf_dtype dtype;
+
+    bool operator==(const experts_key &other) const { return tokens == other.tokens && dtype == other.dtype; }
+};
+
+struct experts_plan {
+    trf_experts_plan *handle = nullptr;
+    uint64_t workspace_bytes = 0;
+
+    experts_plan() = default;
+    experts_plan(const experts_plan &) = delete;
+    experts_plan &operator=(const experts_plan &) = delete;
+    ~experts_plan() { trf_experts_plan_destroy(handle); }
+};
+
+/* The layers of one container of blobs. */
+struct experts {
+    std::vector<std::shared_ptr<layer>> layers;
+    const void *container = nullptr;
+    uint64_t container_bytes = 0;
+    trf_experts *handle = nullptr; /* NULL: the library does not take them together, which `refusal` tells */
+    trf_error refusal = {};
+    bounded_cache<experts_key, experts_plan> plans; /* of the registry alone */
+
+    experts() = default;
+    experts(const experts &) = delete;
+    experts &operator=(const experts &) = delete;
+    ~experts();
+};
+
+/* @return NULL if none is known. */
+std::shared_ptr<experts> find_experts(int device, const void *container, uint64_t container_bytes);
+
+/* Throws what the library reports. */
+std::shared_ptr<experts_plan> find_or_make_plan(const std::shared_ptr<experts> &of, const experts_key &key,
+                                                const char *op);
+
+/* Makes experts of layers that are known; of one device, shape and source dtype. Errors: TRF_ERR_EXISTS (there are
+ * some at this place), TRF_ERR_ARGUMENT (layers that do not belong together). */
+trf_status insert_experts(int device, const void *container, uint64_t container_bytes,
+                          const std::vector<const void *> &blobs, trf_error *err);
+
+/* Forgets the layers, too. */
+void forget_experts(int device, const void *container);
+
+/* The context of a device, made at the first call. Errors: trf_context_create's; TRF_ERR_DEVICE (a GPU in the child of
+ * a fork). */
+trf_status find_context(int device, trf_context **context, trf_error *err);
+
+/* Takes over a device layer if it succeeds. Errors: TRF_ERR_EXISTS (there is a layer at this place). */
+trf_status insert_layer(int device, const void *blob, uint64_t blob_bytes, trf_device_layer *handle, trf_error *err);
+
+void forget_layer(int device, const void *blob);
+
+uint64_t count_layers();
+
+} // namespace trf_torch
+
+#endif

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_torch_sets.h"
+
+#include "trf_torch_product.h"
+#include "trf_torch_registry.h"
+
+#include <torch/csrc/stable/ops.h>
+
+namespace trf_torch {
+
+namespace {
+
+constexpr const char *kGroupOp = "transfuse::linear_group";
+constexpr const char *kExpertsOp = "transfuse::experts";
+constexpr const char *kDecodeExpertsOp = "transfuse::decode_experts";
+
+/* The experts of a container, which is adopted if it is not known. */
+std::shared_ptr<experts> find_or_adopt_experts(const Tensor &container, int device, const char *op) {
+    const void *const at = container.const_data_ptr();
+    const uint64_t bytes = static_cast<uint64_t>(container.numel());
+    std::shared_ptr<experts> found = find_experts(device, at, bytes);
+    if (!found) {
+        adopt_missing(container, device, op);
+        found = find_experts(device, at, bytes);
+    }
+    if (!found)
+        throw adoption_failure(op);
+    return found;
+}
+
+/* Whether one launch, or several, may take all of these layers. */
+bool are_groupable(const std::vector<std::shared_ptr<layer>> &layers, int64_t m, trf_dtype dtype) {
+    if (layers.size() < 2 || m == 0 || m > UINT32_MAX)
+        return false;
+    for (const auto &one : layers)
+        if (!takes_dtype(one->info.codec, dtype))
+            return false;
+    return true;
+}
+
+std::string matrix_text(int64_t rows, int64_t cols) {
+    return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
+}
+
+void check_decoding(const experts &of, int64_t count, int64_t rows, int64_t cols) {
+    const trf_layer_info &info = of.layers[0]->info;
+    if (static_cast<uint64_t>(count) != of.layers.size() || rows != info.rows || cols != info.cols)
+        throw bad_argument(kDecodeExpertsOp, "the call is for " + std::to_string(count) + " experts of " +
+                                                 matrix_text(rows, cols) + "; there are " +
+                                                 std::to_string(of.layers.size()) + " of " +
+                                                 matrix_text(info.rows, info.cols));
+}
+
+/* Decodes the experts to weights, [count][rows][cols] of their own dtype, each matrix contiguous. */
+void decode_each(const experts &of, const Tensor &weights, int device) {
+    const trf_layer_info &info = of.layers[0]->info;
+    const dtype_codes source = dtype_of(info.dtype);
+    const uint64_t bytes = static_cast<uint64_t>(info.rows) * info.cols * trf_dtype_bytes(source.dtype);
+    for (size_t i = 0; i < of.layers.size(); i++) {
+        const Tensor place = torch::stable::select(weights, 0, static_cast<int64_t>(i));
+        // The library decodes to multiples of 16 bytes.
+        const bool is_aligned = reinterpret_cast<uintptr_t>(place.mutable_data_ptr()) % 16 == 0;
+        const Tensor decoded = is_aligned ? place : allocate({info.rows, info.cols}, source.torch_dtype, device);
+        trf_error error;
+        check_status(trf_device_layer_decode(of.layers[i]->handle, TRF_DECODE_SOURCE, decoded.mutable_data_ptr(), bytes,
+                                             current_stream(device), &error),
+                     error, kDecodeExpertsOp);
+        if (!is_aligned)
+            TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(place.get(), decoded.get(), 0));
+    }
+}
+
+} // namespace
+
+std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &blobs,
+                                   const std::vector<int64_t> &rows) {
+    const int device = device_of(x, "x");
+    if (blobs.size() != rows.size())
+        throw bad_argument(kGroupOp, std::to_string(blobs.size()) + " blobs, but " + std::to_string(rows.size()) +
+                                         " numbers of rows");
+    const int64_t dims = x.dim(), cols = dims ? x.size(dims - 1) : 0;
+    const int64_t m = cols ? x.numel() / cols : 0;
+    const dtype_codes dtype = dtype_of(x);
+    std::vector<std::shared_ptr<layer>> layers;
+    for (size_t i = 0; i < blobs.size(); i++) {
+        check_blob(blobs[i], device, kGroupOp);
+        layers.push_back(find_or_adopt(blobs[i], device, kGroupOp).layer);
+        check_layer(*layers[i], rows[i], cols, kGroupOp);
+    }
+    std::vector<Tensor> y;
+    std::shared_ptr<group> together;
+    if (are_groupable(layers, m, dtype.dtype))
+        together = find_or_make_group(layers, static_cast<uint32_t>(m), dtype.dtype, kGroupOp);
+    if (!together || !together->handle) {
+        for (size_t i = 0; i < blobs.size(); i++)
+            y.push_back(multiply({kGroupOp, x, blobs[i], rows[i], std::nullopt, std::nullopt, std::nullopt}));
+        return y;
+    }
+    const Tensor ordered = in_order(x);
+    const auto x_sizes = x.sizes();
+    std::vector<int64_t> sizes(x_sizes.begin(), x_sizes.end());
+    std::vector<const void *> x_at(blobs.size(), ordered.const_data_ptr());
+    std::vector<void *> y_at;
+    for (const int64_t count : rows) {
+        sizes.back() = count;
+        y.push_back(allocate(sizes, dtype.torch_dtype, device));
+        y_at.push_back(y.back().mutable_data_ptr());
+    }
+    const workspace scratch(together->workspace_bytes, device);
+    trf_error error;
+    check_status(
+        trf_linear_group(together->handle, x_at.data(), y_at.data(), scratch.at(), current_stream(device), &error),
+        error, kGroupOp);
+    return y;
+}
+
+Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &container, int64_t rows) {
+    const int device = device_of(x, "x");
+    check_blob(container, device, kExpertsOp);
+    const std::shared_ptr<experts> of = find_or_adopt_experts(container, device, kExpertsOp);
+    const trf_layer_info &info = of->layers[0]->info;
+    const dtype_codes dtype = dtype_of(x);
+    if (x.dim() != 2 || x.size(1) != info.cols || rows != info.rows)
+        throw bad_argument(kExpertsOp, "x has the shape " + shape_text(x) + ", and the call is for " +
+                                           std::to_string(rows) + " rows; experts are " +
+                                           matrix_text(info.rows, info.cols));
+    int32_t offsets_dtype;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(offsets.get(), &offsets_dtype));
+    if (offsets_dtype != aoti_torch_dtype_int32() || offsets.dim() != 1 || !offsets.is_contiguous() ||
+        static_cast<uint64_t>(offsets.size(0)) != of->layers.size() + 1 || device_of(offsets, "offsets") != device)
+        throw bad_argument(kExpertsOp, "offsets must be contiguous int32 [" + std::to_string(of->layers.size() + 1) +
+                                           "] on x's device; its shape is " + shape_text(offsets));
+    if (!takes_dtype(info.codec, dtype.dtype))
+        throw bad_argument(kExpertsOp, std::string("weights of codec ") + trf_codec_name(info.codec) +
+                                           " do not multiply this dtype of x; decode_experts gives them in any");
+    const int64_t tokens = x.size(0);
+    const Tensor y = allocate({tokens, rows}, dtype.torch_dtype, device);
+    if (tokens == 0)
+        return y;
+    if (tokens > INT32_MAX)
+        throw bad_argument(kExpertsOp, "x has " + std::to_string(tokens) + " rows, which is too many");
+    const std::shared_ptr<experts_plan> plan =
+        find_or_make_plan(of, {static_cast<uint32_t>(tokens), dtype.dtype}, kExpertsOp);
+    const Tensor ordered = in_order(x);
+    const workspace scratch(plan->workspace_bytes, device);
+    trf_error error;
+    check_status(trf_experts_linear(plan->handle, ordered.const_data_ptr(),
+                                    static_cast<const uint32_t *>(offsets.const_data_ptr()), y.mutable_data_ptr(),
+                                    scratch.at(), current_stream(device), &error),
+                 error, kExpertsOp);
+    return y;
+}
+
+Tensor decode_experts(const expert_decoding &of) {
+    const int device = device_of(of.container, "blobs");
+    check_blob(of.container, device, kDecodeExpertsOp);
+    const std::shared_ptr<experts> found = find_or_adopt_experts(of.container, device, kDecodeExpertsOp);
+    check_decoding(*found, of.count, of.rows, of.cols);
+    const dtype_codes source = dtype_of(found->layers[0]->info.dtype);
+    const Tensor weights = allocate({of.count, of.rows, of.cols}, source.torch_dtype, device);
+    decode_each(*found, weights, device);
+    const int32_t wanted = torch_code(of.dtype);
+    return wanted == source.torch_dtype ? weights : convert(weights, wanted);
+}
+
+void decode_experts_into(const Tensor &container, const Tensor &out) {
+    const int device = device_of(container, "blobs");
+    check_blob(container, device, kDecodeExpertsOp);
+    const std::shared_ptr<experts> found = find_or_adopt_experts(container, device, kDecodeExpertsOp);
+    if (out.dim() != 3 || out.stride(2) != 1 || out.stride(1) != out.size(2) || device_of(out, "out") != device ||
+        dtype_of(out).dtype != found->layers[0]->info.dtype)
+        throw bad_argument(kDecodeExpertsOp,
+                           "out must be [experts][rows][cols] on the device of blobs, of the dtype of "
+                           "the weights, each matrix contiguous; its shape is " +
+                               shape_text(out));
+    check_decoding(*found, out.size(0), out.size(1), out.size(2));
+    decode_each(*found, out, device);
+}
+
+} // namespace trf_torch

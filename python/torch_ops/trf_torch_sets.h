@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ops on several layers: those that share x, and experts. Python's _ops.py has the contracts; errors are thrown. */
+#ifndef TRF_TORCH_SETS_H
+#define TRF_TORCH_SETS_H
+
+#include "trf_torch_tensor.h"
+
+#include <vector>
+
+namespace trf_torch {
+
+/* @return for each layer y = x . W^T, [..., rows[i]], of x's dtype. */
+std::vector<Tensor> multiply_group(const Tensor &x, const std::vector<Tensor> &blobs, const std::vector<int64_t> &rows);
+
+/* @return y [tokens][rows] of x's dtype. x: [tokens][cols], sorted by expert; offsets: int32, [experts + 1]. */
+Tensor multiply_experts(const Tensor &x, const Tensor &offsets, const Tensor &container, int64_t rows);
+
+/* What decoding experts gives. */
+struct expert_decoding {
+    const Tensor &container;
+    int64_t count, rows, cols;
+    ScalarType dtype;
+};
+
+/* @return [count][rows][cols] */
+Tensor decode_experts(const expert_decoding &of);
+
+/* As decode_experts, to memory that is there. out: [count][rows][cols] of the weights' own dtype, each expert's matrix
+ * contiguous, the experts apart as they like. */
+void decode_experts_into(const Tensor &container, const Tensor &out);
+
+} // namespace trf_torch
+
+#endif
