@@ -54,7 +54,8 @@ def set_dense_tokens(tokens: int) -> None:
     """Sets above how many tokens of a call experts are decoded and multiplied by the model's own function.
 
     `tokens` are those of one expert, on average: a call of t tokens, of which each goes to k of n experts, gives an
-    expert t k / n. It is 16 unless this function is called. It holds for the whole process. Compiled models are compiled anew at their next call.
+    expert t k / n. It is 16 unless this function is called. It holds for the whole process. Compiled models are
+    compiled anew at their next call.
 
     Raises
     ------
