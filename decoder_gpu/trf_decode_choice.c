@@ -14,26 +14,29 @@ static int fits(const trf_device_view *view, const trf_layer_traits *traits, uin
     return (int)smem->total + TRF_STATIC_SMEM_BYTES <= shared_bytes;
 }
 
-static double gathered_time(const trf_device_view *view, uint32_t slabs, uint32_t multiprocessors, uint32_t warps) {
-    const uint32_t all_warps = multiprocessors * warps, most = (slabs + all_warps - 1) / all_warps;
+static uint32_t pieces_of(uint32_t slabs, uint32_t warps) { return (slabs + warps - 1) / warps; }
+
+static double gathered_time(const trf_device_view *view, const trf_decode_work *work, uint32_t warps) {
+    const uint64_t pieces = (uint64_t)work->matrices * pieces_of(work->slabs, warps),
+                   most = (pieces + work->multiprocessors - 1) / work->multiprocessors;
     const double slab_time = warps > kSlabTimeOfWarp ? (double)warps : kSlabTimeOfWarp;
-    return most * slab_time * view->slab_cols / TRF_TILE_SIZE + kGatheredEnd;
+    return (double)most * slab_time * view->slab_cols / TRF_TILE_SIZE + kGatheredEnd;
 }
 
-static double plain_time(const trf_device_view *view, uint32_t slabs, uint32_t multiprocessors) {
-    return kPlainTime * slabs / multiprocessors * view->slab_cols / TRF_TILE_SIZE;
+static double plain_time(const trf_device_view *view, const trf_decode_work *work) {
+    return kPlainTime * work->slabs * work->matrices / work->multiprocessors * view->slab_cols / TRF_TILE_SIZE;
 }
 
 /* The number of warps that gather, or 0 where the layer takes no less time so. */
-static uint32_t gathering_warps(const trf_device_view *view, const trf_layer_traits *traits, uint32_t slabs,
-                                uint32_t multiprocessors, int shared_bytes) {
+static uint32_t gathering_warps(const trf_device_view *view, const trf_layer_traits *traits,
+                                const trf_decode_work *work) {
     uint32_t best = 0;
-    double least = plain_time(view, slabs, multiprocessors);
+    double least = plain_time(view, work);
     trf_smem_layout smem;
     for (uint32_t warps = TRF_MAX_WRITE_WARPS; warps >= 8; warps--) {
-        if (!fits(view, traits, warps, TRF_SMALL_TABLE_LOG, 1, shared_bytes, &smem))
+        if (!fits(view, traits, warps, TRF_SMALL_TABLE_LOG, 1, work->shared_bytes, &smem))
             continue;
-        const double time = gathered_time(view, slabs, multiprocessors, warps);
+        const double time = gathered_time(view, work, warps);
         if (time < least) {
             least = time;
             best = warps;
@@ -58,23 +61,44 @@ static int has_kernel(const trf_device_view *view, trf_write_format format) {
     return format != TRF_WRITE_NONE && (view->codec != TRF_CODEC_INT || view->class_bits + view->raw_bits <= 8);
 }
 
-int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits, trf_write_format format,
-                             uint32_t slabs, int aligned, uint32_t multiprocessors, int shared_bytes,
+int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits, const trf_decode_work *work,
                              trf_decode_choice *chosen) {
-    if (!has_kernel(view, format))
+    if (!has_kernel(view, work->format))
         return 0;
-    const uint32_t bytes = trf_write_bytes(format);
-    const uint32_t gathering = aligned && trf_may_gather(view->codec, bytes)
-                                   ? gathering_warps(view, traits, slabs, multiprocessors, shared_bytes)
-                                   : 0;
-    chosen->method = aligned ? TRF_WRITE_VECTOR : TRF_WRITE_SCALAR;
+    const uint32_t bytes = trf_write_bytes(work->format);
+    const uint32_t gathering =
+        work->aligned && trf_may_gather(view->codec, bytes) ? gathering_warps(view, traits, work) : 0;
+    chosen->method = work->aligned ? TRF_WRITE_VECTOR : TRF_WRITE_SCALAR;
     chosen->default_p = 1;
     chosen->warps = gathering ? gathering : TRF_MAX_WRITE_WARPS;
     if (!trf_has_default_p(view, traits->max_frequency) ||
         !fits(view, traits, chosen->warps, (uint32_t)trf_write_table_log(view->codec, bytes), gathering != 0,
-              shared_bytes, &chosen->smem))
-        return find_general(view, traits, shared_bytes, chosen);
+              work->shared_bytes, &chosen->smem))
+        return find_general(view, traits, work->shared_bytes, chosen);
     if (gathering)
         chosen->method = TRF_WRITE_GATHERED;
+    return 1;
+}
+
+/* ---- experts ---- */
+
+int trf_decode_alike(const trf_device_view *a, const trf_device_view *b) {
+    return a->codec == b->codec && a->class_bits == b->class_bits && a->raw_bits == b->raw_bits && a->rows == b->rows &&
+           a->cols == b->cols && a->slab_cols == b->slab_cols && a->probability_bits == b->probability_bits &&
+           a->state_bits == b->state_bits;
+}
+
+int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits *traits, const trf_decode_work *work,
+                             trf_expert_decode_choice *chosen) {
+    if (!work->slabs || work->format != TRF_WRITE_ELEMENTS || !trf_may_gather(view->codec, 2) ||
+        !trf_choose_decode_kernel(view, traits, work, &chosen->kernel) || !chosen->kernel.default_p)
+        return 0;
+    const uint32_t fewest = pieces_of(work->slabs, chosen->kernel.warps),
+                   blocks_each = work->multiprocessors / work->matrices; /* where there are blocks enough for more */
+    chosen->pieces = blocks_each < work->slabs ? blocks_each : work->slabs;
+    if (chosen->pieces < fewest)
+        chosen->pieces = fewest;
+    const uint64_t pieces = (uint64_t)work->matrices * chosen->pieces;
+    chosen->blocks = pieces < work->multiprocessors ? (uint32_t)pieces : work->multiprocessors;
     return 1;
 }

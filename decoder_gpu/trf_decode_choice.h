@@ -34,6 +34,27 @@ TRF_HD_CONSTEXPR int trf_write_table_log(uint32_t codec, uint32_t bytes) {
     return trf_may_gather(codec, bytes) ? TRF_SMALL_TABLE_LOG : TRF_TABLE_LOG;
 }
 
+/* What is to be decoded, and by what device. */
+typedef struct trf_decode_work {
+    uint32_t slabs;    /* regular ones, of a layer */
+    uint32_t matrices; /* layers of this shape: 1, or experts */
+    trf_write_format format;
+    int aligned; /* trf_rows_are_aligned */
+    uint32_t multiprocessors;
+    int shared_bytes; /* that a block may opt in to */
+} trf_decode_work;
+
+/* Slabs of whole bands and regular panels. */
+TRF_HD uint32_t trf_regular_slabs(const trf_device_view *view) {
+    return view->rows / TRF_SLAB_ROWS * trf_regular_panels(view);
+}
+
+/* Whether a lane's columns of a row are one store. place: where the matrix begins, and the bits of where others do. */
+TRF_HD int trf_rows_are_aligned(const trf_device_view *view, trf_write_format format, uint64_t place) {
+    const uint32_t bytes = trf_write_bytes(format), vector_bytes = bytes == 1 ? 8 : 16;
+    return ((uint64_t)view->cols * bytes | place) % vector_bytes == 0;
+}
+
 typedef struct trf_decode_choice {
     int default_p; /* whether the kernel is the one for a default p (trf_has_default_p) */
     uint32_t warps;
@@ -41,12 +62,33 @@ typedef struct trf_decode_choice {
     trf_smem_layout smem;
 } trf_decode_choice;
 
-/* Chooses for a layer that has `slabs` regular slabs. aligned: rows of the matrix, so that a lane's columns of a row
- * are one store. shared_bytes: that a block may opt in to. @return 0 if no kernel takes the layer: then
- * trf_launch_decode_slabs_general does. */
-int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits, trf_write_format format,
-                             uint32_t slabs, int aligned, uint32_t multiprocessors, int shared_bytes,
+/* Chooses for a layer, or for several of which `view` is one and `traits` are the largest. @return 0 if no kernel takes
+ * the layer: then trf_launch_decode_slabs_general does. */
+int trf_choose_decode_kernel(const trf_device_view *view, const trf_layer_traits *traits, const trf_decode_work *work,
                              trf_decode_choice *chosen);
+
+/* ---- experts, all in one launch ---- */
+
+/* A block decodes slabs of one expert after the other: its table is of one. So each expert is cut into pieces, at most
+ * a slab of them for each warp of a block, and blocks have equal shares of all pieces, in order. */
+typedef struct trf_expert_decode_choice {
+    trf_decode_choice kernel;
+    uint32_t pieces; /* of an expert */
+    uint32_t blocks;
+} trf_expert_decode_choice;
+
+/* What piece `piece` of `pieces` begins with, of `slabs`. */
+TRF_HD uint32_t trf_piece_begin(uint32_t slabs, uint32_t pieces, uint32_t piece) {
+    return (uint32_t)((uint64_t)slabs * piece / pieces);
+}
+
+/* Whether two layers are alike in all that the kernel's code and its shared memory depend on. */
+int trf_decode_alike(const trf_device_view *a, const trf_device_view *b);
+
+/* Chooses for experts that are alike; traits: the largest of them. @return 0 if they have no kernel for all of them:
+ * it is there for the 16-bit float codecs, as they stand, with their default p. */
+int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits *traits, const trf_decode_work *work,
+                             trf_expert_decode_choice *chosen);
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,7 @@
 #ifndef TRF_DECODE_LAUNCH_H
 #define TRF_DECODE_LAUNCH_H
 
+#include "trf_decode_choice.h"
 #include "trf_device_view.h"
 #include "trf_layer_traits.h"
 
@@ -20,7 +21,21 @@ int trf_launch_decode_layer(const trf_device_view *view, const trf_layer_traits 
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,
                             void *weights, trf_stream stream);
 
-/* The same for every valid layer, slowly: what trf_launch_decode_slabs resorts to. */
+/* Experts to decode; the kernels' array of them, and what the host knows of all. */
+typedef struct trf_expert_decoding {
+    const trf_device_view *view;   /* of any expert: they are alike (trf_decode_alike) */
+    const trf_expert *experts_dev; /* [count] */
+    uint32_t count;
+    trf_decode_as as;
+    void *weights; /* device; expert e's at e times weights_stride bytes */
+    uint64_t weights_stride;
+} trf_expert_decoding;
+
+/* Every weight of the regular slabs of all experts, by one kernel, as trf_choose_expert_decode has chosen it. */
+int trf_launch_decode_experts(const trf_expert_decoding *experts, const trf_expert_decode_choice *chosen,
+                              trf_stream stream);
+
+/* As trf_launch_decode_slabs, which resorts to it: for every valid layer, slowly. */
 int trf_launch_decode_slabs_general(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream);
 
 /* Every weight of the edges, and nothing else. */

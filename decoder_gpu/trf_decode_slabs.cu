@@ -26,7 +26,7 @@ int launch(trf_write_kernel kernel, const trf_write_args &args, uint32_t warps, 
     cudaError_t error = trf_allow_all_shared((const void *)kernel, &attributes);
     if (error != cudaSuccess)
         return error;
-    kernel<<<multiprocessors, warps * TRF_LANES, args.smem.total, stream>>>(args);
+    kernel<<<multiprocessors, warps * TRF_LANES, args.call.smem.total, stream>>>(args);
     return cudaGetLastError();
 }
 
@@ -34,30 +34,25 @@ int launch(trf_write_kernel kernel, const trf_write_args &args, uint32_t warps, 
 
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,
                             void *weights, trf_stream stream) {
-    trf_write_args args = {};
-    args.regular_panels = trf_regular_panels(view);
-    args.slabs = view->rows / TRF_SLAB_ROWS * args.regular_panels;
-    if (args.slabs == 0)
+    trf_decode_work work = {};
+    work.slabs = trf_regular_slabs(view);
+    work.matrices = 1;
+    if (work.slabs == 0)
         return cudaSuccess;
-    int device, multiprocessors, shared_bytes;
+    int device, multiprocessors;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        error = cudaDeviceGetAttribute(&work.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error != cudaSuccess)
         return error;
-    args.format = trf_write_format_of(view, as);
-    const uint32_t bytes = trf_write_bytes(args.format), vector_bytes = bytes == 1 ? 8 : 16;
-    const bool aligned = (uint64_t)view->cols * bytes % vector_bytes == 0 && (uintptr_t)weights % vector_bytes == 0;
+    work.multiprocessors = (uint32_t)multiprocessors;
+    work.format = trf_write_format_of(view, as);
+    work.aligned = trf_rows_are_aligned(view, work.format, (uintptr_t)weights);
     trf_decode_choice chosen;
-    if (!trf_choose_decode_kernel(view, traits, args.format, args.slabs, aligned, (uint32_t)multiprocessors,
-                                  shared_bytes, &chosen))
+    if (!trf_choose_decode_kernel(view, traits, &work, &chosen))
         return trf_launch_decode_slabs_general(view, as, weights, stream);
-    args.view = *view;
-    args.weights = weights;
-    args.as = as;
-    args.smem = chosen.smem;
-    args.method = chosen.method;
-    return launch(kernel_of(view, args.format, chosen.default_p), args, chosen.warps, multiprocessors, stream);
+    const trf_write_args args = {*view, trf_write_call_of(view, as, &chosen), weights};
+    return launch(kernel_of(view, work.format, chosen.default_p), args, chosen.warps, multiprocessors, stream);
 }

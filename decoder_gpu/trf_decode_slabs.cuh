@@ -37,16 +37,28 @@
 #include "trf_decode_choice.h"
 #include "trf_slab_walk.cuh"
 
-/* By value to every kernel of the family. */
-struct trf_write_args {
-    trf_device_view view;
+/* What layers that share a launch have in common. */
+struct trf_write_call {
     trf_smem_layout smem;
-    void *weights;           /* [rows][cols] */
     uint32_t regular_panels; /* panels that are regular, at least 1 */
     uint32_t slabs;          /* entries of whole bands in them */
     trf_decode_as as;
     trf_write_format format;
     trf_write_method method;
+};
+
+/* slabs, regular_panels: of a layer. */
+static inline trf_write_call trf_write_call_of(const trf_device_view *view, trf_decode_as as,
+                                               const trf_decode_choice *chosen) {
+    return {chosen->smem, trf_regular_panels(view),      trf_regular_slabs(view),
+            as,           trf_write_format_of(view, as), chosen->method};
+}
+
+/* By value to every kernel of one layer. */
+struct trf_write_args {
+    trf_device_view view;
+    trf_write_call call;
+    void *weights; /* [rows][cols] */
 };
 
 /* ---- stores: a lane's columns of one row ---- */
@@ -82,11 +94,13 @@ template <int kBytes> static __device__ __forceinline__ void trf_put_words(uint8
 
 /* ---- the sink of a walk ---- */
 
-/* kBytes: of a weight, as stored. kMayGather: whether a.method may be TRF_WRITE_GATHERED. */
+/* kBytes: of a weight, as stored. kMayGather: whether call.method may be TRF_WRITE_GATHERED. */
 template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     static constexpr uint32_t kCodec = Codec::kCodec;
     static constexpr bool kScales = Codec::kInt && kBytes != 1;
-    const trf_write_args &a;
+    const trf_device_view &view;
+    const trf_write_call &call;
+    uint8_t *weights;
     uint32_t lane;
     uint64_t row_bytes;
     uint32_t gather;                      /* the warp's TRF_GATHER_BYTES, a shared address */
@@ -103,24 +117,25 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     uint32_t scale_end;                   /* first column beyond the scales at hand */
     float scale[TRF_WRITE_ROWS];
 
-    __device__ __forceinline__ trf_write_sink(const trf_write_args &args, uint32_t lane_, uint32_t gather_)
-        : a(args), lane(lane_), row_bytes((uint64_t)args.view.cols * kBytes), gather(gather_), kept(), scale() {}
+    __device__ __forceinline__ trf_write_sink(const trf_device_view &view_, const trf_write_call &call_, void *weights_,
+                                              uint32_t lane_, uint32_t gather_)
+        : view(view_), call(call_), weights((uint8_t *)weights_), lane(lane_), row_bytes((uint64_t)view_.cols * kBytes),
+          gather(gather_), kept(), scale() {}
 
     /* ---- exponent offsets and scales ---- */
 
     __device__ __forceinline__ void load_row_offsets(const trf_walk &walk) {
         uint32_t mode = 0;
-        if (a.view.row_offsets || a.view.col_offsets)
-            mode = __ldg(&a.view
-                              .tiles[(uint64_t)(walk.unit / TRF_BANDS_PER_TILE) * a.view.num_tile_cols +
-                                     walk.panel * a.view.slab_cols / TRF_TILE_SIZE]
+        if (view.row_offsets || view.col_offsets)
+            mode = __ldg(&view.tiles[(uint64_t)(walk.unit / TRF_BANDS_PER_TILE) * view.num_tile_cols +
+                                     walk.panel * view.slab_cols / TRF_TILE_SIZE]
                               .predictor_mode);
-        has_offsets = mode || a.view.exponent_offset;
+        has_offsets = mode || view.exponent_offset;
         has_col_offsets = mode & TRF_PREDICT_COL;
 #pragma unroll
         for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
-            const int32_t by_row = mode & TRF_PREDICT_ROW ? __ldg(a.view.row_offsets + row + 8 * r) : 0;
-            const int32_t offset = a.view.exponent_offset + by_row;
+            const int32_t by_row = mode & TRF_PREDICT_ROW ? __ldg(view.row_offsets + row + 8 * r) : 0;
+            const int32_t offset = view.exponent_offset + by_row;
             row_offsets[r] = trf_exponent_offsets(kCodec, offset, offset);
         }
     }
@@ -129,9 +144,8 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     __device__ __forceinline__ void load_scales() {
 #pragma unroll
         for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++)
-            scale[r] = trf_device_scale(&a.view, row + 8 * r, col);
-        scale_end =
-            a.view.scale_group_size ? (col / a.view.scale_group_size + 1) * a.view.scale_group_size : 0xFFFFFFFFu;
+            scale[r] = trf_device_scale(&view, row + 8 * r, col);
+        scale_end = view.scale_group_size ? (col / view.scale_group_size + 1) * view.scale_group_size : 0xFFFFFFFFu;
     }
 
     /* ---- what the walk calls ---- */
@@ -142,10 +156,10 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         row = walk.unit * TRF_SLAB_ROWS + trf_write_row(lane, 0);
-        col = walk.panel * a.view.slab_cols + trf_write_col(lane, 0);
-        to = (uint8_t *)a.weights + row * row_bytes + (uint64_t)col * kBytes;
-        gathered_to = (uint8_t *)a.weights + (uint64_t)walk.unit * TRF_SLAB_ROWS * row_bytes +
-                      (uint64_t)walk.panel * a.view.slab_cols * kBytes;
+        col = walk.panel * view.slab_cols + trf_write_col(lane, 0);
+        to = weights + row * row_bytes + (uint64_t)col * kBytes;
+        gathered_to =
+            weights + (uint64_t)walk.unit * TRF_SLAB_ROWS * row_bytes + (uint64_t)walk.panel * view.slab_cols * kBytes;
         gathered = 0;
         scale_end = col;
         if (!Codec::kInt)
@@ -155,13 +169,13 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
     __device__ __forceinline__ void begin_step_pair(int) {
         odd = false;
         if (!Codec::kInt && has_col_offsets)
-            col_offsets = __ldg(reinterpret_cast<const uint2 *>(a.view.col_offsets + col));
+            col_offsets = __ldg(reinterpret_cast<const uint2 *>(view.col_offsets + col));
         if (kScales && col >= scale_end)
             load_scales();
     }
 
     __device__ __forceinline__ void finish_step(uint32_t *reg) {
-        trf_step_elements(kCodec, a.view.class_value[0], reg);
+        trf_step_elements(kCodec, view.class_value[0], reg);
         if (!Codec::kInt && has_offsets) {
             if (has_col_offsets)
                 trf_step_offsets(kCodec, row_offsets, 1, odd ? col_offsets.y : col_offsets.x, reg);
@@ -175,7 +189,7 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         return trf_exception_element(exception);
     }
 
-    __device__ __forceinline__ bool gathers() const { return kMayGather && a.method == TRF_WRITE_GATHERED; }
+    __device__ __forceinline__ bool gathers() const { return kMayGather && call.method == TRF_WRITE_GATHERED; }
 
     /* What was gathered goes to memory. */
     __device__ __forceinline__ void flush() {
@@ -194,7 +208,7 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
 
     /* The words of the lane's four rows, at `at` bytes from its place in each. */
     template <class Words> __device__ __forceinline__ void put_rows(const Words *words, uint32_t at) const {
-        if (a.method == TRF_WRITE_SCALAR) {
+        if (call.method == TRF_WRITE_SCALAR) {
 #pragma unroll
             for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++)
                 trf_put_words<kBytes>(to + 8 * r * row_bytes + at, words[r]);
@@ -231,8 +245,8 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         uint4 words[TRF_WRITE_ROWS];
 #pragma unroll
         for (uint32_t r = 0; r < TRF_WRITE_ROWS; r++) {
-            const uint32_t first = trf_write_two(kCodec, a.format, reg[trf_row_register(r, 0)], scale[r]),
-                           second = trf_write_two(kCodec, a.format, reg[trf_row_register(r, 1)], scale[r]);
+            const uint32_t first = trf_write_two(kCodec, call.format, reg[trf_row_register(r, 0)], scale[r]),
+                           second = trf_write_two(kCodec, call.format, reg[trf_row_register(r, 1)], scale[r]);
             words[r] = make_uint4(kept[2 * r], kept[2 * r + 1], first, second);
             kept[2 * r] = first;
             kept[2 * r + 1] = second;
@@ -278,47 +292,63 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
         if (good)
             return;
         __syncwarp(); /* behind the stores of all lanes */
-        const uint32_t bits = trf_device_corrupt_value(&a.view, a.as), width = 64 * trf_slab_chunks(a.view, walk.panel);
+        const uint32_t bits = trf_device_corrupt_value(&view, call.as), width = 64 * trf_slab_chunks(view, walk.panel);
 #pragma unroll 1
         for (uint32_t r = 0; r < TRF_SLAB_ROWS; r++)
 #pragma unroll 1
             for (uint32_t c = lane; c < width; c += TRF_LANES)
                 trf_device_value_store(
-                    a.weights, kBytes,
-                    ((uint64_t)walk.unit * TRF_SLAB_ROWS + r) * a.view.cols + walk.panel * a.view.slab_cols + c, bits);
+                    weights, kBytes,
+                    ((uint64_t)walk.unit * TRF_SLAB_ROWS + r) * view.cols + walk.panel * view.slab_cols + c, bits);
     }
 };
 
 /* ---- the kernel ---- */
 
+/* A warp's slabs: the share-th of `shares` equal shares of entries first to first + slabs - 1. */
+struct trf_slab_share {
+    uint32_t first, slabs;
+    uint64_t share, shares;
+};
+
+/* Writes a warp's slabs. All warps of the block call it, and meet in it. constants: two, of the block. */
+template <class Codec, int kBytes, int kP>
+static __device__ __forceinline__ void trf_write_slabs(const trf_device_view &view, const trf_write_call &call,
+                                                       void *weights, const trf_slab_share &own,
+                                                       const uint8_t *shared_memory, uint2 *constants) {
+    constexpr bool kMayGather = kP && trf_may_gather(Codec::kCodec, kBytes);
+    constexpr int kLog = kP ? trf_write_table_log(Codec::kCodec, kBytes) : 0;
+    const uint32_t shared = trf_shared_address(shared_memory);
+    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const trf_table_source<kP> table_source(view);
+    const uint32_t begin = own.first + (uint32_t)(own.slabs * own.share / own.shares),
+                   end = own.first + (uint32_t)(own.slabs * (own.share + 1) / own.shares);
+    const trf_walk walk = {begin / call.regular_panels, begin % call.regular_panels, call.regular_panels, end - begin};
+    const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
+    const uint32_t memory = shared + call.smem.first_warp + warp * call.smem.warp_bytes;
+    const trf_plain_unit_order unit_order = {call.regular_panels};
+
+    trf_prefetcher<1> prefetcher;
+    trf_start_walk<Codec>(prefetcher, view, call.smem, planes, walk, unit_order, memory, lane);
+    trf_build_constants<Codec, kP, kLog>(view, table_source, shared, call.smem, constants);
+    __syncthreads();
+
+    trf_write_sink<Codec, kBytes, kMayGather> sink(view, call, weights, lane, memory + call.smem.slab_bytes);
+    trf_walk_slabs<Codec>(
+        view, call.smem, planes, prefetcher,
+        trf_rans_params_of<kP, kLog>(view, shared_memory, call.smem.table_log, trf_shared_address(constants), lane),
+        shared + call.smem.lane_pair_masks, unit_order, 0xFFFFFFFF, lane, sink);
+    trf_cp_async_wait<0>();
+}
+
 template <class Codec, int kBytes, int kP>
 __global__ void __launch_bounds__(TRF_MAX_WRITE_WARPS *TRF_LANES, 1)
     trf_decode_slabs(const __grid_constant__ trf_write_args a) {
-    constexpr bool kMayGather = kP && trf_may_gather(Codec::kCodec, kBytes);
-    constexpr int kLog = kP ? trf_write_table_log(Codec::kCodec, kBytes) : 0;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants[2];
-    const uint32_t shared = trf_shared_address(shared_memory);
-    const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const trf_table_source<kP> table_source(a.view);
-    const uint64_t share = (uint64_t)blockIdx.x * warps + warp, shares = (uint64_t)gridDim.x * warps;
-    const uint32_t begin = (uint32_t)(a.slabs * share / shares), end = (uint32_t)(a.slabs * (share + 1) / shares);
-    const trf_walk walk = {begin / a.regular_panels, begin % a.regular_panels, a.regular_panels, end - begin};
-    const trf_int_planes planes = trf_int_planes_of(a.view.raw_bits);
-    const uint32_t memory = shared + a.smem.first_warp + warp * a.smem.warp_bytes;
-    const trf_plain_unit_order unit_order = {a.regular_panels};
-
-    trf_prefetcher<1> prefetcher;
-    trf_start_walk<Codec>(prefetcher, a.view, a.smem, planes, walk, unit_order, memory, lane);
-    trf_build_constants<Codec, kP, kLog>(a.view, table_source, shared, a.smem, constants);
-    __syncthreads();
-
-    trf_write_sink<Codec, kBytes, kMayGather> sink(a, lane, memory + a.smem.slab_bytes);
-    trf_walk_slabs<Codec>(
-        a.view, a.smem, planes, prefetcher,
-        trf_rans_params_of<kP, kLog>(a.view, shared_memory, a.smem.table_log, trf_shared_address(constants), lane),
-        shared + a.smem.lane_pair_masks, unit_order, 0xFFFFFFFF, lane, sink);
-    trf_cp_async_wait<0>();
+    const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES;
+    const trf_slab_share own = {0, a.call.slabs, (uint64_t)blockIdx.x * warps + warp, (uint64_t)gridDim.x * warps};
+    trf_write_slabs<Codec, kBytes, kP>(a.view, a.call, a.weights, own, shared_memory, constants);
 }
 
 typedef void (*trf_write_kernel)(trf_write_args);

@@ -53,4 +53,10 @@ typedef struct trf_device_view {
     int16_t class_value[16];
 } trf_device_view;
 
+/* One expert of several, as kernels see it: an array of them lies in device memory. */
+typedef struct trf_expert {
+    trf_device_view view;
+    uint32_t has_edges, unused;
+} trf_expert;
+
 #endif

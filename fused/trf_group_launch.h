@@ -14,12 +14,6 @@ extern "C" {
 int trf_group_launch(const trf_group_product *products, uint32_t count, const trf_group_partition *partition,
                      const void *const *x, void *const *y, void *workspace, trf_stream stream);
 
-/* One expert, as the kernels see it: an array of them lies in device memory. */
-typedef struct trf_expert {
-    trf_device_view view;
-    uint32_t has_edges, unused;
-} trf_expert;
-
 /* A call of experts. */
 typedef struct trf_experts_call {
     const trf_device_view *view;   /* of any expert: shape and codec */

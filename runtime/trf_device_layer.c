@@ -29,7 +29,7 @@ trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_erro
 
 /* ---- decoding ---- */
 
-static trf_status check_decode_as(const trf_device_layer *layer, trf_decode_as as, trf_error *err) {
+trf_status trf_check_decode_as(const trf_device_layer *layer, trf_decode_as as, trf_error *err) {
     if (!layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no layer to decode");
     if (as < TRF_DECODE_SOURCE || as > TRF_DECODE_F16)
@@ -37,13 +37,13 @@ static trf_status check_decode_as(const trf_device_layer *layer, trf_decode_as a
     return TRF_OK;
 }
 
-static uint64_t decoded_value_bytes(const trf_layer_info *info, trf_decode_as as) {
+uint64_t trf_decoded_value_bytes(const trf_layer_info *info, trf_decode_as as) {
     return as == TRF_DECODE_SOURCE ? trf_dtype_bytes(info->dtype) : 2;
 }
 
 /* rows: that are decoded. alignment: of weights. */
-static trf_status check_target(const trf_layer_info *info, trf_decode_as as, uint64_t rows, const void *weights,
-                               uint64_t weights_bytes, uint64_t alignment, trf_error *err) {
+trf_status trf_check_decode_target(const trf_layer_info *info, trf_decode_as as, uint64_t rows, const void *weights,
+                                   uint64_t weights_bytes, uint64_t alignment, trf_error *err) {
     if (!weights || (uintptr_t)weights % alignment)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "decoded weights need %llu-byte aligned device memory",
                         (unsigned long long)alignment);
@@ -51,7 +51,7 @@ static trf_status check_target(const trf_layer_info *info, trf_decode_as as, uin
         (as == TRF_DECODE_F16 && info->codec == TRF_CODEC_BF16))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "weights of codec %s are not decoded as %s",
                         trf_codec_name(info->codec), as == TRF_DECODE_BF16 ? "BF16" : "F16");
-    const uint64_t value_bytes = decoded_value_bytes(info, as);
+    const uint64_t value_bytes = trf_decoded_value_bytes(info, as);
     if (weights_bytes % value_bytes || weights_bytes / value_bytes != rows * info->cols)
         return trf_fail(err, TRF_ERR_SHAPE, TRF_NO_OFFSET, "a buffer of %llu bytes for %llux%u weights of %llu bytes",
                         (unsigned long long)weights_bytes, (unsigned long long)rows, info->cols,
@@ -61,9 +61,10 @@ static trf_status check_target(const trf_layer_info *info, trf_decode_as as, uin
 
 trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_decode_as as, void *weights,
                                    uint64_t weights_bytes, trf_stream stream, trf_error *err) {
-    trf_status status = check_decode_as(device_layer, as, err);
+    trf_status status = trf_check_decode_as(device_layer, as, err);
     if (status == TRF_OK)
-        status = check_target(&device_layer->info, as, device_layer->info.rows, weights, weights_bytes, 16, err);
+        status =
+            trf_check_decode_target(&device_layer->info, as, device_layer->info.rows, weights, weights_bytes, 16, err);
     if (status == TRF_OK && (trf_shard_cuts_rows(device_layer) || trf_shard_cuts_cols(device_layer)))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "a shard that does not begin and end with tiles of %d is not decoded", TRF_TILE_SIZE);
@@ -76,7 +77,7 @@ void trf_row_request_init(trf_row_request *request) { *request = (trf_row_reques
 
 static trf_status check_request(const trf_device_layer *layer, const trf_row_request *request, trf_error *err) {
     const uint32_t id_bytes = request->id_bytes;
-    trf_status status = check_decode_as(layer, request->as, err);
+    trf_status status = trf_check_decode_as(layer, request->as, err);
     if (status != TRF_OK)
         return status;
     if (id_bytes != 4 && id_bytes != 8)
@@ -85,8 +86,8 @@ static trf_status check_request(const trf_device_layer *layer, const trf_row_req
         return TRF_OK;
     if (!request->row_ids || (uintptr_t)request->row_ids % id_bytes)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "row ids need %u-byte aligned device memory", id_bytes);
-    return check_target(&layer->info, request->as, request->count, request->rows, request->rows_bytes,
-                        decoded_value_bytes(&layer->info, request->as), err);
+    return trf_check_decode_target(&layer->info, request->as, request->count, request->rows, request->rows_bytes,
+                                   trf_decoded_value_bytes(&layer->info, request->as), err);
 }
 
 trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,

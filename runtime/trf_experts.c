@@ -236,6 +236,68 @@ trf_status trf_experts_linear(const trf_experts_plan *plan, const void *x, const
     return multiply_experts(plan, x, offsets, y, workspace, stream, err);
 }
 
+/* ---- decoding ---- */
+
+/* Where the experts' weights go: as a layer's, but for what lies between them. */
+static trf_status check_expert_targets(const trf_experts *experts, trf_decode_as as, const void *weights,
+                                       uint64_t expert_stride, uint64_t weights_bytes, trf_error *err) {
+    const trf_layer_info *info = &experts->info;
+    trf_status status = trf_check_decode_as(experts->layers[0], as, err);
+    if (status != TRF_OK)
+        return status;
+    const uint64_t value_bytes = trf_decoded_value_bytes(info, as),
+                   bytes = (uint64_t)info->rows * info->cols * value_bytes, others = experts->count - 1;
+    status = trf_check_decode_target(info, as, info->rows, weights, bytes, value_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    for (uint32_t i = 1; as == TRF_DECODE_SOURCE && i < experts->count; i++)
+        if (experts->layers[i]->info.dtype != info->dtype)
+            return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                            "expert %u was made of %s, expert 0 of %s: they have no source type in common", i,
+                            trf_dtype_name(experts->layers[i]->info.dtype), trf_dtype_name(info->dtype));
+    if (others && (expert_stride < bytes || expert_stride % value_bytes))
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
+                        "experts of %llu bytes cannot be %llu bytes apart, with weights of %llu bytes",
+                        (unsigned long long)bytes, (unsigned long long)expert_stride, (unsigned long long)value_bytes);
+    if (weights_bytes < bytes || (others && (weights_bytes - bytes) / expert_stride < others))
+        return trf_fail(err, TRF_ERR_SHAPE, TRF_NO_OFFSET,
+                        "a buffer of %llu bytes for %u experts of %llu bytes, %llu bytes apart",
+                        (unsigned long long)weights_bytes, experts->count, (unsigned long long)bytes,
+                        (unsigned long long)expert_stride);
+    return TRF_OK;
+}
+
+/* One expert after the other; a corrupt one does not keep the others from being decoded. */
+static trf_status decode_each(const trf_experts *experts, trf_decode_as as, void *weights, uint64_t expert_stride,
+                              trf_stream stream, trf_error *err) {
+    trf_status status = TRF_OK;
+    for (uint32_t i = 0; i < experts->count && (status == TRF_OK || status == TRF_ERR_RANS); i++) {
+        trf_error failure = {0};
+        const trf_status decoded = experts->context->ops->decode(
+            experts->layers[i], as, (uint8_t *)weights + i * expert_stride, stream, &failure);
+        if (decoded != TRF_OK && status == TRF_OK)
+            status = trf_fail(err, decoded, failure.offset, "expert %u: %s", i, failure.message);
+    }
+    return status;
+}
+
+trf_status trf_experts_decode(const trf_experts *experts, trf_decode_as as, void *weights, uint64_t expert_stride,
+                              uint64_t weights_bytes, trf_stream stream, trf_error *err) {
+    if (!experts)
+        return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no experts to decode");
+    trf_status status = check_expert_targets(experts, as, weights, expert_stride, weights_bytes, err);
+    if (status != TRF_OK)
+        return status;
+    if (experts->count == 1)
+        expert_stride = 0; /* whatever it is */
+    const trf_group_ops *groups = experts->context->ops->groups;
+    if (groups)
+        return groups->decode_experts(experts, as, weights, expert_stride, stream, err);
+    return decode_each(experts, as, weights, expert_stride, stream, err);
+}
+
+/* ---- faults ---- */
+
 trf_status trf_experts_check(const trf_experts *experts, trf_error *err) {
     if (!experts)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no experts to check");

@@ -38,7 +38,9 @@ struct trf_experts {
     /* A GPU's. */
     struct trf_expert *experts_dev; /* [count] */
     uint32_t rans_bytes;            /* of the one with the longest rANS streams */
+    uint32_t max_frequency;         /* of a symbol of any */
     int has_edges;                  /* whether any expert has some */
+    int decode_alike;               /* all have slabs, and are alike for decoding (trf_decode_choice.h) */
     const char *refusals[2];        /* of x in F16, in BF16; NULL: taken */
     uint32_t refused_experts[2];    /* the first one for which that holds */
 };
@@ -69,6 +71,9 @@ typedef struct trf_group_ops {
     trf_status (*create_experts_plan)(trf_experts_plan *plan, trf_error *err);
     trf_status (*linear_experts)(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
                                  void *workspace, trf_stream stream, trf_error *err);
+    /* As trf_experts_decode, arguments checked. */
+    trf_status (*decode_experts)(const trf_experts *experts, trf_decode_as as, void *weights, uint64_t expert_stride,
+                                 trf_stream stream, trf_error *err);
 } trf_group_ops;
 
 extern const trf_group_ops trf_cuda_group_ops;

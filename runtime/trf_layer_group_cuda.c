@@ -2,9 +2,11 @@
 /* Groups of layers and experts on a GPU. */
 #include "trf_cost_model.h"
 #include "trf_cuda_call.h"
+#include "trf_decode_launch.h"
 #include "trf_device_layer.h"
 #include "trf_group_launch.h"
 #include "trf_layer_group.h"
+#include "trf_nvtx.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -120,8 +122,21 @@ static void find_refusals(trf_experts *experts) {
             experts->refusals[bf16_x] = "the streams of all experts do not fit this device's shared memory";
 }
 
+/* What decoding all of them in one launch depends on. */
+static void compare_for_decoding(trf_experts *experts) {
+    experts->decode_alike = 1;
+    for (uint32_t i = 0; i < experts->count; i++) {
+        const trf_device_layer *layer = experts->layers[i];
+        if (!layer->traits.slabs || !trf_decode_alike(&layer->view, &experts->layers[0]->view))
+            experts->decode_alike = 0;
+        if (experts->max_frequency < layer->traits.max_frequency)
+            experts->max_frequency = layer->traits.max_frequency;
+    }
+}
+
 static trf_status cuda_fill_experts(trf_experts *experts, trf_error *err) {
     find_refusals(experts);
+    compare_for_decoding(experts);
     const uint64_t bytes = experts->count * sizeof(trf_expert);
     trf_expert *list = calloc(experts->count, sizeof *list);
     void *memory = NULL;
@@ -187,6 +202,58 @@ static trf_status cuda_linear_experts(const trf_experts_plan *plan, const void *
     return status;
 }
 
+/* How one launch decodes them. @return whether it does. */
+static int choose_decode(const trf_experts *experts, trf_decode_as as, const void *weights, uint64_t expert_stride,
+                         trf_expert_decode_choice *chosen) {
+    const trf_device_view *view = &experts->layers[0]->view;
+    const trf_device_limits *limits = &experts->context->limits;
+    const trf_layer_traits largest = {.max_rans_bytes = experts->rans_bytes, .max_frequency = experts->max_frequency};
+    trf_decode_work work = {
+        .slabs = trf_regular_slabs(view),
+        .matrices = experts->count,
+        .format = trf_write_format_of(view, as),
+        .multiprocessors = (uint32_t)limits->multiprocessors,
+        .shared_bytes = limits->shared_bytes,
+    };
+    work.aligned = trf_rows_are_aligned(view, work.format, (uintptr_t)weights | expert_stride);
+    return experts->decode_alike && trf_choose_expert_decode(view, &largest, &work, chosen);
+}
+
+/* All regular slabs in one launch, or each expert's in one of its own; edges in one for each expert that has some. */
+static int launch_decode(const trf_experts *experts, trf_decode_as as, void *weights, uint64_t expert_stride,
+                         trf_stream stream) {
+    trf_expert_decode_choice chosen;
+    const int together = choose_decode(experts, as, weights, expert_stride, &chosen);
+    int error = 0;
+    if (together) {
+        const trf_expert_decoding decoding = {
+            &experts->layers[0]->view, experts->experts_dev, experts->count, as, weights, expert_stride};
+        error = trf_launch_decode_experts(&decoding, &chosen, stream);
+    }
+    for (uint32_t i = 0; i < experts->count && !error; i++) {
+        const trf_device_layer *layer = experts->layers[i];
+        void *const matrix = (uint8_t *)weights + i * expert_stride;
+        if (!together)
+            error = trf_launch_decode_layer(&layer->view, &layer->traits, as, matrix, stream);
+        else if (layer->traits.irregular_weights)
+            error = trf_launch_decode_edges(&layer->view, as, matrix, stream);
+    }
+    return error;
+}
+
+static trf_status cuda_decode_experts(const trf_experts *experts, trf_decode_as as, void *weights,
+                                      uint64_t expert_stride, trf_stream stream, trf_error *err) {
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(experts->context->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_nvtx_push("decode");
+    const int error = launch_decode(experts, as, weights, expert_stride, stream);
+    trf_nvtx_pop();
+    trf_leave_device(&scope);
+    return trf_check_cuda(error, "decoding experts", err);
+}
+
 const trf_group_ops trf_cuda_group_ops = {
     .choose_launches = cuda_choose_launches,
     .launch = cuda_launch_group,
@@ -194,4 +261,5 @@ const trf_group_ops trf_cuda_group_ops = {
     .destroy_experts = cuda_destroy_experts,
     .create_experts_plan = cuda_create_experts_plan,
     .linear_experts = cuda_linear_experts,
+    .decode_experts = cuda_decode_experts,
 };

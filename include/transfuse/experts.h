@@ -52,6 +52,19 @@ TRF_API uint64_t trf_experts_plan_workspace_bytes(const trf_experts_plan *plan);
 TRF_API trf_status trf_experts_linear(const trf_experts_plan *plan, const void *x, const uint32_t *offsets, void *y,
                                       void *workspace, trf_stream stream, trf_error *err);
 
+/* Decodes all experts: the bits of trf_device_layer_decode of each. weights: device, weights_bytes large at least;
+ * expert e is at byte e * expert_stride, row-major [rows][cols]; both aligned to a weight, expert_stride not less than
+ * a matrix, and what lies between matrices is left alone. Only enqueues work: it neither allocates nor waits, and may
+ * be captured. On a GPU experts of a 16-bit float codec, decoded to 16 bits, share one launch if they have class bits,
+ * raw bits, width of slabs and probability bits in common, those that the encoder takes by itself; others take one
+ * each, and so do edges. weights and a stride at multiples of 16 bytes, and rows, are the fastest. Corrupt slabs: as
+ * there; on the CPU the call returns TRF_ERR_RANS after the other experts are done. Errors: those of
+ * trf_device_layer_decode; TRF_ERR_ARGUMENT (the stride); TRF_ERR_UNSUPPORTED for TRF_DECODE_SOURCE, too, if experts
+ * differ in their source's type. */
+TRF_API trf_status trf_experts_decode(const trf_experts *experts, trf_decode_as as, void *weights,
+                                      uint64_t expert_stride, uint64_t weights_bytes, trf_stream stream,
+                                      trf_error *err);
+
 /* As trf_device_layer_check, of the first expert that met a corrupt tile; the message names it. */
 TRF_API trf_status trf_experts_check(const trf_experts *experts, trf_error *err);
 

@@ -51,11 +51,10 @@ void check_decoding(const experts &of, int64_t count, int64_t rows, int64_t cols
                                                  matrix_text(info.rows, info.cols));
 }
 
-/* Decodes the experts to weights, [count][rows][cols] of their own dtype, each matrix contiguous. */
-void decode_each(const experts &of, const Tensor &weights, int device) {
+/* For experts that the library does not take together: one call each. */
+void decode_each(const experts &of, const Tensor &weights, uint64_t bytes, int device) {
     const trf_layer_info &info = of.layers[0]->info;
     const dtype_codes source = dtype_of(info.dtype);
-    const uint64_t bytes = static_cast<uint64_t>(info.rows) * info.cols * trf_dtype_bytes(source.dtype);
     for (size_t i = 0; i < of.layers.size(); i++) {
         const Tensor place = torch::stable::select(weights, 0, static_cast<int64_t>(i));
         // The library decodes to multiples of 16 bytes.
@@ -68,6 +67,20 @@ void decode_each(const experts &of, const Tensor &weights, int device) {
         if (!is_aligned)
             TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(place.get(), decoded.get(), 0));
     }
+}
+
+/* Decodes the experts to weights, [count][rows][cols] of their own dtype, each matrix contiguous. */
+void decode_all(const experts &of, const Tensor &weights, int device) {
+    const trf_layer_info &info = of.layers[0]->info;
+    const uint64_t value_bytes = trf_dtype_bytes(info.dtype), others = of.layers.size() - 1;
+    const uint64_t bytes = static_cast<uint64_t>(info.rows) * info.cols * value_bytes;
+    if (!of.handle)
+        return decode_each(of, weights, bytes, device);
+    const uint64_t stride = others ? static_cast<uint64_t>(weights.stride(0)) * value_bytes : bytes;
+    trf_error error;
+    check_status(trf_experts_decode(of.handle, TRF_DECODE_SOURCE, weights.mutable_data_ptr(), stride,
+                                    others * stride + bytes, current_stream(device), &error),
+                 error, kDecodeExpertsOp);
 }
 
 } // namespace
@@ -158,7 +171,7 @@ Tensor decode_experts(const expert_decoding &of) {
     check_decoding(*found, of.count, of.rows, of.cols);
     const dtype_codes source = dtype_of(found->layers[0]->info.dtype);
     const Tensor weights = allocate({of.count, of.rows, of.cols}, source.torch_dtype, device);
-    decode_each(*found, weights, device);
+    decode_all(*found, weights, device);
     const int32_t wanted = torch_code(of.dtype);
     return wanted == source.torch_dtype ? weights : convert(weights, wanted);
 }
@@ -174,7 +187,7 @@ void decode_experts_into(const Tensor &container, const Tensor &out) {
                            "the weights, each matrix contiguous; its shape is " +
                                shape_text(out));
     check_decoding(*found, out.size(0), out.size(1), out.size(2));
-    decode_each(*found, out, device);
+    decode_all(*found, out, device);
 }
 
 } // namespace trf_torch

@@ -379,7 +379,7 @@ START_TEST(faults_stay) {
         BAD = 2,
         ROUNDS = 3
     };
-    static const char *const names[BAD] = {"corrupt/stream_first_word.trf", "corrupt/narrow_start_state_of_slab_3.trf"};
+    static const char *const names[BAD] = {"corrupt/rans_first_word.trf", "corrupt/narrow_start_state_of_slab_3.trf"};
     trf_error err = {0};
     trf_stack *stack;
     gpu_layer bad[BAD];

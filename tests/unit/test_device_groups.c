@@ -354,6 +354,157 @@ START_TEST(experts_that_do_not_load) {
 }
 END_TEST
 
+/* loop: tensors of experts, each in its source's type and as BF16 or F16, without a gap and with one. */
+START_TEST(experts_decode_as_layers_do) {
+    const fixture_tensor *tensor = &kTensors[FIRST_EXPERTS + _i];
+    trf_experts *experts = load_experts(tensor->name);
+    const trf_layer_info info = test_layer_info(trf_experts_layer(experts, 0));
+    const trf_decode_as kinds[] = {TRF_DECODE_SOURCE, info.codec == TRF_CODEC_FP16 ? TRF_DECODE_F16 : TRF_DECODE_BF16};
+    for (int k = 0; k < 2; k++)
+        for (uint64_t gap = 0; gap <= 6; gap += 6) {
+            const uint64_t bytes = (uint64_t)info.rows * info.cols * (k ? 2 : trf_dtype_bytes(info.dtype)),
+                           stride = bytes + gap, all = (EXPERTS - 1) * stride + bytes;
+            uint8_t *weights = allocate(all), *alone = allocate(bytes);
+            memset(weights, 0xAB, all);
+            fixture_check_status(trf_experts_decode(experts, kinds[k], weights, stride, all, NULL, &err), TRF_OK, &err);
+            for (uint32_t e = 0; e < EXPERTS; e++) {
+                fixture_check_status(
+                    trf_device_layer_decode(trf_experts_layer(experts, e), kinds[k], alone, bytes, NULL, &err), TRF_OK,
+                    &err);
+                ck_assert_mem_eq(alone, weights + e * stride, bytes);
+                for (uint64_t i = 0; i < gap && e + 1 < EXPERTS; i++)
+                    ck_assert_uint_eq(weights[e * stride + bytes + i], 0xAB);
+            }
+            trf_device_free(cpu, weights);
+            trf_device_free(cpu, alone);
+        }
+    trf_experts_destroy(experts);
+}
+END_TEST
+
+START_TEST(refused_decoding_of_experts) {
+    trf_experts *experts = load_experts("experts.up_proj"), *one;
+    trf_device_layer *layer = trf_experts_layer(experts, 0);
+    const uint64_t bytes = ROWS * COLS * 2, all = EXPERTS * bytes;
+    uint8_t *weights = allocate(all);
+    const struct {
+        const trf_experts *experts;
+        trf_decode_as as;
+        uint8_t *weights;
+        uint64_t stride, bytes;
+        trf_status status;
+    } cases[] = {
+        {NULL, TRF_DECODE_SOURCE, weights, bytes, all, TRF_ERR_ARGUMENT},
+        {experts, (trf_decode_as)4, weights, bytes, all, TRF_ERR_ARGUMENT},
+        {experts, TRF_DECODE_SOURCE, NULL, bytes, all, TRF_ERR_ARGUMENT},
+        {experts, TRF_DECODE_SOURCE, weights + 1, bytes, all, TRF_ERR_ARGUMENT},
+        {experts, TRF_DECODE_SOURCE, weights, bytes + 1, 2 * all, TRF_ERR_ARGUMENT},
+        {experts, TRF_DECODE_SOURCE, weights, bytes - 2, all, TRF_ERR_ARGUMENT},
+        {experts, TRF_DECODE_SOURCE, weights, 0, all, TRF_ERR_ARGUMENT},
+        {experts, TRF_DECODE_F16, weights, bytes, all, TRF_ERR_UNSUPPORTED},
+        {experts, TRF_DECODE_SOURCE, weights, bytes, all - 2, TRF_ERR_SHAPE},
+        {experts, TRF_DECODE_SOURCE, weights, bytes + 2, all, TRF_ERR_SHAPE},
+        {experts, TRF_DECODE_SOURCE, weights, UINT64_MAX - 1, all, TRF_ERR_SHAPE},
+        {experts, TRF_DECODE_SOURCE, weights, bytes, bytes - 2, TRF_ERR_SHAPE},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        fixture_check_status(trf_experts_decode(cases[i].experts, cases[i].as, cases[i].weights, cases[i].stride,
+                                                cases[i].bytes, NULL, &err),
+                             cases[i].status, &err);
+    fixture_check_status(trf_experts_create(&layer, 1, &one, &err), TRF_OK, &err);
+    fixture_check_status(trf_experts_decode(one, TRF_DECODE_SOURCE, weights, 1, bytes, NULL, &err), TRF_OK, &err);
+    trf_experts_destroy(one);
+    trf_experts_destroy(experts);
+    trf_device_free(cpu, weights);
+}
+END_TEST
+
+/* Int codes of sources of several types. */
+START_TEST(experts_of_several_sources) {
+    trf_device_layer *layers[2];
+    trf_experts *experts;
+    test_rng rng = {77};
+    const trf_dtype dtypes[] = {TRF_DTYPE_BF16, TRF_DTYPE_F32};
+    for (int i = 0; i < 2; i++) {
+        uint8_t values[ROWS * 64 * 4];
+        trf_encode_options options;
+        void *blob;
+        uint64_t blob_bytes;
+        trf_encode_options_init(&options);
+        options.codec = TRF_CODEC_INT;
+        test_fill_normal(&rng, values, dtypes[i], ROWS * 64, 0.02);
+        const trf_matrix matrix = test_matrix(values, dtypes[i], ROWS, 64);
+        fixture_check_status(trf_encode_layer(&matrix, &options, &blob, &blob_bytes, NULL, &err), TRF_OK, &err);
+        fixture_check_status(trf_device_layer_create(cpu, blob, blob_bytes, NULL, &layers[i], &err), TRF_OK, &err);
+        trf_free(blob);
+    }
+    fixture_check_status(trf_experts_create(layers, 2, &experts, &err), TRF_OK, &err);
+    uint8_t *weights = allocate(2 * ROWS * 64 * 4);
+    fixture_check_status(
+        trf_experts_decode(experts, TRF_DECODE_SOURCE, weights, ROWS * 64 * 4, 2 * ROWS * 64 * 4, NULL, &err),
+        TRF_ERR_UNSUPPORTED, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "expert 1"));
+    fixture_check_status(
+        trf_experts_decode(experts, TRF_DECODE_BF16, weights, ROWS * 64 * 2, 2 * ROWS * 64 * 2, NULL, &err), TRF_OK,
+        &err);
+    trf_device_free(cpu, weights);
+    trf_experts_destroy(experts);
+    for (int i = 0; i < 2; i++)
+        trf_device_layer_destroy(layers[i]);
+}
+END_TEST
+
+/* All but the corrupt one, which is the first, are decoded. */
+START_TEST(decoding_a_corrupt_expert) {
+    glob_t files;
+    int corrupt = 0;
+    ck_assert_int_eq(glob(TRF_TEST_DATA_DIR "/golden/corrupt/*.trf", 0, NULL, &files), 0);
+    for (size_t f = 0; f < files.gl_pathc; f++) {
+        trf_layer *host;
+        if (trf_layer_open(files.gl_pathv[f], &host, NULL) != TRF_OK)
+            continue;
+        trf_layer_info info;
+        trf_layer_get_info(host, &info);
+        trf_layer_free(host);
+        const uint64_t bytes = (uint64_t)info.rows * info.cols * trf_dtype_bytes(info.dtype);
+        uint16_t zeros[256 * 512] = {0};
+        if (info.codec == TRF_CODEC_INT || bytes > sizeof zeros)
+            continue;
+        corrupt++;
+        trf_device_layer *layers[2];
+        trf_experts *experts;
+        size_t blob_bytes[2];
+        void *blobs[2] = {fixture_read(files.gl_pathv[f], &blob_bytes[0])};
+        uint64_t good_bytes;
+        const trf_matrix matrix = test_matrix(zeros, info.dtype, info.rows, info.cols);
+        trf_encode_options options;
+        trf_encode_options_init(&options);
+        options.codec = info.codec;
+        fixture_check_status(trf_encode_layer(&matrix, &options, &blobs[1], &good_bytes, NULL, &err), TRF_OK, &err);
+        blob_bytes[1] = good_bytes;
+        for (int i = 0; i < 2; i++)
+            fixture_check_status(trf_device_layer_create(cpu, blobs[i], blob_bytes[i], NULL, &layers[i], &err), TRF_OK,
+                                 &err);
+        free(blobs[0]);
+        trf_free(blobs[1]);
+        fixture_check_status(trf_experts_create(layers, 2, &experts, &err), TRF_OK, &err);
+        uint8_t *weights = allocate(2 * bytes);
+        memset(weights, 0xAB, 2 * bytes);
+        fixture_check_status(trf_experts_decode(experts, TRF_DECODE_SOURCE, weights, bytes, 2 * bytes, NULL, &err),
+                             TRF_ERR_RANS, &err);
+        ck_assert_ptr_nonnull(strstr(err.message, "expert 0"));
+        for (uint64_t i = bytes; i < 2 * bytes; i++)
+            ck_assert_uint_eq(weights[i], 0);
+        trf_device_free(cpu, weights);
+        trf_experts_destroy(experts);
+        for (int i = 0; i < 2; i++)
+            trf_device_layer_destroy(layers[i]);
+    }
+    globfree(&files);
+    ck_assert_int_gt(corrupt, 0);
+}
+END_TEST
+
 /* Only an expert that has tokens can be found corrupt; its y is NaN, that of the others is not touched by it. */
 START_TEST(corrupt_experts) {
     glob_t files;
@@ -419,6 +570,10 @@ int main(void) {
     tcase_add_test(tests, refused_experts);
     tcase_add_test(tests, experts_that_do_not_load);
     tcase_add_test(tests, corrupt_experts);
+    tcase_add_loop_test(tests, experts_decode_as_layers_do, 0, NUM_TENSORS - FIRST_EXPERTS);
+    tcase_add_test(tests, refused_decoding_of_experts);
+    tcase_add_test(tests, experts_of_several_sources);
+    tcase_add_test(tests, decoding_a_corrupt_expert);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

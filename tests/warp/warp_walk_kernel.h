@@ -47,7 +47,7 @@ template <class Codec, bool kMayGather> struct warp_store_sink : trf_write_sink<
     const warp_walk &w;
 
     warp_store_sink(const warp_walk_args &args, uint32_t lane, uint32_t behind)
-        : Base(args.store, lane, behind), w(*args.walk) {}
+        : Base(args.store.view, args.store.call, args.store.weights, lane, behind), w(*args.walk) {}
 
     void step(const uint32_t (*reg)[8], const trf_walk &walk, uint32_t k) {
         Base::step(reg, walk, k);

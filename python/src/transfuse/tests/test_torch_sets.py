@@ -189,6 +189,24 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     assert _registry.count_layers() == known
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(96, 160), (17, 33)], ids=str)
+def test_decoding_into_what_is_there(shape: tuple[int, int], device: str) -> None:
+    """Matrices side by side, and at places that are no multiples of 16 bytes; what lies between them is left alone."""
+    rows, cols = shape
+    dense, blobs = make_experts(device, 3, shape)
+    both = torch.full((3, 2 * rows, cols), 7, dtype=torch.bfloat16, device=device)
+    tt.decode_experts_into(blobs, both[:, rows:])
+    assert torch.equal(both[:, rows:], dense)
+    assert bool((both[:, :rows] == 7).all())
+    memory = torch.full((3 * rows * cols + 3,), 7, dtype=torch.bfloat16, device=device)
+    tt.decode_experts_into(blobs, memory[1:-2].view(3, rows, cols))
+    assert torch.equal(memory[1:-2].view(3, rows, cols), dense)
+    assert memory[[0, -2, -1]].tolist() == [7, 7, 7]
+    with pytest.raises(RuntimeError, match="apart"):
+        tt.decode_experts_into(blobs, both[:1, :rows].expand(3, rows, cols))
+
+
 def test_containers_that_change_on_the_cpu() -> None:
     """Experts whose bytes have changed are adopted anew."""
     dense, blobs = make_experts("cpu", 3)

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
-# Above how many tokens decoding all experts of a layer is taken to be faster than multiplying by compressed ones.
-_dense_tokens = 64
+# Above how many tokens of an expert, on average, decoding all experts of a layer is faster than multiplying by
+# compressed ones, which decodes an expert again for each 8 of its tokens (docs/notebook/2026-11-24-models.md).
+_dense_tokens = 16
 _X_DTYPES = (torch.bfloat16, torch.float16)
 _classes: dict[type[nn.Module], type[TransfuseExperts]] = {}
 
@@ -52,7 +53,9 @@ _classes: dict[type[nn.Module], type[TransfuseExperts]] = {}
 def set_dense_tokens(tokens: int) -> None:
     """Sets above how many tokens of a call experts are decoded and multiplied by the model's own function.
 
-    It holds for the whole process. Compiled models are compiled anew at their next call.
+    `tokens` are those of one expert, on average: a call of t tokens, of which each goes to k of n experts, gives an
+    expert t k / n. It is 16 unless this function is called. It holds for the whole process. Compiled models are
+    compiled anew at their next call.
 
     Raises
     ------
@@ -242,7 +245,8 @@ class TransfuseExperts(BlobModule):
                 preserve_rng_state=False,
             )
             return result
-        few = hidden_states.shape[0] <= _dense_tokens and hidden_states.dtype in self.product_dtypes
+        few = top_k_index.numel() <= _dense_tokens * self.num_experts
+        few = few and hidden_states.dtype in self.product_dtypes
         if _ops.is_exact() or not few:
             return self._forward_dense(hidden_states, top_k_index, top_k_weights)
         return self._forward_compressed(hidden_states, top_k_index, top_k_weights)
