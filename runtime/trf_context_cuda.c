@@ -105,7 +105,7 @@ static trf_status start_context(trf_context *made, trf_error *err) {
 }
 
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {
-    struct cudaDeviceProp properties;
+    struct cudaDeviceProp properties = {0};
     trf_device_scope scope;
     trf_status status = find_device(device, &properties, err);
     if (status != TRF_OK)

@@ -81,9 +81,12 @@ Tensor multiply_dense(const product &of, const layer &layer) {
     Tensor y = dense_linear(of.x, weight, of.bias);
     if (of.activation == TRF_ACTIVATION_SILU)
         y = call_aten("aten::silu", "", {from(y)});
+    else if (of.activation == TRF_ACTIVATION_GELU)
+        y = call_aten("aten::gelu", "", {from(y), from(std::string("none"))});
+    else if (of.activation == TRF_ACTIVATION_GELU_TANH)
+        y = call_aten("aten::gelu", "", {from(y), from(std::string("tanh"))});
     else if (of.activation != TRF_ACTIVATION_NONE)
-        y = call_aten("aten::gelu", "",
-                      {from(y), from(std::string(of.activation == TRF_ACTIVATION_GELU ? "none" : "tanh"))});
+        throw bad_argument(of.op, "an activation that is not known");
     if (of.multiplier)
         y = call_aten("aten::mul", "Tensor", {from(y), from(*of.multiplier)});
     if (of.residual) // the stable ABI has no call of aten::add, whose alpha is a Scalar

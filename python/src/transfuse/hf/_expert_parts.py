@@ -15,7 +15,7 @@ from torch import nn
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
 from transfuse._checkpoint import TensorInfo
-from transfuse.hf._takers import multiplies
+from transfuse.hf._module_kinds import multiplies
 from transfuse.torch._experts import find_experts_obstacle
 
 if TYPE_CHECKING:

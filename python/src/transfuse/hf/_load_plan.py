@@ -23,8 +23,8 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from transfuse._checkpoint import TensorInfo, info
 from transfuse._errors import Status, make_error
 from transfuse.hf._expert_parts import CannotTake, sort_experts
+from transfuse.hf._module_kinds import find_taker, reject_dtype
 from transfuse.hf._name_check import check_names, raise_unfit
-from transfuse.hf._takers import find_taker, reject_dtype
 from transfuse.hf._weight_readers import find_weight_reader
 
 if TYPE_CHECKING:

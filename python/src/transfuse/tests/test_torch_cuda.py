@@ -211,6 +211,9 @@ def test_inductor(mode: str) -> None:
     class Model(torch.nn.Module):
         """Blobs are parameters, which stay where they are: CUDA graphs of inductor's copy other tensors."""
 
+        up: Tensor
+        down: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             for name, case in (("up", Case("bf16", "cuda", (512, 768))), ("down", Case("bf16", "cuda", (768, 512), 1))):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
 from transfuse.torch._containers import pack_experts, unpack_experts
 from transfuse.torch._experts import TransfuseExperts, get_dense_tokens, set_dense_tokens
-from transfuse.torch._fusion import install, is_grouping, set_grouping
+from transfuse.torch._grouping import install, is_grouping, set_grouping
 from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
 from transfuse.torch._ops import (
     decode,
