@@ -90,7 +90,7 @@ def write_tables(cards):
             print(f"    {{{{{fields}}}, {fused_to}, {wide_to}}},")
         print("};")
         numbers = ", ".join(card[field] for field in CARD_FIELDS[1:])
-        tables.append(f'    {{{{"{card["name"]}", {numbers}}}, {name}, sizeof {name} / sizeof {name}[0]}},')
+        tables.append(f'    {{{{"{card["name"]}", {numbers}}},\n     {name},\n     sizeof {name} / sizeof {name}[0]}},')
     print("static const trf_crossover_table kTables[] = {", *tables, "};", sep="\n")
 
 

@@ -65,8 +65,12 @@ def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:
         layer,
         "};",
         "static const trf_crossover_table kTables[] = {",
-        '    {{"Another", 90, 50, 1000}, kOfAnother, sizeof kOfAnother / sizeof kOfAnother[0]},',
-        '    {{"A Card", 80, 100, 2000}, kOfACard, sizeof kOfACard / sizeof kOfACard[0]},',
+        '    {{"Another", 90, 50, 1000},',
+        "     kOfAnother,",
+        "     sizeof kOfAnother / sizeof kOfAnother[0]},",
+        '    {{"A Card", 80, 100, 2000},',
+        "     kOfACard,",
+        "     sizeof kOfACard / sizeof kOfACard[0]},",
         "};",
     ]
 

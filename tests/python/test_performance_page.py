@@ -73,7 +73,7 @@ def test_a_second_card_makes_rows_of_its_own(copy: Path) -> None:
 
 def test_data_are_small_and_have_medians_within_their_quartiles() -> None:
     files = list(DATA.iterdir())
-    assert sum(file.stat().st_size for file in files) < 150_000
+    assert sum(file.stat().st_size for file in files) < 200_000  # of two cards
     lines = 0
     for file in files:
         if file.suffix != ".csv":

@@ -32,7 +32,6 @@ CODECS = {
     "int8": "INT8, absmax a channel",
     "bits:4.25": "`--bits 4.25`",
 }
-CARD = "NVIDIA H200"  # whose figures the table of what does not fit in the others has
 MARKS = {"fused": "", "wide": " w", "two-step": " t", None: " ?"}  # None: of a card without crossovers
 NONE = "–"
 
@@ -60,7 +59,7 @@ def read_crossovers() -> dict:
     text = (ROOT / "runtime" / "trf_crossovers.inc").read_text(encoding="utf-8")
     tables = {}
     for name, body in re.findall(r"static const trf_crossover (\w+)\[\] = \{(.*?)\n\};", text, re.S):
-        card = re.search(r"\{\{\"([^\"]+)\", [^}]*\}, " + name + r"\b", text)[1]
+        card = re.search(r"\{\{\"([^\"]+)\", [^}]*\},\s+" + name + r"\b", text)[1]
         layers = re.findall(r"TRF_CODEC_BF16, 2, \d+, 0, (\d+), (\d+)\}, (\d+), (\d+)", body)
         tables[card_of(card)] = [tuple(map(int, layer)) for layer in layers]
     return tables
@@ -89,14 +88,6 @@ def plan_ratio(times: dict, crossovers: dict, card: str, layer: str, batch: int)
     return (dense / time, path) if dense and time else None
 
 
-def first_run() -> dict:
-    """Ratios of the H100's first run by layer and batch."""
-    return {
-        (row["card"], row["subject"], int(row["batch"])): float(row["ratio_to_cublaslt"])
-        for row in read("speed-h100-first-run.csv")
-    }
-
-
 def bold(ratio: float, mark: str = "") -> str:
     text = f"{ratio:.2f}"
     return (f"**{text}**" if float(text) >= 1 else text) + mark
@@ -117,17 +108,14 @@ def shape(layer: str) -> str:
 
 
 def speed_table() -> str:
-    times, crossovers, first = times_of(read("speed.csv")), read_crossovers(), first_run()
+    times, crossovers = times_of(read("speed.csv")), read_crossovers()
     rows = []
     for layer in LAYERS:
         for card, name in CARDS.items():
             cells = []
             for batch in SMALL:
                 found = plan_ratio(times, crossovers, card, layer, batch)
-                first_ratio = first.get((card, layer, batch))
-                cells.append(
-                    bold(found[0], MARKS[found[1]]) if found else bold(first_ratio, " ¹") if first_ratio else NONE
-                )
+                cells.append(bold(found[0], MARKS[found[1]]) if found else NONE)
             rows.append([shape(layer), name, *cells])
     return table(["layer", "card", *map(str, SMALL)], measured_rows(rows))
 
@@ -146,14 +134,15 @@ def microseconds_table() -> str:
     times, crossovers = times_of(read("speed.csv")), read_crossovers()
     batches = [1, 8, 16, 32, 64, 128]
     rows = []
-    for layer in LAYERS:
-        cells = []
-        for batch in batches:
-            found = plan_ratio(times, crossovers, "NVIDIA H200", layer, batch)
-            dense = times.get(("NVIDIA H200", layer, "bf16", batch), {}).get("cublaslt")
-            cells.append(f"{dense / found[0]:.1f} / {dense:.1f}" if found else NONE)
-        rows.append([shape(layer), *cells])
-    return table(["H200, µs: a plan / cuBLASLt", *map(str, batches)], rows)
+    for layer in ("65536x8192", "8192x8192", "4096x4096"):
+        for card, name in CARDS.items():
+            cells = []
+            for batch in batches:
+                found = plan_ratio(times, crossovers, card, layer, batch)
+                dense = times.get((card, layer, "bf16", batch), {}).get("cublaslt")
+                cells.append(f"{dense / found[0]:.1f} / {dense:.1f}" if found else NONE)
+            rows.append([shape(layer), name, *cells])
+    return table(["µs: a plan / cuBLASLt", "card", *map(str, batches)], measured_rows(rows))
 
 
 def codecs_table() -> str:
@@ -179,119 +168,127 @@ def codecs_table() -> str:
     return table(["codec, bits (speed / size)", "card", *heads], measured_rows(rows))
 
 
-def pairs_rows() -> list[list[str]]:
+# Of what does not fit in the other tables: each function gives a card's cells by the row's name, without those that
+# were not measured.
+
+
+def pairs_cells(card: str) -> dict[str, str]:
     """Pairs of weights a symbol: `--favor size`."""
-    rows = []
     pairs = times_of(read("pairs.csv"))
-    found = [pairs[CARD, layer, "bf16", 1] for layer in ("65536x8192", "28672x8192", "8192x8192")]
-    rows.append(
-        [
-            "bf16, `--favor size`: 65536×8192, 28672×8192, 8192×8192, batch 1",
-            ", ".join(bold(m["cublaslt"] / m["fused/size"]) for m in found),
-            "cuBLASLt",
-        ]
-    )
-    return rows
+    layers = ("65536x8192", "28672x8192", "8192x8192")
+    found = [pairs.get((card, layer, "bf16", 1)) for layer in layers]
+    if not all(found):
+        return {}
+    name = f"bf16, `--favor size`: {', '.join(map(shape, layers))}, batch 1"
+    return {name: ", ".join(bold(m["cublaslt"] / m["fused/size"]) for m in found)}
 
 
-def groups_rows() -> list[list[str]]:
+def groups_cells(card: str) -> dict[str, str]:
     """Layers that share a launch."""
-    rows = []
     groups = times_of(read("groups.csv"))
+    cells = {}
     for subject, name in (
         ("5 x 2048x5632 bf16", "five 2048×5632"),
         ("4096x4096, 2 x 1024x4096 bf16", "q, k and v"),
         ("2 x 14336x4096 bf16", "gate and up, 14336×4096"),
     ):
-        found = [groups[CARD, subject, "bf16", batch] for batch in (1, 8)]
-        rows.append(
-            [
-                f"layers in one launch: {name}, batch 1, 8",
-                ", ".join(f"{m['one after another/speed'] / m['grouped/speed']:.2f}" for m in found),
-                "the same layers one after another",
-            ]
-        )
-    return rows
+        found = [groups.get((card, subject, "bf16", batch)) for batch in (1, 8)]
+        if all(found):
+            ratios = (m["one after another/speed"] / m["grouped/speed"] for m in found)
+            cells[f"layers in one launch: {name}, batch 1, 8"] = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    return cells
 
 
-def experts_rows() -> list[list[str]]:
+def experts_cells(card: str) -> dict[str, str]:
     """Mixtures of experts."""
-    rows = []
     experts = times_of(read("experts.csv"))
+    cells = {}
     for layer in ("4096x1536", "1536x4096"):
-        found = [m for key, m in experts.items() if layer in key[1]]
+        found = [m for key, m in experts.items() if key[0] == card and layer in key[1]]
         dense = [min(time for what, time in m.items() if what.startswith("cuBLAS")) for m in found]
-        rows.append(
-            [
-                f"64 experts of {shape(layer)}, 8 a token, batch 1, 16",
-                ", ".join(bold(time / m["experts/speed"]) for time, m in zip(dense, found)),
-                "the fastest of cuBLAS and cuBLASLt",
-            ]
-        )
-    return rows
+        if found:
+            ratios = (bold(time / m["experts/speed"]) for time, m in zip(dense, found))
+            cells[f"64 experts of {shape(layer)}, 8 a token, batch 1, 16"] = ", ".join(ratios)
+    return cells
 
 
-def offload_rows() -> list[list[str]]:
+def offload_cells(card: str) -> dict[str, str]:
     """Layers in host memory."""
-    rows = []
-    offload = times_of(read("offload.csv"))[CARD, "32 x 7 layers, 6.98 G weights", "bf16", 1]
+    offload = times_of(read("offload.csv")).get((card, "32 x 7 layers, 6.98 G weights", "bf16", 1), {})
+    cells = {}
     for end, name in (("none stay", "none stays"), ("in 8 GB", "8 GB stay")):
-        ours, dense = offload[f"packed, {end}/speed"], offload[f"bf16, {end}/speed"]
-        rows.append(
-            [
-                f"7 G weights in host memory, {name}, batch 1",
-                bold(dense / ours),
-                f"plain BF16; {1e6 / ours:.2f} instead of {1e6 / dense:.2f} tokens/s",
-            ]
-        )
-    return rows
+        ours, dense = (offload.get(f"{what}, {end}/speed") for what in ("compressed", "bf16"))
+        if ours and dense:
+            rates = f"{1e6 / ours:.2f} / {1e6 / dense:.2f} tokens/s"
+            cells[f"7 G weights in host memory, {name}, batch 1"] = f"{bold(dense / ours)}: {rates}"
+    return cells
 
 
-def decode_rows() -> list[list[str]]:
+def decode_cells(card: str) -> dict[str, str]:
     """Decoding to memory, alone."""
-    rows = []
     decode = times_of(read("decode.csv"))
+    bits = {(row["subject"], row["codec"], row["favor"]): float(row["bits"]) for row in read("sizes.csv")}
+    cells = {}
     for layer in ("65536x8192", "8192x8192"):
+        measured = decode.get((card, layer, "bf16", 0), {})
+        if not measured.keys() >= {"decode/speed", "copy"}:
+            continue
         weights = math.prod(map(int, layer.split("x")))
-        measured = decode[CARD, layer, "bf16", 0]
-        bits = next(
-            float(row["bits"])
-            for row in read("sizes.csv")
-            if (row["subject"], row["codec"], row["favor"]) == (layer, "bf16", "speed")
-        )
-        both_ways = (16 + bits) / 8 * weights / measured["decode/speed"] / 1e6
+        both_ways = (16 + bits[layer, "bf16", "speed"]) / 8 * weights / measured["decode/speed"] / 1e6
         copy = 2 * 2**30 / measured["copy"] / 1e6
-        rows.append(
-            [
-                f"decoding alone, {shape(layer)}: TB/s written",
-                f"{2 * weights / measured['decode/speed'] / 1e6:.2f}",
-                f"a copy; reads and writes {both_ways:.2f} instead of {copy:.2f} TB/s",
-            ]
+        written = 2 * weights / measured["decode/speed"] / 1e6
+        cells[f"decoding alone, {shape(layer)}: TB/s written (read and written / by a copy)"] = (
+            f"{written:.2f} ({both_ways:.2f} / {copy:.2f})"
         )
-    return rows
+    return cells
 
 
-def load_rows() -> list[list[str]]:
-    """Loading, and look-ups of single rows."""
-    rows = []
-    load = {(row["what"], int(row["batch"])): float(row["median_us"]) for row in read("load.csv")}
-    rows.append(
-        [
-            "loading 3.28 GB from the page cache, all checked",
-            f"{load['copy, page-locked', 0] / load['load', 0]:.2f}",
-            "a copy of page-locked memory, 16 threads",
-        ]
-    )
-    times = ", ".join(f"{load['decode rows', count]:.0f}" for count in (1, 64, 4096))
-    gathers = ", ".join(f"{load['gather, plain table', count]:.1f}" for count in (1, 64, 4096))
-    rows.append(["1, 64, 4096 random rows of 32768×4096, µs", times, f"a gather from the plain table, {gathers}"])
-    return rows
+def load_times(card: str) -> dict:
+    return {
+        (row["what"], int(row["batch"])): float(row["median_us"])
+        for row in read("load.csv")
+        if card_of(row["card"]) == card
+    }
+
+
+def load_cells(card: str) -> dict[str, str]:
+    """Loading a checkpoint."""
+    times = load_times(card)
+    if not times:
+        return {}
+    ratio = times["copy, page-locked", 0] / times["load", 0]
+    return {"loading 3.28 GB from the page cache, all checked": f"{ratio:.2f}"}
+
+
+def rows_cells(card: str) -> dict[str, str]:
+    """Look-ups of single rows."""
+    times = load_times(card)
+    if not times:
+        return {}
+    counts = (1, 64, 4096)
+    pairs = (f"{times['decode rows', n]:.0f} / {times['gather, plain table', n]:.1f}" for n in counts)
+    return {"1, 64, 4096 random rows of 32768×4096, µs": ", ".join(pairs)}
+
+
+COMPARED_WITH = {
+    pairs_cells: "cuBLASLt",
+    groups_cells: "the same layers one after another",
+    experts_cells: "the fastest of cuBLAS and cuBLASLt",
+    offload_cells: "plain BF16",
+    decode_cells: "a copy within the device",
+    load_cells: "a copy of page-locked memory, 16 threads",
+    rows_cells: "a gather from the plain table",
+}
 
 
 def others_table() -> str:
     """What does not fit in the other tables."""
-    rows = [*pairs_rows(), *groups_rows(), *experts_rows(), *offload_rows(), *decode_rows(), *load_rows()]
-    return table(["on an H200", "speed", "compared with"], rows)
+    rows = []
+    for make_cells, compared_with in COMPARED_WITH.items():
+        cells = {name: make_cells(card) for card, name in CARDS.items()}
+        for row in dict.fromkeys(row for of_card in cells.values() for row in of_card):
+            rows.append([row, *(cells[name].get(row, NONE) for name in CARDS.values()), compared_with])
+    return table(["ratio, unless it says otherwise", *CARDS.values(), "compared with"], rows)
 
 
 TABLES = {

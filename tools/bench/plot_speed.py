@@ -4,7 +4,7 @@
 
     python3 tools/bench/plot_speed.py [-o FILE]
 
-Solid lines are what plans take on an H200, dashed ones the H100's first run. The SVG is written here rather than by a
+Lines are what plans take, solid on an H200 and dashed on an H100. The SVG is written here rather than by a
 plotting library, so that it is small, the same on every machine, and can be compared with what is committed.
 """
 
@@ -14,7 +14,7 @@ import argparse
 import math
 from pathlib import Path
 
-from performance_tables import DATA, first_run, plan_ratio, read, read_crossovers, shape, times_of
+from performance_tables import CARDS, DATA, plan_ratio, read, read_crossovers, shape, times_of
 
 PLOT = DATA / "speed-over-batch.svg"
 # Colours of Okabe and Ito, and shapes, which tell the layers apart without colours, too.
@@ -23,6 +23,7 @@ WIDTH, HEIGHT = 800, 470
 LEFT, RIGHT, TOP, BOTTOM = 62, 186, 52, 58
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 LOW, HIGH = 0.4, 1.5
+DASHES = ["", ' stroke-dasharray="7 5"']  # of the cards, in their order
 
 
 def x_of(batch: int) -> float:
@@ -46,9 +47,8 @@ def marker(kind: str, x: float, y: float, colour: str, filled: bool) -> str:
     return f'<path d="M{x:.1f} {y - 5:.1f}L{x + 5:.1f} {y + 4:.1f}L{x - 5:.1f} {y + 4:.1f}Z" {paint}/>'
 
 
-def line(points: list[tuple[int, float]], colour: str, dashed: bool) -> str:
+def line(points: list[tuple[int, float]], colour: str, dashes: str) -> str:
     way = "L".join(f"{x_of(batch):.1f} {y_of(ratio):.1f}" for batch, ratio in points)
-    dashes = ' stroke-dasharray="7 5"' if dashed else ""
     return f'<path d="M{way}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
 
 
@@ -92,31 +92,29 @@ def legend() -> list[str]:
         ]
         y += 24
     y += 8
-    parts += [f'<path d="M{left} {y}h28" stroke="#000000" stroke-width="2"/>', text(left + 36, y + 4.5, "H200")]
-    y += 24
-    parts += [
-        f'<path d="M{left} {y}h28" stroke="#000000" stroke-width="2" stroke-dasharray="7 5"/>',
-        text(left + 36, y + 4.5, "H100, first run"),
-        text(left + 36, y + 20, "of version 0.1"),
-    ]
-    y += 52
+    for name, dashes in zip(CARDS.values(), DASHES):
+        parts += [
+            f'<path d="M{left} {y}h28" stroke="#000000" stroke-width="2"{dashes}/>',
+            text(left + 36, y + 4.5, name),
+        ]
+        y += 24
+    y += 8
     parts += [marker("circle", left + 14, y, "#000000", True), text(left + 36, y + 4.5, "fused path")]
     y += 24
-    parts += [marker("circle", left + 14, y, "#000000", False), text(left + 36, y + 4.5, "wide path")]
+    parts += [marker("circle", left + 14, y, "#000000", False), text(left + 36, y + 4.5, "wide, two-step")]
     return parts
 
 
 def curves() -> list[str]:
-    times, crossovers, first = times_of(read("speed.csv")), read_crossovers(), first_run()
+    times, crossovers = times_of(read("speed.csv")), read_crossovers()
     parts = []
     for layer, (colour, kind) in LAYERS.items():
-        batches = sorted({key[3] for key in times if key[1] == layer and key[3] <= BATCHES[-1]})
-        found = [(batch, plan_ratio(times, crossovers, "NVIDIA H200", layer, batch)) for batch in batches]
-        points = [(batch, *ratio) for batch, ratio in found if ratio]
-        dashed = sorted((batch, ratio) for (_, of_layer, batch), ratio in first.items() if of_layer == layer)
-        parts += [line(dashed, colour, True), line([point[:2] for point in points], colour, False)]
-        parts += [marker(kind, x_of(batch), y_of(ratio), colour, True) for batch, ratio in dashed]
-        parts += [marker(kind, x_of(batch), y_of(ratio), colour, path == "fused") for batch, ratio, path in points]
+        for card, dashes in zip(CARDS, DASHES):
+            batches = sorted({key[3] for key in times if key[:2] == (card, layer) and key[3] <= BATCHES[-1]})
+            found = [(batch, plan_ratio(times, crossovers, card, layer, batch)) for batch in batches]
+            points = [(batch, *ratio) for batch, ratio in found if ratio]
+            parts.append(line([point[:2] for point in points], colour, dashes))
+            parts += [marker(kind, x_of(batch), y_of(ratio), colour, path == "fused") for batch, ratio, path in points]
     return parts
 
 
