@@ -99,9 +99,16 @@ static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
     trf_packed_head expected;
     const trf_status status =
         trf_size_packed(head->rows, head->cols, head->row_offsets_offset != 0, head->num_stored, &expected, NULL);
-    if (status != TRF_OK)
-        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(rows), "%u x %u weights with %u stored tiles are no layer",
-                        head->rows, head->cols, head->num_stored);
+    if (status != TRF_OK) {
+        const int bad_rows = head->rows == 0 || head->rows > TRF_PACKED_MAX_SIZE;
+        const int bad_cols = head->cols == 0 || head->cols > TRF_PACKED_MAX_SIZE;
+        return trf_fail(err, TRF_ERR_HEADER,
+                        bad_rows   ? FIELD_OFFSET(rows)
+                        : bad_cols ? FIELD_OFFSET(cols)
+                                   : FIELD_OFFSET(num_stored),
+                        "%u x %u weights with %u stored tiles are no packed layer", head->rows, head->cols,
+                        head->num_stored);
+    }
     const struct {
         uint64_t is, should, offset;
         const char *name;
