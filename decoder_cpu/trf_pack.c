@@ -113,6 +113,7 @@ static trf_status make_line(const trf_pack_source *source, trf_packed_window win
     line->first_tile = (uint32_t)(number % lines_per_band) * TRF_PACKED_LINE_TILES;
     const uint32_t left = head->padded_cols / TRF_PACKED_TILE_COLS - line->first_tile;
     line->tiles = left < TRF_PACKED_LINE_TILES ? left : (uint32_t)TRF_PACKED_LINE_TILES;
+    assert(line->tiles > 0);
     line->num_records = 0;
     for (uint32_t tile = 0; tile < line->tiles; tile++) {
         const trf_status status = add_tile(source, window, line, tile, err);
