@@ -42,6 +42,7 @@ EXCEPTIONS = (
     "*.trf",
     "*.safetensors",
     "docs/performance/*.txt",
+    "tests/fuzz/corpus/*",
     "cmake/exported_symbols.txt",
     ".clang-format",
     ".clang-tidy",

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_packed_head.h"
+
+#include "trf_checksum.h"
+
+#include <string.h>
+
+/* ---- the window ---- */
+
+trf_packed_window trf_choose_packed_window(const uint64_t exponents[256], uint32_t zeroing) {
+    trf_packed_window best = {0, zeroing != 0};
+    uint64_t most = 0;
+    int found = 0;
+    for (uint32_t base = 1 - best.zeroing; base <= TRF_PACKED_MAX_BASE; base++) {
+        uint64_t covered = 0;
+        for (uint32_t index = best.zeroing; index < TRF_PACKED_WINDOW; index++)
+            covered += exponents[base + index];
+        if (!found || covered > most) {
+            found = 1;
+            most = covered;
+            best.base = base;
+        }
+    }
+    return best;
+}
+
+int trf_packed_window_of_blob(const trf_blob_view *blob, trf_packed_window *window) {
+    if (blob->header.codec != TRF_CODEC_BF16 || blob->header.class_bits != 4 ||
+        blob->header.predictor_modes & TRF_PREDICT_COL)
+        return 0;
+    int32_t lowest = blob->extension.class_value[0], highest = lowest;
+    for (uint32_t k = 1; k < TRF_PACKED_WINDOW; k++) {
+        const int32_t value = blob->extension.class_value[k];
+        lowest = value < lowest ? value : lowest;
+        highest = value > highest ? value : highest;
+    }
+    /* Classes are pairwise different, so that nothing is left out between the two. */
+    const int32_t base = lowest + blob->extension.exponent_offset;
+    if (highest - lowest != TRF_PACKED_WINDOW - 1 || base < 1 || base > TRF_PACKED_MAX_BASE)
+        return 0;
+    window->base = (uint32_t)base;
+    window->zeroing = 0;
+    return 1;
+}
+
+/* ---- sizes ---- */
+
+static uint64_t align(uint64_t bytes) {
+    return (bytes + (TRF_PACKED_ALIGNMENT - 1)) & ~(uint64_t)(TRF_PACKED_ALIGNMENT - 1);
+}
+
+trf_status trf_size_packed(uint64_t rows, uint64_t cols, int has_row_offsets, uint64_t num_stored,
+                           trf_packed_head *head, trf_error *err) {
+    if (rows == 0 || rows > TRF_PACKED_MAX_SIZE || cols == 0 || cols > TRF_PACKED_MAX_SIZE)
+        return trf_fail(err, TRF_ERR_ARGUMENT, 0, "a layer of %llu x %llu weights cannot be packed",
+                        (unsigned long long)rows, (unsigned long long)cols);
+    const uint64_t bands = (rows + TRF_PACKED_TILE_ROWS - 1) / TRF_PACKED_TILE_ROWS;
+    const uint64_t tiles_per_band = (cols + TRF_PACKED_TILE_COLS - 1) / TRF_PACKED_TILE_COLS;
+    const uint64_t lines_per_band = (tiles_per_band + TRF_PACKED_LINE_TILES - 1) / TRF_PACKED_LINE_TILES;
+    if (num_stored > UINT32_MAX || num_stored > bands * tiles_per_band)
+        return trf_fail(err, TRF_ERR_ARGUMENT, 0, "a packed layer cannot have %llu stored tiles",
+                        (unsigned long long)num_stored);
+    head->rows = (uint32_t)rows;
+    head->cols = (uint32_t)cols;
+    head->padded_rows = (uint32_t)(bands * TRF_PACKED_TILE_ROWS);
+    head->padded_cols = (uint32_t)(tiles_per_band * TRF_PACKED_TILE_COLS);
+    head->num_stored = (uint32_t)num_stored;
+    head->num_lines = bands * lines_per_band; /* below 2^47 */
+    head->num_tiles = bands * tiles_per_band; /* at most 2^51: 2^63 bytes are more than all of them */
+    head->row_offsets_offset = has_row_offsets ? sizeof *head : 0;
+    head->lines_offset = sizeof *head + (has_row_offsets ? align(head->padded_rows) : 0);
+    head->tiles_offset = align(head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES);
+    head->stored_offset = head->tiles_offset + head->num_tiles * TRF_PACKED_TILE_BYTES;
+    head->total_bytes = head->stored_offset + num_stored * TRF_PACKED_STORED_BYTES;
+    return TRF_OK;
+}
+TRF_STATIC_ASSERT(TRF_PACKED_TILE_BYTES % TRF_PACKED_ALIGNMENT == 0 &&
+                      TRF_PACKED_STORED_BYTES % TRF_PACKED_ALIGNMENT == 0,
+                  "packed and stored tiles need no padding");
+
+int trf_packed_pays(const trf_packed_head *head) {
+    const uint64_t bytes = head->num_lines * TRF_PACKED_LINE_BYTES + head->num_tiles * TRF_PACKED_TILE_BYTES +
+                           (uint64_t)head->num_stored * TRF_PACKED_STORED_BYTES;
+    return bytes <= head->num_tiles * (TRF_PACKED_TILE_WEIGHTS / 8 * TRF_PACKED_MAX_BITS);
+}
+
+/* ---- checks ---- */
+
+uint64_t trf_packed_head_checksum(const trf_packed_head *head) {
+    trf_packed_head copy = *head;
+    copy.checksum = 0;
+    return trf_checksum_best()(&copy, sizeof copy, 0);
+}
+
+#define FIELD_OFFSET(field) offsetof(trf_packed_head, field)
+
+/* What a head says of itself, against what follows from its shape. */
+static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
+    trf_packed_head expected;
+    const trf_status status =
+        trf_size_packed(head->rows, head->cols, head->row_offsets_offset != 0, head->num_stored, &expected, NULL);
+    if (status != TRF_OK) {
+        const int bad_rows = head->rows == 0 || head->rows > TRF_PACKED_MAX_SIZE;
+        const int bad_cols = head->cols == 0 || head->cols > TRF_PACKED_MAX_SIZE;
+        return trf_fail(err, TRF_ERR_HEADER,
+                        bad_rows   ? FIELD_OFFSET(rows)
+                        : bad_cols ? FIELD_OFFSET(cols)
+                                   : FIELD_OFFSET(num_stored),
+                        "%u x %u weights with %u stored tiles are no packed layer", head->rows, head->cols,
+                        head->num_stored);
+    }
+    const struct {
+        uint64_t is, should, offset;
+        const char *name;
+    } fields[] = {
+        {head->padded_rows, expected.padded_rows, FIELD_OFFSET(padded_rows), "padded_rows"},
+        {head->padded_cols, expected.padded_cols, FIELD_OFFSET(padded_cols), "padded_cols"},
+        {head->num_lines, expected.num_lines, FIELD_OFFSET(num_lines), "num_lines"},
+        {head->num_tiles, expected.num_tiles, FIELD_OFFSET(num_tiles), "num_tiles"},
+        {head->row_offsets_offset, expected.row_offsets_offset, FIELD_OFFSET(row_offsets_offset), "row_offsets_offset"},
+        {head->lines_offset, expected.lines_offset, FIELD_OFFSET(lines_offset), "lines_offset"},
+        {head->tiles_offset, expected.tiles_offset, FIELD_OFFSET(tiles_offset), "tiles_offset"},
+        {head->stored_offset, expected.stored_offset, FIELD_OFFSET(stored_offset), "stored_offset"},
+        {head->total_bytes, expected.total_bytes, FIELD_OFFSET(total_bytes), "total_bytes"},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].is != fields[i].should)
+            return trf_fail(err, TRF_ERR_HEADER, fields[i].offset, "%s is %llu, not %llu", fields[i].name,
+                            (unsigned long long)fields[i].is, (unsigned long long)fields[i].should);
+    if (head->num_records > head->num_lines * TRF_PACKED_MAX_RECORDS)
+        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(num_records), "more records than exception lines can have");
+    return TRF_OK;
+}
+
+trf_status trf_check_packed_head(const trf_packed_head *head, uint64_t bytes, trf_error *err) {
+    if (bytes < sizeof *head)
+        return trf_fail(err, TRF_ERR_TRUNCATED, bytes, "a packed layer's head is cut");
+    if (head->magic != TRF_PACKED_MAGIC)
+        return trf_fail(err, TRF_ERR_MAGIC, FIELD_OFFSET(magic), "not a packed layer");
+    if (head->version != TRF_PACKED_VERSION)
+        return trf_fail(err, TRF_ERR_VERSION, FIELD_OFFSET(version), "packed layout %u is not known", head->version);
+    if (head->codec != TRF_CODEC_BF16)
+        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(codec), "codec %u is not packed", head->codec);
+    if (head->flags & ~(uint32_t)TRF_PACKED_ALL_FLAGS)
+        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(flags), "unknown flags 0x%x", head->flags);
+    if (head->base > TRF_PACKED_MAX_BASE || (head->base == 0 && !(head->flags & TRF_PACKED_ZEROING)))
+        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(base), "base %u is out of range", head->base);
+    const trf_status status = check_sizes(head, err);
+    if (status != TRF_OK)
+        return status;
+    for (size_t i = 0; i < sizeof head->reserved; i++)
+        if (head->reserved[i])
+            return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(reserved) + i, "a reserved byte is not zero");
+    if (head->checksum != trf_packed_head_checksum(head))
+        return trf_fail(err, TRF_ERR_CHECKSUM, FIELD_OFFSET(checksum), "the checksum of the packed head is wrong");
+    if (head->total_bytes > bytes)
+        return trf_fail(err, TRF_ERR_TRUNCATED, bytes, "%llu bytes of a packed layer of %llu",
+                        (unsigned long long)bytes, (unsigned long long)head->total_bytes);
+    if (head->total_bytes < bytes)
+        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(total_bytes), "a packed layer of %llu bytes in %llu",
+                        (unsigned long long)head->total_bytes, (unsigned long long)bytes);
+    return TRF_OK;
+}
+
+trf_packed_view trf_packed_view_of(const trf_packed_head *head, const void *memory) {
+    const uint8_t *bytes = memory;
+    trf_packed_view view;
+    memset(&view, 0, sizeof view);
+    view.row_offsets = head->row_offsets_offset ? (const int8_t *)(bytes + head->row_offsets_offset) : NULL;
+    view.lines = (const uint32_t *)(bytes + head->lines_offset);
+    view.tiles = bytes + head->tiles_offset;
+    view.stored = bytes + head->stored_offset;
+    view.rows = head->rows;
+    view.cols = head->cols;
+    view.bands = head->padded_rows / TRF_PACKED_TILE_ROWS;
+    view.tiles_per_band = head->padded_cols / TRF_PACKED_TILE_COLS;
+    view.lines_per_band = (view.tiles_per_band + TRF_PACKED_LINE_TILES - 1) / TRF_PACKED_LINE_TILES;
+    view.num_stored = head->num_stored;
+    view.base = head->base;
+    view.zeroing = (head->flags & TRF_PACKED_ZEROING) != 0;
+    return view;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making and reading the head of a packed layer, and choosing its window: docs/packed.md. Host code. */
+#ifndef TRF_PACKED_HEAD_H
+#define TRF_PACKED_HEAD_H
+
+#include "trf_packed.h"
+#include "trf_validate.h"
+
+/* ---- the window ---- */
+
+/* 16 exponent fields from `base` on, of which a zeroing layer gives the first one's index to zeros. */
+typedef struct trf_packed_window {
+    uint32_t base; /* 1 to TRF_PACKED_MAX_BASE; zeroing: from 0 on */
+    uint32_t zeroing;
+} trf_packed_window;
+
+/* Whether so many zeros among so many weights make a zeroing layer. */
+TRF_HD uint32_t trf_packed_is_zeroing(uint64_t zeros, uint64_t weights) {
+    return zeros > weights / TRF_PACKED_WEIGHTS_A_ZERO;
+}
+
+/* The window that has most of the weights, of equal ones the lowest. exponents: how many weights have each exponent
+ * field, their rows' offsets taken out; the counts of 0 and 255, and of what an offset takes out of 1 to 254, do not
+ * matter. Their sum is below 2^63. */
+trf_packed_window trf_choose_packed_window(const uint64_t exponents[256], uint32_t zeroing);
+
+/* The window of a coded layer of pairs whose 16 classes are exponents in a row: those, without a look at the weights.
+ * @return 1, or 0 if they are not, if they leave 1 to 254, or if columns have offsets, which the classes leave out; and
+ * for quads, whose four groups of four exponents lie where they cost least, not where most weights are: on N(0, 0.02)
+ * they leave out eight times as many as the window that has most. */
+int trf_packed_window_of_blob(const trf_blob_view *blob, trf_packed_window *window);
+
+/* ---- the head ---- */
+
+/* Sets rows, cols, num_stored and all that follows from them: padded shape, numbers of lines and packed tiles, offsets,
+ * total_bytes. rows, cols: any numbers; those beyond TRF_PACKED_MAX_SIZE are TRF_ERR_ARGUMENT, as 0 is, and num_stored
+ * above 2^32 - 1 or the number of packed tiles. Nothing overflows below that. */
+trf_status trf_size_packed(uint64_t rows, uint64_t cols, int has_row_offsets, uint64_t num_stored,
+                           trf_packed_head *head, trf_error *err);
+
+/* Whether lines, packed tiles and stored ones keep to TRF_PACKED_MAX_BITS. The head, row offsets and what aligns them
+ * are left out: they are bytes of a layer, and nothing of large ones. */
+int trf_packed_pays(const trf_packed_head *head);
+
+/* Checksum of a head whose checksum is ignored. */
+uint64_t trf_packed_head_checksum(const trf_packed_head *head);
+
+/* Checks a head of a buffer of so many bytes: every field, and that the parts lie where they have to. Errors:
+ * TRF_ERR_TRUNCATED (also of a head that is cut), _MAGIC, _VERSION, _HEADER, _CHECKSUM; err->offset: the byte of the
+ * field. */
+trf_status trf_check_packed_head(const trf_packed_head *head, uint64_t bytes, trf_error *err);
+
+/* The layer behind a checked head. memory: where the buffer lies, host or device, 256-byte aligned (host: 16). */
+trf_packed_view trf_packed_view_of(const trf_packed_head *head, const void *memory);
+
+#endif

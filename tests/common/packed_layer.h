@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A dense layer and what packing makes of it. Everything here ends the program on failure. */
+#ifndef PACKED_LAYER_H
+#define PACKED_LAYER_H
+
+#include "trf_pack.h"
+
+typedef struct packed_layer {
+    uint32_t rows, cols;
+    uint16_t *weights;   /* [rows][cols] */
+    int8_t *row_offsets; /* [rows] or NULL */
+    trf_packed_head head;
+    uint8_t *packed; /* head.total_bytes, no more, 256-byte aligned; NULL if not packed */
+} packed_layer;
+
+/* Weights are left to the caller; row offsets are zeros. */
+packed_layer packed_layer_make(uint32_t rows, uint32_t cols, int with_row_offsets);
+void packed_layer_free(packed_layer *layer);
+
+trf_pack_source packed_layer_source(const packed_layer *layer);
+
+/* Packs it with the window that suits it, or with this one; again and again, if asked. @return what trf_pack_head
+ * says. */
+trf_status packed_layer_pack(packed_layer *layer, const trf_packed_window *window, trf_error *err);
+
+/* Whether the packed layer is valid, and unpacks to the weights, bit for bit, whole, by rows and one by one. */
+int packed_layer_is_right(const packed_layer *layer);
+
+/* Reads all that there is to read of a layer whose head is all right, whatever else is wrong. */
+void packed_layer_read_all(const void *packed);
+
+#endif

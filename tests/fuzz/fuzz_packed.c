@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Any bytes as weights: what can be packed is valid and unpacks to them. And any bytes over a packed layer: behind a
+ * head that is all right every reader stays inside of it, and what the validator accepts are the layer's own words.
+ *
+ * Byte 0 of an input says which of the two; then come rows, columns, the window and how weights are made. */
+#include "common/packed_layer.h"
+
+#include "trf_packed_validate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* The bytes that are left; zeros behind them. */
+typedef struct fuzz_bytes {
+    const uint8_t *at;
+    size_t left;
+} fuzz_bytes;
+
+static uint32_t take(fuzz_bytes *bytes) {
+    if (bytes->left == 0)
+        return 0;
+    bytes->left--;
+    return *bytes->at++;
+}
+
+static uint32_t take_two(fuzz_bytes *bytes) {
+    const uint32_t low = take(bytes);
+    return low | take(bytes) << 8;
+}
+
+/* Weights in a window, with the input's own ones spread over them. */
+static packed_layer make_layer(fuzz_bytes *bytes, trf_packed_window *window) {
+    const uint32_t options = take(bytes), rows = 1 + take(bytes) % 130, cols = 1 + take_two(bytes) % 1100;
+    packed_layer layer = packed_layer_make(rows, cols, options & 1);
+    const size_t weights = (size_t)rows * cols;
+    window->zeroing = options >> 1 & 1;
+    window->base = 1 + take(bytes) % TRF_PACKED_MAX_BASE;
+    for (size_t i = 0; i < weights; i++)
+        layer.weights[i] = (uint16_t)((i * 0x9E37 & 0x807F) | (window->base + 1 + i % 15) << 7);
+    for (uint32_t row = 0; layer.row_offsets && row < rows; row += 7)
+        layer.row_offsets[row] = (int8_t)take(bytes);
+    const uint32_t stride = 1 + take(bytes); /* small ones make stored tiles */
+    for (size_t i = take(bytes); bytes->left && i < weights; i += stride)
+        layer.weights[i] = (uint16_t)take_two(bytes);
+    return layer;
+}
+
+/* Puts bytes at places, both of the input, and the head's checksum right if it asks for that. */
+static void spoil(packed_layer *layer, fuzz_bytes *bytes) {
+    const uint32_t how = take(bytes);
+    while (bytes->left >= 4) {
+        const uint32_t at = take_two(bytes) | take(bytes) << 16;
+        const uint64_t from = how & 1 ? layer->head.lines_offset : 0;
+        layer->packed[from + at % (layer->head.total_bytes - from)] = (uint8_t)take(bytes);
+    }
+    trf_packed_head *head = (trf_packed_head *)layer->packed;
+    if (how & 2)
+        head->checksum = trf_packed_head_checksum(head);
+}
+
+static void read_spoiled(const packed_layer *layer) {
+    trf_packed_view view;
+    const uint64_t bytes = layer->head.total_bytes;
+    const int valid = trf_validate_packed(layer->packed, bytes, &view, NULL) == TRF_OK;
+    const int readable = trf_check_packed_head((const trf_packed_head *)layer->packed, bytes, NULL) == TRF_OK;
+    if (valid && !readable)
+        abort();
+    if (readable)
+        packed_layer_read_all(layer->packed);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    fuzz_bytes bytes = {data, size};
+    const uint32_t mode = take(&bytes);
+    trf_packed_window window;
+    packed_layer layer;
+    if (mode % 2) { /* spoiled: what it is made of comes last */
+        const size_t own = bytes.left / 2;
+        fuzz_bytes first = {bytes.at, own};
+        layer = make_layer(&first, &window);
+        bytes.at += own;
+        bytes.left -= own;
+    } else {
+        layer = make_layer(&bytes, &window);
+    }
+    const trf_status status = packed_layer_pack(&layer, mode & 2 ? &window : NULL, NULL);
+    if (status == TRF_OK) {
+        if (!packed_layer_is_right(&layer))
+            abort();
+        if (mode % 2) {
+            spoil(&layer, &bytes);
+            read_spoiled(&layer);
+        }
+    } else if (status != TRF_ERR_UNSUPPORTED) {
+        abort();
+    }
+    packed_layer_free(&layer);
+    return 0;
+}

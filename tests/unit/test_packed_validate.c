@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The validator of packed layers: what it refuses and where, and that readers stay inside of what it did not see. */
+#include "common/expect.h"
+#include "common/packed_layer.h"
+#include "common/run_suite.h"
+#include "common/test_weights.h"
+#include "trf_packed_reader.h"
+#include "trf_packed_validate.h"
+
+#include <check.h>
+
+/* 80x1100 weights: two bands of two lines, of 32 and 3 tiles; records in all of them, and two stored tiles. */
+static packed_layer make_layer(int zeroing) {
+    test_rng rng = {1 + (uint64_t)zeroing};
+    packed_layer layer = packed_layer_make(80, 1100, 1);
+    for (size_t i = 0; i < 80 * 1100; i++)
+        layer.weights[i] = (uint16_t)(0x3C80 | (test_random(&rng) & 0x80FF));
+    for (uint32_t row = 0; row < 80; row += 3)
+        layer.weights[row * 1100 + row * 13] = (uint16_t)(0x4480 + row);
+    for (uint32_t i = 0; i < 40; i++) {
+        layer.weights[(i + 2) * 1100 + 64 + i % 32] = 0x7F80;
+        layer.weights[(64 + i % 16) * 1100 + 1088 + i / 16] = (uint16_t)(0x7FC0 + i);
+    }
+    for (uint32_t i = 0; zeroing && i < 1000; i++)
+        layer.weights[i * 87] = (uint16_t)(i << 15);
+    ck_assert_int_eq(packed_layer_pack(&layer, NULL, NULL), TRF_OK);
+    ck_assert(packed_layer_is_right(&layer));
+    ck_assert_uint_eq(layer.head.flags, zeroing);
+    ck_assert_uint_eq(layer.head.num_stored, 2);
+    return layer;
+}
+
+static trf_status validate(const packed_layer *layer, trf_error *err) {
+    trf_packed_view view;
+    return trf_validate_packed(layer->packed, layer->head.total_bytes, &view, err);
+}
+
+static void seal(packed_layer *layer) {
+    trf_packed_head *head = (trf_packed_head *)layer->packed;
+    head->checksum = trf_packed_head_checksum(head);
+}
+
+/* ---- the head ---- */
+
+START_TEST(every_bit_of_a_head_matters) {
+    packed_layer layer = make_layer(0);
+    for (uint32_t bit = 0; bit < 8 * sizeof(trf_packed_head); bit++) {
+        layer.packed[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        EXPECT(validate(&layer, NULL) != TRF_OK);
+        layer.packed[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    ck_assert_int_eq(validate(&layer, NULL), TRF_OK);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+typedef struct head_case {
+    size_t offset, bytes;
+    uint64_t value;
+    trf_status status;
+} head_case;
+
+#define FIELD(name) offsetof(trf_packed_head, name), sizeof((trf_packed_head *)0)->name
+static const head_case kHeads[] = {
+    {FIELD(magic), 0x52414E53, TRF_ERR_MAGIC},
+    {FIELD(version), 2, TRF_ERR_VERSION},
+    {FIELD(codec), TRF_CODEC_FP16, TRF_ERR_HEADER},
+    {FIELD(base), 0, TRF_ERR_HEADER},
+    {FIELD(base), TRF_PACKED_MAX_BASE + 1, TRF_ERR_HEADER},
+    {FIELD(rows), 0, TRF_ERR_HEADER},
+    {FIELD(cols), 0x80000000, TRF_ERR_HEADER},
+    {FIELD(padded_rows), 64, TRF_ERR_HEADER},
+    {FIELD(padded_cols), 1100, TRF_ERR_HEADER},
+    {FIELD(flags), 2, TRF_ERR_HEADER},
+    {FIELD(num_stored), 71, TRF_ERR_HEADER},
+    {FIELD(num_lines), 5, TRF_ERR_HEADER},
+    {FIELD(num_tiles), UINT64_MAX, TRF_ERR_HEADER},
+    {FIELD(num_records), 4 * 29 + 1, TRF_ERR_HEADER},
+    {FIELD(num_records), 3, TRF_ERR_TILE},
+    {FIELD(row_offsets_offset), 512, TRF_ERR_HEADER},
+    {FIELD(lines_offset), 256, TRF_ERR_HEADER},
+    {FIELD(tiles_offset), 1 << 30, TRF_ERR_HEADER},
+    {FIELD(stored_offset), 0, TRF_ERR_HEADER},
+    {FIELD(total_bytes), 256, TRF_ERR_HEADER},
+    {offsetof(trf_packed_head, reserved) + 80, 8, 1ull << 56, TRF_ERR_HEADER},
+};
+enum {
+    HEADS = sizeof kHeads / sizeof *kHeads
+};
+
+/* With a checksum that fits: each field is checked for itself. */
+START_TEST(fields_are_checked) {
+    const head_case *c = &kHeads[_i];
+    packed_layer layer = make_layer(0);
+    trf_error err;
+    memcpy(layer.packed + c->offset, &c->value, c->bytes);
+    seal(&layer);
+    ck_assert_int_eq(validate(&layer, &err), c->status);
+    const size_t reserved = offsetof(trf_packed_head, reserved);
+    ck_assert_uint_eq(err.offset, c->offset < reserved ? c->offset : reserved + 87);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+START_TEST(sizes_are_checked) {
+    packed_layer layer = make_layer(0);
+    trf_packed_view view;
+    trf_error err;
+    const uint64_t bytes = layer.head.total_bytes;
+    ck_assert_int_eq(trf_validate_packed(layer.packed, 255, &view, &err), TRF_ERR_TRUNCATED);
+    ck_assert_int_eq(trf_validate_packed(layer.packed, bytes - 1, &view, &err), TRF_ERR_TRUNCATED);
+    ck_assert_uint_eq(err.offset, bytes - 1);
+    ck_assert_int_eq(trf_validate_packed(layer.packed, bytes + 256, &view, &err), TRF_ERR_HEADER);
+    ck_assert_int_eq(trf_validate_packed(layer.packed + 8, bytes, &view, &err), TRF_ERR_ARGUMENT);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* ---- the rest ---- */
+
+/* Changes a 32-bit word, expects the validator to say so there (or at a byte of it), and changes it back. */
+static void expect_refusal(packed_layer *layer, uint64_t at, uint32_t value, uint64_t offset) {
+    trf_error err = {.offset = 0};
+    uint32_t before;
+    memcpy(&before, layer->packed + at, 4);
+    memcpy(layer->packed + at, &value, 4);
+    const trf_status status = validate(layer, &err);
+    ck_assert_msg(status == TRF_ERR_TILE && err.offset == offset, "%s: byte %llu, not %llu: %s",
+                  trf_status_name(status), (unsigned long long)err.offset, (unsigned long long)offset, err.message);
+    memcpy(layer->packed + at, &before, 4);
+}
+
+START_TEST(lines_are_checked) {
+    packed_layer layer = make_layer(0);
+    const uint64_t lines = layer.head.lines_offset;
+    const uint32_t *line = (const uint32_t *)(layer.packed + lines); /* 3 lines follow */
+    const uint64_t count = 4 * TRF_PACKED_COUNT_WORD, stored = 4 * TRF_PACKED_STORED_WORD;
+    const uint32_t records = line[TRF_PACKED_COUNT_WORD];
+    ck_assert(records > 3 && records < TRF_PACKED_MAX_RECORDS - 2 && line[TRF_PACKED_STORED_WORD] == 1 << 2);
+    expect_refusal(&layer, lines + count, 30, lines + count);
+    expect_refusal(&layer, lines + count, UINT32_MAX, lines + count);
+    expect_refusal(&layer, lines + count, records + 1, lines + 4 * records);    /* it does not ascend */
+    expect_refusal(&layer, lines + 4, line[0], lines + 4);                      /* the same place twice */
+    expect_refusal(&layer, lines + 8, line[2] | 31u << 27, lines + 12);         /* the next one is below */
+    expect_refusal(&layer, lines + 4 * records, 1, lines + 4 * records);        /* unused */
+    expect_refusal(&layer, lines + stored, 1 << 2 | 1 << 5, lines + 128 + 124); /* one more than counted on */
+    expect_refusal(&layer, lines + stored, 7, lines + stored);                  /* more than there are */
+    expect_refusal(&layer, lines + stored + 4, 1, lines + stored + 4);          /* another first one */
+    expect_refusal(&layer, lines + 128 + stored, 1 << 3, lines + 128 + stored); /* behind the last column */
+    uint32_t before = 0; /* records of the tiles before the stored one, number 2 */
+    while (trf_packed_record_tile(line[before]) < 2)
+        before++;
+    ck_assert(before > 0 && before < records);
+    expect_refusal(&layer, lines + 4 * (before - 1), (line[before - 1] & 0x7FFFFFF) | 2u << 27,
+                   lines + 4 * (before - 1));
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* A line's only record, in other places. */
+START_TEST(records_are_checked) {
+    packed_layer layer = packed_layer_make(80, 1100, 0);
+    for (size_t i = 0; i < 80 * 1100; i++)
+        layer.weights[i] = 0x3D00;
+    layer.weights[70 * 1100 + 1099] = 0x7F00; /* last band, last line, its last tile: columns 1088 to 1099 */
+    const trf_packed_window window = {112, 0};
+    ck_assert_int_eq(packed_layer_pack(&layer, &window, NULL), TRF_OK);
+    ck_assert(packed_layer_is_right(&layer));
+    const uint64_t at = layer.head.lines_offset + 3 * TRF_PACKED_LINE_BYTES;
+    const trf_packed_place place = trf_packed_place_of(70, 1099);
+    const uint32_t record = trf_packed_record(place.tile, place.slab, place.step, place.lane, place.reg, place.half, 0);
+    ck_assert_uint_eq(*(const uint32_t *)(layer.packed + at) >> 16, record >> 16);
+    expect_refusal(&layer, at, record + (1u << 27), at);                          /* tile 35 of 35 */
+    expect_refusal(&layer, at, record | 1 << 25, at);                             /* row 86 */
+    expect_refusal(&layer, at, trf_packed_record(34, 0, 1, 0, 0, 0, 0x3D00), at); /* column 1104 */
+    expect_refusal(&layer, at, trf_packed_record(34, 0, 0, 2, 2, 0, 0x3D00), at); /* column 1100 */
+    packed_layer_free(&layer);
+}
+END_TEST
+
+START_TEST(tiles_and_padding_are_checked) {
+    packed_layer layer = make_layer(1);
+    const trf_packed_head *head = &layer.head;
+    expect_refusal(&layer, head->row_offsets_offset + 80, 1 << 8, head->row_offsets_offset + 81);
+    expect_refusal(&layer, head->tiles_offset + 2 * TRF_PACKED_TILE_BYTES + 4, 1 << 16,
+                   head->tiles_offset + 2 * TRF_PACKED_TILE_BYTES + 6); /* a stored tile's place */
+    const trf_packed_place place = trf_packed_place_of(79, 1100);       /* behind the last column, in a stored tile */
+    const uint64_t stored = head->stored_offset + TRF_PACKED_STORED_BYTES +
+                            2 * trf_packed_stored_half(place.slab, place.lane, place.step, place.reg, place.half);
+    expect_refusal(&layer, stored, 1, stored);
+    const trf_packed_place padded = trf_packed_place_of(80, 5); /* below the last row: index 0 */
+    const uint64_t raw = head->tiles_offset + (35 + padded.tile) * (uint64_t)TRF_PACKED_TILE_BYTES +
+                         trf_packed_raw_offset(padded.slab, padded.lane, padded.step, padded.reg);
+    const uint32_t byte = trf_packed_mantissa_byte(padded.reg, padded.half);
+    expect_refusal(&layer, raw, 5u << 8 * byte, raw + byte);
+    packed_layer_free(&layer);
+
+    packed_layer narrow = packed_layer_make(30, 10, 0); /* one line: 128 bytes behind it */
+    for (size_t i = 0; i < 300; i++)
+        narrow.weights[i] = 0x3D00;
+    ck_assert_int_eq(packed_layer_pack(&narrow, NULL, NULL), TRF_OK);
+    expect_refusal(&narrow, narrow.head.lines_offset + 128, 1u << 31, narrow.head.lines_offset + 131);
+    packed_layer_free(&narrow);
+}
+END_TEST
+
+/* Behind a head that is all right, anything: readers stay inside of the buffer (the sanitizer says). */
+START_TEST(readers_stay_inside) {
+    test_rng rng = {2000 + (uint64_t)_i};
+    packed_layer layer = make_layer(_i % 2);
+    for (int round = 0; round < test_rounds(20); round++) {
+        for (uint64_t at = layer.head.row_offsets_offset; at < layer.head.total_bytes; at++)
+            if (round == 0 || test_below(&rng, 3) == 0)
+                layer.packed[at] = (uint8_t)test_random(&rng);
+        (void)validate(&layer, NULL);
+        packed_layer_read_all(layer.packed);
+    }
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* One wrong bit anywhere behind the head is refused, or nothing is wrong with it. */
+START_TEST(any_bit_is_refused_or_harmless) {
+    test_rng rng = {3000 + (uint64_t)_i};
+    packed_layer layer = make_layer(_i % 2);
+    for (int round = 0; round < test_rounds(400); round++) {
+        const uint64_t from = round % 2 ? layer.head.lines_offset : layer.head.row_offsets_offset;
+        const uint64_t to = round % 2 ? layer.head.tiles_offset : layer.head.total_bytes;
+        const uint64_t at = from + test_random(&rng) % (to - from);
+        const uint8_t bit = (uint8_t)(1 << test_below(&rng, 8));
+        layer.packed[at] ^= bit;
+        if (validate(&layer, NULL) == TRF_OK)
+            packed_layer_read_all(layer.packed);
+        layer.packed[at] ^= bit;
+    }
+    ck_assert_int_eq(validate(&layer, NULL), TRF_OK);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("packed_validate");
+    TCase *tcase = tcase_create("packed_validate");
+    tcase_add_test(tcase, every_bit_of_a_head_matters);
+    tcase_add_loop_test(tcase, fields_are_checked, 0, HEADS);
+    tcase_add_test(tcase, sizes_are_checked);
+    tcase_add_test(tcase, lines_are_checked);
+    tcase_add_test(tcase, records_are_checked);
+    tcase_add_test(tcase, tiles_and_padding_are_checked);
+    tcase_add_loop_test(tcase, readers_stay_inside, 0, 2);
+    tcase_add_loop_test(tcase, any_bit_is_refused_or_harmless, 0, 2);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
