@@ -4,7 +4,7 @@
 #define TRF_ANALYZE_H
 
 #include "trf_elements.h"
-#include "trf_tile_encode.h"
+#include "trf_encode_tile.h"
 
 /* A sample of patches of 16 rows, spread evenly over the layer; all of a small layer. */
 typedef struct trf_sample {

@@ -9,10 +9,7 @@
 
 #include "trf_blob.h"
 #include "trf_encode.h"
-
-enum {
-    TRF_NUM_CODES = 2 * TRF_MAX_CODE + 1
-};
+#include "trf_symbol_model.h"
 
 typedef struct trf_quantizer trf_quantizer;
 
