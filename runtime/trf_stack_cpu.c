@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks on the CPU: device memory is the process's, so that every layer simply stays, whatever the budget. */
 #include "trf_device_cpu.h"
-#include "trf_feed_to_layer.h"
+#include "trf_layer_from_feed.h"
 #include "trf_stack.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error
     trf_status status = trf_layer_feed_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &feed, err);
     if (status != TRF_OK)
         return status;
-    status = trf_feed_to_layer(&feed, NULL, copy, err);
+    status = trf_layer_from_feed(&feed, NULL, copy, err);
     trf_layer_feed_close(&feed);
     return status;
 }
