@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choices that must not change unawares: partitions of fused, wide and grouped products, by hashes over a grid of
+/* Partitions that must not change unawares, of fused, wide and grouped products, by hashes over a grid of
  * shapes, batches and devices, by sums of their estimated times, and some of them spelled out. They decide how fast a
  * product is and, by the order of additions, its bits. Whoever changes them on purpose puts the numbers here that the
  * test prints. */
@@ -133,7 +133,7 @@ static void begin_hashes(pinned_row *row) {
 static void check_row(const pinned_layer *layer, const pinned_row *row, const pinned_row *pinned, uint32_t devices) {
     for (uint32_t i = 0; i < devices; i++)
         if (row->hashes[i] != pinned->hashes[i])
-            ck_abort_msg("%s, device %u: other choices than before, hash 0x%016" PRIX64, layer->name, i,
+            ck_abort_msg("%s, device %u: other partitions than before, hash 0x%016" PRIX64, layer->name, i,
                          row->hashes[i]);
     if (fabs(row->log_us - pinned->log_us) > 1e-9 * pinned->log_us)
         ck_abort_msg("%s: other estimates than before, sum of logarithms %.17g", layer->name, row->log_us);
@@ -268,7 +268,7 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
     *log_us += log1p(trf_fused_microseconds(view, &traits, limits, m));
 }
 
-START_TEST(fused_choices) {
+START_TEST(fused_partitions) {
     static const uint32_t rows[FUSED_ROWS] = {1, 31, 32, 33, 100, 1024, 2080, 4096, 8192, 65536, 151936, 1u << 24},
                           cols[FUSED_COLS] = {1, 48, 64, 100, 128, 256, 300, 1024, 4096, 14336},
                           batches[FUSED_BATCHES] = {1, 2, 8, 9, 16, 17, 32, 33, 64};
@@ -365,7 +365,7 @@ static void add_wide(uint64_t *hash, const pinned_layer *layer, const trf_device
     hash_bytes(hash, choose_wide(view, &traits, limits, m, 1).workspace_bytes);
 }
 
-START_TEST(wide_choices) {
+START_TEST(wide_partitions) {
     static const uint32_t rows[WIDE_ROWS] = {32, 96, 128, 160, 2048, 8192, 14336, 151936},
                           cols[WIDE_COLS] = {64, 128, 512, 1344, 4096, 14336},
                           batches[WIDE_BATCHES] = {1, 48, 49, 64, 65, 80, 81, 128, 129, 192, 193, 300, 513, 1024, 8192};
@@ -497,7 +497,7 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
     const trf_layer_traits traits = traits_of(layer, first % 2);
     trf_device_view views[TRF_GROUP_LAYERS];
     trf_group_product products[TRF_GROUP_LAYERS];
-    trf_group_partition choice;
+    trf_group_partition partition;
     for (uint32_t i = 0; i < count; i++) {
         views[i] = group_view(layer, (first + 37 * i) % GROUP_SHAPES);
         products[i] = (trf_group_product){&views[i], &traits, 1 + (first + i) % 8, x_dtype_of(layer), TRF_DTYPE_F32};
@@ -507,12 +507,12 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
             return;
         }
     }
-    if (!trf_group_choose(products, count, limits, &choice)) {
+    if (!trf_group_choose(products, count, limits, &partition)) {
         hash_text(hash, "none");
         return;
     }
-    hash_group(hash, &choice, count);
-    *log_us += log1p(choice.microseconds);
+    hash_group(hash, &partition, count);
+    *log_us += log1p(partition.microseconds);
 }
 
 static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_device_limits *limits, uint32_t shape,
@@ -532,7 +532,7 @@ static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_dev
     hash_bytes(hash, trf_experts_workspace_bytes(&view, &c, tokens));
 }
 
-START_TEST(group_choices) {
+START_TEST(group_partitions) {
     static const uint32_t tokens[EXPERT_BATCHES] = {1, 8, 128, 10000};
     const pinned_layer *layer = &kLayers[_i];
     pinned_row row;
@@ -563,14 +563,14 @@ START_TEST(group_cases) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("pinned choices");
-    TCase *tests = tcase_create("pinned_choices");
+    Suite *suite = suite_create("pinned partitions");
+    TCase *tests = tcase_create("pinned_partitions");
     tcase_set_timeout(tests, 240);
-    tcase_add_loop_test(tests, fused_choices, 0, NUM_LAYERS);
+    tcase_add_loop_test(tests, fused_partitions, 0, NUM_LAYERS);
     tcase_add_loop_test(tests, fused_cases, 0, sizeof kFusedCases / sizeof kFusedCases[0]);
-    tcase_add_loop_test(tests, wide_choices, 0, NUM_LAYERS);
+    tcase_add_loop_test(tests, wide_partitions, 0, NUM_LAYERS);
     tcase_add_loop_test(tests, wide_cases, 0, sizeof kWideCases / sizeof kWideCases[0]);
-    tcase_add_loop_test(tests, group_choices, 0, NUM_LAYERS);
+    tcase_add_loop_test(tests, group_partitions, 0, NUM_LAYERS);
     tcase_add_loop_test(tests, group_cases, 0, sizeof kGroupCases / sizeof kGroupCases[0]);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -166,8 +166,8 @@ START_TEST(every_expert_has_a_partition) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("fused_groups");
-    TCase *tests = tcase_create("fused_groups");
+    Suite *suite = suite_create("group_partition");
+    TCase *tests = tcase_create("group_partition");
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, every_group_has_a_cut, 0, NUM_KINDS * NUM_DEVICES);
     tcase_add_test(tests, small_layers_overlap);
