@@ -350,11 +350,11 @@ trf_walk_waves(Sink &sink, const trf_product_args &a, const trf_fused_partition_
 
 /* ---- the kernels ---- */
 
-template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
+template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaleGroups, int kWarps>
 static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &args) {
     const trf_product_args &a = args.product;
     const trf_fused_partition_args &p = args.partition;
-    using Product = trf_warp_product<Codec, Type, kSlabs, kXTiles, kScaled, kP == 0>;
+    using Product = trf_warp_product<Codec, Type, kSlabs, kXTiles, kScaleGroups, kP == 0>;
     constexpr int kLog = kP == 0 ? 0 : trf_fused_table_log(Codec::kClassBits, kSlabs);
     static_assert(!Product::kPipelinedX || kWarps / 2 <= 15, "a barrier for each split of two warps or more");
     extern __shared__ __align__(1024) uint8_t shared_memory[];
@@ -412,10 +412,10 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
         trf_each_remainder_element(a, [&](uint32_t n, uint32_t row) { trf_write_y(a, n, row, 0.0f); });
 }
 
-template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
+template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaleGroups, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constant__ trf_fused_args args) {
     if constexpr (kP == 0 || TRF_LARGE_SHARED)
-        trf_fused_block<Codec, Type, kP, kSlabs, kXTiles, kScaled, kWarps>(args);
+        trf_fused_block<Codec, Type, kP, kSlabs, kXTiles, kScaleGroups, kWarps>(args);
 }
 
 /* Adds up the partials of units that blocks share, and writes their y; with an epilogue that of all units. A warp for

@@ -63,8 +63,8 @@ static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_fused_p
     case TRF_CODEC_FP16:
         return trf_fused_fp16(class_bits, x_tiles, variant);
     case TRF_CODEC_INT:
-        return trf_is_scaled(view) ? trf_fused_int_scaled(class_bits, bf16_x, x_tiles, variant)
-                                   : trf_fused_int(class_bits, view->raw_bits, bf16_x, x_tiles, variant);
+        return trf_has_scale_groups(view) ? trf_fused_int_scale_groups(class_bits, bf16_x, x_tiles, variant)
+                                          : trf_fused_int(class_bits, view->raw_bits, bf16_x, x_tiles, variant);
     case TRF_CODEC_E4M3:
         return trf_fused_e4m3(class_bits, bf16_x, x_tiles, variant);
     default:

@@ -25,7 +25,8 @@ static int variant_takes(const trf_product_request *request, uint32_t variant) {
         return 0;
     return variant == TRF_VARIANT_ONE_SLAB ||
            trf_fused_x_tiles(request->m, TRF_VARIANT_TWO_SLABS) <=
-               trf_fused_two_slab_max_x_tiles(view->codec, (int)view->class_bits, view->raw_bits, trf_is_scaled(view));
+               trf_fused_two_slab_max_x_tiles(view->codec, (int)view->class_bits, view->raw_bits,
+                                              trf_has_scale_groups(view));
 }
 
 /* ---- the partition ---- */
@@ -49,7 +50,7 @@ static trf_fused_partition make_partition(const trf_product_request *request, ui
     const trf_device_view *view = request->view;
     trf_fused_partition c = {.variant = variant, .cluster = cluster, .k_splits = k_splits};
     c.x_tiles = (uint32_t)trf_fused_x_tiles(request->m, (int)variant);
-    c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_is_scaled(view), (int)c.x_tiles,
+    c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_has_scale_groups(view), (int)c.x_tiles,
                                         (int)variant);
     c.slabs = (uint32_t)trf_fused_slabs((int)variant);
     c.panels = trf_regular_panels(view);

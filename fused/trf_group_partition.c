@@ -28,7 +28,7 @@ const char *trf_group_refusal(const trf_device_view *view, const trf_layer_trait
         return "more than 8 rows of x";
     if (!trf_has_large_smem(limits))
         return "the device has too little shared memory a block, or the build no code for it";
-    if (trf_is_scaled(view))
+    if (trf_has_scale_groups(view))
         return "the layer has scales of scale groups or blocks";
     if (!trf_has_default_p(view, traits->max_frequency))
         return "the layer's probability bits or frequencies are not the usual ones";

@@ -98,7 +98,7 @@ const char *trf_wide_refusal(const trf_device_view *view, const trf_layer_traits
         return "the layer has stored tiles, or rows or columns that are not multiples of 32 and 64";
     if (!trf_has_default_p(view, traits->max_frequency) || (traits->predictor_modes & TRF_PREDICT_ROW))
         return "the layer has row offsets, or an unusual frequency table";
-    if (trf_is_scaled(view))
+    if (trf_has_scale_groups(view))
         return "the layer has scales of scale groups or blocks";
     if (m > INT32_MAX || (uint64_t)view->rows * m > UINT64_MAX / 8)
         return "the layer or the batch is too large";
