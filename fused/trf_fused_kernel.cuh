@@ -262,7 +262,7 @@ static __device__ __forceinline__ trf_x_pipeline_params trf_x_pipeline_of(const 
     const trf_walk of_split = trf_split_k_unit_order{share, p.wave_units, k_split, p.k_splits}.start(0);
     const uint32_t x_stages_per_slab = trf_x_stages_of(a, p.x_stage_cols, 1),
                    width = p.is_stream_k ? share.panels : max(of_split.stop - of_split.panel, 1u);
-    return {shared + p.x_stages + k_split * 2 * trf_x_stage_bytes(p.x_stage_cols, kXTiles),
+    return {shared + p.x_stages_offset + k_split * 2 * trf_x_stage_bytes(p.x_stage_cols, kXTiles),
             k_split * p.wave_units,
             k_split + 1,
             (p.is_stream_k ? 0 : of_split.panel) * x_stages_per_slab,
@@ -300,10 +300,10 @@ static __device__ __forceinline__ void trf_end_wave_shared(Product &product, con
     if (p.cluster > 1 || !is_first)
         trf_cluster_wait(p.cluster); /* the blocks are there; sums of the wave before are read */
     if (w.k_split < p.k_splits)
-        trf_send_partial_sums<Product>(product, p, w.shared + p.sums, w.warp, w.unit_in_wave, w.k_split);
+        trf_send_partial_sums<Product>(product, p, w.shared + p.sums_offset, w.warp, w.unit_in_wave, w.k_split);
     trf_cluster_arrive(p.cluster);
     trf_cluster_wait(p.cluster);
-    trf_finish_wave<Product>(a, p, w.shared + p.sums, first, units, partials);
+    trf_finish_wave<Product>(a, p, w.shared + p.sums_offset, first, units, partials);
     if (!is_last)
         trf_cluster_arrive(p.cluster);
 }

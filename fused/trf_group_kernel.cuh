@@ -57,7 +57,7 @@ struct trf_expert_args {
 /* By value to every grouped kernel. */
 struct trf_group_args {
     trf_smem_layout smem; /* of every layer */
-    uint32_t sums;        /* shared offset */
+    uint32_t sums_offset; /* in shared memory */
     uint32_t cluster;     /* blocks of a cluster; 1 for experts */
     uint32_t count;       /* of layers; 0: these are experts */
     uint32_t first_cluster[TRF_GROUP_LAYERS + 1];
@@ -324,8 +324,8 @@ struct trf_group_unit_order {
 /* Shared address of the sums that a warp leaves of the unit that its share begins in, or of the one that it ends in. */
 static __device__ __forceinline__ uint32_t trf_partial_sums_at(const trf_group_args &g, const trf_group_block &b,
                                                                uint32_t shared, uint32_t warp, bool begins) {
-    return shared +
-           (begins ? g.sums + warp * b.layer.partition.sums_stride : g.smem.first_warp + warp * g.smem.warp_bytes);
+    return shared + (begins ? g.sums_offset + warp * b.layer.partition.sums_stride
+                            : g.smem.first_warp + warp * g.smem.warp_bytes);
 }
 
 /* The warp has walked its columns of the unit-th of the block's units. */
@@ -396,10 +396,10 @@ static __device__ __forceinline__ void trf_end_wave(const trf_group_args &g, con
     const trf_partition_args &p = b.layer.partition;
     trf_cluster_wait(g.cluster); /* the blocks are there; sums of the wave before are read */
     if (k_split < p.k_splits)
-        trf_send_partial_sums<Product>(product, p, shared + g.sums, warp, unit_in_wave, k_split);
+        trf_send_partial_sums<Product>(product, p, shared + g.sums_offset, warp, unit_in_wave, k_split);
     trf_cluster_arrive(g.cluster);
     trf_cluster_wait(g.cluster);
-    trf_finish_wave<Product>(product.a, p, shared + g.sums, b.share.unit + n * p.wave_units,
+    trf_finish_wave<Product>(product.a, p, shared + g.sums_offset, b.share.unit + n * p.wave_units,
                              min(p.wave_units, b.share.units - n * p.wave_units), nullptr);
     if ((n + 1) * b.share.panels < b.share.end)
         trf_cluster_arrive(g.cluster);

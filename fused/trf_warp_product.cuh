@@ -43,10 +43,10 @@ struct trf_partition_args {
 /* The same for the kernels of one layer. */
 struct trf_fused_partition_args : trf_partition_args {
     trf_smem_layout smem;
-    uint32_t is_stream_k;            /* units of a wave may have their columns in several clusters (of one block) */
-    float *partials;                 /* is_stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
-    uint32_t sums, sums_over_x;      /* shared offset; whether they take the place of stages of x or of buffers */
-    uint32_t x_stages, x_stage_cols; /* batches above 8: shared offset of a pipeline for each split; columns */
+    uint32_t is_stream_k;              /* units of a wave may have their columns in several clusters (of one block) */
+    float *partials;                   /* is_stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
+    uint32_t sums_offset, sums_over_x; /* in shared memory; whether they take the place of stages of x or of buffers */
+    uint32_t x_stages_offset, x_stage_cols; /* batches above 8: a pipeline in shared memory for each split; columns */
 };
 
 /* By value to the kernels of one layer. One parameter: with three the compiler keeps more in registers. */
@@ -156,8 +156,8 @@ struct trf_warp_product {
     const trf_product_args &a;
     uint32_t lane;
     float sum[kRowBlocks][kXTiles][4];
-    float total[kScaleGroups ? kRowBlocks : 1][kScaleGroups ? kXTiles : 1]
-               [4];                                 /* kScaleGroups: of the scale groups before this one */
+    /* kScaleGroups: of the scale groups before this one. */
+    float total[kScaleGroups ? kRowBlocks : 1][kScaleGroups ? kXTiles : 1][4];
     float scale[kScaleGroups ? 2 * kRowBlocks : 1]; /* of rows lane/4 + 8i, in the scale group at hand */
     uint32_t step_pairs_left; /* kScaleGroups: step pairs (32 columns) of the scale group at hand */
     const uint8_t

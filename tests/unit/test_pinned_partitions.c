@@ -257,10 +257,11 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
         return;
     }
     const trf_fused_partition c = choose_fused(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.variant,      c.x_tiles,      c.warps,       c.slabs,    c.smem.table_log, c.cluster,
-                              c.clusters,     c.units,        c.panels,      c.k_splits, c.wave_units,     c.waves,
-                              c.block_panels, c.is_stream_k,  c.wave_panels, c.sums,     c.sums_stride,    c.x_stages,
-                              c.sums_over_x,  c.x_stage_cols, c.shared_bytes};
+    const uint32_t words[] = {c.variant,     c.x_tiles,     c.warps,           c.slabs,       c.smem.table_log,
+                              c.cluster,     c.clusters,    c.units,           c.panels,      c.k_splits,
+                              c.wave_units,  c.waves,       c.block_panels,    c.is_stream_k, c.wave_panels,
+                              c.sums_offset, c.sums_stride, c.x_stages_offset, c.sums_over_x, c.x_stage_cols,
+                              c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
     hash_bytes(hash, c.workspace_bytes);
@@ -356,9 +357,9 @@ static void add_wide(uint64_t *hash, const pinned_layer *layer, const trf_device
         return;
     }
     const trf_wide_partition c = choose_wide(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.threads,   c.x_rows,   c.x_stage_bytes, c.producers,  c.panels,
-                              c.multicast, c.k_splits, c.x_ranges,      c.work_items, c.clusters,
-                              c.stages,    c.x_stages, c.shared_bytes};
+    const uint32_t words[] = {c.threads,       c.x_rows,          c.x_stage_bytes, c.producers,  c.panels,
+                              c.multicast,     c.k_splits,        c.x_ranges,      c.work_items, c.clusters,
+                              c.stages_offset, c.x_stages_offset, c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
     hash_bytes(hash, c.workspace_bytes);
@@ -478,15 +479,15 @@ static trf_device_view group_view(const pinned_layer *layer, uint32_t shape) {
 }
 
 static void hash_group(uint64_t *hash, const trf_group_partition *c, uint32_t count) {
-    const uint32_t words[] = {c->slabs, c->warps, c->cluster, c->rans_bytes, c->smem.sums, c->smem.bytes};
+    const uint32_t words[] = {c->slabs, c->warps, c->cluster, c->rans_bytes, c->smem.sums_offset, c->smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c->smem.layout);
     hash_bytes(hash, c->workspace_bytes);
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t own[] = {c->layers[i].clusters, c->layers[i].k_splits, c->layers[i].wave_units};
         hash_words(hash, own, sizeof own / sizeof own[0]);
-        hash_bytes(hash, c->layers[i].edge_sums);
-        hash_bytes(hash, c->layers[i].padded_x);
+        hash_bytes(hash, c->layers[i].edge_sums_offset);
+        hash_bytes(hash, c->layers[i].padded_x_offset);
     }
 }
 
@@ -524,9 +525,9 @@ static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_dev
         return;
     }
     const trf_expert_cost_model *cost = &c.cost_model;
-    const uint32_t words[] = {c.slabs,      c.warps,     c.rans_bytes,  c.has_edges,    cost->units,
-                              cost->panels, cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters,
-                              c.smem.sums,  c.smem.bytes};
+    const uint32_t words[] = {
+        c.slabs,     c.warps,       c.rans_bytes,   c.has_edges,          cost->units,        cost->panels,
+        cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters, c.smem.sums_offset, c.smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem.layout);
     hash_bytes(hash, trf_experts_workspace_bytes(&view, &c, tokens));
