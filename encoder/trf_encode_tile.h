@@ -26,7 +26,7 @@ typedef struct trf_tile_encoder {
  * extension.exponent_offset. */
 void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *classes);
 
-/* Puts the weights of a 16-row block (or two) into lane order: FORMAT.md section 6. rows: the slab's first weight. */
+/* Puts the weights of a row block (or two) into lane order: FORMAT.md section 6. rows: the slab's first weight. */
 void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes);
 
 /* Scratch of one worker. */

@@ -18,7 +18,7 @@
  *     rows 8128 to 8191   |warp  0|warp  1|             |warp 15|   block 127; four multiprocessors idle
  *
  *     a warp's range:  two slabs, each 32 x 256, side by side (rows 0 to 31 and 32 to 63), then the next two
- *     a step of it:    16 columns of both: 4 blocks of 16 x 16, of each of which a lane decodes 8 weights, as
+ *     a step of it:    16 columns of both: 4 fragments of 16 x 16, of each of which a lane decodes 8 weights, as
  *                      mma.m16n8k16 wants them: rows lane / 4 and 8 below it, columns 2 * (lane % 4) and 8 further on
  *
  *     pipeline of a warp     slab s:  | step 0 | step 1 | ...           | step 15 | slab s + 1 ...

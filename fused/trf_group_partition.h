@@ -7,7 +7,7 @@
 #include "trf_device_limits.h"
 #include "trf_expert_share.h"
 #include "trf_fused_variant.h"
-#include "trf_group_limits.h"
+#include "trf_group_sizes.h"
 
 #ifdef __cplusplus
 extern "C" {
