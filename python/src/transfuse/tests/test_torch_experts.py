@@ -36,9 +36,9 @@ from transfuse.torch._experts import (
     TransfuseExperts,
     encode_experts,
     find_experts_obstacle,
-    get_dense_tokens,
+    get_experts_decode_threshold,
     replace_experts,
-    set_dense_tokens,
+    set_experts_decode_threshold,
 )
 from transfuse.torch._modules import TransfuseLinear
 
@@ -47,12 +47,12 @@ IMPLEMENTATIONS = ["eager", "batched_mm", "grouped_mm"]
 
 
 @pytest.fixture(autouse=True)
-def dense_tokens() -> Iterator[None]:
+def decode_threshold() -> Iterator[None]:
     """Compressed products for few tokens, and what is set is put back."""
-    before = get_dense_tokens()
-    set_dense_tokens(24)  # 64 tokens: each goes to 3 of 8 experts
+    before = get_experts_decode_threshold()
+    set_experts_decode_threshold(24)  # 64 tokens: each goes to 3 of 8 experts
     yield
-    set_dense_tokens(before)
+    set_experts_decode_threshold(before)
 
 
 def make_experts(
@@ -132,14 +132,14 @@ def test_the_threshold_decides() -> None:
     watch("_forward_dense")
     watch("_forward_compressed")
     for limit, tokens in ((3, 8), (3, 9), (0, 1)):
-        set_dense_tokens(limit)
+        set_experts_decode_threshold(limit)
         module(*make_routes(tokens))
     with exact():
-        set_dense_tokens(100)
+        set_experts_decode_threshold(100)
         module(*make_routes(1))
     assert ways == ["_forward_compressed", "_forward_dense", "_forward_dense", "_forward_dense"]
     with pytest.raises(ValueError, match="tokens is -1"):
-        set_dense_tokens(-1)
+        set_experts_decode_threshold(-1)
 
 
 def test_no_tokens_and_weights_of_f32() -> None:
@@ -423,7 +423,7 @@ def test_compiles_as_one_graph(tokens: int) -> None:
         assert same_bits(compiled(*routes), module(*routes))
         with exact():
             assert same_bits(compiled(*routes), make_experts("batched_mm")(*routes))
-        set_dense_tokens(0)
+        set_experts_decode_threshold(0)
         assert same_bits(compiled(*routes), make_experts("batched_mm")(*routes))
 
 

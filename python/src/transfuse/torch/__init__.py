@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
 from transfuse.torch._containers import pack_experts, unpack_experts
-from transfuse.torch._experts import TransfuseExperts, get_dense_tokens, set_dense_tokens
+from transfuse.torch._experts import TransfuseExperts, get_experts_decode_threshold, set_experts_decode_threshold
 from transfuse.torch._grouping import install, is_grouping, set_grouping
 from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
 from transfuse.torch._ops import (
@@ -24,7 +24,7 @@ from transfuse.torch._registry import (
     Checkpoint,
     adopt,
     blob_info,
-    check_experts,
+    check_experts_dtype,
     encode,
     expert_infos,
     forget,
@@ -42,7 +42,7 @@ __all__ = [
     "TransfuseLinear",
     "adopt",
     "blob_info",
-    "check_experts",
+    "check_experts_dtype",
     "compress_model",
     "decode",
     "decode_experts",
@@ -52,7 +52,7 @@ __all__ = [
     "expert_infos",
     "experts",
     "forget",
-    "get_dense_tokens",
+    "get_experts_decode_threshold",
     "is_exact",
     "is_grouping",
     "linear",
@@ -60,7 +60,7 @@ __all__ = [
     "load_blob",
     "open_checkpoint",
     "pack_experts",
-    "set_dense_tokens",
+    "set_experts_decode_threshold",
     "set_exact",
     "set_grouping",
     "unpack_experts",

@@ -247,7 +247,7 @@ def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
     return [blob_info(container[offset : offset + size]) for offset, size in zip(offsets, sizes, strict=True)]
 
 
-def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
+def check_experts_dtype(container: torch.Tensor, dtype: torch.dtype) -> None:
     """Raises the reason if `experts` does not take a container with an x of this dtype, BF16 or F16.
 
     Raises
@@ -259,7 +259,7 @@ def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
     known = {torch.bfloat16: s.Dtype.BF16, torch.float16: s.Dtype.F16}
     if dtype not in known:
         raise make_error(Status.TRF_ERR_UNSUPPORTED, f"experts do not multiply x of {dtype}")
-    call("trf_torch_check_experts", *_place_of(container), container.numel(), known[dtype])
+    call("trf_torch_check_experts_dtype", *_place_of(container), container.numel(), known[dtype])
 
 
 def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:

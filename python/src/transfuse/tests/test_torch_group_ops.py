@@ -174,9 +174,9 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     for view, one in zip(views, dense, strict=True):
         assert torch.equal(tt.decode(view, *shape, torch.bfloat16), one)
     assert _registry.count_layers() == known + 3
-    tt.check_experts(blobs, torch.bfloat16)
+    tt.check_experts_dtype(blobs, torch.bfloat16)
     with pytest.raises(transfuse.TransfuseError, match="bf16"):
-        tt.check_experts(blobs, torch.float16)
+        tt.check_experts_dtype(blobs, torch.float16)
     moved = blobs.clone()
     assert tt.blob_info(tt.unpack_experts(moved)[1]).rows == shape[0]  # known by itself, before the container is
     assert _registry.count_layers() == known + 4
