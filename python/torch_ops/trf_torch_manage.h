@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions by which _registry.py manages the layers, through ctypes. device: CUDA ordinal, or TRF_DEVICE_CPU. */
+/* The functions by which _registry.py and _load.py manage the layers, through ctypes. device: CUDA ordinal, or
+ * TRF_DEVICE_CPU. */
 #ifndef TRF_TORCH_MANAGE_H
 #define TRF_TORCH_MANAGE_H
 

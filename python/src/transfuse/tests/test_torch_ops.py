@@ -22,7 +22,7 @@ try:
     from torch import Tensor
 
     import transfuse.torch as tt
-    from transfuse.torch import _registry
+    from transfuse.torch import _load, _registry
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
@@ -306,7 +306,7 @@ def test_load_blob_refuses(source: Path, tmp_path: Path) -> None:
             tt.load_blob(checkpoint, "layers.9.weight", "cpu")
         with pytest.raises(transfuse.ArgumentError, match="norm"):
             tt.load_blob(checkpoint, "layers.0.norm.weight", "cpu")
-        stop = _registry.Cancel()
+        stop = _load.Cancel()
         stop.set()
         with pytest.raises(transfuse.CancelledError):
             tt.load_blob(checkpoint, "layers.0.q_proj.weight", "cpu", cancel=stop)

@@ -608,14 +608,14 @@ def test_interrupt(tmp_path: Path, checkpoints: Checkpoints) -> None:
     compressed = checkpoints.compressed("llama")
     program = f"""
 import sys, threading, time
-import transfuse.torch._registry as registry
+import transfuse.torch._load as loading
 import transformers
-real, started = registry.load_blob, threading.Event()
+real, started = loading.load_blob, threading.Event()
 def slow(*arguments, **options):
     started.set()
     time.sleep(0.2)
     return real(*arguments, **options)
-registry.load_blob = slow
+loading.load_blob = slow
 def tell():
     started.wait()
     print("reading", flush=True)
