@@ -24,14 +24,13 @@ except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
 from transfuse.tests.test_torch_ops import (
-    DEVICES,
     Case,
     assert_is_product,
     make_weight,
     make_x,
     not_exact,  # noqa: F401
-    resident_bytes,
 )
+from transfuse.tests.torch_cases import DEVICES, resident_bytes
 
 # ---- epilogues ----
 

@@ -26,11 +26,8 @@ try:
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
+from transfuse.tests.torch_cases import DEVICES, resident_bytes
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
-]
 # name: source dtype, options of encode, dtypes of x that the codec multiplies
 CODECS: dict[str, tuple[torch.dtype, dict[str, Any], list[torch.dtype]]] = {
     "bf16": (torch.bfloat16, {}, [torch.bfloat16]),
@@ -58,11 +55,6 @@ def make_x(*sizes: int, dtype: torch.dtype, device: str, seed: int = 1) -> Tenso
 
 def bits_of(tensor: Tensor) -> Tensor:
     return tensor.cpu().contiguous().view(torch.uint8)
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Case:

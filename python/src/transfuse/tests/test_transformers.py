@@ -91,14 +91,6 @@ KINDS = {
         decoded="T5DenseActDense reads its weight",
     ),
 }
-DEVICES = ("cpu", "cuda")
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
