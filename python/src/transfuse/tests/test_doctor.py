@@ -16,8 +16,8 @@ import transfuse
 from transfuse import _doctor, _probes
 from transfuse import _structs as s
 from transfuse._doctor import _Doctor, _Report, covers
-from transfuse._fit import MARGIN_BYTES, measure_need
 from transfuse._library import library
+from transfuse._memory_need import MARGIN_BYTES, measure_need
 from transfuse._nvidia import Driver, Gpu
 from transfuse._probes import ProbeResult, run_probe
 from transfuse.tests.conftest import Tensors, write_safetensors
