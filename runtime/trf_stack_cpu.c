@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-/* As trf_cpu_adopt_layer counts it. */
+/* As trf_cpu_take_layer counts it. */
 static trf_status cpu_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     (void)err;
     *bytes = layer->view.header.blob_bytes + sizeof *layer;
@@ -31,7 +31,7 @@ static trf_status fill_entry(trf_stack_entry *entry, trf_error *err) {
     trf_status status = entry->owned ? TRF_OK : copy_layer(entry->host, &host, err);
     if (status != TRF_OK)
         return status;
-    status = trf_cpu_adopt_layer(entry->layer, host, err);
+    status = trf_cpu_take_layer(entry->layer, host, err);
     if (status != TRF_OK && !entry->owned)
         trf_layer_free(host);
     return status;
