@@ -40,7 +40,7 @@ class _Job:
 
     target: str
     parts: list[Part]
-    is_set: bool = False
+    into_container: bool = False
 
 
 class Loader:
@@ -112,7 +112,7 @@ class Loader:
         device = self.device_of(job.target)
         sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in job.parts]
         # A 3-D tensor of a file is a set of experts already.
-        if job.is_set and len(job.parts[0].tensor.shape) == 2:
+        if job.into_container and len(job.parts[0].tensor.shape) == 2:
             return _load.load_experts(sources, device, cancel=self._cancel)
         return _load.load_blob(*sources[0], device, cancel=self._cancel)
 

@@ -323,7 +323,7 @@ def test_opcheck_and_compile(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_autocast_of_sets(device: str) -> None:
+def test_autocast_of_several_layers(device: str) -> None:
     case = Case("bf16", device)
     _, blobs = make_experts(device, 2)
     x = make_x(4, 520, dtype=torch.bfloat16, device=device)
@@ -336,7 +336,7 @@ def test_autocast_of_sets(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_memory_of_many_sets(device: str) -> None:
+def test_memory_of_many_groups(device: str) -> None:
     """Groups and experts come and go, some with a layer that stays; memory does not grow."""
     blobs = [tt.encode(make_weight(64, 64, torch.bfloat16, seed)).to(device) for seed in range(3)]
     container = tt.pack_experts(blobs)
