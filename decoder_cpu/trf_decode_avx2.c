@@ -132,13 +132,13 @@ typedef struct field_constants {
     uint32_t offset, width;
 } field_constants;
 
-typedef struct assembly_constants {
+typedef struct join_constants {
     __m256i class_bytes;              /* which byte of the lanes' symbols has the class */
     __m256i class_lower, class_upper; /* which bits of it: of its lower, or of its upper half */
     __m256i low, high;                /* by these four bits */
     __m256i origin;
     field_constants field[TRF_MAX_FIELDS];
-} assembly_constants;
+} join_constants;
 
 /* A field's bytes for one strip. */
 typedef struct field_strip {
@@ -151,7 +151,7 @@ typedef struct field_strip {
 INLINE __m256i broadcast_16(const void *bytes) { return _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes)); }
 INLINE __m256i load_32(const void *bytes) { return _mm256_loadu_si256(bytes); }
 
-static field_constants make_field(const trf_assembly_field *field) {
+static field_constants make_field(const trf_join_field *field) {
     const uint32_t width = field->width, mask = ((1u << width) - 1) << field->shift;
     uint8_t words[16];
     uint32_t down[8];
@@ -164,8 +164,8 @@ static field_constants make_field(const trf_assembly_field *field) {
 }
 
 /* Class bits stand alone in four bits, in their lower or upper half with quads: a look-up takes both. */
-static void make_class_constants(const trf_assembly *assembly, assembly_constants *k) {
-    const uint32_t c = assembly->class_bits;
+static void make_class_constants(const trf_join_rule *rule, join_constants *k) {
+    const uint32_t c = rule->class_bits;
     uint8_t bytes[32], lower[32], upper[32], low[16], high[16];
     for (uint32_t b = 0; b < 32; b++) { /* two lanes, of each two words of four symbols, or one with quads */
         uint32_t i = trf_byte_weight(b % 16), bit = i * c % 8, mask = ((1u << c) - 1) << bit % 4;
@@ -175,8 +175,8 @@ static void make_class_constants(const trf_assembly *assembly, assembly_constant
     }
     for (uint32_t b = 0; b < 16; b++) {
         uint32_t class_ = c == 2 ? (b & 3) | b >> 2 : b;
-        low[b] = assembly->low[class_];
-        high[b] = assembly->high[class_];
+        low[b] = rule->low[class_];
+        high[b] = rule->high[class_];
     }
     k->class_bytes = load_32(bytes);
     k->class_lower = load_32(lower);
@@ -185,12 +185,12 @@ static void make_class_constants(const trf_assembly *assembly, assembly_constant
     k->high = broadcast_16(high);
 }
 
-static void make_constants(const trf_assembly *assembly, assembly_constants *k) {
+static void make_constants(const trf_join_rule *rule, join_constants *k) {
     memset(k, 0, sizeof *k);
-    make_class_constants(assembly, k);
-    k->origin = _mm256_set1_epi16((short)assembly->origin);
-    for (uint32_t i = 0; i < assembly->num_fields; i++)
-        k->field[i] = make_field(&assembly->field[i]);
+    make_class_constants(rule, k);
+    k->origin = _mm256_set1_epi16((short)rule->origin);
+    for (uint32_t i = 0; i < rule->num_fields; i++)
+        k->field[i] = make_field(&rule->field[i]);
 }
 
 /* chunk: the strip's; strip: its number there. */
@@ -221,7 +221,7 @@ typedef struct strip_sources {
     field_strip field[TRF_MAX_FIELDS];
 } strip_sources;
 
-INLINE strip_sources begin_strip(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
+INLINE strip_sources begin_strip(const join_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
                                  uint32_t strip, uint32_t class_bits, uint32_t num_fields) {
     const uint8_t *chunk = trf_strip_chunk(io, strip);
     strip_sources from;
@@ -235,8 +235,7 @@ INLINE strip_sources begin_strip(const assembly_constants *k, const trf_slab_io 
 }
 
 /* The four bits that contain each weight's class. */
-INLINE __m256i read_classes(const assembly_constants *k, const strip_sources *from, uint32_t half,
-                            uint32_t class_bits) {
+INLINE __m256i read_classes(const join_constants *k, const strip_sources *from, uint32_t half, uint32_t class_bits) {
     __m128i symbols = _mm_loadl_epi64((const __m128i *)(from->symbols[0] + 2 * half));
     if (class_bits == 4)
         symbols = _mm_unpacklo_epi32(symbols, _mm_loadl_epi64((const __m128i *)(from->symbols[1] + 2 * half)));
@@ -246,8 +245,8 @@ INLINE __m256i read_classes(const assembly_constants *k, const strip_sources *fr
 }
 
 /* Register pairs 0 and 1 of two lanes of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
-INLINE void assemble(const assembly_constants *k, const strip_sources *from, uint32_t half, __m256i row_offset,
-                     uint32_t class_bits, trf_assembly_out out, uint32_t num_fields, __m256i element_pairs[2]) {
+INLINE void join(const join_constants *k, const strip_sources *from, uint32_t half, __m256i row_offset,
+                 uint32_t class_bits, trf_join_out out, uint32_t num_fields, __m256i element_pairs[2]) {
     __m256i classes = read_classes(k, from, half, class_bits), bytes = _mm256_shuffle_epi8(k->low, classes);
     for (uint32_t i = 0; i < num_fields; i++)
         bytes = _mm256_or_si256(bytes, read_field(&from->field[i], half, i > 0));
@@ -274,8 +273,8 @@ INLINE void assemble(const assembly_constants *k, const strip_sources *from, uin
 }
 
 /* Second pass over a slab, two strips at a time: 16 columns of four rows, or 32 of two. */
-INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
-                          uint32_t class_bits, trf_assembly_out out, uint32_t num_fields) {
+INLINE void join_slab(const join_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
+                      uint32_t class_bits, trf_join_out out, uint32_t num_fields) {
     const size_t stride = io->stride;
     const int two_row_blocks = io->row_blocks == 2;
     for (uint32_t strip = 0; strip < io->strips; strip += 2) {
@@ -284,8 +283,8 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, co
         uint16_t *columns = io->elements + strip * (two_row_blocks ? 16 : 32);
         for (uint32_t half = 0; half < HALVES; half++) {
             __m256i row_offset = broadcast_16(scratch->offsets.row[half / 2]), a[2], b[2];
-            assemble(k, &from[0], half, row_offset, class_bits, out, num_fields, a);
-            assemble(k, &from[1], half, row_offset, class_bits, out, num_fields, b);
+            join(k, &from[0], half, row_offset, class_bits, out, num_fields, a);
+            join(k, &from[1], half, row_offset, class_bits, out, num_fields, b);
             for (uint32_t i = 0; i < 2; i++) {
                 uint16_t *to = columns + (half / 2 + 8 * i) * stride + 16 * (half % 2);
                 if (two_row_blocks) {
@@ -300,15 +299,15 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, co
     }
 }
 
-#include "trf_assemble_slab_body.h"
+#include "trf_join_slab_body.h"
 
 static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_view *slabs, uint32_t num_slabs,
                              uint16_t *elements, size_t stride) {
     trf_simd_scratch memory[TRF_MAX_SLABS_PER_BAND]; /* slabs above each other share their columns' offsets */
-    trf_assembly assembly;
-    assembly_constants constants;
-    trf_assembly_init(&assembly, decoder);
-    make_constants(&assembly, &constants);
+    trf_join_rule rule;
+    join_constants constants;
+    trf_join_rule_init(&rule, decoder);
+    make_constants(&rule, &constants);
     for (uint32_t s = 0; s < num_slabs; s++) {
         const uint32_t across = decoder->shape.slabs_per_band;
         assert(across > 0);
@@ -316,9 +315,9 @@ static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_vie
         trf_simd_scratch *scratch = &memory[s % across];
         if (!decode_symbols(decoder, slab, scratch))
             return s;
-        trf_assembly_gather_offsets(&assembly, slab, above, &scratch->offsets);
+        trf_join_gather_offsets(&rule, slab, above, &scratch->offsets);
         trf_slab_io io = trf_slab_io_begin(decoder->view, slab, scratch, elements, stride);
-        assemble_by_codec(&assembly, &constants, &io, scratch);
+        join_by_codec(&rule, &constants, &io, scratch);
         trf_slab_io_finish(&io, slab, elements, stride);
     }
     return num_slabs;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The AVX-512 decoder. A slab takes two passes: rANS, 16 lanes a register, which leaves symbols; then assembly, 64
+/* The AVX-512 decoder. A slab takes two passes: rANS, 16 lanes a register, which leaves symbols; then joining, 64
  * weights at a time (trf_decode_simd.h), which never leaves the order in which planes lie in the slab: but for one
  * interleaving where there are two blocks, it is that of rows.
  *
@@ -139,12 +139,12 @@ typedef struct field_constants {
     uint32_t offset, width;
 } field_constants;
 
-typedef struct assembly_constants {
+typedef struct join_constants {
     __m512i class_offsets;
     __m512i low, high; /* by class, repeated for the bits above it */
     __m512i origin;
     field_constants field[TRF_MAX_FIELDS];
-} assembly_constants;
+} join_constants;
 
 /* A field's bytes for one strip. */
 typedef struct field_strip {
@@ -155,7 +155,7 @@ typedef struct field_strip {
 
 INLINE __m512i broadcast_16(const void *bytes) { return _mm512_broadcast_i32x4(_mm_loadu_si128(bytes)); }
 
-static field_constants make_field(const trf_assembly_field *field) {
+static field_constants make_field(const trf_join_field *field) {
     const __m512i halves = _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0);
     const uint32_t width = field->width, mask = ((1u << width) - 1) << field->shift;
     uint8_t offsets[16];
@@ -167,8 +167,8 @@ static field_constants make_field(const trf_assembly_field *field) {
                              _mm512_set1_epi8((char)mask), field->offset, width};
 }
 
-static void make_constants(const trf_assembly *assembly, assembly_constants *k) {
-    const uint32_t c = assembly->class_bits;
+static void make_constants(const trf_join_rule *rule, join_constants *k) {
+    const uint32_t c = rule->class_bits;
     uint8_t offsets[16], low[64], high[64];
     memset(k, 0, sizeof *k);
     for (uint32_t b = 0; b < 16; b++) {
@@ -176,15 +176,15 @@ static void make_constants(const trf_assembly *assembly, assembly_constants *k) 
         offsets[b] = (uint8_t)(8 * (3 - symbol) + i * c % 8);
     }
     for (uint32_t i = 0; i < 64; i++) {
-        low[i] = assembly->low[i & ((1u << c) - 1)];
-        high[i] = assembly->high[i & ((1u << c) - 1)];
+        low[i] = rule->low[i & ((1u << c) - 1)];
+        high[i] = rule->high[i & ((1u << c) - 1)];
     }
     k->class_offsets = broadcast_16(offsets);
     k->low = _mm512_loadu_si512(low);
     k->high = _mm512_loadu_si512(high);
-    k->origin = _mm512_set1_epi16((short)assembly->origin);
-    for (uint32_t i = 0; i < assembly->num_fields; i++)
-        k->field[i] = make_field(&assembly->field[i]);
+    k->origin = _mm512_set1_epi16((short)rule->origin);
+    for (uint32_t i = 0; i < rule->num_fields; i++)
+        k->field[i] = make_field(&rule->field[i]);
 }
 
 /* chunk: the strip's; strip: its number there. */
@@ -212,7 +212,7 @@ typedef struct strip_sources {
     field_strip field[TRF_MAX_FIELDS];
 } strip_sources;
 
-INLINE strip_sources begin_strip(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
+INLINE strip_sources begin_strip(const join_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
                                  uint32_t strip, uint32_t class_bits, uint32_t num_fields) {
     const uint8_t *chunk = trf_strip_chunk(io, strip);
     strip_sources from;
@@ -226,8 +226,8 @@ INLINE strip_sources begin_strip(const assembly_constants *k, const trf_slab_io 
 }
 
 /* Register pairs 0 and 1 of one quartet of a strip: elements q = 0, 1 and q = 2, 3 of each word. */
-INLINE void assemble(const assembly_constants *k, const strip_sources *from, uint32_t quartet, __m512i row_offset,
-                     trf_assembly_out out, uint32_t num_fields, __m512i element_pairs[2]) {
+INLINE void join(const join_constants *k, const strip_sources *from, uint32_t quartet, __m512i row_offset,
+                 trf_join_out out, uint32_t num_fields, __m512i element_pairs[2]) {
     const __m512i spread = _mm512_set_epi32(19, 19, 3, 3, 18, 18, 2, 2, 17, 17, 1, 1, 16, 16, 0, 0);
     __m512i symbols[2];
     for (int i = 0; i < 2; i++)
@@ -260,8 +260,8 @@ INLINE void assemble(const assembly_constants *k, const strip_sources *from, uin
 }
 
 /* Second pass over a slab, two strips at a time so that each store is 64 bytes of a row. */
-INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
-                          uint32_t class_bits, trf_assembly_out out, uint32_t num_fields) {
+INLINE void join_slab(const join_constants *k, const trf_slab_io *io, const trf_simd_scratch *scratch,
+                      uint32_t class_bits, trf_join_out out, uint32_t num_fields) {
     const size_t stride = io->stride;
     const int two_row_blocks = io->row_blocks == 2;
     for (uint32_t strip = 0; strip < io->strips; strip += 2) {
@@ -270,8 +270,8 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, co
         uint16_t *row = io->elements + strip * (two_row_blocks ? 16 : 32);
         for (uint32_t quartet = 0; quartet < TRF_LANE_QUARTETS; quartet++, row += stride) {
             __m512i row_offset = broadcast_16(scratch->offsets.row[quartet]), a[2], b[2];
-            assemble(k, &from[0], quartet, row_offset, out, num_fields, a);
-            assemble(k, &from[1], quartet, row_offset, out, num_fields, b);
+            join(k, &from[0], quartet, row_offset, out, num_fields, a);
+            join(k, &from[1], quartet, row_offset, out, num_fields, b);
             for (int i = 0; i < 2; i++) {
                 uint16_t *to = row + 8 * (size_t)i * stride;
                 if (two_row_blocks) {
@@ -286,7 +286,7 @@ INLINE void assemble_slab(const assembly_constants *k, const trf_slab_io *io, co
     }
 }
 
-#include "trf_assemble_slab_body.h"
+#include "trf_join_slab_body.h"
 
 static int have_one_shape(const trf_slab_view slabs[2]) {
     return slabs[0].shape.row_blocks == slabs[1].shape.row_blocks && slabs[0].shape.steps == slabs[1].shape.steps;
@@ -296,10 +296,10 @@ static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_vie
                              uint16_t *elements, size_t stride) {
     trf_simd_scratch memory[2], *const scratch[2] = {&memory[0], &memory[1]};
     const trf_slab_view *previous[2] = {NULL, NULL};
-    trf_assembly assembly;
-    assembly_constants constants;
-    trf_assembly_init(&assembly, decoder);
-    make_constants(&assembly, &constants);
+    trf_join_rule rule;
+    join_constants constants;
+    trf_join_rule_init(&rule, decoder);
+    make_constants(&rule, &constants);
     for (uint32_t s = 0, count; s < num_slabs; s += count) {
         /* Two at a time, so that one's gathers hide the other's latency. */
         count = s + 1 < num_slabs && have_one_shape(slabs + s) ? 2 : 1;
@@ -309,10 +309,10 @@ static uint32_t decode_slabs(const trf_tile_decoder *decoder, const trf_slab_vie
             return s + good;
         for (uint32_t i = 0; i < count; i++) {
             const trf_slab_view *slab = &slabs[s + i];
-            trf_assembly_gather_offsets(&assembly, slab, previous[i], &scratch[i]->offsets);
+            trf_join_gather_offsets(&rule, slab, previous[i], &scratch[i]->offsets);
             previous[i] = slab;
             trf_slab_io io = trf_slab_io_begin(decoder->view, slab, scratch[i], elements, stride);
-            assemble_by_codec(&assembly, &constants, &io, scratch[i]);
+            join_by_codec(&rule, &constants, &io, scratch[i]);
             trf_slab_io_finish(&io, slab, elements, stride);
         }
     }

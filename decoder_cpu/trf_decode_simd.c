@@ -1,75 +1,75 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How each codec's elements are assembled, and a slab's preparation for the SIMD decoders. */
+/* How each codec's elements are joined, and a slab's preparation for the SIMD decoders. */
 #include "trf_decode_simd.h"
 
 #include <string.h>
 
 /* The planes narrower than 8 bits, one above the other; of E4M3 quads the narrower one first, since it has sign and
  * M[0]. @return the bits that they take. */
-static uint32_t lay_out_fields(trf_assembly *assembly, const trf_blob_view *view) {
+static uint32_t lay_out_fields(trf_join_rule *rule, const trf_blob_view *view) {
     uint32_t shift = 0;
     for (uint32_t plane = 0, wider = 0; plane < view->num_planes; plane++) {
         uint32_t width = view->plane_width[plane];
         if (width < 8) {
-            assembly->field[assembly->num_fields++] = (trf_assembly_field){trf_chunk_offset(wider, 1), width, shift};
+            rule->field[rule->num_fields++] = (trf_join_field){trf_chunk_offset(wider, 1), width, shift};
             shift += width;
         }
         wider += width;
     }
-    if (view->header.codec == TRF_CODEC_E4M3 && assembly->num_fields == 2) {
-        const trf_assembly_field plane8 = assembly->field[0], narrow = assembly->field[1];
-        assembly->field[0] = (trf_assembly_field){narrow.offset, narrow.width, 0};
-        assembly->field[1] = (trf_assembly_field){plane8.offset, plane8.width, narrow.width};
+    if (view->header.codec == TRF_CODEC_E4M3 && rule->num_fields == 2) {
+        const trf_join_field plane8 = rule->field[0], narrow = rule->field[1];
+        rule->field[0] = (trf_join_field){narrow.offset, narrow.width, 0};
+        rule->field[1] = (trf_join_field){plane8.offset, plane8.width, narrow.width};
     }
     return shift;
 }
 
-static void lay_out_codes(trf_assembly *assembly, const trf_blob_view *view) {
+static void lay_out_codes(trf_join_rule *rule, const trf_blob_view *view) {
     const uint32_t raw_bits = view->header.raw_bits;
-    assembly->out = raw_bits == 8 ? TRF_OUT_PLANE8_CODE : TRF_OUT_CODE;
-    assembly->origin = (uint16_t)view->extension.class_value[0];
+    rule->out = raw_bits == 8 ? TRF_OUT_PLANE8_CODE : TRF_OUT_CODE;
+    rule->origin = (uint16_t)view->extension.class_value[0];
     for (uint32_t k = 0; k < 16; k++) {
-        assembly->low[k] = (uint8_t)(k << raw_bits);
-        assembly->high[k] = (uint8_t)((k << raw_bits) >> 8);
+        rule->low[k] = (uint8_t)(k << raw_bits);
+        rule->high[k] = (uint8_t)((k << raw_bits) >> 8);
     }
 }
 
-void trf_assembly_init(trf_assembly *assembly, const trf_tile_decoder *decoder) {
+void trf_join_rule_init(trf_join_rule *rule, const trf_tile_decoder *decoder) {
     const trf_blob_view *view = decoder->view;
-    memset(assembly, 0, sizeof *assembly);
-    assembly->class_bits = view->header.class_bits;
-    const uint32_t field_bits = lay_out_fields(assembly, view);
+    memset(rule, 0, sizeof *rule);
+    rule->class_bits = view->header.class_bits;
+    const uint32_t field_bits = lay_out_fields(rule, view);
     if (!trf_codec_is_float(view->header.codec)) {
-        lay_out_codes(assembly, view);
+        lay_out_codes(rule, view);
         return;
     }
     /* The exponent stands above the fields' other bits, its two low ones in them with quads. */
-    const uint32_t shift = assembly->class_bits == 2 ? field_bits - 2 : field_bits;
-    assembly->out = view->plane_width[0] == 8 ? TRF_OUT_UNDER_PLANE : TRF_OUT_BYTE;
+    const uint32_t shift = rule->class_bits == 2 ? field_bits - 2 : field_bits;
+    rule->out = view->plane_width[0] == 8 ? TRF_OUT_UNDER_PLANE : TRF_OUT_BYTE;
     for (uint32_t k = 0; k < 16; k++)
-        assembly->low[k] = (uint8_t)((uint32_t)view->extension.class_value[k] << shift);
+        rule->low[k] = (uint8_t)((uint32_t)view->extension.class_value[k] << shift);
     /* Emax + 1 divides 256 >> shift, so bytes wrap around as exponents do. */
     const int32_t layer = view->extension.exponent_offset;
-    assembly->by_row = decoder->predictor_mode & TRF_PREDICT_ROW;
-    assembly->by_col = decoder->predictor_mode & TRF_PREDICT_COL;
-    assembly->layer_offset = (uint8_t)((uint32_t)layer << shift);
-    for (uint32_t i = 0; assembly->by_row && i < decoder->shape.coded_rows; i++)
-        assembly->row_offset[i] = (uint8_t)((uint32_t)(layer + view->row_offsets[decoder->shape.row + i]) << shift);
-    for (uint32_t i = 0; assembly->by_col && i < decoder->shape.coded_cols; i++)
-        assembly->col_offset[i] = (uint8_t)((uint32_t)view->col_offsets[decoder->shape.col + i] << shift);
+    rule->by_row = decoder->predictor_mode & TRF_PREDICT_ROW;
+    rule->by_col = decoder->predictor_mode & TRF_PREDICT_COL;
+    rule->layer_offset = (uint8_t)((uint32_t)layer << shift);
+    for (uint32_t i = 0; rule->by_row && i < decoder->shape.coded_rows; i++)
+        rule->row_offset[i] = (uint8_t)((uint32_t)(layer + view->row_offsets[decoder->shape.row + i]) << shift);
+    for (uint32_t i = 0; rule->by_col && i < decoder->shape.coded_cols; i++)
+        rule->col_offset[i] = (uint8_t)((uint32_t)view->col_offsets[decoder->shape.col + i] << shift);
 }
 
-void trf_assembly_gather_offsets(const trf_assembly *assembly, const trf_slab_view *slab, const trf_slab_view *previous,
-                                 trf_assembly_offsets *offsets) {
+void trf_join_gather_offsets(const trf_join_rule *rule, const trf_slab_view *slab, const trf_slab_view *previous,
+                             trf_join_offsets *offsets) {
     if (!previous) {
-        memset(offsets->row, assembly->layer_offset, sizeof offsets->row);
+        memset(offsets->row, rule->layer_offset, sizeof offsets->row);
         memset(offsets->col, 0, sizeof offsets->col);
     }
-    for (uint32_t quartet = 0; assembly->by_row && quartet < TRF_LANE_QUARTETS; quartet++)
+    for (uint32_t quartet = 0; rule->by_row && quartet < TRF_LANE_QUARTETS; quartet++)
         for (uint32_t b = 0; b < 16; b++)
             offsets->row[quartet][b] =
-                assembly->row_offset[slab->row + trf_lane_row(slab->shape, 4 * quartet, trf_byte_weight(b))];
-    if (!assembly->by_col ||
+                rule->row_offset[slab->row + trf_lane_row(slab->shape, 4 * quartet, trf_byte_weight(b))];
+    if (!rule->by_col ||
         (previous && previous->shape.row_blocks == slab->shape.row_blocks && previous->col == slab->col))
         return;
     const uint32_t weights = trf_lane_weights(slab->shape);
@@ -78,7 +78,7 @@ void trf_assembly_gather_offsets(const trf_assembly *assembly, const trf_slab_vi
             uint32_t weight = i + trf_byte_weight(b % 16);
             if (weight < weights)
                 offsets->col[i / TRF_STRIP_WEIGHTS][b] =
-                    assembly->col_offset[slab->col + trf_lane_col(slab->shape, b / 16, weight)];
+                    rule->col_offset[slab->col + trf_lane_col(slab->shape, b / 16, weight)];
         }
 }
 

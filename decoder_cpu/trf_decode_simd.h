@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scheme that both SIMD decoders follow to put elements together, and what they share in plain C.
+/* The scheme that both SIMD decoders follow to join class and raw bits to elements, and what they share in plain C.
  *
  * Their unit of work is a *strip*: 16 consecutive weights of each of the four lanes 4u ... 4u+3 (quartet u, 0 to 7),
  * which make up rows u and u+8; a chunk of raw bits has four. Plane by plane a lane's share of a strip lies within 16
@@ -16,12 +16,12 @@
 
 #include "trf_decode_tile.h"
 
-typedef enum trf_assembly_out {
+typedef enum trf_join_out {
     TRF_OUT_UNDER_PLANE, /* bf16, fp16: bits 14:7 of the element; an 8-bit plane has sign and bits 6:0 */
     TRF_OUT_BYTE,        /* fp8: the element rotated left by a bit, with another weight's sign */
     TRF_OUT_CODE,        /* int: its low byte, the high one from a look-up too, class_value[0] to be added */
     TRF_OUT_PLANE8_CODE, /* int with 8 raw bits: the byte is zero, the low byte an 8-bit plane */
-} trf_assembly_out;
+} trf_join_out;
 
 enum {
     TRF_STRIP_WEIGHTS = 16, /* of a lane */
@@ -41,27 +41,27 @@ enum {
 
 /* A field of a plane narrower than 8 bits: its value << shift goes into the byte. offset: of the plane in a full
  * chunk. */
-typedef struct trf_assembly_field {
+typedef struct trf_join_field {
     uint32_t offset, width, shift;
-} trf_assembly_field;
+} trf_join_field;
 
-typedef struct trf_assembly {
-    trf_assembly_out out;
+typedef struct trf_join_rule {
+    trf_join_out out;
     uint32_t class_bits;
     uint32_t num_fields;                                          /* 0 to 3 */
-    trf_assembly_field field[TRF_MAX_FIELDS];                     /* the first one's shift is 0 */
+    trf_join_field field[TRF_MAX_FIELDS];                         /* the first one's shift is 0 */
     uint8_t low[16], high[16];                                    /* by class */
     uint16_t origin;                                              /* added to codes */
     int by_row, by_col;                                           /* whether there are offsets of rows, of columns */
     uint8_t layer_offset;                                         /* shifted into place, as these are: */
     uint8_t row_offset[TRF_TILE_SIZE], col_offset[TRF_TILE_SIZE]; /* the layer's is in the rows' */
-} trf_assembly;
+} trf_join_rule;
 
 /* Offsets of a slab's weights in byte order. */
-typedef struct trf_assembly_offsets {
+typedef struct trf_join_offsets {
     _Alignas(64) uint8_t row[TRF_LANE_QUARTETS][16]; /* the same for all four lanes */
     _Alignas(64) uint8_t col[TRF_MAX_STRIPS][64];    /* the same for all quartets */
-} trf_assembly_offsets;
+} trf_join_offsets;
 
 /* Working memory of one call, on its stack. */
 typedef struct trf_simd_scratch {
@@ -69,7 +69,7 @@ typedef struct trf_simd_scratch {
     _Alignas(64) uint16_t words[TRF_WORD_GUARD + TRF_MAX_SLAB_WORDS + TRF_WORD_GUARD];
     _Alignas(64) uint8_t last_chunk[TRF_MAX_CHUNK_BYTES + TRF_OVERREAD];
     _Alignas(64) uint16_t rows[TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS];
-    trf_assembly_offsets offsets;
+    trf_join_offsets offsets;
 } trf_simd_scratch;
 
 /* Where a slab's raw bits are read and its elements written. */
@@ -82,11 +82,11 @@ typedef struct trf_slab_io {
     int copy; /* elements is scratch->rows, from where trf_slab_io_finish copies them */
 } trf_slab_io;
 
-void trf_assembly_init(trf_assembly *assembly, const trf_tile_decoder *decoder);
+void trf_join_rule_init(trf_join_rule *rule, const trf_tile_decoder *decoder);
 
 /* Sets scratch->offsets for one slab. previous: the slab that it was last called for, or NULL. */
-void trf_assembly_gather_offsets(const trf_assembly *assembly, const trf_slab_view *slab, const trf_slab_view *previous,
-                                 trf_assembly_offsets *offsets);
+void trf_join_gather_offsets(const trf_join_rule *rule, const trf_slab_view *slab, const trf_slab_view *previous,
+                             trf_join_offsets *offsets);
 
 /* Copies a slab's words between guards that catch every position an overrunning lane can get to, so that no
  * read has to be checked. first: index in scratch->words of each lane's first word. */

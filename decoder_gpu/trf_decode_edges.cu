@@ -89,5 +89,5 @@ int trf_launch_decode_edges(const trf_device_view *view, trf_decode_as as, void 
 }
 
 int trf_launch_decode_slabs_general(const trf_device_view *view, trf_decode_as as, void *weights, trf_stream stream) {
-    return launch(view, as, weights, TRF_EDGE_REGULAR, TRF_EDGE_REGULAR_END, stream);
+    return launch(view, as, weights, TRF_REGULAR_AS_EDGE, TRF_REGULAR_AS_EDGE_END, stream);
 }

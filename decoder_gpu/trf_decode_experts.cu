@@ -18,7 +18,7 @@
  * 16 warps. */
 #include "trf_decode_launch.h"
 #include "trf_decode_slabs.cuh"
-#include "trf_kernel_limits.cuh"
+#include "trf_kernel_smem.cuh"
 
 namespace {
 

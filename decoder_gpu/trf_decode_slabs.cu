@@ -2,7 +2,7 @@
 /* The launch of the kernel that decodes a layer's regular slabs, as trf_choose_decode_kernel chooses it. */
 #include "trf_decode_launch.h"
 #include "trf_decode_slabs.cuh"
-#include "trf_kernel_limits.cuh"
+#include "trf_kernel_smem.cuh"
 
 namespace {
 

@@ -2,7 +2,7 @@
 /* From class look-ups and raw-bit words to matrix fragments: how four weights of a lane (a *quad*) are put together.
  *
  * A 32-bit word X holds one byte for each weight of a quad, in the order 0, 2, 1, 3 in which planes hold their fields.
- * The decode table supplies X's class bits, the narrow planes the bits below them by one rotation and one lop3 each:
+ * The decode table supplies X's class part, the narrow planes the bits below them by one rotation and one lop3 each:
  *   bf16     the exponent                        rotated left by 7, so that bytes 0 and 2 lie on a register's exponents
  *   fp16     exponent[4:0] mantissa[9:7]         likewise, on bits 14:7
  *   fp8      the byte rotated left by 1          a rotation right by 1 brings each sign (stored one byte on) home
@@ -164,10 +164,10 @@ static __device__ __forceinline__ uint32_t trf_class_byte(const trf_device_view 
     return byte & 0xFF;
 }
 
-/* The table's contribution to X of one symbol, as an 8-byte entry has it. Quads: all four weights; pairs: weights 0 and
- * 1 (bytes 0 and 2). */
+/* X's class part: the table's contribution of one symbol, as an 8-byte entry has it. Quads: all four weights; pairs:
+ * weights 0 and 1 (bytes 0 and 2). */
 template <class Codec>
-static __device__ __forceinline__ uint32_t trf_class_bits_of(const trf_device_view &view, uint32_t symbol) {
+static __device__ __forceinline__ uint32_t trf_class_part_of(const trf_device_view &view, uint32_t symbol) {
     uint32_t x = 0;
 #pragma unroll
     for (int q = 0; q < 8 / Codec::kClassBits; q++) {
@@ -177,11 +177,11 @@ static __device__ __forceinline__ uint32_t trf_class_bits_of(const trf_device_vi
     return Codec::kRotation ? __funnelshift_l(x, x, Codec::kRotation) : x;
 }
 
-/* The same in 16 bits, for 4-byte entries. Quads: which byte of trf_class_palette each byte of X is, in nibbles; a
- * class has its low two bits clear, so that turning X left by 7 is turning its bytes by one and halving them. Pairs:
- * the bytes of two weights, turned so that one permutation brings all bits in place. */
+/* The same in 16 bits, for 4-byte entries: a short class part. Quads: which byte of trf_class_palette each byte of X
+ * is, in nibbles; a class has its low two bits clear, so that turning X left by 7 is turning its bytes by one and
+ * halving them. Pairs: the bytes of two weights, turned so that one permutation brings all bits in place. */
 template <class Codec>
-static __device__ __forceinline__ uint32_t trf_class_code_of(const trf_device_view &view, uint32_t symbol) {
+static __device__ __forceinline__ uint32_t trf_short_class_part_of(const trf_device_view &view, uint32_t symbol) {
     if (Codec::kClassBits == 2) {
         const uint32_t nibbles = (symbol & 3) | (symbol >> 4 & 3) << 4 | (symbol >> 2 & 3) << 8 | symbol >> 6 << 12;
         return Codec::kRotation ? (nibbles << 4 | nibbles >> 12) & 0xFFFF : nibbles;
@@ -192,7 +192,7 @@ static __device__ __forceinline__ uint32_t trf_class_code_of(const trf_device_vi
     return first | second << 8;
 }
 
-/* Quads: the four classes' bytes as trf_class_code_of picks them. */
+/* Quads: the four classes' bytes as trf_short_class_part_of picks them. */
 template <class Codec> static __device__ __forceinline__ uint32_t trf_class_palette(const trf_device_view &view) {
     uint32_t palette = 0;
 #pragma unroll
@@ -201,12 +201,13 @@ template <class Codec> static __device__ __forceinline__ uint32_t trf_class_pale
     return palette;
 }
 
-/* trf_class_bits_of from a code in the low half of a word; other bits than the class's may be set where trf_build_quad
- * takes none. */
-template <class Codec> static __device__ __forceinline__ uint32_t trf_class_bits_from(uint32_t code, uint32_t palette) {
+/* trf_class_part_of from a short class part in the low half of a word; other bits than the class's may be set where
+ * trf_build_quad takes none. */
+template <class Codec>
+static __device__ __forceinline__ uint32_t trf_class_part_from_short(uint32_t short_part, uint32_t palette) {
     if (Codec::kClassBits == 2)
-        return trf_permute(palette, 0, code);
-    return trf_permute(code, 0, Codec::kRotation ? 0x1001 : 0x4140);
+        return trf_permute(palette, 0, short_part);
+    return trf_permute(short_part, 0, Codec::kRotation ? 0x1001 : 0x4140);
 }
 
 /* E4M3 as F16: bits 13:7 are E and M, bit 15 the sign, so the value is 2^8 too small, denormals included. (NaNs are

@@ -72,17 +72,18 @@ static __device__ __forceinline__ uint32_t trf_marked_quotient(uint32_t in_place
     return kLog == 15 ? in_place >> 15 : trf_permute(in_place, params.mark, 0x5432);
 }
 
-/* @return the entry's class bits.
+/* Decodes a symbol. @return the entry's class part.
  * With kP one dot product of two is frequency * quotient + slot_offset * 1. */
 template <class Codec, int kP, int kLog>
-static __device__ __forceinline__ uint32_t trf_lane_step(trf_rans_stream &s, const trf_rans_params<kP, kLog> &params) {
+static __device__ __forceinline__ uint32_t trf_lane_decode_step(trf_rans_stream &s,
+                                                                const trf_rans_params<kP, kLog> &params) {
     const uint32_t in_place = trf_state_in_place(s.x, params);
     const uint8_t *const at = params.table + trf_and_or(in_place, params.slot_mask, params.copy);
     if (kP) {
         const uint32_t entry = *reinterpret_cast<const uint32_t *>(at);
         s.x = __dp2a_hi(trf_marked_quotient(in_place, params), entry, 0u);
         trf_lane_renormalize(s, params);
-        return trf_class_bits_from<Codec>(entry, params.palette);
+        return trf_class_part_from_short<Codec>(entry, params.palette);
     }
     const uint2 entry = *reinterpret_cast<const uint2 *>(at);
     s.x = (entry.x & 0xFFFF) * (s.x >> params.p) + (entry.x >> 16);

@@ -150,9 +150,9 @@ static __device__ __forceinline__ void trf_prefetch_ahead(trf_prefetcher<kSlabs,
 /* Decodes step k of a chunk: four quads a slab, to reg[kSlabs][8] as trf_build_quad leaves them. The slabs take turns
  * symbol by symbol, so that their chains of states overlap. */
 template <class Codec, int kSlabs, class Inputs>
-static __device__ __forceinline__ void trf_decode_step(trf_open_slabs<kSlabs> &open, const Inputs &in,
-                                                       const uint4 *plane8, const trf_narrow_words *narrow, int k,
-                                                       uint32_t (*reg)[8]) {
+static __device__ __forceinline__ void trf_decode_column_step(trf_open_slabs<kSlabs> &open, const Inputs &in,
+                                                              const uint4 *plane8, const trf_narrow_words *narrow,
+                                                              int k, uint32_t (*reg)[8]) {
 #pragma unroll
     for (int g = 0; g < 4; g++) {
         uint32_t x[kSlabs][2] = {};
@@ -160,7 +160,7 @@ static __device__ __forceinline__ void trf_decode_step(trf_open_slabs<kSlabs> &o
         for (int i = 0; i < Codec::kSymbols; i++)
 #pragma unroll
             for (int s = 0; s < kSlabs; s++)
-                x[s][i] = trf_lane_step<Codec>(open.rans_stream[s], in.params);
+                x[s][i] = trf_lane_decode_step<Codec>(open.rans_stream[s], in.params);
 #pragma unroll
         for (int s = 0; s < kSlabs; s++) {
             const uint4 &words = plane8[s];
@@ -204,7 +204,7 @@ trf_walk_chunk(trf_open_slabs<kSlabs> &open, trf_prefetcher<kSlabs, kSteps> &pre
         trf_load_step<Codec, Sink>(prefetcher, in, k, plane8, narrow);
         if (!Prefetcher::kRefillAfterRead)
             trf_prefetch_ahead<Codec>(prefetcher, in, k);
-        trf_decode_step<Codec>(open, in, plane8, narrow, k, reg);
+        trf_decode_column_step<Codec>(open, in, plane8, narrow, k, reg);
         if (Prefetcher::kRefillAfterRead)
             trf_prefetch_ahead<Codec>(prefetcher, in, k);
 #pragma unroll
@@ -228,7 +228,7 @@ static __device__ __forceinline__ bool trf_slab_verdict(const trf_open_slabs<kSl
         good &= trf_lane_good(open.rans_stream[s], in.params);
     good = __all_sync(0xFFFFFFFFu, good);
     if (!good && in.lane == 0)
-        trf_report_fault(in.view, kSlabs * walk.unit, walk.panel);
+        trf_record_slab_fault(in.view, kSlabs * walk.unit, walk.panel);
     return good;
 }
 

@@ -5,10 +5,10 @@
  * is at table + bytes * (s * copies + c); there are as many copies as the table's size allows.
  *
  *   kP > 0   a kernel made for p = L = kP and frequencies up to 255. An entry has 4 bytes:
- *            [31:24] slot - start  [23:16] frequency  [15:0] class code (trf_class_code_of)
+ *            [31:24] slot - start  [23:16] frequency  [15:0] trf_short_class_part_of
  *            With p = 9 and 64 KiB there are 32 copies, a bank for each lane; with 32 KiB there are 16.
- *   kP = 0   any p and L. An entry has 8 bytes: first [31:16] slot - start  [15:0] frequency, then the class bits of X
- *            (trf_class_bits_of). There are two copies at least. */
+ *   kP = 0   any p and L. An entry has 8 bytes: first [31:16] slot - start  [15:0] frequency, then the class part of X
+ *            (trf_class_part_of). There are two copies at least. */
 #ifndef TRF_SMEM_TABLE_CUH
 #define TRF_SMEM_TABLE_CUH
 
@@ -41,10 +41,10 @@ static __device__ __forceinline__ void trf_build_slot(const trf_device_view &vie
                    slot_offset = trf_entry_slot_offset(entry);
     uint4 copies;
     if (kP) {
-        copies.x = copies.y = trf_class_code_of<Codec>(view, symbol) | frequency << 16 | slot_offset << 24;
+        copies.x = copies.y = trf_short_class_part_of<Codec>(view, symbol) | frequency << 16 | slot_offset << 24;
     } else {
         copies.x = frequency | slot_offset << 16;
-        copies.y = trf_class_bits_of<Codec>(view, symbol);
+        copies.y = trf_class_part_of<Codec>(view, symbol);
     }
     copies.z = copies.x;
     copies.w = copies.y;

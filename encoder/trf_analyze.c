@@ -75,7 +75,7 @@ static void try_candidate(candidate *best, const trf_tile_encoder *encoder, cons
     }
     candidate next = {modes, d, {0}, 0};
     trf_choose_float_classes(&next.classes, coded, excluded, emax, class_bits,
-                             trf_float_raw_bits(encoder->header.codec, class_bits), encoder->exception_weight);
+                             trf_float_raw_bits(encoder->header.codec, class_bits), encoder->exception_cost);
     next.cost = next.classes.cost + side_bits;
     if (next.cost < best->cost)
         *best = next;
@@ -312,15 +312,15 @@ static trf_status analyze_floats(trf_tile_encoder *encoder, const trf_sample *sa
 
 static void analyze_codes(const trf_tile_encoder *encoder, const trf_sample *sample, trf_classes *classes,
                           double *entropy_bits) {
-    uint64_t counts[TRF_CODE_COUNTS] = {0};
-    double as_double[TRF_CODE_COUNTS];
+    uint64_t counts[TRF_NUM_CODES] = {0};
+    double as_double[TRF_NUM_CODES];
     size_t n = (size_t)sample->num_patches * TRF_FRAGMENT_SIZE * sample->patch_cols;
     for (size_t i = 0; i < n; i++)
         counts[(int16_t)sample->element[i] + TRF_MAX_CODE]++;
-    for (int i = 0; i < TRF_CODE_COUNTS; i++)
+    for (int i = 0; i < TRF_NUM_CODES; i++)
         as_double[i] = (double)counts[i];
-    *entropy_bits = trf_entropy(counts, TRF_CODE_COUNTS);
-    trf_choose_int_classes(classes, as_double, encoder->header.class_bits, encoder->exception_weight);
+    *entropy_bits = trf_entropy(counts, TRF_NUM_CODES);
+    trf_choose_int_classes(classes, as_double, encoder->header.class_bits, encoder->exception_cost);
 }
 
 /* Symbols of the sample, as the encoder itself forms them: the same ones in slabs of either width. */
@@ -367,7 +367,7 @@ trf_status trf_analyze(trf_tile_encoder *encoder, const trf_sample *sample, cons
         trf_tile_encoder_finish(encoder, &classes);
         count_symbols(encoder, sample, scratch, chunks, counts);
         trf_normalize(&encoder->model, counts, encoder->header.class_bits, encoder->header.probability_bits,
-                      encoder->exception_weight);
+                      encoder->exception_cost);
         trf_tile_encoder_finish(encoder, &classes);
     }
     free(scratch);

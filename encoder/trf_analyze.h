@@ -4,12 +4,12 @@
 #define TRF_ANALYZE_H
 
 #include "trf_elements.h"
-#include "trf_tile_encode.h"
+#include "trf_encode_tile.h"
 
 /* A sample of patches of 16 rows, spread evenly over the layer; all of a small layer. */
 typedef struct trf_sample {
     uint32_t num_patches;
-    uint32_t patch_cols; /* a multiple of 16, the same for all patches; 0 if the layer has no whole 16x16 block */
+    uint32_t patch_cols; /* a multiple of 16, the same for all patches; 0 if rows or columns are fewer than 16 */
     uint32_t *row, *col; /* of each patch's first weight */
     uint16_t *element;   /* [num_patches][16][patch_cols] */
     int full_width;      /* every patch has all columns but a sliver */

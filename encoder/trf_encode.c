@@ -97,11 +97,11 @@ static uint32_t choose_slab_cols(trf_codec codec, uint32_t class_bits, uint32_t 
 }
 
 /* Bits that an exception counts as in the choices of classes and model. */
-static double exception_weight(trf_codec codec, uint32_t class_bits) {
+static double exception_cost(trf_codec codec, uint32_t class_bits) {
     if (codec == TRF_CODEC_INT)
-        return class_bits == 4 ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_WEIGHT;
+        return class_bits == 4 ? TRF_EXCEPTION_BITS : TRF_EXCEPTION_COST;
     const int fp8 = codec == TRF_CODEC_E4M3 || codec == TRF_CODEC_E5M2;
-    return fp8 && class_bits == 2 ? TRF_EXCEPTION_WEIGHT_FP8 : TRF_EXCEPTION_WEIGHT;
+    return fp8 && class_bits == 2 ? TRF_EXCEPTION_COST_FP8 : TRF_EXCEPTION_COST;
 }
 
 /* The parts of the header that options and source alone decide. */
@@ -111,7 +111,7 @@ static void start_encoder(encoding *e, trf_codec codec) {
     h->codec = (uint8_t)codec;
     h->source_dtype = (uint8_t)e->source->dtype;
     h->class_bits = e->options->favor == TRF_FAVOR_SIZE ? 4 : 2;
-    e->encoder.exception_weight = exception_weight(codec, h->class_bits);
+    e->encoder.exception_cost = exception_cost(codec, h->class_bits);
     h->rows = e->source->rows;
     h->cols = e->source->cols;
     h->probability_bits = (uint8_t)(e->options->probability_bits ? e->options->probability_bits
@@ -193,10 +193,10 @@ static double blob_bits(const encoding *e, uint64_t bytes) {
 static double solve_step(const encoding *e, double overhead) {
     double low = log(trf_quantizer_min_step(e->quantizer)), high = log(trf_quantizer_max_step(e->quantizer));
     for (int i = 0; i < 40; i++) {
-        double counts[TRF_CODE_COUNTS], middle = (low + high) / 2;
+        double counts[TRF_NUM_CODES], middle = (low + high) / 2;
         trf_classes classes;
         trf_quantizer_estimate(e->quantizer, exp(middle), counts);
-        trf_choose_int_classes(&classes, counts, e->encoder.header.class_bits, e->encoder.exception_weight);
+        trf_choose_int_classes(&classes, counts, e->encoder.header.class_bits, e->encoder.exception_cost);
         if (classes.bits + overhead > e->options->bits)
             low = middle;
         else

@@ -4,7 +4,7 @@
 #define TRF_ENCODE_TILES_H
 
 #include "trf_elements.h"
-#include "trf_tile_encode.h"
+#include "trf_encode_tile.h"
 
 typedef struct trf_tile_pass {
     const trf_tile_encoder *encoder;

@@ -9,10 +9,7 @@
 
 #include "trf_blob.h"
 #include "trf_encode.h"
-
-enum {
-    TRF_NUM_CODES = 2 * TRF_MAX_CODE + 1
-};
+#include "trf_symbol_model.h"
 
 typedef struct trf_quantizer trf_quantizer;
 
@@ -63,7 +60,7 @@ int32_t trf_quantizer_scale_exponent(const trf_quantizer *quantizer);    /* q; 0
  * TRF_MAX_CODE (INT8: -127 ... 127). code * scale differs from the weight by at most half a scale, or a whole one
  * where the next code would dequantize to infinity.
  * Adds to *energy the sum of w^2 and to *error_energy that of (w - dequantized w)^2, in an order that depends on the
- * block alone. Thread-safe. */
+ * rectangle alone. Thread-safe. */
 void trf_quantizer_codes(const trf_quantizer *quantizer, uint32_t row, uint32_t rows, uint32_t col, uint32_t cols,
                          const void *values, int16_t *codes, double *energy, double *error_energy);
 

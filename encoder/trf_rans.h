@@ -3,7 +3,7 @@
 #ifndef TRF_RANS_H
 #define TRF_RANS_H
 
-#include "trf_model.h"
+#include "trf_symbol_model.h"
 
 /* What encoding symbol s needs. x / f is the high word of x * reciprocal (Granlund and Montgomery 1994, with 64 bits
  * exact for every 32-bit x); for f = 1 the reciprocal does not fit, the product is then x - 1 and slot_offset makes up

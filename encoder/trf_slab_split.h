@@ -4,7 +4,7 @@
 #ifndef TRF_SLAB_SPLIT_H
 #define TRF_SLAB_SPLIT_H
 
-#include "trf_model.h"
+#include "trf_symbol_model.h"
 
 enum {
     TRF_MAX_SLAB_WEIGHTS = TRF_SLAB_ROWS * TRF_MAX_SLAB_COLS /* at most */

@@ -16,8 +16,8 @@ enum {
     TRF_EDGE_BELOW,                          /* rows of the sliver below it, or of a stored tile */
     TRF_EDGE_COUNT,
     /* + j: no edge, but a regular slab, decoded like one where the kernel for regular slabs does not take the layer. */
-    TRF_EDGE_REGULAR = TRF_EDGE_COUNT,
-    TRF_EDGE_REGULAR_END = TRF_EDGE_REGULAR + TRF_MAX_SLABS_PER_BAND,
+    TRF_REGULAR_AS_EDGE = TRF_EDGE_COUNT,
+    TRF_REGULAR_AS_EDGE_END = TRF_REGULAR_AS_EDGE + TRF_MAX_SLABS_PER_BAND,
 
     TRF_EDGE_SEGMENT_WEIGHTS = 32, /* of a lane */
     TRF_EDGE_SEGMENT_PADDING =
@@ -32,8 +32,8 @@ TRF_STATIC_ASSERT(TRF_EDGE_SEGMENT_ELEMENTS >= 16 * (64 + TRF_EDGE_SEGMENT_PADDI
 TRF_HD int trf_slab_is_regular(uint32_t row_blocks, uint32_t steps) { return row_blocks == 2 && steps % 4 == 0; }
 
 /* Whether an edge is a slab, and not stored elements; which one of the tile's in the band. */
-TRF_HD int trf_edge_is_slab(uint32_t edge_id) { return edge_id < TRF_EDGE_RIGHT || edge_id >= TRF_EDGE_REGULAR; }
-TRF_HD uint32_t trf_edge_slab(uint32_t edge_id) { return edge_id % TRF_EDGE_REGULAR; }
+TRF_HD int trf_edge_is_slab(uint32_t edge_id) { return edge_id < TRF_EDGE_RIGHT || edge_id >= TRF_REGULAR_AS_EDGE; }
+TRF_HD uint32_t trf_edge_slab(uint32_t edge_id) { return edge_id % TRF_REGULAR_AS_EDGE; }
 
 /* Rows of the band row0 to row1 - 1, columns of the tile col0 to col1 - 1. Empty if either is. */
 typedef struct trf_edge_region {
@@ -51,7 +51,7 @@ TRF_HD trf_edge_region trf_edge_region_of(const trf_tile_shape *tile, uint32_t b
         if (coded == 0 || col >= tile->coded_cols)
             return region;
         const trf_slab_shape shape = trf_slab_shape_from(tile, band_row, col);
-        if (trf_slab_is_regular(shape.row_blocks, shape.steps) != (edge_id >= TRF_EDGE_REGULAR))
+        if (trf_slab_is_regular(shape.row_blocks, shape.steps) != (edge_id >= TRF_REGULAR_AS_EDGE))
             return region;
         region.row1 = coded;
         region.col0 = col;
@@ -201,7 +201,7 @@ TRF_HD uint32_t trf_stored_element(const trf_device_view *view, const trf_edge *
     return trf_codec_is_float(view->codec) ? view->blob[at] : (uint16_t)(int8_t)view->blob[at];
 }
 
-/* A lane's part of staging a segment; segments of a slab in their order, each once. to: [TRF_EDGE_SEGMENT_ELEMENTS],
+/* A lane's part of decoding a segment; segments of a slab in their order, each once. to: [TRF_EDGE_SEGMENT_ELEMENTS],
  * shared by the lanes. class_value: as trf_lane_decode. */
 TRF_HD void trf_edge_decode_segment(const trf_device_view *view, const int16_t *class_value, trf_edge *edge,
                                     uint32_t segment, uint32_t lane, uint16_t *to) {

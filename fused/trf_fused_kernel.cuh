@@ -18,7 +18,7 @@
  *     rows 8128 to 8191   |warp  0|warp  1|             |warp 15|   block 127; four multiprocessors idle
  *
  *     a warp's range:  two slabs, each 32 x 256, side by side (rows 0 to 31 and 32 to 63), then the next two
- *     a step of it:    16 columns of both: 4 blocks of 16 x 16, of each of which a lane decodes 8 weights, as
+ *     a step of it:    16 columns of both: 4 fragments of 16 x 16, of each of which a lane decodes 8 weights, as
  *                      mma.m16n8k16 wants them: rows lane / 4 and 8 below it, columns 2 * (lane % 4) and 8 further on
  *
  *     pipeline of a warp     slab s:  | step 0 | step 1 | ...           | step 15 | slab s + 1 ...
@@ -262,7 +262,7 @@ static __device__ __forceinline__ trf_x_pipeline_params trf_x_pipeline_of(const 
     const trf_walk of_split = trf_split_k_unit_order{share, p.wave_units, k_split, p.k_splits}.start(0);
     const uint32_t x_stages_per_slab = trf_x_stages_of(a, p.x_stage_cols, 1),
                    width = p.is_stream_k ? share.panels : max(of_split.stop - of_split.panel, 1u);
-    return {shared + p.x_stages + k_split * 2 * trf_x_stage_bytes(p.x_stage_cols, kXTiles),
+    return {shared + p.x_stages_offset + k_split * 2 * trf_x_stage_bytes(p.x_stage_cols, kXTiles),
             k_split * p.wave_units,
             k_split + 1,
             (p.is_stream_k ? 0 : of_split.panel) * x_stages_per_slab,
@@ -300,10 +300,10 @@ static __device__ __forceinline__ void trf_end_wave_shared(Product &product, con
     if (p.cluster > 1 || !is_first)
         trf_cluster_wait(p.cluster); /* the blocks are there; sums of the wave before are read */
     if (w.k_split < p.k_splits)
-        trf_send_partial_sums<Product>(product, p, w.shared + p.sums, w.warp, w.unit_in_wave, w.k_split);
+        trf_send_partial_sums<Product>(product, p, w.shared + p.sums_offset, w.warp, w.unit_in_wave, w.k_split);
     trf_cluster_arrive(p.cluster);
     trf_cluster_wait(p.cluster);
-    trf_finish_wave<Product>(a, p, w.shared + p.sums, first, units, partials);
+    trf_finish_wave<Product>(a, p, w.shared + p.sums_offset, first, units, partials);
     if (!is_last)
         trf_cluster_arrive(p.cluster);
 }
@@ -350,11 +350,11 @@ trf_walk_waves(Sink &sink, const trf_product_args &a, const trf_fused_partition_
 
 /* ---- the kernels ---- */
 
-template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
+template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaleGroups, int kWarps>
 static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &args) {
     const trf_product_args &a = args.product;
     const trf_fused_partition_args &p = args.partition;
-    using Product = trf_warp_product<Codec, Type, kSlabs, kXTiles, kScaled, kP == 0>;
+    using Product = trf_warp_product<Codec, Type, kSlabs, kXTiles, kScaleGroups, kP == 0>;
     constexpr int kLog = kP == 0 ? 0 : trf_fused_table_log(Codec::kClassBits, kSlabs);
     static_assert(!Product::kPipelinedX || kWarps / 2 <= 15, "a barrier for each split of two warps or more");
     extern __shared__ __align__(1024) uint8_t shared_memory[];
@@ -412,10 +412,10 @@ static __device__ __forceinline__ void trf_fused_block(const trf_fused_args &arg
         trf_each_remainder_element(a, [&](uint32_t n, uint32_t row) { trf_write_y(a, n, row, 0.0f); });
 }
 
-template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaled, int kWarps>
+template <class Codec, class Type, int kP, int kSlabs, int kXTiles, bool kScaleGroups, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constant__ trf_fused_args args) {
     if constexpr (kP == 0 || TRF_LARGE_SHARED)
-        trf_fused_block<Codec, Type, kP, kSlabs, kXTiles, kScaled, kWarps>(args);
+        trf_fused_block<Codec, Type, kP, kSlabs, kXTiles, kScaleGroups, kWarps>(args);
 }
 
 /* Adds up the partials of units that blocks share, and writes their y; with an epilogue that of all units. A warp for

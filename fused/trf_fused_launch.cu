@@ -63,8 +63,8 @@ static trf_fused_kernel kernel_of(const trf_device_view *view, const trf_fused_p
     case TRF_CODEC_FP16:
         return trf_fused_fp16(class_bits, x_tiles, variant);
     case TRF_CODEC_INT:
-        return trf_is_scaled(view) ? trf_fused_int_scaled(class_bits, bf16_x, x_tiles, variant)
-                                   : trf_fused_int(class_bits, view->raw_bits, bf16_x, x_tiles, variant);
+        return trf_has_scale_groups(view) ? trf_fused_int_scale_groups(class_bits, bf16_x, x_tiles, variant)
+                                          : trf_fused_int(class_bits, view->raw_bits, bf16_x, x_tiles, variant);
     case TRF_CODEC_E4M3:
         return trf_fused_e4m3(class_bits, bf16_x, x_tiles, variant);
     default:
@@ -112,10 +112,10 @@ static trf_fused_partition_args partition_args(const trf_fused_partition &c, uin
     args.sums_stride = c.sums_stride;
     args.smem = c.smem;
     args.is_stream_k = c.is_stream_k;
-    args.partials = (float *)(base + c.partials);
-    args.sums = c.sums;
+    args.partials = (float *)(base + c.partials_offset);
+    args.sums_offset = c.sums_offset;
     args.sums_over_x = c.sums_over_x;
-    args.x_stages = c.x_stages;
+    args.x_stages_offset = c.x_stages_offset;
     args.x_stage_cols = c.x_stage_cols;
     return args;
 }
@@ -129,7 +129,7 @@ static void set_y(const trf_layer_traits *traits, const trf_product *product, co
     if (!trf_fused_has_sums_in_workspace(&args->product.view, traits, product))
         return;
     args->epilogue = trf_epilogue_of(product, operands);
-    args->product.y = base + c.epilogue_sums;
+    args->product.y = base + c.epilogue_sums_offset;
     args->product.y_stride = args->product.view.rows;
     args->product.y_dtype = TRF_DTYPE_F32;
 }
@@ -141,8 +141,8 @@ static int prepare_x_and_edges(const trf_layer_traits *traits, trf_dtype x_dtype
     if (view->cols % 8 || (uintptr_t)args->x % 16) {
         const void *const x = args->x;
         args->x_stride = trf_padded_x_stride(view);
-        args->x = base + c.padded_x;
-        const int status = trf_launch_pad_x(x, args->m, view->cols, base + c.padded_x, args->x_stride, stream);
+        args->x = base + c.padded_x_offset;
+        const int status = trf_launch_pad_x(x, args->m, view->cols, base + c.padded_x_offset, args->x_stride, stream);
         if (status)
             return status;
     }

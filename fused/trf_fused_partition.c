@@ -25,7 +25,8 @@ static int variant_takes(const trf_product_request *request, uint32_t variant) {
         return 0;
     return variant == TRF_VARIANT_ONE_SLAB ||
            trf_fused_x_tiles(request->m, TRF_VARIANT_TWO_SLABS) <=
-               trf_fused_two_slab_max_x_tiles(view->codec, (int)view->class_bits, view->raw_bits, trf_is_scaled(view));
+               trf_fused_two_slab_max_x_tiles(view->codec, (int)view->class_bits, view->raw_bits,
+                                              trf_has_scale_groups(view));
 }
 
 /* ---- the partition ---- */
@@ -49,7 +50,7 @@ static trf_fused_partition make_partition(const trf_product_request *request, ui
     const trf_device_view *view = request->view;
     trf_fused_partition c = {.variant = variant, .cluster = cluster, .k_splits = k_splits};
     c.x_tiles = (uint32_t)trf_fused_x_tiles(request->m, (int)variant);
-    c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_is_scaled(view), (int)c.x_tiles,
+    c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_has_scale_groups(view), (int)c.x_tiles,
                                         (int)variant);
     c.slabs = (uint32_t)trf_fused_slabs((int)variant);
     c.panels = trf_regular_panels(view);
@@ -81,13 +82,14 @@ static int lay_out(trf_fused_partition *c, const trf_product_request *request, u
     c->smem = trf_smem_layout_of(view->raw_bits, request->traits->max_rans_bytes, trf_fused_block_warps(c), c->slabs,
                                  table_log, in_buffers ? sum_bytes(c) : 0,
                                  trf_copied_x_bytes(view->codec, (int)c->slabs, (int)c->x_tiles), TRF_RING_STEPS);
-    c->x_stages = c->smem.total;
-    c->shared_bytes = c->x_stages + c->k_splits * 2 * trf_x_stage_bytes(x_stage_cols, (int)c->x_tiles);
-    const uint32_t in_place_of = pipelines_x(c) ? c->x_stages : c->smem.first_warp;
-    c->sums = in_buffers ? c->smem.first_warp : c->sums_over_x ? in_place_of : c->shared_bytes;
+    c->x_stages_offset = c->smem.total;
+    c->shared_bytes = c->x_stages_offset + c->k_splits * 2 * trf_x_stage_bytes(x_stage_cols, (int)c->x_tiles);
+    const uint32_t in_place_of = pipelines_x(c) ? c->x_stages_offset : c->smem.first_warp;
+    c->sums_offset = in_buffers ? c->smem.first_warp : c->sums_over_x ? in_place_of : c->shared_bytes;
     c->sums_stride = in_buffers ? c->smem.warp_bytes : sum_bytes(c);
     if (shares_units(c) && !in_buffers) { /* tasks of a block, rounded up */
-        const uint32_t end = c->sums + c->k_splits * (c->wave_units * c->sums_stride + c->cluster * TRF_ACC_TILE_BYTES);
+        const uint32_t end =
+            c->sums_offset + c->k_splits * (c->wave_units * c->sums_stride + c->cluster * TRF_ACC_TILE_BYTES);
         c->shared_bytes = trf_max_u32(end, c->shared_bytes);
     }
     return trf_smem_fits(c->shared_bytes, request->limits);
@@ -181,10 +183,10 @@ void trf_fused_choose(const trf_device_view *view, const trf_layer_traits *trait
     const uint32_t m = product->m;
     const trf_product_request request = {view, traits, limits, m};
     find_partition(&request, c);
-    c->partials = trf_align_256(traits->irregular_weights ? 4ull * m * view->rows : 0);
-    c->padded_x = c->partials + (c->is_stream_k ? 2ull * c->clusters * c->wave_units * sum_bytes(c) : 0);
-    c->epilogue_sums = c->padded_x + trf_padded_x_bytes(view, m); /* x may be misaligned */
+    c->partials_offset = trf_align_256(traits->irregular_weights ? 4ull * m * view->rows : 0);
+    c->padded_x_offset = c->partials_offset + (c->is_stream_k ? 2ull * c->clusters * c->wave_units * sum_bytes(c) : 0);
+    c->epilogue_sums_offset = c->padded_x_offset + trf_padded_x_bytes(view, m); /* x may be misaligned */
     c->workspace_bytes =
-        c->epilogue_sums +
+        c->epilogue_sums_offset +
         (trf_fused_has_sums_in_workspace(view, traits, product) ? trf_align_256(4ull * m * view->rows) : 0);
 }

@@ -19,14 +19,14 @@ typedef struct trf_fused_partition {
     uint32_t k_splits, wave_units;           /* warps that cut a unit's panels; units that a block walks at once */
     uint32_t waves, block_panels;            /* of the block that has the most; waves: 0 if stream-K */
     uint32_t is_stream_k, wave_panels;       /* wave panels: of all blocks, if it is */
-    /* Shared memory, offsets and bytes. */
+    /* Shared memory. */
     trf_smem_layout smem;
-    uint32_t sums, sums_stride; /* of sums; from warp to warp */
+    uint32_t sums_offset, sums_stride; /* stride: from warp to warp */
     uint32_t sums_over_x; /* sums of clusters in place of stages of x, or of buffers: less space, a meeting more */
-    uint32_t x_stages, x_stage_cols; /* of the pipelines of x; columns of a stage, 0: there is none */
-    uint32_t shared_bytes;           /* dynamic */
-    /* The workspace: edges' sums at 0, then offsets of what follows. */
-    uint64_t partials, padded_x, epilogue_sums, workspace_bytes;
+    uint32_t x_stages_offset, x_stage_cols; /* of the pipelines of x; columns of a stage, 0: there is none */
+    uint32_t shared_bytes;                  /* dynamic */
+    /* The workspace: edges' sums at 0, then what follows. */
+    uint64_t partials_offset, padded_x_offset, epilogue_sums_offset, workspace_bytes;
 } trf_fused_partition;
 
 /* Whether sums go to the workspace, and an epilogue, which may have nothing in it, brings them to y: also where edges

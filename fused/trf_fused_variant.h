@@ -45,23 +45,24 @@ TRF_HD_CONSTEXPR int trf_has_known_planes(uint32_t codec, int class_bits, uint32
 }
 
 /* x tiles of the kernels with two slabs a warp, at most: what was faster than with one slab, or has the registers. 0:
- * there are none. scaled: by scale groups or scale blocks. */
-TRF_HD_CONSTEXPR int trf_fused_two_slab_max_x_tiles(uint32_t codec, int class_bits, uint32_t raw_bits, int scaled) {
-    return scaled                                                                                              ? 0
+ * there are none. has_scale_groups: or scale blocks. */
+TRF_HD_CONSTEXPR int trf_fused_two_slab_max_x_tiles(uint32_t codec, int class_bits, uint32_t raw_bits,
+                                                    int has_scale_groups) {
+    return has_scale_groups                                                                                    ? 0
            : class_bits == 4 || (codec == TRF_CODEC_INT && !trf_has_known_planes(codec, class_bits, raw_bits)) ? 1
                                                                                                                : 4;
 }
 
 /* Warps of a block: what the accumulators leave registers for. Pairs have the longer chains of states, and want
  * more. */
-TRF_HD_CONSTEXPR int trf_fused_warps(uint32_t codec, int class_bits, int scaled, int x_tiles, int variant) {
+TRF_HD_CONSTEXPR int trf_fused_warps(uint32_t codec, int class_bits, int has_scale_groups, int x_tiles, int variant) {
     if (variant == TRF_VARIANT_GENERAL || x_tiles == 8)
         return 8;
     if (variant == TRF_VARIANT_TWO_SLABS)
         return x_tiles > 2 || (x_tiles == 2 && codec == TRF_CODEC_FP16) ? 12 : 16;
-    if (x_tiles == 4 && scaled)
+    if (x_tiles == 4 && has_scale_groups)
         return 12;
-    return class_bits == 4 && x_tiles == 1 && !scaled ? 20 : 16;
+    return class_bits == 4 && x_tiles == 1 && !has_scale_groups ? 20 : 16;
 }
 
 /* The decode table's size. With quads, one slab a warp waits for each look-up, and wants a bank for each lane; two hide
@@ -120,7 +121,8 @@ TRF_HD_CONSTEXPR uint32_t trf_group_warps(uint32_t class_bits, uint32_t slabs) {
 
 /* ---- what planning of every family asks ---- */
 
-static inline int trf_is_scaled(const trf_device_view *view) {
+/* Or scale blocks. */
+static inline int trf_has_scale_groups(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
 }
 

@@ -7,8 +7,8 @@
  * No unit lies in several clusters, and there is no second kernel: no sum depends on timing.
  *
  * How a block's units are walked. In clusters of several blocks, as trf_fused_kernel.cuh has it: waves of units at
- * once, with a meeting behind each. A block alone is *stream-K*: its units' columns, one unit behind the other, are cut
- * into as many equal shares as it has warps. A warp writes y of units that it has all columns of; of its first and its
+ * once, with a meeting behind each. A block alone is *stream-K*: its units' panels, one unit behind the other, are cut
+ * into as many equal shares as it has warps. A warp writes y of units that it has all panels of; of its first and its
  * last one it may have some, and leaves their sums, the first one's beside all buffers, the last one's in its own
  * buffers, which it needs no more. Then the block meets once, and adds them up in the order of warps.
  *
@@ -18,9 +18,9 @@
  *
  *     layer 0: blocks 0 to 42           layer 1: blocks 43 to 85         layer 2: blocks 86 to 128     (three idle)
  *
- *     block 0, three units, 48 columns: 3 for each of 16 warps
+ *     block 0, three units, 48 panels: 3 for each of 16 warps
  *       unit 0 (rows  0 to 31) |w0 |w1 |w2 |w3 |w4 |5|  |: a warp whose share ends, or begins, in the middle of a unit
- *       unit 1 (rows 32 to 63) |5|w6 |w7 |w8 |w9 |w10|     leaves sums for each of the two; here w5 has 1 column of
+ *       unit 1 (rows 32 to 63) |5|w6 |w7 |w8 |w9 |w10|     leaves sums for each of the two; here w5 has 1 panel of
  *       unit 2 (rows 64 to 95) |10|w11|w12|w13|w14|w15|    unit 0 and 2 of unit 1, w10 has 2 of unit 1 and 1 of unit 2
  *
  *     pipeline of a warp: as trf_fused_kernel.cuh has it
@@ -57,7 +57,7 @@ struct trf_expert_args {
 /* By value to every grouped kernel. */
 struct trf_group_args {
     trf_smem_layout smem; /* of every layer */
-    uint32_t sums;        /* shared offset */
+    uint32_t sums_offset; /* in shared memory */
     uint32_t cluster;     /* blocks of a cluster; 1 for experts */
     uint32_t count;       /* of layers; 0: these are experts */
     uint32_t first_cluster[TRF_GROUP_LAYERS + 1];
@@ -221,7 +221,7 @@ static __device__ __forceinline__ void trf_enter_expert(const trf_expert_args &e
 }
 
 /* What blocks want of any expert that they enter is on its way to the L2 cache before they know which: all
- * descriptions, and decode slots. */
+ * descriptions, and decode tables. */
 static __device__ __forceinline__ void trf_prefetch_experts(const trf_expert_args &e) {
     const uint32_t lane = threadIdx.x % 32, slot_bytes = 4u << e.common.product.view.probability_bits,
                    at = blockIdx.x * blockDim.x + threadIdx.x;
@@ -290,7 +290,7 @@ static __device__ __forceinline__ void trf_store_remainder(const trf_group_block
         trf_write_y(a, (uint32_t)(i / count), a.whole_rows + (uint32_t)(i % count), 0.0f);
 }
 
-/* A warp's way: clusters of several blocks, see trf_split_k_unit_order; else a share of the columns, one unit behind
+/* A warp's way: clusters of several blocks, see trf_split_k_unit_order; else a share of the panels, one unit behind
  * the other. */
 struct trf_group_unit_order {
     const trf_group_block &b;
@@ -324,8 +324,8 @@ struct trf_group_unit_order {
 /* Shared address of the sums that a warp leaves of the unit that its share begins in, or of the one that it ends in. */
 static __device__ __forceinline__ uint32_t trf_partial_sums_at(const trf_group_args &g, const trf_group_block &b,
                                                                uint32_t shared, uint32_t warp, bool begins) {
-    return shared +
-           (begins ? g.sums + warp * b.layer.partition.sums_stride : g.smem.first_warp + warp * g.smem.warp_bytes);
+    return shared + (begins ? g.sums_offset + warp * b.layer.partition.sums_stride
+                            : g.smem.first_warp + warp * g.smem.warp_bytes);
 }
 
 /* The warp has walked its columns of the unit-th of the block's units. */
@@ -396,10 +396,10 @@ static __device__ __forceinline__ void trf_end_wave(const trf_group_args &g, con
     const trf_partition_args &p = b.layer.partition;
     trf_cluster_wait(g.cluster); /* the blocks are there; sums of the wave before are read */
     if (k_split < p.k_splits)
-        trf_send_partial_sums<Product>(product, p, shared + g.sums, warp, unit_in_wave, k_split);
+        trf_send_partial_sums<Product>(product, p, shared + g.sums_offset, warp, unit_in_wave, k_split);
     trf_cluster_arrive(g.cluster);
     trf_cluster_wait(g.cluster);
-    trf_finish_wave<Product>(product.a, p, shared + g.sums, b.share.unit + n * p.wave_units,
+    trf_finish_wave<Product>(product.a, p, shared + g.sums_offset, b.share.unit + n * p.wave_units,
                              min(p.wave_units, b.share.units - n * p.wave_units), nullptr);
     if ((n + 1) * b.share.panels < b.share.end)
         trf_cluster_arrive(g.cluster);

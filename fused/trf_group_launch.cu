@@ -60,14 +60,14 @@ static int prepare_layer(const trf_group_product *product, const trf_group_layer
     args->x = x;
     if (view->cols % 8 || (uintptr_t)x % 16) {
         args->x_stride = trf_padded_x_stride(view);
-        args->x = base + layer->padded_x;
-        int status = trf_launch_pad_x(x, product->m, view->cols, base + layer->padded_x, args->x_stride, stream);
+        args->x = base + layer->padded_x_offset;
+        int status = trf_launch_pad_x(x, product->m, view->cols, base + layer->padded_x_offset, args->x_stride, stream);
         if (status)
             return status;
     }
     if (!product->traits->irregular_weights)
         return cudaSuccess;
-    float *edge_sums = (float *)(base + layer->edge_sums);
+    float *edge_sums = (float *)(base + layer->edge_sums_offset);
     args->edge_sums = edge_sums;
     return trf_launch_edge_product(view, product->m, product->x_dtype, args->x, args->x_stride, edge_sums, stream);
 }
@@ -76,7 +76,7 @@ int trf_group_launch(const trf_group_product *products, uint32_t count, const tr
                      const void *const *x, void *const *y, void *workspace, trf_stream stream) {
     trf_group_args args = {};
     args.smem = partition->smem.layout;
-    args.sums = partition->smem.sums;
+    args.sums_offset = partition->smem.sums_offset;
     args.cluster = partition->cluster;
     args.count = count;
     for (uint32_t i = 0; i < count; i++) {
@@ -101,7 +101,7 @@ static int prepare_tokens(const trf_experts_call *call, const trf_experts_partit
                           trf_stream stream) {
     const trf_device_view *view = call->view;
     if (view->cols % 8 || (uintptr_t)call->x % 16) {
-        uint8_t *const padded = call->workspace + trf_experts_padded_x(view, partition, call->max_rows);
+        uint8_t *const padded = call->workspace + trf_experts_padded_x_offset(view, partition, call->max_rows);
         args->x_stride = trf_padded_x_stride(view);
         args->x = padded;
         int status = trf_launch_pad_tokens(call->x, call->offsets_dev + call->count, call->max_rows, view->cols, padded,
@@ -121,7 +121,7 @@ int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition
     trf_group_args args = {};
     trf_expert_args *e = &args.experts;
     args.smem = partition->smem.layout;
-    args.sums = partition->smem.sums;
+    args.sums_offset = partition->smem.sums_offset;
     args.cluster = 1;
     e->common = layer_args_of(call->view, partition->slabs, call->y_dtype);
     e->common.partition.k_splits = e->common.partition.wave_units = 1;

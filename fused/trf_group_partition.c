@@ -28,7 +28,7 @@ const char *trf_group_refusal(const trf_device_view *view, const trf_layer_trait
         return "more than 8 rows of x";
     if (!trf_has_large_smem(limits))
         return "the device has too little shared memory a block, or the build no code for it";
-    if (trf_is_scaled(view))
+    if (trf_has_scale_groups(view))
         return "the layer has scales of scale groups or blocks";
     if (!trf_has_default_p(view, traits->max_frequency))
         return "the layer's probability bits or frequencies are not the usual ones";
@@ -44,8 +44,8 @@ static trf_group_smem lay_out(const trf_device_view *view, uint32_t rans_bytes, 
     smem.layout = trf_smem_layout_of(view->raw_bits, rans_bytes, warps, slabs,
                                      trf_fused_table_log((int)view->class_bits, (int)slabs),
                                      trf_fused_sum_bytes(slabs, 1), 0, TRF_RING_STEPS);
-    smem.sums = smem.layout.total;
-    smem.bytes = smem.sums + sums;
+    smem.sums_offset = smem.layout.total;
+    smem.bytes = smem.sums_offset + sums;
     return smem;
 }
 
@@ -181,9 +181,9 @@ static void lay_out_workspace(const trf_group_product *products, uint32_t count,
     uint64_t at = 0;
     for (uint32_t i = 0; i < count; i++) {
         const trf_device_view *view = products[i].view;
-        partition->layers[i].edge_sums = at;
+        partition->layers[i].edge_sums_offset = at;
         at += trf_align_256(products[i].traits->irregular_weights ? 4ull * products[i].m * view->rows : 0);
-        partition->layers[i].padded_x = at;
+        partition->layers[i].padded_x_offset = at;
         at += trf_padded_x_bytes(view, products[i].m); /* x may be misaligned */
     }
     partition->workspace_bytes = at;
@@ -260,11 +260,12 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
     return least < UINT64_MAX;
 }
 
-uint64_t trf_experts_padded_x(const trf_device_view *view, const trf_experts_partition *partition, uint32_t max_rows) {
+uint64_t trf_experts_padded_x_offset(const trf_device_view *view, const trf_experts_partition *partition,
+                                     uint32_t max_rows) {
     return partition->has_edges ? trf_align_256(4ull * max_rows * view->rows) : 0;
 }
 
 uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,
                                      uint32_t max_rows) {
-    return trf_experts_padded_x(view, partition, max_rows) + trf_padded_x_bytes(view, max_rows);
+    return trf_experts_padded_x_offset(view, partition, max_rows) + trf_padded_x_bytes(view, max_rows);
 }

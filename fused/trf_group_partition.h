@@ -7,7 +7,7 @@
 #include "trf_device_limits.h"
 #include "trf_expert_share.h"
 #include "trf_fused_variant.h"
-#include "trf_group_limits.h"
+#include "trf_group_sizes.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,7 +23,8 @@ int trf_group_fits(const trf_device_view *view, const trf_device_view *other);
 /* A grouped kernel's shared memory: its buffers, then sums. Warps of blocks alone leave sums in their buffers, too. */
 typedef struct trf_group_smem {
     trf_smem_layout layout;
-    uint32_t sums, bytes; /* offset of the sums; dynamic, in all */
+    uint32_t sums_offset;
+    uint32_t bytes; /* dynamic, in all */
 } trf_group_smem;
 
 /* ---- layers ---- */
@@ -38,9 +39,9 @@ typedef struct trf_group_product {
 
 /* One layer's part of a launch. */
 typedef struct trf_group_layer_partition {
-    uint32_t clusters;             /* as trf_fused_kernel.cuh has it, as what follows */
-    uint32_t k_splits, wave_units; /* 1 for clusters of one block, whose warps share units evenly */
-    uint64_t edge_sums, padded_x;  /* offsets in the workspace */
+    uint32_t clusters;                          /* as trf_fused_kernel.cuh has it, as what follows */
+    uint32_t k_splits, wave_units;              /* 1 for clusters of one block, whose warps share units evenly */
+    uint64_t edge_sums_offset, padded_x_offset; /* in the workspace */
 } trf_group_layer_partition;
 
 typedef struct trf_group_partition {
@@ -73,7 +74,8 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
                        trf_experts_partition *partition);
 
 /* Offset of x with rows of whole 16 bytes in the workspace, behind the edges' sums; and the bytes of it all. */
-uint64_t trf_experts_padded_x(const trf_device_view *view, const trf_experts_partition *partition, uint32_t max_rows);
+uint64_t trf_experts_padded_x_offset(const trf_device_view *view, const trf_experts_partition *partition,
+                                     uint32_t max_rows);
 uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,
                                      uint32_t max_rows);
 

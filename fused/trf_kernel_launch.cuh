@@ -3,7 +3,7 @@
 #ifndef TRF_KERNEL_LAUNCH_CUH
 #define TRF_KERNEL_LAUNCH_CUH
 
-#include "trf_kernel_limits.cuh"
+#include "trf_kernel_smem.cuh"
 
 #include <stdint.h>
 

@@ -17,7 +17,7 @@ const char *trf_fragment_refusal(const trf_device_view *view, const trf_layer_tr
             return "its codes are wider than 8 bits";
         if (x_dtype == TRF_DTYPE_BF16 && traits->max_abs_code > 256)
             return "its codes are not exact in BF16";
-        if (trf_is_scaled(view) && view->scale_group_size % 32)
+        if (trf_has_scale_groups(view) && view->scale_group_size % 32)
             return "its scale groups are not multiples of 32";
     }
     return NULL;

@@ -43,10 +43,10 @@ struct trf_partition_args {
 /* The same for the kernels of one layer. */
 struct trf_fused_partition_args : trf_partition_args {
     trf_smem_layout smem;
-    uint32_t is_stream_k;            /* units of a wave may have their columns in several clusters (of one block) */
-    float *partials;                 /* is_stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
-    uint32_t sums, sums_over_x;      /* shared offset; whether they take the place of stages of x or of buffers */
-    uint32_t x_stages, x_stage_cols; /* batches above 8: shared offset of a pipeline for each split; columns */
+    uint32_t is_stream_k;              /* units of a wave may have their columns in several clusters (of one block) */
+    float *partials;                   /* is_stream_k: [blocks][2][wave_units][acc_tiles][128], workspace */
+    uint32_t sums_offset, sums_over_x; /* in shared memory; whether they take the place of stages of x or of buffers */
+    uint32_t x_stages_offset, x_stage_cols; /* batches above 8: a pipeline in shared memory for each split; columns */
 };
 
 /* By value to the kernels of one layer. One parameter: with three the compiler keeps more in registers. */
@@ -144,7 +144,8 @@ static __device__ __forceinline__ uint32_t trf_acc_tile_offset(uint32_t m, uint3
 
 /* ---- one warp's accumulators ----
  * sum[b][t][4]: rows 16b + lane/4 (+8 for 2, 3) of the unit, batch 8t + 2(lane%4) (+1 for 1, 3). */
-template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool kRowOffsets> struct trf_warp_product {
+template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaleGroups, bool kRowOffsets>
+struct trf_warp_product {
     static constexpr int kRowBlocks = 2 * kSlabs;
     static constexpr uint32_t kRows = kSlabs * TRF_SLAB_ROWS;
     static constexpr int kAccTileCols = kXTiles;
@@ -155,9 +156,10 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
     const trf_product_args &a;
     uint32_t lane;
     float sum[kRowBlocks][kXTiles][4];
-    float total[kScaled ? kRowBlocks : 1][kScaled ? kXTiles : 1][4]; /* kScaled: of the scale groups before this one */
-    float scale[kScaled ? 2 * kRowBlocks : 1]; /* of rows lane/4 + 8i, in the scale group at hand */
-    uint32_t step_pairs_left;                  /* kScaled: step pairs (32 columns) of the scale group at hand */
+    /* kScaleGroups: of the scale groups before this one. */
+    float total[kScaleGroups ? kRowBlocks : 1][kScaleGroups ? kXTiles : 1][4];
+    float scale[kScaleGroups ? 2 * kRowBlocks : 1]; /* of rows lane/4 + 8i, in the scale group at hand */
+    uint32_t step_pairs_left; /* kScaleGroups: step pairs (32 columns) of the scale group at hand */
     const uint8_t
         *x_at[kLoaded];   /* not kPipelinedX: this lane's x of the chunk loaded ahead, or copied (then of tile 0) */
     uint4 ahead[kLoaded]; /* of the first two steps of a chunk to come */
@@ -184,7 +186,9 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
     }
 
     /* What the sums come to: those of the scale groups before this one, if there are any. */
-    __device__ __forceinline__ float &value(int b, int t, int i) { return kScaled ? total[b][t][i] : sum[b][t][i]; }
+    __device__ __forceinline__ float &value(int b, int t, int i) {
+        return kScaleGroups ? total[b][t][i] : sum[b][t][i];
+    }
 
     __device__ __forceinline__ void clear() {
         every([&](int b, int t, int i) { sum[b][t][i] = value(b, t, i) = 0; });
@@ -235,7 +239,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
     }
 
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
-        if (kScaled)
+        if (kScaleGroups)
             load_scales(walk.unit, walk.panel * a.view.slab_cols);
     }
 
@@ -387,7 +391,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
         } else {
             multiply_step_pair(reg);
         }
-        if (kScaled && k % 2 == 1 && --step_pairs_left == 0) {
+        if (kScaleGroups && k % 2 == 1 && --step_pairs_left == 0) {
             add_scale_group();
             const uint32_t next = walk.panel * a.view.slab_cols + 16 * (k + 1);
             if (next < a.view.cols)
@@ -398,7 +402,7 @@ template <class Codec, class Type, int kSlabs, int kXTiles, bool kScaled, bool k
     __device__ __forceinline__ void end_slab(const trf_walk &, bool good) {
         if (!good)
             every([&](int b, int t, int i) { sum[b][t][i] = __uint_as_float(0x7FC00000u); });
-        if (kScaled)
+        if (kScaleGroups)
             add_scale_group();
     }
 

@@ -65,7 +65,7 @@ struct trf_wide_partition_args {
     uint32_t x_rows, x_stage_bytes; /* of x: of a block; of these, in a stage */
     uint32_t x_ranges;              /* ranges that x's rows are cut into, each of kMulticast times x_rows */
     uint32_t work_items, clusters;
-    uint32_t stages, x_stages; /* shared offsets, multiples of 1024: [producer] */
+    uint32_t stages_offset, x_stages_offset; /* in shared memory, multiples of 1024: [producer] */
 
     /* Blocks of a cluster that share a work item's columns: 1, 2, 4 or 8. If several, they do not decode for each
      * other, and have one work item. */
@@ -193,11 +193,11 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
         : Product(args.product, lane), x_map(args.x_map), p(args.partition), barriers(barriers_),
           unit_order(unit_order_), walk_slabs(walk_slabs_), next(0), producer(producer_), stages(0), left(0) {
         const uint32_t row = lane / 4; /* of an atom of 8 rows of 64 bytes; row / 2 swizzles its columns of 16 bytes */
-        stage_address = shared + args.partition.stages + producer * TRF_WIDE_STAGE_BYTES +
+        stage_address = shared + args.partition.stages_offset + producer * TRF_WIDE_STAGE_BYTES +
                         unit_order_.unit * (TRF_WIDE_UNIT_ROWS * 2 * TRF_WIDE_STAGE_COLS) + 64 * row +
                         16 * (lane % 4 ^ row / 2);
         x_stage_address = unit_order_.unit % Shape::kUnits == 0
-                              ? shared + args.partition.x_stages + producer * args.partition.x_stage_bytes
+                              ? shared + args.partition.x_stages_offset + producer * args.partition.x_stage_bytes
                               : 0;
     }
 
@@ -342,7 +342,7 @@ static __device__ __forceinline__ void trf_write_two_sums(const trf_product_args
  * TRF_ACC_TILE_BYTES, where stages were. */
 static __device__ __forceinline__ uint32_t trf_acc_tile_at(const trf_wide_partition_args &p, uint32_t acc_tile,
                                                            uint32_t from) {
-    return p.stages + ((acc_tile << p.log_k_splits) + from) * TRF_ACC_TILE_BYTES + 16 * (threadIdx.x % 32);
+    return p.stages_offset + ((acc_tile << p.log_k_splits) + from) * TRF_ACC_TILE_BYTES + 16 * (threadIdx.x % 32);
 }
 
 /* All warps of the block add up its accumulator tiles, by blocks in order, and write y. */
@@ -406,9 +406,10 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
         trf_mbarrier_wait(trf_shared_address(&barriers.full[producer]), index % 2);
         if (kMulticast > 1)
             trf_fence_async_proxy(); /* what the other block sent */
-        const uint64_t w = trf_wgmma_descriptor(shared + p.stages + producer * TRF_WIDE_STAGE_BYTES +
+        const uint64_t w = trf_wgmma_descriptor(shared + p.stages_offset + producer * TRF_WIDE_STAGE_BYTES +
                                                 warpgroup * (kWgmmaBlocks * 64 * 2 * TRF_WIDE_STAGE_COLS)),
-                       x = trf_wgmma_descriptor(shared + p.x_stages + producer * (kRows * 2 * TRF_WIDE_STAGE_COLS));
+                       x = trf_wgmma_descriptor(shared + p.x_stages_offset +
+                                                producer * (kRows * 2 * TRF_WIDE_STAGE_COLS));
         trf_wgmma_fence();
 #pragma unroll
         for (int half = 0; half < 2; half++)

@@ -48,8 +48,8 @@ static trf_wide_partition_args partition_args(const trf_wide_partition &c) {
     args.x_ranges = c.x_ranges;
     args.work_items = c.work_items;
     args.clusters = c.clusters;
-    args.stages = c.stages;
-    args.x_stages = c.x_stages;
+    args.stages_offset = c.stages_offset;
+    args.x_stages_offset = c.x_stages_offset;
     return args;
 }
 
@@ -63,7 +63,7 @@ static cudaError_t launch(trf_wide_kernel kernel, const trf_wide_args &args, con
 int trf_wide_launch(const trf_device_view *view, const trf_product *product, const trf_wide_partition *partition,
                     const trf_operands *operands, void *workspace, trf_stream stream) {
     const bool has_epilogue = trf_has_epilogue(product);
-    float *const sums = (float *)((uint8_t *)workspace + partition->epilogue_sums);
+    float *const sums = (float *)((uint8_t *)workspace + partition->epilogue_sums_offset);
     const void *x = operands->x;
     if ((uintptr_t)x % 16) {
         const int status = trf_launch_pad_x(x, product->m, view->cols, workspace, view->cols, stream);

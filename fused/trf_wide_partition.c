@@ -20,11 +20,11 @@ static void lay_out(trf_wide_partition *c, const trf_product_request *request) {
     c->smem = trf_smem_layout_of(request->view->raw_bits, request->traits->max_rans_bytes,
                                  c->producers * trf_wide_units(c->multicast), TRF_WIDE_SLABS, TRF_WIDE_TABLE_LOG, 0, 0,
                                  TRF_SHORT_RING_STEPS);
-    c->stages = (c->smem.total + 1023) / 1024 * 1024;
-    c->x_stages = c->stages + c->producers * TRF_WIDE_STAGE_BYTES;
+    c->stages_offset = (c->smem.total + 1023) / 1024 * 1024;
+    c->x_stages_offset = c->stages_offset + c->producers * TRF_WIDE_STAGE_BYTES;
     const uint32_t acc_tiles = trf_ceil_div(c->x_rows / 8, c->k_splits) * c->k_splits * (TRF_WIDE_ROWS / 16),
-                   sums = c->stages + (c->k_splits > 1 ? acc_tiles * TRF_ACC_TILE_BYTES : 0);
-    c->shared_bytes = trf_max_u32(sums, c->x_stages + c->producers * c->x_stage_bytes);
+                   sums = c->stages_offset + (c->k_splits > 1 ? acc_tiles * TRF_ACC_TILE_BYTES : 0);
+    c->shared_bytes = trf_max_u32(sums, c->x_stages_offset + c->producers * c->x_stage_bytes);
 }
 
 /* Of at most so many producers; of fewer, if these need no more rounds. */
@@ -98,7 +98,7 @@ const char *trf_wide_refusal(const trf_device_view *view, const trf_layer_traits
         return "the layer has stored tiles, or rows or columns that are not multiples of 32 and 64";
     if (!trf_has_default_p(view, traits->max_frequency) || (traits->predictor_modes & TRF_PREDICT_ROW))
         return "the layer has row offsets, or an unusual frequency table";
-    if (trf_is_scaled(view))
+    if (trf_has_scale_groups(view))
         return "the layer has scales of scale groups or blocks";
     if (m > INT32_MAX || (uint64_t)view->rows * m > UINT64_MAX / 8)
         return "the layer or the batch is too large";
@@ -111,7 +111,7 @@ void trf_wide_choose(const trf_device_view *view, const trf_layer_traits *traits
                      const trf_product *product, trf_wide_partition *c) {
     const trf_product_request request = {view, traits, limits, product->m};
     find_partition(&request, c);
-    c->epilogue_sums = trf_align_256(2ull * product->m * view->cols); /* x may be misaligned */
+    c->epilogue_sums_offset = trf_align_256(2ull * product->m * view->cols); /* x may be misaligned */
     c->workspace_bytes =
-        c->epilogue_sums + (trf_has_epilogue(product) ? trf_align_256(4ull * product->m * view->rows) : 0);
+        c->epilogue_sums_offset + (trf_has_epilogue(product) ? trf_align_256(4ull * product->m * view->rows) : 0);
 }

@@ -19,11 +19,11 @@ typedef struct trf_wide_partition {
     uint32_t k_splits;        /* blocks of a cluster that cut a work item's columns among them: 1, 2, 4 or 8 */
     uint32_t x_ranges;        /* ranges that x's rows are cut into, of multicast * x_rows each */
     uint32_t work_items, clusters;
-    /* Shared memory, offsets and bytes; stages: one a producer. */
+    /* Shared memory; stages: one a producer. */
     trf_smem_layout smem;
-    uint32_t stages, x_stages, x_stage_bytes, shared_bytes;
+    uint32_t stages_offset, x_stages_offset, x_stage_bytes, shared_bytes;
     /* The workspace: an aligned copy of x at 0, then the sums of an epilogue. */
-    uint64_t epilogue_sums, workspace_bytes;
+    uint64_t epilogue_sums_offset, workspace_bytes;
 } trf_wide_partition;
 
 /* Why there are no wide kernels for the device: a static string, or NULL if there are. */

@@ -27,7 +27,7 @@ static uint32_t tile_span(uint32_t first, uint32_t end, uint32_t total) {
 
 /* The layer's row that is the slice's row `row`. */
 static uint64_t source_row(const trf_slice *s, uint32_t row) {
-    return (uint64_t)s->selection->rows[row / TRF_TILE_SIZE] * TRF_TILE_SIZE + row % TRF_TILE_SIZE;
+    return (uint64_t)s->selection->tile_rows[row / TRF_TILE_SIZE] * TRF_TILE_SIZE + row % TRF_TILE_SIZE;
 }
 
 /* ---- scales and offsets ---- */
@@ -36,8 +36,8 @@ static uint64_t source_row(const trf_slice *s, uint32_t row) {
  * common divisor of its size and of these places, in the layer and in the slice, have boundaries wherever the old ones
  * had. */
 static uint32_t find_block_rows(const trf_slice *s, uint32_t block_rows) {
-    const uint32_t *rows = s->selection->rows;
-    for (uint32_t i = 0; i < s->selection->num_rows; i++)
+    const uint32_t *rows = s->selection->tile_rows;
+    for (uint32_t i = 0; i < s->selection->num_tile_rows; i++)
         if (i == 0 || rows[i] != rows[i - 1] + 1) {
             block_rows = common_divisor(block_rows, rows[i] * TRF_TILE_SIZE);
             block_rows = common_divisor(block_rows, i * TRF_TILE_SIZE);
@@ -50,7 +50,8 @@ static uint32_t find_block_rows(const trf_slice *s, uint32_t block_rows) {
 static trf_status slice_scales(trf_slice *s, uint64_t *bytes, trf_error *err) {
     const trf_header *h = &s->header;
     trf_extension *x = &s->extension;
-    const uint32_t element_bytes = x->scale_dtype == TRF_SCALE_F16 ? 2 : 4, col = s->selection->col * TRF_TILE_SIZE;
+    const uint32_t element_bytes = x->scale_dtype == TRF_SCALE_F16 ? 2 : 4,
+                   col = s->selection->tile_col * TRF_TILE_SIZE;
     uint32_t down = h->rows, across = 1, row_step = 1, col_step = 0; /* CHANNEL */
     *bytes = 0;
     if (x->granularity == TRF_GRANULARITY_NONE)
@@ -101,7 +102,7 @@ static trf_tile_meta *made_meta(const trf_slice *s, uint32_t i, uint32_t j) {
 }
 
 static uint64_t source_tile(const trf_slice *s, uint32_t i, uint32_t j) {
-    return (uint64_t)s->selection->rows[i] * s->view->header.num_tile_cols + s->selection->col + j;
+    return (uint64_t)s->selection->tile_rows[i] * s->view->header.num_tile_cols + s->selection->tile_col + j;
 }
 
 /* Data with zeros in it that stand for tile (i, j)'s, or NULL. */
@@ -128,7 +129,7 @@ static int clear_elements(const trf_slice *s, const trf_tile_shape *shape, uint1
     for (uint32_t r = 0; r < shape->rows; r++)
         for (uint32_t c = 0; c < shape->cols; c++) {
             const uint32_t col = shape->col + c;
-            if ((col >= s->selection->used && col < s->selection->used_end) ||
+            if ((col >= s->selection->used_col && col < s->selection->used_col_end) ||
                 isfinite(trf_element_to_f32(s->view->header.codec, elements[r * TRF_TILE_SIZE + c])))
                 continue;
             elements[r * TRF_TILE_SIZE + c] = 0;
@@ -184,9 +185,9 @@ static trf_status clear_row(void *context, uint64_t index, int worker, trf_error
 
 /* Tiles that the used columns cut, of floats, which alone have infinities. */
 static trf_status clear_edges(trf_slice *s, int threads, trf_error *err) {
-    const uint32_t first_col = s->selection->col * TRF_TILE_SIZE, across = s->header.num_tile_cols;
-    const int cuts_first = s->selection->used > first_col,
-              cuts_last = s->selection->used_end < first_col + s->header.cols;
+    const uint32_t first_col = s->selection->tile_col * TRF_TILE_SIZE, across = s->header.num_tile_cols;
+    const int cuts_first = s->selection->used_col > first_col,
+              cuts_last = s->selection->used_col_end < first_col + s->header.cols;
     if (!trf_codec_is_float(s->header.codec) || (!cuts_first && !cuts_last))
         return TRF_OK;
     const int most = trf_thread_count(threads);
@@ -221,7 +222,7 @@ static void place_tiles(trf_slice *s, uint64_t scales_bytes) {
     s->sections.scales_bytes = scales_bytes;
     s->sections.row_offsets = s->header.predictor_modes & TRF_PREDICT_ROW ? s->row_offsets : NULL;
     s->sections.col_offsets = s->header.predictor_modes & TRF_PREDICT_COL
-                                  ? s->view->col_offsets + (size_t)s->selection->col * TRF_TILE_SIZE
+                                  ? s->view->col_offsets + (size_t)s->selection->tile_col * TRF_TILE_SIZE
                                   : NULL;
     uint64_t at = trf_lay_out_sections(&s->extension, &s->header, &s->sections);
     for (uint64_t t = 0; t < tiles; t++) {
@@ -236,13 +237,13 @@ static void place_tiles(trf_slice *s, uint64_t scales_bytes) {
 /* What its header says of its size. */
 static void measure_slice(trf_slice *s) {
     const trf_tile_selection *selection = s->selection;
-    const uint32_t last = selection->rows[selection->num_rows - 1];
+    const uint32_t last = selection->tile_rows[selection->num_tile_rows - 1];
     s->header = s->view->header;
     s->extension = s->view->extension;
-    s->header.rows = (selection->num_rows - 1) * TRF_TILE_SIZE + tile_span(last, last + 1, s->header.rows);
-    s->header.cols = tile_span(selection->col, selection->col_end, s->header.cols);
-    s->header.num_tile_rows = selection->num_rows;
-    s->header.num_tile_cols = selection->col_end - selection->col;
+    s->header.rows = (selection->num_tile_rows - 1) * TRF_TILE_SIZE + tile_span(last, last + 1, s->header.rows);
+    s->header.cols = tile_span(selection->tile_col, selection->tile_col_end, s->header.cols);
+    s->header.num_tile_rows = selection->num_tile_rows;
+    s->header.num_tile_cols = selection->tile_col_end - selection->tile_col;
 }
 
 trf_status trf_slice_open(trf_slice *s, int threads, trf_error *err) {

@@ -17,7 +17,7 @@
 
 /* With the source's text in it, escaped, it is up to three times as long, and may have been laid out anew. */
 enum {
-    TRF_MOST_COMPRESSED_CONFIG_BYTES = 8 * TRF_MOST_MODEL_CONFIG_BYTES
+    TRF_MAX_COMPRESSED_CONFIG_BYTES = 8 * TRF_MAX_MODEL_CONFIG_BYTES
 };
 
 /* Numbers all become reals: none is too large to be one of a sound config. */
@@ -115,7 +115,7 @@ static trf_status add_member(const trf_config_file *source, const trf_encode_opt
 
 trf_status trf_source_config_read(const trf_checkpoint *checkpoint, trf_source_config *source, trf_error *err) {
     *source = (trf_source_config){0};
-    trf_status status = read_file(checkpoint, TRF_MOST_MODEL_CONFIG_BYTES, &source->file, &source->fault);
+    trf_status status = read_file(checkpoint, TRF_MAX_MODEL_CONFIG_BYTES, &source->file, &source->fault);
     source->fault.status = status == TRF_ERR_NOT_FOUND ? TRF_OK : status;
     if (status != TRF_ERR_MEMORY)
         return TRF_OK;
@@ -192,7 +192,7 @@ static trf_status take_kept(const trf_config_file *file, const json_t *ours, trf
 /* Also gives the file itself, to be released with free_file in every case, and why it cannot be read. */
 static trf_status restore_file(const trf_checkpoint *checkpoint, trf_config_file *file, trf_model_config *config,
                                trf_error *fault, trf_error *err) {
-    trf_status status = read_file(checkpoint, TRF_MOST_COMPRESSED_CONFIG_BYTES, file, fault);
+    trf_status status = read_file(checkpoint, TRF_MAX_COMPRESSED_CONFIG_BYTES, file, fault);
     *config = (trf_model_config){.mode = file->mode};
     if (status == TRF_ERR_MEMORY && err)
         *err = *fault;
@@ -250,7 +250,7 @@ trf_status trf_model_config_check(const trf_checkpoint *checkpoint, const trf_ch
     trf_error fault = {0};
     if (!checkpoint->is_folder || !against->is_folder)
         return TRF_OK;
-    trf_status status = load_file(against, TRF_MOST_COMPRESSED_CONFIG_BYTES, &source, err);
+    trf_status status = load_file(against, TRF_MAX_COMPRESSED_CONFIG_BYTES, &source, err);
     if (status != TRF_OK) {
         free_file(&source);
         return status == TRF_ERR_NOT_FOUND ? TRF_OK : status;

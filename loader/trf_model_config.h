@@ -12,7 +12,7 @@
 #define TRF_MODEL_CONFIG_NAME "config.json"
 
 enum {
-    TRF_MOST_MODEL_CONFIG_BYTES = 16 << 20
+    TRF_MAX_MODEL_CONFIG_BYTES = 16 << 20
 };
 
 /* A config.json as it stands in a folder. */

@@ -20,10 +20,10 @@ static trf_status check_span(const char *what, uint32_t first, uint32_t count, u
 static uint32_t tiles_until(uint32_t end) { return end / TRF_TILE_SIZE + (end % TRF_TILE_SIZE != 0); }
 
 static trf_status allocate_rows(trf_tile_selection *selection, trf_error *err) {
-    selection->rows = calloc(selection->num_rows, sizeof *selection->rows);
-    if (!selection->rows)
+    selection->tile_rows = calloc(selection->num_tile_rows, sizeof *selection->tile_rows);
+    if (!selection->tile_rows)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u rows of tiles",
-                        selection->num_rows);
+                        selection->num_tile_rows);
     return TRF_OK;
 }
 
@@ -34,10 +34,10 @@ static trf_status select_row_span(const trf_header *header, uint32_t first, uint
     trf_status status = check_span("rows", first, num_rows, header->rows, &end, err);
     if (status != TRF_OK)
         return status;
-    selection->num_rows = tiles_until(end) - first / TRF_TILE_SIZE;
+    selection->num_tile_rows = tiles_until(end) - first / TRF_TILE_SIZE;
     status = allocate_rows(selection, err);
-    for (uint32_t i = 0; status == TRF_OK && i < selection->num_rows; i++)
-        selection->rows[i] = first / TRF_TILE_SIZE + i;
+    for (uint32_t i = 0; status == TRF_OK && i < selection->num_tile_rows; i++)
+        selection->tile_rows[i] = first / TRF_TILE_SIZE + i;
     shard->row = first % TRF_TILE_SIZE;
     shard->rows = end - first;
     return status;
@@ -114,13 +114,13 @@ static trf_status select_row_ranges(const trf_header *header, const trf_load_opt
         return select_row_span(header, options->row_ranges->first, options->row_ranges->count, selection, shard, err);
     shard->row = 0;
     shard->rows = (uint32_t)rows;
-    selection->num_rows = tiles_until(shard->rows);
+    selection->num_tile_rows = tiles_until(shard->rows);
     status = allocate_rows(selection, err);
     if (status != TRF_OK)
         return status;
     uint8_t *is_taken = calloc(header->num_tile_rows, sizeof *is_taken);
     if (is_taken)
-        status = list_row_ranges(options, is_taken, selection->rows, err);
+        status = list_row_ranges(options, is_taken, selection->tile_rows, err);
     else
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %u bytes", header->num_tile_rows);
     free(is_taken);
@@ -130,19 +130,21 @@ static trf_status select_row_ranges(const trf_header *header, const trf_load_opt
 /* ---- both ---- */
 
 static int is_whole(const trf_header *header, const trf_tile_selection *selection) {
-    if (selection->num_rows != header->num_tile_rows || selection->used || selection->used_end != header->cols)
+    if (selection->num_tile_rows != header->num_tile_rows || selection->used_col ||
+        selection->used_col_end != header->cols)
         return 0;
-    for (uint32_t i = 0; i < selection->num_rows; i++)
-        if (selection->rows[i] != i)
+    for (uint32_t i = 0; i < selection->num_tile_rows; i++)
+        if (selection->tile_rows[i] != i)
             return 0;
     return 1;
 }
 
 trf_status trf_select_tiles(const trf_header *header, const trf_load_options *options, trf_tile_selection *selection,
                             trf_shard_range *shard, trf_error *err) {
-    trf_tile_selection made = {.used = options->first_col};
+    trf_tile_selection made = {.used_col = options->first_col};
     trf_shard_range range = {0};
-    trf_status status = check_span("columns", options->first_col, options->num_cols, header->cols, &made.used_end, err);
+    trf_status status =
+        check_span("columns", options->first_col, options->num_cols, header->cols, &made.used_col_end, err);
     if (status == TRF_OK)
         status = options->num_row_ranges
                      ? select_row_ranges(header, options, &made, &range, err)
@@ -151,17 +153,17 @@ trf_status trf_select_tiles(const trf_header *header, const trf_load_options *op
         trf_tile_selection_free(&made);
         return status;
     }
-    made.col = made.used / TRF_TILE_SIZE;
-    made.col_end = tiles_until(made.used_end);
+    made.tile_col = made.used_col / TRF_TILE_SIZE;
+    made.tile_col_end = tiles_until(made.used_col_end);
     made.is_whole = is_whole(header, &made);
-    range.col = made.used % TRF_TILE_SIZE;
-    range.cols = made.used_end - made.used;
+    range.col = made.used_col % TRF_TILE_SIZE;
+    range.cols = made.used_col_end - made.used_col;
     *selection = made;
     *shard = range;
     return TRF_OK;
 }
 
 void trf_tile_selection_free(trf_tile_selection *selection) {
-    free(selection->rows);
-    selection->rows = NULL;
+    free(selection->tile_rows);
+    selection->tile_rows = NULL;
 }

@@ -7,11 +7,11 @@
 #include "trf_validate.h"
 
 typedef struct trf_tile_selection {
-    uint32_t *rows;          /* [num_rows], malloc'd: rows of tiles, in the order in which they are put together */
-    uint32_t num_rows;       /* at least 1 */
-    uint32_t col, col_end;   /* columns of tiles [col, col_end), at least one */
-    uint32_t used, used_end; /* columns of weights that matter, [used, used_end) of the layer */
-    int is_whole;            /* all tiles, in order, and all columns of them */
+    uint32_t *tile_rows;    /* [num_tile_rows], malloc'd: rows of tiles, in the order in which they are put together */
+    uint32_t num_tile_rows; /* at least 1 */
+    uint32_t tile_col, tile_col_end; /* columns of tiles [tile_col, tile_col_end), at least one */
+    uint32_t used_col, used_col_end; /* columns of weights that matter, [used_col, used_col_end) of the layer */
+    int is_whole;                    /* all tiles, in order, and all columns of them */
 } trf_tile_selection;
 
 /* What options ask for of a layer. *shard: where it lies in the tiles that are selected. Release with

@@ -19,7 +19,7 @@ trf_status trf_cpu_fill_layer(trf_device_layer *made, struct trf_layer_feed *fee
                               trf_error *err);
 /* Makes a layer in host memory the CPU's, which is released with it. Errors: TRF_ERR_MEMORY; it is still the caller's
  * then. */
-trf_status trf_cpu_adopt_layer(trf_device_layer *made, trf_layer *host, trf_error *err);
+trf_status trf_cpu_take_layer(trf_device_layer *made, trf_layer *host, trf_error *err);
 void trf_cpu_destroy_layer(trf_device_layer *layer);
 trf_status trf_cpu_check_layer(const trf_device_layer *layer, trf_error *err);
 

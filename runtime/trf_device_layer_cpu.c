@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers on the CPU. */
 #include "trf_device_cpu.h"
-#include "trf_feed_to_layer.h"
+#include "trf_layer_from_feed.h"
 #include "trf_slab_directory.h"
 
 #include <pthread.h>
@@ -25,7 +25,7 @@ trf_status trf_cpu_measure_layer(const trf_blob_view *view, trf_layer_size *size
     return TRF_OK;
 }
 
-trf_status trf_cpu_adopt_layer(trf_device_layer *made, trf_layer *host, trf_error *err) {
+trf_status trf_cpu_take_layer(trf_device_layer *made, trf_layer *host, trf_error *err) {
     struct trf_cpu_fault *fault = calloc(1, sizeof *fault);
     if (!fault)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
@@ -41,10 +41,10 @@ trf_status trf_cpu_adopt_layer(trf_device_layer *made, trf_layer *host, trf_erro
 trf_status trf_cpu_fill_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                               trf_error *err) {
     trf_layer *host;
-    trf_status status = trf_feed_to_layer(feed, memory->blob, &host, err);
+    trf_status status = trf_layer_from_feed(feed, memory->blob, &host, err);
     if (status != TRF_OK)
         return status;
-    status = trf_cpu_adopt_layer(made, host, err);
+    status = trf_cpu_take_layer(made, host, err);
     if (status != TRF_OK)
         trf_layer_free(host);
     return status;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer as it lies in a GPU's memory: its blob, and a directory that the host makes of it:
- *   slab directory | decode slots | fault word
+ *   slab directory | decode table | fault word
  * each at a multiple of 256 bytes; zeros between. An offloaded layer is one allocation: the blob, and, at the next
  * multiple of 256, the directory but for its fault word, which stands elsewhere. No CUDA in here. */
 #ifndef TRF_LAYER_DIRECTORY_H

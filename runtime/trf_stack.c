@@ -3,7 +3,7 @@
  * operations do it. */
 #include "trf_stack.h"
 
-#include "trf_feed_to_layer.h"
+#include "trf_layer_from_feed.h"
 #include "trf_plan.h"
 
 #include <stdlib.h>
@@ -100,7 +100,7 @@ trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const ch
         status = trf_layer_feed_open_tensor(checkpoint, tensor, &taken, &feed, err);
     if (status != TRF_OK)
         return status;
-    status = trf_feed_to_layer(&feed, NULL, &layer, err);
+    status = trf_layer_from_feed(&feed, NULL, &layer, err);
     if (status == TRF_OK)
         status = append(stack, layer, &feed.shard, 1, err);
     if (status != TRF_OK) {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks on the CPU: device memory is the process's, so that every layer simply stays, whatever the budget. */
 #include "trf_device_cpu.h"
-#include "trf_feed_to_layer.h"
+#include "trf_layer_from_feed.h"
 #include "trf_stack.h"
 
 #include <stdlib.h>
 
-/* As trf_cpu_adopt_layer counts it. */
+/* As trf_cpu_take_layer counts it. */
 static trf_status cpu_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     (void)err;
     *bytes = layer->view.header.blob_bytes + sizeof *layer;
@@ -21,7 +21,7 @@ static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error
     trf_status status = trf_layer_feed_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &feed, err);
     if (status != TRF_OK)
         return status;
-    status = trf_feed_to_layer(&feed, NULL, copy, err);
+    status = trf_layer_from_feed(&feed, NULL, copy, err);
     trf_layer_feed_close(&feed);
     return status;
 }
@@ -31,7 +31,7 @@ static trf_status fill_entry(trf_stack_entry *entry, trf_error *err) {
     trf_status status = entry->owned ? TRF_OK : copy_layer(entry->host, &host, err);
     if (status != TRF_OK)
         return status;
-    status = trf_cpu_adopt_layer(entry->layer, host, err);
+    status = trf_cpu_take_layer(entry->layer, host, err);
     if (status != TRF_OK && !entry->owned)
         trf_layer_free(host);
     return status;

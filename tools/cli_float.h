@@ -6,10 +6,10 @@
 #include "transfuse.h"
 
 /* Rounds to the nearest even; beyond the range to the largest finite value. value: finite. dtype: F16, BF16, F8_*. */
-uint32_t cli_float_to_code(float value, trf_dtype dtype);
+uint32_t cli_float_to_bits(float value, trf_dtype dtype);
 
 /* dtype: any of two bytes or fewer. */
-float cli_code_to_float(uint32_t code, trf_dtype dtype);
+float cli_bits_to_float(uint32_t bits, trf_dtype dtype);
 
 /* @return the largest finite value of the type. */
 float cli_dtype_max(trf_dtype dtype);

@@ -31,7 +31,7 @@ static int narrow(float value, trf_dtype dtype, uint16_t *bits) {
     else if (isinf(value))
         *bits = (uint16_t)(sign | infinity);
     else
-        *bits = (uint16_t)cli_float_to_code(value, dtype);
+        *bits = (uint16_t)cli_float_to_bits(value, dtype);
     return isfinite(value) && fabsf(value) >= limit ? -1 : 0;
 }
 

@@ -102,8 +102,8 @@ trf_status trf_torch_make_experts(int device, const void *container, uint64_t co
     return trf_torch::insert_experts(device, container, container_bytes, blobs, err);
 }
 
-trf_status trf_torch_check_experts(int device, const void *container, uint64_t container_bytes, trf_dtype dtype,
-                                   trf_error *err) {
+trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes, trf_dtype dtype,
+                                         trf_error *err) {
     const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, container, container_bytes);
     if (!found) {
         *err = {TRF_ERR_NOT_FOUND, 0, TRF_NO_OFFSET, "there are no experts at this place"};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions by which _registry.py manages the layers, through ctypes. device: CUDA ordinal, or TRF_DEVICE_CPU. */
+/* The functions by which _registry.py and _load.py manage the layers, through ctypes. device: CUDA ordinal, or
+ * TRF_DEVICE_CPU. */
 #ifndef TRF_TORCH_MANAGE_H
 #define TRF_TORCH_MANAGE_H
 
@@ -34,14 +35,14 @@ TRF_TORCH_API int trf_torch_is_known(int device, const void *blob, uint64_t blob
 TRF_TORCH_API int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_layer_info *info);
 
 /* Makes experts of layers that are known: [count] blobs at these offsets of a container. Where the library does not
- * take them together, trf_torch_check_experts says so. Errors: see insert_experts. */
+ * take them together, trf_torch_check_experts_dtype says so. Errors: see insert_experts. */
 TRF_TORCH_API trf_status trf_torch_make_experts(int device, const void *container, uint64_t container_bytes,
                                                 const uint64_t *offsets, uint32_t count, trf_error *err);
 
 /* Whether transfuse::experts takes them with an x of this dtype. Errors: trf_experts_create's and _plan_create's;
  * TRF_ERR_NOT_FOUND. */
-TRF_TORCH_API trf_status trf_torch_check_experts(int device, const void *container, uint64_t container_bytes,
-                                                 trf_dtype dtype, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes,
+                                                       trf_dtype dtype, trf_error *err);
 
 TRF_TORCH_API void trf_torch_forget(int device, const void *blob);
 TRF_TORCH_API void trf_torch_forget_experts(int device, const void *container); /* and their layers */

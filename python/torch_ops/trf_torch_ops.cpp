@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The operators torch.ops.transfuse.*: their schemas, and their kernels for the CPU and CUDA. Fake implementations,
  * autograd and autocast stand in _ops.py; transfuse::adopt has its kernel in _registry.py. */
+#include "trf_torch_groups.h"
 #include "trf_torch_product.h"
-#include "trf_torch_sets.h"
 
 #include <torch/csrc/stable/library.h>
 

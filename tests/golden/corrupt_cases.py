@@ -76,11 +76,11 @@ class Places:
         self.raw_end = self.raw + raw[s]
         table = tile.data_offset + sum(raw)
         self.table, self.table_end = table + 2 * s, table + 2 * slab_count
-        self.streams = table + ref.align16(2 * slab_count)
+        self.rans_streams = table + ref.align16(2 * slab_count)
         ends = struct.unpack_from(f"<{slab_count}H", blob, table)
-        self.state = self.streams + (16 * ends[s - 1] if s else 0)
-        self.end = self.streams + 16 * ends[s]
-        self.slivers = self.streams + 16 * ends[-1]
+        self.state = self.rans_streams + (16 * ends[s - 1] if s else 0)
+        self.end = self.rans_streams + 16 * ends[s]
+        self.slivers = self.rans_streams + 16 * ends[-1]
         self.pairs = self.state + 64
         self.count = self.pairs + 16
         self.list = self.count + 4
@@ -102,7 +102,7 @@ def bases() -> dict[str, bytes]:
     force[:48:9, :32:7] = True
     e4m3 = signs | 2 + values(1, 53, 41) << 3 | values(2, 53, 41) % 8
     e5m2 = 18 + values(3, 17, 273) << 2 | values(4, 17, 273) & 3
-    grouped = {"granularity": ref.SCALE_GROUP, "scale_group_size": 16}
+    scale_groups = {"granularity": ref.SCALE_GROUP, "scale_group_size": 16}
     codes = values(6, 17, 17) - 4
     return {
         "tiny": encode(np.full((1, 1), 0x3F80), Options(ref.BF16, ref.BF16_DTYPE)),
@@ -118,7 +118,7 @@ def bases() -> dict[str, bytes]:
         "stored": encode(e5m2[:1, :257], Options(ref.E5M2, ref.F8_E5M2)),
         "group": encode(
             codes,
-            Options(ref.INT, ref.F16, class_value=[-8], raw_bits=1, scales=np.full((17, 2), 0.5), **grouped),
+            Options(ref.INT, ref.F16, class_value=[-8], raw_bits=1, scales=np.full((17, 2), 0.5), **scale_groups),
         ),
         "channel": encode(
             codes[:3],
@@ -450,8 +450,8 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
     end0, end1 = (struct.unpack_from("<H", slabs, p.table)[0] for p in (first, second))
     yield "slab_ends_equal", put16(second.table, end0), TILE, "slab 1 ends where slab 0 ends"
     yield "slab_ends_descending", put16(first.table, end1 + 1), TILE, "slab 0 ends behind slab 1"
-    yield "slab_end_zero", put16(first.table, 0), TILE, "slab 0 has no streams"
-    message = "the streams of slab 0 are 80 bytes, too short for their head"
+    yield "slab_end_zero", put16(first.table, 0), TILE, "slab 0 has no rANS streams"
+    message = "the rANS streams of slab 0 are 80 bytes, too short for their head"
     yield "slab_end_in_head", put16(first.table, 5), TILE, message
     yield "slab_end_behind_tile", put16(second.table, 0xFFFF), TILE, "slab 1 ends behind the tile"
     yield "slab_one_unit_too_small", put16(first.table, end0 - 1), TILE, "slab 0 is 16 bytes too short"
@@ -462,7 +462,12 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
     yield "slab_count_reserved_1", put16(first.count + 2, 1), TILE, "the field behind the count of exceptions is 1"
     yield "slab_count_reserved_32768", put16(second.count + 2, 1 << 15), TILE, "the same field is 2^15"
     yield "slab_table_padding", put8("slabs", first.table_end, 1), TILE, "a byte behind the slab table"
-    yield "slab_table_padding_end", put8("slabs", first.streams - 1, 1), TILE, "the last byte before the streams"
+    yield (
+        "slab_table_padding_end",
+        put8("slabs", first.rans_streams - 1, 1),
+        TILE,
+        "the last byte before the rANS streams",
+    )
     yield "slab_pair_words_too_many", put8("slabs", first.pairs, slabs[first.pairs] + 8), TILE, "8 words too many"
     yield "slab_pair_words_too_few", put8("slabs", first.pairs + 15, 0), TILE, "none in place of some"
 
@@ -471,7 +476,7 @@ def slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
     yield "sliver_padding", put8("slabs", len(slabs) - 1, 1), TILE, "last byte of the tile"
     yield "stored_tile_padding", put8("tiny", len(base["tiny"]) - 1, 1), TILE, "last byte of the tile"
     i8 = Places(base["i8"], 0, 0)
-    # Two groups of four weights fill the bits 0 and 1 of each byte.
+    # Two quads fill the bits 0 and 1 of each byte.
     for bit in (2, 15, 31):
         blob = changed(base["i8"], lambda b, bit=bit: set_bit(b, i8.raw, bit))
         yield f"plane_unused_bit_{bit}", blob, TILE, f"bit {bit} of a plane's word that has 8 weights"
@@ -523,7 +528,7 @@ def narrow_slab_cases(base: dict[str, bytes]) -> Iterator[Case]:
         yield f"{name}_slab_cols_{after}", blob, TILE, f"slabs of {before} columns, called {after}"
     at = [Places(base["sixteen"], 0, s) for s in range(16)]
     ends = [struct.unpack_from("<H", base["sixteen"], p.table)[0] for p in at]
-    assert at[15].table_end == at[0].streams
+    assert at[15].table_end == at[0].rans_streams
     for label, s, end, what in (
         ("ends_in_a_band_equal", 1, ends[0], "slab 1 ends where slab 0 ends"),
         ("ends_descending", 14, ends[15] + 1, "slab 14 ends behind slab 15"),
@@ -581,7 +586,7 @@ def exception_cases(base: dict[str, bytes]) -> Iterator[Case]:
         yield f"exception_code_{label}", of("codes", code % 3, code), TILE, f"code {code}"
 
 
-def stream_cases(base: dict[str, bytes]) -> Iterator[Case]:
+def rans_stream_cases(base: dict[str, bytes]) -> Iterator[Case]:
     slabs = base["slabs"]
     for s in (0, 1):
         p = Places(slabs, 0, s)
@@ -651,6 +656,6 @@ def all_cases() -> Iterator[Case]:
         ref.read_blob(blob)
     for cases in (
         truncated_cases, header_cases, section_cases, table_cases, scale_cases, tile_cases, checksum_cases,
-        slab_cases, narrow_slab_cases, exception_cases, stream_cases,
+        slab_cases, narrow_slab_cases, exception_cases, rans_stream_cases,
     ):  # fmt: skip
         yield from cases(base)

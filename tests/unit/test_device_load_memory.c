@@ -7,6 +7,7 @@
 #include "common/expect.h"
 #include "common/guarded_memory.h"
 #include "common/run_suite.h"
+#include "common/same_products.h"
 #include "common/test_calls.h"
 #include "transfuse/experts.h"
 #include "transfuse/stacks.h"
@@ -105,43 +106,11 @@ static void check_load(const char *tensor, const trf_load_options *options, trf_
     ck_assert_ptr_null(layer);
 }
 
-/* y[M][rows], F32, malloc'd. x: on the device. */
-static float *multiply(trf_device_layer *layer, const void *x) {
-    const trf_layer_info info = test_layer_info(layer);
-    const uint64_t y_bytes = 4ull * M * info.rows;
-    const trf_dtype x_dtype = info.codec == TRF_CODEC_FP16 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16;
-    trf_plan *plan;
-    void *y, *workspace;
-    float *found = malloc(y_bytes);
-    fixture_check_status(test_make_plan(layer, M, x_dtype, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK, &err);
-    const uint64_t workspace_bytes = test_plan_info(plan).workspace_bytes;
-    fixture_check_status(trf_device_allocate(device, y_bytes, &y, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_allocate(device, workspace_bytes, &workspace, &err), TRF_OK, &err);
-    fixture_check_status(test_multiply(plan, x, y, workspace, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_download(device, found, y, y_bytes, &err), TRF_OK, &err);
-    trf_device_free(device, y);
-    trf_device_free(device, workspace);
-    trf_plan_destroy(plan);
-    return found;
-}
-
-/* Two layers have the same meaning and the same product. */
+/* Two layers have the same meaning and the same products. */
 static void check_same(trf_device_layer *a, trf_device_layer *b) {
-    const uint64_t count = (uint64_t)M * a->info.cols;
-    uint16_t *numbers = malloc(2 * count);
-    void *x;
-    for (uint64_t i = 0; i < count; i++) /* small numbers as BF16, and F16 */
-        numbers[i] = (uint16_t)((i % 2 ? 0xB800 : 0x3800) + i * 37 % 0x400);
-    fixture_check_status(trf_device_allocate(device, 2 * count, &x, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_upload(device, x, numbers, 2 * count, &err), TRF_OK, &err);
-    float *first = multiply(a, x), *second = multiply(b, x);
     EXPECT(memcmp(&a->shard, &b->shard, sizeof a->shard) == 0);
     EXPECT(memcmp(&a->info, &b->info, sizeof a->info) == 0);
-    EXPECT(memcmp(first, second, 4ull * M * a->info.rows) == 0);
-    trf_device_free(device, x);
-    free(first);
-    free(second);
-    free(numbers);
+    check_same_products(device, a, b, M);
 }
 
 /* ---- tests ---- */

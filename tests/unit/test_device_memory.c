@@ -7,6 +7,7 @@
 #include "common/expect.h"
 #include "common/guarded_memory.h"
 #include "common/run_suite.h"
+#include "common/same_products.h"
 #include "transfuse/device_memory.h"
 #include "trf_device_layer.h"
 #include "trf_layer.h"
@@ -270,62 +271,6 @@ static void check_rows(const trf_device_layer *layer, const stored_layer *stored
     free(found);
 }
 
-/* y[M][rows], F32, malloc'd; NULL if the device has no such path. x: on the device. */
-static float *multiply(trf_device_layer *layer, const void *x, trf_path path) {
-    const trf_layer_info *info = &layer->info;
-    const uint64_t y_bytes = 4ull * M * info->rows;
-    trf_plan_options options;
-    trf_operands operands;
-    trf_plan_info planned;
-    trf_plan *plan;
-    void *y, *workspace;
-    float *found = malloc(y_bytes);
-    trf_plan_options_init(&options);
-    options.m = M;
-    options.x_dtype = info->codec == TRF_CODEC_FP16 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16;
-    options.y_dtype = TRF_DTYPE_F32;
-    options.path = path;
-    trf_status status = trf_plan_create(layer, &options, &plan, &err);
-    if (path != TRF_PATH_AUTO && status == TRF_ERR_UNSUPPORTED) {
-        free(found);
-        return NULL;
-    }
-    fixture_check_status(status, TRF_OK, &err);
-    trf_plan_get_info(plan, &planned);
-    fixture_check_status(trf_device_allocate(device, y_bytes, &y, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_allocate(device, planned.workspace_bytes, &workspace, &err), TRF_OK, &err);
-    trf_operands_init(&operands);
-    operands.x = x;
-    operands.y = y;
-    fixture_check_status(trf_linear(plan, &operands, workspace, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_download(device, found, y, y_bytes, &err), TRF_OK, &err);
-    trf_device_free(device, y);
-    trf_device_free(device, workspace);
-    trf_plan_destroy(plan);
-    return found;
-}
-
-/* Products of two layers that are the same, by every path: the same bits. */
-static void check_same_products(trf_device_layer *a, trf_device_layer *b) {
-    static const trf_path paths[] = {TRF_PATH_AUTO, TRF_PATH_FUSED, TRF_PATH_TWO_STEP, TRF_PATH_WIDE};
-    const uint64_t count = (uint64_t)M * a->info.cols;
-    uint16_t *numbers = malloc(2 * count);
-    void *x;
-    for (uint64_t i = 0; i < count; i++) /* small numbers as BF16, and F16 */
-        numbers[i] = (uint16_t)((i % 2 ? 0xB800 : 0x3800) + i * 37 % 0x400);
-    fixture_check_status(trf_device_allocate(device, 2 * count, &x, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_upload(device, x, numbers, 2 * count, &err), TRF_OK, &err);
-    for (size_t p = 0; p < sizeof paths / sizeof paths[0]; p++) {
-        float *first = multiply(a, x, paths[p]), *second = multiply(b, x, paths[p]);
-        EXPECT(!first == !second);
-        EXPECT(!first || memcmp(first, second, 4ull * M * a->info.rows) == 0);
-        free(first);
-        free(second);
-    }
-    trf_device_free(device, x);
-    free(numbers);
-}
-
 /* Rows of a shard, or of ranges, malloc'd. */
 static uint32_t *list_rows(const trf_load_options *options) {
     uint32_t *rows = malloc(ROWS * sizeof *rows), count = 0;
@@ -351,7 +296,7 @@ static void check_everywhere(const stored_layer *stored, trf_load_options option
     EXPECT(room.size.blob_bytes == from_file->view.blob_bytes);
     EXPECT(placed->view.blob == room.blob.at);
     check_same(from_file, placed);
-    check_same_products(from_file, placed);
+    check_same_products(device, from_file, placed, M);
     check_rows(placed, stored, rows, options.first_col);
     uint8_t *blob = guarded_read(&room.blob), *same = read_blob(from_file);
     EXPECT(memcmp(blob, same, room.size.blob_bytes) == 0);
@@ -419,7 +364,7 @@ START_TEST(ranges_that_are_shards) {
         trf_device_layer *a = create(stored->blob, stored->bytes, &one),
                          *b = create(stored->blob, stored->bytes, &shard);
         check_same(a, b);
-        check_same_products(a, b);
+        check_same_products(device, a, b, M);
         trf_device_layer_destroy(a);
         trf_device_layer_destroy(b);
     }
@@ -607,7 +552,7 @@ START_TEST(shards_of_blobs_on_the_device) {
         options.blob_is_on_device = 1;
         trf_device_layer *from_device = create(blob.at, stored->bytes, &options);
         check_same(from_file, from_device);
-        check_same_products(from_file, from_device);
+        check_same_products(device, from_file, from_device, M);
         trf_device_layer_destroy(from_device);
         layer_room room = make_room(blob.at, stored->bytes, &options);
         from_device = create(blob.at, stored->bytes, &options);

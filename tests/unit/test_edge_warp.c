@@ -198,7 +198,7 @@ static void check_tile(test_rng *rng, const test_tile_choice *choice) {
                              choice->slab_cols, choice->predictor_mode, choice->stored, row, col, by_slabs[at],
                              by_edges[at], tile->elements[at]);
         }
-    EXPECT(decode_edges_in(&host->view, TRF_EDGE_REGULAR, TRF_EDGE_REGULAR_END, by_edges, seen));
+    EXPECT(decode_edges_in(&host->view, TRF_REGULAR_AS_EDGE, TRF_REGULAR_AS_EDGE_END, by_edges, seen));
     for (size_t at = 0; at < weights; at++)
         EXPECT(seen[at] == 1 && by_edges[at] == tile->elements[at]);
     free(by_slabs);

@@ -5,7 +5,7 @@
 #include "common/checkpoint_fixture.h"
 #include "common/failing_memory.h"
 #include "common/run_suite.h"
-#include "trf_feed_to_layer.h"
+#include "trf_layer_from_feed.h"
 
 #include <check.h>
 #include <string.h>
@@ -86,7 +86,7 @@ static trf_status open_layer(void *context) {
     trf_status status = open_feed(args, &feed);
     if (status != TRF_OK)
         return status;
-    status = trf_feed_to_layer(&feed, NULL, &args->layer, &err);
+    status = trf_layer_from_feed(&feed, NULL, &args->layer, &err);
     if (status != TRF_OK)
         trf_layer_feed_fail(&feed, status, &err);
     args->shard = feed.shard;

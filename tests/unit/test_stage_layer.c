@@ -7,7 +7,7 @@
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_checkpoint.h"
-#include "trf_feed_to_layer.h"
+#include "trf_layer_from_feed.h"
 #include "trf_slab_directory.h"
 #include "trf_stage_layer.h"
 
@@ -251,7 +251,7 @@ static trf_layer *open_layer(const char *tensor, const trf_load_options *options
     trf_layer *layer;
     trf_error error;
     fixture_check_status(trf_layer_feed_open_tensor(checkpoint, tensor, options, &feed, &error), TRF_OK, &error);
-    fixture_check_status(trf_feed_to_layer(&feed, NULL, &layer, &error), TRF_OK, &error);
+    fixture_check_status(trf_layer_from_feed(&feed, NULL, &layer, &error), TRF_OK, &error);
     *shard = feed.shard;
     trf_layer_feed_close(&feed);
     return layer;

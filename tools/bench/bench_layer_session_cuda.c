@@ -66,9 +66,9 @@ static int make_x(bench_layer_session *session) {
     if (!failed) {
         bench_draw(drawn, count, 0);
         for (uint64_t i = 0; i < count; i++) {
-            bits[i] = (uint16_t)cli_float_to_code(scale * drawn[i], session->x_dtype);
+            bits[i] = (uint16_t)cli_float_to_bits(scale * drawn[i], session->x_dtype);
             if (i < kept)
-                session->x_host[i] = (double)cli_code_to_float(bits[i], session->x_dtype);
+                session->x_host[i] = (double)cli_bits_to_float(bits[i], session->x_dtype);
         }
         session->x = cli_cuda_alloc(count * sizeof *bits);
         failed =
@@ -141,7 +141,7 @@ int bench_need_workspace(bench_layer_session *session, uint64_t bytes) {
 
 static double value_of(const void *values, trf_dtype dtype, uint64_t i) {
     return dtype == TRF_DTYPE_F32 ? (double)((const float *)values)[i]
-                                  : (double)cli_code_to_float(((const uint16_t *)values)[i], dtype);
+                                  : (double)cli_bits_to_float(((const uint16_t *)values)[i], dtype);
 }
 
 int bench_read_error(const bench_layer_session *session, int compressed, uint32_t batch, trf_dtype y_dtype,

@@ -67,7 +67,7 @@ int bench_matrix_draw_x(uint64_t rows, uint32_t cols, void **x, uint16_t **kept)
     if (!failed) {
         bench_draw(drawn, count, 0);
         for (uint64_t i = 0; i < count; i++)
-            (*kept)[i] = (uint16_t)cli_float_to_code(drawn[i], TRF_DTYPE_BF16);
+            (*kept)[i] = (uint16_t)cli_float_to_bits(drawn[i], TRF_DTYPE_BF16);
         failed =
             cli_cuda_check(cudaMemcpy(*x, *kept, count * sizeof **kept, cudaMemcpyHostToDevice), "bench: copying x");
     }
@@ -88,9 +88,9 @@ int bench_matrix_add_error(const bench_matrix *matrix, const uint16_t *x, uint32
             const uint64_t row = n * rows / SAMPLE_ROWS < rows ? n * rows / SAMPLE_ROWS : n; /* spread over all */
             double sum = 0;
             for (uint64_t k = 0; k < cols; k++)
-                sum += (double)cli_code_to_float(matrix->weights[row * cols + k], TRF_DTYPE_BF16) *
-                       (double)cli_code_to_float(x[i * cols + k], TRF_DTYPE_BF16);
-            const double off = (double)cli_code_to_float(found[i * rows + row], TRF_DTYPE_BF16) - sum;
+                sum += (double)cli_bits_to_float(matrix->weights[row * cols + k], TRF_DTYPE_BF16) *
+                       (double)cli_bits_to_float(x[i * cols + k], TRF_DTYPE_BF16);
+            const double off = (double)cli_bits_to_float(found[i * rows + row], TRF_DTYPE_BF16) - sum;
             error->energy += sum * sum;
             error->difference += off * off;
         }

@@ -64,7 +64,7 @@ void bench_make_source(const float *weights, cli_shape shape, double sigma, trf_
     size_t bytes = trf_dtype_bytes(dtype);
     for (uint64_t i = 0; i < n; i++) {
         float weight = weights[i] * scale;
-        uint32_t code = bytes < 4 ? cli_float_to_code(weight, dtype) : 0;
+        uint32_t code = bytes < 4 ? cli_float_to_bits(weight, dtype) : 0;
         if (bytes == 4)
             ((float *)target)[i] = weight;
         else if (bytes == 2)

@@ -20,8 +20,8 @@ from transfuse import _probes
 from transfuse import _structs as s
 from transfuse._checkpoint import CheckpointInfo, info
 from transfuse._errors import TransfuseError
-from transfuse._fit import measure_need, read_quant_method
 from transfuse._library import find_installed, library
+from transfuse._memory_need import measure_need, read_quant_method
 from transfuse._nvidia import Driver, Gpu, find_driver
 
 _OLDEST_CAPABILITY = (8, 0)

@@ -56,9 +56,9 @@ tell(devices=devices)
 OPS = """
 tell(doing="loading transfuse's ops")
 import torch
-from transfuse.torch import _ops, _registry
+from transfuse.torch import _encode, _ops, _registry
 weight = (0.02 * torch.randn(512, 512)).to(torch.bfloat16)
-blob = _registry.encode(weight)
+blob = _encode.encode(weight)
 for device in {devices}:
     for batch in (1, 4096 if device != "cpu" else 16):
         tell(doing=f"a product of {{batch}} rows on {{device}}")

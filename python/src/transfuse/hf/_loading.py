@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part
-from transfuse.torch import _ops, _registry
+from transfuse.torch import _load, _ops
 from transfuse.torch._containers import unpack_experts
 from transfuse.torch._experts import replace_experts
 from transfuse.torch._modules import TORCH_DTYPES
@@ -40,7 +40,7 @@ class _Job:
 
     target: str
     parts: list[Part]
-    is_set: bool = False
+    into_container: bool = False
 
 
 class Loader:
@@ -49,9 +49,9 @@ class Loader:
     def __init__(self, model: PreTrainedModel, plan: LoadPlan, device_of: Callable[[str], torch.device]) -> None:
         self.model, self.plan, self.device_of = model, plan, device_of
         self._files = ExitStack()
-        self._checkpoints: dict[str, _registry.Checkpoint] = {}
+        self._checkpoints: dict[str, _load.Checkpoint] = {}
         self._dense_files: dict[str, Any] = {}
-        self._cancel = _registry.Cancel()
+        self._cancel = _load.Cancel()
 
     def run(self) -> None:
         """Loads everything. Ctrl-C ends it within a second.
@@ -78,7 +78,7 @@ class Loader:
         lists = [[taken.part] for taken in self.plan.taken] + [decoded.parts for decoded in self.plan.decoded]
         lists += [parts for experts in self.plan.experts for parts in experts.blobs.values()]
         for path in {part.tensor.file for parts in lists for part in parts}:
-            self._checkpoints[path] = self._files.enter_context(_registry.open_checkpoint(path))
+            self._checkpoints[path] = self._files.enter_context(_load.open_checkpoint(path))
 
     def _make_jobs(self) -> list[_Job]:
         jobs = [_Job(taken.target, [taken.part]) for taken in self.plan.taken]
@@ -112,9 +112,9 @@ class Loader:
         device = self.device_of(job.target)
         sources = [(self._checkpoints[part.tensor.file], part.tensor.name) for part in job.parts]
         # A 3-D tensor of a file is a set of experts already.
-        if job.is_set and len(job.parts[0].tensor.shape) == 2:
-            return _registry.load_experts(sources, device, cancel=self._cancel)
-        return _registry.load_blob(*sources[0], device, cancel=self._cancel)
+        if job.into_container and len(job.parts[0].tensor.shape) == 2:
+            return _load.load_experts(sources, device, cancel=self._cancel)
+        return _load.load_blob(*sources[0], device, cancel=self._cancel)
 
     def _decode(self, item: Decoded) -> None:
         """Decodes the parts of an item, has the host convert them, and sets what comes of it."""
@@ -141,7 +141,7 @@ class Loader:
             return self._dense_files[tensor.file].get_tensor(tensor.name).to(device)  # type: ignore[no-any-return]
         assert tensor.layer is not None
         dtype, (*_, rows, cols) = TORCH_DTYPES[tensor.layer.dtype], tensor.shape
-        blob = _registry.load_blob(self._checkpoints[tensor.file], tensor.name, device)
+        blob = _load.load_blob(self._checkpoints[tensor.file], tensor.name, device)
         if len(tensor.shape) == 2:
             return _ops.decode(blob, rows, cols, dtype)
         dense = torch.empty(tensor.shape, dtype=dtype, device=device)

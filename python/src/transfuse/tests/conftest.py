@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that tests share, and the command that the package holds."""
+"""Checkpoints and devices that tests share, and the command that the package holds."""
 
 from __future__ import annotations
 
@@ -65,6 +65,16 @@ def source(tmp_path_factory: pytest.TempPathFactory, tensors: Tensors) -> Path:
     path = tmp_path_factory.mktemp("source") / "model.safetensors"
     write_safetensors(path, tensors)
     return path
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """The devices that torch has here, for tests that need torch anyway."""
+    import torch
+
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

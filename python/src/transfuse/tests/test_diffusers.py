@@ -20,15 +20,6 @@ import torch
 
 import transfuse
 
-DEVICES = ("cpu", "cuda")
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    return str(request.param)
-
 
 @pytest.fixture(autouse=True)
 def approximate() -> Iterator[None]:

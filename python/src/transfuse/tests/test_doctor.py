@@ -16,8 +16,8 @@ import transfuse
 from transfuse import _doctor, _probes
 from transfuse import _structs as s
 from transfuse._doctor import _Doctor, _Report, covers
-from transfuse._fit import MARGIN_BYTES, measure_need
 from transfuse._library import library
+from transfuse._memory_need import MARGIN_BYTES, measure_need
 from transfuse._nvidia import Driver, Gpu
 from transfuse._probes import ProbeResult, run_probe
 from transfuse.tests.conftest import Tensors, write_safetensors
@@ -320,7 +320,7 @@ def test_memory_need_is_the_sum_of_its_parts(folder: Path) -> None:
     stored = sum(tensor.bytes for tensor in transfuse.info(folder / "compressed").tensors)
     assert need.weights == stored
     assert need.workspace == 2 * 300 * 520
-    # At least the decode slots of each of the 7 blobs, and a small part of what is described.
+    # At least the decode table of each of the 7 blobs, and a small part of what is described.
     assert 7 * 4 << 9 <= need.directories <= stored
     assert need.total == stored + need.directories + need.workspace + MARGIN_BYTES
 

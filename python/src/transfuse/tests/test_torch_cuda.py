@@ -22,8 +22,8 @@ except ImportError as missing:
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
+from transfuse.tests.test_torch_group_ops import make_experts
 from transfuse.tests.test_torch_ops import CODECS, Case, make_x
-from transfuse.tests.test_torch_sets import make_experts
 
 
 def capture(function: Callable[..., Any], *inputs: Tensor) -> tuple[torch.cuda.CUDAGraph, Any]:

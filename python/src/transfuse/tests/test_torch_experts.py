@@ -30,15 +30,15 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qw
 
 import transfuse
 from transfuse.tests.torch_cases import exact, normal, same_bits
-from transfuse.torch import _experts, _ops, _registry, pack_experts
+from transfuse.torch import _encode, _experts, _ops, pack_experts
 from transfuse.torch._compress import compress_model
 from transfuse.torch._experts import (
     TransfuseExperts,
     encode_experts,
     find_experts_obstacle,
-    get_dense_tokens,
+    get_experts_decode_threshold,
     replace_experts,
-    set_dense_tokens,
+    set_experts_decode_threshold,
 )
 from transfuse.torch._modules import TransfuseLinear
 
@@ -47,12 +47,12 @@ IMPLEMENTATIONS = ["eager", "batched_mm", "grouped_mm"]
 
 
 @pytest.fixture(autouse=True)
-def dense_tokens() -> Iterator[None]:
+def decode_threshold() -> Iterator[None]:
     """Compressed products for few tokens, and what is set is put back."""
-    before = get_dense_tokens()
-    set_dense_tokens(24)  # 64 tokens: each goes to 3 of 8 experts
+    before = get_experts_decode_threshold()
+    set_experts_decode_threshold(24)  # 64 tokens: each goes to 3 of 8 experts
     yield
-    set_dense_tokens(before)
+    set_experts_decode_threshold(before)
 
 
 def make_experts(
@@ -132,14 +132,14 @@ def test_the_threshold_decides() -> None:
     watch("_forward_dense")
     watch("_forward_compressed")
     for limit, tokens in ((3, 8), (3, 9), (0, 1)):
-        set_dense_tokens(limit)
+        set_experts_decode_threshold(limit)
         module(*make_routes(tokens))
     with exact():
-        set_dense_tokens(100)
+        set_experts_decode_threshold(100)
         module(*make_routes(1))
     assert ways == ["_forward_compressed", "_forward_dense", "_forward_dense", "_forward_dense"]
     with pytest.raises(ValueError, match="tokens is -1"):
-        set_dense_tokens(-1)
+        set_experts_decode_threshold(-1)
 
 
 def test_no_tokens_and_weights_of_f32() -> None:
@@ -155,7 +155,7 @@ def test_no_tokens_and_weights_of_f32() -> None:
 def test_fused_gate_and_up() -> None:
     module, dense = make_experts(), make_experts()
     blobs = {
-        name: [_registry.encode(expert) for expert in getattr(dense, f"{name}_proj")] for name in ("gate_up", "down")
+        name: [_encode.encode(expert) for expert in getattr(dense, f"{name}_proj")] for name in ("gate_up", "down")
     }
     replace_experts(module, **blobs)
     assert list(module.state_dict()) == ["gate_up_proj", "down_proj"]
@@ -234,7 +234,7 @@ def test_dense_weights_are_not_kept_for_the_backward_pass() -> None:
 @pytest.mark.parametrize(("rows", "cols"), [(64, 48), (33, 17)])
 def test_decoding_to_memory_that_is_there(rows: int, cols: int) -> None:
     dense = normal(3, rows, cols)
-    blobs = pack_experts([_registry.encode(expert) for expert in dense])
+    blobs = pack_experts([_encode.encode(expert) for expert in dense])
     both = torch.full((3, 2 * rows, cols), 7.0, dtype=torch.bfloat16)
     # Experts of 33 x 17 begin at addresses that are no multiples of 16.
     _ops.decode_experts_into(blobs, both[:, rows:])
@@ -335,7 +335,7 @@ def test_wrong_blobs_are_refused() -> None:
         ({"gate": blobs["gate"], "down": blobs["down"]}, "takes gate_up_proj, down_proj or gate_proj, up_proj"),
         ({"up": blobs["up"], "down": blobs["down"]}, "are given for up_proj, down_proj"),
         ({**blobs, "down": blobs["up"]}, "down_proj of .* the container has 8 experts of 112 x 80"),
-        ({**blobs, "up": pack_experts([_registry.encode(normal(INNER, HIDDEN))])}, "the container has 1 experts"),
+        ({**blobs, "up": pack_experts([_encode.encode(normal(INNER, HIDDEN))])}, "the container has 1 experts"),
     ):
         with pytest.raises(ValueError, match=words):
             replace_experts(module, **wrong)
@@ -423,7 +423,7 @@ def test_compiles_as_one_graph(tokens: int) -> None:
         assert same_bits(compiled(*routes), module(*routes))
         with exact():
             assert same_bits(compiled(*routes), make_experts("batched_mm")(*routes))
-        set_dense_tokens(0)
+        set_experts_decode_threshold(0)
         assert same_bits(compiled(*routes), make_experts("batched_mm")(*routes))
 
 

@@ -19,10 +19,7 @@ try:
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
-]
+from transfuse.tests.torch_cases import DEVICES
 
 
 class Block(nn.Module):

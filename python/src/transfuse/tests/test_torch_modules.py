@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import transfuse
 from transfuse.tests.torch_cases import TiedModel, exact, make_ids, make_model, normal, same_bits
-from transfuse.torch import _registry
+from transfuse.torch import _encode, _registry
 from transfuse.torch._compress import compress_model
 from transfuse.torch._modules import (
     TransfuseEmbedding,
@@ -86,7 +86,7 @@ def test_linear_without_bias_in_other_shapes() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_embedding(dtype: torch.dtype) -> None:
     weight = normal(500, 72, dtype=torch.float32, scale=1.0).to(dtype)
-    blob = _registry.encode(weight)
+    blob = _encode.encode(weight)
     embedding = TransfuseEmbedding.from_blob(blob, 500, 72, dtype, padding_idx=-1)
     assert isinstance(embedding, nn.Embedding) and embedding.padding_idx == 499
     for ids in (torch.tensor(7), torch.tensor([[0, 499], [3, 3]], dtype=torch.int32), torch.arange(500).flip(0)):
@@ -137,7 +137,7 @@ def test_unknown_embeddings_are_refused() -> None:
         def forward(self, ids: Tensor) -> Tensor:
             return super().forward(ids + 2)
 
-    blob = _registry.encode(normal(64, 32))
+    blob = _encode.encode(normal(64, 32))
     with pytest.raises(TypeError, match="what a Positional does"):
         make_embedding(Positional(64, 32), blob)
     with pytest.raises(ValueError, match="max_norm"):
@@ -154,7 +154,7 @@ def test_unknown_embeddings_are_refused() -> None:
 
 
 def test_wrong_blobs_are_refused() -> None:
-    blob = _registry.encode(normal(64, 32))
+    blob = _encode.encode(normal(64, 32))
     with pytest.raises(ValueError, match="64 x 32 weights, and the module's are 32 x 64"):
         TransfuseLinear.from_blob(blob, 32, 64)
     with pytest.raises(ValueError, match="torch.bfloat16, not torch.float16"):
@@ -210,7 +210,7 @@ def test_tied_weights_are_one_parameter() -> None:
 
 
 def test_transformers_can_tie_compressed_weights() -> None:
-    embedding = TransfuseEmbedding.from_blob(_registry.encode(normal(128, 48)), 128, 48)
+    embedding = TransfuseEmbedding.from_blob(_encode.encode(normal(128, 48)), 128, 48)
     head = TransfuseLinear(48, 128, bias=False, device="meta", dtype=torch.bfloat16)
     head.weight = embedding.weight  # what PreTrainedModel.tie_weights does
     assert head.weight is embedding.weight

@@ -89,7 +89,7 @@ def test_memory_goes_back() -> None:
 def test_experts() -> None:
     pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
     from transfuse.tests.test_torch_experts import compress, error_of, make_experts, make_routes
-    from transfuse.torch import set_dense_tokens
+    from transfuse.torch import set_experts_decode_threshold
 
     # On a GPU experts share launches where their sides are whole slabs.
     hidden, inner = 512, 256
@@ -97,7 +97,7 @@ def test_experts() -> None:
     module = compress(make_experts("batched_mm", hidden=hidden, inner=inner)).cuda()
     assert module.product_dtypes == (torch.bfloat16,)
     precise = copy.deepcopy(dense).double()
-    set_dense_tokens(24)  # 64 tokens
+    set_experts_decode_threshold(24)  # 64 tokens
     for tokens in (1, 7, 64):
         x, index, weights = (each.cuda() for each in make_routes(tokens, hidden=hidden))
         want = precise(x.double(), index, weights.double())

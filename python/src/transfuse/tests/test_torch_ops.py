@@ -22,15 +22,12 @@ try:
     from torch import Tensor
 
     import transfuse.torch as tt
-    from transfuse.torch import _registry
+    from transfuse.torch import _load, _registry
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
+from transfuse.tests.torch_cases import DEVICES, resident_bytes
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
-]
 # name: source dtype, options of encode, dtypes of x that the codec multiplies
 CODECS: dict[str, tuple[torch.dtype, dict[str, Any], list[torch.dtype]]] = {
     "bf16": (torch.bfloat16, {}, [torch.bfloat16]),
@@ -58,11 +55,6 @@ def make_x(*sizes: int, dtype: torch.dtype, device: str, seed: int = 1) -> Tenso
 
 def bits_of(tensor: Tensor) -> Tensor:
     return tensor.cpu().contiguous().view(torch.uint8)
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Case:
@@ -306,7 +298,7 @@ def test_load_blob_refuses(source: Path, tmp_path: Path) -> None:
             tt.load_blob(checkpoint, "layers.9.weight", "cpu")
         with pytest.raises(transfuse.ArgumentError, match="norm"):
             tt.load_blob(checkpoint, "layers.0.norm.weight", "cpu")
-        stop = _registry.Cancel()
+        stop = _load.Cancel()
         stop.set()
         with pytest.raises(transfuse.CancelledError):
             tt.load_blob(checkpoint, "layers.0.q_proj.weight", "cpu", cancel=stop)

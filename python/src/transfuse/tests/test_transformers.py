@@ -91,14 +91,6 @@ KINDS = {
         decoded="T5DenseActDense reads its weight",
     ),
 }
-DEVICES = ("cpu", "cuda")
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -608,14 +600,14 @@ def test_interrupt(tmp_path: Path, checkpoints: Checkpoints) -> None:
     compressed = checkpoints.compressed("llama")
     program = f"""
 import sys, threading, time
-import transfuse.torch._registry as registry
+import transfuse.torch._load as loading
 import transformers
-real, started = registry.load_blob, threading.Event()
+real, started = loading.load_blob, threading.Event()
 def slow(*arguments, **options):
     started.set()
     time.sleep(0.2)
     return real(*arguments, **options)
-registry.load_blob = slow
+loading.load_blob = slow
 def tell():
     started.wait()
     print("reading", flush=True)

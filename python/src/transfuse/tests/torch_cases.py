@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the torch modules share: random weights, small models, and skipping where torch is missing."""
+"""What tests of the torch parts share: devices, random weights, small models, and skipping where torch is missing."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,18 @@ try:
     from transfuse.torch import _ops
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
+
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
+]
+
+
+def resident_bytes() -> int:
+    """Returns how much memory this process has in RAM."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def normal(*sizes: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0, scale: float = 0.02) -> Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from transfuse.torch._compress import CompressedWeight, ModelReport, compress_model
 from transfuse.torch._containers import pack_experts, unpack_experts
-from transfuse.torch._experts import TransfuseExperts, get_dense_tokens, set_dense_tokens
+from transfuse.torch._encode import encode
+from transfuse.torch._experts import TransfuseExperts, get_experts_decode_threshold, set_experts_decode_threshold
 from transfuse.torch._grouping import install, is_grouping, set_grouping
+from transfuse.torch._load import Cancel, Checkpoint, load_blob, open_checkpoint
 from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
 from transfuse.torch._ops import (
     decode,
@@ -20,16 +22,11 @@ from transfuse.torch._ops import (
     set_exact,
 )
 from transfuse.torch._registry import (
-    Cancel,
-    Checkpoint,
     adopt,
     blob_info,
-    check_experts,
-    encode,
+    check_experts_dtype,
     expert_infos,
     forget,
-    load_blob,
-    open_checkpoint,
 )
 
 __all__ = [
@@ -42,7 +39,7 @@ __all__ = [
     "TransfuseLinear",
     "adopt",
     "blob_info",
-    "check_experts",
+    "check_experts_dtype",
     "compress_model",
     "decode",
     "decode_experts",
@@ -52,7 +49,7 @@ __all__ = [
     "expert_infos",
     "experts",
     "forget",
-    "get_dense_tokens",
+    "get_experts_decode_threshold",
     "is_exact",
     "is_grouping",
     "linear",
@@ -60,7 +57,7 @@ __all__ = [
     "load_blob",
     "open_checkpoint",
     "pack_experts",
-    "set_dense_tokens",
+    "set_experts_decode_threshold",
     "set_exact",
     "set_grouping",
     "unpack_experts",

@@ -14,11 +14,11 @@ own, which decides, for each call, between two ways:
 
 * few tokens: they are sorted by expert on the device, and multiplied by the compressed experts. Nothing waits for the
   device, so that the call can be captured in a CUDA graph.
-* more than `set_dense_tokens` says, exact mode, or gradients: the experts of this layer are decoded, and the model's
-  own function of `config._experts_implementation` is called with the dense weights, for the bits that it gives
-  without compression. Their memory comes from torch's allocator and goes back before the next layer runs, which takes
-  the same memory again: one layer's dense weights are held at a time. With gradients they are decoded again in the
-  backward pass.
+* more than `set_experts_decode_threshold` says, exact mode, or gradients: the experts of this layer are decoded, and
+  the model's own function of `config._experts_implementation` is called with the dense weights, for the bits that it
+  gives without compression. Their memory comes from torch's allocator and goes back before the next layer runs, which
+  takes the same memory again: one layer's dense weights are held at a time. With gradients they are decoded again in
+  the backward pass.
 
 Expert parallelism, transposed weights and biases are not supported; `find_experts_obstacle` says so.
 """
@@ -45,12 +45,12 @@ _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
 _NAMES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 # Above how many tokens of an expert, on average, decoding all experts of a layer is faster than multiplying by
 # compressed ones, which decodes an expert again for each 8 of its tokens (docs/notebook/2026-11-24-models.md).
-_dense_tokens = 16
+_decode_threshold = 16
 _X_DTYPES = (torch.bfloat16, torch.float16)
 _classes: dict[type[nn.Module], type[TransfuseExperts]] = {}
 
 
-def set_dense_tokens(tokens: int) -> None:
+def set_experts_decode_threshold(tokens: int) -> None:
     """Sets above how many tokens of a call experts are decoded and multiplied by the model's own function.
 
     `tokens` are those of one expert, on average: a call of t tokens, of which each goes to k of n experts, gives an
@@ -62,15 +62,15 @@ def set_dense_tokens(tokens: int) -> None:
     ValueError
         `tokens` is negative.
     """
-    global _dense_tokens
+    global _decode_threshold
     if tokens < 0:
         raise ValueError(f"tokens is {tokens}; it must be 0 (always decode) or more")
-    _dense_tokens = int(tokens)
+    _decode_threshold = int(tokens)
 
 
-def get_dense_tokens() -> int:
-    """Returns what `set_dense_tokens` set."""
-    return _dense_tokens
+def get_experts_decode_threshold() -> int:
+    """Returns what `set_experts_decode_threshold` set."""
+    return _decode_threshold
 
 
 def get_expert_names(module: nn.Module) -> tuple[str, ...]:
@@ -245,7 +245,7 @@ class TransfuseExperts(BlobModule):
                 preserve_rng_state=False,
             )
             return result
-        few = top_k_index.numel() <= _dense_tokens * self.num_experts
+        few = top_k_index.numel() <= _decode_threshold * self.num_experts
         few = few and hidden_states.dtype in self.product_dtypes
         if _ops.is_exact() or not few:
             return self._forward_dense(hidden_states, top_k_index, top_k_weights)
@@ -378,7 +378,7 @@ class TransfuseExperts(BlobModule):
 def _multiplies(blob: Tensor, dtype: torch.dtype) -> bool:
     """Returns whether the library multiplies x of a dtype by these experts, where they are."""
     try:
-        _registry.check_experts(blob, dtype)
+        _registry.check_experts_dtype(blob, dtype)
     except TransfuseError:
         return False
     return True
@@ -444,7 +444,7 @@ __all__ = [
     "encode_experts",
     "find_experts_obstacle",
     "get_expert_names",
-    "get_dense_tokens",
+    "get_experts_decode_threshold",
     "replace_experts",
-    "set_dense_tokens",
+    "set_experts_decode_threshold",
 ]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from transfuse._errors import TransfuseError
 from transfuse._results import LayerInfo
-from transfuse.torch import _ops, _registry
+from transfuse.torch import _encode, _ops, _registry
 from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
 
 if TYPE_CHECKING:
@@ -443,7 +443,7 @@ def encode_weight(weight: Tensor, **options: Any) -> Tensor:
     ArgumentError
         No codec takes the weights.
     """
-    blob = _registry.encode(weight.detach().to("cpu").contiguous(), **options)
+    blob = _encode.encode(weight.detach().to("cpu").contiguous(), **options)
     return blob.to(weight.device)
 
 

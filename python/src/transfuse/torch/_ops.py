@@ -153,7 +153,7 @@ def experts(x: torch.Tensor, offsets: torch.Tensor, blobs: torch.Tensor, rows: i
     ------
     RuntimeError
         As `linear`; x requires a gradient, or exact mode is on: for these there is `decode_experts`; experts that
-        `check_experts` refuses.
+        `check_experts_dtype` refuses.
     """
     if _exact or _needs_gradients(x, None):
         raise RuntimeError("experts has neither gradients nor an exact mode; multiply by what decode_experts gives")

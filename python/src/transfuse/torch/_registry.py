@@ -9,35 +9,16 @@ which whoever writes other bytes into the same memory has to call.
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from transfuse import _structs as s
-from transfuse._checkpoint import TensorInfo, read_tensor_info
 from transfuse._errors import Status, TransfuseError, make_error
-from transfuse._layer import Layer
-from transfuse._library import call as library_call
-from transfuse._library import call_interruptible, library
-from transfuse._options import encode_path, encode_text
 from transfuse._results import LayerInfo, make_layer_info
-from transfuse.torch._containers import is_container, layout, read_head, write_head
-from transfuse.torch._shim import CPU, LayerMemory, LayerSize, call, shim
-
-# What codecs take: the name by which Layer.encode knows it, and a dtype of its bits where NumPy has none of its own.
-_DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
-    torch.float32: ("f32", None),
-    torch.float16: ("f16", None),
-    torch.bfloat16: ("bf16", torch.uint16),
-    torch.int8: ("i8", None),
-    torch.float8_e4m3fn: ("fp8_e4m3", torch.uint8),
-    torch.float8_e5m2: ("fp8_e5m2", torch.uint8),
-}
+from transfuse.torch._containers import is_container, read_head
+from transfuse.torch._shim import CPU, call, shim
 
 _DIRECTORY_ALIGNMENT = 256
 
@@ -102,7 +83,7 @@ def adopt(blob: torch.Tensor) -> None:
     if is_known(blob):
         return
     _check_alignment(blob)
-    _wait_for(blob.device)  # what writes it
+    wait_for(blob.device)  # what writes it
     if is_container(blob):
         with _container_lock:
             if not is_known(blob):
@@ -110,7 +91,7 @@ def adopt(blob: torch.Tensor) -> None:
         return
     device, pointer = _place_of(blob)
     what = f"blob of {blob.numel()} bytes on {blob.device}: "
-    keeping = _Keeping(blob, [_measure(device, pointer, blob.numel(), what)], [0])
+    keeping = Keeping(blob, [_measure(device, pointer, blob.numel(), what)], [0])
     with keeping:
         try:
             call("trf_torch_adopt", device, pointer, blob.numel(), *keeping.directories[0], what=what)
@@ -120,7 +101,8 @@ def adopt(blob: torch.Tensor) -> None:
             keeping.drop()  # another thread was faster
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Waits for the current stream, so that memory may be written or read that its work uses."""
     if device.type != "cuda":
         return
     stream = torch.cuda.current_stream(device)
@@ -135,7 +117,7 @@ def _adopt_container(container: torch.Tensor) -> None:
     what = f"container of {container.numel()} bytes on {container.device}: "
     offsets, sizes = read_head(container)
     places = [(pointer + offset, size) for offset, size in zip(offsets, sizes, strict=True)]
-    keeping = _Keeping(container, [_measure(device, *place, what) for place in places], offsets)
+    keeping = Keeping(container, [_measure(device, *place, what) for place in places], offsets)
     with keeping:
         for index, (place, directory) in enumerate(zip(places, keeping.directories, strict=True)):
             while True:  # until no thread has adopted this one expert in between
@@ -146,7 +128,7 @@ def _adopt_container(container: torch.Tensor) -> None:
                 except TransfuseError as failure:
                     if failure.status != Status.TRF_ERR_EXISTS:
                         raise
-        _make_experts(container, offsets, what)
+        make_experts(container, offsets, what)
 
 
 def _measure(device: int, pointer: int, count: int, what: str) -> int:
@@ -156,13 +138,14 @@ def _measure(device: int, pointer: int, count: int, what: str) -> int:
     return size.value
 
 
-def _make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
+def make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
+    """Makes experts of the blobs of a container, which are known."""
     array = (ctypes.c_uint64 * len(offsets))(*offsets)
     device, pointer = _place_of(container)
     call("trf_torch_make_experts", device, pointer, container.numel(), array, len(offsets), what=what)
 
 
-class _Keeping:
+class Keeping:
     """Keeps what layers need beside their blobs for as long as the storage of these, which has them forgotten.
 
     It is there before the layers are, so that no exception can come in between; one that leaves the block undoes it.
@@ -181,7 +164,7 @@ class _Keeping:
         self._finalizer = weakref.finalize(blob.untyped_storage(), _forget, *self._place, offsets, memory)
         self._finalizer.atexit = False
 
-    def __enter__(self) -> _Keeping:
+    def __enter__(self) -> Keeping:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -247,7 +230,7 @@ def expert_infos(container: torch.Tensor) -> list[LayerInfo]:
     return [blob_info(container[offset : offset + size]) for offset, size in zip(offsets, sizes, strict=True)]
 
 
-def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
+def check_experts_dtype(container: torch.Tensor, dtype: torch.dtype) -> None:
     """Raises the reason if `experts` does not take a container with an x of this dtype, BF16 or F16.
 
     Raises
@@ -259,202 +242,7 @@ def check_experts(container: torch.Tensor, dtype: torch.dtype) -> None:
     known = {torch.bfloat16: s.Dtype.BF16, torch.float16: s.Dtype.F16}
     if dtype not in known:
         raise make_error(Status.TRF_ERR_UNSUPPORTED, f"experts do not multiply x of {dtype}")
-    call("trf_torch_check_experts", *_place_of(container), container.numel(), known[dtype])
-
-
-def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Encodes a matrix.
-
-    Parameters
-    ----------
-    weight : torch.Tensor, [rows][cols]
-        float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2, on any device; it is encoded on the CPU.
-    options
-        Those of `transfuse.Layer.encode`: codec, favor, bits, granularity, threads, verify ...
-
-    Returns
-    -------
-    torch.Tensor, uint8, [blob_bytes]
-        On the CPU, not yet known to the ops.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is no such matrix.
-    TransfuseError
-        What `transfuse.Layer.encode` raises.
-    """
-    if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"weight must be a torch.Tensor, not {type(weight).__name__}")
-    if weight.dtype not in _DTYPES:
-        raise ValueError(f"weight is of {weight.dtype}; codecs take {', '.join(str(dtype) for dtype in _DTYPES)}")
-    name, bits = _DTYPES[weight.dtype]
-    array = weight.detach().cpu().contiguous()
-    return tensor_of(Layer.encode((array.view(bits) if bits else array).numpy(), dtype=name, **options))
-
-
-def tensor_of(layer: Layer) -> torch.Tensor:
-    """Returns a layer's blob as a tensor on the CPU."""
-    data = layer.to_bytes()
-    blob = torch.empty(len(data), dtype=torch.uint8)
-    ctypes.memmove(blob.data_ptr(), data, len(data))
-    return blob
-
-
-class Checkpoint:
-    """A checkpoint that is open for loading: a ``.safetensors`` file, an index, a folder, or a ``.trf`` file.
-
-    To be closed, which `with` does; several threads may load from it at once.
-
-    Raises
-    ------
-    NotFoundError, InputOutputError, DataError, UnsupportedError
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        handle = ctypes.c_void_p()
-        library_call("trf_checkpoint_open", encode_path(path), ctypes.byref(handle))
-        self._handle: ctypes.c_void_p | None = handle
-        self._close = weakref.finalize(self, library().trf_checkpoint_close, handle)
-
-    @functools.cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """What is in it, by the source's names."""
-        count = library().trf_checkpoint_num_tensors(self.handle)
-        found = [read_tensor_info(self.handle, index) for index in range(count)]
-        return {tensor.name: tensor for tensor in found}
-
-    @property
-    def handle(self) -> ctypes.c_void_p:
-        """The library's `trf_checkpoint`."""
-        if self._handle is None:
-            raise ValueError(f"the checkpoint {self.path} is closed")
-        return self._handle
-
-    def close(self) -> None:
-        """Closes it; tensors that were loaded stay."""
-        self._handle = None
-        self._close()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Opens a checkpoint for `load_blob`; raises what `Checkpoint` does."""
-    return Checkpoint(path)
-
-
-class Cancel(threading.Event):
-    """An event that stops loads: `set` ends those that were given it within a second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flag = ctypes.c_int32(0)
-
-    def set(self) -> None:
-        """Asks to stop."""
-        self.flag.value = 1
-        super().set()
-
-
-def load_blob(
-    checkpoint: Checkpoint | str | os.PathLike[str],
-    tensor: str,
-    device: torch.device | str,
-    *,
-    cancel: Cancel | None = None,
-) -> torch.Tensor:
-    """Reads one compressed tensor of a checkpoint to memory that torch allocates, and makes it known to the ops.
-
-    The library reads, checks and copies the bytes. Ctrl-C ends it within about a second, and nothing is left behind.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint or path
-        A path is opened and closed, which takes longer for each tensor.
-    tensor : str
-        The source's name; an expert of a 3-D tensor is "name[3]", and of the whole of it a container is made.
-    device : torch.device
-        The CPU or a CUDA device.
-    cancel : Cancel, optional
-        Of a caller who looks after Ctrl-C: the call then runs on the thread that it comes from.
-
-    Returns
-    -------
-    torch.Tensor, uint8, [blob_bytes]
-
-    Raises
-    ------
-    NotFoundError
-        There is no such checkpoint, tensor or expert.
-    ArgumentError
-        The tensor is not compressed, or one of experts without an index.
-    CancelledError
-        `cancel` was set.
-    DeviceError, InputOutputError, DataError, UnsupportedError
-    """
-    if not isinstance(checkpoint, Checkpoint):
-        with Checkpoint(checkpoint) as opened:
-            return load_blob(opened, tensor, device, cancel=cancel)
-    info = checkpoint.tensors.get(tensor)
-    if info is not None and info.compressed and len(info.shape) == 3:
-        return load_experts([(checkpoint, f"{tensor}[{index}]") for index in range(info.blobs)], device, cancel=cancel)
-    return _load([(checkpoint, tensor)], torch.device(device), cancel, is_set=False)
-
-
-def load_experts(
-    tensors: Sequence[tuple[Checkpoint, str]], device: torch.device | str, *, cancel: Cancel | None = None
-) -> torch.Tensor:
-    """Reads compressed tensors that files have one by one into one container of experts, as `load_blob` reads one.
-
-    Parameters
-    ----------
-    tensors : sequence of (Checkpoint, str)
-        In the order of the experts.
-
-    Returns
-    -------
-    torch.Tensor, uint8, [container_bytes]
-    """
-    return _load(tensors, torch.device(device), cancel, is_set=True)
-
-
-def _load(
-    tensors: Sequence[tuple[Checkpoint, str]], place: torch.device, cancel: Cancel | None, *, is_set: bool
-) -> torch.Tensor:
-    index = device_index(place)
-    sources = [(checkpoint.handle, encode_text(name, "tensor")) for checkpoint, name in tensors]
-    sizes = []
-    for handle, name in sources:
-        size = LayerSize()
-        call("trf_torch_measure_tensor", index, handle, name, ctypes.byref(size))
-        sizes.append(size)
-    offsets, total = layout([size.blob_bytes for size in sizes]) if is_set else ([0], sizes[0].blob_bytes)
-    blob = torch.empty(total, dtype=torch.uint8, device=place)
-    if is_set:
-        write_head(blob, offsets, [size.blob_bytes for size in sizes])
-    keeping = _Keeping(blob, [size.directory_bytes for size in sizes], offsets)
-    _wait_for(place)  # the memory may have been another tensor's, of work that is still under way
-    asked = cancel or Cancel()
-
-    def load() -> None:
-        for source, offset, size, directory in zip(sources, offsets, sizes, keeping.directories, strict=True):
-            memory = LayerMemory(blob.data_ptr() + offset, size.blob_bytes, *directory)
-            call("trf_torch_load", index, *source, ctypes.byref(memory), ctypes.byref(asked.flag))
-
-    with keeping:
-        if cancel:
-            load()
-        else:
-            call_interruptible(load, asked)
-        if is_set:
-            _make_experts(blob, offsets)
-    return blob
+    call("trf_torch_check_experts_dtype", *_place_of(container), container.numel(), known[dtype])
 
 
 def count_layers() -> int:

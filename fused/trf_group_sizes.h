@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many layers one grouped launch takes. */
-#ifndef TRF_GROUP_LIMITS_H
-#define TRF_GROUP_LIMITS_H
+#ifndef TRF_GROUP_SIZES_H
+#define TRF_GROUP_SIZES_H
 
 enum {
     TRF_GROUP_LAYERS = 8, /* whose arguments fit in a kernel's */

@@ -24,14 +24,13 @@ except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
 from transfuse.tests.test_torch_ops import (
-    DEVICES,
     Case,
     assert_is_product,
     make_weight,
     make_x,
     not_exact,  # noqa: F401
-    resident_bytes,
 )
+from transfuse.tests.torch_cases import DEVICES, resident_bytes
 
 # ---- epilogues ----
 
@@ -174,9 +173,9 @@ def test_containers(shape: tuple[int, int], device: str) -> None:
     for view, one in zip(views, dense, strict=True):
         assert torch.equal(tt.decode(view, *shape, torch.bfloat16), one)
     assert _registry.count_layers() == known + 3
-    tt.check_experts(blobs, torch.bfloat16)
+    tt.check_experts_dtype(blobs, torch.bfloat16)
     with pytest.raises(transfuse.TransfuseError, match="bf16"):
-        tt.check_experts(blobs, torch.float16)
+        tt.check_experts_dtype(blobs, torch.float16)
     moved = blobs.clone()
     assert tt.blob_info(tt.unpack_experts(moved)[1]).rows == shape[0]  # known by itself, before the container is
     assert _registry.count_layers() == known + 4
@@ -324,7 +323,7 @@ def test_opcheck_and_compile(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_autocast_of_sets(device: str) -> None:
+def test_autocast_of_several_layers(device: str) -> None:
     case = Case("bf16", device)
     _, blobs = make_experts(device, 2)
     x = make_x(4, 520, dtype=torch.bfloat16, device=device)
@@ -337,7 +336,7 @@ def test_autocast_of_sets(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_memory_of_many_sets(device: str) -> None:
+def test_memory_of_many_groups(device: str) -> None:
     """Groups and experts come and go, some with a layer that stays; memory does not grow."""
     blobs = [tt.encode(make_weight(64, 64, torch.bfloat16, seed)).to(device) for seed in range(3)]
     container = tt.pack_experts(blobs)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared memory that a kernel can have. */
-#ifndef TRF_KERNEL_LIMITS_CUH
-#define TRF_KERNEL_LIMITS_CUH
+#ifndef TRF_KERNEL_SMEM_CUH
+#define TRF_KERNEL_SMEM_CUH
 
 #include <cuda_runtime.h>
 

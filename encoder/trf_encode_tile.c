@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "trf_tile_encode.h"
+#include "trf_encode_tile.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Encoding one tile with a finished trf_tile_encoder. */
-#ifndef TRF_TILE_ENCODE_H
-#define TRF_TILE_ENCODE_H
+#ifndef TRF_ENCODE_TILE_H
+#define TRF_ENCODE_TILE_H
 
 #include "trf_rans.h"
 #include "trf_slab_split.h"
@@ -11,7 +11,7 @@
 typedef struct trf_tile_encoder {
     trf_header header;       /* final but for blob_bytes and head_checksum */
     trf_extension extension; /* final but for exception_count */
-    double exception_weight; /* of an exception in the choices of classes and model, in bits */
+    double exception_cost;   /* of an exception in the choices of classes and model, in bits */
     trf_symbol_model model;
     trf_encode_symbol symbols[TRF_ALPHABET];
     uint8_t missing[TRF_ALPHABET]; /* 1 for a symbol that has a replacement */
@@ -26,7 +26,7 @@ typedef struct trf_tile_encoder {
  * extension.exponent_offset. */
 void trf_tile_encoder_finish(trf_tile_encoder *encoder, const trf_classes *classes);
 
-/* Puts the weights of a 16-row block (or two) into lane order: FORMAT.md section 6. rows: the slab's first weight. */
+/* Puts the weights of a row block (or two) into lane order: FORMAT.md section 6. rows: the slab's first weight. */
 void trf_gather_lanes(const uint16_t *rows, size_t stride, trf_slab_shape shape, uint16_t *lanes);
 
 /* Scratch of one worker. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The statistical model of a layer: which classes there are, and how often each symbol occurs. */
-#ifndef TRF_MODEL_H
-#define TRF_MODEL_H
+#ifndef TRF_SYMBOL_MODEL_H
+#define TRF_SYMBOL_MODEL_H
 
 #include "trf_lane.h"
 #include "trf_split.h"
@@ -11,12 +11,12 @@ enum {
     /* Bits that other choices would rather spend than one exception, whose patching takes a kernel time. Of 32, 64, 96
      * and 128 on N(0, sigma) the one with the fewest exceptions: 0.04 to 0.08 % with quads, 0.02 % with pairs, where 32
      * has 0.07 %; for 0.01 to 0.03 bit a weight. */
-    TRF_EXCEPTION_WEIGHT = 128,
+    TRF_EXCEPTION_COST = 128,
     /* The same for quads of FP8, whose product instructions bind and not memory: on N(0, sigma) scaled to the type's
      * largest value 0.003 instead of 0.33 % with E4M3, for 0.3 bit and a quarter less time, 0.065 instead of 0.073 %
      * with E5M2. */
-    TRF_EXCEPTION_WEIGHT_FP8 = 512,
-    TRF_CODE_COUNTS = 2 * TRF_MAX_CODE + 1, /* counts of codes, index code + TRF_MAX_CODE */
+    TRF_EXCEPTION_COST_FP8 = 512,
+    TRF_NUM_CODES = 2 * TRF_MAX_CODE + 1, /* counts of codes have the index code + TRF_MAX_CODE */
 };
 
 /* The classes of a layer. A coded value v (a float's coded exponent C, or an int's code) belongs to the class k with
@@ -28,18 +28,18 @@ typedef struct trf_classes {
     int contiguous;          /* each class begins where the one before ends */
     uint32_t likeliest;      /* the class that stands in for values that have none */
     double bits;             /* expected bits a weight: order-0 entropy of the classes, raw bits, exceptions */
-    double cost;             /* the same with exceptions at what they weigh: what was minimized */
+    double cost;             /* the same with exceptions at what they count as: what was minimized */
 } trf_classes;
 
 /* Picks the 2^class_bits classes that most weights fall into.
  * counts[C], C = 0 ... max_exponent: weights with that coded exponent. excluded: weights that no class may hold (they
- * are exceptions). raw_bits: of the codec, for `bits`. exception_weight: of an exception in `cost`, in bits. */
+ * are exceptions). raw_bits: of the codec, for `bits`. exception_cost: of an exception in `cost`, in bits. */
 void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
-                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits, double exception_weight);
+                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits, double exception_cost);
 
 /* Picks raw bits and origin of an int layer. counts: index code + TRF_MAX_CODE. */
-void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_COUNTS], uint32_t class_bits,
-                            double exception_weight);
+void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_NUM_CODES], uint32_t class_bits,
+                            double exception_cost);
 
 /* The class of a coded value, or -1. */
 int trf_class_of(const trf_classes *classes, int32_t value);
@@ -50,13 +50,13 @@ typedef struct trf_symbol_model {
     uint16_t frequency[TRF_ALPHABET];
     uint16_t start[TRF_ALPHABET];
     uint8_t replacement[TRF_ALPHABET]; /* s itself where frequency[s] > 0, else the symbol that is coded instead */
-    double cost; /* expected bits a weight, raw bits left out, exceptions of replaced symbols at what they weigh */
+    double cost; /* expected bits a weight, raw bits left out, exceptions of replaced symbols at what they count as */
 } trf_symbol_model;
 
-/* Scales counts to slots. Symbols for which a slot costs more than their exceptions weigh get none; at least two
+/* Scales counts to slots. Symbols for which a slot costs more than their exceptions get none; at least two
  * symbols have one, so that no frequency reaches 2^p. */
 void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
-                   uint32_t probability_bits, double exception_weight);
+                   uint32_t probability_bits, double exception_cost);
 
 /* Shannon entropy of counts, in bits; 0 if they are all zero. */
 double trf_entropy(const uint64_t *counts, size_t n);

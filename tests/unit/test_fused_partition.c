@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice among the fused kernels, which needs no device: for shapes of all kinds, on several devices, it comes to a
- * plan or to a reason. */
+/* Choosing the partition of a fused product, which needs no device: for shapes of all kinds, on several devices, it
+ * comes to one that the device has room for, or to a reason. */
 #include "common/expect.h"
 #include "common/run_suite.h"
 #include "trf_fused_partition.h"
@@ -61,7 +61,7 @@ static trf_fused_partition choose(const trf_device_view *view, const trf_layer_t
     const trf_product product = {
         .m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_F16, .has_bias = has_bias, .y_stride = view->rows};
     trf_fused_partition partition;
-    memset(&partition, 0xA5, sizeof partition); /* all of it is the choice's */
+    memset(&partition, 0xA5, sizeof partition); /* all of it is what choosing fills */
     trf_fused_choose(view, traits, limits, &product, &partition);
     return partition;
 }
@@ -195,8 +195,8 @@ START_TEST(two_slabs_a_warp_have_kernels) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("fused choice");
-    TCase *tests = tcase_create("choice");
+    Suite *suite = suite_create("fused partition");
+    TCase *tests = tcase_create("fused_partition");
     tcase_add_loop_test(tests, every_shape_has_a_plan_or_a_reason, 0, NUM_DEVICES * NUM_KINDS);
     tcase_add_loop_test(tests, clusters_are_not_needed, 0, NUM_KINDS);
     tcase_add_test(tests, missing_code_is_not_chosen);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "trf_torch_sets.h"
+#include "trf_torch_groups.h"
 
 #include "trf_torch_product.h"
 #include "trf_torch_registry.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops on several layers: those that share x, and experts. Python's _ops.py has the contracts; errors are thrown. */
-#ifndef TRF_TORCH_SETS_H
-#define TRF_TORCH_SETS_H
+#ifndef TRF_TORCH_GROUPS_H
+#define TRF_TORCH_GROUPS_H
 
 #include "trf_torch_tensor.h"
 

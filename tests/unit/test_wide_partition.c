@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of a wide product's partition, which needs no device: it comes to a partition that the device has room
+/* Choosing the partition of a wide product, which needs no device: it comes to a partition that the device has room
  * for, or to a reason. */
 #include "common/run_suite.h"
 #include "trf_wide_partition.h"
@@ -40,7 +40,7 @@ static trf_wide_partition choose(const trf_device_view *view, const trf_layer_tr
     const trf_product product = {
         .m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_BF16, .has_bias = has_bias, .y_stride = view->rows};
     trf_wide_partition partition;
-    memset(&partition, 0xA5, sizeof partition); /* all of it is the choice's */
+    memset(&partition, 0xA5, sizeof partition); /* all of it is what choosing fills */
     trf_wide_choose(view, traits, limits, &product, &partition);
     return partition;
 }
@@ -134,8 +134,8 @@ START_TEST(others_have_reasons) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("wide choice");
-    TCase *tests = tcase_create("wide_choice");
+    Suite *suite = suite_create("wide partition");
+    TCase *tests = tcase_create("wide_partition");
     tcase_add_loop_test(tests, usual_layers_have_plans, 0, 4 * NUM_DEVICES);
     tcase_add_test(tests, long_streams_leave_fewer_decoders);
     tcase_add_test(tests, others_have_reasons);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small parts of the public interface: the version, names and sizes of types, release of memory. */
+/* Small parts of the public interface: names and sizes of dtypes, codecs and paths, the version, release of memory. */
 #include "transfuse/tuning.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A blob is put where the layer has it, and checked, span by span of tiles; its head comes last. */
-#include "trf_feed_to_layer.h"
+#include "trf_layer_from_feed.h"
 
 #include "trf_threads.h"
 
@@ -125,7 +125,7 @@ static trf_status fill_layer(trf_layer_feed *feed, trf_layer *layer, uint8_t *to
     return open_head(layer, blob_bytes, err);
 }
 
-trf_status trf_feed_to_layer(trf_layer_feed *feed, void *to, trf_layer **layer, trf_error *err) {
+trf_status trf_layer_from_feed(trf_layer_feed *feed, void *to, trf_layer **layer, trf_error *err) {
     uint8_t *place = to;
     trf_layer *made = calloc(1, sizeof *made);
     if (!made)

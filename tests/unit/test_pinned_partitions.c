@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choices that must not change unawares: partitions of fused, wide and grouped products, by hashes over a grid of
+/* Partitions that must not change unawares, of fused, wide and grouped products, by hashes over a grid of
  * shapes, batches and devices, by sums of their estimated times, and some of them spelled out. They decide how fast a
  * product is and, by the order of additions, its bits. Whoever changes them on purpose puts the numbers here that the
  * test prints. */
@@ -133,7 +133,7 @@ static void begin_hashes(pinned_row *row) {
 static void check_row(const pinned_layer *layer, const pinned_row *row, const pinned_row *pinned, uint32_t devices) {
     for (uint32_t i = 0; i < devices; i++)
         if (row->hashes[i] != pinned->hashes[i])
-            ck_abort_msg("%s, device %u: other choices than before, hash 0x%016" PRIX64, layer->name, i,
+            ck_abort_msg("%s, device %u: other partitions than before, hash 0x%016" PRIX64, layer->name, i,
                          row->hashes[i]);
     if (fabs(row->log_us - pinned->log_us) > 1e-9 * pinned->log_us)
         ck_abort_msg("%s: other estimates than before, sum of logarithms %.17g", layer->name, row->log_us);
@@ -257,10 +257,11 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
         return;
     }
     const trf_fused_partition c = choose_fused(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.variant,      c.x_tiles,      c.warps,       c.slabs,    c.smem.table_log, c.cluster,
-                              c.clusters,     c.units,        c.panels,      c.k_splits, c.wave_units,     c.waves,
-                              c.block_panels, c.is_stream_k,  c.wave_panels, c.sums,     c.sums_stride,    c.x_stages,
-                              c.sums_over_x,  c.x_stage_cols, c.shared_bytes};
+    const uint32_t words[] = {c.variant,     c.x_tiles,     c.warps,           c.slabs,       c.smem.table_log,
+                              c.cluster,     c.clusters,    c.units,           c.panels,      c.k_splits,
+                              c.wave_units,  c.waves,       c.block_panels,    c.is_stream_k, c.wave_panels,
+                              c.sums_offset, c.sums_stride, c.x_stages_offset, c.sums_over_x, c.x_stage_cols,
+                              c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
     hash_bytes(hash, c.workspace_bytes);
@@ -268,7 +269,7 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
     *log_us += log1p(trf_fused_microseconds(view, &traits, limits, m));
 }
 
-START_TEST(fused_choices) {
+START_TEST(fused_partitions) {
     static const uint32_t rows[FUSED_ROWS] = {1, 31, 32, 33, 100, 1024, 2080, 4096, 8192, 65536, 151936, 1u << 24},
                           cols[FUSED_COLS] = {1, 48, 64, 100, 128, 256, 300, 1024, 4096, 14336},
                           batches[FUSED_BATCHES] = {1, 2, 8, 9, 16, 17, 32, 33, 64};
@@ -356,16 +357,16 @@ static void add_wide(uint64_t *hash, const pinned_layer *layer, const trf_device
         return;
     }
     const trf_wide_partition c = choose_wide(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.threads,   c.x_rows,   c.x_stage_bytes, c.producers,  c.panels,
-                              c.multicast, c.k_splits, c.x_ranges,      c.work_items, c.clusters,
-                              c.stages,    c.x_stages, c.shared_bytes};
+    const uint32_t words[] = {c.threads,       c.x_rows,          c.x_stage_bytes, c.producers,  c.panels,
+                              c.multicast,     c.k_splits,        c.x_ranges,      c.work_items, c.clusters,
+                              c.stages_offset, c.x_stages_offset, c.shared_bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem);
     hash_bytes(hash, c.workspace_bytes);
     hash_bytes(hash, choose_wide(view, &traits, limits, m, 1).workspace_bytes);
 }
 
-START_TEST(wide_choices) {
+START_TEST(wide_partitions) {
     static const uint32_t rows[WIDE_ROWS] = {32, 96, 128, 160, 2048, 8192, 14336, 151936},
                           cols[WIDE_COLS] = {64, 128, 512, 1344, 4096, 14336},
                           batches[WIDE_BATCHES] = {1, 48, 49, 64, 65, 80, 81, 128, 129, 192, 193, 300, 513, 1024, 8192};
@@ -478,15 +479,15 @@ static trf_device_view group_view(const pinned_layer *layer, uint32_t shape) {
 }
 
 static void hash_group(uint64_t *hash, const trf_group_partition *c, uint32_t count) {
-    const uint32_t words[] = {c->slabs, c->warps, c->cluster, c->rans_bytes, c->smem.sums, c->smem.bytes};
+    const uint32_t words[] = {c->slabs, c->warps, c->cluster, c->rans_bytes, c->smem.sums_offset, c->smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c->smem.layout);
     hash_bytes(hash, c->workspace_bytes);
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t own[] = {c->layers[i].clusters, c->layers[i].k_splits, c->layers[i].wave_units};
         hash_words(hash, own, sizeof own / sizeof own[0]);
-        hash_bytes(hash, c->layers[i].edge_sums);
-        hash_bytes(hash, c->layers[i].padded_x);
+        hash_bytes(hash, c->layers[i].edge_sums_offset);
+        hash_bytes(hash, c->layers[i].padded_x_offset);
     }
 }
 
@@ -497,7 +498,7 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
     const trf_layer_traits traits = traits_of(layer, first % 2);
     trf_device_view views[TRF_GROUP_LAYERS];
     trf_group_product products[TRF_GROUP_LAYERS];
-    trf_group_partition choice;
+    trf_group_partition partition;
     for (uint32_t i = 0; i < count; i++) {
         views[i] = group_view(layer, (first + 37 * i) % GROUP_SHAPES);
         products[i] = (trf_group_product){&views[i], &traits, 1 + (first + i) % 8, x_dtype_of(layer), TRF_DTYPE_F32};
@@ -507,12 +508,12 @@ static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer,
             return;
         }
     }
-    if (!trf_group_choose(products, count, limits, &choice)) {
+    if (!trf_group_choose(products, count, limits, &partition)) {
         hash_text(hash, "none");
         return;
     }
-    hash_group(hash, &choice, count);
-    *log_us += log1p(choice.microseconds);
+    hash_group(hash, &partition, count);
+    *log_us += log1p(partition.microseconds);
 }
 
 static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_device_limits *limits, uint32_t shape,
@@ -524,15 +525,15 @@ static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_dev
         return;
     }
     const trf_expert_cost_model *cost = &c.cost_model;
-    const uint32_t words[] = {c.slabs,      c.warps,     c.rans_bytes,  c.has_edges,    cost->units,
-                              cost->panels, cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters,
-                              c.smem.sums,  c.smem.bytes};
+    const uint32_t words[] = {
+        c.slabs,     c.warps,       c.rans_bytes,   c.has_edges,          cost->units,        cost->panels,
+        cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters, c.smem.sums_offset, c.smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem.layout);
     hash_bytes(hash, trf_experts_workspace_bytes(&view, &c, tokens));
 }
 
-START_TEST(group_choices) {
+START_TEST(group_partitions) {
     static const uint32_t tokens[EXPERT_BATCHES] = {1, 8, 128, 10000};
     const pinned_layer *layer = &kLayers[_i];
     pinned_row row;
@@ -563,14 +564,14 @@ START_TEST(group_cases) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("pinned choices");
-    TCase *tests = tcase_create("pinned_choices");
+    Suite *suite = suite_create("pinned partitions");
+    TCase *tests = tcase_create("pinned_partitions");
     tcase_set_timeout(tests, 240);
-    tcase_add_loop_test(tests, fused_choices, 0, NUM_LAYERS);
+    tcase_add_loop_test(tests, fused_partitions, 0, NUM_LAYERS);
     tcase_add_loop_test(tests, fused_cases, 0, sizeof kFusedCases / sizeof kFusedCases[0]);
-    tcase_add_loop_test(tests, wide_choices, 0, NUM_LAYERS);
+    tcase_add_loop_test(tests, wide_partitions, 0, NUM_LAYERS);
     tcase_add_loop_test(tests, wide_cases, 0, sizeof kWideCases / sizeof kWideCases[0]);
-    tcase_add_loop_test(tests, group_choices, 0, NUM_LAYERS);
+    tcase_add_loop_test(tests, group_partitions, 0, NUM_LAYERS);
     tcase_add_loop_test(tests, group_cases, 0, sizeof kGroupCases / sizeof kGroupCases[0]);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

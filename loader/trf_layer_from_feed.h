@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a feed loads as a layer in host memory. */
-#ifndef TRF_FEED_TO_LAYER_H
-#define TRF_FEED_TO_LAYER_H
+#ifndef TRF_LAYER_FROM_FEED_H
+#define TRF_LAYER_FROM_FEED_H
 
 #include "trf_layer.h"
 #include "trf_layer_feed.h"
@@ -12,6 +12,6 @@
  * stay as it is; otherwise memory that the blob is copied to. Release with trf_layer_free; the feed may be closed
  * before. Offsets of errors are those that trf_layer_feed_fail completes. Errors: those of the feed; TRF_ERR_IO
  * (the file cannot be mapped), TRF_ERR_TRUNCATED, TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
-trf_status trf_feed_to_layer(trf_layer_feed *feed, void *to, trf_layer **layer, trf_error *err);
+trf_status trf_layer_from_feed(trf_layer_feed *feed, void *to, trf_layer **layer, trf_error *err);
 
 #endif

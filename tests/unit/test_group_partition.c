@@ -68,8 +68,9 @@ static void check_partition(const trf_group_partition *partition, const trf_grou
         EXPECT(layer->k_splits >= 1 && layer->wave_units >= 1 &&
                layer->k_splits * layer->wave_units <= partition->warps);
         EXPECT(partition->rans_bytes >= products[i].traits->max_rans_bytes);
-        EXPECT(layer->edge_sums >= workspace && layer->padded_x >= layer->edge_sums && layer->padded_x % 256 == 0);
-        workspace = layer->padded_x + 2ull * products[i].m * view->cols;
+        EXPECT(layer->edge_sums_offset >= workspace && layer->padded_x_offset >= layer->edge_sums_offset &&
+               layer->padded_x_offset % 256 == 0);
+        workspace = layer->padded_x_offset + 2ull * products[i].m * view->cols;
         clusters += layer->clusters;
     }
     EXPECT(clusters <= limits->clusters[log]);
@@ -166,8 +167,8 @@ START_TEST(every_expert_has_a_partition) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("fused_groups");
-    TCase *tests = tcase_create("fused_groups");
+    Suite *suite = suite_create("group_partition");
+    TCase *tests = tcase_create("group_partition");
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, every_group_has_a_cut, 0, NUM_KINDS * NUM_DEVICES);
     tcase_add_test(tests, small_layers_overlap);

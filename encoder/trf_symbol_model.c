@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "trf_model.h"
+#include "trf_symbol_model.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -66,13 +66,13 @@ static void fill_unused(bin_count *bins, uint32_t num_bins, uint32_t num_classes
 }
 
 /* coded: bits a weight without the exceptions; share: of those. */
-static void set_bits(trf_classes *classes, double coded, double share, double exception_weight) {
+static void set_bits(trf_classes *classes, double coded, double share, double exception_cost) {
     classes->bits = coded + share * TRF_EXCEPTION_BITS;
-    classes->cost = coded + share * exception_weight;
+    classes->cost = coded + share * exception_cost;
 }
 
 void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], uint64_t excluded,
-                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits, double exception_weight) {
+                              uint32_t max_exponent, uint32_t class_bits, uint32_t raw_bits, double exception_cost) {
     memset(classes, 0, sizeof *classes);
     classes->class_bits = class_bits;
     classes->shift = class_bits == 2 ? 2 : 0;
@@ -103,7 +103,7 @@ void trf_choose_float_classes(trf_classes *classes, const uint64_t counts[256], 
     /* Exceptions are coded as the likeliest class, too. */
     inside[classes->likeliest] += total - covered;
     double share = total ? (double)(total - covered) / (double)total : 0;
-    set_bits(classes, raw_bits + trf_entropy(inside, num_classes), share, exception_weight);
+    set_bits(classes, raw_bits + trf_entropy(inside, num_classes), share, exception_cost);
 }
 
 /* ---- classes of codes ---- */
@@ -113,14 +113,14 @@ static double entropy_term(double p) { return p > 0 ? -p * log2(p) : 0; }
 /* Sum of prefix-summed counts over codes low ... high-1, clipped to the codes that there are. */
 static double count_between(const double *prefix, int32_t low, int32_t high) {
     int32_t a = low + TRF_MAX_CODE, b = high + TRF_MAX_CODE;
-    a = a < 0 ? 0 : a > TRF_CODE_COUNTS ? TRF_CODE_COUNTS : a;
-    b = b < 0 ? 0 : b > TRF_CODE_COUNTS ? TRF_CODE_COUNTS : b;
+    a = a < 0 ? 0 : a > TRF_NUM_CODES ? TRF_NUM_CODES : a;
+    b = b < 0 ? 0 : b > TRF_NUM_CODES ? TRF_NUM_CODES : b;
     return prefix[b] - prefix[a];
 }
 
 /* What a window of codes costs: sets shift, likeliest, bits and cost. */
 static void try_window(trf_classes *classes, const double *prefix, double total, int32_t origin, uint32_t raw_bits,
-                       double exception_weight) {
+                       double exception_cost) {
     double share[16], best = -1, covered = 0, coded = raw_bits;
     uint32_t count = 1u << classes->class_bits;
     classes->shift = raw_bits;
@@ -135,16 +135,16 @@ static void try_window(trf_classes *classes, const double *prefix, double total,
     share[classes->likeliest] += outside;
     for (uint32_t k = 0; k < count; k++)
         coded += entropy_term(share[k]);
-    set_bits(classes, coded, outside, exception_weight);
+    set_bits(classes, coded, outside, exception_cost);
 }
 
-void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_COUNTS], uint32_t class_bits,
-                            double exception_weight) {
+void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_NUM_CODES], uint32_t class_bits,
+                            double exception_cost) {
     static const double kHopeless = 1e9;
-    double prefix[TRF_CODE_COUNTS + 1];
+    double prefix[TRF_NUM_CODES + 1];
     prefix[0] = 0;
     int32_t lowest = 0, highest = 0, any = 0;
-    for (int32_t i = 0; i < TRF_CODE_COUNTS; i++) {
+    for (int32_t i = 0; i < TRF_NUM_CODES; i++) {
         prefix[i + 1] = prefix[i] + counts[i];
         if (counts[i] > 0) {
             lowest = any ? lowest : i - TRF_MAX_CODE;
@@ -152,7 +152,7 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_C
             any = 1;
         }
     }
-    double total = prefix[TRF_CODE_COUNTS] > 0 ? prefix[TRF_CODE_COUNTS] : 1;
+    double total = prefix[TRF_NUM_CODES] > 0 ? prefix[TRF_NUM_CODES] : 1;
     memset(classes, 0, sizeof *classes);
     classes->class_bits = class_bits;
     classes->contiguous = 1;
@@ -168,7 +168,7 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_C
         for (int32_t origin = from < -1024 ? -1024 : from; origin <= to; origin += stride) {
             if (origin + window - (1 << r) > 1023)
                 break;
-            try_window(&next, prefix, total, origin, r, exception_weight);
+            try_window(&next, prefix, total, origin, r, exception_cost);
             if (next.cost < classes->cost) {
                 *classes = next;
                 best_origin = origin;
@@ -177,7 +177,7 @@ void trf_choose_int_classes(trf_classes *classes, const double counts[TRF_CODE_C
     }
     if (classes->cost == kHopeless) { /* one code, or none: any window around it */
         best_origin = lowest + (1 << class_bits) > 1023 ? 1023 - (1 << class_bits) : lowest;
-        try_window(classes, prefix, total, best_origin, 0, exception_weight);
+        try_window(classes, prefix, total, best_origin, 0, exception_cost);
     }
     for (int32_t k = 0; k < 1 << class_bits; k++)
         classes->class_value[k] = (int16_t)(best_origin + (k << classes->shift));
@@ -231,7 +231,7 @@ typedef struct symbol_counts {
     double total;
     uint32_t used;
     uint8_t classes_in[TRF_ALPHABET];
-    double exception_weight;
+    double exception_cost;
 } symbol_counts;
 
 /* One candidate: only the `kept` most frequent symbols have slots, 2 at least. */
@@ -254,7 +254,7 @@ static void try_symbols(trf_symbol_model *model, const symbol_counts *counts, ui
     for (uint32_t s = 0; s < TRF_ALPHABET; s++)
         if (coded[s] > 0)
             bits += coded[s] * (model->probability_bits - log2(model->frequency[s]));
-    model->cost = (bits + exceptions * counts->exception_weight) / (counts->total * weights);
+    model->cost = (bits + exceptions * counts->exception_cost) / (counts->total * weights);
 }
 
 static int symbols_by_count(const void *a, const void *b) {
@@ -279,11 +279,11 @@ static void sort_symbols(symbol_counts *sorted, const uint64_t counts[TRF_ALPHAB
 }
 
 void trf_normalize(trf_symbol_model *model, const uint64_t counts[TRF_ALPHABET], uint32_t class_bits,
-                   uint32_t probability_bits, double exception_weight) {
+                   uint32_t probability_bits, double exception_cost) {
     /* Symbols rarer than so many slots get none. */
     static const double kThresholds[] = {0,    0.005, 0.01, 0.02, 0.03, 0.045, 0.06,
                                          0.08, 0.11,  0.15, 0.25, 0.4,  0.6,   1.0};
-    symbol_counts sorted = {.exception_weight = exception_weight};
+    symbol_counts sorted = {.exception_cost = exception_cost};
     count_classes(sorted.classes_in, class_bits);
     sort_symbols(&sorted, counts);
     trf_symbol_model candidate = {.probability_bits = probability_bits};

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoding a torch tensor to a blob."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from transfuse._layer import Layer
+
+# What codecs take: the name by which Layer.encode knows it, and a dtype of its bits where NumPy has none of its own.
+_DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
+    torch.float32: ("f32", None),
+    torch.float16: ("f16", None),
+    torch.bfloat16: ("bf16", torch.uint16),
+    torch.int8: ("i8", None),
+    torch.float8_e4m3fn: ("fp8_e4m3", torch.uint8),
+    torch.float8_e5m2: ("fp8_e5m2", torch.uint8),
+}
+
+
+def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Encodes a matrix.
+
+    Parameters
+    ----------
+    weight : torch.Tensor, [rows][cols]
+        float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2, on any device; it is encoded on the CPU.
+    options
+        Those of `transfuse.Layer.encode`: codec, favor, bits, granularity, threads, verify ...
+
+    Returns
+    -------
+    torch.Tensor, uint8, [blob_bytes]
+        On the CPU, not yet known to the ops.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no such matrix.
+    TransfuseError
+        What `transfuse.Layer.encode` raises.
+    """
+    if not isinstance(weight, torch.Tensor):
+        raise TypeError(f"weight must be a torch.Tensor, not {type(weight).__name__}")
+    if weight.dtype not in _DTYPES:
+        raise ValueError(f"weight is of {weight.dtype}; codecs take {', '.join(str(dtype) for dtype in _DTYPES)}")
+    name, bits = _DTYPES[weight.dtype]
+    array = weight.detach().cpu().contiguous()
+    return _tensor_of(Layer.encode((array.view(bits) if bits else array).numpy(), dtype=name, **options))
+
+
+def _tensor_of(layer: Layer) -> torch.Tensor:
+    """Returns a layer's blob as a tensor on the CPU."""
+    data = layer.to_bytes()
+    blob = torch.empty(len(data), dtype=torch.uint8)
+    ctypes.memmove(blob.data_ptr(), data, len(data))
+    return blob

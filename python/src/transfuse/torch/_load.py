@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading blobs from checkpoints to memory of torch, where the ops know them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from transfuse._checkpoint import TensorInfo, read_tensor_info
+from transfuse._library import call as library_call
+from transfuse._library import call_interruptible, library
+from transfuse._options import encode_path, encode_text
+from transfuse.torch._containers import layout, write_head
+from transfuse.torch._registry import Keeping, device_index, make_experts, wait_for
+from transfuse.torch._shim import LayerMemory, LayerSize, call
+
+
+class Checkpoint:
+    """A checkpoint that is open for loading: a ``.safetensors`` file, an index, a folder, or a ``.trf`` file.
+
+    To be closed, which `with` does; several threads may load from it at once.
+
+    Raises
+    ------
+    NotFoundError, InputOutputError, DataError, UnsupportedError
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        handle = ctypes.c_void_p()
+        library_call("trf_checkpoint_open", encode_path(path), ctypes.byref(handle))
+        self._handle: ctypes.c_void_p | None = handle
+        self._close = weakref.finalize(self, library().trf_checkpoint_close, handle)
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """What is in it, by the source's names."""
+        count = library().trf_checkpoint_num_tensors(self.handle)
+        found = [read_tensor_info(self.handle, index) for index in range(count)]
+        return {tensor.name: tensor for tensor in found}
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The library's `trf_checkpoint`."""
+        if self._handle is None:
+            raise ValueError(f"the checkpoint {self.path} is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """Closes it; tensors that were loaded stay."""
+        self._handle = None
+        self._close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Opens a checkpoint for `load_blob`; raises what `Checkpoint` does."""
+    return Checkpoint(path)
+
+
+class Cancel(threading.Event):
+    """An event that stops loads: `set` ends those that were given it within a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flag = ctypes.c_int32(0)
+
+    def set(self) -> None:
+        """Asks to stop."""
+        self.flag.value = 1
+        super().set()
+
+
+def load_blob(
+    checkpoint: Checkpoint | str | os.PathLike[str],
+    tensor: str,
+    device: torch.device | str,
+    *,
+    cancel: Cancel | None = None,
+) -> torch.Tensor:
+    """Reads one compressed tensor of a checkpoint to memory that torch allocates, and makes it known to the ops.
+
+    The library reads, checks and copies the bytes. Ctrl-C ends it within about a second, and nothing is left behind.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint or path
+        A path is opened and closed, which takes longer for each tensor.
+    tensor : str
+        The source's name; an expert of a 3-D tensor is "name[3]", and of the whole of it a container is made.
+    device : torch.device
+        The CPU or a CUDA device.
+    cancel : Cancel, optional
+        Of a caller who looks after Ctrl-C: the call then runs on the thread that it comes from.
+
+    Returns
+    -------
+    torch.Tensor, uint8, [blob_bytes]
+
+    Raises
+    ------
+    NotFoundError
+        There is no such checkpoint, tensor or expert.
+    ArgumentError
+        The tensor is not compressed, or one of experts without an index.
+    CancelledError
+        `cancel` was set.
+    DeviceError, InputOutputError, DataError, UnsupportedError
+    """
+    if not isinstance(checkpoint, Checkpoint):
+        with Checkpoint(checkpoint) as opened:
+            return load_blob(opened, tensor, device, cancel=cancel)
+    info = checkpoint.tensors.get(tensor)
+    if info is not None and info.compressed and len(info.shape) == 3:
+        return load_experts([(checkpoint, f"{tensor}[{index}]") for index in range(info.blobs)], device, cancel=cancel)
+    return _load([(checkpoint, tensor)], torch.device(device), cancel, into_container=False)
+
+
+def load_experts(
+    tensors: Sequence[tuple[Checkpoint, str]], device: torch.device | str, *, cancel: Cancel | None = None
+) -> torch.Tensor:
+    """Reads compressed tensors that files have one by one into one container of experts, as `load_blob` reads one.
+
+    Parameters
+    ----------
+    tensors : sequence of (Checkpoint, str)
+        In the order of the experts.
+
+    Returns
+    -------
+    torch.Tensor, uint8, [container_bytes]
+    """
+    return _load(tensors, torch.device(device), cancel, into_container=True)
+
+
+def _load(
+    tensors: Sequence[tuple[Checkpoint, str]], place: torch.device, cancel: Cancel | None, *, into_container: bool
+) -> torch.Tensor:
+    index = device_index(place)
+    sources = [(checkpoint.handle, encode_text(name, "tensor")) for checkpoint, name in tensors]
+    sizes = []
+    for handle, name in sources:
+        size = LayerSize()
+        call("trf_torch_measure_tensor", index, handle, name, ctypes.byref(size))
+        sizes.append(size)
+    offsets, total = layout([size.blob_bytes for size in sizes]) if into_container else ([0], sizes[0].blob_bytes)
+    blob = torch.empty(total, dtype=torch.uint8, device=place)
+    if into_container:
+        write_head(blob, offsets, [size.blob_bytes for size in sizes])
+    keeping = Keeping(blob, [size.directory_bytes for size in sizes], offsets)
+    wait_for(place)  # the memory may have been another tensor's, of work that is still under way
+    asked = cancel or Cancel()
+
+    def load() -> None:
+        for source, offset, size, directory in zip(sources, offsets, sizes, keeping.directories, strict=True):
+            memory = LayerMemory(blob.data_ptr() + offset, size.blob_bytes, *directory)
+            call("trf_torch_load", index, *source, ctypes.byref(memory), ctypes.byref(asked.flag))
+
+    with keeping:
+        if cancel:
+            load()
+        else:
+            call_interruptible(load, asked)
+        if into_container:
+            make_experts(blob, offsets)
+    return blob
