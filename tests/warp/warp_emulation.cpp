@@ -40,6 +40,7 @@ enum meeting {
     AT_WARP,
     AT_ALL,
     AT_EXCHANGE,
+    AT_GATHER,
     AT_BLOCK,
     LEFT
 };
@@ -54,6 +55,7 @@ struct thread {
     void *fake_stack; /* the address sanitizer's */
     meeting at;
     uint32_t value, argument, got; /* of the meeting */
+    warp_gathered given;           /* to a gathering */
     std::vector<copy> open;        /* not committed */
     std::vector<std::vector<copy>> groups;
 };
@@ -73,6 +75,7 @@ struct block {
     uint8_t *dynamic, *fixed;
     std::vector<note> notes;
     thread threads[kMostThreads];
+    warp_gathered gathered[kMostThreads];
     uint32_t clock;
     uint32_t met[kMostThreads / kLanes], all_met; /* when the warps' lanes met last, and all threads */
     uint32_t current;
@@ -153,6 +156,8 @@ bool end_meeting(uint32_t warp) {
     }
     if (at == AT_WARP)
         b.met[warp] = ++b.clock;
+    for (uint32_t i = 0; at == AT_GATHER && i < kLanes; i++)
+        memcpy(b.gathered[warp * kLanes + i], lanes[i].given, sizeof lanes[i].given);
     for (uint32_t i = 0; i < kLanes; i++)
         lanes[i].got = at == AT_EXCHANGE ? lanes[i ^ lanes[i].argument].value : all;
     return at != AT_BLOCK;
@@ -317,6 +322,15 @@ void warp_meet() { wait_for_others(AT_WARP, 0, 0); }
 void warp_meet_block() { wait_for_others(AT_BLOCK, 0, 0); }
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask) { return wait_for_others(AT_EXCHANGE, value, lane_mask); }
 bool warp_all(bool value) { return wait_for_others(AT_ALL, value, 0) != 0; }
+
+const warp_gathered *warp_gather(const uint32_t *words, uint32_t count) {
+    if (count > WARP_GATHERED_WORDS)
+        warp_fail("gives %u words to a gathering", count);
+    memcpy(b.threads[b.current].given, words, count * sizeof *words);
+    const uint32_t warp = b.current / kLanes;
+    wait_for_others(AT_GATHER, 0, count);
+    return b.gathered + warp * kLanes;
+}
 
 void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *), void *args) {
     if (!stacks) {

@@ -44,6 +44,14 @@ void warp_meet_block();                                     /* __syncthreads */
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
 bool warp_all(bool value);                                  /* __all_sync; likewise */
 
+/* What each lane of the warp has given, `count` words at most WARP_GATHERED_WORDS; until the warp gathers again.
+ * Likewise. */
+enum {
+    WARP_GATHERED_WORDS = 8
+};
+typedef uint32_t warp_gathered[WARP_GATHERED_WORDS];
+const warp_gathered *warp_gather(const uint32_t *words, uint32_t count);
+
 /* Ends the program, and says which thread it was. */
 [[noreturn]] void warp_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -106,6 +114,20 @@ static inline int __all_sync(uint32_t mask, int predicate) {
     warp_expect_all_lanes(mask);
     return warp_all(predicate != 0);
 }
+static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, uint32_t lane) {
+    warp_expect_all_lanes(mask);
+    return warp_gather(&value, 1)[lane % 32][0];
+}
+static inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
+    warp_expect_all_lanes(mask);
+    const uint32_t value = predicate != 0;
+    const warp_gathered *const lanes = warp_gather(&value, 1);
+    uint32_t set = 0;
+    for (uint32_t i = 0; i < 32; i++)
+        set |= lanes[i][0] << i;
+    return set;
+}
+static inline int __ffs(int value) { return __builtin_ffs(value); }
 
 /* ---- instructions, as the PTX ISA has them ---- */
 
@@ -170,6 +192,29 @@ static inline uint4 trf_lds128(uint32_t at) { return warp_load<uint4>(at); }
 static inline void trf_sts128(uint32_t at, uint4 v) { warp_write(at, &v, sizeof v); }
 
 static inline uint32_t trf_ldg32(const uint32_t *at) { return __ldg(at); }
+
+/* Alone in its stream. */
+static inline void trf_wait_for_predecessor() {}
+static inline void trf_allow_successor() {}
+
+/* mma.m16n8k16 by the PTX ISA's tables of fragments; the order of the sum is the test's own. */
+struct trf_bf16_type {};
+static inline float warp_bf16(uint32_t word, uint32_t half) {
+    const uint32_t bits = word >> (16 * half) << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static inline void trf_mma(trf_bf16_type, float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    const uint32_t own[6] = {a[0], a[1], a[2], a[3], b0, b1}, lane = threadIdx.x % 32;
+    const warp_gathered *const lanes = warp_gather(own, 6);
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t row = lane / 4 + 8 * (i / 2), col = 2 * (lane % 4) + i % 2;
+        for (uint32_t k = 0; k < 16; k++)
+            d[i] += warp_bf16(lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) *
+                    warp_bf16(lanes[col * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
+}
 
 static inline void trf_cp_async16(uint32_t to, const void *from) { warp_copy(to, from, 16); }
 static inline void trf_cp_async8(uint32_t to, const void *from) { warp_copy(to, from, 8); }
