@@ -2,7 +2,9 @@
 /* Products of packed layers: the kernels of trf_packed_product.cuh, and which of them runs. */
 #include "trf_packed_launch.h"
 
+#include "trf_fused_launch.h"
 #include "trf_kernel_launch.cuh"
+#include "trf_packed_bulk_launch.cuh"
 #include "trf_packed_product.cuh"
 
 static constexpr uint32_t kFinishThreads = 256, kMostGridRows = 65535;
@@ -50,8 +52,26 @@ static cudaError_t launch_finish(const trf_packed_args &args, bool early, cudaSt
     return cudaLaunchKernelEx(&config, trf_packed_finish, args);
 }
 
+/* With x of whole 16 bytes, in the workspace if it has to be. */
+static int launch_bulk(const trf_packed_view *view, const trf_product *product, const trf_packed_partition *partition,
+                       const trf_operands *operands, uint8_t *workspace, trf_stream stream) {
+    const void *x = operands->x;
+    uint32_t x_stride = view->cols;
+    if ((uintptr_t)x % 16 || view->cols % 8) {
+        x_stride = (view->cols + 7) / 8 * 8;
+        const int status = trf_launch_pad_x(x, product->m, view->cols, workspace, x_stride, stream);
+        if (status)
+            return status;
+        x = workspace;
+    }
+    return trf_packed_bulk_launch(view, product, partition, operands, x, x_stride,
+                                  (float *)(workspace + partition->partials_offset), stream);
+}
+
 int trf_packed_launch(const trf_packed_view *view, const trf_product *product, const trf_packed_partition *partition,
                       const trf_operands *operands, void *workspace, trf_stream stream) {
+    if (partition->shape != TRF_PACKED_GENERAL)
+        return launch_bulk(view, product, partition, operands, (uint8_t *)workspace, stream);
     trf_packed_args args = {};
     args.view = *view;
     args.x = (const uint16_t *)operands->x;

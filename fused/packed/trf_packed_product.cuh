@@ -90,24 +90,33 @@ static __device__ __forceinline__ void trf_packed_form_tile(uint32_t (&a)[2][4],
     }
 }
 
-/* The exception line that a warp is in, a word in each lane. */
+/* The exception line that a warp is in, a word in each lane. All lanes call all of it. */
 struct trf_packed_line {
-    uint32_t word;   /* lane l: word l */
-    uint32_t tile;   /* that the lane's record is for, within the line; 32: none of the warp's slab */
+    uint32_t word; /* lane l: word l */
+    uint32_t records;
     uint32_t stored; /* mask of stored tiles */
 
-    __device__ __forceinline__ void enter(const trf_packed_view &view, uint32_t band, uint32_t of_tile, uint32_t slab,
-                                          uint32_t lane) {
-        word = __ldg(trf_packed_line_of(&view, band, of_tile) + lane);
+    __device__ __forceinline__ void take(uint32_t of_lane) {
+        word = of_lane;
         stored = __shfl_sync(0xFFFFFFFF, word, TRF_PACKED_STORED_WORD);
         const uint32_t count = __shfl_sync(0xFFFFFFFF, word, TRF_PACKED_COUNT_WORD);
-        const bool is_ours = lane < TRF_PACKED_MAX_RECORDS && lane < count && trf_packed_record_slab(word) == slab;
-        tile = is_ours ? trf_packed_record_tile(word) : (uint32_t)TRF_PACKED_LINE_TILES;
+        records = count < TRF_PACKED_MAX_RECORDS ? count : (uint32_t)TRF_PACKED_MAX_RECORDS;
     }
 
-    /* Puts the records of a tile over what was formed. All lanes call it. */
-    __device__ __forceinline__ void patch(uint32_t (&a)[2][4], uint32_t of_tile, uint32_t lane) const {
-        uint32_t lanes = __ballot_sync(0xFFFFFFFF, tile == of_tile % TRF_PACKED_LINE_TILES);
+    /* Whether the lane's word is a record of this tile. */
+    __device__ __forceinline__ bool is_of(uint32_t tile, uint32_t lane) const {
+        return lane < records && trf_packed_record_tile(word) == tile % TRF_PACKED_LINE_TILES;
+    }
+
+    /* Bit s: packed slab s of the tile has records. */
+    __device__ __forceinline__ uint32_t slabs_with_records(uint32_t tile, uint32_t lane) const {
+        return __reduce_or_sync(0xFFFFFFFF, is_of(tile, lane) ? 1u << trf_packed_record_slab(word) : 0);
+    }
+
+    /* Puts the records of a tile's slab over what was formed. */
+    __device__ __forceinline__ void patch(uint32_t (&a)[2][4], uint32_t tile, uint32_t slab, uint32_t lane) const {
+        uint32_t lanes = __ballot_sync(0xFFFFFFFF, is_of(tile, lane) && trf_packed_record_slab(word) == slab);
+#pragma unroll 1
         while (lanes) {
             const uint32_t record = __shfl_sync(0xFFFFFFFF, word, __ffs((int)lanes) - 1);
             lanes &= lanes - 1;
@@ -192,7 +201,7 @@ template <int kXTiles, bool kZeroing, bool kPairs>
 static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &args, const trf_packed_share &share,
                                                        uint32_t lane, float (&sums)[kXTiles][4]) {
     const trf_packed_view &view = args.view;
-    trf_packed_line line = {0, TRF_PACKED_LINE_TILES, 0};
+    trf_packed_line line = {};
     trf_packed_words next = {};
     if (share.begin < share.end)
         next = trf_packed_load(view, share.band, share.begin, share.slab, lane);
@@ -202,13 +211,13 @@ static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &ar
         if (tile + 1 < share.end)
             next = trf_packed_load(view, share.band, tile + 1, share.slab, lane);
         if (tile == share.begin || tile % TRF_PACKED_LINE_TILES == 0)
-            line.enter(view, share.band, tile, share.slab, lane);
+            line.take(__ldg(trf_packed_line_of(&view, share.band, tile) + lane));
         uint32_t a[2][4];
         if (line.is_stored(tile)) {
             line.load_stored(a, view, tile, share.slab, lane);
         } else {
             trf_packed_form_tile<kZeroing>(a, words);
-            line.patch(a, tile, lane);
+            line.patch(a, tile, share.slab, lane);
         }
         trf_packed_multiply_tile<kXTiles, kPairs>(args, sums, a, share.x_row, tile, lane);
     }

@@ -7,6 +7,7 @@
 #include "common/test_weights.h"
 #include "trf_convert.h"
 #include "trf_epilogue.h"
+#include "trf_packed_bulk_sizes.h"
 #include "trf_packed_partition.h"
 #include "warp/warp_packed.h"
 
@@ -32,6 +33,7 @@ START_TEST(partitions) {
                     trf_packed_partition made;
                     const uint32_t m = batches[b];
                     EXPECT(trf_packed_choose(&view, &limits, m, &made));
+                    EXPECT(made.shape == TRF_PACKED_GENERAL); /* as there are no clusters */
                     EXPECT(made.x_tiles == (m <= 8 ? 1 : m <= 16 ? 2 : m <= 32 ? 4 : 8));
                     EXPECT(made.x_blocks == (m + 8 * made.x_tiles - 1) / (8 * made.x_tiles));
                     EXPECT(made.parts >= 1 && made.parts <= view.tiles_per_band);
@@ -51,6 +53,72 @@ START_TEST(products_too_large_are_refused) {
     EXPECT(trf_packed_choose(&view, &limits, 64, &made));
     EXPECT(trf_packed_choose(&view, &limits, 63 * 64, &made));
     EXPECT(!trf_packed_choose(&view, &limits, 64 * 64, &made)); /* 2^31 blocks */
+}
+END_TEST
+
+static trf_device_limits hopper(void) {
+    return (trf_device_limits){
+        .multiprocessors = 132, .shared_bytes = 227 << 10, .capability = 90, .clusters = {132, 66, 33, 15}};
+}
+
+START_TEST(bulk_partitions) {
+    static const uint32_t sizes[] = {1, 64, 65, 1024, 2048, 4096, 5632, 8192, 14336, 28672, 65536, 152064};
+    static const uint32_t batches[] = {1, 8, 9, 16, 17, 32, 33, 64};
+    const trf_device_limits limits = hopper();
+    for (int r = 0; r < 12; r++)
+        for (int c = 0; c < 12; c++)
+            for (int b = 0; b < 8; b++) {
+                const trf_packed_view view = {.rows = sizes[r],
+                                              .cols = sizes[c],
+                                              .bands = (sizes[r] + 63) / 64,
+                                              .tiles_per_band = (sizes[c] + 31) / 32};
+                trf_packed_partition p;
+                EXPECT(trf_packed_choose(&view, &limits, batches[b], &p));
+                EXPECT(p.shape != TRF_PACKED_GENERAL);
+                EXPECT(p.tiles * (uint64_t)trf_packed_bulk_rows(p.shape) >= view.rows);
+                EXPECT(p.stages * trf_packed_bulk_col_warps(p.shape) >= view.tiles_per_band);
+                EXPECT(p.blocks >= 1 && p.blocks <= 132);
+                EXPECT(trf_packed_bulk_is_stream_k(p.shape) ? p.cluster == 1 : p.blocks == p.tiles * p.cluster);
+                EXPECT(p.partials_offset >= (uint64_t)batches[b] * view.cols * 2);
+                for (int shape = 0; shape < TRF_PACKED_BULK_SHAPES; shape++) {
+                    EXPECT(trf_packed_bulk_shared_bytes(shape, p.x_tiles) <= 227 << 10);
+                    EXPECT(trf_packed_bulk_stages(shape, p.x_tiles) >= 2);
+                }
+            }
+    /* Shapes of layers that matter fill the device. */
+    static const struct {
+        uint32_t rows, cols;
+        uint64_t blocks;
+    } full[] = {{65536, 8192, 132}, {28672, 8192, 132}, {8192, 8192, 128}, {14336, 4096, 132},
+                {4096, 14336, 128}, {4096, 4096, 128},  {2048, 5632, 128}, {1024, 4096, 128}};
+    for (int i = 0; i < 8; i++) {
+        const trf_packed_view view = {.rows = full[i].rows,
+                                      .cols = full[i].cols,
+                                      .bands = full[i].rows / 64,
+                                      .tiles_per_band = full[i].cols / 32};
+        trf_packed_partition p;
+        EXPECT(trf_packed_choose(&view, &limits, 8, &p));
+        ck_assert_uint_ge(p.blocks, full[i].blocks);
+    }
+}
+END_TEST
+
+START_TEST(bulk_kernels_want_their_device) {
+    const trf_packed_view view = {.rows = 4096, .cols = 4096, .bands = 64, .tiles_per_band = 128};
+    trf_device_limits limits = hopper();
+    trf_packed_partition p;
+    EXPECT(trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 65, TRF_PACKED_BULK_128, &p));
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_256, &p));
+    limits.missing_kernels = TRF_KERNELS_WIDE;
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+    limits = hopper();
+    limits.capability = 100;
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+    EXPECT(trf_packed_choose(&view, &limits, 64, &p) && p.shape == TRF_PACKED_GENERAL);
+    limits = hopper();
+    limits.shared_bytes = 100 << 10;
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
 }
 END_TEST
 
@@ -195,6 +263,44 @@ static uint32_t bits_of(float value, trf_dtype dtype) {
                                      : (uint32_t)trf_f32_to_f16(value);
 }
 
+/* Bulk kernels, each shape with each number of x tiles; stream-K with few blocks and with more than there are tiles. */
+START_TEST(bulk_sums_are_exact) {
+    static const product_case cases[] = {{70, 100, 3, 132},    {600, 97, 8, 132},  {130, 1100, 13, 132},
+                                         {300, 2112, 30, 132}, {64, 704, 64, 132}, {520, 300, 50, 132}};
+    const int shape = _i % TRF_PACKED_BULK_SHAPES, number = _i / TRF_PACKED_BULK_SHAPES % 6,
+              kind = _i * 7 / TRF_PACKED_BULK_SHAPES % KINDS;
+    const product_case *of = &cases[number];
+    if (!test_tries(_i))
+        return;
+    product_run run = run_begin(of, kind);
+    trf_packed_partition bulk;
+    const trf_device_limits limits = hopper();
+    if (!trf_packed_choose_bulk(&run.view, &limits, of->m, shape, &bulk)) {
+        run_end(&run);
+        return;
+    }
+    float *y = allocate(sizeof *y * of->rows * of->m);
+    const uint32_t all = bulk.tiles * bulk.stages, blocks[] = {1, 2, 5, all < 7 ? all : 7};
+    for (int b = 0; b < (trf_packed_bulk_is_stream_k(shape) ? 4 : 1); b++) {
+        if (blocks[b] > all)
+            continue;
+        float *partials =
+            allocate((size_t)2 * blocks[b] * trf_packed_bulk_items(shape, bulk.x_tiles) * TRF_PACKED_BULK_ITEM_BYTES);
+        memset(y, 0xAB, sizeof *y * of->rows * of->m);
+        const trf_epilogue epilogue = {.y = y, .y_stride = of->rows, .y_dtype = TRF_DTYPE_F32};
+        const warp_packed_product product = {&run.view, &bulk, run.m, run.x, 0, partials, epilogue, (uint32_t)(_i + b)};
+        warp_multiply_packed_bulk(&product, shape, bulk.x_tiles, blocks[b]);
+        for (size_t i = 0; i < (size_t)of->m * of->rows; i++)
+            if (y[i] != run.exact[i])
+                ck_abort_msg("shape %d, %u blocks, kind %d, %ux%u, y[%zu][%zu]: %g instead of %g", shape, blocks[b],
+                             kind, of->rows, of->cols, i / of->rows, i % of->rows, (double)y[i], (double)run.exact[i]);
+        free(partials);
+    }
+    free(y);
+    run_end(&run);
+}
+END_TEST
+
 /* Everything that follows a sum, one part or several; the multiplier is y. */
 START_TEST(epilogues) {
     static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
@@ -295,8 +401,11 @@ int main(void) {
     TCase *tests = tcase_create("packed_product");
     tcase_add_test(tests, partitions);
     tcase_add_test(tests, products_too_large_are_refused);
+    tcase_add_test(tests, bulk_partitions);
+    tcase_add_test(tests, bulk_kernels_want_their_device);
 #ifdef TRF_HAVE_WARP_WALK
     tcase_add_loop_test(tests, sums_are_exact, 0, KINDS * (int)(sizeof kCases / sizeof *kCases));
+    tcase_add_loop_test(tests, bulk_sums_are_exact, 0, TRF_PACKED_BULK_SHAPES * 12);
     tcase_add_loop_test(tests, epilogues, 0, 6);
     tcase_add_test(tests, specials);
     tcase_add_loop_test(tests, garbage_stays_inside, 0, 6);

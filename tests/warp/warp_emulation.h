@@ -19,7 +19,7 @@
 /* ---- the block ---- */
 
 typedef struct warp_block_shape {
-    uint32_t warps;        /* 1 to 8 */
+    uint32_t warps;        /* 1 to 20 */
     uint32_t shared_bytes; /* dynamic shared memory */
     uint32_t order;        /* which order threads run in between meetings; any number */
 } warp_block_shape;
@@ -40,7 +40,8 @@ void warp_copy_commit();
 void warp_copy_wait(uint32_t pending);
 
 void warp_meet();                                           /* __syncwarp */
-void warp_meet_block();                                     /* __syncthreads */
+void warp_meet_block();                                     /* __syncthreads, of those that have not left */
+void warp_meet_warps(uint32_t barrier, uint32_t warps);     /* barrier.sync of so many warps */
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
 bool warp_all(bool value);                                  /* __all_sync; likewise */
 
@@ -51,6 +52,13 @@ enum {
 };
 typedef uint32_t warp_gathered[WARP_GATHERED_WORDS];
 const warp_gathered *warp_gather(const uint32_t *words, uint32_t count);
+
+/* Barriers in shared memory (mbarrier), and copies that count at them. A copy is there at once, the earliest that it
+ * can be: nothing is lost by it for the user of a ring who waits, and all for one who does not. */
+void warp_barrier_init(uint32_t at, uint32_t arrivals);
+void warp_barrier_arrive(uint32_t at, uint32_t bytes); /* bytes: that the phase waits for, too */
+void warp_barrier_wait(uint32_t at, uint32_t parity);
+void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 
 /* Ends the program, and says which thread it was. */
 [[noreturn]] void warp_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -80,6 +88,10 @@ struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 static inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -126,6 +138,14 @@ static inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
     for (uint32_t i = 0; i < 32; i++)
         set |= lanes[i][0] << i;
     return set;
+}
+static inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
+    warp_expect_all_lanes(mask);
+    const warp_gathered *const lanes = warp_gather(&value, 1);
+    uint32_t all = 0;
+    for (uint32_t i = 0; i < 32; i++)
+        all |= lanes[i][0];
+    return all;
 }
 static inline int __ffs(int value) { return __builtin_ffs(value); }
 
@@ -192,6 +212,12 @@ static inline uint4 trf_lds128(uint32_t at) { return warp_load<uint4>(at); }
 static inline void trf_sts128(uint32_t at, uint4 v) { warp_write(at, &v, sizeof v); }
 
 static inline uint32_t trf_ldg32(const uint32_t *at) { return __ldg(at); }
+
+static inline void trf_named_barrier_sync(uint32_t barrier, uint32_t warps) { warp_meet_warps(barrier, warps); }
+
+/* Clusters of one block. */
+static inline void trf_cluster_arrive(uint32_t) {}
+static inline void trf_cluster_wait(uint32_t) { warp_meet_block(); }
 
 /* Alone in its stream. */
 static inline void trf_wait_for_predecessor() {}

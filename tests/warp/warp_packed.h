@@ -24,6 +24,10 @@ typedef struct warp_packed_product {
 
 void warp_multiply_packed(const warp_packed_product *product);
 
+/* The same by a bulk kernel (trf_packed_bulk.cuh) with clusters of one block. shape: trf_packed_bulk_shape; x_tiles:
+ * 1, 2, 4 or 8, for all of m. blocks: of a stream-K shape. product->partials: trf_packed_bulk_partial_floats. */
+void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks);
+
 #ifdef __cplusplus
 }
 #endif
