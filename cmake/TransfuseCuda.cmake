@@ -68,12 +68,13 @@ endfunction()
 # Adds a folder's .cu files to target as an object library, so that users still link one library only.
 function(trf_add_device_folder target folder)
     file(GLOB sources CONFIGURE_DEPENDS
-        "${PROJECT_SOURCE_DIR}/${folder}/*.cu" "${PROJECT_SOURCE_DIR}/${folder}/instances/*.cu")
+        "${PROJECT_SOURCE_DIR}/${folder}/*.cu" "${PROJECT_SOURCE_DIR}/${folder}/instances/*.cu"
+        "${PROJECT_SOURCE_DIR}/${folder}/packed/*.cu")
     if(NOT sources)
         return()
     endif()
     add_library(transfuse_${folder} OBJECT ${sources})
-    target_include_directories(transfuse_${folder} PRIVATE include base format decoder_gpu fused)
+    target_include_directories(transfuse_${folder} PRIVATE include base format decoder_gpu fused fused/packed)
     target_link_libraries(transfuse_${folder} PRIVATE CUDA::cudart_static)
     if(BUILD_SHARED_LIBS)
         set_target_properties(transfuse_${folder} PROPERTIES CUDA_VISIBILITY_PRESET hidden)

@@ -39,6 +39,7 @@
 #define TRF_WIDE_KERNEL_CUH
 
 #include "trf_fused_kernel.cuh"
+#include "trf_tensor_map.cuh"
 #include "trf_wide_ptx.cuh"
 #include "trf_wide_sizes.h"
 
@@ -50,10 +51,6 @@ template <int kXRows, int kMulticast> struct trf_wide_shape {
     static constexpr uint32_t kProducers = trf_wide_max_producers(kXRows, kMulticast); /* at most */
     static constexpr uint32_t kThreads = trf_wide_threads(kXRows);
     static_assert(kProducers <= TRF_WIDE_MAX_PRODUCERS, "flags and barriers of producers");
-};
-
-struct alignas(64) trf_tensor_map {
-    uint8_t bytes[128];
 };
 
 /* How work items are cut over clusters, blocks and producers. */

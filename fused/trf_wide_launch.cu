@@ -7,27 +7,6 @@
 #include "trf_round_sums.h"
 #include "trf_wide_instances.cuh"
 
-#include <cuda.h>
-
-/* The driver's function that describes a matrix to the copy engine of boxes; the runtime knows where it is. */
-static cudaError_t describe_x(const void *x, uint32_t m, uint32_t cols, uint32_t x_rows, bool bf16,
-                              trf_tensor_map *map) {
-    static_assert(sizeof(CUtensorMap) == sizeof(trf_tensor_map), "a tensor map has 128 bytes");
-    void *function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t status =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-    if (status != cudaSuccess || found != cudaDriverEntryPointSuccess)
-        return status != cudaSuccess ? status : cudaErrorNotSupported;
-    const cuuint64_t sizes[2] = {cols, m}, strides[1] = {2ull * cols};
-    const cuuint32_t box[2] = {TRF_WIDE_STAGE_COLS, x_rows}, steps[2] = {1, 1};
-    CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
-        reinterpret_cast<CUtensorMap *>(map), bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        2, const_cast<void *>(x), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
 static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_wide_partition &c, trf_dtype x_dtype) {
     const int class_bits = (int)view->class_bits, max_x_rows = (int)trf_wide_max_x_rows(c.x_rows),
               multicast = (int)c.multicast;
@@ -81,8 +60,8 @@ int trf_wide_launch(const trf_device_view *view, const trf_product *product, con
     args.product.y_dtype = has_epilogue ? TRF_DTYPE_F32 : product->y_dtype;
     args.product.whole_rows = view->rows / TRF_SLAB_ROWS * TRF_SLAB_ROWS;
     args.partition = partition_args(*partition);
-    cudaError_t status =
-        describe_x(x, product->m, view->cols, partition->x_rows, product->x_dtype == TRF_DTYPE_BF16, &args.x_map);
+    cudaError_t status = trf_describe_x(x, product->m, view->cols, view->cols, partition->x_rows, TRF_WIDE_STAGE_COLS,
+                                        product->x_dtype == TRF_DTYPE_BF16, &args.x_map);
     if (status == cudaSuccess)
         status = launch(kernel_of(view, *partition, product->x_dtype), args, *partition, stream);
     if (status != cudaSuccess || !has_epilogue)

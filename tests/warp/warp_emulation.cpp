@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+
+#include <map>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -27,11 +29,14 @@ warp_index threadIdx, blockDim, blockIdx = {0}, gridDim = {1};
 
 namespace {
 
-constexpr uint32_t kLanes = 32, kMostThreads = 8 * kLanes;
+constexpr uint32_t kLanes = 32, kMostThreads = 20 * kLanes;
 constexpr size_t kStackBytes = 256 << 10;
 /* Where shared memory begins: the static part, a gap, the dynamic part. An address of 0 is a mistake. */
 constexpr uint32_t kStaticAt = 0x100, kStaticBytes = 16, kDynamicAt = 0x400;
 constexpr uint8_t kGarbage = 0xDB;
+/* The writer of what copies have brought that count at a barrier. Who reads and writes it is not followed: that a
+ * stage is overwritten while it is read, or read before it is there, shows in what is computed. */
+constexpr uint32_t kEngine = 0xFFFFFFFF;
 
 /* ---- state ---- */
 
@@ -40,7 +45,10 @@ enum meeting {
     AT_WARP,
     AT_ALL,
     AT_EXCHANGE,
-    AT_BLOCK,
+    AT_GATHER,
+    AT_BLOCK,   /* from here on a warp stops, and others run */
+    AT_BARRIER, /* of some warps of the block; argument: which one; value: how many warps */
+    AT_WAIT,    /* for what other warps or copies do: asks again in its next turn */
     LEFT
 };
 
@@ -54,6 +62,7 @@ struct thread {
     void *fake_stack; /* the address sanitizer's */
     meeting at;
     uint32_t value, argument, got; /* of the meeting */
+    warp_gathered given;           /* to a gathering */
     std::vector<copy> open;        /* not committed */
     std::vector<std::vector<copy>> groups;
 };
@@ -66,6 +75,12 @@ struct note {
     uint32_t read_before;     /* by one that is not `reader` */
 };
 
+/* An mbarrier: of a phase, what is still to come. */
+struct engine_barrier {
+    uint32_t arrivals, pending, phase;
+    int64_t bytes;
+};
+
 struct block {
     warp_block_shape shape;
     void (*kernel)(void *);
@@ -73,6 +88,8 @@ struct block {
     uint8_t *dynamic, *fixed;
     std::vector<note> notes;
     thread threads[kMostThreads];
+    warp_gathered gathered[kMostThreads];
+    std::map<uint32_t, engine_barrier> engine_barriers; /* by address */
     uint32_t clock;
     uint32_t met[kMostThreads / kLanes], all_met; /* when the warps' lanes met last, and all threads */
     uint32_t current;
@@ -153,20 +170,71 @@ bool end_meeting(uint32_t warp) {
     }
     if (at == AT_WARP)
         b.met[warp] = ++b.clock;
+    for (uint32_t i = 0; at == AT_GATHER && i < kLanes; i++)
+        memcpy(b.gathered[warp * kLanes + i], lanes[i].given, sizeof lanes[i].given);
     for (uint32_t i = 0; i < kLanes; i++)
         lanes[i].got = at == AT_EXCHANGE ? lanes[i ^ lanes[i].argument].value : all;
-    return at != AT_BLOCK;
+    return at < AT_BLOCK;
 }
 
-/* @return whether threads are still at work. */
-bool run_warp(uint32_t warp) {
-    do {
+/* Until the warp stops. */
+void run_warp(uint32_t warp) {
+    do
         for (uint32_t i = 0; i < kLanes; i++)
             resume(warp * kLanes + lane_of_turn(i));
-        if (b.threads[warp * kLanes].at == LEFT)
-            return end_meeting(warp), false;
-    } while (end_meeting(warp));
-    return true;
+    while (end_meeting(warp));
+}
+
+/* What stops a warp. */
+meeting stop_of(uint32_t warp) { return b.threads[warp * kLanes].at; }
+
+/* Lets the warps go on that wait at a barrier to which all have come. @return whether there were some. */
+bool open_barriers() {
+    uint32_t at_block = 0, left = 0, at_barrier[16] = {}, wanted[16] = {};
+    for (uint32_t w = 0; w < b.shape.warps; w++) {
+        const thread &lane = b.threads[w * kLanes];
+        at_block += lane.at == AT_BLOCK;
+        left += lane.at == LEFT;
+        if (lane.at == AT_BARRIER) {
+            at_barrier[lane.argument]++;
+            wanted[lane.argument] = lane.value;
+        }
+    }
+    bool opened = false;
+    for (uint32_t w = 0; w < b.shape.warps; w++) {
+        const thread &lane = b.threads[w * kLanes];
+        const bool opens = lane.at == AT_BLOCK
+                               ? at_block + left == b.shape.warps
+                               : lane.at == AT_BARRIER && at_barrier[lane.argument] == wanted[lane.argument];
+        for (uint32_t i = 0; opens && i < kLanes; i++)
+            b.threads[w * kLanes + i].at = RUNS;
+        opened |= opens;
+    }
+    if (opened)
+        b.all_met = ++b.clock; /* of more than have met: a race between others is not seen */
+    return opened;
+}
+
+/* All warps until they have left. */
+void run_warps() {
+    uint32_t idle = 0;
+    for (uint32_t left = 0; left < b.shape.warps;) {
+        left = 0;
+        bool moved = false;
+        for (uint32_t i = 0; i < b.shape.warps; i++) {
+            const uint32_t w = b.shape.order & 1 ? b.shape.warps - 1 - i : i;
+            if (stop_of(w) == RUNS || stop_of(w) == AT_WAIT) {
+                moved |= stop_of(w) == RUNS;
+                run_warp(w);
+                moved |= stop_of(w) != AT_WAIT;
+            }
+            left += stop_of(w) == LEFT;
+        }
+        moved |= open_barriers();
+        idle = moved ? 0 : idle + 1;
+        if (left < b.shape.warps && idle > 1000)
+            b.current = 0, warp_fail("and all others wait for ever");
+    }
 }
 
 /* ---- shared memory ---- */
@@ -191,6 +259,8 @@ uint32_t met_with(uint32_t other) {
 /* Whether the thread at work may see what stands there. The static part is written through a pointer, and not
  * followed. */
 const char *unreadable(const note &n) {
+    if (n.writer == kEngine)
+        return nullptr;
     if (n.pending)
         return "while its copy is under way";
     if (n.written == 0)
@@ -201,6 +271,8 @@ const char *unreadable(const note &n) {
 }
 
 void expect_nobody_reads(const note &n, uint32_t at) {
+    if (n.writer == kEngine)
+        return;
     const bool own = n.reader == b.current;
     const uint32_t last = own ? n.read_before : n.read;
     /* if it is the thread's own, the one before may have been of any warp */
@@ -313,10 +385,72 @@ void warp_copy_wait(uint32_t pending) {
     t.groups.erase(t.groups.begin(), t.groups.begin() + (long)done);
 }
 
+/* ---- barriers and copies of the engine ---- */
+
+static engine_barrier &barrier_at(uint32_t at) {
+    const auto found = b.engine_barriers.find(at);
+    if (found == b.engine_barriers.end())
+        warp_fail("uses a barrier at shared address %u that nobody has set up", at);
+    return found->second;
+}
+
+static void end_phase(engine_barrier &barrier) {
+    if (barrier.pending || barrier.bytes)
+        return;
+    barrier.phase ^= 1;
+    barrier.pending = barrier.arrivals;
+}
+
+void warp_barrier_init(uint32_t at, uint32_t arrivals) {
+    place(at, 8, "a barrier");
+    b.engine_barriers[at] = {arrivals, arrivals, 0, 0};
+}
+
+void warp_barrier_arrive(uint32_t at, uint32_t bytes) {
+    engine_barrier &barrier = barrier_at(at);
+    if (barrier.pending == 0)
+        warp_fail("arrives at shared address %u once too often", at);
+    barrier.pending--;
+    barrier.bytes += bytes;
+    end_phase(barrier);
+}
+
+void warp_barrier_wait(uint32_t at, uint32_t parity) {
+    while (barrier_at(at).phase == parity)
+        wait_for_others(AT_WAIT, 0, 0);
+}
+
+void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+    if (bytes == 0 || to % 16 || (uintptr_t)from % 16 || bytes % 16)
+        warp_fail("has %u bytes copied from %p to shared address %u", bytes, from, to);
+    for (uint32_t i = 0; i < bytes; i += 16) {
+        memcpy(place(to + i, 16, "a copy"), (const uint8_t *)from + i, 16);
+        for (uint32_t k = 0; k < 4; k++)
+            notes_at(to + i)[k] = {kEngine, 0, 0, 0, 0, 0};
+    }
+    engine_barrier &counts = barrier_at(barrier);
+    counts.bytes -= bytes;
+    end_phase(counts);
+}
+
 void warp_meet() { wait_for_others(AT_WARP, 0, 0); }
 void warp_meet_block() { wait_for_others(AT_BLOCK, 0, 0); }
+void warp_meet_warps(uint32_t barrier, uint32_t warps) {
+    if (barrier > 15)
+        warp_fail("has no barrier %u", barrier);
+    wait_for_others(AT_BARRIER, warps, barrier);
+}
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask) { return wait_for_others(AT_EXCHANGE, value, lane_mask); }
 bool warp_all(bool value) { return wait_for_others(AT_ALL, value, 0) != 0; }
+
+const warp_gathered *warp_gather(const uint32_t *words, uint32_t count) {
+    if (count > WARP_GATHERED_WORDS)
+        warp_fail("gives %u words to a gathering", count);
+    memcpy(b.threads[b.current].given, words, count * sizeof *words);
+    const uint32_t warp = b.current / kLanes;
+    wait_for_others(AT_GATHER, 0, count);
+    return b.gathered + warp * kLanes;
+}
 
 void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *), void *args) {
     if (!stacks) {
@@ -341,15 +475,8 @@ void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *), void 
         make_fiber(i);
     for (uint32_t w = 0; w < shape.warps; w++)
         b.met[w] = 1;
-    for (bool working = true; working;) {
-        uint32_t left = 0;
-        for (uint32_t w = 0; w < shape.warps; w++)
-            left += !run_warp(shape.order & 1 ? shape.warps - 1 - w : w);
-        working = left == 0;
-        if (left != 0 && left != shape.warps)
-            warp_fail("has left, or stayed, while other warps of its block have not");
-        b.all_met = ++b.clock;
-    }
+    b.engine_barriers.clear();
+    run_warps();
     for (uint32_t i = 0; i < blockDim.x; i++)
         for (const std::vector<copy> &group : b.threads[i].groups)
             if (!group.empty())

@@ -19,7 +19,7 @@
 /* ---- the block ---- */
 
 typedef struct warp_block_shape {
-    uint32_t warps;        /* 1 to 8 */
+    uint32_t warps;        /* 1 to 20 */
     uint32_t shared_bytes; /* dynamic shared memory */
     uint32_t order;        /* which order threads run in between meetings; any number */
 } warp_block_shape;
@@ -40,9 +40,25 @@ void warp_copy_commit();
 void warp_copy_wait(uint32_t pending);
 
 void warp_meet();                                           /* __syncwarp */
-void warp_meet_block();                                     /* __syncthreads */
+void warp_meet_block();                                     /* __syncthreads, of those that have not left */
+void warp_meet_warps(uint32_t barrier, uint32_t warps);     /* barrier.sync of so many warps */
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
 bool warp_all(bool value);                                  /* __all_sync; likewise */
+
+/* What each lane of the warp has given, `count` words at most WARP_GATHERED_WORDS; until the warp gathers again.
+ * Likewise. */
+enum {
+    WARP_GATHERED_WORDS = 8
+};
+typedef uint32_t warp_gathered[WARP_GATHERED_WORDS];
+const warp_gathered *warp_gather(const uint32_t *words, uint32_t count);
+
+/* Barriers in shared memory (mbarrier), and copies that count at them. A copy is there at once, the earliest that it
+ * can be: nothing is lost by it for the user of a ring who waits, and all for one who does not. */
+void warp_barrier_init(uint32_t at, uint32_t arrivals);
+void warp_barrier_arrive(uint32_t at, uint32_t bytes); /* bytes: that the phase waits for, too */
+void warp_barrier_wait(uint32_t at, uint32_t parity);
+void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 
 /* Ends the program, and says which thread it was. */
 [[noreturn]] void warp_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -72,6 +88,10 @@ struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 static inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -106,6 +126,28 @@ static inline int __all_sync(uint32_t mask, int predicate) {
     warp_expect_all_lanes(mask);
     return warp_all(predicate != 0);
 }
+static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, uint32_t lane) {
+    warp_expect_all_lanes(mask);
+    return warp_gather(&value, 1)[lane % 32][0];
+}
+static inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
+    warp_expect_all_lanes(mask);
+    const uint32_t value = predicate != 0;
+    const warp_gathered *const lanes = warp_gather(&value, 1);
+    uint32_t set = 0;
+    for (uint32_t i = 0; i < 32; i++)
+        set |= lanes[i][0] << i;
+    return set;
+}
+static inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
+    warp_expect_all_lanes(mask);
+    const warp_gathered *const lanes = warp_gather(&value, 1);
+    uint32_t all = 0;
+    for (uint32_t i = 0; i < 32; i++)
+        all |= lanes[i][0];
+    return all;
+}
+static inline int __ffs(int value) { return __builtin_ffs(value); }
 
 /* ---- instructions, as the PTX ISA has them ---- */
 
@@ -170,6 +212,35 @@ static inline uint4 trf_lds128(uint32_t at) { return warp_load<uint4>(at); }
 static inline void trf_sts128(uint32_t at, uint4 v) { warp_write(at, &v, sizeof v); }
 
 static inline uint32_t trf_ldg32(const uint32_t *at) { return __ldg(at); }
+
+static inline void trf_named_barrier_sync(uint32_t barrier, uint32_t warps) { warp_meet_warps(barrier, warps); }
+
+/* Clusters of one block. */
+static inline void trf_cluster_arrive(uint32_t) {}
+static inline void trf_cluster_wait(uint32_t) { warp_meet_block(); }
+
+/* Alone in its stream. */
+static inline void trf_wait_for_predecessor() {}
+static inline void trf_allow_successor() {}
+
+/* mma.m16n8k16 by the PTX ISA's tables of fragments; the order of the sum is the test's own. */
+struct trf_bf16_type {};
+static inline float warp_bf16(uint32_t word, uint32_t half) {
+    const uint32_t bits = word >> (16 * half) << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static inline void trf_mma(trf_bf16_type, float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    const uint32_t own[6] = {a[0], a[1], a[2], a[3], b0, b1}, lane = threadIdx.x % 32;
+    const warp_gathered *const lanes = warp_gather(own, 6);
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t row = lane / 4 + 8 * (i / 2), col = 2 * (lane % 4) + i % 2;
+        for (uint32_t k = 0; k < 16; k++)
+            d[i] += warp_bf16(lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) *
+                    warp_bf16(lanes[col * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
+}
 
 static inline void trf_cp_async16(uint32_t to, const void *from) { warp_copy(to, from, 16); }
 static inline void trf_cp_async8(uint32_t to, const void *from) { warp_copy(to, from, 8); }

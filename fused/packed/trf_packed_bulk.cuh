@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* y = x . W^T of a packed BF16 layer by mma.sync, to 64 rows of x, for compute capability 9.0: the copy engine brings
+ * weights and x to shared memory in large pieces (bulk copies, TMA), so that warps do nothing but form and multiply.
+ *
+ * A block has a *tile* of 256, 128, 64 or 32 rows of W, all rows of x, and some of the tile's stages: 64 to 256 columns
+ * each. Its warps are cut over the tile's rows and over a stage's packed tiles (shape 128: 4 x 4 warps, 128 columns):
+ *
+ *        packed tile 0   1     2     3
+ *      +---------+-----+-----+-----+-----+     a warp: 2 (or 4) packed slabs by one packed tile by all of x
+ *      | slab 0  | w 0 | w 4 | w 8 | w12 |
+ *      | ...     | w 1 | w 5 | w 9 | w13 |     128 rows
+ *      |         | w 2 | w 6 | w10 | w14 |
+ *      | slab 7  | w 3 | w 7 | w11 | w15 |
+ *      +---------+-----+-----+-----+-----+
+ *
+ * A producer warp fills stages: the packed tiles of a band lie one after the other, so a band's part of a stage is one
+ * copy; x comes as boxes of 64 columns under the swizzle of 128 bytes, which ldmatrix reads without conflicts; the
+ * band's exception line comes along, as waiting for it would cost more than its 128 bytes. full[i] counts bytes,
+ * empty[i] the warps that are done with a stage.
+ *
+ * 256 rows: all stages of all tiles are cut into one equal share a block (stream-K). Tiles that two blocks or more
+ * share are left in the workspace, and trf_packed_bulk_finish adds their sums in the order of blocks. 28672x8192: 112
+ * tiles of 128 stages of 64 columns, over 132 blocks 108 or 109 stages each.
+ * Others: a cluster of 1, 2, 4 or 8 blocks for each tile, which cut its stages; they add their sums through
+ * distributed shared memory in the order of blocks, each another part of y. 8192x8192: 64 tiles of 128 rows, two blocks
+ * each; 4 multiprocessors idle.
+ *
+ * Shared memory: 3 to 6 stages of 26 to 42 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 232 a thread of
+ * 8 warps, 112 of 16, which the producer's warpgroup gives away. The limit that should bind is memory; not measured
+ * yet. */
+#ifndef TRF_PACKED_BULK_CUH
+#define TRF_PACKED_BULK_CUH
+
+#include "trf_packed_bulk_sizes.h"
+#include "trf_packed_product.cuh"
+#include "trf_packed_ptx.cuh"
+#include "trf_stream_k.h"
+#include "trf_tensor_map.cuh"
+
+/* By value to every bulk kernel. */
+struct trf_packed_bulk_args {
+    trf_tensor_map x_map; /* boxes of 64 columns by 8 * x_tiles rows, under the swizzle of 128 bytes */
+    trf_packed_view view;
+    uint32_t m;
+    uint32_t cluster;      /* blocks of a cluster; 1 if stream-K */
+    trf_stream_k stream_k; /* of tiles ("units") and stages ("panels") over blocks ("warps"); panels also of clusters */
+    float *partials;       /* stream-K: [2 * blocks][items][128]; a block's first tile, then its last one */
+    trf_epilogue epilogue;
+};
+
+#if TRF_WARPGROUPS
+
+template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
+    static constexpr uint32_t kXTiles = kXTiles_, kSlabs = trf_packed_bulk_slabs(kShape),
+                              kRowWarps = trf_packed_bulk_row_warps(kShape),
+                              kColWarps = trf_packed_bulk_col_warps(kShape), kWarps = kRowWarps * kColWarps,
+                              kRows = trf_packed_bulk_rows(kShape), kBands = trf_packed_bulk_bands(kShape);
+    static constexpr uint32_t kUnitSlabs = kRows < TRF_PACKED_TILE_ROWS ? kRows / TRF_PACKED_SLAB_ROWS
+                                                                        : (uint32_t)TRF_PACKED_SLABS,
+                              kUnitBytes = kUnitSlabs * TRF_PACKED_SLAB_BYTES; /* of a packed tile in a stage */
+    static constexpr uint32_t kXBytes = trf_packed_bulk_x_bytes(kShape, kXTiles), kXBoxBytes = kXTiles * 1024,
+                              kXBoxes = kXBytes / kXBoxBytes;
+    static constexpr uint32_t kXAt = trf_packed_bulk_weight_bytes(kShape), kLinesAt = kXAt + kXBytes;
+    static constexpr uint32_t kStages = trf_packed_bulk_stages(kShape, kXTiles),
+                              kStageBytes = trf_packed_bulk_stage_bytes(kShape, kXTiles),
+                              kSumsAt = kStages * kStageBytes,
+                              kBarriersAt = kSumsAt + trf_packed_bulk_sums_bytes(kShape, kXTiles);
+    static constexpr uint32_t kItems = trf_packed_bulk_items(kShape, kXTiles);
+    static constexpr bool kStreamK = trf_packed_bulk_is_stream_k(kShape);
+    static constexpr int kRegisters = kWarps == 8 ? 232 : 112, kProducerRegisters = kWarps == 8 ? 40 : 32;
+    static constexpr uint32_t kThreads = 32 * (kWarps + TRF_PACKED_BULK_PRODUCER_WARPS);
+    static_assert(kXAt % 1024 == 0 && kXBytes % kXBoxBytes == 0, "boxes of x lie at multiples of 1024 bytes");
+    static_assert(TRF_PACKED_LINE_TILES % kColWarps == 0, "a stage has one exception line a band");
+    static_assert(kStages >= 2, "a pipeline");
+    static_assert(kStreamK || kWarps * kSlabs * kXTiles * TRF_PACKED_BULK_ITEM_BYTES <= kSumsAt,
+                  "the sums of a cluster's block fit where its stages were");
+};
+
+/* ---- what a block works on ---- */
+
+/* Stages, counted through all tiles. */
+struct trf_packed_bulk_range {
+    uint32_t begin, end;
+};
+
+template <class Config>
+static __device__ __forceinline__ trf_packed_bulk_range trf_packed_bulk_range_of(const trf_packed_bulk_args &a) {
+    if constexpr (Config::kStreamK)
+        return {trf_stream_k_begin(&a.stream_k, blockIdx.x), trf_stream_k_begin(&a.stream_k, blockIdx.x + 1)};
+    const uint32_t stages = a.stream_k.panels, tile = blockIdx.x / a.cluster, rank = blockIdx.x % a.cluster;
+    return {tile * stages + stages * rank / a.cluster, tile * stages + stages * (rank + 1) / a.cluster};
+}
+
+/* A stage: which tile of the block's rows, and which packed tiles of its bands. */
+struct trf_packed_bulk_place {
+    uint32_t tile, packed_tile; /* the stage's first one */
+};
+
+template <class Config>
+static __device__ __forceinline__ trf_packed_bulk_place trf_packed_bulk_place_of(const trf_packed_bulk_args &a,
+                                                                                 uint32_t stage) {
+    return {stage / a.stream_k.panels, stage % a.stream_k.panels * Config::kColWarps};
+}
+
+/* The next stage's. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_advance(const trf_packed_bulk_args &a,
+                                                               trf_packed_bulk_place &place) {
+    place.packed_tile += Config::kColWarps;
+    if (place.packed_tile >= a.stream_k.panels * Config::kColWarps) {
+        place.packed_tile = 0;
+        place.tile++;
+    }
+}
+
+/* The first band of a tile, and the first packed slab of it that is the tile's. */
+template <class Config> static __device__ __forceinline__ uint32_t trf_packed_bulk_band(uint32_t tile) {
+    return tile * Config::kRows / TRF_PACKED_TILE_ROWS;
+}
+template <class Config> static __device__ __forceinline__ uint32_t trf_packed_bulk_first_slab(uint32_t tile) {
+    return tile * Config::kRows % TRF_PACKED_TILE_ROWS / TRF_PACKED_SLAB_ROWS;
+}
+
+/* The ring of stages as one of its users sees it. */
+template <class Config> struct trf_packed_bulk_ring {
+    uint32_t shared; /* address */
+    uint32_t index, phase;
+
+    __device__ __forceinline__ uint32_t stage() const { return shared + index * Config::kStageBytes; }
+    __device__ __forceinline__ uint32_t full() const { return shared + Config::kBarriersAt + 16 * index; }
+    __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
+    __device__ __forceinline__ void next() {
+        if (++index == Config::kStages) {
+            index = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* ---- the producer ---- */
+
+/* Bands of the tile that the layer has, and packed tiles of the stage. */
+template <class Config>
+static __device__ __forceinline__ uint32_t trf_packed_bulk_bands_of(const trf_packed_view &view,
+                                                                    const trf_packed_bulk_place &place) {
+    return min(Config::kBands, view.bands - trf_packed_bulk_band<Config>(place.tile));
+}
+template <class Config>
+static __device__ __forceinline__ uint32_t trf_packed_bulk_tiles_of(const trf_packed_view &view,
+                                                                    const trf_packed_bulk_place &place) {
+    return min(Config::kColWarps, view.tiles_per_band - place.packed_tile);
+}
+
+/* Weights and exception lines of a stage; all lanes call it, each copies another piece. */
+template <class Config>
+static __device__ __forceinline__ void
+trf_packed_bulk_load_weights(const trf_packed_view &view, const trf_packed_bulk_place &place,
+                             const trf_packed_bulk_ring<Config> &ring, uint32_t lane, uint64_t policy) {
+    const uint32_t band = trf_packed_bulk_band<Config>(place.tile),
+                   bands = trf_packed_bulk_bands_of<Config>(view, place),
+                   tiles = trf_packed_bulk_tiles_of<Config>(view, place);
+    if (lane == 0)
+        trf_mbarrier_arrive_expect_tx(ring.full(),
+                                      bands * (tiles * Config::kUnitBytes + TRF_PACKED_LINE_BYTES) + Config::kXBytes);
+    __syncwarp();
+    const uint64_t first = trf_packed_tile_number(&view, band, place.packed_tile);
+    if constexpr (Config::kUnitSlabs == TRF_PACKED_SLABS) { /* packed tiles in a row, band by band */
+        if (lane < bands)
+            trf_bulk_load(ring.stage() + lane * Config::kColWarps * TRF_PACKED_TILE_BYTES,
+                          view.tiles + (first + (uint64_t)lane * view.tiles_per_band) * TRF_PACKED_TILE_BYTES,
+                          tiles * TRF_PACKED_TILE_BYTES, ring.full(), policy);
+    } else { /* a part of each packed tile */
+        if (lane < tiles)
+            trf_bulk_load(ring.stage() + lane * Config::kUnitBytes,
+                          view.tiles + (first + lane) * TRF_PACKED_TILE_BYTES +
+                              trf_packed_bulk_first_slab<Config>(place.tile) * TRF_PACKED_SLAB_BYTES,
+                          Config::kUnitBytes, ring.full(), policy);
+    }
+    if (lane < bands)
+        trf_bulk_load(ring.stage() + Config::kLinesAt + lane * TRF_PACKED_LINE_BYTES,
+                      trf_packed_line_of(&view, band + lane, place.packed_tile), TRF_PACKED_LINE_BYTES, ring.full(),
+                      policy);
+}
+
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_load_x(const trf_packed_bulk_args &a,
+                                                              const trf_packed_bulk_place &place,
+                                                              const trf_packed_bulk_ring<Config> &ring, uint32_t lane) {
+    if (lane < Config::kXBoxes)
+        trf_tma_load_box(ring.stage() + Config::kXAt + lane * Config::kXBoxBytes, &a.x_map,
+                         place.packed_tile * TRF_PACKED_TILE_COLS + lane * TRF_PACKED_BULK_X_BOX_COLS, 0, ring.full());
+}
+
+/* Weights of as many stages as there is room for before it waits for what may have made x. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_produce(const trf_packed_bulk_args &a,
+                                                               const trf_packed_bulk_range &range, uint32_t shared,
+                                                               uint32_t lane) {
+    const uint64_t policy = trf_policy_read_once();
+    const uint32_t ahead = min(Config::kStages, range.end - range.begin);
+    trf_packed_bulk_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
+    trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
+    trf_packed_bulk_ring<Config> x_ring = ring;
+    trf_packed_bulk_place x_place = place;
+    for (uint32_t sent = 0; sent < range.end - range.begin; sent++) {
+        trf_mbarrier_wait(ring.empty(), ring.phase);
+        trf_packed_bulk_load_weights<Config>(a.view, place, ring, lane, policy);
+        ring.next();
+        trf_packed_bulk_advance<Config>(a, place);
+        if (sent + 1 < ahead)
+            continue;
+        if (sent + 1 == ahead)
+            trf_wait_for_predecessor();
+        while (x_ring.index != ring.index || x_ring.phase != ring.phase) {
+            trf_packed_bulk_load_x<Config>(a, x_place, x_ring, lane);
+            x_ring.next();
+            trf_packed_bulk_advance<Config>(a, x_place);
+        }
+    }
+    trf_allow_successor();
+}
+
+/* ---- products ---- */
+
+/* Where a warp is in its block. */
+template <class Config> struct trf_packed_bulk_warp {
+    uint32_t lane, row_warp, col_warp;
+
+    __device__ __forceinline__ explicit trf_packed_bulk_warp(uint32_t warp, uint32_t lane_)
+        : lane(lane_), row_warp(warp % Config::kRowWarps), col_warp(warp / Config::kRowWarps) {}
+
+    __device__ __forceinline__ uint32_t first_slab() const { return row_warp * Config::kSlabs; } /* of the tile */
+    __device__ __forceinline__ uint32_t band() const { return first_slab() / TRF_PACKED_SLABS; }
+
+    /* Its slabs and its columns of x in a stage, and the line of its band. */
+    __device__ __forceinline__ uint32_t weights(uint32_t stage) const {
+        return stage + (band() * Config::kColWarps + col_warp) * Config::kUnitBytes +
+               first_slab() % Config::kUnitSlabs * TRF_PACKED_SLAB_BYTES;
+    }
+    /* ldmatrix: lane l has row l % 8 of an x tile, and 8 columns of the packed tile's 32. */
+    __device__ __forceinline__ uint32_t x(uint32_t stage) const {
+        const uint32_t row = lane % 8, piece = col_warp % 2 * 4 + lane / 8;
+        return stage + Config::kXAt + col_warp / 2 * Config::kXBoxBytes + row * 128 + ((piece ^ row) << 4);
+    }
+    __device__ __forceinline__ uint32_t line(uint32_t stage) const {
+        return stage + Config::kLinesAt + band() * TRF_PACKED_LINE_BYTES + 4 * lane;
+    }
+};
+
+/* The fragments of a warp's slabs of a packed tile. slab: the first one, in its band. */
+template <class Config, bool kZeroing>
+static __device__ __forceinline__ void
+trf_packed_bulk_form(uint32_t (&a)[Config::kSlabs][2][4], const trf_packed_view &view, const trf_packed_line &line,
+                     uint32_t packed_tile, uint32_t slab, uint32_t weights, uint32_t lane) {
+    const uint32_t patched = line.slabs_with_records(packed_tile, lane);
+    const bool is_stored = line.is_stored(packed_tile);
+#pragma unroll
+    for (uint32_t s = 0; s < Config::kSlabs; s++) {
+        const uint32_t at = weights + s * TRF_PACKED_SLAB_BYTES;
+        trf_packed_form_tile<kZeroing>(a[s],
+                                       {trf_lds128(at + 16 * lane), trf_lds64(at + TRF_PACKED_RAW_BYTES + 8 * lane)});
+        if (patched >> (slab + s) & 1)
+            line.patch(a[s], packed_tile, slab + s, lane);
+        if (is_stored)
+            line.load_stored(a[s], view, packed_tile, slab + s, lane);
+    }
+}
+
+/* Multiplies what is formed by all rows of x. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_multiply(float (&sums)[Config::kSlabs][Config::kXTiles][4],
+                                                                const uint32_t (&a)[Config::kSlabs][2][4],
+                                                                uint32_t x_at) {
+    /* x tiles whose values are in registers at once: 16 warps have few. */
+    constexpr uint32_t kMost = Config::kWarps == 16 ? 2 : 4,
+                       kAtOnce = Config::kXTiles < kMost ? Config::kXTiles : kMost;
+#pragma unroll
+    for (uint32_t first = 0; first < Config::kXTiles; first += kAtOnce) {
+        uint4 x[kAtOnce];
+#pragma unroll
+        for (uint32_t t = 0; t < kAtOnce; t++)
+            x[t] = trf_ldmatrix4(x_at + (first + t) * 1024);
+#pragma unroll
+        for (uint32_t s = 0; s < Config::kSlabs; s++)
+#pragma unroll
+            for (uint32_t t = 0; t < kAtOnce; t++)
+                trf_mma(trf_bf16_type(), sums[s][first + t], a[s][0], x[t].x, x[t].y);
+#pragma unroll
+        for (uint32_t s = 0; s < Config::kSlabs; s++)
+#pragma unroll
+            for (uint32_t t = 0; t < kAtOnce; t++)
+                trf_mma(trf_bf16_type(), sums[s][first + t], a[s][1], x[t].z, x[t].w);
+    }
+}
+
+/* A warp's part of a stage. */
+template <class Config, bool kZeroing>
+static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_bulk_args &args,
+                                                               const trf_packed_bulk_warp<Config> &warp,
+                                                               const trf_packed_bulk_place &place, uint32_t stage,
+                                                               float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
+    const uint32_t packed_tile = place.packed_tile + warp.col_warp,
+                   band = trf_packed_bulk_band<Config>(place.tile) + warp.band();
+    if (packed_tile >= args.view.tiles_per_band || band >= args.view.bands)
+        return;
+    const uint32_t slab = (trf_packed_bulk_first_slab<Config>(place.tile) + warp.first_slab()) % TRF_PACKED_SLABS;
+    trf_packed_line line;
+    line.take(trf_lds32(warp.line(stage)));
+    uint32_t a[Config::kSlabs][2][4];
+    trf_packed_bulk_form<Config, kZeroing>(a, args.view, line, packed_tile, slab, warp.weights(stage), warp.lane);
+    trf_packed_bulk_multiply<Config>(sums, a, warp.x(stage));
+}
+
+/* ---- sums ---- */
+
+/* The elements of y of an item: packed slab r of a tile by x tile t. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_write_item(const trf_packed_bulk_args &args, uint32_t tile,
+                                                                  uint32_t item, uint32_t lane, float4 v) {
+    const uint32_t first = tile * Config::kRows + item / Config::kXTiles * TRF_PACKED_SLAB_ROWS + lane / 4,
+                   n = item % Config::kXTiles * 8 + 2 * (lane % 4);
+    const float sums[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        if (n + i % 2 < args.m && first + 8 * (i / 2) < args.view.rows)
+            trf_packed_write_y(args.view, args.epilogue, n + i % 2, first + 8 * (i / 2), sums[i]);
+}
+
+static __device__ __forceinline__ float4 trf_add4(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/* Where a block's sums of an item of a tile that it shares lie among the partial sums. */
+template <class Config>
+static __device__ __forceinline__ float *trf_packed_bulk_partial(const trf_packed_bulk_args &a, uint32_t block,
+                                                                 uint32_t tile, uint32_t item, uint32_t lane) {
+    const uint32_t slot = 2 * block + (trf_stream_k_begins_in(&a.stream_k, block, tile) ? 0 : 1);
+    return a.partials + (((uint64_t)slot * Config::kItems + item) * 32 + lane) * 4;
+}
+
+/* Stream-K: the warps' sums of a tile to y, or to the partial sums. All warps that multiply call it; sums are zero
+ * then. at: address of the sums' place. */
+template <class Config>
+static __device__ __forceinline__ void
+trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t tile,
+                           uint32_t at, float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
+    constexpr uint32_t kSlabItems = Config::kRowWarps * Config::kXTiles;
+    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, lane_at = at + 16 * warp.lane;
+    const bool owns = trf_stream_k_owns_unit(&args.stream_k, blockIdx.x, tile);
+#pragma unroll
+    for (uint32_t s = 0; s < Config::kSlabs; s++) {
+        trf_named_barrier_sync(1, Config::kWarps); /* what stood there has been read */
+#pragma unroll
+        for (uint32_t t = 0; t < Config::kXTiles; t++) {
+            float(&v)[4] = sums[s][t];
+            trf_sts128f(lane_at + (number * Config::kXTiles + t) * TRF_PACKED_BULK_ITEM_BYTES,
+                        make_float4(v[0], v[1], v[2], v[3]));
+            v[0] = v[1] = v[2] = v[3] = 0;
+        }
+        trf_named_barrier_sync(1, Config::kWarps);
+#pragma unroll 1
+        for (uint32_t i = number; i < kSlabItems; i += Config::kWarps) {
+            float4 v = trf_lds128f_shared(lane_at + i * TRF_PACKED_BULK_ITEM_BYTES);
+#pragma unroll
+            for (uint32_t k = 1; k < Config::kColWarps; k++)
+                v = trf_add4(v, trf_lds128f_shared(lane_at + (k * kSlabItems + i) * TRF_PACKED_BULK_ITEM_BYTES));
+            const uint32_t item = (i / Config::kXTiles * Config::kSlabs + s) * Config::kXTiles + i % Config::kXTiles;
+            if (owns)
+                trf_packed_bulk_write_item<Config>(args, tile, item, warp.lane, v);
+            else
+                *(float4 *)trf_packed_bulk_partial<Config>(args, blockIdx.x, tile, item, warp.lane) = v;
+        }
+    }
+}
+
+/* Clusters: the sums of the block's warps, added up in place: item i at at + 512 * i. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_gather(const trf_packed_bulk_warp<Config> &warp, uint32_t at,
+                                                              const float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
+    const uint32_t lane_at = at + 16 * warp.lane;
+    trf_named_barrier_sync(1, Config::kWarps); /* the stages have been read */
+#pragma unroll
+    for (uint32_t s = 0; s < Config::kSlabs; s++)
+#pragma unroll
+        for (uint32_t t = 0; t < Config::kXTiles; t++) {
+            const float(&v)[4] = sums[s][t];
+            const uint32_t item = (warp.first_slab() + s) * Config::kXTiles + t;
+            trf_sts128f(lane_at + (warp.col_warp * Config::kItems + item) * TRF_PACKED_BULK_ITEM_BYTES,
+                        make_float4(v[0], v[1], v[2], v[3]));
+        }
+    trf_named_barrier_sync(1, Config::kWarps);
+    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp;
+#pragma unroll 1
+    for (uint32_t item = number; item < Config::kItems; item += Config::kWarps) {
+        float4 v = trf_lds128f_shared(lane_at + item * TRF_PACKED_BULK_ITEM_BYTES);
+#pragma unroll
+        for (uint32_t k = 1; k < Config::kColWarps; k++)
+            v = trf_add4(v, trf_lds128f_shared(lane_at + (k * Config::kItems + item) * TRF_PACKED_BULK_ITEM_BYTES));
+        trf_sts128f(lane_at + item * TRF_PACKED_BULK_ITEM_BYTES, v);
+    }
+}
+
+/* Adds the blocks' sums in their order: each block has other items. Once all of the cluster have gathered theirs. */
+template <class Config>
+static __device__ __forceinline__ void
+trf_packed_bulk_add_blocks(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t at) {
+    const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, rank = blockIdx.x % args.cluster;
+#pragma unroll 1
+    for (uint32_t item = rank + args.cluster * number; item < Config::kItems; item += args.cluster * Config::kWarps) {
+        const uint32_t item_at = at + item * TRF_PACKED_BULK_ITEM_BYTES + 16 * warp.lane;
+        float4 v = trf_lds128f_cluster(item_at, 0);
+        for (uint32_t r = 1; r < args.cluster; r++)
+            v = trf_add4(v, trf_lds128f_cluster(item_at, r));
+        trf_packed_bulk_write_item<Config>(args, blockIdx.x / args.cluster, item, warp.lane, v);
+    }
+}
+
+/* ---- the block ---- */
+
+template <class Config, bool kZeroing>
+static __device__ __forceinline__ void
+trf_packed_bulk_walk(const trf_packed_bulk_args &args, const trf_packed_bulk_range &range, uint32_t shared,
+                     const trf_packed_bulk_warp<Config> &warp, float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
+    trf_packed_bulk_ring<Config> ring = {shared, 0, 0};
+    trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(args, range.begin);
+    for (uint32_t stage = range.begin; stage < range.end; stage++) {
+        trf_mbarrier_wait(ring.full(), ring.phase);
+        trf_packed_bulk_consume<Config, kZeroing>(args, warp, place, ring.stage(), sums);
+        __syncwarp();
+        if (warp.lane == 0)
+            trf_mbarrier_arrive(ring.empty());
+        ring.next();
+        const uint32_t tile = place.tile;
+        trf_packed_bulk_advance<Config>(args, place);
+        if (Config::kStreamK && (place.tile != tile || stage + 1 == range.end))
+            trf_packed_bulk_leave_tile<Config>(args, warp, tile, shared + Config::kSumsAt, sums);
+    }
+}
+
+/* shared: address of trf_packed_bulk_shared_bytes, a multiple of 1024. */
+template <class Config, bool kZeroing>
+static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bulk_args &args, uint32_t shared) {
+    const uint32_t warp_number = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const trf_packed_bulk_range range = trf_packed_bulk_range_of<Config>(args);
+    if (threadIdx.x == 0) {
+        for (trf_packed_bulk_ring<Config> ring = {shared, 0, 0}; ring.phase == 0; ring.next()) {
+            trf_mbarrier_init(ring.full(), 1);
+            trf_mbarrier_init(ring.empty(), Config::kWarps);
+        }
+        trf_mbarrier_publish();
+        trf_fence_async_proxy();
+    }
+    __syncthreads();
+    if (warp_number >= Config::kWarps) {
+        trf_give_registers<Config::kProducerRegisters>();
+        if (warp_number == Config::kWarps)
+            trf_packed_bulk_produce<Config>(args, range, shared, lane);
+        if (!Config::kStreamK) { /* the cluster's meetings */
+            trf_cluster_arrive(args.cluster);
+            trf_cluster_wait(args.cluster);
+            trf_cluster_arrive(args.cluster);
+            trf_cluster_wait(args.cluster);
+        }
+        return;
+    }
+    trf_take_registers<Config::kRegisters>();
+    const trf_packed_bulk_warp<Config> warp(warp_number, lane);
+    float sums[Config::kSlabs][Config::kXTiles][4] = {};
+    trf_packed_bulk_walk<Config, kZeroing>(args, range, shared, warp, sums);
+    if constexpr (!Config::kStreamK) {
+        trf_packed_bulk_gather<Config>(warp, shared, sums);
+        trf_cluster_arrive(args.cluster);
+        trf_cluster_wait(args.cluster);
+        trf_wait_for_predecessor(); /* a block without stages has not */
+        trf_packed_bulk_add_blocks<Config>(args, warp, shared);
+        trf_cluster_arrive(args.cluster); /* until then others read this block's sums */
+        trf_cluster_wait(args.cluster);
+    }
+}
+
+/* Stream-K, behind the kernel: an item of a tile that blocks share, by one warp. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_finish_item(const trf_packed_bulk_args &args, uint32_t tile,
+                                                                   uint32_t item, uint32_t lane) {
+    uint32_t first, last;
+    trf_stream_k_sharers(&args.stream_k, tile, &first, &last);
+    if (first == last)
+        return;
+    float4 v = *(const float4 *)trf_packed_bulk_partial<Config>(args, first, tile, item, lane);
+    for (uint32_t block = first + 1; block <= last; block++)
+        v = trf_add4(v, *(const float4 *)trf_packed_bulk_partial<Config>(args, block, tile, item, lane));
+    trf_packed_bulk_write_item<Config>(args, tile, item, lane, v);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TRF_PACKED_BULK_LAUNCH_CUH
+#define TRF_PACKED_BULK_LAUNCH_CUH
+
+#include "trf_packed_partition.h"
+#include "trf_product.h"
+
+#include <cuda_runtime.h>
+
+/* As trf_packed_launch, of a partition with a bulk kernel. x: BF16, x_stride elements from row to row, of which the
+ * copies want whole 16 bytes, as x does. partials: 16-byte aligned. */
+cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_product *product,
+                                   const trf_packed_partition *partition, const trf_operands *operands, const void *x,
+                                   uint32_t x_stride, float *partials, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The sizes of the bulk kernels (trf_packed_bulk.cuh), which planning needs, too. C and CUDA. */
+#ifndef TRF_PACKED_BULK_SIZES_H
+#define TRF_PACKED_BULK_SIZES_H
+
+#include "trf_packed.h"
+#include "trf_smem_layout.h"
+
+#include <stdbool.h>
+
+/* Shapes of blocks: rows of W, and warps that multiply. The first two cut stages evenly over blocks (stream-K), the
+ * others have a cluster of blocks for each tile. */
+enum trf_packed_bulk_shape {
+    TRF_PACKED_BULK_256,          /* 256 rows, 8 warps, to 32 rows of x */
+    TRF_PACKED_BULK_256_16_WARPS, /* 256 rows, 16 warps, to 64 rows of x */
+    TRF_PACKED_BULK_128,          /* 128 rows, 16 warps */
+    TRF_PACKED_BULK_64,           /* 64 rows, 16 warps */
+    TRF_PACKED_BULK_32,           /* 32 rows, 8 warps */
+    TRF_PACKED_BULK_SHAPES
+};
+
+enum {
+    TRF_PACKED_BULK_MAX_M = 64,
+    TRF_PACKED_BULK_SMEM_BYTES = 227 << 10, /* of a block, compute capability 9.0 */
+    TRF_PACKED_BULK_PRODUCER_WARPS = 4,     /* a warpgroup, for setmaxnreg; one of them works */
+    TRF_PACKED_BULK_MAX_STAGES = 6,         /* more were no faster in the experiments that this comes from */
+    TRF_PACKED_BULK_X_BOX_COLS = 64,        /* of x, under the swizzle of 128 bytes */
+    TRF_PACKED_BULK_ITEM_BYTES = 512        /* sums of a packed slab by an x tile: 16 bytes a lane */
+};
+
+/* Packed slabs of a warp; warps with other rows; warps with other packed tiles of a stage. */
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_slabs(int shape) { return shape == TRF_PACKED_BULK_256 ? 4 : 2; }
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_row_warps(int shape) {
+    return shape == TRF_PACKED_BULK_256            ? 4
+           : shape == TRF_PACKED_BULK_256_16_WARPS ? 8
+           : shape == TRF_PACKED_BULK_128          ? 4
+           : shape == TRF_PACKED_BULK_64           ? 2
+                                                   : 1;
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_col_warps(int shape) {
+    return shape <= TRF_PACKED_BULK_256_16_WARPS ? 2 : shape == TRF_PACKED_BULK_128 ? 4 : 8;
+}
+
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_warps(int shape) {
+    return trf_packed_bulk_row_warps(shape) * trf_packed_bulk_col_warps(shape);
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_rows(int shape) {
+    return TRF_PACKED_SLAB_ROWS * trf_packed_bulk_slabs(shape) * trf_packed_bulk_row_warps(shape);
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_bands(int shape) { /* that a block's rows are in */
+    return trf_packed_bulk_rows(shape) < TRF_PACKED_TILE_ROWS ? 1 : trf_packed_bulk_rows(shape) / TRF_PACKED_TILE_ROWS;
+}
+/* Sums of a block: packed slabs by x tiles. */
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_items(int shape, uint32_t x_tiles) {
+    return trf_packed_bulk_rows(shape) / TRF_PACKED_SLAB_ROWS * x_tiles;
+}
+
+/* ---- a stage: weights | x | exception lines ---- */
+
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_weight_bytes(int shape) {
+    return trf_packed_bulk_rows(shape) / TRF_PACKED_SLAB_ROWS * trf_packed_bulk_col_warps(shape) *
+           TRF_PACKED_SLAB_BYTES;
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_x_bytes(int shape, uint32_t x_tiles) {
+    return trf_packed_bulk_col_warps(shape) * TRF_PACKED_TILE_COLS * x_tiles * 8 * 2;
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stage_bytes(int shape, uint32_t x_tiles) {
+    return (trf_packed_bulk_weight_bytes(shape) + trf_packed_bulk_x_bytes(shape, x_tiles) +
+            trf_packed_bulk_bands(shape) * TRF_PACKED_LINE_BYTES + 1023) /
+           1024 * 1024;
+}
+
+/* ---- shared memory: stages | sums | barriers ---- */
+
+TRF_HD_CONSTEXPR bool trf_packed_bulk_is_stream_k(int shape) { return shape <= TRF_PACKED_BULK_256_16_WARPS; }
+
+/* Sums of one slab of each warp, while the stages of the next tile arrive; clusters put theirs in the stages' place. */
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_sums_bytes(int shape, uint32_t x_tiles) {
+    return trf_packed_bulk_is_stream_k(shape) ? trf_packed_bulk_warps(shape) * x_tiles * TRF_PACKED_BULK_ITEM_BYTES : 0;
+}
+/* 1024: so that stages begin at a multiple of it. */
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_other_bytes(int shape, uint32_t x_tiles) {
+    return trf_packed_bulk_sums_bytes(shape, x_tiles) + 16 * TRF_PACKED_BULK_MAX_STAGES + 1024;
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_fitting_stages(int shape, uint32_t x_tiles) {
+    return (TRF_PACKED_BULK_SMEM_BYTES - trf_packed_bulk_other_bytes(shape, x_tiles)) /
+           trf_packed_bulk_stage_bytes(shape, x_tiles);
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stages(int shape, uint32_t x_tiles) {
+    return trf_packed_bulk_fitting_stages(shape, x_tiles) < TRF_PACKED_BULK_MAX_STAGES
+               ? trf_packed_bulk_fitting_stages(shape, x_tiles)
+               : (uint32_t)TRF_PACKED_BULK_MAX_STAGES;
+}
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_shared_bytes(int shape, uint32_t x_tiles) {
+    return trf_packed_bulk_stages(shape, x_tiles) * trf_packed_bulk_stage_bytes(shape, x_tiles) +
+           trf_packed_bulk_other_bytes(shape, x_tiles);
+}
+
+#endif

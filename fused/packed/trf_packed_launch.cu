@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of packed layers: the kernels of trf_packed_product.cuh, and which of them runs. */
+#include "trf_packed_launch.h"
+
+#include "trf_fused_launch.h"
+#include "trf_kernel_launch.cuh"
+#include "trf_packed_bulk_launch.cuh"
+#include "trf_packed_product.cuh"
+
+static constexpr uint32_t kFinishThreads = 256, kMostGridRows = 65535;
+
+typedef void (*trf_packed_kernel)(trf_packed_args);
+
+template <int kXTiles, bool kZeroing, bool kPairs>
+static __global__ void __launch_bounds__(32 * TRF_PACKED_BLOCK_WARPS, 2) trf_packed_mma(const trf_packed_args args) {
+    __shared__ uint4 sums[TRF_PACKED_SLABS * kXTiles * kPackedSumBytes / sizeof(uint4)];
+    trf_packed_block<kXTiles, kZeroing, kPairs>(args, trf_shared_address(sums));
+}
+
+/* Behind a product of several parts. */
+static __global__ void __launch_bounds__(kFinishThreads) trf_packed_finish(const trf_packed_args args) {
+    trf_wait_for_predecessor();
+    const uint32_t row = blockIdx.x * kFinishThreads + threadIdx.x;
+    if (row < args.view.rows)
+        for (uint32_t n = blockIdx.y; n < args.m; n += gridDim.y)
+            trf_packed_finish_element(args, n, row);
+}
+
+template <bool kZeroing, bool kPairs> static trf_packed_kernel kernel_of(uint32_t x_tiles) {
+    switch (x_tiles) {
+    case 1:
+        return trf_packed_mma<1, kZeroing, kPairs>;
+    case 2:
+        return trf_packed_mma<2, kZeroing, kPairs>;
+    case 4:
+        return trf_packed_mma<4, kZeroing, kPairs>;
+    default:
+        return trf_packed_mma<8, kZeroing, kPairs>;
+    }
+}
+
+static cudaError_t launch_finish(const trf_packed_args &args, bool early, cudaStream_t stream) {
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    config.gridDim =
+        dim3((args.view.rows + kFinishThreads - 1) / kFinishThreads, args.m < kMostGridRows ? args.m : kMostGridRows);
+    config.blockDim = dim3(kFinishThreads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    if (early)
+        allow_early(&config);
+    return cudaLaunchKernelEx(&config, trf_packed_finish, args);
+}
+
+/* With x of whole 16 bytes, in the workspace if it has to be. */
+static int launch_bulk(const trf_packed_view *view, const trf_product *product, const trf_packed_partition *partition,
+                       const trf_operands *operands, uint8_t *workspace, trf_stream stream) {
+    const void *x = operands->x;
+    uint32_t x_stride = view->cols;
+    if ((uintptr_t)x % 16 || view->cols % 8) {
+        x_stride = (view->cols + 7) / 8 * 8;
+        const int status = trf_launch_pad_x(x, product->m, view->cols, workspace, x_stride, stream);
+        if (status)
+            return status;
+        x = workspace;
+    }
+    return trf_packed_bulk_launch(view, product, partition, operands, x, x_stride,
+                                  (float *)(workspace + partition->partials_offset), stream);
+}
+
+int trf_packed_launch(const trf_packed_view *view, const trf_product *product, const trf_packed_partition *partition,
+                      const trf_operands *operands, void *workspace, trf_stream stream) {
+    if (partition->shape != TRF_PACKED_GENERAL)
+        return launch_bulk(view, product, partition, operands, (uint8_t *)workspace, stream);
+    trf_packed_args args = {};
+    args.view = *view;
+    args.x = (const uint16_t *)operands->x;
+    args.m = product->m;
+    args.x_blocks = partition->x_blocks;
+    args.parts = partition->parts;
+    args.partials = (float *)workspace;
+    args.epilogue = trf_epilogue_of(product, operands);
+    const bool pairs = (uintptr_t)operands->x % 4 == 0 && view->cols % 2 == 0;
+    const trf_packed_kernel kernel =
+        view->zeroing
+            ? (pairs ? kernel_of<true, true>(partition->x_tiles) : kernel_of<true, false>(partition->x_tiles))
+            : (pairs ? kernel_of<false, true>(partition->x_tiles) : kernel_of<false, false>(partition->x_tiles));
+    bool early;
+    cudaError_t status =
+        launch_kernel(kernel, args, {(uint32_t)partition->blocks, 32 * TRF_PACKED_BLOCK_WARPS, 0, 1, stream}, &early);
+    if (status == cudaSuccess && partition->parts > 1)
+        status = launch_finish(args, early, stream);
+    return status;
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which kernel multiplies by a packed layer, and how the product is cut over a device (trf_packed_product.cuh and
+ * trf_packed_bulk.cuh have pictures). Plain C: nothing here touches a device. */
+#ifndef TRF_PACKED_PARTITION_H
+#define TRF_PACKED_PARTITION_H
+
+#include "trf_device_limits.h"
+#include "trf_packed.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    TRF_PACKED_BLOCK_WARPS = 8, /* of the general kernel */
+    TRF_PACKED_MAX_X_TILES = 8, /* of a block: 64 rows of x */
+    TRF_PACKED_GENERAL = -1     /* in place of a bulk kernel's shape */
+};
+
+typedef struct trf_packed_partition {
+    int shape;        /* trf_packed_bulk_shape; TRF_PACKED_GENERAL: the kernel that runs everywhere */
+    uint32_t x_tiles; /* of a block: 1, 2, 4 or 8 */
+    uint64_t blocks;
+    /* The general kernel. */
+    uint32_t x_blocks; /* that have the same weights, and other rows of x */
+    uint32_t parts;    /* split-K: into which a band's packed tiles are cut */
+    /* Bulk kernels. */
+    uint32_t tiles, stages; /* block tiles of the layer; stages of a tile */
+    uint32_t cluster;       /* blocks of a cluster, which cut a tile's stages; 1 with stream-K */
+    /* x copied to rows of whole 16 bytes, at 0, where it may be needed | partial sums. */
+    uint64_t partials_offset, workspace_bytes;
+} trf_packed_partition;
+
+/* Of the general kernel. @return 0 where a product of so many rows of x is too large for a grid or for memory, else
+ * 1. */
+int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
+                              trf_packed_partition *partition);
+
+/* Of the bulk kernel of a shape. @return 0 if the device or the batch does not let it run, else 1. */
+int trf_packed_choose_bulk(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
+                           trf_packed_partition *partition);
+
+/* The one that should be the fastest. @return as trf_packed_choose_general. */
+int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
+                      trf_packed_partition *partition);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* y = x . W^T of a packed BF16 layer by mma.sync, on every device from compute capability 8.0 on, for every batch and
+ * any alignment of x: what runs where no kernel made for the device takes the product.
+ *
+ * A block has one packed band (64 rows of W), a part of its packed tiles, and up to 64 rows of x. Its eight warps have
+ * a packed slab (16 rows) each and one half of the part's tiles:
+ *
+ *                       part 0                    part 1            a part: the share of a block (split-K)
+ *             +-----------+-----------+-----------+-----------+
+ *   slab 0    |  warp 0   |  warp 4   |                       |
+ *   slab 1    |  warp 1   |  warp 5   |     another block     |     64 rows, a packed band
+ *   slab 2    |  warp 2   |  warp 6   |                       |
+ *   slab 3    |  warp 3   |  warp 7   |                       |
+ *             +-----------+-----------+-----------+-----------+
+ *              32 columns a packed tile, 32 tiles an exception line
+ *
+ * A warp goes from tile to tile: 24 bytes a lane of weights from global memory straight to registers, those of the
+ * next tile while this one is multiplied; x likewise, by pairs of values, which the block's warps find in the L1
+ * cache. Four weights take 4.5 instructions (trf_packed_form.h). The 32 words of an exception line lie in the warp's
+ * lanes while it is in the line's tiles; a ballot says whether a tile has records of this slab.
+ *
+ * The halves' sums meet in shared memory, in the same order on every run. With one part the block applies the epilogue;
+ * with several it leaves F32 partial sums to trf_packed_finish, which adds them in the order of the parts.
+ *
+ * Shared memory: 4 warps' sums, 512 bytes an x tile and warp, 16 KiB at most. What binds: not measured yet. */
+#ifndef TRF_PACKED_PRODUCT_CUH
+#define TRF_PACKED_PRODUCT_CUH
+
+#include "trf_epilogue.h"
+#include "trf_packed_partition.h"
+#include "trf_packed_reader.h"
+#include "trf_ptx.cuh"
+
+struct trf_packed_args {
+    trf_packed_view view;
+    const uint16_t *x; /* BF16 [m][cols] */
+    uint32_t m;
+    uint32_t x_blocks, parts;
+    float *partials; /* [parts][m][64 * bands] if there are several parts */
+    trf_epilogue epilogue;
+};
+
+static constexpr uint32_t kPackedSumBytes = 512; /* of an x tile of a warp */
+
+/* ---- where a block and a warp are ---- */
+
+struct trf_packed_share {
+    uint32_t band, part, slab, x_row; /* x_row: the block's first row of x */
+    uint32_t begin, end;              /* packed tiles of the band */
+};
+
+static __device__ __forceinline__ trf_packed_share trf_packed_share_of(const trf_packed_args &a, uint32_t warp,
+                                                                       uint32_t x_rows) {
+    trf_packed_share share;
+    const uint32_t share_number = blockIdx.x / a.x_blocks, tiles = a.view.tiles_per_band;
+    share.x_row = blockIdx.x % a.x_blocks * x_rows;
+    share.part = share_number % a.parts;
+    share.band = share_number / a.parts;
+    share.slab = warp % TRF_PACKED_SLABS;
+    const uint32_t half = warp / TRF_PACKED_SLABS, first = (uint32_t)((uint64_t)tiles * share.part / a.parts),
+                   behind = (uint32_t)((uint64_t)tiles * (share.part + 1) / a.parts);
+    share.begin = first + (behind - first) * half / 2;
+    share.end = first + (behind - first) * (half + 1) / 2;
+    return share;
+}
+
+/* ---- weights ---- */
+
+/* A lane's words of a packed tile. */
+struct trf_packed_words {
+    uint4 raw;
+    uint2 index;
+};
+
+static __device__ __forceinline__ trf_packed_words trf_packed_load(const trf_packed_view &view, uint32_t band,
+                                                                   uint32_t tile, uint32_t slab, uint32_t lane) {
+    const uint8_t *const at = view.tiles + trf_packed_tile_number(&view, band, tile) * TRF_PACKED_TILE_BYTES;
+    return {__ldg((const uint4 *)(at + trf_packed_raw_offset(slab, lane, 0, 0))),
+            __ldg((const uint2 *)(at + trf_packed_index_offset(slab, lane, 0)))};
+}
+
+template <bool kZeroing>
+static __device__ __forceinline__ void trf_packed_form_tile(uint32_t (&a)[2][4], const trf_packed_words &words) {
+    if constexpr (kZeroing) {
+        trf_form_packed_zeroing(a[0], words.raw.x, words.raw.y, words.index.x);
+        trf_form_packed_zeroing(a[1], words.raw.z, words.raw.w, words.index.y);
+    } else {
+        trf_form_packed(a[0], words.raw.x, words.raw.y, words.index.x);
+        trf_form_packed(a[1], words.raw.z, words.raw.w, words.index.y);
+    }
+}
+
+/* The exception line that a warp is in, a word in each lane. All lanes call all of it. */
+struct trf_packed_line {
+    uint32_t word; /* lane l: word l */
+    uint32_t records;
+    uint32_t stored; /* mask of stored tiles */
+
+    __device__ __forceinline__ void take(uint32_t of_lane) {
+        word = of_lane;
+        stored = __shfl_sync(0xFFFFFFFF, word, TRF_PACKED_STORED_WORD);
+        const uint32_t count = __shfl_sync(0xFFFFFFFF, word, TRF_PACKED_COUNT_WORD);
+        records = count < TRF_PACKED_MAX_RECORDS ? count : (uint32_t)TRF_PACKED_MAX_RECORDS;
+    }
+
+    /* Whether the lane's word is a record of this tile. */
+    __device__ __forceinline__ bool is_of(uint32_t tile, uint32_t lane) const {
+        return lane < records && trf_packed_record_tile(word) == tile % TRF_PACKED_LINE_TILES;
+    }
+
+    /* Bit s: packed slab s of the tile has records. */
+    __device__ __forceinline__ uint32_t slabs_with_records(uint32_t tile, uint32_t lane) const {
+        return __reduce_or_sync(0xFFFFFFFF, is_of(tile, lane) ? 1u << trf_packed_record_slab(word) : 0);
+    }
+
+    /* Puts the records of a tile's slab over what was formed. */
+    __device__ __forceinline__ void patch(uint32_t (&a)[2][4], uint32_t tile, uint32_t slab, uint32_t lane) const {
+        uint32_t lanes = __ballot_sync(0xFFFFFFFF, is_of(tile, lane) && trf_packed_record_slab(word) == slab);
+#pragma unroll 1
+        while (lanes) {
+            const uint32_t record = __shfl_sync(0xFFFFFFFF, word, __ffs((int)lanes) - 1);
+            lanes &= lanes - 1;
+            /* Each register is asked for by itself, so that none is indexed at run time, which would move all of them
+             * to local memory. */
+            const uint32_t half = trf_packed_record_half(record), keep = 0xFFFF0000u >> 16 * half,
+                           bits = trf_packed_record_bits(record) << 16 * half;
+            const uint32_t at = trf_packed_record_lane(record) == lane
+                                    ? 4 * trf_packed_record_step(record) + trf_packed_record_reg(record)
+                                    : 8;
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i++)
+                a[i / 4][i % 4] = at == i ? (a[i / 4][i % 4] & keep) | bits : a[i / 4][i % 4];
+        }
+    }
+
+    __device__ __forceinline__ bool is_stored(uint32_t of_tile) const {
+        return stored >> of_tile % TRF_PACKED_LINE_TILES & 1;
+    }
+
+    /* A stored tile; one that the layer does not have is zeros. All lanes call it. */
+    __device__ __forceinline__ void load_stored(uint32_t (&a)[2][4], const trf_packed_view &view, uint32_t of_tile,
+                                                uint32_t slab, uint32_t lane) const {
+        const uint32_t before = stored & ((1u << of_tile % TRF_PACKED_LINE_TILES) - 1);
+        const uint64_t number =
+            (uint64_t)__shfl_sync(0xFFFFFFFF, word, TRF_PACKED_FIRST_STORED_WORD) + trf_packed_count_bits(before);
+        const bool is_there = number < view.num_stored;
+#pragma unroll
+        for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++) {
+            const uint8_t *const at =
+                view.stored + number * TRF_PACKED_STORED_BYTES + trf_packed_stored_offset(slab, lane, step);
+            const uint4 registers = is_there ? __ldg((const uint4 *)at) : make_uint4(0, 0, 0, 0);
+            a[step][0] = registers.x;
+            a[step][1] = registers.y;
+            a[step][2] = registers.z;
+            a[step][3] = registers.w;
+        }
+    }
+};
+
+/* ---- x ---- */
+
+/* Two neighbouring values of x, or zeros behind its last row or column. kPairs: rows begin at multiples of four bytes,
+ * and have an even number of columns. */
+template <bool kPairs>
+static __device__ __forceinline__ uint32_t trf_packed_load_x(const trf_packed_args &a, uint32_t row, uint32_t col) {
+    if (row >= a.m || col >= a.view.cols)
+        return 0;
+    const uint16_t *const at = a.x + (uint64_t)row * a.view.cols + col;
+    if constexpr (kPairs)
+        return *(const uint32_t *)at;
+    return at[0] | (col + 1 < a.view.cols ? (uint32_t)at[1] << 16 : 0);
+}
+
+/* Multiplies a warp's packed tile by the block's rows of x. */
+template <int kXTiles, bool kPairs>
+static __device__ __forceinline__ void trf_packed_multiply_tile(const trf_packed_args &args, float (&sums)[kXTiles][4],
+                                                                const uint32_t (&a)[2][4], uint32_t x_row,
+                                                                uint32_t tile, uint32_t lane) {
+    constexpr int kAtOnce = kXTiles < 4 ? kXTiles : 4; /* x tiles: registers do not suffice for more */
+    const uint32_t row = x_row + lane / 4, col = tile * TRF_PACKED_TILE_COLS + 2 * (lane % 4);
+#pragma unroll
+    for (int first = 0; first < kXTiles; first += kAtOnce) {
+        uint32_t x[kAtOnce][4]; /* of the columns col, col + 8, col + 16 and col + 24 */
+#pragma unroll
+        for (int t = 0; t < kAtOnce; t++)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                x[t][i] = trf_packed_load_x<kPairs>(args, row + 8 * (first + t), col + 8 * i);
+#pragma unroll
+        for (int t = 0; t < kAtOnce; t++) {
+            trf_mma(trf_bf16_type(), sums[first + t], a[0], x[t][0], x[t][1]);
+            trf_mma(trf_bf16_type(), sums[first + t], a[1], x[t][2], x[t][3]);
+        }
+    }
+}
+
+/* ---- the walk ---- */
+
+/* A warp's sums over its packed tiles, in the window's scale. */
+template <int kXTiles, bool kZeroing, bool kPairs>
+static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &args, const trf_packed_share &share,
+                                                       uint32_t lane, float (&sums)[kXTiles][4]) {
+    const trf_packed_view &view = args.view;
+    trf_packed_line line = {};
+    trf_packed_words next = {};
+    if (share.begin < share.end)
+        next = trf_packed_load(view, share.band, share.begin, share.slab, lane);
+    trf_wait_for_predecessor(); /* which may have made x */
+    for (uint32_t tile = share.begin; tile < share.end; tile++) {
+        const trf_packed_words words = next;
+        if (tile + 1 < share.end)
+            next = trf_packed_load(view, share.band, tile + 1, share.slab, lane);
+        if (tile == share.begin || tile % TRF_PACKED_LINE_TILES == 0)
+            line.take(__ldg(trf_packed_line_of(&view, share.band, tile) + lane));
+        uint32_t a[2][4];
+        if (line.is_stored(tile)) {
+            line.load_stored(a, view, tile, share.slab, lane);
+        } else {
+            trf_packed_form_tile<kZeroing>(a, words);
+            line.patch(a, tile, share.slab, lane);
+        }
+        trf_packed_multiply_tile<kXTiles, kPairs>(args, sums, a, share.x_row, tile, lane);
+    }
+}
+
+/* ---- sums ---- */
+
+/* Adds the sums of the upper four warps to those of the lower four, which have the same slabs. shared: address of
+ * 4 * kXTiles * 512 bytes. @return whether this warp has the sums. */
+template <int kXTiles>
+static __device__ __forceinline__ bool trf_packed_add_halves(float (&sums)[kXTiles][4], uint32_t shared, uint32_t warp,
+                                                             uint32_t lane) {
+    const uint32_t at = shared + (warp % TRF_PACKED_SLABS * kXTiles) * kPackedSumBytes + 16 * lane;
+    if (warp >= TRF_PACKED_SLABS) {
+#pragma unroll
+        for (int t = 0; t < kXTiles; t++)
+            trf_sts128(at + t * kPackedSumBytes, make_uint4(trf_f32_bits(sums[t][0]), trf_f32_bits(sums[t][1]),
+                                                            trf_f32_bits(sums[t][2]), trf_f32_bits(sums[t][3])));
+    }
+    __syncthreads();
+    if (warp >= TRF_PACKED_SLABS)
+        return false;
+#pragma unroll
+    for (int t = 0; t < kXTiles; t++) {
+        const uint4 other = trf_lds128(at + t * kPackedSumBytes);
+        sums[t][0] += trf_f32_from_bits(other.x);
+        sums[t][1] += trf_f32_from_bits(other.y);
+        sums[t][2] += trf_f32_from_bits(other.z);
+        sums[t][3] += trf_f32_from_bits(other.w);
+    }
+    return true;
+}
+
+/* A finished sum in the window's scale to its element of y. */
+static __device__ __forceinline__ void trf_packed_write_y(const trf_packed_view &view, const trf_epilogue &epilogue,
+                                                          uint32_t n, uint32_t row, float sum) {
+    const trf_epilogue_inputs inputs = trf_epilogue_inputs_of(&epilogue, n, row);
+    const float scaled = ldexpf(sum, trf_packed_row_exponent(&view, row));
+    trf_write_rounded(epilogue.y, epilogue.y_dtype, n * epilogue.y_stride + row,
+                      trf_apply_epilogue(epilogue.activation, &inputs, epilogue.y_dtype, scaled));
+}
+
+/* A lane's sums to y, or to its part of the partial sums. */
+template <int kXTiles>
+static __device__ __forceinline__ void trf_packed_leave_sums(const trf_packed_args &a, const trf_packed_share &share,
+                                                             uint32_t lane, const float (&sums)[kXTiles][4]) {
+    const uint32_t padded_rows = a.view.bands * TRF_PACKED_TILE_ROWS,
+                   first = share.band * TRF_PACKED_TILE_ROWS + share.slab * TRF_PACKED_SLAB_ROWS;
+#pragma unroll
+    for (int t = 0; t < kXTiles; t++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t row = first + lane / 4 + 8 * (i / 2), n = share.x_row + 8 * t + 2 * (lane % 4) + i % 2;
+            if (n >= a.m)
+                continue;
+            if (a.parts > 1)
+                a.partials[((uint64_t)share.part * a.m + n) * padded_rows + row] = sums[t][i];
+            else if (row < a.view.rows)
+                trf_packed_write_y(a.view, a.epilogue, n, row, sums[t][i]);
+        }
+}
+
+/* ---- kernels ---- */
+
+template <int kXTiles, bool kZeroing, bool kPairs>
+static __device__ __forceinline__ void trf_packed_block(const trf_packed_args &args, uint32_t shared) {
+    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const trf_packed_share share = trf_packed_share_of(args, warp, 8 * kXTiles);
+    float sums[kXTiles][4] = {};
+    trf_packed_walk<kXTiles, kZeroing, kPairs>(args, share, lane, sums);
+    trf_allow_successor();
+    if (trf_packed_add_halves(sums, shared, warp, lane))
+        trf_packed_leave_sums(args, share, lane, sums);
+}
+
+/* Adds the parts' sums of y's element (n, row), in their order. */
+static __device__ __forceinline__ void trf_packed_finish_element(const trf_packed_args &a, uint32_t n, uint32_t row) {
+    const uint64_t padded_rows = (uint64_t)a.view.bands * TRF_PACKED_TILE_ROWS, stride = padded_rows * a.m;
+    const float *const at = a.partials + n * padded_rows + row;
+    float sum = at[0];
+    for (uint32_t part = 1; part < a.parts; part++)
+        sum += at[part * stride];
+    trf_packed_write_y(a.view, a.epilogue, n, row, sum);
+}
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What kernels of packed layers use of sm_90a beside what wide ones do. Addresses are 32-bit (shared window). */
+#ifndef TRF_PACKED_PTX_CUH
+#define TRF_PACKED_PTX_CUH
+
+#include "trf_wide_ptx.cuh"
+
+#if TRF_WARPGROUPS
+
+/* ---- copies of bytes in a row ---- */
+
+/* Of what is read once: it is the first to leave the L2 cache. */
+static __device__ __forceinline__ uint64_t trf_policy_read_once() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+/* bytes: a multiple of 16, as `from` and `to` are. They count at the barrier of this block. */
+static __device__ __forceinline__ void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
+                                                     uint64_t policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                 "[%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void trf_prefetch_map(const void *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* ---- fragments ---- */
+
+/* Four matrices of 8x8 halves; lane l gives the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ uint4 trf_ldmatrix4(uint32_t at) {
+    uint4 v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at));
+    return v;
+}
+
+/* ---- registers: all warps of a warpgroup call it; there is nothing to wait for if the block has so many ---- */
+
+template <int kRegisters> static __device__ __forceinline__ void trf_take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters> static __device__ __forceinline__ void trf_give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+/* ---- blocks of a cluster ---- */
+
+/* What stands at the shared address `at` of the cluster's block `rank`. */
+static __device__ __forceinline__ float4 trf_lds128f_cluster(uint32_t at, uint32_t rank) {
+    float4 v;
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at), "r"(rank)
+                 : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void trf_sts128f(uint32_t at, float4 v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
+/* trf_lds128f of what other warps have written behind a barrier: it is not moved in front of that. */
+static __device__ __forceinline__ float4 trf_lds128f_shared(uint32_t at) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+#endif
+
+#endif

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of packed layers by every kernel that the device has, against exact sums of integers: odd shapes and
+ * batches, zeros, records, stored tiles, offsets of rows; misaligned x, leading dimensions, types of y, and the same
+ * bits on every run. */
+#include "common/packed_layer.h"
+#include "common/test_weights.h"
+#include "gpu_fixture.h"
+#include "trf_context.h"
+#include "trf_convert.h"
+#include "trf_packed_bulk_sizes.h"
+#include "trf_packed_launch.h"
+
+#include <math.h>
+#include <stdio.h>
+
+enum {
+    WITH_ZEROS = 1,
+    WITH_OUTLIERS = 2,
+    WITH_STORED = 4,
+    WITH_OFFSETS = 8,
+    KINDS = 16,
+    KERNELS = 1 + TRF_PACKED_BULK_SHAPES, /* the general one, and the bulk ones */
+    GUARD = 3                             /* elements between rows of y */
+};
+
+typedef struct layer_shape {
+    uint32_t rows, cols;
+} layer_shape;
+
+static const layer_shape kShapes[] = {{1, 1},      {65, 40},   {64, 2100},   {130, 1100},  {70, 2112},  {200, 97},
+                                      {600, 3104}, {96, 8192}, {2048, 5632}, {4160, 1000}, {3000, 777}, {5000, 4096}};
+static const uint32_t kBatches[] = {1, 3, 8, 9, 16, 30, 33, 64, 65, 130};
+
+/* A packed layer on the device, x, and what y has to be. */
+typedef struct packed_case {
+    packed_layer layer;
+    gpu_memory packed, x;
+    trf_packed_view view; /* of device memory */
+    uint32_t m;           /* the most */
+    uint16_t *x_host;     /* [m][cols] */
+    float *exact;         /* [m][rows] */
+} packed_case;
+
+/* Integers within +-31 times 2^-6; an outlier is +-2^10. */
+static void fill_integers(test_rng *rng, packed_layer *layer, int kind) {
+    for (uint32_t row = 0; row < layer->rows; row++)
+        for (uint32_t col = 0; col < layer->cols; col++) {
+            double value = (double)(1 + test_below(rng, 31)) / 64;
+            if (kind & WITH_ZEROS && test_below(rng, 3) == 0)
+                value = 0;
+            if (kind & WITH_OUTLIERS && test_below(rng, 3000) == 0)
+                value = 1024;
+            if (kind & WITH_STORED && layer->cols > 1000 && col / 32 % 30 == 1 && test_below(rng, 40) == 0)
+                value = 1024;
+            if (kind & WITH_OFFSETS)
+                value = ldexp(value, layer->row_offsets[row]);
+            layer->weights[(size_t)row * layer->cols + col] =
+                (uint16_t)(trf_f32_to_bf16((float)value) | (test_below(rng, 2) ? 0x8000 : 0));
+        }
+}
+
+/* In F32, which is exact for these, whatever the order. */
+static void multiply_exactly(packed_case *c) {
+    const uint32_t rows = c->layer.rows, cols = c->layer.cols;
+    float *row_values = gpu_malloc(cols * sizeof *row_values), *x = gpu_malloc((size_t)c->m * cols * sizeof *x);
+    for (size_t i = 0; i < (size_t)c->m * cols; i++)
+        x[i] = trf_bf16_to_f32(c->x_host[i]);
+    for (uint32_t row = 0; row < rows; row++) {
+        for (uint32_t col = 0; col < cols; col++)
+            row_values[col] = trf_bf16_to_f32(c->layer.weights[(size_t)row * cols + col]);
+        for (uint32_t n = 0; n < c->m; n++) {
+            float sum = 0;
+            for (uint32_t col = 0; col < cols; col++)
+                sum += row_values[col] * x[(size_t)n * cols + col];
+            c->exact[(size_t)n * rows + row] = sum;
+        }
+    }
+    free(row_values);
+    free(x);
+}
+
+static packed_case case_begin(layer_shape shape, int kind, uint32_t m) {
+    test_rng rng = {1000 + shape.rows * 7 + (uint64_t)kind};
+    packed_case c = {.m = m};
+    trf_error err;
+    c.layer = packed_layer_make(shape.rows, shape.cols, (kind & WITH_OFFSETS) != 0);
+    for (uint32_t row = 0; kind & WITH_OFFSETS && row < shape.rows; row++)
+        c.layer.row_offsets[row] = (int8_t)((int32_t)test_below(&rng, 7) - 3);
+    fill_integers(&rng, &c.layer, kind);
+    ck_assert_msg(packed_layer_pack(&c.layer, NULL, &err) == TRF_OK, "%s", err.message);
+    c.packed = gpu_memory_copy_of(c.layer.packed, c.layer.head.total_bytes);
+    c.view = trf_packed_view_of(&c.layer.head, c.packed.at);
+    c.x_host = gpu_malloc((size_t)m * shape.cols * sizeof *c.x_host);
+    c.exact = gpu_malloc((size_t)m * shape.rows * sizeof *c.exact);
+    for (size_t i = 0; i < (size_t)m * shape.cols; i++)
+        c.x_host[i] = trf_f32_to_bf16((float)test_below(&rng, 9) - 4);
+    c.x = gpu_memory_copy_of(c.x_host, (size_t)m * shape.cols * sizeof *c.x_host);
+    multiply_exactly(&c);
+    return c;
+}
+
+static void case_end(packed_case *c) {
+    packed_layer_free(&c->layer);
+    gpu_memory_free(&c->packed);
+    gpu_memory_free(&c->x);
+    free(c->x_host);
+    free(c->exact);
+}
+
+/* @return 0 if the kernel does not run here, or not for this batch. */
+static int choose(const packed_case *c, uint32_t m, int kernel, trf_packed_partition *partition) {
+    const trf_device_limits *limits = &gpu_context->limits;
+    return kernel == 0 ? trf_packed_choose_general(&c->view, limits, m, partition)
+                       : trf_packed_choose_bulk(&c->view, limits, m, kernel - 1, partition);
+}
+
+static void launch(const packed_case *c, const trf_packed_partition *partition, const trf_product *product,
+                   const void *x, void *y, void *workspace) {
+    const trf_operands operands = {.struct_bytes = sizeof operands, .x = x, .y = y};
+    const int status = trf_packed_launch(&c->view, product, partition, &operands, workspace, NULL);
+    ck_assert_msg(status == cudaSuccess, "%s", cudaGetErrorString((cudaError_t)status));
+}
+
+static trf_product product_of(uint32_t m, trf_dtype y_dtype, uint64_t y_stride) {
+    return (trf_product){.m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = y_dtype, .y_stride = y_stride};
+}
+
+/* F32 with a leading dimension: the right bits, and nothing between the rows. */
+static void check_sums(const packed_case *c, uint32_t m, int kernel, const void *x) {
+    trf_packed_partition partition;
+    if (!choose(c, m, kernel, &partition))
+        return;
+    const uint32_t rows = c->layer.rows, stride = rows + GUARD;
+    const size_t count = (size_t)m * stride;
+    const trf_product product = product_of(m, TRF_DTYPE_F32, stride);
+    gpu_memory y = gpu_memory_make(count * sizeof(float)), workspace = gpu_memory_make(partition.workspace_bytes);
+    float *found = gpu_malloc(count * sizeof *found);
+    launch(c, &partition, &product, x, y.at, workspace.at);
+    gpu_memory_read(&y, found);
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t row = (uint32_t)(i % stride);
+        const float value = row < rows ? c->exact[i / stride * rows + row] : 0;
+        if (row < rows ? found[i] != value : trf_f32_bits(found[i]) != 0xFFFFFFFF)
+            ck_abort_msg("kernel %d, %ux%u, m %u: y[%zu][%u] is %g and not %g", kernel, rows, c->layer.cols, m,
+                         i / stride, row, (double)found[i], (double)value);
+    }
+    free(found);
+    gpu_memory_free(&y);
+    gpu_memory_free(&workspace);
+}
+
+/* loop: shape and kind of weights. */
+START_TEST(sums_are_exact) {
+    const layer_shape shape = kShapes[_i % 12];
+    const int kind = _i / 12;
+    if (test_quick() && (_i % 12 >= 8 || (_i % 12 + kind) % 4 != 0))
+        return;
+    packed_case c = case_begin(shape, kind, 130);
+    for (int b = 0; b < 10; b++)
+        for (int kernel = 0; kernel < KERNELS; kernel++)
+            check_sums(&c, kBatches[b], kernel, c.x.at);
+    case_end(&c);
+}
+END_TEST
+
+/* x at odd places. */
+START_TEST(misaligned_x) {
+    const layer_shape shape = {300, _i % 2 ? 1000 : 1001};
+    packed_case c = case_begin(shape, WITH_OUTLIERS, 20);
+    const size_t bytes = (size_t)20 * shape.cols * 2;
+    gpu_memory room = gpu_memory_make(bytes + 16);
+    for (uint32_t at = 2; at < 16; at += 2) {
+        CUDA(cudaMemcpy((uint8_t *)room.at + at, c.x_host, bytes, cudaMemcpyHostToDevice));
+        for (int kernel = 0; kernel < KERNELS; kernel++)
+            check_sums(&c, 20, kernel, (uint8_t *)room.at + at);
+    }
+    gpu_memory_free(&room);
+    case_end(&c);
+}
+END_TEST
+
+/* BF16 and F16 y are the exact sums rounded once; the same bits on every run, also while another stream copies. */
+START_TEST(same_bits_on_every_run) {
+    const layer_shape shape = {4160, 4096};
+    packed_case c = case_begin(shape, WITH_OUTLIERS | WITH_STORED, 64);
+    const trf_dtype dtype = _i % 2 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16;
+    const int runs = test_quick() ? 5 : 1000;
+    const size_t count = (size_t)64 * shape.rows;
+    const trf_product product = product_of(64, dtype, shape.rows);
+    gpu_disturbance disturbance = gpu_disturbance_make();
+    gpu_memory y = gpu_memory_make(2 * count);
+    uint16_t *found = gpu_malloc(2 * count);
+    for (int kernel = 0; kernel < KERNELS; kernel++) {
+        trf_packed_partition partition;
+        if (!choose(&c, 64, kernel, &partition))
+            continue;
+        gpu_memory workspace = gpu_memory_make(partition.workspace_bytes);
+        for (int run = 0; run < runs; run++) {
+            if (run % 50 < 2)
+                CUDA(cudaMemset(y.at, 0xFF, 2 * count));
+            if (run % 7 == 0)
+                gpu_disturb(&disturbance);
+            launch(&c, &partition, &product, c.x.at, y.at, workspace.at);
+            if (run % 50 && run + 1 < runs)
+                continue;
+            gpu_memory_read(&y, found);
+            for (size_t i = 0; i < count; i++)
+                EXPECT(found[i] ==
+                       (dtype == TRF_DTYPE_BF16 ? trf_f32_to_bf16(c.exact[i]) : trf_f32_to_f16(c.exact[i])));
+        }
+        gpu_memory_free(&workspace);
+    }
+    free(found);
+    gpu_memory_free(&y);
+    gpu_disturbance_free(&disturbance);
+    case_end(&c);
+}
+END_TEST
+
+/* Whatever stands in lines, tiles and stored tiles: products end, and compute-sanitizer sees nothing. */
+START_TEST(garbage_stays_inside) {
+    packed_case c = case_begin((layer_shape){520, 3100}, WITH_OUTLIERS | WITH_STORED | (_i % 2 ? WITH_ZEROS : 0), 33);
+    test_rng rng = {77 + (uint64_t)_i};
+    for (uint64_t at = c.layer.head.lines_offset; at < c.layer.head.total_bytes; at++)
+        if (_i / 2 == 0 || test_below(&rng, 16) == 0)
+            c.layer.packed[at] = (uint8_t)test_random(&rng);
+    CUDA(cudaMemcpy(c.packed.at, c.layer.packed, c.layer.head.total_bytes, cudaMemcpyHostToDevice));
+    const trf_product product = product_of(33, TRF_DTYPE_F32, 520);
+    gpu_memory y = gpu_memory_make((size_t)33 * 520 * 4);
+    float *found = gpu_malloc((size_t)33 * 520 * sizeof *found);
+    for (int kernel = 0; kernel < KERNELS; kernel++) {
+        trf_packed_partition partition;
+        if (!choose(&c, 33, kernel, &partition))
+            continue;
+        gpu_memory workspace = gpu_memory_make(partition.workspace_bytes);
+        launch(&c, &partition, &product, c.x.at, y.at, workspace.at);
+        gpu_memory_read(&y, found); /* the guard, too */
+        gpu_memory_free(&workspace);
+    }
+    free(found);
+    gpu_memory_free(&y);
+    case_end(&c);
+}
+END_TEST
+
+/* What plans would take runs, on layers of real size. */
+START_TEST(chosen_kernels) {
+    static const layer_shape shapes[] = {{1024, 4096}, {4096, 4096}, {14336, 4096}, {4096, 14336}, {28672, 8192}};
+    if (test_quick() && _i > 1)
+        return;
+    packed_case c = case_begin(shapes[_i], WITH_OUTLIERS, 3);
+    trf_packed_partition partition;
+    ck_assert(trf_packed_choose(&c.view, &gpu_context->limits, 3, &partition));
+    printf("%ux%u: shape %d, %llu blocks, clusters of %u\n", shapes[_i].rows, shapes[_i].cols, partition.shape,
+           (unsigned long long)partition.blocks, partition.cluster);
+    check_sums(&c, 3, partition.shape == TRF_PACKED_GENERAL ? 0 : 1 + partition.shape, c.x.at);
+    case_end(&c);
+}
+END_TEST
+
+int main(void) {
+    const gpu_test tests[] = {
+        {sums_are_exact, 12 * KINDS}, {misaligned_x, 2},   {same_bits_on_every_run, 2},
+        {garbage_stays_inside, 4},    {chosen_kernels, 5},
+    };
+    return gpu_main("packed_product", tests, sizeof tests / sizeof *tests);
+}

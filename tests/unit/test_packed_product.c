@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of packed layers: how they are cut, and the kernels' own code in emulated warps. Weights and x are integers
+ * so small that every sum is exact, whatever its order: y has to have the right bits. */
+#include "common/expect.h"
+#include "common/packed_layer.h"
+#include "common/run_suite.h"
+#include "common/test_weights.h"
+#include "trf_convert.h"
+#include "trf_epilogue.h"
+#include "trf_packed_bulk_sizes.h"
+#include "trf_packed_partition.h"
+#include "warp/warp_packed.h"
+
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+
+/* ---- partitions ---- */
+
+START_TEST(partitions) {
+    static const uint32_t sizes[] = {1, 64, 65, 1024, 4096, 28672, 65536, 152064};
+    static const uint32_t batches[] = {1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 200, 8192};
+    static const int multiprocessors[] = {1, 108, 132};
+    for (int r = 0; r < 8; r++)
+        for (int c = 0; c < 8; c++)
+            for (int b = 0; b < 12; b++)
+                for (int d = 0; d < 3; d++) {
+                    const trf_packed_view view = {.rows = sizes[r],
+                                                  .cols = sizes[c],
+                                                  .bands = (sizes[r] + 63) / 64,
+                                                  .tiles_per_band = (sizes[c] + 31) / 32};
+                    const trf_device_limits limits = {.multiprocessors = multiprocessors[d]};
+                    trf_packed_partition made;
+                    const uint32_t m = batches[b];
+                    EXPECT(trf_packed_choose(&view, &limits, m, &made));
+                    EXPECT(made.shape == TRF_PACKED_GENERAL); /* as there are no clusters */
+                    EXPECT(made.x_tiles == (m <= 8 ? 1 : m <= 16 ? 2 : m <= 32 ? 4 : 8));
+                    EXPECT(made.x_blocks == (m + 8 * made.x_tiles - 1) / (8 * made.x_tiles));
+                    EXPECT(made.parts >= 1 && made.parts <= view.tiles_per_band);
+                    EXPECT(made.blocks == (uint64_t)view.bands * made.x_blocks * made.parts);
+                    EXPECT(made.workspace_bytes ==
+                           (made.parts == 1 ? 0 : (uint64_t)made.parts * m * view.bands * 64 * sizeof(float)));
+                    /* Parts are there to fill the device, and do not go far beyond it. */
+                    EXPECT(made.parts == 1 || made.blocks <= 2u * (uint32_t)multiprocessors[d]);
+                }
+}
+END_TEST
+
+START_TEST(products_too_large_are_refused) {
+    const trf_packed_view view = {.rows = 0x7FFFFFFF, .cols = 32, .bands = 1u << 25, .tiles_per_band = 1};
+    const trf_device_limits limits = {.multiprocessors = 132};
+    trf_packed_partition made;
+    EXPECT(trf_packed_choose(&view, &limits, 64, &made));
+    EXPECT(trf_packed_choose(&view, &limits, 63 * 64, &made));
+    EXPECT(!trf_packed_choose(&view, &limits, 64 * 64, &made)); /* 2^31 blocks */
+}
+END_TEST
+
+static trf_device_limits hopper(void) {
+    return (trf_device_limits){
+        .multiprocessors = 132, .shared_bytes = 227 << 10, .capability = 90, .clusters = {132, 66, 33, 15}};
+}
+
+START_TEST(bulk_partitions) {
+    static const uint32_t sizes[] = {1, 64, 65, 1024, 2048, 4096, 5632, 8192, 14336, 28672, 65536, 152064};
+    static const uint32_t batches[] = {1, 8, 9, 16, 17, 32, 33, 64};
+    const trf_device_limits limits = hopper();
+    for (int r = 0; r < 12; r++)
+        for (int c = 0; c < 12; c++)
+            for (int b = 0; b < 8; b++) {
+                const trf_packed_view view = {.rows = sizes[r],
+                                              .cols = sizes[c],
+                                              .bands = (sizes[r] + 63) / 64,
+                                              .tiles_per_band = (sizes[c] + 31) / 32};
+                trf_packed_partition p;
+                EXPECT(trf_packed_choose(&view, &limits, batches[b], &p));
+                EXPECT(p.shape != TRF_PACKED_GENERAL);
+                EXPECT(p.tiles * (uint64_t)trf_packed_bulk_rows(p.shape) >= view.rows);
+                EXPECT(p.stages * trf_packed_bulk_col_warps(p.shape) >= view.tiles_per_band);
+                EXPECT(p.blocks >= 1 && p.blocks <= 132);
+                EXPECT(trf_packed_bulk_is_stream_k(p.shape) ? p.cluster == 1 : p.blocks == p.tiles * p.cluster);
+                EXPECT(p.partials_offset >= (uint64_t)batches[b] * view.cols * 2);
+                for (int shape = 0; shape < TRF_PACKED_BULK_SHAPES; shape++) {
+                    EXPECT(trf_packed_bulk_shared_bytes(shape, p.x_tiles) <= 227 << 10);
+                    EXPECT(trf_packed_bulk_stages(shape, p.x_tiles) >= 2);
+                }
+            }
+    /* Shapes of layers that matter fill the device. */
+    static const struct {
+        uint32_t rows, cols;
+        uint64_t blocks;
+    } full[] = {{65536, 8192, 132}, {28672, 8192, 132}, {8192, 8192, 128}, {14336, 4096, 132},
+                {4096, 14336, 128}, {4096, 4096, 128},  {2048, 5632, 128}, {1024, 4096, 128}};
+    for (int i = 0; i < 8; i++) {
+        const trf_packed_view view = {.rows = full[i].rows,
+                                      .cols = full[i].cols,
+                                      .bands = full[i].rows / 64,
+                                      .tiles_per_band = full[i].cols / 32};
+        trf_packed_partition p;
+        EXPECT(trf_packed_choose(&view, &limits, 8, &p));
+        ck_assert_uint_ge(p.blocks, full[i].blocks);
+    }
+}
+END_TEST
+
+START_TEST(bulk_kernels_want_their_device) {
+    const trf_packed_view view = {.rows = 4096, .cols = 4096, .bands = 64, .tiles_per_band = 128};
+    trf_device_limits limits = hopper();
+    trf_packed_partition p;
+    EXPECT(trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 65, TRF_PACKED_BULK_128, &p));
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_256, &p));
+    limits.missing_kernels = TRF_KERNELS_WIDE;
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+    limits = hopper();
+    limits.capability = 100;
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+    EXPECT(trf_packed_choose(&view, &limits, 64, &p) && p.shape == TRF_PACKED_GENERAL);
+    limits = hopper();
+    limits.shared_bytes = 100 << 10;
+    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+}
+END_TEST
+
+/* ---- products ---- */
+
+enum {
+    WITH_ZEROS = 1,
+    WITH_OUTLIERS = 2, /* a record here and there */
+    WITH_STORED = 4,   /* packed tiles with so many that they are stored */
+    WITH_OFFSETS = 8,
+    KINDS = 16
+};
+
+typedef struct product_case {
+    uint32_t rows, cols, m;
+    int multiprocessors; /* few: one part; many: several */
+} product_case;
+
+static const product_case kCases[] = {{1, 1, 1, 132},    {65, 40, 3, 132},   {64, 2100, 8, 132}, {130, 1100, 9, 132},
+                                      {70, 2112, 17, 1}, {200, 97, 40, 132}, {66, 3100, 33, 8},  {128, 64, 70, 132}};
+
+static uint16_t bf16_of(double value) { return trf_f32_to_bf16((float)value); }
+
+/* Integers within +-31 times 2^-6; an outlier is +-2^10. */
+static void fill_integers(test_rng *rng, packed_layer *layer, int kind) {
+    for (uint32_t row = 0; row < layer->rows; row++)
+        for (uint32_t col = 0; col < layer->cols; col++) {
+            double value = (double)(1 + test_below(rng, 31)) / 64;
+            if (kind & WITH_ZEROS && test_below(rng, 3) == 0)
+                value = 0;
+            if (kind & WITH_OUTLIERS && test_below(rng, 3000) == 0)
+                value = 1024;
+            if (kind & WITH_STORED && layer->cols > 1000 && col / 32 % 30 == 1 && test_below(rng, 40) == 0)
+                value = 1024;
+            if (kind & WITH_OFFSETS)
+                value = ldexp(value, layer->row_offsets[row]);
+            layer->weights[(size_t)row * layer->cols + col] =
+                (uint16_t)(bf16_of(value) | (test_below(rng, 2) ? 0x8000 : 0));
+        }
+}
+
+typedef struct product_run {
+    packed_layer layer;
+    trf_packed_view view;
+    trf_packed_partition partition;
+    uint32_t m;
+    uint16_t *x;     /* [m][cols] */
+    float *exact;    /* [m][rows] */
+    float *partials; /* exactly as large as it has to be */
+} product_run;
+
+static void *allocate(size_t bytes) {
+    void *memory = malloc(bytes ? bytes : 1);
+    ck_assert_ptr_nonnull(memory);
+    return memory;
+}
+
+static void multiply_exactly(product_run *run) {
+    const packed_layer *layer = &run->layer;
+    for (uint32_t n = 0; n < run->m; n++)
+        for (uint32_t row = 0; row < layer->rows; row++) {
+            double sum = 0;
+            for (uint32_t col = 0; col < layer->cols; col++)
+                sum += (double)trf_bf16_to_f32(layer->weights[(size_t)row * layer->cols + col]) *
+                       (double)trf_bf16_to_f32(run->x[(size_t)n * layer->cols + col]);
+            run->exact[(size_t)n * layer->rows + row] = (float)sum;
+            EXPECT((double)run->exact[(size_t)n * layer->rows + row] == sum);
+        }
+}
+
+static product_run run_begin(const product_case *of, int kind) {
+    test_rng rng = {1000 + of->rows * 7 + (uint64_t)kind};
+    product_run run = {.m = of->m};
+    trf_error err;
+    run.layer = packed_layer_make(of->rows, of->cols, (kind & WITH_OFFSETS) != 0);
+    for (uint32_t row = 0; kind & WITH_OFFSETS && row < of->rows; row++)
+        run.layer.row_offsets[row] = (int8_t)((int32_t)test_below(&rng, 7) - 3);
+    fill_integers(&rng, &run.layer, kind);
+    ck_assert_msg(packed_layer_pack(&run.layer, NULL, &err) == TRF_OK, "%s", err.message);
+    run.view = trf_packed_view_of(&run.layer.head, run.layer.packed);
+    const trf_device_limits limits = {.multiprocessors = of->multiprocessors};
+    ck_assert(trf_packed_choose(&run.view, &limits, of->m, &run.partition));
+    run.x = allocate(sizeof *run.x * of->m * of->cols);
+    run.exact = allocate(sizeof *run.exact * of->m * of->rows);
+    run.partials = allocate(run.partition.workspace_bytes);
+    for (size_t i = 0; i < (size_t)of->m * of->cols; i++)
+        run.x[i] = bf16_of((double)test_below(&rng, 9) - 4);
+    multiply_exactly(&run);
+    return run;
+}
+
+static void run_end(product_run *run) {
+    packed_layer_free(&run->layer);
+    free(run->x);
+    free(run->exact);
+    free(run->partials);
+}
+
+static void multiply(const product_run *run, const trf_epilogue *epilogue, int pairs, uint32_t order) {
+    const warp_packed_product product = {&run->view, &run->partition, run->m,    run->x,
+                                         pairs,      run->partials,   *epilogue, order};
+    warp_multiply_packed(&product);
+}
+
+/* F32, with a leading dimension: the right bits, and nothing between the rows. */
+START_TEST(sums_are_exact) {
+    const product_case *of = &kCases[_i / KINDS];
+    const int kind = _i % KINDS;
+    if (!test_tries(_i / KINDS + kind))
+        return;
+    product_run run = run_begin(of, kind);
+    if (kind & WITH_STORED && of->cols > 1000)
+        ck_assert_uint_gt(run.view.num_stored, 0);
+    if (of->rows > 1)
+        ck_assert_uint_eq(run.view.zeroing, (kind & WITH_ZEROS) != 0);
+    if (of->multiprocessors > 1 && of->cols > 2000)
+        ck_assert_uint_gt(run.partition.parts, 1);
+    const uint32_t stride = of->rows + 3;
+    float *y = allocate(sizeof *y * stride * of->m);
+    const trf_epilogue epilogue = {.y = y, .y_stride = stride, .y_dtype = TRF_DTYPE_F32};
+    for (int pairs = 0; pairs <= (of->cols % 2 == 0); pairs++) {
+        memset(y, 0xAB, sizeof *y * stride * of->m);
+        multiply(&run, &epilogue, pairs, (uint32_t)(_i + pairs));
+        for (uint32_t n = 0; n < of->m; n++)
+            for (uint32_t row = 0; row < stride; row++) {
+                uint32_t found = trf_f32_bits(y[(size_t)n * stride + row]);
+                if (row >= of->rows)
+                    EXPECT(found == 0xABABABAB);
+                else if (y[(size_t)n * stride + row] != run.exact[(size_t)n * of->rows + row])
+                    ck_abort_msg("kind %d, %ux%u, y[%u][%u]: %g instead of %g", kind, of->rows, of->cols, n, row,
+                                 (double)y[(size_t)n * stride + row], (double)run.exact[(size_t)n * of->rows + row]);
+            }
+    }
+    free(y);
+    run_end(&run);
+}
+END_TEST
+
+static uint32_t bits_of(float value, trf_dtype dtype) {
+    return dtype == TRF_DTYPE_F32    ? trf_f32_bits(value)
+           : dtype == TRF_DTYPE_BF16 ? trf_f32_to_bf16(value)
+                                     : (uint32_t)trf_f32_to_f16(value);
+}
+
+/* Bulk kernels, each shape with each number of x tiles; stream-K with few blocks and with more than there are tiles. */
+START_TEST(bulk_sums_are_exact) {
+    static const product_case cases[] = {{70, 100, 3, 132},    {600, 97, 8, 132},  {130, 1100, 13, 132},
+                                         {300, 2112, 30, 132}, {64, 704, 64, 132}, {520, 300, 50, 132}};
+    const int shape = _i % TRF_PACKED_BULK_SHAPES, number = _i / TRF_PACKED_BULK_SHAPES % 6,
+              kind = _i * 7 / TRF_PACKED_BULK_SHAPES % KINDS;
+    const product_case *of = &cases[number];
+    if (!test_tries(_i))
+        return;
+    product_run run = run_begin(of, kind);
+    trf_packed_partition bulk;
+    const trf_device_limits limits = hopper();
+    if (!trf_packed_choose_bulk(&run.view, &limits, of->m, shape, &bulk)) {
+        run_end(&run);
+        return;
+    }
+    float *y = allocate(sizeof *y * of->rows * of->m);
+    const uint32_t all = bulk.tiles * bulk.stages, blocks[] = {1, 2, 5, all < 7 ? all : 7};
+    for (int b = 0; b < (trf_packed_bulk_is_stream_k(shape) ? 4 : 1); b++) {
+        if (blocks[b] > all)
+            continue;
+        float *partials =
+            allocate((size_t)2 * blocks[b] * trf_packed_bulk_items(shape, bulk.x_tiles) * TRF_PACKED_BULK_ITEM_BYTES);
+        memset(y, 0xAB, sizeof *y * of->rows * of->m);
+        const trf_epilogue epilogue = {.y = y, .y_stride = of->rows, .y_dtype = TRF_DTYPE_F32};
+        const warp_packed_product product = {&run.view, &bulk, run.m, run.x, 0, partials, epilogue, (uint32_t)(_i + b)};
+        warp_multiply_packed_bulk(&product, shape, bulk.x_tiles, blocks[b]);
+        for (size_t i = 0; i < (size_t)of->m * of->rows; i++)
+            if (y[i] != run.exact[i])
+                ck_abort_msg("shape %d, %u blocks, kind %d, %ux%u, y[%zu][%zu]: %g instead of %g", shape, blocks[b],
+                             kind, of->rows, of->cols, i / of->rows, i % of->rows, (double)y[i], (double)run.exact[i]);
+        free(partials);
+    }
+    free(y);
+    run_end(&run);
+}
+END_TEST
+
+/* Everything that follows a sum, one part or several; the multiplier is y. */
+START_TEST(epilogues) {
+    static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
+    const product_case *of = &kCases[_i / 3 ? 3 : 2];
+    const trf_dtype dtype = dtypes[_i % 3];
+    const size_t value_bytes = trf_dtype_bytes(dtype), count = (size_t)of->m * of->rows;
+    product_run run = run_begin(of, WITH_OUTLIERS);
+    uint8_t *y = allocate(value_bytes * count), *before = allocate(value_bytes * count),
+            *bias = allocate(value_bytes * of->rows);
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t bits = bits_of((float)(i % 13) / 4 - 1, dtype);
+        memcpy(before + i * value_bytes, &bits, value_bytes);
+    }
+    for (size_t i = 0; i < of->rows; i++) {
+        const uint32_t bits = bits_of((float)(i % 5) - 2, dtype);
+        memcpy(bias + i * value_bytes, &bits, value_bytes);
+    }
+    memcpy(y, before, value_bytes * count);
+    const trf_epilogue epilogue = {.y = y,
+                                   .bias = bias,
+                                   .multiplier = y,
+                                   .residual = before,
+                                   .y_stride = of->rows,
+                                   .multiplier_stride = of->rows,
+                                   .residual_stride = of->rows,
+                                   .activation = TRF_ACTIVATION_SILU,
+                                   .y_dtype = (uint32_t)dtype};
+    multiply(&run, &epilogue, 0, (uint32_t)_i);
+    trf_epilogue reference = epilogue;
+    reference.multiplier = before;
+    for (uint32_t n = 0; n < of->m; n++)
+        for (uint32_t row = 0; row < of->rows; row++) {
+            const size_t at = (size_t)n * of->rows + row;
+            const trf_epilogue_inputs inputs = trf_epilogue_inputs_of(&reference, n, row);
+            const uint32_t expected =
+                bits_of(trf_apply_epilogue(TRF_ACTIVATION_SILU, &inputs, (uint32_t)dtype, run.exact[at]), dtype);
+            uint32_t found = 0;
+            memcpy(&found, y + at * value_bytes, value_bytes);
+            EXPECT(found == expected);
+        }
+    free(y);
+    free(before);
+    free(bias);
+    run_end(&run);
+}
+END_TEST
+
+/* Infinities and NaNs reach the sums that have them, and no others; so do those of x. */
+START_TEST(specials) {
+    const product_case of = {70, 100, 9, 132};
+    product_run run = run_begin(&of, 0);
+    packed_layer *layer = &run.layer;
+    trf_error err;
+    layer->weights[5 * 100 + 99] = 0x7F80;
+    layer->weights[69 * 100 + 3] = 0xFFC1;
+    ck_assert(packed_layer_pack(layer, NULL, &err) == TRF_OK);
+    run.view = trf_packed_view_of(&layer->head, layer->packed);
+    for (uint32_t col = 0; col < 100; col++)
+        run.x[7 * 100 + col] = bf16_of(1);
+    run.x[8 * 100 + 40] = 0x7FC0;
+    float *y = allocate(sizeof *y * 70 * 9);
+    const trf_epilogue epilogue = {.y = y, .y_stride = 70, .y_dtype = TRF_DTYPE_F32};
+    multiply(&run, &epilogue, 1, 3);
+    for (uint32_t n = 0; n < 9; n++)
+        for (uint32_t row = 0; row < 70; row++) {
+            const float value = y[n * 70 + row];
+            if (n == 8 || row == 69 || (row == 5 && trf_bf16_to_f32(run.x[n * 100 + 99]) == 0))
+                EXPECT(isnan(value));
+            else if (row == 5)
+                EXPECT(isinf(value) && (value > 0) == (trf_bf16_to_f32(run.x[n * 100 + 99]) > 0));
+            else
+                EXPECT(n == 7 || value == run.exact[n * 70 + row]);
+        }
+    free(y);
+    run_end(&run);
+}
+END_TEST
+
+/* Whatever stands in lines, tiles and stored tiles: nothing outside of the buffer is read (the address sanitizer
+ * looks), and products end. */
+START_TEST(garbage_stays_inside) {
+    product_run run = run_begin(&kCases[3], WITH_OUTLIERS | WITH_STORED | (_i % 2 ? WITH_ZEROS : 0));
+    test_rng rng = {77 + (uint64_t)_i};
+    const trf_packed_head head = run.layer.head;
+    for (uint64_t at = head.lines_offset; at < head.total_bytes; at++)
+        if (_i / 2 == 0 || test_below(&rng, 16) == 0)
+            run.layer.packed[at] = (uint8_t)test_random(&rng);
+    float *y = allocate(sizeof *y * run.m * run.layer.rows);
+    const trf_epilogue epilogue = {.y = y, .y_stride = run.layer.rows, .y_dtype = TRF_DTYPE_F32};
+    multiply(&run, &epilogue, 1, (uint32_t)_i);
+    free(y);
+    run_end(&run);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("packed_product");
+    TCase *tests = tcase_create("packed_product");
+    tcase_add_test(tests, partitions);
+    tcase_add_test(tests, products_too_large_are_refused);
+    tcase_add_test(tests, bulk_partitions);
+    tcase_add_test(tests, bulk_kernels_want_their_device);
+#ifdef TRF_HAVE_WARP_WALK
+    tcase_add_loop_test(tests, sums_are_exact, 0, KINDS * (int)(sizeof kCases / sizeof *kCases));
+    tcase_add_loop_test(tests, bulk_sums_are_exact, 0, TRF_PACKED_BULK_SHAPES * 12);
+    tcase_add_loop_test(tests, epilogues, 0, 6);
+    tcase_add_test(tests, specials);
+    tcase_add_loop_test(tests, garbage_stays_inside, 0, 6);
+#else
+    puts("skipped unit.packed_product: products in emulated warps: no C++ compiler that goes with the C one");
+#endif
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stands in for trf_wide_ptx.cuh and trf_packed_ptx.cuh where device headers run on the CPU (warp_emulation.h). */
+#ifndef WARP_ENGINE_H
+#define WARP_ENGINE_H
+
+#include "warp_emulation.h"
+
+#include "trf_tensor_map.cuh"
+
+#define TRF_WIDE_PTX_CUH
+#define TRF_PACKED_PTX_CUH
+#define TRF_WARPGROUPS 1
+
+/* ---- barriers ---- */
+
+static inline void trf_mbarrier_init(uint32_t at, uint32_t arrivals) { warp_barrier_init(at, arrivals); }
+static inline void trf_mbarrier_publish() {}
+static inline void trf_fence_async_proxy() {}
+static inline void trf_mbarrier_arrive(uint32_t at) { warp_barrier_arrive(at, 0); }
+static inline void trf_mbarrier_arrive_expect_tx(uint32_t at, uint32_t bytes) { warp_barrier_arrive(at, bytes); }
+static inline void trf_mbarrier_wait(uint32_t at, uint32_t parity) { warp_barrier_wait(at, parity); }
+
+/* ---- copies ---- */
+
+static inline uint64_t trf_policy_read_once() { return 0; }
+static inline void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier, uint64_t) {
+    warp_engine_load(to, from, bytes, barrier);
+}
+
+/* What stands in place of a tensor map: boxes of 64 columns under the swizzle of 128 bytes. */
+struct warp_x_map {
+    const uint16_t *x;
+    uint32_t m, cols, box_rows;
+};
+static inline trf_tensor_map warp_describe_x(const uint16_t *x, uint32_t m, uint32_t cols, uint32_t box_rows) {
+    trf_tensor_map map = {};
+    const warp_x_map own = {x, m, cols, box_rows};
+    memcpy(map.bytes, &own, sizeof own);
+    return map;
+}
+static inline void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, uint32_t row, uint32_t barrier) {
+    warp_x_map x;
+    memcpy(&x, map, sizeof x);
+    if (to % 1024 != 0)
+        warp_fail("has a box copied to shared address %u", to);
+    for (uint32_t r = 0; r < x.box_rows; r++)
+        for (uint32_t piece = 0; piece < 8; piece++) {
+            alignas(16) uint16_t values[8];
+            for (uint32_t i = 0; i < 8; i++) {
+                const uint32_t from_col = col + 8 * piece + i;
+                values[i] = row + r < x.m && from_col < x.cols ? x.x[(uint64_t)(row + r) * x.cols + from_col] : 0;
+            }
+            warp_engine_load(to + 128 * r + 16 * (piece ^ r % 8), values, 16, barrier);
+        }
+}
+
+/* ---- shared memory ---- */
+
+static inline uint4 trf_ldmatrix4(uint32_t at) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint4 row = trf_lds128(at);
+    const uint32_t own[4] = {row.x, row.y, row.z, row.w};
+    const warp_gathered *const rows = warp_gather(own, 4);
+    uint32_t of_lane[4];
+    for (uint32_t matrix = 0; matrix < 4; matrix++)
+        of_lane[matrix] = rows[8 * matrix + lane / 4][lane % 4];
+    return make_uint4(of_lane[0], of_lane[1], of_lane[2], of_lane[3]);
+}
+static inline void trf_sts128f(uint32_t at, float4 v) { warp_write(at, &v, sizeof v); }
+static inline float4 trf_lds128f_shared(uint32_t at) { return warp_load<float4>(at); }
+static inline float4 trf_lds128f_cluster(uint32_t at, uint32_t rank) {
+    if (rank != 0)
+        warp_fail("reads of block %u of a cluster that has one", rank);
+    return trf_lds128f_shared(at);
+}
+
+template <int kRegisters> static inline void trf_take_registers() {}
+template <int kRegisters> static inline void trf_give_registers() {}
+
+#endif

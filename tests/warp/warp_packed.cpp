@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "warp_emulation.h"
+
+#include "trf_packed_product.cuh"
+
+#include "warp_packed.h"
+
+template <int kXTiles, bool kZeroing, bool kPairs> static void run_block(void *args) {
+    trf_packed_block<kXTiles, kZeroing, kPairs>(*(const trf_packed_args *)args,
+                                                trf_shared_address(warp_shared_memory()));
+}
+
+typedef void block_fn(void *args);
+
+template <bool kZeroing, bool kPairs> static block_fn *block_of(uint32_t x_tiles) {
+    return x_tiles == 1   ? run_block<1, kZeroing, kPairs>
+           : x_tiles == 2 ? run_block<2, kZeroing, kPairs>
+           : x_tiles == 4 ? run_block<4, kZeroing, kPairs>
+                          : run_block<8, kZeroing, kPairs>;
+}
+
+void warp_multiply_packed(const warp_packed_product *product) {
+    const trf_packed_partition *const partition = product->partition;
+    trf_packed_args args = {};
+    args.view = *product->view;
+    args.x = product->x;
+    args.m = product->m;
+    args.x_blocks = partition->x_blocks;
+    args.parts = partition->parts;
+    args.partials = product->partials;
+    args.epilogue = product->epilogue;
+    const uint32_t x_tiles = partition->x_tiles;
+    block_fn *const block = args.view.zeroing
+                                ? (product->pairs ? block_of<true, true>(x_tiles) : block_of<true, false>(x_tiles))
+                                : (product->pairs ? block_of<false, true>(x_tiles) : block_of<false, false>(x_tiles));
+    for (uint64_t i = 0; i < partition->blocks; i++) {
+        blockIdx.x = (uint32_t)i;
+        warp_run_block({TRF_PACKED_BLOCK_WARPS, TRF_PACKED_SLABS * x_tiles * kPackedSumBytes, product->order}, block,
+                       &args);
+    }
+    blockIdx.x = 0;
+    for (uint32_t n = 0; partition->parts > 1 && n < args.m; n++)
+        for (uint32_t row = 0; row < args.view.rows; row++)
+            trf_packed_finish_element(args, n, row);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of packed layers as the kernels compute them (trf_packed_product.cuh), run by emulated blocks
+ * (warp_emulation.h), one after the other. */
+#ifndef WARP_PACKED_H
+#define WARP_PACKED_H
+
+#include "trf_packed_partition.h"
+#include "trf_product.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct warp_packed_product {
+    const trf_packed_view *view; /* all in host memory */
+    const trf_packed_partition *partition;
+    uint32_t m;
+    const uint16_t *x; /* BF16 [m][cols] */
+    int pairs;         /* x is loaded by pairs: 4-byte aligned, and of an even number of columns */
+    float *partials;   /* the partition's workspace */
+    trf_epilogue epilogue;
+    uint32_t order; /* of threads; any number */
+} warp_packed_product;
+
+void warp_multiply_packed(const warp_packed_product *product);
+
+/* The same by a bulk kernel (trf_packed_bulk.cuh) with clusters of one block. shape: trf_packed_bulk_shape; x_tiles:
+ * 1, 2, 4 or 8, for all of m. blocks: of a stream-K shape. product->partials: trf_packed_bulk_partial_floats. */
+void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

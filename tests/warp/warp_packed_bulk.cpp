@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "warp_engine.h"
+
+#include "trf_packed_bulk.cuh"
+
+#include "warp_packed.h"
+
+template <class Config, bool kZeroing> static void run_block(void *args) {
+    trf_packed_bulk_block<Config, kZeroing>(*(const trf_packed_bulk_args *)args,
+                                            trf_shared_address(warp_shared_memory()));
+}
+
+struct finish_args {
+    const trf_packed_bulk_args *args;
+    uint32_t tile;
+};
+
+/* One warp. */
+template <class Config> static void run_finish(void *args) {
+    const finish_args &a = *(const finish_args *)args;
+    for (uint32_t item = 0; item < Config::kItems; item++)
+        trf_packed_bulk_finish_item<Config>(*a.args, a.tile, item, threadIdx.x);
+}
+
+template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_product *product, uint32_t blocks) {
+    typedef trf_packed_bulk_config<kShape, kXTiles> Config;
+    trf_packed_bulk_args args = {};
+    const uint32_t rows = product->view->bands * TRF_PACKED_TILE_ROWS,
+                   tiles = (rows + Config::kRows - 1) / Config::kRows,
+                   stages = (product->view->tiles_per_band + Config::kColWarps - 1) / Config::kColWarps;
+    if (!Config::kStreamK)
+        blocks = tiles;
+    args.x_map = warp_describe_x(product->x, product->m, product->view->cols, 8 * kXTiles);
+    args.view = *product->view;
+    args.m = product->m;
+    args.cluster = 1;
+    args.stream_k = trf_stream_k_of(tiles, stages, blocks);
+    args.partials = product->partials;
+    args.epilogue = product->epilogue;
+    for (uint32_t i = 0; i < blocks; i++) {
+        blockIdx.x = i;
+        warp_run_block({Config::kThreads / 32, trf_packed_bulk_shared_bytes(kShape, kXTiles), product->order},
+                       args.view.zeroing ? run_block<Config, true> : run_block<Config, false>, &args);
+    }
+    blockIdx.x = 0;
+    for (finish_args finish = {&args, 0}; Config::kStreamK && finish.tile < tiles; finish.tile++)
+        warp_run_block({1, 16, 0}, run_finish<Config>, &finish);
+}
+
+template <uint32_t kXTiles>
+static void multiply_by_shape(const warp_packed_product *product, int shape, uint32_t blocks) {
+    switch (shape) {
+    case TRF_PACKED_BULK_256:
+        if constexpr (kXTiles <= 4)
+            multiply<TRF_PACKED_BULK_256, kXTiles>(product, blocks);
+        break;
+    case TRF_PACKED_BULK_256_16_WARPS:
+        if constexpr (kXTiles == 8)
+            multiply<TRF_PACKED_BULK_256_16_WARPS, kXTiles>(product, blocks);
+        break;
+    case TRF_PACKED_BULK_128:
+        multiply<TRF_PACKED_BULK_128, kXTiles>(product, blocks);
+        break;
+    case TRF_PACKED_BULK_64:
+        multiply<TRF_PACKED_BULK_64, kXTiles>(product, blocks);
+        break;
+    default:
+        multiply<TRF_PACKED_BULK_32, kXTiles>(product, blocks);
+    }
+}
+
+void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks) {
+    switch (x_tiles) {
+    case 1:
+        return multiply_by_shape<1>(product, shape, blocks);
+    case 2:
+        return multiply_by_shape<2>(product, shape, blocks);
+    case 4:
+        return multiply_by_shape<4>(product, shape, blocks);
+    default:
+        return multiply_by_shape<8>(product, shape, blocks);
+    }
+}
