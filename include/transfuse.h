@@ -338,9 +338,10 @@ TRF_API void trf_context_get_info(const trf_context *context, trf_context_info *
 
 typedef struct trf_device_layer trf_device_layer;
 
-/* How the weights lie in device memory. More are to come. */
+/* How the weights lie in device memory (docs/guide.md has what each costs). More are to come. */
 typedef enum trf_layout {
-    TRF_LAYOUT_CODED = 0 /* entropy coded, as in the blob */
+    TRF_LAYOUT_CODED = 0, /* entropy coded, as in the blob */
+    TRF_LAYOUT_PLAIN = 1  /* decoded once, when they are loaded; the codecs bf16 and fp16 */
 } trf_layout;
 
 /* Rows [first, first + count) of a matrix. */
@@ -458,7 +459,8 @@ typedef enum trf_path {
      * only path, for every m. */
     TRF_PATH_FUSED = 1,
     TRF_PATH_TWO_STEP = 2, /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU */
-    TRF_PATH_WIDE = 3      /* decoded inside a product of warpgroups, every m: compute capability 9.0 */
+    TRF_PATH_WIDE = 3,     /* decoded inside a product of warpgroups, every m: compute capability 9.0 */
+    TRF_PATH_DENSE = 4     /* of plain layers, which have no other: by cuBLASLt; on the CPU dot products */
 } trf_path;
 
 enum {
@@ -503,7 +505,7 @@ typedef struct trf_plan_info {
     uint32_t m;
     trf_dtype x_dtype, y_dtype;
     trf_path path;            /* the one that runs: not AUTO */
-    const char *path_name;    /* "fused", "two-step" or "wide": a static string */
+    const char *path_name;    /* "fused", "two-step", "wide" or "dense": a static string */
     const char *reason;       /* why not FUSED: a static string; NULL if FUSED */
     uint64_t workspace_bytes; /* that trf_linear needs, in device memory */
 } trf_plan_info;

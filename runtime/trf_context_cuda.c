@@ -65,18 +65,28 @@ static void cuda_destroy(trf_context *context) {
     trf_leave_device(&scope);
 }
 
-static const trf_device_ops cuda_device_ops = {
-    .destroy = cuda_destroy,
-    .alignment = TRF_DEVICE_ALIGNMENT,
-    .open_device_blob = trf_cuda_open_device_blob,
-    .measure_layer = trf_cuda_measure_layer,
-    .fill_layer = trf_cuda_fill_layer,
-    .destroy_layer = trf_cuda_destroy_layer,
-    .check_layer = trf_cuda_check_layer,
+static const trf_layout_ops coded_layout = {
+    .layout = TRF_LAYOUT_CODED,
+    .has_several_paths = 1,
+    .has_experts = 1,
+    .has_stacks = 1,
+    .measure = trf_cuda_measure_layer,
+    .fill = trf_cuda_fill_layer,
+    .destroy = trf_cuda_destroy_layer,
+    .check = trf_cuda_check_layer,
     .decode = trf_cuda_decode,
     .decode_rows = trf_cuda_decode_rows,
     .create_plan = trf_cuda_create_plan,
     .linear = trf_cuda_linear,
+};
+
+static const trf_layout_ops *const cuda_layouts[] = {&coded_layout, NULL};
+
+static const trf_device_ops cuda_device_ops = {
+    .destroy = cuda_destroy,
+    .alignment = TRF_DEVICE_ALIGNMENT,
+    .open_device_blob = trf_cuda_open_device_blob,
+    .layouts = cuda_layouts,
     .round_sums = trf_cuda_round_sums,
     .time = trf_cuda_time,
     .timed_repeats = 9,

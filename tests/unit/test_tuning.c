@@ -70,13 +70,15 @@ static trf_tuning *make_tuning(void) {
     trf_tuning *made;
     const trf_card card = {"some device", 90, 100, 3000};
     fixture_check_status(trf_tuning_create(&card, 3, &made, &err), TRF_OK, &err);
-    made->layers[0] = (trf_tuned_layer){{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
+    made->layers[0] = (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
                                         3,
                                         {{32, TRF_PATH_FUSED, {20, 0, 30.25}},
                                          {384, TRF_PATH_WIDE, {0, 120, 100}},
                                          {8192, TRF_PATH_TWO_STEP, {0, 900, 1000}}}};
-    made->layers[1] = (trf_tuned_layer){{TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{64, TRF_PATH_TWO_STEP, {0}}}};
-    made->layers[2] = (trf_tuned_layer){{TRF_CODEC_INT, 4, 3, 1, 1024, 4096}, 1, {{16, TRF_PATH_FUSED, {1, 2, 3}}}};
+    made->layers[1] =
+        (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{64, TRF_PATH_TWO_STEP, {0}}}};
+    made->layers[2] =
+        (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 1024, 4096}, 1, {{16, TRF_PATH_FUSED, {1, 2, 3}}}};
     return made;
 }
 
@@ -85,11 +87,13 @@ static const trf_card kCpu = {"CPU", 0, 0, 0}, kH200 = {"NVIDIA H200", 90, 132, 
 /* The table that the library brings along: fused, then wide, then two-step, whatever the layer; nothing for other
  * generations. */
 START_TEST(shipped_crossovers) {
-    static const trf_tuning_key keys[] = {
-        {TRF_CODEC_BF16, 2, 10, 0, 8192, 8192}, {TRF_CODEC_BF16, 4, 8, 0, 28672, 8192},
-        {TRF_CODEC_FP16, 2, 13, 0, 96, 64},     {TRF_CODEC_E4M3, 2, 6, 0, 151936, 896},
-        {TRF_CODEC_E5M2, 4, 3, 0, 4096, 4096},  {TRF_CODEC_INT, 2, 1, 0, 4096, 11008},
-        {TRF_CODEC_INT, 4, 1, 1, 5120, 13824}};
+    static const trf_tuning_key keys[] = {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 8192, 8192},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 4, 8, 0, 28672, 8192},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_FP16, 2, 13, 0, 96, 64},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_E4M3, 2, 6, 0, 151936, 896},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_E5M2, 4, 3, 0, 4096, 4096},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_INT, 2, 1, 0, 4096, 11008},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 1, 1, 5120, 13824}};
     static const trf_card older = {"NVIDIA A100-SXM4-80GB", 80, 108, 2039}, unknown = {"a GPU of 9.0", 90, 64, 0};
     uint32_t num_tables;
     const trf_crossover_table *tables = trf_crossover_tables(&num_tables),
@@ -121,11 +125,11 @@ END_TEST
 /* Made-up tables of two cards of one generation, whose memory has 20 and 40 GB/s a multiprocessor, and of an older one
  * with 30. */
 START_TEST(tables_of_cards) {
-    static const trf_tuning_key layer = {TRF_CODEC_BF16, 2, 10, 0, 4096, 4096},
-                                no_layer = {TRF_CODEC_INT, 2, 10, 0, 4096, 4096};
-    static const trf_crossover slow[] = {{{TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 64, 128}},
-                               fast[] = {{{TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 16, 32}},
-                               older[] = {{{TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 8, 8}};
+    static const trf_tuning_key layer = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096},
+                                no_layer = {TRF_LAYOUT_CODED, TRF_CODEC_INT, 2, 10, 0, 4096, 4096};
+    static const trf_crossover slow[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 64, 128}},
+                               fast[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 16, 32}},
+                               older[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 8, 8}};
     static const trf_crossover_table tables[] = {
         {{"slow", 90, 100, 2000}, slow, 1}, {{"fast", 90, 100, 4000}, fast, 1}, {{"older", 80, 100, 3000}, older, 1}};
     static const struct {
@@ -175,18 +179,18 @@ START_TEST(choices) {
         uint32_t m;
         trf_path due;
     } cases[] = {
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_FUSED},
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 32, TRF_PATH_FUSED},
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 33, TRF_PATH_WIDE},
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 385, TRF_PATH_TWO_STEP},
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 8193, TRF_PATH_AUTO},
-        {{TRF_CODEC_BF16, 2, 8, 0, 14336, 4096}, 33, TRF_PATH_WIDE}, /* the nearer shape */
-        {{TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 33, TRF_PATH_TWO_STEP},
-        {{TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 65, TRF_PATH_AUTO},
-        {{TRF_CODEC_BF16, 4, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* pairs are something else, */
-        {{TRF_CODEC_FP16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* codecs, */
-        {{TRF_CODEC_INT, 4, 3, 0, 1024, 4096}, 1, TRF_PATH_AUTO},  /* scales too */
-        {{TRF_CODEC_INT, 4, 5, 1, 99, 40960}, 1, TRF_PATH_FUSED},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_FUSED},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 32, TRF_PATH_FUSED},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 33, TRF_PATH_WIDE},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 385, TRF_PATH_TWO_STEP},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 8193, TRF_PATH_AUTO},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 14336, 4096}, 33, TRF_PATH_WIDE}, /* the nearer shape */
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 33, TRF_PATH_TWO_STEP},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 65, TRF_PATH_AUTO},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 4, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* pairs are something else, */
+        {{TRF_LAYOUT_CODED, TRF_CODEC_FP16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* codecs, */
+        {{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 0, 1024, 4096}, 1, TRF_PATH_AUTO},  /* scales too */
+        {{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 5, 1, 99, 40960}, 1, TRF_PATH_FUSED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         ck_assert_int_eq(trf_tuned_path(made, &cases[i].key, cases[i].m), cases[i].due);
@@ -264,6 +268,7 @@ END_TEST
 /* A device with three paths. What it takes, and how long: wide from 3 rows on, the fastest from 6 to 24; two-step
  * beyond; fused up to 8. */
 static trf_device_ops made_up;
+static trf_layout_ops made_up_layout;
 static const trf_device_ops *own_ops;
 static trf_path asked[8];
 static uint32_t num_asked;
@@ -273,7 +278,7 @@ static trf_status plan_made_up(trf_plan *plan, trf_path path, trf_error *error) 
     const uint32_t m = plan->product.m;
     if (num_asked < 8)
         asked[num_asked++] = path;
-    if ((path == TRF_PATH_FUSED && m > 8) || (path == TRF_PATH_WIDE && m < 3))
+    if ((path == TRF_PATH_FUSED && m > 8) || (path == TRF_PATH_WIDE && m < 3) || path == TRF_PATH_DENSE)
         return trf_fail(error, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "not taken");
     plan->path = path == TRF_PATH_AUTO ? TRF_PATH_FUSED : path;
     plan->reason = plan->path == TRF_PATH_FUSED ? NULL : "asked for";
@@ -299,7 +304,10 @@ static void make_up(void) {
     begin();
     own_ops = cpu->ops;
     made_up = *own_ops;
-    made_up.create_plan = plan_made_up;
+    made_up_layout = *layers[0].layer->layout;
+    made_up_layout.create_plan = plan_made_up;
+    for (int i = 0; i < NUM_LAYERS; i++)
+        layers[i].layer->layout = &made_up_layout;
     made_up.time = time_made_up;
     made_up.timed_repeats = 9;
     cpu->ops = &made_up;
