@@ -9,6 +9,8 @@
 #include "trf_gemm.h"
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
+#include "trf_plain_layer.h"
+#include "trf_plain_layer_cuda.h"
 #include "trf_stack.h"
 #include "trf_staging_cuda.h"
 #include "trf_time_cuda.h"
@@ -80,7 +82,20 @@ static const trf_layout_ops coded_layout = {
     .linear = trf_cuda_linear,
 };
 
-static const trf_layout_ops *const cuda_layouts[] = {&coded_layout, NULL};
+static const trf_layout_ops plain_layout = {
+    .layout = TRF_LAYOUT_PLAIN,
+    .measure = trf_plain_measure,
+    .fill = trf_cuda_fill_plain_layer,
+    .adopt = trf_plain_adopt,
+    .destroy = trf_cuda_destroy_layer,
+    .check = trf_cuda_check_plain_layer,
+    .decode = trf_cuda_decode_plain,
+    .decode_rows = trf_cuda_decode_plain_rows,
+    .create_plan = trf_cuda_create_plain_plan,
+    .linear = trf_cuda_linear_plain,
+};
+
+static const trf_layout_ops *const cuda_layouts[] = {&coded_layout, &plain_layout, NULL};
 
 static const trf_device_ops cuda_device_ops = {
     .destroy = cuda_destroy,

@@ -36,7 +36,7 @@ static void prepare_workers(trf_plan *plan) {
 
 trf_status trf_cpu_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path != TRF_PATH_AUTO && path != TRF_PATH_FUSED)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the CPU has no %s path of a coded layer",
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a coded layer has no %s path on the CPU",
                         trf_path_name(path));
     plan->path = TRF_PATH_FUSED;
     plan->reason = NULL;
