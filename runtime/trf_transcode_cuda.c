@@ -17,8 +17,8 @@
 #include <string.h>
 
 enum {
-    /* About a third of a millisecond over PCIe 5, beside which launches and the start of a part are little. */
-    PART_BYTES = 16 << 20,
+    /* 160 us over PCIe 5, beside which launches and the start of a part are little. */
+    PART_BYTES = 8 << 20,
     BUFFERS = 2
 };
 
