@@ -322,6 +322,15 @@ static trf_status send_slice_head(trf_stage_load *load, trf_layer_feed *feed, tr
     return trf_staging_finish(load->staging, load->to, feed->view->head, feed->view->extension.data_offset, err);
 }
 
+static uint64_t count_weights(const trf_blob_view *view, const trf_staged_tiles *tiles) {
+    uint64_t weights = 0;
+    for (uint64_t t = tiles->first; t < tiles->end; t++) {
+        const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].coding);
+        weights += (uint64_t)shape.rows * shape.cols;
+    }
+    return weights;
+}
+
 /* bytes: that are read, about. err: not NULL. */
 static trf_status run_load(trf_stage_load *load, trf_layer_feed *feed, uint64_t bytes, trf_error *err) {
     const uint64_t most = 1 + bytes / WORKER_BYTES;
@@ -330,6 +339,7 @@ static trf_status run_load(trf_stage_load *load, trf_layer_feed *feed, uint64_t 
     if (pthread_mutex_init(&load->lock, NULL) != 0 || pthread_cond_init(&load->opened, NULL) != 0)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
     trf_describe_head(feed->view, load->traits);
+    load->traits->irregular_weights = count_weights(feed->view, &load->tiles); /* regular slabs take theirs away */
     trf_status status = make_lists(load, err);
     if (status == TRF_OK)
         status = stage_spans(load, err);

@@ -69,7 +69,7 @@ static void end(void) {
 static trf_tuning *make_tuning(void) {
     trf_tuning *made;
     const trf_card card = {"some device", 90, 100, 3000};
-    fixture_check_status(trf_tuning_create(&card, 3, &made, &err), TRF_OK, &err);
+    fixture_check_status(trf_tuning_create(&card, 4, &made, &err), TRF_OK, &err);
     made->layers[0] = (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
                                         3,
                                         {{32, TRF_PATH_FUSED, {20, 0, 30.25}},
@@ -77,6 +77,9 @@ static trf_tuning *make_tuning(void) {
                                          {8192, TRF_PATH_TWO_STEP, {0, 900, 1000}}}};
     made->layers[1] =
         (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{64, TRF_PATH_TWO_STEP, {0}}}};
+    made->layers[3] =
+        (trf_tuned_layer){{TRF_LAYOUT_PLAIN, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {{64, TRF_PATH_DENSE, {0}}}};
+    made->layers[3].points[0].microseconds[TRF_PATH_DENSE - 1] = 21;
     made->layers[2] =
         (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 1024, 4096}, 1, {{16, TRF_PATH_FUSED, {1, 2, 3}}}};
     return made;
@@ -262,6 +265,47 @@ START_TEST(measured_on_the_cpu) {
     ck_assert_int_eq(trf_tuning_path(tuning, all_layers[3], 5), TRF_PATH_FUSED);
     ck_assert_int_eq(trf_tuning_path(tuning, all_layers[3], 17), TRF_PATH_AUTO);
     trf_tuning_free(tuning);
+}
+END_TEST
+
+/* Each layout has an entry of its own, and is never given the other's. */
+START_TEST(layers_of_both_layouts) {
+    steps s = {0};
+    trf_tune_options options = options_to(4, &s);
+    trf_load_options load;
+    trf_device_layer *plain;
+    trf_tuning *tuning, *read;
+    trf_plan *plan;
+    trf_load_options_init(&load);
+    load.layout = TRF_LAYOUT_PLAIN;
+    fixture_check_status(
+        trf_device_layer_create(cpu, layers[0].blob, layers[0].layer->info.blob_bytes, &load, &plain, &err), TRF_OK,
+        &err);
+    trf_device_layer *const both[] = {layers[0].layer, plain};
+    fixture_check_status(trf_tuning_measure(both, 2, &options, &tuning, &err), TRF_OK, &err);
+    ck_assert_uint_eq(tuning->num_layers, 2);
+    const char *path = fixture_path("both.json");
+    fixture_check_status(trf_tuning_write(tuning, path, 1, &err), TRF_OK, &err);
+    fixture_check_status(trf_tuning_read(path, &read, &err), TRF_OK, &err);
+    trf_tuning_free(tuning);
+    ck_assert_int_eq(trf_tuning_path(read, both[0], 3), TRF_PATH_FUSED);
+    ck_assert_int_eq(trf_tuning_path(read, both[1], 3), TRF_PATH_DENSE);
+    for (int alone = 0; alone < 2; alone++) {
+        trf_tuning one = *read;
+        one.layers = &read->layers[alone];
+        one.num_layers = 1;
+        ck_assert_int_eq(trf_tuning_path(&one, both[!alone], 3), TRF_PATH_AUTO);
+        fixture_check_status(trf_context_set_tuning(cpu, &one, &err), TRF_OK, &err);
+        for (int l = 0; l < 2; l++) {
+            fixture_check_status(test_make_plan(both[l], 3, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
+                                 TRF_OK, &err);
+            ck_assert_int_eq(test_plan_info(plan).path, l ? TRF_PATH_DENSE : TRF_PATH_FUSED);
+            trf_plan_destroy(plan);
+        }
+    }
+    trf_context_set_tuning(cpu, NULL, &err);
+    trf_tuning_free(read);
+    trf_device_layer_destroy(plain);
 }
 END_TEST
 
@@ -532,6 +576,13 @@ static const struct {
     {HEAD "[{" FORM ", \"batches\": []}, {" FORM ", \"batches\": [{\"to\": 0, \"path\": \"wide\"}]}]}", TRF_ERR_FORMAT,
      "layers[1].batches[0]: 'to'"},
     {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}]}", TRF_OK, NULL},
+    {HEAD "[{" FORM ", \"batches\": []}, {\"layout\": \"plain\", " FORM
+          ", \"batches\": [{\"to\": 4, \"path\": \"dense\", \"microseconds\": {\"dense\": 3}}]}]}",
+     TRF_OK, NULL},
+    {HEAD "[{" FORM ", \"batches\": []}, {\"layout\": \"coded\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT,
+     "layers[1]: the same as layers[0]"},
+    {HEAD "[{\"layout\": \"woven\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
+    {HEAD "[{\"layout\": 1, " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
     {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}, {" FORM ", \"batches\": []}]}",
      TRF_ERR_FORMAT, "layers[2]: the same as layers[0]"},
     {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"auto\"}]}]}", TRF_ERR_FORMAT, "batches[0]: 'path'"},
@@ -581,6 +632,7 @@ int main(void) {
     tcase_add_test(tests, choices);
     tcase_add_test(tests, fastest);
     tcase_add_test(tests, measured_on_the_cpu);
+    tcase_add_test(tests, layers_of_both_layouts);
     tcase_add_test(tests, files_there_and_back);
     tcase_add_loop_test(tests, files_give_their_status, 0, sizeof kFiles / sizeof kFiles[0]);
     tcase_add_test(tests, too_long_files);
