@@ -142,17 +142,21 @@ static trf_status check_alignment(const trf_given_blob *blob, uint32_t alignment
     return TRF_OK;
 }
 
-/* *is_layer: whether what is given is a buffer with a layout's head, on the device. */
+/* *layout: the options' one, if what is given is a buffer with a head of such a layout, on the device; else NULL. Blobs
+ * of coded layers are not looked at: they are opened. */
 static trf_status look_for_head(const trf_context *context, const trf_given_blob *given,
-                                const trf_load_options *options, int *is_layer, trf_error *err) {
+                                const trf_load_options *options, const trf_layout_ops **layout, trf_error *err) {
     trf_layout_head head = {0};
-    *is_layer = 0;
-    if (!options->blob_is_on_device || given->bytes < sizeof head)
-        return TRF_OK;
-    trf_status status = check_alignment(given, context->ops->alignment, err);
+    const trf_layout_ops *wanted;
+    *layout = NULL;
+    trf_status status = trf_find_layout(context, options->layout, &wanted, err);
+    if (status != TRF_OK || !options->blob_is_on_device || !wanted->adopt || given->bytes < sizeof head)
+        return status;
+    status = check_alignment(given, context->ops->alignment, err);
     if (status == TRF_OK)
         status = context->ops->download(context, &head, given->at, sizeof head, err);
-    *is_layer = status == TRF_OK && trf_is_layout_head(&head);
+    if (status == TRF_OK && trf_is_layout_head(&head))
+        *layout = wanted;
     return status;
 }
 
@@ -170,16 +174,10 @@ static trf_status check_adoption(const trf_layer_info *info, const trf_given_blo
     return TRF_OK;
 }
 
-static trf_status adopt_layer(trf_context *context, const trf_given_blob *given, const trf_load_options *options,
-                              trf_device_layer **layer, trf_error *err) {
-    const trf_layout_ops *layout;
+static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout, const trf_given_blob *given,
+                              const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_device_layer *made;
-    trf_status status = trf_find_layout(context, options->layout, &layout, err);
-    if (status == TRF_OK && !layout->adopt)
-        status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a buffer of another layout than '%s'",
-                          trf_layout_name(options->layout));
-    if (status == TRF_OK)
-        status = trf_begin_device_layer(context, layout, &made, err);
+    trf_status status = trf_begin_device_layer(context, layout, &made, err);
     if (status != TRF_OK)
         return status;
     status = layout->adopt(made, given->at, given->bytes, err);
@@ -193,10 +191,10 @@ static trf_status adopt_layer(trf_context *context, const trf_given_blob *given,
 }
 
 /* As trf_device_layer_get_size. */
-static trf_status measure_buffer(const trf_context *context, const trf_given_blob *given,
+static trf_status measure_buffer(const trf_context *context, const trf_layout_ops *layout, const trf_given_blob *given,
                                  const trf_load_options *options, trf_layer_size *size, trf_error *err) {
     trf_device_layer *layer;
-    trf_status status = adopt_layer((trf_context *)context, given, options, &layer, err); /* which it is not kept by */
+    trf_status status = adopt_layer((trf_context *)context, layout, given, options, &layer, err); /* and not kept */
     if (status != TRF_OK)
         return status;
     *size = (trf_layer_size){.blob_bytes = layer->view.blob_bytes};
@@ -222,14 +220,14 @@ trf_status trf_device_layer_get_size(const trf_context *context, const void *blo
     trf_load_options taken;
     trf_layer_feed feed;
     const trf_given_blob given = {blob, blob_bytes};
-    int is_layer = 0;
+    const trf_layout_ops *adopts = NULL;
     if (!context || !blob || !size)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer's size needs a context and a blob");
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
-        status = look_for_head(context, &given, &taken, &is_layer, err);
-    if (status == TRF_OK && is_layer)
-        return measure_buffer(context, &given, &taken, size, err);
+        status = look_for_head(context, &given, &taken, &adopts, err);
+    if (status == TRF_OK && adopts)
+        return measure_buffer(context, adopts, &given, &taken, size, err);
     if (status == TRF_OK)
         status = open_blob(context, &given, &taken, &feed, err);
     return status == TRF_OK ? measure_feed(context, &taken, &feed, size, err) : status;
@@ -253,14 +251,14 @@ trf_status trf_device_layer_create(trf_context *context, const void *blob, uint6
     trf_load_options taken;
     trf_layer_feed feed;
     const trf_given_blob given = {blob, blob_bytes};
-    int is_layer = 0;
+    const trf_layout_ops *adopts = NULL;
     if (!context || !blob || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a blob");
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
-        status = look_for_head(context, &given, &taken, &is_layer, err);
-    if (status == TRF_OK && is_layer)
-        return adopt_layer(context, &given, &taken, layer, err);
+        status = look_for_head(context, &given, &taken, &adopts, err);
+    if (status == TRF_OK && adopts)
+        return adopt_layer(context, adopts, &given, &taken, layer, err);
     if (status == TRF_OK)
         status = open_blob(context, &given, &taken, &feed, err);
     return status == TRF_OK ? make_device_layer(context, &feed, &given, &taken, layer, err) : status;
