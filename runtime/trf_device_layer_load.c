@@ -176,7 +176,7 @@ static trf_status check_adoption(const trf_layer_info *info, const trf_given_blo
 
 static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout, const trf_given_blob *given,
                               const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
-    trf_device_layer *made;
+    trf_device_layer *made = NULL;
     trf_status status = trf_begin_device_layer(context, layout, &made, err);
     if (status != TRF_OK)
         return status;
@@ -193,7 +193,7 @@ static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout
 /* As trf_device_layer_get_size. */
 static trf_status measure_buffer(const trf_context *context, const trf_layout_ops *layout, const trf_given_blob *given,
                                  const trf_load_options *options, trf_layer_size *size, trf_error *err) {
-    trf_device_layer *layer;
+    trf_device_layer *layer = NULL;
     trf_status status = adopt_layer((trf_context *)context, layout, given, options, &layer, err); /* and not kept */
     if (status != TRF_OK)
         return status;
