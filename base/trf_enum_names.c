@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small parts of the public interface: names and sizes of dtypes, codecs and paths, the version, release of memory. */
+/* Small parts of the public interface: names and sizes of dtypes, codecs, layouts and paths, the version, release of
+ * memory. */
+#include "transfuse/device_memory.h"
 #include "transfuse/tuning.h"
 
 #include <stdlib.h>
@@ -73,6 +75,19 @@ const char *trf_path_name(trf_path path) {
         return "two-step";
     case TRF_PATH_WIDE:
         return "wide";
+    case TRF_PATH_DENSE:
+        return "dense";
+    default:
+        return "?";
+    }
+}
+
+const char *trf_layout_name(trf_layout layout) {
+    switch (layout) {
+    case TRF_LAYOUT_CODED:
+        return "coded";
+    case TRF_LAYOUT_PLAIN:
+        return "plain";
     default:
         return "?";
     }

@@ -7,6 +7,7 @@
 
 #include "transfuse/cpu.h"
 
+#include "trf_convert.h"
 #include "trf_decode_tile.h"
 #include "trf_layer.h"
 #include "trf_scale.h"
@@ -27,7 +28,9 @@ typedef struct trf_matmul_scratch {
 } trf_matmul_scratch;
 
 typedef struct trf_matmul_loop {
-    const trf_layer *layer;
+    const trf_layer *layer;         /* or NULL ... */
+    const trf_dense_weights *dense; /* ... and then this */
+    uint32_t rows, cols;            /* of either */
     const float *x;
     uint32_t m;
     float *y;
@@ -35,6 +38,8 @@ typedef struct trf_matmul_loop {
     trf_dot_rows_fn *dot_rows;
     trf_matmul_scratch *scratch; /* [workers] */
 } trf_matmul_loop;
+
+static uint32_t count_tiles(uint32_t span) { return span / TRF_TILE_SIZE + (span % TRF_TILE_SIZE != 0); }
 
 static trf_dot_rows_fn *dot_rows_best(void) {
 #ifdef TRF_HAVE_X86_SIMD
@@ -51,8 +56,7 @@ static trf_dot_rows_fn *dot_rows_best(void) {
 static void copy_batch(const trf_matmul_loop *loop, const trf_tile_shape *shape, uint32_t first, uint32_t count,
                        float *to) {
     for (uint32_t i = 0; i < count; i++, to += TRF_TILE_SIZE) {
-        memcpy(to, loop->x + (size_t)(first + i) * loop->layer->view.header.cols + shape->col,
-               shape->cols * sizeof *to);
+        memcpy(to, loop->x + (size_t)(first + i) * loop->cols + shape->col, shape->cols * sizeof *to);
         memset(to + shape->cols, 0, (TRF_TILE_SIZE - shape->cols) * sizeof *to);
     }
 }
@@ -60,7 +64,7 @@ static void copy_batch(const trf_matmul_loop *loop, const trf_tile_shape *shape,
 /* Adds one tile's part of the products to y. Codes with scales are summed scale group by scale group, and the sums
  * scaled. */
 static void multiply_one_tile(const trf_matmul_loop *loop, const trf_tile_shape *shape, trf_matmul_scratch *scratch) {
-    const trf_blob_view *view = &loop->layer->view;
+    const trf_blob_view *view = loop->layer ? &loop->layer->view : NULL;
     float scales[TRF_TILE_SIZE];
     for (uint32_t r = 0; r < TRF_TILE_SIZE; r++)
         scales[r] = 1;
@@ -68,20 +72,26 @@ static void multiply_one_tile(const trf_matmul_loop *loop, const trf_tile_shape 
         uint32_t count = loop->m - first < BATCH ? loop->m - first : BATCH;
         copy_batch(loop, shape, first, count, scratch->x);
         for (uint32_t col = 0, end; col < shape->cols; col = end) {
-            end = trf_scale_end(view, shape, col);
+            end = view ? trf_scale_end(view, shape, col) : shape->cols;
             uint32_t padded = (end - col + TRF_DOT_COLS - 1) / TRF_DOT_COLS * TRF_DOT_COLS;
             loop->dot_rows(scratch->w + col, TRF_TILE_SIZE, shape->rows, scratch->x + col, TRF_TILE_SIZE, count, padded,
                            scratch->sums, TRF_TILE_SIZE);
-            for (uint32_t r = 0; view->num_scales && r < shape->rows; r++)
+            for (uint32_t r = 0; view && view->num_scales && r < shape->rows; r++)
                 scales[r] = trf_scale_value(view, trf_scale_index(view, shape->row + r, shape->col + col));
             for (uint32_t i = 0; i < count; i++) {
-                float *y = loop->y + (size_t)(first + i) * view->header.rows + shape->row;
+                float *y = loop->y + (size_t)(first + i) * loop->rows + shape->row;
                 const float *sums = scratch->sums + i * TRF_TILE_SIZE;
                 for (uint32_t r = 0; r < shape->rows; r++)
                     y[r] += scales[r] * sums[r];
             }
         }
     }
+}
+
+/* Zeros in the columns of y that a tile's rows are. */
+static void clear_y(const trf_matmul_loop *loop, const trf_tile_shape *shape) {
+    for (uint32_t i = 0; i < loop->m; i++)
+        memset(loop->y + (size_t)i * loop->rows + shape->row, 0, shape->rows * sizeof *loop->y);
 }
 
 /* Parallel over rows of tiles, each of which owns its columns of y. */
@@ -93,8 +103,7 @@ static trf_status multiply_tile_row(void *context, uint64_t tile_row, int worker
         uint64_t tile = tile_row * view->header.num_tile_cols + j;
         trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, view->tiles[tile].coding);
         if (j == 0)
-            for (uint32_t i = 0; i < loop->m; i++)
-                memset(loop->y + (size_t)i * view->header.rows + shape.row, 0, shape.rows * sizeof *loop->y);
+            clear_y(loop, &shape);
         if (shape.cols % TRF_DOT_COLS) /* zeros behind the last column */
             memset(scratch->w, 0, sizeof scratch->w);
         trf_status status = loop->decode(view, &loop->layer->table, tile, trf_layer_tile(loop->layer, tile),
@@ -107,8 +116,39 @@ static trf_status multiply_tile_row(void *context, uint64_t tile_row, int worker
     return TRF_OK;
 }
 
-int trf_matmul_workers(const trf_layer *layer, int threads) {
-    const uint32_t tile_rows = layer->view.header.num_tile_rows;
+/* Widens a tile's weights; its padding is zeros already. */
+static void widen_tile(const trf_dense_weights *dense, const trf_tile_shape *shape, float *w) {
+    for (uint32_t r = 0; r < shape->rows; r++, w += TRF_TILE_SIZE) {
+        const uint16_t *from = dense->weights + (size_t)(shape->row + r) * dense->cols + shape->col;
+        if (dense->dtype == TRF_DTYPE_BF16)
+            for (uint32_t c = 0; c < shape->cols; c++)
+                w[c] = trf_bf16_to_f32(from[c]);
+        else
+            for (uint32_t c = 0; c < shape->cols; c++)
+                w[c] = trf_f16_to_f32(from[c]);
+    }
+}
+
+/* The same for dense weights, of which as many as a tile has are widened at a time. */
+static trf_status multiply_dense_row(void *context, uint64_t tile_row, int worker, trf_error *err) {
+    const trf_matmul_loop *loop = context;
+    trf_matmul_scratch *scratch = &loop->scratch[worker];
+    (void)err;
+    for (uint32_t j = 0; j < count_tiles(loop->cols); j++) {
+        const trf_tile_shape shape =
+            trf_tile_shape_at(loop->rows, loop->cols, TRF_MAX_SLAB_COLS, (uint32_t)tile_row, j, TRF_TILE_STORED);
+        if (j == 0)
+            clear_y(loop, &shape);
+        if (shape.cols % TRF_DOT_COLS)
+            memset(scratch->w, 0, sizeof scratch->w);
+        widen_tile(loop->dense, &shape, scratch->w);
+        multiply_one_tile(loop, &shape, scratch);
+    }
+    return TRF_OK;
+}
+
+int trf_matmul_workers(uint32_t rows, int threads) {
+    const uint32_t tile_rows = count_tiles(rows);
     const int workers = trf_thread_count(threads);
     return (uint32_t)workers > tile_rows ? (int)tile_rows : workers;
 }
@@ -117,8 +157,30 @@ uint64_t trf_matmul_scratch_bytes(int workers) { return (uint64_t)workers * size
 
 trf_status trf_multiply_layer(const trf_layer *layer, const float *x, uint32_t m, float *y, int workers, void *scratch,
                               trf_error *err) {
-    trf_matmul_loop loop = {layer, x, m, y, trf_decode_tile_best(), dot_rows_best(), scratch};
-    return trf_parallel_for(workers, layer->view.header.num_tile_rows, multiply_tile_row, &loop, err);
+    const trf_header *header = &layer->view.header;
+    trf_matmul_loop loop = {.layer = layer,
+                            .rows = header->rows,
+                            .cols = header->cols,
+                            .x = x,
+                            .m = m,
+                            .y = y,
+                            .decode = trf_decode_tile_best(),
+                            .dot_rows = dot_rows_best(),
+                            .scratch = scratch};
+    return trf_parallel_for(workers, header->num_tile_rows, multiply_tile_row, &loop, err);
+}
+
+trf_status trf_multiply_dense(const trf_dense_weights *dense, const float *x, uint32_t m, float *y, int workers,
+                              void *scratch, trf_error *err) {
+    trf_matmul_loop loop = {.dense = dense,
+                            .rows = dense->rows,
+                            .cols = dense->cols,
+                            .x = x,
+                            .m = m,
+                            .y = y,
+                            .dot_rows = dot_rows_best(),
+                            .scratch = scratch};
+    return trf_parallel_for(workers, count_tiles(dense->rows), multiply_dense_row, &loop, err);
 }
 
 trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t m, float *y, int threads,
@@ -127,7 +189,7 @@ trf_status trf_layer_matmul_cpu(const trf_layer *layer, const float *x, uint32_t
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs a layer, x and y");
     if (m < 1)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a product needs one row of x at least");
-    const int workers = trf_matmul_workers(layer, threads);
+    const int workers = trf_matmul_workers(layer->view.header.rows, threads);
     void *scratch = aligned_alloc(_Alignof(trf_matmul_scratch), trf_matmul_scratch_bytes(workers));
     if (!scratch)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate buffers for %d workers", workers);

@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* @return how many threads can be at work on a layer; threads: as trf_thread_count takes it. */
-int trf_matmul_workers(const trf_layer *layer, int threads);
+/* @return how many threads can be at work on a layer of so many rows; threads: as trf_thread_count takes it. */
+int trf_matmul_workers(uint32_t rows, int threads);
 
 /* Bytes that so many workers need to themselves. */
 uint64_t trf_matmul_scratch_bytes(int workers);
@@ -17,6 +17,17 @@ uint64_t trf_matmul_scratch_bytes(int workers);
 /* As trf_layer_matmul_cpu, without allocating. scratch: 64-byte aligned, of trf_matmul_scratch_bytes(workers). */
 trf_status trf_multiply_layer(const trf_layer *layer, const float *x, uint32_t m, float *y, int workers, void *scratch,
                               trf_error *err);
+
+/* Dense weights, row-major [rows][cols]. */
+typedef struct trf_dense_weights {
+    const uint16_t *weights;
+    trf_dtype dtype; /* BF16 or F16 */
+    uint32_t rows, cols;
+} trf_dense_weights;
+
+/* The product by dense weights, in the same way: the bits that trf_multiply_layer gives by a layer of them. */
+trf_status trf_multiply_dense(const trf_dense_weights *dense, const float *x, uint32_t m, float *y, int workers,
+                              void *scratch, trf_error *err);
 
 /* ---- dot products ---- */
 

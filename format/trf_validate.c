@@ -5,6 +5,7 @@
 
 #include "trf_checksum.h"
 #include "trf_convert.h"
+#include "trf_layout_head.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -111,6 +112,8 @@ static int codec_takes(uint32_t dtype, uint32_t codec, uint32_t granularity) {
 }
 
 static trf_status check_header(const trf_header *h, trf_error *err) {
+    if (h->magic == TRF_LAYOUT_MAGIC)
+        return trf_fail(err, TRF_ERR_MAGIC, 0, "not a layer blob, but a layer's buffer in another layout");
     if (h->magic != TRF_MAGIC)
         return trf_fail(err, TRF_ERR_MAGIC, 0, "magic is 0x%08X, not 0x%08X: not a layer blob", h->magic, TRF_MAGIC);
     if (h->version != TRF_FORMAT_VERSION)

@@ -338,9 +338,10 @@ TRF_API void trf_context_get_info(const trf_context *context, trf_context_info *
 
 typedef struct trf_device_layer trf_device_layer;
 
-/* How the weights lie in device memory. More are to come. */
+/* How the weights lie in device memory (docs/guide.md has what each costs). More are to come. */
 typedef enum trf_layout {
-    TRF_LAYOUT_CODED = 0 /* entropy coded, as in the blob */
+    TRF_LAYOUT_CODED = 0, /* entropy coded, as in the blob */
+    TRF_LAYOUT_PLAIN = 1  /* decoded once, when they are loaded; the codecs bf16 and fp16 */
 } trf_layout;
 
 /* Rows [first, first + count) of a matrix. */
@@ -350,11 +351,11 @@ typedef struct trf_row_range {
 
 /* Device memory that the caller supplies for a layer, as large as trf_device_layer_get_size says, or for a tensor of a
  * checkpoint trf_device_layer_get_load_size (transfuse/device_memory.h). Both parts are 256-byte aligned; on the CPU
- * the blob is 16-byte aligned, and the directory, of no bytes, is not looked at. No work under way may use it when it
- * is passed, since a stream of the library's writes it. It must stay, and be written by nobody, while the layer lives
- * and work that uses the layer is under way. */
+ * the blob is 16-byte aligned, and the directory, of no bytes (as a plain layer's), is not looked at. No work under way
+ * may use it when it is passed, since a stream of the library's writes it. It must stay, and be written by nobody,
+ * while the layer lives and work that uses the layer is under way. */
 typedef struct trf_layer_memory {
-    void *blob;
+    void *blob; /* of a plain layer: a head of 256 bytes, and its weights, row-major [rows][cols] in 16 bits each */
     uint64_t blob_bytes;
     void *directory; /* where tiles and slabs lie, and what decoding needs beside the blob */
     uint64_t directory_bytes;
@@ -365,9 +366,9 @@ typedef struct trf_load_options {
     size_t struct_bytes;
     trf_layout layout;
     /* A shard (tensor parallelism): these rows and columns alone, multiples of 16; num_rows, num_cols 0: up to the last
-     * one, which need be none. Only tiles of 256x256 that they touch are read, checked and kept. Where a shard does not
-     * begin and end at multiples of 256 (or with the matrix), products take a copy of x or y, and
-     * trf_device_layer_decode refuses it. */
+     * one, which need be none. Only tiles of 256x256 that they touch are read, checked and kept. Where a coded shard
+     * does not begin and end at multiples of 256 (or with the matrix), products take a copy of x or y, and
+     * trf_device_layer_decode refuses it. A plain one has its rows and columns alone. */
     uint32_t first_row, num_rows, first_col, num_cols;
     /* In place of first_row and num_rows: several ranges of rows, one after the other (a part of q, k and v that are
      * stored as one matrix), in any order, none twice. Two or more begin and end at multiples of 256 (or with the
@@ -387,7 +388,7 @@ TRF_API void trf_load_options_init(trf_load_options *options);
 /* Bytes of trf_layer_memory that a layer takes. */
 typedef struct trf_layer_size {
     uint64_t blob_bytes;      /* of a whole coded layer exactly the blob's; of a shard those of a blob of its own */
-    uint64_t directory_bytes; /* 0 on the CPU */
+    uint64_t directory_bytes; /* 0 on the CPU, and of plain layers */
 } trf_layer_size;
 
 /* The memory that a layer will take with these options (NULL: the defaults). blob: as in trf_device_layer_create; of a
@@ -398,19 +399,21 @@ TRF_API trf_status trf_device_layer_get_size(const trf_context *context, const v
 /* Makes a layer of a blob in memory: host memory, 16-byte aligned, which is not needed afterwards, or, with
  * options->blob_is_on_device, device memory, aligned as trf_layer_memory. The latter is read back to be checked; where
  * the whole of it is loaded and options->memory.blob is NULL or the same, it is not copied but used where it lies, and
- * must stay. Validates the head and the tiles that are loaded. Synchronous: any stream may use the layer then.
- * options: NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT also for memory that is too small
- * or misaligned; TRF_ERR_UNSUPPORTED (row_ranges; a GPU: a blob of more than 512 GiB); TRF_ERR_CANCELLED. */
+ * must stay. So is, with a layout of PLAIN, what a plain layer has had as its blob, whole, wherever it was copied
+ * since. Validates the head and the tiles that are loaded. Synchronous: any stream may use the layer then. options:
+ * NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT also for memory that is too small or
+ * misaligned; TRF_ERR_UNSUPPORTED (row_ranges; a codec that the layout does not take; a GPU: a blob of more than 512
+ * GiB); PLAIN: TRF_ERR_RANS (a tile that does not decode); TRF_ERR_CANCELLED. */
 TRF_API trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
                                            const trf_load_options *options, trf_device_layer **layer, trf_error *err);
 
 /* Loads a compressed tensor of a checkpoint, to memory of the library's or to options->memory, whose content is
  * unspecified after a failure. tensor: the source's name, with or without _trf; an expert of a 3-D tensor is
  * "name[3]". The checkpoint may be closed afterwards. Several threads may load from one checkpoint to one context at
- * once. On the CPU the file is mapped while the layer lives, unless a shard or options->memory was asked for. Errors:
- * as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a tensor
- * of experts without an index), TRF_ERR_IO, TRF_ERR_TRUNCATED (a file that was cut). Messages name file and tensor,
- * offsets count from the file's first byte. */
+ * once. On the CPU the file is mapped while a coded layer lives, unless a shard or options->memory was asked for.
+ * Errors: as trf_device_layer_create; TRF_ERR_NOT_FOUND (no such tensor or expert), TRF_ERR_ARGUMENT (not compressed; a
+ * tensor of experts without an index), TRF_ERR_IO, TRF_ERR_TRUNCATED (a file that was cut). Messages name file and
+ * tensor, offsets count from the file's first byte. */
 TRF_API trf_status trf_device_layer_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                          const trf_load_options *options, trf_device_layer **layer, trf_error *err);
 
@@ -438,13 +441,13 @@ typedef enum trf_decode_as {
 /* Decodes the whole layer. weights: device, row-major [rows][cols], 16-byte aligned, weights_bytes large. Corrupt slabs
  * (which validation cannot see) become NaN, or zero where integers are written; see trf_device_layer_check. On the CPU
  * the call fails with TRF_ERR_RANS, and what it has written is unspecified.
- * Errors: TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of the other 16-bit float codec; a shard that does not
- * begin and end at multiples of 256 or with the matrix: trf_decode_rows takes it). */
+ * Errors: TRF_ERR_SHAPE (size), TRF_ERR_UNSUPPORTED (BF16 or F16 of the other 16-bit float codec; a coded shard that
+ * does not begin and end at multiples of 256 or with the matrix: trf_decode_rows takes it). */
 TRF_API trf_status trf_device_layer_decode(const trf_device_layer *layer, trf_decode_as as, void *weights,
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);
 
 /* Waits for the device, and says whether any call since creation met a corrupt tile: TRF_ERR_RANS (message: the tile;
- * offset: its place in the blob, of a shard among its own tiles). The state stays. */
+ * offset: its place in the blob, of a shard among its own tiles). The state stays. A plain layer has none. */
 TRF_API trf_status trf_device_layer_check(const trf_device_layer *layer, trf_error *err);
 
 /* ---- products ---- */
@@ -458,7 +461,8 @@ typedef enum trf_path {
      * only path, for every m. */
     TRF_PATH_FUSED = 1,
     TRF_PATH_TWO_STEP = 2, /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU */
-    TRF_PATH_WIDE = 3      /* decoded inside a product of warpgroups, every m: compute capability 9.0 */
+    TRF_PATH_WIDE = 3,     /* decoded inside a product of warpgroups, every m: compute capability 9.0 */
+    TRF_PATH_DENSE = 4     /* of plain layers, which have no other: by cuBLASLt; on the CPU dot products */
 } trf_path;
 
 enum {
@@ -503,7 +507,7 @@ typedef struct trf_plan_info {
     uint32_t m;
     trf_dtype x_dtype, y_dtype;
     trf_path path;            /* the one that runs: not AUTO */
-    const char *path_name;    /* "fused", "two-step" or "wide": a static string */
+    const char *path_name;    /* "fused", "two-step", "wide" or "dense": a static string */
     const char *reason;       /* why not FUSED: a static string; NULL if FUSED */
     uint64_t workspace_bytes; /* that trf_linear needs, in device memory */
 } trf_plan_info;

@@ -17,7 +17,7 @@ trf_status trf_take_load_options(const trf_load_options *options, trf_load_optio
                                          TRF_STRUCT_BYTES(trf_load_options, progress_context)};
     trf_load_options_init(taken);
     trf_status status = options ? trf_take_struct(&type, taken, options, err) : TRF_OK;
-    if (status == TRF_OK && taken->layout != TRF_LAYOUT_CODED)
+    if (status == TRF_OK && taken->layout != TRF_LAYOUT_CODED && taken->layout != TRF_LAYOUT_PLAIN)
         status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "this version has no layout %d", (int)taken->layout);
     return status;
 }
@@ -42,6 +42,19 @@ static trf_status name_tensor(const trf_layer_feed *feed, trf_status status, trf
 trf_status trf_layer_feed_fail(const trf_layer_feed *feed, trf_status status, trf_error *err) {
     fail_in_blob(feed, status, err);
     return name_tensor(feed, status, err);
+}
+
+trf_status trf_layer_feed_fail_tile(const trf_layer_feed *feed, uint64_t tile, trf_error *err) {
+    const uint64_t of_blob = feed->is_whole ? tile : trf_slice_source_tile(&feed->slice, tile);
+    return trf_fail(err, TRF_ERR_RANS, feed->blob.view.tiles[of_blob].data_offset,
+                    "tile %" PRIu64 ": a lane's rANS stream does not end where it must", of_blob);
+}
+
+trf_status trf_layer_feed_report(const trf_layer_feed *feed, uint64_t done_bytes, trf_error *err) {
+    const uint64_t total = feed->view->header.blob_bytes - feed->view->extension.data_offset;
+    if (feed->progress && feed->progress(feed->progress_context, feed->tensor, done_bytes, total))
+        return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "stopped on request");
+    return TRF_OK;
 }
 
 /* ---- tiles of the blob ---- */

@@ -76,4 +76,11 @@ trf_status trf_layer_feed_complete_head(trf_layer_feed *feed, trf_error *err);
  * file or of the blob in memory. @return status. */
 trf_status trf_layer_feed_fail(const trf_layer_feed *feed, trf_status status, trf_error *err);
 
+/* The failure of a tile of what is loaded that was good as far as reading it could tell, and then did not decode.
+ * offset: the tile's in the feed's blob, for trf_layer_feed_fail. @return TRF_ERR_RANS. */
+trf_status trf_layer_feed_fail_tile(const trf_layer_feed *feed, uint64_t tile, trf_error *err);
+
+/* Tells the feed's progress how many bytes of its tiles are done. Errors: TRF_ERR_CANCELLED. */
+trf_status trf_layer_feed_report(const trf_layer_feed *feed, uint64_t done_bytes, trf_error *err);
+
 #endif

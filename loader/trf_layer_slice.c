@@ -290,6 +290,10 @@ void trf_slice_write_head(trf_slice *s, uint8_t *head) {
     trf_write_head(&s->header, &s->extension, s->view->frequency, s->metas, &s->sections, head);
 }
 
+uint64_t trf_slice_source_tile(const trf_slice *s, uint64_t tile) {
+    return source_tile(s, (uint32_t)(tile / s->header.num_tile_cols), (uint32_t)(tile % s->header.num_tile_cols));
+}
+
 /* Tiles that lie side by side in the slice: as many of `count` from tile t on as the layer has side by side, too, or
  * one with zeros in it. */
 static uint32_t count_adjacent(const trf_slice *s, uint64_t t, uint64_t count) {

@@ -7,6 +7,7 @@
 #include "transfuse/tuning.h"
 #include "trf_device_limits.h"
 #include "trf_error.h"
+#include "trf_layout.h"
 #include "trf_product.h"
 
 enum {
@@ -16,9 +17,6 @@ enum {
 static inline uint64_t trf_device_align(uint64_t bytes) {
     return (bytes + TRF_DEVICE_ALIGNMENT - 1) & ~(uint64_t)(TRF_DEVICE_ALIGNMENT - 1);
 }
-
-struct trf_blob_view;
-struct trf_layer_feed;
 
 /* Rows of `width` bytes within device memory. */
 typedef struct trf_row_copy {
@@ -40,31 +38,15 @@ typedef struct trf_timed_product {
 
 #define TRF_MAX_TIMED_REPEATS 32
 
-/* What a device does. The public functions have checked the arguments, and taken the structs that callers fill. */
+/* What a device does, but for what its layouts do. The public functions have checked the arguments, and taken the
+ * structs that callers fill. */
 typedef struct trf_device_ops {
     void (*destroy)(trf_context *context);
     uint32_t alignment; /* of blobs and directories in the device's memory */
     /* Opens the feed of a blob in the device's memory, aligned so, once that is written. */
     trf_status (*open_device_blob)(const trf_context *context, const void *blob, uint64_t blob_bytes,
                                    const trf_load_options *options, struct trf_layer_feed *feed, trf_error *err);
-    /* What memory a layer takes. Errors: TRF_ERR_UNSUPPORTED. */
-    trf_status (*measure_layer)(const struct trf_blob_view *view, trf_layer_size *size, trf_error *err);
-    /* Fills a layer whose context and info are set. memory: the caller's, large enough, whose blob may be the
-     * feed's own; NULL for what the library is to allocate: both, or the directory. */
-    trf_status (*fill_layer)(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
-                             trf_error *err);
-    void (*destroy_layer)(trf_device_layer *layer);
-    trf_status (*check_layer)(const trf_device_layer *layer, trf_error *err);
-    trf_status (*decode)(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
-                         trf_error *err);
-    trf_status (*decode_rows)(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
-                              trf_error *err);
-    /* Sets path, reason, device_workspace_bytes and work of a plan whose layer and products are set. path: what was
-     * asked for. */
-    trf_status (*create_plan)(trf_plan *plan, trf_path path, trf_error *err);
-    /* Computes plan->tiles_product. workspace: the device's part. */
-    trf_status (*linear)(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
-                         trf_error *err);
+    const trf_layout_ops *const *layouts; /* that it has; NULL behind the last one */
     /* y = the sums with what follows them, rounded. */
     trf_status (*round_sums)(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,
                              trf_stream stream, trf_error *err);

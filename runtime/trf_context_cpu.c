@@ -2,6 +2,7 @@
 /* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
 #include "trf_device.h"
 #include "trf_device_cpu.h"
+#include "trf_plain_layer.h"
 #include "trf_stack.h"
 
 #include <stdlib.h>
@@ -9,18 +10,41 @@
 
 static void cpu_destroy(trf_context *context) { (void)context; }
 
-static const trf_device_ops cpu_device_ops = {
-    .destroy = cpu_destroy,
-    .alignment = TRF_ALIGNMENT, /* as any blob's in host memory */
-    .open_device_blob = trf_cpu_open_device_blob,
-    .measure_layer = trf_cpu_measure_layer,
-    .fill_layer = trf_cpu_fill_layer,
-    .destroy_layer = trf_cpu_destroy_layer,
-    .check_layer = trf_cpu_check_layer,
+static const trf_layout_ops coded_layout = {
+    .layout = TRF_LAYOUT_CODED,
+    .has_several_paths = 1,
+    .has_experts = 1,
+    .has_stacks = 1,
+    .measure = trf_cpu_measure_layer,
+    .fill = trf_cpu_fill_layer,
+    .destroy = trf_cpu_destroy_layer,
+    .check = trf_cpu_check_layer,
     .decode = trf_cpu_decode,
     .decode_rows = trf_cpu_decode_rows,
     .create_plan = trf_cpu_create_plan,
     .linear = trf_cpu_linear,
+};
+
+static const trf_layout_ops plain_layout = {
+    .layout = TRF_LAYOUT_PLAIN,
+    .measure = trf_plain_measure,
+    .fill = trf_cpu_fill_plain_layer,
+    .adopt = trf_plain_adopt,
+    .destroy = trf_cpu_destroy_plain_layer,
+    .check = trf_cpu_check_plain_layer,
+    .decode = trf_cpu_decode_plain,
+    .decode_rows = trf_cpu_decode_plain_rows,
+    .create_plan = trf_cpu_create_plain_plan,
+    .linear = trf_cpu_linear_plain,
+};
+
+static const trf_layout_ops *const cpu_layouts[] = {&coded_layout, &plain_layout, NULL};
+
+static const trf_device_ops cpu_device_ops = {
+    .destroy = cpu_destroy,
+    .alignment = TRF_ALIGNMENT, /* as any blob's in host memory */
+    .open_device_blob = trf_cpu_open_device_blob,
+    .layouts = cpu_layouts,
     .round_sums = trf_cpu_round_sums,
     .time = trf_cpu_time,
     .timed_repeats = 3, /* of one path */

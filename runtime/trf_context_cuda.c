@@ -9,6 +9,8 @@
 #include "trf_gemm.h"
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
+#include "trf_plain_layer.h"
+#include "trf_plain_layer_cuda.h"
 #include "trf_stack.h"
 #include "trf_staging_cuda.h"
 #include "trf_time_cuda.h"
@@ -65,18 +67,41 @@ static void cuda_destroy(trf_context *context) {
     trf_leave_device(&scope);
 }
 
-static const trf_device_ops cuda_device_ops = {
-    .destroy = cuda_destroy,
-    .alignment = TRF_DEVICE_ALIGNMENT,
-    .open_device_blob = trf_cuda_open_device_blob,
-    .measure_layer = trf_cuda_measure_layer,
-    .fill_layer = trf_cuda_fill_layer,
-    .destroy_layer = trf_cuda_destroy_layer,
-    .check_layer = trf_cuda_check_layer,
+static const trf_layout_ops coded_layout = {
+    .layout = TRF_LAYOUT_CODED,
+    .has_several_paths = 1,
+    .has_experts = 1,
+    .has_stacks = 1,
+    .measure = trf_cuda_measure_layer,
+    .fill = trf_cuda_fill_layer,
+    .destroy = trf_cuda_destroy_layer,
+    .check = trf_cuda_check_layer,
     .decode = trf_cuda_decode,
     .decode_rows = trf_cuda_decode_rows,
     .create_plan = trf_cuda_create_plan,
     .linear = trf_cuda_linear,
+};
+
+static const trf_layout_ops plain_layout = {
+    .layout = TRF_LAYOUT_PLAIN,
+    .measure = trf_plain_measure,
+    .fill = trf_cuda_fill_plain_layer,
+    .adopt = trf_plain_adopt,
+    .destroy = trf_cuda_destroy_layer,
+    .check = trf_cuda_check_plain_layer,
+    .decode = trf_cuda_decode_plain,
+    .decode_rows = trf_cuda_decode_plain_rows,
+    .create_plan = trf_cuda_create_plain_plan,
+    .linear = trf_cuda_linear_plain,
+};
+
+static const trf_layout_ops *const cuda_layouts[] = {&coded_layout, &plain_layout, NULL};
+
+static const trf_device_ops cuda_device_ops = {
+    .destroy = cuda_destroy,
+    .alignment = TRF_DEVICE_ALIGNMENT,
+    .open_device_blob = trf_cuda_open_device_blob,
+    .layouts = cuda_layouts,
     .round_sums = trf_cuda_round_sums,
     .time = trf_cuda_time,
     .timed_repeats = 9,

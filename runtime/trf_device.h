@@ -13,8 +13,11 @@
 trf_status trf_cpu_context_create(trf_context **context, trf_error *err);
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err);
 
-/* A layer as fill_layer wants it; free() undoes it. view, shard: of what will be loaded. Errors: TRF_ERR_MEMORY. */
-trf_status trf_begin_device_layer(trf_context *context, const trf_blob_view *view, const trf_shard_range *shard,
-                                  trf_device_layer **layer, trf_error *err);
+/* A layer as `adopt` wants it; free() undoes it. Errors: TRF_ERR_MEMORY. */
+trf_status trf_begin_device_layer(trf_context *context, const trf_layout_ops *layout, trf_device_layer **layer,
+                                  trf_error *err);
+
+/* Makes it one as `fill` wants it. view, shard: of what will be loaded. */
+void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer);
 
 #endif

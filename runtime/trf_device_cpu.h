@@ -14,7 +14,8 @@ trf_status trf_cpu_copy_rows(const trf_context *context, const trf_row_copy *cop
 
 trf_status trf_cpu_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
                                     const trf_load_options *options, struct trf_layer_feed *feed, trf_error *err);
-trf_status trf_cpu_measure_layer(const struct trf_blob_view *view, trf_layer_size *size, trf_error *err);
+trf_status trf_cpu_measure_layer(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                                 trf_error *err);
 trf_status trf_cpu_fill_layer(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                               trf_error *err);
 /* Makes a layer in host memory the CPU's, which is released with it. Errors: TRF_ERR_MEMORY; it is still the caller's
@@ -35,6 +36,19 @@ trf_status trf_cpu_decode_rows(const trf_device_layer *layer, const trf_row_requ
 trf_status trf_cpu_create_plan(trf_plan *plan, trf_path path, trf_error *err);
 trf_status trf_cpu_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                           trf_error *err);
+/* Of plain layers. */
+trf_status trf_cpu_fill_plain_layer(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
+                                    trf_error *err);
+void trf_cpu_destroy_plain_layer(trf_device_layer *layer);
+trf_status trf_cpu_check_plain_layer(const trf_device_layer *layer, trf_error *err);
+trf_status trf_cpu_decode_plain(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
+                                trf_error *err);
+trf_status trf_cpu_decode_plain_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+                                     trf_error *err);
+trf_status trf_cpu_create_plain_plan(trf_plan *plan, trf_path path, trf_error *err);
+trf_status trf_cpu_linear_plain(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                                trf_error *err);
+
 trf_status trf_cpu_round_sums(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,
                               trf_stream stream, trf_error *err);
 trf_status trf_cpu_time(const trf_timed_product *product, uint32_t repeats, double *microseconds, trf_error *err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers on devices: the public functions. They check arguments; the device's operations do the rest. */
+/* Layers on devices: the public functions. They check arguments; the operations of the layer's layout do the rest. */
 #include "trf_device.h"
 #include "trf_struct.h"
 
@@ -8,14 +8,14 @@
 void trf_device_layer_destroy(trf_device_layer *device_layer) {
     if (!device_layer)
         return;
-    device_layer->context->ops->destroy_layer(device_layer);
+    device_layer->layout->destroy(device_layer);
     free(device_layer);
 }
 
 void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_device_layer_info *info) {
     *info = (trf_device_layer_info){
         .layer = device_layer->info,
-        .layout = device_layer->layout,
+        .layout = device_layer->layout->layout,
         .memory_bytes = device_layer->memory_bytes,
         .plans = atomic_load(&device_layer->plans),
     };
@@ -24,7 +24,7 @@ void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_device_
 trf_status trf_device_layer_check(const trf_device_layer *device_layer, trf_error *err) {
     if (!device_layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "no layer to check");
-    return device_layer->context->ops->check_layer(device_layer, err);
+    return device_layer->layout->check(device_layer, err);
 }
 
 /* ---- decoding ---- */
@@ -68,7 +68,7 @@ trf_status trf_device_layer_decode(const trf_device_layer *device_layer, trf_dec
     if (status == TRF_OK && (trf_shard_cuts_rows(device_layer) || trf_shard_cuts_cols(device_layer)))
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "a shard that does not begin and end with tiles of %d is not decoded", TRF_TILE_SIZE);
-    return status == TRF_OK ? device_layer->context->ops->decode(device_layer, as, weights, stream, err) : status;
+    return status == TRF_OK ? device_layer->layout->decode(device_layer, as, weights, stream, err) : status;
 }
 
 /* ---- rows ---- */
@@ -103,5 +103,5 @@ trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request 
         status = check_request(layer, &taken, err);
     if (status != TRF_OK || taken.count == 0)
         return status;
-    return layer->context->ops->decode_rows(layer, &taken, stream, err);
+    return layer->layout->decode_rows(layer, &taken, stream, err);
 }

@@ -6,6 +6,7 @@
 #include "transfuse.h"
 #include "trf_device_view.h"
 #include "trf_layer_traits.h"
+#include "trf_layout.h"
 #include "trf_shard_range.h"
 
 #include <stdatomic.h>
@@ -14,16 +15,19 @@ struct trf_device_layer {
     trf_context *context;
     int device;          /* the context's */
     trf_layer_info info; /* rows and cols: the shard's */
-    trf_layout layout;
+    const trf_layout_ops *layout;
     trf_shard_range shard;
     uint64_t memory_bytes; /* of device memory */
+    void *memory;          /* what the library has allocated of it; NULL: all is the caller's, or the stack's */
     atomic_uint plans;     /* that there are */
-    trf_device_view view;  /* on the CPU without slabs and fault */
+    /* On the CPU without slabs and fault. Of a layout with a head (trf_layout_head.h) blob and blob_bytes are its whole
+     * buffer; rows, cols, codec and source_dtype are there, and nothing else. */
+    trf_device_view view;
     /* A GPU's. */
     trf_layer_traits traits;
-    uint64_t directory_bytes; /* its blob is at view.blob, its directory at view.slabs; 0: of a stack */
-    void *memory;             /* what the library has allocated; NULL: all is the caller's, or the stack's */
-    /* The CPU's; on a GPU, of an offloaded layer: where its blob lies in host memory. */
+    int is_of_stack;          /* its blob need not be there */
+    uint64_t directory_bytes; /* its blob is at view.blob, its directory at view.slabs; 0: of a stack, or plain */
+    /* Of a coded layer, the CPU's; on a GPU, of an offloaded layer: where its blob lies in host memory. */
     trf_layer *host;
     struct trf_cpu_fault *fault;
 };

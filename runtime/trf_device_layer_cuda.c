@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers in a GPU's memory. What the library allocates is one allocation: blob | directory (trf_layer_directory.h),
- * each at a multiple of 256 bytes, or the directory alone of a blob that stays where it lies. */
+/* Coded layers in a GPU's memory. What the library allocates is one allocation: blob | directory
+ * (trf_layer_directory.h), each at a multiple of 256 bytes, or the directory alone of a blob that stays where it lies.
+ */
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_layer_directory.h"
@@ -27,7 +28,9 @@ trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blo
     return trf_layer_feed_open_device(blob, blob_bytes, trf_cuda_copy_back, context->copier, options, feed, err);
 }
 
-trf_status trf_cuda_measure_layer(const trf_blob_view *view, trf_layer_size *size, trf_error *err) {
+trf_status trf_cuda_measure_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                                  trf_error *err) {
+    (void)shard;
     const uint64_t blob_bytes = view->header.blob_bytes;
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
@@ -113,7 +116,7 @@ trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer_feed *feed, con
                                trf_error *err) {
     trf_layer_target target = {.blob = memory->blob, .directory = memory->directory};
     trf_device_scope scope;
-    trf_status status = trf_cuda_measure_layer(feed->view, &target.size, err);
+    trf_status status = trf_cuda_measure_layer(feed->view, &feed->shard, &target.size, err);
     if (status == TRF_OK)
         status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)

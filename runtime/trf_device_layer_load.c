@@ -3,6 +3,7 @@
 #include "trf_device.h"
 #include "trf_layer.h"
 #include "trf_layer_feed.h"
+#include "trf_layout_head.h"
 
 #include <stdlib.h>
 
@@ -51,13 +52,14 @@ static trf_status check_memory(const trf_layer_memory *memory, const trf_layer_s
     return TRF_OK;
 }
 
-/* What fill_layer is to use. A blob that is on the device and loaded as it is stays where it lies, unless there is a
- * place for it elsewhere. */
-static trf_status find_memory(const trf_context *context, const trf_layer_feed *feed, const trf_given_blob *given,
-                              const trf_load_options *options, trf_layer_memory *memory, trf_error *err) {
+/* What `fill` is to use. A blob that is on the device and loaded as it is stays where it lies, unless there is a place
+ * for it elsewhere. */
+static trf_status find_memory(const trf_context *context, const trf_layout_ops *layout, const trf_layer_feed *feed,
+                              const trf_given_blob *given, const trf_load_options *options, trf_layer_memory *memory,
+                              trf_error *err) {
     trf_layer_size size;
-    const int may_stay = given->at && options->blob_is_on_device && feed->is_whole;
-    trf_status status = context->ops->measure_layer(feed->view, &size, err);
+    const int may_stay = given->at && options->blob_is_on_device && feed->is_whole && !layout->adopt;
+    trf_status status = layout->measure(feed->view, &feed->shard, &size, err);
     if (status != TRF_OK)
         return status;
     *memory = options->memory;
@@ -72,19 +74,23 @@ static trf_status find_memory(const trf_context *context, const trf_layer_feed *
 
 /* ---- making layers ---- */
 
-trf_status trf_begin_device_layer(trf_context *context, const trf_blob_view *view, const trf_shard_range *shard,
-                                  trf_device_layer **layer, trf_error *err) {
+trf_status trf_begin_device_layer(trf_context *context, const trf_layout_ops *layout, trf_device_layer **layer,
+                                  trf_error *err) {
     trf_device_layer *made = calloc(1, sizeof *made);
     if (!made)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a layer");
     made->context = context;
     made->device = context->device;
-    trf_blob_describe(view, &made->info);
-    made->shard = *shard;
-    made->info.rows = shard->rows;
-    made->info.cols = shard->cols;
+    made->layout = layout;
     *layer = made;
     return TRF_OK;
+}
+
+void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer) {
+    trf_blob_describe(view, &layer->info);
+    layer->shard = *shard;
+    layer->info.rows = shard->rows;
+    layer->info.cols = shard->cols;
 }
 
 /* What a feed loads, which is closed. */
@@ -92,11 +98,16 @@ static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, 
                                     const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
     trf_layer_memory memory;
     trf_device_layer *made = NULL;
-    trf_status status = find_memory(context, feed, given, options, &memory, err);
+    const trf_layout_ops *layout;
+    trf_status status = trf_find_layout(context, options->layout, &layout, err);
     if (status == TRF_OK)
-        status = trf_begin_device_layer(context, feed->view, &feed->shard, &made, err);
+        status = find_memory(context, layout, feed, given, options, &memory, err);
     if (status == TRF_OK)
-        status = context->ops->fill_layer(made, feed, &memory, err);
+        status = trf_begin_device_layer(context, layout, &made, err);
+    if (status == TRF_OK) {
+        trf_describe_device_layer(feed->view, &feed->shard, made);
+        status = layout->fill(made, feed, &memory, err);
+    }
     if (status == TRF_OK)
         *layer = made;
     else {
@@ -108,9 +119,13 @@ static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, 
 }
 
 /* The memory that a feed's layer takes; closes the feed. */
-static trf_status measure_feed(const trf_context *context, trf_layer_feed *feed, trf_layer_size *size, trf_error *err) {
+static trf_status measure_feed(const trf_context *context, const trf_load_options *options, trf_layer_feed *feed,
+                               trf_layer_size *size, trf_error *err) {
     trf_layer_size found;
-    trf_status status = context->ops->measure_layer(feed->view, &found, err);
+    const trf_layout_ops *layout;
+    trf_status status = trf_find_layout(context, options->layout, &layout, err);
+    if (status == TRF_OK)
+        status = layout->measure(feed->view, &feed->shard, &found, err);
     if (status == TRF_OK)
         *size = found;
     else
@@ -119,11 +134,82 @@ static trf_status measure_feed(const trf_context *context, trf_layer_feed *feed,
     return status;
 }
 
-static trf_status open_blob(const trf_context *context, const trf_given_blob *blob, const trf_load_options *options,
-                            trf_layer_feed *feed, trf_error *err) {
-    const uint32_t alignment = options->blob_is_on_device ? context->ops->alignment : TRF_ALIGNMENT;
+/* ---- buffers in the device's memory that are a layer already ---- */
+
+static trf_status check_alignment(const trf_given_blob *blob, uint32_t alignment, trf_error *err) {
     if ((uintptr_t)blob->at % alignment)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the blob is not %u-byte aligned", alignment);
+    return TRF_OK;
+}
+
+/* *layout: the options' one, if what is given is a buffer with a head of such a layout, on the device; else NULL. Blobs
+ * of coded layers are not looked at: they are opened. */
+static trf_status look_for_head(const trf_context *context, const trf_given_blob *given,
+                                const trf_load_options *options, const trf_layout_ops **layout, trf_error *err) {
+    trf_layout_head head = {0};
+    const trf_layout_ops *wanted;
+    *layout = NULL;
+    trf_status status = trf_find_layout(context, options->layout, &wanted, err);
+    if (status != TRF_OK || !options->blob_is_on_device || !wanted->adopt || given->bytes < sizeof head)
+        return status;
+    status = check_alignment(given, context->ops->alignment, err);
+    if (status == TRF_OK)
+        status = context->ops->download(context, &head, given->at, sizeof head, err);
+    if (status == TRF_OK && trf_is_layout_head(&head))
+        *layout = wanted;
+    return status;
+}
+
+/* Such a buffer is used as it is, where it lies. */
+static trf_status check_adoption(const trf_layer_info *info, const trf_given_blob *given,
+                                 const trf_load_options *options, trf_error *err) {
+    if (options->memory.blob && options->memory.blob != given->at)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a %s layer's buffer is used where it lies",
+                        trf_layout_name(options->layout));
+    if (options->first_row || options->first_col || options->num_row_ranges ||
+        (options->num_rows && options->num_rows != info->rows) ||
+        (options->num_cols && options->num_cols != info->cols))
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a %s layer's buffer is used whole",
+                        trf_layout_name(options->layout));
+    return TRF_OK;
+}
+
+static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout, const trf_given_blob *given,
+                              const trf_load_options *options, trf_device_layer **layer, trf_error *err) {
+    trf_device_layer *made = NULL;
+    trf_status status = trf_begin_device_layer(context, layout, &made, err);
+    if (status != TRF_OK)
+        return status;
+    status = layout->adopt(made, given->at, given->bytes, err);
+    if (status == TRF_OK)
+        status = check_adoption(&made->info, given, options, err);
+    if (status == TRF_OK)
+        *layer = made;
+    else
+        free(made);
+    return status;
+}
+
+/* As trf_device_layer_get_size. */
+static trf_status measure_buffer(const trf_context *context, const trf_layout_ops *layout, const trf_given_blob *given,
+                                 const trf_load_options *options, trf_layer_size *size, trf_error *err) {
+    trf_device_layer *layer = NULL;
+    trf_status status = adopt_layer((trf_context *)context, layout, given, options, &layer, err); /* and not kept */
+    if (status != TRF_OK)
+        return status;
+    *size = (trf_layer_size){.blob_bytes = layer->view.blob_bytes};
+    free(layer);
+    return TRF_OK;
+}
+
+/* ---- the public functions ---- */
+
+static trf_status open_blob(const trf_context *context, const trf_given_blob *blob, const trf_load_options *options,
+                            trf_layer_feed *feed, trf_error *err) {
+    trf_status status =
+        check_alignment(blob, options->blob_is_on_device ? context->ops->alignment : TRF_ALIGNMENT, err);
+    if (status != TRF_OK)
+        return status;
     if (options->blob_is_on_device)
         return context->ops->open_device_blob(context, blob->at, blob->bytes, options, feed, err);
     return trf_layer_feed_open_memory(blob->at, blob->bytes, options, feed, err);
@@ -134,14 +220,17 @@ trf_status trf_device_layer_get_size(const trf_context *context, const void *blo
     trf_load_options taken;
     trf_layer_feed feed;
     const trf_given_blob given = {blob, blob_bytes};
+    const trf_layout_ops *adopts = NULL;
     if (!context || !blob || !size)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer's size needs a context and a blob");
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
+        status = look_for_head(context, &given, &taken, &adopts, err);
+    if (status == TRF_OK && adopts)
+        return measure_buffer(context, adopts, &given, &taken, size, err);
+    if (status == TRF_OK)
         status = open_blob(context, &given, &taken, &feed, err);
-    if (status != TRF_OK)
-        return status;
-    return measure_feed(context, &feed, size, err);
+    return status == TRF_OK ? measure_feed(context, &taken, &feed, size, err) : status;
 }
 
 trf_status trf_device_layer_get_load_size(const trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
@@ -154,7 +243,7 @@ trf_status trf_device_layer_get_load_size(const trf_context *context, trf_checkp
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
         status = trf_layer_feed_open_tensor(checkpoint, tensor, &taken, &feed, err);
-    return status == TRF_OK ? measure_feed(context, &feed, size, err) : status;
+    return status == TRF_OK ? measure_feed(context, &taken, &feed, size, err) : status;
 }
 
 trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
@@ -162,9 +251,14 @@ trf_status trf_device_layer_create(trf_context *context, const void *blob, uint6
     trf_load_options taken;
     trf_layer_feed feed;
     const trf_given_blob given = {blob, blob_bytes};
+    const trf_layout_ops *adopts = NULL;
     if (!context || !blob || !layer)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a layer on a device needs a context and a blob");
     trf_status status = trf_take_load_options(options, &taken, err);
+    if (status == TRF_OK)
+        status = look_for_head(context, &given, &taken, &adopts, err);
+    if (status == TRF_OK && adopts)
+        return adopt_layer(context, adopts, &given, &taken, layer, err);
     if (status == TRF_OK)
         status = open_blob(context, &given, &taken, &feed, err);
     return status == TRF_OK ? make_device_layer(context, &feed, &given, &taken, layer, err) : status;

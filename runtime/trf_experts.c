@@ -9,6 +9,11 @@
 
 /* ---- making ---- */
 
+static trf_status fail_layout(uint32_t expert, trf_layout layout, trf_error *err) {
+    return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "expert %u: experts of layout '%s' are not multiplied by",
+                    expert, trf_layout_name(layout));
+}
+
 static trf_status check_experts(trf_device_layer *const *layers, uint32_t count, trf_error *err) {
     for (uint32_t i = 0; i < count; i++) {
         const trf_device_layer *layer = layers[i], *first = layers[0];
@@ -22,6 +27,8 @@ static trf_status check_experts(trf_device_layer *const *layers, uint32_t count,
                             "expert %u is %ux%u of codec %s, expert 0 %ux%u of codec %s", i, layer->info.rows,
                             layer->info.cols, trf_codec_name(layer->info.codec), first->info.rows, first->info.cols,
                             trf_codec_name(first->info.codec));
+        if (!layer->layout->has_experts)
+            return fail_layout(i, layer->layout->layout, err);
         if (layer->shard.rows != layer->view.rows || layer->shard.cols != layer->view.cols)
             return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                             "expert %u is a shard that does not begin and end with tiles of %d", i, TRF_TILE_SIZE);
@@ -125,7 +132,12 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
     uint32_t count = 0, loaded = 0;
     trf_experts *made = NULL;
     trf_load_options taken;
+    const trf_layout_ops *layout;
     trf_status status = trf_take_load_options(options, &taken, err);
+    if (status == TRF_OK)
+        status = trf_find_layout(context, taken.layout, &layout, err);
+    if (status == TRF_OK && !layout->has_experts) /* rather than when all of them are there */
+        status = fail_layout(0, taken.layout, err);
     if (status == TRF_OK && trf_has_memory(&taken.memory))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                           "tensor '%s': experts that are loaded together are in memory of the library's", tensor);
@@ -159,7 +171,7 @@ static trf_status plan_one(trf_experts_plan *plan, trf_error *err) {
     one->product = (trf_product){.m = plan->max_tokens, .x_dtype = plan->x_dtype, .y_dtype = plan->y_dtype};
     one->product.y_stride = one->product.multiplier_stride = one->product.residual_stride = experts->info.rows;
     one->tiles_product = one->product;
-    trf_status status = experts->context->ops->create_plan(one, TRF_PATH_FUSED, err);
+    trf_status status = one->layer->layout->create_plan(one, TRF_PATH_FUSED, err);
     plan->workspace_bytes = one->device_workspace_bytes;
     return status;
 }
@@ -213,7 +225,7 @@ static trf_status multiply_experts(const trf_experts_plan *plan, const void *x, 
             continue;
         one.layer = experts->layers[i];
         one.product.m = one.tiles_product.m = tokens.count;
-        const trf_status multiplied = experts->context->ops->linear(&one, &operands, workspace, stream, &failure);
+        const trf_status multiplied = one.layer->layout->linear(&one, &operands, workspace, stream, &failure);
         if (multiplied != TRF_OK && status == TRF_OK)
             status = trf_fail(err, multiplied, failure.offset, "expert %u: %s", i, failure.message);
     }
@@ -273,8 +285,9 @@ static trf_status decode_each(const trf_experts *experts, trf_decode_as as, void
     trf_status status = TRF_OK;
     for (uint32_t i = 0; i < experts->count && (status == TRF_OK || status == TRF_ERR_RANS); i++) {
         trf_error failure = {0};
-        const trf_status decoded = experts->context->ops->decode(
-            experts->layers[i], as, (uint8_t *)weights + i * expert_stride, stream, &failure);
+        const trf_device_layer *layer = experts->layers[i];
+        const trf_status decoded =
+            layer->layout->decode(layer, as, (uint8_t *)weights + i * expert_stride, stream, &failure);
         if (decoded != TRF_OK && status == TRF_OK)
             status = trf_fail(err, decoded, failure.offset, "expert %u: %s", i, failure.message);
     }

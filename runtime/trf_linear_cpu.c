@@ -7,6 +7,7 @@
 #include "trf_epilogue.h"
 #include "trf_layer.h"
 #include "trf_matmul.h"
+#include "trf_plain_layer.h"
 #include "trf_plan.h"
 
 #include <string.h>
@@ -28,14 +29,26 @@ static trf_cpu_workspace workspace_of(const trf_plan *plan) {
     return offsets;
 }
 
+static void prepare_workers(trf_plan *plan) {
+    plan->work.cpu_workers = trf_matmul_workers(plan->layer->view.rows, plan->layer->context->threads);
+    plan->device_workspace_bytes = workspace_of(plan).bytes;
+}
+
 trf_status trf_cpu_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
-    if (path == TRF_PATH_TWO_STEP || path == TRF_PATH_WIDE)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "the CPU has no %s path", trf_path_name(path));
+    if (path != TRF_PATH_AUTO && path != TRF_PATH_FUSED)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a coded layer has no %s path on the CPU",
+                        trf_path_name(path));
     plan->path = TRF_PATH_FUSED;
     plan->reason = NULL;
-    plan->work.cpu_workers = trf_matmul_workers(plan->layer->host, plan->layer->context->threads);
-    plan->device_workspace_bytes = workspace_of(plan).bytes;
+    prepare_workers(plan);
     return TRF_OK;
+}
+
+trf_status trf_cpu_create_plain_plan(trf_plan *plan, trf_path path, trf_error *err) {
+    trf_status status = trf_plain_take_path(plan, path, err);
+    if (status == TRF_OK)
+        prepare_workers(plan);
+    return status;
 }
 
 static void widen(const uint16_t *from, trf_dtype dtype, uint64_t count, float *to) {
@@ -81,8 +94,21 @@ trf_status trf_cpu_round_sums(const trf_context *context, const trf_sums *sums, 
     return TRF_OK;
 }
 
-trf_status trf_cpu_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
-                          trf_error *err) {
+/* How a layout's product is computed: y in F32, whole. scratch: the workers'. */
+typedef trf_status trf_cpu_multiply_fn(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err);
+
+static trf_status multiply_coded(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err) {
+    return trf_multiply_layer(plan->layer->host, x, plan->tiles_product.m, y, plan->work.cpu_workers, scratch, err);
+}
+
+static trf_status multiply_plain(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err) {
+    const trf_dense_weights dense = {trf_plain_weights(plan->layer), trf_plain_dtype(plan->layer->info.codec),
+                                     plan->layer->view.rows, plan->layer->view.cols};
+    return trf_multiply_dense(&dense, x, plan->tiles_product.m, y, plan->work.cpu_workers, scratch, err);
+}
+
+static trf_status compute_product(const trf_plan *plan, const trf_operands *operands, void *workspace,
+                                  trf_cpu_multiply_fn *multiply, trf_error *err) {
     const trf_device_layer *layer = plan->layer;
     const trf_product *product = &plan->tiles_product;
     const trf_cpu_workspace offsets = workspace_of(plan);
@@ -91,17 +117,29 @@ trf_status trf_cpu_linear(const trf_plan *plan, const trf_operands *operands, vo
     float *const wide_y = offsets.y == offsets.scratch ? operands->y : (float *)(base + offsets.y);
     const trf_sums sums = {wide_y, layer->view.rows, product->m, layer->view.rows};
     const trf_epilogue epilogue = trf_epilogue_of(product, operands);
-    trf_error failure = {0};
     widen(operands->x, product->x_dtype, (uint64_t)product->m * layer->view.cols, wide_x);
-    trf_status status = trf_multiply_layer(layer->host, wide_x, product->m, wide_y, plan->work.cpu_workers,
-                                           base + offsets.scratch, &failure);
+    trf_status status = multiply(plan, wide_x, wide_y, base + offsets.scratch, err);
     for (uint64_t i = 0; status != TRF_OK && i < (uint64_t)product->m * layer->view.rows; i++)
         wide_y[i] = trf_f32_from_bits(0x7FC00000u);
     if (trf_has_epilogue(product))
-        trf_cpu_round_sums(layer->context, &sums, &epilogue, stream, NULL);
+        trf_cpu_round_sums(layer->context, &sums, &epilogue, NULL, NULL);
     else if (wide_y != operands->y)
         store_sums(&sums, product, operands->y);
-    return trf_cpu_note_fault(layer, status, &failure, err);
+    return status;
+}
+
+trf_status trf_cpu_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                          trf_error *err) {
+    trf_error failure = {0};
+    (void)stream;
+    trf_status status = compute_product(plan, operands, workspace, multiply_coded, &failure);
+    return trf_cpu_note_fault(plan->layer, status, &failure, err);
+}
+
+trf_status trf_cpu_linear_plain(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                                trf_error *err) {
+    (void)stream;
+    return compute_product(plan, operands, workspace, multiply_plain, err);
 }
 
 trf_status trf_cpu_time(const trf_timed_product *product, uint32_t repeats, double *microseconds, trf_error *err) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = x . W^T on a GPU: plans, and which path runs them. */
+/* y = x . W^T by coded layers on a GPU: plans, and which path runs them. */
 #include "trf_linear_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -29,6 +29,8 @@ static trf_status plan_wide(trf_plan *plan, trf_error *err) {
 trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path == TRF_PATH_WIDE)
         return plan_wide(plan, err);
+    if (path == TRF_PATH_DENSE)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a coded layer has no dense path");
     const trf_device_layer *layer = plan->layer;
     const trf_device_limits *limits = &layer->context->limits;
     const trf_product *product = &plan->tiles_product;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans and products: the public functions. They check arguments; the device's operations do the rest. */
+/* Plans and products: the public functions. They check arguments; the operations of the layer's layout do
+ * the rest. */
 #include "trf_plan.h"
 
 #include "trf_context.h"
@@ -87,7 +88,7 @@ static void set_tiles_product(trf_plan *plan) {
     plan->device_workspace += trf_device_align((uint64_t)tiles->m * layer->view.rows * trf_dtype_bytes(tiles->y_dtype));
 }
 
-/* The path that AUTO stands for, and why; TRF_PATH_AUTO: the device's plan operation knows. */
+/* The path that AUTO stands for, and why; TRF_PATH_AUTO: the layout's plan operation knows. */
 static trf_path path_for(const trf_device_layer *layer, uint32_t m, const char **reason) {
     const trf_context *context = layer->context;
     const trf_tuning_key key = trf_tuning_key_of(layer);
@@ -103,13 +104,14 @@ static trf_path path_for(const trf_device_layer *layer, uint32_t m, const char *
 }
 
 static trf_status choose_path(trf_plan *plan, trf_path path, trf_error *err) {
-    const trf_device_ops *ops = plan->layer->context->ops;
+    const trf_layout_ops *layout = plan->layer->layout;
+    const int looks_up = path == TRF_PATH_AUTO && layout->has_several_paths;
     const char *reason = NULL;
-    const trf_path found = path == TRF_PATH_AUTO ? path_for(plan->layer, plan->product.m, &reason) : TRF_PATH_AUTO;
+    const trf_path found = looks_up ? path_for(plan->layer, plan->product.m, &reason) : TRF_PATH_AUTO;
     trf_plan made = *plan;
     /* What was found may be refused: for a layer that is like the one measured, not the same. */
-    if (found == TRF_PATH_AUTO || ops->create_plan(&made, found, NULL) != TRF_OK)
-        return ops->create_plan(plan, path, err);
+    if (found == TRF_PATH_AUTO || layout->create_plan(&made, found, NULL) != TRF_OK)
+        return layout->create_plan(plan, path, err);
     *plan = made;
     if (plan->path != TRF_PATH_FUSED)
         plan->reason = reason;
@@ -126,7 +128,7 @@ trf_status trf_plan_create(trf_device_layer *layer, const trf_plan_options *opti
     trf_status status = trf_take_struct(&type, &taken, options, err);
     if (status != TRF_OK)
         return status;
-    if (taken.path < TRF_PATH_AUTO || taken.path > TRF_PATH_WIDE)
+    if (taken.path < TRF_PATH_AUTO || taken.path > TRF_PATH_DENSE)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no path %d", (int)taken.path);
     trf_plan *made = calloc(1, sizeof *made);
     if (!made)
@@ -301,7 +303,7 @@ static trf_status multiply_shard(const trf_plan *plan, const trf_operands *opera
     if (cuts_rows)
         tiles = (trf_operands){.struct_bytes = sizeof tiles, .x = tiles.x, .y = tiles_y};
     if (status == TRF_OK)
-        status = layer->context->ops->linear(plan, &tiles, base + plan->device_workspace, stream, err);
+        status = layer->layout->linear(plan, &tiles, base + plan->device_workspace, stream, err);
     if ((status == TRF_OK || status == TRF_ERR_RANS) && cuts_rows) { /* in the latter case y is NaN */
         trf_status taken = take_rows(plan, operands, tiles_y, stream, status == TRF_OK ? err : NULL);
         status = status == TRF_OK ? taken : status;
@@ -327,5 +329,5 @@ trf_status trf_linear(const trf_plan *plan, const trf_operands *operands, void *
         return status;
     if (trf_shard_cuts_rows(plan->layer) || trf_shard_cuts_cols(plan->layer))
         return multiply_shard(plan, operands, workspace, stream, err);
-    return plan->layer->context->ops->linear(plan, operands, workspace, stream, err);
+    return plan->layer->layout->linear(plan, operands, workspace, stream, err);
 }

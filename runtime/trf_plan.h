@@ -8,17 +8,17 @@
 #include "trf_gemm.h"
 #include "trf_wide_partition.h"
 
-/* Where a two-step product has what in its workspace: the dense weights are at 0. */
-typedef struct trf_two_step_workspace {
+/* Where a dense product has what in its workspace (trf_dense_product_cuda.h). */
+typedef struct trf_dense_workspace {
     trf_gemm_shape shape;
     uint64_t sums, gemm; /* offsets; sums = gemm if there are none */
-} trf_two_step_workspace;
+} trf_dense_workspace;
 
 /* What a plan of one device and path knows of its work, beyond what all plans have. */
 typedef union trf_plan_work {
     trf_fused_partition fused;
     trf_wide_partition wide;
-    trf_two_step_workspace two_step;
+    trf_dense_workspace dense; /* of TWO_STEP and DENSE */
     int cpu_workers;
 } trf_plan_work;
 

@@ -56,13 +56,18 @@ static trf_status grow_stack(trf_stack *stack, trf_error *err) {
 static trf_status append(trf_stack *stack, trf_layer *host, const trf_shard_range *shard, int owned, trf_error *err) {
     uint64_t bytes;
     trf_device_layer *layer;
-    trf_status status = stack_ops_of(stack)->measure(host, &bytes, err);
+    const trf_layout_ops *layout;
+    trf_status status = trf_find_layout(stack->context, TRF_LAYOUT_CODED, &layout, err);
+    if (status == TRF_OK)
+        status = stack_ops_of(stack)->measure(host, &bytes, err);
     if (status == TRF_OK)
         status = grow_stack(stack, err);
     if (status == TRF_OK)
-        status = trf_begin_device_layer(stack->context, &host->view, shard, &layer, err);
+        status = trf_begin_device_layer(stack->context, layout, &layer, err);
     if (status != TRF_OK)
         return status;
+    trf_describe_device_layer(&host->view, shard, layer);
+    layer->is_of_stack = 1;
     layer->memory_bytes = bytes;
     stack->places[stack->count] = (trf_stack_place){.bytes = bytes};
     stack->entries[stack->count++] = (trf_stack_entry){layer, host, owned};
@@ -90,12 +95,18 @@ trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const ch
     trf_load_options taken;
     trf_layer_feed feed;
     trf_layer *layer = NULL;
+    const trf_layout_ops *layout;
     trf_status status = check_open(stack, err);
     if (status == TRF_OK)
         status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK && trf_has_memory(&taken.memory))
         status = trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
                           "tensor '%s': a stack's layers are in memory of its own", tensor);
+    if (status == TRF_OK)
+        status = trf_find_layout(stack->context, taken.layout, &layout, err);
+    if (status == TRF_OK && !layout->has_stacks)
+        status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "tensor '%s': stacks have no layers of layout '%s'",
+                          tensor, trf_layout_name(taken.layout));
     if (status == TRF_OK)
         status = trf_layer_feed_open_tensor(checkpoint, tensor, &taken, &feed, err);
     if (status != TRF_OK)

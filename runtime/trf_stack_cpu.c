@@ -57,7 +57,7 @@ static void cpu_destroy_stack(trf_stack *stack) {
     for (uint32_t i = 0; i < stack->count; i++) {
         trf_stack_entry *entry = &stack->entries[i];
         if (!entry->host)
-            stack->context->ops->destroy_layer(entry->layer);
+            entry->layer->layout->destroy(entry->layer);
         free(entry->layer);
     }
 }

@@ -55,7 +55,10 @@ typedef struct trf_transfer {
 typedef struct trf_stage_load {
     trf_staging *staging;
     const trf_layer_feed *feed;
-    trf_target_fn *target; /* NULL: no transfer gets a buffer */
+    trf_staged_tiles tiles;
+    uint64_t begin;        /* offset in the blob of what comes first to the target */
+    int copies;            /* whether transfers get buffers */
+    trf_target_fn *target; /* or NULL: `to` is known, or nothing is copied */
     void *target_context;
     trf_device_slab *slabs;
     trf_staged_span *spans;
@@ -76,8 +79,8 @@ typedef struct trf_stage_load {
 
 /* ---- cutting ---- */
 
-/* The span that begins at a place in the blob, or at a tile if the head is behind it. */
-static trf_staged_span cut_span(const trf_blob_view *view, uint64_t offset, uint64_t tile) {
+/* The span that begins at a place in the blob, or at a tile if the head is behind it. end: of the tiles. */
+static trf_staged_span cut_span(const trf_blob_view *view, uint64_t offset, uint64_t tile, uint64_t end) {
     trf_staged_span span = {.offset = offset, .first = tile};
     if (offset < view->extension.data_offset) {
         const uint64_t left = view->extension.data_offset - offset;
@@ -88,7 +91,7 @@ static trf_staged_span cut_span(const trf_blob_view *view, uint64_t offset, uint
         span.bytes += view->tiles[tile].data_size;
         span.tiles++;
         tile++;
-    } while (tile < view->num_tiles && span.bytes + view->tiles[tile].data_size <= SPAN_BYTES);
+    } while (tile < end && span.bytes + view->tiles[tile].data_size <= SPAN_BYTES);
     return span;
 }
 
@@ -98,8 +101,9 @@ static void cut_blob(trf_stage_load *load) {
     const int sends_head = load->target && load->feed->is_whole;
     trf_transfer transfer = {0};
     load->num_spans = load->num_transfers = 0;
-    for (uint64_t offset = sends_head ? 0 : view->extension.data_offset, tile = 0; tile < view->num_tiles;) {
-        trf_staged_span span = cut_span(view, offset, tile);
+    uint64_t offset = sends_head ? 0 : view->tiles[load->tiles.first].data_offset;
+    for (uint64_t tile = load->tiles.first; tile < load->tiles.end;) {
+        trf_staged_span span = cut_span(view, offset, tile, load->tiles.end);
         if (transfer.bytes == 0 || transfer.bytes + span.bytes > TRF_STAGING_BYTES) {
             transfer = (trf_transfer){.offset = offset};
             load->num_transfers++;
@@ -171,7 +175,8 @@ static int complete_transfer(trf_stage_load *load, trf_transfer *transfer) {
 }
 
 static trf_status send_transfer(trf_stage_load *load, const trf_transfer *transfer, trf_error *err) {
-    return trf_staging_send(load->staging, transfer->buffer, load->to + transfer->offset, transfer->bytes, err);
+    return trf_staging_send(load->staging, transfer->buffer, load->to + (transfer->offset - load->begin),
+                            transfer->bytes, err);
 }
 
 /* Notes that a span is in its transfer's buffer, and sends the transfer with its last one. */
@@ -181,7 +186,7 @@ static trf_status close_span(trf_stage_load *load, const trf_staged_span *span, 
     pthread_mutex_lock(&load->lock);
     trf_traits_add(load->traits, traits);
     load->done_bytes += span->tiles ? span->bytes : 0;
-    const int sends = --transfer->spans == 0 && load->target && complete_transfer(load, transfer);
+    const int sends = --transfer->spans == 0 && load->copies && complete_transfer(load, transfer);
     pthread_mutex_unlock(&load->lock);
     return sends ? send_transfer(load, transfer, err) : TRF_OK;
 }
@@ -218,16 +223,11 @@ static trf_status find_target(trf_stage_load *load, trf_error *err) {
     return status;
 }
 
-static uint64_t count_total_bytes(const trf_blob_view *view) {
-    return view->header.blob_bytes - view->extension.data_offset;
-}
-
+/* done_bytes: of these tiles; those before have been reported. */
 static trf_status report_load(const trf_stage_load *load, uint64_t done_bytes, trf_error *err) {
-    const trf_layer_feed *feed = load->feed;
-    if (feed->progress &&
-        feed->progress(feed->progress_context, feed->tensor, done_bytes, count_total_bytes(feed->view)))
-        return trf_fail(err, TRF_ERR_CANCELLED, TRF_NO_OFFSET, "stopped on request");
-    return TRF_OK;
+    const trf_blob_view *view = load->feed->view;
+    const uint64_t before = view->tiles[load->tiles.first].data_offset - view->extension.data_offset;
+    return trf_layer_feed_report(load->feed, before + done_bytes, err);
 }
 
 /* What the caller's thread does beside its spans: tells of transfers that have been finished. */
@@ -272,7 +272,7 @@ static trf_status fill_span(trf_stage_load *load, uint64_t index, int worker, tr
     trf_status status = worker == 0 ? find_target(load, err) : TRF_OK;
     if (status == TRF_OK && worker == 0)
         status = report_new_bytes(load, err);
-    if (status == TRF_OK && load->target)
+    if (status == TRF_OK && load->copies)
         status = open_transfer(load, transfer, err);
     if (status != TRF_OK)
         return status;
@@ -284,7 +284,7 @@ static trf_status fill_span(trf_stage_load *load, uint64_t index, int worker, tr
                           &traits);
     if (status != TRF_OK)
         return status;
-    if (load->target)
+    if (load->copies)
         copy_past_caches(transfer->memory + (span->offset - transfer->offset), from, span->bytes);
     return close_span(load, span, &traits, err);
 }
@@ -322,31 +322,62 @@ static trf_status send_slice_head(trf_stage_load *load, trf_layer_feed *feed, tr
     return trf_staging_finish(load->staging, load->to, feed->view->head, feed->view->extension.data_offset, err);
 }
 
+static uint64_t count_weights(const trf_blob_view *view, const trf_staged_tiles *tiles) {
+    uint64_t weights = 0;
+    for (uint64_t t = tiles->first; t < tiles->end; t++) {
+        const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].coding);
+        weights += (uint64_t)shape.rows * shape.cols;
+    }
+    return weights;
+}
+
+/* bytes: that are read, about. err: not NULL. */
+static trf_status run_load(trf_stage_load *load, trf_layer_feed *feed, uint64_t bytes, trf_error *err) {
+    const uint64_t most = 1 + bytes / WORKER_BYTES;
+    const int threads = trf_thread_count(feed->threads);
+    load->workers = (uint64_t)threads < most ? threads : (int)most;
+    if (pthread_mutex_init(&load->lock, NULL) != 0 || pthread_cond_init(&load->opened, NULL) != 0)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
+    trf_describe_head(feed->view, load->traits);
+    load->traits->irregular_weights = count_weights(feed->view, &load->tiles); /* regular slabs take theirs away */
+    trf_status status = make_lists(load, err);
+    if (status == TRF_OK)
+        status = stage_spans(load, err);
+    if (status == TRF_OK && load->target && !feed->is_whole)
+        status = send_slice_head(load, feed, err);
+    free(load->spans);
+    free(load->transfers);
+    free(load->scratches);
+    pthread_cond_destroy(&load->opened);
+    pthread_mutex_destroy(&load->lock);
+    return status;
+}
+
 trf_status trf_stage_layer(trf_staging *staging, trf_layer_feed *feed, trf_target_fn *target, void *context,
                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err) {
     trf_error own = {.offset = TRF_NO_OFFSET};
     trf_stage_load load = {.staging = staging,
                            .feed = feed,
+                           .tiles = {0, feed->view->num_tiles},
+                           .copies = target != NULL,
                            .target = target,
                            .target_context = context,
                            .slabs = slabs,
                            .traits = traits};
-    const uint64_t most = 1 + feed->view->header.blob_bytes / WORKER_BYTES;
-    const int threads = trf_thread_count(feed->threads);
-    load.workers = (uint64_t)threads < most ? threads : (int)most;
-    err = err ? err : &own;
-    if (pthread_mutex_init(&load.lock, NULL) != 0 || pthread_cond_init(&load.opened, NULL) != 0)
-        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
-    trf_describe_head(feed->view, traits);
-    trf_status status = make_lists(&load, err);
-    if (status == TRF_OK)
-        status = stage_spans(&load, err);
-    if (status == TRF_OK && target && !feed->is_whole)
-        status = send_slice_head(&load, feed, err);
-    free(load.spans);
-    free(load.transfers);
-    free(load.scratches);
-    pthread_cond_destroy(&load.opened);
-    pthread_mutex_destroy(&load.lock);
-    return status;
+    return run_load(&load, feed, feed->view->header.blob_bytes, err ? err : &own);
+}
+
+trf_status trf_stage_tiles(trf_staging *staging, trf_layer_feed *feed, const trf_staged_tiles *tiles, uint8_t *to,
+                           trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err) {
+    trf_error own = {.offset = TRF_NO_OFFSET};
+    const trf_tile_meta *last = &feed->view->tiles[tiles->end - 1];
+    trf_stage_load load = {.staging = staging,
+                           .feed = feed,
+                           .tiles = *tiles,
+                           .begin = feed->view->tiles[tiles->first].data_offset,
+                           .copies = 1,
+                           .slabs = slabs,
+                           .to = to,
+                           .traits = traits};
+    return run_load(&load, feed, last->data_offset + last->data_size - load.begin, err ? err : &own);
 }

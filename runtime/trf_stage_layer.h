@@ -21,4 +21,14 @@ typedef uint8_t *trf_target_fn(void *context, trf_error *err);
 trf_status trf_stage_layer(trf_staging *staging, trf_layer_feed *feed, trf_target_fn *target, void *context,
                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
 
+/* Tiles [first, end) of a layer. */
+typedef struct trf_staged_tiles {
+    uint64_t first, end;
+} trf_staged_tiles;
+
+/* The same for some of a layer's tiles alone, which lie side by side at `to` then: what is sent is they, and nothing of
+ * the head. slabs: of the whole layer, as above; *traits: those of these tiles. Errors: as above. */
+trf_status trf_stage_tiles(trf_staging *staging, trf_layer_feed *feed, const trf_staged_tiles *tiles, uint8_t *to,
+                           trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
+
 #endif

@@ -140,7 +140,9 @@ void trf_staging_give_back(trf_staging *staging, uint32_t buffer) {
     pthread_mutex_unlock(&staging->lock);
 }
 
-trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err) {
+/* waits: for the last part, and so for all that was sent before. */
+static trf_status copy_parts(trf_staging *staging, void *to, const void *from, uint64_t bytes, int waits,
+                             trf_error *err) {
     for (uint64_t at = 0, part; at < bytes; at += part) {
         uint32_t buffer;
         uint8_t *memory;
@@ -149,7 +151,7 @@ trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, 
         if (status != TRF_OK)
             return status;
         memcpy(memory, (const uint8_t *)from + at, part);
-        if (at + part < bytes) {
+        if (!waits || at + part < bytes) {
             status = trf_staging_send(staging, buffer, (uint8_t *)to + at, part, err);
         } else { /* the last one stays ours until it has arrived, so that its mark is that of this copy */
             status = staging->engine->copy(staging->context, buffer, (uint8_t *)to + at, memory, part, err);
@@ -161,6 +163,14 @@ trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, 
             return status;
     }
     return TRF_OK;
+}
+
+trf_status trf_staging_copy(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err) {
+    return copy_parts(staging, to, from, bytes, 0, err);
+}
+
+trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err) {
+    return copy_parts(staging, to, from, bytes, 1, err);
 }
 
 void trf_staging_drain(trf_staging *staging) { staging->engine->drain(staging->context, NULL); }

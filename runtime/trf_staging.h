@@ -60,7 +60,11 @@ trf_status trf_staging_send(trf_staging *staging, uint32_t buffer, void *to, uin
 /* Gives a buffer back unsent. */
 void trf_staging_give_back(trf_staging *staging, uint32_t buffer);
 
-/* Copies host memory of any size through the ring, and waits until that and all that was sent before has arrived.
+/* Copies host memory of any size through the ring; that may still be under way when this returns. Errors: those of the
+ * engine. */
+trf_status trf_staging_copy(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err);
+
+/* The same, and waits until that and all that was sent before has arrived.
  * bytes: at least 1. Errors: those of the engine. */
 trf_status trf_staging_finish(trf_staging *staging, void *to, const void *from, uint64_t bytes, trf_error *err);
 

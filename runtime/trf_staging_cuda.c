@@ -13,7 +13,7 @@ enum {
 
 struct trf_cuda_copier {
     int device;
-    cudaStream_t stream;
+    cudaStream_t stream, work_stream;
     cudaEvent_t arrived[TRF_STAGING_BUFFERS];
 };
 
@@ -89,6 +89,8 @@ trf_status trf_cuda_copier_create(int device, trf_cuda_copier **copier, trf_erro
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a stream for copies");
     made->device = device;
     cudaError_t error = cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking);
+    if (!error)
+        error = cudaStreamCreateWithFlags(&made->work_stream, cudaStreamNonBlocking);
     for (int i = 0; !error && i < TRF_STAGING_BUFFERS; i++)
         error = cudaEventCreateWithFlags(&made->arrived[i], cudaEventDisableTiming);
     trf_status status = trf_check_cuda(error, "making a stream for copies", err);
@@ -105,7 +107,13 @@ void trf_cuda_copier_destroy(trf_cuda_copier *copier) {
     for (int i = 0; i < TRF_STAGING_BUFFERS; i++)
         if (copier->arrived[i])
             cudaEventDestroy(copier->arrived[i]);
+    if (copier->work_stream)
+        cudaStreamDestroy(copier->work_stream);
     if (copier->stream)
         cudaStreamDestroy(copier->stream);
     free(copier);
 }
+
+trf_stream trf_cuda_copier_stream(const trf_cuda_copier *copier) { return copier->stream; }
+
+trf_stream trf_cuda_copier_work_stream(const trf_cuda_copier *copier) { return copier->work_stream; }

@@ -13,6 +13,10 @@ typedef struct trf_cuda_copier trf_cuda_copier;
 trf_status trf_cuda_copier_create(int device, trf_cuda_copier **copier, trf_error *err);
 void trf_cuda_copier_destroy(trf_cuda_copier *copier); /* NULL is allowed; the device is current */
 
+/* The stream of its copies; and one for what is made of them on the device, which waits for no other, either. */
+trf_stream trf_cuda_copier_stream(const trf_cuda_copier *copier);
+trf_stream trf_cuda_copier_work_stream(const trf_cuda_copier *copier);
+
 /* A trf_copy_back_fn; copier: a trf_cuda_copier. Does not wait for what streams have been given. */
 trf_status trf_cuda_copy_back(void *copier, void *to_host, const void *from, uint64_t bytes, trf_error *err);
 

@@ -66,7 +66,7 @@ static void point_into(trf_device_layer *copy, const trf_device_layer *layer, ch
 static cudaError_t copy_layer(const trf_device_layer *layer, char *to, cudaStream_t stream) {
     const uint64_t blob_bytes = layer->view.blob_bytes;
     cudaError_t error = cudaMemcpyAsync(to, layer->view.blob, blob_bytes, cudaMemcpyDeviceToDevice, stream);
-    if (!error)
+    if (!error && layer->directory_bytes)
         error = cudaMemcpyAsync(to + trf_device_align(blob_bytes), layer->view.slabs, layer->directory_bytes,
                                 cudaMemcpyDeviceToDevice, stream);
     return error;

@@ -41,13 +41,18 @@ trf_card trf_card_of(const trf_context *context) {
 }
 
 trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer) {
-    return (trf_tuning_key){layer->info.codec,    layer->info.class_bits,
-                            layer->info.raw_bits, layer->info.granularity >= TRF_GRANULARITY_SCALE_GROUP,
-                            layer->view.rows,     layer->view.cols};
+    return (trf_tuning_key){.layout = layer->layout->layout,
+                            .codec = layer->info.codec,
+                            .class_bits = layer->info.class_bits,
+                            .raw_bits = layer->info.raw_bits,
+                            .has_scale_groups = layer->info.granularity >= TRF_GRANULARITY_SCALE_GROUP,
+                            .rows = layer->view.rows,
+                            .cols = layer->view.cols};
 }
 
 double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b) {
-    if (a->codec != b->codec || a->class_bits != b->class_bits || a->has_scale_groups != b->has_scale_groups)
+    if (a->layout != b->layout || a->codec != b->codec || a->class_bits != b->class_bits ||
+        a->has_scale_groups != b->has_scale_groups)
         return HUGE_VAL;
     return fabs(log2((double)a->rows / b->rows)) + fabs(log2((double)a->cols / b->cols)) +
            fabs((double)a->raw_bits - b->raw_bits);
@@ -70,7 +75,8 @@ trf_path trf_tuned_path(const trf_tuning *tuning, const trf_tuning_key *key, uin
 }
 
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]) {
-    static const trf_path order[] = {TRF_PATH_FUSED, TRF_PATH_WIDE, TRF_PATH_TWO_STEP}; /* by memory that they take */
+    static const trf_path order[TRF_TUNED_PATHS] = {TRF_PATH_FUSED, TRF_PATH_WIDE, TRF_PATH_TWO_STEP,
+                                                    TRF_PATH_DENSE}; /* by memory that they take */
     trf_path fastest = TRF_PATH_AUTO;
     for (int i = 0; i < TRF_TUNED_PATHS; i++) {
         const double time = microseconds[order[i] - 1];

@@ -7,7 +7,7 @@
 #include "trf_device_layer.h"
 
 enum {
-    TRF_TUNED_PATHS = 3,   /* FUSED, TWO_STEP, WIDE: trf_path - 1 */
+    TRF_TUNED_PATHS = 4,   /* FUSED, TWO_STEP, WIDE, DENSE: trf_path - 1 */
     TRF_TUNED_POINTS = 64, /* of a layer, at most */
     TRF_TUNED_LAYERS = 65536
 };
@@ -19,8 +19,9 @@ typedef struct trf_tuned_point {
     double microseconds[TRF_TUNED_PATHS]; /* of a call, median; 0: the path does not take it, or nobody measured */
 } trf_tuned_point;
 
-/* What a layer is to a tuning. rows, cols: of whole tiles, as the kernels have them. */
+/* What a layer is to a tuning. rows, cols: as the kernels have them; of a coded layer, of whole tiles. */
 typedef struct trf_tuning_key {
+    trf_layout layout;
     trf_codec codec;
     uint32_t class_bits, raw_bits;
     int has_scale_groups; /* or scale blocks */
@@ -54,8 +55,8 @@ trf_card trf_card_of(const trf_context *context);
 
 trf_tuning_key trf_tuning_key_of(const trf_device_layer *layer);
 
-/* How far apart two keys are: octaves of rows and columns, and raw bits; infinitely, if codec, classes or scale groups
- * differ. */
+/* How far apart two keys are: octaves of rows and columns, and raw bits; infinitely, if layout, codec, classes or
+ * scale groups differ. */
 double trf_tuning_key_distance(const trf_tuning_key *a, const trf_tuning_key *b);
 
 /* The path for a batch: of the layer whose key is the nearest (trf_tuning_key_distance). @return TRF_PATH_AUTO where
@@ -88,8 +89,8 @@ const trf_crossover_table *trf_crossovers_for(const trf_crossover_table *tables,
  * NULL. */
 trf_path trf_crossover_path(const trf_crossover_table *table, const trf_tuning_key *key, uint32_t m);
 
-/* @return the path that the times speak for: the first of FUSED, WIDE and TWO_STEP that no other beats by 1 %; AUTO if
- * there are none. */
+/* @return the path that the times speak for: the first of FUSED, WIDE, TWO_STEP and DENSE that no other beats by 1 %;
+ * AUTO if there are none. */
 trf_path trf_fastest_path(const double microseconds[TRF_TUNED_PATHS]);
 
 #endif

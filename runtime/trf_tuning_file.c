@@ -3,12 +3,15 @@
  *
  *   {"format": "transfuse tuning", "version": 2, "device": "NVIDIA H200",
  *    "capability": 90, "multiprocessors": 132, "memory_gb_per_second": 4917,
- *    "layers": [{"codec": "bf16", "class_bits": 2, "raw_bits": 8, "scale_groups": false, "rows": 8192, "cols": 8192,
+ *    "layers": [{"layout": "coded", "codec": "bf16", "class_bits": 2, "raw_bits": 8, "scale_groups": false,
+ *                "rows": 8192, "cols": 8192,
  *                "batches": [{"to": 1, "path": "fused", "microseconds": {"fused": 24.5, "two-step": 98.1}}, ...]},
  *                ...]}
  *
- * "path" decides; "microseconds" tells why, and may be missing. So may the three numbers of the device, of which the
- * library's tables of crossovers are made (runtime/crossovers). */
+ * "path" decides; "microseconds" tells why, and may be missing. A layer without "layout" is coded, as all were before
+ * there were others. Missing may also be the three numbers of the device, of which the library's tables of crossovers
+ * are made (runtime/crossovers). */
+#include "transfuse/device_memory.h"
 #include "trf_checkpoint.h"
 #include "trf_json.h"
 #include "trf_output.h"
@@ -48,10 +51,10 @@ static json_t *layer_to_json(const trf_tuned_layer *layer) {
             json_decref(batches);
             return NULL;
         }
-    return json_pack("{s:s, s:I, s:I, s:b, s:I, s:I, s:o}", "codec", trf_codec_name(key->codec), "class_bits",
-                     (json_int_t)key->class_bits, "raw_bits", (json_int_t)key->raw_bits, "scale_groups",
-                     key->has_scale_groups, "rows", (json_int_t)key->rows, "cols", (json_int_t)key->cols, "batches",
-                     batches);
+    return json_pack("{s:s, s:s, s:I, s:I, s:b, s:I, s:I, s:o}", "layout", trf_layout_name(key->layout), "codec",
+                     trf_codec_name(key->codec), "class_bits", (json_int_t)key->class_bits, "raw_bits",
+                     (json_int_t)key->raw_bits, "scale_groups", key->has_scale_groups, "rows", (json_int_t)key->rows,
+                     "cols", (json_int_t)key->cols, "batches", batches);
 }
 
 static char *tuning_to_text(const trf_tuning *tuning) {
@@ -118,7 +121,7 @@ static int read_number(const json_t *object, const char *key, uint32_t least, ui
 }
 
 static trf_path path_of_text(const char *text) {
-    for (int p = TRF_PATH_FUSED; text && p <= TRF_PATH_WIDE; p++)
+    for (int p = TRF_PATH_FUSED; text && p <= TRF_TUNED_PATHS; p++)
         if (strcmp(text, trf_path_name((trf_path)p)) == 0)
             return (trf_path)p;
     return TRF_PATH_AUTO;
@@ -129,7 +132,7 @@ static trf_status read_point(const json_t *from, const trf_tuning_place *at, trf
         return fail_batch(at, "'to' is no batch", err);
     point->path = path_of_text(json_string_value(json_object_get(from, "path")));
     if (point->path == TRF_PATH_AUTO)
-        return fail_batch(at, "'path' is not fused, wide or two-step", err);
+        return fail_batch(at, "'path' is not fused, wide, two-step or dense", err);
     const json_t *times = json_object_get(from, "microseconds");
     for (int p = 0; p < TRF_TUNED_PATHS; p++) {
         const json_t *time = json_object_get(times, trf_path_name((trf_path)(p + 1)));
@@ -150,9 +153,23 @@ static int read_codec(const json_t *from, trf_codec *codec) {
     return -1;
 }
 
+/* A layer without one is coded. */
+static int read_layout(const json_t *from, trf_layout *layout) {
+    const json_t *text = json_object_get(from, "layout");
+    const char *name = text ? json_string_value(text) : trf_layout_name(TRF_LAYOUT_CODED);
+    for (int l = TRF_LAYOUT_CODED; name && l <= TRF_LAYOUT_PLAIN; l++)
+        if (strcmp(name, trf_layout_name((trf_layout)l)) == 0) {
+            *layout = (trf_layout)l;
+            return 0;
+        }
+    return -1;
+}
+
 static trf_status read_layer(const json_t *from, trf_tuning_place *at, trf_tuned_layer *layer, trf_error *err) {
     trf_tuning_key *key = &layer->key;
     const json_t *scale_groups = json_object_get(from, "scale_groups"), *batches = json_object_get(from, "batches");
+    if (read_layout(from, &key->layout))
+        return fail_layer(at, "'layout' is neither coded nor plain", err);
     if (read_codec(from, &key->codec))
         return fail_layer(at, "'codec' is none", err);
     if (read_number(from, "class_bits", 1, 8, &key->class_bits) || read_number(from, "raw_bits", 0, 16, &key->raw_bits))

@@ -56,7 +56,7 @@ static trf_status check_tune(trf_device_layer *const *layers, uint32_t num_layer
     for (uint32_t i = 0; i < num_layers; i++) {
         if (!layers[i] || layers[i]->context != layers[0]->context)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layer %u is none, or one of another context", i);
-        if (layers[i]->device != TRF_DEVICE_CPU && !layers[i]->directory_bytes)
+        if (layers[i]->device != TRF_DEVICE_CPU && layers[i]->is_of_stack)
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layer %u is of a stack, which need not be there", i);
     }
     return TRF_OK;

@@ -1,69 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The workspace: dense weights [rows][cols] of x's type | F32 sums [m][rows], if there is an epilogue or y's type is
- * not one that cuBLASLt writes for x's | cuBLASLt's own. Each part begins at a multiple of 256 bytes. */
+/* The workspace: dense weights [rows][cols] of x's type | what the dense product needs, at a multiple of 256 bytes. */
 #include "trf_two_step.h"
 
-#include "trf_cuda_call.h"
 #include "trf_decode_cuda.h"
+#include "trf_dense_product_cuda.h"
 #include "trf_device_layer.h"
-#include "trf_nvtx.h"
-#include "trf_round_sums.h"
-
-/* Sizes are bounded. */
-static trf_two_step_workspace workspace_of(const trf_plan *plan) {
-    const trf_product *product = &plan->tiles_product;
-    const uint64_t rows = plan->layer->view.rows, cols = plan->layer->view.cols;
-    const int has_sums =
-        trf_has_epilogue(product) || (product->y_dtype != product->x_dtype && product->y_dtype != TRF_DTYPE_F32);
-    trf_two_step_workspace offsets;
-    offsets.shape = (trf_gemm_shape){product->m, plan->layer->view.rows, plan->layer->view.cols, product->x_dtype,
-                                     has_sums ? TRF_DTYPE_F32 : product->y_dtype};
-    offsets.sums = trf_device_align(2 * rows * cols);
-    offsets.gemm = offsets.sums + (has_sums ? trf_device_align(4 * product->m * rows) : 0);
-    return offsets;
-}
 
 trf_status trf_two_step_plan(trf_plan *plan, trf_error *err) {
-    const uint64_t limit = 1ull << 48;
     const trf_device_view *view = &plan->layer->view;
-    const uint32_t m = plan->tiles_product.m;
-    uint64_t gemm_bytes;
-    if (m > INT32_MAX || (uint64_t)m * view->rows > limit || (uint64_t)view->rows * view->cols > limit)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
-                        "a product of %ux%u weights and %u rows of x is too large", view->rows, view->cols, m);
-    const trf_two_step_workspace offsets = workspace_of(plan);
-    trf_status status = trf_gemm_workspace(plan->layer->context->gemm, &offsets.shape, &gemm_bytes, err);
-    if (status != TRF_OK)
-        return status;
-    plan->work.two_step = offsets;
-    plan->device_workspace_bytes = offsets.gemm + gemm_bytes;
-    return TRF_OK;
+    return trf_plan_dense_product(plan, 2ull * view->rows * view->cols, err);
 }
 
 trf_status trf_two_step_multiply(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                  trf_error *err) {
-    const trf_two_step_workspace *offsets = &plan->work.two_step;
-    const trf_product *product = &plan->tiles_product;
-    const trf_device_layer *layer = plan->layer;
-    uint8_t *const base = workspace;
-    const int has_sums = offsets->sums != offsets->gemm;
-    const trf_sums sums = {(const float *)(base + offsets->sums), layer->view.rows, product->m, layer->view.rows};
-    const trf_epilogue epilogue = trf_epilogue_of(product, operands);
-    const trf_gemm_operands dense = {
-        .w = base,
-        .x = operands->x,
-        .y = has_sums ? base + offsets->sums : operands->y,
-        .y_stride = has_sums ? layer->view.rows : product->y_stride,
-        .workspace = base + offsets->gemm,
-        .workspace_bytes = plan->device_workspace_bytes - offsets->gemm,
-    };
-    trf_status status = trf_cuda_decode(layer, product->x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16,
-                                        base, stream, err);
-    trf_nvtx_push("GEMM");
-    if (status == TRF_OK)
-        status = trf_gemm_multiply(layer->context->gemm, &offsets->shape, &dense, stream, err);
-    trf_nvtx_pop();
-    if (status == TRF_OK && has_sums)
-        status = trf_check_cuda(trf_launch_round_sums(&sums, &epilogue, stream), "rounding y", err);
-    return status;
+    const trf_decode_as as = plan->tiles_product.x_dtype == TRF_DTYPE_BF16 ? TRF_DECODE_BF16 : TRF_DECODE_F16;
+    trf_status status = trf_cuda_decode(plan->layer, as, workspace, stream, err);
+    return status == TRF_OK ? trf_multiply_by_dense(plan, workspace, operands, workspace, stream, err) : status;
 }

@@ -68,7 +68,8 @@ typedef enum cli_option_id {
     CLI_OPT_MODE,
     CLI_OPT_BUDGET,
     CLI_OPT_TUNING,
-    CLI_OPT_MAX_BATCH
+    CLI_OPT_MAX_BATCH,
+    CLI_OPT_LAYOUT
 } cli_option_id;
 
 enum {
@@ -106,6 +107,7 @@ typedef struct cli_options {
     int json;
     cli_device device;
     trf_path path; /* AUTO: not given */
+    trf_layout layout;
 
     cli_shape layers[CLI_MAX_LIST];
     uint32_t batches[CLI_MAX_LIST];

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-static const cli_option_id kOptions[] = {
-    CLI_OPT_OUTPUT, CLI_OPT_DEVICE, CLI_OPT_PATH, CLI_OPT_THREADS, CLI_OPT_FORCE, CLI_OPT_TUNING, 0};
+static const cli_option_id kOptions[] = {CLI_OPT_OUTPUT,  CLI_OPT_DEVICE, CLI_OPT_PATH,   CLI_OPT_LAYOUT,
+                                         CLI_OPT_THREADS, CLI_OPT_FORCE,  CLI_OPT_TUNING, 0};
 
 static cli_exit multiply_on_cpu(const cli_options *options, const trf_layer *layer, const float *x, uint64_t m,
                                 float *y, double *seconds) {
@@ -104,7 +104,9 @@ static int run(const cli_options *options) {
     trf_context *context;
     if (options->tuning && (options->device != CLI_DEVICE_CUDA || options->path != TRF_PATH_AUTO))
         return cli_usage_error(cmd_matmul.name, "--tuning goes with --device cuda, and without --path, only");
-    if ((options->path == TRF_PATH_WIDE || options->path == TRF_PATH_TWO_STEP) && options->device != CLI_DEVICE_CUDA)
+    if (options->layout != TRF_LAYOUT_CODED && options->device != CLI_DEVICE_CUDA)
+        return cli_usage_error(cmd_matmul.name, "--layout plain goes with --device cuda only");
+    if (options->path != TRF_PATH_AUTO && options->path != TRF_PATH_FUSED && options->device != CLI_DEVICE_CUDA)
         return cli_usage_error(cmd_matmul.name, "--path %s goes with --device cuda only", trf_path_name(options->path));
     cli_exit status = cli_open_device(options->device, &context);
     if (status == CLI_OK)
@@ -120,14 +122,14 @@ const cli_command cmd_matmul = {
     .summary = "multiply an array by a compressed layer",
     .help =
         "usage: transfuse matmul LAYER.trf X.npy -o Y.npy [OPTIONS]\n"
-        "Y = X . W^T, without ever holding W whole. X: F32 or F16, a row for each input; Y: F32. On a GPU, X is "
-        "rounded to BF16\n"
-        "for bf16 weights and to F16 for all others.\n\n"
+        "Y = X . W^T, without ever holding W whole, unless it is plain. X: F32 or F16, a row for each input; Y: F32.\n"
+        "On a GPU, X is rounded to BF16 for bf16 weights and to F16 for all others.\n\n"
         "  -o, --output OUT          where to write\n"
         "  --device cpu|cuda         default: cpu\n"
-        "  --path fused|two-step|wide  decode while multiplying; on a GPU also: decode to memory first; wide: while\n"
-        "                            multiplying many rows. Default: fused; on a GPU by the layer and the number of\n"
-        "                            rows\n"
+        "  --layout coded|plain      on a GPU: how W lies there; plain: decoded once, bf16 and fp16. Default: coded\n"
+        "  --path fused|two-step|wide|dense  decode while multiplying; on a GPU also: decode to memory first;\n"
+        "                            wide: while multiplying many rows; dense: of plain layers, their only one.\n"
+        "                            Default: fused; on a GPU by the layer and the number of rows\n"
         "  --tuning FILE             on a GPU: by the path that 'transfuse tune' found the fastest\n"
         "  -T, --threads N           threads; 0 (default): one for each core\n"
         "  -f, --force               replace OUT if it exists\n",

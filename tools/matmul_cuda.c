@@ -123,12 +123,16 @@ static cli_exit multiply(const cli_options *options, product *p, const float *x,
 }
 
 /* The layer of a .trf file, whose name among a checkpoint's tensors is "weight". */
-static trf_status load_layer(trf_context *context, const char *path, trf_device_layer **layer, trf_error *err) {
+static trf_status load_layer(trf_context *context, const cli_options *options, trf_device_layer **layer,
+                             trf_error *err) {
     trf_checkpoint *checkpoint;
-    trf_status status = trf_checkpoint_open(path, &checkpoint, err);
+    trf_load_options load;
+    trf_status status = trf_checkpoint_open(options->arguments[0], &checkpoint, err);
     if (status != TRF_OK)
         return status;
-    status = trf_device_layer_load(context, checkpoint, "weight", NULL, layer, err);
+    trf_load_options_init(&load);
+    load.layout = options->layout;
+    status = trf_device_layer_load(context, checkpoint, "weight", &load, layer, err);
     trf_checkpoint_close(checkpoint);
     return status;
 }
@@ -139,7 +143,7 @@ cli_exit matmul_on_device(const cli_options *options, trf_context *context, cons
     trf_context_info device;
     trf_device_layer_info layer;
     trf_error err = {0};
-    if (load_layer(context, options->arguments[0], &p.layer, &err))
+    if (load_layer(context, options, &p.layer, &err))
         return cli_report_error(&err);
     trf_device_layer_get_info(p.layer, &layer);
     p.shape = layer.layer;

@@ -21,6 +21,9 @@ typedef struct trf_build_info {
 
 TRF_API void trf_get_build_info(trf_build_info *info);
 
+/* @return "coded", "plain" or "?". */
+TRF_API const char *trf_layout_name(trf_layout layout);
+
 /* *memory is 256-byte aligned, and NULL for no bytes. */
 TRF_API trf_status trf_device_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err);
 TRF_API void trf_device_free(const trf_context *context, void *memory);

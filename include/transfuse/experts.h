@@ -21,7 +21,8 @@ TRF_API trf_status trf_experts_create(trf_device_layer *const *layers, uint32_t 
 
 /* Loads all experts of a 3-D tensor, which then belong to *experts. tensor, options and errors: as
  * trf_device_layer_load; progress counts each expert by itself. TRF_ERR_ARGUMENT, too, if the tensor has no experts,
- * and for options->memory: load "name[0]", "name[1]" ... and make experts of them. */
+ * and for options->memory: load "name[0]", "name[1]" ... and make experts of them. TRF_ERR_UNSUPPORTED, as of
+ * trf_experts_create, for a layout other than CODED. */
 TRF_API trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
                                     const trf_load_options *options, trf_experts **experts, trf_error *err);
 TRF_API void trf_experts_destroy(trf_experts *experts); /* waits for the device */

@@ -26,7 +26,7 @@ TRF_API trf_status trf_stack_add(trf_stack *stack, const trf_layer *layer, trf_e
 
 /* Appends a tensor of a checkpoint, or a shard of it, validated now, as trf_device_layer_load. The checkpoint may be
  * closed afterwards; its file must not change until trf_stack_prepare has returned (on the CPU while the stack lives).
- * TRF_ERR_ARGUMENT for options->memory. */
+ * TRF_ERR_ARGUMENT for options->memory, TRF_ERR_UNSUPPORTED for a layout other than CODED. */
 TRF_API trf_status trf_stack_load(trf_stack *stack, trf_checkpoint *checkpoint, const char *tensor,
                                   const trf_load_options *options, trf_error *err);
 

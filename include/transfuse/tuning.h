@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* @return "auto", "fused", "two-step", "wide" or "?". */
+/* @return "auto", "fused", "two-step", "wide", "dense" or "?". */
 TRF_API const char *trf_path_name(trf_path path);
 
 /* For layers of a codec and shape, the path for each batch. Immutable. */

@@ -7,7 +7,7 @@
 For each layer that was measured a table says up to which batch the fused path is the fastest, and up to which the wide
 one; the two-step path has the rest. Of all pairs of batches that were measured the one with the least time over all of
 them is taken, each batch's times counting by their ratio to its fastest: so noise where paths are alike makes no
-islands.
+islands. Layers are coded ones: others have one path.
 
 A card is a CSV file: two lines that say which card it is, a line with the batches, and then a line for each layer and
 path with the medians in microseconds, nothing where the path does not take the batch. The second command makes one of a
@@ -34,8 +34,8 @@ KEY_FIELDS = ["codec", "class_bits", "raw_bits", "scale_groups", "rows", "cols"]
 PATHS = ["fused", "wide", "two-step"]
 HEADING = """\
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Made by runtime/crossovers/make_crossovers.py of the cards beside it. A layer: codec, class bits, raw bits, scale
- * groups, rows, columns; batches to which FUSED and WIDE are chosen. */"""
+/* Made by runtime/crossovers/make_crossovers.py of the cards beside it. A layer: layout, codec, class bits, raw bits,
+ * scale groups, rows, columns; batches to which FUSED and WIDE are chosen. */"""
 
 
 def read_card(path):
@@ -85,7 +85,7 @@ def write_tables(cards):
         name = "kOf" + "".join(part[0].upper() + part[1:] for part in card["name"].split())
         print(f"static const trf_crossover {name}[] = {{")
         for key, layer in layers.items():
-            fields = ", ".join([CODECS[key[0]], *key[1:]])
+            fields = ", ".join(["TRF_LAYOUT_CODED", CODECS[key[0]], *key[1:]])
             fused_to, wide_to = crossovers(layer)
             print(f"    {{{{{fields}}}, {fused_to}, {wide_to}}},")
         print("};")
@@ -103,6 +103,8 @@ def write_card(path):
     out.writerow([tuning["device"], *(tuning.get(field) or "" for field in CARD_FIELDS[1:])])
     out.writerow([*KEY_FIELDS, "path", *batches])
     for layer in tuning["layers"]:
+        if layer.get("layout", "coded") != "coded":
+            continue
         times = {batch["to"]: batch["microseconds"] for batch in layer["batches"]}
         key = [layer["codec"], *(int(layer[field]) for field in KEY_FIELDS[1:])]
         for name in PATHS:

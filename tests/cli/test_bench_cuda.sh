@@ -28,7 +28,8 @@ assert bench["commit"] == "0123abc" and bench["runs"] == 3
 assert len(bench["results"]) == 2 * 6
 times = 0
 for r in bench["results"]:
-    assert [b["favor"] for b in r["blobs"]] == ["speed", "size"]
+    assert [(b["favor"], b["layout"]) for b in r["blobs"]] == [("speed", "coded"), ("size", "coded")]
+    assert all(b["device_bits_per_weight"] >= b["bits_per_weight"] for b in r["blobs"])
     assert all(b["wrong_weights"] == 0 for b in r["blobs"]), r
     found = {(m["what"], m["favor"], m["batch"]) for m in r["measurements"]}
     wanted = {("copy", None, 0)} | {("decode", favor, 0) for favor in ("speed", "size")}
@@ -57,3 +58,22 @@ assert sum(row["measure"] == "seconds" for row in rows) == 3 * times
 PYTHON
 # Why a product is not fused is told.
 grep -q ' 70 fused .*(' out || fail "no reason for 70 rows"
+
+# Plain layers: 16 bits a weight and a head of 256 bytes, and one path, whose y is cuBLASLt's.
+expect 0 bench --device cuda --layers 96x160,300x64 --batch 1,70 --runs 2 --layout plain \
+    --json plain.json --csv plain.csv
+"$TRF_PYTHON" - <<'PYTHON' || fail "bench --layout plain"
+import csv, json
+results = json.load(open("plain.json", encoding="utf-8"))["results"]
+assert sorted(r["codec"] for r in results) == ["bf16", "bf16", "fp16", "fp16"]
+for r in results:
+    (blob,) = r["blobs"]
+    assert blob["layout"] == "plain" and blob["wrong_weights"] == 0, blob
+    assert blob["device_bytes"] == 256 + 2 * r["rows"] * r["cols"], blob
+    found = {(m["what"], m["layout"], m["batch"]) for m in r["measurements"]}
+    assert found == {("copy", None, 0), ("decode", "plain", 0)} | {
+        case for batch in (1, 70) for case in (("cublaslt", None, batch), ("dense", "plain", batch))
+    }, found
+    assert all(m["error_f32"] < 1e-5 for m in r["measurements"] if m["batch"])
+assert {row["layout"] for row in csv.DictReader(open("plain.csv", newline="", encoding="utf-8"))} == {"", "plain"}
+PYTHON

@@ -61,6 +61,13 @@ wrong --path matmul layer x -o out --path slow
 wrong '--path wide' matmul layer x -o out --path wide
 wrong '--path two-step' matmul layer x -o out --path two-step
 wrong '--path two-step' matmul layer x -o out --path two-step --device cpu
+wrong '--path dense' matmul layer x -o out --path dense
+wrong --layout matmul layer x -o out --device cuda --layout woven
+wrong '--layout plain' matmul layer x -o out --layout plain
+wrong --layout bench --layout woven
+wrong '--layout plain' bench --layout plain
+wrong '--layout plain' bench --device cuda --mode moe --layout plain
+wrong '--layout plain' bench --device cuda --codec bf16,int8 --layout plain
 wrong --tuning matmul layer x -o out --tuning tuning.json
 wrong --tuning matmul layer x -o out --device cuda --path fused --tuning tuning.json
 wrong --tuning bench --tuning tuning.json

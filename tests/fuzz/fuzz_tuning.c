@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     trf_tuning *tuning;
     trf_error err;
     if (trf_tuning_read(file.path, &tuning, &err) == TRF_OK) {
-        const trf_tuning_key key = {TRF_CODEC_BF16, 2, 8, 0, 4096, 4096};
+        const trf_tuning_key key = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096};
         for (uint32_t m = 1; m; m *= 2)
             (void)trf_tuned_path(tuning, &key, m);
         check_again(tuning);

@@ -56,7 +56,7 @@ def test_tunings_become_cards_and_cards_tables(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(made.stdout.replace("A Card,80,100,2000", "Another,90,50,1000"))
     made = run(tool)
     assert made.returncode == 0, made.stderr
-    layer = "    {{TRF_CODEC_INT, 4, 3, 1, 64, 128}, 4, 6},"
+    layer = "    {{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 64, 128}, 4, 6},"
     assert made.stdout.splitlines()[3:] == [
         "static const trf_crossover kOfAnother[] = {",
         layer,

@@ -317,6 +317,71 @@ START_TEST(shards) {
 }
 END_TEST
 
+/* Some rows of tiles at a time; progress counts all of them. */
+static trf_status stage_parts(trf_layer_feed *feed, uint32_t rows_each, arrival *a) {
+    const trf_blob_view *view = feed->view;
+    const uint32_t across = view->header.num_tile_cols;
+    *a = (arrival){.bytes = view->header.blob_bytes, .shard = feed->shard};
+    a->num_slabs = trf_count_device_slabs(&view->header);
+    a->slabs = calloc(a->num_slabs, sizeof *a->slabs);
+    a->memory = calloc(1, a->bytes);
+    trf_status status = trf_staging_open(staging, &err);
+    for (uint32_t row = 0; status == TRF_OK && row < view->header.num_tile_rows; row += rows_each) {
+        const uint64_t end = (uint64_t)(row + rows_each) * across;
+        const trf_staged_tiles tiles = {(uint64_t)row * across, end < view->num_tiles ? end : view->num_tiles};
+        trf_layer_traits traits = TRF_NO_TRAITS;
+        status = trf_stage_tiles(staging, feed, &tiles, a->memory + view->tiles[tiles.first].data_offset, a->slabs,
+                                 &traits, &err);
+        if (row)
+            trf_traits_add(&a->traits, &traits);
+        else
+            a->traits = traits;
+    }
+    if (status == TRF_OK)
+        status = trf_layer_feed_complete_head(feed, &err);
+    if (status == TRF_OK) /* sent, not waited for; and then waited for */
+        status = trf_staging_copy(staging, a->memory, feed->view->head, 64, &err);
+    if (status == TRF_OK)
+        status = trf_staging_finish(staging, a->memory + 64, feed->view->head + 64,
+                                    feed->view->extension.data_offset - 64, &err);
+    if (status != TRF_OK)
+        trf_staging_drain(staging);
+    return status;
+}
+
+static int note_progress(void *context, const char *tensor, uint64_t done, uint64_t total) {
+    uint64_t *seen = context;
+    (void)tensor;
+    EXPECT(done >= *seen && done <= total);
+    *seen = done;
+    return 0;
+}
+
+START_TEST(layers_in_parts) {
+    static const uint32_t shards[][4] = {{0, 0, 0, 0}, {512, 1024, 0, 0}, {304, 1200, 16, 0}};
+    for (size_t s = 0; s < sizeof shards / sizeof shards[0]; s++) {
+        trf_load_options options;
+        trf_layer_feed feed;
+        uint64_t seen = 0;
+        trf_load_options_init(&options);
+        options.threads = 3;
+        options.first_row = shards[s][0], options.num_rows = shards[s][1];
+        options.first_col = shards[s][2], options.num_cols = shards[s][3];
+        options.progress = note_progress;
+        options.progress_context = &seen;
+        fixture_check_status(trf_layer_feed_open_tensor(checkpoint, "large.weight", &options, &feed, &err), TRF_OK,
+                             &err);
+        arrival a;
+        fixture_check_status(stage_parts(&feed, (uint32_t)_i, &a), TRF_OK, &err);
+        ck_assert_uint_eq(seen, a.bytes - feed.view->extension.data_offset);
+        trf_layer_feed_close(&feed);
+        options.progress = NULL;
+        check_arrival(&a, "large.weight", &options);
+        arrival_free(&a);
+    }
+}
+END_TEST
+
 START_TEST(layers_in_memory) {
     for (int t = 0; t < NUM_TENSORS; t++) {
         trf_layer *layer;
@@ -572,6 +637,7 @@ int main(void) {
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, whole_layers, 0, 4);
     tcase_add_test(tests, shards);
+    tcase_add_loop_test(tests, layers_in_parts, 1, 4);
     tcase_add_test(tests, layers_in_memory);
     tcase_add_test(tests, layers_in_place);
     tcase_add_loop_test(tests, corrupt_tiles, 0, 3);

@@ -69,21 +69,26 @@ static void end(void) {
 static trf_tuning *make_tuning(void) {
     trf_tuning *made;
     const trf_card card = {"some device", 90, 100, 3000};
-    fixture_check_status(trf_tuning_create(&card, 3, &made, &err), TRF_OK, &err);
-    made->layers[0] = (trf_tuned_layer){{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
+    fixture_check_status(trf_tuning_create(&card, 4, &made, &err), TRF_OK, &err);
+    made->layers[0] = (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
                                         3,
                                         {{32, TRF_PATH_FUSED, {20, 0, 30.25}},
                                          {384, TRF_PATH_WIDE, {0, 120, 100}},
                                          {8192, TRF_PATH_TWO_STEP, {0, 900, 1000}}}};
-    made->layers[1] = (trf_tuned_layer){{TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{64, TRF_PATH_TWO_STEP, {0}}}};
-    made->layers[2] = (trf_tuned_layer){{TRF_CODEC_INT, 4, 3, 1, 1024, 4096}, 1, {{16, TRF_PATH_FUSED, {1, 2, 3}}}};
+    made->layers[1] =
+        (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{64, TRF_PATH_TWO_STEP, {0}}}};
+    made->layers[3] =
+        (trf_tuned_layer){{TRF_LAYOUT_PLAIN, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {{64, TRF_PATH_DENSE, {0}}}};
+    made->layers[3].points[0].microseconds[TRF_PATH_DENSE - 1] = 21;
+    made->layers[2] =
+        (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 1024, 4096}, 1, {{16, TRF_PATH_FUSED, {1, 2, 3}}}};
     return made;
 }
 
 static const trf_card kCpu = {"CPU", 0, 0, 0}, kH200 = {"NVIDIA H200", 90, 132, 4917};
 
 static void expect_path_at_32_rows(const trf_card *card, trf_path path) {
-    static const trf_tuning_key key = {TRF_CODEC_BF16, 2, 10, 0, 1024, 4096};
+    static const trf_tuning_key key = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 1024, 4096};
     uint32_t num_tables;
     const trf_crossover_table *tables = trf_crossover_tables(&num_tables);
     ck_assert_int_eq(trf_crossover_path(trf_crossovers_for(tables, num_tables, card), &key, 32), path);
@@ -104,11 +109,13 @@ END_TEST
 /* A table that the library brings along: fused, then wide, then two-step, whatever the layer; nothing for other
  * generations. */
 START_TEST(shipped_crossovers) {
-    static const trf_tuning_key keys[] = {
-        {TRF_CODEC_BF16, 2, 10, 0, 8192, 8192}, {TRF_CODEC_BF16, 4, 8, 0, 28672, 8192},
-        {TRF_CODEC_FP16, 2, 13, 0, 96, 64},     {TRF_CODEC_E4M3, 2, 6, 0, 151936, 896},
-        {TRF_CODEC_E5M2, 4, 3, 0, 4096, 4096},  {TRF_CODEC_INT, 2, 1, 0, 4096, 11008},
-        {TRF_CODEC_INT, 4, 1, 1, 5120, 13824}};
+    static const trf_tuning_key keys[] = {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 8192, 8192},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 4, 8, 0, 28672, 8192},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_FP16, 2, 13, 0, 96, 64},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_E4M3, 2, 6, 0, 151936, 896},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_E5M2, 4, 3, 0, 4096, 4096},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_INT, 2, 1, 0, 4096, 11008},
+                                          {TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 1, 1, 5120, 13824}};
     static const trf_card older = {"NVIDIA A100-SXM4-80GB", 80, 108, 2039}, unknown = {"a GPU of 9.0", 90, 64, 0};
     uint32_t num_tables;
     const trf_crossover_table *tables = trf_crossover_tables(&num_tables),
@@ -140,11 +147,11 @@ END_TEST
 /* Made-up tables of two cards of one generation, whose memory has 20 and 40 GB/s a multiprocessor, and of an older one
  * with 30. */
 START_TEST(tables_of_cards) {
-    static const trf_tuning_key layer = {TRF_CODEC_BF16, 2, 10, 0, 4096, 4096},
-                                no_layer = {TRF_CODEC_INT, 2, 10, 0, 4096, 4096};
-    static const trf_crossover slow[] = {{{TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 64, 128}},
-                               fast[] = {{{TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 16, 32}},
-                               older[] = {{{TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 8, 8}};
+    static const trf_tuning_key layer = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096},
+                                no_layer = {TRF_LAYOUT_CODED, TRF_CODEC_INT, 2, 10, 0, 4096, 4096};
+    static const trf_crossover slow[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 64, 128}},
+                               fast[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 16, 32}},
+                               older[] = {{{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 4096, 4096}, 8, 8}};
     static const trf_crossover_table tables[] = {
         {{"slow", 90, 100, 2000}, slow, 1}, {{"fast", 90, 100, 4000}, fast, 1}, {{"older", 80, 100, 3000}, older, 1}};
     static const struct {
@@ -194,18 +201,18 @@ START_TEST(choices) {
         uint32_t m;
         trf_path due;
     } cases[] = {
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_FUSED},
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 32, TRF_PATH_FUSED},
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 33, TRF_PATH_WIDE},
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 385, TRF_PATH_TWO_STEP},
-        {{TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 8193, TRF_PATH_AUTO},
-        {{TRF_CODEC_BF16, 2, 8, 0, 14336, 4096}, 33, TRF_PATH_WIDE}, /* the nearer shape */
-        {{TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 33, TRF_PATH_TWO_STEP},
-        {{TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 65, TRF_PATH_AUTO},
-        {{TRF_CODEC_BF16, 4, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* pairs are something else, */
-        {{TRF_CODEC_FP16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* codecs, */
-        {{TRF_CODEC_INT, 4, 3, 0, 1024, 4096}, 1, TRF_PATH_AUTO},  /* scales too */
-        {{TRF_CODEC_INT, 4, 5, 1, 99, 40960}, 1, TRF_PATH_FUSED},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_FUSED},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 32, TRF_PATH_FUSED},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 33, TRF_PATH_WIDE},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 385, TRF_PATH_TWO_STEP},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 8193, TRF_PATH_AUTO},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 14336, 4096}, 33, TRF_PATH_WIDE}, /* the nearer shape */
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 33, TRF_PATH_TWO_STEP},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 512, 4096}, 65, TRF_PATH_AUTO},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 4, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* pairs are something else, */
+        {{TRF_LAYOUT_CODED, TRF_CODEC_FP16, 2, 8, 0, 8192, 8192}, 1, TRF_PATH_AUTO}, /* codecs, */
+        {{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 0, 1024, 4096}, 1, TRF_PATH_AUTO},  /* scales too */
+        {{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 5, 1, 99, 40960}, 1, TRF_PATH_FUSED},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         ck_assert_int_eq(trf_tuned_path(made, &cases[i].key, cases[i].m), cases[i].due);
@@ -280,9 +287,51 @@ START_TEST(measured_on_the_cpu) {
 }
 END_TEST
 
+/* Each layout has an entry of its own, and is never given the other's. */
+START_TEST(layers_of_both_layouts) {
+    steps s = {0};
+    trf_tune_options options = options_to(4, &s);
+    trf_load_options load;
+    trf_device_layer *plain;
+    trf_tuning *tuning, *read;
+    trf_plan *plan;
+    trf_load_options_init(&load);
+    load.layout = TRF_LAYOUT_PLAIN;
+    fixture_check_status(
+        trf_device_layer_create(cpu, layers[0].blob, layers[0].layer->info.blob_bytes, &load, &plain, &err), TRF_OK,
+        &err);
+    trf_device_layer *const both[] = {layers[0].layer, plain};
+    fixture_check_status(trf_tuning_measure(both, 2, &options, &tuning, &err), TRF_OK, &err);
+    ck_assert_uint_eq(tuning->num_layers, 2);
+    const char *path = fixture_path("both.json");
+    fixture_check_status(trf_tuning_write(tuning, path, 1, &err), TRF_OK, &err);
+    fixture_check_status(trf_tuning_read(path, &read, &err), TRF_OK, &err);
+    trf_tuning_free(tuning);
+    ck_assert_int_eq(trf_tuning_path(read, both[0], 3), TRF_PATH_FUSED);
+    ck_assert_int_eq(trf_tuning_path(read, both[1], 3), TRF_PATH_DENSE);
+    for (int alone = 0; alone < 2; alone++) {
+        trf_tuning one = *read;
+        one.layers = &read->layers[alone];
+        one.num_layers = 1;
+        ck_assert_int_eq(trf_tuning_path(&one, both[!alone], 3), TRF_PATH_AUTO);
+        fixture_check_status(trf_context_set_tuning(cpu, &one, &err), TRF_OK, &err);
+        for (int l = 0; l < 2; l++) {
+            fixture_check_status(test_make_plan(both[l], 3, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
+                                 TRF_OK, &err);
+            ck_assert_int_eq(test_plan_info(plan).path, l ? TRF_PATH_DENSE : TRF_PATH_FUSED);
+            trf_plan_destroy(plan);
+        }
+    }
+    trf_context_set_tuning(cpu, NULL, &err);
+    trf_tuning_free(read);
+    trf_device_layer_destroy(plain);
+}
+END_TEST
+
 /* A device with three paths. What it takes, and how long: wide from 3 rows on, the fastest from 6 to 24; two-step
  * beyond; fused up to 8. */
 static trf_device_ops made_up;
+static trf_layout_ops made_up_layout;
 static const trf_device_ops *own_ops;
 static trf_path asked[8];
 static uint32_t num_asked;
@@ -292,7 +341,7 @@ static trf_status plan_made_up(trf_plan *plan, trf_path path, trf_error *error) 
     const uint32_t m = plan->product.m;
     if (num_asked < 8)
         asked[num_asked++] = path;
-    if ((path == TRF_PATH_FUSED && m > 8) || (path == TRF_PATH_WIDE && m < 3))
+    if ((path == TRF_PATH_FUSED && m > 8) || (path == TRF_PATH_WIDE && m < 3) || path == TRF_PATH_DENSE)
         return trf_fail(error, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "not taken");
     plan->path = path == TRF_PATH_AUTO ? TRF_PATH_FUSED : path;
     plan->reason = plan->path == TRF_PATH_FUSED ? NULL : "asked for";
@@ -318,7 +367,10 @@ static void make_up(void) {
     begin();
     own_ops = cpu->ops;
     made_up = *own_ops;
-    made_up.create_plan = plan_made_up;
+    made_up_layout = *layers[0].layer->layout;
+    made_up_layout.create_plan = plan_made_up;
+    for (int i = 0; i < NUM_LAYERS; i++)
+        layers[i].layer->layout = &made_up_layout;
     made_up.time = time_made_up;
     made_up.timed_repeats = 9;
     cpu->ops = &made_up;
@@ -543,6 +595,13 @@ static const struct {
     {HEAD "[{" FORM ", \"batches\": []}, {" FORM ", \"batches\": [{\"to\": 0, \"path\": \"wide\"}]}]}", TRF_ERR_FORMAT,
      "layers[1].batches[0]: 'to'"},
     {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}]}", TRF_OK, NULL},
+    {HEAD "[{" FORM ", \"batches\": []}, {\"layout\": \"plain\", " FORM
+          ", \"batches\": [{\"to\": 4, \"path\": \"dense\", \"microseconds\": {\"dense\": 3}}]}]}",
+     TRF_OK, NULL},
+    {HEAD "[{" FORM ", \"batches\": []}, {\"layout\": \"coded\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT,
+     "layers[1]: the same as layers[0]"},
+    {HEAD "[{\"layout\": \"woven\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
+    {HEAD "[{\"layout\": 1, " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
     {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}, {" FORM ", \"batches\": []}]}",
      TRF_ERR_FORMAT, "layers[2]: the same as layers[0]"},
     {HEAD "[{" FORM ", \"batches\": [{\"to\": 4, \"path\": \"auto\"}]}]}", TRF_ERR_FORMAT, "batches[0]: 'path'"},
@@ -593,6 +652,7 @@ int main(void) {
     tcase_add_test(tests, choices);
     tcase_add_test(tests, fastest);
     tcase_add_test(tests, measured_on_the_cpu);
+    tcase_add_test(tests, layers_of_both_layouts);
     tcase_add_test(tests, files_there_and_back);
     tcase_add_loop_test(tests, files_give_their_status, 0, sizeof kFiles / sizeof kFiles[0]);
     tcase_add_test(tests, too_long_files);

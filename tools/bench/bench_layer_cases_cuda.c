@@ -137,10 +137,11 @@ static int check_raw8(bench_layer_case *c) {
 /* ---- preparing ---- */
 
 static trf_path path_of(bench_layer_case_id id) {
-    return id == BENCH_CASE_FUSED  ? TRF_PATH_FUSED
-           : id == BENCH_CASE_WIDE ? TRF_PATH_WIDE
-           : id == BENCH_CASE_AUTO ? TRF_PATH_AUTO
-                                   : TRF_PATH_TWO_STEP;
+    return id == BENCH_CASE_FUSED   ? TRF_PATH_FUSED
+           : id == BENCH_CASE_WIDE  ? TRF_PATH_WIDE
+           : id == BENCH_CASE_AUTO  ? TRF_PATH_AUTO
+           : id == BENCH_CASE_DENSE ? TRF_PATH_DENSE
+                                    : TRF_PATH_TWO_STEP;
 }
 
 /* Why a path does not take a product. AUTO tells why it is not FUSED. */
@@ -211,6 +212,7 @@ static const struct {
     [BENCH_CASE_FUSED] = {"fused", queue_linear, prepare_linear},
     [BENCH_CASE_WIDE] = {"wide", queue_linear, prepare_linear},
     [BENCH_CASE_TWO_STEP] = {"two-step", queue_linear, prepare_linear},
+    [BENCH_CASE_DENSE] = {"dense", queue_linear, prepare_linear},
     [BENCH_CASE_AUTO] = {"auto", queue_linear, prepare_linear},
     [BENCH_CASE_DECODE] = {"decode", queue_decode, NULL},
     [BENCH_CASE_CUBLASLT] = {"cublaslt", queue_cublaslt, prepare_cublaslt},
@@ -228,7 +230,7 @@ static void describe(bench_layer_case *c) {
     c->copies = 1;
     if (c->compressed >= 0) {
         c->copies = session->compressed[c->compressed].num_copies;
-        bytes_read = session->compressed[c->compressed].blob.size;
+        bytes_read = session->compressed[c->compressed].read_bytes;
         bytes_written = c->id == BENCH_CASE_DECODE ? session->decoded.bytes : 0;
     } else if (c->id == BENCH_CASE_COPY) {
         bytes_read = bytes_written = kBenchCopyBytes;

@@ -26,6 +26,7 @@ typedef struct bench_ring {
 typedef struct bench_compressed {
     trf_favor favor;
     bench_blob blob;
+    uint64_t read_bytes; /* of weights that a call reads: the blob's, or all of a layer that is not coded */
     trf_device_layer **copies;
     uint32_t num_copies;
     void *decoded;     /* on the host, in the source's dtype */

@@ -64,13 +64,20 @@ static int check_weights(const bench_layer_session *session, const bench_compres
 
 static int upload_copies(const bench_layer_session *session, bench_compressed *compressed) {
     const bench_blob *blob = &compressed->blob;
-    const uint32_t count = bench_count_copies(session, blob->size);
+    trf_load_options load;
+    trf_layer_size size;
     trf_error err = {0};
+    trf_load_options_init(&load);
+    load.layout = session->options->layout;
+    if (trf_device_layer_get_size(session->device->context, blob->bytes, blob->size, &load, &size, &err))
+        return report(&err);
+    compressed->read_bytes = size.blob_bytes;
+    const uint32_t count = bench_count_copies(session, size.blob_bytes);
     compressed->copies = bench_alloc_zeros(count, sizeof(trf_device_layer *));
     if (!compressed->copies)
         return -1;
     for (; compressed->num_copies < count; compressed->num_copies++)
-        if (trf_device_layer_create(session->device->context, blob->bytes, blob->size, NULL,
+        if (trf_device_layer_create(session->device->context, blob->bytes, blob->size, &load,
                                     &compressed->copies[compressed->num_copies], &err))
             return report(&err);
     return 0;
@@ -99,6 +106,7 @@ static void describe_blob(const bench_compressed *compressed, uint64_t wrong_wei
     bench_add_integer(details, "bytes", found->blob_bytes);
     bench_add_integer(details, "device_bytes", info.memory_bytes);
     bench_add_real(details, "bits_per_weight", 8 * cli_ratio(found->blob_bytes, found->weights));
+    bench_add_real(details, "device_bits_per_weight", 8 * cli_ratio(info.memory_bytes, found->weights));
     bench_add_real(details, "entropy_bits", found->entropy_bits);
     bench_add_real(details, "relative_rms_error", found->relative_rms_error);
     bench_add_integer(details, "exceptions", found->exceptions);

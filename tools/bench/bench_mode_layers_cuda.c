@@ -12,6 +12,7 @@
 #include "bench_table.h"
 #include "cli_cuda.h"
 #include "cli_report.h"
+#include "transfuse/device_memory.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -49,7 +50,10 @@ static const char *cell_bits(const bench_row *row, char *buffer, size_t buffer_b
     const bench_figure *blob = find_blob(row->subject, row->figure);
     if (!blob)
         return "-";
-    snprintf(buffer, buffer_bytes, "%.3f", bench_find_field(&blob->details, "bits_per_weight")->real);
+    const char *bits = strcmp(bench_text_of(&row->figure->labels, "layout"), trf_layout_name(TRF_LAYOUT_CODED)) == 0
+                           ? "bits_per_weight"
+                           : "device_bits_per_weight";
+    snprintf(buffer, buffer_bytes, "%.3f", bench_find_field(&blob->details, bits)->real);
     return buffer;
 }
 
@@ -98,7 +102,7 @@ static void print_heading(const bench_record *record) {
     printf("Times: median (min-max) of %" PRIu64
            " rounds in which all cases of a layer and codec take turns, in changing order; weights not in the cache.\n",
            bench_integer_of(&record->environment, "runs"));
-    printf("TB/s: of weights as they are stored (decode, copy: read and written). ratio: cuBLASLt's time by this "
+    printf("TB/s: of weights as they lie (decode, copy: read and written). ratio: cuBLASLt's time by this "
            "one.\n");
     printf("error: of F32 y against F64, relative. wrong: weights decoded to something else than on the CPU.\n\n");
 }
@@ -126,6 +130,7 @@ static const bench_csv_column kCsvColumns[] = {
     {"codec", "codec"},
     {"source", "source"},
     {"favor", "favor"},
+    {"layout", "layout"},
     {"what", "what"},
     {"batch", "batch"},
     {"measure", BENCH_CSV_MEASURE},
@@ -134,19 +139,13 @@ static const bench_csv_column kCsvColumns[] = {
 };
 
 static const char *const kJsonLists[] = {"results", NULL};
-static const char *const kCsvDetails[] = {"bits_per_weight",
-                                          "entropy_bits",
-                                          "relative_rms_error",
-                                          "exceptions",
-                                          "bytes",
-                                          "wrong_weights",
-                                          "calls",
-                                          "copies",
-                                          "bytes_read",
-                                          "bytes_written",
-                                          "error",
-                                          "error_f32",
-                                          NULL};
+static const char *const kCsvDetails[] = {"bits_per_weight", "device_bits_per_weight",
+                                          "entropy_bits",    "relative_rms_error",
+                                          "exceptions",      "bytes",
+                                          "wrong_weights",   "calls",
+                                          "copies",          "bytes_read",
+                                          "bytes_written",   "error",
+                                          "error_f32",       NULL};
 
 static const bench_style kStyle = {
     .print_heading = print_heading,
@@ -170,14 +169,15 @@ typedef struct case_list {
     size_t count;
 } case_list;
 
-/* favor: "" where no compressed weights are read. */
+/* favor: "" where no compressed weights are read; layout: theirs. */
 static bench_figure *add_figure(bench_subject *subject, const char *json_list, const char *what, const char *favor,
-                                uint32_t batch) {
+                                trf_layout layout, uint32_t batch) {
     const int is_blob = json_list == kBlobs;
     bench_figure *figure = bench_add_figure(subject, json_list, is_blob ? NULL : "seconds");
     if (figure) {
         bench_add_word(&figure->labels, "what", what)->csv_only = is_blob;
         bench_add_word(&figure->labels, "favor", favor);
+        bench_add_word(&figure->labels, "layout", favor[0] ? trf_layout_name(layout) : "");
         bench_add_integer(&figure->labels, "batch", batch)->csv_only = is_blob;
     }
     return figure;
@@ -189,7 +189,7 @@ static int add_favors(bench_layer_session *session, bench_subject *subject) {
     for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
         if (options->has_favor && options->favor != favor)
             continue;
-        bench_figure *figure = add_figure(subject, kBlobs, "blob", bench_favor_name((int)favor), 0);
+        bench_figure *figure = add_figure(subject, kBlobs, "blob", bench_favor_name((int)favor), options->layout, 0);
         if (!figure || bench_add_compressed(session, favor, figure))
             return -1;
     }
@@ -200,7 +200,8 @@ static int add_favors(bench_layer_session *session, bench_subject *subject) {
 static int add_case(case_list *list, bench_layer_session *session, bench_subject *subject, bench_layer_case_id id,
                     int compressed, uint32_t batch) {
     const char *favor = compressed < 0 ? "" : bench_favor_name((int)session->compressed[compressed].favor);
-    bench_figure *figure = add_figure(subject, kMeasurements, bench_layer_case_name(id), favor, batch);
+    bench_figure *figure =
+        add_figure(subject, kMeasurements, bench_layer_case_name(id), favor, session->options->layout, batch);
     if (!figure)
         return -1;
     list->cases[list->count++] =
@@ -212,6 +213,8 @@ static int add_case(case_list *list, bench_layer_session *session, bench_subject
 static int list_paths(case_list *list, bench_layer_session *session, bench_subject *subject, int compressed,
                       uint32_t batch) {
     const int sweeps = session->options->mode == CLI_BENCH_SWEEP;
+    if (session->options->layout == TRF_LAYOUT_PLAIN)
+        return add_case(list, session, subject, BENCH_CASE_DENSE, compressed, batch);
     if ((!sweeps || batch <= TRF_FUSED_MAX_M) && add_case(list, session, subject, BENCH_CASE_FUSED, compressed, batch))
         return -1;
     if (batch > 8 && add_case(list, session, subject, BENCH_CASE_WIDE, compressed, batch))

@@ -5,10 +5,25 @@
 #include "cli_file.h"
 #include "cli_report.h"
 
-static const cli_option_id kOptions[] = {
-    CLI_OPT_DEVICE,       CLI_OPT_LAYERS, CLI_OPT_BATCH,   CLI_OPT_BENCH_CODECS, CLI_OPT_FAVOR,     CLI_OPT_BENCH_BITS,
-    CLI_OPT_DISTRIBUTION, CLI_OPT_SIGMA,  CLI_OPT_REPEATS, CLI_OPT_GRANULARITY,  CLI_OPT_JSON_FILE, CLI_OPT_CSV_FILE,
-    CLI_OPT_THREADS,      CLI_OPT_FORCE,  CLI_OPT_MODE,    CLI_OPT_BUDGET,       CLI_OPT_TUNING,    0};
+static const cli_option_id kOptions[] = {CLI_OPT_DEVICE,
+                                         CLI_OPT_LAYERS,
+                                         CLI_OPT_BATCH,
+                                         CLI_OPT_BENCH_CODECS,
+                                         CLI_OPT_FAVOR,
+                                         CLI_OPT_BENCH_BITS,
+                                         CLI_OPT_DISTRIBUTION,
+                                         CLI_OPT_SIGMA,
+                                         CLI_OPT_REPEATS,
+                                         CLI_OPT_GRANULARITY,
+                                         CLI_OPT_JSON_FILE,
+                                         CLI_OPT_CSV_FILE,
+                                         CLI_OPT_THREADS,
+                                         CLI_OPT_FORCE,
+                                         CLI_OPT_MODE,
+                                         CLI_OPT_BUDGET,
+                                         CLI_OPT_TUNING,
+                                         CLI_OPT_LAYOUT,
+                                         0};
 
 typedef trf_status write_fn(const bench_style *style, const bench_record *record, FILE *file);
 
@@ -53,6 +68,23 @@ static cli_exit measure(const bench_mode *mode, const bench_task *task) {
     return status == CLI_OK && mode->exit_status ? mode->exit_status(task->record) : status;
 }
 
+/* What is not coded has a layout on a GPU only, and of some codecs: these are its default. */
+static cli_exit complete_layout(cli_options *options) {
+    const unsigned plain_codecs = 1u << CLI_BENCH_BF16 | 1u << CLI_BENCH_FP16;
+    if (options->layout == TRF_LAYOUT_CODED)
+        return CLI_OK;
+    if (options->device != CLI_DEVICE_CUDA || (options->mode != CLI_BENCH_LAYERS && options->mode != CLI_BENCH_SWEEP))
+        return cli_usage_error("bench", "--layout plain goes with --device cuda and --mode layers or batch-sweep only");
+    if (options->bench_codecs & ~plain_codecs)
+        return cli_usage_error("bench", "--layout plain goes with the codecs bf16 and fp16 only");
+    options->bench_codecs = options->bench_codecs ? options->bench_codecs : plain_codecs;
+    if (!options->has_favor) { /* weights are the same, whichever it was */
+        options->favor = TRF_FAVOR_SPEED;
+        options->has_favor = 1;
+    }
+    return CLI_OK;
+}
+
 /* mode: NULL: the build has none for that device, which opening it says. */
 static cli_exit complete_options(const bench_mode *mode, cli_options *options) {
     const unsigned integer_codecs = 1u << CLI_BENCH_INT8 | 1u << CLI_BENCH_BITS;
@@ -71,7 +103,9 @@ static int run(const cli_options *given) {
     cli_options options = *given;
     trf_context *context = NULL;
     const bench_mode *mode = bench_find_mode(options.mode, options.device);
-    cli_exit status = complete_options(mode, &options);
+    cli_exit status = complete_layout(&options);
+    if (status == CLI_OK)
+        status = complete_options(mode, &options);
     if (status != CLI_OK)
         return status;
     status = cli_open_device(options.device, &context);
@@ -104,6 +138,9 @@ const cli_command cmd_bench = {
         "                                batch-sweep, overlap, moe, load, offload [layers]\n"
         "  --budget BYTES                offload: of device memory, such as 24G [8G]; besides, nothing but buffers\n"
         "  --tuning FILE                 on a GPU: plans follow what 'transfuse tune' wrote\n"
+        "  --layout coded|plain          layers, batch-sweep on a GPU: how the weights lie there; plain: bf16 and "
+        "fp16\n"
+        "                                decoded once, and only cuBLASLt's products [coded]\n"
         "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
         "  --batch M,...                 rows of x in the products [1,8]\n"
         "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows of plain weights, as they lie or widened: what decoding and row look-ups of a plain layer come to. C and CUDA.
+ */
+#ifndef TRF_PLAIN_ROWS_H
+#define TRF_PLAIN_ROWS_H
+
+#include "trf_device_view.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct trf_plain_rows {
+    const uint16_t *weights; /* device, [rows][cols], a float codec's elements; 16-byte aligned */
+    uint32_t rows, cols, codec;
+    uint32_t id_bytes, count;
+    const void *ids;      /* `count` signed integers of id_bytes, 4 or 8; device; NULL: rows 0 to count - 1 */
+    uint32_t value_bytes; /* 2: elements as they are; 4: their values in F32 */
+    uint32_t missing;     /* the bits of each value of a row that there is not */
+    void *to;             /* device, [count][cols] */
+} trf_plain_rows;
+
+/* Enqueues the copy on `stream`. @return the launch's cudaError_t, 0 for success. */
+int trf_launch_plain_rows(const trf_plain_rows *rows, trf_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

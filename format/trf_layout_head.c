@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_layout_head.h"
+
+#include "transfuse/device_memory.h"
+#include "trf_checksum.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static uint64_t compute_checksum(const trf_layout_head *head) {
+    uint64_t bytes[TRF_LAYOUT_HEAD_BYTES / sizeof(uint64_t)];
+    memcpy(bytes, head, sizeof bytes);
+    bytes[offsetof(trf_layout_head, checksum) / sizeof(uint64_t)] = 0;
+    return trf_checksum_best()(bytes, sizeof bytes, 0);
+}
+
+void trf_layout_head_finish(trf_layout_head *head, trf_layout layout, uint16_t version, uint64_t buffer_bytes) {
+    head->magic = TRF_LAYOUT_MAGIC;
+    head->layout = (uint16_t)layout;
+    head->version = version;
+    head->head_bytes = TRF_LAYOUT_HEAD_BYTES;
+    head->reserved = 0;
+    head->buffer_bytes = buffer_bytes;
+    head->checksum = compute_checksum(head);
+}
+
+trf_status trf_layout_head_check(const trf_layout_head *head, trf_layout layout, uint16_t version,
+                                 uint64_t buffer_bytes, trf_error *err) {
+    if (buffer_bytes < TRF_LAYOUT_HEAD_BYTES)
+        return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "a buffer of %" PRIu64 " bytes, with a head of %d",
+                        buffer_bytes, TRF_LAYOUT_HEAD_BYTES);
+    if (!trf_is_layout_head(head))
+        return trf_fail(err, TRF_ERR_MAGIC, 0, "not the buffer of a layer: magic is 0x%08" PRIX32, head->magic);
+    const uint64_t checksum = compute_checksum(head);
+    if (checksum != head->checksum)
+        return trf_fail(err, TRF_ERR_CHECKSUM, offsetof(trf_layout_head, checksum),
+                        "the head's checksum is 0x%016" PRIX64 ", computed 0x%016" PRIX64, head->checksum, checksum);
+    if (head->layout != layout)
+        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_layout_head, layout),
+                        "the buffer is of layout '%s', not '%s'", trf_layout_name((trf_layout)head->layout),
+                        trf_layout_name(layout));
+    if (head->version != version)
+        return trf_fail(err, TRF_ERR_VERSION, offsetof(trf_layout_head, version),
+                        "a buffer of layout '%s' of version %d, and this build reads %d", trf_layout_name(layout),
+                        head->version, version);
+    if (head->head_bytes != TRF_LAYOUT_HEAD_BYTES || head->reserved || head->buffer_bytes < TRF_LAYOUT_HEAD_BYTES)
+        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_layout_head, head_bytes),
+                        "a head of %" PRIu32 " bytes in a buffer of %" PRIu64, head->head_bytes, head->buffer_bytes);
+    if (head->buffer_bytes > buffer_bytes)
+        return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "the buffer ends after %" PRIu64 " of %" PRIu64 " bytes",
+                        buffer_bytes, head->buffer_bytes);
+    return TRF_OK;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a layer's buffer in device memory begins, in every layout but the coded one, which begins as a blob does: 256
+ * bytes that say what the buffer is, so that whoever keeps the bytes can hand them back (trf_load_options,
+ * blob_is_on_device). Such buffers are never on disk. Each layout has a head of its own, which begins with this. */
+#ifndef TRF_LAYOUT_HEAD_H
+#define TRF_LAYOUT_HEAD_H
+
+#include "transfuse.h"
+#include "trf_blob.h"
+#include "trf_error.h"
+
+enum {
+    TRF_LAYOUT_MAGIC = 0x4C465254, /* "TRFL" */
+    TRF_LAYOUT_HEAD_BYTES = 256
+};
+
+typedef struct trf_layout_head {
+    uint32_t magic;
+    uint16_t layout;  /* trf_layout */
+    uint16_t version; /* of that layout's head, and of what follows it */
+    uint32_t head_bytes;
+    uint32_t reserved;
+    uint64_t buffer_bytes; /* head included */
+    uint64_t checksum;     /* XXH3-64 of the head with this as 0 */
+} trf_layout_head;
+TRF_STATIC_ASSERT(sizeof(trf_layout_head) == 32, "a layout's own fields begin at 32");
+TRF_STATIC_ASSERT(offsetof(trf_layout_head, buffer_bytes) == 16, "layout head");
+
+/* Whether bytes begin with a layout's head, be it good or not. */
+static inline int trf_is_layout_head(const trf_layout_head *head) { return head->magic == TRF_LAYOUT_MAGIC; }
+
+/* Fills in the common fields of a head whose own are written. head: TRF_LAYOUT_HEAD_BYTES, 8-byte aligned. */
+void trf_layout_head_finish(trf_layout_head *head, trf_layout layout, uint16_t version, uint64_t buffer_bytes);
+
+/* Checks the common fields of a head; buffer_bytes: what there is of the buffer. Errors: TRF_ERR_TRUNCATED, _MAGIC,
+ * _VERSION, _HEADER (another layout's, too), _CHECKSUM; offsets from the buffer's first byte. */
+trf_status trf_layout_head_check(const trf_layout_head *head, trf_layout layout, uint16_t version,
+                                 uint64_t buffer_bytes, trf_error *err);
+
+#endif

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The product by dense weights in a GPU's memory: cuBLASLt, and what follows the sums. It is the second step of the
+ * two-step path, and all of a plain layer's product. */
+#ifndef TRF_DENSE_PRODUCT_CUDA_H
+#define TRF_DENSE_PRODUCT_CUDA_H
+
+#include "trf_context.h"
+#include "trf_plan.h"
+
+/* Sets device_workspace_bytes and work.dense of a plan whose layer and products are set. first_bytes: of the workspace
+ * that are the caller's, in front. Errors: TRF_ERR_UNSUPPORTED, TRF_ERR_CUDA. */
+trf_status trf_plan_dense_product(trf_plan *plan, uint64_t first_bytes, trf_error *err);
+
+/* As trf_linear, of the plan's tiles_product, arguments checked. weights: [rows][cols] of x's type, 16-byte aligned.
+ * The layer's device is current. */
+trf_status trf_multiply_by_dense(const trf_plan *plan, const void *weights, const trf_operands *operands,
+                                 void *workspace, trf_stream stream, trf_error *err);
+
+#endif

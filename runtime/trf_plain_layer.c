@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_plain_layer.h"
+
+#include "trf_device_value.h"
+
+trf_status trf_plain_measure(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                             trf_error *err) {
+    if (trf_plain_dtype(view->header.codec) == TRF_DTYPE_NONE)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "the layout 'plain' does not take the codec %s yet, but bf16 and fp16",
+                        trf_codec_name((trf_codec)view->header.codec));
+    *size = (trf_layer_size){.blob_bytes = trf_plain_buffer_bytes(shard->rows, shard->cols)};
+    return TRF_OK;
+}
+
+void trf_plain_set_buffer(trf_device_layer *layer, const void *buffer) {
+    const uint64_t bytes = trf_plain_buffer_bytes(layer->info.rows, layer->info.cols);
+    layer->shard = (trf_shard_range){.rows = layer->info.rows, .cols = layer->info.cols};
+    layer->view = (trf_device_view){.blob = buffer,
+                                    .blob_bytes = bytes,
+                                    .rows = layer->info.rows,
+                                    .cols = layer->info.cols,
+                                    .codec = layer->info.codec,
+                                    .source_dtype = layer->info.dtype};
+    layer->memory_bytes = bytes;
+}
+
+trf_status trf_plain_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
+    const trf_context *context = made->context;
+    trf_plain_head head;
+    if (buffer_bytes < sizeof head)
+        return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "a buffer of %llu bytes, which has no room for its head",
+                        (unsigned long long)buffer_bytes);
+    trf_status status = context->ops->download(context, &head, buffer, sizeof head, err);
+    if (status == TRF_OK)
+        status = trf_plain_head_read(&head, buffer_bytes, &made->info, err);
+    if (status == TRF_OK)
+        trf_plain_set_buffer(made, buffer);
+    return status;
+}
+
+int trf_plain_is_copied(const trf_device_layer *layer, trf_decode_as as) {
+    return trf_device_value_bytes(&layer->view, as) == TRF_PLAIN_WEIGHT_BYTES;
+}
+
+trf_status trf_plain_take_path(trf_plan *plan, trf_path path, trf_error *err) {
+    if (path != TRF_PATH_AUTO && path != TRF_PATH_DENSE)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a plain layer has no %s path: it is not coded",
+                        trf_path_name(path));
+    plan->path = TRF_PATH_DENSE;
+    plan->reason = "the layer is plain";
+    return TRF_OK;
+}

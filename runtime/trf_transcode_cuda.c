@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parts go through two buffers in turns: while one is decoded, on the copier's work stream, the other is filled, on the
+ * stream of its copies. What is on the device meanwhile is one allocation:
+ *   head | slab directory, decode slots | a fault word for each part | two buffers
+ * each at a multiple of 256 bytes. Events order the streams: a part is taken once its copies have arrived, and its
+ * buffer is filled again once it has been taken. */
+#include "trf_transcode_cuda.h"
+
+#include "trf_cuda_call.h"
+#include "trf_device_cuda.h"
+#include "trf_layer_directory.h"
+#include "trf_stage_layer.h"
+#include "trf_staging_cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    /* 160 us over PCIe 5, beside which launches and the start of a part are little. */
+    PART_BYTES = 8 << 20,
+    BUFFERS = 2
+};
+
+typedef struct trf_transcoding {
+    const trf_context *context;
+    trf_layer_feed *feed;
+    trf_layer_directory_offsets offsets; /* in the directory; fault: of the first part's fault word */
+    uint32_t tile_rows_each, num_parts;  /* rows of tiles of a part; the last one may have fewer */
+    uint64_t directory_bytes;            /* fault words included */
+    uint64_t directory_at, buffers_at, buffer_bytes;
+    uint8_t *memory;    /* device */
+    uint8_t *directory; /* host */
+    cudaStream_t copies, work;
+    cudaEvent_t sent, taken[BUFFERS];
+} trf_transcoding;
+
+/* ---- parts ---- */
+
+/* As many rows of tiles as PART_BYTES hold of average ones, or one. */
+static uint32_t tile_rows_of_part(const trf_blob_view *view) {
+    const uint32_t all = view->header.num_tile_rows;
+    const uint64_t bytes = view->header.blob_bytes - view->extension.data_offset;
+    const uint64_t fit = bytes > PART_BYTES ? (uint64_t)all * PART_BYTES / bytes : all;
+    return fit > 1 ? (uint32_t)fit : 1;
+}
+
+uint32_t trf_most_part_rows(const trf_blob_view *view) {
+    const uint64_t rows = (uint64_t)tile_rows_of_part(view) * TRF_TILE_SIZE;
+    return rows < view->header.rows ? (uint32_t)rows : view->header.rows;
+}
+
+static trf_staged_tiles tiles_of_part(const trf_transcoding *t, uint32_t part) {
+    const trf_header *header = &t->feed->view->header;
+    const uint64_t first = (uint64_t)part * t->tile_rows_each, behind = first + t->tile_rows_each;
+    const uint64_t end = behind < header->num_tile_rows ? behind : header->num_tile_rows;
+    return (trf_staged_tiles){first * header->num_tile_cols, end * header->num_tile_cols};
+}
+
+static uint64_t bytes_of_part(const trf_transcoding *t, uint32_t part) {
+    const trf_staged_tiles tiles = tiles_of_part(t, part);
+    const trf_tile_meta *first = &t->feed->view->tiles[tiles.first], *last = &t->feed->view->tiles[tiles.end - 1];
+    return last->data_offset + last->data_size - first->data_offset;
+}
+
+/* Its entries in the slab directory. */
+static void find_part_slabs(const trf_transcoding *t, const trf_device_view *part, uint32_t first_row, uint64_t *at,
+                            uint64_t *bytes) {
+    const uint64_t band_bytes = sizeof(trf_device_slab) * trf_count_panels(&t->feed->view->header);
+    *at = first_row / TRF_SLAB_ROWS * band_bytes;
+    *bytes = part->num_bands * band_bytes;
+}
+
+/* Where the blob would begin if it lay around the part: slabs and tiles have their places in it. */
+static const uint8_t *blob_around(const uint8_t *part_dev, uint64_t data_offset) {
+    return (const uint8_t *)((uintptr_t)part_dev - (uintptr_t)data_offset);
+}
+
+static void view_part(const trf_transcoding *t, uint32_t number, trf_coded_part *part) {
+    const trf_blob_view *blob = t->feed->view;
+    const trf_header *header = &blob->header;
+    const trf_staged_tiles tiles = tiles_of_part(t, number);
+    uint8_t *const directory = t->memory + t->directory_at;
+    trf_device_view *view = &part->view;
+    uint64_t slabs_at, slabs_bytes;
+    *view = trf_device_view_of_layer(blob, t->memory, directory,
+                                     (trf_device_fault *)(directory + t->offsets.fault) + number);
+    part->first_row = number * t->tile_rows_each * TRF_TILE_SIZE;
+    view->num_tile_rows = (uint32_t)((tiles.end - tiles.first) / header->num_tile_cols);
+    const uint32_t left = header->rows - part->first_row;
+    view->rows = left < view->num_tile_rows * TRF_TILE_SIZE ? left : view->num_tile_rows * TRF_TILE_SIZE;
+    view->num_bands = (view->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
+    find_part_slabs(t, view, part->first_row, &slabs_at, &slabs_bytes);
+    view->slabs = (const trf_device_slab *)(directory + slabs_at);
+    view->tiles += tiles.first;
+    if (view->row_offsets)
+        view->row_offsets += part->first_row;
+    view->blob = blob_around(t->memory + t->buffers_at + number % BUFFERS * t->buffer_bytes,
+                             blob->tiles[tiles.first].data_offset);
+}
+
+/* ---- what the device and the host have meanwhile ---- */
+
+static trf_status allocate(trf_transcoding *t, trf_error *err) {
+    const trf_blob_view *view = t->feed->view;
+    const trf_header *header = &view->header;
+    t->offsets = trf_layer_directory_offsets_of(header);
+    t->tile_rows_each = tile_rows_of_part(view);
+    t->num_parts = (header->num_tile_rows + t->tile_rows_each - 1) / t->tile_rows_each;
+    for (uint32_t part = 0; part < t->num_parts; part++) {
+        const uint64_t bytes = trf_device_align(bytes_of_part(t, part));
+        t->buffer_bytes = bytes > t->buffer_bytes ? bytes : t->buffer_bytes;
+    }
+    t->directory_bytes = t->offsets.fault + t->num_parts * sizeof(trf_device_fault);
+    t->directory_at = trf_device_align(view->extension.data_offset);
+    t->buffers_at = t->directory_at + trf_device_align(t->directory_bytes);
+    t->directory = calloc(1, t->directory_bytes);
+    if (!t->directory)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
+                        (unsigned long long)t->directory_bytes);
+    const uint32_t buffers = t->num_parts < BUFFERS ? t->num_parts : BUFFERS;
+    trf_status status = trf_cuda_allocate_here(t->buffers_at + buffers * t->buffer_bytes, (void **)&t->memory, err);
+    if (status != TRF_OK)
+        return status;
+    cudaError_t error = cudaEventCreateWithFlags(&t->sent, cudaEventDisableTiming);
+    for (int b = 0; !error && b < BUFFERS; b++)
+        error = cudaEventCreateWithFlags(&t->taken[b], cudaEventDisableTiming);
+    return trf_check_cuda(error, "making events", err);
+}
+
+static void release(trf_transcoding *t) {
+    for (int b = 0; b < BUFFERS; b++)
+        if (t->taken[b])
+            cudaEventDestroy(t->taken[b]);
+    if (t->sent)
+        cudaEventDestroy(t->sent);
+    cudaFree(t->memory);
+    free(t->directory);
+}
+
+/* The head, and of the directory what does not depend on tiles. A slice's head lacks checksums yet, which no kernel
+ * looks at. */
+static trf_status send_head(trf_transcoding *t, trf_error *err) {
+    const trf_blob_view *view = t->feed->view;
+    trf_decode_table table;
+    trf_decode_table_init(&table, view);
+    memcpy(t->directory + t->offsets.slots, table.slots, sizeof(uint32_t) << view->header.probability_bits);
+    trf_status status = trf_staging_copy(t->context->staging, t->memory, view->head, view->extension.data_offset, err);
+    if (status == TRF_OK)
+        status = trf_staging_copy(t->context->staging, t->memory + t->directory_at + t->offsets.slots,
+                                  t->directory + t->offsets.slots, t->directory_bytes - t->offsets.slots, err);
+    return status;
+}
+
+/* ---- the way of a part ---- */
+
+static trf_status send_part(trf_transcoding *t, uint32_t number, trf_coded_part *part, trf_error *err) {
+    const trf_staged_tiles tiles = tiles_of_part(t, number);
+    uint8_t *const buffer = t->memory + t->buffers_at + number % BUFFERS * t->buffer_bytes;
+    trf_status status = TRF_OK;
+    uint64_t slabs_at, slabs_bytes;
+    view_part(t, number, part);
+    find_part_slabs(t, &part->view, part->first_row, &slabs_at, &slabs_bytes);
+    if (number >= BUFFERS)
+        status = trf_check_cuda(cudaStreamWaitEvent(t->copies, t->taken[number % BUFFERS], 0),
+                                "waiting for a part of a layer", err);
+    part->traits = TRF_NO_TRAITS;
+    if (status == TRF_OK)
+        status = trf_stage_tiles(t->context->staging, t->feed, &tiles, buffer, (trf_device_slab *)t->directory,
+                                 &part->traits, err);
+    if (status == TRF_OK)
+        status = trf_staging_copy(t->context->staging, t->memory + t->directory_at + slabs_at, t->directory + slabs_at,
+                                  slabs_bytes, err);
+    return status;
+}
+
+static trf_status take_part(trf_transcoding *t, uint32_t number, const trf_coded_part *part, trf_take_part_fn *take,
+                            void *taker, trf_error *err) {
+    cudaError_t error = cudaEventRecord(t->sent, t->copies);
+    if (!error)
+        error = cudaStreamWaitEvent(t->work, t->sent, 0);
+    trf_status status = trf_check_cuda(error, "decoding a part of a layer", err);
+    if (status == TRF_OK)
+        status = take(taker, part, t->work, err);
+    if (status == TRF_OK)
+        status =
+            trf_check_cuda(cudaEventRecord(t->taken[number % BUFFERS], t->work), "decoding a part of a layer", err);
+    return status;
+}
+
+/* The first part of which a tile did not decode, once all are done. */
+static trf_status check_faults(const trf_transcoding *t, trf_error *err) {
+    const uint64_t bytes = t->num_parts * sizeof(trf_device_fault);
+    trf_device_fault *faults = (trf_device_fault *)(t->directory + t->offsets.fault);
+    trf_status status =
+        trf_cuda_copy_back(t->context->copier, faults, t->memory + t->directory_at + t->offsets.fault, bytes, err);
+    for (uint32_t part = 0; status == TRF_OK && part < t->num_parts; part++)
+        if (faults[part].set)
+            status = trf_layer_feed_fail_tile(
+                t->feed,
+                tiles_of_part(t, part).first + ((uint64_t)faults[part].tile_high << 32 | faults[part].tile_low), err);
+    return status;
+}
+
+static trf_status run_parts(trf_transcoding *t, trf_take_part_fn *take, void *taker, trf_error *err) {
+    trf_status status = send_head(t, err);
+    for (uint32_t number = 0; status == TRF_OK && number < t->num_parts; number++) {
+        trf_coded_part part;
+        status = send_part(t, number, &part, err);
+        if (status == TRF_OK)
+            status = take_part(t, number, &part, take, taker, err);
+    }
+    if (status != TRF_OK)
+        trf_staging_drain(t->context->staging);
+    const cudaError_t error = cudaStreamSynchronize(t->work); /* after a failure, too: memory is released */
+    if (status == TRF_OK)
+        status = trf_check_cuda(error, "decoding a layer while it is loaded", err);
+    return status == TRF_OK ? check_faults(t, err) : status;
+}
+
+trf_status trf_cuda_transcode(const trf_context *context, trf_layer_feed *feed, trf_take_part_fn *take, void *taker,
+                              trf_error *err) {
+    trf_transcoding t = {.context = context,
+                         .feed = feed,
+                         .copies = trf_cuda_copier_stream(context->copier),
+                         .work = trf_cuda_copier_work_stream(context->copier)};
+    if (feed->view->header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
+                        (unsigned long long)feed->view->header.blob_bytes,
+                        (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
+    trf_status status = trf_staging_open(context->staging, err);
+    if (status == TRF_OK)
+        status = allocate(&t, err);
+    if (status == TRF_OK)
+        status = run_parts(&t, take, taker, err);
+    release(&t);
+    return status;
+}
