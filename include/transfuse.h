@@ -341,7 +341,9 @@ typedef struct trf_device_layer trf_device_layer;
 /* How the weights lie in device memory (docs/guide.md has what each costs). More are to come. */
 typedef enum trf_layout {
     TRF_LAYOUT_CODED = 0, /* entropy coded, as in the blob */
-    TRF_LAYOUT_PLAIN = 1  /* decoded once, when they are loaded; the codecs bf16 and fp16 */
+    TRF_LAYOUT_PLAIN = 1, /* decoded once, when they are loaded; the codecs bf16 and fp16 */
+    TRF_LAYOUT_PACKED =
+        2 /* fields of fixed width, packed when they are loaded; the codec bf16; so far on the CPU alone */
 } trf_layout;
 
 /* Rows [first, first + count) of a matrix. */
@@ -462,7 +464,8 @@ typedef enum trf_path {
     TRF_PATH_FUSED = 1,
     TRF_PATH_TWO_STEP = 2, /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU */
     TRF_PATH_WIDE = 3,     /* decoded inside a product of warpgroups, every m: compute capability 9.0 */
-    TRF_PATH_DENSE = 4     /* of plain layers, which have no other: by cuBLASLt; on the CPU dot products */
+    TRF_PATH_DENSE = 4,    /* of plain layers, which have no other: by cuBLASLt; on the CPU dot products */
+    TRF_PATH_PACKED = 5    /* of packed layers, which have no other */
 } trf_path;
 
 enum {
