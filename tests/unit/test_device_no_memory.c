@@ -146,6 +146,34 @@ START_TEST(every_allocation_fails_once) {
 }
 END_TEST
 
+static trf_status encode_again(void *layer) {
+    void *blob = NULL;
+    uint64_t blob_bytes;
+    const trf_status status = trf_device_layer_encode(layer, 1, &blob, &blob_bytes, &err);
+    trf_free(blob);
+    if (status == TRF_OK)
+        err = (trf_error){0};
+    return status;
+}
+
+START_TEST(every_allocation_of_encoding_fails_once) {
+    trf_checkpoint *checkpoint;
+    trf_context *context;
+    trf_device_layer *layer;
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.layout = (trf_layout)_i;
+    fixture_check_status(trf_checkpoint_open(fixture_path("packed0.safetensors"), &checkpoint, &err), TRF_OK, &err);
+    fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &context, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_layer_load(context, checkpoint, "lossless", &options, &layer, &err), TRF_OK, &err);
+    /* TRF_OK: the encoder keeps what it cannot shrink. */
+    ck_assert_int_gt(fail_each_allocation(encode_again, layer, TRF_OK, &err), _i ? 3 : 1);
+    trf_device_layer_destroy(layer);
+    trf_context_destroy(context);
+    trf_checkpoint_close(checkpoint);
+}
+END_TEST
+
 typedef struct tune_args {
     trf_context *context;
     trf_device_layer *layer;
@@ -242,6 +270,7 @@ int main(void) {
     tcase_add_unchecked_fixture(tests, begin, fixture_end);
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, every_allocation_fails_once, 0, 8);
+    tcase_add_loop_test(tests, every_allocation_of_encoding_fails_once, TRF_LAYOUT_CODED, TRF_LAYOUT_PACKED + 1);
     tcase_add_test(tests, tuning_survives_too);
     tcase_add_loop_test(tests, products_do_not_allocate, 0, 4);
     suite_add_tcase(suite, tests);
