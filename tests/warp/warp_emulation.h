@@ -19,13 +19,16 @@
 /* ---- the block ---- */
 
 typedef struct warp_block_shape {
-    uint32_t warps;        /* 1 to 8 */
+    uint32_t warps;        /* 1 to 16 */
     uint32_t shared_bytes; /* dynamic shared memory */
     uint32_t order;        /* which order threads run in between meetings; any number */
 } warp_block_shape;
 
 /* Runs the kernel in all threads of a block. */
 void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *args), void *args);
+
+/* The same for a grid of so many blocks, one after the other, from the last one on if the order is odd. */
+void warp_run_grid(const warp_block_shape &shape, uint32_t blocks, void (*kernel)(void *args), void *args);
 
 /* The dynamic shared memory of the block that runs, and its static one: 8 bytes. */
 uint8_t *warp_shared_memory();
@@ -43,6 +46,9 @@ void warp_meet();                                           /* __syncwarp */
 void warp_meet_block();                                     /* __syncthreads */
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
 bool warp_all(bool value);                                  /* __all_sync; likewise */
+uint32_t warp_ballot(bool value);                           /* __ballot_sync; likewise */
+uint32_t warp_shuffle(uint32_t value, uint32_t lane); /* __shfl_sync; likewise, and each lane has a lane of its own */
+uint32_t warp_sum(uint32_t value);                    /* __reduce_add_sync; likewise */
 
 /* Ends the program, and says which thread it was. */
 [[noreturn]] void warp_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -75,6 +81,7 @@ static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 static inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static inline uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 template <class T> static inline T __ldg(const T *at) {
     if ((uintptr_t)at % sizeof(T) != 0)
@@ -91,6 +98,24 @@ static inline uint32_t atomicCAS(uint32_t *at, uint32_t compare, uint32_t value)
     return old;
 }
 
+static inline uint32_t atomicAdd(uint32_t *at, uint32_t value) {
+    const uint32_t old = *at;
+    *at = old + value;
+    return old;
+}
+static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value) {
+    const unsigned long long old = *at;
+    *at = old + value;
+    return old;
+}
+static inline unsigned long long atomicMax(unsigned long long *at, unsigned long long value) {
+    const unsigned long long old = *at;
+    *at = old > value ? old : value;
+    return old;
+}
+
+static inline int __ffs(int word) { return __builtin_ffs(word); }
+
 static inline void __syncwarp() { warp_meet(); }
 static inline void __syncthreads() { warp_meet_block(); }
 
@@ -101,6 +126,23 @@ static inline void warp_expect_all_lanes(uint32_t mask) {
 static inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, uint32_t lane_mask) {
     warp_expect_all_lanes(mask);
     return warp_exchange(value, lane_mask);
+}
+static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, int lane) {
+    warp_expect_all_lanes(mask);
+    return warp_shuffle(value, (uint32_t)lane % 32);
+}
+static inline uint32_t __shfl_up_sync(uint32_t mask, uint32_t value, uint32_t reach) {
+    warp_expect_all_lanes(mask);
+    const uint32_t lane = threadIdx.x % 32;
+    return warp_shuffle(value, lane >= reach ? lane - reach : lane);
+}
+static inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
+    warp_expect_all_lanes(mask);
+    return warp_ballot(predicate != 0);
+}
+static inline uint32_t __reduce_add_sync(uint32_t mask, uint32_t value) {
+    warp_expect_all_lanes(mask);
+    return warp_sum(value);
 }
 static inline int __all_sync(uint32_t mask, int predicate) {
     warp_expect_all_lanes(mask);
