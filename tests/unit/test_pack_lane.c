@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a lane does when a device packs (trf_pack_lane.h) against the same weight by weight: registers in every scale and
- * window, octets of rows, the order of records, the choice of stored tiles. */
+/* What a lane does when a device packs (trf_pack_lane.h) against the same weight by weight: registers in every scale
+ * and window, octets of rows, the order of records, the choice of stored tiles. */
 #include "common/expect.h"
 #include "common/packed_fills.h"
 #include "common/run_suite.h"
