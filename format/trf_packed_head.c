@@ -84,7 +84,13 @@ uint64_t trf_packed_most_stored(const trf_packed_head *head) {
 
 int trf_packed_pays(const trf_packed_head *head) { return head->num_stored <= trf_packed_most_stored(head); }
 
-/* ---- what a layer was packed from ---- */
+/* ---- the rest of a head ---- */
+
+void trf_packed_head_set_window(trf_packed_head *head, trf_packed_window window) {
+    head->codec = TRF_CODEC_BF16;
+    head->base = (uint8_t)window.base;
+    head->flags = window.zeroing ? TRF_PACKED_ZEROING : 0;
+}
 
 void trf_packed_head_seal(trf_packed_head *head) {
     trf_layout_head_finish(&head->common, TRF_LAYOUT_PACKED, TRF_PACKED_VERSION, head->common.buffer_bytes);

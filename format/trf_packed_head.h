@@ -45,6 +45,9 @@ int trf_packed_pays(const trf_packed_head *head);
 /* The most stored tiles with which a layer of so many packed tiles and lines still keeps to it. */
 uint64_t trf_packed_most_stored(const trf_packed_head *head);
 
+/* Sets what a head says of the weights' form: codec, base, flags. */
+void trf_packed_head_set_window(trf_packed_head *head, trf_packed_window window);
+
 /* Says in a head what its layer was packed from: source, the coded layer's header; info: what that says of itself, with
  * the shard's rows and columns. Seals the head. */
 void trf_packed_head_set_source(trf_packed_head *head, const trf_header *source, const trf_layer_info *info);

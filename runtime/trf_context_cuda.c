@@ -10,6 +10,7 @@
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
 #include "trf_packed_layer.h"
+#include "trf_packed_layer_cuda.h"
 #include "trf_plain_layer.h"
 #include "trf_plain_layer_cuda.h"
 #include "trf_stack.h"
@@ -122,8 +123,14 @@ static trf_status adopt_packed(trf_device_layer *made, const void *buffer, uint6
 static const trf_layout_ops packed_layout = {
     .layout = TRF_LAYOUT_PACKED,
     .measure = measure_packed,
+    .fill = trf_cuda_fill_packed_layer,
     .adopt = adopt_packed,
     .destroy = trf_cuda_destroy_layer,
+    .check = trf_cuda_check_plain_layer,
+    .decode = trf_cuda_decode_packed,
+    .decode_rows = trf_cuda_decode_packed_rows,
+    .create_plan = trf_cuda_create_packed_plan,
+    .linear = trf_cuda_linear_packed,
 };
 
 static const trf_layout_ops *const cuda_layouts[] = {&coded_layout, &plain_layout, &packed_layout, NULL};

@@ -1,24 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_packed_layer.h"
 
-trf_status trf_packed_measure(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                              trf_error *err) {
-    trf_packed_head head;
+#include <string.h>
+
+trf_status trf_packed_size_most(const trf_blob_view *view, const trf_shard_range *shard, trf_packed_head *head,
+                                trf_error *err) {
+    const int has_row_offsets = view->row_offsets != NULL;
+    memset(head, 0, sizeof *head);
     if (view->header.codec != TRF_CODEC_BF16)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "the layout 'packed' does not take the codec %s yet, but bf16",
                         trf_codec_name((trf_codec)view->header.codec));
-    const int has_row_offsets = view->row_offsets != NULL;
-    trf_status status = trf_size_packed(shard->rows, shard->cols, has_row_offsets, 0, &head, err);
+    trf_status status = trf_size_packed(shard->rows, shard->cols, has_row_offsets, 0, head, err);
     if (status == TRF_OK) {
-        const uint64_t most = trf_packed_most_stored(&head);
-        status = trf_size_packed(shard->rows, shard->cols, has_row_offsets, most < UINT32_MAX ? most : UINT32_MAX,
-                                 &head, err);
+        const uint64_t most = trf_packed_most_stored(head);
+        status = trf_size_packed(shard->rows, shard->cols, has_row_offsets, most < UINT32_MAX ? most : UINT32_MAX, head,
+                                 err);
     }
-    if (status != TRF_OK)
-        return trf_packed_fail(status, err);
-    *size = (trf_layer_size){.blob_bytes = head.common.buffer_bytes};
-    return TRF_OK;
+    return status == TRF_OK ? TRF_OK : trf_packed_fail(status, err);
+}
+
+trf_status trf_packed_measure(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                              trf_error *err) {
+    trf_packed_head head;
+    trf_status status = trf_packed_size_most(view, shard, &head, err);
+    if (status == TRF_OK)
+        *size = (trf_layer_size){.blob_bytes = head.common.buffer_bytes};
+    return status;
 }
 
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer) {

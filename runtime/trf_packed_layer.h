@@ -8,6 +8,10 @@
 #include "trf_packed_head.h"
 #include "trf_plan.h"
 
+/* Sizes of the largest packed layer that a shard may become. Errors: TRF_ERR_UNSUPPORTED (codec, shape). */
+trf_status trf_packed_size_most(const struct trf_blob_view *view, const trf_shard_range *shard, trf_packed_head *head,
+                                trf_error *err);
+
 /* As trf_layout_ops has them. How much a layer takes is known once its weights are: what is measured is the most that a
  * layer of its shape may, as trf_packed_pays has it, and what it took is its memory_bytes. Adopting looks at the head
  * alone. */
