@@ -43,7 +43,7 @@ static packed_memory packed_memory_make(const packed_layer *layer, trf_packed_wi
     ck_assert_int_eq(trf_size_packed(layer->rows, layer->cols, has_offsets, room, &to.head, NULL), TRF_OK);
     to.head.base = (uint8_t)window.base;
     to.head.flags = window.zeroing ? TRF_PACKED_ZEROING : 0;
-    to.memory = gpu_memory_make(to.head.total_bytes);
+    to.memory = gpu_memory_make(to.head.common.buffer_bytes);
     to.view = trf_packed_view_of(&to.head, to.memory.at);
     if (has_offsets) {
         uint8_t *offsets = (uint8_t *)to.memory.at + to.head.row_offsets_offset;
@@ -101,11 +101,12 @@ static trf_pack_state pack(const packed_memory *to, const dense_memory *dense, u
 
 static void check_packed(const packed_layer *layer, const packed_memory *to, const char *what) {
     const trf_packed_head *head = &layer->head;
-    const uint64_t begin[] = {head->lines_offset, head->tiles_offset, head->stored_offset, to->head.total_bytes};
+    const uint64_t begin[] = {head->lines_offset, head->tiles_offset, head->stored_offset,
+                              to->head.common.buffer_bytes};
     const uint64_t end[] = {begin[0] + head->num_lines * TRF_PACKED_LINE_BYTES,
                             begin[1] + head->num_tiles * TRF_PACKED_TILE_BYTES,
                             begin[2] + (uint64_t)head->num_stored * TRF_PACKED_STORED_BYTES};
-    uint8_t *found = gpu_malloc(to->head.total_bytes);
+    uint8_t *found = gpu_malloc(to->head.common.buffer_bytes);
     gpu_memory_read(&to->memory, found);
     for (int part = 0; part < 3; part++) {
         for (uint64_t at = begin[part]; at < end[part]; at++)
@@ -183,7 +184,7 @@ START_TEST(room_is_kept_to) {
     dense_memory dense = dense_memory_make(&rng, &layer);
     const trf_pack_state state = pack(&to, &dense, 128, NULL); /* the guard is looked at behind it */
     ck_assert_uint_eq(state.num_stored, to.head.num_tiles);
-    uint8_t *found = gpu_malloc(to.head.total_bytes);
+    uint8_t *found = gpu_malloc(to.head.common.buffer_bytes);
     gpu_memory_read(&to.memory, found);
     free(found);
     dense_memory_free(&dense);
@@ -259,7 +260,7 @@ static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t
 
 /* layer: its head, packed and weights on the host. */
 static void check_layer(test_rng *rng, const packed_layer *layer) {
-    gpu_memory memory = gpu_memory_copy_of(layer->packed, layer->head.total_bytes);
+    gpu_memory memory = gpu_memory_copy_of(layer->packed, layer->head.common.buffer_bytes);
     const trf_packed_view view = trf_packed_view_of(&layer->head, memory.at);
     for (int round = 0; round < 3; round++) {
         check_unpacked(rng, &view, layer->weights);
@@ -286,7 +287,7 @@ START_TEST(garbage_is_read_from_within) {
     packed_layer layer = make_layer(&rng, shape, _i % 2 ? PACKED_FILL_ROWS_TAILS : PACKED_FILL_STORED, &window);
     layer.head.flags = _i / 2 % 2 ? TRF_PACKED_ZEROING : 0;
     layer.head.base = (uint8_t)(1 + test_below(&rng, TRF_PACKED_MAX_BASE));
-    for (uint64_t at = sizeof(trf_packed_head); at < layer.head.total_bytes; at++)
+    for (uint64_t at = sizeof(trf_packed_head); at < layer.head.common.buffer_bytes; at++)
         if (_i % 3 == 0 || test_below(&rng, 16) == 0)
             layer.packed[at] = (uint8_t)test_random(&rng);
     const trf_packed_view view = trf_packed_view_of(&layer.head, layer.packed);

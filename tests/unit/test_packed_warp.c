@@ -46,9 +46,9 @@ static target target_make(const packed_layer *layer, trf_packed_window window, u
     ck_assert_int_eq(trf_size_packed(layer->rows, layer->cols, has_offsets, room, &to.head, NULL), TRF_OK);
     to.head.base = (uint8_t)window.base;
     to.head.flags = window.zeroing ? TRF_PACKED_ZEROING : 0;
-    to.memory = aligned_alloc(TRF_PACKED_ALIGNMENT, to.head.total_bytes);
+    to.memory = aligned_alloc(TRF_PACKED_ALIGNMENT, to.head.common.buffer_bytes);
     ck_assert_ptr_nonnull(to.memory);
-    memset(to.memory, UNUSED, to.head.total_bytes);
+    memset(to.memory, UNUSED, to.head.common.buffer_bytes);
     if (has_offsets) {
         memset(to.memory + to.head.row_offsets_offset, 0, to.head.padded_rows);
         memcpy(to.memory + to.head.row_offsets_offset, layer->row_offsets, layer->rows);
@@ -79,7 +79,8 @@ static void check_packed(const packed_layer *layer, const target *to) {
     const uint64_t end[] = {head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES,
                             head->tiles_offset + head->num_tiles * TRF_PACKED_TILE_BYTES,
                             head->stored_offset + (uint64_t)head->num_stored * TRF_PACKED_STORED_BYTES};
-    const uint64_t begin[] = {head->lines_offset, head->tiles_offset, head->stored_offset, to->head.total_bytes};
+    const uint64_t begin[] = {head->lines_offset, head->tiles_offset, head->stored_offset,
+                              to->head.common.buffer_bytes};
     for (int part = 0; part < 3; part++) {
         for (uint64_t at = begin[part]; at < end[part]; at++)
             if (to->memory[at] != layer->packed[at])
@@ -256,7 +257,7 @@ START_TEST(garbage_is_read_from_within) {
     window.base = test_below(&rng, 3) ? window.base : 1 + test_below(&rng, 2) * 238;
     layer.head.base = (uint8_t)window.base;
     layer.head.flags = window.zeroing ? TRF_PACKED_ZEROING : 0;
-    for (uint64_t at = sizeof(trf_packed_head); at < layer.head.total_bytes; at++)
+    for (uint64_t at = sizeof(trf_packed_head); at < layer.head.common.buffer_bytes; at++)
         if (_i % 3 == 0 || test_below(&rng, 16) == 0)
             layer.packed[at] = (uint8_t)test_random(&rng);
     const trf_packed_view view = trf_packed_view_of(&layer.head, layer.packed);
