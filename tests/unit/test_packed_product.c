@@ -7,8 +7,8 @@
 #include "common/test_weights.h"
 #include "trf_convert.h"
 #include "trf_epilogue.h"
-#include "trf_packed_bulk_sizes.h"
 #include "trf_packed_partition.h"
+#include "trf_packed_wgmma_sizes.h"
 #include "warp/warp_packed.h"
 
 #include <check.h>
@@ -119,6 +119,61 @@ START_TEST(bulk_kernels_want_their_device) {
     limits = hopper();
     limits.shared_bytes = 100 << 10;
     EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+}
+END_TEST
+
+static const trf_packed_cut kCuts[] = {TRF_PACKED_CUT_STREAM_K, TRF_PACKED_CUT_WHOLE, TRF_PACKED_CUT_2,
+                                       TRF_PACKED_CUT_4};
+
+START_TEST(wgmma_partitions) {
+    static const uint32_t sizes[] = {1, 64, 65, 1024, 2048, 4096, 5632, 8192, 14336, 28672, 65536, 152064};
+    static const uint32_t batches[] = {1, 65, 96, 97, 128, 200, 256, 300, 512, 1000, 2048, 8192};
+    const trf_device_limits limits = hopper();
+    for (int r = 0; r < 12; r++)
+        for (int c = 0; c < 12; c++)
+            for (int b = 0; b < 12; b++) {
+                const uint32_t m = batches[b];
+                const trf_packed_view view = {.rows = sizes[r],
+                                              .cols = sizes[c],
+                                              .bands = (sizes[r] + 63) / 64,
+                                              .tiles_per_band = (sizes[c] + 31) / 32};
+                trf_packed_partition p;
+                EXPECT(trf_packed_choose(&view, &limits, m, &p));
+                EXPECT(trf_packed_is_wgmma(p.shape) == (m > 64));
+                for (int i = 0; i < 4 * (TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64); i++) {
+                    const int shape = TRF_PACKED_WGMMA_64 + i / 4;
+                    if (!trf_packed_choose_wgmma(&view, &limits, m, shape, kCuts[i % 4], &p))
+                        continue;
+                    EXPECT(p.x_blocks * (uint64_t)trf_packed_wgmma_x_rows(shape) >= m);
+                    EXPECT(p.tiles / p.x_blocks * (uint64_t)TRF_PACKED_WGMMA_ROWS >= view.rows);
+                    EXPECT(p.tiles % p.x_blocks == 0 && p.stages * 64ull >= view.cols);
+                    EXPECT(p.blocks >= 1 && p.blocks <= 132);
+                    EXPECT(p.cluster == 1 ? p.whole <= p.tiles : p.blocks == p.tiles * (uint64_t)p.cluster);
+                    EXPECT((p.workspace_bytes > p.partials_offset) == (p.whole < p.tiles));
+                }
+            }
+    for (int shape = TRF_PACKED_WGMMA_64; shape < TRF_PACKED_SHAPES; shape++) {
+        EXPECT(trf_packed_wgmma_shared_bytes(shape) + 1024 <= 227 << 10);
+        EXPECT(trf_packed_wgmma_stages(shape) >= 4 && trf_packed_wgmma_stages(shape) <= 8);
+    }
+}
+END_TEST
+
+START_TEST(wgmma_kernels_want_their_device) {
+    const trf_packed_view view = {.rows = 4096, .cols = 4096, .bands = 64, .tiles_per_band = 128};
+    trf_device_limits limits = hopper();
+    trf_packed_partition p;
+    EXPECT(trf_packed_choose_wgmma(&view, &limits, 96, TRF_PACKED_WGMMA_96, TRF_PACKED_CUT_2, &p));
+    EXPECT(!trf_packed_choose_wgmma(&view, &limits, 1000, TRF_PACKED_WGMMA_96, TRF_PACKED_CUT_2, &p)); /* no room */
+    limits.missing_kernels = TRF_KERNELS_WIDE;
+    EXPECT(!trf_packed_choose_wgmma(&view, &limits, 96, TRF_PACKED_WGMMA_96, TRF_PACKED_CUT_2, &p));
+    EXPECT(trf_packed_choose(&view, &limits, 96, &p) && p.shape == TRF_PACKED_GENERAL);
+    limits = hopper();
+    limits.capability = 100;
+    EXPECT(trf_packed_choose(&view, &limits, 96, &p) && p.shape == TRF_PACKED_GENERAL);
+    limits = hopper();
+    limits.shared_bytes = 100 << 10;
+    EXPECT(!trf_packed_choose_wgmma(&view, &limits, 96, TRF_PACKED_WGMMA_96, TRF_PACKED_CUT_WHOLE, &p));
 }
 END_TEST
 
@@ -301,6 +356,56 @@ START_TEST(bulk_sums_are_exact) {
 }
 END_TEST
 
+/* wgmma kernels: each shape, cut in each way, on devices of so few multiprocessors that blocks have several tiles and
+ * share others. y is F32, BF16 (whole sectors where rows are a multiple of 8), and F32 again. */
+static const product_case kWgmmaCases[] = {{70, 100, 65, 3},  {136, 608, 100, 2}, {300, 97, 130, 5},
+                                           {64, 2112, 96, 2}, {200, 1100, 3, 3},  {130, 70, 300, 7}};
+
+static void expect_exact(const product_run *run, const void *y, uint32_t stride, int is_bf16, const char *what) {
+    for (uint32_t n = 0; n < run->m; n++)
+        for (uint32_t row = 0; row < stride; row++) {
+            const size_t at = (size_t)n * stride + row;
+            const float sum = row < run->layer.rows ? run->exact[(size_t)n * run->layer.rows + row] : 0;
+            const uint32_t found = is_bf16 ? ((const uint16_t *)y)[at] : ((const uint32_t *)y)[at],
+                           guard = is_bf16 ? 0xABAB : 0xABABABAB, zero = is_bf16 ? 0x8000 : 0x80000000;
+            uint32_t expected = row >= run->layer.rows ? guard : is_bf16 ? trf_f32_to_bf16(sum) : trf_f32_bits(sum);
+            if (found != expected && (found | zero) != (expected | zero))
+                ck_abort_msg("%s, %ux%u, y[%u][%u]: %08x instead of %08x", what, run->layer.rows, run->layer.cols, n,
+                             row, found, expected);
+        }
+}
+
+START_TEST(wgmma_sums_are_exact) {
+    const int shape = TRF_PACKED_WGMMA_64 + _i % 5, number = _i / 5 % 6, kind = _i * 7 / 5 % KINDS;
+    const product_case *of = &kWgmmaCases[number];
+    if (!test_tries(_i))
+        return;
+    product_run run = run_begin(of, kind);
+    const uint32_t stride = of->rows + 8;
+    void *y = allocate(4 * (size_t)stride * of->m);
+    for (int i = 0; i < 4; i++) {
+        trf_device_limits limits = hopper();
+        trf_packed_partition partition;
+        limits.multiprocessors = of->multiprocessors;
+        if (!trf_packed_choose_wgmma(&run.view, &limits, of->m, shape, kCuts[i], &partition))
+            continue;
+        const int is_bf16 = (i + number) % 2;
+        float *partials = allocate(partition.workspace_bytes - partition.partials_offset);
+        const trf_epilogue epilogue = {.y = y, .y_stride = stride, .y_dtype = is_bf16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F32};
+        const warp_packed_product product = {&run.view, &partition, run.m,    run.x,
+                                             0,         partials,   epilogue, (uint32_t)(_i + i)};
+        char what[80];
+        memset(y, 0xAB, 4 * (size_t)stride * of->m);
+        warp_multiply_packed_wgmma(&product, &partition);
+        snprintf(what, sizeof what, "shape %d, cut %d, kind %d, m %u", shape, (int)kCuts[i], kind, of->m);
+        expect_exact(&run, y, stride, is_bf16, what);
+        free(partials);
+    }
+    free(y);
+    run_end(&run);
+}
+END_TEST
+
 /* Everything that follows a sum, one part or several; the multiplier is y. */
 START_TEST(epilogues) {
     static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
@@ -403,9 +508,12 @@ int main(void) {
     tcase_add_test(tests, products_too_large_are_refused);
     tcase_add_test(tests, bulk_partitions);
     tcase_add_test(tests, bulk_kernels_want_their_device);
+    tcase_add_test(tests, wgmma_partitions);
+    tcase_add_test(tests, wgmma_kernels_want_their_device);
 #ifdef TRF_HAVE_WARP_WALK
     tcase_add_loop_test(tests, sums_are_exact, 0, KINDS * (int)(sizeof kCases / sizeof *kCases));
     tcase_add_loop_test(tests, bulk_sums_are_exact, 0, TRF_PACKED_BULK_SHAPES * 12);
+    tcase_add_loop_test(tests, wgmma_sums_are_exact, 0, 60);
     tcase_add_loop_test(tests, epilogues, 0, 6);
     tcase_add_test(tests, specials);
     tcase_add_loop_test(tests, garbage_stays_inside, 0, 6);

@@ -28,6 +28,10 @@ void warp_multiply_packed(const warp_packed_product *product);
  * 1, 2, 4 or 8, for all of m. blocks: of a stream-K shape. product->partials: trf_packed_bulk_partial_floats. */
 void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks);
 
+/* The same by a wgmma kernel (trf_packed_wgmma.cuh). partition: of one; product->partials: its workspace behind
+ * partials_offset. */
+void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_packed_partition *partition);
+
 #ifdef __cplusplus
 }
 #endif
