@@ -7,7 +7,7 @@
  *
  *                       W: packed tiles t, t + 1                          x: 64 columns, as rows of 128 bytes
  *                     +-----------+-----------+                          +------------------------+
- *      warpgroup 0    | warp 0    | slab 0    |                          | row 0   16-byte pieces |
+ *      warpgroup 0    | warp 0    | slab 0    |                          | row 0   16-byte groups |
  *      (band 2i)      | ...       |           |   a stage: four k16      | row 1   turned by XOR  |   64 to 256 rows
  *                     | warp 3    | slab 3    |                          | ...     with row % 8   |
  *                     +-----------+-----------+                          +------------------------+
@@ -46,22 +46,22 @@
 
 /* ---- the producer ---- */
 
-/* Where the producer is in its pieces. */
+/* Where the producer is in its stints. */
 struct trf_packed_wgmma_cursor {
-    trf_packed_wgmma_piece piece;
-    uint32_t number, pieces, stage; /* of the piece; the next stage */
+    trf_packed_wgmma_stint stint;
+    uint32_t number, stints, stage; /* of the stint; the next stage */
 
     __device__ __forceinline__ explicit trf_packed_wgmma_cursor(const trf_packed_wgmma_args &a)
-        : piece(trf_packed_wgmma_piece_of(a, 0)), number(0), pieces(trf_packed_wgmma_pieces(a)), stage(piece.begin) {
-        if (pieces && stage == piece.end)
-            pieces = 0; /* a cluster's block without stages */
+        : stint(trf_packed_wgmma_stint_of(a, 0)), number(0), stints(trf_packed_wgmma_stints(a)), stage(stint.begin) {
+        if (stints && stage == stint.end)
+            stints = 0; /* a cluster's block without stages */
     }
-    __device__ __forceinline__ bool is_there() const { return number < pieces; }
+    __device__ __forceinline__ bool is_there() const { return number < stints; }
     __device__ __forceinline__ void next(const trf_packed_wgmma_args &a) {
-        if (++stage < piece.end || ++number == pieces)
+        if (++stage < stint.end || ++number == stints)
             return;
-        piece = trf_packed_wgmma_piece_of(a, number);
-        stage = piece.begin;
+        stint = trf_packed_wgmma_stint_of(a, number);
+        stage = stint.begin;
     }
 };
 
@@ -70,7 +70,7 @@ template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmma_cursor &at,
                               const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy) {
-    const uint32_t band = at.piece.row_tile * TRF_PACKED_WGMMA_BANDS,
+    const uint32_t band = at.stint.row_tile * TRF_PACKED_WGMMA_BANDS,
                    bands = min((uint32_t)TRF_PACKED_WGMMA_BANDS, view.bands - band),
                    tile = at.stage * TRF_PACKED_WGMMA_STAGE_TILES;
     if (lane == 0)
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_load_x(const trf_packed_
                                                                const trf_packed_ring<Config> &ring, uint32_t lane) {
     if (lane == 0)
         trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.stage * TRF_PACKED_BULK_X_BOX_COLS,
-                         at.piece.x_block * Config::kXRows, ring.full());
+                         at.stint.x_block * Config::kXRows, ring.full());
 }
 
 /* Weights of as many stages as there is room for before it waits for what may have made x. */
@@ -200,7 +200,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_start(float (&sums)[Conf
     trf_wgmma_commit();
 }
 
-/* A warp's way through the stages of a piece. */
+/* A warp's way through the stages of a stint. */
 template <class Config> struct trf_packed_wgmma_walk {
     trf_packed_wgmma_words words; /* of the stage that is formed next */
     uint32_t tile;                /* its first packed tile */
@@ -235,16 +235,16 @@ trf_packed_wgmma_stage(const trf_packed_view &view, const trf_packed_wgmma_warp 
     walk.multiplied = started;
 }
 
-/* Adds the products of a piece, which has stages, to the sums; they are all there then. */
+/* Adds the products of a stint, which has stages, to the sums; they are all there then. */
 template <class Config, bool kZeroing>
 static __device__ __forceinline__ void
 trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
-                          const trf_packed_wgmma_piece &piece, trf_packed_ring<Config> &ring,
+                          const trf_packed_wgmma_stint &stint, trf_packed_ring<Config> &ring,
                           float (&sums)[Config::kXRows / 2]) {
     uint32_t a[2][TRF_PACKED_WGMMA_STAGE_TILES][2][4]; /* of even stages, of odd ones */
     trf_mbarrier_wait(ring.full(), ring.phase);
     trf_packed_wgmma_walk<Config> walk = {trf_packed_wgmma_load_words<Config>(ring, warp),
-                                          piece.begin * TRF_PACKED_WGMMA_STAGE_TILES, piece.end - piece.begin, 0};
+                                          stint.begin * TRF_PACKED_WGMMA_STAGE_TILES, stint.end - stint.begin, 0};
 #pragma unroll 1
     for (;;) {
         trf_packed_wgmma_stage<Config, kZeroing>(args.view, warp, ring, walk, a[0], sums);
@@ -261,9 +261,9 @@ trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wg
 
 /* In place of that where the layer has no band for the warpgroup. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_wgmma_pass(const trf_packed_wgmma_piece &piece,
+static __device__ __forceinline__ void trf_packed_wgmma_pass(const trf_packed_wgmma_stint &stint,
                                                              trf_packed_ring<Config> &ring, uint32_t lane) {
-    for (uint32_t stage = piece.begin; stage < piece.end; stage++, ring.next()) {
+    for (uint32_t stage = stint.begin; stage < stint.end; stage++, ring.next()) {
         trf_mbarrier_wait(ring.full(), ring.phase);
         trf_packed_wgmma_give_back(ring.empty(), lane);
     }
@@ -275,24 +275,24 @@ template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_wgmma_math(const trf_packed_wgmma_args &args, uint32_t shared,
                                                              const trf_packed_wgmma_warp &warp) {
     trf_packed_ring<Config> ring = {shared, 0, 0};
-    const uint32_t pieces = trf_packed_wgmma_pieces(args);
+    const uint32_t stints = trf_packed_wgmma_stints(args);
 #pragma unroll 1
-    for (uint32_t number = 0; number < pieces; number++) {
-        const trf_packed_wgmma_piece piece = trf_packed_wgmma_piece_of(args, number);
+    for (uint32_t number = 0; number < stints; number++) {
+        const trf_packed_wgmma_stint stint = trf_packed_wgmma_stint_of(args, number);
         float sums[Config::kXRows / 2] = {};
-        const bool has_band = warp.band_of(piece) < args.view.bands;
-        if (has_band && piece.begin < piece.end)
-            trf_packed_wgmma_multiply<Config, kZeroing>(args, warp, piece, ring, sums);
+        const bool has_band = warp.band_of(stint) < args.view.bands;
+        if (has_band && stint.begin < stint.end)
+            trf_packed_wgmma_multiply<Config, kZeroing>(args, warp, stint, ring, sums);
         else
-            trf_packed_wgmma_pass<Config>(piece, ring, warp.lane);
+            trf_packed_wgmma_pass<Config>(stint, ring, warp.lane);
         const trf_packed_wgmma_output output = trf_packed_wgmma_output_of(
-            args, has_band ? piece.row_tile * TRF_PACKED_WGMMA_ROWS + warp.warp * TRF_PACKED_SLAB_ROWS : 0,
-            piece.x_block * Config::kXRows, shared + Config::kSumsAt + warp.warp * TRF_PACKED_BULK_ITEM_BYTES,
+            args, has_band ? stint.row_tile * TRF_PACKED_WGMMA_ROWS + warp.warp * TRF_PACKED_SLAB_ROWS : 0,
+            stint.x_block * Config::kXRows, shared + Config::kSumsAt + warp.warp * TRF_PACKED_BULK_ITEM_BYTES,
             warp.lane);
         if (args.cluster)
             trf_packed_wgmma_add_blocks<Config>(args, warp, output, has_band, shared, sums);
         else if (has_band)
-            trf_packed_wgmma_leave<Config>(args, piece, warp, output, sums);
+            trf_packed_wgmma_leave<Config>(args, stint, warp, output, sums);
     }
 }
 

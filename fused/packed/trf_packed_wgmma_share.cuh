@@ -59,16 +59,16 @@ template <int kShape> struct trf_packed_wgmma_config {
 /* ---- what a block works on ---- */
 
 /* Some stages of a tile. */
-struct trf_packed_wgmma_piece {
+struct trf_packed_wgmma_stint {
     uint32_t tile, row_tile, x_block;
     uint32_t begin, end; /* stages */
 };
 
-/* How many pieces a block has. */
+/* How many stints a block has. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_rounds(const trf_packed_wgmma_args &a) {
     return blockIdx.x < a.whole ? (a.whole - blockIdx.x - 1) / gridDim.x + 1 : 0;
 }
-static __device__ __forceinline__ uint32_t trf_packed_wgmma_pieces(const trf_packed_wgmma_args &a) {
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_packed_wgmma_args &a) {
     if (a.cluster)
         return 1;
     const uint32_t begin = trf_stream_k_begin(&a.stream_k, blockIdx.x),
@@ -78,36 +78,36 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_pieces(const trf_pac
 }
 
 static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_wgmma_args &a,
-                                                              trf_packed_wgmma_piece &piece) {
-    const uint32_t group_tiles = a.row_tiles * TRF_PACKED_WGMMA_X_GROUP, group = piece.tile / group_tiles,
-                   in_group = piece.tile % group_tiles,
+                                                              trf_packed_wgmma_stint &stint) {
+    const uint32_t group_tiles = a.row_tiles * TRF_PACKED_WGMMA_X_GROUP, group = stint.tile / group_tiles,
+                   in_group = stint.tile % group_tiles,
                    width = min((uint32_t)TRF_PACKED_WGMMA_X_GROUP, a.x_blocks - TRF_PACKED_WGMMA_X_GROUP * group);
-    piece.row_tile = in_group / width;
-    piece.x_block = TRF_PACKED_WGMMA_X_GROUP * group + in_group % width;
+    stint.row_tile = in_group / width;
+    stint.x_block = TRF_PACKED_WGMMA_X_GROUP * group + in_group % width;
 }
 
-static __device__ __forceinline__ trf_packed_wgmma_piece trf_packed_wgmma_piece_of(const trf_packed_wgmma_args &a,
+static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_of(const trf_packed_wgmma_args &a,
                                                                                    uint32_t number) {
     const uint32_t stages = a.stream_k.panels, rounds = trf_packed_wgmma_rounds(a);
-    trf_packed_wgmma_piece piece = {};
+    trf_packed_wgmma_stint stint = {};
     if (a.cluster) {
         const uint32_t rank = blockIdx.x % a.cluster;
-        piece.tile = blockIdx.x / a.cluster;
-        piece.begin = (uint32_t)((uint64_t)stages * rank / a.cluster);
-        piece.end = (uint32_t)((uint64_t)stages * (rank + 1) / a.cluster);
+        stint.tile = blockIdx.x / a.cluster;
+        stint.begin = (uint32_t)((uint64_t)stages * rank / a.cluster);
+        stint.end = (uint32_t)((uint64_t)stages * (rank + 1) / a.cluster);
     } else if (number < rounds) {
-        piece.tile = blockIdx.x + number * gridDim.x;
-        piece.end = stages;
+        stint.tile = blockIdx.x + number * gridDim.x;
+        stint.end = stages;
     } else {
         const uint32_t begin = trf_stream_k_begin(&a.stream_k, blockIdx.x),
                        end = trf_stream_k_begin(&a.stream_k, blockIdx.x + 1),
                        shared_tile = begin / stages + number - rounds, first = shared_tile * stages;
-        piece.tile = a.whole + shared_tile;
-        piece.begin = begin > first ? begin - first : 0;
-        piece.end = min(end - first, stages);
+        stint.tile = a.whole + shared_tile;
+        stint.begin = begin > first ? begin - first : 0;
+        stint.end = min(end - first, stages);
     }
-    trf_packed_wgmma_place(a, piece);
-    return piece;
+    trf_packed_wgmma_place(a, stint);
+    return stint;
 }
 
 /* Where a warp is in its block. */
@@ -116,8 +116,8 @@ struct trf_packed_wgmma_warp {
 
     __device__ __forceinline__ uint32_t slab() const { return warp % TRF_PACKED_SLABS; } /* of the band */
     __device__ __forceinline__ uint32_t band() const { return warp / TRF_PACKED_SLABS; } /* of the tile */
-    __device__ __forceinline__ uint32_t band_of(const trf_packed_wgmma_piece &piece) const {
-        return piece.row_tile * TRF_PACKED_WGMMA_BANDS + band();
+    __device__ __forceinline__ uint32_t band_of(const trf_packed_wgmma_stint &stint) const {
+        return stint.row_tile * TRF_PACKED_WGMMA_BANDS + band();
     }
 };
 

@@ -15,7 +15,7 @@ struct trf_packed_wgmma_output {
     uint32_t at;     /* the warp's 512 bytes of shared memory */
     uint32_t row, n; /* of y: its first ones */
     float scale[2];  /* of the lane's rows lane / 4 and lane / 4 + 8 */
-    bool is_plain;   /* y is the scaled sums, 16 bits each, 16 bytes of a row at a time */
+    bool is_bare;    /* y is the scaled sums, 16 bits each, 16 bytes of a row at a time */
 };
 
 /* All lanes call it. row: the slab's first one, of the layer's bands. */
@@ -34,33 +34,33 @@ static __device__ __forceinline__ trf_packed_wgmma_output trf_packed_wgmma_outpu
         is_exact = is_exact && exponent >= -126 && exponent <= 127;
         output.scale[i] = trf_f32_from_bits((uint32_t)(exponent + 127) << 23);
     }
-    output.is_plain = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && e.y_dtype != TRF_DTYPE_F32 &&
-                      e.activation == TRF_ACTIVATION_NONE && !e.bias && !e.multiplier && !e.residual &&
-                      (uintptr_t)e.y % 16 == 0 && e.y_stride % 8 == 0 && a.view.rows % 8 == 0;
+    output.is_bare = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && e.y_dtype != TRF_DTYPE_F32 &&
+                     e.activation == TRF_ACTIVATION_NONE && !e.bias && !e.multiplier && !e.residual &&
+                     (uintptr_t)e.y % 16 == 0 && e.y_stride % 8 == 0 && a.view.rows % 8 == 0;
     return output;
 }
 
-/* The sums of two x tiles that lie side by side, t and t + 1, to a plain y. Four 8x8 matrices are transposed on their
- * way through shared memory, so that a lane has 8 rows of W, and two lanes a whole sector of y. Pieces of 16 bytes are
- * swapped in every other four rows of x, for the banks. */
-static __device__ __forceinline__ void trf_packed_wgmma_write_plain(const trf_packed_wgmma_args &a,
-                                                                    const trf_packed_wgmma_output &output, uint32_t t,
-                                                                    float4 v0, float4 v1, uint32_t lane) {
-    const uint32_t dtype = a.epilogue.y_dtype, to_n = lane % 8 + lane / 16 * 8, to_piece = lane / 8 % 2;
+/* The sums of two x tiles that lie side by side, t and t + 1, to a bare y. Four 8x8 matrices are transposed on their
+ * way through shared memory, so that a lane has 8 rows of W, and two lanes a whole sector of y. Neighbours of 16 bytes
+ * are swapped in every other four rows of x, for the banks. */
+static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_packed_wgmma_args &a,
+                                                                   const trf_packed_wgmma_output &output, uint32_t t,
+                                                                   float4 v0, float4 v1, uint32_t lane) {
+    const uint32_t dtype = a.epilogue.y_dtype, to_n = lane % 8 + lane / 16 * 8, to_half = lane / 8 % 2;
     const float up = output.scale[0], low = output.scale[1];
     trf_stmatrix4_transposed(
-        output.at + 32 * to_n + 16 * (to_piece ^ (to_n / 4 & 1)),
+        output.at + 32 * to_n + 16 * (to_half ^ (to_n / 4 & 1)),
         make_uint4(trf_round_pair(dtype, v0.x * up, v0.y * up), trf_round_pair(dtype, v0.z * low, v0.w * low),
                    trf_round_pair(dtype, v1.x * up, v1.y * up), trf_round_pair(dtype, v1.z * low, v1.w * low)));
     __syncwarp();
-    const uint32_t from_n = lane / 2, piece = lane % 2, n = output.n + 8 * t + from_n, row = output.row + 8 * piece;
-    const uint4 values = trf_lds128_shared(output.at + 32 * from_n + 16 * (piece ^ (from_n / 4 & 1)));
+    const uint32_t from_n = lane / 2, half = lane % 2, n = output.n + 8 * t + from_n, row = output.row + 8 * half;
+    const uint4 values = trf_lds128_shared(output.at + 32 * from_n + 16 * (half ^ (from_n / 4 & 1)));
     if (n < a.m && row < a.view.rows)
         *(uint4 *)((uint16_t *)a.epilogue.y + n * a.epilogue.y_stride + row) = values;
     __syncwarp();
 }
 
-/* Where a lane's sums of an item lie in the 512 bytes: pieces are swapped so that neither those who put sums there nor
+/* Where a lane's sums of an item lie in the 512 bytes: places are swapped so that neither those who put sums there nor
  * those who write them to y meet a bank twice. */
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_item_at(uint32_t of_lane) {
     return 16 * (of_lane ^ of_lane / 8);
@@ -89,8 +89,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_item(const trf_pac
 static __device__ __forceinline__ void trf_packed_wgmma_write_pair(const trf_packed_wgmma_args &a,
                                                                    const trf_packed_wgmma_output &output, uint32_t t,
                                                                    float4 v0, float4 v1, uint32_t lane) {
-    if (output.is_plain) {
-        trf_packed_wgmma_write_plain(a, output, t, v0, v1, lane);
+    if (output.is_bare) {
+        trf_packed_wgmma_write_bare(a, output, t, v0, v1, lane);
         return;
     }
 #pragma unroll 1
@@ -126,23 +126,23 @@ static __device__ __forceinline__ float4 *trf_packed_wgmma_partial(const trf_pac
     return (float4 *)a.partials + ((uint64_t)slot * Config::kItems + item) * TRF_LANES + lane;
 }
 
-/* Blocks that stay: a warp's sums of a piece to the partial sums, or to y. */
+/* Blocks that stay: a warp's sums of a stint to the partial sums, or to y. */
 template <class Config>
 static __device__ __forceinline__ void
-trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma_piece &piece,
+trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
                        const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_output &output,
                        const float (&sums)[Config::kXRows / 2]) {
-    if (piece.end - piece.begin < args.stream_k.panels) {
-        float4 *const partial = trf_packed_wgmma_partial<Config>(args, blockIdx.x, piece.tile - args.whole,
+    if (stint.end - stint.begin < args.stream_k.panels) {
+        float4 *const partial = trf_packed_wgmma_partial<Config>(args, blockIdx.x, stint.tile - args.whole,
                                                                  warp.warp * Config::kXTiles, warp.lane);
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++)
             partial[t * TRF_LANES] = trf_packed_wgmma_item(sums, t);
-    } else if (output.is_plain) {
+    } else if (output.is_bare) {
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t += 2)
-            trf_packed_wgmma_write_plain(args, output, t, trf_packed_wgmma_item(sums, t),
-                                         trf_packed_wgmma_item(sums, t + 1), warp.lane);
+            trf_packed_wgmma_write_bare(args, output, t, trf_packed_wgmma_item(sums, t),
+                                        trf_packed_wgmma_item(sums, t + 1), warp.lane);
     } else {
 #pragma unroll 1
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
@@ -187,12 +187,12 @@ static __device__ __forceinline__ void trf_packed_wgmma_finish_pair(const trf_pa
                                                                     uint32_t lane) {
     uint32_t first, last;
     trf_stream_k_sharers(&args.stream_k, shared_tile, &first, &last);
-    trf_packed_wgmma_piece piece = {};
-    piece.tile = args.whole + shared_tile;
-    trf_packed_wgmma_place(args, piece);
+    trf_packed_wgmma_stint stint = {};
+    stint.tile = args.whole + shared_tile;
+    trf_packed_wgmma_place(args, stint);
     const uint32_t item = 2 * pair, t = item % Config::kXTiles,
-                   row = piece.row_tile * TRF_PACKED_WGMMA_ROWS + item / Config::kXTiles * TRF_PACKED_SLAB_ROWS,
-                   n = piece.x_block * Config::kXRows;
+                   row = stint.row_tile * TRF_PACKED_WGMMA_ROWS + item / Config::kXTiles * TRF_PACKED_SLAB_ROWS,
+                   n = stint.x_block * Config::kXRows;
     if (first == last || row >= args.view.rows || n + 8 * t >= args.m)
         return;
     float4 v0 = *trf_packed_wgmma_partial<Config>(args, first, shared_tile, item, lane),

@@ -318,7 +318,8 @@ static uint32_t bits_of(float value, trf_dtype dtype) {
                                      : (uint32_t)trf_f32_to_f16(value);
 }
 
-/* Bulk kernels, each shape with each number of x tiles; stream-K with few blocks and with more than there are tiles. */
+/* Bulk kernels, each shape with each number of x tiles; stream-K with few blocks and with more than there are tiles,
+ * others with clusters of one block and of two. */
 START_TEST(bulk_sums_are_exact) {
     static const product_case cases[] = {{70, 100, 3, 132},    {600, 97, 8, 132},  {130, 1100, 13, 132},
                                          {300, 2112, 30, 132}, {64, 704, 64, 132}, {520, 300, 50, 132}};
@@ -336,7 +337,7 @@ START_TEST(bulk_sums_are_exact) {
     }
     float *y = allocate(sizeof *y * of->rows * of->m);
     const uint32_t all = bulk.tiles * bulk.stages, blocks[] = {1, 2, 5, all < 7 ? all : 7};
-    for (int b = 0; b < (trf_packed_bulk_is_stream_k(shape) ? 4 : 1); b++) {
+    for (int b = 0; b < (trf_packed_bulk_is_stream_k(shape) ? 4 : 2); b++) {
         if (blocks[b] > all)
             continue;
         float *partials =
@@ -406,10 +407,28 @@ START_TEST(wgmma_sums_are_exact) {
 }
 END_TEST
 
+/* By the general kernel (way 0 and 1), or by a wgmma kernel, cut in each way. */
+static void multiply_in_way(const product_run *run, const trf_epilogue *epilogue, int way, uint32_t order) {
+    trf_device_limits limits = hopper();
+    trf_packed_partition partition;
+    limits.multiprocessors = 3;
+    if (way < 2) {
+        multiply(run, epilogue, 0, order);
+        return;
+    }
+    ck_assert(trf_packed_choose_wgmma(&run->view, &limits, run->m, TRF_PACKED_WGMMA_64 + way % 5, kCuts[way - 2],
+                                      &partition));
+    float *partials = allocate(partition.workspace_bytes - partition.partials_offset);
+    const warp_packed_product product = {&run->view, &partition, run->m, run->x, 0, partials, *epilogue, order};
+    warp_multiply_packed_wgmma(&product, &partition);
+    free(partials);
+}
+
 /* Everything that follows a sum, one part or several; the multiplier is y. */
 START_TEST(epilogues) {
     static const trf_dtype dtypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
-    const product_case *of = &kCases[_i / 3 ? 3 : 2];
+    const int way = _i / 3;
+    const product_case *of = way == 2 ? &kWgmmaCases[1] : &kCases[way ? 3 : 2];
     const trf_dtype dtype = dtypes[_i % 3];
     const size_t value_bytes = trf_dtype_bytes(dtype), count = (size_t)of->m * of->rows;
     product_run run = run_begin(of, WITH_OUTLIERS);
@@ -433,7 +452,7 @@ START_TEST(epilogues) {
                                    .residual_stride = of->rows,
                                    .activation = TRF_ACTIVATION_SILU,
                                    .y_dtype = (uint32_t)dtype};
-    multiply(&run, &epilogue, 0, (uint32_t)_i);
+    multiply_in_way(&run, &epilogue, way, (uint32_t)_i);
     trf_epilogue reference = epilogue;
     reference.multiplier = before;
     for (uint32_t n = 0; n < of->m; n++)
@@ -491,11 +510,11 @@ START_TEST(garbage_stays_inside) {
     test_rng rng = {77 + (uint64_t)_i};
     const trf_packed_head head = run.layer.head;
     for (uint64_t at = head.lines_offset; at < head.total_bytes; at++)
-        if (_i / 2 == 0 || test_below(&rng, 16) == 0)
+        if (_i / 2 % 3 == 0 || test_below(&rng, 16) == 0)
             run.layer.packed[at] = (uint8_t)test_random(&rng);
     float *y = allocate(sizeof *y * run.m * run.layer.rows);
     const trf_epilogue epilogue = {.y = y, .y_stride = run.layer.rows, .y_dtype = TRF_DTYPE_F32};
-    multiply(&run, &epilogue, 1, (uint32_t)_i);
+    multiply_in_way(&run, &epilogue, _i < 6 ? 0 : _i < 8 ? 3 : 4, (uint32_t)_i);
     free(y);
     run_end(&run);
 }
@@ -514,9 +533,9 @@ int main(void) {
     tcase_add_loop_test(tests, sums_are_exact, 0, KINDS * (int)(sizeof kCases / sizeof *kCases));
     tcase_add_loop_test(tests, bulk_sums_are_exact, 0, TRF_PACKED_BULK_SHAPES * 12);
     tcase_add_loop_test(tests, wgmma_sums_are_exact, 0, 60);
-    tcase_add_loop_test(tests, epilogues, 0, 6);
+    tcase_add_loop_test(tests, epilogues, 0, 18);
     tcase_add_test(tests, specials);
-    tcase_add_loop_test(tests, garbage_stays_inside, 0, 6);
+    tcase_add_loop_test(tests, garbage_stays_inside, 0, 12);
 #else
     puts("skipped unit.packed_product: products in emulated warps: no C++ compiler that goes with the C one");
 #endif
