@@ -34,9 +34,13 @@
  * their way to y: 226 KiB at most. Registers: 232 a thread of the math warpgroups, of which sums take 32 to 128 and
  * two sets of fragments 32; the producer's warpgroup keeps 40.
  *
+ * y of 16 bits without an epilogue is *bare* and leaves 16 bytes at a time; any other y takes some hundred instructions
+ * for four elements of a lane, which should cost tenths of a short product's time: to be measured, and then mended.
+ *
  * What should bind, predicted from an experiment of the same structure and not measured on this code: memory up to
  * about 96 rows of x, copies and products together at 128, the tensor cores (256, 512 and 1,024 clocks a stage of 64,
- * 128 and 256 rows) at 80 % from 192 on. Forming takes about 300 clocks of a stage. */
+ * 128 and 256 rows) at 80 % from 192 on. Forming takes about 300 clocks of a stage. The loop has no spills, and no R2UR
+ * in front of its HGMMA outside of the exceptions' branch (nvcc 13.0); it has not run on a GPU. */
 #ifndef TRF_PACKED_WGMMA_CUH
 #define TRF_PACKED_WGMMA_CUH
 
