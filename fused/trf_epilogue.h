@@ -39,6 +39,21 @@ TRF_HD void trf_write_rounded(void *y, uint32_t dtype, uint64_t at, float value)
 #endif
 }
 
+/* Two values rounded to a 16-bit dtype, the first one in the lower half. */
+TRF_HD uint32_t trf_round_pair(uint32_t dtype, float low, float high) {
+#ifdef __CUDA_ARCH__
+    if (dtype == TRF_DTYPE_BF16) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        return *(const uint32_t *)&pair;
+    }
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *(const uint32_t *)&pair;
+#else
+    return dtype == TRF_DTYPE_BF16 ? trf_f32_to_bf16(low) | (uint32_t)trf_f32_to_bf16(high) << 16
+                                   : trf_f32_to_f16(low) | (uint32_t)trf_f32_to_f16(high) << 16;
+#endif
+}
+
 /* An element's operands, as they lie in memory: loading waits for none of them. Where one is not there, its place is
  * taken by what changes no value, signs of zeros and NaNs included: -0, 1 and -0. */
 typedef struct trf_epilogue_inputs {

@@ -33,7 +33,7 @@
 
 #include "trf_packed_bulk_sizes.h"
 #include "trf_packed_product.cuh"
-#include "trf_packed_ptx.cuh"
+#include "trf_packed_ring.cuh"
 #include "trf_stream_k.h"
 #include "trf_tensor_map.cuh"
 
@@ -121,22 +121,6 @@ template <class Config> static __device__ __forceinline__ uint32_t trf_packed_bu
     return tile * Config::kRows % TRF_PACKED_TILE_ROWS / TRF_PACKED_SLAB_ROWS;
 }
 
-/* The ring of stages as one of its users sees it. */
-template <class Config> struct trf_packed_bulk_ring {
-    uint32_t shared; /* address */
-    uint32_t index, phase;
-
-    __device__ __forceinline__ uint32_t stage() const { return shared + index * Config::kStageBytes; }
-    __device__ __forceinline__ uint32_t full() const { return shared + Config::kBarriersAt + 16 * index; }
-    __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
-    __device__ __forceinline__ void next() {
-        if (++index == Config::kStages) {
-            index = 0;
-            phase ^= 1;
-        }
-    }
-};
-
 /* ---- the producer ---- */
 
 /* Bands of the tile that the layer has, and packed tiles of the stage. */
@@ -155,7 +139,7 @@ static __device__ __forceinline__ uint32_t trf_packed_bulk_tiles_of(const trf_pa
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_bulk_load_weights(const trf_packed_view &view, const trf_packed_bulk_place &place,
-                             const trf_packed_bulk_ring<Config> &ring, uint32_t lane, uint64_t policy) {
+                             const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy) {
     const uint32_t band = trf_packed_bulk_band<Config>(place.tile),
                    bands = trf_packed_bulk_bands_of<Config>(view, place),
                    tiles = trf_packed_bulk_tiles_of<Config>(view, place);
@@ -185,7 +169,7 @@ trf_packed_bulk_load_weights(const trf_packed_view &view, const trf_packed_bulk_
 template <class Config>
 static __device__ __forceinline__ void trf_packed_bulk_load_x(const trf_packed_bulk_args &a,
                                                               const trf_packed_bulk_place &place,
-                                                              const trf_packed_bulk_ring<Config> &ring, uint32_t lane) {
+                                                              const trf_packed_ring<Config> &ring, uint32_t lane) {
     if (lane < Config::kXBoxes)
         trf_tma_load_box(ring.stage() + Config::kXAt + lane * Config::kXBoxBytes, &a.x_map,
                          place.packed_tile * TRF_PACKED_TILE_COLS + lane * TRF_PACKED_BULK_X_BOX_COLS, 0, ring.full());
@@ -198,9 +182,9 @@ static __device__ __forceinline__ void trf_packed_bulk_produce(const trf_packed_
                                                                uint32_t lane) {
     const uint64_t policy = trf_policy_read_once();
     const uint32_t ahead = min(Config::kStages, range.end - range.begin);
-    trf_packed_bulk_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
+    trf_packed_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
-    trf_packed_bulk_ring<Config> x_ring = ring;
+    trf_packed_ring<Config> x_ring = ring;
     trf_packed_bulk_place x_place = place;
     for (uint32_t sent = 0; sent < range.end - range.begin; sent++) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
@@ -326,10 +310,6 @@ static __device__ __forceinline__ void trf_packed_bulk_write_item(const trf_pack
             trf_packed_write_y(args.view, args.epilogue, n + i % 2, first + 8 * (i / 2), sums[i]);
 }
 
-static __device__ __forceinline__ float4 trf_add4(float4 a, float4 b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
 /* Where a block's sums of an item of a tile that it shares lie among the partial sums. */
 template <class Config>
 static __device__ __forceinline__ float *trf_packed_bulk_partial(const trf_packed_bulk_args &a, uint32_t block,
@@ -421,7 +401,7 @@ template <class Config, bool kZeroing>
 static __device__ __forceinline__ void
 trf_packed_bulk_walk(const trf_packed_bulk_args &args, const trf_packed_bulk_range &range, uint32_t shared,
                      const trf_packed_bulk_warp<Config> &warp, float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
-    trf_packed_bulk_ring<Config> ring = {shared, 0, 0};
+    trf_packed_ring<Config> ring = {shared, 0, 0};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(args, range.begin);
     for (uint32_t stage = range.begin; stage < range.end; stage++) {
         trf_mbarrier_wait(ring.full(), ring.phase);
@@ -442,14 +422,8 @@ template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bulk_args &args, uint32_t shared) {
     const uint32_t warp_number = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const trf_packed_bulk_range range = trf_packed_bulk_range_of<Config>(args);
-    if (threadIdx.x == 0) {
-        for (trf_packed_bulk_ring<Config> ring = {shared, 0, 0}; ring.phase == 0; ring.next()) {
-            trf_mbarrier_init(ring.full(), 1);
-            trf_mbarrier_init(ring.empty(), Config::kWarps);
-        }
-        trf_mbarrier_publish();
-        trf_fence_async_proxy();
-    }
+    if (threadIdx.x == 0)
+        trf_packed_ring_set_up<Config>(shared, Config::kWarps);
     __syncthreads();
     if (warp_number >= Config::kWarps) {
         trf_give_registers<Config::kProducerRegisters>();

@@ -6,6 +6,8 @@
 #include "trf_kernel_launch.cuh"
 #include "trf_packed_bulk_launch.cuh"
 #include "trf_packed_product.cuh"
+#include "trf_packed_wgmma_launch.cuh"
+#include "trf_packed_wgmma_sizes.h"
 
 static constexpr uint32_t kFinishThreads = 256, kMostGridRows = 65535;
 
@@ -64,8 +66,8 @@ static int launch_bulk(const trf_packed_view *view, const trf_product *product, 
             return status;
         x = workspace;
     }
-    return trf_packed_bulk_launch(view, product, partition, operands, x, x_stride,
-                                  (float *)(workspace + partition->partials_offset), stream);
+    return (trf_packed_is_wgmma(partition->shape) ? trf_packed_wgmma_launch : trf_packed_bulk_launch)(
+        view, product, partition, operands, x, x_stride, (float *)(workspace + partition->partials_offset), stream);
 }
 
 int trf_packed_launch(const trf_packed_view *view, const trf_product *product, const trf_packed_partition *partition,

@@ -16,6 +16,13 @@ static __device__ __forceinline__ uint64_t trf_policy_read_once() {
     return policy;
 }
 
+/* Of what other blocks read again. */
+static __device__ __forceinline__ uint64_t trf_policy_read_again() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
 /* bytes: a multiple of 16, as `from` and `to` are. They count at the barrier of this block. */
 static __device__ __forceinline__ void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
                                                      uint64_t policy) {
@@ -38,6 +45,13 @@ static __device__ __forceinline__ uint4 trf_ldmatrix4(uint32_t at) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "r"(at));
     return v;
+}
+
+/* Stores four such matrices, transposed; lane l gives the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ void trf_stmatrix4_transposed(uint32_t at, uint4 v) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 /* ---- registers: all warps of a warpgroup call it; there is nothing to wait for if the block has so many ---- */
@@ -67,7 +81,21 @@ static __device__ __forceinline__ void trf_sts128f(uint32_t at, float4 v) {
                  : "memory");
 }
 
-/* trf_lds128f of what other warps have written behind a barrier: it is not moved in front of that. */
+/* trf_lds32f, trf_lds128 and trf_lds128f of what other threads have written behind a barrier: not moved in front of
+ * that. */
+static __device__ __forceinline__ float trf_lds32f_shared(uint32_t at) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+    return v;
+}
+static __device__ __forceinline__ uint4 trf_lds128_shared(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
 static __device__ __forceinline__ float4 trf_lds128f_shared(uint32_t at) {
     float4 v;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -29,11 +29,12 @@ warp_index threadIdx, blockDim, blockIdx = {0}, gridDim = {1};
 
 namespace {
 
-constexpr uint32_t kLanes = 32, kMostThreads = 20 * kLanes;
+constexpr uint32_t kLanes = 32, kMostWarps = 48, kMostThreads = kMostWarps * kLanes, kMostBlocks = 4;
 constexpr size_t kStackBytes = 256 << 10;
 /* Where shared memory begins: the static part, a gap, the dynamic part. An address of 0 is a mistake. */
 constexpr uint32_t kStaticAt = 0x100, kStaticBytes = 16, kDynamicAt = 0x400;
 constexpr uint8_t kGarbage = 0xDB;
+constexpr uint32_t kReadBytes = 128; /* a row of an operand of products */
 /* The writer of what copies have brought that count at a barrier. Who reads and writes it is not followed: that a
  * stage is overwritten while it is read, or read before it is there, shows in what is computed. */
 constexpr uint32_t kEngine = 0xFFFFFFFF;
@@ -51,7 +52,9 @@ enum meeting {
     AT_SHUFFLE,
     AT_BLOCK,   /* from here on a warp stops, and others run */
     AT_BARRIER, /* of some warps of the block; argument: which one; value: how many warps */
-    AT_WAIT,    /* for what other warps or copies do: asks again in its next turn */
+    AT_CLUSTER,
+    AT_PRODUCTS, /* of a warpgroup; argument: which one; value: of what, the same for all */
+    AT_WAIT,     /* for what other warps or copies do: asks again in its next turn */
     LEFT
 };
 
@@ -88,13 +91,16 @@ struct block {
     warp_block_shape shape;
     void (*kernel)(void *);
     void *args;
-    uint8_t *dynamic, *fixed;
-    std::vector<note> notes;
+    uint32_t first_block; /* of the cluster; threads and warps are counted through all of its blocks */
+    uint8_t *dynamic[kMostBlocks], *fixed[kMostBlocks];
+    std::vector<note> notes[kMostBlocks];
     thread threads[kMostThreads];
     warp_gathered gathered[kMostThreads];
-    std::map<uint32_t, engine_barrier> engine_barriers; /* by address */
+    std::map<uint32_t, engine_barrier> engine_barriers[kMostBlocks]; /* by address */
+    std::map<uint32_t, uint32_t> reading[kMostBlocks];               /* by products under way, by kReadBytes */
     uint32_t clock;
-    uint32_t met[kMostThreads / kLanes], all_met; /* when the warps' lanes met last, and all threads */
+    /* When the warps' lanes met last, a block's threads, and all. */
+    uint32_t met[kMostWarps], block_met[kMostBlocks], all_met;
     uint32_t current;
     ucontext_t scheduler;
     void *scheduler_fake_stack;
@@ -104,6 +110,11 @@ struct block {
 
 block b;
 uint8_t *stacks;
+
+/* The block that a warp or the thread at work is in. */
+uint32_t block_of(uint32_t warp) { return warp / b.shape.warps; }
+uint32_t block_at_work() { return block_of(b.current / kLanes); }
+uint32_t all_warps() { return b.shape.warps * b.shape.blocks; }
 
 uint8_t *stack_of(uint32_t t) { return stacks + t * kStackBytes; }
 
@@ -122,7 +133,8 @@ void enter_fiber() {
 void resume(uint32_t i) {
     thread &t = b.threads[i];
     b.current = i;
-    threadIdx.x = i;
+    threadIdx.x = i % (b.shape.warps * kLanes);
+    blockIdx.x = b.first_block + block_of(i / kLanes);
     t.at = RUNS;
     __sanitizer_start_switch_fiber(&b.scheduler_fake_stack, stack_of(i), kStackBytes);
     swapcontext(&b.scheduler, &t.context);
@@ -196,41 +208,55 @@ void run_warp(uint32_t warp) {
 /* What stops a warp. */
 meeting stop_of(uint32_t warp) { return b.threads[warp * kLanes].at; }
 
+/* Whether a warp stands at a meeting to which all have come. */
+bool may_go_on(uint32_t warp) {
+    const thread &lane = b.threads[warp * kLanes];
+    uint32_t here = 0, left = 0;
+    const bool of_all = lane.at == AT_CLUSTER;
+    for (uint32_t w = 0; w < all_warps(); w++) {
+        const thread &other = b.threads[w * kLanes];
+        if (!of_all && block_of(w) != block_of(warp))
+            continue;
+        const bool is_here = other.at == lane.at && (lane.at < AT_BARRIER || other.argument == lane.argument);
+        if (is_here && lane.at == AT_PRODUCTS && other.value != lane.value)
+            b.current = w * kLanes, warp_fail("has started other products than another warp of its warpgroup");
+        here += is_here;
+        left += other.at == LEFT;
+    }
+    return of_all                   ? here == all_warps()
+           : lane.at == AT_BLOCK    ? here + left == b.shape.warps
+           : lane.at == AT_BARRIER  ? here == lane.value
+           : lane.at == AT_PRODUCTS ? here == 4
+                                    : false;
+}
+
 /* Lets the warps go on that wait at a barrier to which all have come. @return whether there were some. */
 bool open_barriers() {
-    uint32_t at_block = 0, left = 0, at_barrier[16] = {}, wanted[16] = {};
-    for (uint32_t w = 0; w < b.shape.warps; w++) {
-        const thread &lane = b.threads[w * kLanes];
-        at_block += lane.at == AT_BLOCK;
-        left += lane.at == LEFT;
-        if (lane.at == AT_BARRIER) {
-            at_barrier[lane.argument]++;
-            wanted[lane.argument] = lane.value;
-        }
-    }
-    bool opened = false;
-    for (uint32_t w = 0; w < b.shape.warps; w++) {
-        const thread &lane = b.threads[w * kLanes];
-        const bool opens = lane.at == AT_BLOCK
-                               ? at_block + left == b.shape.warps
-                               : lane.at == AT_BARRIER && at_barrier[lane.argument] == wanted[lane.argument];
-        for (uint32_t i = 0; opens && i < kLanes; i++)
+    bool opens[kMostWarps], opened = false;
+    for (uint32_t w = 0; w < all_warps(); w++)
+        opens[w] = may_go_on(w);
+    for (uint32_t w = 0; w < all_warps(); w++) {
+        if (!opens[w])
+            continue;
+        /* Of more than have met, if not all have: a race between others is not seen. Products order no memory. */
+        if (stop_of(w) != AT_PRODUCTS)
+            (stop_of(w) == AT_CLUSTER ? b.all_met : b.block_met[block_of(w)]) = b.clock + 1;
+        for (uint32_t i = 0; i < kLanes; i++)
             b.threads[w * kLanes + i].at = RUNS;
-        opened |= opens;
+        opened = true;
     }
-    if (opened)
-        b.all_met = ++b.clock; /* of more than have met: a race between others is not seen */
+    b.clock += opened;
     return opened;
 }
 
 /* All warps until they have left. */
 void run_warps() {
     uint32_t idle = 0;
-    for (uint32_t left = 0; left < b.shape.warps;) {
+    for (uint32_t left = 0; left < all_warps();) {
         left = 0;
         bool moved = false;
-        for (uint32_t i = 0; i < b.shape.warps; i++) {
-            const uint32_t w = b.shape.order & 1 ? b.shape.warps - 1 - i : i;
+        for (uint32_t i = 0; i < all_warps(); i++) {
+            const uint32_t w = b.shape.order & 1 ? all_warps() - 1 - i : i;
             if (stop_of(w) == RUNS || stop_of(w) == AT_WAIT) {
                 moved |= stop_of(w) == RUNS;
                 run_warp(w);
@@ -240,7 +266,7 @@ void run_warps() {
         }
         moved |= open_barriers();
         idle = moved ? 0 : idle + 1;
-        if (left < b.shape.warps && idle > 1000)
+        if (left < all_warps() && idle > 1000)
             b.current = 0, warp_fail("and all others wait for ever");
     }
 }
@@ -251,17 +277,20 @@ uint8_t *place(uint32_t at, uint32_t bytes, const char *what) {
     if (at % bytes != 0)
         warp_fail("%s of %u bytes at shared address %u", what, bytes, at);
     if (at >= kDynamicAt && at - kDynamicAt <= b.shape.shared_bytes - bytes)
-        return b.dynamic + (at - kDynamicAt);
+        return b.dynamic[block_at_work()] + (at - kDynamicAt);
     if (at >= kStaticAt && at - kStaticAt <= kStaticBytes - bytes)
-        return b.fixed + (at - kStaticAt);
+        return b.fixed[block_at_work()] + (at - kStaticAt);
     warp_fail("%s of %u bytes at shared address %u, outside of %u to %u", what, bytes, at, kDynamicAt,
               kDynamicAt + b.shape.shared_bytes);
 }
 
 /* When the thread at work and another one met last. */
 uint32_t met_with(uint32_t other) {
-    const uint32_t warp = b.current / kLanes;
-    return other / kLanes == warp && b.met[warp] > b.all_met ? b.met[warp] : b.all_met;
+    const uint32_t warp = b.current / kLanes, other_warp = other / kLanes;
+    uint32_t last = b.all_met;
+    if (block_of(other_warp) == block_of(warp) && b.block_met[block_of(warp)] > last)
+        last = b.block_met[block_of(warp)];
+    return other_warp == warp && b.met[warp] > last ? b.met[warp] : last;
 }
 
 /* Whether the thread at work may see what stands there. The static part is written through a pointer, and not
@@ -288,7 +317,7 @@ void expect_nobody_reads(const note &n, uint32_t at) {
         warp_fail("writes to shared address %u, which another lane has read since they met", at);
 }
 
-note *notes_at(uint32_t at) { return at < kDynamicAt ? nullptr : &b.notes[(at - kDynamicAt) / 4]; }
+note *notes_at(uint32_t at) { return at < kDynamicAt ? nullptr : &b.notes[block_at_work()][(at - kDynamicAt) / 4]; }
 
 void land(uint32_t to, const uint8_t *data, uint32_t bytes) {
     memcpy(place(to, bytes, "a store"), data, bytes);
@@ -306,18 +335,19 @@ void land(uint32_t to, const uint8_t *data, uint32_t bytes) {
 void warp_fail(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fprintf(stderr, "warp %u lane %u: ", b.current / kLanes, b.current % kLanes);
+    fprintf(stderr, "block %u warp %u lane %u: ", blockIdx.x, threadIdx.x / kLanes, b.current % kLanes);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
     abort();
 }
 
-uint8_t *warp_shared_memory() { return b.dynamic; }
-void *warp_static_shared_memory() { return b.fixed; }
+uint8_t *warp_shared_memory() { return b.dynamic[block_at_work()]; }
+void *warp_static_shared_memory() { return b.fixed[block_at_work()]; }
 
 uint32_t warp_shared_address(const void *p) {
-    const uintptr_t at = (uintptr_t)p, fixed = (uintptr_t)b.fixed, dynamic = (uintptr_t)b.dynamic;
+    const uintptr_t at = (uintptr_t)p, fixed = (uintptr_t)warp_static_shared_memory(),
+                    dynamic = (uintptr_t)warp_shared_memory();
     if (at - fixed < kStaticBytes)
         return kStaticAt + (uint32_t)(at - fixed);
     if (at - dynamic < b.shape.shared_bytes)
@@ -337,6 +367,20 @@ void warp_read(uint32_t at, void *to, uint32_t bytes) {
             n[i].reader = b.current;
         }
         n[i].read = b.clock;
+    }
+}
+
+void warp_read_of_block(uint32_t rank, uint32_t at, void *to, uint32_t bytes) {
+    if (rank >= b.shape.blocks)
+        warp_fail("reads of block %u of a cluster that has %u", rank, b.shape.blocks);
+    const uint32_t reader = b.current, there = rank * b.shape.warps * kLanes;
+    memcpy(to, (b.current = there, place(at, bytes, "a load")), bytes);
+    const note *n = notes_at(at);
+    b.current = reader;
+    for (uint32_t i = 0; n && i < bytes / 4; i++) {
+        const char *why = unreadable(n[i]);
+        if (why)
+            warp_fail("reads what is at shared address %u of block %u, %s", at + 4 * i, rank, why);
     }
 }
 
@@ -396,8 +440,9 @@ void warp_copy_wait(uint32_t pending) {
 /* ---- barriers and copies of the engine ---- */
 
 static engine_barrier &barrier_at(uint32_t at) {
-    const auto found = b.engine_barriers.find(at);
-    if (found == b.engine_barriers.end())
+    std::map<uint32_t, engine_barrier> &barriers = b.engine_barriers[block_at_work()];
+    const auto found = barriers.find(at);
+    if (found == barriers.end())
         warp_fail("uses a barrier at shared address %u that nobody has set up", at);
     return found->second;
 }
@@ -411,7 +456,7 @@ static void end_phase(engine_barrier &barrier) {
 
 void warp_barrier_init(uint32_t at, uint32_t arrivals) {
     place(at, 8, "a barrier");
-    b.engine_barriers[at] = {arrivals, arrivals, 0, 0};
+    b.engine_barriers[block_at_work()][at] = {arrivals, arrivals, 0, 0};
 }
 
 void warp_barrier_arrive(uint32_t at, uint32_t bytes) {
@@ -432,6 +477,8 @@ void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
     if (bytes == 0 || to % 16 || (uintptr_t)from % 16 || bytes % 16)
         warp_fail("has %u bytes copied from %p to shared address %u", bytes, from, to);
     for (uint32_t i = 0; i < bytes; i += 16) {
+        if (b.reading[block_at_work()][(to + i) / kReadBytes])
+            warp_fail("has shared address %u overwritten, which a product under way reads", to + i);
         memcpy(place(to + i, 16, "a copy"), (const uint8_t *)from + i, 16);
         for (uint32_t k = 0; k < 4; k++)
             notes_at(to + i)[k] = {kEngine, 0, 0, 0, 0, 0};
@@ -441,8 +488,25 @@ void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
     end_phase(counts);
 }
 
+void warp_engine_read(uint32_t at, void *to, uint32_t bytes) {
+    memcpy(to, place(at, bytes, "a product's load"), bytes);
+    const note *n = notes_at(at);
+    for (uint32_t i = 0; n && i < bytes / 4; i++)
+        if (n[i].writer != kEngine)
+            warp_fail("has a product read what is at shared address %u, where no copy went", at + 4 * i);
+}
+
+void warp_engine_keep(uint32_t at, uint32_t bytes, int change) {
+    for (uint32_t i = at / kReadBytes; i < (at + bytes + kReadBytes - 1) / kReadBytes; i++)
+        b.reading[block_at_work()][i] += (uint32_t)change;
+}
+
+uint32_t warp_thread() { return b.current; }
+
 void warp_meet() { wait_for_others(AT_WARP, 0, 0); }
 void warp_meet_block() { wait_for_others(AT_BLOCK, 0, 0); }
+void warp_meet_warpgroup(uint32_t products) { wait_for_others(AT_PRODUCTS, products, threadIdx.x / (4 * kLanes)); }
+void warp_meet_cluster() { wait_for_others(AT_CLUSTER, 0, 0); }
 void warp_meet_warps(uint32_t barrier, uint32_t warps) {
     if (barrier > 15)
         warp_fail("has no barrier %u", barrier);
@@ -463,6 +527,18 @@ const warp_gathered *warp_gather(const uint32_t *words, uint32_t count) {
     return b.gathered + warp * kLanes;
 }
 
+static void begin_block(uint32_t rank) {
+    void *dynamic, *fixed;
+    if (posix_memalign(&dynamic, 1024, b.shape.shared_bytes) || posix_memalign(&fixed, 16, kStaticBytes))
+        abort();
+    b.dynamic[rank] = (uint8_t *)memset(dynamic, kGarbage, b.shape.shared_bytes);
+    b.fixed[rank] = (uint8_t *)memset(fixed, kGarbage, kStaticBytes);
+    b.notes[rank].assign(b.shape.shared_bytes / 4, note{});
+    b.block_met[rank] = 1;
+    b.engine_barriers[rank].clear();
+    b.reading[rank].clear();
+}
+
 void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *), void *args) {
     if (!stacks) {
         stacks = (uint8_t *)mmap(nullptr, kMostThreads * kStackBytes, PROT_READ | PROT_WRITE,
@@ -470,30 +546,31 @@ void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *), void 
         if (stacks == MAP_FAILED)
             abort();
     }
-    void *dynamic, *fixed;
-    if (shape.warps == 0 || shape.warps > kMostThreads / kLanes || shape.shared_bytes % 16 != 0 ||
-        posix_memalign(&dynamic, 1024, shape.shared_bytes) || posix_memalign(&fixed, 16, kStaticBytes))
-        abort();
     b.shape = shape;
+    if (shape.warps == 0 || shape.blocks == 0 || shape.blocks > kMostBlocks || all_warps() > kMostWarps ||
+        shape.shared_bytes % 16 != 0)
+        abort();
     b.kernel = kernel;
     b.args = args;
-    b.dynamic = (uint8_t *)memset(dynamic, kGarbage, shape.shared_bytes);
-    b.fixed = (uint8_t *)memset(fixed, kGarbage, kStaticBytes);
-    b.notes.assign(shape.shared_bytes / 4, note{});
+    b.first_block = blockIdx.x;
     b.clock = b.all_met = 1;
+    for (uint32_t rank = 0; rank < b.shape.blocks; rank++)
+        begin_block(rank);
     blockDim.x = shape.warps * kLanes;
-    for (uint32_t i = 0; i < blockDim.x; i++)
+    for (uint32_t i = 0; i < all_warps() * kLanes; i++)
         make_fiber(i);
-    for (uint32_t w = 0; w < shape.warps; w++)
+    for (uint32_t w = 0; w < all_warps(); w++)
         b.met[w] = 1;
-    b.engine_barriers.clear();
     run_warps();
-    for (uint32_t i = 0; i < blockDim.x; i++)
+    for (uint32_t i = 0; i < all_warps() * kLanes; i++)
         for (const std::vector<copy> &group : b.threads[i].groups)
             if (!group.empty())
                 b.current = i, warp_fail("has left with copies on their way");
-    free(dynamic);
-    free(fixed);
+    for (uint32_t rank = 0; rank < b.shape.blocks; rank++) {
+        free(b.dynamic[rank]);
+        free(b.fixed[rank]);
+    }
+    blockIdx.x = b.first_block;
 }
 
 void warp_run_grid(const warp_block_shape &shape, uint32_t blocks, void (*kernel)(void *), void *args) {

@@ -19,12 +19,13 @@
 /* ---- the block ---- */
 
 typedef struct warp_block_shape {
-    uint32_t warps;        /* 1 to 20 */
+    uint32_t warps;        /* 1 to 20, of a cluster's blocks together to 48 */
     uint32_t shared_bytes; /* dynamic shared memory */
     uint32_t order;        /* which order threads run in between meetings; any number */
+    uint32_t blocks = 1;   /* of a cluster: 1 to 4 */
 } warp_block_shape;
 
-/* Runs the kernel in all threads of a block. */
+/* Runs the kernel in all threads of a block, or of a cluster whose first block is blockIdx.x. */
 void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *args), void *args);
 
 /* The same for a grid of so many blocks, one after the other, from the last one on if the order is odd. */
@@ -36,14 +37,17 @@ void *warp_static_shared_memory();
 uint32_t warp_shared_address(const void *p);
 
 void warp_read(uint32_t at, void *to, uint32_t bytes);
+void warp_read_of_block(uint32_t rank, uint32_t at, void *to, uint32_t bytes); /* of the cluster */
 uint16_t warp_read_word(uint32_t at);
 void warp_write(uint32_t at, const void *from, uint32_t bytes);
 void warp_copy(uint32_t to, const void *from, uint32_t bytes);
 void warp_copy_commit();
 void warp_copy_wait(uint32_t pending);
 
-void warp_meet();                                           /* __syncwarp */
-void warp_meet_block();                                     /* __syncthreads, of those that have not left */
+void warp_meet();       /* __syncwarp */
+void warp_meet_block(); /* __syncthreads, of those that have not left */
+void warp_meet_cluster();
+void warp_meet_warpgroup(uint32_t products);                /* which all four warps have started; orders no memory */
 void warp_meet_warps(uint32_t barrier, uint32_t warps);     /* barrier.sync of so many warps */
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
 bool warp_all(bool value);                                  /* __all_sync; likewise */
@@ -65,6 +69,12 @@ void warp_barrier_init(uint32_t at, uint32_t arrivals);
 void warp_barrier_arrive(uint32_t at, uint32_t bytes); /* bytes: that the phase waits for, too */
 void warp_barrier_wait(uint32_t at, uint32_t parity);
 void warp_engine_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
+
+/* Products of warpgroups (warp_wgmma.cpp) read shared memory, too: only what copies have brought; while they read, no
+ * copy may go there. */
+void warp_engine_read(uint32_t at, void *to, uint32_t bytes);
+void warp_engine_keep(uint32_t at, uint32_t bytes, int change); /* 1: is read from now on; -1: no more */
+uint32_t warp_thread();                                         /* counted through the cluster's blocks */
 
 /* Ends the program, and says which thread it was. */
 [[noreturn]] void warp_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -243,9 +253,14 @@ static inline uint32_t trf_ldg32(const uint32_t *at) { return __ldg(at); }
 
 static inline void trf_named_barrier_sync(uint32_t barrier, uint32_t warps) { warp_meet_warps(barrier, warps); }
 
-/* Clusters of one block. */
+/* Who arrives does not go on before all have come, which it might. */
 static inline void trf_cluster_arrive(uint32_t) {}
-static inline void trf_cluster_wait(uint32_t) { warp_meet_block(); }
+static inline void trf_cluster_wait(uint32_t blocks) {
+    if (blocks > 1)
+        warp_meet_cluster();
+    else
+        warp_meet_block();
+}
 
 /* Alone in its stream. */
 static inline void trf_wait_for_predecessor() {}

@@ -9,6 +9,7 @@
 
 #define TRF_WIDE_PTX_CUH
 #define TRF_PACKED_PTX_CUH
+#define TRF_PACKED_WGMMA_PTX_CUH
 #define TRF_WARPGROUPS 1
 
 /* ---- barriers ---- */
@@ -23,6 +24,8 @@ static inline void trf_mbarrier_wait(uint32_t at, uint32_t parity) { warp_barrie
 /* ---- copies ---- */
 
 static inline uint64_t trf_policy_read_once() { return 0; }
+static inline uint64_t trf_policy_read_again() { return 0; }
+static inline void trf_prefetch_map(const void *) {}
 static inline void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier, uint64_t) {
     warp_engine_load(to, from, bytes, barrier);
 }
@@ -66,15 +69,44 @@ static inline uint4 trf_ldmatrix4(uint32_t at) {
         of_lane[matrix] = rows[8 * matrix + lane / 4][lane % 4];
     return make_uint4(of_lane[0], of_lane[1], of_lane[2], of_lane[3]);
 }
+static inline void trf_stmatrix4_transposed(uint32_t at, uint4 v) {
+    const uint32_t lane = threadIdx.x % 32, matrix = lane / 8, col = lane % 8;
+    const uint32_t own[4] = {v.x, v.y, v.z, v.w};
+    const warp_gathered *const lanes = warp_gather(own, 4);
+    alignas(16) uint16_t values[8];
+    for (uint32_t row = 0; row < 8; row++)
+        values[row] = (uint16_t)(lanes[4 * row + col / 2][matrix] >> 16 * (col % 2));
+    warp_write(at, values, sizeof values);
+}
 static inline void trf_sts128f(uint32_t at, float4 v) { warp_write(at, &v, sizeof v); }
 static inline float4 trf_lds128f_shared(uint32_t at) { return warp_load<float4>(at); }
+static inline uint4 trf_lds128_shared(uint32_t at) { return warp_load<uint4>(at); }
+static inline float trf_lds32f_shared(uint32_t at) { return warp_load<float>(at); }
 static inline float4 trf_lds128f_cluster(uint32_t at, uint32_t rank) {
-    if (rank != 0)
-        warp_fail("reads of block %u of a cluster that has one", rank);
-    return trf_lds128f_shared(at);
+    float4 v;
+    warp_read_of_block(rank, at, &v, sizeof v);
+    return v;
 }
 
 template <int kRegisters> static inline void trf_take_registers() {}
 template <int kRegisters> static inline void trf_give_registers() {}
+
+/* ---- products of warpgroups: they read their operands and write sums as late as may be, in the wait for them; until
+ * then sums are NaN (warp_wgmma.cpp) ---- */
+
+void warp_wgmma_fence();
+void warp_wgmma_start(float *sums, const uint32_t *a, uint64_t b, uint32_t b_rows);
+void warp_wgmma_commit();
+void warp_wgmma_wait(uint32_t pending);
+void warp_wgmma_expect_settled(const float *sums);
+
+static inline void trf_wgmma_fence() { warp_wgmma_fence(); }
+static inline void trf_wgmma_commit() { warp_wgmma_commit(); }
+template <int kPending> static inline void trf_wgmma_wait() { warp_wgmma_wait(kPending); }
+template <int kRows>
+static inline void trf_wgmma_of_registers(float (&d)[kRows / 2], const uint32_t (&a)[4], uint64_t b) {
+    warp_wgmma_start(d, a, b, kRows);
+}
+template <int kSums> static inline void trf_wgmma_settle_sums(float (&d)[kSums]) { warp_wgmma_expect_settled(d); }
 
 #endif

@@ -24,9 +24,14 @@ typedef struct warp_packed_product {
 
 void warp_multiply_packed(const warp_packed_product *product);
 
-/* The same by a bulk kernel (trf_packed_bulk.cuh) with clusters of one block. shape: trf_packed_bulk_shape; x_tiles:
- * 1, 2, 4 or 8, for all of m. blocks: of a stream-K shape. product->partials: trf_packed_bulk_partial_floats. */
+/* The same by a bulk kernel (trf_packed_bulk.cuh). shape: trf_packed_bulk_shape; x_tiles: 1, 2, 4 or 8, for all of m.
+ * blocks: of a stream-K shape all, of others those of a cluster, 1 or 2. product->partials: 2 * blocks times
+ * trf_packed_bulk_items items. */
 void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks);
+
+/* The same by a wgmma kernel (trf_packed_wgmma.cuh). partition: of one; product->partials: its workspace behind
+ * partials_offset. */
+void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_packed_partition *partition);
 
 #ifdef __cplusplus
 }

@@ -28,20 +28,20 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     const uint32_t rows = product->view->bands * TRF_PACKED_TILE_ROWS,
                    tiles = (rows + Config::kRows - 1) / Config::kRows,
                    stages = (product->view->tiles_per_band + Config::kColWarps - 1) / Config::kColWarps;
+    const uint32_t cluster = Config::kStreamK ? 1 : blocks;
     if (!Config::kStreamK)
-        blocks = tiles;
+        blocks = tiles * cluster;
     args.x_map = warp_describe_x(product->x, product->m, product->view->cols, 8 * kXTiles);
     args.view = *product->view;
     args.m = product->m;
-    args.cluster = 1;
+    args.cluster = cluster;
     args.stream_k = trf_stream_k_of(tiles, stages, blocks);
     args.partials = product->partials;
     args.epilogue = product->epilogue;
-    for (uint32_t i = 0; i < blocks; i++) {
-        blockIdx.x = i;
-        warp_run_block({Config::kThreads / 32, trf_packed_bulk_shared_bytes(kShape, kXTiles), product->order},
-                       args.view.zeroing ? run_block<Config, true> : run_block<Config, false>, &args);
-    }
+    const warp_block_shape shape = {Config::kThreads / 32, trf_packed_bulk_shared_bytes(kShape, kXTiles),
+                                    product->order, cluster};
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x += cluster)
+        warp_run_block(shape, args.view.zeroing ? run_block<Config, true> : run_block<Config, false>, &args);
     blockIdx.x = 0;
     for (finish_args finish = {&args, 0}; Config::kStreamK && finish.tile < tiles; finish.tile++)
         warp_run_block({1, 16, 0}, run_finish<Config>, &finish);

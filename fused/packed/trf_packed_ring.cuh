@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What kernels share that have the copy engine fill stages in shared memory: the ring of stages, and sums of items. */
+#ifndef TRF_PACKED_RING_CUH
+#define TRF_PACKED_RING_CUH
+
+#include "trf_packed_ptx.cuh"
+
+#if TRF_WARPGROUPS
+
+/* The ring of stages as one of its users sees it. Config: kStages of kStageBytes each; kBarriersAt: where the pairs of
+ * barriers lie, of which `full` counts bytes and `empty` the warps that are done with a stage. */
+template <class Config> struct trf_packed_ring {
+    uint32_t shared; /* address */
+    uint32_t index, phase;
+
+    __device__ __forceinline__ uint32_t stage() const { return shared + index * Config::kStageBytes; }
+    __device__ __forceinline__ uint32_t full() const { return shared + Config::kBarriersAt + 16 * index; }
+    __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
+    __device__ __forceinline__ void next() {
+        if (++index == Config::kStages) {
+            index = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* By one thread, in front of a __syncthreads. warps: that are done with each stage. */
+template <class Config> static __device__ __forceinline__ void trf_packed_ring_set_up(uint32_t shared, uint32_t warps) {
+    for (trf_packed_ring<Config> ring = {shared, 0, 0}; ring.phase == 0; ring.next()) {
+        trf_mbarrier_init(ring.full(), 1);
+        trf_mbarrier_init(ring.empty(), warps);
+    }
+    trf_mbarrier_publish();
+    trf_fence_async_proxy();
+}
+
+static __device__ __forceinline__ float4 trf_add4(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* y = x . W^T of a packed BF16 layer by wgmma, for any number of rows of x, made for more than 64, for compute
+ * capability 9.0: W is operand A, formed in registers; x is operand B, in shared memory as TMA leaves it there.
+ *
+ * A *tile* is 128 rows of W, two packed bands, by 64, 96, 128, 192 or 256 rows of x. A block multiplies a tile in
+ * stages of 64 columns; each of its two math warpgroups has a band, and each warp of it a packed slab:
+ *
+ *                       W: packed tiles t, t + 1                          x: 64 columns, as rows of 128 bytes
+ *                     +-----------+-----------+                          +------------------------+
+ *      warpgroup 0    | warp 0    | slab 0    |                          | row 0   16-byte groups |
+ *      (band 2i)      | ...       |           |   a stage: four k16      | row 1   turned by XOR  |   64 to 256 rows
+ *                     | warp 3    | slab 3    |                          | ...     with row % 8   |
+ *                     +-----------+-----------+                          +------------------------+
+ *      warpgroup 1    | warps 4-7             |                            the same for both warpgroups
+ *      (band 2i + 1)  +-----------+-----------+
+ *
+ * The unit is a whole stage: a warp forms its slab of both packed tiles, 16 registers a lane, patches them behind one
+ * vote and a branch that is rarely taken, and its warpgroup starts four wgmma on them. While these run it forms the
+ * next stage's registers, a second set. So a stage is given back when the one behind it has been formed.
+ *
+ * A producer warp fills the ring: one copy a band and stage, a band's exception line (128 bytes), and a box of x.
+ *
+ * Two ways to cut a product, which the partition says (trf_packed_partition.h):
+ *   - a cluster of 2 or 4 blocks for each tile, which cut its stages, and add their sums through distributed shared
+ *     memory in the order of blocks, each another part of y;
+ *   - blocks that stay: of `whole` tiles block b has b, b + blocks, ...; the stages of the tiles that are left are cut
+ *     into one equal share a block (stream-K), shared tiles go to the workspace as partial sums, and
+ *     trf_packed_wgmma_finish adds them in the order of blocks. 8192 rows of x by 8192x8192: 2,048 tiles of 256 rows of
+ *     x, of which 132 blocks have 15 each, and share the 68 that are left.
+ * Tiles lie in groups of 8 x blocks: in a group those with the same weights follow each other. So 132 tiles that are
+ * under way have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many blocks.
+ *
+ * Shared memory: 8, 8, 7, 6 or 5 stages of 20 to 44 KiB, 272 bytes a stage for lines and barriers, 4 KiB for sums on
+ * their way to y: 226 KiB at most. Registers: 232 a thread of the math warpgroups, of which sums take 32 to 128 and
+ * two sets of fragments 32; the producer's warpgroup keeps 40.
+ *
+ * y of 16 bits without an epilogue is *bare* and leaves 16 bytes at a time; any other y takes some hundred instructions
+ * for four elements of a lane, which should cost tenths of a short product's time: to be measured, and then mended.
+ *
+ * What should bind, predicted from an experiment of the same structure and not measured on this code: memory up to
+ * about 96 rows of x, copies and products together at 128, the tensor cores (256, 512 and 1,024 clocks a stage of 64,
+ * 128 and 256 rows) at 80 % from 192 on. Forming takes about 300 clocks of a stage. The loop has no spills, and no R2UR
+ * in front of its HGMMA outside of the exceptions' branch (nvcc 13.0); it has not run on a GPU. */
+#ifndef TRF_PACKED_WGMMA_CUH
+#define TRF_PACKED_WGMMA_CUH
+
+#include "trf_packed_wgmma_sums.cuh"
+
+#if TRF_WARPGROUPS
+
+/* ---- the producer ---- */
+
+/* Where the producer is in its stints. */
+struct trf_packed_wgmma_cursor {
+    trf_packed_wgmma_stint stint;
+    uint32_t number, stints, stage; /* of the stint; the next stage */
+
+    __device__ __forceinline__ explicit trf_packed_wgmma_cursor(const trf_packed_wgmma_args &a)
+        : stint(trf_packed_wgmma_stint_of(a, 0)), number(0), stints(trf_packed_wgmma_stints(a)), stage(stint.begin) {
+        if (stints && stage == stint.end)
+            stints = 0; /* a cluster's block without stages */
+    }
+    __device__ __forceinline__ bool is_there() const { return number < stints; }
+    __device__ __forceinline__ void next(const trf_packed_wgmma_args &a) {
+        if (++stage < stint.end || ++number == stints)
+            return;
+        stint = trf_packed_wgmma_stint_of(a, number);
+        stage = stint.begin;
+    }
+};
+
+/* Weights and exception lines of a stage; all lanes call it, each copies another band's. */
+template <class Config>
+static __device__ __forceinline__ void
+trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmma_cursor &at,
+                              const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy) {
+    const uint32_t band = at.stint.row_tile * TRF_PACKED_WGMMA_BANDS,
+                   bands = min((uint32_t)TRF_PACKED_WGMMA_BANDS, view.bands - band),
+                   tile = at.stage * TRF_PACKED_WGMMA_STAGE_TILES;
+    if (lane == 0)
+        trf_mbarrier_arrive_expect_tx(ring.full(),
+                                      bands * (TRF_PACKED_WGMMA_BAND_BYTES + TRF_PACKED_LINE_BYTES) + Config::kXBytes);
+    __syncwarp();
+    if (lane >= bands)
+        return;
+    const uint32_t to = ring.stage() + lane * TRF_PACKED_WGMMA_BAND_BYTES;
+    const uint8_t *const from = view.tiles + trf_packed_tile_number(&view, band + lane, tile) * TRF_PACKED_TILE_BYTES;
+    if (tile + 1 < view.tiles_per_band) {
+        trf_bulk_load(to, from, TRF_PACKED_WGMMA_BAND_BYTES, ring.full(), policy);
+    } else { /* Behind the last tile of a band stands the same one again: finite weights, by which x has zeros. */
+        trf_bulk_load(to, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
+        trf_bulk_load(to + TRF_PACKED_TILE_BYTES, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
+    }
+    trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
+                      lane * TRF_PACKED_LINE_BYTES,
+                  trf_packed_line_of(&view, band + lane, tile), TRF_PACKED_LINE_BYTES, ring.full(), policy);
+}
+
+template <class Config>
+static __device__ __forceinline__ void trf_packed_wgmma_load_x(const trf_packed_wgmma_args &a,
+                                                               const trf_packed_wgmma_cursor &at,
+                                                               const trf_packed_ring<Config> &ring, uint32_t lane) {
+    if (lane == 0)
+        trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.stage * TRF_PACKED_BULK_X_BOX_COLS,
+                         at.stint.x_block * Config::kXRows, ring.full());
+}
+
+/* Weights of as many stages as there is room for before it waits for what may have made x. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_wgmma_produce(const trf_packed_wgmma_args &a, uint32_t shared,
+                                                                uint32_t lane) {
+    const uint64_t policy = a.x_blocks > 1 ? trf_policy_read_again() : trf_policy_read_once();
+    trf_packed_ring<Config> ring = {shared, 0, 0};
+    trf_packed_wgmma_cursor at(a);
+    const trf_packed_wgmma_cursor first = at;
+    for (; at.is_there() && ring.phase == 0; ring.next(), at.next(a))
+        trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
+    trf_wait_for_predecessor();
+    trf_packed_ring<Config> x_ring = {shared, 0, 0};
+    trf_packed_wgmma_cursor x_at = first;
+    for (; x_at.is_there() && x_ring.phase == 0; x_ring.next(), x_at.next(a))
+        trf_packed_wgmma_load_x<Config>(a, x_at, x_ring, lane);
+    for (; at.is_there(); ring.next(), at.next(a)) {
+        trf_mbarrier_wait(ring.empty(), ring.phase ^ 1);
+        trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
+        trf_packed_wgmma_load_x<Config>(a, at, ring, lane);
+    }
+    trf_allow_successor();
+}
+
+/* ---- weights ---- */
+
+/* A lane's words of a stage. */
+struct trf_packed_wgmma_words {
+    trf_packed_words tiles[TRF_PACKED_WGMMA_STAGE_TILES];
+    uint32_t line; /* of the exception line */
+};
+
+template <class Config>
+static __device__ __forceinline__ trf_packed_wgmma_words
+trf_packed_wgmma_load_words(const trf_packed_ring<Config> &ring, const trf_packed_wgmma_warp &warp) {
+    const uint32_t at = ring.stage() + warp.band() * TRF_PACKED_WGMMA_BAND_BYTES + warp.slab() * TRF_PACKED_SLAB_BYTES,
+                   raw = at + 16 * warp.lane, index = at + TRF_PACKED_RAW_BYTES + 8 * warp.lane,
+                   line = ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
+                          warp.band() * TRF_PACKED_LINE_BYTES + 4 * warp.lane;
+    return {{{trf_lds128(raw), trf_lds64(index)},
+             {trf_lds128(raw + TRF_PACKED_TILE_BYTES), trf_lds64(index + TRF_PACKED_TILE_BYTES)}},
+            trf_lds32(line)};
+}
+
+/* Whether a line has records of a slab of two neighbouring packed tiles, or one of them is stored; it may say yes where
+ * there is none. All lanes call it. Unused words of a line have zeros for a place, as no record but the first one may
+ * have, records being in order: so nobody has to know how many there are. tile: even. */
+static __device__ __forceinline__ bool trf_packed_wgmma_has_exceptions(uint32_t word, uint32_t tile,
+                                                                       const trf_packed_wgmma_warp &warp) {
+    const uint32_t in_line = tile % TRF_PACKED_LINE_TILES, place = word >> 16,
+                   wanted = trf_packed_record(in_line, warp.slab(), 0, 0, 0, 0, 0),
+                   same = trf_packed_record(TRF_PACKED_LINE_TILES - 2, TRF_PACKED_SLABS - 1, 0, 0, 0, 0, 0);
+    bool has = warp.lane < TRF_PACKED_MAX_RECORDS && ((word ^ wanted) & same) == 0 && (place != 0 || warp.lane == 0);
+    if (warp.lane == TRF_PACKED_STORED_WORD)
+        has = word >> in_line & 3;
+    return __ballot_sync(0xFFFFFFFF, has) != 0;
+}
+
+/* The fragments of a warp's slab of a stage's packed tiles. tile: the first one, of the band. */
+template <bool kZeroing>
+static __device__ __forceinline__ void
+trf_packed_wgmma_form(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4], const trf_packed_view &view,
+                      const trf_packed_wgmma_words &words, uint32_t tile, const trf_packed_wgmma_warp &warp) {
+#pragma unroll
+    for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_TILES; t++)
+        trf_packed_form_tile<kZeroing>(a[t], words.tiles[t]);
+    if (!trf_packed_wgmma_has_exceptions(words.line, tile, warp))
+        return;
+    trf_packed_line line;
+    line.take(words.line);
+#pragma unroll
+    for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_TILES; t++) {
+        line.patch(a[t], tile + t, warp.slab(), warp.lane);
+        if (line.is_stored(tile + t))
+            line.load_stored(a[t], view, tile + t, warp.slab(), warp.lane);
+    }
+}
+
+/* ---- products ---- */
+
+/* Operand B in shared memory: rows of 64 columns under the swizzle of 128 bytes, atoms of 8 rows one behind the other,
+ * as TMA leaves a box. at: a multiple of 1024. */
+static __device__ __forceinline__ uint64_t trf_packed_wgmma_descriptor(uint32_t at) {
+    return (uint64_t)(at >> 4 & 0x3FFF) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+static constexpr uint32_t kWgmmaStep = 32 >> 4; /* 16 columns further */
+
+/* Starts a stage's products. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_wgmma_start(float (&sums)[Config::kXRows / 2],
+                                                              const uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4],
+                                                              uint32_t x_at) {
+    const uint64_t x = trf_packed_wgmma_descriptor(x_at);
+    trf_wgmma_fence();
+#pragma unroll
+    for (uint32_t k = 0; k < 2 * TRF_PACKED_WGMMA_STAGE_TILES; k++)
+        trf_wgmma_of_registers<Config::kXRows>(sums, a[k / 2][k % 2], x + k * kWgmmaStep);
+    trf_wgmma_commit();
+}
+
+/* A warp's way through the stages of a stint. */
+template <class Config> struct trf_packed_wgmma_walk {
+    trf_packed_wgmma_words words; /* of the stage that is formed next */
+    uint32_t tile;                /* its first packed tile */
+    uint32_t left;                /* stages, it included */
+    uint32_t multiplied;          /* barrier of the stage whose products run; 0: none do */
+};
+
+static __device__ __forceinline__ void trf_packed_wgmma_give_back(uint32_t empty, uint32_t lane) {
+    if (lane == 0)
+        trf_mbarrier_arrive(empty);
+}
+
+/* Forms a stage and starts its products, takes the next stage's words meanwhile, and waits for the products in front,
+ * whose registers are formed next. */
+template <class Config, bool kZeroing>
+static __device__ __forceinline__ void
+trf_packed_wgmma_stage(const trf_packed_view &view, const trf_packed_wgmma_warp &warp, trf_packed_ring<Config> &ring,
+                       trf_packed_wgmma_walk<Config> &walk, uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4],
+                       float (&sums)[Config::kXRows / 2]) {
+    trf_packed_wgmma_form<kZeroing>(a, view, walk.words, walk.tile, warp);
+    trf_packed_wgmma_start<Config>(sums, a, ring.stage() + Config::kXAt);
+    const uint32_t started = ring.empty();
+    ring.next();
+    walk.tile += TRF_PACKED_WGMMA_STAGE_TILES;
+    if (--walk.left) {
+        trf_mbarrier_wait(ring.full(), ring.phase);
+        walk.words = trf_packed_wgmma_load_words<Config>(ring, warp);
+    }
+    trf_wgmma_wait<1>();
+    if (walk.multiplied)
+        trf_packed_wgmma_give_back(walk.multiplied, warp.lane);
+    walk.multiplied = started;
+}
+
+/* Adds the products of a stint, which has stages, to the sums; they are all there then. */
+template <class Config, bool kZeroing>
+static __device__ __forceinline__ void
+trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
+                          const trf_packed_wgmma_stint &stint, trf_packed_ring<Config> &ring,
+                          float (&sums)[Config::kXRows / 2]) {
+    uint32_t a[2][TRF_PACKED_WGMMA_STAGE_TILES][2][4]; /* of even stages, of odd ones */
+    trf_mbarrier_wait(ring.full(), ring.phase);
+    trf_packed_wgmma_walk<Config> walk = {trf_packed_wgmma_load_words<Config>(ring, warp),
+                                          stint.begin * TRF_PACKED_WGMMA_STAGE_TILES, stint.end - stint.begin, 0};
+#pragma unroll 1
+    for (;;) {
+        trf_packed_wgmma_stage<Config, kZeroing>(args.view, warp, ring, walk, a[0], sums);
+        if (walk.left == 0)
+            break;
+        trf_packed_wgmma_stage<Config, kZeroing>(args.view, warp, ring, walk, a[1], sums);
+        if (walk.left == 0)
+            break;
+    }
+    trf_wgmma_wait<0>();
+    trf_wgmma_settle_sums(sums);
+    trf_packed_wgmma_give_back(walk.multiplied, warp.lane);
+}
+
+/* In place of that where the layer has no band for the warpgroup. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_wgmma_pass(const trf_packed_wgmma_stint &stint,
+                                                             trf_packed_ring<Config> &ring, uint32_t lane) {
+    for (uint32_t stage = stint.begin; stage < stint.end; stage++, ring.next()) {
+        trf_mbarrier_wait(ring.full(), ring.phase);
+        trf_packed_wgmma_give_back(ring.empty(), lane);
+    }
+}
+
+/* ---- the block ---- */
+
+template <class Config, bool kZeroing>
+static __device__ __forceinline__ void trf_packed_wgmma_math(const trf_packed_wgmma_args &args, uint32_t shared,
+                                                             const trf_packed_wgmma_warp &warp) {
+    trf_packed_ring<Config> ring = {shared, 0, 0};
+    const uint32_t stints = trf_packed_wgmma_stints(args);
+#pragma unroll 1
+    for (uint32_t number = 0; number < stints; number++) {
+        const trf_packed_wgmma_stint stint = trf_packed_wgmma_stint_of(args, number);
+        float sums[Config::kXRows / 2] = {};
+        const bool has_band = warp.band_of(stint) < args.view.bands;
+        if (has_band && stint.begin < stint.end)
+            trf_packed_wgmma_multiply<Config, kZeroing>(args, warp, stint, ring, sums);
+        else
+            trf_packed_wgmma_pass<Config>(stint, ring, warp.lane);
+        const trf_packed_wgmma_output output = trf_packed_wgmma_output_of(
+            args, has_band ? stint.row_tile * TRF_PACKED_WGMMA_ROWS + warp.warp * TRF_PACKED_SLAB_ROWS : 0,
+            stint.x_block * Config::kXRows, shared + Config::kSumsAt + warp.warp * TRF_PACKED_BULK_ITEM_BYTES,
+            warp.lane);
+        if (args.cluster)
+            trf_packed_wgmma_add_blocks<Config>(args, warp, output, has_band, shared, sums);
+        else if (has_band)
+            trf_packed_wgmma_leave<Config>(args, stint, warp, output, sums);
+    }
+}
+
+/* shared: address of trf_packed_wgmma_shared_bytes, a multiple of 1024. */
+template <class Config, bool kZeroing>
+static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_wgmma_args &args, uint32_t shared) {
+    /* By a shuffle, which tells the compiler that it is the same for all lanes: wgmma wants uniform registers. */
+    const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
+    if (threadIdx.x == 0) {
+        trf_prefetch_map(&args.x_map);
+        trf_packed_ring_set_up<Config>(shared, Config::kWarps);
+    }
+    __syncthreads();
+    if (warp < Config::kWarps) {
+        trf_take_registers<Config::kRegisters>();
+        trf_packed_wgmma_math<Config, kZeroing>(args, shared, {warp, lane});
+        return;
+    }
+    trf_give_registers<Config::kProducerRegisters>();
+    if (warp == Config::kWarps)
+        trf_packed_wgmma_produce<Config>(args, shared, lane);
+    for (uint32_t meeting = 0; args.cluster && meeting < 2; meeting++) {
+        trf_cluster_arrive(args.cluster);
+        trf_cluster_wait(args.cluster);
+    }
+}
+
+#endif
+
+#endif

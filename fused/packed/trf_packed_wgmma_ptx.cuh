@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of a warpgroup with operand A in registers (wgmma, sm_90a). */
+#ifndef TRF_PACKED_WGMMA_PTX_CUH
+#define TRF_PACKED_WGMMA_PTX_CUH
+
+#include "trf_packed_ptx.cuh"
+
+#if TRF_WARPGROUPS
+
+/* More of the text of trf_wide_ptx.cuh: sums and the numbers of operands. */
+#define TRF_F96 TRF_F64, TRF_F8(64), TRF_F8(72), TRF_F8(80), TRF_F8(88)
+#define TRF_F128 TRF_F96, TRF_F8(96), TRF_F8(104), TRF_F8(112), TRF_F8(120)
+#define TRF_N96                                                                                                        \
+    TRF_N64                                                                                                            \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                                 \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TRF_N128                                                                                                       \
+    TRF_N96                                                                                                            \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"                     \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+/* rows of B, sums of a thread, and the numbers of the operands behind them: text. */
+#define TRF_WGMMA_RS(rows, sums, a0, a1, a2, a3, at_b)                                                                 \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" rows "k16.f32.bf16.bf16 {" TRF_N##sums                            \
+                 "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" at_b ", 1, 1, 1, 0;"                                     \
+                 : TRF_F##sums                                                                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+/* d[64][kRows] += A[64][16] * B[kRows][16]^T, where warp w of the warpgroup has rows 16 * w to 16 * w + 15 of A as the
+ * fragment of an mma.m16n8k16, and of d an mma's sums by each 8 rows of B: d[4 * t] to d[4 * t + 3]. Neither a nor what
+ * b says may change before the wait, nor d be looked at. */
+template <int kRows>
+static __device__ __forceinline__ void trf_wgmma_of_registers(float (&d)[kRows / 2], const uint32_t (&a)[4],
+                                                              uint64_t b) {
+    if constexpr (kRows == 64)
+        TRF_WGMMA_RS("64", 32, "32", "33", "34", "35", "36");
+    else if constexpr (kRows == 96)
+        TRF_WGMMA_RS("96", 48, "48", "49", "50", "51", "52");
+    else if constexpr (kRows == 128)
+        TRF_WGMMA_RS("128", 64, "64", "65", "66", "67", "68");
+    else if constexpr (kRows == 192)
+        TRF_WGMMA_RS("192", 96, "96", "97", "98", "99", "100");
+    else
+        TRF_WGMMA_RS("256", 128, "128", "129", "130", "131", "132");
+}
+
+/* Behind the wait: the compiler may not read sums before it. */
+template <int kSums> static __device__ __forceinline__ void trf_wgmma_settle_sums(float (&d)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
+
+#endif
+
+#endif

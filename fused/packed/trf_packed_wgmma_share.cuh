@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the wgmma kernels (trf_packed_wgmma.cuh) are told, and how their blocks share a product. */
+#ifndef TRF_PACKED_WGMMA_SHARE_CUH
+#define TRF_PACKED_WGMMA_SHARE_CUH
+
+#include "trf_packed_product.cuh"
+#include "trf_packed_ring.cuh"
+#include "trf_packed_wgmma_ptx.cuh"
+#include "trf_packed_wgmma_sizes.h"
+#include "trf_stream_k.h"
+#include "trf_tensor_map.cuh"
+
+/* By value to every wgmma kernel. */
+struct trf_packed_wgmma_args {
+    trf_tensor_map x_map; /* boxes of 64 columns by a tile's rows of x, under the swizzle of 128 bytes */
+    trf_packed_view view;
+    uint32_t m;
+    uint32_t row_tiles, x_blocks; /* of all tiles, and so their number */
+    uint32_t cluster;             /* blocks of a cluster, which has one tile; 0: blocks stay */
+    uint32_t whole;               /* tiles that are not shared, if blocks stay */
+    trf_stream_k stream_k;        /* of the other tiles ("units") and stages ("panels") over blocks ("warps") */
+    float *partials;              /* [2 * blocks][items][128]: of a block's first shared tile, then of its last one */
+    trf_epilogue epilogue;
+};
+
+/* All but x_map, partials and epilogue. */
+static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_view *view,
+                                                             const trf_packed_partition *partition, uint32_t m) {
+    trf_packed_wgmma_args args = {};
+    args.view = *view;
+    args.m = m;
+    args.x_blocks = partition->x_blocks;
+    args.row_tiles = partition->tiles / partition->x_blocks;
+    args.cluster = partition->cluster > 1 ? partition->cluster : 0;
+    args.whole = partition->whole;
+    args.stream_k =
+        trf_stream_k_of(partition->tiles - partition->whole, partition->stages, (uint32_t)partition->blocks);
+    return args;
+}
+
+#if TRF_WARPGROUPS
+
+template <int kShape> struct trf_packed_wgmma_config {
+    static constexpr uint32_t kXRows = trf_packed_wgmma_x_rows(kShape), kXTiles = kXRows / 8,
+                              kItems = trf_packed_wgmma_items(kShape), kWarps = TRF_PACKED_WGMMA_SLABS;
+    static constexpr uint32_t kXAt = TRF_PACKED_WGMMA_WEIGHT_BYTES,
+                              kXBytes = kXRows * TRF_PACKED_BULK_X_BOX_COLS * 2; /* one box */
+    static constexpr uint32_t kStages = trf_packed_wgmma_stages(kShape),
+                              kStageBytes = trf_packed_wgmma_stage_bytes(kShape), kLinesAt = kStages * kStageBytes,
+                              kSumsAt = kLinesAt + kStages * TRF_PACKED_WGMMA_LINE_BYTES,
+                              kBarriersAt = kSumsAt + TRF_PACKED_WGMMA_SUMS_BYTES;
+    static constexpr int kRegisters = 232, kProducerRegisters = 40; /* of 168 that a thread has at launch */
+    static_assert(kXAt % 1024 == 0 && kStageBytes % 1024 == 0, "x lies at multiples of 1024 bytes");
+    static_assert(kStages >= 4, "a pipeline");
+    static_assert(kItems * TRF_PACKED_BULK_ITEM_BYTES <= kLinesAt, "all sums fit where the stages were");
+    static_assert(kBarriersAt + 16 * kStages == trf_packed_wgmma_shared_bytes(kShape), "one layout");
+};
+
+/* ---- what a block works on ---- */
+
+/* Some stages of a tile. */
+struct trf_packed_wgmma_stint {
+    uint32_t tile, row_tile, x_block;
+    uint32_t begin, end; /* stages */
+};
+
+/* How many stints a block has. */
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_rounds(const trf_packed_wgmma_args &a) {
+    return blockIdx.x < a.whole ? (a.whole - blockIdx.x - 1) / gridDim.x + 1 : 0;
+}
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_packed_wgmma_args &a) {
+    if (a.cluster)
+        return 1;
+    const uint32_t begin = trf_stream_k_begin(&a.stream_k, blockIdx.x),
+                   end = trf_stream_k_begin(&a.stream_k, blockIdx.x + 1);
+    return trf_packed_wgmma_rounds(a) +
+           (begin < end ? (end - 1) / a.stream_k.panels - begin / a.stream_k.panels + 1 : 0);
+}
+
+static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_wgmma_args &a,
+                                                              trf_packed_wgmma_stint &stint) {
+    const uint32_t group_tiles = a.row_tiles * TRF_PACKED_WGMMA_X_GROUP, group = stint.tile / group_tiles,
+                   in_group = stint.tile % group_tiles,
+                   width = min((uint32_t)TRF_PACKED_WGMMA_X_GROUP, a.x_blocks - TRF_PACKED_WGMMA_X_GROUP * group);
+    stint.row_tile = in_group / width;
+    stint.x_block = TRF_PACKED_WGMMA_X_GROUP * group + in_group % width;
+}
+
+static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_of(const trf_packed_wgmma_args &a,
+                                                                                   uint32_t number) {
+    const uint32_t stages = a.stream_k.panels, rounds = trf_packed_wgmma_rounds(a);
+    trf_packed_wgmma_stint stint = {};
+    if (a.cluster) {
+        const uint32_t rank = blockIdx.x % a.cluster;
+        stint.tile = blockIdx.x / a.cluster;
+        stint.begin = (uint32_t)((uint64_t)stages * rank / a.cluster);
+        stint.end = (uint32_t)((uint64_t)stages * (rank + 1) / a.cluster);
+    } else if (number < rounds) {
+        stint.tile = blockIdx.x + number * gridDim.x;
+        stint.end = stages;
+    } else {
+        const uint32_t begin = trf_stream_k_begin(&a.stream_k, blockIdx.x),
+                       end = trf_stream_k_begin(&a.stream_k, blockIdx.x + 1),
+                       shared_tile = begin / stages + number - rounds, first = shared_tile * stages;
+        stint.tile = a.whole + shared_tile;
+        stint.begin = begin > first ? begin - first : 0;
+        stint.end = min(end - first, stages);
+    }
+    trf_packed_wgmma_place(a, stint);
+    return stint;
+}
+
+/* Where a warp is in its block. */
+struct trf_packed_wgmma_warp {
+    uint32_t warp, lane;
+
+    __device__ __forceinline__ uint32_t slab() const { return warp % TRF_PACKED_SLABS; } /* of the band */
+    __device__ __forceinline__ uint32_t band() const { return warp / TRF_PACKED_SLABS; } /* of the tile */
+    __device__ __forceinline__ uint32_t band_of(const trf_packed_wgmma_stint &stint) const {
+        return stint.row_tile * TRF_PACKED_WGMMA_BANDS + band();
+    }
+};
+
+#endif
+
+#endif

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums of the wgmma kernels (trf_packed_wgmma.cuh) on their way to y: straight, by way of a cluster's other blocks, or
+ * by way of the workspace. */
+#ifndef TRF_PACKED_WGMMA_SUMS_CUH
+#define TRF_PACKED_WGMMA_SUMS_CUH
+
+#include "trf_packed_wgmma_share.cuh"
+
+#if TRF_WARPGROUPS
+
+/* ---- to y ---- */
+
+/* How a warp writes the sums of a packed slab to y. */
+struct trf_packed_wgmma_output {
+    uint32_t at;     /* the warp's 512 bytes of shared memory */
+    uint32_t row, n; /* of y: its first ones */
+    float scale[2];  /* of the lane's rows lane / 4 and lane / 4 + 8 */
+    bool is_bare;    /* y is the scaled sums, 16 bits each, 16 bytes of a row at a time */
+};
+
+/* All lanes call it. row: the slab's first one, of the layer's bands. */
+static __device__ __forceinline__ trf_packed_wgmma_output trf_packed_wgmma_output_of(const trf_packed_wgmma_args &a,
+                                                                                     uint32_t row, uint32_t n,
+                                                                                     uint32_t at, uint32_t lane) {
+    const trf_epilogue &e = a.epilogue;
+    trf_packed_wgmma_output output = {};
+    output.at = at;
+    output.row = row;
+    output.n = n;
+    bool is_exact = true; /* a scale is a normal F32 */
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const int32_t exponent = trf_packed_row_exponent(&a.view, row + lane / 4 + 8 * i);
+        is_exact = is_exact && exponent >= -126 && exponent <= 127;
+        output.scale[i] = trf_f32_from_bits((uint32_t)(exponent + 127) << 23);
+    }
+    output.is_bare = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && e.y_dtype != TRF_DTYPE_F32 &&
+                     e.activation == TRF_ACTIVATION_NONE && !e.bias && !e.multiplier && !e.residual &&
+                     (uintptr_t)e.y % 16 == 0 && e.y_stride % 8 == 0 && a.view.rows % 8 == 0;
+    return output;
+}
+
+/* The sums of two x tiles that lie side by side, t and t + 1, to a bare y. Four 8x8 matrices are transposed on their
+ * way through shared memory, so that a lane has 8 rows of W, and two lanes a whole sector of y. Neighbours of 16 bytes
+ * are swapped in every other four rows of x, for the banks. */
+static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_packed_wgmma_args &a,
+                                                                   const trf_packed_wgmma_output &output, uint32_t t,
+                                                                   float4 v0, float4 v1, uint32_t lane) {
+    const uint32_t dtype = a.epilogue.y_dtype, to_n = lane % 8 + lane / 16 * 8, to_half = lane / 8 % 2;
+    const float up = output.scale[0], low = output.scale[1];
+    trf_stmatrix4_transposed(
+        output.at + 32 * to_n + 16 * (to_half ^ (to_n / 4 & 1)),
+        make_uint4(trf_round_pair(dtype, v0.x * up, v0.y * up), trf_round_pair(dtype, v0.z * low, v0.w * low),
+                   trf_round_pair(dtype, v1.x * up, v1.y * up), trf_round_pair(dtype, v1.z * low, v1.w * low)));
+    __syncwarp();
+    const uint32_t from_n = lane / 2, half = lane % 2, n = output.n + 8 * t + from_n, row = output.row + 8 * half;
+    const uint4 values = trf_lds128_shared(output.at + 32 * from_n + 16 * (half ^ (from_n / 4 & 1)));
+    if (n < a.m && row < a.view.rows)
+        *(uint4 *)((uint16_t *)a.epilogue.y + n * a.epilogue.y_stride + row) = values;
+    __syncwarp();
+}
+
+/* Where a lane's sums of an item lie in the 512 bytes: places are swapped so that neither those who put sums there nor
+ * those who write them to y meet a bank twice. */
+static __device__ __forceinline__ uint32_t trf_packed_wgmma_item_at(uint32_t of_lane) {
+    return 16 * (of_lane ^ of_lane / 8);
+}
+
+/* The item of x tile t, which stands in shared memory, to any y: 16 lanes have neighbouring rows, which are whole
+ * sectors. All lanes call it, in turns with what puts the item there. */
+static __device__ __forceinline__ void trf_packed_wgmma_write_item(const trf_packed_wgmma_args &a,
+                                                                   const trf_packed_wgmma_output &output, uint32_t t,
+                                                                   uint32_t lane) {
+    const uint32_t in_slab = lane % 16, row = output.row + in_slab;
+    __syncwarp();
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t in_tile = 2 * i + lane / 16, n = output.n + 8 * t + in_tile,
+                       holder = in_slab % 8 * 4 + in_tile / 2;
+        const float sum =
+            trf_lds32f_shared(output.at + trf_packed_wgmma_item_at(holder) + 4 * (in_slab / 8 * 2 + in_tile % 2));
+        if (n < a.m && row < a.view.rows)
+            trf_packed_write_y(a.view, a.epilogue, n, row, sum);
+    }
+    __syncwarp();
+}
+
+/* The same of x tiles t and t + 1, to whatever y it is. */
+static __device__ __forceinline__ void trf_packed_wgmma_write_pair(const trf_packed_wgmma_args &a,
+                                                                   const trf_packed_wgmma_output &output, uint32_t t,
+                                                                   float4 v0, float4 v1, uint32_t lane) {
+    if (output.is_bare) {
+        trf_packed_wgmma_write_bare(a, output, t, v0, v1, lane);
+        return;
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < 2; i++) {
+        trf_sts128f(output.at + trf_packed_wgmma_item_at(lane), i ? v1 : v0);
+        trf_packed_wgmma_write_item(a, output, t + i, lane);
+    }
+}
+
+/* A lane's sums of an item. */
+template <uint32_t kSums>
+static __device__ __forceinline__ float4 trf_packed_wgmma_item(const float (&sums)[kSums], uint32_t t) {
+    return make_float4(sums[4 * t], sums[4 * t + 1], sums[4 * t + 2], sums[4 * t + 3]);
+}
+
+/* Puts the sums of x tile t, one of kCount from kFirst on, where write_item finds them. Registers cannot be indexed at
+ * run time; a few branches find them, as write_item, once for each x tile, would be 10,000 instructions. */
+template <uint32_t kFirst, uint32_t kCount, uint32_t kSums>
+static __device__ __forceinline__ void trf_packed_wgmma_put_item(const float (&sums)[kSums], uint32_t t, uint32_t at) {
+    if constexpr (kCount == 1)
+        trf_sts128f(at, trf_packed_wgmma_item(sums, kFirst));
+    else if (t < kFirst + kCount / 2)
+        trf_packed_wgmma_put_item<kFirst, kCount / 2>(sums, t, at);
+    else
+        trf_packed_wgmma_put_item<kFirst + kCount / 2, kCount - kCount / 2>(sums, t, at);
+}
+
+/* Where a block's sums of an item of a tile that it shares lie among the partial sums. shared_tile: of stream-K. */
+template <class Config>
+static __device__ __forceinline__ float4 *trf_packed_wgmma_partial(const trf_packed_wgmma_args &a, uint32_t block,
+                                                                   uint32_t shared_tile, uint32_t item, uint32_t lane) {
+    const uint32_t slot = 2 * block + (trf_stream_k_begins_in(&a.stream_k, block, shared_tile) ? 0 : 1);
+    return (float4 *)a.partials + ((uint64_t)slot * Config::kItems + item) * TRF_LANES + lane;
+}
+
+/* Blocks that stay: a warp's sums of a stint to the partial sums, or to y. */
+template <class Config>
+static __device__ __forceinline__ void
+trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
+                       const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_output &output,
+                       const float (&sums)[Config::kXRows / 2]) {
+    if (stint.end - stint.begin < args.stream_k.panels) {
+        float4 *const partial = trf_packed_wgmma_partial<Config>(args, blockIdx.x, stint.tile - args.whole,
+                                                                 warp.warp * Config::kXTiles, warp.lane);
+#pragma unroll
+        for (uint32_t t = 0; t < Config::kXTiles; t++)
+            partial[t * TRF_LANES] = trf_packed_wgmma_item(sums, t);
+    } else if (output.is_bare) {
+#pragma unroll
+        for (uint32_t t = 0; t < Config::kXTiles; t += 2)
+            trf_packed_wgmma_write_bare(args, output, t, trf_packed_wgmma_item(sums, t),
+                                        trf_packed_wgmma_item(sums, t + 1), warp.lane);
+    } else {
+#pragma unroll 1
+        for (uint32_t t = 0; t < Config::kXTiles; t++) {
+            trf_packed_wgmma_put_item<0, Config::kXTiles>(sums, t, output.at + trf_packed_wgmma_item_at(warp.lane));
+            trf_packed_wgmma_write_item(args, output, t, warp.lane);
+        }
+    }
+}
+
+/* Clusters: all sums to the stages' place; then adds the blocks' sums in their order, each block those of other pairs
+ * of items. */
+template <class Config>
+static __device__ __forceinline__ void
+trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
+                            const trf_packed_wgmma_output &output, bool has_band, uint32_t shared,
+                            const float (&sums)[Config::kXRows / 2]) {
+    const uint32_t at = shared + warp.warp * Config::kXTiles * TRF_PACKED_BULK_ITEM_BYTES + 16 * warp.lane;
+    trf_named_barrier_sync(1, Config::kWarps); /* the stages have been read */
+#pragma unroll
+    for (uint32_t t = 0; t < Config::kXTiles; t++)
+        trf_sts128f(at + t * TRF_PACKED_BULK_ITEM_BYTES, trf_packed_wgmma_item(sums, t));
+    trf_cluster_arrive(args.cluster);
+    trf_cluster_wait(args.cluster);
+    trf_wait_for_predecessor(); /* a block without stages has not */
+#pragma unroll 1
+    for (uint32_t t = 2 * (blockIdx.x % args.cluster); has_band && t < Config::kXTiles; t += 2 * args.cluster) {
+        float4 v0 = make_float4(0, 0, 0, 0), v1 = v0;
+        for (uint32_t r = 0; r < args.cluster; r++) {
+            v0 = trf_add4(v0, trf_lds128f_cluster(at + t * TRF_PACKED_BULK_ITEM_BYTES, r));
+            v1 = trf_add4(v1, trf_lds128f_cluster(at + (t + 1) * TRF_PACKED_BULK_ITEM_BYTES, r));
+        }
+        trf_packed_wgmma_write_pair(args, output, t, v0, v1, warp.lane);
+    }
+    trf_cluster_arrive(args.cluster); /* until then others read this block's sums */
+    trf_cluster_wait(args.cluster);
+}
+
+/* Stream-K, behind the kernel: two items of a tile that blocks share, by one warp. at: its 512 bytes. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_wgmma_finish_pair(const trf_packed_wgmma_args &args,
+                                                                    uint32_t shared_tile, uint32_t pair, uint32_t at,
+                                                                    uint32_t lane) {
+    uint32_t first, last;
+    trf_stream_k_sharers(&args.stream_k, shared_tile, &first, &last);
+    trf_packed_wgmma_stint stint = {};
+    stint.tile = args.whole + shared_tile;
+    trf_packed_wgmma_place(args, stint);
+    const uint32_t item = 2 * pair, t = item % Config::kXTiles,
+                   row = stint.row_tile * TRF_PACKED_WGMMA_ROWS + item / Config::kXTiles * TRF_PACKED_SLAB_ROWS,
+                   n = stint.x_block * Config::kXRows;
+    if (first == last || row >= args.view.rows || n + 8 * t >= args.m)
+        return;
+    float4 v0 = *trf_packed_wgmma_partial<Config>(args, first, shared_tile, item, lane),
+           v1 = *trf_packed_wgmma_partial<Config>(args, first, shared_tile, item + 1, lane);
+    for (uint32_t block = first + 1; block <= last; block++) {
+        v0 = trf_add4(v0, *trf_packed_wgmma_partial<Config>(args, block, shared_tile, item, lane));
+        v1 = trf_add4(v1, *trf_packed_wgmma_partial<Config>(args, block, shared_tile, item + 1, lane));
+    }
+    trf_packed_wgmma_write_pair(args, trf_packed_wgmma_output_of(args, row, n, at, lane), t, v0, v1, lane);
+}
+
+#endif
+
+#endif
