@@ -10,6 +10,7 @@ from transfuse.torch._experts import TransfuseExperts, get_experts_decode_thresh
 from transfuse.torch._grouping import install, is_grouping, set_grouping
 from transfuse.torch._layouts import convert_blob
 from transfuse.torch._load import Cancel, Checkpoint, load_blob, open_checkpoint
+from transfuse.torch._model_layout import set_layout
 from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
 from transfuse.torch._ops import (
     decode,
@@ -64,6 +65,7 @@ __all__ = [
     "set_experts_decode_threshold",
     "set_exact",
     "set_grouping",
+    "set_layout",
     "unpack_experts",
 ]
 
