@@ -206,8 +206,21 @@ def test_there_and_back(options: dict[str, str], shape: tuple[int, int], device:
         info = tt.blob_info(plain)
         assert info.dtype == {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
         again = tt.convert_blob(plain, "coded")
+        assert _registry.is_known(again)
         assert again.device.type == device and torch.equal(again, blob)
         assert torch.equal(tt.decode(plain, *shape, dtype), tt.decode(blob, *shape, dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("favor", ["speed", "size"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_pattern(dtype: torch.dtype, favor: str, device: str) -> None:
+    """NaNs with their payloads, infinities, both zeros and denormals."""
+    weight = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(256, 256).view(dtype)
+    blob = tt.encode(weight, favor=favor).to(device)
+    plain = tt.convert_blob(blob, "plain")
+    assert torch.equal(bits_of(tt.decode(plain, 256, 256, dtype)), bits_of(weight))
+    assert torch.equal(tt.convert_blob(plain, "coded"), blob)
 
 
 def test_options_that_the_command_does_not_have() -> None:

@@ -124,6 +124,31 @@ def test_copies(way: str) -> None:
     assert same_bits(copied(ids), plain(ids)) and same_state(copied, coded)
 
 
+def test_shallow_copies_share_the_layer() -> None:
+    plain = TransfuseLinear.from_linear(make_linear(), layout="plain")
+    copied = copy.copy(plain)
+    assert copied.weight is plain.weight and copied.layout == "plain"
+
+
+def test_shared_memory() -> None:
+    plain = TransfuseLinear.from_linear(make_linear(), layout="plain")
+    x = normal(3, 200, scale=1.0)
+    y = plain(x)
+    plain.share_memory()
+    assert plain.layout == "plain" and same_bits(plain(x), y) and plain.weight.is_shared()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_pickles_of_a_gpu_come_back_to_it() -> None:
+    plain = TransfuseLinear.from_linear(make_linear().cuda(), layout="plain")
+    copied = pickle.loads(pickle.dumps(plain))
+    assert copied.weight.is_cuda and copied.layout == "plain" and same_bits(copied.weight, plain.weight)
+    plain.load_state_dict(plain.state_dict(), assign=True)
+    assert plain.weight.is_cuda and same_bits(copied.weight, plain.weight)
+    moved = plain.cpu()
+    assert moved.layout == "plain" and same_bits(moved.decode_weight().cuda(), copied.decode_weight())
+
+
 def test_casts_and_devices() -> None:
     plain = TransfuseLinear.from_linear(make_linear(), layout="plain")
     buffer = plain.weight.data.clone()

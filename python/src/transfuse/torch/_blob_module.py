@@ -160,6 +160,7 @@ class BlobModule(nn.Module):
                 adopt_moved(blob)
         self._note_adoption()
 
+    # What a layer of another layout is encoded to stays on the CPU: on a GPU there may be no room for it.
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._layout == "coded" or self._is_loading:
@@ -208,6 +209,8 @@ class BlobModule(nn.Module):
         assert parameter is not None
         if assign:
             if has_bytes(blob) and is_blob(blob):
+                if self._layout != "coded" and not parameter.is_meta:
+                    blob = blob.to(parameter.device)  # state dicts of such modules have blobs on the CPU
                 blob = self._lay_out(align_blob(blob))
             setattr(self, name, as_parameter(blob))
         elif parameter.is_meta or not is_blob(blob):

@@ -53,6 +53,7 @@ def convert_blob(blob: Tensor, layout: str) -> Tensor:
     if found is None:
         coded = encode_again(blob).to(blob.device)
         found = coded if wanted == s.Layout.CODED else _transcode(coded, wanted)
+        _registry.adopt(found)
         _made.note(blob, layout, found)
     return found
 

@@ -138,8 +138,14 @@ class CompressedModule(BlobModule):
     def _encode_again(self, blob: Tensor) -> Tensor:
         return _layouts.encode_again(blob)
 
+    # By themselves copies would go by way of the pickle, and encode layers of another layout only to decode them.
+
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        made.__setstate__(self.__dict__)
+        return made
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # By itself deepcopy would go by way of the pickle, and encode layers of another layout only to decode them.
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made.__setstate__({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
@@ -177,11 +183,8 @@ _pickled_parameters: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.We
 
 
 def _pickled(weight: nn.Parameter) -> nn.Parameter:
-    blob = _layouts.encode_again(weight)
-    known = _pickled_parameters.get(blob.data_ptr())
-    if known is None:
-        known = _pickled_parameters[blob.data_ptr()] = as_parameter(blob)
-    return known
+    blob = _layouts.convert_blob(weight, "coded")  # on its device, where it is to lie again
+    return _pickled_parameters.setdefault(blob.data_ptr(), as_parameter(blob))
 
 
 def _empty_blob(device: torch.device | str | None) -> Tensor:
