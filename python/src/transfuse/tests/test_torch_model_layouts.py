@@ -266,6 +266,19 @@ def test_set_layout(device: str) -> None:
         set_layout(model, "woven")
 
 
+def test_compiled_models_are_compiled_anew() -> None:
+    """A graph of inductor's asserts the sizes of its parameters."""
+    from torch._dynamo.testing import CompileCounter
+
+    linear = TransfuseLinear.from_linear(make_linear())
+    x, counter = normal(3, 200, scale=1.0), CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(linear, backend=counter, fullgraph=True)
+    for calls, layout in enumerate(("coded", "plain"), start=1):
+        set_layout(linear, layout)
+        assert same_bits(compiled(x), linear(x)) and counter.frame_count == calls
+
+
 def test_old_layers_go() -> None:
     _, coded, _ = make_models()
     gc.collect()

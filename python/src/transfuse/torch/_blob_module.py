@@ -219,5 +219,14 @@ class BlobModule(nn.Module):
             # In memory of its own: a blob that is overwritten in place would not be the one that was registered.
             fresh = blob.detach().to(parameter.device, copy=True, memory_format=torch.contiguous_format)
             self._take_blob(name, fresh)
-            parameter.data = self._lay_out(fresh)
-            self._note_adoption()
+            self._change_data(name, self._lay_out(fresh))
+
+    def _change_data(self, name: str, blob: Tensor) -> None:
+        """Gives a parameter, which stays the same one, other bytes, of whatever number."""
+        parameter = self._parameters[name]
+        assert parameter is not None
+        parameter.data = blob
+        # Compiled graphs look at the sizes of parameters again only if the dictionary that these are in has changed.
+        self._parameters[name] = None
+        self._parameters[name] = parameter
+        self._note_adoption()

@@ -24,8 +24,8 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
 
     One layer at a time is converted: beside the model that takes the memory of one layer, in both layouts, and to
     "coded" also its dense weights, which are encoded on the CPU. Parameters stay the same objects, so that ties hold;
-    their memory is another one, so that CUDA graphs have to be captured again. Modules whose weights are to be loaded
-    are told how. No other thread may use the model meanwhile.
+    their memory is another one, so that compiled models are compiled anew, and CUDA graphs have to be captured again.
+    Modules whose weights are to be loaded are told how. No other thread may use the model meanwhile.
     Ctrl-C, and whatever else is raised, leaves a model that works, of which some layers are converted.
 
     Parameters
@@ -97,7 +97,7 @@ def _make_conversion(modules: list[CompressedModule], layout: str) -> Callable[[
 
     def swap(made: Tensor) -> None:
         for module in modules:
-            module._change_layout(made)
+            module._change_data("weight", made)
 
     return convert
 

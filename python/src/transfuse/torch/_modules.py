@@ -127,11 +127,6 @@ class CompressedModule(BlobModule):
         if not has_bytes(self.weight):
             self._layout = layout
 
-    def _change_layout(self, weight: Tensor) -> None:
-        """Takes what the weight was converted to; the parameter stays the same one."""
-        self.weight.data = weight
-        self._note_adoption()
-
     def _lay_out(self, blob: Tensor) -> Tensor:
         return _layouts.convert_blob(blob, self._layout)
 
