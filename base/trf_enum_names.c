@@ -77,6 +77,8 @@ const char *trf_path_name(trf_path path) {
         return "wide";
     case TRF_PATH_DENSE:
         return "dense";
+    case TRF_PATH_PACKED:
+        return "packed";
     default:
         return "?";
     }
@@ -88,6 +90,8 @@ const char *trf_layout_name(trf_layout layout) {
         return "coded";
     case TRF_LAYOUT_PLAIN:
         return "plain";
+    case TRF_LAYOUT_PACKED:
+        return "packed";
     default:
         return "?";
     }

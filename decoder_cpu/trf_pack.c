@@ -152,14 +152,8 @@ trf_status trf_pack_head(const trf_pack_source *source, trf_packed_window window
         return trf_fail(err, TRF_ERR_UNSUPPORTED, 0,
                         "packed, %llu of %llu tiles would have to be stored: more than %d bits a weight",
                         (unsigned long long)stored, (unsigned long long)head->num_tiles, TRF_PACKED_MAX_BITS);
-    head->magic = TRF_PACKED_MAGIC;
-    head->version = TRF_PACKED_VERSION;
-    head->codec = TRF_CODEC_BF16;
-    head->base = (uint8_t)window.base;
-    head->flags = window.zeroing ? TRF_PACKED_ZEROING : 0;
-    if (source->blob_header)
-        memcpy(head->blob_header, source->blob_header, sizeof head->blob_header);
-    head->checksum = trf_packed_head_checksum(head);
+    trf_packed_head_set_window(head, window);
+    trf_packed_head_seal(head);
     return TRF_OK;
 }
 

@@ -13,8 +13,7 @@ typedef struct trf_pack_source {
     const uint16_t *weights; /* [rows][stride], of which the first cols of each row */
     size_t stride;
     uint32_t rows, cols;
-    const int8_t *row_offsets;     /* [rows] or NULL: what is taken out of the exponents of each row */
-    const trf_header *blob_header; /* of the coded layer that the weights come from, or NULL */
+    const int8_t *row_offsets; /* [rows] or NULL: what is taken out of the exponents of each row */
 } trf_pack_source;
 
 /* Looks at all weights: the window that suits them, zeroing or not. */
@@ -27,7 +26,8 @@ trf_packed_window trf_pack_window(const trf_pack_source *source);
 trf_status trf_pack_head(const trf_pack_source *source, trf_packed_window window, trf_packed_head *head,
                          trf_error *err);
 
-/* Writes all head->total_bytes of a packed layer, head included. head: from trf_pack_head for the same source.
+/* Writes all head->common.buffer_bytes of a packed layer, head included. head: from trf_pack_head for the same source;
+ * trf_packed_head_set_source may have said more.
  * packed: 16-byte aligned; unspecified on failure, but nothing outside of it is written. Errors: TRF_ERR_MEMORY;
  * TRF_ERR_MISMATCH if the weights are others than the head was made for. */
 trf_status trf_pack(const trf_pack_source *source, const trf_packed_head *head, void *packed, trf_error *err);

@@ -4,6 +4,7 @@
 #include "trf_convert.h"
 #include "trf_matmul.h"
 #include "trf_packed_reader.h"
+#include "trf_threads.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -42,29 +43,81 @@ void trf_unpack(const trf_packed_view *view, uint16_t *weights, size_t stride) {
         trf_unpack_row(view, row, weights + row * stride);
 }
 
-trf_status trf_multiply_packed(const trf_packed_view *view, const float *x, uint32_t m, float *y, trf_error *err) {
-    const uint32_t padded = view->tiles_per_band * TRF_PACKED_TILE_COLS;
-    float *w = calloc((size_t)padded * ((size_t)m + 1), sizeof *w); /* a row of W, then x, zeros behind its columns */
-    float *sums = malloc(sizeof *sums * (m ? m : 1));
-    uint16_t bits[TRF_PACKED_TILE_COLS];
-    if (!w || !sums) {
-        free(w);
-        free(sums);
-        return trf_fail(err, TRF_ERR_MEMORY, 0, "no memory for the product by a packed layer");
-    }
-    for (size_t i = 0; i < m; i++)
-        memcpy(w + (i + 1) * padded, x + i * view->cols, view->cols * sizeof *x);
-    for (uint32_t row = 0; row < view->rows; row++) {
-        for (uint32_t tile = 0; tile < view->tiles_per_band; tile++) {
-            read_tile_row(view, row, tile, bits);
-            for (uint32_t col = 0; col < TRF_PACKED_TILE_COLS; col++)
-                w[(size_t)tile * TRF_PACKED_TILE_COLS + col] = trf_bf16_to_f32(bits[col]);
+/* ---- products ---- */
+
+typedef struct trf_packed_product {
+    const trf_packed_view *view;
+    const float *x; /* [m][padded columns] */
+    uint32_t m;
+    float *y;       /* [m][view->rows] */
+    float *scratch; /* for each worker a slab's rows of W: [TRF_PACKED_SLAB_ROWS][padded columns] */
+} trf_packed_product;
+
+/* Widens a packed slab's part of one packed tile, in the window's scale. w: the slab's rows, `stride` apart. */
+static void widen_slab(const trf_packed_view *view, uint32_t band, uint32_t slab, uint32_t tile, float *w,
+                       size_t stride) {
+    for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
+        for (uint32_t lane = 0; lane < TRF_LANES; lane++) {
+            uint32_t a[4];
+            trf_read_packed_step(view, band, tile, slab, step, lane, a);
+            for (uint32_t reg = 0; reg < 4; reg++) {
+                float *const row = w + trf_packed_row_in_tile(0, lane, reg) * stride;
+                const uint32_t col = tile * TRF_PACKED_TILE_COLS + trf_packed_col_in_tile(step, lane, reg, 0);
+                row[col] = trf_bf16_to_f32((uint16_t)a[reg]);
+                row[col + 1] = trf_bf16_to_f32((uint16_t)(a[reg] >> 16));
+            }
         }
-        trf_dot_rows_portable(w, padded, 1, w + padded, padded, m, padded, sums, 1);
-        for (size_t i = 0; i < m; i++)
-            y[i * view->rows + row] = ldexpf(sums[i], trf_packed_row_exponent(view, row));
-    }
-    free(w);
-    free(sums);
+}
+
+/* A trf_parallel_fn; index: of 16 rows. */
+static trf_status multiply_slab(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_packed_product *product = context;
+    const trf_packed_view *view = product->view;
+    const uint32_t padded = trf_packed_padded_cols(view), first = (uint32_t)index * TRF_PACKED_SLAB_ROWS;
+    const uint32_t left = view->rows - first, rows = left < TRF_PACKED_SLAB_ROWS ? left : TRF_PACKED_SLAB_ROWS;
+    float *const w = product->scratch + (size_t)worker * TRF_PACKED_SLAB_ROWS * padded;
+    (void)err;
+    for (uint32_t tile = 0; tile < view->tiles_per_band; tile++)
+        widen_slab(view, (uint32_t)(index / TRF_PACKED_SLABS), (uint32_t)(index % TRF_PACKED_SLABS), tile, w, padded);
+    trf_dot_rows_portable(w, padded, rows, product->x, padded, product->m, padded, product->y + first, view->rows);
+    for (size_t i = 0; i < product->m; i++)
+        for (uint32_t row = first; row < first + rows; row++) {
+            float *const sum = product->y + i * view->rows + row;
+            *sum = ldexpf(*sum, trf_packed_row_exponent(view, row));
+        }
     return TRF_OK;
+}
+
+static uint64_t count_slabs(const trf_packed_view *view) {
+    return ((uint64_t)view->rows + TRF_PACKED_SLAB_ROWS - 1) / TRF_PACKED_SLAB_ROWS;
+}
+
+int trf_packed_workers(const trf_packed_view *view, int threads) {
+    const int most = trf_thread_count(threads);
+    return (uint64_t)most < count_slabs(view) ? most : (int)count_slabs(view);
+}
+
+uint64_t trf_packed_scratch_bytes(const trf_packed_view *view, int workers) {
+    return (uint64_t)workers * TRF_PACKED_SLAB_ROWS * trf_packed_padded_cols(view) * sizeof(float);
+}
+
+trf_status trf_multiply_packed_padded(const trf_packed_view *view, const float *x, uint32_t m, float *y, int workers,
+                                      float *scratch, trf_error *err) {
+    trf_packed_product product = {view, x, m, y, scratch};
+    return trf_parallel_for(workers, count_slabs(view), multiply_slab, &product, err);
+}
+
+trf_status trf_multiply_packed(const trf_packed_view *view, const float *x, uint32_t m, float *y, trf_error *err) {
+    const size_t padded = trf_packed_padded_cols(view);
+    float *wide = calloc(padded * ((size_t)m + 1), sizeof *wide), *scratch = malloc(trf_packed_scratch_bytes(view, 1));
+    trf_status status =
+        wide && scratch ? TRF_OK
+                        : trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "no memory for the product by a packed layer");
+    for (size_t i = 0; status == TRF_OK && i < m; i++)
+        memcpy(wide + i * padded, x + i * view->cols, view->cols * sizeof *x);
+    if (status == TRF_OK)
+        status = trf_multiply_packed_padded(view, wide, m, y, 1, scratch, err);
+    free(wide);
+    free(scratch);
+    return status;
 }

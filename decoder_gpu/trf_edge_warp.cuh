@@ -5,8 +5,7 @@
 
 #include "trf_edges.h"
 #include "trf_fault.cuh"
-
-static constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+#include "trf_warp.cuh"
 
 static __device__ __forceinline__ void trf_prefetch_l2(const void *at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));

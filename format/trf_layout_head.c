@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-static uint64_t compute_checksum(const trf_layout_head *head) {
+uint64_t trf_layout_head_checksum(const trf_layout_head *head) {
     uint64_t bytes[TRF_LAYOUT_HEAD_BYTES / sizeof(uint64_t)];
     memcpy(bytes, head, sizeof bytes);
     bytes[offsetof(trf_layout_head, checksum) / sizeof(uint64_t)] = 0;
@@ -21,7 +21,24 @@ void trf_layout_head_finish(trf_layout_head *head, trf_layout layout, uint16_t v
     head->head_bytes = TRF_LAYOUT_HEAD_BYTES;
     head->reserved = 0;
     head->buffer_bytes = buffer_bytes;
-    head->checksum = compute_checksum(head);
+    head->checksum = trf_layout_head_checksum(head);
+}
+
+trf_layer_info trf_layout_source_info(const trf_header *source, uint32_t rows, uint32_t cols) {
+    return (trf_layer_info){
+        .rows = rows,
+        .cols = cols,
+        .dtype = (trf_dtype)source->source_dtype,
+        .codec = (trf_codec)source->codec,
+        .class_bits = source->class_bits,
+        .raw_bits = source->raw_bits,
+        .probability_bits = source->probability_bits,
+        .state_bits = source->state_bits,
+        .slab_cols = source->slab_cols,
+        .predictor_modes = source->predictor_modes,
+        .blob_bytes = source->blob_bytes,
+        .tiles = (uint64_t)source->num_tile_rows * source->num_tile_cols,
+    };
 }
 
 trf_status trf_layout_head_check(const trf_layout_head *head, trf_layout layout, uint16_t version,
@@ -31,7 +48,7 @@ trf_status trf_layout_head_check(const trf_layout_head *head, trf_layout layout,
                         buffer_bytes, TRF_LAYOUT_HEAD_BYTES);
     if (!trf_is_layout_head(head))
         return trf_fail(err, TRF_ERR_MAGIC, 0, "not the buffer of a layer: magic is 0x%08" PRIX32, head->magic);
-    const uint64_t checksum = compute_checksum(head);
+    const uint64_t checksum = trf_layout_head_checksum(head);
     if (checksum != head->checksum)
         return trf_fail(err, TRF_ERR_CHECKSUM, offsetof(trf_layout_head, checksum),
                         "the head's checksum is 0x%016" PRIX64 ", computed 0x%016" PRIX64, head->checksum, checksum);

@@ -29,8 +29,15 @@ TRF_STATIC_ASSERT(offsetof(trf_layout_head, buffer_bytes) == 16, "layout head");
 /* Whether bytes begin with a layout's head, be it good or not. */
 static inline int trf_is_layout_head(const trf_layout_head *head) { return head->magic == TRF_LAYOUT_MAGIC; }
 
+/* XXH3-64 of a head of TRF_LAYOUT_HEAD_BYTES whose checksum is ignored. */
+uint64_t trf_layout_head_checksum(const trf_layout_head *head);
+
 /* Fills in the common fields of a head whose own are written. head: TRF_LAYOUT_HEAD_BYTES, 8-byte aligned. */
 void trf_layout_head_finish(trf_layout_head *head, trf_layout layout, uint16_t version, uint64_t buffer_bytes);
+
+/* What a blob's header says of a layer that was loaded from it, whole or a shard of so many rows and columns; stored
+ * tiles and exceptions, which it does not say, are 0. */
+trf_layer_info trf_layout_source_info(const trf_header *source, uint32_t rows, uint32_t cols);
 
 /* Checks the common fields of a head; buffer_bytes: what there is of the buffer. Errors: TRF_ERR_TRUNCATED, _MAGIC,
  * _VERSION, _HEADER (another layout's, too), _CHECKSUM; offsets from the buffer's first byte. */

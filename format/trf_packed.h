@@ -9,9 +9,9 @@
 #define TRF_PACKED_H
 
 #include "trf_blob.h"
+#include "trf_layout_head.h"
 
 enum {
-    TRF_PACKED_MAGIC = 0x50414E53,
     TRF_PACKED_VERSION = 1,
     TRF_PACKED_ALIGNMENT = 256, /* of every part of the buffer, and of the buffer itself */
     TRF_PACKED_TILE_ROWS = 64,  /* also those of a packed band */
@@ -59,16 +59,17 @@ enum {
 
 /* The first 256 bytes. Offsets count from the first one; a part follows where the one before ends. */
 typedef struct trf_packed_head {
-    uint32_t magic;
-    uint16_t version;
-    uint8_t codec; /* trf_codec: bf16 */
-    uint8_t base;  /* of the window */
+    trf_layout_head common; /* buffer_bytes: of all parts */
     uint32_t rows;
     uint32_t cols;
     uint32_t padded_rows; /* to whole packed tiles, as all parts but the row offsets are */
     uint32_t padded_cols;
+    uint8_t codec; /* trf_codec: bf16 */
+    uint8_t base;  /* of the window */
+    uint16_t reserved0;
     uint32_t flags;
-    uint32_t num_stored;         /* stored tiles */
+    uint32_t num_stored; /* stored tiles */
+    uint32_t reserved1;
     uint64_t num_lines;          /* exception lines */
     uint64_t num_tiles;          /* packed tiles */
     uint64_t num_records;        /* of all lines */
@@ -76,18 +77,19 @@ typedef struct trf_packed_head {
     uint64_t lines_offset;
     uint64_t tiles_offset;
     uint64_t stored_offset;
-    uint64_t total_bytes;
-    uint8_t blob_header[64]; /* of the coded layer that this one was, a trf_header, or zero */
-    uint8_t reserved[88];
-    uint64_t checksum; /* XXH3-64 of the head, this field taken as zero */
+    uint64_t source_stored_tiles; /* of the coded layer that this one was, or of the shard's tiles of it ... */
+    uint64_t source_exceptions;
+    trf_header source_header; /* ... and its first 64 bytes, which say how it was encoded; all zero if there was none */
+    uint8_t reserved2[56];
 } trf_packed_head;
-TRF_STATIC_ASSERT(sizeof(trf_packed_head) == 256, "the packed head is 256 bytes");
-TRF_STATIC_ASSERT(offsetof(trf_packed_head, rows) == 8, "packed head layout");
-TRF_STATIC_ASSERT(offsetof(trf_packed_head, num_lines) == 32, "packed head layout");
-TRF_STATIC_ASSERT(offsetof(trf_packed_head, row_offsets_offset) == 56, "packed head layout");
-TRF_STATIC_ASSERT(offsetof(trf_packed_head, blob_header) == 96, "packed head layout");
+TRF_STATIC_ASSERT(sizeof(trf_packed_head) == TRF_LAYOUT_HEAD_BYTES, "the packed head is 256 bytes");
+TRF_STATIC_ASSERT(offsetof(trf_packed_head, rows) == sizeof(trf_layout_head), "packed head layout");
+TRF_STATIC_ASSERT(offsetof(trf_packed_head, codec) == 48, "packed head layout");
+TRF_STATIC_ASSERT(offsetof(trf_packed_head, num_lines) == 64, "packed head layout");
+TRF_STATIC_ASSERT(offsetof(trf_packed_head, row_offsets_offset) == 88, "packed head layout");
+TRF_STATIC_ASSERT(offsetof(trf_packed_head, source_header) == 136, "packed head layout");
+TRF_STATIC_ASSERT(offsetof(trf_packed_head, reserved2) == 200, "packed head layout");
 TRF_STATIC_ASSERT(sizeof(trf_header) == 64, "a blob's header fits");
-TRF_STATIC_ASSERT(offsetof(trf_packed_head, checksum) == 248, "packed head layout");
 
 /* What device code, or the CPU, sees of a packed layer. */
 typedef struct trf_packed_view {

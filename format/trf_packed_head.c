@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trf_packed_head.h"
 
-#include "trf_checksum.h"
-
 #include <string.h>
 
 /* ---- the window ---- */
@@ -71,26 +69,53 @@ trf_status trf_size_packed(uint64_t rows, uint64_t cols, int has_row_offsets, ui
     head->lines_offset = sizeof *head + (has_row_offsets ? align(head->padded_rows) : 0);
     head->tiles_offset = align(head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES);
     head->stored_offset = head->tiles_offset + head->num_tiles * TRF_PACKED_TILE_BYTES;
-    head->total_bytes = head->stored_offset + num_stored * TRF_PACKED_STORED_BYTES;
+    head->common.buffer_bytes = head->stored_offset + num_stored * TRF_PACKED_STORED_BYTES;
     return TRF_OK;
 }
 TRF_STATIC_ASSERT(TRF_PACKED_TILE_BYTES % TRF_PACKED_ALIGNMENT == 0 &&
                       TRF_PACKED_STORED_BYTES % TRF_PACKED_ALIGNMENT == 0,
                   "packed and stored tiles need no padding");
 
-int trf_packed_pays(const trf_packed_head *head) {
-    const uint64_t bytes = head->num_lines * TRF_PACKED_LINE_BYTES + head->num_tiles * TRF_PACKED_TILE_BYTES +
-                           (uint64_t)head->num_stored * TRF_PACKED_STORED_BYTES;
-    return bytes <= head->num_tiles * (TRF_PACKED_TILE_WEIGHTS / 8 * TRF_PACKED_MAX_BITS);
+uint64_t trf_packed_most_stored(const trf_packed_head *head) {
+    const uint64_t most = head->num_tiles * (TRF_PACKED_TILE_WEIGHTS / 8 * TRF_PACKED_MAX_BITS),
+                   rest = head->num_lines * TRF_PACKED_LINE_BYTES + head->num_tiles * TRF_PACKED_TILE_BYTES;
+    return (most - rest) / TRF_PACKED_STORED_BYTES; /* there is no more than a line to a tile */
+}
+
+int trf_packed_pays(const trf_packed_head *head) { return head->num_stored <= trf_packed_most_stored(head); }
+
+/* ---- the rest of a head ---- */
+
+void trf_packed_head_set_window(trf_packed_head *head, trf_packed_window window) {
+    head->codec = TRF_CODEC_BF16;
+    head->base = (uint8_t)window.base;
+    head->flags = window.zeroing ? TRF_PACKED_ZEROING : 0;
+}
+
+void trf_packed_head_seal(trf_packed_head *head) {
+    trf_layout_head_finish(&head->common, TRF_LAYOUT_PACKED, TRF_PACKED_VERSION, head->common.buffer_bytes);
+}
+
+void trf_packed_head_set_source(trf_packed_head *head, const trf_header *source, const trf_layer_info *info) {
+    head->source_stored_tiles = info->stored_tiles;
+    head->source_exceptions = info->exceptions;
+    head->source_header = *source;
+    trf_packed_head_seal(head);
+}
+
+trf_status trf_packed_head_get_info(const trf_packed_head *head, trf_layer_info *info, trf_error *err) {
+    const trf_header *source = &head->source_header;
+    if (source->magic != TRF_MAGIC || source->version != TRF_FORMAT_VERSION || source->codec != TRF_CODEC_BF16 ||
+        (source->source_dtype != TRF_DTYPE_BF16 && source->source_dtype != TRF_DTYPE_F32))
+        return trf_fail(err, TRF_ERR_HEADER, offsetof(trf_packed_head, source_header),
+                        "a packed layer that was loaded from no bf16 blob of this version");
+    *info = trf_layout_source_info(source, head->rows, head->cols);
+    info->stored_tiles = head->source_stored_tiles;
+    info->exceptions = head->source_exceptions;
+    return TRF_OK;
 }
 
 /* ---- checks ---- */
-
-uint64_t trf_packed_head_checksum(const trf_packed_head *head) {
-    trf_packed_head copy = *head;
-    copy.checksum = 0;
-    return trf_checksum_best()(&copy, sizeof copy, 0);
-}
 
 #define FIELD_OFFSET(field) offsetof(trf_packed_head, field)
 
@@ -121,7 +146,7 @@ static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
         {head->lines_offset, expected.lines_offset, FIELD_OFFSET(lines_offset), "lines_offset"},
         {head->tiles_offset, expected.tiles_offset, FIELD_OFFSET(tiles_offset), "tiles_offset"},
         {head->stored_offset, expected.stored_offset, FIELD_OFFSET(stored_offset), "stored_offset"},
-        {head->total_bytes, expected.total_bytes, FIELD_OFFSET(total_bytes), "total_bytes"},
+        {head->common.buffer_bytes, expected.common.buffer_bytes, FIELD_OFFSET(common.buffer_bytes), "buffer_bytes"},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].is != fields[i].should)
@@ -132,34 +157,30 @@ static trf_status check_sizes(const trf_packed_head *head, trf_error *err) {
     return TRF_OK;
 }
 
+/* Bytes [first, end) of a head are zeros. */
+static trf_status check_reserved(const trf_packed_head *head, size_t first, size_t end, trf_error *err) {
+    for (size_t at = first; at < end; at++)
+        if (((const uint8_t *)head)[at])
+            return trf_fail(err, TRF_ERR_HEADER, at, "a reserved byte is not zero");
+    return TRF_OK;
+}
+
 trf_status trf_check_packed_head(const trf_packed_head *head, uint64_t bytes, trf_error *err) {
-    if (bytes < sizeof *head)
-        return trf_fail(err, TRF_ERR_TRUNCATED, bytes, "a packed layer's head is cut");
-    if (head->magic != TRF_PACKED_MAGIC)
-        return trf_fail(err, TRF_ERR_MAGIC, FIELD_OFFSET(magic), "not a packed layer");
-    if (head->version != TRF_PACKED_VERSION)
-        return trf_fail(err, TRF_ERR_VERSION, FIELD_OFFSET(version), "packed layout %u is not known", head->version);
+    trf_status status = trf_layout_head_check(&head->common, TRF_LAYOUT_PACKED, TRF_PACKED_VERSION, bytes, err);
+    if (status != TRF_OK)
+        return status;
     if (head->codec != TRF_CODEC_BF16)
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(codec), "codec %u is not packed", head->codec);
     if (head->flags & ~(uint32_t)TRF_PACKED_ALL_FLAGS)
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(flags), "unknown flags 0x%x", head->flags);
     if (head->base > TRF_PACKED_MAX_BASE || (head->base == 0 && !(head->flags & TRF_PACKED_ZEROING)))
         return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(base), "base %u is out of range", head->base);
-    const trf_status status = check_sizes(head, err);
-    if (status != TRF_OK)
-        return status;
-    for (size_t i = 0; i < sizeof head->reserved; i++)
-        if (head->reserved[i])
-            return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(reserved) + i, "a reserved byte is not zero");
-    if (head->checksum != trf_packed_head_checksum(head))
-        return trf_fail(err, TRF_ERR_CHECKSUM, FIELD_OFFSET(checksum), "the checksum of the packed head is wrong");
-    if (head->total_bytes > bytes)
-        return trf_fail(err, TRF_ERR_TRUNCATED, bytes, "%llu bytes of a packed layer of %llu",
-                        (unsigned long long)bytes, (unsigned long long)head->total_bytes);
-    if (head->total_bytes < bytes)
-        return trf_fail(err, TRF_ERR_HEADER, FIELD_OFFSET(total_bytes), "a packed layer of %llu bytes in %llu",
-                        (unsigned long long)head->total_bytes, (unsigned long long)bytes);
-    return TRF_OK;
+    status = check_sizes(head, err);
+    if (status == TRF_OK)
+        status = check_reserved(head, FIELD_OFFSET(reserved0), FIELD_OFFSET(flags), err);
+    if (status == TRF_OK)
+        status = check_reserved(head, FIELD_OFFSET(reserved1), FIELD_OFFSET(num_lines), err);
+    return status == TRF_OK ? check_reserved(head, FIELD_OFFSET(reserved2), sizeof *head, err) : status;
 }
 
 trf_packed_view trf_packed_view_of(const trf_packed_head *head, const void *memory) {

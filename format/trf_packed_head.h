@@ -33,8 +33,8 @@ int trf_packed_window_of_blob(const trf_blob_view *blob, trf_packed_window *wind
 /* ---- the head ---- */
 
 /* Sets rows, cols, num_stored and all that follows from them: padded shape, numbers of lines and packed tiles, offsets,
- * total_bytes. rows, cols: any numbers; those beyond TRF_PACKED_MAX_SIZE are TRF_ERR_ARGUMENT, as 0 is, and num_stored
- * above 2^32 - 1 or the number of packed tiles. Nothing overflows below that. */
+ * common.buffer_bytes. rows, cols: any numbers; those beyond TRF_PACKED_MAX_SIZE are TRF_ERR_ARGUMENT, as 0 is, and
+ * num_stored above 2^32 - 1 or the number of packed tiles. Nothing overflows below that. */
 trf_status trf_size_packed(uint64_t rows, uint64_t cols, int has_row_offsets, uint64_t num_stored,
                            trf_packed_head *head, trf_error *err);
 
@@ -42,13 +42,26 @@ trf_status trf_size_packed(uint64_t rows, uint64_t cols, int has_row_offsets, ui
  * are left out: they are bytes of a layer, and nothing of large ones. */
 int trf_packed_pays(const trf_packed_head *head);
 
-/* Checksum of a head whose checksum is ignored. */
-uint64_t trf_packed_head_checksum(const trf_packed_head *head);
+/* The most stored tiles with which a layer of so many packed tiles and lines still keeps to it. */
+uint64_t trf_packed_most_stored(const trf_packed_head *head);
 
-/* Checks a head of a buffer of so many bytes: every field, and that the parts lie where they have to. Errors:
- * TRF_ERR_TRUNCATED (also of a head that is cut), _MAGIC, _VERSION, _HEADER, _CHECKSUM; err->offset: the byte of the
- * field. */
+/* Sets what a head says of the weights' form: codec, base, flags. */
+void trf_packed_head_set_window(trf_packed_head *head, trf_packed_window window);
+
+/* Says in a head what its layer was packed from: source, the coded layer's header; info: what that says of itself, with
+ * the shard's rows and columns. Seals the head. */
+void trf_packed_head_set_source(trf_packed_head *head, const trf_header *source, const trf_layer_info *info);
+
+/* Fills in the common fields of a head whose own are written, checksum included. */
+void trf_packed_head_seal(trf_packed_head *head);
+
+/* Checks a head of a buffer of so many bytes, or more: every field, and that the parts lie where they have to. Errors:
+ * as trf_layout_head_check; err->offset: the byte of the field. */
 trf_status trf_check_packed_head(const trf_packed_head *head, uint64_t bytes, trf_error *err);
+
+/* *info: what trf_packed_head_set_source has been given. head: checked. Errors: TRF_ERR_HEADER (that was nothing, or no
+ * blob of the bf16 codec). */
+trf_status trf_packed_head_get_info(const trf_packed_head *head, trf_layer_info *info, trf_error *err);
 
 /* The layer behind a checked head. memory: where the buffer lies, host or device, 256-byte aligned (host: 16). */
 trf_packed_view trf_packed_view_of(const trf_packed_head *head, const void *memory);

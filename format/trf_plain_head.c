@@ -48,21 +48,8 @@ trf_status trf_plain_head_read(const trf_plain_head *head, uint64_t buffer_bytes
         status = check_fields(head, err);
     if (status != TRF_OK)
         return status;
-    *info = (trf_layer_info){
-        .rows = head->rows,
-        .cols = head->cols,
-        .dtype = (trf_dtype)source->source_dtype,
-        .codec = (trf_codec)source->codec,
-        .class_bits = source->class_bits,
-        .raw_bits = source->raw_bits,
-        .probability_bits = source->probability_bits,
-        .state_bits = source->state_bits,
-        .slab_cols = source->slab_cols,
-        .predictor_modes = source->predictor_modes,
-        .blob_bytes = source->blob_bytes,
-        .tiles = (uint64_t)source->num_tile_rows * source->num_tile_cols,
-        .stored_tiles = head->stored_tiles,
-        .exceptions = head->exceptions,
-    };
+    *info = trf_layout_source_info(source, head->rows, head->cols);
+    info->stored_tiles = head->stored_tiles;
+    info->exceptions = head->exceptions;
     return TRF_OK;
 }

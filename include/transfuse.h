@@ -341,7 +341,8 @@ typedef struct trf_device_layer trf_device_layer;
 /* How the weights lie in device memory (docs/guide.md has what each costs). More are to come. */
 typedef enum trf_layout {
     TRF_LAYOUT_CODED = 0, /* entropy coded, as in the blob */
-    TRF_LAYOUT_PLAIN = 1  /* decoded once, when they are loaded; the codecs bf16 and fp16 */
+    TRF_LAYOUT_PLAIN = 1, /* decoded once, when they are loaded; the codecs bf16 and fp16 */
+    TRF_LAYOUT_PACKED = 2 /* in fields of fixed width; the codec bf16; so far on the CPU alone */
 } trf_layout;
 
 /* Rows [first, first + count) of a matrix. */
@@ -351,11 +352,12 @@ typedef struct trf_row_range {
 
 /* Device memory that the caller supplies for a layer, as large as trf_device_layer_get_size says, or for a tensor of a
  * checkpoint trf_device_layer_get_load_size (transfuse/device_memory.h). Both parts are 256-byte aligned; on the CPU
- * the blob is 16-byte aligned, and the directory, of no bytes (as a plain layer's), is not looked at. No work under way
+ * the blob is 16-byte aligned, and the directory, of no bytes (as without coding), is not looked at. No work under way
  * may use it when it is passed, since a stream of the library's writes it. It must stay, and be written by nobody,
  * while the layer lives and work that uses the layer is under way. */
 typedef struct trf_layer_memory {
-    void *blob; /* of a plain layer: a head of 256 bytes, and its weights, row-major [rows][cols] in 16 bits each */
+    /* Of a plain layer: a head of 256 bytes, and its weights, row-major [rows][cols] in 16 bits each. */
+    void *blob;
     uint64_t blob_bytes;
     void *directory; /* where tiles and slabs lie, and what decoding needs beside the blob */
     uint64_t directory_bytes;
@@ -368,7 +370,7 @@ typedef struct trf_load_options {
     /* A shard (tensor parallelism): these rows and columns alone, multiples of 16; num_rows, num_cols 0: up to the last
      * one, which need be none. Only tiles of 256x256 that they touch are read, checked and kept. Where a coded shard
      * does not begin and end at multiples of 256 (or with the matrix), products take a copy of x or y, and
-     * trf_device_layer_decode refuses it. A plain one has its rows and columns alone. */
+     * trf_device_layer_decode refuses it. Of another layout it has its rows and columns alone. */
     uint32_t first_row, num_rows, first_col, num_cols;
     /* In place of first_row and num_rows: several ranges of rows, one after the other (a part of q, k and v that are
      * stored as one matrix), in any order, none twice. Two or more begin and end at multiples of 256 (or with the
@@ -387,8 +389,10 @@ TRF_API void trf_load_options_init(trf_load_options *options);
 
 /* Bytes of trf_layer_memory that a layer takes. */
 typedef struct trf_layer_size {
-    uint64_t blob_bytes;      /* of a whole coded layer exactly the blob's; of a shard those of a blob of its own */
-    uint64_t directory_bytes; /* 0 on the CPU, and of plain layers */
+    /* Of a whole coded layer exactly the blob's; of a shard those of a blob of its own. Of a packed layer the most that
+     * one of its shape can take: what it did take is its memory_bytes, and nothing behind that is used. */
+    uint64_t blob_bytes;
+    uint64_t directory_bytes; /* 0 on the CPU, and of layers that are not coded */
 } trf_layer_size;
 
 /* The memory that a layer will take with these options (NULL: the defaults). blob: as in trf_device_layer_create; of a
@@ -399,11 +403,12 @@ TRF_API trf_status trf_device_layer_get_size(const trf_context *context, const v
 /* Makes a layer of a blob in memory: host memory, 16-byte aligned, which is not needed afterwards, or, with
  * options->blob_is_on_device, device memory, aligned as trf_layer_memory. The latter is read back to be checked; where
  * the whole of it is loaded and options->memory.blob is NULL or the same, it is not copied but used where it lies, and
- * must stay. So is, with a layout of PLAIN, what a plain layer has had as its blob, whole, wherever it was copied
- * since. Validates the head and the tiles that are loaded. Synchronous: any stream may use the layer then. options:
- * NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT also for memory that is too small or
- * misaligned; TRF_ERR_UNSUPPORTED (row_ranges; a codec that the layout does not take; a GPU: a blob of more than 512
- * GiB); PLAIN: TRF_ERR_RANS (a tile that does not decode); TRF_ERR_CANCELLED. */
+ * must stay. So is, with a layout of PLAIN or PACKED, what such a layer has had as its blob, whole, wherever it was
+ * copied since. Validates the head and the tiles that are loaded. Synchronous: any stream may use the layer then.
+ * options: NULL for the defaults. Errors: those of a malformed blob; TRF_ERR_ARGUMENT also for memory that is too small
+ * or misaligned; TRF_ERR_UNSUPPORTED (row_ranges; a codec that the layout does not take; weights that cannot be packed;
+ * a GPU: a blob of more than 512 GiB); PLAIN, PACKED: TRF_ERR_RANS (a tile that does not decode);
+ * TRF_ERR_CANCELLED. */
 TRF_API trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,
                                            const trf_load_options *options, trf_device_layer **layer, trf_error *err);
 
@@ -447,7 +452,7 @@ TRF_API trf_status trf_device_layer_decode(const trf_device_layer *layer, trf_de
                                            uint64_t weights_bytes, trf_stream stream, trf_error *err);
 
 /* Waits for the device, and says whether any call since creation met a corrupt tile: TRF_ERR_RANS (message: the tile;
- * offset: its place in the blob, of a shard among its own tiles). The state stays. A plain layer has none. */
+ * offset: its place in the blob, of a shard among its own tiles). The state stays. Only coded layers have one. */
 TRF_API trf_status trf_device_layer_check(const trf_device_layer *layer, trf_error *err);
 
 /* ---- products ---- */
@@ -462,7 +467,8 @@ typedef enum trf_path {
     TRF_PATH_FUSED = 1,
     TRF_PATH_TWO_STEP = 2, /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU */
     TRF_PATH_WIDE = 3,     /* decoded inside a product of warpgroups, every m: compute capability 9.0 */
-    TRF_PATH_DENSE = 4     /* of plain layers, which have no other: by cuBLASLt; on the CPU dot products */
+    TRF_PATH_DENSE = 4,    /* of plain layers, which have no other: by cuBLASLt; on the CPU dot products */
+    TRF_PATH_PACKED = 5    /* of packed layers, which have no other */
 } trf_path;
 
 enum {

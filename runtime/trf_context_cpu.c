@@ -2,6 +2,7 @@
 /* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
 #include "trf_device.h"
 #include "trf_device_cpu.h"
+#include "trf_packed_layer.h"
 #include "trf_plain_layer.h"
 #include "trf_stack.h"
 
@@ -38,7 +39,20 @@ static const trf_layout_ops plain_layout = {
     .linear = trf_cpu_linear_plain,
 };
 
-static const trf_layout_ops *const cpu_layouts[] = {&coded_layout, &plain_layout, NULL};
+static const trf_layout_ops packed_layout = {
+    .layout = TRF_LAYOUT_PACKED,
+    .measure = trf_packed_measure,
+    .fill = trf_cpu_fill_packed_layer,
+    .adopt = trf_cpu_adopt_packed_layer,
+    .destroy = trf_cpu_destroy_packed_layer,
+    .check = trf_cpu_check_packed_layer,
+    .decode = trf_cpu_decode_packed,
+    .decode_rows = trf_cpu_decode_packed_rows,
+    .create_plan = trf_cpu_create_packed_plan,
+    .linear = trf_cpu_linear_packed,
+};
+
+static const trf_layout_ops *const cpu_layouts[] = {&coded_layout, &plain_layout, &packed_layout, NULL};
 
 static const trf_device_ops cpu_device_ops = {
     .destroy = cpu_destroy,

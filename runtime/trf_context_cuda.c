@@ -9,6 +9,8 @@
 #include "trf_gemm.h"
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
+#include "trf_packed_layer.h"
+#include "trf_packed_layer_cuda.h"
 #include "trf_plain_layer.h"
 #include "trf_plain_layer_cuda.h"
 #include "trf_stack.h"
@@ -95,7 +97,43 @@ static const trf_layout_ops plain_layout = {
     .linear = trf_cuda_linear_plain,
 };
 
-static const trf_layout_ops *const cuda_layouts[] = {&coded_layout, &plain_layout, NULL};
+/* None of the packed layout's kernels has run on a GPU yet, so nobody is given a layer of it. */
+enum {
+    kPackedHasRun = 0
+};
+
+static trf_status check_packed_is_ready(trf_error *err) {
+    return kPackedHasRun
+               ? TRF_OK
+               : trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "packed layers on a GPU are not ready yet");
+}
+
+static trf_status measure_packed(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                                 trf_error *err) {
+    trf_status status = check_packed_is_ready(err);
+    return status == TRF_OK ? trf_packed_measure(view, shard, size, err) : status;
+}
+
+static trf_status adopt_packed(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
+    trf_status status = check_packed_is_ready(err);
+    return status == TRF_OK ? trf_packed_adopt(made, buffer, buffer_bytes, err) : status;
+}
+
+/* Every layer is measured before it is filled. */
+static const trf_layout_ops packed_layout = {
+    .layout = TRF_LAYOUT_PACKED,
+    .measure = measure_packed,
+    .fill = trf_cuda_fill_packed_layer,
+    .adopt = adopt_packed,
+    .destroy = trf_cuda_destroy_layer,
+    .check = trf_cuda_check_plain_layer,
+    .decode = trf_cuda_decode_packed,
+    .decode_rows = trf_cuda_decode_packed_rows,
+    .create_plan = trf_cuda_create_packed_plan,
+    .linear = trf_cuda_linear_packed,
+};
+
+static const trf_layout_ops *const cuda_layouts[] = {&coded_layout, &plain_layout, &packed_layout, NULL};
 
 static const trf_device_ops cuda_device_ops = {
     .destroy = cuda_destroy,

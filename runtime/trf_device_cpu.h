@@ -48,6 +48,20 @@ trf_status trf_cpu_decode_plain_rows(const trf_device_layer *layer, const trf_ro
 trf_status trf_cpu_create_plain_plan(trf_plan *plan, trf_path path, trf_error *err);
 trf_status trf_cpu_linear_plain(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                 trf_error *err);
+/* Of packed layers. */
+trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, struct trf_layer_feed *feed,
+                                     const trf_layer_memory *memory, trf_error *err);
+trf_status trf_cpu_adopt_packed_layer(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes,
+                                      trf_error *err);
+void trf_cpu_destroy_packed_layer(trf_device_layer *layer);
+trf_status trf_cpu_check_packed_layer(const trf_device_layer *layer, trf_error *err);
+trf_status trf_cpu_decode_packed(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
+                                 trf_error *err);
+trf_status trf_cpu_decode_packed_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+                                      trf_error *err);
+trf_status trf_cpu_create_packed_plan(trf_plan *plan, trf_path path, trf_error *err);
+trf_status trf_cpu_linear_packed(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                                 trf_error *err);
 
 trf_status trf_cpu_round_sums(const trf_context *context, const trf_sums *sums, const trf_epilogue *epilogue,
                               trf_stream stream, trf_error *err);

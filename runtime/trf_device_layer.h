@@ -7,6 +7,7 @@
 #include "trf_device_view.h"
 #include "trf_layer_traits.h"
 #include "trf_layout.h"
+#include "trf_packed.h"
 #include "trf_shard_range.h"
 
 #include <stdatomic.h>
@@ -23,10 +24,11 @@ struct trf_device_layer {
     /* On the CPU without slabs and fault. Of a layout with a head (trf_layout_head.h) blob and blob_bytes are its whole
      * buffer; rows, cols, codec and source_dtype are there, and nothing else. */
     trf_device_view view;
+    trf_packed_view packed; /* of a packed layer */
     /* A GPU's. */
     trf_layer_traits traits;
     int is_of_stack;          /* its blob need not be there */
-    uint64_t directory_bytes; /* its blob is at view.blob, its directory at view.slabs; 0: of a stack, or plain */
+    uint64_t directory_bytes; /* its blob is at view.blob, its directory at view.slabs; 0: of a stack, or not coded */
     /* Of a coded layer, the CPU's; on a GPU, of an offloaded layer: where its blob lies in host memory. */
     trf_layer *host;
     struct trf_cpu_fault *fault;

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products on the CPU.
- * The workspace: x as F32 | y as F32, if that is not what the caller's y is | what the workers need. Each part begins
- * at a multiple of 256 bytes. */
+ * The workspace: x as F32, of packed layers with zeros to whole packed tiles | y as F32, if that is not what the
+ * caller's y is | what the workers need. Each part begins at a multiple of 256 bytes. */
 #include "trf_convert.h"
 #include "trf_device_cpu.h"
 #include "trf_epilogue.h"
 #include "trf_layer.h"
 #include "trf_matmul.h"
+#include "trf_packed_layer.h"
 #include "trf_plain_layer.h"
 #include "trf_plan.h"
+#include "trf_unpack.h"
 
 #include <string.h>
 #include <time.h>
@@ -17,15 +19,26 @@ typedef struct trf_cpu_workspace {
     uint64_t y, scratch, bytes; /* x is at 0; y = scratch if there is none */
 } trf_cpu_workspace;
 
+/* F32 values from one row of x to the next. */
+static uint32_t x_stride_of(const trf_device_layer *layer) {
+    return layer->layout->layout == TRF_LAYOUT_PACKED ? trf_packed_padded_cols(&layer->packed) : layer->view.cols;
+}
+
+static uint64_t scratch_bytes_of(const trf_plan *plan) {
+    return plan->layer->layout->layout == TRF_LAYOUT_PACKED
+               ? trf_packed_scratch_bytes(&plan->layer->packed, plan->work.cpu_workers)
+               : trf_matmul_scratch_bytes(plan->work.cpu_workers);
+}
+
 static trf_cpu_workspace workspace_of(const trf_plan *plan) {
     const trf_product *product = &plan->tiles_product;
     const trf_device_view *view = &plan->layer->view;
     const int has_sums =
         product->y_dtype != TRF_DTYPE_F32 || trf_has_epilogue(product) || product->y_stride != view->rows;
     trf_cpu_workspace offsets;
-    offsets.y = trf_device_align(4ull * product->m * view->cols);
+    offsets.y = trf_device_align(4ull * product->m * x_stride_of(plan->layer));
     offsets.scratch = offsets.y + (has_sums ? trf_device_align(4ull * product->m * view->rows) : 0);
-    offsets.bytes = offsets.scratch + trf_matmul_scratch_bytes(plan->work.cpu_workers);
+    offsets.bytes = offsets.scratch + scratch_bytes_of(plan);
     return offsets;
 }
 
@@ -51,6 +64,15 @@ trf_status trf_cpu_create_plain_plan(trf_plan *plan, trf_path path, trf_error *e
     return status;
 }
 
+trf_status trf_cpu_create_packed_plan(trf_plan *plan, trf_path path, trf_error *err) {
+    trf_status status = trf_packed_take_path(plan, path, err);
+    if (status != TRF_OK)
+        return status;
+    plan->work.cpu_workers = trf_packed_workers(&plan->layer->packed, plan->layer->context->threads);
+    plan->device_workspace_bytes = workspace_of(plan).bytes;
+    return TRF_OK;
+}
+
 static void widen(const uint16_t *from, trf_dtype dtype, uint64_t count, float *to) {
     if (dtype == TRF_DTYPE_BF16)
         for (uint64_t i = 0; i < count; i++)
@@ -58,6 +80,15 @@ static void widen(const uint16_t *from, trf_dtype dtype, uint64_t count, float *
     else
         for (uint64_t i = 0; i < count; i++)
             to[i] = trf_f16_to_f32(from[i]);
+}
+
+/* x as products take it. */
+static void widen_x(const trf_plan *plan, const uint16_t *x, float *to) {
+    const size_t cols = plan->layer->view.cols, stride = x_stride_of(plan->layer);
+    for (size_t n = 0; n < plan->tiles_product.m; n++, x += cols, to += stride) {
+        widen(x, plan->tiles_product.x_dtype, cols, to);
+        memset(to + cols, 0, (stride - cols) * sizeof *to);
+    }
 }
 
 static void narrow_words(const float *from, trf_dtype dtype, uint64_t count, uint16_t *to) {
@@ -107,6 +138,11 @@ static trf_status multiply_plain(const trf_plan *plan, const float *x, float *y,
     return trf_multiply_dense(&dense, x, plan->tiles_product.m, y, plan->work.cpu_workers, scratch, err);
 }
 
+static trf_status multiply_packed(const trf_plan *plan, const float *x, float *y, void *scratch, trf_error *err) {
+    return trf_multiply_packed_padded(&plan->layer->packed, x, plan->tiles_product.m, y, plan->work.cpu_workers,
+                                      scratch, err);
+}
+
 static trf_status compute_product(const trf_plan *plan, const trf_operands *operands, void *workspace,
                                   trf_cpu_multiply_fn *multiply, trf_error *err) {
     const trf_device_layer *layer = plan->layer;
@@ -117,7 +153,7 @@ static trf_status compute_product(const trf_plan *plan, const trf_operands *oper
     float *const wide_y = offsets.y == offsets.scratch ? operands->y : (float *)(base + offsets.y);
     const trf_sums sums = {wide_y, layer->view.rows, product->m, layer->view.rows};
     const trf_epilogue epilogue = trf_epilogue_of(product, operands);
-    widen(operands->x, product->x_dtype, (uint64_t)product->m * layer->view.cols, wide_x);
+    widen_x(plan, operands->x, wide_x);
     trf_status status = multiply(plan, wide_x, wide_y, base + offsets.scratch, err);
     for (uint64_t i = 0; status != TRF_OK && i < (uint64_t)product->m * layer->view.rows; i++)
         wide_y[i] = trf_f32_from_bits(0x7FC00000u);
@@ -140,6 +176,12 @@ trf_status trf_cpu_linear_plain(const trf_plan *plan, const trf_operands *operan
                                 trf_error *err) {
     (void)stream;
     return compute_product(plan, operands, workspace, multiply_plain, err);
+}
+
+trf_status trf_cpu_linear_packed(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                                 trf_error *err) {
+    (void)stream;
+    return compute_product(plan, operands, workspace, multiply_packed, err);
 }
 
 trf_status trf_cpu_time(const trf_timed_product *product, uint32_t repeats, double *microseconds, trf_error *err) {

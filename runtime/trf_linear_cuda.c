@@ -29,8 +29,8 @@ static trf_status plan_wide(trf_plan *plan, trf_error *err) {
 trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path == TRF_PATH_WIDE)
         return plan_wide(plan, err);
-    if (path == TRF_PATH_DENSE)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a coded layer has no dense path");
+    if (path == TRF_PATH_DENSE || path == TRF_PATH_PACKED)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a coded layer has no %s path", trf_path_name(path));
     const trf_device_layer *layer = plan->layer;
     const trf_device_limits *limits = &layer->context->limits;
     const trf_product *product = &plan->tiles_product;

@@ -45,8 +45,7 @@ int trf_plain_is_copied(const trf_device_layer *layer, trf_decode_as as) {
 
 trf_status trf_plain_take_path(trf_plan *plan, trf_path path, trf_error *err) {
     if (path != TRF_PATH_AUTO && path != TRF_PATH_DENSE)
-        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a plain layer has no %s path: it is not coded",
-                        trf_path_name(path));
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a plain layer has no %s path", trf_path_name(path));
     plan->path = TRF_PATH_DENSE;
     plan->reason = "the layer is plain";
     return TRF_OK;

@@ -128,7 +128,7 @@ trf_status trf_plan_create(trf_device_layer *layer, const trf_plan_options *opti
     trf_status status = trf_take_struct(&type, &taken, options, err);
     if (status != TRF_OK)
         return status;
-    if (taken.path < TRF_PATH_AUTO || taken.path > TRF_PATH_DENSE)
+    if (taken.path < TRF_PATH_AUTO || taken.path > TRF_PATH_PACKED)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no path %d", (int)taken.path);
     trf_plan *made = calloc(1, sizeof *made);
     if (!made)

@@ -6,6 +6,7 @@
 #include "trf_device_layer.h"
 #include "trf_fused_partition.h"
 #include "trf_gemm.h"
+#include "trf_packed_partition.h"
 #include "trf_wide_partition.h"
 
 /* Where a dense product has what in its workspace (trf_dense_product_cuda.h). */
@@ -19,6 +20,7 @@ typedef union trf_plan_work {
     trf_fused_partition fused;
     trf_wide_partition wide;
     trf_dense_workspace dense; /* of TWO_STEP and DENSE */
+    trf_packed_partition packed;
     int cpu_workers;
 } trf_plan_work;
 

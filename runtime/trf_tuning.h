@@ -7,7 +7,7 @@
 #include "trf_device_layer.h"
 
 enum {
-    TRF_TUNED_PATHS = 4,   /* FUSED, TWO_STEP, WIDE, DENSE: trf_path - 1 */
+    TRF_TUNED_PATHS = 5,   /* FUSED, TWO_STEP, WIDE, DENSE, PACKED: trf_path - 1 */
     TRF_TUNED_POINTS = 64, /* of a layer, at most */
     TRF_TUNED_LAYERS = 65536
 };

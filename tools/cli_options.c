@@ -126,15 +126,17 @@ static int set_device(cli_options *o, const char *value) {
 }
 
 static int set_path(cli_options *o, const char *value) {
-    const char *const names[] = {trf_path_name(TRF_PATH_FUSED), trf_path_name(TRF_PATH_TWO_STEP),
-                                 trf_path_name(TRF_PATH_WIDE), trf_path_name(TRF_PATH_DENSE), NULL};
+    const char *const names[] = {trf_path_name(TRF_PATH_FUSED),  trf_path_name(TRF_PATH_TWO_STEP),
+                                 trf_path_name(TRF_PATH_WIDE),   trf_path_name(TRF_PATH_DENSE),
+                                 trf_path_name(TRF_PATH_PACKED), NULL};
     int i = cli_parse_name(value, names);
     o->path = (trf_path)(TRF_PATH_FUSED + i);
     return i < 0 ? -1 : 0;
 }
 
 static int set_layout(cli_options *o, const char *value) {
-    const char *const names[] = {trf_layout_name(TRF_LAYOUT_CODED), trf_layout_name(TRF_LAYOUT_PLAIN), NULL};
+    const char *const names[] = {trf_layout_name(TRF_LAYOUT_CODED), trf_layout_name(TRF_LAYOUT_PLAIN),
+                                 trf_layout_name(TRF_LAYOUT_PACKED), NULL};
     int i = cli_parse_name(value, names);
     o->layout = (trf_layout)(TRF_LAYOUT_CODED + i);
     return i < 0 ? -1 : 0;
@@ -259,7 +261,7 @@ static const option_entry kOptions[] = {
     [CLI_OPT_AGAINST] = {"against", "a path", set_against, 0},
     [CLI_OPT_JSON] = {"json", NULL, set_json, 0},
     [CLI_OPT_DEVICE] = {"device", "cpu or cuda", set_device, 0},
-    [CLI_OPT_PATH] = {"path", "fused, two-step, wide or dense", set_path, 0},
+    [CLI_OPT_PATH] = {"path", "fused, two-step, wide, dense or packed", set_path, 0},
     [CLI_OPT_LAYERS] = {"layers", "at most 64 sizes such as 4096x4096,2048x5632 (rows x columns)", set_layers, 0},
     [CLI_OPT_BATCH] = {"batch", "at most 64 whole numbers from 1 to 1048576, such as 1,8", set_batch, 0},
     [CLI_OPT_BENCH_CODECS] = {"codec", "a list of auto, bf16, fp16, fp8, fp8_e4m3, fp8_e5m2, int, int8 and bits",
@@ -274,7 +276,7 @@ static const option_entry kOptions[] = {
     [CLI_OPT_BUDGET] = {"budget", "a number of bytes such as 8G (K, M, G, T: thousands)", set_budget, 0},
     [CLI_OPT_TUNING] = {"tuning", "a path", set_tuning, 0},
     [CLI_OPT_MAX_BATCH] = {"max-batch", "a whole number from 1 to 1048576", set_max_batch, 0},
-    [CLI_OPT_LAYOUT] = {"layout", "coded or plain", set_layout, 0},
+    [CLI_OPT_LAYOUT] = {"layout", "coded, plain or packed", set_layout, 0},
 };
 enum {
     kNumOptions = sizeof kOptions / sizeof kOptions[0],

@@ -6,6 +6,7 @@
 #include "matmul_cuda.h"
 
 #include "transfuse/cpu.h"
+#include "transfuse/device_memory.h"
 #include "transfuse/tuning.h"
 
 #include <stdlib.h>
@@ -105,7 +106,8 @@ static int run(const cli_options *options) {
     if (options->tuning && (options->device != CLI_DEVICE_CUDA || options->path != TRF_PATH_AUTO))
         return cli_usage_error(cmd_matmul.name, "--tuning goes with --device cuda, and without --path, only");
     if (options->layout != TRF_LAYOUT_CODED && options->device != CLI_DEVICE_CUDA)
-        return cli_usage_error(cmd_matmul.name, "--layout plain goes with --device cuda only");
+        return cli_usage_error(cmd_matmul.name, "--layout %s goes with --device cuda only",
+                               trf_layout_name(options->layout));
     if (options->path != TRF_PATH_AUTO && options->path != TRF_PATH_FUSED && options->device != CLI_DEVICE_CUDA)
         return cli_usage_error(cmd_matmul.name, "--path %s goes with --device cuda only", trf_path_name(options->path));
     cli_exit status = cli_open_device(options->device, &context);
@@ -126,9 +128,12 @@ const cli_command cmd_matmul = {
         "On a GPU, X is rounded to BF16 for bf16 weights and to F16 for all others.\n\n"
         "  -o, --output OUT          where to write\n"
         "  --device cpu|cuda         default: cpu\n"
-        "  --layout coded|plain      on a GPU: how W lies there; plain: decoded once, bf16 and fp16. Default: coded\n"
-        "  --path fused|two-step|wide|dense  decode while multiplying; on a GPU also: decode to memory first;\n"
-        "                            wide: while multiplying many rows; dense: of plain layers, their only one.\n"
+        "  --layout coded|plain|packed  on a GPU: how W lies there; plain: decoded once, bf16 and fp16; packed: not "
+        "yet.\n"
+        "                            Default: coded\n"
+        "  --path fused|two-step|wide|dense|packed  decode while multiplying; on a GPU also: decode to memory first;\n"
+        "                            wide: while multiplying many rows; dense, packed: of such layers,\n"
+        "                            their only one.\n"
         "                            Default: fused; on a GPU by the layer and the number of rows\n"
         "  --tuning FILE             on a GPU: by the path that 'transfuse tune' found the fastest\n"
         "  -T, --threads N           threads; 0 (default): one for each core\n"

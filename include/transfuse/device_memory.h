@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory and rows: for programs that have no CUDA calls of their own (a command, a binding by FFI) or that load
  * checkpoints to memory of their own (an engine), and for the look-up of single rows, such as token embeddings, in a
- * compressed table. Conventions: transfuse.h. */
+ * compressed table; and for those that give a layer's blob back, to write it to a file. Conventions: transfuse.h. */
 #ifndef TRANSFUSE_DEVICE_MEMORY_H
 #define TRANSFUSE_DEVICE_MEMORY_H
 
@@ -21,7 +21,7 @@ typedef struct trf_build_info {
 
 TRF_API void trf_get_build_info(trf_build_info *info);
 
-/* @return "coded", "plain" or "?". */
+/* @return "coded", "plain", "packed" or "?". */
 TRF_API const char *trf_layout_name(trf_layout layout);
 
 /* *memory is 256-byte aligned, and NULL for no bytes. */
@@ -62,6 +62,16 @@ TRF_API void trf_row_request_init(trf_row_request *request);
  * TRF_ERR_UNSUPPORTED (BF16 or F16 of the other 16-bit float codec); on the CPU TRF_ERR_RANS. */
 TRF_API trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                    trf_error *err);
+
+/* Gives a layer back as a coded blob. *blob is malloc'd (release with trf_free). A coded layer's is a copy of its own.
+ * Of another layout the layer is decoded, and encoded with the options that its blob was encoded with, which it keeps
+ * (codec, favor, probability bits, width of slabs): the weights are the same, bit for bit; so are the bytes, if this
+ * version's encoder had made the blob of these rows and columns. Waits for the device; needs host memory for the dense
+ * weights, and on a GPU device memory as well. threads: 0 = one for each core. *blob and *blob_bytes are set on success
+ * only. Errors: TRF_ERR_UNSUPPORTED (a coded shard that does not begin and end at multiples of 256 or with the matrix),
+ * TRF_ERR_MEMORY. */
+TRF_API trf_status trf_device_layer_encode(const trf_device_layer *layer, int threads, void **blob,
+                                           uint64_t *blob_bytes, trf_error *err);
 
 #ifdef __cplusplus
 }

@@ -66,6 +66,9 @@ wrong --layout matmul layer x -o out --device cuda --layout woven
 wrong '--layout plain' matmul layer x -o out --layout plain
 wrong --layout bench --layout woven
 wrong '--layout plain' bench --layout plain
+wrong '--layout packed' bench --layout packed
+wrong '--layout packed' bench --device cuda --codec fp16 --layout packed
+wrong '--layout packed' matmul layer x -o out --layout packed
 wrong '--layout plain' bench --device cuda --mode moe --layout plain
 wrong '--layout plain' bench --device cuda --codec bf16,int8 --layout plain
 wrong --tuning matmul layer x -o out --tuning tuning.json

@@ -49,10 +49,10 @@ trf_status packed_layer_pack(packed_layer *layer, const trf_packed_window *windo
     const trf_status status = trf_pack_head(&source, suiting, &layer->head, err);
     if (status != TRF_OK)
         return status;
-    layer->packed = aligned_alloc(TRF_PACKED_ALIGNMENT, layer->head.total_bytes);
+    layer->packed = aligned_alloc(TRF_PACKED_ALIGNMENT, layer->head.common.buffer_bytes);
     if (!layer->packed)
         abort();
-    memset(layer->packed, 0xA5, layer->head.total_bytes); /* all of it is to be written */
+    memset(layer->packed, 0xA5, layer->head.common.buffer_bytes); /* all of it is to be written */
     if (trf_pack(&source, &layer->head, layer->packed, err) != TRF_OK)
         abort();
     return TRF_OK;
@@ -61,7 +61,7 @@ trf_status packed_layer_pack(packed_layer *layer, const trf_packed_window *windo
 int packed_layer_is_right(const packed_layer *layer) {
     trf_packed_view view;
     trf_error err;
-    if (trf_validate_packed(layer->packed, layer->head.total_bytes, &view, &err) != TRF_OK) {
+    if (trf_validate_packed(layer->packed, layer->head.common.buffer_bytes, &view, &err) != TRF_OK) {
         fprintf(stderr, "byte %llu: %s\n", (unsigned long long)err.offset, err.message);
         return 0;
     }

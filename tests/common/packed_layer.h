@@ -10,7 +10,7 @@ typedef struct packed_layer {
     uint16_t *weights;   /* [rows][cols] */
     int8_t *row_offsets; /* [rows] or NULL */
     trf_packed_head head;
-    uint8_t *packed; /* head.total_bytes, no more, 256-byte aligned; NULL if not packed */
+    uint8_t *packed; /* head.common.buffer_bytes, no more, 256-byte aligned; NULL if not packed */
 } packed_layer;
 
 /* Weights are left to the caller; row offsets are zeros. */

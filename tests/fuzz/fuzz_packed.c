@@ -53,16 +53,16 @@ static void spoil(packed_layer *layer, fuzz_bytes *bytes) {
     while (bytes->left >= 4) {
         const uint32_t at = take_two(bytes) | take(bytes) << 16;
         const uint64_t from = how & 1 ? layer->head.lines_offset : 0;
-        layer->packed[from + at % (layer->head.total_bytes - from)] = (uint8_t)take(bytes);
+        layer->packed[from + at % (layer->head.common.buffer_bytes - from)] = (uint8_t)take(bytes);
     }
     trf_packed_head *head = (trf_packed_head *)layer->packed;
     if (how & 2)
-        head->checksum = trf_packed_head_checksum(head);
+        head->common.checksum = trf_layout_head_checksum(&head->common);
 }
 
 static void read_spoiled(const packed_layer *layer) {
     trf_packed_view view;
-    const uint64_t bytes = layer->head.total_bytes;
+    const uint64_t bytes = layer->head.common.buffer_bytes;
     const int valid = trf_validate_packed(layer->packed, bytes, &view, NULL) == TRF_OK;
     const int readable = trf_check_packed_head((const trf_packed_head *)layer->packed, bytes, NULL) == TRF_OK;
     if (valid && !readable)

@@ -88,7 +88,7 @@ static packed_case case_begin(layer_shape shape, int kind, uint32_t m) {
         c.layer.row_offsets[row] = (int8_t)((int32_t)test_below(&rng, 7) - 3);
     fill_integers(&rng, &c.layer, kind);
     ck_assert_msg(packed_layer_pack(&c.layer, NULL, &err) == TRF_OK, "%s", err.message);
-    c.packed = gpu_memory_copy_of(c.layer.packed, c.layer.head.total_bytes);
+    c.packed = gpu_memory_copy_of(c.layer.packed, c.layer.head.common.buffer_bytes);
     c.view = trf_packed_view_of(&c.layer.head, c.packed.at);
     c.x_host = gpu_malloc((size_t)m * shape.cols * sizeof *c.x_host);
     c.exact = gpu_malloc((size_t)m * shape.rows * sizeof *c.exact);
@@ -221,10 +221,10 @@ END_TEST
 START_TEST(garbage_stays_inside) {
     packed_case c = case_begin((layer_shape){520, 3100}, WITH_OUTLIERS | WITH_STORED | (_i % 2 ? WITH_ZEROS : 0), 33);
     test_rng rng = {77 + (uint64_t)_i};
-    for (uint64_t at = c.layer.head.lines_offset; at < c.layer.head.total_bytes; at++)
+    for (uint64_t at = c.layer.head.lines_offset; at < c.layer.head.common.buffer_bytes; at++)
         if (_i / 2 == 0 || test_below(&rng, 16) == 0)
             c.layer.packed[at] = (uint8_t)test_random(&rng);
-    CUDA(cudaMemcpy(c.packed.at, c.layer.packed, c.layer.head.total_bytes, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(c.packed.at, c.layer.packed, c.layer.head.common.buffer_bytes, cudaMemcpyHostToDevice));
     const trf_product product = product_of(33, TRF_DTYPE_F32, 520);
     gpu_memory y = gpu_memory_make((size_t)33 * 520 * 4);
     float *found = gpu_malloc((size_t)33 * 520 * sizeof *found);

@@ -217,7 +217,7 @@ START_TEST(refused_plans) {
     const trf_plan_options good = test_plan_options(2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_FUSED);
     trf_plan_options wrong = good;
     trf_plan *plan = NULL;
-    for (wrong.path = TRF_PATH_TWO_STEP; wrong.path <= TRF_PATH_DENSE; wrong.path++) {
+    for (wrong.path = TRF_PATH_TWO_STEP; wrong.path <= TRF_PATH_PACKED; wrong.path++) {
         refuse_plan(layer, wrong, TRF_ERR_UNSUPPORTED);
         ck_assert_ptr_nonnull(strstr(err.message, trf_path_name(wrong.path)));
     }

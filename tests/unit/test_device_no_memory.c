@@ -123,24 +123,53 @@ static trf_status attempt(void *context) {
 
 START_TEST(every_allocation_fails_once) {
     static const char *const names[] = {"lossless", "group"};
-    trf_checkpoint *checkpoint; /* opened before: Jansson takes some failures of its own for bad JSON */
-    fixture_check_status(trf_checkpoint_open(fixture_path("packed%d.safetensors", _i / 2 % 2), &checkpoint, &err),
-                         TRF_OK, &err);
+    const int tensor = _i / 2 == 1; /* coded only */
+    trf_checkpoint *checkpoint;     /* opened before: Jansson takes some failures of its own for bad JSON */
+    fixture_check_status(trf_checkpoint_open(fixture_path("packed%d.safetensors", tensor), &checkpoint, &err), TRF_OK,
+                         &err);
     trf_load_options options;
     trf_load_options_init(&options);
     options.threads = 1;
-    options.layout = _i / 4 ? TRF_LAYOUT_PLAIN : TRF_LAYOUT_CODED; /* of the first tensor alone */
+    options.layout = (trf_layout)(_i < 4 ? 0 : _i / 2 - 1);
     if (_i % 2) {
         options.first_row = 16, options.num_rows = 272;
         options.first_col = 48, options.num_cols = 400;
     }
     float good[ROWS];
-    fixture_check_status(load_and_run(checkpoint, names[_i / 2 % 2], &options), TRF_OK, &err);
+    fixture_check_status(load_and_run(checkpoint, names[tensor], &options), TRF_OK, &err);
     memcpy(good, y, sizeof y);
-    const attempt_args args = {checkpoint, names[_i / 2 % 2], &options};
+    const attempt_args args = {checkpoint, names[tensor], &options};
     /* Context, layer, blob, mapping, workspace: the linker does send them here. TRF_ERR_IO: of mmap. */
     ck_assert_int_gt(fail_each_allocation(attempt, (void *)&args, TRF_ERR_IO, &err), 5);
     ck_assert_mem_eq(good, y, sizeof y);
+    trf_checkpoint_close(checkpoint);
+}
+END_TEST
+
+static trf_status encode_again(void *layer) {
+    void *blob = NULL;
+    uint64_t blob_bytes;
+    const trf_status status = trf_device_layer_encode(layer, 1, &blob, &blob_bytes, &err);
+    trf_free(blob);
+    if (status == TRF_OK)
+        err = (trf_error){0};
+    return status;
+}
+
+START_TEST(every_allocation_of_encoding_fails_once) {
+    trf_checkpoint *checkpoint;
+    trf_context *context;
+    trf_device_layer *layer;
+    trf_load_options options;
+    trf_load_options_init(&options);
+    options.layout = (trf_layout)_i;
+    fixture_check_status(trf_checkpoint_open(fixture_path("packed0.safetensors"), &checkpoint, &err), TRF_OK, &err);
+    fixture_check_status(trf_context_create(TRF_DEVICE_CPU, &context, &err), TRF_OK, &err);
+    fixture_check_status(trf_device_layer_load(context, checkpoint, "lossless", &options, &layer, &err), TRF_OK, &err);
+    /* TRF_OK: the encoder keeps what it cannot shrink. */
+    ck_assert_int_gt(fail_each_allocation(encode_again, layer, TRF_OK, &err), _i ? 3 : 1);
+    trf_device_layer_destroy(layer);
+    trf_context_destroy(context);
     trf_checkpoint_close(checkpoint);
 }
 END_TEST
@@ -240,7 +269,8 @@ int main(void) {
     TCase *tests = tcase_create("device_no_memory");
     tcase_add_unchecked_fixture(tests, begin, fixture_end);
     tcase_set_timeout(tests, 240);
-    tcase_add_loop_test(tests, every_allocation_fails_once, 0, 6);
+    tcase_add_loop_test(tests, every_allocation_fails_once, 0, 8);
+    tcase_add_loop_test(tests, every_allocation_of_encoding_fails_once, TRF_LAYOUT_CODED, TRF_LAYOUT_PACKED + 1);
     tcase_add_test(tests, tuning_survives_too);
     tcase_add_loop_test(tests, products_do_not_allocate, 0, 4);
     suite_add_tcase(suite, tests);

@@ -4,6 +4,7 @@
  * ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
+#include "common/device_layers.h"
 #include "common/expect.h"
 #include "common/guarded_memory.h"
 #include "common/run_suite.h"
@@ -114,71 +115,7 @@ static void check_load(const char *tensor, const trf_load_options *options, trf_
     ck_assert_ptr_null(layer);
 }
 
-static void *upload(const void *from, uint64_t bytes) {
-    void *to;
-    fixture_check_status(trf_device_allocate(device, bytes, &to, &err), TRF_OK, &err);
-    fixture_check_status(trf_device_upload(device, to, from, bytes, &err), TRF_OK, &err);
-    return to;
-}
-
 /* ---- weights ---- */
-
-static uint64_t value_bytes(const trf_layer_info *info, trf_decode_as as) {
-    return as == TRF_DECODE_SOURCE ? trf_dtype_bytes(info->dtype) : 2;
-}
-
-/* All rows, and rows that there are not; malloc'd. NULL where the layer is not decoded so. */
-static uint8_t *look_up(const trf_device_layer *layer, trf_decode_as as, uint32_t id_bytes) {
-    const trf_layer_info info = test_layer_info(layer);
-    const uint32_t count = info.rows + 3;
-    const uint64_t bytes = (uint64_t)count * info.cols * value_bytes(&info, as);
-    int64_t *wide = malloc(count * sizeof *wide);
-    int32_t *narrow = malloc(count * sizeof *narrow);
-    for (uint32_t i = 0; i < count; i++) { /* 7919 is prime: each once */
-        wide[i] = i < info.rows ? (int64_t)((uint64_t)i * 7919 % info.rows) : i == info.rows ? -1 : (int64_t)i;
-        narrow[i] = (int32_t)wide[i];
-    }
-    void *ids = id_bytes == 8 ? upload(wide, count * sizeof *wide) : upload(narrow, count * sizeof *narrow);
-    guarded_memory rows = guarded_allocate(device, bytes);
-    const trf_status status =
-        test_decode_rows(layer, test_row_request(ids, id_bytes, count, as, rows.at, bytes), NULL, &err);
-    uint8_t *found = status == TRF_OK ? guarded_read(&rows) : NULL;
-    if (!found)
-        fixture_check_status(status, TRF_ERR_UNSUPPORTED, &err);
-    trf_device_free(device, ids);
-    guarded_free(&rows);
-    free(wide);
-    free(narrow);
-    return found;
-}
-
-/* The whole matrix; malloc'd. */
-static uint8_t *decode(const trf_device_layer *layer, trf_decode_as as) {
-    const trf_layer_info info = test_layer_info(layer);
-    guarded_memory weights = guarded_allocate(device, (uint64_t)info.rows * info.cols * value_bytes(&info, as));
-    fixture_check_status(trf_device_layer_decode(layer, as, weights.at, weights.bytes, NULL, &err), TRF_OK, &err);
-    uint8_t *found = guarded_read(&weights);
-    guarded_free(&weights);
-    return found;
-}
-
-static void check_weights(const trf_device_layer *plain, const trf_device_layer *coded, trf_decode_as as) {
-    const trf_layer_info info = test_layer_info(plain);
-    const uint64_t row_bytes = info.cols * value_bytes(&info, as);
-    uint8_t *due = look_up(coded, as, 8), *found = look_up(plain, as, 8), *narrow = look_up(plain, as, 4);
-    ck_assert_int_eq(due != NULL, found != NULL);
-    if (due) {
-        uint8_t *all = decode(plain, as);
-        EXPECT(memcmp(due, found, (info.rows + 3) * row_bytes) == 0);
-        EXPECT(memcmp(due, narrow, (info.rows + 3) * row_bytes) == 0);
-        for (uint32_t i = 0; i < info.rows; i++)
-            EXPECT(memcmp(all + (uint64_t)i * 7919 % info.rows * row_bytes, due + i * row_bytes, row_bytes) == 0);
-        free(all);
-    }
-    free(due);
-    free(found);
-    free(narrow);
-}
 
 START_TEST(the_weights_of_the_coded_layer) {
     for (int p = 0; p < NUM_PARTS; p++) {
@@ -192,7 +129,7 @@ START_TEST(the_weights_of_the_coded_layer) {
         ck_assert_mem_eq(&info.layer, &coded_info, sizeof coded_info);
         ck_assert_uint_eq(info.memory_bytes, trf_plain_buffer_bytes(info.layer.rows, info.layer.cols));
         for (trf_decode_as as = TRF_DECODE_SOURCE; as <= TRF_DECODE_F16; as++)
-            check_weights(plain, coded, as);
+            device_check_weights(coded, plain, as);
         fixture_check_status(trf_device_layer_check(plain, &err), TRF_OK, &err);
         trf_device_layer_destroy(plain);
         trf_device_layer_destroy(coded);
@@ -206,47 +143,6 @@ static trf_dtype x_dtype_of(const trf_layer_info *info) {
     return info->codec == TRF_CODEC_FP16 ? TRF_DTYPE_F16 : TRF_DTYPE_BF16;
 }
 
-/* x[m][cols]: small numbers as BF16, and F16. */
-static uint16_t *make_x(uint32_t m, uint32_t cols) {
-    uint16_t *x = malloc(2ull * m * cols);
-    for (uint64_t i = 0; i < (uint64_t)m * cols; i++)
-        x[i] = (uint16_t)((i % 2 ? 0xB800 : 0x3800) + i * 37 % 0x400);
-    return x;
-}
-
-/* Rows of y, padding included, of a plan with or without an epilogue: malloc'd. bias: all of the caller's. */
-static uint8_t *multiply(trf_device_layer *layer, const trf_plan_options *options, const uint16_t *x) {
-    const trf_layer_info info = test_layer_info(layer);
-    const uint64_t each = trf_dtype_bytes(options->y_dtype), stride = options->y_stride ? options->y_stride : info.rows,
-                   y_bytes = ((options->m - 1) * stride + info.rows) * each;
-    trf_plan *plan;
-    trf_operands operands;
-    guarded_memory y = guarded_allocate(device, y_bytes);
-    uint8_t *filler = calloc(1, y_bytes);
-    fixture_check_status(trf_plan_create(layer, options, &plan, &err), TRF_OK, &err);
-    guarded_memory workspace = guarded_allocate(device, test_plan_info(plan).workspace_bytes);
-    trf_operands_init(&operands);
-    operands.x = upload(x, 2ull * options->m * info.cols);
-    operands.y = y.at;
-    fixture_check_status(trf_device_upload(device, y.at, filler, y_bytes, &err), TRF_OK, &err);
-    if (options->has_bias)
-        operands.bias = upload(x, info.rows * each);
-    if (options->has_residual)
-        operands.residual = y.at;
-    fixture_check_status(
-        trf_linear(plan, &operands, test_plan_info(plan).workspace_bytes ? workspace.at : NULL, NULL, &err), TRF_OK,
-        &err);
-    uint8_t *found = guarded_read(&y);
-    free(guarded_read(&workspace));
-    trf_plan_destroy(plan);
-    trf_device_free(device, (void *)operands.x);
-    trf_device_free(device, (void *)operands.bias);
-    guarded_free(&y);
-    guarded_free(&workspace);
-    free(filler);
-    return found;
-}
-
 /* Of a whole layer, y is that of the same weights decoded by the call, bit for bit: of two-step, or on the CPU of the
  * coded layer's only path. */
 START_TEST(the_products_of_the_coded_layer) {
@@ -256,7 +152,7 @@ START_TEST(the_products_of_the_coded_layer) {
     const trf_layer_info info = test_layer_info(plain);
     for (int b = 0; b < 4; b++)
         for (int variant = 0; variant < 4; variant++) {
-            uint16_t *x = make_x(batches[b] + 1, info.cols > info.rows ? info.cols : info.rows); /* a bias, too */
+            uint16_t *x = device_make_x(batches[b], info.cols);
             trf_plan_options options =
                 test_plan_options(batches[b], x_dtype_of(&info), variant % 2 ? TRF_DTYPE_F32 : x_dtype_of(&info),
                                   b % 2 ? TRF_PATH_AUTO : TRF_PATH_DENSE);
@@ -265,9 +161,9 @@ START_TEST(the_products_of_the_coded_layer) {
                 options.has_bias = options.has_residual = 1;
                 options.y_stride = options.residual_stride = info.rows + 5;
             }
-            uint8_t *found = multiply(plain, &options, x);
+            uint8_t *found = device_multiply(plain, &options, x);
             options.path = ON_CPU ? TRF_PATH_FUSED : TRF_PATH_TWO_STEP;
-            uint8_t *due = multiply(coded, &options, x);
+            uint8_t *due = device_multiply(coded, &options, x);
             const uint64_t stride = options.y_stride ? options.y_stride : info.rows;
             EXPECT(memcmp(found, due, ((options.m - 1) * stride + info.rows) * trf_dtype_bytes(options.y_dtype)) == 0);
             free(found);
@@ -287,9 +183,9 @@ START_TEST(products_of_shards) {
         plain = load_part(kNames[_i], p, TRF_LAYOUT_PLAIN);
         const trf_layer_info info = test_layer_info(plain);
         const uint32_t m = 5;
-        uint16_t *x = make_x(m, info.cols), *w = (uint16_t *)decode(plain, TRF_DECODE_ELEMENTS);
+        uint16_t *x = device_make_x(m, info.cols), *w = (uint16_t *)device_decode(plain, TRF_DECODE_ELEMENTS);
         const trf_plan_options options = test_plan_options(m, x_dtype_of(&info), TRF_DTYPE_F32, TRF_PATH_AUTO);
-        float *y = (float *)multiply(plain, &options, x);
+        float *y = (float *)device_multiply(plain, &options, x);
         float (*const value)(uint16_t) = info.codec == TRF_CODEC_FP16 ? trf_f16_to_f32 : trf_bf16_to_f32;
         for (uint32_t i = 0; i < m; i++)
             for (uint32_t r = 0; r < info.rows; r++) {
@@ -314,7 +210,9 @@ START_TEST(paths_of_each_layout) {
     trf_device_layer *plain = load_part("bf16", 0, TRF_LAYOUT_PLAIN);
     trf_device_layer *coded = load_part("bf16", 0, TRF_LAYOUT_CODED);
     trf_plan *plan = NULL;
-    for (trf_path path = TRF_PATH_FUSED; path <= TRF_PATH_WIDE; path++) {
+    for (trf_path path = TRF_PATH_FUSED; path <= TRF_PATH_PACKED; path++) {
+        if (path == TRF_PATH_DENSE)
+            continue;
         fixture_check_status(test_make_plan(plain, 4, TRF_DTYPE_BF16, TRF_DTYPE_F32, path, &plan, &err),
                              TRF_ERR_UNSUPPORTED, &err);
         ck_assert(strstr(err.message, trf_path_name(path)) && strstr(err.message, "plain"));
@@ -344,8 +242,8 @@ START_TEST(groups_of_both) {
     const void *x[3];
     void *y_at[3], *workspace;
     trf_layer_group *group;
-    uint16_t *numbers = make_x(2, COLS);
-    void *on_device = upload(numbers, 4 * COLS);
+    uint16_t *numbers = device_make_x(2, COLS);
+    void *on_device = device_upload(device, numbers, 4 * COLS);
     for (int i = 0; i < 3; i++) {
         members[i] = test_group_member(layers[i], 2, TRF_DTYPE_BF16, TRF_DTYPE_F32);
         y[i] = guarded_allocate(device, 8ull * test_layer_info(layers[i]).rows);
@@ -358,7 +256,7 @@ START_TEST(groups_of_both) {
     fixture_check_status(trf_linear_group(group, x, y_at, workspace, NULL, &err), TRF_OK, &err);
     for (int i = 0; i < 3; i++) {
         const trf_plan_options options = test_plan_options(2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO);
-        uint8_t *found = guarded_read(&y[i]), *due = multiply(layers[i], &options, numbers);
+        uint8_t *found = guarded_read(&y[i]), *due = device_multiply(layers[i], &options, numbers);
         EXPECT(memcmp(found, due, y[i].bytes) == 0);
         free(found);
         free(due);
@@ -394,7 +292,7 @@ static trf_status adopt(const void *buffer, uint64_t bytes, trf_load_options opt
 /* Two layers have the same meaning and weights. */
 static void check_same(trf_device_layer *a, trf_device_layer *b) {
     const trf_device_layer_info of_a = test_device_layer_info(a), of_b = test_device_layer_info(b);
-    uint8_t *first = decode(a, TRF_DECODE_SOURCE), *second = decode(b, TRF_DECODE_SOURCE);
+    uint8_t *first = device_decode(a, TRF_DECODE_SOURCE), *second = device_decode(b, TRF_DECODE_SOURCE);
     EXPECT(memcmp(&of_a.layer, &of_b.layer, sizeof of_a.layer) == 0);
     EXPECT(of_a.layout == of_b.layout && of_a.memory_bytes == of_b.memory_bytes);
     EXPECT(memcmp(first, second, of_a.layer.rows * of_a.layer.cols * trf_dtype_bytes(of_a.layer.dtype)) == 0);

@@ -316,7 +316,7 @@ START_TEST(bits_of_normal_weights) {
     packed_layer layer = packed_layer_make(size, size, 0);
     fill_normal(&rng, &layer);
     pack_and_check(&layer, NULL);
-    const double bits = 8.0 * (double)layer.head.total_bytes / ((double)size * size);
+    const double bits = 8.0 * (double)layer.head.common.buffer_bytes / ((double)size * size);
     ck_assert_double_le(bits, 12.05);
     ck_assert_double_ge(bits, 12.01);
     packed_layer_free(&layer);
@@ -339,7 +339,7 @@ START_TEST(sizes_never_overflow) {
     ck_assert_uint_eq(head.lines_offset, 256 + (1ull << 31));
     ck_assert_uint_eq(head.tiles_offset, head.lines_offset + (1ull << 53));
     ck_assert_uint_eq(head.stored_offset, head.tiles_offset + (3072ull << 51));
-    ck_assert_uint_eq(head.total_bytes, head.stored_offset + ((1ull << 32) - 1) * 4096);
+    ck_assert_uint_eq(head.common.buffer_bytes, head.stored_offset + ((1ull << 32) - 1) * 4096);
     ck_assert(trf_packed_pays(&head));
 }
 END_TEST
@@ -351,7 +351,7 @@ static void check_product(const packed_layer *layer, uint32_t m, test_rng *rng) 
     trf_packed_view view;
     float *x = malloc((size_t)m * layer->cols * sizeof *x), *y = malloc((size_t)m * layer->rows * sizeof *y);
     ck_assert(x && y);
-    ck_assert_int_eq(trf_validate_packed(layer->packed, layer->head.total_bytes, &view, NULL), TRF_OK);
+    ck_assert_int_eq(trf_validate_packed(layer->packed, layer->head.common.buffer_bytes, &view, NULL), TRF_OK);
     for (size_t i = 0; i < (size_t)m * layer->cols; i++)
         x[i] = (float)test_normal(rng);
     ck_assert_int_eq(trf_multiply_packed(&view, x, m, y, NULL), TRF_OK);

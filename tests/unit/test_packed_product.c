@@ -385,7 +385,7 @@ START_TEST(garbage_stays_inside) {
     product_run run = run_begin(&kCases[3], WITH_OUTLIERS | WITH_STORED | (_i % 2 ? WITH_ZEROS : 0));
     test_rng rng = {77 + (uint64_t)_i};
     const trf_packed_head head = run.layer.head;
-    for (uint64_t at = head.lines_offset; at < head.total_bytes; at++)
+    for (uint64_t at = head.lines_offset; at < head.common.buffer_bytes; at++)
         if (_i / 2 == 0 || test_below(&rng, 16) == 0)
             run.layer.packed[at] = (uint8_t)test_random(&rng);
     float *y = allocate(sizeof *y * run.m * run.layer.rows);

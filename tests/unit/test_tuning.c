@@ -287,44 +287,49 @@ START_TEST(measured_on_the_cpu) {
 }
 END_TEST
 
-/* Each layout has an entry of its own, and is never given the other's. */
-START_TEST(layers_of_both_layouts) {
+/* Each layout has an entry of its own, and is never given another's. */
+START_TEST(layers_of_all_layouts) {
+    enum {
+        LAYOUTS = TRF_LAYOUT_PACKED + 1
+    };
+    static const trf_path paths[LAYOUTS] = {TRF_PATH_FUSED, TRF_PATH_DENSE, TRF_PATH_PACKED};
     steps s = {0};
     trf_tune_options options = options_to(4, &s);
     trf_load_options load;
-    trf_device_layer *plain;
+    trf_device_layer *all[LAYOUTS] = {layers[0].layer};
     trf_tuning *tuning, *read;
     trf_plan *plan;
     trf_load_options_init(&load);
-    load.layout = TRF_LAYOUT_PLAIN;
-    fixture_check_status(
-        trf_device_layer_create(cpu, layers[0].blob, layers[0].layer->info.blob_bytes, &load, &plain, &err), TRF_OK,
-        &err);
-    trf_device_layer *const both[] = {layers[0].layer, plain};
-    fixture_check_status(trf_tuning_measure(both, 2, &options, &tuning, &err), TRF_OK, &err);
-    ck_assert_uint_eq(tuning->num_layers, 2);
-    const char *path = fixture_path("both.json");
+    for (int l = 1; l < LAYOUTS; l++) {
+        load.layout = (trf_layout)l;
+        fixture_check_status(
+            trf_device_layer_create(cpu, layers[0].blob, layers[0].layer->info.blob_bytes, &load, &all[l], &err),
+            TRF_OK, &err);
+    }
+    fixture_check_status(trf_tuning_measure(all, LAYOUTS, &options, &tuning, &err), TRF_OK, &err);
+    ck_assert_uint_eq(tuning->num_layers, LAYOUTS);
+    const char *path = fixture_path("layouts.json");
     fixture_check_status(trf_tuning_write(tuning, path, 1, &err), TRF_OK, &err);
     fixture_check_status(trf_tuning_read(path, &read, &err), TRF_OK, &err);
     trf_tuning_free(tuning);
-    ck_assert_int_eq(trf_tuning_path(read, both[0], 3), TRF_PATH_FUSED);
-    ck_assert_int_eq(trf_tuning_path(read, both[1], 3), TRF_PATH_DENSE);
-    for (int alone = 0; alone < 2; alone++) {
+    for (int alone = 0; alone < LAYOUTS; alone++) {
+        ck_assert_int_eq(trf_tuning_path(read, all[alone], 3), paths[alone]);
         trf_tuning one = *read;
         one.layers = &read->layers[alone];
         one.num_layers = 1;
-        ck_assert_int_eq(trf_tuning_path(&one, both[!alone], 3), TRF_PATH_AUTO);
         fixture_check_status(trf_context_set_tuning(cpu, &one, &err), TRF_OK, &err);
-        for (int l = 0; l < 2; l++) {
-            fixture_check_status(test_make_plan(both[l], 3, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
+        for (int l = 0; l < LAYOUTS; l++) {
+            ck_assert_int_eq(trf_tuning_path(&one, all[l], 3), l == alone ? paths[l] : TRF_PATH_AUTO);
+            fixture_check_status(test_make_plan(all[l], 3, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
                                  TRF_OK, &err);
-            ck_assert_int_eq(test_plan_info(plan).path, l ? TRF_PATH_DENSE : TRF_PATH_FUSED);
+            ck_assert_int_eq(test_plan_info(plan).path, paths[l]);
             trf_plan_destroy(plan);
         }
     }
     trf_context_set_tuning(cpu, NULL, &err);
     trf_tuning_free(read);
-    trf_device_layer_destroy(plain);
+    for (int l = 1; l < LAYOUTS; l++)
+        trf_device_layer_destroy(all[l]);
 }
 END_TEST
 
@@ -652,7 +657,7 @@ int main(void) {
     tcase_add_test(tests, choices);
     tcase_add_test(tests, fastest);
     tcase_add_test(tests, measured_on_the_cpu);
-    tcase_add_test(tests, layers_of_both_layouts);
+    tcase_add_test(tests, layers_of_all_layouts);
     tcase_add_test(tests, files_there_and_back);
     tcase_add_loop_test(tests, files_give_their_status, 0, sizeof kFiles / sizeof kFiles[0]);
     tcase_add_test(tests, too_long_files);

@@ -44,8 +44,11 @@ enum meeting {
     RUNS,
     AT_WARP,
     AT_ALL,
+    AT_BALLOT,
+    AT_SUM,
     AT_EXCHANGE,
     AT_GATHER,
+    AT_SHUFFLE,
     AT_BLOCK,   /* from here on a warp stops, and others run */
     AT_BARRIER, /* of some warps of the block; argument: which one; value: how many warps */
     AT_WAIT,    /* for what other warps or copies do: asks again in its next turn */
@@ -161,19 +164,24 @@ uint32_t lane_of_turn(uint32_t i) {
 bool end_meeting(uint32_t warp) {
     thread *const lanes = b.threads + warp * kLanes;
     const meeting at = lanes[0].at;
-    bool all = true;
+    uint32_t ballot = 0, sum = 0;
     for (uint32_t i = 0; i < kLanes; i++) {
         b.current = warp * kLanes + i;
-        if (lanes[i].at != at || lanes[i].argument != lanes[0].argument)
+        if (lanes[i].at != at || (at != AT_SHUFFLE && lanes[i].argument != lanes[0].argument))
             warp_fail("waits at another meeting (%d) than lane 0 does (%d)", lanes[i].at, at);
-        all &= lanes[i].value != 0;
+        ballot |= (uint32_t)(lanes[i].value != 0) << i;
+        sum += lanes[i].value;
     }
     if (at == AT_WARP)
         b.met[warp] = ++b.clock;
     for (uint32_t i = 0; at == AT_GATHER && i < kLanes; i++)
         memcpy(b.gathered[warp * kLanes + i], lanes[i].given, sizeof lanes[i].given);
     for (uint32_t i = 0; i < kLanes; i++)
-        lanes[i].got = at == AT_EXCHANGE ? lanes[i ^ lanes[i].argument].value : all;
+        lanes[i].got = at == AT_EXCHANGE  ? lanes[i ^ lanes[i].argument].value
+                       : at == AT_SHUFFLE ? lanes[lanes[i].argument].value
+                       : at == AT_BALLOT  ? ballot
+                       : at == AT_SUM     ? sum
+                                          : ballot == 0xFFFFFFFF;
     return at < AT_BLOCK;
 }
 
@@ -441,6 +449,9 @@ void warp_meet_warps(uint32_t barrier, uint32_t warps) {
     wait_for_others(AT_BARRIER, warps, barrier);
 }
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask) { return wait_for_others(AT_EXCHANGE, value, lane_mask); }
+uint32_t warp_shuffle(uint32_t value, uint32_t lane) { return wait_for_others(AT_SHUFFLE, value, lane); }
+uint32_t warp_ballot(bool value) { return wait_for_others(AT_BALLOT, value, 0); }
+uint32_t warp_sum(uint32_t value) { return wait_for_others(AT_SUM, value, 0); }
 bool warp_all(bool value) { return wait_for_others(AT_ALL, value, 0) != 0; }
 
 const warp_gathered *warp_gather(const uint32_t *words, uint32_t count) {
@@ -483,4 +494,14 @@ void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *), void 
                 b.current = i, warp_fail("has left with copies on their way");
     free(dynamic);
     free(fixed);
+}
+
+void warp_run_grid(const warp_block_shape &shape, uint32_t blocks, void (*kernel)(void *), void *args) {
+    gridDim.x = blocks;
+    for (uint32_t i = 0; i < blocks; i++) {
+        blockIdx.x = shape.order & 1 ? blocks - 1 - i : i;
+        warp_run_block(shape, kernel, args);
+    }
+    gridDim.x = 1;
+    blockIdx.x = 0;
 }

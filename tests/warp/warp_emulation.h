@@ -27,6 +27,9 @@ typedef struct warp_block_shape {
 /* Runs the kernel in all threads of a block. */
 void warp_run_block(const warp_block_shape &shape, void (*kernel)(void *args), void *args);
 
+/* The same for a grid of so many blocks, one after the other, from the last one on if the order is odd. */
+void warp_run_grid(const warp_block_shape &shape, uint32_t blocks, void (*kernel)(void *args), void *args);
+
 /* The dynamic shared memory of the block that runs, and its static one: 8 bytes. */
 uint8_t *warp_shared_memory();
 void *warp_static_shared_memory();
@@ -44,6 +47,9 @@ void warp_meet_block();                                     /* __syncthreads, of
 void warp_meet_warps(uint32_t barrier, uint32_t warps);     /* barrier.sync of so many warps */
 uint32_t warp_exchange(uint32_t value, uint32_t lane_mask); /* __shfl_xor_sync; orders no memory */
 bool warp_all(bool value);                                  /* __all_sync; likewise */
+uint32_t warp_ballot(bool value);                           /* __ballot_sync; likewise */
+uint32_t warp_shuffle(uint32_t value, uint32_t lane); /* __shfl_sync; likewise, and each lane has a lane of its own */
+uint32_t warp_sum(uint32_t value);                    /* __reduce_add_sync; likewise */
 
 /* What each lane of the warp has given, `count` words at most WARP_GATHERED_WORDS; until the warp gathers again.
  * Likewise. */
@@ -95,6 +101,7 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 static inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static inline uint64_t min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 template <class T> static inline T __ldg(const T *at) {
     if ((uintptr_t)at % sizeof(T) != 0)
@@ -111,6 +118,24 @@ static inline uint32_t atomicCAS(uint32_t *at, uint32_t compare, uint32_t value)
     return old;
 }
 
+static inline uint32_t atomicAdd(uint32_t *at, uint32_t value) {
+    const uint32_t old = *at;
+    *at = old + value;
+    return old;
+}
+static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value) {
+    const unsigned long long old = *at;
+    *at = old + value;
+    return old;
+}
+static inline unsigned long long atomicMax(unsigned long long *at, unsigned long long value) {
+    const unsigned long long old = *at;
+    *at = old > value ? old : value;
+    return old;
+}
+
+static inline int __ffs(int word) { return __builtin_ffs(word); }
+
 static inline void __syncwarp() { warp_meet(); }
 static inline void __syncthreads() { warp_meet_block(); }
 
@@ -122,22 +147,26 @@ static inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, uint32_t l
     warp_expect_all_lanes(mask);
     return warp_exchange(value, lane_mask);
 }
-static inline int __all_sync(uint32_t mask, int predicate) {
+static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, int lane) {
     warp_expect_all_lanes(mask);
-    return warp_all(predicate != 0);
+    return warp_shuffle(value, (uint32_t)lane % 32);
 }
-static inline uint32_t __shfl_sync(uint32_t mask, uint32_t value, uint32_t lane) {
+static inline uint32_t __shfl_up_sync(uint32_t mask, uint32_t value, uint32_t reach) {
     warp_expect_all_lanes(mask);
-    return warp_gather(&value, 1)[lane % 32][0];
+    const uint32_t lane = threadIdx.x % 32;
+    return warp_shuffle(value, lane >= reach ? lane - reach : lane);
 }
 static inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
     warp_expect_all_lanes(mask);
-    const uint32_t value = predicate != 0;
-    const warp_gathered *const lanes = warp_gather(&value, 1);
-    uint32_t set = 0;
-    for (uint32_t i = 0; i < 32; i++)
-        set |= lanes[i][0] << i;
-    return set;
+    return warp_ballot(predicate != 0);
+}
+static inline uint32_t __reduce_add_sync(uint32_t mask, uint32_t value) {
+    warp_expect_all_lanes(mask);
+    return warp_sum(value);
+}
+static inline int __all_sync(uint32_t mask, int predicate) {
+    warp_expect_all_lanes(mask);
+    return warp_all(predicate != 0);
 }
 static inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
     warp_expect_all_lanes(mask);
@@ -147,7 +176,6 @@ static inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
         all |= lanes[i][0];
     return all;
 }
-static inline int __ffs(int value) { return __builtin_ffs(value); }
 
 /* ---- instructions, as the PTX ISA has them ---- */
 

@@ -137,11 +137,12 @@ static int check_raw8(bench_layer_case *c) {
 /* ---- preparing ---- */
 
 static trf_path path_of(bench_layer_case_id id) {
-    return id == BENCH_CASE_FUSED   ? TRF_PATH_FUSED
-           : id == BENCH_CASE_WIDE  ? TRF_PATH_WIDE
-           : id == BENCH_CASE_AUTO  ? TRF_PATH_AUTO
-           : id == BENCH_CASE_DENSE ? TRF_PATH_DENSE
-                                    : TRF_PATH_TWO_STEP;
+    return id == BENCH_CASE_FUSED    ? TRF_PATH_FUSED
+           : id == BENCH_CASE_WIDE   ? TRF_PATH_WIDE
+           : id == BENCH_CASE_AUTO   ? TRF_PATH_AUTO
+           : id == BENCH_CASE_DENSE  ? TRF_PATH_DENSE
+           : id == BENCH_CASE_PACKED ? TRF_PATH_PACKED
+                                     : TRF_PATH_TWO_STEP;
 }
 
 /* Why a path does not take a product. AUTO tells why it is not FUSED. */
@@ -213,6 +214,7 @@ static const struct {
     [BENCH_CASE_WIDE] = {"wide", queue_linear, prepare_linear},
     [BENCH_CASE_TWO_STEP] = {"two-step", queue_linear, prepare_linear},
     [BENCH_CASE_DENSE] = {"dense", queue_linear, prepare_linear},
+    [BENCH_CASE_PACKED] = {"packed", queue_linear, prepare_linear},
     [BENCH_CASE_AUTO] = {"auto", queue_linear, prepare_linear},
     [BENCH_CASE_DECODE] = {"decode", queue_decode, NULL},
     [BENCH_CASE_CUBLASLT] = {"cublaslt", queue_cublaslt, prepare_cublaslt},

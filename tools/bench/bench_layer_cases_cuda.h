@@ -13,6 +13,7 @@ typedef enum bench_layer_case_id {
     BENCH_CASE_WIDE,
     BENCH_CASE_TWO_STEP,
     BENCH_CASE_DENSE,    /* of plain layers */
+    BENCH_CASE_PACKED,   /* of packed layers */
     BENCH_CASE_AUTO,     /* the path that a plan takes by itself: of batch sweeps */
     BENCH_CASE_DECODE,   /* to dense 16-bit weights */
     BENCH_CASE_CUBLASLT, /* the product with these */
@@ -32,7 +33,7 @@ typedef struct bench_layer_case {
     int candidate; /* of product */
 } bench_layer_case;
 
-/* "fused", "wide", "two-step", "dense", "auto", "decode", "cublaslt", "raw8" or "copy". */
+/* "fused", "wide", "two-step", "dense", "packed", "auto", "decode", "cublaslt", "raw8" or "copy". */
 const char *bench_layer_case_name(bench_layer_case_id id);
 
 /* All: @return 0, or -1 after a message. */

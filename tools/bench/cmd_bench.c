@@ -5,6 +5,8 @@
 #include "cli_file.h"
 #include "cli_report.h"
 
+#include "transfuse/device_memory.h"
+
 static const cli_option_id kOptions[] = {CLI_OPT_DEVICE,
                                          CLI_OPT_LAYERS,
                                          CLI_OPT_BATCH,
@@ -70,14 +72,18 @@ static cli_exit measure(const bench_mode *mode, const bench_task *task) {
 
 /* What is not coded has a layout on a GPU only, and of some codecs: these are its default. */
 static cli_exit complete_layout(cli_options *options) {
-    const unsigned plain_codecs = 1u << CLI_BENCH_BF16 | 1u << CLI_BENCH_FP16;
+    const char *const layout = trf_layout_name(options->layout);
+    const unsigned codecs =
+        options->layout == TRF_LAYOUT_PLAIN ? 1u << CLI_BENCH_BF16 | 1u << CLI_BENCH_FP16 : 1u << CLI_BENCH_BF16;
     if (options->layout == TRF_LAYOUT_CODED)
         return CLI_OK;
     if (options->device != CLI_DEVICE_CUDA || (options->mode != CLI_BENCH_LAYERS && options->mode != CLI_BENCH_SWEEP))
-        return cli_usage_error("bench", "--layout plain goes with --device cuda and --mode layers or batch-sweep only");
-    if (options->bench_codecs & ~plain_codecs)
-        return cli_usage_error("bench", "--layout plain goes with the codecs bf16 and fp16 only");
-    options->bench_codecs = options->bench_codecs ? options->bench_codecs : plain_codecs;
+        return cli_usage_error("bench", "--layout %s goes with --device cuda and --mode layers or batch-sweep only",
+                               layout);
+    if (options->bench_codecs & ~codecs)
+        return cli_usage_error("bench", "--layout %s goes with the %s only", layout,
+                               options->layout == TRF_LAYOUT_PLAIN ? "codecs bf16 and fp16" : "codec bf16");
+    options->bench_codecs = options->bench_codecs ? options->bench_codecs : codecs;
     if (!options->has_favor) { /* weights are the same, whichever it was */
         options->favor = TRF_FAVOR_SPEED;
         options->has_favor = 1;
@@ -138,9 +144,9 @@ const cli_command cmd_bench = {
         "                                batch-sweep, overlap, moe, load, offload [layers]\n"
         "  --budget BYTES                offload: of device memory, such as 24G [8G]; besides, nothing but buffers\n"
         "  --tuning FILE                 on a GPU: plans follow what 'transfuse tune' wrote\n"
-        "  --layout coded|plain          layers, batch-sweep on a GPU: how the weights lie there; plain: bf16 and "
+        "  --layout coded|plain|packed   layers, batch-sweep on a GPU: how the weights lie there; plain: bf16 and "
         "fp16\n"
-        "                                decoded once, and only cuBLASLt's products [coded]\n"
+        "                                decoded once, and only cuBLASLt's products; packed: bf16; not yet [coded]\n"
         "  --layers ROWSxCOLUMNS,...     [4096x4096,2048x5632]\n"
         "  --batch M,...                 rows of x in the products [1,8]\n"
         "  --codec CODEC,...             bf16, fp16, fp8_e4m3, fp8_e5m2, fp8 (both), int8, bits, int (both) [all]\n"

@@ -58,6 +58,7 @@ class Layout(enum.IntEnum):
 
     CODED = 0
     PLAIN = 1
+    PACKED = 2
 
 
 class ErrorStruct(ctypes.Structure):

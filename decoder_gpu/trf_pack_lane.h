@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What one lane does when a device packs and unpacks, in C and CUDA: two weights at a time in a register, eight of a
+ * row at a time from memory and to it, the order of records, and the choice of stored tiles. The same as
+ * decoder_cpu/trf_pack.c does weight by weight.
+ *
+ * An *octet* is eight weights of a row, 16 bytes; a packed slab's 16 rows have four each. Lane 4r + c takes octet c of
+ * rows r and r + 8 from memory, where a warp then reads runs of 64 bytes, and its quartet (lanes 4r to 4r + 3)
+ * exchanges words until each lane has those of a fragment: of every octet word c, that is columns 2c and 2c + 1. */
+#ifndef TRF_PACK_LANE_H
+#define TRF_PACK_LANE_H
+
+#include "trf_packed_reader.h"
+
+enum {
+    TRF_OCTET_WEIGHTS = 8,
+    TRF_OCTET_WORDS = 4,
+    TRF_OCTETS =
+        TRF_PACKED_TILE_COLS / TRF_OCTET_WEIGHTS, /* of a row of a packed tile: one for each lane of a quartet */
+    TRF_PACKED_SLAB_REGISTERS = 8,                /* of a lane: [step][register] */
+};
+TRF_STATIC_ASSERT(TRF_OCTETS == 4 && TRF_OCTET_WORDS == TRF_OCTETS, "a quartet exchanges squares of words");
+
+/* Memory that is read and written at one go, as whatever it was written. */
+#ifdef __CUDACC__
+#define TRF_VECTOR(bytes) __attribute__((aligned(bytes)))
+#else
+#define TRF_VECTOR(bytes) __attribute__((aligned(bytes), may_alias))
+#endif
+typedef struct TRF_VECTOR(16) trf_words4 {
+    uint32_t word[4];
+} trf_words4;
+typedef struct TRF_VECTOR(8) trf_words2 {
+    uint32_t word[2];
+} trf_words2;
+
+/* ---- two weights in a register; a flag of a half is its highest bit ---- */
+
+#define TRF_HALF_FLAGS 0x80008000u
+
+/* Exponent fields from one to another, both within 1 to 254; there may be none. The numbers are such that sums of
+ * halves carry nothing from one to the other. */
+typedef struct trf_exponent_range {
+    uint32_t low, high; /* 0x8000 - (first << 7) and 0x8000 + (last << 7) in both halves */
+} trf_exponent_range;
+
+TRF_HD trf_exponent_range trf_exponent_range_of(int32_t first, int32_t last) {
+    const int32_t from = first < 1 ? 1 : first > 255 ? 255 : first, to = last < 0 ? 0 : last > 254 ? 254 : last;
+    const trf_exponent_range range = {TRF_HALF_FLAGS - (uint32_t)from * 0x00800080u,
+                                      TRF_HALF_FLAGS + (uint32_t)to * 0x00800080u};
+    return range;
+}
+
+/* Which of the two have an exponent field of the range. */
+TRF_HD uint32_t trf_halves_in_range(uint32_t reg, trf_exponent_range range) {
+    const uint32_t exponents = reg & 0x7F807F80u;
+    return (exponents + range.low) & (range.high - exponents) & TRF_HALF_FLAGS;
+}
+
+/* Which of the two are zeros, of either sign. */
+TRF_HD uint32_t trf_zero_halves(uint32_t reg) { return (TRF_HALF_FLAGS - (reg & 0x7FFF7FFFu)) & TRF_HALF_FLAGS; }
+
+/* Adds `shift` to the exponents of some halves, which stay within 1 to 254. ones: 1 in each of them. One
+ * multiplication: what a negative shift borrows from the upper half, in two's complement, the sum gives back. */
+TRF_HD uint32_t trf_halves_add_exponent(uint32_t reg, uint32_t ones, int32_t shift) {
+    return reg + (uint32_t)(128 * shift) * ones;
+}
+
+/* What takes weights from one scale to another: times 2^shift. */
+typedef struct trf_halves_scale {
+    trf_exponent_range normal; /* exponents that are normal ones in both scales */
+    int32_t shift;
+    uint32_t takes_formed; /* all that the functions of trf_packed_form.h form is among them, but for zeros */
+} trf_halves_scale;
+
+enum {
+    /* A zeroing layer whose bits make no sense has mantissas that are not 0 where exponents are: those are lifted to
+     * exponent fields from 106 on. */
+    TRF_FORMED_FIRST = TRF_PACKED_EXPONENT - 6,
+    TRF_FORMED_LAST = TRF_PACKED_EXPONENT + TRF_PACKED_WINDOW - 1,
+};
+
+TRF_HD trf_halves_scale trf_halves_scale_of(int32_t shift) {
+    const trf_halves_scale scale = {trf_exponent_range_of(1 - shift, 254 - shift), shift,
+                                    shift >= 1 - TRF_FORMED_FIRST && shift <= 254 - TRF_FORMED_LAST};
+    return scale;
+}
+
+/* trf_scale_bf16 of both. */
+TRF_HD uint32_t trf_scale_halves(uint32_t reg, trf_halves_scale scale) {
+    const uint32_t normal = trf_halves_in_range(reg, scale.normal);
+    int exact = 1;
+    if ((normal | trf_zero_halves(reg)) == TRF_HALF_FLAGS)
+        return trf_halves_add_exponent(reg, normal >> 15, scale.shift);
+    return trf_scale_bf16(reg & 0xFFFF, scale.shift, &exact) | trf_scale_bf16(reg >> 16, scale.shift, &exact) << 16;
+}
+
+/* The same of what was formed, if the scale takes it. */
+TRF_HD uint32_t trf_scale_formed(uint32_t reg, trf_halves_scale scale, uint32_t zeroing) {
+    return trf_halves_add_exponent(reg, zeroing ? ~trf_zero_halves(reg) >> 15 & 0x00010001u : 0x00010001u, scale.shift);
+}
+
+/* A row's weights on their way into the window's scale. */
+typedef struct trf_pack_row {
+    trf_exponent_range window; /* exponent fields that need no record */
+    int32_t shift;
+} trf_pack_row;
+
+TRF_HD trf_pack_row trf_pack_row_of(int32_t base, uint32_t zeroing, int32_t row_offset) {
+    const int32_t first = base + row_offset;
+    const trf_pack_row row = {trf_exponent_range_of(first + (int32_t)zeroing, first + TRF_PACKED_WINDOW - 1),
+                              TRF_PACKED_EXPONENT - first};
+    return row;
+}
+
+/* Takes those of the two that fit the window into its scale, and leaves the others. @return which fit
+ * (trf_packed_fits): 1 in each of those halves. */
+TRF_HD uint32_t trf_pack_halves(uint32_t *reg, trf_pack_row row, uint32_t zeroing) {
+    const uint32_t ones = trf_halves_in_range(*reg, row.window) >> 15;
+    const uint32_t zeros = zeroing ? trf_zero_halves(*reg) >> 15 : 0;
+    *reg = trf_halves_add_exponent(*reg, ones, row.shift);
+    return ones | zeros;
+}
+
+/* ---- octets ---- */
+
+/* Dense rows in memory, of which a kernel sees num_rows from the layer's row first_row on. */
+typedef struct trf_dense_rows {
+    void *at;        /* of row first_row */
+    uint64_t stride; /* weights from one row to the next */
+    uint32_t first_row, num_rows, cols;
+    uint32_t weight_bytes; /* 2: BF16; 4: F32, when they are written */
+    uint32_t aligned;      /* every octet of a row that has all of its weights is aligned to 16 bytes */
+} trf_dense_rows;
+
+TRF_HD trf_dense_rows trf_dense_rows_of(const void *at, uint64_t stride, uint32_t first_row, uint32_t num_rows,
+                                        uint32_t cols, uint32_t weight_bytes) {
+    const uint32_t aligned = (uintptr_t)at % 16 == 0 && stride * weight_bytes % 16 == 0;
+    const trf_dense_rows rows = {(void *)(uintptr_t)at, stride, first_row, num_rows, cols, weight_bytes, aligned};
+    return rows;
+}
+
+TRF_HD int trf_dense_has_row(const trf_dense_rows *rows, uint32_t row) {
+    return row - rows->first_row < rows->num_rows;
+}
+
+/* Whether a rectangle of whole octets is there, aligned, as BF16. */
+TRF_HD int trf_dense_is_whole(const trf_dense_rows *rows, uint32_t row, uint32_t num_rows, uint32_t col,
+                              uint32_t num_cols) {
+    return rows->aligned && rows->weight_bytes == 2 && row >= rows->first_row &&
+           (uint64_t)row + num_rows <= (uint64_t)rows->first_row + rows->num_rows &&
+           (uint64_t)col + num_cols <= rows->cols;
+}
+
+/* Eight BF16 of the layer's row from column col, a multiple of 8, on; zeros where there is no such weight. */
+TRF_HD trf_words4 trf_load_octet(const trf_dense_rows *rows, uint32_t row, uint32_t col) {
+    trf_words4 octet = {{0, 0, 0, 0}};
+    if (!trf_dense_has_row(rows, row) || col >= rows->cols)
+        return octet;
+    const uint16_t *from = (const uint16_t *)rows->at + (row - rows->first_row) * rows->stride + col;
+    const uint32_t left = rows->cols - col;
+    if (rows->aligned && left >= TRF_OCTET_WEIGHTS)
+        return *(const trf_words4 *)(const void *)from;
+    for (uint32_t i = 0; i < TRF_OCTET_WEIGHTS; i++) /* no word is indexed at run time */
+        if (i < left)
+            octet.word[i / 2] |= (uint32_t)from[i] << 16 * (i % 2);
+    return octet;
+}
+
+/* The way back, as F32 if weights have four bytes; what is not there is not written. */
+TRF_HD void trf_store_octet(const trf_dense_rows *rows, uint32_t row, uint32_t col, trf_words4 octet) {
+    if (!trf_dense_has_row(rows, row) || col >= rows->cols)
+        return;
+    const uint64_t at = (row - rows->first_row) * rows->stride + col;
+    const uint32_t left = rows->cols - col;
+    uint16_t *halves = (uint16_t *)rows->at + at;
+    uint32_t *words = (uint32_t *)rows->at + at;
+    const uint32_t *w = octet.word;
+    if (rows->aligned && left >= TRF_OCTET_WEIGHTS) {
+        const trf_words4 first = {{w[0] << 16, w[0] & 0xFFFF0000u, w[1] << 16, w[1] & 0xFFFF0000u}};
+        const trf_words4 second = {{w[2] << 16, w[2] & 0xFFFF0000u, w[3] << 16, w[3] & 0xFFFF0000u}};
+        if (rows->weight_bytes == 2) {
+            *(trf_words4 *)(void *)halves = octet;
+        } else {
+            ((trf_words4 *)(void *)words)[0] = first;
+            ((trf_words4 *)(void *)words)[1] = second;
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < TRF_OCTET_WEIGHTS; i++) {
+        const uint32_t bits = w[i / 2] >> 16 * (i % 2) & 0xFFFF;
+        if (i < left && rows->weight_bytes == 2)
+            halves[i] = (uint16_t)bits;
+        else if (i < left)
+            words[i] = bits << 16;
+    }
+}
+
+/* ---- a lane of a packed slab: registers [step][register] of rows r (even registers) and r + 8 (odd ones) ---- */
+
+/* From what the quartet has exchanged: of each octet the lane's word, of both rows. */
+TRF_HD void trf_slab_from_rows(uint32_t a[TRF_PACKED_SLAB_REGISTERS], const trf_words4 rows[2]) {
+    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+        a[i] = rows[i % 2].word[i / 2];
+}
+TRF_HD void trf_slab_to_rows(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 rows[2]) {
+    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+        rows[i % 2].word[i / 2] = a[i];
+}
+
+/* Where a lane's raw words and index words begin in a packed tile, and its registers in a stored one. */
+TRF_HD uint32_t trf_slab_raw_at(uint32_t slab, uint32_t lane) { return trf_packed_raw_offset(slab, lane, 0, 0); }
+TRF_HD uint32_t trf_slab_index_at(uint32_t slab, uint32_t lane) { return trf_packed_index_offset(slab, lane, 0); }
+TRF_HD uint32_t trf_slab_stored_at(uint32_t slab, uint32_t lane) { return trf_packed_stored_offset(slab, lane, 0); }
+
+TRF_HD void trf_slab_unform(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 *raw, trf_words2 *index) {
+    for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
+        trf_unform_packed(a + 4 * step, raw->word + 2 * step, index->word + step);
+}
+TRF_HD void trf_slab_form(uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 raw, trf_words2 index, uint32_t zeroing) {
+    for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
+        if (zeroing)
+            trf_form_packed_zeroing(a + 4 * step, raw.word[2 * step], raw.word[2 * step + 1], index.word[step]);
+        else
+            trf_form_packed(a + 4 * step, raw.word[2 * step], raw.word[2 * step + 1], index.word[step]);
+}
+
+/* Patches the step that the record is for, if it is one of this lane's; the record's bits are taken to their row's
+ * scale, as a is by then. place: the lane's record of tile, packed slab and lane, all else zero. scale: of the even
+ * registers' row and of the odd ones'. */
+TRF_HD void trf_slab_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t place, uint32_t record,
+                           const trf_halves_scale scale[2]) {
+    int exact = 1;
+    if (trf_packed_record_step_key((record ^ place) & 0xFEFFFFFFu) != 0)
+        return;
+    const int32_t shift = trf_packed_record_reg(record) % 2 ? scale[1].shift : scale[0].shift;
+    const uint32_t bits = trf_scale_bf16(trf_packed_record_bits(record), shift, &exact);
+    for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
+        if (trf_packed_record_step(record) == step)
+            trf_patch_packed(a + 4 * step, (record & 0xFFFF0000u) | bits);
+}
+
+/* ---- records ---- */
+
+/* Flags of a lane's 16 weights, put together in the order of registers: those of register i end at bits 7 - i and
+ * 23 - i. */
+#define TRF_SLAB_ALL 0x00FF00FFu
+TRF_HD uint32_t trf_slab_add_flags(uint32_t all, uint32_t ones) { return 2 * all + ones; }
+
+/* Which of a lane's 16 weights have no flag, in the order of records: bit 8 * step + 2 * register + half. */
+TRF_HD uint32_t trf_slab_unflagged(uint32_t all) {
+    uint32_t mask = 0;
+    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+        mask |= ((~all >> (7 - i) & 1) | (~all >> (23 - i) & 1) << 1) << 2 * i;
+    return mask;
+}
+
+/* Which of a lane's 16 weights the layer has, in the same order. row: of the lane's even registers. col: of its first
+ * column. */
+TRF_HD uint32_t trf_slab_there(uint32_t row, uint32_t col, uint32_t rows, uint32_t cols) {
+    uint32_t mask = 0;
+    for (uint32_t i = 0; i < 2 * TRF_PACKED_SLAB_REGISTERS; i++)
+        if (row + i / 2 % 2 * 8 < rows && col + i / 4 * 8 + i % 2 < cols)
+            mask |= 1u << i;
+    return mask;
+}
+
+TRF_HD uint32_t trf_slab_weight(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t bit) {
+    uint32_t reg = a[0];
+    for (uint32_t i = 1; i < TRF_PACKED_SLAB_REGISTERS; i++) /* no register is indexed at run time */
+        reg = bit / 2 == i ? a[i] : reg;
+    return reg >> 16 * (bit % 2) & 0xFFFF;
+}
+
+TRF_HD void trf_slab_clear(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t mask) {
+    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+        a[i] &= ~((mask >> 2 * i & 1) * 0xFFFFu | (mask >> (2 * i + 1) & 1) * 0xFFFF0000u);
+}
+
+/* The record of a weight that the mask's bit names. place: as trf_slab_patch has it. */
+TRF_HD uint32_t trf_slab_record(uint32_t place, uint32_t bit, uint32_t bits) {
+    return place | (bit >> 3) << 24 | (bit & 7) << 16 | bits;
+}
+
+/* Stores the tile with the most records, of equal ones the first, until the rest fits a line. counts: of the line's
+ * tiles, total all of them; those of stored tiles become 0. @return the word that says which tiles are stored. */
+TRF_HD uint32_t trf_choose_stored_tiles(uint32_t counts[TRF_PACKED_LINE_TILES], uint32_t total) {
+    uint32_t stored = 0;
+    while (total > TRF_PACKED_MAX_RECORDS) {
+        uint32_t most = 0;
+        for (uint32_t tile = 1; tile < TRF_PACKED_LINE_TILES; tile++)
+            if (counts[tile] > counts[most])
+                most = tile;
+        stored |= 1u << most;
+        total -= counts[most];
+        counts[most] = 0;
+    }
+    return stored;
+}
+
+#endif

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing dense rows on the device: what decoder_cpu/trf_pack.c does, byte for byte, for any range of packed bands.
+ *
+ * Three kernels, one behind the other. Their bodies stand here, and run on the CPU in emulated warps, too.
+ *
+ *   trf_pack_lines           A block takes an exception line: 64 rows and 1,024 columns, 32 packed tiles. Each of its
+ *                            16 warps takes two tiles side by side, four packed slabs each, writes them as if they were
+ *                            not to be stored, and puts their records to shared memory: at most 29 of a tile, as one
+ *                            with more is always stored. Then one warp chooses the stored tiles and writes the line,
+ *                            and the block clears those tiles.
+ *   trf_number_stored_tiles  One block puts the number of its first stored tile into each line, in order, and carries
+ *                            the counts from range to range (trf_pack_state).
+ *   trf_store_tiles          A block takes a line again, each of its four warps a packed slab of every stored tile. For
+ *                            nearly all lines there is nothing to do.
+ *
+ *     64 rows x 1,024 columns                          a packed slab, 16 rows x 32 columns
+ *     +-------+-------+--     --+--------+                      +----+----+----+----+
+ *     | warp  | warp  |         | warp   |   4 packed   row r   | 4r |4r+1|4r+2|4r+3|  lanes: one octet of 8 weights
+ *     |   0   |   1   |   ...   |   15   |   slabs              +----+----+----+----+  of row r and one of r + 8,
+ *     |2 tiles|2 tiles|         |2 tiles |             row r+8  | 4r |4r+1|4r+2|4r+3|  then words are exchanged
+ *     +-------+-------+--     --+--------+                      +----+----+----+----+
+ *
+ * Where a record stands in its line is counted, never raced for: its tile, what the tile's packed slabs before have,
+ * and of a packed slab what the lanes in front have (a scan). So the order of threads shows nowhere.
+ *
+ * Shared memory: 3,960 bytes. Registers: 62 (sm_80: 64), none spilled, for two blocks a multiprocessor.
+ *
+ * Predicted, not measured: memory binds. A weight is read once and 1.5 bytes are written; 28672x8192 are 470 + 353 MB,
+ * 0.17 ms at the 4.8 TB/s of an H200. About 11 instructions a weight fill half of what its multiprocessors can issue
+ * meanwhile. A range of 256 such rows fills an eighth of the blocks that run at once, and takes what three launches and
+ * four round trips to memory do, whatever memory could. */
+#ifndef TRF_PACK_LINE_CUH
+#define TRF_PACK_LINE_CUH
+
+#include "trf_pack_lane.h"
+#include "trf_pack_launch.h"
+#include "trf_warp.cuh"
+
+static constexpr uint32_t kPackWarps = 16, kPackThreads = kPackWarps * TRF_LANES;
+static constexpr uint32_t kTilesEach = TRF_PACKED_LINE_TILES / kPackWarps; /* of a warp */
+static constexpr uint32_t kNumberWarps = 16, kNumberThreads = kNumberWarps * TRF_LANES;
+static constexpr uint32_t kStoreWarps = TRF_PACKED_SLABS, kStoreThreads = kStoreWarps * TRF_LANES;
+static_assert(kTilesEach * kPackWarps == TRF_PACKED_LINE_TILES, "warps share a line's tiles");
+
+struct trf_pack_args {
+    trf_packed_view view;
+    trf_dense_rows dense;
+    trf_pack_state *state;
+    uint64_t first_line, num_lines; /* of the range */
+};
+
+/* Of the range that rows are. */
+static inline trf_pack_args trf_pack_args_of(const trf_packed_view *view, const trf_pack_rows *rows,
+                                             trf_pack_state *state) {
+    const uint64_t band = rows->first_row / TRF_PACKED_TILE_ROWS;
+    const uint64_t bands = ((uint64_t)rows->num_rows + TRF_PACKED_TILE_ROWS - 1) / TRF_PACKED_TILE_ROWS;
+    return {*view, trf_dense_rows_of(rows->weights, rows->stride, rows->first_row, rows->num_rows, rows->cols, 2),
+            state, band * view->lines_per_band, bands * view->lines_per_band};
+}
+
+struct trf_pack_shared {
+    uint32_t counts[TRF_PACKED_LINE_TILES];                          /* records of each tile */
+    uint32_t records[TRF_PACKED_LINE_TILES][TRF_PACKED_MAX_RECORDS]; /* [tile][rank], of which counts, or all */
+    uint32_t line[TRF_PACKED_MAX_RECORDS];
+    uint32_t stored;
+};
+
+struct trf_number_shared {
+    uint32_t stored[kNumberWarps], records[kNumberWarps];
+};
+
+/* Where an exception line's tiles lie. */
+struct trf_line_place {
+    uint64_t line;
+    uint32_t band, first_tile, tiles;
+};
+
+static __device__ __forceinline__ trf_line_place trf_line_place_of(const trf_packed_view &view, uint64_t line) {
+    trf_line_place at;
+    at.line = line;
+    at.band = (uint32_t)(line / view.lines_per_band);
+    at.first_tile = (uint32_t)(line % view.lines_per_band) * TRF_PACKED_LINE_TILES;
+    at.tiles = min(view.tiles_per_band - at.first_tile, (uint32_t)TRF_PACKED_LINE_TILES);
+    return at;
+}
+
+/* The caller of trf_launch_pack lets the view's memory be written. */
+static __device__ __forceinline__ uint32_t *trf_line_to_write(const trf_packed_view &view, uint64_t line) {
+    return const_cast<uint32_t *>(view.lines) + TRF_PACKED_LINE_WORDS * line;
+}
+static __device__ __forceinline__ uint8_t *trf_tile_to_write(const trf_packed_view &view, uint32_t band,
+                                                             uint32_t tile) {
+    return const_cast<uint8_t *>(view.tiles) + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile);
+}
+
+/* The lane's octets of a packed slab's rows, before the quartet exchanges words. */
+static __device__ __forceinline__ void trf_load_slab(const trf_dense_rows &dense, uint32_t row, uint32_t tile,
+                                                     uint32_t lane, trf_words4 octets[2]) {
+    const uint32_t col = TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4);
+    octets[0] = trf_load_octet(&dense, row, col);
+    octets[1] = trf_load_octet(&dense, row + 8, col);
+}
+
+/* ---- lines and packed tiles ---- */
+
+/* Adds the records of a packed slab of which some lane has unflagged weights, and clears those in a. row: of the lane's
+ * even registers. place: the lane's record, but for step, register, half and bits. records: how many the tile has so
+ * far. @return how many it has now. */
+static __device__ __forceinline__ uint32_t trf_add_records(const trf_pack_args &args, trf_pack_shared &shared,
+                                                           const trf_line_place &at, uint32_t row, uint32_t place,
+                                                           const trf_pack_row rows[2], uint32_t flags, uint32_t a[8],
+                                                           uint32_t records) {
+    const uint32_t lane = trf_packed_record_lane(place), tile = trf_packed_record_tile(place);
+    const uint32_t col = (at.first_tile + tile) * TRF_PACKED_TILE_COLS + 2 * (lane % 4);
+    const uint32_t unflagged = trf_slab_unflagged(flags);
+    const uint32_t found = unflagged & trf_slab_there(row, col, args.view.rows, args.view.cols);
+    const uint32_t counts = trf_packed_count_bits(found & 0xFF) | trf_packed_count_bits(found >> 8) << 16;
+    const uint32_t scan = trf_warp_scan(counts, lane), total = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
+    /* of the first record of each step */
+    const uint32_t rank0 = records + ((scan - counts) & 0xFFFF),
+                   rank1 = records + (total & 0xFFFF) + ((scan - counts) >> 16);
+    for (uint32_t left = found; left; left &= left - 1) {
+        const uint32_t bit = (uint32_t)__ffs((int)left) - 1, in_step = bit < 8 ? found & 0xFF : found & 0xFF00;
+        const uint32_t rank = (bit < 8 ? rank0 : rank1) + trf_packed_count_bits(in_step & ((1u << bit) - 1));
+        int exact = 1;
+        const int32_t shift = bit / 2 % 2 ? rows[1].shift : rows[0].shift;
+        const uint32_t bits = trf_scale_bf16(trf_slab_weight(a, bit), shift, &exact);
+        const uint32_t record = trf_slab_record(place, bit, bits);
+        if (!exact)
+            atomicMax((unsigned long long *)&args.state->inexact, ~(unsigned long long)(at.line << 16 | record >> 16));
+        if (rank < TRF_PACKED_MAX_RECORDS)
+            shared.records[tile][rank] = record;
+    }
+    trf_slab_clear(a, unflagged);
+    return records + (total & 0xFFFF) + (total >> 16);
+}
+
+/* Packs one packed slab of tile `tile` of the line. octets: as trf_load_slab has them. to: the packed slab's first
+ * byte. @return the tile's records so far. */
+template <bool kZeroing>
+static __device__ __forceinline__ uint32_t trf_pack_slab(const trf_pack_args &args, trf_pack_shared &shared,
+                                                         const trf_line_place &at, uint32_t tile, uint32_t slab,
+                                                         uint32_t lane, trf_words4 octets[2],
+                                                         const trf_pack_row rows[2], uint32_t records, uint8_t *to) {
+    uint32_t a[TRF_PACKED_SLAB_REGISTERS], flags = 0;
+    trf_quartet_transpose(octets[0].word, lane);
+    trf_quartet_transpose(octets[1].word, lane);
+    trf_slab_from_rows(a, octets);
+    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+        flags = trf_slab_add_flags(flags, trf_pack_halves(&a[i], rows[i % 2], kZeroing));
+    if (__ballot_sync(kAllLanes, flags != TRF_SLAB_ALL)) {
+        const uint32_t row = TRF_PACKED_TILE_ROWS * at.band + trf_packed_row_in_tile(slab, lane, 0);
+        const uint32_t place = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
+        records = trf_add_records(args, shared, at, row, place, rows, flags, a, records);
+    }
+    trf_words4 raw;
+    trf_words2 index;
+    trf_slab_unform(a, &raw, &index);
+    *(trf_words4 *)(to + trf_slab_raw_at(0, lane)) = raw;
+    *(trf_words2 *)(to + trf_slab_index_at(0, lane)) = index;
+    return records;
+}
+
+/* Packs the warp's tiles of a line. Of each packed slab both tiles are on their way before the first is packed; what
+ * more there has to be under way is other warps'. */
+template <bool kZeroing>
+static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args, trf_pack_shared &shared,
+                                                      const trf_line_place &at, uint32_t warp, uint32_t lane) {
+    const trf_packed_view &view = args.view;
+    const uint32_t tile = kTilesEach * warp, band_tile = at.first_tile + tile;
+    const bool whole = trf_dense_is_whole(&args.dense, TRF_PACKED_TILE_ROWS * at.band, TRF_PACKED_TILE_ROWS,
+                                          TRF_PACKED_TILE_COLS * band_tile, TRF_PACKED_TILE_COLS * kTilesEach);
+    uint32_t row = TRF_PACKED_TILE_ROWS * at.band + lane / 4;
+    const uint16_t *from = (const uint16_t *)args.dense.at + (row - args.dense.first_row) * args.dense.stride +
+                           TRF_PACKED_TILE_COLS * band_tile + TRF_OCTET_WEIGHTS * (lane % 4);
+    uint8_t *to = trf_tile_to_write(view, at.band, band_tile);
+    uint32_t records[kTilesEach] = {};
+#pragma unroll 1
+    for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
+        trf_words4 octets[kTilesEach][2];
+        trf_pack_row rows[2];
+#pragma unroll
+        for (uint32_t t = 0; t < kTilesEach; t++)
+            if (whole) {
+                octets[t][0] = *(const trf_words4 *)(from + TRF_PACKED_TILE_COLS * t);
+                octets[t][1] = *(const trf_words4 *)(from + TRF_PACKED_TILE_COLS * t + 8 * args.dense.stride);
+            } else {
+                trf_load_slab(args.dense, row, band_tile + t, lane, octets[t]);
+            }
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            rows[i] = trf_pack_row_of(view.base, kZeroing, view.row_offsets ? view.row_offsets[row + 8 * i] : 0);
+#pragma unroll
+        for (uint32_t t = 0; t < kTilesEach; t++)
+            if (tile + t < at.tiles)
+                records[t] = trf_pack_slab<kZeroing>(args, shared, at, tile + t, slab, lane, octets[t], rows,
+                                                     records[t], to + TRF_PACKED_TILE_BYTES * t);
+        row += TRF_PACKED_SLAB_ROWS;
+        from += TRF_PACKED_SLAB_ROWS * args.dense.stride;
+        to += TRF_PACKED_SLAB_BYTES;
+    }
+#pragma unroll
+    for (uint32_t t = 0; t < kTilesEach; t++)
+        if (lane == 0)
+            shared.counts[tile + t] = records[t];
+}
+
+/* One warp: chooses the line's stored tiles and writes the line, all but the number of the first stored tile. */
+static __device__ __forceinline__ void trf_finish_line(const trf_pack_args &args, trf_pack_shared &shared,
+                                                       const trf_line_place &at, uint32_t lane) {
+    const uint32_t all = __shfl_sync(kAllLanes, trf_warp_scan(shared.counts[lane], lane), TRF_LANES - 1);
+    __syncwarp();
+    if (lane == 0)
+        shared.stored = trf_choose_stored_tiles(shared.counts, all);
+    __syncwarp();
+    /* a lane has a tile; those that are not stored have 29 records at most, all together */
+    const uint32_t count = shared.counts[lane], scan = trf_warp_scan(count, lane);
+    const uint32_t records = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
+    for (uint32_t i = 0; i < count; i++)
+        shared.line[scan - count + i] = shared.records[lane][i];
+    __syncwarp();
+    const uint32_t row = TRF_PACKED_TILE_ROWS * at.band, col = TRF_PACKED_TILE_COLS * at.first_tile;
+    const int32_t offset = args.view.row_offsets ? args.view.row_offsets[row] : 0;
+    const uint32_t first = trf_load_octet(&args.dense, row, col).word[0] & 0xFFFF;
+    int exact = 1;
+    uint32_t word = trf_scale_bf16(first, TRF_PACKED_EXPONENT - args.view.base - offset, &exact);
+    if (lane < records)
+        word = shared.line[lane];
+    if (lane == TRF_PACKED_COUNT_WORD)
+        word = records;
+    if (lane == TRF_PACKED_STORED_WORD)
+        word = shared.stored;
+    if (lane == TRF_PACKED_FIRST_STORED_WORD)
+        word = 0;
+    trf_line_to_write(args.view, at.line)[lane] = word;
+}
+
+template <bool kZeroing>
+static __device__ __forceinline__ void trf_pack_lines(const trf_pack_args &args, trf_pack_shared &shared) {
+    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const trf_words4 zeros = {{0, 0, 0, 0}};
+    for (uint64_t i = blockIdx.x; i < args.num_lines; i += gridDim.x) {
+        const trf_line_place at = trf_line_place_of(args.view, args.first_line + i);
+        trf_pack_tiles<kZeroing>(args, shared, at, warp, lane);
+        __syncthreads();
+        if (warp == 0)
+            trf_finish_line(args, shared, at, lane);
+        __syncthreads();
+        /* the next line's counts may be written now, and what is stored is not until the next barrier */
+        for (uint32_t stored = shared.stored; stored; stored &= stored - 1) {
+            const uint32_t tile = at.first_tile + (uint32_t)__ffs((int)stored) - 1;
+            if (threadIdx.x < TRF_PACKED_TILE_BYTES / sizeof zeros)
+                ((trf_words4 *)trf_tile_to_write(args.view, at.band, tile))[threadIdx.x] = zeros;
+        }
+    }
+}
+
+/* ---- stored tiles ---- */
+
+/* A range has less than 2^27 lines, so that 32 bits count what it adds: that is 2^43 weights. */
+static __device__ __forceinline__ void trf_number_stored_tiles(const trf_pack_args &args, trf_number_shared &shared) {
+    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const uint64_t each = (args.num_lines + kNumberThreads - 1) / kNumberThreads;
+    const uint64_t begin = args.first_line + min(each * threadIdx.x, args.num_lines);
+    const uint64_t end = args.first_line + min(each * (threadIdx.x + 1), args.num_lines);
+    uint32_t stored = 0, records = 0;
+    for (uint64_t line = begin; line < end; line++) {
+        const uint32_t *const words = trf_line_to_write(args.view, line);
+        stored += trf_packed_count_bits(words[TRF_PACKED_STORED_WORD]);
+        records += words[TRF_PACKED_COUNT_WORD];
+    }
+    const uint32_t scan = trf_warp_scan(stored, lane), records_scan = trf_warp_scan(records, lane);
+    if (lane == TRF_LANES - 1) {
+        shared.stored[warp] = scan;
+        shared.records[warp] = records_scan;
+    }
+    __syncthreads();
+    uint32_t before = scan - stored, all_stored = 0, all_records = 0;
+    for (uint32_t w = 0; w < kNumberWarps; w++) {
+        before += w < warp ? shared.stored[w] : 0;
+        all_stored += shared.stored[w];
+        all_records += shared.records[w];
+    }
+    uint64_t number = args.state->num_stored + before;
+    for (uint64_t line = begin; line < end; line++) {
+        uint32_t *const words = trf_line_to_write(args.view, line);
+        words[TRF_PACKED_FIRST_STORED_WORD] = (uint32_t)number;
+        number += trf_packed_count_bits(words[TRF_PACKED_STORED_WORD]);
+    }
+    __syncthreads(); /* all have read the state */
+    if (threadIdx.x == 0) {
+        args.state->num_stored += all_stored;
+        args.state->num_records += all_records;
+    }
+}
+
+/* One packed slab of a stored tile, registers in the window's scale; padded weights are zeros, and stay so. */
+static __device__ __forceinline__ void trf_store_slab(const trf_pack_args &args, uint32_t band, uint32_t tile,
+                                                      uint32_t slab, uint32_t lane, uint8_t *to) {
+    const trf_packed_view &view = args.view;
+    const uint32_t row = TRF_PACKED_TILE_ROWS * band + trf_packed_row_in_tile(slab, lane, 0);
+    trf_words4 octets[2], a[TRF_PACKED_STEPS];
+    trf_load_slab(args.dense, row, tile, lane, octets);
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const int32_t offset = view.row_offsets ? view.row_offsets[row + 8 * i] : 0;
+        const trf_halves_scale scale = trf_halves_scale_of(TRF_PACKED_EXPONENT - view.base - offset);
+        trf_quartet_transpose(octets[i].word, lane);
+        for (uint32_t w = 0; w < TRF_OCTET_WORDS; w++)
+            a[w / 2].word[w % 2 * 2 + i] = trf_scale_halves(octets[i].word[w], scale);
+    }
+    for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
+        *(trf_words4 *)(to + trf_packed_stored_offset(slab, lane, step)) = a[step];
+}
+
+static __device__ __forceinline__ void trf_store_tiles(const trf_pack_args &args) {
+    const uint32_t slab = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    for (uint64_t i = blockIdx.x; i < args.num_lines; i += gridDim.x) {
+        const uint32_t *const words = trf_line_to_write(args.view, args.first_line + i);
+        const uint32_t stored = words[TRF_PACKED_STORED_WORD];
+        if (stored == 0)
+            continue;
+        const trf_line_place at = trf_line_place_of(args.view, args.first_line + i);
+        /* beyond 2^32 - 1 there is no room, whatever the lower bits are: but then there is none for the ones before */
+        uint64_t number = words[TRF_PACKED_FIRST_STORED_WORD];
+        for (uint32_t left = stored; left && number < args.view.num_stored; left &= left - 1, number++)
+            trf_store_slab(args, at.band, at.first_tile + (uint32_t)__ffs((int)left) - 1, slab, lane,
+                           const_cast<uint8_t *>(args.view.stored) + TRF_PACKED_STORED_BYTES * number);
+    }
+}
+
+#endif

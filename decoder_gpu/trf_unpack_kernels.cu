@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels and launches of unpacking: trf_unpack_line.cuh says how they work. */
+#include "trf_pack_launch.h"
+#include "trf_unpack_line.cuh"
+
+namespace {
+
+constexpr uint32_t kMostBlocks = 1u << 30; /* of a grid; blocks go on by its size */
+
+template <bool kZeroing>
+__global__ void __launch_bounds__(kUnpackThreads, 2) unpack_lines(const __grid_constant__ trf_unpack_args args) {
+    trf_unpack_lines<kZeroing>(args);
+}
+
+template <bool kZeroing>
+__global__ void __launch_bounds__(kIdThreads) unpack_ids(const __grid_constant__ trf_unpack_ids_args args) {
+    trf_unpack_ids<kZeroing>(args);
+}
+
+uint32_t blocks_of(uint64_t wanted) { return (uint32_t)(wanted < kMostBlocks ? wanted : kMostBlocks); }
+
+} // namespace
+
+int trf_launch_unpack(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows,
+                      const trf_unpack_target *target, trf_stream stream) {
+    if (num_rows > view->rows || first_row > view->rows - num_rows)
+        return cudaErrorInvalidValue;
+    if (num_rows == 0)
+        return cudaSuccess;
+    const trf_unpack_args args = trf_unpack_args_of(view, first_row, num_rows, target);
+    const auto kernel = view->zeroing ? unpack_lines<true> : unpack_lines<false>;
+    kernel<<<blocks_of(args.num_lines), kUnpackThreads, 0, stream>>>(args);
+    return cudaGetLastError();
+}
+
+int trf_launch_unpack_rows(const trf_packed_view *view, const trf_packed_lookup *lookup,
+                           const trf_unpack_target *target, trf_stream stream) {
+    if (lookup->count == 0)
+        return cudaSuccess;
+    const trf_unpack_ids_args args = trf_unpack_ids_args_of(view, lookup, target);
+    const uint64_t warps_per_row = (view->tiles_per_band + kIdTiles - 1) / kIdTiles;
+    const auto kernel = view->zeroing ? unpack_ids<true> : unpack_ids<false>;
+    kernel<<<blocks_of((lookup->count * warps_per_row + kIdWarps - 1) / kIdWarps), kIdThreads, 0, stream>>>(args);
+    return cudaGetLastError();
+}

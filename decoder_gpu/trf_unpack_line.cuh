@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a packed layer in device memory back to dense rows: whole lines of it, and single rows by number. The kernels'
+ * bodies, which run on the CPU in emulated warps, too; they stay inside the view whatever it holds.
+ *
+ * trf_unpack_lines: a block takes an exception line, 64 rows and 1,024 columns; each of its 16 warps two packed tiles
+ * side by side, four packed slabs each. A lane forms its 16 weights of a packed slab, takes them to their rows' scale,
+ * and exchanges words with its quartet until it has an octet (trf_pack_lane.h) of two rows, which it stores.
+ *
+ * trf_unpack_ids: a warp takes eight packed tiles of a row, four lanes for each: lanes 4r to 4r + 3 of the packed slab
+ * that the row is in, whose raw words are 64 bytes side by side, half of them the row's.
+ *
+ * In both, a lane keeps one word of the exception line, and a ballot says which records a packed slab has: mostly none,
+ * and otherwise they go round by shuffles, in their order.
+ *
+ * Shared memory: none. Registers: 55, none spilled, for two blocks a multiprocessor.
+ *
+ * Predicted, not measured: memory binds. 1.5 bytes a weight are read and two written, 0.17 ms for 28672x8192 at the
+ * 4.8 TB/s of an H200. Single rows are a matter of latency: an id, then a line's word and a lane's words beside each
+ * other, then a store. */
+#ifndef TRF_UNPACK_LINE_CUH
+#define TRF_UNPACK_LINE_CUH
+
+#include "trf_pack_lane.h"
+#include "trf_pack_launch.h"
+#include "trf_row_reader.h"
+#include "trf_warp.cuh"
+
+static constexpr uint32_t kUnpackWarps = 16, kUnpackThreads = kUnpackWarps * TRF_LANES;
+static constexpr uint32_t kUnpackTilesEach = TRF_PACKED_LINE_TILES / kUnpackWarps; /* of a warp */
+static constexpr uint32_t kIdWarps = 4, kIdThreads = kIdWarps * TRF_LANES;
+static constexpr uint32_t kIdTiles = TRF_LANES / TRF_OCTETS; /* of a warp */
+static constexpr uint32_t kNanHalves = 0x7FC07FC0u;
+static_assert(kUnpackTilesEach * kUnpackWarps == TRF_PACKED_LINE_TILES, "warps share a line's tiles");
+static_assert(TRF_PACKED_LINE_TILES % kIdTiles == 0, "a warp's tiles are of one line");
+
+struct trf_unpack_args {
+    trf_packed_view view;
+    trf_dense_rows dense;           /* what is written */
+    uint64_t first_line, num_lines; /* of the bands that the rows are in */
+};
+
+struct trf_unpack_ids_args {
+    trf_packed_view view;
+    const void *ids;
+    uint32_t id_bytes, count;
+    trf_dense_rows dense; /* row i is that of id i */
+};
+
+static inline trf_dense_rows trf_dense_target(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows,
+                                              const trf_unpack_target *target) {
+    return trf_dense_rows_of(target->weights, target->stride, first_row, num_rows, view->cols, target->weight_bytes);
+}
+
+/* num_rows: 1 or more. */
+static inline trf_unpack_args trf_unpack_args_of(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows,
+                                                 const trf_unpack_target *target) {
+    const uint64_t band = first_row / TRF_PACKED_TILE_ROWS;
+    const uint64_t end = (first_row + num_rows - 1) / TRF_PACKED_TILE_ROWS + 1;
+    return {*view, trf_dense_target(view, first_row, num_rows, target), band * view->lines_per_band,
+            (end - band) * view->lines_per_band};
+}
+
+static inline trf_unpack_ids_args trf_unpack_ids_args_of(const trf_packed_view *view, const trf_packed_lookup *lookup,
+                                                         const trf_unpack_target *target) {
+    return {*view, lookup->ids, lookup->id_bytes, lookup->count, trf_dense_target(view, 0, lookup->count, target)};
+}
+
+/* An exception line as a warp holds it: each lane a word. */
+struct trf_warp_line {
+    uint32_t word, records, stored;
+    uint64_t first_stored;
+};
+
+static __device__ __forceinline__ trf_warp_line trf_warp_line_of(const trf_packed_view &view, uint32_t band,
+                                                                 uint32_t tile, uint32_t lane) {
+    trf_warp_line line;
+    line.word = trf_packed_line_of(&view, band, tile)[lane];
+    line.records = min(__shfl_sync(kAllLanes, line.word, TRF_PACKED_COUNT_WORD), (uint32_t)TRF_PACKED_MAX_RECORDS);
+    line.stored = __shfl_sync(kAllLanes, line.word, TRF_PACKED_STORED_WORD);
+    line.first_stored = __shfl_sync(kAllLanes, line.word, TRF_PACKED_FIRST_STORED_WORD);
+    return line;
+}
+
+/* A lane of a packed slab as it lies there. */
+struct trf_slab_words {
+    trf_words4 raw;
+    trf_words2 index;
+};
+
+/* from: the packed slab's first byte. */
+static __device__ __forceinline__ trf_slab_words trf_load_slab_words(const uint8_t *from, uint32_t lane) {
+    trf_slab_words words;
+    words.raw = *(const trf_words4 *)(from + trf_slab_raw_at(0, lane));
+    words.index = *(const trf_words2 *)(from + trf_slab_index_at(0, lane));
+    return words;
+}
+
+/* The same of a stored tile, in registers; zeros if the layer has no such one. tile: of the band. */
+static __device__ __forceinline__ void trf_load_stored_slab(const trf_packed_view &view, const trf_warp_line &line,
+                                                            uint32_t tile, uint32_t slab, uint32_t lane,
+                                                            uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
+    const uint32_t before = line.stored & ((1u << tile % TRF_PACKED_LINE_TILES) - 1);
+    const uint64_t number = line.first_stored + trf_packed_count_bits(before);
+    trf_words4 steps[TRF_PACKED_STEPS] = {};
+    for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++) {
+        if (number < view.num_stored)
+            steps[step] = *(const trf_words4 *)(view.stored + TRF_PACKED_STORED_BYTES * number +
+                                                trf_packed_stored_offset(slab, lane, step));
+        for (uint32_t i = 0; i < 4; i++)
+            a[4 * step + i] = steps[step].word[i];
+    }
+}
+
+/* Lets each lane patch its registers with the line's records that `matches` has a bit for: word by word, one lane's
+ * after the other's. place, scale: as trf_slab_patch takes them. All lanes of the warp call it, with the same
+ * matches. */
+static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], const trf_warp_line &line,
+                                                      uint32_t matches, uint32_t place, bool patches,
+                                                      const trf_halves_scale scale[2]) {
+    for (uint32_t left = matches; left; left &= left - 1) {
+        const uint32_t record = __shfl_sync(kAllLanes, line.word, __ffs((int)left) - 1);
+        if (patches)
+            trf_slab_patch(a, place, record, scale);
+    }
+}
+
+/* A lane of a packed slab in the rows' scale, but for exceptions. tile: of the band. */
+template <bool kZeroing>
+static __device__ __forceinline__ void trf_read_slab(const trf_packed_view &view, const trf_warp_line &line,
+                                                     const trf_slab_words &words, uint32_t tile, uint32_t slab,
+                                                     uint32_t lane, bool is_stored, const trf_halves_scale scale[2],
+                                                     uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
+    if (is_stored)
+        trf_load_stored_slab(view, line, tile, slab, lane, a);
+    else
+        trf_slab_form(a, words.raw, words.index, kZeroing);
+    const bool plain = !is_stored && scale[0].takes_formed && scale[1].takes_formed;
+    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+        if (plain)
+            a[i] = trf_scale_formed(a[i], scale[i % 2], kZeroing);
+    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
+        if (!plain)
+            a[i] = trf_scale_halves(a[i], scale[i % 2]);
+}
+
+/* ---- lines ---- */
+
+/* Unpacks one packed slab to two rows' octets. tile: of the band. */
+template <bool kZeroing>
+static __device__ __forceinline__ void
+trf_unpack_slab(const trf_unpack_args &args, const trf_warp_line &line, const trf_slab_words &words, uint32_t tile,
+                uint32_t slab, uint32_t lane, const trf_halves_scale scale[2], trf_words4 octets[2]) {
+    const uint32_t place = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
+    const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
+    const bool match = lane < line.records && (line.word ^ place) >> 25 == 0;
+    const uint32_t matches = __ballot_sync(kAllLanes, match);
+    uint32_t a[TRF_PACKED_SLAB_REGISTERS];
+    trf_read_slab<kZeroing>(args.view, line, words, tile, slab, lane, is_stored, scale, a);
+    trf_warp_patch(a, line, matches, place, !is_stored, scale);
+    trf_slab_to_rows(a, octets);
+    trf_quartet_transpose(octets[0].word, lane);
+    trf_quartet_transpose(octets[1].word, lane);
+}
+
+/* Of each packed slab both tiles are on their way before the first is unpacked. */
+template <bool kZeroing>
+static __device__ __forceinline__ void trf_unpack_tiles(const trf_unpack_args &args, uint32_t band, uint32_t tile,
+                                                        uint32_t lane) {
+    const trf_packed_view &view = args.view;
+    const uint32_t tiles = min(view.tiles_per_band - tile, kUnpackTilesEach);
+    const uint32_t col = TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4);
+    const bool whole = trf_dense_is_whole(&args.dense, TRF_PACKED_TILE_ROWS * band, TRF_PACKED_TILE_ROWS,
+                                          TRF_PACKED_TILE_COLS * tile, TRF_PACKED_TILE_COLS * kUnpackTilesEach);
+    const trf_warp_line line = trf_warp_line_of(view, band, tile, lane);
+    const uint8_t *from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile);
+    uint32_t row = TRF_PACKED_TILE_ROWS * band + lane / 4;
+    uint16_t *to = (uint16_t *)args.dense.at +
+                   (int64_t)((int64_t)row - args.dense.first_row) * (int64_t)args.dense.stride + col; /* if whole */
+#pragma unroll 1
+    for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
+        trf_slab_words words[kUnpackTilesEach] = {};
+        trf_halves_scale scale[2];
+#pragma unroll
+        for (uint32_t t = 0; t < kUnpackTilesEach; t++)
+            if (t < tiles)
+                words[t] = trf_load_slab_words(from + TRF_PACKED_TILE_BYTES * t, lane);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            scale[i] = trf_halves_scale_of(trf_packed_row_exponent(&view, row + 8 * i));
+#pragma unroll
+        for (uint32_t t = 0; t < kUnpackTilesEach; t++) {
+            trf_words4 octets[2];
+            if (t >= tiles)
+                continue;
+            trf_unpack_slab<kZeroing>(args, line, words[t], tile + t, slab, lane, scale, octets);
+            if (whole) {
+                *(trf_words4 *)(to + TRF_PACKED_TILE_COLS * t) = octets[0];
+                *(trf_words4 *)(to + TRF_PACKED_TILE_COLS * t + 8 * args.dense.stride) = octets[1];
+            } else {
+                trf_store_octet(&args.dense, row, col + TRF_PACKED_TILE_COLS * t, octets[0]);
+                trf_store_octet(&args.dense, row + 8, col + TRF_PACKED_TILE_COLS * t, octets[1]);
+            }
+        }
+        row += TRF_PACKED_SLAB_ROWS;
+        to += TRF_PACKED_SLAB_ROWS * args.dense.stride;
+        from += TRF_PACKED_SLAB_BYTES;
+    }
+}
+
+template <bool kZeroing> static __device__ __forceinline__ void trf_unpack_lines(const trf_unpack_args &args) {
+    const trf_packed_view &view = args.view;
+    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    for (uint64_t i = blockIdx.x; i < args.num_lines; i += gridDim.x) {
+        const uint64_t number = args.first_line + i;
+        const uint32_t band = (uint32_t)(number / view.lines_per_band);
+        const uint32_t tile =
+            (uint32_t)(number % view.lines_per_band) * TRF_PACKED_LINE_TILES + kUnpackTilesEach * warp;
+        if (tile < view.tiles_per_band)
+            trf_unpack_tiles<kZeroing>(args, band, tile, lane);
+    }
+}
+
+/* ---- single rows ---- */
+
+/* A warp's part of a row that the layer has. tile: the lane's; it may be behind the band's last one. target: the row
+ * to be written. */
+template <bool kZeroing>
+static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_ids_args &args, uint32_t row, uint32_t tile,
+                                                           uint32_t lane, uint32_t target) {
+    const trf_packed_view &view = args.view;
+    const uint32_t band = row / TRF_PACKED_TILE_ROWS, slab = row / TRF_PACKED_SLAB_ROWS % TRF_PACKED_SLABS;
+    const uint32_t first_tile = __shfl_sync(kAllLanes, tile, 0), slab_lane = row % 8 * 4 + lane % 4;
+    const trf_warp_line line = trf_warp_line_of(view, band, first_tile, lane);
+    const bool is_there = tile < view.tiles_per_band;
+    const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
+    const uint32_t first_place = trf_packed_record(first_tile, slab, 0, 0, 0, 0, 0);
+    const uint32_t matches = __ballot_sync(kAllLanes, lane < line.records && (line.word ^ first_place) >> 30 == 0 &&
+                                                          trf_packed_record_slab(line.word) == slab);
+    const trf_halves_scale own = trf_halves_scale_of(trf_packed_row_exponent(&view, row)), scale[2] = {own, own};
+    uint32_t a[TRF_PACKED_SLAB_REGISTERS] = {};
+    if (is_there) {
+        const uint8_t *const from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile) +
+                                    TRF_PACKED_SLAB_BYTES * slab;
+        trf_read_slab<kZeroing>(view, line, trf_load_slab_words(from, slab_lane), tile, slab, slab_lane, is_stored,
+                                scale, a);
+    }
+    trf_warp_patch(a, line, matches, trf_packed_record(tile, slab, 0, slab_lane, 0, 0, 0), !is_stored, scale);
+    trf_words4 rows[2];
+    trf_slab_to_rows(a, rows);
+    trf_words4 octet = row / 8 % 2 ? rows[1] : rows[0];
+    trf_quartet_transpose(octet.word, lane);
+    trf_store_octet(&args.dense, target, TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4), octet);
+}
+
+template <bool kZeroing> static __device__ __forceinline__ void trf_unpack_ids(const trf_unpack_ids_args &args) {
+    const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
+    const uint32_t warps_per_row = (args.view.tiles_per_band + kIdTiles - 1) / kIdTiles;
+    const uint64_t work = (uint64_t)args.count * warps_per_row;
+    const trf_words4 nans = {{kNanHalves, kNanHalves, kNanHalves, kNanHalves}};
+    for (uint64_t w = (uint64_t)blockIdx.x * kIdWarps + warp; w < work; w += (uint64_t)gridDim.x * kIdWarps) {
+        const uint32_t index = (uint32_t)(w / warps_per_row);
+        const uint32_t tile = (uint32_t)(w % warps_per_row) * kIdTiles + lane / TRF_OCTETS;
+        const int64_t id = trf_row_id(args.ids, args.id_bytes, index);
+        if (id >= 0 && id < args.view.rows)
+            trf_unpack_row_part<kZeroing>(args, (uint32_t)id, tile, lane, index);
+        else
+            trf_store_octet(&args.dense, index, TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % TRF_OCTETS),
+                            nans);
+    }
+}
+
+#endif

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trf_packed_layer.h"
+
+#include <string.h>
+
+trf_status trf_packed_size_most(const trf_blob_view *view, const trf_shard_range *shard, trf_packed_head *head,
+                                trf_error *err) {
+    const int has_row_offsets = view->row_offsets != NULL;
+    memset(head, 0, sizeof *head);
+    if (view->header.codec != TRF_CODEC_BF16)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
+                        "the layout 'packed' does not take the codec %s yet, but bf16",
+                        trf_codec_name((trf_codec)view->header.codec));
+    trf_status status = trf_size_packed(shard->rows, shard->cols, has_row_offsets, 0, head, err);
+    if (status == TRF_OK) {
+        const uint64_t most = trf_packed_most_stored(head);
+        status = trf_size_packed(shard->rows, shard->cols, has_row_offsets, most < UINT32_MAX ? most : UINT32_MAX, head,
+                                 err);
+    }
+    return status == TRF_OK ? TRF_OK : trf_packed_fail(status, err);
+}
+
+trf_status trf_packed_measure(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                              trf_error *err) {
+    trf_packed_head head;
+    trf_status status = trf_packed_size_most(view, shard, &head, err);
+    if (status == TRF_OK)
+        *size = (trf_layer_size){.blob_bytes = head.common.buffer_bytes};
+    return status;
+}
+
+void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer) {
+    layer->shard = (trf_shard_range){.rows = layer->info.rows, .cols = layer->info.cols};
+    layer->view = (trf_device_view){.blob = buffer,
+                                    .blob_bytes = head->common.buffer_bytes,
+                                    .rows = layer->info.rows,
+                                    .cols = layer->info.cols,
+                                    .codec = layer->info.codec,
+                                    .source_dtype = layer->info.dtype};
+    layer->packed = trf_packed_view_of(head, buffer);
+    layer->memory_bytes = head->common.buffer_bytes;
+}
+
+trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
+    const trf_context *context = made->context;
+    trf_packed_head head;
+    if (buffer_bytes < sizeof head)
+        return trf_fail(err, TRF_ERR_TRUNCATED, buffer_bytes, "a buffer of %llu bytes, which has no room for its head",
+                        (unsigned long long)buffer_bytes);
+    trf_status status = context->ops->download(context, &head, buffer, sizeof head, err);
+    if (status == TRF_OK)
+        status = trf_check_packed_head(&head, buffer_bytes, err);
+    if (status == TRF_OK)
+        status = trf_packed_head_get_info(&head, &made->info, err);
+    if (status == TRF_OK)
+        trf_packed_set_buffer(made, &head, buffer);
+    return status;
+}
+
+trf_status trf_packed_fail(trf_status status, trf_error *err) {
+    if (err)
+        err->offset = TRF_NO_OFFSET;
+    return status == TRF_ERR_UNSUPPORTED ? trf_prefix_error(err, status, "the layer cannot be packed") : status;
+}
+
+trf_status trf_packed_take_path(trf_plan *plan, trf_path path, trf_error *err) {
+    if (path != TRF_PATH_AUTO && path != TRF_PATH_PACKED)
+        return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a packed layer has no %s path", trf_path_name(path));
+    plan->path = TRF_PATH_PACKED;
+    plan->reason = "the layer is packed";
+    return TRF_OK;
+}

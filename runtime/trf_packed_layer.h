@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What packed layers have in common on every kind of device: a buffer as docs/packed.md has it, and no directory. */
+#ifndef TRF_PACKED_LAYER_H
+#define TRF_PACKED_LAYER_H
+
+#include "trf_context.h"
+#include "trf_device_layer.h"
+#include "trf_packed_head.h"
+#include "trf_plan.h"
+
+/* Sizes of the largest packed layer that a shard may become. Errors: TRF_ERR_UNSUPPORTED (codec, shape). */
+trf_status trf_packed_size_most(const struct trf_blob_view *view, const trf_shard_range *shard, trf_packed_head *head,
+                                trf_error *err);
+
+/* As trf_layout_ops has them. How much a layer takes is known once its weights are: what is measured is the most that a
+ * layer of its shape may, as trf_packed_pays has it, and what it took is its memory_bytes. Adopting looks at the head
+ * alone. */
+trf_status trf_packed_measure(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                              trf_error *err);
+trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err);
+
+/* Sets what a layer has of its buffer, once info is set: all of its matrix. head: checked. */
+void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer);
+
+/* Completes the reason for which a layer is not packed. The offsets of what packs count from the dense weights, which
+ * nobody has: they are dropped. @return status. */
+trf_status trf_packed_fail(trf_status status, trf_error *err);
+
+/* Sets a plan's path and reason. Errors: TRF_ERR_UNSUPPORTED (another path was asked for). */
+trf_status trf_packed_take_path(trf_plan *plan, trf_path path, trf_error *err);
+
+#endif

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed layers on the CPU: tiles are decoded to dense weights when a layer is loaded, which are packed and not kept.
+ */
+#include "trf_device_cpu.h"
+#include "trf_device_value.h"
+#include "trf_layer_feed.h"
+#include "trf_load_dense_cpu.h"
+#include "trf_pack.h"
+#include "trf_packed_layer.h"
+#include "trf_packed_validate.h"
+#include "trf_row_reader.h"
+#include "trf_threads.h"
+#include "trf_unpack.h"
+
+#include <stdlib.h>
+
+/* ---- loading ---- */
+
+/* Finds out how the weights are packed. The coded layer's row offsets are taken out, since its rows may have very
+ * different scales; where a weight is none of BF16 then, they stay in. */
+static trf_status choose_packing(trf_pack_source *source, trf_packed_head *head, trf_error *err) {
+    trf_status status = trf_pack_head(source, trf_pack_window(source), head, err);
+    if (status == TRF_ERR_UNSUPPORTED && source->row_offsets) {
+        source->row_offsets = NULL;
+        status = trf_pack_head(source, trf_pack_window(source), head, err);
+    }
+    return status;
+}
+
+/* Packs to the caller's memory, or, if at is NULL, to made->memory. */
+static trf_status pack_weights(trf_device_layer *made, const trf_layer_feed *feed, const uint16_t *weights, uint8_t *at,
+                               trf_error *err) {
+    const trf_shard_range *shard = &feed->shard;
+    trf_packed_head head;
+    trf_pack_source source = {.weights = weights,
+                              .stride = shard->cols,
+                              .rows = shard->rows,
+                              .cols = shard->cols,
+                              .row_offsets = feed->view->row_offsets ? feed->view->row_offsets + shard->row : NULL};
+    trf_status status = choose_packing(&source, &head, err);
+    if (status != TRF_OK)
+        return trf_packed_fail(status, err);
+    if (!at) {
+        status = trf_cpu_allocate(made->context, head.common.buffer_bytes, &made->memory, err);
+        if (status != TRF_OK)
+            return status;
+        at = made->memory;
+    }
+    trf_packed_head_set_source(&head, &feed->view->header, &made->info);
+    status = trf_pack(&source, &head, at, err);
+    if (status != TRF_OK) {
+        free(made->memory);
+        return trf_packed_fail(status, err);
+    }
+    trf_packed_set_buffer(made, &head, at);
+    return TRF_OK;
+}
+
+trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
+                                     trf_error *err) {
+    void *weights;
+    trf_status status =
+        trf_cpu_allocate(made->context, sizeof(uint16_t) * feed->shard.rows * feed->shard.cols, &weights, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_cpu_load_dense(feed, weights, err);
+    if (status == TRF_OK)
+        status = pack_weights(made, feed, weights, memory->blob, err);
+    free(weights);
+    return status;
+}
+
+/* All of the buffer is looked at: what is behind the head decides what is read, and here it costs little. */
+trf_status trf_cpu_adopt_packed_layer(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes,
+                                      trf_error *err) {
+    trf_packed_view view;
+    trf_status status = trf_packed_adopt(made, buffer, buffer_bytes, err);
+    return status == TRF_OK ? trf_validate_packed(buffer, buffer_bytes, &view, err) : status;
+}
+
+void trf_cpu_destroy_packed_layer(trf_device_layer *layer) { free(layer->memory); }
+
+/* What is loaded or adopted has been checked. */
+trf_status trf_cpu_check_packed_layer(const trf_device_layer *layer, trf_error *err) {
+    (void)layer, (void)err;
+    return TRF_OK;
+}
+
+/* ---- decoding ---- */
+
+/* Rows that are decoded: all of them, or those of a request. */
+typedef struct trf_packed_rows {
+    const trf_device_layer *layer;
+    const trf_row_request *request; /* or NULL */
+    trf_decode_as as;
+    uint64_t count;
+    uint8_t *to;
+    uint16_t *rows; /* for each worker one of elements; NULL: those are what is written */
+} trf_packed_rows;
+
+enum {
+    ROWS_AT_A_TIME = TRF_PACKED_TILE_ROWS
+};
+
+/* Writes row `id` of the layer as number `index`; elements: room for them, or NULL. */
+static void put_row(const trf_packed_rows *work, int64_t id, uint64_t index, uint16_t *elements) {
+    const trf_device_view *view = &work->layer->view;
+    const uint32_t value_bytes = trf_device_value_bytes(view, work->as);
+    uint8_t *const to = work->to + index * view->cols * value_bytes;
+    const int is_there = id >= 0 && id < view->rows;
+    const uint32_t row = is_there ? (uint32_t)id : 0, missing = trf_device_corrupt_value(view, work->as);
+    if (is_there)
+        trf_unpack_row(&work->layer->packed, row, elements ? elements : (uint16_t *)to);
+    for (uint32_t col = 0; (elements || !is_there) && col < view->cols; col++)
+        trf_device_value_store(to, value_bytes, col,
+                               is_there ? trf_device_value(view, work->as, elements[col], row, col) : missing);
+}
+
+/* A trf_parallel_fn; index: of so many rows. */
+static trf_status put_rows(void *context, uint64_t index, int worker, trf_error *err) {
+    const trf_packed_rows *work = context;
+    uint16_t *const elements = work->rows ? work->rows + (size_t)worker * work->layer->view.cols : NULL;
+    const uint64_t first = index * ROWS_AT_A_TIME, end = first + ROWS_AT_A_TIME;
+    (void)err;
+    for (uint64_t i = first; i < end && i < work->count; i++) {
+        const trf_row_request *request = work->request;
+        put_row(work, request ? trf_row_id(request->row_ids, request->id_bytes, i) : (int64_t)i, i, elements);
+    }
+    return TRF_OK;
+}
+
+static trf_status decode_rows(trf_packed_rows *work, trf_error *err) {
+    const trf_device_view *view = &work->layer->view;
+    const uint64_t parts = (work->count + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME;
+    const int most = trf_thread_count(work->layer->context->threads),
+              workers = (uint64_t)most < parts ? most : (int)parts;
+    if (trf_device_value_bytes(view, work->as) != sizeof *work->rows) {
+        const size_t bytes = sizeof *work->rows * (size_t)workers * view->cols;
+        work->rows = malloc(bytes);
+        if (!work->rows)
+            return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate rows for %d workers", workers);
+    }
+    trf_status status = trf_parallel_for(workers, parts, put_rows, work, err);
+    free(work->rows);
+    return status;
+}
+
+trf_status trf_cpu_decode_packed(const trf_device_layer *layer, trf_decode_as as, void *weights, trf_stream stream,
+                                 trf_error *err) {
+    trf_packed_rows work = {.layer = layer, .as = as, .count = layer->view.rows, .to = weights};
+    (void)stream;
+    return decode_rows(&work, err);
+}
+
+trf_status trf_cpu_decode_packed_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
+                                      trf_error *err) {
+    trf_packed_rows work = {
+        .layer = layer, .request = request, .as = request->as, .count = request->count, .to = request->rows};
+    (void)stream;
+    return decode_rows(&work, err);
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Dense layers with all that packing meets, for tests of what packs on a device; and dense rows at any alignment. */
+#ifndef PACKED_FILLS_H
+#define PACKED_FILLS_H
+
+#include "packed_layer.h"
+#include "test_weights.h"
+
+typedef enum packed_fill {
+    PACKED_FILL_NORMAL,
+    PACKED_FILL_OUTLIERS,    /* normal, and one weight in 4,000 is special: Inf, NaN, denormal, large, tiny, zero */
+    PACKED_FILL_PATTERNS,    /* of the window, and all bit patterns in turn among them, one weight in 3,500 */
+    PACKED_FILL_STORED,      /* of the window, and one tile in 20 has random bits, from the 20th on */
+    PACKED_FILL_ZEROS,       /* normal, half of them zeros of either sign: zeroing */
+    PACKED_FILL_ZEROS_TAILS, /* likewise with a tenth of zeros, outliers and stored tiles */
+    PACKED_FILL_ROWS,        /* normal, but rows are of very different size; row offsets say so */
+    PACKED_FILL_ROWS_TAILS,  /* likewise, with zeros, outliers and stored tiles */
+    PACKED_FILLS
+} packed_fill;
+
+/* Makes a layer of weights that reference and device both pack. window: the one for it. */
+packed_layer packed_layer_filled(test_rng *rng, uint32_t rows, uint32_t cols, packed_fill fill,
+                                 trf_packed_window *window);
+
+/* Rows in memory of exactly their size. */
+typedef struct packed_dense {
+    void *memory;
+    void *at;        /* of the first row: `shift` weights behind memory's begin, which is 64-byte aligned */
+    uint64_t stride; /* in weights */
+    size_t shift, bytes;
+    uint32_t rows, cols, weight_bytes;
+} packed_dense;
+
+/* All bytes are 0xC3. shift: weights; more: weights between a row's end and the next one. */
+packed_dense packed_dense_make(uint32_t rows, uint32_t cols, uint32_t weight_bytes, size_t shift, size_t more);
+packed_dense packed_dense_copy(const uint16_t *weights, uint32_t rows, uint32_t cols, size_t shift, size_t more);
+void packed_dense_free(packed_dense *dense);
+
+/* Whether a row's weights are these, as BF16 or F32; NULL: NaNs all of them. */
+int packed_dense_row_is(const packed_dense *dense, uint32_t row, const uint16_t *weights);
+
+/* Whether what lies before, between and behind the rows is still 0xC3. */
+int packed_dense_is_whole(const packed_dense *dense);
+
+#endif

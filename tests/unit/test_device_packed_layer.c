@@ -1,0 +1,605 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed layers: against coded ones of the same blobs and shards, in weights, rows and products; in whose memory, and
+ * made again of that memory; and what is refused. On the CPU; tests/gpu/ builds this file for a GPU, too, with its
+ * ordinal as TRF_TEST_DEVICE, which skips it as long as it has no packed layers. */
+#include "common/any_device.h"
+#include "common/checkpoint_fixture.h"
+#include "common/device_layers.h"
+#include "common/expect.h"
+#include "common/guarded_memory.h"
+#include "common/packed_layer.h"
+#include "common/run_suite.h"
+#include "common/test_calls.h"
+#include "common/test_weights.h"
+#include "transfuse/experts.h"
+#include "transfuse/stacks.h"
+#include "transfuse/tuning.h"
+#include "trf_convert.h"
+#include "trf_device_layer.h"
+#include "trf_packed_head.h"
+#include "trf_unpack.h"
+
+#include <check.h>
+#include <stdio.h>
+
+enum {
+    ROWS = 600, /* three rows of tiles, of which the last has 88 rows */
+    COLS = 430,
+    ON_CPU = TRF_TEST_DEVICE == TRF_DEVICE_CPU,
+    MISALIGNED = ON_CPU ? 8 : 128 /* bytes, half of what is asked for */
+};
+
+static trf_error err;
+static trf_context *device;
+static trf_checkpoint *checkpoint, *f32_checkpoint;
+
+/* ---- layers in memory ---- */
+
+typedef enum weight_kind {
+    NORMAL,
+    ZEROS,       /* half of them */
+    OUTLIERS,    /* NaNs with payloads, Inf, denormals, zeros and large ones, of each a few */
+    SCALED_ROWS, /* of very different size: the encoder takes row offsets */
+    SCALED_COLS, /* likewise of columns, within what a window takes */
+    EXACT,       /* small multiples of a power of two, so that sums are exact in any order */
+    WILD,        /* two windows' worth of exponents: cannot be packed */
+    KINDS
+} weight_kind;
+
+static uint16_t *make_weights(weight_kind kind, uint32_t rows, uint32_t cols) {
+    static const uint16_t kOdd[] = {0x7F80, 0xFF80, 0x7FC1, 0xFF95, 0x0000, 0x8000, 0x0013, 0x4480};
+    test_rng rng = {7 + (uint64_t)kind};
+    uint16_t *weights = malloc(2ull * rows * cols);
+    test_fill_normal(&rng, weights, TRF_DTYPE_BF16, (size_t)rows * cols, 0.02);
+    for (size_t i = 0; i < (size_t)rows * cols; i++) {
+        const uint32_t row = (uint32_t)(i / cols), col = (uint32_t)(i % cols);
+        if (kind == ZEROS && test_below(&rng, 2))
+            weights[i] &= 0x8000;
+        if (kind == OUTLIERS && test_below(&rng, 3000) == 0)
+            weights[i] = kOdd[test_below(&rng, 8)];
+        if (kind == SCALED_ROWS && (weights[i] & 0x7FFF) != 0)
+            weights[i] = (uint16_t)(weights[i] + (((row * 5 % 7) * 6) << 7));
+        if (kind == SCALED_COLS && (weights[i] & 0x7FFF) != 0)
+            weights[i] = (uint16_t)(weights[i] + ((col / 8 % 3) << 7));
+        if (kind == EXACT)
+            weights[i] = (uint16_t)((test_random(&rng) & 0x8040) | (0x3C80 + (test_below(&rng, 3) << 7)));
+        if (kind == WILD)
+            weights[i] =
+                (uint16_t)((test_random(&rng) & 0x807F) | (60 + 140 * test_below(&rng, 2) + test_below(&rng, 2)) << 7);
+    }
+    return weights;
+}
+
+typedef struct made_blob {
+    void *at;
+    uint64_t bytes;
+} made_blob;
+
+static made_blob encode(weight_kind kind, uint32_t rows, uint32_t cols, trf_favor favor) {
+    uint16_t *weights = make_weights(kind, rows, cols);
+    const trf_matrix matrix = test_matrix(weights, TRF_DTYPE_BF16, rows, cols);
+    trf_encode_options options;
+    made_blob blob;
+    trf_encode_options_init(&options);
+    options.favor = favor;
+    fixture_check_status(trf_encode_layer(&matrix, &options, &blob.at, &blob.bytes, NULL, &err), TRF_OK, &err);
+    free(weights);
+    return blob;
+}
+
+static trf_device_layer *make(const made_blob *blob, trf_layout layout, const trf_load_options *shard) {
+    trf_load_options options;
+    trf_device_layer *layer = NULL;
+    trf_load_options_init(&options);
+    if (shard)
+        options = *shard;
+    options.layout = layout;
+    fixture_check_status(trf_device_layer_create(device, blob->at, blob->bytes, &options, &layer, &err), TRF_OK, &err);
+    return layer;
+}
+
+/* Both layouts of the same shard have the same meaning and weights. */
+static void check_against_coded(const trf_device_layer *packed, const trf_device_layer *coded, uint64_t measured) {
+    const trf_device_layer_info info = test_device_layer_info(packed);
+    const trf_layer_info due = test_layer_info(coded);
+    ck_assert_int_eq(info.layout, TRF_LAYOUT_PACKED);
+    ck_assert_mem_eq(&info.layer, &due, sizeof due);
+    ck_assert(info.memory_bytes > 256 && info.memory_bytes <= measured);
+    for (trf_decode_as as = TRF_DECODE_SOURCE; as <= TRF_DECODE_F16; as++)
+        device_check_weights(coded, packed, as);
+    fixture_check_status(trf_device_layer_check(packed, &err), TRF_OK, &err);
+}
+
+static uint64_t measure(const made_blob *blob, const trf_load_options *shard) {
+    trf_load_options options;
+    trf_layer_size size;
+    trf_load_options_init(&options);
+    if (shard)
+        options = *shard;
+    options.layout = TRF_LAYOUT_PACKED;
+    fixture_check_status(trf_device_layer_get_size(device, blob->at, blob->bytes, &options, &size, &err), TRF_OK, &err);
+    ck_assert_uint_eq(size.directory_bytes, 0);
+    return size.blob_bytes;
+}
+
+static const uint32_t kShapes[][2] = {{1, 1}, {64, 32}, {65, 33}, {333, 77}, {16, 1100}, {257, 513}, {600, 520}};
+enum {
+    SHAPES = sizeof kShapes / sizeof kShapes[0]
+};
+
+START_TEST(the_weights_of_the_coded_layer) {
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++) {
+            const made_blob blob = encode((weight_kind)_i, kShapes[shape][0], kShapes[shape][1], favor);
+            trf_device_layer *coded = make(&blob, TRF_LAYOUT_CODED, NULL);
+            trf_device_layer *packed = make(&blob, TRF_LAYOUT_PACKED, NULL);
+            check_against_coded(packed, coded, measure(&blob, NULL));
+            trf_device_layer_destroy(packed);
+            trf_device_layer_destroy(coded);
+            trf_free(blob.at);
+        }
+}
+END_TEST
+
+/* The blob's row offsets are taken out, of a shard those of its rows: else their rows would be exceptions. */
+START_TEST(rows_of_different_size) {
+    static const uint32_t shards[][4] = {{0, 0, 0, 0}, {48, 400, 16, 320}, {272, 0, 0, 0}};
+    const made_blob blob = encode(SCALED_ROWS, ROWS, 520, (trf_favor)_i);
+    for (int s = 0; s < 3; s++) {
+        const trf_load_options shard = test_shard(shards[s]);
+        trf_device_layer *packed = make(&blob, TRF_LAYOUT_PACKED, &shard);
+        trf_device_layer *coded = make(&blob, TRF_LAYOUT_CODED, &shard), *plain = make(&blob, TRF_LAYOUT_PLAIN, &shard);
+        ck_assert(test_layer_info(packed).predictor_modes & TRF_PREDICT_ROW);
+        ck_assert_ptr_nonnull(packed->packed.row_offsets);
+        ck_assert_uint_eq(packed->packed.num_stored, 0);
+        check_against_coded(packed, coded, measure(&blob, &shard));
+        for (trf_decode_as as = TRF_DECODE_SOURCE; as <= TRF_DECODE_BF16; as++)
+            device_check_weights(plain, packed, as);
+        trf_device_layer_destroy(packed);
+        trf_device_layer_destroy(coded);
+        trf_device_layer_destroy(plain);
+    }
+    trf_free(blob.at);
+}
+END_TEST
+
+/* ---- products ---- */
+
+/* Sums are those of the reference. */
+START_TEST(the_sums_of_the_reference) {
+    static const weight_kind kinds[] = {NORMAL, ZEROS, OUTLIERS, SCALED_ROWS};
+    static const uint32_t batches[] = {1, 2, 7, 33};
+    for (int b = 0; b < 4; b++)
+        for (int shape = 0; shape < SHAPES; shape++) {
+            const uint32_t m = batches[b], rows = kShapes[shape][0], cols = kShapes[shape][1];
+            const made_blob blob = encode(kinds[_i], rows, cols, TRF_FAVOR_SPEED);
+            trf_device_layer *packed = make(&blob, TRF_LAYOUT_PACKED, NULL);
+            const trf_plan_options options = test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_PACKED);
+            uint16_t *x = device_make_x(m, cols);
+            float *wide = malloc(sizeof *wide * m * cols), *due = malloc(sizeof *due * m * rows);
+            for (size_t i = 0; i < (size_t)m * cols; i++)
+                wide[i] = trf_bf16_to_f32(x[i]);
+            fixture_check_status(trf_multiply_packed(&packed->packed, wide, m, due, &err), TRF_OK, &err);
+            uint8_t *found = device_multiply(packed, &options, x);
+            EXPECT(memcmp(found, due, sizeof *due * m * rows) == 0);
+            free(found);
+            free(due);
+            free(wide);
+            free(x);
+            trf_device_layer_destroy(packed);
+            trf_free(blob.at);
+        }
+}
+END_TEST
+
+/* Whatever goes with a product: sums that are exact are the coded layer's, and so is all that is made of them. */
+START_TEST(all_that_products_have) {
+    const uint32_t rows = kShapes[_i][0], cols = kShapes[_i][1];
+    const made_blob blob = encode(EXACT, rows, cols, TRF_FAVOR_SPEED);
+    trf_device_layer *packed = make(&blob, TRF_LAYOUT_PACKED, NULL), *coded = make(&blob, TRF_LAYOUT_CODED, NULL);
+    for (uint32_t variant = 0; variant < 96; variant++) {
+        const uint32_t m = (const uint32_t[]){1, 3, 40}[variant / 4 % 3];
+        trf_plan_options options = test_plan_options(
+            m, TRF_DTYPE_BF16, (const trf_dtype[]){TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16}[variant % 3],
+            TRF_PATH_AUTO);
+        uint16_t *x = malloc(2ull * m * cols);
+        for (uint32_t i = 0; i < m * cols; i++)
+            x[i] = (uint16_t)(0x3F00 | (i * 29 % 3) << 7 | (i % 2) << 15);
+        options.activation = (trf_activation)(variant % 4);
+        options.has_bias = variant / 4 % 2;
+        options.has_multiplier = variant / 8 % 2;
+        options.has_residual = variant / 16 % 2;
+        options.y_stride = variant / 32 % 2 ? rows + 5 : 0;
+        options.residual_stride = options.has_residual ? options.y_stride : 0;
+        options.multiplier_stride = options.has_multiplier && variant / 32 % 2 ? rows + 2 : 0;
+        uint8_t *found = device_multiply(packed, &options, x);
+        uint8_t *due = device_multiply(coded, &options, x);
+        const uint64_t stride = options.y_stride ? options.y_stride : rows;
+        EXPECT(memcmp(found, due, ((m - 1) * stride + rows) * trf_dtype_bytes(options.y_dtype)) == 0);
+        free(found);
+        free(due);
+        free(x);
+    }
+    trf_device_layer_destroy(packed);
+    trf_device_layer_destroy(coded);
+    trf_free(blob.at);
+}
+END_TEST
+
+START_TEST(paths) {
+    const made_blob blob = encode(NORMAL, 80, 64, TRF_FAVOR_SPEED);
+    trf_device_layer *layers[] = {make(&blob, TRF_LAYOUT_CODED, NULL), make(&blob, TRF_LAYOUT_PLAIN, NULL),
+                                  make(&blob, TRF_LAYOUT_PACKED, NULL)};
+    trf_plan *plan = NULL;
+    for (trf_path path = TRF_PATH_FUSED; path < TRF_PATH_PACKED; path++) {
+        fixture_check_status(test_make_plan(layers[2], 4, TRF_DTYPE_BF16, TRF_DTYPE_F32, path, &plan, &err),
+                             TRF_ERR_UNSUPPORTED, &err);
+        ck_assert(strstr(err.message, trf_path_name(path)) && strstr(err.message, "packed layer"));
+    }
+    for (int i = 0; i < 2; i++) {
+        fixture_check_status(test_make_plan(layers[i], 4, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_PACKED, &plan, &err),
+                             TRF_ERR_UNSUPPORTED, &err);
+        ck_assert(strstr(err.message, "packed path") && strstr(err.message, i ? "plain" : "coded"));
+    }
+    ck_assert_ptr_null(plan);
+    fixture_check_status(test_make_plan(layers[2], 4, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
+                         TRF_OK, &err);
+    const trf_plan_info info = test_plan_info(plan);
+    ck_assert_int_eq(info.path, TRF_PATH_PACKED);
+    ck_assert_str_eq(info.path_name, "packed");
+    ck_assert_ptr_nonnull(info.reason);
+    trf_plan_destroy(plan);
+    for (int i = 0; i < 3; i++)
+        trf_device_layer_destroy(layers[i]);
+    trf_free(blob.at);
+}
+END_TEST
+
+/* ---- checkpoints and their shards ---- */
+
+static const fixture_tensor kTensors[] = {
+    {"bf16", "BF16", {ROWS, COLS}, 2, 0}, {"odd", "BF16", {333, 77}, 2, 0},         {"f16", "F16", {300, 300}, 2, 0},
+    {"i8", "I8", {300, 300}, 2, 0},       {"experts", "BF16", {2, 300, 300}, 3, 0},
+};
+static const char *const kNames[] = {"bf16", "odd", "experts[1]", "f32"};
+static const trf_row_range kRanges[] = {{256, 256}, {0, 256}, {512, 88}};
+/* first_row, num_rows, first_col, num_cols; 0: to the end. */
+static const uint32_t kShards[][4] = {
+    {0, 0, 0, 0},        {256, 256, 0, 0}, {0, 0, 256, 0}, {16, 32, 0, 0},
+    {48, 416, 272, 144}, {512, 0, 0, 416}, {0, 64, 0, 32},
+};
+enum {
+    NUM_NAMES = sizeof kNames / sizeof kNames[0],
+    NUM_SHARDS = sizeof kShards / sizeof kShards[0],
+    NUM_PARTS = NUM_SHARDS + 1 /* and one of several ranges */
+};
+
+static void begin(void) {
+    static const fixture_tensor f32 = {"f32", "F32", {ROWS, COLS}, 2, 0};
+    static const char *const all[] = {"*", NULL};
+    fixture_begin();
+    fixture_check_status(trf_context_create(TRF_TEST_DEVICE, &device, &err), TRF_OK, &err);
+    checkpoint = fixture_open_compressed(kTensors, sizeof kTensors / sizeof kTensors[0]);
+    const char *source = fixture_path("f32.safetensors"), *made = fixture_path("f32_bf16.safetensors");
+    trf_checkpoint_options options;
+    trf_checkpoint_options_init(&options);
+    options.encode.codec = TRF_CODEC_BF16;
+    options.include = all;
+    fixture_write_safetensors(source, NULL, &f32, 1, 8, 6);
+    fixture_check_status(trf_compress_checkpoint(source, made, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_open(made, &f32_checkpoint, &err), TRF_OK, &err);
+}
+
+static void end(void) {
+    trf_checkpoint_close(checkpoint);
+    trf_checkpoint_close(f32_checkpoint);
+    trf_context_destroy(device);
+    fixture_end();
+}
+
+static int has_part(const char *tensor, int index) {
+    return index == 0 || strcmp(tensor, "bf16") == 0 || strcmp(tensor, "f32") == 0;
+}
+
+static trf_load_options part(int index, trf_layout layout) {
+    trf_load_options options = test_shard(kShards[index % NUM_SHARDS]);
+    options.threads = 2;
+    options.layout = layout;
+    if (index == NUM_SHARDS) {
+        options.row_ranges = kRanges;
+        options.num_row_ranges = 3;
+        options.first_col = 16;
+    }
+    return options;
+}
+
+static trf_checkpoint *checkpoint_of(const char *tensor) {
+    return strcmp(tensor, "f32") == 0 ? f32_checkpoint : checkpoint;
+}
+
+static trf_device_layer *load(const char *tensor, const trf_load_options *options) {
+    trf_device_layer *layer = NULL;
+    fixture_check_status(trf_device_layer_load(device, checkpoint_of(tensor), tensor, options, &layer, &err), TRF_OK,
+                         &err);
+    return layer;
+}
+
+static uint64_t measure_load(const char *tensor, const trf_load_options *options) {
+    trf_layer_size size;
+    fixture_check_status(trf_device_layer_get_load_size(device, checkpoint_of(tensor), tensor, options, &size, &err),
+                         TRF_OK, &err);
+    return size.blob_bytes;
+}
+
+static void check_load(const char *tensor, const trf_load_options *options, trf_status status, const char *message) {
+    trf_device_layer *layer = NULL;
+    fixture_check_status(trf_device_layer_load(device, checkpoint, tensor, options, &layer, &err), status, &err);
+    ck_assert_msg(strstr(err.message, message) != NULL, "%s", err.message);
+    ck_assert_ptr_null(layer);
+}
+
+START_TEST(shards) {
+    for (int p = 0; p < NUM_PARTS; p++) {
+        if (!has_part(kNames[_i], p))
+            continue;
+        const trf_load_options options = part(p, TRF_LAYOUT_PACKED), of_coded = part(p, TRF_LAYOUT_CODED);
+        trf_device_layer *packed = load(kNames[_i], &options), *coded = load(kNames[_i], &of_coded);
+        check_against_coded(packed, coded, measure_load(kNames[_i], &options));
+        trf_device_layer_destroy(packed);
+        trf_device_layer_destroy(coded);
+    }
+}
+END_TEST
+
+/* ---- memory ---- */
+
+static trf_status adopt(const void *buffer, uint64_t bytes, trf_load_options options, trf_device_layer **layer) {
+    options.blob_is_on_device = 1;
+    options.layout = options.layout == TRF_LAYOUT_CODED ? TRF_LAYOUT_PACKED : options.layout;
+    return trf_device_layer_create(device, buffer, bytes, &options, layer, &err);
+}
+
+static void check_same(trf_device_layer *a, trf_device_layer *b) {
+    const trf_device_layer_info of_a = test_device_layer_info(a), of_b = test_device_layer_info(b);
+    uint8_t *first = device_decode(a, TRF_DECODE_SOURCE), *second = device_decode(b, TRF_DECODE_SOURCE);
+    EXPECT(memcmp(&of_a.layer, &of_b.layer, sizeof of_a.layer) == 0);
+    EXPECT(of_a.layout == of_b.layout && of_a.memory_bytes == of_b.memory_bytes);
+    EXPECT(memcmp(first, second, of_a.layer.rows * of_a.layer.cols * trf_dtype_bytes(of_a.layer.dtype)) == 0);
+    free(first);
+    free(second);
+}
+
+/* A layer in the caller's memory, then one of a copy of as much of that memory as it took, as torch moves tensors. */
+START_TEST(in_the_callers_memory) {
+    for (int p = 0; p < NUM_PARTS; p++) {
+        trf_load_options options = part(p, TRF_LAYOUT_PACKED), whole = part(0, TRF_LAYOUT_PACKED);
+        trf_device_layer *again = NULL;
+        trf_layer_size size;
+        if (!has_part(kNames[_i], p))
+            continue;
+        trf_device_layer *own = load(kNames[_i], &options);
+        guarded_memory room = guarded_allocate(device, measure_load(kNames[_i], &options));
+        options.memory = (trf_layer_memory){room.at, room.bytes, NULL, 0};
+        trf_device_layer *placed = load(kNames[_i], &options);
+        EXPECT(placed->view.blob == room.at && !placed->memory);
+        check_same(own, placed);
+        const uint64_t used = test_device_layer_info(placed).memory_bytes;
+        trf_device_layer_destroy(placed);
+        fixture_check_status(adopt(room.at, room.bytes, whole, &again), TRF_OK, &err); /* with room behind it */
+        check_same(own, again);
+        trf_device_layer_destroy(again);
+        uint8_t *bytes = guarded_read(&room);
+        guarded_memory moved = guarded_allocate(device, used);
+        fixture_check_status(trf_device_upload(device, moved.at, bytes, used, &err), TRF_OK, &err);
+        guarded_free(&room);
+        whole.blob_is_on_device = 1;
+        fixture_check_status(trf_device_layer_get_size(device, moved.at, used, &whole, &size, &err), TRF_OK, &err);
+        ck_assert(size.blob_bytes == used && size.directory_bytes == 0);
+        fixture_check_status(adopt(moved.at, used, whole, &again), TRF_OK, &err);
+        EXPECT(again->view.blob == moved.at);
+        check_same(own, again);
+        trf_device_layer_destroy(again);
+        trf_device_layer_destroy(own);
+        uint8_t *still = guarded_read(&moved);
+        EXPECT(memcmp(bytes, still, used) == 0);
+        guarded_free(&moved);
+        free(bytes);
+        free(still);
+    }
+}
+END_TEST
+
+START_TEST(memory_that_does_not_do) {
+    const trf_load_options good = part(_i, TRF_LAYOUT_PACKED);
+    guarded_memory room = guarded_allocate(device, measure_load("bf16", &good));
+    const trf_layer_memory right = {room.at, room.bytes, NULL, 0};
+    trf_layer_memory wrong[] = {right, right, right, right};
+    wrong[0].blob_bytes--;
+    wrong[1].blob_bytes = 0;
+    wrong[2].blob = (uint8_t *)right.blob + MISALIGNED;
+    wrong[3].blob = NULL;
+    for (int i = 0; i < 4; i++) {
+        trf_load_options options = good;
+        options.memory = wrong[i];
+        check_load("bf16", &options, TRF_ERR_ARGUMENT, "compressed.safetensors: tensor 'bf16': ");
+    }
+    guarded_check_untouched(&room);
+    guarded_free(&room);
+}
+END_TEST
+
+/* ---- buffers that are not good ---- */
+
+START_TEST(heads_that_are_not_good) {
+    trf_load_options options = part(0, TRF_LAYOUT_PACKED), whole = options;
+    trf_device_layer *own = load("odd", &options), *layer = NULL;
+    guarded_memory room = guarded_allocate(device, own->view.blob_bytes);
+    fixture_check_status(trf_device_download(device, room.at, own->view.blob, room.bytes, &err), TRF_OK, &err);
+    trf_device_layer_destroy(own);
+    for (uint32_t at = 0; at < sizeof(trf_packed_head); at++) {
+        room.at[at] ^= (uint8_t)(1u << at % 8);
+        const trf_status status = adopt(room.at, room.bytes, whole, &layer);
+        EXPECT(status == (at < 4 ? TRF_ERR_MAGIC : TRF_ERR_CHECKSUM) && !layer);
+        room.at[at] ^= (uint8_t)(1u << at % 8);
+    }
+    fixture_check_status(adopt(room.at, room.bytes - 1, whole, &layer), TRF_ERR_TRUNCATED, &err);
+    fixture_check_status(adopt(room.at, 255, whole, &layer), TRF_ERR_TRUNCATED, &err);
+    fixture_check_status(adopt(room.at + MISALIGNED, room.bytes - MISALIGNED, whole, &layer), TRF_ERR_ARGUMENT, &err);
+    fixture_check_status(adopt(room.at, room.bytes, part(0, TRF_LAYOUT_PLAIN), &layer), TRF_ERR_HEADER, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "'packed'"));
+    whole.num_rows = 16;
+    fixture_check_status(adopt(room.at, room.bytes, whole, &layer), TRF_ERR_UNSUPPORTED, &err);
+    ck_assert_ptr_null(layer);
+    trf_packed_head *head = (trf_packed_head *)room.at;
+    memset(&head->source_header, 0, sizeof head->source_header); /* as trf_pack leaves it: of no blob */
+    trf_packed_head_seal(head);
+    fixture_check_status(adopt(room.at, room.bytes, part(0, TRF_LAYOUT_PACKED), &layer), TRF_ERR_HEADER, &err);
+    ck_assert_ptr_null(layer);
+    guarded_free(&room);
+}
+END_TEST
+
+/* Behind the head, one wrong bit is refused, or nothing is wrong with the buffer but other weights. */
+START_TEST(mutated_buffers) {
+    test_rng rng = {11 + (uint64_t)_i};
+    const made_blob blob = encode(_i ? SCALED_ROWS : OUTLIERS, 333, 300, TRF_FAVOR_SPEED);
+    trf_device_layer *own = make(&blob, TRF_LAYOUT_PACKED, NULL);
+    const uint64_t bytes = own->view.blob_bytes;
+    guarded_memory room = guarded_allocate(device, bytes);
+    memcpy(room.at, own->view.blob, bytes);
+    const trf_packed_head *head = (const trf_packed_head *)room.at;
+    int refused = 0;
+    for (int round = 0; round < test_rounds(400); round++) {
+        const uint64_t most = round % 2 ? head->tiles_offset : bytes;
+        const uint64_t at = sizeof *head + test_random(&rng) % (most - sizeof *head);
+        const uint8_t bit = (uint8_t)(1u << test_below(&rng, 8));
+        trf_device_layer *layer = NULL;
+        room.at[at] ^= bit;
+        const trf_status status = adopt(room.at, bytes, part(0, TRF_LAYOUT_PACKED), &layer);
+        if (status == TRF_OK) {
+            free(device_decode(layer, TRF_DECODE_ELEMENTS));
+            trf_device_layer_destroy(layer);
+        } else {
+            EXPECT(status == TRF_ERR_TILE && err.offset >= sizeof *head && err.offset < bytes && !layer);
+            refused++;
+        }
+        room.at[at] ^= bit;
+    }
+    ck_assert_int_gt(refused, 0);
+    guarded_free(&room);
+    trf_device_layer_destroy(own);
+    trf_free(blob.at);
+}
+END_TEST
+
+/* ---- what is refused ---- */
+
+/* A safetensors file of one tensor that cannot be packed, compressed. */
+static trf_checkpoint *open_wild(void) {
+    static const char header[] = "{\"wild\":{\"dtype\":\"BF16\",\"shape\":[300,300],\"data_offsets\":[0,180000]}}     ";
+    const uint64_t length = (sizeof header - 1) / 8 * 8;
+    const char *source = fixture_path("wild.safetensors"), *made = fixture_path("wild_coded.safetensors");
+    uint16_t *weights = make_weights(WILD, 300, 300);
+    uint8_t *file = malloc(8 + length + 180000);
+    trf_checkpoint *opened;
+    memcpy(file, &length, 8);
+    memcpy(file + 8, header, length);
+    memcpy(file + 8 + length, weights, 180000);
+    fixture_write(source, file, 8 + length + 180000);
+    fixture_check_status(trf_compress_checkpoint(source, made, NULL, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_open(made, &opened, &err), TRF_OK, &err);
+    free(weights);
+    free(file);
+    return opened;
+}
+
+START_TEST(what_cannot_be_packed) {
+    trf_load_options options = part(0, TRF_LAYOUT_PACKED);
+    trf_device_layer *layer = NULL;
+    trf_checkpoint *wild = open_wild();
+    fixture_check_status(trf_device_layer_load(device, wild, "wild", &options, &layer, &err), TRF_ERR_UNSUPPORTED,
+                         &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "wild_coded.safetensors: tensor 'wild': the layer cannot be packed: "));
+    ck_assert_uint_eq(err.offset, TRF_NO_OFFSET);
+    ck_assert_ptr_null(layer);
+    options.layout = TRF_LAYOUT_PLAIN;
+    fixture_check_status(trf_device_layer_load(device, wild, "wild", &options, &layer, &err), TRF_OK, &err);
+    trf_device_layer_destroy(layer);
+    trf_checkpoint_close(wild);
+    const made_blob blob = encode(WILD, 64, 64, TRF_FAVOR_SIZE);
+    options = part(0, TRF_LAYOUT_PACKED);
+    layer = NULL;
+    fixture_check_status(trf_device_layer_create(device, blob.at, blob.bytes, &options, &layer, &err),
+                         TRF_ERR_UNSUPPORTED, &err);
+    ck_assert_ptr_null(layer);
+    trf_free(blob.at);
+}
+END_TEST
+
+START_TEST(what_packed_layers_are_not) {
+    trf_load_options options = part(0, TRF_LAYOUT_PACKED);
+    trf_device_layer *layers[] = {load("experts[0]", &options), load("experts[1]", &options)};
+    trf_experts *experts = NULL;
+    trf_stack *stack;
+    trf_layer_size size = {7, 7};
+    check_load("f16", &options, TRF_ERR_UNSUPPORTED, "tensor 'f16': the layout 'packed' does not take the codec fp16");
+    check_load("i8", &options, TRF_ERR_UNSUPPORTED, "the layout 'packed' does not take the codec int");
+    fixture_check_status(trf_device_layer_get_load_size(device, checkpoint, "i8", &options, &size, &err),
+                         TRF_ERR_UNSUPPORTED, &err);
+    ck_assert(size.blob_bytes == 7 && size.directory_bytes == 7);
+    fixture_check_status(trf_experts_create(layers, 2, &experts, &err), TRF_ERR_UNSUPPORTED, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "layout 'packed'"));
+    fixture_check_status(trf_stack_create(device, &stack, &err), TRF_OK, &err);
+    fixture_check_status(trf_stack_load(stack, checkpoint, "bf16", &options, &err), TRF_ERR_UNSUPPORTED, &err);
+    trf_stack_destroy(stack);
+    trf_device_layer_destroy(layers[0]);
+    trf_device_layer_destroy(layers[1]);
+}
+END_TEST
+
+static int stop(void *context, const char *tensor, uint64_t done, uint64_t total) {
+    (void)context;
+    EXPECT(strcmp(tensor, "bf16") == 0);
+    return done == total;
+}
+
+START_TEST(stopped_loads) {
+    trf_load_options options = part(_i, TRF_LAYOUT_PACKED);
+    options.progress = stop;
+    check_load("bf16", &options, TRF_ERR_CANCELLED, "tensor 'bf16'");
+}
+END_TEST
+
+int main(void) {
+    trf_context *context;
+    if (test_device_missing("gpu.packed_layer") || trf_context_create(TRF_TEST_DEVICE, &context, NULL) != TRF_OK)
+        return 77;
+    const int has_packed = device_has_packed(context);
+    trf_context_destroy(context);
+    if (!has_packed) {
+        printf("skipped gpu.packed_layer: packed layers on a GPU are not ready yet\n");
+        return 77;
+    }
+    Suite *suite = suite_create("device_packed_layer");
+    TCase *tests = tcase_create("device_packed_layer");
+    tcase_add_unchecked_fixture(tests, begin, end);
+    tcase_set_timeout(tests, 240);
+    tcase_add_loop_test(tests, the_weights_of_the_coded_layer, 0, WILD);
+    tcase_add_loop_test(tests, rows_of_different_size, 0, 2);
+    if (ON_CPU) /* which looks into the layer */
+        tcase_add_loop_test(tests, the_sums_of_the_reference, 0, 4);
+    tcase_add_loop_test(tests, all_that_products_have, 0, SHAPES);
+    tcase_add_test(tests, paths);
+    tcase_add_loop_test(tests, shards, 0, NUM_NAMES);
+    tcase_add_loop_test(tests, in_the_callers_memory, 0, NUM_NAMES);
+    tcase_add_loop_test(tests, memory_that_does_not_do, 0, 3);
+    if (ON_CPU) { /* where a buffer can be changed in place, and all of it is looked at */
+        tcase_add_test(tests, heads_that_are_not_good);
+        tcase_add_loop_test(tests, mutated_buffers, 0, 2);
+    }
+    tcase_add_test(tests, what_cannot_be_packed);
+    tcase_add_test(tests, what_packed_layers_are_not);
+    tcase_add_loop_test(tests, stopped_loads, 0, NUM_PARTS);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}

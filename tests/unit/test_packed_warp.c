@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels that pack and unpack, run by emulated blocks (tests/warp) over whole small layers, in any order of
+ * threads: byte for byte what trf_pack and trf_unpack give, and nothing written beside. */
+#include <stdio.h>
+
+#ifndef TRF_HAVE_WARP_WALK
+int main(void) {
+    puts("skipped: device headers are tested on the CPU with a C++ compiler of the C compiler's make only");
+    return 77;
+}
+#else
+#include "common/expect.h"
+#include "common/packed_fills.h"
+#include "common/run_suite.h"
+#include "trf_packed_form.h"
+#include "trf_unpack.h"
+#include "warp/warp_pack.h"
+
+#include <check.h>
+
+static const uint32_t kShapes[][2] = {{65, 1025}, {1, 1},    {130, 2112}, {15, 33}, {64, 32},
+                                      {3, 5000},  {700, 31}, {257, 696},  {64, 8},  {333, 1032}};
+enum {
+    SHAPES = sizeof kShapes / sizeof *kShapes,
+    UNUSED = 0xA5
+};
+
+static warp_grid random_grid(test_rng *rng) {
+    const warp_grid grid = {1 + test_below(rng, 12), (uint32_t)test_random(rng)};
+    return grid;
+}
+
+/* ---- packing ---- */
+
+/* Memory for a layer, all of it UNUSED, but that the row offsets are there. */
+typedef struct target {
+    trf_packed_head head;
+    uint8_t *memory;
+    trf_packed_view view;
+} target;
+
+static target target_make(const packed_layer *layer, trf_packed_window window, uint64_t room) {
+    target to;
+    const int has_offsets = layer->row_offsets != NULL;
+    memset(&to, 0, sizeof to);
+    ck_assert_int_eq(trf_size_packed(layer->rows, layer->cols, has_offsets, room, &to.head, NULL), TRF_OK);
+    to.head.base = (uint8_t)window.base;
+    to.head.flags = window.zeroing ? TRF_PACKED_ZEROING : 0;
+    to.memory = aligned_alloc(TRF_PACKED_ALIGNMENT, to.head.common.buffer_bytes);
+    ck_assert_ptr_nonnull(to.memory);
+    memset(to.memory, UNUSED, to.head.common.buffer_bytes);
+    if (has_offsets) {
+        memset(to.memory + to.head.row_offsets_offset, 0, to.head.padded_rows);
+        memcpy(to.memory + to.head.row_offsets_offset, layer->row_offsets, layer->rows);
+    }
+    to.view = trf_packed_view_of(&to.head, to.memory);
+    return to;
+}
+
+/* Packs ranges of `rows` rows, each from memory of its own; 0: of any number. */
+static trf_pack_state pack_ranges(test_rng *rng, const packed_layer *layer, const target *to, uint32_t rows) {
+    static const size_t kMore[] = {0, 0, 1, 8};
+    trf_pack_state state = {0, 0, 0};
+    for (uint32_t row = 0, count = 0; row < layer->rows; row += count) {
+        const uint32_t left = layer->rows - row, wanted = rows ? rows : 64 * (1 + test_below(rng, 5));
+        count = wanted < left ? wanted : left;
+        packed_dense dense = packed_dense_copy(layer->weights + (size_t)row * layer->cols, count, layer->cols,
+                                               test_below(rng, 3) * 4, kMore[test_below(rng, 4)]);
+        const trf_pack_rows range = {dense.at, dense.stride, row, count, layer->cols};
+        warp_pack(&to->view, &range, &state, random_grid(rng));
+        packed_dense_free(&dense);
+    }
+    return state;
+}
+
+/* That a part of the layer is the reference's, and that what lies between parts was left alone. */
+static void check_packed(const packed_layer *layer, const target *to) {
+    const trf_packed_head *head = &layer->head;
+    const uint64_t end[] = {head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES,
+                            head->tiles_offset + head->num_tiles * TRF_PACKED_TILE_BYTES,
+                            head->stored_offset + (uint64_t)head->num_stored * TRF_PACKED_STORED_BYTES};
+    const uint64_t begin[] = {head->lines_offset, head->tiles_offset, head->stored_offset,
+                              to->head.common.buffer_bytes};
+    for (int part = 0; part < 3; part++) {
+        for (uint64_t at = begin[part]; at < end[part]; at++)
+            if (to->memory[at] != layer->packed[at])
+                ck_abort_msg("byte %llu of part %d is %02x, not %02x", (unsigned long long)(at - begin[part]), part,
+                             to->memory[at], layer->packed[at]);
+        for (uint64_t at = end[part]; at < begin[part + 1]; at++)
+            EXPECT(to->memory[at] == UNUSED);
+    }
+}
+
+START_TEST(packing_is_the_references) {
+    const packed_fill fill = (packed_fill)(_i % PACKED_FILLS);
+    const uint32_t *shape = kShapes[_i / PACKED_FILLS];
+    test_rng rng = {1 + (uint64_t)_i};
+    if (test_quick() && _i / PACKED_FILLS > 4 && _i % 3)
+        return;
+    trf_packed_window window;
+    packed_layer layer = packed_layer_filled(&rng, shape[0], shape[1], fill, &window);
+    trf_error err;
+    ck_assert_msg(packed_layer_pack(&layer, &window, &err) == TRF_OK, "%s", err.message);
+    for (int way = 0; way < 2; way++) {
+        target to = target_make(&layer, window, layer.head.num_stored);
+        const trf_pack_state state = pack_ranges(&rng, &layer, &to, way == 0 ? shape[0] : 0);
+        ck_assert_uint_eq(state.num_stored, layer.head.num_stored);
+        ck_assert_uint_eq(state.num_records, layer.head.num_records);
+        ck_assert_uint_eq(state.inexact, 0);
+        check_packed(&layer, &to);
+        free(to.memory);
+    }
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* Tiles that are stored, of lines with all sorts of counts: equal ones, just enough, and one record too many. */
+START_TEST(stored_tiles_are_chosen_alike) {
+    test_rng rng = {500 + (uint64_t)_i};
+    const trf_packed_window window = {112, 0};
+    packed_layer layer = packed_layer_make(64 * 3, 32 * 200, 0);
+    for (size_t i = 0; i < (size_t)layer.rows * layer.cols; i++)
+        layer.weights[i] = 0x3C00;
+    for (uint32_t line = 0; line < 3 * 7; line++)
+        for (uint32_t left = 28 + test_below(&rng, 4), each = 1 + test_below(&rng, 12); left > 0;) {
+            const uint32_t count = each < left ? each : left, tile = line % 7 * 32 + test_below(&rng, 8);
+            for (uint32_t i = 0; i < count; i++)
+                layer.weights[(size_t)(line / 7 * 64 + test_below(&rng, 64)) * layer.cols + tile * 32 +
+                              test_below(&rng, 32)] = (uint16_t)test_below(&rng, 0x8000);
+            left -= count;
+        }
+    trf_error err;
+    ck_assert_msg(packed_layer_pack(&layer, &window, &err) == TRF_OK, "%s", err.message);
+    target to = target_make(&layer, window, layer.head.num_stored + 2);
+    const trf_pack_state state = pack_ranges(&rng, &layer, &to, 64);
+    ck_assert_uint_eq(state.num_stored, layer.head.num_stored);
+    ck_assert_uint_eq(state.num_records, layer.head.num_records);
+    check_packed(&layer, &to);
+    free(to.memory);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* Also for bands all of whose tiles would be stored: the count goes on, and memory stays as it is. */
+START_TEST(room_is_kept_to) {
+    test_rng rng = {600 + (uint64_t)_i};
+    const trf_packed_window window = {112, 0};
+    const uint64_t room = (uint64_t)_i * 5;
+    packed_layer layer = packed_layer_make(200, 32 * 37, 0);
+    for (size_t i = 0; i < (size_t)layer.rows * layer.cols; i++)
+        layer.weights[i] = (uint16_t)test_random(&rng);
+    target to = target_make(&layer, window, room);
+    const trf_pack_state state = pack_ranges(&rng, &layer, &to, 64);
+    ck_assert_uint_eq(state.num_stored, 4 * 37);
+    ck_assert_uint_eq(state.num_records, 0);
+    /* what has room is there */
+    for (uint64_t number = 0; number < room; number++) {
+        const uint32_t band = (uint32_t)(number / 37), tile = (uint32_t)(number % 37);
+        const uint32_t *line = to.view.lines + TRF_PACKED_LINE_WORDS * (uint64_t)(band * 2 + tile / 32);
+        EXPECT(line[TRF_PACKED_FIRST_STORED_WORD] == number - tile % 32);
+        EXPECT(((const uint16_t *)to.view.stored)[number * TRF_PACKED_TILE_WEIGHTS] ==
+               layer.weights[(size_t)band * 64 * layer.cols + tile * 32]);
+    }
+    free(to.memory);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* The first of several, whatever the order; and it says the same as the reference. */
+START_TEST(first_inexact_weight_is_found) {
+    test_rng rng = {700 + (uint64_t)_i};
+    trf_packed_window window;
+    packed_layer layer = packed_layer_filled(&rng, 200, 1300, _i % 2 ? PACKED_FILL_ROWS : PACKED_FILL_NORMAL, &window);
+    for (int i = 0; i <= _i; i++)
+        layer.weights[test_below(&rng, 200 * 1300)] = 0x7F00 | i;
+    for (uint32_t row = 0; _i % 2 && row < layer.rows; row++)
+        layer.row_offsets[row] = (int8_t)(layer.row_offsets[row] / 20); /* too large for all of them */
+    trf_error err;
+    ck_assert_int_eq(packed_layer_pack(&layer, &window, &err), TRF_ERR_UNSUPPORTED);
+    if (!strstr(err.message, "is no BF16"))
+        ck_abort_msg("%s", err.message);
+    target to = target_make(&layer, window, 20);
+    const trf_pack_state state = pack_ranges(&rng, &layer, &to, 0);
+    uint32_t row, col;
+    ck_assert(trf_pack_inexact(&state, to.view.lines_per_band, &row, &col));
+    ck_assert_uint_eq(2 * ((uint64_t)row * layer.cols + col), err.offset);
+    free(to.memory);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* ---- unpacking ---- */
+
+static void check_unpacked(test_rng *rng, const trf_packed_view *view, const uint16_t *weights) {
+    const uint32_t bytes = test_below(rng, 2) ? 2 : 4, cols = view->cols;
+    const uint32_t first = test_below(rng, 2) ? test_below(rng, view->rows) : 0;
+    const uint32_t count = first ? 1 + test_below(rng, view->rows - first) : view->rows;
+    packed_dense dense = packed_dense_make(count, cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8);
+    const trf_unpack_target target = {dense.at, dense.stride, bytes};
+    warp_unpack(view, first, count, &target, random_grid(rng));
+    for (uint32_t row = 0; row < count; row++)
+        if (!packed_dense_row_is(&dense, row, weights + (size_t)(first + row) * cols))
+            ck_abort_msg("row %u of %u columns differs", first + row, cols);
+    EXPECT(packed_dense_is_whole(&dense));
+    packed_dense_free(&dense);
+}
+
+static void check_ids(test_rng *rng, const trf_packed_view *view, const uint16_t *weights) {
+    enum {
+        COUNT = 9
+    };
+    int64_t ids8[COUNT] = {0, -1, view->rows - 1, view->rows, INT64_MIN, (int64_t)1 << 32};
+    int32_t ids4[COUNT] = {0, -1, (int32_t)view->rows - 1, (int32_t)view->rows, INT32_MIN, INT32_MAX};
+    for (int i = 6; i < COUNT; i++)
+        ids8[i] = ids4[i] = (int32_t)test_below(rng, view->rows);
+    const uint32_t bytes = test_below(rng, 2) ? 2 : 4, wide = test_below(rng, 2);
+    const trf_packed_lookup lookup = {wide ? (const void *)ids8 : ids4, wide ? 8 : 4, COUNT};
+    packed_dense dense = packed_dense_make(COUNT, view->cols, bytes, test_below(rng, 3) * 4, test_below(rng, 2) * 8);
+    const trf_unpack_target target = {dense.at, dense.stride, bytes};
+    warp_unpack_rows(view, &lookup, &target, random_grid(rng));
+    for (uint32_t i = 0; i < COUNT; i++) {
+        const int64_t id = wide ? ids8[i] : ids4[i];
+        const int there = id >= 0 && id < view->rows;
+        EXPECT(packed_dense_row_is(&dense, i, there ? weights + (size_t)id * view->cols : NULL));
+    }
+    EXPECT(packed_dense_is_whole(&dense));
+    packed_dense_free(&dense);
+}
+
+START_TEST(unpacking_gives_the_weights_back) {
+    const packed_fill fill = (packed_fill)(_i % PACKED_FILLS);
+    const uint32_t *shape = kShapes[_i / PACKED_FILLS];
+    test_rng rng = {2000 + (uint64_t)_i};
+    if (test_quick() && _i / PACKED_FILLS > 4 && _i % 3)
+        return;
+    trf_packed_window window;
+    packed_layer layer = packed_layer_filled(&rng, shape[0], shape[1], fill, &window);
+    ck_assert_int_eq(packed_layer_pack(&layer, &window, NULL), TRF_OK);
+    const trf_packed_view view = trf_packed_view_of(&layer.head, layer.packed);
+    for (int round = 0; round < 3; round++) {
+        check_unpacked(&rng, &view, layer.weights);
+        check_ids(&rng, &view, layer.weights);
+    }
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* Whatever is in the buffer behind its head, what comes out is what the reference reads there, from within. */
+START_TEST(garbage_is_read_from_within) {
+    test_rng rng = {3000 + (uint64_t)_i};
+    const packed_fill fill = _i % 2 ? PACKED_FILL_ROWS_TAILS : PACKED_FILL_STORED;
+    trf_packed_window window;
+    packed_layer layer =
+        packed_layer_filled(&rng, 100 + test_below(&rng, 100), 300 + test_below(&rng, 1500), fill, &window);
+    ck_assert_int_eq(packed_layer_pack(&layer, &window, NULL), TRF_OK);
+    window.zeroing = _i / 2 % 2;
+    window.base = test_below(&rng, 3) ? window.base : 1 + test_below(&rng, 2) * 238;
+    layer.head.base = (uint8_t)window.base;
+    layer.head.flags = window.zeroing ? TRF_PACKED_ZEROING : 0;
+    for (uint64_t at = sizeof(trf_packed_head); at < layer.head.common.buffer_bytes; at++)
+        if (_i % 3 == 0 || test_below(&rng, 16) == 0)
+            layer.packed[at] = (uint8_t)test_random(&rng);
+    const trf_packed_view view = trf_packed_view_of(&layer.head, layer.packed);
+    trf_unpack(&view, layer.weights, layer.cols);
+    for (int round = 0; round < 3; round++) {
+        check_unpacked(&rng, &view, layer.weights);
+        check_ids(&rng, &view, layer.weights);
+    }
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* ---- the window ---- */
+
+START_TEST(histograms_are_the_references) {
+    const uint32_t *shape = kShapes[_i % SHAPES];
+    test_rng rng = {4000 + (uint64_t)_i};
+    trf_packed_window window;
+    packed_layer layer = packed_layer_filled(&rng, shape[0], shape[1], (packed_fill)(_i % PACKED_FILLS), &window);
+    if (_i % PACKED_FILLS == PACKED_FILL_NORMAL) /* windows of such offsets leave 1 to 254 */
+        test_fill_patterns(layer.weights, TRF_DTYPE_BF16, (size_t)layer.rows * layer.cols);
+    trf_packed_histogram found = {{0}, 0}, expected = {{0}, 0};
+    for (size_t i = 0; i < (size_t)layer.rows * layer.cols; i++) {
+        const int32_t exponent = layer.weights[i] >> 7 & 0xFF;
+        const int32_t left = exponent - (layer.row_offsets ? layer.row_offsets[i / layer.cols] : 0);
+        expected.zeros += (layer.weights[i] & 0x7FFF) == 0;
+        if (exponent > 0 && exponent < 255 && left > 0 && left < 255)
+            expected.exponents[left]++;
+    }
+    const uint32_t half = layer.rows / 2;
+    for (int part = 0; part < 2; part++) {
+        const uint32_t first = part ? half : 0, count = part ? layer.rows - half : half;
+        packed_dense dense = packed_dense_copy(layer.weights + (size_t)first * layer.cols, count, layer.cols,
+                                               test_below(&rng, 3) * 4, test_below(&rng, 2) * 8);
+        const trf_pack_rows rows = {dense.at, dense.stride, first, count, layer.cols};
+        warp_packed_histogram(&rows, layer.row_offsets, &found, random_grid(&rng));
+        packed_dense_free(&dense);
+    }
+    EXPECT(memcmp(&found, &expected, sizeof found) == 0);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("packed_warp");
+    TCase *tcase = tcase_create("packed_warp");
+    tcase_add_loop_test(tcase, packing_is_the_references, 0, SHAPES * PACKED_FILLS);
+    tcase_add_loop_test(tcase, stored_tiles_are_chosen_alike, 0, 6);
+    tcase_add_loop_test(tcase, room_is_kept_to, 0, 3);
+    tcase_add_loop_test(tcase, first_inexact_weight_is_found, 0, 6);
+    tcase_add_loop_test(tcase, unpacking_gives_the_weights_back, 0, SHAPES * PACKED_FILLS);
+    tcase_add_loop_test(tcase, garbage_is_read_from_within, 0, 12);
+    tcase_add_loop_test(tcase, histograms_are_the_references, 0, 2 * SHAPES);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "warp_emulation.h"
+
+#include "trf_pack_line.cuh"
+#include "trf_packed_histogram.cuh"
+#include "trf_unpack_line.cuh"
+#include "warp_pack.h"
+
+/* ---- kernels around the bodies ---- */
+
+template <class T> static T &shared_as() { return *(T *)warp_shared_memory(); }
+
+template <bool kZeroing> static void pack_lines(void *args) {
+    trf_pack_lines<kZeroing>(*(const trf_pack_args *)args, shared_as<trf_pack_shared>());
+}
+static void number_stored_tiles(void *args) {
+    trf_number_stored_tiles(*(const trf_pack_args *)args, shared_as<trf_number_shared>());
+}
+static void store_tiles(void *args) { trf_store_tiles(*(const trf_pack_args *)args); }
+static void count_exponents(void *args) {
+    trf_count_exponents(*(const trf_histogram_args *)args, shared_as<trf_histogram_shared>());
+}
+template <bool kZeroing> static void unpack_lines(void *args) {
+    trf_unpack_lines<kZeroing>(*(const trf_unpack_args *)args);
+}
+template <bool kZeroing> static void unpack_ids(void *args) {
+    trf_unpack_ids<kZeroing>(*(const trf_unpack_ids_args *)args);
+}
+
+/* As many blocks as the work wants, within the grid's. shared: sizeof its shared memory. */
+static void run(void (*kernel)(void *), void *args, uint32_t threads, size_t shared, uint64_t wanted, warp_grid grid) {
+    const uint32_t bytes = (uint32_t)(shared + 15) / 16 * 16; /* the address sanitizer sees beyond that */
+    warp_run_grid({threads / TRF_LANES, bytes, grid.order}, (uint32_t)min(wanted, (uint64_t)grid.blocks), kernel, args);
+}
+
+/* ---- as the launchers have it ---- */
+
+void warp_packed_histogram(const trf_pack_rows *rows, const int8_t *row_offsets, trf_packed_histogram *histogram,
+                           warp_grid grid) {
+    trf_histogram_args args = trf_histogram_args_of(rows, row_offsets, histogram);
+    run(count_exponents, &args, kHistogramThreads, sizeof(trf_histogram_shared), grid.blocks, grid);
+}
+
+void warp_pack(const trf_packed_view *view, const trf_pack_rows *rows, trf_pack_state *state, warp_grid grid) {
+    trf_pack_args args = trf_pack_args_of(view, rows, state);
+    run(view->zeroing ? pack_lines<true> : pack_lines<false>, &args, kPackThreads, sizeof(trf_pack_shared),
+        args.num_lines, grid);
+    run(number_stored_tiles, &args, kNumberThreads, sizeof(trf_number_shared), 1, grid);
+    run(store_tiles, &args, kStoreThreads, 0, args.num_lines, grid);
+}
+
+void warp_unpack(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows, const trf_unpack_target *target,
+                 warp_grid grid) {
+    trf_unpack_args args = trf_unpack_args_of(view, first_row, num_rows, target);
+    run(view->zeroing ? unpack_lines<true> : unpack_lines<false>, &args, kUnpackThreads, 0, args.num_lines, grid);
+}
+
+void warp_unpack_rows(const trf_packed_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,
+                      warp_grid grid) {
+    trf_unpack_ids_args args = trf_unpack_ids_args_of(view, lookup, target);
+    run(view->zeroing ? unpack_ids<true> : unpack_ids<false>, &args, kIdThreads, 0, grid.blocks, grid);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The launchers of trf_pack_launch.h on the CPU: the kernels' bodies, run by emulated blocks (warp_emulation.h). All
+ * memory is host memory. `order` is the order of threads and blocks, any number; `blocks` how many a grid has at most.
+ */
+#ifndef WARP_PACK_H
+#define WARP_PACK_H
+
+#include "trf_pack_launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct warp_grid {
+    uint32_t blocks, order;
+} warp_grid;
+
+void warp_packed_histogram(const trf_pack_rows *rows, const int8_t *row_offsets, trf_packed_histogram *histogram,
+                           warp_grid grid);
+void warp_pack(const trf_packed_view *view, const trf_pack_rows *rows, trf_pack_state *state, warp_grid grid);
+void warp_unpack(const trf_packed_view *view, uint32_t first_row, uint32_t num_rows, const trf_unpack_target *target,
+                 warp_grid grid);
+void warp_unpack_rows(const trf_packed_view *view, const trf_packed_lookup *lookup, const trf_unpack_target *target,
+                      warp_grid grid);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
