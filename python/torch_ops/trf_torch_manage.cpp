@@ -12,10 +12,10 @@ namespace {
 
 thread_local std::string adoption_error;
 
-trf_load_options options_for_device_blob() {
+trf_load_options options_for(trf_layout layout) {
     trf_load_options options;
     trf_load_options_init(&options);
-    options.blob_is_on_device = 1;
+    options.layout = layout;
     return options;
 }
 
@@ -25,52 +25,50 @@ int is_cancelled(void *cancel, const char *, uint64_t, uint64_t) {
 
 } // namespace
 
-trf_status trf_torch_measure(int device, const void *blob, uint64_t blob_bytes, uint64_t *directory_bytes,
+trf_status trf_torch_measure(int device, const void *blob, uint64_t blob_bytes, trf_layout layout, trf_layer_size *size,
                              trf_error *err) {
     trf_context *context;
-    trf_status status = trf_torch::find_context(device, &context, err);
+    const trf_status status = trf_torch::find_context(device, &context, err);
     if (status != TRF_OK)
         return status;
-    const trf_load_options options = options_for_device_blob();
-    trf_layer_size size;
-    status = trf_device_layer_get_size(context, blob, blob_bytes, &options, &size, err);
-    if (status == TRF_OK)
-        *directory_bytes = size.directory_bytes;
-    return status;
+    trf_load_options options = options_for(layout);
+    options.blob_is_on_device = 1;
+    return trf_device_layer_get_size(context, blob, blob_bytes, &options, size, err);
 }
 
-trf_status trf_torch_adopt(int device, void *blob, uint64_t blob_bytes, void *directory, uint64_t directory_bytes,
-                           trf_error *err) {
+trf_status trf_torch_adopt(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+                           const trf_layer_memory *memory, trf_error *err) {
     trf_context *context;
     trf_status status = trf_torch::find_context(device, &context, err);
     if (status != TRF_OK)
         return status;
-    trf_load_options options = options_for_device_blob();
-    options.memory = {blob, blob_bytes, directory, directory_bytes};
+    trf_load_options options = options_for(layout);
+    options.blob_is_on_device = 1;
+    options.memory = *memory;
     trf_device_layer *made = nullptr;
     status = trf_device_layer_create(context, blob, blob_bytes, &options, &made, err);
     if (status == TRF_OK)
-        status = trf_torch::insert_layer(device, blob, blob_bytes, made, err);
+        status = trf_torch::insert_layer(device, memory->blob, memory->blob_bytes, made, err);
     if (status != TRF_OK)
         trf_device_layer_destroy(made);
     return status;
 }
 
-trf_status trf_torch_measure_tensor(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layer_size *size,
-                                    trf_error *err) {
+trf_status trf_torch_measure_tensor(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
+                                    trf_layer_size *size, trf_error *err) {
     trf_context *context;
     const trf_status status = trf_torch::find_context(device, &context, err);
-    return status == TRF_OK ? trf_device_layer_get_load_size(context, checkpoint, tensor, nullptr, size, err) : status;
+    const trf_load_options options = options_for(layout);
+    return status == TRF_OK ? trf_device_layer_get_load_size(context, checkpoint, tensor, &options, size, err) : status;
 }
 
-trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor, const trf_layer_memory *memory,
-                          const int32_t *cancel, trf_error *err) {
+trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
+                          const trf_layer_memory *memory, const int32_t *cancel, trf_error *err) {
     trf_context *context;
     trf_status status = trf_torch::find_context(device, &context, err);
     if (status != TRF_OK)
         return status;
-    trf_load_options options;
-    trf_load_options_init(&options);
+    trf_load_options options = options_for(layout);
     options.memory = *memory;
     options.progress = cancel ? is_cancelled : nullptr;
     options.progress_context = const_cast<int32_t *>(cancel);
@@ -87,10 +85,10 @@ int trf_torch_is_known(int device, const void *blob, uint64_t blob_bytes) {
     return trf_torch::find_layer(device, blob, blob_bytes).layer || trf_torch::find_experts(device, blob, blob_bytes);
 }
 
-int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_layer_info *info) {
+int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_device_layer_info *info) {
     const trf_torch::found_layer found = trf_torch::find_layer(device, blob, blob_bytes);
     if (found.layer)
-        *info = found.layer->info;
+        trf_device_layer_get_info(found.layer->handle, info);
     return found.layer != nullptr;
 }
 

@@ -12,27 +12,29 @@
 
 extern "C" {
 
-/* Bytes of the directory that adopting a blob in device memory will take. Errors: trf_device_layer_get_size's. */
-TRF_TORCH_API trf_status trf_torch_measure(int device, const void *blob, uint64_t blob_bytes, uint64_t *directory_bytes,
-                                           trf_error *err);
+/* The memory of the layer that a blob in device memory becomes in a layout, or that a buffer of this layout is. Errors:
+ * trf_device_layer_get_size's. */
+TRF_TORCH_API trf_status trf_torch_measure(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+                                           trf_layer_size *size, trf_error *err);
 
-/* Makes a layer of a blob, which is used where it lies, as is the directory; both stay until the layer is forgotten.
+/* Makes a layer of a blob, or of a buffer of its layout. Where memory->blob is the same it is used where it lies;
+ * elsewhere a blob is transcoded to it. Memory stays until the layer, which is known by memory->blob, is forgotten.
  * Errors: trf_device_layer_create's; TRF_ERR_EXISTS (there is one already). */
-TRF_TORCH_API trf_status trf_torch_adopt(int device, void *blob, uint64_t blob_bytes, void *directory,
-                                         uint64_t directory_bytes, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_adopt(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+                                         const trf_layer_memory *memory, trf_error *err);
 
 /* As both of these, of a tensor of a checkpoint, which is read to the memory that is given: *size is what it takes.
  * cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */
 TRF_TORCH_API trf_status trf_torch_measure_tensor(int device, trf_checkpoint *checkpoint, const char *tensor,
-                                                  trf_layer_size *size, trf_error *err);
-TRF_TORCH_API trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor,
+                                                  trf_layout layout, trf_layer_size *size, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
                                         const trf_layer_memory *memory, const int32_t *cancel, trf_error *err);
 
 /* @return whether there is a layer at a place, or a container of experts. */
 TRF_TORCH_API int trf_torch_is_known(int device, const void *blob, uint64_t blob_bytes);
 
 /* @return whether there is a layer at a place; *info is filled then. */
-TRF_TORCH_API int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_layer_info *info);
+TRF_TORCH_API int trf_torch_find(int device, const void *blob, uint64_t blob_bytes, trf_device_layer_info *info);
 
 /* Makes experts of layers that are known: [count] blobs at these offsets of a container. Where the library does not
  * take them together, trf_torch_check_experts_dtype says so. Errors: see insert_experts. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The layers of this process that ops know, by the device and address of their blobs, and the plans of each. A blob is
- * a torch tensor of the caller's; `_registry.py` adopts it here and has it forgotten when its storage goes.
+ * a torch tensor of the caller's; `_registry.py` adopts it here and has it forgotten when its storage goes. Of a layer
+ * in another layout than the coded one its buffer stands here for the blob.
  *
  * A layer whose blob has another size is unknown, and on the CPU one whose blob has changed since; on a GPU, whose
  * memory is not read back, nobody sees that.
@@ -123,7 +124,8 @@ struct layer {
     uint64_t blob_bytes = 0;
     trf_device_layer *handle = nullptr;
     trf_layer_info info = {};
-    uint8_t head[64] = {}; /* on the CPU: the blob's first bytes, which have a checksum of all of it */
+    uint8_t head[64] = {}; /* on the CPU: the blob's first bytes, which have a checksum of all of it; those of a buffer
+                            * of another layout have one that the blob's head goes into */
     uint64_t number = 0;   /* none has it a second time */
     uint32_t process = 0;  /* forks of this process before it was made */
 

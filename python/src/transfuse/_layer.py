@@ -8,16 +8,20 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from transfuse import _structs as s
 from transfuse._arrays import Array, copy_aligned, numpy_dtype, take_activations, take_weights
-from transfuse._errors import DataError, Status
+from transfuse._errors import DataError, Status, argument_error
 from transfuse._library import call, library
 from transfuse._options import Granularity, check_threads, encode_path, encode_text, fill_encode_options
 from transfuse._results import LayerInfo, LayerReport, make_layer_info, make_layer_report
+
+# Of blobs that were encoded for size (TRF_FAVOR_SIZE): pairs.
+_PAIR_CLASS_BITS = 4
 
 
 class Layer:
@@ -75,7 +79,7 @@ class Layer:
             `array` is no numpy.ndarray.
         """
         weights, known = take_weights(array, dtype)
-        options, matrix = s.EncodeOptionsStruct(), s.MatrixStruct()
+        options = s.EncodeOptionsStruct()
         fill_encode_options(
             options,
             codec=codec,
@@ -85,8 +89,39 @@ class Layer:
             threads=threads,
             verify=verify,
         )
+        return cls._encode(weights, known, options)
+
+    @classmethod
+    def encode_like(cls, array: Array, info: LayerInfo, *, dtype: str | None = None) -> Layer:
+        """Encodes a matrix as another one was that a lossless codec, or bf16, took.
+
+        Parameters
+        ----------
+        array : numpy.ndarray, [rows][cols]
+        info : LayerInfo
+            Of that blob. Of the same weights, and if its encoder was this version's, the bytes are the same, too.
+        dtype : str, optional
+            As of `encode`.
+
+        Raises
+        ------
+        ArgumentError, ShapeError, MismatchError, OutOfMemoryError
+            As `encode`; ArgumentError also for the codec int, whose options a blob does not keep.
+        """
+        if info.codec == "int":
+            raise argument_error("a blob of the codec int does not say how it was quantized")
+        weights, known = take_weights(array, dtype)
+        options = s.EncodeOptionsStruct()
+        favor = "size" if info.class_bits == _PAIR_CLASS_BITS else "speed"
+        fill_encode_options(options, codec=info.codec, favor=favor, bits=None, granularity=None, threads=0, verify=True)
+        options.probability_bits, options.slab_cols = info.probability_bits, info.slab_cols
+        return cls._encode(weights, known, options)
+
+    @classmethod
+    def _encode(cls, weights: npt.NDArray[Any], dtype: s.Dtype, options: s.EncodeOptionsStruct) -> Layer:
+        matrix = s.MatrixStruct()
         library().trf_matrix_init(ctypes.byref(matrix))
-        matrix.weights, matrix.dtype = weights.ctypes.data, known
+        matrix.weights, matrix.dtype = weights.ctypes.data, dtype
         matrix.rows, matrix.cols = weights.shape
         blob, size, report = ctypes.c_void_p(), ctypes.c_uint64(), s.LayerReportStruct()
         outputs = ctypes.byref(blob), ctypes.byref(size), ctypes.byref(report)

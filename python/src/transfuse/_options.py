@@ -32,6 +32,27 @@ _GRANULARITIES = {
     "scale-block": s.GranularityKind.SCALE_BLOCK,
 }
 
+# How the weights of a layer can lie in memory: all that this package knows by name.
+LAYOUTS = {"coded": s.Layout.CODED, "plain": s.Layout.PLAIN}
+
+
+def find_layout(name: str) -> s.Layout:
+    """Returns the layout of a name.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such layout.
+    """
+    if name not in LAYOUTS:
+        raise argument_error(f"layout is {name!r}; it must be one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+def layout_name(layout: int) -> str:
+    """Returns the word for a layout."""
+    return next(name for name, value in LAYOUTS.items() if value == layout)
+
 
 def granularity_name(kind: int, scale_group_size: int) -> str:
     """Returns the word for a granularity, with its size where it has one."""

@@ -53,6 +53,14 @@ class Favor(enum.IntEnum):
     SIZE = 1
 
 
+class Layout(enum.IntEnum):
+    """`trf_layout`."""
+
+    CODED = 0
+    PLAIN = 1
+    PACKED = 2
+
+
 class ErrorStruct(ctypes.Structure):
     """`trf_error`."""
 
@@ -130,6 +138,29 @@ class LayerInfoStruct(ctypes.Structure):
         ("stored_tiles", c_uint64),
         ("exceptions", c_uint64),
     ]
+
+
+class LayerSizeStruct(ctypes.Structure):
+    """`trf_layer_size`."""
+
+    _fields_ = [("blob_bytes", c_uint64), ("directory_bytes", c_uint64)]
+
+
+class LayerMemoryStruct(ctypes.Structure):
+    """`trf_layer_memory`."""
+
+    _fields_ = [
+        ("blob", c_void_p),
+        ("blob_bytes", c_uint64),
+        ("directory", c_void_p),
+        ("directory_bytes", c_uint64),
+    ]
+
+
+class DeviceLayerInfoStruct(ctypes.Structure):
+    """`trf_device_layer_info`."""
+
+    _fields_ = [("layer", LayerInfoStruct), ("layout", c_int), ("memory_bytes", c_uint64), ("plans", c_uint32)]
 
 
 # trf_progress_fn

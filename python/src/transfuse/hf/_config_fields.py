@@ -7,8 +7,10 @@ import copy
 from typing import Any
 
 from transfuse._errors import Status, make_error
+from transfuse._options import LAYOUTS
 
-LAYOUTS = ("coded",)
+# How a file has the weights, whatever becomes of them in memory.
+_FILE_LAYOUT = "coded"
 
 
 class Method(str):
@@ -32,7 +34,8 @@ class ConfigFields:
         Turns the exact mode on when a model is loaded with this config (`transfuse.set_exact`): logits are then those
         of the uncompressed model on the same machine, bit for bit. It holds for the whole process, and is not saved.
     layout : str
-        How the weights lie in memory. There is "coded" only.
+        How the weights of linear layers and embeddings are to lie in memory: "coded", or "plain", which decodes them
+        while they are loaded. Experts lie coded. Files have all of them coded, and so do those that are saved.
     version, codec, bits, source_config
         What `transfuse compress` wrote; not for users.
     others
@@ -41,7 +44,7 @@ class ConfigFields:
     Raises
     ------
     UnsupportedError
-        The layout is another one.
+        There is no such layout.
     TypeError
         `exact` is not a bool.
     """
@@ -72,12 +75,13 @@ class ConfigFields:
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """Returns what an argument of from_pretrained decides, whatever the file says."""
-        return {"exact": self.exact}
+        return {"exact": self.exact, "layout": self.layout}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what config.json holds: without `exact`, which is a matter of each loading."""
+        """Returns what config.json holds: without `exact` and `layout`, which are a matter of each loading."""
         fields = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if value is not None}
         fields.pop("exact", None)
+        fields["layout"] = _FILE_LAYOUT
         fields["quant_method"] = METHOD.value
         return fields
 

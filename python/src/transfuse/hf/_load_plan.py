@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,8 @@ from transfuse.hf._expert_parts import CannotTake, sort_experts
 from transfuse.hf._module_kinds import find_taker, reject_dtype
 from transfuse.hf._name_check import check_names, raise_unfit
 from transfuse.hf._weight_readers import find_weight_reader
+from transfuse.torch._blob_module import as_parameter
+from transfuse.torch._load import Checkpoint, measure_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,6 +82,8 @@ class LoadPlan:
 
     Attributes
     ----------
+    layout : str
+        How what is taken is to lie in memory; experts lie coded.
     taken, experts, decoded : list
     replaced : dict of str to nn.Module
         Modules, on the meta device, that go in the place of those of these names.
@@ -97,6 +102,7 @@ class LoadPlan:
     replaced: dict[str, nn.Module] = dataclasses.field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = dataclasses.field(default_factory=dict)
     targets: set[str] = dataclasses.field(default_factory=set)
+    layout: str = "coded"
 
 
 def read_headers(files: Sequence[str]) -> list[TensorInfo]:
@@ -131,8 +137,13 @@ class Planner:
     renamings: list[Any]
     converters: list[Any]
     dtype_rules: list[tuple[re.Pattern[str], torch.dtype]]
+    # Files that are open while weights are measured.
+    _files: ExitStack
+    _checkpoints: dict[str, Checkpoint]
 
-    def __init__(self, model: PreTrainedModel, conversions: Iterable[Any], dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: PreTrainedModel, conversions: Iterable[Any], dtype: torch.dtype, layout: str = "coded"
+    ) -> None:
         self.model = model
         self.conversions = copy.deepcopy(list(conversions))
         self.renamings = [rule for rule in self.conversions if isinstance(rule, WeightRenaming)]
@@ -140,7 +151,7 @@ class Planner:
         self.expected: dict[str, torch.Tensor] = model.state_dict()
         self.dtype_rules = [(re.compile(p.replace("*", ".*")), d) for p, d in model._get_dtype_plan(dtype).items()]
         self.ties: dict[str, str] = model.all_tied_weights_keys
-        self.plan = LoadPlan()
+        self.plan = LoadPlan(layout=layout)
 
     def make(self, tensors: Iterable[TensorInfo]) -> LoadPlan:
         """Plans for all tensors of the files.
@@ -153,6 +164,8 @@ class Planner:
             A tensor has another shape than its parameter.
         ArgumentError
             Weights do not go with the dtype that the model is loaded in.
+        UnsupportedError
+            The layout does not take the codec of a tensor that is to lie in it.
         """
         groups: dict[str, list[Part]] = {}
         unknown: list[str] = []
@@ -166,11 +179,21 @@ class Planner:
         self._check_names(given, unknown)
         self.plan.dtypes = {name: self._dtype_of(name) for name in given if name in self.expected}
         self._place_experts(groups)
-        for target, parts in groups.items():
-            self._place(target, parts)
-        self._keep_ties_alike()
+        self._checkpoints = {}
+        with ExitStack() as self._files:
+            for target, parts in groups.items():
+                self._place(target, parts)
+            self._keep_ties_alike()
         self.plan.conversions = [rule for rule in self.conversions if rule.was_used()]
         return self.plan
+
+    def _measure(self, tensor: TensorInfo) -> int:
+        """Returns the bytes that a tensor will take in memory."""
+        if self.plan.layout == "coded":
+            return tensor.bytes
+        if tensor.file not in self._checkpoints:
+            self._checkpoints[tensor.file] = self._files.enter_context(Checkpoint(tensor.file))
+        return measure_tensor(self._checkpoints[tensor.file], tensor.name, self.plan.layout)
 
     def _check_names(self, given: set[str], unknown: list[str]) -> None:
         check_names(self.model, self.expected, given, unknown)
@@ -256,7 +279,7 @@ class Planner:
         """Enters the module that takes a blob; returns why there is none, or ""."""
         path, _, name = target.rpartition(".")
         module = self.model.get_submodule(path)
-        taker, reason = find_taker(module, name, part.tensor)
+        taker, reason = find_taker(module, name, part.tensor, self.plan.layout)
         if taker is None:
             return reason
         reader = find_weight_reader(self.model, path)
@@ -268,6 +291,9 @@ class Planner:
             raise make_error(Status.TRF_ERR_ARGUMENT, f"{part.tensor.file}: tensor {part.tensor.name!r}: {unfit}")
         if unfit:
             return f"the model keeps it in {wanted}"
+        num_bytes = self._measure(part.tensor)
+        if num_bytes != part.tensor.bytes:
+            taker.weight = as_parameter(torch.empty(num_bytes, dtype=torch.uint8, device="meta"))
         self.plan.replaced[path] = taker
         return ""
 

@@ -20,9 +20,10 @@ from transformers.utils import logging
 from transfuse.hf._expert_parts import make_placeholders
 from transfuse.hf._load_plan import Decoded, LoadPlan, Part
 from transfuse.torch import _load, _ops
+from transfuse.torch._blob_module import BlobModule
 from transfuse.torch._containers import unpack_experts
+from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import replace_experts
-from transfuse.torch._modules import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -114,7 +115,8 @@ class Loader:
         # A 3-D tensor of a file is a set of experts already.
         if job.into_container and len(job.parts[0].tensor.shape) == 2:
             return _load.load_experts(sources, device, cancel=self._cancel)
-        return _load.load_blob(*sources[0], device, cancel=self._cancel)
+        layout = "coded" if job.into_container else self.plan.layout
+        return _load.load_blob(*sources[0], device, layout=layout, cancel=self._cancel)
 
     def _decode(self, item: Decoded) -> None:
         """Decodes the parts of an item, has the host convert them, and sets what comes of it."""
@@ -193,14 +195,29 @@ def put_modules(model: nn.Module, plan: LoadPlan) -> None:
             setattr(model.get_submodule(parent), attribute, module)
 
 
-def hide_from_host(model: nn.Module, names: set[str]) -> Any:
+class _Hidden:
+    """What undoes `hide_from_host`."""
+
+    def __init__(self, hook: Any, modules: list[BlobModule]) -> None:
+        self._hook, self._modules = hook, modules
+
+    def remove(self) -> None:
+        self._hook.remove()
+        for module in self._modules:
+            del module._is_loading
+
+
+def hide_from_host(model: nn.Module, names: set[str]) -> _Hidden:
     """Leaves names out of the state dict, by which the host goes while it loads; returns a handle to undo it."""
 
     def hide(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
         for name in names:
             state_dict.pop(prefix + name, None)
 
-    return model.register_state_dict_post_hook(hide)  # type: ignore[no-untyped-call]
+    modules = [module for module in model.modules() if isinstance(module, BlobModule)]
+    for module in modules:
+        module._is_loading = True  # what is left out need not be encoded first
+    return _Hidden(model.register_state_dict_post_hook(hide), modules)  # type: ignore[no-untyped-call]
 
 
 def warn_of_decoded(plan: LoadPlan) -> None:

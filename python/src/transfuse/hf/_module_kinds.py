@@ -7,17 +7,18 @@ import torch
 from torch import nn
 
 from transfuse._checkpoint import TensorInfo
-from transfuse.torch._modules import TORCH_DTYPES, TransfuseLinear, make_embedding
+from transfuse.torch._dtypes import TORCH_DTYPES
+from transfuse.torch._modules import CompressedModule, TransfuseLinear, make_embedding
 
 # The dtypes that hold the decoded weights of a codec exactly. Those of int are rounded once, to whichever it is.
 _ANY = (torch.float32, torch.bfloat16, torch.float16)
 _EXACT = {"bf16": (torch.float32, torch.bfloat16), "fp16": (torch.float32, torch.float16)}
 
 
-def find_taker(module: nn.Module, name: str, tensor: TensorInfo) -> tuple[nn.Module | None, str]:
+def find_taker(module: nn.Module, name: str, tensor: TensorInfo, layout: str) -> tuple[CompressedModule | None, str]:
     """Returns the module that takes a compressed matrix in place of `module.name`, on the meta device.
 
-    Its weight has the length of the blob, so that the host counts its memory.
+    Its weight has the length of the blob, so that the host counts its memory; `layout` is how it will lie there.
 
     Returns
     -------
@@ -30,7 +31,9 @@ def find_taker(module: nn.Module, name: str, tensor: TensorInfo) -> tuple[nn.Mod
     dtype = TORCH_DTYPES[tensor.layer.dtype]
     # A class derived from nn.Linear may do anything with its weight.
     if type(module) is nn.Linear:
-        taker: nn.Module = TransfuseLinear.from_blob(blob, module.out_features, module.in_features, dtype, module.bias)
+        taker: CompressedModule = TransfuseLinear.from_blob(
+            blob, module.out_features, module.in_features, dtype, module.bias
+        )
     elif isinstance(module, nn.Embedding):
         try:
             taker = make_embedding(module, blob)
@@ -41,6 +44,7 @@ def find_taker(module: nn.Module, name: str, tensor: TensorInfo) -> tuple[nn.Mod
         return None, "Conv1D has its weights transposed"
     else:
         return None, f"{type(module).__name__} is no Linear and no Embedding"
+    taker.expect_layout(layout)
     taker.train(module.training)
     return taker, ""
 

@@ -103,7 +103,9 @@ class TransfuseHfQuantizer(HfQuantizer):  # type: ignore[misc]
         from transfuse.hf._loading import put_modules, warn_of_decoded
 
         assert self._dtype is not None
-        plan = self._plan = Planner(model, conversions, self._dtype).make(self._tensors)
+        plan = self._plan = Planner(model, conversions, self._dtype, self.quantization_config.layout).make(
+            self._tensors
+        )
         put_modules(model, plan)
         warn_of_decoded(plan)
         self._conversions = plan.conversions

@@ -55,6 +55,18 @@ def test_lossless(dtype: str) -> None:
     assert bits_of(pickle.loads(pickle.dumps(layer)).decode()) == bits_of(weights)
 
 
+@pytest.mark.parametrize("favor", ["speed", "size"])
+@pytest.mark.parametrize("dtype", list(_CODECS))
+def test_encode_like(dtype: str, favor: str) -> None:
+    weights = every_pattern(dtype)
+    layer = transfuse.Layer.encode(weights, dtype=dtype, favor=favor)
+    if layer.info.codec == "int":
+        with pytest.raises(transfuse.ArgumentError, match="does not say how"):
+            transfuse.Layer.encode_like(weights, layer.info, dtype=dtype)
+    else:
+        assert transfuse.Layer.encode_like(weights, layer.info, dtype=dtype).to_bytes() == layer.to_bytes()
+
+
 @pytest.mark.parametrize(
     ("dtype", "name"), [("bf16", "bfloat16"), ("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")]
 )

@@ -28,6 +28,9 @@ _STRUCTS = {
     "trf_encode_options": s.EncodeOptionsStruct,
     "trf_layer_report": s.LayerReportStruct,
     "trf_layer_info": s.LayerInfoStruct,
+    "trf_layer_size": s.LayerSizeStruct,
+    "trf_layer_memory": s.LayerMemoryStruct,
+    "trf_device_layer_info": s.DeviceLayerInfoStruct,
     "trf_checkpoint_options": s.CheckpointOptionsStruct,
     "trf_checkpoint_report": s.CheckpointReportStruct,
     "trf_tensor_info": s.TensorInfoStruct,
@@ -37,6 +40,7 @@ _ENUMS: dict[str, type[enum.IntEnum]] = {
     "TRF_CODEC_": s.Codec,
     "TRF_GRANULARITY_": s.GranularityKind,
     "TRF_FAVOR_": s.Favor,
+    "TRF_LAYOUT_": s.Layout,
     "": transfuse.Status,
 }
 

@@ -112,6 +112,20 @@ def test_saving(tmp_path: Path, source: Path, compressed: Path, device: str) -> 
     assert torch.equal(run(again), run(load(source, device)))
 
 
+def test_plain(tmp_path: Path, source: Path, compressed: Path, device: str) -> None:
+    from transfuse.torch import set_layout
+    from transfuse.torch._modules import CompressedModule
+
+    model = load(compressed, device)
+    set_layout(model, "plain")
+    layouts = {module.layout for module in model.modules() if isinstance(module, CompressedModule)}
+    assert layouts == {"plain"}
+    model.save_pretrained(tmp_path / "saved")
+    transfuse.verify(tmp_path / "saved")
+    transfuse.set_exact(True)
+    assert torch.equal(run(model), run(load(source, device)))
+
+
 def test_what_has_to_fail(tmp_path: Path, source: Path, compressed: Path) -> None:
     with pytest.raises(transfuse.UnsupportedError, match="on the disk"):
         load(compressed, "cpu", device_map={"": "disk"})

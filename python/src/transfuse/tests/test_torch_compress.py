@@ -209,7 +209,7 @@ def test_other_modules_are_left() -> None:
         ({"favor": "both"}, transfuse.ArgumentError, "favor is"),
         ({"bits": 9}, transfuse.ArgumentError, "bits is 9"),
         ({"bits": 4, "codec": "bf16"}, transfuse.ArgumentError, "bits go with"),
-        ({"layout": "packed"}, transfuse.ArgumentError, "layout is 'packed'"),
+        ({"layout": "woven"}, transfuse.ArgumentError, "layout is 'woven'"),
         ({"threads": -1}, transfuse.ArgumentError, "threads is -1"),
         ({"include": "up"}, TypeError, "lists of names"),
         ({"include": ["top.weight"]}, transfuse.NotFoundError, "'top.weight'"),

@@ -53,6 +53,20 @@ def test_graph(m: int, codec: str) -> None:
         assert torch.equal(y, case.linear(x, bias))
 
 
+@pytest.mark.parametrize("codec", ["bf16", "fp16"])
+@pytest.mark.parametrize("m", [1, 40, 300])
+def test_graph_of_a_plain_layer(m: int, codec: str) -> None:
+    case = Case(codec, "cuda", (512, 768))
+    case.blob = tt.convert_blob(case.blob, "plain")
+    x = make_x(m, 768, dtype=case.x_dtypes[0], device="cuda")
+    ids = torch.tensor([0, 5, 511, 5], device="cuda")
+    graph, outputs = capture(lambda x, ids: (case.linear(x), tt.embedding(ids, case.blob, 512, 768, x.dtype)), x, ids)
+    x.copy_(make_x(m, 768, dtype=x.dtype, device="cuda", seed=3))
+    ids.copy_(torch.tensor([9, 8, 7, 6]))
+    graph.replay()
+    assert torch.equal(outputs[0], case.linear(x)) and torch.equal(outputs[1], case.dense[ids])
+
+
 def test_graph_of_all_ops() -> None:
     case, other = Case("bf16", "cuda", (512, 768)), Case("bf16", "cuda", (256, 768), 1)
     dense, blobs = make_experts("cuda", 4, (96, 160))

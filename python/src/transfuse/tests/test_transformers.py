@@ -339,6 +339,54 @@ def test_exact_as_an_argument(checkpoints: Checkpoints, device: str) -> None:
     assert "exact" not in model.config.to_dict()["quantization_config"]
 
 
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "gemma3", "mixtral", "gpt2", "bert", "t5"])
+def test_plain(
+    tmp_path: Path, checkpoints: Checkpoints, name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded plain, the model is the same, and what is saved of it is a compressed checkpoint."""
+    from transfuse.torch import _layouts
+    from transfuse.torch._modules import CompressedModule
+
+    source, compressed = load(checkpoints.source(name), name, device), checkpoints.compressed(name, embeddings=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(_layouts, "encode_again", None)  # the host asks for state dicts while it loads
+        with pytest.warns(UserWarning, match="layout"):
+            model = load(compressed, name, device, quantization_config=transfuse.TransfuseConfig(layout="plain"))
+    layers = [module for module in model.modules() if isinstance(module, CompressedModule)]
+    assert {layer.layout for layer in layers} == {"plain"}
+    weights = {layer.weight for layer in layers}
+    assert sum(weight.numel() for weight in weights) == sum(
+        {layer.weight: 256 + 2 * layer.weight_shape[0] * layer.weight_shape[1] for layer in layers}.values()
+    )
+    assert count_different(model, source) == []
+    expected = run(source)
+    assert torch.allclose(run(model).float(), expected.float(), atol=0.02, rtol=0.02)
+    transfuse.set_exact(True)
+    assert torch.equal(run(model), expected)
+    model.save_pretrained(tmp_path / "saved")
+    transfuse.verify(tmp_path / "saved", against=checkpoints.source(name))
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["quantization_config"]["layout"] == "coded"
+    again, straight = load(tmp_path / "saved", name, device), load(compressed, name, device)
+    states = again.state_dict(), straight.state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_plain_with_an_automatic_device_map(checkpoints: Checkpoints) -> None:
+    config = transfuse.TransfuseConfig(layout="plain", exact=True)
+    model = load(checkpoints.compressed("llama"), device="auto", quantization_config=config)
+    assert torch.equal(run(model), run(load(checkpoints.source("llama"), device=model.device.type)))
+
+
+def test_plain_needs_a_codec_that_can_be(tmp_path: Path, checkpoints: Checkpoints) -> None:
+    transfuse.compress(checkpoints.source("llama"), tmp_path / "trf", bits=5)
+    with pytest.raises(transfuse.UnsupportedError, match=r"model\.safetensors: tensor .* codec int"):
+        load(tmp_path / "trf", quantization_config=transfuse.TransfuseConfig(layout="plain"))
+    with pytest.raises(transfuse.UnsupportedError, match="'woven' is not known"):
+        transfuse.TransfuseConfig(layout="woven")
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generate(checkpoints: Checkpoints, cache: str, device: str) -> None:
     source = load(checkpoints.source("llama"), device=device)

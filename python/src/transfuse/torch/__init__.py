@@ -8,7 +8,9 @@ from transfuse.torch._containers import pack_experts, unpack_experts
 from transfuse.torch._encode import encode
 from transfuse.torch._experts import TransfuseExperts, get_experts_decode_threshold, set_experts_decode_threshold
 from transfuse.torch._grouping import install, is_grouping, set_grouping
+from transfuse.torch._layouts import convert_blob
 from transfuse.torch._load import Cancel, Checkpoint, load_blob, open_checkpoint
+from transfuse.torch._model_layout import set_layout
 from transfuse.torch._modules import TransfuseEmbedding, TransfuseLinear
 from transfuse.torch._ops import (
     decode,
@@ -24,6 +26,7 @@ from transfuse.torch._ops import (
 from transfuse.torch._registry import (
     adopt,
     blob_info,
+    blob_layout,
     check_experts_dtype,
     expert_infos,
     forget,
@@ -39,8 +42,10 @@ __all__ = [
     "TransfuseLinear",
     "adopt",
     "blob_info",
+    "blob_layout",
     "check_experts_dtype",
     "compress_model",
+    "convert_blob",
     "decode",
     "decode_experts",
     "decode_experts_into",
@@ -60,6 +65,7 @@ __all__ = [
     "set_experts_decode_threshold",
     "set_exact",
     "set_grouping",
+    "set_layout",
     "unpack_experts",
 ]
 

@@ -65,6 +65,15 @@ class BlobModule(nn.Module):
     back are not noticed: the parameter is to be set, or a state dict loaded.
     """
 
+    _layout = "coded"
+    # While a host loads the rest of a model it asks for state dicts, from which what is loaded already is left out.
+    _is_loading = False
+
+    @property
+    def layout(self) -> str:
+        """How the weights lie in memory, "coded" or "plain"; of a module whose blob is to be loaded, how they will."""
+        return self._layout
+
     def _blob_names(self) -> tuple[str, ...]:
         """Returns the names of the parameters that hold blobs."""
         raise NotImplementedError
@@ -85,6 +94,14 @@ class BlobModule(nn.Module):
 
     def _note_adoption(self) -> None:
         """Is called when blobs are registered at a new place."""
+
+    def _lay_out(self, blob: Tensor) -> Tensor:
+        """Returns a blob of a state dict in the module's layout; one that is none, or still empty, as it is."""
+        return blob
+
+    def _encode_again(self, blob: Tensor) -> Tensor:
+        """Returns what a state dict has of a parameter that holds a layer: its blob, in whatever layout it lies."""
+        return blob
 
     def reset_parameters(self) -> None:
         """Refused: dense modules draw random weights here, and a blob cannot be drawn."""
@@ -143,6 +160,16 @@ class BlobModule(nn.Module):
                 adopt_moved(blob)
         self._note_adoption()
 
+    # What a layer of another layout is encoded to stays on the CPU: on a GPU there may be no room for it.
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._layout == "coded" or self._is_loading:
+            return
+        for name in self._blob_names():
+            blob = self._parameters[name]
+            if blob is not None and has_bytes(blob):
+                destination[prefix + name] = self._encode_again(blob)
+
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
@@ -181,12 +208,25 @@ class BlobModule(nn.Module):
         parameter = self._parameters[name]
         assert parameter is not None
         if assign:
-            setattr(self, name, as_parameter(align_blob(blob) if has_bytes(blob) and is_blob(blob) else blob))
+            if has_bytes(blob) and is_blob(blob):
+                if self._layout != "coded" and not parameter.is_meta:
+                    blob = blob.to(parameter.device)  # state dicts of such modules have blobs on the CPU
+                blob = self._lay_out(align_blob(blob))
+            setattr(self, name, as_parameter(blob))
         elif parameter.is_meta or not is_blob(blob):
             self._take_blob(name, blob)
         else:
             # In memory of its own: a blob that is overwritten in place would not be the one that was registered.
             fresh = blob.detach().to(parameter.device, copy=True, memory_format=torch.contiguous_format)
             self._take_blob(name, fresh)
-            parameter.data = fresh
-            self._note_adoption()
+            self._change_data(name, self._lay_out(fresh))
+
+    def _change_data(self, name: str, blob: Tensor) -> None:
+        """Gives a parameter, which stays the same one, other bytes, of whatever number."""
+        parameter = self._parameters[name]
+        assert parameter is not None
+        parameter.data = blob
+        # Compiled graphs look at the sizes of parameters again only if the dictionary that these are in has changed.
+        self._parameters[name] = None
+        self._parameters[name] = parameter
+        self._note_adoption()

@@ -14,24 +14,28 @@ from torch import nn
 
 from transfuse import _structs as s
 from transfuse._checkpoint import Progress
-from transfuse._errors import Status, argument_error, make_error
-from transfuse._options import Granularity, fill_encode_options
-from transfuse.torch import _registry
+from transfuse._errors import Status, make_error
+from transfuse._options import Granularity, fill_encode_options, find_layout
+from transfuse.torch import _layouts, _registry
 from transfuse.torch._blob_module import as_parameter
 from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
 from transfuse.torch._modules import CompressedModule, TransfuseLinear, encode_weight, make_embedding
-from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, select
+from transfuse.torch._selection import LEAST_SIDE, LOSSLESS, Rules, Weight, count_bytes, select
 
 
 @dataclasses.dataclass(frozen=True)
 class CompressedWeight:
-    """One weight that was compressed: shape and dtype of the source, codec, and bytes before and after."""
+    """One weight that was compressed: shape and dtype of the source, codec, and bytes in memory, before and after.
+
+    `layout` says how it lies there now.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     codec: str
     source_bytes: int
     compressed_bytes: int
+    layout: str = "coded"
 
     @property
     def bits(self) -> float:
@@ -111,7 +115,7 @@ def compress_model(
     embeddings : bool
         Take embeddings, too, and linear layers that share their weights.
     layout : str
-        How weights lie in memory; "coded" is the only one so far.
+        How weights lie in memory: "coded", or "plain", which takes no less memory than before. Experts lie coded.
     progress : callable, optional
         Is called before each layer with its name and with bytes of weights, done and in all, and once at the end. If
         it returns something true, the call ends with CancelledError.
@@ -124,24 +128,26 @@ def compress_model(
     ------
     ArgumentError
         An option is out of its range, or `include` names a weight that cannot be compressed.
+    UnsupportedError
+        The layout does not take the codec of a weight. Nothing is compressed then.
     NotFoundError
         `include` names a parameter that there is not.
     CancelledError
     """
-    if layout != "coded":
-        raise argument_error(f"layout is {layout!r}; 'coded' is the only one so far")
+    find_layout(layout)
     options: dict[str, Any] = {
         "codec": codec, "bits": bits, "granularity": granularity, "favor": favor, "threads": threads,
     }  # fmt: skip
     fill_encode_options(s.EncodeOptionsStruct(), verify=True, **options)
     rules = Rules("int" if bits is not None else codec, _as_list(include), _as_list(exclude), embeddings)
     taken, left = select(model, rules)
+    _check_codecs(taken, options, layout)
     total, done = sum(weight.source_bytes for weight in taken), 0
     compressed: dict[str, CompressedWeight] = {}
     source_bytes = compressed_bytes = 0
     for weight in taken:
         _report_progress(progress, weight.names[0], done, total)
-        results = _compress_weight(weight, _options_for(options, weight))
+        results = _compress_weight(weight, _options_for(options, weight.dtype), layout)
         if results:
             compressed.update(results)
             source_bytes += weight.source_bytes
@@ -160,13 +166,23 @@ def _as_list(patterns: Iterable[str] | None) -> list[str]:
     return list(patterns or ())
 
 
-def _options_for(options: dict[str, Any], weight: Weight) -> dict[str, Any]:
+def _check_codecs(taken: list[Weight], options: dict[str, Any], layout: str) -> None:
+    """Raises UnsupportedError, before anything is changed, if a layout does not take a weight; tries a small one."""
+    names = {weight.dtype: weight.names[0] for weight in taken if not get_expert_names(weight.modules[0])}
+    if layout == "coded":
+        return
+    for dtype, name in names.items():
+        sample = torch.zeros(LEAST_SIDE, LEAST_SIDE, dtype=dtype)
+        _layouts.check_layout(encode_weight(sample, **_options_for(options, dtype)), layout, f"{name}: ")
+
+
+def _options_for(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Returns the options for a dtype: either FP8 codec stands for both, and codes of I8 are not quantized again."""
     own = dict(options)
-    if weight.dtype == torch.int8:
+    if dtype == torch.int8:
         own.update(codec="int", bits=None, granularity=None)
     elif own["codec"] in ("fp8_e4m3", "fp8_e5m2"):
-        own["codec"] = LOSSLESS[weight.dtype]
+        own["codec"] = LOSSLESS[dtype]
     return own
 
 
@@ -192,7 +208,7 @@ def become(module: nn.Module, made: nn.Module) -> None:
     object.__setattr__(module, "__class__", type(made))
 
 
-def _compress_weight(weight: Weight, options: dict[str, Any]) -> dict[str, CompressedWeight]:
+def _compress_weight(weight: Weight, options: dict[str, Any], layout: str) -> dict[str, CompressedWeight]:
     """Encodes a weight and swaps the modules that share it, all or none.
 
     Returns what became of each name; nothing if the blob is no smaller, and nobody asked for it by name.
@@ -201,8 +217,8 @@ def _compress_weight(weight: Weight, options: dict[str, Any]) -> dict[str, Compr
     prepare = _prepare_experts if get_expert_names(weight.modules[0]) else _prepare_matrix
 
     def prepare_if_smaller() -> Callable[[], None]:
-        found, swap = prepare(weight, options)
-        if weight.asked or _count_compressed(found) < weight.source_bytes:
+        found, blob_bytes, swap = prepare(weight, options, layout)
+        if weight.asked or blob_bytes < weight.source_bytes:
             results.update(found)
             return swap
         return lambda: None
@@ -216,27 +232,30 @@ def _count_compressed(results: dict[str, CompressedWeight]) -> int:
     return sum({id(each): each.compressed_bytes for each in results.values()}.values())
 
 
-_Prepared = tuple[dict[str, CompressedWeight], Callable[[], None]]
+# What becomes of each name, the bytes of the blobs, and what swaps the modules.
+_Prepared = tuple[dict[str, CompressedWeight], int, Callable[[], None]]
 
 
-def _prepare_matrix(weight: Weight, options: dict[str, Any]) -> _Prepared:
+def _prepare_matrix(weight: Weight, options: dict[str, Any], layout: str) -> _Prepared:
     """Encodes one matrix; the function that it returns swaps the modules."""
     dense = weight.modules[0]._parameters["weight"]
     assert dense is not None
-    blob = as_parameter(encode_weight(dense, **options))
-    made = [_make_compressed(module, blob) for module in weight.modules]
+    blob = encode_weight(dense, **options)
+    blob_bytes = blob.numel()
+    layer = as_parameter(_layouts.convert_blob(blob, layout))
+    made = [_make_compressed(module, layer) for module in weight.modules]
     codec = made[0].info().codec
-    result = CompressedWeight(tuple(dense.shape), dense.dtype, codec, weight.source_bytes, blob.numel())
+    result = CompressedWeight(tuple(dense.shape), dense.dtype, codec, weight.source_bytes, layer.numel(), layout)
 
     def swap() -> None:
         for module, compressed in zip(weight.modules, made):
             become(module, compressed)
 
-    return dict.fromkeys(weight.names, result), swap
+    return dict.fromkeys(weight.names, result), blob_bytes, swap
 
 
-def _prepare_experts(weight: Weight, options: dict[str, Any]) -> _Prepared:
-    """Encodes the experts of a module; the function that it returns puts them in."""
+def _prepare_experts(weight: Weight, options: dict[str, Any], _layout: str) -> _Prepared:
+    """Encodes the experts of a module, which lie coded; the function that it returns puts them in."""
     module = weight.modules[0]
     blobs = encode_experts(module, **options)
     results = {}
@@ -253,7 +272,7 @@ def _prepare_experts(weight: Weight, options: dict[str, Any]) -> _Prepared:
     def swap() -> None:
         replace_experts(module, **blobs)
 
-    return results, swap
+    return results, _count_compressed(results), swap
 
 
 def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:

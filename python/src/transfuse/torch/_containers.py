@@ -21,7 +21,7 @@ _HEAD = struct.Struct("<4sIII")
 _ALIGNMENT = 256
 
 
-def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+def place_blobs(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Returns where blobs of these sizes lie in a container, and its size."""
     offsets = []
     end = _HEAD.size + 16 * len(sizes)
@@ -42,9 +42,9 @@ def write_head(container: torch.Tensor, offsets: Sequence[int], sizes: Sequence[
         end = offset + size
 
 
-def is_container(blob: torch.Tensor) -> bool:
-    """Returns whether a tensor of bytes begins as a container does; waits for a CUDA device."""
-    return bytes(blob[: len(_MAGIC)].tolist()) == _MAGIC
+def is_container(first_bytes: bytes) -> bool:
+    """Returns whether a tensor begins as a container does."""
+    return first_bytes.startswith(_MAGIC)
 
 
 def read_head(container: torch.Tensor) -> tuple[list[int], list[int]]:
@@ -103,7 +103,7 @@ def pack_experts(blobs: Sequence[torch.Tensor]) -> torch.Tensor:
         if blob.dtype != torch.uint8 or blob.dim() != 1:
             raise ValueError(f"a blob is uint8 of one dimension, not {blob.dtype} of shape {tuple(blob.shape)}")
     sizes = [blob.numel() for blob in blobs]
-    offsets, total = layout(sizes)
+    offsets, total = place_blobs(sizes)
     container = torch.empty(total, dtype=torch.uint8, device=blobs[0].device)
     write_head(container, offsets, sizes)
     for blob, offset, size in zip(blobs, offsets, sizes, strict=True):

@@ -6,9 +6,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from transfuse._layer import Layer
+from transfuse._results import LayerInfo
 
 # What codecs take: the name by which Layer.encode knows it, and a dtype of its bits where NumPy has none of its own.
 _DTYPES: dict[torch.dtype, tuple[str, torch.dtype | None]] = {
@@ -47,9 +49,18 @@ def encode(weight: torch.Tensor, **options: Any) -> torch.Tensor:
         raise TypeError(f"weight must be a torch.Tensor, not {type(weight).__name__}")
     if weight.dtype not in _DTYPES:
         raise ValueError(f"weight is of {weight.dtype}; codecs take {', '.join(str(dtype) for dtype in _DTYPES)}")
-    name, bits = _DTYPES[weight.dtype]
+    return _tensor_of(Layer.encode(_array_of(weight), dtype=_DTYPES[weight.dtype][0], **options))
+
+
+def encode_like(weight: torch.Tensor, info: LayerInfo) -> torch.Tensor:
+    """Encodes a matrix, [rows][cols], as `transfuse.Layer.encode_like`; the blob is on the CPU."""
+    return _tensor_of(Layer.encode_like(_array_of(weight), info, dtype=_DTYPES[weight.dtype][0]))
+
+
+def _array_of(weight: torch.Tensor) -> npt.NDArray[Any]:
+    bits = _DTYPES[weight.dtype][1]
     array = weight.detach().cpu().contiguous()
-    return _tensor_of(Layer.encode((array.view(bits) if bits else array).numpy(), dtype=name, **options))
+    return (array.view(bits) if bits else array).numpy()
 
 
 def _tensor_of(layer: Layer) -> torch.Tensor:

@@ -32,11 +32,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transfuse._errors import TransfuseError
+from transfuse._errors import Status, TransfuseError, make_error
 from transfuse.torch import _ops, _registry
 from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
-from transfuse.torch._containers import pack_experts
-from transfuse.torch._modules import TORCH_DTYPES, encode_weight
+from transfuse.torch._containers import pack_experts, unpack_experts
+from transfuse.torch._dtypes import TORCH_DTYPES
+from transfuse.torch._modules import encode_weight
 
 if TYPE_CHECKING:
     from typing import Self
@@ -306,6 +307,8 @@ class TransfuseExperts(BlobModule):
             return
         _registry.adopt(blob)
         infos = _registry.expert_infos(blob)
+        if any(_registry.blob_layout(expert) != "coded" for expert in unpack_experts(blob)):
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{what}: experts lie coded")
         shapes = {(info.rows, info.cols) for info in infos}
         if len(infos) != experts or shapes != {(rows, cols)}:
             listed = ", ".join(f"{r} x {c}" for r, c in sorted(shapes))

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 
 import torch
 
+from transfuse import _structs as s
 from transfuse._checkpoint import TensorInfo, read_tensor_info
+from transfuse._errors import Status, make_error
 from transfuse._library import call as library_call
 from transfuse._library import call_interruptible, library
-from transfuse._options import encode_path, encode_text
-from transfuse.torch._containers import layout, write_head
+from transfuse._options import encode_path, encode_text, find_layout
+from transfuse.torch._containers import place_blobs, write_head
 from transfuse.torch._registry import Keeping, device_index, make_experts, wait_for
-from transfuse.torch._shim import LayerMemory, LayerSize, call
+from transfuse.torch._shim import CPU, call
 
 
 class Checkpoint:
@@ -87,6 +89,7 @@ def load_blob(
     tensor: str,
     device: torch.device | str,
     *,
+    layout: str = "coded",
     cancel: Cancel | None = None,
 ) -> torch.Tensor:
     """Reads one compressed tensor of a checkpoint to memory that torch allocates, and makes it known to the ops.
@@ -101,30 +104,38 @@ def load_blob(
         The source's name; an expert of a 3-D tensor is "name[3]", and of the whole of it a container is made.
     device : torch.device
         The CPU or a CUDA device.
+    layout : str
+        How it is to lie in memory: "coded", or "plain", which decodes it while it is loaded.
     cancel : Cancel, optional
         Of a caller who looks after Ctrl-C: the call then runs on the thread that it comes from.
 
     Returns
     -------
     torch.Tensor, uint8, [blob_bytes]
+        In another layout, the bytes that the layer takes in it.
 
     Raises
     ------
     NotFoundError
         There is no such checkpoint, tensor or expert.
     ArgumentError
-        The tensor is not compressed, or one of experts without an index.
+        The tensor is not compressed, or one of experts without an index; there is no such layout.
+    UnsupportedError
+        Also: the layout does not take the codec, or a tensor of experts.
     CancelledError
         `cancel` was set.
     DeviceError, InputOutputError, DataError, UnsupportedError
     """
     if not isinstance(checkpoint, Checkpoint):
         with Checkpoint(checkpoint) as opened:
-            return load_blob(opened, tensor, device, cancel=cancel)
+            return load_blob(opened, tensor, device, layout=layout, cancel=cancel)
+    wanted = find_layout(layout)
     info = checkpoint.tensors.get(tensor)
     if info is not None and info.compressed and len(info.shape) == 3:
+        if wanted != s.Layout.CODED:
+            raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{tensor}: experts lie coded, and not {layout}")
         return load_experts([(checkpoint, f"{tensor}[{index}]") for index in range(info.blobs)], device, cancel=cancel)
-    return _load([(checkpoint, tensor)], torch.device(device), cancel, into_container=False)
+    return _load([(checkpoint, tensor)], torch.device(device), cancel, into_container=False, layout=wanted)
 
 
 def load_experts(
@@ -144,17 +155,29 @@ def load_experts(
     return _load(tensors, torch.device(device), cancel, into_container=True)
 
 
+def measure_tensor(checkpoint: Checkpoint, tensor: str, layout: str) -> int:
+    """Returns the bytes that `load_blob` will give of a tensor that is no tensor of experts; raises what it does."""
+    return int(_measure(CPU, checkpoint.handle, encode_text(tensor, "tensor"), find_layout(layout)).blob_bytes)
+
+
+def _measure(device: int, handle: ctypes.c_void_p, name: bytes, layout: int) -> s.LayerSizeStruct:
+    size = s.LayerSizeStruct()
+    call("trf_torch_measure_tensor", device, handle, name, layout, ctypes.byref(size))
+    return size
+
+
 def _load(
-    tensors: Sequence[tuple[Checkpoint, str]], place: torch.device, cancel: Cancel | None, *, into_container: bool
+    tensors: Sequence[tuple[Checkpoint, str]],
+    place: torch.device,
+    cancel: Cancel | None,
+    *,
+    into_container: bool,
+    layout: s.Layout = s.Layout.CODED,
 ) -> torch.Tensor:
     index = device_index(place)
     sources = [(checkpoint.handle, encode_text(name, "tensor")) for checkpoint, name in tensors]
-    sizes = []
-    for handle, name in sources:
-        size = LayerSize()
-        call("trf_torch_measure_tensor", index, handle, name, ctypes.byref(size))
-        sizes.append(size)
-    offsets, total = layout([size.blob_bytes for size in sizes]) if into_container else ([0], sizes[0].blob_bytes)
+    sizes = [_measure(index, handle, name, layout) for handle, name in sources]
+    offsets, total = place_blobs([size.blob_bytes for size in sizes]) if into_container else ([0], sizes[0].blob_bytes)
     blob = torch.empty(total, dtype=torch.uint8, device=place)
     if into_container:
         write_head(blob, offsets, [size.blob_bytes for size in sizes])
@@ -164,8 +187,8 @@ def _load(
 
     def load() -> None:
         for source, offset, size, directory in zip(sources, offsets, sizes, keeping.directories, strict=True):
-            memory = LayerMemory(blob.data_ptr() + offset, size.blob_bytes, *directory)
-            call("trf_torch_load", index, *source, ctypes.byref(memory), ctypes.byref(asked.flag))
+            memory = s.LayerMemoryStruct(blob.data_ptr() + offset, size.blob_bytes, *directory)
+            call("trf_torch_load", index, *source, layout, ctypes.byref(memory), ctypes.byref(asked.flag))
 
     with keeping:
         if cancel:

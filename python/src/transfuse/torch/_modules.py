@@ -5,6 +5,9 @@ The parameter `weight` holds the blob: uint8, 1-D, without a gradient, in memory
 parameter, a state dict has the names of the uncompressed model, and code that asks `isinstance(module, nn.Linear)`
 goes on working; what it must not do is take `weight` for a matrix. `decode_weight` gives the matrix.
 
+The parameter may hold the layer in another layout than the coded one, plain for instance; `layout` says which. State
+dicts and pickles have the blob again.
+
 What moves the blob (`to`, `cuda`, `cpu`, `deepcopy`, `pickle`, `torch.load`, `load_state_dict`) registers it where it
 has come to lie. What changes dtypes (`half`, `bfloat16`, `float`, `to(dtype)`) leaves the blob, and `weight_dtype`, as
 they are, and changes the bias alone. A linear layer takes x of another dtype than its weights', decodes them to it, and
@@ -13,6 +16,8 @@ multiplies as torch does: that works, slowly. An embedding gives rows of the dty
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from transfuse._errors import TransfuseError
+from transfuse._options import find_layout
 from transfuse._results import LayerInfo
-from transfuse.torch import _encode, _ops, _registry
+from transfuse.torch import _encode, _layouts, _ops, _registry
 from transfuse.torch._blob_module import BlobModule, as_parameter, has_bytes, is_blob
+from transfuse.torch._dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from typing import Self
-
-# By the names that safetensors has for them, which are those of LayerInfo.dtype.
-TORCH_DTYPES: dict[str, torch.dtype] = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-}
 
 
 class CompressedModule(BlobModule):
@@ -44,9 +41,12 @@ class CompressedModule(BlobModule):
     Attributes
     ----------
     weight : nn.Parameter, uint8, [blob_bytes]
-        Empty on the meta device, and where the blob is still to come.
+        Empty on the meta device, and where the blob is still to come. In another layout than "coded": the bytes that
+        the layer takes in it.
     weight_dtype : torch.dtype
         Of the decoded weights, which is the source's.
+    layout : str
+        "coded" or "plain".
     """
 
     weight: Tensor
@@ -64,7 +64,7 @@ class CompressedModule(BlobModule):
         return self.weight_dtype
 
     def info(self) -> LayerInfo:
-        """Returns what the blob says of itself.
+        """Returns what the blob says of itself, which in another layout is the one that the weights were loaded from.
 
         Raises
         ------
@@ -112,6 +112,55 @@ class CompressedModule(BlobModule):
             )
         self.weight_dtype = TORCH_DTYPES[info.dtype]
 
+    def _note_adoption(self) -> None:
+        weight = self._parameters.get("weight")
+        if weight is None or not has_bytes(weight):
+            return
+        try:
+            self._layout = _registry.blob_layout(weight)
+        except TransfuseError:  # bytes that are still to be written
+            pass
+
+    def expect_layout(self, layout: str) -> None:
+        """Says how weights that are to be loaded will lie in memory; those that are there stay as they are."""
+        find_layout(layout)
+        if not has_bytes(self.weight):
+            self._layout = layout
+
+    def _lay_out(self, blob: Tensor) -> Tensor:
+        return _layouts.convert_blob(blob, self._layout)
+
+    def _encode_again(self, blob: Tensor) -> Tensor:
+        return _layouts.encode_again(blob)
+
+    # By themselves copies would go by way of the pickle, and encode layers of another layout only to decode them.
+
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        made.__setstate__(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        weight = self._parameters["weight"]
+        if self._layout != "coded" and weight is not None and has_bytes(weight):
+            state["_parameters"] = {**self._parameters, "weight": _pickled(weight)}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        layout = state.get("_layout", self._layout)
+        super().__setstate__(state)
+        weight = self._parameters["weight"]
+        if weight is not None and has_bytes(weight) and self._layout != layout:
+            weight.data = _layouts.convert_blob(weight, layout)  # once for all modules that share it
+            self._note_adoption()
+
     def _describe_weight(self) -> str:
         if not has_bytes(self.weight):
             return f"weights to be loaded, dtype={self.weight_dtype}"
@@ -119,8 +168,18 @@ class CompressedModule(BlobModule):
             info = _registry.blob_info(self.weight)
         except TransfuseError as failure:
             return f"weights that are no blob ({failure.message})"
-        bits = 8 * info.blob_bytes / (info.rows * info.cols)
-        return f"codec={info.codec}, bits={bits:.2f}, dtype={self.weight_dtype}"
+        bits = 8 * self.weight.numel() / (info.rows * info.cols)
+        layout = "" if self._layout == "coded" else f", layout={self._layout}"
+        return f"codec={info.codec}{layout}, bits={bits:.2f}, dtype={self.weight_dtype}"
+
+
+# Of parameters in other layouts: the blobs that pickles have of them, so that what is shared is so in the pickle, too.
+_pickled_parameters: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
+
+
+def _pickled(weight: nn.Parameter) -> nn.Parameter:
+    blob = _layouts.convert_blob(weight, "coded")  # on its device, where it is to lie again
+    return _pickled_parameters.setdefault(blob.data_ptr(), as_parameter(blob))
 
 
 def _empty_blob(device: torch.device | str | None) -> Tensor:
@@ -141,6 +200,8 @@ class TransfuseLinear(CompressedModule, nn.Linear):
     device : torch.device, optional
     dtype : torch.dtype, optional
         Of the weights that are to come, and of the bias.
+    layout : str
+        How the weights that are to come will lie in memory, "coded" or "plain".
 
     The constructor makes a module whose blob is still to be loaded; `from_blob` and `from_linear` make whole ones.
     """
@@ -154,8 +215,11 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        layout: str = "coded",
     ) -> None:
         nn.Module.__init__(self)
+        find_layout(layout)
+        self._layout = layout
         self.in_features = in_features
         self.out_features = out_features
         self.weight_dtype = dtype or torch.get_default_dtype()
@@ -180,6 +244,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         ----------
         blob : Tensor, uint8, [blob_bytes]
             A parameter stays the same one, so that modules can share it. On the meta device, or empty: to be loaded.
+            The bytes of a layer in another layout (`load_blob`) make a module of that layout.
         rows, cols : int
             `out_features` and `in_features`.
         dtype : torch.dtype, optional
@@ -201,13 +266,15 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         return layer
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, **options: Any) -> TransfuseLinear:
+    def from_linear(cls, linear: nn.Linear, *, layout: str = "coded", **options: Any) -> TransfuseLinear:
         """Compresses the weights of an `nn.Linear`, which stays as it is; the bias is the same parameter.
 
         Parameters
         ----------
         linear : nn.Linear
             Its weights may lie on any device, where the blob comes to lie, too.
+        layout : str
+            How the layer is to lie in memory, "coded" or "plain".
         **options
             `codec`, `bits`, `granularity`, `favor`, `threads` and `verify` of `transfuse.Layer.encode`.
 
@@ -216,11 +283,14 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         TypeError
             `linear` is something else, or has compressed weights already.
         ArgumentError
-            No codec takes the weights: F32 needs `bits`, or `codec="bf16"`, which rounds.
+            No codec takes the weights: F32 needs `bits`, or `codec="bf16"`, which rounds; there is no such layout.
+        UnsupportedError
+            The layout does not take the codec: plain layers are of bf16 and fp16.
         """
         if not isinstance(linear, nn.Linear) or isinstance(linear, CompressedModule):
             raise TypeError(f"from_linear takes an nn.Linear with dense weights, not a {type(linear).__name__}")
-        blob = encode_weight(linear.weight, **options)
+        find_layout(layout)
+        blob = _layouts.convert_blob(encode_weight(linear.weight, **options), layout)
         layer = cls.from_blob(blob, linear.out_features, linear.in_features, None, linear.bias)
         return layer.train(linear.training)
 
@@ -259,6 +329,8 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
     device : torch.device, optional
     dtype : torch.dtype, optional
         Of the weights that are to come.
+    layout : str
+        How they will lie in memory, "coded" or "plain".
 
     Attributes
     ----------
@@ -276,8 +348,11 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
         padding_idx: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        layout: str = "coded",
     ) -> None:
         nn.Module.__init__(self)
+        find_layout(layout)
+        self._layout = layout
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ValueError(f"padding_idx is {padding_idx}; there are {num_embeddings} rows")
         self.num_embeddings = num_embeddings
@@ -307,7 +382,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
         return embedding
 
     @classmethod
-    def from_embedding(cls, embedding: nn.Embedding, **options: Any) -> TransfuseEmbedding:
+    def from_embedding(cls, embedding: nn.Embedding, *, layout: str = "coded", **options: Any) -> TransfuseEmbedding:
         """Compresses the weights of an `nn.Embedding`, which stays as it is.
 
         Embeddings of transformers that multiply by a scale (Gemma's, BART's) become `TransfuseScaledEmbedding`.
@@ -322,7 +397,8 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
             raise TypeError(
                 f"from_embedding takes an nn.Embedding with dense weights, not a {type(embedding).__name__}"
             )
-        blob = encode_weight(embedding.weight, **options)
+        find_layout(layout)
+        blob = _layouts.convert_blob(encode_weight(embedding.weight, **options), layout)
         return make_embedding(embedding, blob).train(embedding.training)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -363,7 +439,7 @@ class TransfuseScaledEmbedding(TransfuseEmbedding):
     @classmethod
     def with_scale(cls, embedding: TransfuseEmbedding, scale: float, rounds_scale: bool) -> TransfuseScaledEmbedding:
         """Makes one of the same blob, the same parameter, or of one that is still to be loaded."""
-        scaled = cls(*embedding.weight_shape, embedding.padding_idx, device="meta", dtype=embedding.weight_dtype)
+        scaled = cls(*embedding.weight_shape, embedding.padding_idx, "meta", embedding.weight_dtype, embedding.layout)
         scaled.weight = embedding.weight
         scaled.scale, scaled.rounds_scale = scale, rounds_scale
         scaled._set_output_dtype(embedding.output_dtype)

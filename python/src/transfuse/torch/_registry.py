@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers as torch tensors: a blob is a contiguous uint8 tensor of one dimension, and is known by where it lies.
 
+A tensor may hold a layer in another layout than the coded one (docs/torch.md), and stands for a blob then wherever one
+is taken: its first bytes say which it is.
+
 The ops find a layer by the device and address of its blob. `adopt` validates a blob and makes it known; a blob that an
 op meets for the first time is adopted then. What is known is forgotten when the blob's storage goes, or by `forget`,
 which whoever writes other bytes into the same memory has to call.
@@ -9,6 +12,7 @@ which whoever writes other bytes into the same memory has to call.
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 import weakref
 
@@ -16,11 +20,16 @@ import torch
 
 from transfuse import _structs as s
 from transfuse._errors import Status, TransfuseError, make_error
+from transfuse._options import LAYOUTS, layout_name
 from transfuse._results import LayerInfo, make_layer_info
 from transfuse.torch._containers import is_container, read_head
 from transfuse.torch._shim import CPU, call, shim
 
 _DIRECTORY_ALIGNMENT = 256
+
+# How a buffer of another layout than the coded one begins (format/trf_layout_head.h): "TRFL", and which it is.
+_LAYOUT_HEAD = struct.Struct("<4sH")
+_LAYOUT_MAGIC = b"TRFL"
 
 _container_lock = threading.Lock()
 
@@ -70,6 +79,7 @@ def adopt(blob: torch.Tensor) -> None:
     blob : torch.Tensor, uint8, [blob_bytes]
         On the CPU or a CUDA device, where it is used as it lies: its bytes must not change. On a CUDA device it is
         read back to be checked, which waits for the device, and a directory of about 1 % of its size is allocated.
+        Of a layer in another layout the head alone is checked, and there is no directory.
 
     Raises
     ------
@@ -84,21 +94,46 @@ def adopt(blob: torch.Tensor) -> None:
         return
     _check_alignment(blob)
     wait_for(blob.device)  # what writes it
-    if is_container(blob):
+    first_bytes = _read_first_bytes(blob)
+    if is_container(first_bytes):
         with _container_lock:
             if not is_known(blob):
                 _adopt_container(blob)
         return
     device, pointer = _place_of(blob)
+    layout = _layout_of_bytes(first_bytes)
     what = f"blob of {blob.numel()} bytes on {blob.device}: "
-    keeping = Keeping(blob, [_measure(device, pointer, blob.numel(), what)], [0])
+    size = measure(blob, layout, what)
+    keeping = Keeping(blob, [size.directory_bytes], [0])
     with keeping:
+        memory = s.LayerMemoryStruct(pointer, blob.numel(), *keeping.directories[0])
         try:
-            call("trf_torch_adopt", device, pointer, blob.numel(), *keeping.directories[0], what=what)
+            call("trf_torch_adopt", device, pointer, blob.numel(), layout, ctypes.byref(memory), what=what)
         except TransfuseError as failure:
             if failure.status != Status.TRF_ERR_EXISTS:
                 raise
             keeping.drop()  # another thread was faster
+
+
+def _read_first_bytes(blob: torch.Tensor) -> bytes:
+    """Returns what tells a container, a blob and the buffers of other layouts apart; waits for a CUDA device."""
+    return bytes(blob[: _LAYOUT_HEAD.size].tolist())
+
+
+def _layout_of_bytes(first_bytes: bytes) -> int:
+    """Returns the layout that a tensor claims to be in, by its first bytes; whatever is no head is left to the library.
+
+    Raises
+    ------
+    UnsupportedError
+        It is one that this version does not know.
+    """
+    if len(first_bytes) < _LAYOUT_HEAD.size or not first_bytes.startswith(_LAYOUT_MAGIC):
+        return s.Layout.CODED
+    layout: int = _LAYOUT_HEAD.unpack(first_bytes)[1]
+    if layout not in LAYOUTS.values():
+        raise make_error(Status.TRF_ERR_UNSUPPORTED, f"a layer of a layout that is not known, {layout}", 4)
+    return layout
 
 
 def wait_for(device: torch.device) -> None:
@@ -116,14 +151,25 @@ def _adopt_container(container: torch.Tensor) -> None:
     device, pointer = _place_of(container)
     what = f"container of {container.numel()} bytes on {container.device}: "
     offsets, sizes = read_head(container)
-    places = [(pointer + offset, size) for offset, size in zip(offsets, sizes, strict=True)]
-    keeping = Keeping(container, [_measure(device, *place, what) for place in places], offsets)
+    blobs = [container[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+    layouts = [_layout_of_bytes(_read_first_bytes(blob)) for blob in blobs]
+    measured = [measure(blob, layout, what) for blob, layout in zip(blobs, layouts)]
+    keeping = Keeping(container, [size.directory_bytes for size in measured], offsets)
     with keeping:
-        for index, (place, directory) in enumerate(zip(places, keeping.directories, strict=True)):
+        for index, (blob, layout, directory) in enumerate(zip(blobs, layouts, keeping.directories, strict=True)):
+            place = blob.data_ptr(), blob.numel()
+            memory = s.LayerMemoryStruct(*place, *directory)
             while True:  # until no thread has adopted this one expert in between
                 shim().trf_torch_forget(device, place[0])
                 try:
-                    call("trf_torch_adopt", device, *place, *directory, what=f"{what}expert {index}: ")
+                    call(
+                        "trf_torch_adopt",
+                        device,
+                        *place,
+                        layout,
+                        ctypes.byref(memory),
+                        what=f"{what}expert {index}: ",
+                    )
                     break
                 except TransfuseError as failure:
                     if failure.status != Status.TRF_ERR_EXISTS:
@@ -131,11 +177,19 @@ def _adopt_container(container: torch.Tensor) -> None:
         make_experts(container, offsets, what)
 
 
-def _measure(device: int, pointer: int, count: int, what: str) -> int:
-    """Returns how large the directory of a blob is."""
-    size = ctypes.c_uint64()
-    call("trf_torch_measure", device, pointer, count, ctypes.byref(size), what=what)
-    return size.value
+def measure(blob: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStruct:
+    """Returns the memory of the layer that a blob becomes in a layout, or that a buffer of this layout is.
+
+    Raises
+    ------
+    UnsupportedError
+        The layout does not take the blob's codec.
+    DataError
+        The head is malformed.
+    """
+    size = s.LayerSizeStruct()
+    call("trf_torch_measure", *_place_of(blob), blob.numel(), layout, ctypes.byref(size), what=what)
+    return size
 
 
 def make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:
@@ -184,6 +238,11 @@ def is_known(blob: torch.Tensor) -> bool:
     return bool(shim().trf_torch_is_known(device, pointer, blob.numel()))
 
 
+def get_adoption(blob: torch.Tensor) -> object:
+    """Returns what stands for the adoption of a blob that is known, as long as it is; None for any other."""
+    return _finalizers.get(_place_of(blob))
+
+
 def forget(blob: torch.Tensor) -> None:
     """Makes a blob or container unknown, as to be done before its bytes change; an unknown one is left as it is."""
     finalizer = _finalizers.get(_place_of(blob))
@@ -206,13 +265,33 @@ def _forget(device: int, pointer: int, offsets: list[int], _directories: torch.T
 
 
 def blob_info(blob: torch.Tensor) -> LayerInfo:
-    """Returns what a blob says of itself; one that is not known is adopted. Raises what `adopt` does."""
+    """Returns what a blob says of itself; one that is not known is adopted. Raises what `adopt` does.
+
+    Of a layer in another layout it is what the blob said that it was made of, whose size `blob_bytes` is.
+    """
+    return make_layer_info(_find(blob).layer)
+
+
+def blob_layout(blob: torch.Tensor) -> str:
+    """Returns how a layer lies in memory, "coded" or "plain"; one that is not known is adopted.
+
+    Raises
+    ------
+    ValueError
+        It is a container of experts.
+    TransfuseError
+        What `adopt` raises.
+    """
+    return layout_name(_find(blob).layout)
+
+
+def _find(blob: torch.Tensor) -> s.DeviceLayerInfoStruct:
     adopt(blob)
     device, pointer = _place_of(blob)
-    info = s.LayerInfoStruct()
+    info = s.DeviceLayerInfoStruct()
     if not shim().trf_torch_find(device, pointer, blob.numel(), ctypes.byref(info)):
         raise ValueError("this is a container of experts; expert_infos tells of them")
-    return make_layer_info(info)
+    return info
 
 
 def expert_infos(container: torch.Tensor) -> list[LayerInfo]:

@@ -16,7 +16,7 @@ from transfuse.torch._modules import CompressedModule, find_scale
 
 # Which tensors are kept by default is what the command has in loader/trf_tensor_selection.c: below these sides nothing
 # shrinks, tables that are looked up by row are taken on request, and the side tables of quantized checkpoints never.
-_LEAST_SIDE = 16
+LEAST_SIDE = 16
 _EMBEDDING_PARTS = (
     "embed_tokens*", "embed_positions*", "embed_in", "wte", "wpe", "emb", "embed", "shared", "*embedding",
     "*embeddings", "*pos_embed", "*_embed",
@@ -189,8 +189,8 @@ def _gather(model: nn.Module, codec: str) -> tuple[list[Weight], dict[str, str]]
 
 def _find_default_reason(weight: Weight, embeddings: bool) -> str | None:
     """Returns why a weight is kept unless `include` asks for it, or None."""
-    if weight.least_side < _LEAST_SIDE:
-        return f"a side is below {_LEAST_SIDE}"
+    if weight.least_side < LEAST_SIDE:
+        return f"a side is below {LEAST_SIDE}"
     tables = any(isinstance(module, nn.Embedding) for module in weight.modules)
     for name in weight.names:
         last = name.removesuffix(".weight").rpartition(".")[2]

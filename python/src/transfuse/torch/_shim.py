@@ -20,23 +20,6 @@ OLDEST_TORCH = (2, 10)
 CPU = -1
 
 
-class LayerSize(ctypes.Structure):
-    """`trf_layer_size`."""
-
-    _fields_ = [("blob_bytes", c_uint64), ("directory_bytes", c_uint64)]
-
-
-class LayerMemory(ctypes.Structure):
-    """`trf_layer_memory`."""
-
-    _fields_ = [
-        ("blob", c_void_p),
-        ("blob_bytes", c_uint64),
-        ("directory", c_void_p),
-        ("directory_bytes", c_uint64),
-    ]
-
-
 @functools.cache
 def shim() -> ctypes.CDLL:
     """Returns the shim, which the first call loads.
@@ -58,12 +41,13 @@ def shim() -> ctypes.CDLL:
         ) from missing
     torch.ops.load_library(path)
     lib = ctypes.CDLL(path)
-    error, info = POINTER(s.ErrorStruct), POINTER(s.LayerInfoStruct)
+    error, info = POINTER(s.ErrorStruct), POINTER(s.DeviceLayerInfoStruct)
+    size, memory = POINTER(s.LayerSizeStruct), POINTER(s.LayerMemoryStruct)
     functions: dict[str, tuple[object, list[object]]] = {
-        "trf_torch_measure": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), error]),
-        "trf_torch_adopt": (c_int, [c_int, c_void_p, c_uint64, c_void_p, c_uint64, error]),
-        "trf_torch_measure_tensor": (c_int, [c_int, c_void_p, c_char_p, POINTER(LayerSize), error]),
-        "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, POINTER(LayerMemory), POINTER(c_int32), error]),
+        "trf_torch_measure": (c_int, [c_int, c_void_p, c_uint64, c_int, size, error]),
+        "trf_torch_adopt": (c_int, [c_int, c_void_p, c_uint64, c_int, memory, error]),
+        "trf_torch_measure_tensor": (c_int, [c_int, c_void_p, c_char_p, c_int, size, error]),
+        "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, c_int, memory, POINTER(c_int32), error]),
         "trf_torch_is_known": (c_int, [c_int, c_void_p, c_uint64]),
         "trf_torch_find": (c_int, [c_int, c_void_p, c_uint64, info]),
         "trf_torch_make_experts": (c_int, [c_int, c_void_p, c_uint64, POINTER(c_uint64), c_uint32, error]),

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that lie plain: the ops on them, and the ways to and from the coded layout."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import transfuse
+from transfuse.tests.conftest import Tensors
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor
+
+    import transfuse.torch as tt
+    from transfuse.torch import _layouts, _registry
+except ImportError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+from transfuse.tests.test_torch_ops import Case, assert_is_product, bits_of, make_weight, make_x
+from transfuse.tests.torch_cases import DEVICES
+
+CODECS = ["bf16", "bf16-size", "fp16"]
+SHAPES = [(300, 520), (256, 512), (271, 273), (16, 48)]
+HEAD_BYTES = 256
+
+
+@pytest.fixture(autouse=True)
+def not_exact() -> Iterator[None]:
+    yield
+    tt.set_exact(False)
+
+
+class PlainCase(Case):
+    """A layer that lies plain; `coded` is its blob."""
+
+    def __init__(self, codec: str, device: str, shape: tuple[int, int] = SHAPES[0], seed: int = 0) -> None:
+        super().__init__(codec, device, shape, seed)
+        self.coded = self.blob
+        self.blob = tt.convert_blob(self.coded, "plain")
+
+
+# ---- the ops ----
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_ops(codec: str, device: str, shape: tuple[int, int]) -> None:
+    case = PlainCase(codec, device, shape)
+    rows, cols = shape
+    assert case.blob.numel() == HEAD_BYTES + 2 * rows * cols and case.blob.device.type == device
+    assert (tt.blob_layout(case.coded), tt.blob_layout(case.blob)) == ("coded", "plain")
+    assert tt.blob_info(case.blob) == tt.blob_info(case.coded)
+    dtype = case.source_dtype
+    assert torch.equal(bits_of(tt.decode(case.blob, rows, cols, dtype)), bits_of(case.source))
+    assert torch.equal(tt.decode(case.blob, rows, cols, torch.float32), case.dense.float())
+    ids = torch.tensor([[0, rows - 1, 3], [3, 1, rows - 1]], device=device)
+    assert torch.equal(tt.embedding(ids, case.blob, rows, cols, dtype), F.embedding(ids, case.dense))
+    bias = make_x(rows, dtype=dtype, device=device, seed=2)
+    for sizes in [(1,), (3, 5), (70,)]:
+        x = make_x(*sizes, cols, dtype=dtype, device=device)
+        assert_is_product(case.linear(x, bias), x, case.dense, bias)
+    assert case.linear(x[:0]).shape == (0, rows)
+    wide = make_x(4, cols, dtype=torch.float32, device=device)
+    assert torch.equal(case.linear(wide), F.linear(wide, case.dense.float()))  # by torch
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_epilogues(device: str) -> None:
+    case = PlainCase("bf16", device)
+    x = make_x(5, case.cols, dtype=torch.bfloat16, device=device)
+    y = make_x(5, case.rows, dtype=torch.bfloat16, device=device, seed=4)
+    found = torch.ops.transfuse.linear_epilogue(x, case.blob, None, y, y, "silu", case.rows)
+    want = F.silu(F.linear(x.float(), case.dense.float())) * y + y
+    assert torch.allclose(found.float(), want, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_groups_may_mix_layouts(device: str) -> None:
+    first, second = PlainCase("bf16", device), Case("bf16", device, (64, 520), 1)
+    x = make_x(7, 520, dtype=torch.bfloat16, device=device)
+    y = tt.linear_group(x, [first.blob, second.blob, first.coded], [300, 64, 300])
+    for result, case in zip(y, [first, second, first]):
+        assert_is_product(result, x, case.dense)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_and_exact_mode(device: str) -> None:
+    case = PlainCase("bf16", device)
+    x, bias = (make_x(*sizes, dtype=torch.bfloat16, device=device) for sizes in [(6, case.cols), (case.rows,)])
+    results = []
+    tt.set_exact(True)
+    for product in (lambda x, bias: case.linear(x, bias), lambda x, bias: F.linear(x, case.dense, bias)):
+        leaves = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
+        y = product(*leaves)
+        y.float().square().sum().backward()
+        results.append([y, *(leaf.grad for leaf in leaves)])
+        with torch.no_grad():
+            results[-1].append(product(x, bias))
+    assert all(torch.equal(found, want) for found, want in zip(*results))
+    tt.set_exact(False)
+    with torch.autocast(device, torch.bfloat16):
+        assert case.linear(x.float()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck_and_compile(device: str) -> None:
+    case = PlainCase("bf16", device)
+    x = make_x(3, case.cols, dtype=torch.bfloat16, device=device)
+    torch.library.opcheck(torch.ops.transfuse.linear.default, (x, case.blob, None, case.rows))
+    torch.library.opcheck(torch.ops.transfuse.decode.default, (case.blob, case.rows, case.cols, torch.bfloat16))
+
+    def model(x: Tensor) -> Tensor:
+        return F.relu(case.linear(x)) @ tt.decode(case.blob, case.rows, case.cols, x.dtype)
+
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_experts(device: str) -> None:
+    """The library does not multiply by plain experts, and says so; they are decoded all the same."""
+    cases = [PlainCase("bf16", device, (32, 48), seed) for seed in range(3)]
+    container = tt.pack_experts([case.blob for case in cases])
+    dense = torch.stack([case.dense for case in cases])
+    assert torch.equal(tt.decode_experts(container, 3, 32, 48, torch.bfloat16), dense)
+    with pytest.raises(transfuse.UnsupportedError, match="layout 'plain'"):
+        tt.check_experts_dtype(container, torch.bfloat16)
+    x = make_x(4, 48, dtype=torch.bfloat16, device=device)
+    offsets = torch.tensor([0, 1, 2, 4], dtype=torch.int32, device=device)
+    with pytest.raises(RuntimeError, match="layout 'plain'"):
+        tt.experts(x, offsets, container, 32)
+
+
+# ---- how layers are known ----
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_buffers_are_adopted_wherever_they_are_copied(device: str) -> None:
+    case = PlainCase("fp16", device)
+    for copied in (case.blob.clone(), case.blob.cpu().to(device)):
+        assert tt.blob_layout(copied) == "plain"
+        assert torch.equal(tt.decode(copied, case.rows, case.cols, torch.float16), case.dense)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layers_are_forgotten_with_their_storage(device: str) -> None:
+    gc.collect()
+    before = _registry.count_layers()
+    case = PlainCase("bf16", device)
+    case.linear(make_x(1, case.cols, dtype=torch.bfloat16, device=device))
+    assert _registry.count_layers() == before + 2
+    del case
+    gc.collect()
+    assert _registry.count_layers() == before
+    assert len(_layouts._made._of) == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("place", "value", "error", "words"),
+    [
+        (4, 77, transfuse.UnsupportedError, "layout that is not known, 77"),
+        (40, 9, transfuse.DataError, "checksum"),
+        (6, 9, transfuse.DataError, "checksum"),
+        (0, 1, transfuse.DataError, "magic"),
+    ],
+)
+def test_bad_heads(place: int, value: int, error: type[Exception], words: str, device: str) -> None:
+    case = PlainCase("bf16", device)
+    bad = case.blob.clone()
+    bad[place] = value
+    with pytest.raises(error, match=words):
+        tt.adopt(bad)
+    with pytest.raises(RuntimeError, match=words):
+        tt.decode(bad, case.rows, case.cols, torch.bfloat16)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_cut_buffers(device: str) -> None:
+    blob = PlainCase("bf16", device).blob
+    for size in (5, 100, HEAD_BYTES, blob.numel() - 2):
+        with pytest.raises(transfuse.DataError):
+            tt.adopt(blob[:size].clone())
+
+
+# ---- from one layout to the other ----
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", [{}, {"favor": "size"}, {"codec": "bf16"}], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_there_and_back(options: dict[str, str], shape: tuple[int, int], device: str) -> None:
+    """The blob comes again byte for byte, as one of this version's encoder; F32 that was rounded, too."""
+    dtypes = [torch.float32] if "codec" in options else [torch.bfloat16, torch.float16]
+    for dtype in dtypes:
+        blob = tt.encode(make_weight(*shape, dtype), **options).to(device)
+        plain = tt.convert_blob(blob, "plain")
+        assert tt.convert_blob(plain, "plain") is plain and tt.convert_blob(blob, "coded") is blob
+        info = tt.blob_info(plain)
+        assert info.dtype == {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
+        again = tt.convert_blob(plain, "coded")
+        assert _registry.is_known(again)
+        assert again.device.type == device and torch.equal(again, blob)
+        assert torch.equal(tt.decode(plain, *shape, dtype), tt.decode(blob, *shape, dtype))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("favor", ["speed", "size"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_pattern(dtype: torch.dtype, favor: str, device: str) -> None:
+    """NaNs with their payloads, infinities, both zeros and denormals."""
+    weight = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(256, 256).view(dtype)
+    blob = tt.encode(weight, favor=favor).to(device)
+    plain = tt.convert_blob(blob, "plain")
+    assert torch.equal(bits_of(tt.decode(plain, 256, 256, dtype)), bits_of(weight))
+    assert torch.equal(tt.convert_blob(plain, "coded"), blob)
+
+
+def test_options_that_the_command_does_not_have() -> None:
+    """A blob of other probability bits and narrow slabs; all of it stands in the head."""
+    from transfuse import _structs as s
+    from transfuse._arrays import take_weights
+    from transfuse._layer import Layer
+    from transfuse._options import fill_encode_options
+
+    options = s.EncodeOptionsStruct()
+    fill_encode_options(options, codec="auto", favor="speed", bits=None, granularity=None, threads=0, verify=True)
+    options.probability_bits, options.slab_cols = 11, 256
+    array = make_weight(300, 520, torch.bfloat16).view(torch.uint16).numpy()
+    data = Layer._encode(*take_weights(array, "bf16"), options).to_bytes()
+    blob = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
+    info = tt.blob_info(blob)
+    assert (info.probability_bits, info.slab_cols) == (11, 256)
+    assert torch.equal(tt.convert_blob(tt.convert_blob(blob, "plain"), "coded"), blob)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_made_again_is_shared(device: str) -> None:
+    case = PlainCase("bf16", device)
+    assert tt.convert_blob(case.coded, "plain").data_ptr() == case.blob.data_ptr()
+    again = tt.convert_blob(case.blob, "coded")
+    assert tt.convert_blob(case.blob, "coded").data_ptr() == again.data_ptr()
+    # Other weights at the same place are another layer.
+    other = PlainCase("bf16", device, seed=5)
+    tt.forget(case.blob)
+    case.blob.copy_(other.blob)
+    assert torch.equal(tt.convert_blob(case.blob, "coded"), other.coded)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("codec", ["fp8_e4m3", "int8", "int-bf16"])
+def test_codecs_without_a_plain_layout(codec: str, device: str) -> None:
+    case = Case(codec, device)
+    with pytest.raises(transfuse.UnsupportedError, match="'plain' does not take the codec"):
+        tt.convert_blob(case.blob, "plain")
+    with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'; it must be one of coded, plain"):
+        tt.convert_blob(case.blob, "woven")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_load_blob(device: str, source: Path, tensors: Tensors, tmp_path: Path) -> None:
+    transfuse.compress(source, tmp_path / "trf.safetensors")
+    with tt.open_checkpoint(tmp_path / "trf.safetensors") as checkpoint:
+        for name, dtype in (("q_proj", torch.bfloat16), ("k_proj", torch.float16)):
+            name = f"layers.0.{name}.weight"
+            blob = tt.load_blob(checkpoint, name, device, layout="plain")
+            values = tensors[name][1]
+            rows, cols = values.shape
+            assert tt.blob_layout(blob) == "plain" and _registry.is_known(blob)
+            assert bits_of(tt.decode(blob, rows, cols, dtype)).numpy().tobytes() == values.tobytes()
+        with pytest.raises(transfuse.UnsupportedError, match=r"codes\.weight.*codec int"):
+            tt.load_blob(checkpoint, "layers.0.codes.weight", device, layout="plain")
+        with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
+            tt.load_blob(checkpoint, "layers.0.experts.up_proj", device, layout="plain")
+        one = tt.load_blob(checkpoint, "layers.0.experts.up_proj[1]", device, layout="plain")
+        assert tt.blob_info(one).rows == 96
+        with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'"):
+            tt.load_blob(checkpoint, "layers.0.q_proj.weight", device, layout="woven")

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers in other layouts than the coded one, which is that of files and state dicts, and the ways between them.
+
+From a coded layer the library transcodes, on the device. The way back decodes, and encodes on the CPU with the options
+that the layer's head has kept: the same weights, and of blobs of this version's encoder the same bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+
+import torch
+from torch import Tensor
+
+from transfuse import _structs as s
+from transfuse._options import find_layout
+from transfuse.torch import _encode, _ops, _registry
+from transfuse.torch._dtypes import TORCH_DTYPES
+from transfuse.torch._shim import call
+
+
+def convert_blob(blob: Tensor, layout: str) -> Tensor:
+    """Returns a layer in another layout.
+
+    Parameters
+    ----------
+    blob : Tensor, uint8, [blob_bytes]
+        A blob, or a layer's bytes in any layout; it stays as it is, and is adopted if it is not known.
+    layout : str
+        "coded" or "plain".
+
+    Returns
+    -------
+    Tensor, uint8
+        `blob` itself if it lies so; else the bytes of the layer in that layout, on the device of `blob`, known to the
+        ops. The same blob gives the same memory again as long as that is in use, so that ties hold.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such layout.
+    UnsupportedError
+        The layout does not take the codec.
+    DataError
+        The blob is corrupt.
+    """
+    wanted = find_layout(layout)
+    if _registry.blob_layout(blob) == layout:
+        return blob
+    found = _made.find(blob, layout)
+    if found is None:
+        coded = encode_again(blob).to(blob.device)
+        found = coded if wanted == s.Layout.CODED else _transcode(coded, wanted)
+        _registry.adopt(found)
+        _made.note(blob, layout, found)
+    return found
+
+
+def encode_again(blob: Tensor) -> Tensor:
+    """Returns the blob of a layer in any layout, on the CPU; a blob that lies in memory coded is returned as it is."""
+    if _registry.blob_layout(blob) == "coded":
+        return blob
+    found = _made.find(blob, "file")
+    if found is None:
+        info = _registry.blob_info(blob)
+        weights = _ops.decode(blob, info.rows, info.cols, TORCH_DTYPES[info.dtype])
+        found = _encode.encode_like(weights, info)
+        _made.note(blob, "file", found)
+    return found
+
+
+def check_layout(blob: Tensor, layout: str, what: str = "") -> None:
+    """Raises what `convert_blob` would for a blob whose codec a layout does not take; `what` begins the message."""
+    if _registry.blob_layout(blob) == "coded":
+        _registry.measure(blob, find_layout(layout), what)
+
+
+def _transcode(blob: Tensor, layout: s.Layout) -> Tensor:
+    """Returns the layer of a coded blob in another layout, on the device of the blob."""
+    size = _registry.measure(blob, layout)
+    made = torch.empty(size.blob_bytes, dtype=torch.uint8, device=blob.device)
+    keeping = _registry.Keeping(made, [size.directory_bytes], [0])
+    _registry.wait_for(blob.device)
+    with keeping:
+        memory = s.LayerMemoryStruct(made.data_ptr(), made.numel(), *keeping.directories[0])
+        source = _registry.device_index(blob.device), blob.data_ptr(), blob.numel()
+        call("trf_torch_adopt", *source, layout, ctypes.byref(memory))
+    return made
+
+
+class _Made:
+    """What layers were converted to, as long as both live and the source is not forgotten.
+
+    Modules that share a weight are asked for it one by one; what they give has to be shared, too.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By the source's storage, then by what was made of which part of it: the source's adoption, and the result.
+        self._of: weakref.WeakKeyDictionary[
+            torch.UntypedStorage, dict[tuple[str, int, int], tuple[object, weakref.ref[torch.UntypedStorage]]]
+        ] = weakref.WeakKeyDictionary()
+
+    def find(self, blob: Tensor, made_as: str) -> Tensor | None:
+        with self._lock:
+            entry = self._of.get(blob.untyped_storage(), {}).get((made_as, blob.data_ptr(), blob.numel()))
+        if entry is None or entry[0] is not _registry.get_adoption(blob):
+            return None
+        storage = entry[1]()
+        if storage is None:
+            return None
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def note(self, blob: Tensor, made_as: str, made: Tensor) -> None:
+        adoption = _registry.get_adoption(blob)
+        if adoption is None:
+            return
+        with self._lock:
+            known = self._of.setdefault(blob.untyped_storage(), {})
+            known[made_as, blob.data_ptr(), blob.numel()] = adoption, weakref.ref(made.untyped_storage())
+
+
+_made = _Made()

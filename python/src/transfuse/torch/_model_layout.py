@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changing how the layers of a model lie in memory, after they were loaded or compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from transfuse._checkpoint import Progress
+from transfuse._errors import Status, make_error
+from transfuse._options import find_layout
+from transfuse.torch import _layouts
+from transfuse.torch._blob_module import has_bytes
+from transfuse.torch._compress import run_abandonable
+from transfuse.torch._experts import TransfuseExperts
+from transfuse.torch._modules import CompressedModule
+
+_NO_EXPERTS = "experts lie coded"
+
+
+def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = None) -> dict[str, str]:
+    """Converts the weights of a compressed module, or of all those of a model, to another layout, in place.
+
+    One layer at a time is converted: beside the model that takes the memory of one layer, in both layouts, and to
+    "coded" also its dense weights, which are encoded on the CPU. Parameters stay the same objects, so that ties hold;
+    their memory is another one, so that compiled models are compiled anew, and CUDA graphs have to be captured again.
+    Modules whose weights are to be loaded are told how. No other thread may use the model meanwhile.
+    Ctrl-C, and whatever else is raised, leaves a model that works, of which some layers are converted.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A `TransfuseLinear` or `TransfuseEmbedding`, or anything that has some.
+    layout : str
+        "coded", or "plain".
+    progress : callable, optional
+        As of `compress_model`; bytes are those of the weights before they are converted.
+
+    Returns
+    -------
+    dict of str to str
+        The compressed weights that stay as they are, and why: those of experts, which lie coded.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such layout.
+    UnsupportedError
+        The layout does not take the codec of a weight, or `model` itself is a module of experts. Nothing is converted
+        then.
+    CancelledError
+        `progress` asked to stop.
+    """
+    wanted = find_layout(layout)
+    weights: dict[int, list[tuple[str, CompressedModule]]] = {}
+    left: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, CompressedModule):
+            weights.setdefault(id(module.weight), []).append((f"{path}.weight" if path else "weight", module))
+        elif isinstance(module, TransfuseExperts) and wanted != find_layout("coded"):
+            if module is model:
+                raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{_NO_EXPERTS}, and not {layout}")
+            left.update(dict.fromkeys((f"{path}.{name}" for name in module.blob_shapes), _NO_EXPERTS))
+    taken = [members for members in weights.values() if members[0][1].layout != layout]
+    _check(taken, layout)
+    total, done = sum(members[0][1].weight.numel() for members in taken), 0
+    for members in taken:
+        name, first = members[0]
+        size = first.weight.numel()
+        _report_progress(progress, name, done, total)
+        if has_bytes(first.weight):
+            run_abandonable(_make_conversion([module for _, module in members], layout))
+        else:
+            for _, module in members:
+                module.expect_layout(layout)
+        done += size
+    if taken:
+        _report_progress(progress, taken[-1][0][0], done, total)
+    return left
+
+
+def _check(taken: list[list[tuple[str, CompressedModule]]], layout: str) -> None:
+    """Raises UnsupportedError if a weight cannot be converted, and names it."""
+    for members in taken:
+        name, first = members[0]
+        if has_bytes(first.weight):
+            _layouts.check_layout(first.weight, layout, f"{name}: ")
+
+
+def _make_conversion(modules: list[CompressedModule], layout: str) -> Callable[[], Callable[[], None]]:
+    """Returns what converts the weight that modules share, which returns what puts it in."""
+
+    def convert() -> Callable[[], None]:
+        made = _layouts.convert_blob(modules[0].weight, layout)
+        return lambda: swap(made)
+
+    def swap(made: Tensor) -> None:
+        for module in modules:
+            module._change_data("weight", made)
+
+    return convert
+
+
+def _report_progress(progress: Progress | None, name: str, done: int, total: int) -> None:
+    if progress is not None and progress(name, done, total):
+        raise make_error(Status.TRF_ERR_CANCELLED, f"converting the model was cancelled before {name}")
+
+
+__all__ = ["set_layout"]
