@@ -2,7 +2,7 @@
 /* Products of packed layers by every kernel that the device has, against exact sums of integers: odd shapes and
  * batches, zeros, records, stored tiles, offsets of rows; misaligned x, leading dimensions, types of y, and the same
  * bits on every run. */
-#include "common/packed_layer.h"
+#include "common/packed_integers.h"
 #include "common/test_weights.h"
 #include "gpu_fixture.h"
 #include "trf_context.h"
@@ -14,11 +14,6 @@
 #include <stdio.h>
 
 enum {
-    WITH_ZEROS = 1,
-    WITH_OUTLIERS = 2,
-    WITH_STORED = 4,
-    WITH_OFFSETS = 8,
-    KINDS = 16,
     CUTS = 4,
     WGMMA_KERNELS = CUTS * (TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64),
     KERNELS = 1 + TRF_PACKED_BULK_SHAPES + WGMMA_KERNELS, /* the general one, the bulk ones, the wgmma ones */
@@ -43,24 +38,6 @@ typedef struct packed_case {
     float *exact;         /* [m][rows] */
 } packed_case;
 
-/* Integers within +-31 times 2^-6; an outlier is +-2^10. */
-static void fill_integers(test_rng *rng, packed_layer *layer, int kind) {
-    for (uint32_t row = 0; row < layer->rows; row++)
-        for (uint32_t col = 0; col < layer->cols; col++) {
-            double value = (double)(1 + test_below(rng, 31)) / 64;
-            if (kind & WITH_ZEROS && test_below(rng, 3) == 0)
-                value = 0;
-            if (kind & WITH_OUTLIERS && (test_below(rng, 3000) == 0 || row + col == 0))
-                value = 1024; /* the first weight's record has zeros for a place, as words have that are none */
-            if (kind & WITH_STORED && layer->cols > 1000 && col / 32 % 30 == 1 && test_below(rng, 40) == 0)
-                value = 1024;
-            if (kind & WITH_OFFSETS)
-                value = ldexp(value, layer->row_offsets[row]);
-            layer->weights[(size_t)row * layer->cols + col] =
-                (uint16_t)(trf_f32_to_bf16((float)value) | (test_below(rng, 2) ? 0x8000 : 0));
-        }
-}
-
 /* In F32, which is exact for these, whatever the order. */
 static void multiply_exactly(packed_case *c) {
     const uint32_t rows = c->layer.rows, cols = c->layer.cols;
@@ -84,12 +61,7 @@ static void multiply_exactly(packed_case *c) {
 static packed_case case_begin(layer_shape shape, int kind, uint32_t m) {
     test_rng rng = {1000 + shape.rows * 7 + (uint64_t)kind};
     packed_case c = {.m = m};
-    trf_error err;
-    c.layer = packed_layer_make(shape.rows, shape.cols, (kind & WITH_OFFSETS) != 0);
-    for (uint32_t row = 0; kind & WITH_OFFSETS && row < shape.rows; row++)
-        c.layer.row_offsets[row] = (int8_t)((int32_t)test_below(&rng, 7) - 3);
-    fill_integers(&rng, &c.layer, kind);
-    ck_assert_msg(packed_layer_pack(&c.layer, NULL, &err) == TRF_OK, "%s", err.message);
+    c.layer = packed_integers_make(&rng, shape.rows, shape.cols, kind);
     c.packed = gpu_memory_copy_of(c.layer.packed, c.layer.head.common.buffer_bytes);
     c.view = trf_packed_view_of(&c.layer.head, c.packed.at);
     c.x_host = gpu_malloc((size_t)m * shape.cols * sizeof *c.x_host);

@@ -2,7 +2,7 @@
 /* Products of packed layers: how they are cut, and the kernels' own code in emulated warps. Weights and x are integers
  * so small that every sum is exact, whatever its order: y has to have the right bits. */
 #include "common/expect.h"
-#include "common/packed_layer.h"
+#include "common/packed_integers.h"
 #include "common/run_suite.h"
 #include "common/test_weights.h"
 #include "trf_convert.h"
@@ -179,14 +179,6 @@ END_TEST
 
 /* ---- products ---- */
 
-enum {
-    WITH_ZEROS = 1,
-    WITH_OUTLIERS = 2, /* a record here and there */
-    WITH_STORED = 4,   /* packed tiles with so many that they are stored */
-    WITH_OFFSETS = 8,
-    KINDS = 16
-};
-
 typedef struct product_case {
     uint32_t rows, cols, m;
     int multiprocessors; /* few: one part; many: several */
@@ -196,24 +188,6 @@ static const product_case kCases[] = {{1, 1, 1, 132},    {65, 40, 3, 132},   {64
                                       {70, 2112, 17, 1}, {200, 97, 40, 132}, {66, 3100, 33, 8},  {128, 64, 70, 132}};
 
 static uint16_t bf16_of(double value) { return trf_f32_to_bf16((float)value); }
-
-/* Integers within +-31 times 2^-6; an outlier is +-2^10. */
-static void fill_integers(test_rng *rng, packed_layer *layer, int kind) {
-    for (uint32_t row = 0; row < layer->rows; row++)
-        for (uint32_t col = 0; col < layer->cols; col++) {
-            double value = (double)(1 + test_below(rng, 31)) / 64;
-            if (kind & WITH_ZEROS && test_below(rng, 3) == 0)
-                value = 0;
-            if (kind & WITH_OUTLIERS && (test_below(rng, 3000) == 0 || row + col == 0))
-                value = 1024; /* the first weight's record has zeros for a place, as words have that are none */
-            if (kind & WITH_STORED && layer->cols > 1000 && col / 32 % 30 == 1 && test_below(rng, 40) == 0)
-                value = 1024;
-            if (kind & WITH_OFFSETS)
-                value = ldexp(value, layer->row_offsets[row]);
-            layer->weights[(size_t)row * layer->cols + col] =
-                (uint16_t)(bf16_of(value) | (test_below(rng, 2) ? 0x8000 : 0));
-        }
-}
 
 typedef struct product_run {
     packed_layer layer;
@@ -247,12 +221,7 @@ static void multiply_exactly(product_run *run) {
 static product_run run_begin(const product_case *of, int kind) {
     test_rng rng = {1000 + of->rows * 7 + (uint64_t)kind};
     product_run run = {.m = of->m};
-    trf_error err;
-    run.layer = packed_layer_make(of->rows, of->cols, (kind & WITH_OFFSETS) != 0);
-    for (uint32_t row = 0; kind & WITH_OFFSETS && row < of->rows; row++)
-        run.layer.row_offsets[row] = (int8_t)((int32_t)test_below(&rng, 7) - 3);
-    fill_integers(&rng, &run.layer, kind);
-    ck_assert_msg(packed_layer_pack(&run.layer, NULL, &err) == TRF_OK, "%s", err.message);
+    run.layer = packed_integers_make(&rng, of->rows, of->cols, kind);
     run.view = trf_packed_view_of(&run.layer.head, run.layer.packed);
     const trf_device_limits limits = {.multiprocessors = of->multiprocessors};
     ck_assert(trf_packed_choose(&run.view, &limits, of->m, &run.partition));

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed layers of weights so small, and all multiples of one number, that sums of them are exact in F32, whatever
+ * their order: products have to have the right bits. Everything here ends the program on failure. */
+#ifndef PACKED_INTEGERS_H
+#define PACKED_INTEGERS_H
+
+#include "common/packed_layer.h"
+#include "common/test_weights.h"
+
+/* What a layer has; any of them together. */
+enum {
+    WITH_ZEROS = 1,
+    WITH_OUTLIERS = 2, /* a record here and there, and one of the first weight, whose place is all zeros, as in unused
+                        * words */
+    WITH_STORED = 4,   /* packed tiles with so many that they are stored, where there are more than 1,000 columns */
+    WITH_OFFSETS = 8,  /* of rows */
+    KINDS = 16
+};
+
+/* Integers within +-31 times 2^-6, outliers of +-2^10; packed. */
+packed_layer packed_integers_make(test_rng *rng, uint32_t rows, uint32_t cols, int kind);
+
+#endif
