@@ -144,3 +144,19 @@ uint8_t *device_multiply(trf_device_layer *layer, const trf_plan_options *option
     free(numbers);
     return found;
 }
+
+trf_checkpoint *device_layers_open_f32_as_bf16(uint32_t rows, uint32_t cols) {
+    static const char *const all[] = {"*", NULL};
+    const fixture_tensor f32 = {"f32", "F32", {rows, cols}, 2, 0};
+    const char *source = fixture_path("f32.safetensors"), *made = fixture_path("f32_bf16.safetensors");
+    trf_checkpoint_options options;
+    trf_checkpoint *checkpoint = NULL;
+    trf_error err;
+    trf_checkpoint_options_init(&options);
+    options.encode.codec = TRF_CODEC_BF16;
+    options.include = all;
+    fixture_write_safetensors(source, NULL, &f32, 1, 8, 6);
+    fixture_check_status(trf_compress_checkpoint(source, made, &options, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_checkpoint_open(made, &checkpoint, &err), TRF_OK, &err);
+    return checkpoint;
+}

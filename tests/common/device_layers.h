@@ -30,4 +30,7 @@ uint16_t *device_make_x(uint32_t m, uint32_t cols);
 /* Rows of y, what is between them included, of a plan with the operands that its options name; a residual is y. */
 uint8_t *device_multiply(trf_device_layer *layer, const trf_plan_options *options, const uint16_t *x);
 
+/* A checkpoint of one tensor, "f32", made of F32 by the codec bf16, in the fixture's folder. */
+trf_checkpoint *device_layers_open_f32_as_bf16(uint32_t rows, uint32_t cols);
+
 #endif

@@ -53,19 +53,10 @@ static trf_context *device;
 static trf_checkpoint *checkpoint, *f32_checkpoint;
 
 static void begin(void) {
-    static const fixture_tensor f32 = {"f32", "F32", {ROWS, COLS}, 2, 0};
-    static const char *const all[] = {"*", NULL};
     fixture_begin();
     fixture_check_status(trf_context_create(TRF_TEST_DEVICE, &device, &err), TRF_OK, &err);
     checkpoint = fixture_open_compressed(kTensors, sizeof kTensors / sizeof kTensors[0]);
-    const char *source = fixture_path("f32.safetensors"), *made = fixture_path("f32_bf16.safetensors");
-    trf_checkpoint_options options;
-    trf_checkpoint_options_init(&options);
-    options.encode.codec = TRF_CODEC_BF16;
-    options.include = all;
-    fixture_write_safetensors(source, NULL, &f32, 1, 8, 6);
-    fixture_check_status(trf_compress_checkpoint(source, made, &options, NULL, &err), TRF_OK, &err);
-    fixture_check_status(trf_checkpoint_open(made, &f32_checkpoint, &err), TRF_OK, &err);
+    f32_checkpoint = device_layers_open_f32_as_bf16(ROWS, COLS);
 }
 
 static void end(void) {
