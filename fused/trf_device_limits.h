@@ -7,7 +7,8 @@
 #include "trf_smem_layout.h"
 
 enum {
-    TRF_CLUSTER_SIZES = 4 /* of 1, 2, 4 and 8 blocks */
+    TRF_CLUSTER_SIZES = 4, /* of 1, 2, 4 and 8 blocks */
+    TRF_MAX_CLUSTER = 8
 };
 
 typedef struct trf_device_limits {
@@ -17,6 +18,8 @@ typedef struct trf_device_limits {
     /* Clusters of 1 << i blocks that run at once, one block a multiprocessor; 0: such clusters cannot be launched. */
     uint32_t clusters[TRF_CLUSTER_SIZES];
     uint32_t missing_kernels; /* of trf_kernel_set: kernels that the code which this device runs was compiled without */
+    uint32_t clusters_of[TRF_MAX_CLUSTER + 1]; /* as clusters, by their number of blocks, from 1 on */
+    uint32_t memory_gb_per_second;
 } trf_device_limits;
 
 /* Kernels that not every architecture has code for: a build for others may still run here, by way of PTX. */

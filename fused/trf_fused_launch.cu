@@ -33,22 +33,24 @@ int trf_find_limits(trf_device_limits *limits) {
     /* The system's own kilobyte may be counted in. */
     const uint32_t marks = (uint32_t)attributes.sharedSizeBytes % 1024 / kProbeStepBytes;
     limits->missing_kernels = (TRF_KERNELS_LARGE_SMEM | TRF_KERNELS_WIDE) & ~(marks - 1);
-    limits->clusters[0] = (uint32_t)limits->multiprocessors;
-    for (uint32_t i = 1; i < TRF_CLUSTER_SIZES; i++) {
-        limits->clusters[i] = 0;
+    limits->clusters_of[1] = (uint32_t)limits->multiprocessors;
+    for (uint32_t blocks = 2; blocks <= TRF_MAX_CLUSTER; blocks++) {
+        limits->clusters_of[blocks] = 0;
         if (status != cudaSuccess || limits->capability < 90 || attributes.ptxVersion < 90)
             continue;
         cudaLaunchAttribute attribute;
         cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(1u << i);
+        config.gridDim = dim3(blocks);
         config.blockDim = dim3(512);
         config.dynamicSmemBytes = (size_t)limits->shared_bytes - TRF_STATIC_SMEM_BYTES;
         config.attrs = &attribute;
-        form_clusters(&config, 1u << i);
+        form_clusters(&config, blocks);
         int clusters = 0;
         status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-        limits->clusters[i] = clusters > 0 ? (uint32_t)clusters : 0;
+        limits->clusters_of[blocks] = clusters > 0 ? (uint32_t)clusters : 0;
     }
+    for (uint32_t i = 0; i < TRF_CLUSTER_SIZES; i++)
+        limits->clusters[i] = limits->clusters_of[1 << i];
     return status;
 }
 

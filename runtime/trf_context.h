@@ -69,11 +69,10 @@ struct trf_context {
     const trf_device_ops *ops;
     int device; /* CUDA ordinal, or TRF_DEVICE_CPU */
     char name[256];
-    int threads;                   /* CPU: as trf_thread_count takes it */
-    trf_tuning *tuning;            /* the context's copy, or NULL */
-    uint64_t cache_bytes;          /* of a GPU's L2 cache; 0 on the CPU */
-    uint32_t memory_gb_per_second; /* of a GPU, by its memory's clock and width; 0: the CPU, or not known */
-    trf_device_limits limits;      /* CUDA, as what follows */
+    int threads;              /* CPU: as trf_thread_count takes it */
+    trf_tuning *tuning;       /* the context's copy, or NULL */
+    uint64_t cache_bytes;     /* of a GPU's L2 cache; 0 on the CPU */
+    trf_device_limits limits; /* CUDA, as what follows */
     struct trf_gemm *gemm;
     struct trf_staging *staging;    /* through which layers are loaded ... */
     struct trf_cuda_copier *copier; /* ... and what copies them */

@@ -179,10 +179,10 @@ trf_status trf_cuda_context_create(int device, trf_context **context, trf_error 
     made->ops = &cuda_device_ops;
     made->device = device;
     made->cache_bytes = (uint64_t)properties.l2CacheSize;
-    made->memory_gb_per_second = memory_gb_per_second(device);
     made->limits = (trf_device_limits){.multiprocessors = properties.multiProcessorCount,
                                        .shared_bytes = (int)properties.sharedMemPerBlockOptin,
-                                       .capability = 10 * properties.major + properties.minor};
+                                       .capability = 10 * properties.major + properties.minor,
+                                       .memory_gb_per_second = memory_gb_per_second(device)};
     snprintf(made->name, sizeof made->name, "%s", properties.name);
     status = trf_enter_device(device, &scope, err);
     if (status == TRF_OK) {

@@ -35,7 +35,7 @@ void trf_tuning_free(trf_tuning *tuning) {
 trf_card trf_card_of(const trf_context *context) {
     trf_card card = {.capability = (uint32_t)context->limits.capability,
                      .multiprocessors = (uint32_t)context->limits.multiprocessors,
-                     .memory_gb_per_second = context->memory_gb_per_second};
+                     .memory_gb_per_second = context->limits.memory_gb_per_second};
     snprintf(card.name, sizeof card.name, "%s", context->name);
     return card;
 }

@@ -14,9 +14,9 @@
  *      +---------+-----+-----+-----+-----+
  *
  * A producer warp fills stages: the packed tiles of a band lie one after the other, so a band's part of a stage is one
- * copy; x comes as boxes of 64 columns under the swizzle of 128 bytes, which ldmatrix reads without conflicts; the
- * band's exception line comes along, as waiting for it would cost more than its 128 bytes. full[i] counts bytes,
- * empty[i] the warps that are done with a stage.
+ * copy; the band's exception line comes along, as waiting for it would cost more than its 128 bytes. Another one brings
+ * x as boxes of 64 columns under the swizzle of 128 bytes, which ldmatrix reads without conflicts. full[i] counts
+ * bytes, empty[i] the warps that are done with a stage.
  *
  * 256 rows: all stages of all tiles are cut into one equal share a block (stream-K). Tiles that two blocks or more
  * share are left in the workspace, and trf_packed_bulk_finish adds their sums in the order of blocks. 28672x8192: 112
@@ -25,7 +25,7 @@
  * distributed shared memory in the order of blocks, each another part of y. 8192x8192: 64 tiles of 128 rows, two blocks
  * each; 4 multiprocessors idle.
  *
- * Shared memory: 3 to 6 stages of 26 to 42 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 232 a thread of
+ * Shared memory: 3 or 4 stages of 26 to 57 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 232 a thread of
  * 8 warps, 112 of 16, which the producer's warpgroup gives away. The limit that should bind is memory; not measured
  * yet. */
 #ifndef TRF_PACKED_BULK_CUH
@@ -46,6 +46,7 @@ struct trf_packed_bulk_args {
     trf_stream_k stream_k; /* of tiles ("units") and stages ("panels") over blocks ("warps"); panels also of clusters */
     float *partials;       /* stream-K: [2 * blocks][items][128]; a block's first tile, then its last one */
     trf_epilogue epilogue;
+    uint32_t is_bare; /* trf_packed_is_bare */
 };
 
 #if TRF_WARPGROUPS
@@ -139,13 +140,13 @@ static __device__ __forceinline__ uint32_t trf_packed_bulk_tiles_of(const trf_pa
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_bulk_load_weights(const trf_packed_view &view, const trf_packed_bulk_place &place,
-                             const trf_packed_ring<Config> &ring, uint32_t lane, uint64_t policy) {
+                             const trf_packed_ring<Config> &ring, uint32_t lane) {
+    const uint64_t policy = trf_policy_read_once();
     const uint32_t band = trf_packed_bulk_band<Config>(place.tile),
                    bands = trf_packed_bulk_bands_of<Config>(view, place),
                    tiles = trf_packed_bulk_tiles_of<Config>(view, place);
     if (lane == 0)
-        trf_mbarrier_arrive_expect_tx(ring.full(),
-                                      bands * (tiles * Config::kUnitBytes + TRF_PACKED_LINE_BYTES) + Config::kXBytes);
+        trf_mbarrier_arrive_expect_tx(ring.full(), bands * (tiles * Config::kUnitBytes + TRF_PACKED_LINE_BYTES));
     __syncwarp();
     const uint64_t first = trf_packed_tile_number(&view, band, place.packed_tile);
     if constexpr (Config::kUnitSlabs == TRF_PACKED_SLABS) { /* packed tiles in a row, band by band */
@@ -160,48 +161,61 @@ trf_packed_bulk_load_weights(const trf_packed_view &view, const trf_packed_bulk_
                               trf_packed_bulk_first_slab<Config>(place.tile) * TRF_PACKED_SLAB_BYTES,
                           Config::kUnitBytes, ring.full(), policy);
     }
-    if (lane < bands)
+    if (lane < bands) /* the same line for all stages of its 1,024 columns */
         trf_bulk_load(ring.stage() + Config::kLinesAt + lane * TRF_PACKED_LINE_BYTES,
                       trf_packed_line_of(&view, band + lane, place.packed_tile), TRF_PACKED_LINE_BYTES, ring.full(),
-                      policy);
+                      trf_policy_keep());
 }
 
+/* Sets the ring up, and fills it with weights. These do not wait for what may have made x, nor for the block's other
+ * warps, which it lets go behind the first stage. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_bulk_load_x(const trf_packed_bulk_args &a,
-                                                              const trf_packed_bulk_place &place,
-                                                              const trf_packed_ring<Config> &ring, uint32_t lane) {
-    if (lane < Config::kXBoxes)
-        trf_tma_load_box(ring.stage() + Config::kXAt + lane * Config::kXBoxBytes, &a.x_map,
-                         place.packed_tile * TRF_PACKED_TILE_COLS + lane * TRF_PACKED_BULK_X_BOX_COLS, 0, ring.full());
-}
-
-/* Weights of as many stages as there is room for before it waits for what may have made x. */
-template <class Config>
-static __device__ __forceinline__ void trf_packed_bulk_produce(const trf_packed_bulk_args &a,
-                                                               const trf_packed_bulk_range &range, uint32_t shared,
-                                                               uint32_t lane) {
-    const uint64_t policy = trf_policy_read_once();
-    const uint32_t ahead = min(Config::kStages, range.end - range.begin);
+static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf_packed_bulk_args &a,
+                                                                       const trf_packed_bulk_range &range,
+                                                                       uint32_t shared, uint32_t lane) {
+    if (lane == 0)
+        trf_packed_ring_set_up<Config>(shared, Config::kWarps);
+    __syncwarp();
     trf_packed_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
-    trf_packed_ring<Config> x_ring = ring;
-    trf_packed_bulk_place x_place = place;
-    for (uint32_t sent = 0; sent < range.end - range.begin; sent++) {
+    for (uint32_t stage = range.begin; stage < range.end; stage++) {
         trf_mbarrier_wait(ring.empty(), ring.phase);
-        trf_packed_bulk_load_weights<Config>(a.view, place, ring, lane, policy);
+        trf_packed_bulk_load_weights<Config>(a.view, place, ring, lane);
+        if (stage == range.begin)
+            __syncthreads();
         ring.next();
         trf_packed_bulk_advance<Config>(a, place);
-        if (sent + 1 < ahead)
-            continue;
-        if (sent + 1 == ahead)
-            trf_wait_for_predecessor();
-        while (x_ring.index != ring.index || x_ring.phase != ring.phase) {
-            trf_packed_bulk_load_x<Config>(a, x_place, x_ring, lane);
-            x_ring.next();
-            trf_packed_bulk_advance<Config>(a, x_place);
-        }
     }
+    if (range.begin == range.end)
+        __syncthreads();
     trf_allow_successor();
+}
+
+/* Fills the ring with x, once it is there. By another warp: behind the weights of all stages, which take microseconds,
+ * x of the first one would come when there is nothing left on its way. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packed_bulk_args &a,
+                                                                 const trf_packed_bulk_range &range, uint32_t shared,
+                                                                 uint32_t lane) {
+    if (lane == 0)
+        trf_prefetch_map(&a.x_map);
+    const uint64_t policy = trf_policy_keep();
+    __syncthreads();
+    trf_wait_for_predecessor();
+    trf_packed_ring<Config> ring = {shared, 0, 1};
+    trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
+    for (uint32_t stage = range.begin; stage < range.end; stage++) {
+        trf_mbarrier_wait(ring.empty(), ring.phase);
+        if (lane == 0)
+            trf_mbarrier_arrive_expect_tx(ring.full(), Config::kXBytes);
+        __syncwarp();
+        if (lane < Config::kXBoxes)
+            trf_tma_load_box(ring.stage() + Config::kXAt + lane * Config::kXBoxBytes, &a.x_map,
+                             place.packed_tile * TRF_PACKED_TILE_COLS + lane * TRF_PACKED_BULK_X_BOX_COLS, 0,
+                             ring.full(), policy);
+        ring.next();
+        trf_packed_bulk_advance<Config>(a, place);
+    }
 }
 
 /* ---- products ---- */
@@ -231,50 +245,47 @@ template <class Config> struct trf_packed_bulk_warp {
     }
 };
 
-/* The fragments of a warp's slabs of a packed tile. slab: the first one, in its band. */
-template <class Config, bool kZeroing>
-static __device__ __forceinline__ void
-trf_packed_bulk_form(uint32_t (&a)[Config::kSlabs][2][4], const trf_packed_view &view, const trf_packed_line &line,
-                     uint32_t packed_tile, uint32_t slab, uint32_t weights, uint32_t lane) {
-    const uint32_t patched = line.slabs_with_records(packed_tile, lane);
-    const bool is_stored = line.is_stored(packed_tile);
+/* Puts exceptions over the fragments of a warp's slabs of a packed tile. slab: the first one, in its band. */
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_patch(uint32_t (&a)[Config::kSlabs][2][4],
+                                                             const trf_packed_view &view, uint32_t line_word,
+                                                             uint32_t packed_tile, uint32_t slab, uint32_t lane) {
+    trf_packed_line line;
+    line.take(line_word);
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++) {
-        const uint32_t at = weights + s * TRF_PACKED_SLAB_BYTES;
-        trf_packed_form_tile<kZeroing>(a[s],
-                                       {trf_lds128(at + 16 * lane), trf_lds64(at + TRF_PACKED_RAW_BYTES + 8 * lane)});
-        if (patched >> (slab + s) & 1)
-            line.patch(a[s], packed_tile, slab + s, lane);
-        if (is_stored)
+        line.patch(a[s], packed_tile, slab + s, lane);
+        if (line.is_stored(packed_tile))
             line.load_stored(a[s], view, packed_tile, slab + s, lane);
     }
 }
 
-/* Multiplies what is formed by all rows of x. */
+/* x tiles whose values are in registers at once. */
 template <class Config>
+static constexpr uint32_t kPackedBulkXAtOnce = Config::kXTiles < 4 ? Config::kXTiles : (uint32_t)4;
+
+template <class Config>
+static __device__ __forceinline__ void trf_packed_bulk_load_x(uint4 (&x)[kPackedBulkXAtOnce<Config>], uint32_t at) {
+#pragma unroll
+    for (uint32_t t = 0; t < kPackedBulkXAtOnce<Config>; t++)
+        x[t] = trf_ldmatrix4(at + t * 1024);
+}
+
+/* Multiplies what is formed by x tiles `first` to first + at once - 1. */
+template <class Config, uint32_t kFirst>
 static __device__ __forceinline__ void trf_packed_bulk_multiply(float (&sums)[Config::kSlabs][Config::kXTiles][4],
                                                                 const uint32_t (&a)[Config::kSlabs][2][4],
-                                                                uint32_t x_at) {
-    /* x tiles whose values are in registers at once: 16 warps have few. */
-    constexpr uint32_t kMost = Config::kWarps == 16 ? 2 : 4,
-                       kAtOnce = Config::kXTiles < kMost ? Config::kXTiles : kMost;
+                                                                const uint4 (&x)[kPackedBulkXAtOnce<Config>]) {
 #pragma unroll
-    for (uint32_t first = 0; first < Config::kXTiles; first += kAtOnce) {
-        uint4 x[kAtOnce];
+    for (uint32_t s = 0; s < Config::kSlabs; s++)
 #pragma unroll
-        for (uint32_t t = 0; t < kAtOnce; t++)
-            x[t] = trf_ldmatrix4(x_at + (first + t) * 1024);
+        for (uint32_t t = 0; t < kPackedBulkXAtOnce<Config>; t++)
+            trf_mma(trf_bf16_type(), sums[s][kFirst + t], a[s][0], x[t].x, x[t].y);
 #pragma unroll
-        for (uint32_t s = 0; s < Config::kSlabs; s++)
+    for (uint32_t s = 0; s < Config::kSlabs; s++)
 #pragma unroll
-            for (uint32_t t = 0; t < kAtOnce; t++)
-                trf_mma(trf_bf16_type(), sums[s][first + t], a[s][0], x[t].x, x[t].y);
-#pragma unroll
-        for (uint32_t s = 0; s < Config::kSlabs; s++)
-#pragma unroll
-            for (uint32_t t = 0; t < kAtOnce; t++)
-                trf_mma(trf_bf16_type(), sums[s][first + t], a[s][1], x[t].z, x[t].w);
-    }
+        for (uint32_t t = 0; t < kPackedBulkXAtOnce<Config>; t++)
+            trf_mma(trf_bf16_type(), sums[s][kFirst + t], a[s][1], x[t].z, x[t].w);
 }
 
 /* A warp's part of a stage. */
@@ -288,11 +299,27 @@ static __device__ __forceinline__ void trf_packed_bulk_consume(const trf_packed_
     if (packed_tile >= args.view.tiles_per_band || band >= args.view.bands)
         return;
     const uint32_t slab = (trf_packed_bulk_first_slab<Config>(place.tile) + warp.first_slab()) % TRF_PACKED_SLABS;
-    trf_packed_line line;
-    line.take(trf_lds32(warp.line(stage)));
+    const uint32_t line_word = trf_lds32(warp.line(stage)), weights = warp.weights(stage);
+    trf_packed_words words[Config::kSlabs];
+#pragma unroll
+    for (uint32_t s = 0; s < Config::kSlabs; s++) {
+        const uint32_t at = weights + s * TRF_PACKED_SLAB_BYTES;
+        words[s] = {trf_lds128(at + 16 * warp.lane), trf_lds64(at + TRF_PACKED_RAW_BYTES + 8 * warp.lane)};
+    }
+    uint4 x[kPackedBulkXAtOnce<Config>];
+    trf_packed_bulk_load_x<Config>(x, warp.x(stage));
     uint32_t a[Config::kSlabs][2][4];
-    trf_packed_bulk_form<Config, kZeroing>(a, args.view, line, packed_tile, slab, warp.weights(stage), warp.lane);
-    trf_packed_bulk_multiply<Config>(sums, a, warp.x(stage));
+#pragma unroll
+    for (uint32_t s = 0; s < Config::kSlabs; s++)
+        trf_packed_form_tile<kZeroing>(a[s], words[s]);
+    if (trf_packed_has_exceptions<1, Config::kSlabs>(line_word, packed_tile, slab, warp.lane))
+        trf_packed_bulk_patch<Config>(a, args.view, line_word, packed_tile, slab, warp.lane);
+    trf_packed_bulk_multiply<Config, 0>(sums, a, x);
+    if constexpr (Config::kXTiles > kPackedBulkXAtOnce<Config>) {
+        static_assert(Config::kXTiles == 2 * kPackedBulkXAtOnce<Config>, "two halves");
+        trf_packed_bulk_load_x<Config>(x, warp.x(stage) + kPackedBulkXAtOnce<Config> * 1024);
+        trf_packed_bulk_multiply<Config, kPackedBulkXAtOnce<Config>>(sums, a, x);
+    }
 }
 
 /* ---- sums ---- */
@@ -303,11 +330,26 @@ static __device__ __forceinline__ void trf_packed_bulk_write_item(const trf_pack
                                                                   uint32_t item, uint32_t lane, float4 v) {
     const uint32_t first = tile * Config::kRows + item / Config::kXTiles * TRF_PACKED_SLAB_ROWS + lane / 4,
                    n = item % Config::kXTiles * 8 + 2 * (lane % 4);
-    const float sums[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++)
-        if (n + i % 2 < args.m && first + 8 * (i / 2) < args.view.rows)
-            trf_packed_write_y(args.view, args.epilogue, n + i % 2, first + 8 * (i / 2), sums[i]);
+#pragma unroll 1 /* what is not bare is hundreds of instructions */
+    for (uint32_t half = 0; half < 2; half++) {
+        const uint32_t row = first + 8 * half;
+        const float low = half ? v.z : v.x, high = half ? v.w : v.y;
+        if (row >= args.view.rows)
+            break;
+        float scale;
+        if (args.is_bare && trf_packed_get_scale(args.view, row, &scale)) {
+            const trf_epilogue &e = args.epilogue;
+            const uint64_t at = n * e.y_stride + row;
+            if (n < args.m)
+                trf_write_rounded(e.y, e.y_dtype, at, low * scale);
+            if (n + 1 < args.m)
+                trf_write_rounded(e.y, e.y_dtype, at + e.y_stride, high * scale);
+            continue;
+        }
+#pragma unroll 1
+        for (uint32_t i = 0; i < 2 && n + i < args.m; i++)
+            trf_packed_write_y(args.view, args.epilogue, n + i, row, i ? high : low);
+    }
 }
 
 /* Where a block's sums of an item of a tile that it shares lie among the partial sums. */
@@ -353,9 +395,10 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
     }
 }
 
-/* Clusters: the sums of the block's warps, added up in place: item i at at + 512 * i. */
+/* Clusters: the sums of the block's warps, added up in place: item i at at + 512 * i; to y, if the block is alone. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_bulk_gather(const trf_packed_bulk_warp<Config> &warp, uint32_t at,
+static __device__ __forceinline__ void trf_packed_bulk_gather(const trf_packed_bulk_args &args,
+                                                              const trf_packed_bulk_warp<Config> &warp, uint32_t at,
                                                               const float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
     const uint32_t lane_at = at + 16 * warp.lane;
     trf_named_barrier_sync(1, Config::kWarps); /* the stages have been read */
@@ -376,7 +419,10 @@ static __device__ __forceinline__ void trf_packed_bulk_gather(const trf_packed_b
 #pragma unroll
         for (uint32_t k = 1; k < Config::kColWarps; k++)
             v = trf_add4(v, trf_lds128f_shared(lane_at + (k * Config::kItems + item) * TRF_PACKED_BULK_ITEM_BYTES));
-        trf_sts128f(lane_at + item * TRF_PACKED_BULK_ITEM_BYTES, v);
+        if (args.cluster == 1)
+            trf_packed_bulk_write_item<Config>(args, blockIdx.x, item, warp.lane, v);
+        else
+            trf_sts128f(lane_at + item * TRF_PACKED_BULK_ITEM_BYTES, v);
     }
 }
 
@@ -388,9 +434,16 @@ trf_packed_bulk_add_blocks(const trf_packed_bulk_args &args, const trf_packed_bu
 #pragma unroll 1
     for (uint32_t item = rank + args.cluster * number; item < Config::kItems; item += args.cluster * Config::kWarps) {
         const uint32_t item_at = at + item * TRF_PACKED_BULK_ITEM_BYTES + 16 * warp.lane;
-        float4 v = trf_lds128f_cluster(item_at, 0);
-        for (uint32_t r = 1; r < args.cluster; r++)
-            v = trf_add4(v, trf_lds128f_cluster(item_at, r));
+        float4 of_block[TRF_MAX_CLUSTER]; /* all at once, since each is a way to another multiprocessor */
+#pragma unroll
+        for (uint32_t r = 0; r < TRF_MAX_CLUSTER; r++)
+            if (r < args.cluster)
+                of_block[r] = trf_lds128f_cluster(item_at, r);
+        float4 v = of_block[0];
+#pragma unroll
+        for (uint32_t r = 1; r < TRF_MAX_CLUSTER; r++)
+            if (r < args.cluster)
+                v = trf_add4(v, of_block[r]);
         trf_packed_bulk_write_item<Config>(args, blockIdx.x / args.cluster, item, warp.lane, v);
     }
 }
@@ -422,27 +475,29 @@ template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bulk_args &args, uint32_t shared) {
     const uint32_t warp_number = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const trf_packed_bulk_range range = trf_packed_bulk_range_of<Config>(args);
-    if (threadIdx.x == 0)
-        trf_packed_ring_set_up<Config>(shared, Config::kWarps);
-    __syncthreads();
+    const bool meets = !Config::kStreamK && args.cluster > 1;
     if (warp_number >= Config::kWarps) {
         trf_give_registers<Config::kProducerRegisters>();
         if (warp_number == Config::kWarps)
-            trf_packed_bulk_produce<Config>(args, range, shared, lane);
-        if (!Config::kStreamK) { /* the cluster's meetings */
-            trf_cluster_arrive(args.cluster);
-            trf_cluster_wait(args.cluster);
+            trf_packed_bulk_produce_weights<Config>(args, range, shared, lane);
+        else if (warp_number == Config::kWarps + 1)
+            trf_packed_bulk_produce_x<Config>(args, range, shared, lane);
+        else
+            __syncthreads();
+        for (uint32_t meeting = 0; meets && meeting < 2; meeting++) {
             trf_cluster_arrive(args.cluster);
             trf_cluster_wait(args.cluster);
         }
         return;
     }
+    __syncthreads(); /* the barriers are there */
     trf_take_registers<Config::kRegisters>();
     const trf_packed_bulk_warp<Config> warp(warp_number, lane);
     float sums[Config::kSlabs][Config::kXTiles][4] = {};
     trf_packed_bulk_walk<Config, kZeroing>(args, range, shared, warp, sums);
-    if constexpr (!Config::kStreamK) {
-        trf_packed_bulk_gather<Config>(warp, shared, sums);
+    if constexpr (!Config::kStreamK)
+        trf_packed_bulk_gather<Config>(args, warp, shared, sums);
+    if (meets) {
         trf_cluster_arrive(args.cluster);
         trf_cluster_wait(args.cluster);
         trf_wait_for_predecessor(); /* a block without stages has not */

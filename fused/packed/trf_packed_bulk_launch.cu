@@ -42,33 +42,23 @@ template <int kShape, uint32_t kXTiles> static trf_packed_bulk_kernels kernels()
     return found;
 }
 
+/* Of 1, 2 or 4 x tiles. */
 template <int kShape> static trf_packed_bulk_kernels kernels_of(uint32_t x_tiles) {
-    switch (x_tiles) {
-    case 1:
-        return kernels<kShape, 1>();
-    case 2:
-        return kernels<kShape, 2>();
-    case 4:
-        return kernels<kShape, 4>();
-    default:
-        return kernels<kShape, 8>();
-    }
+    return x_tiles == 1 ? kernels<kShape, 1>() : x_tiles == 2 ? kernels<kShape, 2>() : kernels<kShape, 4>();
 }
 
 static trf_packed_bulk_kernels find_kernels(int shape, uint32_t x_tiles) {
     switch (shape) {
     case TRF_PACKED_BULK_256:
-        return x_tiles == 1   ? kernels<TRF_PACKED_BULK_256, 1>()
-               : x_tiles == 2 ? kernels<TRF_PACKED_BULK_256, 2>()
-                              : kernels<TRF_PACKED_BULK_256, 4>();
-    case TRF_PACKED_BULK_256_16_WARPS:
-        return kernels<TRF_PACKED_BULK_256_16_WARPS, 8>();
+        return kernels_of<TRF_PACKED_BULK_256>(x_tiles);
     case TRF_PACKED_BULK_128:
         return kernels_of<TRF_PACKED_BULK_128>(x_tiles);
     case TRF_PACKED_BULK_64:
         return kernels_of<TRF_PACKED_BULK_64>(x_tiles);
+    case TRF_PACKED_BULK_64_8_WARPS:
+        return kernels<TRF_PACKED_BULK_64_8_WARPS, 8>();
     default:
-        return kernels_of<TRF_PACKED_BULK_32>(x_tiles);
+        return x_tiles == 8 ? kernels<TRF_PACKED_BULK_32, 8>() : kernels_of<TRF_PACKED_BULK_32>(x_tiles);
     }
 }
 
@@ -96,6 +86,7 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
     args.stream_k = trf_stream_k_of(partition->tiles, partition->stages, (uint32_t)partition->blocks);
     args.partials = partials;
     args.epilogue = trf_epilogue_of(product, operands);
+    args.is_bare = trf_packed_is_bare(args.epilogue);
     cudaError_t status = trf_describe_x(x, product->m, view->cols, x_stride, 8 * partition->x_tiles,
                                         TRF_PACKED_BULK_X_BOX_COLS, true, &args.x_map);
     if (status != cudaSuccess)

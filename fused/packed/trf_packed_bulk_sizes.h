@@ -8,37 +8,35 @@
 
 #include <stdbool.h>
 
-/* Shapes of blocks: rows of W, and warps that multiply. The first two cut stages evenly over blocks (stream-K), the
+/* Shapes of blocks: rows of W, and warps that multiply. The first one cuts stages evenly over blocks (stream-K), the
  * others have a cluster of blocks for each tile. */
 enum trf_packed_bulk_shape {
-    TRF_PACKED_BULK_256,          /* 256 rows, 8 warps, to 32 rows of x */
-    TRF_PACKED_BULK_256_16_WARPS, /* 256 rows, 16 warps, to 64 rows of x */
-    TRF_PACKED_BULK_128,          /* 128 rows, 16 warps */
-    TRF_PACKED_BULK_64,           /* 64 rows, 16 warps */
-    TRF_PACKED_BULK_32,           /* 32 rows, 8 warps */
+    TRF_PACKED_BULK_256,        /* 256 rows, 8 warps, to 32 rows of x */
+    TRF_PACKED_BULK_128,        /* 128 rows, 16 warps, likewise */
+    TRF_PACKED_BULK_64,         /* 64 rows, 16 warps, likewise */
+    TRF_PACKED_BULK_64_8_WARPS, /* 64 rows, 8 warps, 33 to 64 rows of x */
+    TRF_PACKED_BULK_32,         /* 32 rows, 8 warps */
     TRF_PACKED_BULK_SHAPES
 };
 
 enum {
     TRF_PACKED_BULK_MAX_M = 64,
     TRF_PACKED_BULK_SMEM_BYTES = 227 << 10, /* of a block, compute capability 9.0 */
-    TRF_PACKED_BULK_PRODUCER_WARPS = 4,     /* a warpgroup, for setmaxnreg; one of them works */
-    TRF_PACKED_BULK_MAX_STAGES = 6,         /* more were no faster in the experiments that this comes from */
+    TRF_PACKED_BULK_PRODUCER_WARPS = 4,     /* a warpgroup, for setmaxnreg; two of them work */
+    TRF_PACKED_BULK_MAX_STAGES = 4,         /* six are 1 to 3 % slower */
     TRF_PACKED_BULK_X_BOX_COLS = 64,        /* of x, under the swizzle of 128 bytes */
     TRF_PACKED_BULK_ITEM_BYTES = 512        /* sums of a packed slab by an x tile: 16 bytes a lane */
 };
 
 /* Packed slabs of a warp; warps with other rows; warps with other packed tiles of a stage. */
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_slabs(int shape) { return shape == TRF_PACKED_BULK_256 ? 4 : 2; }
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_slabs(int shape) {
+    return shape == TRF_PACKED_BULK_256 || shape == TRF_PACKED_BULK_64_8_WARPS ? 4 : 2;
+}
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_row_warps(int shape) {
-    return shape == TRF_PACKED_BULK_256            ? 4
-           : shape == TRF_PACKED_BULK_256_16_WARPS ? 8
-           : shape == TRF_PACKED_BULK_128          ? 4
-           : shape == TRF_PACKED_BULK_64           ? 2
-                                                   : 1;
+    return shape == TRF_PACKED_BULK_256 || shape == TRF_PACKED_BULK_128 ? 4 : shape == TRF_PACKED_BULK_64 ? 2 : 1;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_col_warps(int shape) {
-    return shape <= TRF_PACKED_BULK_256_16_WARPS ? 2 : shape == TRF_PACKED_BULK_128 ? 4 : 8;
+    return shape == TRF_PACKED_BULK_256 ? 2 : shape == TRF_PACKED_BULK_128 ? 4 : 8;
 }
 
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_warps(int shape) {
@@ -72,7 +70,7 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_stage_bytes(int shape, uint32_t x_tile
 
 /* ---- shared memory: stages | sums | barriers ---- */
 
-TRF_HD_CONSTEXPR bool trf_packed_bulk_is_stream_k(int shape) { return shape <= TRF_PACKED_BULK_256_16_WARPS; }
+TRF_HD_CONSTEXPR bool trf_packed_bulk_is_stream_k(int shape) { return shape == TRF_PACKED_BULK_256; }
 
 /* Sums of one slab of each warp, while the stages of the next tile arrive; clusters put theirs in the stages' place. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_sums_bytes(int shape, uint32_t x_tiles) {

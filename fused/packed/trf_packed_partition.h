@@ -25,7 +25,7 @@ typedef struct trf_packed_partition {
     uint32_t parts;    /* the general kernel's split-K: into which a band's packed tiles are cut */
     /* Bulk and wgmma kernels. */
     uint32_t tiles, stages; /* block tiles of the product; stages of a tile */
-    uint32_t cluster;       /* blocks of a cluster, which cut a tile's stages; 1 with stream-K */
+    uint32_t cluster;       /* blocks of a cluster, which cut a tile's stages; 1 if blocks stay */
     uint32_t whole;         /* wgmma: tiles, the first ones, that are not cut by stream-K */
     /* x copied to rows of whole 16 bytes, at 0, where it may be needed | partial sums. */
     uint64_t partials_offset, workspace_bytes;
@@ -36,22 +36,19 @@ typedef struct trf_packed_partition {
 int trf_packed_choose_general(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                               trf_packed_partition *partition);
 
-/* Of the bulk kernel of a shape. @return 0 if the device or the batch does not let it run, else 1. */
-int trf_packed_choose_bulk(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
-                           trf_packed_partition *partition);
+/* How blocks of bulk and wgmma kernels share a product: a cluster of so many blocks for each tile, 1 to
+ * TRF_MAX_CLUSTER; or TRF_PACKED_STREAM_K, blocks that stay, which have an equal share of all stages. wgmma kernels:
+ * blocks stay with 1, too, each with whole tiles, some with one more than others; with stream-K those tiles are shared
+ * that are left when all blocks have had as many whole ones. Bulk kernels have either clusters or stream-K, by their
+ * shape. */
+enum {
+    TRF_PACKED_STREAM_K = 0
+};
 
-/* How blocks of wgmma kernels share a product: clusters of 2 or 4 blocks for each tile, as the number says, or blocks
- * that stay, each with whole tiles, and of those that are left over an equal share of stages. */
-typedef enum trf_packed_cut {
-    TRF_PACKED_CUT_STREAM_K = 0,
-    TRF_PACKED_CUT_WHOLE = 1, /* nothing is left over for stream-K: some blocks have a tile more */
-    TRF_PACKED_CUT_2 = 2,
-    TRF_PACKED_CUT_4 = 4
-} trf_packed_cut;
-
-/* Of the wgmma kernel of a shape. @return 0 if the device does not let it run, or not cut so, else 1. */
-int trf_packed_choose_wgmma(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
-                            trf_packed_cut cut, trf_packed_partition *partition);
+/* Of the bulk or wgmma kernel of a shape, the product cut so. @return 0 if the device, the batch or the kernel does not
+ * let it run so, else 1. */
+int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, int shape,
+                            uint32_t cut, trf_packed_partition *partition);
 
 /* The one that should be the fastest. @return as trf_packed_choose_general. */
 int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,

@@ -108,11 +108,6 @@ struct trf_packed_line {
         return lane < records && trf_packed_record_tile(word) == tile % TRF_PACKED_LINE_TILES;
     }
 
-    /* Bit s: packed slab s of the tile has records. */
-    __device__ __forceinline__ uint32_t slabs_with_records(uint32_t tile, uint32_t lane) const {
-        return __reduce_or_sync(0xFFFFFFFF, is_of(tile, lane) ? 1u << trf_packed_record_slab(word) : 0);
-    }
-
     /* Puts the records of a tile's slab over what was formed. */
     __device__ __forceinline__ void patch(uint32_t (&a)[2][4], uint32_t tile, uint32_t slab, uint32_t lane) const {
         uint32_t lanes = __ballot_sync(0xFFFFFFFF, is_of(tile, lane) && trf_packed_record_slab(word) == slab);
@@ -156,6 +151,21 @@ struct trf_packed_line {
         }
     }
 };
+
+/* Whether a line has records of kTiles packed tiles and kSlabs slabs of them, neighbours from a multiple of kTiles and
+ * of kSlabs on, or one of these tiles is stored; it may say yes where there is none. All lanes call it. word: of the
+ * line, the lane's. Unused words have zeros for a place, as no record but the first one may have, records being in
+ * order: so nobody has to know how many there are. */
+template <uint32_t kTiles, uint32_t kSlabs>
+static __device__ __forceinline__ bool trf_packed_has_exceptions(uint32_t word, uint32_t tile, uint32_t slab,
+                                                                 uint32_t lane) {
+    const uint32_t in_line = tile % TRF_PACKED_LINE_TILES, wanted = trf_packed_record(in_line, slab, 0, 0, 0, 0, 0),
+                   same = trf_packed_record(TRF_PACKED_LINE_TILES - kTiles, TRF_PACKED_SLABS - kSlabs, 0, 0, 0, 0, 0);
+    bool has = lane < TRF_PACKED_MAX_RECORDS && ((word ^ wanted) & same) == 0 && (word >> 16 != 0 || lane == 0);
+    if (lane == TRF_PACKED_STORED_WORD)
+        has = word >> in_line & ((1u << kTiles) - 1);
+    return __ballot_sync(0xFFFFFFFF, has) != 0;
+}
 
 /* ---- x ---- */
 
@@ -249,6 +259,18 @@ static __device__ __forceinline__ bool trf_packed_add_halves(float (&sums)[kXTil
         sums[t][3] += trf_f32_from_bits(other.w);
     }
     return true;
+}
+
+/* What takes a row's sums from the window's scale to y's. @return whether that is a normal F32. */
+static __device__ __forceinline__ bool trf_packed_get_scale(const trf_packed_view &view, uint32_t row, float *scale) {
+    const int32_t exponent = trf_packed_row_exponent(&view, row);
+    *scale = trf_f32_from_bits((uint32_t)(exponent + 127) << 23);
+    return exponent >= -126 && exponent <= 127;
+}
+
+/* Whether y is *bare*: the scaled sums in 16 bits, and nothing follows them. */
+static inline bool trf_packed_is_bare(const trf_epilogue &e) {
+    return e.y_dtype != TRF_DTYPE_F32 && e.activation == TRF_ACTIVATION_NONE && !e.bias && !e.multiplier && !e.residual;
 }
 
 /* A finished sum in the window's scale to its element of y. */

@@ -23,12 +23,28 @@ static __device__ __forceinline__ uint64_t trf_policy_read_again() {
     return policy;
 }
 
+/* Of what all blocks read: it is the last to leave. */
+static __device__ __forceinline__ uint64_t trf_policy_keep() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
 /* bytes: a multiple of 16, as `from` and `to` are. They count at the barrier of this block. */
 static __device__ __forceinline__ void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
                                                      uint64_t policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
                  "[%3], %4;" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+/* The same by a policy. */
+static __device__ __forceinline__ void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, uint32_t row,
+                                                        uint32_t barrier, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+                 "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(col), "r"(row), "r"(barrier), "l"(policy)
                  : "memory");
 }
 

@@ -24,10 +24,11 @@ template <class Config> struct trf_packed_ring {
     }
 };
 
-/* By one thread, in front of a __syncthreads. warps: that are done with each stage. */
+/* By one thread, in front of a __syncthreads. warps: that are done with each stage. A stage is full when the producers
+ * of weights and of x have both said what they bring, and that is there. */
 template <class Config> static __device__ __forceinline__ void trf_packed_ring_set_up(uint32_t shared, uint32_t warps) {
     for (trf_packed_ring<Config> ring = {shared, 0, 0}; ring.phase == 0; ring.next()) {
-        trf_mbarrier_init(ring.full(), 1);
+        trf_mbarrier_init(ring.full(), 2);
         trf_mbarrier_init(ring.empty(), warps);
     }
     trf_mbarrier_publish();

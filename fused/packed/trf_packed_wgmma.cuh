@@ -18,7 +18,8 @@
  * vote and a branch that is rarely taken, and its warpgroup starts four wgmma on them. While these run it forms the
  * next stage's registers, a second set. So a stage is given back when the one behind it has been formed.
  *
- * A producer warp fills the ring: one copy a band and stage, a band's exception line (128 bytes), and a box of x.
+ * A producer warp fills the ring with weights, one copy a band and stage, and a band's exception line (128 bytes);
+ * another one brings a box of x.
  *
  * Two ways to cut a product, which the partition says (trf_packed_partition.h):
  *   - a cluster of 2 or 4 blocks for each tile, which cut its stages, and add their sums through distributed shared
@@ -78,8 +79,7 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
                    bands = min((uint32_t)TRF_PACKED_WGMMA_BANDS, view.bands - band),
                    tile = at.stage * TRF_PACKED_WGMMA_STAGE_TILES;
     if (lane == 0)
-        trf_mbarrier_arrive_expect_tx(ring.full(),
-                                      bands * (TRF_PACKED_WGMMA_BAND_BYTES + TRF_PACKED_LINE_BYTES) + Config::kXBytes);
+        trf_mbarrier_arrive_expect_tx(ring.full(), bands * (TRF_PACKED_WGMMA_BAND_BYTES + TRF_PACKED_LINE_BYTES));
     __syncwarp();
     if (lane >= bands)
         return;
@@ -93,39 +93,54 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
     }
     trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
                       lane * TRF_PACKED_LINE_BYTES,
-                  trf_packed_line_of(&view, band + lane, tile), TRF_PACKED_LINE_BYTES, ring.full(), policy);
+                  trf_packed_line_of(&view, band + lane, tile), TRF_PACKED_LINE_BYTES, ring.full(),
+                  trf_policy_keep()); /* for all stages of its 1,024 columns */
 }
 
+/* Sets the ring up, and fills it with weights. These do not wait for what may have made x, nor for the block's other
+ * warps, which it lets go behind the first stage. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_wgmma_load_x(const trf_packed_wgmma_args &a,
-                                                               const trf_packed_wgmma_cursor &at,
-                                                               const trf_packed_ring<Config> &ring, uint32_t lane) {
+static __device__ __forceinline__ void trf_packed_wgmma_produce_weights(const trf_packed_wgmma_args &a, uint32_t shared,
+                                                                        uint32_t lane) {
     if (lane == 0)
-        trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.stage * TRF_PACKED_BULK_X_BOX_COLS,
-                         at.stint.x_block * Config::kXRows, ring.full());
+        trf_packed_ring_set_up<Config>(shared, Config::kWarps);
+    __syncwarp();
+    const uint64_t policy = a.x_blocks > 1 ? trf_policy_read_again() : trf_policy_read_once();
+    trf_packed_ring<Config> ring = {shared, 0, 1}; /* phase 1: a barrier that was never used lets pass */
+    trf_packed_wgmma_cursor at(a);
+    bool let_go = false;
+    for (; at.is_there(); ring.next(), at.next(a)) {
+        trf_mbarrier_wait(ring.empty(), ring.phase);
+        trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
+        if (!let_go)
+            __syncthreads();
+        let_go = true;
+    }
+    if (!let_go)
+        __syncthreads();
+    trf_allow_successor();
 }
 
-/* Weights of as many stages as there is room for before it waits for what may have made x. */
+/* Fills the ring with x, once it is there. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_wgmma_produce(const trf_packed_wgmma_args &a, uint32_t shared,
-                                                                uint32_t lane) {
-    const uint64_t policy = a.x_blocks > 1 ? trf_policy_read_again() : trf_policy_read_once();
-    trf_packed_ring<Config> ring = {shared, 0, 0};
-    trf_packed_wgmma_cursor at(a);
-    const trf_packed_wgmma_cursor first = at;
-    for (; at.is_there() && ring.phase == 0; ring.next(), at.next(a))
-        trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
+static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_packed_wgmma_args &a, uint32_t shared,
+                                                                  uint32_t lane) {
+    if (lane == 0)
+        trf_prefetch_map(&a.x_map);
+    const uint64_t policy = trf_policy_keep();
+    __syncthreads();
     trf_wait_for_predecessor();
-    trf_packed_ring<Config> x_ring = {shared, 0, 0};
-    trf_packed_wgmma_cursor x_at = first;
-    for (; x_at.is_there() && x_ring.phase == 0; x_ring.next(), x_at.next(a))
-        trf_packed_wgmma_load_x<Config>(a, x_at, x_ring, lane);
+    trf_packed_ring<Config> ring = {shared, 0, 1};
+    trf_packed_wgmma_cursor at(a);
     for (; at.is_there(); ring.next(), at.next(a)) {
-        trf_mbarrier_wait(ring.empty(), ring.phase ^ 1);
-        trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
-        trf_packed_wgmma_load_x<Config>(a, at, ring, lane);
+        trf_mbarrier_wait(ring.empty(), ring.phase);
+        if (lane == 0) {
+            trf_mbarrier_arrive_expect_tx(ring.full(), Config::kXBytes);
+            trf_tma_load_box(ring.stage() + Config::kXAt, &a.x_map, at.stage * TRF_PACKED_BULK_X_BOX_COLS,
+                             at.stint.x_block * Config::kXRows, ring.full(), policy);
+        }
+        __syncwarp();
     }
-    trf_allow_successor();
 }
 
 /* ---- weights ---- */
@@ -148,20 +163,6 @@ trf_packed_wgmma_load_words(const trf_packed_ring<Config> &ring, const trf_packe
             trf_lds32(line)};
 }
 
-/* Whether a line has records of a slab of two neighbouring packed tiles, or one of them is stored; it may say yes where
- * there is none. All lanes call it. Unused words of a line have zeros for a place, as no record but the first one may
- * have, records being in order: so nobody has to know how many there are. tile: even. */
-static __device__ __forceinline__ bool trf_packed_wgmma_has_exceptions(uint32_t word, uint32_t tile,
-                                                                       const trf_packed_wgmma_warp &warp) {
-    const uint32_t in_line = tile % TRF_PACKED_LINE_TILES, place = word >> 16,
-                   wanted = trf_packed_record(in_line, warp.slab(), 0, 0, 0, 0, 0),
-                   same = trf_packed_record(TRF_PACKED_LINE_TILES - 2, TRF_PACKED_SLABS - 1, 0, 0, 0, 0, 0);
-    bool has = warp.lane < TRF_PACKED_MAX_RECORDS && ((word ^ wanted) & same) == 0 && (place != 0 || warp.lane == 0);
-    if (warp.lane == TRF_PACKED_STORED_WORD)
-        has = word >> in_line & 3;
-    return __ballot_sync(0xFFFFFFFF, has) != 0;
-}
-
 /* The fragments of a warp's slab of a stage's packed tiles. tile: the first one, of the band. */
 template <bool kZeroing>
 static __device__ __forceinline__ void
@@ -170,7 +171,7 @@ trf_packed_wgmma_form(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4], const t
 #pragma unroll
     for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_TILES; t++)
         trf_packed_form_tile<kZeroing>(a[t], words.tiles[t]);
-    if (!trf_packed_wgmma_has_exceptions(words.line, tile, warp))
+    if (!trf_packed_has_exceptions<TRF_PACKED_WGMMA_STAGE_TILES, 1>(words.line, tile, warp.slab(), warp.lane))
         return;
     trf_packed_line line;
     line.take(words.line);
@@ -305,19 +306,19 @@ template <class Config, bool kZeroing>
 static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_wgmma_args &args, uint32_t shared) {
     /* By a shuffle, which tells the compiler that it is the same for all lanes: wgmma wants uniform registers. */
     const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
-    if (threadIdx.x == 0) {
-        trf_prefetch_map(&args.x_map);
-        trf_packed_ring_set_up<Config>(shared, Config::kWarps);
-    }
-    __syncthreads();
     if (warp < Config::kWarps) {
+        __syncthreads(); /* the barriers are there */
         trf_take_registers<Config::kRegisters>();
         trf_packed_wgmma_math<Config, kZeroing>(args, shared, {warp, lane});
         return;
     }
     trf_give_registers<Config::kProducerRegisters>();
     if (warp == Config::kWarps)
-        trf_packed_wgmma_produce<Config>(args, shared, lane);
+        trf_packed_wgmma_produce_weights<Config>(args, shared, lane);
+    else if (warp == Config::kWarps + 1)
+        trf_packed_wgmma_produce_x<Config>(args, shared, lane);
+    else
+        __syncthreads();
     for (uint32_t meeting = 0; args.cluster && meeting < 2; meeting++) {
         trf_cluster_arrive(args.cluster);
         trf_cluster_wait(args.cluster);

@@ -75,9 +75,9 @@ static cudaError_t launch_finish(trf_packed_wgmma_kernel kernel, const trf_packe
 cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_product *product,
                                     const trf_packed_partition *partition, const trf_operands *operands, const void *x,
                                     uint32_t x_stride, float *partials, cudaStream_t stream) {
-    trf_packed_wgmma_args args = trf_packed_wgmma_args_of(view, partition, product->m);
+    trf_packed_wgmma_args args =
+        trf_packed_wgmma_args_of(view, partition, product->m, trf_epilogue_of(product, operands));
     args.partials = partials;
-    args.epilogue = trf_epilogue_of(product, operands);
     cudaError_t status = trf_describe_x(x, product->m, view->cols, x_stride, trf_packed_wgmma_x_rows(partition->shape),
                                         TRF_PACKED_BULK_X_BOX_COLS, true, &args.x_map);
     if (status != cudaSuccess)

@@ -21,11 +21,13 @@ struct trf_packed_wgmma_args {
     trf_stream_k stream_k;        /* of the other tiles ("units") and stages ("panels") over blocks ("warps") */
     float *partials;              /* [2 * blocks][items][128]: of a block's first shared tile, then of its last one */
     trf_epilogue epilogue;
+    uint32_t is_bare; /* trf_packed_is_bare, and 16 bytes of a row of y can be written at once */
 };
 
-/* All but x_map, partials and epilogue. */
+/* All but x_map and partials. */
 static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_view *view,
-                                                             const trf_packed_partition *partition, uint32_t m) {
+                                                             const trf_packed_partition *partition, uint32_t m,
+                                                             const trf_epilogue &epilogue) {
     trf_packed_wgmma_args args = {};
     args.view = *view;
     args.m = m;
@@ -33,6 +35,9 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
     args.row_tiles = partition->tiles / partition->x_blocks;
     args.cluster = partition->cluster > 1 ? partition->cluster : 0;
     args.whole = partition->whole;
+    args.epilogue = epilogue;
+    args.is_bare = trf_packed_is_bare(epilogue) && (uintptr_t)epilogue.y % 16 == 0 && epilogue.y_stride % 8 == 0 &&
+                   view->rows % 8 == 0;
     args.stream_k =
         trf_stream_k_of(partition->tiles - partition->whole, partition->stages, (uint32_t)partition->blocks);
     return args;

@@ -22,21 +22,15 @@ struct trf_packed_wgmma_output {
 static __device__ __forceinline__ trf_packed_wgmma_output trf_packed_wgmma_output_of(const trf_packed_wgmma_args &a,
                                                                                      uint32_t row, uint32_t n,
                                                                                      uint32_t at, uint32_t lane) {
-    const trf_epilogue &e = a.epilogue;
     trf_packed_wgmma_output output = {};
     output.at = at;
     output.row = row;
     output.n = n;
     bool is_exact = true; /* a scale is a normal F32 */
 #pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        const int32_t exponent = trf_packed_row_exponent(&a.view, row + lane / 4 + 8 * i);
-        is_exact = is_exact && exponent >= -126 && exponent <= 127;
-        output.scale[i] = trf_f32_from_bits((uint32_t)(exponent + 127) << 23);
-    }
-    output.is_bare = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && e.y_dtype != TRF_DTYPE_F32 &&
-                     e.activation == TRF_ACTIVATION_NONE && !e.bias && !e.multiplier && !e.residual &&
-                     (uintptr_t)e.y % 16 == 0 && e.y_stride % 8 == 0 && a.view.rows % 8 == 0;
+    for (uint32_t i = 0; i < 2; i++)
+        is_exact = trf_packed_get_scale(a.view, row + lane / 4 + 8 * i, &output.scale[i]) && is_exact;
+    output.is_bare = __ballot_sync(0xFFFFFFFF, is_exact) == 0xFFFFFFFF && a.is_bare;
     return output;
 }
 

@@ -14,10 +14,9 @@
 #include <stdio.h>
 
 enum {
-    CUTS = 4,
-    WGMMA_KERNELS = CUTS * (TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64),
-    KERNELS = 1 + TRF_PACKED_BULK_SHAPES + WGMMA_KERNELS, /* the general one, the bulk ones, the wgmma ones */
-    GUARD = 3                                             /* elements between rows of y */
+    CUTS = TRF_MAX_CLUSTER + 1,
+    KERNELS = 1 + CUTS * TRF_PACKED_SHAPES, /* the general one; the others, cut in each way */
+    GUARD = 3                               /* elements between rows of y */
 };
 
 typedef struct layer_shape {
@@ -84,15 +83,9 @@ static void case_end(packed_case *c) {
 /* @return 0 if the kernel does not run here, or not for this batch. */
 static int choose(const packed_case *c, uint32_t m, int kernel, trf_packed_partition *partition) {
     const trf_device_limits *limits = &gpu_context->limits;
-    static const trf_packed_cut cuts[CUTS] = {TRF_PACKED_CUT_WHOLE, TRF_PACKED_CUT_STREAM_K, TRF_PACKED_CUT_2,
-                                              TRF_PACKED_CUT_4};
     if (kernel == 0)
         return trf_packed_choose_general(&c->view, limits, m, partition);
-    if (kernel <= TRF_PACKED_BULK_SHAPES)
-        return trf_packed_choose_bulk(&c->view, limits, m, kernel - 1, partition);
-    const int wgmma = kernel - 1 - TRF_PACKED_BULK_SHAPES;
-    return trf_packed_choose_wgmma(&c->view, limits, m, TRF_PACKED_WGMMA_64 + wgmma / CUTS, cuts[wgmma % CUTS],
-                                   partition);
+    return trf_packed_choose_shape(&c->view, limits, m, (kernel - 1) / CUTS, (uint32_t)(kernel - 1) % CUTS, partition);
 }
 
 static void launch(const packed_case *c, const trf_packed_partition *partition, const trf_product *product,

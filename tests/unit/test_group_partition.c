@@ -8,10 +8,10 @@
 #include <string.h>
 
 static const trf_device_limits kDevices[] = {
-    {132, 232448, 90, {132, 66, 32, 16}, 0},
-    {132, 232448, 90, {132, 66, 0, 0}, 0},
-    {16, 232448, 90, {16, 7, 3, 1}, 0},
-    {108, 166912, 80, {108, 0, 0, 0}, 0},
+    {132, 232448, 90, {132, 66, 32, 16}, 0, {0}, 0},
+    {132, 232448, 90, {132, 66, 0, 0}, 0, {0}, 0},
+    {16, 232448, 90, {16, 7, 3, 1}, 0, {0}, 0},
+    {108, 166912, 80, {108, 0, 0, 0}, 0, {0}, 0},
 };
 static const uint32_t kRows[] = {1, 31, 32, 33, 100, 1024, 2048, 4096, 14336, 65536};
 static const uint32_t kCols[] = {1, 48, 64, 100, 128, 256, 1024, 1536, 4096, 5632};
@@ -122,7 +122,7 @@ END_TEST
 START_TEST(refused_layers) {
     trf_device_view view = view_of(0, 256, 256);
     trf_layer_traits traits = traits_of(0);
-    const trf_device_limits small = {128, 101376, 89, {128, 0, 0, 0}, 0};
+    const trf_device_limits small = {128, 101376, 89, {128, 0, 0, 0}, 0, {0}, 0};
     ck_assert_ptr_null(trf_group_refusal(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16));
     ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &kDevices[0], 9, TRF_DTYPE_BF16));
     ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &small, 1, TRF_DTYPE_BF16));

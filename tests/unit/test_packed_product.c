@@ -57,8 +57,11 @@ START_TEST(products_too_large_are_refused) {
 END_TEST
 
 static trf_device_limits hopper(void) {
-    return (trf_device_limits){
-        .multiprocessors = 132, .shared_bytes = 227 << 10, .capability = 90, .clusters = {132, 66, 33, 15}};
+    return (trf_device_limits){.multiprocessors = 132,
+                               .shared_bytes = 227 << 10,
+                               .capability = 90,
+                               .memory_gb_per_second = 3352,
+                               .clusters_of = {0, 132, 66, 42, 30, 22, 20, 15, 15}};
 }
 
 START_TEST(bulk_partitions) {
@@ -75,12 +78,17 @@ START_TEST(bulk_partitions) {
                 trf_packed_partition p;
                 EXPECT(trf_packed_choose(&view, &limits, batches[b], &p));
                 EXPECT(p.shape != TRF_PACKED_GENERAL);
-                EXPECT(p.tiles * (uint64_t)trf_packed_bulk_rows(p.shape) >= view.rows);
-                EXPECT(p.stages * trf_packed_bulk_col_warps(p.shape) >= view.tiles_per_band);
-                EXPECT(p.blocks >= 1 && p.blocks <= 132);
-                EXPECT(trf_packed_bulk_is_stream_k(p.shape) ? p.cluster == 1 : p.blocks == p.tiles * p.cluster);
-                EXPECT(p.partials_offset >= (uint64_t)batches[b] * view.cols * 2);
-                for (int shape = 0; shape < TRF_PACKED_BULK_SHAPES; shape++) {
+                for (int i = 0; i < TRF_PACKED_BULK_SHAPES * (TRF_MAX_CLUSTER + 1); i++) {
+                    const int shape = i % TRF_PACKED_BULK_SHAPES;
+                    const uint32_t cut = (uint32_t)i / TRF_PACKED_BULK_SHAPES;
+                    if (!trf_packed_choose_shape(&view, &limits, batches[b], shape, cut, &p))
+                        continue;
+                    EXPECT(p.tiles * (uint64_t)trf_packed_bulk_rows(shape) >= view.rows);
+                    EXPECT(p.stages * trf_packed_bulk_col_warps(shape) >= view.tiles_per_band);
+                    EXPECT(p.blocks >= 1 && p.blocks <= 132);
+                    EXPECT(trf_packed_bulk_is_stream_k(shape) == (cut == TRF_PACKED_STREAM_K));
+                    EXPECT(cut == TRF_PACKED_STREAM_K ? p.cluster == 1 : p.blocks == p.tiles * p.cluster);
+                    EXPECT(p.partials_offset >= (uint64_t)batches[b] * view.cols * 2);
                     EXPECT(trf_packed_bulk_shared_bytes(shape, p.x_tiles) <= 227 << 10);
                     EXPECT(trf_packed_bulk_stages(shape, p.x_tiles) >= 2);
                 }
@@ -89,8 +97,8 @@ START_TEST(bulk_partitions) {
     static const struct {
         uint32_t rows, cols;
         uint64_t blocks;
-    } full[] = {{65536, 8192, 132}, {28672, 8192, 132}, {8192, 8192, 128}, {14336, 4096, 132},
-                {4096, 14336, 128}, {4096, 4096, 128},  {2048, 5632, 128}, {1024, 4096, 128}};
+    } full[] = {{65536, 8192, 132}, {28672, 8192, 132}, {8192, 8192, 128}, {14336, 4096, 112},
+                {4096, 14336, 128}, {4096, 4096, 128},  {2048, 5632, 128}, {1024, 4096, 64}};
     for (int i = 0; i < 8; i++) {
         const trf_packed_view view = {.rows = full[i].rows,
                                       .cols = full[i].cols,
@@ -107,23 +115,25 @@ START_TEST(bulk_kernels_want_their_device) {
     const trf_packed_view view = {.rows = 4096, .cols = 4096, .bands = 64, .tiles_per_band = 128};
     trf_device_limits limits = hopper();
     trf_packed_partition p;
-    EXPECT(trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
-    EXPECT(!trf_packed_choose_bulk(&view, &limits, 65, TRF_PACKED_BULK_128, &p));
-    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_256, &p));
+    EXPECT(trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_128, 2, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 33, TRF_PACKED_BULK_128, 2, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 65, TRF_PACKED_BULK_32, 1, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_128, TRF_PACKED_STREAM_K, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_256, 1, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_128, 5, &p)); /* 32 clusters: no room */
     limits.missing_kernels = TRF_KERNELS_WIDE;
-    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_128, 2, &p));
     limits = hopper();
     limits.capability = 100;
-    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_128, 2, &p));
     EXPECT(trf_packed_choose(&view, &limits, 64, &p) && p.shape == TRF_PACKED_GENERAL);
     limits = hopper();
     limits.shared_bytes = 100 << 10;
-    EXPECT(!trf_packed_choose_bulk(&view, &limits, 64, TRF_PACKED_BULK_128, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 32, TRF_PACKED_BULK_128, 2, &p));
 }
 END_TEST
 
-static const trf_packed_cut kCuts[] = {TRF_PACKED_CUT_STREAM_K, TRF_PACKED_CUT_WHOLE, TRF_PACKED_CUT_2,
-                                       TRF_PACKED_CUT_4};
+static const uint32_t kCuts[] = {TRF_PACKED_STREAM_K, 1, 2, 3};
 
 START_TEST(wgmma_partitions) {
     static const uint32_t sizes[] = {1, 64, 65, 1024, 2048, 4096, 5632, 8192, 14336, 28672, 65536, 152064};
@@ -139,10 +149,10 @@ START_TEST(wgmma_partitions) {
                                               .tiles_per_band = (sizes[c] + 31) / 32};
                 trf_packed_partition p;
                 EXPECT(trf_packed_choose(&view, &limits, m, &p));
-                EXPECT(trf_packed_is_wgmma(p.shape) == (m > 64));
+                EXPECT(trf_packed_is_wgmma(p.shape) || m <= 64);
                 for (int i = 0; i < 4 * (TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64); i++) {
                     const int shape = TRF_PACKED_WGMMA_64 + i / 4;
-                    if (!trf_packed_choose_wgmma(&view, &limits, m, shape, kCuts[i % 4], &p))
+                    if (!trf_packed_choose_shape(&view, &limits, m, shape, kCuts[i % 4], &p))
                         continue;
                     EXPECT(p.x_blocks * (uint64_t)trf_packed_wgmma_x_rows(shape) >= m);
                     EXPECT(p.tiles / p.x_blocks * (uint64_t)TRF_PACKED_WGMMA_ROWS >= view.rows);
@@ -163,17 +173,17 @@ START_TEST(wgmma_kernels_want_their_device) {
     const trf_packed_view view = {.rows = 4096, .cols = 4096, .bands = 64, .tiles_per_band = 128};
     trf_device_limits limits = hopper();
     trf_packed_partition p;
-    EXPECT(trf_packed_choose_wgmma(&view, &limits, 96, TRF_PACKED_WGMMA_96, TRF_PACKED_CUT_2, &p));
-    EXPECT(!trf_packed_choose_wgmma(&view, &limits, 1000, TRF_PACKED_WGMMA_96, TRF_PACKED_CUT_2, &p)); /* no room */
+    EXPECT(trf_packed_choose_shape(&view, &limits, 96, TRF_PACKED_WGMMA_96, 2, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 1000, TRF_PACKED_WGMMA_96, 2, &p)); /* no room */
     limits.missing_kernels = TRF_KERNELS_WIDE;
-    EXPECT(!trf_packed_choose_wgmma(&view, &limits, 96, TRF_PACKED_WGMMA_96, TRF_PACKED_CUT_2, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 96, TRF_PACKED_WGMMA_96, 2, &p));
     EXPECT(trf_packed_choose(&view, &limits, 96, &p) && p.shape == TRF_PACKED_GENERAL);
     limits = hopper();
     limits.capability = 100;
     EXPECT(trf_packed_choose(&view, &limits, 96, &p) && p.shape == TRF_PACKED_GENERAL);
     limits = hopper();
     limits.shared_bytes = 100 << 10;
-    EXPECT(!trf_packed_choose_wgmma(&view, &limits, 96, TRF_PACKED_WGMMA_96, TRF_PACKED_CUT_WHOLE, &p));
+    EXPECT(!trf_packed_choose_shape(&view, &limits, 96, TRF_PACKED_WGMMA_96, 1, &p));
 }
 END_TEST
 
@@ -287,8 +297,12 @@ static uint32_t bits_of(float value, trf_dtype dtype) {
                                      : (uint32_t)trf_f32_to_f16(value);
 }
 
+enum {
+    MOST_WARPS = 48
+}; /* of an emulated cluster */
+
 /* Bulk kernels, each shape with each number of x tiles; stream-K with few blocks and with more than there are tiles,
- * others with clusters of one block and of two. */
+ * others with clusters of one block, two and three. */
 START_TEST(bulk_sums_are_exact) {
     static const product_case cases[] = {{70, 100, 3, 132},    {600, 97, 8, 132},  {130, 1100, 13, 132},
                                          {300, 2112, 30, 132}, {64, 704, 64, 132}, {520, 300, 50, 132}};
@@ -300,14 +314,16 @@ START_TEST(bulk_sums_are_exact) {
     product_run run = run_begin(of, kind);
     trf_packed_partition bulk;
     const trf_device_limits limits = hopper();
-    if (!trf_packed_choose_bulk(&run.view, &limits, of->m, shape, &bulk)) {
+    if (!trf_packed_choose_shape(&run.view, &limits, of->m, shape,
+                                 shape == TRF_PACKED_BULK_256 ? TRF_PACKED_STREAM_K : 1, &bulk)) {
         run_end(&run);
         return;
     }
     float *y = allocate(sizeof *y * of->rows * of->m);
-    const uint32_t all = bulk.tiles * bulk.stages, blocks[] = {1, 2, 5, all < 7 ? all : 7};
-    for (int b = 0; b < (trf_packed_bulk_is_stream_k(shape) ? 4 : 2); b++) {
-        if (blocks[b] > all)
+    const uint32_t all = bulk.tiles * bulk.stages, blocks[] = {1, 2, 3, all < 7 ? all : 7};
+    for (int b = 0; b < (trf_packed_bulk_is_stream_k(shape) ? 4 : 3); b++) {
+        const uint32_t warps = trf_packed_bulk_warps(shape) + TRF_PACKED_BULK_PRODUCER_WARPS;
+        if (blocks[b] > all || (!trf_packed_bulk_is_stream_k(shape) && warps * blocks[b] > MOST_WARPS))
             continue;
         float *partials =
             allocate((size_t)2 * blocks[b] * trf_packed_bulk_items(shape, bulk.x_tiles) * TRF_PACKED_BULK_ITEM_BYTES);
@@ -357,7 +373,7 @@ START_TEST(wgmma_sums_are_exact) {
         trf_device_limits limits = hopper();
         trf_packed_partition partition;
         limits.multiprocessors = of->multiprocessors;
-        if (!trf_packed_choose_wgmma(&run.view, &limits, of->m, shape, kCuts[i], &partition))
+        if (!trf_packed_choose_shape(&run.view, &limits, of->m, shape, kCuts[i], &partition))
             continue;
         const int is_bf16 = (i + number) % 2;
         float *partials = allocate(partition.workspace_bytes - partition.partials_offset);
@@ -385,7 +401,7 @@ static void multiply_in_way(const product_run *run, const trf_epilogue *epilogue
         multiply(run, epilogue, 0, order);
         return;
     }
-    ck_assert(trf_packed_choose_wgmma(&run->view, &limits, run->m, TRF_PACKED_WGMMA_64 + way % 5, kCuts[way - 2],
+    ck_assert(trf_packed_choose_shape(&run->view, &limits, run->m, TRF_PACKED_WGMMA_64 + way % 5, kCuts[way - 2],
                                       &partition));
     float *partials = allocate(partition.workspace_bytes - partition.partials_offset);
     const warp_packed_product product = {&run->view, &partition, run->m, run->x, 0, partials, *epilogue, order};

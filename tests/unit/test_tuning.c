@@ -454,7 +454,7 @@ START_TEST(plans_go_by_the_card) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cpu->limits.capability = (int)cases[i].capability;
         cpu->limits.multiprocessors = 132;
-        cpu->memory_gb_per_second = 4917;
+        cpu->limits.memory_gb_per_second = 4917;
         num_asked = 0;
         fixture_check_status(
             test_make_plan(all_layers[0], 5000, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err), TRF_OK,

@@ -25,6 +25,7 @@ static inline void trf_mbarrier_wait(uint32_t at, uint32_t parity) { warp_barrie
 
 static inline uint64_t trf_policy_read_once() { return 0; }
 static inline uint64_t trf_policy_read_again() { return 0; }
+static inline uint64_t trf_policy_keep() { return 0; }
 static inline void trf_prefetch_map(const void *) {}
 static inline void trf_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier, uint64_t) {
     warp_engine_load(to, from, bytes, barrier);
@@ -41,7 +42,8 @@ static inline trf_tensor_map warp_describe_x(const uint16_t *x, uint32_t m, uint
     memcpy(map.bytes, &own, sizeof own);
     return map;
 }
-static inline void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, uint32_t row, uint32_t barrier) {
+static inline void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, uint32_t row, uint32_t barrier,
+                                    uint64_t) {
     warp_x_map x;
     memcpy(&x, map, sizeof x);
     if (to % 1024 != 0)

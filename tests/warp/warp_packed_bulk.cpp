@@ -38,6 +38,7 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     args.stream_k = trf_stream_k_of(tiles, stages, blocks);
     args.partials = product->partials;
     args.epilogue = product->epilogue;
+    args.is_bare = trf_packed_is_bare(args.epilogue);
     const warp_block_shape shape = {Config::kThreads / 32, trf_packed_bulk_shared_bytes(kShape, kXTiles),
                                     product->order, cluster};
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x += cluster)
@@ -49,24 +50,16 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
 
 template <uint32_t kXTiles>
 static void multiply_by_shape(const warp_packed_product *product, int shape, uint32_t blocks) {
-    switch (shape) {
-    case TRF_PACKED_BULK_256:
-        if constexpr (kXTiles <= 4)
-            multiply<TRF_PACKED_BULK_256, kXTiles>(product, blocks);
-        break;
-    case TRF_PACKED_BULK_256_16_WARPS:
-        if constexpr (kXTiles == 8)
-            multiply<TRF_PACKED_BULK_256_16_WARPS, kXTiles>(product, blocks);
-        break;
-    case TRF_PACKED_BULK_128:
+    if (shape == TRF_PACKED_BULK_32)
+        return multiply<TRF_PACKED_BULK_32, kXTiles>(product, blocks);
+    if constexpr (kXTiles == 8)
+        multiply<TRF_PACKED_BULK_64_8_WARPS, kXTiles>(product, blocks);
+    else if (shape == TRF_PACKED_BULK_256)
+        multiply<TRF_PACKED_BULK_256, kXTiles>(product, blocks);
+    else if (shape == TRF_PACKED_BULK_128)
         multiply<TRF_PACKED_BULK_128, kXTiles>(product, blocks);
-        break;
-    case TRF_PACKED_BULK_64:
+    else
         multiply<TRF_PACKED_BULK_64, kXTiles>(product, blocks);
-        break;
-    default:
-        multiply<TRF_PACKED_BULK_32, kXTiles>(product, blocks);
-    }
 }
 
 void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks) {

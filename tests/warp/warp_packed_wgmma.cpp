@@ -25,10 +25,9 @@ template <int kShape> static void run_finish(void *args) {
 }
 
 template <int kShape> static void multiply(const warp_packed_product *product, const trf_packed_partition *partition) {
-    trf_packed_wgmma_args args = trf_packed_wgmma_args_of(product->view, partition, product->m);
+    trf_packed_wgmma_args args = trf_packed_wgmma_args_of(product->view, partition, product->m, product->epilogue);
     args.x_map = warp_describe_x(product->x, product->m, product->view->cols, trf_packed_wgmma_x_rows(kShape));
     args.partials = product->partials;
-    args.epilogue = product->epilogue;
     gridDim.x = (uint32_t)partition->blocks;
     const warp_block_shape shape = {TRF_PACKED_WGMMA_THREADS / 32, trf_packed_wgmma_shared_bytes(kShape),
                                     product->order, partition->cluster};
