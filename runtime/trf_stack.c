@@ -59,7 +59,7 @@ static trf_status append(trf_stack *stack, trf_layer *host, const trf_shard_rang
     const trf_layout_ops *layout;
     trf_status status = trf_find_layout(stack->context, TRF_LAYOUT_CODED, &layout, err);
     if (status == TRF_OK)
-        status = stack_ops_of(stack)->measure(host, &bytes, err);
+        status = stack_ops_of(stack)->get_layer_bytes(host, &bytes, err);
     if (status == TRF_OK)
         status = grow_stack(stack, err);
     if (status == TRF_OK)

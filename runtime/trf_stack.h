@@ -31,7 +31,7 @@ struct trf_stack {
 /* What a device does. Functions that take an index are for offloaded layers. */
 typedef struct trf_stack_ops {
     /* Device memory that a layer takes, which is its place's. Errors: TRF_ERR_UNSUPPORTED. */
-    trf_status (*measure)(const trf_layer *layer, uint64_t *bytes, trf_error *err);
+    trf_status (*get_layer_bytes)(const trf_layer *layer, uint64_t *bytes, trf_error *err);
     /* Besides the layers: of `count` of them. */
     uint64_t (*fixed_bytes)(uint32_t count);
     /* Makes placement and places, and all layers; takes the host layers. After a failure the stack can be destroyed, or

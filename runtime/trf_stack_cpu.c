@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 /* As trf_cpu_take_layer counts it. */
-static trf_status cpu_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
+static trf_status cpu_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     (void)err;
     *bytes = layer->view.header.blob_bytes + sizeof *layer;
     return TRF_OK;
@@ -63,7 +63,7 @@ static void cpu_destroy_stack(trf_stack *stack) {
 }
 
 const trf_stack_ops trf_cpu_stack_ops = {
-    .measure = cpu_measure,
+    .get_layer_bytes = cpu_get_layer_bytes,
     .fixed_bytes = cpu_fixed_bytes,
     .prepare = cpu_prepare,
     .destroy = cpu_destroy_stack,

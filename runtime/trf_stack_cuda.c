@@ -33,7 +33,7 @@ typedef struct trf_stack_device {
     cudaStream_t stream;
 } trf_stack_device;
 
-static trf_status cuda_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
+static trf_status cuda_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     const uint64_t blob_bytes = layer->view.header.blob_bytes;
     *bytes = trf_offloaded_layer_offsets_of(&layer->view.header).bytes;
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
@@ -361,7 +361,7 @@ static trf_status cuda_mark_use(trf_stack *stack, uint32_t index, int again, trf
 }
 
 const trf_stack_ops trf_cuda_stack_ops = {
-    .measure = cuda_measure,
+    .get_layer_bytes = cuda_get_layer_bytes,
     .fixed_bytes = cuda_fixed_bytes,
     .prepare = cuda_prepare,
     .destroy = cuda_destroy_stack,
