@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
-#include "trf_device.h"
+#include "trf_context_create.h"
 #include "trf_device_cpu.h"
 #include "trf_packed_layer.h"
 #include "trf_plain_layer.h"

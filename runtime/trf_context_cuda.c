@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU as a device: contexts, and the operations that they have. */
+#include "trf_context_create.h"
 #include "trf_cuda_call.h"
 #include "trf_decode_cuda.h"
-#include "trf_device.h"
 #include "trf_device_cuda.h"
 #include "trf_driver.h"
 #include "trf_fused_launch.h"

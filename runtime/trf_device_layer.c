@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers on devices: the public functions. They check arguments; the operations of the layer's layout do the rest. */
-#include "trf_device.h"
+#include "trf_device_layer.h"
+
+#include "trf_context.h"
 #include "trf_struct.h"
 
 #include <stdlib.h>

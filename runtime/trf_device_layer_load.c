@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making layers on devices: from blobs in memory, and from checkpoints, in the library's memory or the caller's. */
-#include "trf_device.h"
+#include "trf_context.h"
+#include "trf_device_layer.h"
 #include "trf_layer.h"
 #include "trf_layer_feed.h"
 #include "trf_layout_head.h"

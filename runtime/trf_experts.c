@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mixtures of experts: the public functions, and how a device without kernels for them goes through the experts. */
-#include "trf_device.h"
+#include "trf_context.h"
+#include "trf_device_layer.h"
+#include "trf_layer_feed.h"
 #include "trf_layer_group.h"
 
 #include <stdio.h>

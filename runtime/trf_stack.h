@@ -4,7 +4,8 @@
 #define TRF_STACK_H
 
 #include "transfuse/stacks.h"
-#include "trf_device.h"
+#include "trf_context.h"
+#include "trf_device_layer.h"
 #include "trf_layer.h"
 #include "trf_stack_order.h"
 
