@@ -7,8 +7,8 @@
 #include "trf_layer_directory.h"
 #include "trf_layer_feed.h"
 #include "trf_nvtx.h"
-#include "trf_stage_layer.h"
 #include "trf_staging_cuda.h"
+#include "trf_upload_layer.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -78,8 +78,8 @@ static trf_status send_layer(trf_device_layer *made, trf_layer_feed *feed, uint8
     trf_status status = trf_staging_open(staging, err);
     if (status != TRF_OK)
         return status;
-    status = trf_stage_layer(staging, feed, in_place ? NULL : find_target, target, (trf_device_slab *)directory,
-                             &made->traits, err);
+    status = trf_upload_layer(staging, feed, in_place ? NULL : find_target, target, (trf_device_slab *)directory,
+                              &made->traits, err);
     if (status == TRF_OK)
         status = complete_target(target, err);
     if (status == TRF_OK)

@@ -9,8 +9,8 @@
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_layer_directory.h"
-#include "trf_stage_layer.h"
 #include "trf_staging_cuda.h"
+#include "trf_upload_layer.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -50,15 +50,15 @@ uint32_t trf_most_part_rows(const trf_blob_view *view) {
     return rows < view->header.rows ? (uint32_t)rows : view->header.rows;
 }
 
-static trf_staged_tiles tiles_of_part(const trf_transcoding *t, uint32_t part) {
+static trf_tile_range tiles_of_part(const trf_transcoding *t, uint32_t part) {
     const trf_header *header = &t->feed->view->header;
     const uint64_t first = (uint64_t)part * t->tile_rows_each, behind = first + t->tile_rows_each;
     const uint64_t end = behind < header->num_tile_rows ? behind : header->num_tile_rows;
-    return (trf_staged_tiles){first * header->num_tile_cols, end * header->num_tile_cols};
+    return (trf_tile_range){first * header->num_tile_cols, end * header->num_tile_cols};
 }
 
 static uint64_t bytes_of_part(const trf_transcoding *t, uint32_t part) {
-    const trf_staged_tiles tiles = tiles_of_part(t, part);
+    const trf_tile_range tiles = tiles_of_part(t, part);
     const trf_tile_meta *first = &t->feed->view->tiles[tiles.first], *last = &t->feed->view->tiles[tiles.end - 1];
     return last->data_offset + last->data_size - first->data_offset;
 }
@@ -79,7 +79,7 @@ static const uint8_t *blob_around(const uint8_t *part_dev, uint64_t data_offset)
 static void view_part(const trf_transcoding *t, uint32_t number, trf_coded_part *part) {
     const trf_blob_view *blob = t->feed->view;
     const trf_header *header = &blob->header;
-    const trf_staged_tiles tiles = tiles_of_part(t, number);
+    const trf_tile_range tiles = tiles_of_part(t, number);
     uint8_t *const directory = t->memory + t->directory_at;
     trf_device_view *view = &part->view;
     uint64_t slabs_at, slabs_bytes;
@@ -155,7 +155,7 @@ static trf_status send_head(trf_transcoding *t, trf_error *err) {
 /* ---- the way of a part ---- */
 
 static trf_status send_part(trf_transcoding *t, uint32_t number, trf_coded_part *part, trf_error *err) {
-    const trf_staged_tiles tiles = tiles_of_part(t, number);
+    const trf_tile_range tiles = tiles_of_part(t, number);
     uint8_t *const buffer = t->memory + t->buffers_at + number % BUFFERS * t->buffer_bytes;
     trf_status status = TRF_OK;
     uint64_t slabs_at, slabs_bytes;
@@ -166,8 +166,8 @@ static trf_status send_part(trf_transcoding *t, uint32_t number, trf_coded_part 
                                 "waiting for a part of a layer", err);
     part->traits = TRF_NO_TRAITS;
     if (status == TRF_OK)
-        status = trf_stage_tiles(t->context->staging, t->feed, &tiles, buffer, (trf_device_slab *)t->directory,
-                                 &part->traits, err);
+        status = trf_upload_tiles(t->context->staging, t->feed, &tiles, buffer, (trf_device_slab *)t->directory,
+                                  &part->traits, err);
     if (status == TRF_OK)
         status = trf_staging_copy(t->context->staging, t->memory + t->directory_at + slabs_at, t->directory + slabs_at,
                                   slabs_bytes, err);
