@@ -9,24 +9,24 @@
 #include "trf_group_partition.h"
 #include "trf_plan.h"
 
-/* One product of a group. */
-typedef struct trf_group_entry {
+/* A member of a group, and the plan of its product. */
+typedef struct trf_planned_member {
     trf_plan *plan;   /* the layer's alone */
     int is_in_launch; /* the device's launches have it; else trf_linear */
-} trf_group_entry;
+} trf_planned_member;
 
-/* A launch of several layers. */
+/* A launch of several members. */
 typedef struct trf_shared_launch {
     trf_group_partition partition;
-    uint32_t count, members[TRF_GROUP_LAYERS]; /* of entries */
+    uint32_t count, member_index[TRF_GROUP_LAYERS]; /* which members of the group it has */
 } trf_shared_launch;
 
 struct trf_layer_group {
     trf_context *context;
     uint32_t count, num_launches;
     uint64_t workspace_bytes;
-    trf_group_entry *entries;    /* [count] */
-    trf_shared_launch *launches; /* [num_launches]; room for one for each entry */
+    trf_planned_member *members; /* [count] */
+    trf_shared_launch *launches; /* [num_launches]; room for one for each member */
 };
 
 struct trf_experts {
@@ -58,10 +58,10 @@ struct trf_experts_plan {
 };
 
 typedef struct trf_group_ops {
-    /* Decides which entries run together: sets their is_in_launch, launches and num_launches, and raises
+    /* Decides which members run together: sets their is_in_launch, launches and num_launches, and raises
      * workspace_bytes to what these need. */
     void (*choose_launches)(trf_layer_group *group);
-    /* The launches alone. x, y: of all entries. */
+    /* The launches alone. x, y: of all members. */
     trf_status (*launch)(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
                          trf_stream stream, trf_error *err);
     /* Fills what is the device's. */

@@ -13,37 +13,37 @@
 
 /* ---- groups ---- */
 
-static trf_group_product product_of(const trf_group_entry *entry) {
-    const trf_device_layer *layer = entry->plan->layer;
-    const trf_product *product = &entry->plan->product;
+static trf_group_product product_of(const trf_planned_member *member) {
+    const trf_device_layer *layer = member->plan->layer;
+    const trf_product *product = &member->plan->product;
     return (trf_group_product){&layer->view, &layer->traits, product->m, product->x_dtype, product->y_dtype};
 }
 
-/* Whether the grouped kernels take an entry: whole layers, on their fused path. */
-static int can_group(const trf_group_entry *entry) {
-    const trf_device_layer *layer = entry->plan->layer;
-    const trf_product *product = &entry->plan->product;
-    return entry->plan->path == TRF_PATH_FUSED && !trf_shard_cuts_rows(layer) && !trf_shard_cuts_cols(layer) &&
+/* Whether the grouped kernels take a member: a whole layer, on their fused path. */
+static int can_group(const trf_planned_member *member) {
+    const trf_device_layer *layer = member->plan->layer;
+    const trf_product *product = &member->plan->product;
+    return member->plan->path == TRF_PATH_FUSED && !trf_shard_cuts_rows(layer) && !trf_shard_cuts_cols(layer) &&
            !trf_group_refusal(&layer->view, &layer->traits, &layer->context->limits, product->m, product->x_dtype);
 }
 
-/* Adds a launch of these entries if it is estimated to be faster than they are one after another. */
-static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t count) {
+/* Adds a launch of these members if it is estimated to be faster than they are one after another. */
+static void add_launch(trf_layer_group *group, const uint32_t *member_index, uint32_t count) {
     const trf_device_limits *limits = &group->context->limits;
     trf_shared_launch made = {.count = count};
     trf_group_product products[TRF_GROUP_LAYERS];
     double alone_us = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const trf_device_layer *layer = group->entries[members[i]].plan->layer;
-        made.members[i] = members[i];
-        products[i] = product_of(&group->entries[members[i]]);
+        const trf_device_layer *layer = group->members[member_index[i]].plan->layer;
+        made.member_index[i] = member_index[i];
+        products[i] = product_of(&group->members[member_index[i]]);
         alone_us += TRF_LAUNCH_US + trf_fused_microseconds(&layer->view, &layer->traits, limits, products[i].m);
     }
     if (count < 2 || !trf_group_choose(products, count, limits, &made.partition) ||
         made.partition.microseconds + TRF_LAUNCH_US >= alone_us)
         return;
     for (uint32_t i = 0; i < count; i++)
-        group->entries[members[i]].is_in_launch = 1;
+        group->members[member_index[i]].is_in_launch = 1;
     group->launches[group->num_launches++] = made;
     if (group->workspace_bytes < made.partition.workspace_bytes)
         group->workspace_bytes = made.partition.workspace_bytes;
@@ -51,17 +51,17 @@ static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t
 
 static void cuda_choose_launches(trf_layer_group *group) {
     for (uint32_t first = 0; first < group->count; first++) {
-        const trf_group_entry *leader = &group->entries[first];
-        uint32_t members[TRF_GROUP_LAYERS], count = 0;
+        const trf_planned_member *leader = &group->members[first];
+        uint32_t member_index[TRF_GROUP_LAYERS], count = 0;
         if (leader->is_in_launch || !can_group(leader))
             continue;
         for (uint32_t i = first; i < group->count && count < TRF_GROUP_LAYERS; i++) {
-            const trf_group_entry *entry = &group->entries[i];
-            if (!entry->is_in_launch && entry->plan->product.x_dtype == leader->plan->product.x_dtype &&
-                trf_group_fits(&entry->plan->layer->view, &leader->plan->layer->view) && can_group(entry))
-                members[count++] = i;
+            const trf_planned_member *member = &group->members[i];
+            if (!member->is_in_launch && member->plan->product.x_dtype == leader->plan->product.x_dtype &&
+                trf_group_fits(&member->plan->layer->view, &leader->plan->layer->view) && can_group(member))
+                member_index[count++] = i;
         }
-        add_launch(group, members, count);
+        add_launch(group, member_index, count);
     }
 }
 
@@ -77,9 +77,9 @@ static trf_status cuda_launch_group(const trf_layer_group *group, const void *co
         const void *each_x[TRF_GROUP_LAYERS];
         void *each_y[TRF_GROUP_LAYERS];
         for (uint32_t i = 0; i < launch->count; i++) {
-            products[i] = product_of(&group->entries[launch->members[i]]);
-            each_x[i] = x[launch->members[i]];
-            each_y[i] = y[launch->members[i]];
+            products[i] = product_of(&group->members[launch->member_index[i]]);
+            each_x[i] = x[launch->member_index[i]];
+            each_y[i] = y[launch->member_index[i]];
         }
         status = trf_check_cuda(
             trf_group_launch(products, launch->count, &launch->partition, each_x, each_y, workspace, stream),
