@@ -26,12 +26,12 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
 
 /* A layer, as a block of a grouped kernel walks it. */
 typedef struct trf_cost_shape {
-    uint32_t units, panels, slabs, warps; /* slabs: side by side; warps: of a block */
-    double slab_us, alone_us;             /* of a slab; of a warp's slabs with little else to do */
-    double sum_bytes;                     /* that a warp leaves */
+    uint32_t units, panels, unit_slabs, warps; /* unit_slabs: side by side in a unit; warps: of a block */
+    double slab_us, alone_us;                  /* of a slab; of a warp's slabs with little else to do */
+    double sum_bytes;                          /* that a warp leaves */
 } trf_cost_shape;
 
-trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m);
+trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps, uint32_t m);
 
 /* Of a step, in which so many warps of a block walk a panel each. */
 double trf_cost_of_step(const trf_cost_shape *shape, double warps_at_work);

@@ -77,13 +77,13 @@ static cudaError_t launch_finish(const trf_fused_args &args, const trf_fused_par
                                  cudaStream_t stream) {
     cudaLaunchAttribute attribute;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(trf_ceil_div(c.units * 2 * c.slabs * c.x_tiles, 256 / 32));
+    config.gridDim = dim3(trf_ceil_div(c.units * 2 * c.unit_slabs * c.x_tiles, 256 / 32));
     config.blockDim = dim3(256);
     config.stream = stream;
     config.attrs = &attribute;
     if (early)
         allow_early(&config);
-    return cudaLaunchKernelEx(&config, trf_fused_finish, args, c.slabs, c.x_tiles);
+    return cudaLaunchKernelEx(&config, trf_fused_finish, args, c.unit_slabs, c.x_tiles);
 }
 
 static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, const trf_fused_partition &c,

@@ -127,7 +127,7 @@ static void compare_for_decoding(trf_experts *experts) {
     experts->decode_alike = 1;
     for (uint32_t i = 0; i < experts->count; i++) {
         const trf_device_layer *layer = experts->layers[i];
-        if (!layer->traits.slabs || !trf_decode_alike(&layer->view, &experts->layers[0]->view))
+        if (!layer->traits.coded_slabs || !trf_decode_alike(&layer->view, &experts->layers[0]->view))
             experts->decode_alike = 0;
         if (experts->max_frequency < layer->traits.max_frequency)
             experts->max_frequency = layer->traits.max_frequency;
@@ -209,7 +209,7 @@ static int choose_decode(const trf_experts *experts, trf_decode_as as, const voi
     const trf_device_limits *limits = &experts->context->limits;
     const trf_layer_traits largest = {.max_rans_bytes = experts->rans_bytes, .max_frequency = experts->max_frequency};
     trf_decode_work work = {
-        .slabs = trf_regular_slabs(view),
+        .regular_slabs = trf_regular_slabs(view),
         .matrices = experts->count,
         .format = trf_write_format_of(view, as),
         .multiprocessors = (uint32_t)limits->multiprocessors,
