@@ -23,7 +23,7 @@ static trf_group_kernel kernel_of(const trf_device_view *view, uint32_t unit_sla
 static cudaError_t launch(trf_group_kernel kernel, const trf_group_args &args, uint32_t blocks, uint32_t warps,
                           uint32_t shared_bytes, cudaStream_t stream) {
     bool early;
-    return launch_kernel(kernel, args, {blocks, 32 * warps, shared_bytes, args.cluster, stream}, &early);
+    return trf_launch_kernel(kernel, args, {blocks, 32 * warps, shared_bytes, args.cluster, stream}, &early);
 }
 
 /* What layers and experts have in common; y: rows without gaps. */
