@@ -158,39 +158,39 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
 
 /* ---- layers that share a launch, and experts ---- */
 
-trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps, uint32_t m) {
+trf_cost_layer trf_cost_layer_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps, uint32_t m) {
     const uint32_t variant = unit_slabs == 2 ? TRF_VARIANT_TWO_SLABS : TRF_VARIANT_ONE_SLAB;
-    trf_cost_shape shape;
-    shape.panels = trf_regular_panels(view);
-    shape.units = shape.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, unit_slabs) : 0;
-    shape.unit_slabs = unit_slabs;
-    shape.warps = warps;
-    shape.slab_us = width_of(view) * slab_us(view, variant, 1, unit_slabs, m);
-    shape.alone_us = alone_us(view, unit_slabs == 2 ? kAloneTwoSlabsUs : kGroupAloneSlabUs);
-    shape.sum_bytes = trf_fused_sum_bytes(unit_slabs, 1) * (m / 8.0);
-    return shape;
+    trf_cost_layer layer;
+    layer.panels = trf_regular_panels(view);
+    layer.units = layer.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, unit_slabs) : 0;
+    layer.unit_slabs = unit_slabs;
+    layer.warps = warps;
+    layer.slab_us = width_of(view) * slab_us(view, variant, 1, unit_slabs, m);
+    layer.alone_us = alone_us(view, unit_slabs == 2 ? kAloneTwoSlabsUs : kGroupAloneSlabUs);
+    layer.sum_bytes = trf_fused_sum_bytes(unit_slabs, 1) * (m / 8.0);
+    return layer;
 }
 
-double trf_cost_of_step(const trf_cost_shape *shape, double warps_at_work) {
-    return fmax(warps_at_work * shape->unit_slabs * shape->slab_us, shape->alone_us);
+double trf_cost_of_step(const trf_cost_layer *layer, double warps_at_work) {
+    return fmax(warps_at_work * layer->unit_slabs * layer->slab_us, layer->alone_us);
 }
 
 /* Half of the warps may have a step less, which is time for the others unless each waits for itself. */
-double trf_cost_of_stream_k(const trf_cost_shape *shape, uint32_t units) {
-    const double panels_per_warp = (double)units * shape->panels / shape->warps, steps = ceil(panels_per_warp),
-                 decoding = 0.5 * (panels_per_warp + steps) * shape->warps * shape->unit_slabs * shape->slab_us,
-                 waiting = steps * shape->alone_us;
-    return units ? fmax(decoding, waiting) + kMeetBlockUs + kMeetWarpUs * shape->warps +
-                       shape->warps * shape->sum_bytes / kBlockBytesPerUs
+double trf_cost_of_stream_k(const trf_cost_layer *layer, uint32_t units) {
+    const double panels_per_warp = (double)units * layer->panels / layer->warps, steps = ceil(panels_per_warp),
+                 decoding = 0.5 * (panels_per_warp + steps) * layer->warps * layer->unit_slabs * layer->slab_us,
+                 waiting = steps * layer->alone_us;
+    return units ? fmax(decoding, waiting) + kMeetBlockUs + kMeetWarpUs * layer->warps +
+                       layer->warps * layer->sum_bytes / kBlockBytesPerUs
                  : 0;
 }
 
-double trf_cost_of_split_k(const trf_cost_shape *shape, uint32_t waves, uint32_t wave_units, uint32_t panels,
+double trf_cost_of_split_k(const trf_cost_layer *layer, uint32_t waves, uint32_t wave_units, uint32_t panels,
                            uint32_t k_splits, uint32_t cluster) {
     const double steps = (double)waves * trf_ceil_div(panels, k_splits),
-                 rows = wave_units * shape->unit_slabs > 8 ? kManyRowsFactor : 1.0,
+                 rows = wave_units * layer->unit_slabs > 8 ? kManyRowsFactor : 1.0,
                  meeting = cluster > 2 ? kMeetClusterUs : kMeetPairUs;
-    return kGroupClusterUs + steps * trf_cost_of_step(shape, 0.5 * (shape->warps + wave_units * k_splits) * rows) +
+    return kGroupClusterUs + steps * trf_cost_of_step(layer, 0.5 * (layer->warps + wave_units * k_splits) * rows) +
            waves * (meeting + kMeetWarpUs * cluster * k_splits +
-                    wave_units * k_splits * shape->sum_bytes / kClusterBytesPerUs);
+                    wave_units * k_splits * layer->sum_bytes / kClusterBytesPerUs);
 }

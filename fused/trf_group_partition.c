@@ -67,12 +67,12 @@ typedef struct group_search {
     const trf_group_product *products;
     uint32_t count;
     const trf_device_limits *limits;
-    trf_cost_shape shapes[TRF_GROUP_LAYERS];
+    trf_cost_layer cost_layers[TRF_GROUP_LAYERS];
     layer_partitions *partitions; /* [TRF_GROUP_LAYERS] */
     trf_group_partition best;
 } group_search;
 
-static void find_layer_partitions(const trf_cost_shape *s, uint32_t cluster, uint32_t clusters,
+static void find_layer_partitions(const trf_cost_layer *s, uint32_t cluster, uint32_t clusters,
                                   layer_partitions *partitions) {
     const uint32_t panels = trf_ceil_div(s->panels, cluster);
     for (uint32_t n = 1; n <= clusters; n++) {
@@ -94,7 +94,7 @@ static void find_layer_partitions(const trf_cost_shape *s, uint32_t cluster, uin
 }
 
 /* The fewest clusters with which a layer takes `us` at most; 0: none. */
-static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_shape *s, uint32_t clusters,
+static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_layer *s, uint32_t clusters,
                                 double us) {
     const uint32_t most = trf_max_u32(trf_min_u32(s->units, clusters), 1);
     for (uint32_t n = 1; n <= most; n++)
@@ -107,7 +107,7 @@ static uint32_t clusters_within(const layer_partitions *partitions, const trf_co
 static int share_clusters(const group_search *search, uint32_t clusters, double us, uint32_t *n) {
     uint32_t sum = 0;
     for (uint32_t i = 0; i < search->count; i++) {
-        n[i] = clusters_within(&search->partitions[i], &search->shapes[i], clusters, us);
+        n[i] = clusters_within(&search->partitions[i], &search->cost_layers[i], clusters, us);
         if (n[i] == 0)
             return 0;
         sum += n[i];
@@ -154,19 +154,19 @@ static void consider(group_search *search, const group_launch *launch) {
     uint32_t n[TRF_GROUP_LAYERS];
     for (uint32_t i = 0; i < search->count; i++) {
         const trf_group_product *product = &search->products[i];
-        search->shapes[i] = trf_cost_shape_of(product->view, launch->unit_slabs, launch->warps, product->m);
-        if (launch->cluster > 1 && launch->cluster > search->shapes[i].panels)
+        search->cost_layers[i] = trf_cost_layer_of(product->view, launch->unit_slabs, launch->warps, product->m);
+        if (launch->cluster > 1 && launch->cluster > search->cost_layers[i].panels)
             return; /* a block without panels */
         candidate.rans_bytes = trf_max_u32((product->traits->max_rans_bytes + 15) / 16 * 16, candidate.rans_bytes);
     }
     for (uint32_t i = 0; i < search->count; i++)
-        find_layer_partitions(&search->shapes[i], launch->cluster, launch->clusters, &search->partitions[i]);
+        find_layer_partitions(&search->cost_layers[i], launch->cluster, launch->clusters, &search->partitions[i]);
     candidate.microseconds = find_least_us(search, launch->clusters, n);
     if (candidate.microseconds >= search->best.microseconds)
         return;
     for (uint32_t i = 0; i < search->count; i++) {
         trf_group_layer_partition *layer = &candidate.layers[i];
-        const uint32_t units = search->shapes[i].units, most_units = units ? trf_ceil_div(units, n[i]) : 1;
+        const uint32_t units = search->cost_layers[i].units, most_units = units ? trf_ceil_div(units, n[i]) : 1;
         layer->clusters = n[i];
         layer->k_splits = search->partitions[i].k_splits[n[i] - 1];
         layer->wave_units = trf_min_u32(launch->cluster == 1 ? 1 : launch->warps / layer->k_splits, most_units);
@@ -222,7 +222,7 @@ static uint64_t work_items_of(uint32_t count, uint32_t tokens) {
 }
 
 static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps) {
-    const trf_cost_shape s = trf_cost_shape_of(view, unit_slabs, warps, EXPERT_X_ROWS);
+    const trf_cost_layer s = trf_cost_layer_of(view, unit_slabs, warps, EXPERT_X_ROWS);
     trf_expert_cost_model cost_model = {
         .units = s.units ? s.units : 1, .panels = s.panels ? s.panels : 1, .warps = warps};
     cost_model.step_ns = (uint32_t)(1000 * trf_cost_of_step(&s, warps));
