@@ -19,7 +19,7 @@ void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_device_
         .layer = device_layer->info,
         .layout = device_layer->layout->layout,
         .memory_bytes = device_layer->memory_bytes,
-        .plans = atomic_load(&device_layer->plans),
+        .plans = atomic_load(&device_layer->num_plans),
     };
 }
 

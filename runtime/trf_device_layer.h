@@ -21,7 +21,7 @@ struct trf_device_layer {
     trf_shard_range shard;
     uint64_t memory_bytes; /* of device memory */
     void *memory;          /* what the library has allocated of it; NULL: all is the caller's, or the stack's */
-    atomic_uint plans;     /* that there are */
+    atomic_uint num_plans; /* that there are of it */
     /* On the CPU without slabs and fault. Of a layout with a head (trf_layout_head.h) blob and blob_bytes are its whole
      * buffer; rows, cols, codec and source_dtype are there, and nothing else. */
     trf_device_view view;

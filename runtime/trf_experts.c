@@ -71,7 +71,7 @@ void trf_experts_destroy(trf_experts *experts) {
         return;
     if (experts->context->ops->groups)
         experts->context->ops->groups->destroy_experts(experts);
-    for (uint32_t i = 0; experts->owned && i < experts->count; i++)
+    for (uint32_t i = 0; experts->owns_layers && i < experts->count; i++)
         trf_device_layer_destroy(experts->layers[i]);
     free(experts->layers);
     free(experts);
@@ -158,7 +158,7 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
     free(layers);
     if (status != TRF_OK)
         return status;
-    made->owned = 1;
+    made->owns_layers = 1;
     *experts = made;
     return TRF_OK;
 }

@@ -33,7 +33,7 @@ struct trf_experts {
     trf_context *context;
     trf_device_layer **layers; /* [count] */
     uint32_t count;
-    int owned;           /* the layers go with it */
+    int owns_layers;     /* they go with it */
     trf_layer_info info; /* of the first one */
     /* A GPU's. */
     struct trf_expert *experts_dev; /* [count] */
@@ -52,8 +52,8 @@ struct trf_experts_plan {
     trf_dtype x_dtype, y_dtype;
     uint64_t workspace_bytes;
     union {
-        trf_experts_partition launch; /* a GPU's */
-        trf_plan one;                 /* the CPU's: the product of any one expert by all tokens */
+        trf_experts_partition partition; /* a GPU's */
+        trf_plan one;                    /* the CPU's: the product of any one expert by all tokens */
     } work;
 };
 

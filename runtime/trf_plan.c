@@ -146,7 +146,7 @@ trf_status trf_plan_create(trf_device_layer *layer, const trf_plan_options *opti
         return status;
     }
     made->workspace_bytes = made->device_workspace_offset + made->device_workspace_bytes;
-    atomic_fetch_add(&layer->plans, 1);
+    atomic_fetch_add(&layer->num_plans, 1);
     *plan = made;
     return TRF_OK;
 }
@@ -154,7 +154,7 @@ trf_status trf_plan_create(trf_device_layer *layer, const trf_plan_options *opti
 void trf_plan_destroy(trf_plan *plan) {
     if (!plan)
         return;
-    atomic_fetch_sub(&plan->layer->plans, 1);
+    atomic_fetch_sub(&plan->layer->num_plans, 1);
     free(plan);
 }
 

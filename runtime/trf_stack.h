@@ -13,7 +13,7 @@ typedef struct trf_stack_entry {
     /* The stack's. Its context, info and shard are set when it is added, the rest when the stack is prepared. */
     trf_device_layer *layer;
     trf_layer *host; /* as it was added: until it is prepared, then NULL */
-    int owned;       /* host is the stack's */
+    int owns_host;   /* whether that is the stack's */
 } trf_stack_entry;
 
 struct trf_stack {
@@ -21,7 +21,7 @@ struct trf_stack {
     trf_stack_entry *entries; /* [count] */
     trf_stack_place *places;  /* [count] */
     uint32_t count, capacity;
-    int prepared;
+    int is_prepared;
     /* What follows is set when it is. */
     trf_stack_placement placement;
     trf_stack_order order;

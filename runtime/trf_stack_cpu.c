@@ -28,11 +28,11 @@ static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error
 
 static trf_status fill_entry(trf_stack_entry *entry, trf_error *err) {
     trf_layer *host = entry->host;
-    trf_status status = entry->owned ? TRF_OK : copy_layer(entry->host, &host, err);
+    trf_status status = entry->owns_host ? TRF_OK : copy_layer(entry->host, &host, err);
     if (status != TRF_OK)
         return status;
     status = trf_cpu_take_layer(entry->layer, host, err);
-    if (status != TRF_OK && !entry->owned)
+    if (status != TRF_OK && !entry->owns_host)
         trf_layer_free(host);
     return status;
 }

@@ -23,7 +23,7 @@ enum {
     SPAN_BYTES = 256 << 10,
     WORKER_BYTES = 2 * SPAN_BYTES, /* a thread's start takes about as long as reading these */
 };
-TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_STAGING_BYTES, "a buffer holds any tile");
+TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_STAGING_BUFFER_BYTES, "a buffer holds any tile");
 TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_SCRATCH_BYTES && (int)SPAN_BYTES <= (int)TRF_SCRATCH_BYTES,
                   "a scratch holds any span");
 
@@ -104,7 +104,7 @@ static void cut_blob(trf_upload *upload) {
     uint64_t offset = sends_head ? 0 : view->tiles[upload->tiles.first].data_offset;
     for (uint64_t tile = upload->tiles.first; tile < upload->tiles.end;) {
         trf_upload_span span = cut_span(view, offset, tile, upload->tiles.end);
-        if (transfer.bytes == 0 || transfer.bytes + span.bytes > TRF_STAGING_BYTES) {
+        if (transfer.bytes == 0 || transfer.bytes + span.bytes > TRF_STAGING_BUFFER_BYTES) {
             transfer = (trf_transfer){.offset = offset};
             upload->num_transfers++;
         }
@@ -235,7 +235,7 @@ static trf_status report_new_bytes(trf_upload *upload, trf_error *err) {
     pthread_mutex_lock(&upload->lock);
     const uint64_t done_bytes = upload->done_bytes;
     pthread_mutex_unlock(&upload->lock);
-    if (!upload->feed->progress || done_bytes - upload->reported_bytes < TRF_STAGING_BYTES)
+    if (!upload->feed->progress || done_bytes - upload->reported_bytes < TRF_STAGING_BUFFER_BYTES)
         return TRF_OK;
     upload->reported_bytes = done_bytes;
     return report_upload(upload, done_bytes, err);
