@@ -17,14 +17,14 @@ static int fits(const trf_device_view *view, const trf_layer_traits *traits, uin
 static uint32_t pieces_of(uint32_t slabs, uint32_t warps) { return (slabs + warps - 1) / warps; }
 
 static double gathered_time(const trf_device_view *view, const trf_decode_work *work, uint32_t warps) {
-    const uint64_t pieces = (uint64_t)work->matrices * pieces_of(work->slabs, warps),
+    const uint64_t pieces = (uint64_t)work->matrices * pieces_of(work->regular_slabs, warps),
                    most = (pieces + work->multiprocessors - 1) / work->multiprocessors;
     const double slab_time = warps > kSlabTimeOfWarp ? (double)warps : kSlabTimeOfWarp;
     return (double)most * slab_time * view->slab_cols / TRF_TILE_SIZE + kGatheredEnd;
 }
 
 static double plain_time(const trf_device_view *view, const trf_decode_work *work) {
-    return kPlainTime * work->slabs * work->matrices / work->multiprocessors * view->slab_cols / TRF_TILE_SIZE;
+    return kPlainTime * work->regular_slabs * work->matrices / work->multiprocessors * view->slab_cols / TRF_TILE_SIZE;
 }
 
 /* The number of warps that gather, or 0 where the layer takes no less time so. */
@@ -90,12 +90,12 @@ int trf_decode_alike(const trf_device_view *a, const trf_device_view *b) {
 
 int trf_choose_expert_decode(const trf_device_view *view, const trf_layer_traits *traits, const trf_decode_work *work,
                              trf_expert_decode_choice *chosen) {
-    if (!work->slabs || work->format != TRF_WRITE_ELEMENTS || !trf_may_gather(view->codec, 2) ||
+    if (!work->regular_slabs || work->format != TRF_WRITE_ELEMENTS || !trf_may_gather(view->codec, 2) ||
         !trf_choose_decode_kernel(view, traits, work, &chosen->kernel) || !chosen->kernel.default_p)
         return 0;
-    const uint32_t fewest = pieces_of(work->slabs, chosen->kernel.warps),
+    const uint32_t fewest = pieces_of(work->regular_slabs, chosen->kernel.warps),
                    blocks_each = work->multiprocessors / work->matrices; /* where there are blocks enough for more */
-    chosen->pieces = blocks_each < work->slabs ? blocks_each : work->slabs;
+    chosen->pieces = blocks_each < work->regular_slabs ? blocks_each : work->regular_slabs;
     if (chosen->pieces < fewest)
         chosen->pieces = fewest;
     const uint64_t pieces = (uint64_t)work->matrices * chosen->pieces;

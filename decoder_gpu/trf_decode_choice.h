@@ -36,8 +36,8 @@ TRF_HD_CONSTEXPR int trf_write_table_log(uint32_t codec, uint32_t bytes) {
 
 /* What is to be decoded, and by what device. */
 typedef struct trf_decode_work {
-    uint32_t slabs;    /* regular ones, of a layer */
-    uint32_t matrices; /* layers of this shape: 1, or experts */
+    uint32_t regular_slabs; /* of a layer */
+    uint32_t matrices;      /* layers of this shape: 1, or experts */
     trf_write_format format;
     int aligned; /* trf_rows_are_aligned */
     uint32_t multiprocessors;

@@ -35,9 +35,9 @@ int launch(trf_write_kernel kernel, const trf_write_args &args, uint32_t warps, 
 int trf_launch_decode_slabs(const trf_device_view *view, const trf_layer_traits *traits, trf_decode_as as,
                             void *weights, trf_stream stream) {
     trf_decode_work work = {};
-    work.slabs = trf_regular_slabs(view);
+    work.regular_slabs = trf_regular_slabs(view);
     work.matrices = 1;
-    if (work.slabs == 0)
+    if (work.regular_slabs == 0)
         return cudaSuccess;
     int device, multiprocessors;
     cudaError_t error = cudaGetDevice(&device);

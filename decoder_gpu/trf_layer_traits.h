@@ -8,8 +8,8 @@
 
 /* Properties of the whole layer that decide which kernels take it; found on the host while it is uploaded. */
 typedef struct trf_layer_traits {
-    uint64_t irregular_weights;   /* of edges: in stored tiles, slivers, and slabs that are not regular */
-    uint64_t slabs;               /* coded ones */
+    uint64_t irregular_weights; /* of edges: in stored tiles, slivers, and slabs that are not regular */
+    uint64_t coded_slabs;
     uint32_t max_rans_bytes;      /* of a slab's rANS streams */
     uint32_t max_frequency;       /* of a symbol */
     uint32_t predictor_modes;     /* union over tiles */

@@ -54,13 +54,14 @@ static const double kGroupClusterUs = 0.5;
 /* ---- slabs ---- */
 
 /* Of a slab of 256 columns. */
-static double slab_us(const trf_device_view *view, uint32_t variant, uint32_t x_tiles, uint32_t slabs, uint32_t m) {
+static double slab_us(const trf_device_view *view, uint32_t variant, uint32_t x_tiles, uint32_t unit_slabs,
+                      uint32_t m) {
     const double more_rows = m <= 8 ? m - 1.0 : 7.0, longer = view->class_bits == 4           ? kPairsFactor
                                                               : view->codec == TRF_CODEC_FP16 ? kFp16Factor
                                                                                               : 1.0;
     if (variant == TRF_VARIANT_GENERAL)
         return x_tiles == 1 ? kGeneralUs : kGeneralUs8Tiles;
-    if (slabs == 2)
+    if (unit_slabs == 2)
         return longer *
                (x_tiles == 1 ? kTwoSlabsUs + kTwoSlabsRowUs * more_rows : kTwoSlabsTiledUs + kTwoSlabsTileUs * x_tiles);
     return longer * (x_tiles == 1   ? kOneSlabUs + kOneSlabRowUs * more_rows
@@ -79,7 +80,7 @@ static double alone_us(const trf_device_view *view, double quads_us) {
 
 static int shares_units(const trf_fused_partition *c) { return c->cluster * c->k_splits > 1; }
 
-static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->slabs, (int)c->x_tiles); }
+static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->unit_slabs, (int)c->x_tiles); }
 
 /* Slabs of the warps of a multiprocessor's fullest quarter: warps' instructions are issued by four schedulers, every
  * fourth warp's by the same. */
@@ -91,13 +92,13 @@ static double fullest_quarter(const trf_fused_partition *c) {
         *own += c->block_panels * (k_split + 1) / c->k_splits - c->block_panels * k_split / c->k_splits;
         fullest = trf_max_u32(*own, fullest);
     }
-    return (double)c->waves * c->slabs * fullest;
+    return (double)c->waves * c->unit_slabs * fullest;
 }
 
 static double cost_of_stream_k_blocks(const trf_fused_partition *c, double each_us, double waiting_us) {
     const double wave_panels = trf_ceil_div(c->wave_panels, c->clusters),
-                 sums = 2.0 * c->clusters * c->wave_units * trf_fused_sum_bytes(c->slabs, c->x_tiles),
-                 decoding = wave_panels * c->wave_units * c->slabs * each_us, waiting = wave_panels * waiting_us;
+                 sums = 2.0 * c->clusters * c->wave_units * trf_fused_sum_bytes(c->unit_slabs, c->x_tiles),
+                 decoding = wave_panels * c->wave_units * c->unit_slabs * each_us, waiting = wave_panels * waiting_us;
     return fmax(decoding, waiting) +
            (pipelines_x(c)   ? kFinishPipelinedUs
             : c->x_tiles > 1 ? kFinishTilesUs
@@ -111,11 +112,12 @@ static double cost_of_one_tile(const trf_device_view *view, const trf_fused_part
     /* Quads of BF16 are bound by memory, and those of FP16 with nearly all warps and one slab each. Fewer warps are a
      * little faster each. */
     const int nearly_all = 8 * c->wave_units * c->k_splits >= 7 * c->warps,
-              by_memory = view->class_bits == 2 && (view->codec == TRF_CODEC_BF16 ||
-                                                    (view->codec == TRF_CODEC_FP16 && c->slabs == 1 && nearly_all));
+              by_memory =
+                  view->class_bits == 2 && (view->codec == TRF_CODEC_BF16 ||
+                                            (view->codec == TRF_CODEC_FP16 && c->unit_slabs == 1 && nearly_all));
     const double at_work = 0.5 * (c->warps + c->wave_units * c->k_splits),
-                 rows = c->wave_units * c->slabs > 8 ? kManyRowsFactor : 1.0,
-                 decoding = steps * at_work * c->slabs * each_us * rows;
+                 rows = c->wave_units * c->unit_slabs > 8 ? kManyRowsFactor : 1.0,
+                 decoding = steps * at_work * c->unit_slabs * each_us * rows;
     return by_memory ? kDecodingShare * decoding + kMemoryShare * mean * each_us : decoding;
 }
 
@@ -125,19 +127,19 @@ static double cost_of_meeting(const trf_fused_partition *c, uint32_t m) {
                            : c->cluster > 1 ? kMeetPairUs
                                             : kMeetBlockUs,
                  bytes_per_us = c->cluster > 1 ? kClusterBytesPerUs : kBlockBytesPerUs,
-                 left = c->wave_units * c->k_splits * trf_fused_sum_bytes(c->slabs, c->x_tiles) *
+                 left = c->wave_units * c->k_splits * trf_fused_sum_bytes(c->unit_slabs, c->x_tiles) *
                         (m < 8 ? m / 8.0 : 1.0); /* bytes that a block reads */
     return c->waves * (meeting + kMeetWarpUs * c->cluster * c->k_splits + left / bytes_per_us);
 }
 
 double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition *c, uint32_t multiprocessors,
                          uint32_t m) {
-    const double each_us = width_of(view) * slab_us(view, c->variant, c->x_tiles, c->slabs, m);
-    const double waiting_us = alone_us(view, c->slabs == 2 ? kAloneTwoSlabsUs : kAloneSlabUs);
+    const double each_us = width_of(view) * slab_us(view, c->variant, c->x_tiles, c->unit_slabs, m);
+    const double waiting_us = alone_us(view, c->unit_slabs == 2 ? kAloneTwoSlabsUs : kAloneSlabUs);
     if (c->is_stream_k)
         return cost_of_stream_k_blocks(c, each_us, waiting_us);
     const double steps = (double)c->waves * trf_ceil_div(c->block_panels, c->k_splits), waiting = steps * waiting_us;
-    const double mean = (double)c->units * c->panels * c->slabs / multiprocessors; /* slabs */
+    const double mean = (double)c->units * c->panels * c->unit_slabs / multiprocessors; /* slabs */
     double cost;
     if (pipelines_x(c)) { /* bound by what a warp takes */
         cost = steps * c->warps * each_us;
@@ -156,39 +158,39 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
 
 /* ---- layers that share a launch, and experts ---- */
 
-trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m) {
-    const uint32_t variant = slabs == 2 ? TRF_VARIANT_TWO_SLABS : TRF_VARIANT_ONE_SLAB;
-    trf_cost_shape shape;
-    shape.panels = trf_regular_panels(view);
-    shape.units = shape.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
-    shape.slabs = slabs;
-    shape.warps = warps;
-    shape.slab_us = width_of(view) * slab_us(view, variant, 1, slabs, m);
-    shape.alone_us = alone_us(view, slabs == 2 ? kAloneTwoSlabsUs : kGroupAloneSlabUs);
-    shape.sum_bytes = trf_fused_sum_bytes(slabs, 1) * (m / 8.0);
-    return shape;
+trf_cost_layer trf_cost_layer_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps, uint32_t m) {
+    const uint32_t variant = unit_slabs == 2 ? TRF_VARIANT_TWO_SLABS : TRF_VARIANT_ONE_SLAB;
+    trf_cost_layer layer;
+    layer.panels = trf_regular_panels(view);
+    layer.units = layer.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, unit_slabs) : 0;
+    layer.unit_slabs = unit_slabs;
+    layer.warps = warps;
+    layer.slab_us = width_of(view) * slab_us(view, variant, 1, unit_slabs, m);
+    layer.alone_us = alone_us(view, unit_slabs == 2 ? kAloneTwoSlabsUs : kGroupAloneSlabUs);
+    layer.sum_bytes = trf_fused_sum_bytes(unit_slabs, 1) * (m / 8.0);
+    return layer;
 }
 
-double trf_cost_of_step(const trf_cost_shape *shape, double warps_at_work) {
-    return fmax(warps_at_work * shape->slabs * shape->slab_us, shape->alone_us);
+double trf_cost_of_step(const trf_cost_layer *layer, double warps_at_work) {
+    return fmax(warps_at_work * layer->unit_slabs * layer->slab_us, layer->alone_us);
 }
 
 /* Half of the warps may have a step less, which is time for the others unless each waits for itself. */
-double trf_cost_of_stream_k(const trf_cost_shape *shape, uint32_t units) {
-    const double panels_per_warp = (double)units * shape->panels / shape->warps, steps = ceil(panels_per_warp),
-                 decoding = 0.5 * (panels_per_warp + steps) * shape->warps * shape->slabs * shape->slab_us,
-                 waiting = steps * shape->alone_us;
-    return units ? fmax(decoding, waiting) + kMeetBlockUs + kMeetWarpUs * shape->warps +
-                       shape->warps * shape->sum_bytes / kBlockBytesPerUs
+double trf_cost_of_stream_k(const trf_cost_layer *layer, uint32_t units) {
+    const double panels_per_warp = (double)units * layer->panels / layer->warps, steps = ceil(panels_per_warp),
+                 decoding = 0.5 * (panels_per_warp + steps) * layer->warps * layer->unit_slabs * layer->slab_us,
+                 waiting = steps * layer->alone_us;
+    return units ? fmax(decoding, waiting) + kMeetBlockUs + kMeetWarpUs * layer->warps +
+                       layer->warps * layer->sum_bytes / kBlockBytesPerUs
                  : 0;
 }
 
-double trf_cost_of_split_k(const trf_cost_shape *shape, uint32_t waves, uint32_t wave_units, uint32_t panels,
+double trf_cost_of_split_k(const trf_cost_layer *layer, uint32_t waves, uint32_t wave_units, uint32_t panels,
                            uint32_t k_splits, uint32_t cluster) {
     const double steps = (double)waves * trf_ceil_div(panels, k_splits),
-                 rows = wave_units * shape->slabs > 8 ? kManyRowsFactor : 1.0,
+                 rows = wave_units * layer->unit_slabs > 8 ? kManyRowsFactor : 1.0,
                  meeting = cluster > 2 ? kMeetClusterUs : kMeetPairUs;
-    return kGroupClusterUs + steps * trf_cost_of_step(shape, 0.5 * (shape->warps + wave_units * k_splits) * rows) +
+    return kGroupClusterUs + steps * trf_cost_of_step(layer, 0.5 * (layer->warps + wave_units * k_splits) * rows) +
            waves * (meeting + kMeetWarpUs * cluster * k_splits +
-                    wave_units * k_splits * shape->sum_bytes / kClusterBytesPerUs);
+                    wave_units * k_splits * layer->sum_bytes / kClusterBytesPerUs);
 }

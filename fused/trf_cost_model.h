@@ -24,24 +24,24 @@ double trf_cost_of_fused(const trf_device_view *view, const trf_fused_partition 
 
 /* ---- layers that share a launch, and experts ---- */
 
-/* A layer, as a block of a grouped kernel walks it. */
-typedef struct trf_cost_shape {
-    uint32_t units, panels, slabs, warps; /* slabs: side by side; warps: of a block */
-    double slab_us, alone_us;             /* of a slab; of a warp's slabs with little else to do */
-    double sum_bytes;                     /* that a warp leaves */
-} trf_cost_shape;
+/* What the cost model knows of a layer that a block of a grouped kernel walks. */
+typedef struct trf_cost_layer {
+    uint32_t units, panels, unit_slabs, warps; /* unit_slabs: side by side in a unit; warps: of a block */
+    double slab_us, alone_us;                  /* of a slab; of a warp's slabs with little else to do */
+    double sum_bytes;                          /* that a warp leaves */
+} trf_cost_layer;
 
-trf_cost_shape trf_cost_shape_of(const trf_device_view *view, uint32_t slabs, uint32_t warps, uint32_t m);
+trf_cost_layer trf_cost_layer_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps, uint32_t m);
 
 /* Of a step, in which so many warps of a block walk a panel each. */
-double trf_cost_of_step(const trf_cost_shape *shape, double warps_at_work);
+double trf_cost_of_step(const trf_cost_layer *layer, double warps_at_work);
 
 /* Of a block alone with so many units, whose warps share them evenly (stream-K). */
-double trf_cost_of_stream_k(const trf_cost_shape *shape, uint32_t units);
+double trf_cost_of_stream_k(const trf_cost_layer *layer, uint32_t units);
 
 /* Of a block of a cluster of several blocks: waves of wave_units units, of each so many panels, cut among k_splits
  * warps. */
-double trf_cost_of_split_k(const trf_cost_shape *shape, uint32_t waves, uint32_t wave_units, uint32_t panels,
+double trf_cost_of_split_k(const trf_cost_layer *layer, uint32_t waves, uint32_t wave_units, uint32_t panels,
                            uint32_t k_splits, uint32_t cluster);
 
 #ifdef __cplusplus

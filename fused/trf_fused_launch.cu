@@ -44,7 +44,7 @@ int trf_find_limits(trf_device_limits *limits) {
         config.blockDim = dim3(512);
         config.dynamicSmemBytes = (size_t)limits->shared_bytes - TRF_STATIC_SMEM_BYTES;
         config.attrs = &attribute;
-        form_clusters(&config, blocks);
+        trf_launch_form_clusters(&config, blocks);
         int clusters = 0;
         status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
         limits->clusters_of[blocks] = clusters > 0 ? (uint32_t)clusters : 0;
@@ -79,19 +79,19 @@ static cudaError_t launch_finish(const trf_fused_args &args, const trf_fused_par
                                  cudaStream_t stream) {
     cudaLaunchAttribute attribute;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(trf_ceil_div(c.units * 2 * c.slabs * c.x_tiles, 256 / 32));
+    config.gridDim = dim3(trf_ceil_div(c.units * 2 * c.unit_slabs * c.x_tiles, 256 / 32));
     config.blockDim = dim3(256);
     config.stream = stream;
     config.attrs = &attribute;
     if (early)
-        allow_early(&config);
-    return cudaLaunchKernelEx(&config, trf_fused_finish, args, c.slabs, c.x_tiles);
+        trf_launch_allow_early(&config);
+    return cudaLaunchKernelEx(&config, trf_fused_finish, args, c.unit_slabs, c.x_tiles);
 }
 
 static cudaError_t launch(trf_fused_kernel kernel, const trf_fused_args &args, const trf_fused_partition &c,
                           cudaStream_t stream) {
     bool early;
-    cudaError_t status = launch_kernel(
+    cudaError_t status = trf_launch_kernel(
         kernel, args, {c.cluster * c.clusters, 32 * trf_fused_block_warps(&c), c.shared_bytes, c.cluster, stream},
         &early);
     if (status == cudaSuccess && c.is_stream_k && c.units)

@@ -34,9 +34,9 @@ static int variant_takes(const trf_product_request *request, uint32_t variant) {
 /* Whether warps do. */
 static int shares_units(const trf_fused_partition *c) { return c->cluster * c->k_splits > 1; }
 
-static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->slabs, (int)c->x_tiles); }
+static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((int)c->unit_slabs, (int)c->x_tiles); }
 
-static uint32_t sum_bytes(const trf_fused_partition *c) { return trf_fused_sum_bytes(c->slabs, c->x_tiles); }
+static uint32_t sum_bytes(const trf_fused_partition *c) { return trf_fused_sum_bytes(c->unit_slabs, c->x_tiles); }
 
 /* With a pipeline of x all of the kernel's, else those at work, and so many that the table is soon made. */
 uint32_t trf_fused_block_warps(const trf_fused_partition *c) {
@@ -52,9 +52,9 @@ static trf_fused_partition make_partition(const trf_product_request *request, ui
     c.x_tiles = (uint32_t)trf_fused_x_tiles(request->m, (int)variant);
     c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_has_scale_groups(view), (int)c.x_tiles,
                                         (int)variant);
-    c.slabs = (uint32_t)trf_fused_slabs((int)variant);
+    c.unit_slabs = (uint32_t)trf_fused_slabs((int)variant);
     c.panels = trf_regular_panels(view);
-    c.units = c.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, c.slabs) : 0;
+    c.units = c.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, c.unit_slabs) : 0;
     c.is_stream_k = flags & FLAG_STREAM_K;
     c.sums_over_x = (flags & FLAG_SUMS_OVER_X) != 0;
     const uint32_t most_at_once = c.warps / k_splits;
@@ -79,9 +79,9 @@ static int lay_out(trf_fused_partition *c, const trf_product_request *request, u
     const trf_device_view *view = request->view;
     const int in_buffers = c->k_splits > 1 && c->cluster == 1 && c->waves == 1; /* those of the warps that left them */
     c->x_stage_cols = x_stage_cols;
-    c->smem = trf_smem_layout_of(view->raw_bits, request->traits->max_rans_bytes, trf_fused_block_warps(c), c->slabs,
-                                 table_log, in_buffers ? sum_bytes(c) : 0,
-                                 trf_copied_x_bytes(view->codec, (int)c->slabs, (int)c->x_tiles), TRF_RING_STEPS);
+    c->smem = trf_smem_layout_of(view->raw_bits, request->traits->max_rans_bytes, trf_fused_block_warps(c),
+                                 c->unit_slabs, table_log, in_buffers ? sum_bytes(c) : 0,
+                                 trf_copied_x_bytes(view->codec, (int)c->unit_slabs, (int)c->x_tiles), TRF_RING_STEPS);
     c->x_stages_offset = c->smem.total;
     c->shared_bytes = c->x_stages_offset + c->k_splits * 2 * trf_x_stage_bytes(x_stage_cols, (int)c->x_tiles);
     const uint32_t in_place_of = pipelines_x(c) ? c->x_stages_offset : c->smem.first_warp;
@@ -99,7 +99,7 @@ static int lay_out(trf_fused_partition *c, const trf_product_request *request, u
 static int fit(trf_fused_partition *c, const trf_product_request *request) {
     const trf_device_view *view = request->view;
     const int any = c->variant == TRF_VARIANT_GENERAL;
-    const uint32_t largest = any ? TRF_TABLE_LOG : trf_fused_table_log((int)view->class_bits, (int)c->slabs),
+    const uint32_t largest = any ? TRF_TABLE_LOG : trf_fused_table_log((int)view->class_bits, (int)c->unit_slabs),
                    smallest = any ? view->probability_bits + 4 : largest;
     for (uint32_t log = largest; log >= smallest; log--) /* stages of whole slabs if there is room */
         if (lay_out(c, request, log, pipelines_x(c) ? view->slab_cols : 0) ||

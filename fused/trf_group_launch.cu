@@ -6,13 +6,13 @@
 #include "trf_group_instances.cuh"
 #include "trf_kernel_launch.cuh"
 
-static trf_group_kernel kernel_of(const trf_device_view *view, uint32_t slabs, trf_dtype x_dtype) {
+static trf_group_kernel kernel_of(const trf_device_view *view, uint32_t unit_slabs, trf_dtype x_dtype) {
     const bool bf16_x = x_dtype == TRF_DTYPE_BF16;
     switch (view->codec) {
     case TRF_CODEC_BF16:
-        return trf_group_bf16(view->class_bits, slabs);
+        return trf_group_bf16(view->class_bits, unit_slabs);
     case TRF_CODEC_FP16:
-        return trf_group_fp16(view->class_bits, slabs);
+        return trf_group_fp16(view->class_bits, unit_slabs);
     case TRF_CODEC_INT:
         return trf_group_int(view->class_bits, view->raw_bits, bf16_x);
     default:
@@ -23,17 +23,17 @@ static trf_group_kernel kernel_of(const trf_device_view *view, uint32_t slabs, t
 static cudaError_t launch(trf_group_kernel kernel, const trf_group_args &args, uint32_t blocks, uint32_t warps,
                           uint32_t shared_bytes, cudaStream_t stream) {
     bool early;
-    return launch_kernel(kernel, args, {blocks, 32 * warps, shared_bytes, args.cluster, stream}, &early);
+    return trf_launch_kernel(kernel, args, {blocks, 32 * warps, shared_bytes, args.cluster, stream}, &early);
 }
 
 /* What layers and experts have in common; y: rows without gaps. */
-static trf_group_layer_args layer_args_of(const trf_device_view *view, uint32_t slabs, trf_dtype y_dtype) {
+static trf_group_layer_args layer_args_of(const trf_device_view *view, uint32_t unit_slabs, trf_dtype y_dtype) {
     const uint32_t panels = trf_regular_panels(view);
     trf_group_layer_args args = {};
-    args.partition.units = panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, slabs) : 0;
+    args.partition.units = panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, unit_slabs) : 0;
     args.partition.panel_quotient = panels;
     args.partition.cluster = 1;
-    args.partition.sums_stride = trf_fused_sum_bytes(slabs, 1);
+    args.partition.sums_stride = trf_fused_sum_bytes(unit_slabs, 1);
     args.product.view = *view;
     args.product.x_stride = view->cols;
     args.product.y_dtype = y_dtype;
@@ -81,7 +81,7 @@ int trf_group_launch(const trf_group_product *products, uint32_t count, const tr
     args.count = count;
     for (uint32_t i = 0; i < count; i++) {
         const trf_group_layer_partition *layer = &partition->layers[i];
-        args.layers[i] = layer_args_of(products[i].view, partition->slabs, products[i].y_dtype);
+        args.layers[i] = layer_args_of(products[i].view, partition->unit_slabs, products[i].y_dtype);
         args.layers[i].product.m = products[i].m;
         args.layers[i].product.y = y[i];
         cut_layer(layer, partition->cluster, &args.layers[i].partition);
@@ -90,7 +90,7 @@ int trf_group_launch(const trf_group_product *products, uint32_t count, const tr
         if (status)
             return status;
     }
-    return launch(kernel_of(products[0].view, partition->slabs, products[0].x_dtype), args,
+    return launch(kernel_of(products[0].view, partition->unit_slabs, products[0].x_dtype), args,
                   args.first_cluster[count] * args.cluster, partition->warps, partition->smem.bytes, stream);
 }
 
@@ -123,7 +123,7 @@ int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition
     args.smem = partition->smem.layout;
     args.sums_offset = partition->smem.sums_offset;
     args.cluster = 1;
-    e->common = layer_args_of(call->view, partition->slabs, call->y_dtype);
+    e->common = layer_args_of(call->view, partition->unit_slabs, call->y_dtype);
     e->common.partition.k_splits = e->common.partition.wave_units = 1;
     e->common.product.x = call->x;
     e->common.product.y = call->y;
@@ -135,6 +135,6 @@ int trf_experts_launch(const trf_experts_call *call, const trf_experts_partition
     int status = prepare_tokens(call, partition, &e->common.product, stream);
     if (status)
         return status;
-    return launch(kernel_of(call->view, partition->slabs, call->x_dtype), args, (uint32_t)limits->multiprocessors,
+    return launch(kernel_of(call->view, partition->unit_slabs, call->x_dtype), args, (uint32_t)limits->multiprocessors,
                   partition->warps, partition->smem.bytes, stream);
 }

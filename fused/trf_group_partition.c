@@ -38,12 +38,12 @@ const char *trf_group_refusal(const trf_device_view *view, const trf_layer_trait
 }
 
 /* sums: bytes of them. */
-static trf_group_smem lay_out(const trf_device_view *view, uint32_t rans_bytes, uint32_t slabs, uint32_t warps,
+static trf_group_smem lay_out(const trf_device_view *view, uint32_t rans_bytes, uint32_t unit_slabs, uint32_t warps,
                               uint32_t sums) {
     trf_group_smem smem;
-    smem.layout = trf_smem_layout_of(view->raw_bits, rans_bytes, warps, slabs,
-                                     trf_fused_table_log((int)view->class_bits, (int)slabs),
-                                     trf_fused_sum_bytes(slabs, 1), 0, TRF_RING_STEPS);
+    smem.layout = trf_smem_layout_of(view->raw_bits, rans_bytes, warps, unit_slabs,
+                                     trf_fused_table_log((int)view->class_bits, (int)unit_slabs),
+                                     trf_fused_sum_bytes(unit_slabs, 1), 0, TRF_RING_STEPS);
     smem.sums_offset = smem.layout.total;
     smem.bytes = smem.sums_offset + sums;
     return smem;
@@ -59,7 +59,7 @@ typedef struct layer_partitions {
 
 /* A kernel, and the clusters it is launched in. */
 typedef struct group_launch {
-    uint32_t slabs, warps, cluster, clusters; /* clusters: at most */
+    uint32_t unit_slabs, warps, cluster, clusters; /* clusters: at most */
 } group_launch;
 
 /* What is asked for, and the best partition so far. */
@@ -67,12 +67,12 @@ typedef struct group_search {
     const trf_group_product *products;
     uint32_t count;
     const trf_device_limits *limits;
-    trf_cost_shape shapes[TRF_GROUP_LAYERS];
+    trf_cost_layer cost_layers[TRF_GROUP_LAYERS];
     layer_partitions *partitions; /* [TRF_GROUP_LAYERS] */
     trf_group_partition best;
 } group_search;
 
-static void find_layer_partitions(const trf_cost_shape *s, uint32_t cluster, uint32_t clusters,
+static void find_layer_partitions(const trf_cost_layer *s, uint32_t cluster, uint32_t clusters,
                                   layer_partitions *partitions) {
     const uint32_t panels = trf_ceil_div(s->panels, cluster);
     for (uint32_t n = 1; n <= clusters; n++) {
@@ -94,7 +94,7 @@ static void find_layer_partitions(const trf_cost_shape *s, uint32_t cluster, uin
 }
 
 /* The fewest clusters with which a layer takes `us` at most; 0: none. */
-static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_shape *s, uint32_t clusters,
+static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_layer *s, uint32_t clusters,
                                 double us) {
     const uint32_t most = trf_max_u32(trf_min_u32(s->units, clusters), 1);
     for (uint32_t n = 1; n <= most; n++)
@@ -107,7 +107,7 @@ static uint32_t clusters_within(const layer_partitions *partitions, const trf_co
 static int share_clusters(const group_search *search, uint32_t clusters, double us, uint32_t *n) {
     uint32_t sum = 0;
     for (uint32_t i = 0; i < search->count; i++) {
-        n[i] = clusters_within(&search->partitions[i], &search->shapes[i], clusters, us);
+        n[i] = clusters_within(&search->partitions[i], &search->cost_layers[i], clusters, us);
         if (n[i] == 0)
             return 0;
         sum += n[i];
@@ -135,7 +135,7 @@ static double find_least_us(const group_search *search, uint32_t clusters, uint3
 
 /* Bytes of sums of the launch. */
 static uint32_t sums_of(const trf_group_partition *partition, uint32_t count) {
-    const uint32_t sum_bytes = trf_fused_sum_bytes(partition->slabs, 1);
+    const uint32_t sum_bytes = trf_fused_sum_bytes(partition->unit_slabs, 1);
     if (partition->cluster == 1)
         return partition->warps * sum_bytes;
     uint32_t most = 0;
@@ -149,28 +149,29 @@ static uint32_t sums_of(const trf_group_partition *partition, uint32_t count) {
 
 /* Takes this kernel and size of cluster if they are better than the partition so far, and fit. */
 static void consider(group_search *search, const group_launch *launch) {
-    trf_group_partition candidate = {.slabs = launch->slabs, .warps = launch->warps, .cluster = launch->cluster};
+    trf_group_partition candidate = {
+        .unit_slabs = launch->unit_slabs, .warps = launch->warps, .cluster = launch->cluster};
     uint32_t n[TRF_GROUP_LAYERS];
     for (uint32_t i = 0; i < search->count; i++) {
         const trf_group_product *product = &search->products[i];
-        search->shapes[i] = trf_cost_shape_of(product->view, launch->slabs, launch->warps, product->m);
-        if (launch->cluster > 1 && launch->cluster > search->shapes[i].panels)
+        search->cost_layers[i] = trf_cost_layer_of(product->view, launch->unit_slabs, launch->warps, product->m);
+        if (launch->cluster > 1 && launch->cluster > search->cost_layers[i].panels)
             return; /* a block without panels */
         candidate.rans_bytes = trf_max_u32((product->traits->max_rans_bytes + 15) / 16 * 16, candidate.rans_bytes);
     }
     for (uint32_t i = 0; i < search->count; i++)
-        find_layer_partitions(&search->shapes[i], launch->cluster, launch->clusters, &search->partitions[i]);
+        find_layer_partitions(&search->cost_layers[i], launch->cluster, launch->clusters, &search->partitions[i]);
     candidate.microseconds = find_least_us(search, launch->clusters, n);
     if (candidate.microseconds >= search->best.microseconds)
         return;
     for (uint32_t i = 0; i < search->count; i++) {
         trf_group_layer_partition *layer = &candidate.layers[i];
-        const uint32_t units = search->shapes[i].units, most_units = units ? trf_ceil_div(units, n[i]) : 1;
+        const uint32_t units = search->cost_layers[i].units, most_units = units ? trf_ceil_div(units, n[i]) : 1;
         layer->clusters = n[i];
         layer->k_splits = search->partitions[i].k_splits[n[i] - 1];
         layer->wave_units = trf_min_u32(launch->cluster == 1 ? 1 : launch->warps / layer->k_splits, most_units);
     }
-    candidate.smem = lay_out(search->products[0].view, candidate.rans_bytes, launch->slabs, launch->warps,
+    candidate.smem = lay_out(search->products[0].view, candidate.rans_bytes, launch->unit_slabs, launch->warps,
                              sums_of(&candidate, search->count));
     if (trf_smem_fits(candidate.smem.bytes, search->limits))
         search->best = candidate;
@@ -196,10 +197,11 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
     search.partitions = malloc(TRF_GROUP_LAYERS * sizeof *search.partitions);
     if (!search.partitions)
         return 0; /* then each of them runs alone */
-    for (uint32_t slabs = 1; slabs <= 2; slabs++)
+    for (uint32_t unit_slabs = 1; unit_slabs <= 2; unit_slabs++)
         for (uint32_t log_cluster = 0;
-             log_cluster < TRF_CLUSTER_SIZES && trf_has_group(view->codec, view->class_bits, slabs); log_cluster++) {
-            group_launch launch = {slabs, trf_group_warps(view->class_bits, slabs), 1u << log_cluster,
+             log_cluster < TRF_CLUSTER_SIZES && trf_has_group(view->codec, view->class_bits, unit_slabs);
+             log_cluster++) {
+            group_launch launch = {unit_slabs, trf_group_warps(view->class_bits, unit_slabs), 1u << log_cluster,
                                    trf_min_u32(limits->clusters[log_cluster], MAX_CLUSTERS)};
             for (; launch.warps >= LEAST_WARPS && launch.clusters >= count; launch.warps -= 2)
                 consider(&search, &launch);
@@ -219,8 +221,8 @@ static uint64_t work_items_of(uint32_t count, uint32_t tokens) {
     return trf_max_u32(trf_ceil_div(tokens, TRF_EXPERT_TOKENS), trf_min_u32(count, tokens));
 }
 
-static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t slabs, uint32_t warps) {
-    const trf_cost_shape s = trf_cost_shape_of(view, slabs, warps, EXPERT_X_ROWS);
+static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps) {
+    const trf_cost_layer s = trf_cost_layer_of(view, unit_slabs, warps, EXPERT_X_ROWS);
     trf_expert_cost_model cost_model = {
         .units = s.units ? s.units : 1, .panels = s.panels ? s.panels : 1, .warps = warps};
     cost_model.step_ns = (uint32_t)(1000 * trf_cost_of_step(&s, warps));
@@ -233,26 +235,26 @@ static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t
 int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tokens, const trf_device_limits *limits,
                        trf_experts_partition *partition) {
     uint64_t least = UINT64_MAX;
-    for (uint32_t slabs = 1; slabs <= 2; slabs++) {
-        if (!trf_has_group(view->codec, view->class_bits, slabs))
+    for (uint32_t unit_slabs = 1; unit_slabs <= 2; unit_slabs++) {
+        if (!trf_has_group(view->codec, view->class_bits, unit_slabs))
             continue;
-        const uint32_t sum_bytes = trf_fused_sum_bytes(slabs, 1);
-        uint32_t warps = trf_group_warps(view->class_bits, slabs);
-        trf_group_smem smem = lay_out(view, partition->rans_bytes, slabs, warps, warps * sum_bytes);
+        const uint32_t sum_bytes = trf_fused_sum_bytes(unit_slabs, 1);
+        uint32_t warps = trf_group_warps(view->class_bits, unit_slabs);
+        trf_group_smem smem = lay_out(view, partition->rans_bytes, unit_slabs, warps, warps * sum_bytes);
         while (warps >= LEAST_WARPS && !trf_smem_fits(smem.bytes, limits)) {
             warps--;
-            smem = lay_out(view, partition->rans_bytes, slabs, warps, warps * sum_bytes);
+            smem = lay_out(view, partition->rans_bytes, unit_slabs, warps, warps * sum_bytes);
         }
         if (warps < LEAST_WARPS)
             continue;
-        const trf_expert_cost_model cost_model = cost_model_of(view, slabs, warps);
+        const trf_expert_cost_model cost_model = cost_model_of(view, unit_slabs, warps);
         int whole;
         const uint64_t cost =
             trf_expert_cost(&cost_model, work_items_of(count, tokens), (uint32_t)limits->multiprocessors, &whole);
         if (cost >= least)
             continue;
         least = cost;
-        partition->slabs = slabs;
+        partition->unit_slabs = unit_slabs;
         partition->warps = warps;
         partition->smem = smem;
         partition->cost_model = cost_model;

@@ -45,8 +45,8 @@ typedef struct trf_group_layer_partition {
 } trf_group_layer_partition;
 
 typedef struct trf_group_partition {
-    uint32_t slabs, warps, cluster; /* slabs that a warp walks side by side; warps of a block; blocks of a cluster */
-    uint32_t rans_bytes;            /* of the layer with the longest rANS streams */
+    uint32_t unit_slabs, warps, cluster; /* slabs of a unit, side by side; warps of a block; blocks of a cluster */
+    uint32_t rans_bytes;                 /* of the layer with the longest rANS streams */
     trf_group_smem smem;
     double microseconds; /* estimated, of a whole launch but what every launch takes */
     uint64_t workspace_bytes;
@@ -61,9 +61,9 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
 /* ---- experts ---- */
 
 typedef struct trf_experts_partition {
-    uint32_t slabs, warps; /* slabs that a warp walks side by side; warps of a block */
-    uint32_t rans_bytes;   /* of the expert with the longest rANS streams */
-    uint32_t has_edges;    /* whether any expert has some */
+    uint32_t unit_slabs, warps; /* slabs of a unit, side by side; warps of a block */
+    uint32_t rans_bytes;        /* of the expert with the longest rANS streams */
+    uint32_t has_edges;         /* whether any expert has some */
     trf_group_smem smem;
     trf_expert_cost_model cost_model;
 } trf_experts_partition;

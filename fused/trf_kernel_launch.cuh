@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the launchers of kernels share: attributes of a launch. */
+/* What the launchers of kernels share: attributes of a launch, and the launch itself. */
 #ifndef TRF_KERNEL_LAUNCH_CUH
 #define TRF_KERNEL_LAUNCH_CUH
 
@@ -10,13 +10,13 @@
 /* ---- attributes of a launch; config->attrs has room for them ---- */
 
 /* The kernel may start before the one in front of it ends. */
-static inline void allow_early(cudaLaunchConfig_t *config) {
+static inline void trf_launch_allow_early(cudaLaunchConfig_t *config) {
     cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
     attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute->val.programmaticStreamSerializationAllowed = 1;
 }
 
-static inline void form_clusters(cudaLaunchConfig_t *config, uint32_t blocks) {
+static inline void trf_launch_form_clusters(cudaLaunchConfig_t *config, uint32_t blocks) {
     cudaLaunchAttribute *attribute = &config->attrs[config->numAttrs++];
     attribute->id = cudaLaunchAttributeClusterDimension;
     attribute->val.clusterDim.x = blocks;
@@ -24,7 +24,7 @@ static inline void form_clusters(cudaLaunchConfig_t *config, uint32_t blocks) {
 }
 
 /* What a launch takes beside its arguments. */
-struct kernel_launch {
+struct trf_launch_config {
     uint32_t blocks, threads, shared_bytes;
     uint32_t cluster; /* blocks of a cluster */
     cudaStream_t stream;
@@ -33,23 +33,24 @@ struct kernel_launch {
 /* early: whether the kernel may start before the one in front of it ends, and one behind it, likewise: not where the
  * driver has made its code from older PTX, which does not wait for its predecessor. */
 template <class Args>
-static cudaError_t launch_kernel(void (*kernel)(Args), const Args &args, const kernel_launch &l, bool *early) {
+static cudaError_t trf_launch_kernel(void (*kernel)(Args), const Args &args, const trf_launch_config &launch,
+                                     bool *early) {
     cudaFuncAttributes attributes = {};
     cudaError_t status = trf_allow_all_shared((const void *)kernel, &attributes);
     if (status != cudaSuccess)
         return status;
     cudaLaunchAttribute launch_attributes[2];
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(l.blocks);
-    config.blockDim = dim3(l.threads);
-    config.dynamicSmemBytes = l.shared_bytes;
-    config.stream = l.stream;
+    config.gridDim = dim3(launch.blocks);
+    config.blockDim = dim3(launch.threads);
+    config.dynamicSmemBytes = launch.shared_bytes;
+    config.stream = launch.stream;
     config.attrs = launch_attributes;
     *early = attributes.ptxVersion >= 90;
     if (*early)
-        allow_early(&config);
-    if (l.cluster > 1)
-        form_clusters(&config, l.cluster);
+        trf_launch_allow_early(&config);
+    if (launch.cluster > 1)
+        trf_launch_form_clusters(&config, launch.cluster);
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 

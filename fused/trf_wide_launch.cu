@@ -36,7 +36,7 @@ static cudaError_t launch(trf_wide_kernel kernel, const trf_wide_args &args, con
                           cudaStream_t stream) {
     bool early;
     const uint32_t cluster = c.multicast * c.k_splits;
-    return launch_kernel(kernel, args, {cluster * c.clusters, c.threads, c.shared_bytes, cluster, stream}, &early);
+    return trf_launch_kernel(kernel, args, {cluster * c.clusters, c.threads, c.shared_bytes, cluster, stream}, &early);
 }
 
 int trf_wide_launch(const trf_device_view *view, const trf_product *product, const trf_wide_partition *partition,

@@ -235,7 +235,7 @@ static void place_tiles(trf_slice *s, uint64_t scales_bytes) {
 /* ---- the slice ---- */
 
 /* What its header says of its size. */
-static void measure_slice(trf_slice *s) {
+static void size_slice(trf_slice *s) {
     const trf_tile_selection *selection = s->selection;
     const uint32_t last = selection->tile_rows[selection->num_tile_rows - 1];
     s->header = s->view->header;
@@ -247,7 +247,7 @@ static void measure_slice(trf_slice *s) {
 }
 
 trf_status trf_slice_open(trf_slice *s, int threads, trf_error *err) {
-    measure_slice(s);
+    size_slice(s);
     const uint64_t tiles = (uint64_t)s->header.num_tile_rows * s->header.num_tile_cols;
     s->metas = malloc(tiles * sizeof *s->metas);
     s->cleared = calloc(2 * (size_t)s->header.num_tile_rows, sizeof *s->cleared);

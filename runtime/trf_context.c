@@ -3,7 +3,7 @@
 #include "trf_context.h"
 
 #include "transfuse/cpu.h"
-#include "trf_device.h"
+#include "trf_context_create.h"
 
 #include <stdio.h>
 #include <stdlib.h>

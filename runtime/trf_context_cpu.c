@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU as a device: device memory is the process's, streams are ignored, and every call is done when it returns. */
-#include "trf_device.h"
+#include "trf_context_create.h"
 #include "trf_device_cpu.h"
 #include "trf_packed_layer.h"
 #include "trf_plain_layer.h"
@@ -16,7 +16,7 @@ static const trf_layout_ops coded_layout = {
     .has_several_paths = 1,
     .has_experts = 1,
     .has_stacks = 1,
-    .measure = trf_cpu_measure_layer,
+    .get_size = trf_cpu_get_layer_size,
     .fill = trf_cpu_fill_layer,
     .destroy = trf_cpu_destroy_layer,
     .check = trf_cpu_check_layer,
@@ -28,7 +28,7 @@ static const trf_layout_ops coded_layout = {
 
 static const trf_layout_ops plain_layout = {
     .layout = TRF_LAYOUT_PLAIN,
-    .measure = trf_plain_measure,
+    .get_size = trf_plain_get_size,
     .fill = trf_cpu_fill_plain_layer,
     .adopt = trf_plain_adopt,
     .destroy = trf_cpu_destroy_plain_layer,
@@ -41,7 +41,7 @@ static const trf_layout_ops plain_layout = {
 
 static const trf_layout_ops packed_layout = {
     .layout = TRF_LAYOUT_PACKED,
-    .measure = trf_packed_measure,
+    .get_size = trf_packed_get_size,
     .fill = trf_cpu_fill_packed_layer,
     .adopt = trf_cpu_adopt_packed_layer,
     .destroy = trf_cpu_destroy_packed_layer,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU as a device: contexts, and the operations that they have. */
+#include "trf_context_create.h"
 #include "trf_cuda_call.h"
 #include "trf_decode_cuda.h"
-#include "trf_device.h"
 #include "trf_device_cuda.h"
 #include "trf_driver.h"
 #include "trf_fused_launch.h"
@@ -74,7 +74,7 @@ static const trf_layout_ops coded_layout = {
     .has_several_paths = 1,
     .has_experts = 1,
     .has_stacks = 1,
-    .measure = trf_cuda_measure_layer,
+    .get_size = trf_cuda_get_layer_size,
     .fill = trf_cuda_fill_layer,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_layer,
@@ -86,7 +86,7 @@ static const trf_layout_ops coded_layout = {
 
 static const trf_layout_ops plain_layout = {
     .layout = TRF_LAYOUT_PLAIN,
-    .measure = trf_plain_measure,
+    .get_size = trf_plain_get_size,
     .fill = trf_cuda_fill_plain_layer,
     .adopt = trf_plain_adopt,
     .destroy = trf_cuda_destroy_layer,
@@ -108,10 +108,10 @@ static trf_status check_packed_is_ready(trf_error *err) {
                : trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "packed layers on a GPU are not ready yet");
 }
 
-static trf_status measure_packed(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                                 trf_error *err) {
+static trf_status get_packed_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                                  trf_error *err) {
     trf_status status = check_packed_is_ready(err);
-    return status == TRF_OK ? trf_packed_measure(view, shard, size, err) : status;
+    return status == TRF_OK ? trf_packed_get_size(view, shard, size, err) : status;
 }
 
 static trf_status adopt_packed(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
@@ -119,10 +119,10 @@ static trf_status adopt_packed(trf_device_layer *made, const void *buffer, uint6
     return status == TRF_OK ? trf_packed_adopt(made, buffer, buffer_bytes, err) : status;
 }
 
-/* Every layer is measured before it is filled. */
+/* The size of every layer is asked for before it is filled. */
 static const trf_layout_ops packed_layout = {
     .layout = TRF_LAYOUT_PACKED,
-    .measure = measure_packed,
+    .get_size = get_packed_size,
     .fill = trf_cuda_fill_packed_layer,
     .adopt = adopt_packed,
     .destroy = trf_cuda_destroy_layer,

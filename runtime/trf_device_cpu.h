@@ -14,8 +14,8 @@ trf_status trf_cpu_copy_rows(const trf_context *context, const trf_row_copy *cop
 
 trf_status trf_cpu_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
                                     const trf_load_options *options, struct trf_layer_feed *feed, trf_error *err);
-trf_status trf_cpu_measure_layer(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                                 trf_error *err);
+trf_status trf_cpu_get_layer_size(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                                  trf_error *err);
 trf_status trf_cpu_fill_layer(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                               trf_error *err);
 /* Makes a layer in host memory the CPU's, which is released with it. Errors: TRF_ERR_MEMORY; it is still the caller's

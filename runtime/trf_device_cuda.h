@@ -19,8 +19,8 @@ trf_status trf_cuda_copy_rows(const trf_context *context, const trf_row_copy *co
 
 trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blob, uint64_t blob_bytes,
                                      const trf_load_options *options, struct trf_layer_feed *feed, trf_error *err);
-trf_status trf_cuda_measure_layer(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                                  trf_error *err);
+trf_status trf_cuda_get_layer_size(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                                   trf_error *err);
 trf_status trf_cuda_fill_layer(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,
                                trf_error *err);
 void trf_cuda_destroy_layer(trf_device_layer *layer);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers on devices: the public functions. They check arguments; the operations of the layer's layout do the rest. */
-#include "trf_device.h"
+#include "trf_device_layer.h"
+
+#include "trf_context.h"
 #include "trf_struct.h"
 
 #include <stdlib.h>
@@ -17,7 +19,7 @@ void trf_device_layer_get_info(const trf_device_layer *device_layer, trf_device_
         .layer = device_layer->info,
         .layout = device_layer->layout->layout,
         .memory_bytes = device_layer->memory_bytes,
-        .plans = atomic_load(&device_layer->plans),
+        .plans = atomic_load(&device_layer->num_plans),
     };
 }
 

@@ -5,6 +5,7 @@
 
 #include "transfuse.h"
 #include "trf_device_view.h"
+#include "trf_error.h"
 #include "trf_layer_traits.h"
 #include "trf_layout.h"
 #include "trf_packed.h"
@@ -20,7 +21,7 @@ struct trf_device_layer {
     trf_shard_range shard;
     uint64_t memory_bytes; /* of device memory */
     void *memory;          /* what the library has allocated of it; NULL: all is the caller's, or the stack's */
-    atomic_uint plans;     /* that there are */
+    atomic_uint num_plans; /* that there are of it */
     /* On the CPU without slabs and fault. Of a layout with a head (trf_layout_head.h) blob and blob_bytes are its whole
      * buffer; rows, cols, codec and source_dtype are there, and nothing else. */
     trf_device_view view;
@@ -33,6 +34,13 @@ struct trf_device_layer {
     trf_layer *host;
     struct trf_cpu_fault *fault;
 };
+
+/* A layer as `adopt` wants it (trf_layout_ops); free() undoes it. Errors: TRF_ERR_MEMORY. */
+trf_status trf_begin_device_layer(trf_context *context, const trf_layout_ops *layout, trf_device_layer **layer,
+                                  trf_error *err);
+
+/* Makes it one as `fill` wants it. view, shard: of what will be loaded. */
+void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer);
 
 /* Whether a shard has tiles of which not all rows, or columns, are meant. */
 static inline int trf_shard_cuts_rows(const trf_device_layer *layer) { return layer->shard.rows != layer->view.rows; }

@@ -19,8 +19,8 @@ trf_status trf_cpu_open_device_blob(const trf_context *context, const void *blob
     return trf_layer_feed_open_memory(blob, blob_bytes, options, feed, err);
 }
 
-trf_status trf_cpu_measure_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                                 trf_error *err) {
+trf_status trf_cpu_get_layer_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                                  trf_error *err) {
     (void)shard, (void)err;
     *size = (trf_layer_size){.blob_bytes = view->header.blob_bytes};
     return TRF_OK;

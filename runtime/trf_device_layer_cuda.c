@@ -7,8 +7,8 @@
 #include "trf_layer_directory.h"
 #include "trf_layer_feed.h"
 #include "trf_nvtx.h"
-#include "trf_stage_layer.h"
 #include "trf_staging_cuda.h"
+#include "trf_upload_layer.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -28,8 +28,8 @@ trf_status trf_cuda_open_device_blob(const trf_context *context, const void *blo
     return trf_layer_feed_open_device(blob, blob_bytes, trf_cuda_copy_back, context->copier, options, feed, err);
 }
 
-trf_status trf_cuda_measure_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                                  trf_error *err) {
+trf_status trf_cuda_get_layer_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                                   trf_error *err) {
     (void)shard;
     const uint64_t blob_bytes = view->header.blob_bytes;
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
@@ -78,8 +78,8 @@ static trf_status send_layer(trf_device_layer *made, trf_layer_feed *feed, uint8
     trf_status status = trf_staging_open(staging, err);
     if (status != TRF_OK)
         return status;
-    status = trf_stage_layer(staging, feed, in_place ? NULL : find_target, target, (trf_device_slab *)directory,
-                             &made->traits, err);
+    status = trf_upload_layer(staging, feed, in_place ? NULL : find_target, target, (trf_device_slab *)directory,
+                              &made->traits, err);
     if (status == TRF_OK)
         status = complete_target(target, err);
     if (status == TRF_OK)
@@ -116,7 +116,7 @@ trf_status trf_cuda_fill_layer(trf_device_layer *made, trf_layer_feed *feed, con
                                trf_error *err) {
     trf_layer_target target = {.blob = memory->blob, .directory = memory->directory};
     trf_device_scope scope;
-    trf_status status = trf_cuda_measure_layer(feed->view, &feed->shard, &target.size, err);
+    trf_status status = trf_cuda_get_layer_size(feed->view, &feed->shard, &target.size, err);
     if (status == TRF_OK)
         status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)

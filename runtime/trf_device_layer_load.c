@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making layers on devices: from blobs in memory, and from checkpoints, in the library's memory or the caller's. */
-#include "trf_device.h"
+#include "trf_context.h"
+#include "trf_device_layer.h"
 #include "trf_layer.h"
 #include "trf_layer_feed.h"
 #include "trf_layout_head.h"
@@ -59,7 +60,7 @@ static trf_status find_memory(const trf_context *context, const trf_layout_ops *
                               trf_error *err) {
     trf_layer_size size;
     const int may_stay = given->at && options->blob_is_on_device && feed->is_whole && !layout->adopt;
-    trf_status status = layout->measure(feed->view, &feed->shard, &size, err);
+    trf_status status = layout->get_size(feed->view, &feed->shard, &size, err);
     if (status != TRF_OK)
         return status;
     *memory = options->memory;
@@ -119,13 +120,13 @@ static trf_status make_device_layer(trf_context *context, trf_layer_feed *feed, 
 }
 
 /* The memory that a feed's layer takes; closes the feed. */
-static trf_status measure_feed(const trf_context *context, const trf_load_options *options, trf_layer_feed *feed,
-                               trf_layer_size *size, trf_error *err) {
+static trf_status get_size_of_feed(const trf_context *context, const trf_load_options *options, trf_layer_feed *feed,
+                                   trf_layer_size *size, trf_error *err) {
     trf_layer_size found;
     const trf_layout_ops *layout;
     trf_status status = trf_find_layout(context, options->layout, &layout, err);
     if (status == TRF_OK)
-        status = layout->measure(feed->view, &feed->shard, &found, err);
+        status = layout->get_size(feed->view, &feed->shard, &found, err);
     if (status == TRF_OK)
         *size = found;
     else
@@ -191,8 +192,9 @@ static trf_status adopt_layer(trf_context *context, const trf_layout_ops *layout
 }
 
 /* As trf_device_layer_get_size. */
-static trf_status measure_buffer(const trf_context *context, const trf_layout_ops *layout, const trf_given_blob *given,
-                                 const trf_load_options *options, trf_layer_size *size, trf_error *err) {
+static trf_status get_size_of_buffer(const trf_context *context, const trf_layout_ops *layout,
+                                     const trf_given_blob *given, const trf_load_options *options, trf_layer_size *size,
+                                     trf_error *err) {
     trf_device_layer *layer = NULL;
     trf_status status = adopt_layer((trf_context *)context, layout, given, options, &layer, err); /* and not kept */
     if (status != TRF_OK)
@@ -227,10 +229,10 @@ trf_status trf_device_layer_get_size(const trf_context *context, const void *blo
     if (status == TRF_OK)
         status = look_for_head(context, &given, &taken, &adopts, err);
     if (status == TRF_OK && adopts)
-        return measure_buffer(context, adopts, &given, &taken, size, err);
+        return get_size_of_buffer(context, adopts, &given, &taken, size, err);
     if (status == TRF_OK)
         status = open_blob(context, &given, &taken, &feed, err);
-    return status == TRF_OK ? measure_feed(context, &taken, &feed, size, err) : status;
+    return status == TRF_OK ? get_size_of_feed(context, &taken, &feed, size, err) : status;
 }
 
 trf_status trf_device_layer_get_load_size(const trf_context *context, trf_checkpoint *checkpoint, const char *tensor,
@@ -243,7 +245,7 @@ trf_status trf_device_layer_get_load_size(const trf_context *context, trf_checkp
     trf_status status = trf_take_load_options(options, &taken, err);
     if (status == TRF_OK)
         status = trf_layer_feed_open_tensor(checkpoint, tensor, &taken, &feed, err);
-    return status == TRF_OK ? measure_feed(context, &taken, &feed, size, err) : status;
+    return status == TRF_OK ? get_size_of_feed(context, &taken, &feed, size, err) : status;
 }
 
 trf_status trf_device_layer_create(trf_context *context, const void *blob, uint64_t blob_bytes,

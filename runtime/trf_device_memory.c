@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory: the public functions. */
-#include "trf_device.h"
+#include "trf_context.h"
 
 trf_status trf_device_allocate(const trf_context *context, uint64_t bytes, void **memory, trf_error *err) {
     if (!context || !memory)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device layer's coded blob, whatever its layout. */
-#include "trf_device.h"
+#include "trf_context.h"
+#include "trf_device_layer.h"
 #include "trf_layer.h"
 
 #include <stdlib.h>

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mixtures of experts: the public functions, and how a device without kernels for them goes through the experts. */
-#include "trf_device.h"
+#include "trf_context.h"
+#include "trf_device_layer.h"
+#include "trf_layer_feed.h"
 #include "trf_layer_group.h"
 
 #include <stdio.h>
@@ -69,7 +71,7 @@ void trf_experts_destroy(trf_experts *experts) {
         return;
     if (experts->context->ops->groups)
         experts->context->ops->groups->destroy_experts(experts);
-    for (uint32_t i = 0; experts->owned && i < experts->count; i++)
+    for (uint32_t i = 0; experts->owns_layers && i < experts->count; i++)
         trf_device_layer_destroy(experts->layers[i]);
     free(experts->layers);
     free(experts);
@@ -156,7 +158,7 @@ trf_status trf_experts_load(trf_context *context, trf_checkpoint *checkpoint, co
     free(layers);
     if (status != TRF_OK)
         return status;
-    made->owned = 1;
+    made->owns_layers = 1;
     *experts = made;
     return TRF_OK;
 }

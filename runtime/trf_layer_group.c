@@ -24,7 +24,7 @@ static trf_status take_member(const trf_group_member *members, uint32_t index, t
 }
 
 /* The plan of one layer alone. */
-static trf_status plan_entry(trf_layer_group *group, const trf_group_member *members, uint32_t index, trf_error *err) {
+static trf_status plan_member(trf_layer_group *group, const trf_group_member *members, uint32_t index, trf_error *err) {
     trf_group_member member;
     trf_plan_options options;
     trf_status status = take_member(members, index, &member, err);
@@ -38,21 +38,21 @@ static trf_status plan_entry(trf_layer_group *group, const trf_group_member *mem
     options.m = member.m;
     options.x_dtype = member.x_dtype;
     options.y_dtype = member.y_dtype;
-    return trf_plan_create(member.layer, &options, &group->entries[index].plan, err);
+    return trf_plan_create(member.layer, &options, &group->members[index].plan, err);
 }
 
 /* Plans of all members, and the workspace that those need which no launch has. */
-static trf_status plan_entries(trf_layer_group *group, const trf_group_member *members, trf_error *err) {
+static trf_status plan_members(trf_layer_group *group, const trf_group_member *members, trf_error *err) {
     for (uint32_t i = 0; i < group->count; i++) {
-        trf_status status = plan_entry(group, members, i, err);
+        trf_status status = plan_member(group, members, i, err);
         if (status != TRF_OK)
             return trf_prefix_error(err, status, "layer %u of a group", i);
     }
     if (group->context->ops->groups)
         group->context->ops->groups->choose_launches(group);
     for (uint32_t i = 0; i < group->count; i++) {
-        const uint64_t bytes = group->entries[i].plan->workspace_bytes;
-        if (!group->entries[i].is_in_launch && group->workspace_bytes < bytes)
+        const uint64_t bytes = group->members[i].plan->workspace_bytes;
+        if (!group->members[i].is_in_launch && group->workspace_bytes < bytes)
             group->workspace_bytes = bytes;
     }
     return TRF_OK;
@@ -65,14 +65,14 @@ trf_status trf_layer_group_create(const trf_group_member *members, uint32_t coun
     trf_layer_group *made = calloc(1, sizeof *made);
     if (made) {
         made->count = count;
-        made->entries = calloc(count, sizeof *made->entries);
+        made->members = calloc(count, sizeof *made->members);
         made->launches = calloc(count, sizeof *made->launches);
     }
     trf_status status;
-    if (!made || !made->entries || !made->launches)
+    if (!made || !made->members || !made->launches)
         status = trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a group of %u layers", count);
     else
-        status = plan_entries(made, members, err);
+        status = plan_members(made, members, err);
     if (status != TRF_OK) {
         trf_layer_group_destroy(made);
         return status;
@@ -84,9 +84,9 @@ trf_status trf_layer_group_create(const trf_group_member *members, uint32_t coun
 void trf_layer_group_destroy(trf_layer_group *group) {
     if (!group)
         return;
-    for (uint32_t i = 0; group->entries && i < group->count; i++)
-        trf_plan_destroy(group->entries[i].plan);
-    free(group->entries);
+    for (uint32_t i = 0; group->members && i < group->count; i++)
+        trf_plan_destroy(group->members[i].plan);
+    free(group->members);
     free(group->launches);
     free(group);
 }
@@ -95,7 +95,7 @@ void trf_layer_group_get_info(const trf_layer_group *group, trf_layer_group_info
     *info = (trf_layer_group_info){
         .workspace_bytes = group->workspace_bytes, .members = group->count, .launches = group->num_launches};
     for (uint32_t i = 0; i < group->count; i++)
-        info->sharing += group->entries[i].is_in_launch != 0;
+        info->sharing += group->members[i].is_in_launch != 0;
 }
 
 static trf_status check_group_call(const trf_layer_group *group, const void *const *x, void *const *y,
@@ -103,7 +103,7 @@ static trf_status check_group_call(const trf_layer_group *group, const void *con
     if (!group || !x || !y)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a grouped product needs a group, x and y");
     for (uint32_t i = 0; i < group->count; i++) {
-        const trf_product *product = &group->entries[i].plan->product;
+        const trf_product *product = &group->members[i].plan->product;
         if (!x[i] || !y[i] || (uintptr_t)x[i] % trf_dtype_bytes(product->x_dtype) ||
             (uintptr_t)y[i] % trf_dtype_bytes(product->y_dtype))
             return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET,
@@ -118,11 +118,11 @@ trf_status trf_linear_group(const trf_layer_group *group, const void *const *x, 
     if (status == TRF_OK && group->num_launches)
         status = group->context->ops->groups->launch(group, x, y, workspace, stream, err);
     for (uint32_t i = 0; i < (group ? group->count : 0) && (status == TRF_OK || status == TRF_ERR_RANS); i++) {
-        const trf_group_entry *entry = &group->entries[i];
+        const trf_planned_member *member = &group->members[i];
         const trf_operands operands = {.struct_bytes = sizeof operands, .x = x[i], .y = y[i]};
-        if (entry->is_in_launch)
+        if (member->is_in_launch)
             continue;
-        const trf_status one = trf_linear(entry->plan, &operands, workspace, stream, status == TRF_OK ? err : NULL);
+        const trf_status one = trf_linear(member->plan, &operands, workspace, stream, status == TRF_OK ? err : NULL);
         status = status == TRF_OK ? one : status;
     }
     return status;

@@ -9,31 +9,31 @@
 #include "trf_group_partition.h"
 #include "trf_plan.h"
 
-/* One product of a group. */
-typedef struct trf_group_entry {
+/* A member of a group, and the plan of its product. */
+typedef struct trf_planned_member {
     trf_plan *plan;   /* the layer's alone */
     int is_in_launch; /* the device's launches have it; else trf_linear */
-} trf_group_entry;
+} trf_planned_member;
 
-/* A launch of several layers. */
+/* A launch of several members. */
 typedef struct trf_shared_launch {
     trf_group_partition partition;
-    uint32_t count, members[TRF_GROUP_LAYERS]; /* of entries */
+    uint32_t count, member_index[TRF_GROUP_LAYERS]; /* which members of the group it has */
 } trf_shared_launch;
 
 struct trf_layer_group {
     trf_context *context;
     uint32_t count, num_launches;
     uint64_t workspace_bytes;
-    trf_group_entry *entries;    /* [count] */
-    trf_shared_launch *launches; /* [num_launches]; room for one for each entry */
+    trf_planned_member *members; /* [count] */
+    trf_shared_launch *launches; /* [num_launches]; room for one for each member */
 };
 
 struct trf_experts {
     trf_context *context;
     trf_device_layer **layers; /* [count] */
     uint32_t count;
-    int owned;           /* the layers go with it */
+    int owns_layers;     /* they go with it */
     trf_layer_info info; /* of the first one */
     /* A GPU's. */
     struct trf_expert *experts_dev; /* [count] */
@@ -52,16 +52,16 @@ struct trf_experts_plan {
     trf_dtype x_dtype, y_dtype;
     uint64_t workspace_bytes;
     union {
-        trf_experts_partition launch; /* a GPU's */
-        trf_plan one;                 /* the CPU's: the product of any one expert by all tokens */
+        trf_experts_partition partition; /* a GPU's */
+        trf_plan one;                    /* the CPU's: the product of any one expert by all tokens */
     } work;
 };
 
 typedef struct trf_group_ops {
-    /* Decides which entries run together: sets their is_in_launch, launches and num_launches, and raises
+    /* Decides which members run together: sets their is_in_launch, launches and num_launches, and raises
      * workspace_bytes to what these need. */
     void (*choose_launches)(trf_layer_group *group);
-    /* The launches alone. x, y: of all entries. */
+    /* The launches alone. x, y: of all members. */
     trf_status (*launch)(const trf_layer_group *group, const void *const *x, void *const *y, void *workspace,
                          trf_stream stream, trf_error *err);
     /* Fills what is the device's. */

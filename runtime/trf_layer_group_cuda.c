@@ -13,37 +13,37 @@
 
 /* ---- groups ---- */
 
-static trf_group_product product_of(const trf_group_entry *entry) {
-    const trf_device_layer *layer = entry->plan->layer;
-    const trf_product *product = &entry->plan->product;
+static trf_group_product product_of(const trf_planned_member *member) {
+    const trf_device_layer *layer = member->plan->layer;
+    const trf_product *product = &member->plan->product;
     return (trf_group_product){&layer->view, &layer->traits, product->m, product->x_dtype, product->y_dtype};
 }
 
-/* Whether the grouped kernels take an entry: whole layers, on their fused path. */
-static int can_group(const trf_group_entry *entry) {
-    const trf_device_layer *layer = entry->plan->layer;
-    const trf_product *product = &entry->plan->product;
-    return entry->plan->path == TRF_PATH_FUSED && !trf_shard_cuts_rows(layer) && !trf_shard_cuts_cols(layer) &&
+/* Whether the grouped kernels take a member: a whole layer, on their fused path. */
+static int can_group(const trf_planned_member *member) {
+    const trf_device_layer *layer = member->plan->layer;
+    const trf_product *product = &member->plan->product;
+    return member->plan->path == TRF_PATH_FUSED && !trf_shard_cuts_rows(layer) && !trf_shard_cuts_cols(layer) &&
            !trf_group_refusal(&layer->view, &layer->traits, &layer->context->limits, product->m, product->x_dtype);
 }
 
-/* Adds a launch of these entries if it is estimated to be faster than they are one after another. */
-static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t count) {
+/* Adds a launch of these members if it is estimated to be faster than they are one after another. */
+static void add_launch(trf_layer_group *group, const uint32_t *member_index, uint32_t count) {
     const trf_device_limits *limits = &group->context->limits;
     trf_shared_launch made = {.count = count};
     trf_group_product products[TRF_GROUP_LAYERS];
     double alone_us = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const trf_device_layer *layer = group->entries[members[i]].plan->layer;
-        made.members[i] = members[i];
-        products[i] = product_of(&group->entries[members[i]]);
+        const trf_device_layer *layer = group->members[member_index[i]].plan->layer;
+        made.member_index[i] = member_index[i];
+        products[i] = product_of(&group->members[member_index[i]]);
         alone_us += TRF_LAUNCH_US + trf_fused_microseconds(&layer->view, &layer->traits, limits, products[i].m);
     }
     if (count < 2 || !trf_group_choose(products, count, limits, &made.partition) ||
         made.partition.microseconds + TRF_LAUNCH_US >= alone_us)
         return;
     for (uint32_t i = 0; i < count; i++)
-        group->entries[members[i]].is_in_launch = 1;
+        group->members[member_index[i]].is_in_launch = 1;
     group->launches[group->num_launches++] = made;
     if (group->workspace_bytes < made.partition.workspace_bytes)
         group->workspace_bytes = made.partition.workspace_bytes;
@@ -51,17 +51,17 @@ static void add_launch(trf_layer_group *group, const uint32_t *members, uint32_t
 
 static void cuda_choose_launches(trf_layer_group *group) {
     for (uint32_t first = 0; first < group->count; first++) {
-        const trf_group_entry *leader = &group->entries[first];
-        uint32_t members[TRF_GROUP_LAYERS], count = 0;
+        const trf_planned_member *leader = &group->members[first];
+        uint32_t member_index[TRF_GROUP_LAYERS], count = 0;
         if (leader->is_in_launch || !can_group(leader))
             continue;
         for (uint32_t i = first; i < group->count && count < TRF_GROUP_LAYERS; i++) {
-            const trf_group_entry *entry = &group->entries[i];
-            if (!entry->is_in_launch && entry->plan->product.x_dtype == leader->plan->product.x_dtype &&
-                trf_group_fits(&entry->plan->layer->view, &leader->plan->layer->view) && can_group(entry))
-                members[count++] = i;
+            const trf_planned_member *member = &group->members[i];
+            if (!member->is_in_launch && member->plan->product.x_dtype == leader->plan->product.x_dtype &&
+                trf_group_fits(&member->plan->layer->view, &leader->plan->layer->view) && can_group(member))
+                member_index[count++] = i;
         }
-        add_launch(group, members, count);
+        add_launch(group, member_index, count);
     }
 }
 
@@ -77,9 +77,9 @@ static trf_status cuda_launch_group(const trf_layer_group *group, const void *co
         const void *each_x[TRF_GROUP_LAYERS];
         void *each_y[TRF_GROUP_LAYERS];
         for (uint32_t i = 0; i < launch->count; i++) {
-            products[i] = product_of(&group->entries[launch->members[i]]);
-            each_x[i] = x[launch->members[i]];
-            each_y[i] = y[launch->members[i]];
+            products[i] = product_of(&group->members[launch->member_index[i]]);
+            each_x[i] = x[launch->member_index[i]];
+            each_y[i] = y[launch->member_index[i]];
         }
         status = trf_check_cuda(
             trf_group_launch(products, launch->count, &launch->partition, each_x, each_y, workspace, stream),
@@ -127,7 +127,7 @@ static void compare_for_decoding(trf_experts *experts) {
     experts->decode_alike = 1;
     for (uint32_t i = 0; i < experts->count; i++) {
         const trf_device_layer *layer = experts->layers[i];
-        if (!layer->traits.slabs || !trf_decode_alike(&layer->view, &experts->layers[0]->view))
+        if (!layer->traits.coded_slabs || !trf_decode_alike(&layer->view, &experts->layers[0]->view))
             experts->decode_alike = 0;
         if (experts->max_frequency < layer->traits.max_frequency)
             experts->max_frequency = layer->traits.max_frequency;
@@ -171,9 +171,9 @@ static trf_status cuda_create_experts_plan(trf_experts_plan *plan, trf_error *er
     if (experts->refusals[bf16_x])
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "products of experts do not take expert %u: %s",
                         experts->refused_experts[bf16_x], experts->refusals[bf16_x]);
-    choose_experts_partition(experts, plan->max_tokens, &plan->work.launch);
+    choose_experts_partition(experts, plan->max_tokens, &plan->work.partition);
     plan->workspace_bytes =
-        trf_experts_workspace_bytes(&experts->layers[0]->view, &plan->work.launch, plan->max_tokens);
+        trf_experts_workspace_bytes(&experts->layers[0]->view, &plan->work.partition, plan->max_tokens);
     return TRF_OK;
 }
 
@@ -196,7 +196,7 @@ static trf_status cuda_linear_experts(const trf_experts_plan *plan, const void *
     trf_status status = trf_enter_device(experts->context->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    status = trf_check_cuda(trf_experts_launch(&call, &plan->work.launch, &experts->context->limits, stream),
+    status = trf_check_cuda(trf_experts_launch(&call, &plan->work.partition, &experts->context->limits, stream),
                             "a product of experts", err);
     trf_leave_device(&scope);
     return status;
@@ -209,7 +209,7 @@ static int choose_decode(const trf_experts *experts, trf_decode_as as, const voi
     const trf_device_limits *limits = &experts->context->limits;
     const trf_layer_traits largest = {.max_rans_bytes = experts->rans_bytes, .max_frequency = experts->max_frequency};
     trf_decode_work work = {
-        .slabs = trf_regular_slabs(view),
+        .regular_slabs = trf_regular_slabs(view),
         .matrices = experts->count,
         .format = trf_write_format_of(view, as),
         .multiprocessors = (uint32_t)limits->multiprocessors,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layout is to a kind of device: how layers of it are measured, filled, decoded and multiplied by. Each kind of
- * device has a table for each layout that it has (trf_device_ops.layouts), and a layer points to its own. The public
- * functions have checked the arguments, and taken the structs that callers fill. */
+/* What a layout is to a kind of device: how large layers of it are, and how they are filled, decoded and multiplied by.
+ * Each kind of device has a table for each layout that it has (trf_device_ops.layouts), and a layer points to its own.
+ * The public functions have checked the arguments, and taken the structs that callers fill. */
 #ifndef TRF_LAYOUT_H
 #define TRF_LAYOUT_H
 
@@ -19,8 +19,8 @@ typedef struct trf_layout_ops {
     /* Whether products of experts, and stacks, take its layers. */
     int has_experts, has_stacks;
     /* What memory a layer takes. shard: what is meant of the view. Errors: TRF_ERR_UNSUPPORTED (its codec, too). */
-    trf_status (*measure)(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                          trf_error *err);
+    trf_status (*get_size)(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                           trf_error *err);
     /* Fills a layer whose context, layout, info and shard are set. memory: the caller's, large enough, whose blob may
      * be the feed's own; NULL for what the library is to allocate: both, or the directory. */
     trf_status (*fill)(trf_device_layer *made, struct trf_layer_feed *feed, const trf_layer_memory *memory,

@@ -47,7 +47,7 @@ trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
                         refusal);
     plan->path = TRF_PATH_TWO_STEP;
     plan->reason = path == TRF_PATH_TWO_STEP ? "the two-step path was asked for" : refusal;
-    trf_status status = trf_two_step_plan(plan, err);
+    trf_status status = trf_plan_two_step(plan, err);
     if (status != TRF_OK && refusal)
         return trf_prefix_error(err, status,
                                 "the fused path does not take this product (%s), the two-step path neither", refusal);
@@ -59,7 +59,7 @@ static trf_status launch_product(const trf_plan *plan, const trf_operands *opera
     const trf_device_layer *layer = plan->layer;
     const trf_product *product = &plan->tiles_product;
     if (plan->path == TRF_PATH_TWO_STEP)
-        return trf_two_step_multiply(plan, operands, workspace, stream, err);
+        return trf_multiply_two_step(plan, operands, workspace, stream, err);
     if (plan->path == TRF_PATH_WIDE)
         return trf_check_cuda(trf_wide_launch(&layer->view, product, &plan->work.wide, operands, workspace, stream),
                               "the wide product", err);

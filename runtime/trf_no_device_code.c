@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What stands in for the CUDA device in a build without device code. */
-#include "trf_device.h"
+#include "trf_context_create.h"
 
 trf_status trf_cuda_context_create(int device, trf_context **context, trf_error *err) {
     (void)device, (void)context;

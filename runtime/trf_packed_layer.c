@@ -20,8 +20,8 @@ trf_status trf_packed_size_most(const trf_blob_view *view, const trf_shard_range
     return status == TRF_OK ? TRF_OK : trf_packed_fail(status, err);
 }
 
-trf_status trf_packed_measure(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                              trf_error *err) {
+trf_status trf_packed_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                               trf_error *err) {
     trf_packed_head head;
     trf_status status = trf_packed_size_most(view, shard, &head, err);
     if (status == TRF_OK)

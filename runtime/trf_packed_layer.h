@@ -12,11 +12,11 @@
 trf_status trf_packed_size_most(const struct trf_blob_view *view, const trf_shard_range *shard, trf_packed_head *head,
                                 trf_error *err);
 
-/* As trf_layout_ops has them. How much a layer takes is known once its weights are: what is measured is the most that a
+/* As trf_layout_ops has them. How much a layer takes is known once its weights are: what is said is the most that a
  * layer of its shape may, as trf_packed_pays has it, and what it took is its memory_bytes. Adopting looks at the head
  * alone. */
-trf_status trf_packed_measure(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                              trf_error *err);
+trf_status trf_packed_get_size(const struct trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                               trf_error *err);
 trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err);
 
 /* Sets what a layer has of its buffer, once info is set: all of its matrix. head: checked. */

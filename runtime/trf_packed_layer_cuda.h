@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed layers in a GPU's memory, as trf_layout_ops has them. Measuring, adopting, destroying and checking are those
+/* Packed layers in a GPU's memory, as trf_layout_ops has them. Sizes, adopting, destroying and checking are those
  * of trf_packed_layer.h and of plain layers. */
 #ifndef TRF_PACKED_LAYER_CUDA_H
 #define TRF_PACKED_LAYER_CUDA_H

@@ -139,7 +139,7 @@ static trf_status allocate(trf_packed_target *target, trf_error *err) {
     return status;
 }
 
-/* buffer: as large as trf_packed_measure says. The head comes last: a buffer that has one is whole. */
+/* buffer: as large as trf_packed_get_size says. The head comes last: a buffer that has one is whole. */
 static trf_status fill_buffer(trf_device_layer *made, trf_layer_feed *feed, uint8_t *buffer, trf_error *err) {
     const trf_context *context = made->context;
     trf_packed_target target = {.feed = feed};
@@ -188,7 +188,7 @@ trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fe
     trf_layer_size size;
     uint8_t *buffer = memory->blob;
     trf_device_scope scope;
-    trf_status status = trf_packed_measure(feed->view, &feed->shard, &size, err);
+    trf_status status = trf_packed_get_size(feed->view, &feed->shard, &size, err);
     if (status == TRF_OK)
         status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)

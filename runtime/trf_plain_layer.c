@@ -3,8 +3,8 @@
 
 #include "trf_device_value.h"
 
-trf_status trf_plain_measure(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                             trf_error *err) {
+trf_status trf_plain_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                              trf_error *err) {
     if (trf_plain_dtype(view->header.codec) == TRF_DTYPE_NONE)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "the layout 'plain' does not take the codec %s yet, but bf16 and fp16",

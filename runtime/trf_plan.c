@@ -76,8 +76,9 @@ static void set_tiles_product(trf_plan *plan) {
     trf_product *const tiles = &plan->tiles_product;
     *tiles = plan->product;
     if (trf_shard_cuts_cols(layer))
-        plan->tiles_y = trf_device_align((uint64_t)tiles->m * layer->view.cols * trf_dtype_bytes(tiles->x_dtype));
-    plan->device_workspace = plan->tiles_y;
+        plan->tiles_y_offset =
+            trf_device_align((uint64_t)tiles->m * layer->view.cols * trf_dtype_bytes(tiles->x_dtype));
+    plan->device_workspace_offset = plan->tiles_y_offset;
     if (!trf_shard_cuts_rows(layer))
         return;
     if (trf_has_epilogue(&plan->product))
@@ -85,7 +86,8 @@ static void set_tiles_product(trf_plan *plan) {
     tiles->activation = TRF_ACTIVATION_NONE;
     tiles->has_bias = tiles->has_multiplier = tiles->has_residual = 0;
     tiles->y_stride = tiles->multiplier_stride = tiles->residual_stride = layer->view.rows;
-    plan->device_workspace += trf_device_align((uint64_t)tiles->m * layer->view.rows * trf_dtype_bytes(tiles->y_dtype));
+    plan->device_workspace_offset +=
+        trf_device_align((uint64_t)tiles->m * layer->view.rows * trf_dtype_bytes(tiles->y_dtype));
 }
 
 /* The path that AUTO stands for, and why; TRF_PATH_AUTO: the layout's plan operation knows. */
@@ -143,8 +145,8 @@ trf_status trf_plan_create(trf_device_layer *layer, const trf_plan_options *opti
         free(made);
         return status;
     }
-    made->workspace_bytes = made->device_workspace + made->device_workspace_bytes;
-    atomic_fetch_add(&layer->plans, 1);
+    made->workspace_bytes = made->device_workspace_offset + made->device_workspace_bytes;
+    atomic_fetch_add(&layer->num_plans, 1);
     *plan = made;
     return TRF_OK;
 }
@@ -152,7 +154,7 @@ trf_status trf_plan_create(trf_device_layer *layer, const trf_plan_options *opti
 void trf_plan_destroy(trf_plan *plan) {
     if (!plan)
         return;
-    atomic_fetch_sub(&plan->layer->plans, 1);
+    atomic_fetch_sub(&plan->layer->num_plans, 1);
     free(plan);
 }
 
@@ -292,7 +294,7 @@ static trf_status take_rows(const trf_plan *plan, const trf_operands *operands, 
 static trf_status multiply_shard(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                  trf_error *err) {
     const trf_device_layer *layer = plan->layer;
-    uint8_t *const base = workspace, *const tiles_y = base + plan->tiles_y;
+    uint8_t *const base = workspace, *const tiles_y = base + plan->tiles_y_offset;
     const int cuts_rows = trf_shard_cuts_rows(layer);
     trf_operands tiles = *operands;
     trf_status status = TRF_OK;
@@ -303,7 +305,7 @@ static trf_status multiply_shard(const trf_plan *plan, const trf_operands *opera
     if (cuts_rows)
         tiles = (trf_operands){.struct_bytes = sizeof tiles, .x = tiles.x, .y = tiles_y};
     if (status == TRF_OK)
-        status = layer->layout->linear(plan, &tiles, base + plan->device_workspace, stream, err);
+        status = layer->layout->linear(plan, &tiles, base + plan->device_workspace_offset, stream, err);
     if ((status == TRF_OK || status == TRF_ERR_RANS) && cuts_rows) { /* in the latter case y is NaN */
         trf_status taken = take_rows(plan, operands, tiles_y, stream, status == TRF_OK ? err : NULL);
         status = status == TRF_OK ? taken : status;

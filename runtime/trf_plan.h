@@ -12,7 +12,7 @@
 /* Where a dense product has what in its workspace (trf_dense_product_cuda.h). */
 typedef struct trf_dense_workspace {
     trf_gemm_shape shape;
-    uint64_t sums, gemm; /* offsets; sums = gemm if there are none */
+    uint64_t sums_offset, gemm_offset; /* gemm: cuBLASLt's own; equal if there are no sums */
 } trf_dense_workspace;
 
 /* What a plan of one device and path knows of its work, beyond what all plans have. */
@@ -35,7 +35,7 @@ struct trf_plan {
     const char *reason; /* as in trf_plan_info */
     /* The workspace: x of whole tiles, at 0 | y of whole tiles | what the device wants. The first two are there for
      * shards that cut tiles only. */
-    uint64_t tiles_y, device_workspace;               /* offsets */
+    uint64_t tiles_y_offset, device_workspace_offset;
     uint64_t device_workspace_bytes, workspace_bytes; /* of the last part; of all */
     trf_plan_work work;
 };

@@ -123,7 +123,7 @@ static uint32_t describe_slabs(const trf_described_tile *tile, trf_device_slab *
             .rans_offset_16 = (uint16_t)((location.rans_streams - location.raw) / TRF_ALIGNMENT),
             .rans_size_16 = (uint16_t)(rans_bytes / TRF_ALIGNMENT),
         };
-        traits->slabs++;
+        traits->coded_slabs++;
         if (rans_bytes > traits->max_rans_bytes)
             traits->max_rans_bytes = rans_bytes;
         if (trf_slab_is_regular(location.shape.row_blocks, location.shape.steps))
@@ -190,7 +190,7 @@ static uint32_t larger_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 void trf_traits_add(trf_layer_traits *traits, const trf_layer_traits *tiles) {
     traits->irregular_weights += tiles->irregular_weights; /* which counts below zero, and wraps */
-    traits->slabs += tiles->slabs;
+    traits->coded_slabs += tiles->coded_slabs;
     traits->max_rans_bytes = larger_of(traits->max_rans_bytes, tiles->max_rans_bytes);
     traits->max_abs_offset = larger_of(traits->max_abs_offset, tiles->max_abs_offset);
     traits->max_abs_code = larger_of(traits->max_abs_code, tiles->max_abs_code);

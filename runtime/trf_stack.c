@@ -29,7 +29,7 @@ void trf_stack_destroy(trf_stack *stack) {
         return;
     stack_ops_of(stack)->destroy(stack);
     for (uint32_t i = 0; i < stack->count; i++)
-        if (stack->entries[i].owned)
+        if (stack->entries[i].owns_host)
             trf_layer_free(stack->entries[i].host);
     free(stack->entries);
     free(stack->places);
@@ -52,14 +52,15 @@ static trf_status grow_stack(trf_stack *stack, trf_error *err) {
     return TRF_OK;
 }
 
-/* owned: host is the stack's if this succeeds. */
-static trf_status append(trf_stack *stack, trf_layer *host, const trf_shard_range *shard, int owned, trf_error *err) {
+/* owns_host: host is the stack's if this succeeds. */
+static trf_status append(trf_stack *stack, trf_layer *host, const trf_shard_range *shard, int owns_host,
+                         trf_error *err) {
     uint64_t bytes;
     trf_device_layer *layer;
     const trf_layout_ops *layout;
     trf_status status = trf_find_layout(stack->context, TRF_LAYOUT_CODED, &layout, err);
     if (status == TRF_OK)
-        status = stack_ops_of(stack)->measure(host, &bytes, err);
+        status = stack_ops_of(stack)->get_layer_bytes(host, &bytes, err);
     if (status == TRF_OK)
         status = grow_stack(stack, err);
     if (status == TRF_OK)
@@ -70,12 +71,12 @@ static trf_status append(trf_stack *stack, trf_layer *host, const trf_shard_rang
     layer->is_of_stack = 1;
     layer->memory_bytes = bytes;
     stack->places[stack->count] = (trf_stack_place){.bytes = bytes};
-    stack->entries[stack->count++] = (trf_stack_entry){layer, host, owned};
+    stack->entries[stack->count++] = (trf_stack_entry){layer, host, owns_host};
     return TRF_OK;
 }
 
 static trf_status check_open(const trf_stack *stack, trf_error *err) {
-    return stack->prepared
+    return stack->is_prepared
                ? trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the stack has been prepared; it takes no more layers")
                : TRF_OK;
 }
@@ -135,7 +136,7 @@ static trf_status wait_for_uses(void *context, uint32_t index, trf_error *err) {
 trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err) {
     if (!stack || !stack->count)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "a stack without layers cannot be prepared");
-    if (stack->prepared)
+    if (stack->is_prepared)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the stack has been prepared before");
     free(stack->order.states);
     stack->order = (trf_stack_order){
@@ -149,14 +150,14 @@ trf_status trf_stack_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error 
     trf_status status = stack_ops_of(stack)->prepare(stack, budget_bytes, err);
     if (status != TRF_OK)
         return status;
-    stack->prepared = 1;
+    stack->is_prepared = 1;
     return trf_stack_order_begin(&stack->order, err);
 }
 
 /* ---- what it holds ---- */
 
 void trf_stack_get_info(const trf_stack *stack, trf_stack_info *info) {
-    *info = (trf_stack_info){.layers = stack->count, .resident = stack->placement.resident};
+    *info = (trf_stack_info){.layers = stack->count, .resident = stack->placement.num_resident};
     for (uint32_t i = 0; i < stack->count; i++)
         info->layer_bytes += stack->places[i].bytes;
     info->least_bytes =
@@ -167,13 +168,13 @@ void trf_stack_get_info(const trf_stack *stack, trf_stack_info *info) {
 }
 
 trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index) {
-    return stack && stack->prepared && index < stack->count ? stack->entries[index].layer : NULL;
+    return stack && stack->is_prepared && index < stack->count ? stack->entries[index].layer : NULL;
 }
 
 /* ---- running it ---- */
 
 static trf_status check_index(const trf_stack *stack, uint32_t index, trf_error *err) {
-    if (!stack || !stack->prepared)
+    if (!stack || !stack->is_prepared)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "the stack has not been prepared");
     if (index >= stack->count)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "there is no layer %u among %u", index, stack->count);
@@ -187,7 +188,7 @@ trf_status trf_stack_acquire(trf_stack *stack, uint32_t index, trf_stream stream
     status = trf_stack_order_acquire(&stack->order, index, err);
     if (status != TRF_OK)
         return status;
-    if (!stack->places[index].resident)
+    if (!stack->places[index].is_resident)
         status = stack_ops_of(stack)->await_copy(stack, index, stream, err);
     if (status != TRF_OK)
         stack->order.states[index].uses--;
@@ -202,7 +203,7 @@ trf_status trf_stack_release(trf_stack *stack, uint32_t index, trf_stream stream
     if (!state->uses)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "layer %u is released without having been acquired",
                         index);
-    if (!stack->places[index].resident) {
+    if (!stack->places[index].is_resident) {
         status = stack_ops_of(stack)->mark_use(stack, index, state->released, stream, err);
         if (status != TRF_OK)
             return status;

@@ -4,7 +4,8 @@
 #define TRF_STACK_H
 
 #include "transfuse/stacks.h"
-#include "trf_device.h"
+#include "trf_context.h"
+#include "trf_device_layer.h"
 #include "trf_layer.h"
 #include "trf_stack_order.h"
 
@@ -12,7 +13,7 @@ typedef struct trf_stack_entry {
     /* The stack's. Its context, info and shard are set when it is added, the rest when the stack is prepared. */
     trf_device_layer *layer;
     trf_layer *host; /* as it was added: until it is prepared, then NULL */
-    int owned;       /* host is the stack's */
+    int owns_host;   /* whether that is the stack's */
 } trf_stack_entry;
 
 struct trf_stack {
@@ -20,7 +21,7 @@ struct trf_stack {
     trf_stack_entry *entries; /* [count] */
     trf_stack_place *places;  /* [count] */
     uint32_t count, capacity;
-    int prepared;
+    int is_prepared;
     /* What follows is set when it is. */
     trf_stack_placement placement;
     trf_stack_order order;
@@ -31,7 +32,7 @@ struct trf_stack {
 /* What a device does. Functions that take an index are for offloaded layers. */
 typedef struct trf_stack_ops {
     /* Device memory that a layer takes, which is its place's. Errors: TRF_ERR_UNSUPPORTED. */
-    trf_status (*measure)(const trf_layer *layer, uint64_t *bytes, trf_error *err);
+    trf_status (*get_layer_bytes)(const trf_layer *layer, uint64_t *bytes, trf_error *err);
     /* Besides the layers: of `count` of them. */
     uint64_t (*fixed_bytes)(uint32_t count);
     /* Makes placement and places, and all layers; takes the host layers. After a failure the stack can be destroyed, or

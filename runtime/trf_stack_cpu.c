@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 /* As trf_cpu_take_layer counts it. */
-static trf_status cpu_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
+static trf_status cpu_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     (void)err;
     *bytes = layer->view.header.blob_bytes + sizeof *layer;
     return TRF_OK;
@@ -28,11 +28,11 @@ static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error
 
 static trf_status fill_entry(trf_stack_entry *entry, trf_error *err) {
     trf_layer *host = entry->host;
-    trf_status status = entry->owned ? TRF_OK : copy_layer(entry->host, &host, err);
+    trf_status status = entry->owns_host ? TRF_OK : copy_layer(entry->host, &host, err);
     if (status != TRF_OK)
         return status;
     status = trf_cpu_take_layer(entry->layer, host, err);
-    if (status != TRF_OK && !entry->owned)
+    if (status != TRF_OK && !entry->owns_host)
         trf_layer_free(host);
     return status;
 }
@@ -63,7 +63,7 @@ static void cpu_destroy_stack(trf_stack *stack) {
 }
 
 const trf_stack_ops trf_cpu_stack_ops = {
-    .measure = cpu_measure,
+    .get_layer_bytes = cpu_get_layer_bytes,
     .fixed_bytes = cpu_fixed_bytes,
     .prepare = cpu_prepare,
     .destroy = cpu_destroy_stack,

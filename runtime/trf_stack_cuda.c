@@ -33,7 +33,7 @@ typedef struct trf_stack_device {
     cudaStream_t stream;
 } trf_stack_device;
 
-static trf_status cuda_measure(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
+static trf_status cuda_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     const uint64_t blob_bytes = layer->view.header.blob_bytes;
     *bytes = trf_offloaded_layer_offsets_of(&layer->view.header).bytes;
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
@@ -85,7 +85,7 @@ static trf_status pin_images(trf_stack *stack, trf_error *err) {
     uint8_t *at = NULL;
     for (uint32_t i = 0; i < stack->count; i++) {
         const uint64_t bytes = stack->places[i].bytes;
-        if (stack->places[i].resident)
+        if (stack->places[i].is_resident)
             continue;
         if (bytes > room) {
             room = left < kSegmentBytes ? left : kSegmentBytes;
@@ -113,7 +113,7 @@ static trf_status pin_images(trf_stack *stack, trf_error *err) {
 typedef struct trf_image_work {
     trf_stack *stack;
     uint32_t first, end;
-    int resident;
+    int is_resident;
 } trf_image_work;
 
 /* The layer in host memory of one that is offloaded, once its image is written. */
@@ -138,7 +138,7 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
     trf_device_layer *layer = stack->entries[i].layer;
     uint8_t *image = stack->device->copies[i].image;
     (void)worker;
-    if (place->resident != work->resident)
+    if (place->is_resident != work->is_resident)
         return TRF_OK;
     const uint64_t blob_bytes = host->view.header.blob_bytes;
     memcpy(image, host->blob, blob_bytes);
@@ -147,7 +147,7 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
     trf_write_layer_directory(host, image + directory, &layer->traits);
     layer->view = trf_device_view_of_layer(&host->view, place_dev, place_dev + directory, fault_of(stack, i));
-    return place->resident ? TRF_OK : open_image(image, host, &layer->host, err);
+    return place->is_resident ? TRF_OK : open_image(image, host, &layer->host, err);
 }
 
 static trf_status write_images(trf_image_work work, trf_error *err) {
@@ -160,7 +160,7 @@ static uint32_t fill_scratch(const trf_stack *stack, uint32_t first, uint8_t *sc
     uint64_t used = 0;
     uint32_t i = first;
     for (; i < stack->count; i++) {
-        if (!stack->places[i].resident)
+        if (!stack->places[i].is_resident)
             continue;
         if (stack->places[i].bytes > scratch_bytes - used)
             break;
@@ -179,7 +179,7 @@ static trf_status copy_residents(trf_stack *stack, uint8_t *scratch, uint64_t sc
         end = fill_scratch(stack, first, scratch, scratch_bytes);
         status = write_images((trf_image_work){stack, first, end, 1}, err);
         for (uint32_t i = first; status == TRF_OK && !error && i < end; i++)
-            if (stack->places[i].resident)
+            if (stack->places[i].is_resident)
                 error = cudaMemcpyAsync(device->memory_dev + stack->places[i].offset, device->copies[i].image,
                                         stack->places[i].bytes, cudaMemcpyHostToDevice, device->stream);
         const cudaError_t waited = cudaStreamSynchronize(device->stream); /* after a failure, too: scratch is freed */
@@ -193,7 +193,7 @@ static trf_status place_residents(trf_stack *stack, trf_error *err) {
     uint64_t all = 0, most = 0;
     uint8_t *scratch;
     for (uint32_t i = 0; i < stack->count; i++) {
-        const uint64_t bytes = stack->places[i].resident ? stack->places[i].bytes : 0;
+        const uint64_t bytes = stack->places[i].is_resident ? stack->places[i].bytes : 0;
         all += bytes;
         most = bytes > most ? bytes : most;
     }
@@ -213,7 +213,7 @@ static trf_status make_events(trf_stack *stack, trf_error *err) {
     cudaError_t error = cudaSuccess;
     for (uint32_t i = 0; !error && i < stack->count; i++) {
         trf_stack_copy *copy = &stack->device->copies[i];
-        if (stack->places[i].resident)
+        if (stack->places[i].is_resident)
             continue;
         error = cudaEventCreateWithFlags(&copy->copied, cudaEventDisableTiming);
         if (!error)
@@ -282,7 +282,7 @@ static trf_status cuda_prepare(trf_stack *stack, uint64_t budget_bytes, trf_erro
         free_stack_device(stack);
     trf_leave_device(&scope);
     for (uint32_t i = 0; status == TRF_OK && i < stack->count; i++) {
-        if (stack->entries[i].owned)
+        if (stack->entries[i].owns_host)
             trf_layer_free(stack->entries[i].host);
         stack->entries[i].host = NULL;
     }
@@ -361,7 +361,7 @@ static trf_status cuda_mark_use(trf_stack *stack, uint32_t index, int again, trf
 }
 
 const trf_stack_ops trf_cuda_stack_ops = {
-    .measure = cuda_measure,
+    .get_layer_bytes = cuda_get_layer_bytes,
     .fixed_bytes = cuda_fixed_bytes,
     .prepare = cuda_prepare,
     .destroy = cuda_destroy_stack,

@@ -10,7 +10,7 @@ static int shares_place(const trf_stack_order *order, uint32_t a, uint32_t b) {
 static uint32_t next_offloaded(const trf_stack_order *order, uint32_t layer) {
     do
         layer = layer + 1 < order->count ? layer + 1 : 0;
-    while (order->places[layer].resident);
+    while (order->places[layer].is_resident);
     return layer;
 }
 
@@ -77,7 +77,7 @@ static trf_status copy_out_of_order(trf_stack_order *order, uint32_t layer, trf_
 
 trf_status trf_stack_order_begin(trf_stack_order *order, trf_error *err) {
     order->next = 0;
-    while (order->next < order->count && order->places[order->next].resident)
+    while (order->next < order->count && order->places[order->next].is_resident)
         order->next++;
     return order->next < order->count ? copy_ahead(order, err) : TRF_OK;
 }
@@ -85,7 +85,7 @@ trf_status trf_stack_order_begin(trf_stack_order *order, trf_error *err) {
 trf_status trf_stack_order_acquire(trf_stack_order *order, uint32_t layer, trf_error *err) {
     trf_stack_state *state = &order->states[layer];
     trf_status status = TRF_OK;
-    if (!order->places[layer].resident) {
+    if (!order->places[layer].is_resident) {
         if (!state->present)
             status = copy_out_of_order(order, layer, err);
         for (uint32_t i = 0; status == TRF_OK && i < order->count; i++)
@@ -102,7 +102,7 @@ trf_status trf_stack_order_acquire(trf_stack_order *order, uint32_t layer, trf_e
 trf_status trf_stack_order_release(trf_stack_order *order, uint32_t layer, trf_error *err) {
     trf_stack_state *state = &order->states[layer];
     state->uses--;
-    if (order->places[layer].resident)
+    if (order->places[layer].is_resident)
         return TRF_OK;
     state->spent = state->uses == 0;
     return copy_ahead(order, err);

@@ -52,19 +52,19 @@ static void choose_residents(trf_stack_place *places, uint32_t count, uint64_t b
     double due = 0;
     for (uint32_t i = 0; i < count; i++) {
         trf_stack_place *place = &places[i];
-        place->resident = place->bytes > buffer;
-        if (place->resident)
+        place->is_resident = place->bytes > buffer;
+        if (place->is_resident)
             continue;
         due += share * (double)place->bytes;
         if (due >= (double)place->bytes && room >= place->bytes) {
-            place->resident = 1;
+            place->is_resident = 1;
             due -= (double)place->bytes;
             room -= place->bytes;
         }
     }
     for (uint32_t i = 0; i < count; i++)
-        if (!places[i].resident && room >= places[i].bytes) {
-            places[i].resident = 1;
+        if (!places[i].is_resident && room >= places[i].bytes) {
+            places[i].is_resident = 1;
             room -= places[i].bytes;
         }
 }
@@ -77,10 +77,10 @@ static void lay_out_stack(trf_stack_place *places, uint32_t count, uint64_t fixe
     uint64_t first = fixed_bytes; /* of the buffer that is being filled */
     for (uint32_t i = 0; i < count; i++) {
         trf_stack_place *place = &places[i];
-        if (place->resident) {
+        if (place->is_resident) {
             place->offset = end;
             end += place->bytes;
-            placement->resident++;
+            placement->num_resident++;
             continue;
         }
         if (used + place->bytes > buffer) {
@@ -108,7 +108,7 @@ trf_status trf_stack_placement_make(trf_stack_place *places, uint32_t count, uin
                         (unsigned long long)budget_bytes, (unsigned long long)(fixed_bytes + least), count);
     if (all <= budget) {
         for (uint32_t i = 0; i < count; i++)
-            places[i].resident = 1;
+            places[i].is_resident = 1;
     } else {
         placement->buffer_bytes = buffer;
         choose_residents(places, count, buffer, budget - 2 * buffer - sum_above(places, count, buffer));

@@ -9,14 +9,14 @@
 typedef struct trf_stack_place {
     uint64_t bytes;  /* at least 1; known before */
     uint64_t offset; /* from the first byte of the stack's memory */
-    int resident;    /* stays there; else shares its place with others */
+    int is_resident; /* stays there; else shares its place with others */
 } trf_stack_place;
 
 typedef struct trf_stack_placement {
     uint64_t buffer_bytes;    /* of each of the two buffers that offloaded layers share; 0: all of them stay */
     uint64_t device_bytes;    /* of the stack's memory */
     uint64_t offloaded_bytes; /* sum of the layers that do not stay */
-    uint32_t resident;
+    uint32_t num_resident;
 } trf_stack_placement;
 
 /* @return the least budget that trf_stack_placement_make takes. */

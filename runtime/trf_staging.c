@@ -60,7 +60,7 @@ void trf_staging_destroy(trf_staging *staging) {
 }
 
 trf_status trf_staging_open(trf_staging *staging, trf_error *err) {
-    const size_t bytes = (size_t)TRF_STAGING_BUFFERS * TRF_STAGING_BYTES;
+    const size_t bytes = (size_t)TRF_STAGING_BUFFERS * TRF_STAGING_BUFFER_BYTES;
     pthread_mutex_lock(&staging->lock);
     if (!staging->memory) {
         staging->memory = staging->engine->allocate(staging->context, bytes);
@@ -112,7 +112,7 @@ trf_status trf_staging_take(trf_staging *staging, uint32_t *buffer, uint8_t **me
         staging->num_sent--;
         is_sent = 1;
     }
-    *memory = staging->memory + (size_t)*buffer * TRF_STAGING_BYTES;
+    *memory = staging->memory + (size_t)*buffer * TRF_STAGING_BUFFER_BYTES;
     pthread_mutex_unlock(&staging->lock);
     trf_status status = is_sent ? staging->engine->wait(staging->context, *buffer, err) : TRF_OK;
     if (status != TRF_OK)
@@ -121,7 +121,7 @@ trf_status trf_staging_take(trf_staging *staging, uint32_t *buffer, uint8_t **me
 }
 
 trf_status trf_staging_send(trf_staging *staging, uint32_t buffer, void *to, uint64_t bytes, trf_error *err) {
-    const uint8_t *from = staging->memory + (size_t)buffer * TRF_STAGING_BYTES;
+    const uint8_t *from = staging->memory + (size_t)buffer * TRF_STAGING_BUFFER_BYTES;
     pthread_mutex_lock(&staging->lock); /* copies begin in the order of the queue */
     trf_status status = staging->engine->copy(staging->context, buffer, to, from, bytes, err);
     if (status == TRF_OK)
@@ -146,7 +146,7 @@ static trf_status copy_parts(trf_staging *staging, void *to, const void *from, u
     for (uint64_t at = 0, part; at < bytes; at += part) {
         uint32_t buffer;
         uint8_t *memory;
-        part = bytes - at < TRF_STAGING_BYTES ? bytes - at : TRF_STAGING_BYTES;
+        part = bytes - at < TRF_STAGING_BUFFER_BYTES ? bytes - at : TRF_STAGING_BUFFER_BYTES;
         trf_status status = trf_staging_take(staging, &buffer, &memory, err);
         if (status != TRF_OK)
             return status;

@@ -12,7 +12,7 @@
  * by several at a time. */
 enum {
     TRF_STAGING_BUFFERS = 8,
-    TRF_STAGING_BYTES = 4 << 20 /* of each; no tile is larger */
+    TRF_STAGING_BUFFER_BYTES = 4 << 20 /* of each; no tile is larger */
 };
 
 /* What moves the bytes. Before all but allocate and release the caller of the ring makes the device current, or these
@@ -50,7 +50,8 @@ trf_pool *trf_staging_pool(const trf_staging *staging);
 int trf_staging_is_pinned(const trf_staging *staging); /* whether the buffers are pinned; after trf_staging_open */
 
 /* Waits until a buffer is free, and takes it. A caller that has one incomplete must be able to complete it without
- * another. *memory: TRF_STAGING_BYTES, 4096-byte aligned. Errors: those of the engine; no buffer is taken then. */
+ * another. *memory: TRF_STAGING_BUFFER_BYTES, 4096-byte aligned. Errors: those of the engine; then no buffer is
+ * taken. */
 trf_status trf_staging_take(trf_staging *staging, uint32_t *buffer, uint8_t **memory, trf_error *err);
 
 /* Begins to copy the buffer's first `bytes` bytes to the device; the buffer is free once they are there. Errors: those

@@ -9,8 +9,8 @@
 #include "trf_cuda_call.h"
 #include "trf_device_cuda.h"
 #include "trf_layer_directory.h"
-#include "trf_stage_layer.h"
 #include "trf_staging_cuda.h"
+#include "trf_upload_layer.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ typedef struct trf_transcoding {
     trf_layer_directory_offsets offsets; /* in the directory; fault: of the first part's fault word */
     uint32_t tile_rows_each, num_parts;  /* rows of tiles of a part; the last one may have fewer */
     uint64_t directory_bytes;            /* fault words included */
-    uint64_t directory_at, buffers_at, buffer_bytes;
+    uint64_t directory_offset, buffers_offset, buffer_bytes;
     uint8_t *memory;    /* device */
     uint8_t *directory; /* host */
     cudaStream_t copies, work;
@@ -50,15 +50,15 @@ uint32_t trf_most_part_rows(const trf_blob_view *view) {
     return rows < view->header.rows ? (uint32_t)rows : view->header.rows;
 }
 
-static trf_staged_tiles tiles_of_part(const trf_transcoding *t, uint32_t part) {
+static trf_tile_range tiles_of_part(const trf_transcoding *t, uint32_t part) {
     const trf_header *header = &t->feed->view->header;
     const uint64_t first = (uint64_t)part * t->tile_rows_each, behind = first + t->tile_rows_each;
     const uint64_t end = behind < header->num_tile_rows ? behind : header->num_tile_rows;
-    return (trf_staged_tiles){first * header->num_tile_cols, end * header->num_tile_cols};
+    return (trf_tile_range){first * header->num_tile_cols, end * header->num_tile_cols};
 }
 
 static uint64_t bytes_of_part(const trf_transcoding *t, uint32_t part) {
-    const trf_staged_tiles tiles = tiles_of_part(t, part);
+    const trf_tile_range tiles = tiles_of_part(t, part);
     const trf_tile_meta *first = &t->feed->view->tiles[tiles.first], *last = &t->feed->view->tiles[tiles.end - 1];
     return last->data_offset + last->data_size - first->data_offset;
 }
@@ -79,10 +79,10 @@ static const uint8_t *blob_around(const uint8_t *part_dev, uint64_t data_offset)
 static void view_part(const trf_transcoding *t, uint32_t number, trf_coded_part *part) {
     const trf_blob_view *blob = t->feed->view;
     const trf_header *header = &blob->header;
-    const trf_staged_tiles tiles = tiles_of_part(t, number);
-    uint8_t *const directory = t->memory + t->directory_at;
+    const trf_tile_range tiles = tiles_of_part(t, number);
+    uint8_t *const directory = t->memory + t->directory_offset;
     trf_device_view *view = &part->view;
-    uint64_t slabs_at, slabs_bytes;
+    uint64_t slabs_offset, slabs_bytes;
     *view = trf_device_view_of_layer(blob, t->memory, directory,
                                      (trf_device_fault *)(directory + t->offsets.fault) + number);
     part->first_row = number * t->tile_rows_each * TRF_TILE_SIZE;
@@ -90,12 +90,12 @@ static void view_part(const trf_transcoding *t, uint32_t number, trf_coded_part 
     const uint32_t left = header->rows - part->first_row;
     view->rows = left < view->num_tile_rows * TRF_TILE_SIZE ? left : view->num_tile_rows * TRF_TILE_SIZE;
     view->num_bands = (view->rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
-    find_part_slabs(t, view, part->first_row, &slabs_at, &slabs_bytes);
-    view->slabs = (const trf_device_slab *)(directory + slabs_at);
+    find_part_slabs(t, view, part->first_row, &slabs_offset, &slabs_bytes);
+    view->slabs = (const trf_device_slab *)(directory + slabs_offset);
     view->tiles += tiles.first;
     if (view->row_offsets)
         view->row_offsets += part->first_row;
-    view->blob = blob_around(t->memory + t->buffers_at + number % BUFFERS * t->buffer_bytes,
+    view->blob = blob_around(t->memory + t->buffers_offset + number % BUFFERS * t->buffer_bytes,
                              blob->tiles[tiles.first].data_offset);
 }
 
@@ -112,14 +112,14 @@ static trf_status allocate(trf_transcoding *t, trf_error *err) {
         t->buffer_bytes = bytes > t->buffer_bytes ? bytes : t->buffer_bytes;
     }
     t->directory_bytes = t->offsets.fault + t->num_parts * sizeof(trf_device_fault);
-    t->directory_at = trf_device_align(view->extension.data_offset);
-    t->buffers_at = t->directory_at + trf_device_align(t->directory_bytes);
+    t->directory_offset = trf_device_align(view->extension.data_offset);
+    t->buffers_offset = t->directory_offset + trf_device_align(t->directory_bytes);
     t->directory = calloc(1, t->directory_bytes);
     if (!t->directory)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %llu bytes for a layer's slab directory",
                         (unsigned long long)t->directory_bytes);
     const uint32_t buffers = t->num_parts < BUFFERS ? t->num_parts : BUFFERS;
-    trf_status status = trf_cuda_allocate_here(t->buffers_at + buffers * t->buffer_bytes, (void **)&t->memory, err);
+    trf_status status = trf_cuda_allocate_here(t->buffers_offset + buffers * t->buffer_bytes, (void **)&t->memory, err);
     if (status != TRF_OK)
         return status;
     cudaError_t error = cudaEventCreateWithFlags(&t->sent, cudaEventDisableTiming);
@@ -147,7 +147,7 @@ static trf_status send_head(trf_transcoding *t, trf_error *err) {
     memcpy(t->directory + t->offsets.slots, table.slots, sizeof(uint32_t) << view->header.probability_bits);
     trf_status status = trf_staging_copy(t->context->staging, t->memory, view->head, view->extension.data_offset, err);
     if (status == TRF_OK)
-        status = trf_staging_copy(t->context->staging, t->memory + t->directory_at + t->offsets.slots,
+        status = trf_staging_copy(t->context->staging, t->memory + t->directory_offset + t->offsets.slots,
                                   t->directory + t->offsets.slots, t->directory_bytes - t->offsets.slots, err);
     return status;
 }
@@ -155,22 +155,22 @@ static trf_status send_head(trf_transcoding *t, trf_error *err) {
 /* ---- the way of a part ---- */
 
 static trf_status send_part(trf_transcoding *t, uint32_t number, trf_coded_part *part, trf_error *err) {
-    const trf_staged_tiles tiles = tiles_of_part(t, number);
-    uint8_t *const buffer = t->memory + t->buffers_at + number % BUFFERS * t->buffer_bytes;
+    const trf_tile_range tiles = tiles_of_part(t, number);
+    uint8_t *const buffer = t->memory + t->buffers_offset + number % BUFFERS * t->buffer_bytes;
     trf_status status = TRF_OK;
-    uint64_t slabs_at, slabs_bytes;
+    uint64_t slabs_offset, slabs_bytes;
     view_part(t, number, part);
-    find_part_slabs(t, &part->view, part->first_row, &slabs_at, &slabs_bytes);
+    find_part_slabs(t, &part->view, part->first_row, &slabs_offset, &slabs_bytes);
     if (number >= BUFFERS)
         status = trf_check_cuda(cudaStreamWaitEvent(t->copies, t->taken[number % BUFFERS], 0),
                                 "waiting for a part of a layer", err);
     part->traits = TRF_NO_TRAITS;
     if (status == TRF_OK)
-        status = trf_stage_tiles(t->context->staging, t->feed, &tiles, buffer, (trf_device_slab *)t->directory,
-                                 &part->traits, err);
+        status = trf_upload_tiles(t->context->staging, t->feed, &tiles, buffer, (trf_device_slab *)t->directory,
+                                  &part->traits, err);
     if (status == TRF_OK)
-        status = trf_staging_copy(t->context->staging, t->memory + t->directory_at + slabs_at, t->directory + slabs_at,
-                                  slabs_bytes, err);
+        status = trf_staging_copy(t->context->staging, t->memory + t->directory_offset + slabs_offset,
+                                  t->directory + slabs_offset, slabs_bytes, err);
     return status;
 }
 
@@ -193,7 +193,7 @@ static trf_status check_faults(const trf_transcoding *t, trf_error *err) {
     const uint64_t bytes = t->num_parts * sizeof(trf_device_fault);
     trf_device_fault *faults = (trf_device_fault *)(t->directory + t->offsets.fault);
     trf_status status =
-        trf_cuda_copy_back(t->context->copier, faults, t->memory + t->directory_at + t->offsets.fault, bytes, err);
+        trf_cuda_copy_back(t->context->copier, faults, t->memory + t->directory_offset + t->offsets.fault, bytes, err);
     for (uint32_t part = 0; status == TRF_OK && part < t->num_parts; part++)
         if (faults[part].set)
             status = trf_layer_feed_fail_tile(

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Coded layers that become something else on a GPU while they are loaded: some rows of tiles at a time are staged,
+/* Coded layers that become something else on a GPU while they are loaded: some rows of tiles at a time are uploaded,
  * checked as ever, and handed to what decodes them. No more than two such parts (of 8 MiB, or one row of tiles) are on
  * the device at a time, and the slab directory. */
 #ifndef TRF_TRANSCODE_CUDA_H

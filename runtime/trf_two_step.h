@@ -8,10 +8,10 @@
 
 /* Sets device_workspace_bytes and work of a plan whose layer and products are set. Errors: TRF_ERR_UNSUPPORTED,
  * TRF_ERR_CUDA. */
-trf_status trf_two_step_plan(trf_plan *plan, trf_error *err);
+trf_status trf_plan_two_step(trf_plan *plan, trf_error *err);
 
 /* As trf_linear, of the plan's tiles_product, arguments checked. The layer's device is current. */
-trf_status trf_two_step_multiply(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+trf_status trf_multiply_two_step(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                  trf_error *err);
 
 #endif

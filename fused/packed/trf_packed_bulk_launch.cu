@@ -72,7 +72,7 @@ static cudaError_t launch_finish(trf_packed_bulk_kernel kernel, const trf_packed
     config.stream = stream;
     config.attrs = &attribute;
     if (early)
-        allow_early(&config);
+        trf_launch_allow_early(&config);
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
@@ -93,7 +93,7 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
         return status;
     const trf_packed_bulk_kernels found = find_kernels(partition->shape, partition->x_tiles);
     bool early;
-    status = launch_kernel(
+    status = trf_launch_kernel(
         found.product[view->zeroing != 0], args,
         {(uint32_t)partition->blocks, 32 * (trf_packed_bulk_warps(partition->shape) + TRF_PACKED_BULK_PRODUCER_WARPS),
          trf_packed_bulk_shared_bytes(partition->shape, partition->x_tiles), partition->cluster, stream},

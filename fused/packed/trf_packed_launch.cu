@@ -50,7 +50,7 @@ static cudaError_t launch_finish(const trf_packed_args &args, bool early, cudaSt
     config.stream = stream;
     config.attrs = &attribute;
     if (early)
-        allow_early(&config);
+        trf_launch_allow_early(&config);
     return cudaLaunchKernelEx(&config, trf_packed_finish, args);
 }
 
@@ -88,8 +88,8 @@ int trf_packed_launch(const trf_packed_view *view, const trf_product *product, c
             ? (pairs ? kernel_of<true, true>(partition->x_tiles) : kernel_of<true, false>(partition->x_tiles))
             : (pairs ? kernel_of<false, true>(partition->x_tiles) : kernel_of<false, false>(partition->x_tiles));
     bool early;
-    cudaError_t status =
-        launch_kernel(kernel, args, {(uint32_t)partition->blocks, 32 * TRF_PACKED_BLOCK_WARPS, 0, 1, stream}, &early);
+    cudaError_t status = trf_launch_kernel(
+        kernel, args, {(uint32_t)partition->blocks, 32 * TRF_PACKED_BLOCK_WARPS, 0, 1, stream}, &early);
     if (status == cudaSuccess && partition->parts > 1)
         status = launch_finish(args, early, stream);
     return status;

@@ -68,7 +68,7 @@ static cudaError_t launch_finish(trf_packed_wgmma_kernel kernel, const trf_packe
     config.stream = stream;
     config.attrs = &attribute;
     if (early)
-        allow_early(&config);
+        trf_launch_allow_early(&config);
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
@@ -84,10 +84,10 @@ cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_produ
         return status;
     const trf_packed_wgmma_kernels found = find_kernels(partition->shape);
     bool early;
-    status = launch_kernel(found.product[view->zeroing != 0], args,
-                           {(uint32_t)partition->blocks, TRF_PACKED_WGMMA_THREADS,
-                            trf_packed_wgmma_shared_bytes(partition->shape), partition->cluster, stream},
-                           &early);
+    status = trf_launch_kernel(found.product[view->zeroing != 0], args,
+                               {(uint32_t)partition->blocks, TRF_PACKED_WGMMA_THREADS,
+                                trf_packed_wgmma_shared_bytes(partition->shape), partition->cluster, stream},
+                               &early);
     if (status == cudaSuccess && partition->whole < partition->tiles)
         status = launch_finish(found.finish, args, *partition, early, stream);
     return status;

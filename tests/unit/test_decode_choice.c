@@ -105,7 +105,7 @@ static int choose(const pinned_choice *pinned, trf_decode_choice *chosen) {
                                   .state_bits = pinned->p ? pinned->p : usual,
                                   .slab_cols = pinned->slab_cols};
     const trf_layer_traits traits = {.max_rans_bytes = pinned->max_rans_bytes, .max_frequency = pinned->max_frequency};
-    const trf_decode_work work = {.slabs = pinned->slabs,
+    const trf_decode_work work = {.regular_slabs = pinned->slabs,
                                   .matrices = 1,
                                   .format = pinned->format,
                                   .aligned = pinned->aligned,
@@ -173,7 +173,7 @@ static int choose_experts(const pinned_experts *pinned, trf_expert_decode_choice
                                   .state_bits = p,
                                   .slab_cols = 256};
     const trf_layer_traits traits = {.max_rans_bytes = 912, .max_frequency = pinned->max_frequency};
-    const trf_decode_work work = {.slabs = pinned->slabs,
+    const trf_decode_work work = {.regular_slabs = pinned->slabs,
                                   .matrices = pinned->matrices,
                                   .format = pinned->format,
                                   .aligned = pinned->aligned,

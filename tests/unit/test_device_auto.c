@@ -3,7 +3,7 @@
  * TRF_TEST_WRAPS: trf_cuda_context_create */
 #include "common/checkpoint_fixture.h"
 #include "common/run_suite.h"
-#include "trf_device.h"
+#include "trf_context_create.h"
 
 #include <check.h>
 

@@ -99,18 +99,18 @@ static trf_device_layer *make(const made_blob *blob, trf_layout layout, const tr
 }
 
 /* Both layouts of the same shard have the same meaning and weights. */
-static void check_against_coded(const trf_device_layer *packed, const trf_device_layer *coded, uint64_t measured) {
+static void check_against_coded(const trf_device_layer *packed, const trf_device_layer *coded, uint64_t most) {
     const trf_device_layer_info info = test_device_layer_info(packed);
     const trf_layer_info due = test_layer_info(coded);
     ck_assert_int_eq(info.layout, TRF_LAYOUT_PACKED);
     ck_assert_mem_eq(&info.layer, &due, sizeof due);
-    ck_assert(info.memory_bytes > 256 && info.memory_bytes <= measured);
+    ck_assert(info.memory_bytes > 256 && info.memory_bytes <= most);
     for (trf_decode_as as = TRF_DECODE_SOURCE; as <= TRF_DECODE_F16; as++)
         device_check_weights(coded, packed, as);
     fixture_check_status(trf_device_layer_check(packed, &err), TRF_OK, &err);
 }
 
-static uint64_t measure(const made_blob *blob, const trf_load_options *shard) {
+static uint64_t most_bytes(const made_blob *blob, const trf_load_options *shard) {
     trf_load_options options;
     trf_layer_size size;
     trf_load_options_init(&options);
@@ -133,7 +133,7 @@ START_TEST(the_weights_of_the_coded_layer) {
             const made_blob blob = encode((weight_kind)_i, kShapes[shape][0], kShapes[shape][1], favor);
             trf_device_layer *coded = make(&blob, TRF_LAYOUT_CODED, NULL);
             trf_device_layer *packed = make(&blob, TRF_LAYOUT_PACKED, NULL);
-            check_against_coded(packed, coded, measure(&blob, NULL));
+            check_against_coded(packed, coded, most_bytes(&blob, NULL));
             trf_device_layer_destroy(packed);
             trf_device_layer_destroy(coded);
             trf_free(blob.at);
@@ -152,7 +152,7 @@ START_TEST(rows_of_different_size) {
         ck_assert(test_layer_info(packed).predictor_modes & TRF_PREDICT_ROW);
         ck_assert_ptr_nonnull(packed->packed.row_offsets);
         ck_assert_uint_eq(packed->packed.num_stored, 0);
-        check_against_coded(packed, coded, measure(&blob, &shard));
+        check_against_coded(packed, coded, most_bytes(&blob, &shard));
         for (trf_decode_as as = TRF_DECODE_SOURCE; as <= TRF_DECODE_BF16; as++)
             device_check_weights(plain, packed, as);
         trf_device_layer_destroy(packed);
@@ -315,7 +315,7 @@ static trf_device_layer *load(const char *tensor, const trf_load_options *option
     return layer;
 }
 
-static uint64_t measure_load(const char *tensor, const trf_load_options *options) {
+static uint64_t most_load_bytes(const char *tensor, const trf_load_options *options) {
     trf_layer_size size;
     fixture_check_status(trf_device_layer_get_load_size(device, checkpoint_of(tensor), tensor, options, &size, &err),
                          TRF_OK, &err);
@@ -335,7 +335,7 @@ START_TEST(shards) {
             continue;
         const trf_load_options options = part(p, TRF_LAYOUT_PACKED), of_coded = part(p, TRF_LAYOUT_CODED);
         trf_device_layer *packed = load(kNames[_i], &options), *coded = load(kNames[_i], &of_coded);
-        check_against_coded(packed, coded, measure_load(kNames[_i], &options));
+        check_against_coded(packed, coded, most_load_bytes(kNames[_i], &options));
         trf_device_layer_destroy(packed);
         trf_device_layer_destroy(coded);
     }
@@ -369,7 +369,7 @@ START_TEST(in_the_callers_memory) {
         if (!has_part(kNames[_i], p))
             continue;
         trf_device_layer *own = load(kNames[_i], &options);
-        guarded_memory room = guarded_allocate(device, measure_load(kNames[_i], &options));
+        guarded_memory room = guarded_allocate(device, most_load_bytes(kNames[_i], &options));
         options.memory = (trf_layer_memory){room.at, room.bytes, NULL, 0};
         trf_device_layer *placed = load(kNames[_i], &options);
         EXPECT(placed->view.blob == room.at && !placed->memory);
@@ -402,7 +402,7 @@ END_TEST
 
 START_TEST(memory_that_does_not_do) {
     const trf_load_options good = part(_i, TRF_LAYOUT_PACKED);
-    guarded_memory room = guarded_allocate(device, measure_load("bf16", &good));
+    guarded_memory room = guarded_allocate(device, most_load_bytes("bf16", &good));
     const trf_layer_memory right = {room.at, room.bytes, NULL, 0};
     trf_layer_memory wrong[] = {right, right, right, right};
     wrong[0].blob_bytes--;

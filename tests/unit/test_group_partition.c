@@ -46,10 +46,10 @@ static trf_layer_traits traits_of(uint32_t kind) {
 }
 
 /* Bands of the layer whose slabs are regular, and panels. */
-static uint32_t units_of(const trf_device_view *view, uint32_t slabs) {
+static uint32_t units_of(const trf_device_view *view, uint32_t unit_slabs) {
     const uint32_t steps = view->cols % view->slab_cols / TRF_FRAGMENT_SIZE,
                    panels = view->cols / view->slab_cols + (steps && steps % 4 == 0 ? 1 : 0);
-    return panels ? (view->rows / TRF_SLAB_ROWS + slabs - 1) / slabs : 0;
+    return panels ? (view->rows / TRF_SLAB_ROWS + unit_slabs - 1) / unit_slabs : 0;
 }
 
 static void check_partition(const trf_group_partition *partition, const trf_group_product *products, uint32_t count,
@@ -58,12 +58,12 @@ static void check_partition(const trf_group_partition *partition, const trf_grou
     uint64_t workspace = 0;
     while (1u << log < partition->cluster)
         log++;
-    EXPECT(partition->slabs == 1 || partition->slabs == 2);
+    EXPECT(partition->unit_slabs == 1 || partition->unit_slabs == 2);
     EXPECT(partition->warps >= 8 && partition->warps <= 20 && log < TRF_CLUSTER_SIZES && limits->clusters[log] > 0);
     for (uint32_t i = 0; i < count; i++) {
         const trf_group_layer_partition *layer = &partition->layers[i];
         const trf_device_view *view = products[i].view;
-        const uint32_t units = units_of(view, partition->slabs);
+        const uint32_t units = units_of(view, partition->unit_slabs);
         EXPECT(layer->clusters >= 1 && layer->clusters <= (units ? units : 1)); /* none without units but for edges */
         EXPECT(layer->k_splits >= 1 && layer->wave_units >= 1 &&
                layer->k_splits * layer->wave_units <= partition->warps);
@@ -153,8 +153,8 @@ START_TEST(every_expert_has_a_partition) {
             EXPECT(limits->shared_bytes < 200000 && kind == 5);
             continue;
         }
-        const uint32_t units = units_of(&view, partition.slabs);
-        EXPECT(partition.slabs == 1 || partition.slabs == 2);
+        const uint32_t units = units_of(&view, partition.unit_slabs);
+        EXPECT(partition.unit_slabs == 1 || partition.unit_slabs == 2);
         EXPECT(partition.warps >= 8 && partition.warps <= 20 && partition.cost_model.warps == partition.warps);
         EXPECT(partition.cost_model.units == (units ? units : 1) && partition.cost_model.panels >= 1 &&
                partition.cost_model.step_ns > 0);

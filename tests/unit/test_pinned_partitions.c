@@ -257,7 +257,7 @@ static void add_fused(uint64_t *hash, double *log_us, const pinned_layer *layer,
         return;
     }
     const trf_fused_partition c = choose_fused(view, &traits, limits, m, 0);
-    const uint32_t words[] = {c.variant,     c.x_tiles,     c.warps,           c.slabs,       c.smem.table_log,
+    const uint32_t words[] = {c.variant,     c.x_tiles,     c.warps,           c.unit_slabs,  c.smem.table_log,
                               c.cluster,     c.clusters,    c.units,           c.panels,      c.k_splits,
                               c.wave_units,  c.waves,       c.block_panels,    c.is_stream_k, c.wave_panels,
                               c.sums_offset, c.sums_stride, c.x_stages_offset, c.sums_over_x, c.x_stage_cols,
@@ -479,7 +479,7 @@ static trf_device_view group_view(const pinned_layer *layer, uint32_t shape) {
 }
 
 static void hash_group(uint64_t *hash, const trf_group_partition *c, uint32_t count) {
-    const uint32_t words[] = {c->slabs, c->warps, c->cluster, c->rans_bytes, c->smem.sums_offset, c->smem.bytes};
+    const uint32_t words[] = {c->unit_slabs, c->warps, c->cluster, c->rans_bytes, c->smem.sums_offset, c->smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c->smem.layout);
     hash_bytes(hash, c->workspace_bytes);
@@ -525,9 +525,9 @@ static void add_experts(uint64_t *hash, const pinned_layer *layer, const trf_dev
         return;
     }
     const trf_expert_cost_model *cost = &c.cost_model;
-    const uint32_t words[] = {
-        c.slabs,     c.warps,       c.rans_bytes,   c.has_edges,          cost->units,        cost->panels,
-        cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters, c.smem.sums_offset, c.smem.bytes};
+    const uint32_t words[] = {c.unit_slabs,       c.warps,     c.rans_bytes,  c.has_edges,    cost->units,
+                              cost->panels,       cost->warps, cost->step_ns, cost->begin_ns, cost->begin_quarters,
+                              c.smem.sums_offset, c.smem.bytes};
     hash_words(hash, words, sizeof words / sizeof words[0]);
     hash_smem(hash, &c.smem.layout);
     hash_bytes(hash, trf_experts_workspace_bytes(&view, &c, tokens));
@@ -557,8 +557,8 @@ START_TEST(group_cases) {
     for (int i = 0; i < TRF_GROUP_LAYERS; i++)
         products[i] = (trf_group_product){&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
     ck_assert(trf_group_choose(products, pinned->m, &kDevices[0], &c));
-    const uint32_t fields[] = {
-        c.slabs, c.warps, c.cluster, c.layers[0].clusters, c.layers[0].k_splits, c.layers[0].wave_units};
+    const uint32_t fields[] = {c.unit_slabs,          c.warps, c.cluster, c.layers[0].clusters, c.layers[0].k_splits,
+                               c.layers[0].wave_units};
     check_fields(pinned, fields, sizeof fields / sizeof fields[0], kGroupFields);
 }
 END_TEST

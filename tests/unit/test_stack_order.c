@@ -27,7 +27,7 @@ static void check_placement(const trf_stack_place *places, uint32_t count, uint6
     const trf_stack_place *before = NULL;
     for (uint32_t i = 0; i < count; i++) {
         const trf_stack_place *place = &places[i];
-        if (place->resident) {
+        if (place->is_resident) {
             EXPECT(place->offset == end); /* one behind the other */
             end += place->bytes;
             resident++;
@@ -46,7 +46,7 @@ static void check_placement(const trf_stack_place *places, uint32_t count, uint6
     EXPECT(placement->device_bytes == end);
     EXPECT(end <= budget);
     EXPECT(placement->offloaded_bytes == offloaded);
-    EXPECT(placement->resident == resident);
+    EXPECT(placement->num_resident == resident);
     EXPECT(!offloaded == !placement->buffer_bytes);
 }
 
@@ -68,10 +68,10 @@ START_TEST(plans_keep_their_promises) {
         const uint64_t budget = least + (all - least) * (uint64_t)step / 20;
         EXPECT(trf_stack_placement_make(places, count, FIXED, budget, &placement, &err) == TRF_OK);
         check_placement(places, count, budget, &placement);
-        EXPECT(step < 20 || placement.resident == count);
+        EXPECT(step < 20 || placement.num_resident == count);
     }
     EXPECT(trf_stack_placement_make(places, count, FIXED, UINT64_MAX, &placement, &err) == TRF_OK);
-    EXPECT(placement.resident == count);
+    EXPECT(placement.num_resident == count);
     const uint64_t too_small[] = {least - 1, FIXED, FIXED - 1, 0};
     char number[32];
     snprintf(number, sizeof number, "%llu", (unsigned long long)least);
@@ -90,11 +90,11 @@ START_TEST(layers_that_stay_are_spread) {
             places[i] = (trf_stack_place){.bytes = 1000};
         trf_stack_placement placement;
         ck_assert_int_eq(trf_stack_placement_make(places, 40, 0, 2000 + 1000ull * stay, &placement, &err), TRF_OK);
-        ck_assert_uint_eq(placement.resident, stay);
+        ck_assert_uint_eq(placement.num_resident, stay);
         ck_assert_uint_eq(placement.buffer_bytes, 1000);
         uint32_t so_far = 0;
         for (uint32_t i = 0; i < 40; i++) { /* every beginning of the list has its share */
-            so_far += (uint32_t)places[i].resident;
+            so_far += (uint32_t)places[i].is_resident;
             const double share = stay * (i + 1) / 40.0;
             ck_assert_msg(so_far > share - 1.001 && so_far < share + 1.001, "%u of %u among the first %u", so_far, stay,
                           i + 1);
@@ -113,7 +113,7 @@ START_TEST(small_buffers_leave_more_room) {
         places[i].bytes = block[i % 7];
     ck_assert_uint_eq(trf_stack_least_bytes(places, 56, 0), 160 * MIB);
     ck_assert_int_eq(trf_stack_placement_make(places, 56, 0, 160 * MIB, &placement, &err), TRF_OK);
-    ck_assert_uint_eq(placement.resident, 0);
+    ck_assert_uint_eq(placement.num_resident, 0);
     ck_assert_uint_eq(placement.buffer_bytes, 80 * MIB);
     /* q, k, v and o share a buffer; gate, up and down take turns with the next four. */
     static const uint64_t offsets[7] = {0, 22 * MIB, 28 * MIB, 34 * MIB, 80 * MIB, 0, 80 * MIB};
@@ -125,9 +125,9 @@ START_TEST(small_buffers_leave_more_room) {
     ck_assert_uint_eq(placement.buffer_bytes, 80 * MIB);
     ck_assert_int_eq(trf_stack_placement_make(places, 56, 0, large + 44 * MIB, &placement, &err), TRF_OK);
     ck_assert_uint_eq(placement.buffer_bytes, 22 * MIB); /* the largest below 32 MiB; not 6 */
-    ck_assert_uint_eq(placement.resident, 24);
+    ck_assert_uint_eq(placement.num_resident, 24);
     for (uint32_t i = 0; i < 56; i++)
-        ck_assert_int_eq(places[i].resident, i % 7 >= 4);
+        ck_assert_int_eq(places[i].is_resident, i % 7 >= 4);
 
     /* One huge layer stays rather than having two buffers of its size made for it. */
     places[30].bytes = 700 * MIB;
@@ -160,7 +160,7 @@ static trf_status fake_copy(void *context, uint32_t layer, trf_error *error) {
     const trf_stack_place *place = &d->places[layer];
     if (due_to_fail(d))
         return trf_fail(error, TRF_ERR_CUDA, TRF_NO_OFFSET, "a copy fails");
-    EXPECT(!place->resident);
+    EXPECT(!place->is_resident);
     for (uint64_t i = place->offset; i < place->offset + place->bytes; i++) {
         if (d->owner[i]) {
             const uint32_t old = d->owner[i] - 1u;
@@ -206,7 +206,7 @@ static trf_status acquire(fake_device *d, uint32_t layer) {
         return status;
     d->uses[layer]++;
     const trf_stack_place *place = &d->places[layer];
-    for (uint64_t i = place->offset; !place->resident && i < place->offset + place->bytes; i++)
+    for (uint64_t i = place->offset; !place->is_resident && i < place->offset + place->bytes; i++)
         if (d->owner[i] != layer + 1)
             ck_abort_msg("layer %u is acquired, and layer %d lies there", layer, d->owner[i] - 1);
     return TRF_OK;
@@ -216,7 +216,7 @@ static trf_status release(fake_device *d, uint32_t layer) {
     d->uses[layer]--;
     d->used_since[layer] = 1;
     d->waited_since[layer] = 0;
-    d->states[layer].released = !d->places[layer].resident; /* trf_stack.c's part */
+    d->states[layer].released = !d->places[layer].is_resident; /* trf_stack.c's part */
     return trf_stack_order_release(&d->order, layer, &err);
 }
 
@@ -241,12 +241,12 @@ START_TEST(in_order) {
         const uint32_t copies = d->copies;
         for (uint32_t i = 0; i < d->count; i++) {
             const uint32_t before = d->copy_number[i];
-            EXPECT(d->places[i].resident || d->states[i].present);
+            EXPECT(d->places[i].is_resident || d->states[i].present);
             EXPECT(acquire(d, i) == TRF_OK);
             EXPECT(d->copy_number[i] == before);
             EXPECT(release(d, i) == TRF_OK);
         }
-        EXPECT(d->copies - copies <= d->count - d->placement.resident);
+        EXPECT(d->copies - copies <= d->count - d->placement.num_resident);
     }
     free(d);
 }
@@ -330,7 +330,7 @@ START_TEST(failures) {
             EXPECT(status == TRF_OK || status == TRF_ERR_CUDA);
             failed += status != TRF_OK;
         }
-    EXPECT(failed > 0 || d->placement.resident == d->count);
+    EXPECT(failed > 0 || d->placement.num_resident == d->count);
     free(d);
 }
 END_TEST

@@ -49,8 +49,8 @@ static int read_numbers(device_numbers *n) {
            cli_cuda_check(cudaRuntimeGetVersion(&n->runtime_cuda), "bench: the runtime");
 }
 
-static void describe(const bench_device *device, const bench_task *task, const device_numbers *numbers) {
-    bench_fields *e = &task->record->environment;
+static void describe(const bench_device *device, const bench_request *request, const device_numbers *numbers) {
+    bench_fields *e = &request->record->environment;
     const char *commit = getenv("TRF_COMMIT");
     char text[128];
     trf_context_info info;
@@ -68,22 +68,22 @@ static void describe(const bench_device *device, const bench_task *task, const d
     add_cuda_version(e, "driver_cuda_version", numbers->driver_cuda);
     add_cuda_version(e, "cuda_runtime_version", numbers->runtime_cuda);
     bench_add_integer(e, "cublaslt_version", bench_cublaslt_version(device->lt));
-    bench_add_conditions(e, task->options);
-    if (task->style->names_mode)
-        bench_add_word(e, "mode", task->mode);
+    bench_add_conditions(e, request->options);
+    if (request->style->names_mode)
+        bench_add_word(e, "mode", request->mode);
 }
 
-int bench_device_open(bench_device *device, const bench_task *task) {
+int bench_device_open(bench_device *device, const bench_request *request) {
     device_numbers numbers = {0};
-    device->context = task->context;
+    device->context = request->context;
     if (cli_cuda_check(cudaStreamCreate(&device->stream), "bench: a stream"))
         return -1;
     device->lt = bench_cublaslt_open();
     if (!device->lt || read_numbers(&numbers))
         return -1;
     device->l2_bytes = (uint64_t)numbers.l2_bytes;
-    describe(device, task, &numbers);
-    bench_print_heading(task->style, task->record);
+    describe(device, request, &numbers);
+    bench_print_heading(request->style, request->record);
     return 0;
 }
 

@@ -4,7 +4,7 @@
 #define BENCH_DEVICE_CUDA_H
 
 #include "bench_cublaslt_cuda.h"
-#include "bench_task.h"
+#include "bench_mode.h"
 
 typedef struct bench_device {
     trf_context *context;
@@ -13,9 +13,9 @@ typedef struct bench_device {
     uint64_t l2_bytes;
 } bench_device;
 
-/* Opens what a mode needs of the task's context, describes the environment in the record, and prints the table's
+/* Opens what a mode needs of the request's context, describes the environment in the record, and prints the table's
  * heading. device: zeros. Release with bench_device_close in either case. @return 0, or -1 after a message. */
-int bench_device_open(bench_device *device, const bench_task *task);
+int bench_device_open(bench_device *device, const bench_request *request);
 void bench_device_close(bench_device *device);
 
 #endif

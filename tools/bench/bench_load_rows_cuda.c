@@ -24,7 +24,7 @@ enum {
 };
 
 typedef struct rows_session {
-    const bench_task *task;
+    const bench_request *request;
     const bench_device *device;
     cli_shape shape;
     const uint16_t *weights; /* host */
@@ -111,25 +111,25 @@ static int measure_batch(rows_session *b, const char *text) {
     static bench_queue_fn *const queues[2] = {queue_gather, queue_decode};
     const cudaStream_t stream = b->device->stream;
     bench_timer timers[2] = {{0}};
-    bench_subject *subject = bench_add_figures_subject(b->task->record, text, b->batch);
+    bench_subject *subject = bench_add_figures_subject(b->request->record, text, b->batch);
     int failed = !subject;
     for (int i = 0; !failed && i < 2; i++) {
         timers[i].figure = bench_add_time(subject, names[i], i ? names[0] : "", 2ull * b->batch * b->shape.cols);
         failed = !timers[i].figure || bench_timer_make(&timers[i], queues[i], b, CALLS, stream);
     }
     /* The timers' last turns need not end with the one that decodes. */
-    failed = failed || bench_time(timers, 2, b->task->options->repeats, stream) ||
+    failed = failed || bench_time(timers, 2, b->request->options->repeats, stream) ||
              bench_timer_run(&timers[1], stream) || check_rows(b);
     for (int i = 0; i < 2; i++)
         bench_timer_free(&timers[i]);
     if (!failed)
-        bench_print_subject(b->task->style, b->task->record, subject);
+        bench_print_subject(b->request->style, b->request->record, subject);
     return failed ? -1 : 0;
 }
 
-int bench_measure_rows(const bench_task *task, const bench_device *device, cli_shape shape, const uint16_t *weights,
-                       const trf_encode_options *encode) {
-    rows_session b = {.task = task, .device = device, .shape = shape, .weights = weights};
+int bench_measure_rows(const bench_request *request, const bench_device *device, cli_shape shape,
+                       const uint16_t *weights, const trf_encode_options *encode) {
+    rows_session b = {.request = request, .device = device, .shape = shape, .weights = weights};
     char text[80];
     snprintf(text, sizeof text, "rows of %ux%u bf16", shape.rows, shape.cols);
     int failed = make_table(&b, encode) || make_ids(&b);

@@ -7,7 +7,7 @@
 
 /* Times the look-up of single rows in a compressed table against a gather from the plain one. weights: the table's,
  * BF16 [shape.rows][shape.cols]. @return 0, or -1 after a message. */
-int bench_measure_rows(const bench_task *task, const bench_device *device, cli_shape shape, const uint16_t *weights,
-                       const trf_encode_options *encode);
+int bench_measure_rows(const bench_request *request, const bench_device *device, cli_shape shape,
+                       const uint16_t *weights, const trf_encode_options *encode);
 
 #endif

@@ -41,7 +41,7 @@ static bench_figure *add_figure(bench_subject *subject, const char *measure) {
 /* ---- this library ---- */
 
 typedef struct codec_work {
-    const bench_task *task;
+    const bench_request *request;
     const bench_layer_input *input;
     bench_subject *subject;
     const void *source;
@@ -99,7 +99,7 @@ static void describe_blob(const codec_work *work, bench_figure *figure) {
 }
 
 static int measure_encoding(codec_work *work) {
-    const int repeats = work->task->options->repeats;
+    const int repeats = work->request->options->repeats;
     trf_error err = {0};
     bench_figure *const blob = add_figure(work->subject, NULL);
     work->encode.verify = 0;
@@ -119,7 +119,7 @@ static int measure_decoding(codec_work *work) {
     work->decoded_bytes = work->subject->weights * trf_dtype_bytes(work->input->dtype);
     work->decoded = bench_alloc(work->decoded_bytes);
     if (!work->decoded ||
-        time_repeats(work->task->options->repeats, run_decode, work, add_figure(work->subject, "decode_seconds")))
+        time_repeats(work->request->options->repeats, run_decode, work, add_figure(work->subject, "decode_seconds")))
         return -1;
     if (work->encode.codec != TRF_CODEC_INT && memcmp(work->decoded, work->source, work->decoded_bytes)) {
         cli_fail(TRF_ERR_MISMATCH, "bench: %s: the decoded weights differ from the source", work->input->codec);
@@ -141,7 +141,7 @@ static int measure_product(codec_work *work, uint32_t batch) {
     int failed = !work->x || !work->y;
     if (!failed) {
         bench_draw(work->x, x_count, 0);
-        failed = time_repeats(work->task->options->repeats, run_matmul, work, figure);
+        failed = time_repeats(work->request->options->repeats, run_matmul, work, figure);
     }
     free(work->x);
     free(work->y);
@@ -149,18 +149,18 @@ static int measure_product(codec_work *work, uint32_t batch) {
 }
 
 static int measure_products(codec_work *work) {
-    for (int i = 0; i < work->task->options->num_batches; i++)
-        if (measure_product(work, work->task->options->batches[i]))
+    for (int i = 0; i < work->request->options->num_batches; i++)
+        if (measure_product(work, work->request->options->batches[i]))
             return -1;
     return 0;
 }
 
-static int measure_codec(const bench_task *task, const bench_layer_input *input, trf_favor favor) {
-    codec_work work = {.task = task, .input = input, .encode = input->encode};
+static int measure_codec(const bench_request *request, const bench_layer_input *input, trf_favor favor) {
+    codec_work work = {.request = request, .input = input, .encode = input->encode};
     char coder[32];
     work.encode.favor = favor;
     work.source = bench_input_weights(input, input->dtype);
-    work.subject = bench_add_subject(task->record, "results");
+    work.subject = bench_add_subject(request->record, "results");
     if (!work.subject)
         return -1;
     bench_label_input(work.subject, input);
@@ -172,17 +172,17 @@ static int measure_codec(const bench_task *task, const bench_layer_input *input,
     trf_free(work.blob.bytes);
     free(work.decoded);
     if (!failed)
-        bench_print_subject(task->style, task->record, work.subject);
+        bench_print_subject(request->style, request->record, work.subject);
     return failed ? -1 : 0;
 }
 
 /* ---- LZ4 and zstd ---- */
 
-static int time_compressor(const bench_task *task, bench_subject *subject, bench_compressor *compressor,
+static int time_compressor(const bench_request *request, bench_subject *subject, bench_compressor *compressor,
                            uint64_t source_bytes) {
     bench_figure *const size = add_figure(subject, NULL), *const compress = add_figure(subject, "encode_seconds"),
                         *const decompress = add_figure(subject, "decode_seconds");
-    const int repeats = task->options->repeats;
+    const int repeats = request->options->repeats;
     if (!size || !compress || !decompress || time_repeats(repeats, bench_compress, compressor, compress) ||
         time_repeats(repeats, bench_decompress, compressor, decompress))
         return -1;
@@ -197,8 +197,9 @@ static int time_compressor(const bench_task *task, bench_subject *subject, bench
 }
 
 /* dtype: of the weights that are compressed: the plain codes of int8. */
-static int measure_baseline(const bench_task *task, const bench_layer_input *input, trf_dtype dtype, const char *name) {
-    bench_subject *subject = bench_add_subject(task->record, "baselines");
+static int measure_baseline(const bench_request *request, const bench_layer_input *input, trf_dtype dtype,
+                            const char *name) {
+    bench_subject *subject = bench_add_subject(request->record, "baselines");
     if (!subject)
         return -1;
     bench_label_input(subject, input);
@@ -206,10 +207,10 @@ static int measure_baseline(const bench_task *task, const bench_layer_input *inp
     bench_add_word(&subject->labels, "input", trf_dtype_name(dtype));
     const uint64_t bytes = subject->weights * trf_dtype_bytes(dtype);
     bench_compressor *compressor = bench_compressor_open(name, bench_input_weights(input, dtype), bytes);
-    const int failed = !compressor || time_compressor(task, subject, compressor, bytes);
+    const int failed = !compressor || time_compressor(request, subject, compressor, bytes);
     bench_compressor_close(compressor);
     if (!failed)
-        bench_print_subject(task->style, task->record, subject);
+        bench_print_subject(request->style, request->record, subject);
     return failed ? -1 : 0;
 }
 
@@ -356,37 +357,37 @@ static const bench_style kStyle = {
 
 static void set_defaults(cli_options *options) { bench_set_layer_defaults(options, 5); }
 
-static void describe_environment(const bench_task *task) {
-    bench_fields *e = &task->record->environment;
-    const int threads = task->options->threads;
+static void describe_environment(const bench_request *request) {
+    bench_fields *e = &request->record->environment;
+    const int threads = request->options->threads;
     bench_add_word(e, "version", trf_version());
     bench_add_machine(e);
     bench_add_word(e, "device", "cpu");
     bench_add_integer(e, "threads", (uint64_t)(threads ? threads : bench_count_cores()));
-    bench_add_conditions(e, task->options);
+    bench_add_conditions(e, request->options);
     bench_add_word(e, "lz4_version", bench_lz4_version());
     bench_add_word(e, "zstd_version", bench_zstd_version());
 }
 
 static int measure_input(void *context, const bench_layer_input *input) {
-    const bench_task *task = context;
+    const bench_request *request = context;
     for (trf_favor favor = TRF_FAVOR_SPEED; favor <= TRF_FAVOR_SIZE; favor++)
-        if ((!task->options->has_favor || task->options->favor == favor) && measure_codec(task, input, favor))
+        if ((!request->options->has_favor || request->options->favor == favor) && measure_codec(request, input, favor))
             return -1;
     if (input->bench_codec == CLI_BENCH_BITS)
         return 0; /* there are no such weights without the coder */
     const trf_dtype dtype = input->bench_codec == CLI_BENCH_INT8 ? TRF_DTYPE_I8 : input->dtype;
     for (size_t i = 0; i < sizeof kCompressors / sizeof kCompressors[0]; i++)
-        if (measure_baseline(task, input, dtype, kCompressors[i]))
+        if (measure_baseline(request, input, dtype, kCompressors[i]))
             return -1;
     return 0;
 }
 
-static int measure(const bench_task *task) {
-    bench_task own = *task;
-    describe_environment(task);
-    bench_print_heading(task->style, task->record);
-    return bench_for_each_input(task->options, measure_input, &own);
+static int measure(const bench_request *request) {
+    bench_request own = *request;
+    describe_environment(request);
+    bench_print_heading(request->style, request->record);
+    return bench_for_each_input(request->options, measure_input, &own);
 }
 
 const bench_mode bench_mode_layers_cpu = {

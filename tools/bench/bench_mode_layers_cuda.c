@@ -290,15 +290,15 @@ static void note_decoding(const bench_subject *subject) {
 /* ---- the modes ---- */
 
 typedef struct layers_context {
-    const bench_task *task;
+    const bench_request *request;
     const bench_device *device;
 } layers_context;
 
 static int measure_input(void *context, const bench_layer_input *input) {
     const layers_context *layers = context;
-    const bench_task *task = layers->task;
-    bench_layer_session session = {.options = task->options, .device = layers->device, .input = input};
-    bench_subject *subject = bench_add_subject(task->record, kJsonLists[0]);
+    const bench_request *request = layers->request;
+    bench_layer_session session = {.options = request->options, .device = layers->device, .input = input};
+    bench_subject *subject = bench_add_subject(request->record, kJsonLists[0]);
     if (!subject)
         return -1;
     bench_label_input(subject, input);
@@ -308,14 +308,15 @@ static int measure_input(void *context, const bench_layer_input *input) {
     if (failed)
         return -1;
     note_decoding(subject);
-    bench_print_subject(task->style, task->record, subject);
+    bench_print_subject(request->style, request->record, subject);
     return 0;
 }
 
-static int measure(const bench_task *task) {
+static int measure(const bench_request *request) {
     bench_device device = {0};
-    layers_context context = {task, &device};
-    const int failed = bench_device_open(&device, task) || bench_for_each_input(task->options, measure_input, &context);
+    layers_context context = {request, &device};
+    const int failed =
+        bench_device_open(&device, request) || bench_for_each_input(request->options, measure_input, &context);
     bench_device_close(&device);
     return failed ? -1 : 0;
 }

@@ -37,7 +37,7 @@ static const struct {
 };
 
 typedef struct load_session {
-    const bench_task *task;
+    const bench_request *request;
     const bench_device *device;
     bench_checkpoint checkpoint;
     trf_device_layer **loaded; /* [num_layers], NULL where there is none */
@@ -74,7 +74,7 @@ static int load_some(load_session *s, int first, int step, int threads, cli_prog
 /* A thread's. @return NULL, or not after a failure. */
 static void *load_odd(void *context) {
     load_session *s = context;
-    return load_some(s, 1, 2, s->task->options->threads, NULL) ? s : NULL;
+    return load_some(s, 1, 2, s->request->options->threads, NULL) ? s : NULL;
 }
 
 static int load_two(load_session *s) {
@@ -84,7 +84,7 @@ static int load_two(load_session *s) {
         cli_fail(TRF_ERR_MEMORY, "bench: out of memory for a thread");
         return -1;
     }
-    const int failed = load_some(s, 0, 2, s->task->options->threads, &s->progress);
+    const int failed = load_some(s, 0, 2, s->request->options->threads, &s->progress);
     pthread_join(thread, &odd_failed);
     return failed || odd_failed ? -1 : 0;
 }
@@ -111,7 +111,7 @@ static int load_or_copy(load_session *s, load_case which) {
     case CASE_TWO_LOADS:
         return load_two(s);
     default:
-        return load_some(s, 0, 1, which == CASE_LOAD ? s->task->options->threads : 1, &s->progress);
+        return load_some(s, 0, 1, which == CASE_LOAD ? s->request->options->threads : 1, &s->progress);
     }
 }
 
@@ -120,7 +120,7 @@ static int load_or_copy(load_session *s, load_case which) {
 static int add_figures(const load_session *s, bench_subject *subject, bench_figure *figures[NUM_CASES]) {
     for (int i = 0; i < NUM_CASES; i++) {
         figures[i] = bench_add_time(subject, kCases[i].name, kCases[i].against, s->checkpoint.total);
-        if (!figures[i] || bench_figure_begin(figures[i], s->task->options->repeats))
+        if (!figures[i] || bench_figure_begin(figures[i], s->request->options->repeats))
             return -1;
     }
     return 0;
@@ -140,20 +140,20 @@ static int time_case(load_session *s, load_case which, bench_figure *figure) {
 }
 
 static int time_cases(load_session *s) {
-    const bench_task *task = s->task;
+    const bench_request *request = s->request;
     char text[80];
     snprintf(text, sizeof text, "%d layers, %.2f GB of bf16", s->checkpoint.num_layers,
              1e-9 * (double)s->checkpoint.total);
-    bench_subject *subject = bench_add_figures_subject(task->record, text, 0);
+    bench_subject *subject = bench_add_figures_subject(request->record, text, 0);
     bench_figure *figures[NUM_CASES];
     if (!subject || add_figures(s, subject, figures))
         return -1;
-    for (int repeat = -1; repeat < task->options->repeats; repeat++)
+    for (int repeat = -1; repeat < request->options->repeats; repeat++)
         for (int i = 0; i < NUM_CASES; i++)
             if (time_case(s, (load_case)i, repeat < 0 ? NULL : figures[i]))
                 return -1;
     cli_progress_end(&s->progress);
-    bench_print_subject(task->style, task->record, subject);
+    bench_print_subject(request->style, request->record, subject);
     return 0;
 }
 
@@ -175,7 +175,7 @@ static int make_buffers(load_session *s) {
 static int measure_rows(const load_session *s) {
     const cli_shape table = s->checkpoint.table;
     uint16_t *weights = bench_checkpoint_weights(&s->checkpoint, (uint64_t)table.rows * table.cols);
-    const int failed = !weights || bench_measure_rows(s->task, s->device, table, weights, &s->checkpoint.encode);
+    const int failed = !weights || bench_measure_rows(s->request, s->device, table, weights, &s->checkpoint.encode);
     free(weights);
     return failed;
 }
@@ -194,10 +194,10 @@ static int measure_all(load_session *s) {
     return failed;
 }
 
-static int measure(const bench_task *task) {
+static int measure(const bench_request *request) {
     bench_device device = {0};
-    load_session session = {.task = task, .device = &device, .checkpoint = {.options = task->options}};
-    const int failed = bench_device_open(&device, task) || measure_all(&session);
+    load_session session = {.request = request, .device = &device, .checkpoint = {.options = request->options}};
+    const int failed = bench_device_open(&device, request) || measure_all(&session);
     bench_device_close(&device);
     return failed ? -1 : 0;
 }

@@ -193,19 +193,19 @@ static int make_cases(bench_moe_session *s, bench_subject *subject, bench_timer 
     return 0;
 }
 
-static int measure_batch(const bench_task *task, bench_moe_session *s) {
+static int measure_batch(const bench_request *request, bench_moe_session *s) {
     const moe_case *cases[CASES];
     bench_timer timers[CASES] = {0};
     int count = 0;
     char text[80];
     snprintf(text, sizeof text, "%d experts %ux%u, %.1f active", BENCH_MOE_EXPERTS, s->shape.rows, s->shape.cols,
              bench_moe_mean_active(s->routes));
-    bench_subject *subject = bench_add_figures_subject(task->record, text, s->batch);
+    bench_subject *subject = bench_add_figures_subject(request->record, text, s->batch);
     const int failed = !subject || make_cases(s, subject, timers, cases, &count) ||
-                       bench_time(timers, (size_t)count, task->options->repeats, s->device->stream);
+                       bench_time(timers, (size_t)count, request->options->repeats, s->device->stream);
     if (!failed) {
         compare(timers, cases, count);
-        bench_print_subject(task->style, task->record, subject);
+        bench_print_subject(request->style, request->record, subject);
     }
     for (int i = 0; i < count; i++)
         bench_timer_free(&timers[i]);
@@ -214,8 +214,9 @@ static int measure_batch(const bench_task *task, bench_moe_session *s) {
 
 /* ---- the mode ---- */
 
-static int measure_shape(const bench_task *task, const bench_device *device, bench_grouped *grouped, cli_shape shape) {
-    const cli_options *options = task->options;
+static int measure_shape(const bench_request *request, const bench_device *device, bench_grouped *grouped,
+                         cli_shape shape) {
+    const cli_options *options = request->options;
     const uint32_t *batches = options->num_batches ? options->batches : kBatches;
     const int count = options->num_batches ? options->num_batches : 2;
     bench_moe_session *s = bench_alloc_zeros(1, sizeof *s);
@@ -227,7 +228,7 @@ static int measure_shape(const bench_task *task, const bench_device *device, ben
     s->grouped = grouped;
     int failed = bench_moe_session_open(s);
     for (int i = 0; !failed && i < count; i++) {
-        failed = bench_moe_session_begin_batch(s, batches[i]) || measure_batch(task, s);
+        failed = bench_moe_session_begin_batch(s, batches[i]) || measure_batch(request, s);
         bench_moe_session_end_batch(s);
     }
     bench_moe_session_close(s);
@@ -249,8 +250,8 @@ static int check_options(const cli_options *options) {
     return 0;
 }
 
-static int measure_all(const bench_task *task, const bench_device *device) {
-    const cli_options *options = task->options;
+static int measure_all(const bench_request *request, const bench_device *device) {
+    const cli_options *options = request->options;
     const cli_shape *shapes = options->num_layers ? options->layers : kShapes;
     const int count = options->num_layers ? options->num_layers : 2;
     bench_grouped *grouped = bench_grouped_open();
@@ -258,14 +259,15 @@ static int measure_all(const bench_task *task, const bench_device *device) {
         warn_left_out();
     int failed = 0;
     for (int i = 0; !failed && i < count; i++)
-        failed = measure_shape(task, device, grouped, shapes[i]);
+        failed = measure_shape(request, device, grouped, shapes[i]);
     bench_grouped_close(grouped);
     return failed;
 }
 
-static int measure(const bench_task *task) {
+static int measure(const bench_request *request) {
     bench_device device = {0};
-    const int failed = check_options(task->options) || bench_device_open(&device, task) || measure_all(task, &device);
+    const int failed =
+        check_options(request->options) || bench_device_open(&device, request) || measure_all(request, &device);
     bench_device_close(&device);
     return failed ? -1 : 0;
 }

@@ -203,18 +203,18 @@ static void note_rates(const offload_stacks *s, bench_figure *const figures[3]) 
              bench_offload_dense_resident(s->dense));
 }
 
-static int measure_budget(const bench_task *task, bench_offload_session *session, uint64_t budget) {
+static int measure_budget(const bench_request *request, bench_offload_session *session, uint64_t budget) {
     offload_stacks s = {.session = session};
     bench_figure *figures[3];
     char text[80];
     snprintf(text, sizeof text, "%d x %" PRIu32 " layers, %.3g G weights", BENCH_OFFLOAD_BLOCKS, session->per_block,
              1e-9 * (double)session->weights);
-    bench_subject *subject = bench_add_figures_subject(task->record, text, session->batch);
+    bench_subject *subject = bench_add_figures_subject(request->record, text, session->batch);
     const int failed = !subject || make_stacks(&s, budget) || add_figures(&s, subject, budget, figures) ||
-                       time_stacks(&s, task->options->repeats, figures);
+                       time_stacks(&s, request->options->repeats, figures);
     if (!failed) {
         note_rates(&s, figures);
-        bench_print_subject(task->style, task->record, subject);
+        bench_print_subject(request->style, request->record, subject);
     }
     free_stacks(&s);
     return failed ? -1 : 0;
@@ -222,22 +222,22 @@ static int measure_budget(const bench_task *task, bench_offload_session *session
 
 /* ---- the mode ---- */
 
-static int measure_batch(const bench_task *task, const bench_device *device, uint32_t batch) {
-    bench_offload_session session = {.options = task->options, .device = device, .batch = batch};
-    const int failed = bench_offload_session_open(&session) || measure_budget(task, &session, 0) ||
-                       measure_budget(task, &session, task->options->budget_bytes);
+static int measure_batch(const bench_request *request, const bench_device *device, uint32_t batch) {
+    bench_offload_session session = {.options = request->options, .device = device, .batch = batch};
+    const int failed = bench_offload_session_open(&session) || measure_budget(request, &session, 0) ||
+                       measure_budget(request, &session, request->options->budget_bytes);
     bench_offload_session_close(&session);
     return failed ? -1 : 0;
 }
 
-static int measure(const bench_task *task) {
-    const cli_options *options = task->options;
+static int measure(const bench_request *request) {
+    const cli_options *options = request->options;
     const uint32_t one = 1, *batches = options->num_batches ? options->batches : &one;
     const int count = options->num_batches ? options->num_batches : 1;
     bench_device device = {0};
-    int failed = bench_device_open(&device, task);
+    int failed = bench_device_open(&device, request);
     for (int i = 0; !failed && i < count; i++)
-        failed = measure_batch(task, &device, batches[i]);
+        failed = measure_batch(request, &device, batches[i]);
     bench_device_close(&device);
     return failed ? -1 : 0;
 }

@@ -44,7 +44,7 @@ typedef struct overlap_set {
 } overlap_set;
 
 typedef struct overlap_session {
-    const bench_task *task;
+    const bench_request *request;
     const bench_device *device;
     const overlap_subject *subject;
     bench_matrix matrices[MAX_LAYERS]; /* of layers whose shape no earlier one has */
@@ -136,7 +136,7 @@ static int make_layers(overlap_session *s) {
     const uint64_t l2_bytes = s->device->l2_bytes;
     for (uint32_t i = 0; i < s->subject->count; i++) {
         const uint32_t first = first_of_same_shape(s->subject, i);
-        if (first == i && bench_matrix_make(&s->matrices[i], 1, s->subject->shapes[i], s->task->options))
+        if (first == i && bench_matrix_make(&s->matrices[i], 1, s->subject->shapes[i], s->request->options))
             return -1;
         s->layer_bytes += s->matrices[first].blob.size;
     }
@@ -252,33 +252,33 @@ static int measure_error(overlap_session *s, bench_queue_fn *queue, bench_figure
 }
 
 static int time_batch(overlap_session *s) {
-    const bench_task *task = s->task;
+    const bench_request *request = s->request;
     const cudaStream_t stream = s->device->stream;
     const uint32_t calls = (MIN_CALLS + s->num_sets - 1) / s->num_sets * s->num_sets;
     bench_timer timers[CASES] = {0};
-    bench_subject *subject = bench_add_figures_subject(task->record, s->subject->name, s->batch);
+    bench_subject *subject = bench_add_figures_subject(request->record, s->subject->name, s->batch);
     int failed = !subject;
     for (int i = 0; !failed && i < CASES; i++) {
         timers[i].figure = bench_add_time(subject, kCases[i].name, kCases[i].against, s->layer_bytes);
         failed = !timers[i].figure || measure_error(s, kCases[i].queue, timers[i].figure) ||
                  bench_timer_make(&timers[i], kCases[i].queue, s, calls, stream);
     }
-    failed = failed || bench_time(timers, CASES, task->options->repeats, stream);
+    failed = failed || bench_time(timers, CASES, request->options->repeats, stream);
     for (int i = 0; i < CASES; i++)
         bench_timer_free(&timers[i]);
     if (!failed)
-        bench_print_subject(task->style, task->record, subject);
+        bench_print_subject(request->style, request->record, subject);
     return failed ? -1 : 0;
 }
 
 /* ---- the mode ---- */
 
-static int measure_subject(const bench_task *task, const bench_device *device, const overlap_subject *subject) {
+static int measure_subject(const bench_request *request, const bench_device *device, const overlap_subject *subject) {
     static const uint32_t batches[] = {1, 8};
-    const cli_options *options = task->options;
+    const cli_options *options = request->options;
     const uint32_t *chosen = options->num_batches ? options->batches : batches;
     const int count = options->num_batches ? options->num_batches : 2;
-    overlap_session s = {.task = task, .device = device, .subject = subject};
+    overlap_session s = {.request = request, .device = device, .subject = subject};
     int failed = make_layers(&s) || make_streams(&s);
     for (int b = 0; !failed && b < count; b++) {
         s.batch = chosen[b];
@@ -302,20 +302,20 @@ static overlap_subject subject_of_options(const cli_options *options) {
     return given;
 }
 
-static int measure_all(const bench_task *task, const bench_device *device) {
-    if (task->options->num_layers) {
-        const overlap_subject given = subject_of_options(task->options);
-        return measure_subject(task, device, &given);
+static int measure_all(const bench_request *request, const bench_device *device) {
+    if (request->options->num_layers) {
+        const overlap_subject given = subject_of_options(request->options);
+        return measure_subject(request, device, &given);
     }
     for (size_t i = 0; i < sizeof kSubjects / sizeof kSubjects[0]; i++)
-        if (measure_subject(task, device, &kSubjects[i]))
+        if (measure_subject(request, device, &kSubjects[i]))
             return -1;
     return 0;
 }
 
-static int measure(const bench_task *task) {
+static int measure(const bench_request *request) {
     bench_device device = {0};
-    const int failed = bench_device_open(&device, task) || measure_all(task, &device);
+    const int failed = bench_device_open(&device, request) || measure_all(request, &device);
     bench_device_close(&device);
     return failed ? -1 : 0;
 }

@@ -3,7 +3,7 @@
 #ifndef BENCH_MODES_H
 #define BENCH_MODES_H
 
-#include "bench_task.h"
+#include "bench_mode.h"
 
 /* Each is defined in a bench_mode_*.c; those of a GPU are there in builds with device code only. */
 extern const bench_mode bench_mode_layers_cpu, bench_mode_layers_cuda, bench_mode_sweep_cuda, bench_mode_overlap_cuda,

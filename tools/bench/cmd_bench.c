@@ -29,14 +29,14 @@ static const cli_option_id kOptions[] = {CLI_OPT_DEVICE,
 
 typedef trf_status write_fn(const bench_style *style, const bench_record *record, FILE *file);
 
-static cli_exit write_file(const bench_task *task, const char *path, write_fn *write) {
+static cli_exit write_file(const bench_request *request, const char *path, write_fn *write) {
     if (!path)
         return CLI_OK;
     cli_file file;
     cli_signals_hold();
-    cli_exit status = cli_file_begin(&file, path, task->options->force);
+    cli_exit status = cli_file_begin(&file, path, request->options->force);
     if (status == CLI_OK) {
-        const trf_status written = write(task->style, task->record, file.handle);
+        const trf_status written = write(request->style, request->record, file.handle);
         if (written == TRF_OK) {
             status = cli_file_commit(&file);
         } else {
@@ -49,9 +49,9 @@ static cli_exit write_file(const bench_task *task, const char *path, write_fn *w
     return status;
 }
 
-static cli_exit write_files(const bench_task *task) {
-    cli_exit status = write_file(task, task->options->json_file, bench_write_json);
-    return status == CLI_OK ? write_file(task, task->options->csv_file, bench_write_csv) : status;
+static cli_exit write_files(const bench_request *request) {
+    cli_exit status = write_file(request, request->options->json_file, bench_write_json);
+    return status == CLI_OK ? write_file(request, request->options->csv_file, bench_write_csv) : status;
 }
 
 static int has_results(const bench_record *record) {
@@ -61,13 +61,13 @@ static int has_results(const bench_record *record) {
     return 0;
 }
 
-static cli_exit measure(const bench_mode *mode, const bench_task *task) {
-    cli_exit status = mode->measure(task) ? CLI_FAILED : CLI_OK;
+static cli_exit measure(const bench_mode *mode, const bench_request *request) {
+    cli_exit status = mode->measure(request) ? CLI_FAILED : CLI_OK;
     /* Time on a device is dear: what was measured before a failure is kept. */
-    const int keeps = task->context && has_results(task->record);
-    const cli_exit written = status == CLI_OK || keeps ? write_files(task) : CLI_OK;
+    const int keeps = request->context && has_results(request->record);
+    const cli_exit written = status == CLI_OK || keeps ? write_files(request) : CLI_OK;
     status = status == CLI_OK ? written : status;
-    return status == CLI_OK && mode->exit_status ? mode->exit_status(task->record) : status;
+    return status == CLI_OK && mode->exit_status ? mode->exit_status(request->record) : status;
 }
 
 /* What is not coded has a layout on a GPU only, and of some codecs: these are its default. */
@@ -123,8 +123,8 @@ static int run(const cli_options *given) {
         status = cli_file_check(options.csv_file, options.force);
     if (status == CLI_OK && mode) {
         bench_record record = {.batches = options.batches, .num_batches = options.num_batches};
-        const bench_task task = {mode->name, mode->style, &options, context, &record};
-        status = measure(mode, &task);
+        const bench_request request = {mode->name, mode->style, &options, context, &record};
+        status = measure(mode, &request);
         bench_record_free(&record);
     }
     trf_context_destroy(context);

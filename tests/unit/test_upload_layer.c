@@ -9,7 +9,7 @@
 #include "trf_checkpoint.h"
 #include "trf_layer_from_feed.h"
 #include "trf_slab_directory.h"
-#include "trf_stage_layer.h"
+#include "trf_upload_layer.h"
 
 #include <check.h>
 #include <pthread.h>
@@ -207,7 +207,7 @@ static uint8_t *allocate_target(void *context, trf_error *error) {
     return a->memory;
 }
 
-static trf_status stage(trf_layer_feed *feed, arrival *a, trf_error *error) {
+static trf_status upload(trf_layer_feed *feed, arrival *a, trf_error *error) {
     a->bytes = feed->view->header.blob_bytes;
     a->num_slabs = trf_count_device_slabs(&feed->view->header);
     a->shard = feed->shard;
@@ -219,7 +219,7 @@ static trf_status stage(trf_layer_feed *feed, arrival *a, trf_error *error) {
     memset(tail, 0x5A, sizeof tail);
     trf_status status = trf_staging_open(staging, error);
     if (status == TRF_OK)
-        status = trf_stage_layer(staging, feed, allocate_target, a, a->slabs, &a->traits, error);
+        status = trf_upload_layer(staging, feed, allocate_target, a, a->slabs, &a->traits, error);
     if (status == TRF_OK)
         status = trf_staging_finish(staging, tail_copy, tail, sizeof tail, error);
     if (status == TRF_OK)
@@ -238,7 +238,7 @@ static trf_status load_from(const trf_checkpoint *from, const char *tensor, cons
     trf_status status = trf_layer_feed_open_tensor(from, tensor, options, &feed, error);
     if (status != TRF_OK)
         return status;
-    status = stage(&feed, a, error);
+    status = upload(&feed, a, error);
     if (status != TRF_OK)
         trf_layer_feed_fail(&feed, status, error);
     trf_layer_feed_close(&feed);
@@ -318,7 +318,7 @@ START_TEST(shards) {
 END_TEST
 
 /* Some rows of tiles at a time; progress counts all of them. */
-static trf_status stage_parts(trf_layer_feed *feed, uint32_t rows_each, arrival *a) {
+static trf_status upload_parts(trf_layer_feed *feed, uint32_t rows_each, arrival *a) {
     const trf_blob_view *view = feed->view;
     const uint32_t across = view->header.num_tile_cols;
     *a = (arrival){.bytes = view->header.blob_bytes, .shard = feed->shard};
@@ -328,10 +328,10 @@ static trf_status stage_parts(trf_layer_feed *feed, uint32_t rows_each, arrival 
     trf_status status = trf_staging_open(staging, &err);
     for (uint32_t row = 0; status == TRF_OK && row < view->header.num_tile_rows; row += rows_each) {
         const uint64_t end = (uint64_t)(row + rows_each) * across;
-        const trf_staged_tiles tiles = {(uint64_t)row * across, end < view->num_tiles ? end : view->num_tiles};
+        const trf_tile_range tiles = {(uint64_t)row * across, end < view->num_tiles ? end : view->num_tiles};
         trf_layer_traits traits = TRF_NO_TRAITS;
-        status = trf_stage_tiles(staging, feed, &tiles, a->memory + view->tiles[tiles.first].data_offset, a->slabs,
-                                 &traits, &err);
+        status = trf_upload_tiles(staging, feed, &tiles, a->memory + view->tiles[tiles.first].data_offset, a->slabs,
+                                  &traits, &err);
         if (row)
             trf_traits_add(&a->traits, &traits);
         else
@@ -372,7 +372,7 @@ START_TEST(layers_in_parts) {
         fixture_check_status(trf_layer_feed_open_tensor(checkpoint, "large.weight", &options, &feed, &err), TRF_OK,
                              &err);
         arrival a;
-        fixture_check_status(stage_parts(&feed, (uint32_t)_i, &a), TRF_OK, &err);
+        fixture_check_status(upload_parts(&feed, (uint32_t)_i, &a), TRF_OK, &err);
         ck_assert_uint_eq(seen, a.bytes - feed.view->extension.data_offset);
         trf_layer_feed_close(&feed);
         options.progress = NULL;
@@ -395,7 +395,7 @@ START_TEST(layers_in_memory) {
             trf_layer_feed_open_memory(layer->blob, layer->view.header.blob_bytes, &options, &feed, &err), TRF_OK,
             &err);
         arrival a;
-        fixture_check_status(stage(&feed, &a, &err), TRF_OK, &err);
+        fixture_check_status(upload(&feed, &a, &err), TRF_OK, &err);
         check_arrival(&a, kTensors[t].name, &options);
         arrival_free(&a);
         trf_layer_feed_close(&feed);
@@ -421,14 +421,14 @@ START_TEST(layers_in_place) {
         memcpy(blob, layer->blob, blob_bytes);
         fixture_check_status(trf_layer_feed_open_memory(blob, blob_bytes, &options, &feed, &err), TRF_OK, &err);
         fixture_check_status(trf_staging_open(staging, &err), TRF_OK, &err);
-        fixture_check_status(trf_stage_layer(staging, &feed, NULL, NULL, found_slabs, &found, &err), TRF_OK, &err);
+        fixture_check_status(trf_upload_layer(staging, &feed, NULL, NULL, found_slabs, &found, &err), TRF_OK, &err);
         trf_describe_layer(layer, slabs, &traits);
         ck_assert_mem_eq(found_slabs, slabs, num_slabs * sizeof *slabs);
         ck_assert_mem_eq(&found, &traits, sizeof traits);
         ck_assert_uint_eq(engine.begun, 0);
         const uint64_t at = view->tiles[view->num_tiles - 1].data_offset;
         blob[at] ^= 1;
-        fixture_check_status(trf_stage_layer(staging, &feed, NULL, NULL, found_slabs, &found, &err), TRF_ERR_CHECKSUM,
+        fixture_check_status(trf_upload_layer(staging, &feed, NULL, NULL, found_slabs, &found, &err), TRF_ERR_CHECKSUM,
                              &err);
         ck_assert_uint_eq(err.offset, at);
         trf_layer_feed_close(&feed);
@@ -501,7 +501,7 @@ START_TEST(files_that_shrink) {
     const uint64_t left = info.file_offset + info.bytes / 3;
     ck_assert_int_eq(truncate(shrinking, (off_t)left), 0);
     arrival a;
-    trf_status status = stage(&feed, &a, &err);
+    trf_status status = upload(&feed, &a, &err);
     trf_layer_feed_fail(&feed, status, &err);
     fixture_check_status(status, TRF_ERR_TRUNCATED, &err);
     ck_assert_uint_eq(err.offset, left);
@@ -629,8 +629,8 @@ START_TEST(several_at_once) {
 END_TEST
 
 int main(void) {
-    Suite *suite = suite_create("stage_layer");
-    TCase *tests = tcase_create("stage_layer");
+    Suite *suite = suite_create("upload_layer");
+    TCase *tests = tcase_create("upload_layer");
     tcase_set_tags(tests, "threads");
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_add_checked_fixture(tests, begin_engine, end_engine);

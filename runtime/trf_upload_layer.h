@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A layer from its feed through staging buffers to a device: read, checked and described by several threads while
- * what they have finished is copied. */
-#ifndef TRF_STAGE_LAYER_H
-#define TRF_STAGE_LAYER_H
+/* Uploading a layer: from its feed through staging buffers to a device, read, checked and described by several threads
+ * while what they have finished is copied. */
+#ifndef TRF_UPLOAD_LAYER_H
+#define TRF_UPLOAD_LAYER_H
 
 #include "trf_device_view.h"
 #include "trf_layer_feed.h"
@@ -18,17 +18,17 @@ typedef uint8_t *trf_target_fn(void *context, trf_error *err);
  * described. What has been sent may still be under way when this returns: trf_staging_finish or, after a failure,
  * trf_staging_drain waits for it. Offsets of errors are the feed's. Errors: those of the feed, the engine and the
  * target; TRF_ERR_CANCELLED, TRF_ERR_MEMORY. */
-trf_status trf_stage_layer(trf_staging *staging, trf_layer_feed *feed, trf_target_fn *target, void *context,
-                           trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
+trf_status trf_upload_layer(trf_staging *staging, trf_layer_feed *feed, trf_target_fn *target, void *context,
+                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
 
 /* Tiles [first, end) of a layer. */
-typedef struct trf_staged_tiles {
+typedef struct trf_tile_range {
     uint64_t first, end;
-} trf_staged_tiles;
+} trf_tile_range;
 
 /* The same for some of a layer's tiles alone, which lie side by side at `to` then: what is sent is they, and nothing of
  * the head. slabs: of the whole layer, as above; *traits: those of these tiles. Errors: as above. */
-trf_status trf_stage_tiles(trf_staging *staging, trf_layer_feed *feed, const trf_staged_tiles *tiles, uint8_t *to,
-                           trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
+trf_status trf_upload_tiles(trf_staging *staging, trf_layer_feed *feed, const trf_tile_range *tiles, uint8_t *to,
+                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
 
 #endif

@@ -2,20 +2,20 @@
 /* A mode of the bench, which is what --mode names. Each is a bench_mode in a file bench_mode_*.c (batch-sweep stands
  * beside layers, whose measuring it shares), declared in bench_modes.h and listed in bench_modes.c. Its value belongs
  * to cli_bench_mode (cli_options.h), its name to set_mode and kOptions (cli_options.c) and the help (cmd_bench.c). */
-#ifndef BENCH_TASK_H
-#define BENCH_TASK_H
+#ifndef BENCH_MODE_H
+#define BENCH_MODE_H
 
 #include "bench_columns.h"
 #include "cli_options.h"
 
-/* What a mode is given. */
-typedef struct bench_task {
+/* What a mode is asked to measure, and where what it finds goes. */
+typedef struct bench_request {
     const char *mode; /* its name */
     const bench_style *style;
     const cli_options *options;
     trf_context *context; /* NULL: the CPU is measured */
     bench_record *record;
-} bench_task;
+} bench_request;
 
 typedef struct bench_mode {
     const char *name;
@@ -24,7 +24,7 @@ typedef struct bench_mode {
 
     /* Describes the environment, prints the heading, and measures; prints each subject when it is finished. @return 0,
      * or -1 after a message. */
-    int (*measure)(const bench_task *task);
+    int (*measure)(const bench_request *request);
 
     /* Once files are written. @return CLI_OK, or another status after a message. NULL: always CLI_OK. */
     cli_exit (*exit_status)(const bench_record *record);

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A blob is cut into *spans* of some tiles side by side (or of a part of the head), which threads take in order, and
+ * these into *transfers*, which are what one staging buffer holds. The thread that comes to a transfer first takes a
+ * buffer for it; the one that finishes its last span sends it. Spans of a transfer are handed out before those of the
+ * next one, so a thread that waits for a buffer never keeps one from being completed, whatever other loads do; and what
+ * is complete waits only for the caller's thread, which asks for the target before it takes a buffer itself. A slice's
+ * head has its tiles' checksums, and so follows the last of them. */
+#include "trf_upload_layer.h"
+
+#include "trf_slab_directory.h"
+#include "trf_threads.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+enum {
+    /* Two BF16 tiles: stays in a core's own cache while it is read, checked and described. */
+    SPAN_BYTES = 256 << 10,
+    WORKER_BYTES = 2 * SPAN_BYTES, /* a thread's start takes about as long as reading these */
+};
+TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_STAGING_BUFFER_BYTES, "a buffer holds any tile");
+TRF_STATIC_ASSERT((int)TRF_MAX_TILE_BYTES <= (int)TRF_SCRATCH_BYTES && (int)SPAN_BYTES <= (int)TRF_SCRATCH_BYTES,
+                  "a scratch holds any span");
+
+typedef struct trf_upload_span {
+    uint64_t offset; /* in the blob */
+    uint64_t first;  /* tile */
+    uint32_t tiles;  /* 0: a part of the head */
+    uint32_t bytes;
+    uint64_t transfer;
+} trf_upload_span;
+
+typedef enum trf_transfer_state {
+    TRF_TRANSFER_NEW,
+    TRF_TRANSFER_TAKING, /* a thread is taking a buffer for it */
+    TRF_TRANSFER_OPEN,
+    TRF_TRANSFER_FULL, /* not sent yet: there is no target */
+    TRF_TRANSFER_DONE  /* sent, or without a buffer after a failure */
+} trf_transfer_state;
+
+typedef struct trf_transfer {
+    uint64_t offset; /* in the blob */
+    uint32_t bytes;
+    uint32_t spans; /* that are not finished */
+    trf_transfer_state state;
+    uint32_t buffer;
+    uint8_t *memory;
+} trf_transfer;
+
+typedef struct trf_upload {
+    trf_staging *staging;
+    const trf_layer_feed *feed;
+    trf_tile_range tiles;
+    uint64_t begin_offset; /* offset in the blob of what comes first to the target */
+    int copies;            /* whether transfers get buffers */
+    trf_target_fn *target; /* or NULL: `to` is known, or nothing is copied */
+    void *target_context;
+    trf_device_slab *slabs;
+    trf_upload_span *spans;
+    trf_transfer *transfers;
+    uint8_t **scratches; /* [workers]: each one's, NULL until it has something to read */
+    uint64_t num_spans, num_transfers;
+    int workers;
+    uint64_t reported_bytes; /* of tiles, that the caller has been told of; of the caller's thread, as asked_target */
+    int asked_target;
+    pthread_mutex_t lock;     /* over what follows, and the transfers */
+    pthread_cond_t opened;    /* a transfer has left TRF_TRANSFER_TAKING */
+    uint8_t *to;              /* NULL until there is one */
+    int has_no_target;        /* and will not have one */
+    uint64_t done_bytes;      /* of tiles */
+    trf_error failure;        /* why a transfer has no buffer */
+    trf_layer_traits *traits; /* to which those of finished spans are added */
+} trf_upload;
+
+/* ---- cutting ---- */
+
+/* The span that begins at a place in the blob, or at a tile if the head is behind it. end: of the tiles. */
+static trf_upload_span cut_span(const trf_blob_view *view, uint64_t offset, uint64_t tile, uint64_t end) {
+    trf_upload_span span = {.offset = offset, .first = tile};
+    if (offset < view->extension.data_offset) {
+        const uint64_t left = view->extension.data_offset - offset;
+        span.bytes = left < SPAN_BYTES ? (uint32_t)left : SPAN_BYTES;
+        return span;
+    }
+    do {
+        span.bytes += view->tiles[tile].data_size;
+        span.tiles++;
+        tile++;
+    } while (tile < end && span.bytes + view->tiles[tile].data_size <= SPAN_BYTES);
+    return span;
+}
+
+/* Counts spans and transfers, and fills the upload's lists if they are there. */
+static void cut_blob(trf_upload *upload) {
+    const trf_blob_view *view = upload->feed->view;
+    const int sends_head = upload->target && upload->feed->is_whole;
+    trf_transfer transfer = {0};
+    upload->num_spans = upload->num_transfers = 0;
+    uint64_t offset = sends_head ? 0 : view->tiles[upload->tiles.first].data_offset;
+    for (uint64_t tile = upload->tiles.first; tile < upload->tiles.end;) {
+        trf_upload_span span = cut_span(view, offset, tile, upload->tiles.end);
+        if (transfer.bytes == 0 || transfer.bytes + span.bytes > TRF_STAGING_BUFFER_BYTES) {
+            transfer = (trf_transfer){.offset = offset};
+            upload->num_transfers++;
+        }
+        transfer.bytes += span.bytes;
+        transfer.spans++;
+        span.transfer = upload->num_transfers - 1;
+        if (upload->spans) {
+            upload->spans[upload->num_spans] = span;
+            upload->transfers[span.transfer] = transfer;
+        }
+        upload->num_spans++;
+        offset += span.bytes;
+        tile += span.tiles;
+    }
+}
+
+static trf_status make_lists(trf_upload *upload, trf_error *err) {
+    cut_blob(upload);
+    upload->spans = malloc(upload->num_spans * sizeof *upload->spans);
+    upload->transfers = malloc(upload->num_transfers * sizeof *upload->transfers);
+    upload->scratches = calloc((size_t)upload->workers, sizeof *upload->scratches);
+    if (!upload->spans || !upload->transfers || !upload->scratches)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %llu tiles",
+                        (unsigned long long)upload->feed->view->num_tiles);
+    cut_blob(upload);
+    return TRF_OK;
+}
+
+/* ---- spans ---- */
+
+/* Sees that a transfer has a buffer. err: not NULL. */
+static trf_status open_transfer(trf_upload *upload, trf_transfer *transfer, trf_error *err) {
+    pthread_mutex_lock(&upload->lock);
+    while (transfer->state == TRF_TRANSFER_TAKING)
+        pthread_cond_wait(&upload->opened, &upload->lock);
+    const int is_ours = transfer->state == TRF_TRANSFER_NEW, has_failed = transfer->state == TRF_TRANSFER_DONE;
+    if (is_ours)
+        transfer->state = TRF_TRANSFER_TAKING;
+    if (has_failed)
+        *err = upload->failure;
+    pthread_mutex_unlock(&upload->lock);
+    if (!is_ours)
+        return has_failed ? err->status : TRF_OK;
+    uint32_t buffer = 0;
+    uint8_t *memory = NULL;
+    trf_status status = trf_staging_take(upload->staging, &buffer, &memory, err);
+    pthread_mutex_lock(&upload->lock);
+    transfer->buffer = buffer;
+    transfer->memory = memory;
+    transfer->state = status == TRF_OK ? TRF_TRANSFER_OPEN : TRF_TRANSFER_DONE;
+    if (status != TRF_OK)
+        upload->failure = *err;
+    pthread_cond_broadcast(&upload->opened);
+    pthread_mutex_unlock(&upload->lock);
+    return status;
+}
+
+/* What becomes of a transfer whose spans are all there. The lock is held. @return whether the caller is to send it. */
+static int complete_transfer(trf_upload *upload, trf_transfer *transfer) {
+    if (!upload->to && !upload->has_no_target) {
+        transfer->state = TRF_TRANSFER_FULL;
+        return 0;
+    }
+    transfer->state = TRF_TRANSFER_DONE;
+    if (upload->has_no_target)
+        trf_staging_give_back(upload->staging, transfer->buffer);
+    return upload->to != NULL;
+}
+
+static trf_status send_transfer(trf_upload *upload, const trf_transfer *transfer, trf_error *err) {
+    return trf_staging_send(upload->staging, transfer->buffer, upload->to + (transfer->offset - upload->begin_offset),
+                            transfer->bytes, err);
+}
+
+/* Notes that a span is in its transfer's buffer, and sends the transfer with its last one. */
+static trf_status close_span(trf_upload *upload, const trf_upload_span *span, const trf_layer_traits *traits,
+                             trf_error *err) {
+    trf_transfer *transfer = &upload->transfers[span->transfer];
+    pthread_mutex_lock(&upload->lock);
+    trf_traits_add(upload->traits, traits);
+    upload->done_bytes += span->tiles ? span->bytes : 0;
+    const int sends = --transfer->spans == 0 && upload->copies && complete_transfer(upload, transfer);
+    pthread_mutex_unlock(&upload->lock);
+    return sends ? send_transfer(upload, transfer, err) : TRF_OK;
+}
+
+/* After a failure: nothing is to wait for a target any more, which the caller's thread may never come to ask for. */
+static void abandon_target(trf_upload *upload) {
+    pthread_mutex_lock(&upload->lock);
+    upload->has_no_target = !upload->to;
+    for (uint64_t c = 0; upload->has_no_target && c < upload->num_transfers; c++)
+        if (upload->transfers[c].state == TRF_TRANSFER_FULL)
+            complete_transfer(upload, &upload->transfers[c]);
+    pthread_mutex_unlock(&upload->lock);
+}
+
+/* Of the caller's thread: asks for the target, and sends the transfers that wait for it. */
+static trf_status find_target(trf_upload *upload, trf_error *err) {
+    if (upload->asked_target || !upload->target)
+        return TRF_OK;
+    upload->asked_target = 1;
+    uint8_t *to = upload->target(upload->target_context, err);
+    if (!to)
+        return err->status;
+    trf_status status = TRF_OK;
+    pthread_mutex_lock(&upload->lock);
+    upload->to = upload->has_no_target ? NULL : to;
+    for (uint64_t c = 0; upload->to && c < upload->num_transfers; c++) {
+        trf_transfer *transfer = &upload->transfers[c];
+        if (transfer->state == TRF_TRANSFER_FULL && complete_transfer(upload, transfer)) {
+            trf_status sent = send_transfer(upload, transfer, status == TRF_OK ? err : NULL);
+            status = status == TRF_OK ? sent : status;
+        }
+    }
+    pthread_mutex_unlock(&upload->lock);
+    return status;
+}
+
+/* done_bytes: of these tiles; those before have been reported. */
+static trf_status report_upload(const trf_upload *upload, uint64_t done_bytes, trf_error *err) {
+    const trf_blob_view *view = upload->feed->view;
+    const uint64_t before = view->tiles[upload->tiles.first].data_offset - view->extension.data_offset;
+    return trf_layer_feed_report(upload->feed, before + done_bytes, err);
+}
+
+/* What the caller's thread does beside its spans: tells of transfers that have been finished. */
+static trf_status report_new_bytes(trf_upload *upload, trf_error *err) {
+    pthread_mutex_lock(&upload->lock);
+    const uint64_t done_bytes = upload->done_bytes;
+    pthread_mutex_unlock(&upload->lock);
+    if (!upload->feed->progress || done_bytes - upload->reported_bytes < TRF_STAGING_BUFFER_BYTES)
+        return TRF_OK;
+    upload->reported_bytes = done_bytes;
+    return report_upload(upload, done_bytes, err);
+}
+
+/* A span's tiles, in the worker's scratch or where they are anyway. */
+static trf_status read_tiles(trf_upload *upload, const trf_upload_span *span, int worker, const uint8_t **tiles,
+                             trf_error *err) {
+    const trf_layer_feed *feed = upload->feed;
+    if (!upload->scratches[worker])
+        upload->scratches[worker] = trf_staging_take_scratch(upload->staging);
+    if (!upload->scratches[worker])
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate %d bytes to read to", TRF_SCRATCH_BYTES);
+    return feed->read(feed->reader, span->first, span->tiles, upload->scratches[worker], tiles, err);
+}
+
+/* Copies bytes, a multiple of 16 as both places are, that this thread and its neighbours will not need again: the
+ * device reads them from memory, and finds them there at once. */
+static void copy_past_caches(uint8_t *to, const uint8_t *from, size_t bytes) {
+#ifdef __SSE2__
+    for (size_t i = 0; i < bytes; i += 16)
+        _mm_stream_si128((__m128i *)(to + i), _mm_load_si128((const __m128i *)(from + i)));
+    _mm_sfence(); /* before others are told */
+#else
+    memcpy(to, from, bytes);
+#endif
+}
+
+static trf_status fill_span(trf_upload *upload, uint64_t index, int worker, trf_error *err) {
+    const trf_layer_feed *feed = upload->feed;
+    const trf_upload_span *span = &upload->spans[index];
+    trf_transfer *transfer = &upload->transfers[span->transfer];
+    trf_layer_traits traits = TRF_NO_TRAITS;
+    trf_status status = worker == 0 ? find_target(upload, err) : TRF_OK;
+    if (status == TRF_OK && worker == 0)
+        status = report_new_bytes(upload, err);
+    if (status == TRF_OK && upload->copies)
+        status = open_transfer(upload, transfer, err);
+    if (status != TRF_OK)
+        return status;
+    const uint8_t *from = feed->view->head + span->offset;
+    if (span->tiles)
+        status = read_tiles(upload, span, worker, &from, err);
+    for (uint64_t t = span->first; status == TRF_OK && t < span->first + span->tiles; t++)
+        trf_describe_tile(feed->view, t, from + (feed->view->tiles[t].data_offset - span->offset), upload->slabs,
+                          &traits);
+    if (status != TRF_OK)
+        return status;
+    if (upload->copies)
+        copy_past_caches(transfer->memory + (span->offset - transfer->offset), from, span->bytes);
+    return close_span(upload, span, &traits, err);
+}
+
+/* A trf_parallel_fn. */
+static trf_status upload_span(void *context, uint64_t index, int worker, trf_error *err) {
+    trf_upload *upload = context;
+    trf_status status = fill_span(upload, index, worker, err);
+    if (status != TRF_OK)
+        abandon_target(upload);
+    return status;
+}
+
+/* ---- the layer ---- */
+
+/* err: not NULL. */
+static trf_status upload_spans(trf_upload *upload, trf_error *err) {
+    trf_status status = report_upload(upload, 0, err);
+    if (status == TRF_OK)
+        status = trf_pool_for(trf_staging_pool(upload->staging), upload->workers, upload->num_spans, upload_span,
+                              upload, err);
+    if (status == TRF_OK) /* others have been faster than the caller's thread */
+        status = find_target(upload, err);
+    for (int w = 0; w < upload->workers; w++)
+        trf_staging_give_scratch(upload->staging, upload->scratches[w]);
+    for (uint64_t c = 0; c < upload->num_transfers; c++) /* after a failure */
+        if (upload->transfers[c].state == TRF_TRANSFER_OPEN || upload->transfers[c].state == TRF_TRANSFER_FULL)
+            trf_staging_give_back(upload->staging, upload->transfers[c].buffer);
+    return status == TRF_OK ? report_upload(upload, upload->done_bytes, err) : status;
+}
+
+static trf_status send_slice_head(trf_upload *upload, trf_layer_feed *feed, trf_error *err) {
+    trf_status status = trf_layer_feed_complete_head(feed, err);
+    if (status != TRF_OK)
+        return status;
+    return trf_staging_finish(upload->staging, upload->to, feed->view->head, feed->view->extension.data_offset, err);
+}
+
+static uint64_t count_weights(const trf_blob_view *view, const trf_tile_range *tiles) {
+    uint64_t weights = 0;
+    for (uint64_t t = tiles->first; t < tiles->end; t++) {
+        const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].coding);
+        weights += (uint64_t)shape.rows * shape.cols;
+    }
+    return weights;
+}
+
+/* bytes: that are read, about. err: not NULL. */
+static trf_status run_upload(trf_upload *upload, trf_layer_feed *feed, uint64_t bytes, trf_error *err) {
+    const uint64_t most = 1 + bytes / WORKER_BYTES;
+    const int threads = trf_thread_count(feed->threads);
+    upload->workers = (uint64_t)threads < most ? threads : (int)most;
+    if (pthread_mutex_init(&upload->lock, NULL) != 0 || pthread_cond_init(&upload->opened, NULL) != 0)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
+    trf_describe_head(feed->view, upload->traits);
+    upload->traits->irregular_weights = count_weights(feed->view, &upload->tiles); /* regular slabs take theirs away */
+    trf_status status = make_lists(upload, err);
+    if (status == TRF_OK)
+        status = upload_spans(upload, err);
+    if (status == TRF_OK && upload->target && !feed->is_whole)
+        status = send_slice_head(upload, feed, err);
+    free(upload->spans);
+    free(upload->transfers);
+    free(upload->scratches);
+    pthread_cond_destroy(&upload->opened);
+    pthread_mutex_destroy(&upload->lock);
+    return status;
+}
+
+trf_status trf_upload_layer(trf_staging *staging, trf_layer_feed *feed, trf_target_fn *target, void *context,
+                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err) {
+    trf_error own = {.offset = TRF_NO_OFFSET};
+    trf_upload upload = {.staging = staging,
+                         .feed = feed,
+                         .tiles = {0, feed->view->num_tiles},
+                         .copies = target != NULL,
+                         .target = target,
+                         .target_context = context,
+                         .slabs = slabs,
+                         .traits = traits};
+    return run_upload(&upload, feed, feed->view->header.blob_bytes, err ? err : &own);
+}
+
+trf_status trf_upload_tiles(trf_staging *staging, trf_layer_feed *feed, const trf_tile_range *tiles, uint8_t *to,
+                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err) {
+    trf_error own = {.offset = TRF_NO_OFFSET};
+    const trf_tile_meta *last = &feed->view->tiles[tiles->end - 1];
+    trf_upload upload = {.staging = staging,
+                         .feed = feed,
+                         .tiles = *tiles,
+                         .begin_offset = feed->view->tiles[tiles->first].data_offset,
+                         .copies = 1,
+                         .slabs = slabs,
+                         .to = to,
+                         .traits = traits};
+    return run_upload(&upload, feed, last->data_offset + last->data_size - upload.begin_offset, err ? err : &own);
+}
