@@ -2,7 +2,8 @@
 """Layers in other layouts than the coded one, which is that of files and state dicts, and the ways between them.
 
 From a coded layer the library transcodes, on the device. The way back decodes, and encodes on the CPU with the options
-that the layer's head has kept: the same weights, and of blobs of this version's encoder the same bytes.
+that the layer's head has kept: the same weights, and of blobs of this version's encoder the same bytes. From one of the
+other layouts to another it is both ways.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from transfuse.torch import _encode, _ops, _registry
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._shim import call
 
-
 def convert_blob(blob: Tensor, layout: str) -> Tensor:
     """Returns a layer in another layout.
 
@@ -29,7 +29,7 @@ def convert_blob(blob: Tensor, layout: str) -> Tensor:
     blob : Tensor, uint8, [blob_bytes]
         A blob, or a layer's bytes in any layout; it stays as it is, and is adopted if it is not known.
     layout : str
-        "coded" or "plain".
+        "coded", "packed" or "plain".
 
     Returns
     -------
@@ -42,7 +42,7 @@ def convert_blob(blob: Tensor, layout: str) -> Tensor:
     ArgumentError
         There is no such layout.
     UnsupportedError
-        The layout does not take the codec.
+        The layout does not take the codec, or not these weights.
     DataError
         The blob is corrupt.
     """
@@ -78,7 +78,7 @@ def check_layout(blob: Tensor, layout: str, what: str = "") -> None:
 
 
 def _transcode(blob: Tensor, layout: s.Layout) -> Tensor:
-    """Returns the layer of a coded blob in another layout, on the device of the blob."""
+    """Returns the layer of a coded blob in another layout, on the device of the blob, in memory of its own size."""
     size = _registry.measure(blob, layout)
     made = torch.empty(size.blob_bytes, dtype=torch.uint8, device=blob.device)
     keeping = _registry.Keeping(made, [size.directory_bytes], [0])
@@ -87,7 +87,7 @@ def _transcode(blob: Tensor, layout: s.Layout) -> Tensor:
         memory = s.LayerMemoryStruct(made.data_ptr(), made.numel(), *keeping.directories[0])
         source = _registry.device_index(blob.device), blob.data_ptr(), blob.numel()
         call("trf_torch_adopt", *source, layout, ctypes.byref(memory))
-    return made
+    return _registry.fit_memory(made)
 
 
 class _Made:
