@@ -342,7 +342,7 @@ typedef struct trf_device_layer trf_device_layer;
 typedef enum trf_layout {
     TRF_LAYOUT_CODED = 0, /* entropy coded, as in the blob */
     TRF_LAYOUT_PLAIN = 1, /* decoded once, when they are loaded; the codecs bf16 and fp16 */
-    TRF_LAYOUT_PACKED = 2 /* in fields of fixed width; the codec bf16; so far on the CPU alone */
+    TRF_LAYOUT_PACKED = 2 /* in fields of fixed width; the codec bf16 */
 } trf_layout;
 
 /* Rows [first, first + count) of a matrix. */

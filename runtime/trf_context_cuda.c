@@ -97,34 +97,11 @@ static const trf_layout_ops plain_layout = {
     .linear = trf_cuda_linear_plain,
 };
 
-/* None of the packed layout's kernels has run on a GPU yet, so nobody is given a layer of it. */
-enum {
-    kPackedHasRun = 0
-};
-
-static trf_status check_packed_is_ready(trf_error *err) {
-    return kPackedHasRun
-               ? TRF_OK
-               : trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "packed layers on a GPU are not ready yet");
-}
-
-static trf_status get_packed_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                                  trf_error *err) {
-    trf_status status = check_packed_is_ready(err);
-    return status == TRF_OK ? trf_packed_get_size(view, shard, size, err) : status;
-}
-
-static trf_status adopt_packed(trf_device_layer *made, const void *buffer, uint64_t buffer_bytes, trf_error *err) {
-    trf_status status = check_packed_is_ready(err);
-    return status == TRF_OK ? trf_packed_adopt(made, buffer, buffer_bytes, err) : status;
-}
-
-/* The size of every layer is asked for before it is filled. */
 static const trf_layout_ops packed_layout = {
     .layout = TRF_LAYOUT_PACKED,
-    .get_size = get_packed_size,
+    .get_size = trf_packed_get_size,
     .fill = trf_cuda_fill_packed_layer,
-    .adopt = adopt_packed,
+    .adopt = trf_packed_adopt,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_plain_layer,
     .decode = trf_cuda_decode_packed,

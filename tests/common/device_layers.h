@@ -6,9 +6,6 @@
 
 #include "transfuse/device_memory.h"
 
-/* Whether the device takes the packed layout; if not, expects it to say so. */
-int device_has_packed(trf_context *context);
-
 /* Device memory with these bytes; release with trf_device_free. */
 void *device_upload(const trf_context *context, const void *from, uint64_t bytes);
 

@@ -89,7 +89,7 @@ START_TEST(the_same_bytes) {
             fill(weights, dtype, rows, cols, _i / 3);
             const coded_blob blob = encode(weights, dtype, rows, cols, &options);
             for (trf_layout layout = TRF_LAYOUT_CODED; layout <= TRF_LAYOUT_PACKED; layout++) {
-                if (layout == TRF_LAYOUT_PACKED && (dtype == TRF_DTYPE_F16 || !device_has_packed(device)))
+                if (layout == TRF_LAYOUT_PACKED && dtype == TRF_DTYPE_F16)
                     continue;
                 trf_device_layer *layer = load(&blob, whole, layout);
                 check_encoded(layer, &blob);
@@ -119,11 +119,9 @@ START_TEST(shards) {
         kept.slab_cols = info.slab_cols;
         const coded_blob due = encode(part, TRF_DTYPE_BF16, info.rows, info.cols, &kept);
         check_encoded(plain, &due);
-        if (device_has_packed(device)) {
-            trf_device_layer *packed = load(&blob, shard, TRF_LAYOUT_PACKED);
-            check_encoded(packed, &due);
-            trf_device_layer_destroy(packed);
-        }
+        trf_device_layer *packed = load(&blob, shard, TRF_LAYOUT_PACKED);
+        check_encoded(packed, &due);
+        trf_device_layer_destroy(packed);
         trf_free(due.at);
         free(part);
         trf_device_layer_destroy(plain);
@@ -164,7 +162,7 @@ END_TEST
 
 /* A buffer that was moved knows as much as the layer that was loaded. */
 START_TEST(adopted_layers) {
-    const trf_layout layout = _i && device_has_packed(device) ? TRF_LAYOUT_PACKED : TRF_LAYOUT_PLAIN;
+    const trf_layout layout = _i ? TRF_LAYOUT_PACKED : TRF_LAYOUT_PLAIN;
     const uint32_t rows = 333, cols = 300;
     const trf_encode_options options = options_of(TRF_DTYPE_BF16, 7);
     uint16_t *weights = malloc(2ull * rows * cols);

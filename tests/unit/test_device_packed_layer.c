@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packed layers: against coded ones of the same blobs and shards, in weights, rows and products; in whose memory, and
  * made again of that memory; and what is refused. On the CPU; tests/gpu/ builds this file for a GPU, too, with its
- * ordinal as TRF_TEST_DEVICE, which skips it as long as it has no packed layers. */
+ * ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/device_layers.h"
@@ -20,7 +20,6 @@
 #include "trf_unpack.h"
 
 #include <check.h>
-#include <stdio.h>
 
 enum {
     ROWS = 600, /* three rows of tiles, of which the last has 88 rows */
@@ -562,15 +561,8 @@ START_TEST(stopped_loads) {
 END_TEST
 
 int main(void) {
-    trf_context *context;
-    if (test_device_missing("gpu.packed_layer") || trf_context_create(TRF_TEST_DEVICE, &context, NULL) != TRF_OK)
+    if (test_device_missing("gpu.packed_layer"))
         return 77;
-    const int has_packed = device_has_packed(context);
-    trf_context_destroy(context);
-    if (!has_packed) {
-        printf("skipped gpu.packed_layer: packed layers on a GPU are not ready yet\n");
-        return 77;
-    }
     Suite *suite = suite_create("device_packed_layer");
     TCase *tests = tcase_create("device_packed_layer");
     tcase_add_unchecked_fixture(tests, begin, end);

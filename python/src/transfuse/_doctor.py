@@ -21,7 +21,7 @@ from transfuse import _structs as s
 from transfuse._checkpoint import CheckpointInfo, info
 from transfuse._errors import TransfuseError
 from transfuse._library import find_installed, library
-from transfuse._memory_need import measure_need, read_quant_method
+from transfuse._memory_need import count_layout_bytes, measure_need, read_quant_method
 from transfuse._nvidia import Driver, Gpu, find_driver
 
 _OLDEST_CAPABILITY = (8, 0)
@@ -330,6 +330,8 @@ class _Doctor:
         ):
             report.row("", f"{_write_size(size):>12}  {what}")
         report.row("", "beside it: the KV cache and activations, which grow with batch and context")
+        sizes = {layout: _write_size(count_layout_bytes(checkpoint, layout)) for layout in ("packed", "plain")}
+        report.row("", f"tensors take {sizes['packed']} with layout='packed', and {sizes['plain']} with layout='plain'")
         fits = []
         for gpu in self.gpus:
             room = gpu.total_bytes if gpu.free_bytes is None else gpu.free_bytes

@@ -17,6 +17,11 @@ MARGIN_BYTES = 1 << 30
 # A directory has 8 bytes for each slab of 32 rows, 4 for each slot of the table, and pieces aligned to 256 bytes.
 _SLAB_ROWS, _SLAB_BYTES, _SLOT_BYTES, _ALIGNMENT = 32, 8, 4, 256
 
+# Of a packed layer (docs/packed.md): tiles of 64x32 weights at 12 bits, and a line for 32 of them side by side.
+_PACKED_HEAD_BYTES = 256
+_PACKED_ROWS, _PACKED_COLS, _PACKED_TILE_BYTES = 64, 32, 3072
+_LINE_TILES, _LINE_BYTES = 32, 128
+
 
 @dataclasses.dataclass(frozen=True)
 class MemoryNeed:
@@ -44,6 +49,28 @@ def _directory_bytes(tensor: TensorInfo) -> int:
         return 0
     slabs = math.ceil(layer.rows / _SLAB_ROWS) * math.ceil(layer.cols / layer.slab_cols)
     return tensor.blobs * (_align(slabs * _SLAB_BYTES) + _align(_SLOT_BYTES << layer.probability_bits) + _ALIGNMENT)
+
+
+def packed_bytes(rows: int, cols: int) -> int:
+    """Returns what a packed layer takes that has no stored tiles, which is nearly all of them."""
+    bands, tiles = math.ceil(rows / _PACKED_ROWS), math.ceil(cols / _PACKED_COLS)
+    lines = bands * math.ceil(tiles / _LINE_TILES)
+    return _align(_PACKED_HEAD_BYTES + lines * _LINE_BYTES) + bands * tiles * _PACKED_TILE_BYTES
+
+
+def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
+    """Returns about what the tensors take where all that can lies packed, or plain. Experts in tensors of their own
+    count as others, though they lie coded."""
+    total = 0
+    for tensor in checkpoint.tensors:
+        layer = tensor.layer if len(tensor.shape) == 2 else None
+        if layout == "packed" and layer is not None and layer.codec == "bf16":
+            total += packed_bytes(layer.rows, layer.cols)
+        elif layout == "plain" and layer is not None and layer.codec in ("bf16", "fp16"):
+            total += 2 * layer.rows * layer.cols
+        else:
+            total += tensor.bytes
+    return total
 
 
 def measure_need(checkpoint: CheckpointInfo) -> MemoryNeed:

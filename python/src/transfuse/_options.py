@@ -33,7 +33,7 @@ _GRANULARITIES = {
 }
 
 # How the weights of a layer can lie in memory: all that this package knows by name.
-LAYOUTS = {"coded": s.Layout.CODED, "plain": s.Layout.PLAIN}
+LAYOUTS = {"coded": s.Layout.CODED, "packed": s.Layout.PACKED, "plain": s.Layout.PLAIN}
 
 
 def find_layout(name: str) -> s.Layout:

@@ -34,8 +34,8 @@ class ConfigFields:
         Turns the exact mode on when a model is loaded with this config (`transfuse.set_exact`): logits are then those
         of the uncompressed model on the same machine, bit for bit. It holds for the whole process, and is not saved.
     layout : str
-        How the weights of linear layers and embeddings are to lie in memory: "coded", or "plain", which decodes them
-        while they are loaded. Experts lie coded. Files have all of them coded, and so do those that are saved.
+        How the weights of linear layers and embeddings are to lie in memory: "coded", "packed" or "plain". Those that a
+        layout does not take, and experts, lie coded. Files have all of them coded, and so do those that are saved.
     version, codec, bits, source_config
         What `transfuse compress` wrote; not for users.
     others

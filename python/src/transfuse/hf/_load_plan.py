@@ -22,7 +22,8 @@ from torch import nn
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from transfuse._checkpoint import TensorInfo, info
-from transfuse._errors import Status, make_error
+from transfuse._errors import Status, UnsupportedError, make_error
+from transfuse._memory_need import packed_bytes
 from transfuse.hf._expert_parts import CannotTake, sort_experts
 from transfuse.hf._module_kinds import find_taker, reject_dtype
 from transfuse.hf._name_check import check_names, raise_unfit
@@ -84,6 +85,8 @@ class LoadPlan:
     ----------
     layout : str
         How what is taken is to lie in memory; experts lie coded.
+    refused : dict of str to str
+        Targets that lie coded, since the layout does not take them, and why.
     taken, experts, decoded : list
     replaced : dict of str to nn.Module
         Modules, on the meta device, that go in the place of those of these names.
@@ -103,6 +106,13 @@ class LoadPlan:
     dtypes: dict[str, torch.dtype] = dataclasses.field(default_factory=dict)
     targets: set[str] = dataclasses.field(default_factory=set)
     layout: str = "coded"
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def describe_refusal(refusal: UnsupportedError, tensor: TensorInfo) -> str:
+    """Returns why a layout does not take a tensor, without file and tensor: the same for all that share the reason."""
+    head, found, reason = refusal.message.rpartition(f"tensor '{tensor.name}': ")
+    return reason if found else head
 
 
 def read_headers(files: Sequence[str]) -> list[TensorInfo]:
@@ -164,8 +174,6 @@ class Planner:
             A tensor has another shape than its parameter.
         ArgumentError
             Weights do not go with the dtype that the model is loaded in.
-        UnsupportedError
-            The layout does not take the codec of a tensor that is to lie in it.
         """
         groups: dict[str, list[Part]] = {}
         unknown: list[str] = []
@@ -187,13 +195,17 @@ class Planner:
         self.plan.conversions = [rule for rule in self.conversions if rule.was_used()]
         return self.plan
 
-    def _measure(self, tensor: TensorInfo) -> int:
-        """Returns the bytes that a tensor will take in memory."""
+    def _measure(self, tensor: TensorInfo) -> tuple[int, str]:
+        """Returns the bytes that a tensor will take in memory, and why not in the plan's layout, or ""."""
         if self.plan.layout == "coded":
-            return tensor.bytes
+            return tensor.bytes, ""
         if tensor.file not in self._checkpoints:
             self._checkpoints[tensor.file] = self._files.enter_context(Checkpoint(tensor.file))
-        return measure_tensor(self._checkpoints[tensor.file], tensor.name, self.plan.layout)
+        try:
+            most = measure_tensor(self._checkpoints[tensor.file], tensor.name, self.plan.layout)
+        except UnsupportedError as refusal:
+            return tensor.bytes, describe_refusal(refusal, tensor)
+        return (packed_bytes(*tensor.shape) if self.plan.layout == "packed" else most), ""
 
     def _check_names(self, given: set[str], unknown: list[str]) -> None:
         check_names(self.model, self.expected, given, unknown)
@@ -291,7 +303,9 @@ class Planner:
             raise make_error(Status.TRF_ERR_ARGUMENT, f"{part.tensor.file}: tensor {part.tensor.name!r}: {unfit}")
         if unfit:
             return f"the model keeps it in {wanted}"
-        num_bytes = self._measure(part.tensor)
+        num_bytes, refusal = self._measure(part.tensor)
+        if refusal:
+            self.plan.refused[target] = refusal
         if num_bytes != part.tensor.bytes:
             taker.weight = as_parameter(torch.empty(num_bytes, dtype=torch.uint8, device="meta"))
         self.plan.replaced[path] = taker
@@ -322,6 +336,7 @@ class Planner:
 
     def _give_up(self, taken: Taken, reason: str) -> None:
         self.plan.taken.remove(taken)
+        self.plan.refused.pop(taken.target, None)
         self.plan.replaced.pop(taken.target.rpartition(".")[0], None)
         self._decode(taken.target, [taken.part], None, reason)
 

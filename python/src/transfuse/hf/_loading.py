@@ -17,13 +17,15 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from transfuse._errors import UnsupportedError
 from transfuse.hf._expert_parts import make_placeholders
-from transfuse.hf._load_plan import Decoded, LoadPlan, Part
+from transfuse.hf._load_plan import Decoded, LoadPlan, Part, describe_refusal
 from transfuse.torch import _load, _ops
 from transfuse.torch._blob_module import BlobModule
 from transfuse.torch._containers import unpack_experts
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._experts import replace_experts
+from transfuse.torch._layouts import describe_refusals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,7 +57,7 @@ class Loader:
         self._cancel = _load.Cancel()
 
     def run(self) -> None:
-        """Loads everything. Ctrl-C ends it within a second.
+        """Loads everything, and warns of what the plan's layout does not take. Ctrl-C ends it within a second.
 
         Raises
         ------
@@ -70,6 +72,8 @@ class Loader:
             for decoded in self.plan.decoded:
                 self._decode(decoded)
                 bar.update(len(decoded.parts))
+        if self.plan.refused:
+            logger.warning(describe_refusals(self.plan.layout, self.plan.refused))
 
     def _num_parts(self) -> int:
         experts = sum(len(parts) for each in self.plan.experts for parts in each.blobs.values())
@@ -115,8 +119,14 @@ class Loader:
         # A 3-D tensor of a file is a set of experts already.
         if job.into_container and len(job.parts[0].tensor.shape) == 2:
             return _load.load_experts(sources, device, cancel=self._cancel)
-        layout = "coded" if job.into_container else self.plan.layout
-        return _load.load_blob(*sources[0], device, layout=layout, cancel=self._cancel)
+        layout = "coded" if job.into_container or job.target in self.plan.refused else self.plan.layout
+        try:
+            return _load.load_blob(*sources[0], device, layout=layout, cancel=self._cancel)
+        except UnsupportedError as refusal:
+            if layout == "coded":
+                raise
+            self.plan.refused[job.target] = describe_refusal(refusal, job.parts[0].tensor)
+        return _load.load_blob(*sources[0], device, cancel=self._cancel)
 
     def _decode(self, item: Decoded) -> None:
         """Decodes the parts of an item, has the host convert them, and sets what comes of it."""

@@ -112,14 +112,15 @@ def test_saving(tmp_path: Path, source: Path, compressed: Path, device: str) -> 
     assert torch.equal(run(again), run(load(source, device)))
 
 
-def test_plain(tmp_path: Path, source: Path, compressed: Path, device: str) -> None:
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+def test_layouts(tmp_path: Path, source: Path, compressed: Path, device: str, layout: str) -> None:
     from transfuse.torch import set_layout
     from transfuse.torch._modules import CompressedModule
 
     model = load(compressed, device)
-    set_layout(model, "plain")
+    set_layout(model, layout)
     layouts = {module.layout for module in model.modules() if isinstance(module, CompressedModule)}
-    assert layouts == {"plain"}
+    assert layouts == {layout}
     model.save_pretrained(tmp_path / "saved")
     transfuse.verify(tmp_path / "saved")
     transfuse.set_exact(True)

@@ -17,7 +17,7 @@ from transfuse import _doctor, _probes
 from transfuse import _structs as s
 from transfuse._doctor import _Doctor, _Report, covers
 from transfuse._library import library
-from transfuse._memory_need import MARGIN_BYTES, measure_need
+from transfuse._memory_need import MARGIN_BYTES, count_layout_bytes, measure_need, packed_bytes
 from transfuse._nvidia import Driver, Gpu
 from transfuse._probes import ProbeResult, run_probe
 from transfuse.tests.conftest import Tensors, write_safetensors
@@ -323,6 +323,16 @@ def test_memory_need_is_the_sum_of_its_parts(folder: Path) -> None:
     # At least the decode table of each of the 7 blobs, and a small part of what is described.
     assert 7 * 4 << 9 <= need.directories <= stored
     assert need.total == stored + need.directories + need.workspace + MARGIN_BYTES
+
+
+def test_memory_of_layouts(folder: Path) -> None:
+    """Of the five compressed tensors one is BF16, one F16; experts lie coded."""
+    checkpoint = transfuse.info(folder / "compressed")
+    stored = {tensor.name: tensor.bytes for tensor in checkpoint.tensors}
+    q, k = (stored[f"layers.0.{name}_proj.weight"] for name in "qk")
+    assert count_layout_bytes(checkpoint, "packed") == sum(stored.values()) - q + packed_bytes(300, 520)
+    assert count_layout_bytes(checkpoint, "plain") == sum(stored.values()) - q - k + 2 * (300 * 520 + 100 * 300)
+    assert abs(8 * packed_bytes(4096, 4096) / 4096**2 - 12.0157) < 1e-3
 
 
 def test_checkpoint_that_transformers_would_fill_with_random_weights(folder: Path, doctor: _Doctor) -> None:

@@ -53,11 +53,11 @@ def test_graph(m: int, codec: str) -> None:
         assert torch.equal(y, case.linear(x, bias))
 
 
-@pytest.mark.parametrize("codec", ["bf16", "fp16"])
+@pytest.mark.parametrize(("layout", "codec"), [("plain", "bf16"), ("plain", "fp16"), ("packed", "bf16")])
 @pytest.mark.parametrize("m", [1, 40, 300])
-def test_graph_of_a_plain_layer(m: int, codec: str) -> None:
+def test_graph_of_a_layer_in_another_layout(m: int, layout: str, codec: str) -> None:
     case = Case(codec, "cuda", (512, 768))
-    case.blob = tt.convert_blob(case.blob, "plain")
+    case.blob = tt.convert_blob(case.blob, layout)
     x = make_x(m, 768, dtype=case.x_dtypes[0], device="cuda")
     ids = torch.tensor([0, 5, 511, 5], device="cuda")
     graph, outputs = capture(lambda x, ids: (case.linear(x), tt.embedding(ids, case.blob, 512, 768, x.dtype)), x, ids)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that lie plain: the ops on them, and the ways to and from the coded layout."""
+"""Layers that lie plain or packed: the ops on them, and the ways to and from the coded layout."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
 from transfuse.tests.test_torch_ops import Case, assert_is_product, bits_of, make_weight, make_x
-from transfuse.tests.torch_cases import DEVICES
+from transfuse.tests.torch_cases import DEVICES, UNPACKABLE, layout_bytes, make_unpackable
 
-CODECS = ["bf16", "bf16-size", "fp16"]
+# Layouts beside the coded one, and the codecs of each.
+LAID_OUT = [
+    ("plain", "bf16"), ("plain", "bf16-size"), ("plain", "fp16"), ("packed", "bf16"), ("packed", "bf16-size"),
+]  # fmt: skip
+LAYOUTS = ["plain", "packed"]
 SHAPES = [(300, 520), (256, 512), (271, 273), (16, 48)]
 HEAD_BYTES = 256
 
@@ -36,26 +40,40 @@ def not_exact() -> Iterator[None]:
     tt.set_exact(False)
 
 
-class PlainCase(Case):
-    """A layer that lies plain; `coded` is its blob."""
+class LaidOutCase(Case):
+    """A layer that lies in another layout; `coded` is its blob."""
 
-    def __init__(self, codec: str, device: str, shape: tuple[int, int] = SHAPES[0], seed: int = 0) -> None:
+    def __init__(self, layout: str, codec: str, device: str, shape: tuple[int, int] = SHAPES[0], seed: int = 0) -> None:
         super().__init__(codec, device, shape, seed)
         self.coded = self.blob
-        self.blob = tt.convert_blob(self.coded, "plain")
+        self.blob = tt.convert_blob(self.coded, layout)
+
+
+def every_pattern(dtype: torch.dtype) -> Tensor:
+    return torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(256, 256).view(dtype)
+
+
+def patterns_among_others() -> Tensor:
+    """All exponents, of either sign and with two mantissas, among weights of one window: no more than packing takes."""
+    count = 3500 * 1024
+    weight = 112 + torch.arange(count).remainder(16) << 7 | torch.arange(count).remainder(127)
+    patterns = torch.arange(256) << 7
+    weight[::3500] = torch.cat([pattern + sign for pattern in (patterns, patterns + 77) for sign in (0, -(1 << 15))])
+    return weight.to(torch.int16).view(torch.bfloat16).view(3500, 1024)
 
 
 # ---- the ops ----
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("layout", "codec"), LAID_OUT)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_ops(codec: str, device: str, shape: tuple[int, int]) -> None:
-    case = PlainCase(codec, device, shape)
+def test_ops(layout: str, codec: str, device: str, shape: tuple[int, int]) -> None:
+    case = LaidOutCase(layout, codec, device, shape)
     rows, cols = shape
-    assert case.blob.numel() == HEAD_BYTES + 2 * rows * cols and case.blob.device.type == device
-    assert (tt.blob_layout(case.coded), tt.blob_layout(case.blob)) == ("coded", "plain")
+    assert case.blob.numel() == layout_bytes(layout, *shape) and case.blob.device.type == device
+    assert case.blob.untyped_storage().nbytes() == case.blob.numel()  # no room is left over
+    assert (tt.blob_layout(case.coded), tt.blob_layout(case.blob)) == ("coded", layout)
     assert tt.blob_info(case.blob) == tt.blob_info(case.coded)
     dtype = case.source_dtype
     assert torch.equal(bits_of(tt.decode(case.blob, rows, cols, dtype)), bits_of(case.source))
@@ -71,9 +89,10 @@ def test_ops(codec: str, device: str, shape: tuple[int, int]) -> None:
     assert torch.equal(case.linear(wide), F.linear(wide, case.dense.float()))  # by torch
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_epilogues(device: str) -> None:
-    case = PlainCase("bf16", device)
+def test_epilogues(device: str, layout: str) -> None:
+    case = LaidOutCase(layout, "bf16", device)
     x = make_x(5, case.cols, dtype=torch.bfloat16, device=device)
     y = make_x(5, case.rows, dtype=torch.bfloat16, device=device, seed=4)
     found = torch.ops.transfuse.linear_epilogue(x, case.blob, None, y, y, "silu", case.rows)
@@ -81,18 +100,20 @@ def test_epilogues(device: str) -> None:
     assert torch.allclose(found.float(), want, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_groups_may_mix_layouts(device: str) -> None:
-    first, second = PlainCase("bf16", device), Case("bf16", device, (64, 520), 1)
+def test_groups_may_mix_layouts(device: str, layout: str) -> None:
+    first, second = LaidOutCase(layout, "bf16", device), Case("bf16", device, (64, 520), 1)
     x = make_x(7, 520, dtype=torch.bfloat16, device=device)
     y = tt.linear_group(x, [first.blob, second.blob, first.coded], [300, 64, 300])
     for result, case in zip(y, [first, second, first]):
         assert_is_product(result, x, case.dense)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_gradients_and_exact_mode(device: str) -> None:
-    case = PlainCase("bf16", device)
+def test_gradients_and_exact_mode(device: str, layout: str) -> None:
+    case = LaidOutCase(layout, "bf16", device)
     x, bias = (make_x(*sizes, dtype=torch.bfloat16, device=device) for sizes in [(6, case.cols), (case.rows,)])
     results = []
     tt.set_exact(True)
@@ -109,9 +130,10 @@ def test_gradients_and_exact_mode(device: str) -> None:
         assert case.linear(x.float()).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_opcheck_and_compile(device: str) -> None:
-    case = PlainCase("bf16", device)
+def test_opcheck_and_compile(device: str, layout: str) -> None:
+    case = LaidOutCase(layout, "bf16", device)
     x = make_x(3, case.cols, dtype=torch.bfloat16, device=device)
     torch.library.opcheck(torch.ops.transfuse.linear.default, (x, case.blob, None, case.rows))
     torch.library.opcheck(torch.ops.transfuse.decode.default, (case.blob, case.rows, case.cols, torch.bfloat16))
@@ -123,37 +145,40 @@ def test_opcheck_and_compile(device: str) -> None:
     assert torch.equal(compiled(x), model(x))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_experts(device: str) -> None:
-    """The library does not multiply by plain experts, and says so; they are decoded all the same."""
-    cases = [PlainCase("bf16", device, (32, 48), seed) for seed in range(3)]
+def test_experts(device: str, layout: str) -> None:
+    """The library does not multiply by such experts, and says so; they are decoded all the same."""
+    cases = [LaidOutCase(layout, "bf16", device, (32, 48), seed) for seed in range(3)]
     container = tt.pack_experts([case.blob for case in cases])
     dense = torch.stack([case.dense for case in cases])
     assert torch.equal(tt.decode_experts(container, 3, 32, 48, torch.bfloat16), dense)
-    with pytest.raises(transfuse.UnsupportedError, match="layout 'plain'"):
+    with pytest.raises(transfuse.UnsupportedError, match=f"layout '{layout}'"):
         tt.check_experts_dtype(container, torch.bfloat16)
     x = make_x(4, 48, dtype=torch.bfloat16, device=device)
     offsets = torch.tensor([0, 1, 2, 4], dtype=torch.int32, device=device)
-    with pytest.raises(RuntimeError, match="layout 'plain'"):
+    with pytest.raises(RuntimeError, match=f"layout '{layout}'"):
         tt.experts(x, offsets, container, 32)
 
 
 # ---- how layers are known ----
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_buffers_are_adopted_wherever_they_are_copied(device: str) -> None:
-    case = PlainCase("fp16", device)
+def test_buffers_are_adopted_wherever_they_are_copied(device: str, layout: str) -> None:
+    case = LaidOutCase(layout, "bf16-size", device)
     for copied in (case.blob.clone(), case.blob.cpu().to(device)):
-        assert tt.blob_layout(copied) == "plain"
-        assert torch.equal(tt.decode(copied, case.rows, case.cols, torch.float16), case.dense)
+        assert tt.blob_layout(copied) == layout
+        assert torch.equal(tt.decode(copied, case.rows, case.cols, torch.bfloat16), case.dense)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_layers_are_forgotten_with_their_storage(device: str) -> None:
+def test_layers_are_forgotten_with_their_storage(device: str, layout: str) -> None:
     gc.collect()
     before = _registry.count_layers()
-    case = PlainCase("bf16", device)
+    case = LaidOutCase(layout, "bf16", device)
     case.linear(make_x(1, case.cols, dtype=torch.bfloat16, device=device))
     assert _registry.count_layers() == before + 2
     del case
@@ -162,6 +187,7 @@ def test_layers_are_forgotten_with_their_storage(device: str) -> None:
     assert len(_layouts._made._of) == 0
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("place", "value", "error", "words"),
@@ -172,8 +198,8 @@ def test_layers_are_forgotten_with_their_storage(device: str) -> None:
         (0, 1, transfuse.DataError, "magic"),
     ],
 )
-def test_bad_heads(place: int, value: int, error: type[Exception], words: str, device: str) -> None:
-    case = PlainCase("bf16", device)
+def test_bad_heads(place: int, value: int, error: type[Exception], words: str, device: str, layout: str) -> None:
+    case = LaidOutCase(layout, "bf16", device)
     bad = case.blob.clone()
     bad[place] = value
     with pytest.raises(error, match=words):
@@ -182,9 +208,10 @@ def test_bad_heads(place: int, value: int, error: type[Exception], words: str, d
         tt.decode(bad, case.rows, case.cols, torch.bfloat16)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_cut_buffers(device: str) -> None:
-    blob = PlainCase("bf16", device).blob
+def test_cut_buffers(device: str, layout: str) -> None:
+    blob = LaidOutCase(layout, "bf16", device).blob
     for size in (5, 100, HEAD_BYTES, blob.numel() - 2):
         with pytest.raises(transfuse.DataError):
             tt.adopt(blob[:size].clone())
@@ -194,36 +221,47 @@ def test_cut_buffers(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("options", [{}, {"favor": "size"}, {"codec": "bf16"}], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_there_and_back(options: dict[str, str], shape: tuple[int, int], device: str) -> None:
+def test_there_and_back(options: dict[str, str], shape: tuple[int, int], layout: str, device: str) -> None:
     """The blob comes again byte for byte, as one of this version's encoder; F32 that was rounded, too."""
     dtypes = [torch.float32] if "codec" in options else [torch.bfloat16, torch.float16]
-    for dtype in dtypes:
+    for dtype in dtypes[:1] if layout == "packed" else dtypes:
         blob = tt.encode(make_weight(*shape, dtype), **options).to(device)
-        plain = tt.convert_blob(blob, "plain")
-        assert tt.convert_blob(plain, "plain") is plain and tt.convert_blob(blob, "coded") is blob
-        info = tt.blob_info(plain)
+        laid_out = tt.convert_blob(blob, layout)
+        assert tt.convert_blob(laid_out, layout) is laid_out and tt.convert_blob(blob, "coded") is blob
+        info = tt.blob_info(laid_out)
         assert info.dtype == {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
-        again = tt.convert_blob(plain, "coded")
+        again = tt.convert_blob(laid_out, "coded")
         assert _registry.is_known(again)
         assert again.device.type == device and torch.equal(again, blob)
-        assert torch.equal(tt.decode(plain, *shape, dtype), tt.decode(blob, *shape, dtype))
+        assert torch.equal(tt.decode(laid_out, *shape, dtype), tt.decode(blob, *shape, dtype))
+        other = tt.convert_blob(laid_out, "plain")  # by way of the coded one
+        assert tt.blob_layout(other) == "plain" and torch.equal(
+            tt.decode(other, *shape, dtype), tt.decode(blob, *shape, dtype)
+        )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("favor", ["speed", "size"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_every_pattern(dtype: torch.dtype, favor: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("plain", torch.bfloat16), ("plain", torch.float16), ("packed", torch.bfloat16)],
+    ids=str,
+)
+def test_every_pattern(layout: str, dtype: torch.dtype, favor: str, device: str) -> None:
     """NaNs with their payloads, infinities, both zeros and denormals."""
-    weight = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(256, 256).view(dtype)
+    weight = every_pattern(dtype) if layout == "plain" else patterns_among_others()
     blob = tt.encode(weight, favor=favor).to(device)
-    plain = tt.convert_blob(blob, "plain")
-    assert torch.equal(bits_of(tt.decode(plain, 256, 256, dtype)), bits_of(weight))
-    assert torch.equal(tt.convert_blob(plain, "coded"), blob)
+    laid_out = tt.convert_blob(blob, layout)
+    rows, cols = weight.shape
+    assert torch.equal(bits_of(tt.decode(laid_out, rows, cols, dtype)), bits_of(weight))
+    assert torch.equal(tt.convert_blob(laid_out, "coded"), blob)
 
 
-def test_options_that_the_command_does_not_have() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_options_that_the_command_does_not_have(layout: str) -> None:
     """A blob of other probability bits and narrow slabs; all of it stands in the head."""
     from transfuse import _structs as s
     from transfuse._arrays import take_weights
@@ -238,48 +276,82 @@ def test_options_that_the_command_does_not_have() -> None:
     blob = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
     info = tt.blob_info(blob)
     assert (info.probability_bits, info.slab_cols) == (11, 256)
-    assert torch.equal(tt.convert_blob(tt.convert_blob(blob, "plain"), "coded"), blob)
+    assert torch.equal(tt.convert_blob(tt.convert_blob(blob, layout), "coded"), blob)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_is_made_again_is_shared(device: str) -> None:
-    case = PlainCase("bf16", device)
-    assert tt.convert_blob(case.coded, "plain").data_ptr() == case.blob.data_ptr()
+def test_what_is_made_again_is_shared(device: str, layout: str) -> None:
+    case = LaidOutCase(layout, "bf16", device)
+    assert tt.convert_blob(case.coded, layout).data_ptr() == case.blob.data_ptr()
     again = tt.convert_blob(case.blob, "coded")
     assert tt.convert_blob(case.blob, "coded").data_ptr() == again.data_ptr()
     # Other weights at the same place are another layer.
-    other = PlainCase("bf16", device, seed=5)
+    other = LaidOutCase(layout, "bf16", device, seed=5)
     tt.forget(case.blob)
+    assert case.blob.numel() == other.blob.numel()
     case.blob.copy_(other.blob)
     assert torch.equal(tt.convert_blob(case.blob, "coded"), other.coded)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("codec", ["fp8_e4m3", "int8", "int-bf16"])
-def test_codecs_without_a_plain_layout(codec: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "codec"),
+    [(layout, codec) for layout in LAYOUTS for codec in ("fp8_e4m3", "int8", "int-bf16")] + [("packed", "fp16")],
+)
+def test_codecs_that_a_layout_does_not_take(layout: str, codec: str, device: str) -> None:
     case = Case(codec, device)
-    with pytest.raises(transfuse.UnsupportedError, match="'plain' does not take the codec"):
-        tt.convert_blob(case.blob, "plain")
-    with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'; it must be one of coded, plain"):
+    with pytest.raises(transfuse.UnsupportedError, match=f"'{layout}' does not take the codec"):
+        tt.convert_blob(case.blob, layout)
+    with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'; it must be one of coded, packed, plain"):
         tt.convert_blob(case.blob, "woven")
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_load_blob(device: str, source: Path, tensors: Tensors, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", UNPACKABLE)
+def test_weights_that_cannot_be_packed(kind: str, device: str) -> None:
+    """Nothing is left of such a layer, and its blob goes on being one."""
+    weight = make_unpackable(kind, 128, 256)
+    blob = tt.encode(weight).to(device)
+    tt.adopt(blob)
+    gc.collect()
+    known = _registry.count_layers()
+    with pytest.raises(transfuse.UnsupportedError, match=f"cannot be packed: .*{UNPACKABLE[kind]}"):
+        tt.convert_blob(blob, "packed")
+    gc.collect()
+    assert _registry.count_layers() == known
+    assert torch.equal(bits_of(tt.decode(blob, 128, 256, torch.bfloat16)), bits_of(weight))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_stored_tiles(device: str) -> None:
+    """A layer that needs some of the room that there is while it is packed."""
+    weight = make_weight(256, 1024, torch.bfloat16)
+    weight[64:96, 32:48] = 1e30  # 512 weights of one packed tile
+    laid_out = tt.convert_blob(tt.encode(weight).to(device), "packed")
+    assert laid_out.numel() == layout_bytes("packed", 256, 1024) + 64 * 32 * 2
+    assert laid_out.untyped_storage().nbytes() == laid_out.numel()
+    assert torch.equal(tt.decode(laid_out, 256, 1024, torch.bfloat16).cpu(), weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_load_blob(layout: str, device: str, source: Path, tensors: Tensors, tmp_path: Path) -> None:
     transfuse.compress(source, tmp_path / "trf.safetensors")
     with tt.open_checkpoint(tmp_path / "trf.safetensors") as checkpoint:
-        for name, dtype in (("q_proj", torch.bfloat16), ("k_proj", torch.float16)):
+        for name, dtype in (("q_proj", torch.bfloat16), ("k_proj", torch.float16))[: 1 if layout == "packed" else 2]:
             name = f"layers.0.{name}.weight"
-            blob = tt.load_blob(checkpoint, name, device, layout="plain")
+            blob = tt.load_blob(checkpoint, name, device, layout=layout)
             values = tensors[name][1]
             rows, cols = values.shape
-            assert tt.blob_layout(blob) == "plain" and _registry.is_known(blob)
+            assert tt.blob_layout(blob) == layout and _registry.is_known(blob)
+            assert blob.untyped_storage().nbytes() == blob.numel() == layout_bytes(layout, rows, cols)
             assert bits_of(tt.decode(blob, rows, cols, dtype)).numpy().tobytes() == values.tobytes()
         with pytest.raises(transfuse.UnsupportedError, match=r"codes\.weight.*codec int"):
-            tt.load_blob(checkpoint, "layers.0.codes.weight", device, layout="plain")
+            tt.load_blob(checkpoint, "layers.0.codes.weight", device, layout=layout)
         with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
-            tt.load_blob(checkpoint, "layers.0.experts.up_proj", device, layout="plain")
-        one = tt.load_blob(checkpoint, "layers.0.experts.up_proj[1]", device, layout="plain")
+            tt.load_blob(checkpoint, "layers.0.experts.up_proj", device, layout=layout)
+        one = tt.load_blob(checkpoint, "layers.0.experts.up_proj[1]", device, layout=layout)
         assert tt.blob_info(one).rows == 96
         with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'"):
             tt.load_blob(checkpoint, "layers.0.q_proj.weight", device, layout="woven")

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules and models whose layers lie plain: copies, state dicts, and changing the layout in place."""
+"""Modules and models whose layers lie plain or packed: copies, state dicts, and changing the layout in place."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import io
-import math
 import pickle
 from typing import Any
 
@@ -19,13 +18,24 @@ import torch.nn.functional as F
 from torch import nn
 
 import transfuse
-from transfuse.tests.torch_cases import DEVICES, TiedModel, exact, make_ids, make_model, normal, same_bits
+from transfuse.tests.torch_cases import (
+    DEVICES,
+    UNPACKABLE,
+    TiedModel,
+    exact,
+    layout_bytes,
+    make_ids,
+    make_model,
+    make_unpackable,
+    normal,
+    same_bits,
+)
 from transfuse.torch import TransfuseEmbedding, TransfuseLinear, _registry, pack_experts, set_layout
 from transfuse.torch._compress import compress_model
 from transfuse.torch._modules import CompressedModule, TransfuseScaledEmbedding, make_embedding
 from transfuse.torch._selection import count_bytes
 
-HEAD_BYTES = 256
+LAYOUTS = pytest.mark.parametrize("layout", ["plain", "packed"])
 
 
 def make_linear(dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
@@ -35,13 +45,13 @@ def make_linear(dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
     return linear.requires_grad_(False)
 
 
-def make_models(device: str = "cpu") -> tuple[TiedModel, TiedModel, TiedModel]:
-    """Returns a model, and the same coded and plain."""
+def make_models(layout: str, device: str = "cpu") -> tuple[TiedModel, TiedModel, TiedModel]:
+    """Returns a model, and the same coded and in another layout."""
     dense = make_model().to(device)
-    coded, plain = copy.deepcopy(dense), copy.deepcopy(dense)
+    coded, laid_out = copy.deepcopy(dense), copy.deepcopy(dense)
     compress_model(coded, embeddings=True)
-    compress_model(plain, embeddings=True, layout="plain")
-    return dense, coded, plain
+    compress_model(laid_out, embeddings=True, layout=layout)
+    return dense, coded, laid_out
 
 
 def layouts_of(model: nn.Module) -> list[str]:
@@ -57,118 +67,154 @@ def same_state(a: nn.Module, b: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_linear(dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("plain", torch.bfloat16), ("plain", torch.float16), ("packed", torch.bfloat16)], ids=str
+)
+def test_linear(layout: str, dtype: torch.dtype, device: str) -> None:
     linear = make_linear(dtype).to(device)
-    plain = TransfuseLinear.from_linear(linear, layout="plain")
+    laid_out = TransfuseLinear.from_linear(linear, layout=layout)
     coded = TransfuseLinear.from_linear(linear)
-    assert (plain.layout, coded.layout) == ("plain", "coded")
-    assert plain.weight.numel() == HEAD_BYTES + linear.weight.numel() * 2
-    assert plain.info() == coded.info() and plain.weight_dtype == dtype
-    assert same_bits(plain.decode_weight(), linear.weight)
-    assert "layout=plain, bits=16.03" in repr(plain) and "layout" not in repr(coded)
+    assert (laid_out.layout, coded.layout) == (layout, "coded")
+    assert laid_out.weight.numel() == layout_bytes(layout, 300, 200)
+    assert laid_out.info() == coded.info() and laid_out.weight_dtype == dtype
+    assert same_bits(laid_out.decode_weight(), linear.weight)
+    assert f"layout={layout}, bits={8 * laid_out.weight.numel() / 60000:.2f}" in repr(
+        laid_out
+    ) and "layout" not in repr(coded)
     x = normal(3, 5, 200, dtype=dtype, seed=2, scale=1.0).to(device)
     want = F.linear(x.double(), linear.weight.double(), linear.bias.double())
-    assert (plain(x).double() - want).abs().max() <= 2 * (linear(x).double() - want).abs().max()
+    assert (laid_out(x).double() - want).abs().max() <= 2 * (linear(x).double() - want).abs().max()
     with exact():
-        assert same_bits(plain(x), linear(x))
+        assert same_bits(laid_out(x), linear(x))
 
 
+@LAYOUTS
 @pytest.mark.parametrize("device", DEVICES)
-def test_embedding(device: str) -> None:
+def test_embedding(device: str, layout: str) -> None:
     dense = nn.Embedding(130, 72, padding_idx=3, dtype=torch.bfloat16, device=device).requires_grad_(False)
-    plain = TransfuseEmbedding.from_embedding(dense, layout="plain")
+    laid_out = TransfuseEmbedding.from_embedding(dense, layout=layout)
     ids = torch.tensor([[0, 129, 3], [7, 7, 1]], device=device)
-    assert plain.layout == "plain" and plain.padding_idx == 3 and same_bits(plain(ids), dense(ids))
-    assert same_bits(plain.float()(ids), dense(ids).float())
-    scaled = TransfuseScaledEmbedding.with_scale(plain, 3.0, True)
-    assert scaled.layout == "plain" and scaled.weight is plain.weight
-    assert make_embedding(dense, plain.weight).layout == "plain"
+    assert laid_out.layout == layout and laid_out.padding_idx == 3 and same_bits(laid_out(ids), dense(ids))
+    assert same_bits(laid_out.float()(ids), dense(ids).float())
+    scaled = TransfuseScaledEmbedding.with_scale(laid_out, 3.0, True)
+    assert scaled.layout == layout and scaled.weight is laid_out.weight
+    assert make_embedding(dense, laid_out.weight).layout == layout
 
 
-def test_what_is_refused() -> None:
+@LAYOUTS
+def test_what_is_refused(layout: str) -> None:
     linear = make_linear()
     with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'"):
         TransfuseLinear.from_linear(linear, layout="woven")
     with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'"):
         TransfuseLinear(64, 64, layout="woven")
     with pytest.raises(transfuse.UnsupportedError, match="codec int"):
-        TransfuseLinear.from_linear(linear, layout="plain", bits=4)
+        TransfuseLinear.from_linear(linear, layout=layout, bits=4)
     with pytest.raises(transfuse.UnsupportedError, match="fp8_e4m3"):
-        TransfuseLinear.from_linear(make_linear().to(torch.float8_e4m3fn), layout="plain")
-    # A blob of a codec that it does not take, for a module that waits for weights.
-    waiting = TransfuseLinear(200, 300, dtype=torch.bfloat16, layout="plain")
+        TransfuseLinear.from_linear(make_linear().to(torch.float8_e4m3fn), layout=layout)
     quantized = TransfuseLinear.from_linear(linear, bits=4)
-    with pytest.raises(RuntimeError, match="codec int"):
-        waiting.load_state_dict(quantized.state_dict())
+    with pytest.raises(transfuse.UnsupportedError, match="codec int"):
+        set_layout(quantized, layout)
+    assert quantized.layout == "coded"
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [("plain", "codec int"), ("packed", "codec int"), *(("packed", kind) for kind in UNPACKABLE)],
+)
+def test_blobs_that_the_layout_does_not_take(layout: str, kind: str, assign: bool, device: str) -> None:
+    """They are loaded, and stay coded; a pickle that becomes so on another device would be, too."""
+    refused = make_linear()
+    if kind in UNPACKABLE:
+        refused.weight.data = make_unpackable(kind, 300, 200)
+        loaded = TransfuseLinear.from_linear(refused)
+    else:
+        loaded = TransfuseLinear.from_linear(refused, bits=4)
+    laid_out = TransfuseLinear.from_linear(make_linear().to(device), layout=layout)
+    with pytest.warns(UserWarning, match=f"a TransfuseLinear of 300 x 200 stays coded, .*{UNPACKABLE.get(kind, kind)}"):
+        laid_out.load_state_dict(loaded.to(device).state_dict(), assign=assign)
+    assert laid_out.layout == "coded" and same_bits(laid_out.decode_weight(), loaded.decode_weight())
+    state = {**loaded.__getstate__(), "_layout": layout}
+    restored = TransfuseLinear.__new__(TransfuseLinear)
+    with pytest.warns(UserWarning, match="stays coded"):
+        restored.__setstate__(state)
+    assert restored.layout == "coded" and same_bits(restored.weight, loaded.weight)
+
+
+@LAYOUTS
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "save"])
-def test_copies(way: str) -> None:
-    dense, coded, plain = make_models()
+def test_copies(way: str, layout: str) -> None:
+    dense, coded, laid_out = make_models(layout)
     if way == "deepcopy":
-        copied = copy.deepcopy(plain)
+        copied = copy.deepcopy(laid_out)
     elif way == "pickle":
-        data = pickle.dumps(plain)
+        data = pickle.dumps(laid_out)
         assert b"TRFL" not in data and len(data) < len(pickle.dumps(dense))
         copied = pickle.loads(data)
     else:
         file = io.BytesIO()
-        torch.save(plain, file)
+        torch.save(laid_out, file)
         assert b"TRFL" not in file.getvalue()
         file.seek(0)
         copied = torch.load(file, weights_only=False)
-    assert set(layouts_of(copied)) == {"plain"} and copied.lm_head.weight is copied.embed_tokens.weight
-    assert copied.up.weight is not plain.up.weight and same_bits(copied.up.weight, plain.up.weight)
+    assert set(layouts_of(copied)) == {layout} and copied.lm_head.weight is copied.embed_tokens.weight
+    assert copied.up.weight is not laid_out.up.weight and same_bits(copied.up.weight, laid_out.up.weight)
     ids = make_ids(dense, 2, 5)
-    assert same_bits(copied(ids), plain(ids)) and same_state(copied, coded)
+    assert same_bits(copied(ids), laid_out(ids)) and same_state(copied, coded)
 
 
-def test_shallow_copies_share_the_layer() -> None:
-    plain = TransfuseLinear.from_linear(make_linear(), layout="plain")
-    copied = copy.copy(plain)
-    assert copied.weight is plain.weight and copied.layout == "plain"
+@LAYOUTS
+def test_shallow_copies_share_the_layer(layout: str) -> None:
+    laid_out = TransfuseLinear.from_linear(make_linear(), layout=layout)
+    copied = copy.copy(laid_out)
+    assert copied.weight is laid_out.weight and copied.layout == layout
 
 
-def test_shared_memory() -> None:
-    plain = TransfuseLinear.from_linear(make_linear(), layout="plain")
+@LAYOUTS
+def test_shared_memory(layout: str) -> None:
+    laid_out = TransfuseLinear.from_linear(make_linear(), layout=layout)
     x = normal(3, 200, scale=1.0)
-    y = plain(x)
-    plain.share_memory()
-    assert plain.layout == "plain" and same_bits(plain(x), y) and plain.weight.is_shared()
+    y = laid_out(x)
+    laid_out.share_memory()
+    assert laid_out.layout == layout and same_bits(laid_out(x), y) and laid_out.weight.is_shared()
 
 
+@LAYOUTS
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_pickles_of_a_gpu_come_back_to_it() -> None:
-    plain = TransfuseLinear.from_linear(make_linear().cuda(), layout="plain")
-    copied = pickle.loads(pickle.dumps(plain))
-    assert copied.weight.is_cuda and copied.layout == "plain" and same_bits(copied.weight, plain.weight)
-    plain.load_state_dict(plain.state_dict(), assign=True)
-    assert plain.weight.is_cuda and same_bits(copied.weight, plain.weight)
-    moved = plain.cpu()
-    assert moved.layout == "plain" and same_bits(moved.decode_weight().cuda(), copied.decode_weight())
+def test_pickles_of_a_gpu_come_back_to_it(layout: str) -> None:
+    laid_out = TransfuseLinear.from_linear(make_linear().cuda(), layout=layout)
+    copied = pickle.loads(pickle.dumps(laid_out))
+    assert copied.weight.is_cuda and copied.layout == layout and same_bits(copied.weight, laid_out.weight)
+    laid_out.load_state_dict(laid_out.state_dict(), assign=True)
+    assert laid_out.weight.is_cuda and same_bits(copied.weight, laid_out.weight)
+    moved = laid_out.cpu()
+    assert moved.layout == layout and same_bits(moved.decode_weight().cuda(), copied.decode_weight())
 
 
-def test_casts_and_devices() -> None:
-    plain = TransfuseLinear.from_linear(make_linear(), layout="plain")
-    buffer = plain.weight.data.clone()
-    assert same_bits(plain.half().weight, buffer) and plain.bias.dtype == torch.float16
+@LAYOUTS
+def test_casts_and_devices(layout: str) -> None:
+    laid_out = TransfuseLinear.from_linear(make_linear(), layout=layout)
+    buffer = laid_out.weight.data.clone()
+    assert same_bits(laid_out.half().weight, buffer) and laid_out.bias.dtype == torch.float16
     x = normal(3, 200, dtype=torch.float16, scale=1.0)
-    assert same_bits(plain(x), F.linear(x, plain.decode_weight().half(), plain.bias))
+    assert same_bits(laid_out(x), F.linear(x, laid_out.decode_weight().half(), laid_out.bias))
     with pytest.raises(RuntimeError, match="cannot be trained"):
-        plain.requires_grad_()
-    meta = plain.to("meta")
-    assert meta.layout == "plain" and meta.state_dict()["weight"].is_meta
+        laid_out.requires_grad_()
+    meta = laid_out.to("meta")
+    assert meta.layout == layout and meta.state_dict()["weight"].is_meta
 
 
 # ---- state dicts ----
 
 
+@LAYOUTS
 @pytest.mark.parametrize("device", DEVICES)
-def test_state_dicts_have_blobs(device: str) -> None:
-    dense, coded, plain = make_models(device)
-    assert same_state(coded, plain)
-    state = plain.state_dict()
+def test_state_dicts_have_blobs(device: str, layout: str) -> None:
+    dense, coded, laid_out = make_models(layout, device)
+    assert same_state(coded, laid_out)
+    state = laid_out.state_dict()
     assert state["lm_head.weight"].data_ptr() == state["embed_tokens.weight"].data_ptr()
     file = io.BytesIO()
     torch.save(state, file)
@@ -176,77 +222,124 @@ def test_state_dicts_have_blobs(device: str) -> None:
     loaded = torch.load(file, weights_only=True)
     assert loaded["lm_head.weight"].data_ptr() == loaded["embed_tokens.weight"].data_ptr()
     ids = make_ids(dense, 2, 5).to(device)
-    for layout, assign in [("plain", False), ("plain", True), ("coded", False), ("coded", True)]:
+    for other, assign in [(layout, False), (layout, True), ("coded", False), ("coded", True)]:
         fresh = make_model(seed=1).to(device)
-        compress_model(fresh, embeddings=True, layout=layout)
+        compress_model(fresh, embeddings=True, layout=other)
         fresh.load_state_dict({name: tensor.to(device) for name, tensor in loaded.items()}, assign=assign)
-        assert set(layouts_of(fresh)) == {layout} and same_state(fresh, coded)
-        assert same_bits(fresh(ids), (plain if layout == "plain" else coded)(ids))
+        assert set(layouts_of(fresh)) == {other} and same_state(fresh, coded)
+        assert same_bits(fresh(ids), (coded if other == "coded" else laid_out)(ids))
 
 
-def test_assigning_keeps_shared_memory() -> None:
-    _, _, plain = make_models()
-    plain.load_state_dict(plain.state_dict(), assign=True)
-    assert plain.lm_head.weight.data_ptr() == plain.embed_tokens.weight.data_ptr()
+@LAYOUTS
+def test_assigning_keeps_shared_memory(layout: str) -> None:
+    _, _, laid_out = make_models(layout)
+    laid_out.load_state_dict(laid_out.state_dict(), assign=True)
+    assert laid_out.lm_head.weight.data_ptr() == laid_out.embed_tokens.weight.data_ptr()
 
 
-def test_state_dict_for_a_module_that_waits() -> None:
+@LAYOUTS
+def test_state_dict_for_a_module_that_waits(layout: str) -> None:
     linear = make_linear()
     state = TransfuseLinear.from_linear(linear).state_dict()
     for device, assign in (("meta", True), ("cpu", False)):
-        waiting = TransfuseLinear(200, 300, device=device, dtype=torch.bfloat16, layout="plain")
-        assert waiting.layout == "plain" and "to be loaded" in repr(waiting)
+        waiting = TransfuseLinear(200, 300, device=device, dtype=torch.bfloat16, layout=layout)
+        assert waiting.layout == layout and "to be loaded" in repr(waiting)
         waiting.load_state_dict(state, assign=assign)
-        assert waiting.layout == "plain" and same_bits(waiting.decode_weight(), linear.weight)
+        assert waiting.layout == layout and same_bits(waiting.decode_weight(), linear.weight)
 
 
-def test_a_parameter_that_is_set_brings_its_layout() -> None:
+@LAYOUTS
+def test_a_parameter_that_is_set_brings_its_layout(layout: str) -> None:
     linear = make_linear()
-    coded, plain = (TransfuseLinear.from_linear(linear, layout=layout) for layout in ("coded", "plain"))
-    coded.weight = plain.weight
-    assert coded.layout == "plain" and same_bits(coded.decode_weight(), linear.weight)
-    made = TransfuseLinear.from_blob(plain.weight.data.clone(), 300, 200, torch.bfloat16, linear.bias)
-    assert made.layout == "plain"
+    coded, laid_out = (TransfuseLinear.from_linear(linear, layout=each) for each in ("coded", layout))
+    coded.weight = laid_out.weight
+    assert coded.layout == layout and same_bits(coded.decode_weight(), linear.weight)
+    made = TransfuseLinear.from_blob(laid_out.weight.data.clone(), 300, 200, torch.bfloat16, linear.bias)
+    assert made.layout == layout
 
 
 # ---- models ----
 
 
-def test_compress_model() -> None:
-    dense, coded, plain = make_models()
+@LAYOUTS
+def test_compress_model(layout: str) -> None:
+    dense, coded, laid_out = make_models(layout)
     model = make_model()
-    report = compress_model(model, embeddings=True, layout="plain")
-    assert {weight.layout for weight in report.compressed.values()} == {"plain"}
+    report = compress_model(model, embeddings=True, layout=layout)
+    assert {weight.layout for weight in report.compressed.values()} == {layout}
     for weight in report.compressed.values():
-        assert weight.compressed_bytes == HEAD_BYTES + 2 * math.prod(weight.shape)
-    assert report.compressed_bytes + report.left_bytes == count_bytes(model) == count_bytes(plain)
+        assert weight.compressed_bytes == layout_bytes(layout, *weight.shape)
+    assert report.compressed_bytes + report.left_bytes == count_bytes(model) == count_bytes(laid_out)
     ids = make_ids(dense, 3, 6)
     with exact():
         assert same_bits(model(ids), dense(ids)) and same_bits(coded(ids), dense(ids))
 
 
-def test_codecs_are_looked_at_first() -> None:
-    model = make_model()
-    with pytest.raises(transfuse.UnsupportedError, match=r"\.weight: the layout 'plain' does not take the codec int"):
-        compress_model(model, bits=5, layout="plain")
-    assert not layouts_of(model)
-    mixed = nn.ModuleList([make_linear(), make_linear().to(torch.float8_e4m3fn)])
-    compress_model(mixed)
-    with pytest.raises(transfuse.UnsupportedError, match=r"1\.weight: .* fp8_e4m3"):
-        set_layout(mixed, "plain")
-    assert layouts_of(mixed) == ["coded", "coded"]
+def make_mixed(device: str) -> tuple[Any, set[str]]:
+    """Returns a model of layers of all sorts, on a device, and which of them cannot lie packed."""
+    layers = {"bf16": make_linear(), "f16": make_linear(torch.float16), "fp8": make_linear().to(torch.float8_e4m3fn)}
+    for kind in UNPACKABLE:
+        layers[kind] = make_linear()
+        layers[kind].weight.data = make_unpackable(kind, 300, 200)
+    return nn.ModuleDict(layers).to(device), {f"{name}.weight" for name in layers if name != "bf16"}
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_set_layout(device: str) -> None:
-    dense, coded, plain = make_models(device)
+@pytest.mark.parametrize("way", ["compress_model", "set_layout"])
+def test_what_cannot_lie_packed_stays_coded(way: str, device: str) -> None:
+    """One warning names all of it, by reasons; what is plain by then stays plain."""
+    model, refused = make_mixed(device)
+    dense = {name: layer.weight.detach().clone() for name, layer in model.items()}
+    if way == "set_layout":
+        compress_model(model)
+    with pytest.warns(UserWarning, match="weights that do not become packed") as caught:
+        if way == "set_layout":
+            assert set_layout(model, "packed").keys() == refused
+        else:
+            report = compress_model(model, layout="packed")
+            assert {name for name, weight in report.compressed.items() if weight.layout == "coded"} == refused
+    (message,) = [str(warning.message) for warning in caught if warning.category is UserWarning]
+    for words in ("f16.weight, since the layout 'packed' does not take the codec fp16", *UNPACKABLE.values()):
+        assert words in message
+    assert all(name in message for name in refused) and "bf16.weight" not in message
+    assert {f"{name}.weight" for name, layer in model.items() if layer.layout == "coded"} == refused
+    assert all(same_bits(layer.decode_weight(), dense[name]) for name, layer in model.items())
+    with pytest.warns(UserWarning, match="do not become plain.*: fp8.weight, since .* fp8_e4m3"):
+        assert set_layout(model, "plain").keys() == {"fp8.weight"}
+    with pytest.warns(UserWarning, match="do not become packed"):
+        assert set_layout(model, "packed").keys() == refused
+    assert {name: layer.layout for name, layer in model.items()} == {
+        "bf16": "packed", "f16": "plain", "fp8": "coded", "wide": "plain", "inexact": "plain",
+    }  # fmt: skip
+    assert all(same_bits(layer.decode_weight(), dense[name]) for name, layer in model.items())
+
+
+def test_warnings_do_not_grow_without_end() -> None:
+    model = nn.ModuleList(make_linear() for _ in range(9))
+    with pytest.warns(UserWarning, match=r"0\.weight, 1\.weight, .* 5\.weight, 3 more, since .*codec int"):
+        compress_model(model, bits=5, layout="packed")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_while_models_are_packed(device: str) -> None:
+    """What a layer takes is what its storage has, without the room that it had while it was packed."""
+    model: Any = nn.ModuleList(make_linear() for _ in range(3)).to(device)
+    report = compress_model(model, layout="packed")
+    stored = [layer.weight.untyped_storage().nbytes() for layer in model]
+    assert stored == [layout_bytes("packed", 300, 200)] * 3 and report.compressed_bytes == sum(stored)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("device", DEVICES)
+def test_set_layout(device: str, layout: str) -> None:
+    dense, coded, laid_out = make_models(layout, device)
     model = copy.deepcopy(coded)
     parameter, ids = model.lm_head.weight, make_ids(dense, 2, 5).to(device)
     seen: list[tuple[str, int, int]] = []
-    assert set_layout(model, "plain", progress=lambda *about: seen.append(about)) == {}
+    assert set_layout(model, layout, progress=lambda *about: seen.append(about)) == {}
     assert model.lm_head.weight is parameter and model.embed_tokens.weight is parameter
-    assert set(layouts_of(model)) == {"plain"} and count_bytes(model) == count_bytes(plain)
-    assert same_bits(model(ids), plain(ids)) and same_state(model, coded)
+    assert set(layouts_of(model)) == {layout} and count_bytes(model) == count_bytes(laid_out)
+    assert same_bits(model(ids), laid_out(ids)) and same_state(model, coded)
     sizes = [coded.embed_tokens.weight.numel(), coded.up.weight.numel(), coded.down.weight.numel()]
     total = sum(sizes)
     assert seen == [
@@ -255,18 +348,19 @@ def test_set_layout(device: str) -> None:
         ("down.weight", sizes[0] + sizes[1], total),
         ("down.weight", total, total),
     ]
-    assert set_layout(model.up, "coded") == {} and model.up.layout == "coded" and model.down.layout == "plain"
+    assert set_layout(model.up, "coded") == {} and model.up.layout == "coded" and model.down.layout == layout
     set_layout(model, "coded")
     assert same_state(model, coded) and same_bits(model(ids), coded(ids))
     assert model.lm_head.weight is parameter
     waiting = TransfuseLinear(200, 300, dtype=torch.bfloat16)
-    set_layout(waiting, "plain")
-    assert waiting.layout == "plain"
+    set_layout(waiting, layout)
+    assert waiting.layout == layout
     with pytest.raises(transfuse.ArgumentError, match="layout is 'woven'"):
         set_layout(model, "woven")
 
 
-def test_compiled_models_are_compiled_anew() -> None:
+@LAYOUTS
+def test_compiled_models_are_compiled_anew(layout: str) -> None:
     """A graph of inductor's asserts the sizes of its parameters."""
     from torch._dynamo.testing import CompileCounter
 
@@ -274,32 +368,35 @@ def test_compiled_models_are_compiled_anew() -> None:
     x, counter = normal(3, 200, scale=1.0), CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(linear, backend=counter, fullgraph=True)
-    for calls, layout in enumerate(("coded", "plain"), start=1):
-        set_layout(linear, layout)
+    for calls, each in enumerate(("coded", layout), start=1):
+        set_layout(linear, each)
         assert same_bits(compiled(x), linear(x)) and counter.frame_count == calls
 
 
-def test_old_layers_go() -> None:
-    _, coded, _ = make_models()
+@LAYOUTS
+def test_old_layers_go(layout: str) -> None:
+    _, coded, _ = make_models(layout)
     gc.collect()
     before = _registry.count_layers()
-    for layout in ("plain", "coded"):
-        set_layout(coded, layout)
+    for each in (layout, "coded"):
+        set_layout(coded, each)
         gc.collect()
         assert _registry.count_layers() == before
 
 
-def test_cancelling() -> None:
-    dense, coded, plain = make_models()
+@LAYOUTS
+def test_cancelling(layout: str) -> None:
+    dense, coded, laid_out = make_models(layout)
     with pytest.raises(transfuse.CancelledError, match=r"cancelled before down\.weight"):
-        set_layout(coded, "plain", progress=lambda name, done, total: name == "down.weight")
-    assert (coded.up.layout, coded.lm_head.layout, coded.down.layout) == ("plain", "plain", "coded")
+        set_layout(coded, layout, progress=lambda name, done, total: name == "down.weight")
+    assert (coded.up.layout, coded.lm_head.layout, coded.down.layout) == (layout, layout, "coded")
     ids = make_ids(dense, 2, 5)
     with exact():
         assert same_bits(coded(ids), dense(ids))
 
 
-def test_plain_experts_are_refused() -> None:
+@LAYOUTS
+def test_experts_lie_coded(layout: str) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     from transformers.models.mixtral import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -313,27 +410,28 @@ def test_plain_experts_are_refused() -> None:
     for weight in experts.parameters():
         weight.data = normal(*weight.shape)
     model = nn.ModuleDict({"experts": experts, "linear": make_linear()})
-    report = compress_model(model, layout="plain")
-    assert isinstance(experts, TransfuseExperts) and layouts_of(model) == ["plain"]
+    report = compress_model(model, layout=layout)
+    assert isinstance(experts, TransfuseExperts) and layouts_of(model) == [layout]
     assert {name: weight.layout for name, weight in report.compressed.items()} == {
         "experts.gate_up_proj": "coded",
         "experts.down_proj": "coded",
-        "linear.weight": "plain",
+        "linear.weight": layout,
     }
-    assert set_layout(model, "plain").keys() == {"experts.gate_proj", "experts.up_proj", "experts.down_proj"}
+    assert set_layout(model, layout).keys() == {"experts.gate_proj", "experts.up_proj", "experts.down_proj"}
     with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
-        set_layout(experts, "plain")
-    blobs = [convert_blob(blob.clone(), "plain") for blob in unpack_experts(experts.down_proj)]
+        set_layout(experts, layout)
+    blobs = [convert_blob(blob.clone(), layout) for blob in unpack_experts(experts.down_proj)]
     with pytest.raises(transfuse.UnsupportedError, match="experts lie coded"):
         experts.down_proj = nn.Parameter(pack_experts(blobs), requires_grad=False)
 
 
-def test_adapters() -> None:
+@LAYOUTS
+def test_adapters(layout: str) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    dense, _, plain = make_models()
+    dense, _, laid_out = make_models(layout)
     ids = make_ids(dense, 2, 5)
     outputs, gradients = [], []
-    for model in (dense, plain):
+    for model in (dense, laid_out):
         adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["up", "down"]))
         for index, (name, parameter) in enumerate(sorted(adapted.named_parameters())):
             if "lora_" in name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,16 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from torch import Tensor, nn
 
-from transfuse.tests.torch_cases import exact, make_ids, make_model, normal, same_bits
-from transfuse.torch import _registry
+from transfuse.tests.torch_cases import exact, layout_bytes, make_ids, make_model, normal, same_bits
+from transfuse.torch import _registry, set_layout
 from transfuse.torch._compress import compress_model
 from transfuse.torch._modules import TransfuseLinear
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
+
+
+LAYOUTS = pytest.mark.parametrize("layout", ["coded", "plain", "packed"])
 
 
 def relative_error(found: Tensor, want: Tensor) -> float:
@@ -45,9 +49,10 @@ def test_a_model_there_and_back() -> None:
     assert same_bits(model.cpu()(ids), on_cpu)
 
 
-def test_compressing_a_model_on_the_gpu() -> None:
+@LAYOUTS
+def test_compressing_a_model_on_the_gpu(layout: str) -> None:
     dense, model = make_model().cuda(), make_model().cuda()
-    report = compress_model(model, embeddings=True)
+    report = compress_model(model, embeddings=True, layout=layout)
     assert set(report.compressed) == {"up.weight", "down.weight", "embed_tokens.weight", "lm_head.weight"}
     assert model.up.weight.is_cuda and model.lm_head.weight is model.embed_tokens.weight
     with exact():
@@ -55,10 +60,11 @@ def test_compressing_a_model_on_the_gpu() -> None:
         assert same_bits(model(ids), dense(ids))
 
 
-def test_moving_registers_and_graphs_are_captured() -> None:
+@LAYOUTS
+def test_moving_registers_and_graphs_are_captured(layout: str) -> None:
     linear = nn.Linear(512, 768, dtype=torch.bfloat16).requires_grad_(False)
     linear.weight.data = normal(768, 512)
-    layer = TransfuseLinear.from_linear(linear).cuda()
+    layer = TransfuseLinear.from_linear(linear, layout=layout).cuda()
     assert _registry.is_known(layer.weight)
     x = normal(4, 512, scale=1.0).cuda()
     with torch.no_grad():
@@ -72,10 +78,11 @@ def test_moving_registers_and_graphs_are_captured() -> None:
             assert same_bits(y, layer(x))
 
 
-def test_memory_goes_back() -> None:
+@LAYOUTS
+def test_memory_goes_back(layout: str) -> None:
     def run() -> tuple[int, int]:
         model = make_model().cuda()
-        compress_model(model, embeddings=True)
+        compress_model(model, embeddings=True, layout=layout)
         model(make_ids(model, 2, 9).cuda())
         del model
         gc.collect()
@@ -84,6 +91,21 @@ def test_memory_goes_back() -> None:
 
     before = run()  # torch sets up workspaces at first
     assert run() == before
+
+
+def test_packing_takes_the_memory_of_one_layer() -> None:
+    """That of one with room for stored tiles, and of the one that is kept; what is left is what the layers take."""
+    weight = normal(1024, 1024).cuda()
+    linear = nn.Linear(1024, 1024, bias=False, device="cuda").requires_grad_(False)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    model: Any = nn.ModuleList(TransfuseLinear.from_linear(linear) for _ in range(8))
+    before, coded = torch.cuda.memory_allocated(), sum(layer.weight.numel() for layer in model)
+    torch.cuda.reset_peak_memory_stats()
+    set_layout(model, "packed")
+    assert torch.cuda.max_memory_allocated() <= before + 8 * layout_bytes("packed", 1024, 1024) - coded + (4 << 20)
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before + 8 * layout_bytes("packed", 1024, 1024) - coded + (1 << 20)
+    assert all(same_bits(layer.decode_weight(), weight) for layer in model)
 
 
 def test_experts() -> None:

@@ -26,6 +26,8 @@ import transformers
 from torch import nn
 
 import transfuse
+from transfuse.tests.torch_cases import UNPACKABLE, layout_bytes, make_unpackable
+from transfuse.torch import TransfuseLinear
 
 SIZES = {
     "hidden_size": 192,
@@ -130,6 +132,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 def load(path: Path, name: str = "llama", device: str = "cpu", **options: Any) -> Any:
     return getattr(transformers, KINDS[name].auto).from_pretrained(path, device_map=device, **options)
+
+
+def load_with_warnings(path: Path, layout: str, device: str, caplog: pytest.LogCaptureFixture) -> tuple[Any, list[str]]:
+    """Returns a llama in a layout, and what is said of weights that the layout does not take."""
+    transformers.logging.enable_propagation()
+    model = load(path, device=device, quantization_config=transfuse.TransfuseConfig(layout=layout))
+    return model, [message for message in caplog.messages if f"do not become {layout}" in message]
 
 
 def dense_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -339,11 +348,12 @@ def test_exact_as_an_argument(checkpoints: Checkpoints, device: str) -> None:
     assert "exact" not in model.config.to_dict()["quantization_config"]
 
 
+@pytest.mark.parametrize("layout", ["plain", "packed"])
 @pytest.mark.parametrize("name", ["llama", "llama_tied", "gemma3", "mixtral", "gpt2", "bert", "t5"])
-def test_plain(
-    tmp_path: Path, checkpoints: Checkpoints, name: str, device: str, monkeypatch: pytest.MonkeyPatch
+def test_layouts(
+    tmp_path: Path, checkpoints: Checkpoints, name: str, layout: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loaded plain, the model is the same, and what is saved of it is a compressed checkpoint."""
+    """Loaded in another layout, the model is the same, and what is saved of it is a compressed checkpoint."""
     from transfuse.torch import _layouts
     from transfuse.torch._modules import CompressedModule
 
@@ -351,13 +361,11 @@ def test_plain(
     with monkeypatch.context() as patch:
         patch.setattr(_layouts, "encode_again", None)  # the host asks for state dicts while it loads
         with pytest.warns(UserWarning, match="layout"):
-            model = load(compressed, name, device, quantization_config=transfuse.TransfuseConfig(layout="plain"))
+            model = load(compressed, name, device, quantization_config=transfuse.TransfuseConfig(layout=layout))
     layers = [module for module in model.modules() if isinstance(module, CompressedModule)]
-    assert {layer.layout for layer in layers} == {"plain"}
-    weights = {layer.weight for layer in layers}
-    assert sum(weight.numel() for weight in weights) == sum(
-        {layer.weight: 256 + 2 * layer.weight_shape[0] * layer.weight_shape[1] for layer in layers}.values()
-    )
+    assert {layer.layout for layer in layers} == {layout}
+    for layer in layers:
+        assert layer.weight.untyped_storage().nbytes() == layout_bytes(layout, *layer.weight_shape)
     assert count_different(model, source) == []
     expected = run(source)
     assert torch.allclose(run(model).float(), expected.float(), atol=0.02, rtol=0.02)
@@ -373,18 +381,48 @@ def test_plain(
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-def test_plain_with_an_automatic_device_map(checkpoints: Checkpoints) -> None:
-    config = transfuse.TransfuseConfig(layout="plain", exact=True)
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+def test_layouts_with_an_automatic_device_map(layout: str, checkpoints: Checkpoints) -> None:
+    config = transfuse.TransfuseConfig(layout=layout, exact=True)
     model = load(checkpoints.compressed("llama"), device="auto", quantization_config=config)
     assert torch.equal(run(model), run(load(checkpoints.source("llama"), device=model.device.type)))
 
 
-def test_plain_needs_a_codec_that_can_be(tmp_path: Path, checkpoints: Checkpoints) -> None:
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+def test_codecs_that_a_layout_does_not_take(
+    tmp_path: Path, checkpoints: Checkpoints, layout: str, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such weights lie coded, and a warning names them."""
     transfuse.compress(checkpoints.source("llama"), tmp_path / "trf", bits=5)
-    with pytest.raises(transfuse.UnsupportedError, match=r"model\.safetensors: tensor .* codec int"):
-        load(tmp_path / "trf", quantization_config=transfuse.TransfuseConfig(layout="plain"))
+    model, warnings = load_with_warnings(tmp_path / "trf", layout, device, caplog)
+    assert {module.layout for module in model.modules() if isinstance(module, TransfuseLinear)} == {"coded"}
+    assert count_different(model, load(tmp_path / "trf", device=device)) == []
+    (warning,) = warnings
+    assert "lm_head.weight, model.layers.0.mlp.down_proj.weight, " in warning
+    assert f"9 more, since the layout '{layout}' does not take the codec int" in warning
     with pytest.raises(transfuse.UnsupportedError, match="'woven' is not known"):
         transfuse.TransfuseConfig(layout="woven")
+
+
+def test_weights_that_cannot_be_packed(
+    tmp_path: Path, checkpoints: Checkpoints, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They lie coded, beside others that lie packed."""
+    source = load(checkpoints.source("llama"))
+    names = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qk"]
+    for name, kind in zip(names, UNPACKABLE):
+        parameter = source.get_parameter(name)
+        parameter.data = make_unpackable(kind, *parameter.shape)
+    source.save_pretrained(tmp_path / "source")
+    transfuse.compress(tmp_path / "source", tmp_path / "trf")
+    model, warnings = load_with_warnings(tmp_path / "trf", "packed", device, caplog)
+    layouts = {f"{path}.weight": m.layout for path, m in model.named_modules() if isinstance(m, TransfuseLinear)}
+    assert {name for name, layout in layouts.items() if layout == "coded"} == set(names) and len(layouts) == 15
+    (warning,) = warnings
+    assert all(name in warning for name in names) and all(reason in warning for reason in UNPACKABLE.values())
+    assert "safetensors" not in warning and count_different(model, source.to(device)) == []
+    model.save_pretrained(tmp_path / "saved")
+    transfuse.verify(tmp_path / "saved", against=tmp_path / "source")
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

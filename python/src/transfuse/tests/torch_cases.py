@@ -15,6 +15,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from torch import Tensor, nn
 
+from transfuse._memory_need import packed_bytes
+
 try:
     from transfuse.torch import _ops
 except ImportError as missing:
@@ -25,6 +27,26 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
 ]
+
+
+def layout_bytes(layout: str, rows: int, cols: int) -> int:
+    """Returns what a layer of 16-bit weights takes, plain or packed, where its weights are nothing special."""
+    return packed_bytes(rows, cols) if layout == "packed" else 256 + 2 * rows * cols
+
+
+# Weights that packing refuses, and words of the reason.
+UNPACKABLE = {"wide": "would have to be stored", "inexact": "is no BF16 in the scale"}
+
+
+def make_unpackable(kind: str, rows: int, cols: int) -> Tensor:
+    """Returns BF16 weights of very different size, or with one that the others' scale makes a denormal."""
+    weight = normal(rows, cols)
+    if kind == "wide":
+        weight[:, ::4] *= 2.0**40
+        return weight
+    weight = weight * 2.0**100
+    weight[rows // 2, cols // 2] = torch.tensor(0x0083, dtype=torch.int16).view(torch.bfloat16)
+    return weight
 
 
 def resident_bytes() -> int:

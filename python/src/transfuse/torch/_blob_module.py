@@ -71,7 +71,10 @@ class BlobModule(nn.Module):
 
     @property
     def layout(self) -> str:
-        """How the weights lie in memory, "coded" or "plain"; of a module whose blob is to be loaded, how they will."""
+        """How the weights lie in memory, "coded", "packed" or "plain"; of a module that is to be loaded, how they will.
+
+        What that layout does not take is coded then.
+        """
         return self._layout
 
     def _blob_names(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,7 +21,7 @@ from transfuse.torch import _layouts, _registry
 from transfuse.torch._blob_module import as_parameter
 from transfuse.torch._experts import encode_experts, get_expert_names, replace_experts
 from transfuse.torch._modules import CompressedModule, TransfuseLinear, encode_weight, make_embedding
-from transfuse.torch._selection import LEAST_SIDE, LOSSLESS, Rules, Weight, count_bytes, select
+from transfuse.torch._selection import LOSSLESS, Rules, Weight, count_bytes, select
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,8 @@ def compress_model(
     embeddings : bool
         Take embeddings, too, and linear layers that share their weights.
     layout : str
-        How weights lie in memory: "coded", or "plain", which takes no less memory than before. Experts lie coded.
+        How weights lie in memory: "coded", "packed", or "plain", which takes no less memory than before. Weights that
+        the layout does not take lie coded, and a warning names them. Experts lie coded, too.
     progress : callable, optional
         Is called before each layer with its name and with bytes of weights, done and in all, and once at the end. If
         it returns something true, the call ends with CancelledError.
@@ -128,8 +130,6 @@ def compress_model(
     ------
     ArgumentError
         An option is out of its range, or `include` names a weight that cannot be compressed.
-    UnsupportedError
-        The layout does not take the codec of a weight. Nothing is compressed then.
     NotFoundError
         `include` names a parameter that there is not.
     CancelledError
@@ -141,13 +141,13 @@ def compress_model(
     fill_encode_options(s.EncodeOptionsStruct(), verify=True, **options)
     rules = Rules("int" if bits is not None else codec, _as_list(include), _as_list(exclude), embeddings)
     taken, left = select(model, rules)
-    _check_codecs(taken, options, layout)
     total, done = sum(weight.source_bytes for weight in taken), 0
     compressed: dict[str, CompressedWeight] = {}
+    refused: dict[str, str] = {}
     source_bytes = compressed_bytes = 0
     for weight in taken:
         _report_progress(progress, weight.names[0], done, total)
-        results = _compress_weight(weight, _options_for(options, weight.dtype), layout)
+        results = _compress_weight(weight, _options_for(options, weight.dtype), layout, refused)
         if results:
             compressed.update(results)
             source_bytes += weight.source_bytes
@@ -157,6 +157,8 @@ def compress_model(
         done += weight.source_bytes
     if taken:
         _report_progress(progress, taken[-1].names[0], done, total)
+    if refused:
+        warnings.warn(_layouts.describe_refusals(layout, refused), stacklevel=2)
     return ModelReport(compressed, left, source_bytes, compressed_bytes, count_bytes(model) - compressed_bytes)
 
 
@@ -164,16 +166,6 @@ def _as_list(patterns: Iterable[str] | None) -> list[str]:
     if isinstance(patterns, str):
         raise TypeError("include and exclude are lists of names or patterns, not a str")
     return list(patterns or ())
-
-
-def _check_codecs(taken: list[Weight], options: dict[str, Any], layout: str) -> None:
-    """Raises UnsupportedError, before anything is changed, if a layout does not take a weight; tries a small one."""
-    names = {weight.dtype: weight.names[0] for weight in taken if not get_expert_names(weight.modules[0])}
-    if layout == "coded":
-        return
-    for dtype, name in names.items():
-        sample = torch.zeros(LEAST_SIDE, LEAST_SIDE, dtype=dtype)
-        _layouts.check_layout(encode_weight(sample, **_options_for(options, dtype)), layout, f"{name}: ")
 
 
 def _options_for(options: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
@@ -208,18 +200,23 @@ def become(module: nn.Module, made: nn.Module) -> None:
     object.__setattr__(module, "__class__", type(made))
 
 
-def _compress_weight(weight: Weight, options: dict[str, Any], layout: str) -> dict[str, CompressedWeight]:
+def _compress_weight(
+    weight: Weight, options: dict[str, Any], layout: str, refused: dict[str, str]
+) -> dict[str, CompressedWeight]:
     """Encodes a weight and swaps the modules that share it, all or none.
 
-    Returns what became of each name; nothing if the blob is no smaller, and nobody asked for it by name.
+    Returns what became of each name; nothing if the blob is no smaller, and nobody asked for it by name. `refused` gets
+    the names, and the reason, of one that the layout does not take.
     """
     results: dict[str, CompressedWeight] = {}
     prepare = _prepare_experts if get_expert_names(weight.modules[0]) else _prepare_matrix
 
     def prepare_if_smaller() -> Callable[[], None]:
-        found, blob_bytes, swap = prepare(weight, options, layout)
+        found, blob_bytes, refusal, swap = prepare(weight, options, layout)
         if weight.asked or blob_bytes < weight.source_bytes:
             results.update(found)
+            if refusal:
+                refused.update(dict.fromkeys(weight.names, refusal))
             return swap
         return lambda: None
 
@@ -232,8 +229,8 @@ def _count_compressed(results: dict[str, CompressedWeight]) -> int:
     return sum({id(each): each.compressed_bytes for each in results.values()}.values())
 
 
-# What becomes of each name, the bytes of the blobs, and what swaps the modules.
-_Prepared = tuple[dict[str, CompressedWeight], int, Callable[[], None]]
+# What becomes of each name, the bytes of the blobs, why the layout does not take them, and what swaps the modules.
+_Prepared = tuple[dict[str, CompressedWeight], int, str, Callable[[], None]]
 
 
 def _prepare_matrix(weight: Weight, options: dict[str, Any], layout: str) -> _Prepared:
@@ -242,16 +239,17 @@ def _prepare_matrix(weight: Weight, options: dict[str, Any], layout: str) -> _Pr
     assert dense is not None
     blob = encode_weight(dense, **options)
     blob_bytes = blob.numel()
-    layer = as_parameter(_layouts.convert_blob(blob, layout))
+    laid_out, refusal = _layouts.convert_or_keep(blob, layout)
+    layer = as_parameter(laid_out)
     made = [_make_compressed(module, layer) for module in weight.modules]
-    codec = made[0].info().codec
-    result = CompressedWeight(tuple(dense.shape), dense.dtype, codec, weight.source_bytes, layer.numel(), layout)
+    codec, lies = made[0].info().codec, made[0].layout
+    result = CompressedWeight(tuple(dense.shape), dense.dtype, codec, weight.source_bytes, layer.numel(), lies)
 
     def swap() -> None:
         for module, compressed in zip(weight.modules, made):
             become(module, compressed)
 
-    return dict.fromkeys(weight.names, result), blob_bytes, swap
+    return dict.fromkeys(weight.names, result), blob_bytes, refusal, swap
 
 
 def _prepare_experts(weight: Weight, options: dict[str, Any], _layout: str) -> _Prepared:
@@ -272,7 +270,7 @@ def _prepare_experts(weight: Weight, options: dict[str, Any], _layout: str) -> _
     def swap() -> None:
         replace_experts(module, **blobs)
 
-    return results, _count_compressed(results), swap
+    return results, _count_compressed(results), "", swap
 
 
 def run_abandonable(prepare: Callable[[], Callable[[], None]]) -> None:

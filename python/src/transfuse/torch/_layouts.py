@@ -2,7 +2,11 @@
 """Layers in other layouts than the coded one, which is that of files and state dicts, and the ways between them.
 
 From a coded layer the library transcodes, on the device. The way back decodes, and encodes on the CPU with the options
-that the layer's head has kept: the same weights, and of blobs of this version's encoder the same bytes.
+that the layer's head has kept: the same weights, and of blobs of this version's encoder the same bytes. From one of the
+other layouts to another it is both ways.
+
+Not every layer can lie in every layout: codecs decide, and of packed layers the weights, too. Where single layers are
+converted that is an error; layers of a model stay coded then, and a warning names them.
 """
 
 from __future__ import annotations
@@ -10,15 +14,20 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections import defaultdict
 
 import torch
 from torch import Tensor
 
 from transfuse import _structs as s
+from transfuse._errors import UnsupportedError
 from transfuse._options import find_layout
 from transfuse.torch import _encode, _ops, _registry
 from transfuse.torch._dtypes import TORCH_DTYPES
 from transfuse.torch._shim import call
+
+# Of what a warning names.
+_WORDS_SHOWN = 6
 
 
 def convert_blob(blob: Tensor, layout: str) -> Tensor:
@@ -29,7 +38,7 @@ def convert_blob(blob: Tensor, layout: str) -> Tensor:
     blob : Tensor, uint8, [blob_bytes]
         A blob, or a layer's bytes in any layout; it stays as it is, and is adopted if it is not known.
     layout : str
-        "coded" or "plain".
+        "coded", "packed" or "plain".
 
     Returns
     -------
@@ -42,7 +51,7 @@ def convert_blob(blob: Tensor, layout: str) -> Tensor:
     ArgumentError
         There is no such layout.
     UnsupportedError
-        The layout does not take the codec.
+        The layout does not take the codec, or not these weights.
     DataError
         The blob is corrupt.
     """
@@ -71,14 +80,34 @@ def encode_again(blob: Tensor) -> Tensor:
     return found
 
 
-def check_layout(blob: Tensor, layout: str, what: str = "") -> None:
-    """Raises what `convert_blob` would for a blob whose codec a layout does not take; `what` begins the message."""
-    if _registry.blob_layout(blob) == "coded":
-        _registry.measure(blob, find_layout(layout), what)
+def convert_or_keep(blob: Tensor, layout: str) -> tuple[Tensor, str]:
+    """Returns a layer in another layout and "", or, if that does not take it, `blob` as it lies, and the reason.
+
+    Raises what `convert_blob` does for other reasons.
+    """
+    _registry.adopt(blob)
+    try:
+        return convert_blob(blob, layout), ""
+    except UnsupportedError as refusal:
+        return blob, refusal.message
+
+
+def describe_refusals(layout: str, refused: dict[str, str]) -> str:
+    """Returns what a warning says of weights that a layout does not take: their names, by the reasons."""
+    names = defaultdict(list)
+    for name, reason in refused.items():
+        names[reason].append(name)
+    parts = [f"{_enumerate(those)}, since {reason}" for reason, those in names.items()]
+    return f"weights that do not become {layout}, but stay as they are: {_enumerate(parts, '; ')}"
+
+
+def _enumerate(words: list[str], separator: str = ", ") -> str:
+    more = [f"{len(words) - _WORDS_SHOWN} more"] if len(words) > _WORDS_SHOWN else []
+    return separator.join(words[:_WORDS_SHOWN] + more)
 
 
 def _transcode(blob: Tensor, layout: s.Layout) -> Tensor:
-    """Returns the layer of a coded blob in another layout, on the device of the blob."""
+    """Returns the layer of a coded blob in another layout, on the device of the blob, in memory of its own size."""
     size = _registry.measure(blob, layout)
     made = torch.empty(size.blob_bytes, dtype=torch.uint8, device=blob.device)
     keeping = _registry.Keeping(made, [size.directory_bytes], [0])
@@ -87,7 +116,7 @@ def _transcode(blob: Tensor, layout: s.Layout) -> Tensor:
         memory = s.LayerMemoryStruct(made.data_ptr(), made.numel(), *keeping.directories[0])
         source = _registry.device_index(blob.device), blob.data_ptr(), blob.numel()
         call("trf_torch_adopt", *source, layout, ctypes.byref(memory))
-    return made
+    return _registry.fit_memory(made)
 
 
 class _Made:

@@ -19,7 +19,7 @@ from transfuse._library import call as library_call
 from transfuse._library import call_interruptible, library
 from transfuse._options import encode_path, encode_text, find_layout
 from transfuse.torch._containers import place_blobs, write_head
-from transfuse.torch._registry import Keeping, device_index, make_experts, wait_for
+from transfuse.torch._registry import Keeping, device_index, fit_memory, make_experts, wait_for
 from transfuse.torch._shim import CPU, call
 
 
@@ -105,7 +105,7 @@ def load_blob(
     device : torch.device
         The CPU or a CUDA device.
     layout : str
-        How it is to lie in memory: "coded", or "plain", which decodes it while it is loaded.
+        How it is to lie in memory: "coded"; or "packed" or "plain", which transcode it while it is loaded.
     cancel : Cancel, optional
         Of a caller who looks after Ctrl-C: the call then runs on the thread that it comes from.
 
@@ -121,7 +121,7 @@ def load_blob(
     ArgumentError
         The tensor is not compressed, or one of experts without an index; there is no such layout.
     UnsupportedError
-        Also: the layout does not take the codec, or a tensor of experts.
+        Also: the layout does not take the codec, or not these weights, or a tensor of experts.
     CancelledError
         `cancel` was set.
     DeviceError, InputOutputError, DataError, UnsupportedError
@@ -156,7 +156,10 @@ def load_experts(
 
 
 def measure_tensor(checkpoint: Checkpoint, tensor: str, layout: str) -> int:
-    """Returns the bytes that `load_blob` will give of a tensor that is no tensor of experts; raises what it does."""
+    """Returns the bytes that `load_blob` allocates for a tensor that is no tensor of experts, and gives at most.
+
+    Raises what `load_blob` does, but for what is wrong with weights.
+    """
     return int(_measure(CPU, checkpoint.handle, encode_text(tensor, "tensor"), find_layout(layout)).blob_bytes)
 
 
@@ -197,4 +200,4 @@ def _load(
             call_interruptible(load, asked)
         if into_container:
             make_experts(blob, offsets)
-    return blob
+    return blob if into_container else fit_memory(blob)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
     "coded" also its dense weights, which are encoded on the CPU. Parameters stay the same objects, so that ties hold;
     their memory is another one, so that compiled models are compiled anew, and CUDA graphs have to be captured again.
     Modules whose weights are to be loaded are told how. No other thread may use the model meanwhile.
+    Weights that the layout does not take stay as they are, and a warning names them: those of other codecs, and of
+    packed layers those whose exponents lie too far apart.
     Ctrl-C, and whatever else is raised, leaves a model that works, of which some layers are converted.
 
     Parameters
@@ -33,22 +36,21 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
     model : nn.Module
         A `TransfuseLinear` or `TransfuseEmbedding`, or anything that has some.
     layout : str
-        "coded", or "plain".
+        "coded", "packed" or "plain". From packed to plain, and back, it is by way of the coded one.
     progress : callable, optional
         As of `compress_model`; bytes are those of the weights before they are converted.
 
     Returns
     -------
     dict of str to str
-        The compressed weights that stay as they are, and why: those of experts, which lie coded.
+        The compressed weights that stay as they are, and why: those of experts, which lie coded, are among them.
 
     Raises
     ------
     ArgumentError
         There is no such layout.
     UnsupportedError
-        The layout does not take the codec of a weight, or `model` itself is a module of experts. Nothing is converted
-        then.
+        The layout does not take `model` itself, which is a single layer, or a module of experts.
     CancelledError
         `progress` asked to stop.
     """
@@ -63,43 +65,44 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
                 raise make_error(Status.TRF_ERR_UNSUPPORTED, f"{_NO_EXPERTS}, and not {layout}")
             left.update(dict.fromkeys((f"{path}.{name}" for name in module.blob_shapes), _NO_EXPERTS))
     taken = [members for members in weights.values() if members[0][1].layout != layout]
-    _check(taken, layout)
     total, done = sum(members[0][1].weight.numel() for members in taken), 0
+    refused: dict[str, str] = {}
     for members in taken:
         name, first = members[0]
         size = first.weight.numel()
         _report_progress(progress, name, done, total)
         if has_bytes(first.weight):
-            run_abandonable(_make_conversion([module for _, module in members], layout))
+            reason = _convert([module for _, module in members], layout)
+            if reason and first is model:
+                raise make_error(Status.TRF_ERR_UNSUPPORTED, reason)
+            if reason:
+                refused.update((each, reason) for each, _ in members)
         else:
             for _, module in members:
                 module.expect_layout(layout)
         done += size
     if taken:
         _report_progress(progress, taken[-1][0][0], done, total)
-    return left
+    if refused:
+        warnings.warn(_layouts.describe_refusals(layout, refused), stacklevel=2)
+    return left | refused
 
 
-def _check(taken: list[list[tuple[str, CompressedModule]]], layout: str) -> None:
-    """Raises UnsupportedError if a weight cannot be converted, and names it."""
-    for members in taken:
-        name, first = members[0]
-        if has_bytes(first.weight):
-            _layouts.check_layout(first.weight, layout, f"{name}: ")
-
-
-def _make_conversion(modules: list[CompressedModule], layout: str) -> Callable[[], Callable[[], None]]:
-    """Returns what converts the weight that modules share, which returns what puts it in."""
+def _convert(modules: list[CompressedModule], layout: str) -> str:
+    """Converts the weight that modules share; returns why the layout does not take it, or ""."""
+    reasons: list[str] = []
 
     def convert() -> Callable[[], None]:
-        made = _layouts.convert_blob(modules[0].weight, layout)
-        return lambda: swap(made)
+        made, reason = _layouts.convert_or_keep(modules[0].weight, layout)
+        reasons.append(reason)
+        return lambda: None if reason else swap(made)
 
     def swap(made: Tensor) -> None:
         for module in modules:
             module._change_data("weight", made)
 
-    return convert
+    run_abandonable(convert)
+    return reasons[0]
 
 
 def _report_progress(progress: Progress | None, name: str, done: int, total: int) -> None:

@@ -5,7 +5,7 @@ The parameter `weight` holds the blob: uint8, 1-D, without a gradient, in memory
 parameter, a state dict has the names of the uncompressed model, and code that asks `isinstance(module, nn.Linear)`
 goes on working; what it must not do is take `weight` for a matrix. `decode_weight` gives the matrix.
 
-The parameter may hold the layer in another layout than the coded one, plain for instance; `layout` says which. State
+The parameter may hold the layer in another layout than the coded one, packed for instance; `layout` says which. State
 dicts and pickles have the blob again.
 
 What moves the blob (`to`, `cuda`, `cpu`, `deepcopy`, `pickle`, `torch.load`, `load_state_dict`) registers it where it
@@ -17,6 +17,7 @@ multiplies as torch does: that works, slowly. An embedding gives rows of the dty
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class CompressedModule(BlobModule):
     weight_dtype : torch.dtype
         Of the decoded weights, which is the source's.
     layout : str
-        "coded" or "plain".
+        "coded", "packed" or "plain".
     """
 
     weight: Tensor
@@ -128,7 +129,11 @@ class CompressedModule(BlobModule):
             self._layout = layout
 
     def _lay_out(self, blob: Tensor) -> Tensor:
-        return _layouts.convert_blob(blob, self._layout)
+        made, refusal = _layouts.convert_or_keep(blob, self._layout)
+        if refusal:
+            rows, cols = self.weight_shape
+            warnings.warn(f"a {type(self).__name__} of {rows} x {cols} stays coded, since {refusal}", stacklevel=2)
+        return made
 
     def _encode_again(self, blob: Tensor) -> Tensor:
         return _layouts.encode_again(blob)
@@ -158,7 +163,8 @@ class CompressedModule(BlobModule):
         super().__setstate__(state)
         weight = self._parameters["weight"]
         if weight is not None and has_bytes(weight) and self._layout != layout:
-            weight.data = _layouts.convert_blob(weight, layout)  # once for all modules that share it
+            self._layout = layout
+            weight.data = self._lay_out(weight)  # once for all modules that share it
             self._note_adoption()
 
     def _describe_weight(self) -> str:
@@ -201,7 +207,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
     dtype : torch.dtype, optional
         Of the weights that are to come, and of the bias.
     layout : str
-        How the weights that are to come will lie in memory, "coded" or "plain".
+        How the weights that are to come will lie in memory, "coded", "packed" or "plain".
 
     The constructor makes a module whose blob is still to be loaded; `from_blob` and `from_linear` make whole ones.
     """
@@ -274,7 +280,7 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         linear : nn.Linear
             Its weights may lie on any device, where the blob comes to lie, too.
         layout : str
-            How the layer is to lie in memory, "coded" or "plain".
+            How the layer is to lie in memory, "coded", "packed" or "plain".
         **options
             `codec`, `bits`, `granularity`, `favor`, `threads` and `verify` of `transfuse.Layer.encode`.
 
@@ -285,7 +291,8 @@ class TransfuseLinear(CompressedModule, nn.Linear):
         ArgumentError
             No codec takes the weights: F32 needs `bits`, or `codec="bf16"`, which rounds; there is no such layout.
         UnsupportedError
-            The layout does not take the codec: plain layers are of bf16 and fp16.
+            The layout does not take the codec (packed layers are of bf16, plain ones of bf16 and fp16), or not these
+            weights.
         """
         if not isinstance(linear, nn.Linear) or isinstance(linear, CompressedModule):
             raise TypeError(f"from_linear takes an nn.Linear with dense weights, not a {type(linear).__name__}")
@@ -330,7 +337,7 @@ class TransfuseEmbedding(CompressedModule, nn.Embedding):
     dtype : torch.dtype, optional
         Of the weights that are to come.
     layout : str
-        How they will lie in memory, "coded" or "plain".
+        How they will lie in memory, "coded", "packed" or "plain".
 
     Attributes
     ----------

@@ -79,7 +79,7 @@ def adopt(blob: torch.Tensor) -> None:
     blob : torch.Tensor, uint8, [blob_bytes]
         On the CPU or a CUDA device, where it is used as it lies: its bytes must not change. On a CUDA device it is
         read back to be checked, which waits for the device, and a directory of about 1 % of its size is allocated.
-        Of a layer in another layout the head alone is checked, and there is no directory.
+        Of a layer in another layout the head alone is checked (of a packed one on the CPU all), without a directory.
 
     Raises
     ------
@@ -273,7 +273,7 @@ def blob_info(blob: torch.Tensor) -> LayerInfo:
 
 
 def blob_layout(blob: torch.Tensor) -> str:
-    """Returns how a layer lies in memory, "coded" or "plain"; one that is not known is adopted.
+    """Returns how a layer lies in memory, "coded", "packed" or "plain"; one that is not known is adopted.
 
     Raises
     ------
@@ -283,6 +283,20 @@ def blob_layout(blob: torch.Tensor) -> str:
         What `adopt` raises.
     """
     return layout_name(_find(blob).layout)
+
+
+def fit_memory(blob: torch.Tensor) -> torch.Tensor:
+    """Returns a layer in memory of its own size: itself, or a copy of one that was made in memory with room for more.
+
+    How large a packed layer is shows when it is there. While the copy is made the memory is there twice, of this layer
+    alone; the larger one goes with the last reference to it.
+    """
+    size = int(_find(blob).memory_bytes)
+    if size >= blob.numel():
+        return blob
+    fitted = blob[:size].clone()
+    adopt(fitted)
+    return fitted
 
 
 def _find(blob: torch.Tensor) -> s.DeviceLayerInfoStruct:
