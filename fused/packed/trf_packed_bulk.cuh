@@ -42,7 +42,8 @@ struct trf_packed_bulk_args {
     trf_tensor_map x_map; /* boxes of 64 columns by 8 * x_tiles rows, under the swizzle of 128 bytes */
     trf_packed_view view;
     uint32_t m;
-    uint32_t cluster;      /* blocks of a cluster; 1 if stream-K */
+    uint32_t cluster; /* blocks of a cluster; 1 if stream-K */
+    uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's stages */
     trf_stream_k stream_k; /* of tiles ("units") and stages ("panels") over blocks ("warps"); panels also of clusters */
     float *partials;       /* stream-K: [2 * blocks][items][128]; a block's first tile, then its last one */
     trf_epilogue epilogue;
@@ -68,7 +69,9 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
                               kBarriersAt = kSumsAt + trf_packed_bulk_sums_bytes(kShape, kXTiles);
     static constexpr uint32_t kItems = trf_packed_bulk_items(kShape, kXTiles);
     static constexpr bool kStreamK = trf_packed_bulk_is_stream_k(kShape);
-    static constexpr int kRegisters = kWarps == 8 ? 232 : 112, kProducerRegisters = kWarps == 8 ? 40 : 32;
+    static constexpr bool kMovesRegisters = kSlabs * kXTiles >= 16; /* those that a thread has at launch do not do */
+    static constexpr int kRegisters = !kMovesRegisters ? 0 : kWarps == 8 ? 232 : 112,
+                         kProducerRegisters = !kMovesRegisters ? 0 : kWarps == 8 ? 40 : 32;
     static constexpr uint32_t kThreads = 32 * (kWarps + TRF_PACKED_BULK_PRODUCER_WARPS);
     static_assert(kXAt % 1024 == 0 && kXBytes % kXBoxBytes == 0, "boxes of x lie at multiples of 1024 bytes");
     static_assert(TRF_PACKED_LINE_TILES % kColWarps == 0, "a stage has one exception line a band");
@@ -88,8 +91,9 @@ template <class Config>
 static __device__ __forceinline__ trf_packed_bulk_range trf_packed_bulk_range_of(const trf_packed_bulk_args &a) {
     if constexpr (Config::kStreamK)
         return {trf_stream_k_begin(&a.stream_k, blockIdx.x), trf_stream_k_begin(&a.stream_k, blockIdx.x + 1)};
-    const uint32_t stages = a.stream_k.panels, tile = blockIdx.x / a.cluster, rank = blockIdx.x % a.cluster;
-    return {tile * stages + stages * rank / a.cluster, tile * stages + stages * (rank + 1) / a.cluster};
+    const uint32_t tile = blockIdx.x / a.cluster, rank = blockIdx.x % a.cluster, first = tile * a.stream_k.panels;
+    return {first + trf_share_begin(a.share_quotient, a.share_remainder, rank),
+            first + trf_share_begin(a.share_quotient, a.share_remainder, rank + 1)};
 }
 
 /* A stage: which tile of the block's rows, and which packed tiles of its bands. */
@@ -484,9 +488,10 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
             trf_packed_bulk_produce_x<Config>(args, range, shared, lane);
         else
             __syncthreads();
-        for (uint32_t meeting = 0; meets && meeting < 2; meeting++) {
+        if (meets) {
             trf_cluster_arrive(args.cluster);
             trf_cluster_wait(args.cluster);
+            trf_cluster_leave(args.cluster);
         }
         return;
     }
@@ -502,8 +507,7 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
         trf_cluster_wait(args.cluster);
         trf_wait_for_predecessor(); /* a block without stages has not */
         trf_packed_bulk_add_blocks<Config>(args, warp, shared);
-        trf_cluster_arrive(args.cluster); /* until then others read this block's sums */
-        trf_cluster_wait(args.cluster);
+        trf_cluster_leave(args.cluster); /* others may have read this block's sums only now */
     }
 }
 

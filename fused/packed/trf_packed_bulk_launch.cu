@@ -83,6 +83,8 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
     args.view = *view;
     args.m = product->m;
     args.cluster = partition->cluster;
+    args.share_quotient = partition->stages / partition->cluster;
+    args.share_remainder = partition->stages % partition->cluster;
     args.stream_k = trf_stream_k_of(partition->tiles, partition->stages, (uint32_t)partition->blocks);
     args.partials = partials;
     args.epilogue = trf_epilogue_of(product, operands);

@@ -70,16 +70,28 @@ static __device__ __forceinline__ void trf_stmatrix4_transposed(uint32_t at, uin
                  : "memory");
 }
 
-/* ---- registers: all warps of a warpgroup call it; there is nothing to wait for if the block has so many ---- */
+/* ---- registers: all warps of a warpgroup call it; there is nothing to wait for if the block has so many. 0: a warp
+ * keeps what it has, which is a microsecond less at a block's start ---- */
 
 template <int kRegisters> static __device__ __forceinline__ void trf_take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+    if constexpr (kRegisters > 0)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters> static __device__ __forceinline__ void trf_give_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+    if constexpr (kRegisters > 0)
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 /* ---- blocks of a cluster ---- */
+
+/* The last meeting of a cluster's blocks, behind which they may go; it orders no memory, and so does not wait for what
+ * has been written to y. */
+static __device__ __forceinline__ void trf_cluster_leave(uint32_t blocks) {
+    if (blocks > 1)
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
+                     "barrier.cluster.wait.aligned;" ::
+                         : "memory");
+}
 
 /* What stands at the shared address `at` of the cluster's block `rank`. */
 static __device__ __forceinline__ float4 trf_lds128f_cluster(uint32_t at, uint32_t rank) {

@@ -319,9 +319,10 @@ static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_w
         trf_packed_wgmma_produce_x<Config>(args, shared, lane);
     else
         __syncthreads();
-    for (uint32_t meeting = 0; args.cluster && meeting < 2; meeting++) {
+    if (args.cluster) {
         trf_cluster_arrive(args.cluster);
         trf_cluster_wait(args.cluster);
+        trf_cluster_leave(args.cluster);
     }
 }
 

@@ -17,6 +17,7 @@ struct trf_packed_wgmma_args {
     uint32_t m;
     uint32_t row_tiles, x_blocks; /* of all tiles, and so their number */
     uint32_t cluster;             /* blocks of a cluster, which has one tile; 0: blocks stay */
+    uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's stages */
     uint32_t whole;               /* tiles that are not shared, if blocks stay */
     trf_stream_k stream_k;        /* of the other tiles ("units") and stages ("panels") over blocks ("warps") */
     float *partials;              /* [2 * blocks][items][128]: of a block's first shared tile, then of its last one */
@@ -34,6 +35,8 @@ static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_vi
     args.x_blocks = partition->x_blocks;
     args.row_tiles = partition->tiles / partition->x_blocks;
     args.cluster = partition->cluster > 1 ? partition->cluster : 0;
+    args.share_quotient = partition->stages / partition->cluster;
+    args.share_remainder = partition->stages % partition->cluster;
     args.whole = partition->whole;
     args.epilogue = epilogue;
     args.is_bare = trf_packed_is_bare(epilogue) && (uintptr_t)epilogue.y % 16 == 0 && epilogue.y_stride % 8 == 0 &&
@@ -54,7 +57,8 @@ template <int kShape> struct trf_packed_wgmma_config {
                               kStageBytes = trf_packed_wgmma_stage_bytes(kShape), kLinesAt = kStages * kStageBytes,
                               kSumsAt = kLinesAt + kStages * TRF_PACKED_WGMMA_LINE_BYTES,
                               kBarriersAt = kSumsAt + TRF_PACKED_WGMMA_SUMS_BYTES;
-    static constexpr int kRegisters = 232, kProducerRegisters = 40; /* of 168 that a thread has at launch */
+    static constexpr bool kMovesRegisters = kXRows > 128; /* the 168 that a thread has at launch do not do */
+    static constexpr int kRegisters = kMovesRegisters ? 232 : 0, kProducerRegisters = kMovesRegisters ? 40 : 0;
     static_assert(kXAt % 1024 == 0 && kStageBytes % 1024 == 0, "x lies at multiples of 1024 bytes");
     static_assert(kStages >= 4, "a pipeline");
     static_assert(kItems * TRF_PACKED_BULK_ITEM_BYTES <= kLinesAt, "all sums fit where the stages were");
@@ -84,6 +88,10 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_pac
 
 static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_wgmma_args &a,
                                                               trf_packed_wgmma_stint &stint) {
+    if (a.x_blocks == 1) {
+        stint.row_tile = stint.tile;
+        return;
+    }
     const uint32_t group_tiles = a.row_tiles * TRF_PACKED_WGMMA_X_GROUP, group = stint.tile / group_tiles,
                    in_group = stint.tile % group_tiles,
                    width = min((uint32_t)TRF_PACKED_WGMMA_X_GROUP, a.x_blocks - TRF_PACKED_WGMMA_X_GROUP * group);
@@ -98,8 +106,8 @@ static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_
     if (a.cluster) {
         const uint32_t rank = blockIdx.x % a.cluster;
         stint.tile = blockIdx.x / a.cluster;
-        stint.begin = (uint32_t)((uint64_t)stages * rank / a.cluster);
-        stint.end = (uint32_t)((uint64_t)stages * (rank + 1) / a.cluster);
+        stint.begin = trf_share_begin(a.share_quotient, a.share_remainder, rank);
+        stint.end = trf_share_begin(a.share_quotient, a.share_remainder, rank + 1);
     } else if (number < rounds) {
         stint.tile = blockIdx.x + number * gridDim.x;
         stint.end = stages;

@@ -79,21 +79,6 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_item(const trf_pac
     __syncwarp();
 }
 
-/* The same of x tiles t and t + 1, to whatever y it is. */
-static __device__ __forceinline__ void trf_packed_wgmma_write_pair(const trf_packed_wgmma_args &a,
-                                                                   const trf_packed_wgmma_output &output, uint32_t t,
-                                                                   float4 v0, float4 v1, uint32_t lane) {
-    if (output.is_bare) {
-        trf_packed_wgmma_write_bare(a, output, t, v0, v1, lane);
-        return;
-    }
-#pragma unroll 1
-    for (uint32_t i = 0; i < 2; i++) {
-        trf_sts128f(output.at + trf_packed_wgmma_item_at(lane), i ? v1 : v0);
-        trf_packed_wgmma_write_item(a, output, t + i, lane);
-    }
-}
-
 /* A lane's sums of an item. */
 template <uint32_t kSums>
 static __device__ __forceinline__ float4 trf_packed_wgmma_item(const float (&sums)[kSums], uint32_t t) {
@@ -146,8 +131,30 @@ trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma
     }
 }
 
-/* Clusters: all sums to the stages' place; then adds the blocks' sums in their order, each block those of other pairs
- * of items. */
+/* kCount items from x tile t on. */
+template <uint32_t kCount>
+static __device__ __forceinline__ void trf_packed_wgmma_write_items(const trf_packed_wgmma_args &a,
+                                                                    const trf_packed_wgmma_output &output, uint32_t t,
+                                                                    const float4 (&v)[kCount], uint32_t lane) {
+    if (output.is_bare) {
+#pragma unroll
+        for (uint32_t i = 0; i < kCount; i += 2)
+            trf_packed_wgmma_write_bare(a, output, t + i, v[i], v[i + 1], lane);
+        return;
+    }
+#pragma unroll 1 /* what is not bare is hundreds of instructions */
+    for (uint32_t i = 0; i < kCount; i++) {
+        float4 one = v[0];
+#pragma unroll
+        for (uint32_t k = 1; k < kCount; k++)
+            one = i == k ? v[k] : one;
+        trf_sts128f(output.at + trf_packed_wgmma_item_at(lane), one);
+        trf_packed_wgmma_write_item(a, output, t + i, lane);
+    }
+}
+
+/* Clusters: all sums to the stages' place; then adds the blocks' sums in their order, each block those of other
+ * items. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_wgmma_warp &warp,
@@ -161,17 +168,27 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
     trf_cluster_arrive(args.cluster);
     trf_cluster_wait(args.cluster);
     trf_wait_for_predecessor(); /* a block without stages has not */
+    constexpr uint32_t kAtOnce = Config::kXTiles > 8 ? 4 : 2; /* items: each of 4 blocks has some */
+    const uint32_t rank = blockIdx.x % args.cluster;
 #pragma unroll 1
-    for (uint32_t t = 2 * (blockIdx.x % args.cluster); has_band && t < Config::kXTiles; t += 2 * args.cluster) {
-        float4 v0 = make_float4(0, 0, 0, 0), v1 = v0;
-        for (uint32_t r = 0; r < args.cluster; r++) {
-            v0 = trf_add4(v0, trf_lds128f_cluster(at + t * TRF_PACKED_BULK_ITEM_BYTES, r));
-            v1 = trf_add4(v1, trf_lds128f_cluster(at + (t + 1) * TRF_PACKED_BULK_ITEM_BYTES, r));
+    for (uint32_t t = kAtOnce * rank; has_band && t < Config::kXTiles; t += kAtOnce * args.cluster) {
+        float4 v[kAtOnce]; /* in as few ways to other multiprocessors as registers allow */
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; i++)
+            v[i] = trf_lds128f_cluster(at + (t + i) * TRF_PACKED_BULK_ITEM_BYTES, 0);
+#pragma unroll 3
+        for (uint32_t r = 1; r < args.cluster; r++) {
+            float4 other[kAtOnce];
+#pragma unroll
+            for (uint32_t i = 0; i < kAtOnce; i++)
+                other[i] = trf_lds128f_cluster(at + (t + i) * TRF_PACKED_BULK_ITEM_BYTES, r);
+#pragma unroll
+            for (uint32_t i = 0; i < kAtOnce; i++)
+                v[i] = trf_add4(v[i], other[i]);
         }
-        trf_packed_wgmma_write_pair(args, output, t, v0, v1, warp.lane);
+        trf_packed_wgmma_write_items<kAtOnce>(args, output, t, v, warp.lane);
     }
-    trf_cluster_arrive(args.cluster); /* until then others read this block's sums */
-    trf_cluster_wait(args.cluster);
+    trf_cluster_leave(args.cluster); /* others may have read this block's sums only now */
 }
 
 /* Stream-K, behind the kernel: two items of a tile that blocks share, by one warp. at: its 512 bytes. */
@@ -195,7 +212,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_finish_pair(const trf_pa
         v0 = trf_add4(v0, *trf_packed_wgmma_partial<Config>(args, block, shared_tile, item, lane));
         v1 = trf_add4(v1, *trf_packed_wgmma_partial<Config>(args, block, shared_tile, item + 1, lane));
     }
-    trf_packed_wgmma_write_pair(args, trf_packed_wgmma_output_of(args, row, n, at, lane), t, v0, v1, lane);
+    const float4 v[2] = {v0, v1};
+    trf_packed_wgmma_write_items(args, trf_packed_wgmma_output_of(args, row, n, at, lane), t, v, lane);
 }
 
 #endif

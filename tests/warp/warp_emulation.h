@@ -261,6 +261,7 @@ static inline void trf_cluster_wait(uint32_t blocks) {
     else
         warp_meet_block();
 }
+static inline void trf_cluster_leave(uint32_t blocks) { trf_cluster_wait(blocks); }
 
 /* Alone in its stream. */
 static inline void trf_wait_for_predecessor() {}

@@ -35,6 +35,8 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     args.view = *product->view;
     args.m = product->m;
     args.cluster = cluster;
+    args.share_quotient = stages / cluster;
+    args.share_remainder = stages % cluster;
     args.stream_k = trf_stream_k_of(tiles, stages, blocks);
     args.partials = product->partials;
     args.epilogue = product->epilogue;
