@@ -89,6 +89,8 @@ static const trf_layout_ops plain_layout = {
     .measure = trf_plain_measure,
     .fill = trf_cuda_fill_plain_layer,
     .adopt = trf_plain_adopt,
+    .measure_converted = trf_plain_measure_converted,
+    .convert = trf_cuda_convert_to_plain,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_plain_layer,
     .decode = trf_cuda_decode_plain,
@@ -119,12 +121,19 @@ static trf_status adopt_packed(trf_device_layer *made, const void *buffer, uint6
     return status == TRF_OK ? trf_packed_adopt(made, buffer, buffer_bytes, err) : status;
 }
 
+static trf_status measure_converted_to_packed(const trf_device_layer *source, trf_layer_size *size, trf_error *err) {
+    trf_status status = check_packed_is_ready(err);
+    return status == TRF_OK ? trf_packed_measure_converted(source, size, err) : status;
+}
+
 /* Every layer is measured before it is filled. */
 static const trf_layout_ops packed_layout = {
     .layout = TRF_LAYOUT_PACKED,
     .measure = measure_packed,
     .fill = trf_cuda_fill_packed_layer,
     .adopt = adopt_packed,
+    .measure_converted = measure_converted_to_packed,
+    .convert = trf_cuda_convert_to_packed,
     .destroy = trf_cuda_destroy_layer,
     .check = trf_cuda_check_plain_layer,
     .decode = trf_cuda_decode_packed,

@@ -16,6 +16,7 @@ struct trf_device_layer {
     trf_context *context;
     int device;          /* the context's */
     trf_layer_info info; /* rows and cols: the shard's */
+    trf_header header;   /* of the blob that it was made of, or of what was loaded of it */
     const trf_layout_ops *layout;
     trf_shard_range shard;
     uint64_t memory_bytes; /* of device memory */
