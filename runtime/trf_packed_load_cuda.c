@@ -6,7 +6,10 @@
  *              [left] |  [part ....................]      left: rows of the band that the part before began
  *
  * What is left over is copied in front of the next part, so that a band's rows lie one behind the other. A shard's
- * bands begin with its first row, wherever that is in its part. */
+ * bands begin with its first row, wherever that is in its part.
+ *
+ * A layer that is on the device, of whole bands and regular slabs, is packed straight from its slabs, if no tile has to
+ * be stored. */
 #include "trf_cuda_call.h"
 #include "trf_decode_launch.h"
 #include "trf_device_cuda.h"
@@ -19,6 +22,7 @@
 #include "trf_plain_layer.h"
 #include "trf_staging_cuda.h"
 #include "trf_transcode_cuda.h"
+#include "trf_transcode_launch.h"
 
 #include <cuda_runtime_api.h>
 
@@ -115,14 +119,11 @@ static trf_status write_rest(const trf_packed_target *target, uint8_t *buffer, c
 }
 
 /* What packing came to: the layer's head, or why it cannot be packed. */
-static trf_status read_state(const trf_context *context, trf_packed_target *target, trf_error *err) {
+static trf_status judge_state(trf_packed_target *target, trf_pack_state state, trf_error *err) {
     trf_packed_head *head = &target->head;
     const int has_row_offsets = head->row_offsets_offset != 0;
-    trf_pack_state state;
     uint32_t row, col;
-    trf_status status = trf_cuda_copy_back(context->copier, &state, target->state, sizeof state, err);
-    if (status != TRF_OK)
-        return status;
+    trf_status status = TRF_OK;
     if (trf_pack_inexact(&state, target->view.lines_per_band, &row, &col))
         status = trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                           "the weight in row %u, column %u is no BF16 in the scale of the exponents from %u on", row,
@@ -139,8 +140,9 @@ static trf_status read_state(const trf_context *context, trf_packed_target *targ
 }
 
 /* Completes a buffer of which all is packed. The head comes last: a buffer that has one is whole. */
-static trf_status finish(trf_device_layer *made, trf_packed_target *target, uint8_t *buffer, trf_error *err) {
-    trf_status status = read_state(made->context, target, err);
+static trf_status complete(trf_device_layer *made, trf_packed_target *target, trf_pack_state state, uint8_t *buffer,
+                           trf_error *err) {
+    trf_status status = judge_state(target, state, err);
     if (status != TRF_OK)
         return status;
     trf_packed_head_set_source(&target->head, &made->header, &made->info);
@@ -149,6 +151,12 @@ static trf_status finish(trf_device_layer *made, trf_packed_target *target, uint
     if (status == TRF_OK)
         trf_packed_set_buffer(made, &target->head, buffer);
     return status;
+}
+
+static trf_status finish(trf_device_layer *made, trf_packed_target *target, uint8_t *buffer, trf_error *err) {
+    trf_pack_state state;
+    trf_status status = trf_cuda_copy_back(made->context->copier, &state, target->state, sizeof state, err);
+    return status == TRF_OK ? complete(made, target, state, buffer, err) : status;
 }
 
 /* ---- loading ---- */
@@ -194,12 +202,6 @@ static void fit_memory(trf_device_layer *made, uint64_t room) {
     trf_packed_set_buffer(made, &head, fitted);
 }
 
-/* What a buffer is filled from: one of the two. */
-typedef struct trf_packed_source {
-    trf_layer_feed *feed;
-    const trf_device_layer *layer;
-} trf_packed_source;
-
 /* ---- converting ---- */
 
 /* All rows of a plain layer. */
@@ -219,18 +221,15 @@ static uint32_t part_tile_rows(const trf_device_view *view) {
     return fit < view->num_tile_rows ? (uint32_t)fit : view->num_tile_rows;
 }
 
-/* As fill_buffer. */
-static trf_status convert_buffer(trf_device_layer *made, const trf_device_layer *source, uint8_t *buffer,
-                                 trf_error *err) {
+/* As fill_buffer, by way of dense rows. */
+static trf_status convert_dense(trf_device_layer *made, const trf_device_layer *source, trf_packed_window window,
+                                uint8_t *buffer, trf_error *err) {
     const int is_plain = source->layout->layout == TRF_LAYOUT_PLAIN;
     const trf_packed_shape shape = trf_packed_shape_of_layer(source);
     const int8_t *offsets = source->view.row_offsets;
     const uint32_t tile_rows = is_plain ? 0 : part_tile_rows(&source->view);
     trf_packed_target target = {.shard = &source->shard, .cols = source->view.cols};
-    trf_packed_window window;
-    trf_status status = trf_cuda_sample_window(source, &window, err);
-    if (status == TRF_OK)
-        status = lay_out(&target, &shape, window, buffer, err);
+    trf_status status = lay_out(&target, &shape, window, buffer, err);
     if (status == TRF_OK)
         status = allocate(&target, tile_rows * TRF_TILE_SIZE, err);
     if (status == TRF_OK)
@@ -245,29 +244,31 @@ static trf_status convert_buffer(trf_device_layer *made, const trf_device_layer 
     return status;
 }
 
-/* ---- both ---- */
+/* ---- memory, of loads and conversions ---- */
 
+/* What a buffer is filled from: a feed, or a layer with the window that it is packed with. */
+typedef struct trf_packed_source {
+    trf_layer_feed *feed;
+    const trf_device_layer *layer;
+    trf_packed_window window;
+} trf_packed_source;
+
+/* room: bytes of the largest layer that it may become. */
 static trf_status make_packed(trf_device_layer *made, const trf_packed_source *source, const trf_layer_memory *memory,
                               uint64_t room, trf_error *err) {
     uint8_t *buffer = memory->blob;
-    trf_device_scope scope;
-    trf_status status = trf_enter_device(made->device, &scope, err);
-    if (status != TRF_OK)
-        return status;
-    trf_nvtx_push(source->feed ? "load" : "convert");
+    trf_status status = TRF_OK;
     if (!buffer) {
         status = trf_cuda_allocate_here(room, &made->memory, err);
         buffer = made->memory;
     }
     if (status == TRF_OK)
         status = source->feed ? fill_buffer(made, source->feed, buffer, err)
-                              : convert_buffer(made, source->layer, buffer, err);
+                              : convert_dense(made, source->layer, source->window, buffer, err);
     if (status != TRF_OK)
         cudaFree(made->memory);
     else if (made->memory)
         fit_memory(made, room);
-    trf_nvtx_pop();
-    trf_leave_device(&scope);
     return status;
 }
 
@@ -275,14 +276,120 @@ trf_status trf_cuda_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fe
                                       trf_error *err) {
     const trf_packed_source source = {.feed = feed};
     trf_layer_size size;
+    trf_device_scope scope;
     trf_status status = trf_packed_measure(feed->view, &feed->shard, &size, err);
-    return status == TRF_OK ? make_packed(made, &source, memory, size.blob_bytes, err) : status;
+    if (status == TRF_OK)
+        status = trf_enter_device(made->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_nvtx_push("load");
+    status = make_packed(made, &source, memory, size.blob_bytes, err);
+    trf_nvtx_pop();
+    trf_leave_device(&scope);
+    return status;
 }
 
-trf_status trf_cuda_convert_to_packed(trf_device_layer *made, const trf_device_layer *layer,
+/* ---- straight from the slabs ---- */
+
+/* What is on the device beside the two layers: scratch of the kernels, which the caller's memory has room for, since it
+ * is there for stored tiles. */
+typedef struct trf_direct {
+    trf_packed_target target; /* without room for stored tiles */
+    uint8_t *buffer, *scratch;
+    void *own_scratch, *state; /* to be released */
+} trf_direct;
+
+static trf_status begin_direct(trf_direct *direct, trf_device_layer *made, const trf_layer_memory *memory,
+                               trf_error *err) {
+    trf_packed_target *target = &direct->target;
+    const uint64_t bytes = target->head.common.buffer_bytes, scratch_bytes = trf_transcode_scratch_bytes(&target->view);
+    trf_status status = trf_cuda_allocate_here(sizeof *target->state, &direct->state, err);
+    direct->buffer = memory->blob;
+    if (status == TRF_OK && !direct->buffer) {
+        status = trf_cuda_allocate_here(bytes, &made->memory, err);
+        direct->buffer = made->memory;
+    } else if (status == TRF_OK && memory->blob_bytes - bytes >= scratch_bytes) {
+        direct->scratch = direct->buffer + bytes;
+    }
+    if (status == TRF_OK && !direct->scratch) {
+        status = trf_cuda_allocate_here(scratch_bytes, &direct->own_scratch, err);
+        direct->scratch = direct->own_scratch;
+    }
+    target->state = direct->state;
+    target->view = trf_packed_view_of(&target->head, direct->buffer);
+    return status;
+}
+
+/* Queues it, and waits. */
+static trf_status run_direct(const trf_direct *direct, const trf_device_layer *source, trf_pack_state *state,
+                             trf_error *err) {
+    const trf_packed_target *target = &direct->target;
+    const cudaStream_t stream = trf_cuda_copier_work_stream(source->context->copier);
+    const trf_transcode_memory memory = {direct->scratch, target->state};
+    trf_status status = write_rest(target, direct->buffer, NULL, stream, err);
+    if (status != TRF_OK)
+        return status;
+    int error = trf_launch_transcode(&source->view, &source->traits, &target->view, &memory, stream);
+    if (!error)
+        error = cudaMemcpyAsync(state, target->state, sizeof *state, cudaMemcpyDeviceToHost, stream);
+    const int waited = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
+    status = trf_check_cuda(error ? error : waited, "packing a layer", err);
+    return status == TRF_OK ? trf_cuda_check_layer(source, err) : status;
+}
+
+/* Packs straight from the slabs, if no tile has to be stored. *done: whether that was so. */
+static trf_status convert_directly(trf_device_layer *made, const trf_device_layer *source, trf_packed_window window,
+                                   const trf_layer_memory *memory, int *done, trf_error *err) {
+    trf_direct direct = {.target = {.shard = &source->shard, .cols = source->view.cols}};
+    trf_packed_head *head = &direct.target.head;
+    trf_pack_state state = {0};
+    trf_status status = trf_size_packed(source->info.rows, source->info.cols, 0, 0, head, err);
+    if (status != TRF_OK)
+        return trf_packed_fail(status, err);
+    trf_packed_head_set_window(head, window);
+    direct.target.view = trf_packed_view_of(head, NULL);
+    status = begin_direct(&direct, made, memory, err);
+    if (status == TRF_OK)
+        status = run_direct(&direct, source, &state, err);
+    *done = status != TRF_OK || state.num_stored == 0;
+    if (status == TRF_OK && *done)
+        status = complete(made, &direct.target, state, direct.buffer, err);
+    cudaFree(direct.own_scratch);
+    cudaFree(direct.state);
+    if (status != TRF_OK || !*done) {
+        cudaFree(made->memory);
+        made->memory = NULL;
+    }
+    return status;
+}
+
+static int is_direct(const trf_device_layer *source) {
+    return source->layout->layout == TRF_LAYOUT_CODED && !trf_shard_cuts_rows(source) && !trf_shard_cuts_cols(source) &&
+           trf_can_transcode(&source->view, &source->traits);
+}
+
+static trf_status convert(trf_device_layer *made, const trf_device_layer *layer, const trf_layer_memory *memory,
+                          uint64_t room, trf_error *err) {
+    trf_packed_source source = {.layer = layer};
+    int done = 0;
+    trf_status status = trf_cuda_sample_window(layer, &source.window, err);
+    if (status == TRF_OK && is_direct(layer))
+        status = convert_directly(made, layer, source.window, memory, &done, err);
+    return status == TRF_OK && !done ? make_packed(made, &source, memory, room, err) : status;
+}
+
+trf_status trf_cuda_convert_to_packed(trf_device_layer *made, const trf_device_layer *source,
                                       const trf_layer_memory *memory, trf_error *err) {
-    const trf_packed_source source = {.layer = layer};
     trf_layer_size size;
-    trf_status status = trf_packed_measure_converted(layer, &size, err);
-    return status == TRF_OK ? make_packed(made, &source, memory, size.blob_bytes, err) : status;
+    trf_device_scope scope;
+    trf_status status = trf_packed_measure_converted(source, &size, err);
+    if (status == TRF_OK)
+        status = trf_enter_device(made->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_nvtx_push("convert");
+    status = convert(made, source, memory, size.blob_bytes, err);
+    trf_nvtx_pop();
+    trf_leave_device(&scope);
+    return status;
 }
