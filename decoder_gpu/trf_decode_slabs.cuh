@@ -311,13 +311,12 @@ struct trf_slab_share {
     uint64_t share, shares;
 };
 
-/* Writes a warp's slabs. All warps of the block call it, and meet in it. constants: two, of the block. */
-template <class Codec, int kBytes, int kP>
-static __device__ __forceinline__ void trf_write_slabs(const trf_device_view &view, const trf_write_call &call,
-                                                       void *weights, const trf_slab_share &own,
-                                                       const uint8_t *shared_memory, uint2 *constants) {
-    constexpr bool kMayGather = kP && trf_may_gather(Codec::kCodec, kBytes);
-    constexpr int kLog = kP ? trf_write_table_log(Codec::kCodec, kBytes) : 0;
+/* Walks a warp's slabs. All warps of the block call it, and meet in it. constants: two, of the block. make_sink(lane,
+ * behind): the walk's sink; behind: shared address of what the warp has behind its buffers. */
+template <class Codec, int kP, int kLog, class MakeSink>
+static __device__ __forceinline__ void trf_walk_share(const trf_device_view &view, const trf_write_call &call,
+                                                      const trf_slab_share &own, const uint8_t *shared_memory,
+                                                      uint2 *constants, const MakeSink &make_sink) {
     const uint32_t shared = trf_shared_address(shared_memory);
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const trf_table_source<kP> table_source(view);
@@ -333,12 +332,24 @@ static __device__ __forceinline__ void trf_write_slabs(const trf_device_view &vi
     trf_build_constants<Codec, kP, kLog>(view, table_source, shared, call.smem, constants);
     __syncthreads();
 
-    trf_write_sink<Codec, kBytes, kMayGather> sink(view, call, weights, lane, memory + call.smem.slab_bytes);
+    auto sink = make_sink(lane, memory + call.smem.slab_bytes);
     trf_walk_slabs<Codec>(
         view, call.smem, planes, prefetcher,
         trf_rans_params_of<kP, kLog>(view, shared_memory, call.smem.table_log, trf_shared_address(constants), lane),
         shared + call.smem.lane_pair_masks, unit_order, 0xFFFFFFFF, lane, sink);
     trf_cp_async_wait<0>();
+}
+
+/* Writes a warp's slabs. Likewise. */
+template <class Codec, int kBytes, int kP>
+static __device__ __forceinline__ void trf_write_slabs(const trf_device_view &view, const trf_write_call &call,
+                                                       void *weights, const trf_slab_share &own,
+                                                       const uint8_t *shared_memory, uint2 *constants) {
+    constexpr bool kMayGather = kP && trf_may_gather(Codec::kCodec, kBytes);
+    constexpr int kLog = kP ? trf_write_table_log(Codec::kCodec, kBytes) : 0;
+    trf_walk_share<Codec, kP, kLog>(view, call, own, shared_memory, constants, [&](uint32_t lane, uint32_t gather) {
+        return trf_write_sink<Codec, kBytes, kMayGather>(view, call, weights, lane, gather);
+    });
 }
 
 template <class Codec, int kBytes, int kP>

@@ -32,9 +32,7 @@
 #ifndef TRF_PACK_LINE_CUH
 #define TRF_PACK_LINE_CUH
 
-#include "trf_pack_lane.h"
-#include "trf_pack_launch.h"
-#include "trf_warp.cuh"
+#include "trf_pack_slab.cuh"
 
 static constexpr uint32_t kPackWarps = 16, kPackThreads = kPackWarps * TRF_LANES;
 static constexpr uint32_t kTilesEach = TRF_PACKED_LINE_TILES / kPackWarps; /* of a warp */
@@ -69,30 +67,6 @@ struct trf_number_shared {
     uint32_t stored[kNumberWarps], records[kNumberWarps];
 };
 
-/* Where an exception line's tiles lie. */
-struct trf_line_place {
-    uint64_t line;
-    uint32_t band, first_tile, tiles;
-};
-
-static __device__ __forceinline__ trf_line_place trf_line_place_of(const trf_packed_view &view, uint64_t line) {
-    trf_line_place at;
-    at.line = line;
-    at.band = (uint32_t)(line / view.lines_per_band);
-    at.first_tile = (uint32_t)(line % view.lines_per_band) * TRF_PACKED_LINE_TILES;
-    at.tiles = min(view.tiles_per_band - at.first_tile, (uint32_t)TRF_PACKED_LINE_TILES);
-    return at;
-}
-
-/* The caller of trf_launch_pack lets the view's memory be written. */
-static __device__ __forceinline__ uint32_t *trf_line_to_write(const trf_packed_view &view, uint64_t line) {
-    return const_cast<uint32_t *>(view.lines) + TRF_PACKED_LINE_WORDS * line;
-}
-static __device__ __forceinline__ uint8_t *trf_tile_to_write(const trf_packed_view &view, uint32_t band,
-                                                             uint32_t tile) {
-    return const_cast<uint8_t *>(view.tiles) + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile);
-}
-
 /* The lane's octets of a packed slab's rows, before the quartet exchanges words. */
 static __device__ __forceinline__ void trf_load_slab(const trf_dense_rows &dense, uint32_t row, uint32_t tile,
                                                      uint32_t lane, trf_words4 octets[2]) {
@@ -102,64 +76,6 @@ static __device__ __forceinline__ void trf_load_slab(const trf_dense_rows &dense
 }
 
 /* ---- lines and packed tiles ---- */
-
-/* Adds the records of a packed slab of which some lane has unflagged weights, and clears those in a. row: of the lane's
- * even registers. place: the lane's record, but for step, register, half and bits. records: how many the tile has so
- * far. @return how many it has now. */
-static __device__ __forceinline__ uint32_t trf_add_records(const trf_pack_args &args, trf_pack_shared &shared,
-                                                           const trf_line_place &at, uint32_t row, uint32_t place,
-                                                           const trf_pack_row rows[2], uint32_t flags, uint32_t a[8],
-                                                           uint32_t records) {
-    const uint32_t lane = trf_packed_record_lane(place), tile = trf_packed_record_tile(place);
-    const uint32_t col = (at.first_tile + tile) * TRF_PACKED_TILE_COLS + 2 * (lane % 4);
-    const uint32_t unflagged = trf_slab_unflagged(flags);
-    const uint32_t found = unflagged & trf_slab_there(row, col, args.view.rows, args.view.cols);
-    const uint32_t counts = trf_packed_count_bits(found & 0xFF) | trf_packed_count_bits(found >> 8) << 16;
-    const uint32_t scan = trf_warp_scan(counts, lane), total = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
-    /* of the first record of each step */
-    const uint32_t rank0 = records + ((scan - counts) & 0xFFFF),
-                   rank1 = records + (total & 0xFFFF) + ((scan - counts) >> 16);
-    for (uint32_t left = found; left; left &= left - 1) {
-        const uint32_t bit = (uint32_t)__ffs((int)left) - 1, in_step = bit < 8 ? found & 0xFF : found & 0xFF00;
-        const uint32_t rank = (bit < 8 ? rank0 : rank1) + trf_packed_count_bits(in_step & ((1u << bit) - 1));
-        int exact = 1;
-        const int32_t shift = bit / 2 % 2 ? rows[1].shift : rows[0].shift;
-        const uint32_t bits = trf_scale_bf16(trf_slab_weight(a, bit), shift, &exact);
-        const uint32_t record = trf_slab_record(place, bit, bits);
-        if (!exact)
-            atomicMax((unsigned long long *)&args.state->inexact, ~(unsigned long long)(at.line << 16 | record >> 16));
-        if (rank < TRF_PACKED_MAX_RECORDS)
-            shared.records[tile][rank] = record;
-    }
-    trf_slab_clear(a, unflagged);
-    return records + (total & 0xFFFF) + (total >> 16);
-}
-
-/* Packs one packed slab of tile `tile` of the line. octets: as trf_load_slab has them. to: the packed slab's first
- * byte. @return the tile's records so far. */
-template <bool kZeroing>
-static __device__ __forceinline__ uint32_t trf_pack_slab(const trf_pack_args &args, trf_pack_shared &shared,
-                                                         const trf_line_place &at, uint32_t tile, uint32_t slab,
-                                                         uint32_t lane, trf_words4 octets[2],
-                                                         const trf_pack_row rows[2], uint32_t records, uint8_t *to) {
-    uint32_t a[TRF_PACKED_SLAB_REGISTERS], flags = 0;
-    trf_quartet_transpose(octets[0].word, lane);
-    trf_quartet_transpose(octets[1].word, lane);
-    trf_slab_from_rows(a, octets);
-    for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
-        flags = trf_slab_add_flags(flags, trf_pack_halves(&a[i], rows[i % 2], kZeroing));
-    if (__ballot_sync(kAllLanes, flags != TRF_SLAB_ALL)) {
-        const uint32_t row = TRF_PACKED_TILE_ROWS * at.band + trf_packed_row_in_tile(slab, lane, 0);
-        const uint32_t place = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
-        records = trf_add_records(args, shared, at, row, place, rows, flags, a, records);
-    }
-    trf_words4 raw;
-    trf_words2 index;
-    trf_slab_unform(a, &raw, &index);
-    *(trf_words4 *)(to + trf_slab_raw_at(0, lane)) = raw;
-    *(trf_words2 *)(to + trf_slab_index_at(0, lane)) = index;
-    return records;
-}
 
 /* Packs the warp's tiles of a line. Of each packed slab both tiles are on their way before the first is packed; what
  * more there has to be under way is other warps'. */
@@ -192,9 +108,12 @@ static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args,
             rows[i] = trf_pack_row_of(view.base, kZeroing, view.row_offsets ? view.row_offsets[row + 8 * i] : 0);
 #pragma unroll
         for (uint32_t t = 0; t < kTilesEach; t++)
-            if (tile + t < at.tiles)
-                records[t] = trf_pack_slab<kZeroing>(args, shared, at, tile + t, slab, lane, octets[t], rows,
-                                                     records[t], to + TRF_PACKED_TILE_BYTES * t);
+            if (tile + t < at.tiles) {
+                const trf_slab_place place = trf_slab_place_of(at.band, at.first_tile, tile + t, slab, lane, at.line);
+                const trf_record_list list = {shared.records[tile + t], TRF_PACKED_MAX_RECORDS};
+                records[t] = trf_pack_slab<kZeroing>(view, args.state, place, list, octets[t], rows, records[t],
+                                                     to + TRF_PACKED_TILE_BYTES * t);
+            }
         row += TRF_PACKED_SLAB_ROWS;
         from += TRF_PACKED_SLAB_ROWS * args.dense.stride;
         to += TRF_PACKED_SLAB_BYTES;

@@ -17,6 +17,7 @@ struct trf_device_layer {
     trf_context *context;
     int device;          /* the context's */
     trf_layer_info info; /* rows and cols: the shard's */
+    trf_header header;   /* of the blob that it was made of, or of what was loaded of it */
     const trf_layout_ops *layout;
     trf_shard_range shard;
     uint64_t memory_bytes; /* of device memory */
@@ -38,6 +39,17 @@ struct trf_device_layer {
 /* A layer as `adopt` wants it (trf_layout_ops); free() undoes it. Errors: TRF_ERR_MEMORY. */
 trf_status trf_begin_device_layer(trf_context *context, const trf_layout_ops *layout, trf_device_layer **layer,
                                   trf_error *err);
+
+/* What a layer is made of, in memory: a blob, or a layer's buffer; of a checkpoint's tensor nothing. */
+typedef struct trf_given_blob {
+    const void *at;
+    uint64_t bytes;
+} trf_given_blob;
+
+/* Whether the caller's memory for a layer is enough, and in nobody's way. alignment: the device's; in_place:
+ * memory->blob is the given blob. Errors: TRF_ERR_ARGUMENT. */
+trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_layer_size *size,
+                                  const trf_given_blob *given, uint32_t alignment, int in_place, trf_error *err);
 
 /* Makes it one as `fill` wants it. view, shard: of what will be loaded. */
 void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer);

@@ -27,15 +27,8 @@ static int overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_by
     return a_bytes && b_bytes && (first < second ? second - first < a_bytes : first - second < b_bytes);
 }
 
-/* A blob in memory that a layer is made of; of a checkpoint's tensor none. */
-typedef struct trf_given_blob {
-    const void *at;
-    uint64_t bytes;
-} trf_given_blob;
-
-/* Whether the caller's memory is enough, and in nobody's way. in_place: memory->blob is the given blob. */
-static trf_status check_memory(const trf_layer_memory *memory, const trf_layer_size *size, const trf_given_blob *given,
-                               uint32_t alignment, int in_place, trf_error *err) {
+trf_status trf_check_layer_memory(const trf_layer_memory *memory, const trf_layer_size *size,
+                                  const trf_given_blob *given, uint32_t alignment, int in_place, trf_error *err) {
     const uint64_t directory_bytes = memory->directory ? size->directory_bytes : 0;
     if (!memory->blob)
         return trf_fail(err, TRF_ERR_ARGUMENT, TRF_NO_OFFSET, "memory for a layer without a place for its blob");
@@ -70,7 +63,8 @@ static trf_status find_memory(const trf_context *context, const trf_layout_ops *
     }
     if (!trf_has_memory(memory))
         return TRF_OK;
-    return check_memory(memory, &size, given, context->ops->alignment, may_stay && memory->blob == given->at, err);
+    return trf_check_layer_memory(memory, &size, given, context->ops->alignment, may_stay && memory->blob == given->at,
+                                  err);
 }
 
 /* ---- making layers ---- */
@@ -89,6 +83,7 @@ trf_status trf_begin_device_layer(trf_context *context, const trf_layout_ops *la
 
 void trf_describe_device_layer(const trf_blob_view *view, const trf_shard_range *shard, trf_device_layer *layer) {
     trf_blob_describe(view, &layer->info);
+    layer->header = view->header;
     layer->shard = *shard;
     layer->info.rows = shard->rows;
     layer->info.cols = shard->cols;

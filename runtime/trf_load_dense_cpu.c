@@ -97,3 +97,25 @@ trf_status trf_cpu_load_dense(const trf_layer_feed *feed, uint16_t *weights, trf
     free(load);
     return status;
 }
+
+/* ---- of a layer that is loaded ---- */
+
+trf_status trf_cpu_decode_dense(const trf_device_layer *layer, uint16_t *weights, trf_error *err) {
+    const uint32_t rows = layer->info.rows;
+    if (!trf_shard_cuts_rows(layer) && !trf_shard_cuts_cols(layer))
+        return layer->layout->decode(layer, TRF_DECODE_ELEMENTS, weights, NULL, err);
+    int64_t *ids = malloc(rows * sizeof *ids);
+    if (!ids)
+        return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate the numbers of %u rows", rows);
+    for (uint32_t row = 0; row < rows; row++)
+        ids[row] = row;
+    const trf_row_request request = {.row_ids = ids,
+                                     .id_bytes = sizeof *ids,
+                                     .count = rows,
+                                     .as = TRF_DECODE_ELEMENTS,
+                                     .rows = weights,
+                                     .rows_bytes = sizeof *weights * rows * layer->info.cols};
+    trf_status status = layer->layout->decode_rows(layer, &request, NULL, err);
+    free(ids);
+    return status;
+}

@@ -3,30 +3,48 @@
 
 #include <string.h>
 
-trf_status trf_packed_size_most(const trf_blob_view *view, const trf_shard_range *shard, trf_packed_head *head,
-                                trf_error *err) {
-    const int has_row_offsets = view->row_offsets != NULL;
+trf_packed_shape trf_packed_shape_of_shard(const trf_blob_view *view, const trf_shard_range *shard) {
+    return (trf_packed_shape){view->header.codec, shard->rows, shard->cols, view->row_offsets != NULL};
+}
+
+/* Layers of other layouts than the coded one have no row offsets in their view. */
+trf_packed_shape trf_packed_shape_of_layer(const trf_device_layer *source) {
+    const trf_layer_info *info = &source->info;
+    return (trf_packed_shape){info->codec, info->rows, info->cols, source->view.row_offsets != NULL};
+}
+
+trf_status trf_packed_size_most(const trf_packed_shape *shape, trf_packed_head *head, trf_error *err) {
     memset(head, 0, sizeof *head);
-    if (view->header.codec != TRF_CODEC_BF16)
+    if (shape->codec != TRF_CODEC_BF16)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "the layout 'packed' does not take the codec %s yet, but bf16",
-                        trf_codec_name((trf_codec)view->header.codec));
-    trf_status status = trf_size_packed(shard->rows, shard->cols, has_row_offsets, 0, head, err);
+                        trf_codec_name((trf_codec)shape->codec));
+    trf_status status = trf_size_packed(shape->rows, shape->cols, shape->has_row_offsets, 0, head, err);
     if (status == TRF_OK) {
         const uint64_t most = trf_packed_most_stored(head);
-        status = trf_size_packed(shard->rows, shard->cols, has_row_offsets, most < UINT32_MAX ? most : UINT32_MAX, head,
-                                 err);
+        status = trf_size_packed(shape->rows, shape->cols, shape->has_row_offsets,
+                                 most < UINT32_MAX ? most : UINT32_MAX, head, err);
     }
     return status == TRF_OK ? TRF_OK : trf_packed_fail(status, err);
 }
 
-trf_status trf_packed_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                               trf_error *err) {
+static trf_status get_size(const trf_packed_shape *shape, trf_layer_size *size, trf_error *err) {
     trf_packed_head head;
-    trf_status status = trf_packed_size_most(view, shard, &head, err);
+    trf_status status = trf_packed_size_most(shape, &head, err);
     if (status == TRF_OK)
         *size = (trf_layer_size){.blob_bytes = head.common.buffer_bytes};
     return status;
+}
+
+trf_status trf_packed_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                               trf_error *err) {
+    const trf_packed_shape shape = trf_packed_shape_of_shard(view, shard);
+    return get_size(&shape, size, err);
+}
+
+trf_status trf_packed_get_converted_size(const trf_device_layer *source, trf_layer_size *size, trf_error *err) {
+    const trf_packed_shape shape = trf_packed_shape_of_layer(source);
+    return get_size(&shape, size, err);
 }
 
 void trf_packed_set_buffer(trf_device_layer *layer, const trf_packed_head *head, const void *buffer) {
@@ -52,8 +70,10 @@ trf_status trf_packed_adopt(trf_device_layer *made, const void *buffer, uint64_t
         status = trf_check_packed_head(&head, buffer_bytes, err);
     if (status == TRF_OK)
         status = trf_packed_head_get_info(&head, &made->info, err);
-    if (status == TRF_OK)
+    if (status == TRF_OK) {
+        made->header = head.source_header;
         trf_packed_set_buffer(made, &head, buffer);
+    }
     return status;
 }
 

@@ -8,6 +8,7 @@
 #include "trf_pack.h"
 #include "trf_packed_layer.h"
 #include "trf_packed_validate.h"
+#include "trf_plain_layer.h"
 #include "trf_row_reader.h"
 #include "trf_threads.h"
 #include "trf_unpack.h"
@@ -27,16 +28,16 @@ static trf_status choose_packing(trf_pack_source *source, trf_packed_head *head,
     return status;
 }
 
-/* Packs to the caller's memory, or, if at is NULL, to made->memory. */
-static trf_status pack_weights(trf_device_layer *made, const trf_layer_feed *feed, const uint16_t *weights, uint8_t *at,
+/* Packs to the caller's memory, or, if at is NULL, to made->memory. weights: without padding. row_offsets: of the
+ * layer's rows, or NULL. */
+static trf_status pack_weights(trf_device_layer *made, const uint16_t *weights, const int8_t *row_offsets, uint8_t *at,
                                trf_error *err) {
-    const trf_shard_range *shard = &feed->shard;
     trf_packed_head head;
     trf_pack_source source = {.weights = weights,
-                              .stride = shard->cols,
-                              .rows = shard->rows,
-                              .cols = shard->cols,
-                              .row_offsets = feed->view->row_offsets ? feed->view->row_offsets + shard->row : NULL};
+                              .stride = made->info.cols,
+                              .rows = made->info.rows,
+                              .cols = made->info.cols,
+                              .row_offsets = row_offsets};
     trf_status status = choose_packing(&source, &head, err);
     if (status != TRF_OK)
         return trf_packed_fail(status, err);
@@ -46,7 +47,7 @@ static trf_status pack_weights(trf_device_layer *made, const trf_layer_feed *fee
             return status;
         at = made->memory;
     }
-    trf_packed_head_set_source(&head, &feed->view->header, &made->info);
+    trf_packed_head_set_source(&head, &made->header, &made->info);
     status = trf_pack(&source, &head, at, err);
     if (status != TRF_OK) {
         free(made->memory);
@@ -58,6 +59,7 @@ static trf_status pack_weights(trf_device_layer *made, const trf_layer_feed *fee
 
 trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                                      trf_error *err) {
+    const int8_t *offsets = feed->view->row_offsets;
     void *weights;
     trf_status status =
         trf_cpu_allocate(made->context, sizeof(uint16_t) * feed->shard.rows * feed->shard.cols, &weights, err);
@@ -65,7 +67,24 @@ trf_status trf_cpu_fill_packed_layer(trf_device_layer *made, trf_layer_feed *fee
         return status;
     status = trf_cpu_load_dense(feed, weights, err);
     if (status == TRF_OK)
-        status = pack_weights(made, feed, weights, memory->blob, err);
+        status = pack_weights(made, weights, offsets ? offsets + feed->shard.row : NULL, memory->blob, err);
+    free(weights);
+    return status;
+}
+
+trf_status trf_cpu_convert_to_packed(trf_device_layer *made, const trf_device_layer *source,
+                                     const trf_layer_memory *memory, trf_error *err) {
+    const int8_t *offsets = source->view.row_offsets;
+    void *weights;
+    if (source->layout->layout == TRF_LAYOUT_PLAIN)
+        return pack_weights(made, trf_plain_weights(source), NULL, memory->blob, err);
+    trf_status status =
+        trf_cpu_allocate(made->context, sizeof(uint16_t) * made->info.rows * made->info.cols, &weights, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_cpu_decode_dense(source, weights, err);
+    if (status == TRF_OK)
+        status = pack_weights(made, weights, offsets ? offsets + source->shard.row : NULL, memory->blob, err);
     free(weights);
     return status;
 }

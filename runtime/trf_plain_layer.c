@@ -3,14 +3,22 @@
 
 #include "trf_device_value.h"
 
-trf_status trf_plain_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
-                              trf_error *err) {
-    if (trf_plain_dtype(view->header.codec) == TRF_DTYPE_NONE)
+static trf_status get_size(uint32_t codec, uint32_t rows, uint32_t cols, trf_layer_size *size, trf_error *err) {
+    if (trf_plain_dtype(codec) == TRF_DTYPE_NONE)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET,
                         "the layout 'plain' does not take the codec %s yet, but bf16 and fp16",
-                        trf_codec_name((trf_codec)view->header.codec));
-    *size = (trf_layer_size){.blob_bytes = trf_plain_buffer_bytes(shard->rows, shard->cols)};
+                        trf_codec_name((trf_codec)codec));
+    *size = (trf_layer_size){.blob_bytes = trf_plain_buffer_bytes(rows, cols)};
     return TRF_OK;
+}
+
+trf_status trf_plain_get_size(const trf_blob_view *view, const trf_shard_range *shard, trf_layer_size *size,
+                              trf_error *err) {
+    return get_size(view->header.codec, shard->rows, shard->cols, size, err);
+}
+
+trf_status trf_plain_get_converted_size(const trf_device_layer *source, trf_layer_size *size, trf_error *err) {
+    return get_size(source->info.codec, source->info.rows, source->info.cols, size, err);
 }
 
 void trf_plain_set_buffer(trf_device_layer *layer, const void *buffer) {
@@ -34,8 +42,10 @@ trf_status trf_plain_adopt(trf_device_layer *made, const void *buffer, uint64_t 
     trf_status status = context->ops->download(context, &head, buffer, sizeof head, err);
     if (status == TRF_OK)
         status = trf_plain_head_read(&head, buffer_bytes, &made->info, err);
-    if (status == TRF_OK)
+    if (status == TRF_OK) {
+        made->header = head.source_header;
         trf_plain_set_buffer(made, buffer);
+    }
     return status;
 }
 

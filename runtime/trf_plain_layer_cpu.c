@@ -10,25 +10,47 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The head comes last: a buffer that has one is whole. */
+/* Where the layer's buffer is to be: *buffer is the caller's memory, or made->memory. */
+static trf_status find_buffer(trf_device_layer *made, const trf_layer_memory *memory, uint8_t **buffer,
+                              trf_error *err) {
+    *buffer = memory->blob;
+    if (*buffer)
+        return TRF_OK;
+    trf_status status =
+        trf_cpu_allocate(made->context, trf_plain_buffer_bytes(made->info.rows, made->info.cols), &made->memory, err);
+    *buffer = made->memory;
+    return status;
+}
+
+/* Once the weights are there, if they are. The head comes last: a buffer that has one is whole. @return status. */
+static trf_status finish_buffer(trf_device_layer *made, uint8_t *buffer, trf_status status) {
+    if (status == TRF_OK) {
+        trf_plain_head_write(&made->header, &made->info, (trf_plain_head *)buffer);
+        trf_plain_set_buffer(made, buffer);
+    } else {
+        free(made->memory);
+    }
+    return status;
+}
+
 trf_status trf_cpu_fill_plain_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
                                     trf_error *err) {
-    uint8_t *buffer = memory->blob;
-    if (!buffer) {
-        trf_status status = trf_cpu_allocate(made->context, trf_plain_buffer_bytes(feed->shard.rows, feed->shard.cols),
-                                             &made->memory, err);
-        if (status != TRF_OK)
-            return status;
-        buffer = made->memory;
-    }
-    trf_status status = trf_cpu_load_dense(feed, (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET), err);
-    if (status != TRF_OK) {
-        free(made->memory);
+    uint8_t *buffer;
+    trf_status status = find_buffer(made, memory, &buffer, err);
+    if (status != TRF_OK)
         return status;
-    }
-    trf_plain_head_write(&feed->view->header, &made->info, (trf_plain_head *)buffer);
-    trf_plain_set_buffer(made, buffer);
-    return TRF_OK;
+    status = trf_cpu_load_dense(feed, (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET), err);
+    return finish_buffer(made, buffer, status);
+}
+
+trf_status trf_cpu_convert_to_plain(trf_device_layer *made, const trf_device_layer *source,
+                                    const trf_layer_memory *memory, trf_error *err) {
+    uint8_t *buffer;
+    trf_status status = find_buffer(made, memory, &buffer, err);
+    if (status != TRF_OK)
+        return status;
+    status = trf_cpu_decode_dense(source, (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET), err);
+    return finish_buffer(made, buffer, status);
 }
 
 void trf_cpu_destroy_plain_layer(trf_device_layer *layer) { free(layer->memory); }

@@ -9,9 +9,10 @@
 #include "trf_device_cuda.h"
 #include "trf_device_value.h"
 #include "trf_nvtx.h"
+#include "trf_pack_launch.h"
 #include "trf_plain_layer.h"
 #include "trf_plain_rows.h"
-#include "trf_staging.h"
+#include "trf_staging_cuda.h"
 #include "trf_transcode_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -84,6 +85,72 @@ trf_status trf_cuda_fill_plain_layer(trf_device_layer *made, trf_layer_feed *fee
     }
     if (status == TRF_OK)
         status = fill_buffer(made, feed, buffer, err);
+    if (status == TRF_OK)
+        trf_plain_set_buffer(made, buffer);
+    else
+        cudaFree(made->memory);
+    trf_nvtx_pop();
+    trf_leave_device(&scope);
+    return status;
+}
+
+/* ---- converting ---- */
+
+enum {
+    PART_TILE_ROWS = 16 /* of a shard that cuts tiles: enough for all multiprocessors */
+};
+
+static trf_status decode_coded(const trf_device_layer *source, uint16_t *weights, trf_error *err) {
+    const trf_device_view *view = &source->view;
+    const int is_cut = trf_shard_cuts_rows(source) || trf_shard_cuts_cols(source);
+    const uint32_t rows = PART_TILE_ROWS * TRF_TILE_SIZE, part_rows = view->rows < rows ? view->rows : rows;
+    trf_plain_target target = {&source->shard, weights, NULL};
+    trf_status status = TRF_OK;
+    if (is_cut)
+        status = trf_cuda_allocate_here(sizeof(uint16_t) * part_rows * view->cols, (void **)&target.part, err);
+    if (status == TRF_OK)
+        status =
+            trf_cuda_transcode_layer(source, is_cut ? PART_TILE_ROWS : view->num_tile_rows, decode_part, &target, err);
+    cudaFree(target.part);
+    return status;
+}
+
+static trf_status unpack(const trf_device_layer *source, uint16_t *weights, trf_error *err) {
+    const cudaStream_t stream = trf_cuda_copier_work_stream(source->context->copier);
+    const trf_unpack_target target = {weights, source->info.cols, TRF_PLAIN_WEIGHT_BYTES};
+    int error = trf_launch_unpack(&source->packed, 0, source->info.rows, &target, stream);
+    if (!error)
+        error = cudaStreamSynchronize(stream);
+    return trf_check_cuda(error, "unpacking a layer", err);
+}
+
+/* As fill_buffer. */
+static trf_status convert_buffer(const trf_device_layer *made, const trf_device_layer *source, uint8_t *buffer,
+                                 trf_error *err) {
+    uint16_t *const weights = (uint16_t *)(buffer + TRF_PLAIN_WEIGHTS_OFFSET);
+    trf_plain_head head;
+    trf_status status =
+        source->layout->layout == TRF_LAYOUT_PACKED ? unpack(source, weights, err) : decode_coded(source, weights, err);
+    if (status != TRF_OK)
+        return status;
+    trf_plain_head_write(&made->header, &made->info, &head);
+    return trf_check_cuda(cudaMemcpy(buffer, &head, sizeof head, cudaMemcpyHostToDevice), "converting a layer", err);
+}
+
+trf_status trf_cuda_convert_to_plain(trf_device_layer *made, const trf_device_layer *source,
+                                     const trf_layer_memory *memory, trf_error *err) {
+    uint8_t *buffer = memory->blob;
+    trf_device_scope scope;
+    trf_status status = trf_enter_device(made->device, &scope, err);
+    if (status != TRF_OK)
+        return status;
+    trf_nvtx_push("convert");
+    if (!buffer) {
+        status = trf_cuda_allocate_here(trf_plain_buffer_bytes(made->info.rows, made->info.cols), &made->memory, err);
+        buffer = made->memory;
+    }
+    if (status == TRF_OK)
+        status = convert_buffer(made, source, buffer, err);
     if (status == TRF_OK)
         trf_plain_set_buffer(made, buffer);
     else

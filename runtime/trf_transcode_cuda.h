@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Coded layers that become something else on a GPU while they are loaded: some rows of tiles at a time are uploaded,
+/* Coded layers that become something else on a GPU. While they are loaded some rows of tiles at a time are uploaded,
  * checked as ever, and handed to what decodes them. No more than two such parts (of 8 MiB, or one row of tiles) are on
- * the device at a time, and the slab directory. */
+ * the device at a time, and the slab directory. Layers that are on the device are handed over likewise, where they lie.
+ */
 #ifndef TRF_TRANSCODE_CUDA_H
 #define TRF_TRANSCODE_CUDA_H
 
 #include "trf_context.h"
+#include "trf_device_layer.h"
 #include "trf_layer_feed.h"
 #include "trf_layer_traits.h"
 
-/* Whole rows of tiles of what a feed loads, as a layer of their own. */
+/* Whole rows of tiles of what a feed loads, or of a layer, as a layer of their own. */
 typedef struct trf_coded_part {
     trf_device_view view;
     trf_layer_traits traits;
-    uint32_t first_row; /* in what the feed loads; a multiple of 256 */
+    uint32_t first_row; /* in what the feed loads, or in the layer's tiles; a multiple of 256 */
 } trf_coded_part;
 
 /* Queues on `stream` all that is made of a part, which is there when that runs, and no longer when it is done. The
@@ -29,5 +31,10 @@ uint32_t trf_most_part_rows(const trf_blob_view *view);
  * TRF_ERR_MEMORY, TRF_ERR_CUDA. */
 trf_status trf_cuda_transcode(const trf_context *context, trf_layer_feed *feed, trf_take_part_fn *take, void *taker,
                               trf_error *err);
+
+/* The same for a coded layer of no stack, in parts of so many rows of tiles. Errors: those of take; TRF_ERR_RANS, and
+ * the layer's fault is set then; TRF_ERR_MEMORY, TRF_ERR_CUDA. */
+trf_status trf_cuda_transcode_layer(const trf_device_layer *layer, uint32_t tile_rows_each, trf_take_part_fn *take,
+                                    void *taker, trf_error *err);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory and rows: for programs that have no CUDA calls of their own (a command, a binding by FFI) or that load
  * checkpoints to memory of their own (an engine), and for the look-up of single rows, such as token embeddings, in a
- * compressed table; and for those that give a layer's blob back, to write it to a file. Conventions: transfuse.h. */
+ * compressed table; and for those that change a layer's layout, or give its blob back, to write it to a file.
+ * Conventions: transfuse.h. */
 #ifndef TRANSFUSE_DEVICE_MEMORY_H
 #define TRANSFUSE_DEVICE_MEMORY_H
 
@@ -62,6 +63,24 @@ TRF_API void trf_row_request_init(trf_row_request *request);
  * TRF_ERR_UNSUPPORTED (BF16 or F16 of the other 16-bit float codec); on the CPU TRF_ERR_RANS. */
 TRF_API trf_status trf_decode_rows(const trf_device_layer *layer, const trf_row_request *request, trf_stream stream,
                                    trf_error *err);
+
+/* The memory that trf_device_layer_convert takes for the new layer. Errors: as there. */
+TRF_API trf_status trf_device_layer_get_converted_size(const trf_device_layer *layer, trf_layout layout,
+                                                       trf_layer_size *size, trf_error *err);
+
+/* Makes a layer in another layout of one that is on the device, there: PLAIN or PACKED (to a coded one leads
+ * trf_device_layer_encode). Both are there then. The old one stays as it is, with its plans; the new one is of the same
+ * rows and columns, has no plan yet, and does not need the old one any more. memory: the caller's, apart from the old
+ * layer's, as trf_layer_memory has it; NULL or zeros: the library allocates. Synchronous: any stream may use the new
+ * layer then; the old one may be in use meanwhile. A GPU's layer does not pass the host, but takes some device memory
+ * while the call lasts.
+ * Errors: TRF_ERR_ARGUMENT (also: it lies so already; memory that is too small, misaligned or the old layer's);
+ * TRF_ERR_UNSUPPORTED (a codec that the layout does not take; weights that cannot be packed; CODED; a stack's layer);
+ * TRF_ERR_RANS (a tile does not decode: trf_device_layer_check of the old layer says so, too). The content of memory
+ * is unspecified after a failure. */
+TRF_API trf_status trf_device_layer_convert(const trf_device_layer *layer, trf_layout layout,
+                                            const trf_layer_memory *memory, trf_device_layer **converted,
+                                            trf_error *err);
 
 /* Gives a layer back as a coded blob. *blob is malloc'd (release with trf_free). A coded layer's is a copy of its own.
  * Of another layout the layer is decoded, and encoded with the options that its blob was encoded with, which it keeps

@@ -36,10 +36,14 @@ typedef struct packed_memory {
     trf_packed_view view;
 } packed_memory;
 
+/* room: stored tiles that there is room for, or all that the layer has. */
 static packed_memory packed_memory_make(const packed_layer *layer, trf_packed_window window, uint64_t room) {
     packed_memory to;
     memset(&to, 0, sizeof to);
     const int has_offsets = layer->row_offsets != NULL;
+    ck_assert_int_eq(trf_size_packed(layer->rows, layer->cols, has_offsets, 0, &to.head, NULL), TRF_OK);
+    if (room > to.head.num_tiles)
+        room = to.head.num_tiles;
     ck_assert_int_eq(trf_size_packed(layer->rows, layer->cols, has_offsets, room, &to.head, NULL), TRF_OK);
     to.head.base = (uint8_t)window.base;
     to.head.flags = window.zeroing ? TRF_PACKED_ZEROING : 0;

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels and launch of transcoding: trf_transcode_slabs.cuh says how they work. */
+#include "trf_kernel_smem.cuh"
+#include "trf_transcode_slabs.cuh"
+
+namespace {
+
+constexpr uint32_t kMostWarps = 16, kFewestWarps = 4;
+constexpr uint32_t kMostMergeBlocks = 1u << 16; /* of a grid; warps go on by its size */
+
+template <int kClassBits, bool kZeroing>
+__global__ void __launch_bounds__(kMostWarps *TRF_LANES, 1)
+    transcode_slabs(const __grid_constant__ trf_transcode_args args) {
+    extern __shared__ __align__(1024) uint8_t shared_memory[];
+    __shared__ uint2 constants[2];
+    trf_transcode_slabs<trf_codec_config<TRF_CODEC_BF16, kClassBits>, kZeroing>(args, shared_memory, constants);
+}
+
+template <bool kZeroing>
+__global__ void __launch_bounds__(kMergeThreads) merge_lines(const __grid_constant__ trf_transcode_args args) {
+    trf_merge_lines<kZeroing>(args);
+}
+
+typedef void (*transcode_kernel)(trf_transcode_args);
+
+transcode_kernel kernel_of(uint32_t class_bits, uint32_t zeroing) {
+    if (class_bits == 2)
+        return zeroing ? transcode_slabs<2, true> : transcode_slabs<2, false>;
+    return zeroing ? transcode_slabs<4, true> : transcode_slabs<4, false>;
+}
+
+/* As many warps as find room. @return 0 if too few do. */
+uint32_t choose_warps(const trf_device_view *view, const trf_layer_traits *traits, int shared_bytes,
+                      trf_smem_layout *smem) {
+    for (uint32_t warps = kMostWarps; warps >= kFewestWarps; warps--) {
+        *smem =
+            trf_smem_layout_of(view->raw_bits, traits->max_rans_bytes, warps, 1, TRF_TABLE_LOG, 0, 0, TRF_RING_STEPS);
+        if ((int)smem->total + TRF_STATIC_SMEM_BYTES <= shared_bytes)
+            return warps;
+    }
+    return 0;
+}
+
+cudaError_t find_device(uint32_t *multiprocessors, int *shared_bytes) {
+    int device, count = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    *multiprocessors = (uint32_t)count;
+    return error;
+}
+
+} // namespace
+
+int trf_can_transcode(const trf_device_view *view, const trf_layer_traits *traits) {
+    uint32_t multiprocessors;
+    int shared_bytes;
+    trf_smem_layout smem;
+    if (view->codec != TRF_CODEC_BF16 || traits->irregular_weights || view->rows % TRF_PACKED_TILE_ROWS ||
+        view->row_offsets || !trf_has_default_p(view, traits->max_frequency))
+        return 0;
+    if (find_device(&multiprocessors, &shared_bytes) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return choose_warps(view, traits, shared_bytes, &smem) != 0;
+}
+
+uint64_t trf_transcode_scratch_bytes(const trf_packed_view *packed) {
+    return trf_count_halves(packed) * (1 + kHalfRecords) * sizeof(uint32_t);
+}
+
+int trf_launch_transcode(const trf_device_view *view, const trf_layer_traits *traits, const trf_packed_view *packed,
+                         const trf_transcode_memory *memory, trf_stream stream) {
+    uint32_t multiprocessors;
+    int shared_bytes;
+    trf_smem_layout smem;
+    cudaFuncAttributes attributes = {};
+    const transcode_kernel kernel = kernel_of(view->class_bits, packed->zeroing);
+    cudaError_t error = find_device(&multiprocessors, &shared_bytes);
+    if (error == cudaSuccess)
+        error = trf_allow_all_shared((const void *)kernel, &attributes);
+    if (error != cudaSuccess)
+        return error;
+    const uint32_t warps = choose_warps(view, traits, shared_bytes, &smem);
+    if (warps == 0 || packed->rows != view->rows || packed->cols != view->cols || packed->row_offsets)
+        return cudaErrorInvalidValue;
+    const trf_transcode_args args = trf_transcode_args_of(view, smem, packed, memory);
+    kernel<<<multiprocessors, warps * TRF_LANES, smem.total, stream>>>(args);
+    error = cudaGetLastError();
+    if (error != cudaSuccess)
+        return error;
+    const uint64_t lines = (uint64_t)packed->bands * packed->lines_per_band,
+                   blocks = (lines + kMergeWarps - 1) / kMergeWarps;
+    const auto merge = packed->zeroing ? merge_lines<true> : merge_lines<false>;
+    merge<<<(uint32_t)(blocks < kMostMergeBlocks ? blocks : kMostMergeBlocks), kMergeThreads, 0, stream>>>(args);
+    return cudaGetLastError();
+}

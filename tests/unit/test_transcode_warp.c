@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels that pack coded layers straight from their slabs, run by emulated blocks (tests/warp) over whole small
+ * layers: byte for byte what trf_pack gives of the layer's weights, and nothing written beside. */
+#include <stdio.h>
+
+#ifndef TRF_HAVE_WARP_WALK
+int main(void) {
+    puts("skipped: device headers are tested on the CPU with a C++ compiler of the C compiler's make only");
+    return 77;
+}
+#else
+#include "common/checkpoint_fixture.h"
+#include "common/expect.h"
+#include "common/host_view.h"
+#include "common/packed_layer.h"
+#include "common/run_suite.h"
+#include "common/test_calls.h"
+#include "common/test_weights.h"
+#include "trf_layer.h"
+#include "trf_packed_reader.h"
+#include "trf_smem_layout.h"
+#include "warp/warp_transcode.h"
+
+#include <check.h>
+#include <string.h>
+
+static trf_error err;
+
+/* ---- layers ---- */
+
+typedef enum weight_kind {
+    NORMAL,
+    ZEROS,       /* half of them: zeroing */
+    OUTLIERS,    /* NaNs with payloads, Inf, denormals, zeros and large ones: few, and the very first weight */
+    MORE,        /* so many of them that some lines would have stored tiles, or halves too many records */
+    ZEROS_MORE,  /* both */
+    SCALED_COLS, /* of different size: the encoder takes column offsets */
+    KINDS
+} weight_kind;
+
+static packed_layer make_layer(test_rng *rng, weight_kind kind, uint32_t rows, uint32_t cols) {
+    static const uint16_t kOdd[] = {0x7F80, 0xFF80, 0x7FC1, 0xFF95, 0x0000, 0x8000, 0x0013, 0x4480};
+    const int many = kind == MORE || kind == ZEROS_MORE;
+    packed_layer layer = packed_layer_make(rows, cols, 0);
+    test_fill_normal(rng, layer.weights, TRF_DTYPE_BF16, (size_t)rows * cols, 0.02);
+    for (size_t i = 0; i < (size_t)rows * cols; i++) {
+        const uint32_t row = (uint32_t)(i / cols), col = (uint32_t)(i % cols);
+        const int dense = many && row / 64 % 3 == 1 && col / 32 % 32 == 7;
+        uint16_t *weight = &layer.weights[i];
+        if ((kind == ZEROS || kind == ZEROS_MORE) && test_below(rng, 2))
+            *weight &= 0x8000;
+        if (kind == SCALED_COLS && (*weight & 0x7FFF) != 0)
+            *weight = (uint16_t)(*weight + ((col / 8 % 3) << 7));
+        if ((kind == OUTLIERS || many) && (i == 0 || test_below(rng, dense ? 130 : 4000) == 0))
+            *weight = kOdd[test_below(rng, 8)];
+    }
+    return layer;
+}
+
+/* A coded layer as kernels see it. */
+typedef struct coded_layer {
+    void *blob;
+    trf_layer *layer;
+    host_view *host;
+    uint32_t max_rans_bytes;
+} coded_layer;
+
+static coded_layer encode(const packed_layer *source, trf_favor favor, uint32_t slab_cols) {
+    const trf_matrix matrix = test_matrix(source->weights, TRF_DTYPE_BF16, source->rows, source->cols);
+    coded_layer coded = {0};
+    uint64_t bytes;
+    trf_encode_options options;
+    trf_encode_options_init(&options);
+    options.favor = favor;
+    options.slab_cols = slab_cols;
+    fixture_check_status(trf_encode_layer(&matrix, &options, &coded.blob, &bytes, NULL, &err), TRF_OK, &err);
+    fixture_check_status(trf_layer_from_memory(coded.blob, bytes, &coded.layer, &err), TRF_OK, &err);
+    coded.host = host_view_make(&coded.layer->view, coded.blob, bytes);
+    const trf_device_view *view = &coded.host->view;
+    for (uint32_t s = 0; s < view->num_bands * view->num_panels; s++)
+        if (16u * view->slabs[s].rans_size_16 > coded.max_rans_bytes)
+            coded.max_rans_bytes = 16u * view->slabs[s].rans_size_16;
+    ck_assert(!view->row_offsets);
+    return coded;
+}
+
+/* As trf_can_transcode says. Small layers may have other probability bits. */
+static int is_taken(const coded_layer *coded) {
+    trf_layer_info info;
+    uint32_t max_frequency = 0;
+    trf_layer_get_info(coded->layer, &info);
+    for (uint32_t s = 0; s < TRF_ALPHABET; s++)
+        if (coded->layer->view.frequency[s] > max_frequency)
+            max_frequency = coded->layer->view.frequency[s];
+    return info.stored_tiles == 0 && trf_has_default_p(&coded->host->view, max_frequency);
+}
+
+static void coded_layer_free(coded_layer *coded) {
+    host_view_free(coded->host);
+    trf_layer_free(coded->layer);
+    trf_free(coded->blob);
+}
+
+/* ---- transcoding ---- */
+
+enum {
+    UNUSED = 0xA5
+};
+
+typedef struct target {
+    trf_packed_head head;
+    uint8_t *memory;
+    trf_packed_view view;
+} target;
+
+/* Without room for stored tiles; all of it UNUSED. */
+static target target_make(uint32_t rows, uint32_t cols, trf_packed_window window) {
+    target to;
+    memset(&to, 0, sizeof to);
+    ck_assert_int_eq(trf_size_packed(rows, cols, 0, 0, &to.head, NULL), TRF_OK);
+    trf_packed_head_set_window(&to.head, window);
+    to.memory = aligned_alloc(TRF_PACKED_ALIGNMENT, to.head.common.buffer_bytes);
+    ck_assert_ptr_nonnull(to.memory);
+    memset(to.memory, UNUSED, to.head.common.buffer_bytes);
+    to.view = trf_packed_view_of(&to.head, to.memory);
+    return to;
+}
+
+static trf_pack_state transcode(test_rng *rng, const coded_layer *coded, const target *to) {
+    trf_pack_state state = {0, 0, 0};
+    void *scratch = malloc(warp_transcode_scratch_bytes(&to->view));
+    const warp_transcoding transcoding = {.view = &coded->host->view,
+                                          .max_rans_bytes = coded->max_rans_bytes,
+                                          .packed = &to->view,
+                                          .memory = {scratch, &state},
+                                          .warps = 1 + test_below(rng, 16)};
+    const warp_grid grid = {1 + test_below(rng, 5), (uint32_t)test_random(rng)};
+    memset(scratch, UNUSED, warp_transcode_scratch_bytes(&to->view));
+    warp_transcode(&transcoding, grid);
+    free(scratch);
+    return state;
+}
+
+/* ---- against the reference ---- */
+
+static const uint32_t *line_of(const packed_layer *layer, uint64_t line) {
+    return (const uint32_t *)(layer->packed + layer->head.lines_offset) + line * TRF_PACKED_LINE_WORDS;
+}
+
+/* Whether the kernels leave a line to others: one with stored tiles, or with more than 15 records of half a tile. */
+static int is_left(const packed_layer *layer, uint64_t line) {
+    const uint32_t *words = line_of(layer, line);
+    uint32_t halves[2 * TRF_PACKED_LINE_TILES] = {0};
+    int left = words[TRF_PACKED_STORED_WORD] != 0;
+    for (uint32_t i = 0; i < words[TRF_PACKED_COUNT_WORD]; i++)
+        left |= ++halves[2 * trf_packed_record_tile(words[i]) + trf_packed_record_slab(words[i]) / 2] > 15;
+    return left;
+}
+
+/* Lines that are not left (their number of the first stored tile aside, if there are some), tiles that are not stored,
+ * and nothing beside. @return how many lines are left. */
+static uint64_t check_packed(const packed_layer *layer, const target *to) {
+    const trf_packed_head *head = &layer->head;
+    const uint64_t lines_per_band = to->view.lines_per_band;
+    uint64_t left = 0;
+    for (uint64_t line = 0; line < head->num_lines; line++) {
+        const uint64_t at = head->lines_offset + line * TRF_PACKED_LINE_BYTES;
+        const int is_own = !is_left(layer, line);
+        left += !is_own;
+        if (is_own)
+            ck_assert_mem_eq(to->memory + at, layer->packed + at, sizeof(uint32_t) * TRF_PACKED_FIRST_STORED_WORD);
+        if (is_own && head->num_stored == 0)
+            ck_assert_uint_eq(((uint32_t *)(to->memory + at))[TRF_PACKED_FIRST_STORED_WORD], 0);
+    }
+    for (uint32_t band = 0; band < to->view.bands; band++)
+        for (uint32_t tile = 0; tile < to->view.tiles_per_band; tile++) {
+            const uint64_t at =
+                head->tiles_offset + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&to->view, band, tile);
+            const uint32_t stored =
+                line_of(layer, band * lines_per_band + tile / TRF_PACKED_LINE_TILES)[TRF_PACKED_STORED_WORD];
+            if (!(stored >> tile % TRF_PACKED_LINE_TILES & 1))
+                ck_assert_mem_eq(to->memory + at, layer->packed + at, TRF_PACKED_TILE_BYTES);
+        }
+    for (uint64_t at = 0; at < head->lines_offset; at++)
+        ck_assert_uint_eq(to->memory[at], UNUSED);
+    for (uint64_t at = head->lines_offset + head->num_lines * TRF_PACKED_LINE_BYTES; at < head->tiles_offset; at++)
+        ck_assert_uint_eq(to->memory[at], UNUSED);
+    return left;
+}
+
+static const uint32_t kShapes[][2] = {{64, 64}, {64, 1088}, {128, 256}, {320, 1408}, {256, 2112}, {576, 192}};
+enum {
+    SHAPES = sizeof kShapes / sizeof kShapes[0]
+};
+
+/* loop: shape and kind. */
+START_TEST(what_the_reference_packs) {
+    const uint32_t rows = kShapes[_i / KINDS][0], cols = kShapes[_i / KINDS][1];
+    const weight_kind kind = (weight_kind)(_i % KINDS);
+    test_rng rng = {1 + (uint64_t)_i};
+    if (test_quick() && (_i / KINDS + _i) % 2)
+        return;
+    packed_layer layer = make_layer(&rng, kind, rows, cols);
+    const trf_pack_source source = packed_layer_source(&layer);
+    const trf_packed_window window = trf_pack_window(&source);
+    if (packed_layer_pack(&layer, &window, &err) != TRF_OK) { /* small, with many outliers */
+        ck_assert(kind == MORE || kind == ZEROS_MORE);
+        packed_layer_free(&layer);
+        return;
+    }
+    ck_assert(window.zeroing || (kind != ZEROS && kind != ZEROS_MORE));
+    for (int way = 0; way < 4; way++) {
+        coded_layer coded = encode(&layer, way % 2 ? TRF_FAVOR_SIZE : TRF_FAVOR_SPEED, way / 2 ? 128 : 256);
+        if (!is_taken(&coded)) {
+            coded_layer_free(&coded);
+            continue;
+        }
+        target to = target_make(rows, cols, window);
+        const trf_pack_state state = transcode(&rng, &coded, &to);
+        const uint64_t left = check_packed(&layer, &to);
+        ck_assert_uint_eq(state.num_stored, left);
+        ck_assert_uint_eq(state.inexact, 0);
+        if (left == 0)
+            ck_assert_uint_eq(state.num_records, layer.head.num_records);
+        ck_assert_uint_eq(coded.host->fault.set, 0);
+        free(to.memory);
+        coded_layer_free(&coded);
+    }
+    packed_layer_free(&layer);
+}
+END_TEST
+
+START_TEST(first_inexact_weight_is_found) {
+    test_rng rng = {300 + (uint64_t)_i};
+    packed_layer layer = make_layer(&rng, NORMAL, 192, 1280);
+    const trf_pack_source source = packed_layer_source(&layer);
+    const trf_packed_window window = trf_pack_window(&source);
+    for (int i = 0; i <= _i; i++)
+        layer.weights[test_below(&rng, 192 * 1280)] = (uint16_t)(0x7F00 + i);
+    ck_assert_int_eq(packed_layer_pack(&layer, &window, &err), TRF_ERR_UNSUPPORTED);
+    const uint64_t due = err.offset;
+    coded_layer coded = encode(&layer, (trf_favor)(_i % 2), 0);
+    target to = target_make(192, 1280, window);
+    const trf_pack_state state = transcode(&rng, &coded, &to);
+    uint32_t row = 0, col = 0;
+    ck_assert(trf_pack_inexact(&state, to.view.lines_per_band, &row, &col));
+    ck_assert_uint_eq(2 * ((uint64_t)row * 1280 + col), due);
+    free(to.memory);
+    coded_layer_free(&coded);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+/* Corrupt rANS streams: they are found, and nothing is written beside (the address sanitizer looks). */
+START_TEST(corrupt_slabs) {
+    test_rng rng = {400 + (uint64_t)_i};
+    packed_layer layer = make_layer(&rng, OUTLIERS, 128, 512);
+    coded_layer coded = encode(&layer, (trf_favor)(_i % 2), _i / 2 % 2 ? 128 : 256);
+    const trf_packed_window window = {112, (uint32_t)_i % 3 == 0};
+    int found = 0;
+    for (int round = 0; round < test_rounds(40); round++) {
+        const trf_tile_meta *tile = &coded.layer->view.tiles[0]; /* its rANS words are the last third */
+        const uint64_t at = tile->data_offset + tile->data_size / 3 * 2 + test_below(&rng, tile->data_size / 3);
+        const uint8_t was = ((uint8_t *)coded.blob)[at];
+        target to = target_make(128, 512, window);
+        ((uint8_t *)coded.blob)[at] = (uint8_t)test_random(&rng);
+        coded.host->fault.set = 0;
+        transcode(&rng, &coded, &to);
+        found += coded.host->fault.set != 0;
+        for (uint64_t i = 0; i < to.head.lines_offset; i++)
+            ck_assert_uint_eq(to.memory[i], UNUSED);
+        ((uint8_t *)coded.blob)[at] = was;
+        free(to.memory);
+    }
+    ck_assert_int_gt(found, 0);
+    coded_layer_free(&coded);
+    packed_layer_free(&layer);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("transcode_warp");
+    TCase *tests = tcase_create("transcode_warp");
+    tcase_set_timeout(tests, 240);
+    tcase_add_loop_test(tests, what_the_reference_packs, 0, SHAPES * KINDS);
+    tcase_add_loop_test(tests, first_inexact_weight_is_found, 0, 6);
+    tcase_add_loop_test(tests, corrupt_slabs, 0, 6);
+    suite_add_tcase(suite, tests);
+    return run_suite(suite);
+}
+#endif
