@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice among partitions of packed products. Bulk kernels run where there are clusters, to 64 rows of x; among
- * their shapes those that leave the fewest multiprocessors idle, of equal ones the larger tile, since that reads x less
- * often. Above 64 rows wgmma kernels run, the one that should take the least time. Measured times are to replace all of
- * this. */
+/* The choice among partitions of packed products: of bulk and wgmma kernels, each cut in each way, the one that should
+ * take the least time; the general kernel where neither runs. */
 #include "trf_packed_partition.h"
 
 #include "trf_packed_wgmma_sizes.h"
+
+#include <math.h>
 
 enum {
     BLOCKS_A_MULTIPROCESSOR = 2, /* of the general kernel that run at once, by their registers */
@@ -132,49 +132,102 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
     return 1;
 }
 
-/* Nanoseconds that a product should take. */
-static uint64_t product_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
-                           const trf_packed_partition *p) {
-    static const uint32_t cluster_ns[] = {2500, 0, 1600, 2100, 2500, 2600, 2700, 2800, 2900};
-    const int is_wgmma = trf_packed_is_wgmma(p->shape);
-    const uint64_t x_rows = (uint64_t)p->x_tiles * X_TILE_ROWS,
-                   gb = limits->memory_gb_per_second ? limits->memory_gb_per_second : 3000;
-    const uint64_t passes = is_wgmma ? ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_GROUP) : 1,
-                   bytes =
-                       passes * view->bands * view->tiles_per_band * 3076 + (uint64_t)m * (view->cols + view->rows) * 2,
-                   read_ns = bytes * 100 / (gb * 89);
-    uint64_t stages = ceil_div((uint64_t)p->tiles * p->stages, p->blocks), stage_ns, fixed = is_wgmma ? 4000 : 2700;
-    if (is_wgmma && p->cluster == 1 && p->whole == p->tiles)
-        stages = ceil_div(p->tiles, p->blocks) * p->stages;
-    if (is_wgmma) {
-        stage_ns = 5 * x_rows * 10 / 17;
-        stage_ns = stage_ns > 270 ? stage_ns : 270;
-        fixed += x_rows * 12;
+/* ---- how long a product should take ----
+ *
+ * Fitted to 372 products of 14 layers by 1 to 2,048 rows of x on an H200 and an H100, each by all kernels in all ways:
+ * of those the one with the least cost is at most 3 % slower than the fastest for 351, and at most 12 % for all
+ * (docs/notebook/2026-11-24-packed-products.md). Nanoseconds, of a multiprocessor's clock near 1.75 GHz; bytes a
+ * nanosecond. */
+
+enum {
+    BULK_START = 3040,       /* launch, first stage, sums to y */
+    BULK_STREAM_K = 4654,    /* the second kernel, and sums by way of memory */
+    BULK_COPY = 63,          /* bytes that a multiprocessor gets */
+    BULK_READ_PERCENT = 105, /* of the memory's bandwidth by its clock */
+    WGMMA_START = 467,
+    WGMMA_STREAM_K = 4605,
+    WGMMA_COPY = 59,
+    WGMMA_READ_PERCENT = 89,
+    WGMMA_TILE = 874,           /* of each tile of a block: begin and end */
+    WGMMA_SHARED_STAGE = 3,     /* more for a stage of tiles that blocks share ... */
+    WGMMA_SHARED_X_STAGE = 110, /* ... where there are several x blocks: these read weights at different times */
+    USUAL_GB = 3352             /* a second, where the driver does not say */
+};
+static const double kWgmmaRow = 9.55, kWgmmaClusterRow = 5.18; /* for each row of x: sums to y, and to other blocks */
+
+/* A cluster's meetings, by its blocks. */
+static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 971, 1119, 1564, 1337, 1500, 1402, 1697};
+static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1182, 1262, 2411, 3187, 3748, 3228, 3555};
+
+/* A stage, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
+static const uint32_t kBulkStage[TRF_PACKED_BULK_SHAPES][4] = {
+    [TRF_PACKED_BULK_256] = {206, 240, 833, 0},  [TRF_PACKED_BULK_128] = {557, 560, 691, 0},
+    [TRF_PACKED_BULK_64] = {572, 598, 75, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1195},
+    [TRF_PACKED_BULK_32] = {456, 469, 473, 640},
+};
+static const uint32_t kWgmmaStage[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {408, 467, 505, 584, 144};
+
+static double larger(double a, double b) { return a > b ? a : b; }
+
+/* Nanoseconds that memory takes; passes: over the weights. */
+static double read_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint64_t passes,
+                      int percent) {
+    const uint64_t gb = limits->memory_gb_per_second ? limits->memory_gb_per_second : USUAL_GB,
+                   tile_bytes = TRF_PACKED_TILE_BYTES + TRF_PACKED_LINE_BYTES / TRF_PACKED_LINE_TILES;
+    const double bytes = (double)(passes * view->bands * view->tiles_per_band * tile_bytes) +
+                         2.0 * m * ((double)view->cols + view->rows);
+    return bytes / ((double)gb * percent / 100);
+}
+
+static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
+                      const trf_packed_partition *p) {
+    const int is_stream_k = trf_packed_bulk_is_stream_k(p->shape), log = p->x_tiles == 8   ? 3
+                                                                         : p->x_tiles == 4 ? 2
+                                                                                           : (int)p->x_tiles - 1;
+    const double bytes = trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, p->x_tiles),
+                 stage = larger(bytes / BULK_COPY, kBulkStage[p->shape][log]),
+                 stages = (double)(is_stream_k ? ceil_div((uint64_t)p->tiles * p->stages, p->blocks)
+                                               : ceil_div(p->stages, p->cluster));
+    return BULK_START + larger(read_ns(view, limits, m, 1, BULK_READ_PERCENT), stages * stage) +
+           (is_stream_k ? BULK_STREAM_K : kBulkCluster[p->cluster]);
+}
+
+static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
+                       const trf_packed_partition *p) {
+    const uint32_t x_rows = p->x_tiles * X_TILE_ROWS;
+    const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + TRF_PACKED_WGMMA_LINE_BYTES,
+                 stage = larger(bytes / WGMMA_COPY, kWgmmaStage[p->shape - TRF_PACKED_WGMMA_64]);
+    uint64_t stages = ceil_div(p->stages, p->cluster), tiles = 1;
+    double ns = WGMMA_START;
+    if (p->cluster > 1) {
+        ns += kWgmmaCluster[p->cluster] + kWgmmaClusterRow * x_rows / p->cluster;
     } else {
-        stage_ns = (trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, p->x_tiles)) / 42;
+        const uint64_t shared = ceil_div((uint64_t)(p->tiles - p->whole) * p->stages, p->blocks);
+        tiles = ceil_div(p->whole, p->blocks) + (shared ? 2 : 0);
+        stages = ceil_div(p->whole, p->blocks) * p->stages + shared;
+        if (shared)
+            ns += WGMMA_STREAM_K + (double)shared * (p->x_blocks > 1 ? WGMMA_SHARED_X_STAGE : WGMMA_SHARED_STAGE);
     }
-    const uint64_t block_ns = stages * stage_ns, cut = is_wgmma && p->whole == p->tiles ? p->cluster
-                                                       : p->cluster > 1 || !trf_packed_bulk_is_stream_k(p->shape)
-                                                           ? p->cluster
-                                                           : 0;
-    return (block_ns > read_ns ? block_ns : read_ns) + fixed + cluster_ns[cut];
+    return ns + (double)tiles * (WGMMA_TILE + kWgmmaRow * x_rows) +
+           larger(read_ns(view, limits, m, ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_GROUP), WGMMA_READ_PERCENT),
+                  (double)stages * stage);
 }
 
 static int choose_fastest(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
                           trf_packed_partition *best) {
-    uint64_t least = UINT64_MAX;
+    double least = INFINITY;
     for (int shape = 0; shape < TRF_PACKED_SHAPES; shape++)
         for (uint32_t cut = 0; cut <= TRF_MAX_CLUSTER; cut++) {
             trf_packed_partition made;
             if (!trf_packed_choose_shape(view, limits, m, shape, cut, &made))
                 continue;
-            const uint64_t ns = product_ns(view, limits, m, &made);
+            const double ns = (trf_packed_is_wgmma(shape) ? wgmma_ns : bulk_ns)(view, limits, m, &made);
             if (ns < least) {
                 least = ns;
                 *best = made;
             }
         }
-    return least != UINT64_MAX;
+    return isfinite(least);
 }
 
 int trf_packed_choose(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,

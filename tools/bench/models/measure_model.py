@@ -108,6 +108,7 @@ def main() -> int:
     parser.add_argument("--rows", required=True, help=f"some of {','.join(ROWS)}, in the order to measure them")
     parser.add_argument("--out", type=Path, help="a file to which lines are added")
     parser.add_argument("--plain", type=Path, help="the uncompressed checkpoint, for row d")
+    parser.add_argument("--layout", choices=("coded", "packed", "plain"), default="coded", help="of the loaded layers")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rounds-of-loading", type=int, default=3)
     parser.add_argument("--batches", type=make_numbers, default=[1, 8, 16])

@@ -41,6 +41,7 @@ class Session:
         """Writes one result as a line of JSON, to the standard output and to --out."""
         options = self.options
         where = {"model": options.model, "layers": self.source.config.num_hidden_layers, "scale": options.scale}
+        where["layout"] = options.layout
         text = json.dumps({"row": row, "case": self.folder.name, **where, "device": self.device_name, **values})
         print(text, flush=True)
         if self.options.out:
@@ -52,8 +53,12 @@ class Session:
         print(f"[{time.strftime('%H:%M:%S')}] {self.options.model}: {text}", file=self.options.log, flush=True)
 
     def load(self, folder: Path) -> PreTrainedModel:
-        """Loads a checkpoint by transformers, as users do."""
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map={"": str(self.device)})
+        """Loads a checkpoint by transformers, as users do; a compressed one in the layout of --layout."""
+        more = {}
+        if folder == self.folder and self.options.layout != "coded":
+            more["quantization_config"] = transfuse.TransfuseConfig(layout=self.options.layout)
+        place = {"": str(self.device)}
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map=place, **more)
         return model.eval().requires_grad_(False)
 
     def get(self, name: str) -> PreTrainedModel:
