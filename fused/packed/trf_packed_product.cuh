@@ -22,7 +22,8 @@
  * The halves' sums meet in shared memory, in the same order on every run. With one part the block applies the epilogue;
  * with several it leaves F32 partial sums to trf_packed_finish, which adds them in the order of the parts.
  *
- * Shared memory: 4 warps' sums, 512 bytes an x tile and warp, 16 KiB at most. What binds: not measured yet. */
+ * Shared memory: 4 warps' sums, 512 bytes an x tile and warp, 16 KiB at most. What binds was not measured: it
+ * runs where the others do not. */
 #ifndef TRF_PACKED_PRODUCT_CUH
 #define TRF_PACKED_PRODUCT_CUH
 

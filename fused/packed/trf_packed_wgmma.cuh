@@ -32,16 +32,17 @@
  * under way have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many blocks.
  *
  * Shared memory: 8, 8, 7, 6 or 5 stages of 20 to 44 KiB, 272 bytes a stage for lines and barriers, 4 KiB for sums on
- * their way to y: 226 KiB at most. Registers: 232 a thread of the math warpgroups, of which sums take 32 to 128 and
- * two sets of fragments 32; the producer's warpgroup keeps 40.
+ * their way to y: 226 KiB at most. Registers: 168 a thread to 128 rows of x, above that 232 of the math warpgroups, of
+ * which sums take 96 or 128 and two sets of fragments 32; the producer's warpgroup keeps 40 then.
  *
  * y of 16 bits without an epilogue is *bare* and leaves 16 bytes at a time; any other y takes some hundred instructions
- * for four elements of a lane, which should cost tenths of a short product's time: to be measured, and then mended.
+ * for four elements of a lane; what that costs was not measured.
  *
- * What should bind, predicted from an experiment of the same structure and not measured on this code: memory up to
- * about 96 rows of x, copies and products together at 128, the tensor cores (256, 512 and 1,024 clocks a stage of 64,
- * 128 and 256 rows) at 80 % from 192 on. Forming takes about 300 clocks of a stage. The loop has no spills, and no R2UR
- * in front of its HGMMA outside of the exceptions' branch (nvcc 13.0). */
+ * What binds (clocks of an H200 and an H100): a stage takes 620 clocks with 64 rows of x, 750 with 128, 890 with 192
+ * and 1,070 with 256, where the tensor cores take 256, 512, 768 and 1,024 of them. So with 256 rows they are 95 % busy,
+ * and below that it is forming (about 280 clocks of the ALUs) and the time in which a warpgroup hands over its wgmma,
+ * one behind the other. Large batches run into the device's power limit. The loop has no spills, and no R2UR in front
+ * of its HGMMA outside of the exceptions' branch (nvcc 13.0). */
 #ifndef TRF_PACKED_WGMMA_CUH
 #define TRF_PACKED_WGMMA_CUH
 

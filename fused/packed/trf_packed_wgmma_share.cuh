@@ -15,12 +15,12 @@ struct trf_packed_wgmma_args {
     trf_tensor_map x_map; /* boxes of 64 columns by a tile's rows of x, under the swizzle of 128 bytes */
     trf_packed_view view;
     uint32_t m;
-    uint32_t row_tiles, x_blocks; /* of all tiles, and so their number */
-    uint32_t cluster;             /* blocks of a cluster, which has one tile; 0: blocks stay */
+    uint32_t row_tiles, x_blocks;             /* of all tiles, and so their number */
+    uint32_t cluster;                         /* blocks of a cluster, which has one tile; 0: blocks stay */
     uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's stages */
-    uint32_t whole;               /* tiles that are not shared, if blocks stay */
-    trf_stream_k stream_k;        /* of the other tiles ("units") and stages ("panels") over blocks ("warps") */
-    float *partials;              /* [2 * blocks][items][128]: of a block's first shared tile, then of its last one */
+    uint32_t whole;                           /* tiles that are not shared, if blocks stay */
+    trf_stream_k stream_k; /* of the other tiles ("units") and stages ("panels") over blocks ("warps") */
+    float *partials;       /* [2 * blocks][items][128]: of a block's first shared tile, then of its last one */
     trf_epilogue epilogue;
     uint32_t is_bare; /* trf_packed_is_bare, and 16 bytes of a row of y can be written at once */
 };

@@ -167,7 +167,7 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
         trf_sts128f(at + t * TRF_PACKED_BULK_ITEM_BYTES, trf_packed_wgmma_item(sums, t));
     trf_cluster_arrive(args.cluster);
     trf_cluster_wait(args.cluster);
-    trf_wait_for_predecessor(); /* a block without stages has not */
+    trf_wait_for_predecessor();                               /* a block without stages has not */
     constexpr uint32_t kAtOnce = Config::kXTiles > 8 ? 4 : 2; /* items: each of 4 blocks has some */
     const uint32_t rank = blockIdx.x % args.cluster;
 #pragma unroll 1
