@@ -136,8 +136,8 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
  *
  * Fitted to 372 products of 14 layers by 1 to 2,048 rows of x on an H200 and an H100, each by all kernels in all ways:
  * of those the one with the least cost is at most 3 % slower than the fastest for 351, and at most 12 % for all
- * (docs/notebook/2026-11-24-packed-products.md). Nanoseconds, of a multiprocessor's clock near 1.75 GHz; bytes a
- * nanosecond. */
+ * (docs/notebook/2026-11-24-packed-products.md). A search has found the constants: together they give the time, one by
+ * one they are no measurements. Nanoseconds, of a multiprocessor's clock near 1.75 GHz; bytes a nanosecond. */
 
 enum {
     BULK_START = 3040,       /* launch, first stage, sums to y */
