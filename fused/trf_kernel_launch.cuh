@@ -54,4 +54,19 @@ static cudaError_t trf_launch_kernel(void (*kernel)(Args), const Args &args, con
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 
+/* The second kernel of a product. early: whether it may start before the kernel in front of it ends. */
+template <class Args>
+static cudaError_t trf_launch_finish(void (*kernel)(Args), const Args &args, dim3 blocks, uint32_t threads, bool early,
+                                     cudaStream_t stream) {
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    if (early)
+        trf_launch_allow_early(&config);
+    return cudaLaunchKernelEx(&config, kernel, args);
+}
+
 #endif

@@ -62,20 +62,6 @@ static trf_packed_bulk_kernels find_kernels(int shape, uint32_t x_tiles) {
     }
 }
 
-/* early: whether it may start before the kernel in front of it ends. */
-static cudaError_t launch_finish(trf_packed_bulk_kernel kernel, const trf_packed_bulk_args &args,
-                                 const trf_packed_partition &partition, bool early, cudaStream_t stream) {
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(partition.tiles, (trf_packed_bulk_items(partition.shape, partition.x_tiles) + 7) / 8);
-    config.blockDim = dim3(256);
-    config.stream = stream;
-    config.attrs = &attribute;
-    if (early)
-        trf_launch_allow_early(&config);
-    return cudaLaunchKernelEx(&config, kernel, args);
-}
-
 cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_product *product,
                                    const trf_packed_partition *partition, const trf_operands *operands, const void *x,
                                    uint32_t x_stride, float *partials, cudaStream_t stream) {
@@ -101,6 +87,9 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
          trf_packed_bulk_shared_bytes(partition->shape, partition->x_tiles), partition->cluster, stream},
         &early);
     if (status == cudaSuccess && found.finish)
-        status = launch_finish(found.finish, args, *partition, early, stream);
+        status = trf_launch_finish(
+            found.finish, args,
+            dim3(partition->tiles, (trf_packed_bulk_items(partition->shape, partition->x_tiles) + 7) / 8), 256, early,
+            stream);
     return status;
 }

@@ -41,19 +41,6 @@ template <bool kZeroing, bool kPairs> static trf_packed_kernel kernel_of(uint32_
     }
 }
 
-static cudaError_t launch_finish(const trf_packed_args &args, bool early, cudaStream_t stream) {
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    config.gridDim =
-        dim3((args.view.rows + kFinishThreads - 1) / kFinishThreads, args.m < kMostGridRows ? args.m : kMostGridRows);
-    config.blockDim = dim3(kFinishThreads);
-    config.stream = stream;
-    config.attrs = &attribute;
-    if (early)
-        trf_launch_allow_early(&config);
-    return cudaLaunchKernelEx(&config, trf_packed_finish, args);
-}
-
 /* With x of whole 16 bytes, in the workspace if it has to be. */
 static int launch_bulk(const trf_packed_view *view, const trf_product *product, const trf_packed_partition *partition,
                        const trf_operands *operands, uint8_t *workspace, trf_stream stream) {
@@ -91,6 +78,9 @@ int trf_packed_launch(const trf_packed_view *view, const trf_product *product, c
     cudaError_t status = trf_launch_kernel(
         kernel, args, {(uint32_t)partition->blocks, 32 * TRF_PACKED_BLOCK_WARPS, 0, 1, stream}, &early);
     if (status == cudaSuccess && partition->parts > 1)
-        status = launch_finish(args, early, stream);
+        status = trf_launch_finish(trf_packed_finish, args,
+                                   dim3((args.view.rows + kFinishThreads - 1) / kFinishThreads,
+                                        args.m < kMostGridRows ? args.m : kMostGridRows),
+                                   kFinishThreads, early, stream);
     return status;
 }

@@ -57,21 +57,6 @@ static trf_packed_wgmma_kernels find_kernels(int shape) {
     }
 }
 
-/* early: whether it may start before the kernel in front of it ends. */
-static cudaError_t launch_finish(trf_packed_wgmma_kernel kernel, const trf_packed_wgmma_args &args,
-                                 const trf_packed_partition &partition, bool early, cudaStream_t stream) {
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    config.gridDim =
-        dim3(partition.tiles - partition.whole, trf_packed_wgmma_items(partition.shape) / 2 / kFinishWarps);
-    config.blockDim = dim3(32 * kFinishWarps);
-    config.stream = stream;
-    config.attrs = &attribute;
-    if (early)
-        trf_launch_allow_early(&config);
-    return cudaLaunchKernelEx(&config, kernel, args);
-}
-
 cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_product *product,
                                     const trf_packed_partition *partition, const trf_operands *operands, const void *x,
                                     uint32_t x_stride, float *partials, cudaStream_t stream) {
@@ -89,6 +74,9 @@ cudaError_t trf_packed_wgmma_launch(const trf_packed_view *view, const trf_produ
                                 trf_packed_wgmma_shared_bytes(partition->shape), partition->cluster, stream},
                                &early);
     if (status == cudaSuccess && partition->whole < partition->tiles)
-        status = launch_finish(found.finish, args, *partition, early, stream);
+        status = trf_launch_finish(
+            found.finish, args,
+            dim3(partition->tiles - partition->whole, trf_packed_wgmma_items(partition->shape) / 2 / kFinishWarps),
+            32 * kFinishWarps, early, stream);
     return status;
 }
