@@ -70,30 +70,6 @@ static trf_status fill_buffer(const trf_device_layer *made, trf_layer_feed *feed
     return trf_staging_finish(context->staging, buffer, &head, sizeof head, err);
 }
 
-trf_status trf_cuda_fill_plain_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
-                                     trf_error *err) {
-    const uint64_t bytes = trf_plain_buffer_bytes(feed->shard.rows, feed->shard.cols);
-    uint8_t *buffer = memory->blob;
-    trf_device_scope scope;
-    trf_status status = trf_enter_device(made->device, &scope, err);
-    if (status != TRF_OK)
-        return status;
-    trf_nvtx_push("load");
-    if (!buffer) {
-        status = trf_cuda_allocate_here(bytes, &made->memory, err);
-        buffer = made->memory;
-    }
-    if (status == TRF_OK)
-        status = fill_buffer(made, feed, buffer, err);
-    if (status == TRF_OK)
-        trf_plain_set_buffer(made, buffer);
-    else
-        cudaFree(made->memory);
-    trf_nvtx_pop();
-    trf_leave_device(&scope);
-    return status;
-}
-
 /* ---- converting ---- */
 
 enum {
@@ -137,20 +113,30 @@ static trf_status convert_buffer(const trf_device_layer *made, const trf_device_
     return trf_check_cuda(cudaMemcpy(buffer, &head, sizeof head, cudaMemcpyHostToDevice), "converting a layer", err);
 }
 
-trf_status trf_cuda_convert_to_plain(trf_device_layer *made, const trf_device_layer *source,
-                                     const trf_layer_memory *memory, trf_error *err) {
+/* ---- memory, of loads and conversions ---- */
+
+/* What a buffer is filled from: a feed, or a layer. */
+typedef struct trf_plain_source {
+    trf_layer_feed *feed;
+    const trf_device_layer *layer;
+} trf_plain_source;
+
+/* bytes: of the buffer. */
+static trf_status make_plain(trf_device_layer *made, const trf_plain_source *source, const trf_layer_memory *memory,
+                             uint64_t bytes, trf_error *err) {
     uint8_t *buffer = memory->blob;
     trf_device_scope scope;
     trf_status status = trf_enter_device(made->device, &scope, err);
     if (status != TRF_OK)
         return status;
-    trf_nvtx_push("convert");
+    trf_nvtx_push(source->feed ? "load" : "convert");
     if (!buffer) {
-        status = trf_cuda_allocate_here(trf_plain_buffer_bytes(made->info.rows, made->info.cols), &made->memory, err);
+        status = trf_cuda_allocate_here(bytes, &made->memory, err);
         buffer = made->memory;
     }
     if (status == TRF_OK)
-        status = convert_buffer(made, source, buffer, err);
+        status = source->feed ? fill_buffer(made, source->feed, buffer, err)
+                              : convert_buffer(made, source->layer, buffer, err);
     if (status == TRF_OK)
         trf_plain_set_buffer(made, buffer);
     else
@@ -158,6 +144,18 @@ trf_status trf_cuda_convert_to_plain(trf_device_layer *made, const trf_device_la
     trf_nvtx_pop();
     trf_leave_device(&scope);
     return status;
+}
+
+trf_status trf_cuda_fill_plain_layer(trf_device_layer *made, trf_layer_feed *feed, const trf_layer_memory *memory,
+                                     trf_error *err) {
+    const trf_plain_source source = {.feed = feed};
+    return make_plain(made, &source, memory, trf_plain_buffer_bytes(feed->shard.rows, feed->shard.cols), err);
+}
+
+trf_status trf_cuda_convert_to_plain(trf_device_layer *made, const trf_device_layer *source,
+                                     const trf_layer_memory *memory, trf_error *err) {
+    const trf_plain_source from = {.layer = source};
+    return make_plain(made, &from, memory, trf_plain_buffer_bytes(made->info.rows, made->info.cols), err);
 }
 
 /* What is loaded has been checked; the device may fail nevertheless. */
