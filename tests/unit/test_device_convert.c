@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers in another layout, made of ones on the device: weights, rows and what they say of themselves are the old
  * one's, which stays as it is; in whose memory; and what is refused. On the CPU; tests/gpu/ builds this file for a GPU,
- * too, with its ordinal as TRF_TEST_DEVICE, which leaves packed layers out as long as it has none. */
+ * too, with its ordinal as TRF_TEST_DEVICE. */
 #include "common/any_device.h"
 #include "common/checkpoint_fixture.h"
 #include "common/device_layers.h"
@@ -10,6 +10,7 @@
 #include "common/run_suite.h"
 #include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "common/weight_kinds.h"
 #include "transfuse/stacks.h"
 #include "trf_device_layer.h"
 
@@ -35,40 +36,9 @@ static void end(void) {
 
 /* ---- layers ---- */
 
-typedef enum weight_kind {
-    NORMAL,
-    ZEROS,       /* half of them */
-    OUTLIERS,    /* NaNs with payloads, Inf, denormals, zeros and large ones, of each a few */
-    SCALED_ROWS, /* of very different size: the encoder takes row offsets */
-    SCALED_COLS, /* likewise of columns, within what a window takes */
-    KINDS,
-    BURSTS = KINDS, /* so many outliers in some places that packed tiles are stored */
-    WILD            /* two windows' worth of exponents: cannot be packed */
-} weight_kind;
-
-static uint16_t *make_weights(weight_kind kind, uint32_t rows, uint32_t cols) {
-    static const uint16_t kOdd[] = {0x7F80, 0xFF80, 0x7FC1, 0xFF95, 0x0000, 0x8000, 0x0013, 0x4480};
-    test_rng rng = {7 + (uint64_t)kind};
-    uint16_t *weights = malloc(2ull * rows * cols);
-    test_fill_normal(&rng, weights, TRF_DTYPE_BF16, (size_t)rows * cols, 0.02);
-    for (size_t i = 0; i < (size_t)rows * cols; i++) {
-        const uint32_t row = (uint32_t)(i / cols), col = (uint32_t)(i % cols);
-        if (kind == ZEROS && test_below(&rng, 2))
-            weights[i] &= 0x8000;
-        if (kind == OUTLIERS && test_below(&rng, 3000) == 0)
-            weights[i] = kOdd[test_below(&rng, 8)];
-        if (kind == BURSTS && row / 64 * 7 % 20 == 1 && col / 32 == 1 && test_below(&rng, 30) == 0)
-            weights[i] = kOdd[test_below(&rng, 8)];
-        if (kind == SCALED_ROWS && (weights[i] & 0x7FFF) != 0)
-            weights[i] = (uint16_t)(weights[i] + (((row * 5 % 7) * 6) << 7));
-        if (kind == SCALED_COLS && (weights[i] & 0x7FFF) != 0)
-            weights[i] = (uint16_t)(weights[i] + ((col / 8 % 3) << 7));
-        if (kind == WILD)
-            weights[i] =
-                (uint16_t)((test_random(&rng) & 0x807F) | (60 + 140 * test_below(&rng, 2) + test_below(&rng, 2)) << 7);
-    }
-    return weights;
-}
+enum {
+    KINDS = EXACT /* those in front of it */
+};
 
 typedef struct coded_blob {
     void *at;
@@ -88,7 +58,7 @@ static coded_blob encode_as(const void *weights, trf_dtype dtype, trf_codec code
 }
 
 static coded_blob encode(weight_kind kind, uint32_t rows, uint32_t cols, trf_favor favor) {
-    uint16_t *weights = make_weights(kind, rows, cols);
+    uint16_t *weights = weight_kind_make(kind, rows, cols);
     const coded_blob blob = encode_as(weights, TRF_DTYPE_BF16, TRF_CODEC_BF16, rows, cols, favor);
     free(weights);
     return blob;

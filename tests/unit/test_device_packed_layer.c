@@ -11,6 +11,7 @@
 #include "common/run_suite.h"
 #include "common/test_calls.h"
 #include "common/test_weights.h"
+#include "common/weight_kinds.h"
 #include "transfuse/experts.h"
 #include "transfuse/stacks.h"
 #include "transfuse/tuning.h"
@@ -34,48 +35,13 @@ static trf_checkpoint *checkpoint, *f32_checkpoint;
 
 /* ---- layers in memory ---- */
 
-typedef enum weight_kind {
-    NORMAL,
-    ZEROS,       /* half of them */
-    OUTLIERS,    /* NaNs with payloads, Inf, denormals, zeros and large ones, of each a few */
-    SCALED_ROWS, /* of very different size: the encoder takes row offsets */
-    SCALED_COLS, /* likewise of columns, within what a window takes */
-    EXACT,       /* small multiples of a power of two, so that sums are exact in any order */
-    WILD,        /* two windows' worth of exponents: cannot be packed */
-    KINDS
-} weight_kind;
-
-static uint16_t *make_weights(weight_kind kind, uint32_t rows, uint32_t cols) {
-    static const uint16_t kOdd[] = {0x7F80, 0xFF80, 0x7FC1, 0xFF95, 0x0000, 0x8000, 0x0013, 0x4480};
-    test_rng rng = {7 + (uint64_t)kind};
-    uint16_t *weights = malloc(2ull * rows * cols);
-    test_fill_normal(&rng, weights, TRF_DTYPE_BF16, (size_t)rows * cols, 0.02);
-    for (size_t i = 0; i < (size_t)rows * cols; i++) {
-        const uint32_t row = (uint32_t)(i / cols), col = (uint32_t)(i % cols);
-        if (kind == ZEROS && test_below(&rng, 2))
-            weights[i] &= 0x8000;
-        if (kind == OUTLIERS && test_below(&rng, 3000) == 0)
-            weights[i] = kOdd[test_below(&rng, 8)];
-        if (kind == SCALED_ROWS && (weights[i] & 0x7FFF) != 0)
-            weights[i] = (uint16_t)(weights[i] + (((row * 5 % 7) * 6) << 7));
-        if (kind == SCALED_COLS && (weights[i] & 0x7FFF) != 0)
-            weights[i] = (uint16_t)(weights[i] + ((col / 8 % 3) << 7));
-        if (kind == EXACT)
-            weights[i] = (uint16_t)((test_random(&rng) & 0x8040) | (0x3C80 + (test_below(&rng, 3) << 7)));
-        if (kind == WILD)
-            weights[i] =
-                (uint16_t)((test_random(&rng) & 0x807F) | (60 + 140 * test_below(&rng, 2) + test_below(&rng, 2)) << 7);
-    }
-    return weights;
-}
-
 typedef struct made_blob {
     void *at;
     uint64_t bytes;
 } made_blob;
 
 static made_blob encode(weight_kind kind, uint32_t rows, uint32_t cols, trf_favor favor) {
-    uint16_t *weights = make_weights(kind, rows, cols);
+    uint16_t *weights = weight_kind_make(kind, rows, cols);
     const trf_matrix matrix = test_matrix(weights, TRF_DTYPE_BF16, rows, cols);
     trf_encode_options options;
     made_blob blob;
@@ -489,7 +455,7 @@ static trf_checkpoint *open_wild(void) {
     static const char header[] = "{\"wild\":{\"dtype\":\"BF16\",\"shape\":[300,300],\"data_offsets\":[0,180000]}}     ";
     const uint64_t length = (sizeof header - 1) / 8 * 8;
     const char *source = fixture_path("wild.safetensors"), *made = fixture_path("wild_coded.safetensors");
-    uint16_t *weights = make_weights(WILD, 300, 300);
+    uint16_t *weights = weight_kind_make(WILD, 300, 300);
     uint8_t *file = malloc(8 + length + 180000);
     trf_checkpoint *opened;
     memcpy(file, &length, 8);
