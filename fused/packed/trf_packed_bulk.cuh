@@ -18,9 +18,9 @@
  * x as boxes of 64 columns under the swizzle of 128 bytes, which ldmatrix reads without conflicts. full[i] counts
  * bytes, empty[i] the warps that are done with a stage.
  *
- * 256 rows: all stages of all tiles are cut into one equal share a block (stream-K). Tiles that two blocks or more
- * share are left in the workspace, and trf_packed_bulk_finish adds their sums in the order of blocks. 28672x8192: 112
- * tiles of 128 stages of 64 columns, over 132 blocks 108 or 109 stages each.
+ * 256 rows: all stages of all tiles are cut into one equal share a block (stream-K), and blocks hand over the sums of
+ * tiles that they share (trf_packed_handover.cuh). 28672x8192: 112 tiles of 128 stages of 64 columns, over 132 blocks
+ * 108 or 109 stages each.
  * Others: a cluster of 1 to 8 blocks for each tile, which cut its stages; they add their sums through
  * distributed shared memory in the order of blocks, each another part of y. 8192x8192: 128 tiles of 64 rows, a block
  * each; 4 multiprocessors idle.
@@ -33,9 +33,8 @@
 #define TRF_PACKED_BULK_CUH
 
 #include "trf_packed_bulk_sizes.h"
+#include "trf_packed_handover.cuh"
 #include "trf_packed_product.cuh"
-#include "trf_packed_ring.cuh"
-#include "trf_stream_k.h"
 #include "trf_tensor_map.cuh"
 
 /* By value to every bulk kernel. */
@@ -46,7 +45,7 @@ struct trf_packed_bulk_args {
     uint32_t cluster;                         /* blocks of a cluster; 1 if stream-K */
     uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's stages */
     trf_stream_k stream_k; /* of tiles ("units") and stages ("panels") over blocks ("warps"); panels also of clusters */
-    float *partials;       /* stream-K: [2 * blocks][items][128]; a block's first tile, then its last one */
+    trf_packed_handover handover;
     trf_epilogue epilogue;
     uint32_t is_bare; /* trf_packed_is_bare */
 };
@@ -94,8 +93,10 @@ struct trf_packed_bulk_range {
 
 template <class Config>
 static __device__ __forceinline__ trf_packed_bulk_range trf_packed_bulk_range_of(const trf_packed_bulk_args &a) {
-    if constexpr (Config::kStreamK)
-        return {trf_stream_k_begin(&a.stream_k, blockIdx.x), trf_stream_k_begin(&a.stream_k, blockIdx.x + 1)};
+    if constexpr (Config::kStreamK) {
+        const uint32_t share = trf_packed_share_of_block(blockIdx.x);
+        return {trf_stream_k_begin(&a.stream_k, share), trf_stream_k_begin(&a.stream_k, share + 1)};
+    }
     const uint32_t tile = blockIdx.x / a.cluster, rank = blockIdx.x % a.cluster, first = tile * a.stream_k.panels;
     return {first + trf_share_begin(a.share_quotient, a.share_remainder, rank),
             first + trf_share_begin(a.share_quotient, a.share_remainder, rank + 1)};
@@ -361,23 +362,43 @@ static __device__ __forceinline__ void trf_packed_bulk_write_item(const trf_pack
     }
 }
 
-/* Where a block's sums of an item of a tile that it shares lie among the partial sums. */
+/* What a block does with the sums of a tile, of which it has some stages. */
+struct trf_packed_bulk_sharing {
+    bool hands_over;      /* another block finishes the tile */
+    uint32_t first, last; /* shares whose sums this block adds to its own; none if first > last */
+
+    __device__ __forceinline__ trf_packed_bulk_sharing(const trf_stream_k &stream_k, uint32_t tile) {
+        const uint32_t share = trf_packed_share_of_block(blockIdx.x);
+        hands_over = trf_stream_k_begin(&stream_k, share) > tile * stream_k.panels;
+        first = share + 1;
+        last = trf_packed_last_share(stream_k, tile);
+    }
+};
+
+/* Adds what others have handed over of an item. */
 template <class Config>
-static __device__ __forceinline__ float *trf_packed_bulk_partial(const trf_packed_bulk_args &a, uint32_t block,
-                                                                 uint32_t tile, uint32_t item, uint32_t lane) {
-    const uint32_t slot = 2 * block + (trf_stream_k_begins_in(&a.stream_k, block, tile) ? 0 : 1);
-    return a.partials + (((uint64_t)slot * Config::kItems + item) * 32 + lane) * 4;
+static __device__ __forceinline__ float4 trf_packed_bulk_add_shares(const trf_packed_bulk_args &args,
+                                                                    const trf_packed_bulk_sharing &sharing,
+                                                                    uint32_t item, uint32_t lane, float4 v) {
+    for (uint32_t share = sharing.first; share <= sharing.last; share++)
+        v = trf_add4(v, trf_ldg128f_shared(trf_packed_handed_over<Config::kItems>(
+                            args.handover, trf_packed_share_of_block(share), item, lane)));
+    return v;
 }
 
-/* Stream-K: the warps' sums of a tile to y, or to the partial sums. All warps that multiply call it; sums are zero
- * then. at: address of the sums' place. */
+/* Stream-K: the warps' sums of a tile to y, or to the block that finishes it. All warps that multiply call it; sums are
+ * zero then. at: address of the sums' place. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bulk_warp<Config> &warp, uint32_t tile,
                            uint32_t at, float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
+    static_assert(!Config::kStreamK || Config::kWarps == TRF_PACKED_HANDOVER_WARPS, "a flag for each warp");
     constexpr uint32_t kSlabItems = Config::kRowWarps * Config::kXTiles;
     const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp, lane_at = at + 16 * warp.lane;
-    const bool owns = trf_stream_k_owns_unit(&args.stream_k, blockIdx.x, tile);
+    const trf_packed_bulk_sharing sharing(args.stream_k, tile);
+    if (!sharing.hands_over)
+        for (uint32_t share = sharing.first; share <= sharing.last; share++)
+            trf_packed_take_over(args.handover, trf_packed_share_of_block(share), number, warp.lane);
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++) {
         trf_named_barrier_sync(1, Config::kWarps); /* what stood there has been read */
@@ -396,12 +417,15 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
             for (uint32_t k = 1; k < Config::kColWarps; k++)
                 v = trf_add4(v, trf_lds128f_shared(lane_at + (k * kSlabItems + i) * TRF_PACKED_BULK_ITEM_BYTES));
             const uint32_t item = (i / Config::kXTiles * Config::kSlabs + s) * Config::kXTiles + i % Config::kXTiles;
-            if (owns)
-                trf_packed_bulk_write_item<Config>(args, tile, item, warp.lane, v);
+            if (sharing.hands_over)
+                *trf_packed_handed_over<Config::kItems>(args.handover, blockIdx.x, item, warp.lane) = v;
             else
-                *(float4 *)trf_packed_bulk_partial<Config>(args, blockIdx.x, tile, item, warp.lane) = v;
+                trf_packed_bulk_write_item<Config>(
+                    args, tile, item, warp.lane, trf_packed_bulk_add_shares<Config>(args, sharing, item, warp.lane, v));
         }
     }
+    if (sharing.hands_over)
+        trf_packed_hand_over(args.handover, number, warp.lane);
 }
 
 /* Clusters: the sums of the block's warps, added up in place: item i at at + 512 * i; to y, if the block is alone. */
@@ -514,20 +538,6 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
         trf_packed_bulk_add_blocks<Config>(args, warp, shared);
         trf_cluster_leave(args.cluster); /* others may have read this block's sums only now */
     }
-}
-
-/* Stream-K, behind the kernel: an item of a tile that blocks share, by one warp. */
-template <class Config>
-static __device__ __forceinline__ void trf_packed_bulk_finish_item(const trf_packed_bulk_args &args, uint32_t tile,
-                                                                   uint32_t item, uint32_t lane) {
-    uint32_t first, last;
-    trf_stream_k_sharers(&args.stream_k, tile, &first, &last);
-    if (first == last)
-        return;
-    float4 v = *(const float4 *)trf_packed_bulk_partial<Config>(args, first, tile, item, lane);
-    for (uint32_t block = first + 1; block <= last; block++)
-        v = trf_add4(v, *(const float4 *)trf_packed_bulk_partial<Config>(args, block, tile, item, lane));
-    trf_packed_bulk_write_item<Config>(args, tile, item, lane, v);
 }
 
 #endif

@@ -6,6 +6,8 @@
 
 #include "trf_packed_bulk.cuh"
 
+#include <atomic>
+
 typedef void (*trf_packed_bulk_kernel)(trf_packed_bulk_args);
 
 template <int kShape, uint32_t kXTiles, bool kZeroing>
@@ -18,53 +20,44 @@ static __global__ void __launch_bounds__(32 * (trf_packed_bulk_warps(kShape) + T
 #endif
 }
 
-/* A warp an item of a tile. */
-template <int kShape, uint32_t kXTiles>
-static __global__ void __launch_bounds__(256) trf_packed_bulk_finish(const trf_packed_bulk_args args) {
-#if TRF_WARPGROUPS
-    typedef trf_packed_bulk_config<kShape, kXTiles> Config;
-    trf_wait_for_predecessor();
-    const uint32_t item = blockIdx.y * 8 + threadIdx.x / TRF_LANES;
-    if (item < Config::kItems)
-        trf_packed_bulk_finish_item<Config>(args, blockIdx.x, item, threadIdx.x % TRF_LANES);
-#endif
+/* Of a layer that is zeroing, or not. */
+template <int kShape, uint32_t kXTiles> static trf_packed_bulk_kernel kernel_of(bool zeroing) {
+    return zeroing ? trf_packed_bulk<kShape, kXTiles, true> : trf_packed_bulk<kShape, kXTiles, false>;
 }
 
-struct trf_packed_bulk_kernels {
-    trf_packed_bulk_kernel product[2], finish; /* of a layer that is zeroing, or not; NULL: stream-K alone has it */
-};
-
-template <int kShape, uint32_t kXTiles> static trf_packed_bulk_kernels kernels() {
-    trf_packed_bulk_kernels found = {{trf_packed_bulk<kShape, kXTiles, false>, trf_packed_bulk<kShape, kXTiles, true>},
-                                     nullptr};
-    if constexpr (trf_packed_bulk_is_stream_k(kShape))
-        found.finish = trf_packed_bulk_finish<kShape, kXTiles>;
-    return found;
+template <int kShape> static trf_packed_bulk_kernel find_small_kernel(uint32_t x_tiles, bool zeroing) {
+    return x_tiles == 1   ? kernel_of<kShape, 1>(zeroing)
+           : x_tiles == 2 ? kernel_of<kShape, 2>(zeroing)
+                          : kernel_of<kShape, 4>(zeroing);
 }
 
-/* Of 1, 2 or 4 x tiles. */
-template <int kShape> static trf_packed_bulk_kernels kernels_of(uint32_t x_tiles) {
-    return x_tiles == 1 ? kernels<kShape, 1>() : x_tiles == 2 ? kernels<kShape, 2>() : kernels<kShape, 4>();
-}
-
-static trf_packed_bulk_kernels find_kernels(int shape, uint32_t x_tiles) {
+static trf_packed_bulk_kernel find_kernel(int shape, uint32_t x_tiles, bool zeroing) {
     switch (shape) {
     case TRF_PACKED_BULK_256:
-        return kernels_of<TRF_PACKED_BULK_256>(x_tiles);
+        return find_small_kernel<TRF_PACKED_BULK_256>(x_tiles, zeroing);
     case TRF_PACKED_BULK_128:
-        return kernels_of<TRF_PACKED_BULK_128>(x_tiles);
+        return find_small_kernel<TRF_PACKED_BULK_128>(x_tiles, zeroing);
     case TRF_PACKED_BULK_64:
-        return kernels_of<TRF_PACKED_BULK_64>(x_tiles);
+        return find_small_kernel<TRF_PACKED_BULK_64>(x_tiles, zeroing);
     case TRF_PACKED_BULK_64_8_WARPS:
-        return kernels<TRF_PACKED_BULK_64_8_WARPS, 8>();
+        return kernel_of<TRF_PACKED_BULK_64_8_WARPS, 8>(zeroing);
     default:
-        return x_tiles == 8 ? kernels<TRF_PACKED_BULK_32, 8>() : kernels_of<TRF_PACKED_BULK_32>(x_tiles);
+        return x_tiles == 8 ? kernel_of<TRF_PACKED_BULK_32, 8>(zeroing)
+                            : find_small_kernel<TRF_PACKED_BULK_32>(x_tiles, zeroing);
     }
+}
+
+uint64_t trf_next_handover_token(void) {
+    static std::atomic<uint64_t> launches;
+    uint64_t token = launches.fetch_add(1, std::memory_order_relaxed) + 1; /* spread over all 64 bits, one to one */
+    token = (token ^ token >> 30) * 0xBF58476D1CE4E5B9u;
+    token = (token ^ token >> 27) * 0x94D049BB133111EBu;
+    return token ^ token >> 31;
 }
 
 cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_product *product,
                                    const trf_packed_partition *partition, const trf_operands *operands, const void *x,
-                                   uint32_t x_stride, float *partials, cudaStream_t stream) {
+                                   uint32_t x_stride, void *handover, cudaStream_t stream) {
     trf_packed_bulk_args args = {};
     args.view = *view;
     args.m = product->m;
@@ -72,24 +65,19 @@ cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_produc
     args.share_quotient = partition->stages / partition->cluster;
     args.share_remainder = partition->stages % partition->cluster;
     args.stream_k = trf_stream_k_of(partition->tiles, partition->stages, (uint32_t)partition->blocks);
-    args.partials = partials;
+    args.handover =
+        trf_packed_handover_at(handover, partition->blocks, trf_packed_bulk_items(partition->shape, partition->x_tiles),
+                               trf_next_handover_token());
     args.epilogue = trf_epilogue_of(product, operands);
     args.is_bare = trf_packed_is_bare(args.epilogue);
     cudaError_t status = trf_describe_x(x, product->m, view->cols, x_stride, 8 * partition->x_tiles,
                                         TRF_PACKED_BULK_X_BOX_COLS, true, &args.x_map);
     if (status != cudaSuccess)
         return status;
-    const trf_packed_bulk_kernels found = find_kernels(partition->shape, partition->x_tiles);
     bool early;
-    status = trf_launch_kernel(
-        found.product[view->zeroing != 0], args,
+    return trf_launch_kernel(
+        find_kernel(partition->shape, partition->x_tiles, view->zeroing != 0), args,
         {(uint32_t)partition->blocks, 32 * (trf_packed_bulk_warps(partition->shape) + TRF_PACKED_BULK_PRODUCER_WARPS),
          trf_packed_bulk_shared_bytes(partition->shape, partition->x_tiles), partition->cluster, stream},
         &early);
-    if (status == cudaSuccess && found.finish)
-        status = trf_launch_finish(
-            found.finish, args,
-            dim3(partition->tiles, (trf_packed_bulk_items(partition->shape, partition->x_tiles) + 7) / 8), 256, early,
-            stream);
-    return status;
 }

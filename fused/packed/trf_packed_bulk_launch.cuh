@@ -7,10 +7,15 @@
 
 #include <cuda_runtime.h>
 
+#include <stdint.h>
+
+/* A number that no other launch of this process has, and that memory which was never a flag hardly has. */
+uint64_t trf_next_handover_token(void);
+
 /* As trf_packed_launch, of a partition with a bulk kernel. x: BF16, x_stride elements from row to row, of which the
- * copies want whole 16 bytes, as x does. partials: 16-byte aligned. */
+ * copies want whole 16 bytes, as x does. handover: trf_packed_handover_bytes of workspace, 16-byte aligned. */
 cudaError_t trf_packed_bulk_launch(const trf_packed_view *view, const trf_product *product,
                                    const trf_packed_partition *partition, const trf_operands *operands, const void *x,
-                                   uint32_t x_stride, float *partials, cudaStream_t stream);
+                                   uint32_t x_stride, void *handover, cudaStream_t stream);
 
 #endif

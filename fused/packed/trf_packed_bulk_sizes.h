@@ -25,8 +25,14 @@ enum {
     TRF_PACKED_BULK_PRODUCER_WARPS = 4,     /* a warpgroup, for setmaxnreg; two of them work */
     TRF_PACKED_BULK_MAX_STAGES = 4,         /* six are 1 to 3 % slower */
     TRF_PACKED_BULK_X_BOX_COLS = 64,        /* of x, under the swizzle of 128 bytes */
-    TRF_PACKED_BULK_ITEM_BYTES = 512        /* sums of a packed slab by an x tile: 16 bytes a lane */
+    TRF_PACKED_BULK_ITEM_BYTES = 512,       /* sums of a packed slab by an x tile: 16 bytes a lane */
+    TRF_PACKED_HANDOVER_WARPS = 8           /* of a block that hands sums over to another (trf_packed_handover.cuh) */
 };
+
+/* Workspace in which so many blocks hand over so many items each. */
+TRF_HD_CONSTEXPR uint64_t trf_packed_handover_bytes(uint64_t blocks, uint32_t items) {
+    return blocks * (items * (uint64_t)TRF_PACKED_BULK_ITEM_BYTES + TRF_PACKED_HANDOVER_WARPS * sizeof(uint64_t));
+}
 
 /* Packed slabs of a warp; warps with other rows; warps with other packed tiles of a stage. */
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_slabs(int shape) {

@@ -54,7 +54,7 @@ static int launch_bulk(const trf_packed_view *view, const trf_product *product, 
         x = workspace;
     }
     return (trf_packed_is_wgmma(partition->shape) ? trf_packed_wgmma_launch : trf_packed_bulk_launch)(
-        view, product, partition, operands, x, x_stride, (float *)(workspace + partition->partials_offset), stream);
+        view, product, partition, operands, x, x_stride, workspace + partition->handover_offset, stream);
 }
 
 int trf_packed_launch(const trf_packed_view *view, const trf_product *product, const trf_packed_partition *partition,

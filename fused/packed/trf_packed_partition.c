@@ -75,8 +75,8 @@ static int count_stages(const trf_packed_view *view, uint32_t m, uint64_t tiles,
         return 0;
     made->tiles = (uint32_t)tiles;
     made->stages = (uint32_t)stages;
-    made->partials_offset = padded_x_bytes(view, m);
-    made->workspace_bytes = made->partials_offset;
+    made->handover_offset = padded_x_bytes(view, m);
+    made->workspace_bytes = made->handover_offset;
     return 1;
 }
 
@@ -95,8 +95,7 @@ static int choose_bulk(const trf_packed_view *view, const trf_device_limits *lim
         return give_clusters(limits, cut, made);
     const uint64_t blocks = (uint64_t)limits->multiprocessors, all = (uint64_t)made->tiles * made->stages;
     made->blocks = blocks < all ? blocks : all;
-    made->workspace_bytes +=
-        2 * made->blocks * trf_packed_bulk_items(shape, made->x_tiles) * TRF_PACKED_BULK_ITEM_BYTES;
+    made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_bulk_items(shape, made->x_tiles));
     return 1;
 }
 
@@ -118,7 +117,7 @@ static int choose_wgmma(const trf_packed_view *view, const trf_device_limits *li
     if (cut != TRF_PACKED_STREAM_K)
         return 1;
     made->whole = (uint32_t)(made->tiles - made->tiles % made->blocks);
-    made->workspace_bytes += 2 * made->blocks * trf_packed_wgmma_items(made->shape) * TRF_PACKED_BULK_ITEM_BYTES;
+    made->workspace_bytes += trf_packed_handover_bytes(made->blocks, trf_packed_wgmma_items(made->shape));
     return made->whole < made->tiles;
 }
 

@@ -27,8 +27,8 @@ typedef struct trf_packed_partition {
     uint32_t tiles, stages; /* block tiles of the product; stages of a tile */
     uint32_t cluster;       /* blocks of a cluster, which cut a tile's stages; 1 if blocks stay */
     uint32_t whole;         /* wgmma: tiles, the first ones, that are not cut by stream-K */
-    /* x copied to rows of whole 16 bytes, at 0, where it may be needed | partial sums. */
-    uint64_t partials_offset, workspace_bytes;
+    /* x copied to rows of whole 16 bytes, at 0, where it may be needed | what blocks hand to each other. */
+    uint64_t handover_offset, workspace_bytes;
 } trf_packed_partition;
 
 /* Of the general kernel. @return 0 where a product of so many rows of x is too large for a grid or for memory, else

@@ -52,6 +52,33 @@ static __device__ __forceinline__ void trf_prefetch_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+/* ---- what blocks hand to each other through memory ---- */
+
+/* What the calling thread has written, or has seen written by a meeting of its warp, is there for whoever sees the
+ * value. */
+static __device__ __forceinline__ void trf_publish(uint64_t *flag, uint64_t value) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+/* By all lanes: a loop in which lanes part makes the compiler take nothing around it for the same in all of them. */
+static __device__ __forceinline__ void trf_await(const uint64_t *flag, uint64_t value) {
+    asm volatile("{ .reg .pred other; .reg .b64 found;\n"
+                 "again_%=: ld.acquire.gpu.global.u64 found, [%0];\n"
+                 "setp.ne.u64 other, found, %1;\n"
+                 "@other bra again_%=; }" ::"l"(flag),
+                 "l"(value)
+                 : "memory");
+}
+
+/* From the L2 cache: what another block may have written. */
+static __device__ __forceinline__ float4 trf_ldg128f_shared(const float4 *at) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
+}
+
 /* ---- fragments ---- */
 
 /* Four matrices of 8x8 halves; lane l gives the address of row l % 8 of matrix l / 8. */

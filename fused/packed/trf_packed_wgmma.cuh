@@ -14,20 +14,21 @@
  *      warpgroup 1    | warps 4-7             |                            the same for both warpgroups
  *      (band 2i + 1)  +-----------+-----------+
  *
- * The unit is a whole stage: a warp forms its slab of both packed tiles, 16 registers a lane, patches them behind one
- * vote and a branch that is rarely taken, and its warpgroup starts four wgmma on them. While these run it forms the
- * next stage's registers, a second set. So a stage is given back when the one behind it has been formed.
+ * The unit is a whole stage: a warp forms its slab of both packed tiles, 16 registers a lane, patches them behind a
+ * branch that one stage in 12 takes, and its warpgroup starts four wgmma on them. While these run it forms the next
+ * stage's registers, a second set. So a stage is given back when the one behind it has been formed.
  *
- * A producer warp fills the ring with weights, one copy a band and stage, and a band's exception line (128 bytes);
- * another one brings a box of x.
+ * A producer warp fills the ring with weights, one copy a band and stage, and with a band's exception line (128 bytes)
+ * where one begins, every 16 stages; another one brings a box of x. A warp reads a line once, and finds which of its
+ * tiles have exceptions, and in each lane the register that the lane's own record replaces.
  *
  * Two ways to cut a product, which the partition says (trf_packed_partition.h):
  *   - a cluster of 2 or 4 blocks for each tile, which cut its stages, and add their sums through distributed shared
  *     memory in the order of blocks, each another part of y;
  *   - blocks that stay: of `whole` tiles block b has b, b + blocks, ...; the stages of the tiles that are left are cut
- *     into one equal share a block (stream-K), shared tiles go to the workspace as partial sums, and
- *     trf_packed_wgmma_finish adds them in the order of blocks. 8192 rows of x by 8192x8192: 2,048 tiles of 256 rows of
- *     x, of which 132 blocks have 15 each, and share the 68 that are left.
+ *     into one equal share a block (stream-K), and blocks hand the sums of shared tiles over (trf_packed_handover.cuh).
+ *     8192 rows of x by 8192x8192: 2,048 tiles of 256 rows of x, of which 132 blocks have 15 each, and share the 68
+ *     that are left.
  * Tiles lie in groups of 8 x blocks: in a group those with the same weights follow each other. So 132 tiles that are
  * under way have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many blocks.
  *
@@ -38,11 +39,12 @@
  * y of 16 bits without an epilogue is *bare* and leaves 16 bytes at a time; any other y takes some hundred instructions
  * for four elements of a lane; what that costs was not measured.
  *
- * What binds (clocks of an H200 and an H100): a stage takes 620 clocks with 64 rows of x, 750 with 128, 890 with 192
- * and 1,070 with 256, where the tensor cores take 256, 512, 768 and 1,024 of them. So with 256 rows they are 95 % busy,
- * and below that it is forming (about 280 clocks of the ALUs) and the time in which a warpgroup hands over its wgmma,
- * one behind the other. Large batches run into the device's power limit. The loop has no spills, and no R2UR in front
- * of its HGMMA outside of the exceptions' branch (nvcc 13.0). */
+ * What binds, by leaving out parts (14336x4096 on an H200, microseconds by 64 / 128 / 192 / 256 rows of x): copies
+ * alone take 24.2 / 25.9 / 28.2 / 31.5, forming and products without copies 18.6 / 24.4 / 32.8 / 42.4, all of it 27.4
+ * / 31.5 / 38.5 / 48. So it is memory to 96 rows, the tensor cores from 192 on, and their overlap in between. Large
+ * layers by 128 rows and more run into the power limit: at 693 W the clock falls from 1,980 to 1,590 MHz. The loop has
+ * no spills, and no R2UR in front of its HGMMA outside of the exceptions' branch (nvcc 13.0): they would cost 4 to 7 %.
+ */
 #ifndef TRF_PACKED_WGMMA_CUH
 #define TRF_PACKED_WGMMA_CUH
 
@@ -71,7 +73,12 @@ struct trf_packed_wgmma_cursor {
     }
 };
 
-/* Weights and exception lines of a stage; all lanes call it, each copies another band's. */
+/* Whether a stage brings its bands' exception lines, which are those of all stages behind it up to the next line. */
+static __device__ __forceinline__ bool trf_packed_wgmma_brings_lines(uint32_t stage, uint32_t first_stage) {
+    return stage == first_stage || stage % TRF_PACKED_WGMMA_LINE_STAGES == 0;
+}
+
+/* Weights of a stage, and exception lines; all lanes call it, each copies another band's. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmma_cursor &at,
@@ -79,8 +86,10 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
     const uint32_t band = at.stint.row_tile * TRF_PACKED_WGMMA_BANDS,
                    bands = min((uint32_t)TRF_PACKED_WGMMA_BANDS, view.bands - band),
                    tile = at.stage * TRF_PACKED_WGMMA_STAGE_TILES;
+    const bool brings_lines = trf_packed_wgmma_brings_lines(at.stage, at.stint.begin);
     if (lane == 0)
-        trf_mbarrier_arrive_expect_tx(ring.full(), bands * (TRF_PACKED_WGMMA_BAND_BYTES + TRF_PACKED_LINE_BYTES));
+        trf_mbarrier_arrive_expect_tx(
+            ring.full(), bands * (TRF_PACKED_WGMMA_BAND_BYTES + (brings_lines ? (uint32_t)TRF_PACKED_LINE_BYTES : 0)));
     __syncwarp();
     if (lane >= bands)
         return;
@@ -92,10 +101,10 @@ trf_packed_wgmma_load_weights(const trf_packed_view &view, const trf_packed_wgmm
         trf_bulk_load(to, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
         trf_bulk_load(to + TRF_PACKED_TILE_BYTES, from, TRF_PACKED_TILE_BYTES, ring.full(), policy);
     }
-    trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
-                      lane * TRF_PACKED_LINE_BYTES,
-                  trf_packed_line_of(&view, band + lane, tile), TRF_PACKED_LINE_BYTES, ring.full(),
-                  trf_policy_keep()); /* for all stages of its 1,024 columns */
+    if (brings_lines)
+        trf_bulk_load(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
+                          lane * TRF_PACKED_LINE_BYTES,
+                      trf_packed_line_of(&view, band + lane, tile), TRF_PACKED_LINE_BYTES, ring.full(), policy);
 }
 
 /* Sets the ring up, and fills it with weights. These do not wait for what may have made x, nor for the block's other
@@ -149,39 +158,84 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
 /* A lane's words of a stage. */
 struct trf_packed_wgmma_words {
     trf_packed_words tiles[TRF_PACKED_WGMMA_STAGE_TILES];
-    uint32_t line; /* of the exception line */
 };
 
 template <class Config>
 static __device__ __forceinline__ trf_packed_wgmma_words
 trf_packed_wgmma_load_words(const trf_packed_ring<Config> &ring, const trf_packed_wgmma_warp &warp) {
     const uint32_t at = ring.stage() + warp.band() * TRF_PACKED_WGMMA_BAND_BYTES + warp.slab() * TRF_PACKED_SLAB_BYTES,
-                   raw = at + 16 * warp.lane, index = at + TRF_PACKED_RAW_BYTES + 8 * warp.lane,
-                   line = ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
-                          warp.band() * TRF_PACKED_LINE_BYTES + 4 * warp.lane;
+                   raw = at + 16 * warp.lane, index = at + TRF_PACKED_RAW_BYTES + 8 * warp.lane;
     return {{{trf_lds128(raw), trf_lds64(index)},
-             {trf_lds128(raw + TRF_PACKED_TILE_BYTES), trf_lds64(index + TRF_PACKED_TILE_BYTES)}},
-            trf_lds32(line)};
+             {trf_lds128(raw + TRF_PACKED_TILE_BYTES), trf_lds64(index + TRF_PACKED_TILE_BYTES)}}};
 }
 
-/* The fragments of a warp's slab of a stage's packed tiles. tile: the first one, of the band. */
+/* What the exception line that a warp is in says of its slab. A lane has one record of the line as its own, already
+ * taken apart; a tile for which that does not do is crowded: it is stored, or has a lane's second record. */
+struct trf_packed_wgmma_exceptions {
+    trf_packed_line line;
+    uint32_t tiles, crowded; /* masks of the line's packed tiles that have exceptions; that are crowded */
+    uint32_t at;             /* of the lane's record: 8 * its tile + its register of the tile's 8; or 256 */
+    uint32_t keep, bits;     /* of that register */
+
+    /* All lanes call it. word: the lane's of the line. Without branches but the loop's: behind one in which lanes part,
+     * the compiler takes nothing in the loop for the same in all lanes, and moves descriptors to uniform registers for
+     * each wgmma. */
+    __device__ __forceinline__ void take(uint32_t word, uint32_t slab, uint32_t lane) {
+        line.take(word);
+        const bool is_record = (lane < line.records) & (trf_packed_record_slab(word) == slab);
+        uint32_t left = __ballot_sync(0xFFFFFFFF, is_record), own = 0, second = 0;
+        at = 256;
+#pragma unroll 1
+        while (left) {
+            const uint32_t record = __shfl_sync(0xFFFFFFFF, word, __ffs((int)left) - 1);
+            left &= left - 1;
+            const bool is_own = trf_packed_record_lane(record) == lane, is_first = is_own & (at == 256);
+            second |= is_own & !is_first ? 1u << trf_packed_record_tile(record) : 0;
+            own = is_first ? record : own;
+            at = is_first ? 8 * trf_packed_record_tile(record) + 4 * trf_packed_record_step(record) +
+                                trf_packed_record_reg(record)
+                          : at;
+        }
+        keep = 0xFFFF0000u >> 16 * trf_packed_record_half(own);
+        bits = trf_packed_record_bits(own) << 16 * trf_packed_record_half(own);
+        second |= lane == TRF_PACKED_STORED_WORD ? word : 0;
+        tiles = __reduce_or_sync(0xFFFFFFFF, second | (is_record ? 1u << trf_packed_record_tile(word) : 0));
+        crowded = __reduce_or_sync(0xFFFFFFFF, second);
+    }
+
+    /* Puts them over what a stage was formed to. All lanes call it. tile: the stage's first one. */
+    __device__ __forceinline__ void patch(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4],
+                                          const trf_packed_view &view, uint32_t tile, uint32_t slab,
+                                          uint32_t lane) const {
+        const uint32_t here = tiles >> tile % TRF_PACKED_LINE_TILES;
+        if ((here & ((1u << TRF_PACKED_WGMMA_STAGE_TILES) - 1)) == 0)
+            return;
+#pragma unroll
+        for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_TILES; t++)
+            if (here >> t & 1)
+                patch_tile(a[t], view, tile + t, slab, lane);
+    }
+    __device__ __forceinline__ void patch_tile(uint32_t (&a)[2][4], const trf_packed_view &view, uint32_t tile,
+                                               uint32_t slab, uint32_t lane) const {
+        const uint32_t reg = at - 8 * (tile % TRF_PACKED_LINE_TILES);
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) /* each is asked for by itself, so that none is indexed at run time */
+            a[i / 4][i % 4] = reg == i ? trf_packed_and_or(a[i / 4][i % 4], keep, bits) : a[i / 4][i % 4];
+        if ((crowded >> tile % TRF_PACKED_LINE_TILES & 1) == 0)
+            return;
+        line.patch(a, tile, slab, lane);
+        if (line.is_stored(tile))
+            line.load_stored(a, view, tile, slab, lane);
+    }
+};
+
+/* The fragments of a warp's slab of a stage's packed tiles, without exceptions. */
 template <bool kZeroing>
-static __device__ __forceinline__ void
-trf_packed_wgmma_form(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4], const trf_packed_view &view,
-                      const trf_packed_wgmma_words &words, uint32_t tile, const trf_packed_wgmma_warp &warp) {
+static __device__ __forceinline__ void trf_packed_wgmma_form(uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4],
+                                                             const trf_packed_wgmma_words &words) {
 #pragma unroll
     for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_TILES; t++)
         trf_packed_form_tile<kZeroing>(a[t], words.tiles[t]);
-    if (!trf_packed_has_exceptions<TRF_PACKED_WGMMA_STAGE_TILES, 1>(words.line, tile, warp.slab(), warp.lane))
-        return;
-    trf_packed_line line;
-    line.take(words.line);
-#pragma unroll
-    for (uint32_t t = 0; t < TRF_PACKED_WGMMA_STAGE_TILES; t++) {
-        line.patch(a[t], tile + t, warp.slab(), warp.lane);
-        if (line.is_stored(tile + t))
-            line.load_stored(a[t], view, tile + t, warp.slab(), warp.lane);
-    }
 }
 
 /* ---- products ---- */
@@ -208,10 +262,22 @@ static __device__ __forceinline__ void trf_packed_wgmma_start(float (&sums)[Conf
 
 /* A warp's way through the stages of a stint. */
 template <class Config> struct trf_packed_wgmma_walk {
-    trf_packed_wgmma_words words; /* of the stage that is formed next */
-    uint32_t tile;                /* its first packed tile */
-    uint32_t left;                /* stages, it included */
-    uint32_t multiplied;          /* barrier of the stage whose products run; 0: none do */
+    trf_packed_wgmma_words words;           /* of the stage that is formed next */
+    trf_packed_wgmma_exceptions exceptions; /* of its line */
+    uint32_t tile;                          /* its first packed tile */
+    uint32_t left;                          /* stages, it included */
+    uint32_t multiplied;                    /* barrier of the stage whose products run; 0: none do */
+
+    /* The next stage, which may not be there yet. */
+    __device__ __forceinline__ void load(const trf_packed_ring<Config> &ring, const trf_packed_wgmma_warp &warp,
+                                         bool with_line) {
+        trf_mbarrier_wait(ring.full(), ring.phase);
+        words = trf_packed_wgmma_load_words<Config>(ring, warp);
+        if (with_line)
+            exceptions.take(trf_lds32(ring.shared + Config::kLinesAt + ring.index * TRF_PACKED_WGMMA_LINE_BYTES +
+                                      warp.band() * TRF_PACKED_LINE_BYTES + 4 * warp.lane),
+                            warp.slab(), warp.lane);
+    }
 };
 
 static __device__ __forceinline__ void trf_packed_wgmma_give_back(uint32_t empty, uint32_t lane) {
@@ -226,15 +292,14 @@ static __device__ __forceinline__ void
 trf_packed_wgmma_stage(const trf_packed_view &view, const trf_packed_wgmma_warp &warp, trf_packed_ring<Config> &ring,
                        trf_packed_wgmma_walk<Config> &walk, uint32_t (&a)[TRF_PACKED_WGMMA_STAGE_TILES][2][4],
                        float (&sums)[Config::kXRows / 2]) {
-    trf_packed_wgmma_form<kZeroing>(a, view, walk.words, walk.tile, warp);
+    trf_packed_wgmma_form<kZeroing>(a, walk.words);
+    walk.exceptions.patch(a, view, walk.tile, warp.slab(), warp.lane);
     trf_packed_wgmma_start<Config>(sums, a, ring.stage() + Config::kXAt);
     const uint32_t started = ring.empty();
     ring.next();
     walk.tile += TRF_PACKED_WGMMA_STAGE_TILES;
-    if (--walk.left) {
-        trf_mbarrier_wait(ring.full(), ring.phase);
-        walk.words = trf_packed_wgmma_load_words<Config>(ring, warp);
-    }
+    if (--walk.left)
+        walk.load(ring, warp, walk.tile % TRF_PACKED_LINE_TILES == 0);
     trf_wgmma_wait<1>();
     if (walk.multiplied)
         trf_packed_wgmma_give_back(walk.multiplied, warp.lane);
@@ -248,9 +313,11 @@ trf_packed_wgmma_multiply(const trf_packed_wgmma_args &args, const trf_packed_wg
                           const trf_packed_wgmma_stint &stint, trf_packed_ring<Config> &ring,
                           float (&sums)[Config::kXRows / 2]) {
     uint32_t a[2][TRF_PACKED_WGMMA_STAGE_TILES][2][4]; /* of even stages, of odd ones */
-    trf_mbarrier_wait(ring.full(), ring.phase);
-    trf_packed_wgmma_walk<Config> walk = {trf_packed_wgmma_load_words<Config>(ring, warp),
-                                          stint.begin * TRF_PACKED_WGMMA_STAGE_TILES, stint.end - stint.begin, 0};
+    trf_packed_wgmma_walk<Config> walk;
+    walk.tile = stint.begin * TRF_PACKED_WGMMA_STAGE_TILES;
+    walk.left = stint.end - stint.begin;
+    walk.multiplied = 0;
+    walk.load(ring, warp, true);
 #pragma unroll 1
     for (;;) {
         trf_packed_wgmma_stage<Config, kZeroing>(args.view, warp, ring, walk, a[0], sums);

@@ -3,11 +3,10 @@
 #ifndef TRF_PACKED_WGMMA_SHARE_CUH
 #define TRF_PACKED_WGMMA_SHARE_CUH
 
+#include "trf_packed_handover.cuh"
 #include "trf_packed_product.cuh"
-#include "trf_packed_ring.cuh"
 #include "trf_packed_wgmma_ptx.cuh"
 #include "trf_packed_wgmma_sizes.h"
-#include "trf_stream_k.h"
 #include "trf_tensor_map.cuh"
 
 /* By value to every wgmma kernel. */
@@ -20,12 +19,12 @@ struct trf_packed_wgmma_args {
     uint32_t share_quotient, share_remainder; /* of a cluster's block: trf_share_begin, of a tile's stages */
     uint32_t whole;                           /* tiles that are not shared, if blocks stay */
     trf_stream_k stream_k; /* of the other tiles ("units") and stages ("panels") over blocks ("warps") */
-    float *partials;       /* [2 * blocks][items][128]: of a block's first shared tile, then of its last one */
+    trf_packed_handover handover;
     trf_epilogue epilogue;
     uint32_t is_bare; /* trf_packed_is_bare, and 16 bytes of a row of y can be written at once */
 };
 
-/* All but x_map and partials. */
+/* All but x_map and handover. */
 static inline trf_packed_wgmma_args trf_packed_wgmma_args_of(const trf_packed_view *view,
                                                              const trf_packed_partition *partition, uint32_t m,
                                                              const trf_epilogue &epilogue) {
@@ -80,8 +79,8 @@ static __device__ __forceinline__ uint32_t trf_packed_wgmma_rounds(const trf_pac
 static __device__ __forceinline__ uint32_t trf_packed_wgmma_stints(const trf_packed_wgmma_args &a) {
     if (a.cluster)
         return 1;
-    const uint32_t begin = trf_stream_k_begin(&a.stream_k, blockIdx.x),
-                   end = trf_stream_k_begin(&a.stream_k, blockIdx.x + 1);
+    const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
+                   end = trf_stream_k_begin(&a.stream_k, share + 1);
     return trf_packed_wgmma_rounds(a) +
            (begin < end ? (end - 1) / a.stream_k.panels - begin / a.stream_k.panels + 1 : 0);
 }
@@ -112,9 +111,9 @@ static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_
         stint.tile = blockIdx.x + number * gridDim.x;
         stint.end = stages;
     } else {
-        const uint32_t begin = trf_stream_k_begin(&a.stream_k, blockIdx.x),
-                       end = trf_stream_k_begin(&a.stream_k, blockIdx.x + 1),
-                       shared_tile = begin / stages + number - rounds, first = shared_tile * stages;
+        const uint32_t share = trf_packed_share_of_block(blockIdx.x), begin = trf_stream_k_begin(&a.stream_k, share),
+                       end = trf_stream_k_begin(&a.stream_k, share + 1), shared_tile = begin / stages + number - rounds,
+                       first = shared_tile * stages;
         stint.tile = a.whole + shared_tile;
         stint.begin = begin > first ? begin - first : 0;
         stint.end = min(end - first, stages);

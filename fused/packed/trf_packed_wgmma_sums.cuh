@@ -97,27 +97,48 @@ static __device__ __forceinline__ void trf_packed_wgmma_put_item(const float (&s
         trf_packed_wgmma_put_item<kFirst + kCount / 2, kCount - kCount / 2>(sums, t, at);
 }
 
-/* Where a block's sums of an item of a tile that it shares lie among the partial sums. shared_tile: of stream-K. */
+/* Blocks that stay, of a tile that others share. A warp that has not its first stages hands its sums over; the one that
+ * has them adds the others'. @return whether the sums are complete. */
 template <class Config>
-static __device__ __forceinline__ float4 *trf_packed_wgmma_partial(const trf_packed_wgmma_args &a, uint32_t block,
-                                                                   uint32_t shared_tile, uint32_t item, uint32_t lane) {
-    const uint32_t slot = 2 * block + (trf_stream_k_begins_in(&a.stream_k, block, shared_tile) ? 0 : 1);
-    return (float4 *)a.partials + ((uint64_t)slot * Config::kItems + item) * TRF_LANES + lane;
+static __device__ __forceinline__ bool
+trf_packed_wgmma_share_sums(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
+                            const trf_packed_wgmma_warp &warp, float (&sums)[Config::kXRows / 2]) {
+    const uint32_t first_item = warp.warp * Config::kXTiles;
+    if (stint.begin > 0) {
+        float4 *const to = trf_packed_handed_over<Config::kItems>(args.handover, blockIdx.x, first_item, warp.lane);
+#pragma unroll
+        for (uint32_t t = 0; t < Config::kXTiles; t++)
+            to[t * TRF_LANES] = trf_packed_wgmma_item(sums, t);
+        trf_packed_hand_over(args.handover, warp.warp, warp.lane);
+        return false;
+    }
+    const uint32_t last = trf_packed_last_share(args.stream_k, stint.tile - args.whole);
+#pragma unroll 1
+    for (uint32_t share = trf_packed_share_of_block(blockIdx.x) + 1; share <= last; share++) {
+        const uint32_t block = trf_packed_share_of_block(share);
+        trf_packed_take_over(args.handover, block, warp.warp, warp.lane);
+        const float4 *const from = trf_packed_handed_over<Config::kItems>(args.handover, block, first_item, warp.lane);
+#pragma unroll
+        for (uint32_t t = 0; t < Config::kXTiles; t++) {
+            const float4 other = trf_ldg128f_shared(from + t * TRF_LANES);
+            sums[4 * t] += other.x;
+            sums[4 * t + 1] += other.y;
+            sums[4 * t + 2] += other.z;
+            sums[4 * t + 3] += other.w;
+        }
+    }
+    return true;
 }
 
-/* Blocks that stay: a warp's sums of a stint to the partial sums, or to y. */
+/* Blocks that stay: a warp's sums of a stint to y, if they are complete. */
 template <class Config>
 static __device__ __forceinline__ void
 trf_packed_wgmma_leave(const trf_packed_wgmma_args &args, const trf_packed_wgmma_stint &stint,
                        const trf_packed_wgmma_warp &warp, const trf_packed_wgmma_output &output,
-                       const float (&sums)[Config::kXRows / 2]) {
-    if (stint.end - stint.begin < args.stream_k.panels) {
-        float4 *const partial = trf_packed_wgmma_partial<Config>(args, blockIdx.x, stint.tile - args.whole,
-                                                                 warp.warp * Config::kXTiles, warp.lane);
-#pragma unroll
-        for (uint32_t t = 0; t < Config::kXTiles; t++)
-            partial[t * TRF_LANES] = trf_packed_wgmma_item(sums, t);
-    } else if (output.is_bare) {
+                       float (&sums)[Config::kXRows / 2]) {
+    if (stint.end - stint.begin < args.stream_k.panels && !trf_packed_wgmma_share_sums<Config>(args, stint, warp, sums))
+        return;
+    if (output.is_bare) {
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t += 2)
             trf_packed_wgmma_write_bare(args, output, t, trf_packed_wgmma_item(sums, t),
@@ -189,31 +210,6 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
         trf_packed_wgmma_write_items<kAtOnce>(args, output, t, v, warp.lane);
     }
     trf_cluster_leave(args.cluster); /* others may have read this block's sums only now */
-}
-
-/* Stream-K, behind the kernel: two items of a tile that blocks share, by one warp. at: its 512 bytes. */
-template <class Config>
-static __device__ __forceinline__ void trf_packed_wgmma_finish_pair(const trf_packed_wgmma_args &args,
-                                                                    uint32_t shared_tile, uint32_t pair, uint32_t at,
-                                                                    uint32_t lane) {
-    uint32_t first, last;
-    trf_stream_k_sharers(&args.stream_k, shared_tile, &first, &last);
-    trf_packed_wgmma_stint stint = {};
-    stint.tile = args.whole + shared_tile;
-    trf_packed_wgmma_place(args, stint);
-    const uint32_t item = 2 * pair, t = item % Config::kXTiles,
-                   row = stint.row_tile * TRF_PACKED_WGMMA_ROWS + item / Config::kXTiles * TRF_PACKED_SLAB_ROWS,
-                   n = stint.x_block * Config::kXRows;
-    if (first == last || row >= args.view.rows || n + 8 * t >= args.m)
-        return;
-    float4 v0 = *trf_packed_wgmma_partial<Config>(args, first, shared_tile, item, lane),
-           v1 = *trf_packed_wgmma_partial<Config>(args, first, shared_tile, item + 1, lane);
-    for (uint32_t block = first + 1; block <= last; block++) {
-        v0 = trf_add4(v0, *trf_packed_wgmma_partial<Config>(args, block, shared_tile, item, lane));
-        v1 = trf_add4(v1, *trf_packed_wgmma_partial<Config>(args, block, shared_tile, item + 1, lane));
-    }
-    const float4 v[2] = {v0, v1};
-    trf_packed_wgmma_write_items(args, trf_packed_wgmma_output_of(args, row, n, at, lane), t, v, lane);
 }
 
 #endif

@@ -88,7 +88,7 @@ START_TEST(bulk_partitions) {
                     EXPECT(p.blocks >= 1 && p.blocks <= 132);
                     EXPECT(trf_packed_bulk_is_stream_k(shape) == (cut == TRF_PACKED_STREAM_K));
                     EXPECT(cut == TRF_PACKED_STREAM_K ? p.cluster == 1 : p.blocks == p.tiles * p.cluster);
-                    EXPECT(p.partials_offset >= (uint64_t)batches[b] * view.cols * 2);
+                    EXPECT(p.handover_offset >= (uint64_t)batches[b] * view.cols * 2);
                     EXPECT(trf_packed_bulk_shared_bytes(shape, p.x_tiles) <= 227 << 10);
                     EXPECT(trf_packed_bulk_stages(shape, p.x_tiles) >= 2);
                 }
@@ -159,7 +159,7 @@ START_TEST(wgmma_partitions) {
                     EXPECT(p.tiles % p.x_blocks == 0 && p.stages * 64ull >= view.cols);
                     EXPECT(p.blocks >= 1 && p.blocks <= 132);
                     EXPECT(p.cluster == 1 ? p.whole <= p.tiles : p.blocks == p.tiles * (uint64_t)p.cluster);
-                    EXPECT((p.workspace_bytes > p.partials_offset) == (p.whole < p.tiles));
+                    EXPECT((p.workspace_bytes > p.handover_offset) == (p.whole < p.tiles));
                 }
             }
     for (int shape = TRF_PACKED_WGMMA_64; shape < TRF_PACKED_SHAPES; shape++) {
@@ -206,7 +206,7 @@ typedef struct product_run {
     uint32_t m;
     uint16_t *x;     /* [m][cols] */
     float *exact;    /* [m][rows] */
-    float *partials; /* exactly as large as it has to be */
+    void *workspace; /* exactly as large as it has to be */
 } product_run;
 
 static void *allocate(size_t bytes) {
@@ -237,7 +237,7 @@ static product_run run_begin(const product_case *of, int kind) {
     ck_assert(trf_packed_choose(&run.view, &limits, of->m, &run.partition));
     run.x = allocate(sizeof *run.x * of->m * of->cols);
     run.exact = allocate(sizeof *run.exact * of->m * of->rows);
-    run.partials = allocate(run.partition.workspace_bytes);
+    run.workspace = allocate(run.partition.workspace_bytes);
     for (size_t i = 0; i < (size_t)of->m * of->cols; i++)
         run.x[i] = bf16_of((double)test_below(&rng, 9) - 4);
     multiply_exactly(&run);
@@ -248,12 +248,12 @@ static void run_end(product_run *run) {
     packed_layer_free(&run->layer);
     free(run->x);
     free(run->exact);
-    free(run->partials);
+    free(run->workspace);
 }
 
 static void multiply(const product_run *run, const trf_epilogue *epilogue, int pairs, uint32_t order) {
     const warp_packed_product product = {&run->view, &run->partition, run->m,    run->x,
-                                         pairs,      run->partials,   *epilogue, order};
+                                         pairs,      run->workspace,  *epilogue, order};
     warp_multiply_packed(&product);
 }
 
@@ -325,17 +325,17 @@ START_TEST(bulk_sums_are_exact) {
         const uint32_t warps = trf_packed_bulk_warps(shape) + TRF_PACKED_BULK_PRODUCER_WARPS;
         if (blocks[b] > all || (!trf_packed_bulk_is_stream_k(shape) && warps * blocks[b] > MOST_WARPS))
             continue;
-        float *partials =
-            allocate((size_t)2 * blocks[b] * trf_packed_bulk_items(shape, bulk.x_tiles) * TRF_PACKED_BULK_ITEM_BYTES);
+        void *workspace = allocate(trf_packed_handover_bytes(blocks[b], trf_packed_bulk_items(shape, bulk.x_tiles)));
         memset(y, 0xAB, sizeof *y * of->rows * of->m);
         const trf_epilogue epilogue = {.y = y, .y_stride = of->rows, .y_dtype = TRF_DTYPE_F32};
-        const warp_packed_product product = {&run.view, &bulk, run.m, run.x, 0, partials, epilogue, (uint32_t)(_i + b)};
+        const warp_packed_product product = {&run.view, &bulk,     run.m,    run.x,
+                                             0,         workspace, epilogue, (uint32_t)(_i + b)};
         warp_multiply_packed_bulk(&product, shape, bulk.x_tiles, blocks[b]);
         for (size_t i = 0; i < (size_t)of->m * of->rows; i++)
             if (y[i] != run.exact[i])
                 ck_abort_msg("shape %d, %u blocks, kind %d, %ux%u, y[%zu][%zu]: %g instead of %g", shape, blocks[b],
                              kind, of->rows, of->cols, i / of->rows, i % of->rows, (double)y[i], (double)run.exact[i]);
-        free(partials);
+        free(workspace);
     }
     free(y);
     run_end(&run);
@@ -376,16 +376,16 @@ START_TEST(wgmma_sums_are_exact) {
         if (!trf_packed_choose_shape(&run.view, &limits, of->m, shape, kCuts[i], &partition))
             continue;
         const int is_bf16 = (i + number) % 2;
-        float *partials = allocate(partition.workspace_bytes - partition.partials_offset);
+        void *workspace = allocate(partition.workspace_bytes - partition.handover_offset);
         const trf_epilogue epilogue = {.y = y, .y_stride = stride, .y_dtype = is_bf16 ? TRF_DTYPE_BF16 : TRF_DTYPE_F32};
         const warp_packed_product product = {&run.view, &partition, run.m,    run.x,
-                                             0,         partials,   epilogue, (uint32_t)(_i + i)};
+                                             0,         workspace,  epilogue, (uint32_t)(_i + i)};
         char what[80];
         memset(y, 0xAB, 4 * (size_t)stride * of->m);
         warp_multiply_packed_wgmma(&product, &partition);
         snprintf(what, sizeof what, "shape %d, cut %d, kind %d, m %u", shape, (int)kCuts[i], kind, of->m);
         expect_exact(&run, y, stride, is_bf16, what);
-        free(partials);
+        free(workspace);
     }
     free(y);
     run_end(&run);
@@ -403,10 +403,10 @@ static void multiply_in_way(const product_run *run, const trf_epilogue *epilogue
     }
     ck_assert(trf_packed_choose_shape(&run->view, &limits, run->m, TRF_PACKED_WGMMA_64 + way % 5, kCuts[way - 2],
                                       &partition));
-    float *partials = allocate(partition.workspace_bytes - partition.partials_offset);
-    const warp_packed_product product = {&run->view, &partition, run->m, run->x, 0, partials, *epilogue, order};
+    void *workspace = allocate(partition.workspace_bytes - partition.handover_offset);
+    const warp_packed_product product = {&run->view, &partition, run->m, run->x, 0, workspace, *epilogue, order};
     warp_multiply_packed_wgmma(&product, &partition);
-    free(partials);
+    free(workspace);
 }
 
 /* Everything that follows a sum, one part or several; the multiplier is y. */

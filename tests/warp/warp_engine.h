@@ -59,6 +59,15 @@ static inline void trf_tma_load_box(uint32_t to, const void *map, uint32_t col, 
         }
 }
 
+/* ---- what blocks hand to each other: those run one after the other ---- */
+
+static inline void trf_publish(uint64_t *flag, uint64_t value) { *flag = value; }
+static inline void trf_await(const uint64_t *flag, uint64_t value) {
+    if (*flag != value)
+        warp_fail("waits for a block that has not run yet");
+}
+static inline float4 trf_ldg128f_shared(const float4 *at) { return __ldg(at); }
+
 /* ---- shared memory ---- */
 
 static inline uint4 trf_ldmatrix4(uint32_t at) {

@@ -27,7 +27,7 @@ void warp_multiply_packed(const warp_packed_product *product) {
     args.m = product->m;
     args.x_blocks = partition->x_blocks;
     args.parts = partition->parts;
-    args.partials = product->partials;
+    args.partials = (float *)product->workspace;
     args.epilogue = product->epilogue;
     const uint32_t x_tiles = partition->x_tiles;
     block_fn *const block = args.view.zeroing

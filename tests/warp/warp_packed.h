@@ -17,7 +17,7 @@ typedef struct warp_packed_product {
     uint32_t m;
     const uint16_t *x; /* BF16 [m][cols] */
     int pairs;         /* x is loaded by pairs: 4-byte aligned, and of an even number of columns */
-    float *partials;   /* the partition's workspace */
+    void *workspace;   /* the partition's; of the others what is behind handover_offset */
     trf_epilogue epilogue;
     uint32_t order; /* of threads; any number */
 } warp_packed_product;
@@ -25,16 +25,21 @@ typedef struct warp_packed_product {
 void warp_multiply_packed(const warp_packed_product *product);
 
 /* The same by a bulk kernel (trf_packed_bulk.cuh). shape: trf_packed_bulk_shape; x_tiles: 1, 2, 4 or 8, for all of m.
- * blocks: of a stream-K shape all, of others those of a cluster, 1 or 2. product->partials: 2 * blocks times
- * trf_packed_bulk_items items. */
+ * blocks: of a stream-K shape all, of others those of a cluster, 1 or 2. product->workspace:
+ * trf_packed_handover_bytes. */
 void warp_multiply_packed_bulk(const warp_packed_product *product, int shape, uint32_t x_tiles, uint32_t blocks);
 
-/* The same by a wgmma kernel (trf_packed_wgmma.cuh). partition: of one; product->partials: its workspace behind
- * partials_offset. */
+/* The same by a wgmma kernel (trf_packed_wgmma.cuh). partition: of one. */
 void warp_multiply_packed_wgmma(const warp_packed_product *product, const trf_packed_partition *partition);
 
 #ifdef __cplusplus
 }
+
+struct trf_packed_handover;
+static const uint64_t WARP_HANDOVER_TOKEN = 0x9E3779B97F4A7C15;
+
+/* Blocks of a product have taken all sums over that were handed to them: the next run may have the same token. */
+void warp_expect_taken_over(const trf_packed_handover &handover, uint32_t blocks);
 #endif
 
 #endif

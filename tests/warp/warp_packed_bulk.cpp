@@ -5,21 +5,15 @@
 
 #include "warp_packed.h"
 
+void warp_expect_taken_over(const trf_packed_handover &handover, uint32_t blocks) {
+    for (uint32_t i = 0; i < blocks * TRF_PACKED_HANDOVER_WARPS; i++)
+        if (handover.flags[i] == handover.token)
+            warp_fail("has left sums that nobody took over");
+}
+
 template <class Config, bool kZeroing> static void run_block(void *args) {
     trf_packed_bulk_block<Config, kZeroing>(*(const trf_packed_bulk_args *)args,
                                             trf_shared_address(warp_shared_memory()));
-}
-
-struct finish_args {
-    const trf_packed_bulk_args *args;
-    uint32_t tile;
-};
-
-/* One warp. */
-template <class Config> static void run_finish(void *args) {
-    const finish_args &a = *(const finish_args *)args;
-    for (uint32_t item = 0; item < Config::kItems; item++)
-        trf_packed_bulk_finish_item<Config>(*a.args, a.tile, item, threadIdx.x);
 }
 
 template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_product *product, uint32_t blocks) {
@@ -38,16 +32,18 @@ template <int kShape, uint32_t kXTiles> static void multiply(const warp_packed_p
     args.share_quotient = stages / cluster;
     args.share_remainder = stages % cluster;
     args.stream_k = trf_stream_k_of(tiles, stages, blocks);
-    args.partials = product->partials;
+    args.handover = trf_packed_handover_at(product->workspace, blocks, Config::kItems, WARP_HANDOVER_TOKEN);
+    gridDim.x = blocks;
     args.epilogue = product->epilogue;
     args.is_bare = trf_packed_is_bare(args.epilogue);
     const warp_block_shape shape = {Config::kThreads / 32, trf_packed_bulk_shared_bytes(kShape, kXTiles),
                                     product->order, cluster};
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x += cluster)
         warp_run_block(shape, args.view.zeroing ? run_block<Config, true> : run_block<Config, false>, &args);
+    if (Config::kStreamK)
+        warp_expect_taken_over(args.handover, blocks);
     blockIdx.x = 0;
-    for (finish_args finish = {&args, 0}; Config::kStreamK && finish.tile < tiles; finish.tile++)
-        warp_run_block({1, 16, 0}, run_finish<Config>, &finish);
+    gridDim.x = 1;
 }
 
 template <uint32_t kXTiles>

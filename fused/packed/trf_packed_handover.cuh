@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How blocks that share a tile (stream-K) bring its sums together in one kernel.
+ *
+ * Shares follow each other through the tiles' stages, and blocks have them from the last one on: block b of n has share
+ * n - 1 - b. Who has a tile's first stages finishes it: it adds the sums of the shares behind, in their order, to its
+ * own. Those are blocks of lower numbers, which were started before it, and it is the first tile of their shares: so
+ * nobody waits for a block that may not have started yet, and mostly nobody waits at all.
+ *
+ *        tile 0                tile 1                tile 2
+ *      |---------------------|---------------------|---------------------|
+ *      |   share 0: block 3  |  share 1: block 2   |  share 2: block 1  ...
+ *      |-------------->|----------------->|----------------->|
+ *                      ^ block 2 hands its sums of tile 0 over to block 3, and finishes tile 1
+ *
+ * A block hands over the sums of one tile at most: [items][32 lanes] of four. A flag for each warp says that they are
+ * there, by the launch's token; whoever has waited for it takes the flag away, for the next run of a CUDA graph has the
+ * same token. The workspace may hold anything before the first run: a token is 64 bits that no other launch has. */
+#ifndef TRF_PACKED_HANDOVER_CUH
+#define TRF_PACKED_HANDOVER_CUH
+
+#include "trf_packed_bulk_sizes.h"
+#include "trf_packed_ring.cuh"
+#include "trf_stream_k.h"
+
+struct trf_packed_handover {
+    float4 *sums;    /* [blocks][items][32] */
+    uint64_t *flags; /* [blocks][TRF_PACKED_HANDOVER_WARPS] */
+    uint64_t token;
+};
+
+/* at: trf_packed_handover_bytes of device memory, 16-byte aligned. */
+static inline trf_packed_handover trf_packed_handover_at(void *at, uint64_t blocks, uint32_t items, uint64_t token) {
+    return {(float4 *)at, (uint64_t *)((uint8_t *)at + blocks * items * TRF_PACKED_BULK_ITEM_BYTES), token};
+}
+
+#if TRF_WARPGROUPS
+
+/* The share of a block, and the block of a share. */
+static __device__ __forceinline__ uint32_t trf_packed_share_of_block(uint32_t block) { return gridDim.x - 1 - block; }
+
+/* Where a block's sums of an item are handed over, of one lane. */
+template <uint32_t kItems>
+static __device__ __forceinline__ float4 *trf_packed_handed_over(const trf_packed_handover &handover, uint32_t block,
+                                                                 uint32_t item, uint32_t lane) {
+    return handover.sums + ((uint64_t)block * kItems + item) * TRF_LANES + lane;
+}
+
+/* By a warp, when its sums are there. */
+static __device__ __forceinline__ void trf_packed_hand_over(const trf_packed_handover &handover, uint32_t warp,
+                                                            uint32_t lane) {
+    __syncwarp();
+    if (lane == 0)
+        trf_publish(handover.flags + blockIdx.x * TRF_PACKED_HANDOVER_WARPS + warp, handover.token);
+}
+
+/* Until the same warp of another block has handed its sums over. */
+static __device__ __forceinline__ void trf_packed_take_over(const trf_packed_handover &handover, uint32_t block,
+                                                            uint32_t warp, uint32_t lane) {
+    uint64_t *const flag = handover.flags + block * TRF_PACKED_HANDOVER_WARPS + warp;
+    trf_await(flag, handover.token);
+    __syncwarp();
+    if (lane == 0)
+        *flag = 0;
+}
+
+/* The last share that has stages of a tile. */
+static __device__ __forceinline__ uint32_t trf_packed_last_share(const trf_stream_k &stream_k, uint32_t tile) {
+    return trf_stream_k_warp_of(&stream_k, (tile + 1) * stream_k.panels - 1);
+}
+
+#endif
+
+#endif
