@@ -36,7 +36,7 @@ typedef struct trf_device_view {
     const uint8_t *blob;
     uint64_t blob_bytes;
     const trf_device_slab *slabs; /* [num_bands][num_panels] */
-    const uint32_t *slots;        /* [2^p], trf_slot_entry */
+    const uint32_t *decode_table; /* [2^p], trf_slot_entry */
     const trf_tile_meta *tiles;   /* [num_tile_rows * num_tile_cols] */
     const void *scales;           /* F32 or F16, or NULL */
     const int8_t *row_offsets;    /* [rows] or NULL */

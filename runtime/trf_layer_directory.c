@@ -31,7 +31,7 @@ trf_device_view trf_device_view_of_layer(const trf_blob_view *blob, const uint8_
                                          const uint8_t *directory_dev, trf_device_fault *fault_dev) {
     trf_device_view view = trf_device_view_of(blob, blob_dev);
     view.slabs = (const trf_device_slab *)directory_dev;
-    view.slots = (const uint32_t *)(directory_dev + trf_layer_directory_offsets_of(&blob->header).slots);
+    view.decode_table = (const uint32_t *)(directory_dev + trf_layer_directory_offsets_of(&blob->header).slots);
     view.fault = fault_dev;
     return view;
 }

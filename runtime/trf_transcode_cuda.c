@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts go through two buffers in turns: while one is decoded, on the copier's work stream, the other is filled, on the
  * stream of its copies. What is on the device meanwhile is one allocation:
- *   head | slab directory, decode slots | a fault word for each part | two buffers
+ *   head | slab directory, decode table | a fault word for each part | two buffers
  * each at a multiple of 256 bytes. Events order the streams: a part is taken once its copies have arrived, and its
  * buffer is filled again once it has been taken. */
 #include "trf_transcode_cuda.h"

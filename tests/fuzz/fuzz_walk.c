@@ -30,7 +30,7 @@ static void describe(fuzzed_layer *layer, const trf_blob_view *view, const uint8
     const size_t cols = view->header.cols;
     trf_decode_table_init(&table, view);
     layer->view = trf_device_view_of(view, blob);
-    layer->view.slots = table.slots;
+    layer->view.decode_table = table.slots;
     layer->view.slabs = layer->slabs;
     layer->view.fault = &layer->fault;
     trf_describe_head(view, &layer->traits);
