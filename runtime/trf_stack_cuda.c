@@ -35,7 +35,7 @@ typedef struct trf_stack_device {
 
 static trf_status cuda_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     const uint64_t blob_bytes = layer->view.header.blob_bytes;
-    *bytes = trf_offloaded_layer_offsets_of(&layer->view.header).bytes;
+    *bytes = trf_offloaded_layer_offsets_of(&layer->view.header).memory_bytes;
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
@@ -142,11 +142,11 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
         return TRF_OK;
     const uint64_t blob_bytes = host->view.header.blob_bytes;
     memcpy(image, host->blob, blob_bytes);
-    const uint64_t directory = trf_offloaded_layer_offsets_of(&host->view.header).directory;
+    const uint64_t directory_offset = trf_offloaded_layer_offsets_of(&host->view.header).directory_offset;
     const uint8_t *const place_dev = stack->device->memory_dev + place->offset;
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
-    trf_write_layer_directory(host, image + directory, &layer->traits);
-    layer->view = trf_device_view_of_layer(&host->view, place_dev, place_dev + directory, fault_of(stack, i));
+    trf_write_layer_directory(host, image + directory_offset, &layer->traits);
+    layer->view = trf_device_view_of_layer(&host->view, place_dev, place_dev + directory_offset, fault_of(stack, i));
     return place->is_resident ? TRF_OK : open_image(image, host, &layer->host, err);
 }
 
