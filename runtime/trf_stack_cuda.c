@@ -134,8 +134,8 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
     const uint32_t i = work->first + (uint32_t)index;
     const trf_stack *stack = work->stack;
     const trf_stack_place *place = &stack->places[i];
-    const trf_layer *host = stack->entries[i].host;
-    trf_device_layer *layer = stack->entries[i].layer;
+    const trf_layer *host = stack->layers[i].host;
+    trf_device_layer *layer = stack->layers[i].device_layer;
     uint8_t *image = stack->device->copies[i].image;
     (void)worker;
     if (place->is_resident != work->is_resident)
@@ -228,8 +228,8 @@ static trf_status make_events(trf_stack *stack, trf_error *err) {
 static void free_stack_device(trf_stack *stack) {
     trf_stack_device *device = stack->device;
     for (uint32_t i = 0; i < stack->count; i++) {
-        trf_layer_free(stack->entries[i].layer->host);
-        stack->entries[i].layer->host = NULL;
+        trf_layer_free(stack->layers[i].device_layer->host);
+        stack->layers[i].device_layer->host = NULL;
     }
     stack->host_bytes = 0;
     stack->placement = (trf_stack_placement){0};
@@ -282,9 +282,9 @@ static trf_status cuda_prepare(trf_stack *stack, uint64_t budget_bytes, trf_erro
         free_stack_device(stack);
     trf_leave_device(&scope);
     for (uint32_t i = 0; status == TRF_OK && i < stack->count; i++) {
-        if (stack->entries[i].owns_host)
-            trf_layer_free(stack->entries[i].host);
-        stack->entries[i].host = NULL;
+        if (stack->layers[i].owns_host)
+            trf_layer_free(stack->layers[i].host);
+        stack->layers[i].host = NULL;
     }
     return status;
 }
@@ -297,7 +297,7 @@ static void cuda_destroy_stack(trf_stack *stack) {
     free_stack_device(stack); /* of a lost device, too: some of it is the host's */
     trf_leave_device(&scope);
     for (uint32_t i = 0; i < stack->count; i++)
-        free(stack->entries[i].layer);
+        free(stack->layers[i].device_layer);
 }
 
 /* ---- running it ---- */
