@@ -72,17 +72,17 @@ typedef struct group_search {
     trf_group_partition best;
 } group_search;
 
-static void find_layer_partitions(const trf_cost_layer *s, uint32_t cluster, uint32_t clusters,
+static void find_layer_partitions(const trf_cost_layer *layer, uint32_t cluster, uint32_t clusters,
                                   layer_partitions *partitions) {
-    const uint32_t panels = trf_ceil_div(s->panels, cluster);
+    const uint32_t panels = trf_ceil_div(layer->panels, cluster);
     for (uint32_t n = 1; n <= clusters; n++) {
-        const uint32_t most_units = s->units ? trf_ceil_div(s->units, n) : 0;
-        partitions->us[n - 1] = cluster == 1 ? trf_cost_of_stream_k(s, most_units) : HUGE_VAL;
+        const uint32_t most_units = layer->units ? trf_ceil_div(layer->units, n) : 0;
+        partitions->us[n - 1] = cluster == 1 ? trf_cost_of_stream_k(layer, most_units) : HUGE_VAL;
         partitions->k_splits[n - 1] = 1;
-        for (uint32_t k_splits = 1; cluster > 1 && k_splits <= s->warps && (k_splits == 1 || k_splits <= panels);
+        for (uint32_t k_splits = 1; cluster > 1 && k_splits <= layer->warps && (k_splits == 1 || k_splits <= panels);
              k_splits++) {
-            const uint32_t wave_units = trf_min_u32(s->warps / k_splits, most_units);
-            const double us = wave_units ? trf_cost_of_split_k(s, trf_ceil_div(most_units, wave_units), wave_units,
+            const uint32_t wave_units = trf_min_u32(layer->warps / k_splits, most_units);
+            const double us = wave_units ? trf_cost_of_split_k(layer, trf_ceil_div(most_units, wave_units), wave_units,
                                                                panels, k_splits, cluster)
                                          : 0;
             if (us < partitions->us[n - 1]) {
@@ -94,9 +94,9 @@ static void find_layer_partitions(const trf_cost_layer *s, uint32_t cluster, uin
 }
 
 /* The fewest clusters with which a layer takes `us` at most; 0: none. */
-static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_layer *s, uint32_t clusters,
+static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_layer *layer, uint32_t clusters,
                                 double us) {
-    const uint32_t most = trf_max_u32(trf_min_u32(s->units, clusters), 1);
+    const uint32_t most = trf_max_u32(trf_min_u32(layer->units, clusters), 1);
     for (uint32_t n = 1; n <= most; n++)
         if (partitions->us[n - 1] <= us)
             return n;
@@ -222,10 +222,10 @@ static uint64_t work_items_of(uint32_t count, uint32_t tokens) {
 }
 
 static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps) {
-    const trf_cost_layer s = trf_cost_layer_of(view, unit_slabs, warps, EXPERT_X_ROWS);
+    const trf_cost_layer layer = trf_cost_layer_of(view, unit_slabs, warps, EXPERT_X_ROWS);
     trf_expert_cost_model cost_model = {
-        .units = s.units ? s.units : 1, .panels = s.panels ? s.panels : 1, .warps = warps};
-    cost_model.step_ns = (uint32_t)(1000 * trf_cost_of_step(&s, warps));
+        .units = layer.units ? layer.units : 1, .panels = layer.panels ? layer.panels : 1, .warps = warps};
+    cost_model.step_ns = (uint32_t)(1000 * trf_cost_of_step(&layer, warps));
     cost_model.begin_ns = (uint32_t)(1000 * TRF_EXPERT_BEGIN_US);
     cost_model.begin_quarters =
         (uint32_t)(4.0 * cost_model.begin_ns * warps / ((double)cost_model.step_ns * cost_model.panels) + 0.5);
