@@ -60,9 +60,9 @@ struct trf_group_args {
     uint32_t sums_offset; /* in shared memory */
     uint32_t cluster;     /* blocks of a cluster; 1 for experts */
     uint32_t count;       /* of layers; 0: these are experts */
-    uint32_t first_cluster[TRF_GROUP_LAYERS + 1];
+    uint32_t first_cluster[TRF_GROUP_MAX_LAYERS + 1];
     union {
-        trf_group_layer_args layers[TRF_GROUP_LAYERS];
+        trf_group_layer_args layers[TRF_GROUP_MAX_LAYERS];
         trf_expert_args experts;
     };
 };

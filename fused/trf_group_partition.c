@@ -67,8 +67,8 @@ typedef struct group_search {
     const trf_group_product *products;
     uint32_t count;
     const trf_device_limits *limits;
-    trf_cost_layer cost_layers[TRF_GROUP_LAYERS];
-    layer_partitions *partitions; /* [TRF_GROUP_LAYERS] */
+    trf_cost_layer cost_layers[TRF_GROUP_MAX_LAYERS];
+    layer_partitions *partitions; /* [TRF_GROUP_MAX_LAYERS] */
     trf_group_partition best;
 } group_search;
 
@@ -151,7 +151,7 @@ static uint32_t sums_of(const trf_group_partition *partition, uint32_t count) {
 static void consider(group_search *search, const group_launch *launch) {
     trf_group_partition candidate = {
         .unit_slabs = launch->unit_slabs, .warps = launch->warps, .cluster = launch->cluster};
-    uint32_t n[TRF_GROUP_LAYERS];
+    uint32_t n[TRF_GROUP_MAX_LAYERS];
     for (uint32_t i = 0; i < search->count; i++) {
         const trf_group_product *product = &search->products[i];
         search->cost_layers[i] = trf_cost_layer_of(product->view, launch->unit_slabs, launch->warps, product->m);
@@ -194,7 +194,7 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
                      trf_group_partition *partition) {
     const trf_device_view *view = products[0].view;
     group_search search = {.products = products, .count = count, .limits = limits, .best.microseconds = HUGE_VAL};
-    search.partitions = malloc(TRF_GROUP_LAYERS * sizeof *search.partitions);
+    search.partitions = malloc(TRF_GROUP_MAX_LAYERS * sizeof *search.partitions);
     if (!search.partitions)
         return 0; /* then each of them runs alone */
     for (uint32_t unit_slabs = 1; unit_slabs <= 2; unit_slabs++)
