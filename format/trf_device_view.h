@@ -1,12 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What device code sees of a layer in memory: pointers into its blob, where each slab lies, and the word in which
- * corrupt tiles are recorded. The CPU's device fills one in, too, to share that code. C and CUDA. */
+ * corrupt tiles are recorded; and how such memory is aligned. The CPU's device fills one in, too, to share that code.
+ * C and CUDA. */
 #ifndef TRF_DEVICE_VIEW_H
 #define TRF_DEVICE_VIEW_H
 
 #include "transfuse.h"
 #include "trf_blob.h"
 #include "trf_validate.h"
+
+enum {
+    TRF_DEVICE_ALIGNMENT = 256 /* of device memory, and of what is laid out in one allocation */
+};
+
+TRF_HD uint64_t trf_device_align(uint64_t bytes) {
+    return (bytes + TRF_DEVICE_ALIGNMENT - 1) & ~(uint64_t)(TRF_DEVICE_ALIGNMENT - 1);
+}
 
 /* Where the slab at rows 32*band and columns slab_cols*j lies: entry [band * num_panels + j]. */
 typedef struct trf_device_slab {

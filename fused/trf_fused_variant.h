@@ -126,7 +126,6 @@ static inline int trf_has_scale_groups(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
 }
 
-static inline uint64_t trf_align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 static inline uint32_t trf_ceil_div(uint32_t a, uint32_t b) {
     assert(b > 0);
     return (a + b - 1) / b;
@@ -137,7 +136,7 @@ static inline uint32_t trf_max_u32(uint32_t a, uint32_t b) { return a > b ? a : 
 /* Of x with rows of whole 16 bytes, to which misaligned x is copied: elements of a row, and bytes in a workspace. */
 static inline uint32_t trf_padded_x_stride(const trf_device_view *view) { return (view->cols + 7) / 8 * 8; }
 static inline uint64_t trf_padded_x_bytes(const trf_device_view *view, uint32_t m) {
-    return trf_align_256(2ull * m * trf_padded_x_stride(view));
+    return trf_device_align(2ull * m * trf_padded_x_stride(view));
 }
 
 #endif

@@ -183,7 +183,7 @@ static void lay_out_workspace(const trf_group_product *products, uint32_t count,
     for (uint32_t i = 0; i < count; i++) {
         const trf_device_view *view = products[i].view;
         partition->layers[i].edge_sums_offset = at;
-        at += trf_align_256(products[i].traits->irregular_weights ? 4ull * products[i].m * view->rows : 0);
+        at += trf_device_align(products[i].traits->irregular_weights ? 4ull * products[i].m * view->rows : 0);
         partition->layers[i].padded_x_offset = at;
         at += trf_padded_x_bytes(view, products[i].m); /* x may be misaligned */
     }
@@ -264,7 +264,7 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
 
 uint64_t trf_experts_padded_x_offset(const trf_device_view *view, const trf_experts_partition *partition,
                                      uint32_t max_rows) {
-    return partition->has_edges ? trf_align_256(4ull * max_rows * view->rows) : 0;
+    return partition->has_edges ? trf_device_align(4ull * max_rows * view->rows) : 0;
 }
 
 uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,

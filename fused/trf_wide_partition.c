@@ -111,7 +111,7 @@ void trf_wide_choose(const trf_device_view *view, const trf_layer_traits *traits
                      const trf_product *product, trf_wide_partition *c) {
     const trf_product_request request = {view, traits, limits, product->m};
     find_partition(&request, c);
-    c->epilogue_sums_offset = trf_align_256(2ull * product->m * view->cols); /* x may be misaligned */
+    c->epilogue_sums_offset = trf_device_align(2ull * product->m * view->cols); /* x may be misaligned */
     c->workspace_bytes =
-        c->epilogue_sums_offset + (trf_has_epilogue(product) ? trf_align_256(4ull * product->m * view->rows) : 0);
+        c->epilogue_sums_offset + (trf_has_epilogue(product) ? trf_device_align(4ull * product->m * view->rows) : 0);
 }
