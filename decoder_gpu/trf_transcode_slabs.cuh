@@ -142,7 +142,8 @@ template <class Codec, bool kZeroing>
 static __device__ __forceinline__ void trf_transcode_slabs(const trf_transcode_args &args, const uint8_t *shared_memory,
                                                            uint2 *constants) {
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES;
-    const trf_slab_share own = {0, args.call.slabs, (uint64_t)blockIdx.x * warps + warp, (uint64_t)gridDim.x * warps};
+    const trf_slab_share own = {0, args.call.num_slabs, (uint64_t)blockIdx.x * warps + warp,
+                                (uint64_t)gridDim.x * warps};
     trf_walk_share<Codec, kDefaultP<Codec>, TRF_TABLE_LOG>(
         args.view, args.call, own, shared_memory, constants,
         [&](uint32_t lane, uint32_t) { return trf_transcode_sink<Codec, kZeroing>(args, lane); });

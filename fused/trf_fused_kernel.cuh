@@ -116,10 +116,10 @@ struct trf_split_k_unit_order {
     }
 };
 
-/* Stages of x that `slabs` slabs side by side take. */
+/* Stages of x that num_slabs slabs side by side take. */
 static __device__ __forceinline__ uint32_t trf_x_stages_of(const trf_product_args &a, uint32_t x_stage_cols,
-                                                           uint32_t slabs) {
-    return a.view.slab_cols > x_stage_cols ? 2 * slabs : slabs;
+                                                           uint32_t num_slabs) {
+    return a.view.slab_cols > x_stage_cols ? 2 * num_slabs : num_slabs;
 }
 
 /* The product of a warp, with x from where it is. */

@@ -86,8 +86,8 @@ static trf_row_crossing find_row_segment(const trf_device_layer *layer, uint32_t
         crossing.rans_bytes = location.end - location.rans_streams;
     }
     crossing.stored = meta->data_offset;
-    if (crossing.coded_cols < crossing.cols && shape.slabs)
-        crossing.stored += trf_locate_slab(&shape, bytes, shape.slabs - 1, header->raw_bits).end;
+    if (crossing.coded_cols < crossing.cols && shape.num_slabs)
+        crossing.stored += trf_locate_slab(&shape, bytes, shape.num_slabs - 1, header->raw_bits).end;
     return crossing;
 }
 

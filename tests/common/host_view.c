@@ -9,7 +9,7 @@
 static void list_slabs(host_view *host, const trf_blob_view *from, uint64_t tile) {
     const trf_tile_meta *meta = &from->tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->coding);
-    for (uint32_t s = 0; s < shape.slabs; s++) {
+    for (uint32_t s = 0; s < shape.num_slabs; s++) {
         const uint64_t band = (shape.row + trf_slab_row(&shape, s)) / TRF_SLAB_ROWS;
         const uint32_t panel = (shape.col + trf_slab_col(&shape, s)) / from->header.slab_cols;
         trf_device_slab *slab = &host->slabs[band * host->view.num_panels + panel];
