@@ -52,7 +52,7 @@ static trf_fused_partition make_partition(const trf_product_request *request, ui
     c.x_tiles = (uint32_t)trf_fused_x_tiles(request->m, (int)variant);
     c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_has_scale_groups(view), (int)c.x_tiles,
                                         (int)variant);
-    c.unit_slabs = (uint32_t)trf_fused_slabs((int)variant);
+    c.unit_slabs = (uint32_t)trf_fused_unit_slabs((int)variant);
     c.panels = trf_regular_panels(view);
     c.units = c.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, c.unit_slabs) : 0;
     c.is_stream_k = flags & FLAG_STREAM_K;
