@@ -154,7 +154,7 @@ struct trf_wide_unit_order {
 
     __device__ __forceinline__ uint32_t
     unit_of(uint32_t work_item_) const { /* units that are not there: the last once more */
-        return min(trf_first_band(p, work_item_) / TRF_WIDE_SLABS + unit, (whole_rows - 1) / TRF_WIDE_UNIT_ROWS);
+        return min(trf_first_band(p, work_item_) / TRF_WIDE_UNIT_SLABS + unit, (whole_rows - 1) / TRF_WIDE_UNIT_ROWS);
     }
     __device__ __forceinline__ void next_unit(trf_walk &walk) const {
         work_item += p.clusters;
@@ -171,7 +171,7 @@ struct trf_wide_unit_order {
 
 /* Leaves decoded weights in stages. The block's first decoder of a producer has x copied to them, too. */
 template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Product {
-    using Rows = uint4[TRF_WIDE_SLABS][4];
+    using Rows = uint4[TRF_WIDE_UNIT_SLABS][4];
     using Shape = trf_wide_shape<kXRows, kMulticast>;
     const trf_tensor_map &x_map;
     const trf_wide_partition_args &p;
@@ -182,7 +182,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
     uint32_t left;                          /* stages of the slab */
     uint32_t stage_address;                 /* shared address of the lane's first 16 bytes in the stage */
     uint32_t x_stage_address, x_col, x_row; /* of x's copy; 0: another warp has it made */
-    uint32_t first[TRF_WIDE_SLABS][8];      /* of two steps, the fragments of the first */
+    uint32_t first[TRF_WIDE_UNIT_SLABS][8]; /* of two steps, the fragments of the first */
 
     __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_barriers &barriers_,
                                              const trf_wide_unit_order &unit_order_, uint32_t producer_,
@@ -215,13 +215,13 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
             trf_tma_load_box(x_stage_address, &x_map, x_col, x_row, full);
         x_col += TRF_WIDE_STAGE_COLS;
 #pragma unroll
-        for (int s = 0; s < TRF_WIDE_SLABS; s++)
+        for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 trf_sts128(stage_address + 2048 * s + 512 * i, rows[s][i]);
         if (kMulticast > 1)
 #pragma unroll
-            for (int s = 0; s < TRF_WIDE_SLABS; s++)
+            for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     trf_st_async128(stage_address + 2048 * s + 512 * i, full, blockIdx.x % 2 ^ 1, rows[s][i]);
@@ -265,7 +265,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &, uint32_t k) {
         if (k % 2 == 0) {
 #pragma unroll
-            for (int s = 0; s < TRF_WIDE_SLABS; s++)
+            for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
                 for (int i = 0; i < 8; i++)
                     first[s][i] = reg[s][i];
@@ -273,7 +273,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
         }
         Rows rows;
 #pragma unroll
-        for (int s = 0; s < TRF_WIDE_SLABS; s++)
+        for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int r =
@@ -585,7 +585,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     const trf_product_args &a = args.product;
     const trf_wide_partition_args &p = args.partition;
     using Shape = trf_wide_shape<kXRows, kMulticast>;
-    using Product = trf_warp_product<Codec, Type, TRF_WIDE_SLABS, 1, false, false>;
+    using Product = trf_warp_product<Codec, Type, TRF_WIDE_UNIT_SLABS, 1, false, false>;
     constexpr int kP = kDefaultP<Codec>, kLog = TRF_WIDE_TABLE_LOG;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants[2];
@@ -608,7 +608,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
                                             trf_first_work_item<kMulticast>(p)};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
     const trf_walk walk = unit_order.start();
-    trf_prefetcher<TRF_WIDE_SLABS, kShortRing> prefetcher;
+    trf_prefetcher<TRF_WIDE_UNIT_SLABS, kShortRing> prefetcher;
     if (decodes)
         trf_start_walk<Codec>(prefetcher, view, p.smem, planes, walk, unit_order,
                               shared + p.smem.first_warp + decoder * p.smem.warp_bytes, lane);

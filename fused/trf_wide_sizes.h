@@ -8,9 +8,9 @@
 enum {
     TRF_WIDE_BANDS = 4, /* of a work item */
     TRF_WIDE_ROWS = TRF_WIDE_BANDS * TRF_SLAB_ROWS,
-    TRF_WIDE_SLABS = 2, /* of neighbouring bands, that a decoder walks side by side: a unit */
-    TRF_WIDE_UNITS = TRF_WIDE_BANDS / TRF_WIDE_SLABS,
-    TRF_WIDE_UNIT_ROWS = TRF_WIDE_SLABS * TRF_SLAB_ROWS,
+    TRF_WIDE_UNIT_SLABS = 2, /* of neighbouring bands, that a decoder walks side by side */
+    TRF_WIDE_UNITS = TRF_WIDE_BANDS / TRF_WIDE_UNIT_SLABS,
+    TRF_WIDE_UNIT_ROWS = TRF_WIDE_UNIT_SLABS * TRF_SLAB_ROWS,
     TRF_WIDE_STAGE_COLS = 32,
     TRF_WIDE_STAGE_BYTES = TRF_WIDE_ROWS * 2 * TRF_WIDE_STAGE_COLS,
     TRF_WIDE_MAX_PRODUCERS = 8,
