@@ -108,8 +108,8 @@ TRF_HD_CONSTEXPR uint32_t trf_x_stage_bytes(uint32_t cols, int x_tiles) {
 
 /* ---- grouped kernels ---- */
 
-/* Whether there is one for units of so many slabs. */
-TRF_HD_CONSTEXPR int trf_has_group(uint32_t codec, uint32_t class_bits, uint32_t unit_slabs) {
+/* For units of so many slabs. */
+TRF_HD_CONSTEXPR int trf_has_group_kernel(uint32_t codec, uint32_t class_bits, uint32_t unit_slabs) {
     return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || unit_slabs == (class_bits == 2 ? 2u : 1u);
 }
 

@@ -199,7 +199,7 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
         return 0; /* then each of them runs alone */
     for (uint32_t unit_slabs = 1; unit_slabs <= 2; unit_slabs++)
         for (uint32_t log_cluster = 0;
-             log_cluster < TRF_CLUSTER_SIZES && trf_has_group(view->codec, view->class_bits, unit_slabs);
+             log_cluster < TRF_CLUSTER_SIZES && trf_has_group_kernel(view->codec, view->class_bits, unit_slabs);
              log_cluster++) {
             group_launch launch = {unit_slabs, trf_group_warps(view->class_bits, unit_slabs), 1u << log_cluster,
                                    trf_min_u32(limits->clusters[log_cluster], MAX_CLUSTERS)};
@@ -236,7 +236,7 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
                        trf_experts_partition *partition) {
     uint64_t least = UINT64_MAX;
     for (uint32_t unit_slabs = 1; unit_slabs <= 2; unit_slabs++) {
-        if (!trf_has_group(view->codec, view->class_bits, unit_slabs))
+        if (!trf_has_group_kernel(view->codec, view->class_bits, unit_slabs))
             continue;
         const uint32_t sum_bytes = trf_fused_sum_bytes(unit_slabs, 1);
         uint32_t warps = trf_group_warps(view->class_bits, unit_slabs);

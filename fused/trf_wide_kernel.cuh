@@ -47,7 +47,7 @@
 template <int kXRows, int kMulticast> struct trf_wide_shape {
     static constexpr uint32_t kConsumers = trf_wide_consumers(kXRows);                 /* warpgroups */
     static constexpr uint32_t kWgmmaBlocks = 2 / kConsumers;                           /* of 64 rows, of a consumer */
-    static constexpr uint32_t kUnits = trf_wide_units(kMulticast);                     /* that the block decodes */
+    static constexpr uint32_t kUnits = trf_wide_block_units(kMulticast);               /* that the block decodes */
     static constexpr uint32_t kProducers = trf_wide_max_producers(kXRows, kMulticast); /* at most */
     static constexpr uint32_t kThreads = trf_wide_threads(kXRows);
     static_assert(kProducers <= TRF_WIDE_MAX_PRODUCERS, "flags and barriers of producers");

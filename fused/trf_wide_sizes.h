@@ -25,11 +25,9 @@ TRF_HD_CONSTEXPR uint32_t trf_wide_decoders(uint32_t max_x_rows) { return max_x_
 TRF_HD_CONSTEXPR uint32_t trf_wide_threads(uint32_t max_x_rows) {
     return 32 * (4 * trf_wide_consumers(max_x_rows) + trf_wide_decoders(max_x_rows));
 }
-TRF_HD_CONSTEXPR uint32_t trf_wide_units(uint32_t multicast) {
-    return TRF_WIDE_UNITS / multicast;
-} /* a block decodes */
+TRF_HD_CONSTEXPR uint32_t trf_wide_block_units(uint32_t multicast) { return TRF_WIDE_UNITS / multicast; }
 TRF_HD_CONSTEXPR uint32_t trf_wide_max_producers(uint32_t max_x_rows, uint32_t multicast) {
-    return trf_wide_decoders(max_x_rows) / trf_wide_units(multicast);
+    return trf_wide_decoders(max_x_rows) / trf_wide_block_units(multicast);
 }
 
 #endif
