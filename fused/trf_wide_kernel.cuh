@@ -450,7 +450,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
                 unreleased = active ? active - 1 : kNone;
             }
         trf_wgmma_wait<0>();
-        trf_wgmma_done(sum);
+        trf_wgmma_settle_sums(sum);
         if (unreleased != kNone)
             release_stage(unreleased);
     }

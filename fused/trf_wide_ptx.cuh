@@ -123,7 +123,7 @@ template <int kPending> static __device__ __forceinline__ void trf_wgmma_wait() 
 
 /* Behind the wait: the compiler may not read sums before it. */
 template <int kWgmmaBlocks, int kSums>
-static __device__ __forceinline__ void trf_wgmma_done(float (&d)[kWgmmaBlocks][kSums]) {
+static __device__ __forceinline__ void trf_wgmma_settle_sums(float (&d)[kWgmmaBlocks][kSums]) {
 #pragma unroll
     for (int b = 0; b < kWgmmaBlocks; b++)
 #pragma unroll
