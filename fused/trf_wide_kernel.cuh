@@ -300,16 +300,6 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
 
 /* ---- sums to y ---- */
 
-/* Two neighbours of y, which has 16 bits for each. */
-static __device__ __forceinline__ uint32_t trf_round_two(uint32_t dtype, float first, float second) {
-    if (dtype == TRF_DTYPE_BF16) {
-        const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
-        return *reinterpret_cast<const uint32_t *>(&both);
-    }
-    const __half2 both = __floats2half2_rn(first, second);
-    return *reinterpret_cast<const uint32_t *>(&both);
-}
-
 /* Whether y takes two neighbours at once. */
 static __device__ __forceinline__ bool trf_writes_two_rows(const trf_product_args &a) {
     return a.y_dtype != TRF_DTYPE_F32 && (uintptr_t)a.y % 4 == 0 && a.y_stride % 2 == 0;
