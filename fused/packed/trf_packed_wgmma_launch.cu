@@ -27,7 +27,7 @@ static __global__ void __launch_bounds__(32 * kFinishWarps) trf_packed_wgmma_fin
     __shared__ uint4 sums[kFinishWarps * TRF_PACKED_BULK_ITEM_BYTES / sizeof(uint4)];
     const uint32_t warp = threadIdx.x / TRF_LANES;
     trf_wait_for_predecessor();
-    trf_packed_wgmma_finish_pair<trf_packed_wgmma_config<kShape>>(
+    trf_packed_wgmma_finish_item_pair<trf_packed_wgmma_config<kShape>>(
         args, blockIdx.x, blockIdx.y * kFinishWarps + warp,
         trf_shared_address(sums) + warp * TRF_PACKED_BULK_ITEM_BYTES, threadIdx.x % TRF_LANES);
 #endif
@@ -38,7 +38,7 @@ struct trf_packed_wgmma_kernels {
 };
 
 template <int kShape> static trf_packed_wgmma_kernels kernels() {
-    static_assert(trf_packed_wgmma_items(kShape) / 2 % kFinishWarps == 0, "each warp has a pair");
+    static_assert(trf_packed_wgmma_items(kShape) / 2 % kFinishWarps == 0, "each warp has an item pair");
     return {{trf_packed_wgmma<kShape, false>, trf_packed_wgmma<kShape, true>}, trf_packed_wgmma_finish<kShape>};
 }
 

@@ -191,17 +191,17 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
     trf_cluster_leave(args.cluster); /* others may have read this block's sums only now */
 }
 
-/* Stream-K, behind the kernel: two items of a tile that blocks share, by one warp. at: its 512 bytes. */
+/* Stream-K, behind the kernel: two neighbouring items of a tile that blocks share, by one warp. at: its 512 bytes. */
 template <class Config>
-static __device__ __forceinline__ void trf_packed_wgmma_finish_pair(const trf_packed_wgmma_args &args,
-                                                                    uint32_t shared_tile, uint32_t pair, uint32_t at,
-                                                                    uint32_t lane) {
+static __device__ __forceinline__ void trf_packed_wgmma_finish_item_pair(const trf_packed_wgmma_args &args,
+                                                                         uint32_t shared_tile, uint32_t item_pair,
+                                                                         uint32_t at, uint32_t lane) {
     uint32_t first, last;
     trf_stream_k_sharers(&args.stream_k, shared_tile, &first, &last);
     trf_packed_wgmma_stint stint = {};
     stint.tile = args.whole + shared_tile;
     trf_packed_wgmma_place(args, stint);
-    const uint32_t item = 2 * pair, t = item % Config::kXTiles,
+    const uint32_t item = 2 * item_pair, t = item % Config::kXTiles,
                    row = stint.row_tile * TRF_PACKED_WGMMA_ROWS + item / Config::kXTiles * TRF_PACKED_SLAB_ROWS,
                    n = stint.x_block * Config::kXRows;
     if (first == last || row >= args.view.rows || n + 8 * t >= args.m)

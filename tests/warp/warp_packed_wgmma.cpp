@@ -20,8 +20,8 @@ template <int kShape> static void run_finish(void *args) {
     typedef trf_packed_wgmma_config<kShape> Config;
     const finish_args &a = *(const finish_args *)args;
     for (uint32_t pair = 0; pair < Config::kItems / 2; pair++)
-        trf_packed_wgmma_finish_pair<Config>(*a.args, a.tile, pair, trf_shared_address(warp_shared_memory()),
-                                             threadIdx.x);
+        trf_packed_wgmma_finish_item_pair<Config>(*a.args, a.tile, pair, trf_shared_address(warp_shared_memory()),
+                                                  threadIdx.x);
 }
 
 template <int kShape> static void multiply(const warp_packed_product *product, const trf_packed_partition *partition) {
