@@ -23,7 +23,7 @@ enum {
 }; /* of eight lanes; the first two take words upwards, the others downwards */
 
 typedef struct rans_constants {
-    const int *slots;
+    const int *decode_table;
     __m256i slot_mask, largest_needy, twelve_bits;
     __m128i probability_bits;
 } rans_constants;
@@ -53,7 +53,7 @@ INLINE void renormalize(const rans_constants *k, lane_states *lanes, int downwar
 }
 
 INLINE void step(const rans_constants *k, lane_states *lanes, int downwards) {
-    __m256i entry = _mm256_i32gather_epi32(k->slots, _mm256_and_si256(lanes->x, k->slot_mask), 4);
+    __m256i entry = _mm256_i32gather_epi32(k->decode_table, _mm256_and_si256(lanes->x, k->slot_mask), 4);
     __m256i frequency = _mm256_and_si256(entry, k->twelve_bits);
     __m256i slot_offset = _mm256_and_si256(_mm256_srli_epi32(entry, 12), k->twelve_bits);
     lanes->symbols = _mm256_or_si256(_mm256_slli_epi32(lanes->symbols, 8), _mm256_srli_epi32(entry, 24));

@@ -17,7 +17,7 @@
 /* ---- first pass: symbols ---- */
 
 typedef struct rans_constants {
-    const int *slots;
+    const int *decode_table;
     __m512i slot_mask, lower_bound, twelve_bits;
     __m128i probability_bits;
 } rans_constants;
@@ -46,7 +46,7 @@ INLINE void renormalize(const rans_constants *k, lane_states *lanes) {
 }
 
 INLINE void step(const rans_constants *k, lane_states *lanes) {
-    __m512i entry = _mm512_i32gather_epi32(_mm512_and_si512(lanes->x, k->slot_mask), k->slots, 4);
+    __m512i entry = _mm512_i32gather_epi32(_mm512_and_si512(lanes->x, k->slot_mask), k->decode_table, 4);
     __m512i frequency = _mm512_and_si512(entry, k->twelve_bits);
     __m512i slot_offset = _mm512_and_si512(_mm512_srli_epi32(entry, 12), k->twelve_bits);
     lanes->symbols = _mm512_shldi_epi32(lanes->symbols, entry, 8);

@@ -68,7 +68,7 @@ trf_status trf_decode_tile_by_slabs(trf_decode_slabs_fn *decode_slabs, const trf
     trf_tile_decoder decoder = {view, table, trf_tile_shape_of(&view->header, tile, meta->coding),
                                 meta->predictor_mode};
     trf_slab_view slabs[TRF_MAX_SLABS_PER_TILE];
-    uint32_t num_slabs = decoder.shape.slabs, slivers = 0;
+    uint32_t num_slabs = decoder.shape.num_slabs, slivers = 0;
     for (uint32_t s = 0; s < num_slabs; s++) {
         const trf_slab_location location = trf_locate_slab(&decoder.shape, tile_bytes, s, view->header.raw_bits);
         slabs[s] = view_slab(&decoder.shape, s, &location, tile_bytes);

@@ -14,7 +14,7 @@ static int fits(const trf_device_view *view, const trf_layer_traits *traits, uin
     return (int)smem->total + TRF_STATIC_SMEM_BYTES <= shared_bytes;
 }
 
-static uint32_t pieces_of(uint32_t slabs, uint32_t warps) { return (slabs + warps - 1) / warps; }
+static uint32_t pieces_of(uint32_t num_slabs, uint32_t warps) { return (num_slabs + warps - 1) / warps; }
 
 static double gathered_time(const trf_device_view *view, const trf_decode_work *work, uint32_t warps) {
     const uint64_t pieces = (uint64_t)work->matrices * pieces_of(work->regular_slabs, warps),

@@ -77,9 +77,9 @@ typedef struct trf_expert_decode_choice {
     uint32_t blocks;
 } trf_expert_decode_choice;
 
-/* What piece `piece` of `pieces` begins with, of `slabs`. */
-TRF_HD uint32_t trf_piece_begin(uint32_t slabs, uint32_t pieces, uint32_t piece) {
-    return (uint32_t)((uint64_t)slabs * piece / pieces);
+/* What piece `piece` of `pieces` begins with, of num_slabs. */
+TRF_HD uint32_t trf_piece_begin(uint32_t num_slabs, uint32_t pieces, uint32_t piece) {
+    return (uint32_t)((uint64_t)num_slabs * piece / pieces);
 }
 
 /* Whether two layers are alike in all that the kernel's code and its shared memory depend on. */

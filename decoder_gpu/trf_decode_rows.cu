@@ -31,7 +31,7 @@ __device__ __forceinline__ void prefetch_raw(const trf_device_view &view, const 
 
 /* One lane's part of a row. All lanes of the warp call it. Inlined, so that it sees what the kernel knows of the
  * view. */
-__device__ __forceinline__ void decode_row(const trf_device_view &view, const uint32_t *slots,
+__device__ __forceinline__ void decode_row(const trf_device_view &view, const uint32_t *decode_table,
                                            const int16_t *class_value, int64_t id, const trf_shard_range &shard,
                                            uint32_t panel, uint32_t lane, const trf_row_target &target) {
     const uint32_t quarter = lane % TRF_ROW_LANES;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void decode_row(const trf_device_view &view, const ui
         crossing = trf_row_crossing_at(&view, shard.row + (uint32_t)id, panel);
         if (crossing.coded_cols && trf_row_is_wanted(&crossing, &target))
             prefetch_raw(view, crossing, quarter);
-        good = trf_row_decode(&view, slots, class_value, &crossing, quarter, &target);
+        good = trf_row_decode(&view, decode_table, class_value, &crossing, quarter, &target);
     }
     const uint32_t bad = __ballot_sync(kAllLanes, !good) >> (lane - quarter) & 0xF;
     if (bad) {
@@ -64,11 +64,11 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
     view.class_bits = kClassBits;
     if (kCodec != TRF_CODEC_INT)
         view.raw_bits = trf_float_raw_bits(kCodec, kClassBits);
-    __shared__ uint32_t slots[TRF_MAX_SLOTS];
+    __shared__ uint32_t decode_table[TRF_MAX_SLOTS];
     __shared__ int16_t class_value[16];
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     for (uint32_t s = threadIdx.x; s < 1u << view.probability_bits; s += blockDim.x)
-        slots[s] = view.slots[s];
+        decode_table[s] = view.decode_table[s];
     if (threadIdx.x < 16)
         class_value[threadIdx.x] = view_arg.class_value[threadIdx.x]; /* not the copy, which is to stay in registers */
     __syncthreads();
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kWarps *TRF_LANES)
         const uint32_t panel = (uint32_t)(w % warps_per_row) * kSlabs + lane / TRF_ROW_LANES;
         target.to = (uint8_t *)request.rows + index * shard.cols * target.value_bytes;
         target.aligned = (uintptr_t)target.to % (4 * target.value_bytes) == 0;
-        decode_row(view, slots, class_value, trf_row_id(request.ids, request.id_bytes, index), shard, panel, lane,
-                   target);
+        decode_row(view, decode_table, class_value, trf_row_id(request.ids, request.id_bytes, index), shard, panel,
+                   lane, target);
     }
 }
 

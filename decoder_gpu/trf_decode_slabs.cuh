@@ -41,13 +41,13 @@
 struct trf_write_call {
     trf_smem_layout smem;
     uint32_t regular_panels; /* panels that are regular, at least 1 */
-    uint32_t slabs;          /* entries of whole bands in them */
+    uint32_t num_slabs;      /* entries of whole bands in them */
     trf_decode_as as;
     trf_write_format format;
     trf_write_method method;
 };
 
-/* slabs, regular_panels: of a layer. */
+/* num_slabs, regular_panels: of a layer. */
 static inline trf_write_call trf_write_call_of(const trf_device_view *view, trf_decode_as as,
                                                const trf_decode_choice *chosen) {
     return {chosen->smem, trf_regular_panels(view),      trf_regular_slabs(view),
@@ -305,9 +305,9 @@ template <class Codec, int kBytes, bool kMayGather> struct trf_write_sink {
 
 /* ---- the kernel ---- */
 
-/* A warp's slabs: the share-th of `shares` equal shares of entries first to first + slabs - 1. */
+/* A warp's slabs: the share-th of `shares` equal shares of entries first to first + num_slabs - 1. */
 struct trf_slab_share {
-    uint32_t first, slabs;
+    uint32_t first, num_slabs;
     uint64_t share, shares;
 };
 
@@ -320,8 +320,8 @@ static __device__ __forceinline__ void trf_walk_share(const trf_device_view &vie
     const uint32_t shared = trf_shared_address(shared_memory);
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const trf_table_source<kP> table_source(view);
-    const uint32_t begin = own.first + (uint32_t)(own.slabs * own.share / own.shares),
-                   end = own.first + (uint32_t)(own.slabs * (own.share + 1) / own.shares);
+    const uint32_t begin = own.first + (uint32_t)(own.num_slabs * own.share / own.shares),
+                   end = own.first + (uint32_t)(own.num_slabs * (own.share + 1) / own.shares);
     const trf_walk walk = {begin / call.regular_panels, begin % call.regular_panels, call.regular_panels, end - begin};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
     const uint32_t memory = shared + call.smem.first_warp + warp * call.smem.warp_bytes;
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(TRF_MAX_WRITE_WARPS *TRF_LANES, 1)
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants[2];
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES;
-    const trf_slab_share own = {0, a.call.slabs, (uint64_t)blockIdx.x * warps + warp, (uint64_t)gridDim.x * warps};
+    const trf_slab_share own = {0, a.call.num_slabs, (uint64_t)blockIdx.x * warps + warp, (uint64_t)gridDim.x * warps};
     trf_write_slabs<Codec, kBytes, kP>(a.view, a.call, a.weights, own, shared_memory, constants);
 }
 

@@ -198,25 +198,30 @@ TRF_HD void trf_store_octet(const trf_dense_rows *rows, uint32_t row, uint32_t c
 /* ---- a lane of a packed slab: registers [step][register] of rows r (even registers) and r + 8 (odd ones) ---- */
 
 /* From what the quartet has exchanged: of each octet the lane's word, of both rows. */
-TRF_HD void trf_slab_from_rows(uint32_t a[TRF_PACKED_SLAB_REGISTERS], const trf_words4 rows[2]) {
+TRF_HD void trf_packed_slab_from_rows(uint32_t a[TRF_PACKED_SLAB_REGISTERS], const trf_words4 rows[2]) {
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
         a[i] = rows[i % 2].word[i / 2];
 }
-TRF_HD void trf_slab_to_rows(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 rows[2]) {
+TRF_HD void trf_packed_slab_to_rows(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 rows[2]) {
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
         rows[i % 2].word[i / 2] = a[i];
 }
 
 /* Where a lane's raw words and index words begin in a packed tile, and its registers in a stored one. */
-TRF_HD uint32_t trf_slab_raw_at(uint32_t slab, uint32_t lane) { return trf_packed_raw_offset(slab, lane, 0, 0); }
-TRF_HD uint32_t trf_slab_index_at(uint32_t slab, uint32_t lane) { return trf_packed_index_offset(slab, lane, 0); }
-TRF_HD uint32_t trf_slab_stored_at(uint32_t slab, uint32_t lane) { return trf_packed_stored_offset(slab, lane, 0); }
+TRF_HD uint32_t trf_packed_slab_raw_at(uint32_t slab, uint32_t lane) { return trf_packed_raw_offset(slab, lane, 0, 0); }
+TRF_HD uint32_t trf_packed_slab_index_at(uint32_t slab, uint32_t lane) {
+    return trf_packed_index_offset(slab, lane, 0);
+}
+TRF_HD uint32_t trf_packed_slab_stored_at(uint32_t slab, uint32_t lane) {
+    return trf_packed_stored_offset(slab, lane, 0);
+}
 
-TRF_HD void trf_slab_unform(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 *raw, trf_words2 *index) {
+TRF_HD void trf_packed_slab_unform(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 *raw, trf_words2 *index) {
     for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
         trf_unform_packed(a + 4 * step, raw->word + 2 * step, index->word + step);
 }
-TRF_HD void trf_slab_form(uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 raw, trf_words2 index, uint32_t zeroing) {
+TRF_HD void trf_packed_slab_form(uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 raw, trf_words2 index,
+                                 uint32_t zeroing) {
     for (uint32_t step = 0; step < TRF_PACKED_STEPS; step++)
         if (zeroing)
             trf_form_packed_zeroing(a + 4 * step, raw.word[2 * step], raw.word[2 * step + 1], index.word[step]);
@@ -227,8 +232,8 @@ TRF_HD void trf_slab_form(uint32_t a[TRF_PACKED_SLAB_REGISTERS], trf_words4 raw,
 /* Patches the step that the record is for, if it is one of this lane's; the record's bits are taken to their row's
  * scale, as a is by then. place: the lane's record of tile, packed slab and lane, all else zero. scale: of the even
  * registers' row and of the odd ones'. */
-TRF_HD void trf_slab_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t place, uint32_t record,
-                           const trf_halves_scale scale[2]) {
+TRF_HD void trf_packed_slab_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t place, uint32_t record,
+                                  const trf_halves_scale scale[2]) {
     int exact = 1;
     if (trf_packed_record_step_key((record ^ place) & 0xFEFFFFFFu) != 0)
         return;
@@ -243,11 +248,11 @@ TRF_HD void trf_slab_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t place
 
 /* Flags of a lane's 16 weights, put together in the order of registers: those of register i end at bits 7 - i and
  * 23 - i. */
-#define TRF_SLAB_ALL 0x00FF00FFu
-TRF_HD uint32_t trf_slab_add_flags(uint32_t all, uint32_t ones) { return 2 * all + ones; }
+#define TRF_PACKED_SLAB_ALL_FLAGS 0x00FF00FFu
+TRF_HD uint32_t trf_packed_slab_add_flags(uint32_t all, uint32_t ones) { return 2 * all + ones; }
 
 /* Which of a lane's 16 weights have no flag, in the order of records: bit 8 * step + 2 * register + half. */
-TRF_HD uint32_t trf_slab_unflagged(uint32_t all) {
+TRF_HD uint32_t trf_packed_slab_unflagged(uint32_t all) {
     uint32_t mask = 0;
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
         mask |= ((~all >> (7 - i) & 1) | (~all >> (23 - i) & 1) << 1) << 2 * i;
@@ -256,7 +261,7 @@ TRF_HD uint32_t trf_slab_unflagged(uint32_t all) {
 
 /* Which of a lane's 16 weights the layer has, in the same order. row: of the lane's even registers. col: of its first
  * column. */
-TRF_HD uint32_t trf_slab_there(uint32_t row, uint32_t col, uint32_t rows, uint32_t cols) {
+TRF_HD uint32_t trf_packed_slab_there(uint32_t row, uint32_t col, uint32_t rows, uint32_t cols) {
     uint32_t mask = 0;
     for (uint32_t i = 0; i < 2 * TRF_PACKED_SLAB_REGISTERS; i++)
         if (row + i / 2 % 2 * 8 < rows && col + i / 4 * 8 + i % 2 < cols)
@@ -264,20 +269,20 @@ TRF_HD uint32_t trf_slab_there(uint32_t row, uint32_t col, uint32_t rows, uint32
     return mask;
 }
 
-TRF_HD uint32_t trf_slab_weight(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t bit) {
+TRF_HD uint32_t trf_packed_slab_weight(const uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t bit) {
     uint32_t reg = a[0];
     for (uint32_t i = 1; i < TRF_PACKED_SLAB_REGISTERS; i++) /* no register is indexed at run time */
         reg = bit / 2 == i ? a[i] : reg;
     return reg >> 16 * (bit % 2) & 0xFFFF;
 }
 
-TRF_HD void trf_slab_clear(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t mask) {
+TRF_HD void trf_packed_slab_clear(uint32_t a[TRF_PACKED_SLAB_REGISTERS], uint32_t mask) {
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
         a[i] &= ~((mask >> 2 * i & 1) * 0xFFFFu | (mask >> (2 * i + 1) & 1) * 0xFFFF0000u);
 }
 
-/* The record of a weight that the mask's bit names. place: as trf_slab_patch has it. */
-TRF_HD uint32_t trf_slab_record(uint32_t place, uint32_t bit, uint32_t bits) {
+/* The record of a weight that the mask's bit names. place: as trf_packed_slab_patch has it. */
+TRF_HD uint32_t trf_packed_slab_record(uint32_t place, uint32_t bit, uint32_t bits) {
     return place | (bit >> 3) << 24 | (bit & 7) << 16 | bits;
 }
 

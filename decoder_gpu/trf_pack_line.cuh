@@ -68,8 +68,8 @@ struct trf_number_shared {
 };
 
 /* The lane's octets of a packed slab's rows, before the quartet exchanges words. */
-static __device__ __forceinline__ void trf_load_slab(const trf_dense_rows &dense, uint32_t row, uint32_t tile,
-                                                     uint32_t lane, trf_words4 octets[2]) {
+static __device__ __forceinline__ void trf_load_packed_slab(const trf_dense_rows &dense, uint32_t row, uint32_t tile,
+                                                            uint32_t lane, trf_words4 octets[2]) {
     const uint32_t col = TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4);
     octets[0] = trf_load_octet(&dense, row, col);
     octets[1] = trf_load_octet(&dense, row + 8, col);
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args,
     uint32_t row = TRF_PACKED_TILE_ROWS * at.band + lane / 4;
     const uint16_t *from = (const uint16_t *)args.dense.at + (row - args.dense.first_row) * args.dense.stride +
                            TRF_PACKED_TILE_COLS * band_tile + TRF_OCTET_WEIGHTS * (lane % 4);
-    uint8_t *to = trf_tile_to_write(view, at.band, band_tile);
+    uint8_t *to = trf_packed_tile_to_write(view, at.band, band_tile);
     uint32_t records[kTilesEach] = {};
 #pragma unroll 1
     for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
@@ -101,7 +101,7 @@ static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args,
                 octets[t][0] = *(const trf_words4 *)(from + TRF_PACKED_TILE_COLS * t);
                 octets[t][1] = *(const trf_words4 *)(from + TRF_PACKED_TILE_COLS * t + 8 * args.dense.stride);
             } else {
-                trf_load_slab(args.dense, row, band_tile + t, lane, octets[t]);
+                trf_load_packed_slab(args.dense, row, band_tile + t, lane, octets[t]);
             }
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
@@ -109,7 +109,8 @@ static __device__ __forceinline__ void trf_pack_tiles(const trf_pack_args &args,
 #pragma unroll
         for (uint32_t t = 0; t < kTilesEach; t++)
             if (tile + t < at.tiles) {
-                const trf_slab_place place = trf_slab_place_of(at.band, at.first_tile, tile + t, slab, lane, at.line);
+                const trf_packed_slab_place place =
+                    trf_packed_slab_place_of(at.band, at.first_tile, tile + t, slab, lane, at.line);
                 const trf_record_list list = {shared.records[tile + t], TRF_PACKED_MAX_RECORDS};
                 records[t] = trf_pack_slab<kZeroing>(view, args.state, place, list, octets[t], rows, records[t],
                                                      to + TRF_PACKED_TILE_BYTES * t);
@@ -169,7 +170,7 @@ static __device__ __forceinline__ void trf_pack_lines(const trf_pack_args &args,
         for (uint32_t stored = shared.stored; stored; stored &= stored - 1) {
             const uint32_t tile = at.first_tile + (uint32_t)__ffs((int)stored) - 1;
             if (threadIdx.x < TRF_PACKED_TILE_BYTES / sizeof zeros)
-                ((trf_words4 *)trf_tile_to_write(args.view, at.band, tile))[threadIdx.x] = zeros;
+                ((trf_words4 *)trf_packed_tile_to_write(args.view, at.band, tile))[threadIdx.x] = zeros;
         }
     }
 }
@@ -214,12 +215,12 @@ static __device__ __forceinline__ void trf_number_stored_tiles(const trf_pack_ar
 }
 
 /* One packed slab of a stored tile, registers in the window's scale; padded weights are zeros, and stay so. */
-static __device__ __forceinline__ void trf_store_slab(const trf_pack_args &args, uint32_t band, uint32_t tile,
-                                                      uint32_t slab, uint32_t lane, uint8_t *to) {
+static __device__ __forceinline__ void trf_store_packed_slab(const trf_pack_args &args, uint32_t band, uint32_t tile,
+                                                             uint32_t slab, uint32_t lane, uint8_t *to) {
     const trf_packed_view &view = args.view;
     const uint32_t row = TRF_PACKED_TILE_ROWS * band + trf_packed_row_in_tile(slab, lane, 0);
     trf_words4 octets[2], a[TRF_PACKED_STEPS];
-    trf_load_slab(args.dense, row, tile, lane, octets);
+    trf_load_packed_slab(args.dense, row, tile, lane, octets);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const int32_t offset = view.row_offsets ? view.row_offsets[row + 8 * i] : 0;
@@ -243,8 +244,8 @@ static __device__ __forceinline__ void trf_store_tiles(const trf_pack_args &args
         /* beyond 2^32 - 1 there is no room, whatever the lower bits are: but then there is none for the ones before */
         uint64_t number = words[TRF_PACKED_FIRST_STORED_WORD];
         for (uint32_t left = stored; left && number < args.view.num_stored; left &= left - 1, number++)
-            trf_store_slab(args, at.band, at.first_tile + (uint32_t)__ffs((int)left) - 1, slab, lane,
-                           const_cast<uint8_t *>(args.view.stored) + TRF_PACKED_STORED_BYTES * number);
+            trf_store_packed_slab(args, at.band, at.first_tile + (uint32_t)__ffs((int)left) - 1, slab, lane,
+                                  const_cast<uint8_t *>(args.view.stored) + TRF_PACKED_STORED_BYTES * number);
     }
 }
 

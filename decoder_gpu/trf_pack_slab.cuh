@@ -29,22 +29,23 @@ static __device__ __forceinline__ trf_line_place trf_line_place_of(const trf_pac
 static __device__ __forceinline__ uint32_t *trf_line_to_write(const trf_packed_view &view, uint64_t line) {
     return const_cast<uint32_t *>(view.lines) + TRF_PACKED_LINE_WORDS * line;
 }
-static __device__ __forceinline__ uint8_t *trf_tile_to_write(const trf_packed_view &view, uint32_t band,
-                                                             uint32_t tile) {
+static __device__ __forceinline__ uint8_t *trf_packed_tile_to_write(const trf_packed_view &view, uint32_t band,
+                                                                    uint32_t tile) {
     return const_cast<uint8_t *>(view.tiles) + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile);
 }
 
 /* A lane's part of a packed slab. */
-struct trf_slab_place {
+struct trf_packed_slab_place {
     uint64_t line;
     uint32_t row, col; /* of its first weight, in the layer */
     uint32_t record;   /* its records, but for step, register, half and bits */
 };
 
 /* first_tile: of the line; tile: of the line's. */
-static __device__ __forceinline__ trf_slab_place trf_slab_place_of(uint32_t band, uint32_t first_tile, uint32_t tile,
-                                                                   uint32_t slab, uint32_t lane, uint64_t line) {
-    trf_slab_place at;
+static __device__ __forceinline__ trf_packed_slab_place trf_packed_slab_place_of(uint32_t band, uint32_t first_tile,
+                                                                                 uint32_t tile, uint32_t slab,
+                                                                                 uint32_t lane, uint64_t line) {
+    trf_packed_slab_place at;
     at.line = line;
     at.row = TRF_PACKED_TILE_ROWS * band + trf_packed_row_in_tile(slab, lane, 0);
     at.col = TRF_PACKED_TILE_COLS * (first_tile + tile) + 2 * (lane % 4);
@@ -63,12 +64,12 @@ struct trf_record_list {
 /* Adds the records of a packed slab of which some lane has unflagged weights, and clears those in a. count: how many
  * the list has had so far. @return how many now, also those without room. */
 static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view &view, trf_pack_state *state,
-                                                           const trf_slab_place &at, const trf_record_list &list,
+                                                           const trf_packed_slab_place &at, const trf_record_list &list,
                                                            const trf_pack_row rows[2], uint32_t flags, uint32_t a[8],
                                                            uint32_t count) {
     const uint32_t lane = trf_packed_record_lane(at.record);
-    const uint32_t unflagged = trf_slab_unflagged(flags);
-    const uint32_t found = unflagged & trf_slab_there(at.row, at.col, view.rows, view.cols);
+    const uint32_t unflagged = trf_packed_slab_unflagged(flags);
+    const uint32_t found = unflagged & trf_packed_slab_there(at.row, at.col, view.rows, view.cols);
     const uint32_t counts = trf_packed_count_bits(found & 0xFF) | trf_packed_count_bits(found >> 8) << 16;
     const uint32_t scan = trf_warp_scan(counts, lane), total = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
     /* of the first record of each step */
@@ -79,14 +80,14 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
         const uint32_t rank = (bit < 8 ? rank0 : rank1) + trf_packed_count_bits(in_step & ((1u << bit) - 1));
         int exact = 1;
         const int32_t shift = bit / 2 % 2 ? rows[1].shift : rows[0].shift;
-        const uint32_t bits = trf_scale_bf16(trf_slab_weight(a, bit), shift, &exact);
-        const uint32_t record = trf_slab_record(at.record, bit, bits);
+        const uint32_t bits = trf_scale_bf16(trf_packed_slab_weight(a, bit), shift, &exact);
+        const uint32_t record = trf_packed_slab_record(at.record, bit, bits);
         if (!exact)
             atomicMax((unsigned long long *)&state->inexact, ~(unsigned long long)(at.line << 16 | record >> 16));
         if (rank < list.room)
             list.records[rank] = record;
     }
-    trf_slab_clear(a, unflagged);
+    trf_packed_slab_clear(a, unflagged);
     return count + (total & 0xFFFF) + (total >> 16);
 }
 
@@ -94,23 +95,23 @@ static __device__ __forceinline__ uint32_t trf_add_records(const trf_packed_view
  * @return the list's records so far. */
 template <bool kZeroing>
 static __device__ __forceinline__ uint32_t trf_pack_slab(const trf_packed_view &view, trf_pack_state *state,
-                                                         const trf_slab_place &at, const trf_record_list &list,
+                                                         const trf_packed_slab_place &at, const trf_record_list &list,
                                                          trf_words4 octets[2], const trf_pack_row rows[2],
                                                          uint32_t count, uint8_t *to) {
     const uint32_t lane = trf_packed_record_lane(at.record);
     uint32_t a[TRF_PACKED_SLAB_REGISTERS], flags = 0;
     trf_quartet_transpose(octets[0].word, lane);
     trf_quartet_transpose(octets[1].word, lane);
-    trf_slab_from_rows(a, octets);
+    trf_packed_slab_from_rows(a, octets);
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
-        flags = trf_slab_add_flags(flags, trf_pack_halves(&a[i], rows[i % 2], kZeroing));
-    if (__ballot_sync(kAllLanes, flags != TRF_SLAB_ALL))
+        flags = trf_packed_slab_add_flags(flags, trf_pack_halves(&a[i], rows[i % 2], kZeroing));
+    if (__ballot_sync(kAllLanes, flags != TRF_PACKED_SLAB_ALL_FLAGS))
         count = trf_add_records(view, state, at, list, rows, flags, a, count);
     trf_words4 raw;
     trf_words2 index;
-    trf_slab_unform(a, &raw, &index);
-    *(trf_words4 *)(to + trf_slab_raw_at(0, lane)) = raw;
-    *(trf_words2 *)(to + trf_slab_index_at(0, lane)) = index;
+    trf_packed_slab_unform(a, &raw, &index);
+    *(trf_words4 *)(to + trf_packed_slab_raw_at(0, lane)) = raw;
+    *(trf_words2 *)(to + trf_packed_slab_index_at(0, lane)) = index;
     return count;
 }
 

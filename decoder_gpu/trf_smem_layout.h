@@ -50,11 +50,11 @@ TRF_HD_CONSTEXPR uint32_t trf_narrow_stride(uint32_t raw_bits, int ring_steps) {
     return ring_steps == TRF_RING_STEPS && raw_bits & 4 ? trf_narrow_bytes(raw_bits) : 0;
 }
 
-/* slabs: that a warp walks side by side. sum_bytes: that a warp leaves at the end. other_bytes: behind its slabs'
+/* unit_slabs: that a warp walks side by side. sum_bytes: that a warp leaves at the end. other_bytes: behind its slabs'
  * buffers, for each warp. */
-TRF_HD trf_smem_layout trf_smem_layout_of(uint32_t raw_bits, uint32_t max_rans_bytes, uint32_t warps, uint32_t slabs,
-                                          uint32_t table_log, uint32_t sum_bytes, uint32_t other_bytes,
-                                          int ring_steps) {
+TRF_HD trf_smem_layout trf_smem_layout_of(uint32_t raw_bits, uint32_t max_rans_bytes, uint32_t warps,
+                                          uint32_t unit_slabs, uint32_t table_log, uint32_t sum_bytes,
+                                          uint32_t other_bytes, int ring_steps) {
     trf_smem_layout smem;
     smem.table_log = table_log;
     smem.lane_pair_masks = 1u << table_log;
@@ -64,7 +64,7 @@ TRF_HD trf_smem_layout trf_smem_layout_of(uint32_t raw_bits, uint32_t max_rans_b
                         trf_narrow_stride(raw_bits, ring_steps);
     smem.rans_bytes = (max_rans_bytes + 15) / 16 * 16;
     smem.slab_bytes = smem.rans_streams + 2 * smem.rans_bytes;
-    smem.warp_bytes = slabs * smem.slab_bytes + other_bytes;
+    smem.warp_bytes = unit_slabs * smem.slab_bytes + other_bytes;
     if (smem.warp_bytes < sum_bytes)
         smem.warp_bytes = sum_bytes;
     smem.total = smem.first_warp + warps * smem.warp_bytes + TRF_GUARD_BYTES;

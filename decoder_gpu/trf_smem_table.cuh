@@ -30,7 +30,7 @@ template <int kP> struct trf_table_source {
     __device__ __forceinline__ explicit trf_table_source(const trf_device_view &view) {
 #pragma unroll
         for (uint32_t i = 0; kP && i < kAhead; i++)
-            entry[i] = trf_ldg32(view.slots + min(threadIdx.x + i * blockDim.x, (1u << kP) - 1));
+            entry[i] = trf_ldg32(view.decode_table + min(threadIdx.x + i * blockDim.x, (1u << kP) - 1));
     }
 };
 
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void trf_build_table(const trf_device_view &vi
         if (slot < 1u << p)
             trf_build_slot<Codec, kP>(view, table, vectors, slot, source.entry[i]);
     for (; slot < 1u << p; slot += blockDim.x)
-        trf_build_slot<Codec, kP>(view, table, vectors, slot, __ldg(view.slots + slot));
+        trf_build_slot<Codec, kP>(view, table, vectors, slot, __ldg(view.decode_table + slot));
 }
 
 /* Lane l's mask, 16 bytes of 0 or 1, picks the lane pairs whose words lie below its own first word. */

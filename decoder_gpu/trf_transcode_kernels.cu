@@ -69,7 +69,7 @@ int trf_can_transcode(const trf_device_view *view, const trf_layer_traits *trait
 }
 
 uint64_t trf_transcode_scratch_bytes(const trf_packed_view *packed) {
-    return trf_count_halves(packed) * (1 + kHalfRecords) * sizeof(uint32_t);
+    return trf_count_tile_halves(packed) * (1 + kTileHalfRecords) * sizeof(uint32_t);
 }
 
 int trf_launch_transcode(const trf_device_view *view, const trf_layer_traits *traits, const trf_packed_view *packed,

@@ -5,21 +5,21 @@
  *
  *   trf_transcode_slabs   The walk of trf_decode_slabs.cuh with another sink: a warp has equal shares of all slabs. In
  *                         each two steps its lanes have 32 rows of 32 columns, which are two packed slabs, one below
- *                         the other: half of a packed tile. Each lane has the octets that trf_pack_slab asks for.
+ *                         the other: a tile half. Each lane has the octets that trf_pack_slab asks for.
  *   trf_merge_lines       A warp takes an exception line, and a lane one of its packed tiles: the records of the tile's
  *                         two halves go to their place in the line.
  *
  *     a coded slab, 32 rows x 256 columns                     a packed band, 64 rows: tiles side by side
  *     +--------+--------+--      --+--------+                 +--------+--------+--
- *     | steps  | steps  |          | steps  |     band 2i  -> | half 0 | half 0 |        half 0: packed slabs 0 and 1
+ *     | steps  | steps  |          | steps  |     band 2i  -> | half 0 | half 0 |      tile half 0: packed slabs 0, 1
  *     | 0, 1   | 2, 3   |   ...    | 14, 15 |                 +--------+--------+--
- *     +--------+--------+--      --+--------+   band 2i + 1-> | half 1 | half 1 |        half 1: packed slabs 2 and 3
+ *     +--------+--------+--      --+--------+   band 2i + 1-> | half 1 | half 1 |      tile half 1: packed slabs 2, 3
  *                                                             +--------+--------+--
  *
- * The two halves of a tile, and the tiles of a line, are other warps' and come at other times. So each half has a list
- * of its own in scratch memory, of 15 records in order, and a number, which may be larger; a list is touched by few,
- * since a half has 0.08 records of N(0, 0.02). A line with more than 29 records, or a half with more than 15, is left
- * as it is and counted: the layer then has to be packed from dense rows, which can store tiles.
+ * The two halves of a tile, and the tiles of a line, are other warps' and come at other times. So each tile half has a
+ * list of its own in scratch memory, of 15 records in order, and a number, which may be larger; a list is touched by
+ * few, since a tile half has 0.08 records of N(0, 0.02). A line with more than 29 records, or a tile half with more
+ * than 15, is left as it is and counted: the layer then has to be packed from dense rows, which can store tiles.
  *
  * Shared memory: what the walk takes, with the larger table; 16 warps of bf16 quads about 137,280 bytes. */
 #ifndef TRF_TRANSCODE_SLABS_CUH
@@ -29,11 +29,11 @@
 #include "trf_pack_slab.cuh"
 #include "trf_transcode_launch.h"
 
-static constexpr uint32_t kHalfRecords = 15; /* of a half's list */
-static constexpr uint32_t kHalves = 2;       /* of a packed tile */
-static constexpr uint32_t kHalfSlabs = TRF_PACKED_SLABS / kHalves;
+static constexpr uint32_t kTileHalfRecords = 15; /* of a tile half's list */
+static constexpr uint32_t kTileHalves = 2;       /* of a packed tile */
+static constexpr uint32_t kTileHalfSlabs = TRF_PACKED_SLABS / kTileHalves;
 static constexpr uint32_t kMergeWarps = 8, kMergeThreads = kMergeWarps * TRF_LANES;
-static_assert(kHalfSlabs * TRF_PACKED_SLAB_ROWS == (uint32_t)TRF_SLAB_ROWS,
+static_assert(kTileHalfSlabs * TRF_PACKED_SLAB_ROWS == (uint32_t)TRF_SLAB_ROWS,
               "a coded slab's rows are half a packed tile's");
 static_assert((uint32_t)TRF_STEP_PAIR_COLS == (uint32_t)TRF_PACKED_TILE_COLS, "two steps are a packed tile's columns");
 
@@ -42,13 +42,13 @@ struct trf_transcode_args {
     trf_device_view view;
     trf_write_call call;
     trf_packed_view packed;
-    uint32_t *counts;  /* [coded band][packed tile]: records of halves */
-    uint32_t *records; /* likewise, kHalfRecords of each */
+    uint32_t *counts;  /* [coded band][packed tile]: records of tile halves */
+    uint32_t *records; /* likewise, kTileHalfRecords of each */
     trf_pack_state *state;
 };
 
-static inline uint64_t trf_count_halves(const trf_packed_view *packed) {
-    return (uint64_t)packed->bands * kHalves * packed->tiles_per_band;
+static inline uint64_t trf_count_tile_halves(const trf_packed_view *packed) {
+    return (uint64_t)packed->bands * kTileHalves * packed->tiles_per_band;
 }
 
 static inline trf_transcode_args trf_transcode_args_of(const trf_device_view *view, const trf_smem_layout &smem,
@@ -60,7 +60,7 @@ static inline trf_transcode_args trf_transcode_args_of(const trf_device_view *vi
             trf_write_call_of(view, TRF_DECODE_ELEMENTS, &chosen),
             *packed,
             counts,
-            counts + trf_count_halves(packed),
+            counts + trf_count_tile_halves(packed),
             memory->state};
 }
 
@@ -74,8 +74,8 @@ template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink
     uint32_t band;        /* the coded one */
     uint32_t tile;        /* the packed tile at hand, of its band */
     uint32_t first_tile;  /* of the slab */
-    uint32_t count;       /* records of the half that lane i has of the slab's i-th tile */
-    uint8_t *packed_to;   /* the half at hand */
+    uint32_t count;       /* records of the tile half that lane i has of the slab's i-th tile */
+    uint8_t *packed_to;   /* the tile half at hand */
 
     __device__ __forceinline__ trf_transcode_sink(const trf_transcode_args &args_, uint32_t lane_)
         : Base(args_.view, args_.call, nullptr, lane_, 0), args(args_) {
@@ -88,22 +88,22 @@ template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink
         tile = first_tile = walk.panel * (this->view.slab_cols / TRF_PACKED_TILE_COLS);
         count = 0;
         packed_to = const_cast<uint8_t *>(args.packed.tiles) +
-                    TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&args.packed, band / kHalves, tile) +
-                    band % kHalves * (kHalfSlabs * TRF_PACKED_SLAB_BYTES);
+                    TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&args.packed, band / kTileHalves, tile) +
+                    band % kTileHalves * (kTileHalfSlabs * TRF_PACKED_SLAB_BYTES);
     }
 
     /* words: the octets of the lane's four rows. */
-    __device__ __forceinline__ void pack_half(const trf_words4 words[TRF_WRITE_ROWS]) {
-        const uint32_t line_tile = tile % TRF_PACKED_LINE_TILES, packed_band = band / kHalves;
-        const uint64_t half = (uint64_t)band * args.packed.tiles_per_band + tile,
+    __device__ __forceinline__ void pack_tile_half(const trf_words4 words[TRF_WRITE_ROWS]) {
+        const uint32_t line_tile = tile % TRF_PACKED_LINE_TILES, packed_band = band / kTileHalves;
+        const uint64_t tile_half = (uint64_t)band * args.packed.tiles_per_band + tile,
                        line = (uint64_t)packed_band * args.packed.lines_per_band + tile / TRF_PACKED_LINE_TILES;
-        const trf_record_list list = {args.records + half * kHalfRecords, kHalfRecords};
+        const trf_record_list list = {args.records + tile_half * kTileHalfRecords, kTileHalfRecords};
         uint32_t found = 0;
 #pragma unroll
-        for (uint32_t s = 0; s < kHalfSlabs; s++) {
-            const uint32_t slab = band % kHalves * kHalfSlabs + s;
-            const trf_slab_place place =
-                trf_slab_place_of(packed_band, tile - line_tile, line_tile, slab, this->lane, line);
+        for (uint32_t s = 0; s < kTileHalfSlabs; s++) {
+            const uint32_t slab = band % kTileHalves * kTileHalfSlabs + s;
+            const trf_packed_slab_place place =
+                trf_packed_slab_place_of(packed_band, tile - line_tile, line_tile, slab, this->lane, line);
             trf_words4 octets[2] = {words[2 * s], words[2 * s + 1]};
             found = trf_pack_slab<kZeroing>(args.packed, args.state, place, list, octets, rows, found,
                                             packed_to + s * TRF_PACKED_SLAB_BYTES);
@@ -124,7 +124,7 @@ template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink
             this->kept[2 * r + 1] = second;
         }
         if (this->odd) {
-            pack_half(words);
+            pack_tile_half(words);
             this->col += TRF_STEP_PAIR_COLS;
         }
         this->odd = !this->odd;
@@ -142,7 +142,8 @@ template <class Codec, bool kZeroing>
 static __device__ __forceinline__ void trf_transcode_slabs(const trf_transcode_args &args, const uint8_t *shared_memory,
                                                            uint2 *constants) {
     const uint32_t warps = blockDim.x / TRF_LANES, warp = threadIdx.x / TRF_LANES;
-    const trf_slab_share own = {0, args.call.slabs, (uint64_t)blockIdx.x * warps + warp, (uint64_t)gridDim.x * warps};
+    const trf_slab_share own = {0, args.call.num_slabs, (uint64_t)blockIdx.x * warps + warp,
+                                (uint64_t)gridDim.x * warps};
     trf_walk_share<Codec, kDefaultP<Codec>, TRF_TABLE_LOG>(
         args.view, args.call, own, shared_memory, constants,
         [&](uint32_t lane, uint32_t) { return trf_transcode_sink<Codec, kZeroing>(args, lane); });
@@ -156,32 +157,33 @@ static __device__ __forceinline__ uint32_t trf_first_formed(const trf_packed_vie
     const uint8_t *const tile =
         view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, at.band, at.first_tile);
     uint32_t a[TRF_PACKED_SLAB_REGISTERS];
-    trf_slab_form(a, *(const trf_words4 *)(tile + trf_slab_raw_at(0, 0)),
-                  *(const trf_words2 *)(tile + trf_slab_index_at(0, 0)), kZeroing);
+    trf_packed_slab_form(a, *(const trf_words4 *)(tile + trf_packed_slab_raw_at(0, 0)),
+                         *(const trf_words2 *)(tile + trf_packed_slab_index_at(0, 0)), kZeroing);
     return a[0] & 0xFFFF;
 }
 
 /* A lane's two lists, whose records come from `rank` on in the line. */
-static __device__ __forceinline__ void trf_place_records(const trf_transcode_args &args, const uint64_t half[kHalves],
-                                                         const uint32_t counts[kHalves], uint32_t rank,
+static __device__ __forceinline__ void trf_place_records(const trf_transcode_args &args,
+                                                         const uint64_t tile_half[kTileHalves],
+                                                         const uint32_t counts[kTileHalves], uint32_t rank,
                                                          uint32_t *line) {
-    for (uint32_t h = 0; h < kHalves; h++)
+    for (uint32_t h = 0; h < kTileHalves; h++)
         for (uint32_t i = 0; i < counts[h]; i++)
-            line[rank++] = args.records[half[h] * kHalfRecords + i];
+            line[rank++] = args.records[tile_half[h] * kTileHalfRecords + i];
 }
 
 template <bool kZeroing>
 static __device__ __forceinline__ void trf_merge_line(const trf_transcode_args &args, uint64_t number, uint32_t lane) {
     const trf_packed_view &view = args.packed;
     const trf_line_place at = trf_line_place_of(view, number);
-    uint64_t half[kHalves];
-    uint32_t counts[kHalves] = {};
-    for (uint32_t h = 0; h < kHalves; h++) {
-        half[h] = (uint64_t)(kHalves * at.band + h) * view.tiles_per_band + at.first_tile + lane;
+    uint64_t tile_half[kTileHalves];
+    uint32_t counts[kTileHalves] = {};
+    for (uint32_t h = 0; h < kTileHalves; h++) {
+        tile_half[h] = (uint64_t)(kTileHalves * at.band + h) * view.tiles_per_band + at.first_tile + lane;
         if (lane < at.tiles)
-            counts[h] = args.counts[half[h]];
+            counts[h] = args.counts[tile_half[h]];
     }
-    const bool fits = counts[0] <= kHalfRecords && counts[1] <= kHalfRecords;
+    const bool fits = counts[0] <= kTileHalfRecords && counts[1] <= kTileHalfRecords;
     const uint32_t scan = trf_warp_scan(counts[0] + counts[1], lane);
     const uint32_t records = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
     if (__ballot_sync(kAllLanes, !fits) || records > TRF_PACKED_MAX_RECORDS) {
@@ -190,11 +192,11 @@ static __device__ __forceinline__ void trf_merge_line(const trf_transcode_args &
         return;
     }
     uint32_t *const line = trf_line_to_write(view, number);
-    trf_place_records(args, half, counts, scan - counts[0] - counts[1], line);
+    trf_place_records(args, tile_half, counts, scan - counts[0] - counts[1], line);
     /* a record of the first weight, whose place is all zeros, is the first one of the first tile's upper half */
     uint32_t first = trf_first_formed<kZeroing>(view, at);
-    if (lane == 0 && counts[0] && args.records[half[0] * kHalfRecords] >> 16 == 0)
-        first = args.records[half[0] * kHalfRecords];
+    if (lane == 0 && counts[0] && args.records[tile_half[0] * kTileHalfRecords] >> 16 == 0)
+        first = args.records[tile_half[0] * kTileHalfRecords];
     uint32_t word = __shfl_sync(kAllLanes, first, 0);
     if (lane == TRF_PACKED_COUNT_WORD)
         word = records;

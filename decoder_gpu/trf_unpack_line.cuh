@@ -81,23 +81,24 @@ static __device__ __forceinline__ trf_warp_line trf_warp_line_of(const trf_packe
 }
 
 /* A lane of a packed slab as it lies there. */
-struct trf_slab_words {
+struct trf_packed_slab_words {
     trf_words4 raw;
     trf_words2 index;
 };
 
 /* from: the packed slab's first byte. */
-static __device__ __forceinline__ trf_slab_words trf_load_slab_words(const uint8_t *from, uint32_t lane) {
-    trf_slab_words words;
-    words.raw = *(const trf_words4 *)(from + trf_slab_raw_at(0, lane));
-    words.index = *(const trf_words2 *)(from + trf_slab_index_at(0, lane));
+static __device__ __forceinline__ trf_packed_slab_words trf_load_packed_slab_words(const uint8_t *from, uint32_t lane) {
+    trf_packed_slab_words words;
+    words.raw = *(const trf_words4 *)(from + trf_packed_slab_raw_at(0, lane));
+    words.index = *(const trf_words2 *)(from + trf_packed_slab_index_at(0, lane));
     return words;
 }
 
 /* The same of a stored tile, in registers; zeros if the layer has no such one. tile: of the band. */
-static __device__ __forceinline__ void trf_load_stored_slab(const trf_packed_view &view, const trf_warp_line &line,
-                                                            uint32_t tile, uint32_t slab, uint32_t lane,
-                                                            uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
+static __device__ __forceinline__ void trf_load_stored_packed_slab(const trf_packed_view &view,
+                                                                   const trf_warp_line &line, uint32_t tile,
+                                                                   uint32_t slab, uint32_t lane,
+                                                                   uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
     const uint32_t before = line.stored & ((1u << tile % TRF_PACKED_LINE_TILES) - 1);
     const uint64_t number = line.first_stored + trf_packed_count_bits(before);
     trf_words4 steps[TRF_PACKED_STEPS] = {};
@@ -111,7 +112,7 @@ static __device__ __forceinline__ void trf_load_stored_slab(const trf_packed_vie
 }
 
 /* Lets each lane patch its registers with the line's records that `matches` has a bit for: word by word, one lane's
- * after the other's. place, scale: as trf_slab_patch takes them. All lanes of the warp call it, with the same
+ * after the other's. place, scale: as trf_packed_slab_patch takes them. All lanes of the warp call it, with the same
  * matches. */
 static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB_REGISTERS], const trf_warp_line &line,
                                                       uint32_t matches, uint32_t place, bool patches,
@@ -119,20 +120,20 @@ static __device__ __forceinline__ void trf_warp_patch(uint32_t a[TRF_PACKED_SLAB
     for (uint32_t left = matches; left; left &= left - 1) {
         const uint32_t record = __shfl_sync(kAllLanes, line.word, __ffs((int)left) - 1);
         if (patches)
-            trf_slab_patch(a, place, record, scale);
+            trf_packed_slab_patch(a, place, record, scale);
     }
 }
 
 /* A lane of a packed slab in the rows' scale, but for exceptions. tile: of the band. */
 template <bool kZeroing>
-static __device__ __forceinline__ void trf_read_slab(const trf_packed_view &view, const trf_warp_line &line,
-                                                     const trf_slab_words &words, uint32_t tile, uint32_t slab,
-                                                     uint32_t lane, bool is_stored, const trf_halves_scale scale[2],
-                                                     uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
+static __device__ __forceinline__ void
+trf_read_packed_slab(const trf_packed_view &view, const trf_warp_line &line, const trf_packed_slab_words &words,
+                     uint32_t tile, uint32_t slab, uint32_t lane, bool is_stored, const trf_halves_scale scale[2],
+                     uint32_t a[TRF_PACKED_SLAB_REGISTERS]) {
     if (is_stored)
-        trf_load_stored_slab(view, line, tile, slab, lane, a);
+        trf_load_stored_packed_slab(view, line, tile, slab, lane, a);
     else
-        trf_slab_form(a, words.raw, words.index, kZeroing);
+        trf_packed_slab_form(a, words.raw, words.index, kZeroing);
     const bool plain = !is_stored && scale[0].takes_formed && scale[1].takes_formed;
     for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
         if (plain)
@@ -147,16 +148,16 @@ static __device__ __forceinline__ void trf_read_slab(const trf_packed_view &view
 /* Unpacks one packed slab to two rows' octets. tile: of the band. */
 template <bool kZeroing>
 static __device__ __forceinline__ void
-trf_unpack_slab(const trf_unpack_args &args, const trf_warp_line &line, const trf_slab_words &words, uint32_t tile,
-                uint32_t slab, uint32_t lane, const trf_halves_scale scale[2], trf_words4 octets[2]) {
+trf_unpack_slab(const trf_unpack_args &args, const trf_warp_line &line, const trf_packed_slab_words &words,
+                uint32_t tile, uint32_t slab, uint32_t lane, const trf_halves_scale scale[2], trf_words4 octets[2]) {
     const uint32_t place = trf_packed_record(tile, slab, 0, lane, 0, 0, 0);
     const bool is_stored = line.stored >> tile % TRF_PACKED_LINE_TILES & 1;
     const bool match = lane < line.records && (line.word ^ place) >> 25 == 0;
     const uint32_t matches = __ballot_sync(kAllLanes, match);
     uint32_t a[TRF_PACKED_SLAB_REGISTERS];
-    trf_read_slab<kZeroing>(args.view, line, words, tile, slab, lane, is_stored, scale, a);
+    trf_read_packed_slab<kZeroing>(args.view, line, words, tile, slab, lane, is_stored, scale, a);
     trf_warp_patch(a, line, matches, place, !is_stored, scale);
-    trf_slab_to_rows(a, octets);
+    trf_packed_slab_to_rows(a, octets);
     trf_quartet_transpose(octets[0].word, lane);
     trf_quartet_transpose(octets[1].word, lane);
 }
@@ -177,12 +178,12 @@ static __device__ __forceinline__ void trf_unpack_tiles(const trf_unpack_args &a
                    (int64_t)((int64_t)row - args.dense.first_row) * (int64_t)args.dense.stride + col; /* if whole */
 #pragma unroll 1
     for (uint32_t slab = 0; slab < TRF_PACKED_SLABS; slab++) {
-        trf_slab_words words[kUnpackTilesEach] = {};
+        trf_packed_slab_words words[kUnpackTilesEach] = {};
         trf_halves_scale scale[2];
 #pragma unroll
         for (uint32_t t = 0; t < kUnpackTilesEach; t++)
             if (t < tiles)
-                words[t] = trf_load_slab_words(from + TRF_PACKED_TILE_BYTES * t, lane);
+                words[t] = trf_load_packed_slab_words(from + TRF_PACKED_TILE_BYTES * t, lane);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
             scale[i] = trf_halves_scale_of(trf_packed_row_exponent(&view, row + 8 * i));
@@ -240,12 +241,12 @@ static __device__ __forceinline__ void trf_unpack_row_part(const trf_unpack_ids_
     if (is_there) {
         const uint8_t *const from = view.tiles + TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&view, band, tile) +
                                     TRF_PACKED_SLAB_BYTES * slab;
-        trf_read_slab<kZeroing>(view, line, trf_load_slab_words(from, slab_lane), tile, slab, slab_lane, is_stored,
-                                scale, a);
+        trf_read_packed_slab<kZeroing>(view, line, trf_load_packed_slab_words(from, slab_lane), tile, slab, slab_lane,
+                                       is_stored, scale, a);
     }
     trf_warp_patch(a, line, matches, trf_packed_record(tile, slab, 0, slab_lane, 0, 0, 0), !is_stored, scale);
     trf_words4 rows[2];
-    trf_slab_to_rows(a, rows);
+    trf_packed_slab_to_rows(a, rows);
     trf_words4 octet = row / 8 % 2 ? rows[1] : rows[0];
     trf_quartet_transpose(octet.word, lane);
     trf_store_octet(&args.dense, target, TRF_PACKED_TILE_COLS * tile + TRF_OCTET_WEIGHTS * (lane % 4), octet);

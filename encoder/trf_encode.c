@@ -241,16 +241,16 @@ static double small_matrix_bits(const encoding *e) {
     const trf_header *header = &e->encoder.header;
     const double weights = (double)header->rows * header->cols,
                  bytes = TRF_TILES_OFFSET + (double)e->num_tiles * (sizeof(trf_tile_meta) + TRF_TILE_ALIGNMENT / 2);
-    double slabs = 0, coded = 0;
+    double num_slabs = 0, coded = 0;
     for (uint32_t row = 0; row * TRF_TILE_SIZE < header->rows; row++)
         for (uint32_t col = 0; col * TRF_TILE_SIZE < header->cols; col++) {
             const trf_tile_shape shape =
                 trf_tile_shape_at(header->rows, header->cols, header->slab_cols, row, col, TRF_TILE_CODED);
-            slabs += shape.slabs;
+            num_slabs += shape.num_slabs;
             coded += (double)shape.coded_rows * shape.coded_cols;
         }
     const double of_slivers = 8.0 * header->stored_bytes - e->options->bits;
-    return (8 * bytes + bits_of_slab(header) * slabs + of_slivers * (weights - coded)) / weights -
+    return (8 * bytes + bits_of_slab(header) * num_slabs + of_slivers * (weights - coded)) / weights -
            bits_of_slab(header) / (TRF_SLAB_ROWS * header->slab_cols);
 }
 

@@ -160,9 +160,9 @@ static uint32_t encode_slabs(const trf_tile_encoder *encoder, const trf_tile_sha
                              size_t stride, trf_tile_scratch *scratch, uint8_t *out, uint32_t *exceptions) {
     const trf_tile_sections sections = trf_find_tile_sections(shape, encoder->rule.raw_bits);
     uint16_t *ends = (uint16_t *)(out + sections.slab_table);
-    uint32_t raw = 0, at = pad(out, sections.slab_table + 2 * shape->slabs, sections.rans_streams);
+    uint32_t raw = 0, at = pad(out, sections.slab_table + 2 * shape->num_slabs, sections.rans_streams);
     *exceptions = 0;
-    for (uint32_t slab = 0; slab < shape->slabs; slab++) {
+    for (uint32_t slab = 0; slab < shape->num_slabs; slab++) {
         at += encode_slab(encoder, shape, slab, elements, stride, scratch, out + raw, out + at);
         raw += trf_raw_bytes(encoder->rule.raw_bits, trf_lane_weights(trf_slab_shape_at(shape, slab)));
         ends[slab] = (uint16_t)((at - sections.rans_streams) / TRF_ALIGNMENT);

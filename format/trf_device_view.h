@@ -1,12 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What device code sees of a layer in memory: pointers into its blob, where each slab lies, and the word in which
- * corrupt tiles are recorded. The CPU's device fills one in, too, to share that code. C and CUDA. */
+ * corrupt tiles are recorded; and how such memory is aligned. The CPU's device fills one in, too, to share that code.
+ * C and CUDA. */
 #ifndef TRF_DEVICE_VIEW_H
 #define TRF_DEVICE_VIEW_H
 
 #include "transfuse.h"
 #include "trf_blob.h"
 #include "trf_validate.h"
+
+enum {
+    TRF_DEVICE_ALIGNMENT = 256 /* of device memory, and of what is laid out in one allocation */
+};
+
+TRF_HD uint64_t trf_device_align(uint64_t bytes) {
+    return (bytes + TRF_DEVICE_ALIGNMENT - 1) & ~(uint64_t)(TRF_DEVICE_ALIGNMENT - 1);
+}
 
 /* Where the slab at rows 32*band and columns slab_cols*j lies: entry [band * num_panels + j]. */
 typedef struct trf_device_slab {
@@ -36,7 +45,7 @@ typedef struct trf_device_view {
     const uint8_t *blob;
     uint64_t blob_bytes;
     const trf_device_slab *slabs; /* [num_bands][num_panels] */
-    const uint32_t *slots;        /* [2^p], trf_slot_entry */
+    const uint32_t *decode_table; /* [2^p], trf_slot_entry */
     const trf_tile_meta *tiles;   /* [num_tile_rows * num_tile_cols] */
     const void *scales;           /* F32 or F16, or NULL */
     const int8_t *row_offsets;    /* [rows] or NULL */

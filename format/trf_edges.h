@@ -120,7 +120,7 @@ TRF_HD int trf_band_has_edges(const trf_device_view *view, uint32_t band, uint32
 
 /* Where a tile's stored elements begin in the blob: behind its last slab's rANS streams, or with the tile. */
 TRF_HD uint64_t trf_stored_offset(const trf_device_view *view, const trf_tile_shape *tile, uint64_t index) {
-    if (tile->slabs == 0)
+    if (tile->num_slabs == 0)
         return view->tiles[index].data_offset;
     const uint32_t last_band = (tile->row + tile->coded_rows - 1) / TRF_SLAB_ROWS;
     const trf_device_slab slab =

@@ -149,10 +149,10 @@ TRF_HD void trf_row_prefetch_words(const trf_slab_reader *slab, const trf_lane_r
 #endif
 }
 
-/* One lane's part of the coded columns. quarter: which of the row's lanes, 0 to 3. slots: the layer's decode table, or
- * a copy that is nearer; class_value: likewise. @return whether what is in the lane's rANS stream is what was encoded,
- * as far as one lane can tell. */
-TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slots, const int16_t *class_value,
+/* One lane's part of the coded columns. quarter: which of the row's lanes, 0 to 3. decode_table: the layer's, or a
+ * copy that is nearer; class_value: likewise. @return whether what is in the lane's rANS stream is what was encoded, as
+ * far as one lane can tell. */
+TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *decode_table, const int16_t *class_value,
                                const trf_row_crossing *crossing, uint32_t quarter, const trf_row_target *target) {
     const uint32_t row = crossing->row % TRF_SLAB_ROWS, layer_col = crossing->tile.col + crossing->col;
     const trf_slab_shape shape = trf_slab_shape_from(&crossing->tile, crossing->row - row, crossing->col);
@@ -173,8 +173,8 @@ TRF_HD int trf_row_decode_lane(const trf_device_view *view, const uint32_t *slot
         for (uint32_t row_block = 0; row_block < shape.row_blocks; row_block++, i += 8) {
             uint32_t classes[2], bits[4];
             for (uint32_t g = 0; g < 2; g++)
-                classes[g] = trf_lane_next_classes(&at.reader, &slab, slots, view->class_bits, view->probability_bits,
-                                                   view->state_bits);
+                classes[g] = trf_lane_next_classes(&at.reader, &slab, decode_table, view->class_bits,
+                                                   view->probability_bits, view->state_bits);
             if (row_block != row / 16)
                 continue;
             const uint32_t col = layer_col + trf_row_col(shape, quarter, step);
@@ -226,12 +226,12 @@ TRF_HD int trf_row_is_wanted(const trf_row_crossing *crossing, const trf_row_tar
 
 /* One of the four's part of a crossing. @return as trf_row_decode_lane; if one of the four gets 0, each calls
  * trf_row_spoil_lane. */
-TRF_HD int trf_row_decode(const trf_device_view *view, const uint32_t *slots, const int16_t *class_value,
+TRF_HD int trf_row_decode(const trf_device_view *view, const uint32_t *decode_table, const int16_t *class_value,
                           const trf_row_crossing *crossing, uint32_t quarter, const trf_row_target *target) {
     if (!trf_row_is_wanted(crossing, target))
         return 1;
     trf_row_copy_stored(view, crossing, quarter, target);
-    return !crossing->coded_cols || trf_row_decode_lane(view, slots, class_value, crossing, quarter, target);
+    return !crossing->coded_cols || trf_row_decode_lane(view, decode_table, class_value, crossing, quarter, target);
 }
 
 /* ---- what is asked for ---- */

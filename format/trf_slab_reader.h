@@ -74,10 +74,10 @@ TRF_HD trf_lane_reader trf_lane_reader_open(const trf_slab_reader *slab, uint32_
     return reader;
 }
 
-/* The lane's next symbol. slots: the layer's decode table. */
-TRF_HD uint32_t trf_lane_next_symbol(trf_lane_reader *reader, const trf_slab_reader *slab, const uint32_t *slots,
+/* The lane's next symbol. decode_table: the layer's. */
+TRF_HD uint32_t trf_lane_next_symbol(trf_lane_reader *reader, const trf_slab_reader *slab, const uint32_t *decode_table,
                                      uint32_t probability_bits, uint32_t state_bits) {
-    uint32_t entry = slots[trf_state_slot(reader->x, probability_bits)]; /* s, x = D(x) */
+    uint32_t entry = decode_table[trf_state_slot(reader->x, probability_bits)]; /* s, x = D(x) */
     reader->x = trf_state_advance(reader->x, entry, probability_bits);
     trf_lane_reader_renormalize(reader, slab, state_bits);
     return trf_entry_symbol(entry);
@@ -85,11 +85,12 @@ TRF_HD uint32_t trf_lane_next_symbol(trf_lane_reader *reader, const trf_slab_rea
 
 /* The classes of the lane's next four weights, class_bits each, the first one lowest: one symbol of quads or two of
  * pairs. */
-TRF_HD uint32_t trf_lane_next_classes(trf_lane_reader *reader, const trf_slab_reader *slab, const uint32_t *slots,
-                                      uint32_t class_bits, uint32_t probability_bits, uint32_t state_bits) {
-    uint32_t classes = trf_lane_next_symbol(reader, slab, slots, probability_bits, state_bits);
+TRF_HD uint32_t trf_lane_next_classes(trf_lane_reader *reader, const trf_slab_reader *slab,
+                                      const uint32_t *decode_table, uint32_t class_bits, uint32_t probability_bits,
+                                      uint32_t state_bits) {
+    uint32_t classes = trf_lane_next_symbol(reader, slab, decode_table, probability_bits, state_bits);
     if (class_bits == 4)
-        classes |= trf_lane_next_symbol(reader, slab, slots, probability_bits, state_bits) << 8;
+        classes |= trf_lane_next_symbol(reader, slab, decode_table, probability_bits, state_bits) << 8;
     return classes;
 }
 
@@ -166,8 +167,8 @@ TRF_HD void trf_lane_decode(const trf_device_view *view, const int16_t *class_va
                             uint32_t count, uint16_t *to, uint32_t pitch, uint32_t first_col) {
     const uint32_t codec = view->codec, class_bits = view->class_bits;
     for (uint32_t i = first; i < first + count; i += 4) {
-        uint32_t raw[4], classes = trf_lane_next_classes(reader, slab, view->slots, class_bits, view->probability_bits,
-                                                         view->state_bits);
+        uint32_t raw[4], classes = trf_lane_next_classes(reader, slab, view->decode_table, class_bits,
+                                                         view->probability_bits, view->state_bits);
         trf_lane_raw_bits(slab, codec, class_bits, view->raw_bits, lane, i, raw);
         for (uint32_t k = 0; k < 4; k++) {
             uint32_t row = trf_lane_row(slab->shape, lane, i + k);

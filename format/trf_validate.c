@@ -60,13 +60,13 @@ static uint32_t band_raw_bytes(const trf_tile_shape *tile, uint32_t slab, uint32
 
 trf_tile_sections trf_find_tile_sections(const trf_tile_shape *tile, uint32_t raw_bits) {
     trf_tile_sections sections = {0, 0, 0};
-    if (tile->slabs == 0)
+    if (tile->num_slabs == 0)
         return sections;
     /* The last band may have fewer rows than the others. */
-    const uint32_t last = tile->slabs / tile->slabs_per_band - 1;
+    const uint32_t last = tile->num_slabs / tile->slabs_per_band - 1;
     sections.band_raw_bytes = band_raw_bytes(tile, 0, raw_bits);
     sections.slab_table = last * sections.band_raw_bytes + band_raw_bytes(tile, last * tile->slabs_per_band, raw_bits);
-    sections.rans_streams = sections.slab_table + (uint32_t)trf_align(2ull * tile->slabs);
+    sections.rans_streams = sections.slab_table + (uint32_t)trf_align(2ull * tile->num_slabs);
     return sections;
 }
 
@@ -524,10 +524,10 @@ trf_status trf_blob_check_tile(const trf_blob_view *view, uint64_t tile, const u
     if (end > meta->data_size)
         return TILE_FAIL(at, "tile %llu: %u bytes cannot hold its raw bits and its slab table",
                          (unsigned long long)tile, meta->data_size);
-    for (uint32_t i = sections.slab_table + 2 * shape.slabs; i < sections.rans_streams; i++)
+    for (uint32_t i = sections.slab_table + 2 * shape.num_slabs; i < sections.rans_streams; i++)
         if (tile_bytes[i])
             return TILE_FAIL(at + i, "tile %llu: padding of the slab table is not 0", (unsigned long long)tile);
-    for (uint32_t slab = 0; slab < shape.slabs; slab++) {
+    for (uint32_t slab = 0; slab < shape.num_slabs; slab++) {
         const trf_slab_location location = trf_locate_slab(&shape, tile_bytes, slab, view->header.raw_bits);
         TRY(check_slab(view, tile, slab, &location, tile_bytes, err));
         exceptions += trf_rans_exception_count(tile_bytes + location.rans_streams);

@@ -32,14 +32,14 @@ typedef struct trf_tile_shape {
     uint32_t coded_rows, coded_cols; /* H, V; 0, 0 for a stored tile */
     uint32_t slab_cols;
     uint32_t slabs_per_band; /* Q: side by side in 32 rows */
-    uint32_t slabs;          /* S; number s is the (s % Q)th of band s / Q */
+    uint32_t num_slabs;      /* S; number s is the (s % Q)th of band s / Q */
 } trf_tile_shape;
 
 /* Where the parts of a tile's data lie, as byte offsets from its first byte. All 0 for a stored tile. */
 typedef struct trf_tile_sections {
     uint32_t band_raw_bytes; /* band b's raw bits begin at b times this, a multiple of 128 */
-    uint32_t slab_table; /* u16[slabs]: where each slab's rANS streams end, from `rans_streams`, in units of 16 bytes */
-    uint32_t rans_streams; /* slab 0's begin here, slab s + 1's where slab s's end; slivers behind the last ones */
+    uint32_t slab_table;     /* u16[num_slabs]: where each slab's rANS streams end; 16-byte units from `rans_streams` */
+    uint32_t rans_streams;   /* slab 0's begin here, slab s + 1's where slab s's end; slivers behind the last ones */
 } trf_tile_sections;
 
 /* Where one slab's two parts lie, as byte offsets from its tile's first byte. */
@@ -110,14 +110,14 @@ TRF_HD trf_tile_shape trf_tile_shape_at(uint32_t rows, uint32_t cols, uint32_t s
     shape.coded_cols = coding == TRF_TILE_CODED ? shape.cols / TRF_FRAGMENT_SIZE * TRF_FRAGMENT_SIZE : 0;
     shape.slab_cols = slab_cols;
     shape.slabs_per_band = (shape.coded_cols + slab_cols - 1) / slab_cols;
-    shape.slabs = (shape.coded_rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * shape.slabs_per_band;
+    shape.num_slabs = (shape.coded_rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS * shape.slabs_per_band;
     return shape;
 }
 
 /* tile < num_tiles. */
 trf_tile_shape trf_tile_shape_of(const trf_header *header, uint64_t tile, uint32_t coding);
 
-/* Where a slab's first weight lies, from the tile's; slab < tile->slabs. */
+/* Where a slab's first weight lies, from the tile's; slab < tile->num_slabs. */
 TRF_HD uint32_t trf_slab_row(const trf_tile_shape *tile, uint32_t slab) {
     return slab / tile->slabs_per_band * TRF_SLAB_ROWS;
 }
@@ -134,14 +134,14 @@ TRF_HD trf_slab_shape trf_slab_shape_from(const trf_tile_shape *tile, uint32_t r
     return shape;
 }
 
-/* slab < tile->slabs. */
+/* slab < tile->num_slabs. */
 TRF_HD trf_slab_shape trf_slab_shape_at(const trf_tile_shape *tile, uint32_t slab) {
     return trf_slab_shape_from(tile, trf_slab_row(tile, slab), trf_slab_col(tile, slab));
 }
 
 trf_tile_sections trf_find_tile_sections(const trf_tile_shape *tile, uint32_t raw_bits);
 
-/* slab < tile->slabs. tile_bytes: the tile's data, whose slab table is checked up to this slab. */
+/* slab < tile->num_slabs. tile_bytes: the tile's data, whose slab table is checked up to this slab. */
 trf_slab_location trf_locate_slab(const trf_tile_shape *tile, const uint8_t *tile_bytes, uint32_t slab,
                                   uint32_t raw_bits);
 

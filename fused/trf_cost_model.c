@@ -85,10 +85,10 @@ static int pipelines_x(const trf_fused_partition *c) { return trf_pipelines_x((i
 /* Slabs of the warps of a multiprocessor's fullest quarter: warps' instructions are issued by four schedulers, every
  * fourth warp's by the same. */
 static double fullest_quarter(const trf_fused_partition *c) {
-    uint32_t slabs[4] = {0}, fullest = 0;
+    uint32_t num_slabs[4] = {0}, fullest = 0;
     for (uint32_t warp = 0; warp < c->wave_units * c->k_splits; warp++) {
         const uint32_t k_split = warp / c->wave_units;
-        uint32_t *const own = &slabs[warp % 4];
+        uint32_t *const own = &num_slabs[warp % 4];
         *own += c->block_panels * (k_split + 1) / c->k_splits - c->block_panels * k_split / c->k_splits;
         fullest = trf_max_u32(*own, fullest);
     }

@@ -37,4 +37,16 @@ static inline int trf_smem_fits(uint32_t dynamic_bytes, const trf_device_limits 
     return dynamic_bytes + TRF_STATIC_SMEM_BYTES <= (uint32_t)limits->shared_bytes;
 }
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Fills clusters, clusters_of and missing_kernels; the other fields are set, and the device is the current one.
+ * @return a cudaError_t. */
+int trf_find_device_limits(trf_device_limits *limits);
+
+#ifdef __cplusplus
+}
+#endif
+
 #endif

@@ -40,7 +40,7 @@ TRF_HD void trf_write_rounded(void *y, uint32_t dtype, uint64_t at, float value)
 }
 
 /* Two values rounded to a 16-bit dtype, the first one in the lower half. */
-TRF_HD uint32_t trf_round_pair(uint32_t dtype, float low, float high) {
+TRF_HD uint32_t trf_round_two(uint32_t dtype, float low, float high) {
 #ifdef __CUDA_ARCH__
     if (dtype == TRF_DTYPE_BF16) {
         const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

@@ -19,7 +19,7 @@ typedef void (*trf_fused_kernel)(trf_fused_args);
 template <class Codec, class Type, bool kScaleGroups, int kVariant, int kXTiles>
 static trf_fused_kernel trf_fused_pick_instance() {
     constexpr int kP = kVariant == TRF_VARIANT_GENERAL ? 0 : kDefaultP<Codec>;
-    return trf_fused<Codec, Type, kP, trf_fused_slabs(kVariant), kXTiles, kScaleGroups,
+    return trf_fused<Codec, Type, kP, trf_fused_unit_slabs(kVariant), kXTiles, kScaleGroups,
                      trf_fused_warps(Codec::kCodec, Codec::kClassBits, kScaleGroups, kXTiles, kVariant)>;
 }
 

@@ -116,10 +116,10 @@ struct trf_split_k_unit_order {
     }
 };
 
-/* Stages of x that `slabs` slabs side by side take. */
+/* Stages of x that num_slabs slabs side by side take. */
 static __device__ __forceinline__ uint32_t trf_x_stages_of(const trf_product_args &a, uint32_t x_stage_cols,
-                                                           uint32_t slabs) {
-    return a.view.slab_cols > x_stage_cols ? 2 * slabs : slabs;
+                                                           uint32_t num_slabs) {
+    return a.view.slab_cols > x_stage_cols ? 2 * num_slabs : num_slabs;
 }
 
 /* The product of a warp, with x from where it is. */
@@ -421,11 +421,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1) trf_fused(const __grid_constan
 /* Adds up the partials of units that blocks share, and writes their y; with an epilogue that of all units. A warp for
  * each accumulator tile of each unit of the layer. */
 static __global__ void __launch_bounds__(256)
-    trf_fused_finish(const __grid_constant__ trf_fused_args args, uint32_t slabs, uint32_t x_tiles) {
+    trf_fused_finish(const __grid_constant__ trf_fused_args args, uint32_t unit_slabs, uint32_t x_tiles) {
     const trf_product_args &a = args.product;
     const trf_fused_partition_args &p = args.partition;
     const uint32_t lane = threadIdx.x % 32, task = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    const uint32_t acc_tiles = 2 * slabs * x_tiles, unit = task / acc_tiles, acc_tile = task % acc_tiles,
+    const uint32_t acc_tiles = 2 * unit_slabs * x_tiles, unit = task / acc_tiles, acc_tile = task % acc_tiles,
                    g = unit / p.wave_units;
     trf_allow_successor();
     trf_wait_for_predecessor();
@@ -434,7 +434,7 @@ static __global__ void __launch_bounds__(256)
     const uint32_t panels = p.panel_quotient, begin = g * panels,
                    first = trf_share_of(p.share_quotient, p.share_remainder, begin),
                    last = trf_share_of(p.share_quotient, p.share_remainder, begin + panels - 1);
-    const uint32_t first_row = unit * slabs * TRF_SLAB_ROWS;
+    const uint32_t first_row = unit * unit_slabs * TRF_SLAB_ROWS;
     if (first != last) {
         float4 sum = {};
 #pragma unroll 4

@@ -10,9 +10,6 @@
 extern "C" {
 #endif
 
-/* Fills limits->clusters and missing_kernels; the other fields are set, and the device is the current one. */
-int trf_find_limits(trf_device_limits *limits);
-
 /* As trf_linear, arguments checked. product, partition: as trf_fused_choose had and made them. */
 int trf_fused_launch(const trf_device_view *view, const trf_layer_traits *traits, const trf_product *product,
                      const trf_fused_partition *partition, const trf_operands *operands, void *workspace,

@@ -52,7 +52,7 @@ static trf_fused_partition make_partition(const trf_product_request *request, ui
     c.x_tiles = (uint32_t)trf_fused_x_tiles(request->m, (int)variant);
     c.warps = (uint32_t)trf_fused_warps(view->codec, (int)view->class_bits, trf_has_scale_groups(view), (int)c.x_tiles,
                                         (int)variant);
-    c.unit_slabs = (uint32_t)trf_fused_slabs((int)variant);
+    c.unit_slabs = (uint32_t)trf_fused_unit_slabs((int)variant);
     c.panels = trf_regular_panels(view);
     c.units = c.panels ? trf_ceil_div(view->rows / TRF_SLAB_ROWS, c.unit_slabs) : 0;
     c.is_stream_k = flags & FLAG_STREAM_K;
@@ -183,10 +183,10 @@ void trf_fused_choose(const trf_device_view *view, const trf_layer_traits *trait
     const uint32_t m = product->m;
     const trf_product_request request = {view, traits, limits, m};
     find_partition(&request, c);
-    c->partials_offset = trf_align_256(traits->irregular_weights ? 4ull * m * view->rows : 0);
+    c->partials_offset = trf_device_align(traits->irregular_weights ? 4ull * m * view->rows : 0);
     c->padded_x_offset = c->partials_offset + (c->is_stream_k ? 2ull * c->clusters * c->wave_units * sum_bytes(c) : 0);
     c->epilogue_sums_offset = c->padded_x_offset + trf_padded_x_bytes(view, m); /* x may be misaligned */
     c->workspace_bytes =
         c->epilogue_sums_offset +
-        (trf_fused_has_sums_in_workspace(view, traits, product) ? trf_align_256(4ull * m * view->rows) : 0);
+        (trf_fused_has_sums_in_workspace(view, traits, product) ? trf_device_align(4ull * m * view->rows) : 0);
 }

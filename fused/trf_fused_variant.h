@@ -27,7 +27,7 @@ enum trf_fused_variant {
     TRF_FUSED_VARIANTS
 };
 
-TRF_HD_CONSTEXPR int trf_fused_slabs(int variant) { return variant == TRF_VARIANT_TWO_SLABS ? 2 : 1; }
+TRF_HD_CONSTEXPR int trf_fused_unit_slabs(int variant) { return variant == TRF_VARIANT_TWO_SLABS ? 2 : 1; }
 
 TRF_HD_CONSTEXPR int trf_fused_x_tiles(uint32_t m, int variant) {
     return m <= 8                                        ? 1
@@ -67,22 +67,22 @@ TRF_HD_CONSTEXPR int trf_fused_warps(uint32_t codec, int class_bits, int has_sca
 
 /* The decode table's size. With quads, one slab a warp waits for each look-up, and wants a bank for each lane; two hide
  * that of the other. */
-TRF_HD_CONSTEXPR uint32_t trf_fused_table_log(int class_bits, int slabs) {
-    return class_bits == 2 && slabs == 2 ? TRF_SMALL_TABLE_LOG : TRF_TABLE_LOG;
+TRF_HD_CONSTEXPR uint32_t trf_fused_table_log(int class_bits, int unit_slabs) {
+    return class_bits == 2 && unit_slabs == 2 ? TRF_SMALL_TABLE_LOG : TRF_TABLE_LOG;
 }
 
 /* Whether the steps' constants (trf_rans_params) are kept in vector registers, rather than where the compiler likes to
  * have them, which is in uniform ones, copied each time: up to 4 % slower. Not in those kernels of two slabs a warp
  * that have no register left for it, and spill: with bf16 and fp16 of three x tiles, which it makes 7-28 % slower, and
  * int of two, 2-4 %. */
-TRF_HD_CONSTEXPR int trf_fused_keeps_constants(uint32_t codec, int slabs, int x_tiles) {
-    return !(slabs == 2 && ((x_tiles == 3 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16)) ||
-                            (x_tiles == 2 && codec == TRF_CODEC_INT)));
+TRF_HD_CONSTEXPR int trf_fused_keeps_constants(uint32_t codec, int unit_slabs, int x_tiles) {
+    return !(unit_slabs == 2 && ((x_tiles == 3 && (codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16)) ||
+                                 (x_tiles == 2 && codec == TRF_CODEC_INT)));
 }
 
 /* Of a warp's sums, as they are left in shared memory. */
-TRF_HD_CONSTEXPR uint32_t trf_fused_sum_bytes(uint32_t slabs, uint32_t x_tiles) {
-    return TRF_ACC_TILE_BYTES * 2 * slabs * x_tiles;
+TRF_HD_CONSTEXPR uint32_t trf_fused_sum_bytes(uint32_t unit_slabs, uint32_t x_tiles) {
+    return TRF_ACC_TILE_BYTES * 2 * unit_slabs * x_tiles;
 }
 
 /* ---- x of batches above 8 ----
@@ -91,14 +91,14 @@ TRF_HD_CONSTEXPR uint32_t trf_fused_sum_bytes(uint32_t slabs, uint32_t x_tiles) 
  * fewest registers. Three x tiles of bf16 have enough of them to load x through the L1 cache, as one x tile does, and
  * are faster so. */
 
-TRF_HD_CONSTEXPR int trf_pipelines_x(int slabs, int x_tiles) { return slabs == 1 && x_tiles > 1; }
-TRF_HD_CONSTEXPR int trf_copies_x_by_warp(uint32_t codec, int slabs, int x_tiles) {
-    return slabs == 2 && x_tiles > 1 && !(codec == TRF_CODEC_BF16 && x_tiles == 3);
+TRF_HD_CONSTEXPR int trf_pipelines_x(int unit_slabs, int x_tiles) { return unit_slabs == 1 && x_tiles > 1; }
+TRF_HD_CONSTEXPR int trf_copies_x_by_warp(uint32_t codec, int unit_slabs, int x_tiles) {
+    return unit_slabs == 2 && x_tiles > 1 && !(codec == TRF_CODEC_BF16 && x_tiles == 3);
 }
 
 /* Of a warp's copy, behind its slabs' buffers. */
-TRF_HD_CONSTEXPR uint32_t trf_copied_x_bytes(uint32_t codec, int slabs, int x_tiles) {
-    return trf_copies_x_by_warp(codec, slabs, x_tiles) ? 2 * (uint32_t)x_tiles * TRF_X_TILE_BYTES : 0;
+TRF_HD_CONSTEXPR uint32_t trf_copied_x_bytes(uint32_t codec, int unit_slabs, int x_tiles) {
+    return trf_copies_x_by_warp(codec, unit_slabs, x_tiles) ? 2 * (uint32_t)x_tiles * TRF_X_TILE_BYTES : 0;
 }
 
 /* Of a pipeline's stage: [step pairs][8 * x_tiles rows][64 bytes]. cols: 128 or 256. */
@@ -108,15 +108,15 @@ TRF_HD_CONSTEXPR uint32_t trf_x_stage_bytes(uint32_t cols, int x_tiles) {
 
 /* ---- grouped kernels ---- */
 
-/* Whether there is one for so many slabs a warp. */
-TRF_HD_CONSTEXPR int trf_has_group(uint32_t codec, uint32_t class_bits, uint32_t slabs) {
-    return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || slabs == (class_bits == 2 ? 2u : 1u);
+/* For units of so many slabs. */
+TRF_HD_CONSTEXPR int trf_has_group_kernel(uint32_t codec, uint32_t class_bits, uint32_t unit_slabs) {
+    return codec == TRF_CODEC_BF16 || codec == TRF_CODEC_FP16 || unit_slabs == (class_bits == 2 ? 2u : 1u);
 }
 
 /* Warps of a block; of any codec. */
-TRF_HD_CONSTEXPR uint32_t trf_group_warps(uint32_t class_bits, uint32_t slabs) {
+TRF_HD_CONSTEXPR uint32_t trf_group_warps(uint32_t class_bits, uint32_t unit_slabs) {
     return (uint32_t)trf_fused_warps(TRF_CODEC_BF16, (int)class_bits, 0, 1,
-                                     slabs == 2 ? TRF_VARIANT_TWO_SLABS : TRF_VARIANT_ONE_SLAB);
+                                     unit_slabs == 2 ? TRF_VARIANT_TWO_SLABS : TRF_VARIANT_ONE_SLAB);
 }
 
 /* ---- what planning of every family asks ---- */
@@ -126,7 +126,6 @@ static inline int trf_has_scale_groups(const trf_device_view *view) {
     return view->granularity == TRF_GRANULARITY_SCALE_GROUP || view->granularity == TRF_GRANULARITY_SCALE_BLOCK;
 }
 
-static inline uint64_t trf_align_256(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 static inline uint32_t trf_ceil_div(uint32_t a, uint32_t b) {
     assert(b > 0);
     return (a + b - 1) / b;
@@ -137,7 +136,7 @@ static inline uint32_t trf_max_u32(uint32_t a, uint32_t b) { return a > b ? a : 
 /* Of x with rows of whole 16 bytes, to which misaligned x is copied: elements of a row, and bytes in a workspace. */
 static inline uint32_t trf_padded_x_stride(const trf_device_view *view) { return (view->cols + 7) / 8 * 8; }
 static inline uint64_t trf_padded_x_bytes(const trf_device_view *view, uint32_t m) {
-    return trf_align_256(2ull * m * trf_padded_x_stride(view));
+    return trf_device_align(2ull * m * trf_padded_x_stride(view));
 }
 
 #endif

@@ -21,8 +21,8 @@ template <class Codec, class Type, int kSlabs> static trf_group_kernel trf_group
 }
 
 /* One for each .cu. bf16_x: the type of x where the codec takes both. */
-trf_group_kernel trf_group_bf16(uint32_t class_bits, uint32_t slabs);
-trf_group_kernel trf_group_fp16(uint32_t class_bits, uint32_t slabs);
+trf_group_kernel trf_group_bf16(uint32_t class_bits, uint32_t unit_slabs);
+trf_group_kernel trf_group_fp16(uint32_t class_bits, uint32_t unit_slabs);
 trf_group_kernel trf_group_fp8(bool e5m2, uint32_t class_bits, bool bf16_x);
 trf_group_kernel trf_group_int(uint32_t class_bits, uint32_t raw_bits, bool bf16_x);
 

@@ -60,9 +60,9 @@ struct trf_group_args {
     uint32_t sums_offset; /* in shared memory */
     uint32_t cluster;     /* blocks of a cluster; 1 for experts */
     uint32_t count;       /* of layers; 0: these are experts */
-    uint32_t first_cluster[TRF_GROUP_LAYERS + 1];
+    uint32_t first_cluster[TRF_GROUP_MAX_LAYERS + 1];
     union {
-        trf_group_layer_args layers[TRF_GROUP_LAYERS];
+        trf_group_layer_args layers[TRF_GROUP_MAX_LAYERS];
         trf_expert_args experts;
     };
 };
@@ -229,9 +229,9 @@ static __device__ __forceinline__ void trf_prefetch_experts(const trf_expert_arg
         trf_prefetch_l2(reinterpret_cast<const uint8_t *>(e.experts) + at * 128ull);
     if (threadIdx.x / 32 != blockDim.x / 32 - 1 || blockIdx.x >= e.count) /* warp 0 looks for the way */
         return;
-    const uint8_t *const slots = reinterpret_cast<const uint8_t *>(e.experts[blockIdx.x].view.slots);
+    const uint8_t *const decode_table = reinterpret_cast<const uint8_t *>(e.experts[blockIdx.x].view.decode_table);
     if (lane * 128 < slot_bytes)
-        trf_prefetch_l2(slots + lane * 128);
+        trf_prefetch_l2(decode_table + lane * 128);
 }
 
 /* @return whether the block has anything to do. All threads call it, as the next. */

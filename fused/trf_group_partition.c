@@ -67,22 +67,22 @@ typedef struct group_search {
     const trf_group_product *products;
     uint32_t count;
     const trf_device_limits *limits;
-    trf_cost_layer cost_layers[TRF_GROUP_LAYERS];
-    layer_partitions *partitions; /* [TRF_GROUP_LAYERS] */
+    trf_cost_layer cost_layers[TRF_GROUP_MAX_LAYERS];
+    layer_partitions *partitions; /* [TRF_GROUP_MAX_LAYERS] */
     trf_group_partition best;
 } group_search;
 
-static void find_layer_partitions(const trf_cost_layer *s, uint32_t cluster, uint32_t clusters,
+static void find_layer_partitions(const trf_cost_layer *layer, uint32_t cluster, uint32_t clusters,
                                   layer_partitions *partitions) {
-    const uint32_t panels = trf_ceil_div(s->panels, cluster);
+    const uint32_t panels = trf_ceil_div(layer->panels, cluster);
     for (uint32_t n = 1; n <= clusters; n++) {
-        const uint32_t most_units = s->units ? trf_ceil_div(s->units, n) : 0;
-        partitions->us[n - 1] = cluster == 1 ? trf_cost_of_stream_k(s, most_units) : HUGE_VAL;
+        const uint32_t most_units = layer->units ? trf_ceil_div(layer->units, n) : 0;
+        partitions->us[n - 1] = cluster == 1 ? trf_cost_of_stream_k(layer, most_units) : HUGE_VAL;
         partitions->k_splits[n - 1] = 1;
-        for (uint32_t k_splits = 1; cluster > 1 && k_splits <= s->warps && (k_splits == 1 || k_splits <= panels);
+        for (uint32_t k_splits = 1; cluster > 1 && k_splits <= layer->warps && (k_splits == 1 || k_splits <= panels);
              k_splits++) {
-            const uint32_t wave_units = trf_min_u32(s->warps / k_splits, most_units);
-            const double us = wave_units ? trf_cost_of_split_k(s, trf_ceil_div(most_units, wave_units), wave_units,
+            const uint32_t wave_units = trf_min_u32(layer->warps / k_splits, most_units);
+            const double us = wave_units ? trf_cost_of_split_k(layer, trf_ceil_div(most_units, wave_units), wave_units,
                                                                panels, k_splits, cluster)
                                          : 0;
             if (us < partitions->us[n - 1]) {
@@ -94,9 +94,9 @@ static void find_layer_partitions(const trf_cost_layer *s, uint32_t cluster, uin
 }
 
 /* The fewest clusters with which a layer takes `us` at most; 0: none. */
-static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_layer *s, uint32_t clusters,
+static uint32_t clusters_within(const layer_partitions *partitions, const trf_cost_layer *layer, uint32_t clusters,
                                 double us) {
-    const uint32_t most = trf_max_u32(trf_min_u32(s->units, clusters), 1);
+    const uint32_t most = trf_max_u32(trf_min_u32(layer->units, clusters), 1);
     for (uint32_t n = 1; n <= most; n++)
         if (partitions->us[n - 1] <= us)
             return n;
@@ -151,7 +151,7 @@ static uint32_t sums_of(const trf_group_partition *partition, uint32_t count) {
 static void consider(group_search *search, const group_launch *launch) {
     trf_group_partition candidate = {
         .unit_slabs = launch->unit_slabs, .warps = launch->warps, .cluster = launch->cluster};
-    uint32_t n[TRF_GROUP_LAYERS];
+    uint32_t n[TRF_GROUP_MAX_LAYERS];
     for (uint32_t i = 0; i < search->count; i++) {
         const trf_group_product *product = &search->products[i];
         search->cost_layers[i] = trf_cost_layer_of(product->view, launch->unit_slabs, launch->warps, product->m);
@@ -183,7 +183,7 @@ static void lay_out_workspace(const trf_group_product *products, uint32_t count,
     for (uint32_t i = 0; i < count; i++) {
         const trf_device_view *view = products[i].view;
         partition->layers[i].edge_sums_offset = at;
-        at += trf_align_256(products[i].traits->irregular_weights ? 4ull * products[i].m * view->rows : 0);
+        at += trf_device_align(products[i].traits->irregular_weights ? 4ull * products[i].m * view->rows : 0);
         partition->layers[i].padded_x_offset = at;
         at += trf_padded_x_bytes(view, products[i].m); /* x may be misaligned */
     }
@@ -194,12 +194,12 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
                      trf_group_partition *partition) {
     const trf_device_view *view = products[0].view;
     group_search search = {.products = products, .count = count, .limits = limits, .best.microseconds = HUGE_VAL};
-    search.partitions = malloc(TRF_GROUP_LAYERS * sizeof *search.partitions);
+    search.partitions = malloc(TRF_GROUP_MAX_LAYERS * sizeof *search.partitions);
     if (!search.partitions)
         return 0; /* then each of them runs alone */
     for (uint32_t unit_slabs = 1; unit_slabs <= 2; unit_slabs++)
         for (uint32_t log_cluster = 0;
-             log_cluster < TRF_CLUSTER_SIZES && trf_has_group(view->codec, view->class_bits, unit_slabs);
+             log_cluster < TRF_CLUSTER_SIZES && trf_has_group_kernel(view->codec, view->class_bits, unit_slabs);
              log_cluster++) {
             group_launch launch = {unit_slabs, trf_group_warps(view->class_bits, unit_slabs), 1u << log_cluster,
                                    trf_min_u32(limits->clusters[log_cluster], MAX_CLUSTERS)};
@@ -222,10 +222,10 @@ static uint64_t work_items_of(uint32_t count, uint32_t tokens) {
 }
 
 static trf_expert_cost_model cost_model_of(const trf_device_view *view, uint32_t unit_slabs, uint32_t warps) {
-    const trf_cost_layer s = trf_cost_layer_of(view, unit_slabs, warps, EXPERT_X_ROWS);
+    const trf_cost_layer layer = trf_cost_layer_of(view, unit_slabs, warps, EXPERT_X_ROWS);
     trf_expert_cost_model cost_model = {
-        .units = s.units ? s.units : 1, .panels = s.panels ? s.panels : 1, .warps = warps};
-    cost_model.step_ns = (uint32_t)(1000 * trf_cost_of_step(&s, warps));
+        .units = layer.units ? layer.units : 1, .panels = layer.panels ? layer.panels : 1, .warps = warps};
+    cost_model.step_ns = (uint32_t)(1000 * trf_cost_of_step(&layer, warps));
     cost_model.begin_ns = (uint32_t)(1000 * TRF_EXPERT_BEGIN_US);
     cost_model.begin_quarters =
         (uint32_t)(4.0 * cost_model.begin_ns * warps / ((double)cost_model.step_ns * cost_model.panels) + 0.5);
@@ -236,7 +236,7 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
                        trf_experts_partition *partition) {
     uint64_t least = UINT64_MAX;
     for (uint32_t unit_slabs = 1; unit_slabs <= 2; unit_slabs++) {
-        if (!trf_has_group(view->codec, view->class_bits, unit_slabs))
+        if (!trf_has_group_kernel(view->codec, view->class_bits, unit_slabs))
             continue;
         const uint32_t sum_bytes = trf_fused_sum_bytes(unit_slabs, 1);
         uint32_t warps = trf_group_warps(view->class_bits, unit_slabs);
@@ -264,7 +264,7 @@ int trf_experts_choose(const trf_device_view *view, uint32_t count, uint32_t tok
 
 uint64_t trf_experts_padded_x_offset(const trf_device_view *view, const trf_experts_partition *partition,
                                      uint32_t max_rows) {
-    return partition->has_edges ? trf_align_256(4ull * max_rows * view->rows) : 0;
+    return partition->has_edges ? trf_device_align(4ull * max_rows * view->rows) : 0;
 }
 
 uint64_t trf_experts_workspace_bytes(const trf_device_view *view, const trf_experts_partition *partition,

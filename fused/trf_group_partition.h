@@ -50,10 +50,10 @@ typedef struct trf_group_partition {
     trf_group_smem smem;
     double microseconds; /* estimated, of a whole launch but what every launch takes */
     uint64_t workspace_bytes;
-    trf_group_layer_partition layers[TRF_GROUP_LAYERS];
+    trf_group_layer_partition layers[TRF_GROUP_MAX_LAYERS];
 } trf_group_partition;
 
-/* products: 1 to TRF_GROUP_LAYERS that fit each other (trf_group_fits), x of one type. @return whether there is a
+/* products: 1 to TRF_GROUP_MAX_LAYERS that fit each other (trf_group_fits), x of one type. @return whether there is a
  * partition for them. */
 int trf_group_choose(const trf_group_product *products, uint32_t count, const trf_device_limits *limits,
                      trf_group_partition *partition);

@@ -4,8 +4,8 @@
 #define TRF_GROUP_SIZES_H
 
 enum {
-    TRF_GROUP_LAYERS = 8, /* whose arguments fit in a kernel's */
-    TRF_GROUP_MAX_M = 8   /* rows of x */
+    TRF_GROUP_MAX_LAYERS = 8, /* whose arguments fit in a kernel's */
+    TRF_GROUP_MAX_M = 8       /* rows of x */
 };
 
 #endif

@@ -47,7 +47,7 @@
 template <int kXRows, int kMulticast> struct trf_wide_shape {
     static constexpr uint32_t kConsumers = trf_wide_consumers(kXRows);                 /* warpgroups */
     static constexpr uint32_t kWgmmaBlocks = 2 / kConsumers;                           /* of 64 rows, of a consumer */
-    static constexpr uint32_t kUnits = trf_wide_units(kMulticast);                     /* that the block decodes */
+    static constexpr uint32_t kUnits = trf_wide_block_units(kMulticast);               /* that the block decodes */
     static constexpr uint32_t kProducers = trf_wide_max_producers(kXRows, kMulticast); /* at most */
     static constexpr uint32_t kThreads = trf_wide_threads(kXRows);
     static_assert(kProducers <= TRF_WIDE_MAX_PRODUCERS, "flags and barriers of producers");
@@ -154,7 +154,7 @@ struct trf_wide_unit_order {
 
     __device__ __forceinline__ uint32_t
     unit_of(uint32_t work_item_) const { /* units that are not there: the last once more */
-        return min(trf_first_band(p, work_item_) / TRF_WIDE_SLABS + unit, (whole_rows - 1) / TRF_WIDE_UNIT_ROWS);
+        return min(trf_first_band(p, work_item_) / TRF_WIDE_UNIT_SLABS + unit, (whole_rows - 1) / TRF_WIDE_UNIT_ROWS);
     }
     __device__ __forceinline__ void next_unit(trf_walk &walk) const {
         work_item += p.clusters;
@@ -171,7 +171,7 @@ struct trf_wide_unit_order {
 
 /* Leaves decoded weights in stages. The block's first decoder of a producer has x copied to them, too. */
 template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Product {
-    using Rows = uint4[TRF_WIDE_SLABS][4];
+    using Rows = uint4[TRF_WIDE_UNIT_SLABS][4];
     using Shape = trf_wide_shape<kXRows, kMulticast>;
     const trf_tensor_map &x_map;
     const trf_wide_partition_args &p;
@@ -182,7 +182,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
     uint32_t left;                          /* stages of the slab */
     uint32_t stage_address;                 /* shared address of the lane's first 16 bytes in the stage */
     uint32_t x_stage_address, x_col, x_row; /* of x's copy; 0: another warp has it made */
-    uint32_t first[TRF_WIDE_SLABS][8];      /* of two steps, the fragments of the first */
+    uint32_t first[TRF_WIDE_UNIT_SLABS][8]; /* of two steps, the fragments of the first */
 
     __device__ __forceinline__ trf_wide_sink(const trf_wide_args &args, uint32_t lane, trf_wide_barriers &barriers_,
                                              const trf_wide_unit_order &unit_order_, uint32_t producer_,
@@ -215,13 +215,13 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
             trf_tma_load_box(x_stage_address, &x_map, x_col, x_row, full);
         x_col += TRF_WIDE_STAGE_COLS;
 #pragma unroll
-        for (int s = 0; s < TRF_WIDE_SLABS; s++)
+        for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 trf_sts128(stage_address + 2048 * s + 512 * i, rows[s][i]);
         if (kMulticast > 1)
 #pragma unroll
-            for (int s = 0; s < TRF_WIDE_SLABS; s++)
+            for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     trf_st_async128(stage_address + 2048 * s + 512 * i, full, blockIdx.x % 2 ^ 1, rows[s][i]);
@@ -265,7 +265,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
     __device__ __forceinline__ void step(const uint32_t (*reg)[8], const trf_walk &, uint32_t k) {
         if (k % 2 == 0) {
 #pragma unroll
-            for (int s = 0; s < TRF_WIDE_SLABS; s++)
+            for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
                 for (int i = 0; i < 8; i++)
                     first[s][i] = reg[s][i];
@@ -273,7 +273,7 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
         }
         Rows rows;
 #pragma unroll
-        for (int s = 0; s < TRF_WIDE_SLABS; s++)
+        for (int s = 0; s < TRF_WIDE_UNIT_SLABS; s++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int r =
@@ -299,16 +299,6 @@ template <class Product, int kXRows, int kMulticast> struct trf_wide_sink : Prod
 };
 
 /* ---- sums to y ---- */
-
-/* Two neighbours of y, which has 16 bits for each. */
-static __device__ __forceinline__ uint32_t trf_round_two(uint32_t dtype, float first, float second) {
-    if (dtype == TRF_DTYPE_BF16) {
-        const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
-        return *reinterpret_cast<const uint32_t *>(&both);
-    }
-    const __half2 both = __floats2half2_rn(first, second);
-    return *reinterpret_cast<const uint32_t *>(&both);
-}
 
 /* Whether y takes two neighbours at once. */
 static __device__ __forceinline__ bool trf_writes_two_rows(const trf_product_args &a) {
@@ -450,7 +440,7 @@ template <class Type, int kXRows, int kMulticast, int kWarpgroup> struct trf_wid
                 unreleased = active ? active - 1 : kNone;
             }
         trf_wgmma_wait<0>();
-        trf_wgmma_done(sum);
+        trf_wgmma_settle_sums(sum);
         if (unreleased != kNone)
             release_stage(unreleased);
     }
@@ -585,7 +575,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
     const trf_product_args &a = args.product;
     const trf_wide_partition_args &p = args.partition;
     using Shape = trf_wide_shape<kXRows, kMulticast>;
-    using Product = trf_warp_product<Codec, Type, TRF_WIDE_SLABS, 1, false, false>;
+    using Product = trf_warp_product<Codec, Type, TRF_WIDE_UNIT_SLABS, 1, false, false>;
     constexpr int kP = kDefaultP<Codec>, kLog = TRF_WIDE_TABLE_LOG;
     extern __shared__ __align__(1024) uint8_t shared_memory[];
     __shared__ uint2 constants[2];
@@ -608,7 +598,7 @@ static __device__ __forceinline__ void trf_wide_block(const trf_wide_args &args)
                                             trf_first_work_item<kMulticast>(p)};
     const trf_int_planes planes = trf_int_planes_of(view.raw_bits);
     const trf_walk walk = unit_order.start();
-    trf_prefetcher<TRF_WIDE_SLABS, kShortRing> prefetcher;
+    trf_prefetcher<TRF_WIDE_UNIT_SLABS, kShortRing> prefetcher;
     if (decodes)
         trf_start_walk<Codec>(prefetcher, view, p.smem, planes, walk, unit_order,
                               shared + p.smem.first_warp + decoder * p.smem.warp_bytes, lane);

@@ -18,8 +18,8 @@ static uint32_t x_rows_of(uint32_t m, uint32_t multicast) {
 /* Stages behind the decoders' buffers, and the sums of blocks that split a work item, which take the stages' place. */
 static void lay_out(trf_wide_partition *c, const trf_product_request *request) {
     c->smem = trf_smem_layout_of(request->view->raw_bits, request->traits->max_rans_bytes,
-                                 c->producers * trf_wide_units(c->multicast), TRF_WIDE_SLABS, TRF_WIDE_TABLE_LOG, 0, 0,
-                                 TRF_SHORT_RING_STEPS);
+                                 c->producers * trf_wide_block_units(c->multicast), TRF_WIDE_UNIT_SLABS,
+                                 TRF_WIDE_TABLE_LOG, 0, 0, TRF_SHORT_RING_STEPS);
     c->stages_offset = (c->smem.total + 1023) / 1024 * 1024;
     c->x_stages_offset = c->stages_offset + c->producers * TRF_WIDE_STAGE_BYTES;
     const uint32_t acc_tiles = trf_ceil_div(c->x_rows / 8, c->k_splits) * c->k_splits * (TRF_WIDE_ROWS / 16),
@@ -111,7 +111,7 @@ void trf_wide_choose(const trf_device_view *view, const trf_layer_traits *traits
                      const trf_product *product, trf_wide_partition *c) {
     const trf_product_request request = {view, traits, limits, product->m};
     find_partition(&request, c);
-    c->epilogue_sums_offset = trf_align_256(2ull * product->m * view->cols); /* x may be misaligned */
+    c->epilogue_sums_offset = trf_device_align(2ull * product->m * view->cols); /* x may be misaligned */
     c->workspace_bytes =
-        c->epilogue_sums_offset + (trf_has_epilogue(product) ? trf_align_256(4ull * product->m * view->rows) : 0);
+        c->epilogue_sums_offset + (trf_has_epilogue(product) ? trf_device_align(4ull * product->m * view->rows) : 0);
 }

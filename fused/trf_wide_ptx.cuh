@@ -123,7 +123,7 @@ template <int kPending> static __device__ __forceinline__ void trf_wgmma_wait() 
 
 /* Behind the wait: the compiler may not read sums before it. */
 template <int kWgmmaBlocks, int kSums>
-static __device__ __forceinline__ void trf_wgmma_done(float (&d)[kWgmmaBlocks][kSums]) {
+static __device__ __forceinline__ void trf_wgmma_settle_sums(float (&d)[kWgmmaBlocks][kSums]) {
 #pragma unroll
     for (int b = 0; b < kWgmmaBlocks; b++)
 #pragma unroll
@@ -131,27 +131,28 @@ static __device__ __forceinline__ void trf_wgmma_done(float (&d)[kWgmmaBlocks][k
             asm volatile("" : "+f"(d[b][i])::"memory");
 }
 
-#define TRF_F8(i)                                                                                                      \
+/* Text of asm: a thread's sums as its first operands, and the numbers by which instructions name these. */
+#define TRF_SUM_OPERANDS_8(i)                                                                                          \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
-#define TRF_F24 TRF_F8(0), TRF_F8(8), TRF_F8(16)
-#define TRF_F32 TRF_F24, TRF_F8(24)
-#define TRF_F40 TRF_F32, TRF_F8(32)
-#define TRF_F48 TRF_F40, TRF_F8(40)
-#define TRF_F56 TRF_F48, TRF_F8(48)
-#define TRF_F64 TRF_F56, TRF_F8(56)
-#define TRF_N24                                                                                                        \
+#define TRF_SUM_OPERANDS_24 TRF_SUM_OPERANDS_8(0), TRF_SUM_OPERANDS_8(8), TRF_SUM_OPERANDS_8(16)
+#define TRF_SUM_OPERANDS_32 TRF_SUM_OPERANDS_24, TRF_SUM_OPERANDS_8(24)
+#define TRF_SUM_OPERANDS_40 TRF_SUM_OPERANDS_32, TRF_SUM_OPERANDS_8(32)
+#define TRF_SUM_OPERANDS_48 TRF_SUM_OPERANDS_40, TRF_SUM_OPERANDS_8(40)
+#define TRF_SUM_OPERANDS_56 TRF_SUM_OPERANDS_48, TRF_SUM_OPERANDS_8(48)
+#define TRF_SUM_OPERANDS_64 TRF_SUM_OPERANDS_56, TRF_SUM_OPERANDS_8(56)
+#define TRF_SUM_NUMBERS_24                                                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
-#define TRF_N32 TRF_N24 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define TRF_N40 TRF_N32 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define TRF_N48 TRF_N40 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define TRF_N56 TRF_N48 ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define TRF_N64 TRF_N56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define TRF_SUM_NUMBERS_32 TRF_SUM_NUMBERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define TRF_SUM_NUMBERS_40 TRF_SUM_NUMBERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define TRF_SUM_NUMBERS_48 TRF_SUM_NUMBERS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define TRF_SUM_NUMBERS_56 TRF_SUM_NUMBERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define TRF_SUM_NUMBERS_64 TRF_SUM_NUMBERS_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
 /* rows of B, sums of a thread, and the operands behind them: text. */
 #define TRF_WGMMA(types, rows, sums, at_a, at_b)                                                                       \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" rows "k16.f32." types " {" TRF_N##sums "}, %" at_a ", %" at_b     \
-                                                                                            ", 1, 1, 1, 0, 0;"         \
-                 : TRF_F##sums                                                                                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" rows "k16.f32." types " {" TRF_SUM_NUMBERS_##sums                 \
+                 "}, %" at_a ", %" at_b ", 1, 1, 1, 0, 0;"                                                             \
+                 : TRF_SUM_OPERANDS_##sums                                                                             \
                  : "l"(a), "l"(b))
 #define TRF_WGMMA_OF_ROWS(types)                                                                                       \
     do {                                                                                                               \

@@ -8,9 +8,9 @@
 enum {
     TRF_WIDE_BANDS = 4, /* of a work item */
     TRF_WIDE_ROWS = TRF_WIDE_BANDS * TRF_SLAB_ROWS,
-    TRF_WIDE_SLABS = 2, /* of neighbouring bands, that a decoder walks side by side: a unit */
-    TRF_WIDE_UNITS = TRF_WIDE_BANDS / TRF_WIDE_SLABS,
-    TRF_WIDE_UNIT_ROWS = TRF_WIDE_SLABS * TRF_SLAB_ROWS,
+    TRF_WIDE_UNIT_SLABS = 2, /* of neighbouring bands, that a decoder walks side by side */
+    TRF_WIDE_UNITS = TRF_WIDE_BANDS / TRF_WIDE_UNIT_SLABS,
+    TRF_WIDE_UNIT_ROWS = TRF_WIDE_UNIT_SLABS * TRF_SLAB_ROWS,
     TRF_WIDE_STAGE_COLS = 32,
     TRF_WIDE_STAGE_BYTES = TRF_WIDE_ROWS * 2 * TRF_WIDE_STAGE_COLS,
     TRF_WIDE_MAX_PRODUCERS = 8,
@@ -25,11 +25,9 @@ TRF_HD_CONSTEXPR uint32_t trf_wide_decoders(uint32_t max_x_rows) { return max_x_
 TRF_HD_CONSTEXPR uint32_t trf_wide_threads(uint32_t max_x_rows) {
     return 32 * (4 * trf_wide_consumers(max_x_rows) + trf_wide_decoders(max_x_rows));
 }
-TRF_HD_CONSTEXPR uint32_t trf_wide_units(uint32_t multicast) {
-    return TRF_WIDE_UNITS / multicast;
-} /* a block decodes */
+TRF_HD_CONSTEXPR uint32_t trf_wide_block_units(uint32_t multicast) { return TRF_WIDE_UNITS / multicast; }
 TRF_HD_CONSTEXPR uint32_t trf_wide_max_producers(uint32_t max_x_rows, uint32_t multicast) {
-    return trf_wide_decoders(max_x_rows) / trf_wide_units(multicast);
+    return trf_wide_decoders(max_x_rows) / trf_wide_block_units(multicast);
 }
 
 #endif

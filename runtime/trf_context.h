@@ -10,14 +10,6 @@
 #include "trf_layout.h"
 #include "trf_product.h"
 
-enum {
-    TRF_DEVICE_ALIGNMENT = 256 /* of device memory, and of what is laid out in one allocation */
-};
-
-static inline uint64_t trf_device_align(uint64_t bytes) {
-    return (bytes + TRF_DEVICE_ALIGNMENT - 1) & ~(uint64_t)(TRF_DEVICE_ALIGNMENT - 1);
-}
-
 /* Rows of `width` bytes within device memory. */
 typedef struct trf_row_copy {
     void *to;

@@ -4,8 +4,8 @@
 #include "trf_cuda_call.h"
 #include "trf_decode_cuda.h"
 #include "trf_device_cuda.h"
+#include "trf_device_limits.h"
 #include "trf_driver.h"
-#include "trf_fused_launch.h"
 #include "trf_gemm.h"
 #include "trf_layer_group.h"
 #include "trf_linear_cuda.h"
@@ -138,7 +138,8 @@ static trf_status start_context(trf_context *made, trf_error *err) {
     /* Starts CUDA on the device here, where it can fail with a message of its own. */
     trf_status status = trf_check_cuda(cudaFree(NULL), "starting CUDA on the device", err);
     if (status == TRF_OK)
-        status = trf_check_cuda((cudaError_t)trf_find_limits(&made->limits), "looking for what the device can do", err);
+        status = trf_check_cuda((cudaError_t)trf_find_device_limits(&made->limits),
+                                "looking for what the device can do", err);
     if (status == TRF_OK)
         status = trf_gemm_create(&made->gemm, err);
     if (status == TRF_OK)

@@ -86,8 +86,8 @@ static trf_row_crossing find_row_segment(const trf_device_layer *layer, uint32_t
         crossing.rans_bytes = location.end - location.rans_streams;
     }
     crossing.stored = meta->data_offset;
-    if (crossing.coded_cols < crossing.cols && shape.slabs)
-        crossing.stored += trf_locate_slab(&shape, bytes, shape.slabs - 1, header->raw_bits).end;
+    if (crossing.coded_cols < crossing.cols && shape.num_slabs)
+        crossing.stored += trf_locate_slab(&shape, bytes, shape.num_slabs - 1, header->raw_bits).end;
     return crossing;
 }
 
@@ -110,7 +110,7 @@ static trf_status cpu_decode_row(void *context, uint64_t index, int worker, trf_
         }
         const trf_row_crossing crossing = find_row_segment(layer, layer->shard.row + (uint32_t)id, panel);
         for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
-            if (!trf_row_decode(view, view->slots, view->class_value, &crossing, quarter, &target))
+            if (!trf_row_decode(view, view->decode_table, view->class_value, &crossing, quarter, &target))
                 return trf_fail(err, TRF_ERR_RANS, layer->host->view.tiles[crossing.index].data_offset,
                                 "tile %llu: a lane's stream does not end where it must",
                                 (unsigned long long)crossing.index);

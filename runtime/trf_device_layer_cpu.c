@@ -34,7 +34,7 @@ trf_status trf_cpu_take_layer(trf_device_layer *made, trf_layer *host, trf_error
     made->fault = fault;
     made->host = host;
     made->view = trf_device_view_of(&host->view, host->blob);
-    made->view.slots = host->table.slots;
+    made->view.decode_table = host->table.slots;
     made->memory_bytes = host->view.header.blob_bytes + sizeof *host;
     return TRF_OK;
 }

@@ -35,7 +35,7 @@ trf_status trf_cuda_get_layer_size(const trf_blob_view *view, const trf_shard_ra
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
-    *size = (trf_layer_size){blob_bytes, trf_layer_directory_offsets_of(&view->header).bytes};
+    *size = (trf_layer_size){blob_bytes, trf_layer_directory_offsets_of(&view->header).directory_bytes};
     return TRF_OK;
 }
 
@@ -73,7 +73,7 @@ static trf_status send_layer(trf_device_layer *made, trf_layer_feed *feed, uint8
     const int in_place = feed->dev && feed->dev == target->blob;
     trf_decode_table table;
     trf_decode_table_init(&table, feed->view);
-    memcpy(directory + trf_layer_directory_offsets_of(header).slots, table.slots,
+    memcpy(directory + trf_layer_directory_offsets_of(header).decode_table_offset, table.slots,
            sizeof(uint32_t) << header->probability_bits);
     trf_status status = trf_staging_open(staging, err);
     if (status != TRF_OK)
@@ -103,12 +103,12 @@ static trf_status fill_device_layer(trf_device_layer *layer, trf_layer_feed *fee
         cudaFree(target->memory);
         return status;
     }
-    const uint64_t fault = trf_layer_directory_offsets_of(&feed->view->header).fault;
+    const uint64_t fault_offset = trf_layer_directory_offsets_of(&feed->view->header).fault_offset;
     layer->memory = target->memory;
     layer->memory_bytes = trf_device_align(target->size.blob_bytes) + directory_bytes;
     layer->directory_bytes = directory_bytes;
     layer->view = trf_device_view_of_layer(feed->view, target->blob, target->directory,
-                                           (trf_device_fault *)(target->directory + fault));
+                                           (trf_device_fault *)(target->directory + fault_offset));
     return TRF_OK;
 }
 

@@ -7,23 +7,23 @@
 
 trf_layer_directory_offsets trf_layer_directory_offsets_of(const trf_header *header) {
     trf_layer_directory_offsets offsets;
-    offsets.slots = trf_device_align(trf_count_device_slabs(header) * sizeof(trf_device_slab));
-    offsets.fault = offsets.slots + trf_device_align(sizeof(uint32_t) << header->probability_bits);
-    offsets.bytes = offsets.fault + sizeof(trf_device_fault);
+    offsets.decode_table_offset = trf_device_align(trf_count_device_slabs(header) * sizeof(trf_device_slab));
+    offsets.fault_offset = offsets.decode_table_offset + trf_device_align(sizeof(uint32_t) << header->probability_bits);
+    offsets.directory_bytes = offsets.fault_offset + sizeof(trf_device_fault);
     return offsets;
 }
 
 trf_offloaded_layer_offsets trf_offloaded_layer_offsets_of(const trf_header *header) {
     trf_offloaded_layer_offsets offsets;
-    offsets.directory = trf_device_align(header->blob_bytes);
-    offsets.bytes = offsets.directory + trf_layer_directory_offsets_of(header).fault;
+    offsets.directory_offset = trf_device_align(header->blob_bytes);
+    offsets.memory_bytes = offsets.directory_offset + trf_layer_directory_offsets_of(header).fault_offset;
     return offsets;
 }
 
 void trf_write_layer_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits) {
     const trf_header *header = &layer->view.header;
     trf_describe_layer(layer, (trf_device_slab *)directory, traits);
-    memcpy(directory + trf_layer_directory_offsets_of(header).slots, layer->table.slots,
+    memcpy(directory + trf_layer_directory_offsets_of(header).decode_table_offset, layer->table.slots,
            sizeof(uint32_t) << header->probability_bits);
 }
 
@@ -31,7 +31,8 @@ trf_device_view trf_device_view_of_layer(const trf_blob_view *blob, const uint8_
                                          const uint8_t *directory_dev, trf_device_fault *fault_dev) {
     trf_device_view view = trf_device_view_of(blob, blob_dev);
     view.slabs = (const trf_device_slab *)directory_dev;
-    view.slots = (const uint32_t *)(directory_dev + trf_layer_directory_offsets_of(&blob->header).slots);
+    view.decode_table =
+        (const uint32_t *)(directory_dev + trf_layer_directory_offsets_of(&blob->header).decode_table_offset);
     view.fault = fault_dev;
     return view;
 }

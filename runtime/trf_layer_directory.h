@@ -10,22 +10,22 @@
 
 /* Offsets from the directory's first byte, where the slab directory begins. */
 typedef struct trf_layer_directory_offsets {
-    uint64_t slots, fault;
-    uint64_t bytes;
+    uint64_t decode_table_offset, fault_offset;
+    uint64_t directory_bytes; /* fault word included */
 } trf_layer_directory_offsets;
 
 trf_layer_directory_offsets trf_layer_directory_offsets_of(const trf_header *header);
 
 /* Offsets from an offloaded layer's first byte, where the blob begins. */
 typedef struct trf_offloaded_layer_offsets {
-    uint64_t directory;
-    uint64_t bytes; /* a multiple of 256 */
+    uint64_t directory_offset;
+    uint64_t memory_bytes; /* a multiple of 256 */
 } trf_offloaded_layer_offsets;
 
 trf_offloaded_layer_offsets trf_offloaded_layer_offsets_of(const trf_header *header);
 
-/* Writes an offloaded layer's directory: offsets.bytes - offsets.directory bytes, zeros before. layer: as
- * trf_describe_layer. */
+/* Writes an offloaded layer's directory: memory_bytes - directory_offset bytes of trf_offloaded_layer_offsets, zeros
+ * before. layer: as trf_describe_layer. */
 void trf_write_layer_directory(const trf_layer *layer, uint8_t *directory, trf_layer_traits *traits);
 
 /* The view of `blob` at blob_dev, with a directory. */

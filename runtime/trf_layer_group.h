@@ -18,7 +18,7 @@ typedef struct trf_planned_member {
 /* A launch of several members. */
 typedef struct trf_shared_launch {
     trf_group_partition partition;
-    uint32_t count, member_index[TRF_GROUP_LAYERS]; /* which members of the group it has */
+    uint32_t count, member_index[TRF_GROUP_MAX_LAYERS]; /* which members of the group it has */
 } trf_shared_launch;
 
 struct trf_layer_group {

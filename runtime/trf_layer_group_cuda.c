@@ -31,7 +31,7 @@ static int can_group(const trf_planned_member *member) {
 static void add_launch(trf_layer_group *group, const uint32_t *member_index, uint32_t count) {
     const trf_device_limits *limits = &group->context->limits;
     trf_shared_launch made = {.count = count};
-    trf_group_product products[TRF_GROUP_LAYERS];
+    trf_group_product products[TRF_GROUP_MAX_LAYERS];
     double alone_us = 0;
     for (uint32_t i = 0; i < count; i++) {
         const trf_device_layer *layer = group->members[member_index[i]].plan->layer;
@@ -52,10 +52,10 @@ static void add_launch(trf_layer_group *group, const uint32_t *member_index, uin
 static void cuda_choose_launches(trf_layer_group *group) {
     for (uint32_t first = 0; first < group->count; first++) {
         const trf_planned_member *leader = &group->members[first];
-        uint32_t member_index[TRF_GROUP_LAYERS], count = 0;
+        uint32_t member_index[TRF_GROUP_MAX_LAYERS], count = 0;
         if (leader->is_in_launch || !can_group(leader))
             continue;
-        for (uint32_t i = first; i < group->count && count < TRF_GROUP_LAYERS; i++) {
+        for (uint32_t i = first; i < group->count && count < TRF_GROUP_MAX_LAYERS; i++) {
             const trf_planned_member *member = &group->members[i];
             if (!member->is_in_launch && member->plan->product.x_dtype == leader->plan->product.x_dtype &&
                 trf_group_fits(&member->plan->layer->view, &leader->plan->layer->view) && can_group(member))
@@ -73,9 +73,9 @@ static trf_status cuda_launch_group(const trf_layer_group *group, const void *co
         return status;
     for (uint32_t l = 0; l < group->num_launches && status == TRF_OK; l++) {
         const trf_shared_launch *launch = &group->launches[l];
-        trf_group_product products[TRF_GROUP_LAYERS];
-        const void *each_x[TRF_GROUP_LAYERS];
-        void *each_y[TRF_GROUP_LAYERS];
+        trf_group_product products[TRF_GROUP_MAX_LAYERS];
+        const void *each_x[TRF_GROUP_MAX_LAYERS];
+        void *each_y[TRF_GROUP_MAX_LAYERS];
         for (uint32_t i = 0; i < launch->count; i++) {
             products[i] = product_of(&group->members[launch->member_index[i]]);
             each_x[i] = x[launch->member_index[i]];

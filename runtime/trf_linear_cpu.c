@@ -16,7 +16,7 @@
 #include <time.h>
 
 typedef struct trf_cpu_workspace {
-    uint64_t y, scratch, bytes; /* x is at 0; y = scratch if there is none */
+    uint64_t y_offset, scratch_offset, bytes; /* x is at 0; the offsets are the same if there is no y */
 } trf_cpu_workspace;
 
 /* F32 values from one row of x to the next. */
@@ -36,9 +36,9 @@ static trf_cpu_workspace workspace_of(const trf_plan *plan) {
     const int has_sums =
         product->y_dtype != TRF_DTYPE_F32 || trf_has_epilogue(product) || product->y_stride != view->rows;
     trf_cpu_workspace offsets;
-    offsets.y = trf_device_align(4ull * product->m * x_stride_of(plan->layer));
-    offsets.scratch = offsets.y + (has_sums ? trf_device_align(4ull * product->m * view->rows) : 0);
-    offsets.bytes = offsets.scratch + scratch_bytes_of(plan);
+    offsets.y_offset = trf_device_align(4ull * product->m * x_stride_of(plan->layer));
+    offsets.scratch_offset = offsets.y_offset + (has_sums ? trf_device_align(4ull * product->m * view->rows) : 0);
+    offsets.bytes = offsets.scratch_offset + scratch_bytes_of(plan);
     return offsets;
 }
 
@@ -150,11 +150,11 @@ static trf_status compute_product(const trf_plan *plan, const trf_operands *oper
     const trf_cpu_workspace offsets = workspace_of(plan);
     uint8_t *const base = workspace;
     float *const wide_x = (float *)base;
-    float *const wide_y = offsets.y == offsets.scratch ? operands->y : (float *)(base + offsets.y);
+    float *const wide_y = offsets.y_offset == offsets.scratch_offset ? operands->y : (float *)(base + offsets.y_offset);
     const trf_sums sums = {wide_y, layer->view.rows, product->m, layer->view.rows};
     const trf_epilogue epilogue = trf_epilogue_of(product, operands);
     widen_x(plan, operands->x, wide_x);
-    trf_status status = multiply(plan, wide_x, wide_y, base + offsets.scratch, err);
+    trf_status status = multiply(plan, wide_x, wide_y, base + offsets.scratch_offset, err);
     for (uint64_t i = 0; status != TRF_OK && i < (uint64_t)product->m * layer->view.rows; i++)
         wide_y[i] = trf_f32_from_bits(0x7FC00000u);
     if (trf_has_epilogue(product))

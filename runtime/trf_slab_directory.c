@@ -114,7 +114,7 @@ static void note_exceptions(const trf_described_tile *tile, uint32_t slab, trf_s
 static uint32_t describe_slabs(const trf_described_tile *tile, trf_device_slab *slabs, uint64_t stride,
                                trf_layer_traits *traits) {
     uint32_t slivers = 0;
-    for (uint32_t s = 0; s < tile->shape.slabs; s++) {
+    for (uint32_t s = 0; s < tile->shape.num_slabs; s++) {
         const trf_slab_location location = trf_locate_slab(&tile->shape, tile->bytes, s, tile->view->header.raw_bits);
         const uint8_t *stream = tile->bytes + location.rans_streams;
         const uint32_t rans_bytes = location.end - location.rans_streams;

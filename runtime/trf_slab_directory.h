@@ -16,8 +16,8 @@ uint32_t trf_count_panels(const trf_header *header);
 /* Entries of a layer's slab directory: bands of 32 rows times panels. */
 uint64_t trf_count_device_slabs(const trf_header *header);
 
-/* A layer whose blob has been copied to blob_dev, or lies there: all of its view but slabs, slots and fault. view: of
- * the blob's head on the host. */
+/* A layer whose blob has been copied to blob_dev, or lies there: all of its view but slabs, decode_table and fault.
+ * view: of the blob's head on the host. */
 trf_device_view trf_device_view_of(const trf_blob_view *view, const uint8_t *blob_dev);
 
 /* What the head alone says: traits to which those of all tiles are to be added. */

@@ -29,9 +29,9 @@ void trf_stack_destroy(trf_stack *stack) {
         return;
     stack_ops_of(stack)->destroy(stack);
     for (uint32_t i = 0; i < stack->count; i++)
-        if (stack->entries[i].owns_host)
-            trf_layer_free(stack->entries[i].host);
-    free(stack->entries);
+        if (stack->layers[i].owns_host)
+            trf_layer_free(stack->layers[i].host);
+    free(stack->layers);
     free(stack->places);
     free(stack->order.states);
     free(stack);
@@ -41,10 +41,10 @@ static trf_status grow_stack(trf_stack *stack, trf_error *err) {
     if (stack->count < stack->capacity)
         return TRF_OK;
     const uint32_t capacity = stack->capacity ? 2 * stack->capacity : 16;
-    trf_stack_entry *entries = realloc(stack->entries, capacity * sizeof *entries);
-    if (entries)
-        stack->entries = entries;
-    trf_stack_place *places = entries ? realloc(stack->places, capacity * sizeof *places) : NULL;
+    trf_stacked_layer *layers = realloc(stack->layers, capacity * sizeof *layers);
+    if (layers)
+        stack->layers = layers;
+    trf_stack_place *places = layers ? realloc(stack->places, capacity * sizeof *places) : NULL;
     if (!places)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %u layers", capacity);
     stack->places = places;
@@ -71,7 +71,7 @@ static trf_status append(trf_stack *stack, trf_layer *host, const trf_shard_rang
     layer->is_of_stack = 1;
     layer->memory_bytes = bytes;
     stack->places[stack->count] = (trf_stack_place){.bytes = bytes};
-    stack->entries[stack->count++] = (trf_stack_entry){layer, host, owns_host};
+    stack->layers[stack->count++] = (trf_stacked_layer){layer, host, owns_host};
     return TRF_OK;
 }
 
@@ -168,7 +168,7 @@ void trf_stack_get_info(const trf_stack *stack, trf_stack_info *info) {
 }
 
 trf_device_layer *trf_stack_layer(const trf_stack *stack, uint32_t index) {
-    return stack && stack->is_prepared && index < stack->count ? stack->entries[index].layer : NULL;
+    return stack && stack->is_prepared && index < stack->count ? stack->layers[index].device_layer : NULL;
 }
 
 /* ---- running it ---- */

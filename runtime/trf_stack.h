@@ -9,17 +9,17 @@
 #include "trf_layer.h"
 #include "trf_stack_order.h"
 
-typedef struct trf_stack_entry {
+typedef struct trf_stacked_layer {
     /* The stack's. Its context, info and shard are set when it is added, the rest when the stack is prepared. */
-    trf_device_layer *layer;
+    trf_device_layer *device_layer;
     trf_layer *host; /* as it was added: until it is prepared, then NULL */
     int owns_host;   /* whether that is the stack's */
-} trf_stack_entry;
+} trf_stacked_layer;
 
 struct trf_stack {
     trf_context *context;
-    trf_stack_entry *entries; /* [count] */
-    trf_stack_place *places;  /* [count] */
+    trf_stacked_layer *layers; /* [count] */
+    trf_stack_place *places;   /* [count] */
     uint32_t count, capacity;
     int is_prepared;
     /* What follows is set when it is. */

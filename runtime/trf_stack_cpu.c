@@ -26,13 +26,13 @@ static trf_status copy_layer(const trf_layer *layer, trf_layer **copy, trf_error
     return status;
 }
 
-static trf_status fill_entry(trf_stack_entry *entry, trf_error *err) {
-    trf_layer *host = entry->host;
-    trf_status status = entry->owns_host ? TRF_OK : copy_layer(entry->host, &host, err);
+static trf_status fill_layer(trf_stacked_layer *layer, trf_error *err) {
+    trf_layer *host = layer->host;
+    trf_status status = layer->owns_host ? TRF_OK : copy_layer(layer->host, &host, err);
     if (status != TRF_OK)
         return status;
-    status = trf_cpu_take_layer(entry->layer, host, err);
-    if (status != TRF_OK && !entry->owns_host)
+    status = trf_cpu_take_layer(layer->device_layer, host, err);
+    if (status != TRF_OK && !layer->owns_host)
         trf_layer_free(host);
     return status;
 }
@@ -42,23 +42,23 @@ static uint64_t cpu_fixed_bytes(uint32_t count) { return (void)count, 0; }
 static trf_status cpu_prepare(trf_stack *stack, uint64_t budget_bytes, trf_error *err) {
     (void)budget_bytes;
     for (uint32_t i = 0; i < stack->count; i++) {
-        trf_stack_entry *entry = &stack->entries[i];
-        if (!entry->host) /* made before an earlier attempt failed */
+        trf_stacked_layer *layer = &stack->layers[i];
+        if (!layer->host) /* made before an earlier attempt failed */
             continue;
-        trf_status status = fill_entry(entry, err);
+        trf_status status = fill_layer(layer, err);
         if (status != TRF_OK)
             return trf_prefix_error(err, status, "layer %u of the stack", i);
-        entry->host = NULL;
+        layer->host = NULL;
     }
     return trf_stack_placement_make(stack->places, stack->count, 0, UINT64_MAX, &stack->placement, err);
 }
 
 static void cpu_destroy_stack(trf_stack *stack) {
     for (uint32_t i = 0; i < stack->count; i++) {
-        trf_stack_entry *entry = &stack->entries[i];
-        if (!entry->host)
-            entry->layer->layout->destroy(entry->layer);
-        free(entry->layer);
+        trf_stacked_layer *layer = &stack->layers[i];
+        if (!layer->host)
+            layer->device_layer->layout->destroy(layer->device_layer);
+        free(layer->device_layer);
     }
 }
 

@@ -35,7 +35,7 @@ typedef struct trf_stack_device {
 
 static trf_status cuda_get_layer_bytes(const trf_layer *layer, uint64_t *bytes, trf_error *err) {
     const uint64_t blob_bytes = layer->view.header.blob_bytes;
-    *bytes = trf_offloaded_layer_offsets_of(&layer->view.header).bytes;
+    *bytes = trf_offloaded_layer_offsets_of(&layer->view.header).memory_bytes;
     if (blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)blob_bytes, (unsigned long long)TRF_DEVICE_MAX_BLOB_BYTES);
@@ -134,19 +134,19 @@ static trf_status write_image(void *context, uint64_t index, int worker, trf_err
     const uint32_t i = work->first + (uint32_t)index;
     const trf_stack *stack = work->stack;
     const trf_stack_place *place = &stack->places[i];
-    const trf_layer *host = stack->entries[i].host;
-    trf_device_layer *layer = stack->entries[i].layer;
+    const trf_layer *host = stack->layers[i].host;
+    trf_device_layer *layer = stack->layers[i].device_layer;
     uint8_t *image = stack->device->copies[i].image;
     (void)worker;
     if (place->is_resident != work->is_resident)
         return TRF_OK;
     const uint64_t blob_bytes = host->view.header.blob_bytes;
     memcpy(image, host->blob, blob_bytes);
-    const uint64_t directory = trf_offloaded_layer_offsets_of(&host->view.header).directory;
+    const uint64_t directory_offset = trf_offloaded_layer_offsets_of(&host->view.header).directory_offset;
     const uint8_t *const place_dev = stack->device->memory_dev + place->offset;
     memset(image + blob_bytes, 0, place->bytes - blob_bytes);
-    trf_write_layer_directory(host, image + directory, &layer->traits);
-    layer->view = trf_device_view_of_layer(&host->view, place_dev, place_dev + directory, fault_of(stack, i));
+    trf_write_layer_directory(host, image + directory_offset, &layer->traits);
+    layer->view = trf_device_view_of_layer(&host->view, place_dev, place_dev + directory_offset, fault_of(stack, i));
     return place->is_resident ? TRF_OK : open_image(image, host, &layer->host, err);
 }
 
@@ -228,8 +228,8 @@ static trf_status make_events(trf_stack *stack, trf_error *err) {
 static void free_stack_device(trf_stack *stack) {
     trf_stack_device *device = stack->device;
     for (uint32_t i = 0; i < stack->count; i++) {
-        trf_layer_free(stack->entries[i].layer->host);
-        stack->entries[i].layer->host = NULL;
+        trf_layer_free(stack->layers[i].device_layer->host);
+        stack->layers[i].device_layer->host = NULL;
     }
     stack->host_bytes = 0;
     stack->placement = (trf_stack_placement){0};
@@ -282,9 +282,9 @@ static trf_status cuda_prepare(trf_stack *stack, uint64_t budget_bytes, trf_erro
         free_stack_device(stack);
     trf_leave_device(&scope);
     for (uint32_t i = 0; status == TRF_OK && i < stack->count; i++) {
-        if (stack->entries[i].owns_host)
-            trf_layer_free(stack->entries[i].host);
-        stack->entries[i].host = NULL;
+        if (stack->layers[i].owns_host)
+            trf_layer_free(stack->layers[i].host);
+        stack->layers[i].host = NULL;
     }
     return status;
 }
@@ -297,7 +297,7 @@ static void cuda_destroy_stack(trf_stack *stack) {
     free_stack_device(stack); /* of a lost device, too: some of it is the host's */
     trf_leave_device(&scope);
     for (uint32_t i = 0; i < stack->count; i++)
-        free(stack->entries[i].layer);
+        free(stack->layers[i].device_layer);
 }
 
 /* ---- running it ---- */

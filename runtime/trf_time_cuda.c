@@ -59,7 +59,7 @@ static void point_into(trf_device_layer *copy, const trf_device_layer *layer, ch
     view->row_offsets = place_in_copy(blob, to, view->row_offsets);
     view->col_offsets = place_in_copy(blob, to, view->col_offsets);
     view->slabs = place_in_copy(directory, directory_to, view->slabs);
-    view->slots = place_in_copy(directory, directory_to, view->slots);
+    view->decode_table = place_in_copy(directory, directory_to, view->decode_table);
     view->fault = (trf_device_fault *)place_in_copy(directory, directory_to, view->fault);
 }
 

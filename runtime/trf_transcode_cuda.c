@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts go through two buffers in turns: while one is decoded, on the copier's work stream, the other is filled, on the
  * stream of its copies. What is on the device meanwhile is one allocation:
- *   head | slab directory, decode slots | a fault word for each part | two buffers
+ *   head | slab directory, decode table | a fault word for each part | two buffers
  * each at a multiple of 256 bytes. Events order the streams: a part is taken once its copies have arrived, and its
  * buffer is filled again once it has been taken. */
 #include "trf_transcode_cuda.h"
@@ -25,7 +25,7 @@ enum {
 typedef struct trf_transcoding {
     const trf_context *context;
     trf_layer_feed *feed;
-    trf_layer_directory_offsets offsets; /* in the directory; fault: of the first part's fault word */
+    trf_layer_directory_offsets offsets; /* in the directory; fault_offset: of the first part's fault word */
     uint32_t tile_rows_each, num_parts;  /* rows of tiles of a part; the last one may have fewer */
     uint64_t directory_bytes;            /* fault words included */
     uint64_t directory_offset, buffers_offset, buffer_bytes;
@@ -84,7 +84,7 @@ static void view_part(const trf_transcoding *t, uint32_t number, trf_coded_part 
     trf_device_view *view = &part->view;
     uint64_t slabs_offset, slabs_bytes;
     *view = trf_device_view_of_layer(blob, t->memory, directory,
-                                     (trf_device_fault *)(directory + t->offsets.fault) + number);
+                                     (trf_device_fault *)(directory + t->offsets.fault_offset) + number);
     part->first_row = number * t->tile_rows_each * TRF_TILE_SIZE;
     view->num_tile_rows = (uint32_t)((tiles.end - tiles.first) / header->num_tile_cols);
     const uint32_t left = header->rows - part->first_row;
@@ -111,7 +111,7 @@ static trf_status allocate(trf_transcoding *t, trf_error *err) {
         const uint64_t bytes = trf_device_align(bytes_of_part(t, part));
         t->buffer_bytes = bytes > t->buffer_bytes ? bytes : t->buffer_bytes;
     }
-    t->directory_bytes = t->offsets.fault + t->num_parts * sizeof(trf_device_fault);
+    t->directory_bytes = t->offsets.fault_offset + t->num_parts * sizeof(trf_device_fault);
     t->directory_offset = trf_device_align(view->extension.data_offset);
     t->buffers_offset = t->directory_offset + trf_device_align(t->directory_bytes);
     t->directory = calloc(1, t->directory_bytes);
@@ -144,11 +144,13 @@ static trf_status send_head(trf_transcoding *t, trf_error *err) {
     const trf_blob_view *view = t->feed->view;
     trf_decode_table table;
     trf_decode_table_init(&table, view);
-    memcpy(t->directory + t->offsets.slots, table.slots, sizeof(uint32_t) << view->header.probability_bits);
+    memcpy(t->directory + t->offsets.decode_table_offset, table.slots,
+           sizeof(uint32_t) << view->header.probability_bits);
     trf_status status = trf_staging_copy(t->context->staging, t->memory, view->head, view->extension.data_offset, err);
     if (status == TRF_OK)
-        status = trf_staging_copy(t->context->staging, t->memory + t->directory_offset + t->offsets.slots,
-                                  t->directory + t->offsets.slots, t->directory_bytes - t->offsets.slots, err);
+        status = trf_staging_copy(t->context->staging, t->memory + t->directory_offset + t->offsets.decode_table_offset,
+                                  t->directory + t->offsets.decode_table_offset,
+                                  t->directory_bytes - t->offsets.decode_table_offset, err);
     return status;
 }
 
@@ -191,9 +193,9 @@ static trf_status take_part(trf_transcoding *t, uint32_t number, const trf_coded
 /* The first part of which a tile did not decode, once all are done. */
 static trf_status check_faults(const trf_transcoding *t, trf_error *err) {
     const uint64_t bytes = t->num_parts * sizeof(trf_device_fault);
-    trf_device_fault *faults = (trf_device_fault *)(t->directory + t->offsets.fault);
-    trf_status status =
-        trf_cuda_copy_back(t->context->copier, faults, t->memory + t->directory_offset + t->offsets.fault, bytes, err);
+    trf_device_fault *faults = (trf_device_fault *)(t->directory + t->offsets.fault_offset);
+    trf_status status = trf_cuda_copy_back(t->context->copier, faults,
+                                           t->memory + t->directory_offset + t->offsets.fault_offset, bytes, err);
     for (uint32_t part = 0; status == TRF_OK && part < t->num_parts; part++)
         if (faults[part].set)
             status = trf_layer_feed_fail_tile(

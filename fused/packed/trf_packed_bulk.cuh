@@ -53,7 +53,7 @@ struct trf_packed_bulk_args {
 #if TRF_WARPGROUPS
 
 template <int kShape, uint32_t kXTiles_> struct trf_packed_bulk_config {
-    static constexpr uint32_t kXTiles = kXTiles_, kSlabs = trf_packed_bulk_slabs(kShape),
+    static constexpr uint32_t kXTiles = kXTiles_, kSlabs = trf_packed_bulk_warp_slabs(kShape),
                               kRowWarps = trf_packed_bulk_row_warps(kShape),
                               kColWarps = trf_packed_bulk_col_warps(kShape), kWarps = kRowWarps * kColWarps,
                               kRows = trf_packed_bulk_rows(kShape), kBands = trf_packed_bulk_bands(kShape);

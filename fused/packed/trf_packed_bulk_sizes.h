@@ -35,7 +35,7 @@ TRF_HD_CONSTEXPR uint64_t trf_packed_handover_bytes(uint64_t blocks, uint32_t it
 }
 
 /* Packed slabs of a warp; warps with other rows; warps with other packed tiles of a stage. */
-TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_slabs(int shape) {
+TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_warp_slabs(int shape) {
     return shape == TRF_PACKED_BULK_256 || shape == TRF_PACKED_BULK_64_8_WARPS ? 4 : 2;
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_row_warps(int shape) {
@@ -49,7 +49,7 @@ TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_warps(int shape) {
     return trf_packed_bulk_row_warps(shape) * trf_packed_bulk_col_warps(shape);
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_rows(int shape) {
-    return TRF_PACKED_SLAB_ROWS * trf_packed_bulk_slabs(shape) * trf_packed_bulk_row_warps(shape);
+    return TRF_PACKED_SLAB_ROWS * trf_packed_bulk_warp_slabs(shape) * trf_packed_bulk_row_warps(shape);
 }
 TRF_HD_CONSTEXPR uint32_t trf_packed_bulk_bands(int shape) { /* that a block's rows are in */
     return trf_packed_bulk_rows(shape) < TRF_PACKED_TILE_ROWS ? 1 : trf_packed_bulk_rows(shape) / TRF_PACKED_TILE_ROWS;

@@ -13,10 +13,10 @@ static constexpr uint32_t kFinishThreads = 256, kMostGridRows = 65535;
 
 typedef void (*trf_packed_kernel)(trf_packed_args);
 
-template <int kXTiles, bool kZeroing, bool kPairs>
+template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
 static __global__ void __launch_bounds__(32 * TRF_PACKED_BLOCK_WARPS, 2) trf_packed_mma(const trf_packed_args args) {
     __shared__ uint4 sums[TRF_PACKED_SLABS * kXTiles * kPackedSumBytes / sizeof(uint4)];
-    trf_packed_block<kXTiles, kZeroing, kPairs>(args, trf_shared_address(sums));
+    trf_packed_block<kXTiles, kZeroing, kTwoAtOnce>(args, trf_shared_address(sums));
 }
 
 /* Behind a product of several parts. */
@@ -28,16 +28,16 @@ static __global__ void __launch_bounds__(kFinishThreads) trf_packed_finish(const
             trf_packed_finish_element(args, n, row);
 }
 
-template <bool kZeroing, bool kPairs> static trf_packed_kernel kernel_of(uint32_t x_tiles) {
+template <bool kZeroing, bool kTwoAtOnce> static trf_packed_kernel kernel_of(uint32_t x_tiles) {
     switch (x_tiles) {
     case 1:
-        return trf_packed_mma<1, kZeroing, kPairs>;
+        return trf_packed_mma<1, kZeroing, kTwoAtOnce>;
     case 2:
-        return trf_packed_mma<2, kZeroing, kPairs>;
+        return trf_packed_mma<2, kZeroing, kTwoAtOnce>;
     case 4:
-        return trf_packed_mma<4, kZeroing, kPairs>;
+        return trf_packed_mma<4, kZeroing, kTwoAtOnce>;
     default:
-        return trf_packed_mma<8, kZeroing, kPairs>;
+        return trf_packed_mma<8, kZeroing, kTwoAtOnce>;
     }
 }
 
@@ -69,11 +69,11 @@ int trf_packed_launch(const trf_packed_view *view, const trf_product *product, c
     args.parts = partition->parts;
     args.partials = (float *)workspace;
     args.epilogue = trf_epilogue_of(product, operands);
-    const bool pairs = (uintptr_t)operands->x % 4 == 0 && view->cols % 2 == 0;
+    const bool two_at_once = (uintptr_t)operands->x % 4 == 0 && view->cols % 2 == 0;
     const trf_packed_kernel kernel =
         view->zeroing
-            ? (pairs ? kernel_of<true, true>(partition->x_tiles) : kernel_of<true, false>(partition->x_tiles))
-            : (pairs ? kernel_of<false, true>(partition->x_tiles) : kernel_of<false, false>(partition->x_tiles));
+            ? (two_at_once ? kernel_of<true, true>(partition->x_tiles) : kernel_of<true, false>(partition->x_tiles))
+            : (two_at_once ? kernel_of<false, true>(partition->x_tiles) : kernel_of<false, false>(partition->x_tiles));
     bool early;
     cudaError_t status = trf_launch_kernel(
         kernel, args, {(uint32_t)partition->blocks, 32 * TRF_PACKED_BLOCK_WARPS, 0, 1, stream}, &early);

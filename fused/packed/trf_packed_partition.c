@@ -208,7 +208,7 @@ static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *lim
             ns += WGMMA_STREAM_K + (double)shared * (p->x_blocks > 1 ? WGMMA_SHARED_X_STAGE : WGMMA_SHARED_STAGE);
     }
     return ns + (double)tiles * (WGMMA_TILE + kWgmmaRow * x_rows) +
-           larger(read_ns(view, limits, m, ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_GROUP), WGMMA_READ_PERCENT),
+           larger(read_ns(view, limits, m, ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN), WGMMA_READ_PERCENT),
                   (double)stages * stage);
 }
 

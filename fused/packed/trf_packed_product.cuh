@@ -15,7 +15,7 @@
  *              32 columns a packed tile, 32 tiles an exception line
  *
  * A warp goes from tile to tile: 24 bytes a lane of weights from global memory straight to registers, those of the
- * next tile while this one is multiplied; x likewise, by pairs of values, which the block's warps find in the L1
+ * next tile while this one is multiplied; x likewise, two values at a time, which the block's warps find in the L1
  * cache. Four weights take 4.5 instructions (trf_packed_form.h). The 32 words of an exception line lie in the warp's
  * lanes while it is in the line's tiles; a ballot says whether a tile has records of this slab.
  *
@@ -170,20 +170,20 @@ static __device__ __forceinline__ bool trf_packed_has_exceptions(uint32_t word, 
 
 /* ---- x ---- */
 
-/* Two neighbouring values of x, or zeros behind its last row or column. kPairs: rows begin at multiples of four bytes,
- * and have an even number of columns. */
-template <bool kPairs>
+/* Two neighbouring values of x, or zeros behind its last row or column. kTwoAtOnce: rows begin at multiples of four
+ * bytes, and have an even number of columns. */
+template <bool kTwoAtOnce>
 static __device__ __forceinline__ uint32_t trf_packed_load_x(const trf_packed_args &a, uint32_t row, uint32_t col) {
     if (row >= a.m || col >= a.view.cols)
         return 0;
     const uint16_t *const at = a.x + (uint64_t)row * a.view.cols + col;
-    if constexpr (kPairs)
+    if constexpr (kTwoAtOnce)
         return *(const uint32_t *)at;
     return at[0] | (col + 1 < a.view.cols ? (uint32_t)at[1] << 16 : 0);
 }
 
 /* Multiplies a warp's packed tile by the block's rows of x. */
-template <int kXTiles, bool kPairs>
+template <int kXTiles, bool kTwoAtOnce>
 static __device__ __forceinline__ void trf_packed_multiply_tile(const trf_packed_args &args, float (&sums)[kXTiles][4],
                                                                 const uint32_t (&a)[2][4], uint32_t x_row,
                                                                 uint32_t tile, uint32_t lane) {
@@ -196,7 +196,7 @@ static __device__ __forceinline__ void trf_packed_multiply_tile(const trf_packed
         for (int t = 0; t < kAtOnce; t++)
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++)
-                x[t][i] = trf_packed_load_x<kPairs>(args, row + 8 * (first + t), col + 8 * i);
+                x[t][i] = trf_packed_load_x<kTwoAtOnce>(args, row + 8 * (first + t), col + 8 * i);
 #pragma unroll
         for (int t = 0; t < kAtOnce; t++) {
             trf_mma(trf_bf16_type(), sums[first + t], a[0], x[t][0], x[t][1]);
@@ -208,7 +208,7 @@ static __device__ __forceinline__ void trf_packed_multiply_tile(const trf_packed
 /* ---- the walk ---- */
 
 /* A warp's sums over its packed tiles, in the window's scale. */
-template <int kXTiles, bool kZeroing, bool kPairs>
+template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
 static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &args, const trf_packed_share &share,
                                                        uint32_t lane, float (&sums)[kXTiles][4]) {
     const trf_packed_view &view = args.view;
@@ -230,7 +230,7 @@ static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &ar
             trf_packed_form_tile<kZeroing>(a, words);
             line.patch(a, tile, share.slab, lane);
         }
-        trf_packed_multiply_tile<kXTiles, kPairs>(args, sums, a, share.x_row, tile, lane);
+        trf_packed_multiply_tile<kXTiles, kTwoAtOnce>(args, sums, a, share.x_row, tile, lane);
     }
 }
 
@@ -239,8 +239,8 @@ static __device__ __forceinline__ void trf_packed_walk(const trf_packed_args &ar
 /* Adds the sums of the upper four warps to those of the lower four, which have the same slabs. shared: address of
  * 4 * kXTiles * 512 bytes. @return whether this warp has the sums. */
 template <int kXTiles>
-static __device__ __forceinline__ bool trf_packed_add_halves(float (&sums)[kXTiles][4], uint32_t shared, uint32_t warp,
-                                                             uint32_t lane) {
+static __device__ __forceinline__ bool trf_packed_add_upper_warps(float (&sums)[kXTiles][4], uint32_t shared,
+                                                                  uint32_t warp, uint32_t lane) {
     const uint32_t at = shared + (warp % TRF_PACKED_SLABS * kXTiles) * kPackedSumBytes + 16 * lane;
     if (warp >= TRF_PACKED_SLABS) {
 #pragma unroll
@@ -305,14 +305,14 @@ static __device__ __forceinline__ void trf_packed_leave_sums(const trf_packed_ar
 
 /* ---- kernels ---- */
 
-template <int kXTiles, bool kZeroing, bool kPairs>
+template <int kXTiles, bool kZeroing, bool kTwoAtOnce>
 static __device__ __forceinline__ void trf_packed_block(const trf_packed_args &args, uint32_t shared) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
     const trf_packed_share share = trf_packed_share_of(args, warp, 8 * kXTiles);
     float sums[kXTiles][4] = {};
-    trf_packed_walk<kXTiles, kZeroing, kPairs>(args, share, lane, sums);
+    trf_packed_walk<kXTiles, kZeroing, kTwoAtOnce>(args, share, lane, sums);
     trf_allow_successor();
-    if (trf_packed_add_halves(sums, shared, warp, lane))
+    if (trf_packed_add_upper_warps(sums, shared, warp, lane))
         trf_packed_leave_sums(args, share, lane, sums);
 }
 

@@ -29,7 +29,7 @@
  *     into one equal share a block (stream-K), and blocks hand the sums of shared tiles over (trf_packed_handover.cuh).
  *     8192 rows of x by 8192x8192: 2,048 tiles of 256 rows of x, of which 132 blocks have 15 each, and share the 68
  *     that are left.
- * Tiles lie in groups of 8 x blocks: in a group those with the same weights follow each other. So 132 tiles that are
+ * Tiles lie in runs of 8 x blocks: in a run those with the same weights follow each other. So 132 tiles that are
  * under way have 8 x blocks and 17 times 128 rows of W, and the L2 cache gives each of those to many blocks.
  *
  * Shared memory: 8, 8, 7, 6 or 5 stages of 20 to 44 KiB, 272 bytes a stage for lines and barriers, 4 KiB for sums on

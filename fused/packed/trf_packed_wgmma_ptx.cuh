@@ -7,23 +7,26 @@
 
 #if TRF_WARPGROUPS
 
-/* More of the text of trf_wide_ptx.cuh: sums and the numbers of operands. */
-#define TRF_F96 TRF_F64, TRF_F8(64), TRF_F8(72), TRF_F8(80), TRF_F8(88)
-#define TRF_F128 TRF_F96, TRF_F8(96), TRF_F8(104), TRF_F8(112), TRF_F8(120)
-#define TRF_N96                                                                                                        \
-    TRF_N64                                                                                                            \
+/* More of the text of trf_wide_ptx.cuh: sums as operands, and their numbers. */
+#define TRF_SUM_OPERANDS_96                                                                                            \
+    TRF_SUM_OPERANDS_64, TRF_SUM_OPERANDS_8(64), TRF_SUM_OPERANDS_8(72), TRF_SUM_OPERANDS_8(80), TRF_SUM_OPERANDS_8(88)
+#define TRF_SUM_OPERANDS_128                                                                                           \
+    TRF_SUM_OPERANDS_96, TRF_SUM_OPERANDS_8(96), TRF_SUM_OPERANDS_8(104), TRF_SUM_OPERANDS_8(112),                     \
+        TRF_SUM_OPERANDS_8(120)
+#define TRF_SUM_NUMBERS_96                                                                                             \
+    TRF_SUM_NUMBERS_64                                                                                                 \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"                                 \
     ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define TRF_N128                                                                                                       \
-    TRF_N96                                                                                                            \
+#define TRF_SUM_NUMBERS_128                                                                                            \
+    TRF_SUM_NUMBERS_96                                                                                                 \
     ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"                     \
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /* rows of B, sums of a thread, and the numbers of the operands behind them: text. */
 #define TRF_WGMMA_RS(rows, sums, a0, a1, a2, a3, at_b)                                                                 \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" rows "k16.f32.bf16.bf16 {" TRF_N##sums                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" rows "k16.f32.bf16.bf16 {" TRF_SUM_NUMBERS_##sums                 \
                  "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" at_b ", 1, 1, 1, 0;"                                     \
-                 : TRF_F##sums                                                                                         \
+                 : TRF_SUM_OPERANDS_##sums                                                                             \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
 /* d[64][kRows] += A[64][16] * B[kRows][16]^T, where warp w of the warpgroup has rows 16 * w to 16 * w + 15 of A as the

@@ -91,11 +91,11 @@ static __device__ __forceinline__ void trf_packed_wgmma_place(const trf_packed_w
         stint.row_tile = stint.tile;
         return;
     }
-    const uint32_t group_tiles = a.row_tiles * TRF_PACKED_WGMMA_X_GROUP, group = stint.tile / group_tiles,
-                   in_group = stint.tile % group_tiles,
-                   width = min((uint32_t)TRF_PACKED_WGMMA_X_GROUP, a.x_blocks - TRF_PACKED_WGMMA_X_GROUP * group);
-    stint.row_tile = in_group / width;
-    stint.x_block = TRF_PACKED_WGMMA_X_GROUP * group + in_group % width;
+    const uint32_t run_tiles = a.row_tiles * TRF_PACKED_WGMMA_X_RUN, run = stint.tile / run_tiles,
+                   in_run = stint.tile % run_tiles,
+                   width = min((uint32_t)TRF_PACKED_WGMMA_X_RUN, a.x_blocks - TRF_PACKED_WGMMA_X_RUN * run);
+    stint.row_tile = in_run / width;
+    stint.x_block = TRF_PACKED_WGMMA_X_RUN * run + in_run % width;
 }
 
 static __device__ __forceinline__ trf_packed_wgmma_stint trf_packed_wgmma_stint_of(const trf_packed_wgmma_args &a,

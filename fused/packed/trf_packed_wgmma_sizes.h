@@ -27,7 +27,7 @@ enum {
     TRF_PACKED_WGMMA_LINE_BYTES = TRF_PACKED_WGMMA_BANDS * TRF_PACKED_LINE_BYTES, /* of a stage */
     TRF_PACKED_WGMMA_SUMS_BYTES = TRF_PACKED_WGMMA_SLABS * TRF_PACKED_BULK_ITEM_BYTES,
     TRF_PACKED_WGMMA_MAX_STAGES = 8, /* more were no faster in the experiments that this comes from */
-    TRF_PACKED_WGMMA_X_GROUP = 8     /* x blocks that lie side by side in the order of tiles */
+    TRF_PACKED_WGMMA_X_RUN = 8       /* x blocks that lie side by side in the order of tiles: a run */
 };
 
 TRF_HD_CONSTEXPR bool trf_packed_is_wgmma(int shape) { return shape >= TRF_PACKED_WGMMA_64; }

@@ -44,8 +44,8 @@ static __device__ __forceinline__ void trf_packed_wgmma_write_bare(const trf_pac
     const float up = output.scale[0], low = output.scale[1];
     trf_stmatrix4_transposed(
         output.at + 32 * to_n + 16 * (to_half ^ (to_n / 4 & 1)),
-        make_uint4(trf_round_pair(dtype, v0.x * up, v0.y * up), trf_round_pair(dtype, v0.z * low, v0.w * low),
-                   trf_round_pair(dtype, v1.x * up, v1.y * up), trf_round_pair(dtype, v1.z * low, v1.w * low)));
+        make_uint4(trf_round_two(dtype, v0.x * up, v0.y * up), trf_round_two(dtype, v0.z * low, v0.w * low),
+                   trf_round_two(dtype, v1.x * up, v1.y * up), trf_round_two(dtype, v1.z * low, v1.w * low)));
     __syncwarp();
     const uint32_t from_n = lane / 2, half = lane % 2, n = output.n + 8 * t + from_n, row = output.row + 8 * half;
     const uint4 values = trf_lds128_shared(output.at + 32 * from_n + 16 * (half ^ (from_n / 4 & 1)));

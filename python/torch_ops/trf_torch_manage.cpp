@@ -25,8 +25,8 @@ int is_cancelled(void *cancel, const char *, uint64_t, uint64_t) {
 
 } // namespace
 
-trf_status trf_torch_measure(int device, const void *blob, uint64_t blob_bytes, trf_layout layout, trf_layer_size *size,
-                             trf_error *err) {
+trf_status trf_torch_get_size(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+                              trf_layer_size *size, trf_error *err) {
     trf_context *context;
     const trf_status status = trf_torch::find_context(device, &context, err);
     if (status != TRF_OK)
@@ -54,8 +54,8 @@ trf_status trf_torch_adopt(int device, const void *blob, uint64_t blob_bytes, tr
     return status;
 }
 
-trf_status trf_torch_measure_tensor(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
-                                    trf_layer_size *size, trf_error *err) {
+trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
+                                   trf_layer_size *size, trf_error *err) {
     trf_context *context;
     const trf_status status = trf_torch::find_context(device, &context, err);
     const trf_load_options options = options_for(layout);

@@ -14,8 +14,8 @@ extern "C" {
 
 /* The memory of the layer that a blob in device memory becomes in a layout, or that a buffer of this layout is. Errors:
  * trf_device_layer_get_size's. */
-TRF_TORCH_API trf_status trf_torch_measure(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
-                                           trf_layer_size *size, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_get_size(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+                                            trf_layer_size *size, trf_error *err);
 
 /* Makes a layer of a blob, or of a buffer of its layout. Where memory->blob is the same it is used where it lies;
  * elsewhere a blob is transcoded to it. Memory stays until the layer, which is known by memory->blob, is forgotten.
@@ -25,8 +25,8 @@ TRF_TORCH_API trf_status trf_torch_adopt(int device, const void *blob, uint64_t 
 
 /* As both of these, of a tensor of a checkpoint, which is read to the memory that is given: *size is what it takes.
  * cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */
-TRF_TORCH_API trf_status trf_torch_measure_tensor(int device, trf_checkpoint *checkpoint, const char *tensor,
-                                                  trf_layout layout, trf_layer_size *size, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_get_load_size(int device, trf_checkpoint *checkpoint, const char *tensor,
+                                                 trf_layout layout, trf_layer_size *size, trf_error *err);
 TRF_TORCH_API trf_status trf_torch_load(int device, trf_checkpoint *checkpoint, const char *tensor, trf_layout layout,
                                         const trf_layer_memory *memory, const int32_t *cancel, trf_error *err);
 

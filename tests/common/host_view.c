@@ -9,7 +9,7 @@
 static void list_slabs(host_view *host, const trf_blob_view *from, uint64_t tile) {
     const trf_tile_meta *meta = &from->tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(&from->header, tile, meta->coding);
-    for (uint32_t s = 0; s < shape.slabs; s++) {
+    for (uint32_t s = 0; s < shape.num_slabs; s++) {
         const uint64_t band = (shape.row + trf_slab_row(&shape, s)) / TRF_SLAB_ROWS;
         const uint32_t panel = (shape.col + trf_slab_col(&shape, s)) / from->header.slab_cols;
         trf_device_slab *slab = &host->slabs[band * host->view.num_panels + panel];
@@ -62,11 +62,11 @@ host_view *host_view_make(const trf_blob_view *from, const uint8_t *blob, uint64
     host->view.blob = blob;
     host->view.blob_bytes = blob_bytes;
     host->view.slabs = host->slabs;
-    host->view.slots = host->slots;
+    host->view.decode_table = host->decode_table;
     host->view.fault = &host->fault;
     for (uint32_t s = 0, slot = 0; s < TRF_ALPHABET; s++)
         for (uint32_t bias = 0; bias < from->frequency[s]; bias++)
-            host->slots[slot++] = trf_slot_entry(from->frequency[s], bias, s);
+            host->decode_table[slot++] = trf_slot_entry(from->frequency[s], bias, s);
     for (uint64_t t = 0; t < from->num_tiles; t++)
         if (from->tiles[t].coding == TRF_TILE_CODED)
             list_slabs(host, from, t);

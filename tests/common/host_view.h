@@ -10,7 +10,7 @@ typedef struct host_view {
     trf_device_view view;
     trf_device_fault fault;
     trf_device_slab *slabs;
-    uint32_t slots[TRF_MAX_SLOTS];
+    uint32_t decode_table[TRF_MAX_SLOTS];
 } host_view;
 
 /* blob: the bytes that the tiles' data_offsets count from, blob_bytes of them; all of it validated, and it and `from`

@@ -317,7 +317,7 @@ static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shap
     byte_buffer rans_streams = {malloc(MAX_TILE_BYTES), 0};
     const uint32_t slab_cols = tile->view.header.slab_cols;
     uint16_t ends[TRF_MAX_SLABS_PER_TILE];
-    uint32_t slabs = 0;
+    uint32_t num_slabs = 0;
     ck_assert(content && rans_streams.bytes);
     for (uint32_t row = 0; row < shape->coded_rows; row += 32)
         for (uint32_t col = 0; col < shape->coded_cols; col += slab_cols) {
@@ -327,10 +327,10 @@ static void put_slabs(test_rng *rng, test_tile *tile, const trf_tile_shape *shap
             fill_slab(rng, tile, row, col, content);
             put_chunks(tile, content, to);
             tile->meta.exception_count += put_rans_streams(tile, content, unused_words, &rans_streams);
-            ends[slabs++] = (uint16_t)(rans_streams.size / 16);
+            ends[num_slabs++] = (uint16_t)(rans_streams.size / 16);
         }
-    ck_assert_uint_eq(slabs, shape->slabs);
-    put(to, ends, slabs * sizeof *ends);
+    ck_assert_uint_eq(num_slabs, shape->num_slabs);
+    put(to, ends, num_slabs * sizeof *ends);
     put_padding(to, 16);
     put(to, rans_streams.bytes, rans_streams.size);
     free(rans_streams.bytes);

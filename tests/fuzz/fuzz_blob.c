@@ -37,7 +37,7 @@ static void try_rows(const trf_device_view *view, const trf_blob_view *from, uin
                 .to = row, .col = shape.col, .cols = shape.coded_cols, .as = TRF_DECODE_ELEMENTS, .value_bytes = 2};
             int good = 1;
             for (uint32_t quarter = 0; quarter < TRF_ROW_LANES; quarter++)
-                good &= trf_row_decode_lane(view, view->slots, view->class_value, &crossing, quarter, &target);
+                good &= trf_row_decode_lane(view, view->decode_table, view->class_value, &crossing, quarter, &target);
             if (elements && (!good || memcmp(row + crossing.col, elements + r * TRF_TILE_SIZE + crossing.col,
                                              2 * crossing.coded_cols)))
                 abort();
@@ -61,7 +61,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         float *values = malloc(4 * TRF_TILE_SIZE * TRF_TILE_SIZE);
         trf_decode_table_init(&table, &view);
         trf_device_view device = trf_device_view_of(&view, blob);
-        device.slots = table.slots;
+        device.decode_table = table.slots;
         for (uint64_t t = 0; elements && again && values && t < view.num_tiles; t++) {
             const uint8_t *tile = (const uint8_t *)blob + view.tiles[t].data_offset;
             trf_tile_shape shape = trf_tile_shape_of(&view.header, t, view.tiles[t].coding);

@@ -30,7 +30,7 @@ static void describe(fuzzed_layer *layer, const trf_blob_view *view, const uint8
     const size_t cols = view->header.cols;
     trf_decode_table_init(&table, view);
     layer->view = trf_device_view_of(view, blob);
-    layer->view.slots = table.slots;
+    layer->view.decode_table = table.slots;
     layer->view.slabs = layer->slabs;
     layer->view.fault = &layer->fault;
     trf_describe_head(view, &layer->traits);
@@ -65,7 +65,7 @@ static void compare(const warp_walk *walk, const fuzzed_layer *layer) {
 
 static void walk_all(const fuzzed_layer *layer, uint32_t order) {
     const trf_device_view *view = &layer->view;
-    const size_t weights = (size_t)view->rows * view->cols, slabs = (size_t)view->num_bands * view->num_panels;
+    const size_t weights = (size_t)view->rows * view->cols, num_slabs = (size_t)view->num_bands * view->num_panels;
     warp_walk walk = {.view = view,
                       .max_rans_bytes = layer->traits.max_rans_bytes,
                       .max_frequency = layer->traits.max_frequency,
@@ -74,12 +74,12 @@ static void walk_all(const fuzzed_layer *layer, uint32_t order) {
                       .order = order,
                       .elements = malloc(weights * sizeof *walk.elements),
                       .seen = malloc(weights),
-                      .slabs = malloc(slabs)};
+                      .slabs = malloc(num_slabs)};
     for (uint32_t at = 0; walk.elements && walk.seen && walk.slabs && at < 2 * WARP_WALK_VARIANTS; at++) {
         walk.variant = (warp_walk_variant)(at / 2);
         walk.special = at % 2;
         memset(walk.seen, 0, weights);
-        memset(walk.slabs, WARP_SLAB_PASSED_BY, slabs);
+        memset(walk.slabs, WARP_SLAB_PASSED_BY, num_slabs);
         if (warp_walk_layer(&walk))
             compare(&walk, layer);
     }

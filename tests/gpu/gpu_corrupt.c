@@ -31,7 +31,7 @@ static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_
     const trf_tile_meta *meta = &view->tiles[tile];
     const trf_tile_shape shape = trf_tile_shape_of(&view->header, tile, meta->coding);
     const uint32_t begin = trf_find_tile_sections(&shape, view->header.raw_bits).rans_streams;
-    const uint32_t end = slab_end(blob, meta, &shape, shape.slabs - 1, view->header.raw_bits);
+    const uint32_t end = slab_end(blob, meta, &shape, shape.num_slabs - 1, view->header.raw_bits);
     uint32_t at = begin + test_below(rng, end - begin), bit = 1u << test_below(rng, 8);
     blob[meta->data_offset + at] ^= (uint8_t)bit;
     seal(blob, tile);
@@ -43,7 +43,7 @@ static int try_bit(test_rng *rng, uint8_t *blob, uint64_t blob_bytes, const trf_
         status = TRF_ERR_TILE; /* seen by validation, whatever it was */
     trf_layer_free(layer);
     if (status == TRF_ERR_RANS)
-        for (uint32_t s = 0; s < shape.slabs; s++)
+        for (uint32_t s = 0; s < shape.num_slabs; s++)
             if (at < slab_end(blob, meta, &shape, s, view->header.raw_bits))
                 return (int)s;
     blob[meta->data_offset + at] ^= (uint8_t)bit;

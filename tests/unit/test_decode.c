@@ -94,7 +94,7 @@ END_TEST
 
 /* Changes something that only decoding can find out: words, start states, the split of words between pairs. */
 static void corrupt(test_rng *rng, test_tile *tile, const trf_tile_shape *shape) {
-    uint32_t slab = test_below(rng, shape->slabs);
+    uint32_t slab = test_below(rng, shape->num_slabs);
     const trf_slab_location location = trf_locate_slab(shape, tile->bytes, slab, tile->view.header.raw_bits);
     uint8_t *states = tile->bytes + location.rans_streams, *pair_words = states + 64;
     uint32_t words = 0, pair = test_below(rng, 16), other = test_below(rng, 16);

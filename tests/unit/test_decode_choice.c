@@ -16,7 +16,7 @@ enum {
 typedef struct pinned_choice {
     uint32_t codec, class_bits, raw_bits, p, slab_cols, max_rans_bytes, max_frequency;
     trf_write_format format;
-    uint32_t slabs;
+    uint32_t num_slabs;
     int aligned;
     uint32_t multiprocessors;
     int shared_bytes;
@@ -105,7 +105,7 @@ static int choose(const pinned_choice *pinned, trf_decode_choice *chosen) {
                                   .state_bits = pinned->p ? pinned->p : usual,
                                   .slab_cols = pinned->slab_cols};
     const trf_layer_traits traits = {.max_rans_bytes = pinned->max_rans_bytes, .max_frequency = pinned->max_frequency};
-    const trf_decode_work work = {.regular_slabs = pinned->slabs,
+    const trf_decode_work work = {.regular_slabs = pinned->num_slabs,
                                   .matrices = 1,
                                   .format = pinned->format,
                                   .aligned = pinned->aligned,
@@ -134,7 +134,7 @@ END_TEST
 typedef struct pinned_experts {
     uint32_t codec, class_bits, raw_bits, max_frequency;
     trf_write_format format;
-    uint32_t slabs, matrices;
+    uint32_t num_slabs, matrices;
     int aligned;
     uint32_t multiprocessors;
     int shared_bytes;
@@ -173,7 +173,7 @@ static int choose_experts(const pinned_experts *pinned, trf_expert_decode_choice
                                   .state_bits = p,
                                   .slab_cols = 256};
     const trf_layer_traits traits = {.max_rans_bytes = 912, .max_frequency = pinned->max_frequency};
-    const trf_decode_work work = {.regular_slabs = pinned->slabs,
+    const trf_decode_work work = {.regular_slabs = pinned->num_slabs,
                                   .matrices = pinned->matrices,
                                   .format = pinned->format,
                                   .aligned = pinned->aligned,
@@ -198,14 +198,14 @@ END_TEST
 
 /* Pieces follow one another, leave out no slab, and have one for each warp at most. */
 START_TEST(pieces_of_experts) {
-    for (uint32_t slabs = 1; slabs < 400; slabs += 7)
+    for (uint32_t num_slabs = 1; num_slabs < 400; num_slabs += 7)
         for (uint32_t matrices = 1; matrices < 300; matrices += 23) {
             const pinned_experts any = {.codec = TRF_CODEC_BF16,
                                         .class_bits = 2,
                                         .raw_bits = 10,
                                         .max_frequency = 200,
                                         .format = TRF_WRITE_ELEMENTS,
-                                        .slabs = slabs,
+                                        .num_slabs = num_slabs,
                                         .matrices = matrices,
                                         .aligned = 1,
                                         .multiprocessors = 132,
@@ -213,13 +213,13 @@ START_TEST(pieces_of_experts) {
             trf_expert_decode_choice chosen;
             ck_assert(choose_experts(&any, &chosen));
             ck_assert(chosen.blocks >= 1 && chosen.blocks <= 132);
-            ck_assert_uint_eq(trf_piece_begin(slabs, chosen.pieces, 0), 0);
+            ck_assert_uint_eq(trf_piece_begin(num_slabs, chosen.pieces, 0), 0);
             for (uint32_t piece = 0; piece < chosen.pieces; piece++) {
-                const uint32_t begin = trf_piece_begin(slabs, chosen.pieces, piece),
-                               end = trf_piece_begin(slabs, chosen.pieces, piece + 1);
+                const uint32_t begin = trf_piece_begin(num_slabs, chosen.pieces, piece),
+                               end = trf_piece_begin(num_slabs, chosen.pieces, piece + 1);
                 ck_assert(begin < end && end - begin <= chosen.kernel.warps);
             }
-            ck_assert_uint_eq(trf_piece_begin(slabs, chosen.pieces, chosen.pieces), slabs);
+            ck_assert_uint_eq(trf_piece_begin(num_slabs, chosen.pieces, chosen.pieces), num_slabs);
         }
 }
 END_TEST

@@ -121,7 +121,7 @@ static int decode_slabs(const host_view *host, const test_tile *tile, uint16_t *
     int good = 1;
     warp w;
     warp_init(&w, &host->view);
-    for (uint32_t s = 0; s < shape.slabs; s++) {
+    for (uint32_t s = 0; s < shape.num_slabs; s++) {
         slab_copy copy = copy_slab(host, &shape, s);
         open_slab(&w, &shape, s, &copy, tile->meta.predictor_mode);
         EXPECT(w.edge[0].intact);
@@ -221,7 +221,7 @@ END_TEST
 
 /* Changes start states, counts or words of a slab. */
 static void corrupt_rans_stream(test_rng *rng, const host_view *host, test_tile *tile, const trf_tile_shape *shape) {
-    const uint32_t s = test_below(rng, shape->slabs);
+    const uint32_t s = test_below(rng, shape->num_slabs);
     const trf_device_slab entry = entry_of(host, shape, s);
     uint8_t *states = tile->bytes + trf_device_slab_rans_streams(entry), *pair_words = states + 64;
     const uint32_t end = entry.rans_size_16 * 16u, words = 84 + 4 * trf_rans_exception_count(states);
@@ -291,7 +291,7 @@ START_TEST(anything_at_all) {
         test_tile *tile = test_tile_make(&rng, &choice);
         host_view *host = host_view_make(&tile->view, tile->bytes, tile->meta.data_size);
         const trf_tile_shape shape = trf_tile_shape_of(&tile->view.header, 0, tile->meta.coding);
-        const uint32_t slab = test_below(&rng, shape.slabs);
+        const uint32_t slab = test_below(&rng, shape.num_slabs);
         slab_copy copy = copy_slab(host, &shape, slab);
         const uint32_t whole = copy.size, size = test_below(&rng, 3) ? whole : 16 * test_below(&rng, 2 + whole / 8);
         uint8_t *bytes;

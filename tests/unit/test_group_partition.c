@@ -83,9 +83,9 @@ START_TEST(every_group_has_a_cut) {
     const trf_device_limits *limits = &kDevices[_i / NUM_KINDS];
     const trf_layer_traits traits = traits_of(kind);
     for (uint32_t first = 0; first < NUM_SHAPES; first += 3) {
-        const uint32_t count = 1 + first % TRF_GROUP_LAYERS;
-        trf_device_view views[TRF_GROUP_LAYERS];
-        trf_group_product products[TRF_GROUP_LAYERS];
+        const uint32_t count = 1 + first % TRF_GROUP_MAX_LAYERS;
+        trf_device_view views[TRF_GROUP_MAX_LAYERS];
+        trf_group_product products[TRF_GROUP_MAX_LAYERS];
         trf_group_partition partition;
         for (uint32_t i = 0; i < count; i++) {
             const uint32_t shape = (first + 37 * i) % NUM_SHAPES;

@@ -16,7 +16,7 @@ static void check_formed(uint32_t bits, trf_halves_scale scale) {
         const trf_words4 raw = {{bits, bits * 3, bits * 5, bits * 7}};
         const trf_words2 index = {{bits * 9 & bits * 11, bits * 13}};
         uint32_t a[TRF_PACKED_SLAB_REGISTERS];
-        trf_slab_form(a, raw, index, zeroing);
+        trf_packed_slab_form(a, raw, index, zeroing);
         for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
             EXPECT(!scale.takes_formed || trf_scale_formed(a[i], scale, zeroing) == trf_scale_halves(a[i], scale));
     }
@@ -122,31 +122,32 @@ START_TEST(lanes_have_the_weights_that_they_should) {
             trf_words4 rows[2] = {{{0}}}, back[2];
             uint32_t a[TRF_PACKED_SLAB_REGISTERS], flags = 0;
             rows[row / 8].word[col / 8] = 0x1234u << 16 * (col % 2);
-            trf_slab_from_rows(a, rows);
-            EXPECT(a[reg] == 0x1234u << 16 * place.half && trf_slab_weight(a, bit) == 0x1234);
-            trf_slab_to_rows(a, back);
+            trf_packed_slab_from_rows(a, rows);
+            EXPECT(a[reg] == 0x1234u << 16 * place.half && trf_packed_slab_weight(a, bit) == 0x1234);
+            trf_packed_slab_to_rows(a, back);
             EXPECT(memcmp(rows, back, sizeof rows) == 0);
             for (uint32_t i = 0; i < TRF_PACKED_SLAB_REGISTERS; i++)
-                flags = trf_slab_add_flags(flags, 0x00010001u & (i == reg ? 0xFFFF0000u >> 16 * place.half : ~0u));
-            EXPECT(flags != TRF_SLAB_ALL && trf_slab_unflagged(flags) == 1u << bit);
-            trf_slab_clear(a, ~(1u << bit) & 0xFFFF);
+                flags =
+                    trf_packed_slab_add_flags(flags, 0x00010001u & (i == reg ? 0xFFFF0000u >> 16 * place.half : ~0u));
+            EXPECT(flags != TRF_PACKED_SLAB_ALL_FLAGS && trf_packed_slab_unflagged(flags) == 1u << bit);
+            trf_packed_slab_clear(a, ~(1u << bit) & 0xFFFF);
             EXPECT(a[reg] == 0x1234u << 16 * place.half);
-            trf_slab_clear(a, 1u << bit);
+            trf_packed_slab_clear(a, 1u << bit);
             EXPECT(a[reg] == 0);
             const uint32_t own = trf_packed_record(5, 3, 0, place.lane, 0, 0, 0);
             const trf_halves_scale other = trf_halves_scale_of(100), none = trf_halves_scale_of(0);
             const trf_halves_scale scale[2] = {row < 8 ? none : other, row < 8 ? other : none};
             const uint32_t record = trf_packed_record(5, 3, place.step, place.lane, place.reg, place.half, 0x4321);
-            EXPECT(trf_slab_record(own, bit, 0x4321) == record);
-            trf_slab_patch(a, own, record, scale);
-            EXPECT(trf_slab_weight(a, bit) == 0x4321);
-            trf_slab_patch(a, trf_packed_record(5, 2, 0, place.lane, 0, 0, 0), record & 0xFFFF0000u, scale);
-            EXPECT(trf_slab_weight(a, bit) == 0x4321);
+            EXPECT(trf_packed_slab_record(own, bit, 0x4321) == record);
+            trf_packed_slab_patch(a, own, record, scale);
+            EXPECT(trf_packed_slab_weight(a, bit) == 0x4321);
+            trf_packed_slab_patch(a, trf_packed_record(5, 2, 0, place.lane, 0, 0, 0), record & 0xFFFF0000u, scale);
+            EXPECT(trf_packed_slab_weight(a, bit) == 0x4321);
             /* the lane's own row and column, first of all that it has */
             const uint32_t lane_row = 100 + place.lane / 4, lane_col = 200 + 2 * (place.lane % 4);
-            EXPECT(trf_slab_there(lane_row, lane_col, 100 + row + 1, 200 + col + 1) >> bit & 1);
-            EXPECT(!(trf_slab_there(lane_row, lane_col, 100 + row, 400) >> bit & 1));
-            EXPECT(!(trf_slab_there(lane_row, lane_col, 400, 200 + col) >> bit & 1));
+            EXPECT(trf_packed_slab_there(lane_row, lane_col, 100 + row + 1, 200 + col + 1) >> bit & 1);
+            EXPECT(!(trf_packed_slab_there(lane_row, lane_col, 100 + row, 400) >> bit & 1));
+            EXPECT(!(trf_packed_slab_there(lane_row, lane_col, 400, 200 + col) >> bit & 1));
         }
 }
 END_TEST
@@ -159,8 +160,8 @@ START_TEST(slabs_form_what_they_unformed) {
             a[i] = ((uint32_t)test_random(&rng) & 0x87FF87FFu) | 0x38003800u | (_i ? 0x00800080u : 0);
         trf_words4 raw;
         trf_words2 index;
-        trf_slab_unform(a, &raw, &index);
-        trf_slab_form(b, raw, index, (uint32_t)_i);
+        trf_packed_slab_unform(a, &raw, &index);
+        trf_packed_slab_form(b, raw, index, (uint32_t)_i);
         EXPECT(memcmp(a, b, sizeof a) == 0);
     }
 }

@@ -251,9 +251,9 @@ static void run_end(product_run *run) {
     free(run->workspace);
 }
 
-static void multiply(const product_run *run, const trf_epilogue *epilogue, int pairs, uint32_t order) {
-    const warp_packed_product product = {&run->view, &run->partition, run->m,    run->x,
-                                         pairs,      run->workspace,  *epilogue, order};
+static void multiply(const product_run *run, const trf_epilogue *epilogue, int two_at_once, uint32_t order) {
+    const warp_packed_product product = {&run->view,  &run->partition, run->m,    run->x,
+                                         two_at_once, run->workspace,  *epilogue, order};
     warp_multiply_packed(&product);
 }
 
@@ -273,9 +273,9 @@ START_TEST(sums_are_exact) {
     const uint32_t stride = of->rows + 3;
     float *y = allocate(sizeof *y * stride * of->m);
     const trf_epilogue epilogue = {.y = y, .y_stride = stride, .y_dtype = TRF_DTYPE_F32};
-    for (int pairs = 0; pairs <= (of->cols % 2 == 0); pairs++) {
+    for (int two_at_once = 0; two_at_once <= (of->cols % 2 == 0); two_at_once++) {
         memset(y, 0xAB, sizeof *y * stride * of->m);
-        multiply(&run, &epilogue, pairs, (uint32_t)(_i + pairs));
+        multiply(&run, &epilogue, two_at_once, (uint32_t)(_i + two_at_once));
         for (uint32_t n = 0; n < of->m; n++)
             for (uint32_t row = 0; row < stride; row++) {
                 uint32_t found = trf_f32_bits(y[(size_t)n * stride + row]);

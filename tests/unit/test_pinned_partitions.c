@@ -494,10 +494,10 @@ static void hash_group(uint64_t *hash, const trf_group_partition *c, uint32_t co
 /* A group of 1 to 8 layers of several shapes. */
 static void add_group(uint64_t *hash, double *log_us, const pinned_layer *layer, const trf_device_limits *limits,
                       uint32_t first) {
-    const uint32_t count = 1 + first % TRF_GROUP_LAYERS;
+    const uint32_t count = 1 + first % TRF_GROUP_MAX_LAYERS;
     const trf_layer_traits traits = traits_of(layer, first % 2);
-    trf_device_view views[TRF_GROUP_LAYERS];
-    trf_group_product products[TRF_GROUP_LAYERS];
+    trf_device_view views[TRF_GROUP_MAX_LAYERS];
+    trf_group_product products[TRF_GROUP_MAX_LAYERS];
     trf_group_partition partition;
     for (uint32_t i = 0; i < count; i++) {
         views[i] = group_view(layer, (first + 37 * i) % GROUP_SHAPES);
@@ -552,9 +552,9 @@ START_TEST(group_cases) {
     const pinned_case *pinned = &kGroupCases[_i];
     const trf_layer_traits traits = traits_of(&kLayers[pinned->layer], 0);
     const trf_device_view view = view_of(&kLayers[pinned->layer], pinned->rows, pinned->cols);
-    trf_group_product products[TRF_GROUP_LAYERS];
+    trf_group_product products[TRF_GROUP_MAX_LAYERS];
     trf_group_partition c;
-    for (int i = 0; i < TRF_GROUP_LAYERS; i++)
+    for (int i = 0; i < TRF_GROUP_MAX_LAYERS; i++)
         products[i] = (trf_group_product){&view, &traits, 1, TRF_DTYPE_BF16, TRF_DTYPE_BF16};
     ck_assert(trf_group_choose(products, pinned->m, &kDevices[0], &c));
     const uint32_t fields[] = {c.unit_slabs,          c.warps, c.cluster, c.layers[0].clusters, c.layers[0].k_splits,

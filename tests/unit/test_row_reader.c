@@ -26,7 +26,7 @@ static int decode_crossing(const trf_device_view *view, const trf_row_crossing *
                            const trf_row_target *target) {
     int good = 1;
     for (uint32_t quarter = TRF_ROW_LANES; quarter-- > 0;) /* in any order */
-        good &= trf_row_decode(view, view->slots, view->class_value, crossing, quarter, target);
+        good &= trf_row_decode(view, view->decode_table, view->class_value, crossing, quarter, target);
     for (uint32_t quarter = 0; !good && quarter < TRF_ROW_LANES; quarter++)
         trf_row_spoil_lane(view, crossing, quarter, target);
     return good;

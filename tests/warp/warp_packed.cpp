@@ -5,18 +5,18 @@
 
 #include "warp_packed.h"
 
-template <int kXTiles, bool kZeroing, bool kPairs> static void run_block(void *args) {
-    trf_packed_block<kXTiles, kZeroing, kPairs>(*(const trf_packed_args *)args,
-                                                trf_shared_address(warp_shared_memory()));
+template <int kXTiles, bool kZeroing, bool kTwoAtOnce> static void run_block(void *args) {
+    trf_packed_block<kXTiles, kZeroing, kTwoAtOnce>(*(const trf_packed_args *)args,
+                                                    trf_shared_address(warp_shared_memory()));
 }
 
 typedef void block_fn(void *args);
 
-template <bool kZeroing, bool kPairs> static block_fn *block_of(uint32_t x_tiles) {
-    return x_tiles == 1   ? run_block<1, kZeroing, kPairs>
-           : x_tiles == 2 ? run_block<2, kZeroing, kPairs>
-           : x_tiles == 4 ? run_block<4, kZeroing, kPairs>
-                          : run_block<8, kZeroing, kPairs>;
+template <bool kZeroing, bool kTwoAtOnce> static block_fn *block_of(uint32_t x_tiles) {
+    return x_tiles == 1   ? run_block<1, kZeroing, kTwoAtOnce>
+           : x_tiles == 2 ? run_block<2, kZeroing, kTwoAtOnce>
+           : x_tiles == 4 ? run_block<4, kZeroing, kTwoAtOnce>
+                          : run_block<8, kZeroing, kTwoAtOnce>;
 }
 
 void warp_multiply_packed(const warp_packed_product *product) {
@@ -30,9 +30,9 @@ void warp_multiply_packed(const warp_packed_product *product) {
     args.partials = (float *)product->workspace;
     args.epilogue = product->epilogue;
     const uint32_t x_tiles = partition->x_tiles;
-    block_fn *const block = args.view.zeroing
-                                ? (product->pairs ? block_of<true, true>(x_tiles) : block_of<true, false>(x_tiles))
-                                : (product->pairs ? block_of<false, true>(x_tiles) : block_of<false, false>(x_tiles));
+    block_fn *const block =
+        args.view.zeroing ? (product->two_at_once ? block_of<true, true>(x_tiles) : block_of<true, false>(x_tiles))
+                          : (product->two_at_once ? block_of<false, true>(x_tiles) : block_of<false, false>(x_tiles));
     for (uint64_t i = 0; i < partition->blocks; i++) {
         blockIdx.x = (uint32_t)i;
         warp_run_block({TRF_PACKED_BLOCK_WARPS, TRF_PACKED_SLABS * x_tiles * kPackedSumBytes, product->order}, block,

@@ -16,7 +16,7 @@ typedef struct warp_packed_product {
     const trf_packed_partition *partition;
     uint32_t m;
     const uint16_t *x; /* BF16 [m][cols] */
-    int pairs;         /* x is loaded by pairs: 4-byte aligned, and of an even number of columns */
+    int two_at_once;   /* x is loaded two values at a time: 4-byte aligned, and of an even number of columns */
     void *workspace;   /* the partition's; of the others what is behind handover_offset */
     trf_epilogue epilogue;
     uint32_t order; /* of threads; any number */

@@ -25,7 +25,7 @@ static kernel_body *kernel_of(uint32_t class_bits, uint32_t zeroing) {
 /* ---- as the launcher has it ---- */
 
 uint64_t warp_transcode_scratch_bytes(const trf_packed_view *packed) {
-    return trf_count_halves(packed) * (1 + kHalfRecords) * sizeof(uint32_t);
+    return trf_count_tile_halves(packed) * (1 + kTileHalfRecords) * sizeof(uint32_t);
 }
 
 void warp_transcode(const warp_transcoding *t, warp_grid grid) {

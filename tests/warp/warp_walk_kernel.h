@@ -195,7 +195,8 @@ template <class Codec, int kSlabs, int kSteps, int kP, int kLog, class Sink> voi
     trf_walk walk;
     warp_split_k_unit_order unit_order = {0, a.panels};
     if (kSlabs == 1) {
-        const uint32_t slabs = bands * a.panels, begin = slabs * warp / warps, end = slabs * (warp + 1) / warps;
+        const uint32_t num_slabs = bands * a.panels, begin = num_slabs * warp / warps,
+                       end = num_slabs * (warp + 1) / warps;
         walk = {begin / a.panels, begin % a.panels, a.panels, end - begin};
     } else {
         unit_order = {a.panels * warp / warps, a.panels * (warp + 1) / warps};

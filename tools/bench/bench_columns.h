@@ -28,7 +28,7 @@ typedef struct bench_column {
 typedef struct bench_csv_column {
     const char *name, *key;
 } bench_csv_column;
-#define BENCH_CSV_MEASURE "(measure)"
+#define BENCH_CSV_QUANTITY "(quantity)"
 #define BENCH_CSV_RUN "(run)"
 #define BENCH_CSV_VALUE "(value)"
 

@@ -107,11 +107,11 @@ static void *append(void ***list, size_t *count, size_t element_bytes) {
     return element;
 }
 
-bench_figure *bench_add_figure(bench_subject *subject, const char *json_list, const char *measure) {
+bench_figure *bench_add_figure(bench_subject *subject, const char *json_list, const char *quantity) {
     bench_figure *figure = append((void ***)&subject->figures, &subject->num_figures, sizeof *figure);
     if (figure) {
         figure->json_list = json_list;
-        figure->measure = figure->json_key = measure;
+        figure->quantity = figure->json_key = quantity;
     }
     return figure;
 }

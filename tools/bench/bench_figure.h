@@ -39,7 +39,7 @@ typedef struct bench_fields {
 typedef struct bench_figure {
     /* A list of its subject's JSON object, such as "measurements"; NULL: the subject's object itself. */
     const char *json_list;
-    const char *measure;  /* of its values, as CSV names it: "seconds", "encode_seconds" */
+    const char *quantity; /* of its values, as CSV names it: "seconds", "encode_seconds" */
     const char *json_key; /* the same in JSON */
     bench_fields labels;  /* what tells it from its neighbours: what, favor, batch */
     bench_fields details; /* what came with it: calls, copies, bytes_read, algorithm, error */
@@ -96,8 +96,8 @@ void bench_figure_clear(bench_figure *figure);
 
 /* ---- subjects and records: what is added stays where it is until bench_record_free ---- */
 
-/* measure: as in CSV and JSON. @return NULL after a message. */
-bench_figure *bench_add_figure(bench_subject *subject, const char *json_list, const char *measure);
+/* quantity: as in CSV and JSON. @return NULL after a message. */
+bench_figure *bench_add_figure(bench_subject *subject, const char *json_list, const char *quantity);
 
 /* @return NULL after a message. */
 bench_subject *bench_add_subject(bench_record *record, const char *json_list);

@@ -150,14 +150,14 @@ static const bench_field *find_cell(const csv_row *row, const char *key) {
     return NULL;
 }
 
-static void write_row(const csv_row *row, const char *measure, int run, double value) {
+static void write_row(const csv_row *row, const char *quantity, int run, double value) {
     const bench_style *style = row->style;
     for (int i = 0; i < style->num_csv_columns; i++) {
         const char *key = style->csv_columns[i].key;
         if (i > 0)
             fputc(',', row->file);
-        if (strcmp(key, BENCH_CSV_MEASURE) == 0)
-            fputs(measure, row->file);
+        if (strcmp(key, BENCH_CSV_QUANTITY) == 0)
+            fputs(quantity, row->file);
         else if (strcmp(key, BENCH_CSV_RUN) == 0)
             fprintf(row->file, "%d", run);
         else if (strcmp(key, BENCH_CSV_VALUE) == 0)
@@ -178,7 +178,7 @@ static void write_figure(const csv_row *row) {
             write_row(row, *key, 0, field->type == BENCH_INTEGER ? (double)field->integer : field->real);
     }
     for (int i = 0; i < figure->num_values; i++)
-        write_row(row, figure->measure, i, figure->values[i]);
+        write_row(row, figure->quantity, i, figure->values[i]);
 }
 
 static void write_list(const bench_style *style, const bench_record *record, const char *list, FILE *file) {

@@ -31,8 +31,8 @@ static int time_repeats(int repeats, int (*work)(void *context), void *context, 
 }
 
 /* A figure of a single subject, which has no batch. */
-static bench_figure *add_figure(bench_subject *subject, const char *measure) {
-    bench_figure *figure = bench_add_figure(subject, NULL, measure);
+static bench_figure *add_figure(bench_subject *subject, const char *quantity) {
+    bench_figure *figure = bench_add_figure(subject, NULL, quantity);
     if (figure)
         bench_add_integer(&figure->labels, "batch", 0)->csv_only = 1;
     return figure;
@@ -216,10 +216,10 @@ static int measure_baseline(const bench_request *request, const bench_layer_inpu
 
 /* ---- the table ---- */
 
-static const bench_figure *find_measure(const bench_row *row, const char *measure, uint32_t batch) {
+static const bench_figure *find_quantity(const bench_row *row, const char *quantity, uint32_t batch) {
     for (size_t i = 0; i < row->subject->num_figures; i++) {
         const bench_figure *figure = row->subject->figures[i];
-        if (figure->measure && strcmp(figure->measure, measure) == 0 &&
+        if (figure->quantity && strcmp(figure->quantity, quantity) == 0 &&
             bench_integer_of(&figure->labels, "batch") == batch)
             return figure;
     }
@@ -283,20 +283,20 @@ static const char *rate_text(const bench_row *row, const bench_figure *figure, c
 }
 
 static const char *cell_encode(const bench_row *row, char *buffer, size_t buffer_bytes) {
-    return rate_text(row, find_measure(row, "encode_seconds", 0), buffer, buffer_bytes);
+    return rate_text(row, find_quantity(row, "encode_seconds", 0), buffer, buffer_bytes);
 }
 
 static const char *cell_verified(const bench_row *row, char *buffer, size_t buffer_bytes) {
-    return rate_text(row, find_measure(row, "encode_verified_seconds", 0), buffer, buffer_bytes);
+    return rate_text(row, find_quantity(row, "encode_verified_seconds", 0), buffer, buffer_bytes);
 }
 
 static const char *cell_decode(const bench_row *row, char *buffer, size_t buffer_bytes) {
-    return rate_text(row, find_measure(row, "decode_seconds", 0), buffer, buffer_bytes);
+    return rate_text(row, find_quantity(row, "decode_seconds", 0), buffer, buffer_bytes);
 }
 
 /* Compressors multiply nothing. */
 static const char *cell_matmul(const bench_row *row, char *buffer, size_t buffer_bytes) {
-    const bench_figure *figure = find_measure(row, "matmul_seconds", row->batch);
+    const bench_figure *figure = find_quantity(row, "matmul_seconds", row->batch);
     return figure ? rate_text(row, figure, buffer, buffer_bytes) : NULL;
 }
 
@@ -334,7 +334,7 @@ static const bench_csv_column kCsvColumns[] = {
     {"codec", "codec"},
     {"source", "source"},
     {"compressor", "compressor"},
-    {"measure", BENCH_CSV_MEASURE},
+    {"measure", BENCH_CSV_QUANTITY},
     {"batch", "batch"},
     {"run", BENCH_CSV_RUN},
     {"value", BENCH_CSV_VALUE},

@@ -133,7 +133,7 @@ static const bench_csv_column kCsvColumns[] = {
     {"layout", "layout"},
     {"what", "what"},
     {"batch", "batch"},
-    {"measure", BENCH_CSV_MEASURE},
+    {"measure", BENCH_CSV_QUANTITY},
     {"run", BENCH_CSV_RUN},
     {"value", BENCH_CSV_VALUE},
 };

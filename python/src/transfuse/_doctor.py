@@ -21,7 +21,7 @@ from transfuse import _structs as s
 from transfuse._checkpoint import CheckpointInfo, info
 from transfuse._errors import TransfuseError
 from transfuse._library import find_installed, library
-from transfuse._memory_need import count_layout_bytes, measure_need, read_quant_method
+from transfuse._memory_need import count_layout_bytes, get_memory_need, read_quant_method
 from transfuse._nvidia import Driver, Gpu, find_driver
 
 _OLDEST_CAPABILITY = (8, 0)
@@ -320,7 +320,7 @@ class _Doctor:
                 )
 
     def _look_at_fit(self, checkpoint: CheckpointInfo) -> None:
-        report, need = self.report, measure_need(checkpoint)
+        report, need = self.report, get_memory_need(checkpoint)
         report.row("needs of a GPU's memory", _write_size(need.total))
         for size, what in (
             (need.weights, "tensors as they are stored"),

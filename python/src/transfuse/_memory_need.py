@@ -73,7 +73,7 @@ def count_layout_bytes(checkpoint: CheckpointInfo, layout: str) -> int:
     return total
 
 
-def measure_need(checkpoint: CheckpointInfo) -> MemoryNeed:
+def get_memory_need(checkpoint: CheckpointInfo) -> MemoryNeed:
     """Returns what a checkpoint takes whose compressed tensors all stay compressed."""
     return MemoryNeed(
         weights=checkpoint.bytes,

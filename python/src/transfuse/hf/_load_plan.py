@@ -29,7 +29,7 @@ from transfuse.hf._module_kinds import find_taker, reject_dtype
 from transfuse.hf._name_check import check_names, raise_unfit
 from transfuse.hf._weight_readers import find_weight_reader
 from transfuse.torch._blob_module import as_parameter
-from transfuse.torch._load import Checkpoint, measure_tensor
+from transfuse.torch._load import Checkpoint, get_load_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -147,7 +147,7 @@ class Planner:
     renamings: list[Any]
     converters: list[Any]
     dtype_rules: list[tuple[re.Pattern[str], torch.dtype]]
-    # Files that are open while weights are measured.
+    # Files that are open while sizes are asked for.
     _files: ExitStack
     _checkpoints: dict[str, Checkpoint]
 
@@ -195,14 +195,14 @@ class Planner:
         self.plan.conversions = [rule for rule in self.conversions if rule.was_used()]
         return self.plan
 
-    def _measure(self, tensor: TensorInfo) -> tuple[int, str]:
+    def _get_bytes(self, tensor: TensorInfo) -> tuple[int, str]:
         """Returns the bytes that a tensor will take in memory, and why not in the plan's layout, or ""."""
         if self.plan.layout == "coded":
             return tensor.bytes, ""
         if tensor.file not in self._checkpoints:
             self._checkpoints[tensor.file] = self._files.enter_context(Checkpoint(tensor.file))
         try:
-            most = measure_tensor(self._checkpoints[tensor.file], tensor.name, self.plan.layout)
+            most = get_load_bytes(self._checkpoints[tensor.file], tensor.name, self.plan.layout)
         except UnsupportedError as refusal:
             return tensor.bytes, describe_refusal(refusal, tensor)
         return (packed_bytes(*tensor.shape) if self.plan.layout == "packed" else most), ""
@@ -303,7 +303,7 @@ class Planner:
             raise make_error(Status.TRF_ERR_ARGUMENT, f"{part.tensor.file}: tensor {part.tensor.name!r}: {unfit}")
         if unfit:
             return f"the model keeps it in {wanted}"
-        num_bytes, refusal = self._measure(part.tensor)
+        num_bytes, refusal = self._get_bytes(part.tensor)
         if refusal:
             self.plan.refused[target] = refusal
         if num_bytes != part.tensor.bytes:

@@ -17,7 +17,7 @@ from transfuse import _doctor, _probes
 from transfuse import _structs as s
 from transfuse._doctor import _Doctor, _Report, covers
 from transfuse._library import library
-from transfuse._memory_need import MARGIN_BYTES, count_layout_bytes, measure_need, packed_bytes
+from transfuse._memory_need import MARGIN_BYTES, count_layout_bytes, get_memory_need, packed_bytes
 from transfuse._nvidia import Driver, Gpu
 from transfuse._probes import ProbeResult, run_probe
 from transfuse.tests.conftest import Tensors, write_safetensors
@@ -316,7 +316,7 @@ def test_checkpoint_does_not_fit(folder: Path, doctor: _Doctor) -> None:
 
 
 def test_memory_need_is_the_sum_of_its_parts(folder: Path) -> None:
-    need = measure_need(transfuse.info(folder / "compressed"))
+    need = get_memory_need(transfuse.info(folder / "compressed"))
     stored = sum(tensor.bytes for tensor in transfuse.info(folder / "compressed").tensors)
     assert need.weights == stored
     assert need.workspace == 2 * 300 * 520

@@ -108,7 +108,7 @@ def _enumerate(words: list[str], separator: str = ", ") -> str:
 
 def _transcode(blob: Tensor, layout: s.Layout) -> Tensor:
     """Returns the layer of a coded blob in another layout, on the device of the blob, in memory of its own size."""
-    size = _registry.measure(blob, layout)
+    size = _registry.get_size(blob, layout)
     made = torch.empty(size.blob_bytes, dtype=torch.uint8, device=blob.device)
     keeping = _registry.Keeping(made, [size.directory_bytes], [0])
     _registry.wait_for(blob.device)

@@ -155,17 +155,17 @@ def load_experts(
     return _load(tensors, torch.device(device), cancel, into_container=True)
 
 
-def measure_tensor(checkpoint: Checkpoint, tensor: str, layout: str) -> int:
+def get_load_bytes(checkpoint: Checkpoint, tensor: str, layout: str) -> int:
     """Returns the bytes that `load_blob` allocates for a tensor that is no tensor of experts, and gives at most.
 
     Raises what `load_blob` does, but for what is wrong with weights.
     """
-    return int(_measure(CPU, checkpoint.handle, encode_text(tensor, "tensor"), find_layout(layout)).blob_bytes)
+    return int(_get_load_size(CPU, checkpoint.handle, encode_text(tensor, "tensor"), find_layout(layout)).blob_bytes)
 
 
-def _measure(device: int, handle: ctypes.c_void_p, name: bytes, layout: int) -> s.LayerSizeStruct:
+def _get_load_size(device: int, handle: ctypes.c_void_p, name: bytes, layout: int) -> s.LayerSizeStruct:
     size = s.LayerSizeStruct()
-    call("trf_torch_measure_tensor", device, handle, name, layout, ctypes.byref(size))
+    call("trf_torch_get_load_size", device, handle, name, layout, ctypes.byref(size))
     return size
 
 
@@ -179,7 +179,7 @@ def _load(
 ) -> torch.Tensor:
     index = device_index(place)
     sources = [(checkpoint.handle, encode_text(name, "tensor")) for checkpoint, name in tensors]
-    sizes = [_measure(index, handle, name, layout) for handle, name in sources]
+    sizes = [_get_load_size(index, handle, name, layout) for handle, name in sources]
     offsets, total = place_blobs([size.blob_bytes for size in sizes]) if into_container else ([0], sizes[0].blob_bytes)
     blob = torch.empty(total, dtype=torch.uint8, device=place)
     if into_container:

@@ -103,7 +103,7 @@ def adopt(blob: torch.Tensor) -> None:
     device, pointer = _place_of(blob)
     layout = _layout_of_bytes(first_bytes)
     what = f"blob of {blob.numel()} bytes on {blob.device}: "
-    size = measure(blob, layout, what)
+    size = get_size(blob, layout, what)
     keeping = Keeping(blob, [size.directory_bytes], [0])
     with keeping:
         memory = s.LayerMemoryStruct(pointer, blob.numel(), *keeping.directories[0])
@@ -153,8 +153,8 @@ def _adopt_container(container: torch.Tensor) -> None:
     offsets, sizes = read_head(container)
     blobs = [container[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
     layouts = [_layout_of_bytes(_read_first_bytes(blob)) for blob in blobs]
-    measured = [measure(blob, layout, what) for blob, layout in zip(blobs, layouts)]
-    keeping = Keeping(container, [size.directory_bytes for size in measured], offsets)
+    layer_sizes = [get_size(blob, layout, what) for blob, layout in zip(blobs, layouts)]
+    keeping = Keeping(container, [size.directory_bytes for size in layer_sizes], offsets)
     with keeping:
         for index, (blob, layout, directory) in enumerate(zip(blobs, layouts, keeping.directories, strict=True)):
             place = blob.data_ptr(), blob.numel()
@@ -177,7 +177,7 @@ def _adopt_container(container: torch.Tensor) -> None:
         make_experts(container, offsets, what)
 
 
-def measure(blob: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStruct:
+def get_size(blob: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStruct:
     """Returns the memory of the layer that a blob becomes in a layout, or that a buffer of this layout is.
 
     Raises
@@ -188,7 +188,7 @@ def measure(blob: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStruc
         The head is malformed.
     """
     size = s.LayerSizeStruct()
-    call("trf_torch_measure", *_place_of(blob), blob.numel(), layout, ctypes.byref(size), what=what)
+    call("trf_torch_get_size", *_place_of(blob), blob.numel(), layout, ctypes.byref(size), what=what)
     return size
 
 

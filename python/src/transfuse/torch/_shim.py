@@ -44,9 +44,9 @@ def shim() -> ctypes.CDLL:
     error, info = POINTER(s.ErrorStruct), POINTER(s.DeviceLayerInfoStruct)
     size, memory = POINTER(s.LayerSizeStruct), POINTER(s.LayerMemoryStruct)
     functions: dict[str, tuple[object, list[object]]] = {
-        "trf_torch_measure": (c_int, [c_int, c_void_p, c_uint64, c_int, size, error]),
+        "trf_torch_get_size": (c_int, [c_int, c_void_p, c_uint64, c_int, size, error]),
         "trf_torch_adopt": (c_int, [c_int, c_void_p, c_uint64, c_int, memory, error]),
-        "trf_torch_measure_tensor": (c_int, [c_int, c_void_p, c_char_p, c_int, size, error]),
+        "trf_torch_get_load_size": (c_int, [c_int, c_void_p, c_char_p, c_int, size, error]),
         "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, c_int, memory, POINTER(c_int32), error]),
         "trf_torch_is_known": (c_int, [c_int, c_void_p, c_uint64]),
         "trf_torch_find": (c_int, [c_int, c_void_p, c_uint64, info]),
