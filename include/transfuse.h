@@ -467,7 +467,7 @@ typedef enum trf_path {
      * again. On the CPU the only path, for every m. */
     TRF_PATH_FUSED = 1,
     TRF_PATH_TWO_STEP = 2, /* decoded to the workspace, then multiplied by cuBLASLt; not on the CPU */
-    TRF_PATH_WIDE = 3,     /* decoded inside a product of warpgroups, every m: compute capability 9.0 */
+    TRF_PATH_WIDE = 3,     /* decoded inside a product of warpgroups, every m: compute capability 9.0, not bf16 */
     TRF_PATH_DENSE = 4,    /* of plain layers, which have no other: by cuBLASLt; on the CPU dot products */
     TRF_PATH_PACKED = 5    /* of packed layers, which have no other */
 } trf_path;
