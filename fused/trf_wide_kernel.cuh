@@ -15,7 +15,7 @@
  * decodes one of the units and stores it in both. Or `k_splits` blocks cut a work item's columns (split-K) among them;
  * at the end each sends its sums to those that add them up, in a fixed order.
  *
- * 8192 x 8192 in BF16 (quads), 256 rows of x, 132 multiprocessors: 64 work items, each a cluster of two blocks that
+ * 8192 x 8192 in FP8 E4M3 (quads), 256 rows of x, 132 multiprocessors: 64 work items, each a cluster of two blocks that
  * decode for each other; four multiprocessors idle.
  *
  *          columns of W:   0      1024     2048             7168    8192      (32 panels, 8 producers)
@@ -32,7 +32,7 @@
  *
  *     shared memory, bytes   table 32768 | masks 512 | guard 544 | 8 warps x 2 slabs x 3392 | guard 544
  *                            | to a multiple of 1024 | 8 stages x 8192 | 8 copies of x x 8192: 220160
- *       a slab's 3392        ring of 2 steps 1024 | narrow planes 512 | two of rANS streams, 928 each
+ *       a slab's 3392        planes of raw bits 1536 | two of rANS streams, 928 each
  *
  * Registers: 128 a thread. What limits it: docs/notebook/2026-11-23-wide-kernel.md. */
 #ifndef TRF_WIDE_KERNEL_CUH

@@ -10,8 +10,8 @@
 static trf_wide_kernel kernel_of(const trf_device_view *view, const trf_wide_partition &c, trf_dtype x_dtype) {
     const int class_bits = (int)view->class_bits, max_x_rows = (int)trf_wide_max_x_rows(c.x_rows),
               multicast = (int)c.multicast;
-    if (view->codec == TRF_CODEC_BF16 || view->codec == TRF_CODEC_FP16)
-        return trf_wide_16_bit(view->codec, class_bits, max_x_rows, multicast);
+    if (view->codec == TRF_CODEC_FP16)
+        return trf_wide_fp16(class_bits, max_x_rows, multicast);
     return trf_wide_8_bit(view->codec, class_bits, x_dtype == TRF_DTYPE_BF16, max_x_rows, multicast);
 }
 

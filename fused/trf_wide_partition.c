@@ -89,6 +89,8 @@ const char *trf_wide_device_refusal(const trf_device_limits *limits) {
 
 const char *trf_wide_refusal(const trf_device_view *view, const trf_layer_traits *traits,
                              const trf_device_limits *limits, uint32_t m, trf_dtype x_dtype) {
+    if (view->codec == TRF_CODEC_BF16)
+        return "there are no wide kernels for bf16 layers, which can be loaded packed for large batches";
     const char *reason = trf_fragment_refusal(view, traits, x_dtype);
     if (!reason)
         reason = trf_wide_device_refusal(limits);

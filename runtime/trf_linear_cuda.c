@@ -24,22 +24,48 @@ static trf_status plan_wide(trf_plan *plan, trf_error *err) {
     return TRF_OK;
 }
 
+static const char *fused_refusal(const trf_plan *plan, uint32_t m) {
+    const trf_device_layer *layer = plan->layer;
+    return trf_fused_refusal(&layer->view, &layer->traits, &layer->context->limits, m, plan->tiles_product.x_dtype);
+}
+
+/* Rows of x of the last of a plan's fused passes. */
+static uint32_t last_pass_rows(uint32_t m) { return (m - 1) % TRF_FUSED_MAX_M + 1; }
+
+/* Whether fused kernels take a product of too many rows for one of them in passes. */
+static int takes_passes(const trf_plan *plan) {
+    const uint32_t m = plan->tiles_product.m;
+    return m > TRF_FUSED_MAX_M && !fused_refusal(plan, TRF_FUSED_MAX_M) && !fused_refusal(plan, last_pass_rows(m));
+}
+
+static void plan_fused(trf_plan *plan) {
+    const trf_device_layer *layer = plan->layer;
+    const trf_device_limits *limits = &layer->context->limits;
+    trf_fused_passes *const passes = &plan->work.fused;
+    trf_product pass = plan->tiles_product;
+    plan->path = TRF_PATH_FUSED;
+    plan->reason = NULL;
+    pass.m = last_pass_rows(plan->tiles_product.m);
+    trf_fused_choose(&layer->view, &layer->traits, limits, &pass, &passes->last);
+    plan->device_workspace_bytes = passes->last.workspace_bytes;
+    if (plan->tiles_product.m <= TRF_FUSED_MAX_M)
+        return;
+    pass.m = TRF_FUSED_MAX_M;
+    trf_fused_choose(&layer->view, &layer->traits, limits, &pass, &passes->full);
+    if (plan->device_workspace_bytes < passes->full.workspace_bytes)
+        plan->device_workspace_bytes = passes->full.workspace_bytes;
+}
+
 /* AUTO: which path is the fastest is found before (trf_plan_create); here it is FUSED where that takes the product,
- * else TWO_STEP. */
+ * else TWO_STEP, or FUSED in passes where there is no TWO_STEP either. */
 trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     if (path == TRF_PATH_WIDE)
         return plan_wide(plan, err);
     if (path == TRF_PATH_DENSE || path == TRF_PATH_PACKED)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a coded layer has no %s path", trf_path_name(path));
-    const trf_device_layer *layer = plan->layer;
-    const trf_device_limits *limits = &layer->context->limits;
-    const trf_product *product = &plan->tiles_product;
-    const char *const refusal = trf_fused_refusal(&layer->view, &layer->traits, limits, product->m, product->x_dtype);
+    const char *const refusal = fused_refusal(plan, plan->tiles_product.m);
     if (!refusal && path != TRF_PATH_TWO_STEP) {
-        plan->path = TRF_PATH_FUSED;
-        plan->reason = NULL;
-        trf_fused_choose(&layer->view, &layer->traits, limits, product, &plan->work.fused);
-        plan->device_workspace_bytes = plan->work.fused.workspace_bytes;
+        plan_fused(plan);
         return TRF_OK;
     }
     if (path == TRF_PATH_FUSED)
@@ -48,24 +74,54 @@ trf_status trf_cuda_create_plan(trf_plan *plan, trf_path path, trf_error *err) {
     plan->path = TRF_PATH_TWO_STEP;
     plan->reason = path == TRF_PATH_TWO_STEP ? "the two-step path was asked for" : refusal;
     trf_status status = trf_plan_two_step(plan, err);
+    if (status == TRF_ERR_UNSUPPORTED && path == TRF_PATH_AUTO && takes_passes(plan)) {
+        plan_fused(plan);
+        return TRF_OK;
+    }
     if (status != TRF_OK && refusal)
         return trf_prefix_error(err, status,
                                 "the fused path does not take this product (%s), the two-step path neither", refusal);
     return status;
 }
 
+/* Moves operands on by a pass. Its rows are a multiple of 64, so addresses keep their alignment, and y its bits. */
+static void skip_rows(trf_operands *operands, const trf_product *pass, uint32_t cols) {
+    const uint64_t y_bytes = trf_dtype_bytes(pass->y_dtype) * pass->m;
+    operands->x = (const uint8_t *)operands->x + trf_dtype_bytes(pass->x_dtype) * pass->m * cols;
+    operands->y = (uint8_t *)operands->y + y_bytes * pass->y_stride;
+    if (pass->has_multiplier)
+        operands->multiplier = (const uint8_t *)operands->multiplier + y_bytes * pass->multiplier_stride;
+    if (pass->has_residual)
+        operands->residual = (const uint8_t *)operands->residual + y_bytes * pass->residual_stride;
+}
+
+static trf_status launch_fused(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
+                               trf_error *err) {
+    const trf_device_layer *layer = plan->layer;
+    const trf_fused_passes *passes = &plan->work.fused;
+    trf_product pass = plan->tiles_product;
+    trf_operands at = *operands;
+    uint32_t left = pass.m;
+    int error = 0;
+    for (pass.m = TRF_FUSED_MAX_M; !error && left > TRF_FUSED_MAX_M; left -= pass.m) {
+        error = trf_fused_launch(&layer->view, &layer->traits, &pass, &passes->full, &at, workspace, stream);
+        skip_rows(&at, &pass, layer->view.cols);
+    }
+    pass.m = left;
+    if (!error)
+        error = trf_fused_launch(&layer->view, &layer->traits, &pass, &passes->last, &at, workspace, stream);
+    return trf_check_cuda(error, "the fused product", err);
+}
+
 static trf_status launch_product(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,
                                  trf_error *err) {
-    const trf_device_layer *layer = plan->layer;
-    const trf_product *product = &plan->tiles_product;
     if (plan->path == TRF_PATH_TWO_STEP)
         return trf_multiply_two_step(plan, operands, workspace, stream, err);
     if (plan->path == TRF_PATH_WIDE)
-        return trf_check_cuda(trf_wide_launch(&layer->view, product, &plan->work.wide, operands, workspace, stream),
-                              "the wide product", err);
-    return trf_check_cuda(
-        trf_fused_launch(&layer->view, &layer->traits, product, &plan->work.fused, operands, workspace, stream),
-        "the fused product", err);
+        return trf_check_cuda(
+            trf_wide_launch(&plan->layer->view, &plan->tiles_product, &plan->work.wide, operands, workspace, stream),
+            "the wide product", err);
+    return launch_fused(plan, operands, workspace, stream, err);
 }
 
 trf_status trf_cuda_linear(const trf_plan *plan, const trf_operands *operands, void *workspace, trf_stream stream,

@@ -15,9 +15,15 @@ typedef struct trf_dense_workspace {
     uint64_t sums_offset, gemm_offset; /* gemm: cuBLASLt's own; equal if there are no sums */
 } trf_dense_workspace;
 
+/* Fused kernels take TRF_FUSED_MAX_M rows of x. Where nothing takes more at once they run in passes. */
+typedef struct trf_fused_passes {
+    trf_fused_partition last; /* of the last pass, mostly the only one */
+    trf_fused_partition full; /* of each pass in front of it, of TRF_FUSED_MAX_M rows; not set if there is none */
+} trf_fused_passes;
+
 /* What a plan of one device and path knows of its work, beyond what all plans have. */
 typedef union trf_plan_work {
-    trf_fused_partition fused;
+    trf_fused_passes fused;
     trf_wide_partition wide;
     trf_dense_workspace dense; /* of TWO_STEP and DENSE */
     trf_packed_partition packed;

@@ -50,7 +50,7 @@ static int narrow_rows(const product *p, const char *x_path, const float *x, uin
     return 0;
 }
 
-/* Plans products of as many rows as one call should take. Where large ones cannot be, small ones are fused. */
+/* Plans products of as many rows as one call should take. */
 static trf_status plan_product(const cli_options *options, product *p, uint64_t m, trf_error *err) {
     const uint64_t max_rows = options->path == TRF_PATH_FUSED ? TRF_FUSED_MAX_M : kMaxRows;
     trf_plan_options plan;
@@ -60,10 +60,6 @@ static trf_status plan_product(const cli_options *options, product *p, uint64_t 
     plan.y_dtype = TRF_DTYPE_F32;
     plan.path = options->path;
     trf_status status = trf_plan_create(p->layer, &plan, &p->plan, err);
-    if (status != TRF_OK && plan.path == TRF_PATH_AUTO && m > TRF_FUSED_MAX_M) {
-        plan.m = TRF_FUSED_MAX_M;
-        status = trf_plan_create(p->layer, &plan, &p->plan, err);
-    }
     if (status == TRF_OK)
         trf_plan_get_info(p->plan, &p->info);
     return status;

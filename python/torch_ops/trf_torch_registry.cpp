@@ -188,6 +188,11 @@ std::shared_ptr<plan> make_plan(const std::shared_ptr<layer> &of, const plan_key
         trf_plan_info info;
         trf_plan_get_info(made->handle, &info);
         made->workspace_bytes = info.workspace_bytes;
+        // without cuBLASLt: in passes, each of which decodes the layer; torch has a product of its own
+        if (of->device != TRF_DEVICE_CPU && info.path == TRF_PATH_FUSED && key.m > TRF_FUSED_MAX_M) {
+            trf_plan_destroy(made->handle);
+            made->handle = nullptr;
+        }
     }
     const std::lock_guard<std::mutex> guard(the_registry().lock);
     return of->plans.insert(key, &made);

@@ -85,7 +85,7 @@ struct plan_key {
 };
 
 struct plan {
-    trf_plan *handle = nullptr; /* NULL: no path takes this product; it is decoded and multiplied by torch */
+    trf_plan *handle = nullptr; /* NULL: no path takes this product at once; it is decoded and multiplied by torch */
     uint64_t workspace_bytes = 0;
 
     plan() = default;

@@ -67,7 +67,6 @@ record() {
         timed fused '"speed"' 8 0.00004
         timed two-step '"speed"' 8 0.00015
         timed cublaslt null 128 0.00009
-        timed wide '"speed"' 128 0.00008
         timed two-step '"speed"' 128 0.00019
         echo '{"what": "fused", "favor": "speed", "batch": 128, "reason": "more than 64 rows of x"}]}]}'
     } >record.json

@@ -43,7 +43,7 @@ check() {
 expect 0 matmul layer.trf x96_5.npy -o y.npy --device cuda --layout plain -f
 grep -q ', dense on ' out || fail "--layout plain ran something else: $(cat out)"
 "$TRF_PYTHON" "$here/check_product.py" y.npy x96_5.npy mixed.safetensors layers.0.k_proj.weight || fail "--layout plain"
-# The wide path takes what it says; a layer of 96 columns is none of those.
+# The wide path takes what it says; a layer of 96 columns, or of bf16, is none of those.
 "$TRANSFUSE" matmul layer.trf x96_5.npy -o y.npy --device cuda --path wide -f >out 2>err
 case $? in
 0) grep -q ', wide on ' out || fail "--path wide ran something else: $(cat out)" ;;

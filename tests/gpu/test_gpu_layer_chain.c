@@ -404,7 +404,7 @@ enum {
 };
 
 typedef struct others {
-    gpu_layer layers[OTHER_LAYERS];
+    gpu_layer layers[OTHER_LAYERS], wide_layer; /* of bf16; of fp8, which the wide path takes */
     trf_layer_group *group;
     trf_experts *experts;
     trf_experts_plan *experts_plan;
@@ -452,8 +452,9 @@ static void plan_others(others *o) {
               TRF_OK, &err, "experts");
     gpu_check(test_make_plan(list[0], TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_TWO_STEP, &o->two_step, &err),
               TRF_OK, &err, "two steps");
+    o->wide_layer = gpu_layer_make(&rng, &kGpuChoices[2], TRF_FAVOR_SPEED, 256, shape, GPU_FILL_NORMAL);
     const trf_status status =
-        test_make_plan(list[0], TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_WIDE, &o->wide, &err);
+        test_make_plan(o->wide_layer.device, TOKENS, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_WIDE, &o->wide, &err);
     if (status != TRF_OK)
         gpu_check(status, TRF_ERR_UNSUPPORTED, &err, "wide");
     o->x = filled_normal(&rng, TRF_DTYPE_BF16, (size_t)TOKENS * OTHER_COLS, 1);
@@ -527,6 +528,7 @@ static void others_free(others *o) {
     gpu_memory_free(&o->workspace);
     for (int l = 0; l < OTHER_LAYERS; l++)
         gpu_layer_free(&o->layers[l]);
+    gpu_layer_free(&o->wide_layer);
 }
 
 START_TEST(other_calls_only_enqueue) {

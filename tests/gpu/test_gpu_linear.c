@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products on the device: both paths against F64, for every codec, scale layout, batch and type; the bits of single
- * weights; the same bits on every run; graphs. */
+ * weights; the same bits on every run; graphs; batches that need cuBLASLt where it is missing. */
 #include "gpu_products.h"
 #include "trf_context.h"
 #include "trf_convert.h"
@@ -332,6 +332,70 @@ START_TEST(graphs) {
 }
 END_TEST
 
+/* ---- without cuBLASLt ---- */
+
+/* The operands of a product's rows from `first` on. values: of x, and of all that the epilogue adds and multiplies by;
+ * y: of 16 bits. */
+static trf_operands operands_from(const trf_plan_options *options, uint32_t cols, const uint16_t *values, uint16_t *y,
+                                  uint32_t first) {
+    trf_operands operands = test_operands(values + (size_t)first * cols, y + first * options->y_stride);
+    operands.bias = values;
+    operands.multiplier = values + first * options->multiplier_stride;
+    operands.residual = values + first * options->residual_stride;
+    return operands;
+}
+
+/* More rows than fused kernels take are multiplied in passes where cuBLASLt is missing: with the bits that plans of
+ * their rows give. loop: rows of x. */
+static const uint32_t kRowsInPasses[] = {65, 128, 150};
+
+START_TEST(passes_without_cublaslt) {
+    static uint64_t no_library[8]; /* how a trf_gemm without one begins */
+    static const gpu_shape shape = {288, 777};
+    const uint32_t m = kRowsInPasses[_i];
+    test_rng rng = {9400};
+    trf_error err = {0};
+    trf_plan *plan;
+    gpu_product whole;
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 128, shape, GPU_FILL_NORMAL);
+    gpu_input input = gpu_input_normal(&rng, m, shape.cols);
+    trf_plan_options options = test_plan_options(m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_AUTO);
+    options.has_bias = options.has_multiplier = options.has_residual = 1;
+    options.y_stride = 300, options.multiplier_stride = 310, options.residual_stride = 320;
+    struct trf_gemm *const gemm = gpu_context->gemm;
+    gpu_context->gemm = (struct trf_gemm *)no_library;
+    gpu_check(test_make_plan(layer.device, m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, TRF_PATH_TWO_STEP, &plan, &err),
+              TRF_ERR_UNSUPPORTED, &err, "two-step without cuBLASLt");
+    gpu_product_make_as(&whole, &layer, &options);
+    gpu_context->gemm = gemm;
+    ck_assert_int_eq(whole.info.path, TRF_PATH_FUSED);
+    gpu_memory parts = gpu_memory_make(whole.y.bytes);
+    gpu_memory_poison(&whole.y);
+    gpu_memory_poison(&parts);
+    trf_operands operands = operands_from(&options, shape.cols, input.bf16.at, whole.y.at, 0);
+    gpu_check(trf_linear(whole.plan, &operands, gpu_product_workspace(&whole), NULL, &err), TRF_OK, &err, whole.name);
+    options.path = TRF_PATH_FUSED;
+    for (uint32_t first = 0; first < m; first += options.m) {
+        gpu_product part;
+        options.m = m - first < TRF_FUSED_MAX_M ? m - first : TRF_FUSED_MAX_M;
+        ck_assert_int_eq(gpu_product_make_as(&part, &layer, &options), TRF_OK);
+        operands = operands_from(&options, shape.cols, input.bf16.at, parts.at, first);
+        gpu_check(trf_linear(part.plan, &operands, gpu_product_workspace(&part), NULL, &err), TRF_OK, &err, part.name);
+        gpu_product_free(&part);
+    }
+    uint8_t *const due = gpu_malloc(parts.bytes), *const found = gpu_malloc(parts.bytes);
+    gpu_memory_read(&parts, due);
+    gpu_memory_read(&whole.y, found);
+    ck_assert_mem_eq(found, due, parts.bytes);
+    free(due);
+    free(found);
+    gpu_memory_free(&parts);
+    gpu_product_free(&whole);
+    gpu_input_free(&input);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
 int main(void) {
     const gpu_test tests[] = {{near_f64, GPU_CHOICES},
                               {large_layers, 4 * 9}, /* floats, i8, and codes scaled by tensor or row */
@@ -340,6 +404,7 @@ int main(void) {
                               {odd_addresses, 1},
                               {same_bits_on_every_run, 8},
                               {shared_workspace, 1},
-                              {graphs, 4}};
+                              {graphs, 4},
+                              {passes_without_cublaslt, sizeof kRowsInPasses / sizeof kRowsInPasses[0]}};
     return gpu_main("linear", tests, sizeof tests / sizeof tests[0]);
 }

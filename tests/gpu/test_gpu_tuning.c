@@ -104,6 +104,25 @@ START_TEST(plans_follow_the_table) {
 }
 END_TEST
 
+/* A tuning of a version that had wide kernels of bf16 is used as it is: plans of such layers take the usual path. */
+START_TEST(paths_that_are_gone_give_way) {
+    static const gpu_shape shape = {1024, 2048};
+    test_rng rng = {9600};
+    gpu_layer layer = gpu_layer_make(&rng, &kGpuChoices[0], TRF_FAVOR_SPEED, 0, shape, GPU_FILL_NORMAL);
+    const trf_card card = trf_card_of(gpu_context);
+    trf_tuning *tuning;
+    trf_error err = {0};
+    gpu_check(trf_tuning_create(&card, 1, &tuning, &err), TRF_OK, &err, "a tuning");
+    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(layer.device), 1, {{MAX_M, TRF_PATH_WIDE, {0}}}};
+    gpu_check(trf_context_set_tuning(gpu_context, tuning, &err), TRF_OK, &err, "set");
+    ck_assert_int_eq(planned(&layer, TRF_FUSED_MAX_M, TRF_PATH_AUTO), TRF_PATH_FUSED);
+    ck_assert_int_eq(planned(&layer, TRF_FUSED_MAX_M + 1, TRF_PATH_AUTO), TRF_PATH_TWO_STEP);
+    gpu_check(trf_context_set_tuning(gpu_context, NULL, &err), TRF_OK, &err, "unset");
+    trf_tuning_free(tuning);
+    gpu_layer_free(&layer);
+}
+END_TEST
+
 /* Each path that takes a product has its time in the file, and no other. */
 START_TEST(all_paths_are_timed) {
     gpu_layer layers[LAYERS];
@@ -159,6 +178,10 @@ START_TEST(stopped) {
 END_TEST
 
 int main(void) {
-    const gpu_test tests[] = {{plans_follow, 1}, {plans_follow_the_table, 1}, {all_paths_are_timed, 1}, {stopped, 1}};
+    const gpu_test tests[] = {{plans_follow, 1},
+                              {plans_follow_the_table, 1},
+                              {paths_that_are_gone_give_way, 1},
+                              {all_paths_are_timed, 1},
+                              {stopped, 1}};
     return gpu_main("tuning", tests, sizeof tests / sizeof tests[0]);
 }

@@ -88,6 +88,8 @@ static const uint32_t kShapes[][2] = {{300, 515},   {15, 300},    {33, 65},     
 static const uint32_t kBatches[] = {1, 5, 33, MOST_M};
 static const trf_dtype kYTypes[] = {TRF_DTYPE_F32, TRF_DTYPE_BF16, TRF_DTYPE_F16};
 enum {
+    BF16 = 0, /* of kKinds */
+    E4M3 = 2,
     NUM_KINDS = sizeof kKinds / sizeof kKinds[0],
     NUM_SHAPES = ON_GPU ? sizeof kShapes / sizeof kShapes[0] : 4,
     NUM_BATCHES = sizeof kBatches / sizeof kBatches[0]
@@ -360,18 +362,24 @@ START_TEST(rows_apart_have_the_same_bits) {
 }
 END_TEST
 
-/* loop: combinations, all of them on one layer. */
+/* A layer that the path takes where the device has it. x: BF16. */
+static trf_device_layer *make_layer_for(trf_path path, uint32_t rows, uint32_t cols) {
+    return make_layer(&kKinds[path == TRF_PATH_WIDE ? E4M3 : BF16], rows, cols, NULL);
+}
+
+/* loop: combinations. */
 START_TEST(every_epilogue) {
     int num_paths;
     const trf_path *paths = paths_of_device(&num_paths);
-    trf_device_layer *layer = make_layer(&kKinds[0], 288, 512, NULL);
-    for (int p = 0; p < num_paths; p++)
+    for (int p = 0; p < num_paths; p++) {
+        trf_device_layer *layer = make_layer_for(paths[p], 288, 512);
         for (int t = 0; t < 3; t++) {
             subject s = subject_make(layer, TRF_DTYPE_BF16, 7, kYTypes[t], paths[p]);
             EXPECT(check_strides(&s, kCombinations[_i]) || paths[p] == TRF_PATH_WIDE);
             subject_free(&s);
         }
-    trf_device_layer_destroy(layer);
+        trf_device_layer_destroy(layer);
+    }
 }
 END_TEST
 
@@ -602,7 +610,7 @@ START_TEST(plans_keep_what_they_are_made_of) {
     const trf_path path = paths_of_device(&num_paths)[_i];
     const strides packed = {0}, apart = {ROWS + 9, 0, ROWS + 2, 1};
     const combination c = {TRF_ACTIVATION_GELU, APART, ABSENT, APART};
-    trf_device_layer *layer = make_layer(&kKinds[0], ROWS, 512, NULL);
+    trf_device_layer *layer = make_layer_for(path, ROWS, 512);
     subject s = subject_make(layer, TRF_DTYPE_BF16, M, TRF_DTYPE_BF16, path);
     void *due = compute(&s, c, packed);
     ck_assert(due || path == TRF_PATH_WIDE);

@@ -88,7 +88,7 @@ static trf_tuning *make_tuning(void) {
 static const trf_card kCpu = {"CPU", 0, 0, 0}, kH200 = {"NVIDIA H200", 90, 132, 4917};
 
 static void expect_path_at_32_rows(const trf_card *card, trf_path path) {
-    static const trf_tuning_key key = {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 1024, 4096};
+    static const trf_tuning_key key = {TRF_LAYOUT_CODED, TRF_CODEC_E5M2, 2, 5, 0, 1024, 4096};
     uint32_t num_tables;
     const trf_crossover_table *tables = trf_crossover_tables(&num_tables);
     ck_assert_int_eq(trf_crossover_path(trf_crossovers_for(tables, num_tables, card), &key, 32), path);
@@ -106,8 +106,8 @@ START_TEST(shipped_crossovers_of_two_cards) {
 }
 END_TEST
 
-/* A table that the library brings along: fused, then wide, then two-step, whatever the layer; nothing for other
- * generations. */
+/* A table that the library brings along: fused, then wide, then two-step, whatever the layer, but for those that have
+ * no wide kernels; nothing for other generations. */
 START_TEST(shipped_crossovers) {
     static const trf_tuning_key keys[] = {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 10, 0, 8192, 8192},
                                           {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 4, 8, 0, 28672, 8192},
@@ -134,12 +134,15 @@ START_TEST(shipped_crossovers) {
                 at++;
             EXPECT(order[at] == path);
             EXPECT(path != TRF_PATH_FUSED || m <= TRF_FUSED_MAX_M);
+            EXPECT(path != TRF_PATH_WIDE || keys[i].codec != TRF_CODEC_BF16);
             EXPECT(trf_crossover_path(NULL, &keys[i], m) == TRF_PATH_AUTO);
         }
         ck_assert_int_eq(trf_crossover_path(table, &keys[i], 1), TRF_PATH_FUSED);
         ck_assert_int_eq(at, 2);
     }
-    ck_assert_int_eq(trf_crossover_path(table, &keys[0], 128), TRF_PATH_WIDE);
+    ck_assert_int_eq(trf_crossover_path(table, &keys[0], 64), TRF_PATH_FUSED);
+    ck_assert_int_eq(trf_crossover_path(table, &keys[0], 65), TRF_PATH_TWO_STEP);
+    ck_assert_int_eq(trf_crossover_path(table, &keys[3], 48), TRF_PATH_WIDE);
     ck_assert_int_eq(trf_crossover_path(table, &keys[6], 100), TRF_PATH_TWO_STEP); /* wide takes no scale groups */
 }
 END_TEST

@@ -26,9 +26,9 @@ static trf_device_view view_of(int pairs, uint32_t slab_cols, uint32_t rows, uin
                              .slab_cols = slab_cols,
                              .num_panels = (cols + slab_cols - 1) / slab_cols,
                              .num_bands = rows / TRF_SLAB_ROWS,
-                             .codec = TRF_CODEC_BF16,
+                             .codec = TRF_CODEC_FP16,
                              .class_bits = pairs ? 4 : 2,
-                             .raw_bits = pairs ? 8 : 10,
+                             .raw_bits = pairs ? 11 : 13,
                              .probability_bits = pairs ? 10 : 9,
                              .state_bits = pairs ? 10 : 9};
 }
@@ -38,7 +38,7 @@ static const trf_layer_traits kTraits = {.max_rans_bytes = 1100, .max_frequency 
 static trf_wide_partition choose(const trf_device_view *view, const trf_layer_traits *traits,
                                  const trf_device_limits *limits, uint32_t m, int has_bias) {
     const trf_product product = {
-        .m = m, .x_dtype = TRF_DTYPE_BF16, .y_dtype = TRF_DTYPE_BF16, .has_bias = has_bias, .y_stride = view->rows};
+        .m = m, .x_dtype = TRF_DTYPE_F16, .y_dtype = TRF_DTYPE_F16, .has_bias = has_bias, .y_stride = view->rows};
     trf_wide_partition partition;
     memset(&partition, 0xA5, sizeof partition); /* all of it is what choosing fills */
     trf_wide_choose(view, traits, limits, &product, &partition);
@@ -78,7 +78,7 @@ START_TEST(usual_layers_have_plans) {
         const trf_device_view view = view_of(_i % 2, _i / 2 % 2 ? 128 : 256, kRows[i / NUM_BATCHES / NUM_COLS],
                                              kCols[i / NUM_BATCHES % NUM_COLS]);
         const uint32_t m = kBatches[i % NUM_BATCHES];
-        const char *reason = trf_wide_refusal(&view, &kTraits, limits, m, TRF_DTYPE_BF16);
+        const char *reason = trf_wide_refusal(&view, &kTraits, limits, m, TRF_DTYPE_F16);
         if (reason)
             ck_abort_msg("%u x %u, m %u: %s", view.rows, view.cols, m, reason);
         check_plan(&view, limits, m);
@@ -92,7 +92,7 @@ START_TEST(long_streams_leave_fewer_decoders) {
     trf_layer_traits traits = kTraits;
     uint32_t before = UINT32_MAX;
     for (traits.max_rans_bytes = 1000; traits.max_rans_bytes <= 16000; traits.max_rans_bytes += 1000) {
-        ck_assert_ptr_null(trf_wide_refusal(&view, &traits, &kDevices[0], 64, TRF_DTYPE_BF16));
+        ck_assert_ptr_null(trf_wide_refusal(&view, &traits, &kDevices[0], 64, TRF_DTYPE_F16));
         const trf_wide_partition c = choose(&view, &traits, &kDevices[0], 64, 0);
         ck_assert_uint_le(c.producers, before);
         before = c.producers;
@@ -106,30 +106,33 @@ START_TEST(others_have_reasons) {
     trf_device_view view = usual;
     trf_layer_traits traits = kTraits;
     trf_device_limits limits = kDevices[0];
-    ck_assert_ptr_null(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16));
+    ck_assert_ptr_null(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16));
     traits.irregular_weights = 1;
-    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16));
     traits = kTraits;
     traits.predictor_modes = TRF_PREDICT_ROW;
-    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16));
     traits = kTraits;
     traits.max_frequency = 256;
-    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16));
     traits = kTraits;
     traits.max_rans_bytes = 40000; /* two decoders' buffers */
-    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16));
     traits = kTraits;
     view.probability_bits = 12;
-    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16));
     view = usual;
     view.granularity = TRF_GRANULARITY_SCALE_GROUP;
-    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16));
+    view = usual;
+    view.codec = TRF_CODEC_BF16;
+    ck_assert_ptr_nonnull(strstr(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16), "bf16"));
     view = usual;
     limits.missing_kernels = TRF_KERNELS_WIDE;
-    ck_assert_ptr_nonnull(strstr(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16), "9.0a"));
+    ck_assert_ptr_nonnull(strstr(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16), "9.0a"));
     limits.missing_kernels = 0;
     limits.capability = 100; /* its warpgroups are others */
-    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_BF16));
+    ck_assert_ptr_nonnull(trf_wide_refusal(&view, &traits, &limits, 64, TRF_DTYPE_F16));
 }
 END_TEST
 

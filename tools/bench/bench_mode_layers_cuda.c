@@ -219,7 +219,8 @@ static int list_paths(case_list *list, bench_layer_session *session, bench_subje
         return add_case(list, session, subject, BENCH_CASE_PACKED, compressed, batch);
     if ((!sweeps || batch <= TRF_FUSED_MAX_M) && add_case(list, session, subject, BENCH_CASE_FUSED, compressed, batch))
         return -1;
-    if (batch > 8 && add_case(list, session, subject, BENCH_CASE_WIDE, compressed, batch))
+    if (batch > 8 && session->input->bench_codec != CLI_BENCH_BF16 && /* which has no wide kernels */
+        add_case(list, session, subject, BENCH_CASE_WIDE, compressed, batch))
         return -1;
     if (add_case(list, session, subject, BENCH_CASE_TWO_STEP, compressed, batch))
         return -1;

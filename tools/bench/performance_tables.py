@@ -32,7 +32,7 @@ CODECS = {
     "int8": "INT8, absmax a channel",
     "bits:4.25": "`--bits 4.25`",
 }
-MARKS = {"fused": "", "wide": " w", "two-step": " t", None: " ?"}  # None: of a card without crossovers
+MARKS = {"fused": "", "two-step": " t", None: " ?"}  # None: of a card without crossovers
 NONE = "–"
 
 
@@ -55,12 +55,12 @@ def times_of(rows: list[dict]) -> dict:
 
 
 def read_crossovers() -> dict:
-    """For each card its layers of bf16 (quads): rows, columns, and to which batch plans take FUSED and WIDE."""
+    """For each card its layers of bf16 (quads): rows, columns, and to which batch plans take FUSED, before TWO_STEP."""
     text = (ROOT / "runtime" / "trf_crossovers.inc").read_text(encoding="utf-8")
     tables = {}
     for name, body in re.findall(r"static const trf_crossover (\w+)\[\] = \{(.*?)\n\};", text, re.S):
         card = re.search(r"\{\{\"([^\"]+)\", [^}]*\},\s+" + name + r"\b", text)[1]
-        layers = re.findall(r"TRF_CODEC_BF16, 2, \d+, 0, (\d+), (\d+)\}, (\d+), (\d+)", body)
+        layers = re.findall(r"TRF_CODEC_BF16, 2, \d+, 0, (\d+), (\d+)\}, (\d+)", body)
         tables[card_of(card)] = [tuple(map(int, layer)) for layer in layers]
     return tables
 
@@ -70,10 +70,8 @@ def path_of(crossovers: list[tuple], layer: str, batch: int) -> str | None:
     if not crossovers:
         return None
     rows, cols = map(int, layer.split("x"))
-    _, _, fused_to, wide_to = min(
-        crossovers, key=lambda of: abs(math.log2(rows / of[0])) + abs(math.log2(cols / of[1]))
-    )
-    return "fused" if batch <= fused_to else "wide" if batch <= wide_to else "two-step"
+    _, _, fused_to = min(crossovers, key=lambda of: abs(math.log2(rows / of[0])) + abs(math.log2(cols / of[1])))
+    return "fused" if batch <= fused_to else "two-step"
 
 
 def plan_ratio(times: dict, crossovers: dict, card: str, layer: str, batch: int) -> tuple[float, str | None] | None:

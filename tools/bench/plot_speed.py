@@ -101,7 +101,7 @@ def legend() -> list[str]:
     y += 8
     parts += [marker("circle", left + 14, y, "#000000", True), text(left + 36, y + 4.5, "fused path")]
     y += 24
-    parts += [marker("circle", left + 14, y, "#000000", False), text(left + 36, y + 4.5, "wide, two-step")]
+    parts += [marker("circle", left + 14, y, "#000000", False), text(left + 36, y + 4.5, "two-step")]
     return parts
 
 
