@@ -61,6 +61,8 @@ static int pack_rows(trf_packed_target *target, const uint16_t *rows, uint32_t c
 /* A trf_take_part_fn. */
 static trf_status pack_part(void *context, const trf_coded_part *coded, trf_stream stream, trf_error *err) {
     trf_packed_target *target = context;
+    if (!coded) /* behind the last one */
+        return TRF_OK;
     const trf_shard_range *shard = target->shard;
     const uint64_t cols = target->cols;
     uint16_t *const part = target->dense + TRF_PACKED_TILE_ROWS * cols;
