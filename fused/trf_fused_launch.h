@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/* Fills limits->clusters and missing_kernels; the other fields are set, and the device is the current one. */
+/* Fills limits->clusters_of and missing_kernels; the other fields are set, and the device is the current one. */
 int trf_find_limits(trf_device_limits *limits);
 
 /* As trf_linear, arguments checked. product, partition: as trf_fused_choose had and made them. */
