@@ -68,12 +68,12 @@ int trf_can_transcode(const trf_device_view *view, const trf_layer_traits *trait
     return choose_warps(view, traits, shared_bytes, &smem) != 0;
 }
 
-uint64_t trf_transcode_scratch_bytes(const trf_packed_view *packed) {
-    return trf_count_tile_halves(packed) * (1 + kTileHalfRecords) * sizeof(uint32_t);
+uint64_t trf_transcode_scratch_bytes(uint64_t rows, uint64_t cols) {
+    return trf_count_tile_halves(rows, cols) * (1 + kTileHalfRecords) * sizeof(uint32_t);
 }
 
 int trf_launch_transcode(const trf_device_view *view, const trf_layer_traits *traits, const trf_packed_view *packed,
-                         const trf_transcode_memory *memory, trf_stream stream) {
+                         uint32_t first_row, const trf_transcode_memory *memory, trf_stream stream) {
     uint32_t multiprocessors;
     int shared_bytes;
     trf_smem_layout smem;
@@ -85,14 +85,15 @@ int trf_launch_transcode(const trf_device_view *view, const trf_layer_traits *tr
     if (error != cudaSuccess)
         return error;
     const uint32_t warps = choose_warps(view, traits, shared_bytes, &smem);
-    if (warps == 0 || packed->rows != view->rows || packed->cols != view->cols || packed->row_offsets)
+    if (warps == 0 || first_row % TRF_PACKED_TILE_ROWS || (uint64_t)first_row + view->rows > packed->rows ||
+        packed->cols != view->cols || packed->row_offsets)
         return cudaErrorInvalidValue;
-    const trf_transcode_args args = trf_transcode_args_of(view, smem, packed, memory);
+    const trf_transcode_args args = trf_transcode_args_of(view, smem, packed, first_row, memory);
     kernel<<<multiprocessors, warps * TRF_LANES, smem.total, stream>>>(args);
     error = cudaGetLastError();
     if (error != cudaSuccess)
         return error;
-    const uint64_t lines = (uint64_t)packed->bands * packed->lines_per_band,
+    const uint64_t lines = (uint64_t)args.num_bands * packed->lines_per_band,
                    blocks = (lines + kMergeWarps - 1) / kMergeWarps;
     const auto merge = packed->zeroing ? merge_lines<true> : merge_lines<false>;
     merge<<<(uint32_t)(blocks < kMostMergeBlocks ? blocks : kMostMergeBlocks), kMergeThreads, 0, stream>>>(args);

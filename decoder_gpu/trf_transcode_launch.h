@@ -13,25 +13,34 @@
 extern "C" {
 #endif
 
-/* Whether a layer of the bf16 codec is one that these kernels take: all of it in regular slabs and whole packed bands,
- * without row offsets, and with the default p. */
+/* Whether a layer of the bf16 codec, or some of its rows of tiles as one, is what these kernels take: all of it in
+ * regular slabs and whole packed bands, without row offsets, and with the default p. */
 int trf_can_transcode(const trf_device_view *view, const trf_layer_traits *traits);
 
-/* Device memory that a launch needs for itself, 256-byte aligned. packed: of the layer's shape. */
-uint64_t trf_transcode_scratch_bytes(const trf_packed_view *packed);
+/* Device memory that a launch for so many rows needs for itself, 256-byte aligned. */
+uint64_t trf_transcode_scratch_bytes(uint64_t rows, uint64_t cols);
 
-/* What goes on while a layer is transcoded, all in device memory. */
+/* What a launch has come to. If there are lines left, its rows are not packed, and have to be so by trf_launch_pack,
+ * which alone stores tiles. */
+typedef struct trf_transcode_counts {
+    uint64_t num_records; /* of the lines that are not left */
+    uint64_t num_left;    /* exception lines with too many records, of all tiles or of half a tile */
+} trf_transcode_counts;
+
+/* What a launch has beside the two layers, all in device memory. */
 typedef struct trf_transcode_memory {
-    void *scratch; /* as large as trf_transcode_scratch_bytes says; needs no preparation */
-    /* Zeros before. num_stored becomes the number of exception lines of which tiles would have to be stored: if that is
-     * not 0, the layer is not packed, and has to be so from dense rows. The rest as of trf_launch_pack. */
+    void *scratch;                /* as large as trf_transcode_scratch_bytes says; needs no preparation */
+    trf_transcode_counts *counts; /* zeros before */
+    /* As of trf_launch_pack, with whose launches ranges of a layer may take turns: num_stored is read, inexact written;
+     * what is in counts is not added. */
     trf_pack_state *state;
 } trf_transcode_memory;
 
-/* Packs all of a layer that trf_can_transcode takes: exception lines and packed tiles. packed: the target, laid out as
- * for trf_launch_pack, without row offsets; nothing is written to stored tiles. */
+/* Packs all rows of a coded layer that trf_can_transcode takes, as those of the packed one from first_row on: exception
+ * lines and packed tiles. packed: the target, laid out as for trf_launch_pack, without row offsets; nothing is written
+ * to stored tiles. first_row: a multiple of 64. */
 int trf_launch_transcode(const trf_device_view *view, const trf_layer_traits *traits, const trf_packed_view *packed,
-                         const trf_transcode_memory *memory, trf_stream stream);
+                         uint32_t first_row, const trf_transcode_memory *memory, trf_stream stream);
 
 #ifdef __cplusplus
 }

@@ -19,7 +19,10 @@
  * The two halves of a tile, and the tiles of a line, are other warps' and come at other times. So each tile half has a
  * list of its own in scratch memory, of 15 records in order, and a number, which may be larger; a list is touched by
  * few, since a tile half has 0.08 records of N(0, 0.02). A line with more than 29 records, or a tile half with more
- * than 15, is left as it is and counted: the layer then has to be packed from dense rows, which can store tiles.
+ * than 15, is left as it is and counted: these rows then have to be packed from dense ones, which can store tiles.
+ *
+ * What is walked may be some rows of tiles of a layer. Its coded bands and the scratch memory count from the first of
+ * them, packed bands and lines from the packed layer's first one.
  *
  * Shared memory: what the walk takes, with the larger table; 16 warps of bf16 quads about 137,280 bytes. */
 #ifndef TRF_TRANSCODE_SLABS_CUH
@@ -42,25 +45,31 @@ struct trf_transcode_args {
     trf_device_view view;
     trf_write_call call;
     trf_packed_view packed;
-    uint32_t *counts;  /* [coded band][packed tile]: records of tile halves */
-    uint32_t *records; /* likewise, kTileHalfRecords of each */
+    uint32_t first_band, num_bands; /* packed ones, of the packed layer's */
+    uint32_t *counts;               /* [coded band][packed tile]: records of halves */
+    uint32_t *records;              /* likewise, kTileHalfRecords of each */
+    trf_transcode_counts *total;
     trf_pack_state *state;
 };
 
-static inline uint64_t trf_count_tile_halves(const trf_packed_view *packed) {
-    return (uint64_t)packed->bands * kTileHalves * packed->tiles_per_band;
+static inline uint64_t trf_count_tile_halves(uint64_t rows, uint64_t cols) {
+    return (rows + TRF_PACKED_TILE_ROWS - 1) / TRF_PACKED_TILE_ROWS * kTileHalves *
+           ((cols + TRF_PACKED_TILE_COLS - 1) / TRF_PACKED_TILE_COLS);
 }
 
 static inline trf_transcode_args trf_transcode_args_of(const trf_device_view *view, const trf_smem_layout &smem,
-                                                       const trf_packed_view *packed,
+                                                       const trf_packed_view *packed, uint32_t first_row,
                                                        const trf_transcode_memory *memory) {
     const trf_decode_choice chosen = {1, 0, TRF_WRITE_VECTOR, smem};
     uint32_t *const counts = (uint32_t *)memory->scratch;
     return {*view,
             trf_write_call_of(view, TRF_DECODE_ELEMENTS, &chosen),
             *packed,
+            first_row / TRF_PACKED_TILE_ROWS,
+            view->rows / TRF_PACKED_TILE_ROWS,
             counts,
-            counts + trf_count_tile_halves(packed),
+            counts + trf_count_tile_halves(view->rows, view->cols),
+            memory->counts,
             memory->state};
 }
 
@@ -71,7 +80,8 @@ template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink
     using Base = trf_write_sink<Codec, 2, false>;
     const trf_transcode_args &args;
     trf_pack_row rows[2]; /* alike: there are no row offsets */
-    uint32_t band;        /* the coded one */
+    uint32_t band;        /* the coded one, of those that are walked */
+    uint32_t packed_band; /* of the packed layer */
     uint32_t tile;        /* the packed tile at hand, of its band */
     uint32_t first_tile;  /* of the slab */
     uint32_t count;       /* records of the tile half that lane i has of the slab's i-th tile */
@@ -85,16 +95,17 @@ template <class Codec, bool kZeroing> struct trf_transcode_sink : trf_write_sink
     __device__ __forceinline__ void begin_slab(const trf_walk &walk) {
         Base::begin_slab(walk);
         band = walk.unit;
+        packed_band = args.first_band + band / kTileHalves;
         tile = first_tile = walk.panel * (this->view.slab_cols / TRF_PACKED_TILE_COLS);
         count = 0;
         packed_to = const_cast<uint8_t *>(args.packed.tiles) +
-                    TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&args.packed, band / kTileHalves, tile) +
+                    TRF_PACKED_TILE_BYTES * trf_packed_tile_number(&args.packed, packed_band, tile) +
                     band % kTileHalves * (kTileHalfSlabs * TRF_PACKED_SLAB_BYTES);
     }
 
     /* words: the octets of the lane's four rows. */
     __device__ __forceinline__ void pack_tile_half(const trf_words4 words[TRF_WRITE_ROWS]) {
-        const uint32_t line_tile = tile % TRF_PACKED_LINE_TILES, packed_band = band / kTileHalves;
+        const uint32_t line_tile = tile % TRF_PACKED_LINE_TILES;
         const uint64_t tile_half = (uint64_t)band * args.packed.tiles_per_band + tile,
                        line = (uint64_t)packed_band * args.packed.lines_per_band + tile / TRF_PACKED_LINE_TILES;
         const trf_record_list list = {args.records + tile_half * kTileHalfRecords, kTileHalfRecords};
@@ -179,7 +190,8 @@ static __device__ __forceinline__ void trf_merge_line(const trf_transcode_args &
     uint64_t tile_half[kTileHalves];
     uint32_t counts[kTileHalves] = {};
     for (uint32_t h = 0; h < kTileHalves; h++) {
-        tile_half[h] = (uint64_t)(kTileHalves * at.band + h) * view.tiles_per_band + at.first_tile + lane;
+        tile_half[h] =
+            (uint64_t)(kTileHalves * (at.band - args.first_band) + h) * view.tiles_per_band + at.first_tile + lane;
         if (lane < at.tiles)
             counts[h] = args.counts[tile_half[h]];
     }
@@ -188,7 +200,7 @@ static __device__ __forceinline__ void trf_merge_line(const trf_transcode_args &
     const uint32_t records = __shfl_sync(kAllLanes, scan, TRF_LANES - 1);
     if (__ballot_sync(kAllLanes, !fits) || records > TRF_PACKED_MAX_RECORDS) {
         if (lane == 0)
-            atomicAdd((unsigned long long *)&args.state->num_stored, 1ull);
+            atomicAdd((unsigned long long *)&args.total->num_left, 1ull);
         return;
     }
     uint32_t *const line = trf_line_to_write(view, number);
@@ -200,18 +212,21 @@ static __device__ __forceinline__ void trf_merge_line(const trf_transcode_args &
     uint32_t word = __shfl_sync(kAllLanes, first, 0);
     if (lane == TRF_PACKED_COUNT_WORD)
         word = records;
-    if (lane == TRF_PACKED_STORED_WORD || lane == TRF_PACKED_FIRST_STORED_WORD)
+    if (lane == TRF_PACKED_STORED_WORD)
         word = 0;
+    if (lane == TRF_PACKED_FIRST_STORED_WORD) /* the next one, as in every line without any */
+        word = (uint32_t)args.state->num_stored;
     if (lane >= records)
         line[lane] = word;
     if (lane == 0 && records)
-        atomicAdd((unsigned long long *)&args.state->num_records, (unsigned long long)records);
+        atomicAdd((unsigned long long *)&args.total->num_records, (unsigned long long)records);
 }
 
 template <bool kZeroing> static __device__ __forceinline__ void trf_merge_lines(const trf_transcode_args &args) {
     const uint32_t warp = threadIdx.x / TRF_LANES, lane = threadIdx.x % TRF_LANES;
-    const uint64_t lines = (uint64_t)args.packed.bands * args.packed.lines_per_band;
-    for (uint64_t line = (uint64_t)blockIdx.x * kMergeWarps + warp; line < lines;
+    const uint64_t first = (uint64_t)args.first_band * args.packed.lines_per_band,
+                   end = first + (uint64_t)args.num_bands * args.packed.lines_per_band;
+    for (uint64_t line = first + (uint64_t)blockIdx.x * kMergeWarps + warp; line < end;
          line += (uint64_t)gridDim.x * kMergeWarps)
         trf_merge_line<kZeroing>(args, line, lane);
 }

@@ -46,7 +46,5 @@ int trf_find_device_limits(trf_device_limits *limits) {
         status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
         limits->clusters_of[blocks] = clusters > 0 ? (uint32_t)clusters : 0;
     }
-    for (uint32_t i = 0; i < TRF_CLUSTER_SIZES; i++)
-        limits->clusters[i] = limits->clusters_of[1 << i];
     return status;
 }

@@ -7,7 +7,7 @@
 #include "trf_smem_layout.h"
 
 enum {
-    TRF_CLUSTER_SIZES = 4, /* of 1, 2, 4 and 8 blocks */
+    TRF_CLUSTER_SIZES = 4, /* of coded layers' kernels: 1, 2, 4 and 8 blocks */
     TRF_MAX_CLUSTER = 8
 };
 
@@ -15,10 +15,10 @@ typedef struct trf_device_limits {
     int multiprocessors;
     int shared_bytes; /* that a block may opt in to */
     int capability;   /* 80, 86, 89, 90 ... */
-    /* Clusters of 1 << i blocks that run at once, one block a multiprocessor; 0: such clusters cannot be launched. */
-    uint32_t clusters[TRF_CLUSTER_SIZES];
+    /* Clusters of so many blocks, from 1 on, that run at once, one block a multiprocessor; 0: such clusters cannot be
+     * launched. */
+    uint32_t clusters_of[TRF_MAX_CLUSTER + 1];
     uint32_t missing_kernels; /* of trf_kernel_set: kernels that the code which this device runs was compiled without */
-    uint32_t clusters_of[TRF_MAX_CLUSTER + 1]; /* as clusters, by their number of blocks, from 1 on */
     uint32_t memory_gb_per_second;
 } trf_device_limits;
 
@@ -41,7 +41,7 @@ static inline int trf_smem_fits(uint32_t dynamic_bytes, const trf_device_limits 
 extern "C" {
 #endif
 
-/* Fills clusters, clusters_of and missing_kernels; the other fields are set, and the device is the current one.
+/* Fills clusters_of and missing_kernels; the other fields are set, and the device is the current one.
  * @return a cudaError_t. */
 int trf_find_device_limits(trf_device_limits *limits);
 

@@ -128,7 +128,7 @@ static void consider(fused_search *search, trf_fused_partition candidate) {
 
 /* Clusters of 1 << log_cluster blocks, with up to `warps` of these to a unit. */
 static void consider_clusters(fused_search *search, uint32_t variant, uint32_t log_cluster, uint32_t warps) {
-    const uint32_t clusters = search->request->limits->clusters[log_cluster], cluster = 1u << log_cluster;
+    const uint32_t cluster = 1u << log_cluster, clusters = search->request->limits->clusters_of[cluster];
     for (uint32_t k_splits = 1; k_splits <= warps; k_splits++) {
         const trf_fused_partition c = make_partition(search->request, variant, cluster, clusters, k_splits, 0);
         if ((cluster > 1 && cluster > c.panels) || (k_splits > 1 && k_splits > c.block_panels))
@@ -148,9 +148,11 @@ static int find_partition(const trf_product_request *request, trf_fused_partitio
             break; /* the slowest */
         if (!variant_takes(request, variant))
             continue;
-        const trf_fused_partition stream_k = make_partition(request, variant, 1, limits->clusters[0], 1, FLAG_STREAM_K);
+        const trf_fused_partition stream_k =
+            make_partition(request, variant, 1, limits->clusters_of[1], 1, FLAG_STREAM_K);
         consider(&search, stream_k);
-        for (uint32_t log_cluster = 0; log_cluster < TRF_CLUSTER_SIZES && limits->clusters[log_cluster]; log_cluster++)
+        for (uint32_t log_cluster = 0; log_cluster < TRF_CLUSTER_SIZES && limits->clusters_of[1u << log_cluster];
+             log_cluster++)
             consider_clusters(&search, variant, log_cluster, stream_k.warps);
     }
     *best = search.best;

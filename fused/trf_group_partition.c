@@ -202,7 +202,7 @@ int trf_group_choose(const trf_group_product *products, uint32_t count, const tr
              log_cluster < TRF_CLUSTER_SIZES && trf_has_group_kernel(view->codec, view->class_bits, unit_slabs);
              log_cluster++) {
             group_launch launch = {unit_slabs, trf_group_warps(view->class_bits, unit_slabs), 1u << log_cluster,
-                                   trf_min_u32(limits->clusters[log_cluster], MAX_CLUSTERS)};
+                                   trf_min_u32(limits->clusters_of[1u << log_cluster], MAX_CLUSTERS)};
             for (; launch.warps >= LEAST_WARPS && launch.clusters >= count; launch.warps -= 2)
                 consider(&search, &launch);
         }

@@ -49,7 +49,7 @@ static trf_wide_partition make_partition(const trf_product_request *request, uin
 /* With as many producers as there is room for. @return whether there is room for one. */
 static int fit(const trf_product_request *request, uint32_t multicast, uint32_t log_k_splits,
                trf_wide_partition *partition) {
-    const uint32_t clusters = request->limits->clusters[log_k_splits + multicast - 1];
+    const uint32_t clusters = request->limits->clusters_of[multicast << log_k_splits];
     for (uint32_t most = TRF_WIDE_MAX_PRODUCERS; most > 0; most--) {
         *partition = make_partition(request, multicast, 1u << log_k_splits, clusters, most);
         if (partition->clusters && trf_smem_fits(partition->shared_bytes, request->limits))
@@ -70,7 +70,7 @@ static int find_partition(const trf_product_request *request, trf_wide_partition
     int found = fit(request, 1, 0, best);
     for (uint32_t log_k_splits = 1; request->m <= 128 && log_k_splits < TRF_CLUSTER_SIZES; log_k_splits++) {
         trf_wide_partition c;
-        if (fit(request, 1, log_k_splits, &c) && c.work_items <= request->limits->clusters[log_k_splits] &&
+        if (fit(request, 1, log_k_splits, &c) && c.work_items <= request->limits->clusters_of[1u << log_k_splits] &&
             c.panels >= c.k_splits && (!found || slabs_in_turn(&c) < slabs_in_turn(best))) {
             *best = c;
             found = 1;

@@ -72,10 +72,18 @@ static void choose_window(const trf_sample *sample, int workers, trf_packed_wind
         *window = trf_choose_packed_window(all->exponents, zeroing);
 }
 
+static uint64_t tiles_to_look_at(uint64_t all) {
+    uint64_t tiles = all / TRF_PACKED_TILES_A_SAMPLE;
+    if (tiles > TRF_PACKED_MOST_SAMPLES)
+        tiles = TRF_PACKED_MOST_SAMPLES;
+    if (tiles < TRF_PACKED_LEAST_SAMPLES)
+        tiles = TRF_PACKED_LEAST_SAMPLES;
+    return tiles < all ? tiles : all;
+}
+
 trf_status trf_packed_sample_window(const trf_layer_feed *feed, trf_packed_window *window, trf_error *err) {
-    const uint64_t tiles = feed->view->num_tiles;
+    const uint64_t looked_at = tiles_to_look_at(feed->view->num_tiles);
     trf_sample *sample = calloc(1, sizeof *sample);
-    const uint64_t looked_at = tiles < TRF_PACKED_SAMPLE_TILES ? tiles : TRF_PACKED_SAMPLE_TILES;
     const int most = trf_thread_count(feed->threads), workers = (uint64_t)most < looked_at ? most : (int)looked_at;
     trf_sample_scratch *scratch = aligned_alloc(ALIGNMENT, (size_t)workers * sizeof *scratch);
     trf_status status = TRF_OK;

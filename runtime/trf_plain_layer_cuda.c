@@ -42,6 +42,8 @@ static cudaError_t copy_from_part(const trf_plain_target *target, uint32_t first
 /* A trf_take_part_fn. */
 static trf_status decode_part(void *context, const trf_coded_part *part, trf_stream stream, trf_error *err) {
     const trf_plain_target *target = context;
+    if (!part) /* behind the last one */
+        return TRF_OK;
     const trf_device_view *view = &part->view;
     uint16_t *const to = target->part ? target->part : target->weights + (size_t)part->first_row * view->cols;
     int error = trf_launch_decode_layer(view, &part->traits, TRF_DECODE_ELEMENTS, to, stream);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts go through two buffers in turns: while one is decoded, on the copier's work stream, the other is filled, on the
- * stream of its copies. What is on the device meanwhile is one allocation:
- *   head | slab directory, decode table | a fault word for each part | two buffers
- * each at a multiple of 256 bytes. Events order the streams: a part is taken once its copies have arrived, and its
- * buffer is filled again once it has been taken. */
+/* Parts go through three buffers in turns (trf_upload_in_parts): one is filled, on the stream of the copier's copies,
+ * one is taken, on its work stream, and one has the part before, which may be looked at again. What is on the device
+ * meanwhile is one allocation:
+ *   head | slab directory, decode table | a fault word for each part | three buffers
+ * each at a multiple of 256 bytes. Events order the streams: what is made of a part waits until its copies have
+ * arrived, and copies to its buffer until that is made. The host waits for neither: its threads go on reading. */
 #include "trf_transcode_cuda.h"
 
 #include "trf_cuda_call.h"
@@ -19,7 +20,8 @@
 enum {
     /* 160 us over PCIe 5, beside which launches and the start of a part are little. */
     PART_BYTES = 8 << 20,
-    BUFFERS = 2
+    BUFFERS = 3,
+    EVENTS = 2 /* of the part that is taken and the one before */
 };
 
 typedef struct trf_transcoding {
@@ -32,10 +34,17 @@ typedef struct trf_transcoding {
     uint8_t *memory;    /* device */
     uint8_t *directory; /* host */
     cudaStream_t copies, work;
-    cudaEvent_t sent, taken[BUFFERS];
+    cudaEvent_t sent, taken[EVENTS];
+    trf_take_part_fn *take;
+    void *taker;
 } trf_transcoding;
 
 /* ---- parts ---- */
+
+/* Tiles [first, end) of what is loaded. */
+typedef struct trf_tile_range {
+    uint64_t first, end;
+} trf_tile_range;
 
 /* As many rows of tiles as PART_BYTES hold of average ones, or one. */
 static uint32_t tile_rows_of_part(const trf_blob_view *view) {
@@ -123,15 +132,15 @@ static trf_status allocate(trf_transcoding *t, trf_error *err) {
     if (status != TRF_OK)
         return status;
     cudaError_t error = cudaEventCreateWithFlags(&t->sent, cudaEventDisableTiming);
-    for (int b = 0; !error && b < BUFFERS; b++)
-        error = cudaEventCreateWithFlags(&t->taken[b], cudaEventDisableTiming);
+    for (int i = 0; !error && i < EVENTS; i++)
+        error = cudaEventCreateWithFlags(&t->taken[i], cudaEventDisableTiming);
     return trf_check_cuda(error, "making events", err);
 }
 
 static void release(trf_transcoding *t) {
-    for (int b = 0; b < BUFFERS; b++)
-        if (t->taken[b])
-            cudaEventDestroy(t->taken[b]);
+    for (int i = 0; i < EVENTS; i++)
+        if (t->taken[i])
+            cudaEventDestroy(t->taken[i]);
     if (t->sent)
         cudaEventDestroy(t->sent);
     cudaFree(t->memory);
@@ -156,37 +165,43 @@ static trf_status send_head(trf_transcoding *t, trf_error *err) {
 
 /* ---- the way of a part ---- */
 
-static trf_status send_part(trf_transcoding *t, uint32_t number, trf_coded_part *part, trf_error *err) {
-    const trf_tile_range tiles = tiles_of_part(t, number);
-    uint8_t *const buffer = t->memory + t->buffers_offset + number % BUFFERS * t->buffer_bytes;
-    trf_status status = TRF_OK;
+/* Lets what is made of a part wait for its bytes, and sends its entries of the slab directory: they come from ordinary
+ * memory, of which CUDA has a copy when it returns. */
+static cudaError_t begin_part(const trf_transcoding *t, const trf_coded_part *part) {
     uint64_t slabs_offset, slabs_bytes;
-    view_part(t, number, part);
     find_part_slabs(t, &part->view, part->first_row, &slabs_offset, &slabs_bytes);
-    if (number >= BUFFERS)
-        status = trf_check_cuda(cudaStreamWaitEvent(t->copies, t->taken[number % BUFFERS], 0),
-                                "waiting for a part of a layer", err);
-    part->traits = TRF_NO_TRAITS;
-    if (status == TRF_OK)
-        status = trf_upload_tiles(t->context->staging, t->feed, &tiles, buffer, (trf_device_slab *)t->directory,
-                                  &part->traits, err);
-    if (status == TRF_OK)
-        status = trf_staging_copy(t->context->staging, t->memory + t->directory_offset + slabs_offset,
-                                  t->directory + slabs_offset, slabs_bytes, err);
-    return status;
-}
-
-static trf_status take_part(trf_transcoding *t, uint32_t number, const trf_coded_part *part, trf_take_part_fn *take,
-                            void *taker, trf_error *err) {
     cudaError_t error = cudaEventRecord(t->sent, t->copies);
     if (!error)
         error = cudaStreamWaitEvent(t->work, t->sent, 0);
-    trf_status status = trf_check_cuda(error, "decoding a part of a layer", err);
+    if (!error)
+        error = cudaMemcpyAsync(t->memory + t->directory_offset + slabs_offset, t->directory + slabs_offset,
+                                slabs_bytes, cudaMemcpyHostToDevice, t->work);
+    return error;
+}
+
+/* Lets copies that begin from now on wait for the part before. The first of them that go to its buffer do. */
+static cudaError_t end_part(const trf_transcoding *t, uint32_t number) {
+    cudaError_t error = cudaEventRecord(t->taken[number % EVENTS], t->work);
+    if (!error && number > 0)
+        error = cudaStreamWaitEvent(t->copies, t->taken[(number - 1) % EVENTS], 0);
+    return error;
+}
+
+/* As trf_part_buffers has it. */
+static trf_status take_part(void *context, uint32_t number, const trf_layer_traits *traits, trf_error *err) {
+    trf_transcoding *t = context;
+    trf_coded_part part = {.traits = *traits};
+    trf_device_scope scope;
+    view_part(t, number, &part);
+    trf_status status = trf_enter_device(t->context->device, &scope, err); /* of any thread */
+    if (status != TRF_OK)
+        return status;
+    status = trf_check_cuda(begin_part(t, &part), "sending a part of a layer", err);
     if (status == TRF_OK)
-        status = take(taker, part, t->work, err);
+        status = t->take(t->taker, &part, t->work, err);
     if (status == TRF_OK)
-        status =
-            trf_check_cuda(cudaEventRecord(t->taken[number % BUFFERS], t->work), "decoding a part of a layer", err);
+        status = trf_check_cuda(end_part(t, number), "decoding a part of a layer", err);
+    trf_leave_device(&scope);
     return status;
 }
 
@@ -204,14 +219,18 @@ static trf_status check_faults(const trf_transcoding *t, trf_error *err) {
     return status;
 }
 
-static trf_status run_parts(trf_transcoding *t, trf_take_part_fn *take, void *taker, trf_error *err) {
+static trf_status run_parts(trf_transcoding *t, trf_error *err) {
+    const trf_part_buffers buffers = {.tiles_each = (uint64_t)t->tile_rows_each * t->feed->view->header.num_tile_cols,
+                                      .memory = t->memory + t->buffers_offset,
+                                      .buffer_bytes = t->buffer_bytes,
+                                      .buffers = BUFFERS,
+                                      .take = take_part,
+                                      .context = t};
     trf_status status = send_head(t, err);
-    for (uint32_t number = 0; status == TRF_OK && number < t->num_parts; number++) {
-        trf_coded_part part;
-        status = send_part(t, number, &part, err);
-        if (status == TRF_OK)
-            status = take_part(t, number, &part, take, taker, err);
-    }
+    if (status == TRF_OK)
+        status = trf_upload_in_parts(t->context->staging, t->feed, &buffers, (trf_device_slab *)t->directory, err);
+    if (status == TRF_OK)
+        status = t->take(t->taker, NULL, t->work, err);
     if (status != TRF_OK)
         trf_staging_drain(t->context->staging);
     const cudaError_t error = cudaStreamSynchronize(t->work); /* after a failure, too: memory is released */
@@ -225,7 +244,9 @@ trf_status trf_cuda_transcode(const trf_context *context, trf_layer_feed *feed, 
     trf_transcoding t = {.context = context,
                          .feed = feed,
                          .copies = trf_cuda_copier_stream(context->copier),
-                         .work = trf_cuda_copier_work_stream(context->copier)};
+                         .work = trf_cuda_copier_work_stream(context->copier),
+                         .take = take,
+                         .taker = taker};
     if (feed->view->header.blob_bytes > TRF_DEVICE_MAX_BLOB_BYTES)
         return trf_fail(err, TRF_ERR_UNSUPPORTED, TRF_NO_OFFSET, "a blob of %llu bytes; on a device %llu are the limit",
                         (unsigned long long)feed->view->header.blob_bytes,
@@ -234,7 +255,7 @@ trf_status trf_cuda_transcode(const trf_context *context, trf_layer_feed *feed, 
     if (status == TRF_OK)
         status = allocate(&t, err);
     if (status == TRF_OK)
-        status = run_parts(&t, take, taker, err);
+        status = run_parts(&t, err);
     release(&t);
     return status;
 }

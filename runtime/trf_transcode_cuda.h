@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Coded layers that become something else on a GPU. While they are loaded some rows of tiles at a time are uploaded,
- * checked as ever, and handed to what decodes them. No more than two such parts (of 8 MiB, or one row of tiles) are on
- * the device at a time, and the slab directory. Layers that are on the device are handed over likewise, where they lie.
+ * checked as ever, and handed to what decodes them. No more than three such parts (of 8 MiB, or one row of tiles) are
+ * on the device at a time, and the slab directory. Layers that are on the device are handed over likewise, where they
+ * lie.
  */
 #ifndef TRF_TRANSCODE_CUDA_H
 #define TRF_TRANSCODE_CUDA_H
@@ -18,7 +19,9 @@ typedef struct trf_coded_part {
     uint32_t first_row; /* in what the feed loads, or in the layer's tiles; a multiple of 256 */
 } trf_coded_part;
 
-/* Queues on `stream` all that is made of a part, which is there when that runs, and no longer when it is done. The
+/* Queues on `stream` all that is made of a part, which is there when that runs. Called for each part, in order, one
+ * call at a time, by any thread, and once more behind them, with NULL. What is queued for a part by its own call may
+ * run later; the part is still there in the next call, which has to wait for what it queues for the part before. The
  * device is current. */
 typedef trf_status trf_take_part_fn(void *context, const trf_coded_part *part, trf_stream stream, trf_error *err);
 

@@ -73,6 +73,8 @@ static trf_status take_parts(const trf_device_layer *layer, uint32_t tile_rows_e
         const trf_coded_part part = part_of(layer, number, tile_rows_each, faults);
         status = take(taker, &part, stream, err);
     }
+    if (status == TRF_OK)
+        status = take(taker, NULL, stream, err);
     const cudaError_t error = cudaStreamSynchronize(stream); /* after a failure, too: memory is released */
     return status == TRF_OK ? trf_check_cuda(error, "converting a layer", err) : status;
 }

@@ -4,7 +4,11 @@
  * buffer for it; the one that finishes its last span sends it. Spans of a transfer are handed out before those of the
  * next one, so a thread that waits for a buffer never keeps one from being completed, whatever other loads do; and what
  * is complete waits only for the caller's thread, which asks for the target before it takes a buffer itself. A slice's
- * head has its tiles' checksums, and so follows the last of them. */
+ * head has its tiles' checksums, and so follows the last of them.
+ *
+ * Where a layer goes in *parts* through buffers on the device, a transfer that is complete may also have to wait until
+ * its part has a buffer there. That is when earlier parts have been taken, and so when earlier transfers are sent:
+ * these take their staging buffers first, so that those which wait never have all of them. */
 #include "trf_upload_layer.h"
 
 #include "trf_slab_directory.h"
@@ -39,7 +43,7 @@ typedef enum trf_transfer_state {
     TRF_TRANSFER_NEW,
     TRF_TRANSFER_TAKING, /* a thread is taking a buffer for it */
     TRF_TRANSFER_OPEN,
-    TRF_TRANSFER_FULL, /* not sent yet: there is no target */
+    TRF_TRANSFER_FULL, /* not sent yet: there is no target, or no buffer on the device for its part */
     TRF_TRANSFER_DONE  /* sent, or without a buffer after a failure */
 } trf_transfer_state;
 
@@ -47,34 +51,43 @@ typedef struct trf_transfer {
     uint64_t offset; /* in the blob */
     uint32_t bytes;
     uint32_t spans; /* that are not finished */
+    uint32_t part;
     trf_transfer_state state;
     uint32_t buffer;
     uint8_t *memory;
 } trf_transfer;
 
+/* What is taken at a time; a layer that is not cut is one part. */
+typedef struct trf_upload_part {
+    trf_layer_traits traits; /* to which those of finished spans are added */
+    uint32_t unsent;         /* transfers */
+} trf_upload_part;
+
 typedef struct trf_upload {
     trf_staging *staging;
     const trf_layer_feed *feed;
-    trf_tile_range tiles;
-    uint64_t begin_offset; /* offset in the blob of what comes first to the target */
-    int copies;            /* whether transfers get buffers */
-    trf_target_fn *target; /* or NULL: `to` is known, or nothing is copied */
+    int copies;                         /* whether transfers get buffers */
+    trf_target_fn *target;              /* or NULL: the layer goes in parts, or nothing is copied */
+    const trf_part_buffers *in_buffers; /* where parts go; NULL: there is one, which goes to `to` */
     void *target_context;
     trf_device_slab *slabs;
     trf_upload_span *spans;
     trf_transfer *transfers;
+    trf_upload_part *parts;
     uint8_t **scratches; /* [workers]: each one's, NULL until it has something to read */
     uint64_t num_spans, num_transfers;
+    uint32_t num_parts;
     int workers;
     uint64_t reported_bytes; /* of tiles, that the caller has been told of; of the caller's thread, as asked_target */
     int asked_target;
-    pthread_mutex_t lock;     /* over what follows, and the transfers */
-    pthread_cond_t opened;    /* a transfer has left TRF_TRANSFER_TAKING */
-    uint8_t *to;              /* NULL until there is one */
-    int has_no_target;        /* and will not have one */
-    uint64_t done_bytes;      /* of tiles */
-    trf_error failure;        /* why a transfer has no buffer */
-    trf_layer_traits *traits; /* to which those of finished spans are added */
+    pthread_mutex_t lock;  /* over what follows, the transfers and the parts */
+    pthread_cond_t opened; /* a transfer has left TRF_TRANSFER_TAKING, or the upload is abandoned */
+    uint8_t *to;           /* NULL until there is one */
+    int is_abandoned;      /* after a failure nothing more is sent */
+    uint32_t taken;        /* parts */
+    int is_taking;         /* a thread is, the one behind them */
+    uint64_t done_bytes;   /* of tiles */
+    trf_error failure;     /* why a transfer has no buffer */
 } trf_upload;
 
 /* ---- cutting ---- */
@@ -95,18 +108,31 @@ static trf_upload_span cut_span(const trf_blob_view *view, uint64_t offset, uint
     return span;
 }
 
+static uint64_t tiles_of_part(const trf_upload *upload) {
+    return upload->in_buffers ? upload->in_buffers->tiles_each : upload->feed->view->num_tiles;
+}
+
+/* The tile behind a part's last one. */
+static uint64_t end_of_part(const trf_upload *upload, uint32_t part) {
+    const uint64_t end = (part + 1) * tiles_of_part(upload), all = upload->feed->view->num_tiles;
+    return end < all ? end : all;
+}
+
 /* Counts spans and transfers, and fills the upload's lists if they are there. */
 static void cut_blob(trf_upload *upload) {
     const trf_blob_view *view = upload->feed->view;
     const int sends_head = upload->target && upload->feed->is_whole;
     trf_transfer transfer = {0};
     upload->num_spans = upload->num_transfers = 0;
-    uint64_t offset = sends_head ? 0 : view->tiles[upload->tiles.first].data_offset;
-    for (uint64_t tile = upload->tiles.first; tile < upload->tiles.end;) {
-        trf_upload_span span = cut_span(view, offset, tile, upload->tiles.end);
-        if (transfer.bytes == 0 || transfer.bytes + span.bytes > TRF_STAGING_BUFFER_BYTES) {
-            transfer = (trf_transfer){.offset = offset};
+    uint64_t offset = sends_head ? 0 : view->tiles[0].data_offset;
+    for (uint64_t tile = 0; tile < view->num_tiles;) {
+        const uint32_t part = (uint32_t)(tile / tiles_of_part(upload));
+        trf_upload_span span = cut_span(view, offset, tile, end_of_part(upload, part));
+        if (transfer.bytes == 0 || transfer.part != part || transfer.bytes + span.bytes > TRF_STAGING_BUFFER_BYTES) {
+            transfer = (trf_transfer){.offset = offset, .part = part};
             upload->num_transfers++;
+            if (upload->parts)
+                upload->parts[part].unsent++;
         }
         transfer.bytes += span.bytes;
         transfer.spans++;
@@ -121,24 +147,58 @@ static void cut_blob(trf_upload *upload) {
     }
 }
 
+static uint64_t count_weights(const trf_blob_view *view, uint64_t first, uint64_t end) {
+    uint64_t weights = 0;
+    for (uint64_t t = first; t < end; t++) {
+        const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].coding);
+        weights += (uint64_t)shape.rows * shape.cols;
+    }
+    return weights;
+}
+
+/* All weights count as irregular first: regular slabs take theirs away. */
+static void begin_traits(trf_upload *upload) {
+    const trf_blob_view *view = upload->feed->view;
+    for (uint32_t p = 0; p < upload->num_parts; p++) {
+        trf_layer_traits *traits = &upload->parts[p].traits;
+        *traits = TRF_NO_TRAITS;
+        trf_describe_head(view, traits);
+        traits->irregular_weights = count_weights(view, p * tiles_of_part(upload), end_of_part(upload, p));
+    }
+}
+
 static trf_status make_lists(trf_upload *upload, trf_error *err) {
+    const trf_part_buffers *in = upload->in_buffers;
     cut_blob(upload);
+    upload->num_parts = in ? (uint32_t)((upload->feed->view->num_tiles + in->tiles_each - 1) / in->tiles_each) : 1;
+    upload->parts = calloc(upload->num_parts, sizeof *upload->parts);
     upload->spans = malloc(upload->num_spans * sizeof *upload->spans);
     upload->transfers = malloc(upload->num_transfers * sizeof *upload->transfers);
     upload->scratches = calloc((size_t)upload->workers, sizeof *upload->scratches);
-    if (!upload->spans || !upload->transfers || !upload->scratches)
+    if (!upload->spans || !upload->transfers || !upload->parts || !upload->scratches)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot allocate a list of %llu tiles",
                         (unsigned long long)upload->feed->view->num_tiles);
     cut_blob(upload);
+    begin_traits(upload);
     return TRF_OK;
 }
 
 /* ---- spans ---- */
 
+/* Whether a transfer's buffer is somebody else's to take, or not yet to be taken. The lock is held. */
+static int waits_to_open(const trf_upload *upload, const trf_transfer *transfer) {
+    if (transfer->state == TRF_TRANSFER_TAKING)
+        return 1;
+    if (transfer->state != TRF_TRANSFER_NEW || !upload->in_buffers || upload->is_abandoned ||
+        transfer == upload->transfers)
+        return 0;
+    return transfer[-1].state == TRF_TRANSFER_NEW || transfer[-1].state == TRF_TRANSFER_TAKING;
+}
+
 /* Sees that a transfer has a buffer. err: not NULL. */
 static trf_status open_transfer(trf_upload *upload, trf_transfer *transfer, trf_error *err) {
     pthread_mutex_lock(&upload->lock);
-    while (transfer->state == TRF_TRANSFER_TAKING)
+    while (waits_to_open(upload, transfer))
         pthread_cond_wait(&upload->opened, &upload->lock);
     const int is_ours = transfer->state == TRF_TRANSFER_NEW, has_failed = transfer->state == TRF_TRANSFER_DONE;
     if (is_ours)
@@ -162,42 +222,104 @@ static trf_status open_transfer(trf_upload *upload, trf_transfer *transfer, trf_
     return status;
 }
 
+/* Whether there is a place on the device for a part. The lock is held. */
+static int has_place(const trf_upload *upload, uint32_t part) {
+    const trf_part_buffers *in = upload->in_buffers;
+    if (!in)
+        return upload->to != NULL;
+    /* the part that was there before is done with once the one behind it has been taken */
+    return part < in->buffers || part - in->buffers + 2 <= upload->taken;
+}
+
 /* What becomes of a transfer whose spans are all there. The lock is held. @return whether the caller is to send it. */
 static int complete_transfer(trf_upload *upload, trf_transfer *transfer) {
-    if (!upload->to && !upload->has_no_target) {
+    if (!upload->is_abandoned && !has_place(upload, transfer->part)) {
         transfer->state = TRF_TRANSFER_FULL;
         return 0;
     }
     transfer->state = TRF_TRANSFER_DONE;
-    if (upload->has_no_target)
+    if (upload->is_abandoned)
         trf_staging_give_back(upload->staging, transfer->buffer);
-    return upload->to != NULL;
+    return !upload->is_abandoned;
 }
 
 static trf_status send_transfer(trf_upload *upload, const trf_transfer *transfer, trf_error *err) {
-    return trf_staging_send(upload->staging, transfer->buffer, upload->to + (transfer->offset - upload->begin_offset),
-                            transfer->bytes, err);
+    const trf_part_buffers *in = upload->in_buffers;
+    uint8_t *to = upload->to;
+    uint64_t begin = 0;
+    if (in) {
+        to = in->memory + transfer->part % in->buffers * in->buffer_bytes;
+        begin = upload->feed->view->tiles[transfer->part * in->tiles_each].data_offset;
+    }
+    return trf_staging_send(upload->staging, transfer->buffer, to + (transfer->offset - begin), transfer->bytes, err);
+}
+
+/* Sends the transfers that have waited for a place which there is now. The lock is held. */
+static trf_status send_waiting(trf_upload *upload, trf_error *err) {
+    trf_status status = TRF_OK;
+    for (uint64_t c = 0; c < upload->num_transfers; c++) {
+        trf_transfer *transfer = &upload->transfers[c];
+        if (transfer->state != TRF_TRANSFER_FULL || !complete_transfer(upload, transfer))
+            continue;
+        trf_status sent = send_transfer(upload, transfer, status == TRF_OK ? err : NULL);
+        if (sent == TRF_OK)
+            upload->parts[transfer->part].unsent--;
+        status = status == TRF_OK ? sent : status;
+    }
+    return status;
+}
+
+/* Hands over the parts of which all has been sent, in order, and so makes room for others. The lock is held, but while
+ * a part is taken. */
+static trf_status take_parts(trf_upload *upload, trf_error *err) {
+    const trf_part_buffers *in = upload->in_buffers;
+    trf_status status = TRF_OK;
+    while (status == TRF_OK && in && !upload->is_taking && !upload->is_abandoned && upload->taken < upload->num_parts &&
+           upload->parts[upload->taken].unsent == 0) {
+        upload->is_taking = 1;
+        pthread_mutex_unlock(&upload->lock);
+        status = in->take(in->context, upload->taken, &upload->parts[upload->taken].traits, err);
+        pthread_mutex_lock(&upload->lock);
+        upload->is_taking = 0;
+        if (status == TRF_OK) {
+            upload->taken++;
+            status = send_waiting(upload, err);
+        }
+    }
+    return status;
 }
 
 /* Notes that a span is in its transfer's buffer, and sends the transfer with its last one. */
 static trf_status close_span(trf_upload *upload, const trf_upload_span *span, const trf_layer_traits *traits,
                              trf_error *err) {
     trf_transfer *transfer = &upload->transfers[span->transfer];
+    trf_upload_part *part = &upload->parts[transfer->part];
+    trf_status status = TRF_OK;
     pthread_mutex_lock(&upload->lock);
-    trf_traits_add(upload->traits, traits);
+    trf_traits_add(&part->traits, traits);
     upload->done_bytes += span->tiles ? span->bytes : 0;
     const int sends = --transfer->spans == 0 && upload->copies && complete_transfer(upload, transfer);
     pthread_mutex_unlock(&upload->lock);
-    return sends ? send_transfer(upload, transfer, err) : TRF_OK;
+    if (!sends)
+        return TRF_OK;
+    status = send_transfer(upload, transfer, err);
+    if (status != TRF_OK)
+        return status;
+    pthread_mutex_lock(&upload->lock);
+    part->unsent--;
+    status = take_parts(upload, err);
+    pthread_mutex_unlock(&upload->lock);
+    return status;
 }
 
-/* After a failure: nothing is to wait for a target any more, which the caller's thread may never come to ask for. */
-static void abandon_target(trf_upload *upload) {
+/* After a failure: nothing is to wait for a place any more, which it may never come to. */
+static void abandon(trf_upload *upload) {
     pthread_mutex_lock(&upload->lock);
-    upload->has_no_target = !upload->to;
-    for (uint64_t c = 0; upload->has_no_target && c < upload->num_transfers; c++)
+    upload->is_abandoned = 1;
+    for (uint64_t c = 0; c < upload->num_transfers; c++)
         if (upload->transfers[c].state == TRF_TRANSFER_FULL)
             complete_transfer(upload, &upload->transfers[c]);
+    pthread_cond_broadcast(&upload->opened);
     pthread_mutex_unlock(&upload->lock);
 }
 
@@ -209,25 +331,11 @@ static trf_status find_target(trf_upload *upload, trf_error *err) {
     uint8_t *to = upload->target(upload->target_context, err);
     if (!to)
         return err->status;
-    trf_status status = TRF_OK;
     pthread_mutex_lock(&upload->lock);
-    upload->to = upload->has_no_target ? NULL : to;
-    for (uint64_t c = 0; upload->to && c < upload->num_transfers; c++) {
-        trf_transfer *transfer = &upload->transfers[c];
-        if (transfer->state == TRF_TRANSFER_FULL && complete_transfer(upload, transfer)) {
-            trf_status sent = send_transfer(upload, transfer, status == TRF_OK ? err : NULL);
-            status = status == TRF_OK ? sent : status;
-        }
-    }
+    upload->to = to;
+    trf_status status = send_waiting(upload, err);
     pthread_mutex_unlock(&upload->lock);
     return status;
-}
-
-/* done_bytes: of these tiles; those before have been reported. */
-static trf_status report_upload(const trf_upload *upload, uint64_t done_bytes, trf_error *err) {
-    const trf_blob_view *view = upload->feed->view;
-    const uint64_t before = view->tiles[upload->tiles.first].data_offset - view->extension.data_offset;
-    return trf_layer_feed_report(upload->feed, before + done_bytes, err);
 }
 
 /* What the caller's thread does beside its spans: tells of transfers that have been finished. */
@@ -238,7 +346,7 @@ static trf_status report_new_bytes(trf_upload *upload, trf_error *err) {
     if (!upload->feed->progress || done_bytes - upload->reported_bytes < TRF_STAGING_BUFFER_BYTES)
         return TRF_OK;
     upload->reported_bytes = done_bytes;
-    return report_upload(upload, done_bytes, err);
+    return trf_layer_feed_report(upload->feed, done_bytes, err);
 }
 
 /* A span's tiles, in the worker's scratch or where they are anyway. */
@@ -294,7 +402,7 @@ static trf_status upload_span(void *context, uint64_t index, int worker, trf_err
     trf_upload *upload = context;
     trf_status status = fill_span(upload, index, worker, err);
     if (status != TRF_OK)
-        abandon_target(upload);
+        abandon(upload);
     return status;
 }
 
@@ -302,7 +410,7 @@ static trf_status upload_span(void *context, uint64_t index, int worker, trf_err
 
 /* err: not NULL. */
 static trf_status upload_spans(trf_upload *upload, trf_error *err) {
-    trf_status status = report_upload(upload, 0, err);
+    trf_status status = trf_layer_feed_report(upload->feed, 0, err);
     if (status == TRF_OK)
         status = trf_pool_for(trf_staging_pool(upload->staging), upload->workers, upload->num_spans, upload_span,
                               upload, err);
@@ -313,7 +421,7 @@ static trf_status upload_spans(trf_upload *upload, trf_error *err) {
     for (uint64_t c = 0; c < upload->num_transfers; c++) /* after a failure */
         if (upload->transfers[c].state == TRF_TRANSFER_OPEN || upload->transfers[c].state == TRF_TRANSFER_FULL)
             trf_staging_give_back(upload->staging, upload->transfers[c].buffer);
-    return status == TRF_OK ? report_upload(upload, upload->done_bytes, err) : status;
+    return status == TRF_OK ? trf_layer_feed_report(upload->feed, upload->done_bytes, err) : status;
 }
 
 static trf_status send_slice_head(trf_upload *upload, trf_layer_feed *feed, trf_error *err) {
@@ -323,29 +431,16 @@ static trf_status send_slice_head(trf_upload *upload, trf_layer_feed *feed, trf_
     return trf_staging_finish(upload->staging, upload->to, feed->view->head, feed->view->extension.data_offset, err);
 }
 
-static uint64_t count_weights(const trf_blob_view *view, const trf_tile_range *tiles) {
-    uint64_t weights = 0;
-    for (uint64_t t = tiles->first; t < tiles->end; t++) {
-        const trf_tile_shape shape = trf_tile_shape_of(&view->header, t, view->tiles[t].coding);
-        weights += (uint64_t)shape.rows * shape.cols;
-    }
-    return weights;
-}
-
-/* bytes: that are read, about. err: not NULL. */
-static trf_status run_upload(trf_upload *upload, trf_layer_feed *feed, uint64_t bytes, trf_error *err) {
-    const uint64_t most = 1 + bytes / WORKER_BYTES;
-    const int threads = trf_thread_count(feed->threads);
+/* err: not NULL. */
+static trf_status run_upload(trf_upload *upload, trf_error *err) {
+    const uint64_t most = 1 + upload->feed->view->header.blob_bytes / WORKER_BYTES;
+    const int threads = trf_thread_count(upload->feed->threads);
     upload->workers = (uint64_t)threads < most ? threads : (int)most;
     if (pthread_mutex_init(&upload->lock, NULL) != 0 || pthread_cond_init(&upload->opened, NULL) != 0)
         return trf_fail(err, TRF_ERR_MEMORY, TRF_NO_OFFSET, "cannot make a mutex");
-    trf_describe_head(feed->view, upload->traits);
-    upload->traits->irregular_weights = count_weights(feed->view, &upload->tiles); /* regular slabs take theirs away */
     trf_status status = make_lists(upload, err);
     if (status == TRF_OK)
         status = upload_spans(upload, err);
-    if (status == TRF_OK && upload->target && !feed->is_whole)
-        status = send_slice_head(upload, feed, err);
     free(upload->spans);
     free(upload->transfers);
     free(upload->scratches);
@@ -357,28 +452,27 @@ static trf_status run_upload(trf_upload *upload, trf_layer_feed *feed, uint64_t 
 trf_status trf_upload_layer(trf_staging *staging, trf_layer_feed *feed, trf_target_fn *target, void *context,
                             trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err) {
     trf_error own = {.offset = TRF_NO_OFFSET};
+    trf_error *told = err ? err : &own;
     trf_upload upload = {.staging = staging,
                          .feed = feed,
-                         .tiles = {0, feed->view->num_tiles},
                          .copies = target != NULL,
                          .target = target,
                          .target_context = context,
-                         .slabs = slabs,
-                         .traits = traits};
-    return run_upload(&upload, feed, feed->view->header.blob_bytes, err ? err : &own);
+                         .slabs = slabs};
+    trf_status status = run_upload(&upload, told);
+    if (status == TRF_OK)
+        *traits = upload.parts[0].traits;
+    free(upload.parts);
+    if (status == TRF_OK && target && !feed->is_whole)
+        status = send_slice_head(&upload, feed, told);
+    return status;
 }
 
-trf_status trf_upload_tiles(trf_staging *staging, trf_layer_feed *feed, const trf_tile_range *tiles, uint8_t *to,
-                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err) {
+trf_status trf_upload_in_parts(trf_staging *staging, const trf_layer_feed *feed, const trf_part_buffers *buffers,
+                               trf_device_slab *slabs, trf_error *err) {
     trf_error own = {.offset = TRF_NO_OFFSET};
-    const trf_tile_meta *last = &feed->view->tiles[tiles->end - 1];
-    trf_upload upload = {.staging = staging,
-                         .feed = feed,
-                         .tiles = *tiles,
-                         .begin_offset = feed->view->tiles[tiles->first].data_offset,
-                         .copies = 1,
-                         .slabs = slabs,
-                         .to = to,
-                         .traits = traits};
-    return run_upload(&upload, feed, last->data_offset + last->data_size - upload.begin_offset, err ? err : &own);
+    trf_upload upload = {.staging = staging, .feed = feed, .copies = 1, .in_buffers = buffers, .slabs = slabs};
+    trf_status status = run_upload(&upload, err ? err : &own);
+    free(upload.parts);
+    return status;
 }

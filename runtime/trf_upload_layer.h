@@ -21,14 +21,21 @@ typedef uint8_t *trf_target_fn(void *context, trf_error *err);
 trf_status trf_upload_layer(trf_staging *staging, trf_layer_feed *feed, trf_target_fn *target, void *context,
                             trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
 
-/* Tiles [first, end) of a layer. */
-typedef struct trf_tile_range {
-    uint64_t first, end;
-} trf_tile_range;
+/* Where a layer's tiles go part by part: device memory that holds some parts at a time. */
+typedef struct trf_part_buffers {
+    uint64_t tiles_each;   /* of a part; the last one may have fewer */
+    uint8_t *memory;       /* device */
+    uint64_t buffer_bytes; /* of each of them: as large as the largest part */
+    uint32_t buffers;      /* at least 2, which parts go to in turns */
+    /* Takes a part, of which all copies have begun, to its buffer's first byte. Called once for each, in order, by any
+     * thread, one at a time. Copies to the buffer of the part before may begin when it returns. traits: of the part. */
+    trf_status (*take)(void *context, uint32_t part, const trf_layer_traits *traits, trf_error *err);
+    void *context;
+} trf_part_buffers;
 
-/* The same for some of a layer's tiles alone, which lie side by side at `to` then: what is sent is they, and nothing of
- * the head. slabs: of the whole layer, as above; *traits: those of these tiles. Errors: as above. */
-trf_status trf_upload_tiles(trf_staging *staging, trf_layer_feed *feed, const trf_tile_range *tiles, uint8_t *to,
-                            trf_device_slab *slabs, trf_layer_traits *traits, trf_error *err);
+/* The same for the tiles alone, in parts. When it returns all parts have been taken. slabs: of the whole layer, as
+ * above; a part's are complete when it is taken. Errors: as above, and those of take, after which no part is taken. */
+trf_status trf_upload_in_parts(trf_staging *staging, const trf_layer_feed *feed, const trf_part_buffers *buffers,
+                               trf_device_slab *slabs, trf_error *err);
 
 #endif

@@ -4,6 +4,7 @@
 #include "transfuse/device_memory.h"
 #include "trf_torch_registry.h"
 
+#include <cstdio>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -21,6 +22,12 @@ trf_load_options options_for(trf_layout layout) {
 
 int is_cancelled(void *cancel, const char *, uint64_t, uint64_t) {
     return __atomic_load_n(static_cast<const int32_t *>(cancel), __ATOMIC_RELAXED);
+}
+
+trf_status fail_to_find(const char *message, trf_error *err) {
+    *err = {TRF_ERR_NOT_FOUND, 0, TRF_NO_OFFSET, ""};
+    snprintf(err->message, sizeof err->message, "%s", message);
+    return TRF_ERR_NOT_FOUND;
 }
 
 } // namespace
@@ -47,6 +54,27 @@ trf_status trf_torch_adopt(int device, const void *blob, uint64_t blob_bytes, tr
     options.memory = *memory;
     trf_device_layer *made = nullptr;
     status = trf_device_layer_create(context, blob, blob_bytes, &options, &made, err);
+    if (status == TRF_OK)
+        status = trf_torch::insert_layer(device, memory->blob, memory->blob_bytes, made, err);
+    if (status != TRF_OK)
+        trf_device_layer_destroy(made);
+    return status;
+}
+
+trf_status trf_torch_get_converted_size(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+                                        trf_layer_size *size, trf_error *err) {
+    const trf_torch::found_layer found = trf_torch::find_layer(device, blob, blob_bytes);
+    return found.layer ? trf_device_layer_get_converted_size(found.layer->handle, layout, size, err)
+                       : fail_to_find("there is no layer at this place", err);
+}
+
+trf_status trf_torch_convert(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+                             const trf_layer_memory *memory, trf_error *err) {
+    const trf_torch::found_layer found = trf_torch::find_layer(device, blob, blob_bytes);
+    if (!found.layer)
+        return fail_to_find("there is no layer at this place", err);
+    trf_device_layer *made = nullptr;
+    trf_status status = trf_device_layer_convert(found.layer->handle, layout, memory, &made, err);
     if (status == TRF_OK)
         status = trf_torch::insert_layer(device, memory->blob, memory->blob_bytes, made, err);
     if (status != TRF_OK)
@@ -103,10 +131,8 @@ trf_status trf_torch_make_experts(int device, const void *container, uint64_t co
 trf_status trf_torch_check_experts_dtype(int device, const void *container, uint64_t container_bytes, trf_dtype dtype,
                                          trf_error *err) {
     const std::shared_ptr<trf_torch::experts> found = trf_torch::find_experts(device, container, container_bytes);
-    if (!found) {
-        *err = {TRF_ERR_NOT_FOUND, 0, TRF_NO_OFFSET, "there are no experts at this place"};
-        return TRF_ERR_NOT_FOUND;
-    }
+    if (!found)
+        return fail_to_find("there are no experts at this place", err);
     if (!found->handle) {
         *err = found->refusal;
         return found->refusal.status;

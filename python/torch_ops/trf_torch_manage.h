@@ -17,11 +17,19 @@ extern "C" {
 TRF_TORCH_API trf_status trf_torch_get_size(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
                                             trf_layer_size *size, trf_error *err);
 
-/* Makes a layer of a blob, or of a buffer of its layout. Where memory->blob is the same it is used where it lies;
- * elsewhere a blob is transcoded to it. Memory stays until the layer, which is known by memory->blob, is forgotten.
- * Errors: trf_device_layer_create's; TRF_ERR_EXISTS (there is one already). */
+/* Makes a layer of a blob, or of a buffer of its layout, which is used where it lies: at memory->blob. Memory stays
+ * until the layer, which is known by that, is forgotten. Errors: trf_device_layer_create's; TRF_ERR_EXISTS (there is
+ * one already). */
 TRF_TORCH_API trf_status trf_torch_adopt(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
                                          const trf_layer_memory *memory, trf_error *err);
+
+/* Makes a layer of one that is known in another layout, in memory that is given, by which it is known then; and how
+ * much that takes. The old one stays as it is. Errors: those of trf_device_layer_convert and _get_converted_size;
+ * TRF_ERR_NOT_FOUND (it is unknown), TRF_ERR_EXISTS (there is a layer in this memory already). */
+TRF_TORCH_API trf_status trf_torch_get_converted_size(int device, const void *blob, uint64_t blob_bytes,
+                                                      trf_layout layout, trf_layer_size *size, trf_error *err);
+TRF_TORCH_API trf_status trf_torch_convert(int device, const void *blob, uint64_t blob_bytes, trf_layout layout,
+                                           const trf_layer_memory *memory, trf_error *err);
 
 /* As both of these, of a tensor of a checkpoint, which is read to the memory that is given: *size is what it takes.
  * cancel: nonzero asks to stop, from any thread; or NULL. Errors: trf_device_layer_load's. */

@@ -103,17 +103,19 @@ END_TEST
 
 /* ---- each call fails once ---- */
 
-/* A context of its own, a layer, experts and a question about it; on TRF_OK the weights were right. *failed: whether a
- * call was made to fail. */
-static trf_status use_device(const gpu_stored_layer *stored, int threads, int *failed, trf_error *err) {
+/* A context of its own, a layer, experts of a coded one and a question about it; on TRF_OK the weights were right.
+ * *failed: whether a call was made to fail. */
+static trf_status use_device(const gpu_stored_layer *stored, trf_layout layout, int threads, int *failed,
+                             trf_error *err) {
     trf_context *context = NULL;
     trf_device_layer *layer = NULL;
     trf_experts *experts = NULL;
     trf_load_options options = gpu_load_options(threads);
+    options.layout = layout;
     trf_status status = trf_context_create(0, &context, err);
     if (status == TRF_OK)
         status = gpu_load(context, stored->path, &options, &layer, err);
-    if (status == TRF_OK)
+    if (status == TRF_OK && layout == TRF_LAYOUT_CODED)
         status = trf_experts_create(&layer, 1, &experts, err);
     if (status == TRF_OK)
         status = trf_device_layer_check(layer, err);
@@ -127,39 +129,49 @@ static trf_status use_device(const gpu_stored_layer *stored, int threads, int *f
     return status;
 }
 
+static void fail_each_call(const gpu_stored_layer *stored, trf_layout layout, int threads) {
+    trf_error err = {0};
+    int failed, failures = 0, survived = 0;
+    gpu_count_calls(0);
+    gpu_check(use_device(stored, layout, threads, &failed, &err), TRF_OK, &err, stored->path);
+    const uint64_t before = gpu_free_memory();
+    for (long number = 1;; number++) {
+        gpu_count_calls(number);
+        const trf_status status = use_device(stored, layout, threads, &failed, &err);
+        if (status != TRF_OK)
+            gpu_check(status, TRF_ERR_MEMORY, &err, stored->path);
+        if (gpu_free_memory() != before)
+            ck_abort_msg("%s: call %ld failed, and memory is lost", stored->path, number);
+        if (!failed)
+            break;
+        if (status == TRF_OK)
+            survived++; /* memory that could not be locked, or fitted: loading is slower then, or takes more */
+        else
+            failures++;
+    }
+    printf("%ux%u, %s, %d threads: %d calls failed, and %d were done without\n", stored->rows, stored->cols,
+           trf_layout_name(layout), threads, failures, survived);
+    ck_assert_int_gt(failures, 8);
+}
+
+/* Layers of several parts where they are packed: one straight from its slabs, one that ends within a band. */
 START_TEST(each_call_fails_once) {
     fixture_begin();
-    static const gpu_shape small = {400, 900};
-    const gpu_stored_layer stored[] = {gpu_store_large(),
-                                       gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE)};
-    trf_error err = {0};
-    for (int s = 0; s < 2; s++)
-        for (int threads = 1; threads <= 2; threads++) {
-            int failed, failures = 0, survived = 0;
-            gpu_count_calls(0);
-            gpu_check(use_device(&stored[s], threads, &failed, &err), TRF_OK, &err, stored[s].path);
-            const uint64_t before = gpu_free_memory();
-            for (long number = 1;; number++) {
-                gpu_count_calls(number);
-                const trf_status status = use_device(&stored[s], threads, &failed, &err);
-                if (status != TRF_OK)
-                    gpu_check(status, TRF_ERR_MEMORY, &err, stored[s].path);
-                if (gpu_free_memory() != before)
-                    ck_abort_msg("%s: call %ld failed, and memory is lost", stored[s].path, number);
-                if (!failed)
-                    break;
-                if (status == TRF_OK)
-                    survived++; /* memory that could not be locked: loading is slower then */
-                else
-                    failures++;
-            }
-            printf("%s, %d threads: %d calls failed, and %d were done without\n", s ? "small" : "large", threads,
-                   failures, survived);
-            ck_assert_int_gt(failures, 8);
-        }
-    gpu_check_load(&stored[0], 0);
-    free(stored[0].weights);
-    free(stored[1].weights);
+    static const gpu_shape small = {400, 900}, even = {2304, 4992};
+    const gpu_stored_layer large = gpu_store_large(),
+                           others[] = {gpu_store_layer("small", &kGpuChoices[2], small, TRF_FAVOR_SIZE),
+                                       gpu_store_layer("even", &kGpuChoices[0], even, TRF_FAVOR_SPEED)};
+    for (int threads = 1; threads <= 2; threads++) {
+        fail_each_call(&large, TRF_LAYOUT_CODED, threads);
+        fail_each_call(&others[0], TRF_LAYOUT_CODED, threads);
+        fail_each_call(&large, TRF_LAYOUT_PACKED, threads);
+        fail_each_call(&others[1], TRF_LAYOUT_PACKED, threads);
+        fail_each_call(&large, TRF_LAYOUT_PLAIN, threads);
+    }
+    gpu_check_load(&large, 0);
+    free(large.weights);
+    free(others[0].weights);
+    free(others[1].weights);
     fixture_end();
 }
 END_TEST

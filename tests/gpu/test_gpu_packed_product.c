@@ -139,9 +139,9 @@ static int choose(const packed_case *c, uint32_t m, int kernel, trf_packed_parti
 }
 
 static void launch(const packed_case *c, const trf_packed_partition *partition, const trf_product *product,
-                   const void *x, void *y, void *workspace) {
+                   const void *x, void *y, void *workspace, cudaStream_t stream) {
     const trf_operands operands = {.struct_bytes = sizeof operands, .x = x, .y = y};
-    const int status = trf_packed_launch(&c->view, product, partition, &operands, workspace, NULL);
+    const int status = trf_packed_launch(&c->view, product, partition, &operands, workspace, stream);
     ck_assert_msg(status == cudaSuccess, "%s", cudaGetErrorString((cudaError_t)status));
 }
 
@@ -200,7 +200,7 @@ static void check_partition(const packed_case *c, uint32_t m, const trf_packed_p
     const trf_product product = product_of(m, TRF_DTYPE_F32, stride);
     gpu_memory y = room_take(&y_room, bytes), workspace = room_take(&workspace_room, partition->workspace_bytes);
     float *found = gpu_malloc(bytes);
-    launch(c, partition, &product, x, y.at, workspace.at);
+    launch(c, partition, &product, x, y.at, workspace.at, NULL);
     gpu_memory_read(&y, found);
     for (uint32_t n = 0; n < m; n++)
         if (!row_is_right(found + (size_t)n * stride, c->exact + (size_t)n * rows, rows))
@@ -288,7 +288,7 @@ START_TEST(same_bits_on_every_run) {
                 CUDA(cudaMemset(y.at, 0xFF, 2 * count));
             if (run % 7 == 0)
                 gpu_disturb(&disturbance);
-            launch(&c, &partition, &product, c.x.at, y.at, workspace.at);
+            launch(&c, &partition, &product, c.x.at, y.at, workspace.at, NULL);
             if (run % 50 && run + 1 < runs)
                 continue;
             gpu_memory_read(&y, found);
@@ -301,6 +301,50 @@ START_TEST(same_bits_on_every_run) {
     free(found);
     gpu_memory_free(&y);
     gpu_disturbance_free(&disturbance);
+    case_end(&c);
+}
+END_TEST
+
+/* Each run of a CUDA graph has the same tokens in its flags. */
+START_TEST(graphs_are_replayed) {
+    const uint32_t m = 40 * (uint32_t)_i + 16;
+    packed_case c = case_begin((layer_shape){4160, 4096}, WITH_OUTLIERS, m);
+    const trf_product product = product_of(m, TRF_DTYPE_F32, 4160);
+    const size_t bytes = (size_t)m * 4160 * sizeof(float);
+    gpu_memory y = gpu_memory_make(bytes);
+    float *found = gpu_malloc(bytes);
+    cudaStream_t stream;
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int kernel = 0; kernel < KERNELS; kernel++) {
+        trf_packed_partition partition;
+        if (!choose(&c, m, kernel, &partition))
+            continue;
+        gpu_memory workspace = gpu_memory_make(partition.workspace_bytes);
+        cudaGraph_t graph;
+        cudaGraphExec_t graph_exec;
+        CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        for (int i = 0; i < 3; i++)
+            launch(&c, &partition, &product, c.x.at, y.at, workspace.at, stream);
+        CUDA(cudaStreamEndCapture(stream, &graph));
+        CUDA(cudaGraphInstantiate(&graph_exec, graph, 0));
+        for (int run = 0; run < (test_quick() ? 2 : 40); run++) {
+            if (run % 4 == 0)
+                gpu_memory_poison(&y);
+            CUDA(cudaGraphLaunch(graph_exec, stream));
+            if (run % 4 < 2)
+                continue;
+            gpu_memory_read(&y, found);
+            for (size_t i = 0; i < (size_t)m * 4160; i++)
+                if (found[i] != c.exact[i])
+                    ck_abort_msg("shape %d, cut %d, run %d: y[%zu]", partition.shape, (kernel - 1) % CUTS, run, i);
+        }
+        CUDA(cudaGraphExecDestroy(graph_exec));
+        CUDA(cudaGraphDestroy(graph));
+        gpu_memory_free(&workspace);
+    }
+    CUDA(cudaStreamDestroy(stream));
+    free(found);
+    gpu_memory_free(&y);
     case_end(&c);
 }
 END_TEST
@@ -321,7 +365,7 @@ START_TEST(garbage_stays_inside) {
         if (!choose(&c, 33, kernel, &partition))
             continue;
         gpu_memory workspace = gpu_memory_make(partition.workspace_bytes);
-        launch(&c, &partition, &product, c.x.at, y.at, workspace.at);
+        launch(&c, &partition, &product, c.x.at, y.at, workspace.at, NULL);
         gpu_memory_read(&y, found); /* the guard, too */
         gpu_memory_free(&workspace);
     }
@@ -369,8 +413,8 @@ END_TEST
 
 int main(void) {
     const gpu_test tests[] = {
-        {sums_are_exact, SHAPES},  {misaligned_x, 2},   {same_bits_on_every_run, 2},
-        {garbage_stays_inside, 4}, {chosen_kernels, 1},
+        {sums_are_exact, SHAPES}, {misaligned_x, 2},         {same_bits_on_every_run, 2},
+        {graphs_are_replayed, 4}, {garbage_stays_inside, 4}, {chosen_kernels, 1},
     };
     return gpu_main("packed_product", tests, sizeof tests / sizeof *tests);
 }

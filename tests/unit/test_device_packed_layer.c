@@ -128,6 +128,79 @@ START_TEST(rows_of_different_size) {
 }
 END_TEST
 
+/* ---- bytes ---- */
+
+/* Rows and columns of weights without row offsets, packed by the reference with the window that the layer has. */
+static packed_layer pack_again(const uint16_t *weights, uint32_t cols, const trf_load_options *shard,
+                               const trf_device_layer *packed) {
+    const trf_layer_info info = test_layer_info(packed);
+    const trf_packed_window window = {(uint32_t)packed->packed.base, packed->packed.zeroing};
+    packed_layer due = packed_layer_make((uint32_t)info.rows, (uint32_t)info.cols, 0);
+    for (uint32_t row = 0; row < due.rows; row++)
+        memcpy(due.weights + (size_t)row * due.cols, weights + (shard->first_row + row) * cols + shard->first_col,
+               2ull * due.cols);
+    fixture_check_status(packed_layer_pack(&due, &window, &err), TRF_OK, &err);
+    return due;
+}
+
+/* All of a buffer but for what the head says of its source, which the reference does not know. */
+static void check_buffer(const trf_device_layer *packed, const packed_layer *due) {
+    const uint64_t bytes = due->head.common.buffer_bytes, lines = due->head.lines_offset;
+    uint8_t *found = aligned_alloc(TRF_PACKED_ALIGNMENT, bytes);
+    ck_assert_ptr_nonnull(found);
+    ck_assert_uint_eq(packed->view.blob_bytes, bytes);
+    fixture_check_status(trf_device_download(device, found, packed->view.blob, bytes, &err), TRF_OK, &err);
+    const trf_packed_head *head = (const trf_packed_head *)found;
+    EXPECT(head->num_records == due->head.num_records && head->num_stored == due->head.num_stored);
+    EXPECT(head->lines_offset == lines && head->tiles_offset == due->head.tiles_offset);
+    const int is_due = memcmp(found + lines, due->packed + lines, bytes - lines) == 0;
+    for (uint64_t at = lines; !is_due && at < bytes; at++)
+        if (found[at] != due->packed[at])
+            ck_abort_msg("byte %llu of %llu, lines from %llu, tiles from %llu on: %02x, not %02x",
+                         (unsigned long long)at, (unsigned long long)bytes, (unsigned long long)lines,
+                         (unsigned long long)head->tiles_offset, found[at], due->packed[at]);
+    free(found);
+}
+
+/* Loads a shard packed, to the library's memory and to the caller's, and packs a coded one that is loaded. */
+static void check_bytes(const uint16_t *weights, const made_blob *blob, uint32_t cols, const trf_load_options *shard) {
+    trf_load_options placed = *shard;
+    guarded_memory room = guarded_allocate(device, most_bytes(blob, shard));
+    placed.memory = (trf_layer_memory){room.at, room.bytes, NULL, 0};
+    trf_device_layer *made[3] = {make(blob, TRF_LAYOUT_PACKED, shard), make(blob, TRF_LAYOUT_PACKED, &placed)};
+    trf_device_layer *coded = make(blob, TRF_LAYOUT_CODED, shard);
+    fixture_check_status(trf_device_layer_convert(coded, TRF_LAYOUT_PACKED, NULL, &made[2], &err), TRF_OK, &err);
+    trf_device_layer_destroy(coded);
+    for (int i = 0; i < 3; i++) {
+        packed_layer due = pack_again(weights, cols, shard, made[i]);
+        check_buffer(made[i], &due);
+        packed_layer_free(&due);
+        trf_device_layer_destroy(made[i]);
+    }
+    guarded_free(&room);
+}
+
+/* On a GPU: parts that are packed straight from their slabs, and after all from dense rows, since tiles have to be
+ * stored; ones that a shard or the layer's end cuts; rows that wait for the part behind. */
+START_TEST(the_bytes_of_the_reference) {
+    static const weight_kind kinds[] = {NORMAL, ZEROS, OUTLIERS, SCALED_COLS, BURSTS};
+    static const uint32_t shapes[][2] = {{64, 64}, {1088, 1472}, {7744, 4416}, {6700, 4410}};
+    static const uint32_t shards[][4] = {{0, 0, 0, 0}, {320, 0, 0, 0}, {64, 704, 0, 0}, {144, 0, 256, 0}};
+    const weight_kind kind = kinds[_i % 5];
+    for (int shape = 0; shape < (ON_CPU || test_quick() ? 2 : 4); shape++) {
+        const uint32_t rows = shapes[shape][0], cols = shapes[shape][1];
+        uint16_t *weights = weight_kind_make(kind, rows, cols);
+        const made_blob blob = encode(kind, rows, cols, (trf_favor)(_i / 5));
+        for (int s = 0; s < (shape == 0 || (kind == BURSTS && shape == 1) ? 1 : 4); s++) {
+            const trf_load_options shard = test_shard(shards[s]);
+            check_bytes(weights, &blob, cols, &shard);
+        }
+        trf_free(blob.at);
+        free(weights);
+    }
+}
+END_TEST
+
 /* ---- products ---- */
 
 /* Sums are those of the reference. */
@@ -534,6 +607,7 @@ int main(void) {
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, the_weights_of_the_coded_layer, 0, WILD);
+    tcase_add_loop_test(tests, the_bytes_of_the_reference, 0, 10);
     tcase_add_loop_test(tests, rows_of_different_size, 0, 2);
     if (ON_CPU) /* which looks into the layer */
         tcase_add_loop_test(tests, the_sums_of_the_reference, 0, 4);

@@ -9,10 +9,19 @@
 #include <string.h>
 
 static const trf_device_limits kDevices[] = {
-    {132, 232448, 90, {132, 66, 32, 16}, 0, {0}, 0}, {132, 232448, 90, {132, 66, 0, 0}, 0, {0}, 0},
-    {132, 232448, 90, {132, 0, 0, 0}, 0, {0}, 0},    {16, 232448, 90, {16, 7, 3, 1}, 0, {0}, 0},
-    {108, 166912, 80, {108, 0, 0, 0}, 0, {0}, 0},    {128, 101376, 89, {128, 0, 0, 0}, 0, {0}, 0},
-    {1, 101376, 86, {1, 0, 0, 0}, 0, {0}, 0},
+    {.multiprocessors = 132,
+     .shared_bytes = 232448,
+     .capability = 90,
+     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
+    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
+    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132}},
+    {.multiprocessors = 16,
+     .shared_bytes = 232448,
+     .capability = 90,
+     .clusters_of = {[1] = 16, [2] = 7, [4] = 3, [8] = 1}},
+    {.multiprocessors = 108, .shared_bytes = 166912, .capability = 80, .clusters_of = {[1] = 108}},
+    {.multiprocessors = 128, .shared_bytes = 101376, .capability = 89, .clusters_of = {[1] = 128}},
+    {.multiprocessors = 1, .shared_bytes = 101376, .capability = 86, .clusters_of = {[1] = 1}},
 };
 static const uint32_t kRows[] = {1, 31, 32, 33, 100, 1024, 2080, 4096, 8192, 65536, 151936, 1u << 24};
 static const uint32_t kCols[] = {1, 48, 64, 100, 128, 256, 300, 1024, 4096, 14336};
@@ -118,7 +127,7 @@ START_TEST(clusters_are_not_needed) {
     const uint32_t kind = (uint32_t)_i;
     const trf_layer_traits traits = traits_of(kind);
     trf_device_limits without = kDevices[0];
-    memset(without.clusters + 1, 0, sizeof without.clusters - sizeof without.clusters[0]);
+    memset(without.clusters_of + 2, 0, sizeof without.clusters_of - 2 * sizeof without.clusters_of[0]);
     for (uint32_t i = 0; i < NUM_CASES; i++) {
         trf_device_view view;
         const uint32_t m = case_of(kind, i, &view);

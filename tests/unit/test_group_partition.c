@@ -8,10 +8,16 @@
 #include <string.h>
 
 static const trf_device_limits kDevices[] = {
-    {132, 232448, 90, {132, 66, 32, 16}, 0, {0}, 0},
-    {132, 232448, 90, {132, 66, 0, 0}, 0, {0}, 0},
-    {16, 232448, 90, {16, 7, 3, 1}, 0, {0}, 0},
-    {108, 166912, 80, {108, 0, 0, 0}, 0, {0}, 0},
+    {.multiprocessors = 132,
+     .shared_bytes = 232448,
+     .capability = 90,
+     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
+    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
+    {.multiprocessors = 16,
+     .shared_bytes = 232448,
+     .capability = 90,
+     .clusters_of = {[1] = 16, [2] = 7, [4] = 3, [8] = 1}},
+    {.multiprocessors = 108, .shared_bytes = 166912, .capability = 80, .clusters_of = {[1] = 108}},
 };
 static const uint32_t kRows[] = {1, 31, 32, 33, 100, 1024, 2048, 4096, 14336, 65536};
 static const uint32_t kCols[] = {1, 48, 64, 100, 128, 256, 1024, 1536, 4096, 5632};
@@ -59,7 +65,8 @@ static void check_partition(const trf_group_partition *partition, const trf_grou
     while (1u << log < partition->cluster)
         log++;
     EXPECT(partition->unit_slabs == 1 || partition->unit_slabs == 2);
-    EXPECT(partition->warps >= 8 && partition->warps <= 20 && log < TRF_CLUSTER_SIZES && limits->clusters[log] > 0);
+    EXPECT(partition->warps >= 8 && partition->warps <= 20 && log < TRF_CLUSTER_SIZES &&
+           limits->clusters_of[1u << log] > 0);
     for (uint32_t i = 0; i < count; i++) {
         const trf_group_layer_partition *layer = &partition->layers[i];
         const trf_device_view *view = products[i].view;
@@ -73,7 +80,7 @@ static void check_partition(const trf_group_partition *partition, const trf_grou
         workspace = layer->padded_x_offset + 2ull * products[i].m * view->cols;
         clusters += layer->clusters;
     }
-    EXPECT(clusters <= limits->clusters[log]);
+    EXPECT(clusters <= limits->clusters_of[1u << log]);
     EXPECT(partition->workspace_bytes >= workspace && partition->microseconds >= 0);
 }
 
@@ -122,7 +129,8 @@ END_TEST
 START_TEST(refused_layers) {
     trf_device_view view = view_of(0, 256, 256);
     trf_layer_traits traits = traits_of(0);
-    const trf_device_limits small = {128, 101376, 89, {128, 0, 0, 0}, 0, {0}, 0};
+    const trf_device_limits small = {
+        .multiprocessors = 128, .shared_bytes = 101376, .capability = 89, .clusters_of = {[1] = 128}};
     ck_assert_ptr_null(trf_group_refusal(&view, &traits, &kDevices[0], 8, TRF_DTYPE_BF16));
     ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &kDevices[0], 9, TRF_DTYPE_BF16));
     ck_assert_ptr_nonnull(trf_group_refusal(&view, &traits, &small, 1, TRF_DTYPE_BF16));

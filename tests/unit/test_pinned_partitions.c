@@ -14,10 +14,19 @@
 #include <string.h>
 
 static const trf_device_limits kDevices[] = {
-    {132, 232448, 90, {132, 66, 32, 16}, 0, {0}, 0}, {132, 232448, 90, {132, 66, 0, 0}, 0, {0}, 0},
-    {132, 232448, 90, {132, 0, 0, 0}, 0, {0}, 0},    {16, 232448, 90, {16, 7, 3, 1}, 0, {0}, 0},
-    {108, 166912, 80, {108, 0, 0, 0}, 0, {0}, 0},    {128, 101376, 89, {128, 0, 0, 0}, 0, {0}, 0},
-    {1, 101376, 86, {1, 0, 0, 0}, 0, {0}, 0},
+    {.multiprocessors = 132,
+     .shared_bytes = 232448,
+     .capability = 90,
+     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
+    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
+    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132}},
+    {.multiprocessors = 16,
+     .shared_bytes = 232448,
+     .capability = 90,
+     .clusters_of = {[1] = 16, [2] = 7, [4] = 3, [8] = 1}},
+    {.multiprocessors = 108, .shared_bytes = 166912, .capability = 80, .clusters_of = {[1] = 108}},
+    {.multiprocessors = 128, .shared_bytes = 101376, .capability = 89, .clusters_of = {[1] = 128}},
+    {.multiprocessors = 1, .shared_bytes = 101376, .capability = 86, .clusters_of = {[1] = 1}},
 };
 enum {
     NUM_DEVICES = sizeof kDevices / sizeof kDevices[0]
@@ -306,9 +315,13 @@ enum {
     WIDE_BATCHES = 15
 };
 
-static const trf_device_limits kWideDevices[WIDE_DEVICES] = {{132, 232448, 90, {132, 66, 32, 16}, 0, {0}, 0},
-                                                             {132, 232448, 90, {132, 66, 0, 0}, 0, {0}, 0},
-                                                             {114, 232448, 90, {114, 0, 0, 0}, 0, {0}, 0}};
+static const trf_device_limits kWideDevices[WIDE_DEVICES] = {
+    {.multiprocessors = 132,
+     .shared_bytes = 232448,
+     .capability = 90,
+     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
+    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
+    {.multiprocessors = 114, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 114}}};
 
 static const pinned_row kWide[NUM_LAYERS] = {
     {{0x6B05831884205BD5, 0x6B05831884205BD5, 0x6B05831884205BD5}, 0}, /* bf16 has none */

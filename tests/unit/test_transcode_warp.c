@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels that pack coded layers straight from their slabs, run by emulated blocks (tests/warp) over whole small
- * layers: byte for byte what trf_pack gives of the layer's weights, and nothing written beside. */
+ * layers, and over rows of tiles in turns with those that pack dense rows: byte for byte what trf_pack gives of the
+ * layer's weights, and nothing written beside. */
 #include <stdio.h>
 
 #ifndef TRF_HAVE_WARP_WALK
@@ -113,11 +114,11 @@ typedef struct target {
     trf_packed_view view;
 } target;
 
-/* Without room for stored tiles; all of it UNUSED. */
-static target target_make(uint32_t rows, uint32_t cols, trf_packed_window window) {
+/* room: for stored tiles. All of it UNUSED. */
+static target target_make(uint32_t rows, uint32_t cols, trf_packed_window window, uint64_t room) {
     target to;
     memset(&to, 0, sizeof to);
-    ck_assert_int_eq(trf_size_packed(rows, cols, 0, 0, &to.head, NULL), TRF_OK);
+    ck_assert_int_eq(trf_size_packed(rows, cols, 0, room, &to.head, NULL), TRF_OK);
     trf_packed_head_set_window(&to.head, window);
     to.memory = aligned_alloc(TRF_PACKED_ALIGNMENT, to.head.common.buffer_bytes);
     ck_assert_ptr_nonnull(to.memory);
@@ -126,19 +127,23 @@ static target target_make(uint32_t rows, uint32_t cols, trf_packed_window window
     return to;
 }
 
-static trf_pack_state transcode(test_rng *rng, const coded_layer *coded, const target *to) {
-    trf_pack_state state = {0, 0, 0};
-    void *scratch = malloc(warp_transcode_scratch_bytes(&to->view));
-    const warp_transcoding transcoding = {.view = &coded->host->view,
+/* Rows of a layer from first_row on. */
+static trf_transcode_counts transcode(test_rng *rng, const coded_layer *coded, const trf_device_view *rows,
+                                      const target *to, uint32_t first_row, trf_pack_state *state) {
+    const uint64_t scratch_bytes = warp_transcode_scratch_bytes(rows->rows, rows->cols);
+    trf_transcode_counts counts = {0, 0};
+    void *scratch = malloc(scratch_bytes);
+    const warp_transcoding transcoding = {.view = rows,
                                           .max_rans_bytes = coded->max_rans_bytes,
                                           .packed = &to->view,
-                                          .memory = {scratch, &state},
+                                          .first_row = first_row,
+                                          .memory = {scratch, &counts, state},
                                           .warps = 1 + test_below(rng, 16)};
     const warp_grid grid = {1 + test_below(rng, 5), (uint32_t)test_random(rng)};
-    memset(scratch, UNUSED, warp_transcode_scratch_bytes(&to->view));
+    memset(scratch, UNUSED, scratch_bytes);
     warp_transcode(&transcoding, grid);
     free(scratch);
-    return state;
+    return counts;
 }
 
 /* ---- against the reference ---- */
@@ -215,13 +220,14 @@ START_TEST(what_the_reference_packs) {
             coded_layer_free(&coded);
             continue;
         }
-        target to = target_make(rows, cols, window);
-        const trf_pack_state state = transcode(&rng, &coded, &to);
+        target to = target_make(rows, cols, window, 0);
+        trf_pack_state state = {0, 0, 0};
+        const trf_transcode_counts counts = transcode(&rng, &coded, &coded.host->view, &to, 0, &state);
         const uint64_t left = check_packed(&layer, &to);
-        ck_assert_uint_eq(state.num_stored, left);
-        ck_assert_uint_eq(state.inexact, 0);
+        ck_assert_uint_eq(counts.num_left, left);
+        ck_assert(state.inexact == 0 && state.num_stored == 0 && state.num_records == 0);
         if (left == 0)
-            ck_assert_uint_eq(state.num_records, layer.head.num_records);
+            ck_assert_uint_eq(counts.num_records, layer.head.num_records);
         ck_assert_uint_eq(coded.host->fault.set, 0);
         free(to.memory);
         coded_layer_free(&coded);
@@ -230,18 +236,85 @@ START_TEST(what_the_reference_packs) {
 }
 END_TEST
 
+/* Rows of tiles as a layer of their own. */
+static trf_device_view tile_rows_of(const coded_layer *coded, uint32_t first, uint32_t count) {
+    trf_device_view view = coded->host->view;
+    const uint32_t left = view.rows - first * TRF_TILE_SIZE, rows = count * TRF_TILE_SIZE;
+    view.rows = left < rows ? left : rows;
+    view.num_tile_rows = (view.rows + TRF_TILE_SIZE - 1) / TRF_TILE_SIZE;
+    view.num_bands = (view.rows + TRF_SLAB_ROWS - 1) / TRF_SLAB_ROWS;
+    view.slabs += (uint64_t)(first * TRF_BANDS_PER_TILE) * view.num_panels;
+    view.tiles += (uint64_t)first * view.num_tile_cols;
+    return view;
+}
+
+/* As a layer is loaded: some rows of tiles at a time, and again from dense rows if lines are left, or by chance. */
+static trf_pack_state transcode_in_parts(test_rng *rng, const packed_layer *layer, const coded_layer *coded,
+                                         const target *to) {
+    trf_pack_state state = {0, 0, 0};
+    uint64_t records = 0;
+    uint32_t count;
+    for (uint32_t first = 0; first < coded->host->view.num_tile_rows; first += count) {
+        count = 1 + test_below(rng, 2);
+        const trf_device_view rows = tile_rows_of(coded, first, count);
+        const uint32_t row = first * TRF_TILE_SIZE;
+        const trf_transcode_counts counts = transcode(rng, coded, &rows, to, row, &state);
+        if (counts.num_left || test_below(rng, 4) == 0) {
+            const trf_pack_rows dense = {layer->weights + (size_t)row * layer->cols, layer->cols, row, rows.rows,
+                                         layer->cols};
+            const warp_grid grid = {1 + test_below(rng, 5), (uint32_t)test_random(rng)};
+            warp_pack(&to->view, &dense, &state, grid);
+        } else {
+            records += counts.num_records;
+        }
+    }
+    state.num_records += records;
+    return state;
+}
+
+START_TEST(parts_of_layers) {
+    const weight_kind kind = (weight_kind)(_i % KINDS);
+    test_rng rng = {600 + (uint64_t)_i};
+    const uint32_t rows = 64 * (5 + test_below(&rng, 8)), cols = 64 * (1 + test_below(&rng, 20));
+    packed_layer layer = make_layer(&rng, kind, rows, cols);
+    const trf_pack_source source = packed_layer_source(&layer);
+    const trf_packed_window window = trf_pack_window(&source);
+    coded_layer coded = encode(&layer, (trf_favor)(_i / KINDS % 2), 256);
+    if (packed_layer_pack(&layer, &window, &err) == TRF_OK && is_taken(&coded)) {
+        const trf_packed_head *head = &layer.head;
+        target to = target_make(rows, cols, window, head->num_stored);
+        const trf_pack_state state = transcode_in_parts(&rng, &layer, &coded, &to);
+        ck_assert(state.num_records == head->num_records && state.num_stored == head->num_stored && !state.inexact);
+        ck_assert_mem_eq(to.memory + head->lines_offset, layer.packed + head->lines_offset,
+                         head->num_lines * TRF_PACKED_LINE_BYTES);
+        ck_assert_mem_eq(to.memory + head->tiles_offset, layer.packed + head->tiles_offset,
+                         head->common.buffer_bytes - head->tiles_offset);
+        ck_assert_uint_eq(coded.host->fault.set, 0);
+        free(to.memory);
+    } else {
+        ck_assert(kind != NORMAL && kind != ZEROS);
+    }
+    coded_layer_free(&coded);
+    packed_layer_free(&layer);
+}
+END_TEST
+
 START_TEST(first_inexact_weight_is_found) {
     test_rng rng = {300 + (uint64_t)_i};
-    packed_layer layer = make_layer(&rng, NORMAL, 192, 1280);
+    packed_layer layer = make_layer(&rng, NORMAL, 320, 1280);
     const trf_pack_source source = packed_layer_source(&layer);
     const trf_packed_window window = trf_pack_window(&source);
     for (int i = 0; i <= _i; i++)
-        layer.weights[test_below(&rng, 192 * 1280)] = (uint16_t)(0x7F00 + i);
+        layer.weights[test_below(&rng, 320 * 1280)] = (uint16_t)(0x7F00 + i);
     ck_assert_int_eq(packed_layer_pack(&layer, &window, &err), TRF_ERR_UNSUPPORTED);
     const uint64_t due = err.offset;
     coded_layer coded = encode(&layer, (trf_favor)(_i % 2), 0);
-    target to = target_make(192, 1280, window);
-    const trf_pack_state state = transcode(&rng, &coded, &to);
+    target to = target_make(320, 1280, window, 0);
+    trf_pack_state state = {0, 0, 0};
+    for (uint32_t t = 0; t < 2; t++) {
+        const trf_device_view rows_of = tile_rows_of(&coded, t, 1);
+        transcode(&rng, &coded, &rows_of, &to, t * TRF_TILE_SIZE, &state);
+    }
     uint32_t row = 0, col = 0;
     ck_assert(trf_pack_inexact(&state, to.view.lines_per_band, &row, &col));
     ck_assert_uint_eq(2 * ((uint64_t)row * 1280 + col), due);
@@ -262,10 +335,11 @@ START_TEST(corrupt_slabs) {
         const trf_tile_meta *tile = &coded.layer->view.tiles[0]; /* its rANS words are the last third */
         const uint64_t at = tile->data_offset + tile->data_size / 3 * 2 + test_below(&rng, tile->data_size / 3);
         const uint8_t was = ((uint8_t *)coded.blob)[at];
-        target to = target_make(128, 512, window);
+        target to = target_make(128, 512, window, 0);
+        trf_pack_state state = {0, 0, 0};
         ((uint8_t *)coded.blob)[at] = (uint8_t)test_random(&rng);
         coded.host->fault.set = 0;
-        transcode(&rng, &coded, &to);
+        transcode(&rng, &coded, &coded.host->view, &to, 0, &state);
         found += coded.host->fault.set != 0;
         for (uint64_t i = 0; i < to.head.lines_offset; i++)
             ck_assert_uint_eq(to.memory[i], UNUSED);
@@ -283,6 +357,7 @@ int main(void) {
     TCase *tests = tcase_create("transcode_warp");
     tcase_set_timeout(tests, 240);
     tcase_add_loop_test(tests, what_the_reference_packs, 0, SHAPES * KINDS);
+    tcase_add_loop_test(tests, parts_of_layers, 0, 4 * KINDS);
     tcase_add_loop_test(tests, first_inexact_weight_is_found, 0, 6);
     tcase_add_loop_test(tests, corrupt_slabs, 0, 6);
     suite_add_tcase(suite, tests);

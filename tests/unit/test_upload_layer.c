@@ -317,35 +317,88 @@ START_TEST(shards) {
 }
 END_TEST
 
-/* Some rows of tiles at a time; progress counts all of them. */
-static trf_status upload_parts(trf_layer_feed *feed, uint32_t rows_each, arrival *a) {
+/* ---- in parts ---- */
+
+/* Parts are taken from their buffers as late as may be: when the one behind is. */
+typedef struct part_taker {
+    arrival *to;
+    const trf_blob_view *view;
+    trf_part_buffers buffers;
+    uint32_t taken, fail_at; /* the call that fails, from 1; 0: none */
+    int is_inside;
+} part_taker;
+
+static void copy_part(const part_taker *taker, uint32_t part) {
+    const trf_part_buffers *in = &taker->buffers;
+    const uint64_t first = part * in->tiles_each, end = first + in->tiles_each;
+    const trf_tile_meta *tiles = taker->view->tiles,
+                        *last = &tiles[(end < taker->view->num_tiles ? end : taker->view->num_tiles) - 1];
+    const uint64_t bytes = last->data_offset + last->data_size - tiles[first].data_offset;
+    ck_assert_uint_le(bytes, in->buffer_bytes);
+    memcpy(taker->to->memory + tiles[first].data_offset, in->memory + part % in->buffers * in->buffer_bytes, bytes);
+}
+
+/* As trf_part_buffers has it. */
+static trf_status take_part(void *context, uint32_t part, const trf_layer_traits *traits, trf_error *error) {
+    part_taker *taker = context;
+    EXPECT(!taker->is_inside && part == taker->taken);
+    taker->is_inside = 1;
+    engine_drain(&engine, NULL); /* all copies of the part have begun */
+    if (part)
+        copy_part(taker, part - 1);
+    if (part)
+        trf_traits_add(&taker->to->traits, traits);
+    else
+        taker->to->traits = *traits;
+    taker->is_inside = 0;
+    taker->taken++;
+    return taker->taken == taker->fail_at ? trf_fail(error, TRF_ERR_CUDA, TRF_NO_OFFSET, "no take") : TRF_OK;
+}
+
+/* Some rows of tiles at a time. */
+static trf_status upload_parts(trf_layer_feed *feed, uint32_t rows_each, uint32_t fail_at, arrival *a,
+                               trf_error *error) {
     const trf_blob_view *view = feed->view;
-    const uint32_t across = view->header.num_tile_cols;
     *a = (arrival){.bytes = view->header.blob_bytes, .shard = feed->shard};
     a->num_slabs = trf_count_device_slabs(&view->header);
     a->slabs = calloc(a->num_slabs, sizeof *a->slabs);
     a->memory = calloc(1, a->bytes);
-    trf_status status = trf_staging_open(staging, &err);
-    for (uint32_t row = 0; status == TRF_OK && row < view->header.num_tile_rows; row += rows_each) {
-        const uint64_t end = (uint64_t)(row + rows_each) * across;
-        const trf_tile_range tiles = {(uint64_t)row * across, end < view->num_tiles ? end : view->num_tiles};
-        trf_layer_traits traits = TRF_NO_TRAITS;
-        status = trf_upload_tiles(staging, feed, &tiles, a->memory + view->tiles[tiles.first].data_offset, a->slabs,
-                                  &traits, &err);
-        if (row)
-            trf_traits_add(&a->traits, &traits);
-        else
-            a->traits = traits;
-    }
+    part_taker taker = {.to = a,
+                        .view = view,
+                        .fail_at = fail_at,
+                        .buffers = {.tiles_each = (uint64_t)rows_each * view->header.num_tile_cols,
+                                    .buffers = 2 + rows_each % 2,
+                                    .take = take_part,
+                                    .context = &taker}};
+    const uint32_t parts = (view->header.num_tile_rows + rows_each - 1) / rows_each;
+    taker.buffers.buffer_bytes = taker.buffers.tiles_each * TRF_MAX_TILE_BYTES;
+    taker.buffers.memory = malloc(taker.buffers.buffers * taker.buffers.buffer_bytes);
+    ck_assert(taker.buffers.memory && a->memory && a->slabs);
+    trf_status status = trf_staging_open(staging, error);
     if (status == TRF_OK)
-        status = trf_layer_feed_complete_head(feed, &err);
+        status = trf_upload_in_parts(staging, feed, &taker.buffers, a->slabs, error);
+    if (status == TRF_OK)
+        copy_part(&taker, parts - 1);
+    EXPECT(status == TRF_OK ? taker.taken == parts : taker.taken <= parts);
+    if (status == TRF_OK)
+        status = trf_layer_feed_complete_head(feed, error);
     if (status == TRF_OK) /* sent, not waited for; and then waited for */
-        status = trf_staging_copy(staging, a->memory, feed->view->head, 64, &err);
+        status = trf_staging_copy(staging, a->memory, feed->view->head, 64, error);
     if (status == TRF_OK)
         status = trf_staging_finish(staging, a->memory + 64, feed->view->head + 64,
-                                    feed->view->extension.data_offset - 64, &err);
+                                    feed->view->extension.data_offset - 64, error);
     if (status != TRF_OK)
         trf_staging_drain(staging);
+    free(taker.buffers.memory);
+    return status;
+}
+
+static trf_status load_in_parts(const trf_load_options *options, uint32_t rows_each, uint32_t fail_at, arrival *a,
+                                trf_error *error) {
+    trf_layer_feed feed;
+    fixture_check_status(trf_layer_feed_open_tensor(checkpoint, "large.weight", options, &feed, error), TRF_OK, error);
+    const trf_status status = upload_parts(&feed, rows_each, fail_at, a, error);
+    trf_layer_feed_close(&feed);
     return status;
 }
 
@@ -372,13 +425,70 @@ START_TEST(layers_in_parts) {
         fixture_check_status(trf_layer_feed_open_tensor(checkpoint, "large.weight", &options, &feed, &err), TRF_OK,
                              &err);
         arrival a;
-        fixture_check_status(upload_parts(&feed, (uint32_t)_i, &a), TRF_OK, &err);
+        fixture_check_status(upload_parts(&feed, (uint32_t)_i, 0, &a, &err), TRF_OK, &err);
         ck_assert_uint_eq(seen, a.bytes - feed.view->extension.data_offset);
         trf_layer_feed_close(&feed);
         options.progress = NULL;
         check_arrival(&a, "large.weight", &options);
         arrival_free(&a);
     }
+}
+END_TEST
+
+/* Each copy, each wait for one and each take fails once: nothing hangs, and no buffer is lost. */
+START_TEST(parts_that_fail) {
+    static const char *const kWhat[] = {"no copy", "no wait", "no take"};
+    for (uint32_t number = 1;; number++) {
+        trf_load_options options;
+        trf_load_options_init(&options);
+        options.threads = 1 + (int)number % 4 * 3;
+        engine.waits = 0;
+        engine.fail_copy = _i == 0 ? engine.begun + number : 0;
+        engine.fail_wait = _i == 1 ? number : 0;
+        arrival a;
+        const trf_status status = load_in_parts(&options, 1, _i == 2 ? number : 0, &a, &err);
+        arrival_free(&a);
+        if (status == TRF_OK) {
+            ck_assert_uint_gt(number, 2);
+            break;
+        }
+        fixture_check_status(status, TRF_ERR_CUDA, &err);
+        ck_assert_ptr_nonnull(strstr(err.message, kWhat[_i]));
+    }
+}
+END_TEST
+
+static void *load_parts_often(void *context) {
+    const int first = *(const int *)context;
+    for (int i = 0; i < test_rounds(4); i++) {
+        trf_load_options options;
+        trf_error error;
+        arrival a;
+        trf_shard_range shard;
+        trf_load_options_init(&options);
+        options.threads = 1 + (first + i) % 6;
+        fixture_check_status(load_in_parts(&options, 1 + (uint32_t)(first + i) % 3, 0, &a, &error), TRF_OK, &error);
+        trf_layer *layer = open_layer("large.weight", &options, &shard);
+        EXPECT(a.bytes == layer->view.header.blob_bytes && memcmp(a.memory, layer->blob, a.bytes) == 0);
+        trf_layer_free(layer);
+        arrival_free(&a);
+    }
+    return NULL;
+}
+
+/* More loads at once than there are buffers, none of which may keep the others from going on. */
+START_TEST(several_in_parts) {
+    enum {
+        LOADS = TRF_STAGING_BUFFERS + 3
+    };
+    pthread_t threads[LOADS];
+    int first[LOADS];
+    for (int i = 0; i < LOADS; i++) {
+        first[i] = i;
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, load_parts_often, &first[i]), 0);
+    }
+    for (int i = 0; i < LOADS; i++)
+        pthread_join(threads[i], NULL);
 }
 END_TEST
 
@@ -638,6 +748,8 @@ int main(void) {
     tcase_add_loop_test(tests, whole_layers, 0, 4);
     tcase_add_test(tests, shards);
     tcase_add_loop_test(tests, layers_in_parts, 1, 4);
+    tcase_add_loop_test(tests, parts_that_fail, 0, 3);
+    tcase_add_test(tests, several_in_parts);
     tcase_add_test(tests, layers_in_memory);
     tcase_add_test(tests, layers_in_place);
     tcase_add_loop_test(tests, corrupt_tiles, 0, 3);

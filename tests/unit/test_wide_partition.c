@@ -7,9 +7,13 @@
 #include <check.h>
 #include <string.h>
 
-static const trf_device_limits kDevices[] = {{132, 232448, 90, {132, 66, 32, 16}, 0, {0}, 0},
-                                             {132, 232448, 90, {132, 66, 0, 0}, 0, {0}, 0},
-                                             {114, 232448, 90, {114, 0, 0, 0}, 0, {0}, 0}};
+static const trf_device_limits kDevices[] = {
+    {.multiprocessors = 132,
+     .shared_bytes = 232448,
+     .capability = 90,
+     .clusters_of = {[1] = 132, [2] = 66, [4] = 32, [8] = 16}},
+    {.multiprocessors = 132, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 132, [2] = 66}},
+    {.multiprocessors = 114, .shared_bytes = 232448, .capability = 90, .clusters_of = {[1] = 114}}};
 static const uint32_t kRows[] = {32, 96, 128, 160, 2048, 8192, 14336, 151936},
                       kCols[] = {64, 128, 512, 1344, 4096, 14336},
                       kBatches[] = {1, 48, 49, 64, 65, 80, 81, 128, 129, 192, 193, 300, 513, 1024, 8192};
@@ -58,7 +62,7 @@ static void check_plan(const trf_device_view *view, const trf_device_limits *lim
     ck_assert(c.multicast == 1 || (c.multicast == 2 && m > 128));
     ck_assert(c.k_splits == 1 || ((c.k_splits == 2 || c.k_splits == 4 || c.k_splits == 8) && c.multicast == 1));
     ck_assert_uint_ge(c.clusters, 1);
-    ck_assert_uint_le(c.clusters, limits->clusters[log_blocks]);
+    ck_assert_uint_le(c.clusters, limits->clusters_of[1u << log_blocks]);
     ck_assert_uint_le(c.clusters, row_blocks * x_ranges); /* none without a work item */
     if (c.k_splits > 1)
         ck_assert_uint_eq(c.clusters, row_blocks * x_ranges); /* one work item each */

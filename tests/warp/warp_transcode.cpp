@@ -24,14 +24,14 @@ static kernel_body *kernel_of(uint32_t class_bits, uint32_t zeroing) {
 
 /* ---- as the launcher has it ---- */
 
-uint64_t warp_transcode_scratch_bytes(const trf_packed_view *packed) {
-    return trf_count_tile_halves(packed) * (1 + kTileHalfRecords) * sizeof(uint32_t);
+uint64_t warp_transcode_scratch_bytes(uint64_t rows, uint64_t cols) {
+    return trf_count_tile_halves(rows, cols) * (1 + kTileHalfRecords) * sizeof(uint32_t);
 }
 
 void warp_transcode(const warp_transcoding *t, warp_grid grid) {
     const trf_smem_layout smem =
         trf_smem_layout_of(t->view->raw_bits, t->max_rans_bytes, t->warps, 1, TRF_TABLE_LOG, 0, 0, TRF_RING_STEPS);
-    trf_transcode_args args = trf_transcode_args_of(t->view, smem, t->packed, &t->memory);
+    trf_transcode_args args = trf_transcode_args_of(t->view, smem, t->packed, t->first_row, &t->memory);
     warp_run_grid({t->warps, smem.total, grid.order}, grid.blocks, kernel_of(t->view->class_bits, t->packed->zeroing),
                   &args);
     warp_run_grid({kMergeWarps, 16, grid.order}, grid.blocks,

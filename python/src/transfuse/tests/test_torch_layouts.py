@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import transfuse
+from transfuse import _structs as s
 from transfuse.tests.conftest import Tensors
 
 try:
@@ -237,7 +238,7 @@ def test_there_and_back(options: dict[str, str], shape: tuple[int, int], layout:
         assert _registry.is_known(again)
         assert again.device.type == device and torch.equal(again, blob)
         assert torch.equal(tt.decode(laid_out, *shape, dtype), tt.decode(blob, *shape, dtype))
-        other = tt.convert_blob(laid_out, "plain")  # by way of the coded one
+        other = tt.convert_blob(laid_out, "plain")
         assert tt.blob_layout(other) == "plain" and torch.equal(
             tt.decode(other, *shape, dtype), tt.decode(blob, *shape, dtype)
         )
@@ -263,7 +264,6 @@ def test_every_pattern(layout: str, dtype: torch.dtype, favor: str, device: str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_options_that_the_command_does_not_have(layout: str) -> None:
     """A blob of other probability bits and narrow slabs; all of it stands in the head."""
-    from transfuse import _structs as s
     from transfuse._arrays import take_weights
     from transfuse._layer import Layer
     from transfuse._options import fill_encode_options
@@ -321,6 +321,56 @@ def test_weights_that_cannot_be_packed(kind: str, device: str) -> None:
     gc.collect()
     assert _registry.count_layers() == known
     assert torch.equal(bits_of(tt.decode(blob, 128, 256, torch.bfloat16)), bits_of(weight))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_way_by_the_host(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that are there are converted on their device, whatever they are: nobody decodes and encodes."""
+    weight = make_weight(320, 1024, torch.bfloat16)
+    blob = tt.encode(weight).to(device)
+    tt.adopt(blob)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("no layer is to go this way")
+
+    monkeypatch.setattr("transfuse.torch._ops.decode", fail)
+    monkeypatch.setattr("transfuse.torch._encode.encode_like", fail)
+    packed = tt.convert_blob(blob, "packed")
+    unpacked = tt.convert_blob(packed, "plain")
+    again = tt.convert_blob(unpacked, "packed")
+    plain = tt.convert_blob(blob, "plain")
+    monkeypatch.undo()
+    assert [tt.blob_layout(made) for made in (packed, unpacked, again, plain)] == ["packed", "plain"] * 2
+    assert torch.equal(unpacked, plain)
+    for made in (packed, plain, again):
+        assert torch.equal(tt.decode(made, 320, 1024, torch.bfloat16).cpu(), weight)
+        assert made.untyped_storage().nbytes() == made.numel()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_different_size(device: str) -> None:
+    """A plain layer has lost its blob's row offsets, without which it cannot be packed: they are found again."""
+    weight = make_weight(300, 512, torch.bfloat16).float()
+    weight = (weight * torch.tensor([2.0 ** (row * 5 % 7 * 6) for row in range(300)])[:, None]).to(torch.bfloat16)
+    blob = tt.encode(weight).to(device)
+    plain = tt.convert_blob(blob, "plain")
+    with pytest.raises(transfuse.UnsupportedError, match="cannot be packed"):
+        _registry.convert(plain, s.Layout.PACKED)
+    packed = tt.convert_blob(plain, "packed")
+    assert tt.blob_layout(packed) == "packed"
+    assert torch.equal(bits_of(tt.decode(packed, 300, 512, torch.bfloat16)), bits_of(weight))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_not_there(device: str) -> None:
+    """Only layers that are known are converted, and not to what they are; the old one stays."""
+    blob = tt.encode(make_weight(64, 64, torch.bfloat16)).to(device)
+    with pytest.raises(transfuse.TransfuseError, match="no layer at this place"):
+        _registry.convert(blob, s.Layout.PACKED)
+    tt.adopt(blob)
+    with pytest.raises(transfuse.ArgumentError, match="coded already"):
+        _registry.convert(blob, s.Layout.CODED)
+    assert tt.blob_layout(blob) == "coded" and tt.decode(blob, 64, 64, torch.bfloat16).shape == (64, 64)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers in other layouts than the coded one, which is that of files and state dicts, and the ways between them.
 
-From a coded layer the library transcodes, on the device. The way back decodes, and encodes on the CPU with the options
-that the layer's head has kept: the same weights, and of blobs of this version's encoder the same bytes. From one of the
-other layouts to another it is both ways.
+To a plain or a packed layer the library converts on the device, whatever it is made of. The way back to a coded one
+decodes, and encodes on the CPU with the options that the layer's head has kept: the same weights, and of blobs of this
+version's encoder the same bytes. A plain layer no longer knows its blob's row offsets; if it cannot be packed without
+them, that is tried by way of the coded one.
 
 Not every layer can lie in every layout: codecs decide, and of packed layers the weights, too. Where single layers are
 converted that is an error; layers of a model stay coded then, and a warning names them.
@@ -11,7 +12,6 @@ converted that is an error; layers of a model stay coded then, and a warning nam
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import weakref
 from collections import defaultdict
@@ -24,7 +24,6 @@ from transfuse._errors import UnsupportedError
 from transfuse._options import find_layout
 from transfuse.torch import _encode, _ops, _registry
 from transfuse.torch._dtypes import TORCH_DTYPES
-from transfuse.torch._shim import call
 
 # Of what a warning names.
 _WORDS_SHOWN = 6
@@ -60,8 +59,7 @@ def convert_blob(blob: Tensor, layout: str) -> Tensor:
         return blob
     found = _made.find(blob, layout)
     if found is None:
-        coded = encode_again(blob).to(blob.device)
-        found = coded if wanted == s.Layout.CODED else _transcode(coded, wanted)
+        found = encode_again(blob).to(blob.device) if wanted == s.Layout.CODED else _convert(blob, wanted)
         _registry.adopt(found)
         _made.note(blob, layout, found)
     return found
@@ -106,17 +104,16 @@ def _enumerate(words: list[str], separator: str = ", ") -> str:
     return separator.join(words[:_WORDS_SHOWN] + more)
 
 
-def _transcode(blob: Tensor, layout: s.Layout) -> Tensor:
-    """Returns the layer of a coded blob in another layout, on the device of the blob, in memory of its own size."""
-    size = _registry.get_size(blob, layout)
-    made = torch.empty(size.blob_bytes, dtype=torch.uint8, device=blob.device)
-    keeping = _registry.Keeping(made, [size.directory_bytes], [0])
-    _registry.wait_for(blob.device)
-    with keeping:
-        memory = s.LayerMemoryStruct(made.data_ptr(), made.numel(), *keeping.directories[0])
-        source = _registry.device_index(blob.device), blob.data_ptr(), blob.numel()
-        call("trf_torch_adopt", *source, layout, ctypes.byref(memory))
-    return _registry.fit_memory(made)
+def _convert(blob: Tensor, layout: s.Layout) -> Tensor:
+    """Returns a layer in a layout that is not the coded one, in memory of its own size."""
+    try:
+        return _registry.convert(blob, layout)
+    except UnsupportedError:
+        if _registry.blob_layout(blob) == "coded" or _registry.blob_info(blob).codec != "bf16":
+            raise
+    coded = encode_again(blob).to(blob.device)
+    _registry.adopt(coded)
+    return _registry.convert(coded, layout)
 
 
 class _Made:

@@ -23,10 +23,10 @@ _NO_EXPERTS = "experts lie coded"
 def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = None) -> dict[str, str]:
     """Converts the weights of a compressed module, or of all those of a model, to another layout, in place.
 
-    One layer at a time is converted: beside the model that takes the memory of one layer, in both layouts, and to
-    "coded" also its dense weights, which are encoded on the CPU. Parameters stay the same objects, so that ties hold;
-    their memory is another one, so that compiled models are compiled anew, and CUDA graphs have to be captured again.
-    Modules whose weights are to be loaded are told how. No other thread may use the model meanwhile.
+    One layer at a time is converted, on its device: beside the model that takes the memory of one layer, in both
+    layouts, and to "coded" also its dense weights, which are encoded on the CPU. Parameters stay the same objects, so
+    that ties hold; their memory is another one, so that compiled models are compiled anew, and CUDA graphs have to be
+    captured again. Modules whose weights are to be loaded are told how. No other thread may use the model meanwhile.
     Weights that the layout does not take stay as they are, and a warning names them: those of other codecs, and of
     packed layers those whose exponents lie too far apart.
     Ctrl-C, and whatever else is raised, leaves a model that works, of which some layers are converted.
@@ -36,7 +36,7 @@ def set_layout(model: nn.Module, layout: str, *, progress: Progress | None = Non
     model : nn.Module
         A `TransfuseLinear` or `TransfuseEmbedding`, or anything that has some.
     layout : str
-        "coded", "packed" or "plain". From packed to plain, and back, it is by way of the coded one.
+        "coded", "packed" or "plain".
     progress : callable, optional
         As of `compress_model`; bytes are those of the weights before they are converted.
 

@@ -178,18 +178,40 @@ def _adopt_container(container: torch.Tensor) -> None:
 
 
 def get_size(blob: torch.Tensor, layout: int, what: str = "") -> s.LayerSizeStruct:
-    """Returns the memory of the layer that a blob becomes in a layout, or that a buffer of this layout is.
+    """Returns the memory of the layer that a blob, or a buffer of this layout, is.
 
     Raises
     ------
-    UnsupportedError
-        The layout does not take the blob's codec.
     DataError
         The head is malformed.
     """
     size = s.LayerSizeStruct()
     call("trf_torch_get_size", *_place_of(blob), blob.numel(), layout, ctypes.byref(size), what=what)
     return size
+
+
+def convert(blob: torch.Tensor, layout: int) -> torch.Tensor:
+    """Returns a layer that is known in another layout, plain or packed, in memory of its own size.
+
+    It is made on its device, without decoding to the host. The old one, its plans included, stays as it is.
+
+    Raises
+    ------
+    UnsupportedError
+        The layout does not take the codec, or not these weights.
+    DataError
+        The blob is corrupt.
+    """
+    size = s.LayerSizeStruct()
+    source = *_place_of(blob), blob.numel()
+    call("trf_torch_get_converted_size", *source, layout, ctypes.byref(size))
+    made = torch.empty(size.blob_bytes, dtype=torch.uint8, device=blob.device)
+    keeping = Keeping(made, [size.directory_bytes], [0])
+    wait_for(blob.device)
+    with keeping:
+        memory = s.LayerMemoryStruct(made.data_ptr(), made.numel(), *keeping.directories[0])
+        call("trf_torch_convert", *source, layout, ctypes.byref(memory))
+    return fit_memory(made)
 
 
 def make_experts(container: torch.Tensor, offsets: list[int], what: str = "") -> None:

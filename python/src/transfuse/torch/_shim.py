@@ -46,6 +46,8 @@ def shim() -> ctypes.CDLL:
     functions: dict[str, tuple[object, list[object]]] = {
         "trf_torch_get_size": (c_int, [c_int, c_void_p, c_uint64, c_int, size, error]),
         "trf_torch_adopt": (c_int, [c_int, c_void_p, c_uint64, c_int, memory, error]),
+        "trf_torch_get_converted_size": (c_int, [c_int, c_void_p, c_uint64, c_int, size, error]),
+        "trf_torch_convert": (c_int, [c_int, c_void_p, c_uint64, c_int, memory, error]),
         "trf_torch_get_load_size": (c_int, [c_int, c_void_p, c_char_p, c_int, size, error]),
         "trf_torch_load": (c_int, [c_int, c_void_p, c_char_p, c_int, memory, POINTER(c_int32), error]),
         "trf_torch_is_known": (c_int, [c_int, c_void_p, c_uint64]),
