@@ -192,12 +192,12 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_weights(const trf
         trf_mbarrier_wait(ring.empty(), ring.phase);
         trf_packed_bulk_load_weights<Config>(a.view, place, ring, lane);
         if (stage == range.begin)
-            __syncthreads();
+            trf_packed_meet_at_start<Config>();
         ring.next();
         trf_packed_bulk_advance<Config>(a, place);
     }
     if (range.begin == range.end)
-        __syncthreads();
+        trf_packed_meet_at_start<Config>();
     trf_allow_successor();
 }
 
@@ -210,7 +210,7 @@ static __device__ __forceinline__ void trf_packed_bulk_produce_x(const trf_packe
     if (lane == 0)
         trf_prefetch_map(&a.x_map);
     const uint64_t policy = trf_policy_keep();
-    __syncthreads();
+    trf_packed_meet_at_start<Config>();
     trf_wait_for_predecessor();
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_bulk_place place = trf_packed_bulk_place_of<Config>(a, range.begin);
@@ -401,7 +401,7 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
             trf_packed_take_over(args.handover, trf_packed_share_of_block(share), number, warp.lane);
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++) {
-        trf_named_barrier_sync(1, Config::kWarps); /* what stood there has been read */
+        trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps); /* what stood there has been read */
 #pragma unroll
         for (uint32_t t = 0; t < Config::kXTiles; t++) {
             float(&v)[4] = sums[s][t];
@@ -409,7 +409,7 @@ trf_packed_bulk_leave_tile(const trf_packed_bulk_args &args, const trf_packed_bu
                         make_float4(v[0], v[1], v[2], v[3]));
             v[0] = v[1] = v[2] = v[3] = 0;
         }
-        trf_named_barrier_sync(1, Config::kWarps);
+        trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps);
 #pragma unroll 1
         for (uint32_t i = number; i < kSlabItems; i += Config::kWarps) {
             float4 v = trf_lds128f_shared(lane_at + i * TRF_PACKED_BULK_ITEM_BYTES);
@@ -434,7 +434,7 @@ static __device__ __forceinline__ void trf_packed_bulk_gather(const trf_packed_b
                                                               const trf_packed_bulk_warp<Config> &warp, uint32_t at,
                                                               const float (&sums)[Config::kSlabs][Config::kXTiles][4]) {
     const uint32_t lane_at = at + 16 * warp.lane;
-    trf_named_barrier_sync(1, Config::kWarps); /* the stages have been read */
+    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps); /* the stages have been read */
 #pragma unroll
     for (uint32_t s = 0; s < Config::kSlabs; s++)
 #pragma unroll
@@ -444,7 +444,7 @@ static __device__ __forceinline__ void trf_packed_bulk_gather(const trf_packed_b
             trf_sts128f(lane_at + (warp.col_warp * Config::kItems + item) * TRF_PACKED_BULK_ITEM_BYTES,
                         make_float4(v[0], v[1], v[2], v[3]));
         }
-    trf_named_barrier_sync(1, Config::kWarps);
+    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps);
     const uint32_t number = warp.col_warp * Config::kRowWarps + warp.row_warp;
 #pragma unroll 1
     for (uint32_t item = number; item < Config::kItems; item += Config::kWarps) {
@@ -516,7 +516,7 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
         else if (warp_number == Config::kWarps + 1)
             trf_packed_bulk_produce_x<Config>(args, range, shared, lane);
         else
-            __syncthreads();
+            trf_packed_meet_at_start<Config>();
         if (meets) {
             trf_cluster_arrive(args.cluster);
             trf_cluster_wait(args.cluster);
@@ -524,7 +524,7 @@ static __device__ __forceinline__ void trf_packed_bulk_block(const trf_packed_bu
         }
         return;
     }
-    __syncthreads(); /* the barriers are there */
+    trf_packed_meet_at_start<Config>(); /* the barriers are there */
     trf_take_registers<Config::kRegisters>();
     const trf_packed_bulk_warp<Config> warp(warp_number, lane);
     float sums[Config::kSlabs][Config::kXTiles][4] = {};

@@ -3,6 +3,7 @@
 #ifndef TRF_PACKED_RING_CUH
 #define TRF_PACKED_RING_CUH
 
+#include "trf_packed_bulk_sizes.h"
 #include "trf_packed_ptx.cuh"
 
 #if TRF_WARPGROUPS
@@ -24,8 +25,20 @@ template <class Config> struct trf_packed_ring {
     }
 };
 
-/* By one thread, in front of a __syncthreads. warps: that are done with each stage. A stage is full when the producers
- * of weights and of x have both said what they bring, and that is there. */
+/* Barriers of warps, by number. */
+enum {
+    TRF_PACKED_SUMS_BARRIER = 1, /* of those that multiply, in front of what they make of shared memory's stages */
+    TRF_PACKED_START_BARRIER
+};
+
+/* All warps of a block meet once: the ring is set up. It is no __syncthreads, as each kind of warp calls it elsewhere.
+ */
+template <class Config> static __device__ __forceinline__ void trf_packed_meet_at_start() {
+    trf_named_barrier_sync(TRF_PACKED_START_BARRIER, Config::kWarps + TRF_PACKED_BULK_PRODUCER_WARPS);
+}
+
+/* By one thread, in front of trf_packed_meet_at_start. warps: that are done with each stage. A stage is full when the
+ * producers of weights and of x have both said what they bring, and that is there. */
 template <class Config> static __device__ __forceinline__ void trf_packed_ring_set_up(uint32_t shared, uint32_t warps) {
     for (trf_packed_ring<Config> ring = {shared, 0, 0}; ring.phase == 0; ring.next()) {
         trf_mbarrier_init(ring.full(), 2);

@@ -123,11 +123,11 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_weights(const tr
         trf_mbarrier_wait(ring.empty(), ring.phase);
         trf_packed_wgmma_load_weights<Config>(a.view, at, ring, lane, policy);
         if (!let_go)
-            __syncthreads();
+            trf_packed_meet_at_start<Config>();
         let_go = true;
     }
     if (!let_go)
-        __syncthreads();
+        trf_packed_meet_at_start<Config>();
     trf_allow_successor();
 }
 
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_produce_x(const trf_pack
     if (lane == 0)
         trf_prefetch_map(&a.x_map);
     const uint64_t policy = trf_policy_keep();
-    __syncthreads();
+    trf_packed_meet_at_start<Config>();
     trf_wait_for_predecessor();
     trf_packed_ring<Config> ring = {shared, 0, 1};
     trf_packed_wgmma_cursor at(a);
@@ -375,7 +375,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_w
     /* By a shuffle, which tells the compiler that it is the same for all lanes: wgmma wants uniform registers. */
     const uint32_t warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / TRF_LANES, 0), lane = threadIdx.x % TRF_LANES;
     if (warp < Config::kWarps) {
-        __syncthreads(); /* the barriers are there */
+        trf_packed_meet_at_start<Config>(); /* the barriers are there */
         trf_take_registers<Config::kRegisters>();
         trf_packed_wgmma_math<Config, kZeroing>(args, shared, {warp, lane});
         return;
@@ -386,7 +386,7 @@ static __device__ __forceinline__ void trf_packed_wgmma_block(const trf_packed_w
     else if (warp == Config::kWarps + 1)
         trf_packed_wgmma_produce_x<Config>(args, shared, lane);
     else
-        __syncthreads();
+        trf_packed_meet_at_start<Config>();
     if (args.cluster) {
         trf_cluster_arrive(args.cluster);
         trf_cluster_wait(args.cluster);

@@ -182,7 +182,7 @@ trf_packed_wgmma_add_blocks(const trf_packed_wgmma_args &args, const trf_packed_
                             const trf_packed_wgmma_output &output, bool has_band, uint32_t shared,
                             const float (&sums)[Config::kXRows / 2]) {
     const uint32_t at = shared + warp.warp * Config::kXTiles * TRF_PACKED_BULK_ITEM_BYTES + 16 * warp.lane;
-    trf_named_barrier_sync(1, Config::kWarps); /* the stages have been read */
+    trf_named_barrier_sync(TRF_PACKED_SUMS_BARRIER, Config::kWarps); /* the stages have been read */
 #pragma unroll
     for (uint32_t t = 0; t < Config::kXTiles; t++)
         trf_sts128f(at + t * TRF_PACKED_BULK_ITEM_BYTES, trf_packed_wgmma_item(sums, t));

@@ -285,7 +285,7 @@ START_TEST(plans) {
         {2, 1, TRF_DTYPE_F8_E4M3, F32, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "F8 by e4m3"},
         {0, 1, BF16, TRF_DTYPE_I8, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "y of I8"},
         {0, 1, BF16, TRF_DTYPE_NONE, TRF_PATH_AUTO, TRF_ERR_ARGUMENT, "y of nothing"},
-        {0, 1, BF16, F32, 4, TRF_ERR_ARGUMENT, "path 4"},
+        {0, 1, BF16, F32, 6, TRF_ERR_ARGUMENT, "path 6"},
         {0, TRF_FUSED_MAX_M + 1, BF16, F32, TRF_PATH_FUSED, TRF_ERR_UNSUPPORTED, "m 65, fused"},
         {2, 1, BF16, F32, TRF_PATH_AUTO, TRF_OK, "BF16 by e4m3"},
         {2, 1, F16, F32, TRF_PATH_AUTO, TRF_OK, "F16 by e4m3"},

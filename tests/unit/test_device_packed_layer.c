@@ -171,12 +171,17 @@ static void check_bytes(const uint16_t *weights, const made_blob *blob, uint32_t
     trf_device_layer *coded = make(blob, TRF_LAYOUT_CODED, shard);
     fixture_check_status(trf_device_layer_convert(coded, TRF_LAYOUT_PACKED, NULL, &made[2], &err), TRF_OK, &err);
     trf_device_layer_destroy(coded);
-    for (int i = 0; i < 3; i++) {
-        packed_layer due = pack_again(weights, cols, shard, made[i]);
+    packed_layer due = pack_again(weights, cols, shard, made[0]);
+    for (int i = 0; i < 3; i++) { /* mostly all with the same window; packing takes long here */
+        if (made[i]->packed.base != due.head.base || made[i]->packed.zeroing != (due.head.flags & TRF_PACKED_ZEROING)) {
+            packed_layer_free(&due);
+            due = pack_again(weights, cols, shard, made[i]);
+        }
         check_buffer(made[i], &due);
-        packed_layer_free(&due);
-        trf_device_layer_destroy(made[i]);
     }
+    for (int i = 0; i < 3; i++)
+        trf_device_layer_destroy(made[i]);
+    packed_layer_free(&due);
     guarded_free(&room);
 }
 
@@ -188,6 +193,8 @@ START_TEST(the_bytes_of_the_reference) {
     static const uint32_t shards[][4] = {{0, 0, 0, 0}, {320, 0, 0, 0}, {64, 704, 0, 0}, {144, 0, 256, 0}};
     const weight_kind kind = kinds[_i % 5];
     for (int shape = 0; shape < (ON_CPU || test_quick() ? 2 : 4); shape++) {
+        if (shape >= 2 && shape % 2 != _i % 2)
+            continue;
         const uint32_t rows = shapes[shape][0], cols = shapes[shape][1];
         uint16_t *weights = weight_kind_make(kind, rows, cols);
         const made_blob blob = encode(kind, rows, cols, (trf_favor)(_i / 5));
