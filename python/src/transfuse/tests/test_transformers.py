@@ -578,6 +578,65 @@ def test_automatic_device_map(checkpoints: Checkpoints) -> None:
         )
 
 
+def over_two_gpus(name: str) -> dict[str, int]:
+    """Returns a device map: the second layer and what is behind it on the second GPU."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there are no two CUDA devices")
+    head = 0 if KINDS[name].sizes.get("tie_word_embeddings") else 1
+    return {
+        "model.embed_tokens": 0,
+        "model.layers.0": 0,
+        "model.layers.1": 1,
+        "model.norm": 1,
+        "model.rotary_emb": 0,
+        "lm_head": head,
+    }
+
+
+@pytest.mark.parametrize("layout", ["coded", "plain", "packed"])
+@pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen3_moe"])
+def test_over_several_gpus(tmp_path: Path, name: str, layout: str, checkpoints: Checkpoints) -> None:
+    """A context each: by a map, and by one that accelerate makes."""
+    compressed, source_path = checkpoints.compressed(name, embeddings=True), checkpoints.source(name)
+    for device_map in (over_two_gpus(name), "balanced"):
+        options: dict[str, Any] = {"device_map": device_map, "dtype": torch.bfloat16}
+        source = transformers.AutoModelForCausalLM.from_pretrained(source_path, **options)
+        config = transfuse.TransfuseConfig(layout=layout)
+        model = transformers.AutoModelForCausalLM.from_pretrained(compressed, quantization_config=config, **options)
+        devices = [{tensor.device.index for tensor in m.parameters()} for m in (model, source)]
+        assert devices[0] == devices[1] and (device_map == "balanced" or devices[0] == {0, 1})
+        assert count_different(model, source) == []
+        ids = some_ids(model)
+        with torch.no_grad():
+            ours, theirs = model(ids).logits.float(), source(ids).logits.float()
+        assert torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), 0) > 0.999
+        transfuse.set_exact(True)
+        assert torch.equal(run(model), run(source))
+        generated = [m.generate(ids, max_new_tokens=12, do_sample=False) for m in (model, source)]
+        assert torch.equal(*generated)
+        transfuse.set_exact(False)
+        assert torch.cuda.current_device() == 0
+    model.save_pretrained(tmp_path / "saved")
+    transfuse.verify(tmp_path / "saved", against=source_path)
+
+
+def test_from_one_gpu_to_another() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there are no two CUDA devices")
+    dense = nn.Linear(512, 768, bias=False, dtype=torch.bfloat16, device="cuda:0")
+    for layout in ("coded", "plain", "packed"):
+        layer = TransfuseLinear.from_linear(dense, layout=layout)
+        x = torch.randn(5, 512, dtype=torch.bfloat16, device="cuda:0")
+        expected = layer(x)
+        moved = layer.to("cuda:1")
+        assert moved.weight.device.index == 1 and torch.equal(moved.decode_weight().cpu(), dense.weight.cpu())
+        assert torch.equal(moved(x.to("cuda:1")).cpu(), expected.cpu())
+        with torch.cuda.device(1):
+            assert torch.equal(moved(x.to("cuda:1")).cpu(), expected.cpu())
+        with pytest.raises(RuntimeError, match="x is on cuda:0, blob is on cuda:1"):
+            moved(x)
+
+
 def test_memory_while_loading(checkpoints: Checkpoints) -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
