@@ -133,49 +133,46 @@ int trf_packed_choose_shape(const trf_packed_view *view, const trf_device_limits
 
 /* ---- how long a product should take ----
  *
- * Fitted to 372 products of 14 layers by 1 to 2,048 rows of x on an H200 and an H100, each by all kernels in all ways:
- * of those the one with the least cost is at most 3 % slower than the fastest for 351, and at most 12 % for all
+ * Fitted to 410 products of 14 layers by 1 to 2,048 rows of x on an H200 and an H100, each by all kernels in all ways:
+ * the one with the least cost is at most 3 % slower than the fastest for 399 of them, and at most 10 % for all but two
  * (docs/notebook/2026-11-24-packed-products.md). A search has found the constants: together they give the time, one by
  * one they are no measurements. Nanoseconds, of a multiprocessor's clock near 1.75 GHz; bytes a nanosecond. */
 
 enum {
-    BULK_START = 3040,       /* launch, first stage, sums to y */
-    BULK_STREAM_K = 4654,    /* the second kernel, and sums by way of memory */
-    BULK_COPY = 63,          /* bytes that a multiprocessor gets */
-    BULK_READ_PERCENT = 105, /* of the memory's bandwidth by its clock */
-    WGMMA_START = 467,
-    WGMMA_STREAM_K = 4605,
-    WGMMA_COPY = 59,
-    WGMMA_READ_PERCENT = 89,
-    WGMMA_TILE = 874,           /* of each tile of a block: begin and end */
-    WGMMA_SHARED_STAGE = 3,     /* more for a stage of tiles that blocks share ... */
-    WGMMA_SHARED_X_STAGE = 110, /* ... where there are several x blocks: these read weights at different times */
-    USUAL_GB = 3352             /* a second, where the driver does not say */
+    BULK_START = 2349,    /* launch, first stage, sums to y */
+    BULK_STREAM_K = 3360, /* sums by way of memory */
+    WGMMA_START = 259,
+    WGMMA_STREAM_K = 4170,
+    WGMMA_TILE = 748,          /* of each tile of a block: begin and end */
+    WGMMA_SHARED_X_STAGE = 69, /* more for a stage of shared tiles where several x blocks read weights at other times */
+    USUAL_GB = 3352            /* a second, where the driver does not say */
 };
-static const double kWgmmaRow = 9.55, kWgmmaClusterRow = 5.18; /* for each row of x: sums to y, and to other blocks */
+static const double kBulkCopy = 62.6, kWgmmaCopy = 71.5;      /* bytes that a multiprocessor gets */
+static const double kBulkRead = 0.907, kWgmmaRead = 0.889;    /* of the memory's bandwidth by its clock */
+static const double kWgmmaRow = 21.6, kWgmmaClusterRow = 6.4; /* for each row of x: sums to y, and to other blocks */
 
 /* A cluster's meetings, by its blocks. */
-static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 971, 1119, 1564, 1337, 1500, 1402, 1697};
-static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1182, 1262, 2411, 3187, 3748, 3228, 3555};
+static const uint32_t kBulkCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 1421, 1690, 2109, 1905, 2114, 2056, 2426};
+static const uint32_t kWgmmaCluster[TRF_MAX_CLUSTER + 1] = {0, 0, 904, 1789, 1845, 2616, 3105, 2492, 3071};
 
 /* A stage, whose copies are there: of bulk kernels by 1, 2, 4 and 8 x tiles. 0: there is no kernel. */
 static const uint32_t kBulkStage[TRF_PACKED_BULK_SHAPES][4] = {
-    [TRF_PACKED_BULK_256] = {206, 240, 833, 0},  [TRF_PACKED_BULK_128] = {557, 560, 691, 0},
-    [TRF_PACKED_BULK_64] = {572, 598, 75, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1195},
-    [TRF_PACKED_BULK_32] = {456, 469, 473, 640},
+    [TRF_PACKED_BULK_256] = {851, 223, 852, 0},  [TRF_PACKED_BULK_128] = {661, 617, 731, 0},
+    [TRF_PACKED_BULK_64] = {680, 611, 45, 0},    [TRF_PACKED_BULK_64_8_WARPS] = {0, 0, 0, 1201},
+    [TRF_PACKED_BULK_32] = {523, 468, 500, 356},
 };
-static const uint32_t kWgmmaStage[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {408, 467, 505, 584, 144};
+static const uint32_t kWgmmaStage[TRF_PACKED_SHAPES - TRF_PACKED_WGMMA_64] = {408, 424, 442, 414, 119};
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
-/* Nanoseconds that memory takes; passes: over the weights. */
+/* Nanoseconds that memory takes; passes: over the weights; share: of its bandwidth that is reached. */
 static double read_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m, uint64_t passes,
-                      int percent) {
+                      double share) {
     const uint64_t gb = limits->memory_gb_per_second ? limits->memory_gb_per_second : USUAL_GB,
                    tile_bytes = TRF_PACKED_TILE_BYTES + TRF_PACKED_LINE_BYTES / TRF_PACKED_LINE_TILES;
     const double bytes = (double)(passes * view->bands * view->tiles_per_band * tile_bytes) +
                          2.0 * m * ((double)view->cols + view->rows);
-    return bytes / ((double)gb * percent / 100);
+    return bytes / ((double)gb * share);
 }
 
 static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limits, uint32_t m,
@@ -184,10 +181,10 @@ static double bulk_ns(const trf_packed_view *view, const trf_device_limits *limi
                                                                          : p->x_tiles == 4 ? 2
                                                                                            : (int)p->x_tiles - 1;
     const double bytes = trf_packed_bulk_weight_bytes(p->shape) + trf_packed_bulk_x_bytes(p->shape, p->x_tiles),
-                 stage = larger(bytes / BULK_COPY, kBulkStage[p->shape][log]),
+                 stage = larger(bytes / kBulkCopy, kBulkStage[p->shape][log]),
                  stages = (double)(is_stream_k ? ceil_div((uint64_t)p->tiles * p->stages, p->blocks)
                                                : ceil_div(p->stages, p->cluster));
-    return BULK_START + larger(read_ns(view, limits, m, 1, BULK_READ_PERCENT), stages * stage) +
+    return BULK_START + larger(read_ns(view, limits, m, 1, kBulkRead), stages * stage) +
            (is_stream_k ? BULK_STREAM_K : kBulkCluster[p->cluster]);
 }
 
@@ -195,7 +192,7 @@ static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *lim
                        const trf_packed_partition *p) {
     const uint32_t x_rows = p->x_tiles * X_TILE_ROWS;
     const double bytes = trf_packed_wgmma_stage_bytes(p->shape) + TRF_PACKED_WGMMA_LINE_BYTES,
-                 stage = larger(bytes / WGMMA_COPY, kWgmmaStage[p->shape - TRF_PACKED_WGMMA_64]);
+                 stage = larger(bytes / kWgmmaCopy, kWgmmaStage[p->shape - TRF_PACKED_WGMMA_64]);
     uint64_t stages = ceil_div(p->stages, p->cluster), tiles = 1;
     double ns = WGMMA_START;
     if (p->cluster > 1) {
@@ -205,10 +202,10 @@ static double wgmma_ns(const trf_packed_view *view, const trf_device_limits *lim
         tiles = ceil_div(p->whole, p->blocks) + (shared ? 2 : 0);
         stages = ceil_div(p->whole, p->blocks) * p->stages + shared;
         if (shared)
-            ns += WGMMA_STREAM_K + (double)shared * (p->x_blocks > 1 ? WGMMA_SHARED_X_STAGE : WGMMA_SHARED_STAGE);
+            ns += WGMMA_STREAM_K + (p->x_blocks > 1 ? (double)shared * WGMMA_SHARED_X_STAGE : 0);
     }
     return ns + (double)tiles * (WGMMA_TILE + kWgmmaRow * x_rows) +
-           larger(read_ns(view, limits, m, ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN), WGMMA_READ_PERCENT),
+           larger(read_ns(view, limits, m, ceil_div(p->x_blocks, TRF_PACKED_WGMMA_X_RUN), kWgmmaRead),
                   (double)stages * stage);
 }
 
