@@ -49,8 +49,8 @@ TRF_API trf_status trf_tuning_read(const char *path, trf_tuning **tuning, trf_er
 TRF_API void trf_tuning_free(trf_tuning *tuning);
 
 /* @return the path that it has for a product: of the layer that is the nearest in shape and raw bits, among those of
- * the same codec and class bits, with scale groups or scale blocks or without; TRF_PATH_AUTO if it has none, or for a
- * batch beyond those measured. */
+ * the same layout, codec and class bits, with scale groups or scale blocks or without; TRF_PATH_AUTO if it has none, or
+ * for a batch beyond those measured. Class bits and raw bits count for coded layers alone. */
 TRF_API trf_path trf_tuning_path(const trf_tuning *tuning, const trf_device_layer *layer, uint32_t m);
 
 /* Plans with TRF_PATH_AUTO that are made from here on follow the tuning, which is copied; a path that does not take a

@@ -113,7 +113,7 @@ START_TEST(paths_that_are_gone_give_way) {
     trf_tuning *tuning;
     trf_error err = {0};
     gpu_check(trf_tuning_create(&card, 1, &tuning, &err), TRF_OK, &err, "a tuning");
-    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(layer.device), 1, {{MAX_M, TRF_PATH_WIDE, {0}}}};
+    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(layer.device), 1, {{.m = MAX_M, .path = TRF_PATH_WIDE}}};
     gpu_check(trf_context_set_tuning(gpu_context, tuning, &err), TRF_OK, &err, "set");
     ck_assert_int_eq(planned(&layer, TRF_FUSED_MAX_M, TRF_PATH_AUTO), TRF_PATH_FUSED);
     ck_assert_int_eq(planned(&layer, TRF_FUSED_MAX_M + 1, TRF_PATH_AUTO), TRF_PATH_TWO_STEP);

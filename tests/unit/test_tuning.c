@@ -8,6 +8,7 @@
 #include "common/test_weights.h"
 #include "transfuse/cpu.h"
 #include "trf_context.h"
+#include "trf_packed_wgmma_sizes.h"
 #include "trf_plan.h"
 #include "trf_tuning.h"
 
@@ -69,19 +70,26 @@ static void end(void) {
 static trf_tuning *make_tuning(void) {
     trf_tuning *made;
     const trf_card card = {"some device", 90, 100, 3000};
-    fixture_check_status(trf_tuning_create(&card, 4, &made, &err), TRF_OK, &err);
+    fixture_check_status(trf_tuning_create(&card, 5, &made, &err), TRF_OK, &err);
     made->layers[0] = (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192},
                                         3,
-                                        {{32, TRF_PATH_FUSED, {20, 0, 30.25}},
-                                         {384, TRF_PATH_WIDE, {0, 120, 100}},
-                                         {8192, TRF_PATH_TWO_STEP, {0, 900, 1000}}}};
-    made->layers[1] =
-        (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{64, TRF_PATH_TWO_STEP, {0}}}};
-    made->layers[3] =
-        (trf_tuned_layer){{TRF_LAYOUT_PLAIN, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {{64, TRF_PATH_DENSE, {0}}}};
+                                        {{.m = 32, .path = TRF_PATH_FUSED, .microseconds = {20, 0, 30.25}},
+                                         {.m = 384, .path = TRF_PATH_WIDE, .microseconds = {0, 120, 100}},
+                                         {.m = 8192, .path = TRF_PATH_TWO_STEP, .microseconds = {0, 900, 1000}}}};
+    made->layers[1] = (trf_tuned_layer){
+        {TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 1024, 4096}, 1, {{.m = 64, .path = TRF_PATH_TWO_STEP}}};
+    made->layers[3] = (trf_tuned_layer){
+        {TRF_LAYOUT_PLAIN, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {{.m = 64, .path = TRF_PATH_DENSE}}};
     made->layers[3].points[0].microseconds[TRF_PATH_DENSE - 1] = 21;
-    made->layers[2] =
-        (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 1024, 4096}, 1, {{16, TRF_PATH_FUSED, {1, 2, 3}}}};
+    made->layers[4] = (trf_tuned_layer){
+        {TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096},
+        3,
+        {{.m = 16, .path = TRF_PATH_PACKED, .has_packed = 1, .packed = {TRF_PACKED_BULK_256, TRF_PACKED_STREAM_K}},
+         {.m = 64, .path = TRF_PATH_PACKED},
+         {.m = 128, .path = TRF_PATH_PACKED, .has_packed = 1, .packed = {TRF_PACKED_WGMMA_128, 2}}}};
+    made->layers[2] = (trf_tuned_layer){{TRF_LAYOUT_CODED, TRF_CODEC_INT, 4, 3, 1, 1024, 4096},
+                                        1,
+                                        {{.m = 16, .path = TRF_PATH_FUSED, .microseconds = {1, 2, 3}}}};
     return made;
 }
 
@@ -223,6 +231,45 @@ START_TEST(choices) {
     ck_assert_int_eq(trf_tuned_path(made, &cases[0].key, 1), TRF_PATH_AUTO);
     trf_tuning_free(made);
     trf_tuning_free(NULL);
+}
+END_TEST
+
+/* By the nearest shape, as paths go, but not for shapes that are far away; whatever the classes were. */
+START_TEST(choices_of_packed_layers) {
+    trf_tuning *made = make_tuning();
+    static const struct {
+        trf_tuning_key key;
+        uint32_t m;
+        trf_packed_choice due; /* cut 9: none */
+    } cases[] = {
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 1, {TRF_PACKED_BULK_256, TRF_PACKED_STREAM_K}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 17, {0, 9}}, /* which has a path alone */
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 65, {TRF_PACKED_WGMMA_128, 2}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 4096}, 129, {0, 9}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 4, 8, 0, 4096, 4096}, 65, {TRF_PACKED_WGMMA_128, 2}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 5792, 4096}, 65, {TRF_PACKED_WGMMA_128, 2}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 4096, 2897}, 65, {TRF_PACKED_WGMMA_128, 2}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 8192, 4096}, 65, {0, 9}},
+        {{TRF_LAYOUT_PACKED, TRF_CODEC_BF16, 2, 8, 0, 5120, 5120}, 65, {0, 9}},
+        {{TRF_LAYOUT_CODED, TRF_CODEC_BF16, 2, 8, 0, 8192, 8192}, 1, {0, 9}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        trf_packed_choice found = {0, 9};
+        ck_assert_int_eq(trf_tuned_packed(made, &cases[i].key, cases[i].m, &found), cases[i].due.cut != 9);
+        EXPECT(found.shape == cases[i].due.shape && found.cut == cases[i].due.cut);
+    }
+    trf_tuning_free(made);
+}
+END_TEST
+
+START_TEST(fastest_candidates) {
+    static const struct {
+        double times[3];
+        uint32_t due;
+    } cases[] = {{{10, 11, 12}, 0}, {{10, 9.95, 9.91}, 0}, {{10, 9.8, 9.5}, 2}, {{10, 9.5, 9.5}, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        ck_assert_uint_eq(trf_fastest_candidate(cases[i].times, 3), cases[i].due);
+    ck_assert_uint_eq(trf_fastest_candidate(cases[2].times, 1), 0);
 }
 END_TEST
 
@@ -415,8 +462,10 @@ START_TEST(contexts_follow) {
     trf_plan *plan;
     const trf_tuning_key key = trf_tuning_key_of(all_layers[0]);
     fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
-    tuning->layers[0] =
-        (trf_tuned_layer){key, 3, {{4, TRF_PATH_FUSED, {0}}, {24, TRF_PATH_WIDE, {0}}, {96, TRF_PATH_TWO_STEP, {0}}}};
+    tuning->layers[0] = (trf_tuned_layer){
+        key,
+        3,
+        {{.m = 4, .path = TRF_PATH_FUSED}, {.m = 24, .path = TRF_PATH_WIDE}, {.m = 96, .path = TRF_PATH_TWO_STEP}}};
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
     trf_tuning_free(tuning); /* the context has a copy */
     static const struct {
@@ -477,7 +526,7 @@ START_TEST(refused_paths_give_way) {
     trf_tuning *tuning;
     trf_plan *plan;
     fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
-    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(all_layers[0]), 1, {{9, TRF_PATH_WIDE, {0}}}};
+    tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(all_layers[0]), 1, {{.m = 9, .path = TRF_PATH_WIDE}}};
     fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
     fixture_check_status(test_make_plan(all_layers[0], 2, TRF_DTYPE_BF16, TRF_DTYPE_F32, TRF_PATH_AUTO, &plan, &err),
                          TRF_OK, &err);
@@ -547,6 +596,9 @@ START_TEST(files_there_and_back) {
         for (uint32_t i = 0; i < a->num_points; i++) {
             ck_assert_uint_eq(a->points[i].m, b->points[i].m);
             ck_assert_int_eq(a->points[i].path, b->points[i].path);
+            ck_assert_int_eq(a->points[i].has_packed, b->points[i].has_packed);
+            ck_assert_int_eq(a->points[i].packed.shape, b->points[i].packed.shape);
+            ck_assert_uint_eq(a->points[i].packed.cut, b->points[i].packed.cut);
             for (int p = 0; p < TRF_TUNED_PATHS; p++)
                 ck_assert(a->points[i].microseconds[p] == b->points[i].microseconds[p]);
         }
@@ -563,6 +615,8 @@ END_TEST
 #define FORM "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": false, \"rows\": 5, \"cols\": 6"
 #define OTHER_FORM                                                                                                     \
     "\"codec\": \"int\", \"class_bits\": 2, \"raw_bits\": 3, \"scale_groups\": true, \"rows\": 5, \"cols\": 6"
+#define PACKED_POINT                                                                                                   \
+    HEAD "[{\"layout\": \"packed\", " FORM ", \"batches\": [{\"to\": 4, \"path\": \"packed\", \"packed\": "
 static const struct {
     const char *text;
     trf_status due;
@@ -608,6 +662,16 @@ static const struct {
      TRF_OK, NULL},
     {HEAD "[{" FORM ", \"batches\": []}, {\"layout\": \"coded\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT,
      "layers[1]: the same as layers[0]"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": \"stream-k\"}}]}]}", TRF_OK, NULL},
+    {PACKED_POINT "{\"kernel\": \"bulk-64-8-warps\", \"cut\": 8}}]}]}", TRF_OK, NULL},
+    {PACKED_POINT "{\"kernel\": \"wgmma-512\", \"cut\": 2}}]}]}", TRF_ERR_FORMAT,
+     "layers[0].batches[0]: the 'kernel' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"general\", \"cut\": 1}}]}]}", TRF_ERR_FORMAT, "the 'kernel' of 'packed'"},
+    {PACKED_POINT "\"wgmma-128\"}]}]}", TRF_ERR_FORMAT, "the 'kernel' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\"}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": 0}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": 9}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
+    {PACKED_POINT "{\"kernel\": \"wgmma-128\", \"cut\": \"2\"}}]}]}", TRF_ERR_FORMAT, "the 'cut' of 'packed'"},
     {HEAD "[{\"layout\": \"woven\", " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
     {HEAD "[{\"layout\": 1, " FORM ", \"batches\": []}]}", TRF_ERR_FORMAT, "layers[0]: 'layout'"},
     {HEAD "[{" FORM ", \"batches\": []}, {" OTHER_FORM ", \"batches\": []}, {" FORM ", \"batches\": []}]}",
@@ -658,7 +722,9 @@ int main(void) {
     tcase_add_test(tests, shipped_crossovers_of_two_cards);
     tcase_add_test(tests, tables_of_cards);
     tcase_add_test(tests, choices);
+    tcase_add_test(tests, choices_of_packed_layers);
     tcase_add_test(tests, fastest);
+    tcase_add_test(tests, fastest_candidates);
     tcase_add_test(tests, measured_on_the_cpu);
     tcase_add_test(tests, layers_of_all_layouts);
     tcase_add_test(tests, files_there_and_back);
