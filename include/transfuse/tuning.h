@@ -15,7 +15,12 @@ extern "C" {
 /* @return "auto", "fused", "two-step", "wide", "dense" or "?". */
 TRF_API const char *trf_path_name(trf_path path);
 
-/* For layers of a codec and shape, the path for each batch. Immutable. */
+/* How a plan of a packed layer runs on a GPU, for people to read. *kernel: "general", "bulk-256" ... "bulk-32",
+ * "wgmma-64" ... "wgmma-256"; *cut: "stream-k", or the blocks of a cluster, "1" ... "8"; static strings. NULL of other
+ * plans, and the cut of "general". */
+TRF_API void trf_plan_get_kernel(const trf_plan *plan, const char **kernel, const char **cut);
+
+/* For layers of a codec and shape, the path for each batch, and the kernel of packed ones. Immutable. */
 typedef struct trf_tuning trf_tuning;
 
 /* Called before each batch of each layer, by the thread that measures; nonzero asks to stop. done, total: these. */
@@ -54,8 +59,9 @@ TRF_API void trf_tuning_free(trf_tuning *tuning);
 TRF_API trf_path trf_tuning_path(const trf_tuning *tuning, const trf_device_layer *layer, uint32_t m);
 
 /* Plans with TRF_PATH_AUTO that are made from here on follow the tuning, which is copied; a path that does not take a
- * product after all gives way. NULL: none any more. Not while other threads use the context. Errors: TRF_ERR_DEVICE
- * (measured on a device of another name). */
+ * product after all gives way. All plans of packed layers take its kernel and cut on a GPU, where these run, if it has
+ * a layer of nearly the same shape (half an octave away at most): the bits of y may change with them. NULL: none any
+ * more. Not while other threads use the context. Errors: TRF_ERR_DEVICE (measured on a device of another name). */
 TRF_API trf_status trf_context_set_tuning(trf_context *context, const trf_tuning *tuning, trf_error *err);
 
 #ifdef __cplusplus

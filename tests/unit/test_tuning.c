@@ -8,6 +8,7 @@
 #include "common/test_weights.h"
 #include "transfuse/cpu.h"
 #include "trf_context.h"
+#include "trf_packed_layer.h"
 #include "trf_packed_wgmma_sizes.h"
 #include "trf_plan.h"
 #include "trf_tuning.h"
@@ -578,6 +579,87 @@ START_TEST(measurements_that_fail) {
 }
 END_TEST
 
+/* ---- packed layers: a context and a layer that say they are a GPU's, and what a GPU does to plan ---- */
+
+static trf_layout_ops packed_layout;
+static trf_device_layer packed_layer;
+
+static trf_status plan_packed(trf_plan *plan, trf_path path, trf_error *error) {
+    trf_status status = trf_packed_take_path(plan, path, error);
+    return status == TRF_OK ? trf_packed_choose_partition(plan, error) : status;
+}
+
+static void make_packed(void) {
+    make_up();
+    packed_layout = (trf_layout_ops){.layout = TRF_LAYOUT_PACKED, .create_plan = plan_packed};
+    packed_layer = (trf_device_layer){
+        .context = cpu,
+        .device = TRF_DEVICE_CPU,
+        .layout = &packed_layout,
+        .info = {.codec = TRF_CODEC_BF16, .rows = 4096, .cols = 4096, .class_bits = 2, .raw_bits = 8},
+        .view = {.rows = 4096, .cols = 4096},
+        .shard = {.rows = 4096, .cols = 4096},
+        .packed = {.rows = 4096, .cols = 4096, .bands = 64, .tiles_per_band = 128, .lines_per_band = 4}};
+    cpu->limits = (trf_device_limits){.multiprocessors = 132,
+                                      .shared_bytes = 227 << 10,
+                                      .capability = 90,
+                                      .memory_gb_per_second = 3352,
+                                      .clusters_of = {0, 132, 66, 42, 30, 22, 20, 15, 15}};
+}
+
+typedef struct kernel_info {
+    const char *reason, *kernel, *cut;
+} kernel_info;
+
+static kernel_info plan_of_packed(uint32_t m, trf_path path) {
+    trf_plan *plan;
+    kernel_info found;
+    fixture_check_status(test_make_plan(&packed_layer, m, TRF_DTYPE_BF16, TRF_DTYPE_BF16, path, &plan, &err), TRF_OK,
+                         &err);
+    const trf_plan_info info = test_plan_info(plan);
+    ck_assert_uint_eq(info.workspace_bytes, plan->work.packed.workspace_bytes);
+    trf_plan_get_kernel(plan, &found.kernel, &found.cut);
+    found.reason = info.reason;
+    ck_assert_str_eq(found.kernel, trf_packed_kernel_name(plan->work.packed.shape));
+    trf_plan_destroy(plan);
+    return found;
+}
+
+/* What is tuned and runs is taken, whether the path was asked for or not; all else is the estimate's. */
+START_TEST(packed_plans_follow) {
+    static const struct {
+        uint32_t m;
+        trf_packed_choice tuned;
+        int runs;
+    } cases[] = {{16, {TRF_PACKED_BULK_256, TRF_PACKED_STREAM_K}, 1},
+                 {16, {TRF_PACKED_BULK_32, 1}, 1},
+                 {16, {TRF_PACKED_BULK_32, TRF_PACKED_STREAM_K}, 0},
+                 {100, {TRF_PACKED_BULK_32, 1}, 0},
+                 {100, {TRF_PACKED_WGMMA_192, 2}, 1},
+                 {100, {TRF_PACKED_WGMMA_192, 8}, 0}};
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        const uint32_t m = cases[i / 2].m;
+        const trf_packed_choice tuned = cases[i / 2].tuned;
+        const trf_path path = i % 2 ? TRF_PATH_PACKED : TRF_PATH_AUTO;
+        trf_tuning *tuning;
+        const kernel_info usual = plan_of_packed(m, path);
+        ck_assert_str_eq(usual.reason, "the layer is packed");
+        fixture_check_status(trf_tuning_create(&kCpu, 1, &tuning, &err), TRF_OK, &err);
+        tuning->layers[0] = (trf_tuned_layer){trf_tuning_key_of(&packed_layer),
+                                              1,
+                                              {{.m = 128, .path = TRF_PATH_PACKED, .has_packed = 1, .packed = tuned}}};
+        fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
+        const kernel_info info = plan_of_packed(m, path), beyond = plan_of_packed(129, path);
+        ck_assert_str_eq(info.kernel, cases[i / 2].runs ? trf_packed_kernel_name(tuned.shape) : usual.kernel);
+        ck_assert_str_eq(info.cut, cases[i / 2].runs ? trf_packed_cut_name(tuned.cut) : usual.cut);
+        ck_assert_int_eq(strstr(info.reason, "tuning") != NULL, cases[i / 2].runs);
+        ck_assert_str_eq(beyond.reason, "the layer is packed");
+        trf_tuning_free(tuning);
+        trf_context_set_tuning(cpu, NULL, &err);
+    }
+}
+END_TEST
+
 /* ---- files ---- */
 
 START_TEST(files_there_and_back) {
@@ -716,7 +798,7 @@ END_TEST
 
 int main(void) {
     Suite *suite = suite_create("tuning");
-    TCase *tests = tcase_create("tuning"), *on_made_up = tcase_create("made_up");
+    TCase *tests = tcase_create("tuning"), *on_made_up = tcase_create("made_up"), *of_packed = tcase_create("packed");
     tcase_add_unchecked_fixture(tests, begin, end);
     tcase_add_test(tests, shipped_crossovers);
     tcase_add_test(tests, shipped_crossovers_of_two_cards);
@@ -738,5 +820,8 @@ int main(void) {
     tcase_add_test(on_made_up, refused_paths_give_way);
     tcase_add_test(on_made_up, measurements_that_fail);
     suite_add_tcase(suite, on_made_up);
+    tcase_add_unchecked_fixture(of_packed, make_packed, unmake);
+    tcase_add_test(of_packed, packed_plans_follow);
+    suite_add_tcase(suite, of_packed);
     return run_suite(suite);
 }
