@@ -660,6 +660,67 @@ START_TEST(packed_plans_follow) {
 }
 END_TEST
 
+static trf_packed_choice made_up_fastest;
+static double made_up_fastest_time;
+static uint32_t num_timed;
+
+static trf_status time_packed_made_up(const trf_timed_product *p, uint32_t repeats, double *microseconds,
+                                      trf_error *error) {
+    const trf_packed_partition *partition = &p->plan->work.packed;
+    const int is_fastest = partition->shape == made_up_fastest.shape && partition->cut == made_up_fastest.cut;
+    if (failure != TRF_OK)
+        return trf_fail(error, failure, TRF_NO_OFFSET, "it fails");
+    EXPECT(p->plan->workspace_bytes == partition->workspace_bytes && p->workspace);
+    num_timed++;
+    for (uint32_t repeat = 0; repeat < repeats; repeat++)
+        microseconds[repeat] = is_fastest ? made_up_fastest_time : 10;
+    return TRF_OK;
+}
+
+static const trf_tuned_point *measure_packed(trf_tuning **tuning) {
+    static trf_device_layer *const measured[] = {&packed_layer};
+    trf_tune_options options;
+    trf_tune_options_init(&options);
+    options.max_m = 2;
+    num_timed = 0;
+    fixture_check_status(trf_tuning_measure(measured, 1, &options, tuning, &err), TRF_OK, &err);
+    ck_assert_uint_eq((*tuning)->layers[0].num_points, 2);
+    return &(*tuning)->layers[0].points[1];
+}
+
+/* Every candidate is timed, and one that is 1 % faster than the first is what the tuning has; whatever tuning the
+ * context has meanwhile. */
+START_TEST(packed_layers_are_measured) {
+    trf_packed_partition candidates[TRF_PACKED_MAX_CANDIDATES];
+    trf_tuning *tuning;
+    made_up.time = time_packed_made_up;
+    const uint32_t count =
+        trf_packed_candidates(&packed_layer.packed, &cpu->limits, 2, candidates, TRF_PACKED_MAX_CANDIDATES);
+    ck_assert_uint_gt(count, 1);
+    for (uint32_t due = 0; due < count; due++)
+        for (int is_near = 0; is_near < 2; is_near++) {
+            const trf_packed_partition *winner = &candidates[is_near ? 0 : due];
+            made_up_fastest = (trf_packed_choice){candidates[due].shape, candidates[due].cut};
+            made_up_fastest_time = is_near ? 9.95 : 9.8;
+            const trf_tuned_point *point = measure_packed(&tuning);
+            ck_assert_uint_ge(num_timed, count);
+            ck_assert(point->path == TRF_PATH_PACKED && point->has_packed);
+            ck_assert_int_eq(point->packed.shape, winner->shape);
+            ck_assert_uint_eq(point->packed.cut, winner->cut);
+            ck_assert(point->microseconds[TRF_PATH_PACKED - 1] ==
+                      (winner == &candidates[due] ? made_up_fastest_time : 10));
+            fixture_check_status(trf_context_set_tuning(cpu, tuning, &err), TRF_OK, &err);
+            ck_assert_str_eq(plan_of_packed(2, TRF_PATH_AUTO).kernel, trf_packed_kernel_name(winner->shape));
+            trf_tuning_free(tuning);
+        }
+    failure = TRF_ERR_CUDA;
+    trf_device_layer *const measured[] = {&packed_layer};
+    fixture_check_status(trf_tuning_measure(measured, 1, NULL, &tuning, &err), TRF_ERR_CUDA, &err);
+    ck_assert_ptr_nonnull(strstr(err.message, "the packed path at 1 rows of x: the kernel "));
+    trf_context_set_tuning(cpu, NULL, &err);
+}
+END_TEST
+
 /* ---- files ---- */
 
 START_TEST(files_there_and_back) {
@@ -822,6 +883,7 @@ int main(void) {
     suite_add_tcase(suite, on_made_up);
     tcase_add_unchecked_fixture(of_packed, make_packed, unmake);
     tcase_add_test(of_packed, packed_plans_follow);
+    tcase_add_test(of_packed, packed_layers_are_measured);
     suite_add_tcase(suite, of_packed);
     return run_suite(suite);
 }
